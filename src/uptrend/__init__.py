@@ -1,0 +1,1 @@
+"""Uptrend: RL post-training that explains itself."""

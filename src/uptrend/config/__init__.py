@@ -1,0 +1,22 @@
+"""Load, validate, resolve, override and diff a run's config."""
+
+from uptrend.config.convert import build
+from uptrend.config.difference import difference
+from uptrend.config.load import load_config, to_table
+from uptrend.config.schema import (
+    Checkpoints,
+    Compute,
+    Config,
+    Eval,
+    Kl,
+    Learning,
+    Lora,
+    Model,
+    Sampling,
+    Tasks,
+)
+
+__all__ = [
+    "Checkpoints", "Compute", "Config", "Eval", "Kl", "Learning", "Lora", "Model", "Sampling", "Tasks", "build",
+    "difference", "load_config", "to_table",
+]  # fmt: skip

@@ -1,0 +1,65 @@
+"""From a TOML file and overrides to a checked config, and from a config to plain values again."""
+
+import copy
+import dataclasses
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from uptrend.config.check import check
+from uptrend.config.convert import build
+from uptrend.config.schema import Config
+from uptrend.records import ConfigError
+
+
+def load_config(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Config:
+    """A checked config from a recipe's path or a plain table, with `key=value` overrides."""
+    table = dict(copy.deepcopy(source)) if isinstance(source, Mapping) else read_toml(Path(source))
+    for override in overrides:
+        apply_override(table, override)
+    config = build(Config, table)
+    check(config)
+    return config
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file as a table."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"There is no recipe at {path}.") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path} is a folder; a recipe is a TOML file.") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not a text file; a recipe is TOML.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not TOML: {error}.") from None
+
+
+def apply_override(table: dict[str, Any], override: str) -> None:
+    """Set one value in place: `learning.lr=2e-5`. What is not TOML is taken as text."""
+    path, equals, text = override.partition("=")
+    keys = [key.strip() for key in path.split(".")]
+    if not equals or not all(keys):
+        raise ConfigError(f"--set {override}: write it as key=value, for example --set learning.lr=2e-5.")
+    for key in keys[:-1]:
+        table = table.setdefault(key, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"--set {override}: {key} is a value, not a table.")
+    table[keys[-1]] = _value(text.strip())
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def to_table(config: Config) -> dict[str, Any]:
+    """Every value of a config, plain: what run.json keeps. `options` stand in their section, as in a recipe."""
+    table = dataclasses.asdict(config)
+    for section in ("tasks", "eval"):
+        table[section] |= table[section].pop("options")
+    return table

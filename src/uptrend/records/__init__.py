@@ -1,0 +1,26 @@
+"""The nouns, and a run directory's reader and writer. Imports nothing else of ours, and no torch."""
+
+from uptrend.records.directory import RunDirectory
+from uptrend.records.errors import (
+    CheckpointError,
+    ConfigError,
+    MissingExtra,
+    ModelError,
+    RecordError,
+    RunLocked,
+    TasksetError,
+    UptrendError,
+)
+from uptrend.records.evaluation import Evaluation, pass_at_k, wilson
+from uptrend.records.reward import Part, Reward
+from uptrend.records.rollout import Ending, Role, Rollout, Sequence
+from uptrend.records.run import Run, to_pandas, to_polars
+from uptrend.records.schema import rollouts_table
+from uptrend.records.task import Message, Task, Tool, ToolCall, task_id, tasks_hash
+
+__all__ = [
+    "CheckpointError", "ConfigError", "Ending", "Evaluation", "Message", "MissingExtra", "ModelError", "Part",
+    "RecordError", "Reward", "Role", "Rollout", "Run", "RunDirectory", "RunLocked", "Sequence", "Task", "TasksetError",
+    "Tool", "ToolCall", "UptrendError", "pass_at_k", "rollouts_table", "task_id", "tasks_hash", "to_pandas", "to_polars",
+    "wilson",
+]  # fmt: skip

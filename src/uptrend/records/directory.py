@@ -1,0 +1,115 @@
+"""Writing a run directory: one process at a time, nothing half-written, readable whenever it is killed.
+
+run.json            what the run is: resolved config, versions, tasksets with their hashes
+metrics.jsonl       one line a step
+evals.jsonl         one line an evaluation
+events.jsonl        started, resumed, checkpoint, interrupted, failed, finished
+rollouts/000012/    part-0.parquet, the rollouts of step 12
+evals/000050.parquet
+checkpoints/step-000050/
+.lock               held while a process writes; a dead process holds nothing
+"""
+
+import io
+import json
+import shutil
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import filelock
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from uptrend.records.errors import RecordError, RunLocked
+from uptrend.records.lines import append_line, read_lines, write_whole
+
+LINES = ("metrics.jsonl", "evals.jsonl")
+
+
+class RunDirectory:
+    """The one writer of a run directory; use it as a context manager."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = filelock.FileLock(path / ".lock", timeout=1)  # a reader may look at it for a moment
+
+    @classmethod
+    def create(cls, path: Path, info: dict[str, Any]) -> Self:
+        """A new run directory; refused where one is already."""
+        if (path / "run.json").exists():
+            raise RecordError(f"{path} already holds a run. Choose another --name, or continue it with --resume.")
+        path.mkdir(parents=True, exist_ok=True)
+        directory = cls(path)
+        directory.lock()
+        if (path / "run.json").exists():  # another process was quicker
+            directory.unlock()
+            raise RunLocked(f"{path} was just started by another process. Choose another --name.")
+        directory.write_info(info)
+        return directory
+
+    @classmethod
+    def reopen(cls, path: Path) -> Self:
+        """An existing run directory, to go on writing."""
+        if not (path / "run.json").exists():
+            raise RecordError(f"{path} holds no run (no run.json).")
+        directory = cls(path)
+        directory.lock()
+        return directory
+
+    def lock(self) -> None:
+        """Take the lock, or say who has it."""
+        try:
+            self._lock.acquire()
+        except filelock.Timeout:
+            raise RunLocked(f"{self.path} is being written by another process. Wait for it, or choose another --name.") from None
+
+    def unlock(self) -> None:
+        """Give the lock back."""
+        self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.unlock()
+
+    def write_info(self, info: dict[str, Any]) -> None:
+        """Write run.json whole."""
+        write_whole(self.path / "run.json", json.dumps(info, indent=2, ensure_ascii=False).encode())
+
+    def event(self, kind: str, **values: Any) -> None:
+        """Append to events.jsonl."""
+        append_line(self.path / "events.jsonl", {"event": kind, "time": time.time(), **values})
+
+    def metrics(self, line: dict[str, Any]) -> None:
+        """Append a step's metrics."""
+        append_line(self.path / "metrics.jsonl", line)
+
+    def evaluation(self, line: dict[str, Any], table: pa.Table) -> None:
+        """Write an evaluation's rollouts, then its line."""
+        _write_parquet(self.path / "evals" / f"{line['step']:06d}.parquet", table)
+        append_line(self.path / "evals.jsonl", line)
+
+    def rollouts(self, step: int, table: pa.Table, part: int = 0) -> None:
+        """Write one process's rollouts of a step."""
+        _write_parquet(self.path / "rollouts" / f"{step:06d}" / f"part-{part}.parquet", table)
+
+    def rewind(self, step: int) -> None:
+        """Forget all that was recorded after a step, so that the run can go on from its checkpoint."""
+        for name in LINES:
+            kept = [line for line in read_lines(self.path / name) if line["step"] <= step]
+            text = "".join(json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n" for line in kept)
+            write_whole(self.path / name, text.encode())
+        for folder in ("rollouts", "evals"):
+            for item in (self.path / folder).glob("[0-9]*"):
+                if int(item.name[:6]) > step:
+                    shutil.rmtree(item) if item.is_dir() else item.unlink()
+
+
+def _write_parquet(path: Path, table: pa.Table) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer, compression="zstd")
+    write_whole(path, buffer.getvalue())

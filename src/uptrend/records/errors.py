@@ -1,0 +1,48 @@
+"""Every error that Uptrend raises for a person, as one tree.
+
+UptrendError            what was wrong, where, and what would be right
+├── ConfigError         a recipe or an override that cannot be used
+├── TasksetError        a taskset, a task file or a task that cannot be used
+├── ModelError          a model that cannot be had or loaded
+├── RecordError         a run directory that cannot be read or written
+│   └── RunLocked       another process is writing this run directory
+├── CheckpointError     a checkpoint that is missing or damaged
+└── MissingExtra        an optional dependency that is not installed
+
+All of them end the command with exit code 2. Assertions are for our own bugs.
+"""
+
+
+class UptrendError(Exception):
+    """What was wrong, where, and what would be right, in one or two sentences."""
+
+
+class ConfigError(UptrendError):
+    """A recipe or an override that cannot be used; the message names the key."""
+
+
+class TasksetError(UptrendError):
+    """A taskset, a task file or a task that cannot be used."""
+
+
+class ModelError(UptrendError):
+    """A model that cannot be had or loaded."""
+
+
+class RecordError(UptrendError):
+    """A run directory that cannot be read or written."""
+
+
+class RunLocked(RecordError):
+    """Another process is writing this run directory."""
+
+
+class CheckpointError(UptrendError):
+    """A checkpoint that is missing or damaged."""
+
+
+class MissingExtra(UptrendError):
+    """An optional dependency that is not installed; the message says which extra has it."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"{package} is not installed. Install it with: pip install 'uptrend[{extra}]'")

@@ -1,0 +1,152 @@
+"""Reading a run directory, from a notebook or a program.
+
+    run = Run("runs/quickstart")
+    run.metrics.to_pandas().plot("step", "reward/mean")
+    to_polars(run.rollouts(step=12))
+"""
+
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import filelock
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from uptrend.records.errors import MissingExtra, RecordError
+from uptrend.records.lines import read_lines
+from uptrend.records.schema import ROLLOUTS, VERSION
+
+
+class Run:
+    """A view of a run directory: finished, still growing or killed half-way, it reads."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        try:
+            self.info: dict[str, Any] = json.loads((self.path / "run.json").read_text())
+        except FileNotFoundError:
+            raise RecordError(f"{self.path} holds no run (no run.json).") from None
+        except ValueError as error:
+            raise RecordError(f"{self.path}/run.json is not JSON: {error}.") from None
+        if self.info.get("schema", 0) > VERSION:
+            raise RecordError(f"{self.path} was written by a newer Uptrend (schema {self.info['schema']}, this one reads {VERSION}).")
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r}, {self.status}, {self.last_step} of {self.config['learning']['steps']} steps)"
+
+    @property
+    def name(self) -> str:
+        """The run's name: its folder's."""
+        return self.path.resolve().name
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The resolved config, every value of it."""
+        config: dict[str, Any] = self.info["config"]
+        return config
+
+    @property
+    def metrics(self) -> pa.Table:
+        """One row a step, one column a metric."""
+        return _table(self.metric_lines)
+
+    @cached_property
+    def metric_lines(self) -> list[dict[str, Any]]:
+        """The metrics as they were when first asked for, one dictionary a step."""
+        return list(read_lines(self.path / "metrics.jsonl"))
+
+    @property
+    def evals(self) -> pa.Table:
+        """One row an evaluation."""
+        return _table(self.eval_lines)
+
+    @cached_property
+    def eval_lines(self) -> list[dict[str, Any]]:
+        """The evaluations as they were when first asked for."""
+        return list(read_lines(self.path / "evals.jsonl"))
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """What happened to the run, in order."""
+        return list(read_lines(self.path / "events.jsonl"))
+
+    def rollouts(self, step: int | None = None) -> pa.Table:
+        """The rollouts of one step, or of all; one row a sequence."""
+        folder = self.path / "rollouts"
+        if step is None:
+            return _parquet(sorted(folder.glob("[0-9]*/part-*.parquet")))
+        parts = sorted((folder / f"{step:06d}").glob("part-*.parquet"))
+        if not parts:
+            raise RecordError(f"{self.path} has no rollouts of step {step}; it has {self._steps_recorded()}.")
+        return _parquet(parts)
+
+    def eval_rollouts(self, step: int) -> pa.Table:
+        """The held-out rollouts of the evaluation after a step."""
+        path = self.path / "evals" / f"{step:06d}.parquet"
+        if not path.exists():
+            steps = ", ".join(str(line["step"]) for line in self.eval_lines) or "none"
+            raise RecordError(f"{self.path} has no evaluation after step {step}; it has {steps}.")
+        return _parquet([path])
+
+    @property
+    def last_step(self) -> int:
+        """The last step with a metrics line; 0 before the first."""
+        return int(self.metric_lines[-1]["step"]) if self.metric_lines else 0
+
+    @property
+    def status(self) -> str:
+        """running, finished, stopped (interrupted, or by an observer), failed, or killed."""
+        lock = filelock.FileLock(self.path / ".lock", timeout=0)
+        try:
+            with lock:
+                pass
+        except filelock.Timeout:
+            return "running"
+        except OSError:  # a directory that we may only read
+            pass
+        last = next((e["event"] for e in reversed(self.events) if e["event"] in _ENDS), "killed")
+        return "killed" if last in ("started", "resumed") else str(last)
+
+    @property
+    def checkpoints(self) -> list[Path]:
+        """Its checkpoints, oldest first."""
+        return sorted(p for p in (self.path / "checkpoints").glob("step-*") if p.is_dir())
+
+    def _steps_recorded(self) -> str:
+        steps = sorted(int(p.name) for p in (self.path / "rollouts").glob("[0-9]*"))
+        return f"{steps[0]} to {steps[-1]}" if steps else "none yet"
+
+
+_ENDS = ("started", "resumed", "finished", "stopped", "failed")
+
+
+def to_polars(table: pa.Table) -> Any:
+    """An Arrow table as a polars frame (pandas needs no help: `table.to_pandas()`)."""
+    try:
+        import polars
+    except ImportError:
+        raise MissingExtra("polars", "frames") from None
+    return polars.from_arrow(table)
+
+
+def to_pandas(table: pa.Table) -> Any:
+    """An Arrow table as a pandas frame."""
+    try:
+        import pandas  # noqa: F401
+    except ImportError:
+        raise MissingExtra("pandas", "frames") from None
+    return table.to_pandas()
+
+
+def _table(lines: list[dict[str, Any]]) -> pa.Table:
+    """Rows that may differ in their keys, as one table in the order that keys first appear."""
+    keys = list(dict.fromkeys(key for line in lines for key in line))
+    return pa.table({key: pa.array([line.get(key) for line in lines]) for key in keys})
+
+
+def _parquet(paths: list[Path]) -> pa.Table:
+    """Several files as one table; a column that an older version lacks is null."""
+    tables = [pq.read_table(path, partitioning=None) for path in paths]
+    return pa.concat_tables([ROLLOUTS.empty_table(), *tables], promote_options="default")
