@@ -53,7 +53,7 @@ class Taskset(Protocol):
     def __init__(self, options: Any, seed: int) -> None: ...
 
     def train(self, count: int, exclude: Collection[str] = ()) -> list[Task]:
-        """At most `count` unique tasks to train on, none held out, none with an id in `exclude`; order shuffled."""
+        """At most `count` unique tasks to train on, shuffled: none held out, none with an id in `exclude`."""
 
     def heldout(self, count: int) -> list[Task]:
         """At most `count` unique tasks that `train` never gives, whatever its seed."""

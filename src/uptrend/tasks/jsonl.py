@@ -1,0 +1,145 @@
+"""Tasks from a file of JSON lines, each with a `prompt` and an `answer`."""
+
+import json
+import random
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+from uptrend.records import Message, Task, TasksetError
+from uptrend.tasks.arithmetic.answers import NUMBER, is_right
+from uptrend.tasks.arithmetic.play import Grading, OneTurnTaskset
+from uptrend.tasks.split import held_out_quarter, shortfall
+
+LEVELS = ("very_easy", "easy", "medium", "hard", "very_hard")
+"""Words that files use for difficulty, as numbers from 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonlOptions(Grading):
+    """The options of `jsonl`."""
+
+    file: str
+    """The file; a relative path starts at the current folder."""
+    split: bool = True
+    """Hold out a quarter of the rows. Without, all of them may be held out and none trained on."""
+    duplicates: float = 0.1
+    """The share of rows that may repeat an earlier prompt before `uptrend tasks validate` objects."""
+
+
+class Jsonl(OneTurnTaskset):
+    """Your own tasks, from a file with a prompt and an answer a line."""
+
+    name: ClassVar[str] = "jsonl"
+    version: ClassVar[str] = "1"
+    Options: ClassVar[type[Any]] = JsonlOptions
+
+    def __init__(self, options: JsonlOptions, seed: int) -> None:
+        super().__init__(options, seed)
+        rows = read_tasks(Path(options.file))
+        unique: dict[str, Task] = {}
+        for task in rows:
+            unique.setdefault(task.id, task)
+        self.rows = len(rows)
+        self.duplicate_rows = len(rows) - len(unique)
+        self.duplicates_allowed: float = options.duplicates
+        self._tasks = list(unique.values())
+        random.Random(f"{self.name}-{seed}").shuffle(self._tasks)
+        if self.duplicate_rows:
+            self.note(self._say_duplicates(rows, unique))
+
+    def train(self, count: int, exclude: Collection[str] = ()) -> list[Task]:
+        """Rows of the three quarters to train on."""
+        left_out = self._held_out.union(exclude)
+        return self._limit([task for task in self._tasks if task.id not in left_out], count)
+
+    def heldout(self, count: int) -> list[Task]:
+        """Rows of the quarter that is held out."""
+        return self._limit([task for task in self._tasks if task.id in self._held_out], count)
+
+    @cached_property
+    def _held_out(self) -> frozenset[str]:
+        ids = [task.id for task in self._tasks]
+        return held_out_quarter(ids) if self.options.split else frozenset(ids)
+
+    def _limit(self, tasks: list[Task], count: int) -> list[Task]:
+        if len(tasks) < count and self.options.split:
+            held = len(self._held_out)
+            self.note(shortfall(self.options.file, len(self._tasks) - held, held))
+        elif len(tasks) < count:
+            self.note(
+                f"{self.options.file} has {len(self._tasks)} tasks, fewer than asked for: all are held out"
+            )
+        return tasks[:count]
+
+    def _say_duplicates(self, rows: list[Task], unique: dict[str, Task]) -> str:
+        repeated = f"{self.duplicate_rows} of {self.rows} rows repeat an earlier prompt and were removed"
+        differing = sum(task.answer != unique[task.id].answer for task in rows)
+        also = f"; {differing} of them have another answer than the first" if differing else ""
+        return f"{self.options.file}: {repeated}{also}"
+
+
+def read_tasks(path: Path) -> list[Task]:
+    """Every row of a file as a task; blank lines are skipped."""
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise TasksetError(f"The task file {path} can't be read: {reason}.") from None
+    tasks = [read_row(line, f"{path}:{n}", path.stem) for n, line in enumerate(lines, 1) if line.strip()]
+    if not tasks:
+        raise TasksetError(f"The task file {path} has no rows.")
+    return tasks
+
+
+def read_row(line: str, where: str, family: str) -> Task:
+    """One line as a task, or an error that says where and what would be right."""
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise TasksetError(f"{where} is not JSON: {error}.") from None
+    if not isinstance(row, dict):
+        raise TasksetError(
+            f'{where} should be an object, for example {{"prompt": "2 + 2 = ", "answer": "4"}}.'
+        )
+    for key in ("prompt", "answer"):
+        if key not in row:
+            raise TasksetError(f"{where} has no {key}; each row needs a prompt and an answer.")
+    prompt, answer = row.pop("prompt"), _answer(row.pop("answer"), where)
+    if not isinstance(prompt, str) or not prompt.strip():
+        raise TasksetError(f"{where}: prompt = {prompt!r} should be a text that is not empty.")
+    kind = row.get("family")
+    data = {**_operands(row), **row, "base": 10 if NUMBER.fullmatch(answer) else None}
+    return Task(
+        (Message("user", prompt),), answer, kind if isinstance(kind, str) else family, _difficulty(row), data
+    )
+
+
+def _answer(value: Any, where: str) -> str:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if isinstance(value, str) and value.strip() and is_right(value, value.strip()):
+        return value.strip()
+    raise TasksetError(
+        f"{where}: answer = {value!r} can't be graded; it should be a whole number or one word."
+    )
+
+
+def _operands(row: dict[str, Any]) -> dict[str, Any]:
+    """What the partial rule needs to know a wrong operation by, lifted out of `metadata`."""
+    metadata = row.get("metadata")
+    found = metadata if isinstance(metadata, dict) else row
+    if "operation" not in found or not all(type(found.get(key)) is int for key in ("a", "b")):
+        return {}
+    return {key: found[key] for key in ("a", "b", "operation")}
+
+
+def _difficulty(row: dict[str, Any]) -> float:
+    value = row.get("difficulty", 0.0)
+    if value in LEVELS:
+        return float(LEVELS.index(value))
+    return float(value) if isinstance(value, int | float) else 0.0
