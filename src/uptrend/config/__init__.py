@@ -17,6 +17,6 @@ from uptrend.config.schema import (
 )
 
 __all__ = [
-    "Checkpoints", "Compute", "Config", "Eval", "Kl", "Learning", "Lora", "Model", "Sampling", "Tasks", "build",
-    "difference", "load_config", "to_table",
+    "Checkpoints", "Compute", "Config", "Eval", "Kl", "Learning", "Lora", "Model", "Sampling", "Tasks",
+    "build", "difference", "load_config", "to_table",
 ]  # fmt: skip

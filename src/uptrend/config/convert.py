@@ -2,74 +2,101 @@
 
 import dataclasses
 import difflib
-import math
+import sys
 import types
 import typing
 from collections.abc import Iterable, Mapping
+from dataclasses import MISSING
 from typing import Any, TypeVar, get_args, get_origin
 
 from uptrend.records import ConfigError
 
 T = TypeVar("T")
 
+LARGEST = {int: 2**63 - 1, float: sys.float_info.max}
+"""What seeds, steps and tensors can hold; NaN and infinity are beyond it too."""
+
 
 def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
-    """A dataclass from a table; unknown keys go to its `options` field if it has one, else they are errors."""
+    """A dataclass from a table; unknown keys go to its `options` field if it has one, or are errors."""
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     hints = typing.get_type_hints(cls)
-    open_ended = "options" in fields
     known = [name for name in fields if name != "options"]
     given: dict[str, Any] = {}
-    extra: dict[str, Any] = dict(values.get("options", {})) if open_ended else {}
+    options: dict[str, Any] = {}
     for key, value in values.items():
         if key in known:
             given[key] = convert(hints[key], value, join(where, key))
-        elif open_ended and key != "options":
-            extra[key] = value
-        elif not open_ended:
+        elif "options" not in fields:
             raise ConfigError(unknown(join(where, key), key, known, where))
-    if open_ended:
-        given["options"] = extra
-    required = [n for n, f in fields.items() if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING]
-    for name in required:
-        if name not in given:
+        else:
+            options |= _options(value, known, where) if key == "options" else {key: value}
+    if "options" in fields:
+        given["options"] = options
+    for name, field in fields.items():
+        optional = field.default is not MISSING or field.default_factory is not MISSING
+        if name not in given and not optional:
             raise ConfigError(f"{join(where, name)} is missing.")
     return cls(**given)
 
 
+def _options(value: Any, known: list[str], where: str) -> dict[str, Any]:
+    """A table of options under its own name, as a dataclass turned into plain values has it."""
+    full = join(where, "options")
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{full} = {value!r} should be a table; write options in [{where}] itself.")
+    for key in value:
+        if key in known:
+            raise ConfigError(f"{full}.{key} is a key of [{where}] itself: write {join(where, key)}.")
+    return dict(value)
+
+
 def convert(kind: Any, value: Any, where: str) -> Any:
     """A plain value as the type that a field declares, or an error that says what it takes."""
-    origin = get_origin(kind)
+    origin, inner = get_origin(kind), get_args(kind)
     if kind is Any:
         return value
     if origin is typing.Literal:
-        if value in get_args(kind):
-            return value
-        raise ConfigError(f"{where} = {value!r} is not one of {', '.join(map(str, get_args(kind)))}.{nearest(str(value), map(str, get_args(kind)))}")
+        return _literal(inner, value, where)
     if origin in (types.UnionType, typing.Union):
-        options = [option for option in get_args(kind) if option is not type(None)]
-        return None if value is None else convert(options[0], value, where)
+        return _optional(next(option for option in inner if option is not type(None)), value, where)
     if origin is tuple:
         if not isinstance(value, list | tuple):
             raise ConfigError(f"{where} = {value!r} should be a list, for example [{value!r}].")
-        return tuple(convert(get_args(kind)[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+        return tuple(convert(inner[0], item, f"{where}[{i}]") for i, item in enumerate(value))
     if origin is dict:
         if not isinstance(value, Mapping):
             raise ConfigError(f"{where} = {value!r} should be a table.")
-        return {str(k): convert(get_args(kind)[1], v, join(where, str(k))) for k, v in value.items()}
+        return {str(k): convert(inner[1], v, join(where, str(k))) for k, v in value.items()}
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         if not isinstance(value, Mapping):
-            raise ConfigError(f"{where} = {value!r} should be a table with {', '.join(f.name for f in dataclasses.fields(kind))}.")
+            keys = ", ".join(f.name for f in dataclasses.fields(kind))
+            raise ConfigError(f"{where} = {value!r} should be a table with {keys}.")
         return build(kind, value, where)
     return _scalar(kind, value, where)
 
 
+def _literal(choices: tuple[Any, ...], value: Any, where: str) -> Any:
+    if value in choices:
+        return value
+    words = [str(choice) for choice in choices]
+    raise ConfigError(f"{where} = {value!r} is not one of {', '.join(words)}.{nearest(str(value), words)}")
+
+
+def _optional(kind: Any, value: Any, where: str) -> Any:
+    """None stays None; TOML has no word for it, so `false` stands for the absence of a table."""
+    if value is None or (value is False and dataclasses.is_dataclass(kind)):
+        return None
+    return convert(kind, value, where)
+
+
 def _scalar(kind: type, value: Any, where: str) -> Any:
-    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
-        if not math.isfinite(value):
-            raise ConfigError(f"{where} = {value} should be a finite number.")
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and not abs(value) <= LARGEST[type(value)]:
+        raise ConfigError(f"{where} = {str(value)[:24]} is out of range.")
+    if kind is float and is_number:
         return float(value)
-    if kind is int and isinstance(value, int) and not isinstance(value, bool):
+    if kind is int and is_number and isinstance(value, int):
         return value
     if kind in (str, bool) and isinstance(value, kind):
         return value

@@ -3,12 +3,15 @@
 from collections.abc import Mapping
 from typing import Any
 
+from uptrend.config.load import plain
+
 
 def difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """The dotted keys whose values differ between two plain configs, with both values (None where absent)."""
     flat_a, flat_b = flatten(a), flatten(b)
     keys = dict.fromkeys([*flat_a, *flat_b])
-    return {k: (flat_a.get(k), flat_b.get(k)) for k in keys if flat_a.get(k) != flat_b.get(k)}
+    pairs = {key: (flat_a.get(key), flat_b.get(key)) for key in keys}
+    return {key: (one, other) for key, (one, other) in pairs.items() if one != other}
 
 
 def flatten(table: Mapping[str, Any], where: str = "") -> dict[str, Any]:
@@ -19,5 +22,5 @@ def flatten(table: Mapping[str, Any], where: str = "") -> dict[str, Any]:
         if isinstance(value, Mapping) and value:
             flat |= flatten(value, name)
         else:
-            flat[name] = value
+            flat[name] = plain(value)
     return flat

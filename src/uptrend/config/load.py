@@ -31,6 +31,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"There is no recipe at {path}.") from None
     except IsADirectoryError:
         raise ConfigError(f"{path} is a folder; a recipe is a TOML file.") from None
+    except OSError as error:
+        raise ConfigError(f"{path} could not be read: {error.strerror}.") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not a text file; a recipe is TOML.") from None
     except tomllib.TOMLDecodeError as error:
@@ -43,23 +45,35 @@ def apply_override(table: dict[str, Any], override: str) -> None:
     keys = [key.strip() for key in path.split(".")]
     if not equals or not all(keys):
         raise ConfigError(f"--set {override}: write it as key=value, for example --set learning.lr=2e-5.")
-    for key in keys[:-1]:
-        table = table.setdefault(key, {})
+    for depth, key in enumerate(keys[:-1], start=1):
+        if table.get(key) is None:  # absent, or a resolved config's null
+            table[key] = {}
+        table = table[key]
         if not isinstance(table, dict):
-            raise ConfigError(f"--set {override}: {key} is a value, not a table.")
+            raise ConfigError(f"--set {override}: {'.'.join(keys[:depth])} is a value, not a table.")
     table[keys[-1]] = _value(text.strip())
 
 
 def _value(text: str) -> Any:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        table = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
+    return table["value"] if len(table) == 1 else text
 
 
 def to_table(config: Config) -> dict[str, Any]:
-    """Every value of a config, plain: what run.json keeps. `options` stand in their section, as in a recipe."""
-    table = dataclasses.asdict(config)
+    """Every value of a config, plain, as run.json keeps it; `options` stand in their section as in recipes."""
+    table: dict[str, Any] = plain(dataclasses.asdict(config))
     for section in ("tasks", "eval"):
         table[section] |= table[section].pop("options")
     return table
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON would give it back: tuples become lists."""
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value

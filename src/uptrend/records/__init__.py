@@ -11,7 +11,7 @@ from uptrend.records.errors import (
     TasksetError,
     UptrendError,
 )
-from uptrend.records.evaluation import Evaluation, pass_at_k, wilson
+from uptrend.records.evaluation import Evaluation, mcnemar, pass_at_k, wilson
 from uptrend.records.reward import Part, Reward
 from uptrend.records.rollout import Ending, Role, Rollout, Sequence
 from uptrend.records.run import Run, to_pandas, to_polars
@@ -20,7 +20,7 @@ from uptrend.records.task import Message, Task, Tool, ToolCall, task_id, tasks_h
 
 __all__ = [
     "CheckpointError", "ConfigError", "Ending", "Evaluation", "Message", "MissingExtra", "ModelError", "Part",
-    "RecordError", "Reward", "Role", "Rollout", "Run", "RunDirectory", "RunLocked", "Sequence", "Task", "TasksetError",
-    "Tool", "ToolCall", "UptrendError", "pass_at_k", "rollouts_table", "task_id", "tasks_hash", "to_pandas", "to_polars",
-    "wilson",
+    "RecordError", "Reward", "Role", "Rollout", "Run", "RunDirectory", "RunLocked", "Sequence", "Task",
+    "TasksetError", "Tool", "ToolCall", "UptrendError", "mcnemar", "pass_at_k", "rollouts_table", "task_id",
+    "tasks_hash", "to_pandas", "to_polars", "wilson",
 ]  # fmt: skip

@@ -3,7 +3,7 @@
 run.json            what the run is: resolved config, versions, tasksets with their hashes
 metrics.jsonl       one line a step
 evals.jsonl         one line an evaluation
-events.jsonl        started, resumed, checkpoint, interrupted, failed, finished
+events.jsonl        started, resumed, checkpoint, stopped, failed, finished
 rollouts/000012/    part-0.parquet, the rollouts of step 12
 evals/000050.parquet
 checkpoints/step-000050/
@@ -18,12 +18,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import filelock
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from uptrend.records.errors import RecordError, RunLocked
-from uptrend.records.lines import append_line, read_lines, write_whole
+from uptrend.records.lines import (
+    append_line,
+    plain_disk_errors,
+    read_lines,
+    remove_unfinished,
+    to_line,
+    write_whole,
+)
+from uptrend.records.lock import WriterLock
 
 LINES = ("metrics.jsonl", "evals.jsonl")
 
@@ -33,20 +40,26 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock = filelock.FileLock(path / ".lock", timeout=1)  # a reader may look at it for a moment
+        self._lock = WriterLock(path)
 
     @classmethod
     def create(cls, path: Path, info: dict[str, Any]) -> Self:
         """A new run directory; refused where one is already."""
         if (path / "run.json").exists():
-            raise RecordError(f"{path} already holds a run. Choose another --name, or continue it with --resume.")
-        path.mkdir(parents=True, exist_ok=True)
+            raise RecordError(
+                f"{path} already holds a run. Choose another --name, or continue it with --resume."
+            )
+        with plain_disk_errors(path):
+            path.mkdir(parents=True, exist_ok=True)
         directory = cls(path)
         directory.lock()
-        if (path / "run.json").exists():  # another process was quicker
+        try:
+            if (path / "run.json").exists():
+                raise RunLocked(f"{path} was just started by another process. Choose another --name.")
+            directory.write_info(info)
+        except BaseException:
             directory.unlock()
-            raise RunLocked(f"{path} was just started by another process. Choose another --name.")
-        directory.write_info(info)
+            raise
         return directory
 
     @classmethod
@@ -56,14 +69,13 @@ class RunDirectory:
             raise RecordError(f"{path} holds no run (no run.json).")
         directory = cls(path)
         directory.lock()
+        remove_unfinished(path)
         return directory
 
     def lock(self) -> None:
-        """Take the lock, or say who has it."""
-        try:
+        """Take the lock, or say that somebody has it."""
+        with plain_disk_errors(self.path / ".lock"):
             self._lock.acquire()
-        except filelock.Timeout:
-            raise RunLocked(f"{self.path} is being written by another process. Wait for it, or choose another --name.") from None
 
     def unlock(self) -> None:
         """Give the lock back."""
@@ -72,7 +84,9 @@ class RunDirectory:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.unlock()
 
     def write_info(self, info: dict[str, Any]) -> None:
@@ -100,8 +114,7 @@ class RunDirectory:
         """Forget all that was recorded after a step, so that the run can go on from its checkpoint."""
         for name in LINES:
             kept = [line for line in read_lines(self.path / name) if line["step"] <= step]
-            text = "".join(json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n" for line in kept)
-            write_whole(self.path / name, text.encode())
+            write_whole(self.path / name, b"".join(map(to_line, kept)))
         for folder in ("rollouts", "evals"):
             for item in (self.path / folder).glob("[0-9]*"):
                 if int(item.name[:6]) > step:
@@ -109,7 +122,8 @@ class RunDirectory:
 
 
 def _write_parquet(path: Path, table: pa.Table) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with plain_disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
     buffer = io.BytesIO()
     pq.write_table(table, buffer, compression="zstd")
     write_whole(path, buffer.getvalue())

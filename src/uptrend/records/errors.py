@@ -33,7 +33,7 @@ class RecordError(UptrendError):
     """A run directory that cannot be read or written."""
 
 
-class RunLocked(RecordError):
+class RunLocked(RecordError):  # noqa: N818 (the state, not a mistake)
     """Another process is writing this run directory."""
 
 
@@ -41,7 +41,7 @@ class CheckpointError(UptrendError):
     """A checkpoint that is missing or damaged."""
 
 
-class MissingExtra(UptrendError):
+class MissingExtra(UptrendError):  # noqa: N818 (what is missing)
     """An optional dependency that is not installed; the message says which extra has it."""
 
     def __init__(self, package: str, extra: str) -> None:

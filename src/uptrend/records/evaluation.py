@@ -48,7 +48,22 @@ def wilson(successes: int, trials: int, z: float = 1.959964) -> tuple[float, flo
 
 
 def pass_at_k(correct: int, attempts: int, k: int) -> float:
-    """The unbiased chance that one of k attempts is right, from `correct` of `attempts` (Chen et al. 2021)."""
+    """The unbiased chance that one of k attempts is right, from `correct` of all `attempts`.
+
+    Chen et al. 2021, Evaluating large language models trained on code, equation 1.
+    """
+    assert 0 <= correct <= attempts
+    assert 1 <= k <= attempts
     if attempts - correct < k:
         return 1.0
     return 1.0 - math.prod((attempts - correct - i) / (attempts - i) for i in range(k))
+
+
+def mcnemar(only_a: int, only_b: int) -> float:
+    """The exact two-sided p-value of a paired comparison, from the tasks that only one side answered rightly.
+
+    If neither were better, each such task would fall to either side like a fair coin (McNemar 1947).
+    """
+    n, k = only_a + only_b, min(only_a, only_b)
+    both_tails = 2 * sum(math.comb(n, i) for i in range(k + 1))
+    return float(min(1.0, both_tails / 2**n))

@@ -1,8 +1,8 @@
 """Reading a run directory, from a notebook or a program.
 
-    run = Run("runs/quickstart")
-    run.metrics.to_pandas().plot("step", "reward/mean")
-    to_polars(run.rollouts(step=12))
+run = Run("runs/quickstart")
+run.metrics.to_pandas().plot("step", "reward/mean")
+to_polars(run.rollouts(step=12))
 """
 
 import json
@@ -10,12 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import filelock
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from uptrend.records.errors import MissingExtra, RecordError
 from uptrend.records.lines import read_lines
+from uptrend.records.lock import is_being_written
 from uptrend.records.schema import ROLLOUTS, VERSION
 
 
@@ -24,17 +24,11 @@ class Run:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        try:
-            self.info: dict[str, Any] = json.loads((self.path / "run.json").read_text())
-        except FileNotFoundError:
-            raise RecordError(f"{self.path} holds no run (no run.json).") from None
-        except ValueError as error:
-            raise RecordError(f"{self.path}/run.json is not JSON: {error}.") from None
-        if self.info.get("schema", 0) > VERSION:
-            raise RecordError(f"{self.path} was written by a newer Uptrend (schema {self.info['schema']}, this one reads {VERSION}).")
+        self.info: dict[str, Any] = _read_info(self.path)
 
     def __repr__(self) -> str:
-        return f"Run({str(self.path)!r}, {self.status}, {self.last_step} of {self.config['learning']['steps']} steps)"
+        steps = self.config["learning"]["steps"]
+        return f"Run({str(self.path)!r}, {self.status}, {self.last_step} of {steps} steps)"
 
     @property
     def name(self) -> str:
@@ -98,16 +92,11 @@ class Run:
     @property
     def status(self) -> str:
         """running, finished, stopped (interrupted, or by an observer), failed, or killed."""
-        lock = filelock.FileLock(self.path / ".lock", timeout=0)
-        try:
-            with lock:
-                pass
-        except filelock.Timeout:
+        if is_being_written(self.path):
             return "running"
-        except OSError:  # a directory that we may only read
-            pass
-        last = next((e["event"] for e in reversed(self.events) if e["event"] in _ENDS), "killed")
-        return "killed" if last in ("started", "resumed") else str(last)
+        kinds = [event.get("event") for event in self.events]
+        last = next((kind for kind in reversed(kinds) if kind in _STARTS + _ENDS), None)
+        return str(last) if last in _ENDS else "killed"
 
     @property
     def checkpoints(self) -> list[Path]:
@@ -119,7 +108,28 @@ class Run:
         return f"{steps[0]} to {steps[-1]}" if steps else "none yet"
 
 
-_ENDS = ("started", "resumed", "finished", "stopped", "failed")
+_STARTS = ("started", "resumed")
+_ENDS = ("finished", "stopped", "failed")
+
+
+def _read_info(folder: Path) -> dict[str, Any]:
+    path = folder / "run.json"
+    try:
+        info = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise RecordError(f"{folder} holds no run (no run.json).") from None
+    except OSError as error:
+        raise RecordError(f"{path} could not be read: {error.strerror}.") from None
+    except ValueError as error:
+        raise RecordError(f"{path} is not JSON: {error}.") from None
+    if not isinstance(info, dict) or not isinstance(info.get("schema"), int) or "config" not in info:
+        raise RecordError(f"{path} does not describe a run: it needs schema and config.")
+    if info["schema"] > VERSION:
+        raise RecordError(
+            f"{folder} was written by a newer Uptrend (schema {info['schema']}, this one reads {VERSION}). "
+            "Upgrade with: pip install -U uptrend"
+        )
+    return info
 
 
 def to_polars(table: pa.Table) -> Any:
@@ -148,5 +158,12 @@ def _table(lines: list[dict[str, Any]]) -> pa.Table:
 
 def _parquet(paths: list[Path]) -> pa.Table:
     """Several files as one table; a column that an older version lacks is null."""
-    tables = [pq.read_table(path, partitioning=None) for path in paths]
+    tables = [_one_parquet(path) for path in paths]
     return pa.concat_tables([ROLLOUTS.empty_table(), *tables], promote_options="default")
+
+
+def _one_parquet(path: Path) -> pa.Table:
+    try:
+        return pq.read_table(path, partitioning=None)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise RecordError(f"{path} is damaged: {str(error).splitlines()[0]}") from None

@@ -5,15 +5,16 @@ meaning, only added.
 """
 
 import json
-from collections.abc import Iterable, Sequence as Seq
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute  # noqa: F401 (pa.compute)
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from uptrend.records.rollout import Rollout, Sequence
+from uptrend.records.task import Message
 
 VERSION = 1
 
@@ -64,8 +65,8 @@ ROLLOUTS = pa.schema(
 
 
 def rollouts_table(run: str, rollouts: Iterable[Rollout]) -> pa.Table:
-    """The rows of some rollouts, in the schema above."""
-    rows = [(r, i, s) for r in rollouts for i, s in enumerate(r.sequences)]
+    """The rows of some rollouts; one that failed before its first token has a row too, without tokens."""
+    rows = [(r, i, s) for r in rollouts for i, s in enumerate(r.sequences or (None,))]
     plain: dict[str, list[Any]] = {name: [] for name in ROLLOUTS.names if name not in TOKEN_COLUMNS}
     for rollout, index, _ in rows:
         for name, value in _plain_columns(run, rollout, index).items():
@@ -91,7 +92,7 @@ def _plain_columns(run: str, r: Rollout, sequence: int) -> dict[str, Any]:
         "family": r.family,
         "answer": r.answer,
         "seed": r.seed,
-        "messages": [{"role": m.role, "content": m.content, "calls": _calls_json(m.calls)} for m in r.messages],
+        "messages": [_message(m) for m in r.messages],
         "reward": None if reward is None else reward.total,
         "reward_low": None if reward is None else reward.low,
         "reward_high": None if reward is None else reward.high,
@@ -104,23 +105,26 @@ def _plain_columns(run: str, r: Rollout, sequence: int) -> dict[str, Any]:
     }
 
 
-def _calls_json(calls: Seq[Any]) -> str | None:
-    if not calls:
-        return None
-    return json.dumps([{"name": c.name, "arguments": dict(c.arguments)} for c in calls], ensure_ascii=False)
+def _message(message: Message) -> dict[str, str | None]:
+    calls = [{"name": call.name, "arguments": dict(call.arguments)} for call in message.calls]
+    return {
+        "role": message.role,
+        "content": message.content,
+        "calls": json.dumps(calls, ensure_ascii=False) if calls else None,
+    }
 
 
-def _token_column(sequences: list[Sequence], name: str) -> pa.Array:
+def _token_column(sequences: list[Sequence | None], name: str) -> pa.Array:
     """A list column straight from the arrays: NaN log-probabilities and unsampled versions become null."""
     kind = TOKEN_COLUMNS[name]
-    arrays: list[NDArray[Any] | None] = [getattr(s, name) for s in sequences]
+    arrays: list[NDArray[Any] | None] = [None if s is None else getattr(s, name) for s in sequences]
     sizes = [0 if a is None else len(a) for a in arrays]
     offsets = pa.array(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32))
     present = [a for a in arrays if a is not None]
-    values = np.concatenate(present) if present else np.zeros(0)
+    values = np.concatenate(present) if present else np.zeros(0, kind.to_pandas_dtype())
     missing = values < 0 if name == "versions" else np.isnan(values) if kind == pa.float32() else None
     column = pa.ListArray.from_arrays(offsets, pa.array(values, kind, mask=missing))
     if len(present) == len(arrays):
         return column
     absent = pa.array([a is None for a in arrays])
-    return pa.compute.if_else(absent, pa.scalar(None, pa.list_(kind)), column)
+    return pc.if_else(absent, pa.scalar(None, pa.list_(kind)), column)
