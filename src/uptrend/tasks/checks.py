@@ -1,0 +1,174 @@
+"""What must hold of a taskset: each check looks at tasks or at plays and gives its figures."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from uptrend.records import Reward, Task, tasks_hash
+from uptrend.tasks.taskset import Taskset
+
+NEAR = 1e-9
+"""Sums of parts may miss a bound by this much."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that must hold."""
+
+    name: str
+    """What must hold."""
+    passed: bool
+    """Whether it does."""
+    figure: str
+    """The numbers, and an example where it does not."""
+
+
+@runtime_checkable
+class ReadsRows(Protocol):
+    """A taskset that reads rows, some of which may repeat others."""
+
+    rows: int
+    """How many were read."""
+    duplicate_rows: int
+    """How many repeat an earlier one."""
+    duplicates_allowed: float
+    """The share that may."""
+
+
+@dataclass(frozen=True)
+class Played:
+    """One script, played twice with the same seed."""
+
+    prompt: str
+    """The first of the task's messages."""
+    said: str
+    """The last thing that the script said."""
+    is_gold: bool
+    """Whether this is the expert."""
+    rewards: tuple[Reward, ...]
+    """What each of the two plays earned; none where one failed."""
+    error: str = ""
+    """What failed."""
+
+    @property
+    def is_best(self) -> bool:
+        """Whether it earned the most that can be earned."""
+        return bool(self.rewards) and self.rewards[0].total >= self.rewards[0].high - NEAR
+
+    def __str__(self) -> str:
+        got = f"got {self.rewards[0].total:g}" if self.rewards else f"failed with {self.error}"
+        return f"{self.prompt!r} answered {self.said!r} {got}"
+
+
+def has_tasks(train: Sequence[Task], heldout: Sequence[Task], asked: int) -> Check:
+    """Something to evaluate on, and to train on where that was asked for."""
+    enough = bool(heldout) and bool(train or not asked)
+    return Check("there are tasks", enough, f"{len(train)} to train on, {len(heldout)} held out")
+
+
+def prompts(tasks: Sequence[Task]) -> Check:
+    """Every task says something."""
+    empty = sum(not any(message.content.strip() for message in task.messages) for task in tasks)
+    return Check("prompts are not empty", not empty, f"{empty} of {len(tasks)} empty")
+
+
+def disjoint(train: Sequence[Task], heldout: Sequence[Task]) -> Check:
+    """Training and evaluation share no question."""
+    shared = {task.id for task in train} & {task.id for task in heldout}
+    return Check("none that is held out is trained on", not shared, f"{len(shared)} in both")
+
+
+def duplicates(taskset: Taskset, train: Sequence[Task], heldout: Sequence[Task]) -> Check:
+    """Tasks are unique; a file may repeat as many rows as it allows."""
+    repeated = sum(len(tasks) - len({task.id for task in tasks}) for tasks in (train, heldout))
+    figure, passed = f"{repeated} repeated among the tasks", not repeated
+    if isinstance(taskset, ReadsRows):
+        share, allowed = taskset.duplicate_rows / taskset.rows, taskset.duplicates_allowed
+        figure = f"{taskset.duplicate_rows} of {taskset.rows} rows ({share:.1%}), {allowed:.1%} allowed"
+        passed = passed and share <= allowed
+    return Check("duplicates are few", passed, figure)
+
+
+def same_tasks(first: Sequence[Task], second: Sequence[Task]) -> Check:
+    """A run can be repeated."""
+    a, b = tasks_hash(first), tasks_hash(second)
+    return Check("the same seed gives the same tasks", a == b, a if a == b else f"{a}, then {b}")
+
+
+def order(train: Sequence[Task]) -> Check:
+    """Easy tasks do not come first; looked at by family, as difficulty compares only there."""
+    families: dict[str, list[float]] = defaultdict(list)
+    for task in train:
+        families[task.family].append(task.difficulty)
+    ranks = {name: rank_correlation(values) for name, values in families.items() if len(values) >= 30}
+    if not ranks:
+        return Check("difficulty is shuffled", True, "not judged: no family has 30 tasks")
+    # Four standard errors: by chance once in 16,000 times.
+    passed = all(abs(rank) * (len(families[name]) - 1) ** 0.5 <= 4 for name, rank in ranks.items())
+    worst = max(ranks, key=lambda name: abs(ranks[name]))
+    of = f" ({worst})" if len(ranks) > 1 else ""
+    return Check("difficulty is shuffled", passed, f"rank correlation with position {ranks[worst]:+.2f}{of}")
+
+
+def failures(played: Sequence[Played]) -> Check:
+    """Plays do not raise."""
+    failed = [play for play in played if play.error]
+    return Check("no play fails", not failed, f"{len(failed)} of {len(played)} failed{_example(failed)}")
+
+
+def gold(played: Sequence[Played]) -> Check:
+    """The expert earns the most and counts as correct."""
+    experts = [play for play in played if play.is_gold]
+    short = [play for play in experts if not play.is_best or not play.rewards[0].correct]
+    figure = f"{len(experts) - len(short)} of {len(experts)} do{_example(short)}"
+    return Check("gold answers reach the maximum", bool(experts) and not short, figure)
+
+
+def corrupted(played: Sequence[Played]) -> Check:
+    """Nothing else does."""
+    others = [play for play in played if not play.is_gold]
+    best = [play for play in others if play.is_best]
+    figure = f"{len(best)} of {len(others)} do{_example(best)}"
+    return Check("corrupted answers stay below it", bool(others) and not best, figure)
+
+
+def bounds(played: Sequence[Played]) -> Check:
+    """Rewards and their parts stay within what they say of themselves."""
+    rewards = [(play, reward) for play in played for reward in play.rewards]
+    outside = [play for play, reward in rewards if not _is_within(reward)]
+    lows, highs = {reward.low for _, reward in rewards}, {reward.high for _, reward in rewards}
+    span = f"between {min(lows):g} and {max(highs):g}" if rewards else "none"
+    varying = ", the maximum differs between tasks" if len(highs) > 1 else ""
+    figure = f"{len(rewards)} rewards, {span}{varying}{_example(outside)}"
+    return Check("rewards keep their bounds", bool(rewards) and not outside, figure)
+
+
+def deterministic(played: Sequence[Played]) -> Check:
+    """The same play earns the same, whoever scores it."""
+    differing = [play for play in played if len(set(play.rewards)) > 1]
+    figure = f"{len(differing)} of {len(played)} differ{_example(differing)}"
+    return Check("scoring twice gives the same", not differing, figure)
+
+
+def rank_correlation(values: Sequence[float]) -> float:
+    """Spearman's correlation of values with their positions, ties given their mean rank; 0 if all are equal."""
+    _, group, counts = np.unique(np.array(values), return_inverse=True, return_counts=True)
+    if len(counts) == 1:
+        return 0.0
+    mean_ranks = np.cumsum(counts) - (counts - 1) / 2
+    return float(np.corrcoef(np.arange(len(values)), mean_ranks[group])[0, 1])
+
+
+def _is_within(reward: Reward) -> bool:
+    spans = [
+        (reward.low, reward.total, reward.high),
+        *((part.low, part.value, part.high) for part in reward.parts),
+    ]
+    return all(low - NEAR <= value <= high + NEAR for low, value, high in spans)
+
+
+def _example(plays: Sequence[Played]) -> str:
+    return f": {plays[0]}" if plays else ""
