@@ -1,7 +1,6 @@
 """`uptrend tasks`: look at tasksets, and prove that they are fit to train on."""
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,6 @@ from uptrend.records import Task
 from uptrend.tasks.pool import heldout, pool
 from uptrend.tasks.registry import names
 from uptrend.tasks.sections import eval_options, make_taskset, resolved, stage_sections
-from uptrend.tasks.taskset import Taskset
 from uptrend.tasks.validate import Report, validate
 
 app = typer.Typer(
@@ -82,9 +80,9 @@ def show(
 
 @app.command("validate")
 def validate_tasksets(name: Name, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Prove a taskset: gold answers reach the maximum reward, corrupted ones do not, nothing held out is trained on.
+    """Prove a taskset: gold answers reach the maximum reward, corrupted ones do not, nothing leaks.
 
-    Exit code 1 when a check fails. A recipe is checked stage by stage, and its [eval] too.
+    Exit code 1 when a check fails. Of a recipe, each stage is checked and what it evaluates on.
 
     Examples:
 
@@ -97,9 +95,7 @@ def validate_tasksets(name: Name, overrides: Overrides = None, as_json: AsJson =
     uptrend tasks validate recipes/arithmetic/mixed.toml
     """
     config = _config(name, overrides)
-    reports = {
-        where: make() for where, make in _validations(config, is_recipe=name.endswith(".toml")).items()
-    }
+    reports = _reports(config, is_recipe=name.endswith(".toml"))
     passed = all(report.passed for report in reports.values())
     if as_json:
         listed = [{"section": where, "passed": r.passed, **asdict(r)} for where, r in reports.items()]
@@ -118,19 +114,16 @@ def _config(name: str, overrides: list[str] | None) -> Config:
     return load_config({"tasks": named}, overrides or ())
 
 
-def _validations(config: Config, is_recipe: bool) -> dict[str, Callable[[], Report]]:
-    found: dict[str, Callable[[], Report]] = {}
+def _reports(config: Config, is_recipe: bool) -> dict[str, Report]:
+    reports = {}
     for _, where, section in stage_sections(config):
-        make: Callable[[], Taskset]
         make = partial(make_taskset, section.name, section.options, section.seed, where)
-        found[where] = partial(validate, make, section.train, config.eval.tasks)
+        reports[where] = validate(make, section.train, config.eval.tasks)
     if is_recipe:
-        pool(
-            config, heldout(config)
-        )  # whether the two go together is an error of the recipe, not a failed check
+        pool(config, heldout(config))  # sections that do not go together are an error, not a failed check
         make = partial(make_taskset, config.eval.name, eval_options(config), config.eval.seed, "eval")
-        found["eval"] = partial(validate, make, 0, config.eval.tasks)
-    return found
+        reports["eval"] = validate(make, train=0, heldout=config.eval.tasks)
+    return reports
 
 
 def _print_tasks(facts: dict[str, Any], tasks: list[Task]) -> None:

@@ -148,13 +148,13 @@ def bounds(played: Sequence[Played]) -> Check:
 
 def deterministic(played: Sequence[Played]) -> Check:
     """The same play earns the same, whoever scores it."""
-    differing = [play for play in played if len(set(play.rewards)) > 1]
+    differing = [play for play in played if play.rewards and play.rewards[0] != play.rewards[1]]
     figure = f"{len(differing)} of {len(played)} differ{_example(differing)}"
     return Check("scoring twice gives the same", not differing, figure)
 
 
 def rank_correlation(values: Sequence[float]) -> float:
-    """Spearman's correlation of values with their positions, ties given their mean rank; 0 if all are equal."""
+    """Spearman's correlation of values with their positions; ties get their mean rank, equal values 0."""
     _, group, counts = np.unique(np.array(values), return_inverse=True, return_counts=True)
     if len(counts) == 1:
         return 0.0

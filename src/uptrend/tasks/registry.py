@@ -1,8 +1,9 @@
 """The tasksets by name: built in, from other packages' entry points, or any class as `module:Class`."""
 
-import importlib
 import inspect
+import sys
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import cast
 
 from uptrend.config.convert import nearest
@@ -31,6 +32,8 @@ def find(name: str) -> type[Taskset]:
     if plugin := _plugins().get(name):
         return _load(plugin)
     if ":" in name:
+        if str(Path.cwd()) not in sys.path:  # a module of one's own lies where the command is given
+            sys.path.append(str(Path.cwd()))
         return _load(EntryPoint(name, name, GROUP))
     known = [*BUILT_IN, *_plugins()]
     near = nearest(name, known) or f" There are {', '.join(known)}; your own is written module:Class."
@@ -54,7 +57,6 @@ def _plugins() -> dict[str, EntryPoint]:
 
 
 def _load(point: EntryPoint) -> type[Taskset]:
-    importlib.invalidate_caches()
     try:
         cls = point.load()
     except (ImportError, AttributeError, ValueError) as error:
