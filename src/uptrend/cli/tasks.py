@@ -118,7 +118,9 @@ def _reports(config: Config, is_recipe: bool) -> dict[str, Report]:
     reports = {}
     for _, where, section in stage_sections(config):
         make = partial(make_taskset, section.name, section.options, section.seed, where)
-        reports[where] = validate(make, section.train, config.eval.tasks)
+        # A recipe evaluates on something else: ask its stages only for a share that a 3 to 1 split can give.
+        held_out = max(1, section.train // 4) if is_recipe else config.eval.tasks
+        reports[where] = validate(make, section.train, held_out)
     if is_recipe:
         pool(config, heldout(config))  # sections that do not go together are an error, not a failed check
         make = partial(make_taskset, config.eval.name, eval_options(config), config.eval.seed, "eval")

@@ -129,6 +129,11 @@ def _check_learning(config: Config) -> None:
         )
     else:
         _need(w.clip_low < 1, f"learning.clip_low = {w.clip_low} should be below 1.")
+    _need(
+        not w.skip_dead or (w.kl.beta == 0 and w.entropy == 0),
+        "learning.skip_dead = true needs learning.kl.beta = 0 and learning.entropy = 0: "
+        "with either of them dead groups teach too.",
+    )
 
 
 def _at(config: Config, key: str) -> Any:

@@ -142,6 +142,8 @@ class Learning:
     """The penalty for leaving the reference."""
     entropy: float = 0.0
     """The weight of an entropy bonus."""
+    skip_dead: bool = False
+    """Do not send groups through the learner whose advantages are all 0: same update, less time, fewer records."""
     mask_truncated: bool = False
     """Leave rollouts that were cut by length out of the loss."""
     correction: Correction = "none"

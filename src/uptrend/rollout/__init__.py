@@ -1,1 +1,1 @@
-""""""
+"""Play tasks against a sampler; the samplers."""

@@ -1,0 +1,95 @@
+"""How much better a rollout did than the others of its group.
+
+    GRPO   A_i = (r_i − mean(r)) / (std(r) + 1e-4)          Shao et al. 2024, arXiv 2402.03300
+    RLOO   A_i = r_i − mean of the others' rewards          Ahmadian et al. 2024, arXiv 2402.14740
+    none   A_i = r_i − mean(r)                              Dr. GRPO, Liu et al. 2025, arXiv 2503.20783
+
+Groups are found by their id, never by position: a failed, dropped or reordered rollout must not shift its
+neighbours into another group. A reward of NaN means that the rollout could not be scored: it counts for
+nothing in its group's statistics, and its advantage is 0.
+
+n = rollout, g = group.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from uptrend.config.schema import Baseline, Scale
+
+EPSILON = 1e-4
+"""Added to a deviation before dividing by it; TRL's value, so that results can be compared."""
+
+
+@dataclass(frozen=True)
+class DeadGroups:
+    """Groups that teach nothing, as shares of all scored groups. The sign says what to change."""
+
+    share: float
+    """All rewards equal, at whatever height."""
+    low_share: float
+    """All at the bottom bound: tasks too hard."""
+    high_share: float
+    """All at the top bound: tasks too easy."""
+    other_share: float
+    """All equal between the bounds: often a reward that only one of its parts moves."""
+
+
+def advantages(rewards_n: Tensor, groups_n: Tensor, *, scale: Scale, baseline: Baseline) -> Tensor:
+    """Each rollout's advantage over its group; 0 where the group's rewards are all equal."""
+    index_n, scored_n, rewards_n = _grouped(rewards_n, groups_n)
+    count_n = _group_sum(scored_n.to(rewards_n.dtype), index_n).clamp(min=1)
+    centred_n = rewards_n - _group_sum(rewards_n, index_n) / count_n
+    centred_n = centred_n.masked_fill(~scored_n, 0)
+    deviation_n = (_group_sum(centred_n**2, index_n) / (count_n - 1).clamp(min=1)).sqrt()
+    if baseline == "leave_one_out":  # r_i − (Σr − r_i)/(G−1) is (r_i − mean)·G/(G−1)
+        centred_n = centred_n * count_n / (count_n - 1).clamp(min=1)
+    if scale == "group":
+        centred_n = centred_n / (deviation_n + EPSILON)
+    elif scale == "batch" and scored_n.sum() > 1:
+        centred_n = centred_n / (rewards_n[scored_n].std() + EPSILON)
+    # Rounding of the mean leaves about 1e-8, which 1/EPSILON would make visible.
+    return centred_n.masked_fill(_equal_in_group(rewards_n, scored_n, index_n), 0)
+
+
+def in_dead_group(rewards_n: Tensor, groups_n: Tensor) -> Tensor:
+    """Whether each rollout's group has nothing to compare: all scored rewards equal, or none scored."""
+    index_n, scored_n, rewards_n = _grouped(rewards_n, groups_n)
+    return _equal_in_group(rewards_n, scored_n, index_n)
+
+
+def dead_groups(rewards_n: Tensor, groups_n: Tensor, low: Tensor, high: Tensor) -> DeadGroups:
+    """How many groups are dead, and at which bound of their reward (`low` and `high` are by rollout)."""
+    scored_n = ~rewards_n.isnan()
+    rewards_n, groups_n, low, high = (x[scored_n] for x in (rewards_n, groups_n, low, high))
+    dead_n = in_dead_group(rewards_n, groups_n)
+    at_low_n = dead_n & torch.isclose(rewards_n, low)
+    at_high_n = dead_n & torch.isclose(rewards_n, high) & ~at_low_n
+    kinds = (dead_n, at_low_n, at_high_n, dead_n & ~at_low_n & ~at_high_n)
+    total = max(torch.unique(groups_n).numel(), 1)
+    return DeadGroups(*(torch.unique(groups_n[kind_n]).numel() / total for kind_n in kinds))
+
+
+def _grouped(rewards_n: Tensor, groups_n: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Groups numbered from 0, which rollouts were scored, and rewards with 0 for those that were not."""
+    index_n = torch.unique(groups_n, return_inverse=True)[1]
+    scored_n = ~rewards_n.isnan()
+    return index_n, scored_n, rewards_n.masked_fill(~scored_n, 0)
+
+
+def _group_sum(values_n: Tensor, index_n: Tensor) -> Tensor:
+    """The sum over each rollout's group, at each rollout."""
+    groups = int(index_n.max()) + 1 if len(index_n) else 0
+    return values_n.new_zeros(groups).index_add(0, index_n, values_n)[index_n]
+
+
+def _equal_in_group(rewards_n: Tensor, scored_n: Tensor, index_n: Tensor) -> Tensor:
+    """Whether all scored rewards of each rollout's group are the same number."""
+    spread_g = {
+        kind: rewards_n.new_zeros(len(index_n)).scatter_reduce(
+            0, index_n[scored_n], rewards_n[scored_n], kind, include_self=False
+        )
+        for kind in ("amin", "amax")
+    }
+    return (spread_g["amin"] == spread_g["amax"])[index_n]

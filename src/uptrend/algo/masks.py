@@ -1,0 +1,38 @@
+"""Three masks with three names, because one that serves as another is a bug that no curve shows.
+
+    role        who wrote a token: prompt, model or tool     a column of the record, not decided here
+    attention   what the model may look at                   `attention_mask`
+    loss        what is trained                              `loss_mask`
+
+verifiers 0.1.2 to 0.1.6 used the loss mask as the attention mask: the learner saw neither the question nor
+the documents that its answers were about, and learned to answer without them.
+
+b = row, t = token.
+"""
+
+from torch import Tensor
+
+from uptrend.records import Role
+
+
+def attention_mask(real_bt: Tensor) -> Tensor:
+    """What the model may look at: every real token, whoever wrote it, trained or not.
+
+    This is the one place where attention is decided. It takes neither roles nor a loss mask, so that neither
+    can hide a token from the model; only padding is invisible.
+    """
+    return real_bt.bool()
+
+
+def loss_mask(roles_bt: Tensor, real_bt: Tensor, left_out_b: Tensor) -> Tensor:
+    """What is trained: real tokens that the model wrote, in rows that are not left out.
+
+    Left out are rollouts cut by length (`mask_truncated`, DAPO's overlong filtering), rollouts that failed,
+    and dropped groups: they stay in the batch, so that what they would have taught can be looked at.
+    """
+    return (roles_bt == Role.MODEL) & real_bt.bool() & ~left_out_b.bool()[:, None]
+
+
+def within(values_bt: Tensor, mask_bt: Tensor) -> Tensor:
+    """The values inside the mask and 0 outside, so that what lies outside reaches no sum and no gradient."""
+    return values_bt.masked_fill(~mask_bt, 0)

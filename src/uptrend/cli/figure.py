@@ -1,0 +1,177 @@
+"""The pictures that `uptrend plot` draws; matplotlib is handed in, so that nobody else loads it."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from uptrend.cli.summary import held_out
+from uptrend.records import Run
+
+COLOURS = ("#2463a8", "#d1662b", "#2f8f5b", "#8a4fa3", "#b3902a", "#4a4f57")
+"""Apart from each other for colour-blind eyes too."""
+INK, FAINT = "#22262b", "#d9dde2"
+
+STYLE = {
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "text.color": INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 11,
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "grid.color": FAINT,
+    "grid.linewidth": 0.7,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "legend.frameon": False,
+    "svg.hashsalt": "uptrend",
+}
+
+DASHES = {"low": "-", "high": (0, (4, 2))}
+
+SMALL = {
+    "Entropy (nats)": "learner/entropy/mean",
+    "Length (tokens)": "sampling/length/mean",
+    "KL to the start (nats)": "kl/reference/mean",
+}
+
+
+def overview_figure(plt: Any, runs: list[Run]) -> Any:
+    """Reward and held-out accuracy large, what explains them small."""
+    figure = plt.figure(figsize=(11, 6.4), layout="constrained")
+    grid = figure.add_gridspec(2, 12, height_ratios=(1.6, 1))
+    reward, accuracy = figure.add_subplot(grid[0, :6]), figure.add_subplot(grid[0, 6:])
+    small = [figure.add_subplot(grid[1, i * 3 : i * 3 + 3]) for i in range(4)]
+    _draw_metric(reward, runs, "reward/mean", "Training reward")
+    _draw_held_out(accuracy, runs)
+    _draw_dead_groups(small[0], runs)
+    for axes, (name, key) in zip(small[1:], SMALL.items(), strict=True):
+        _draw_metric(axes, runs, key, name)
+    for axes in (reward, accuracy, *small):
+        axes.set_xlabel("step", fontsize=9)
+    return figure
+
+
+def metrics_figure(plt: Any, runs: list[Run], metrics: list[str]) -> Any:
+    """One panel a metric."""
+    columns = min(len(metrics), 2)
+    rows = math.ceil(len(metrics) / columns)
+    figure, grid = plt.subplots(
+        rows, columns, figsize=(5.5 * columns, 0.8 + 2.9 * rows), layout="constrained", squeeze=False
+    )
+    for axes, key in zip(grid.flat, metrics, strict=False):
+        _draw_metric(axes, runs, key, key)
+        axes.set_xlabel("step")
+    for axes in grid.flat[len(metrics) :]:
+        axes.set_visible(False)
+    return figure
+
+
+def _draw_metric(axes: Any, runs: list[Run], key: str, title: str) -> None:
+    """The values faintly, and their moving mean over them."""
+    axes.set_title(title)
+    for run, colour in zip(runs, _colours(runs), strict=True):
+        steps, values = _points(run, key)
+        axes.plot(steps, values, color=colour, alpha=0.25, linewidth=1)
+        axes.plot(steps, _smooth(values), color=colour, linewidth=2, solid_capstyle="round")
+    if not any(len(line.get_xdata()) for line in axes.lines):
+        _say_empty(axes, "not recorded")
+
+
+def _points(run: Run, key: str) -> tuple[list[int], list[float]]:
+    lines = [line for line in run.metric_lines if isinstance(line.get(key), int | float)]
+    return [line["step"] for line in lines], [line[key] for line in lines]
+
+
+def _smooth(values: Sequence[float]) -> list[float]:
+    return moving_mean(values, window=max(1, len(values) // 15))
+
+
+def _draw_held_out(axes: Any, runs: list[Run]) -> None:
+    axes.set_title("Held-out accuracy, 95% intervals")
+    axes.yaxis.set_major_formatter("{x:.0f}%")
+    lengths = [run.eval_lines[-1]["step"] for run in runs if run.eval_lines]
+    if not lengths:
+        _say_empty(axes, "not evaluated")
+        return
+    for i, (run, colour) in enumerate(zip(runs, _colours(runs), strict=True)):
+        # Runs stand a little apart, so that bars at the same step do not hide each other.
+        apart = (i - (len(runs) - 1) / 2) * 0.012 * max(1, *lengths)
+        evaluations = held_out(run)
+        steps = [e.step + apart for e in evaluations]
+        heights = [100 * e.accuracy for e in evaluations]
+        below = [100 * (e.accuracy - e.low) for e in evaluations]
+        above = [100 * (e.high - e.accuracy) for e in evaluations]
+        axes.errorbar(steps, heights, (below, above), color=colour, fmt="none", linewidth=1.2, capsize=3)
+        axes.plot(steps, heights, color=colour, marker="o", markersize=5.5, linewidth=2)
+        if len(runs) == 1:
+            _label(axes, steps[0], heights[0], colour, left=True)
+        if len(steps) > 1:
+            _label(axes, steps[-1], heights[-1], colour)
+    axes.margins(x=0.18)
+
+
+def _label(axes: Any, x: float, y: float, colour: str, left: bool = False) -> None:
+    """An accuracy beside its point, readable over lines."""
+    axes.annotate(
+        f"{y:.1f}%", (x, y), (-7 if left else 7, 0), textcoords="offset points", va="center",
+        ha="right" if left else "left", color=colour, fontweight="bold",
+        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1},
+    )  # fmt: skip
+
+
+def _draw_dead_groups(axes: Any, runs: list[Run]) -> None:
+    """Groups without a signal, by the end at which all their rewards lie."""
+    axes.set_title("Dead groups")
+    for run, colour in zip(runs, _colours(runs), strict=True):
+        for end, dashes in DASHES.items():
+            steps, shares = _points(run, f"advantage/dead_{end}/share")
+            values = [100 * share for share in _smooth(shares)]
+            axes.plot(steps, values, color=colour, linestyle=dashes, linewidth=1.8)
+    if not any(len(line.get_xdata()) for line in axes.lines):
+        _say_empty(axes, "not recorded")
+        return
+    axes.yaxis.set_major_formatter("{x:.0f}%")
+    axes.set_ylim(bottom=0)
+    for end, dashes in DASHES.items():
+        axes.plot([], [], color=INK, linewidth=1.8, linestyle=dashes, label=end)
+    axes.legend(  # above the panel, beside its title: over no line
+        fontsize=8, handlelength=1.6, handletextpad=0.4, ncols=2, columnspacing=0.9, borderaxespad=0,
+        loc="lower right", bbox_to_anchor=(1.14, 1.01),
+    )  # fmt: skip
+
+
+def add_heading(figure: Any, runs: list[Run], title: str | None) -> None:
+    """The heading, and which colour is which run."""
+    if title or len(runs) == 1:
+        figure.suptitle(title or runs[0].name, x=0.01, ha="left", fontsize=14, fontweight="bold")
+    if len(runs) > 1:
+        handles = [
+            figure.axes[0].plot([], [], color=colour, linewidth=2.5, label=run.name)[0]
+            for run, colour in zip(runs, _colours(runs), strict=True)
+        ]
+        figure.legend(handles=handles, loc="outside lower center", ncols=min(len(runs), 4), fontsize=10)
+
+
+def _colours(runs: Sequence[Run]) -> list[str]:
+    return [COLOURS[i % len(COLOURS)] for i in range(len(runs))]
+
+
+def _say_empty(axes: Any, why: str) -> None:
+    axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center", va="center", color="#8a9099")
+    axes.set_xticks([])
+    axes.set_yticks([])
+
+
+def moving_mean(values: Sequence[float], window: int) -> list[float]:
+    """The mean of each value with its neighbours, `window` values in all; fewer at the ends."""
+    half = window // 2
+    near = [values[max(0, i - half) : i + half + 1] for i in range(len(values))]
+    return [sum(part) / len(part) for part in near]

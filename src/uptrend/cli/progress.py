@@ -1,0 +1,75 @@
+"""What a terminal view knows of a run while it trains."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from uptrend.cli.summary import HeldOut, held_out
+from uptrend.records import Run
+from uptrend.train.observer import StepRecord
+
+
+@dataclass
+class Progress:
+    """A run so far."""
+
+    clock: Callable[[], float] = time.monotonic
+    """Seconds; for the time left."""
+    title: str = ""
+    """The run's name, model and taskset."""
+    steps: int = 0
+    """How many steps it shall have."""
+    metrics: list[dict[str, Any]] = field(default_factory=list)
+    """Its metrics lines, those from before a resume included."""
+    evaluations: list[HeldOut] = field(default_factory=list)
+    """Its evaluations, likewise."""
+    _began: tuple[float, int] | None = None
+
+    def begin(self, run: Run) -> None:
+        """Start from what the run directory holds."""
+        config = run.config
+        self.title = f"{run.name} · {config['model']['name']} · {config['tasks']['name']}"
+        self.steps = config["learning"]["steps"]
+        self.metrics = list(run.metric_lines)
+        self.evaluations = held_out(run)
+
+    def add(self, record: StepRecord) -> None:
+        """Take in what the loop showed."""
+        if record.metrics:
+            self.metrics.append(record.metrics)
+        if record.evaluation is not None:
+            self.evaluations.append(HeldOut.of(record.evaluation))
+        if self._began is None:  # the first step says when it ended, not how long it took
+            self._began = self.clock(), self.step
+
+    @property
+    def step(self) -> int:
+        """The last step done."""
+        return int(self.metrics[-1]["step"]) if self.metrics else 0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """How long the rest will take at the pace so far; None until there is a pace."""
+        if self._began is None or self.step <= self._began[1]:
+            return None
+        pace = (self.clock() - self._began[0]) / (self.step - self._began[1])
+        return pace * (self.steps - self.step)
+
+    def curve(self, key: str) -> list[float | None]:
+        """A metric, one value a step."""
+        return [line.get(key) for line in self.metrics]
+
+    def last(self, key: str) -> float | None:
+        """A metric's last value."""
+        return self.metrics[-1].get(key) if self.metrics else None
+
+    @property
+    def before(self) -> HeldOut | None:
+        """The evaluation before the first step."""
+        return next((e for e in self.evaluations if e.step == 0), None)
+
+    @property
+    def after(self) -> HeldOut | None:
+        """The last evaluation of a trained model."""
+        return next((e for e in reversed(self.evaluations) if e.step > 0), None)

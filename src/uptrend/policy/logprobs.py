@@ -1,0 +1,93 @@
+"""Log-probabilities and entropies of chosen tokens without ever holding all logits.
+
+Logits over the vocabulary are the largest tensor of a step (16,384 tokens × 49,152 words × 4 bytes is 3.2 GB).
+They are made a chunk at a time, and once more in the backward pass:
+
+    log p(y) = z_y - logsumexp(z),   z = h Wᵀ / temperature
+    ∂ log p(y) / ∂z = onehot(y) - p,   ∂H / ∂z = -p (log p + H)
+
+m = token, v = vocabulary, h = hidden.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+CHUNK_ELEMENTS = 1 << 28
+"""Logits a chunk: 1 GiB of fp32."""
+
+
+def token_logprobs(hidden_mh: Tensor, weight_vh: Tensor, targets_m: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Each target's log-probability and its distribution's entropy, both with gradients."""
+    logprobs, entropies = _TokenLogprobs.apply(hidden_mh, weight_vh, targets_m, temperature)  # type: ignore[no-untyped-call]
+    return logprobs, entropies
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden_mh: Tensor, weight_vh: Tensor, targets_m: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)  # no gradient of the entropy, no work for it
+        logprobs, entropies, totals = [], [], []
+        for h, y in _chunks(hidden_mh, targets_m, weight_vh):
+            z = _logits(h, weight_vh, temperature)
+            total = torch.logsumexp(z, -1)
+            logprobs.append(z.gather(-1, y[:, None]).squeeze(-1) - total)
+            totals.append(total)
+            p = z.sub_(total[:, None]).exp()
+            entropies.append(-(p.mul_(z)).sum(-1))
+        ctx.save_for_backward(hidden_mh, weight_vh, targets_m, _join(totals), _join(entropies))
+        ctx.temperature = temperature
+        ctx.compute = torch.get_autocast_dtype(hidden_mh.device.type) if torch.is_autocast_enabled(hidden_mh.device.type) else None
+        return _join(logprobs), _join(entropies)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden_mh, weight_vh, targets_m, totals, entropies = ctx.saved_tensors
+        grad_logprobs, grad_entropies = grads
+        compute = ctx.compute or weight_vh.dtype
+        weight = weight_vh.to(compute)
+        grad_hidden = torch.empty_like(hidden_mh)
+        grad_weight = torch.zeros_like(weight_vh) if ctx.needs_input_grad[1] else None
+        start = 0
+        with torch.autocast(hidden_mh.device.type, enabled=False):
+            for h, y in _chunks(hidden_mh, targets_m, weight_vh):
+                part = slice(start, start + len(h))
+                start += len(h)
+                h = h.to(compute)
+                z = _logits(h, weight, ctx.temperature).sub_(totals[part, None])
+                grad_z = _grad_logits(z, y, _part(grad_logprobs, part), _part(grad_entropies, part), entropies[part])
+                grad_z = grad_z.div_(ctx.temperature).to(compute)
+                grad_hidden[part] = (grad_z @ weight).to(grad_hidden.dtype)
+                if grad_weight is not None:
+                    grad_weight += (grad_z.T @ h).to(grad_weight.dtype)
+        return grad_hidden, grad_weight, None, None
+
+
+def _grad_logits(
+    logp: Tensor, y: Tensor, grad_logprob: Tensor | None, grad_entropy: Tensor | None, entropy: Tensor
+) -> Tensor:
+    p = logp.exp()
+    bonus = None if grad_entropy is None else grad_entropy[:, None] * p * (logp + entropy[:, None])
+    if grad_logprob is None:
+        return torch.zeros_like(p) if bonus is None else -bonus
+    grad = p.mul_(-grad_logprob[:, None])
+    grad.scatter_add_(-1, y[:, None], grad_logprob[:, None])
+    return grad if bonus is None else grad.sub_(bonus)
+
+
+def _part(values: Tensor | None, part: slice) -> Tensor | None:
+    return None if values is None else values[part]
+
+
+def _logits(h: Tensor, weight: Tensor, temperature: float) -> Tensor:
+    return torch.nn.functional.linear(h, weight).float().div_(temperature)
+
+
+def _chunks(hidden_mh: Tensor, targets_m: Tensor, weight_vh: Tensor) -> list[tuple[Tensor, Tensor]]:
+    size = max(1, CHUNK_ELEMENTS // weight_vh.shape[0])
+    return list(zip(hidden_mh.split(size), targets_m.split(size), strict=True))
+
+
+def _join(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

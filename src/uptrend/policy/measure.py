@@ -1,0 +1,79 @@
+"""What an update did to the weights: how far they moved, by layer group, and how many changed at all.
+
+On a GPU every weight is looked at. On a CPU, where reading all weights twice would slow a step, a fixed
+sixteenth of them stands for the rest: evenly spread blocks, the same at every step.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from uptrend.policy.flat import FlatWeights
+
+BLOCK, EVERY = 4096, 16
+
+
+@dataclass(frozen=True)
+class Movement:
+    """How the weights that train changed in a step."""
+
+    norm: float
+    """The length of all weights after it."""
+    update: float
+    """The length of the change."""
+    by_group: dict[str, float]
+    """The length of the change by layer group."""
+    changed: float
+    """The share of weights whose bits changed."""
+
+
+class Scale:
+    """Remembers the weights before a step and measures what moved after it."""
+
+    def __init__(self, flat: FlatWeights) -> None:
+        self._flat = flat
+        whole = flat.values.device.type == "cuda" or flat.values.numel() < BLOCK * EVERY * 4
+        self._spans = flat.spans()
+        self._every = 1 if whole else EVERY
+        self._before: dict[str, Tensor] = {}
+
+    def before(self) -> None:
+        """Call ahead of a step's first update."""
+        self._before = {group: self._look(span).clone() for group, span in self._spans.items()}
+
+    def after(self) -> Movement:
+        """Call after a step's last update."""
+        figures = []
+        for group, span in self._spans.items():
+            now, then = self._look(span), self._before[group]
+            scale = (span.stop - span.start) / max(1, now.numel())
+            moved = (now.float() - then.float()).square().sum() * scale
+            figures.append(torch.stack([moved, now.float().square().sum() * scale, (now != then).sum() * scale]))
+        moved, length, changed = torch.stack(figures).double().cpu().unbind(1)
+        return Movement(
+            norm=float(length.sum().sqrt()),
+            update=float(moved.sum().sqrt()),
+            by_group={group: float(m.sqrt()) for group, m in zip(self._spans, moved, strict=True)},
+            changed=min(1.0, float(changed.sum()) / self._flat.values.numel()),
+        )
+
+    def _look(self, span: slice) -> Tensor:
+        stretch = self._flat.values.data[span]
+        blocks = stretch.numel() // BLOCK
+        if self._every == 1 or blocks < 2 * self._every:
+            return stretch
+        return stretch[: blocks * BLOCK].view(blocks, BLOCK)[:: self._every]
+
+
+def movable_share(flat: FlatWeights, lr: float) -> float:
+    """The share of weights that a step of size `lr` changes at their precision.
+
+    Adam's update is about the learning rate for every weight, whatever its gradient; a bf16 weight moves
+    only if that exceeds half the distance to its neighbour (about |w| / 512).
+    """
+    values = flat.values.data
+    moved = torch.zeros((), dtype=torch.long, device=values.device)
+    for chunk in values.split(1 << 24):
+        moved += ((chunk.float() - lr).to(chunk.dtype) != chunk).sum()
+    return float(moved) / values.numel()

@@ -1,0 +1,150 @@
+"""The policy: a causal language model that trains, with its tokenizer, precision and reference."""
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from uptrend.config import Lora, Model
+from uptrend.policy.flat import FlatWeights
+from uptrend.policy.logprobs import token_logprobs
+from uptrend.records import ModelError
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Everything that turns token ids into log-probabilities, and can learn."""
+
+    model: Any
+    """The transformers model, wrapped by PEFT where adapters train."""
+    tokenizer: Any
+    """Its tokenizer."""
+    device: torch.device
+    """Where it lives."""
+    flat: FlatWeights
+    """The weights that train."""
+    reference: Any | None = None
+    """A frozen copy of the model at the start; None where there is no KL penalty, or adapters can be switched off."""
+
+    @property
+    def core(self) -> Any:
+        """The model without PEFT's wrapper."""
+        return self.model.get_base_model() if self.has_adapters else self.model
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether adapters train instead of all weights."""
+        return hasattr(self.model, "peft_config")
+
+    def arithmetic(self) -> contextlib.AbstractContextManager[Any]:
+        """bf16 arithmetic on a GPU, fp32 on a CPU, whatever the weights are."""
+        if self.device.type == "cuda":
+            return torch.autocast("cuda", dtype=torch.bfloat16)
+        return contextlib.nullcontext()
+
+    def hidden(self, ids_rt: Tensor, positions_rt: Tensor, mask: Tensor | None, *, reference: bool = False) -> Tensor:
+        """The last hidden states; `mask` is None for plain causal attention, else bool [r, 1, t, t]."""
+        model = self.reference if reference and self.reference is not None else self.core
+        with self.arithmetic():
+            out = model.get_decoder()(
+                input_ids=ids_rt, position_ids=positions_rt, attention_mask=mask, use_cache=False
+            )
+        states: Tensor = out.last_hidden_state
+        return states
+
+    def logprobs(self, hidden_mh: Tensor, targets_m: Tensor, temperature: float, *, reference: bool = False) -> tuple[Tensor, Tensor]:
+        """Log-probabilities of targets, and entropies, from the hidden states that predict them."""
+        model = self.reference if reference and self.reference is not None else self.core
+        with self.arithmetic():
+            return token_logprobs(hidden_mh, model.get_output_embeddings().weight, targets_m, temperature)
+
+    @contextlib.contextmanager
+    def as_reference(self) -> Iterator[None]:
+        """No gradients; adapters off where they are what trains."""
+        with torch.no_grad(), contextlib.ExitStack() as stack:
+            if self.has_adapters:
+                stack.enter_context(self.model.disable_adapter())
+            yield
+
+    @property
+    def parameters(self) -> int:
+        """How many weights the model has."""
+        return sum(p.numel() for p in self.core.parameters())
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Every token that ends a turn, wherever the model's files say so."""
+        said = (
+            self.core.generation_config.eos_token_id if self.core.generation_config else None,
+            self.core.config.eos_token_id,
+            self.tokenizer.eos_token_id,
+        )
+        ids: set[int] = set()
+        for value in said:
+            ids |= set(value) if isinstance(value, list | tuple) else {value} if value is not None else set()
+        return tuple(sorted(ids))
+
+
+def choose_device(wish: str) -> torch.device:
+    """`auto` is the GPU where there is one."""
+    if wish == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if wish.startswith("cuda") and not torch.cuda.is_available():
+        raise ModelError(f"compute.device = {wish!r}, but torch sees no GPU here. Use auto or cpu.")
+    return torch.device(wish)
+
+
+def load_policy(source: str, wish: Model, device: torch.device, *, seed: int, keep_reference: bool) -> Policy:
+    """A policy ready to train from a folder or hub id."""
+    model, tokenizer = load_model(source, DTYPES[wish.weights])
+    model = model.to(device)
+    if wish.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    reference = None
+    if wish.lora is not None:
+        torch.manual_seed(seed)  # adapters begin with random A
+        model = _add_adapters(model, wish.lora)
+    elif keep_reference:
+        reference = copy.deepcopy(model).requires_grad_(False).eval()
+    model.eval()
+    return Policy(model, tokenizer, device, FlatWeights(model), reference)
+
+
+def load_model(source: str, dtype: torch.dtype) -> tuple[Any, Any]:
+    """A transformers model and its tokenizer; a PEFT adapter's folder is merged into its base."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, attn_implementation="sdpa")
+    except (OSError, ValueError) as error:
+        raise ModelError(f"The model {source!r} can't be loaded: {str(error).splitlines()[0]}") from error
+    if getattr(model.config, "final_logit_softcapping", None):
+        raise ModelError(f"{source} caps its logits (final_logit_softcapping), which the learner does not do yet.")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return model, tokenizer
+
+
+def _add_adapters(model: Any, wish: Lora) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(
+        r=wish.r,
+        lora_alpha=wish.alpha,  # type: ignore[arg-type]
+        lora_dropout=wish.dropout,
+        target_modules=list(wish.targets) or "all-linear",
+        task_type="CAUSAL_LM",
+    )
+    try:
+        return get_peft_model(model, config)
+    except ValueError as error:
+        raise ModelError(f"model.lora.targets = {list(wish.targets)} fits nothing in this model: {str(error).splitlines()[0]}") from error

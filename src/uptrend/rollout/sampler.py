@@ -1,0 +1,56 @@
+"""The interface of a sampler: three calls, so that a server fits it as well as this process does."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from uptrend.records import Ending
+from uptrend.records.rollout import Floats, Ints
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How a turn is sampled and what ends it."""
+
+    max_tokens: int
+    """The most tokens that the model may say in this turn."""
+    context: int
+    """The most tokens of the whole stream."""
+    temperature: float = 1.0
+    """Divides the logits; 0 takes the likeliest token."""
+    top_p: float = 1.0
+    """Keep the likeliest tokens that together reach this probability."""
+    top_k: int = 0
+    """Keep this many likeliest tokens; 0 for all."""
+    stop: tuple[str, ...] = ()
+    """Texts that end the turn."""
+
+
+@dataclass(frozen=True)
+class Extension:
+    """What the model said in one turn."""
+
+    ids: Ints
+    """The tokens, the one that ended the turn included."""
+    logprobs: Floats
+    """Their log-probabilities in the distribution that they were drawn from."""
+    ended: Ending
+    """stop-token, stop-text, length or context-full."""
+    version: int
+    """The policy version that said it."""
+
+
+class Sampler(Protocol):
+    """Extends streams; a stream is one rollout's growing context, named by a number that the caller chooses."""
+
+    async def extend(self, stream: int, ids: Sequence[int], limits: Limits, seed: int) -> Extension:
+        """Append `ids` to the stream and let the model speak; the seed counts at a stream's first call."""
+
+    def release(self, stream: int) -> None:
+        """Forget a stream."""
+
+    def load(self, tensors: "Iterable[tuple[str, Tensor]]", version: int) -> None:
+        """Take new weights; what is sampled afterwards carries this version."""

@@ -1,0 +1,202 @@
+"""The learner's side of a step: its log-probabilities on the rollouts, and the update that they cause.
+
+b = sequence, s = sampled token of it (padded), m = sampled tokens of a micro-batch, n = rollout.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from uptrend.algo import Sums, attention_mask, loss_mask, objective, prepare
+from uptrend.config import Config
+from uptrend.policy.optimiser import Applied, Optimiser, learning_rate
+from uptrend.policy.policy import Policy
+from uptrend.records import Ending, Role, Rollout
+from uptrend.train.pack import Cost, Line, Micro, pack
+
+
+@dataclass(frozen=True)
+class Experience:
+    """A step's rollouts as tensors over the tokens that the model wrote."""
+
+    lines: list[Line]
+    """Each sequence's tokens, for the model."""
+    rollouts_b: Tensor
+    """Which rollout each sequence belongs to."""
+    groups_b: Tensor
+    """Which group."""
+    mask_bs: Tensor
+    """What is trained."""
+    real_bs: Tensor
+    """What is there at all."""
+    sampler_bs: Tensor
+    """The sampler's log-probabilities."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """What the learner computed and did in a step."""
+
+    learner_bs: Tensor
+    """Its log-probabilities before the first update; NaN where it did not look."""
+    reference_bs: Tensor | None
+    """The reference's."""
+    weights_bs: Tensor
+    """Each token's weight in the loss."""
+    advantages_b: Tensor
+    """Each sequence's advantage."""
+    sums: Sums
+    """The objective's sums over the last pass."""
+    applied: list[Applied]
+    """What each call of the optimiser did."""
+    lr: float
+    """The learning rate."""
+    padding: float
+    """The share of tokens through the model that were padding."""
+
+
+def experience(rollouts: Sequence[Rollout], config: Config) -> Experience:
+    """Lay the rollouts' sampled tokens out; failed and dropped ones are there, but not trained."""
+    numbers = {group: i for i, group in enumerate(dict.fromkeys(r.group for r in rollouts))}
+    flat = [(n, r, s) for n, r in enumerate(rollouts) for s in r.sequences]
+    lines = [_line(s.ids, s.roles, numbers[r.group], n) for n, r, s in flat]
+    longest = max(1, *(len(line.sampled) for line in lines))
+    sampler = np.zeros((len(flat), longest), np.float32)
+    real = np.zeros((len(flat), longest), bool)
+    for b, (line, (_, _, s)) in enumerate(zip(lines, flat, strict=True)):
+        sampler[b, : len(line.sampled)] = s.sampler[line.sampled]
+        real[b, : len(line.sampled)] = True
+    cut = (Ending.LENGTH, Ending.CONTEXT_FULL)
+    out = [r.reward is None or not r.kept or (config.learning.mask_truncated and r.ended in cut) for _, r, _ in flat]
+    real_bs = torch.from_numpy(real)
+    roles_bs = torch.full(real.shape, int(Role.MODEL))
+    return Experience(
+        lines=lines,
+        rollouts_b=torch.tensor([line.rollout for line in lines]),
+        groups_b=torch.tensor([line.group for line in lines]),
+        mask_bs=loss_mask(roles_bs, real_bs, torch.tensor(out)),
+        real_bs=real_bs,
+        sampler_bs=torch.from_numpy(sampler),
+    )
+
+
+def _line(ids: NDArray[np.int32], roles: NDArray[np.int8], group: int, rollout: int) -> Line:
+    sampled = np.flatnonzero(roles == Role.MODEL)
+    visible = attention_mask(torch.ones(1, len(ids), dtype=torch.bool))[0].numpy()
+    prompt = int(sampled[0]) if len(sampled) else len(ids)
+    return Line(ids.astype(np.int64), sampled, visible, prompt, group, rollout)
+
+
+class Learner:
+    """Computes log-probabilities and makes updates."""
+
+    def __init__(self, policy: Policy, optimiser: Optimiser, config: Config) -> None:
+        self._policy, self._optimiser, self._config = policy, optimiser, config
+        core = policy.core.config
+        layers = sum(p.numel() for n, p in policy.core.named_parameters() if "embed" not in n and "lm_head" not in n)
+        # A pair costs one multiplication for the product of query and key and one for the value, a channel and layer.
+        self._cost = Cost(token=layers, pair=2.0 * core.hidden_size * core.num_hidden_layers)
+        self._dropout = config.model.lora is not None and config.model.lora.dropout > 0
+
+    def look(self, exp: Experience, *, reference: bool) -> Tensor:
+        """Log-probabilities of every sampled token without a gradient, by the policy or by the reference."""
+        out_bs = torch.full(exp.sampler_bs.shape, torch.nan, device=self._policy.device)
+        quiet = self._policy.as_reference() if reference else torch.no_grad()
+        with quiet:
+            for micro in self._micros(exp, range(len(exp.lines))):
+                logprobs_m, _ = self._forward(micro, reference=reference)
+                out_bs[micro.lines[micro.at_m[0]], micro.at_m[1]] = logprobs_m
+        return out_bs
+
+    def update(
+        self, exp: Experience, advantages_b: Tensor, step: int, *, old_bs: Tensor | None, reference_bs: Tensor | None
+    ) -> Update:
+        """All of a step's optimiser updates; `old_bs` is asked for wherever there is more than one."""
+        learning, device = self._config.learning, self._policy.device
+        learner_bs = torch.full(exp.sampler_bs.shape, torch.nan, device=device) if old_bs is None else old_bs
+        weights_bs = torch.zeros(exp.sampler_bs.shape, device=device)
+        applied: list[Applied] = []
+        lr = learning_rate(learning, step)
+        mask_bs, sampler_bs, rollouts_b = (x.to(device) for x in (exp.mask_bs, exp.sampler_bs, exp.rollouts_b))
+        advantages_bs = advantages_b.to(device)[:, None].expand(mask_bs.shape)
+        total, padding = None, []
+        for last, rows in self._minibatches(exp):
+            whole = prepare(
+                mask_bs[rows], rollouts_b[rows], advantages_bs[rows], learning, self._most_tokens(),
+                old_bt=None if old_bs is None else old_bs[rows], sampler_bt=sampler_bs[rows],
+                reference_bt=None if reference_bs is None else reference_bs[rows],
+            )  # fmt: skip
+            weights_bs[rows] = whole.weights_bt
+            place = {int(b): i for i, b in enumerate(rows)}
+            for micro in self._micros(exp, [int(b) for b in rows if self._teaches(exp, advantages_b, int(b))]):
+                own = torch.tensor([place[int(b)] for b in micro.lines.tolist()], device=device)
+                part = whole.rows(own)
+                with self._learning():
+                    logprobs_m, entropy_m = self._forward(micro)
+                    logprobs_bs, entropy_bs = (torch.zeros_like(part.weights_bt).index_put(micro.at_m, x) for x in (logprobs_m, entropy_m))
+                    loss, sums = objective(logprobs_bs, entropy_bs, part, learning)
+                    loss.backward()  # type: ignore[no-untyped-call]
+                if last:
+                    total = sums if total is None else total + sums
+                if old_bs is None:
+                    learner_bs[micro.lines[micro.at_m[0]], micro.at_m[1]] = logprobs_m.detach()
+                padding.append(1 - float(micro.positions_rt.count_nonzero() + len(micro.ids_rt)) / micro.ids_rt.numel())
+            applied.append(self._optimiser.apply(lr))
+        sums = total if total is not None else _nothing(device)
+        return Update(learner_bs, reference_bs, weights_bs, advantages_b, sums, applied, lr, float(np.mean(padding or [0.0])))
+
+    @property
+    def needs_old(self) -> bool:
+        """Whether log-probabilities before the update must be computed apart from it."""
+        learning = self._config.learning
+        return learning.updates * learning.minibatches > 1 or self._dropout or learning.kl.estimator == "k1"
+
+    def _minibatches(self, exp: Experience) -> Iterator[tuple[bool, Tensor]]:
+        """The sequences of each optimiser update, whole groups together; and whether it is in the last pass."""
+        learning = self._config.learning
+        groups = int(exp.groups_b.max()) + 1
+        for turn in range(learning.updates):
+            for part in torch.arange(groups).chunk(learning.minibatches):
+                yield turn == learning.updates - 1, torch.isin(exp.groups_b, part).nonzero().squeeze(1)
+
+    def _teaches(self, exp: Experience, advantages_b: Tensor, b: int) -> bool:
+        """Whether a sequence needs to go through the model at all."""
+        return not self._config.learning.skip_dead or bool(advantages_b[b] != 0)
+
+    def _micros(self, exp: Experience, numbers: Sequence[int]) -> Iterator[Micro]:
+        wanted = [b for b in numbers if len(exp.lines[b].sampled)]
+        for micro in pack(exp.lines, wanted, self._config.learning.tokens, self._cost) if wanted else ():
+            yield micro.to(self._policy.device)
+
+    def _forward(self, micro: Micro, *, reference: bool = False) -> tuple[Tensor, Tensor]:
+        hidden = self._policy.hidden(micro.ids_rt, micro.positions_rt, micro.mask, reference=reference)
+        chosen_mh = hidden.flatten(0, 1)[micro.predictors_m]
+        return self._policy.logprobs(chosen_mh, micro.targets_m, self._config.sampling.temperature, reference=reference)
+
+    def _most_tokens(self) -> int:
+        return self._config.sampling.max_tokens * self._config.sampling.max_turns
+
+    def _learning(self) -> "_Training":
+        return _Training(self._policy, self._dropout or self._config.model.gradient_checkpointing)
+
+
+class _Training:
+    """Training mode only where something depends on it: dropout, or transformers' gradient checkpointing."""
+
+    def __init__(self, policy: Policy, needed: bool) -> None:
+        self._model, self._needed = policy.model, needed
+
+    def __enter__(self) -> None:
+        self._model.train(self._needed)
+
+    def __exit__(self, *_: object) -> None:
+        self._model.eval()
+
+
+def _nothing(device: torch.device) -> Sums:
+    zero = torch.zeros((), device=device)
+    return Sums(*(zero,) * 9)

@@ -1,0 +1,188 @@
+"""The training loop, from top to bottom: sample → score → advantages → update → record → evaluate → checkpoint.
+
+Left out on purpose: a critic and a reward model (answers are checked, not judged), several processes and a
+sampler elsewhere (the sampler's interface bears it; this loop has one process), and every reaction to what
+happens: whoever wants to watch, warn or stop is an observer.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from uptrend.algo import advantages, kl_penalty
+from uptrend.config import Config
+from uptrend.policy.checkpoint import load_checkpoint, save_checkpoint
+from uptrend.policy.measure import Scale
+from uptrend.policy.optimiser import Optimiser
+from uptrend.policy.policy import Policy
+from uptrend.records import Evaluation, Rollout, Run, RunDirectory
+from uptrend.rollout.inprocess import InProcessSampler
+from uptrend.tasks.pool import Cursor, HeldOut, Pool
+from uptrend.train import metrics as measure
+from uptrend.train.evaluate import evaluate
+from uptrend.train.gather import Table, gather
+from uptrend.train.learner import Experience, Learner, Update, experience
+from uptrend.train.observer import Observer, StepRecord, Stop
+from uptrend.train.recorder import Recorder
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a run is made of; `cli` joins it."""
+
+    config: Config
+    policy: Policy
+    pool: Pool
+    held_out: HeldOut
+    directory: RunDirectory
+    observers: Sequence[Observer] = ()
+
+
+def train(parts: Parts, resume: bool = False) -> Stop | None:
+    """Run a recipe to its end, or until an observer stops it; everything is in the run directory."""
+    config, policy = parts.config, parts.policy
+    optimiser = Optimiser(policy.flat, config.learning)
+    learner = Learner(policy, optimiser, config)
+    sampler = InProcessSampler(policy)
+    table = Table(policy, sampler, config)
+    scale = Scale(policy.flat)
+    recorder = Recorder(parts.directory)
+    step, cursor, stop = 0, Cursor(), None
+    torch.manual_seed(config.seed)
+
+    if resume:
+        state = load_checkpoint(Run(parts.directory.path).checkpoints[-1], policy, optimiser)
+        step, cursor = state["step"], Cursor(**state["cursor"])
+    for observer in parts.observers:
+        observer.before(Run(parts.directory.path))
+    try:
+        if step == 0:
+            held = _evaluate(parts, table, recorder, 0)
+            stop = _show(parts, StepRecord(0, {}, (), held))
+        while step < config.learning.steps and stop is None:
+            step += 1
+            clock = measure.Clock(policy.device)
+
+            gathered = gather(table, parts.pool, cursor, step, config)
+            cursor = gathered.cursor
+            clock.lap("sample")
+
+            exp = experience(gathered.rollouts, config)
+            scale.before()
+            update, seen = _learn(learner, exp, gathered.rollouts, step, config)
+            sampler.load((), version=step)
+            clock.lap("update")
+
+            rollouts = [*_annotate(gathered.rollouts, exp, update), *gathered.dropped]
+            line = _line(step, rollouts, len(gathered.rollouts), exp, update, config) | seen
+            line |= measure.weight_metrics(scale.after())
+            clock.lap("record")
+            line |= clock.metrics() | {"memory/peak/gib": measure.peak_memory_gib(policy.device)}
+            recorder.step(step, rollouts, line)
+
+            held = _evaluate(parts, table, recorder, step) if _is_due(step, config) else None
+            stop = _show(parts, StepRecord(step, line, rollouts, held))
+            if _saves(step, config) or stop is not None:
+                recorder.drain()  # records first: a checkpoint never stands ahead of them
+                state = {"step": step, "cursor": asdict(cursor)}
+                save_checkpoint(parts.directory.path, policy, optimiser, state, config.checkpoints.keep)
+                parts.directory.event("checkpoint", step=step)
+        recorder.drain()
+    finally:
+        recorder.close()
+        for observer in parts.observers:
+            observer.after(Run(parts.directory.path))
+    return stop
+
+
+def _learn(
+    learner: Learner, exp: Experience, rollouts: Sequence[Rollout], step: int, config: Config
+) -> tuple[Update, dict[str, Any]]:
+    """Advantages and the update that they cause."""
+    kl = config.learning.kl
+    reference_bs = learner.look(exp, reference=True) if kl.beta > 0 else None
+    old_bs = learner.look(exp, reference=False) if learner.needs_old else None
+    rewards_n = torch.tensor([torch.nan if r.reward is None else r.reward.total for r in rollouts])
+    groups_n = torch.empty(len(rollouts), dtype=torch.long)
+    groups_n[exp.rollouts_b] = exp.groups_b
+    taught_n = rewards_n
+    if kl.beta > 0 and kl.estimator == "k1" and old_bs is not None and reference_bs is not None:
+        penalty_b = kl_penalty(old_bs.cpu(), reference_bs.cpu(), exp.mask_bs)
+        taught_n = rewards_n - kl.beta * torch.zeros(len(rollouts)).index_add(0, exp.rollouts_b, penalty_b)
+    advantages_n = advantages(taught_n, groups_n, scale=config.learning.scale, baseline=config.learning.baseline)
+    update = learner.update(exp, advantages_n[exp.rollouts_b], step, old_bs=old_bs, reference_bs=reference_bs)
+    return update, measure.advantage_metrics(rewards_n, groups_n, advantages_n, rollouts)
+
+
+def _annotate(rollouts: Sequence[Rollout], exp: Experience, update: Update) -> list[Rollout]:
+    """The rollouts with what the learner computed on each of their tokens."""
+    learner, weights = update.learner_bs.cpu().numpy(), update.weights_bs.cpu().numpy()
+    reference = None if update.reference_bs is None else update.reference_bs.cpu().numpy()
+    advantages_b = update.advantages_b.numpy()
+    rows = iter(range(len(exp.lines)))
+    annotated = []
+    for rollout in rollouts:
+        sequences = []
+        for sequence in rollout.sequences:
+            b = next(rows)
+            line, size = exp.lines[b], len(exp.lines[b].sampled)
+            columns = np.zeros((4, len(line.ids)), np.float32)
+            columns[2:] = np.nan
+            columns[0, line.sampled] = weights[b, :size]
+            columns[1, line.sampled] = advantages_b[b]
+            columns[2, line.sampled] = learner[b, :size]
+            if reference is not None:
+                columns[3, line.sampled] = reference[b, :size]
+            sequences.append(
+                replace(sequence, weights=columns[0], attended=line.visible, advantages=columns[1],
+                        learner=columns[2], reference=None if reference is None else columns[3])
+            )  # fmt: skip
+        annotated.append(replace(rollout, sequences=tuple(sequences)))
+    return annotated
+
+
+def _line(
+    step: int, rollouts: Sequence[Rollout], kept: int, exp: Experience, update: Update, config: Config
+) -> dict[str, Any]:
+    learned, dropped = rollouts[:kept], rollouts[kept:]
+    return {
+        "step": step,
+        "time": time.time(),
+        **measure.reward_metrics(learned),
+        **measure.sampling_metrics(learned, dropped, config.sampling.size),
+        **measure.learner_metrics(exp, update),
+        **measure.token_metrics(learned),
+    }
+
+
+def _evaluate(parts: Parts, table: Table, recorder: Recorder, step: int) -> Evaluation:
+    held, rollouts = evaluate(table, parts.held_out, step, parts.config)
+    low, high = held.interval
+    line = {
+        "step": step, "accuracy": held.accuracy, "low": low, "high": high, "tasks": held.tasks,
+        "correct": held.correct, "failed": held.failed, "reward": held.reward, "by_family": held.by_family,
+        "pass_at": {str(k): v for k, v in held.pass_at.items()}, "seconds": held.seconds, "time": time.time(),
+        "hash": parts.held_out.hash,
+    }  # fmt: skip
+    recorder.evaluation(line, rollouts)
+    return held
+
+
+def _show(parts: Parts, record: StepRecord) -> Stop | None:
+    """Every observer sees the step; the first that wants to stop is heard."""
+    wishes = [observer.step(record) for observer in parts.observers]
+    return next((wish for wish in wishes if wish is not None), None)
+
+
+def _is_due(step: int, config: Config) -> bool:
+    every = config.eval.every
+    return step == config.learning.steps or (every > 0 and step % every == 0)
+
+
+def _saves(step: int, config: Config) -> bool:
+    every = config.checkpoints.every
+    return step == config.learning.steps or (every > 0 and step % every == 0)

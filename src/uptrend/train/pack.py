@@ -1,0 +1,179 @@
+"""From sequences to what goes through the model: micro-batches that share prompts and respect a token budget.
+
+The rollouts of a group begin with the same prompt. Where it pays, several of them go through the model as one
+row, the prompt once and the tails behind it:
+
+    prompt prompt prompt | tail 1 tail 1 | tail 2 tail 2 tail 2 | …
+
+Each tail sees the prompt and itself, at the positions that it would have alone; gradients add up in the
+prompt. The result is the same as row by row, to rounding (tested), with fewer tokens to compute.
+
+b = sequence, r = row through the model, t = place in it, m = sampled token, s = sampled token within its sequence.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One sequence, as the learner needs it."""
+
+    ids: Ints
+    """All its tokens."""
+    sampled: Ints
+    """The places of those that the model wrote."""
+    visible: NDArray[np.bool_]
+    """Which of them attention may see."""
+    prompt: int
+    """How many of its first tokens are the task's prompt."""
+    group: int
+    """Its group."""
+    rollout: int
+    """Its rollout."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a token and a pair of tokens cost the model, in the same unit."""
+
+    token: float
+    """Multiplications a token: the weights of the layers."""
+    pair: float
+    """Multiplications for one token looking at another."""
+
+
+@dataclass(frozen=True)
+class Micro:
+    """What goes through the model at once."""
+
+    lines: Tensor
+    """Which sequences, by number."""
+    ids_rt: Tensor
+    """Token ids, padded to the right."""
+    positions_rt: Tensor
+    """The position that each token would have alone."""
+    mask: Tensor | None
+    """What each token may see, bool [r, 1, t, t]; None for plain causal attention."""
+    predictors_m: Tensor
+    """The place, in the flattened rows, of the hidden state that predicts each sampled token."""
+    targets_m: Tensor
+    """The sampled tokens."""
+    at_m: tuple[Tensor, Tensor]
+    """For each sampled token: its line's place in `lines`, and its own among the line's sampled tokens."""
+
+    def to(self, device: torch.device) -> "Micro":
+        """On another device."""
+        def move(x: Tensor) -> Tensor:
+            return x.to(device, non_blocking=True)
+
+        mask = None if self.mask is None else move(self.mask)
+        at = (move(self.at_m[0]), move(self.at_m[1]))
+        return Micro(move(self.lines), move(self.ids_rt), move(self.positions_rt), mask, move(self.predictors_m), move(self.targets_m), at)
+
+
+def pack(lines: Sequence[Line], numbers: Sequence[int], budget: int, cost: Cost) -> list[Micro]:
+    """Micro-batches of at most `budget` tokens, padding included; a row longer than that goes alone."""
+    rows: list[list[int]] = []
+    for group in _by(numbers, [lines[i].group for i in numbers]):
+        rows += _share(lines, group, cost, budget)
+    rows.sort(key=lambda row: -_length(lines, row))  # alike lengths together: less padding
+    batches: list[list[list[int]]] = []
+    for row in rows:
+        if batches and (len(batches[-1]) + 1) * _length(lines, batches[-1][0]) <= budget:
+            batches[-1].append(row)
+        else:
+            batches.append([row])
+    return [_lay(lines, batch) for batch in batches]
+
+
+def _share(lines: Sequence[Line], group: list[int], cost: Cost, budget: int) -> list[list[int]]:
+    """Cut a group into rows: as many rollouts side by side as is cheapest."""
+    rollouts = _by(group, [lines[i].rollout for i in group])
+    prompt = lines[group[0]].ids[: lines[group[0]].prompt]
+    alike = all(len(r) == 1 and np.array_equal(lines[r[0]].ids[: len(prompt)], prompt) for r in rollouts)
+    if not alike:
+        return [[i] for r in rollouts for i in r]
+    singles = [r[0] for r in rollouts]
+    choices = [_cut(singles, 1 << k) for k in range(len(singles).bit_length())]
+    choices.append([singles])
+    fits = [c for c in choices if max(_length(lines, row) for row in c) <= budget] or choices[:1]
+    return min(fits, key=lambda c: sum(_price(lines, row, cost) for row in c))
+
+
+def _price(lines: Sequence[Line], row: list[int], cost: Cost) -> float:
+    length = _length(lines, row)
+    causal = 0.5 if len(row) == 1 else 1.0  # a plain causal row computes half of its pairs
+    return cost.token * length + cost.pair * causal * length * length
+
+
+def _length(lines: Sequence[Line], row: list[int]) -> int:
+    prompt = lines[row[0]].prompt
+    return prompt + sum(len(lines[i].ids) - prompt for i in row)
+
+
+def _lay(lines: Sequence[Line], rows: list[list[int]]) -> Micro:
+    """Lay rows out as tensors."""
+    width = -(-max(_length(lines, row) for row in rows) // 8) * 8  # attention kernels like multiples of 8
+    ids, positions = np.zeros((2, len(rows), width), np.int64)
+    part = np.full((len(rows), width), -1, np.int64)
+    visible = np.zeros((len(rows), width), bool)
+    predictors, targets, at_line, at_place = [], [], [], []
+    order = [i for row in rows for i in row]
+    place = 0
+    for r, row in enumerate(rows):
+        start = lines[row[0]].prompt if len(row) > 1 else 0
+        if start:
+            ids[r, :start], visible[r, :start] = lines[row[0]].ids[:start], lines[row[0]].visible[:start]
+            positions[r, :start], part[r, :start] = np.arange(start), 0
+        end = start
+        for number, i in enumerate(row, 1):
+            line = lines[i]
+            tail = slice(end, end + len(line.ids) - start)
+            ids[r, tail], visible[r, tail] = line.ids[start:], line.visible[start:]
+            positions[r, tail], part[r, tail] = np.arange(start, len(line.ids)), number
+            before = line.sampled - 1  # the token whose hidden state predicts it
+            predictors.append(r * width + np.where(before < start, before, before - start + end))
+            targets.append(line.ids[line.sampled])
+            at_line.append(np.full(len(line.sampled), place))
+            at_place.append(np.arange(len(line.sampled)))
+            end, place = tail.stop, place + 1
+    is_plain = all(len(row) == 1 for row in rows) and bool((visible == (part >= 0)).all())
+    tensor = torch.from_numpy
+    return Micro(
+        torch.tensor(order), tensor(ids), tensor(positions),
+        None if is_plain else see(tensor(part), tensor(visible)),
+        tensor(np.concatenate(predictors)), tensor(np.concatenate(targets)),
+        (tensor(np.concatenate(at_line)), tensor(np.concatenate(at_place))),
+    )  # fmt: skip
+
+
+def see(part_rt: Tensor, visible_rt: Tensor) -> Tensor:
+    """Who may look at whom: backwards, at the prompt (part 0) and one's own part, never at what is hidden.
+
+    Every place sees itself, so that padding has something to look at and gives no NaN.
+    """
+    width = part_rt.shape[1]
+    backwards = torch.ones(width, width, dtype=torch.bool).tril()
+    related = (part_rt[:, :, None] == part_rt[:, None, :]) | (part_rt[:, None, :] == 0)
+    seen = backwards & related & visible_rt[:, None, :]
+    return (seen | torch.eye(width, dtype=torch.bool))[:, None]
+
+
+def _by(items: Sequence[int], keys: Sequence[int]) -> list[list[int]]:
+    """Items with the same key together, in the order of first appearance."""
+    found: dict[int, list[int]] = {}
+    for item, key in zip(items, keys, strict=True):
+        found.setdefault(key, []).append(item)
+    return list(found.values())
+
+
+def _cut(items: list[int], size: int) -> list[list[int]]:
+    return [items[i : i + size] for i in range(0, len(items), size)]
