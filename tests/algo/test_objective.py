@@ -63,6 +63,12 @@ def test_a_split_rollout_is_refused_where_it_would_be_wrong(learning: Learning) 
         make_case(0, ROLLOUTS).batch(learning).rows(torch.arange(4))
 
 
+def test_a_row_without_trained_tokens_may_be_missing() -> None:
+    case, learning = make_case(0, [0, 1, 2, 0]), full("gspo")  # the last row has nothing to train
+    assert_same([0, 1, 2, 0], learning, [torch.tensor([0]), torch.tensor([1, 2])])
+    assert not case.mask_bt[3].any()
+
+
 def test_the_parts_add_up_by_hand() -> None:
     case, learning = make_case(4, [0, 1, 2, 3]), full("dapo")
     loss, sums, _, _ = case.learn(learning)

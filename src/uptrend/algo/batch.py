@@ -39,10 +39,9 @@ class Batch:
     def rows(self, rows: Tensor, length: int | None = None) -> "Batch":
         """Some of the rows, by number, cut to their first `length` tokens: a micro-batch."""
         if self.whole_rollouts:
-            inside_b = torch.isin(self.rollouts_b, self.rollouts_b[rows])
-            assert int(inside_b.sum()) == len(rows), (
-                "this loss needs all rows of a rollout in one micro-batch"
-            )
+            missing_b = torch.isin(self.rollouts_b, self.rollouts_b[rows]) & self.mask_bt.any(dim=1)
+            missing_b[rows] = False
+            assert not missing_b.any(), "this loss needs all rows of a rollout in one micro-batch"
         tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.name.endswith("_bt")}
         cut = {name: x[rows, :length] for name, x in tensors.items() if x is not None}
         return replace(self, rollouts_b=self.rollouts_b[rows], **cut)
