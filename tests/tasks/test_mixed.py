@@ -37,6 +37,7 @@ def test_apportion_gives_the_rest_to_the_largest_remainders():
     assert apportion(150, {"a": 0.5, "b": 0.25, "c": 0.25}) == {"a": 75, "b": 38, "c": 37}
     assert apportion(10, {"a": 1, "b": 1, "c": 1}) == {"a": 4, "b": 3, "c": 3}
     assert apportion(7, {"a": 0.61, "b": 0.39}) == {"a": 4, "b": 3}
+    assert apportion(7, {"a": 0.68, "b": 0.32}) == {"a": 5, "b": 2}
 
 
 @given(st.integers(0, 500), st.lists(st.floats(0.01, 10), min_size=1, max_size=4))

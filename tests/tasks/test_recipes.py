@@ -12,9 +12,9 @@ RECIPES = sorted(FOLDER.glob("*.toml"))
 ROLLOUTS = {"generations_4": 64, "generations_64": 1024, "mixed": 240, "baseline": 64}
 EPOCHS = {
     "baseline": 30, "long_epochs": 100, "higher_beta": 50, "higher_lr": 50, "no_kl": 30, "expanded_500": 100,
-    "partial_credit": 100, "rich_reward": 50, "curriculum": 100, "higher_temperature": 50, "generations_4": 50,
-    "generations_16": 50, "generations_64": 50, "mixed": 50, "small_numbers": 50, "mixed_small_numbers": 100,
-    "mixed_curriculum": 100, "larger_mixed": 50,
+    "partial_credit": 100, "rich_reward": 50, "curriculum": 100, "higher_temperature": 50,
+    "generations_4": 50, "generations_16": 50, "generations_64": 50, "mixed": 50, "small_numbers": 50,
+    "mixed_small_numbers": 100, "mixed_curriculum": 100, "larger_mixed": 50,
 }  # fmt: skip
 
 

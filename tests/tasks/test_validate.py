@@ -1,6 +1,7 @@
 """Tasksets that are wrong in one way each, and the check that says so; and scripts of several turns."""
 
-# ruff: noqa: ARG (stand-ins keep to the interface and ignore what they do not need)
+# ruff: noqa: ARG001, ARG002, ARG005
+# Stand-ins keep to the interface and ignore what they do not need.
 
 import asyncio
 import random

@@ -1,9 +1,8 @@
 """Several families in one taskset, in given shares."""
 
-import dataclasses
 import random
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
 from uptrend.config.convert import nearest
@@ -78,9 +77,7 @@ class Mixed:
 
     def _family(self, name: str) -> Family:
         cls = FAMILIES[name]
-        problems = {
-            f.name: getattr(p, f.name) for p in [getattr(self.options, name)] for f in dataclasses.fields(p)
-        }
+        problems = asdict(getattr(self.options, name))
         return cls(cls.Options(**problems, reward=self.options.reward, chat=self.options.chat), self.seed)
 
     def _draw(self, count: int, take: Callable[[Family, int], list[Task]]) -> list[Task]:

@@ -86,9 +86,8 @@ class Pool:
         if count > len(stage.tasks):
             raise TasksetError(f"{count} tasks were to be drawn of the {len(stage.tasks)} that there are.")
         at = cursor if cursor.stage == index else Cursor(stage=index)
-        if at.position + count > len(
-            stage.tasks
-        ):  # the rest of an epoch is left, so that no step repeats a task
+        if at.position + count > len(stage.tasks):
+            # The rest of the epoch is left undrawn, so that no step repeats a task.
             at = Cursor(index, at.epoch + 1)
         chosen = self._order(index, at.epoch)[at.position : at.position + count]
         return [(task, stage.taskset) for task in chosen], replace(at, position=at.position + count)

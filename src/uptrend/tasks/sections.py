@@ -63,12 +63,9 @@ def _merge(cls: type[Taskset], base: Mapping[str, Any], changes: Mapping[str, An
     hints = get_type_hints(cls.Options)
     merged = {**base, **changes}
     for key, change in changes.items():
-        if (
-            is_dataclass(hints.get(key))
-            and isinstance(change, Mapping)
-            and isinstance(base.get(key), Mapping)
-        ):
-            merged[key] = {**base[key], **change}
+        before = base.get(key)
+        if is_dataclass(hints.get(key)) and isinstance(before, Mapping) and isinstance(change, Mapping):
+            merged[key] = {**before, **change}
     return merged
 
 
