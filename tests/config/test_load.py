@@ -164,6 +164,13 @@ def test_a_wrong_value_is_answered_with_its_key(key: str, value: Any, said: str)
     assert sentence.endswith((".", "?"))
 
 
+def test_dead_groups_are_skipped_only_where_they_teach_nothing() -> None:
+    assert load_config({"learning": {"skip_dead": True}}).learning.skip_dead
+    for teaches in ({"kl": {"beta": 0.1}}, {"entropy": 0.01}):
+        sentence = problem({"learning": {"skip_dead": True, **teaches}})
+        assert sentence.startswith("learning.skip_dead = true needs learning.kl.beta = 0")
+
+
 def test_cispo_clips_at_clip_high_itself() -> None:
     assert "learning.clip_high = 0.2: cispo clips" in problem({"learning": {"loss": "cispo"}})
     assert load_config({"learning": {"loss": "cispo", "clip_high": 5, "clip_low": 1}}).learning.clip_high == 5

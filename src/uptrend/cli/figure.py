@@ -97,13 +97,14 @@ def _smooth(values: Sequence[float]) -> list[float]:
 def _draw_held_out(axes: Any, runs: list[Run]) -> None:
     axes.set_title("Held-out accuracy, 95% intervals")
     axes.yaxis.set_major_formatter("{x:.0f}%")
-    lengths = [run.eval_lines[-1]["step"] for run in runs if run.eval_lines]
-    if not lengths:
+    evaluated = [run for run in runs if run.eval_lines]
+    if not evaluated:
         _say_empty(axes, "not evaluated")
         return
+    longest = max(1, *(run.eval_lines[-1]["step"] for run in evaluated))
     for i, (run, colour) in enumerate(zip(runs, _colours(runs), strict=True)):
         # Runs stand a little apart, so that bars at the same step do not hide each other.
-        apart = (i - (len(runs) - 1) / 2) * 0.012 * max(1, *lengths)
+        apart = (i - (len(runs) - 1) / 2) * 0.012 * longest
         evaluations = held_out(run)
         steps = [e.step + apart for e in evaluations]
         heights = [100 * e.accuracy for e in evaluations]
@@ -112,17 +113,18 @@ def _draw_held_out(axes: Any, runs: list[Run]) -> None:
         axes.errorbar(steps, heights, (below, above), color=colour, fmt="none", linewidth=1.2, capsize=3)
         axes.plot(steps, heights, color=colour, marker="o", markersize=5.5, linewidth=2)
         if len(runs) == 1:
-            _label(axes, steps[0], heights[0], colour, left=True)
-        if len(steps) > 1:
-            _label(axes, steps[-1], heights[-1], colour)
+            _label(axes, steps[0], heights[0], colour, -7, 0)
+        if len(steps) > 1 and len(runs) <= 2:  # more would lie over each other
+            higher = evaluations[-1].accuracy >= max(held_out(other)[-1].accuracy for other in evaluated)
+            _label(axes, steps[-1], heights[-1], colour, 7, 0 if len(runs) == 1 else 6 if higher else -6)
     axes.margins(x=0.18)
 
 
-def _label(axes: Any, x: float, y: float, colour: str, left: bool = False) -> None:
+def _label(axes: Any, x: float, y: float, colour: str, right: int, up: int) -> None:
     """An accuracy beside its point, readable over lines."""
     axes.annotate(
-        f"{y:.1f}%", (x, y), (-7 if left else 7, 0), textcoords="offset points", va="center",
-        ha="right" if left else "left", color=colour, fontweight="bold",
+        f"{y:.1f}%", (x, y), (right, up), textcoords="offset points", va="center",
+        ha="left" if right > 0 else "right", color=colour, fontweight="bold",
         bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1},
     )  # fmt: skip
 
@@ -142,10 +144,11 @@ def _draw_dead_groups(axes: Any, runs: list[Run]) -> None:
     axes.set_ylim(bottom=0)
     for end, dashes in DASHES.items():
         axes.plot([], [], color=INK, linewidth=1.8, linestyle=dashes, label=end)
-    axes.legend(  # above the panel, beside its title: over no line
+    legend = axes.legend(  # above the panel, beside its title: over no line
         fontsize=8, handlelength=1.6, handletextpad=0.4, ncols=2, columnspacing=0.9, borderaxespad=0,
-        loc="lower right", bbox_to_anchor=(1.14, 1.01),
+        loc="lower right", bbox_to_anchor=(1.12, 1.01),
     )  # fmt: skip
+    legend.set_in_layout(False)
 
 
 def add_heading(figure: Any, runs: list[Run], title: str | None) -> None:

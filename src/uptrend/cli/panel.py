@@ -33,7 +33,7 @@ class RunPanel:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = min(options.max_width, 120)
-        yield Panel(self._body(width - 4), title=self.progress.title, title_align="left", width=width)
+        yield Panel(self._body(width - 4), title=Text(self.progress.title), title_align="left", width=width)
 
     def _body(self, width: int) -> Table:
         body = Table.grid(expand=True)

@@ -25,6 +25,7 @@ class Progress:
     evaluations: list[HeldOut] = field(default_factory=list)
     """Its evaluations, likewise."""
     _began: tuple[float, int] | None = None
+    _latest: tuple[float, int] | None = None
 
     def begin(self, run: Run) -> None:
         """Start from what the run directory holds."""
@@ -40,8 +41,8 @@ class Progress:
             self.metrics.append(record.metrics)
         if record.evaluation is not None:
             self.evaluations.append(HeldOut.of(record.evaluation))
-        if self._began is None:  # the first step says when it ended, not how long it took
-            self._began = self.clock(), self.step
+        self._latest = self.clock(), self.step
+        self._began = self._began or self._latest
 
     @property
     def step(self) -> int:
@@ -51,10 +52,11 @@ class Progress:
     @property
     def seconds_left(self) -> float | None:
         """How long the rest will take at the pace so far; None until there is a pace."""
-        if self._began is None or self.step <= self._began[1]:
+        if self._began is None or self._latest is None or self._latest[1] <= self._began[1]:
             return None
-        pace = (self.clock() - self._began[0]) / (self.step - self._began[1])
-        return pace * (self.steps - self.step)
+        (start, first), (now, step) = self._began, self._latest
+        pace = (now - start) / (step - first)
+        return max(0.0, pace * (self.steps - step) - (self.clock() - now))
 
     def curve(self, key: str) -> list[float | None]:
         """A metric, one value a step."""

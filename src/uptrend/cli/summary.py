@@ -180,9 +180,14 @@ def pair_up(a: Run, b: Run) -> dict[str, Any] | None:
 
 
 def _rights(run: Run) -> dict[str, bool]:
-    """Which held-out tasks the last evaluation answered rightly; one that could not be scored was not."""
+    """Which held-out tasks the last evaluation answered rightly; one that could not be scored was not.
+
+    A task's first row is its greedy answer; sampled attempts for pass@k come after it.
+    """
     if not run.eval_lines:
         return {}
     table = run.eval_rollouts(run.eval_lines[-1]["step"])
-    rows = table.select(["task", "index", "sequence", "correct"]).to_pylist()
-    return {row["task"]: bool(row["correct"]) for row in rows if row["index"] == 0 and row["sequence"] == 0}
+    rights: dict[str, bool] = {}
+    for row in table.select(["task", "correct"]).to_pylist():
+        rights.setdefault(row["task"], bool(row["correct"]))
+    return rights

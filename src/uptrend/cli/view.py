@@ -37,9 +37,8 @@ class QuietView:
 
     def after(self, run: Run) -> None:
         """Say how it went, and where it lies."""
-        for line in (ending(run), result(self.progress), f"Run: {run.path}"):
-            if line:
-                self.say(line)
+        for line in (result(self.progress), f"Run: {run.path}"):
+            self.say(line)
 
     def say(self, line: str) -> None:
         """One plain line, however long."""
@@ -131,12 +130,3 @@ def result(progress: Progress) -> str:
     end = f"{after} after step {after.step}" if after else "not evaluated after"
     tasks = (after or before or progress.evaluations[0]).tasks
     return f"Held-out accuracy: {start}, {end}; {tasks} tasks, 95% intervals."
-
-
-def ending(run: Run) -> str | None:
-    """Why the run ended before its last step, if it did."""
-    last = run.events[-1] if run.events else {}
-    if last.get("event") not in ("stopped", "failed"):
-        return None
-    reason = last.get("reason") or last.get("error")
-    return f"The run {last['event']} at step {last.get('step')}" + (f": {reason}" if reason else ".")

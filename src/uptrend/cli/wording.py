@@ -2,6 +2,7 @@
 
 import math
 import os
+import sys
 from typing import Any
 
 from rich.console import Console
@@ -20,10 +21,8 @@ PHASES = {
 
 def terminal() -> Console:
     """Where tables go: as wide as the terminal is, and wide enough for all columns where there is none."""
-    console = Console(highlight=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        return Console(highlight=False, width=160)
-    return console
+    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160
+    return Console(width=width, highlight=False, markup=False, emoji=False)  # names are names
 
 
 def percent(fraction: float | None, digits: int = 1) -> str:

@@ -63,7 +63,7 @@ def _value(text: str) -> Any:
 
 
 def to_table(config: Config) -> dict[str, Any]:
-    """Every value of a config, plain, as run.json keeps it; `options` stand in their section as in recipes."""
+    """Every value of a config, plain, as run.json keeps it; `options` stand in their section."""
     table: dict[str, Any] = plain(dataclasses.asdict(config))
     for section in ("tasks", "eval"):
         table[section] |= table[section].pop("options")

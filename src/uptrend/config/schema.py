@@ -143,7 +143,7 @@ class Learning:
     entropy: float = 0.0
     """The weight of an entropy bonus."""
     skip_dead: bool = False
-    """Do not send groups through the learner whose advantages are all 0: same update, less time, fewer records."""
+    """Keep groups whose advantages are all 0 from the learner: same update, less time, fewer records."""
     mask_truncated: bool = False
     """Leave rollouts that were cut by length out of the loss."""
     correction: Correction = "none"
