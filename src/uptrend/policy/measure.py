@@ -77,3 +77,15 @@ def movable_share(flat: FlatWeights, lr: float) -> float:
     for chunk in values.split(1 << 24):
         moved += ((chunk.float() - lr).to(chunk.dtype) != chunk).sum()
     return float(moved) / values.numel()
+
+
+def digest(flat: FlatWeights) -> str:
+    """A fingerprint of the weights' bits, made on their device; equal weights, equal fingerprint."""
+    values = flat.values.data
+    bits = values.view(torch.int32 if values.element_size() == 4 else torch.int16)
+    plain = weighted = 0
+    for start, chunk in zip(range(0, bits.numel(), 1 << 24), bits.split(1 << 24), strict=True):
+        places = torch.arange(start, start + chunk.numel(), device=chunk.device) % 65521 + 1
+        plain += int(chunk.long().sum())
+        weighted += int((chunk.long() * places).sum())
+    return f"{plain % 2**64:016x}{weighted % 2**64:016x}"

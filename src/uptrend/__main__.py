@@ -1,0 +1,5 @@
+"""`python -m uptrend` is `uptrend`."""
+
+from uptrend.cli.main import main
+
+main()

@@ -1,0 +1,254 @@
+"""Joining the rooms into a run: config, tasks, model, run directory and whoever watches."""
+
+import os
+import platform
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from uptrend.config import Config, difference, load_config, to_table
+from uptrend.policy.known import need_train_extra
+from uptrend.records import CheckpointError, ConfigError, RecordError, Run, RunDirectory
+from uptrend.records.schema import VERSION
+from uptrend.tasks.pool import HeldOut, Pool, heldout, make_taskset, pool, resolve_options
+from uptrend.train.observer import Observer, Stop
+
+if TYPE_CHECKING:
+    from uptrend.policy.policy import Policy
+
+MAY_CHANGE = ("learning.steps", "eval.every", "checkpoints.every", "checkpoints.keep", "compute.threads")
+"""What a resumed run may be told anew: nothing that would make it another run."""
+
+
+def train(
+    config: Config | str | Path | Mapping[str, Any],
+    *,
+    runs: str | Path = "runs",
+    name: str | None = None,
+    observers: Sequence[Observer] = (),
+) -> Run:
+    """Train a recipe (a path, a table or a loaded config) and give back its run."""
+    need_train_extra()
+    config = config if isinstance(config, Config) else load_config(config)
+    config = _resolve(config)
+    held_out = heldout(config)
+    tasks = pool(config, held_out)
+    policy = make_policy(config, held_out)
+    path = _place(Path(runs), name, config.name)
+    with RunDirectory.create(path, _info(path, config, tasks, held_out, policy)) as directory:
+        _go(config, policy, tasks, held_out, directory, observers, resume=False)
+    return Run(path)
+
+
+def resume(path: Path, overrides: Iterable[str] = (), observers: Sequence[Observer] = ()) -> Run:
+    """Go on with a run from its last checkpoint; what was recorded after it is forgotten."""
+    need_train_extra()
+    run = Run(path)
+    config = _changed(run, overrides)
+    if not run.checkpoints:
+        raise CheckpointError(f"{path} has no checkpoint to resume from. Start it again, with checkpoints.every set to save on the way.")
+    with RunDirectory.reopen(path) as directory:
+        from uptrend.policy.checkpoint import read_state
+
+        step = int(read_state(run.checkpoints[-1])["step"])
+        if step >= config.learning.steps:
+            raise ConfigError(f"{path} is finished: {step} steps are done. To go on, add --set learning.steps={step * 2}.")
+        held_out = heldout(config)
+        tasks = pool(config, held_out)
+        _same_tasks(run, tasks, held_out)
+        policy = make_policy(config, held_out)
+        directory.rewind(step)
+        directory.write_info({**run.info, "config": to_table(config)})
+        _go(config, policy, tasks, held_out, directory, observers, resume=True)
+    return Run(path)
+
+
+def _go(
+    config: Config, policy: "Policy", tasks: Pool, held_out: HeldOut, directory: RunDirectory,
+    observers: Sequence[Observer], *, resume: bool,
+) -> None:  # fmt: skip
+    from uptrend.train.loop import Parts
+    from uptrend.train.loop import train as loop
+
+    directory.event("resumed" if resume else "started", pid=os.getpid())
+    try:
+        stop = loop(Parts(config, policy, tasks, held_out, directory, observers), resume)
+    except BaseException as error:
+        directory.event("failed", error=f"{type(error).__name__}: {error}")
+        raise
+    directory.event(*_ending(stop))
+    if stop is not None:
+        directory.event("reason", reason=stop.reason)
+
+
+def _ending(stop: Stop | None) -> tuple[str]:
+    return ("finished",) if stop is None else ("stopped",)
+
+
+def make_policy(config: Config, held_out: HeldOut) -> "Policy":
+    """The model that the config names, on its device, ready to learn."""
+    import torch
+
+    from uptrend.policy.find import find_model
+    from uptrend.policy.policy import choose_device, load_policy
+
+    torch.set_num_threads(config.compute.threads)
+    source = find_model(config.model.name, lambda: demonstrations(held_out))
+    return load_policy(
+        source,
+        config.model,
+        choose_device(config.compute.device),
+        seed=config.seed,
+        keep_reference=config.learning.kl.beta > 0,
+    )
+
+
+def load_for_eval(target: str, tasks: str | None, overrides: Iterable[str]) -> tuple[Config, "Policy", HeldOut]:
+    """What `uptrend eval` needs: a model or a run's last checkpoint, and the held-out tasks to play."""
+    need_train_extra()
+    is_run = (Path(target) / "run.json").exists()
+    table = dict(Run(target).config) if is_run else {"model": {"name": target}}
+    if tasks is not None:
+        table["eval"] = _eval_section(tasks)
+    config = _resolve(load_config(table, overrides))
+    held_out = heldout(config)
+    if not is_run:
+        return config, make_policy(config, held_out), held_out
+    checkpoints = Run(target).checkpoints
+    if not checkpoints:
+        raise CheckpointError(f"{target} has no checkpoint to evaluate.")
+    from uptrend.policy.checkpoint import load_checkpoint
+    from uptrend.policy.optimiser import Optimiser
+
+    policy = make_policy(config, held_out)
+    load_checkpoint(checkpoints[-1], policy, Optimiser(policy.flat, config.learning))
+    return config, policy, held_out
+
+
+def _eval_section(tasks: str) -> dict[str, Any]:
+    if tasks.endswith(".toml"):
+        return dict(to_table(load_config(tasks))["eval"])
+    if tasks.endswith(".jsonl"):
+        return {"name": "jsonl", "file": tasks, "split": False, "tasks": 1_000_000}
+    return {"name": tasks}
+
+
+def demonstrations(held_out: HeldOut | None) -> list[tuple[str, str]]:
+    """What `tiny` is taught: every arithmetic task that is not, and can't be, held out."""
+    exclude = frozenset(task.id for task in held_out.tasks) if held_out else frozenset()
+    tasks = make_taskset("arithmetic", {}, 0).train(1_000_000, exclude)
+    return [("".join(m.content for m in task.messages), task.answer) for task in tasks]
+
+
+def _resolve(config: Config) -> Config:
+    """Fill in what the machine and the tasksets decide, so that run.json has every value."""
+    from uptrend.policy.policy import choose_device
+
+    device = choose_device(config.compute.device)
+    compute = replace(config.compute, device=str(device), threads=config.compute.threads or _cores())
+    return resolve_options(replace(config, compute=compute))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _place(runs: Path, name: str | None, recipe: str) -> Path:
+    """runs/NAME; a recipe's own name gets a number where it is taken, a name that was asked for must be free."""
+    if name is not None:
+        if (runs / name / "run.json").exists():
+            raise RecordError(f"{runs / name} already holds a run. Choose another --name, or continue it with --resume.")
+        return runs / name
+    number = 1
+    while (runs / (recipe if number == 1 else f"{recipe}-{number}") / "run.json").exists():
+        number += 1
+    return runs / (recipe if number == 1 else f"{recipe}-{number}")
+
+
+def _info(path: Path, config: Config, tasks: Pool, held_out: HeldOut, policy: "Policy") -> dict[str, Any]:
+    import torch
+
+    from uptrend.policy.measure import digest, movable_share
+
+    notes = [*tasks.notes, *held_out.notes]
+    if config.model.weights == "bf16":
+        share = movable_share(policy.flat, config.learning.lr)
+        notes.append(
+            f"bf16 weights: an update of learning.lr = {config.learning.lr:g} can change {share:.1%} of them; "
+            'the others round back to where they were. weights = "fp32" moves them all.'
+        )
+    gpu = torch.cuda.get_device_name(policy.device) if policy.device.type == "cuda" else None
+    return {
+        "schema": VERSION,
+        "name": path.name,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "uptrend": metadata.version("uptrend") if _installed("uptrend") else "unknown",
+        "python": platform.python_version(),
+        "packages": {p: metadata.version(p) for p in ("torch", "transformers", "peft", "pyarrow") if _installed(p)},
+        "machine": {
+            "device": str(policy.device),
+            "threads": config.compute.threads,
+            "cpu": platform.processor() or platform.machine(),
+            "gpu": gpu,
+        },
+        "config": to_table(config),
+        "tasks": tasks.describe(),
+        "eval": held_out.describe(),
+        "model": {
+            "name": config.model.name,
+            "parameters": policy.parameters,
+            "trainable": policy.flat.values.numel(),
+            "digest": digest(policy.flat),
+        },
+        "notes": notes,
+    }
+
+
+def _installed(package: str) -> bool:
+    try:
+        metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _changed(run: Run, overrides: Iterable[str]) -> Config:
+    config = load_config(run.config, overrides)
+    wrong = [key for key in difference(run.config, to_table(config)) if key not in MAY_CHANGE]
+    if wrong:
+        raise ConfigError(f"--set {wrong[0]} would make {run.path} another run. A resumed run may change {', '.join(MAY_CHANGE)}; start a new one for the rest.")
+    return config
+
+
+def _same_tasks(run: Run, tasks: Pool, held_out: HeldOut) -> None:
+    for section, now in (("tasks", tasks.describe()), ("eval", held_out.describe())):
+        then = run.info[section]
+        if then["hash"] != now["hash"]:
+            raise RecordError(f"{run.path} can't go on: [{section}] gives other tasks now (hash {now['hash']}, it was {then['hash']}). Was a task file changed?")
+
+
+class Patience:
+    """An observer that stops the run after the step during which the user pressed Ctrl-C."""
+
+    def __init__(self) -> None:
+        self.asked_at: float | None = None
+
+    def interrupt(self, *_: object) -> None:
+        """Handle SIGINT: the first waits for the step, the second does not."""
+        if self.asked_at is not None:
+            raise KeyboardInterrupt
+        self.asked_at = time.time()
+
+    def before(self, run: Run) -> None:
+        """Nothing yet."""
+
+    def step(self, record: object) -> Stop | None:
+        """Stop if asked to."""
+        return None if self.asked_at is None else Stop("interrupted by the user")
+
+    def after(self, run: Run) -> None:
+        """Nothing more."""

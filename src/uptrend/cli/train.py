@@ -1,0 +1,49 @@
+"""`uptrend train`: run a recipe, or go on with a run."""
+
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from uptrend.cli.launch import Patience, resume, train
+from uptrend.cli.view import choose_view
+from uptrend.config import load_config
+from uptrend.records import ConfigError
+
+Recipe = Annotated[Path | None, typer.Argument(help="A recipe: a TOML file.", show_default=False)]
+Set = Annotated[list[str] | None, typer.Option("--set", help="Override one value: --set learning.lr=2e-5. Repeat for more.")]
+Name = Annotated[str | None, typer.Option(help="The run directory's name; the recipe's own otherwise.")]
+Runs = Annotated[Path, typer.Option(help="The folder that run directories go to.")]
+Resume = Annotated[Path | None, typer.Option(help="Go on with this run directory from its last checkpoint.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Say only the outcome.")]
+
+
+def command(
+    recipe: Recipe = None, sets: Set = None, name: Name = None, runs: Runs = Path("runs"), resumes: Annotated[Path | None, typer.Option("--resume", help="Go on with this run directory from its last checkpoint.")] = None, quiet: Quiet = False
+) -> None:
+    """Train a model on a recipe, and record everything.
+
+    \b
+    uptrend train recipes/quickstart.toml
+    uptrend train recipes/arithmetic/baseline.toml --set learning.lr=1e-5 --name faster
+    uptrend train --resume runs/quickstart
+
+    Ctrl-C finishes the step, writes a checkpoint and says how to go on; a second one ends at once.
+    """
+    if (recipe is None) == (resumes is None):
+        raise ConfigError("Give either a recipe (uptrend train RECIPE) or a run to go on with (uptrend train --resume RUN).")
+    patience = Patience()
+    observers = [choose_view(quiet=quiet, is_terminal=sys.stdout.isatty()), patience]
+    before = signal.signal(signal.SIGINT, patience.interrupt)
+    try:
+        if resumes is not None:
+            run = resume(resumes, sets or (), observers)
+        else:
+            assert recipe is not None
+            run = train(load_config(recipe, sets or ()), runs=runs, name=name, observers=observers)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if run.status == "stopped":
+        typer.echo(f"Stopped after step {run.last_step}. Go on with: uptrend train --resume {run.path}")
