@@ -108,10 +108,10 @@ def test_a_run_is_created_once(make_run: MakeRun) -> None:
 
 
 def test_a_failed_creation_holds_no_lock(tmp_path: Path) -> None:
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError) as caught:
         RunDirectory.create(tmp_path / "run", {"not json": object()})
     with RunDirectory.create(tmp_path / "run", info_of("run")):
-        pass
+        assert caught.tb  # as long as the error is kept, so is all that its frames hold
 
 
 def test_a_path_that_is_a_file_is_a_plain_sentence(tmp_path: Path) -> None:

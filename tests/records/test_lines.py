@@ -71,6 +71,29 @@ def test_a_whole_file_replaces_the_old_one_and_leaves_nothing_beside(tmp_path: P
     assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("run.json", b"new")]
 
 
+def test_nobody_sees_half_of_a_whole_file(tmp_path: Path) -> None:
+    script = """
+        import itertools, sys
+        from pathlib import Path
+        from uptrend.records.lines import write_whole
+        for i in itertools.count():
+            write_whole(Path(sys.argv[1]), bytes([i % 256]) * 2_000_000)
+            print(i, flush=True)
+    """
+    path = tmp_path / "part-0.parquet"
+    command = [sys.executable, "-c", textwrap.dedent(script), str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout
+            process.stdout.readline()
+            contents = [path.read_bytes() for _ in range(200)]
+        finally:
+            process.kill()
+    assert {len(content) for content in contents} == {2_000_000}
+    assert all(content == content[:1] * 2_000_000 for content in contents)
+    assert len({content[0] for content in contents}) > 1
+
+
 def test_a_folder_that_cannot_be_written_is_a_plain_sentence(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match=r"no/run\.json could not be written: No such file"):
         write_whole(tmp_path / "no" / "run.json", b"")
