@@ -80,6 +80,7 @@ class RunPanel:
     def _held_out(self, room: int) -> Text:
         before, after = self.progress.before, self.progress.after
         words = Text(f"{percent(before.accuracy)} → " if before and after else "")
-        words.append(str(after or before), "bold green" if after else "bold")
+        rose = before and after and after.accuracy > before.accuracy
+        words.append(str(after or before), "bold green" if rose else "bold")
         words.pad_right(VALUE + 1 - words.cell_len)
         return words.append(sparkline([e.accuracy for e in self.progress.evaluations], room), "green")

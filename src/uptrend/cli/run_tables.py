@@ -75,8 +75,8 @@ def facts(told: dict[str, Any]) -> Table:
     count = weights.get("parameters")
     table.add_row("model", f"{told['model']}" + (f", {count:,} parameters" if count else ""))
     for section in ("tasks", "eval"):
-        facts = flatten(told[section] or {})
-        table.add_row(section, ", ".join(f"{key} {value}" for key, value in facts.items()))
+        scalars = [(k, v) for k, v in (told[section] or {}).items() if isinstance(v, str | int | float)]
+        table.add_row(section, ", ".join(f"{key} {value}" for key, value in scalars))
     for section, keys in {
         "sampling": ("groups", "size", "temperature", "max_tokens", "max_turns"),
         "learning": ("loss", "scale", "lr", "kl.beta", "updates", "minibatches"),
