@@ -164,7 +164,8 @@ class InProcessSampler:
         logits_uv = head(self._policy, hidden[torch.arange(len(distinct)), lengths_u - 1]).float()
         which = torch.tensor([distinct.index(c) for c in contexts], device=self._policy.device)
         keys, values = ([getattr(layer, name)[which] for layer in past.layers] for name in ("keys", "values"))
-        self._grow(first + len(contexts), ids_ut.shape[1] + budget, values[0])
+        like = values[0].to(torch.bfloat16) if self._policy.device.type == "cuda" else values[0]
+        self._grow(first + len(contexts), ids_ut.shape[1] + budget, like)
         self._cache.fill(slice(first, first + len(contexts)), keys, values)
         return logits_uv[which]
 
