@@ -1,0 +1,54 @@
+# Everything goes into .venv, with the versions of constraints.txt. Another Python: make setup PYTHON=python3.13
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
+
+.DEFAULT_GOAL := help
+.PHONY: help setup quickstart check test format clean
+
+help:  ## Show this
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: .venv/.all  ## Make .venv with everything: training, plots, frames, checks and tests
+	@echo "Ready: . $(BIN)/activate"
+
+quickstart: .venv/.train  ## Install, get a small model, teach it arithmetic, and show what came of it
+	$(BIN)/uptrend models pull smollm2-135m
+	$(BIN)/uptrend train recipes/quickstart.toml
+	@echo "Look closer: . $(BIN)/activate && uptrend runs list"
+
+check: .venv/.all  ## Format, lint, types and architecture
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+test: .venv/.all  ## Run all tests
+	$(BIN)/python -m pytest
+
+format: .venv/.all  ## Format, and fix what can be fixed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:  ## Remove .venv, caches and builds; runs and models stay
+	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/.train: pyproject.toml constraints.txt
+	@$(make-venv)
+	@echo "Installing what training needs into .venv; the first time takes minutes."
+	@$(INSTALL) '.[train,plot]'
+	@touch $@
+
+.venv/.all: pyproject.toml constraints.txt
+	@$(make-venv)
+	@echo "Installing everything into .venv; the first time takes minutes."
+	@$(INSTALL) '.[all]'
+	@touch .venv/.train $@
+
+# A .venv that an interruption left without pip is completed.
+define make-venv
+	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"Uptrend needs Python 3.11 or newer, not {v[0]}.{v[1]}. Say which: make PYTHON=python3.13 ...")' \
+	&& { $(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv .venv; }
+endef
