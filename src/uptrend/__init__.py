@@ -7,7 +7,7 @@
 Importing this loads no torch; training does.
 """
 
-from typing import cast
+from typing import cast as _cast
 
 import uptrend.train as _train
 from uptrend.config import load_config
@@ -16,5 +16,5 @@ from uptrend.records import Run
 __version__ = "0.1.0"
 __all__ = ["Run", "__version__", "load_config", "train"]
 
-train = cast(_train.TrainRoom, _train)
+train = _cast(_train.TrainRoom, _train)
 """The room `uptrend.train`, which is also called as a function."""

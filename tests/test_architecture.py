@@ -1,0 +1,111 @@
+"""The rules of the house: what loads torch, what is public, which rooms there are and how files are named.
+
+Which room may import which is import-linter's, in pyproject.toml.
+"""
+
+import ast
+import inspect
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import uptrend
+from uptrend.records import Run
+
+SOURCE = Path(uptrend.__file__).parent
+ROOMS = sorted(path.parent.name for path in SOURCE.glob("*/__init__.py"))
+HEAVY = ("torch", "transformers", "peft", "accelerate")
+LIGHT = [
+    ["--help"],
+    ["tasks", "list"],
+    ["tasks", "show", "arithmetic"],
+    ["tasks", "validate", "binary"],
+    ["runs", "list"],
+    ["runs", "show", "demo"],
+    ["runs", "compare", "demo", "demo"],
+    ["plot", "demo", "--out", "demo.svg"],
+    ["models", "list"],
+]
+
+
+def loaded_after(code: str, folder: Path) -> set[str]:
+    """The packages that a fresh process has loaded after running some code."""
+    report = (
+        "\nimport json, sys\nprint('\\n' + json.dumps(sorted({m.partition('.')[0] for m in sys.modules})))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code + report], cwd=folder, capture_output=True, text=True, check=True
+    )
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_importing_uptrend_loads_no_torch(tmp_path: Path) -> None:
+    loaded = loaded_after("import uptrend\nassert callable(uptrend.train)", tmp_path)
+    assert "uptrend" in loaded
+    assert loaded.isdisjoint(HEAVY)
+
+
+@pytest.mark.parametrize("arguments", LIGHT, ids=" ".join)
+def test_commands_that_only_look_load_no_torch(arguments: list[str], make_run: Callable[..., Path]) -> None:
+    folder = make_run("demo", steps=2).parents[1]
+    code = f"""
+import sys
+from uptrend.cli.main import main
+sys.argv = ["uptrend", *{arguments}]
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+"""
+    assert loaded_after(code, folder).isdisjoint(HEAVY)
+
+
+def test_a_room_loads_no_torch_that_says_so(tmp_path: Path) -> None:
+    code = "import uptrend.records, uptrend.config, uptrend.tasks.registry, uptrend.train.observer"
+    assert loaded_after(code, tmp_path).isdisjoint(HEAVY)
+
+
+def test_the_public_surface() -> None:
+    assert sorted(uptrend.__all__) == ["Run", "__version__", "load_config", "train"]
+    public = {name for name in vars(uptrend) if not name.startswith("_")}
+    assert public - set(ROOMS) == {"Run", "load_config"}
+    assert uptrend.Run is Run
+    assert uptrend.load_config({"seed": 3}).seed == 3
+
+
+def test_train_is_a_function_and_a_room(tmp_path: Path) -> None:
+    recipe = {
+        "name": "called", "model": {"name": "tiny"}, "tasks": {"train": 8}, "eval": {"tasks": 4},
+        "sampling": {"groups": 2, "size": 2, "max_tokens": 4}, "learning": {"steps": 1},
+    }  # fmt: skip
+    run = uptrend.train(recipe, runs=tmp_path, name="one")
+    assert isinstance(run, Run)
+    assert (run.path, run.status, run.last_step) == (tmp_path / "one", "finished", 1)
+
+    import uptrend.train.observer as room
+
+    assert uptrend.train.observer is room
+
+
+def test_train_takes_what_the_launcher_takes() -> None:
+    from uptrend.cli import launch
+
+    here = list(inspect.signature(type(uptrend.train).__call__).parameters.values())[1:]
+    there = list(inspect.signature(launch.train).parameters.values())
+    assert [(p.name, p.kind, p.default) for p in here] == [(p.name, p.kind, p.default) for p in there]
+
+
+def test_no_file_is_named_for_nothing() -> None:
+    files = [*SOURCE.rglob("*.py"), *Path(__file__).parent.rglob("*.py")]
+    assert not [path for path in files if path.stem in ("utils", "util", "common", "helpers", "misc")]
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_room_does_something_and_says_what(room: str) -> None:
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in (SOURCE / room).rglob("*.py")}
+    assert any(isinstance(node, ast.FunctionDef) for tree in trees.values() for node in ast.walk(tree))
+    assert not [path for path, tree in trees.items() if not ast.get_docstring(tree)]
