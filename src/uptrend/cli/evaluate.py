@@ -14,8 +14,16 @@ from uptrend.records import Evaluation, RecordError, rollouts_table
 
 def command(
     target: Annotated[str, typer.Argument(help="A run directory, or a model: known name, hub id or folder.")],
-    tasks: Annotated[str | None, typer.Option(help="A taskset, a JSONL file of prompt and answer, or a recipe whose [eval] is taken. A run's own [eval] otherwise.")] = None,
-    sets: Annotated[list[str] | None, typer.Option("--set", help="Override one value: --set eval.tasks=100. Repeat for more.")] = None,
+    tasks: Annotated[
+        str | None,
+        typer.Option(
+            help="A taskset, a JSONL file of prompt and answer, or a recipe whose [eval] is taken. A run's own [eval] otherwise."
+        ),
+    ] = None,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Override one value: --set eval.tasks=100. Repeat for more."),
+    ] = None,
     attempts: Annotated[int, typer.Option(help="Sampled attempts a task, for pass@k.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Write the rollouts here, as Parquet.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -43,7 +51,9 @@ def command(
         typer.echo(json.dumps(_plain(held, target, held_out.hash), indent=2))
         return
     low, high = held.interval
-    typer.echo(f"{target}: {held.accuracy:.1%} of {held.tasks} held-out tasks (95% interval {low:.1%} to {high:.1%}), {time.perf_counter() - began:.1f} s")
+    typer.echo(
+        f"{target}: {held.accuracy:.1%} of {held.tasks} held-out tasks (95% interval {low:.1%} to {high:.1%}), {time.perf_counter() - began:.1f} s"
+    )
     for family, share in held.by_family.items():
         typer.echo(f"  {family:14} {share:.1%}")
     for k, share in held.pass_at.items():
@@ -54,7 +64,14 @@ def command(
 
 def _plain(held: Evaluation, target: str, tasks_hash: str) -> dict[str, Any]:
     low, high = held.interval
-    return {**vars(held), "target": target, "accuracy": held.accuracy, "low": low, "high": high, "hash": tasks_hash}
+    return {
+        **vars(held),
+        "target": target,
+        "accuracy": held.accuracy,
+        "low": low,
+        "high": high,
+        "hash": tasks_hash,
+    }
 
 
 def _write(path: Path, table: Any) -> None:

@@ -50,13 +50,17 @@ def resume(path: Path, overrides: Iterable[str] = (), observers: Sequence[Observ
     run = Run(path)
     config = _changed(run, overrides)
     if not run.checkpoints:
-        raise CheckpointError(f"{path} has no checkpoint to resume from. Start it again, with checkpoints.every set to save on the way.")
+        raise CheckpointError(
+            f"{path} has no checkpoint to resume from. Start it again, with checkpoints.every set to save on the way."
+        )
     with RunDirectory.reopen(path) as directory:
         from uptrend.policy.checkpoint import read_state
 
         step = int(read_state(run.checkpoints[-1])["step"])
         if step >= config.learning.steps:
-            raise ConfigError(f"{path} is finished: {step} steps are done. To go on, add --set learning.steps={step * 2}.")
+            raise ConfigError(
+                f"{path} is finished: {step} steps are done. To go on, add --set learning.steps={step * 2}."
+            )
         held_out = heldout(config)
         tasks = pool(config, held_out)
         _same_tasks(run, tasks, held_out)
@@ -94,20 +98,24 @@ def make_policy(config: Config, held_out: HeldOut) -> "Policy":
     import torch
 
     from uptrend.policy.find import find_model
-    from uptrend.policy.policy import choose_device, load_policy
+    from uptrend.policy.policy import choose_device, load_policy, pays_to_compile
 
     torch.set_num_threads(config.compute.threads)
+    device = choose_device(config.compute.device)
     source = find_model(config.model.name, lambda: demonstrations(held_out))
     return load_policy(
         source,
         config.model,
-        choose_device(config.compute.device),
+        device,
         seed=config.seed,
         keep_reference=config.learning.kl.beta > 0,
+        compiled=pays_to_compile(config.compute, device, config.learning.steps),
     )
 
 
-def load_for_eval(target: str, tasks: str | None, overrides: Iterable[str]) -> tuple[Config, "Policy", HeldOut]:
+def load_for_eval(
+    target: str, tasks: str | None, overrides: Iterable[str]
+) -> tuple[Config, "Policy", HeldOut]:
     """What `uptrend eval` needs: a model or a run's last checkpoint, and the held-out tasks to play."""
     need_train_extra()
     is_run = (Path(target) / "run.json").exists()
@@ -161,7 +169,9 @@ def _place(runs: Path, name: str | None, recipe: str) -> Path:
     """runs/NAME; a recipe's own name gets a number where it is taken, a name that was asked for must be free."""
     if name is not None:
         if (runs / name / "run.json").exists():
-            raise RecordError(f"{runs / name} already holds a run. Choose another --name, or continue it with --resume.")
+            raise RecordError(
+                f"{runs / name} already holds a run. Choose another --name, or continue it with --resume."
+            )
         return runs / name
     number = 1
     while (runs / (recipe if number == 1 else f"{recipe}-{number}") / "run.json").exists():
@@ -188,7 +198,9 @@ def _info(path: Path, config: Config, tasks: Pool, held_out: HeldOut, policy: "P
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "uptrend": metadata.version("uptrend") if _installed("uptrend") else "unknown",
         "python": platform.python_version(),
-        "packages": {p: metadata.version(p) for p in ("torch", "transformers", "peft", "pyarrow") if _installed(p)},
+        "packages": {
+            p: metadata.version(p) for p in ("torch", "transformers", "peft", "pyarrow") if _installed(p)
+        },
         "machine": {
             "device": str(policy.device),
             "threads": config.compute.threads,
@@ -220,7 +232,9 @@ def _changed(run: Run, overrides: Iterable[str]) -> Config:
     config = load_config(run.config, overrides)
     wrong = [key for key in difference(run.config, to_table(config)) if key not in MAY_CHANGE]
     if wrong:
-        raise ConfigError(f"--set {wrong[0]} would make {run.path} another run. A resumed run may change {', '.join(MAY_CHANGE)}; start a new one for the rest.")
+        raise ConfigError(
+            f"--set {wrong[0]} would make {run.path} another run. A resumed run may change {', '.join(MAY_CHANGE)}; start a new one for the rest."
+        )
     return config
 
 
@@ -228,7 +242,9 @@ def _same_tasks(run: Run, tasks: Pool, held_out: HeldOut) -> None:
     for section, now in (("tasks", tasks.describe()), ("eval", held_out.describe())):
         then = run.info[section]
         if then["hash"] != now["hash"]:
-            raise RecordError(f"{run.path} can't go on: [{section}] gives other tasks now (hash {now['hash']}, it was {then['hash']}). Was a task file changed?")
+            raise RecordError(
+                f"{run.path} can't go on: [{section}] gives other tasks now (hash {now['hash']}, it was {then['hash']}). Was a task file changed?"
+            )
 
 
 class Patience:

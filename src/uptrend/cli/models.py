@@ -24,19 +24,36 @@ def list_models(as_json: Json = False) -> None:
         return
     table = Table("name", "parameters", "from", "licence", "costs", "cached", box=None, pad_edge=False)
     for row in rows:
-        table.add_row(row["name"], row["parameters"], row["source"], row["licence"], row["download"], "yes" if row["cached"] else "no")
+        table.add_row(
+            row["name"],
+            row["parameters"],
+            row["source"],
+            row["licence"],
+            row["download"],
+            "yes" if row["cached"] else "no",
+        )
     Console().print(table)
-    typer.echo(f"\nCache: {home()} (set UPTREND_HOME to move it). Any hub id or folder works as model.name too.")
+    typer.echo(
+        f"\nCache: {home()} (set UPTREND_HOME to move it). Any hub id or folder works as model.name too."
+    )
 
 
 @app.command()
-def pull(name: Annotated[str, typer.Argument(help="A known model.")], gguf: Annotated[Path | None, typer.Option(help="smollm2-135m's GGUF file, where it is already here and there is no network.")] = None) -> None:
+def pull(
+    name: Annotated[str, typer.Argument(help="A known model.")],
+    gguf: Annotated[
+        Path | None,
+        typer.Option(help="smollm2-135m's GGUF file, where it is already here and there is no network."),
+    ] = None,
+) -> None:
     """Get a model into the cache."""
     typer.echo(str(_find(name, gguf)))
 
 
 @app.command()
-def show(name: Annotated[str, typer.Argument(help="A known model, a hub id or a folder.")], as_json: Json = False) -> None:
+def show(
+    name: Annotated[str, typer.Argument(help="A known model, a hub id or a folder.")], as_json: Json = False
+) -> None:
     """A model's shape, stop tokens and files, pulling it first where need be."""
     from transformers import AutoConfig, AutoTokenizer
 
@@ -59,7 +76,11 @@ def show(name: Annotated[str, typer.Argument(help="A known model, a hub id or a 
         typer.echo(json.dumps(figures, indent=2))
         return
     for key, value in figures.items():
-        typer.echo(f"{key:14} {value:,}" if isinstance(value, int) and not isinstance(value, bool) else f"{key:14} {value}")
+        typer.echo(
+            f"{key:14} {value:,}"
+            if isinstance(value, int) and not isinstance(value, bool)
+            else f"{key:14} {value}"
+        )
 
 
 def _find(name: str, gguf: Path | None) -> str:

@@ -13,7 +13,10 @@ from uptrend.config import load_config
 from uptrend.records import ConfigError
 
 Recipe = Annotated[Path | None, typer.Argument(help="A recipe: a TOML file.", show_default=False)]
-Set = Annotated[list[str] | None, typer.Option("--set", help="Override one value: --set learning.lr=2e-5. Repeat for more.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Override one value: --set learning.lr=2e-5. Repeat for more."),
+]
 Name = Annotated[str | None, typer.Option(help="The run directory's name; the recipe's own otherwise.")]
 Runs = Annotated[Path, typer.Option(help="The folder that run directories go to.")]
 Resume = Annotated[Path | None, typer.Option(help="Go on with this run directory from its last checkpoint.")]
@@ -21,7 +24,14 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Say only the outcome.")]
 
 
 def command(
-    recipe: Recipe = None, sets: Set = None, name: Name = None, runs: Runs = Path("runs"), resumes: Annotated[Path | None, typer.Option("--resume", help="Go on with this run directory from its last checkpoint.")] = None, quiet: Quiet = False
+    recipe: Recipe = None,
+    sets: Set = None,
+    name: Name = None,
+    runs: Runs = Path("runs"),
+    resumes: Annotated[
+        Path | None, typer.Option("--resume", help="Go on with this run directory from its last checkpoint.")
+    ] = None,
+    quiet: Quiet = False,
 ) -> None:
     """Train a model on a recipe, and record everything.
 
@@ -33,7 +43,9 @@ def command(
     Ctrl-C finishes the step, writes a checkpoint and says how to go on; a second one ends at once.
     """
     if (recipe is None) == (resumes is None):
-        raise ConfigError("Give either a recipe (uptrend train RECIPE) or a run to go on with (uptrend train --resume RUN).")
+        raise ConfigError(
+            "Give either a recipe (uptrend train RECIPE) or a run to go on with (uptrend train --resume RUN)."
+        )
     patience = Patience()
     observers = [choose_view(quiet=quiet, is_terminal=sys.stdout.isatty()), patience]
     before = signal.signal(signal.SIGINT, patience.interrupt)

@@ -28,7 +28,9 @@ from uptrend.policy.policy import Policy
 from uptrend.records import CheckpointError
 
 
-def save_checkpoint(folder: Path, policy: Policy, optimiser: Optimiser, state: dict[str, Any], keep: int) -> Path:
+def save_checkpoint(
+    folder: Path, policy: Policy, optimiser: Optimiser, state: dict[str, Any], keep: int
+) -> Path:
     """Write `checkpoints/step-N` under a run, and remove the oldest beyond `keep`."""
     place = folder / "checkpoints" / f"step-{state['step']:06d}"
     beside = place.with_name(f".{place.name}")
@@ -45,7 +47,9 @@ def save_checkpoint(folder: Path, policy: Policy, optimiser: Optimiser, state: d
         shutil.rmtree(place, ignore_errors=True)
         beside.rename(place)
     except OSError as error:
-        raise CheckpointError(f"The checkpoint {place} could not be written: {error.strerror or error}.") from error
+        raise CheckpointError(
+            f"The checkpoint {place} could not be written: {error.strerror or error}."
+        ) from error
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     for old in sorted(place.parent.glob("step-*"))[:-keep]:
@@ -93,9 +97,13 @@ def read_state(place: Path) -> dict[str, Any]:
         state: dict[str, Any] = json.loads((place / "state.json").read_text())
         for name, expected in state["files"].items():
             if _check_sum(place / name) != expected:
-                raise CheckpointError(f"{place} is damaged: {name} is not what was written. Remove it to resume from an earlier checkpoint.")
+                raise CheckpointError(
+                    f"{place} is damaged: {name} is not what was written. Remove it to resume from an earlier checkpoint."
+                )
     except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{place} can't be read ({error}). Remove it to resume from an earlier checkpoint.") from error
+        raise CheckpointError(
+            f"{place} can't be read ({error}). Remove it to resume from an earlier checkpoint."
+        ) from error
     return state
 
 
@@ -105,7 +113,9 @@ def _put_weights(flat: FlatWeights, weights: dict[str, Tensor], place: Path) -> 
         for slot in flat.slots:
             name = slot.name if slot.name in weights else slot.name.replace(".default.", ".")
             if name not in weights or weights[name].shape != slot.shape:
-                raise CheckpointError(f"{place} does not fit this model: {slot.name} is missing or has another shape.")
+                raise CheckpointError(
+                    f"{place} does not fit this model: {slot.name} is missing or has another shape."
+                )
             flat.values.data[slot.start : slot.start + slot.shape.numel()] = weights[name].reshape(-1)
 
 
@@ -118,7 +128,11 @@ def _check_sum(path: Path) -> list[int]:
 
 
 def _random_states() -> dict[str, str]:
-    states = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state().numpy()}
+    states = {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "torch": torch.get_rng_state().numpy(),
+    }
     if torch.cuda.is_available():
         states["cuda"] = [s.numpy() for s in torch.cuda.get_rng_state_all()]
     return {name: base64.b64encode(pickle.dumps(value)).decode() for name, value in states.items()}

@@ -20,13 +20,19 @@ def find_model(name: str, demonstrations: Demonstrations | None = None) -> str:
         from uptrend.policy.tiny import tiny
 
         if demonstrations is None:
-            raise ModelError("tiny needs demonstrations to be taught with; start it through a recipe or `uptrend models pull tiny`.")
+            raise ModelError(
+                "tiny needs demonstrations to be taught with; start it through a recipe or `uptrend models pull tiny`."
+            )
         return str(tiny(demonstrations()))
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").exists() and not (path / "adapter_config.json").exists():
-            raise ModelError(f"{name} is a folder without a config.json: not a model that transformers can load.")
+            raise ModelError(
+                f"{name} is a folder without a config.json: not a model that transformers can load."
+            )
         return str(path)
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
-        raise ModelError(f"There is no model {name!r}: not one of {', '.join(KNOWN)}, not a folder, not a hub id (owner/name).")
+        raise ModelError(
+            f"There is no model {name!r}: not one of {', '.join(KNOWN)}, not a folder, not a hub id (owner/name)."
+        )
     return name

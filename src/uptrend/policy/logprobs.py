@@ -18,7 +18,9 @@ CHUNK_ELEMENTS = 1 << 28
 """Logits a chunk: 1 GiB of fp32."""
 
 
-def token_logprobs(hidden_mh: Tensor, weight_vh: Tensor, targets_m: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def token_logprobs(
+    hidden_mh: Tensor, weight_vh: Tensor, targets_m: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
     """Each target's log-probability and its distribution's entropy, both with gradients."""
     logprobs, entropies = _TokenLogprobs.apply(hidden_mh, weight_vh, targets_m, temperature)  # type: ignore[no-untyped-call]
     return logprobs, entropies
@@ -26,7 +28,9 @@ def token_logprobs(hidden_mh: Tensor, weight_vh: Tensor, targets_m: Tensor, temp
 
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden_mh: Tensor, weight_vh: Tensor, targets_m: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, hidden_mh: Tensor, weight_vh: Tensor, targets_m: Tensor, temperature: float
+    ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)  # no gradient of the entropy, no work for it
         logprobs, entropies, totals = [], [], []
         for h, y in _chunks(hidden_mh, targets_m, weight_vh):
@@ -38,7 +42,11 @@ class _TokenLogprobs(torch.autograd.Function):
             entropies.append(-(p.mul_(z)).sum(-1))
         ctx.save_for_backward(hidden_mh, weight_vh, targets_m, _join(totals), _join(entropies))
         ctx.temperature = temperature
-        ctx.compute = torch.get_autocast_dtype(hidden_mh.device.type) if torch.is_autocast_enabled(hidden_mh.device.type) else None
+        ctx.compute = (
+            torch.get_autocast_dtype(hidden_mh.device.type)
+            if torch.is_autocast_enabled(hidden_mh.device.type)
+            else None
+        )
         return _join(logprobs), _join(entropies)
 
     @staticmethod
@@ -48,7 +56,7 @@ class _TokenLogprobs(torch.autograd.Function):
         compute = ctx.compute or weight_vh.dtype
         weight = weight_vh.to(compute)
         grad_hidden = torch.empty_like(hidden_mh)
-        grad_weight = torch.zeros_like(weight_vh) if ctx.needs_input_grad[1] else None
+        grad_weight: Tensor | None = None
         start = 0
         with torch.autocast(hidden_mh.device.type, enabled=False):
             for h, y in _chunks(hidden_mh, targets_m, weight_vh):
@@ -56,11 +64,14 @@ class _TokenLogprobs(torch.autograd.Function):
                 start += len(h)
                 h = h.to(compute)
                 z = _logits(h, weight, ctx.temperature).sub_(totals[part, None])
-                grad_z = _grad_logits(z, y, _part(grad_logprobs, part), _part(grad_entropies, part), entropies[part])
+                grad_z = _grad_logits(
+                    z, y, _part(grad_logprobs, part), _part(grad_entropies, part), entropies[part]
+                )
                 grad_z = grad_z.div_(ctx.temperature).to(compute)
                 grad_hidden[part] = (grad_z @ weight).to(grad_hidden.dtype)
-                if grad_weight is not None:
-                    grad_weight += (grad_z.T @ h).to(grad_weight.dtype)
+                if ctx.needs_input_grad[1]:
+                    share = (grad_z.T @ h).to(weight_vh.dtype)
+                    grad_weight = share if grad_weight is None else grad_weight.add_(share)
         return grad_hidden, grad_weight, None, None
 
 

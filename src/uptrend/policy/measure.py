@@ -49,7 +49,9 @@ class Scale:
             now, then = self._look(span), self._before[group]
             scale = (span.stop - span.start) / max(1, now.numel())
             moved = (now.float() - then.float()).square().sum() * scale
-            figures.append(torch.stack([moved, now.float().square().sum() * scale, (now != then).sum() * scale]))
+            figures.append(
+                torch.stack([moved, now.float().square().sum() * scale, (now != then).sum() * scale])
+            )
         moved, length, changed = torch.stack(figures).double().cpu().unbind(1)
         return Movement(
             norm=float(length.sum().sqrt()),

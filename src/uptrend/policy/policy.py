@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from uptrend.config import Lora, Model
+from uptrend.config import Compute, Lora, Model
 from uptrend.policy.flat import FlatWeights
 from uptrend.policy.logprobs import token_logprobs
 from uptrend.records import ModelError
 
+COMPILE_FROM = 400
+"""Steps from which compiling pays back on a GPU; benchmarks/RESULTS.md has the figures."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -29,6 +31,8 @@ class Policy:
     """Where it lives."""
     flat: FlatWeights
     """The weights that train."""
+    compiled: bool = False
+    """Whether layers run compiled."""
     reference: Any | None = None
     """A frozen copy of the model at the start; None where there is no KL penalty, or adapters can be switched off."""
 
@@ -48,7 +52,9 @@ class Policy:
             return torch.autocast("cuda", dtype=torch.bfloat16)
         return contextlib.nullcontext()
 
-    def hidden(self, ids_rt: Tensor, positions_rt: Tensor, mask: Tensor | None, *, reference: bool = False) -> Tensor:
+    def hidden(
+        self, ids_rt: Tensor, positions_rt: Tensor | None, mask: Tensor | None, *, reference: bool = False
+    ) -> Tensor:
         """The last hidden states; `mask` is None for plain causal attention, else bool [r, 1, t, t]."""
         model = self.reference if reference and self.reference is not None else self.core
         with self.arithmetic():
@@ -58,7 +64,9 @@ class Policy:
         states: Tensor = out.last_hidden_state
         return states
 
-    def logprobs(self, hidden_mh: Tensor, targets_m: Tensor, temperature: float, *, reference: bool = False) -> tuple[Tensor, Tensor]:
+    def logprobs(
+        self, hidden_mh: Tensor, targets_m: Tensor, temperature: float, *, reference: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """Log-probabilities of targets, and entropies, from the hidden states that predict them."""
         model = self.reference if reference and self.reference is not None else self.core
         with self.arithmetic():
@@ -100,7 +108,9 @@ def choose_device(wish: str) -> torch.device:
     return torch.device(wish)
 
 
-def load_policy(source: str, wish: Model, device: torch.device, *, seed: int, keep_reference: bool) -> Policy:
+def load_policy(
+    source: str, wish: Model, device: torch.device, *, seed: int, keep_reference: bool, compiled: bool = False
+) -> Policy:
     """A policy ready to train from a folder or hub id."""
     model, tokenizer = load_model(source, DTYPES[wish.weights])
     model = model.to(device)
@@ -113,7 +123,19 @@ def load_policy(source: str, wish: Model, device: torch.device, *, seed: int, ke
     elif keep_reference:
         reference = copy.deepcopy(model).requires_grad_(False).eval()
     model.eval()
-    return Policy(model, tokenizer, device, FlatWeights(model), reference)
+    policy = Policy(model, tokenizer, device, FlatWeights(model), compiled, reference)
+    if compiled:
+        for each in (policy.core, reference):
+            for layer in each.get_decoder().layers if each is not None else ():
+                layer.compile(dynamic=True)  # one layer's code serves all of them
+    return policy
+
+
+def pays_to_compile(wish: Compute, device: torch.device, steps: int) -> bool:
+    """Whether compiling is asked for, or a run is long enough to win back the half minute that it takes."""
+    if wish.compile == "auto":
+        return device.type == "cuda" and steps >= COMPILE_FROM
+    return wish.compile == "always"
 
 
 def load_model(source: str, dtype: torch.dtype) -> tuple[Any, Any]:
@@ -128,7 +150,9 @@ def load_model(source: str, dtype: torch.dtype) -> tuple[Any, Any]:
     except (OSError, ValueError) as error:
         raise ModelError(f"The model {source!r} can't be loaded: {str(error).splitlines()[0]}") from error
     if getattr(model.config, "final_logit_softcapping", None):
-        raise ModelError(f"{source} caps its logits (final_logit_softcapping), which the learner does not do yet.")
+        raise ModelError(
+            f"{source} caps its logits (final_logit_softcapping), which the learner does not do yet."
+        )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return model, tokenizer
@@ -147,4 +171,6 @@ def _add_adapters(model: Any, wish: Lora) -> Any:
     try:
         return get_peft_model(model, config)
     except ValueError as error:
-        raise ModelError(f"model.lora.targets = {list(wish.targets)} fits nothing in this model: {str(error).splitlines()[0]}") from error
+        raise ModelError(
+            f"model.lora.targets = {list(wish.targets)} fits nothing in this model: {str(error).splitlines()[0]}"
+        ) from error

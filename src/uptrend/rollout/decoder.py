@@ -9,7 +9,7 @@ n = row, h = hidden, v = vocabulary.
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -35,7 +35,9 @@ def make_decoder(policy: Policy) -> Decoder:
     """The lean decoder where the model's shape allows it."""
     config = policy.core.config
     kinds = getattr(config, "layer_types", None) or ["full_attention"]
-    is_plain = config.model_type in LEAN_TYPES and set(kinds) == {"full_attention"}
+    is_plain = (
+        config.model_type in LEAN_TYPES and set(kinds) == {"full_attention"} and config.hidden_act == "silu"
+    )
     is_plain = is_plain and not (config.model_type == "mistral" and getattr(config, "sliding_window", None))
     return LeanDecoder(policy) if is_plain else PlainDecoder(policy)
 
@@ -60,7 +62,11 @@ def append(policy: Policy, ids_nq: Tensor, positions_nq: Tensor, cache: SlotCach
     mask = cache.aim(positions_nq)
     with policy.arithmetic():
         out = policy.core.get_decoder()(
-            input_ids=ids_nq, position_ids=positions_nq, attention_mask=mask, past_key_values=cache, use_cache=True
+            input_ids=ids_nq,
+            position_ids=positions_nq,
+            attention_mask=mask,
+            past_key_values=cache,
+            use_cache=True,
         )
     hidden: Tensor = out.last_hidden_state
     return hidden
@@ -83,6 +89,7 @@ class LeanDecoder:
         self._layers = [_Layer(layer, self._dtype) for layer in self._trunk.layers]
         width, depth = self._head.weight.shape
         self._head_t = torch.empty(depth, width, dtype=self._dtype, device=policy.device)
+        self._step = torch.compile(layer_step, dynamic=True) if policy.compiled else layer_step
 
     def renew(self) -> None:
         """Copy the weights anew, into the same places."""
@@ -93,89 +100,151 @@ class LeanDecoder:
 
     def __call__(self, tokens_n: Tensor, positions_n: Tensor, cache: SlotCache) -> Tensor:
         """See Decoder."""
+        n = len(tokens_n)
         mask = cache.aim(positions_n[:, None])
         x = self._trunk.embed_tokens(tokens_n)
         cos, sin = (part[:, 0, None] for part in self._trunk.rotary_emb(x[:, None], positions_n[:, None]))
+        rows = torch.arange(n, device=x.device)
         for index, layer in enumerate(self._layers):
-            x = layer(x, cos, sin, mask, cache, index)
-        return _norm(x, self._trunk.norm).to(self._dtype) @ self._head_t
+            keys, values = cache.keys[index, :n], cache.values[index, :n]
+            x = self._step(x, cos, sin, mask, rows, positions_n, keys, values, layer.weights, layer.shape)
+        last = F.rms_norm(
+            x, (x.shape[-1],), self._trunk.norm.weight.to(x.dtype), self._trunk.norm.variance_epsilon
+        )
+        return last.to(self._dtype) @ self._head_t
+
+
+class Shape(NamedTuple):
+    """What is the same in every layer."""
+
+    heads: int
+    """Query heads."""
+    shared: int
+    """Key-value heads."""
+    size: int
+    """Channels a head."""
+    scaling: float
+    """What products of queries and keys are multiplied by."""
+    epsilon: float
+    """The norms'."""
+
+
+class Linear(NamedTuple):
+    """Linear modules of one input as one product, with their adapters beside it."""
+
+    weight: Tensor
+    """[in, out]."""
+    bias: Tensor | None
+    """[out]."""
+    down: Tensor | None
+    """All adapters' A, [in, rank]."""
+    up: Tensor | None
+    """All adapters' B times their scale, [rank, out]."""
+
+
+class Weights(NamedTuple):
+    """One layer's weights."""
+
+    before: Tensor
+    """The norm before attention."""
+    between: Tensor
+    """The norm before the MLP."""
+    q_norm: Tensor | None
+    """Qwen3's norm of queries."""
+    k_norm: Tensor | None
+    """And of keys."""
+    qkv: Linear
+    out: Linear
+    gate_up: Linear
+    down: Linear
+
+
+def layer_step(
+    x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, rows: Tensor, positions: Tensor, keys: Tensor, values: Tensor,
+    w: Weights, shape: Shape,
+) -> Tensor:  # fmt: skip
+    """One layer for one new token a row, [n, h]; writes its key and value into the cache."""
+    n, dtype = x.shape[0], w.qkv.weight.dtype
+    qkv = _linear(_norm(x, w.before, shape).to(dtype), w.qkv).view(n, -1, shape.size)
+    qk, v = qkv[:, : shape.heads + shape.shared], qkv[:, shape.heads + shape.shared :]
+    if w.q_norm is not None and w.k_norm is not None:
+        q, k = qk[:, : shape.heads], qk[:, shape.heads :]
+        qk = torch.cat((_norm(q, w.q_norm, shape), _norm(k, w.k_norm, shape)), 1)
+    first, second = qk.chunk(2, -1)
+    qk = (qk * cos + torch.cat((-second, first), -1) * sin).to(dtype)
+    keys[rows, :, positions] = qk[:, shape.heads :]
+    values[rows, :, positions] = v
+    # Query heads that share keys stand as one query's length: no key is copied, one call attends for all.
+    q = qk[:, : shape.heads].reshape(n, shape.shared, -1, shape.size)
+    seen = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=shape.scaling)
+    x = x + _linear(seen.reshape(n, -1), w.out)
+    gate, up = _linear(_norm(x, w.between, shape).to(dtype), w.gate_up).chunk(2, -1)
+    return x + _linear(F.silu(gate) * up, w.down)
+
+
+def _linear(x: Tensor, w: Linear) -> Tensor:
+    y = x @ w.weight if w.bias is None else torch.addmm(w.bias, x, w.weight)
+    return y if w.down is None or w.up is None else torch.addmm(y, x @ w.down, w.up)
+
+
+def _norm(x: Tensor, weight: Tensor, shape: Shape) -> Tensor:
+    return F.rms_norm(x, (x.shape[-1],), weight.to(x.dtype), shape.epsilon)
 
 
 class _Layer:
+    """Keeps one layer's fused weights and renews them."""
+
     def __init__(self, layer: Any, dtype: torch.dtype) -> None:
         attention, mlp = layer.self_attn, layer.mlp
-        self._before, self._between, self._act = layer.input_layernorm, layer.post_attention_layernorm, mlp.act_fn
-        self._q_norm, self._k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
-        self._size = attention.head_dim
-        self._scaling = attention.scaling
-        self._shares = attention.num_key_value_groups
-        self._qkv = _Linear((attention.q_proj, attention.k_proj, attention.v_proj), dtype)
-        self._out = _Linear((attention.o_proj,), dtype)
-        self._gate_up = _Linear((mlp.gate_proj, mlp.up_proj), dtype)
-        self._down = _Linear((mlp.down_proj,), dtype)
-        self._dtype = dtype
+        self._sources = (
+            (attention.q_proj, attention.k_proj, attention.v_proj),
+            (attention.o_proj,),
+            (mlp.gate_proj, mlp.up_proj),
+            (mlp.down_proj,),
+        )
+        norms = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
+        self.weights = Weights(
+            layer.input_layernorm.weight,
+            layer.post_attention_layernorm.weight,
+            *(None if norm is None else norm.weight for norm in norms),
+            *(_room(modules, dtype) for modules in self._sources),
+        )
+        config = attention.config
+        self.shape = Shape(
+            config.num_attention_heads, config.num_key_value_heads, attention.head_dim, attention.scaling,
+            layer.input_layernorm.variance_epsilon,
+        )  # fmt: skip
 
     def renew(self) -> None:
-        for linear in (self._qkv, self._out, self._gate_up, self._down):
-            linear.renew()
-
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, cache: SlotCache, index: int) -> Tensor:
-        n = x.shape[0]
-        q, k, v = self._qkv(_norm(x, self._before).to(self._dtype)).view(n, -1, self._size).split(self._heads, 1)
-        if self._q_norm is not None and self._k_norm is not None:
-            q, k = _norm(q, self._q_norm), _norm(k, self._k_norm)
-        qk = _rotate(torch.cat((q, k), 1), cos, sin).to(self._dtype)
-        q, k = qk.split(self._heads[:2], 1)
-        keys, values = cache.update(k[:, :, None], v[:, :, None], index)
-        q = q.view(n, -1, self._shares, self._size)  # query heads that share keys stand as one query's length
-        seen = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=self._scaling)
-        x = x + self._out(seen.reshape(n, -1))
-        gate, up = self._gate_up(_norm(x, self._between).to(self._dtype)).chunk(2, -1)
-        return x + self._down(self._act(gate) * up)
-
-    @property
-    def _heads(self) -> list[int]:
-        return [width // self._size for width in self._qkv.widths]
+        """Copy the layer's weights as they are now."""
+        fused = (self.weights.qkv, self.weights.out, self.weights.gate_up, self.weights.down)
+        for modules, linear in zip(self._sources, fused, strict=True):
+            _copy(modules, linear)
 
 
-class _Linear:
-    """Linear modules of one input as one product, with their adapters beside it."""
-
-    def __init__(self, modules: Sequence[Any], dtype: torch.dtype) -> None:
-        self._modules = modules
-        bases = [getattr(m, "base_layer", m) for m in modules]
-        self.widths = [base.out_features for base in bases]
-        width, depth, device = sum(self.widths), bases[0].in_features, bases[0].weight.device
-        self._weight = torch.empty(depth, width, dtype=dtype, device=device)
-        self._bias = None if bases[0].bias is None else torch.empty(width, dtype=dtype, device=device)
-        self._adapted = [m for m in modules if hasattr(m, "lora_A")]
-        rank = sum(m.r["default"] for m in self._adapted)
-        self._down = torch.zeros(depth, rank, dtype=dtype, device=device) if rank else None
-        self._up = torch.zeros(rank, width, dtype=dtype, device=device) if rank else None
-
-    def renew(self) -> None:
-        column = row = 0
-        for module, width in zip(self._modules, self.widths, strict=True):
-            base = getattr(module, "base_layer", module)
-            self._weight[:, column : column + width].copy_(base.weight.T)
-            if self._bias is not None:
-                self._bias[column : column + width].copy_(base.bias)
-            if self._down is not None and self._up is not None and hasattr(module, "lora_A"):
-                a, b = module.lora_A["default"].weight, module.lora_B["default"].weight
-                self._down[:, row : row + len(a)].copy_(a.T)
-                self._up[row : row + len(a), column : column + width].copy_(b.T * module.scaling["default"])
-                row += len(a)
-            column += width
-
-    def __call__(self, x: Tensor) -> Tensor:
-        y = x @ self._weight if self._bias is None else torch.addmm(self._bias, x, self._weight)
-        return y if self._down is None or self._up is None else torch.addmm(y, x @ self._down, self._up)
+def _room(modules: Sequence[Any], dtype: torch.dtype) -> Linear:
+    bases = [getattr(m, "base_layer", m) for m in modules]
+    width, depth, device = sum(b.out_features for b in bases), bases[0].in_features, bases[0].weight.device
+    rank = sum(m.r["default"] for m in modules if hasattr(m, "lora_A"))
+    return Linear(
+        torch.empty(depth, width, dtype=dtype, device=device),
+        None if bases[0].bias is None else torch.empty(width, dtype=dtype, device=device),
+        torch.zeros(depth, rank, dtype=dtype, device=device) if rank else None,
+        torch.zeros(rank, width, dtype=dtype, device=device) if rank else None,
+    )
 
 
-def _norm(x: Tensor, module: Any) -> Tensor:
-    return F.rms_norm(x, (x.shape[-1],), module.weight.to(x.dtype), module.variance_epsilon)
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = x.chunk(2, -1)
-    return x * cos + torch.cat((-second, first), -1) * sin
+def _copy(modules: Sequence[Any], into: Linear) -> None:
+    column = row = 0
+    for module in modules:
+        base = getattr(module, "base_layer", module)
+        place = slice(column, column + base.out_features)
+        into.weight[:, place].copy_(base.weight.T)
+        if into.bias is not None:
+            into.bias[place].copy_(base.bias)
+        if into.down is not None and into.up is not None and hasattr(module, "lora_A"):
+            a, b = module.lora_A["default"].weight, module.lora_B["default"].weight
+            into.down[:, row : row + len(a)].copy_(a.T)
+            into.up[row : row + len(a), place].copy_(b.T * module.scaling["default"])
+            row += len(a)
+        column = place.stop

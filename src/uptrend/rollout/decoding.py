@@ -90,7 +90,9 @@ class Decoding:
         back = torch.argsort(order)
         return state.ids_nm.cpu()[back].numpy(), state.logprobs_nm.cpu()[back].numpy(), order.tolist()
 
-    def _begin(self, s: _State, lengths: list[int], uniforms_nm: NDArray[np.float32], budget: NDArray[np.int64]) -> None:
+    def _begin(
+        self, s: _State, lengths: list[int], uniforms_nm: NDArray[np.float32], budget: NDArray[np.int64]
+    ) -> None:
         s.positions.copy_(torch.tensor(lengths) - 1)  # `_take` moves on to the first free place
         s.uniforms_nm.copy_(torch.from_numpy(uniforms_nm))
         s.budget.copy_(torch.from_numpy(budget))
@@ -125,7 +127,9 @@ class Decoding:
         key = (*s.uniforms_nm.shape, rows, limits)
         if key not in self._graphs:
             saved = [t.clone() for t in vars(s).values()]
-            s.positions.fill_(self._cache.shape[1] - 1)  # warm-ups write where a real token will be written over
+            s.positions.fill_(
+                self._cache.shape[1] - 1
+            )  # warm-ups write where a real token will be written over
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
@@ -146,7 +150,17 @@ class Decoding:
         if wanted > RETIRE * rows:
             return rows
         front = torch.argsort(s.done[:rows].int(), stable=True)
-        for tensor in (s.tokens, s.positions, s.done, s.budget, s.uniforms_nm, s.ids_nm, s.logprobs_nm, s.order, s.turn):
+        for tensor in (
+            s.tokens,
+            s.positions,
+            s.done,
+            s.budget,
+            s.uniforms_nm,
+            s.ids_nm,
+            s.logprobs_nm,
+            s.order,
+            s.turn,
+        ):
             tensor[:rows] = tensor[:rows][front]
         self._cache.permute(front)
         return wanted

@@ -15,12 +15,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from uptrend.policy.graphed import Graphed
 from uptrend.policy.policy import Policy
 from uptrend.rollout.cache import SlotCache
 from uptrend.rollout.decoder import append, head, make_decoder
 from uptrend.rollout.decoding import Decoding
 from uptrend.rollout.ending import Endings
 from uptrend.rollout.sampler import Extension, Limits
+
+GRAIN = 16
+"""On a GPU prompts are padded to a multiple of this, so that their graphs are reused."""
 
 
 @dataclass
@@ -52,7 +56,10 @@ class InProcessSampler:
         self._decoder = make_decoder(policy)
         self._cache = SlotCache(policy.core.config.num_hidden_layers, policy.device)
         self._decoding = Decoding(policy.device, self._decoder, self._cache)
-        self._endings = Endings(policy.tokenizer, policy.stop_ids, policy.core.config.vocab_size, policy.device)
+        self._endings = Endings(
+            policy.tokenizer, policy.stop_ids, policy.core.config.vocab_size, policy.device
+        )
+        self._compute = Graphed(self._context, policy.device)
         self._streams: dict[int, _Stream] = {}
         self._pending: list[_Request] = []
         self._version = 0
@@ -99,24 +106,31 @@ class InProcessSampler:
             self._decoder.renew()
             self._stale = False
         streams = self._seat(batch)
-        room = [limits.context - s.length - len(s.waiting) - len(r.ids) for s, r in zip(streams, batch, strict=True)]
+        room = [
+            limits.context - s.length - len(s.waiting) - len(r.ids)
+            for s, r in zip(streams, batch, strict=True)
+        ]
         budget = np.clip(room, 0, limits.max_tokens)
         logits_nv = self._read(batch, streams, int(budget.max()))
         uniforms = np.stack([s.draws.random(limits.max_tokens, dtype=np.float32) for s in streams])
         lengths = [s.length for s in streams]
-        ids, logprobs, order = self._decoding.run(logits_nv, lengths, uniforms, budget, limits, self._endings.table(limits))
+        ids, logprobs, order = self._decoding.run(
+            logits_nv, lengths, uniforms, budget, limits, self._endings.table(limits)
+        )
         for row, original in enumerate(order):
             streams[original].row = row
-        return [
-            self._finish(s, ids[i], logprobs[i], int(budget[i]), limits) for i, s in enumerate(streams)
-        ]
+        return [self._finish(s, ids[i], logprobs[i], int(budget[i]), limits) for i, s in enumerate(streams)]
 
-    def _finish(self, stream: _Stream, ids: np.ndarray, logprobs: np.ndarray, budget: int, limits: Limits) -> Extension:  # type: ignore[type-arg]
+    def _finish(
+        self, stream: _Stream, ids: np.ndarray, logprobs: np.ndarray, budget: int, limits: Limits
+    ) -> Extension:  # type: ignore[type-arg]
         count, ended = self._endings.find(ids[:budget], limits)
         if count:
             stream.length += count - 1  # the last sampled token has not been read back yet
             stream.waiting = [int(ids[count - 1])]
-        return Extension(ids[:count].astype(np.int32), logprobs[:count].astype(np.float32), ended, self._version)
+        return Extension(
+            ids[:count].astype(np.int32), logprobs[:count].astype(np.float32), ended, self._version
+        )
 
     def _seat(self, batch: list[_Request]) -> list[_Stream]:
         """Give each stream of the batch the row of its place in it; other streams move behind."""
@@ -153,26 +167,35 @@ class InProcessSampler:
 
     def _prefill(self, contexts: list[tuple[int, ...]], first: int, budget: int) -> Tensor:
         """Each distinct context once, then copied to every row that has it."""
+        distinct = list(dict.fromkeys(contexts))
+        ids_ut, lengths_u = _pad(distinct, self._policy.device, GRAIN)
+        self.prefilled += sum(map(len, distinct))
+        logits_uv, keys, values = self._compute(ids_ut, lengths_u)
+        place = {context: i for i, context in enumerate(distinct)}
+        which = torch.tensor([place[c] for c in contexts], device=self._policy.device)
+        self._grow(first + len(contexts), ids_ut.shape[1] + budget, keys)
+        self._cache.fill(first, keys[:, which], values[:, which])
+        return logits_uv[which]
+
+    def _context(self, ids_ut: Tensor, lengths_u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """A forward pass over whole contexts: the logits after each, and all keys and values."""
         from transformers import DynamicCache
 
-        distinct = list(dict.fromkeys(contexts))
-        ids_ut, lengths_u = _pad(distinct, self._policy.device)
-        self.prefilled += int(lengths_u.sum())
         past = DynamicCache()
         with self._policy.arithmetic():
-            hidden = self._policy.core.get_decoder()(input_ids=ids_ut, past_key_values=past, use_cache=True).last_hidden_state
-        logits_uv = head(self._policy, hidden[torch.arange(len(distinct)), lengths_u - 1]).float()
-        which = torch.tensor([distinct.index(c) for c in contexts], device=self._policy.device)
-        keys, values = ([getattr(layer, name)[which] for layer in past.layers] for name in ("keys", "values"))
-        like = values[0].to(torch.bfloat16) if self._policy.device.type == "cuda" else values[0]
-        self._grow(first + len(contexts), ids_ut.shape[1] + budget, like)
-        self._cache.fill(slice(first, first + len(contexts)), keys, values)
-        return logits_uv[which]
+            out = self._policy.core.get_decoder()(input_ids=ids_ut, past_key_values=past, use_cache=True)
+        rows = torch.arange(len(ids_ut), device=ids_ut.device)
+        logits_uv = head(self._policy, out.last_hidden_state[rows, lengths_u - 1]).float()
+        dtype = torch.bfloat16 if self._policy.device.type == "cuda" else past.layers[0].values.dtype
+        keys, values = (
+            torch.stack([getattr(x, n) for x in past.layers]).to(dtype) for n in ("keys", "values")
+        )
+        return logits_uv, keys, values
 
     def _reread(self, news: list[list[int]], streams: list[_Stream], budget: int) -> Tensor:
         """A later turn: only what was said since goes through the model."""
         ids_nq, lengths_n = _pad(news, self._policy.device)
-        self.prefilled += int(lengths_n.sum())
+        self.prefilled += sum(map(len, news))
         starts = torch.tensor([s.length for s in streams], device=self._policy.device)
         positions_nq = starts[:, None] + torch.arange(ids_nq.shape[1], device=self._policy.device)
         self._grow(0, int(positions_nq.max()) + 1 + budget)
@@ -180,15 +203,14 @@ class InProcessSampler:
         return head(self._policy, hidden[torch.arange(len(news)), lengths_n - 1]).float()
 
     def _grow(self, rows: int, length: int, like: Tensor | None = None) -> None:
-        like = self._cache.keys[0] if like is None else like
-        if like.dim() == 4 and self._cache.reserve(rows, length, like):
+        like = self._cache.keys if like is None else like
+        if like.numel() and self._cache.reserve(rows, length, like):
             self._decoding.forget_graphs()
 
 
-def _pad(lists: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+def _pad(lists: Sequence[Sequence[int]], device: torch.device, grain: int = 1) -> tuple[Tensor, Tensor]:
     """Right-padded ids and true lengths: causal attention never looks at what follows."""
-    lengths = torch.tensor([len(x) for x in lists])
-    ids = torch.zeros(len(lists), int(lengths.max()), dtype=torch.long)
-    for row, tokens in enumerate(lists):
-        ids[row, : len(tokens)] = torch.tensor(tokens)
-    return ids.to(device), lengths.to(device)
+    width = max(map(len, lists))
+    width = -(-width // grain) * grain if device.type == "cuda" else width
+    ids = torch.tensor([[*tokens, *[0] * (width - len(tokens))] for tokens in lists])
+    return ids.to(device), torch.tensor([len(x) for x in lists]).to(device)

@@ -47,7 +47,9 @@ class _Stream:
         """Tokens that the model sampled."""
         self._add(said.ids.tolist(), said.logprobs.tolist(), turn, Role.MODEL, said.version)
 
-    def _add(self, ids: Sequence[int], logprobs: Sequence[float], turn: int, role: Role, version: int) -> None:
+    def _add(
+        self, ids: Sequence[int], logprobs: Sequence[float], turn: int, role: Role, version: int
+    ) -> None:
         self.ids += ids
         self.logprobs += logprobs
         self.turns += [turn] * len(ids)
@@ -66,7 +68,12 @@ class _Stream:
 
 
 async def play_all(
-    seats: Sequence[Seat], sampler: Sampler, renderers: dict[bool, Renderer], limits: Limits, max_turns: int, rows: int = 0
+    seats: Sequence[Seat],
+    sampler: Sampler,
+    renderers: dict[bool, Renderer],
+    limits: Limits,
+    max_turns: int,
+    rows: int = 0,
 ) -> list[Rollout]:
     """Play every seat, at most `rows` side by side (0 for all), in the order given."""
     gate = asyncio.Semaphore(rows or len(seats) or 1)
@@ -78,7 +85,9 @@ async def play_all(
     return list(await asyncio.gather(*(one(i, seat) for i, seat in enumerate(seats))))
 
 
-async def play(seat: Seat, sampler: Sampler, renderer: Renderer, limits: Limits, max_turns: int, stream: int) -> Rollout:
+async def play(
+    seat: Seat, sampler: Sampler, renderer: Renderer, limits: Limits, max_turns: int, stream: int
+) -> Rollout:
     """One rollout, from its first prompt to its score."""
     began = time.perf_counter()
     tokens, messages, reward = _Stream(), list(seat.task.messages), None
@@ -90,7 +99,9 @@ async def play(seat: Seat, sampler: Sampler, renderer: Renderer, limits: Limits,
     if opened is not None:
         try:
             messages = list(opened.messages)
-            ended, error = await _converse(opened, messages, tokens, seat, sampler, renderer, limits, max_turns, stream)
+            ended, error = await _converse(
+                opened, messages, tokens, seat, sampler, renderer, limits, max_turns, stream
+            )
             if error is None:
                 reward, ended, error = await _score(opened, ended)
         finally:

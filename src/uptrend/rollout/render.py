@@ -11,6 +11,8 @@ from typing import Any
 from uptrend.records import Message, TasksetError, Tool
 
 _LAST_WORDS = "uptrend-last-words"
+REMEMBERED = 4096
+"""How many first prompts are kept rendered."""
 
 
 class Renderer:
@@ -18,11 +20,22 @@ class Renderer:
 
     def __init__(self, tokenizer: Any, stop_ids: Sequence[int], chat: bool) -> None:
         if chat and not tokenizer.chat_template:
-            raise TasksetError("These tasks are asked as a chat, but the model has no chat template. Set chat = false in [tasks] and [eval].")
+            raise TasksetError(
+                "These tasks are asked as a chat, but the model has no chat template. Set chat = false in [tasks] and [eval]."
+            )
         self._tokenizer, self._stop_ids, self._chat = tokenizer, set(stop_ids), chat
+        self._firsts: dict[tuple[object, ...], list[int]] = {}
 
     def first(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
         """The ids of a rollout's first prompt."""
+        key = (*((m.role, m.content) for m in messages), *(t.name for t in tools))
+        if key not in self._firsts:  # a group asks for the same prompt many times
+            if len(self._firsts) > REMEMBERED:
+                self._firsts.clear()
+            self._firsts[key] = self._first(messages, tools)
+        return self._firsts[key]
+
+    def _first(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
         if not self._chat:
             ids: list[int] = self._tokenizer("".join(m.content for m in messages)).input_ids
             return ids
@@ -36,7 +49,9 @@ class Renderer:
         whole = self._template([*before, *messages], tools, speak=True)
         head, found, tail = whole.partition(_LAST_WORDS)
         if not found or _LAST_WORDS in tail:
-            raise TasksetError("The model's chat template rewrites what was said before, so a rollout of several turns can't be appended to.")
+            raise TasksetError(
+                "The model's chat template rewrites what was said before, so a rollout of several turns can't be appended to."
+            )
         ids = self._encode(tail)
         closed = bool(said) and said[-1] in self._stop_ids
         return ids[1:] if closed and ids[0] == said[-1] else ids
@@ -53,7 +68,10 @@ class Renderer:
 
     def _template(self, messages: Sequence[Message], tools: Sequence[Tool], *, speak: bool) -> str:
         schemas = [
-            {"type": "function", "function": {"name": t.name, "description": t.description, "parameters": dict(t.parameters)}}
+            {
+                "type": "function",
+                "function": {"name": t.name, "description": t.description, "parameters": dict(t.parameters)},
+            }
             for t in tools
         ]
         text: str = self._tokenizer.apply_chat_template(

@@ -36,7 +36,14 @@ def evaluate(table: Table, held_out: HeldOut, step: int, config: Config) -> tupl
 
 def _seats(held_out: HeldOut, step: int, attempts: int, config: Config) -> list[Seat]:
     return [
-        Seat(task, held_out.taskset, step, f"eval-{step:06d}-{n:04d}", i, derive(config.seed, "eval", step, n, i))
+        Seat(
+            task,
+            held_out.taskset,
+            step,
+            f"eval-{step:06d}-{n:04d}",
+            i,
+            derive(config.seed, "eval", step, n, i),
+        )
         for n, task in enumerate(held_out.tasks)
         for i in range(attempts)
     ]

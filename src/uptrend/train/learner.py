@@ -4,19 +4,20 @@ b = sequence, s = sampled token of it (padded), m = sampled tokens of a micro-ba
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from uptrend.algo import Sums, attention_mask, loss_mask, objective, prepare
+from uptrend.algo import Batch, Sums, attention_mask, loss_mask, objective, prepare
 from uptrend.config import Config
+from uptrend.policy.graphed import Graphed
 from uptrend.policy.optimiser import Applied, Optimiser, learning_rate
 from uptrend.policy.policy import Policy
 from uptrend.records import Ending, Role, Rollout
-from uptrend.train.pack import Cost, Line, Micro, pack
+from uptrend.train.pack import Cost, Grain, Line, Micro, pack
 
 
 @dataclass(frozen=True)
@@ -65,13 +66,18 @@ def experience(rollouts: Sequence[Rollout], config: Config) -> Experience:
     flat = [(n, r, s) for n, r in enumerate(rollouts) for s in r.sequences]
     lines = [_line(s.ids, s.roles, numbers[r.group], n) for n, r, s in flat]
     longest = max(1, *(len(line.sampled) for line in lines))
+    most = config.sampling.max_tokens * config.sampling.max_turns
+    longest = min(most, -(-longest // 32) * 32)  # few shapes: see Grain
     sampler = np.zeros((len(flat), longest), np.float32)
     real = np.zeros((len(flat), longest), bool)
     for b, (line, (_, _, s)) in enumerate(zip(lines, flat, strict=True)):
         sampler[b, : len(line.sampled)] = s.sampler[line.sampled]
         real[b, : len(line.sampled)] = True
     cut = (Ending.LENGTH, Ending.CONTEXT_FULL)
-    out = [r.reward is None or not r.kept or (config.learning.mask_truncated and r.ended in cut) for _, r, _ in flat]
+    out = [
+        r.reward is None or not r.kept or (config.learning.mask_truncated and r.ended in cut)
+        for _, r, _ in flat
+    ]
     real_bs = torch.from_numpy(real)
     roles_bs = torch.full(real.shape, int(Role.MODEL))
     return Experience(
@@ -97,57 +103,106 @@ class Learner:
     def __init__(self, policy: Policy, optimiser: Optimiser, config: Config) -> None:
         self._policy, self._optimiser, self._config = policy, optimiser, config
         core = policy.core.config
-        layers = sum(p.numel() for n, p in policy.core.named_parameters() if "embed" not in n and "lm_head" not in n)
+        layers = sum(
+            p.numel() for n, p in policy.core.named_parameters() if "embed" not in n and "lm_head" not in n
+        )
         # A pair costs one multiplication for the product of query and key and one for the value, a channel and layer.
         self._cost = Cost(token=layers, pair=2.0 * core.hidden_size * core.num_hidden_layers)
         self._dropout = config.model.lora is not None and config.model.lora.dropout > 0
+        device = policy.device
+        self._grain = Grain(64, 512) if device.type == "cuda" else Grain()
+        self._by_policy = Graphed(lambda *x: self._forward(*x)[:1], device)
+        self._by_reference = Graphed(lambda *x: self._forward(*x, reference=True)[:1], device)
+        self._by_gradient = Graphed(self._gradient, device)
 
     def look(self, exp: Experience, *, reference: bool) -> Tensor:
         """Log-probabilities of every sampled token without a gradient, by the policy or by the reference."""
-        out_bs = torch.full(exp.sampler_bs.shape, torch.nan, device=self._policy.device)
+        out_bs = torch.full(_roomy(exp), torch.nan, device=self._policy.device)
         quiet = self._policy.as_reference() if reference else torch.no_grad()
+        forward = self._by_reference if reference else self._by_policy
         with quiet:
             for micro in self._micros(exp, range(len(exp.lines))):
-                logprobs_m, _ = self._forward(micro, reference=reference)
+                (logprobs_m,) = forward(*micro.tensors)
                 out_bs[micro.lines[micro.at_m[0]], micro.at_m[1]] = logprobs_m
-        return out_bs
+        return out_bs[:, :-1]
 
     def update(
-        self, exp: Experience, advantages_b: Tensor, step: int, *, old_bs: Tensor | None, reference_bs: Tensor | None
+        self,
+        exp: Experience,
+        advantages_b: Tensor,
+        step: int,
+        *,
+        old_bs: Tensor | None,
+        reference_bs: Tensor | None,
     ) -> Update:
         """All of a step's optimiser updates; `old_bs` is asked for wherever there is more than one."""
         learning, device = self._config.learning, self._policy.device
-        learner_bs = torch.full(exp.sampler_bs.shape, torch.nan, device=device) if old_bs is None else old_bs
+        looked_bs = torch.full(_roomy(exp), torch.nan, device=device)
         weights_bs = torch.zeros(exp.sampler_bs.shape, device=device)
-        applied: list[Applied] = []
-        lr = learning_rate(learning, step)
-        mask_bs, sampler_bs, rollouts_b = (x.to(device) for x in (exp.mask_bs, exp.sampler_bs, exp.rollouts_b))
+        mask_bs, sampler_bs, rollouts_b = (
+            x.to(device) for x in (exp.mask_bs, exp.sampler_bs, exp.rollouts_b)
+        )
         advantages_bs = advantages_b.to(device)[:, None].expand(mask_bs.shape)
-        total, padding = None, []
+        lr, applied, padding = learning_rate(learning, step), list[Applied](), list[float]()
+        total: Tensor | None = None
         for last, rows in self._minibatches(exp):
+            on = rows.to(device)
             whole = prepare(
-                mask_bs[rows], rollouts_b[rows], advantages_bs[rows], learning, self._most_tokens(),
-                old_bt=None if old_bs is None else old_bs[rows], sampler_bt=sampler_bs[rows],
-                reference_bt=None if reference_bs is None else reference_bs[rows],
+                mask_bs[on], rollouts_b[on], advantages_bs[on], learning, self._most_tokens(),
+                old_bt=None if old_bs is None else old_bs[on], sampler_bt=sampler_bs[on],
+                reference_bt=None if reference_bs is None else reference_bs[on],
             )  # fmt: skip
-            weights_bs[rows] = whole.weights_bt
-            place = {int(b): i for i, b in enumerate(rows)}
-            for micro in self._micros(exp, [int(b) for b in rows if self._teaches(exp, advantages_b, int(b))]):
-                own = torch.tensor([place[int(b)] for b in micro.lines.tolist()], device=device)
-                part = whole.rows(own)
-                with self._learning():
-                    logprobs_m, entropy_m = self._forward(micro)
-                    logprobs_bs, entropy_bs = (torch.zeros_like(part.weights_bt).index_put(micro.at_m, x) for x in (logprobs_m, entropy_m))
-                    loss, sums = objective(logprobs_bs, entropy_bs, part, learning)
-                    loss.backward()  # type: ignore[no-untyped-call]
+            weights_bs[on] = whole.weights_bt
+            place = {b: i for i, b in enumerate(rows.tolist())}
+            for micro in self._micros(exp, [b for b in place if self._teaches(advantages_b, b)]):
+                part = whole.rows(torch.tensor([place[b] for b in micro.numbers], device=device))
+                logprobs_m, sums = self._accumulate(micro, part)
                 if last:
                     total = sums if total is None else total + sums
-                if old_bs is None:
-                    learner_bs[micro.lines[micro.at_m[0]], micro.at_m[1]] = logprobs_m.detach()
-                padding.append(1 - float(micro.positions_rt.count_nonzero() + len(micro.ids_rt)) / micro.ids_rt.numel())
+                looked_bs[micro.lines[micro.at_m[0]], micro.at_m[1]] = logprobs_m
+                padding.append(micro.padding)
             applied.append(self._optimiser.apply(lr))
-        sums = total if total is not None else _nothing(device)
-        return Update(learner_bs, reference_bs, weights_bs, advantages_b, sums, applied, lr, float(np.mean(padding or [0.0])))
+        return Update(
+            learner_bs=looked_bs[:, :-1] if old_bs is None else old_bs,
+            reference_bs=reference_bs,
+            weights_bs=weights_bs,
+            advantages_b=advantages_b,
+            sums=Sums(*(total if total is not None else torch.zeros(len(fields(Sums)))).cpu()),
+            applied=applied,
+            lr=lr,
+            padding=float(np.mean(padding or [0.0])),
+        )
+
+    def _accumulate(self, micro: Micro, part: Batch) -> tuple[Tensor, Tensor]:
+        """A micro-batch's gradient, added to what is there; its log-probabilities and the objective's sums."""
+        tensors = [
+            part.mask_bt,
+            part.rollouts_b,
+            part.advantages_bt,
+            part.weights_bt,
+            part.entropy_weights_bt,
+        ]
+        optional = [part.old_bt, part.sampler_bt, part.reference_bt]
+        # Sums over whole rollouts look at which rows there are, which a graph can't.
+        function = self._gradient if part.whole_rollouts else self._by_gradient
+        logprobs_m, sums = function(*micro.tensors, *tensors, *optional)
+        return logprobs_m, sums
+
+    def _gradient(self, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Forward, objective and backward as one function of tensors."""
+        micro, given = tensors[: len(tensors) - 8], tensors[len(tensors) - 8 :]
+        learning = self._config.learning
+        part = Batch(*given, whole_rollouts=False)  # type: ignore[arg-type]
+        with self._learning():
+            logprobs_m, entropy_m = self._forward(*micro)
+            at = (micro[-2], micro[-1])
+            room = torch.zeros(
+                part.weights_bt.shape[0], part.weights_bt.shape[1] + 1, device=self._policy.device
+            )
+            logprobs_bs, entropy_bs = (room.index_put(at, x)[:, :-1] for x in (logprobs_m, entropy_m))  # type: ignore[arg-type]
+            loss, sums = objective(logprobs_bs, entropy_bs, part, learning)
+            loss.backward()  # type: ignore[no-untyped-call]
+        return logprobs_m.detach(), torch.stack([getattr(sums, f.name).float() for f in fields(sums)])
 
     @property
     def needs_old(self) -> bool:
@@ -163,19 +218,28 @@ class Learner:
             for part in torch.arange(groups).chunk(learning.minibatches):
                 yield turn == learning.updates - 1, torch.isin(exp.groups_b, part).nonzero().squeeze(1)
 
-    def _teaches(self, exp: Experience, advantages_b: Tensor, b: int) -> bool:
+    def _teaches(self, advantages_b: Tensor, b: int) -> bool:
         """Whether a sequence needs to go through the model at all."""
         return not self._config.learning.skip_dead or bool(advantages_b[b] != 0)
 
     def _micros(self, exp: Experience, numbers: Sequence[int]) -> Iterator[Micro]:
         wanted = [b for b in numbers if len(exp.lines[b].sampled)]
-        for micro in pack(exp.lines, wanted, self._config.learning.tokens, self._cost) if wanted else ():
+        longest = exp.sampler_bs.shape[1]
+        for micro in (
+            pack(exp.lines, wanted, self._config.learning.tokens, self._cost, self._grain, longest)
+            if wanted
+            else ()
+        ):
             yield micro.to(self._policy.device)
 
-    def _forward(self, micro: Micro, *, reference: bool = False) -> tuple[Tensor, Tensor]:
-        hidden = self._policy.hidden(micro.ids_rt, micro.positions_rt, micro.mask, reference=reference)
-        chosen_mh = hidden.flatten(0, 1)[micro.predictors_m]
-        return self._policy.logprobs(chosen_mh, micro.targets_m, self._config.sampling.temperature, reference=reference)
+    def _forward(self, *tensors: Tensor | None, reference: bool = False) -> tuple[Tensor, Tensor]:
+        ids_rt, positions_rt, mask, predictors_m, targets_m, *_ = tensors
+        assert ids_rt is not None and predictors_m is not None and targets_m is not None
+        hidden = self._policy.hidden(ids_rt, positions_rt, mask, reference=reference)
+        chosen_mh = hidden.flatten(0, 1).index_select(0, predictors_m)
+        return self._policy.logprobs(
+            chosen_mh, targets_m, self._config.sampling.temperature, reference=reference
+        )
 
     def _most_tokens(self) -> int:
         return self._config.sampling.max_tokens * self._config.sampling.max_turns
@@ -197,6 +261,6 @@ class _Training:
         self._model.eval()
 
 
-def _nothing(device: torch.device) -> Sums:
-    zero = torch.zeros((), device=device)
-    return Sums(*(zero,) * 9)
+def _roomy(exp: Experience) -> tuple[int, int]:
+    """A place more than the longest line needs: for tokens that only fill up."""
+    return exp.sampler_bs.shape[0], exp.sampler_bs.shape[1] + 1

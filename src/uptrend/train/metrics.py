@@ -54,9 +54,13 @@ def sampling_metrics(rollouts: Sequence[Rollout], dropped: Sequence[Rollout], si
     }
 
 
-def advantage_metrics(rewards_n: torch.Tensor, groups_n: torch.Tensor, advantages_n: torch.Tensor, rollouts: Sequence[Rollout]) -> dict[str, Any]:
+def advantage_metrics(
+    rewards_n: torch.Tensor, groups_n: torch.Tensor, advantages_n: torch.Tensor, rollouts: Sequence[Rollout]
+) -> dict[str, Any]:
     """What there was to learn from."""
-    low, high = (torch.tensor([getattr(r.reward, side, torch.nan) for r in rollouts]) for side in ("low", "high"))
+    low, high = (
+        torch.tensor([getattr(r.reward, side, torch.nan) for r in rollouts]) for side in ("low", "high")
+    )
     dead = dead_groups(rewards_n, groups_n, low, high)
     return {
         "advantage/abs/mean": float(advantages_n.abs().mean()),
@@ -151,4 +155,6 @@ class Clock:
 
     def metrics(self) -> dict[str, Any]:
         """A key a phase, and the whole step."""
-        return {f"seconds/{phase}": s for phase, s in self.phases.items()} | {"seconds/step": time.perf_counter() - self._began}
+        return {f"seconds/{phase}": s for phase, s in self.phases.items()} | {
+            "seconds/step": time.perf_counter() - self._began
+        }

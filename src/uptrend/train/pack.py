@@ -12,7 +12,7 @@ b = sequence, r = row through the model, t = place in it, m = sampled token, s =
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
@@ -51,6 +51,16 @@ class Cost:
 
 
 @dataclass(frozen=True)
+class Grain:
+    """What shapes are rounded up to, so that few of them occur and a GPU's graphs are reused."""
+
+    width: int = 8
+    """Tokens a row; attention kernels like multiples of 8."""
+    sampled: int = 1
+    """Sampled tokens a micro-batch; the ones filled in are written where nobody looks."""
+
+
+@dataclass(frozen=True)
 class Micro:
     """What goes through the model at once."""
 
@@ -58,8 +68,8 @@ class Micro:
     """Which sequences, by number."""
     ids_rt: Tensor
     """Token ids, padded to the right."""
-    positions_rt: Tensor
-    """The position that each token would have alone."""
+    positions_rt: Tensor | None
+    """The position that each token would have alone; None where that is its place."""
     mask: Tensor | None
     """What each token may see, bool [r, 1, t, t]; None for plain causal attention."""
     predictors_m: Tensor
@@ -67,19 +77,32 @@ class Micro:
     targets_m: Tensor
     """The sampled tokens."""
     at_m: tuple[Tensor, Tensor]
-    """For each sampled token: its line's place in `lines`, and its own among the line's sampled tokens."""
+    """For each sampled token: its line's place in `lines`, and its own among the line's sampled tokens.
+
+    Tokens that only fill up go to the place after the longest line's last.
+    """
+
+    numbers: tuple[int, ...]
+    """The same sequences, for the host."""
+    padding: float
+    """The share of `ids_rt` that is padding."""
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """What a forward pass takes, in order."""
+        return self.ids_rt, self.positions_rt, self.mask, self.predictors_m, self.targets_m, *self.at_m
 
     def to(self, device: torch.device) -> "Micro":
         """On another device."""
-        def move(x: Tensor) -> Tensor:
-            return x.to(device, non_blocking=True)
-
-        mask = None if self.mask is None else move(self.mask)
-        at = (move(self.at_m[0]), move(self.at_m[1]))
-        return Micro(move(self.lines), move(self.ids_rt), move(self.positions_rt), mask, move(self.predictors_m), move(self.targets_m), at)
+        tensors = {f.name: getattr(self, f.name) for f in fields(self)}
+        moved = {n: x.to(device, non_blocking=True) for n, x in tensors.items() if isinstance(x, Tensor)}
+        at = (self.at_m[0].to(device, non_blocking=True), self.at_m[1].to(device, non_blocking=True))
+        return replace(self, **moved, at_m=at)
 
 
-def pack(lines: Sequence[Line], numbers: Sequence[int], budget: int, cost: Cost) -> list[Micro]:
+def pack(
+    lines: Sequence[Line], numbers: Sequence[int], budget: int, cost: Cost, grain: Grain, longest: int
+) -> list[Micro]:
     """Micro-batches of at most `budget` tokens, padding included; a row longer than that goes alone."""
     rows: list[list[int]] = []
     for group in _by(numbers, [lines[i].group for i in numbers]):
@@ -91,7 +114,7 @@ def pack(lines: Sequence[Line], numbers: Sequence[int], budget: int, cost: Cost)
             batches[-1].append(row)
         else:
             batches.append([row])
-    return [_lay(lines, batch) for batch in batches]
+    return [_lay(lines, batch, grain, longest) for batch in batches]
 
 
 def _share(lines: Sequence[Line], group: list[int], cost: Cost, budget: int) -> list[list[int]]:
@@ -119,9 +142,9 @@ def _length(lines: Sequence[Line], row: list[int]) -> int:
     return prompt + sum(len(lines[i].ids) - prompt for i in row)
 
 
-def _lay(lines: Sequence[Line], rows: list[list[int]]) -> Micro:
+def _lay(lines: Sequence[Line], rows: list[list[int]], grain: Grain, longest: int) -> Micro:
     """Lay rows out as tensors."""
-    width = -(-max(_length(lines, row) for row in rows) // 8) * 8  # attention kernels like multiples of 8
+    width = _round(max(_length(lines, row) for row in rows), grain.width)
     ids, positions = np.zeros((2, len(rows), width), np.int64)
     part = np.full((len(rows), width), -1, np.int64)
     visible = np.zeros((len(rows), width), bool)
@@ -145,13 +168,18 @@ def _lay(lines: Sequence[Line], rows: list[list[int]]) -> Micro:
             at_line.append(np.full(len(line.sampled), place))
             at_place.append(np.arange(len(line.sampled)))
             end, place = tail.stop, place + 1
+    fill = _round(sum(map(len, targets)), grain.sampled) - sum(map(len, targets))
+    nothing = np.zeros(fill, np.int64)
+    predictors, targets, at_line = [*predictors, nothing], [*targets, nothing], [*at_line, nothing]
+    at_place.append(np.full(fill, longest))
     is_plain = all(len(row) == 1 for row in rows) and bool((visible == (part >= 0)).all())
     tensor = torch.from_numpy
     return Micro(
-        torch.tensor(order), tensor(ids), tensor(positions),
+        torch.tensor(order), tensor(ids), None if is_plain else tensor(positions),
         None if is_plain else see(tensor(part), tensor(visible)),
         tensor(np.concatenate(predictors)), tensor(np.concatenate(targets)),
         (tensor(np.concatenate(at_line)), tensor(np.concatenate(at_place))),
+        tuple(order), float((part < 0).mean()),
     )  # fmt: skip
 
 
@@ -173,6 +201,10 @@ def _by(items: Sequence[int], keys: Sequence[int]) -> list[list[int]]:
     for item, key in zip(items, keys, strict=True):
         found.setdefault(key, []).append(item)
     return list(found.values())
+
+
+def _round(number: int, grain: int) -> int:
+    return -(-number // grain) * grain
 
 
 def _cut(items: list[int], size: int) -> list[list[int]]:

@@ -1,0 +1,69 @@
+"""A function of tensors as CUDA graphs, one for each shape of its inputs.
+
+Launching a small model's thousands of kernels takes the host several times longer than the device takes to
+run them. A graph launches all of them at once. It is captured when a shape comes for the second time, so that
+shapes that come once cost nothing; on a CPU the function is simply called.
+
+What the function writes besides its outputs must keep its address: the flat gradient does, and so does the
+cache.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+MOST = 32
+"""How many graphs one function may have; further shapes run as they are."""
+
+
+@dataclass(frozen=True)
+class _Capture:
+    graph: torch.cuda.CUDAGraph
+    inputs: list[Tensor | None]
+    outputs: tuple[Tensor, ...]
+
+
+class Graphed:
+    """Calls a function, through a CUDA graph where that is possible."""
+
+    pool: tuple[int, int] | None = None
+    """Memory that all graphs share: one runs at a time, and outputs are copied out before the next."""
+
+    def __init__(self, function: Callable[..., tuple[Tensor, ...]], device: torch.device) -> None:
+        self._function, self._device = function, device
+        self._seen: set[tuple[object, ...]] = set()
+        self._captures: dict[tuple[object, ...], _Capture] = {}
+
+    def forget(self) -> None:
+        """Drop all graphs: something that the function writes has moved."""
+        self._captures.clear()
+        self._seen.clear()
+
+    def __call__(self, *inputs: Tensor | None) -> tuple[Tensor, ...]:
+        """The function's outputs."""
+        if self._device.type != "cuda":
+            return self._function(*inputs)
+        key = tuple(None if x is None else (x.shape, x.dtype) for x in inputs)
+        if key not in self._captures:
+            if key not in self._seen or len(self._captures) >= MOST:
+                self._seen.add(key)
+                return self._function(*inputs)
+            self._captures[key] = self._capture(inputs)
+        capture = self._captures[key]
+        for own, given in zip(capture.inputs, inputs, strict=True):
+            if own is not None and given is not None:
+                own.copy_(given, non_blocking=True)
+        capture.graph.replay()
+        return tuple(x.clone() for x in capture.outputs)
+
+    def _capture(self, inputs: tuple[Tensor | None, ...]) -> _Capture:
+        if Graphed.pool is None:
+            Graphed.pool = torch.cuda.graph_pool_handle()
+        own = [None if x is None else x.clone() for x in inputs]
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize(self._device)
+        with torch.cuda.graph(graph, pool=Graphed.pool):
+            outputs = self._function(*own)
+        return _Capture(graph, own, outputs)

@@ -1,0 +1,81 @@
+"""Small random models of several types, as folders that transformers loads, for tests that need no knowledge."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from uptrend.config import Lora, Model
+from uptrend.policy.policy import Policy, load_policy
+from uptrend.policy.tiny import character_tokenizer
+
+TYPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {"tie_word_embeddings": True}),
+    "mistral": ("Mistral", {"sliding_window": None, "head_dim": 12}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen3": ("Qwen3", {"head_dim": 16}),
+    "stablelm": ("StableLm", {}),
+    "phi": ("Phi", {}),
+}
+"""Each type's class name, and what it sets beside the sizes."""
+
+
+def write_model(folder: Path, kind: str = "llama", seed: int = 0, **changes: Any) -> Path:
+    """A model of two layers whose every weight is random, biases and norms included."""
+    tokenizer = character_tokenizer()
+    name, own = TYPES[kind]
+    config = getattr(transformers, f"{name}Config")(
+        **{
+            "vocab_size": len(tokenizer),
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 512,
+            "eos_token_id": tokenizer.eos_token_id,
+            "pad_token_id": tokenizer.pad_token_id,
+            "bos_token_id": None,
+            **own,
+            **changes,
+        }
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = getattr(transformers, f"{name}ForCausalLM")(config)
+        with torch.no_grad():
+            for label, weight in model.named_parameters():
+                centre = 1.0 if "norm" in label and label.endswith("weight") else 0.0
+                weight.copy_(centre + 0.25 * torch.randn(weight.shape))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def make_policy(
+    folder: str | Path, lora: bool = False, reference: bool = False, seed: int = 0, **wish: Any
+) -> Policy:
+    """A policy on the CPU; adapters have a random B, so that they do something."""
+    wanted = Model(name=str(folder), lora=Lora(r=4, alpha=8.0) if lora else None, **wish)
+    policy = load_policy(str(folder), wanted, torch.device("cpu"), seed=seed, keep_reference=reference)
+    if lora:
+        noise = torch.Generator().manual_seed(seed + 1)
+        with torch.no_grad():
+            for label, weight in policy.model.named_parameters():
+                if "lora_B" in label:
+                    weight.copy_(0.1 * torch.randn(weight.shape, generator=noise))
+    return policy
+
+
+def encode(policy: Policy, text: str) -> list[int]:
+    """A text's ids."""
+    ids: list[int] = policy.tokenizer(text).input_ids
+    return ids
+
+
+def full_logits(policy: Policy, ids: list[int]) -> torch.Tensor:
+    """The logits after every token, from transformers' own forward over the whole sequence."""
+    with torch.no_grad():
+        logits: torch.Tensor = policy.model(input_ids=torch.tensor([ids])).logits[0]
+    return logits

