@@ -35,8 +35,8 @@ def save_checkpoint(
     place = folder / "checkpoints" / f"step-{state['step']:06d}"
     beside = place.with_name(f".{place.name}")
     shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir(parents=True)
     try:
+        beside.mkdir(parents=True)
         export(policy, beside)
         memory = optimiser.adamw.state.get(policy.flat.values, {})
         tensors = {name: value.reshape(-1) for name, value in memory.items() if isinstance(value, Tensor)}
@@ -100,7 +100,7 @@ def read_state(place: Path) -> dict[str, Any]:
                 raise CheckpointError(
                     f"{place} is damaged: {name} is not what was written. Remove it to resume from an earlier checkpoint."
                 )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"{place} can't be read ({error}). Remove it to resume from an earlier checkpoint."
         ) from error

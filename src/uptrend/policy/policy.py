@@ -4,6 +4,7 @@ import contextlib
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -140,13 +141,18 @@ def pays_to_compile(wish: Compute, device: torch.device, steps: int) -> bool:
 
 def load_model(source: str, dtype: torch.dtype) -> tuple[Any, Any]:
     """A transformers model and its tokenizer; a PEFT adapter's folder is merged into its base."""
+    from peft import PeftConfig, PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, attn_implementation="sdpa")
+        adapter = (Path(source) / "adapter_config.json").exists()
+        base = PeftConfig.from_pretrained(source).base_model_name_or_path if adapter else source
+        model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype, attn_implementation="sdpa")
+        if adapter:
+            model = PeftModel.from_pretrained(model, source).merge_and_unload().requires_grad_(True)
     except (OSError, ValueError) as error:
         raise ModelError(f"The model {source!r} can't be loaded: {str(error).splitlines()[0]}") from error
     if getattr(model.config, "final_logit_softcapping", None):
