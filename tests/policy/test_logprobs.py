@@ -92,7 +92,9 @@ def test_large_logits_do_not_overflow() -> None:
     parts = (1e3 * h, w, y, a, b)
     mine = with_gradients(token_logprobs, parts, 0.5, torch.float32)
     assert all(x.isfinite().all() for x in mine)
-    torch.testing.assert_close(mine[0].double(), plainly(1e3 * h.double(), w.double(), y, 0.5)[0], rtol=1e-5, atol=1e-2)
+    torch.testing.assert_close(
+        mine[0].double(), plainly(1e3 * h.double(), w.double(), y, 0.5)[0], rtol=1e-5, atol=1e-2
+    )
 
 
 def test_in_bf16_arithmetic_sums_are_still_fp32() -> None:
