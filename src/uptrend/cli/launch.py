@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from uptrend.config import Config, difference, load_config, to_table
 from uptrend.policy.known import need_train_extra
-from uptrend.records import CheckpointError, ConfigError, RecordError, Run, RunDirectory
+from uptrend.records import CheckpointError, ConfigError, ModelError, RecordError, Run, RunDirectory
 from uptrend.records.schema import VERSION
 from uptrend.tasks.pool import HeldOut, Pool, heldout, make_taskset, pool, resolve_options
 from uptrend.train.observer import Observer, Stop
@@ -103,7 +103,7 @@ def make_policy(config: Config, held_out: HeldOut) -> "Policy":
     torch.set_num_threads(config.compute.threads)
     device = choose_device(config.compute.device)
     source = find_model(config.model.name, lambda: demonstrations(held_out))
-    return load_policy(
+    policy = load_policy(
         source,
         config.model,
         device,
@@ -111,6 +111,12 @@ def make_policy(config: Config, held_out: HeldOut) -> "Policy":
         keep_reference=config.learning.kl.beta > 0,
         compiled=pays_to_compile(config.compute, device, config.learning.steps),
     )
+    if policy.window is not None and config.sampling.context > policy.window:
+        raise ModelError(
+            f"{config.model.name} looks back over {policy.window} tokens (sliding_window), which is not done "
+            f"here yet. Set sampling.context to {policy.window} or less; it is {config.sampling.context}."
+        )
+    return policy
 
 
 def load_for_eval(

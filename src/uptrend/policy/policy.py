@@ -87,6 +87,13 @@ class Policy:
         return sum(p.numel() for p in self.core.parameters())
 
     @property
+    def window(self) -> int | None:
+        """How far back attention looks where that is limited; the masks here do not limit it."""
+        config = self.core.config
+        kinds = getattr(config, "layer_types", None) or ["sliding_attention"]
+        return getattr(config, "sliding_window", None) if "sliding_attention" in kinds else None
+
+    @property
     def stop_ids(self) -> tuple[int, ...]:
         """Every token that ends a turn, wherever the model's files say so."""
         said = (
@@ -155,13 +162,20 @@ def load_model(source: str, dtype: torch.dtype) -> tuple[Any, Any]:
             model = PeftModel.from_pretrained(model, source).merge_and_unload().requires_grad_(True)
     except (OSError, ValueError) as error:
         raise ModelError(f"The model {source!r} can't be loaded: {str(error).splitlines()[0]}") from error
-    if getattr(model.config, "final_logit_softcapping", None):
-        raise ModelError(
-            f"{source} caps its logits (final_logit_softcapping), which the learner does not do yet."
-        )
+    _check_head(source, model)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return model, tokenizer
+
+
+def _check_head(source: str, model: Any) -> None:
+    """Refuse models whose logits are more than hidden states times the head: they would be trained as others."""
+    head = model.get_output_embeddings()
+    more = {"a bias of its output layer": getattr(head, "bias", None) is not None}
+    for name, plain in (("final_logit_softcapping", None), ("logits_scaling", 1.0), ("logit_scale", 1.0)):
+        more[name] = getattr(model.config, name, plain) not in (plain, None)
+    if found := [name for name, there in more.items() if there]:
+        raise ModelError(f"{source} changes its logits by {found[0]}, which the learner does not do yet.")
 
 
 def _add_adapters(model: Any, wish: Lora) -> Any:
