@@ -44,5 +44,6 @@ class Endings:
         return len(ids), Ending.LENGTH if len(ids) == limits.max_tokens else Ending.CONTEXT_FULL
 
     def _has_stop(self, ids: NDArray[np.int64], stop: tuple[str, ...]) -> bool:
-        text = self._tokenizer.decode(ids[-16:])  # a stop text can straddle a few tokens, not more
+        longest = max(len(s.encode()) for s in stop)  # a token is at least a byte of it
+        text = self._tokenizer.decode(ids[-max(16, longest) :])
         return any(s in text for s in stop)
