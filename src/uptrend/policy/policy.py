@@ -91,7 +91,8 @@ class Policy:
         """How far back attention looks where that is limited; the masks here do not limit it."""
         config = self.core.config
         kinds = getattr(config, "layer_types", None) or ["sliding_attention"]
-        return getattr(config, "sliding_window", None) if "sliding_attention" in kinds else None
+        size: int | None = getattr(config, "sliding_window", None)
+        return size if "sliding_attention" in kinds else None
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
