@@ -1,4 +1,4 @@
-"""Small random models of several types, as folders that transformers loads, for tests that need no knowledge."""
+"""Small random models of several types, as folders that transformers loads, where no knowledge is needed."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,10 @@ TYPES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("Qwen3", {"head_dim": 16}),
     "stablelm": ("StableLm", {}),
+    "gemma": ("Gemma", {"head_dim": 8}),
+    "gpt_neox": ("GPTNeoX", {}),
     "phi": ("Phi", {}),
+    "granite": ("Granite", {"logits_scaling": 2.0}),
 }
 """Each type's class name, and what it sets beside the sizes."""
 

@@ -1,5 +1,6 @@
 """All weights that train lie in one buffer, and the model does not notice."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,7 @@ def test_groups_are_stretches_that_cover_everything(llama_folder: Path) -> None:
     edges = [(span.start, span.stop) for span in spans.values()]
     assert edges[0][0] == 0
     assert edges[-1][1] == flat.values.numel()
-    assert all(before[1] == after[0] for before, after in zip(edges, edges[1:], strict=False))
+    assert all(before[1] == after[0] for before, after in pairwise(edges))
     for slot in flat.slots:
         span = spans[slot.group]
         assert span.start <= slot.start <= slot.start + slot.shape.numel() <= span.stop

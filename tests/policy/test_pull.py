@@ -11,7 +11,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from uptrend.config import Model
+from models import write_model
+from uptrend.cli.launch import load_for_eval
+from uptrend.config import Lora, Model
 from uptrend.policy import pull as room
 from uptrend.policy.find import find_model
 from uptrend.policy.known import home
@@ -34,9 +36,8 @@ def test_another_file_is_refused_and_leaves_nothing(tmp_path: Path, monkeypatch:
 
 def test_without_a_network_it_is_one_sentence_and_exit_2(tmp_path: Path) -> None:
     (tmp_path / "links").mkdir()
-    env = os.environ | {
-        "UPTREND_HOME": str(tmp_path / "home"), "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path / "links"),
-    }  # fmt: skip
+    links = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path / "links")}
+    env = os.environ | links | {"UPTREND_HOME": str(tmp_path / "home")}
     command = [sys.executable, "-m", "uptrend", "models", "pull", "smollm2-135m"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 2
@@ -114,9 +115,24 @@ def test_a_folder_that_transformers_cannot_load(tmp_path: Path) -> None:
         load_model(find_model(str(tmp_path)), torch.float32)
 
 
-def test_lora_targets_that_fit_nothing(llama_folder: Path) -> None:
-    from uptrend.config import Lora
+@pytest.mark.parametrize(
+    ("kind", "said"), [("phi", "a bias of its output layer"), ("granite", "logits_scaling")]
+)
+def test_a_model_whose_logits_are_more_than_a_product_is_refused(
+    tmp_path: Path, kind: str, said: str
+) -> None:
+    with pytest.raises(ModelError, match=f"changes its logits by {said}"):
+        load_model(str(write_model(tmp_path, kind)), torch.float32)
 
+
+def test_a_context_beyond_a_sliding_window_is_refused(tmp_path: Path) -> None:
+    folder = str(write_model(tmp_path, "mistral", sliding_window=64))
+    with pytest.raises(ModelError, match=r"looks back over 64 tokens .* Set sampling.context to 64 or less"):
+        load_for_eval(folder, "arithmetic", ["sampling.context=65"])
+    assert load_for_eval(folder, "arithmetic", ["sampling.context=64"])[1].window == 64
+
+
+def test_lora_targets_that_fit_nothing(llama_folder: Path) -> None:
     wish = Model(lora=Lora(targets=("nothing_proj",)))
     with pytest.raises(ModelError, match=r"model.lora.targets = \['nothing_proj'\] fits nothing"):
         load_policy(str(llama_folder), wish, torch.device("cpu"), seed=0, keep_reference=False)

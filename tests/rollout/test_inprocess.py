@@ -1,0 +1,325 @@
+"""The sampler in this process against transformers' own forward and generate."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from models import encode, full_logits, make_policy
+from talk import distribution, expected_logprobs, speak
+from uptrend.policy.policy import Policy
+from uptrend.records import Ending
+from uptrend.rollout.inprocess import InProcessSampler
+from uptrend.rollout.sampler import Extension, Limits
+
+LONG = Limits(max_tokens=24, context=400)
+GREEDY = Limits(max_tokens=12, context=400, temperature=0.0)
+PROMPTS = ["Calculate: 7 + 8 = ", "Calculate: 13 - 20 = ", "Calculate: 6 * 12 = ", "Why?"]
+
+
+@pytest.fixture(scope="module")
+def policy(llama_folder: Path) -> Policy:
+    return make_policy(llama_folder)
+
+
+@pytest.fixture
+def sampler(policy: Policy) -> InProcessSampler:
+    return InProcessSampler(policy)
+
+
+def same(one: Extension, other: Extension) -> bool:
+    return (
+        one.ids.tolist() == other.ids.tolist()
+        and one.ended == other.ended
+        and bool(np.allclose(one.logprobs, other.logprobs, atol=1e-4))
+    )
+
+
+def generated(policy: Policy, ids: list[int], count: int) -> list[int]:
+    """transformers' greedy answer."""
+    inputs = torch.tensor([ids])
+    with torch.no_grad():
+        out = policy.model.generate(
+            inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=count, do_sample=False,
+            eos_token_id=list(policy.stop_ids), pad_token_id=policy.tokenizer.pad_token_id,
+        )  # fmt: skip
+    return list(out[0, len(ids) :].tolist())
+
+
+def check_against_generate(policy: Policy, prompts: list[str], limits: Limits) -> None:
+    contexts = [encode(policy, p) for p in prompts]
+    said = speak(InProcessSampler(policy), [(i, c, 0) for i, c in enumerate(contexts)], limits)
+    for context, extension in zip(contexts, said, strict=True):
+        assert extension.ids.tolist() == generated(policy, context, limits.max_tokens)
+        whole = [*context, *extension.ids.tolist()]
+        expected = expected_logprobs(full_logits(policy, whole), whole, extension.ids.tolist(), limits)
+        np.testing.assert_allclose(extension.logprobs, expected, atol=1e-4)
+
+
+def test_greedy_is_generate_for_tiny(tiny_folder: str) -> None:
+    check_against_generate(make_policy(tiny_folder), PROMPTS, GREEDY)
+
+
+def test_greedy_is_generate_for_smollm2(smollm2_folder: str) -> None:
+    prompts = ["Calculate: 7 + 8 = ", "The capital of France is", "Once upon a time"]
+    check_against_generate(make_policy(smollm2_folder), prompts, Limits(8, 400, temperature=0.0))
+
+
+@pytest.mark.parametrize("weights", ["fp32", "bf16"])
+def test_greedy_is_generate_in_either_precision(llama_folder: Path, weights: str) -> None:
+    policy = make_policy(llama_folder, weights=weights)
+    contexts = [encode(policy, p) for p in PROMPTS]
+    said = speak(InProcessSampler(policy), [(i, c, 0) for i, c in enumerate(contexts)], GREEDY)
+    for context, extension in zip(contexts, said, strict=True):
+        theirs = generated(policy, context, 1 if weights == "bf16" else 12)
+        assert extension.ids.tolist()[: len(theirs)] == theirs
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        Limits(10, 400),
+        Limits(10, 400, temperature=0.6),
+        Limits(10, 400, temperature=1.5, top_k=5),
+        Limits(10, 400, top_p=0.7),
+        Limits(10, 400, temperature=0.8, top_k=12, top_p=0.9),
+        Limits(10, 400, top_k=1),
+        Limits(10, 400, top_p=1e-6),
+    ],
+    ids=["plain", "cool", "top-k", "top-p", "all", "one", "least"],
+)
+def test_logprobs_are_those_of_the_distribution_drawn_from(
+    policy: Policy, sampler: InProcessSampler, limits: Limits
+) -> None:
+    contexts = [encode(policy, p) for p in PROMPTS]
+    for context, said in zip(
+        contexts, speak(sampler, [(i, c, i) for i, c in enumerate(contexts)], limits), strict=True
+    ):
+        whole = [*context, *said.ids.tolist()]
+        expected = expected_logprobs(full_logits(policy, whole), whole, said.ids.tolist(), limits)
+        np.testing.assert_allclose(said.logprobs, expected, atol=1e-4)
+    if limits.top_k == 1 or limits.top_p < 0.1:
+        assert np.abs(said.logprobs).max() < 1e-6
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [Limits(1, 400), Limits(1, 400, temperature=0.5, top_k=6), Limits(1, 400, top_p=0.6)],
+    ids=["plain", "top-k", "top-p"],
+)
+def test_tokens_come_as_often_as_they_should(
+    policy: Policy, sampler: InProcessSampler, limits: Limits
+) -> None:
+    context, draws = encode(policy, PROMPTS[0]), 4000
+    said = speak(sampler, [(i, context, i) for i in range(draws)], limits)
+    p = distribution(full_logits(policy, context)[-1], limits)
+    counts = np.bincount([int(s.ids[0]) for s in said], minlength=len(p))
+    assert counts[p == 0].sum() == 0
+    often = p * draws >= 5
+    observed = [*counts[often], counts[~often].sum()]
+    wanted = [*(p[often] * draws), p[~often].sum() * draws]
+    pairs = [(o, w) for o, w in zip(observed, wanted, strict=True) if w > 0]
+    assert len(pairs) > 3
+    assert stats.chisquare(*zip(*pairs, strict=True)).pvalue > 1e-3
+
+
+def test_the_same_seeds_say_the_same(policy: Policy) -> None:
+    asks = [(i, encode(policy, PROMPTS[i % 4]), 100 + i) for i in range(12)]
+    first, second = (speak(InProcessSampler(policy), asks, LONG) for _ in range(2))
+    for one, other in zip(first, second, strict=True):
+        assert np.array_equal(one.ids, other.ids)
+        assert np.array_equal(one.logprobs, other.logprobs)
+    others = speak(InProcessSampler(policy), [(i, c, seed + 1) for i, c, seed in asks], LONG)
+    assert any(not np.array_equal(a.ids, b.ids) for a, b in zip(first, others, strict=True))
+
+
+@pytest.mark.parametrize("limits", [GREEDY, LONG], ids=["greedy", "sampled"])
+def test_what_is_said_does_not_depend_on_the_company(policy: Policy, limits: Limits) -> None:
+    """Turns of many lengths, so that rows are retired all the while."""
+    asks = [(i, encode(policy, PROMPTS[i % 4] + "x" * (i % 5)), 7 * i) for i in range(24)]
+    together = speak(InProcessSampler(policy), asks, limits)
+    if limits == LONG:
+        assert len({len(t.ids) for t in together}) > 4
+    for ask, said in zip(asks, together, strict=True):
+        assert same(said, speak(InProcessSampler(policy), [ask], limits)[0])
+
+
+def test_equal_prompts_are_computed_once(policy: Policy, sampler: InProcessSampler) -> None:
+    first, second = encode(policy, PROMPTS[0]), encode(policy, PROMPTS[1])
+    asks = [(i, first if i % 2 else second, i) for i in range(10)]
+    speak(sampler, asks, LONG)
+    assert sampler.prefilled == len(first) + len(second)
+
+
+def conversation(
+    policy: Policy, sampler: InProcessSampler, limits: Limits, streams: int, turns: int
+) -> Iterator[tuple[int, list[int], Extension]]:
+    """Several streams, each of which hears something else after each of its turns."""
+    heard = {s: encode(policy, PROMPTS[s % 4]) for s in range(streams)}
+    whole: dict[int, list[int]] = {s: [] for s in range(streams)}
+    for turn in range(turns):
+        said = speak(sampler, [(s, heard[s], s) for s in range(streams)], limits)
+        for s, extension in enumerate(said):
+            whole[s] += [*heard[s], *extension.ids.tolist()]
+            heard[s] = encode(policy, f" no, {turn * s}; " + "again " * (s % 3))
+            yield s, list(whole[s]), extension
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [Limits(9, 400), Limits(9, 400, temperature=0.0), Limits(9, 400, stop=("e", "ab", "1 "))],
+    ids=["sampled", "greedy", "stop-texts"],
+)
+def test_later_turns_are_those_of_the_whole_conversation(
+    policy: Policy, sampler: InProcessSampler, limits: Limits
+) -> None:
+    endings = set()
+    for _, whole, said in conversation(policy, sampler, limits, streams=7, turns=4):
+        endings.add(said.ended)
+        expected = expected_logprobs(full_logits(policy, whole), whole, said.ids.tolist(), limits)
+        np.testing.assert_allclose(said.logprobs, expected, atol=2e-4)
+    if limits.stop:
+        assert Ending.STOP_TEXT in endings
+
+
+def test_a_later_turn_pays_only_for_what_is_new(policy: Policy, sampler: InProcessSampler) -> None:
+    context, news = encode(policy, PROMPTS[0]), encode(policy, " and then? ")
+    speak(sampler, [(0, context, 5)], LONG)
+    assert sampler.prefilled == len(context)
+    speak(sampler, [(0, news, 5)], LONG)
+    assert sampler.prefilled == len(context) + 1 + len(news)  # with the last token, said but not yet read
+
+
+def test_streams_at_different_turns_share_a_batch(policy: Policy) -> None:
+    """Three streams begin one batch apart, and each says what it would say alone."""
+    sampler, limits = InProcessSampler(policy), Limits(7, 400)
+    heard = [encode(policy, p) for p in PROMPTS]
+    together: dict[int, list[Extension]] = {s: [] for s in range(3)}
+    for tick in range(5):
+        present = [s for s in range(3) if s <= tick]
+        asks = [(s, heard[s] if tick == s else heard[3], 40 + s) for s in present]
+        for s, said in zip(present, speak(sampler, asks[::-1], limits)[::-1], strict=True):
+            together[s].append(said)
+    for s, turns in together.items():
+        alone = InProcessSampler(policy)
+        for turn, said in enumerate(turns):
+            assert same(said, speak(alone, [(s, heard[3] if turn else heard[s], 40 + s)], limits)[0])
+
+
+def test_streams_that_wait_are_not_disturbed(policy: Policy) -> None:
+    """Two streams pause while others come, grow the buffers and go."""
+    sampler, alone = InProcessSampler(policy), InProcessSampler(policy)
+    limits, context = Limits(7, 400), encode(policy, PROMPTS[0])
+    for s in (0, 1):
+        assert same(speak(sampler, [(s, context, s)], limits)[0], speak(alone, [(s, context, s)], limits)[0])
+    others = [(s, encode(policy, "What is this? " * (s % 4)), s) for s in range(2, 14)]
+    speak(sampler, others, limits)
+    for s in range(2, 14, 2):
+        sampler.release(s)
+    speak(sampler, [(s, context, s) for s in range(3, 14, 2)], limits)
+    news = encode(policy, " go on")
+    for s in (1, 0):
+        assert same(speak(sampler, [(s, news, s)], limits)[0], speak(alone, [(s, news, s)], limits)[0])
+
+
+def test_a_released_stream_begins_anew(policy: Policy, sampler: InProcessSampler) -> None:
+    context = encode(policy, PROMPTS[0])
+    first = speak(sampler, [(0, context, 3)], LONG)[0]
+    sampler.release(0)
+    sampler.release(99)
+    assert same(first, speak(sampler, [(0, context, 3)], LONG)[0])
+
+
+def test_a_stop_token_ends_a_turn_and_belongs_to_it(tiny_folder: str) -> None:
+    policy = make_policy(tiny_folder)
+    said = speak(InProcessSampler(policy), [(0, encode(policy, "Calculate: 1 + 1 = "), 0)], GREEDY)[0]
+    assert said.ended == Ending.STOP_TOKEN
+    assert said.ids[-1] == policy.tokenizer.eos_token_id
+    assert policy.tokenizer.decode(said.ids[:-1]).isdigit()
+    assert len(said.ids) == len(said.logprobs)
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 20])
+def test_a_stop_text_ends_a_turn_at_its_last_token(policy: Policy, length: int) -> None:
+    """Take what is said anyway, and stop at a piece of it that spans several tokens."""
+    free = Limits(24, 400, temperature=0.0)
+    context = encode(policy, PROMPTS[1])
+    said = speak(InProcessSampler(policy), [(0, context, 0)], free)[0]
+    text = [policy.tokenizer.decode([i]) for i in said.ids]
+    assert len(text) == 24
+    stop = "".join(text[2 : 2 + length])
+    end = "".join(text).index(stop) + length
+    limits = Limits(24, 400, temperature=0.0, stop=("never this", stop))
+    stopped = speak(InProcessSampler(policy), [(0, context, 0)], limits)[0]
+    assert stopped.ended == Ending.STOP_TEXT
+    assert stopped.ids.tolist() == said.ids.tolist()[:end]
+
+
+def test_limits_end_a_turn(policy: Policy) -> None:
+    context = encode(policy, PROMPTS[1])
+    sampler = InProcessSampler(policy)
+    said = speak(sampler, [(0, context, 0)], Limits(5, 400, temperature=0.0))[0]
+    assert (len(said.ids), said.ended) == (5, Ending.LENGTH)
+    full = speak(sampler, [(1, context, 0)], Limits(8, len(context) + 3, temperature=0.0))[0]
+    assert (len(full.ids), full.ended) == (3, Ending.CONTEXT_FULL)
+    assert full.ids.tolist() == said.ids.tolist()[:3]
+    exact = speak(sampler, [(2, context, 0)], Limits(3, len(context) + 3, temperature=0.0))[0]
+    assert (len(exact.ids), exact.ended) == (3, Ending.LENGTH)
+
+
+def test_a_stream_without_room_says_nothing_and_disturbs_nobody(policy: Policy) -> None:
+    short, long = encode(policy, PROMPTS[1]), encode(policy, PROMPTS[1] * 3)
+    limits = Limits(6, len(long), temperature=0.0)
+    none, some = speak(InProcessSampler(policy), [(0, long, 0), (1, short, 0)], limits)
+    assert (len(none.ids), none.ended) == (0, Ending.CONTEXT_FULL)
+    assert same(some, speak(InProcessSampler(policy), [(0, short, 0)], limits)[0])
+
+
+def test_the_context_holds_all_turns(policy: Policy, sampler: InProcessSampler) -> None:
+    context = encode(policy, PROMPTS[1])
+    limits = Limits(8, len(context) + 20, temperature=0.0)
+    said = [speak(sampler, [(0, context if turn == 0 else [9, 9], 0)], limits)[0] for turn in range(3)]
+    assert [len(s.ids) for s in said] == [8, 8, 0]  # 8, then 2 + 8, then 2 more and no room
+    assert said[2].ended == Ending.CONTEXT_FULL
+
+
+def test_turns_with_different_limits_may_wait_together(policy: Policy, sampler: InProcessSampler) -> None:
+    context = encode(policy, PROMPTS[0])
+
+    async def both() -> list[Extension]:
+        return list(
+            await asyncio.gather(*(sampler.extend(i, context, x, 1) for i, x in enumerate((GREEDY, LONG))))
+        )
+
+    greedy, free = asyncio.run(both())
+    assert same(greedy, speak(InProcessSampler(policy), [(0, context, 1)], GREEDY)[0])
+    assert same(free, speak(InProcessSampler(policy), [(0, context, 1)], LONG)[0])
+
+
+def test_new_weights_are_used_and_their_version_is_said(llama_folder: Path) -> None:
+    policy = make_policy(llama_folder)
+    sampler, context = InProcessSampler(policy), encode(policy, PROMPTS[0])
+    before = speak(sampler, [(0, context, 1)], GREEDY)[0]
+    with torch.no_grad():
+        policy.flat.values.mul_(1.2)
+    sampler.load((), version=7)
+    after = speak(sampler, [(1, context, 1)], GREEDY)[0]
+    assert (before.version, after.version) == (0, 7)
+    whole = [*context, *after.ids.tolist()]
+    expected = expected_logprobs(full_logits(policy, whole), whole, after.ids.tolist(), GREEDY)
+    np.testing.assert_allclose(after.logprobs, expected, atol=1e-4)
+    assert not np.allclose(before.logprobs, after.logprobs, atol=1e-3)
+
+
+def test_every_waiting_turn_hears_of_an_error(policy: Policy, sampler: InProcessSampler) -> None:
+    context = encode(policy, PROMPTS[0])
+
+    async def both() -> list[Extension | BaseException]:
+        asks = (sampler.extend(i, ids, GREEDY, 0) for i, ids in enumerate((context, [10**6])))
+        return list(await asyncio.gather(*asks, return_exceptions=True))
+
+    assert all(isinstance(answer, IndexError) for answer in asyncio.run(both()))

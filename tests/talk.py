@@ -1,0 +1,42 @@
+"""Asking a sampler, and what a turn's log-probabilities should be, computed by hand."""
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from uptrend.rollout.sampler import Extension, Limits, Sampler
+
+Ask = tuple[int, Sequence[int], int]
+"""A stream, what it hears, and its seed."""
+
+
+def speak(sampler: Sampler, asks: Sequence[Ask], limits: Limits) -> list[Extension]:
+    """What the model says to all of them, asked at once."""
+
+    async def all_of_them() -> list[Extension]:
+        return list(await asyncio.gather(*(sampler.extend(s, ids, limits, seed) for s, ids, seed in asks)))
+
+    return asyncio.run(all_of_them())
+
+
+def distribution(logits: Tensor, limits: Limits) -> np.ndarray:
+    """The probabilities that a token is drawn from, by the definitions of temperature, top-k and top-p."""
+    z = logits.double().numpy() / (limits.temperature or 1.0)
+    p = np.exp(z - z.max())
+    order = np.argsort(-p, kind="stable")
+    if limits.top_k:
+        p[order[limits.top_k :]] = 0
+    p /= p.sum()
+    before = np.concatenate([[0.0], np.cumsum(p[order])[:-1]])
+    p[order[before >= limits.top_p]] = 0
+    return p / p.sum()
+
+
+def expected_logprobs(logits: Tensor, ids: Sequence[int], said: Sequence[int], limits: Limits) -> np.ndarray:
+    """The log-probabilities of the last tokens of `ids`, from the logits after each token of them."""
+    first = len(ids) - len(said)
+    return np.array(
+        [np.log(distribution(logits[first + i - 1], limits)[token]) for i, token in enumerate(said)]
+    )
