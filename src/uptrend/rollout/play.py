@@ -1,6 +1,6 @@
 """Playing tasks: from a task to a finished rollout, many at once.
 
-What fails inside a task (opening it, its answer, its score) is written into the rollout with the boundary at
+What fails inside a task (opening it, its answer, its score, closing it) is written into the rollout with the boundary at
 which it failed; it neither scores 0 nor stops the run. What fails in the sampler stops the run: it is ours.
 """
 
@@ -106,7 +106,10 @@ async def play(
                 reward, ended, error = await _score(opened, ended)
         finally:
             sampler.release(stream)
-            await opened.close()
+            try:
+                await opened.close()
+            except Exception as problem:
+                error = error or f"close: {problem!r}"
     return Rollout(
         step=seat.step, group=seat.group, index=seat.index, task=seat.task.id, family=seat.task.family,
         answer=seat.task.answer, seed=seat.seed, messages=tuple(messages), sequences=(tokens.tokens(),),
