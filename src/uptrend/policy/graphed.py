@@ -10,6 +10,7 @@ cache.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,8 +29,8 @@ class _Capture:
 class Graphed:
     """Calls a function, through a CUDA graph where that is possible."""
 
-    pool: tuple[int, int] | None = None
-    """Memory that all graphs share: one runs at a time, and outputs are copied out before the next."""
+    _keeper: torch.cuda.CUDAGraph | None = None
+    """Keeps the memory that all graphs share: one runs at a time, and outputs are copied out before the next."""
 
     def __init__(self, function: Callable[..., tuple[Tensor, ...]], device: torch.device) -> None:
         self._function, self._device = function, device
@@ -59,11 +60,18 @@ class Graphed:
         return tuple(x.clone() for x in capture.outputs)
 
     def _capture(self, inputs: tuple[Tensor | None, ...]) -> _Capture:
-        if Graphed.pool is None:
-            Graphed.pool = torch.cuda.graph_pool_handle()
         own = [None if x is None else x.clone() for x in inputs]
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self._device)
-        with torch.cuda.graph(graph, pool=Graphed.pool):
+        with torch.cuda.graph(graph, pool=_shared_pool(self._device)):
             outputs = self._function(*own)
         return _Capture(graph, own, outputs)
+
+
+def _shared_pool(device: torch.device) -> Any:
+    """Memory that lives as long as the process: without a graph of its own it would go with the last one."""
+    if Graphed._keeper is None:
+        Graphed._keeper = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(Graphed._keeper):
+            torch.zeros(1, device=device)
+    return Graphed._keeper.pool()

@@ -134,6 +134,9 @@ def load_policy(
     model.eval()
     policy = Policy(model, tokenizer, device, FlatWeights(model), compiled, reference)
     if compiled:
+        torch._dynamo.config.recompile_limit = (
+            64  # with and without gradient, mask, adapters; learner and reference
+        )
         for each in (policy.core, reference):
             for layer in each.get_decoder().layers if each is not None else ():
                 layer.compile(dynamic=True)  # one layer's code serves all of them

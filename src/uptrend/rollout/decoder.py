@@ -60,7 +60,7 @@ class PlainDecoder:
 def append(policy: Policy, ids_nq: Tensor, positions_nq: Tensor, cache: SlotCache) -> Tensor:
     """Several tokens onto every row through the model's own forward; their hidden states."""
     mask = cache.aim(positions_nq)
-    with policy.arithmetic():
+    with policy.arithmetic(), torch.compiler.set_stance("force_eager"):
         out = policy.core.get_decoder()(
             input_ids=ids_nq,
             position_ids=positions_nq,

@@ -182,7 +182,8 @@ class InProcessSampler:
         from transformers import DynamicCache
 
         past = DynamicCache()
-        with self._policy.arithmetic():
+        # Compiled layers would be compiled anew for every layer of a growing cache.
+        with self._policy.arithmetic(), torch.compiler.set_stance("force_eager"):
             out = self._policy.core.get_decoder()(input_ids=ids_ut, past_key_values=past, use_cache=True)
         rows = torch.arange(len(ids_ut), device=ids_ut.device)
         logits_uv = head(self._policy, out.last_hidden_state[rows, lengths_u - 1]).float()

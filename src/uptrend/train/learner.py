@@ -110,7 +110,8 @@ class Learner:
         self._cost = Cost(token=layers, pair=2.0 * core.hidden_size * core.num_hidden_layers)
         self._dropout = config.model.lora is not None and config.model.lora.dropout > 0
         device = policy.device
-        self._grain = Grain(64, 512) if device.type == "cuda" else Grain()
+        self._grain = Grain(16, 512) if device.type == "cuda" else Grain()
+        self._laid: tuple[Experience, tuple[int, ...], list[Micro]] | None = None
         self._by_policy = Graphed(lambda *x: self._forward(*x)[:1], device)
         self._by_reference = Graphed(lambda *x: self._forward(*x, reference=True)[:1], device)
         self._by_gradient = Graphed(self._gradient, device)
@@ -222,15 +223,14 @@ class Learner:
         """Whether a sequence needs to go through the model at all."""
         return not self._config.learning.skip_dead or bool(advantages_b[b] != 0)
 
-    def _micros(self, exp: Experience, numbers: Sequence[int]) -> Iterator[Micro]:
-        wanted = [b for b in numbers if len(exp.lines[b].sampled)]
-        longest = exp.sampler_bs.shape[1]
-        for micro in (
-            pack(exp.lines, wanted, self._config.learning.tokens, self._cost, self._grain, longest)
-            if wanted
-            else ()
-        ):
-            yield micro.to(self._policy.device)
+    def _micros(self, exp: Experience, numbers: Sequence[int]) -> list[Micro]:
+        """What goes through the model, laid out once for all passes over the same sequences."""
+        wanted = tuple(b for b in numbers if len(exp.lines[b].sampled))
+        if self._laid is None or self._laid[0] is not exp or self._laid[1] != wanted:
+            tokens, longest = self._config.learning.tokens, exp.sampler_bs.shape[1]
+            micros = pack(exp.lines, wanted, tokens, self._cost, self._grain, longest) if wanted else []
+            self._laid = (exp, wanted, [micro.to(self._policy.device) for micro in micros])
+        return self._laid[2]
 
     def _forward(self, *tensors: Tensor | None, reference: bool = False) -> tuple[Tensor, Tensor]:
         ids_rt, positions_rt, mask, predictors_m, targets_m, *_ = tensors
