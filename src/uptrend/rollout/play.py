@@ -1,7 +1,8 @@
 """Playing tasks: from a task to a finished rollout, many at once.
 
-What fails inside a task (opening it, its answer, its score, closing it) is written into the rollout with the boundary at
-which it failed; it neither scores 0 nor stops the run. What fails in the sampler stops the run: it is ours.
+What fails inside a task (opening it, its answer, its score, closing it) is written into the rollout with the
+boundary at which it failed; it neither scores 0 nor stops the run. What fails in the sampler stops the run: it
+is ours.
 """
 
 import asyncio
