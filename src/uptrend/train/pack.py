@@ -110,7 +110,7 @@ def pack(
     rows.sort(key=lambda row: -_length(lines, row))  # alike lengths together: less padding
     batches: list[list[list[int]]] = []
     for row in rows:
-        if batches and (len(batches[-1]) + 1) * _length(lines, batches[-1][0]) <= budget:
+        if batches and (len(batches[-1]) + 1) * _round(_length(lines, batches[-1][0]), grain.width) <= budget:
             batches[-1].append(row)
         else:
             batches.append([row])
@@ -127,7 +127,8 @@ def _share(lines: Sequence[Line], group: list[int], cost: Cost, budget: int, gra
     singles = [r[0] for r in rollouts]
     choices = [_cut(singles, 1 << k) for k in range(len(singles).bit_length())]
     choices.append([singles])
-    fits = [c for c in choices if max(_length(lines, row) for row in c) <= budget] or choices[:1]
+    widest = [_round(max(_length(lines, row) for row in c), grain.width) for c in choices]
+    fits = [c for c, width in zip(choices, widest, strict=True) if width <= budget] or choices[:1]
     return min(fits, key=lambda c: sum(_price(lines, row, cost, grain) for row in c))
 
 
