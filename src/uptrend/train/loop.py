@@ -93,10 +93,12 @@ def train(parts: Parts, resume: bool = False) -> Stop | None:
                 parts.directory.event("checkpoint", step=step)
         recorder.drain()
     finally:
-        recorder.close()
-        for observer in parts.observers:
-            observer.after(Run(parts.directory.path))
-    return stop
+        try:
+            recorder.close()
+        finally:
+            for observer in parts.observers:
+                observer.after(Run(parts.directory.path))
+    return stop if step < config.learning.steps else None  # a wish after the last step stops nothing
 
 
 def _learn(
