@@ -57,6 +57,7 @@ def train(parts: Parts, resume: bool = False) -> Stop | None:
     if resume:
         state = load_checkpoint(Run(parts.directory.path).checkpoints[-1], policy, optimiser)
         step, cursor = state["step"], Cursor(**state["cursor"])
+        sampler.load((), version=step)
     for observer in parts.observers:
         observer.before(Run(parts.directory.path))
     try:
