@@ -57,5 +57,7 @@ def command(
             run = train(load_config(recipe, sets or ()), runs=runs, name=name, observers=observers)
     finally:
         signal.signal(signal.SIGINT, before)
-    if run.status == "stopped":
+    if run.status == "stopped" and run.checkpoints:
         typer.echo(f"Stopped after step {run.last_step}. Go on with: uptrend train --resume {run.path}")
+    elif run.status == "stopped":
+        typer.echo("Stopped before the first step: there is nothing to go on from.")
