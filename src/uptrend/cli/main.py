@@ -4,9 +4,8 @@ import importlib
 import sys
 from typing import Any
 
-import click
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from uptrend.records import UptrendError
 
@@ -23,15 +22,15 @@ VERBS = {
 class _Verbs(TyperGroup):
     """Loads a verb's module only when it is called, so that `--help` is quick and needs no torch."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: Any) -> list[str]:
         return list(VERBS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in VERBS:
             return None
         module, attribute, summary = VERBS[cmd_name]
         if not ctx.resilient_parsing and "--help" in sys.argv[1:2]:
-            return click.Command(cmd_name, short_help=summary)
+            return TyperCommand(cmd_name, short_help=summary)
         found = getattr(importlib.import_module(module), attribute)
         if isinstance(found, typer.Typer):
             return typer.main.get_command(found)

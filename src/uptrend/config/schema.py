@@ -100,6 +100,8 @@ class Sampling:
     """The most tokens of a rollout, prompt included."""
     stop: tuple[str, ...] = ()
     """Texts that end a turn."""
+    trim: bool = False
+    """Leave a raw prompt's last spaces for the model to say: most tokenizers join them to the word that follows."""
     resample: int = 0
     """How many more times to draw groups in place of dead ones (all rewards equal); 0 keeps them."""
     rows: int = 0

@@ -18,12 +18,13 @@ REMEMBERED = 4096
 class Renderer:
     """Turns messages into ids, through the model's chat template or as raw text."""
 
-    def __init__(self, tokenizer: Any, stop_ids: Sequence[int], chat: bool) -> None:
+    def __init__(self, tokenizer: Any, stop_ids: Sequence[int], chat: bool, trim: bool = False) -> None:
         if chat and not tokenizer.chat_template:
             raise TasksetError(
                 "These tasks are asked as a chat, but the model has no chat template. Set chat = false in [tasks] and [eval]."
             )
         self._tokenizer, self._stop_ids, self._chat = tokenizer, set(stop_ids), chat
+        self._trim = trim
         self._firsts: dict[tuple[object, ...], list[int]] = {}
 
     def first(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
@@ -37,7 +38,8 @@ class Renderer:
 
     def _first(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
         if not self._chat:
-            ids: list[int] = self._tokenizer("".join(m.content for m in messages)).input_ids
+            text = "".join(m.content for m in messages)
+            ids: list[int] = self._tokenizer(text.rstrip(" ") if self._trim else text).input_ids
             return ids
         return self._encode(self._template(messages, tools, speak=True))
 

@@ -29,7 +29,7 @@ class Limits:
     """Texts that end the turn."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Extension:
     """What the model said in one turn."""
 

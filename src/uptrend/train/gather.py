@@ -40,7 +40,7 @@ class Table:
         for seat in seats:
             chat = seat.taskset.chat
             if chat not in self._renderers:
-                self._renderers[chat] = Renderer(self._policy.tokenizer, self._policy.stop_ids, chat)
+                self._renderers[chat] = Renderer(self._policy.tokenizer, self._policy.stop_ids, chat, s.trim)
         limits = Limits(s.max_tokens, s.context, temperature, stop=s.stop)
         if temperature > 0:
             limits = replace(limits, top_p=s.top_p, top_k=s.top_k)

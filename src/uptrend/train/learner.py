@@ -19,6 +19,8 @@ from uptrend.policy.policy import Policy
 from uptrend.records import Ending, Role, Rollout
 from uptrend.train.pack import Cost, Grain, Line, Micro, pack
 
+MODEL = int(Role.MODEL)
+
 
 @dataclass(frozen=True)
 class Experience:
@@ -40,7 +42,7 @@ class Experience:
 
 @dataclass(frozen=True)
 class Update:
-    """What the learner computed and did in a step."""
+    """What the learner computed and did in a step, on the host."""
 
     learner_bs: Tensor
     """Its log-probabilities before the first update; NaN where it did not look."""
@@ -64,7 +66,10 @@ def experience(rollouts: Sequence[Rollout], config: Config) -> Experience:
     """Lay the rollouts' sampled tokens out; failed and dropped ones are there, but not trained."""
     numbers = {group: i for i, group in enumerate(dict.fromkeys(r.group for r in rollouts))}
     flat = [(n, r, s) for n, r in enumerate(rollouts) for s in r.sequences]
-    lines = [_line(s.ids, s.roles, numbers[r.group], n) for n, r, s in flat]
+    visible = _visible([len(s.ids) for _, _, s in flat])
+    lines = [
+        _line(s.ids, s.roles, v, numbers[r.group], n) for (n, r, s), v in zip(flat, visible, strict=True)
+    ]
     longest = max(1, *(len(line.sampled) for line in lines))
     most = config.sampling.max_tokens * config.sampling.max_turns
     longest = min(most, -(-longest // 32) * 32)  # few shapes: see Grain
@@ -90,9 +95,18 @@ def experience(rollouts: Sequence[Rollout], config: Config) -> Experience:
     )
 
 
-def _line(ids: NDArray[np.int32], roles: NDArray[np.int8], group: int, rollout: int) -> Line:
-    sampled = np.flatnonzero(roles == Role.MODEL)
-    visible = attention_mask(torch.ones(1, len(ids), dtype=torch.bool))[0].numpy()
+def _visible(lengths: list[int]) -> list[NDArray[np.bool_]]:
+    """Which tokens of each sequence attention may see."""
+    sizes = torch.tensor(lengths)
+    real_bt = torch.arange(max(lengths, default=0)) < sizes[:, None]
+    seen_bt = attention_mask(real_bt).numpy()
+    return [row[:length] for row, length in zip(seen_bt, lengths, strict=True)]
+
+
+def _line(
+    ids: NDArray[np.int32], roles: NDArray[np.int8], visible: NDArray[np.bool_], group: int, rollout: int
+) -> Line:
+    sampled = (roles == MODEL).nonzero()[0]
     prompt = int(sampled[0]) if len(sampled) else len(ids)
     return Line(ids.astype(np.int64), sampled, visible, prompt, group, rollout)
 
@@ -164,9 +178,9 @@ class Learner:
                 padding.append(micro.padding)
             applied.append(self._optimiser.apply(lr))
         return Update(
-            learner_bs=looked_bs[:, :-1] if old_bs is None else old_bs,
-            reference_bs=reference_bs,
-            weights_bs=weights_bs,
+            learner_bs=(looked_bs[:, :-1] if old_bs is None else old_bs).cpu(),
+            reference_bs=None if reference_bs is None else reference_bs.cpu(),
+            weights_bs=weights_bs.cpu(),
             advantages_b=advantages_b,
             sums=Sums(*(total if total is not None else torch.zeros(len(fields(Sums)))).cpu()),
             applied=applied,

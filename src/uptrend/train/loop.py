@@ -7,24 +7,24 @@ happens: whoever wants to watch, warn or stop is an observer.
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from uptrend.algo import advantages, kl_penalty
 from uptrend.config import Config
 from uptrend.policy.checkpoint import load_checkpoint, save_checkpoint
-from uptrend.policy.measure import Scale
+from uptrend.policy.measure import Movement, Scale
 from uptrend.policy.optimiser import Optimiser
 from uptrend.policy.policy import Policy
 from uptrend.records import Evaluation, Rollout, Run, RunDirectory
 from uptrend.rollout.inprocess import InProcessSampler
 from uptrend.tasks.pool import Cursor, HeldOut, Pool
 from uptrend.train import metrics as measure
+from uptrend.train.annotate import Annotated
 from uptrend.train.evaluate import evaluate
-from uptrend.train.gather import Table, gather
+from uptrend.train.gather import Gathered, Table, gather
 from uptrend.train.learner import Experience, Learner, Update, experience
 from uptrend.train.observer import Observer, StepRecord, Stop
 from uptrend.train.recorder import Recorder
@@ -78,9 +78,8 @@ def train(parts: Parts, resume: bool = False) -> Stop | None:
             sampler.load((), version=step)
             clock.lap("update")
 
-            rollouts = [*_annotate(gathered.rollouts, exp, update), *gathered.dropped]
-            line = _line(step, rollouts, len(gathered.rollouts), exp, update, config) | seen
-            line |= measure.weight_metrics(scale.after())
+            rollouts = Annotated(gathered.rollouts, exp, update, gathered.dropped)
+            line = _line(step, gathered, exp, update, scale.after(), config) | seen
             clock.lap("record")
             line |= clock.metrics() | {"memory/peak/gib": measure.peak_memory_gib(policy.device)}
             recorder.step(step, rollouts, line)
@@ -123,44 +122,17 @@ def _learn(
     return update, measure.advantage_metrics(rewards_n, groups_n, advantages_n, rollouts)
 
 
-def _annotate(rollouts: Sequence[Rollout], exp: Experience, update: Update) -> list[Rollout]:
-    """The rollouts with what the learner computed on each of their tokens."""
-    learner, weights = update.learner_bs.cpu().numpy(), update.weights_bs.cpu().numpy()
-    reference = None if update.reference_bs is None else update.reference_bs.cpu().numpy()
-    advantages_b = update.advantages_b.numpy()
-    rows = iter(range(len(exp.lines)))
-    annotated = []
-    for rollout in rollouts:
-        sequences = []
-        for sequence in rollout.sequences:
-            b = next(rows)
-            line, size = exp.lines[b], len(exp.lines[b].sampled)
-            columns = np.zeros((4, len(line.ids)), np.float32)
-            columns[2:] = np.nan
-            columns[0, line.sampled] = weights[b, :size]
-            columns[1, line.sampled] = advantages_b[b]
-            columns[2, line.sampled] = learner[b, :size]
-            if reference is not None:
-                columns[3, line.sampled] = reference[b, :size]
-            sequences.append(
-                replace(sequence, weights=columns[0], attended=line.visible, advantages=columns[1],
-                        learner=columns[2], reference=None if reference is None else columns[3])
-            )  # fmt: skip
-        annotated.append(replace(rollout, sequences=tuple(sequences)))
-    return annotated
-
-
 def _line(
-    step: int, rollouts: Sequence[Rollout], kept: int, exp: Experience, update: Update, config: Config
+    step: int, gathered: Gathered, exp: Experience, update: Update, moved: Movement, config: Config
 ) -> dict[str, Any]:
-    learned, dropped = rollouts[:kept], rollouts[kept:]
     return {
         "step": step,
         "time": time.time(),
-        **measure.reward_metrics(learned),
-        **measure.sampling_metrics(learned, dropped, config.sampling.size),
+        **measure.reward_metrics(gathered.rollouts),
+        **measure.sampling_metrics(gathered, exp, config.sampling.size),
         **measure.learner_metrics(exp, update),
-        **measure.token_metrics(learned),
+        **measure.token_metrics(gathered.rollouts, exp, update),
+        **measure.weight_metrics(moved),
     }
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from uptrend.algo import dead_groups, effective_sample_size, mean_ratio, mismatch_kl
 from uptrend.policy.measure import Movement
 from uptrend.records import Role, Rollout
+from uptrend.train.gather import Gathered
 from uptrend.train.learner import Experience, Update
 
 
@@ -35,17 +35,18 @@ def reward_metrics(rollouts: Sequence[Rollout]) -> dict[str, Any]:
     }
 
 
-def sampling_metrics(rollouts: Sequence[Rollout], dropped: Sequence[Rollout], size: int) -> dict[str, Any]:
+def sampling_metrics(gathered: Gathered, exp: Experience, size: int) -> dict[str, Any]:
     """How the rollouts went."""
-    lengths = np.array([r.sampled_tokens for r in rollouts])
-    endings = Counter(str(r.ended) for r in rollouts)
-    said: dict[str, set[bytes]] = {}
-    for r in rollouts:
-        said.setdefault(r.group, set()).add(b"|".join(s.ids[s.sampled].tobytes() for s in r.sequences))
+    rollouts = gathered.rollouts
+    lengths = np.bincount(exp.rollouts_b.numpy(), exp.real_bs.sum(1).numpy(), len(rollouts))
+    endings = Counter(r.ended.value for r in rollouts)
+    said: dict[int, set[bytes]] = {}
+    for line in exp.lines:
+        said.setdefault(line.group, set()).add(line.ids[line.sampled].tobytes())
     return {
         "sampling/rollouts/count": len(rollouts),
         "sampling/failed/count": sum(r.reward is None for r in rollouts),
-        "sampling/resampled/groups": len({r.group for r in dropped}),
+        "sampling/resampled/groups": len({r.group for r in gathered.dropped}),
         "sampling/length/mean": float(lengths.mean()),
         "sampling/length/max": int(lengths.max()),
         "sampling/turns/mean": float(np.mean([_turns(r) for r in rollouts])),
@@ -72,7 +73,7 @@ def advantage_metrics(
 
 def learner_metrics(exp: Experience, update: Update) -> dict[str, Any]:
     """What the learner saw and did, and how far it was from the sampler."""
-    learner = update.learner_bs.cpu()
+    learner = update.learner_bs
     looked = exp.mask_bs & ~learner.isnan()
     pair = (learner, exp.sampler_bs, looked)
     s = {name: float(value) for name, value in vars(update.sums).items()}
@@ -111,19 +112,18 @@ def weight_metrics(moved: Movement) -> dict[str, Any]:
     }
 
 
-def token_metrics(rollouts: Sequence[Rollout]) -> dict[str, Any]:
+def token_metrics(rollouts: Sequence[Rollout], exp: Experience, update: Update) -> dict[str, Any]:
     """How many tokens of each role there were, and how many of them were trained."""
     roles = np.concatenate([s.roles for r in rollouts for s in r.sequences])
-    trained = np.concatenate([_trained(s.weights, len(s.ids)) for r in rollouts for s in r.sequences])
+    starts = np.cumsum([0, *(len(line.ids) for line in exp.lines)])
+    places = np.concatenate([line.sampled + start for line, start in zip(exp.lines, starts, strict=False)])
+    trained = np.zeros(len(roles), bool)
+    trained[places] = update.weights_bs[exp.real_bs].numpy() != 0
     counts: dict[str, Any] = {}
     for role in Role:
         counts[f"tokens/{role.name.lower()}/count"] = int((roles == role).sum())
         counts[f"tokens/trained/{role.name.lower()}/count"] = int((trained & (roles == role)).sum())
     return counts
-
-
-def _trained(weights: NDArray[np.float32] | None, length: int) -> NDArray[np.bool_]:
-    return np.zeros(length, bool) if weights is None else np.asarray(weights != 0)
 
 
 def _turns(rollout: Rollout) -> int:

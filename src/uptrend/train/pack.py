@@ -109,11 +109,12 @@ def pack(
         rows += _share(lines, group, cost, budget, grain)
     rows.sort(key=lambda row: -_length(lines, row))  # alike lengths together: less padding
     batches: list[list[list[int]]] = []
-    for row in rows:
-        if batches and (len(batches[-1]) + 1) * _round(_length(lines, batches[-1][0]), grain.width) <= budget:
-            batches[-1].append(row)
-        else:
-            batches.append([row])
+    while rows:
+        most = max(1, budget // _round(_length(lines, rows[0]), grain.width))
+        # Even shares rather than a full batch and a remainder: one shape, one graph.
+        share = -(-len(rows) // -(-len(rows) // most))
+        batches.append(rows[:share])
+        rows = rows[share:]
     return [_lay(lines, batch, grain, longest) for batch in batches]
 
 
@@ -121,22 +122,30 @@ def _share(lines: Sequence[Line], group: list[int], cost: Cost, budget: int, gra
     """Cut a group into rows: as many rollouts side by side as is cheapest."""
     rollouts = _by(group, [lines[i].rollout for i in group])
     prompt = lines[group[0]].ids[: lines[group[0]].prompt]
-    alike = all(len(r) == 1 and np.array_equal(lines[r[0]].ids[: len(prompt)], prompt) for r in rollouts)
+    alike = all(
+        len(r) == 1
+        and lines[r[0]].prompt == len(prompt)
+        and np.array_equal(lines[r[0]].ids[: len(prompt)], prompt)
+        for r in rollouts
+    )
     if not alike:
         return [[i] for r in rollouts for i in r]
     singles = [r[0] for r in rollouts]
-    choices = [_cut(singles, 1 << k) for k in range(len(singles).bit_length())]
-    choices.append([singles])
-    widest = [_round(max(_length(lines, row) for row in c), grain.width) for c in choices]
-    fits = [c for c, width in zip(choices, widest, strict=True) if width <= budget] or choices[:1]
-    return min(fits, key=lambda c: sum(_price(lines, row, cost, grain) for row in c))
+    tails = np.array([len(lines[i].ids) - len(prompt) for i in singles])
+    sizes = sorted({*(1 << k for k in range(len(singles).bit_length())), len(singles)})
+    prices = {size: _price(tails, len(prompt), size, cost, budget, grain) for size in sizes}
+    return _cut(singles, min(sizes, key=lambda size: prices[size]))
 
 
-def _price(lines: Sequence[Line], row: list[int], cost: Cost, grain: Grain) -> float:
-    width = _round(_length(lines, row), grain.width)
+def _price(tails: Ints, prompt: int, size: int, cost: Cost, budget: int, grain: Grain) -> float:
+    """What a group costs with so many rollouts a row; infinite where such a row exceeds the budget."""
+    widths = prompt + np.add.reduceat(tails, np.arange(0, len(tails), size))
+    widths = -(-widths // grain.width) * grain.width
+    if size > 1 and widths.max() > budget:
+        return float("inf")
     # A plain causal row computes half of its pairs, in a kernel about twice as fast as one with a mask.
-    pairs = 0.25 if len(row) == 1 else 1.0
-    return cost.token * width + cost.pair * pairs * width * width
+    pairs = 0.25 if size == 1 else 1.0
+    return float(cost.token * widths.sum() + cost.pair * pairs * (widths * widths).sum())
 
 
 def _length(lines: Sequence[Line], row: list[int]) -> int:
