@@ -1,0 +1,212 @@
+"""`uptrend train` as a process of its own: what it leaves, and that neither a kill nor Ctrl-C changes it."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from uptrend.policy.checkpoint import read_state
+from uptrend.records import Run, RunDirectory
+
+STEPS = 7
+RECIPE = f"""
+name = "small"
+[model]
+name = "tiny"
+[eval]
+tasks = 12
+every = 1                    # a line a step, so that a test can wait for it
+[sampling]
+groups = 4
+size = 4
+max_tokens = 5
+resample = 1
+[learning]
+steps = {STEPS}
+lr = 1e-4
+minibatches = 2
+kl = {{ beta = 0.05 }}
+[checkpoints]
+every = 2
+[compute]
+threads = 1
+"""
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory, tiny_folder: str) -> Path:
+    assert tiny_folder
+    path = tmp_path_factory.mktemp("recipes") / "small.toml"
+    path.write_text(RECIPE)
+    return path
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "uptrend", *map(str, arguments)]
+
+
+def start(*arguments: object) -> subprocess.Popen[str]:
+    env = os.environ | {"PYTHONUNBUFFERED": "1"}
+    return subprocess.Popen(
+        command(*arguments), env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    """Wait for an orderly end; everything that was still said."""
+    said, errors = process.communicate()
+    assert process.returncode == 0, errors
+    return said
+
+
+def wait_for(process: subprocess.Popen[str], step: int) -> None:
+    """Read on until a step was evaluated; no clock, only what the process says."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith(f"held-out after step {step}:"):
+            return
+    raise AssertionError(f"it ended before step {step}: {process.communicate()[1]}")
+
+
+@pytest.fixture(scope="module")
+def whole(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The run that nobody disturbs."""
+    runs = tmp_path_factory.mktemp("whole")
+    said = finish(start("train", recipe, "--runs", runs))
+    assert f"Run: {runs / 'small'}" in said
+    return Run(runs / "small")
+
+
+def lines_of(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Metrics or evaluations without what a clock or the memory says."""
+    clocks = ("time", "seconds", "memory")
+    return [{k: v for k, v in line.items() if k.split("/")[0] not in clocks} for line in lines]
+
+
+def same(one: Run, other: Run) -> None:
+    """Everything but the clocks is equal: every metric, every token, every weight."""
+    assert lines_of(one.metric_lines) == lines_of(other.metric_lines)
+    assert lines_of(one.eval_lines) == lines_of(other.eval_lines)
+    tables = [run.rollouts().drop_columns(["seconds"]) for run in (one, other)]
+    assert [name for name in tables[0].column_names if tables[0][name] != tables[1][name]] == []
+    for line in one.eval_lines:
+        tables = [run.eval_rollouts(line["step"]).drop_columns(["seconds"]) for run in (one, other)]
+        assert tables[0].equals(tables[1])
+    states = [read_state(run.checkpoints[-1]) for run in (one, other)]
+    for key in ("step", "cursor", "files"):
+        assert states[0][key] == states[1][key]
+    assert states[0]["random"]["torch"] == states[1]["random"]["torch"]
+    assert {"model/model.safetensors", "optimiser.safetensors"} <= set(states[0]["files"])
+
+
+def test_a_run_leaves_everything_on_disk(whole: Run) -> None:
+    assert whole.status == "finished"
+    assert {p.name for p in whole.path.iterdir()} == {
+        "run.json", "metrics.jsonl", "evals.jsonl", "events.jsonl", "rollouts", "evals", "checkpoints",
+        ".lock",
+    }  # fmt: skip
+    assert [line["step"] for line in whole.metric_lines] == list(range(1, STEPS + 1))
+    assert [line["step"] for line in whole.eval_lines] == list(range(STEPS + 1))
+    for line in whole.eval_lines:
+        right: list[bool] = whole.eval_rollouts(line["step"])["correct"].to_pylist()
+        assert line["accuracy"] == sum(right) / 12
+    assert [p.name for p in whole.checkpoints] == [f"step-{STEPS:06d}"]
+    assert whole.info["config"]["compute"]["device"] == "cpu"
+    assert whole.info["model"]["parameters"] == whole.info["model"]["trainable"] > 800_000
+    assert whole.info["tasks"]["count"] > 400
+    assert [path for path in whole.path.rglob(".*") if path.name != ".lock"] == []
+
+
+@pytest.fixture
+def killed(recipe: Path, tmp_path: Path) -> Iterator[tuple[Path, int]]:
+    """A run that was killed somewhere after a step that is different every time."""
+    step = random.randint(2, STEPS - 1)
+    process = start("train", recipe, "--runs", tmp_path)
+    wait_for(process, step)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    yield tmp_path / "small", step
+    process.kill()
+
+
+def test_a_killed_run_goes_on_as_if_nothing_had_been(killed: tuple[Path, int], whole: Run) -> None:
+    path, step = killed
+    run = Run(path)
+    assert run.status == "killed"
+    assert step - 1 <= run.last_step <= STEPS
+    saved = int(read_state(run.checkpoints[-1])["step"])
+    assert saved in (step - step % 2, step - 2 + step % 2, step + 1, step), step
+    finish(start("train", "--resume", path, "--quiet"))
+    again = Run(path)
+    assert again.status == "finished"
+    assert [e["event"] for e in again.events].count("resumed") == 1
+    same(again, whole)
+
+
+def test_ctrl_c_finishes_the_step_and_says_how_to_go_on(recipe: Path, tmp_path: Path, whole: Run) -> None:
+    process = start("train", recipe, "--runs", tmp_path)
+    wait_for(process, 1)
+    process.send_signal(signal.SIGINT)
+    said = finish(process)
+    run = Run(tmp_path / "small")
+    assert run.status == "stopped"
+    assert 1 <= run.last_step < STEPS
+    assert f"Stopped after step {run.last_step}. Go on with: uptrend train --resume {run.path}" in said
+    assert [p.name for p in run.checkpoints] == [f"step-{run.last_step:06d}"]
+    finish(start("train", "--resume", run.path))
+    same(Run(run.path), whole)
+
+
+def test_ctrl_c_before_the_first_step(recipe: Path, tmp_path: Path) -> None:
+    process = start(
+        "train", recipe, "--runs", tmp_path, "--set", "eval.tasks=300", "--set", "sampling.rows=1"
+    )
+    events = tmp_path / "small" / "events.jsonl"
+    while not events.exists():  # the run begins with its first evaluation, which takes a while
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    assert "Stopped before the first step" in finish(process)
+    assert Run(tmp_path / "small").status == "stopped"
+
+
+def test_one_writer_at_a_time(whole: Run) -> None:
+    longer = command("train", "--resume", whole.path, "--set", "learning.steps=9")
+    with RunDirectory.reopen(whole.path):
+        done = subprocess.run(longer, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"error: {whole.path} is being written by another process. Wait for it, or choose another --name.\n"
+    )
+
+
+def test_eval_of_a_run_is_its_last_evaluation(whole: Run, tmp_path: Path) -> None:
+    out = tmp_path / "rollouts.parquet"
+    done = subprocess.run(
+        command("eval", whole.path, "--json", "--out", out), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    told, last = json.loads(done.stdout), whole.eval_lines[-1]
+    for key in ("accuracy", "correct", "tasks", "failed", "reward", "by_family", "low", "high", "hash"):
+        assert told[key] == last[key], key
+    import pyarrow.parquet as pq
+
+    theirs = whole.eval_rollouts(STEPS)
+    assert pq.read_table(out)["ids"].to_pylist() == theirs["ids"].to_pylist()
+
+
+def test_the_command_is_a_module_too() -> None:
+    done = subprocess.run(command("models", "list", "--json"), capture_output=True, text=True, check=True)
+    told = json.loads(done.stdout)
+    assert [model["name"] for model in told["models"]] == ["smollm2-135m", "tiny"]
+    assert (
+        subprocess.run(command("--help"), capture_output=True, text=True, check=True).stdout.count("train")
+        > 1
+    )
