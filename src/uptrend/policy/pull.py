@@ -83,6 +83,7 @@ def _dequantise(file: Path, into: Path) -> None:
     )
     # The GGUF's metadata lost which token ends a turn; the published model says <|im_end|>, padded by the same.
     tokenizer.eos_token = tokenizer.pad_token = "<|im_end|>"
+    tokenizer.clean_up_tokenization_spaces = False  # text as it was said
     model.generation_config.eos_token_id = [2, 0]  # <|im_end|> and <|endoftext|>
     model.save_pretrained(into)
     tokenizer.save_pretrained(into)
