@@ -65,6 +65,15 @@ def test_raw_text_is_only_joined():
     assert later == tokenizer("no!").input_ids
 
 
+def test_the_last_space_of_a_raw_prompt_can_be_left_to_the_model():
+    """Where a word's token begins with its space, a prompt that ends with one asks for something rare."""
+    tokenizer = character_tokenizer()
+    trimmed = Renderer(tokenizer, [tokenizer.eos_token_id], chat=False, trim=True)
+    assert trimmed.first([Message("user", " 2 + 2 =  ")], ()) == tokenizer(" 2 + 2 =").input_ids
+    chat = Renderer(tokenizer, [tokenizer.eos_token_id], chat=True, trim=True)
+    assert chat.first(QUESTION, ()) == whole(tokenizer, QUESTION, speak=True)
+
+
 def test_tools_are_told_to_the_template():
     tokenizer = character_tokenizer()
     parameter = "t.function.parameters.properties.word"
