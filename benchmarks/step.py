@@ -72,7 +72,7 @@ class StepWatch:
     def __init__(self, baton: Baton, timing: Timing) -> None:
         self.baton, self.timing, self.began = baton, timing, 0.0
 
-    def before(self, run: Any) -> None:
+    def before(self, run: Any) -> None:  # noqa: ARG002
         self.baton.take("uptrend")
 
     def step(self, record: Any) -> None:
@@ -80,14 +80,12 @@ class StepWatch:
         if record.step > 0:
             self.timing.seconds.append(time.perf_counter() - self.began)
             self.timing.rewards.append(record.metrics["reward/mean"])
-            self.timing.phases.append(
-                {k[8:]: v for k, v in record.metrics.items() if k.startswith("seconds/")}
-            )
+            self.timing.phases.append({k[8:]: v for k, v in record.metrics.items() if k.startswith("seconds/")})
         self.baton.give("uptrend")
         self.baton.take("uptrend")
         self.began = time.perf_counter()
 
-    def after(self, run: Any) -> None:
+    def after(self, run: Any) -> None:  # noqa: ARG002
         self.baton.give("uptrend", last=True)
 
 
@@ -173,10 +171,11 @@ def make_trl(config: Config, args: argparse.Namespace, folder: Path, baton: Bato
         use_transformers_continuous_batching=args.trl_continuous,
     )  # fmt: skip
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    adapters = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
     trainer = GRPOTrainer(
         model=model, args=arguments, processing_class=AutoTokenizer.from_pretrained(source, padding_side="left"),
         train_dataset=Dataset.from_list([{"prompt": p} for p in answers]), reward_funcs=reward, callbacks=[Turns()],
-        peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM") if args.lora else None,
+        peft_config=adapters if args.lora else None,
     )  # fmt: skip
     trainer.remove_callback(PrinterCallback)
     return trainer
@@ -211,18 +210,13 @@ def peak_memory(name: str, argv: list[str]) -> float:
     """GiB at most, of a process that runs one contestant alone for a few steps."""
     command = [sys.executable, __file__, *argv, "--only", name, "--steps", "2"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
-    return (
-        float(json.loads(done.stdout.splitlines()[-1])["peak_gib"]) if done.returncode == 0 else float("nan")
-    )
+    return float(json.loads(done.stdout.splitlines()[-1])["peak_gib"]) if done.returncode == 0 else float("nan")
 
 
 def summary(timing: Timing) -> dict[str, Any]:
     warm = timing.seconds[WARM:]
     quartiles = statistics.quantiles(warm, n=4) if len(warm) > 1 else [float("nan")] * 3
-    phases = {
-        k: statistics.median(p[k] for p in timing.phases[WARM:] if k in p)
-        for k in (timing.phases or [{}])[-1]
-    }
+    phases = {k: statistics.median(p[k] for p in timing.phases[WARM:] if k in p) for k in (timing.phases or [{}])[-1]}
     return {
         "median": statistics.median(warm), "q1": quartiles[0], "q3": quartiles[2], "first": timing.seconds[0],
         "steps": len(warm), "reward_first": statistics.mean(timing.rewards[:3]),
@@ -231,9 +225,7 @@ def summary(timing: Timing) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in {"groups": 16, "size": 16, "tokens": 8, "steps": 12, "budget": 16384}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--lr", type=float, default=1e-5)
@@ -241,12 +233,8 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--lora", action="store_true")
     parser.add_argument("--compile", default="never", choices=["auto", "never", "always"], help="Uptrend's")
-    parser.add_argument(
-        "--trl-continuous", action="store_true", help="TRL's continuous batching instead of generate()"
-    )
-    parser.add_argument(
-        "--only", choices=["uptrend", "trl"], help="one contestant alone, for its peak memory"
-    )
+    parser.add_argument("--trl-continuous", action="store_true", help="TRL's continuous batching instead of generate()")
+    parser.add_argument("--only", choices=["uptrend", "trl"], help="one contestant alone, for its peak memory")
     parser.add_argument("--no-memory", action="store_true", help="leave the memory processes out")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -265,29 +253,23 @@ def main() -> None:
 
 
 def report(args: argparse.Namespace, rows: dict[str, dict[str, Any]]) -> None:
-    where = (
-        torch.cuda.get_device_name()
-        if torch.cuda.is_available()
-        else f"CPU, {torch.get_num_threads()} threads"
-    )
+    where = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
     kind = "LoRA r=16" if args.lora else "full"
     print(
         f"{args.model}, {kind}, {args.groups} x {args.size} rollouts of {args.tokens} tokens, beta {args.beta}, {where}"
     )
     print(f"{'':8} {'median s':>9} {'quartiles':>15} {'first s':>8} {'peak GiB':>9}  reward first → last")
     for name, row in rows.items():
-        quartiles = f"{row['q1']:.3f}–{row['q3']:.3f}"
+        quartiles, peak = f"{row['q1']:.3f}–{row['q3']:.3f}", row.get("peak_gib", float("nan"))
         print(
-            f"{name:8} {row['median']:9.3f} {quartiles:>15} {row['first']:8.2f} {row.get('peak_gib', float('nan')):9.2f}"
+            f"{name:8} {row['median']:9.3f} {quartiles:>15} {row['first']:8.2f} {peak:9.2f}"
             f"  {row['reward_first']:+.2f} → {row['reward_last']:+.2f}"
         )
     print(f"ratio    {rows['trl']['median'] / rows['uptrend']['median']:9.2f} times")
     print("phases   " + ", ".join(f"{k} {v:.3f}" for k, v in rows["uptrend"]["phases"].items()))
     if args.out:
         args.out.write_text(
-            json.dumps(
-                {"args": {k: str(v) for k, v in vars(args).items()}, "where": where, "rows": rows}, indent=1
-            )
+            json.dumps({"args": {k: str(v) for k, v in vars(args).items()}, "where": where, "rows": rows}, indent=1)
         )
 
 

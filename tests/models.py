@@ -56,9 +56,7 @@ def write_model(folder: Path, kind: str = "llama", seed: int = 0, **changes: Any
     return folder
 
 
-def make_policy(
-    folder: str | Path, lora: bool = False, reference: bool = False, seed: int = 0, **wish: Any
-) -> Policy:
+def make_policy(folder: str | Path, lora: bool = False, reference: bool = False, seed: int = 0, **wish: Any) -> Policy:
     """A policy on the CPU; adapters have a random B, so that they do something."""
     wanted = Model(name=str(folder), lora=Lora(r=4, alpha=8.0) if lora else None, **wish)
     policy = load_policy(str(folder), wanted, torch.device("cpu"), seed=seed, keep_reference=reference)

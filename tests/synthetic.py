@@ -41,9 +41,7 @@ def info_of(name: str, overrides: tuple[str, ...] = ()) -> dict[str, Any]:
     }
 
 
-def rollout_of(
-    step: int, group: str = "g0", index: int = 0, correct: bool = True, task: str = "t0"
-) -> Rollout:
+def rollout_of(step: int, group: str = "g0", index: int = 0, correct: bool = True, task: str = "t0") -> Rollout:
     """A rollout of five tokens: two of prompt, three sampled."""
     sequence = Sequence(
         ids=np.array([1, 2, 3, 4, 5], np.int32),
@@ -54,9 +52,7 @@ def rollout_of(
     )
     said = (Message("user", "2 + 3 ="), Message("assistant", "5" if correct else "6"))
     reward = Reward.of("answer", float(correct), 0.0, 1.0, correct)
-    return Rollout(
-        step, group, index, task, "add", "5", 7, said, (sequence,), reward, Ending.STOP_TOKEN, None, 0.1
-    )
+    return Rollout(step, group, index, task, "add", "5", 7, said, (sequence,), reward, Ending.STOP_TOKEN, None, 0.1)
 
 
 def metrics_of(step: int, steps: int, noise: random.Random, lift: float = 0.5) -> dict[str, Any]:

@@ -37,6 +37,4 @@ def distribution(logits: Tensor, limits: Limits) -> np.ndarray:
 def expected_logprobs(logits: Tensor, ids: Sequence[int], said: Sequence[int], limits: Limits) -> np.ndarray:
     """The log-probabilities of the last tokens of `ids`, from the logits after each token of them."""
     first = len(ids) - len(said)
-    return np.array(
-        [np.log(distribution(logits[first + i - 1], limits)[token]) for i, token in enumerate(said)]
-    )
+    return np.array([np.log(distribution(logits[first + i - 1], limits)[token]) for i, token in enumerate(said)])

@@ -45,12 +45,8 @@ except SystemExit as end:
 
 def loaded_after(code: str, folder: Path) -> set[str]:
     """The packages that a fresh process has loaded after running some code."""
-    report = (
-        "\nimport json, sys\nprint('\\n' + json.dumps(sorted({m.partition('.')[0] for m in sys.modules})))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code + report], cwd=folder, capture_output=True, text=True, check=True
-    )
+    report = "\nimport json, sys\nprint('\\n' + json.dumps(sorted({m.partition('.')[0] for m in sys.modules})))"
+    done = subprocess.run([sys.executable, "-c", code + report], cwd=folder, capture_output=True, text=True, check=True)
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 

@@ -17,9 +17,7 @@ from uptrend.config import load_config
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
-    path
-    for pattern in ("*.md", "docs/**/*.md", "recipes/**/*.md", "benchmarks/**/*.md")
-    for path in ROOT.glob(pattern)
+    path for pattern in ("*.md", "docs/**/*.md", "recipes/**/*.md", "benchmarks/**/*.md") for path in ROOT.glob(pattern)
 )
 RECIPES = sorted((ROOT / "recipes").rglob("*.toml"))
 LINK = re.compile(r"(!?)\[[^\]]*\]\(([^)\s]+)\)")

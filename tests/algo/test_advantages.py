@@ -44,9 +44,7 @@ def test_hand_computed_groups_of_unequal_size_out_of_order() -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(steps(), st.sampled_from(SCALES), st.sampled_from(BASELINES), st.randoms())
-def test_order_of_rows_changes_nothing(
-    step: tuple[Tensor, Tensor], scale: str, baseline: str, random
-) -> None:  # type: ignore[no-untyped-def]
+def test_order_of_rows_changes_nothing(step: tuple[Tensor, Tensor], scale: str, baseline: str, random) -> None:  # type: ignore[no-untyped-def]
     rewards, groups = step
     order = list(range(len(rewards)))
     random.shuffle(order)

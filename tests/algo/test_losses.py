@@ -127,17 +127,13 @@ def test_what_lies_outside_the_mask_does_not_matter(name: str) -> None:
     case, learning = make_case(2, [0, 1, 2, 3]), learning_for(name)
     results = []
     for junk in (0.0, 1e4, float("nan")):
-        filled = [
-            x.masked_fill(~case.mask_bt, junk) for x in (case.logprobs_bt, -case.old_bt, case.advantages_bt)
-        ]
+        filled = [x.masked_fill(~case.mask_bt, junk) for x in (case.logprobs_bt, -case.old_bt, case.advantages_bt)]
         logprobs = filled[0].requires_grad_()
         given = (logprobs, -filled[1], filled[2], case.mask_bt, case.rollouts_b)
         terms = LOSSES[name].terms(*given, learning.clip_low, learning.clip_high)
         terms.loss_bt.sum().backward()
         assert logprobs.grad is not None
-        results.append(
-            (terms.loss_bt, terms.ratio_bt, terms.clipped_low_bt, terms.clipped_high_bt, logprobs.grad)
-        )
+        results.append((terms.loss_bt, terms.ratio_bt, terms.clipped_low_bt, terms.clipped_high_bt, logprobs.grad))
     for other in results[1:]:
         for a, b in zip(results[0], other, strict=True):
             assert a.equal(b)

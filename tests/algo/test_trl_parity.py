@@ -55,9 +55,7 @@ def make_trainer(tmp_path_factory: pytest.TempPathFactory) -> Make:
     return make
 
 
-def trl_loss(
-    trainer: GRPOTrainer, case: Case, correction_bt: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+def trl_loss(trainer: GRPOTrainer, case: Case, correction_bt: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """TRL's loss and its gradients by log-probability and entropy, for given log-probabilities."""
     logprobs = case.logprobs_bt.detach().requires_grad_()
     entropy = case.entropy_bt.detach().requires_grad_()

@@ -54,9 +54,7 @@ def command(*arguments: object) -> list[str]:
 
 def start(*arguments: object) -> subprocess.Popen[str]:
     env = os.environ | {"PYTHONUNBUFFERED": "1"}
-    return subprocess.Popen(
-        command(*arguments), env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    return subprocess.Popen(command(*arguments), env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def finish(process: subprocess.Popen[str]) -> str:
@@ -166,9 +164,7 @@ def test_ctrl_c_finishes_the_step_and_says_how_to_go_on(recipe: Path, tmp_path: 
 
 
 def test_ctrl_c_before_the_first_step(recipe: Path, tmp_path: Path) -> None:
-    process = start(
-        "train", recipe, "--runs", tmp_path, "--set", "eval.tasks=300", "--set", "sampling.rows=1"
-    )
+    process = start("train", recipe, "--runs", tmp_path, "--set", "eval.tasks=300", "--set", "sampling.rows=1")
     events = tmp_path / "small" / "events.jsonl"
     while not events.exists():  # the run begins with its first evaluation, which takes a while
         with pytest.raises(subprocess.TimeoutExpired):
@@ -207,7 +203,4 @@ def test_the_command_is_a_module_too() -> None:
     done = subprocess.run(command("models", "list", "--json"), capture_output=True, text=True, check=True)
     told = json.loads(done.stdout)
     assert [model["name"] for model in told["models"]] == ["smollm2-135m", "tiny"]
-    assert (
-        subprocess.run(command("--help"), capture_output=True, text=True, check=True).stdout.count("train")
-        > 1
-    )
+    assert subprocess.run(command("--help"), capture_output=True, text=True, check=True).stdout.count("train") > 1

@@ -74,9 +74,7 @@ def test_a_recipes_evaluation_can_be_taken(llama_folder: Path, tmp_path: Path, s
 def test_an_adapter_can_be_evaluated(llama_folder: Path, tmp_path: Path, say: Say) -> None:
     policy = make_policy(llama_folder, lora=True)
     place = save_checkpoint(tmp_path, policy, Optimiser(policy.flat, Learning()), {"step": 1}, 1)
-    told = json.loads(
-        say("eval", place / "adapter", "--tasks", "arithmetic", "--set", "eval.tasks=5", "--json")
-    )
+    told = json.loads(say("eval", place / "adapter", "--tasks", "arithmetic", "--set", "eval.tasks=5", "--json"))
     assert told["tasks"] == 5
 
 

@@ -43,9 +43,7 @@ def test_show_prints_tasks_and_notes():
 
 
 def test_show_as_json():
-    shown = as_json(
-        "show", "arithmetic", "--set", "tasks.high=3", "--set", 'tasks.operations=["+"]', "--count", "2"
-    )
+    shown = as_json("show", "arithmetic", "--set", "tasks.high=3", "--set", 'tasks.operations=["+"]', "--count", "2")
     assert shown["options"] == {"reward": "exact", "chat": False, "operations": ["+"], "low": 0, "high": 3}
     assert shown["train"] + shown["heldout"] == 16
     assert len(shown["tasks"]) == 2
@@ -81,8 +79,7 @@ def test_a_failed_check_is_exit_code_1(tmp_path):
 def test_validate_a_recipe_checks_each_stage_and_the_evaluation(tmp_path):
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(
-        '[tasks]\ntrain = 60\nstages = [{ start = 1, high = 10 }, { start = 5, name = "mixed" }]\n'
-        "[eval]\ntasks = 50\n"
+        '[tasks]\ntrain = 60\nstages = [{ start = 1, high = 10 }, { start = 5, name = "mixed" }]\n[eval]\ntasks = 50\n'
     )
     found = as_json("validate", str(recipe))
     assert [(r["section"], r["taskset"]) for r in found["reports"]] == [

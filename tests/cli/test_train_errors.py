@@ -82,9 +82,7 @@ def error_of(capsys: pytest.CaptureFixture[str]) -> Say:
         ("learning.skip_dead=true", None),
     ],
 )
-def test_a_bad_value_is_named(
-    recipe: Path, tmp_path: Path, error_of: Say, change: str, said: str | None
-) -> None:
+def test_a_bad_value_is_named(recipe: Path, tmp_path: Path, error_of: Say, change: str, said: str | None) -> None:
     arguments = ["train", recipe, "--runs", tmp_path / "runs", "--set", change]
     if said is None:
         assert "learning.skip_dead = true needs" in error_of(*arguments, "--set", "learning.entropy=0.1")

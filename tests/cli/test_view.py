@@ -65,8 +65,7 @@ def drawn(view: LiveView, width: int) -> list[str]:
 def test_quiet_says_only_the_end(tmp_path: Path) -> None:
     _, told = watch(QuietView, tmp_path / "demo", width=60)
     assert told.splitlines() == [
-        "Held-out accuracy: 37.5% (24.2–53.0) before, 87.5% (73.9–94.5) after step 20; "
-        "40 tasks, 95% intervals.",
+        "Held-out accuracy: 37.5% (24.2–53.0) before, 87.5% (73.9–94.5) after step 20; 40 tasks, 95% intervals.",
         f"Run: {tmp_path / 'demo'}",
     ]
 
@@ -96,9 +95,7 @@ def test_a_stopped_run_says_its_last_step(tmp_path: Path) -> None:
     _, told = watch(LineView, tmp_path / "demo", until=3, evaluations=(0,))
     lines = told.splitlines()
     assert [line.split("  ")[0] for line in lines[1:3]] == ["step 1/20", "step 3/20"]
-    assert lines[3] == (
-        "Held-out accuracy: 37.5% (24.2–53.0) before, not evaluated after; 40 tasks, 95% intervals."
-    )
+    assert lines[3] == ("Held-out accuracy: 37.5% (24.2–53.0) before, not evaluated after; 40 tasks, 95% intervals.")
 
 
 def test_a_run_that_failed_before_anything(tmp_path: Path) -> None:

@@ -14,10 +14,7 @@ from uptrend.config import Config, load_config
 from uptrend.records import ConfigError
 
 PAGE = (Path(__file__).parents[2] / "docs" / "config.md").read_text(encoding="utf-8")
-ROWS = {
-    row[0]: row[1:]
-    for row in re.findall(r"^\| `([\w.]+)` \| (.+?) \| (.*?) ?\| (.+) \|$", PAGE, re.MULTILINE)
-}
+ROWS = {row[0]: row[1:] for row in re.findall(r"^\| `([\w.]+)` \| (.+?) \| (.*?) ?\| (.+) \|$", PAGE, re.MULTILINE)}
 TYPES = {int: "whole number", float: "number", str: "text", bool: "true, false"}
 
 

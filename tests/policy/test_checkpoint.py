@@ -41,9 +41,7 @@ def start(folder: Path, **wish: Any) -> tuple[Policy, Optimiser]:
 
 
 @pytest.mark.parametrize("wish", [{}, {"lora": True}, {"weights": "bf16"}], ids=["full", "lora", "bf16"])
-def test_going_on_from_a_checkpoint_is_going_on(
-    llama_folder: Path, tmp_path: Path, wish: dict[str, Any]
-) -> None:
+def test_going_on_from_a_checkpoint_is_going_on(llama_folder: Path, tmp_path: Path, wish: dict[str, Any]) -> None:
     policy, optimiser = start(llama_folder, **wish)
     torch.manual_seed(1)
     learn(policy, optimiser, 3)
@@ -134,9 +132,7 @@ def test_a_torn_state_is_refused(llama_folder: Path, tmp_path: Path, text: str) 
 
 
 @pytest.mark.parametrize("changes", [{"hidden_size": 64}, {"num_hidden_layers": 3}])
-def test_another_models_checkpoint_is_refused(
-    llama_folder: Path, tmp_path: Path, changes: dict[str, int]
-) -> None:
+def test_another_models_checkpoint_is_refused(llama_folder: Path, tmp_path: Path, changes: dict[str, int]) -> None:
     place = save(tmp_path, *start(llama_folder))
     policy, optimiser = start(write_model(tmp_path / "other", **changes))
     with pytest.raises(CheckpointError, match="does not fit this model"):

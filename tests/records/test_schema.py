@@ -71,9 +71,7 @@ def test_every_field_survives_the_disk(tmp_path: Path) -> None:
         ]
         assert (row["ended"], row["error"], row["seconds"], row["kept"]) == ("turn-limit", None, 1.25, True)
         assert [m["role"] for m in row["messages"]] == ["system", "user", "assistant", "tool", "assistant"]
-        assert json.loads(row["messages"][2]["calls"]) == [
-            {"name": "search", "arguments": {"query": "größe", "n": 3}}
-        ]
+        assert json.loads(row["messages"][2]["calls"]) == [{"name": "search", "arguments": {"query": "größe", "n": 3}}]
         assert row["messages"][1] == {"role": "user", "content": "Größe?", "calls": None}
 
 

@@ -37,9 +37,7 @@ def test_a_number_chooses_the_token_it_falls_on(
 
 def test_greedy_takes_the_likeliest_whatever_is_cut() -> None:
     logits = torch.tensor([[0.0, 3.0, 1.0], [5.0, -1.0, 2.0]])
-    tokens, logprobs = choose(
-        logits, torch.tensor([0.9, 0.0]), Limits(1, 9, temperature=0.0, top_k=2, top_p=0.5)
-    )
+    tokens, logprobs = choose(logits, torch.tensor([0.9, 0.0]), Limits(1, 9, temperature=0.0, top_k=2, top_p=0.5))
     assert tokens.tolist() == [1, 0]
     torch.testing.assert_close(logprobs, torch.log_softmax(logits, -1)[[0, 1], [1, 0]])
 

@@ -111,9 +111,7 @@ def test_logprobs_are_those_of_the_distribution_drawn_from(
     [Limits(1, 400), Limits(1, 400, temperature=0.5, top_k=6), Limits(1, 400, top_p=0.6)],
     ids=["plain", "top-k", "top-p"],
 )
-def test_tokens_come_as_often_as_they_should(
-    policy: Policy, sampler: InProcessSampler, limits: Limits
-) -> None:
+def test_tokens_come_as_often_as_they_should(policy: Policy, sampler: InProcessSampler, limits: Limits) -> None:
     context, draws = encode(policy, PROMPTS[0]), 4000
     said = speak(sampler, [(i, context, i) for i in range(draws)], limits)
     p = distribution(full_logits(policy, context)[-1], limits)
@@ -291,9 +289,7 @@ def test_turns_with_different_limits_may_wait_together(policy: Policy, sampler: 
     context = encode(policy, PROMPTS[0])
 
     async def both() -> list[Extension]:
-        return list(
-            await asyncio.gather(*(sampler.extend(i, context, x, 1) for i, x in enumerate((GREEDY, LONG))))
-        )
+        return list(await asyncio.gather(*(sampler.extend(i, context, x, 1) for i, x in enumerate((GREEDY, LONG)))))
 
     greedy, free = asyncio.run(both())
     assert same(greedy, speak(InProcessSampler(policy), [(0, context, 1)], GREEDY)[0])

@@ -167,9 +167,7 @@ def test_a_prompt_that_does_not_fit_is_scored_unsaid(policy: Policy) -> None:
         ("score", Ending.TASK_ERROR, "score: ValueError('no judge')", 3),
     ],
 )
-def test_what_fails_in_a_task_is_data(
-    policy: Policy, where: str, ended: Ending, said: str, turns: int
-) -> None:
+def test_what_fails_in_a_task_is_data(policy: Policy, where: str, ended: Ending, said: str, turns: int) -> None:
     taskset = Guessing(fails_at=where)
     for rollout in play(policy, taskset):
         assert (rollout.ended, rollout.error, rollout.reward) == (ended, said, None)

@@ -57,10 +57,7 @@ def test_a_turn_that_did_not_close_is_closed():
 def test_raw_text_is_only_joined():
     tokenizer = character_tokenizer()
     renderer = Renderer(tokenizer, [tokenizer.eos_token_id], chat=False)
-    assert (
-        renderer.first([Message("user", "2 + 2"), Message("user", " = ")], ())
-        == tokenizer("2 + 2 = ").input_ids
-    )
+    assert renderer.first([Message("user", "2 + 2"), Message("user", " = ")], ()) == tokenizer("2 + 2 = ").input_ids
     later = renderer.later(tokenizer("4").input_ids, [Message("user", "no"), Message("user", "!")], ())
     assert later == tokenizer("no!").input_ids
 

@@ -48,9 +48,7 @@ def test_counting_prompts_and_answers():
     assert tasks["Count the letters in: banana. Answer: "].answer == "6"
     assert {task.answer for task in tasks.values()} == {str(n) for n in range(1, 11)}
     assert len(tasks) >= 200
-    assert {task.data["kind"] for task in by_prompt(make(Counting, kinds=("letters",))).values()} == {
-        "letters"
-    }
+    assert {task.data["kind"] for task in by_prompt(make(Counting, kinds=("letters",))).values()} == {"letters"}
     assert max(int(task.answer) for task in by_prompt(make(Counting, high=4)).values()) == 4
 
 
@@ -65,9 +63,7 @@ def test_comparison_prompts_and_answers():
 
 def test_binary_prompts_and_answers():
     tasks = by_prompt(make(Binary))
-    assert {p: t.answer for p, t in tasks.items()} == {
-        f"Convert {n} to binary: ": bin(n)[2:] for n in range(16)
-    }
+    assert {p: t.answer for p, t in tasks.items()} == {f"Convert {n} to binary: ": bin(n)[2:] for n in range(16)}
 
 
 @pytest.mark.parametrize("cls", FAMILIES)

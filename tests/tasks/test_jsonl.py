@@ -67,8 +67,7 @@ def test_duplicates_are_removed_and_noted(tmp_path):
     assert len(taskset.heldout(8)) == 8
     assert (taskset.rows, taskset.duplicate_rows) == (11, 3)
     assert taskset.notes == [
-        f"{file}: 3 of 11 rows repeat an earlier prompt and were removed; "
-        "1 of them have another answer than the first"
+        f"{file}: 3 of 11 rows repeat an earlier prompt and were removed; 1 of them have another answer than the first"
     ]
     assert {t.answer for t in taskset.heldout(8) if t.messages[0].content == "0 + 0 = "} == {"0"}
 
@@ -145,9 +144,7 @@ def test_numbers_are_graded_by_distance_and_words_exactly(tmp_path):
     assert [total("o", said) for said in ("42", "43", "13")] == [1.0, 0.5, -1.0]
 
 
-@pytest.mark.skipif(
-    not SHARED.exists(), reason="the sample of real evaluation tasks is not beside this checkout"
-)
+@pytest.mark.skipif(not SHARED.exists(), reason="the sample of real evaluation tasks is not beside this checkout")
 def test_the_real_evaluation_file_loads():
     taskset = make(str(SHARED), split=False)
     tasks = taskset.heldout(500)

@@ -64,9 +64,7 @@ def test_a_table_for_each_family():
 def test_a_short_family_is_noted():
     taskset = make(comparison={"high": 5})
     assert families(taskset.train(200)) == {"arithmetic": 100, "counting": 50, "comparison": 30}
-    assert taskset.notes == [
-        "comparison has 36 tasks, fewer than asked for: 30 to train on, 6 held out (about 3 to 1)"
-    ]
+    assert taskset.notes == ["comparison has 36 tasks, fewer than asked for: 30 to train on, 6 held out (about 3 to 1)"]
 
 
 def test_reward_and_chat_hold_for_all():

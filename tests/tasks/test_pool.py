@@ -109,9 +109,7 @@ def test_a_file_that_only_evaluates_is_used_whole(tmp_path):
 def test_a_file_that_is_also_trained_on_is_split(tmp_path, monkeypatch, stages):
     file = write_sums(tmp_path / "t.jsonl", 20)
     monkeypatch.chdir(tmp_path)
-    config = configure(
-        {"name": "jsonl", "file": file, "stages": stages}, {"name": "jsonl", "file": "t.jsonl"}
-    )
+    config = configure({"name": "jsonl", "file": file, "stages": stages}, {"name": "jsonl", "file": "t.jsonl"})
     held_out = heldout(config)
     assert len(held_out.tasks) == 5
     assert len(pool(config, held_out).stages[-1].tasks) == 15

@@ -34,9 +34,7 @@ def test_recipes_fill_their_pools(path):
     assert config.learning.steps == -(-EPOCHS[path.stem] * config.tasks.train // config.sampling.groups)
     assert config.name == path.stem.replace("_", "-")
     assert path.stem in (FOLDER / "README.md").read_text()
-    assert (config.sampling.groups * config.sampling.size) == ROLLOUTS.get(
-        path.stem, config.sampling.groups * 16
-    )
+    assert (config.sampling.groups * config.sampling.size) == ROLLOUTS.get(path.stem, config.sampling.groups * 16)
 
 
 def test_what_differs():

@@ -18,12 +18,8 @@ def total(rule, said, task):
 
 
 def test_exact():
-    assert grade("exact", "42", product_task()) == Reward(
-        1.0, -1.0, 1.0, True, (Part("exact", 1.0, -1.0, 1.0),)
-    )
-    assert grade("exact", "41", product_task()) == Reward(
-        -1.0, -1.0, 1.0, False, (Part("exact", -1.0, -1.0, 1.0),)
-    )
+    assert grade("exact", "42", product_task()) == Reward(1.0, -1.0, 1.0, True, (Part("exact", 1.0, -1.0, 1.0),))
+    assert grade("exact", "41", product_task()) == Reward(-1.0, -1.0, 1.0, False, (Part("exact", -1.0, -1.0, 1.0),))
 
 
 @pytest.mark.parametrize(

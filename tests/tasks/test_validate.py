@@ -179,9 +179,7 @@ class VaultOptions:
 class VaultPlay:
     """Look the code up with a tool, then say it; the code is made for this play alone."""
 
-    tools = (
-        Tool("look", "The code of a door.", {"type": "object", "properties": {"door": {"type": "integer"}}}),
-    )
+    tools = (Tool("look", "The code of a door.", {"type": "object", "properties": {"door": {"type": "integer"}}}),)
 
     def __init__(self, task, seed):
         self.messages = task.messages

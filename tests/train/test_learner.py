@@ -238,8 +238,7 @@ def test_rewarded_rollouts_become_likelier(llama_folder: Path) -> None:
 
 def test_dead_groups_may_be_skipped(llama_folder: Path) -> None:
     rollouts = [
-        replace(r, reward=Reward.of("r", 1.0, 0.0, 1.0, True)) if r.group == "g1" else r
-        for r in rollouts_of(SHAPES)
+        replace(r, reward=Reward.of("r", 1.0, 0.0, 1.0, True)) if r.group == "g1" else r for r in rollouts_of(SHAPES)
     ]
     weights, looked = [], []
     for skip in (False, True):

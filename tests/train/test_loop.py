@@ -181,9 +181,7 @@ def test_a_run_fails_aloud(start: Start, tmp_path: Path) -> None:
 
 def test_a_curriculum_changes_its_tasks_on_time(start: Start) -> None:
     run = start('tasks.stages=[{start=1}, {start=3, opening="Harder"}]')
-    openings = {
-        step: {r["messages"][0]["content"].split(",")[0] for r in rows(run, step)} for step in (1, 2, 3)
-    }
+    openings = {step: {r["messages"][0]["content"].split(",")[0] for r in rows(run, step)} for step in (1, 2, 3)}
     assert openings == {1: {"Say letters"}, 2: {"Say letters"}, 3: {"Harder"}}
     assert [s["start"] for s in run.info["tasks"]["stages"]] == [1, 3]
 
@@ -258,10 +256,7 @@ def test_k1_is_taken_from_the_reward(start: Start) -> None:
     for step in (1, 2, 3):
         table = rows(run, step)
         numbers = {g: i for i, g in enumerate(dict.fromkeys(r["group"] for r in table))}
-        gaps = [
-            sum(a - b for a, b in zip(r["learner"], r["reference"], strict=True) if a is not None)
-            for r in table
-        ]
+        gaps = [sum(a - b for a, b in zip(r["learner"], r["reference"], strict=True) if a is not None) for r in table]
         rewards = torch.tensor([r["reward"] for r in table])
         groups = torch.tensor([numbers[r["group"]] for r in table])
         taught = advantages(rewards - beta * torch.tensor(gaps), groups, scale="none", baseline="mean")
@@ -280,9 +275,7 @@ def test_several_updates_a_step_are_counted(start: Start) -> None:
 
 
 def test_rollouts_of_several_turns_in_a_chat(start: Start) -> None:
-    run = start(
-        "tasks.turns=3", "tasks.chat=true", "eval.chat=true", "sampling.max_turns=3", "sampling.context=300"
-    )
+    run = start("tasks.turns=3", "tasks.chat=true", "eval.chat=true", "sampling.max_turns=3", "sampling.context=300")
     for row in rows(run):
         assert [m["role"] for m in row["messages"]] == ["user", "assistant"] * 3
         assert max(row["turns"]) == 2

@@ -59,12 +59,8 @@ def prepare(
     reference_bt: Tensor | None = None,
 ) -> Batch:
     """Weigh the tokens of one whole update; `max_tokens` is the most that a rollout may sample."""
-    assert sampler_bt is not None or learning.correction == "none", (
-        "a correction needs the sampler's log-probabilities"
-    )
-    assert reference_bt is not None or learning.kl.beta == 0, (
-        "a KL penalty needs the reference's log-probabilities"
-    )
+    assert sampler_bt is not None or learning.correction == "none", "a correction needs the sampler's log-probabilities"
+    assert reference_bt is not None or learning.kl.beta == 0, "a KL penalty needs the reference's log-probabilities"
     loss = LOSSES[learning.loss]
     return Batch(
         mask_bt=mask_bt,

@@ -52,15 +52,11 @@ class Sums:
         return Sums(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
 
-def objective(
-    logprobs_bt: Tensor, entropy_bt: Tensor, batch: Batch, learning: Learning
-) -> tuple[Tensor, Sums]:
+def objective(logprobs_bt: Tensor, entropy_bt: Tensor, batch: Batch, learning: Learning) -> tuple[Tensor, Sums]:
     """The micro-batch's part of the loss, and its sums; the two tensors are the learner's, now."""
     mask_bt, clips = batch.mask_bt, (learning.clip_low, learning.clip_high)
     old_bt = logprobs_bt.detach() if batch.old_bt is None else batch.old_bt
-    terms = LOSSES[learning.loss].terms(
-        logprobs_bt, old_bt, batch.advantages_bt, mask_bt, batch.rollouts_b, *clips
-    )
+    terms = LOSSES[learning.loss].terms(logprobs_bt, old_bt, batch.advantages_bt, mask_bt, batch.rollouts_b, *clips)
     policy = (batch.weights_bt * terms.loss_bt * _correction(old_bt, batch, learning)).sum()
     kl = learning.kl.beta * (batch.weights_bt * _kl(logprobs_bt, batch, learning.kl.estimator)).sum()
     entropy_bt = within(entropy_bt, mask_bt)

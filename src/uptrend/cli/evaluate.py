@@ -17,7 +17,8 @@ def command(
     tasks: Annotated[
         str | None,
         typer.Option(
-            help="A taskset, a JSONL file of prompt and answer, or a recipe whose [eval] is taken. A run's own [eval] otherwise."
+            help="A taskset, a JSONL file of prompt and answer, or a recipe for its eval section. "
+            "A run's own otherwise."
         ),
     ] = None,
     sets: Annotated[
@@ -51,8 +52,10 @@ def command(
         typer.echo(json.dumps(_plain(held, target, held_out.hash), indent=2))
         return
     low, high = held.interval
+    seconds = time.perf_counter() - began
     typer.echo(
-        f"{target}: {held.accuracy:.1%} of {held.tasks} held-out tasks (95% interval {low:.1%} to {high:.1%}), {time.perf_counter() - began:.1f} s"
+        f"{target}: {held.accuracy:.1%} of {held.tasks} held-out tasks "
+        f"(95% interval {low:.1%} to {high:.1%}), {seconds:.1f} s"
     )
     for family, share in held.by_family.items():
         typer.echo(f"  {family:14} {share:.1%}")

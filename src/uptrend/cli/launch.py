@@ -119,9 +119,7 @@ def make_policy(config: Config, held_out: HeldOut) -> "Policy":
     return policy
 
 
-def load_for_eval(
-    target: str, tasks: str | None, overrides: Iterable[str]
-) -> tuple[Config, "Policy", HeldOut]:
+def load_for_eval(target: str, tasks: str | None, overrides: Iterable[str]) -> tuple[Config, "Policy", HeldOut]:
     """What `uptrend eval` needs: a model or a run's last checkpoint, and the held-out tasks to play."""
     need_train_extra()
     is_run = (Path(target) / "run.json").exists()
@@ -204,9 +202,7 @@ def _info(path: Path, config: Config, tasks: Pool, held_out: HeldOut, policy: "P
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "uptrend": metadata.version("uptrend") if _installed("uptrend") else "unknown",
         "python": platform.python_version(),
-        "packages": {
-            p: metadata.version(p) for p in ("torch", "transformers", "peft", "pyarrow") if _installed(p)
-        },
+        "packages": {p: metadata.version(p) for p in ("torch", "transformers", "peft", "pyarrow") if _installed(p)},
         "machine": {
             "device": str(policy.device),
             "threads": config.compute.threads,
@@ -239,7 +235,8 @@ def _changed(run: Run, overrides: Iterable[str]) -> Config:
     wrong = [key for key in difference(run.config, to_table(config)) if key not in MAY_CHANGE]
     if wrong:
         raise ConfigError(
-            f"--set {wrong[0]} would make {run.path} another run. A resumed run may change {', '.join(MAY_CHANGE)}; start a new one for the rest."
+            f"--set {wrong[0]} would make {run.path} another run. "
+            f"A resumed run may change {', '.join(MAY_CHANGE)}; start a new one for the rest."
         )
     return config
 
@@ -249,7 +246,8 @@ def _same_tasks(run: Run, tasks: Pool, held_out: HeldOut) -> None:
         then = run.info[section]
         if then["hash"] != now["hash"]:
             raise RecordError(
-                f"{run.path} can't go on: [{section}] gives other tasks now (hash {now['hash']}, it was {then['hash']}). Was a task file changed?"
+                f"{run.path} can't go on: [{section}] gives other tasks now "
+                f"(hash {now['hash']}, it was {then['hash']}). Was a task file changed?"
             )
 
 
@@ -268,7 +266,7 @@ class Patience:
     def before(self, run: Run) -> None:
         """Nothing yet."""
 
-    def step(self, record: object) -> Stop | None:
+    def step(self, record: object) -> Stop | None:  # noqa: ARG002 (what happened does not matter)
         """Stop if asked to."""
         return None if self.asked_at is None else Stop("interrupted by the user")
 

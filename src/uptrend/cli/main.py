@@ -22,7 +22,7 @@ VERBS = {
 class _Verbs(TyperGroup):
     """Loads a verb's module only when it is called, so that `--help` is quick and needs no torch."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 (Click's signature)
         return list(VERBS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:

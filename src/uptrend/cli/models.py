@@ -33,9 +33,7 @@ def list_models(as_json: Json = False) -> None:
             "yes" if row["cached"] else "no",
         )
     Console().print(table)
-    typer.echo(
-        f"\nCache: {home()} (set UPTREND_HOME to move it). Any hub id or folder works as model.name too."
-    )
+    typer.echo(f"\nCache: {home()} (set UPTREND_HOME to move it). Any hub id or folder works as model.name too.")
 
 
 @app.command()
@@ -77,9 +75,7 @@ def show(
         return
     for key, value in figures.items():
         typer.echo(
-            f"{key:14} {value:,}"
-            if isinstance(value, int) and not isinstance(value, bool)
-            else f"{key:14} {value}"
+            f"{key:14} {value:,}" if isinstance(value, int) and not isinstance(value, bool) else f"{key:14} {value}"
         )
 
 

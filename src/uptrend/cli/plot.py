@@ -16,12 +16,8 @@ Metrics = Annotated[list[str] | None, typer.Option("--metric", help="Draw this i
 
 def plot(
     runs: Annotated[list[Path], typer.Argument(help="Run directories, or names under ./runs.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Where to draw: .png or .svg.")] = Path(
-        "uptrend.png"
-    ),
-    metric: Annotated[
-        list[str] | None, typer.Option("--metric", help="Draw this metric; repeatable.")
-    ] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Where to draw: .png or .svg.")] = Path("uptrend.png"),
+    metric: Annotated[list[str] | None, typer.Option("--metric", help="Draw this metric; repeatable.")] = None,
     title: Annotated[str | None, typer.Option("--title", help="A heading.")] = None,
 ) -> None:
     """Draw runs: reward, held-out accuracy, dead groups, entropy, length and KL, or the metrics you name."""

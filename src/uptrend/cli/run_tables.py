@@ -25,9 +25,7 @@ def runs_table(summaries: list[dict[str, Any]], width: int) -> Table:
     shown = [name for name, least in columns if width >= least]
     for name in shown:
         title = "held-out (95% interval)" if name == "held-out" and width >= ROOM_FOR_INTERVALS else name
-        table.add_column(
-            title, overflow="fold", no_wrap=name != "run", min_width=8 if name == "run" else None
-        )
+        table.add_column(title, overflow="fold", no_wrap=name != "run", min_width=8 if name == "run" else None)
     for told in summaries:
         seconds = told["seconds_per_step"]
         cells: dict[str, str | Text] = {
@@ -49,9 +47,7 @@ def runs_table(summaries: list[dict[str, Any]], width: int) -> Table:
 def before_after(told: dict[str, Any], with_interval: bool) -> str:
     """Held-out accuracy at the start and now."""
     sides = [told["before"], told["after"]]
-    words = [
-        "–" if s is None else str(HeldOut(**s)) if with_interval else percent(s["accuracy"]) for s in sides
-    ]
+    words = ["–" if s is None else str(HeldOut(**s)) if with_interval else percent(s["accuracy"]) for s in sides]
     return words[0] if words[1] == "–" else " → ".join(words)
 
 

@@ -41,9 +41,7 @@ def list_runs(
         return
     console = terminal()
     if not runs and not broken:
-        console.print(
-            f"There are no runs in {folder}/. Make one with: uptrend train recipe.toml", soft_wrap=True
-        )
+        console.print(f"There are no runs in {folder}/. Make one with: uptrend train recipe.toml", soft_wrap=True)
         return
     if runs:
         console.print(runs_table(summaries, console.width))

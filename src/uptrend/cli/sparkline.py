@@ -8,9 +8,7 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 MIDDLE = BLOCKS[3]
 
 
-def sparkline(
-    values: Sequence[float | None], width: int, low: float | None = None, high: float | None = None
-) -> str:
+def sparkline(values: Sequence[float | None], width: int, low: float | None = None, high: float | None = None) -> str:
     """The values in at most `width` blocks, each the mean of its share; a gap where there is no number.
 
     The scale runs from the least to the largest shown, unless `low` and `high` say otherwise: give both to

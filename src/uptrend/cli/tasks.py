@@ -24,9 +24,7 @@ app = typer.Typer(
 
 Name = Annotated[
     str,
-    typer.Argument(
-        help="A taskset's name, module:Class, a .jsonl file, or a recipe (.toml).", metavar="NAME"
-    ),
+    typer.Argument(help="A taskset's name, module:Class, a .jsonl file, or a recipe (.toml).", metavar="NAME"),
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -130,9 +128,7 @@ def _reports(config: Config, is_recipe: bool) -> dict[str, Report]:
 
 def _print_tasks(facts: dict[str, Any], tasks: list[Task]) -> None:
     console = Console()
-    console.print(
-        f"[bold]{escape(facts['name'])}[/]: {facts['train']} to train on, {facts['heldout']} held out"
-    )
+    console.print(f"[bold]{escape(facts['name'])}[/]: {facts['train']} to train on, {facts['heldout']} held out")
     options = ", ".join(f"{key} = {json.dumps(value)}" for key, value in facts["options"].items())
     console.print(f"[dim]{escape(options)}[/]", highlight=False)
     table = Table("prompt", "answer", "difficulty", "family")

@@ -95,8 +95,7 @@ def _check_sampling(config: Config) -> None:
     s = config.sampling
     _need(
         s.size >= 2,
-        f"sampling.size = {s.size}: a group of one has nothing to compare with. "
-        "Use at least 2; 8 or 16 learn well.",
+        f"sampling.size = {s.size}: a group of one has nothing to compare with. Use at least 2; 8 or 16 learn well.",
     )
     _need(
         s.temperature > 0,
@@ -105,8 +104,7 @@ def _check_sampling(config: Config) -> None:
     _need(0 < s.top_p <= 1, f"sampling.top_p = {s.top_p} should be above 0 and at most 1.")
     _need(
         s.context > s.max_tokens,
-        f"sampling.context = {s.context} should exceed sampling.max_tokens = {s.max_tokens}: "
-        "it holds the prompt too.",
+        f"sampling.context = {s.context} should exceed sampling.max_tokens = {s.max_tokens}: it holds the prompt too.",
     )
     _need(all(s.stop), "sampling.stop holds an empty text, which would end every turn at once.")
 

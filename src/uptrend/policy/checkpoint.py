@@ -28,9 +28,7 @@ from uptrend.policy.policy import Policy
 from uptrend.records import CheckpointError
 
 
-def save_checkpoint(
-    folder: Path, policy: Policy, optimiser: Optimiser, state: dict[str, Any], keep: int
-) -> Path:
+def save_checkpoint(folder: Path, policy: Policy, optimiser: Optimiser, state: dict[str, Any], keep: int) -> Path:
     """Write `checkpoints/step-N` under a run, and remove the oldest beyond `keep`."""
     place = folder / "checkpoints" / f"step-{state['step']:06d}"
     beside = place.with_name(f".{place.name}")
@@ -47,9 +45,7 @@ def save_checkpoint(
         shutil.rmtree(place, ignore_errors=True)
         beside.rename(place)
     except OSError as error:
-        raise CheckpointError(
-            f"The checkpoint {place} could not be written: {error.strerror or error}."
-        ) from error
+        raise CheckpointError(f"The checkpoint {place} could not be written: {error.strerror or error}.") from error
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     for old in sorted(place.parent.glob("step-*"))[:-keep]:
@@ -84,9 +80,7 @@ def load_checkpoint(place: Path, policy: Policy, optimiser: Optimiser) -> dict[s
     memory = load_file(place / "optimiser.safetensors", device=str(policy.device))
     if memory:
         like = policy.flat.values
-        optimiser.adamw.state[like] = {
-            n: v.reshape(()) if n == "step" else v.to(like.dtype) for n, v in memory.items()
-        }
+        optimiser.adamw.state[like] = {n: v.reshape(()) if n == "step" else v.to(like.dtype) for n, v in memory.items()}
     _restore_random(state["random"])
     return state
 
@@ -98,7 +92,8 @@ def read_state(place: Path) -> dict[str, Any]:
         for name, expected in state["files"].items():
             if _check_sum(place / name) != expected:
                 raise CheckpointError(
-                    f"{place} is damaged: {name} is not what was written. Remove it to resume from an earlier checkpoint."
+                    f"{place} is damaged: {name} is not what was written. "
+                    "Remove it to resume from an earlier checkpoint."
                 )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
@@ -113,9 +108,7 @@ def _put_weights(flat: FlatWeights, weights: dict[str, Tensor], place: Path) -> 
         for slot in flat.slots:
             name = slot.name if slot.name in weights else slot.name.replace(".default.", ".")
             if name not in weights or weights[name].shape != slot.shape:
-                raise CheckpointError(
-                    f"{place} does not fit this model: {slot.name} is missing or has another shape."
-                )
+                raise CheckpointError(f"{place} does not fit this model: {slot.name} is missing or has another shape.")
             flat.values.data[slot.start : slot.start + slot.shape.numel()] = weights[name].reshape(-1)
 
 

@@ -27,9 +27,7 @@ def find_model(name: str, demonstrations: Demonstrations | None = None) -> str:
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").exists() and not (path / "adapter_config.json").exists():
-            raise ModelError(
-                f"{name} is a folder without a config.json: not a model that transformers can load."
-            )
+            raise ModelError(f"{name} is a folder without a config.json: not a model that transformers can load.")
         return str(path)
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
         raise ModelError(

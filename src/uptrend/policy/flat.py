@@ -37,7 +37,7 @@ class FlatWeights:
 
     def __init__(self, model: nn.Module) -> None:
         named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-        named.sort(key=lambda item: list([*GROUPS, "other"]).index(group_of(item[0])))
+        named.sort(key=lambda item: [*GROUPS, "other"].index(group_of(item[0])))
         kinds = {p.dtype for _, p in named}
         assert len(kinds) == 1, f"weights that train must have one precision, not {kinds}"
         total = sum(p.numel() for _, p in named)

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CHUNK_ELEMENTS = 1 << 28
-"""Logits a chunk: 1 GiB of fp32."""
+CHUNK_ELEMENTS = 1 << 26
+"""Logits a chunk: 256 MiB of fp32, and as much again for their gradient."""
 
 
 def token_logprobs(
@@ -64,9 +64,7 @@ class _TokenLogprobs(torch.autograd.Function):
                 start += len(h)
                 h = h.to(compute)
                 z = _logits(h, weight, ctx.temperature).sub_(totals[part, None])
-                grad_z = _grad_logits(
-                    z, y, _part(grad_logprobs, part), _part(grad_entropies, part), entropies[part]
-                )
+                grad_z = _grad_logits(z, y, _part(grad_logprobs, part), _part(grad_entropies, part), entropies[part])
                 grad_z = grad_z.div_(ctx.temperature).to(compute)
                 grad_hidden[part] = (grad_z @ weight).to(grad_hidden.dtype)
                 if ctx.needs_input_grad[1]:
@@ -97,7 +95,7 @@ def _logits(h: Tensor, weight: Tensor, temperature: float) -> Tensor:
 
 def _chunks(hidden_mh: Tensor, targets_m: Tensor, weight_vh: Tensor) -> list[tuple[Tensor, Tensor]]:
     size = max(1, CHUNK_ELEMENTS // weight_vh.shape[0])
-    return list(zip(hidden_mh.split(size), targets_m.split(size), strict=True))
+    return list(zip(torch.split(hidden_mh, size), torch.split(targets_m, size), strict=True))
 
 
 def _join(parts: list[Tensor]) -> Tensor:

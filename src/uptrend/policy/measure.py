@@ -1,7 +1,7 @@
 """What an update did to the weights: how far they moved, by layer group, and how many changed at all.
 
-On a GPU every weight is looked at. On a CPU, where reading all weights twice would slow a step, a fixed
-sixteenth of them stands for the rest: evenly spread blocks, the same at every step.
+Up to some millions, every weight is looked at. Of more than that, a fixed sixteenth stands for the rest (evenly
+spread blocks, the same at every step): remembering all of them would cost their memory once more.
 """
 
 from dataclasses import dataclass
@@ -12,6 +12,8 @@ from torch import Tensor
 from uptrend.policy.flat import FlatWeights
 
 BLOCK, EVERY = 4096, 16
+SMALL = 1 << 24
+"""Fewer weights than this are all looked at."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Scale:
 
     def __init__(self, flat: FlatWeights) -> None:
         self._flat = flat
-        whole = flat.values.device.type == "cuda" or flat.values.numel() < BLOCK * EVERY * 4
+        whole = flat.values.numel() < SMALL
         self._spans = flat.spans()
         self._every = 1 if whole else EVERY
         self._before: dict[str, Tensor] = {}
@@ -49,9 +51,7 @@ class Scale:
             now, then = self._look(span), self._before[group]
             scale = (span.stop - span.start) / max(1, now.numel())
             moved = (now.float() - then.float()).square().sum() * scale
-            figures.append(
-                torch.stack([moved, now.float().square().sum() * scale, (now != then).sum() * scale])
-            )
+            figures.append(torch.stack([moved, now.float().square().sum() * scale, (now != then).sum() * scale]))
         moved, length, changed = torch.stack(figures).double().cpu().unbind(1)
         return Movement(
             norm=float(length.sum().sqrt()),
@@ -76,7 +76,7 @@ def movable_share(flat: FlatWeights, lr: float) -> float:
     """
     values = flat.values.data
     moved = torch.zeros((), dtype=torch.long, device=values.device)
-    for chunk in values.split(1 << 24):
+    for chunk in torch.split(values, 1 << 24):
         moved += ((chunk.float() - lr).to(chunk.dtype) != chunk).sum()
     return float(moved) / values.numel()
 
@@ -86,7 +86,7 @@ def digest(flat: FlatWeights) -> str:
     values = flat.values.data
     bits = values.view(torch.int32 if values.element_size() == 4 else torch.int16)
     plain = weighted = 0
-    for start, chunk in zip(range(0, bits.numel(), 1 << 24), bits.split(1 << 24), strict=True):
+    for start, chunk in zip(range(0, bits.numel(), 1 << 24), torch.split(bits, 1 << 24), strict=True):
         places = torch.arange(start, start + chunk.numel(), device=chunk.device) % 65521 + 1
         plain += int(chunk.long().sum())
         weighted += int((chunk.long() * places).sum())

@@ -59,9 +59,7 @@ class Policy:
         """The last hidden states; `mask` is None for plain causal attention, else bool [r, 1, t, t]."""
         model = self.reference if reference and self.reference is not None else self.core
         with self.arithmetic():
-            out = model.get_decoder()(
-                input_ids=ids_rt, position_ids=positions_rt, attention_mask=mask, use_cache=False
-            )
+            out = model.get_decoder()(input_ids=ids_rt, position_ids=positions_rt, attention_mask=mask, use_cache=False)
         states: Tensor = out.last_hidden_state
         return states
 
@@ -134,9 +132,7 @@ def load_policy(
     model.eval()
     policy = Policy(model, tokenizer, device, FlatWeights(model), compiled, reference)
     if compiled:
-        torch._dynamo.config.recompile_limit = (
-            64  # with and without gradient, mask, adapters; learner and reference
-        )
+        torch._dynamo.config.recompile_limit = 64  # with and without gradient, mask, adapters; learner and reference
         for each in (policy.core, reference):
             for layer in each.get_decoder().layers if each is not None else ():
                 layer.compile(dynamic=True)  # one layer's code serves all of them
@@ -187,7 +183,7 @@ def _add_adapters(model: Any, wish: Lora) -> Any:
 
     config = LoraConfig(
         r=wish.r,
-        lora_alpha=wish.alpha,  # type: ignore[arg-type]
+        lora_alpha=wish.alpha,
         lora_dropout=wish.dropout,
         target_modules=list(wish.targets) or "all-linear",
         task_type="CAUSAL_LM",

@@ -60,9 +60,7 @@ def _check_digest(file: Path) -> None:
     with file.open("rb") as opened:
         digest = hashlib.file_digest(opened, "sha256").hexdigest()
     if digest != SHA256:
-        raise ModelError(
-            f"{file.name} is not the model that was expected: its sha256 is {digest}, not {SHA256}."
-        )
+        raise ModelError(f"{file.name} is not the model that was expected: its sha256 is {digest}, not {SHA256}.")
 
 
 def _dequantise(file: Path, into: Path) -> None:

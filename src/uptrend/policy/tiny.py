@@ -101,7 +101,7 @@ def _teach(model: Any, tokenizer: Any, pairs: list[tuple[str, str]]) -> None:
     with _steady_threads():
         for _ in range(STEPS):
             rows = torch.randint(len(pairs), (BATCH,), generator=order)
-            _supervised_loss(model, ids[rows], labels[rows]).backward()
+            _supervised_loss(model, ids[rows], labels[rows]).backward()  # type: ignore[no-untyped-call]
             optimiser.step()
             optimiser.zero_grad()
             schedule.step()

@@ -46,9 +46,7 @@ class RunDirectory:
     def create(cls, path: Path, info: dict[str, Any]) -> Self:
         """A new run directory; refused where one is already."""
         if (path / "run.json").exists():
-            raise RecordError(
-                f"{path} already holds a run. Choose another --name, or continue it with --resume."
-            )
+            raise RecordError(f"{path} already holds a run. Choose another --name, or continue it with --resume.")
         with plain_disk_errors(path):
             path.mkdir(parents=True, exist_ok=True)
         directory = cls(path)

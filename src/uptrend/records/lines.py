@@ -37,9 +37,7 @@ def append_line(path: Path, value: dict[str, Any]) -> None:
 
 def to_line(value: dict[str, Any]) -> bytes:
     """An object as one line of JSON. Numbers that are not finite become null: NaN is not JSON."""
-    return (
-        json.dumps(_plain(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode() + b"\n"
-    )
+    return json.dumps(_plain(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
 def _plain(value: Any) -> Any:

@@ -36,7 +36,7 @@ def _blocks(mass_nv: Tensor) -> Tensor:
     missing = -mass_nv.shape[-1] % BLOCK
     if missing:
         mass_nv = torch.nn.functional.pad(mass_nv, (0, missing))
-    return mass_nv.unflatten(-1, (-1, BLOCK))
+    return mass_nv.reshape(len(mass_nv), -1, BLOCK)
 
 
 def _invert(mass_ncw: Tensor, mass_nc: Tensor, uniforms_n: Tensor) -> Tensor:

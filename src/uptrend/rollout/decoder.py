@@ -35,9 +35,7 @@ def make_decoder(policy: Policy) -> Decoder:
     """The lean decoder where the model's shape allows it."""
     config = policy.core.config
     kinds = getattr(config, "layer_types", None) or ["full_attention"]
-    is_plain = (
-        config.model_type in LEAN_TYPES and set(kinds) == {"full_attention"} and config.hidden_act == "silu"
-    )
+    is_plain = config.model_type in LEAN_TYPES and set(kinds) == {"full_attention"} and config.hidden_act == "silu"
     is_plain = is_plain and not (config.model_type == "mistral" and getattr(config, "sliding_window", None))
     return LeanDecoder(policy) if is_plain else PlainDecoder(policy)
 
@@ -108,9 +106,7 @@ class LeanDecoder:
         for index, layer in enumerate(self._layers):
             keys, values = cache.keys[index, :n], cache.values[index, :n]
             x = self._step(x, cos, sin, mask, rows, positions_n, keys, values, layer.weights, layer.shape)
-        last = F.rms_norm(
-            x, (x.shape[-1],), self._trunk.norm.weight.to(x.dtype), self._trunk.norm.variance_epsilon
-        )
+        last = F.rms_norm(x, (x.shape[-1],), self._trunk.norm.weight.to(x.dtype), self._trunk.norm.variance_epsilon)
         return last.to(self._dtype) @ self._head_t
 
 
@@ -202,12 +198,17 @@ class _Layer:
             (mlp.gate_proj, mlp.up_proj),
             (mlp.down_proj,),
         )
-        norms = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
+        qkv, out, gate_up, down = (_room(modules, dtype) for modules in self._sources)
+        q_norm, k_norm = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
         self.weights = Weights(
-            layer.input_layernorm.weight,
-            layer.post_attention_layernorm.weight,
-            *(None if norm is None else norm.weight for norm in norms),
-            *(_room(modules, dtype) for modules in self._sources),
+            before=layer.input_layernorm.weight,
+            between=layer.post_attention_layernorm.weight,
+            q_norm=None if q_norm is None else q_norm.weight,
+            k_norm=None if k_norm is None else k_norm.weight,
+            qkv=qkv,
+            out=out,
+            gate_up=gate_up,
+            down=down,
         )
         config = attention.config
         self.shape = Shape(

@@ -127,10 +127,8 @@ class Decoding:
         key = (*s.uniforms_nm.shape, rows, limits)
         if key not in self._graphs:
             saved = [t.clone() for t in vars(s).values()]
-            s.positions.fill_(
-                self._cache.shape[1] - 1
-            )  # warm-ups write where a real token will be written over
-            side = torch.cuda.Stream()
+            s.positions.fill_(self._cache.shape[1] - 1)  # warm-ups write where a real token will be written over
+            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 for _ in range(2):

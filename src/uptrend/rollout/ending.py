@@ -14,9 +14,7 @@ from uptrend.rollout.sampler import Limits
 class Endings:
     """Knows every token that ends a turn, by itself or because its text holds a stop text."""
 
-    def __init__(
-        self, tokenizer: Any, stop_ids: tuple[int, ...], vocabulary: int, device: torch.device
-    ) -> None:
+    def __init__(self, tokenizer: Any, stop_ids: tuple[int, ...], vocabulary: int, device: torch.device) -> None:
         self._tokenizer = tokenizer
         self._stop_ids = set(stop_ids)
         self._vocabulary = vocabulary

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from uptrend.policy.graphed import Graphed
@@ -56,9 +57,7 @@ class InProcessSampler:
         self._decoder = make_decoder(policy)
         self._cache = SlotCache(policy.core.config.num_hidden_layers, policy.device)
         self._decoding = Decoding(policy.device, self._decoder, self._cache)
-        self._endings = Endings(
-            policy.tokenizer, policy.stop_ids, policy.core.config.vocab_size, policy.device
-        )
+        self._endings = Endings(policy.tokenizer, policy.stop_ids, policy.core.config.vocab_size, policy.device)
         self._compute = Graphed(self._context, policy.device)
         self._streams: dict[int, _Stream] = {}
         self._pending: list[_Request] = []
@@ -106,10 +105,7 @@ class InProcessSampler:
             self._decoder.renew()
             self._stale = False
         streams = self._seat(batch)
-        room = [
-            limits.context - s.length - len(s.waiting) - len(r.ids)
-            for s, r in zip(streams, batch, strict=True)
-        ]
+        room = [limits.context - s.length - len(s.waiting) - len(r.ids) for s, r in zip(streams, batch, strict=True)]
         budget = np.clip(room, 0, limits.max_tokens)
         logits_nv = self._read(batch, streams, int(budget.max()))
         uniforms = np.stack([s.draws.random(limits.max_tokens, dtype=np.float32) for s in streams])
@@ -122,15 +118,13 @@ class InProcessSampler:
         return [self._finish(s, ids[i], logprobs[i], int(budget[i]), limits) for i, s in enumerate(streams)]
 
     def _finish(
-        self, stream: _Stream, ids: np.ndarray, logprobs: np.ndarray, budget: int, limits: Limits
-    ) -> Extension:  # type: ignore[type-arg]
+        self, stream: _Stream, ids: NDArray[np.int64], logprobs: NDArray[np.float32], budget: int, limits: Limits
+    ) -> Extension:
         count, ended = self._endings.find(ids[:budget], limits)
         if count:
             stream.length += count - 1  # the last sampled token has not been read back yet
             stream.waiting = [int(ids[count - 1])]
-        return Extension(
-            ids[:count].astype(np.int32), logprobs[:count].astype(np.float32), ended, self._version
-        )
+        return Extension(ids[:count].astype(np.int32), logprobs[:count].astype(np.float32), ended, self._version)
 
     def _seat(self, batch: list[_Request]) -> list[_Stream]:
         """Give each stream of the batch the row of its place in it; other streams move behind."""
@@ -188,9 +182,7 @@ class InProcessSampler:
         rows = torch.arange(len(ids_ut), device=ids_ut.device)
         logits_uv = head(self._policy, out.last_hidden_state[rows, lengths_u - 1]).float()
         dtype = torch.bfloat16 if self._policy.device.type == "cuda" else past.layers[0].values.dtype
-        keys, values = (
-            torch.stack([getattr(x, n) for x in past.layers]).to(dtype) for n in ("keys", "values")
-        )
+        keys, values = (torch.stack([getattr(x, n) for x in past.layers]).to(dtype) for n in ("keys", "values"))
         return logits_uv, keys, values
 
     def _reread(self, news: list[list[int]], streams: list[_Stream], budget: int) -> Tensor:

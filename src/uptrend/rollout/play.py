@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from uptrend.records import Ending, Message, Reward, Role, Rollout, Sequence as Tokens, Task
+from uptrend.records import Ending, Message, Reward, Role, Rollout, Task
+from uptrend.records import Sequence as Tokens
 from uptrend.rollout.render import Renderer
 from uptrend.rollout.sampler import Extension, Limits, Sampler
 from uptrend.tasks.taskset import Play, Taskset
@@ -48,9 +49,7 @@ class _Stream:
         """Tokens that the model sampled."""
         self._add(said.ids.tolist(), said.logprobs.tolist(), turn, Role.MODEL, said.version)
 
-    def _add(
-        self, ids: Sequence[int], logprobs: Sequence[float], turn: int, role: Role, version: int
-    ) -> None:
+    def _add(self, ids: Sequence[int], logprobs: Sequence[float], turn: int, role: Role, version: int) -> None:
         self.ids += ids
         self.logprobs += logprobs
         self.turns += [turn] * len(ids)
@@ -100,9 +99,7 @@ async def play(
     if opened is not None:
         try:
             messages = list(opened.messages)
-            ended, error = await _converse(
-                opened, messages, tokens, seat, sampler, renderer, limits, max_turns, stream
-            )
+            ended, error = await _converse(opened, messages, tokens, seat, sampler, renderer, limits, max_turns, stream)
             if error is None:
                 reward, ended, error = await _score(opened, ended)
         finally:

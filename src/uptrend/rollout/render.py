@@ -21,7 +21,8 @@ class Renderer:
     def __init__(self, tokenizer: Any, stop_ids: Sequence[int], chat: bool, trim: bool = False) -> None:
         if chat and not tokenizer.chat_template:
             raise TasksetError(
-                "These tasks are asked as a chat, but the model has no chat template. Set chat = false in [tasks] and [eval]."
+                "These tasks are asked as a chat, but the model has no chat template. "
+                "Set chat = false in [tasks] and [eval]."
             )
         self._tokenizer, self._stop_ids, self._chat = tokenizer, set(stop_ids), chat
         self._trim = trim
@@ -49,10 +50,11 @@ class Renderer:
             return self._encode("".join(m.content for m in messages))
         before = [Message("user", "x"), Message("assistant", _LAST_WORDS)]
         whole = self._template([*before, *messages], tools, speak=True)
-        head, found, tail = whole.partition(_LAST_WORDS)
+        _, found, tail = whole.partition(_LAST_WORDS)
         if not found or _LAST_WORDS in tail:
             raise TasksetError(
-                "The model's chat template rewrites what was said before, so a rollout of several turns can't be appended to."
+                "The model's chat template rewrites what was said before, "
+                "so a rollout of several turns can't be appended to."
             )
         ids = self._encode(tail)
         closed = bool(said) and said[-1] in self._stop_ids

@@ -69,9 +69,7 @@ class Jsonl(OneTurnTaskset):
             held = len(self._held_out)
             self.note(shortfall(self.options.file, len(self._tasks) - held, held))
         elif len(tasks) < count:
-            self.note(
-                f"{self.options.file} has {len(self._tasks)} tasks, fewer than asked for: all are held out"
-            )
+            self.note(f"{self.options.file} has {len(self._tasks)} tasks, fewer than asked for: all are held out")
         return tasks[:count]
 
     def _say_duplicates(self, rows: list[Task], unique: dict[str, Task]) -> str:
@@ -101,9 +99,7 @@ def read_row(line: str, where: str, family: str) -> Task:
     except ValueError as error:
         raise TasksetError(f"{where} is not JSON: {error}.") from None
     if not isinstance(row, dict):
-        raise TasksetError(
-            f'{where} should be an object, for example {{"prompt": "2 + 2 = ", "answer": "4"}}.'
-        )
+        raise TasksetError(f'{where} should be an object, for example {{"prompt": "2 + 2 = ", "answer": "4"}}.')
     for key in ("prompt", "answer"):
         if key not in row:
             raise TasksetError(f"{where} has no {key}; each row needs a prompt and an answer.")
@@ -112,9 +108,7 @@ def read_row(line: str, where: str, family: str) -> Task:
         raise TasksetError(f"{where}: prompt = {prompt!r} should be a text that is not empty.")
     kind = row.get("family")
     data = {**_operands(row), **row, "base": 10 if NUMBER.fullmatch(answer) else None}
-    return Task(
-        (Message("user", prompt),), answer, kind if isinstance(kind, str) else family, _difficulty(row), data
-    )
+    return Task((Message("user", prompt),), answer, kind if isinstance(kind, str) else family, _difficulty(row), data)
 
 
 def _answer(value: Any, where: str) -> str:
@@ -124,9 +118,7 @@ def _answer(value: Any, where: str) -> str:
         return str(value)
     if isinstance(value, str) and value.strip() and is_right(value, value.strip()):
         return value.strip()
-    raise TasksetError(
-        f"{where}: answer = {value!r} can't be graded; it should be a whole number or one word."
-    )
+    raise TasksetError(f"{where}: answer = {value!r} can't be graded; it should be a whole number or one word.")
 
 
 def _operands(row: dict[str, Any]) -> dict[str, Any]:

@@ -27,9 +27,7 @@ FAMILIES: dict[str, type[Family]] = {
 class MixedOptions(Grading):
     """The options of `mixed`; reward and chat hold for all families."""
 
-    shares: dict[str, float] = field(
-        default_factory=lambda: {"arithmetic": 0.5, "counting": 0.25, "comparison": 0.25}
-    )
+    shares: dict[str, float] = field(default_factory=lambda: {"arithmetic": 0.5, "counting": 0.25, "comparison": 0.25})
     """How much of each family; they need not add up to 1."""
     arithmetic: ArithmeticProblems = field(default_factory=ArithmeticProblems)
     """Which arithmetic, as in `[tasks.arithmetic] high = 10`."""

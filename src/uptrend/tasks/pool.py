@@ -96,8 +96,7 @@ class Pool:
         """What run.json keeps: the whole, and each stage."""
         everything = [task for stage in self.stages for task in stage.tasks]
         stages = [
-            {"start": s.start, **_describe(s.taskset, s.seed, s.tasks), "options": dict(s.options)}
-            for s in self.stages
+            {"start": s.start, **_describe(s.taskset, s.seed, s.tasks), "options": dict(s.options)} for s in self.stages
         ]
         whole = _describe(self.stages[0].taskset, self.seed, everything) | {"name": self.name}
         return {**whole, "stages": stages, "notes": list(self.notes)}
@@ -130,8 +129,7 @@ def _stage(start: int, where: str, section: Tasks, held_out: frozenset[str], con
     tasks = tuple(taskset.train(section.train, held_out))
     if leaked := held_out.intersection(task.id for task in tasks):
         raise TasksetError(
-            f"{where}: {section.name} trains on {len(leaked)} held-out tasks; "
-            "its train() must leave out `exclude`."
+            f"{where}: {section.name} trains on {len(leaked)} held-out tasks; its train() must leave out `exclude`."
         )
     groups = config.sampling.groups
     if len(tasks) < groups:

@@ -6,9 +6,7 @@ from uptrend.records import Message, Reward, Task
 from uptrend.tasks.taskset import Script, Taskset
 
 
-async def play_script(
-    taskset: Taskset, task: Task, script: Script, seed: int = 0
-) -> tuple[list[Message], Reward]:
+async def play_script(taskset: Taskset, task: Task, script: Script, seed: int = 0) -> tuple[list[Message], Reward]:
     """Everything that was said, and what it earned; the script hears each of the task's answers."""
     play = taskset.open(task, seed)
     try:

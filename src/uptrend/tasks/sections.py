@@ -23,9 +23,7 @@ def stage_sections(config: Config) -> list[tuple[int, str, Tasks]]:
     """Each stage's start, its name in messages, and `[tasks]` as it stands in that stage."""
     if not config.tasks.stages:
         return [(1, "tasks", config.tasks)]
-    return [
-        _section(config.tasks, f"tasks.stages[{i}]", table) for i, table in enumerate(config.tasks.stages)
-    ]
+    return [_section(config.tasks, f"tasks.stages[{i}]", table) for i, table in enumerate(config.tasks.stages)]
 
 
 def resolve_options(config: Config) -> Config:

@@ -28,9 +28,7 @@ def shortfall(name: str, train: int, heldout: int) -> str:
     """What to say of tasks that are fewer than asked for."""
     count = train + heldout
     ratio = "3 to 1" if abs(heldout - count / 4) < 1 else "about 3 to 1"
-    return (
-        f"{name} has {count} tasks, fewer than asked for: {train} to train on, {heldout} held out ({ratio})"
-    )
+    return f"{name} has {count} tasks, fewer than asked for: {train} to train on, {heldout} held out ({ratio})"
 
 
 def _hash(task_id: str) -> int:

@@ -5,6 +5,7 @@ b = sequence, s = sampled token of it (padded), m = sampled tokens of a micro-ba
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +21,8 @@ from uptrend.records import Ending, Role, Rollout
 from uptrend.train.pack import Cost, Grain, Line, Micro, pack
 
 MODEL = int(Role.MODEL)
+BATCH = [f.name for f in fields(Batch) if f.name != "whole_rollouts"]
+"""The tensors of a micro-batch's part of the update, in order."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +70,7 @@ def experience(rollouts: Sequence[Rollout], config: Config) -> Experience:
     numbers = {group: i for i, group in enumerate(dict.fromkeys(r.group for r in rollouts))}
     flat = [(n, r, s) for n, r in enumerate(rollouts) for s in r.sequences]
     visible = _visible([len(s.ids) for _, _, s in flat])
-    lines = [
-        _line(s.ids, s.roles, v, numbers[r.group], n) for (n, r, s), v in zip(flat, visible, strict=True)
-    ]
+    lines = [_line(s.ids, s.roles, v, numbers[r.group], n) for (n, r, s), v in zip(flat, visible, strict=True)]
     longest = max(1, *(len(line.sampled) for line in lines))
     most = config.sampling.max_tokens * config.sampling.max_turns
     longest = min(most, -(-longest // 32) * 32)  # few shapes: see Grain
@@ -79,10 +80,7 @@ def experience(rollouts: Sequence[Rollout], config: Config) -> Experience:
         sampler[b, : len(line.sampled)] = s.sampler[line.sampled]
         real[b, : len(line.sampled)] = True
     cut = (Ending.LENGTH, Ending.CONTEXT_FULL)
-    out = [
-        r.reward is None or not r.kept or (config.learning.mask_truncated and r.ended in cut)
-        for _, r, _ in flat
-    ]
+    out = [r.reward is None or not r.kept or (config.learning.mask_truncated and r.ended in cut) for _, r, _ in flat]
     real_bs = torch.from_numpy(real)
     roles_bs = torch.full(real.shape, int(Role.MODEL))
     return Experience(
@@ -117,9 +115,7 @@ class Learner:
     def __init__(self, policy: Policy, optimiser: Optimiser, config: Config) -> None:
         self._policy, self._optimiser, self._config = policy, optimiser, config
         core = policy.core.config
-        layers = sum(
-            p.numel() for n, p in policy.core.named_parameters() if "embed" not in n and "lm_head" not in n
-        )
+        layers = sum(p.numel() for n, p in policy.core.named_parameters() if "embed" not in n and "lm_head" not in n)
         # A pair costs one multiplication for the product of query and key and one for the value, a channel and layer.
         self._cost = Cost(token=layers, pair=2.0 * core.hidden_size * core.num_hidden_layers)
         self._dropout = config.model.lora is not None and config.model.lora.dropout > 0
@@ -154,9 +150,7 @@ class Learner:
         learning, device = self._config.learning, self._policy.device
         looked_bs = torch.full(_roomy(exp), torch.nan, device=device)
         weights_bs = torch.zeros(exp.sampler_bs.shape, device=device)
-        mask_bs, sampler_bs, rollouts_b = (
-            x.to(device) for x in (exp.mask_bs, exp.sampler_bs, exp.rollouts_b)
-        )
+        mask_bs, sampler_bs, rollouts_b = (x.to(device) for x in (exp.mask_bs, exp.sampler_bs, exp.rollouts_b))
         advantages_bs = advantages_b.to(device)[:, None].expand(mask_bs.shape)
         lr, applied, padding = learning_rate(learning, step), list[Applied](), list[float]()
         total: Tensor | None = None
@@ -190,32 +184,23 @@ class Learner:
 
     def _accumulate(self, micro: Micro, part: Batch) -> tuple[Tensor, Tensor]:
         """A micro-batch's gradient, added to what is there; its log-probabilities and the objective's sums."""
-        tensors = [
-            part.mask_bt,
-            part.rollouts_b,
-            part.advantages_bt,
-            part.weights_bt,
-            part.entropy_weights_bt,
-        ]
-        optional = [part.old_bt, part.sampler_bt, part.reference_bt]
+        tensors = [getattr(part, name) for name in BATCH]
         # Sums over whole rollouts look at which rows there are, which a graph can't.
         function = self._gradient if part.whole_rollouts else self._by_gradient
-        logprobs_m, sums = function(*micro.tensors, *tensors, *optional)
+        logprobs_m, sums = function(*micro.tensors, *tensors)
         return logprobs_m, sums
 
     def _gradient(self, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
         """Forward, objective and backward as one function of tensors."""
-        micro, given = tensors[: len(tensors) - 8], tensors[len(tensors) - 8 :]
-        learning = self._config.learning
-        part = Batch(*given, whole_rollouts=False)  # type: ignore[arg-type]
+        micro, given = tensors[: -len(BATCH)], tensors[-len(BATCH) :]
+        values: dict[str, Any] = dict(zip(BATCH, given, strict=True))
+        part = Batch(**values, whole_rollouts=False)
         with self._learning():
             logprobs_m, entropy_m = self._forward(*micro)
-            at = (micro[-2], micro[-1])
-            room = torch.zeros(
-                part.weights_bt.shape[0], part.weights_bt.shape[1] + 1, device=self._policy.device
-            )
-            logprobs_bs, entropy_bs = (room.index_put(at, x)[:, :-1] for x in (logprobs_m, entropy_m))  # type: ignore[arg-type]
-            loss, sums = objective(logprobs_bs, entropy_bs, part, learning)
+            rows, length = part.weights_bt.shape
+            room = torch.zeros(rows, length + 1, device=self._policy.device)
+            logprobs_bs, entropy_bs = (room.index_put(micro[-2:], x)[:, :-1] for x in (logprobs_m, entropy_m))
+            loss, sums = objective(logprobs_bs, entropy_bs, part, self._config.learning)
             loss.backward()  # type: ignore[no-untyped-call]
         return logprobs_m.detach(), torch.stack([getattr(sums, f.name).float() for f in fields(sums)])
 
@@ -248,12 +233,12 @@ class Learner:
 
     def _forward(self, *tensors: Tensor | None, reference: bool = False) -> tuple[Tensor, Tensor]:
         ids_rt, positions_rt, mask, predictors_m, targets_m, *_ = tensors
-        assert ids_rt is not None and predictors_m is not None and targets_m is not None
+        assert ids_rt is not None
+        assert predictors_m is not None
+        assert targets_m is not None
         hidden = self._policy.hidden(ids_rt, positions_rt, mask, reference=reference)
         chosen_mh = hidden.flatten(0, 1).index_select(0, predictors_m)
-        return self._policy.logprobs(
-            chosen_mh, targets_m, self._config.sampling.temperature, reference=reference
-        )
+        return self._policy.logprobs(chosen_mh, targets_m, self._config.sampling.temperature, reference=reference)
 
     def _most_tokens(self) -> int:
         return self._config.sampling.max_tokens * self._config.sampling.max_turns

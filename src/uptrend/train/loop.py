@@ -51,7 +51,9 @@ def train(parts: Parts, resume: bool = False) -> Stop | None:
     table = Table(policy, sampler, config)
     scale = Scale(policy.flat)
     recorder = Recorder(parts.directory)
-    step, cursor, stop = 0, Cursor(), None
+    step, cursor = 0, Cursor()
+    stop: Stop | None = None
+    held: Evaluation | None
     torch.manual_seed(config.seed)
 
     if resume:
@@ -115,9 +117,7 @@ def _learn(
     if kl.beta > 0 and kl.estimator == "k1" and old_bs is not None and reference_bs is not None:
         penalty_b = kl_penalty(old_bs.cpu(), reference_bs.cpu(), exp.mask_bs)
         taught_n = rewards_n - kl.beta * torch.zeros(len(rollouts)).index_add(0, exp.rollouts_b, penalty_b)
-    advantages_n = advantages(
-        taught_n, groups_n, scale=config.learning.scale, baseline=config.learning.baseline
-    )
+    advantages_n = advantages(taught_n, groups_n, scale=config.learning.scale, baseline=config.learning.baseline)
     update = learner.update(exp, advantages_n[exp.rollouts_b], step, old_bs=old_bs, reference_bs=reference_bs)
     return update, measure.advantage_metrics(rewards_n, groups_n, advantages_n, rollouts)
 

@@ -30,7 +30,7 @@ def reward_metrics(rollouts: Sequence[Rollout]) -> dict[str, Any]:
         "reward/std": float(totals.std()),
         "reward/min": float(totals.min()),
         "reward/max": float(totals.max()),
-        "reward/correct/share": float(np.mean([r.correct for r in rewards] or [np.nan])),
+        "reward/correct/share": float(np.mean([float(r.correct) for r in rewards] or [np.nan])),
         **{f"reward/part/{name}/mean": float(np.mean(values)) for name, values in parts.items()},
     }
 
@@ -59,9 +59,7 @@ def advantage_metrics(
     rewards_n: torch.Tensor, groups_n: torch.Tensor, advantages_n: torch.Tensor, rollouts: Sequence[Rollout]
 ) -> dict[str, Any]:
     """What there was to learn from."""
-    low, high = (
-        torch.tensor([getattr(r.reward, side, torch.nan) for r in rollouts]) for side in ("low", "high")
-    )
+    low, high = (torch.tensor([getattr(r.reward, side, torch.nan) for r in rollouts]) for side in ("low", "high"))
     dead = dead_groups(rewards_n, groups_n, low, high)
     return {
         "advantage/abs/mean": float(advantages_n.abs().mean()),

@@ -12,7 +12,7 @@ b = sequence, r = row through the model, t = place in it, m = sampled token, s =
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Ints = NDArray[np.int64]
+WORTH_IT = 0.8
+"""Prompts are shared where that costs less than this part of going row by row."""
 
 
 @dataclass(frozen=True)
@@ -94,10 +96,20 @@ class Micro:
 
     def to(self, device: torch.device) -> "Micro":
         """On another device."""
-        tensors = {f.name: getattr(self, f.name) for f in fields(self)}
-        moved = {n: x.to(device, non_blocking=True) for n, x in tensors.items() if isinstance(x, Tensor)}
-        at = (self.at_m[0].to(device, non_blocking=True), self.at_m[1].to(device, non_blocking=True))
-        return replace(self, **moved, at_m=at)
+
+        def move(x: Tensor) -> Tensor:
+            return x.to(device, non_blocking=True)
+
+        return replace(
+            self,
+            lines=move(self.lines),
+            ids_rt=move(self.ids_rt),
+            positions_rt=None if self.positions_rt is None else move(self.positions_rt),
+            mask=None if self.mask is None else move(self.mask),
+            predictors_m=move(self.predictors_m),
+            targets_m=move(self.targets_m),
+            at_m=(move(self.at_m[0]), move(self.at_m[1])),
+        )
 
 
 def pack(
@@ -123,9 +135,7 @@ def _share(lines: Sequence[Line], group: list[int], cost: Cost, budget: int, gra
     rollouts = _by(group, [lines[i].rollout for i in group])
     prompt = lines[group[0]].ids[: lines[group[0]].prompt]
     alike = all(
-        len(r) == 1
-        and lines[r[0]].prompt == len(prompt)
-        and np.array_equal(lines[r[0]].ids[: len(prompt)], prompt)
+        len(r) == 1 and lines[r[0]].prompt == len(prompt) and np.array_equal(lines[r[0]].ids[: len(prompt)], prompt)
         for r in rollouts
     )
     if not alike:
@@ -134,7 +144,9 @@ def _share(lines: Sequence[Line], group: list[int], cost: Cost, budget: int, gra
     tails = np.array([len(lines[i].ids) - len(prompt) for i in singles])
     sizes = sorted({*(1 << k for k in range(len(singles).bit_length())), len(singles)})
     prices = {size: _price(tails, len(prompt), size, cost, budget, grain) for size in sizes}
-    return _cut(singles, min(sizes, key=lambda size: prices[size]))
+    best = min(sizes, key=lambda size: prices[size])
+    # Shared rows come in many shapes and need a mask: they have to save a good part of the work.
+    return _cut(singles, best if prices[best] < WORTH_IT * prices[1] else 1)
 
 
 def _price(tails: Ints, prompt: int, size: int, cost: Cost, budget: int, grain: Grain) -> float:
@@ -179,7 +191,8 @@ def _lay(lines: Sequence[Line], rows: list[list[int]], grain: Grain, longest: in
             at_line.append(np.full(len(line.sampled), place))
             at_place.append(np.arange(len(line.sampled)))
             end, place = tail.stop, place + 1
-    fill = _round(sum(map(len, targets)), grain.sampled) - sum(map(len, targets))
+    sampled = sum(map(len, targets))
+    fill = _round(sampled, max(grain.sampled, len(order) * longest // 8 if grain.sampled > 1 else 1)) - sampled
     nothing = np.zeros(fill, np.int64)
     predictors, targets, at_line = [*predictors, nothing], [*targets, nothing], [*at_line, nothing]
     at_place.append(np.full(fill, longest))

@@ -72,9 +72,7 @@ def token_terms(
     return clipped_terms(ratio_bt, advantages_bt, mask_bt, clip_low, clip_high)
 
 
-def clipped_terms(
-    ratio_bt: Tensor, advantages_bt: Tensor, mask_bt: Tensor, clip_low: float, clip_high: float
-) -> Terms:
+def clipped_terms(ratio_bt: Tensor, advantages_bt: Tensor, mask_bt: Tensor, clip_low: float, clip_high: float) -> Terms:
     """PPO's clipped surrogate for ratios that are already made."""
     advantages_bt = within(advantages_bt, mask_bt)
     clamped_bt = ratio_bt.clamp(1 - clip_low, 1 + clip_high)

@@ -62,9 +62,7 @@ class Family(OneTurnTaskset, ABC):
         ids = [task.id for task in self._shuffled()]
         to_train = [i for i in ids if not may_be_held_out(i)]
         excluded = len(left_out.intersection(to_train))
-        also = (
-            f"; {excluded} of those to train on are left out, as the evaluation has them" if excluded else ""
-        )
+        also = f"; {excluded} of those to train on are left out, as the evaluation has them" if excluded else ""
         self.note(shortfall(self.name, len(to_train), len(ids) - len(to_train)) + also)
 
 
