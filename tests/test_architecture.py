@@ -75,7 +75,6 @@ def core_packages() -> set[str]:
     return found
 
 
-@pytest.mark.xfail(reason="cli/main.py imports click, which typer no longer brings", strict=True)
 @pytest.mark.parametrize("arguments", [["--help"], ["tasks", "list"], ["runs", "list"]], ids=" ".join)
 def test_commands_that_only_look_need_no_extra(arguments: list[str], tmp_path: Path) -> None:
     code = f"import sys\nsys.argv = ['uptrend', *{arguments}]\n" + CALL

@@ -50,7 +50,6 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not [path for path in linked(page, pictures=False) if not path.exists()]
 
 
-@pytest.mark.xfail(reason="docs/images/quickstart.png is drawn from the tuned recipe's run", strict=True)
 def test_pictures_are_there() -> None:
     assert not [path for page in PAGES for path in linked(page, pictures=True) if not path.exists()]
 

@@ -77,14 +77,15 @@ def learner_metrics(exp: Experience, update: Update) -> dict[str, Any]:
     s = {name: float(value) for name, value in vars(update.sums).items()}
     count = max(1.0, s["tokens"])
     gap = (learner - exp.sampler_bs)[looked].abs()
+    reference = {} if update.reference_bs is None else {"kl/reference/mean": s["kl"] / count}
     return {
+        **reference,  # without a reference nothing was computed, and nothing is said
         "sampler/kl/mean": mismatch_kl(*pair),
         "sampler/ratio/mean": mean_ratio(*pair),
         "sampler/ess/share": effective_sample_size(*pair),
         "sampler/gap/max": float(gap.max()) if len(gap) else 0.0,
         "learner/entropy/mean": s["entropy"] / count,
         "learner/ratio/mean": s["ratio"] / count,
-        "kl/reference/mean": s["kl"] / count,
         "loss/total": s["policy_loss"] + s["kl_loss"] - s["entropy_bonus"],
         "loss/policy": s["policy_loss"],
         "loss/kl": s["kl_loss"],
