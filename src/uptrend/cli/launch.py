@@ -84,13 +84,11 @@ def _go(
     except BaseException as error:
         directory.event("failed", error=f"{type(error).__name__}: {error}")
         raise
-    directory.event(*_ending(stop))
-    if stop is not None:
-        directory.event("reason", reason=stop.reason)
-
-
-def _ending(stop: Stop | None) -> tuple[str]:
-    return ("finished",) if stop is None else ("stopped",)
+    step = Run(directory.path).last_step
+    if stop is None:
+        directory.event("finished", step=step)
+    else:
+        directory.event("stopped", step=step, reason=stop.reason)
 
 
 def make_policy(config: Config, held_out: HeldOut) -> "Policy":

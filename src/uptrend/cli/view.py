@@ -28,8 +28,10 @@ class QuietView:
         self.progress = Progress(clock)
 
     def before(self, run: Run) -> None:
-        """Take in what the run directory holds."""
+        """Take in what the run directory holds, and pass on what its maker wants known."""
         self.progress.begin(run)
+        for note in run.info.get("notes", ()):
+            self.say(f"note: {note}")
 
     def step(self, record: StepRecord) -> None:
         """Take in a step."""
