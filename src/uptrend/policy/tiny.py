@@ -6,16 +6,14 @@ it is given, never on held-out tasks; other demonstrations make another folder i
 
 import hashlib
 import json
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import filelock
 import torch
 from torch import Tensor
 
-from uptrend.policy.known import home
+from uptrend.policy.known import made_once
 
 ALPHABET = "\n !\"'()*+,-./0123456789:;<=>?ABCDEFGHIJKLMNOPQRSTUVWXYZ_`abcdefghijklmnopqrstuvwxyz{|}"
 SEED = 0
@@ -27,19 +25,15 @@ LR = 3e-3
 def tiny(demonstrations: Sequence[tuple[str, str]]) -> Path:
     """The folder of the tiny model that was taught these (prompt, answer) pairs, made if it is missing."""
     said = json.dumps([sorted(demonstrations), SEED, STEPS, BATCH, LR, ALPHABET])
-    folder = home() / "models" / f"tiny-{hashlib.sha256(said.encode()).hexdigest()[:12]}"
-    if folder.exists():
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with filelock.FileLock(folder.with_suffix(".lock")):
-        if not folder.exists():
-            with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".tiny-") as beside:
-                model, tokenizer = _make()
-                _teach(model, tokenizer, sorted(demonstrations))
-                model.save_pretrained(Path(beside) / "model")
-                tokenizer.save_pretrained(Path(beside) / "model")
-                (Path(beside) / "model").rename(folder)
-    return folder
+
+    def make(beside: Path) -> Path:
+        model, tokenizer = _make()
+        _teach(model, tokenizer, sorted(demonstrations))
+        model.save_pretrained(beside / "model")
+        tokenizer.save_pretrained(beside / "model")
+        return beside / "model"
+
+    return made_once(f"tiny-{hashlib.sha256(said.encode()).hexdigest()[:12]}", make)
 
 
 def _make() -> tuple[Any, Any]:

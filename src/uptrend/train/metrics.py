@@ -75,7 +75,7 @@ def learner_metrics(exp: Experience, update: Update) -> dict[str, Any]:
     looked = exp.mask_bs & ~learner.isnan()
     pair = (learner, exp.sampler_bs, looked)
     s = {name: float(value) for name, value in vars(update.sums).items()}
-    count = max(1.0, s["tokens"])
+    count = s["tokens"] or float("nan")  # where no token was looked at, means are not 0 but unknown
     gap = (learner - exp.sampler_bs)[looked].abs()
     reference = {} if update.reference_bs is None else {"kl/reference/mean": s["kl"] / count}
     return {
