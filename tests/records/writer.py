@@ -15,7 +15,8 @@ def main() -> None:
     exists = (path / "run.json").exists()
     directory = RunDirectory.reopen(path) if exists else RunDirectory.create(path, info_of(path.name))
     with directory:
-        first = 1 + sum(1 for _ in (path / "metrics.jsonl").open("rb")) if exists else 1
+        metrics = path / "metrics.jsonl"
+        first = 1 + metrics.read_bytes().count(b"\n") if metrics.exists() else 1
         directory.event("resumed" if exists else "started", step=first - 1)
         print("writing", flush=True)
         for step in itertools.count(first):
