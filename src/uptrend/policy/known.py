@@ -42,7 +42,7 @@ KNOWN = {
             "about 1 million",
             "made here: a small Llama with a character tokenizer, taught arithmetic to about 40%",
             "Apache-2.0",
-            "nothing; half a minute of teaching once",
+            "nothing; a minute or two of teaching once",
         ),
     )
 }
