@@ -26,9 +26,11 @@ class Message:
     role: Speaker
     """Who said it."""
     content: str
-    """The text, as the model wrote it or shall read it."""
+    """The text, as the model wrote it or shall read it; calls that could be read are not in it."""
     calls: tuple[ToolCall, ...] = ()
     """The tools that an assistant's message asks for."""
+    problem: str = ""
+    """What was wrong with a call that the model tried to make and that could not be read."""
 
 
 @dataclass(frozen=True)

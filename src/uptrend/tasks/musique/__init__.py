@@ -1,0 +1,1 @@
+"""Multi-hop questions with retrieval tools: MuSiQue's files, hub datasets, and an invented world."""
