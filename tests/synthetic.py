@@ -82,7 +82,9 @@ def metrics_of(step: int, steps: int, noise: random.Random, lift: float = 0.5) -
 
 def evaluation_of(step: int, correct: int, tasks: int) -> Evaluation:
     """An evaluation with so many right."""
-    return Evaluation(step, tasks, correct, 0, correct / tasks, {"add": correct / tasks}, {}, 0.5)
+    return Evaluation(
+        step, tasks, correct, 0, correct / tasks, {"add": correct / tasks}, {"exact": correct / tasks}, {}, 0.5
+    )
 
 
 def line_of(evaluation: Evaluation) -> dict[str, Any]:
@@ -98,6 +100,7 @@ def line_of(evaluation: Evaluation) -> dict[str, Any]:
         "failed": 0,
         "reward": evaluation.reward,
         "by_family": evaluation.by_family,
+        "parts": evaluation.parts,
         "pass_at": {},
         "seconds": 0.5,
         "time": time.time(),

@@ -47,4 +47,4 @@ def test_an_evaluation_knows_its_accuracy_and_interval() -> None:
     evaluation = evaluation_of(0, 30, 40)
     assert evaluation.accuracy == 0.75
     assert evaluation.interval == wilson(30, 40)
-    assert math.isnan(evaluation_of(0, 0, 1).__class__(0, 0, 0, 0, 0.0, {}, {}, 0.0).accuracy)
+    assert math.isnan(evaluation_of(0, 0, 1).__class__(0, 0, 0, 0, 0.0, {}, {}, {}, 0.0).accuracy)

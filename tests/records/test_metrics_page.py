@@ -12,6 +12,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="u
 METRICS = [
     "step",
     "time",
+    "warmstart/loss/mean",
     "reward/mean",
     "reward/std",
     "reward/min",

@@ -1,6 +1,7 @@
 """A rollout becomes rows, and the rows say all that it said."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from synthetic import rollout_of
-from uptrend.records import Ending, Message, Part, Reward, Role, Rollout, Sequence, ToolCall, rollouts_table
+from uptrend.records import Ending, Message, Part, Reward, Role, Rollout, Run, Sequence, ToolCall, rollouts_table
 from uptrend.records.schema import ROLLOUTS, TOKEN_COLUMNS
 
 NAN = np.nan
@@ -72,7 +73,26 @@ def test_every_field_survives_the_disk(tmp_path: Path) -> None:
         assert (row["ended"], row["error"], row["seconds"], row["kept"]) == ("turn-limit", None, 1.25, True)
         assert [m["role"] for m in row["messages"]] == ["system", "user", "assistant", "tool", "assistant"]
         assert json.loads(row["messages"][2]["calls"]) == [{"name": "search", "arguments": {"query": "größe", "n": 3}}]
-        assert row["messages"][1] == {"role": "user", "content": "Größe?", "calls": None}
+        assert row["messages"][1] == {"role": "user", "content": "Größe?", "calls": None, "problem": None}
+
+
+def test_a_call_that_could_not_be_read_says_why() -> None:
+    said = (Message("assistant", "<tool>{", problem="It is not closed."), Message("assistant", "12"))
+    (row,) = rollouts_table("demo", [replace(rollout_of(1), messages=said)]).to_pylist()
+    assert [m["problem"] for m in row["messages"]] == ["It is not closed.", None]
+
+
+def test_messages_that_were_written_before_problems_were(make_run: Callable[..., Path]) -> None:
+    path = make_run("demo", steps=2)
+    (part,) = (path / "rollouts" / "000001").iterdir()
+    table = pq.read_table(part)
+    older = [[{k: m[k] for k in ("role", "content", "calls")} for m in row] for row in table["messages"].to_pylist()]
+    place = table.schema.get_field_index("messages")
+    pq.write_table(table.set_column(place, "messages", [older]), part)
+    rows = Run(path).rollouts().to_pylist()
+    assert {row["step"] for row in rows} == {1, 2}
+    assert {m["problem"] for row in rows for m in row["messages"]} == {None}
+    assert all(m["content"] for row in rows for m in row["messages"])
 
 
 def test_tokens_are_null_where_nothing_was_sampled() -> None:

@@ -3,7 +3,8 @@
 # ruff: noqa: ARG002
 
 import asyncio
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +13,12 @@ import pytest
 from models import encode, full_logits, make_policy
 from talk import expected_logprobs
 from uptrend.policy.policy import Policy
-from uptrend.records import Ending, Message, Reward, Role, Rollout, Task, Tool
+from uptrend.records import Ending, Message, Reward, Role, Rollout, Task, Tool, ToolCall
+from uptrend.rollout.calls import FORMATS
 from uptrend.rollout.inprocess import InProcessSampler
 from uptrend.rollout.play import Seat, play_all
 from uptrend.rollout.render import Renderer
-from uptrend.rollout.sampler import Limits
+from uptrend.rollout.sampler import Extension, Limits
 
 LIMITS = Limits(max_tokens=6, context=500)
 QUESTION = Task((Message("user", "Guess a number."),), "7", "guess")
@@ -26,6 +28,7 @@ class Guessing:
     """A taskset whose every play talks for some turns, and fails where it is told to."""
 
     chat = True
+    tools = (Tool("look", "Looks.", {}),)
 
     def __init__(self, turns: int = 3, fails_at: str = "", opened: "list[Guess] | None" = None) -> None:
         self.turns, self.fails_at = turns, fails_at
@@ -48,11 +51,18 @@ class Guess:
     taskset: Guessing
     heard: list[str] = field(default_factory=list)
     closed: int = 0
-    tools: tuple[Tool, ...] = (Tool("look", "Looks.", {}),)
 
     @property
     def messages(self) -> tuple[Message, ...]:
+        if self.taskset.fails_at == "messages":
+            raise KeyError("question")
         return self.task.messages
+
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        if self.taskset.fails_at == "tools":
+            raise KeyError("tools")
+        return self.taskset.tools
 
     async def respond(self, message: Message) -> list[Message] | None:
         self.heard.append(message.content)
@@ -127,8 +137,9 @@ def test_the_tokens_are_the_templates_and_the_models(policy: Policy) -> None:
     (rollout,) = play(policy, Guessing(turns=2), count=1)
     (s,) = rollout.sequences
     text = policy.tokenizer.decode(s.ids)
-    assert text.startswith("<turn>user\nGuess a number.<end>\n<turn>assistant\n")
-    assert "<turn>tool\nresult 1<end>\n<turn>user\nGo on.<end>\n<turn>assistant\n" in text
+    assert text.startswith("<turn>system\nYou can call these tools:\nlook(): Looks.\n")
+    assert "<turn>user\nGuess a number.<end>\n<turn>assistant\n" in text
+    assert "<turn>user\n<result>\nresult 1\n</result>\nGo on.<end>\n<turn>assistant\n" in text
     for message in rollout.messages:
         assert message.content in text
 
@@ -143,26 +154,87 @@ def test_too_many_turns(policy: Policy) -> None:
     assert all(p.closed == 1 for p in taskset.plays)
 
 
-def test_a_context_that_fills_up_between_turns(policy: Policy) -> None:
-    first = len(encode(policy, "<turn>user\nGuess a number.<end>\n<turn>assistant\n"))
-    limits = Limits(max_tokens=6, context=first + 40)
-    for rollout in play(policy, Guessing(turns=9), limits=limits):
-        assert rollout.ended == Ending.CONTEXT_FULL
+def first_prompt(policy: Policy, taskset: Guessing) -> int:
+    """How many tokens it has."""
+    renderer = Renderer(policy.tokenizer, policy.stop_ids, chat=True)
+    return len(renderer.first(QUESTION.messages, taskset.tools))
+
+
+@pytest.mark.parametrize("room", [3, 12, 40, 90, 103, 104, 106])
+def test_a_context_that_fills_up(policy: Policy, room: int) -> None:
+    """In a turn or between two: what the task answered last is kept, though the model never read it."""
+    limits = Limits(max_tokens=6, context=first_prompt(policy, Guessing()) + room)
+    taskset = Guessing(turns=9)
+    for rollout, opened in zip(play(policy, taskset, limits=limits), taskset.plays, strict=True):
+        assert (rollout.ended, rollout.error) == (Ending.CONTEXT_FULL, None)
         assert rollout.reward is not None
         assert len(rollout.sequences[0].ids) <= limits.context
+        assert [m.content for m in rollout.messages[-2:]] == [f"result {len(opened.heard)}", "Go on."]
 
 
-def test_a_prompt_that_does_not_fit_is_scored_unsaid(policy: Policy) -> None:
-    (rollout,) = play(policy, Guessing(), count=1, limits=Limits(max_tokens=6, context=10))
-    assert (rollout.ended, rollout.sampled_tokens) == (Ending.CONTEXT_FULL, 0)
-    assert rollout.reward is not None
-    assert rollout.reward.total == 0.0
+@pytest.mark.parametrize("missing", [0, 5, -1])
+def test_a_prompt_that_does_not_fit_has_failed(policy: Policy, missing: int) -> None:
+    tokens = first_prompt(policy, Guessing())
+    (rollout,) = play(policy, Guessing(turns=1), count=1, limits=Limits(max_tokens=6, context=tokens - missing))
+    if missing < 0:  # room for one token
+        assert (rollout.error, rollout.sampled_tokens) == (None, 1)
+    else:
+        assert (rollout.ended, rollout.sampled_tokens, rollout.reward) == (Ending.CONTEXT_FULL, 0, None)
+        assert rollout.error == f"prompt: {tokens} tokens do not fit into sampling.context = {tokens - missing}"
+
+
+def test_long_numbers_are_easy_to_read(policy: Policy) -> None:
+    question = replace(QUESTION, messages=(Message("user", "x" * 5000),))
+    seat = Seat(question, Guessing(), 1, "g", 0, 0)  # type: ignore[arg-type]
+    renderers = {True: Renderer(policy.tokenizer, policy.stop_ids, chat=True)}
+    (rollout,) = asyncio.run(play_all([seat], InProcessSampler(policy), renderers, Limits(6, 2048), 5))
+    assert rollout.error is not None
+    assert re.fullmatch(r"prompt: 5,\d\d\d tokens do not fit into sampling\.context = 2,048", rollout.error)
+
+
+CALL = '<tool>{"name": "look", "arguments": {}}</tool>'
+
+
+class Parrot:
+    """A sampler that always says the same."""
+
+    def __init__(self, policy: Policy, text: str) -> None:
+        self.ids = np.array([*encode(policy, text), policy.tokenizer.eos_token_id], np.int32)
+
+    async def extend(self, *_: object) -> Extension:
+        return Extension(self.ids, np.zeros(len(self.ids), np.float32), Ending.STOP_TOKEN, 0)
+
+    def release(self, stream: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("text", "tools", "message"),
+    [
+        (f"So.\n{CALL}", True, Message("assistant", "So.", (ToolCall("look", {}),))),
+        (f"{CALL}{CALL}", True, Message("assistant", "", (ToolCall("look", {}),) * 2)),
+        ("<tool>{}</tool>", True, FORMATS["plain"].read("<tool>{}</tool>")),
+        (f"So.\n{CALL}", False, Message("assistant", f"So.\n{CALL}")),
+    ],
+    ids=["call", "calls", "problem", "no tools"],
+)
+def test_the_task_hears_calls_where_it_has_tools(policy: Policy, text: str, tools: bool, message: Message) -> None:
+    taskset = Guessing(turns=1)
+    taskset.tools = taskset.tools if tools else ()  # type: ignore[assignment]
+    seat = Seat(QUESTION, taskset, 1, "g", 0, 0)  # type: ignore[arg-type]
+    renderers = {True: Renderer(policy.tokenizer, policy.stop_ids, chat=True)}
+    parrot = Parrot(policy, text)
+    (rollout,) = asyncio.run(play_all([seat], parrot, renderers, LIMITS, 5))  # type: ignore[arg-type]
+    assert rollout.messages[-1] == message
+    assert taskset.plays[0].heard == [message.content]
 
 
 @pytest.mark.parametrize(
     ("where", "ended", "said", "turns"),
     [
         ("open", Ending.TASK_ERROR, "open: OSError('no sandbox')", 0),
+        ("messages", Ending.TASK_ERROR, "open: KeyError('question')", 0),
+        ("tools", Ending.TASK_ERROR, "open: KeyError('tools')", 0),
         ("respond", Ending.TOOL_ERROR, "respond: TimeoutError('the tool hangs')", 2),
         ("score", Ending.TASK_ERROR, "score: ValueError('no judge')", 3),
     ],

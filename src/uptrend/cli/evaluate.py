@@ -2,14 +2,21 @@
 
 import json
 import time
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from uptrend.cli.breakdown import Breakdown, break_down, breakdown_table, has_parts
+from uptrend.cli.eval_tasks import prepare
+from uptrend.cli.examples import check_place, write_rollouts
 from uptrend.cli.launch import load_for_eval
-from uptrend.records import Evaluation, RecordError, rollouts_table
+from uptrend.cli.watched import watched
+from uptrend.cli.wording import terminal
+from uptrend.records import Evaluation, Rollout
 
 
 def command(
@@ -17,7 +24,7 @@ def command(
     tasks: Annotated[
         str | None,
         typer.Option(
-            help="A taskset, a JSONL file of prompt and answer, or a recipe for its eval section. "
+            help="A taskset, a JSONL file (of prompt and answer, or MuSiQue's), or a recipe for its eval section. "
             "A run's own otherwise."
         ),
     ] = None,
@@ -26,7 +33,9 @@ def command(
         typer.Option("--set", help="Override one value: --set eval.tasks=100. Repeat for more."),
     ] = None,
     attempts: Annotated[int, typer.Option(help="Sampled attempts a task, for pass@k.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Write the rollouts here, as Parquet.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the rollouts here: .jsonl to read them, .parquet for every token.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Score a model or a run's last checkpoint on held-out tasks, greedily.
@@ -34,53 +43,83 @@ def command(
     \b
     uptrend eval runs/quickstart
     uptrend eval smollm2-135m --tasks arithmetic --set eval.high=10
+    uptrend eval smollm2-135m --tasks musique --set eval.tasks=50 --out answers.jsonl
     uptrend eval runs/quickstart --tasks problems.jsonl --attempts 8 --json
     """
+    scored = score(target, tasks, sets or (), attempts, out)
+    if as_json:
+        typer.echo(json.dumps(scored.plain(), indent=2))
+    else:
+        tell(scored)
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What came of an evaluation."""
+
+    target: str
+    """What was evaluated."""
+    held: Evaluation
+    """How it went."""
+    rollouts: list[Rollout]
+    """The greedy rollouts, one a task."""
+    hash: str
+    """Of the tasks: equal where figures can be compared."""
+    seconds: float
+    """How long it took to play them."""
+
+    @cached_property
+    def breakdown(self) -> list[Breakdown]:
+        """Family by family and part by part."""
+        return break_down(self.rollouts)
+
+    def plain(self) -> dict[str, Any]:
+        """As --json prints it."""
+        low, high = self.held.interval
+        facts = {"target": self.target, "accuracy": self.held.accuracy, "low": low, "high": high, "hash": self.hash}
+        return {**vars(self.held), **facts, "breakdown": [row.plain() for row in self.breakdown]}
+
+
+def score(
+    target: str, tasks: str | None, overrides: Iterable[str] = (), attempts: int = 0, out: Path | None = None
+) -> Scored:
+    """Play the held-out tasks, and keep the rollouts in `out` where one is named."""
+    if out is not None:
+        check_place(out)
+    tasks, overrides = prepare(target, tasks, list(overrides))
+    config, policy, held_out = load_for_eval(target, tasks, overrides)
+
     from uptrend.rollout.inprocess import InProcessSampler
     from uptrend.train.evaluate import evaluate
     from uptrend.train.gather import Table
 
-    config, policy, held_out = load_for_eval(target, tasks, sets or ())
     config = replace(config, eval=replace(config.eval, attempts=attempts or config.eval.attempts))
     for note in held_out.notes:
         typer.echo(note, err=True)
     began = time.perf_counter()
-    held, rollouts = evaluate(Table(policy, InProcessSampler(policy), config), held_out, 0, config)
+    with watched(held_out, len(held_out.tasks) * (1 + config.eval.attempts)) as playing:
+        held, rollouts = evaluate(Table(policy, InProcessSampler(policy), config), playing, 0, config)
+    scored = Scored(target, held, rollouts[: held.tasks], held_out.hash, time.perf_counter() - began)
     if out is not None:
-        _write(out, rollouts_table(target, rollouts))
-    if as_json:
-        typer.echo(json.dumps(_plain(held, target, held_out.hash), indent=2))
-        return
+        write_rollouts(out, target, scored.rollouts, rollouts[held.tasks :])
+    return scored
+
+
+def tell(scored: Scored) -> None:
+    """Print the figures for people."""
+    held = scored.held
     low, high = held.interval
-    seconds = time.perf_counter() - began
     typer.echo(
-        f"{target}: {held.accuracy:.1%} of {held.tasks} held-out tasks "
-        f"(95% interval {low:.1%} to {high:.1%}), {seconds:.1f} s"
+        f"{scored.target}: {held.accuracy:.1%} of {held.tasks} held-out tasks "
+        f"(95% interval {low:.1%} to {high:.1%}), {scored.seconds:.1f} s"
     )
-    for family, share in held.by_family.items():
-        typer.echo(f"  {family:14} {share:.1%}")
+    if has_parts(scored.breakdown):
+        terminal().print(breakdown_table(scored.breakdown))
+        typer.echo("Means over tasks, with 95% intervals.")
+    else:
+        for family, share in held.by_family.items():
+            typer.echo(f"  {family:14} {share:.1%}")
     for k, share in held.pass_at.items():
         typer.echo(f"  pass@{k:<9} {share:.1%}")
     if held.failed:
         typer.echo(f"  {held.failed} could not be scored")
-
-
-def _plain(held: Evaluation, target: str, tasks_hash: str) -> dict[str, Any]:
-    low, high = held.interval
-    return {
-        **vars(held),
-        "target": target,
-        "accuracy": held.accuracy,
-        "low": low,
-        "high": high,
-        "hash": tasks_hash,
-    }
-
-
-def _write(path: Path, table: Any) -> None:
-    import pyarrow.parquet as pq
-
-    try:
-        pq.write_table(table, path, compression="zstd")
-    except OSError as error:
-        raise RecordError(f"{path} can't be written: {error.strerror or error}.") from None

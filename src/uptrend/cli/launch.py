@@ -2,9 +2,9 @@
 
 import os
 import platform
-import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -71,6 +71,67 @@ def resume(path: Path, overrides: Iterable[str] = (), observers: Sequence[Observ
     return Run(path)
 
 
+def warmstart(
+    config: Config, out: Path, *, runs: Path = Path("runs"), name: str | None = None, observers: Sequence[Observer] = ()
+) -> Run:
+    """Teach the recipe's model the expert's rollouts, and put it into the folder `out`; its run is recorded too."""
+    need_train_extra()
+    _free_folder(out)
+    config = _resolve(replace(config, model=replace(config.model, lora=None)))
+    held_out = heldout(config)
+    shown = replace(config.tasks, train=config.warmstart.tasks, stages=config.tasks.stages[:1])
+    tasks = pool(replace(config, tasks=shown), held_out)
+    policy = make_policy(config, held_out)
+
+    from uptrend.policy.checkpoint import export
+    from uptrend.train.gather import Table
+    from uptrend.train.loop import Parts
+    from uptrend.train.warmstart import demonstrate, supervised
+    from uptrend.train.warmstart import warmstart as learn
+
+    demonstrations, notes = demonstrate(Table(policy, None, config), tasks, config)
+    config = supervised(config, len(demonstrations))
+    path = _place(runs, name, f"{config.name}-warmstart")
+    info = _info(path, config, tasks, held_out, policy)
+    info |= {"kind": "warmstart", "notes": [*info["notes"], *notes]}
+    with RunDirectory.create(path, info) as directory, _recorded(directory, resume=False) as outcome:
+        outcome.stop = learn(Parts(config, policy, tasks, held_out, directory, observers), demonstrations)
+        if outcome.stop is None:
+            beside = out.with_name(f".{out.name}")
+            export(policy, beside).rename(out)
+            beside.rmdir()
+            directory.event("exported", folder=str(out))
+    return Run(path)
+
+
+def _free_folder(out: Path) -> None:
+    if out.exists():
+        raise ModelError(f"{out} exists already. Choose another --out, or remove it.")
+    out.parent.mkdir(parents=True, exist_ok=True)
+
+
+@dataclass
+class _Outcome:
+    stop: Stop | None = None
+
+
+@contextmanager
+def _recorded(directory: RunDirectory, *, resume: bool) -> Iterator[_Outcome]:
+    """Writes into a run's events how it began and how it ended."""
+    directory.event("resumed" if resume else "started", pid=os.getpid())
+    outcome = _Outcome()
+    try:
+        yield outcome
+    except BaseException as error:
+        directory.event("failed", error=f"{type(error).__name__}: {error}")
+        raise
+    step = Run(directory.path).last_step
+    if outcome.stop is None:
+        directory.event("finished", step=step)
+    else:
+        directory.event("stopped", step=step, reason=outcome.stop.reason)
+
+
 def _go(
     config: Config, policy: "Policy", tasks: Pool, held_out: HeldOut, directory: RunDirectory,
     observers: Sequence[Observer], *, resume: bool,
@@ -78,17 +139,8 @@ def _go(
     from uptrend.train.loop import Parts
     from uptrend.train.loop import train as loop
 
-    directory.event("resumed" if resume else "started", pid=os.getpid())
-    try:
-        stop = loop(Parts(config, policy, tasks, held_out, directory, observers), resume)
-    except BaseException as error:
-        directory.event("failed", error=f"{type(error).__name__}: {error}")
-        raise
-    step = Run(directory.path).last_step
-    if stop is None:
-        directory.event("finished", step=step)
-    else:
-        directory.event("stopped", step=step, reason=stop.reason)
+    with _recorded(directory, resume=resume) as outcome:
+        outcome.stop = loop(Parts(config, policy, tasks, held_out, directory, observers), resume)
 
 
 def make_policy(config: Config, held_out: HeldOut) -> "Policy":
@@ -247,26 +299,3 @@ def _same_tasks(run: Run, tasks: Pool, held_out: HeldOut) -> None:
                 f"{run.path} can't go on: [{section}] gives other tasks now "
                 f"(hash {now['hash']}, it was {then['hash']}). Was a task file changed?"
             )
-
-
-class Patience:
-    """An observer that stops the run after the step during which the user pressed Ctrl-C."""
-
-    def __init__(self) -> None:
-        self.asked_at: float | None = None
-
-    def interrupt(self, *_: object) -> None:
-        """Handle SIGINT: the first waits for the step, the second does not."""
-        if self.asked_at is not None:
-            raise KeyboardInterrupt
-        self.asked_at = time.time()
-
-    def before(self, run: Run) -> None:
-        """Nothing yet."""
-
-    def step(self, record: object) -> Stop | None:  # noqa: ARG002 (what happened does not matter)
-        """Stop if asked to."""
-        return None if self.asked_at is None else Stop("interrupted by the user")
-
-    def after(self, run: Run) -> None:
-        """Nothing more."""

@@ -11,6 +11,7 @@ from uptrend.records import UptrendError
 
 VERBS = {
     "train": ("uptrend.cli.train", "command", "Train a model on a recipe, and record everything."),
+    "warmstart": ("uptrend.cli.warmstart", "command", "Teach a model a taskset's own expert, to have a start."),
     "eval": ("uptrend.cli.evaluate", "command", "Score a model or a run's checkpoint on held-out tasks."),
     "runs": ("uptrend.cli.runs", "app", "List, show and compare run directories."),
     "plot": ("uptrend.cli.plot", "plot", "Draw the curves of runs to PNG or SVG."),

@@ -1,13 +1,13 @@
 """`uptrend train`: run a recipe, or go on with a run."""
 
-import signal
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from uptrend.cli.launch import Patience, resume, train
+from uptrend.cli.interrupt import patiently
+from uptrend.cli.launch import resume, train
 from uptrend.cli.view import choose_view
 from uptrend.config import load_config
 from uptrend.records import ConfigError
@@ -46,17 +46,13 @@ def command(
         raise ConfigError(
             "Give either a recipe (uptrend train RECIPE) or a run to go on with (uptrend train --resume RUN)."
         )
-    patience = Patience()
-    observers = [choose_view(quiet=quiet, is_terminal=sys.stdout.isatty()), patience]
-    before = signal.signal(signal.SIGINT, patience.interrupt)
-    try:
+    with patiently() as patience:
+        observers = [choose_view(quiet=quiet, is_terminal=sys.stdout.isatty()), patience]
         if resumes is not None:
             run = resume(resumes, sets or (), observers)
         else:
             assert recipe is not None
             run = train(load_config(recipe, sets or ()), runs=runs, name=name, observers=observers)
-    finally:
-        signal.signal(signal.SIGINT, before)
     if run.status == "stopped" and run.checkpoints:
         typer.echo(f"Stopped after step {run.last_step}. Go on with: uptrend train --resume {run.path}")
     elif run.status == "stopped":

@@ -99,6 +99,7 @@ class LiveView(QuietView):
 
 
 WORDS = {
+    "loss": "warmstart/loss/mean",
     "reward": "reward/mean",
     "length": "sampling/length/mean",
     "kl": "kl/reference/mean",

@@ -19,6 +19,7 @@ AT_LEAST = {
     "sampling.top_k": 0,
     "sampling.max_tokens": 1,
     "sampling.max_turns": 1,
+    "sampling.max_prompt": 0,
     "sampling.resample": 0,
     "sampling.rows": 0,
     "learning.steps": 1,
@@ -29,13 +30,17 @@ AT_LEAST = {
     "learning.max_grad_norm": 0,
     "learning.weight_decay": 0,
     "learning.tokens": 1,
+    "warmstart.tasks": 1,
+    "warmstart.epochs": 1,
+    "warmstart.batch": 1,
+    "warmstart.warmup": 0,
     "checkpoints.every": 0,
     "checkpoints.keep": 1,
     "compute.threads": 0,
 }
 """The least that these may be."""
 
-ABOVE_ZERO = ("learning.lr", "learning.correction_cap")
+ABOVE_ZERO = ("learning.lr", "warmstart.lr", "learning.correction_cap")
 BELOW_ONE = ("learning.beta1", "learning.beta2")
 NOT_EMPTY = ("model.name", "tasks.name", "eval.name")
 

@@ -98,6 +98,8 @@ class Sampling:
     """The most turns of a rollout."""
     context: int = 2048
     """The most tokens of a rollout, prompt included."""
+    max_prompt: int = 0
+    """The most tokens of the first prompt; a longer one is a failed rollout, never cut. 0 leaves it to the context."""
     stop: tuple[str, ...] = ()
     """Texts that end a turn."""
     trim: bool = False
@@ -169,6 +171,24 @@ class Learning:
 
 
 @dataclass(frozen=True)
+class Warmstart:
+    """`[warmstart]`: supervised learning on the scripted expert's rollouts, by `uptrend warmstart`."""
+
+    tasks: int = 500
+    """How many training tasks the expert demonstrates."""
+    epochs: int = 1
+    """How often each demonstration is learned from."""
+    batch: int = 16
+    """Demonstrations an update."""
+    lr: float = 2e-5
+    """The learning rate, once warm."""
+    schedule: Schedule = "linear"
+    """What the learning rate does after the warm-up."""
+    warmup: int = 0
+    """Updates over which the learning rate rises from 0."""
+
+
+@dataclass(frozen=True)
 class Checkpoints:
     """`[checkpoints]`"""
 
@@ -203,5 +223,6 @@ class Config:
     eval: Eval = field(default_factory=Eval)
     sampling: Sampling = field(default_factory=Sampling)
     learning: Learning = field(default_factory=Learning)
+    warmstart: Warmstart = field(default_factory=Warmstart)
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     compute: Compute = field(default_factory=Compute)

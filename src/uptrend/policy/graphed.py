@@ -1,13 +1,14 @@
 """A function of tensors as CUDA graphs, one for each shape of its inputs.
 
 Launching a small model's thousands of kernels takes the host several times longer than the device takes to
-run them. A graph launches all of them at once. It is captured when a shape comes for the second time, so that
-shapes that come once cost nothing; on a CPU the function is simply called.
+run them. A graph launches all of them at once. It is captured when a shape has come often enough to come again, so
+that rare shapes cost nothing; on a CPU the function is simply called.
 
 What the function writes besides its outputs must keep its address: the flat gradient does, and so does the
 cache.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+SEEN = 3
+"""How often a shape comes before it gets a graph: capturing takes as long as some ten calls."""
 MOST = 32
 """How many graphs one function may have; further shapes run as they are."""
 
@@ -34,7 +37,7 @@ class Graphed:
 
     def __init__(self, function: Callable[..., tuple[Tensor, ...]], device: torch.device) -> None:
         self._function, self._device = function, device
-        self._seen: set[tuple[object, ...]] = set()
+        self._seen: Counter[tuple[object, ...]] = Counter()
         self._captures: dict[tuple[object, ...], _Capture] = {}
 
     def forget(self) -> None:
@@ -48,8 +51,8 @@ class Graphed:
             return self._function(*inputs)
         key = tuple(None if x is None else (x.shape, x.dtype) for x in inputs)
         if key not in self._captures:
-            if key not in self._seen or len(self._captures) >= MOST:
-                self._seen.add(key)
+            self._seen[key] += 1
+            if self._seen[key] <= SEEN or len(self._captures) >= MOST:
                 return self._function(*inputs)
             self._captures[key] = self._capture(inputs)
         capture = self._captures[key]
@@ -63,12 +66,12 @@ class Graphed:
         own = [None if x is None else x.clone() for x in inputs]
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self._device)
-        with torch.cuda.graph(graph, pool=_shared_pool(self._device)):
+        with torch.cuda.graph(graph, pool=shared_pool(self._device)):
             outputs = self._function(*own)
         return _Capture(graph, own, outputs)
 
 
-def _shared_pool(device: torch.device) -> Any:
+def shared_pool(device: torch.device) -> Any:
     """Memory that lives as long as the process: without a graph of its own it would go with the last one."""
     if Graphed._keeper is None:
         Graphed._keeper = torch.cuda.CUDAGraph()

@@ -20,6 +20,8 @@ class Evaluation:
     """The mean reward over those that were scored."""
     by_family: dict[str, float]
     """Accuracy by kind of task."""
+    parts: dict[str, float]
+    """The mean of each component of the reward over those that were scored."""
     pass_at: dict[int, float]
     """The chance that one of k sampled answers is right, by k; empty unless asked for."""
     seconds: float

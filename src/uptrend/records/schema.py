@@ -22,7 +22,9 @@ _PART = pa.struct(
     [("name", pa.string()), ("value", pa.float64()), ("low", pa.float64()), ("high", pa.float64()),
      ("weight", pa.float64())]
 )  # fmt: skip
-_MESSAGE = pa.struct([("role", pa.string()), ("content", pa.string()), ("calls", pa.string())])
+_MESSAGE = pa.struct(
+    [("role", pa.string()), ("content", pa.string()), ("calls", pa.string()), ("problem", pa.string())]
+)
 
 TOKEN_COLUMNS: dict[str, pa.DataType] = {
     "ids": pa.int32(),
@@ -111,6 +113,7 @@ def _message(message: Message) -> dict[str, str | None]:
         "role": message.role,
         "content": message.content,
         "calls": json.dumps(calls, ensure_ascii=False) if calls else None,
+        "problem": message.problem or None,
     }
 
 

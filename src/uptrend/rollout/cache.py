@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 ROUND = 32
-"""Contexts are rounded up to this, so that buffers and graphs are reused between steps."""
+"""Lengths are rounded up to this, so that buffers are reused between steps."""
+ROUND_ON_GPU = 256
+"""And to this on a GPU, where each length that is looked over has a graph of its own."""
 
 
 class SlotCache:
@@ -23,7 +25,10 @@ class SlotCache:
         self.keys = torch.empty(layers, 0, 0, 0, 0)
         self.values = torch.empty(layers, 0, 0, 0, 0)
         self.is_sliding = [False] * layers  # asked for by transformers' masking
+        self.reach = 0
+        """How far attention looks: as far as the rows at hand need, not to the end of the buffers."""
         self._device = device
+        self._grain = ROUND if device.type == "cpu" else ROUND_ON_GPU
         self._positions = torch.empty(0)
         self._rows = torch.empty(0)
 
@@ -37,7 +42,7 @@ class SlotCache:
         have_rows, have_length = self.shape
         if rows <= have_rows and length <= have_length and like.dtype == self.keys.dtype:
             return False
-        rows, length = max(rows, have_rows), max(-(-length // ROUND) * ROUND, have_length)
+        rows, length = max(rows, have_rows), max(self._rounded(length), have_length)
         shape = (like.shape[0], rows, like.shape[2], length, like.shape[4])
         for name in ("keys", "values"):
             old, new = getattr(self, name), torch.zeros(shape, dtype=like.dtype, device=self._device)
@@ -57,19 +62,29 @@ class SlotCache:
         self.keys[:, rows, :, :length] = keys.to(self.keys.dtype)
         self.values[:, rows, :, :length] = values.to(self.values.dtype)
 
+    def look(self, length: int) -> None:
+        """Let attention reach so far, until said otherwise: every position that is aimed at lies within."""
+        self.reach = min(self._rounded(length), self.shape[1])
+
+    def _rounded(self, length: int) -> int:
+        return -(-length // self._grain) * self._grain
+
     def aim(self, positions_nq: Tensor) -> Tensor:
         """Say where the next tokens of the first rows go; gives the mask of what each may see."""
         self._positions = positions_nq
         self._rows = torch.arange(positions_nq.shape[0], device=self._device)[:, None]
-        return torch.arange(self.shape[1], device=self._device) <= positions_nq[:, None, :, None]
+        return torch.arange(self.reach, device=self._device) <= positions_nq[:, None, :, None]
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Write the new tokens' keys and values ([n, k, q, d]) and give back all of the rows'."""
-        n = keys.shape[0]
-        mine, theirs = self.keys[layer, :n], self.values[layer, :n]
+        mine, theirs = self.rows(layer, keys.shape[0])
         mine[self._rows, :, self._positions] = keys.transpose(1, 2).to(mine.dtype)
         theirs[self._rows, :, self._positions] = values.transpose(1, 2).to(theirs.dtype)
         return mine, theirs
+
+    def rows(self, layer: int, n: int) -> tuple[Tensor, Tensor]:
+        """The first rows' keys and values ([n, k, l, d]) as far as attention looks, to read and to write."""
+        return self.keys[layer, :n, :, : self.reach], self.values[layer, :n, :, : self.reach]
 
     def get_seq_length(self, *_: Any) -> int:
         """Unused with explicit positions; transformers asks."""

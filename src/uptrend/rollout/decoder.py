@@ -104,7 +104,7 @@ class LeanDecoder:
         cos, sin = (part[:, 0, None] for part in self._trunk.rotary_emb(x[:, None], positions_n[:, None]))
         rows = torch.arange(n, device=x.device)
         for index, layer in enumerate(self._layers):
-            keys, values = cache.keys[index, :n], cache.values[index, :n]
+            keys, values = cache.rows(index, n)
             x = self._step(x, cos, sin, mask, rows, positions_n, keys, values, layer.weights, layer.shape)
         last = F.rms_norm(x, (x.shape[-1],), self._trunk.norm.weight.to(x.dtype), self._trunk.norm.variance_epsilon)
         return last.to(self._dtype) @ self._head_t

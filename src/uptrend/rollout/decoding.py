@@ -1,5 +1,8 @@
 """The decoding loop of a batch: choose, write, advance; retire rows that are done; a CUDA graph on a GPU.
 
+Turns of many rollouts come in batches of every size. On a GPU the number of rows is rounded up to one of few
+sizes, so that a graph captured once serves the turns to come; the rows that fill up belong to nobody.
+
 n = row, v = vocabulary, m = sampled token of a turn.
 """
 
@@ -10,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from uptrend.policy.graphed import shared_pool
 from uptrend.rollout.cache import SlotCache
 from uptrend.rollout.choice import choose
 from uptrend.rollout.decoder import Decoder
@@ -17,6 +21,8 @@ from uptrend.rollout.sampler import Limits
 
 RETIRE = 0.75
 """Rows are moved together once no more than this share of them is alive."""
+FEWEST = 8
+"""On a GPU, the rows that a batch has at least: fewer would hardly be faster."""
 LOOK_EVERY = 8
 """On a GPU, how many tokens are decoded before the host asks who is done: asking waits for the device."""
 
@@ -55,12 +61,16 @@ class Decoding:
 
     def __init__(self, device: torch.device, decoder: Decoder, cache: SlotCache) -> None:
         self._device, self._decoder, self._cache = device, decoder, cache
-        self._states: dict[tuple[int, int], _State] = {}
+        self._states: dict[int, _State] = {}
         self._graphs: dict[tuple[int, int, int, Limits], torch.cuda.CUDAGraph] = {}
 
     def forget_graphs(self) -> None:
         """The cache's buffers have moved."""
         self._graphs.clear()
+
+    def rows_for(self, n: int) -> int:
+        """How many rows of the cache a batch of n takes: on a GPU 8, 16, 32, 64, … of them."""
+        return n if self._device.type == "cpu" else max(FEWEST, 1 << (n - 1).bit_length())
 
     def run(
         self,
@@ -71,14 +81,18 @@ class Decoding:
         limits: Limits,
         stops_v: Tensor,
     ) -> tuple[NDArray[np.int64], NDArray[np.float32], list[int]]:
-        """Token ids and log-probabilities in the order given, and which of the rows given now sits in each row."""
+        """Token ids and log-probabilities in the order given, and which of the rows given now sits in each row.
+
+        Rows that only fill up have numbers from `len(lengths)` on.
+        """
         n, m = uniforms_nm.shape
-        state = self._states.setdefault((n, m), _State.empty(n, m, self._device))
-        rows = n
+        began = rows = self.rows_for(n)
+        state = self._room(rows, m)
+        self._cache.look(max(lengths) + int(budget.max()))
         if self._device.type == "cuda":
             self._graph(state, rows, limits, stops_v)  # capturing scribbles on the state: first
-        self._begin(state, lengths, uniforms_nm, budget)
-        self._take(state, rows, logits_nv, limits, stops_v)
+        self._begin(state, rows, lengths, uniforms_nm, budget)
+        self._take(state, n, logits_nv, limits, stops_v)
         for k in range(1, int(budget.max())):
             if self._device.type == "cpu" or k % LOOK_EVERY == 0:
                 alive = int((~state.done[:rows]).sum())
@@ -86,19 +100,31 @@ class Decoding:
                     break
                 rows = self._retire(state, rows, alive)
             self._advance(state, rows, limits, stops_v)
-        order = state.order.cpu()
-        back = torch.argsort(order)
-        return state.ids_nm.cpu()[back].numpy(), state.logprobs_nm.cpu()[back].numpy(), order.tolist()
+        order = state.order[:began].cpu()
+        back = torch.argsort(order)[:n]
+        ids_nm, logprobs_nm = (x[:began].cpu()[back].numpy() for x in (state.ids_nm, state.logprobs_nm))
+        return ids_nm, logprobs_nm, order.tolist()
+
+    def _room(self, rows: int, m: int) -> _State:
+        """A state with room for so many rows; a larger one makes graphs over the smaller one useless."""
+        state = self._states.get(m)
+        if state is None or len(state.tokens) < rows:
+            self.forget_graphs()
+            state = self._states[m] = _State.empty(rows, m, self._device)
+        return state
 
     def _begin(
-        self, s: _State, lengths: list[int], uniforms_nm: NDArray[np.float32], budget: NDArray[np.int64]
+        self, s: _State, rows: int, lengths: list[int], uniforms_nm: NDArray[np.float32], budget: NDArray[np.int64]
     ) -> None:
-        s.positions.copy_(torch.tensor(lengths) - 1)  # `_take` moves on to the first free place
-        s.uniforms_nm.copy_(torch.from_numpy(uniforms_nm))
-        s.budget.copy_(torch.from_numpy(budget))
-        s.done.copy_(s.budget <= 0)
-        s.order.copy_(torch.arange(len(lengths)))
-        s.turn.zero_()
+        n = len(lengths)
+        s.order[:rows] = torch.arange(rows, device=self._device)
+        s.turn[:rows] = 0
+        s.budget[:rows] = 0
+        s.positions[:rows] = 0
+        s.positions[:n] = (torch.tensor(lengths) - 1).to(self._device)  # `_take` moves on to the first free place
+        s.uniforms_nm[:n] = torch.from_numpy(uniforms_nm).to(self._device)
+        s.budget[:n] = torch.from_numpy(budget).to(self._device)
+        s.done[:rows] = s.budget[:rows] <= 0
 
     def _take(self, s: _State, rows: int, logits_nv: Tensor, limits: Limits, stops_v: Tensor) -> None:
         """Choose each row's next token and note it."""
@@ -109,7 +135,7 @@ class Decoding:
         s.tokens[:rows] = tokens
         last = s.uniforms_nm.shape[1] - 1
         s.turn[:rows] = (s.turn[:rows] + 1).clamp(max=last)
-        s.positions[:rows] = (s.positions[:rows] + 1).clamp(max=self._cache.shape[1] - 1)
+        s.positions[:rows] = (s.positions[:rows] + 1).clamp(max=self._cache.reach - 1)
         s.done[:rows] |= stops_v[tokens] | (s.turn[:rows] >= s.budget[:rows])
 
     def _step(self, s: _State, rows: int, limits: Limits, stops_v: Tensor) -> None:
@@ -124,18 +150,17 @@ class Decoding:
 
     def _graph(self, s: _State, rows: int, limits: Limits, stops_v: Tensor) -> torch.cuda.CUDAGraph:
         """The step for so many rows as one launch, captured at its first use."""
-        key = (*s.uniforms_nm.shape, rows, limits)
+        key = (s.uniforms_nm.shape[1], rows, self._cache.reach, limits)
         if key not in self._graphs:
             saved = [t.clone() for t in vars(s).values()]
-            s.positions.fill_(self._cache.shape[1] - 1)  # warm-ups write where a real token will be written over
+            s.positions.fill_(self._cache.reach - 1)  # warm-ups write where a real token will be written over
             side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
-                for _ in range(2):
-                    self._step(s, rows, limits, stops_v)
+                self._step(s, rows, limits, stops_v)
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, pool=shared_pool(self._device)):
                 self._step(s, rows, limits, stops_v)
             self._graphs[key] = graph
             for tensor, value in zip(vars(s).values(), saved, strict=True):
@@ -144,7 +169,7 @@ class Decoding:
 
     def _retire(self, s: _State, rows: int, alive: int) -> int:
         """Put rows that are alive in front, where few enough are; how many are decoded from now on."""
-        wanted = alive if self._device.type == "cpu" else 1 << (alive - 1).bit_length()
+        wanted = self.rows_for(alive)
         if wanted > RETIRE * rows:
             return rows
         front = torch.argsort(s.done[:rows].int(), stable=True)

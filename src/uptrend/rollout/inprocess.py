@@ -26,6 +26,8 @@ from uptrend.rollout.sampler import Extension, Limits
 
 GRAIN = 16
 """On a GPU prompts are padded to a multiple of this, so that their graphs are reused."""
+PREFILL = 1 << 15
+"""Tokens of contexts that go through the model at once."""
 
 
 @dataclass
@@ -114,7 +116,8 @@ class InProcessSampler:
             logits_nv, lengths, uniforms, budget, limits, self._endings.table(limits)
         )
         for row, original in enumerate(order):
-            streams[original].row = row
+            if original < len(streams):
+                streams[original].row = row
         return [self._finish(s, ids[i], logprobs[i], int(budget[i]), limits) for i, s in enumerate(streams)]
 
     def _finish(
@@ -127,21 +130,23 @@ class InProcessSampler:
         return Extension(ids[:count].astype(np.int32), logprobs[:count].astype(np.float32), ended, self._version)
 
     def _seat(self, batch: list[_Request]) -> list[_Stream]:
-        """Give each stream of the batch the row of its place in it; other streams move behind."""
+        """Give each stream of the batch the row of its place in it; other streams move behind all that it takes."""
         fresh = [r for r in batch if r.stream not in self._streams]
         for request in fresh:
             self._streams[request.stream] = _Stream(-1, 0, np.random.default_rng(request.seed))
         streams = [self._streams[r.stream] for r in batch]
         chosen = {id(s) for s in streams}
         others = [s for s in self._streams.values() if s.row >= 0 and id(s) not in chosen]
-        wanted = [*streams, *others]
+        gap: list[_Stream | None] = [None] * (self._decoding.rows_for(len(batch)) - len(batch))
+        wanted = [*streams, *gap, *others]
         self._grow(len(wanted), 0)
-        if any(s.row >= 0 and s.row != place for place, s in enumerate(wanted)):
-            free = iter(sorted(set(range(self._cache.shape[0])) - {s.row for s in wanted}))
-            order = [s.row if s.row >= 0 else next(free) for s in wanted]
+        if any(s is not None and 0 <= s.row != place for place, s in enumerate(wanted)):
+            free = iter(sorted(set(range(self._cache.shape[0])) - {s.row for s in wanted if s is not None}))
+            order = [s.row if s is not None and s.row >= 0 else next(free) for s in wanted]
             self._cache.permute(torch.tensor(order, device=self._policy.device))
         for place, stream in enumerate(wanted):
-            stream.row = place
+            if stream is not None:
+                stream.row = place
         return streams
 
     def _read(self, batch: list[_Request], streams: list[_Stream], budget: int) -> Tensor:
@@ -164,10 +169,15 @@ class InProcessSampler:
         distinct = list(dict.fromkeys(contexts))
         ids_ut, lengths_u = _pad(distinct, self._policy.device, GRAIN)
         self.prefilled += sum(map(len, distinct))
-        logits_uv, keys, values = self._compute(ids_ut, lengths_u)
+        shares = -(-ids_ut.numel() // PREFILL)
+        parts = [self._compute(*part) for part in zip(ids_ut.chunk(shares), lengths_u.chunk(shares), strict=True)]
+        logits_uv, keys, values = (
+            torch.cat(x, dim) for x, dim in zip(zip(*parts, strict=True), (0, 1, 1), strict=True)
+        )
         place = {context: i for i, context in enumerate(distinct)}
         which = torch.tensor([place[c] for c in contexts], device=self._policy.device)
-        self._grow(first + len(contexts), ids_ut.shape[1] + budget, keys)
+        rows = self._decoding.rows_for(first + len(contexts))
+        self._grow(max(rows, self._cache.shape[0]), ids_ut.shape[1] + budget, keys)
         self._cache.fill(first, keys[:, which], values[:, which])
         return logits_uv[which]
 
@@ -191,7 +201,9 @@ class InProcessSampler:
         self.prefilled += sum(map(len, news))
         starts = torch.tensor([s.length for s in streams], device=self._policy.device)
         positions_nq = starts[:, None] + torch.arange(ids_nq.shape[1], device=self._policy.device)
-        self._grow(0, int(positions_nq.max()) + 1 + budget)
+        last = int(positions_nq.max()) + 1
+        self._grow(0, last + budget)
+        self._cache.look(last)
         hidden = append(self._policy, ids_nq, positions_nq, self._cache)
         return head(self._policy, hidden[torch.arange(len(news)), lengths_n - 1]).float()
 

@@ -7,16 +7,17 @@ is ours.
 
 import asyncio
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from uptrend.records import Ending, Message, Reward, Role, Rollout, Task
+from uptrend.records import Ending, Message, Reward, Role, Rollout, Task, Tool
 from uptrend.records import Sequence as Tokens
 from uptrend.rollout.render import Renderer
 from uptrend.rollout.sampler import Extension, Limits, Sampler
-from uptrend.tasks.taskset import Play, Taskset
+from uptrend.rollout.speakers import ModelSpeaker, ScriptSpeaker, Speaker
+from uptrend.tasks.taskset import Play, Script, Taskset
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,28 @@ class _Stream:
         )
 
 
+@dataclass(frozen=True)
+class _Conversation:
+    """A rollout in progress: who takes part, under which limits, and what has been said."""
+
+    opened: Play
+    """The task's side."""
+    tools: tuple[Tool, ...]
+    """What the model may call."""
+    speaker: Speaker
+    """The model's side."""
+    renderer: Renderer
+    """What turns the one's words into what the other reads."""
+    limits: Limits
+    """The most tokens."""
+    max_turns: int
+    """The most turns."""
+    messages: list[Message]
+    """All that was said so far."""
+    tokens: _Stream
+    """All tokens so far."""
+
+
 async def play_all(
     seats: Sequence[Seat],
     sampler: Sampler,
@@ -75,39 +98,73 @@ async def play_all(
     max_turns: int,
     rows: int = 0,
 ) -> list[Rollout]:
-    """Play every seat, at most `rows` side by side (0 for all), in the order given."""
-    gate = asyncio.Semaphore(rows or len(seats) or 1)
+    """Let the model play every seat, at most `rows` side by side (0 for all), in the order given."""
 
     async def one(stream: int, seat: Seat) -> Rollout:
-        async with gate:
-            return await play(seat, sampler, renderers[seat.taskset.chat], limits, max_turns, stream)
-
-    return list(await asyncio.gather(*(one(i, seat) for i, seat in enumerate(seats))))
-
-
-async def play(
-    seat: Seat, sampler: Sampler, renderer: Renderer, limits: Limits, max_turns: int, stream: int
-) -> Rollout:
-    """One rollout, from its first prompt to its score."""
-    began = time.perf_counter()
-    tokens, messages, reward = _Stream(), list(seat.task.messages), None
-    ended, error = Ending.TASK_ERROR, None
-    try:
-        opened = seat.taskset.open(seat.task, seat.seed)
-    except Exception as problem:
-        opened, error = None, f"open: {problem!r}"
-    if opened is not None:
+        speaker = ModelSpeaker(sampler, stream, limits, seat.seed)
         try:
-            messages = list(opened.messages)
-            ended, error = await _converse(opened, messages, tokens, seat, sampler, renderer, limits, max_turns, stream)
-            if error is None:
-                reward, ended, error = await _score(opened, ended)
+            return await play(seat, speaker, renderers[seat.taskset.chat], limits, max_turns)
         finally:
             sampler.release(stream)
-            try:
-                await opened.close()
-            except Exception as problem:
-                error = error or f"close: {problem!r}"
+
+    return await _side_by_side(one, seats, rows)
+
+
+async def demonstrate(
+    seats: Sequence[Seat], renderers: dict[bool, Renderer], limits: Limits, max_turns: int, rows: int = 0
+) -> list[Rollout]:
+    """Let each task's scripted expert play its seat, in the tokens that the model would have to say."""
+
+    async def one(_: int, seat: Seat) -> Rollout:
+        renderer, script = renderers[seat.taskset.chat], _gold(seat)
+        speaker = ScriptSpeaker(script, renderer)
+        try:
+            rollout = await play(seat, speaker, renderer, limits, max_turns)
+        finally:
+            script.close()
+        if speaker.error is None:
+            return rollout
+        return replace(rollout, reward=None, ended=Ending.TASK_ERROR, error=speaker.error)
+
+    return await _side_by_side(one, seats, rows)
+
+
+def _gold(seat: Seat) -> Script:
+    """The expert's script, begun at its first turn: also what fails before that is the script's failure."""
+    yield from seat.taskset.gold(seat.task)
+
+
+async def _side_by_side(
+    one: Callable[[int, Seat], Awaitable[Rollout]], seats: Sequence[Seat], rows: int
+) -> list[Rollout]:
+    gate = asyncio.Semaphore(rows or len(seats) or 1)
+
+    async def gated(number: int, seat: Seat) -> Rollout:
+        async with gate:
+            return await one(number, seat)
+
+    return list(await asyncio.gather(*(gated(i, seat) for i, seat in enumerate(seats))))
+
+
+async def play(seat: Seat, speaker: Speaker, renderer: Renderer, limits: Limits, max_turns: int) -> Rollout:
+    """One rollout, from its first prompt to its score."""
+    began = time.perf_counter()
+    tokens, messages, tools, reward = _Stream(), list(seat.task.messages), tuple[Tool, ...](), None
+    opened: Play | None = None
+    ended, error = Ending.TASK_ERROR, None
+    try:
+        try:
+            opened = seat.taskset.open(seat.task, seat.seed)
+            messages, tools = list(opened.messages), tuple(opened.tools)
+        except Exception as problem:
+            error = f"open: {problem!r}"
+        if opened is not None and error is None:
+            talk = _Conversation(opened, tools, speaker, renderer, limits, max_turns, messages, tokens)
+            ended, error = await _converse(talk)
+            if error is None:
+                reward, ended, error = await _score(opened, ended)
+    finally:
+        error = await _close(opened, error)
     return Rollout(
         step=seat.step, group=seat.group, index=seat.index, task=seat.task.id, family=seat.task.family,
         answer=seat.task.answer, seed=seat.seed, messages=tuple(messages), sequences=(tokens.tokens(),),
@@ -115,29 +172,45 @@ async def play(
     )  # fmt: skip
 
 
-async def _converse(
-    opened: Play, messages: list[Message], tokens: _Stream, seat: Seat, sampler: Sampler, renderer: Renderer,
-    limits: Limits, max_turns: int, stream: int,
-) -> tuple[Ending, str | None]:  # fmt: skip
+async def _converse(talk: _Conversation) -> tuple[Ending, str | None]:
     """Turn after turn, until something ends it; what ended it, and what failed."""
-    new, role = renderer.first(messages, opened.tools), Role.PROMPT
-    for turn in range(max_turns):
-        if len(tokens.ids) + len(new) >= limits.context:
-            return Ending.CONTEXT_FULL, None
-        tokens.read(new, turn, role)
-        said = await sampler.extend(stream, new, limits, seat.seed)
-        tokens.say(said, turn)
-        message = Message("assistant", renderer.text(said.ids.tolist()))
-        messages.append(message)
+    heard: Sequence[Message] = talk.messages[:]
+    new, role = talk.renderer.first(heard, talk.tools), Role.PROMPT
+    if 0 < talk.limits.prompt < len(new):
+        return Ending.CONTEXT_FULL, f"prompt: {len(new):,} tokens exceed sampling.max_prompt = {talk.limits.prompt:,}"
+    for turn in range(talk.max_turns):
+        if len(talk.tokens.ids) + len(new) >= talk.limits.context:
+            return Ending.CONTEXT_FULL, None if turn else _too_long("prompt", len(new), talk.limits)
+        said = await talk.speaker.say(new, heard)
+        if said is None:
+            return Ending.STOP_TOKEN, None
+        whole = len(talk.tokens.ids) + len(new) + len(said.ids)
+        if whole > talk.limits.context:  # a script's turn: a sampler's is cut
+            return Ending.CONTEXT_FULL, _too_long(f"turn {turn}", whole, talk.limits)
+        talk.tokens.read(new, turn, role)
+        talk.tokens.say(said, turn)
+        message = _message(talk, said)
+        talk.messages.append(message)
         try:
-            answers = await opened.respond(message)
+            answers = await talk.opened.respond(message)
         except Exception as problem:
             return Ending.TOOL_ERROR, f"respond: {problem!r}"
+        heard = answers or ()
+        talk.messages.extend(heard)
         if answers is None or said.ended == Ending.CONTEXT_FULL:
             return said.ended, None
-        messages.extend(answers)
-        new, role = renderer.later(said.ids.tolist(), answers, opened.tools), Role.TOOL
+        new, role = talk.renderer.later(said.ids.tolist(), heard, talk.tools), Role.TOOL
     return Ending.TURN_LIMIT, None
+
+
+def _message(talk: _Conversation, said: Extension) -> Message:
+    """What was said; where there are no tools, nothing is a call, whatever it looks like."""
+    ids = said.ids.tolist()
+    return talk.renderer.read(ids) if talk.tools else Message("assistant", talk.renderer.text(ids))
+
+
+def _too_long(what: str, tokens: int, limits: Limits) -> str:
+    return f"{what}: {tokens:,} tokens do not fit into sampling.context = {limits.context:,}"
 
 
 async def _score(opened: Play, ended: Ending) -> tuple[Reward | None, Ending, str | None]:
@@ -145,3 +218,13 @@ async def _score(opened: Play, ended: Ending) -> tuple[Reward | None, Ending, st
         return await opened.score(), ended, None
     except Exception as problem:
         return None, Ending.TASK_ERROR, f"score: {problem!r}"
+
+
+async def _close(opened: Play | None, error: str | None) -> str | None:
+    """Free what the play holds; what failed before counts more than what fails here."""
+    try:
+        if opened is not None:
+            await opened.close()
+    except Exception as problem:
+        return error or f"close: {problem!r}"
+    return error

@@ -2,13 +2,18 @@
 
 The first messages are rendered whole. After that the history is only appended to: a model's turn stays as it
 was sampled, and what the task answers is rendered as the text that the template puts between that turn and
-the next.
+the next. Tools go through the template where its model has a format of calls that we know; otherwise they are
+told in words, and their results are a user's words.
 """
 
+import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from uptrend.records import Message, TasksetError, Tool
+from uptrend.rollout.calls import FORMATS, format_of
+from uptrend.rollout.offer import describe, example_call, schemas
 
 _LAST_WORDS = "uptrend-last-words"
 REMEMBERED = 4096
@@ -16,7 +21,7 @@ REMEMBERED = 4096
 
 
 class Renderer:
-    """Turns messages into ids, through the model's chat template or as raw text."""
+    """Turns messages into ids and a turn's ids into a message, through the model's chat template or as raw text."""
 
     def __init__(self, tokenizer: Any, stop_ids: Sequence[int], chat: bool, trim: bool = False) -> None:
         if chat and not tokenizer.chat_template:
@@ -24,17 +29,23 @@ class Renderer:
                 "These tasks are asked as a chat, but the model has no chat template. "
                 "Set chat = false in [tasks] and [eval]."
             )
-        self._tokenizer, self._stop_ids, self._chat = tokenizer, set(stop_ids), chat
+        self._tokenizer, self._stop_ids, self._chat = tokenizer, tuple(stop_ids), chat
         self._trim = trim
+        self.format = format_of(tokenizer) if chat else "plain"
+        """The name of the format in which the model calls tools."""
+        self._calls = FORMATS[self.format]
+        self._dropped = _special_ids(tokenizer, but=self._calls.marks)
         self._firsts: dict[tuple[object, ...], list[int]] = {}
+        self._close: list[int] | None = None
 
     def first(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
         """The ids of a rollout's first prompt."""
-        key = (*((m.role, m.content) for m in messages), *(t.name for t in tools))
+        told = self._told(self._written(messages, tools), tools)
+        key = (*((m.role, m.content) for m in told), json.dumps(schemas(tools), sort_keys=True))
         if key not in self._firsts:  # a group asks for the same prompt many times
             if len(self._firsts) > REMEMBERED:
                 self._firsts.clear()
-            self._firsts[key] = self._first(messages, tools)
+            self._firsts[key] = self._first(told, tools)
         return self._firsts[key]
 
     def _first(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
@@ -46,44 +57,108 @@ class Renderer:
 
     def later(self, said: Sequence[int], messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
         """The ids between a model's turn and its next one: the turn's close, the answers, the next opening."""
+        written = self._written(messages, tools)
         if not self._chat:
-            return self._encode("".join(m.content for m in messages))
+            return self._encode("".join(m.content for m in written))
+        ids = self._encode(self._after_words(written, tools, speak=True))
+        closed = bool(said) and said[-1] in self._stop_ids
+        return ids[1:] if closed and ids[0] == said[-1] else ids
+
+    def text(self, ids: Sequence[int]) -> str:
+        """What a model's turn says, without the token that ended it."""
+        text: str = self._backend.decode(self._unstopped(ids), skip_special_tokens=True)
+        return text
+
+    def read(self, ids: Sequence[int]) -> Message:
+        """A model's turn as a message, its calls taken out of the text."""
+        # A tokenizer may count the markup of calls among its special tokens, which `text` leaves out.
+        kept = [i for i in self._unstopped(ids) if i not in self._dropped]
+        return self._calls.read(self._backend.decode(kept, skip_special_tokens=False))
+
+    def write(self, message: Message) -> list[int]:
+        """The ids that a model would have sampled to say this message, the one that ends its turn included."""
+        if self._close is None:
+            self._close = self._find_close()
+        return [*self._encode(self._calls.write(message)), *self._close]
+
+    def _find_close(self) -> list[int]:
+        closing = self._encode(self._after_words([], (), speak=False))[:1] if self._chat else []
+        return closing if closing and closing[0] in self._stop_ids else list(self._stop_ids[:1])
+
+    def _unstopped(self, ids: Sequence[int]) -> list[int]:
+        return list(ids[:-1] if len(ids) and ids[-1] in self._stop_ids else ids)
+
+    @property
+    def _backend(self) -> Any:
+        """The wrapped tokenizer itself, where there is one: several times faster, and nothing is tidied up."""
+        return getattr(self._tokenizer, "backend_tokenizer", self._tokenizer)
+
+    def _encode(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer(text, add_special_tokens=False).input_ids
+        return ids
+
+    def _written(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
+        """Messages whose contents are all that they say; in the plain format, results are a user's words."""
+        written = [replace(m, content=self._calls.write(m), calls=()) if m.calls else m for m in messages]
+        if not tools or self.format != "plain":
+            return written
+        if not self._chat:
+            return [replace(m, content=f"\n{_result(m)}\n") if m.role == "tool" else m for m in written]
+        joined: list[Message] = []
+        before = ""
+        for m in written:
+            spoken = Message("user", _result(m)) if m.role == "tool" else m
+            # One message, as some templates insist on taking turns.
+            if "tool" in (before, m.role) and joined and joined[-1].role == spoken.role == "user":
+                joined[-1] = Message("user", f"{joined[-1].content}\n{spoken.content}")
+            else:
+                joined.append(spoken)
+            before = m.role
+        return joined
+
+    def _told(self, messages: list[Message], tools: Sequence[Tool]) -> list[Message]:
+        """The first messages, with the tools in words where the template does not say them."""
+        if not tools or self.format != "plain":
+            return messages
+        example = self._calls.write(Message("assistant", "", (example_call(tools[0]),)))
+        how = "To call a tool, end your turn like this; its result comes between <result> and </result>:"
+        offer = f"{describe(tools)}\n\n{how}\n{example}"
+        if not self._chat:
+            return [Message("system", f"{offer}\n\n"), *messages]
+        place = next((i for i, m in enumerate(messages) if m.role == "system"), None)
+        if place is None:
+            return [Message("system", offer), *messages]
+        system = replace(messages[place], content=f"{messages[place].content}\n\n{offer}")
+        return [*messages[:place], system, *messages[place + 1 :]]
+
+    def _after_words(self, messages: Sequence[Message], tools: Sequence[Tool], *, speak: bool) -> str:
+        """What the template puts after an assistant's words."""
         before = [Message("user", "x"), Message("assistant", _LAST_WORDS)]
-        whole = self._template([*before, *messages], tools, speak=True)
+        whole = self._template([*before, *messages], tools, speak=speak)
         _, found, tail = whole.partition(_LAST_WORDS)
         if not found or _LAST_WORDS in tail:
             raise TasksetError(
                 "The model's chat template rewrites what was said before, "
                 "so a rollout of several turns can't be appended to."
             )
-        ids = self._encode(tail)
-        closed = bool(said) and said[-1] in self._stop_ids
-        return ids[1:] if closed and ids[0] == said[-1] else ids
-
-    def text(self, ids: Sequence[int]) -> str:
-        """What a model's turn says, without the token that ended it."""
-        kept = ids[:-1] if len(ids) and ids[-1] in self._stop_ids else ids
-        # The wrapped tokenizer itself, where there is one: several times faster, and nothing is tidied up.
-        backend = getattr(self._tokenizer, "backend_tokenizer", self._tokenizer)
-        text: str = backend.decode(list(kept), skip_special_tokens=True)
-        return text
-
-    def _encode(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer(text, add_special_tokens=False).input_ids
-        return ids
+        return tail
 
     def _template(self, messages: Sequence[Message], tools: Sequence[Tool], *, speak: bool) -> str:
-        schemas = [
-            {
-                "type": "function",
-                "function": {"name": t.name, "description": t.description, "parameters": dict(t.parameters)},
-            }
-            for t in tools
-        ]
         text: str = self._tokenizer.apply_chat_template(
             [{"role": m.role, "content": m.content} for m in messages],
-            tools=schemas or None,
+            tools=schemas(tools) if tools and self.format != "plain" else None,
             add_generation_prompt=speak,
             tokenize=False,
         )
         return text
+
+
+def _result(message: Message) -> str:
+    return f"<result>\n{message.content}\n</result>"
+
+
+def _special_ids(tokenizer: Any, but: Sequence[str]) -> frozenset[int]:
+    """The special tokens, which are no part of what is said, but for some."""
+    added = tokenizer.added_tokens_decoder.items()
+    special = {i for i, token in added if token.special} | set(tokenizer.all_special_ids)
+    return frozenset(special - {i for i, token in added if token.content in but})

@@ -27,6 +27,8 @@ class Limits:
     """Keep this many likeliest tokens; 0 for all."""
     stop: tuple[str, ...] = ()
     """Texts that end the turn."""
+    prompt: int = 0
+    """The most tokens of a stream's first prompt; 0 for as many as the context holds."""
 
 
 @dataclass(frozen=True, repr=False)

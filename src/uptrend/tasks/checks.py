@@ -1,7 +1,7 @@
 """What must hold of a taskset: each check looks at tasks or at plays and gives its figures."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -31,11 +31,22 @@ class ReadsRows(Protocol):
     """A taskset that reads rows, some of which may repeat others."""
 
     rows: int
-    """How many were read."""
+    """How many were read; 0 where these tasks were not read but made."""
     duplicate_rows: int
     """How many repeat an earlier one."""
     duplicates_allowed: float
     """The share that may."""
+
+
+@runtime_checkable
+class HasVariants(Protocol):
+    """A taskset whose expert reaches the maximum only under some of its options."""
+
+    def proof(self) -> Taskset:
+        """The same tasks under the options that prove the reward."""
+
+    def variants(self) -> Mapping[str, Taskset]:
+        """The same tasks under every option that bounds what can be earned, by name."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +96,7 @@ def duplicates(taskset: Taskset, train: Sequence[Task], heldout: Sequence[Task])
     """Tasks are unique; a file may repeat as many rows as it allows."""
     repeated = sum(len(tasks) - len({task.id for task in tasks}) for tasks in (train, heldout))
     figure, passed = f"{repeated} repeated among the tasks", not repeated
-    if isinstance(taskset, ReadsRows):
+    if isinstance(taskset, ReadsRows) and taskset.rows:
         share, allowed = taskset.duplicate_rows / taskset.rows, taskset.duplicates_allowed
         figure = f"{taskset.duplicate_rows} of {taskset.rows} rows ({share:.1%}), {allowed:.1%} allowed"
         passed = passed and share <= allowed
@@ -99,18 +110,29 @@ def same_tasks(first: Sequence[Task], second: Sequence[Task]) -> Check:
 
 
 def order(train: Sequence[Task]) -> Check:
-    """Easy tasks do not come first; looked at by family, as difficulty compares only there."""
+    """Neither easy tasks nor one family come first; difficulty is looked at by family, as it compares only there."""
+    ranks = {f"difficulty of {name}": values for name, values in _difficulties(train).items()}
+    ranks |= {f"being {name}": values for name, values in _memberships(train).items()}
+    judged = {what: rank_correlation(values) for what, values in ranks.items() if len(values) >= 30}
+    if not judged:
+        return Check("difficulty is shuffled", True, "not judged: no family has 30 tasks")
+    # Four standard errors: by chance once in 16,000 times.
+    passed = all(abs(rank) * (len(ranks[what]) - 1) ** 0.5 <= 4 for what, rank in judged.items())
+    worst = max(judged, key=lambda what: abs(judged[what]))
+    return Check("difficulty is shuffled", passed, f"rank correlation with position {judged[worst]:+.2f} ({worst})")
+
+
+def _difficulties(train: Sequence[Task]) -> dict[str, list[float]]:
     families: dict[str, list[float]] = defaultdict(list)
     for task in train:
         families[task.family].append(task.difficulty)
-    ranks = {name: rank_correlation(values) for name, values in families.items() if len(values) >= 30}
-    if not ranks:
-        return Check("difficulty is shuffled", True, "not judged: no family has 30 tasks")
-    # Four standard errors: by chance once in 16,000 times.
-    passed = all(abs(rank) * (len(families[name]) - 1) ** 0.5 <= 4 for name, rank in ranks.items())
-    worst = max(ranks, key=lambda name: abs(ranks[name]))
-    of = f" ({worst})" if len(ranks) > 1 else ""
-    return Check("difficulty is shuffled", passed, f"rank correlation with position {ranks[worst]:+.2f}{of}")
+    return families
+
+
+def _memberships(train: Sequence[Task]) -> dict[str, list[float]]:
+    """For each of several families, whether each task belongs to it."""
+    names = sorted({task.family for task in train})
+    return {name: [float(task.family == name) for task in train] for name in names} if len(names) > 1 else {}
 
 
 def failures(played: Sequence[Played]) -> Check:
@@ -133,6 +155,21 @@ def corrupted(played: Sequence[Played]) -> Check:
     best = [play for play in others if play.is_best]
     figure = f"{len(best)} of {len(others)} do{_example(best)}"
     return Check("corrupted answers stay below it", bool(others) and not best, figure)
+
+
+def ceiling(name: str, played: Sequence[Played]) -> Check:
+    """What the expert earns where the maximum may be out of reach, and that nobody lazy earns as much."""
+    experts = [play for play in played if play.is_gold and play.rewards]
+    gold_by_task = {play.prompt: play.rewards[0].total for play in experts}
+    others = [play for play in played if not play.is_gold and play.rewards]
+    as_good = [play for play in others if play.rewards[0].total >= gold_by_task.get(play.prompt, -np.inf) - NEAR]
+    failed = [play for play in played if play.error]
+    totals = np.array([play.rewards[0].total / play.rewards[0].high for play in experts])
+    parts = _mean_parts(experts)
+    figure = f"{totals.mean():.3f} of the maximum on average, least {totals.min():.3f}" if len(totals) else "none"
+    figure += "".join(f"; {part} {value:.2f}" for part, value in parts.items() if value < 1 - NEAR)
+    figure += f"; {len(as_good)} of {len(others)} corrupted earn as much{_example(as_good or failed)}"
+    return Check(f"ceiling of gold under {name}", bool(experts) and not as_good and not failed, figure)
 
 
 def bounds(played: Sequence[Played]) -> Check:
@@ -160,6 +197,13 @@ def rank_correlation(values: Sequence[float]) -> float:
         return 0.0
     mean_ranks = np.cumsum(counts) - (counts - 1) / 2
     return float(np.corrcoef(np.arange(len(values)), mean_ranks[group])[0, 1])
+
+
+def _mean_parts(plays: Sequence[Played]) -> dict[str, float]:
+    """The mean of each part that counts."""
+    names = [part.name for part in plays[0].rewards[0].parts if part.weight] if plays else []
+    by_name = [{part.name: part.value for part in play.rewards[0].parts} for play in plays]
+    return {name: float(np.mean([parts[name] for parts in by_name])) for name in names}
 
 
 def _is_within(reward: Reward) -> bool:

@@ -35,6 +35,7 @@ class Jsonl(OneTurnTaskset):
     name: ClassVar[str] = "jsonl"
     version: ClassVar[str] = "1"
     Options: ClassVar[type[Any]] = JsonlOptions
+    WHOLE: ClassVar[dict[str, Any]] = {"split": False}
 
     def __init__(self, options: JsonlOptions, seed: int) -> None:
         super().__init__(options, seed)

@@ -11,6 +11,7 @@ from uptrend.records import TasksetError
 from uptrend.tasks.arithmetic import Arithmetic, Binary, Comparison, Counting
 from uptrend.tasks.jsonl import Jsonl
 from uptrend.tasks.mixed import Mixed
+from uptrend.tasks.musique.taskset import Musique
 from uptrend.tasks.taskset import Taskset
 
 BUILT_IN: dict[str, type[Taskset]] = {
@@ -20,6 +21,7 @@ BUILT_IN: dict[str, type[Taskset]] = {
     "binary": Binary,
     "mixed": Mixed,
     "jsonl": Jsonl,
+    "musique": Musique,
 }
 GROUP = "uptrend.tasksets"
 NEEDED = ("name", "version", "Options", "train", "heldout", "open", "gold", "corrupted")

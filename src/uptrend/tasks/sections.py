@@ -34,12 +34,14 @@ def resolve_options(config: Config) -> Config:
 
 
 def eval_options(config: Config) -> dict[str, Any]:
-    """`[eval]`'s options; a file that nothing trains on need not be split."""
+    """`[eval]`'s options; a source that nothing trains on is held out whole."""
     options = dict(config.eval.options)
-    if config.eval.name == "jsonl" and "split" not in options:
-        trained = [_file(s.options) for _, _, s in stage_sections(config) if s.name == "jsonl"]
-        options["split"] = _file(options) in trained
-    return options
+    # What a taskset that reads files or datasets is told to hold out all of them; others have no such options.
+    whole: dict[str, Any] = getattr(find(config.eval.name), "WHOLE", {})
+    if not any(_source(options)) or whole.keys() & options.keys():
+        return options
+    trained = [_source(s.options) for _, _, s in stage_sections(config) if s.name == config.eval.name]
+    return options if _source(options) in trained else options | whole
 
 
 def _section(base: Tasks, where: str, table: Mapping[str, Any]) -> tuple[int, str, Tasks]:
@@ -84,5 +86,6 @@ def resolved(name: str, options: Mapping[str, Any], where: str) -> dict[str, Any
     return plain
 
 
-def _file(options: Mapping[str, Any]) -> Path:
-    return Path(str(options.get("file"))).resolve()
+def _source(options: Mapping[str, Any]) -> tuple[Path | None, str]:
+    file = options.get("file")
+    return Path(str(file)).resolve() if file else None, str(options.get("datasets") or "")

@@ -6,16 +6,19 @@ wrong place, or that can be had without an answer, shows here before the first s
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from uptrend.records import Message, Reward, Task
+from uptrend.records import Message, MissingExtra, Reward, Task
 from uptrend.tasks import checks
-from uptrend.tasks.checks import Check, Played
+from uptrend.tasks.checks import Check, HasVariants, Played
 from uptrend.tasks.script import play_script
 from uptrend.tasks.taskset import Script, Taskset
 
 __all__ = ["Check", "Report", "play_script", "validate"]
+
+CEILING = 50
+"""Tasks on which each variant's ceiling is measured: a semantic retriever takes its time."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,8 @@ def validate(make: Callable[[], Taskset], train: int = 500, heldout: int = 200, 
     tasks = [*to_train, *held_out]
     repeated = [*again.train(train), *again.heldout(heldout)]
     chosen = random.Random(0).sample(tasks, min(limit, len(tasks)))
-    played = asyncio.run(_play(taskset, chosen))
+    proving = taskset.proof() if isinstance(taskset, HasVariants) else taskset
+    played = asyncio.run(_play(proving, chosen))
     found = (
         checks.has_tasks(to_train, held_out, train),
         checks.prompts(tasks),
@@ -55,27 +59,42 @@ def validate(make: Callable[[], Taskset], train: int = 500, heldout: int = 200, 
         checks.corrupted(played),
         checks.bounds(played),
         checks.deterministic(played),
+        *_ceilings(taskset, chosen[:CEILING]),
     )
     return Report(taskset.name, found, tuple(taskset.notes))
 
 
-async def _play(taskset: Taskset, tasks: Sequence[Task]) -> list[Played]:
-    played = []
-    for task in tasks:
-        rounds = [(taskset.gold(task), *taskset.corrupted(task)) for _ in range(2)]
-        for i, twice in enumerate(zip(*rounds, strict=False)):
-            played.append(await _play_twice(taskset, task, twice, is_gold=i == 0))
-    return played
+def _ceilings(taskset: Taskset, tasks: Sequence[Task]) -> Iterator[Check]:
+    """How far the expert gets under each variant, where there are any."""
+    for name, variant in (taskset.variants() if isinstance(taskset, HasVariants) else {}).items():
+        try:
+            yield checks.ceiling(name, asyncio.run(_play(variant, tasks, times=1)))
+        except MissingExtra as missing:  # the proof itself does not need it
+            yield Check(f"ceiling of gold under {name}", True, f"not measured: {missing}")
 
 
-async def _play_twice(taskset: Taskset, task: Task, scripts: Sequence[Script], is_gold: bool) -> Played:
-    prompt = task.messages[0].content if task.messages else ""
+async def _play(taskset: Taskset, tasks: Sequence[Task], times: int = 2) -> list[Played]:
+    """Every script of every task, so many times; tasks go on side by side, as rollouts do."""
+    return [play for plays in await asyncio.gather(*(_play_task(taskset, t, times) for t in tasks)) for play in plays]
+
+
+async def _play_task(taskset: Taskset, task: Task, times: int) -> list[Played]:
+    rounds = [(taskset.gold(task), *taskset.corrupted(task)) for _ in range(times)]
+    repeats = enumerate(zip(*rounds, strict=False))
+    return [await _play_script(taskset, task, scripts, is_gold=i == 0) for i, scripts in repeats]
+
+
+async def _play_script(taskset: Taskset, task: Task, scripts: Sequence[Script], is_gold: bool) -> Played:
+    """One script's repetitions."""
+    prompt = next((m.content for m in task.messages if m.role != "system"), "")
     messages: list[Message] = []
     rewards: list[Reward] = []
     try:
         for script in scripts:
             messages, reward = await play_script(taskset, task, script)
             rewards.append(reward)
+    except MissingExtra:  # nothing is wrong with the taskset
+        raise
     except Exception as error:  # a taskset's own bug is what we are here to report
         return Played(prompt, "", is_gold, (), f"{type(error).__name__}: {error}")
     said = [message.content for message in messages if message.role == "assistant"]

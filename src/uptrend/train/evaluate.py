@@ -29,6 +29,7 @@ def evaluate(table: Table, held_out: HeldOut, step: int, config: Config) -> tupl
         failed=len(rollouts) - len(scored),
         reward=float(np.mean([r.reward.total for r in scored if r.reward])) if scored else float("nan"),
         by_family={f: float(np.mean([_right(r) for r in rollouts if r.family == f])) for f in families},
+        parts=_parts(scored),
         pass_at=_pass_at(attempts, config.eval.attempts),
         seconds=time.perf_counter() - began,
     ), [*rollouts, *attempts]
@@ -47,6 +48,13 @@ def _seats(held_out: HeldOut, step: int, attempts: int, config: Config) -> list[
         for n, task in enumerate(held_out.tasks)
         for i in range(attempts)
     ]
+
+
+def _parts(scored: list[Rollout]) -> dict[str, float]:
+    values: dict[str, list[float]] = {}
+    for part in (part for r in scored if r.reward for part in r.reward.parts):
+        values.setdefault(part.name, []).append(part.value)
+    return {name: float(np.mean(found)) for name, found in values.items()}
 
 
 def _pass_at(rollouts: list[Rollout], attempts: int) -> dict[int, float]:

@@ -1,13 +1,13 @@
 """Sampling a step's groups, and drawing others in place of dead ones where the recipe asks for it."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
 
 from uptrend.config import Config
 from uptrend.policy.policy import Policy
 from uptrend.records import Rollout, Task
-from uptrend.rollout.play import Seat, play_all
+from uptrend.rollout.play import Seat, demonstrate, play_all
 from uptrend.rollout.render import Renderer
 from uptrend.rollout.sampler import Limits, Sampler
 from uptrend.rollout.seeds import derive
@@ -28,23 +28,43 @@ class Gathered:
 
 
 class Table:
-    """Where tasks are played: a sampler, the ways to render for it, and the limits of a turn."""
+    """Where tasks are played: a sampler (scripts need none), the ways to render for it, and the limits of a turn."""
 
-    def __init__(self, policy: Policy, sampler: Sampler, config: Config) -> None:
+    def __init__(self, policy: Policy, sampler: Sampler | None, config: Config) -> None:
         self._policy, self._sampler, self._config = policy, sampler, config
         self._renderers: dict[bool, Renderer] = {}
 
     def play(self, seats: Sequence[Seat], *, temperature: float) -> list[Rollout]:
         """Play rollouts at a temperature; 0 is greedy, and then nothing is cut off the distribution."""
+        assert self._sampler is not None
         s = self._config.sampling
-        for seat in seats:
-            chat = seat.taskset.chat
-            if chat not in self._renderers:
-                self._renderers[chat] = Renderer(self._policy.tokenizer, self._policy.stop_ids, chat, s.trim)
-        limits = Limits(s.max_tokens, s.context, temperature, stop=s.stop)
+        limits = Limits(s.max_tokens, s.context, temperature, stop=s.stop, prompt=s.max_prompt)
         if temperature > 0:
             limits = replace(limits, top_p=s.top_p, top_k=s.top_k)
-        return asyncio.run(play_all(seats, self._sampler, self._renderers, limits, s.max_turns, s.rows))
+        return _run(play_all(seats, self._sampler, self._renderers_for(seats), limits, s.max_turns, s.rows))
+
+    def demonstrate(self, seats: Sequence[Seat]) -> list[Rollout]:
+        """Let each task's scripted expert play, in the model's tokens."""
+        s = self._config.sampling
+        limits = Limits(s.max_tokens, s.context, prompt=s.max_prompt)
+        return _run(demonstrate(seats, self._renderers_for(seats), limits, s.max_turns, s.rows))
+
+    def _renderers_for(self, seats: Sequence[Seat]) -> dict[bool, Renderer]:
+        for chat in {seat.taskset.chat for seat in seats} - set(self._renderers):
+            trim = self._config.sampling.trim
+            self._renderers[chat] = Renderer(self._policy.tokenizer, self._policy.stop_ids, chat, trim)
+        return self._renderers
+
+
+def _run(play: Coroutine[None, None, list[Rollout]]) -> list[Rollout]:
+    """Play to the end, with rollouts handed over aside: asyncio.run prints the whole result of its task for nothing."""
+    rollouts: list[Rollout] = []
+
+    async def collect() -> None:
+        rollouts.extend(await play)
+
+    asyncio.run(collect())
+    return rollouts
 
 
 def gather(table: Table, pool: Pool, cursor: Cursor, step: int, config: Config) -> Gathered:

@@ -64,8 +64,8 @@ def train(parts: Parts, resume: bool = False) -> Stop | None:
         observer.before(Run(parts.directory.path))
     try:
         if step == 0:
-            held = _evaluate(parts, table, recorder, 0)
-            stop = _show(parts, StepRecord(0, {}, (), held))
+            held = evaluate_held_out(parts, table, recorder, 0)
+            stop = tell_observers(parts, StepRecord(0, {}, (), held))
         while step < config.learning.steps and stop is None:
             step += 1
             clock = measure.Clock(policy.device)
@@ -86,8 +86,8 @@ def train(parts: Parts, resume: bool = False) -> Stop | None:
             line |= clock.metrics() | {"memory/peak/gib": measure.peak_memory_gib(policy.device)}
             recorder.step(step, rollouts, line)
 
-            held = _evaluate(parts, table, recorder, step) if _is_due(step, config) else None
-            stop = _show(parts, StepRecord(step, line, rollouts, held))
+            held = evaluate_held_out(parts, table, recorder, step) if _is_due(step, config) else None
+            stop = tell_observers(parts, StepRecord(step, line, rollouts, held))
             if _saves(step, config) or stop is not None:
                 recorder.drain()  # records first: a checkpoint never stands ahead of them
                 state = {"step": step, "cursor": asdict(cursor)}
@@ -136,20 +136,21 @@ def _line(
     }
 
 
-def _evaluate(parts: Parts, table: Table, recorder: Recorder, step: int) -> Evaluation:
+def evaluate_held_out(parts: Parts, table: Table, recorder: Recorder, step: int) -> Evaluation:
+    """Evaluate on the held-out tasks, and write down what came of it."""
     held, rollouts = evaluate(table, parts.held_out, step, parts.config)
     low, high = held.interval
     line = {
         "step": step, "accuracy": held.accuracy, "low": low, "high": high, "tasks": held.tasks,
         "correct": held.correct, "failed": held.failed, "reward": held.reward, "by_family": held.by_family,
-        "pass_at": {str(k): v for k, v in held.pass_at.items()}, "seconds": held.seconds, "time": time.time(),
-        "hash": parts.held_out.hash,
+        "parts": held.parts, "pass_at": {str(k): v for k, v in held.pass_at.items()}, "seconds": held.seconds,
+        "time": time.time(), "hash": parts.held_out.hash,
     }  # fmt: skip
     recorder.evaluation(line, rollouts)
     return held
 
 
-def _show(parts: Parts, record: StepRecord) -> Stop | None:
+def tell_observers(parts: Parts, record: StepRecord) -> Stop | None:
     """Every observer sees the step; the first that wants to stop is heard."""
     wishes = [observer.step(record) for observer in parts.observers]
     return next((wish for wish in wishes if wish is not None), None)

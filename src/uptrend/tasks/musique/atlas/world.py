@@ -1,0 +1,139 @@
+"""A small world of invented entities and the facts that hold in it, each stated by its subject's paragraph alone."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from uptrend.tasks.musique.atlas.names import Names
+from uptrend.tasks.musique.atlas.relation import Kind, Relation
+from uptrend.tasks.musique.atlas.relations import OF
+
+YEARS = (1530, 1730)
+"""When worlds are; no chain leads from there to years before 1000 or after today."""
+SPAN = (1050, 1990)
+"""What is said beside a chain leads to no year outside of this."""
+NEARBY = 60
+"""How many years before or after its world's own year an entity begins that nothing else dates."""
+ARTICLED: dict[Kind, str] = {"river": "the river ", "ship": "the "}
+"""What stands before the names of these kinds."""
+
+
+@dataclass(frozen=True, eq=False)
+class Entity:
+    """Somebody or something; equal only to itself, as names are unique and hashing by identity is quick."""
+
+    kind: Kind
+    """What it is."""
+    name: str
+    """Its whole name, which no other entity of its world has."""
+    year: int
+    """When it began; every entity of a world has a year of its own."""
+
+    @property
+    def called(self) -> str:
+        """Its name as a sentence has it."""
+        return ARTICLED.get(self.kind, "") + self.name
+
+    @property
+    def short(self) -> str:
+        """What it is called once it was named. Never he or she, nor "the river": those could mean the object."""
+        if self.kind == "person":
+            return self.name.split()[0]
+        return f"the {self.name}" if self.kind == "river" else f"the {self.kind}"
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One thing that holds."""
+
+    subject: Entity
+    """Whom it is said of."""
+    relation: Relation
+    """What is said."""
+    object: Entity | None
+    """Where the relation leads; None where that is the subject's year."""
+    wording: int
+    """Which of the relation's sentences says it."""
+
+    @property
+    def answer(self) -> str:
+        """The object as an answer."""
+        return str(self.subject.year) if self.object is None else self.object.name
+
+    @property
+    def aliases(self) -> list[str]:
+        """Other natural forms of the answer: those with an article."""
+        if self.object is None or self.object.kind not in ARTICLED:
+            return []
+        return list(dict.fromkeys((f"the {self.object.name}", self.object.called)))
+
+
+class World:
+    """Entities and facts, which grow; what was said is never contradicted."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.facts: dict[Entity, list[Fact]] = {}
+        """What each entity's paragraph states; an entity that is only mentioned has none."""
+        self._year = rng.randrange(*YEARS)
+        self._names = Names(rng)
+        self._years: set[int] = set()
+        self._barred: dict[Entity, set[str]] = {}
+        self._led_to: set[tuple[str, Entity]] = set()
+
+    def new(self, kind: Kind, year: int | None = None, female: bool | None = None, namesake: str = "") -> Entity:
+        """A new entity; with a namesake, one whose name shares a word with that name."""
+        if year is None:
+            year = self._year + self.rng.randrange(-NEARBY, NEARBY)
+        while year in self._years:
+            year -= 1
+        self._years.add(year)
+        if female is None:
+            female = self.rng.random() < 0.5
+        entity = Entity(kind, self._names.new(kind, female=female, namesake=namesake), year)
+        self._barred[entity] = set()
+        return entity
+
+    def state(self, subject: Entity, relation: Relation, wording: int | None = None, namesake: str = "") -> Fact:
+        """State a fact whose object is new."""
+        if relation.object == "year":
+            return self._state(subject, relation, None, wording)
+        year = subject.year - self.rng.randint(*relation.older)
+        return self._state(subject, relation, self.new(relation.object, year, relation.female, namesake), wording)
+
+    def link(self, subject: Entity, relation: Relation, among: Sequence[Entity]) -> Fact | None:
+        """State a fact whose object is one of these entities, if one of them may be."""
+        fitting = [entity for entity in among if self._may_lead_to(subject, relation, entity)]
+        return self._state(subject, relation, self.rng.choice(fitting)) if fitting else None
+
+    def sayable(self, subject: Entity) -> list[Relation]:
+        """What may still be said of an entity."""
+        said = {fact.relation.name for fact in self.facts.get(subject, ())} | self._barred[subject]
+        return [
+            relation for relation in OF[subject.kind] if relation.name not in said and _is_in_span(subject, relation)
+        ]
+
+    def _may_lead_to(self, subject: Entity, relation: Relation, entity: Entity) -> bool:
+        # Within a kind (a river into a river) links could close a circle; between kinds, years keep them sensible.
+        least, most = relation.older
+        return (
+            entity.kind == relation.object != subject.kind
+            and least <= subject.year - entity.year <= most
+            and (relation.name, entity) not in self._led_to
+            and not any(fact.relation.name in relation.bars for fact in self.facts.get(entity, ()))
+        )
+
+    def _state(self, subject: Entity, relation: Relation, entity: Entity | None, wording: int | None = None) -> Fact:
+        if wording is None:
+            wording = self.rng.randrange(len(relation.sentences))
+        fact = Fact(subject, relation, entity, wording)
+        self.facts.setdefault(subject, []).append(fact)
+        if entity is not None:
+            self._barred[entity].update(relation.bars)
+            self._led_to.add((relation.name, entity))
+        return fact
+
+
+def _is_in_span(subject: Entity, relation: Relation) -> bool:
+    least, most = relation.older
+    return SPAN[0] <= subject.year - most and subject.year - least <= SPAN[1]

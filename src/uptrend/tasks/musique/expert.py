@@ -1,0 +1,112 @@
+"""Scripted players: an expert that follows the question's decomposition, and lazy ones that must earn less.
+
+The expert looks for each step's document with words that a good player could use: the sub-question with what
+was found before, then the name that the document is about. It knows which document it needs, and cites and
+opens only IDs that a tool has shown it.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from uptrend.records import Message, Task, ToolCall
+from uptrend.tasks.musique.documents import Document
+from uptrend.tasks.musique.reply import write_reply
+from uptrend.tasks.musique.tools import SEARCH
+from uptrend.tasks.taskset import Script
+
+ID = re.compile(r"^Document ID: (.+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One hop."""
+
+    document: Document
+    """What has to be found."""
+    question: str
+    """What is asked of it, with earlier answers filled in."""
+    answer: str
+    """What it says; empty where the row does not tell."""
+
+
+def expert(task: Task, documents: Sequence[Document]) -> Script:
+    """Look everything up, then answer."""
+    seen: dict[str, None] = {}
+    for step in _steps(task, documents):
+        for query in _queries(step):
+            if step.document.id in seen:
+                break
+            heard = yield _search(query)
+            seen |= dict.fromkeys(i for message in heard for i in ID.findall(message.content))
+    found = [step for step in _steps(task, documents) if step.document.id in seen]
+    think = " ".join(f"{step.answer}." for step in found[:-1] if step.answer)
+    cited = tuple(dict.fromkeys(step.document.id for step in found))
+    yield Message("assistant", write_reply(think, cited, task.answer))
+
+
+def blind(task: Task) -> Script:
+    """The right answer without having looked anything up."""
+    yield Message("assistant", write_reply("I know this.", (), task.answer))
+
+
+def lazy(task: Task, documents: Sequence[Document]) -> Script:
+    """Looks for the first step alone and answers with what it finds there."""
+    step = _steps(task, documents)[0]
+    heard = yield _search(step.question)
+    seen = [i for message in heard for i in ID.findall(message.content)]
+    yield Message("assistant", write_reply("The first that I found.", tuple(seen), step.answer))
+
+
+def first_answer(task: Task, documents: Sequence[Document]) -> str:
+    """What the lazy player answers."""
+    return _steps(task, documents)[0].answer
+
+
+def uncited(task: Task, documents: Sequence[Document]) -> Script:
+    """Looks everything up and answers without a citation."""
+    script = expert(task, documents)
+    said = next(script)
+    while said.calls:
+        heard = yield said
+        said = script.send(heard)
+    yield Message("assistant", write_reply("I will not say where.", (), task.answer))
+
+
+def silent() -> Script:
+    """Says nothing of use."""
+    yield Message("assistant", "I do not know.")
+
+
+def _steps(task: Task, documents: Sequence[Document]) -> list[Step]:
+    """Each supporting document with what is asked of it, in the order in which they are needed."""
+    by_id = {document.id: document for document in documents}
+    answers: list[str] = []
+    steps = []
+    for part in task.data["decomposition"]:
+        document = by_id.get(str(part["paragraph_support_idx"]))
+        question = re.sub(r"#(\d+)", partial(_earlier, answers), str(part["question"]).replace(">>", " "))
+        answers.append(str(part["answer"]))
+        if document is not None and document.supporting:
+            steps.append(Step(document, " ".join(question.split()), answers[-1]))
+    named = {step.document.id for step in steps}
+    rest = [document for document in documents if document.supporting and document.id not in named]
+    return steps + [Step(document, document.title, "") for document in rest]
+
+
+def _earlier(answers: list[str], reference: re.Match[str]) -> str:
+    number = int(reference[1])
+    return answers[number - 1] if 0 < number <= len(answers) else reference[0]
+
+
+def _queries(step: Step) -> Iterator[str]:
+    title = step.document.title
+    yield step.question
+    yield title
+    yield f"{title} {step.question}"
+    yield f"{title} {step.document.text}"  # nothing shorter finds it: a retriever's last chance
+
+
+def _search(query: str) -> Message:
+    return Message("assistant", "", (ToolCall(SEARCH.name, {"query": query}),))

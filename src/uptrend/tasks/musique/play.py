@@ -1,0 +1,110 @@
+"""One rollout's side of a question: answers tool calls from its own documents, and scores the reply."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from uptrend.records import Message, Reward, Task, Tool
+from uptrend.tasks.musique.documents import Document
+from uptrend.tasks.musique.reply import Reply, read_reply
+from uptrend.tasks.musique.retrieval import Index
+from uptrend.tasks.musique.rewards import RewardWeights, reward
+from uptrend.tasks.musique.tools import SEARCH, TOOLS, WrongCall, argument
+
+NEITHER = "Call a tool, or finish with <think>, <cite> and <answer>."
+BOTH = "You called a tool and answered in the same turn. Do one of them."
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What is the same for all rollouts of a taskset."""
+
+    weights: RewardWeights
+    """How parts of the reward count."""
+    scale_by_hops: bool
+    """Whether the most that can be earned grows with the hops."""
+    returned: int
+    """Documents that a search shows."""
+    longest: int
+    """Characters of a document that are shown; 0 for all."""
+
+
+@dataclass
+class QuestionPlay:
+    """A rollout in progress."""
+
+    task: Task
+    """The question."""
+    documents: Sequence[Document]
+    """What can be looked up."""
+    index: Index
+    """What finds them."""
+    rules: Rules
+    """How it is scored."""
+    shown: dict[str, None] = field(default_factory=dict)
+    """IDs of the documents that a tool has shown, in order."""
+    turns: int = 0
+    """How often the model spoke."""
+    mistakes: int = 0
+    """How often a call could not be carried out."""
+    reply: Reply = field(default_factory=lambda: read_reply(""))
+    """The last thing that was said."""
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """Instructions and the question."""
+        return self.task.messages
+
+    @property
+    def tools(self) -> Sequence[Tool]:
+        """Search, and look at one."""
+        return TOOLS
+
+    async def respond(self, message: Message) -> Sequence[Message] | None:
+        """Carry out a call; an answer ends the rollout."""
+        self.turns += 1
+        self.reply = read_reply(message.content)
+        asks = bool(message.calls or message.problem)
+        if self.reply.answer is not None and not asks:
+            return None
+        try:
+            if self.reply.answer is not None:
+                raise WrongCall(BOTH)
+            if not asks:
+                raise WrongCall(NEITHER)
+            return [Message("tool", await self._carry_out(*argument(message)))]
+        except WrongCall as mistake:
+            self.mistakes += 1
+            return [Message("tool" if asks else "user", str(mistake))]
+
+    async def _carry_out(self, tool: str, wanted: str) -> str:
+        if tool == SEARCH.name:
+            places = await self.index.search(wanted, self.rules.returned)
+            found = [self.documents[place] for place in places]
+            return "\n\n".join(map(self._show, found)) or "No document matches. Use other words."
+        for document in self.documents:
+            if document.id == wanted:
+                return self._show(document)
+        raise WrongCall(f"There is no document {wanted!r}. Use an ID that a search has shown.")
+
+    def _show(self, document: Document) -> str:
+        self.shown[document.id] = None
+        text, longest = document.shown(), self.rules.longest
+        if longest and len(text) > longest:
+            return f"{text[:longest]}\n[Cut: the first {longest:,} of the document's {len(text):,} characters.]"
+        return text
+
+    async def score(self) -> Reward:
+        """What the last reply earns with what was looked up."""
+        supporting = [document.id for document in self.documents if document.supporting]
+        return reward(
+            self.reply,
+            self.task.data["accepted"],
+            supporting,
+            self.shown,
+            self.rules.weights,
+            scale=len(supporting) / 2 if self.rules.scale_by_hops else 1.0,
+            clean=1 - self.mistakes / max(1, self.turns),
+        )
+
+    async def close(self) -> None:
+        """Nothing is held."""

@@ -1,0 +1,184 @@
+"""`musique`: multi-hop questions whose documents the model looks up with tools, over several turns."""
+
+import random
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from uptrend.records import ConfigError, Task, TasksetError
+from uptrend.tasks.musique import expert
+from uptrend.tasks.musique.answers import exact_match
+from uptrend.tasks.musique.atlas import AtlasOptions, rows
+from uptrend.tasks.musique.hub import read_hub
+from uptrend.tasks.musique.play import QuestionPlay, Rules
+from uptrend.tasks.musique.retrieval import Name as RetrieverName
+from uptrend.tasks.musique.retrieval import Shelf, retriever
+from uptrend.tasks.musique.rewards import RewardWeights
+from uptrend.tasks.musique.rows import documents_of, read_file, to_task, to_tasks
+from uptrend.tasks.split import held_out_quarter, may_be_held_out, shortfall
+from uptrend.tasks.taskset import Script
+
+RETRIEVERS: tuple[RetrieverName, ...] = ("golden", "lexical", "semantic", "hybrid")
+ENOUGH = 60
+"""Atlas questions looked at for each that is asked for, before giving up: one in four is held out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MusiqueOptions:
+    """The options of `musique`."""
+
+    file: str = ""
+    """JSON lines in MuSiQue's own schema; a relative path starts at the current folder."""
+    datasets: str = ""
+    """Hub datasets as path,config,split, several joined by a semicolon."""
+    atlas: AtlasOptions = field(default_factory=AtlasOptions)
+    """The invented world that questions come from where neither a file nor datasets are named."""
+    split: Literal["quarter", "train", "heldout"] = "quarter"
+    """Of a file or datasets: hold out a quarter, train on every row, or hold out every row."""
+    noise_rate: float = 1.0
+    """The chance that a paragraph which does not support the answer is kept: 1 keeps all, 0 none."""
+    retriever: RetrieverName = "lexical"
+    """What finds documents: golden, lexical, semantic or hybrid."""
+    returned: int = 2
+    """How many documents a search shows."""
+    embedder: str = "minilm"
+    """What semantic and hybrid compare with: minilm, or any sentence-transformers model."""
+    longest: int = 8000
+    """Characters of a document that are shown; 0 for all."""
+    weights: RewardWeights = field(default_factory=RewardWeights)
+    """How much each part of the reward counts."""
+    scale_by_hops: bool = False
+    """Multiply the reward by hops/2, so that its maximum is 1 for two hops and 2 for four."""
+    duplicates: float = 0.1
+    """The share of rows that may repeat an earlier question before `uptrend tasks validate` objects."""
+    chat: bool = True
+    """Whether prompts go through the model's chat template."""
+
+    def __post_init__(self) -> None:
+        weights = asdict(self.weights)
+        _need(not (self.file and self.datasets), "file and datasets are both given; name one of them.")
+        _need(0 <= self.noise_rate <= 1, f"noise_rate = {self.noise_rate} should be between 0 and 1.")
+        _need(self.returned >= 1, f"returned = {self.returned} should be at least 1.")
+        _need(self.longest >= 0, f"longest = {self.longest} should be 0 or more.")
+        _need(min(weights.values()) >= 0 < sum(weights.values()), "weights should be 0 or more, and not all 0.")
+
+
+class Musique:
+    """Multi-hop questions with retrieval tools: MuSiQue's files, hub datasets, or an invented world."""
+
+    name: ClassVar[str] = "musique"
+    version: ClassVar[str] = "1"
+    Options: ClassVar[type[Any]] = MusiqueOptions
+    WHOLE: ClassVar[dict[str, Any]] = {"split": "heldout"}
+
+    def __init__(self, options: MusiqueOptions, seed: int) -> None:
+        self.options, self.seed = options, seed
+        self.chat = options.chat
+        self.notes: list[str] = []
+        self._shelf = Shelf(retriever(options.retriever, options.embedder))
+        self._rules = Rules(options.weights, options.scale_by_hops, options.returned, options.longest)
+        self._given = list(self._read()) if options.file or options.datasets else None
+        self.rows = self.duplicate_rows = 0
+        self.duplicates_allowed = options.duplicates
+        if self._given is not None:
+            self._given = self._unique(self._given)
+            random.Random(f"{self.name}-{seed}").shuffle(self._given)
+
+    def train(self, count: int, exclude: Collection[str] = ()) -> list[Task]:
+        """Questions to train on, hops mixed."""
+        if self._given is None:
+            return self._invented(count, lambda task: not may_be_held_out(task.id) and task.id not in exclude)
+        left_out = self._held_out.union(exclude)
+        return self._limit([task for task in self._given if task.id not in left_out], count)
+
+    def heldout(self, count: int) -> list[Task]:
+        """Questions that are never trained on."""
+        if self._given is None:
+            return self._invented(count, lambda task: may_be_held_out(task.id))
+        return self._limit([task for task in self._given if task.id in self._held_out], count)
+
+    def open(self, task: Task, seed: int) -> QuestionPlay:  # noqa: ARG002 (nothing is left to chance)
+        """Begin a rollout; its group shares the index of its documents."""
+        documents = documents_of(task)
+        return QuestionPlay(task, documents, self._shelf.index(task.id, documents), self._rules)
+
+    def gold(self, task: Task) -> Script:
+        """The expert: at the maximum under the golden retriever, at its ceiling under another."""
+        return expert.expert(task, documents_of(task))
+
+    def corrupted(self, task: Task) -> Iterable[Script]:
+        """Players that leave out what earns the maximum."""
+        documents = documents_of(task)
+        yield expert.blind(task)
+        if not exact_match(expert.first_answer(task, documents), task.data["accepted"]):  # in real files it may be
+            yield expert.lazy(task, documents)
+        yield expert.uncited(task, documents)
+        yield expert.silent()
+
+    def proof(self) -> "Musique":
+        """The same tasks where the expert can reach the maximum."""
+        return self.under("golden")
+
+    def variants(self) -> "dict[str, Musique]":
+        """The same tasks under each retriever, by its name, for the expert's ceiling."""
+        return {name: self.under(name) for name in RETRIEVERS}
+
+    def under(self, name: RetrieverName) -> "Musique":
+        """The same tasks with another retriever."""
+        other = object.__new__(Musique)
+        other.__dict__.update(self.__dict__)
+        other.options = replace(self.options, retriever=name)
+        other._shelf = Shelf(retriever(name, self.options.embedder))
+        return other
+
+    def _read(self) -> Iterator[Task]:
+        options = self.options
+        source = read_hub(options.datasets) if options.datasets else read_file(Path(options.file))
+        tasks = list(to_tasks(source, options.noise_rate))
+        if not tasks:
+            raise TasksetError(f"{self._source} has no question that can be answered.")
+        return iter(tasks)
+
+    def _unique(self, tasks: list[Task]) -> list[Task]:
+        unique: dict[str, Task] = {}
+        for task in tasks:
+            unique.setdefault(task.id, task)
+        self.rows, self.duplicate_rows = len(tasks), len(tasks) - len(unique)
+        if self.duplicate_rows:
+            repeated = f"{self.duplicate_rows} of {self.rows} rows repeat an earlier question and were removed"
+            self._note(f"{self._source}: {repeated}")
+        return list(unique.values())
+
+    def _invented(self, count: int, wanted: Any) -> list[Task]:
+        made = rows(count * ENOUGH, self.seed, self.options.atlas)
+        tasks = (to_task(row, str(row["id"]), self.options.noise_rate) for row in made)
+        return list(islice(filter(wanted, tasks), count))
+
+    @cached_property
+    def _held_out(self) -> frozenset[str]:
+        ids = [task.id for task in self._given or ()]
+        if self.options.split == "quarter":
+            return held_out_quarter(ids)
+        return frozenset(ids) if self.options.split == "heldout" else frozenset()
+
+    def _limit(self, tasks: list[Task], count: int) -> list[Task]:
+        if len(tasks) < count and self._given is not None:
+            held = len(self._held_out)
+            self._note(shortfall(self._source, len(self._given) - held, held))
+        return tasks[:count]
+
+    @property
+    def _source(self) -> str:
+        return self.options.file or self.options.datasets
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+
+def _need(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise ConfigError(f"musique: {otherwise}")

@@ -1,0 +1,144 @@
+"""Supervised learning on the scripted expert's rollouts, so that a small model has something to improve on.
+
+The expert plays training tasks through the same plays and the same rendering as the model will, and what it
+says is learned by the same update as in RL, with every advantage 1: the gradient of a token's ratio is then
+that of its log-probability, so the loss is the mean negative log-probability of the expert's tokens. Prompts and
+tool results are seen and not trained, as in RL, because it is the same code.
+"""
+
+import random
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from uptrend.config import Config
+from uptrend.config.schema import Kl, Learning
+from uptrend.policy.measure import Scale
+from uptrend.policy.optimiser import Optimiser
+from uptrend.records import Evaluation, Rollout, Run, Task, TasksetError
+from uptrend.rollout.inprocess import InProcessSampler
+from uptrend.rollout.play import Seat
+from uptrend.tasks.pool import Pool
+from uptrend.tasks.taskset import Taskset
+from uptrend.train import metrics as measure
+from uptrend.train.annotate import Annotated
+from uptrend.train.gather import Table
+from uptrend.train.learner import Experience, Learner, Update, experience
+from uptrend.train.loop import Parts, evaluate_held_out, tell_observers
+from uptrend.train.observer import StepRecord, Stop
+from uptrend.train.recorder import Recorder
+
+
+def supervised(config: Config, demonstrations: int) -> Config:
+    """The recipe with the update that learns demonstrations: token-wise mean, no penalty, temperature 1."""
+    warm, learning = config.warmstart, config.learning
+    steps = warm.epochs * -(-demonstrations // warm.batch)
+    return replace(
+        config,
+        sampling=replace(config.sampling, temperature=1.0),
+        learning=Learning(
+            steps=steps, lr=warm.lr, schedule=warm.schedule, warmup=min(warm.warmup, steps), loss="dapo", kl=Kl(),
+            max_grad_norm=learning.max_grad_norm, weight_decay=learning.weight_decay, beta1=learning.beta1,
+            beta2=learning.beta2, tokens=learning.tokens,
+        ),
+    )  # fmt: skip
+
+
+def demonstrate(table: Table, pool: Pool, config: Config) -> tuple[list[Rollout], list[str]]:
+    """The expert's rollouts on training tasks, and what a person should know of those that were left out."""
+    stage = pool.stages[0]
+    chosen = stage.tasks[: config.warmstart.tasks]
+    rollouts = table.demonstrate([_seat(task, stage.taskset, n) for n, task in enumerate(chosen)])
+    kept = [r for r in rollouts if _can_be_learned(r, config)]
+    notes = []
+    if len(kept) < len(rollouts):
+        notes.append(
+            f"{len(rollouts) - len(kept)} of {len(rollouts)} demonstrations were left out: the expert failed, was not "
+            "right, or exceeded sampling.context, sampling.max_turns or sampling.max_tokens."
+        )
+    if not kept:
+        raise TasksetError(notes[0] if notes else f"{pool.name} has no training task to demonstrate.")
+    return kept, notes
+
+
+def warmstart(parts: Parts, demonstrations: Sequence[Rollout]) -> Stop | None:
+    """Learn the demonstrations, and evaluate before and after; `parts.config` is `supervised`."""
+    config, policy = parts.config, parts.policy
+    optimiser = Optimiser(policy.flat, config.learning)
+    learner = Learner(policy, optimiser, config)
+    sampler = InProcessSampler(policy)
+    table = Table(policy, sampler, config)
+    scale = Scale(policy.flat)
+    recorder = Recorder(parts.directory)
+    step, stop = 0, None
+    torch.manual_seed(config.seed)
+    for observer in parts.observers:
+        observer.before(Run(parts.directory.path))
+    try:
+        held: Evaluation | None = evaluate_held_out(parts, table, recorder, 0)
+        stop = tell_observers(parts, StepRecord(0, {}, (), held))
+        for batch in [] if stop else _batches(demonstrations, config):
+            step += 1
+            clock = measure.Clock(policy.device)
+            exp = experience(batch, config)
+            scale.before()
+            update = learner.update(exp, torch.ones(len(exp.lines)), step, old_bs=None, reference_bs=None)
+            sampler.load((), version=step)
+            clock.lap("update")
+            rollouts = Annotated(batch, exp, update, ())
+            line = {"step": step, "time": time.time(), **_line(batch, exp, update)}
+            line |= measure.weight_metrics(scale.after())
+            line |= clock.metrics() | {"memory/peak/gib": measure.peak_memory_gib(policy.device)}
+            recorder.step(step, rollouts, line)
+            is_last = step == config.learning.steps
+            held = evaluate_held_out(parts, table, recorder, step) if is_last else None
+            stop = tell_observers(parts, StepRecord(step, line, rollouts, held))
+            if stop is not None:
+                break
+        recorder.drain()
+    finally:
+        try:
+            recorder.close()
+        finally:
+            for observer in parts.observers:
+                observer.after(Run(parts.directory.path))
+    return stop if step < config.learning.steps else None
+
+
+def _line(batch: Sequence[Rollout], exp: Experience, update: Update) -> dict[str, Any]:
+    trained = exp.mask_bs & ~update.learner_bs.isnan()
+    return {
+        "warmstart/loss/mean": float(-update.learner_bs[trained].mean()),
+        "learner/entropy/mean": float(update.sums.entropy / update.sums.tokens),
+        "gradient/norm/before": update.applied[0].norm_before,
+        "gradient/norm/after": update.applied[0].norm_after,
+        "optimiser/lr": update.lr,
+        "optimiser/updates/count": sum(not a.skipped for a in update.applied),
+        "optimiser/skipped/count": sum(a.skipped for a in update.applied),
+        "tokens/padding/share": update.padding,
+        **measure.token_metrics(batch, exp, update),
+    }
+
+
+def _batches(demonstrations: Sequence[Rollout], config: Config) -> Iterator[list[Rollout]]:
+    """Every demonstration once an epoch, each epoch in another order."""
+    for epoch in range(config.warmstart.epochs):
+        order = list(demonstrations)
+        random.Random(f"warmstart-{config.seed}-{epoch}").shuffle(order)
+        for start in range(0, len(order), config.warmstart.batch):
+            yield order[start : start + config.warmstart.batch]
+
+
+def _seat(task: Task, taskset: Taskset, number: int) -> Seat:
+    return Seat(task, taskset, 0, f"gold-{number:06d}", 0, 0)
+
+
+def _can_be_learned(rollout: Rollout, config: Config) -> bool:
+    """Whether the model itself could have said this within its limits, and been right."""
+    if rollout.reward is None or not rollout.reward.correct:
+        return False
+    turns = [sequence.turns[sequence.sampled] for sequence in rollout.sequences]
+    return all(len(t) and max(torch.bincount(torch.from_numpy(t))) <= config.sampling.max_tokens for t in turns)

@@ -1,0 +1,83 @@
+"""Real models' chat templates on small tokenizers, with the tokens that they need."""
+
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Regex, pre_tokenizers
+
+from uptrend.records import Message, Tool, ToolCall
+from uptrend.rollout.offer import schemas
+
+FOLDER = Path(__file__).parent / "data" / "templates"
+SPECIAL = {
+    "qwen2_5": ("<|im_start|>", "<|im_end|>", "<|endoftext|>"),
+    "qwen3": ("<|im_start|>", "<|im_end|>", "<|endoftext|>"),
+    "llama3_1": (
+        "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>", "<|python_tag|>",
+    ),
+    "gemma3": ("<bos>", "<start_of_turn>", "<end_of_turn>"),
+}  # fmt: skip
+"""Tokens that the models' own tokenizers call special."""
+ADDED = {
+    "qwen2_5": ("<tool_call>", "</tool_call>"),
+    "qwen3": ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"),
+}
+"""Tokens that they have, and do not call special."""
+STARTS = {"llama3_1": "<|begin_of_text|>", "gemma3": "<bos>"}
+ENDS = {"qwen2_5": "<|im_end|>", "qwen3": "<|im_end|>", "llama3_1": "<|eot_id|>", "gemma3": "<end_of_turn>"}
+"""The token that closes a turn."""
+LLAMA_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""How Llama 3's tokenizer cuts a text into words."""
+
+SEARCH = Tool(
+    "search",
+    "Searches\nthe documents.",
+    {
+        "type": "object",
+        "properties": {"query": {"type": "string"}, "most": {"type": "integer"}},
+        "required": ["query"],
+    },
+)
+FINISH = Tool("finish", "Ends.", {"type": "object", "properties": {}})
+
+
+def put_on(tokenizer: Any, name: str, *, all_special: bool = False) -> tuple[Any, list[int]]:
+    """The tokenizer with a model's template and tokens, and its stop ids; the turn's close is not the first."""
+    added = list(ADDED.get(name, ()))
+    tokenizer.add_special_tokens(
+        {"additional_special_tokens": [*SPECIAL[name], *(added if all_special else ())]},
+    )
+    tokenizer.add_tokens(added)
+    if name in STARTS:
+        tokenizer.bos_token = STARTS[name]
+    if name == "llama3_1" and "ByteLevel" in str(tokenizer.backend_tokenizer.pre_tokenizer):
+        # Line breaks stay together before whatever follows, so that a prompt's end is the same with and without it.
+        split = pre_tokenizers.Split(Regex(LLAMA_WORDS), "isolated")
+        level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, level])
+    tokenizer.chat_template = (FOLDER / f"{name}.jinja").read_text(encoding="utf-8")
+    return tokenizer, [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids(ENDS[name])]
+
+
+def whole(tokenizer: Any, messages: list[Message], tools: list[Tool], *, speak: bool) -> list[int]:
+    """The ids of the template's own rendering of a conversation, calls in OpenAI's form."""
+    text = tokenizer.apply_chat_template(
+        [_openai(m) for m in messages], tools=schemas(tools) or None, add_generation_prompt=speak, tokenize=False
+    )
+    ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
+    return ids
+
+
+def _openai(message: Message) -> dict[str, Any]:
+    said: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.calls:
+        said["tool_calls"] = [{"type": "function", "function": vars(call)} for call in message.calls]
+    return said
+
+
+def calling(content: str, *queries: str) -> Message:
+    """An assistant's message that searches."""
+    return Message("assistant", content, tuple(ToolCall("search", {"query": q}) for q in queries))

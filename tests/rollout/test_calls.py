@@ -1,0 +1,201 @@
+"""Calls are read as they were written, and what can't be read is named."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chats import put_on
+from uptrend.policy.tiny import character_tokenizer
+from uptrend.records import Message, TasksetError, ToolCall
+from uptrend.rollout.calls import FORMATS, format_of
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+MARKUP = st.sampled_from(["</tool>", "<tool>", "</tool_call>", "<tool_call>", "<|python_tag|>", "{", "}", '"', "\\"])
+ARGUMENTS = st.dictionaries(st.text() | MARKUP, VALUES | MARKUP, max_size=3)
+CALLS = st.builds(ToolCall, st.text(min_size=1), ARGUMENTS)
+WORDS = st.text(st.characters(codec="utf-8", exclude_characters="<{")) | st.sampled_from(["\n", "a\n", " \n\n", " b "])
+"""What may stand beside calls: no markup."""
+
+RIGHT = {
+    "plain": '<tool>{"name": "search", "arguments": {"query": "x"}}</tool>',
+    "qwen": '<tool_call>\n{"name": "search", "arguments": {"query": "x"}}\n</tool_call>',
+    "llama": '{"name": "search", "parameters": {"query": "x"}}',
+}
+SEARCH = ToolCall("search", {"query": "x"})
+
+
+@settings(max_examples=150, deadline=None)
+@given(name=st.sampled_from(list(FORMATS)), content=WORDS, calls=st.lists(CALLS, max_size=3))
+def test_what_was_written_is_read(name: str, content: str, calls: list[ToolCall]) -> None:
+    message = Message("assistant", content, tuple(calls[:1] if name == "llama" else calls))
+    assert FORMATS[name].read(FORMATS[name].write(message)) == message
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    name=st.sampled_from(list(FORMATS)),
+    parts=st.lists(MARKUP | st.text(max_size=5) | st.sampled_from([*RIGHT.values(), '{"name":', "NaN", "[" * 2000])),
+)
+def test_any_text_is_read_and_what_has_a_problem_is_kept(name: str, parts: list[str]) -> None:
+    text = "".join(parts)
+    message = FORMATS[name].read(text)
+    if message.problem:
+        assert (message.content, message.calls) == (text, ())
+        assert FORMATS[name].read(FORMATS[name].write(message)) == message
+    elif not message.calls:
+        assert message.content == text
+    for call in message.calls:
+        json.dumps(dict(call.arguments), allow_nan=False).encode()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_text_of_a_call(name: str) -> None:
+    assert FORMATS[name].write(Message("assistant", "", (SEARCH,))) == RIGHT[name]
+    assert FORMATS[name].read(f" {RIGHT[name]}\n").calls == (SEARCH,)
+
+
+@pytest.mark.parametrize("name", ["plain", "qwen"])
+def test_words_before_between_and_after_calls(name: str) -> None:
+    message = FORMATS[name].read(f"First.\n{RIGHT[name]} then {RIGHT[name]} done")
+    assert message == Message("assistant", "First. then  done", (SEARCH, SEARCH))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"name": "search", "parameters": {"query": "x"}},
+        {"name": "search", "arguments": '{"query": "x"}'},
+        {"arguments": {"query": "x"}, "name": "search", "id": 3},
+    ],
+    ids=["parameters", "text", "order"],
+)
+def test_liberties_that_models_take(name: str, value: dict[str, Any]) -> None:
+    assert FORMATS[name].read(_tagged(name, json.dumps(value, indent=1))).calls == (SEARCH,)
+
+
+def test_a_tool_without_arguments() -> None:
+    assert FORMATS["plain"].read('<tool>{"name": "finish"}</tool>').calls == (ToolCall("finish", {}),)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(
+    ("inside", "wrong"),
+    [
+        ('{"name": "search", "arguments": {"query": }}', "is not JSON: Expecting value at its character 43"),
+        ('{"name": "search" "arguments": {}}', "is not JSON: Expecting ',' delimiter at its character 19"),
+        ('{"arguments": {}}', "has no name"),
+        ('{"name": 3, "arguments": {}}', "has no name"),
+        ('{"name": "search", "arguments": ["x"]}', "arguments are not a JSON object"),
+        ('{"name": "search", "arguments": "x"}', "arguments are not a JSON object"),
+        ('{"name": "search", "arguments": "{} {}"}', "arguments are not a JSON object"),
+        ('{"name": "search", "arguments": {"n": 1e999}}', "can't be written down"),
+        ('{"name": "search", "arguments": {"n": NaN}}', "can't be written down"),
+        ('{"name": "search", "arguments": {"query": "\\ud800"}}', "can't be written down"),
+        ('{"name": "search", "arguments": ' + "[" * 9000 + "]" * 9000 + "}", "can't be written down"),
+        ('{"name": "search"} more', "More text follows|More than a JSON object"),
+    ],
+)
+def test_what_is_wrong_is_said(name: str, inside: str, wrong: str) -> None:
+    text = "So. " * (name != "llama") + _tagged(name, inside)
+    message = FORMATS[name].read(text)
+    assert (message.content, message.calls) == (text, ())
+    assert re.search(wrong, message.problem), message.problem
+    assert message.problem.endswith(_tagged(name, f'{{"name": "...", "{_word(name)}": {{...}}}}'))
+
+
+@pytest.mark.parametrize("name", ["plain", "qwen"])
+@pytest.mark.parametrize("query", ["x", "CLOSE"])
+def test_a_call_that_is_not_closed(name: str, query: str) -> None:
+    opening, closing = FORMATS[name].marks
+    text = RIGHT[name].replace(closing, "").replace("x", query.replace("CLOSE", closing))
+    assert FORMATS[name].read(text).problem.startswith(f"A call begins with {opening}, but {closing} is missing; ")
+    assert FORMATS[name].read("a" + opening).problem
+
+
+@pytest.mark.parametrize("name", ["plain", "qwen"])
+def test_one_bad_call_among_good_ones_spoils_the_turn(name: str) -> None:
+    text = RIGHT[name] + _tagged(name, "{}")
+    assert FORMATS[name].read(text).calls == ()
+    assert FORMATS[name].read(text).content == text
+
+
+def test_a_call_in_thoughts_is_not_made() -> None:
+    thought = f"<think>Should I say {RIGHT['qwen']}? <tool_call></think>"
+    assert FORMATS["qwen"].read(thought) == Message("assistant", thought)
+    assert FORMATS["qwen"].read(f"{thought}\n{RIGHT['qwen']}") == Message("assistant", thought, (SEARCH,))
+    assert FORMATS["qwen"].read(f"<think>\n{RIGHT['qwen']}").calls == (SEARCH,)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("text", ["", " ", "12", "tool", "< tool>", "I would use {x}."])
+def test_text_without_a_call(name: str, text: str) -> None:
+    assert FORMATS[name].read(text) == Message("assistant", text)
+
+
+@pytest.mark.parametrize("between", ["; ", ";", "\n", "", "\n\n;"])
+def test_several_calls_of_llama_are_read_and_not_written(between: str) -> None:
+    message = FORMATS["llama"].read(between.join([RIGHT["llama"]] * 3))
+    assert message == Message("assistant", "", (SEARCH,) * 3)
+    with pytest.raises(TasksetError, match=r"makes 3 tool calls.*holds one call a turn"):
+        FORMATS["llama"].write(message)
+
+
+def test_llamas_tag() -> None:
+    read = FORMATS["llama"].read
+    assert read(f"<|python_tag|>{RIGHT['llama']}") == Message("assistant", "", (SEARCH,))
+    assert read(f"Well.<|python_tag|>{RIGHT['llama']}") == Message("assistant", "Well.", (SEARCH,))
+    assert "not JSON" in read('<|python_tag|>brave_search.call(query="x")').problem
+    assert "not JSON" in read("<|python_tag|>").problem
+
+
+@pytest.mark.parametrize(
+    ("template", "name"), [("qwen2_5", "qwen"), ("qwen3", "qwen"), ("llama3_1", "llama"), ("gemma3", "plain")]
+)
+def test_the_format_of_a_real_template(template: str, name: str) -> None:
+    tokenizer, _ = put_on(character_tokenizer(), template)
+    assert format_of(tokenizer) == name
+
+
+OFFER = "{% if tools %}{{ tools }}{% endif %}"
+MESSAGES = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        (MESSAGES, "plain"),
+        ("{{ messages }} <tool_call> ipython", "plain"),
+        (MESSAGES + "{% if tools %}{{ raise_exception('no tools') }}{% endif %}<tool_call>", "plain"),
+        (OFFER + MESSAGES, "plain"),
+        (OFFER + MESSAGES + "<tool_call>", "qwen"),
+        (OFFER + MESSAGES + "{# ipython #}", "llama"),
+        # As Qwen3-Coder writes its calls.
+        (
+            OFFER + "{% for m in messages %}{% for c in m.tool_calls %}<tool_call>\n<function={{ c.function.name }}>"
+            "{% endfor %}{% endfor %}",
+            "plain",
+        ),
+    ],
+    ids=["no tools", "only words", "refuses", "unknown", "qwen", "llama", "xml"],
+)
+def test_the_format_of_other_templates(template: str, name: str) -> None:
+    tokenizer = character_tokenizer()
+    tokenizer.chat_template = template
+    assert format_of(tokenizer) == name
+
+
+def _word(name: str) -> str:
+    return "parameters" if name == "llama" else "arguments"
+
+
+def _tagged(name: str, inside: str) -> str:
+    return inside if name == "llama" else inside.join(FORMATS[name].marks)

@@ -1,0 +1,48 @@
+"""Rows in MuSiQue's schema for tests, and where the real ones lie."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SHARED = Path(__file__).parents[4] / "shared" / "data" / "musique"
+
+ROW: dict[str, Any] = {
+    "id": "2hop__1_2",
+    "question": "Where was the author of Amber Tides born?",
+    "answer": "Elhaven",
+    "answer_aliases": ["Old Elhaven"],
+    "answerable": True,
+    "paragraphs": [
+        {"idx": 0, "title": "Grey Sails", "paragraph_text": "Tor Vale wrote Grey Sails.", "is_supporting": False},
+        {"idx": 1, "title": "Amber Tides", "paragraph_text": "Mira Kel wrote Amber Tides.", "is_supporting": True},
+        {"idx": 2, "title": "Tor Vale", "paragraph_text": "Tor Vale was born in Renstad.", "is_supporting": False},
+        {"idx": 3, "title": "Mira Kel", "paragraph_text": "Mira Kel was born in Elhaven.", "is_supporting": True},
+    ],
+    "question_decomposition": [
+        {"id": 1, "question": "Who wrote Amber Tides?", "answer": "Mira Kel", "paragraph_support_idx": 1},
+        {"id": 2, "question": "#1 >> place of birth", "answer": "Elhaven", "paragraph_support_idx": 3},
+    ],
+}  # fmt: skip
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    """The row above with some keys changed; None removes one."""
+    changed = {**copy.deepcopy(ROW), **changes}
+    return {key: value for key, value in changed.items() if value is not None}
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
+    """A file of JSON lines."""
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    return path
+
+
+def real(name: str) -> Path:
+    """A file of real examples; the test is skipped where there are none."""
+    path = SHARED / name
+    if not path.exists():
+        pytest.skip(f"{path} is not here: MuSiQue's examples lie beside the checkout")
+    return path
