@@ -75,7 +75,10 @@ def make_tokenizer(options: Mapping[str, Any]) -> Any:
     core.decoder = decoders.ByteLevel()
     marks = ["<pad>", "<end>", "<turn>"]
     trainer = trainers.BpeTrainer(
-        vocab_size=WORDS, special_tokens=marks, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=WORDS,
+        special_tokens=marks,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
     core.train_from_iterator(said_in(chats), trainer)
     tokenizer = PreTrainedTokenizerFast(
