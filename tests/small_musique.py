@@ -1,49 +1,80 @@
-"""A Llama of a few hundred thousand random weights that multi-hop questions are short for.
+"""Questions of one shape, and a Llama of random weights that they are short for: multi-hop learning in minutes.
 
-Its vocabulary is made from demonstrations of training questions: what is the same everywhere (instructions, tools,
-how sentences go) is few tokens, an invented name is its syllables. A rollout is then about a hundred tokens, and a
-warm start and GRPO fit into minutes on two cores.
+The questions are the atlas's own (mountain → region → capital), written as a file in MuSiQue's schema. The
+vocabulary is made from demonstrations: what is the same everywhere (instructions, tools, how sentences go) is few
+tokens, and an invented name is two. A rollout is then a hundred tokens.
 """
 
 import asyncio
-from collections.abc import Mapping
+import json
+import random
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from uptrend.policy.tiny import character_tokenizer
 from uptrend.records import Message
 from uptrend.rollout.calls import FORMATS
-from uptrend.rollout.render import Renderer
+from uptrend.tasks.musique.atlas.chain import lay
+from uptrend.tasks.musique.atlas.distractors import surround
 from uptrend.tasks.musique.atlas.names import STARTS
-from uptrend.tasks.musique.tools import TOOLS
+from uptrend.tasks.musique.atlas.paragraphs import write_paragraphs
+from uptrend.tasks.musique.atlas.question import compose, decompose
+from uptrend.tasks.musique.atlas.relations import RELATIONS
+from uptrend.tasks.musique.atlas.world import World
 from uptrend.tasks.pool import make_taskset
 from uptrend.tasks.script import play_script
 
-READ = 800
+HOPS = ("range", "capital")
+"""The relations that every question asks along."""
+PARAGRAPHS = 4
+"""Documents a question: its own two, and a near miss for each."""
+READ = 500
 """Demonstrations that the vocabulary is made from."""
-WORDS = 4000
+WORDS = 1200
 """The most tokens."""
 NAMES = "[A-Z][a-z]*|[0-9]"
 SYLLABLES = f"^(?:{'|'.join(sorted(STARTS, key=len, reverse=True))})(?=[a-z])"
-TEMPLATE = character_tokenizer().chat_template
+TEMPLATE = (
+    "{% for m in messages %}<turn>{{ m['role'] }}\n{{ m['content'] }}<end>{% endfor %}"
+    "{% if add_generation_prompt %}<turn>assistant\n{% endif %}"
+)
 
 
-def write_small(folder: Path, options: Mapping[str, Any], seed: int = 0, **changes: Any) -> Path:
-    """The model's folder, for questions with these options of the taskset."""
+def write_questions(file: Path, count: int) -> Path:
+    """Examples with different questions, each from a world of its own."""
+    relations = [next(r for r in RELATIONS if r.name == name) for name in HOPS]
+    rows: dict[str, dict[str, Any]] = {}
+    seed = 0
+    while len(rows) < count:
+        seed += 1
+        world = World(random.Random(f"small-{seed}"))
+        chain = lay(world, relations)
+        surround(world, chain, PARAGRAPHS)
+        paragraphs = write_paragraphs(world, chain)
+        row = {"question": compose(chain), "answer": chain[-1].answer, "paragraphs": paragraphs}
+        row["question_decomposition"] = decompose(chain, paragraphs, seed)
+        rows.setdefault(str(row["question"]), row)
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows.values()), encoding="utf-8")
+    return file
+
+
+def write_small(folder: Path, options: dict[str, Any], seed: int = 0, **changes: Any) -> Path:
+    """The model's folder, for a taskset with these options."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    tokenizer = make_tokenizer(options)
+    tokenizer = _tokenizer(options)
     config = LlamaConfig(
         **{
             "vocab_size": len(tokenizer),
-            "hidden_size": 96,
-            "intermediate_size": 192,
-            "num_hidden_layers": 3,
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 2,
             "num_attention_heads": 4,
             "num_key_value_heads": 4,
-            "max_position_embeddings": 1024,
+            "max_position_embeddings": 512,
+            "initializer_range": 0.12,
             "tie_word_embeddings": True,
             "eos_token_id": tokenizer.eos_token_id,
             "pad_token_id": tokenizer.pad_token_id,
@@ -54,55 +85,67 @@ def write_small(folder: Path, options: Mapping[str, Any], seed: int = 0, **chang
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config)
+        _make_heads_copy(model)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
 
-def make_tokenizer(options: Mapping[str, Any]) -> Any:
+def _make_heads_copy(model: Any) -> None:
+    """What a head looks at, it says: values and outputs are each other's inverse, and like looks at like.
+
+    After Trockman and Kolter, "Mimetic initialization of self-attention layers" (ICML 2023). From plain noise,
+    copying a name takes several times as many updates.
+    """
+    with torch.no_grad():
+        for layer in model.model.layers:
+            attention = layer.self_attn
+            turn = torch.linalg.qr(torch.randn(attention.v_proj.weight.shape))[0]
+            attention.v_proj.weight.copy_(turn)
+            attention.o_proj.weight.copy_(turn.T)
+            attention.k_proj.weight.copy_(attention.q_proj.weight)
+
+
+def _tokenizer(options: dict[str, Any]) -> Any:
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    chats = demonstrated(options)
     core = Tokenizer(models.BPE())
+    splits = [pre_tokenizers.Split(Regex(parts), behavior="isolated") for parts in (NAMES, SYLLABLES)]
     core.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(NAMES), behavior="isolated"),
-            pre_tokenizers.Split(Regex(SYLLABLES), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
+        [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
     core.decoder = decoders.ByteLevel()
-    marks = ["<pad>", "<end>", "<turn>"]
     trainer = trainers.BpeTrainer(
         vocab_size=WORDS,
-        special_tokens=marks,
+        special_tokens=["<pad>", "<end>", "<turn>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    core.train_from_iterator(said_in(chats), trainer)
+    chats = _demonstrated(options)
+    core.train_from_iterator(_texts(chats), trainer)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=core, pad_token="<pad>", eos_token="<end>", additional_special_tokens=["<turn>"]
     )
     tokenizer.chat_template = TEMPLATE
-    first = Renderer(tokenizer, [], chat=True)._told(list(chats[0][:1]), TOOLS)[0].content
-    tokenizer.add_tokens([f"system\n{first}"])
     return tokenizer
 
 
-def demonstrated(options):
-    taskset = make_taskset("musique", dict(options), 0)
+def _demonstrated(options: dict[str, Any]) -> list[list[Message]]:
+    taskset = make_taskset("musique", options, 0)
 
-    async def play():
-        return [(await play_script(taskset, t, taskset.gold(t)))[0] for t in taskset.train(READ)]
+    async def play() -> list[list[Message]]:
+        return [(await play_script(taskset, task, taskset.gold(task)))[0] for task in taskset.train(READ)]
 
     return asyncio.run(play())
 
 
-def said_in(chats):
-    for chat in chats:
-        for m in chat[1:]:
-            text = FORMATS["plain"].write(m) if m.calls else m.content
-            if m.role == "tool":
-                text = f"user\n<result>\n{text}\n</result>"
-            yield f"{text}" if m.role in ("assistant", "tool") else f"user\n{text}"
+def _texts(chats: Iterable[Sequence[Message]]) -> Iterator[str]:
+    """What stands between two special tokens."""
+    for message in (m for chat in chats for m in chat):
+        said = FORMATS["plain"].write(message) if message.calls else message.content
+        if message.role == "assistant":
+            yield "assistant\n"
+            yield said
+        else:
+            yield f"user\n<result>\n{said}\n</result>" if message.role == "tool" else f"{message.role}\n{said}"

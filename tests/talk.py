@@ -29,8 +29,9 @@ def distribution(logits: Tensor, limits: Limits) -> np.ndarray:
     if limits.top_k:
         p[order[limits.top_k :]] = 0
     p /= p.sum()
-    before = np.concatenate([[0.0], np.cumsum(p[order])[:-1]])
-    p[order[before >= limits.top_p]] = 0
+    if limits.top_p < 1:  # at 1 all stay, also those that no longer count in a sum of floats
+        before = np.concatenate([[0.0], np.cumsum(p[order])[:-1]])
+        p[order[before >= limits.top_p]] = 0
     return p / p.sum()
 
 

@@ -11,7 +11,7 @@ from uptrend.tasks.taskset import Taskset
 
 
 def test_built_in_tasksets_have_their_names():
-    assert list(BUILT_IN) == ["arithmetic", "counting", "comparison", "binary", "mixed", "jsonl"]
+    assert list(BUILT_IN) == ["arithmetic", "counting", "comparison", "binary", "mixed", "jsonl", "musique"]
     assert all(cls.name == name for name, cls in BUILT_IN.items())
     assert find("arithmetic") is Arithmetic
 

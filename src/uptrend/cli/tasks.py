@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from uptrend.cli.eval_tasks import count_musique
 from uptrend.config import Config, load_config
 from uptrend.records import Task
 from uptrend.tasks.pool import heldout, pool
@@ -93,7 +94,8 @@ def validate_tasksets(name: Name, overrides: Overrides = None, as_json: AsJson =
     uptrend tasks validate recipes/arithmetic/mixed.toml
     """
     config = _config(name, overrides)
-    reports = _reports(config, is_recipe=name.endswith(".toml"))
+    with Console(stderr=True).status("Playing the expert and those who must stay below it…"):
+        reports = _reports(config, is_recipe=name.endswith(".toml"))
     passed = all(report.passed for report in reports.values())
     if as_json:
         listed = [{"section": where, "passed": r.passed, **asdict(r)} for where, r in reports.items()]
@@ -108,7 +110,9 @@ def validate_tasksets(name: Name, overrides: Overrides = None, as_json: AsJson =
 def _config(name: str, overrides: list[str] | None) -> Config:
     if name.endswith(".toml"):
         return load_config(Path(name), overrides or ())
-    named = {"name": "jsonl", "file": name} if name.endswith(".jsonl") else {"name": name}
+    named = {"name": name}
+    if name.endswith(".jsonl"):
+        named = {"name": "musique" if count_musique(Path(name)) else "jsonl", "file": name}
     return load_config({"tasks": named}, overrides or ())
 
 

@@ -52,9 +52,9 @@ class SlotCache:
         return True
 
     def permute(self, order: Tensor) -> None:
-        """Put the first rows in another order, in place."""
-        self.keys[:, : len(order)] = self.keys[:, order]
-        self.values[:, : len(order)] = self.values[:, order]
+        """Put the first rows in another order, in place; layer by layer, as the copy in between takes memory."""
+        for layer in (*self.keys, *self.values):
+            layer[: len(order)] = layer[order]
 
     def fill(self, first: int, keys: Tensor, values: Tensor) -> None:
         """Copy prefilled contexts ([i, n, k, l, d]) into rows from `first` on, from their beginning."""

@@ -124,7 +124,8 @@ class Learner:
         self._laid: tuple[Experience, tuple[int, ...], list[Micro]] | None = None
         self._by_policy = Graphed(lambda *x: self._forward(*x)[:1], device)
         self._by_reference = Graphed(lambda *x: self._forward(*x, reference=True)[:1], device)
-        self._by_gradient = Graphed(self._gradient, device)
+        # Rollouts of several turns have all lengths: graphs would take memory and hardly ever be used again.
+        self._by_gradient = Graphed(self._gradient, device) if config.sampling.max_turns == 1 else self._gradient
 
     def look(self, exp: Experience, *, reference: bool) -> Tensor:
         """Log-probabilities of every sampled token without a gradient, by the policy or by the reference."""
