@@ -94,7 +94,7 @@ def test_demonstrations_that_the_model_could_not_say_are_left_out(llama_folder: 
 
 def test_a_folder_that_is_there_is_not_written_over(llama_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
-    with pytest.raises(ModelError, match="exists already. Choose another --out"):
+    with pytest.raises(ModelError, match=r"exists already\. Choose another --out"):
         warmstart(load_config(table(llama_folder)), tmp_path / "model", runs=tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
 

@@ -137,7 +137,8 @@ def _print_tasks(facts: dict[str, Any], tasks: list[Task]) -> None:
     console.print(f"[dim]{escape(options)}[/]", highlight=False)
     table = Table("prompt", "answer", "difficulty", "family")
     for task in tasks:
-        said = "\n".join(message.content for message in task.messages)
+        told = [m for m in task.messages if m.role != "system"] or task.messages  # instructions are the same for all
+        said = "\n".join(message.content for message in told)
         table.add_row(escape(repr(said)), escape(task.answer), f"{task.difficulty:g}", escape(task.family))
     console.print(table)
     _print_notes(console, facts["notes"])

@@ -83,7 +83,9 @@ def test_a_file_is_split_shuffled_and_rid_of_repetitions(tmp_path: Path) -> None
     assert [t.data["source"] for t in train] != sorted(t.data["source"] for t in train)
     assert len(make(file=path, split="train").train(100)) == 20
     assert len(make(file=path, split="heldout").heldout(100)) == 20
-    assert make(file=path, split="heldout").train(100) == []
+    whole = make(file=path, split="heldout")
+    assert (whole.train(100), len(whole.heldout(100))) == ([], 20)
+    assert any("20 tasks, fewer than asked for: all are held out" in note for note in whole.notes)
     excluded = {t.id for t in train[:3]}
     assert len(taskset.train(100, excluded)) == 12
 

@@ -166,8 +166,9 @@ class Musique:
 
     def _limit(self, tasks: list[Task], count: int) -> list[Task]:
         if len(tasks) < count and self._given is not None:
-            held = len(self._held_out)
-            self._note(shortfall(self._source, len(self._given) - held, held))
+            held, whole = len(self._held_out), {"train": "to train on", "heldout": "held out"}.get(self.options.split)
+            told = f"{self._source} has {len(self._given)} tasks, fewer than asked for: all are {whole}"
+            self._note(told if whole else shortfall(self._source, len(self._given) - held, held))
         return tasks[:count]
 
     @property
