@@ -80,7 +80,7 @@ def warmstart(
     config = _resolve(replace(config, model=replace(config.model, lora=None)))
     held_out = heldout(config)
     shown = replace(config.tasks, train=config.warmstart.tasks, stages=config.tasks.stages[:1])
-    tasks = pool(replace(config, tasks=shown), held_out)
+    tasks = pool(replace(config, tasks=shown, sampling=replace(config.sampling, groups=1)), held_out)
     policy = make_policy(config, held_out)
 
     from uptrend.policy.checkpoint import export

@@ -1,7 +1,7 @@
 """What must hold of a taskset: each check looks at tasks or at plays and gives its figures."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -45,8 +45,8 @@ class HasVariants(Protocol):
     def proof(self) -> Taskset:
         """The same tasks under the options that prove the reward."""
 
-    def variants(self) -> Mapping[str, Taskset]:
-        """The same tasks under every option that bounds what can be earned, by name."""
+    def variants(self) -> Mapping[str, Callable[[], Taskset]]:
+        """What makes the same tasks under every option that bounds what can be earned, by name."""
 
 
 @dataclass(frozen=True)

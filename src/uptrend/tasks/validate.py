@@ -66,9 +66,9 @@ def validate(make: Callable[[], Taskset], train: int = 500, heldout: int = 200, 
 
 def _ceilings(taskset: Taskset, tasks: Sequence[Task]) -> Iterator[Check]:
     """How far the expert gets under each variant, where there are any."""
-    for name, variant in (taskset.variants() if isinstance(taskset, HasVariants) else {}).items():
+    for name, make in (taskset.variants() if isinstance(taskset, HasVariants) else {}).items():
         try:
-            yield checks.ceiling(name, asyncio.run(_play(variant, tasks, times=1)))
+            yield checks.ceiling(name, asyncio.run(_play(make(), tasks, times=1)))
         except MissingExtra as missing:  # the proof itself does not need it
             yield Check(f"ceiling of gold under {name}", True, f"not measured: {missing}")
 

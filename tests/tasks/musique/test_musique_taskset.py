@@ -1,6 +1,7 @@
 """The taskset: files, hub datasets and the invented world; splits, noise, experts and ceilings."""
 
 import asyncio
+import importlib.util
 import json
 from collections import Counter
 from pathlib import Path
@@ -13,6 +14,7 @@ from uptrend.config import load_config
 from uptrend.records import ConfigError, TasksetError
 from uptrend.tasks.checks import Check
 from uptrend.tasks.musique.hub import Source, read_sources
+from uptrend.tasks.musique.retrieval import extra
 from uptrend.tasks.musique.rows import documents_of, to_task
 from uptrend.tasks.musique.taskset import RETRIEVERS, Musique, MusiqueOptions
 from uptrend.tasks.pool import heldout, pool
@@ -234,3 +236,12 @@ def test_validate_sees_tasks_sorted_by_hops() -> None:
 
     report = validate(lambda: Sorted(MusiqueOptions(retriever="golden"), 0), 90, 20, limit=5)
     assert not checks_by_name(report)["difficulty is shuffled"].passed
+
+
+def test_a_retriever_that_is_not_installed_leaves_the_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extra, "find_spec", lambda name: None if "minilm" in name else importlib.util.find_spec(name))
+    report = validate(lambda: make(retriever="golden"), 20, 5, limit=3)
+    assert report.passed
+    figure = checks_by_name(report)["ceiling of gold under semantic"].figure
+    assert "not measured: " in figure
+    assert "pip install 'uptrend[retrieval]'" in figure

@@ -1,9 +1,10 @@
 """`musique`: multi-hop questions whose documents the model looks up with tools, over several turns."""
 
 import random
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from copy import copy
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -122,14 +123,13 @@ class Musique:
         """The same tasks where the expert can reach the maximum."""
         return self.under("golden")
 
-    def variants(self) -> "dict[str, Musique]":
-        """The same tasks under each retriever, by its name, for the expert's ceiling."""
-        return {name: self.under(name) for name in RETRIEVERS}
+    def variants(self) -> "dict[str, Callable[[], Musique]]":
+        """What makes the same tasks under each retriever, by its name, for the expert's ceiling."""
+        return {name: partial(self.under, name) for name in RETRIEVERS}
 
     def under(self, name: RetrieverName) -> "Musique":
         """The same tasks with another retriever."""
-        other = object.__new__(Musique)
-        other.__dict__.update(self.__dict__)
+        other = copy(self)
         other.options = replace(self.options, retriever=name)
         other._shelf = Shelf(retriever(name, self.options.embedder))
         return other
