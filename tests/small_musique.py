@@ -16,6 +16,7 @@ import torch
 
 from uptrend.records import Message
 from uptrend.rollout.calls import FORMATS
+from uptrend.rollout.render import Renderer
 from uptrend.tasks.musique.atlas.chain import lay
 from uptrend.tasks.musique.atlas.distractors import surround
 from uptrend.tasks.musique.atlas.names import STARTS
@@ -23,6 +24,7 @@ from uptrend.tasks.musique.atlas.paragraphs import write_paragraphs
 from uptrend.tasks.musique.atlas.question import compose, decompose
 from uptrend.tasks.musique.atlas.relations import RELATIONS
 from uptrend.tasks.musique.atlas.world import World
+from uptrend.tasks.musique.tools import TOOLS
 from uptrend.tasks.pool import make_taskset
 from uptrend.tasks.script import play_script
 
@@ -128,6 +130,8 @@ def _tokenizer(options: dict[str, Any]) -> Any:
         tokenizer_object=core, pad_token="<pad>", eos_token="<end>", additional_special_tokens=["<turn>"]
     )
     tokenizer.chat_template = TEMPLATE
+    prompt = tokenizer.decode(Renderer(tokenizer, [tokenizer.eos_token_id], chat=True).first(chats[0][:1], TOOLS))
+    tokenizer.add_tokens([prompt.removeprefix("<turn>").partition("<end>")[0]])  # instructions and tools
     return tokenizer
 
 
