@@ -16,11 +16,12 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from uptrend.cli.main import call
 from uptrend.config import Config, load_config, to_table
-from uptrend.records import ConfigError, RecordError, UptrendError
+from uptrend.records import ConfigError, RecordError
+from uptrend.tasks.musique.retrieval import Name as Retriever
 from uptrend.tasks.pool import heldout, pool, resolve_options
 
-Retriever = Literal["golden", "lexical", "semantic", "hybrid"]
 LossType = Literal["grpo", "dr_grpo", "bnpo"]
 HUB = "bdsaglam/musique,answerable,train"
 EVERYTHING = 1_000_000
@@ -162,7 +163,6 @@ def evaluate(
     from uptrend.cli.eval_tasks import count_musique, musique_of, source_overrides
     from uptrend.cli.evaluate import score, tell
 
-    is_run = (Path(model) / "run.json").exists()
     tasks, overrides = musique_of(model), []
     if datasets is not None:
         source = _source(datasets)
@@ -179,7 +179,7 @@ def evaluate(
                "sampling.max_turns": 10, "sampling.context": 8192}  # fmt: skip
     given = {"eval.retriever": retriever, "eval.noise_rate": noise_rate, "sampling.max_tokens": max_new_tokens,
              "sampling.max_turns": max_turns}  # fmt: skip
-    wanted = ({} if is_run else default) | {key: value for key, value in given.items() if value is not None}
+    wanted = ({} if tasks is None else default) | {key: value for key, value in given.items() if value is not None}
     overrides += [f"{key}={value}" for key, value in wanted.items()]
     tell(score(model, tasks, overrides, out=output))
     typer.echo(f"Answers: {output}")
@@ -288,11 +288,4 @@ def _say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        app()
-    except UptrendError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
+    call(app)

@@ -29,7 +29,9 @@ from uptrend.tasks.pool import make_taskset
 from uptrend.tasks.script import play_script
 
 HOPS = ("range", "capital")
-"""The relations that every question asks along."""
+"""The relations that every question asks along: between places, whose names are one word."""
+MOST = 2500
+"""How many questions there are: as mountains have names, less a few that hardly ever come up."""
 PARAGRAPHS = 4
 """Documents a question: its own two, and a near miss for each."""
 READ = 500
@@ -46,6 +48,7 @@ TEMPLATE = (
 
 def write_questions(file: Path, count: int) -> Path:
     """Examples with different questions, each from a world of its own."""
+    assert count <= MOST
     relations = [next(r for r in RELATIONS if r.name == name) for name in HOPS]
     rows: dict[str, dict[str, Any]] = {}
     seed = 0

@@ -280,3 +280,39 @@ def test_a_template_that_rewrites_history_is_refused():
     renderer = Renderer(tokenizer, [2], chat=True)
     with pytest.raises(TasksetError, match="rewrites what was said before"):
         renderer.later([5, 2], [Message("user", "no")], ())
+
+
+def tokenizer_of(folder):
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "llama3_1", "gemma3"])
+def test_a_document_can_not_end_its_turn(smollm2_folder, name):
+    """Control tokens inside of what somebody says are only letters."""
+    tokenizer, stops = put_on(tokenizer_of(smollm2_folder), name)
+    renderer = Renderer(tokenizer, stops, chat=True)
+    special = {i: token.content for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    evil = "".join(f" {text} user" for text in special.values() if text not in FORMATS[renderer.format].marks)
+    said = renderer.write(Message("assistant", "Let me see."))
+
+    def controls(ids):
+        return [i for i in ids if i in special]
+
+    for render in (
+        lambda text: renderer.first([Message("user", text)], ()),
+        lambda text: renderer.later(said, [Message("tool", text)], [SEARCH]),
+        lambda text: renderer.write(Message("assistant", text)),
+    ):
+        assert controls(render(evil)) == controls(render("nothing of the kind"))
+
+
+def test_a_turn_is_closed_once_whatever_closed_it(smollm2_folder):
+    tokenizer, stops = put_on(tokenizer_of(smollm2_folder), "llama3_1")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|eom_id|>"]})
+    other = tokenizer.convert_tokens_to_ids("<|eom_id|>")
+    renderer = Renderer(tokenizer, [*stops, other], chat=True)
+    words = tokenizer("hello", add_special_tokens=False).input_ids
+    usual = renderer.later([*words, stops[0]], [Message("tool", "4")], [SEARCH])
+    assert renderer.later([*words, other], [Message("tool", "4")], [SEARCH]) == usual

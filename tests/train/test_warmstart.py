@@ -1,6 +1,9 @@
 """Warm start: the expert's words are learned by the update of RL, and by nothing else than their likelihood."""
 
 import json
+import sys
+import types
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from letters import Letters
+from letters import Letter, Letters
 from models import full_logits, make_policy
-from uptrend.cli.launch import warmstart
+from uptrend.cli.launch import load_for_eval, resume, warmstart
 from uptrend.config import load_config
 from uptrend.policy.optimiser import Optimiser
-from uptrend.records import ModelError, Role, Run, TasksetError
+from uptrend.records import ModelError, RecordError, Reward, Role, Run, Task, TasksetError
 from uptrend.tasks.pool import heldout, pool
-from uptrend.train.gather import Table
 from uptrend.train.learner import Learner, experience
 from uptrend.train.warmstart import demonstrate, supervised
 
@@ -37,7 +39,7 @@ def test_the_update_is_the_gradient_of_the_mean_negative_log_probability(llama_f
     config = load_config(table(llama_folder))
     held_out = heldout(config)
     policy = make_policy(llama_folder)
-    rollouts, notes = demonstrate(Table(policy, None, config), pool(config, held_out), config)
+    rollouts, notes = demonstrate(policy, pool(config, held_out), config)
     assert (len(rollouts), notes) == (16, [])
     config = supervised(config, len(rollouts))
     optimiser = Optimiser(policy.flat, config.learning)
@@ -83,13 +85,97 @@ def test_a_model_learns_what_the_expert_says(llama_folder: Path, tmp_path: Path)
 def test_demonstrations_that_the_model_could_not_say_are_left_out(llama_folder: Path, tmp_path: Path) -> None:
     short = table(llama_folder)
     short["sampling"]["max_tokens"] = 2
-    with pytest.raises(TasksetError, match=r"16 of 16 demonstrations were left out: .*sampling.max_tokens"):
+    with pytest.raises(TasksetError) as refused:
         warmstart(load_config(short), tmp_path / "model", runs=tmp_path / "runs")
+    assert str(refused.value) == (
+        "16 of 16 demonstrations were left out: 16 exceeded sampling.max_tokens = 2 (the longest turn: 4)."
+    )
     some = table(llama_folder)
     some["tasks"]["fails"] = 5
     run = warmstart(load_config(some), tmp_path / "model", runs=tmp_path / "runs")
-    assert any("of 16 demonstrations were left out" in note for note in run.info["notes"])
+    assert (
+        "3 of 16 demonstrations were left out: 3 failed, the first with score: RuntimeError('the scorer fails')."
+    ) in run.info["notes"]
     assert run.last_step == 2
+
+
+@pytest.mark.parametrize(
+    ("sampling", "tasks", "said"),
+    [
+        ({"max_turns": 2}, {"turns": 5}, "16 exceeded sampling.max_turns = 2 (the most turns: 5)"),
+        ({"context": 20}, {"turns": 2}, "16 exceeded sampling.context = 20 (the longest rollout: "),
+        ({"max_prompt": 3}, {"turns": 2}, "16 exceeded sampling.max_prompt = 3 (the longest prompt: "),
+        ({}, {"dead": 1}, "16 were not right"),
+    ],
+)
+def test_the_note_says_why_and_what_would_be_enough(
+    llama_folder: Path, monkeypatch: pytest.MonkeyPatch, sampling: dict[str, int], tasks: dict[str, int], said: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "demanding_tasks", types.SimpleNamespace(Demanding=Demanding))
+    given = table(llama_folder)
+    given["tasks"] = {"name": "demanding_tasks:Demanding", **tasks}
+    given["sampling"] |= sampling
+    told = note_on_left_out(given)
+    assert told.startswith(f"16 of 16 demonstrations were left out: {said}")
+    for key in sampling:
+        need = int(told.rpartition(": ")[2].rstrip(".)"))
+        given["sampling"][key] = need
+        assert note_on_left_out(given) == ""
+        given["sampling"][key] = need - 1
+        assert f"sampling.{key} = {need - 1} (" in note_on_left_out(given)
+
+
+class Demanding(Letters):
+    """Nothing is right before the last turn was said."""
+
+    def open(self, task: Task, seed: int) -> Letter:
+        class Play(Letter):
+            async def score(self) -> Reward:
+                reward = await super().score()
+                return replace(reward, correct=reward.correct and len(self._said) == self._options.turns)
+
+        del seed
+        return Play(task, self.options)
+
+
+def note_on_left_out(given: dict[str, Any]) -> str:
+    config = load_config(given)
+    try:
+        _, notes = demonstrate(make_policy(Path(given["model"]["name"])), pool(config, heldout(config)), config)
+    except TasksetError as none_left:
+        return str(none_left)
+    return "".join(notes)
+
+
+def test_the_first_stages_own_count_does_not_count(llama_folder: Path, tmp_path: Path) -> None:
+    staged = table(llama_folder)
+    staged["tasks"]["stages"] = [{"start": 1, "train": 8}, {"start": 5, "train": 30}]
+    run = warmstart(load_config(staged), tmp_path / "model", runs=tmp_path / "runs")
+    assert (run.last_step, run.info["tasks"]["count"]) == (2, 16)
+
+
+def test_a_name_that_is_taken_is_said_before_anything_is_loaded(llama_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "runs" / "warm").mkdir(parents=True)
+    (tmp_path / "runs" / "warm" / "run.json").touch()
+    nothing = table(llama_folder) | {"model": {"name": "no/such/model"}}
+    with pytest.raises(RecordError, match=r"already holds a run\. Choose another --name for this warm start\.$"):
+        warmstart(load_config(nothing), tmp_path / "models" / "m", runs=tmp_path / "runs", name="warm")
+    assert not (tmp_path / "models").exists()
+
+
+def test_a_warm_start_is_neither_resumed_nor_evaluated(llama_folder: Path, tmp_path: Path) -> None:
+    run = warmstart(load_config(table(llama_folder)), tmp_path / "model", runs=tmp_path / "runs")
+    with pytest.raises(RecordError) as refused:
+        resume(run.path)
+    assert str(refused.value) == (
+        f"{run.path} is a warm start, which can't be resumed. "
+        f"Its model is in {tmp_path / 'model'}: uptrend train RECIPE --set model.name={tmp_path / 'model'}"
+    )
+    with pytest.raises(RecordError, match=f"Its model is in {tmp_path / 'model'}: uptrend eval {tmp_path / 'model'}$"):
+        load_for_eval(str(run.path), None, ())
+    (run.path / "events.jsonl").write_text("")
+    with pytest.raises(RecordError, match="made no model folder; start it again: uptrend warmstart RECIPE"):
+        resume(run.path)
 
 
 def test_a_folder_that_is_there_is_not_written_over(llama_folder: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What `uptrend eval --tasks` names, and the limits under which a plain model plays it."""
+"""What `uptrend eval --tasks` names, and the limits under which it is played by who was not trained on it."""
 
 import json
 from collections.abc import Iterable
@@ -7,28 +7,34 @@ from typing import Any
 
 import typer
 
-from uptrend.config import load_config
+from uptrend.config import load_config, to_table
 from uptrend.config.load import apply_override
 from uptrend.records import Run
-
-LIMITS = {"musique": {"max_tokens": 128, "max_turns": 8, "context": 4096}}
-"""[sampling] for a plain model, by taskset, where its defaults (one turn of 8 tokens) would be useless."""
+from uptrend.tasks.registry import find
 
 
 def prepare(target: str, tasks: str | None, overrides: Iterable[str]) -> tuple[str | None, list[str]]:
     """The tasks and overrides to evaluate with: MuSiQue's files named as such, and limits that suit the taskset."""
     given = list(overrides)
-    is_run = (Path(target) / "run.json").exists()
     if tasks is not None and tasks.endswith(".jsonl") and (rows := count_musique(Path(tasks))):
         given = [*source_overrides(file=tasks, tasks=rows), *given]
         tasks = musique_of(target)
-    return tasks, given if is_run else [*_limits(_as_table(tasks, given)), *given]
+    return tasks, [*_limits(target, _as_table(tasks, given)), *given]
+
+
+def eval_section(tasks: str) -> dict[str, Any]:
+    """`[eval]` for what --tasks names."""
+    if tasks.endswith(".toml"):
+        return dict(to_table(load_config(tasks))["eval"])
+    if tasks.endswith(".jsonl"):
+        return {"name": "jsonl", "file": tasks, "split": False, "tasks": 1_000_000}
+    return {"name": tasks}
 
 
 def musique_of(target: str) -> str | None:
     """The taskset to name for questions of MuSiQue; None leaves a run of that kind its own retriever and reward."""
-    is_run = (Path(target) / "run.json").exists()
-    return None if is_run and Run(target).config["eval"]["name"] == "musique" else "musique"
+    own = _run_config(target)
+    return None if own is not None and own["eval"]["name"] == "musique" else "musique"
 
 
 def source_overrides(*, file: str = "", datasets: str = "", tasks: int) -> list[str]:
@@ -37,20 +43,32 @@ def source_overrides(*, file: str = "", datasets: str = "", tasks: int) -> list[
     return [f"eval.{key}={json.dumps(value, ensure_ascii=False)}" for key, value in source.items()]
 
 
-def _limits(table: dict[str, Any]) -> list[str]:
-    """Limits that nobody set, as overrides, and said so."""
-    name, own = table["eval"].get("name", ""), table.get("sampling", {})
-    missing = {f"sampling.{key}": value for key, value in LIMITS.get(name, {}).items() if key not in own}
+def _limits(target: str, table: dict[str, Any]) -> list[str]:
+    """The limits that the taskset needs and nobody gave, as overrides, and said so."""
+    name, own = table["eval"].get("name"), _run_config(target)
+    if name is None or (own is not None and own["eval"]["name"] == name):
+        return []
+    # What a taskset needs where [sampling]'s defaults (one turn of 8 tokens) would be useless; most need nothing.
+    needed: dict[str, int] = getattr(find(name), "LIMITS", {})
+    there = {} if own is None else own["sampling"]
+    given = table.get("sampling", {})
+    missing = {
+        f"sampling.{key}": value for key, value in needed.items() if key not in given and there.get(key, 0) < value
+    }
     if missing:
         said = ", ".join(f"{key} = {value}" for key, value in missing.items())
         typer.echo(f"{name} is played with {said}; --set changes them.", err=True)
     return [f"{key}={value}" for key, value in missing.items()]
 
 
+def _run_config(target: str) -> dict[str, Any] | None:
+    """The config of a run; None where the target is a model."""
+    return Run(target).config if (Path(target) / "run.json").exists() else None
+
+
 def _as_table(tasks: str | None, overrides: list[str]) -> dict[str, Any]:
     """A recipe of what was asked for, to look into."""
-    name = load_config(tasks).eval.name if tasks is not None and tasks.endswith(".toml") else tasks
-    table: dict[str, Any] = {"eval": {} if name is None else {"name": name}}
+    table: dict[str, Any] = {"eval": {} if tasks is None else eval_section(tasks)}
     for override in overrides:
         apply_override(table, override)
     return table

@@ -1,9 +1,10 @@
 """Ctrl-C during a run: the first finishes the step, the second ends at once."""
 
 import signal
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from uptrend.records import Run
 from uptrend.train.observer import Stop
@@ -20,6 +21,8 @@ class Patience:
         if self.asked_at is not None:
             raise KeyboardInterrupt
         self.asked_at = time.time()
+        with suppress(RuntimeError):  # the signal came while this very stream was being written
+            print("Stopping after this step; Ctrl-C again ends at once.", file=sys.stderr, flush=True)
 
     def before(self, run: Run) -> None:
         """Nothing yet."""

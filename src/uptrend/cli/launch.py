@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from uptrend.cli.eval_tasks import eval_section
 from uptrend.config import Config, difference, load_config, to_table
 from uptrend.policy.known import need_train_extra
 from uptrend.records import CheckpointError, ConfigError, ModelError, RecordError, Run, RunDirectory
@@ -34,11 +35,11 @@ def train(
     """Train a recipe (a path, a table or a loaded config) and give back its run."""
     need_train_extra()
     config = config if isinstance(config, Config) else load_config(config)
+    path = _place(Path(runs), name, config.name, "Choose another --name, or continue it with --resume.")
     config = _resolve(config)
     held_out = heldout(config)
     tasks = pool(config, held_out)
     policy = make_policy(config, held_out)
-    path = _place(Path(runs), name, config.name)
     with RunDirectory.create(path, _info(path, config, tasks, held_out, policy)) as directory:
         _go(config, policy, tasks, held_out, directory, observers, resume=False)
     return Run(path)
@@ -48,6 +49,10 @@ def resume(path: Path, overrides: Iterable[str] = (), observers: Sequence[Observ
     """Go on with a run from its last checkpoint; what was recorded after it is forgotten."""
     need_train_extra()
     run = Run(path)
+    if _is_warmstart(run):
+        raise RecordError(
+            f"{path} is a warm start, which can't be resumed. {_way_on(run, 'train RECIPE --set model.name=')}"
+        )
     config = _changed(run, overrides)
     if not run.checkpoints:
         raise CheckpointError(
@@ -76,22 +81,20 @@ def warmstart(
 ) -> Run:
     """Teach the recipe's model the expert's rollouts, and put it into the folder `out`; its run is recorded too."""
     need_train_extra()
+    path = _place(runs, name, f"{config.name}-warmstart", "Choose another --name for this warm start.")
     _free_folder(out)
     config = _resolve(replace(config, model=replace(config.model, lora=None)))
     held_out = heldout(config)
-    shown = replace(config.tasks, train=config.warmstart.tasks, stages=config.tasks.stages[:1])
-    tasks = pool(replace(config, tasks=shown, sampling=replace(config.sampling, groups=1)), held_out)
+    tasks = pool(_of_the_first_stage(config), held_out)
     policy = make_policy(config, held_out)
 
     from uptrend.policy.checkpoint import export
-    from uptrend.train.gather import Table
     from uptrend.train.loop import Parts
     from uptrend.train.warmstart import demonstrate, supervised
     from uptrend.train.warmstart import warmstart as learn
 
-    demonstrations, notes = demonstrate(Table(policy, None, config), tasks, config)
+    demonstrations, notes = demonstrate(policy, tasks, config)
     config = supervised(config, len(demonstrations))
-    path = _place(runs, name, f"{config.name}-warmstart")
     info = _info(path, config, tasks, held_out, policy)
     info |= {"kind": "warmstart", "notes": [*info["notes"], *notes]}
     with RunDirectory.create(path, info) as directory, _recorded(directory, resume=False) as outcome:
@@ -102,6 +105,26 @@ def warmstart(
             beside.rmdir()
             directory.event("exported", folder=str(out))
     return Run(path)
+
+
+def _of_the_first_stage(config: Config) -> Config:
+    """With as many tasks of the first stage as the expert demonstrates."""
+    count = config.warmstart.tasks
+    stages = tuple({**stage, "train": count} for stage in config.tasks.stages[:1])
+    shown = replace(config.tasks, train=count, stages=stages)
+    return replace(config, tasks=shown, sampling=replace(config.sampling, groups=1))
+
+
+def _is_warmstart(run: Run) -> bool:
+    return run.info.get("kind") == "warmstart"
+
+
+def _way_on(run: Run, verb: str) -> str:
+    """What can be done with a warm start's model, if it made one."""
+    folder = next((event["folder"] for event in reversed(run.events) if event["event"] == "exported"), None)
+    if folder is None:
+        return "It made no model folder; start it again: uptrend warmstart RECIPE --out FOLDER"
+    return f"Its model is in {folder}: uptrend {verb}{folder}"
 
 
 def _free_folder(out: Path) -> None:
@@ -173,9 +196,11 @@ def load_for_eval(target: str, tasks: str | None, overrides: Iterable[str]) -> t
     """What `uptrend eval` needs: a model or a run's last checkpoint, and the held-out tasks to play."""
     need_train_extra()
     is_run = (Path(target) / "run.json").exists()
+    if is_run and _is_warmstart(run := Run(target)):
+        raise RecordError(f"{target} is a warm start, which keeps no checkpoint. {_way_on(run, 'eval ')}")
     table = dict(Run(target).config) if is_run else {"model": {"name": target}}
     if tasks is not None:
-        table["eval"] = _eval_section(tasks)
+        table["eval"] = eval_section(tasks)
     config = _resolve(load_config(table, overrides))
     held_out = heldout(config)
     if not is_run:
@@ -189,14 +214,6 @@ def load_for_eval(target: str, tasks: str | None, overrides: Iterable[str]) -> t
     policy = make_policy(config, held_out)
     load_checkpoint(checkpoints[-1], policy, Optimiser(policy.flat, config.learning))
     return config, policy, held_out
-
-
-def _eval_section(tasks: str) -> dict[str, Any]:
-    if tasks.endswith(".toml"):
-        return dict(to_table(load_config(tasks))["eval"])
-    if tasks.endswith(".jsonl"):
-        return {"name": "jsonl", "file": tasks, "split": False, "tasks": 1_000_000}
-    return {"name": tasks}
 
 
 def demonstrations(held_out: HeldOut | None) -> list[tuple[str, str]]:
@@ -219,13 +236,11 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _place(runs: Path, name: str | None, recipe: str) -> Path:
+def _place(runs: Path, name: str | None, recipe: str, otherwise: str) -> Path:
     """runs/NAME; a recipe's own name gets a number where it is taken, a name that was asked for must be free."""
     if name is not None:
         if (runs / name / "run.json").exists():
-            raise RecordError(
-                f"{runs / name} already holds a run. Choose another --name, or continue it with --resume."
-            )
+            raise RecordError(f"{runs / name} already holds a run. {otherwise}")
         return runs / name
     number = 1
     while (runs / (recipe if number == 1 else f"{recipe}-{number}") / "run.json").exists():

@@ -35,7 +35,7 @@ class _Verbs(TyperGroup):
         found = getattr(importlib.import_module(module), attribute)
         if isinstance(found, typer.Typer):
             return typer.main.get_command(found)
-        single = typer.Typer(add_completion=False)
+        single = typer.Typer(add_completion=False, rich_markup_mode=None)  # [section] is no markup
         single.command(cmd_name)(found)
         return typer.main.get_command(single)
 
@@ -55,9 +55,14 @@ def uptrend() -> None:
 
 
 def main(arguments: list[str] | None = None) -> Any:
-    """The console script: an error that is the user's to mend is one or two sentences and exit code 2."""
+    """The console script."""
+    return call(app, arguments)
+
+
+def call(commands: typer.Typer, arguments: list[str] | None = None) -> Any:
+    """Run a command line: an error that is the user's to mend is one or two sentences and exit code 2."""
     try:
-        return app(arguments, standalone_mode=True)
+        return commands(arguments, standalone_mode=True)
     except UptrendError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

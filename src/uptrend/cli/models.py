@@ -11,7 +11,7 @@ from rich.table import Table
 from uptrend.policy.known import KNOWN, home, need_train_extra
 from uptrend.records import ModelError
 
-app = typer.Typer(help="List, pull and show models.", no_args_is_help=True)
+app = typer.Typer(help="List, pull and show models.", no_args_is_help=True, rich_markup_mode=None)
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 

@@ -21,7 +21,7 @@ from uptrend.cli.run_tables import (
 from uptrend.cli.summary import compare, describe, find_runs, open_run, summarise
 from uptrend.cli.wording import terminal
 
-app = typer.Typer(help="List runs, look at one, compare two.", no_args_is_help=True)
+app = typer.Typer(help="List runs, look at one, compare two.", no_args_is_help=True, rich_markup_mode=None)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object (docs/records.md).")]
 RunArgument = Annotated[str, typer.Argument(help="A run directory, or a name under ./runs.")]

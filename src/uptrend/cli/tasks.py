@@ -1,6 +1,7 @@
 """`uptrend tasks`: look at tasksets, and prove that they are fit to train on."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -13,14 +14,16 @@ from rich.table import Table
 
 from uptrend.cli.eval_tasks import count_musique
 from uptrend.config import Config, load_config
-from uptrend.records import Task
+from uptrend.records import ConfigError, Task
 from uptrend.tasks.pool import heldout, pool
 from uptrend.tasks.registry import names
 from uptrend.tasks.sections import eval_options, make_taskset, resolved, stage_sections
 from uptrend.tasks.validate import Report, validate
 
 app = typer.Typer(
-    help="Look at tasksets, and prove without a model that they are fit to train on.", no_args_is_help=True
+    help="Look at tasksets, and prove without a model that they are fit to train on.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
 Name = Annotated[
@@ -110,10 +113,20 @@ def validate_tasksets(name: Name, overrides: Overrides = None, as_json: AsJson =
 def _config(name: str, overrides: list[str] | None) -> Config:
     if name.endswith(".toml"):
         return load_config(Path(name), overrides or ())
+    _refuse_eval(name, overrides or ())
     named = {"name": name}
     if name.endswith(".jsonl"):
         named = {"name": "musique" if count_musique(Path(name)) else "jsonl", "file": name}
     return load_config({"tasks": named}, overrides or ())
+
+
+def _refuse_eval(name: str, overrides: Iterable[str]) -> None:
+    """A taskset by its name stands in [tasks] alone: options of [eval] would go unheard."""
+    for override in overrides:
+        section, _, option = override.partition("=")[0].replace(" ", "").partition(".")
+        if section == "eval" and option not in ("tasks", "seed"):
+            right = "tasks." + override.partition(".")[2].strip() if option else "tasks.KEY=VALUE"
+            raise ConfigError(f"--set {override}: {name} is looked at as [tasks]; write it as --set {right}.")
 
 
 def _reports(config: Config, is_recipe: bool) -> dict[str, Report]:
@@ -122,7 +135,7 @@ def _reports(config: Config, is_recipe: bool) -> dict[str, Report]:
         make = partial(make_taskset, section.name, section.options, section.seed, where)
         # A recipe evaluates on something else: ask its stages only for a share that a 3 to 1 split can give.
         held_out = max(1, section.train // 4) if is_recipe else config.eval.tasks
-        reports[where] = validate(make, section.train, held_out)
+        reports[where] = validate(make, section.train, held_out, only_trains=is_recipe)
     if is_recipe:
         pool(config, heldout(config))  # sections that do not go together are an error, not a failed check
         make = partial(make_taskset, config.eval.name, eval_options(config), config.eval.seed, "eval")

@@ -37,7 +37,11 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
         optional = field.default is not MISSING or field.default_factory is not MISSING
         if name not in given and not optional:
             raise ConfigError(f"{join(where, name)} is missing.")
-    return cls(**given)
+    try:
+        return cls(**given)
+    except ConfigError as error:  # a dataclass knows its fields, and not where it stands
+        text = str(error)
+        raise ConfigError(join(where, text) if text.partition(" ")[0] in fields else text) from None
 
 
 def _options(value: Any, known: list[str], where: str) -> dict[str, Any]:

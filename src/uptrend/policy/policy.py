@@ -168,7 +168,8 @@ def load_model(source: str, dtype: torch.dtype) -> tuple[Any, Any]:
         if adapter:
             model = PeftModel.from_pretrained(model, source).merge_and_unload().requires_grad_(True)
     except (OSError, ValueError) as error:
-        raise ModelError(f"The model {source!r} can't be loaded: {str(error).splitlines()[0]}") from error
+        no_folder = "" if Path(source).exists() else "there is no folder of that name, and of the hub: "
+        raise ModelError(f"The model {source!r} can't be loaded: {no_folder}{str(error).splitlines()[0]}") from error
     _check_head(source, model)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token

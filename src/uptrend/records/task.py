@@ -74,8 +74,9 @@ def task_id(messages: Sequence[Message]) -> str:
 
 
 def tasks_hash(tasks: Sequence[Task]) -> str:
-    """One hash over a list of tasks and their answers, in order."""
+    """One hash over a list of tasks with their answers and all that they are played with, in order."""
     digest = hashlib.sha256()
     for task in tasks:
-        digest.update(f"{task.id}\0{task.answer}\0".encode())
+        data = json.dumps(task.data, sort_keys=True, ensure_ascii=False)
+        digest.update(f"{task.id}\0{task.answer}\0{data}\0".encode())
     return digest.hexdigest()[:16]

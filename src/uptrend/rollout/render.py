@@ -7,6 +7,7 @@ told in words, and their results are a user's words.
 """
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -35,6 +36,7 @@ class Renderer:
         """The name of the format in which the model calls tools."""
         self._calls = FORMATS[self.format]
         self._dropped = _special_ids(tokenizer, but=self._calls.marks)
+        self._control = _control_texts(tokenizer, but=self._calls.marks)
         self._firsts: dict[tuple[object, ...], list[int]] = {}
         self._close: list[int] | None = None
 
@@ -62,7 +64,8 @@ class Renderer:
             return self._encode("".join(m.content for m in written))
         ids = self._encode(self._after_words(written, tools, speak=True))
         closed = bool(said) and said[-1] in self._stop_ids
-        return ids[1:] if closed and ids[0] == said[-1] else ids
+        # A model may close a turn with another of its stop tokens than the template does: it is closed once.
+        return ids[1:] if closed and ids[0] in self._stop_ids else ids
 
     def text(self, ids: Sequence[int]) -> str:
         """What a model's turn says, without the token that ended it."""
@@ -79,7 +82,7 @@ class Renderer:
         """The ids that a model would have sampled to say this message, the one that ends its turn included."""
         if self._close is None:
             self._close = self._find_close()
-        return [*self._encode(self._calls.write(message)), *self._close]
+        return [*self._encode(self._harmless(self._calls.write(message))), *self._close]
 
     def _find_close(self) -> list[int]:
         closing = self._encode(self._after_words([], (), speak=False))[:1] if self._chat else []
@@ -97,9 +100,13 @@ class Renderer:
         ids: list[int] = self._tokenizer(text, add_special_tokens=False).input_ids
         return ids
 
+    def _harmless(self, text: str) -> str:
+        """A text in which nothing is a control token: a document could otherwise end its turn and begin another."""
+        return self._control.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text) if self._control else text
+
     def _written(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
         """Messages whose contents are all that they say; in the plain format, results are a user's words."""
-        written = [replace(m, content=self._calls.write(m), calls=()) if m.calls else m for m in messages]
+        written = [replace(m, content=self._harmless(self._calls.write(m)), calls=()) for m in messages]
         if not tools or self.format != "plain":
             return written
         if not self._chat:
@@ -155,6 +162,14 @@ class Renderer:
 
 def _result(message: Message) -> str:
     return f"<result>\n{message.content}\n</result>"
+
+
+def _control_texts(tokenizer: Any, but: Sequence[str]) -> re.Pattern[str] | None:
+    """What the tokenizer would take for a special token inside of a text, but for the markup of calls."""
+    added = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+    special = (added | set(tokenizer.all_special_tokens)) - set(but)
+    texts = sorted((text for text in special if len(text) > 1), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, texts))) if texts else None
 
 
 def _special_ids(tokenizer: Any, but: Sequence[str]) -> frozenset[int]:

@@ -74,9 +74,9 @@ class Played:
         return f"{self.prompt!r} answered {self.said!r} {got}"
 
 
-def has_tasks(train: Sequence[Task], heldout: Sequence[Task], asked: int) -> Check:
-    """Something to evaluate on, and to train on where that was asked for."""
-    enough = bool(heldout) and bool(train or not asked)
+def has_tasks(train: Sequence[Task], heldout: Sequence[Task], asked: tuple[int, int]) -> Check:
+    """Something to train on and something to evaluate on, as far as that was asked for."""
+    enough = bool(train or not asked[0]) and bool(heldout or not asked[1])
     return Check("there are tasks", enough, f"{len(train)} to train on, {len(heldout)} held out")
 
 

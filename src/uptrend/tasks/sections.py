@@ -28,7 +28,12 @@ def stage_sections(config: Config) -> list[tuple[int, str, Tasks]]:
 
 def resolve_options(config: Config) -> Config:
     """The config with every option of its tasksets filled in, so that a changed default can't change it."""
-    tasks = replace(config.tasks, options=resolved(config.tasks.name, config.tasks.options, "tasks"))
+    tasks = replace(
+        config.tasks,
+        options=resolved(config.tasks.name, config.tasks.options, "tasks"),
+        # In full, as a stage of another taskset is to inherit what somebody wrote and not what is filled in here.
+        stages=tuple(_stage_table(*stage) for stage in stage_sections(config)) if config.tasks.stages else (),
+    )
     evaluation = replace(config.eval, options=resolved(config.eval.name, eval_options(config), "eval"))
     return replace(config, tasks=tasks, eval=evaluation)
 
@@ -47,15 +52,24 @@ def eval_options(config: Config) -> dict[str, Any]:
 def _section(base: Tasks, where: str, table: Mapping[str, Any]) -> tuple[int, str, Tasks]:
     if "stages" in table:
         raise ConfigError(f"{where}.stages: a stage has no stages of its own.")
-    own = {f.name for f in fields(Tasks)} - {"options", "stages"}
     changes = {key: value for key, value in table.items() if key != "start"}
-    given = build(Tasks, {f: getattr(base, f) for f in own} | changes, where)
+    given = build(Tasks, {key: getattr(base, key) for key in _own_keys()} | changes, where)
     cls = find(given.name)
     inherited = base.options
     if given.name != base.name:  # another taskset takes over the options that it knows
         known = {f.name for f in fields(cls.Options)}
         inherited = {key: value for key, value in inherited.items() if key in known}
     return table["start"], where, replace(given, options=_merge(cls, inherited, given.options))
+
+
+def _stage_table(start: int, where: str, section: Tasks) -> dict[str, Any]:
+    own = {key: getattr(section, key) for key in _own_keys()}
+    return {"start": start, **own, **resolved(section.name, section.options, where)}
+
+
+def _own_keys() -> list[str]:
+    """What a stage can change beside its taskset's options."""
+    return [f.name for f in fields(Tasks) if f.name not in ("options", "stages")]
 
 
 def _merge(cls: type[Taskset], base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from uptrend.config import Config
 from uptrend.config.schema import Kl, Learning
 from uptrend.policy.measure import Scale
 from uptrend.policy.optimiser import Optimiser
+from uptrend.policy.policy import Policy
 from uptrend.records import Evaluation, Rollout, Run, Task, TasksetError
 from uptrend.rollout.inprocess import InProcessSampler
 from uptrend.rollout.play import Seat
@@ -27,6 +28,7 @@ from uptrend.train import metrics as measure
 from uptrend.train.annotate import Annotated
 from uptrend.train.gather import Table
 from uptrend.train.learner import Experience, Learner, Update, experience
+from uptrend.train.left_out import why_left_out
 from uptrend.train.loop import Parts, evaluate_held_out, tell_observers
 from uptrend.train.observer import StepRecord, Stop
 from uptrend.train.recorder import Recorder
@@ -47,18 +49,18 @@ def supervised(config: Config, demonstrations: int) -> Config:
     )  # fmt: skip
 
 
-def demonstrate(table: Table, pool: Pool, config: Config) -> tuple[list[Rollout], list[str]]:
+def demonstrate(policy: Policy, pool: Pool, config: Config) -> tuple[list[Rollout], list[str]]:
     """The expert's rollouts on training tasks, and what a person should know of those that were left out."""
     stage = pool.stages[0]
     chosen = stage.tasks[: config.warmstart.tasks]
-    rollouts = table.demonstrate([_seat(task, stage.taskset, n) for n, task in enumerate(chosen)])
-    kept = [r for r in rollouts if _can_be_learned(r, config)]
+    seats = [_seat(task, stage.taskset, n) for n, task in enumerate(chosen)]
+    rollouts = Table(policy, None, config).demonstrate(seats)
+    left_out = [seat for seat, r in zip(seats, rollouts, strict=True) if not _can_be_learned(r, config)]
     notes = []
-    if len(kept) < len(rollouts):
-        notes.append(
-            f"{len(rollouts) - len(kept)} of {len(rollouts)} demonstrations were left out: the expert failed, was not "
-            "right, or exceeded sampling.context, sampling.max_turns or sampling.max_tokens."
-        )
+    if left_out:
+        causes = why_left_out(Table(policy, None, _roomy(config)).demonstrate(left_out), config.sampling)
+        notes.append(f"{len(left_out)} of {len(seats)} demonstrations were left out: {'; '.join(causes)}.")
+    kept = [r for r in rollouts if _can_be_learned(r, config)]
     if not kept:
         raise TasksetError(notes[0] if notes else f"{pool.name} has no training task to demonstrate.")
     return kept, notes
@@ -134,6 +136,11 @@ def _batches(demonstrations: Sequence[Rollout], config: Config) -> Iterator[list
 
 def _seat(task: Task, taskset: Taskset, number: int) -> Seat:
     return Seat(task, taskset, 0, f"gold-{number:06d}", 0, 0)
+
+
+def _roomy(config: Config) -> Config:
+    """With limits that stop nothing but a script without an end, to see what the expert would need."""
+    return replace(config, sampling=replace(config.sampling, max_turns=1_000, context=1_000_000, max_prompt=0))
 
 
 def _can_be_learned(rollout: Rollout, config: Config) -> bool:

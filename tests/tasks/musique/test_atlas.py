@@ -284,13 +284,13 @@ def test_colours_state_nothing():
 @pytest.mark.parametrize(
     ("options", "key"),
     [
-        ({"paragraphs": 5}, "tasks.atlas.paragraphs = 5 should be from 6"),
-        ({"hops": (2,), "paragraphs": 3}, "tasks.atlas.paragraphs = 3 should be from 4"),
-        ({"paragraphs": 51}, "tasks.atlas.paragraphs = 51"),
-        ({"hops": ()}, "tasks.atlas.hops"),
-        ({"hops": (1, 2)}, "tasks.atlas.hops"),
-        ({"hops": (5,)}, "tasks.atlas.hops"),
-        ({"hops": (2, 2)}, "tasks.atlas.hops"),
+        ({"paragraphs": 5}, "paragraphs = 5 should be from 6"),
+        ({"hops": (2,), "paragraphs": 3}, "paragraphs = 3 should be from 4"),
+        ({"paragraphs": 51}, "paragraphs = 51"),
+        ({"hops": ()}, "hops"),
+        ({"hops": (1, 2)}, "hops"),
+        ({"hops": (5,)}, "hops"),
+        ({"hops": (2, 2)}, "hops"),
     ],
 )
 def test_options_out_of_range_name_their_key(options, key):

@@ -76,6 +76,15 @@ def test_every_mistake_is_told_to_the_model_and_counted(message: Message, told: 
     assert clean == 0.5
 
 
+def test_an_answer_beside_a_call_is_not_taken_even_where_the_rollout_ends_with_it() -> None:
+    play = opened()
+    say(play, Message("assistant", "<answer>Elhaven</answer>", (ToolCall("get_document", {"doc_id": "1"}),)))
+    assert not score(play).correct
+    unread = opened()
+    told = say(unread, Message("assistant", "<answer>x</answer><tool>{", problem="The call is not JSON"))
+    assert told == "The call is not JSON"
+
+
 def test_a_search_that_finds_nothing_says_so() -> None:
     assert say(opened(retriever="lexical"), call("retrieve_documents", query="zebra")) == (
         "No document matches. Use other words."

@@ -42,6 +42,11 @@ def test_only_the_ratio_of_weights_matters() -> None:
     assert reward(GOLD, ["Stanley"], ["1", "2"], [], alone, scale=1.0, clean=1.0).total == 1.0
 
 
+def test_silence_is_never_right() -> None:
+    got = reward(read_reply("I do not know."), ["A"], ["1"], [], RewardWeights(), scale=1.0, clean=1.0)
+    assert (got.total, got.correct) == (0.0, False)
+
+
 def test_recall_and_precision() -> None:
     assert recall(["1", "3"], ["1", "2"]) == 0.5
     assert precision(["1", "3", "4"], ["1", "2"]) == pytest.approx(1 / 3)

@@ -11,8 +11,9 @@ import pytest
 from questions import ROW, real, row, write_rows
 
 from uptrend.config import load_config
-from uptrend.records import ConfigError, TasksetError
+from uptrend.records import ConfigError, TasksetError, tasks_hash
 from uptrend.tasks.checks import Check
+from uptrend.tasks.musique import expert
 from uptrend.tasks.musique.hub import Source, read_sources
 from uptrend.tasks.musique.retrieval import extra
 from uptrend.tasks.musique.rows import documents_of, to_task
@@ -55,6 +56,15 @@ def test_the_question_alone_says_which_task_it_is() -> None:
         (row(paragraphs=[]), "here has no paragraphs"),
         (row(paragraphs=["text"]), r"paragraphs\[0\] should be an object"),
         (row(paragraphs=[{"idx": 0}]), r"paragraphs\[0\] has no paragraph_text"),
+        (row(paragraphs=5), "paragraphs = '5' should be a list"),
+        (
+            row(paragraphs=[{**ROW["paragraphs"][0], "is_supporting": "false"}]),
+            "is_supporting is 'false'; it should be",
+        ),
+        (row(paragraphs=[{"idx": 0, "paragraph_text": "x"}]), "is_supporting is missing"),
+        (row(answer=["Paris"]), r"answer = \['Paris'\] should be a text"),
+        (row(answer_aliases="NYC"), "answer_aliases = 'NYC' should be a list"),
+        (row(question_decomposition=["a"]), "question_decomposition should hold objects"),
         (row(paragraphs=ROW["paragraphs"][:1]), "no paragraph is supporting .*Mark at least one"),
         (row(paragraphs=[ROW["paragraphs"][1]] * 2), "two paragraphs have the same idx"),
     ],
@@ -62,6 +72,15 @@ def test_the_question_alone_says_which_task_it_is() -> None:
 def test_a_row_that_can_not_be_played_says_why(given: dict[str, Any], wrong: str) -> None:
     with pytest.raises(TasksetError, match=wrong):
         to_task(given, "here")
+
+
+def test_a_row_without_a_whole_decomposition_is_played_by_titles() -> None:
+    for given in (row(question_decomposition=None), row(question_decomposition=[{"question": "Who?"}]), row(answer=0)):
+        task = to_task({**given, "answer": given["answer"]}, "here")
+        taskset = make(retriever="golden", returned=1)
+        messages, got = asyncio.run(play_script(taskset, task, taskset.gold(task)))
+        assert got.total == 1.0
+        assert messages[2].calls[0].arguments["query"] in ("Amber Tides", "Who wrote Amber Tides?")
 
 
 def test_a_file_says_where_it_is_wrong(tmp_path: Path) -> None:
@@ -183,7 +202,7 @@ def test_a_source_that_nothing_trains_on_is_held_out_whole(tmp_path: Path) -> No
 
 def rewards(taskset: Musique, script: str, count: int = 40) -> list[float]:
     async def one(task: Any) -> float:
-        made = taskset.gold(task) if script == "gold" else next(iter(taskset.corrupted(task)))
+        made = taskset.gold(task) if script == "gold" else expert.blind(task)
         return (await play_script(taskset, task, made))[1].total
 
     return [asyncio.run(one(task)) for task in taskset.train(count)]
@@ -245,3 +264,21 @@ def test_a_retriever_that_is_not_installed_leaves_the_proof(monkeypatch: pytest.
     figure = checks_by_name(report)["ceiling of gold under semantic"].figure
     assert "not measured: " in figure
     assert "pip install 'uptrend[retrieval]'" in figure
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [{"citation_recall": 0.0}, {"citation_precision": 0.5}, {"retrieval_recall": 0.0, "retrieval_precision": 0.0}],
+)
+def test_validate_proves_any_weights(weights: dict[str, float]) -> None:
+    report = validate(lambda: make_taskset("musique", {"retriever": "golden", "weights": weights}, 0), 20, 5, limit=4)
+    wrong = [check for check in report.checks if not check.passed and "ceiling" not in check.name]
+    assert wrong == []
+
+
+def test_documents_that_change_change_the_hash(tmp_path: Path) -> None:
+    rows = numbered(4)
+    before = tasks_hash(make(file=str(write_rows(tmp_path / "a.jsonl", rows)), split="train").train(9))
+    rows[2]["paragraphs"][0]["paragraph_text"] = "Another text."
+    after = tasks_hash(make(file=str(write_rows(tmp_path / "b.jsonl", rows)), split="train").train(9))
+    assert before != after

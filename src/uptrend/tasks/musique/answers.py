@@ -28,6 +28,11 @@ def normalise(text: str) -> str:
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
 
 
+def _plain(text: str) -> str:
+    """Normalised; an answer of nothing but articles ("A", a vitamin) keeps them, or every silence would be right."""
+    return normalise(text) or " ".join("".join(c for c in text if c not in string.punctuation).split())
+
+
 def exact_match(said: str, accepted: Iterable[str]) -> float:
     """1 where what was said is one of the accepted answers, else 0."""
     words = _words(said)
@@ -50,7 +55,7 @@ def _words(text: str) -> list[str]:
     """Normalised words, numbers and ordinals in digits."""
     words: list[str] = []
     # A hyphen inside a number ("twenty-one") would otherwise glue its words together.
-    for word in normalise(re.sub(r"(?<=ty)-(?=[a-z])", " ", text.lower())).split():
+    for word in _plain(re.sub(rf"\b({'|'.join(TENS)})-(?=[a-z])", r"\1 ", text.lower())).split():
         tens = TENS.get(words[-1]) if words else None
         if tens is not None and word in SMALL[1:10]:
             words[-1] = str(tens + SMALL.index(word))

@@ -64,14 +64,14 @@ def first_answer(task: Task, documents: Sequence[Document]) -> str:
     return _steps(task, documents)[0].answer
 
 
-def uncited(task: Task, documents: Sequence[Document]) -> Script:
-    """Looks everything up and answers without a citation."""
+def citing(task: Task, documents: Sequence[Document], cited: tuple[str, ...]) -> Script:
+    """Looks everything up as the expert does, and cites something else."""
     script = expert(task, documents)
     said = next(script)
     while said.calls:
         heard = yield said
         said = script.send(heard)
-    yield Message("assistant", write_reply("I will not say where.", (), task.answer))
+    yield Message("assistant", write_reply("I cite as I like.", cited, task.answer))
 
 
 def silent() -> Script:
@@ -85,11 +85,11 @@ def _steps(task: Task, documents: Sequence[Document]) -> list[Step]:
     answers: list[str] = []
     steps = []
     for part in task.data["decomposition"]:
-        document = by_id.get(str(part["paragraph_support_idx"]))
-        question = re.sub(r"#(\d+)", partial(_earlier, answers), str(part["question"]).replace(">>", " "))
-        answers.append(str(part["answer"]))
+        document = by_id.get(part["support"])
+        question = re.sub(r"#(\d+)", partial(_earlier, answers), part["question"].replace(">>", " "))
+        answers.append(part["answer"])
         if document is not None and document.supporting:
-            steps.append(Step(document, " ".join(question.split()), answers[-1]))
+            steps.append(Step(document, " ".join(question.split()) or document.title, answers[-1]))
     named = {step.document.id for step in steps}
     rest = [document for document in documents if document.supporting and document.id not in named]
     return steps + [Step(document, document.title, "") for document in rest]
@@ -105,7 +105,6 @@ def _queries(step: Step) -> Iterator[str]:
     yield step.question
     yield title
     yield f"{title} {step.question}"
-    yield f"{title} {step.document.text}"  # nothing shorter finds it: a retriever's last chance
 
 
 def _search(query: str) -> Message:

@@ -1,7 +1,7 @@
 """One rollout's side of a question: answers tool calls from its own documents, and scores the reply."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from uptrend.records import Message, Reward, Task, Tool
 from uptrend.tasks.musique.documents import Document
@@ -67,7 +67,8 @@ class QuestionPlay:
         if self.reply.answer is not None and not asks:
             return None
         try:
-            if self.reply.answer is not None:
+            if self.reply.answer is not None and not message.problem:
+                self.reply = replace(self.reply, answer=None)  # neither taken now nor where the rollout ends with it
                 raise WrongCall(BOTH)
             if not asks:
                 raise WrongCall(NEITHER)

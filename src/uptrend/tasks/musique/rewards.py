@@ -40,10 +40,10 @@ def reward(
 
     `clean` is the share of turns without a mistake in a call: recorded, not rewarded.
     """
-    said = reply.answer or ""
+    said = [reply.answer] if reply.answer is not None else []
     values = {
-        "exact_match": exact_match(said, accepted),
-        "f1": f1(said, accepted),
+        "exact_match": max((exact_match(answer, accepted) for answer in said), default=0.0),
+        "f1": max((f1(answer, accepted) for answer in said), default=0.0),
         "retrieval_recall": recall(shown, supporting),
         "retrieval_precision": precision(shown, supporting),
         "citation_recall": recall(reply.cited, supporting),

@@ -74,6 +74,7 @@ class Musique:
     version: ClassVar[str] = "1"
     Options: ClassVar[type[Any]] = MusiqueOptions
     WHOLE: ClassVar[dict[str, Any]] = {"split": "heldout"}
+    LIMITS: ClassVar[dict[str, int]] = {"max_tokens": 128, "max_turns": 8, "context": 4096}
 
     def __init__(self, options: MusiqueOptions, seed: int) -> None:
         self.options, self.seed = options, seed
@@ -112,11 +113,17 @@ class Musique:
 
     def corrupted(self, task: Task) -> Iterable[Script]:
         """Players that leave out what earns the maximum."""
-        documents = documents_of(task)
-        yield expert.blind(task)
+        documents, weights = documents_of(task), self.options.weights
+        looks = weights.retrieval_recall + weights.retrieval_precision
+        cites = weights.citation_recall + weights.citation_precision
+        if looks + cites:
+            yield expert.blind(task)
         if not exact_match(expert.first_answer(task, documents), task.data["accepted"]):  # in real files it may be
             yield expert.lazy(task, documents)
-        yield expert.uncited(task, documents)
+        if cites:
+            yield expert.citing(task, documents, ())
+        if weights.citation_precision and not all(document.supporting for document in documents):
+            yield expert.citing(task, documents, tuple(document.id for document in documents))
         yield expert.silent()
 
     def proof(self) -> "Musique":

@@ -11,7 +11,7 @@ WORD = re.compile(r"\w+")
 
 
 class Golden:
-    """Gives supporting documents only, those that share most words with the query first."""
+    """Gives supporting documents only: those whose title the query names first, then by words in common."""
 
     def index(self, documents: Sequence[Document]) -> "GoldenIndex":
         """See Retriever."""
@@ -23,13 +23,19 @@ class GoldenIndex:
 
     def __init__(self, documents: Sequence[Document]) -> None:
         self._words = {place: words(searchable(d)) for place, d in enumerate(documents) if d.supporting}
+        self._titles = {place: words(documents[place].title) for place in self._words}
 
     async def search(self, query: str, count: int) -> list[int]:
         """See Index; as many as there are up to `count`, whatever the query says."""
         if not query.strip():
             return []
         asked = words(query)
-        return sorted(self._words, key=lambda place: -len(asked & self._words[place]))[:count]
+
+        def rank(place: int) -> tuple[bool, int]:
+            named = bool(self._titles[place]) and self._titles[place] <= asked
+            return not named, -len(asked & self._words[place])
+
+        return sorted(self._words, key=rank)[:count]
 
 
 def words(text: str) -> frozenset[str]:
