@@ -127,8 +127,10 @@ class Musique:
         yield expert.silent()
 
     def proof(self) -> "Musique":
-        """The same tasks where the expert can reach the maximum."""
-        return self.under("golden")
+        """The same tasks where the expert can reach the maximum: two documents of one title need two shown."""
+        proving = self.under("golden")
+        proving._rules = replace(self._rules, returned=max(2, self._rules.returned))
+        return proving
 
     def variants(self) -> "dict[str, Callable[[], Musique]]":
         """What makes the same tasks under each retriever, by its name, for the expert's ceiling."""
