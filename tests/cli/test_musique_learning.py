@@ -1,4 +1,10 @@
-"""Multi-hop questions at the scale of a CPU: what the warm start teaches, and what the attention-mask bug destroys."""
+"""Multi-hop questions at the scale of a CPU: warm start, GRPO, and GRPO with the attention-mask bug.
+
+A model of 159,000 weights is far from what GRPO does on a GPU with a real one; in the minutes that there are it
+gains a little, and the same recipe with a blind learner loses. Measured with seeds 0 and 1: rewards at the
+sampling temperature, first to last eight steps, healthy +0.025 and +0.031, blind −0.009 and −0.011; greedy on
+held-out questions, from 0.503 to 0.503 and 0.508 healthy, to 0.433 and 0.433 blind.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -46,9 +52,9 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Warm:
         "model": {"name": str(start)},
         "tasks": {"name": "musique", "train": 1800, **options},
         "eval": {"name": "musique", "tasks": HELD_OUT, "every": 0, **options},
-        "sampling": {"max_tokens": 16, "max_turns": 4, "context": 200, "groups": 16, "size": 8, "temperature": 0.7},
-        "learning": {"steps": 20, "lr": 1e-3, "warmup": 3, "loss": "dapo", "skip_dead": True},
-        "warmstart": {"tasks": 1800, "epochs": 4, "batch": 32, "lr": 5e-3, "warmup": 20},
+        "sampling": {"max_tokens": 16, "max_turns": 4, "context": 200, "groups": 16, "size": 8, "temperature": 1.0},
+        "learning": {"steps": 24, "lr": 5e-4, "warmup": 3, "schedule": "linear", "loss": "dapo", "skip_dead": True},
+        "warmstart": {"tasks": 900, "epochs": 5, "batch": 32, "lr": 5e-3, "warmup": 20},
         "compute": {"device": "cpu", "threads": 1, "compile": "never"},
     }
     run = warmstart(load_config(recipe), folder / "warm", runs=folder / "runs")
@@ -75,11 +81,11 @@ def test_the_warm_start_teaches_to_look_things_up(warm: Warm) -> None:
     assert before["tasks"] == after["tasks"] == HELD_OUT
     assert before["reward"] < 0.05
     parts = after["parts"]
-    assert parts["format"] >= 0.9
-    assert parts["retrieval_recall"] >= 0.8
-    assert parts["citation_recall"] >= 0.8
-    assert parts["exact_match"] >= 0.15
-    assert 0.5 <= after["reward"] <= 0.98
+    assert parts["format"] >= 0.75
+    assert parts["retrieval_recall"] >= 0.65
+    assert parts["citation_recall"] >= 0.55
+    assert parts["exact_match"] >= 0.08
+    assert 0.38 <= after["reward"] <= 0.7
     held = {row["task"] for row in warm.run.eval_rollouts(0).to_pylist()}
     assert len(held) == HELD_OUT
     assert not held & set(warm.run.rollouts()["task"].to_pylist())
@@ -88,7 +94,30 @@ def test_the_warm_start_teaches_to_look_things_up(warm: Warm) -> None:
 def test_the_warm_start_makes_held_out_demonstrations_likely(warm: Warm) -> None:
     untaught, taught = (_logprobs(warm, model, _gold(warm)) for model in (warm.start, warm.model))
     assert -untaught.mean() > 6  # about the logarithm of the vocabulary's size
-    assert -taught.mean() < 0.5
+    assert -taught.mean() < 1.0
+
+
+def test_grpo_gains_and_a_blind_learner_loses(warm: Warm, tmp_path: Path, blind: Patch) -> None:
+    healthy = _train(warm, tmp_path / "healthy", steps=24)
+    blind()
+    ill = _train(warm, tmp_path / "blind", steps=24)
+    assert _gain(healthy) > 0.01
+    assert _gain(ill) < _gain(healthy) - 0.015
+    assert _held_out(healthy).mean() > warm.run.eval_lines[-1]["reward"] - 0.03
+    gap = _held_out(healthy) - _held_out(ill)  # the same questions, in the same order
+    draws = np.random.default_rng(0).integers(HELD_OUT, size=(2000, HELD_OUT))
+    assert np.percentile(gap[draws].mean(1), 2.5) > 0
+
+
+def _gain(run: Run) -> float:
+    """How much more the last eight steps earned than the first eight."""
+    rewards = [line["reward/mean"] for line in run.metric_lines]
+    return float(np.mean(rewards[-8:]) - np.mean(rewards[:8]))
+
+
+def _held_out(run: Run) -> np.ndarray:
+    rows = run.eval_rollouts(run.last_step).to_pylist()
+    return np.array([row["reward"] for row in sorted(rows, key=lambda row: row["task"])])
 
 
 def test_what_the_healthy_learner_sees_is_what_the_sampler_saw(warm: Warm, tmp_path: Path) -> None:
@@ -117,8 +146,7 @@ def test_only_the_blind_learner_ignores_a_tool_result(warm: Warm, blind: Patch) 
     assert reacts.max() > 5
     blind()
     ignores = np.abs(_logprobs(warm, warm.model, told) - _logprobs(warm, warm.model, exchanged))
-    # All that a tool token still reaches is what follows it at once: it sees itself, so that no softmax is empty.
-    assert np.mean(ignores > 0.1) < 0.01
+    assert ignores.max() < 1e-4
 
 
 def _train(warm: Warm, folder: Path, steps: int, seed: int = 0) -> Run:
@@ -127,7 +155,7 @@ def _train(warm: Warm, folder: Path, steps: int, seed: int = 0) -> Run:
 
 
 def _gold(warm: Warm) -> list[Rollout]:
-    """The expert's rollouts on held-out questions, in turns of the same lengths."""
+    """The expert's rollouts on held-out questions."""
     config = load_config(warm.recipe)
     held_out = heldout(config)
     seats = [Seat(task, held_out.taskset, 0, f"gold-{n}", 0, 0) for n, task in enumerate(held_out.tasks)]
@@ -138,7 +166,9 @@ def _with_other_results(rollout: Rollout, other: Rollout) -> Rollout:
     """The same words of the model after the names and sentences of another rollout's tool results."""
     (mine,), (theirs,) = rollout.sequences, other.sequences
     ids = mine.ids.copy()
-    places, source = (mine.roles == int(Role.TOOL)).nonzero()[0], theirs.ids[theirs.roles == int(Role.TOOL)]
+    tool = mine.roles == int(Role.TOOL)
+    tool[:-1] &= tool[1:]  # the last one stays: it predicts the model's next word, and every token sees itself
+    places, source = tool.nonzero()[0], theirs.ids[theirs.roles == int(Role.TOOL)]
     ids[places] = np.resize(source, len(places))
     return replace(rollout, sequences=(replace(mine, ids=ids),))
 
