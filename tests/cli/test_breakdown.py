@@ -151,6 +151,14 @@ def questions(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def problems(tmp_path: Path) -> Path:
+    """A file of prompts and answers."""
+    path = tmp_path / "problems.jsonl"
+    path.write_text('{"prompt": "1 + 1 = ", "answer": 2}\n')
+    return path
+
+
 SHORT = ("--set", "eval.retriever=golden", "--set", "sampling.max_tokens=4", "--set", "sampling.max_turns=2")
 
 
@@ -181,7 +189,7 @@ def test_the_table_for_people(tiny_folder: str, questions: Path, tmp_path: Path,
     assert len(pq.read_table(out)) == 2
 
 
-def test_limits_are_for_plain_models_alone(tiny_folder: str, tmp_path: Path, say: Say) -> None:
+def test_limits_are_for_those_that_were_given_none(tiny_folder: str, tmp_path: Path, say: Say) -> None:
     recipe = tmp_path / "recipe.toml"
     recipe.write_text('[eval]\nname = "musique"\ntasks = 1\n')
     _, heard = say("eval", tiny_folder, "--tasks", recipe, *SHORT[:2], "--set", "sampling.max_turns=1")
@@ -201,8 +209,26 @@ def test_a_run_keeps_its_own_retriever_on_another_file(make_run: Callable[..., P
     expected = [f'eval.file="{questions}"', 'eval.datasets=""', 'eval.split="heldout"', "eval.tasks=3", "seed=1"]
     assert prepare(str(of_musique), str(questions), ["seed=1"]) == (None, expected)
     of_arithmetic = make_run("arithmetic", steps=1)
-    assert prepare(str(of_arithmetic), str(questions), ["seed=1"]) == ("musique", expected)
-    assert prepare(str(of_arithmetic), "musique", []) == ("musique", [])
+    limits = ["sampling.max_tokens=128", "sampling.max_turns=8", "sampling.context=4096"]
+    assert prepare(str(of_arithmetic), str(questions), ["seed=1"]) == ("musique", [*limits, *expected])
+
+
+def test_limits_are_for_runs_of_other_tasks_too(
+    make_run: Callable[..., Path], problems: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(make_run("arithmetic", steps=1, overrides=("sampling.context=8192",)))
+    limits = ["sampling.max_tokens=128", "sampling.max_turns=8"]  # what the run has more of, it keeps
+    assert prepare(run, "musique", []) == ("musique", limits)
+    said = "musique is played with sampling.max_tokens = 128, sampling.max_turns = 8; --set changes them.\n"
+    assert capsys.readouterr().err == said
+    chosen = ["eval.name=musique", "sampling.max_turns=2"]
+    assert prepare(run, None, chosen) == (None, [limits[0], *chosen])
+    capsys.readouterr()
+    for other in (None, "arithmetic", "comparison", str(problems)):
+        assert prepare(run, other, []) == (other, [])
+    own = str(make_run("musique", steps=1, overrides=("eval.name=musique",)))
+    assert prepare(own, "musique", []) == ("musique", [])
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("name", ["answers.csv", "answers"])

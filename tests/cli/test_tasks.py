@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from uptrend.cli.tasks import app
 from uptrend.records import ConfigError, TasksetError
+from uptrend.tasks.musique.atlas import AtlasOptions, rows
 
 run = CliRunner().invoke
 
@@ -90,6 +91,33 @@ def test_validate_a_recipe_checks_each_stage_and_the_evaluation(tmp_path):
     assert len(as_json("validate", str(recipe), "--set", "tasks.stages=[]")["reports"]) == 2
 
 
+@pytest.fixture
+def split_recipe(tmp_path):
+    """Trains on every row of one file, and evaluates on every row of another."""
+    made = list(rows(16, 0, AtlasOptions(paragraphs=6)))
+    files = [write(tmp_path / "train.jsonl", made[:12]), write(tmp_path / "held.jsonl", made[12:])]
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(
+        f'[tasks]\nname = "musique"\nfile = "{files[0]}"\nsplit = "train"\ntrain = 12\n'
+        f'[eval]\nname = "musique"\nfile = "{files[1]}"\nsplit = "heldout"\ntasks = 4\n[sampling]\ngroups = 4\n'
+    )
+    return recipe, files[0]
+
+
+def test_a_stage_that_trains_on_every_row_need_not_hold_out_any(split_recipe):
+    recipe, file = split_recipe
+    found = as_json("validate", str(recipe))
+    assert [r["checks"][0]["figure"] for r in found["reports"]] == [
+        "12 to train on, 0 held out", "0 to train on, 4 held out"
+    ]  # fmt: skip
+    assert all(report["passed"] and report["notes"] == [] for report in found["reports"])
+    more = as_json("validate", str(recipe), "--set", "tasks.train=13")
+    (note,) = more["reports"][0]["notes"]
+    assert note.endswith("has 12 tasks, fewer than asked for: all are to train on")
+    (alone,) = as_json("validate", file, "--set", "tasks.split=train", code=1)["reports"]
+    assert not alone["checks"][0]["passed"]
+
+
 def test_a_recipe_whose_sections_do_not_go_together_is_an_error(tmp_path):
     recipe = tmp_path / "recipe.toml"
     recipe.write_text('[tasks]\nname = "binary"\n')
@@ -103,6 +131,13 @@ def test_a_recipe_whose_sections_do_not_go_together_is_an_error(tmp_path):
     [
         (["validate", "arithmatic"], TasksetError, "Did you mean arithmetic?"),
         (["validate", "arithmetic", "--set", "tasks.hihg=3"], ConfigError, "tasks.hihg is not a known key"),
+        (
+            ["validate", "musique", "--set", "eval.atlas={hops=[7]}"],
+            ConfigError,
+            "--set eval.atlas={hops=[7]}: musique is looked at as [tasks]; write it as --set tasks.atlas={hops=[7]}.",
+        ),
+        (["show", "arithmetic", "--set", "eval={high=3}"], ConfigError, "write it as --set tasks.KEY=VALUE"),
+        (["validate", "musique", "--set", "tasks.atlas.hops=[7]"], ConfigError, "tasks.atlas.hops = [7] should have"),
         (["show", "none.jsonl"], TasksetError, "can't be read"),
         (["show", "none.toml"], ConfigError, "There is no recipe at none.toml"),
         (["show", "jsonl"], ConfigError, "tasks.file is missing"),

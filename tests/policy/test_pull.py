@@ -87,11 +87,18 @@ def test_the_pulled_model_speaks(smollm2_folder: str) -> None:
     ("name", "said"),
     [
         ("smolm2", r"There is no model 'smolm2': not one of smollm2-135m, tiny, not a folder, not a hub id"),
-        ("./nowhere", r"There is no model './nowhere'"),
+        ("./nowhere", r"no such folder\. A warm start makes one: uptrend warmstart RECIPE --out \./nowhere"),
+        ("../nowhere/x", r"There is no model '../nowhere/x': there is no such folder"),
+        ("/nowhere/x", r"there is no such folder"),
+        ("~nobody/x", r"there is no such folder"),
+        ("models/musique-warm", r"warmstart RECIPE --out models/musique-warm$"),
+        ("src/musique-warm", r"warmstart RECIPE --out src/musique-warm$"),
         ("a/b/c", r"There is no model 'a/b/c'"),
     ],
 )
-def test_a_name_that_is_no_model(name: str, said: str) -> None:
+def test_a_name_that_is_no_model(name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "src").mkdir()
     with pytest.raises(ModelError, match=said):
         find_model(name)
 
@@ -103,9 +110,18 @@ def test_folders_and_hub_ids_are_taken_as_they_are(llama_folder: Path, tmp_path:
         find_model(str(tmp_path))
 
 
+def test_a_hub_id_that_is_not_there_may_have_been_meant_as_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match="'no-owner/no-name' can't be loaded: there is no folder of that name, and"):
+        load_model(find_model("no-owner/no-name"), torch.float32)
+
+
 def test_a_folder_that_transformers_cannot_load(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "no-such-type"}')
-    with pytest.raises(ModelError, match="can't be loaded"):
+    with pytest.raises(ModelError, match=r"can't be loaded: (?!there is no folder)"):
         load_model(find_model(str(tmp_path)), torch.float32)
 
 

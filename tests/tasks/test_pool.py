@@ -58,6 +58,13 @@ def draw_ids(filled, steps, count, cursor=None, first=1):
             "tasks.stages[0].hig is not a known key. Did you mean high?",
         ),
         ({"stages": [{"start": 1, "stages": []}]}, {}, "tasks.stages[0].stages"),
+        ({}, {"name": "musique", "atlas": {"paragraphs": 2}}, "eval.atlas.paragraphs = 2 should be from 6"),
+        ({"name": "musique", "atlas": {"hops": [7]}}, {}, "tasks.atlas.hops = [7] should have some of 2, 3 and 4"),
+        (
+            {"stages": [{"start": 1, "name": "musique", "atlas": {"paragraphs": 99}}]},
+            {},
+            "tasks.stages[0].atlas.paragraphs = 99 should be from 6",
+        ),
     ],
 )
 def test_wrong_keys_are_named(tasks, evaluation, said):
@@ -167,6 +174,48 @@ def test_a_stage_of_another_taskset_keeps_the_options_that_both_have():
     ).stages
     assert second.taskset.name == "comparison"
     assert second.options == {"reward": "rich", "chat": False, "low": 0, "high": 7}
+
+
+@pytest.mark.parametrize(
+    ("base", "stage", "options"),
+    [
+        ({}, {"name": "musique"}, {"chat": True, "split": "quarter"}),
+        ({"chat": False}, {"name": "musique"}, {"chat": False}),
+        ({"name": "jsonl"}, {"name": "musique"}, {"chat": True, "split": "quarter", "file": None}),
+        ({"name": "jsonl"}, {"name": "musique", "file": ""}, {"split": "quarter", "file": ""}),
+        ({"name": "jsonl"}, {"name": "comparison", "seed": 3}, {"chat": False}),
+    ],
+)
+def test_a_stage_inherits_what_was_written_and_not_what_was_filled_in(tmp_path, base, stage, options):
+    """Also after the config was resolved, kept and read again."""
+    if base.get("name") == "jsonl":
+        rows = [
+            {"id": f"2hop__{n}", "question": f"Who is {n}?", "prompt": f"{n} = ", "answer": str(n)} for n in range(40)
+        ]
+        for row in rows:
+            row["paragraphs"] = [{"idx": 0, "title": "t", "paragraph_text": row["answer"], "is_supporting": True}]
+            part = {"id": 1, "question": "Who?", "answer": row["answer"], "paragraph_support_idx": 0}
+            row["question_decomposition"] = [part]
+        (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        base = {**base, "file": str(tmp_path / "t.jsonl")}
+    config = configure({**base, "train": 20, "stages": [{"start": 1}, {"start": 5, **stage}]})
+    resolved = resolve_options(config)
+    again = load_config(json.loads(json.dumps(to_table(resolved))))
+    assert again == resolved
+    assert resolve_options(again) == resolved
+    expected = fill(config).describe()
+    assert fill(resolved).describe() == fill(again).describe() == expected
+    last = fill(again).stages[1]
+    wanted = {key: base.get("file") if value is None else value for key, value in options.items()}
+    assert {key: last.options[key] for key in wanted} == wanted
+    assert resolved.tasks.stages[1] == {
+        "start": 5,
+        "name": stage["name"],
+        "seed": last.seed,
+        "train": 20,
+        **last.options,
+    }
+    assert last.seed == stage.get("seed", 0)
 
 
 def test_a_step_never_repeats_a_task_and_an_epoch_leaves_none_twice():

@@ -44,6 +44,25 @@ def test_the_figures_are_numbers():
     assert figures["rewards keep their bounds"] == "2000 rewards, between -1 and 1"
 
 
+def test_what_was_not_asked_for_need_not_be_there():
+    class Trains(Arithmetic):
+        def heldout(self, count):
+            if count:
+                self.notes.append("nothing is held out")
+            return []
+
+    class HoldsOut(Arithmetic):
+        def train(self, count, exclude=()):
+            return []
+
+    assert failed(Trains) == {"there are tasks": "60 to train on, 0 held out"}
+    assert failed(HoldsOut) == {"there are tasks": "0 to train on, 20 held out"}
+    assert failed(HoldsOut, train=0) == {}
+    report = validate(lambda: Trains(Trains.Options(), 0), 60, 20, only_trains=True)
+    assert (report.passed, report.notes) == (True, ())
+    assert not validate(lambda: HoldsOut(HoldsOut.Options(), 0), 60, 20, only_trains=True).passed
+
+
 class CutPlay(OneTurn):
     """The bug that cost weeks: the completion is cut as if it still began with the prompt."""
 

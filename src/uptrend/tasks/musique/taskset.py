@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from uptrend.records import ConfigError, Task, TasksetError
 from uptrend.tasks.musique import expert
@@ -22,7 +22,7 @@ from uptrend.tasks.musique.rows import documents_of, read_file, to_task, to_task
 from uptrend.tasks.split import held_out_quarter, may_be_held_out, shortfall
 from uptrend.tasks.taskset import Script
 
-RETRIEVERS: tuple[RetrieverName, ...] = ("golden", "lexical", "semantic", "hybrid")
+RETRIEVERS: tuple[RetrieverName, ...] = get_args(RetrieverName)
 ENOUGH = 60
 """Atlas questions looked at for each that is asked for, before giving up: one in four is held out."""
 
@@ -191,4 +191,4 @@ class Musique:
 
 def _need(holds: bool, otherwise: str) -> None:
     if not holds:
-        raise ConfigError(f"musique: {otherwise}")
+        raise ConfigError(otherwise)

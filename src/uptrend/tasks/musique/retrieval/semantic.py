@@ -41,5 +41,6 @@ class SemanticIndex:
             self._vectors = np.stack(documents)
         else:
             (asked,) = await self._embedder.embed([query])
-        best = np.argsort(-(self._vectors @ asked), kind="stable")
+        # Rounded, since a product of equal vectors may differ in its last bit from row to row.
+        best = np.argsort(-np.round(self._vectors @ asked, 5), kind="stable")
         return [int(place) for place in best[:count]]
