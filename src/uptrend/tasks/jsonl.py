@@ -1,6 +1,5 @@
 """Tasks from a file of JSON lines, each with a `prompt` and an `answer`."""
 
-import json
 import random
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -11,8 +10,11 @@ from typing import Any, ClassVar
 from uptrend.records import Message, Task, TasksetError
 from uptrend.tasks.arithmetic.answers import NUMBER, is_right
 from uptrend.tasks.arithmetic.play import Grading, OneTurnTaskset
+from uptrend.tasks.json_lines import read_json_lines
 from uptrend.tasks.split import held_out_quarter, shortfall
 
+EXAMPLE = '{"prompt": "2 + 2 = ", "answer": "4"}'
+"""What a row should look like."""
 LEVELS = ("very_easy", "easy", "medium", "hard", "very_hard")
 """Words that files use for difficulty, as numbers from 0."""
 
@@ -82,25 +84,14 @@ class Jsonl(OneTurnTaskset):
 
 def read_tasks(path: Path) -> list[Task]:
     """Every row of a file as a task; blank lines are skipped."""
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise TasksetError(f"The task file {path} can't be read: {reason}.") from None
-    tasks = [read_row(line, f"{path}:{n}", path.stem) for n, line in enumerate(lines, 1) if line.strip()]
+    tasks = [read_row(row, where, path.stem) for where, row in read_json_lines(path, EXAMPLE)]
     if not tasks:
         raise TasksetError(f"The task file {path} has no rows.")
     return tasks
 
 
-def read_row(line: str, where: str, family: str) -> Task:
-    """One line as a task, or an error that says where and what would be right."""
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise TasksetError(f"{where} is not JSON: {error}.") from None
-    if not isinstance(row, dict):
-        raise TasksetError(f'{where} should be an object, for example {{"prompt": "2 + 2 = ", "answer": "4"}}.')
+def read_row(row: dict[str, Any], where: str, family: str) -> Task:
+    """One row as a task, or an error that says where and what would be right."""
     for key in ("prompt", "answer"):
         if key not in row:
             raise TasksetError(f"{where} has no {key}; each row needs a prompt and an answer.")

@@ -6,7 +6,8 @@ happens: whoever wants to watch, warn or stop is an observer.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -42,6 +43,23 @@ class Parts:
     observers: Sequence[Observer] = ()
 
 
+@contextmanager
+def recording(parts: Parts) -> Iterator[Recorder]:
+    """A recorder for as long as the run goes; observers hear of its beginning, and of its end however it ends."""
+    recorder = Recorder(parts.directory)
+    for observer in parts.observers:
+        observer.before(Run(parts.directory.path))
+    try:
+        yield recorder
+        recorder.drain()
+    finally:
+        try:
+            recorder.close()
+        finally:
+            for observer in parts.observers:
+                observer.after(Run(parts.directory.path))
+
+
 def train(parts: Parts, resume: bool = False) -> Stop | None:
     """Run a recipe to its end, or until an observer stops it; everything is in the run directory."""
     config, policy = parts.config, parts.policy
@@ -50,7 +68,6 @@ def train(parts: Parts, resume: bool = False) -> Stop | None:
     sampler = InProcessSampler(policy)
     table = Table(policy, sampler, config)
     scale = Scale(policy.flat)
-    recorder = Recorder(parts.directory)
     step, cursor = 0, Cursor()
     stop: Stop | None = None
     held: Evaluation | None
@@ -60,9 +77,7 @@ def train(parts: Parts, resume: bool = False) -> Stop | None:
         state = load_checkpoint(Run(parts.directory.path).checkpoints[-1], policy, optimiser)
         step, cursor = state["step"], Cursor(**state["cursor"])
         sampler.load((), version=step)
-    for observer in parts.observers:
-        observer.before(Run(parts.directory.path))
-    try:
+    with recording(parts) as recorder:
         if step == 0:
             held = evaluate_held_out(parts, table, recorder, 0)
             stop = tell_observers(parts, StepRecord(0, {}, (), held))
@@ -93,13 +108,6 @@ def train(parts: Parts, resume: bool = False) -> Stop | None:
                 state = {"step": step, "cursor": asdict(cursor)}
                 save_checkpoint(parts.directory.path, policy, optimiser, state, config.checkpoints.keep)
                 parts.directory.event("checkpoint", step=step)
-        recorder.drain()
-    finally:
-        try:
-            recorder.close()
-        finally:
-            for observer in parts.observers:
-                observer.after(Run(parts.directory.path))
     return stop if step < config.learning.steps else None  # a wish after the last step stops nothing
 
 

@@ -19,7 +19,7 @@ from uptrend.config.schema import Kl, Learning
 from uptrend.policy.measure import Scale
 from uptrend.policy.optimiser import Optimiser
 from uptrend.policy.policy import Policy
-from uptrend.records import Evaluation, Rollout, Run, Task, TasksetError
+from uptrend.records import Evaluation, Rollout, Task, TasksetError
 from uptrend.rollout.inprocess import InProcessSampler
 from uptrend.rollout.play import Seat
 from uptrend.tasks.pool import Pool
@@ -29,9 +29,8 @@ from uptrend.train.annotate import Annotated
 from uptrend.train.gather import Table
 from uptrend.train.learner import Experience, Learner, Update, experience
 from uptrend.train.left_out import why_left_out
-from uptrend.train.loop import Parts, evaluate_held_out, tell_observers
+from uptrend.train.loop import Parts, evaluate_held_out, recording, tell_observers
 from uptrend.train.observer import StepRecord, Stop
-from uptrend.train.recorder import Recorder
 
 
 def supervised(config: Config, demonstrations: int) -> Config:
@@ -74,12 +73,9 @@ def warmstart(parts: Parts, demonstrations: Sequence[Rollout]) -> Stop | None:
     sampler = InProcessSampler(policy)
     table = Table(policy, sampler, config)
     scale = Scale(policy.flat)
-    recorder = Recorder(parts.directory)
     step, stop = 0, None
     torch.manual_seed(config.seed)
-    for observer in parts.observers:
-        observer.before(Run(parts.directory.path))
-    try:
+    with recording(parts) as recorder:
         held: Evaluation | None = evaluate_held_out(parts, table, recorder, 0)
         stop = tell_observers(parts, StepRecord(0, {}, (), held))
         for batch in [] if stop else _batches(demonstrations, config):
@@ -100,13 +96,6 @@ def warmstart(parts: Parts, demonstrations: Sequence[Rollout]) -> Stop | None:
             stop = tell_observers(parts, StepRecord(step, line, rollouts, held))
             if stop is not None:
                 break
-        recorder.drain()
-    finally:
-        try:
-            recorder.close()
-        finally:
-            for observer in parts.observers:
-                observer.after(Run(parts.directory.path))
     return stop if step < config.learning.steps else None
 
 

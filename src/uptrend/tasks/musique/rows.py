@@ -1,6 +1,5 @@
 """MuSiQue's rows as tasks: the official schema, read from a file or handed over by a hub dataset."""
 
-import json
 import random
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 from uptrend.records import Message, Task, TasksetError
 from uptrend.records.task import task_id
+from uptrend.tasks.json_lines import read_json_lines
 from uptrend.tasks.musique.documents import Document
 from uptrend.tasks.musique.reply import INSTRUCTIONS
 
@@ -15,15 +15,8 @@ NEEDED = ("question", "answer", "paragraphs")
 
 
 def read_file(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Every row of a file of JSON lines, with where it stands; blank lines are skipped."""
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise TasksetError(f"The task file {path} can't be read: {reason}.") from None
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            yield f"{path}:{number}", _parse(line, f"{path}:{number}")
+    """Every row of a file of JSON lines, with where it stands."""
+    return read_json_lines(path, '{"question": "…", "answer": "…", "paragraphs": […]}')
 
 
 def to_tasks(rows: Iterable[tuple[str, Mapping[str, Any]]], noise_rate: float) -> Iterator[Task]:
@@ -121,13 +114,3 @@ def _flag(given: Mapping[str, Any], key: str, where: str, *, otherwise: bool | N
         said = "is missing" if value is None else f"is {value!r}"
         raise TasksetError(f"{where}: {key} {said}; it should be true or false.")
     return value
-
-
-def _parse(line: str, where: str) -> Mapping[str, Any]:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise TasksetError(f"{where} is not JSON: {error}.") from None
-    if not isinstance(row, dict):
-        raise TasksetError(f"{where} should be an object with {', '.join(NEEDED)}.")
-    return row
