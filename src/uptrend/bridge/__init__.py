@@ -1,0 +1,1 @@
+"""Other trainers, trackers and formats, made readable as our own."""

@@ -1,0 +1,1 @@
+"""Logs of other trainers as views of runs: `read_views(path)` recognises the format."""

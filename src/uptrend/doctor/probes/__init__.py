@@ -1,0 +1,1 @@
+"""Probes: what only the model itself can answer, before training."""

@@ -1,0 +1,1 @@
+"""Statistics that hold on short, noisy, autocorrelated curves. numpy alone."""

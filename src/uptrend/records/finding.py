@@ -1,0 +1,182 @@
+"""What the doctor says of a run: findings, what it could not tell, and the report that holds both."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Severity(StrEnum):
+    """How much a finding matters."""
+
+    CRITICAL = "critical"
+    """The run can't learn what it is meant to, or its figures can't be believed."""
+    WARNING = "warning"
+    """The run learns less than it could, or will soon not."""
+    NOTE = "note"
+    """Worth knowing; nothing has to be done."""
+
+
+class Confidence(StrEnum):
+    """How sure the doctor is that this is the cause."""
+
+    HIGH = "high"
+    """An invariant is broken or a probe has shown it."""
+    MEDIUM = "medium"
+    """It explains what is seen, and a rival is not excluded."""
+    LOW = "low"
+    """One of several that would explain it."""
+
+
+class Trend(StrEnum):
+    """What the training reward did over the run."""
+
+    LEARNING = "learning"
+    FLAT = "flat"
+    FALLING = "falling"
+    TOO_SHORT = "too-short"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One observation behind a finding."""
+
+    text: str
+    """A sentence with its figures in it."""
+    value: float | None = None
+    """The figure that the sentence turns on."""
+    metric: str = ""
+    """Which metric it is of, by Uptrend's name."""
+    step: int | None = None
+    """At which step; none for the whole run."""
+    rollout: str = ""
+    """A rollout that shows it, as `step/group/index`: `uptrend runs show RUN --rollout 12/abc/3` opens it."""
+
+
+@dataclass(frozen=True)
+class Rival:
+    """Another cause that looks the same."""
+
+    id: str
+    """Its id in the catalogue, or a plain name where it is no fault."""
+    tells_apart: str
+    """What tells the two apart."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """A config value relative to the one the run had."""
+
+    factor: float
+    """What to multiply it by."""
+
+    def __str__(self) -> str:
+        return f"{self.factor:g} × its value"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What decides between a cause and its rivals, as the lab can run it."""
+
+    claim: str
+    """The claim that it tests."""
+    probe: str = ""
+    """A probe of `uptrend preflight` that settles it without training; empty where there is none."""
+    arms: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Config overrides of each arm by Uptrend's keys, the control among them as {}; empty where a probe settles it."""
+    metric: str = "eval/accuracy"
+    """What is compared."""
+    direction: str = "up"
+    """Where the claim says that the arm goes, against the control: up or down."""
+    smallest: float = 0.05
+    """The smallest effect that matters."""
+    steps: int = 0
+    """How many steps an arm needs; 0 for those of the recipe."""
+
+
+@dataclass(frozen=True)
+class Fix:
+    """What to change."""
+
+    sentence: str
+    """In words."""
+    changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """The same as config differences, by trainer: uptrend, trl, verifiers, prime-rl; those to which it applies."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One named cause."""
+
+    id: str
+    """Its id in the catalogue."""
+    severity: Severity
+    """How much it matters."""
+    confidence: Confidence
+    """How sure it is."""
+    summary: str
+    """One sentence that names the cause."""
+    evidence: tuple[Evidence, ...]
+    """What shows it."""
+    rivals: tuple[Rival, ...] = ()
+    """What else it could be."""
+    experiment: Experiment | None = None
+    """What decides."""
+    fix: Fix | None = None
+    """What to do."""
+    explains: tuple["Finding", ...] = ()
+    """Findings that are symptoms of this one."""
+    page: str = ""
+    """Its page in the documentation."""
+
+
+@dataclass(frozen=True)
+class CannotTell:
+    """A check that lacked its data."""
+
+    id: str
+    """The cause that it looks for."""
+    needs: str
+    """What it would need, or why what is there does not do."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether the training reward rose, by how much, and whether the run was long enough to tell."""
+
+    trend: Trend
+    """In one word."""
+    sentence: str
+    """The same in a sentence with its figures."""
+    effect: float | None = None
+    """The fitted change of the mean reward from the first step to the last."""
+    interval: tuple[float, float] | None = None
+    """Its 95% interval, corrected for autocorrelation."""
+    power: float | None = None
+    """The chance that this run would have shown the smallest effect that matters."""
+    held_out: Mapping[str, Any] = field(default_factory=dict)
+    """The held-out change: first, last, effect, interval, tasks; empty where nothing was held out."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that the doctor says of one run."""
+
+    source: str
+    """What was read."""
+    trainer: str
+    """Whose run it is."""
+    name: str
+    """The run's name, where one is known."""
+    steps: int
+    """How many logged points it has."""
+    verdict: Verdict
+    """Whether it learns."""
+    findings: tuple[Finding, ...]
+    """The causes, likeliest first; symptoms folded under them."""
+    cannot_tell: tuple[CannotTell, ...]
+    """What could not be looked for."""
+    notes: tuple[str, ...] = ()
+    """What the reader of the log did to make sense of it."""
+    unknown: tuple[str, ...] = ()
+    """Columns that it does not know."""

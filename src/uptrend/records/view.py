@@ -1,0 +1,131 @@
+"""A run as checks see it: curves under one set of names, and rollouts where they were kept.
+
+Whoever trained it, a run becomes a view: our own directory through `view_of`, another trainer's log through an
+importer. Metrics have the names of docs/metrics.md; what a log calls otherwise is translated on the way in.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from uptrend.records.run import Run
+from uptrend.records.schema import ROLLOUTS
+
+Floats = NDArray[np.float64]
+
+
+def _no_rollouts(step: int) -> pa.Table:
+    del step
+    return ROLLOUTS.empty_table()
+
+
+@dataclass(frozen=True)
+class RunView:
+    """One run, read."""
+
+    source: str
+    """What was read: a folder or a file."""
+    trainer: str
+    """uptrend, trl, verl, prime-rl, verifiers, tinker, or unknown."""
+    name: str
+    """The run's name, or empty."""
+    steps: NDArray[np.int64]
+    """The step of each logged point, ascending."""
+    metrics: Mapping[str, Floats]
+    """Each metric by Uptrend's name, a value a point; NaN where the point lacks it or where it is not finite."""
+    nonfinite: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """The steps where a metric was written down as NaN or infinite."""
+    evals: tuple[Mapping[str, Any], ...] = ()
+    """Evaluations in order, with the keys of evals.jsonl as far as known: step, accuracy, reward, tasks, correct."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """What is known of the config, as the nested table of a recipe: {"sampling": {"size": 8}, …}."""
+    info: Mapping[str, Any] = field(default_factory=dict)
+    """What run.json says besides: task hashes, versions; empty for other trainers."""
+    events: tuple[Mapping[str, Any], ...] = ()
+    """What happened to the run, in order."""
+    rollout_steps: tuple[int, ...] = ()
+    """The steps whose rollouts were kept."""
+    read_rollouts: Callable[[int], pa.Table] = _no_rollouts
+    """The rollouts of a step with the columns of `records.schema`; null where the trainer did not keep one."""
+    held_out: Callable[[int], pa.Table] = _no_rollouts
+    """The held-out rollouts of an evaluation, likewise."""
+    unknown: Mapping[str, Floats] = field(default_factory=dict)
+    """Columns without a translation, under their own names."""
+    notes: tuple[str, ...] = ()
+    """What the reader did to make sense of it, in sentences: restarts split, repeated values dropped, torn lines."""
+
+    def has(self, *metrics: str) -> bool:
+        """Whether each of these metrics has at least one finite value."""
+        return all(name in self.metrics and bool(np.isfinite(self.metrics[name]).any()) for name in metrics)
+
+    def curve(self, metric: str) -> tuple[NDArray[np.int64], Floats]:
+        """The steps and values of a metric where it is finite; two empty arrays where there is none."""
+        if metric not in self.metrics:
+            return self.steps[:0], np.zeros(0)
+        values = self.metrics[metric]
+        finite = np.isfinite(values)
+        return self.steps[finite], values[finite]
+
+    def value(self, key: str, default: Any = None) -> Any:
+        """A config value by its dotted key, if it is known."""
+        table: Any = self.config
+        for part in key.split("."):
+            if not isinstance(table, Mapping) or part not in table:
+                return default
+            table = table[part]
+        return table
+
+    def parts(self) -> list[str]:
+        """The names of the reward's components whose means were logged."""
+        head, tail = "reward/part/", "/mean"
+        return [name[len(head) : -len(tail)] for name in self.metrics if name.startswith(head) and name.endswith(tail)]
+
+
+def view_of(run: Run) -> RunView:
+    """A run directory as a view."""
+    lines = run.metric_lines
+    info = {key: value for key, value in run.info.items() if key != "config"}
+    kept = sorted(int(path.name) for path in (run.path / "rollouts").glob("[0-9]*"))
+    return from_lines(
+        lines,
+        source=str(run.path),
+        name=run.name,
+        config=run.config,
+        info=info,
+        evals=tuple(run.eval_lines),
+        events=tuple(run.events),
+        rollout_steps=tuple(kept),
+        read_rollouts=run.rollouts,
+        held_out=run.eval_rollouts,
+    )
+
+
+def from_lines(lines: list[dict[str, Any]], trainer: str = "uptrend", **rest: Any) -> RunView:
+    """A view from metrics lines that have Uptrend's names: a dictionary a step, null or NaN where not finite."""
+    keys = list(dict.fromkeys(key for line in lines for key in line if key != "step"))
+    metrics = {key: np.array([_number(line.get(key)) for line in lines]) for key in keys}
+    nonfinite = {
+        key: tuple(int(line["step"]) for line in lines if key in line and not np.isfinite(_number(line[key])))
+        for key in keys
+        if _must_be_finite(key)
+    }
+    return RunView(
+        trainer=trainer,
+        steps=np.array([line["step"] for line in lines], dtype=np.int64),
+        metrics=metrics,
+        nonfinite={key: steps for key, steps in nonfinite.items() if steps},
+        **rest,
+    )
+
+
+def _must_be_finite(key: str) -> bool:
+    """Null in a reward means that nothing was scored; in these it means NaN or infinity."""
+    return key.startswith(("loss/", "gradient/", "kl/", "learner/", "sampler/", "weights/"))
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else float("nan")
