@@ -43,7 +43,7 @@ class Arm:
     """What is planted."""
 
 
-LORA = ("model.lora={r=16,alpha=32}", "learning.lr=4e-4")
+LORA = ("model.lora={r=16,alpha=32}", "learning.lr=3e-4")
 ARMS = [
     *(Arm(f"healthy-{seed}", (f"seed={seed}",)) for seed in range(3)),
     Arm("blind-0", ("seed=0",), "blind"),
