@@ -27,6 +27,7 @@ LIGHT = [
     ["tasks", "list"],
     ["tasks", "show", "arithmetic"],
     ["tasks", "validate", "binary"],
+    ["doctor", "demo", "--no-save"],
     ["runs", "list"],
     ["runs", "show", "demo"],
     ["runs", "compare", "demo", "demo"],
@@ -92,9 +93,9 @@ def test_a_room_loads_no_torch_that_says_so(tmp_path: Path) -> None:
 
 
 def test_the_public_surface() -> None:
-    assert sorted(uptrend.__all__) == ["Run", "__version__", "load_config", "train"]
+    assert sorted(uptrend.__all__) == ["Run", "__version__", "diagnose", "load_config", "train"]
     public = {name for name in vars(uptrend) if not name.startswith("_")}
-    assert public - set(ROOMS) == {"Run", "load_config"}
+    assert public - set(ROOMS) == {"Run", "diagnose", "load_config"}
     assert uptrend.Run is Run
     assert uptrend.load_config({"seed": 3}).seed == 3
 

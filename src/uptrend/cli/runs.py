@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
+from uptrend.cli.one_rollout import describe_rollout, find_rollout, print_rollout, tokenizer_of
 from uptrend.cli.run_tables import (
     curves_table,
     difference_table,
@@ -20,6 +21,7 @@ from uptrend.cli.run_tables import (
 )
 from uptrend.cli.summary import compare, describe, find_runs, open_run, summarise
 from uptrend.cli.wording import terminal
+from uptrend.records import Run
 
 app = typer.Typer(help="List runs, look at one, compare two.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -50,9 +52,19 @@ def list_runs(
 
 
 @app.command("show")
-def show_run(run: RunArgument, as_json: AsJson = False) -> None:
-    """Show one run: its config, curves, evaluations, time and files."""
-    told = describe(open_run(run))
+def show_run(
+    run: RunArgument,
+    rollout: Annotated[
+        str, typer.Option(help="One rollout instead, as step/group/index: what was said and earned, and its tokens.")
+    ] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Show one run: its config, curves, evaluations, time and files; or one of its rollouts."""
+    opened = open_run(run)
+    if rollout:
+        _show_rollout(opened, rollout, as_json)
+        return
+    told = describe(opened)
     if as_json:
         _print_json(told)
         return
@@ -68,6 +80,14 @@ def show_run(run: RunArgument, as_json: AsJson = False) -> None:
         if table.row_count:
             console.print()
             console.print(table)
+
+
+def _show_rollout(run: Run, named: str, as_json: bool) -> None:
+    rows = find_rollout(run, named)
+    if as_json:
+        _print_json(describe_rollout(rows))
+    else:
+        print_rollout(terminal(), rows, tokenizer_of(run))
 
 
 @app.command("compare")

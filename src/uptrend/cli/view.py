@@ -10,10 +10,10 @@ from uptrend.cli.panel import RunPanel
 from uptrend.cli.progress import Progress
 from uptrend.cli.wording import duration, number, percent
 from uptrend.records import Run
-from uptrend.train.observer import Observer, StepRecord
+from uptrend.train.observer import StepRecord
 
 
-def choose_view(quiet: bool, is_terminal: bool) -> Observer:
+def choose_view(quiet: bool, is_terminal: bool) -> "QuietView":
     """The view for a terminal, for a file or pipe, or for somebody who wants none."""
     if quiet:
         return QuietView()

@@ -10,6 +10,7 @@ from uptrend.cli.interrupt import patiently
 from uptrend.cli.launch import warmstart
 from uptrend.cli.view import choose_view
 from uptrend.config import load_config
+from uptrend.train.observer import Observer
 
 
 def command(
@@ -35,7 +36,7 @@ def command(
     config = load_config(recipe, sets or ())
     folder = out or Path("models") / config.name
     with patiently() as patience:
-        observers = [choose_view(quiet=quiet, is_terminal=sys.stdout.isatty()), patience]
+        observers: list[Observer] = [choose_view(quiet=quiet, is_terminal=sys.stdout.isatty()), patience]
         run = warmstart(config, folder, runs=runs, name=name, observers=observers)
     if run.status == "stopped":
         typer.echo(f"Stopped after step {run.last_step}; no model folder was made.")

@@ -7,6 +7,7 @@ from uptrend.config.schema import (
     Checkpoints,
     Compute,
     Config,
+    Doctor,
     Eval,
     Kl,
     Learning,
@@ -17,6 +18,6 @@ from uptrend.config.schema import (
 )
 
 __all__ = [
-    "Checkpoints", "Compute", "Config", "Eval", "Kl", "Learning", "Lora", "Model", "Sampling", "Tasks",
+    "Checkpoints", "Compute", "Config", "Doctor", "Eval", "Kl", "Learning", "Lora", "Model", "Sampling", "Tasks",
     "build", "difference", "load_config", "to_table",
 ]  # fmt: skip

@@ -199,6 +199,16 @@ class Checkpoints:
 
 
 @dataclass(frozen=True)
+class Doctor:
+    """`[doctor]`: who looks on while `uptrend train` runs."""
+
+    live: bool = True
+    """Whether checks run on the records as they are written, in a process of their own."""
+    stop_on: Literal["never", "warning", "critical"] = "never"
+    """The least severity of a finding that ends the run, with a checkpoint."""
+
+
+@dataclass(frozen=True)
 class Compute:
     """`[compute]`"""
 
@@ -225,4 +235,5 @@ class Config:
     learning: Learning = field(default_factory=Learning)
     warmstart: Warmstart = field(default_factory=Warmstart)
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    doctor: Doctor = field(default_factory=Doctor)
     compute: Compute = field(default_factory=Compute)

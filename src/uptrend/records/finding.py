@@ -71,7 +71,7 @@ class Times:
     """What to multiply it by."""
 
     def __str__(self) -> str:
-        return f"{self.factor:g} × its value"
+        return f"{self.factor:g} × its value" if self.factor >= 1 else f"its value / {1 / self.factor:g}"
 
 
 @dataclass(frozen=True)
@@ -180,3 +180,7 @@ class Report:
     """What the reader of the log did to make sense of it."""
     unknown: tuple[str, ...] = ()
     """Columns that it does not know."""
+    curve: tuple[tuple[int, float], ...] = ()
+    """Step and mean training reward, thinned for a picture."""
+    runs: tuple["Report", ...] = ()
+    """Of a file that holds several runs, the report of each; then this one is the longest run's."""

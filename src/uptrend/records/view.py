@@ -92,6 +92,7 @@ def view_of(run: Run) -> RunView:
     kept = sorted(int(path.name) for path in (run.path / "rollouts").glob("[0-9]*"))
     return from_lines(
         lines,
+        trainer=str(run.info.get("trainer", "uptrend")),
         source=str(run.path),
         name=run.name,
         config=run.config,

@@ -1,0 +1,61 @@
+"""sampling.entropy-collapse and sampling.entropy-explosion."""
+
+from uptrend.doctor.check import Outcome, finding
+from uptrend.doctor.curves import Course, course
+from uptrend.doctor.verdict import judge
+from uptrend.records import CannotTell, Confidence, Finding, RunView, Severity, Trend
+
+COLLAPSE, EXPLOSION = "sampling.entropy-collapse", "sampling.entropy-explosion"
+GONE = 0.1
+"""The share of its start below which entropy has collapsed, while the reward does not rise."""
+NOTED = 0.5
+"""The share below which its fall is worth a note, whatever the reward does."""
+EMPTY = 0.05
+"""Nats below which there is nothing left to explore with, where the start is that low already."""
+FEWEST = 10
+
+
+def check(view: RunView) -> Outcome:
+    """Compare entropy at the end with its start, and with what the reward did."""
+    entropy = course(view, "learner/entropy/mean")
+    if entropy is None:
+        return [CannotTell(id, "no entropy was logged") for id in (COLLAPSE, EXPLOSION)]
+    if len(entropy.values) < FEWEST or entropy.first <= 0:
+        return []
+    found = _collapse(view, entropy) or _explosion(view, entropy)
+    return [found] if found else []
+
+
+def _collapse(view: RunView, entropy: Course) -> Finding | None:
+    begin = float(entropy.values[:3].mean())
+    share = entropy.last / max(begin, entropy.first)
+    trend = judge(view).trend
+    is_stuck = trend in (Trend.FLAT, Trend.FALLING)
+    is_spent = is_stuck and entropy.last < EMPTY and entropy.first < EMPTY and share < 0.7
+    if share >= NOTED and not is_spent:
+        return None
+    is_fault = is_stuck and (share < GONE or is_spent)
+    tail = "while the reward stood still: there is nothing left to explore with" if is_fault else "over the run"
+    return finding(
+        view,
+        COLLAPSE,
+        Severity.WARNING if is_fault else Severity.NOTE,
+        Confidence.HIGH if share < GONE and is_fault else Confidence.MEDIUM if is_fault else Confidence.LOW,
+        f"Entropy fell from {begin:.3g} to {entropy.last:.3g} nats {tail}.",
+        [entropy.evidence(f"Entropy at {share:.1%} of its start.")],
+    )
+
+
+def _explosion(view: RunView, entropy: Course) -> Finding | None:
+    begin = float(entropy.values[:3].mean())
+    if entropy.last < 3 * begin or entropy.last - begin < 0.5:
+        return None
+    is_fault = judge(view).trend is Trend.FALLING
+    return finding(
+        view,
+        EXPLOSION,
+        Severity.CRITICAL if is_fault else Severity.NOTE if judge(view).trend is Trend.LEARNING else Severity.WARNING,
+        Confidence.HIGH if is_fault else Confidence.MEDIUM,
+        f"Entropy grew from {begin:.3g} to {entropy.last:.3g} nats: the text has turned towards noise.",
+        [entropy.evidence(f"Entropy × {entropy.last / begin:.1f}.")],
+    )

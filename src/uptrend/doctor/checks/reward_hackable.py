@@ -1,0 +1,105 @@
+"""reward.hackable: the reward rises, and what it stands for does not."""
+
+import math
+
+import numpy as np
+
+from uptrend.doctor.check import Outcome, finding
+from uptrend.doctor.checks._parts import Part, parts_of, surely_still
+from uptrend.doctor.curves import LEVEL, REWARD, course, rollout_spread, trend_until
+from uptrend.doctor.held_out import Change, held_out_change
+from uptrend.doctor.statistics.trend import Trend as Line
+from uptrend.doctor.verdict import judge
+from uptrend.records import CannotTell, Confidence, Evidence, Finding, RunView, Severity, Trend
+
+ID = "reward.hackable"
+FLOOR = 0.05
+"""A component that never reaches this share of another, with the answer in neither's name, has not been earned."""
+HALF = 0.5
+"""The share of the training figure's rise that the held-out one can at most have risen by."""
+STILL = 0.25
+"""The share within which all later evaluations lie, where the held-out figure rests."""
+
+
+def check(view: RunView) -> Outcome:
+    """Compare what rose with what should have risen with it."""
+    if judge(view).trend is not Trend.LEARNING:
+        return []
+    change, parts = held_out_change(view), parts_of(view)
+    if change is None and len(parts) < 2 and not view.has("reward/correct/share"):
+        return [CannotTell(ID, "neither held-out evaluations nor components of the reward were logged")]
+    found = (change and _by_held_out(view, change)) or _by_parts(view, parts) or _by_correct(view)
+    return [found] if found else []
+
+
+def stands_still(rise: Line | None, unit: float, change: Change) -> bool:
+    """Whether the held-out figure surely rose much less than the training figure did up to the last evaluation.
+
+    The two may have different scales, so that each is measured in its own deviation between rollouts.
+    """
+    if rise is None or rise.p > LEVEL or rise.effect <= 0 or change.interval is None or unit <= 0:
+        return False
+    sure = rise.interval()[0] / unit
+    own = math.sqrt(max(0.01, change.last * (1 - change.last))) if 0 <= change.last <= 1 else unit
+    # Later evaluations alone, too: a first one before the model knew the format would hide that nothing came after.
+    later = change.scores[len(change.scores) // 4 :]
+    rests = len(change.scores) >= 8 and float(np.ptp(later)) / own < STILL * sure
+    return rests or (change.interval[0] <= 0 and change.interval[1] / own < HALF * sure)
+
+
+def _by_held_out(view: RunView, change: Change) -> Finding | None:
+    """The finding from held-out evaluations."""
+    line = trend_until(view, REWARD, change.steps[1])
+    if line is None or not stands_still(line, rollout_spread(view), change) or view.has("reward/correct/share"):
+        return None
+    rise = line.effect
+    low, high = change.interval or (change.effect, change.effect)
+    return finding(
+        view,
+        ID,
+        Severity.WARNING,
+        Confidence.MEDIUM,
+        f"The training reward rose by {rise:.3g} and the held-out figure did not follow "
+        f"({change.first:.3g} → {change.last:.3g}): the reward may be had without the task.",
+        [Evidence(f"Training reward {rise:+.3g} to that step.", rise, REWARD, change.steps[1]),
+         Evidence(f"Held out {change.effect:+.3g} ({low:+.3g} to {high:+.3g}) between steps {change.steps[0]} and "
+                  f"{change.steps[1]}, {len(change.scores)} evaluations.", change.effect, "eval", change.steps[1])],
+    )  # fmt: skip
+
+
+def _by_parts(view: RunView, parts: list[Part]) -> Finding | None:
+    """Only components of dress rise, or a component that is about the answer lies at its floor throughout."""
+    risen = [p for p in parts if p.mean.rises]
+    largest = max((abs(p.mean.last) for p in risen), default=0.0)
+    floored = [p for p in parts if not p.is_dress and float(abs(p.mean.values).max()) < FLOOR * largest]
+    risen = [p for p in risen if p not in floored]
+    still = floored or [p for p in parts if not p.is_dress and surely_still(view, p)]
+    if not risen or not still or any(p.is_answer for p in risen):
+        return None
+    if not floored and not all(p.is_dress for p in risen):
+        return None
+    carrier, left = max(risen, key=lambda p: p.mean.last - p.mean.first), still[0]
+    return finding(
+        view,
+        ID,
+        Severity.WARNING,
+        Confidence.MEDIUM,
+        f"What rose is {carrier.name} ({carrier.mean.first:.3g} → {carrier.mean.last:.3g}), while {left.name} stayed "
+        f"at {left.mean.last:.3g}: the reward may be had without the task.",
+        [p.mean.evidence(f"{p.name}: {p.mean.first:.3g} → {p.mean.last:.3g}.") for p in (carrier, *still)],
+    )
+
+
+def _by_correct(view: RunView) -> Finding | None:
+    """The share of right answers fell while the reward rose."""
+    right = course(view, "reward/correct/share")
+    if right is None or not right.falls:
+        return None
+    return finding(
+        view,
+        ID,
+        Severity.WARNING,
+        Confidence.HIGH,
+        f"The reward rose while the share of right answers fell from {right.first:.0%} to {right.last:.0%}.",
+        [right.evidence(f"Right answers {right.first:.3g} → {right.last:.3g}.")],
+    )

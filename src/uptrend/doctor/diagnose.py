@@ -1,0 +1,47 @@
+"""From a view of a run to the doctor's report. No torch."""
+
+import numpy as np
+
+from uptrend.doctor.check import Outcome
+from uptrend.doctor.checks import CHECKS
+from uptrend.doctor.rank import rank
+from uptrend.doctor.verdict import judge
+from uptrend.records import CannotTell, Finding, Report, RunView
+
+
+def diagnose(view: RunView) -> Report:
+    """Run every check on a run, and put what they found in order."""
+    outcomes = [outcome for name, check in CHECKS.items() for outcome in _run(name, check(view))]
+    acquitted = {event.get("id") for event in view.events if event.get("event") == "acquitted"}  # by a probe
+    findings = rank(o for o in outcomes if isinstance(o, Finding) and o.id not in acquitted)
+    seen = {f.id for top in findings for f in (top, *top.explains)}
+    lacking = {o.id: o for o in outcomes if isinstance(o, CannotTell) and o.id not in seen}
+    return Report(
+        source=view.source,
+        trainer=view.trainer,
+        name=view.name,
+        steps=len(view.steps),
+        verdict=judge(view),
+        findings=findings,
+        cannot_tell=tuple(lacking[id] for id in sorted(lacking)),
+        notes=view.notes,
+        unknown=tuple(sorted(view.unknown)),
+        curve=_thinned(view),
+    )
+
+
+def _thinned(view: RunView) -> tuple[tuple[int, float], ...]:
+    """Means of the reward over at most 200 stretches of equal length."""
+    steps, reward = view.curve("reward/mean")
+    pieces = min(len(steps), 200)
+    if pieces == 0:
+        return ()
+    firsts = np.linspace(0, len(steps), pieces, endpoint=False).astype(int)
+    counts = np.diff([*firsts, len(steps)])
+    means = np.add.reduceat(reward, firsts) / counts
+    return tuple((int(step), float(mean)) for step, mean in zip(steps[firsts], means, strict=True))
+
+
+def _run(name: str, outcome: Outcome) -> Outcome:
+    assert isinstance(outcome, list), f"the check {name} returned {type(outcome).__name__}"
+    return outcome

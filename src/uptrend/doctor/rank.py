@@ -1,0 +1,87 @@
+"""The differential diagnosis: one finding a cause, symptoms folded under what explains them, likeliest first."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from uptrend.doctor.catalogue import CATALOGUE
+from uptrend.records import Confidence, Finding, Severity
+
+SEVERITIES = list(Severity)
+"""Worst first."""
+CONFIDENCES = list(Confidence)
+"""Surest first."""
+_KINDS = ["I", "P", "C"]
+
+
+def rank(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Causes in the order in which to look at them, each with its symptoms under it."""
+    ordered = sorted(_merged(findings), key=_place)
+    causes: list[Finding] = []
+    for finding in ordered:
+        if not any(_explains(other, finding) for other in ordered):
+            symptoms = tuple(other for other in ordered if _explains(finding, other))
+            causes.append(_above(finding, symptoms))
+    return tuple(sorted(causes, key=_place))
+
+
+def alarms(findings: Iterable[Finding]) -> list[Finding]:
+    """Those that ask for something to be done."""
+    return [finding for finding in findings if finding.severity is not Severity.NOTE]
+
+
+def at_least(finding: Finding, severity: Severity) -> bool:
+    """Whether a finding is as bad as this, or worse."""
+    return SEVERITIES.index(finding.severity) <= SEVERITIES.index(severity)
+
+
+def _merged(findings: Iterable[Finding]) -> list[Finding]:
+    """Several checks may see one cause: the surest tells it, and all of their evidence is kept."""
+    by_id: dict[str, list[Finding]] = {}
+    for finding in findings:
+        by_id.setdefault(finding.id, []).append(finding)
+    merged = []
+    for same in by_id.values():
+        first, *rest = sorted(same, key=_place)
+        evidence = dict.fromkeys(e for finding in (first, *rest) for e in finding.evidence)
+        merged.append(replace(first, evidence=tuple(evidence)))
+    return merged
+
+
+def _explains(cause: Finding, symptom: Finding) -> bool:
+    """Whether one is told as a symptom of the other: the catalogue says so, and the cause is sure enough.
+
+    A symptom is seen and its cause concluded, so the cause may be one degree less sure, but never a mere guess. And a
+    note explains nothing away: what asks for no action can't account for what does.
+    """
+    if cause.id == symptom.id or cause.severity is Severity.NOTE:
+        return False
+    less_sure = CONFIDENCES.index(cause.confidence) - CONFIDENCES.index(symptom.confidence)
+    is_sure = less_sure <= (0 if cause.confidence is Confidence.LOW else 1)
+    return is_sure and symptom.id in all_symptoms(cause.id)
+
+
+def all_symptoms(id: str) -> set[str]:
+    """What a cause explains, and what that explains in turn."""
+    found: set[str] = set()
+    waiting = list(CATALOGUE[id].explains)
+    while waiting:
+        symptom = waiting.pop()
+        if symptom not in found:
+            found.add(symptom)
+            waiting += CATALOGUE[symptom].explains
+    return found
+
+
+def _above(finding: Finding, symptoms: tuple[Finding, ...]) -> Finding:
+    """A cause is as bad as the worst of its symptoms."""
+    worst = min((finding, *symptoms), key=lambda f: SEVERITIES.index(f.severity)).severity
+    return replace(finding, severity=worst, explains=symptoms)
+
+
+def _place(finding: Finding) -> tuple[int, int, int, int]:
+    return (
+        SEVERITIES.index(finding.severity),
+        CONFIDENCES.index(finding.confidence),
+        -len(finding.explains),
+        _KINDS.index(CATALOGUE[finding.id].kind),
+    )

@@ -1,0 +1,100 @@
+"""The report as one page that needs nothing else: no script, no font, no network."""
+
+from collections.abc import Sequence
+from html import escape
+
+from uptrend.doctor.report.picture import picture
+from uptrend.doctor.report.wording import HEADLINES, SHOWN, changes, decides, symptoms, title
+from uptrend.records import Finding, Report
+
+STYLE = """
+:root { color-scheme: light dark; --line: #8884; --critical: #c62828; --warning: #b26a00; --note: #0277bd; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 52rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.1rem; font-weight: 600; overflow-wrap: anywhere; }
+.verdict { font-size: 1.6rem; font-weight: 700; margin: .2rem 0; }
+.learning { color: #2e7d32; } .flat, .falling { color: var(--critical); } .too-short { color: var(--warning); }
+article { border: 1px solid var(--line); border-left: 5px solid var(--note); border-radius: 6px; padding: .6rem 1rem;
+  margin: 1rem 0; }
+article.critical { border-left-color: var(--critical); } article.warning { border-left-color: var(--warning); }
+h2 { font-size: 1.05rem; margin: .2rem 0; } h2 small { font-weight: 400; opacity: .7; }
+ul { margin: .3rem 0; padding-left: 1.2rem; } code { font-size: .9em; overflow-wrap: anywhere; }
+details { margin: .3rem 0; } summary { cursor: pointer; } .dim { opacity: .7; }
+table { border-collapse: collapse; width: 100%; font-size: .9rem; }
+svg { width: 100%; height: auto; } svg text { font-size: 11px; fill: currentColor; opacity: .7; }
+td { border-top: 1px solid var(--line); padding: .2rem .4rem; vertical-align: top; overflow-wrap: anywhere; }
+"""
+
+
+def to_html(reports: Sequence[Report]) -> str:
+    """A page with a section a run."""
+    body = "\n".join(_report(report) for report in reports)
+    names = ", ".join(report.name or report.source for report in reports)
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>Uptrend doctor: {escape(names)}</title><style>{STYLE}</style></head>\n<body>\n{body}\n</body></html>\n"
+    )
+
+
+def _report(report: Report) -> str:
+    verdict = report.verdict
+    return "\n".join(
+        [
+            f"<section><h1>{escape(title(report))}</h1>",
+            f'<p class="verdict {verdict.trend}">{escape(HEADLINES[verdict.trend])}</p>',
+            f"<p>{escape(verdict.sentence)}</p>",
+            picture(report.curve),
+            _items([f"read: {note}" for note in report.notes], "dim"),
+            *(_finding(place, finding) for place, finding in enumerate(report.findings, 1)),
+            "" if report.findings else "<p>Nothing was found.</p>",
+            _rest(report),
+            "</section>",
+        ]
+    )
+
+
+def _finding(place: int, finding: Finding) -> str:
+    evidence = [e.text + (f" [{e.rollout}]" if e.rollout else "") for e in finding.evidence[:SHOWN]]
+    fixes = [f"{trainer}: {line}" for trainer, line in changes(finding.fix)]
+    return "\n".join(
+        [
+            f'<article class="{finding.severity}" id="{escape(finding.id)}">',
+            f"<h2>{place}. {escape(finding.id)} <small>{_sure(finding)}</small></h2>",
+            f"<p>{escape(finding.summary)}</p>",
+            _items(evidence),
+            f"<p>Explains: {escape(symptoms(finding))}</p>" if finding.explains else "",
+            f"<p><b>Fix.</b> {escape(finding.fix.sentence)}</p>" if finding.fix else "",
+            _items(fixes, code=True),
+            _more(finding),
+            "</article>",
+        ]
+    )
+
+
+def _sure(finding: Finding) -> str:
+    return f"{finding.severity}, {finding.confidence} confidence"
+
+
+def _more(finding: Finding) -> str:
+    rivals = [f"{rival.id}: {rival.tells_apart}" for rival in finding.rivals]
+    return (
+        "<details><summary>What else it could be, and what decides</summary>"
+        + _items(rivals)
+        + f"<p>{escape(decides(finding.experiment))}</p>"
+        + f'<p class="dim">{escape(finding.page)}</p></details>'
+    )
+
+
+def _rest(report: Report) -> str:
+    rows = "".join(f"<tr><td>{escape(c.id)}</td><td>{escape(c.needs)}</td></tr>" for c in report.cannot_tell)
+    lacking = f"<details><summary>Cannot tell: {len(report.cannot_tell)}</summary><table>{rows}</table></details>"
+    unknown = f'<p class="dim">Columns not known: {escape(", ".join(report.unknown))}</p>'
+    return (lacking if report.cannot_tell else "") + (unknown if report.unknown else "")
+
+
+def _items(items: Sequence[str], style: str = "", code: bool = False) -> str:
+    if not items:
+        return ""
+    wrap = ("<code>", "</code>") if code else ("", "")
+    listed = "".join(f"<li>{wrap[0]}{escape(item)}{wrap[1]}</li>" for item in items)
+    return f'<ul class="{style}">{listed}</ul>' if style else f"<ul>{listed}</ul>"

@@ -1,0 +1,58 @@
+"""The report as Markdown, for a pull request or a journal."""
+
+from collections.abc import Sequence
+
+from uptrend.doctor.report.wording import HEADLINES, SHOWN, changes, decides, symptoms, title
+from uptrend.records import Finding, Report
+
+
+def to_markdown(reports: Sequence[Report]) -> str:
+    """One section a run."""
+    return "\n".join(_report(report) for report in reports)
+
+
+def _report(report: Report) -> str:
+    verdict = report.verdict
+    lines = [
+        f"# {title(report)}",
+        "",
+        f"**{verdict.trend}**: {HEADLINES[verdict.trend]} {verdict.sentence}".rstrip(),
+        "",
+    ]
+    lines += [f"> {note}" for note in report.notes] + [""] * bool(report.notes)
+    for place, finding in enumerate(report.findings, 1):
+        lines += _finding(place, finding)
+    if not report.findings:
+        lines += ["Nothing was found.", ""]
+    if report.cannot_tell:
+        lines += ["## Cannot tell", "", "| cause | needs |", "|---|---|"]
+        lines += [f"| {lack.id} | {_cell(lack.needs)} |" for lack in report.cannot_tell] + [""]
+    if report.unknown:
+        lines += ["Columns not known: " + ", ".join(f"`{name}`" for name in report.unknown) + ".", ""]
+    return "\n".join(lines)
+
+
+def _finding(place: int, finding: Finding) -> list[str]:
+    lines = [
+        f"## {place}. `{finding.id}` ({finding.severity}, {finding.confidence} confidence)",
+        "",
+        finding.summary,
+        "",
+    ]
+    lines += [f"- {e.text}" + (f" (`{e.rollout}`)" if e.rollout else "") for e in finding.evidence[:SHOWN]]
+    lines += [""] * bool(finding.evidence)
+    if finding.explains:
+        lines += [f"Explains: {symptoms(finding)}.", ""]
+    if finding.rivals:
+        lines += ["It could also be:", ""]
+        lines += [f"- {rival.id}: {rival.tells_apart}" for rival in finding.rivals] + [""]
+    if finding.experiment is not None:
+        lines += [f"To decide: {decides(finding.experiment)}", ""]
+    if finding.fix is not None:
+        lines += [f"Fix: {finding.fix.sentence}", ""]
+        lines += [f"- {trainer}: `{line}`" for trainer, line in changes(finding.fix)] + [""] * bool(finding.fix.changes)
+    return [*lines, f"[{finding.page}]({finding.page})", ""]
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")

@@ -1,0 +1,87 @@
+"""Checks of how a run went: not finite, collapsed, restarted, too short, evaluations, tools."""
+
+import numpy as np
+from curve_runs import evaluations, findings, flat, healthy, lacks, ramp, severities
+
+from uptrend.records import RunView, Severity
+
+EMPTY = RunView(source="log", trainer="unknown", name="", steps=np.arange(30), metrics={})
+
+
+def test_nan_on_the_last_line() -> None:
+    view = healthy(nonfinite={"gradient/norm/before": (120,), "kl/reference/mean": (120,)})
+    found = findings(view, "nonfinite")["run.nonfinite"]
+    assert found.severity is Severity.CRITICAL
+    assert "gradient/norm/before and kl/reference/mean are not finite at step 120, and the run ends so" in found.summary
+
+
+def test_one_nan_that_passed_is_a_warning() -> None:
+    assert severities(healthy(nonfinite={"loss/total": (5,)}), "nonfinite") == {"run.nonfinite": Severity.WARNING}
+    assert findings(healthy(nonfinite={"reward/part/x/std": (5,)}), "nonfinite") == {}
+    assert findings(healthy(), "nonfinite") == {}
+
+
+def test_a_collapse_says_what_went_first() -> None:
+    rewards = np.concatenate([ramp(0.3, 0.8, 60, 0.03), flat(0.05, 60, 0.02)])
+    entropy = np.concatenate([flat(0.5, 50, 0.02), flat(4.0, 70, 0.1)])
+    found = findings(healthy(**{"reward/mean": rewards, "learner/entropy/mean": entropy}), "collapsed")["run.collapsed"]
+    assert found.severity is Severity.CRITICAL
+    assert "entropy went first, at step 51" in found.summary
+    assert abs((found.evidence[0].step or 0) - 60) <= 6
+
+
+def test_a_dip_that_is_made_good_and_noise_are_no_collapse() -> None:
+    dip = np.concatenate([ramp(0.3, 0.7, 50, 0.03), flat(0.2, 20, 0.03), ramp(0.5, 0.75, 50, 0.03)])
+    assert findings(healthy(**{"reward/mean": dip}), "collapsed") == {}
+    for seed in range(30):
+        noise = ramp(0.5, 0.5, noise=0.15, seed=seed)
+        assert findings(healthy(**{"reward/mean": noise}), "collapsed") == {}
+    assert lacks(healthy(8), "collapsed") == {"run.collapsed"}
+
+
+def test_restarts_are_told() -> None:
+    note = "The log holds 6 runs one after the other: steps or schedule start again; each is judged alone."
+    assert severities(healthy(notes=(note,)), "restarts") == {"run.restarts-concatenated": Severity.NOTE}
+    assert findings(healthy(notes=("4 torn lines.",)), "restarts") == {}
+
+
+def test_a_jump_where_a_run_was_resumed() -> None:
+    events = ({"event": "started"}, {"event": "resumed", "step": 60})
+    jump = np.concatenate([flat(0.6, 60, 0.03), flat(0.3, 60, 0.03)])
+    found = findings(healthy(events=events, **{"reward/mean": jump}), "restarts")
+    assert found["run.resume-jump"].severity is Severity.WARNING
+    assert findings(healthy(events=events), "restarts") == {}
+
+
+def test_too_short_with_its_power() -> None:
+    few = {"reward/mean": flat(0.5, 25, 0.25), "reward/group_std/mean": 0.3}
+    found = findings(healthy(25, **few), "too_short")["run.too-short"]
+    assert found.severity is Severity.WARNING
+    assert 0 < (found.evidence[0].value or 0) < 0.3
+    # One of ours that goes on is only told.
+    assert severities(healthy(25, trainer="uptrend", **few), "too_short") == {"run.too-short": Severity.NOTE}
+    assert findings(healthy(), "too_short") == {}
+    assert lacks(EMPTY, "too_short") == {"run.too-short"}
+
+
+def test_held_out_changes_inside_their_interval() -> None:
+    found = findings(healthy(evals=evaluations(0.5, 0.53, tasks=100)), "eval_noise")
+    assert found["eval.noise"].severity is Severity.NOTE
+    assert findings(healthy(evals=evaluations(0.3, 0.6, tasks=100)), "eval_noise") == {}
+    assert lacks(healthy(), "eval_noise") == {"eval.noise"}
+
+
+def test_tools_that_are_never_called() -> None:
+    tools = {"sampling/turns/mean": 1.0, "tokens/tool/count": 0.0, "reward/mean": flat()}
+    view = healthy(config={"sampling": {"max_turns": 10}}, **tools)
+    assert severities(view, "tools") == {"tool.never-called": Severity.WARNING}
+    assert findings(healthy(config={"sampling": {"max_turns": 1}}, **tools), "tools") == {}
+    assert "tool.never-called" in lacks(healthy(), "tools")
+
+
+def test_rollouts_that_could_not_be_scored() -> None:
+    counts = {"sampling/failed/count": 16.0, "sampling/rollouts/count": 64.0}
+    assert severities(healthy(**counts), "tools") == {"reward.error-scored": Severity.WARNING}
+    by_tool = healthy(**counts, **{"sampling/ended/tool-error/share": 0.25})
+    assert severities(by_tool, "tools") == {"tool.errors-swallowed": Severity.WARNING}
+    assert "reward.error-scored" in lacks(healthy(), "tools")

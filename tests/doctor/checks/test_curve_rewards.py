@@ -1,0 +1,111 @@
+"""Checks of reward curves: constant, components, hackable, length, memorised."""
+
+import numpy as np
+from curve_runs import STEPS, evaluations, findings, flat, healthy, lacks, ramp, severities
+
+from uptrend.records import Confidence, RunView, Severity
+
+EMPTY = RunView(source="log", trainer="unknown", name="", steps=np.arange(30), metrics={})
+
+
+def test_a_constant_reward_is_critical_whatever_its_value() -> None:
+    for value in (-1.0, 0.0, 1.0):
+        view = healthy(**{"reward/mean": value, "reward/group_std/mean": 0.0})
+        found = findings(view, "reward_constant")["reward.constant"]
+        assert (found.severity, found.evidence[0].value) == (Severity.CRITICAL, value)
+    assert "120 logged steps in a row" in found.summary
+
+
+def test_a_constant_mean_with_spread_is_not_constant() -> None:
+    assert findings(healthy(**{"reward/mean": 0.5}), "reward_constant") == {}
+    assert lacks(EMPTY, "reward_constant") == {"reward.constant"}
+
+
+def test_constant_at_the_top_after_learning_is_a_note() -> None:
+    rewards = np.concatenate([ramp(0.2, 0.9, 80, 0.03), np.ones(40)])
+    spread = np.concatenate([np.full(80, 0.3), np.zeros(40)])
+    view = healthy(**{"reward/mean": rewards, "reward/group_std/mean": spread})
+    assert severities(view, "reward_constant") == {"reward.constant": Severity.NOTE}
+
+
+def parts(**means: object) -> dict[str, object]:
+    return {f"reward/part/{name}/mean": value for name, value in means.items()}
+
+
+def test_a_component_at_its_floor_is_dead() -> None:
+    view = healthy(
+        **parts(equation=0.0, format=ramp(0.1, 0.5, noise=0.05)), **{"reward/mean": ramp(0.1, 0.5, noise=0.05)}
+    )
+    found = findings(view, "reward_components")
+    assert found["reward.component-dead"].severity is Severity.WARNING
+    assert "equation is constant at 0" in found["reward.component-dead"].summary
+
+
+def test_a_component_that_everybody_earns_is_a_note() -> None:
+    view = healthy(**parts(correctness=ramp(0.1, 0.5, noise=0.05), format=1.0))
+    assert severities(view, "reward_components") == {"reward.component-dead": Severity.NOTE}
+
+
+def test_format_that_rises_alone_dominates_and_is_hackable() -> None:
+    rise = ramp(0.1, 0.9, noise=0.05)
+    view = healthy(**parts(json_format=rise, env=flat(0.96, noise=0.001)), **{"reward/mean": rise + 0.96})
+    assert severities(view, "reward_components")["reward.component-dominates"] is Severity.WARNING
+    found = findings(view, "reward_hackable")["reward.hackable"]
+    assert (found.severity, found.confidence) == (Severity.WARNING, Confidence.MEDIUM)
+    assert "env stayed at 0.96" in found.summary
+
+
+def test_noise_that_could_hide_a_rise_of_the_answer_is_no_proof() -> None:
+    rise = ramp(0.7, 1.0, noise=0.02)
+    view = healthy(**parts(format=rise, correctness=ramp(0.3, 0.34, noise=0.15)), **{"reward/mean": rise})
+    assert findings(view, "reward_hackable") == {}
+
+
+def test_one_thing_paid_for_twice() -> None:
+    rise = ramp(0.1, 0.9, noise=0.05)
+    view = healthy(**parts(terminal=rise, schema_score=rise * 1.01, other=ramp(0, 1, noise=0.1, seed=9)))
+    assert "are one series" in findings(view, "reward_components")["reward.component-dominates"].summary
+
+
+def test_components_are_needed() -> None:
+    assert lacks(healthy(), "reward_components") == {"reward.component-dead", "reward.component-dominates"}
+    assert lacks(healthy(), "reward_hackable") == {"reward.hackable"}
+
+
+def test_held_out_that_does_not_follow() -> None:
+    found = findings(healthy(evals=evaluations(0.3, 0.31, 0.29, 0.3, 0.31, 0.3, tasks=400)), "reward_hackable")
+    assert found["reward.hackable"].severity is Severity.WARNING
+    assert findings(healthy(evals=evaluations(0.3, 0.4, 0.5, 0.6, 0.65, 0.7)), "reward_hackable") == {}
+    # 20 tasks can't show it either way.
+    assert findings(healthy(evals=evaluations(0.3, 0.35, tasks=20, every=120)), "reward_hackable") == {}
+
+
+def test_held_out_of_another_scale_that_follows() -> None:
+    view = healthy(
+        **{"reward/mean": ramp(-1, 1, noise=0.1), "reward/group_std/mean": 0.8}, evals=evaluations(0.2, 0.6, every=120)
+    )
+    assert findings(view, "reward_hackable") == {}
+
+
+def test_memorised() -> None:
+    right = {"reward/correct/share": ramp(0.3, 0.95, noise=0.03)}
+    found = findings(healthy(evals=evaluations(0.3, 0.3, tasks=400, every=120), **right), "memorised")
+    assert found["data.memorised"].severity is Severity.WARNING
+    assert findings(healthy(evals=evaluations(0.3, 0.8, tasks=400, every=120), **right), "memorised") == {}
+    assert lacks(healthy(**right), "memorised") == {"data.memorised"}
+
+
+def test_an_early_evaluation_is_compared_with_training_up_to_it() -> None:
+    right = {"reward/correct/share": np.concatenate([flat(0.3, 40, 0.03), ramp(0.3, 0.95, 80, 0.03)])}
+    view = healthy(evals=evaluations(0.3, 0.28, tasks=400, every=40), **right)
+    assert findings(view, "memorised") == {}
+
+
+def test_length_that_pays_without_the_task() -> None:
+    growing = {"sampling/length/mean": ramp(200, 420, noise=5)}
+    hacked = healthy(evals=evaluations(0.3, 0.29, every=STEPS), **growing)
+    assert severities(hacked, "reward_length_hacking") == {"reward.length-hacking": Severity.WARNING}
+    honest = healthy(evals=evaluations(0.3, 0.7, every=STEPS), **growing)
+    assert severities(honest, "reward_length_hacking") == {"reward.length-hacking": Severity.NOTE}
+    assert findings(healthy(), "reward_length_hacking") == {}
+    assert lacks(EMPTY, "reward_length_hacking") == {"reward.length-hacking"}

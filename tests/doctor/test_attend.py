@@ -1,0 +1,111 @@
+"""The doctor beside a run: what it says, when, and that it ends with its run."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from uptrend.cli.attending import Attending
+from uptrend.doctor.attend import Attention
+from uptrend.records import Confidence, Finding, Report, Run, RunDirectory, Severity, Trend, Verdict
+from uptrend.train.observer import StepRecord, Stop
+
+
+def report(*ids: str, severity: Severity = Severity.WARNING) -> Report:
+    findings = tuple(Finding(id, severity, Confidence.HIGH, f"It is {id}.", ()) for id in ids)
+    return Report("here", "uptrend", "run", 5, Verdict(Trend.FLAT, ""), findings, ())
+
+
+def named(findings: list[Finding]) -> list[str]:
+    return [finding.id for finding in findings]
+
+
+def test_a_broken_invariant_is_told_at_once_and_only_once() -> None:
+    attention = Attention()
+    assert named(attention.news(report("mask.tool-trained"), 1)) == ["mask.tool-trained"]
+    assert attention.news(report("mask.tool-trained"), 2) == []
+    worse = report("mask.tool-trained", severity=Severity.CRITICAL)
+    assert named(attention.news(worse, 3)) == ["mask.tool-trained"]
+
+
+def test_a_curve_is_told_when_a_later_look_still_sees_it() -> None:
+    attention = Attention()
+    assert attention.news(report("kl.runaway"), 40) == []
+    assert attention.news(report("kl.runaway"), 42) == []
+    assert named(attention.news(report("kl.runaway"), 44)) == ["kl.runaway"]
+
+
+def test_a_curve_that_looks_bad_once_is_not_told() -> None:
+    attention = Attention()
+    assert attention.news(report("kl.runaway"), 40) == []
+    assert attention.news(report(), 44) == []
+    assert attention.news(report("kl.runaway"), 45) == []
+
+
+def test_notes_are_not_told_live() -> None:
+    assert Attention().news(report("data.duplicates", severity=Severity.NOTE), 9) == []
+
+
+def test_it_ends_when_nobody_listens(make_run: Callable[..., Path]) -> None:
+    command = [sys.executable, "-m", "uptrend.doctor.attend", str(make_run("alone", steps=3))]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=True)
+    assert done.stdout == b""
+
+
+def attended(path: Path, stop_on: str, live: bool = True) -> tuple[list[str], list[Stop]]:
+    """What is said and wished for while a finished run is attended until the doctor has spoken or ended."""
+    table = json.loads((path / "run.json").read_text())
+    table["config"]["doctor"] = {"live": live, "stop_on": stop_on}
+    (path / "run.json").write_text(json.dumps(table))
+    said: list[str] = []
+    observer = Attending(said.append)
+    observer.before(Run(path))
+    stops: list[Stop] = []
+    doctor = observer._doctor
+    if doctor is not None:
+        assert doctor.stdout is not None
+        os.set_blocking(doctor.stdout.fileno(), True)  # to wait for the first finding
+        while b"run.nonfinite" not in observer._rest:
+            observer._rest += doctor.stdout.readline()
+        os.set_blocking(doctor.stdout.fileno(), False)
+    wish = observer.step(StepRecord(1, {}, (), None))
+    stops += [wish] if wish else []
+    observer.after(Run(path))
+    return said, stops
+
+
+def with_nan(path: Path) -> Path:
+    """A run whose loss is no longer a number."""
+    rows: list[dict[str, Any]] = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    (path / "metrics.jsonl").unlink()
+    for row in rows:
+        RunDirectory(path).metrics({**row, "loss/total": None})
+    return path
+
+
+def test_a_finding_goes_to_the_terminal_the_events_and_the_loop(make_run: Callable[..., Path]) -> None:
+    path = with_nan(make_run("broken", steps=6))
+    said, stops = attended(path, "critical")
+    assert any(line.startswith("doctor: critical: run.nonfinite: ") for line in said)
+    assert said[-1].startswith("Doctor: ")
+    assert "uptrend doctor" in said[-1]
+    assert len(stops) == 1
+    events = [event for event in Run(path).events if event["event"] == "finding"]
+    assert "run.nonfinite" in {event["id"] for event in events}
+    table = json.loads((path / "findings.json").read_text())
+    assert "run.nonfinite" in {finding["id"] for finding in table["findings"]}
+
+
+def test_by_default_nothing_is_stopped(make_run: Callable[..., Path]) -> None:
+    said, stops = attended(with_nan(make_run("broken", steps=6)), "never")
+    assert any("run.nonfinite" in line for line in said)
+    assert stops == []
+
+
+def test_it_can_be_left_out(make_run: Callable[..., Path]) -> None:
+    path = make_run("quiet", steps=3)
+    assert attended(path, "critical", live=False) == ([], [])
+    assert not (path / "findings.json").exists()

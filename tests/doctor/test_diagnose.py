@@ -1,0 +1,128 @@
+"""From views to reports: what is told, what could not be, and in which order."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import uptrend
+from uptrend.doctor.check import finding
+from uptrend.doctor.diagnose import diagnose
+from uptrend.doctor.report import print_report, to_html, to_markdown, to_table
+from uptrend.records import Confidence, Report, Severity, Times, Trend, from_lines
+
+RNG = np.random.default_rng(0)
+
+
+def lines(steps: int, **more: Any) -> list[dict[str, Any]]:
+    """A log whose reward rises through noise."""
+    rewards = np.linspace(0.2, 0.8, steps) + RNG.normal(0, 0.05, steps)
+    return [
+        {"step": i + 1, "reward/mean": float(r), "gradient/norm/before": 0.5, **{k: v(i) for k, v in more.items()}}
+        for i, r in enumerate(rewards)
+    ]
+
+
+def report(steps: int = 60, config: dict[str, Any] | None = None, **more: Any) -> Report:
+    return diagnose(from_lines(lines(steps, **more), trainer="trl", source="log", name="a run", config=config or {}))
+
+
+def test_a_rising_reward_is_learning_and_raises_no_alarm() -> None:
+    told = report()
+    assert told.verdict.trend is Trend.LEARNING
+    low, high = told.verdict.interval or (0, 0)
+    assert low > 0.4
+    assert high < 0.8
+    assert not [f for f in told.findings if f.severity is not Severity.NOTE]
+
+
+def test_what_could_not_be_looked_for_says_what_it_needs() -> None:
+    lacking = {lack.id: lack.needs for lack in report().cannot_tell}
+    assert len(lacking) > 20
+    assert all(lacking.values())
+    assert "mask.tool-trained" in lacking
+
+
+def test_a_cause_that_was_found_is_not_also_one_that_could_not_be_told() -> None:
+    told = report(**{"loss/total": lambda i: float("nan") if i > 50 else 0.1})
+    assert told.findings[0].id == "run.nonfinite"
+    assert "run.nonfinite" not in {lack.id for lack in told.cannot_tell}
+
+
+def test_hidden_causes_are_only_suspected_without_rollouts() -> None:
+    view = from_lines(lines(5), source="log", name="")
+    told = finding(view, "mask.attention-blind", Severity.CRITICAL, Confidence.HIGH, "It is blind.", [])
+    assert told.confidence is Confidence.MEDIUM
+    certain = finding(view, "run.nonfinite", Severity.CRITICAL, Confidence.HIGH, "NaN.", [])
+    assert certain.confidence is Confidence.HIGH
+
+
+def test_relative_values_become_concrete_where_the_run_says_what_it_had() -> None:
+    known = from_lines(lines(5), source="log", name="", config={"learning": {"lr": 3e-6}})
+    fix = finding(known, "optimiser.lr-large", Severity.WARNING, Confidence.LOW, "Too large.", []).fix
+    assert fix is not None
+    assert fix.changes["uptrend"]["learning.lr"] == pytest.approx(1e-6)
+    unknown = from_lines(lines(5), source="log", name="")
+    fix = finding(unknown, "optimiser.lr-large", Severity.WARNING, Confidence.LOW, "Too large.", []).fix
+    assert fix is not None
+    assert isinstance(fix.changes["uptrend"]["learning.lr"], Times)
+
+
+def test_the_json_is_the_contract() -> None:
+    short, long = report(5), report(60, **{"loss/total": lambda i: float("nan") if i > 50 else 0.1})
+    table = json.loads(json.dumps(to_table([short, long]), allow_nan=False))
+    assert table["schema"] == 1
+    assert (table["verdict"], table["steps"]) == ("learning", 60)
+    assert [run["steps"] for run in table["runs"]] == [5, 60]
+    assert table["runs"][0]["verdict"] in ("too-short", "flat", "learning")
+    first = table["findings"][0]
+    told = {"id", "severity", "confidence", "summary", "evidence", "rivals", "experiment", "fix"}
+    assert set(first) == told | {"explains", "symptom_of", "page"}
+    assert first["severity"] == "critical"
+    assert set(first["evidence"][0]) == {"text", "value", "metric", "step", "rollout"}
+    assert set(first["fix"]) == {"sentence", "changes"}
+    assert (Path(__file__).parents[2] / first["page"]).exists()
+
+
+def test_the_json_lists_symptoms_after_all_causes() -> None:
+    dead = {"advantage/dead/share": lambda _: 1.0, "reward/group_std/mean": lambda _: 0.0, "reward/mean": lambda _: 0.0}
+    findings = to_table([report(60, **dead)])["findings"]
+    causes = [f for f in findings if f["symptom_of"] is None]
+    symptoms = [f for f in findings if f["symptom_of"] is not None]
+    assert symptoms
+    assert findings == causes + symptoms
+    for symptom in symptoms:
+        assert symptom["id"] in next(f["explains"] for f in causes if f["id"] == symptom["symptom_of"])
+
+
+def test_every_form_names_the_verdict_the_cause_and_the_fix() -> None:
+    from io import StringIO
+
+    from rich.console import Console
+
+    told = report(60, **{"loss/total": lambda i: float("nan") if i > 50 else 0.1})
+    page = StringIO()
+    print_report(told, Console(file=page, width=60), verbose=True)
+    for text in (page.getvalue(), to_markdown([told]), to_html([told])):
+        flat = " ".join(text.split())
+        assert "rises" in flat
+        assert "run.nonfinite" in flat
+        assert "mask.tool-trained" in flat
+    assert max(map(len, page.getvalue().splitlines())) <= 60
+
+
+def test_a_page_escapes_what_a_log_can_say() -> None:
+    rows = [{"step": i, "reward/mean": 0.5} for i in range(9)]
+    told = diagnose(from_lines(rows, source="<script>alert(1)</script>", name="", unknown={"<b>": np.zeros(9)}))
+    assert "<script>" not in to_html([told])
+    assert "<b>" not in to_html([told]).replace("<b>Fix.</b>", "")
+
+
+def test_from_python(tmp_path: Path) -> None:
+    log = tmp_path / "metrics.jsonl"
+    log.write_text("".join(json.dumps({"step": i, "reward": 0.01 * i}) + "\n" for i in range(40)))
+    told = uptrend.diagnose(log)
+    assert told.verdict.trend is Trend.LEARNING
+    assert told.runs == ()

@@ -1,0 +1,80 @@
+"""The verdict on training reward, and the held-out change beside it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from curve_runs import evaluations, flat, healthy, ramp
+from uptrend.doctor.verdict import judge
+from uptrend.records import Run, RunView, Trend, view_of
+
+
+def test_learning_with_its_interval_and_power() -> None:
+    verdict = judge(healthy())
+    low, high = verdict.interval or (0, 0)
+    assert verdict.trend is Trend.LEARNING
+    assert low < 0.4 < high
+    assert verdict.effect == pytest.approx(0.4, abs=0.05)
+    assert verdict.power is not None
+    assert verdict.power > 0.8
+    assert "0.343 → 0.651" in verdict.sentence
+
+
+def test_falling_flat_and_too_short() -> None:
+    assert judge(healthy(**{"reward/mean": ramp(0.7, 0.3, noise=0.05)})).trend is Trend.FALLING
+    assert judge(healthy(**{"reward/mean": flat()})).trend is Trend.FLAT
+    assert judge(healthy(8, **{"reward/mean": flat(0.3, 8)})).trend is Trend.TOO_SHORT
+    assert judge(healthy(3)).trend is Trend.TOO_SHORT
+    noisy = healthy(30, **{"reward/mean": flat(0.3, 30, 0.4), "reward/group_std/mean": 0.3})
+    assert judge(noisy).trend is Trend.TOO_SHORT
+
+
+def test_a_short_run_with_a_plain_trend_is_not_too_short() -> None:
+    assert judge(healthy(12, **{"reward/mean": ramp(0.1, 0.9, 12, 0.03)})).trend is Trend.LEARNING
+
+
+def test_a_collapse_is_falling_although_no_line_fits() -> None:
+    rewards = np.concatenate([np.full(5, 0.89), [0.4], np.full(34, 0.001)]) + flat(0, 40, 0.01)
+    assert judge(healthy(40, **{"reward/mean": rewards})).trend is Trend.FALLING
+
+
+@pytest.mark.parametrize(
+    "dead",
+    [{"advantage/dead/share": 0.99}, {"weights/update/norm": 0.0},
+     {"learner/entropy/mean": np.exp(ramp(0, -9)), "gradient/norm/before": np.exp(ramp(0, -14)), "reward/max": 2.0}],
+)  # fmt: skip
+def test_a_drift_without_learning_is_flat(dead: dict[str, object]) -> None:
+    assert judge(healthy(**dead)).trend is Trend.FLAT
+
+
+def test_a_constant_reward_is_flat() -> None:
+    assert judge(healthy(**{"reward/mean": 1.0})).trend is Trend.FLAT
+
+
+def test_no_reward() -> None:
+    verdict = judge(RunView(source="log", trainer="unknown", name="", steps=np.arange(9), metrics={}))
+    assert (verdict.trend, verdict.effect, verdict.power) == (Trend.TOO_SHORT, None, None)
+
+
+def test_held_out_stands_beside_and_does_not_enter() -> None:
+    verdict = judge(healthy(evals=evaluations(0.6, 0.4, tasks=100)))
+    assert verdict.trend is Trend.LEARNING
+    assert verdict.held_out["effect"] == pytest.approx(-0.2)
+    low, high = verdict.held_out["interval"]
+    assert low == pytest.approx(-0.334, abs=0.01)
+    assert high == pytest.approx(-0.066, abs=0.01)
+
+
+def test_held_out_is_paired_where_rollouts_were_kept(make_run: Callable[..., Path]) -> None:
+    view = view_of(Run(make_run("run", steps=20, rights=(15, 28))))
+    held_out = judge(view).held_out
+    assert (held_out["effect"], held_out["tasks"]) == (pytest.approx(13 / 40), 40)
+    assert held_out["interval"][0] < 13 / 40 < held_out["interval"][1]
+
+
+def test_the_last_verdict_is_kept_for_its_own_run_only() -> None:
+    rising, falling = healthy(), healthy(**{"reward/mean": ramp(0.7, 0.3, noise=0.05)})
+    assert [judge(v).trend for v in (rising, falling, rising)] == [Trend.LEARNING, Trend.FALLING, Trend.LEARNING]
+    assert judge(rising) is judge(rising)

@@ -1,0 +1,60 @@
+"""Recorded runs, tampered with: a fault is planted by editing the rows that a view gives."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from uptrend.doctor.check import Check
+from uptrend.records import CannotTell, Finding, Role, RunView
+from uptrend.records.schema import ROLLOUTS
+
+Row = dict[str, Any]
+Edit = Callable[[list[Row]], list[Row] | None]
+
+
+def tampered(view: RunView, edit: Edit, **changes: Any) -> RunView:
+    """The same run with each step's rows edited, in place or into others, and fields of the view replaced."""
+
+    def read(step: int) -> pa.Table:
+        rows = view.read_rollouts(step).to_pylist()
+        edited = edit(rows)
+        return pa.Table.from_pylist(rows if edited is None else edited, schema=ROLLOUTS)
+
+    return replace(view, read_rollouts=read, **changes)
+
+
+def without(view: RunView, *columns: str) -> RunView:
+    """The same run from a trainer that does not keep these columns."""
+
+    def read(step: int) -> pa.Table:
+        table = view.read_rollouts(step)
+        for name in columns:
+            place = table.column_names.index(name)
+            table = table.set_column(place, table.field(name), pa.nulls(len(table), table.field(name).type))
+        return table
+
+    return replace(view, read_rollouts=read)
+
+
+def findings(check: Check, view: RunView) -> dict[str, Finding]:
+    """What a check found, by id."""
+    return {f.id: f for f in check(view) if isinstance(f, Finding)}
+
+
+def untold(check: Check, view: RunView) -> dict[str, str]:
+    """What it could not tell, with the reason."""
+    return {f.id: f.needs for f in check(view) if isinstance(f, CannotTell)}
+
+
+def places(row: Row, role: Role) -> list[int]:
+    """The tokens of a role."""
+    return [i for i, r in enumerate(row["roles"]) if r == role]
+
+
+def shifted(row: Row, by: float | np.ndarray) -> None:
+    """Move the learner's log-probabilities."""
+    for place, gap in zip(places(row, Role.MODEL), np.broadcast_to(by, len(places(row, Role.MODEL))), strict=True):
+        row["learner"][place] = row["sampler"][place] + float(gap)
