@@ -5,10 +5,10 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart check test format clean
+.PHONY: help setup quickstart check test ward ward-full format clean
 
 help:  ## Show this
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: .venv/.all  ## Make .venv with everything: training, plots, frames, checks and tests
 	@echo "Ready: . $(BIN)/activate"
@@ -26,6 +26,14 @@ check: .venv/.all  ## Format, lint, types and architecture
 
 test: .venv/.all  ## Run all tests
 	$(BIN)/python -m pytest
+
+ward: .venv/.all  ## Plant a sample of faults into real runs and score the doctor (under 15 minutes)
+	$(BIN)/python -m benchmarks.ward sample --to .ward/sample
+	$(BIN)/python -m benchmarks.ward score .ward/sample
+
+ward-full: .venv/.all  ## Plant all of them, beside all healthy runs (about an hour)
+	$(BIN)/python -m benchmarks.ward full --to .ward/full
+	$(BIN)/python -m benchmarks.ward score .ward/full
 
 format: .venv/.all  ## Format, and fix what can be fixed
 	$(BIN)/ruff format .

@@ -107,7 +107,7 @@ def same(one: Run, other: Run) -> None:
 def test_a_run_leaves_everything_on_disk(whole: Run) -> None:
     assert whole.status == "finished"
     assert {p.name for p in whole.path.iterdir()} == {
-        "run.json", "metrics.jsonl", "evals.jsonl", "events.jsonl", "rollouts", "evals", "checkpoints",
+        "run.json", "metrics.jsonl", "evals.jsonl", "events.jsonl", "rollouts", "evals", "checkpoints", "findings.json",
         ".lock",
     }  # fmt: skip
     assert [line["step"] for line in whole.metric_lines] == list(range(1, STEPS + 1))

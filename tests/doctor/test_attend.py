@@ -64,13 +64,15 @@ def attended(path: Path, stop_on: str, live: bool = True) -> tuple[list[str], li
     observer = Attending(said.append)
     observer.before(Run(path))
     stops: list[Stop] = []
-    doctor = observer._doctor
-    if doctor is not None:
-        assert doctor.stdout is not None
-        os.set_blocking(doctor.stdout.fileno(), True)  # to wait for the first finding
-        while b"run.nonfinite" not in observer._rest:
-            observer._rest += doctor.stdout.readline()
-        os.set_blocking(doctor.stdout.fileno(), False)
+    listening = observer._doctor
+    if listening is not None:
+        assert listening._doctor is not None
+        pipe = listening._doctor.stdout
+        assert pipe is not None
+        os.set_blocking(pipe.fileno(), True)  # to wait for what it is to find
+        while b"run.nonfinite" not in listening._rest:
+            listening._rest += pipe.readline()
+        os.set_blocking(pipe.fileno(), False)
     wish = observer.step(StepRecord(1, {}, (), None))
     stops += [wish] if wish else []
     observer.after(Run(path))

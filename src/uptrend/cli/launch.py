@@ -25,23 +25,43 @@ MAY_CHANGE = ("learning.steps", "eval.every", "checkpoints.every", "checkpoints.
 """What a resumed run may be told anew: nothing that would make it another run."""
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """A recipe with everything that it names."""
+
+    config: Config
+    """With every value filled in."""
+    policy: "Policy"
+    """Its model."""
+    pool: Pool
+    """What it trains on."""
+    held_out: HeldOut
+    """What it is evaluated on."""
+
+
+def prepare(config: Config) -> Prepared:
+    """Resolve a recipe, make its tasks and load its model."""
+    config = _resolve(config)
+    held_out = heldout(config)
+    tasks = pool(config, held_out)
+    return Prepared(config, make_policy(config, held_out), tasks, held_out)
+
+
 def train(
     config: Config | str | Path | Mapping[str, Any],
     *,
     runs: str | Path = "runs",
     name: str | None = None,
     observers: Sequence[Observer] = (),
+    preflight: bool = False,
 ) -> Run:
-    """Train a recipe (a path, a table or a loaded config) and give back its run."""
+    """Train a recipe (a path, a table or a loaded config) and give back its run; `preflight` asks the cheap probes."""
     need_train_extra()
     config = config if isinstance(config, Config) else load_config(config)
     path = _place(Path(runs), name, config.name, "Choose another --name, or continue it with --resume.")
-    config = _resolve(config)
-    held_out = heldout(config)
-    tasks = pool(config, held_out)
-    policy = make_policy(config, held_out)
-    with RunDirectory.create(path, _info(path, config, tasks, held_out, policy)) as directory:
-        _go(config, policy, tasks, held_out, directory, observers, resume=False)
+    parts = prepare(config)
+    with RunDirectory.create(path, _info(path, parts.config, parts.pool, parts.held_out, parts.policy)) as directory:
+        _go(parts, directory, observers, resume=False, preflight=preflight)
     return Run(path)
 
 
@@ -69,10 +89,10 @@ def resume(path: Path, overrides: Iterable[str] = (), observers: Sequence[Observ
         held_out = heldout(config)
         tasks = pool(config, held_out)
         _same_tasks(run, tasks, held_out)
-        policy = make_policy(config, held_out)
+        parts = Prepared(config, make_policy(config, held_out), tasks, held_out)
         directory.rewind(step)
         directory.write_info({**run.info, "config": to_table(config)})
-        _go(config, policy, tasks, held_out, directory, observers, resume=True)
+        _go(parts, directory, observers, resume=True)
     return Run(path)
 
 
@@ -156,14 +176,22 @@ def _recorded(directory: RunDirectory, *, resume: bool) -> Iterator[_Outcome]:
 
 
 def _go(
-    config: Config, policy: "Policy", tasks: Pool, held_out: HeldOut, directory: RunDirectory,
-    observers: Sequence[Observer], *, resume: bool,
-) -> None:  # fmt: skip
+    prepared: Prepared, directory: RunDirectory, observers: Sequence[Observer], *, resume: bool, preflight: bool = False
+) -> None:
     from uptrend.train.loop import Parts
     from uptrend.train.loop import train as loop
 
+    p = prepared
     with _recorded(directory, resume=resume) as outcome:
-        outcome.stop = loop(Parts(config, policy, tasks, held_out, directory, observers), resume)
+        outcome.stop = _preflight(prepared, directory) if preflight else None
+        if outcome.stop is None:
+            outcome.stop = loop(Parts(p.config, p.policy, p.pool, p.held_out, directory, observers), resume)
+
+
+def _preflight(prepared: Prepared, directory: RunDirectory) -> Stop | None:
+    from uptrend.cli.preflight import check_first
+
+    return check_first(prepared, directory)
 
 
 def make_policy(config: Config, held_out: HeldOut) -> "Policy":

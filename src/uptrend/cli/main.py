@@ -11,8 +11,10 @@ from uptrend.records import UptrendError
 
 VERBS = {
     "train": ("uptrend.cli.train", "command", "Train a model on a recipe, and record everything."),
+    "preflight": ("uptrend.cli.preflight", "command", "Ask what could keep a recipe from learning, before it runs."),
     "warmstart": ("uptrend.cli.warmstart", "command", "Teach a model a taskset's own expert, to have a start."),
     "eval": ("uptrend.cli.evaluate", "command", "Score a model or a run's checkpoint on held-out tasks."),
+    "doctor": ("uptrend.cli.doctor", "command", "Say why a run does not learn, from its records or a log."),
     "runs": ("uptrend.cli.runs", "app", "List, show and compare run directories."),
     "plot": ("uptrend.cli.plot", "plot", "Draw the curves of runs to PNG or SVG."),
     "tasks": ("uptrend.cli.tasks", "app", "List, show and validate tasksets."),

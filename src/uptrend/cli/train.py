@@ -6,11 +6,13 @@ from typing import Annotated
 
 import typer
 
+from uptrend.cli.attending import Attending
 from uptrend.cli.interrupt import patiently
 from uptrend.cli.launch import resume, train
 from uptrend.cli.view import choose_view
 from uptrend.config import load_config
-from uptrend.records import ConfigError
+from uptrend.records import ConfigError, Run
+from uptrend.train.observer import Observer
 
 Recipe = Annotated[Path | None, typer.Argument(help="A recipe: a TOML file.", show_default=False)]
 Set = Annotated[
@@ -32,6 +34,9 @@ def command(
         Path | None, typer.Option("--resume", help="Go on with this run directory from its last checkpoint.")
     ] = None,
     quiet: Quiet = False,
+    no_preflight: Annotated[
+        bool, typer.Option("--no-preflight", help="Train at once, whatever the cheap probes would say.")
+    ] = False,
 ) -> None:
     """Train a model on a recipe, and record everything.
 
@@ -40,6 +45,7 @@ def command(
     uptrend train recipes/arithmetic/baseline.toml --set learning.lr=1e-5 --name faster
     uptrend train --resume runs/quickstart
 
+    A new run first asks the cheap probes of `uptrend preflight`, and does not begin on a critical finding.
     Ctrl-C finishes the step, writes a checkpoint and says how to go on; a second one ends at once.
     """
     if (recipe is None) == (resumes is None):
@@ -47,13 +53,25 @@ def command(
             "Give either a recipe (uptrend train RECIPE) or a run to go on with (uptrend train --resume RUN)."
         )
     with patiently() as patience:
-        observers = [choose_view(quiet=quiet, is_terminal=sys.stdout.isatty()), patience]
+        view = choose_view(quiet=quiet, is_terminal=sys.stdout.isatty())
+        observers: list[Observer] = [view, Attending(view.say), patience]
         if resumes is not None:
             run = resume(resumes, sets or (), observers)
         else:
             assert recipe is not None
-            run = train(load_config(recipe, sets or ()), runs=runs, name=name, observers=observers)
+            config = load_config(recipe, sets or ())
+            run = train(config, runs=runs, name=name, observers=observers, preflight=not no_preflight)
+    if (why := _stopped_by_preflight(run)) is not None:
+        typer.echo(f"Not begun: {why} To train nevertheless: --no-preflight", err=True)
+        raise typer.Exit(1)
     if run.status == "stopped" and run.checkpoints:
         typer.echo(f"Stopped after step {run.last_step}. Go on with: uptrend train --resume {run.path}")
     elif run.status == "stopped":
         typer.echo("Stopped before the first step: there is nothing to go on from.")
+
+
+def _stopped_by_preflight(run: Run) -> str | None:
+    """What the preflight said, if that is why the run did not begin."""
+    last = run.events[-1]
+    reason = str(last.get("reason", ""))
+    return reason.removeprefix("preflight: ") if last["event"] == "stopped" and "preflight: " in reason else None

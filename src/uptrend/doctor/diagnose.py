@@ -12,7 +12,7 @@ from uptrend.records import CannotTell, Finding, Report, RunView
 def diagnose(view: RunView) -> Report:
     """Run every check on a run, and put what they found in order."""
     outcomes = [outcome for name, check in CHECKS.items() for outcome in _run(name, check(view))]
-    acquitted = {event.get("id") for event in view.events if event.get("event") == "acquitted"}  # by a probe
+    acquitted = _acquitted(view)
     findings = rank(o for o in outcomes if isinstance(o, Finding) and o.id not in acquitted)
     seen = {f.id for top in findings for f in (top, *top.explains)}
     lacking = {o.id: o for o in outcomes if isinstance(o, CannotTell) and o.id not in seen}
@@ -28,6 +28,14 @@ def diagnose(view: RunView) -> Report:
         unknown=tuple(sorted(view.unknown)),
         curve=_thinned(view),
     )
+
+
+def _acquitted(view: RunView) -> set[str]:
+    """Causes that a probe has excluded, whatever records look like: gold in the wrong dress was not rejected."""
+    told = {str(event.get("id")) for event in view.events if event.get("event") == "acquitted"}
+    asked = [probe for event in view.events if event.get("event") == "preflight" for probe in event.get("probes", ())]
+    gold = any(probe.get("name") == "gold" and probe.get("ok") and not probe.get("skipped") for probe in asked)
+    return told | ({"reward.gold-rejected"} if gold else set())
 
 
 def _thinned(view: RunView) -> tuple[tuple[int, float], ...]:

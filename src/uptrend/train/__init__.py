@@ -22,11 +22,12 @@ class TrainRoom(ModuleType):
         runs: str | Path = "runs",
         name: str | None = None,
         observers: Sequence[Observer] = (),
+        preflight: bool = False,
     ) -> Run:
-        """Train a recipe (a path, a table or a loaded config) and give back its run."""
+        """Train a recipe (a path, a table or a loaded config), after the cheap probes if asked; gives back its run."""
         # By name, because `cli` joins the rooms and stands above this one.
         launch = importlib.import_module("uptrend.cli.launch")
-        run: Run = launch.train(config, runs=runs, name=name, observers=observers)
+        run: Run = launch.train(config, runs=runs, name=name, observers=observers, preflight=preflight)
         return run
 
 

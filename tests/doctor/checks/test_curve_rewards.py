@@ -1,8 +1,8 @@
 """Checks of reward curves: constant, components, hackable, length, memorised."""
 
 import numpy as np
-from curve_runs import STEPS, evaluations, findings, flat, healthy, lacks, ramp, severities
 
+from curve_runs import STEPS, evaluations, findings, flat, healthy, lacks, ramp, severities
 from uptrend.records import Confidence, RunView, Severity
 
 EMPTY = RunView(source="log", trainer="unknown", name="", steps=np.arange(30), metrics={})
@@ -80,11 +80,10 @@ def test_held_out_that_does_not_follow() -> None:
     assert findings(healthy(evals=evaluations(0.3, 0.35, tasks=20, every=120)), "reward_hackable") == {}
 
 
-def test_held_out_of_another_scale_that_follows() -> None:
-    view = healthy(
-        **{"reward/mean": ramp(-1, 1, noise=0.1), "reward/group_std/mean": 0.8}, evals=evaluations(0.2, 0.6, every=120)
-    )
-    assert findings(view, "reward_hackable") == {}
+def test_held_out_of_another_scale_that_may_follow() -> None:
+    """A rise by one deviation, of 4, and a held-out change that 60 tasks leave open."""
+    large = {"reward/mean": ramp(0, 4, noise=0.4), "reward/group_std/mean": 4.0}
+    assert findings(healthy(**large, evals=evaluations(0.5, 0.62, tasks=60, every=120)), "reward_hackable") == {}
 
 
 def test_memorised() -> None:

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from curve_runs import findings, flat, healthy, lacks, ramp, severities
 
+from curve_runs import findings, flat, healthy, lacks, ramp, severities
 from uptrend.records import RunView, Severity
 
 EMPTY = RunView(source="log", trainer="unknown", name="", steps=np.arange(30), metrics={})
@@ -77,6 +77,15 @@ def test_a_rate_too_large() -> None:
     assert severities(fallen, "learning_rate") == {"optimiser.lr-large": Severity.WARNING}
     late = healthy(**{"reward/mean": rewards, "optimiser/lr": np.where(np.arange(120) < 30, 1e-4, 1e-6)})
     assert findings(late, "learning_rate") == {}
+
+
+def test_a_rate_too_large_by_the_weights() -> None:
+    leaps = {"weights/update/norm": 1.5, "weights/norm": 47.0}
+    view = healthy(**leaps, **{"reward/mean": flat()})
+    assert severities(view, "learning_rate") == {"optimiser.lr-large": Severity.WARNING}
+    assert findings(healthy(**leaps), "learning_rate") == {}
+    small = healthy(**{"weights/update/norm": 0.06, "weights/norm": 47.0, "reward/mean": flat()})
+    assert findings(small, "learning_rate") == {}
 
 
 def test_a_schedule_that_ate_the_run() -> None:

@@ -66,7 +66,7 @@ def test_questions_with_tools_get_no_warning(musique: dict[str, Any]) -> None:
     assert "tool tokens" in results["masks"].figure
 
 
-@pytest.mark.parametrize("name", ["tools-trained", "attention-blind", "stop-untrained", "weights-not-sent"])
+@pytest.mark.parametrize("name", ["tools-trained", "attention-blind", "stop-untrained"])
 def test_a_fault_is_named_first_where_there_are_tools(name: str, musique: dict[str, Any]) -> None:
     plant = PLANTS[name]
     with plant.plant():

@@ -16,6 +16,8 @@ LEAVING = 5.0
 """How many times its first quarter's KL a policy has at the end that is on its way."""
 MOVED = 0.002
 """The same by weights: the path of all updates against the weights' length."""
+LEAP = 0.01
+"""The share of the weights' length that no single update should be; adapters, which start at 0, aside."""
 CLIPPED = 0.2
 """The share of clipped tokens from which updates are too large."""
 USED = 0.2
@@ -70,6 +72,13 @@ def _path(view: RunView) -> float | None:
     return float(update.sum() / norm[0]) if len(update) and len(norm) and norm[0] > 0 else None
 
 
+def _leap(view: RunView) -> float:
+    """The median length of an update against the weights' length; 0 where they were not logged."""
+    if not view.has("weights/update/norm", "weights/norm"):
+        return 0.0
+    return float(np.nanmedian(view.metrics["weights/update/norm"] / view.metrics["weights/norm"]))
+
+
 def _large(view: RunView) -> Finding | None:
     clipped = [c for name in ("clip/low/share", "clip/high/share", "clip/region/share") if (c := course(view, name))]
     most = max(clipped, key=lambda c: c.last, default=None)
@@ -80,6 +89,13 @@ def _large(view: RunView) -> Finding | None:
         return finding(
             view, LARGE, severity, Confidence.MEDIUM, text, [most.evidence(f"Clipped share {most.last:.2f}.")]
         )
+    leap = _leap(view)
+    if leap > LEAP and trend is not Trend.LEARNING and not view.value("model.lora"):
+        text = (
+            f"A step changes the weights by {leap:.1%} of their length, and the reward does not rise: too large a step."
+        )
+        shown = Evidence(f"Update over weights {leap:.3g}; about 0.001 is usual.", leap, "weights/update/norm")
+        return finding(view, LARGE, Severity.WARNING, Confidence.MEDIUM, text, [shown])
     steps, rates = view.curve("optimiser/lr")
     if collapse is None or len(rates) == 0:
         return None

@@ -1,0 +1,151 @@
+"""Scores the doctor against an expert's reading of public runs: python benchmarks/logs.py ../shared/data/runs
+
+Each case is a folder with meta.json (labels, reading), series.jsonl and, mostly, raw/ with the log as it was found. The
+doctor reads the raw file where there is one. Printed for each case: the verdict beside the expert's, labels found and
+missed, and each warning (warning or critical) with whether a label or the reading supports it.
+"""
+
+import json
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from uptrend.bridge.importers import read_views
+from uptrend.doctor.checks import CHECKS
+from uptrend.doctor.verdict import judge
+from uptrend.records import Finding, RunView, Severity, Trend
+
+DEAD = {"advantage.dead-groups-low", "advantage.dead-groups-high", "reward.constant"}
+FOUND_BY = {
+    "zero_variance": DEAD,
+    "clipped_completions": {"context.completion-truncated", "sampling.no-stop"},
+    "kl_negligible": {"kl.strangles", "optimiser.lr-small"},
+    "tiny_updates": {"kl.strangles", "optimiser.lr-small", "optimiser.schedule"},
+    "kl_runaway": {"kl.runaway"},
+    "reward_component_dead": {"reward.component-dead"},
+    "saturated": {"advantage.dead-groups-high", "reward.component-dead"},
+    "entropy_collapse": {"sampling.entropy-collapse"},
+    "reward_hacking_suspected": {"reward.hackable", "reward.component-dominates"},
+    "nan": {"run.nonfinite"},
+    "collapsed": {"run.collapsed"},
+    "too_short_to_tell": {"run.too-short"},
+    "length_growth": {"reward.length-hacking"},
+    "other:concatenated_restarts": {"run.restarts-concatenated"},
+    "other:group_size_1": {"config.group-of-one"},
+    "other:entropy_explosion": {"sampling.entropy-explosion"},
+    "other:length_collapse": {"sampling.length-collapse"},
+    "other:duplicate_components": {"reward.component-dominates"},
+    "other:eval_flat": {"reward.hackable", "eval.noise"},
+}
+"""Which findings say what a label says; a note is enough. Labels that are no finding (learning, flat) are verdicts."""
+
+SUPPORTED_BY = {
+    "optimiser.dead-steps": {"zero_variance"},
+    "kl.dead-group-pull": {"zero_variance"},
+    "reward.component-dominates": {"reward_hacking_suspected", "reward_component_dead"},
+    "reward.length-hacking": {"reward_hacking_suspected", "length_growth"},
+    "optimiser.lr-large": {"collapsed", "kl_runaway"},
+    "reward.constant": {"zero_variance", "collapsed"},
+}
+"""Labels that support a warning besides those that it finds."""
+
+VERDICTS = {
+    "learning": Trend.LEARNING,
+    "flat": Trend.FLAT,
+    "saturated": Trend.FLAT,
+    "collapsed": Trend.FALLING,
+    "too_short_to_tell": Trend.TOO_SHORT,
+}
+"""What a label says of the trend; learning stands above the rest, as the issue is the training reward alone."""
+
+
+@dataclass
+class Score:
+    """One case, judged."""
+
+    case: str
+    verdict: str = "unread"
+    agrees: bool = False
+    found: list[str] = field(default_factory=list)
+    missed: list[str] = field(default_factory=list)
+    right: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+
+def score(folder: Path) -> Score:
+    """Read a case and compare."""
+    meta = json.loads((folder / "meta.json").read_text())
+    result = Score(folder.name)
+    try:
+        view = pick(log_of(folder))
+    except Exception as error:  # an unread log is a result here
+        result.verdict = f"unread: {error}"
+        return result
+    findings = [f for check in CHECKS.values() for f in check(view) if isinstance(f, Finding)]
+    trend = judge(view).trend
+    labels = set(meta["labels"])
+    wanted = expected(meta["labels"])
+    result.verdict, result.agrees = f"{trend.value} / {'|'.join(sorted(w.value for w in wanted))}", trend in wanted
+    ids = {f.id for f in findings}
+    for label in meta["labels"]:
+        if label in FOUND_BY and not (label == "too_short_to_tell" and trend is Trend.TOO_SHORT):
+            (result.found if ids & FOUND_BY[label] else result.missed).append(label)
+        elif label in FOUND_BY:
+            result.found.append(label)
+    for f in findings:
+        if f.severity is not Severity.NOTE:
+            backing = {label for label, by in FOUND_BY.items() if f.id in by} | SUPPORTED_BY.get(f.id, set())
+            (result.right if backing & labels else result.wrong).append(f.id)
+    return result
+
+
+def log_of(folder: Path) -> Path:
+    """The log as it was found; the decoded series where it was not kept."""
+    raw = sorted(p for p in (folder / "raw").glob("*") if "summary" not in p.name) if (folder / "raw").exists() else []
+    return raw[0] if raw else folder / "series.jsonl"
+
+
+def pick(log: Path) -> RunView:
+    """The run of a log that the case is about: by its arm's name, else the one with as many points as the case."""
+    views = read_views(log)
+    arms = {v.name for v in views if v.name}
+    series = (log.parent.parent if log.parent.name == "raw" else log.parent) / "series.jsonl"
+    first = json.loads(series.read_text().splitlines()[0])
+    named = [v for v in views if v.name and v.name == first.get("arm")]
+    if len(arms) > 1 and named:
+        return named[0]
+    return max(views, key=lambda v: len(v.steps))
+
+
+def expected(labels: list[str]) -> set[Trend]:
+    """The verdicts that do not contradict the expert's labels."""
+    if "learning" in labels:
+        return {Trend.LEARNING}
+    return {VERDICTS[label] for label in labels if label in VERDICTS}
+
+
+def main() -> None:
+    """Score every case, and sum up: all, and each half, as a rule fitted to one half would show in the other."""
+    scores = [score(path.parent) for path in sorted(Path(sys.argv[1]).glob("*/meta.json"))]
+    for s in scores:
+        print(f"{'ok ' if s.agrees else 'NO '} {s.case:36} {s.verdict}")
+        print(f"     found {', '.join(s.found) or '-'}; missed {', '.join(s.missed) or '-'}")
+        print(f"     warnings right {', '.join(s.right) or '-'}; not supported {', '.join(s.wrong) or '-'}")
+    print(f"odd cases:  {totals(scores[::2])}\neven cases: {totals(scores[1::2])}\nall:        {totals(scores)}")
+
+
+def totals(scores: list[Score]) -> str:
+    """The figures in one line."""
+    read = sum(not s.verdict.startswith("unread") for s in scores)
+    found, missed = sum(len(s.found) for s in scores), sum(len(s.missed) for s in scores)
+    right, wrong = sum(len(s.right) for s in scores), sum(len(s.wrong) for s in scores)
+    agree = sum(s.agrees for s in scores)
+    return (
+        f"read {read} of {len(scores)}; labels found {found} of {found + missed} ({found / (found + missed):.0%}); "
+        f"warnings right {right} of {right + wrong} ({right / max(1, right + wrong):.0%}); "
+        f"verdict {agree} of {len(scores)} ({agree / len(scores):.0%})"
+    )
+
+
+if __name__ == "__main__":
+    main()

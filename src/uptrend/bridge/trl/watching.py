@@ -1,0 +1,266 @@
+"""`watch(trainer)`: a TRL GRPO run that writes an Uptrend run directory, and is told what is wrong while it runs.
+
+The trainer's thread only keeps references to TRL's own tensors and copies a sample of the weights; all else
+happens on the scribe's thread. Questions to the model and to the reward functions are asked at the first step, those
+to the model again every so many steps. Whatever fails here is written down and the run goes on.
+"""
+
+import functools
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from uptrend.bridge.trl.batch import Batch, Call, Pass
+from uptrend.bridge.trl.guard import Guard, same_randomness
+from uptrend.bridge.trl.moments import Moments
+from uptrend.bridge.trl.precision import judge_cast
+from uptrend.bridge.trl.probes.learner import ask_learner
+from uptrend.bridge.trl.probes.rewards import ask_rewards
+from uptrend.bridge.trl.record import Record
+from uptrend.bridge.trl.step import Step
+from uptrend.bridge.trl.taps import ROWS, tap
+from uptrend.bridge.trl.weights import Snapshot, Weights
+
+EVERY = 50
+"""Steps between two looks at the model."""
+MANY = 1_000_000
+"""More rows than any generation has: numbers them across generations."""
+
+
+def watch(
+    trainer: Any, path: str | Path | None = None, *, every: int = EVERY, probes: bool = True, rescore: bool = True
+) -> "Watch":
+    """Watch a TRL GRPOTrainer; call it before `trainer.train()`.
+
+    path     the run directory; `uptrend` under the trainer's output folder by default
+    every    steps between two looks at the model
+    probes   whether to ask the model questions (a forward pass of six short rows)
+    rescore  whether to ask the reward functions again, at the first step
+    """
+    existing = getattr(trainer, "_uptrend", None)
+    if isinstance(existing, Watch):
+        return existing
+    return Watch(trainer, path, every=every, probes=probes, rescore=rescore)
+
+
+def watched(cls: type[Any], path: str | Path | None = None, **options: Any) -> type[Any]:
+    """A trainer class whose every instance is watched: `GRPOTrainer = watched(GRPOTrainer)`."""
+
+    class Watched(cls):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            watch(self, path, **options)
+
+    Watched.__name__, Watched.__qualname__, Watched.__doc__ = cls.__name__, cls.__qualname__, cls.__doc__
+    return Watched
+
+
+class Watch:
+    """What listens to one trainer."""
+
+    def __init__(self, trainer: Any, path: str | Path | None, *, every: int, probes: bool, rescore: bool) -> None:
+        self.trainer = trainer
+        self.path = Path(path) if path is not None else Path(trainer.args.output_dir) / "uptrend"
+        """Where the run directory is; settled when training begins."""
+        self._every, self._probes, self._rescore = max(1, every), probes, rescore
+        self.guard = Guard(lambda part, text: self._event("watch-failed", part=part, error=text))
+        self.record: Record | None = None
+        self._weights: Weights | None = None
+        self._before: Snapshot | None = None
+        self._batches: dict[int, Batch] = {}
+        self._calls: list[Call] = []
+        self._scoring = self._sampling = 0.0
+        self._scored: tuple[Any, ...] = ()
+        self._looking: list[Pass] | None = None
+        self._rows: Any = None
+        self._first = True
+        self._now = Step()
+        self._evaluated: list[Batch] = []
+        with self.guard("this trainer"):
+            trainer._uptrend = self
+            if trainer.accelerator.is_main_process:
+                self._install()
+
+    # What it listens to
+
+    def _install(self) -> None:
+        trainer, guard = self.trainer, self.guard
+        tap(trainer, "_generate_single_turn", guard, after=self._after_sampling)
+        tap(trainer, "_calculate_rewards", guard, before=self._before_scoring, after=self._after_scoring)
+        tap(trainer, "_generate_and_score_completions", guard, before=self._before_batch, after=self._after_batch)
+        tap(trainer, "_compute_loss", guard, before=self._before_loss, after=self._after_loss)
+        tap(trainer, "_get_per_token_logps_and_entropies", guard, after=self._after_logprobs)
+        tap(trainer, "_get_grad_norm", guard, after=self._after_gradient)
+        trainer.add_callback(Moments(self))
+        train = trainer.train
+
+        @functools.wraps(train)
+        def trained(*args: Any, **kwargs: Any) -> Any:
+            try:
+                result = train(*args, **kwargs)
+            except BaseException as error:
+                self.end("stopped" if isinstance(error, KeyboardInterrupt) else "failed", f"{error!r}"[:500])
+                raise
+            self.end("finished")
+            return result
+
+        trainer.train = trained
+
+    def begin(self) -> None:
+        """Training begins: make the run directory."""
+        self._weights = Weights(self.trainer.model)
+        self.record = Record(self.trainer, self.path, self._weights, self.guard)
+        self.path = self.record.path
+        self._before = self._weights.snapshot()
+        self._first = True
+
+    def end(self, how: str, error: str = "") -> None:
+        """Training has ended, however it did."""
+        with self.guard("the end"):
+            if self.record is not None:
+                self.record.end(how, error)
+        self.record = None
+
+    def _event(self, kind: str, **values: Any) -> None:
+        if self.record is not None:
+            self.record.event(kind, **values)
+
+    @property
+    def _alone(self) -> bool:
+        """Whether one process trains: a probe in one of several would leave the others waiting."""
+        return bool(self.trainer.accelerator.num_processes == 1) and not self.trainer._is_vlm
+
+    # A generation
+
+    def _before_batch(self, *_: Any) -> None:
+        self._calls, self._sampling = [], time.perf_counter()
+
+    def _after_sampling(self, result: Any, prompt_ids: Any, *_: Any, **__: Any) -> None:
+        self._calls.append(Call([list(ids) for ids in prompt_ids], [list(ids) for ids in result[0]]))
+
+    def _before_scoring(self, *_: Any) -> None:
+        self._scoring = time.perf_counter()
+
+    def _after_scoring(self, rewards: Any, inputs: Any, prompts: Any, completions: Any, written: Any) -> None:
+        self._scoring = time.perf_counter() - self._scoring
+        start = self.trainer.accelerator.process_index * len(prompts)
+        self._scored = (inputs, list(prompts), list(completions), written, rewards[start : start + len(prompts)])
+
+    def _after_batch(self, output: dict[str, Any], *_: Any) -> None:
+        trainer, training = self.trainer, self.trainer.model.training
+        if self.record is None:
+            return
+        dead = trainer._metrics["train" if training else "eval"].get("frac_reward_zero_std")
+        step = trainer.state.global_step
+        examples, prompts, completions, written, rewards = self._scored
+        batch = Batch(
+            step=step + 1 if training else step, version=step, examples=examples, prompts=prompts,
+            completions=completions, written=written, rewards=rewards, output=dict(output), calls=self._calls,
+            seconds=time.perf_counter() - self._sampling, trl_dead=dead[-1] if dead else None,
+        )  # fmt: skip
+        if not training:
+            self._evaluated.append(batch)
+            return
+        number = max(self._batches, default=-1) + 1
+        self._batches = {n: b for n, b in self._batches.items() if b.seen < b.size} | {number: batch}
+        output[ROWS] = torch.arange(batch.size, device=output["advantages"].device) + number * MANY
+        self._now.batches.append(batch)
+        self._now.sampling += batch.seconds
+        self._look_at_precision(batch.step)
+        if self._first and self._rescore and self._alone:
+            self._ask_rewards(batch)
+
+    def _look_at_precision(self, step: int) -> None:
+        """The precision of the weights may have changed while they sampled."""
+        weights, before = self._weights, self._before
+        if weights is None or before is None or self.record is None or weights.dtypes() == before.dtypes:
+            return
+        self._before = weights.snapshot()
+        self._event("precision", step=step, before=before.dtypes, after=self._before.dtypes)
+        judge_cast(self.record.herald, before.dtypes, self._before, self.trainer.args.learning_rate, step)
+
+    def _ask_rewards(self, batch: Batch) -> None:
+        assert self.record is not None
+        with self.guard("the reward functions"):
+            self.record.suspicion = ask_rewards(
+                self.trainer, batch, self._scoring, self.record.scale, self.record.herald
+            )
+
+    # The loss
+
+    def _before_loss(self, model: Any, inputs: Any) -> None:
+        del model
+        self._rows = inputs.get(ROWS) if hasattr(inputs, "get") else None
+        self._looking = [] if self._rows is not None and self.record is not None else None
+
+    def _after_logprobs(
+        self, result: Any, model: Any, ids: Any = None, attention: Any = None, *_: Any, **named: Any
+    ) -> None:
+        del model
+        if self._looking is None:
+            return
+        ids = named.get("input_ids") if ids is None else ids
+        attention = named.get("attention_mask") if attention is None else attention
+        entropies = None if result[1] is None else result[1].detach()
+        self._looking.append(Pass(self._rows % MANY, ids, attention, result[0].detach(), entropies))
+
+    def _after_loss(self, loss: Any, *_: Any) -> None:
+        looking, self._looking = self._looking, None
+        if not looking:
+            return
+        batch = self._batches.get(int(self._rows[0]) // MANY)
+        if batch is None:
+            return
+        seen = looking[0]
+        seen.loss = loss.detach()
+        if batch.seen < batch.size:  # later passes over the same rows are after an update
+            batch.passes.append(seen)
+            batch.seen += len(seen.rows)
+        self._now.passes.append((batch, seen))
+
+    def _after_gradient(self, norm: Any, *_: Any, **__: Any) -> None:
+        self._now.gradient = norm
+
+    # The update
+
+    def step_begins(self) -> None:
+        """Before the first micro-batch of a step."""
+        self._now = Step(began=time.perf_counter())
+
+    def update_comes(self, optimizer: Any) -> None:
+        """Gradients are there and weights are still those that sampled: the moment for questions to the model."""
+        step = self.trainer.state.global_step + 1
+        self._now.lr = float(optimizer.param_groups[0]["lr"])
+        if self.record is None or not self._now.passes:
+            return
+        if self._probes and self._alone and (self._first or step % self._every == 0):
+            with self.guard("the learner"), same_randomness():
+                batch, seen = self._now.passes[0]
+                self._now.gaps = ask_learner(self.trainer, batch, seen, self.record.herald, step)
+
+    def update_done(self) -> None:
+        """The optimiser has stepped."""
+        if self._weights is None:
+            return
+        self._now.moved = (self._before, self._weights.snapshot())
+        self._before = self._now.moved[1]
+        self._now.skipped = bool(self.trainer.accelerator.optimizer_step_was_skipped)
+
+    def step_ends(self) -> None:
+        """Hand the step over."""
+        if self.record is None:
+            return
+        now = self._now
+        now.step = self.trainer.state.global_step
+        now.seconds = time.perf_counter() - now.began
+        now.waited = self.guard.take_seconds()
+        self.record.take(now)
+        self._first = False
+
+    def evaluated(self, metrics: dict[str, Any]) -> None:
+        """An evaluation is done."""
+        if self.record is not None and self._evaluated:
+            self.record.take_evaluation(self._evaluated, metrics, self.trainer.state.global_step)
+        self._evaluated = []

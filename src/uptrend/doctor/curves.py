@@ -1,0 +1,136 @@
+"""What several checks read off a run's curves, decided once."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from uptrend.doctor.statistics.shift import neighbour_noise
+from uptrend.doctor.statistics.spread import end, start
+from uptrend.doctor.statistics.trend import Trend, measure_trend
+from uptrend.records import Evidence, RunView
+from uptrend.records.view import Floats
+
+REWARD = "reward/mean"
+LEVEL = 0.05
+"""A trend with a smaller p-value is taken for one."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """How a metric went over a run."""
+
+    metric: str
+    """Its name."""
+    values: Floats
+    """Where it is finite."""
+    begin: float
+    """The median of its first points, a twentieth of them: before fast changes."""
+    first: float
+    """The median of its first quarter."""
+    last: float
+    """The median of its last quarter."""
+    step: int
+    """The last step that has it."""
+    trend: Trend | None
+    """Its straight trend, where there are enough points."""
+
+    @property
+    def rises(self) -> bool:
+        """Whether it rose for certain."""
+        return self.trend is not None and self.trend.p < LEVEL and self.trend.effect > 0
+
+    @property
+    def falls(self) -> bool:
+        """Whether it fell for certain."""
+        return self.trend is not None and self.trend.p < LEVEL and self.trend.effect < 0
+
+    def evidence(self, text: str) -> Evidence:
+        """Its last level as evidence."""
+        return Evidence(text, self.last, self.metric, self.step)
+
+
+def course(view: RunView, metric: str) -> Course | None:
+    """How a metric went; none where it was not logged."""
+    steps, values = view.curve(metric)
+    if len(values) == 0:
+        return None
+    return Course(
+        metric, values, start(values, 0.05), start(values), end(values), int(steps[-1]), measure_trend(values)
+    )
+
+
+def trend_until(view: RunView, metric: str, step: int) -> Trend | None:
+    """A metric's trend up to a step: what a held-out figure of that step is to be compared with."""
+    steps, values = view.curve(metric)
+    return measure_trend(values[steps <= step])
+
+
+def cut_by_length(view: RunView) -> Floats:
+    """The share of rollouts that ended by length, a value a point; a point that names other endings only has 0."""
+    own = view.metrics.get("sampling/ended/length/share", np.full(len(view.steps), np.nan))
+    others = [v for k, v in view.metrics.items() if k.startswith("sampling/ended/") and k.endswith("/share")]
+    known = np.isfinite(np.array(others)).any(axis=0) if others else np.isfinite(own)
+    return np.where(np.isfinite(own), own, 0.0)[known]
+
+
+def dead_groups(view: RunView) -> Floats:
+    """The share of groups without spread, a value a point; from the groups' mean deviation where it was not counted.
+
+    A mean deviation of exactly 0 means that every group of the step was dead; anything above, that some was alive.
+    """
+    if view.has("advantage/dead/share"):
+        return view.curve("advantage/dead/share")[1]
+    if view.has("advantage/dead_low/share", "advantage/dead_high/share"):
+        both = view.metrics["advantage/dead_low/share"] + view.metrics["advantage/dead_high/share"]
+        return np.asarray(both[np.isfinite(both)])
+    spread = view.curve("reward/group_std/mean")[1]
+    return (np.abs(spread) < 1e-6).astype(np.float64)
+
+
+def rollout_spread(view: RunView) -> float:
+    """How far rewards of single rollouts lie apart: the unit in which a change of the mean is large or small."""
+    for metric in ("reward/std", "reward/group_std/mean"):
+        values = view.curve(metric)[1]
+        if len(values) and float(values.mean()) > 0:
+            return float(values.mean())
+    rewards, tops, bottoms = (view.curve(metric)[1] for metric in (REWARD, "reward/max", "reward/min"))
+    if len(tops) and len(bottoms) and float(tops.mean()) > float(bottoms.mean()):
+        return float(tops.mean() - bottoms.mean()) / 2
+    if len(tops) and len(rewards):
+        # The most spread that rewards with this mean can have between these bounds: that of right or wrong.
+        mean, low = float(rewards.mean()), min(0.0, float(rewards.min()))
+        return math.sqrt(max(0.0, (float(tops.max()) - mean) * (mean - low)))
+    # A step's mean is of four rollouts at least.
+    return 2 * neighbour_noise(rewards)
+
+
+def reward_range(view: RunView) -> tuple[float, float]:
+    """The least and the largest reward that is known of; a reward that is never negative may be 0."""
+    seen = [view.curve(metric)[1] for metric in (REWARD, "reward/min", "reward/max")]
+    values = np.concatenate(seen)
+    low, high = float(values.min()), float(values.max())
+    return min(low, 0.0) if low >= 0 else low, high
+
+
+def height(view: RunView, value: float) -> float:
+    """Where a reward lies between the least and the largest seen: 0 at the bottom, 1 at the top."""
+    low, high = reward_range(view)
+    return (value - low) / (high - low) if high > low else 0.5
+
+
+def group_size(view: RunView) -> int:
+    """Rollouts a group, or 0 where it is not known."""
+    size = view.value("sampling.size", 0)
+    return int(size) if isinstance(size, int | float) else 0
+
+
+def score_of(evaluation: Mapping[str, Any]) -> float | None:
+    """An evaluation's figure: its accuracy, else its reward."""
+    for key in ("accuracy", "reward"):
+        value = evaluation.get(key)
+        if isinstance(value, int | float) and np.isfinite(value):
+            return float(value)
+    return None

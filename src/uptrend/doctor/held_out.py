@@ -1,0 +1,105 @@
+"""What the held-out evaluations say: the change from the first to the last, with its interval."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from uptrend.doctor.curves import score_of
+from uptrend.records import RunView
+
+REACH = 1.96
+
+
+@dataclass(frozen=True)
+class Change:
+    """The held-out change of a run."""
+
+    first: float
+    """The first evaluation's figure."""
+    last: float
+    """The last one's."""
+    steps: tuple[int, int]
+    """After which steps they were."""
+    scores: tuple[float, ...]
+    """Every evaluation's figure, in order."""
+    interval: tuple[float, float] | None
+    """The change's 95% interval; none where neither counts nor several evaluations give one."""
+    tasks: int
+    """How many tasks; 0 where not known."""
+    paired: bool
+    """Whether the same tasks were compared one by one."""
+
+    @property
+    def effect(self) -> float:
+        """Last less first."""
+        return self.last - self.first
+
+    def as_table(self) -> dict[str, Any]:
+        """For the verdict."""
+        return {
+            "first": self.first,
+            "last": self.last,
+            "effect": self.effect,
+            "interval": self.interval,
+            "tasks": self.tasks,
+            "paired": self.paired,
+        }
+
+
+def held_out_change(view: RunView) -> Change | None:
+    """The held-out change; none with fewer than two evaluations."""
+    scored = [(entry, score) for entry in view.evals if (score := score_of(entry)) is not None]
+    if len(scored) < 2:
+        return None
+    (first, before), (last, after) = scored[0], scored[-1]
+    scores = tuple(score for _, score in scored)
+    steps = (int(first.get("step", 0)), int(last.get("step", 0)))
+    interval, tasks, paired = _paired(view, *steps), int(last.get("tasks") or 0), True
+    if interval is None:
+        interval, paired = _from_counts(first, last, after - before) or _from_scatter(scores), False
+    return Change(before, after, steps, scores, interval, tasks, paired)
+
+
+def _paired(view: RunView, first: int, last: int) -> tuple[float, float] | None:
+    """From the tasks that changed sides, where the rollouts of both evaluations were kept."""
+    try:
+        before, after = _right_by_task(view, first), _right_by_task(view, last)
+    except (OSError, KeyError):
+        return None
+    shared = before.keys() & after.keys()
+    if len(shared) < 10:
+        return None
+    moves = np.array([float(after[task]) - float(before[task]) for task in sorted(shared)])
+    error = float(moves.std(ddof=1)) / math.sqrt(len(moves))
+    return float(moves.mean()) - REACH * error, float(moves.mean()) + REACH * error
+
+
+def _right_by_task(view: RunView, step: int) -> dict[str, bool]:
+    table = view.held_out(step)
+    tasks, right = table.column("task").to_pylist(), table.column("correct").to_pylist()
+    return {task: bool(is_right) for task, is_right in zip(tasks, right, strict=True)}
+
+
+def _from_counts(first: Mapping[str, Any], last: Mapping[str, Any], effect: float) -> tuple[float, float] | None:
+    variance = 0.0
+    for entry in (first, last):
+        accuracy, tasks = entry.get("accuracy"), entry.get("tasks")
+        if not isinstance(accuracy, int | float) or not isinstance(tasks, int) or tasks < 1:
+            return None
+        # One task more of each kind, so that 0 of 20 has an error too.
+        rate = (accuracy * tasks + 1) / (tasks + 2)
+        variance += rate * (1 - rate) / tasks
+    return effect - REACH * math.sqrt(variance), effect + REACH * math.sqrt(variance)
+
+
+def _from_scatter(scores: tuple[float, ...]) -> tuple[float, float] | None:
+    """From how evaluations scatter about their line, where there are enough of them."""
+    if len(scores) < 6:
+        return None
+    values = np.array(scores)
+    error = float(np.sqrt(np.mean(np.diff(values) ** 2) / 2)) * math.sqrt(2)
+    effect = float(values[-1] - values[0])
+    return effect - REACH * error, effect + REACH * error

@@ -1,0 +1,266 @@
+"""A healthy TRL run, watched: what it writes equals what TRL had, it is not disturbed, and nobody is alarmed."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small_sums import GROUPS, SIZE, make_trainer, right
+from trl import GRPOTrainer
+
+from uptrend.bridge.trl import Watch, watch, watched
+from uptrend.bridge.trl.record import free_path
+from uptrend.records import Role, Run
+
+STEPS = 3
+
+
+class Keeping(GRPOTrainer):
+    """Keeps what TRL computed, as an oracle."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.kept: list[dict[str, torch.Tensor]] = []
+        self.said: list[dict[str, float]] = []
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        output = super()._generate_and_score_completions(inputs)
+        self.kept.append({key: value.clone() for key, value in output.items()})
+        return output
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        super().log(logs, start_time)
+        self.said.append(dict(logs))
+
+
+def drawing(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+    """Draws from the generator that also samples: asked again, it must leave no trace."""
+    torch.rand(1)
+    return right(completions, answer)
+
+
+@pytest.fixture(scope="module")
+def both(tiny_folder: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Keeping, Keeping, Watch]:
+    """The same run twice: alone, and watched."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("trl")
+    settings: dict[str, Any] = {"steps": STEPS, "trainer": Keeping, "beta": 0.04, "reward": drawing}
+    plain = make_trainer(tiny_folder, folder / "plain", **settings)
+    plain.train()
+    seen = make_trainer(tiny_folder, folder / "seen", **settings)
+    watching = watch(seen)
+    seen.train()
+    return plain, seen, watching
+
+
+def test_a_watched_run_learns_exactly_what_an_unwatched_one_does(both: Any) -> None:
+    plain, seen, _ = both
+    weights = [dict(trainer.model.named_parameters()) for trainer in (plain, seen)]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert all(
+        torch.equal(a["completion_ids"], b["completion_ids"]) for a, b in zip(plain.kept, seen.kept, strict=True)
+    )
+
+
+def test_nothing_is_found_and_nothing_failed(both: Any) -> None:
+    run = Run(both[2].path)
+    found = [event for event in run.events if event["event"] in ("finding", "probed") and event["severity"] != "note"]
+    assert found == []
+    assert [event["event"] for event in run.events if event["event"] == "watch-failed"] == []
+    assert run.status == "finished"
+    assert run.last_step == STEPS
+
+
+def test_the_rows_hold_trls_own_tensors(both: Any) -> None:
+    _, seen, watching = both
+    out = seen.kept[1]
+    rows = Run(watching.path).rollouts(2).to_pylist()
+    assert len(rows) == GROUPS * SIZE
+    for row, ids, mask, told, advantage, reference in zip(
+        rows, out["completion_ids"], out["completion_mask"], out["prompt_ids"], out["advantages"],
+        out["ref_per_token_logps"], strict=True,
+    ):  # fmt: skip
+        prompt = sum(role == Role.PROMPT for role in row["roles"])
+        size = int(mask.sum())
+        assert row["ids"][prompt:] == ids[:size].tolist()
+        assert row["ids"][:prompt] == told[-prompt:].tolist()
+        assert row["roles"][prompt:] == [Role.MODEL] * size
+        assert all(row["attended"])
+        assert row["advantages"][prompt:] == pytest.approx([float(advantage)] * size, abs=1e-6)
+        assert row["reference"][prompt:] == pytest.approx(reference[:size].tolist(), abs=1e-5)
+        assert row["sampler"] is None  # TRL keeps none without vLLM
+        assert [weight > 0 for weight in row["weights"]] == [False] * prompt + [True] * size
+        assert set(row["versions"][prompt:]) == {1}
+
+
+def test_the_learners_log_probabilities_are_the_plain_models(both: Any, tiny_folder: str) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_folder)
+    for row in Run(both[2].path).rollouts(1).to_pylist()[:5]:  # before the first update
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([row["ids"]])).logits[0, :-1]
+        expected = torch.log_softmax(logits, -1).gather(1, torch.tensor(row["ids"][1:])[:, None])[:, 0]
+        start = row["roles"].index(Role.MODEL)
+        assert row["learner"][start:] == pytest.approx(expected[start - 1 :].tolist(), abs=1e-4)
+
+
+def test_the_line_says_what_trl_logged_and_what_it_did_not(both: Any) -> None:
+    _, seen, watching = both
+    lines = Run(watching.path).metric_lines
+    logged = [line for line in seen.said if "reward" in line]
+    for line, said in zip(lines, logged, strict=True):
+        assert line["reward/mean"] == pytest.approx(said["reward"], abs=1e-6)
+        assert line["learner/entropy/mean"] == pytest.approx(said["entropy"], rel=1e-4)
+        assert line["sampling/length/mean"] == pytest.approx(said["completions/mean_length"])
+        assert line["kl/reference/mean"] == pytest.approx(said["kl"], abs=1e-5)
+        assert line["gradient/norm/before"] == pytest.approx(float(said["grad_norm"]), rel=1e-4)
+        assert line["optimiser/lr"] == pytest.approx(said["learning_rate"])
+        assert line["advantage/dead/share"] == pytest.approx(said["frac_reward_zero_std"])
+        assert line["weights/changed/share"] > 0.9
+        assert line["tokens/trained/model/count"] == line["tokens/model/count"]
+    assert lines[0]["sampler/gap/max"] < 1e-3
+    assert "sampler/gap/max" not in lines[1]
+
+
+def test_the_update_is_as_long_as_the_weights_say(both: Any, tiny_folder: str) -> None:
+    from transformers import AutoModelForCausalLM
+
+    start = dict(AutoModelForCausalLM.from_pretrained(tiny_folder).named_parameters())
+    now = dict(both[1].model.named_parameters())
+    moved = sum(float((now[name] - start[name]).detach().double().square().sum()) for name in start) ** 0.5
+    lines = Run(both[2].path).metric_lines
+    assert max(line["weights/update/norm"] for line in lines) < moved * 1.05
+    assert sum(line["weights/update/norm"] for line in lines) > moved * 0.95  # the triangle's inequality
+    digests = [event["digest"] for event in Run(both[2].path).events if event["event"] == "weights"]
+    assert len(digests) == 2
+    assert digests[0] != digests[1]
+
+
+def test_run_json_speaks_our_words(both: Any) -> None:
+    run = Run(both[2].path)
+    assert run.info["trainer"] == "trl"
+    assert run.info["raw"]["num_generations"] == SIZE
+    config = run.config
+    assert config["sampling"] | {"size": SIZE, "groups": GROUPS, "max_tokens": 8} == config["sampling"]
+    assert config["learning"]["lr"] == 1e-4
+    assert config["learning"]["kl"]["beta"] == 0.04
+    assert config["learning"]["loss"] == "dapo"
+    assert config["model"]["weights"] == "fp32"
+    assert config["learning"]["steps"] == STEPS
+
+
+def test_right_answers_are_known_by_what_gold_earns(both: Any) -> None:
+    rows = Run(both[2].path).rollouts().to_pylist()
+    assert all(row["correct"] == (row["reward"] == 1.0) for row in rows)
+    assert {row["answer"] for row in rows}
+    assert all(row["reward_high"] == 1.0 for row in rows)
+    for row in rows:
+        a, b = (int(word) for word in row["messages"][0]["content"].split() if word.isdigit())
+        assert row["answer"] == str(a + b)
+
+
+def test_groups_are_the_prompts(both: Any) -> None:
+    rows = Run(both[2].path).rollouts(1).to_pylist()
+    by_group: dict[str, set[str]] = {}
+    for row in rows:
+        by_group.setdefault(row["group"], set()).add(row["messages"][0]["content"])
+    assert len(by_group) == GROUPS
+    assert all(len(prompts) == 1 for prompts in by_group.values())
+    assert sorted(row["index"] for row in rows) == sorted(list(range(SIZE)) * GROUPS)
+
+
+def test_a_wrapped_class_is_watched(tiny_folder: str, tmp_path: Path) -> None:
+    trainer = make_trainer(tiny_folder, tmp_path, trainer=watched(GRPOTrainer, tmp_path / "run"), steps=1)
+    assert watch(trainer) is watch(trainer)
+    trainer.train()
+    assert Run(tmp_path / "run").last_step == 1
+
+
+def test_a_second_run_lies_beside_the_first(tmp_path: Path) -> None:
+    for name in ("uptrend", "uptrend-2", "uptrend-3"):
+        free = free_path(tmp_path / "uptrend")
+        assert free.name == name
+        free.mkdir()
+        (free / "run.json").touch()
+
+
+def test_a_resumed_run_goes_on_in_its_directory(tiny_folder: str, tmp_path: Path) -> None:
+    for steps, resume in ((2, None), (3, str(tmp_path / "checkpoint-1"))):
+        trainer = make_trainer(tiny_folder, tmp_path, steps=steps, save_strategy="steps", save_steps=1)
+        watching = watch(trainer, rescore=False)
+        trainer.train(resume_from_checkpoint=resume)
+    run = Run(watching.path)
+    assert run.path.name == "uptrend"
+    assert [line["step"] for line in run.metric_lines] == [1, 2, 3]
+    assert [e["event"] for e in run.events if e["event"] in ("started", "resumed")] == ["started", "resumed"]
+
+
+def test_several_updates_a_generation(tiny_folder: str, tmp_path: Path) -> None:
+    """Rollouts are filed under the step that sampled them, with the log-probabilities before any update on them."""
+    trainer = make_trainer(
+        tiny_folder, tmp_path, steps=4, num_iterations=2, per_device_train_batch_size=SIZE * 2,
+        steps_per_generation=2, gradient_accumulation_steps=2, trainer=Keeping,
+    )  # fmt: skip
+    watching = watch(trainer)
+    trainer.train()
+    run = Run(watching.path)
+    assert sorted(int(path.name) for path in (run.path / "rollouts").iterdir()) == [1, 3]
+    assert ["reward/mean" in line for line in run.metric_lines] == [True, False, True, False]
+    old = trainer.kept[1]["old_per_token_logps"]
+    for row, expected in zip(run.rollouts(3).to_pylist(), old, strict=True):
+        start = row["roles"].index(Role.MODEL)
+        written = row["learner"][start:]
+        assert written == pytest.approx(expected[: len(written)].tolist(), abs=1e-4)
+    assert run.metric_lines[0]["learner/ratio/mean"] == pytest.approx(1.0, abs=1e-4)
+    assert abs(run.metric_lines[1]["learner/ratio/mean"] - 1.0) > 1e-4
+
+
+def test_an_evaluation_is_recorded(tiny_folder: str, tmp_path: Path) -> None:
+    options = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": SIZE}
+    trainer = make_trainer(tiny_folder, tmp_path, steps=2, held_out=3, **options)
+    watching = watch(trainer)
+    trainer.train()
+    lines = Run(watching.path).eval_lines
+    assert [line["step"] for line in lines] == [1, 2]
+    assert lines[0]["tasks"] == 3 * SIZE
+    assert lines[0]["accuracy"] == pytest.approx(lines[0]["reward"])
+    assert len(Run(watching.path).eval_rollouts(1)) == 3 * SIZE
+    assert np.isfinite(lines[0]["low"])
+
+
+def test_what_fails_inside_the_watch_stays_there(
+    tiny_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr("uptrend.bridge.trl.watching.ask_learner", broken)
+    monkeypatch.setattr("uptrend.bridge.trl.record.make_rollouts", broken)
+    monkeypatch.setattr("uptrend.bridge.trl.weights.Weights.snapshot", broken)
+    trainer = make_trainer(tiny_folder, tmp_path, steps=2)
+    watching = watch(trainer)
+    trainer.train()
+    assert trainer.state.global_step == 2
+    said = capsys.readouterr().err
+    assert said.count("planted") >= 1
+    assert "the run goes on" in said
+    assert watching.path.name == "uptrend"
+
+
+def test_a_run_that_fails_is_recorded_as_failed(tiny_folder: str, tmp_path: Path) -> None:
+    def reward(completions: list[Any], **_: Any) -> list[float]:
+        if reward.calls == 1:  # type: ignore[attr-defined]
+            raise RuntimeError("the judge is down")
+        reward.calls += 1  # type: ignore[attr-defined]
+        return right(completions, _["answer"])
+
+    reward.calls = 0  # type: ignore[attr-defined]
+    trainer = make_trainer(tiny_folder, tmp_path, steps=3, reward=reward)
+    watching = watch(trainer, rescore=False)
+    with pytest.raises(RuntimeError, match="the judge is down"):
+        trainer.train()
+    run = Run(watching.path)
+    assert run.status == "failed"
+    assert run.last_step == 1

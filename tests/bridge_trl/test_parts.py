@@ -1,0 +1,125 @@
+"""Parts of the watch by themselves: roles, weights in the loss, gold answers, and who explains whom."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from uptrend.bridge.trl.batch import Call, roles_of
+from uptrend.bridge.trl.columns import loss_weights
+from uptrend.bridge.trl.herald import Herald
+from uptrend.bridge.trl.metrics import gap_metrics, group_metrics
+from uptrend.bridge.trl.probes.alignment import texts_agree
+from uptrend.bridge.trl.probes.gold import core_of, corrupted, gold_column
+from uptrend.bridge.trl.scale import Scale
+from uptrend.bridge.trl.weights import Weights, movable_share
+from uptrend.records import Confidence, Evidence, Role, RunView, Severity
+
+P, M, T = Role.PROMPT, Role.MODEL, Role.TOOL
+
+
+def test_roles_come_from_what_the_sampler_wrote() -> None:
+    """Two calls with a tool's result between; the second is cut short."""
+    prompt, written = [1, 2], [3, 4, 9, 9, 5]
+    calls = [Call([[1, 2]], [[3, 4]]), Call([[1, 2, 3, 4, 9, 9]], [[5, 6, 7]]), Call([[1, 8]], [[9]])]
+    roles, turns = roles_of(prompt, written, calls)
+    assert roles.tolist() == [P, P, M, M, T, T, M]
+    assert turns.tolist() == [0, 0, 0, 0, 1, 1, 1]
+
+
+def test_what_was_never_sampled_is_nobodys() -> None:
+    roles, _ = roles_of([1, 2], [3, 5], [Call([[1, 2]], [[3, 4]])])
+    assert M not in roles.tolist()
+
+
+@pytest.mark.parametrize(("loss", "first"), [("grpo", 1 / 2 / 2), ("dapo", 1 / 5), ("dr_grpo", 1 / 16)])
+def test_loss_weights(loss: str, first: float) -> None:
+    mask = np.array([[1, 1, 0], [1, 1, 1]])
+    weights = loss_weights(mask, loss, max_tokens=8)
+    assert weights[0, 0] == pytest.approx(first)
+    assert weights[0, 2] == 0
+
+
+def test_gold_answers_are_found_and_corrupted() -> None:
+    assert gold_column({"prompt": "x", "Solution": "a #### 7"}) == "Solution"
+    assert gold_column({"prompt": "x", "id": 3}) is None
+    assert [core_of(text) for text in ("so 3 #### 1,200", r"thus \boxed{5}", "<answer> a </answer>", " b ")] == [
+        "1,200", "5", "a", "b",
+    ]  # fmt: skip
+    assert [corrupted(core, ["Paris", "Rome"]) for core in ("12", "1,200", "2.5", "Rome", "paris")] == [
+        "13", "1201", "3.5", "Paris", "Rome",
+    ]  # fmt: skip
+
+
+def test_prompts_and_answers_that_belong_together_are_told_from_shuffled_ones() -> None:
+    draw = np.random.default_rng(0)
+    pairs = draw.integers(0, 50, (200, 2))
+    prompts, answers = [f"What is {a} + {b}?" for a, b in pairs], [str(a + b) for a, b in pairs]
+    assert texts_agree(prompts, answers)
+    alarms = sum(texts_agree(prompts, list(draw.permutation(answers))) for _ in range(100))
+    assert alarms <= 8  # five looks at three deviations each
+
+
+def test_learner_against_sampler() -> None:
+    same = gap_metrics(np.array([-1.0, -2.0, np.nan]), np.array([-1.0, -2.0, -3.0]))
+    assert same == {"sampler/kl/mean": 0.0, "sampler/ratio/mean": 1.0, "sampler/ess/share": 1.0, "sampler/gap/max": 0.0}
+    apart = gap_metrics(np.log([0.5, 0.25]), np.log([0.25, 0.5]))
+    assert apart["sampler/ratio/mean"] == pytest.approx(1.25)
+    assert apart["sampler/ess/share"] == pytest.approx(2.5**2 / (2 * 4.25))
+
+
+def test_dead_groups_by_their_side() -> None:
+    scale = Scale.of(["r"], [1.0])
+    totals = np.array([0.0, 0.0, 1.0, 1.0, 0.0, 1.0, np.nan, 1.0])
+    groups = [g for g in "abcd" for _ in range(2)]
+    assert "advantage/dead_low/share" not in group_metrics(np.zeros(8), groups, np.zeros(8), scale)
+    scale.see(totals[:, None])
+    line = group_metrics(totals, groups, np.zeros(8), scale)
+    assert line["advantage/dead/share"] == 0.75
+    assert (line["advantage/dead_low/share"], line["advantage/dead_high/share"]) == (0.25, 0.5)
+
+
+def test_a_sample_of_many_weights_stands_for_all() -> None:
+    model = torch.nn.Module()
+    model.mlp = torch.nn.Parameter(torch.randn(3_000_000))
+    model.norm = torch.nn.Parameter(torch.ones(5_000))
+    weights = Weights(model)
+    before = weights.snapshot()
+    assert len(before.values) < 400_000
+    with torch.no_grad():
+        model.mlp += 1e-3
+    moved = weights.movement(before, weights.snapshot()).metrics
+    assert moved["weights/update/norm"] == pytest.approx(1e-3 * 3_000_000**0.5, rel=0.01)
+    assert moved["weights/update/norm/norm"] == 0
+    assert moved["weights/changed/share"] == pytest.approx(0.998, abs=0.003)
+    assert moved["weights/norm"] == pytest.approx(
+        float(sum(p.detach().square().sum() for p in model.parameters())) ** 0.5, rel=0.01
+    )
+
+
+def test_movable_share_is_what_rounding_leaves() -> None:
+    model = torch.nn.Linear(400, 400)
+    torch.nn.init.normal_(model.weight, std=0.02)
+    snapshot = Weights(model).snapshot()
+    assert movable_share(snapshot, torch.float32, 5e-6) > 0.99
+    assert movable_share(snapshot, torch.bfloat16, 5e-6) < 0.15
+    assert movable_share(snapshot, torch.bfloat16, 1e-2) > 0.99
+
+
+def test_each_finding_is_said_once_and_a_symptom_of_one_that_was_said_is_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    events: list[str] = []
+    view = RunView("", "trl", "", np.zeros(0, np.int64), {}, rollout_steps=(1,))
+    herald = Herald(view, tmp_path, lambda *_, **values: events.append(values["id"]))
+    said = [Evidence("0 of 8", step=1)]
+    cause, symptom = "reward.gold-rejected", "optimiser.dead-steps"
+    herald.say(cause, Severity.CRITICAL, Confidence.HIGH, "Gold is rejected.", said)
+    herald.say(cause, Severity.WARNING, Confidence.HIGH, "Gold is rejected again.", said)
+    herald.say(symptom, Severity.WARNING, Confidence.HIGH, "No gradient.", said)
+    herald.end()
+    assert events == [cause, symptom]
+    printed = capsys.readouterr().err
+    assert printed.count("uptrend:") == 1
+    assert "CRITICAL reward.gold-rejected: Gold is rejected." in printed

@@ -1,0 +1,66 @@
+"""Runs as curves alone, for checks that read nothing else: a healthy one, and ways to bend it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from uptrend.doctor.checks import CHECKS
+from uptrend.records import CannotTell, Finding, RunView, Severity
+
+STEPS = 120
+
+
+def healthy(steps: int = STEPS, seed: int = 0, without: tuple[str, ...] = (), **bent: Any) -> RunView:
+    """A run that learns, 0.3 to 0.7, as TRL would log it; `bent` replaces metrics and the view's other fields."""
+    random = np.random.default_rng(seed)
+    way = np.linspace(0, 1, steps)
+    metrics = {
+        "reward/mean": 0.3 + 0.4 * way + 0.05 * random.standard_normal(steps),
+        "reward/group_std/mean": 0.35 + 0.02 * random.standard_normal(steps),
+        "advantage/dead/share": np.clip(0.15 + 0.05 * random.standard_normal(steps), 0, 1),
+        "sampling/length/mean": 200 + 5 * random.standard_normal(steps),
+        "sampling/ended/length/share": np.clip(0.03 + 0.01 * random.standard_normal(steps), 0, 1),
+        "kl/reference/mean": 0.05 * way * np.exp(0.1 * random.standard_normal(steps)),
+        "learner/entropy/mean": 1.0 - 0.3 * way + 0.02 * random.standard_normal(steps),
+        "gradient/norm/before": np.exp(0.3 * random.standard_normal(steps)),
+        "optimiser/lr": 1e-5 * (1 - way),
+        "loss/total": 0.001 * random.standard_normal(steps),
+    }
+    fields: dict[str, Any] = {"source": "log", "trainer": "trl", "name": "", "config": {"learning": {"lr": 1e-5}}}
+    fields |= {key: bent.pop(key) for key in list(bent) if key in RunView.__dataclass_fields__}
+    metrics |= {key: np.broadcast_to(np.asarray(value, float), (steps,)).copy() for key, value in bent.items()}
+    kept = {key: value for key, value in metrics.items() if key not in without}
+    return RunView(steps=np.arange(1, steps + 1), metrics=kept, **fields)
+
+
+def ramp(first: float, last: float, steps: int = STEPS, noise: float = 0.0, seed: int = 1) -> Any:
+    """A straight curve with noise."""
+    return np.linspace(first, last, steps) + noise * np.random.default_rng(seed).standard_normal(steps)
+
+
+def flat(level: float = 0.3, steps: int = STEPS, noise: float = 0.05) -> Any:
+    """A curve that goes nowhere."""
+    return ramp(level, level, steps, noise)
+
+
+def findings(view: RunView, check: str) -> dict[str, Finding]:
+    """What a check found, by id; the worst where there are several of one."""
+    order = list(Severity)
+    found = [f for f in CHECKS[check](view) if isinstance(f, Finding)]
+    return {f.id: f for f in sorted(found, key=lambda f: order.index(f.severity), reverse=True)}
+
+
+def lacks(view: RunView, check: str) -> set[str]:
+    """The ids that a check could not look for."""
+    return {c.id for c in CHECKS[check](view) if isinstance(c, CannotTell)}
+
+
+def severities(view: RunView, check: str) -> Mapping[str, Severity]:
+    """The severities of what a check found, by id."""
+    return {id: f.severity for id, f in findings(view, check).items()}
+
+
+def evaluations(*scores: float, tasks: int = 200, every: int = 20) -> tuple[dict[str, Any], ...]:
+    """Held-out evaluations in order."""
+    return tuple({"step": i * every, "accuracy": s, "tasks": tasks} for i, s in enumerate(scores))
