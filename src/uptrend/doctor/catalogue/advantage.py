@@ -80,7 +80,7 @@ CAUSES = [
             "and gather.",
             {"trl": {"num_generations": "must divide the generation batch, all of whose rollouts must return"}},
         ),
-        explains=("advantage.metric-blind", "advantage.blow-up"),
+        explains=("advantage.sign", "advantage.metric-blind", "advantage.blow-up"),
     ),
     Cause(
         "advantage.blow-up",

@@ -164,7 +164,7 @@ CAUSES = [
                 "prime-rl": {"trainer.model.lora.target_modules": "modules that the model has"},
             },
         ),
-        explains=("precision.update-underflow", "optimiser.lr-small", "kl.strangles"),
+        explains=("sync.stale-weights", "precision.update-underflow", "optimiser.lr-small", "kl.strangles"),
         in_scalars=True,
     ),
     Cause(

@@ -32,7 +32,7 @@ CAUSES = [
                 "prime-rl": {"trainer.model.optimization_dtype": "float32"},
             },
         ),
-        explains=("optimiser.lr-small", "kl.strangles"),
+        explains=("sync.stale-weights", "optimiser.lr-small", "kl.strangles"),
         in_scalars=True,
     ),
     Cause(
@@ -91,7 +91,13 @@ CAUSES = [
                 "prime-rl": {"trainer.model.lora.dropout": 0.0},
             },
         ),
-        explains=("precision.mismatch", "kl.reference"),
+        explains=(
+            "optimiser.accumulation",
+            "tokens.padding",
+            "sync.stale-weights",
+            "precision.mismatch",
+            "kl.reference",
+        ),
     ),
     Cause(
         "sync.stale-weights",

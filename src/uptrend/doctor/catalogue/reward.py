@@ -21,7 +21,14 @@ CAUSES = [
             "slices, strips or parses text that is not there. A reward function is handed the completion alone.",
             {"trl": {"reward_funcs": "score completion itself, not completion[len(prompt):]"}},
         ),
-        explains=(*NO_SIGNAL, "reward.strict-parser", "eval.unlike-training"),
+        explains=(
+            "context.completion-truncated",
+            "data.wrong-gold",
+            "sampling.no-stop",
+            *NO_SIGNAL,
+            "reward.strict-parser",
+            "eval.unlike-training",
+        ),
     ),
     Cause(
         "reward.constant",
@@ -71,7 +78,7 @@ CAUSES = [
                 }
             },
         ),
-        explains=("data.wrong-gold", "eval.unlike-training"),
+        explains=("advantage.wrong-groups", "data.wrong-gold", "eval.unlike-training"),
     ),
     Cause(
         "reward.wrong-length",
@@ -118,6 +125,11 @@ CAUSES = [
             "Fix the judge's temperature at 0 and every seed in the scorer; average several judgements where "
             "noise can't be had out.",
             {"verifiers": {"env.taskset.task.judges.sampling.temperature": 0.0}},
+        ),
+        explains=(
+            "eval.unlike-training",
+            "reward.misaligned",
+            "reward.gold-rejected",
         ),
     ),
     Cause(

@@ -21,7 +21,7 @@ CAUSES = [
             "Leave verifiers 0.1.2 to 0.1.6.",
             {"verifiers": {"version": "0.1.9 or later, or prime-rl"}},
         ),
-        explains=("precision.mismatch", "run.collapsed"),
+        explains=("tokens.padding", "kl.reference", "tokens.template", "precision.mismatch", "run.collapsed"),
     ),
     Cause(
         "mask.tool-trained",

@@ -98,31 +98,3 @@ PROBES: dict[str, Probe] = {
     "control": Probe(control.probe, "can the chain learn 16 gold answers?", cheap=False),
     "rl-control": Probe(rl_control.probe, "can RL learn 16 tasks?", cheap=False, full=True),
 }
-
-SYMPTOMS: dict[str, tuple[str, ...]] = {
-    "reward.gold-rejected": (
-        "advantage.dead-groups-low", "reward.strict-parser", "context.completion-truncated", "data.wrong-gold",
-        "sampling.no-stop", "eval.unlike-training",
-    ),
-    "reward.nondeterministic": (
-        "eval.unlike-training", "reward.misaligned", "reward.gold-rejected", "task.state-leaks",
-    ),
-    "reward.misaligned": ("advantage.wrong-groups",),
-    "mask.attention-blind": ("precision.mismatch", "tokens.padding", "kl.reference"),
-    "tokens.padding": ("precision.mismatch", "optimiser.accumulation", "mask.attention-blind"),
-    "tokens.retokenised": ("precision.mismatch",),
-    "tokens.template": ("precision.mismatch",),
-    "policy.dropout-on": ("precision.mismatch", "optimiser.accumulation", "kl.reference", "tokens.padding",
-                          "sync.stale-weights"),
-    "sync.stale-weights": ("precision.mismatch",),
-    "sync.partial": ("precision.mismatch",),
-    "sampling.truncated-distribution": ("precision.mismatch",),
-    "advantage.wrong-groups": ("advantage.sign", "advantage.blow-up"),
-    "precision.update-underflow": ("optimiser.lr-small", "optimiser.frozen", "sync.stale-weights"),
-    "optimiser.frozen": ("optimiser.lr-small", "precision.update-underflow", "sync.stale-weights"),
-    "sampling.temperature-low": ("advantage.dead-groups-low", "advantage.dead-groups-high"),
-    "sampling.few-generations": ("advantage.dead-groups-low", "advantage.dead-groups-high"),
-    "sampling.no-stop": ("context.completion-truncated",),
-    "data.leak": (),
-}  # fmt: skip
-"""What else a cause makes probes say, beside what the catalogue knows that it explains in a run."""

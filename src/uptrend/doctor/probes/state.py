@@ -17,8 +17,11 @@ def probe(bench: Bench) -> Result:
     plays = [bench.tasks[r.task] for r in chosen]
     alone, again = replay_all(chosen, plays), replay_all(chosen, plays)
     twice = replay_all([*chosen, *chosen], [*plays, *plays], at_once=True)
-    sure = [i for i in range(len(chosen)) if _same(alone[i], again[i])]
-    leaks = [i for i in sure if not (_same(alone[i], twice[i]) and _same(alone[i], twice[i + len(chosen)]))]
+    # A scorer that can't repeat itself says nothing of state: then only what was observed counts.
+    scored = all(_same(a, b) for a, b in zip(alone, again, strict=True))
+    sure = [i for i in range(len(chosen)) if _same(alone[i], again[i], scored)]
+    mates = [(alone[i], twice[i], twice[i + len(chosen)]) for i in range(len(chosen))]
+    leaks = [i for i in sure if not all(_same(mates[i][0], other, scored) for other in mates[i][1:])]
     observed = sum(len(p.observed) for p in alone)
     figure = (
         f"{len(leaks)} of {len(sure)} rollouts ({observed} observations) come out otherwise side by side than alone"
@@ -32,9 +35,9 @@ def probe(bench: Bench) -> Result:
     return told(figure, [bench.found("task.state-leaks", CRITICAL, HIGH, summary, evidence)])
 
 
-def _same(a: Replayed, b: Replayed) -> bool:
+def _same(a: Replayed, b: Replayed, scored: bool = True) -> bool:
     rewards = [None if p.reward is None else round(p.reward.total, 9) for p in (a, b)]
-    return a.observed == b.observed and rewards[0] == rewards[1]
+    return a.observed == b.observed and (not scored or rewards[0] == rewards[1])
 
 
 def _last(played: Replayed) -> str:
