@@ -1,6 +1,7 @@
 """`uptrend doctor` as it is typed: formats, exit codes, what can't be read."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -46,6 +47,56 @@ def test_a_name_under_runs_will_do(
     assert code == 0
     assert "20 points" in out
     assert not Path("runs/mine/findings.json").exists()
+
+
+def test_a_folder_of_runs_is_every_run_in_it(make_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    runs = make_run("first", steps=20).parent
+    make_run("second", steps=25)
+    (make_run("torn", steps=20) / "run.json").write_text('{"schema"')
+    code, out, _ = run(capsys, str(runs), "--format", "json")
+    table = json.loads(out)
+    assert code == 0
+    assert [(each["name"], each["steps"]) for each in table["runs"]] == [("first", 20), ("second", 25)]
+    assert "torn/run.json is not JSON" in table["notes"][-1]
+    assert json.loads((runs / "second" / "findings.json").read_text())["name"] == "second"
+
+
+def test_torn_parquet_costs_what_is_in_it_and_no_more(
+    make_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = make_run("mine", steps=20)
+    torn = [*sorted(path.glob("rollouts/*/*.parquet"))[:1], *path.glob("evals/*.parquet")]
+    assert len(torn) >= 2
+    for file in torn:
+        file.write_bytes(file.read_bytes()[:200])
+    code, out, err = run(capsys, str(path), "--no-save", "--format", "json")
+    assert (code, err) == (0, "")
+    assert any("are damaged and were left out" in note for note in json.loads(out)["notes"])
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_what_may_not_be_read_is_named_and_the_rest_told(
+    make_run: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, secret = make_run("mine", steps=20), log(tmp_path / "secret.jsonl")
+    for file in (path / "metrics.jsonl", secret):
+        file.chmod(0)
+    code, out, err = run(capsys, str(path), str(secret), str(log(tmp_path / "open.jsonl")), "--format", "json")
+    assert code == 2
+    assert json.loads(out)["steps"] == 40
+    assert "metrics.jsonl could not be read" in err
+    assert "secret.jsonl could not be read" in err
+
+
+def test_a_reading_that_fails_in_the_system_is_a_sentence(
+    make_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = make_run("mine", steps=20)
+    (path / "metrics.jsonl").unlink()
+    (path / "metrics.jsonl").mkdir()
+    code, _, err = run(capsys, str(path), "--no-save")
+    assert code == 2
+    assert "metrics.jsonl could not be read: Is a directory." in err
 
 
 def test_json_is_one_object_on_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

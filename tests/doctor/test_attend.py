@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from uptrend.cli.attending import Attending
+from uptrend.cli.train import stopped_by_doctor
 from uptrend.doctor.attend import Attention
 from uptrend.records import Confidence, Finding, Report, Run, RunDirectory, Severity, Trend, Verdict
 from uptrend.train.observer import StepRecord, Stop
@@ -111,3 +112,11 @@ def test_it_can_be_left_out(make_run: Callable[..., Path]) -> None:
     path = make_run("quiet", steps=3)
     assert attended(path, "critical", live=False) == ([], [])
     assert not (path / "findings.json").exists()
+
+
+def test_a_run_that_the_doctor_stopped_is_not_simply_to_be_resumed(make_run: Callable[..., Path]) -> None:
+    directory = RunDirectory(make_run("mine", steps=3))
+    directory.event("stopped", step=3, reason="interrupted")
+    assert stopped_by_doctor(Run(directory.path)) is None
+    directory.event("stopped", step=3, reason="the doctor found run.nonfinite: The loss is not finite.")
+    assert stopped_by_doctor(Run(directory.path)) == "run.nonfinite: The loss is not finite."

@@ -11,6 +11,12 @@ from uptrend.doctor.verdict import judge
 from uptrend.records import Run, RunView, Trend, view_of
 
 
+def test_a_constant_reward_is_said_in_one_figure() -> None:
+    verdict = judge(healthy(**{"reward/mean": np.full(120, 0.25)}))
+    assert verdict.trend is Trend.FLAT
+    assert verdict.sentence == "Constant: training reward 0.25 at each of 120 points to step 120."
+
+
 def test_learning_with_its_interval_and_power() -> None:
     verdict = judge(healthy())
     low, high = verdict.interval or (0, 0)
@@ -19,7 +25,7 @@ def test_learning_with_its_interval_and_power() -> None:
     assert verdict.effect == pytest.approx(0.4, abs=0.05)
     assert verdict.power is not None
     assert verdict.power > 0.8
-    assert "0.343 → 0.651" in verdict.sentence
+    assert "0.343 in the first quarter and 0.651 in the last" in verdict.sentence
 
 
 def test_falling_flat_and_too_short() -> None:

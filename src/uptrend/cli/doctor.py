@@ -35,7 +35,9 @@ class FailOn(StrEnum):
     WARNING = "warning"
 
 
-Paths = Annotated[list[Path], typer.Argument(help="Run directories, logs or folders of other trainers.")]
+Paths = Annotated[
+    list[Path], typer.Argument(help="Run directories, logs or folders of other trainers.", readable=False)
+]
 
 
 def command(
@@ -65,8 +67,8 @@ def command(
     if reports:
         _tell(reports, format, out, verbose)
         if not no_save:
-            for path in paths:
-                _save(path, reports)
+            for source in {report.source for report in reports}:
+                _save(Path(source), reports)
     for message in broken:
         typer.echo(f"error: {message}", err=True)
     if broken:
@@ -100,6 +102,8 @@ def _read_all(paths: list[Path]) -> tuple[list[Report], list[str]]:
             reports += _reports(path)
         except RecordError as error:
             broken.append(str(error))
+        except OSError as error:
+            broken.append(f"{error.filename or path} could not be read: {error.strerror or error}.")
     return reports, broken
 
 
@@ -138,7 +142,7 @@ def _text(reports: list[Report], format: Format, verbose: bool) -> str:
 
 def _save(path: Path, reports: list[Report]) -> None:
     """Beside the records that it is about; where that can't be written, the telling was enough."""
-    own = [report for report in reports if report.trainer == "uptrend" and Path(report.source) == path]
-    if own and (path / "run.json").exists():
+    own = [report for report in reports if Path(report.source) == path]
+    if (path / "run.json").exists():
         with contextlib.suppress(RecordError):
             write_whole(path / "findings.json", json.dumps(to_table(own), indent=1, ensure_ascii=False).encode())

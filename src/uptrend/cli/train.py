@@ -64,10 +64,22 @@ def command(
     if (why := _stopped_by_preflight(run)) is not None:
         typer.echo(f"Not begun: {why} To train nevertheless: --no-preflight", err=True)
         raise typer.Exit(1)
-    if run.status == "stopped" and run.checkpoints:
+    if (cause := stopped_by_doctor(run)) is not None:
+        typer.echo(
+            f"The doctor stopped it after step {run.last_step}: {cause} Its last checkpoint has the fault too. "
+            f"Mend the recipe and begin anew, or go on nevertheless: uptrend train --resume {run.path}"
+        )
+    elif run.status == "stopped" and run.checkpoints:
         typer.echo(f"Stopped after step {run.last_step}. Go on with: uptrend train --resume {run.path}")
     elif run.status == "stopped":
         typer.echo("Stopped before the first step: there is nothing to go on from.")
+
+
+def stopped_by_doctor(run: Run) -> str | None:
+    """What the doctor found, if that is why the run ended."""
+    last = run.events[-1]
+    found, named, cause = str(last.get("reason", "")).partition("the doctor found ")
+    return cause if last["event"] == "stopped" and named and not found else None
 
 
 def _stopped_by_preflight(run: Run) -> str | None:

@@ -4,6 +4,7 @@ import numpy as np
 
 from uptrend.doctor.check import Outcome
 from uptrend.doctor.checks import CHECKS
+from uptrend.doctor.kept import unread_steps
 from uptrend.doctor.rank import rank
 from uptrend.doctor.verdict import judge
 from uptrend.records import CannotTell, Finding, Report, RunView
@@ -24,7 +25,7 @@ def diagnose(view: RunView) -> Report:
         verdict=judge(view),
         findings=findings,
         cannot_tell=tuple(lacking[id] for id in sorted(lacking)),
-        notes=view.notes,
+        notes=(*view.notes, *_damage(view)),
         unknown=tuple(sorted(view.unknown)),
         curve=_thinned(view),
     )
@@ -36,6 +37,16 @@ def _acquitted(view: RunView) -> set[str]:
     asked = [probe for event in view.events if event.get("event") == "preflight" for probe in event.get("probes", ())]
     gold = any(probe.get("name") == "gold" and probe.get("ok") and not probe.get("skipped") for probe in asked)
     return told | ({"reward.gold-rejected"} if gold else set())
+
+
+def _damage(view: RunView) -> list[str]:
+    """What could not be read of the rollouts, in a sentence."""
+    unread = unread_steps(view)
+    if not unread:
+        return []
+    return [
+        f"The rollouts of step{'s' * (len(unread) > 1)} {', '.join(map(str, unread))} are damaged and were left out."
+    ]
 
 
 def _thinned(view: RunView) -> tuple[tuple[int, float], ...]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from uptrend.doctor.curves import score_of
-from uptrend.records import RunView
+from uptrend.records import RecordError, RunView
 
 REACH = 1.96
 
@@ -67,7 +67,7 @@ def _paired(view: RunView, first: int, last: int) -> tuple[float, float] | None:
     """From the tasks that changed sides, where the rollouts of both evaluations were kept."""
     try:
         before, after = _right_by_task(view, first), _right_by_task(view, last)
-    except (OSError, KeyError):
+    except (OSError, KeyError, RecordError):  # one torn file must not cost the whole report
         return None
     shared = before.keys() & after.keys()
     if len(shared) < 10:

@@ -52,6 +52,24 @@ def _read(view: RunView, step: int) -> Rows | None:
     return Rows(step, table) if table.num_rows else None
 
 
+def unread_steps(view: RunView) -> tuple[int, ...]:
+    """Steps, of those looked at and done, whose rollouts are damaged."""
+    if why_none(view) is not None or not len(view.steps):
+        return ()
+    done = [step for step in chosen_steps(view) if step <= int(view.steps[-1])]
+    return tuple(step for step in done if _is_damaged(view, step))
+
+
+def _is_damaged(view: RunView, step: int) -> bool:
+    if any(rows.step == step for rows in read_rows(view)):
+        return False
+    try:
+        view.read_rollouts(step)
+    except RecordError:
+        return True
+    return False
+
+
 def why_none(view: RunView) -> str | None:
     """Why there are no rollouts to look at."""
     if view.has("warmstart/loss/mean"):

@@ -21,6 +21,7 @@ FEWEST_POINTS = 20
 """Without a trend, fewer points than this say nothing: a tenth of the steps of a short run."""
 SMALLEST = 0.2
 """The smallest effect that matters, in deviations between rollouts: ten points where half of them succeed."""
+CONSTANT = "Constant"
 ALL_DEAD = 0.97
 """From this share of dead groups on, over the whole run, a drift of the reward is the mix of prompts."""
 
@@ -41,11 +42,15 @@ def _judge(view: RunView) -> Verdict:
     line = measure_trend(values)
     if line is None:
         return _verdict(view, Trend.TOO_SHORT, f"{_points(len(values))} of reward can't show a trend.", None)
-    moved = f"{values[: len(values) // 4 or 1].mean():.3g} → {values[-(len(values) // 4 or 1) :].mean():.3g}"
-    at = f"training reward {moved} over {_points(len(values))} to step {steps[-1]}"
+    quarter = len(values) // 4 or 1
+    moved = f"{values[:quarter].mean():.3g} in the first quarter and {values[-quarter:].mean():.3g} in the last"
+    at = f"training reward {moved}, over {_points(len(values))} to step {steps[-1]}"
     trend, why = _decide(view, values, line)
     low, high = line.interval()
-    figures = f"change {line.effect:+.3g}, 95% interval {low:+.3g} to {high:+.3g}, autocorrelation allowed for"
+    figures = f"fitted change {line.effect:+.3g}, 95% interval {low:+.3g} to {high:+.3g}"
+    if why == CONSTANT:
+        at, figures = f"training reward {values[-1]:.3g}", f"at each of {_points(len(values))} to step {steps[-1]}"
+        return _verdict(view, trend, f"{why}: {at} {figures}.", line)
     return _verdict(view, trend, f"{why}: {at} ({figures}).", line)
 
 
@@ -69,7 +74,7 @@ def _decide(view: RunView, values: Floats, line: Line) -> tuple[Trend, str]:
 def _artefact(view: RunView, values: Floats) -> str:
     """Why a change, if there is one, is not the policy's; empty where it may be."""
     if np.ptp(values) <= 1e-9 * max(1.0, float(np.abs(values).max())) and len(values) >= 5:
-        return "Constant"
+        return CONSTANT
     dead = dead_groups(view)
     if len(dead) >= 5 and float(dead.mean()) >= ALL_DEAD and float(dead[: len(dead) // 4 or 1].mean()) >= ALL_DEAD:
         return "Groups had no spread to learn from, so that a drift is the mix of prompts"

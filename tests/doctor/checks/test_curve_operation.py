@@ -62,6 +62,21 @@ def test_too_short_with_its_power() -> None:
     assert lacks(EMPTY, "too_short") == {"run.too-short"}
 
 
+def test_too_short_names_no_figure_that_nobody_can_use() -> None:
+    noisy = {"reward/mean": flat(0.5, 25, 0.25), "reward/group_std/mean": 0.01}
+    assert "sample more a step" in findings(healthy(25, **noisy), "too_short")["run.too-short"].summary
+    dead = {"reward/mean": flat(0.5, 25, 0.25), "reward/group_std/mean": 1e-5}
+    assert lacks(healthy(25, **dead), "too_short") == {"run.too-short"}
+    one = {"reward/mean": np.array([0.5])}
+    assert "1 point of reward can't show" in findings(healthy(1, **one), "too_short")["run.too-short"].summary
+
+
+def test_a_run_that_falls_or_surely_rises_is_not_too_short() -> None:
+    for first, last in ((0.2, 0.8), (0.8, 0.2)):
+        short = {"reward/mean": ramp(first, last, 25, 0.04), "reward/group_std/mean": 0.02}
+        assert findings(healthy(25, **short), "too_short") == {}
+
+
 def test_held_out_changes_inside_their_interval() -> None:
     found = findings(healthy(evals=evaluations(0.5, 0.53, tasks=100)), "eval_noise")
     assert found["eval.noise"].severity is Severity.NOTE

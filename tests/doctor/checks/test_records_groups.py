@@ -150,7 +150,8 @@ def test_groups_that_say_one_thing(tiny: RunView) -> None:
                 "learner",
             ):
                 row[name] = head[name]
-            row["reward"], row["correct"] = -1.0, False
+            row["correct"] = n < 8  # one group is right: a constant reward would be another cause
+            row["reward"] = 1.0 if row["correct"] else -1.0
 
     view = tampered(tiny, repeat)
     assert findings(group_diversity.check, view)["sampling.temperature-low"].severity is Severity.NOTE
@@ -158,6 +159,15 @@ def test_groups_that_say_one_thing(tiny: RunView) -> None:
     found = findings(group_diversity.check, cold)["sampling.temperature-low"]
     assert found.severity is Severity.WARNING
     assert found.evidence[0].value == 1 / 8
+
+
+def test_a_constant_reward_is_no_matter_of_temperature(tiny: RunView) -> None:
+    def flatten(rows: list[Row]) -> None:
+        for n, row in enumerate(rows):
+            row.update({name: rows[n - n % 8][name] for name in ("ids", "roles", "weights", "learner")})
+            row["reward"], row["correct"] = -1.0, False
+
+    assert findings(group_diversity.check, tampered(tiny, flatten)) == {}
 
 
 def test_groups_that_are_too_small(tiny: RunView) -> None:

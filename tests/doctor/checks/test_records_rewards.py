@@ -65,6 +65,14 @@ def test_the_same_tokens_with_two_rewards(tiny: RunView) -> None:
     assert found["reward.nondeterministic"].severity is Severity.CRITICAL
 
 
+def test_one_value_for_everything_is_a_dead_scorer_and_no_broadcast(tiny: RunView) -> None:
+    def silence(rows: list[Row]) -> None:
+        for row in rows:
+            row["reward"] = 0.25
+
+    assert "reward.wrong-length" not in findings(reward_rescored.check, tampered(tiny, silence))
+
+
 def test_what_can_be_scored_again_without_gold_answers(tiny: RunView) -> None:
     told = untold(reward_rescored.check, without(tiny, "answer"))
     assert set(told) == {"reward.misaligned", "reward.wrong-length", "reward.gold-rejected"}

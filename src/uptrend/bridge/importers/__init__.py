@@ -1,5 +1,6 @@
 """Logs of other trainers as views of runs: `read_views(path)` recognises the format."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from uptrend.bridge.importers.files import read_file
@@ -17,4 +18,15 @@ def read_views(path: Path) -> list[RunView]:
         return read_file(path)
     if (path / "run.json").exists():
         return [view_of(Run(path))]
-    return read_folder(path)
+    return _runs_in(path) or read_folder(path)
+
+
+def _runs_in(folder: Path) -> list[RunView]:
+    """The run directories in a folder such as `runs`; one that can't be read is named beside the others."""
+    views, broken = list[RunView](), list[str]()
+    for child in sorted(file.parent for file in folder.glob("*/run.json")):
+        try:
+            views.append(view_of(Run(child)))
+        except RecordError as error:
+            broken.append(f"Left out: {error}")
+    return [replace(view, notes=(*view.notes, *broken)) for view in views]

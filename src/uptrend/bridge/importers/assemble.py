@@ -11,7 +11,7 @@ from uptrend.bridge.importers.meaning import derive, drop_uncomputed, name_rewar
 from uptrend.bridge.importers.repeats import without_repeats
 from uptrend.bridge.importers.segments import Segment, segments_of
 from uptrend.bridge.importers.steps import by_run
-from uptrend.bridge.importers.translation import plain_name, recognise
+from uptrend.bridge.importers.translation import plain_name, recognise, translate
 from uptrend.records.view import RunView
 
 
@@ -68,7 +68,7 @@ def _view(log: Log, segment: Segment, source: str) -> RunView:
         nonfinite={ours: nonfinite[key] for ours, key in sources.items() if key in nonfinite and ours in metrics},
         evals=tuple(segment.evals),
         config=_config(log, columns, metrics, trainer, notes),
-        unknown=unknown,
+        unknown={key: values for key, values in unknown.items() if translate(key, trainer) is None},
         notes=tuple(notes),
     )
 

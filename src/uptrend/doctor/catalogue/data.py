@@ -122,7 +122,7 @@ CAUSES = [
                 "prime-rl": {"seq_len": Times(2)},
             },
         ),
-        explains=("advantage.dead-groups-low", "reward.constant"),
+        explains=("advantage.dead-groups-low", "reward.constant", "reward.error-scored", "reward.never-computed"),
     ),
     Cause(
         "context.completion-truncated",

@@ -63,6 +63,7 @@ CAUSES = [
                 "verifiers": {"beta": 0.001},
             },
         ),
+        explains=("optimiser.lr-small",),
     ),
     Cause(
         "kl.runaway",

@@ -78,7 +78,7 @@ CAUSES = [
                 "prime-rl": {"trainer.loss.dppo_mask_high": 0.28, "trainer.optim.lr": Times(1 / 3)},
             },
         ),
-        explains=("advantage.dead-groups-low", "advantage.dead-groups-high", "optimiser.dead-steps"),
+        explains=("advantage.dead-groups-low", "advantage.dead-groups-high", "optimiser.dead-steps", "run.collapsed"),
     ),
     Cause(
         "sampling.entropy-explosion",

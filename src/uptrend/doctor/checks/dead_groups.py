@@ -37,7 +37,8 @@ def _found(view: RunView, dead: Floats, quarters: list[float]) -> Finding:
     mean, worst = float(dead.mean()), int(np.argmax(quarters))
     where, confidence, how = _side(view, worst)
     severity = _severity(view, mean, quarters)
-    lie = {LOW: "at the bottom", HIGH: "at the top"}[where]
+    sure = "" if confidence is not Confidence.LOW else "probably "
+    lie = sure + {LOW: "at the bottom", HIGH: "at the top"}[where]
     return finding(
         view,
         where,

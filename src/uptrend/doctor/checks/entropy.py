@@ -34,16 +34,23 @@ def _collapse(view: RunView, entropy: Course) -> Finding | None:
     is_spent = is_stuck and entropy.last < EMPTY and entropy.first < EMPTY and share < 0.7
     if share >= NOTED and not is_spent:
         return None
-    is_fault = is_stuck and (share < GONE or is_spent)
+    is_paid = (view.value("learning.entropy") or 0.0) < 0  # a bonus of the wrong sign asks for it
+    is_fault = is_stuck and (share < GONE or is_spent or is_paid)
     tail = "while the reward stood still: there is nothing left to explore with" if is_fault else "over the run"
     return finding(
         view,
         COLLAPSE,
         Severity.WARNING if is_fault else Severity.NOTE,
-        Confidence.HIGH if share < GONE and is_fault else Confidence.MEDIUM if is_fault else Confidence.LOW,
+        _sure(is_fault, share < GONE or is_paid),
         f"Entropy fell from {begin:.3g} to {entropy.last:.3g} nats {tail}.",
         [entropy.evidence(f"Entropy at {share:.1%} of its start.")],
     )
+
+
+def _sure(is_fault: bool, is_plain: bool) -> Confidence:
+    if not is_fault:
+        return Confidence.LOW
+    return Confidence.HIGH if is_plain else Confidence.MEDIUM
 
 
 def _explosion(view: RunView, entropy: Course) -> Finding | None:

@@ -35,6 +35,8 @@ def check(view: RunView) -> Outcome:
     right = float(np.mean(np.concatenate([_right(g) for g in steps])))
     if dead < 0.5 or right > 0.8:  # groups that compare, or tasks that are too easy: neither is at fault
         return []
+    if np.ptp(np.concatenate([g.rows.reward_n[np.isfinite(g.rows.reward_n)] for g in steps])) == 0:
+        return []  # one reward for everything: no variety of rollouts would show in it
     found = [_alike(view, steps, dead), _small(view, steps, dead)]
     return [f for f in found if f is not None]
 

@@ -16,6 +16,8 @@ SPIKE = 100.0
 LARGE_BETA = 0.1
 NEAR = 1e-3
 """KL below which the policy has not left its start."""
+HELD, WEIGHTY = 0.05, 0.1
+"""KL that a penalty may hold the policy to, and what that penalty must weigh, where advantages are about 1."""
 FEWEST = 10
 
 
@@ -76,9 +78,10 @@ def _runaway(view: RunView, kl: Course) -> Finding | None:
 def _strangles(view: RunView, kl: Course) -> Finding | None:
     """Only where the penalty is known to be heavy; otherwise a small learning rate explains it as well."""
     beta = view.value("learning.kl.beta", 0.0)
-    if judge(view).trend is Trend.LEARNING or len(kl.values) < FEWEST or kl.last > NEAR or not beta:
+    if judge(view).trend is Trend.LEARNING or len(kl.values) < FEWEST or not beta or beta < LARGE_BETA:
         return None
-    if beta < LARGE_BETA:
+    is_held = kl.last < HELD and beta * kl.last >= WEIGHTY
+    if kl.last > NEAR and not is_held:
         return None
     return finding(
         view,

@@ -22,6 +22,8 @@ CLIPPED = 0.2
 """The share of clipped tokens from which updates are too large."""
 USED = 0.2
 """The share of the rate asked for that a schedule must leave on average."""
+HEAVY = 0.1
+"""The weight of an entropy bonus, ten times what is usual, from which it may rule the update."""
 FEWEST = 10
 
 
@@ -98,6 +100,8 @@ def _large(view: RunView) -> Finding | None:
         return finding(view, LARGE, Severity.WARNING, Confidence.MEDIUM, text, [shown])
     steps, rates = view.curve("optimiser/lr")
     if collapse is None or len(rates) == 0:
+        return None
+    if abs(view.value("learning.entropy") or 0.0) >= HEAVY:  # a bonus that heavy is the likelier reason of a fall
         return None
     step = int(view.curve("reward/mean")[0][collapse.index - 1])
     rate = float(np.interp(step, steps, rates))

@@ -86,6 +86,10 @@ def _collapse(view: RunView) -> Finding | None:
         COLLAPSE,
         Severity.WARNING if is_fault else Severity.NOTE,
         Confidence.MEDIUM if is_fault else Confidence.LOW,
-        f"Completions shrank from {length.begin:.4g} to {least:.4g} tokens{' with the reward' * is_fault}.",
-        [length.evidence(f"Length at {least / length.begin:.0%} of its start, {length.last:.4g} at the end.")],
+        f"Completions shrank from {length.begin:.0f} to {least:.0f} tokens{' with the reward' * is_fault}.",
+        [
+            length.evidence(
+                f"In its shortest quarter {least / length.begin:.0%} of its start; {length.last:.0f} tokens at the end."
+            )
+        ],
     )

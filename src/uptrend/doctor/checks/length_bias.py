@@ -38,8 +38,8 @@ def check(view: RunView) -> Outcome:
         return []
     step = late[-1].step
     text = (
-        f"Wrong rollouts grew from {wrong:.4g} to {wrong_late:.4g} tokens and right ones from {right:.4g} to "
-        f"{right_late:.4g}: a mean over each rollout's tokens lets long wrong answers off lightly."
+        f"Wrong rollouts grew from {wrong:.0f} to {wrong_late:.0f} tokens and right ones from {right:.0f} to "
+        f"{right_late:.0f}: a mean over each rollout's tokens lets long wrong answers off lightly."
     )
     shown = Evidence(f"Wrong ones gained {gained:.3g} tokens more (± {1.96 * error:.2g}).", gained, "", step)
     return [finding(view, ID, Severity.WARNING, Confidence.MEDIUM, text, [shown])]

@@ -8,7 +8,9 @@ WATCHED = ("loss/", "gradient/", "kl/", "learner/", "sampler/", "weights/", "rew
 
 def check(view: RunView) -> Outcome:
     """Name the first values that were not finite; at the end of a run they are what ended it."""
-    bad = {metric: steps for metric, steps in view.nonfinite.items() if metric.startswith(WATCHED) and steps}
+    silent = _silent(view)
+    found = {m: tuple(s for s in steps if s not in silent) for m, steps in view.nonfinite.items()}
+    bad = {metric: steps for metric, steps in found.items() if metric.startswith(WATCHED) and steps}
     if not bad:
         return []
     first = min(steps[0] for steps in bad.values())
@@ -30,6 +32,12 @@ def check(view: RunView) -> Outcome:
             evidence,
         )
     ]
+
+
+def _silent(view: RunView) -> set[int]:
+    """Steps in which nothing was said or nothing trained: a mean of nothing is unknown, and no number that broke."""
+    counts = [view.curve(f"tokens/{which}/count") for which in ("model", "trained/model")]
+    return {int(step) for steps, tokens in counts for step in steps[tokens == 0]}
 
 
 def _few(steps: tuple[int, ...]) -> str:

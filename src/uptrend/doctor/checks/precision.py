@@ -7,7 +7,7 @@ from uptrend.doctor.verdict import judge
 from uptrend.records import CannotTell, Confidence, Evidence, Finding, RunView, Severity, Trend
 from uptrend.records.view import Floats
 
-UNDERFLOW, FROZEN = "precision.update-underflow", "optimiser.frozen"
+UNDERFLOW, FROZEN, SMALL = "precision.update-underflow", "optimiser.frozen", "optimiser.lr-small"
 CHANGED = 0.5
 """The share of weights that must change bits in a step with a gradient."""
 FEWEST = 3
@@ -56,4 +56,5 @@ def _underflow(view: RunView, typical: float) -> Finding:
     )
     severity = Severity.CRITICAL if typical < 0.1 and not is_learning else Severity.WARNING
     shown = Evidence(f"Median share of weights changed {typical:.3g}.", typical, "weights/changed/share")
-    return finding(view, UNDERFLOW, severity, Confidence.HIGH, text, [shown])
+    # Nothing is more precise than fp32: what rounds to nothing there is too small a step.
+    return finding(view, SMALL if precision == "fp32" else UNDERFLOW, severity, Confidence.HIGH, text, [shown])

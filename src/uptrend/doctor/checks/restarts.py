@@ -21,9 +21,11 @@ def check(view: RunView) -> Outcome:
                 finding(view, "run.restarts-concatenated", Severity.NOTE, Confidence.HIGH, note, [Evidence(note)])
             )
             break
+    last = 0  # a resume goes on from the last step that an event before it names: a checkpoint, or where it stopped
     for event in view.events:
+        last = int(event.get("step") or last)
         if event.get("event") == "resumed":
-            jump = _jump(view, int(event.get("step", 0)))
+            jump = _jump(view, last)
             found += [jump] if jump else []
     return [*found]
 

@@ -39,13 +39,13 @@ def _dead(view: RunView, part: Part, share: float) -> Finding | None:
     # One that is constant above 0 may be earned by everybody, rightly; one stuck at 0 or below is earned by nobody.
     is_floor = is_fixed and part.mean.last <= 0 and not part.is_dress
     severity = Severity.WARNING if is_floor and judge(view).trend is not Trend.TOO_SHORT else Severity.NOTE
-    stays = "is constant" if is_fixed else "hardly moves"
+    stays = "is constant at" if is_fixed else "hardly moves from"
     return finding(
         view,
         "reward.component-dead",
         severity,
         Confidence.HIGH if is_fixed else Confidence.MEDIUM,
-        f"The component {part.name} {stays} at {part.mean.last:.3g} all run long, so that it teaches nothing.",
+        f"The component {part.name} {stays} {part.mean.last:.3g} all run long, so that it teaches nothing.",
         [part.mean.evidence(f"{part.name} brings {share:.2%} of the reward's variance; {values.min():.3g} to "
                             f"{values.max():.3g} over {len(values)} points.")],
     )  # fmt: skip

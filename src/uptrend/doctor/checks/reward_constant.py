@@ -26,7 +26,7 @@ def check(view: RunView) -> Outcome:
     if not is_top and (share >= 0.5 or begin + length == len(values)):
         severity = Severity.CRITICAL if share >= 0.5 else Severity.WARNING
     text = f"Every rollout had the reward {value:.3g} on {length} logged steps in a row, from step {steps[begin]}"
-    where = Evidence(f"{text}, {share:.0%} of the run.", value, REWARD, int(steps[begin]))
+    where = Evidence(f"That is {share:.0%} of the run.", value, REWARD, int(steps[begin]))
     return [finding(view, "reward.constant", severity, Confidence.HIGH, f"{text}: there was nothing to learn from.",
                     [where])]  # fmt: skip
 

@@ -59,12 +59,20 @@ def _by_held_out(view: RunView, change: Change) -> Finding | None:
         ID,
         Severity.WARNING,
         Confidence.MEDIUM,
-        f"The training reward rose by {rise:.3g} and the held-out figure did not follow "
-        f"({change.first:.3g} → {change.last:.3g}): the reward may be had without the task.",
+        f"The training reward rose by {rise:.3g} and the held-out figure {_rested(change)}: the reward may be had "
+        "without the task.",
         [Evidence(f"Training reward {rise:+.3g} to that step.", rise, REWARD, change.steps[1]),
          Evidence(f"Held out {change.effect:+.3g} ({low:+.3g} to {high:+.3g}) between steps {change.steps[0]} and "
                   f"{change.steps[1]}, {len(change.scores)} evaluations.", change.effect, "eval", change.steps[1])],
     )  # fmt: skip
+
+
+def _rested(change: Change) -> str:
+    """How the held-out figure did not follow: not at all, or not beyond its first evaluations."""
+    if change.interval is None or change.interval[0] <= 0:
+        return f"did not follow ({change.first:.3g} → {change.last:.3g})"
+    later = change.scores[len(change.scores) // 4 :]
+    return f"only at its first evaluations (then {min(later):.3g} to {max(later):.3g} in {len(later)} of them)"
 
 
 def _by_parts(view: RunView, parts: list[Part]) -> Finding | None:

@@ -39,7 +39,7 @@ def check(view: RunView) -> Outcome:
             ID,
             Severity.WARNING if is_hack else Severity.NOTE,
             Confidence.MEDIUM if is_hack else Confidence.LOW,
-            f"Completions grew from {length.begin:.4g} to {length.last:.4g} tokens{_with(together)}{tail}.",
+            f"Completions grew from {length.begin:.0f} to {length.last:.0f} tokens{_with(together)}{tail}.",
             [length.evidence(f"Length × {growth:.2f} from the first steps to the last quarter."),
              Evidence(f"Rank correlation of length and reward {together:+.2f}.", together, REWARD)],
         )

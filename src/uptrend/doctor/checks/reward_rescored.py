@@ -13,9 +13,11 @@ from uptrend.doctor.check import Outcome, finding
 from uptrend.doctor.kept import cannot_tell, point, read_rows
 from uptrend.doctor.reading import answer_of, fold
 from uptrend.doctor.rows import Flags, Rows
-from uptrend.records import CannotTell, Confidence, Evidence, Finding, RunView, Severity
+from uptrend.records import CannotTell, Confidence, Ending, Evidence, Finding, RunView, Severity
 
 IDS = ("reward.misaligned", "reward.wrong-length", "reward.gold-rejected")
+UNFINISHED = (Ending.TURN_LIMIT.value, Ending.CONTEXT_FULL.value)
+"""Rollouts that ended so had more to say: their last words are no answer yet."""
 ENOUGH = 3
 """Rollouts that must show it."""
 
@@ -44,6 +46,8 @@ def _misaligned(view: RunView, steps: list[Answers]) -> Finding | None:
     if min(out, odd) < ENOUGH or out < 0.3 * right or odd < 0.3 * rewarded:
         return None
     fits = sum(_says_anothers(a, flags) for a, flags in zip(steps, strange, strict=True)) / odd
+    if fits < 0.5 and _has_turns(view):  # over several turns the answer need not be in the last words
+        return None
     rows = [a.rows for a in steps]
     evidence = [
         Evidence(
@@ -59,6 +63,11 @@ def _misaligned(view: RunView, steps: list[Answers]) -> Finding | None:
     confidence = Confidence.HIGH if fits >= 0.8 else Confidence.MEDIUM
     summary = "Rollouts are scored against the answers of other tasks."
     return finding(view, "reward.misaligned", Severity.CRITICAL, confidence, summary, evidence)
+
+
+def _has_turns(view: RunView) -> bool:
+    turns = view.curve("sampling/turns/mean")[1]
+    return len(turns) > 0 and float(turns.mean()) > 1.1
 
 
 def _says_anothers(a: Answers, flags: Flags) -> int:
@@ -81,7 +90,7 @@ def _broadcast(view: RunView, steps: list[Answers]) -> Finding | None:
                 flat += 1
                 same_n |= of_n
         flags.append(a.whole(same_n))
-    if flat < ENOUGH or flat < 0.9 * mixed:
+    if flat < ENOUGH or flat < 0.9 * mixed or _is_one_value(steps):
         return None
     text = f"in {flat} of {mixed} groups with right and wrong answers all rollouts have the same reward"
     evidence = [Evidence(text, flat / mixed, "reward/group_std/mean", **point([a.rows for a in steps], flags))]
@@ -89,9 +98,15 @@ def _broadcast(view: RunView, steps: list[Answers]) -> Finding | None:
     return finding(view, "reward.wrong-length", Severity.CRITICAL, Confidence.HIGH, summary, evidence)
 
 
+def _is_one_value(steps: list[Answers]) -> bool:
+    """Whether all that was ever given is one reward: a scorer that always says the same, not one that says it once."""
+    return bool(np.ptp(np.concatenate([a.rows.reward_n for a in steps])) == 0)
+
+
 def _rejected(view: RunView, steps: list[Answers]) -> Finding | None:
-    rejected = [a.right_n & ~a.rewarded_n for a in steps]
-    right, out = sum(int(a.right_n.sum()) for a in steps), sum(int(flags.sum()) for flags in rejected)
+    said = [a.right_n & ~np.isin(a.rows.ended_n[a.place_n], UNFINISHED) for a in steps]
+    rejected = [flags & ~a.rewarded_n for flags, a in zip(said, steps, strict=True)]
+    right, out = (sum(int(flags.sum()) for flags in kind) for kind in (said, rejected))
     tasks = sum(len(np.unique(a.task_n[flags])) for a, flags in zip(steps, rejected, strict=True))
     if out < ENOUGH or tasks < 2 or out < 0.5 * right:
         return None
@@ -100,6 +115,8 @@ def _rejected(view: RunView, steps: list[Answers]) -> Finding | None:
     where = point([a.rows for a in steps], [a.whole(f) for a, f in zip(steps, rejected, strict=True)])
     summary = "The reward rejects gold answers: what the model said was right and it was told that it was wrong."
     evidence = [Evidence(text, out / right, **where)]
+    if at_low < 0.5 * out:  # a task may ask for more than its last answer, and pay for what there is of it
+        return finding(view, "reward.gold-rejected", Severity.NOTE, Confidence.LOW, summary, evidence)
     return finding(view, "reward.gold-rejected", Severity.CRITICAL, Confidence.HIGH, summary, evidence)
 
 

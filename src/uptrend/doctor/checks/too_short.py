@@ -2,17 +2,23 @@
 
 import math
 
+import numpy as np
+
 from uptrend.doctor.check import Outcome, finding
 from uptrend.doctor.curves import REWARD, rollout_spread
 from uptrend.doctor.statistics.power import points_for
 from uptrend.doctor.statistics.trend import measure_trend
 from uptrend.doctor.verdict import FEWEST_POINTS, SMALLEST, judge
-from uptrend.records import CannotTell, Confidence, Evidence, RunView, Severity, Trend
+from uptrend.records import CannotTell, Confidence, Evidence, RunView, Severity, Trend, Verdict
 from uptrend.records.view import Floats
 
 ID = "run.too-short"
 ENOUGH = 0.8
 """The power that a run should have."""
+OUT_OF_REACH = 100
+"""So many times the points are not advice."""
+NOTHING = 0.001
+"""A spread between rollouts below this share of what the mean moved through is none."""
 FEW = 50
 """Logged points below which even a trend that shows is worth repeating."""
 
@@ -25,22 +31,50 @@ def check(view: RunView) -> Outcome:
     verdict = judge(view)
     power = verdict.power if verdict.power is not None else 0.0
     is_untold = verdict.trend is Trend.TOO_SHORT
-    is_decided = verdict.trend in (Trend.LEARNING, Trend.FALLING) and len(values) >= FEW
-    if power >= ENOUGH or is_decided or (verdict.trend is Trend.FLAT and len(values) >= 4 * FEWEST_POINTS):
+    if power >= ENOUGH or _is_decided(verdict, len(values)):
         return []
     smallest = SMALLEST * rollout_spread(view)
-    needed = _points_needed(values, smallest)
-    tail = f" It would take about {needed} logged points." if needed > len(values) else ""
+    if verdict.power is not None and smallest < NOTHING * float(np.ptp(values)):
+        return [CannotTell(ID, "rollouts hardly differ, so that there is no scale for an effect")]
     return [
         finding(
             view,
             ID,
             Severity.NOTE,  # the verdict says it already, and a short run is no fault of the recipe
             Confidence.HIGH if is_untold else Confidence.MEDIUM,
-            f"{len(values)} points with this noise show a change of {smallest:.2g} in {power:.0%} of runs.{tail}",
-            [Evidence(f"Power {power:.0%} for a change of {smallest:.2g}.", power, REWARD, int(view.steps[-1]))],
+            _told(values, smallest, power, verdict),
+            [Evidence(f"{_shows(smallest, power)}.", power, REWARD, int(view.steps[-1]))],
         )
     ]
+
+
+def _is_decided(verdict: Verdict, points: int) -> bool:
+    """Whether nobody would ask for more: it falls, it surely rises by much, or it has been flat for long."""
+    if verdict.trend is Trend.FLAT:
+        return points >= 4 * FEWEST_POINTS
+    if verdict.trend is not Trend.LEARNING or verdict.effect is None or verdict.interval is None:
+        return verdict.trend is Trend.FALLING
+    return points >= FEW or verdict.interval[0] > verdict.effect / 2
+
+
+def _shows(smallest: float, power: float) -> str:
+    return f"a change of {smallest:.2g}, the smallest that matters, would show in {power:.0%} of such runs"
+
+
+def _told(values: Floats, smallest: float, power: float, verdict: Verdict) -> str:
+    """How little so many points can show, and how many would do."""
+    count = f"{len(values)} point{'s' if len(values) != 1 else ''}"
+    if verdict.power is None:
+        return f"{count} of reward can't show a trend: {FEWEST_POINTS} are the least."
+    shows = _shows(smallest, power)
+    if verdict.trend is Trend.LEARNING:
+        return f"The trend shows on {count} alone, so that it is worth repeating: {shows}."
+    needed = _points_needed(values, smallest)
+    if needed > OUT_OF_REACH * len(values):
+        return f"With {count} and this noise, {shows}. More steps alone will not do: sample more a step."
+    return f"With {count} and this noise, {shows}." + (
+        f" It would take about {float(f'{needed:.2g}'):,.0f} points." if needed > len(values) else ""
+    )
 
 
 def _points_needed(values: Floats, smallest: float) -> int:

@@ -16,7 +16,9 @@ def probe(bench: Bench) -> Result:
     all_of_them = [*bench.rollouts, *bench.gathered.dropped]
     findings = _count(bench, all_of_them)
     scored = [r for r in all_of_them if r.reward is not None and r.task in bench.tasks][:AT_MOST]
-    plays = [bench.tasks[r.task] for r in scored]
+    # One question may stand there with two golds, which is another fault: each is scored by its own.
+    own = {(t.id, t.answer): (t, stage.taskset) for stage in reversed(bench.pool.stages) for t in stage.tasks}
+    plays = [own.get((r.task, r.answer), bench.tasks[r.task]) for r in scored]
     first, second = (replay_all(scored, plays) for _ in range(2))
     unsure = [r for r, a, b in zip(scored, first, second, strict=True) if _differ(a, b)]
     if failed := [r for r, a in zip(scored, first, strict=True) if a.reward is None and r not in unsure]:

@@ -1,10 +1,12 @@
 """Tasks where the model agrees with itself and not with the gold answer: some golds may be wrong."""
 
+import json
 from collections import Counter
 
-from uptrend.doctor.probes.bench import LOW, NOTE, Bench, name_of
+from uptrend.doctor.probes.bench import CRITICAL, HIGH, LOW, NOTE, WARNING, Bench, name_of
 from uptrend.doctor.probes.replay import last_words
 from uptrend.doctor.probes.result import Result, not_asked, told
+from uptrend.doctor.probes.texts import question
 from uptrend.records import Evidence, Rollout
 
 AGREED = 0.9
@@ -12,7 +14,19 @@ MANY = 0.2
 
 
 def probe(bench: Bench) -> Result:
-    """Count groups that are nearly all of one wrong answer, where the model is mostly right."""
+    """Questions with two golds; and groups that are nearly all of one wrong answer, where the model is mostly right."""
+    golds: dict[str, set[str]] = {}
+    for task in (task for stage in bench.pool.stages for task in stage.tasks):
+        same = f"{task.id} {json.dumps(task.data, sort_keys=True)}"  # the same words about other documents may differ
+        golds.setdefault(same, set()).add(task.answer)
+    if torn := {same: answers for same, answers in golds.items() if len(answers) > 1}:
+        share = len(torn) / len(golds)
+        same, answers = next(iter(torn.items()))
+        asked = question(bench.tasks[same.partition(" ")[0]][0])
+        evidence = Evidence(f"{asked[:80]!r} has the golds {', '.join(sorted(answers))}", share)
+        summary = f"{len(torn)} of {len(golds)} questions have more than one gold answer: at least one is wrong."
+        severity = CRITICAL if share >= 0.02 else WARNING
+        return told(summary, [bench.found("data.wrong-gold", severity, HIGH, summary, evidence)])
     groups: dict[str, list[Rollout]] = {}
     for rollout in bench.rollouts:
         if rollout.reward is not None:

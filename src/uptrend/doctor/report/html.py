@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from html import escape
 
 from uptrend.doctor.report.picture import picture
-from uptrend.doctor.report.wording import HEADLINES, SHOWN, changes, decides, symptoms, title
+from uptrend.doctor.report.wording import HEADLINES, changes, decides, evidence, held_out, symptoms, title
 from uptrend.records import Finding, Report
 
 STYLE = """
@@ -20,6 +20,7 @@ h2 { font-size: 1.05rem; margin: .2rem 0; } h2 small { font-weight: 400; opacity
 ul { margin: .3rem 0; padding-left: 1.2rem; } code { font-size: .9em; overflow-wrap: anywhere; }
 details { margin: .3rem 0; } summary { cursor: pointer; } .dim { opacity: .7; }
 table { border-collapse: collapse; width: 100%; font-size: .9rem; }
+section + section { border-top: 1px solid var(--line); margin-top: 2.5rem; padding-top: .5rem; }
 svg { width: 100%; height: auto; } svg text { font-size: 11px; fill: currentColor; opacity: .7; }
 td { border-top: 1px solid var(--line); padding: .2rem .4rem; vertical-align: top; overflow-wrap: anywhere; }
 """
@@ -42,10 +43,10 @@ def _report(report: Report) -> str:
         [
             f"<section><h1>{escape(title(report))}</h1>",
             f'<p class="verdict {verdict.trend}">{escape(HEADLINES[verdict.trend])}</p>',
-            f"<p>{escape(verdict.sentence)}</p>",
+            f"<p>{escape(verdict.sentence)} {escape(held_out(report))}</p>",
             picture(report.curve),
             _items([f"read: {note}" for note in report.notes], "dim"),
-            *(_finding(place, finding) for place, finding in enumerate(report.findings, 1)),
+            *(_finding(place, finding, report.trainer) for place, finding in enumerate(report.findings, 1)),
             "" if report.findings else "<p>Nothing was found.</p>",
             _rest(report),
             "</section>",
@@ -53,19 +54,18 @@ def _report(report: Report) -> str:
     )
 
 
-def _finding(place: int, finding: Finding) -> str:
-    evidence = [e.text + (f" [{e.rollout}]" if e.rollout else "") for e in finding.evidence[:SHOWN]]
-    fixes = [f"{trainer}: {line}" for trainer, line in changes(finding.fix)]
+def _finding(place: int, finding: Finding, whose: str) -> str:
+    fixes = [f"{trainer}: {line}" for trainer, line in changes(finding.fix, whose, only=True)]
     return "\n".join(
         [
             f'<article class="{finding.severity}" id="{escape(finding.id)}">',
             f"<h2>{place}. {escape(finding.id)} <small>{_sure(finding)}</small></h2>",
             f"<p>{escape(finding.summary)}</p>",
-            _items(evidence),
+            _items(evidence(finding)),
             f"<p>Explains: {escape(symptoms(finding))}</p>" if finding.explains else "",
             f"<p><b>Fix.</b> {escape(finding.fix.sentence)}</p>" if finding.fix else "",
             _items(fixes, code=True),
-            _more(finding),
+            _more(finding, whose),
             "</article>",
         ]
     )
@@ -75,12 +75,12 @@ def _sure(finding: Finding) -> str:
     return f"{finding.severity}, {finding.confidence} confidence"
 
 
-def _more(finding: Finding) -> str:
+def _more(finding: Finding, whose: str) -> str:
     rivals = [f"{rival.id}: {rival.tells_apart}" for rival in finding.rivals]
     return (
         "<details><summary>What else it could be, and what decides</summary>"
         + _items(rivals)
-        + f"<p>{escape(decides(finding.experiment))}</p>"
+        + f"<p>{escape(decides(finding.experiment, whose))}</p>"
         + f'<p class="dim">{escape(finding.page)}</p></details>'
     )
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from uptrend.doctor.report.wording import HEADLINES, SHOWN, changes, decides, symptoms, title
+from uptrend.doctor.report.wording import changes, decides, evidence, held_out, symptoms, title
 from uptrend.records import Finding, Report
 
 
@@ -16,12 +16,12 @@ def _report(report: Report) -> str:
     lines = [
         f"# {title(report)}",
         "",
-        f"**{verdict.trend}**: {HEADLINES[verdict.trend]} {verdict.sentence}".rstrip(),
+        f"**{verdict.trend}**: {verdict.sentence} {held_out(report)}".rstrip(),
         "",
     ]
     lines += [f"> {note}" for note in report.notes] + [""] * bool(report.notes)
     for place, finding in enumerate(report.findings, 1):
-        lines += _finding(place, finding)
+        lines += _finding(place, finding, report.trainer)
     if not report.findings:
         lines += ["Nothing was found.", ""]
     if report.cannot_tell:
@@ -32,25 +32,26 @@ def _report(report: Report) -> str:
     return "\n".join(lines)
 
 
-def _finding(place: int, finding: Finding) -> list[str]:
+def _finding(place: int, finding: Finding, whose: str) -> list[str]:
     lines = [
         f"## {place}. `{finding.id}` ({finding.severity}, {finding.confidence} confidence)",
         "",
         finding.summary,
         "",
     ]
-    lines += [f"- {e.text}" + (f" (`{e.rollout}`)" if e.rollout else "") for e in finding.evidence[:SHOWN]]
-    lines += [""] * bool(finding.evidence)
+    shown = evidence(finding)
+    lines += [f"- {text}" for text in shown] + [""] * bool(shown)
     if finding.explains:
         lines += [f"Explains: {symptoms(finding)}.", ""]
     if finding.rivals:
         lines += ["It could also be:", ""]
         lines += [f"- {rival.id}: {rival.tells_apart}" for rival in finding.rivals] + [""]
     if finding.experiment is not None:
-        lines += [f"To decide: {decides(finding.experiment)}", ""]
+        lines += [f"To decide: {decides(finding.experiment, whose)}", ""]
     if finding.fix is not None:
         lines += [f"Fix: {finding.fix.sentence}", ""]
-        lines += [f"- {trainer}: `{line}`" for trainer, line in changes(finding.fix)] + [""] * bool(finding.fix.changes)
+        named = changes(finding.fix, whose)
+        lines += [f"- {trainer}: `{line}`" for trainer, line in named] + [""] * bool(named)
     return [*lines, f"[{finding.page}]({finding.page})", ""]
 
 

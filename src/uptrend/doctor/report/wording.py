@@ -1,16 +1,18 @@
 """Words that text, Markdown and page share."""
 
+from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from uptrend.records import Experiment, Finding, Fix, Report, Trend
 
 TRAINERS = {"uptrend": "Uptrend", "trl": "TRL", "verifiers": "verifiers", "prime-rl": "prime-rl"}
 HEADLINES = {
-    Trend.LEARNING: "The training reward rises.",
-    Trend.FLAT: "The training reward does not rise.",
-    Trend.FALLING: "The training reward falls.",
-    Trend.TOO_SHORT: "Too short, or too noisy, to tell whether it learns.",
+    Trend.LEARNING: "Learning",
+    Trend.FLAT: "Not learning: flat",
+    Trend.FALLING: "Not learning: falling",
+    Trend.TOO_SHORT: "Too short to tell",
 }
 SHOWN = 6
 """How many pieces of evidence a person is shown of one finding; JSON has all."""
@@ -19,14 +21,47 @@ SHOWN = 6
 def title(report: Report) -> str:
     """What was looked at."""
     whose = f", {TRAINERS.get(report.trainer, report.trainer)}" if report.trainer != "unknown" else ""
-    return f"{report.source}{whose}, {report.steps} {'point' if report.steps == 1 else 'points'}"
+    named = f", {report.name}" if report.name and report.name != Path(report.source).name else ""
+    return f"{report.source}{named}{whose}, {report.steps} {'point' if report.steps == 1 else 'points'}"
 
 
-def changes(fix: Fix | None) -> list[tuple[str, str]]:
-    """The config differences of a fix: trainer and a line of its config."""
+def held_out(report: Report) -> str:
+    """The held-out change in a sentence; empty where there is none."""
+    change = report.verdict.held_out
+    if not change:
+        return ""
+    low, high = change["interval"] or (None, None)
+    interval = "" if low is None else f", 95% interval {low:+.3g} to {high:+.3g}"
+    tasks = f" on {change['tasks']} tasks" if change["tasks"] else ""
+    return f"Held out{tasks}: {change['first']:.3g} → {change['last']:.3g} (change {change['effect']:+.3g}{interval})."
+
+
+def changes(fix: Fix | None, whose: str, only: bool = False) -> list[tuple[str, str]]:
+    """The config differences of a fix, trainer and a line of its config: that of the run's own trainer first.
+
+    With `only`, the others are left out where its own has a line: nobody edits four configs.
+    """
     if fix is None:
         return []
-    return [(TRAINERS.get(who, who), assignments(keys)) for who, keys in fix.changes.items() if keys]
+    own = {whose: fix.changes[whose]} if fix.changes.get(whose) else {}
+    told = own if only and own else {**own, **fix.changes}
+    return [(TRAINERS.get(who, who), assignments(keys)) for who, keys in told.items() if keys]
+
+
+def evidence(finding: Finding) -> list[str]:
+    """What a person is shown of the evidence: nothing that the summary has said already, and how much is left out."""
+    new = [e for e in finding.evidence if e.text.rstrip(".") not in finding.summary]
+    shown = [e.text + (f" [{e.rollout}]" if e.rollout else "") for e in new[:SHOWN]]
+    return shown + ([f"and {len(new) - SHOWN} more"] if len(new) > SHOWN else [])
+
+
+def lacking(report: Report) -> str:
+    """What could not be told, in a line: how many causes, and what is missing for most of them."""
+    if not report.cannot_tell:
+        return ""
+    counted = Counter(lack.needs for lack in report.cannot_tell).most_common()
+    named = "; ".join(f"{needs} ({count})" for needs, count in counted[:3])
+    return f"cannot tell {len(report.cannot_tell)} causes: {named}{'; …' if len(counted) > 3 else ''}"
 
 
 def assignments(keys: Mapping[str, Any]) -> str:
@@ -34,14 +69,16 @@ def assignments(keys: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} = {_value(value)}" for key, value in keys.items())
 
 
-def decides(experiment: Experiment | None) -> str:
-    """How to find out, in one line; empty where nothing is known."""
+def decides(experiment: Experiment | None, whose: str) -> str:
+    """How to find out, in one line; empty where nothing is known. A probe needs a recipe, which others have not."""
     if experiment is None:
         return ""
     if experiment.probe:
-        return f"{experiment.claim} Settle it: uptrend preflight RECIPE --only {experiment.probe}"
+        asked = f" Settle it: uptrend preflight RECIPE --only {experiment.probe}" if whose == "uptrend" else ""
+        return experiment.claim + asked
     arms = "; ".join(f"{name}: {assignments(keys) or 'as it is'}" for name, keys in experiment.arms.items())
-    return f"{experiment.claim} Arms: {arms}" if arms else experiment.claim
+    keys = "Arms" if whose == "uptrend" else "Arms, in Uptrend's keys"
+    return f"{experiment.claim} {keys}: {arms}" if arms else experiment.claim
 
 
 def symptoms(finding: Finding) -> str:
@@ -52,4 +89,4 @@ def symptoms(finding: Finding) -> str:
 def _value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    return f"{value:g}" if isinstance(value, float) else f'"{value}"' if isinstance(value, str) else str(value)
+    return f"{value:.3g}" if isinstance(value, float) else f'"{value}"' if isinstance(value, str) else str(value)
