@@ -366,6 +366,7 @@ PLANTS: dict[str, Plant] = {
     "double-first-token": Plant("tokens.template", lambda: swapped(play._Stream, "read", _doubled)),
     "schedule-eats": Plant("optimiser.schedule", lambda: swapped(learner, "learning_rate", _decayed)),
     "lr-tiny": Plant("optimiser.lr-small", nullcontext, ("learning.lr=1e-9",)),
+    "lr-huge": Plant("optimiser.lr-large", nullcontext, ("learning.lr=50",)),
     "prompt-limit": Plant("context.prompt-truncated", nullcontext, ("sampling.max_prompt=10",)),
     "budget-too-small": Plant("context.completion-truncated", nullcontext, ("sampling.max_tokens=1",)),
     "eval-in-chat": Plant("eval.unlike-training", nullcontext, ("eval.chat=true",), "evaluation"),

@@ -84,7 +84,8 @@ def command(
         for line in finding_lines(findings):
             console.print(line, soft_wrap=True)
         asked = sum(not r.skipped for r in results)
-        console.print(f"{_count(findings)} by {asked} probes ({len(results) - asked} do not apply), {seconds:.0f} s.")
+        probes = "1 probe" if asked == 1 else f"{asked} probes"
+        console.print(f"{_count(findings)} by {probes} ({len(results) - asked} do not apply), {seconds:.0f} s.")
     if _is_grave(findings, fail_on):
         raise typer.Exit(1)
 

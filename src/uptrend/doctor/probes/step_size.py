@@ -2,7 +2,7 @@
 
 import torch
 
-from uptrend.doctor.probes.bench import HIGH, NOTE, WARNING, Bench
+from uptrend.doctor.probes.bench import CRITICAL, HIGH, NOTE, WARNING, Bench
 from uptrend.doctor.probes.result import Result, not_asked, told
 from uptrend.policy.optimiser import learning_rate
 from uptrend.records import Evidence
@@ -10,6 +10,8 @@ from uptrend.records import Evidence
 LITTLE = 1e-3
 """KL of a whole run below which nothing can have been learned."""
 SLOW = 1e-6
+FAR = 5.0
+"""Nats that half of the tokens may move in one update: beyond, nothing of the model's choice is left."""
 
 
 def probe(bench: Bench) -> Result:
@@ -22,6 +24,11 @@ def probe(bench: Bench) -> Result:
     worth = sum(learning_rate(learning, step) for step in range(1, learning.steps + 1)) / learning.lr
     most = kl * worth**2  # if every step pushed the same way
     figure = f"one update at lr {learning.lr:g} moves the policy by KL {kl:.1e}"
+    moved = float(change.abs().nan_to_num(torch.inf).median())
+    if moved > FAR:
+        summary = f"The learning rate {learning.lr:g} is far too large: one update leaves nothing of the model."
+        evidence = Evidence(f"median change of a token's log-probability {moved:.3g} nats; below 1 is usual", moved)
+        return told(figure, [bench.found("optimiser.lr-large", CRITICAL, HIGH, summary, evidence)])
     evidence = Evidence(f"KL {kl:.2g} of one step, at most {most:.2g} in {learning.steps} steps", kl)
     if done.moved.changed > 0 and 0 <= most < LITTLE:
         summary = f"The learning rate {learning.lr:g} is too small: {learning.steps} such steps can't move the policy."
