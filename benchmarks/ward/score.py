@@ -1,0 +1,69 @@
+"""From what was said of each case to the figures: ours, from scalars alone, and the peers'."""
+
+import json
+import os
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.ward.judge import Judged, is_among, is_first, is_fixed, judge_case
+from benchmarks.ward.mapping import PEERS
+
+OWN, SCALARS = "own run", "scalars alone"
+COLUMNS = (OWN, SCALARS, *PEERS)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one reader made of one case."""
+
+    judged: Judged
+    """The case."""
+    alarms: int
+    """How many alarms it raised."""
+    first: bool = False
+    """Whether the right cause stood first."""
+    among: bool = False
+    """Whether it was among the first three."""
+    fixed: bool = False
+    """Whether the first one's fix is right."""
+    at: int | None = None
+    """After how many steps it spoke."""
+
+
+def score(folder: Path) -> None:
+    """Judge all that was run, have the peers read it too, and write the page beside it."""
+    from benchmarks.ward.board import write_board
+
+    cases = {case.parent: judge_case(case.parent) for case in sorted(folder.glob("*/case.json"))}
+    if python := os.environ.get("PEERS_PYTHON"):
+        subprocess.run([python, str(Path(__file__).parent / "peers.py"), str(folder)], check=True)
+    readings: dict[str, list[Reading]] = {column: [] for column in COLUMNS}
+    for place, judged in cases.items():
+        for column in COLUMNS:
+            readings[column] += _read(column, judged, place)
+    told = folder / "watched.json"
+    text = write_board(readings, json.loads(told.read_text()) if told.exists() else [])
+    (folder / "SCOREBOARD.md").write_text(text)
+    print(text)
+
+
+def _read(column: str, j: Judged, folder: Path) -> list[Reading]:
+    if column in PEERS:
+        file = folder / "peers.json"
+        told = json.loads(file.read_text())[column] if file.exists() else None
+        return [] if told is None else [_peer(column, j, told["alarms"], told["at"])]
+    said, at = (j.full, j.noticed_at) if column == OWN else (j.scalars, j.scalars_at)
+    count, fault = len(said.alarms), j.fault
+    if fault is None:
+        return [Reading(j, count, at=at)]
+    return [Reading(j, count, is_first(said, fault), is_among(said, fault), is_fixed(said, fault), at)]
+
+
+def _peer(peer: str, j: Judged, alarms: Sequence[str], at: int | None) -> Reading:
+    """Peers give no config change; a right cause is taken for a right fix."""
+    meant = [frozenset(PEERS[peer].get(alarm, ())) for alarm in alarms]
+    right = j.fault.right if j.fault else frozenset[str]()
+    first = bool(meant) and bool(right & meant[0])
+    return Reading(j, len(alarms), first, any(right & m for m in meant[:3]), first, at)
