@@ -25,7 +25,8 @@ in one differential. *Scalars alone*: the same run as TRL would have logged it, 
 any warning or critical finding. A symptom that is folded under a cause does not stand first. A fix is right where it \
 changes the config key that was spoiled; where code was, the right cause must stand first. Steps until noticed is 0 \
 where preflight spoke. Peers are read generously: `benchmarks/ward/mapping.py` says which detectors are taken to name \
-which causes, and a right cause counts as a right fix. Faults of invariants and probes are trained for 5 steps, from \
+which causes, and a right cause counts as a right fix; the column *read as peers are* does the same for ours, where a \
+finding names itself and its rivals. Faults of invariants and probes are trained for 5 steps, from \
 which no curve can tell anything: longer runs have rows of their own.
 
 Thresholds may be fitted on the recipe `sums` alone (sums and differences, partial credit, temperature 0.7). The \

@@ -3,15 +3,17 @@
 import json
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.ward.judge import Judged, is_among, is_first, is_fixed, judge_case
 from benchmarks.ward.mapping import PEERS
 
-OWN, SCALARS = "own run", "scalars alone"
-COLUMNS = (OWN, SCALARS, *PEERS)
+from uptrend.doctor.catalogue import CATALOGUE
+
+OWN, SCALARS, ALIKE = "own run", "scalars alone", "scalars, read as peers are"
+COLUMNS = (OWN, SCALARS, ALIKE, *PEERS)
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,10 @@ def _read(column: str, j: Judged, folder: Path) -> list[Reading]:
     if column in PEERS:
         file = folder / "peers.json"
         told = json.loads(file.read_text())[column] if file.exists() else None
-        return [] if told is None else [_peer(column, j, told["alarms"], told["at"])]
+        return [] if told is None else [_generous(j, told["alarms"], told["at"], PEERS[column])]
+    if column == ALIKE:
+        offered = {id: (id, *(rival.id for rival in cause.rivals)) for id, cause in CATALOGUE.items()}
+        return [_generous(j, j.scalars.alarms, j.scalars_at, offered)]
     said, at = (j.full, j.noticed_at) if column == OWN else (j.scalars, j.scalars_at)
     count, fault = len(said.alarms), j.fault
     if fault is None:
@@ -61,9 +66,9 @@ def _read(column: str, j: Judged, folder: Path) -> list[Reading]:
     return [Reading(j, count, is_first(said, fault), is_among(said, fault), is_fixed(said, fault), at)]
 
 
-def _peer(peer: str, j: Judged, alarms: Sequence[str], at: int | None) -> Reading:
-    """Peers give no config change; a right cause is taken for a right fix."""
-    meant = [frozenset(PEERS[peer].get(alarm, ())) for alarm in alarms]
+def _generous(j: Judged, alarms: Sequence[str], at: int | None, offers: Mapping[str, Sequence[str]]) -> Reading:
+    """An alarm names whatever its text offers as a reason; a right cause is taken for a right fix."""
+    meant = [frozenset(offers.get(alarm, ())) for alarm in alarms]
     right = j.fault.right if j.fault else frozenset[str]()
     first = bool(meant) and bool(right & meant[0])
     return Reading(j, len(alarms), first, any(right & m for m in meant[:3]), first, at)

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from curve_runs import evaluations, healthy, ramp
 
+from curve_runs import evaluations, healthy, ramp
 from uptrend.doctor.checks import CHECKS
 from uptrend.records import Finding, RunView, Severity
 

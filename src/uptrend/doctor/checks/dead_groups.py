@@ -17,7 +17,7 @@ NEARLY_ALL = 0.9
 SMALL = 0.15
 """Spread within groups against the range of rewards seen, below which groups hardly differ."""
 SHRUNK = 0.65
-FEWEST = 8
+FEWEST = 5
 
 
 def check(view: RunView) -> Outcome:
