@@ -5,7 +5,7 @@ each doubling of the points gets a share of alpha, 1/(k+1)(k+2) of it for the k-
 quarter of that share; and ρ gets two standard errors more, for far tails feel a wrong ρ most.
 
 Measured with tests/doctor/statistics/size_and_power.py: 200 steps looked at every 5 from the 32nd on, 250 curves:
-a trend was ever seen where there was none in 3.2 / 4.8 / 0.8 / 9.6% at autocorrelation 0 / .3 / .6 / .9; a rise of
+a trend was ever seen where there was none in 4.0 / 3.6 / 1.6 / 9.6% at autocorrelation 0 / .3 / .6 / .9; a rise of
 one noise deviation over the 200 steps was seen by the end in 57%, of two in 100% (125 curves).
 """
 
