@@ -5,7 +5,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart check test ward ward-full format clean
+.PHONY: help setup quickstart check test ward ward-full lab-demo format clean
 
 help:  ## Show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +34,11 @@ ward: .venv/.all  ## Plant a sample of faults into real runs and score the docto
 ward-full: .venv/.all  ## Plant all of them, beside all healthy runs (about an hour)
 	$(BIN)/python -m benchmarks.ward full --to .ward/full
 	$(BIN)/python -m benchmarks.ward score .ward/full
+
+lab-demo: .venv/.train  ## Ask nine questions of a tiny model over five seeds, and show the journal (some ten minutes)
+	@test -d .lab-demo || cp -r examples/lab-demo .lab-demo
+	$(BIN)/uptrend lab run --all --dir .lab-demo
+	$(BIN)/uptrend lab report .lab-demo --html
 
 format: .venv/.all  ## Format, and fix what can be fixed
 	$(BIN)/ruff format .

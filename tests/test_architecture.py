@@ -33,6 +33,7 @@ LIGHT = [
     ["runs", "compare", "demo", "demo"],
     ["plot", "demo", "--out", "demo.svg"],
     ["models", "list"],
+    ["lab", "list", "--ready"],
 ]
 
 CALL = """
@@ -93,9 +94,9 @@ def test_a_room_loads_no_torch_that_says_so(tmp_path: Path) -> None:
 
 
 def test_the_public_surface() -> None:
-    assert sorted(uptrend.__all__) == ["Run", "__version__", "diagnose", "load_config", "train"]
+    assert sorted(uptrend.__all__) == ["Run", "__version__", "diagnose", "load_config", "replay", "train"]
     public = {name for name in vars(uptrend) if not name.startswith("_")}
-    assert public - set(ROOMS) == {"Run", "diagnose", "load_config"}
+    assert public - set(ROOMS) == {"Run", "diagnose", "load_config", "replay"}
     assert uptrend.Run is Run
     assert uptrend.load_config({"seed": 3}).seed == 3
 

@@ -21,6 +21,8 @@ def test_brackets_survive(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("verb", VERBS)
 def test_no_help_is_read_as_markup(verb: str) -> None:
     group = typer.main.get_command(app)
-    found = group.get_command(typer.Context(group), verb)  # type: ignore[attr-defined]
-    commands = getattr(found, "commands", {verb: found})
-    assert {command.rich_markup_mode for command in commands.values()} == {None}
+    context = typer.Context(group, resilient_parsing=True)
+    found = group.get_command(context, verb)  # type: ignore[attr-defined]
+    names = found.list_commands(context) if hasattr(found, "list_commands") else []
+    commands = [found.get_command(context, name) for name in names] or [found]
+    assert {command.rich_markup_mode for command in commands} == {None}

@@ -10,8 +10,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from uptrend.cli.figure import moving_mean
 from uptrend.cli.plot import plot
+from uptrend.doctor.report.drawing import moving_mean
 from uptrend.records import MissingExtra, RecordError, UptrendError
 
 MakeRun = Callable[..., Path]

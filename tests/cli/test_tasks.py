@@ -55,7 +55,7 @@ def test_show_as_json():
 def test_validate_passes_on_the_families(name):
     result = run(app, ["validate", name])
     assert result.exit_code == 0
-    assert result.output.count("✓") == 11
+    assert result.output.count("✓") == 12
     assert "✗" not in result.output
 
 

@@ -34,6 +34,7 @@ METRICS = [
     "sampler/kl/mean",
     "sampler/ratio/mean",
     "sampler/ess/share",
+    "sampler/gap/mean",
     "sampler/gap/max",
     "learner/entropy/mean",
     "kl/reference/mean",

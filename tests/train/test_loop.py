@@ -317,6 +317,14 @@ def test_bf16_weights_come_with_a_note_and_hardly_move(start: Start) -> None:
     assert all(line["weights/changed/share"] < 0.1 for line in run.metric_lines)
 
 
+def test_a_family_that_is_short_of_both_says_so_once(start: Start) -> None:
+    few = ("name=arithmetic", "operations=['+']", "high=9")
+    sets = [f"{section}.{option}" for section in ("tasks", "eval") for option in few]
+    run = start(*sets, "tasks.train=500", "eval.tasks=100", "learning.steps=1")
+    (note,) = run.info["notes"]
+    assert note.startswith("arithmetic has 100 tasks, fewer than asked for")
+
+
 def test_messages_are_as_they_were_said(start: Start) -> None:
     row = rows(start("learning.steps=1"))[0]
     said = Message("user", row["messages"][0]["content"])

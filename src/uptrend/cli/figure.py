@@ -5,34 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from uptrend.cli.summary import held_out
+from uptrend.doctor.report.drawing import COLOURS, INK, moving_mean
 from uptrend.records import Run
-
-COLOURS = ("#2463a8", "#d1662b", "#2f8f5b", "#8a4fa3", "#b3902a", "#4a4f57")
-"""Apart from each other for colour-blind eyes too."""
-INK, FAINT = "#22262b", "#d9dde2"
-
-STYLE = {
-    "font.family": "sans-serif",
-    "font.size": 10,
-    "text.color": INK,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "axes.linewidth": 0.8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlesize": 11,
-    "axes.titlelocation": "left",
-    "axes.titleweight": "bold",
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.axisbelow": True,
-    "grid.color": FAINT,
-    "grid.linewidth": 0.7,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "legend.frameon": False,
-    "svg.hashsalt": "uptrend",
-}
 
 DASHES = {"low": "-", "high": (0, (4, 2))}
 
@@ -171,10 +145,3 @@ def _say_empty(axes: Any, why: str) -> None:
     axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center", va="center", color="#8a9099")
     axes.set_xticks([])
     axes.set_yticks([])
-
-
-def moving_mean(values: Sequence[float], window: int) -> list[float]:
-    """The mean of each value with its neighbours, `window` values in all; fewer at the ends."""
-    half = window // 2
-    near = [values[max(0, i - half) : i + half + 1] for i in range(len(values))]
-    return [sum(part) / len(part) for part in near]

@@ -2,7 +2,7 @@
 
 import os
 import platform
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -41,7 +41,7 @@ class Prepared:
 
 def prepare(config: Config) -> Prepared:
     """Resolve a recipe, make its tasks and load its model."""
-    config = _resolve(config)
+    config = resolve(config)
     held_out = heldout(config)
     tasks = pool(config, held_out)
     return Prepared(config, make_policy(config, held_out), tasks, held_out)
@@ -54,14 +54,18 @@ def train(
     name: str | None = None,
     observers: Sequence[Observer] = (),
     preflight: bool = False,
+    allows: Collection[str] = (),
 ) -> Run:
-    """Train a recipe (a path, a table or a loaded config) and give back its run; `preflight` asks the cheap probes."""
+    """Train a recipe (a path, a table or a loaded config) and give back its run.
+
+    `preflight` asks the cheap probes first; what they find of `allows` does not stop it.
+    """
     need_train_extra()
     config = config if isinstance(config, Config) else load_config(config)
-    path = _place(Path(runs), name, config.name, "Choose another --name, or continue it with --resume.")
+    path = free_place(Path(runs), name, config.name, "Choose another --name, or continue it with --resume.")
     parts = prepare(config)
-    with RunDirectory.create(path, _info(path, parts.config, parts.pool, parts.held_out, parts.policy)) as directory:
-        _go(parts, directory, observers, resume=False, preflight=preflight)
+    with RunDirectory.create(path, info_of(path, parts.config, parts.pool, parts.held_out, parts.policy)) as directory:
+        _go(parts, directory, observers, resume=False, preflight=preflight, allows=allows)
     return Run(path)
 
 
@@ -73,6 +77,8 @@ def resume(path: Path, overrides: Iterable[str] = (), observers: Sequence[Observ
         raise RecordError(
             f"{path} is a warm start, which can't be resumed. {_way_on(run, 'train RECIPE --set model.name=')}"
         )
+    if run.info.get("kind") == "replay":
+        raise RecordError(f"{path} is a replay, which is short: make it again with uptrend replay.")
     config = _changed(run, overrides)
     if not run.checkpoints:
         raise CheckpointError(
@@ -88,7 +94,7 @@ def resume(path: Path, overrides: Iterable[str] = (), observers: Sequence[Observ
             )
         held_out = heldout(config)
         tasks = pool(config, held_out)
-        _same_tasks(run, tasks, held_out)
+        check_tasks(run, tasks, held_out)
         parts = Prepared(config, make_policy(config, held_out), tasks, held_out)
         directory.rewind(step)
         directory.write_info({**run.info, "config": to_table(config)})
@@ -101,9 +107,9 @@ def warmstart(
 ) -> Run:
     """Teach the recipe's model the expert's rollouts, and put it into the folder `out`; its run is recorded too."""
     need_train_extra()
-    path = _place(runs, name, f"{config.name}-warmstart", "Choose another --name for this warm start.")
+    path = free_place(runs, name, f"{config.name}-warmstart", "Choose another --name for this warm start.")
     _free_folder(out)
-    config = _resolve(replace(config, model=replace(config.model, lora=None)))
+    config = resolve(replace(config, model=replace(config.model, lora=None)))
     held_out = heldout(config)
     tasks = pool(_of_the_first_stage(config), held_out)
     policy = make_policy(config, held_out)
@@ -115,9 +121,9 @@ def warmstart(
 
     demonstrations, notes = demonstrate(policy, tasks, config)
     config = supervised(config, len(demonstrations))
-    info = _info(path, config, tasks, held_out, policy)
+    info = info_of(path, config, tasks, held_out, policy)
     info |= {"kind": "warmstart", "notes": [*info["notes"], *notes]}
-    with RunDirectory.create(path, info) as directory, _recorded(directory, resume=False) as outcome:
+    with RunDirectory.create(path, info) as directory, recorded(directory, resume=False) as outcome:
         outcome.stop = learn(Parts(config, policy, tasks, held_out, directory, observers), demonstrations)
         if outcome.stop is None:
             beside = out.with_name(f".{out.name}")
@@ -159,7 +165,7 @@ class _Outcome:
 
 
 @contextmanager
-def _recorded(directory: RunDirectory, *, resume: bool) -> Iterator[_Outcome]:
+def recorded(directory: RunDirectory, *, resume: bool) -> Iterator[_Outcome]:
     """Writes into a run's events how it began and how it ended."""
     directory.event("resumed" if resume else "started", pid=os.getpid())
     outcome = _Outcome()
@@ -176,22 +182,28 @@ def _recorded(directory: RunDirectory, *, resume: bool) -> Iterator[_Outcome]:
 
 
 def _go(
-    prepared: Prepared, directory: RunDirectory, observers: Sequence[Observer], *, resume: bool, preflight: bool = False
+    prepared: Prepared,
+    directory: RunDirectory,
+    observers: Sequence[Observer],
+    *,
+    resume: bool,
+    preflight: bool = False,
+    allows: Collection[str] = (),
 ) -> None:
     from uptrend.train.loop import Parts
     from uptrend.train.loop import train as loop
 
     p = prepared
-    with _recorded(directory, resume=resume) as outcome:
-        outcome.stop = _preflight(prepared, directory) if preflight else None
+    with recorded(directory, resume=resume) as outcome:
+        outcome.stop = _preflight(prepared, directory, allows) if preflight else None
         if outcome.stop is None:
             outcome.stop = loop(Parts(p.config, p.policy, p.pool, p.held_out, directory, observers), resume)
 
 
-def _preflight(prepared: Prepared, directory: RunDirectory) -> Stop | None:
+def _preflight(prepared: Prepared, directory: RunDirectory, allows: Collection[str]) -> Stop | None:
     from uptrend.cli.preflight import check_first
 
-    return check_first(prepared, directory)
+    return check_first(prepared, directory, allows)
 
 
 def make_policy(config: Config, held_out: HeldOut) -> "Policy":
@@ -229,7 +241,7 @@ def load_for_eval(target: str, tasks: str | None, overrides: Iterable[str]) -> t
     table = dict(Run(target).config) if is_run else {"model": {"name": target}}
     if tasks is not None:
         table["eval"] = eval_section(tasks)
-    config = _resolve(load_config(table, overrides))
+    config = resolve(load_config(table, overrides))
     held_out = heldout(config)
     if not is_run:
         return config, make_policy(config, held_out), held_out
@@ -251,7 +263,7 @@ def demonstrations(held_out: HeldOut | None) -> list[tuple[str, str]]:
     return [("".join(m.content for m in task.messages), task.answer) for task in tasks]
 
 
-def _resolve(config: Config) -> Config:
+def resolve(config: Config) -> Config:
     """Fill in what the machine and the tasksets decide, so that run.json has every value."""
     from uptrend.policy.policy import choose_device
 
@@ -264,7 +276,7 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _place(runs: Path, name: str | None, recipe: str, otherwise: str) -> Path:
+def free_place(runs: Path, name: str | None, recipe: str, otherwise: str) -> Path:
     """runs/NAME; a recipe's own name gets a number where it is taken, a name that was asked for must be free."""
     if name is not None:
         if (runs / name / "run.json").exists():
@@ -276,12 +288,13 @@ def _place(runs: Path, name: str | None, recipe: str, otherwise: str) -> Path:
     return runs / (recipe if number == 1 else f"{recipe}-{number}")
 
 
-def _info(path: Path, config: Config, tasks: Pool, held_out: HeldOut, policy: "Policy") -> dict[str, Any]:
+def info_of(path: Path, config: Config, tasks: Pool, held_out: HeldOut, policy: "Policy") -> dict[str, Any]:
+    """What run.json says of a run."""
     import torch
 
     from uptrend.policy.measure import digest, movable_share
 
-    notes = [*tasks.notes, *held_out.notes]
+    notes = list(dict.fromkeys([*tasks.notes, *held_out.notes]))  # one family may be short of both
     if config.model.weights == "bf16":
         share = movable_share(policy.flat, config.learning.lr)
         notes.append(
@@ -334,7 +347,8 @@ def _changed(run: Run, overrides: Iterable[str]) -> Config:
     return config
 
 
-def _same_tasks(run: Run, tasks: Pool, held_out: HeldOut) -> None:
+def check_tasks(run: Run, tasks: Pool, held_out: HeldOut) -> None:
+    """Refuse tasks that are not a run's own any more."""
     for section, now in (("tasks", tasks.describe()), ("eval", held_out.describe())):
         then = run.info[section]
         if then["hash"] != now["hash"]:

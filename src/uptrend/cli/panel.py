@@ -45,7 +45,7 @@ class RunPanel:
         progress = self.progress
         left = progress.seconds_left
         words = f"{progress.step}/{progress.steps}"
-        if progress.step == 0:
+        if progress.step == progress.start:
             words += "  first step" if progress.evaluations else "  evaluating"
         elif left is not None and progress.step < progress.steps:
             words += f"  {duration(left)} left"

@@ -5,9 +5,10 @@ from typing import Annotated, Any
 
 import typer
 
-from uptrend.cli.figure import STYLE, add_heading, metrics_figure, overview_figure
+from uptrend.cli.figure import add_heading, metrics_figure, overview_figure
 from uptrend.cli.summary import open_run
 from uptrend.config.convert import nearest
+from uptrend.doctor.report.drawing import STYLE
 from uptrend.records import MissingExtra, RecordError, Run, UptrendError
 
 Out = Annotated[Path, typer.Option("--out", "-o", help="Where to draw: .png or .svg.")]

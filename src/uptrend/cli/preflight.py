@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -90,8 +90,8 @@ def command(
         raise typer.Exit(1)
 
 
-def check_first(prepared: Prepared, directory: RunDirectory) -> Stop | None:
-    """The cheap probes ahead of a run: figures go to its events, and a critical finding stops it."""
+def check_first(prepared: Prepared, directory: RunDirectory, allows: Collection[str] = ()) -> Stop | None:
+    """The cheap probes ahead of a run: figures go to its events, and a critical finding that is not allowed stops it."""
     from uptrend.doctor.probes import PROBES
     from uptrend.doctor.probes.run import differential
 
@@ -104,7 +104,7 @@ def check_first(prepared: Prepared, directory: RunDirectory) -> Stop | None:
     typer.echo(f"preflight: {_count(findings)} by {asked} probes, {seconds:.1f} s", err=True)
     for line in finding_lines([f for f in findings if f.severity != Severity.NOTE]):
         typer.echo(line.plain, err=True)
-    grave = next((f for f in findings if f.severity == Severity.CRITICAL), None)
+    grave = next((f for f in findings if f.severity == Severity.CRITICAL and f.id not in allows), None)
     return None if grave is None else Stop(f"preflight: {grave.id}: {grave.summary}")
 
 

@@ -18,8 +18,10 @@ class Progress:
     """Seconds; for the time left."""
     title: str = ""
     """The run's name, model and taskset."""
+    start: int = 0
+    """The step whose weights it began with."""
     steps: int = 0
-    """How many steps it shall have."""
+    """The step that it shall end with."""
     metrics: list[dict[str, Any]] = field(default_factory=list)
     """Its metrics lines, those from before a resume included."""
     evaluations: list[HeldOut] = field(default_factory=list)
@@ -31,7 +33,7 @@ class Progress:
         """Start from what the run directory holds."""
         config = run.config
         self.title = f"{run.name} · {config['model']['name']} · {config['tasks']['name']}"
-        self.steps = config["learning"]["steps"]
+        self.start, self.steps = run.start, run.steps or 0
         self.metrics = list(run.metric_lines)
         self.evaluations = held_out(run)
 
@@ -47,7 +49,7 @@ class Progress:
     @property
     def step(self) -> int:
         """The last step done."""
-        return int(self.metrics[-1]["step"]) if self.metrics else 0
+        return int(self.metrics[-1]["step"]) if self.metrics else self.start
 
     @property
     def seconds_left(self) -> float | None:
@@ -69,9 +71,9 @@ class Progress:
     @property
     def before(self) -> HeldOut | None:
         """The evaluation before the first step."""
-        return next((e for e in self.evaluations if e.step == 0), None)
+        return next((e for e in self.evaluations if e.step == self.start), None)
 
     @property
     def after(self) -> HeldOut | None:
         """The last evaluation of a trained model."""
-        return next((e for e in reversed(self.evaluations) if e.step > 0), None)
+        return next((e for e in reversed(self.evaluations) if e.step > self.start), None)

@@ -1,6 +1,7 @@
 """`uptrend train`: run a recipe, or go on with a run."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from uptrend.cli.interrupt import patiently
 from uptrend.cli.launch import resume, train
 from uptrend.cli.view import choose_view
 from uptrend.config import load_config
+from uptrend.config.convert import nearest
 from uptrend.records import ConfigError, Run
 from uptrend.train.observer import Observer
 
@@ -37,6 +39,10 @@ def command(
     no_preflight: Annotated[
         bool, typer.Option("--no-preflight", help="Train at once, whatever the cheap probes would say.")
     ] = False,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(help="Begin though the cheap probes find this cause: --allow kl.strangles. Repeat for more."),
+    ] = None,
 ) -> None:
     """Train a model on a recipe, and record everything.
 
@@ -60,7 +66,10 @@ def command(
         else:
             assert recipe is not None
             config = load_config(recipe, sets or ())
-            run = train(config, runs=runs, name=name, observers=observers, preflight=not no_preflight)
+            _check_allowed(allow or ())
+            run = train(
+                config, runs=runs, name=name, observers=observers, preflight=not no_preflight, allows=allow or ()
+            )
     if (why := _stopped_by_preflight(run)) is not None:
         typer.echo(f"Not begun: {why} To train nevertheless: --no-preflight", err=True)
         raise typer.Exit(1)
@@ -73,6 +82,14 @@ def command(
         typer.echo(f"Stopped after step {run.last_step}. Go on with: uptrend train --resume {run.path}")
     elif run.status == "stopped":
         typer.echo("Stopped before the first step: there is nothing to go on from.")
+
+
+def _check_allowed(ids: Sequence[str]) -> None:
+    from uptrend.doctor.catalogue import CATALOGUE
+
+    for id in ids:
+        if id not in CATALOGUE:
+            raise ConfigError(f"--allow {id} is not in the catalogue.{nearest(id, CATALOGUE)} See docs/findings/.")
 
 
 def stopped_by_doctor(run: Run) -> str | None:

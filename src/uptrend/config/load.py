@@ -51,10 +51,11 @@ def apply_override(table: dict[str, Any], override: str) -> None:
         table = table[key]
         if not isinstance(table, dict):
             raise ConfigError(f"--set {override}: {'.'.join(keys[:depth])} is a value, not a table.")
-    table[keys[-1]] = _value(text.strip())
+    table[keys[-1]] = parse_value(text.strip())
 
 
-def _value(text: str) -> Any:
+def parse_value(text: str) -> Any:
+    """A value as TOML writes it; what is not TOML is text."""
     try:
         table = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:

@@ -4,6 +4,7 @@ from uptrend.records.directory import RunDirectory
 from uptrend.records.errors import (
     CheckpointError,
     ConfigError,
+    LabError,
     MissingExtra,
     ModelError,
     RecordError,
@@ -26,17 +27,22 @@ from uptrend.records.finding import (
     Trend,
     Verdict,
 )
+from uptrend.records.hypothesis import Arm, Direction, Hypothesis, Method, Priority, Source, Status
+from uptrend.records.judgement import Comparison, Interval, Judgement, Measured
 from uptrend.records.reward import Part, Reward
 from uptrend.records.rollout import Ending, Role, Rollout, Sequence
+from uptrend.records.rows import rollouts_of
 from uptrend.records.run import Run, to_pandas, to_polars
 from uptrend.records.schema import rollouts_table
 from uptrend.records.task import Message, Task, Tool, ToolCall, task_id, tasks_hash
 from uptrend.records.view import RunView, from_lines, view_of
 
 __all__ = [
-    "CannotTell", "CheckpointError", "Confidence", "ConfigError", "Ending", "Evaluation", "Evidence", "Experiment",
-    "Finding", "Fix", "Message", "MissingExtra", "ModelError", "Part", "RecordError", "Report", "Reward", "Rival",
-    "Role", "Rollout", "Run", "RunDirectory", "RunLocked", "RunView", "Sequence", "Severity", "Task",
-    "TasksetError", "Times", "Tool", "ToolCall", "Trend", "UptrendError", "Verdict", "from_lines", "mcnemar",
-    "pass_at_k", "rollouts_table", "task_id", "tasks_hash", "to_pandas", "to_polars", "view_of", "wilson",
+    "Arm", "CannotTell", "CheckpointError", "Comparison", "Confidence", "ConfigError", "Direction", "Ending",
+    "Evaluation", "Evidence", "Experiment", "Finding", "Fix", "Hypothesis", "Interval", "Judgement", "LabError",
+    "Measured", "Message", "Method", "MissingExtra", "ModelError", "Part", "Priority", "RecordError", "Report",
+    "Reward", "Rival", "Role", "Rollout", "Run", "RunDirectory", "RunLocked", "RunView", "Sequence", "Severity",
+    "Source", "Status", "Task", "TasksetError", "Times", "Tool", "ToolCall", "Trend", "UptrendError", "Verdict",
+    "from_lines", "mcnemar", "pass_at_k", "rollouts_of", "rollouts_table", "task_id", "tasks_hash", "to_pandas",
+    "to_polars", "view_of", "wilson",
 ]  # fmt: skip

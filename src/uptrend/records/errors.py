@@ -7,6 +7,7 @@ UptrendError            what was wrong, where, and what would be right
 ├── RecordError         a run directory that cannot be read or written
 │   └── RunLocked       another process is writing this run directory
 ├── CheckpointError     a checkpoint that is missing or damaged
+├── LabError            a hypothesis or an experiment that cannot be used
 └── MissingExtra        an optional dependency that is not installed
 
 All of them end the command with exit code 2. Assertions are for our own bugs.
@@ -39,6 +40,10 @@ class RunLocked(RecordError):  # noqa: N818 (the state, not a mistake)
 
 class CheckpointError(UptrendError):
     """A checkpoint that is missing or damaged."""
+
+
+class LabError(UptrendError):
+    """A hypothesis, a lab's folder or an experiment that cannot be used; the message says what to write."""
 
 
 class MissingExtra(UptrendError):  # noqa: N818 (what is missing)

@@ -27,8 +27,7 @@ class Run:
         self.info: dict[str, Any] = _read_info(self.path)
 
     def __repr__(self) -> str:
-        steps = self.config["learning"]["steps"]
-        return f"Run({str(self.path)!r}, {self.status}, {self.last_step} of {steps} steps)"
+        return f"Run({str(self.path)!r}, {self.status}, {self.last_step} of {self.steps} steps)"
 
     @property
     def name(self) -> str:
@@ -88,6 +87,17 @@ class Run:
     def last_step(self) -> int:
         """The last step with a metrics line; 0 before the first."""
         return int(self.metric_lines[-1]["step"]) if self.metric_lines else 0
+
+    @property
+    def start(self) -> int:
+        """The step whose weights it began with: 0, but for a replay."""
+        return int(self.info.get("replay", {}).get("step", 0))
+
+    @property
+    def steps(self) -> int | None:
+        """The step that it shall end with; None where that is not known."""
+        found = self.info.get("replay", {}).get("last") or self.config.get("learning", {}).get("steps")
+        return None if found is None else int(found)
 
     @property
     def status(self) -> str:

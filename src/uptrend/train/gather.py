@@ -25,6 +25,8 @@ class Gathered:
     """Groups that were dead and replaced; recorded, not learned from."""
     cursor: Cursor
     """Where the next step draws on from."""
+    recorded: bool = False
+    """Whether these are another run's, with what its learner computed on them."""
 
 
 class Table:

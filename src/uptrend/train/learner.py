@@ -18,6 +18,7 @@ from uptrend.policy.graphed import Graphed
 from uptrend.policy.optimiser import Applied, Optimiser, learning_rate
 from uptrend.policy.policy import Policy
 from uptrend.records import Ending, Role, Rollout
+from uptrend.records import Sequence as Tokens
 from uptrend.train.pack import Cost, Grain, Line, Micro, pack
 
 MODEL = int(Role.MODEL)
@@ -41,6 +42,8 @@ class Experience:
     """What is there at all."""
     sampler_bs: Tensor
     """The sampler's log-probabilities."""
+    behaviour_bs: Tensor | None = None
+    """The sampling policy's by the learner's arithmetic, where rollouts were recorded; else the learner's own are."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ class Update:
     """The share of tokens through the model that were padding."""
 
 
-def experience(rollouts: Sequence[Rollout], config: Config) -> Experience:
+def experience(rollouts: Sequence[Rollout], config: Config, *, recorded: bool = False) -> Experience:
     """Lay the rollouts' sampled tokens out; failed and dropped ones are there, but not trained."""
     numbers = {group: i for i, group in enumerate(dict.fromkeys(r.group for r in rollouts))}
     flat = [(n, r, s) for n, r in enumerate(rollouts) for s in r.sequences]
@@ -90,7 +93,18 @@ def experience(rollouts: Sequence[Rollout], config: Config) -> Experience:
         mask_bs=loss_mask(roles_bs, real_bs, torch.tensor(out)),
         real_bs=real_bs,
         sampler_bs=torch.from_numpy(sampler),
+        behaviour_bs=_behaviour([s for _, _, s in flat], lines, sampler) if recorded else None,
     )
+
+
+def _behaviour(sequences: Sequence[Tokens], lines: Sequence[Line], sampler: NDArray[np.float32]) -> Tensor:
+    """What the learner of the recorded run computed before its update; the sampler's where it did not look."""
+    behaviour = sampler.copy()
+    for b, (line, tokens) in enumerate(zip(lines, sequences, strict=True)):
+        if tokens.learner is not None:
+            looked = tokens.learner[line.sampled]
+            behaviour[b, : len(looked)] = np.where(np.isnan(looked), sampler[b, : len(looked)], looked)
+    return torch.from_numpy(behaviour)
 
 
 def _visible(lengths: list[int]) -> list[NDArray[np.bool_]]:
@@ -147,11 +161,15 @@ class Learner:
         old_bs: Tensor | None,
         reference_bs: Tensor | None,
     ) -> Update:
-        """All of a step's optimiser updates; `old_bs` is asked for wherever there is more than one."""
+        """All of a step's optimiser updates; `old_bs` is asked for wherever there is more than one.
+
+        Ratios are against `old_bs`, or against the policy that sampled where the experience knows it.
+        """
         learning, device = self._config.learning, self._policy.device
         looked_bs = torch.full(_roomy(exp), torch.nan, device=device)
         weights_bs = torch.zeros(exp.sampler_bs.shape, device=device)
         mask_bs, sampler_bs, rollouts_b = (x.to(device) for x in (exp.mask_bs, exp.sampler_bs, exp.rollouts_b))
+        before_bs = old_bs if exp.behaviour_bs is None else exp.behaviour_bs.to(device)
         advantages_bs = advantages_b.to(device)[:, None].expand(mask_bs.shape)
         lr, applied, padding = learning_rate(learning, step), list[Applied](), list[float]()
         total: Tensor | None = None
@@ -159,7 +177,7 @@ class Learner:
             on = rows.to(device)
             whole = prepare(
                 mask_bs[on], rollouts_b[on], advantages_bs[on], learning, self._most_tokens(),
-                old_bt=None if old_bs is None else old_bs[on], sampler_bt=sampler_bs[on],
+                old_bt=None if before_bs is None else before_bs[on], sampler_bt=sampler_bs[on],
                 reference_bt=None if reference_bs is None else reference_bs[on],
             )  # fmt: skip
             weights_bs[on] = whole.weights_bt

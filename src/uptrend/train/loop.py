@@ -1,14 +1,17 @@
 """The training loop, from top to bottom: sample → score → advantages → update → record → evaluate → checkpoint.
 
+A replay (replay.py) takes the same course with rollouts from another run's records in place of sampled ones.
+
 Left out on purpose: a critic and a reward model (answers are checked, not judged), several processes and a
 sampler elsewhere (the sampler's interface bears it; this loop has one process), and every reaction to what
 happens: whoever wants to watch, warn or stop is an observer.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -43,6 +46,20 @@ class Parts:
     observers: Sequence[Observer] = ()
 
 
+@dataclass(frozen=True)
+class Course:
+    """Where a run begins and ends, and who gives it rollouts."""
+
+    gather: Callable[[Table, Cursor, int], Gathered]
+    """A step's rollouts."""
+    last: int
+    """Its last step."""
+    checkpoint: Path | None = None
+    """What it begins with; None for the model as it was made."""
+    is_new: bool = True
+    """Whether it has not begun yet, so that the model is evaluated first."""
+
+
 @contextmanager
 def recording(parts: Parts) -> Iterator[Recorder]:
     """A recorder for as long as the run goes; observers hear of its beginning, and of its end however it ends."""
@@ -62,6 +79,17 @@ def recording(parts: Parts) -> Iterator[Recorder]:
 
 def train(parts: Parts, resume: bool = False) -> Stop | None:
     """Run a recipe to its end, or until an observer stops it; everything is in the run directory."""
+    config = parts.config
+
+    def sample(table: Table, cursor: Cursor, step: int) -> Gathered:
+        return gather(table, parts.pool, cursor, step, config)
+
+    checkpoint = Run(parts.directory.path).checkpoints[-1] if resume else None
+    return run_course(parts, Course(sample, config.learning.steps, checkpoint, is_new=not resume))
+
+
+def run_course(parts: Parts, course: Course) -> Stop | None:
+    """The loop itself."""
     config, policy = parts.config, parts.policy
     optimiser = Optimiser(policy.flat, config.learning)
     learner = Learner(policy, optimiser, config)
@@ -73,25 +101,25 @@ def train(parts: Parts, resume: bool = False) -> Stop | None:
     held: Evaluation | None
     torch.manual_seed(config.seed)
 
-    if resume:
-        state = load_checkpoint(Run(parts.directory.path).checkpoints[-1], policy, optimiser)
+    if course.checkpoint is not None:
+        state = load_checkpoint(course.checkpoint, policy, optimiser)
         step, cursor = state["step"], Cursor(**state["cursor"])
         sampler.load((), version=step)
     with recording(parts) as recorder:
-        if step == 0:
-            held = evaluate_held_out(parts, table, recorder, 0)
-            stop = tell_observers(parts, StepRecord(0, {}, (), held))
-        while step < config.learning.steps and stop is None:
+        if course.is_new:
+            held = evaluate_held_out(parts, table, recorder, step)
+            stop = tell_observers(parts, StepRecord(step, {}, (), held))
+        while step < course.last and stop is None:
             step += 1
             clock = measure.Clock(policy.device)
 
-            gathered = gather(table, parts.pool, cursor, step, config)
+            gathered = course.gather(table, cursor, step)
             cursor = gathered.cursor
             clock.lap("sample")
 
-            exp = experience(gathered.rollouts, config)
+            exp = experience(gathered.rollouts, config, recorded=gathered.recorded)
             scale.before()
-            update, seen = _learn(learner, exp, gathered.rollouts, step, config)
+            update, seen = learn(learner, exp, gathered.rollouts, step, config)
             sampler.load((), version=step)
             clock.lap("update")
 
@@ -101,17 +129,17 @@ def train(parts: Parts, resume: bool = False) -> Stop | None:
             line |= clock.metrics() | {"memory/peak/gib": measure.peak_memory_gib(policy.device)}
             recorder.step(step, rollouts, line)
 
-            held = evaluate_held_out(parts, table, recorder, step) if _is_due(step, config) else None
+            held = evaluate_held_out(parts, table, recorder, step) if _is_due(step, config.eval.every, course) else None
             stop = tell_observers(parts, StepRecord(step, line, rollouts, held))
-            if _saves(step, config) or stop is not None:
+            if _is_due(step, config.checkpoints.every, course) or stop is not None:
                 recorder.drain()  # records first: a checkpoint never stands ahead of them
                 state = {"step": step, "cursor": asdict(cursor)}
                 save_checkpoint(parts.directory.path, policy, optimiser, state, config.checkpoints.keep)
                 parts.directory.event("checkpoint", step=step)
-    return stop if step < config.learning.steps else None  # a wish after the last step stops nothing
+    return stop if step < course.last else None  # a wish after the last step stops nothing
 
 
-def _learn(
+def learn(
     learner: Learner, exp: Experience, rollouts: Sequence[Rollout], step: int, config: Config
 ) -> tuple[Update, dict[str, Any]]:
     """Advantages and the update that they cause."""
@@ -164,11 +192,5 @@ def tell_observers(parts: Parts, record: StepRecord) -> Stop | None:
     return next((wish for wish in wishes if wish is not None), None)
 
 
-def _is_due(step: int, config: Config) -> bool:
-    every = config.eval.every
-    return step == config.learning.steps or (every > 0 and step % every == 0)
-
-
-def _saves(step: int, config: Config) -> bool:
-    every = config.checkpoints.every
-    return step == config.learning.steps or (every > 0 and step % every == 0)
+def _is_due(step: int, every: int, course: Course) -> bool:
+    return step == course.last or (every > 0 and step % every == 0)

@@ -83,6 +83,7 @@ def learner_metrics(exp: Experience, update: Update) -> dict[str, Any]:
         "sampler/kl/mean": mismatch_kl(*pair),
         "sampler/ratio/mean": mean_ratio(*pair),
         "sampler/ess/share": effective_sample_size(*pair),
+        "sampler/gap/mean": float(gap.mean()) if len(gap) else 0.0,
         "sampler/gap/max": float(gap.max()) if len(gap) else 0.0,
         "learner/entropy/mean": s["entropy"] / count,
         "learner/ratio/mean": s["ratio"] / count,

@@ -11,7 +11,7 @@ from uptrend.doctor.probes.result import Result, not_asked, told
 from uptrend.records import Evidence, Finding
 from uptrend.rollout.sampler import Limits
 
-NEAR_FP32, NEAR_BF16 = 1e-3, 5e-2
+NEAR_FP32, NEAR_BF16 = 1e-3, 0.1  # seen on a healthy H200: 0.029, and 0.040 with bf16 weights
 LOOKED_AT = 8
 """Rollouts that are scored a third way where the two disagree."""
 

@@ -159,6 +159,11 @@ class Bench:
         return {task.id: (task, stage.taskset) for stage in reversed(self.pool.stages) for task in stage.tasks}
 
     @property
+    def drawn(self) -> list[tuple[Task, Taskset]]:
+        """The tasks that the rollouts are of."""
+        return [self.tasks[t] for t in dict.fromkeys(r.task for r in self.rollouts if r.task in self.tasks)]
+
+    @property
     def exact(self) -> bool:
         """Whether arithmetic is fp32, so that equal things are equal to rounding."""
         return self.policy.device.type == "cpu" and self.policy.flat.values.dtype == torch.float32
@@ -204,7 +209,7 @@ class Bench:
             scale = seam("Scale")(self.policy.flat)
             before_bs = learner.look(exp, reference=False).cpu()
             scale.before()
-            update, _ = seam("_learn")(learner, exp, rollouts, max(1, config.learning.warmup), config)
+            update, _ = seam("learn")(learner, exp, rollouts, max(1, config.learning.warmup), config)
             moved = scale.after()
             after_bs = learner.look(exp, reference=False).cpu()
             self._go_along(NUDGE / max(1e-5, float((after_bs - before_bs)[exp.real_bs].abs().nanmean())))

@@ -1,13 +1,11 @@
 """How rollouts end: whether the budget cuts answers off, and whether the model ever stops."""
 
-from dataclasses import replace
-
 import numpy as np
 
 from uptrend.doctor.probes.bench import CRITICAL, HIGH, NOTE, WARNING, Bench, name_of
 from uptrend.doctor.probes.result import Result, told
+from uptrend.doctor.probes.room import play_with
 from uptrend.records import Ending, Evidence, Rollout
-from uptrend.train.gather import Table
 
 MANY = 0.15
 NEARLY_ALL = 0.95
@@ -55,16 +53,9 @@ def _goes_on(bench: Bench) -> list[Rollout]:
 
 def _with_twice_the_budget(bench: Bench) -> tuple[float, float, float]:
     """The mean gain of reward, its standard error, and the share that stops; what was said stays: same seeds."""
-    tasks = [bench.tasks[t] for t in dict.fromkeys(r.task for r in bench.rollouts if r.task in bench.tasks)][:TASKS]
     s = bench.config.sampling
-    roomy = replace(bench.config, sampling=replace(s, max_tokens=2 * s.max_tokens, context=2 * s.context))
-    played = []
-    for config in (bench.config, roomy):
-        table, bench.table = bench.table, Table(bench.policy, bench.tap, config)
-        try:
-            played.append(bench.play(tasks, SIZE, s.temperature, "budget"))
-        finally:
-            bench.table = table
+    roomy = {"max_tokens": 2 * s.max_tokens, "context": 2 * s.context}
+    played = [play_with(bench, bench.drawn[:TASKS], SIZE, "budget", **limits) for limits in ({}, roomy)]
     pairs = [(a.reward.total, b.reward.total) for a, b in zip(*played, strict=True) if a.reward and b.reward]
     gains = np.array([b - a for a, b in pairs] or [0.0])
     ended = float(np.mean([r.ended is not Ending.LENGTH and r.ended is not Ending.CONTEXT_FULL for r in played[1]]))

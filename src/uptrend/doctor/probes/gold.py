@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from uptrend.doctor.probes.bench import CRITICAL, HIGH, WARNING, Bench
 from uptrend.doctor.probes.result import Result, told
-from uptrend.records import Finding, Reward, Task
+from uptrend.doctor.probes.room import too_few_turns
+from uptrend.records import Ending, Evidence, Finding, Reward, Rollout, Task
 from uptrend.tasks.checks import NEAR, HasVariants
 from uptrend.tasks.script import play_script
 from uptrend.tasks.taskset import Script, Taskset
@@ -95,6 +96,8 @@ def _accepted(bench: Bench, corrupted: Sequence[_Scored], high: Sequence[_Scored
 def _through_tokens(bench: Bench) -> tuple[str, list[Finding]]:
     """The same in the model's own tokens: a tokenizer may change the words, and limits may be too tight for them."""
     shown, most = bench.demonstrations, bench.config.sampling.max_tokens
+    if out := _run_out(bench):
+        return f"; {len(shown) - len(out)} of {len(shown)} end within the turns", [_cut(bench, out)]
     long = [r for r in shown if any(_longest_turn(s.turns[s.sampled]) > most for s in r.sequences)]
     wrong = [r for r in shown if r.reward is None or not r.reward.correct]
     if wrong and isinstance(bench.pool.stages[0].taskset, HasVariants):
@@ -114,6 +117,20 @@ def _through_tokens(bench: Bench) -> tuple[str, list[Finding]]:
     said = wrong[0].messages[-1].content
     summary = f"{share:.0%} of gold answers are wrong once they are said in the model's tokens."
     return figure, [bench.found("reward.gold-rejected", severity, HIGH, summary, f"The expert's words became {said!r}")]
+
+
+def _run_out(bench: Bench) -> list[Rollout]:
+    """The expert's rollouts that would earn more if the turns lasted, where that is most: some rows may be odd."""
+    shown = [r for r in bench.demonstrations if r.reward is not None]
+    out = [r for r in shown if r.ended is Ending.TURN_LIMIT and r.reward and r.reward.total < r.reward.high - NEAR]
+    return out if len(out) > 0.5 * len(shown) else []
+
+
+def _cut(bench: Bench, out: list[Rollout]) -> Finding:
+    turns, shown = bench.config.sampling.max_turns, len(bench.demonstrations)
+    text = f"the expert runs out of turns in {len(out)} of {shown} tasks"
+    summary = f"sampling.max_turns = {turns} is too few: {text}."
+    return too_few_turns(bench, CRITICAL, HIGH, summary, Evidence(text, len(out) / shown))
 
 
 def _longest_turn(turns: NDArray[np.int32]) -> int:

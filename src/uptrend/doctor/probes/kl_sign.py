@@ -32,7 +32,7 @@ def probe(bench: Bench) -> Result:
         learner: Learner = seam("Learner")(bench.policy, seam("Optimiser")(bench.policy.flat, config.learning), config)
         reference_bs = learner.look(exp, reference=True).cpu()
         before_bs = learner.look(exp, reference=False).cpu()
-        seam("_learn")(learner, exp, rollouts, max(1, config.learning.warmup), config)
+        seam("learn")(learner, exp, rollouts, max(1, config.learning.warmup), config)
         moved = float((learner.look(exp, reference=False).cpu() - before_bs)[exp.real_bs].abs().nanmean())
         # To first order, a tenth of the way back: a whole first step of Adam overshoots.
         apart = float((reference_bs - before_bs)[exp.real_bs].abs().nanmean())

@@ -22,21 +22,33 @@ def replay_all(
     rollouts: Sequence[Rollout], plays: Sequence[tuple[Task, Taskset]], *, at_once: bool = False
 ) -> list[Replayed]:
     """Say each rollout's turns to its task again, one after another or all side by side."""
+    return said_again(list(map(turns, rollouts)), plays, [r.seed for r in rollouts], at_once=at_once)
+
+
+def said_again(
+    words: Sequence[Sequence[Message]],
+    plays: Sequence[tuple[Task, Taskset]],
+    seeds: Sequence[int],
+    *,
+    at_once: bool = False,
+) -> list[Replayed]:
+    """Say these turns to each task."""
+    given = list(zip(words, plays, seeds, strict=True))
 
     async def run() -> list[Replayed]:
         if at_once:
-            return list(await asyncio.gather(*(_replay(r, *p) for r, p in zip(rollouts, plays, strict=True))))
-        return [await _replay(r, *p) for r, p in zip(rollouts, plays, strict=True)]
+            return list(await asyncio.gather(*(_say(said, *play, seed) for said, play, seed in given)))
+        return [await _say(said, *play, seed) for said, play, seed in given]
 
     return asyncio.run(run())
 
 
-async def _replay(rollout: Rollout, task: Task, taskset: Taskset) -> Replayed:
+async def _say(said: Sequence[Message], task: Task, taskset: Taskset, seed: int) -> Replayed:
     observed: list[tuple[str, ...]] = []
-    play = taskset.open(task, rollout.seed)
+    play = taskset.open(task, seed)
     try:
         observed.append(tuple(m.content for m in play.messages))
-        for message in turns(rollout):
+        for message in said:
             await asyncio.sleep(0)  # others take their turn in between, as in training
             answers = await play.respond(message)
             observed.append(tuple(m.content for m in answers or ()))

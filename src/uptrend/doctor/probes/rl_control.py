@@ -20,18 +20,17 @@ def probe(bench: Bench) -> Result:
         return not_asked("all groups are dead: there is nothing to learn from")
     learning = replace(bench.config.learning, schedule="constant", warmup=0, steps=STEPS)
     config = replace(bench.config, learning=learning)
-    chosen = [bench.tasks[t] for t in dict.fromkeys(r.task for r in bench.rollouts if r.task in bench.tasks)]
+    tasks = bench.drawn[:DEMONSTRATED]
     means = list[float]()
     with bench.scratch():
         learner: Learner = seam("Learner")(bench.policy, seam("Optimiser")(bench.policy.flat, learning), config)
         for step in range(1, STEPS + 1):
-            tasks = chosen[:DEMONSTRATED]
             rollouts = bench.play(tasks, config.sampling.size, config.sampling.temperature, f"rl-{step}")
             means.append(float(np.mean([r.reward.total for r in rollouts if r.reward])))
-            seam("_learn")(learner, seam("experience")(rollouts, config), rollouts, step, config)
+            seam("learn")(learner, seam("experience")(rollouts, config), rollouts, step, config)
             bench.synchronise(version=step)
     first, last = float(np.mean(means[:3])), float(np.mean(means[-3:]))
-    figure = f"{STEPS} RL steps on {min(len(chosen), DEMONSTRATED)} tasks: reward {first:.2f} → {last:.2f}"
+    figure = f"{STEPS} RL steps on {len(tasks)} tasks: reward {first:.2f} → {last:.2f}"
     if last > first:
         return told(figure)
     summary = f"{STEPS} RL steps on the same few tasks do not raise their reward."

@@ -17,7 +17,7 @@ from uptrend.doctor.probes.result import Result, not_asked, told
 from uptrend.records import Evidence, Finding, Task
 from uptrend.tasks.taskset import Taskset
 
-NEAR_FP32, NEAR_BF16 = 1e-3, 6e-2
+NEAR_FP32, NEAR_BF16 = 1e-3, 0.1  # seen on a healthy H200: up to 0.046
 STRENGTH = 0.03
 """The noise on a tensor as a part of its weights' typical size."""
 ENOUGH = 0.3

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from html import escape
 
 from uptrend.doctor.report.picture import picture
+from uptrend.doctor.report.shell import shell
 from uptrend.doctor.report.wording import HEADLINES, changes, decides, evidence, held_out, symptoms, title
 from uptrend.records import Finding, Report
 
@@ -30,11 +31,7 @@ def to_html(reports: Sequence[Report]) -> str:
     """A page with a section a run."""
     body = "\n".join(_report(report) for report in reports)
     names = ", ".join(report.name or report.source for report in reports)
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>Uptrend doctor: {escape(names)}</title><style>{STYLE}</style></head>\n<body>\n{body}\n</body></html>\n"
-    )
+    return shell(f"Uptrend doctor: {names}", STYLE, body)
 
 
 def _report(report: Report) -> str:

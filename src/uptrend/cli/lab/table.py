@@ -1,0 +1,211 @@
+"""How an experiment goes, in the terminal: a table that redraws itself, or plain lines where there is none."""
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from uptrend.cli.wording import duration
+from uptrend.lab.journal.wording import level
+from uptrend.lab.launcher import Errand
+from uptrend.lab.measure import measure
+from uptrend.lab.workers.work import Outcome
+from uptrend.records import Run, UptrendError
+
+CELL = 7
+"""Columns of the terminal that a seed takes."""
+
+
+@dataclass(frozen=True)
+class Board:
+    """What is shown together: the runs of one hypothesis, or of a sweep."""
+
+    title: str
+    """What it is about."""
+    metric: str
+    """What its runs are compared by."""
+    errands: Sequence[Errand]
+    """Its runs."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Arms that were refused; grows as the work goes on."""
+
+    @property
+    def arms(self) -> list[str]:
+        """In their order."""
+        return list(dict.fromkeys(errand.arm for errand in self.errands))
+
+
+class LineView:
+    """One line for each thing that happens."""
+
+    def __init__(self, boards: Sequence[Board], console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self.boards, self.console, self.clock = boards, console, clock
+        self.running: dict[str, float] = {}
+        self.outcomes: dict[str, Outcome] = {}
+        self.values: dict[tuple[str, str], float] = {}
+        self.seconds: list[float] = []
+        self.most_at_once = 0
+
+    def __enter__(self) -> "LineView":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing to leave."""
+
+    def began(self, errand: Errand, note: str = "") -> None:
+        """Say it, and remember that it goes."""
+        self.running[errand.hash] = self.clock()
+        self.most_at_once = max(self.most_at_once, len(self.running))
+        self.say(f"{self._name(errand)}: begun{f' ({note})' if note else ''}")
+
+    def tick(self) -> None:
+        """Nothing to say."""
+
+    def ended(self, outcome: Outcome) -> None:
+        """Say how it ended, and what is left."""
+        self._take(outcome)
+        line = f"{self._name(outcome.errand)}: {_word(outcome)}"
+        line += "".join(f", {board.metric} {self._value(board, outcome.errand)}" for board in self._of(outcome.errand))
+        if outcome.seconds is not None:
+            line += f", {duration(outcome.seconds)}"
+        self.say(f"{line}{f': {outcome.reason}' if outcome.reason else ''}  [{self.progress()}]")
+
+    def say(self, line: str) -> None:
+        """One plain line, however long."""
+        self.console.print(line, soft_wrap=True, markup=False, highlight=False)
+
+    def _take(self, outcome: Outcome) -> None:
+        errand = outcome.errand
+        self.running.pop(errand.hash, None)
+        self.outcomes[errand.hash] = outcome
+        if outcome.seconds is not None and outcome.status == "finished":
+            self.seconds.append(outcome.seconds)
+        for board in self._of(errand):
+            if outcome.status == "finished":
+                self.values[board.title, errand.hash] = _value_of(errand, board.metric)
+
+    def _of(self, errand: Errand) -> list[Board]:
+        return [board for board in self.boards if any(own.hash == errand.hash for own in board.errands)]
+
+    def _name(self, errand: Errand) -> str:
+        own = [(board, e) for board in self.boards for e in board.errands if e.hash == errand.hash]
+        titles = ", ".join(f"{board.title.partition(' ')[0]} {e.arm}" for board, e in own)
+        return f"{titles}, seed {errand.seed}"
+
+    def _value(self, board: Board, errand: Errand) -> str:
+        return level(board.metric, self.values.get((board.title, errand.hash)))
+
+    def progress(self) -> str:
+        """How many runs are done, and how long the rest will take at this pace."""
+        hashes = {e.hash for board in self.boards for e in board.errands if e.arm not in board.refused}
+        done = sum(hash in self.outcomes for hash in hashes)
+        words = f"{done} of {len(hashes)} runs"
+        left = len(hashes) - done
+        if self.seconds and left:
+            at_once = max(1, min(self.most_at_once, left))
+            words += f", about {duration(left * fmean(self.seconds) / at_once)} left"
+        return words
+
+
+class LiveView(LineView):
+    """A table that redraws itself; lines only for what a table can't tell."""
+
+    def __enter__(self) -> "LiveView":
+        self._live = Live(get_renderable=self.draw, console=self.console, refresh_per_second=2)
+        self._live.start(refresh=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def began(self, errand: Errand, note: str = "") -> None:
+        """Remember that it goes."""
+        self.running[errand.hash] = self.clock()
+        self.most_at_once = max(self.most_at_once, len(self.running))
+        if note:
+            self.say(f"{self._name(errand)}: {note}")
+
+    def ended(self, outcome: Outcome) -> None:
+        """Take it in; a failure is said in words too."""
+        self._take(outcome)
+        if outcome.reason:
+            self.say(f"{self._name(outcome.errand)}: {_word(outcome)}: {outcome.reason}")
+
+    def draw(self) -> RenderableType:
+        """The table as things stand."""
+        return Group(*(self._table(board) for board in self.boards), Text(self.progress(), "dim"))
+
+    def _table(self, board: Board) -> Table:
+        seeds = list(dict.fromkeys(errand.seed for errand in board.errands))
+        name = min(24, max(len(arm) for arm in board.arms))
+        fits = self.console.width >= name + CELL * (len(seeds) + 1) + 4
+        table = Table(title=Text(board.title, "bold"), title_justify="left", box=None, padding=(0, 1, 0, 0))
+        table.add_column("arm", width=name, no_wrap=True, header_style="dim")
+        for heading in (
+            [*(f"seed {seed}" if seed < 10 else f"s {seed}" for seed in seeds), "mean"] if fits else ["runs"]
+        ):
+            table.add_column(heading, justify="right" if fits else "left", no_wrap=True, header_style="dim")
+        for arm in board.arms:
+            runs = [errand for errand in board.errands if errand.arm == arm]
+            table.add_row(arm, *(self._cells(board, arm, runs) if fits else [self._short(board, arm, runs)]))
+        return table
+
+    def _cells(self, board: Board, arm: str, runs: Sequence[Errand]) -> list[Text]:
+        return [*(self._cell(board, arm, errand) for errand in runs), Text(self._mean(board, runs), "bold")]
+
+    def _cell(self, board: Board, arm: str, errand: Errand) -> Text:
+        if (board.title, errand.hash) in self.values:
+            return Text(self._value(board, errand), "green")
+        if errand.hash in self.running:
+            return Text(f"{_steps(errand):.0%}", "cyan")
+        if arm in board.refused:
+            return Text("refused", "red")
+        outcome = self.outcomes.get(errand.hash)
+        return Text("·", "dim") if outcome is None else Text(outcome.status, "red")
+
+    def _short(self, board: Board, arm: str, runs: Sequence[Errand]) -> Text:
+        """An arm in few columns: counts instead of cells."""
+        if arm in board.refused:
+            return Text("refused", "red")
+        done = sum((board.title, errand.hash) in self.values for errand in runs)
+        words = Text(f"{done}/{len(runs)}")
+        going = [_steps(errand) for errand in runs if errand.hash in self.running]
+        words.append(f" {len(going)} at {fmean(going):.0%}" if going else "", "cyan")
+        return words.append(f" {self._mean(board, runs)}", "bold")
+
+    def _mean(self, board: Board, runs: Sequence[Errand]) -> str:
+        known = [self.values[board.title, e.hash] for e in runs if (board.title, e.hash) in self.values]
+        return level(board.metric, fmean(known)) if known else ""
+
+
+def choose_view(boards: Sequence[Board], quiet: bool = False) -> LineView:
+    """The view for a terminal, or for a file or pipe; on stderr where stdout is for a program."""
+    console = Console(stderr=quiet, highlight=False, markup=False, emoji=False)
+    is_terminal = (sys.stderr if quiet else sys.stdout).isatty()
+    return LiveView(boards, console) if is_terminal else LineView(boards, console)
+
+
+def _word(outcome: Outcome) -> str:
+    return "there already" if outcome.was_there else outcome.status
+
+
+def _steps(errand: Errand) -> float:
+    """The share of its steps that a run has done."""
+    path = errand.folder / "metrics.jsonl"
+    try:
+        return path.read_bytes().count(b"\n") / max(1, int(errand.config["learning"]["steps"]))
+    except OSError:
+        return 0.0
+
+
+def _value_of(errand: Errand, metric: str) -> float:
+    try:
+        return measure(Run(errand.folder), metric, errand.arm, errand.seed, errand.folder).value
+    except UptrendError:
+        return float("nan")  # the verdict says what is wrong with it

@@ -1,0 +1,257 @@
+"""From a hypothesis to its judgement: the specification frozen, arms × seeds made, faulty arms refused, the verdict."""
+
+import json
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+from uptrend.doctor.catalogue import CATALOGUE
+from uptrend.doctor.diagnose import diagnose
+from uptrend.doctor.rank import all_symptoms
+from uptrend.lab import judge, measure, plan, refuse, specification
+from uptrend.lab.launcher import Errand, Launcher
+from uptrend.lab.notebook import Notebook
+from uptrend.lab.workers.work import Outcome, Watch, Workers
+from uptrend.records import Confidence, Hypothesis, Judgement, Measured, Run, Severity, Status, view_of
+from uptrend.records.lines import write_whole
+
+RUNS = "runs.json"
+SCHEMA = 1
+
+
+class Experiment:
+    """One hypothesis's runs, as far as they are made."""
+
+    def __init__(self, notebook: Notebook, h: Hypothesis, launcher: Launcher) -> None:
+        refuse.check(h, notebook.folder)
+        self.notebook = notebook
+        self.specification = specification.freeze(notebook, h, launcher)
+        now = specification.describe(notebook, h, launcher, like=self.specification)
+        self.changes = specification.changed(self.specification, now)
+        self.h = self.specification.hypothesis_of(h)
+        self.errands = [] if self.changes else self._plan()
+        self.outcomes: dict[str, Outcome] = {}
+        self.refused: dict[str, str] = {}
+        self.decided: Status | None = None
+        self.seeds_used = self.h.seeds
+        self._measured: dict[str, Measured] = {}
+
+    def _plan(self) -> list[Errand]:
+        return plan.errands(self.h, self.specification.resolved(), self.notebook.folder, allowed(self.h))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the verdict should know besides."""
+        told = [f"since the first step: {change}" for change in self.changes]
+        if self.specification.before:
+            times = "once" if self.specification.before == 1 else f"{self.specification.before} times"
+            told.append(f"begun anew {times}; what had been found before is kept under before-N")
+        if self.specification.more:
+            seeds = ", ".join(map(str, self.specification.more))
+            told.append(f"seeds {seeds} were added after results could be seen; judged by the confidence sequence")
+        return tuple(told)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no further run could change the verdict."""
+        treated = [arm.name for arm in self.h.treated]
+        return bool(
+            self.changes
+            or self.decided
+            or self.h.control.name in self.refused
+            or all(name in self.refused for name in treated)
+            or all(errand.hash in self.outcomes or errand.arm in self.refused for errand in self.errands)
+        )
+
+    def wants(self, errand: Errand) -> bool:
+        """Whether a run could still change the verdict."""
+        mine = any(errand.hash == own.hash and own.arm not in self.refused for own in self.errands)
+        return mine and not self.is_over
+
+    def take(self, outcome: Outcome) -> None:
+        """Take in how a run ended, and see what follows from it."""
+        for errand in self.errands:
+            if errand.hash == outcome.errand.hash:
+                self._take(errand, replace(outcome, errand=errand))
+                self.write_runs()
+
+    def _take(self, errand: Errand, outcome: Outcome) -> None:
+        self.outcomes[errand.hash] = outcome
+        if outcome.status == "refused":
+            self.refused[errand.arm] = f"the cheap probes found {outcome.reason}"
+        elif outcome.status == "finished" and self._is_first(errand):
+            found = faults(Run(errand.folder), set(errand.allows))
+            if found:
+                self.refused[errand.arm] = f"the doctor found {found[0]} (in {errand.folder.name})"
+        if self.h.stops_early and not self.specification.more and not self.refused:
+            self.decided = self.decided or self._is_decided()
+
+    def _is_first(self, errand: Errand) -> bool:
+        """Whether it is the arm's first run by the order of seeds: the same one however the work was shared out."""
+        own = [e for e in self.errands if e.arm == errand.arm]
+        earlier = own[: own.index(errand)]
+        return all(e.hash in self.outcomes and self.outcomes[e.hash].status == "failed" for e in earlier)
+
+    def _is_decided(self) -> Status | None:
+        """What the confidence sequence says of whole seeds in their order; looked at after each of them."""
+        for count in range(2, len(self.h.seeds)):
+            measured = self.measured(self.h.seeds[:count])
+            if measured is None:
+                return None
+            said = judge.is_decided(self.h, measured)
+            if said is not None:
+                self.seeds_used = self.h.seeds[:count]
+                return said
+        return None
+
+    def measured(self, seeds: Iterable[int]) -> list[Measured] | None:
+        """Every arm at these seeds; none where a run is still to come."""
+        chosen = [e for seed in seeds for e in self.errands if e.seed == seed]
+        if any(e.hash not in self.outcomes for e in chosen):
+            return None
+        return [self._measure(e) for e in chosen if self.outcomes[e.hash].status == "finished"]
+
+    def _measure(self, errand: Errand) -> Measured:
+        if errand.hash not in self._measured:
+            run, lab = Run(errand.folder), self.notebook.folder
+            self._measured[errand.hash] = measure.measure(run, self.h.metric, errand.arm, errand.seed, lab)
+        return self._measured[errand.hash]
+
+    def judge(self) -> Judgement:
+        """The verdict from what is there."""
+        finished = [e for e in self.errands if self._status(e) == "finished" and e.arm not in self.refused]
+        measured = [self._measure(e) for e in finished if e.seed in self.seeds_used]
+        judgement = judge.judge(
+            self.h,
+            self._measured_before() if self.changes else measured,
+            stopped_early=self.decided is not None or bool(self.specification.more),
+            refused=self.refused,
+            void=specification.void(self.changes),
+        )
+        return replace(self._marked(judgement), specification=self.specification.hash)
+
+    def _measured_before(self) -> list[Measured]:
+        """The figures of runs that were made before the specification changed; they decide nothing any more."""
+        names, found = {arm.name for arm in self.h.arms}, []
+        for row in self.rows():
+            if row["status"] == "finished" and row["arm"] in names:
+                run = Run(self.notebook.folder / row["folder"])
+                found.append(measure.measure(run, self.h.metric, row["arm"], row["seed"], self.notebook.folder))
+        return found
+
+    def _marked(self, judgement: Judgement) -> Judgement:
+        """With what takes from its weight: criteria that were written after their runs had been seen."""
+        seen = specification.seen_before(self.notebook, self.h.id)
+        again = sum(errand.hash in seen for errand in self.errands)
+        if not again or judgement.status is Status.INCONCLUSIVE:
+            return judgement
+        because = f"{again} of {len(self.errands)} runs had been seen before these criteria were written"
+        return replace(judgement, confidence=Confidence.LOW, because=because)
+
+    def _status(self, errand: Errand) -> str:
+        if errand.hash in self.outcomes:
+            return self.outcomes[errand.hash].status
+        if errand.arm in self.refused:
+            return "refused"
+        return "skipped" if self.is_over else "waiting"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Every run with how it stands, in the order in which they are made."""
+        if self.changes:  # as they were written down before
+            path = self.notebook.results(self.h.id) / RUNS
+            return list(json.loads(path.read_text(encoding="utf-8"))["runs"]) if path.exists() else []
+        rows = []
+        for errand in self.errands:
+            outcome = self.outcomes.get(errand.hash)
+            status = self._status(errand)
+            has_run = (errand.folder / "run.json").exists()
+            measured = self._measure(errand) if status == "finished" else None
+            rows.append(
+                {
+                    "arm": errand.arm,
+                    "seed": errand.seed,
+                    "hash": errand.hash,
+                    "folder": errand.folder.relative_to(self.notebook.folder).as_posix() if has_run else "",
+                    "status": status,
+                    "value": measured.value if measured else None,
+                    "before": measured.before if measured else None,
+                    "seconds": seconds_of(Run(errand.folder)) if has_run else None,
+                    "reason": outcome.reason if outcome else self.refused.get(errand.arm, ""),
+                }
+            )
+        return rows
+
+    def write_runs(self) -> None:
+        """Write runs.json, whole."""
+        table = {"schema": SCHEMA, "specification": self.specification.hash, "runs": self.rows()}
+        text = json.dumps(table, indent=1, ensure_ascii=False)
+        write_whole(self.notebook.results(self.h.id) / RUNS, text.encode())
+
+
+def allowed(h: Hypothesis) -> tuple[str, ...]:
+    """Catalogue ids that may be found in an arm: the cause under test, what it explains, and what the author allows."""
+    ids = [id for id in (h.cause, *h.allows) if id in CATALOGUE]
+    return tuple(dict.fromkeys(id for known in ids for id in (known, *sorted(all_symptoms(known)))))
+
+
+def faults(run: Run, allows: set[str]) -> list[str]:
+    """Critical faults that would make a comparison worthless, each in a sentence; a mere guess is none."""
+    asked = [event for event in run.events if event.get("event") == "preflight"]
+    probed = [
+        f"{found['id']}: {found['summary']}"
+        for found in (asked[-1]["findings"] if asked else ())
+        if found["severity"] == Severity.CRITICAL and found["symptom_of"] is None and found["id"] not in allows
+    ]
+    findings = diagnose(view_of(run)).findings
+    return probed + [
+        f"{found.id}: {found.summary}"
+        for found in findings
+        if found.severity is Severity.CRITICAL and found.confidence is not Confidence.LOW and found.id not in allows
+    ]
+
+
+def seconds_of(run: Run) -> float | None:
+    """How long a run was worked at: from each beginning to the last thing that it wrote."""
+    total, began = 0.0, None
+    last = None
+    for event in run.events:
+        if event["event"] in ("started", "resumed"):
+            total += last - began if began is not None and last is not None else 0.0
+            began = event["time"]
+        last = event["time"]
+    return None if began is None or last is None else round(total + last - began, 2)
+
+
+def together(experiments: Sequence[Experiment], launcher: Launcher, workers: Workers, watch: Watch) -> list[Judgement]:
+    """Make the runs of several hypotheses side by side, each run once, and judge them as one family."""
+    unique = plan.shared(errand for experiment in experiments for errand in experiment.errands)
+    for experiment in experiments:
+        experiment.errands = [replace(e, folder=unique[e.hash].folder) for e in experiment.errands]
+        if not experiment.changes:
+            experiment.notebook.set_status(experiment.h.id, Status.TESTING, None)
+            experiment.write_runs()
+
+    def wanted(errand: Errand) -> bool:
+        return any(experiment.wants(errand) for experiment in experiments)
+
+    in_turn = sorted(unique.values(), key=lambda errand: errand.seed)  # whole seeds of every hypothesis first
+    with closing(workers.run(in_turn, launcher, wanted, watch)) as outcomes:
+        for outcome in outcomes:
+            for experiment in experiments:
+                experiment.take(outcome)
+            watch.ended(outcome)
+            if all(experiment.is_over for experiment in experiments):
+                break
+    return verdicts(experiments)
+
+
+def verdicts(experiments: Sequence[Experiment]) -> list[Judgement]:
+    """Every hypothesis's verdict; of several at once, adjusted for their number."""
+    judgements = [experiment.judge() for experiment in experiments]
+    return judge.adjust(judgements) if len(judgements) > 1 else judgements
+
+
+def run(notebook: Notebook, h: Hypothesis, launcher: Launcher, workers: Workers, watch: Watch) -> Judgement:
+    """Run one hypothesis to its verdict."""
+    return together([Experiment(notebook, h, launcher)], launcher, workers, watch)[0]

@@ -1,0 +1,126 @@
+"""What to change, once a hypothesis holds: as an override of Uptrend's, and in the words of other trainers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from uptrend.config.toml_text import to_recipe, to_toml
+from uptrend.doctor.catalogue import CATALOGUE
+from uptrend.doctor.report.wording import TRAINERS, assignments
+from uptrend.lab.journal.entry import Entry
+from uptrend.lab.journal.tables import Table, changed
+from uptrend.lab.journal.trainers import named
+from uptrend.lab.journal.wording import decisive, level, sign_of
+from uptrend.lab.units import interval_text, level_text, name_of
+from uptrend.records import Comparison, Direction, Hypothesis, Judgement, Status
+
+MORE_IS_BETTER = ("eval/", "reward/mean", "reward/part/", "reward/correct/")
+"""Metrics of which more is wanted, whatever a hypothesis claims of them."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """From one side of a comparison to the better one."""
+
+    before: str
+    """The arm to leave."""
+    after: str
+    """The arm to go to."""
+    values: Mapping[str, Any]
+    """Config values by dotted key that lead there."""
+    comparison: Comparison
+    """What shows it."""
+
+
+def change_of(h: Hypothesis, judgement: Judgement, entry: Entry) -> Change | None:
+    """The change that a validated hypothesis calls for; none where it is not, or where no config value differs."""
+    if judgement.status is not Status.VALIDATED or judgement.void:
+        return None
+    best = decisive(h, judgement)
+    if best is None:
+        return None
+    to_arm = _arm_is_better(h, best)
+    values = changed(entry, best.arm, to_control=not to_arm)
+    sides = (h.control.name, best.arm) if to_arm else (best.arm, h.control.name)
+    return Change(*sides, values, best) if values else None
+
+
+def _arm_is_better(h: Hypothesis, c: Comparison) -> bool:
+    """Of held-out figures and rewards the higher is better; of the rest, what was claimed is what is wanted."""
+    if h.metric.startswith(MORE_IS_BETTER):
+        return c.arm_mean >= c.control_mean
+    return h.direction is not Direction.EITHER or c.interval.effect > 0
+
+
+def to_override(h: Hypothesis, change: Change) -> str:
+    """The values as a part of a recipe."""
+    gone = [key for key, value in change.values.items() if value is None]
+    head = f"# {h.id.upper()}: {' '.join(h.title.split())}\n# Put these values into a recipe; {change.after}.\n"
+    lines = "".join(f"# Leave out {key}.\n" for key in gone if not any(key.startswith(f"{k}.") for k in gone))
+    return f"{head}{lines}\n{to_recipe(_nested(change.values))}"
+
+
+def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    tree = dict[str, Any]()
+    for key, value in values.items():
+        *way, last = key.split(".")
+        table = tree
+        for part in way:
+            inner = table.get(part)
+            table[part] = table = inner if isinstance(inner, dict) else {}
+        table[last] = value
+    return tree
+
+
+def to_page(h: Hypothesis, judgement: Judgement, entry: Entry, change: Change, name: str, picture: str) -> str:
+    """The fix as a page: what to change, what came of it, and how to do it elsewhere."""
+    c = change.comparison
+    sets = " ".join(f"--set '{key}={to_toml(v)}'" for key, v in change.values.items() if v is not None)
+    means = (c.control_mean, c.arm_mean) if change.before == h.control.name else (c.arm_mean, c.control_mean)
+    lines = [
+        f"# {change.after} instead of {change.before}",
+        "",
+        f"{h.id.upper()} holds: {h.title}. {judgement.sentence}",
+        "",
+        f"| {name_of(h.metric)} | before: {change.before} | after: {change.after} |",
+        "|---|---|---|",
+        f"| mean over {len(c.seeds)} seeds | {level(h.metric, means[0])} | {level(h.metric, means[1])} |",
+        f"| effect, {level_text(c.level)} interval | | {_gain(h, change)} |",
+        "",
+    ]
+    lines += [f"![Before and after]({picture})", ""] if picture else []
+    lines += ["## In Uptrend", "", f"[{name}.toml]({name}.toml), or on the command line:", ""]
+    lines += ["```bash", f"uptrend train {entry.recipe} {sets}".rstrip(), "```", ""]
+    lines += ["## In other trainers", "", _elsewhere(change).to_markdown(), ""]
+    return "\n".join([*lines, *_catalogued(h), *_scope(entry)])
+
+
+def _gain(h: Hypothesis, change: Change) -> str:
+    """The effect's interval as one meets it who makes the change."""
+    to_arm = change.before == h.control.name
+    return interval_text(h.metric, change.comparison.interval, sign_of(h) * (1 if to_arm else -1))
+
+
+def _elsewhere(change: Change) -> Table:
+    head = ("Uptrend", *(TRAINERS[name] for name in TRAINERS if name != "uptrend"))
+    others = [name for name in TRAINERS if name != "uptrend"]
+    rows = [
+        (f"`{assignments({key: value})}`", *(named(key, value, trainer) for trainer in others))
+        for key, value in change.values.items()
+    ]
+    return Table(head, tuple(rows))
+
+
+def _catalogued(h: Hypothesis) -> list[str]:
+    """What the catalogue says of the cause, which may be more than was tested."""
+    if h.cause not in CATALOGUE:
+        return []
+    fix = CATALOGUE[h.cause].fix
+    lines = [f"## What else the catalogue says of `{h.cause}`", "", fix.sentence, ""]
+    told = [f"- {TRAINERS.get(who, who)}: `{assignments(keys)}`" for who, keys in fix.changes.items() if keys]
+    return [*lines, *told, "", "These values were not tested here; those above were.", ""] if told else lines
+
+
+def _scope(entry: Entry) -> list[str]:
+    made = f" with Uptrend {entry.version}" if entry.version else ""
+    return [f"Shown for `{entry.recipe}` and its tasks{made}; not tested in other trainers.", ""]

@@ -1,0 +1,71 @@
+"""The whole lab for programs and for pull requests: a JSON object, told in docs/journal.md, and Markdown."""
+
+from typing import Any
+
+from uptrend.doctor.report.table import plain
+from uptrend.lab.journal.chapter import Chapter, chapters
+from uptrend.lab.journal.prose import plain_title, without_title
+from uptrend.lab.journal.stored import SCHEMA, asdict
+from uptrend.lab.journal.tables import arms_table, differences
+from uptrend.lab.journal.wording import caveats, confidence, headline, what_is_compared
+from uptrend.lab.notebook import PROBLEM, README, Notebook
+from uptrend.lab.overview import roadmap, status_table
+
+
+def to_table(notebook: Notebook) -> dict[str, Any]:
+    """Every hypothesis with its verdict and its runs; keys are added, never renamed."""
+    table = {
+        "schema": SCHEMA,
+        "title": _title(notebook),
+        "problem": _read(notebook, PROBLEM),
+        "hypotheses": [_hypothesis(chapter) for chapter in chapters(notebook)],
+    }
+    plained: dict[str, Any] = plain(table)
+    return plained
+
+
+def _hypothesis(chapter: Chapter) -> dict[str, Any]:
+    return {
+        **asdict(chapter.h),
+        "file": chapter.file,
+        "fix": chapter.fix or None,
+        "verdict": asdict(chapter.judgement) if chapter.judgement else None,
+        "experiment": asdict(chapter.entry) if chapter.entry else None,
+        "runs": [asdict(run) for run in chapter.runs],
+        "trouble": chapter.trouble or None,
+    }
+
+
+def to_markdown(notebook: Notebook) -> str:
+    """The question, the status table, the roadmap, and each verdict with its figures."""
+    told = chapters(notebook)
+    hypotheses = [chapter.h for chapter in told]
+    links = {chapter.h.id: chapter.file for chapter in told}
+    notes = {chapter.h.id: chapter.judgement.sentence for chapter in told if chapter.judgement}
+    lines = [f"# {_title(notebook)}", "", without_title(_read(notebook, PROBLEM)).strip(), ""]
+    lines += ["## Status", "", status_table(hypotheses, links, notes), "", "## Roadmap", "", roadmap(hypotheses), ""]
+    lines += ["## Verdicts", ""] * any(chapter.judgement for chapter in told)
+    return "\n".join([*lines, *(line for chapter in told for line in _verdict(chapter))]).rstrip("\n") + "\n"
+
+
+def _verdict(chapter: Chapter) -> list[str]:
+    h, judgement = chapter.h, chapter.judgement
+    if judgement is None:
+        return [f"> {chapter.trouble}", ""] if chapter.trouble else []
+    lines = [f"### {h.id.upper()} {headline(h, judgement)}", "", judgement.sentence, ""]
+    lines += [f"> {caveat}\n" for caveat in caveats(judgement)]
+    lines += [f"Confidence {confidence(judgement)}.", ""]
+    if judgement.comparisons:
+        lines += [what_is_compared(h), "", arms_table(h, judgement).to_markdown(), ""]
+    if chapter.entry:
+        lines += [f"- {arm}: `{changes}`" for arm, changes in differences(chapter.entry)] + [""]
+    return [*lines, f"The fix: [{chapter.fix}]({chapter.fix})", ""] if chapter.fix else lines
+
+
+def _title(notebook: Notebook) -> str:
+    return plain_title(_read(notebook, README)) or notebook.folder.absolute().name
+
+
+def _read(notebook: Notebook, name: str) -> str:
+    path = notebook.folder / name
+    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""

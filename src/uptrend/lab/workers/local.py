@@ -1,0 +1,196 @@
+"""Runs as processes of this machine, side by side as far as cores and memory reach.
+
+The first is alone until its first step has told what a run takes. Children have a session of their own: Ctrl-C reaches
+this process alone, which passes it on once, so that each child ends its step and writes a checkpoint. If this process
+is killed, its children go on; they hold their locks, and whoever comes next waits for them.
+"""
+
+import os
+import signal
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+
+from uptrend.lab.launcher import Errand, Launcher
+from uptrend.lab.plan import is_finished
+from uptrend.lab.workers import machine
+from uptrend.lab.workers.work import TRIES, Outcome, Watch, log_of, make_way, outcome, tidy
+from uptrend.records.lock import is_being_written
+
+POLL = 0.1
+"""Seconds between looks at the children."""
+LOOK = 1.0
+"""Seconds between looks for room, where nothing has ended: asking a GPU takes its time."""
+
+
+@dataclass
+class _Child:
+    """A run that is being made; by somebody else where there is no process."""
+
+    errand: Errand
+    process: "subprocess.Popen[bytes] | None"
+    began: float
+    tries: int = 1
+    place: str = ""
+
+
+class LocalWorkers:
+    """Processes of this machine."""
+
+    def __init__(self, at_once: int | None = None, keep_checkpoints: bool = False) -> None:
+        self.at_once = at_once
+        self.keep_checkpoints = keep_checkpoints
+        self._need: float | None = None
+
+    def run(
+        self, errands: Sequence[Errand], launcher: Launcher, wanted: Callable[[Errand], bool], watch: Watch
+    ) -> Generator[Outcome, None, None]:
+        """Make the runs that are wanted when their turn comes, and tell of each that ended; closing it stops them."""
+        waiting = deque(_Child(errand, None, 0.0) for errand in errands)
+        running: list[_Child] = []
+        looked = -LOOK
+        try:
+            while waiting or running:
+                if waiting and time.monotonic() >= looked + LOOK:
+                    while waiting and (there := self._begin(waiting, running, launcher, wanted, watch)) is not False:
+                        if isinstance(there, Outcome):
+                            yield there
+                    looked = time.monotonic()
+                ended = [child for child in running if not _is_going(child)]
+                for child in ended:
+                    running.remove(child)
+                    if (told := self._ended(child, waiting)) is not None:
+                        yield told
+                if ended:
+                    looked = -LOOK
+                elif running:
+                    watch.tick()
+                    time.sleep(POLL)
+        finally:
+            _stop(running, watch)
+
+    def _begin(
+        self,
+        waiting: "deque[_Child]",
+        running: list[_Child],
+        launcher: Launcher,
+        wanted: Callable[[Errand], bool],
+        watch: Watch,
+    ) -> Outcome | bool:
+        """Take the next from the queue: whether that could be done, or its outcome if the run was there."""
+        child = waiting[0]
+        errand = child.errand
+        if not wanted(errand):
+            waiting.popleft()
+            return True
+        if is_finished(errand):
+            waiting.popleft()
+            if child.began and not self.keep_checkpoints:  # we waited for it: whoever began it is gone
+                tidy(errand)
+            return Outcome(errand, "finished", was_there=True)
+        if is_being_written(errand.folder):
+            waiting.popleft()
+            child.process, child.began = None, time.monotonic()
+            running.append(child)
+            watch.began(errand, "made by another process")
+            return True
+        place = self._room(errand, running)
+        if place is None:
+            return False
+        waiting.popleft()
+        child.process, child.began, child.place = _start(errand, launcher, place), time.monotonic(), place
+        running.append(child)
+        watch.began(errand, f"try {child.tries}" if child.tries > 1 else "")
+        return True
+
+    def _room(self, errand: Errand, running: Sequence[_Child]) -> str | None:
+        """Where one more run would fit: a GPU's name, or '' for the machine's memory; none where it would not."""
+        own = [child for child in running if child.process is not None]
+        if self.at_once is not None:
+            return _least_used(errand, own) if len(own) < self.at_once else None
+        if not own:
+            return _least_used(errand, own)
+        threads = max(1, int(errand.config["compute"]["threads"]))
+        if (len(own) + 1) * threads > machine.cores():
+            return None
+        needs = {child.errand.hash: machine.need_gib(child.errand) for child in own}
+        self._need = max((need for need in (self._need, *needs.values()) if need is not None), default=None)
+        if self._need is None:
+            return None
+        free = machine.free_gib(machine.uses_gpu(errand))
+        for child in own:  # a run before its first step has not taken its share yet
+            if needs[child.errand.hash] is None and child.place in free:
+                free[child.place] -= self._need
+        place = max(free, key=lambda name: free[name], default=None)
+        return place if place is not None and free[place] >= self._need else None
+
+    def _ended(self, child: _Child, waiting: "deque[_Child]") -> Outcome | None:
+        """What became of it; none where it is to be begun again."""
+        if child.process is None:
+            waiting.appendleft(child)  # somebody else's: look again, and make it if they did not
+            return None
+        told = outcome(child.errand, time.monotonic() - child.began, child.process.returncode)
+        if told.status == "failed" and child.tries < TRIES:
+            waiting.appendleft(_Child(child.errand, None, 0.0, child.tries + 1))
+            return None
+        if told.status == "finished" and not self.keep_checkpoints:
+            tidy(child.errand)
+        return told
+
+
+def _least_used(errand: Errand, running: Sequence[_Child]) -> str:
+    """Of several GPUs the one with the fewest of our runs; '' where there is nothing to choose."""
+    places = list(machine.free_gib(True)) if machine.uses_gpu(errand) else []
+    used = [child.place for child in running]
+    return min(places, key=used.count, default="")
+
+
+def _start(errand: Errand, launcher: Launcher, place: str) -> "subprocess.Popen[bytes]":
+    make_way(errand)
+    errand.folder.parent.mkdir(parents=True, exist_ok=True)
+    with log_of(errand).open("ab") as log:
+        return subprocess.Popen(
+            launcher.command(errand),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=surroundings(errand, place),
+            start_new_session=True,
+        )
+
+
+def surroundings(errand: Errand, place: str = "") -> dict[str, str]:
+    """A child's environment variables: threads that wait asleep, since those that spin take the others' cores."""
+    variables = {
+        **os.environ,
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "OMP_NUM_THREADS": str(errand.config["compute"]["threads"]),
+    }
+    if place and errand.config["compute"]["device"] == "cuda":
+        variables["CUDA_VISIBLE_DEVICES"] = place
+    return variables
+
+
+def _is_going(child: _Child) -> bool:
+    if child.process is None:
+        return is_being_written(child.errand.folder)
+    return child.process.poll() is None
+
+
+def _stop(running: Sequence[_Child], watch: Watch) -> None:
+    """Have every child end its step and write a checkpoint; an impatient second Ctrl-C kills them."""
+    processes = [child.process for child in running if child.process is not None and child.process.poll() is None]
+    for process in processes:
+        process.send_signal(signal.SIGINT)
+    if processes:
+        count = "one run" if len(processes) == 1 else f"{len(processes)} runs"
+        watch.say(f"Stopping {count} after this step; Ctrl-C again ends at once.")
+    try:
+        for process in processes:
+            process.wait()
+    except BaseException:
+        for process in processes:
+            process.kill()
+        raise

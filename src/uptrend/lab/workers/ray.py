@@ -1,0 +1,258 @@
+"""Runs as tasks of a Ray cluster: this machine's own, or one at an address.
+
+Each task starts the same command in a process of its node, so that results are those of a local run. Where the lab's
+folder is on a disk that the node shares, the run is written there; elsewhere it comes back whole, without checkpoints.
+A worker that is lost takes its process with it, and Ray starts the task again.
+"""
+
+import contextlib
+import ctypes
+import io
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from uptrend.lab.launcher import Errand, Launcher
+from uptrend.lab.plan import is_finished
+from uptrend.lab.workers.local import surroundings
+from uptrend.lab.workers.machine import uses_gpu
+from uptrend.lab.workers.work import TRIES, Outcome, Watch, log_of, make_way, outcome, tidy
+from uptrend.records import LabError, MissingExtra
+from uptrend.records.lock import is_being_written
+
+LOST = 3
+"""How often Ray starts a run again whose worker was lost."""
+POLL = 0.5
+"""Seconds between looks at the tasks."""
+PATIENCE = 120.0
+"""Seconds that a run is given to end its step and write a checkpoint."""
+
+
+@dataclass
+class _Sent:
+    """A run that Ray has been given."""
+
+    errand: Errand
+    began: float
+    tries: int
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What a task gives back."""
+
+    status: str
+    seconds: float
+    reason: str
+    packed: bytes | None
+    """The run directory and its log, where they are not on a shared disk."""
+
+
+class RayWorkers:
+    """Tasks of a Ray cluster."""
+
+    def __init__(
+        self, address: str = "local", at_once: int | None = None, gpus: float = 1.0, keep_checkpoints: bool = False
+    ) -> None:
+        self.address, self.at_once, self.gpus, self.keep_checkpoints = address, at_once, gpus, keep_checkpoints
+
+    def run(
+        self, errands: Sequence[Errand], launcher: Launcher, wanted: Callable[[Errand], bool], watch: Watch
+    ) -> Generator[Outcome, None, None]:
+        """Make the runs that are wanted when their turn comes, and tell of each that ended; closing it stops them."""
+        waiting = deque(_Sent(errand, 0.0, 1) for errand in errands)
+        sent: dict[Any, _Sent] = {}
+        with _connected(self.address) as ray, _marked(errands) as mark:
+            try:
+                while waiting or sent:
+                    while waiting and len(sent) < self._window(ray, waiting[0].errand):
+                        each = waiting.popleft()
+                        if not wanted(each.errand):
+                            continue
+                        if is_finished(each.errand):
+                            yield Outcome(each.errand, "finished", was_there=True)
+                            continue
+                        sent[self._send(ray, each, launcher, mark)] = replace(each, began=time.monotonic())
+                        watch.began(each.errand, f"try {each.tries}" if each.tries > 1 else "")
+                    done, _ = ray.wait(list(sent), timeout=POLL) if sent else ([], [])
+                    for ref in done:
+                        told = self._ended(ray, ref, sent.pop(ref), waiting)
+                        if told is not None:
+                            yield told
+                    watch.tick()
+            finally:
+                _stop(ray, sent, watch)
+
+    def _window(self, ray: Any, errand: Errand) -> int:
+        """How many the cluster can take at once; it may grow while we work."""
+        if self.at_once is not None:
+            return self.at_once
+        has = ray.cluster_resources()
+        by_cores = int(has.get("CPU", 1)) // _threads(errand)
+        by_gpus = int(has.get("GPU", 0) / self.gpus) if uses_gpu(errand) else by_cores
+        if uses_gpu(errand) and not by_gpus:
+            raise LabError("The Ray cluster has no GPU for this run. Start nodes with GPUs, or set compute.device.")
+        return max(1, min(by_cores, by_gpus))
+
+    def _send(self, ray: Any, each: _Sent, launcher: Launcher, mark: Path) -> Any:
+        task = ray.remote(_make).options(
+            num_cpus=_threads(each.errand),
+            num_gpus=self.gpus if uses_gpu(each.errand) else 0,
+            max_retries=LOST,
+            name=each.errand.folder.name,
+        )
+        return task.remote(each.errand, launcher, str(mark))
+
+    def _ended(self, ray: Any, ref: Any, each: _Sent, waiting: "deque[_Sent]") -> Outcome | None:
+        """What became of it; none where it is to be begun again."""
+        errand, seconds = each.errand, time.monotonic() - each.began
+        try:
+            answer: _Answer = ray.get(ref)
+        except ray.exceptions.RayError as error:
+            answer = _Answer("failed", seconds, f"Ray lost it: {str(error).strip().splitlines()[0]}", None)
+        if answer.packed is not None:
+            _unpack(answer.packed, errand)
+        if answer.status == "failed" and each.tries < TRIES:
+            waiting.appendleft(_Sent(errand, 0.0, each.tries + 1))
+            return None
+        if answer.status == "finished" and not self.keep_checkpoints:
+            tidy(errand)
+        return Outcome(errand, answer.status, answer.seconds, answer.reason)
+
+
+def _threads(errand: Errand) -> int:
+    return max(1, int(errand.config["compute"]["threads"]))
+
+
+@contextlib.contextmanager
+def _connected(address: str) -> Iterator[Any]:
+    """Ray, started or joined; one that was running before is left running."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is told to anybody
+    try:
+        import ray
+    except ImportError:
+        raise MissingExtra("ray", "ray") from None
+    if ray.is_initialized():
+        yield ray
+        return
+    quiet: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
+    own = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"} if address == "local" else {"address": address}
+    try:
+        ray.init(**own, **quiet)
+    except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+        said = str(error).strip().splitlines()[0]
+        raise LabError(
+            f"There is no Ray cluster at {address}: {said} Start one with `ray start --head`, or use --address local."
+        ) from None
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+@contextlib.contextmanager
+def _marked(errands: Sequence[Errand]) -> Iterator[Path]:
+    """A file by which a node knows whether it sees the lab's folder."""
+    folder = errands[0].folder.parent.absolute() if errands else Path(tempfile.gettempdir())
+    folder.mkdir(parents=True, exist_ok=True)
+    mark = folder / f".seen-{uuid.uuid4().hex}"
+    mark.touch()
+    try:
+        yield mark
+    finally:
+        mark.unlink(missing_ok=True)
+
+
+def _stop(ray: Any, sent: dict[Any, _Sent], watch: Watch) -> None:
+    """Have every run end its step and write a checkpoint; an impatient second Ctrl-C ends them with Ray."""
+    if not sent:
+        return
+    watch.say(f"Stopping {len(sent)} runs after this step; Ctrl-C again ends at once.")
+    for ref in sent:
+        ray.cancel(ref, force=False)
+    until = time.monotonic() + PATIENCE
+    while time.monotonic() < until and any(is_being_written(each.errand.folder) for each in sent.values()):
+        time.sleep(0.1)
+
+
+def _make(errand: Errand, launcher: Launcher, mark: str) -> _Answer:
+    """On a node: make the run in a process, and give it back where this disk is not the lab's."""
+    if Path(mark).exists():
+        errand = replace(errand, folder=Path(mark).parent / errand.folder.name)
+        return _made(errand, launcher)
+    own = Path(tempfile.mkdtemp(prefix="uptrend-"))
+    try:
+        elsewhere = replace(errand, folder=own / errand.folder.name)
+        return replace(_made(elsewhere, launcher), packed=_pack(elsewhere))
+    finally:
+        shutil.rmtree(own, ignore_errors=True)
+
+
+def _made(errand: Errand, launcher: Launcher) -> _Answer:
+    began = time.monotonic()
+    while is_being_written(errand.folder):  # of a worker that was lost, for the moment until its process is gone
+        time.sleep(0.1)
+    code: int | None = 0
+    if not is_finished(errand):
+        make_way(errand)
+        with log_of(errand).open("ab") as log:
+            process = subprocess.Popen(
+                launcher.command(errand),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=surroundings(errand),
+                start_new_session=True,
+                preexec_fn=_end_with_parent,
+            )
+        code = _wait(process)
+    told = outcome(errand, time.monotonic() - began, code)
+    return _Answer(told.status, told.seconds or 0.0, told.reason, None)
+
+
+def _wait(process: "subprocess.Popen[bytes]") -> int:
+    try:
+        while process.poll() is None:
+            time.sleep(0.1)  # Ray's wish to cancel is heard between two calls, not within a long one
+        return process.returncode
+    except BaseException:  # cancelled: as Ctrl-C would
+        process.send_signal(signal.SIGINT)
+        process.wait()
+        raise
+
+
+def _end_with_parent() -> None:
+    """Ask the system to kill this process when its parent dies: a lost worker must not leave its run behind."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # Ray's workers block Ctrl-C, and a child would inherit that
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+def _pack(errand: Errand) -> bytes:
+    """The run directory and its log, without checkpoints and locks."""
+    buffer = io.BytesIO()
+    left_out = ("checkpoints", ".lock")
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for path in (errand.folder, log_of(errand)):
+            if path.exists():
+                tar.add(path, path.name, filter=lambda item: None if Path(item.name).name in left_out else item)
+    return buffer.getvalue()
+
+
+def _unpack(packed: bytes, errand: Errand) -> None:
+    """Put a run that came back in its place."""
+    shutil.rmtree(errand.folder, ignore_errors=True)
+    with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+        tar.extractall(errand.folder.parent, filter="data")

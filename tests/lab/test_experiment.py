@@ -1,0 +1,216 @@
+"""From a hypothesis to its verdict, with runs that are made at once."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_local_workers import Watching
+
+from quick_runs import UNLUCKY, QuickLauncher, QuickWorkers, right_of
+from uptrend.lab import experiment, specification
+from uptrend.lab.experiment import Experiment, allowed, faults, seconds_of, together
+from uptrend.lab.notebook import Notebook
+from uptrend.lab.workers.work import Outcome
+from uptrend.records import Arm, Confidence, Hypothesis, Judgement, Run, RunDirectory, Status
+
+FAST = {"learning.lr": 8e-3}
+H = Hypothesis(
+    "h01", "A greater rate learns more", "base.toml", (Arm("control", {}, True), Arm("fast", FAST)),
+    seeds=(0, 1, 2, 3, 4), stops_early=False,
+)  # fmt: skip
+
+
+@pytest.fixture
+def notebook(tmp_path: Path) -> Notebook:
+    notebook = Notebook.init(tmp_path / "lab")
+    (notebook.folder / "base.toml").write_text(
+        'name = "quick"\nmodel = { name = "finish" }\nlearning = { steps = 1 }\n'
+    )
+    notebook.add(H, {})
+    return notebook
+
+
+def run(notebook: Notebook, *hs: Hypothesis, watch: Watching | None = None) -> list[Judgement]:
+    launcher = QuickLauncher()
+    experiments = [Experiment(notebook, h, launcher) for h in hs]
+    return together(experiments, launcher, QuickWorkers(), watch or Watching())
+
+
+def rows(notebook: Notebook, id: str = "h01") -> list[dict[str, Any]]:
+    return list(json.loads((notebook.results(id) / "runs.json").read_text())["runs"])
+
+
+def test_the_verdict_is_that_of_the_runs_in_pairs(notebook: Notebook) -> None:
+    (judgement,) = run(notebook, H)
+    (comparison,) = judgement.comparisons
+    expected = [(right_of(seed, 8e-3) - right_of(seed, 1e-5)) / 40 for seed in H.seeds]
+    assert comparison.differences == pytest.approx(expected)
+    assert judgement.status is Status.VALIDATED
+    found = specification.read(notebook, "h01")
+    assert found is not None
+    assert judgement.specification == found.hash
+    assert [(row["arm"], row["seed"], row["status"]) for row in rows(notebook)][:3] == [
+        ("control", 0, "finished"), ("fast", 0, "finished"), ("control", 1, "finished"),
+    ]  # fmt: skip
+    assert rows(notebook)[1]["value"] == right_of(0, 8e-3) / 40
+
+
+def test_it_ends_when_the_confidence_sequence_is_clear_and_by_the_first_seeds_alone(notebook: Notebook) -> None:
+    eager = replace(H, stops_early=True, seeds=tuple(range(8)))
+    launcher = QuickLauncher()
+    one = Experiment(notebook, eager, launcher)
+    (judgement,) = together([one], launcher, QuickWorkers(), Watching())
+    (comparison,) = judgement.comparisons
+    assert judgement.stopped_early
+    assert judgement.status is Status.VALIDATED
+    assert 2 <= len(comparison.seeds) < 8
+    assert comparison.seeds == tuple(range(len(comparison.seeds)))
+    assert {row["status"] for row in rows(notebook)[-2:]} == {"skipped"}
+    # The rest, made anyway, changes nothing: the order of seeds decides and not that of the work.
+    run(notebook, replace(eager, id="h01", stops_early=True))
+    later = Experiment(notebook, eager, launcher)
+    for errand in reversed(later.errands):
+        if (errand.folder / "run.json").exists() and Run(errand.folder).status == "finished":
+            later.take(Outcome(errand, "finished", was_there=True))
+    assert later.judge() == judgement
+
+
+def test_an_experiment_goes_on_where_it_was_stopped(notebook: Notebook) -> None:
+    class Stopping(Watching):
+        def ended(self, outcome: Outcome) -> None:
+            if outcome.errand.seed == 1:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(notebook, H, watch=Stopping())
+    done = sum(row["status"] == "finished" for row in rows(notebook))
+    assert 0 < done < 10
+    assert notebook.hypothesis("h01").status is Status.TESTING
+    watch = Watching()
+    (judgement,) = run(notebook, H, watch=watch)
+    assert len(watch.begun) <= 10 - done
+    assert judgement.comparisons[0].seeds == H.seeds
+
+
+def test_a_changed_file_voids_the_verdict_and_nothing_is_run(notebook: Notebook) -> None:
+    run(notebook, H)
+    watch = Watching()
+    (judgement,) = run(notebook, replace(H, smallest=0.02), watch=watch)
+    assert judgement.void == "the specification changed after the first step: smallest 0.05 → 0.02"
+    assert judgement.status is Status.INCONCLUSIVE
+    assert judgement.comparisons[0].seeds == H.seeds
+    assert watch.begun == []
+
+
+def test_criteria_written_after_their_runs_were_seen_bear_little(notebook: Notebook) -> None:
+    run(notebook, H)
+    specification.restart(notebook, "h01")
+    (judgement,) = run(notebook, replace(H, smallest=0.02))
+    assert (judgement.status, judgement.confidence) == (Status.VALIDATED, Confidence.LOW)
+    assert judgement.because == "10 of 10 runs had been seen before these criteria were written"
+
+
+def test_seeds_that_are_added_are_judged_by_the_sequence(notebook: Notebook) -> None:
+    run(notebook, H)
+    launcher = QuickLauncher()
+    specification.extend(notebook, specification.freeze(notebook, H, launcher), 2)
+    one = Experiment(notebook, H, launcher)
+    (judgement,) = together([one], launcher, QuickWorkers(), Watching())
+    assert judgement.comparisons[0].seeds == (0, 1, 2, 3, 4, 5, 6)
+    assert judgement.stopped_early
+    assert one.notes == (
+        "seeds 5, 6 were added after results could be seen; judged by the confidence sequence",
+    )  # fmt: skip
+
+
+def test_several_hypotheses_share_runs_and_are_judged_as_one_family(notebook: Notebook) -> None:
+    other = replace(H, id="h02", arms=(Arm("base", {}, True), Arm("faster", {"learning.lr": 9e-3})))
+    notebook.add(other, {})
+    watch = Watching()
+    judgements = run(notebook, H, other, watch=watch)
+    assert len(watch.begun) == 15
+    assert [j.hypothesis for j in judgements] == ["h01", "h02"]
+    assert all(j.comparisons[0].p_adjusted is not None for j in judgements)
+    assert rows(notebook, "h02")[0]["folder"] == rows(notebook)[0]["folder"]
+
+
+def test_an_arm_that_the_cheap_probes_refuse_is_left_out(notebook: Notebook) -> None:
+    h = replace(H, arms=(*H.arms, Arm("broken", {"model.name": "refuse"})), seeds=(0, 1))
+    watch = Watching()
+    (judgement,) = run(notebook, h, watch=watch)
+    assert judgement.refused == {"broken": "the cheap probes found reward.constant: nothing to learn"}
+    assert [comparison.arm for comparison in judgement.comparisons] == ["fast"]
+    assert ("broken1", "") not in watch.begun
+    assert [row["status"] for row in rows(notebook) if row["arm"] == "broken"] == ["refused", "refused"]
+
+
+def test_without_its_control_an_experiment_ends(notebook: Notebook) -> None:
+    h = replace(H, arms=(Arm("control", {"model.name": "refuse"}, True), H.arms[1]))
+    watch = Watching()
+    (judgement,) = run(notebook, h, watch=watch)
+    assert judgement.status is Status.INCONCLUSIVE
+    assert len(watch.begun) <= 3
+
+
+def test_a_seed_whose_run_fails_is_left_out(notebook: Notebook) -> None:
+    class Unlucky(QuickLauncher):
+        def command(self, errand: Any) -> list[str]:
+            if (errand.arm, errand.seed) == ("fast", 2):
+                return ["python", UNLUCKY]
+            return super().command(errand)
+
+    launcher = Unlucky()
+    one = Experiment(notebook, H, launcher)
+    (judgement,) = together([one], launcher, QuickWorkers(), Watching())
+    assert judgement.comparisons[0].seeds == (0, 1, 3, 4)
+    (failed,) = [row for row in rows(notebook) if row["status"] == "failed"]
+    assert (failed["arm"], failed["seed"], failed["reason"]) == ("fast", 2, "it ended with exit code 1")
+
+
+def test_the_cause_under_test_may_be_found_and_what_it_explains() -> None:
+    assert allowed(H) == ()
+    ids = allowed(replace(H, cause="kl.strangles", allows=("advantage.dead-groups-high",)))
+    assert {"kl.strangles", "advantage.dead-groups-high"} <= set(ids)
+    assert len(ids) == len(set(ids))
+
+
+def probed(run: Path, severity: str, id: str = "mask.tool-trained", **more: str) -> Run:
+    found = {"id": id, "severity": severity, "summary": "it learns its prompt", "symptom_of": None, **more}
+    with RunDirectory.reopen(run) as directory:
+        directory.event("preflight", findings=[found], probes=[])
+        directory.event("finished", step=20)
+    return Run(run)
+
+
+def test_a_critical_fault_is_told_unless_it_is_allowed(make_run: Any) -> None:
+    found = probed(make_run("a"), "critical")
+    told = faults(found, set())
+    assert told[0] == "mask.tool-trained: it learns its prompt"
+    assert [line.partition(":")[0] for line in told] == ["mask.tool-trained", "config.group-of-one"]
+    assert faults(found, {"mask.tool-trained", "config.group-of-one"}) == []
+    assert faults(probed(make_run("b"), "warning"), {"config.group-of-one"}) == []
+
+
+def test_an_arm_in_which_the_doctor_finds_a_fault_is_refused(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    def one_fault(run: Run, allows: set[str]) -> list[str]:  # noqa: ARG001
+        seen.append(run.name)
+        return ["reward.constant: always 0"] if run.config["learning"]["lr"] == 8e-3 else []
+
+    monkeypatch.setattr(experiment, "faults", one_fault)
+    (judgement,) = run(notebook, replace(H, seeds=(0, 1)))
+    assert judgement.refused["fast"].startswith("the doctor found reward.constant: always 0 (in quick-s0-")
+    assert all("-s0-" in name for name in seen)
+    assert judgement.comparisons == ()
+
+
+def test_seconds_are_those_of_all_stretches(make_run: Any) -> None:
+    run = make_run("a")
+    events = [("started", 0), ("checkpoint", 5), ("resumed", 100), ("finished", 130)]
+    (run / "events.jsonl").write_text("".join(json.dumps({"event": e, "time": t}) + "\n" for e, t in events))
+    assert seconds_of(Run(run)) == 35

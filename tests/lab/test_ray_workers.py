@@ -1,0 +1,147 @@
+"""The same runs as tasks of a real Ray: the same results, and a lost worker's run is made again."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_local_workers import TESTS, Watching, errands, lines
+
+from quick_runs import QuickLauncher
+from uptrend.lab.launcher import Errand
+from uptrend.lab.workers.local import LocalWorkers
+from uptrend.lab.workers.ray import RayWorkers
+from uptrend.lab.workers.work import Outcome
+from uptrend.records import LabError, Run
+
+ray: Any = pytest.importorskip("ray", reason="Ray is not installed")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """A real Ray of two cores, whose workers find the tests' own modules."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS), str(TESTS / "lab")]))
+        context = ray.init(
+            num_cpus=2, include_dashboard=False, _node_ip_address="127.0.0.1", log_to_driver=False,
+            configure_logging=False, object_store_memory=80 * 2**20,
+        )  # fmt: skip
+        yield str(context.address_info["gcs_address"])
+        ray.shutdown()
+
+
+def make(work: list[Errand], watch: Watching, workers: RayWorkers | None = None) -> list[Outcome]:
+    return list((workers or RayWorkers()).run(work, QuickLauncher(), lambda _: True, watch))
+
+
+@pytest.mark.usefixtures("cluster")
+class TestCluster:
+    def test_runs_are_those_of_local_processes(self, tmp_path: Path) -> None:
+        here, there = errands(tmp_path / "here"), errands(tmp_path / "there")
+        list(LocalWorkers(2).run(here, QuickLauncher(), lambda _: True, Watching()))
+        watch = Watching()
+        outcomes = make(there, watch)
+        assert sorted(o.errand.arm + o.status for o in outcomes) == ["afinished", "bfinished"]
+        assert [lines(e.folder) for e in there] == [lines(e.folder) for e in here]
+        tables = [[Run(e.folder).eval_rollouts(3).drop(["run"]) for e in work] for work in (here, there)]
+        assert tables[0] == tables[1]
+        assert [o.was_there for o in make(there, watch)] == [True, True]
+        assert len(watch.begun) == 2
+
+    def test_a_lost_workers_run_is_made_again(self, tmp_path: Path) -> None:
+        (work, *_) = errands(tmp_path, "slow", steps=8)
+        lost: list[int] = []
+
+        def kill() -> None:
+            run = Run(work.folder) if (work.folder / "run.json").exists() else None
+            if run and run.metric_lines and not lost:
+                child = run.events[0]["pid"]
+                lost.extend([child, int(Path(f"/proc/{child}/stat").read_text().split()[3])])
+                assert "ray::" in Path(f"/proc/{lost[1]}/cmdline").read_text()
+                os.kill(lost[1], signal.SIGKILL)
+
+        (outcome,) = make([work], Watching(kill))
+        assert outcome.status == "finished"
+        assert len(lost) == 2
+        (started, finished) = Run(work.folder).events
+        assert (started["event"], finished["event"]) == ("started", "finished")
+        assert started["pid"] not in lost
+
+    def test_a_run_that_fails_is_tried_once_more_and_then_told(self, tmp_path: Path) -> None:
+        (work, *_) = errands(tmp_path, "fail")
+        watch = Watching()
+        (outcome,) = make([work], watch)
+        assert (outcome.status, outcome.reason) == ("failed", "RuntimeError: out of luck")
+        assert watch.begun == [("a0", ""), ("a0", "try 2")]
+
+    def test_a_run_comes_back_from_a_node_that_does_not_see_the_folder(self, tmp_path: Path) -> None:
+        class Unseen(RayWorkers):
+            def _send(self, ray: Any, each: Any, launcher: Any, mark: Path) -> Any:
+                return super()._send(ray, each, launcher, mark.with_name("elsewhere"))
+
+        (work, *_) = errands(tmp_path / "lab")
+        (outcome,) = make([work], Watching(), Unseen())
+        assert outcome.status == "finished"
+        assert Run(work.folder).status == "finished"
+        assert not (work.folder / ".lock").exists()
+        assert len(lines(work.folder)) == 2
+
+    def test_ctrl_c_has_runs_end_their_step_and_they_are_gone_on_with(self, tmp_path: Path) -> None:
+        (work, *_) = errands(tmp_path, "slow", steps=20)
+
+        def interrupt() -> None:
+            if (work.folder / "run.json").exists() and Run(work.folder).metric_lines:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            make([work], Watching(interrupt))
+        assert Run(work.folder).status == "stopped"
+        assert [o.status for o in make([work], Watching())] == ["finished"]
+        assert [e["event"] for e in Run(work.folder).events] == ["started", "stopped", "resumed", "finished"]
+
+
+CLIENT = """
+import sys
+from pathlib import Path
+from test_ray_workers import make
+from test_local_workers import Watching, errands
+from uptrend.lab.workers.ray import RayWorkers
+work = errands(Path(sys.argv[1]))
+print([o.status + o.reason for o in make(work, Watching(), RayWorkers(sys.argv[2]))])
+"""
+
+
+def test_a_ray_address_is_a_client_of_a_cluster_elsewhere(cluster: str, tmp_path: Path) -> None:
+    pytest.importorskip("grpc", reason="ray:// addresses need grpcio")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    paths = os.pathsep.join([str(TESTS), str(TESTS / "lab")])
+    variables = {**os.environ, "PYTHONPATH": paths}
+    where = ["--address", cluster, "--host", "127.0.0.1", "--port", str(port), "--mode", "legacy"]
+    command = [sys.executable, "-m", "ray.util.client.server", *where]
+    server = subprocess.Popen(command, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        client = [sys.executable, "-c", CLIENT, str(tmp_path / "lab"), f"ray://127.0.0.1:{port}"]
+        told = subprocess.run(client, env=variables, capture_output=True, text=True, check=False, timeout=300)
+        assert told.stdout.splitlines()[-1:] == ["['finished', 'finished']"], told.stderr[-2000:]
+    finally:
+        server.kill()
+        server.wait()
+
+
+def test_a_cluster_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", _refuse)
+    with pytest.raises(LabError, match=r"no Ray cluster at auto: nobody there"):
+        make(errands(tmp_path), Watching(), RayWorkers("auto"))
+
+
+def _refuse(**_: object) -> None:
+    raise ConnectionError("nobody there.\nand more")

@@ -1,0 +1,80 @@
+"""The quick version of benchmarks/VERDICTS.md: verdicts err as seldom as they say, on simulated experiments."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from benchmarks.learning import curves, is_ever_seen, is_found
+from benchmarks.outcomes import INVALIDATED, SMALLEST, VALIDATED, disagreements, outcomes
+from benchmarks.simulated import Setting
+
+from uptrend.records import wilson
+
+PAGE = Path(__file__).parents[2] / "benchmarks" / "VERDICTS.md"
+EXPERIMENTS = 600
+
+
+def least(happened: np.ndarray) -> float:  # type: ignore[type-arg]
+    """The lower end of a rate's 99.9% interval: there are many rates here."""
+    return wilson(int(happened.sum()), len(happened), z=3.29)[0]
+
+
+@pytest.mark.parametrize(("seeds", "deviation"), [(3, 0.05), (5, 0.03), (8, 0.02)])
+def test_errors_coverage_and_power(seeds: int, deviation: float) -> None:
+    null, at_least = (outcomes(Setting(seeds, deviation, effect), EXPERIMENTS, seed=2) for effect in (0.0, SMALLEST))
+    too = outcomes(Setting(seeds, deviation, SMALLEST, on_these_tasks=False), EXPERIMENTS, seed=3)
+    for wrong in (null.verdict == VALIDATED, at_least.verdict == INVALIDATED):
+        assert least(wrong) <= 0.025
+    for wrong in (null.early == VALIDATED, at_least.early == INVALIDATED):
+        assert least(wrong) <= 0.05
+    covered = np.concatenate([null.covered, at_least.covered])
+    assert 0.93 <= covered.mean() <= 0.97
+    assert 0.925 <= too.covered_too.mean() <= 0.98
+    found = (at_least.verdict == VALIDATED).mean()
+    assert at_least.foreseen(SMALLEST)[0] == pytest.approx(found, abs=0.06)
+    assert at_least.printed_power == pytest.approx(found, abs=0.07)
+
+
+def test_the_judge_says_the_same() -> None:
+    assert disagreements(Setting(5, 0.03, SMALLEST), 20) == 0
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.6])
+def test_learning_is_not_seen_where_there_is_none(rho: float) -> None:
+    flat = curves(200, 200, rho, rise=0.0, seed=1)
+    assert least(np.array([is_found(curve) for curve in flat])) <= 0.05
+    assert least(np.array([is_ever_seen(curve) for curve in flat[:60]])) <= 0.05
+    rising = curves(40, 200, rho, rise=3.0, seed=1)
+    assert np.mean([is_found(curve) for curve in rising]) > 0.9
+
+
+def rows(heading: str) -> list[list[str]]:
+    """A table of the page, its head left out."""
+    section = PAGE.read_text(encoding="utf-8").split(f"## {heading}\n")[1].split("\n## ")[0]
+    return [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")][2:]
+
+
+def figures(heading: str) -> list[list[float]]:
+    """The first figure of each cell."""
+    return [[float(cell.split()[0]) for cell in row] for row in rows(heading)]
+
+
+def most_lower_end(heading: str, *columns: int) -> float:
+    """The greatest lower end of the intervals in some columns."""
+    return max(float(re.findall(r"\(([\d.]+) to", row[column])[0]) for row in rows(heading) for column in columns)
+
+
+def test_the_committed_table_meets_its_targets() -> None:
+    first = figures("Verdicts after all seeds")
+    assert len(first) == 12
+    for _, _, _, _, covered, covered_too, planned, printed, found in first:
+        assert 93 <= covered <= 97
+        assert 93 <= covered_too <= 97
+        assert abs(planned - found) <= 5
+        assert abs(printed - found) <= 5
+    early = "Looked at after every seed, and stopped when the confidence sequence has an answer"
+    for heading in ("Verdicts after all seeds", early):
+        assert most_lower_end(heading, 2, 3) <= 5
+    assert max(float(row[3].split()[0]) for row in rows("Eight hypotheses judged together")) <= 5
+    assert most_lower_end("Is it learning?", 1, 2, 3) <= 5

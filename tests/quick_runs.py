@@ -1,0 +1,139 @@
+"""A program that makes a run directory at once, for tests of whoever starts runs; and a launcher for it.
+
+As a command: python quick_runs.py FOLDER CONFIG.json. The config's model says how it goes: finish, fail, fail-once,
+slow or refuse; its learning rate how well. Everything is written by the real writer, and Ctrl-C is heard as
+`uptrend train` hears it: after the step, with a checkpoint.
+"""
+
+import dataclasses
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from synthetic import evaluation_of, info_of, line_of, metrics_of, rollout_of
+from uptrend.config import load_config, to_table
+from uptrend.lab.launcher import Errand, Launcher, Resolved
+from uptrend.lab.plan import is_finished
+from uptrend.lab.workers.work import Outcome, Watch, make_way, outcome
+from uptrend.records import Run, RunDirectory, rollouts_table
+
+TASKS = 40
+
+
+class QuickLauncher:
+    """Starts this file. `tasks.name` says nothing here; `model.name` is how a run goes."""
+
+    def __init__(self, held_out: Mapping[str, str] | None = None) -> None:
+        self.held_out = held_out or {}
+
+    def resolve(self, recipe: Path, overrides: Mapping[str, Any]) -> Resolved:
+        """The recipe as it is, one thread; lr decides how many are right, and arms may have their own held-out set."""
+        config = load_config(recipe, [f"{key}={_text(value)}" for key, value in overrides.items()])
+        compute = dataclasses.replace(config.compute, threads=1, device="cpu")
+        table = to_table(dataclasses.replace(config, compute=compute))
+        return Resolved(table, "aa", self.held_out.get(config.name, "bb"))
+
+    def command(self, errand: Errand) -> list[str]:
+        """This file as a program."""
+        config = errand.folder.with_name(f"{errand.folder.name}.json")
+        config.write_text(json.dumps(errand.config))
+        return [sys.executable, __file__, str(errand.folder), str(config)]
+
+
+def _text(value: Any) -> str:
+    from uptrend.config.toml_text import to_toml
+
+    return to_toml(value)
+
+
+def right_of(seed: int, lr: float) -> int:
+    """How many of 40 a run of this seed gets right: more with a greater learning rate."""
+    return 12 + random.Random(f"{seed} {lr}").randint(0, 3) + round(1000 * lr)
+
+
+class QuickWorkers:
+    """Makes runs one after the other in this very process."""
+
+    def run(
+        self, errands: Sequence[Errand], launcher: Launcher, wanted: Callable[[Errand], bool], watch: Watch
+    ) -> Generator[Outcome, None, None]:
+        """The runs that are wanted when their turn comes."""
+        for errand in errands:
+            if not wanted(errand):
+                continue
+            if is_finished(errand):
+                yield Outcome(errand, "finished", was_there=True)
+                continue
+            make_way(errand)
+            errand.folder.parent.mkdir(exist_ok=True)
+            watch.began(errand)
+            script = launcher.command(errand)[1]
+            code = 1 if script == UNLUCKY else main(errand.folder, dict(errand.config), [])
+            yield outcome(errand, 0.0, code)
+
+
+UNLUCKY = "/unlucky.py"
+"""A command that can't be started, as far as QuickWorkers are concerned."""
+
+
+def main(folder: Path, config: dict[str, Any], asked: list[int]) -> int:
+    """Make the run, or go on with it; `asked` grows when somebody wants it to stop."""
+    seed, steps, lr, how = (
+        config["seed"],
+        config["learning"]["steps"],
+        config["learning"]["lr"],
+        config["model"]["name"],
+    )
+    resumes = (folder / "run.json").exists()
+    info = info_of(folder.name) | {"config": config}
+    directory = RunDirectory.reopen(folder) if resumes else RunDirectory.create(folder, info)
+    with directory:
+        first = Run(folder).last_step + 1 if resumes else 0
+        directory.event("resumed" if resumes else "started", pid=os.getpid())
+        for step in range(first, steps + 1):
+            _step(directory, step, steps, seed, lr, how)
+            if asked and step < steps:
+                (folder / "checkpoints" / f"step-{step:06d}").mkdir(parents=True)
+                directory.event("stopped", step=step, reason="interrupted by the user")
+                return 0
+            if step == 1 and (how == "fail" or (how == "fail-once" and not _was_here(folder))):
+                directory.event("failed", error="RuntimeError: out of luck")
+                return 1
+            if how == "refuse" and step == 0:
+                directory.event("stopped", step=0, reason="preflight: reward.constant: nothing to learn")
+                return 1
+        directory.event("finished", step=steps)
+    return 0
+
+
+def _step(directory: RunDirectory, step: int, steps: int, seed: int, lr: float, how: str) -> None:
+    if step:
+        line = metrics_of(step, steps, random.Random(f"{seed} {step}"))
+        directory.metrics(line | {"time": 0.0, "memory/peak/gib": 0.25})
+    if step in (0, steps):
+        right = right_of(seed, lr if step else 0.0)
+        rows = [rollout_of(step, f"e{i}", 0, i < right, f"task-{i}") for i in range(TASKS)]
+        line = line_of(evaluation_of(step, right, TASKS)) | {"time": 0.0}
+        directory.evaluation(line, rollouts_table(directory.path.name, rows))
+    if how == "slow":
+        time.sleep(0.25)
+
+
+def _was_here(folder: Path) -> bool:
+    """Whether this is the second try."""
+    mark = folder.with_name(f"{folder.name}.tried")
+    before = mark.exists()
+    mark.touch()
+    return before
+
+
+if __name__ == "__main__":
+    interrupts: list[int] = []
+    signal.signal(signal.SIGINT, lambda *_: interrupts.append(1))
+    sys.exit(main(Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text()), interrupts))
