@@ -46,6 +46,10 @@ class Judged:
     """After how many steps an alarm came; 0 for preflight, None for never."""
     scalars_at: int | None = None
     """The same for scalars alone."""
+    sampled: Said = Said(())
+    """With what TRL would have logged beside vLLM."""
+    sampled_at: int | None = None
+    """The same for that."""
 
     @property
     def fault(self) -> Fault | None:
@@ -89,13 +93,22 @@ def is_fixed(said: Said, fault: Fault) -> bool:
 def judge_case(folder: Path) -> Judged:
     """Read a case's folder."""
     case = json.loads((folder / "case.json").read_text())
-    view = view_of(Run(folder / "run"))
+    view = _with_preflight(view_of(Run(folder / "run")), folder)
     before = _preflight(folder, view)
     full = _said(_together(before, view))
     log = read_views(write_trainer_state(Run(folder / "run"), folder / "trainer_state.json"))
     scalars = _said(_scalar_findings(log))
+    more = read_views(write_trainer_state(Run(folder / "run"), folder / "with_vllm.json", with_sampler=True))
+    sampled = _said(_scalar_findings(more))
     early = 0 if _said(before).alarms else _first_look(view) if full.alarms else None
-    return Judged(case, full, scalars, early, _first_look(log[0]) if scalars.alarms else None)
+    looks = [_first_look(views[0]) if said.alarms else None for views, said in ((log, scalars), (more, sampled))]
+    return Judged(case, full, scalars, early, looks[0], sampled, looks[1])
+
+
+def _with_preflight(view: RunView, folder: Path) -> RunView:
+    """The run as `uptrend train` would have left it: with an event that says what its preflight found."""
+    probes = json.loads((folder / "preflight.json").read_text())["probes"]
+    return replace(view, events=({"event": "preflight", "probes": probes}, *view.events))
 
 
 def _preflight(folder: Path, view: RunView) -> list[Finding]:

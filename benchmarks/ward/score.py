@@ -13,7 +13,8 @@ from benchmarks.ward.mapping import PEERS
 from uptrend.doctor.catalogue import CATALOGUE
 
 OWN, SCALARS, ALIKE = "own run", "scalars alone", "scalars, read as peers are"
-COLUMNS = (OWN, SCALARS, ALIKE, *PEERS)
+VLLM = "scalars, TRL with vLLM"
+COLUMNS = (OWN, SCALARS, ALIKE, *PEERS, VLLM)
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,9 @@ def _read(column: str, j: Judged, folder: Path) -> list[Reading]:
     if column == ALIKE:
         offered = {id: (id, *(rival.id for rival in cause.rivals)) for id, cause in CATALOGUE.items()}
         return [_generous(j, j.scalars.alarms, j.scalars_at, offered)]
-    said, at = (j.full, j.noticed_at) if column == OWN else (j.scalars, j.scalars_at)
+    said, at = {OWN: (j.full, j.noticed_at), SCALARS: (j.scalars, j.scalars_at), VLLM: (j.sampled, j.sampled_at)}[
+        column
+    ]
     count, fault = len(said.alarms), j.fault
     if fault is None:
         return [Reading(j, count, at=at)]

@@ -113,9 +113,11 @@ def test_dead_groups_that_trls_metric_hides(go: Go) -> None:
     def by_prompt(prompts: list[str], **_: Any) -> list[float]:
         return [float(len(prompt) % 2) for prompt in prompts]
 
-    found = go(reward=by_prompt, scale_rewards="batch", steps=3, rows=[*sums(False)])["advantage.metric-blind"]
-    assert found["severity"] == "warning"
-    assert found["evidence"][0]["value"] == 1.0
+    found = go(reward=by_prompt, scale_rewards="batch", steps=3, rows=[*sums(False)])
+    assert found["advantage.metric-blind"]["severity"] == "warning"
+    assert found["advantage.metric-blind"]["evidence"][0]["value"] == 1.0
+    assert found["advantage.metric-blind"]["symptom_of"] is None
+    assert "reward.misaligned" not in found  # one reward for a whole group is no other task's
 
 
 def test_a_learner_that_does_not_see_the_prompt(go: Go) -> None:

@@ -89,13 +89,38 @@ def test_a_sample_of_many_weights_stands_for_all() -> None:
     assert len(before.values) < 400_000
     with torch.no_grad():
         model.mlp += 1e-3
-    moved = weights.movement(before, weights.snapshot()).metrics
+    moved = weights.movement(weights.compare(before, weights.snapshot())).metrics
     assert moved["weights/update/norm"] == pytest.approx(1e-3 * 3_000_000**0.5, rel=0.01)
     assert moved["weights/update/norm/norm"] == 0
     assert moved["weights/changed/share"] == pytest.approx(0.998, abs=0.003)
     assert moved["weights/norm"] == pytest.approx(
         float(sum(p.detach().square().sum() for p in model.parameters())) ** 0.5, rel=0.01
     )
+
+
+def test_a_cast_or_replaced_weight_is_looked_at_where_it_lies_now() -> None:
+    model = torch.nn.Linear(64, 64)
+    weights = Weights(model)
+    assert weights.dtypes() == {"torch.float32": 64 * 65}
+    model.weight.data = torch.full((64, 64), 2.0)
+    assert (weights.snapshot().values == 2.0).sum() == 64 * 64
+    model.to(torch.bfloat16)
+    assert weights.dtypes() == weights.snapshot().dtypes == {"torch.bfloat16": 64 * 65}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_digest_is_of_every_bit(dtype: torch.dtype) -> None:
+    model = torch.nn.Linear(331, 200).to(dtype)
+    weights, values = Weights(model), model.weight.data.view(-1)
+    start = weights.digest()
+    assert weights.digest() == start
+    seen = {start}
+    for place in (0, 1, 40_000, 66_199):
+        values.view(torch.int32 if dtype == torch.float32 else torch.int16)[place] ^= 1
+        seen.add(weights.digest())
+    values[:4096], values[4096:8192] = values[4096:8192].clone(), values[:4096].clone()
+    seen.add(weights.digest())
+    assert len(seen) == 6
 
 
 def test_movable_share_is_what_rounding_leaves() -> None:

@@ -35,6 +35,12 @@ def test_a_guess_does_not_hide_what_is_certain() -> None:
     assert ids(rank([gold, dead])) == ["advantage.dead-groups-low", "reward.gold-rejected"]
 
 
+def test_two_suspicions_stand_side_by_side() -> None:
+    gold, strict = (found(id, WARNING, LOW) for id in ("reward.gold-rejected", "reward.strict-parser"))
+    assert ids(rank([gold, strict])) == ["reward.gold-rejected", "reward.strict-parser"]
+    assert ids(rank([gold, found("reward.strict-parser", NOTE, LOW)])) == ["reward.gold-rejected"]
+
+
 def test_a_note_explains_nothing_away() -> None:
     gold = found("reward.gold-rejected", NOTE, HIGH)
     dead = found("advantage.dead-groups-low", WARNING, LOW)

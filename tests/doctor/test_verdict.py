@@ -46,6 +46,14 @@ def test_a_collapse_is_falling_although_no_line_fits() -> None:
     assert judge(healthy(40, **{"reward/mean": rewards})).trend is Trend.FALLING
 
 
+def test_a_step_up_is_learning_although_no_line_fits() -> None:
+    rewards = np.concatenate([flat(-0.4, 26, 0.1), flat(0.9, 24, 0.01)])
+    verdict = judge(healthy(50, **{"reward/mean": rewards, "reward/group_std/mean": 0.15}))
+    assert (verdict.trend, verdict.sentence.partition(":")[0]) == (Trend.LEARNING, "It rose at once and stayed there")
+    slow = np.cumsum(np.random.default_rng(0).normal(0, 0.02, 50))  # a walk that no rollout would notice
+    assert judge(healthy(50, **{"reward/mean": slow, "reward/group_std/mean": 0.5})).trend is not Trend.LEARNING
+
+
 @pytest.mark.parametrize(
     "dead",
     [{"advantage/dead/share": 0.99}, {"weights/update/norm": 0.0},

@@ -76,6 +76,7 @@ def test_the_wrong_slice(perform: Any) -> None:
 def test_the_reward_that_waits_and_the_sampler_that_stays(perform: Any) -> None:
     out = perform("never", steps=1)
     assert [line["reward/mean"] for line in Run(out / "unpaid").metric_lines] == [0.0]
+    assert found_by_probes(Run(out / "unpaid")) == ["reward.never-computed"]  # a warning, which stops nothing
     assert first_found(out / "unpaid") == "reward.never-computed"
     assert before_step_1(out / "stale") == ["sync.stale-weights"]
     assert is_well(out / "fixed", steps=1)

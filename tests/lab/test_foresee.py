@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 from made_runs import claim
+from scipy import stats
 from statsmodels.stats.power import TTestPower
 
 from uptrend.lab.foresee import foresee, seeds_to_decide, tasks_to_decide
@@ -41,9 +42,11 @@ def test_the_grid_for_own_criteria_agrees_with_the_integral_for_the_usual_ones(
 def test_own_criteria_on_p_and_on_the_means() -> None:
     by_p = claim(validated_if="effect > 0 and p < 0.05", invalidated_if="high < smallest")
     assert foresee(by_p, 0.05, 0.05, 8).validated == pytest.approx(foresee(claim(), 0.05, 0.05, 8).validated, abs=0.01)
-    by_means = claim(validated_if="arm > 0.6", invalidated_if="arm < 0.5")
-    normal = 0.5 * math.erfc(-(0.05 - 0.1) / (0.05 / math.sqrt(8)) / math.sqrt(2))
-    assert foresee(by_means, 0.05, 0.05, 8, control=0.5).validated == pytest.approx(normal, abs=0.01)
+    above = stats.norm.sf(0.6, loc=0.59, scale=0.05 / math.sqrt(8))
+    rises = claim(validated_if="arm > 0.6", invalidated_if="arm < 0.5")
+    assert foresee(rises, 0.05, 0.05, 8, control=0.54).validated == pytest.approx(above, abs=0.01)
+    falls = claim(validated_if="arm > 0.6", invalidated_if="arm < 0.5", direction=Direction.DOWN)
+    assert foresee(falls, 0.05, 0.05, 8, control=0.64).validated == pytest.approx(above, abs=0.01)
 
 
 def test_seeds_to_decide_are_fewer_the_clearer_it_is() -> None:
@@ -56,8 +59,6 @@ def test_seeds_to_decide_are_fewer_the_clearer_it_is() -> None:
 
 
 def _reach(seeds: int) -> float:
-    from scipy import stats
-
     return float(stats.t.ppf(0.975, seeds - 1) / math.sqrt(seeds))
 
 

@@ -32,7 +32,7 @@ def failed(cls, **counts):
 def test_the_families_pass(cls, rule):
     report = validate(lambda: cls(cls.Options(reward=rule), 0))
     assert [check.name for check in report.checks if not check.passed] == []
-    assert len(report.checks) == 11
+    assert len(report.checks) == 12
 
 
 def test_the_figures_are_numbers():
@@ -41,7 +41,22 @@ def test_the_figures_are_numbers():
     assert figures["there are tasks"] == "500 to train on, 200 held out"
     assert figures["gold answers reach the maximum"] == "200 of 200 do"
     assert figures["corrupted answers stay below it"] == "0 of 800 do"
+    assert figures["cheaters stay below it"] == "0 of 150 do"
     assert figures["rewards keep their bounds"] == "2000 rewards, between -1 and 1"
+
+
+def test_who_says_everything_must_not_be_paid():
+    class Anywhere(OneTurn):
+        async def score(self):
+            right = self._task.answer in self._said.split()
+            return Reward.of("anywhere", float(right), 0.0, 1.0, right)
+
+    class LooksAnywhere(Arithmetic):
+        def open(self, task, seed):
+            return Anywhere(task, "exact")
+
+    figure = failed(LooksAnywhere)["cheaters stay below it"]
+    assert figure.startswith("50 of 150 do: 'Calculate: ")
 
 
 def test_what_was_not_asked_for_need_not_be_there():

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from uptrend.doctor.statistics.shift import neighbour_noise
 from uptrend.doctor.statistics.spread import end, start
@@ -60,6 +61,17 @@ def course(view: RunView, metric: str) -> Course | None:
     return Course(
         metric, values, start(values, 0.05), start(values), end(values), int(steps[-1]), measure_trend(values)
     )
+
+
+def thinned(steps: NDArray[np.int64], values: Floats, pieces: int = 200) -> tuple[tuple[int, float], ...]:
+    """A curve as means over at most so many stretches of equal length, each at its first step."""
+    pieces = min(len(steps), pieces)
+    if pieces == 0:
+        return ()
+    firsts = np.linspace(0, len(steps), pieces, endpoint=False).astype(int)
+    counts = np.diff([*firsts, len(steps)])
+    means = np.add.reduceat(values, firsts) / counts
+    return tuple((int(step), float(mean)) for step, mean in zip(steps[firsts], means, strict=True))
 
 
 def trend_until(view: RunView, metric: str, step: int) -> Trend | None:

@@ -1,9 +1,8 @@
 """From a view of a run to the doctor's report. No torch."""
 
-import numpy as np
-
 from uptrend.doctor.check import Outcome
 from uptrend.doctor.checks import CHECKS
+from uptrend.doctor.curves import REWARD, thinned
 from uptrend.doctor.kept import unread_steps
 from uptrend.doctor.rank import rank
 from uptrend.doctor.verdict import judge
@@ -27,7 +26,7 @@ def diagnose(view: RunView) -> Report:
         cannot_tell=tuple(lacking[id] for id in sorted(lacking)),
         notes=(*view.notes, *_damage(view)),
         unknown=tuple(sorted(view.unknown)),
-        curve=_thinned(view),
+        curve=thinned(*view.curve(REWARD)),
     )
 
 
@@ -47,18 +46,6 @@ def _damage(view: RunView) -> list[str]:
     return [
         f"The rollouts of step{'s' * (len(unread) > 1)} {', '.join(map(str, unread))} are damaged and were left out."
     ]
-
-
-def _thinned(view: RunView) -> tuple[tuple[int, float], ...]:
-    """Means of the reward over at most 200 stretches of equal length."""
-    steps, reward = view.curve("reward/mean")
-    pieces = min(len(steps), 200)
-    if pieces == 0:
-        return ()
-    firsts = np.linspace(0, len(steps), pieces, endpoint=False).astype(int)
-    counts = np.diff([*firsts, len(steps)])
-    means = np.add.reduceat(reward, firsts) / counts
-    return tuple((int(step), float(mean)) for step, mean in zip(steps[firsts], means, strict=True))
 
 
 def _run(name: str, outcome: Outcome) -> Outcome:

@@ -22,7 +22,7 @@ class Listening:
         with contextlib.suppress(OSError):  # no process to be had: the run needs no doctor to go on
             self._doctor = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                start_new_session=True,
+                process_group=0,  # Ctrl-C is for the run; a session of its own would make being nice mean nothing
             )  # fmt: skip
             assert self._doctor.stdout is not None
             os.set_blocking(self._doctor.stdout.fileno(), False)

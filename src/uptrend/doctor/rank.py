@@ -50,10 +50,13 @@ def _merged(findings: Iterable[Finding]) -> list[Finding]:
 def _explains(cause: Finding, symptom: Finding) -> bool:
     """Whether one is told as a symptom of the other: the catalogue says so, and the cause is sure enough.
 
-    A symptom is seen and its cause concluded, so the cause may be one degree less sure, but never a mere guess. And a
-    note explains nothing away: what asks for no action can't account for what does.
+    A symptom is seen and its cause concluded, so the cause may be one degree less sure, but never a mere guess: two
+    suspicions stand side by side. And a note explains nothing away: what asks for no action can't account for what
+    does.
     """
     if cause.id == symptom.id or cause.severity is Severity.NOTE:
+        return False
+    if cause.confidence is Confidence.LOW and symptom.severity is not Severity.NOTE:
         return False
     less_sure = CONFIDENCES.index(cause.confidence) - CONFIDENCES.index(symptom.confidence)
     is_sure = less_sure <= (0 if cause.confidence is Confidence.LOW else 1)

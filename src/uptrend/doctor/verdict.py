@@ -38,6 +38,9 @@ def judge(view: RunView) -> Verdict:
 
 
 def _judge(view: RunView) -> Verdict:
+    if view.info.get("kind") == "replay":
+        said = "Its rewards are those of the run that it replays; held-out accuracy and the update are its own."
+        return _verdict(view, Trend.TOO_SHORT, said, None)
     steps, values = view.curve(REWARD)
     line = measure_trend(values)
     if line is None:
@@ -65,10 +68,21 @@ def _decide(view: RunView, values: Floats, line: Line) -> tuple[Trend, str]:
         return (Trend.LEARNING, "It is learning") if line.effect > 0 else (Trend.FALLING, "It is falling")
     if len(values) < FEWEST_POINTS:
         return Trend.TOO_SHORT, "Too short to tell"
+    if _is_far_above(values, rollout_spread(view)):
+        return Trend.LEARNING, "It rose at once and stayed there"
     reach = max(abs(end) for end in line.interval(0.9))
     if reach < rollout_spread(view):
         return Trend.FLAT, "No trend"
     return Trend.TOO_SHORT, "Too short or too noisy to tell"
+
+
+def _is_far_above(values: Floats, spread: float) -> bool:
+    """Whether all of the last quarter lies above all of the first by more than rollouts differ.
+
+    A line fits a step badly, so that its residuals look like noise with a long memory, in which any trend could hide.
+    """
+    quarter = len(values) // 4
+    return float(values[-quarter:].min() - values[:quarter].max()) > spread > 0
 
 
 def _artefact(view: RunView, values: Floats) -> str:

@@ -41,7 +41,7 @@ COMMENTS = {
     "alpha": "the chance of a wrong verdict that is accepted",
     "steps": "steps a run; 0 for the recipe's",
     "method": "train: every arm is a run; replay: a recorded run is updated from again",
-    "source": 'what a replay replays: { run = "runs/NAME", step = 0 }',
+    "source": 'what a replay replays, a run a seed: { run = "runs/NAME-s{seed}-*", step = 0 }',
     "stops_early": "whether to end once the confidence sequence over seeds is clear",
     "validated_if": "in effect, low, high, smallest, control, arm and p; effects count in the claimed direction",
     "invalidated_if": "likewise; where both are met it is invalidated: an effect, but smaller than matters",

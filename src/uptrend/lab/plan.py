@@ -121,7 +121,8 @@ def _source(h: Hypothesis, seed: int, lab: Path) -> Source | None:
             'Name a run a seed, for example source = { run = "runs/base-s{seed}" }; * stands for anything.'
         )
     pattern = h.source.run.replace("{seed}", str(seed))
-    found = sorted(lab.glob(pattern)) if not Path(pattern).is_absolute() else [Path(pattern)]
+    found = [Path(pattern)] if Path(pattern).is_absolute() else sorted(lab.glob(pattern))
+    found = [path for path in found if (path / "run.json").exists()]
     if len(found) != 1:
         raise LabError(f"{h.id}: the source {pattern} should be one run of {lab}, and there are {len(found)}.")
     return Source(str(found[0]), h.source.step)

@@ -132,7 +132,7 @@ def _check_method(h: Hypothesis, folder: Path) -> None:
     if h.source is None:
         _refuse(h, f"a replay needs a run whose rollouts it replays. Write {example}.")
     run = folder / h.source.run
-    if not (run / "run.json").is_file():
+    if "{seed}" not in h.source.run and not (run / "run.json").is_file():  # a run a seed is plan.py's to find
         _refuse(h, f"there is no run at {run}. Write a run directory, relative to the lab's folder, as {example}.")
     if h.source.step < 0:
         _refuse(h, f"source.step = {h.source.step} should be 0, the model before training, or a later step.")

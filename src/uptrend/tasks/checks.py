@@ -1,14 +1,14 @@
 """What must hold of a taskset: each check looks at tasks or at plays and gives its figures."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from uptrend.records import Reward, Task, tasks_hash
-from uptrend.tasks.taskset import Taskset
+from uptrend.tasks.taskset import Script, Taskset
 
 NEAR = 1e-9
 """Sums of parts may miss a bound by this much."""
@@ -49,6 +49,14 @@ class HasVariants(Protocol):
         """What makes the same tasks under every option that bounds what can be earned, by name."""
 
 
+@runtime_checkable
+class HasCheaters(Protocol):
+    """A taskset with scripted players that go for the reward and not for the answer."""
+
+    def cheaters(self, task: Task) -> Iterable[Script]:
+        """What they say; none may earn the maximum."""
+
+
 @dataclass(frozen=True)
 class Played:
     """One script, played twice with the same seed."""
@@ -68,6 +76,11 @@ class Played:
     def is_best(self) -> bool:
         """Whether it earned the most that can be earned."""
         return bool(self.rewards) and self.rewards[0].total >= self.rewards[0].high - NEAR
+
+    @property
+    def is_taken_in(self) -> bool:
+        """Whether the scorer took it for the answer, which a cheater's is not."""
+        return self.is_best or (bool(self.rewards) and self.rewards[0].correct)
 
     def __str__(self) -> str:
         got = f"got {self.rewards[0].total:g}" if self.rewards else f"failed with {self.error}"
@@ -155,6 +168,13 @@ def corrupted(played: Sequence[Played]) -> Check:
     best = [play for play in others if play.is_best]
     figure = f"{len(best)} of {len(others)} do{_example(best)}"
     return Check("corrupted answers stay below it", bool(others) and not best, figure)
+
+
+def cheaters(played: Sequence[Played]) -> Check:
+    """Nor does who goes for the reward."""
+    through = [play for play in played if play.is_taken_in]
+    figure = f"{len(through)} of {len(played)} do{_example(through)}"
+    return Check("cheaters stay below it", bool(played) and not through, figure)
 
 
 def ceiling(name: str, played: Sequence[Played]) -> Check:

@@ -73,6 +73,10 @@ class Mixed:
         """As its family does."""
         return self._families[task.family].corrupted(task)
 
+    def cheaters(self, task: Task) -> Iterable[Script]:
+        """As its family does."""
+        return self._families[task.family].cheaters(task)
+
     def _family(self, name: str) -> Family:
         cls = FAMILIES[name]
         problems = asdict(getattr(self.options, name))

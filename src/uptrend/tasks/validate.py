@@ -6,19 +6,19 @@ wrong place, or that can be had without an answer, shows here before the first s
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from uptrend.records import Message, MissingExtra, Reward, Task
 from uptrend.tasks import checks
-from uptrend.tasks.checks import Check, HasVariants, Played
+from uptrend.tasks.checks import Check, HasCheaters, HasVariants, Played
 from uptrend.tasks.script import play_script
 from uptrend.tasks.taskset import Script, Taskset
 
 __all__ = ["Check", "Report", "play_script", "validate"]
 
 CEILING = 50
-"""Tasks on which each variant's ceiling is measured: a semantic retriever takes its time."""
+"""Tasks on which each variant's ceiling is measured, and cheaters play: a semantic retriever takes its time."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,7 @@ def validate(
         checks.failures(played),
         checks.gold(played),
         checks.corrupted(played),
+        *_cheated(proving, chosen[:CEILING]),
         checks.bounds(played),
         checks.deterministic(played),
         *_ceilings(taskset, chosen[:CEILING]),
@@ -80,15 +81,29 @@ def _ceilings(taskset: Taskset, tasks: Sequence[Task]) -> Iterator[Check]:
             yield Check(f"ceiling of gold under {name}", True, f"not measured: {missing}")
 
 
-async def _play(taskset: Taskset, tasks: Sequence[Task], times: int = 2) -> list[Played]:
+def _cheated(taskset: Taskset, tasks: Sequence[Task]) -> Iterator[Check]:
+    """Whether going for the reward pays, where the taskset has players that do."""
+    if isinstance(taskset, HasCheaters):
+        yield checks.cheaters(asyncio.run(_play(taskset, tasks, 1, taskset.cheaters, has_gold=False)))
+
+
+async def _play(
+    taskset: Taskset,
+    tasks: Sequence[Task],
+    times: int = 2,
+    scripts: Callable[[Task], Iterable[Script]] | None = None,
+    *,
+    has_gold: bool = True,
+) -> list[Played]:
     """Every script of every task, so many times; tasks go on side by side, as rollouts do."""
-    return [play for plays in await asyncio.gather(*(_play_task(taskset, t, times) for t in tasks)) for play in plays]
+    given = scripts or (lambda task: (taskset.gold(task), *taskset.corrupted(task)))
+    plays = await asyncio.gather(*(_play_task(taskset, t, [given(t) for _ in range(times)], has_gold) for t in tasks))
+    return [play for of_task in plays for play in of_task]
 
 
-async def _play_task(taskset: Taskset, task: Task, times: int) -> list[Played]:
-    rounds = [(taskset.gold(task), *taskset.corrupted(task)) for _ in range(times)]
+async def _play_task(taskset: Taskset, task: Task, rounds: Sequence[Iterable[Script]], has_gold: bool) -> list[Played]:
     repeats = enumerate(zip(*rounds, strict=False))
-    return [await _play_script(taskset, task, scripts, is_gold=i == 0) for i, scripts in repeats]
+    return [await _play_script(taskset, task, scripts, is_gold=has_gold and i == 0) for i, scripts in repeats]
 
 
 async def _play_script(taskset: Taskset, task: Task, scripts: Sequence[Script], is_gold: bool) -> Played:

@@ -32,7 +32,7 @@ def test_the_page_has_every_translation_and_no_other() -> None:
 
 
 OURS = re.findall(r"### `([^`]+)`", (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8"))
-MORE = ["reward/group_std/mean", "reward/part/NAME/std", "clip/region/share", "sampler/gap/mean"]
+MORE = ["reward/group_std/mean", "reward/part/NAME/std", "clip/region/share"]
 
 
 def test_translations_lead_to_names_of_the_metrics_page() -> None:
@@ -152,6 +152,12 @@ def ratio_rows(lowest: float) -> list[dict[str, Any]]:
 def test_a_ratio_of_whole_sequences_is_not_the_tokens_ratio(tmp_path: Path) -> None:
     assert "sampler/ratio/mean" not in read(ratio_rows(0.02), tmp_path).metrics
     assert "sampler/ratio/mean" in read(ratio_rows(0.7), tmp_path).metrics
+
+
+def test_trls_calls_are_turns(tmp_path: Path) -> None:
+    rows = [row | {"tools/call_frequency": 0.25} for row in trl_rows(8)]
+    assert read(rows, tmp_path).curve("sampling/turns/mean")[1].tolist() == [1.25] * 8
+    assert not read(trl_rows(8), tmp_path).has("sampling/turns/mean")
 
 
 def test_the_total_is_the_reward_and_the_choice_is_said(tmp_path: Path) -> None:

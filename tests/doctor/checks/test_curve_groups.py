@@ -52,6 +52,20 @@ def test_entropy_that_goes_while_the_reward_is_flat() -> None:
     assert findings(healthy(**{"reward/mean": flat()}), "entropy") == {}
 
 
+def test_entropy_that_goes_with_a_reward_that_rises_or_is_at_its_top_is_said_to_be_normal() -> None:
+    gone = {"learner/entropy/mean": np.exp(ramp(0, -6))}
+    risen = findings(healthy(**gone), "entropy")["sampling.entropy-collapse"]
+    assert "while the reward rose: a policy that learns grows sure, and that is normal" in risen.summary
+    top = {"reward/mean": flat(0.97, noise=0.01), "reward/min": 0.0, "reward/max": 1.0}
+    sure = findings(healthy(**gone, **top), "entropy")["sampling.entropy-collapse"]
+    assert sure.severity is Severity.NOTE
+    assert "near its top" in sure.summary
+    for spoilt in ({"reward/mean": flat(0.7, noise=0.01)}, {"reward/mean": ramp(0.99, 0.92, noise=0.002)}):
+        assert severities(healthy(**gone, **(top | spoilt)), "entropy") == {
+            "sampling.entropy-collapse": Severity.WARNING
+        }
+
+
 def test_entropy_that_was_spent_before_the_run() -> None:
     view = healthy(**{"learner/entropy/mean": ramp(0.04, 0.015), "reward/mean": flat()})
     assert severities(view, "entropy") == {"sampling.entropy-collapse": Severity.WARNING}

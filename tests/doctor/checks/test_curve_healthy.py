@@ -8,9 +8,10 @@ from uptrend.doctor.checks import CHECKS
 from uptrend.records import Finding, RunView, Severity
 
 CURVES = [
-    "collapsed", "dead_groups", "entropy", "eval_noise", "group_of_one", "kl", "learning_rate", "length",
-    "length_bias", "memorised", "nonfinite", "precision", "restarts", "reward_components", "reward_constant",
-    "reward_hackable", "reward_length_hacking", "reward_scale_moves", "sampler_gap", "tools", "too_short",
+    "clip_tight", "collapsed", "completions_empty", "dead_groups", "entropy", "eval_noise", "gradient_absent",
+    "group_of_one", "kl", "learning_rate", "length", "length_bias", "memorised", "nonfinite", "precision",
+    "rate_by_size", "restarts", "reward_components", "reward_constant", "reward_hackable", "reward_length_hacking",
+    "reward_scale_moves", "sampler_differs", "sampler_gap", "suspects", "tools", "too_short",
 ]  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Checks of how a run went: not finite, collapsed, restarted, too short, evaluations, tools."""
 
 import numpy as np
+import pytest
 
 from curve_runs import evaluations, findings, flat, healthy, lacks, ramp, severities
 from uptrend.records import RunView, Severity
@@ -53,6 +54,16 @@ def test_a_jump_where_a_run_was_resumed() -> None:
     assert findings(healthy(events=events), "restarts") == {}
 
 
+def test_weights_that_a_resume_did_not_restore() -> None:
+    events = ({"event": "stopped", "step": 60}, {"event": "resumed"})
+    grown = 47 + 0.002 * np.arange(120) + 0.0005 * np.random.default_rng(0).standard_normal(120)
+    back = np.concatenate([grown[:60], grown[:60]])
+    found = findings(healthy(events=events, **{"weights/norm": back}), "restarts")["run.resume-jump"]
+    assert "from 47.11" in found.summary
+    assert found.evidence[0].value == pytest.approx(0.118, abs=0.005)
+    assert findings(healthy(events=events, **{"weights/norm": grown}), "restarts") == {}
+
+
 def test_too_short_with_its_power() -> None:
     few = {"reward/mean": flat(0.5, 25, 0.25), "reward/group_std/mean": 0.3}
     found = findings(healthy(25, **few), "too_short")["run.too-short"]
@@ -89,6 +100,9 @@ def test_tools_that_are_never_called() -> None:
     view = healthy(config={"sampling": {"max_turns": 10}}, **tools)
     assert severities(view, "tools") == {"tool.never-called": Severity.WARNING}
     assert findings(healthy(config={"sampling": {"max_turns": 1}}, **tools), "tools") == {}
+    # TRL's log counts calls only where there are tools; another's turns say nothing.
+    assert severities(healthy(**tools), "tools") == {"tool.never-called": Severity.WARNING}
+    assert findings(healthy(trainer="verl", **tools), "tools") == {}
     assert "tool.never-called" in lacks(healthy(), "tools")
 
 

@@ -94,6 +94,21 @@ def test_memorised() -> None:
     assert lacks(healthy(**right), "memorised") == {"data.memorised"}
 
 
+def test_held_out_that_falls_alone() -> None:
+    bent = {"reward/mean": ramp(0.4, 0.41, noise=0.1, seed=4), "reward/correct/share": ramp(0.4, 0.43, noise=0.1)}
+    fall = evaluations(0.4, 0.1, 0.08, 0.1, 0.07, tasks=80, every=30)
+    few = {"tasks": {"train": 12}, "sampling": {"groups": 12}}
+    assert set(findings(healthy(evals=fall, **bent, config=few), "memorised")) == {"data.memorised"}
+    many = {"tasks": {"train": 2000}, "sampling": {"groups": 12}}
+    assert findings(healthy(evals=fall, **bent, config=many), "memorised") == {}, "each task was met once at most"
+    once = evaluations(0.4, 0.5, 0.45, 0.1, tasks=20, every=40)
+    assert findings(healthy(evals=once, **bent, config=few), "memorised") == {}, "one bad draw of 20 tasks"
+    scalars = healthy(without=("reward/correct/share",), evals=fall, **{"reward/mean": bent["reward/mean"]})
+    assert "did not: what the run learns holds" in findings(scalars, "reward_hackable")["reward.hackable"].summary
+    falling = {"reward/mean": ramp(0.5, 0.2, noise=0.05)}
+    assert findings(healthy(evals=fall, **falling), "reward_hackable") == {}, "training falls with it"
+
+
 def test_an_early_evaluation_is_compared_with_training_up_to_it() -> None:
     right = {"reward/correct/share": np.concatenate([flat(0.3, 40, 0.03), ramp(0.3, 0.95, 80, 0.03)])}
     view = healthy(evals=evaluations(0.3, 0.28, tasks=400, every=40), **right)
@@ -107,4 +122,20 @@ def test_length_that_pays_without_the_task() -> None:
     honest = healthy(evals=evaluations(0.3, 0.7, every=STEPS), **growing)
     assert severities(honest, "reward_length_hacking") == {"reward.length-hacking": Severity.NOTE}
     assert findings(healthy(), "reward_length_hacking") == {}
+
+
+def test_length_that_pays_until_nothing_ends_by_itself() -> None:
+    rise = np.concatenate([np.zeros(40), np.linspace(0, 1, 40), np.ones(40)])
+    waver = 0.05 * np.random.default_rng(3).standard_normal(STEPS)
+    paid = {"sampling/length/mean": 3 + 9 * (rise + waver), "reward/mean": -0.5 + 1.4 * (rise + waver)}
+    cut = {"sampling/ended/length/share": np.clip(2 * rise - 1, 0, 1)}
+    assert severities(healthy(**paid, **cut), "reward_length_hacking") == {"reward.length-hacking": Severity.WARNING}
+    ending = healthy(**paid, **{"sampling/ended/length/share": 0.05})
+    assert severities(ending, "reward_length_hacking") == {"reward.length-hacking": Severity.NOTE}
+    # Both rise, and from step to step they have nothing to do with each other: rambling after a right answer.
+    apart = paid | {"reward/mean": -0.5 + 1.4 * rise + ramp(0, 0, noise=0.1, seed=5)}
+    assert severities(healthy(**apart, **cut), "reward_length_hacking") == {"reward.length-hacking": Severity.NOTE}
+
+
+def test_lengths_that_were_not_logged() -> None:
     assert lacks(EMPTY, "reward_length_hacking") == {"reward.length-hacking"}

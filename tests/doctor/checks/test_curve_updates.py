@@ -105,8 +105,8 @@ def test_steps_without_a_gradient_and_skipped_updates() -> None:
 def test_tight_clipping_is_a_fault_of_sgd_alone() -> None:
     large = {"gradient/norm/before": 5.0}
     sgd = healthy(config={"learning": {"optimiser": "sgd", "max_grad_norm": 0.01}}, **large)
-    assert severities(sgd, "learning_rate") == {"optimiser.clip-tight": Severity.WARNING}
-    assert findings(healthy(config={"learning": {"max_grad_norm": 0.01}}, **large), "learning_rate") == {}
+    assert severities(sgd, "clip_tight") == {"optimiser.clip-tight": Severity.WARNING}
+    assert findings(healthy(config={"learning": {"max_grad_norm": 0.01}}, **large), "clip_tight") == {}
 
 
 def test_updates_that_round_to_nothing() -> None:

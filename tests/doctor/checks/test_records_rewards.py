@@ -65,6 +65,14 @@ def test_the_same_tokens_with_two_rewards(tiny: RunView) -> None:
     assert found["reward.nondeterministic"].severity is Severity.CRITICAL
 
 
+def test_two_golds_of_one_question_are_no_wavering_scorer(tiny: RunView) -> None:
+    def contradict(rows: list[Row]) -> None:
+        for n, row in enumerate(rows):
+            row["answer"], row["reward"] = ("7", row["reward"]) if n % 2 else ("8", row["reward"] - 0.01)
+
+    assert "reward.nondeterministic" not in findings(reward_rescored.check, tampered(tiny, contradict))
+
+
 def test_one_value_for_everything_is_a_dead_scorer_and_no_broadcast(tiny: RunView) -> None:
     def silence(rows: list[Row]) -> None:
         for row in rows:

@@ -99,4 +99,7 @@ def test_processes_with_different_weights(tiny: RunView) -> None:
     found = findings(process_digests.check, digests("aa", "aa", "ab"))["run.ranks-diverge"]
     assert (found.evidence[0].value, found.evidence[0].step) == (2, 3)
     assert process_digests.check(digests("aa", "aa")) == []
-    assert "run.ranks-diverge" in untold(process_digests.check, digests("aa"))
+    assert "one process" in untold(process_digests.check, digests("aa"))["run.ranks-diverge"]
+    assert (
+        "step, process and digest" in untold(process_digests.check, replace(tiny, trainer="trl"))["run.ranks-diverge"]
+    )

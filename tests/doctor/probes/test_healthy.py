@@ -64,6 +64,7 @@ def test_questions_with_tools_get_no_warning(musique: dict[str, Any]) -> None:
     for name in ("tool-swap", "tool-calls", "state"):
         assert not results[name].skipped
     assert "tool tokens" in results["masks"].figure
+    assert "run out unpaid, 0 of 16 of the expert's" in results["paid"].figure
 
 
 @pytest.mark.parametrize("name", ["tools-trained", "attention-blind", "stop-untrained"])

@@ -3,7 +3,9 @@
 import asyncio
 import importlib.util
 import json
+import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from uptrend.records import ConfigError, TasksetError, tasks_hash
 from uptrend.tasks.checks import Check
 from uptrend.tasks.musique import expert
 from uptrend.tasks.musique.hub import Source, read_sources
+from uptrend.tasks.musique.reply import Reply, read_reply
 from uptrend.tasks.musique.retrieval import extra
 from uptrend.tasks.musique.rows import documents_of, to_task
 from uptrend.tasks.musique.taskset import RETRIEVERS, Musique, MusiqueOptions
@@ -237,6 +240,17 @@ def test_validate_proves_the_world_and_reports_each_ceiling() -> None:
     assert all(f"ceiling of gold under {name}" in found for name in RETRIEVERS)
     assert "1.000 of the maximum on average" in found["ceiling of gold under golden"].figure
     assert "retrieval_precision 0." in found["ceiling of gold under lexical"].figure
+    assert found["cheaters stay below it"].figure == "0 of 20 do"
+
+
+def test_a_reader_that_takes_the_first_of_many_answers_pays_a_cheater(monkeypatch: pytest.MonkeyPatch) -> None:
+    def first(text: str) -> Reply:
+        found = re.findall("<answer>(.*?)</answer>", text)
+        return replace(read_reply(text), answer=found[0] if found else None)
+
+    monkeypatch.setattr("uptrend.tasks.musique.play.read_reply", first)
+    found = checks_by_name(validate(lambda: make(retriever="golden"), 20, 5, limit=4))["cheaters stay below it"]
+    assert (found.passed, found.figure.partition(":")[0]) == (False, "4 of 8 do")
 
 
 @pytest.mark.parametrize("name", ["musique_train_100.jsonl", "musique_dev_100.jsonl"])

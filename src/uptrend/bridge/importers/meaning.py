@@ -84,7 +84,10 @@ def settle_ratio(metrics: Columns, columns: Columns, sources: dict[str, str]) ->
 
 
 def derive(metrics: Columns, columns: Columns, trainer: str) -> None:
-    """What a trainer logs in pieces: tinker's dead groups and its tokens a rollout."""
+    """What a trainer logs in pieces: tinker's dead groups and its tokens a rollout, and TRL's turns by calls."""
+    calls = columns.get("tools/call_frequency")
+    if trainer == "trl" and calls is not None:
+        metrics["sampling/turns/mean"] = 1 + calls
     if trainer != "tinker":
         return
     mixed = columns.get("env/all/by_group/frac_mixed")

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from uptrend.bridge.trl.batch import Batch
-from uptrend.bridge.trl.herald import Herald
 from uptrend.bridge.trl.metrics import is_dead
+from uptrend.bridge.trl.voice import Voice
 from uptrend.records import Confidence, Evidence, Role, Rollout, Severity
 
 ENOUGH = 8
@@ -16,8 +16,8 @@ ENOUGH = 8
 class Groups:
     """Keeps count over the run."""
 
-    def __init__(self, herald: Herald, size: int) -> None:
-        self._herald, self._size = herald, size
+    def __init__(self, voice: Voice, size: int) -> None:
+        self._voice, self._size = voice, size
         self._groups = self._dead = 0
         self._told = 0.0
 
@@ -34,7 +34,7 @@ class Groups:
         mixed = sum(len(block) > 1 for block in blocks)
         if not mixed:
             return
-        self._herald.say(
+        self._voice.say(
             "advantage.wrong-groups",
             Severity.CRITICAL,
             Confidence.HIGH,
@@ -60,7 +60,7 @@ class Groups:
         if true - told < 0.05:
             return
         grave = true >= 0.3 and true - told >= 0.2
-        self._herald.say(
+        self._voice.say(
             "advantage.metric-blind",
             Severity.WARNING if grave else Severity.NOTE,
             Confidence.HIGH,
@@ -80,7 +80,7 @@ class Groups:
         if not lost:
             return
         first = lost[0]
-        self._herald.say(
+        self._voice.say(
             "tokens.retokenised",
             Severity.CRITICAL,
             Confidence.HIGH,

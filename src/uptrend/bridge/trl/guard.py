@@ -43,10 +43,13 @@ class Guard:
                 self.seconds += time.perf_counter() - began
 
     def failed(self, part: str, error: Exception) -> None:
-        """Write an error down; print the first of each part."""
-        self._failures[part] = self._failures.get(part, 0) + 1
+        """Write an error down."""
         where = traceback.extract_tb(error.__traceback__)[-1] if error.__traceback__ else None
-        text = f"{type(error).__name__}: {error}" + (f" ({where.filename}:{where.lineno})" if where else "")
+        self.note(part, f"{type(error).__name__}: {error}" + (f" ({where.filename}:{where.lineno})" if where else ""))
+
+    def note(self, part: str, text: str) -> None:
+        """Write down that something failed; print the first of each part."""
+        self._failures[part] = self._failures.get(part, 0) + 1
         if self._failures[part] == 1:
             print(f"uptrend: watching {part} failed; the run goes on. {text}", file=sys.stderr)
         self._tell(part, text)

@@ -1,13 +1,10 @@
-"""A metrics line from what TRL left behind, under the names of docs/metrics.md; computed off the trainer's thread."""
+"""A metrics line from what TRL left behind, under the names of docs/metrics.md; computed away from the trainer."""
 
-import resource
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from uptrend.bridge.trl.batch import Batch, Pass, as_numpy
@@ -119,7 +116,7 @@ def learner_metrics(passes: Sequence[tuple[Batch, Pass]], beta: float, clip: tup
         if reference is not None:
             gap = (reference - now)[mask]
             sums["kl"] += (np.exp(gap) - gap - 1).sum()
-        slots, real = slots + seen.attention.numel(), real + int(as_numpy(seen.attention != 0).sum())
+        slots, real = slots + as_numpy(seen.attention).size, real + int((as_numpy(seen.attention) != 0).sum())
     count = float(sums["tokens"]) or float("nan")
     losses = [float(seen.loss) for _, seen in passes if seen.loss is not None]
     return {
@@ -161,14 +158,6 @@ def gap_metrics(learner: Floats, sampler: Floats) -> dict[str, Any]:
         "sampler/ess/share": float(ratio.sum() ** 2 / (len(ratio) * (ratio**2).sum())),
         "sampler/gap/max": float(np.abs(log_ratio).max()),
     }
-
-
-def memory_gib() -> float:
-    """The most memory taken so far: the GPU's, or the process's."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated() / 2**30
-    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return used / 2**30 if sys.platform == "darwin" else used / 2**20
 
 
 def _loss_mask(batch: Batch, rows: NDArray[Any]) -> NDArray[np.bool_]:

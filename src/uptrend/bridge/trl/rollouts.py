@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from uptrend.bridge.trl.batch import Batch, as_numpy
 from uptrend.bridge.trl.columns import Columns
 from uptrend.bridge.trl.scale import Scale
-from uptrend.bridge.trl.scribe import breathe
 from uptrend.records import Ending, Message, Part, Reward, Rollout, ToolCall, rollouts_table, task_id
 
 UNSCORED = "scorer: every reward function returned None"
@@ -59,7 +58,7 @@ def groups_of(batch: Batch, size: int) -> list[str]:
     return names
 
 
-def make_rollouts(batch: Batch, groups: Sequence[str], scale: Scale, answers: Sequence[str], settings: Any) -> Made:
+def make_rollouts(batch: Batch, groups: Sequence[str], scale: Scale, settings: Any) -> Made:
     """Every rollout of a generation, with all that the learner computed on its tokens."""
     passes = len(batch.passes)
     columns = Columns(batch, settings)
@@ -67,14 +66,13 @@ def make_rollouts(batch: Batch, groups: Sequence[str], scale: Scale, answers: Se
     places: dict[str, int] = {}
     rollouts, known = [], []
     for row in range(batch.size):
-        breathe()
         index = places[groups[row]] = places.get(groups[row], -1) + 1
         first = prompt_messages(batch.prompts[row])
         reward = _reward(rewards[row], scale, bounds)
         rollouts.append(
             Rollout(
                 step=batch.step, group=groups[row], index=index, task=task_id(first), family="",
-                answer=answers[row], seed=settings.seed, messages=(*first, *said(batch.completions[row])),
+                answer=batch.answers[row], seed=settings.seed, messages=(*first, *said(batch.completions[row])),
                 sequences=(columns.tokens(row),), reward=reward, ended=_ending(batch.written[row], settings.stops),
                 error=None if reward is not None else UNSCORED, seconds=batch.seconds,
             )

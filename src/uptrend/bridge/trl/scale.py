@@ -7,6 +7,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 
+@dataclass(frozen=True)
+class Suspicion:
+    """No way of writing a gold answer was accepted; what the run's own rewards do decides."""
+
+    column: str
+    names: list[str]
+
+
 @dataclass
 class Scale:
     """What is known of the reward's range: TRL states none, so it is what was seen, and what a gold answer earns."""

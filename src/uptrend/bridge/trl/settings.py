@@ -62,6 +62,7 @@ def recipe(trainer: Any, dtypes: Mapping[str, int]) -> dict[str, Any]:
             "top_p": args.top_p,
             "top_k": args.top_k or 0,
             "max_tokens": args.max_completion_length,
+            "max_turns": _max_turns(trainer),
         },
         "learning": {
             "steps": int(trainer.state.max_steps or args.max_steps),
@@ -84,6 +85,14 @@ def recipe(trainer: Any, dtypes: Mapping[str, int]) -> dict[str, Any]:
             "beta2": args.adam_beta2,
         },
     }  # fmt: skip
+
+
+def _max_turns(trainer: Any) -> int | None:
+    """One without tools; with them, TRL's limit and the answer after it, if it has one."""
+    if not (getattr(trainer, "tools", None) or getattr(trainer, "environments", None)):
+        return 1
+    most = getattr(trainer.args, "max_tool_calling_iterations", None)
+    return None if most is None else int(most) + 1
 
 
 def _is_gspo(args: Any) -> bool:

@@ -1,10 +1,9 @@
-"""What a step of the trainer leaves behind, and what has to be known of the trainer to read it."""
+"""What a step of the trainer leaves behind, and what has to be known of the trainer to read it. No torch."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from uptrend.bridge.trl.batch import Batch, Pass
-from uptrend.bridge.trl.weights import Snapshot
 
 
 @dataclass
@@ -14,15 +13,27 @@ class Step:
     began: float = 0.0
     step: int = 0
     batches: list[Batch] = field(default_factory=list)
-    passes: list[tuple[Batch, Pass]] = field(default_factory=list)
+    passes: list[Pass] = field(default_factory=list)
     gradient: Any = None
     lr: float = float("nan")
     skipped: bool = False
-    moved: tuple[Snapshot | None, Snapshot] | None = None
+    moved: dict[str, float] = field(default_factory=dict)
+    """How far the weights moved, under the names of docs/metrics.md."""
     gaps: dict[str, Any] = field(default_factory=dict)
     sampling: float = 0.0
     seconds: float = 0.0
     waited: float = 0.0
+    memory: float = 0.0
+    """The most memory taken so far, in GiB."""
+
+    def portable(self) -> Self:
+        """The same in arrays and plain values, for another process."""
+        return replace(
+            self,
+            batches=[batch.portable() for batch in self.batches],
+            passes=[seen.portable() for seen in self.passes],
+            gradient=float("nan") if self.gradient is None else float(self.gradient),
+        )
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """`watch(trainer)`: a TRL GRPO run that writes an Uptrend run directory, and is told what is wrong while it runs.
 
-The trainer's thread only keeps references to TRL's own tensors and copies a sample of the weights; all else
-happens on the scribe's thread. Questions to the model and to the reward functions are asked at the first step, those
+The trainer's thread only keeps references to TRL's own tensors and looks at some of the weights; rows, metrics and
+files are made in another process. Questions to the model and to the reward functions are asked at the first step, those
 to the model again every so many steps. Whatever fails here is written down and the run goes on.
 """
 
@@ -16,12 +16,13 @@ from uptrend.bridge.trl.batch import Batch, Call, Pass
 from uptrend.bridge.trl.guard import Guard, same_randomness
 from uptrend.bridge.trl.moments import Moments
 from uptrend.bridge.trl.precision import judge_cast
+from uptrend.bridge.trl.probes.gold import answers_of
 from uptrend.bridge.trl.probes.learner import ask_learner
 from uptrend.bridge.trl.probes.rewards import ask_rewards
 from uptrend.bridge.trl.record import Record
 from uptrend.bridge.trl.step import Step
 from uptrend.bridge.trl.taps import ROWS, tap
-from uptrend.bridge.trl.weights import Snapshot, Weights
+from uptrend.bridge.trl.weights import Move, Snapshot, Weights
 
 EVERY = 50
 """Steps between two looks at the model."""
@@ -77,6 +78,7 @@ class Watch:
         self._rows: Any = None
         self._first = True
         self._now = Step()
+        self._move: Move | None = None
         self._evaluated: list[Batch] = []
         with self.guard("this trainer"):
             trainer._uptrend = self
@@ -155,17 +157,18 @@ class Watch:
         dead = trainer._metrics["train" if training else "eval"].get("frac_reward_zero_std")
         step = trainer.state.global_step
         examples, prompts, completions, written, rewards = self._scored
+        number = max(self._batches, default=-1) + 1
         batch = Batch(
-            step=step + 1 if training else step, version=step, examples=examples, prompts=prompts,
-            completions=completions, written=written, rewards=rewards, output=dict(output), calls=self._calls,
-            seconds=time.perf_counter() - self._sampling, trl_dead=dead[-1] if dead else None,
+            number=number, step=step + 1 if training else step, version=step, examples=examples,
+            answers=answers_of(examples), prompts=prompts, completions=completions, written=written, rewards=rewards,
+            output=dict(output), calls=self._calls, seconds=time.perf_counter() - self._sampling,
+            trl_dead=dead[-1] if dead else None,
         )  # fmt: skip
         if not training:
             self._evaluated.append(batch)
             return
-        number = max(self._batches, default=-1) + 1
         self._batches = {n: b for n, b in self._batches.items() if b.seen < b.size} | {number: batch}
-        output[ROWS] = torch.arange(batch.size, device=output["advantages"].device) + number * MANY
+        output[ROWS] = torch.arange(batch.size) + number * MANY  # on the CPU: reading it must not wait for a GPU
         self._now.batches.append(batch)
         self._now.sampling += batch.seconds
         self._look_at_precision(batch.step)
@@ -184,9 +187,8 @@ class Watch:
     def _ask_rewards(self, batch: Batch) -> None:
         assert self.record is not None
         with self.guard("the reward functions"):
-            self.record.suspicion = ask_rewards(
-                self.trainer, batch, self._scoring, self.record.scale, self.record.herald
-            )
+            record = self.record
+            record.know(ask_rewards(self.trainer, batch, self._scoring, record.scale, record.herald))
 
     # The loss
 
@@ -204,21 +206,21 @@ class Watch:
         ids = named.get("input_ids") if ids is None else ids
         attention = named.get("attention_mask") if attention is None else attention
         entropies = None if result[1] is None else result[1].detach()
-        self._looking.append(Pass(self._rows % MANY, ids, attention, result[0].detach(), entropies))
+        number = int(self._rows[0]) // MANY
+        self._looking.append(Pass(number, self._rows % MANY, ids, attention, result[0].detach(), entropies))
 
     def _after_loss(self, loss: Any, *_: Any) -> None:
         looking, self._looking = self._looking, None
         if not looking:
             return
-        batch = self._batches.get(int(self._rows[0]) // MANY)
+        seen = looking[0]
+        batch = self._batches.get(seen.batch)
         if batch is None:
             return
-        seen = looking[0]
         seen.loss = loss.detach()
-        if batch.seen < batch.size:  # later passes over the same rows are after an update
-            batch.passes.append(seen)
-            batch.seen += len(seen.rows)
-        self._now.passes.append((batch, seen))
+        seen.is_first = batch.seen < batch.size  # later passes over the same rows are after an update
+        batch.take(seen)
+        self._now.passes.append(seen)
 
     def _after_gradient(self, norm: Any, *_: Any, **__: Any) -> None:
         self._now.gradient = norm
@@ -227,7 +229,7 @@ class Watch:
 
     def step_begins(self) -> None:
         """Before the first micro-batch of a step."""
-        self._now = Step(began=time.perf_counter())
+        self._now, self._move = Step(began=time.perf_counter()), None
 
     def update_comes(self, optimizer: Any) -> None:
         """Gradients are there and weights are still those that sampled: the moment for questions to the model."""
@@ -237,15 +239,16 @@ class Watch:
             return
         if self._probes and self._alone and (self._first or step % self._every == 0):
             with self.guard("the learner"), same_randomness():
-                batch, seen = self._now.passes[0]
+                seen = self._now.passes[0]
+                batch = self._batches[seen.batch]
                 self._now.gaps = ask_learner(self.trainer, batch, seen, self.record.herald, step)
 
     def update_done(self) -> None:
         """The optimiser has stepped."""
         if self._weights is None:
             return
-        self._now.moved = (self._before, self._weights.snapshot())
-        self._before = self._now.moved[1]
+        before, self._before = self._before, self._weights.snapshot()
+        self._move = None if before is None else self._weights.compare(before, self._before)
         self._now.skipped = bool(self.trainer.accelerator.optimizer_step_was_skipped)
 
     def step_ends(self) -> None:
@@ -256,7 +259,7 @@ class Watch:
         now.step = self.trainer.state.global_step
         now.seconds = time.perf_counter() - now.began
         now.waited = self.guard.take_seconds()
-        self.record.take(now)
+        self.record.take(now, self._move)
         self._first = False
 
     def evaluated(self, metrics: dict[str, Any]) -> None:

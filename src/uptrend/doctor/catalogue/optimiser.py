@@ -83,7 +83,7 @@ CAUSES = [
                 "prime-rl": {"trainer.optim.max_norm": 1.0, "trainer.optim.type": "adamw"},
             },
         ),
-        explains=("optimiser.lr-small",),
+        explains=("optimiser.lr-small", "optimiser.frozen"),
     ),
     Cause(
         "optimiser.schedule",

@@ -1,7 +1,8 @@
 """sampling.entropy-collapse and sampling.entropy-explosion."""
 
 from uptrend.doctor.check import Outcome, finding
-from uptrend.doctor.curves import Course, course
+from uptrend.doctor.curves import REWARD, Course, course, height
+from uptrend.doctor.penalties import entropy_weight
 from uptrend.doctor.verdict import judge
 from uptrend.records import CannotTell, Confidence, Finding, RunView, Severity, Trend
 
@@ -13,6 +14,8 @@ NOTED = 0.5
 EMPTY = 0.05
 """Nats below which there is nothing left to explore with, where the start is that low already."""
 FEWEST = 10
+NEAR_TOP = 0.9
+"""Where in its range a reward has little left to learn, so that certainty is what was asked for."""
 
 
 def check(view: RunView) -> Outcome:
@@ -34,17 +37,37 @@ def _collapse(view: RunView, entropy: Course) -> Finding | None:
     is_spent = is_stuck and entropy.last < EMPTY and entropy.first < EMPTY and share < 0.7
     if share >= NOTED and not is_spent:
         return None
-    is_paid = (view.value("learning.entropy") or 0.0) < 0  # a bonus of the wrong sign asks for it
-    is_fault = is_stuck and (share < GONE or is_spent or is_paid)
-    tail = "while the reward stood still: there is nothing left to explore with" if is_fault else "over the run"
+    is_paid = entropy_weight(view) < 0  # a bonus of the wrong sign asks for it
+    is_empty = (share < GONE or is_spent) and not _is_at_the_top(view, trend)
+    is_fault = is_stuck and (is_empty or is_paid)
     return finding(
         view,
         COLLAPSE,
         Severity.WARNING if is_fault else Severity.NOTE,
         _sure(is_fault, share < GONE or is_paid),
-        f"Entropy fell from {begin:.3g} to {entropy.last:.3g} nats {tail}.",
+        f"Entropy fell from {begin:.3g} to {entropy.last:.3g} nats {_meanwhile(view, is_fault)}.",
         [entropy.evidence(f"Entropy at {share:.1%} of its start.")],
     )
+
+
+def _meanwhile(view: RunView, is_fault: bool) -> str:
+    """What the reward did, and what that makes of the fall."""
+    if is_fault:
+        return "while the reward stood still: there is nothing left to explore with"
+    trend = judge(view).trend
+    if _is_at_the_top(view, trend):
+        return "with the reward near its top: a policy that is right grows sure, and that is normal"
+    if trend is Trend.LEARNING:
+        return "while the reward rose: a policy that learns grows sure, and that is normal"
+    return "over the run"
+
+
+def _is_at_the_top(view: RunView, trend: Trend) -> bool:
+    """Whether the reward stays near the largest that rollouts got; of means alone that can't be said."""
+    reward = course(view, REWARD)
+    if reward is None or trend is Trend.FALLING or not view.has("reward/max"):
+        return False
+    return height(view, reward.last) >= NEAR_TOP
 
 
 def _sure(is_fault: bool, is_plain: bool) -> Confidence:

@@ -5,6 +5,7 @@ import numpy as np
 from uptrend.doctor.check import Outcome, finding
 from uptrend.doctor.curves import Course, course, dead_groups, rollout_spread
 from uptrend.doctor.held_out import held_out_change
+from uptrend.doctor.penalties import kl_weight
 from uptrend.doctor.verdict import judge
 from uptrend.records import CannotTell, Confidence, Evidence, Finding, RunView, Severity, Trend
 
@@ -18,6 +19,11 @@ NEAR = 1e-3
 """KL below which the policy has not left its start."""
 HELD, WEIGHTY = 0.05, 0.1
 """KL that a penalty may hold the policy to, and what that penalty must weigh, where advantages are about 1."""
+RULES = 2.5
+"""How many times the policy's own gradient the whole one is, where the penalty rules it."""
+GRADIENT = "gradient/norm/before"
+SAME = 0.02
+"""KL of a model from itself that kernels and quantised weights may leave; public logs have up to 0.0032."""
 FEWEST = 10
 
 
@@ -34,7 +40,7 @@ def _reference(view: RunView, kl: Course) -> Finding | None:
     """At the first step, policy and reference are the same model. Points that average several steps say nothing."""
     steps = view.curve(METRIC)[0]
     first = float(kl.values[0])
-    if len(steps) < 5 or steps[0] > 1 or steps[1] - steps[0] > 1 or first < 0.02:
+    if len(steps) < 5 or steps[0] > 1 or steps[1] - steps[0] > 1 or first < SAME:
         return None
     if first < 0.25 * float(np.median(kl.values[1:5])):
         return None
@@ -77,10 +83,10 @@ def _runaway(view: RunView, kl: Course) -> Finding | None:
 
 def _strangles(view: RunView, kl: Course) -> Finding | None:
     """Only where the penalty is known to be heavy; otherwise a small learning rate explains it as well."""
-    beta = view.value("learning.kl.beta", 0.0)
-    if judge(view).trend is Trend.LEARNING or len(kl.values) < FEWEST or not beta or beta < LARGE_BETA:
+    beta = kl_weight(view)
+    if judge(view).trend is Trend.LEARNING or len(kl.values) < FEWEST or beta < LARGE_BETA:
         return None
-    is_held = kl.last < HELD and beta * kl.last >= WEIGHTY
+    is_held = kl.last < HELD and (beta * kl.last >= WEIGHTY or _rules(view, kl))
     if kl.last > NEAR and not is_held:
         return None
     return finding(
@@ -93,9 +99,17 @@ def _strangles(view: RunView, kl: Course) -> Finding | None:
     )
 
 
+def _rules(view: RunView, kl: Course) -> bool:
+    """Whether the penalty's gradient outweighs the policy's: at the first step, where KL is 0, the latter is alone."""
+    if not view.has(GRADIENT) or abs(float(kl.values[0])) > 1e-6:
+        return False
+    norms = view.curve(GRADIENT)[1]
+    return float(np.median(norms[1:])) > RULES * float(norms[0]) > 0
+
+
 def _pull(view: RunView, kl: Course) -> Finding | None:
     dead = dead_groups(view)
-    gradient = course(view, "gradient/norm/before")
+    gradient = course(view, GRADIENT)
     beta = view.value("learning.kl.beta", None)
     if len(dead) < FEWEST or float(dead.mean()) < 0.9 or beta == 0 or gradient is None or gradient.last <= 0:
         return None

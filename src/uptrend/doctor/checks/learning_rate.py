@@ -1,15 +1,16 @@
-"""Step sizes: optimiser.lr-small, lr-large, schedule, dead-steps, skipped-updates and clip-tight."""
+"""Step sizes: optimiser.lr-small, lr-large, schedule, dead-steps and skipped-updates."""
 
 import numpy as np
 
 from uptrend.doctor.check import Outcome, finding
 from uptrend.doctor.collapse import find_collapse
 from uptrend.doctor.curves import course, dead_groups
+from uptrend.doctor.penalties import entropy_weight
 from uptrend.doctor.verdict import judge
 from uptrend.records import CannotTell, Confidence, Evidence, Finding, RunView, Severity, Trend
 
 SMALL, LARGE, SCHEDULE = "optimiser.lr-small", "optimiser.lr-large", "optimiser.schedule"
-DEAD, SKIPPED, TIGHT = "optimiser.dead-steps", "optimiser.skipped-updates", "optimiser.clip-tight"
+DEAD, SKIPPED = "optimiser.dead-steps", "optimiser.skipped-updates"
 NEAR = 0.01
 """KL at the end of a run below which the policy has hardly left its start."""
 LEAVING = 5.0
@@ -31,7 +32,7 @@ def check(view: RunView) -> Outcome:
     """Look at rates, gradients and how far the policy went."""
     if len(view.steps) < FEWEST:
         return [CannotTell(id, f"fewer than {FEWEST} points") for id in (SMALL, LARGE, SCHEDULE, DEAD)]
-    outcome: Outcome = [f for f in (_large(view), _schedule(view), _skipped(view), _dead(view), _tight(view)) if f]
+    outcome: Outcome = [f for f in (_large(view), _schedule(view), _skipped(view), _dead(view)) if f]
     if not view.has("kl/reference/mean") and not view.has("weights/update/norm", "weights/norm"):
         return [*outcome, CannotTell(SMALL, "neither KL nor the size of updates was logged")]
     small = _small(view)
@@ -101,7 +102,7 @@ def _large(view: RunView) -> Finding | None:
     steps, rates = view.curve("optimiser/lr")
     if collapse is None or len(rates) == 0:
         return None
-    if abs(view.value("learning.entropy") or 0.0) >= HEAVY:  # a bonus that heavy is the likelier reason of a fall
+    if abs(entropy_weight(view)) >= HEAVY:  # a bonus that heavy is the likelier reason of a fall
         return None
     step = int(view.curve("reward/mean")[0][collapse.index - 1])
     rate = float(np.interp(step, steps, rates))
@@ -152,15 +153,3 @@ def _dead(view: RunView) -> Finding | None:
     text = f"The gradient is exactly 0 at {share:.0%} of the logged points: those steps changed nothing."
     shown = Evidence(f"{int((gradient == 0).sum())} of {len(gradient)} points.", share, "gradient/norm/before")
     return finding(view, DEAD, Severity.WARNING if is_fault else Severity.NOTE, Confidence.HIGH, text, [shown])
-
-
-def _tight(view: RunView) -> Finding | None:
-    """Adam cancels a constant rescale, so this is asked of plain SGD alone."""
-    limit, name = view.value("learning.max_grad_norm", 0), str(view.value("learning.optimiser", "adamw")).lower()
-    gradient = course(view, "gradient/norm/before")
-    if name != "sgd" or not limit or gradient is None or float(np.quantile(gradient.values, 0.05)) < 2 * limit:
-        return None
-    text = f"Every gradient is cut to {limit:g} from about {gradient.last:.3g}, and plain SGD's updates shrink with it."
-    return finding(
-        view, TIGHT, Severity.WARNING, Confidence.MEDIUM, text, [gradient.evidence("Clipped at every step.")]
-    )

@@ -3,7 +3,7 @@
 import math
 
 from uptrend.doctor.check import Outcome, finding
-from uptrend.doctor.checks.reward_hackable import stands_still
+from uptrend.doctor.checks.reward_hackable import falls_alone, stands_still
 from uptrend.doctor.curves import course, trend_until
 from uptrend.doctor.held_out import held_out_change
 from uptrend.doctor.verdict import judge
@@ -12,6 +12,8 @@ from uptrend.records import CannotTell, Confidence, Evidence, RunView, Severity,
 ID = "data.memorised"
 GAP = 0.15
 """How far right answers in training must have left those held out."""
+FEWEST = 2
+"""Times that a task is met at least, where it is learned by heart."""
 
 
 def check(view: RunView) -> Outcome:
@@ -21,11 +23,14 @@ def check(view: RunView) -> Outcome:
         return [CannotTell(ID, "it takes the share of right answers in training and two held-out evaluations")]
     unit = math.sqrt(max(0.01, right.last * (1 - right.last)))
     rise = trend_until(view, "reward/correct/share", change.steps[1])
-    if judge(view).trend is not Trend.LEARNING or rise is None or not stands_still(rise, unit, change):
+    is_left_behind = judge(view).trend is Trend.LEARNING and stands_still(rise, unit, change)
+    if rise is None or rise.effect - change.effect < GAP:
         return []
-    if rise.effect - change.effect < GAP:
+    if not is_left_behind and not falls_alone(view, rise, unit, change):
         return []
     rounds = _rounds(view)
+    if 0 < rounds < FEWEST:
+        return []
     seen = f" Each task was met about {rounds:.0f} times." if rounds else ""
     return [
         finding(
@@ -33,7 +38,7 @@ def check(view: RunView) -> Outcome:
             ID,
             Severity.WARNING,
             Confidence.MEDIUM,
-            f"Right answers in training rose from {right.first:.0%} to {right.last:.0%}, and held out from "
+            f"Right answers in training went from {right.first:.0%} to {right.last:.0%}, and held out from "
             f"{change.first:.0%} to {change.last:.0%}: the run learned its tasks by heart.{seen}",
             [right.evidence(f"Right in training {right.first:.3g} → {right.last:.3g}."),
              Evidence(f"Held out {change.effect:+.3g} by step {change.steps[1]}.", change.effect, "eval",

@@ -36,7 +36,8 @@ def check(view: RunView) -> Outcome:
 
 def _silent(view: RunView) -> set[int]:
     """Steps in which nothing was said or nothing trained: a mean of nothing is unknown, and no number that broke."""
-    counts = [view.curve(f"tokens/{which}/count") for which in ("model", "trained/model")]
+    told = ("tokens/model/count", "tokens/trained/model/count", "sampling/length/mean")
+    counts = [view.curve(metric) for metric in told]
     return {int(step) for steps, tokens in counts for step in steps[tokens == 0]}
 
 

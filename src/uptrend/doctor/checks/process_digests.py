@@ -1,6 +1,7 @@
 """Whether all processes of a run hold the same weights (run.ranks-diverge).
 
-Read from events that hold `digest` (of the parameters), `process` and `step`.
+Read from events that hold `digest` (of the parameters), `process` and `step`. No trainer writes them by itself, and
+Uptrend trains in one process: they are a callback's, where several processes train.
 """
 
 from collections import defaultdict
@@ -9,6 +10,8 @@ from uptrend.doctor.check import Outcome, finding
 from uptrend.records import CannotTell, Confidence, Evidence, RunView, Severity
 
 ID = "run.ranks-diverge"
+ALONE = "Uptrend trains in one process: there is no other to compare with"
+UNTOLD = "no digests of the parameters by process (events with step, process and digest, which a callback can write)"
 
 
 def check(view: RunView) -> Outcome:
@@ -19,7 +22,7 @@ def check(view: RunView) -> Outcome:
             digests[int(event["step"])][int(event["process"])] = str(event["digest"])
     several = {step: held for step, held in digests.items() if len(held) > 1}
     if not several:
-        return [CannotTell(ID, "no parameter digests of several processes")]
+        return [CannotTell(ID, ALONE if view.trainer == "uptrend" else UNTOLD)]
     apart = sorted(step for step, held in several.items() if len(set(held.values())) > 1)
     if not apart:
         return []

@@ -8,6 +8,9 @@ from uptrend.doctor.statistics.shift import shift_at
 from uptrend.records import Confidence, Evidence, Finding, RunView, Severity
 
 FEWEST = 6
+WEIGHTS = "weights/norm"
+TIMES = 5.0
+"""How many times the largest move around it the weights' length jumps by, where they were not restored."""
 WINDOW = 15
 """Points on either side of a resume that are compared."""
 
@@ -25,9 +28,26 @@ def check(view: RunView) -> Outcome:
     for event in view.events:
         last = int(event.get("step") or last)
         if event.get("event") == "resumed":
-            jump = _jump(view, last)
+            jump = _weights_jump(view, last) or _jump(view, last)
             found += [jump] if jump else []
     return [*found]
+
+
+def _weights_jump(view: RunView, step: int) -> Finding | None:
+    """Weights whose length changes at a resume as at no step around it: they were not restored."""
+    steps, norms = view.curve(WEIGHTS)
+    at = int(np.searchsorted(steps, step, side="right"))
+    first = max(1, at - WINDOW)
+    moves = np.abs(np.diff(norms[first - 1 : at + WINDOW]))  # moves[i] is the one to point first + i
+    if at - first < FEWEST or len(moves) - (at - first) <= FEWEST:
+        return None
+    jump, usual = float(moves[at - first]), float(np.delete(moves, at - first).max())
+    if jump < TIMES * usual or jump == 0:
+        return None
+    text = f"The weights' length jumped from {norms[at - 1]:.6g} to {norms[at]:.6g} where the run was resumed, at step"
+    shown = Evidence(f"The largest move of {len(moves) - 1} steps around it is {usual:.2g}.", jump, WEIGHTS, step)
+    return finding(view, "run.resume-jump", Severity.WARNING, Confidence.HIGH,
+                   f"{text} {step}: they were not restored.", [shown])  # fmt: skip
 
 
 def _jump(view: RunView, step: int) -> Finding | None:

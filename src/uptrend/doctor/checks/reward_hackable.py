@@ -17,15 +17,18 @@ FLOOR = 0.05
 """A component that never reaches this share of another, with the answer in neither's name, has not been earned."""
 HALF = 0.5
 """The share of the training figure's rise that the held-out one can at most have risen by."""
+EVALUATIONS = 4
+"""Evaluations below which a fall may be one bad draw."""
 STILL = 0.25
 """The share within which all later evaluations lie, where the held-out figure rests."""
 
 
 def check(view: RunView) -> Outcome:
     """Compare what rose with what should have risen with it."""
-    if judge(view).trend is not Trend.LEARNING:
-        return []
     change, parts = held_out_change(view), parts_of(view)
+    if judge(view).trend is not Trend.LEARNING:
+        fallen = change and not view.has("reward/correct/share") and _by_fall(view, change)
+        return [fallen] if fallen else []
     if change is None and len(parts) < 2 and not view.has("reward/correct/share"):
         return [CannotTell(ID, "neither held-out evaluations nor components of the reward were logged")]
     found = (change and _by_held_out(view, change)) or _by_parts(view, parts) or _by_correct(view)
@@ -40,11 +43,39 @@ def stands_still(rise: Line | None, unit: float, change: Change) -> bool:
     if rise is None or rise.p > LEVEL or rise.effect <= 0 or change.interval is None or unit <= 0:
         return False
     sure = rise.interval()[0] / unit
-    own = math.sqrt(max(0.01, change.last * (1 - change.last))) if 0 <= change.last <= 1 else unit
+    own = _deviation(change, unit)
     # Later evaluations alone, too: a first one before the model knew the format would hide that nothing came after.
     later = change.scores[len(change.scores) // 4 :]
     rests = len(change.scores) >= 8 and float(np.ptp(later)) / own < STILL * sure
     return rests or (change.interval[0] <= 0 and change.interval[1] / own < HALF * sure)
+
+
+def falls_alone(view: RunView, rise: Line | None, unit: float, change: Change) -> bool:
+    """Whether the held-out figure surely fell, at every later evaluation by much, while training did not."""
+    if judge(view).trend is Trend.FALLING or rise is None or rise.effect < 0 or change.interval is None:
+        return False
+    is_lasting = len(change.scores) >= EVALUATIONS and change.first - max(change.scores[1:]) > HALF * _deviation(
+        change, unit
+    )
+    return is_lasting and change.interval[1] < 0
+
+
+def _deviation(change: Change, unit: float) -> float:
+    """Between rollouts, of the held-out figure: a share has its own, anything else training's."""
+    return math.sqrt(max(0.01, change.last * (1 - change.last))) if 0 <= change.last <= 1 else unit
+
+
+def _by_fall(view: RunView, change: Change) -> Finding | None:
+    """The finding from a held-out figure that fell alone."""
+    if not falls_alone(view, trend_until(view, REWARD, change.steps[1]), rollout_spread(view), change):
+        return None
+    text = (
+        f"The held-out figure fell from {change.first:.3g} to {change.last:.3g} while the training reward did not: "
+        "what the run learns holds for its own tasks alone, or for its reward alone."
+    )
+    shown = Evidence(f"Held out {change.effect:+.3g} by step {change.steps[1]}.", change.effect, "eval",
+                     change.steps[1])  # fmt: skip
+    return finding(view, ID, Severity.WARNING, Confidence.MEDIUM, text, [shown])
 
 
 def _by_held_out(view: RunView, change: Change) -> Finding | None:

@@ -3,11 +3,12 @@
 import numpy as np
 
 from uptrend.doctor.check import Outcome, finding
-from uptrend.doctor.curves import REWARD, course
+from uptrend.doctor.curves import REWARD, course, cut_by_length
 from uptrend.doctor.held_out import held_out_change
 from uptrend.doctor.statistics.spread import rank_correlation
 from uptrend.doctor.verdict import judge
 from uptrend.records import CannotTell, Confidence, Evidence, RunView, Severity, Trend
+from uptrend.records.view import Floats
 
 ID = "reward.length-hacking"
 GROWTH = 1.5
@@ -16,6 +17,10 @@ NOTED = 1.15
 """And for a note."""
 TOGETHER = 0.5
 """The rank correlation of length and reward that says that they go together."""
+ENDED, UNENDED = 0.25, 0.9
+"""The shares cut by length at first and at last, where answers have grown into their limit."""
+STEP_BY_STEP = 0.3
+"""The correlation of changes between neighbouring steps that says so, too."""
 
 
 def check(view: RunView) -> Outcome:
@@ -31,8 +36,10 @@ def check(view: RunView) -> Outcome:
     together = rank_correlation(lengths[both], rewards[both])
     change, is_rising = held_out_change(view), judge(view).trend is Trend.LEARNING
     is_empty = change is not None and change.interval is not None and change.interval[0] <= 0 and change.effect < 0.02
-    is_hack = growth >= GROWTH and together > TOGETHER and is_rising and is_empty
-    tail = ", and the held-out figure does not follow" if is_hack else ""
+    is_paid = is_rising and growth >= GROWTH and together > TOGETHER
+    is_boundless = is_paid and _runs_into_its_limit(view, lengths[both], rewards[both])
+    is_hack = is_paid and (is_empty or is_boundless)
+    tail = _tail(is_empty, is_boundless) if is_hack else ""
     return [
         finding(
             view,
@@ -44,6 +51,24 @@ def check(view: RunView) -> Outcome:
              Evidence(f"Rank correlation of length and reward {together:+.2f}.", together, REWARD)],
         )
     ]  # fmt: skip
+
+
+def _runs_into_its_limit(view: RunView, lengths: Floats, rewards: Floats) -> bool:
+    """Whether answers that ended by themselves grew until nearly all are cut, and steps with longer ones pay more.
+
+    Reasoning that pays grows too, but has to end in order to answer. Two curves that both rise go together anyway, so
+    that their changes from step to step are asked as well.
+    """
+    cut = cut_by_length(view)
+    quarter = len(cut) // 4
+    if quarter < 3 or float(cut[:quarter].mean()) > ENDED or float(cut[-quarter:].mean()) < UNENDED:
+        return False
+    return float(np.corrcoef(np.diff(lengths), np.diff(rewards))[0, 1]) > STEP_BY_STEP
+
+
+def _tail(is_empty: bool, is_boundless: bool) -> str:
+    limit = ", until nearly all are cut by the limit" if is_boundless else ""
+    return limit + (", and the held-out figure does not follow" if is_empty else "")
 
 
 def _with(together: float) -> str:

@@ -46,7 +46,7 @@ def _misaligned(view: RunView, steps: list[Answers]) -> Finding | None:
     if min(out, odd) < ENOUGH or out < 0.3 * right or odd < 0.3 * rewarded:
         return None
     fits = sum(_says_anothers(a, flags) for a, flags in zip(steps, strange, strict=True)) / odd
-    if fits < 0.5 and _has_turns(view):  # over several turns the answer need not be in the last words
+    if fits < 0.5 and (_has_turns(view) or _broadcast(view, steps)):  # an answer may be in earlier turns
         return None
     rows = [a.rows for a in steps]
     evidence = [
@@ -76,8 +76,8 @@ def _says_anothers(a: Answers, flags: Flags) -> int:
 
 
 def _broadcast(view: RunView, steps: list[Answers]) -> Finding | None:
-    """Groups in which right and wrong answers earn the same, and not the least that there is."""
-    flat, mixed, flags = 0, 0, list[Flags]()
+    """Groups in which right and wrong answers earn the same, and some of them not the least that there is."""
+    flat, raised, mixed, flags = 0, 0, 0, list[Flags]()
     for a in steps:
         reward_n = a.rows.reward_n[a.place_n]
         same_n = np.zeros(len(a.place_n), np.bool_)
@@ -86,11 +86,11 @@ def _broadcast(view: RunView, steps: list[Answers]) -> Finding | None:
             if a.right_n[of_n].all():
                 continue
             mixed += 1
-            if np.ptp(reward_n[of_n]) == 0 and not a.low_n[of_n].any():
-                flat += 1
+            if np.ptp(reward_n[of_n]) == 0:
+                flat, raised = flat + 1, raised + (not a.low_n[of_n].any())
                 same_n |= of_n
         flags.append(a.whole(same_n))
-    if flat < ENOUGH or flat < 0.9 * mixed or _is_one_value(steps):
+    if raised < ENOUGH or flat < 0.9 * mixed or _is_one_value(steps):
         return None
     text = f"in {flat} of {mixed} groups with right and wrong answers all rollouts have the same reward"
     evidence = [Evidence(text, flat / mixed, "reward/group_std/mean", **point([a.rows for a in steps], flags))]
@@ -139,7 +139,8 @@ def _conflicts(r: Rows) -> tuple[int, int, Flags]:
     flags = np.zeros(len(r), np.bool_)
     if ids is None or r.task_n is None:
         return 0, 0, flags
-    first: dict[tuple[int, bytes, str], float] = {}
+    golds = r.texts("answer")  # one question with two golds is another fault
+    first: dict[tuple[int, str | None, bytes, str], float] = {}
     repeated = 0
     ends = np.append(np.flatnonzero(np.diff(r.rollout_t)) + 1, len(ids))
     starts = np.append(0, ends[:-1])
@@ -147,7 +148,7 @@ def _conflicts(r: Rows) -> tuple[int, int, Flags]:
         n = int(r.rollout_t[start]) if end > start else -1
         if n < 0 or not np.isfinite(r.reward_n[n]):
             continue
-        key = (int(r.task_n[n]), ids[start:end].tobytes(), str(r.ended_n[n]))
+        key = (int(r.task_n[n]), golds[n], ids[start:end].tobytes(), str(r.ended_n[n]))
         repeated += key in first
         flags[n] = abs(first.setdefault(key, r.reward_n[n]) - r.reward_n[n]) > 1e-6
     return repeated, int(flags.sum()), flags

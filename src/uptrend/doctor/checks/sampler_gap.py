@@ -9,6 +9,8 @@ from uptrend.records import CannotTell, Confidence, Evidence, Finding, RunView, 
 MISMATCH, STALE = "precision.mismatch", "sync.stale-weights"
 OFF, DROPOUT = "sync.off-policy", "policy.dropout-on"
 KL, RATIO, ESS = "sampler/kl/mean", "sampler/ratio/mean", "sampler/ess/share"
+GAP = "sampler/gap/mean"
+"""Has a check of its own."""
 APART = 0.1
 """KL of learner from sampler that no numerics explain; 0.01 is healthy."""
 GROWN = 0.02
@@ -21,7 +23,7 @@ def check(view: RunView) -> Outcome:
     dropout = _dropout(view)
     outcome += [dropout] if dropout else []
     gap = course(view, KL)
-    if gap is None and not view.has(RATIO) and not view.has(ESS):
+    if gap is None and not any(map(view.has, (RATIO, ESS, GAP))):
         return [*outcome, *(CannotTell(id, "no sampler-learner mismatch was logged") for id in (MISMATCH, STALE, OFF))]
     found = (gap and _stale(view, gap)) or _mismatch(view, gap) or _off_policy(view)
     return [*outcome, found] if found else outcome

@@ -46,14 +46,18 @@ def _failed(view: RunView) -> Finding | bool | None:
 
 def _never(view: RunView) -> Finding | None:
     """Rollouts of one turn where several are allowed, and no token from a tool."""
-    turns, allowed = course(view, "sampling/turns/mean"), view.value("sampling.max_turns", 1)
+    turns, allowed = course(view, "sampling/turns/mean"), view.value("sampling.max_turns")
     told = course(view, "tokens/tool/count")
-    if turns is None or not isinstance(allowed, int) or allowed < 2 or len(turns.values) < FEWEST:
+    # TRL counts calls only where it was given tools.
+    is_counted = view.trainer == "trl" and not view.rollout_steps
+    has_tools = allowed >= 2 if isinstance(allowed, int) else is_counted
+    if turns is None or not has_tools or len(turns.values) < FEWEST:
         return None
     if turns.last > 1.02 or (told is not None and told.last > 0):
         return None
     is_learning = judge(view).trend is Trend.LEARNING
-    text = f"Up to {allowed} turns are allowed and rollouts have {turns.last:.2f}: the tools are never called."
+    room = f"up to {allowed} turns are allowed" if allowed else "there are tools"
+    text = f"Rollouts have {turns.last:.2f} turns though {room}: the tools are never called."
     severity = Severity.NOTE if is_learning else Severity.WARNING
     return finding(
         view, NEVER, severity, Confidence.MEDIUM, text, [turns.evidence(f"{turns.last:.2f} turns a rollout.")]

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from uptrend.records import Message, Task, ToolCall
+from uptrend.tasks.musique.answers import exact_match
 from uptrend.tasks.musique.documents import Document
 from uptrend.tasks.musique.reply import write_reply
-from uptrend.tasks.musique.tools import SEARCH
+from uptrend.tasks.musique.tools import OPEN, SEARCH
 from uptrend.tasks.taskset import Script
 
 ID = re.compile(r"^Document ID: (.+)$", re.MULTILINE)
@@ -72,6 +73,22 @@ def citing(task: Task, documents: Sequence[Document], cited: tuple[str, ...]) ->
         heard = yield said
         said = script.send(heard)
     yield Message("assistant", write_reply("I cite as I like.", cited, task.answer))
+
+
+def spraying(task: Task, documents: Sequence[Document]) -> Script:
+    """The answer and then every title, each in a tag of its own, the last one wrong."""
+    wrong = [d.title for d in documents if not exact_match(d.title, task.data["accepted"])]
+    answers = [task.answer, *wrong, "none of these"]
+    tags = "".join(f"<answer>{answer}</answer>" for answer in answers)
+    yield Message("assistant", f"<think>One of these.</think>\n<cite></cite>\n{tags}")
+
+
+def hoarding(documents: Sequence[Document]) -> Script:
+    """Opens and cites every document, and answers with a pattern that fits anything."""
+    for document in documents:
+        yield Message("assistant", "", (ToolCall(OPEN.name, {"doc_id": document.id}),))
+    cited = tuple(document.id for document in documents)
+    yield Message("assistant", write_reply("It is in one of them.", cited, ".*"))
 
 
 def silent() -> Script:

@@ -126,6 +126,13 @@ class Musique:
             yield expert.citing(task, documents, tuple(document.id for document in documents))
         yield expert.silent()
 
+    def cheaters(self, task: Task) -> Iterable[Script]:
+        """Players that answer, open and cite everything."""
+        documents, weights = documents_of(task), self.options.weights
+        yield expert.spraying(task, documents)
+        if weights.exact_match + weights.f1:  # otherwise to open and cite everything is what is asked for
+            yield expert.hoarding(documents)
+
     def proof(self) -> "Musique":
         """The same tasks where the expert can reach the maximum: two documents of one title need two shown."""
         proving = self.under("golden")

@@ -40,6 +40,12 @@ def answer_of(value: Any) -> str:
     return ""
 
 
+def answers_of(examples: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The right answers of a dataset's rows; empty where they hold none."""
+    column = gold_column(examples[0])
+    return [core_of(answer_of(example.get(column))) if column else "" for example in examples]
+
+
 def core_of(answer: str) -> str:
     """The answer itself, out of a worked solution: behind ####, in a box or in tags."""
     if "####" in answer:

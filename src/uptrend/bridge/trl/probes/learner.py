@@ -52,7 +52,7 @@ def ask_learner(trainer: Any, batch: Batch, seen: Pass, herald: Herald, step: in
             all_ids, all_attention = [*all_ids, tools[0]], [*all_attention, attention]
         logprobs = _logprobs(trainer, torch.cat(all_ids), torch.cat(all_attention), keep)
         base, swapped, *rest = (as_numpy(part).astype(np.float64) for part in torch.split(logprobs, len(picked)))
-        alone = [_alone(trainer, batch, int(seen.rows[row])) for row in picked[:ALONE]]
+        alone = [_alone(trainer, batch, int(seen.rows[row])) for row in picked[:ALONE].tolist()]
     mask = as_numpy(attention[:, -keep:]) != 0
     _judge_swap(herald, swap_of(base, swapped, mask), "another prompt", step)
     if tools is not None:
@@ -89,7 +89,7 @@ def _tool_swaps(batch: Batch, seen: Pass, picked: Tensor, keep: int) -> tuple[Te
     ids = seen.ids[picked].clone()
     width = ids.shape[1] - keep
     after = np.zeros((len(picked), keep), bool)
-    for place, row in enumerate(as_numpy(seen.rows[picked])):
+    for place, row in enumerate(as_numpy(seen.rows[picked.cpu()])):
         written = batch.written[int(row)]
         prompt = batch.calls[0].prompts[int(row)] if batch.calls else []
         roles = roles_of(prompt, written, batch.calls, int(row))[0][len(prompt) :] if batch.calls else np.zeros(0)

@@ -1,6 +1,5 @@
 """What the answers of the reward functions mean: findings on the reward, at the first generation."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,19 +10,11 @@ from uptrend.bridge.trl.herald import Herald
 from uptrend.bridge.trl.probes import alignment
 from uptrend.bridge.trl.probes.gold import gold_column
 from uptrend.bridge.trl.probes.rescoring import Gold, Scorer, cut_of, gold_of, order_matters
-from uptrend.bridge.trl.scale import Scale
+from uptrend.bridge.trl.scale import Scale, Suspicion
 from uptrend.records import Confidence, Evidence, Severity
 
 SLOW = 1.0
 """Seconds that a generation's scoring may take for the functions to be asked again."""
-
-
-@dataclass
-class Suspicion:
-    """No way of writing a gold answer was accepted; what the run's own rewards do decides."""
-
-    column: str
-    names: list[str]
 
 
 def ask_rewards(trainer: Any, batch: Batch, scoring: float, scale: Scale, herald: Herald) -> Suspicion | None:

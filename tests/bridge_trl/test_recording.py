@@ -1,0 +1,157 @@
+"""The process that records: what it needs, and what is left when it, the trainer or a person puts an end to things."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from small_sums import GROUPS, SIZE, make_trainer
+from transformers import TrainerCallback
+
+from uptrend.bridge.trl import courier as couriers
+from uptrend.bridge.trl import watch
+from uptrend.bridge.trl.batch import Batch
+from uptrend.bridge.trl.courier import Courier
+from uptrend.records import Run
+
+SCRIPT = """
+import os, signal, sys, time
+from pathlib import Path
+from transformers import TrainerCallback
+from small_sums import make_trainer
+from uptrend.bridge.trl import watch
+
+folder = Path(sys.argv[2])
+with (folder / "read").open("a") as file:
+    file.write("once\\n")
+trainer = make_trainer(sys.argv[1], folder, steps=9)
+watching = watch(trainer)
+
+class Killing(TrainerCallback):
+    def on_step_end(self, args, state, control, **_):
+        if state.global_step == 3:
+            lines = watching.path / "metrics.jsonl"
+            while not lines.exists() or lines.read_text().count("\\n") < 2:
+                time.sleep(0.01)
+            (folder / "pid").write_text(str(watching.record.courier.pid))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+trainer.add_callback(Killing())
+trainer.train()
+"""
+
+
+class AtStep(TrainerCallback):
+    """Does something at the end of a step."""
+
+    def __init__(self, step: int, act: Any) -> None:
+        self._step, self._act = step, act
+
+    def on_step_end(self, _: Any, state: Any, *__: Any, **___: Any) -> None:
+        if state.global_step == self._step:
+            self._act()
+
+
+def test_recording_loads_no_torch() -> None:
+    code = "import sys, uptrend.bridge.trl.recorder, uptrend.bridge.trl.writer\nprint('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+
+
+def test_when_its_process_is_killed_training_goes_on_and_says_so(
+    tiny_folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = make_trainer(tiny_folder, tmp_path, steps=4)
+    watching = watch(trainer)
+
+    def kill() -> None:
+        assert watching.record is not None
+        assert watching.record.courier.pid is not None
+        os.kill(watching.record.courier.pid, signal.SIGKILL)
+
+    trainer.add_callback(AtStep(2, kill))
+    trainer.train()
+    assert trainer.state.global_step == 4
+    said = capsys.readouterr().err
+    assert said.count("the process that records has ended (code -9)") == 1
+    run = Run(watching.path)
+    assert run.status == "finished"
+    told = [event["lost"] for event in run.events if "lost" in event]
+    assert len(told) == 1
+    assert {3, 4} <= set(told[0])
+    assert sorted({line["step"] for line in run.metric_lines} | set(told[0])) == [1, 2, 3, 4]
+
+
+def test_a_killed_trainer_leaves_a_whole_directory_and_no_process(tiny_folder: str, tmp_path: Path) -> None:
+    """And its script has no `if __name__ == "__main__"`: nothing but the script itself reads it."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, str(script), tiny_folder, str(tmp_path)], env=os.environ | {"PYTHONPATH": paths},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert (tmp_path / "read").read_text() == "once\n"
+    _wait_for_the_end_of(int((tmp_path / "pid").read_text()))
+    run = Run(tmp_path / "uptrend")
+    assert run.status == "killed"
+    assert [line["step"] for line in run.metric_lines][:2] == [1, 2]
+    assert run.rollouts().num_rows >= 2 * GROUPS * SIZE
+    assert list(run.path.rglob("*.tmp*")) == []
+
+
+def _wait_for_the_end_of(process: int, seconds: float = 30.0) -> None:
+    until = time.monotonic() + seconds
+    while Path(f"/proc/{process}").exists() and Path(f"/proc/{process}/cmdline").read_bytes():  # a zombie has none
+        assert time.monotonic() < until, "the process that records did not end"
+        time.sleep(0.05)
+
+
+def test_an_interrupted_run_is_recorded_to_its_last_step(tiny_folder: str, tmp_path: Path) -> None:
+    trainer = make_trainer(tiny_folder, tmp_path, steps=4)
+    watching = watch(trainer, rescore=False, probes=False)
+    trainer.add_callback(AtStep(2, lambda: os.kill(os.getpid(), signal.SIGINT)))
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    run = Run(watching.path)
+    assert run.status == "stopped"
+    assert [line["step"] for line in run.metric_lines] == [1, 2]
+    assert [event for event in run.events if event["event"] == "records-lost"] == []
+
+
+def test_a_process_that_takes_nothing_is_waited_for_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(couriers, "PATIENCE", 0.1)
+    monkeypatch.setattr(couriers, "DEADLINE", 0.3)
+    troubles: list[str] = []
+    courier = Courier(lambda _: None, lambda *_: None, troubles.append)
+    assert courier.pid is not None
+    os.kill(courier.pid, signal.SIGSTOP)
+    began, steps = time.monotonic(), couriers.WAITING + 4
+    for step in range(1, steps + 1):
+        courier.send("step", lambda: (b"x" * (2 << 20),), step)
+    assert courier.close() == list(range(1, steps + 1))
+    assert time.monotonic() - began < 5
+    assert len(troubles) == 1
+    assert "has taken nothing for 0.1 s; steps are left out" in troubles[0]
+
+
+def test_what_is_handed_over_is_plain() -> None:
+    """A user's own objects could not be read in another process."""
+
+    class Picture:
+        def __str__(self) -> str:
+            return "a picture"
+
+    asked = [{"role": "user", "content": [{"type": "image", "image": Picture()}]}]
+    batch = Batch(0, 1, 0, [{"own": Picture()}], ["7"], [asked], ["7"], [[3]], np.zeros((1, 1)),
+                  {"advantages": np.zeros(1), "pixels": Picture()}, [], 0.0)  # fmt: skip
+    plain = batch.portable()
+    assert plain.examples == []
+    assert plain.prompts[0][0]["content"][0]["image"] == "a picture"
+    assert list(plain.output) == ["advantages"]
+    assert plain.completions == ["7"]
