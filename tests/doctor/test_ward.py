@@ -22,6 +22,7 @@ def test_a_planted_cause_is_named_first_before_the_first_update(id: str, tmp_pat
     judged = judge_case(treat(cases_of(FAULTS[id])[0], tmp_path))
     assert judged.full.alarms[0] == id
     assert judged.noticed_at == 0
+    assert ("precision.mismatch" in judged.sampled.alarms) is (id == "mask.attention-blind")
     assert judged.fault is not None
     assert is_fixed(judged.full, judged.fault)
 
@@ -31,7 +32,9 @@ def test_a_healthy_run_is_left_alone_and_its_scalars_are_read_as_trls(tmp_path: 
     short = type(case)(**{**vars(case), "steps": 12})
     folder = treat(short, tmp_path)
     judged = judge_case(folder)
-    assert judged.full.alarms == () == judged.scalars.alarms
+    assert judged.full.alarms == () == judged.scalars.alarms == judged.sampled.alarms
+    (more,) = read_views(folder / "with_vllm.json")
+    assert 0 < more.curve("sampler/gap/mean")[1].max() < 1e-4, "fp32 on both sides"
     view = view_of(Run(folder / "run"))
     (log,) = read_views(folder / "trainer_state.json")
     assert log.trainer == "trl"

@@ -18,7 +18,7 @@ ONE_APART = [0.07, 0.071, 0.069, 0.07, 0.072, 0.068, 0.07, 0.045]
         (FLAT, Confidence.HIGH, "8 paired seeds, the exact sign-flip test agrees"),
         (UP[:7], Confidence.MEDIUM, "7 paired seeds; 8 are the least for high"),
         (UP[:4], Confidence.LOW, "4 paired seeds; 5 are the least for medium"),
-        ([0.06, 0.07, 0.065, 0.06, -0.001], Confidence.LOW, "the exact sign-flip test does not agree"),
+        ([0.06, 0.1, 0.08, 0.12, -0.002], Confidence.LOW, "the exact sign-flip test does not agree"),
         ([0.08] * 8, Confidence.LOW, "the difference is the same in all seeds"),
         (ONE_APART, Confidence.LOW, "one seed stands apart"),
     ],
@@ -31,8 +31,8 @@ def test_by_seeds_and_the_sign_flip_test(differences: list[float], confidence: C
 
 
 def test_a_sign_flip_test_that_agrees_one_sided_only_is_not_enough_for_high() -> None:
-    """With four arms alpha is .0125; the exact test gives .012 one-sided and .023 two-sided."""
-    barely = [0.08, 0.075, 0.07, 0.085, 0.09, 0.072, 0.078, -0.004]
+    """With four arms alpha is .0125; the exact test gives .008 one-sided and .016 two-sided."""
+    barely = [0.12, 0.05, 0.09, 0.06, 0.1, 0.04, 0.08, -0.01]
     arms = {f"a{i + 1}": barely for i in range(4)}
     verdict = judge(claim(arms=4), runs(arms))
     assert verdict.status is Status.VALIDATED
@@ -69,6 +69,14 @@ def test_an_exclusion_that_other_tasks_might_not_show_is_not_of_high_confidence(
 
 
 def test_an_invalidated_claim_of_either_direction_is_tested_on_its_own_side() -> None:
-    fell_a_little = [-0.01, -0.012, -0.008, -0.011, -0.009, -0.01, -0.013, -0.007]
-    verdict = judge(claim(direction=Direction.EITHER), runs({"a1": fell_a_little}))
-    assert (verdict.status, verdict.confidence) == (Status.INVALIDATED, Confidence.HIGH)
+    fell = [-0.02, -0.03, -0.01, -0.02, -0.053, 0.0, -0.052, -0.01]  # two of them farther than 5 points
+    verdict = judge(claim(direction=Direction.EITHER), runs({"a1": fell}))
+    assert (verdict.status, verdict.confidence) == (Status.INVALIDATED, Confidence.MEDIUM)
+    assert verdict.because == "the exact sign-flip test agrees one-sided only (p .016)"
+
+
+def test_a_missing_seed_keeps_it_from_high() -> None:
+    made = runs({"a1": [*UP, 0.06, 0.07]})
+    assert judge(claim(seeds=10), made).confidence is Confidence.HIGH
+    verdict = judge(claim(seeds=10), [run for run in made if (run.arm, run.seed) != ("a1", 3)])
+    assert (verdict.confidence, verdict.because) == (Confidence.MEDIUM, "seeds are missing")

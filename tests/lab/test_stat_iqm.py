@@ -25,10 +25,11 @@ def test_the_interquartile_mean_is_scipys(count: int) -> None:
 
 
 def test_its_difference_is_scipys_and_its_error_archs() -> None:
-    found = iqm_difference(ARM, CONTROL)
-    assert found.effect == pytest.approx(difference(ARM, CONTROL))
-    error = math.sqrt(float(IIDBootstrap(ARM, CONTROL, seed=1).cov(difference, reps=1500)[0, 0]) * 8 / 7)
-    assert found.high - found.effect == pytest.approx(stats.t.ppf(0.975, 7) * error, rel=0.08)
+    arm, control = ARM[:4], CONTROL[:4]
+    found = iqm_difference(arm, control)
+    assert found.effect == pytest.approx(difference(arm, control))
+    error = math.sqrt(float(IIDBootstrap(arm, control, seed=1).cov(difference, reps=1500)[0, 0]) * 4 / 3)
+    assert found.high - found.effect == pytest.approx(stats.t.ppf(0.975, 3) * error, rel=0.06)
     assert found.effect - found.low == pytest.approx(found.high - found.effect)
 
 

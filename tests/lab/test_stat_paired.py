@@ -4,9 +4,10 @@ import math
 
 import numpy as np
 import pytest
+import statsmodels.api as sm
 from scipy import stats
 
-from uptrend.lab.statistics.paired import likely_deviation, paired_interval, paired_p, spread_of, student_reach
+from uptrend.lab.statistics.paired import apart, likely_deviation, paired_interval, paired_p, spread_of, student_reach
 
 RANDOM = np.random.default_rng(5)
 
@@ -41,6 +42,20 @@ def test_equal_differences_are_left_to_the_sign_flip_test() -> None:
     assert paired_interval(six, alpha=0.025).low == -math.inf
     assert paired_p(spread_of(six)) == 2**-5
     assert paired_p(spread_of(np.zeros(6))) == 1.0
+
+
+@pytest.mark.parametrize("seeds", [5, 8, 16])
+def test_what_stands_apart_is_statsmodels_outlier_at_two_percent(seeds: int) -> None:
+    found = 0
+    for _ in range(400):
+        differences = RANDOM.standard_t(3, seeds)
+        tested = sm.OLS(differences, np.ones(seeds)).fit().outlier_test(method="bonf")
+        expected = np.flatnonzero(np.asarray(tested)[:, 2] < 0.02).tolist()
+        assert apart(differences) == expected
+        found += bool(expected)
+    assert found > 8
+    assert apart(np.array([0.0, 0.0, 0.0, 9.0])) == []
+    assert apart(np.zeros(8)) == []
 
 
 @pytest.mark.parametrize("seeds", [2, 3, 5, 8, 20])

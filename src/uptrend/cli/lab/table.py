@@ -20,6 +20,8 @@ from uptrend.records import Run, UptrendError
 
 CELL = 7
 """Columns of the terminal that a seed takes."""
+MOST = 4
+"""Tables that are shown at once; of more, those that are done make way."""
 
 
 @dataclass(frozen=True)
@@ -103,13 +105,13 @@ class LineView:
 
     def progress(self) -> str:
         """How many runs are done, and how long the rest will take at this pace."""
-        hashes = {e.hash for board in self.boards for e in board.errands if e.arm not in board.refused}
-        done = sum(hash in self.outcomes for hash in hashes)
-        words = f"{done} of {len(hashes)} runs"
-        left = len(hashes) - done
+        runs = {e.hash: e for board in self.boards for e in board.errands if e.arm not in board.refused}
+        left = [errand for hash, errand in runs.items() if hash not in self.outcomes]
+        words = f"{len(runs) - len(left)} of {len(runs)} runs"
         if self.seconds and left:
-            at_once = max(1, min(self.most_at_once, left))
-            words += f", about {duration(left * fmean(self.seconds) / at_once)} left"
+            work = sum(1 - _steps(errand) if errand.hash in self.running else 1.0 for errand in left)
+            at_once = max(1, min(self.most_at_once, len(left)))
+            words += f", about {duration(work * fmean(self.seconds) / at_once)} left"
         return words
 
 
@@ -139,7 +141,9 @@ class LiveView(LineView):
 
     def draw(self) -> RenderableType:
         """The table as things stand."""
-        return Group(*(self._table(board) for board in self.boards), Text(self.progress(), "dim"))
+        going = [b for b in self.boards if any(e.hash not in self.outcomes for e in b.errands)]
+        shown = self.boards if len(self.boards) <= MOST else going[:MOST]
+        return Group(*(self._table(board) for board in shown), Text(self.progress(), "dim"))
 
     def _table(self, board: Board) -> Table:
         seeds = list(dict.fromkeys(errand.seed for errand in board.errands))

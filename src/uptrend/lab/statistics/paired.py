@@ -35,16 +35,19 @@ def spread_of(differences: Floats) -> Spread:
     return Spread(len(differences), mean, 0.0 if is_rounding else deviation)
 
 
-def apart(differences: Floats) -> list[int]:
-    """Which differences stand so far from the others that no normal spread has them; none below five.
+def apart(differences: Floats, level: float = 0.02) -> list[int]:
+    """Which differences stand too far from the others for a normal spread (Grubbs 1950, one at a time); none below 5.
 
-    Farther from the median than 6 times the others' median distance, scaled to a normal's deviation.
+    Each is told from the rest by Student's t, at a level that so many looks share: 2% of all experiments have one.
     """
-    if len(differences) < 5:
+    count = len(differences)
+    if count < 5:
         return []
-    distances = np.abs(differences - np.median(differences))
-    scale = 1.4826 * float(np.median(distances))
-    return [int(i) for i in np.flatnonzero(distances > 6 * scale)] if scale > 0 else []
+    critical = student_quantile(1 - level / (2 * count), count - 2)
+    rests = [np.delete(differences, i) for i in range(count)]
+    errors = [spread_of(rest).deviation * math.sqrt(1 + 1 / (count - 1)) for rest in rests]
+    distances = [abs(float(differences[i] - rest.mean())) for i, rest in enumerate(rests)]
+    return [i for i in range(count) if errors[i] > 0 and distances[i] > critical * errors[i]]
 
 
 def likely_deviation(spread: Spread) -> float:
