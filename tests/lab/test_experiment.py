@@ -69,11 +69,12 @@ def test_it_ends_when_the_confidence_sequence_is_clear_and_by_the_first_seeds_al
     assert comparison.seeds == tuple(range(len(comparison.seeds)))
     assert {row["status"] for row in rows(notebook)[-2:]} == {"skipped"}
     # The rest, made anyway, changes nothing: the order of seeds decides and not that of the work.
-    run(notebook, replace(eager, id="h01", stops_early=True))
+    patient = replace(eager, id="h02", stops_early=False)
+    notebook.add(patient, {})
+    run(notebook, patient)
     later = Experiment(notebook, eager, launcher)
     for errand in reversed(later.errands):
-        if (errand.folder / "run.json").exists() and Run(errand.folder).status == "finished":
-            later.take(Outcome(errand, "finished", was_there=True))
+        later.take(Outcome(errand, "finished", was_there=True))
     assert later.judge() == judgement
 
 
@@ -203,10 +204,12 @@ def test_an_arm_in_which_the_doctor_finds_a_fault_is_refused(
         return ["reward.constant: always 0"] if run.config["learning"]["lr"] == 8e-3 else []
 
     monkeypatch.setattr(experiment, "faults", one_fault)
-    (judgement,) = run(notebook, replace(H, seeds=(0, 1)))
+    arms = (*H.arms, Arm("slow", {"learning.lr": 1e-3}))
+    (judgement,) = run(notebook, replace(H, arms=arms, seeds=(0, 1)))
     assert judgement.refused["fast"].startswith("the doctor found reward.constant: always 0 (in quick-s0-")
+    assert len(seen) == 3
     assert all("-s0-" in name for name in seen)
-    assert judgement.comparisons == ()
+    assert [(one.arm, one.seeds) for one in judgement.comparisons] == [("slow", (0, 1))]
 
 
 def test_seconds_are_those_of_all_stretches(make_run: Any) -> None:

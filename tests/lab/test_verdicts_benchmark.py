@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.learning import curves, is_ever_seen, is_found
-from benchmarks.outcomes import INVALIDATED, SMALLEST, VALIDATED, disagreements, outcomes
-from benchmarks.simulated import Setting
+from benchmarks.verdicts.learning import curves, is_ever_seen, is_found
+from benchmarks.verdicts.outcomes import INVALIDATED, SMALLEST, VALIDATED, disagreements, outcomes
+from benchmarks.verdicts.simulated import Setting
 
 from uptrend.records import wilson
 

@@ -11,6 +11,8 @@ from uptrend.doctor.curves import score_of
 from uptrend.records import RecordError, RunView
 
 REACH = 1.96
+LEARNED = 0.05
+"""What the interval of the held-out change must lie above for a run to have learned, whatever its noisy rewards say."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,12 @@ class Change:
             "tasks": self.tasks,
             "paired": self.paired,
         }
+
+
+def is_learned(view: RunView) -> bool:
+    """Whether held-out tasks show beyond doubt that the model got better."""
+    change = held_out_change(view)
+    return change is not None and change.interval is not None and change.interval[0] > LEARNED
 
 
 def held_out_change(view: RunView) -> Change | None:

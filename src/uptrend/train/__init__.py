@@ -2,7 +2,7 @@
 
 import importlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,11 +23,14 @@ class TrainRoom(ModuleType):
         name: str | None = None,
         observers: Sequence[Observer] = (),
         preflight: bool = False,
+        allows: Collection[str] = (),
     ) -> Run:
         """Train a recipe (a path, a table or a loaded config), after the cheap probes if asked; gives back its run."""
         # By name, because `cli` joins the rooms and stands above this one.
         launch = importlib.import_module("uptrend.cli.launch")
-        run: Run = launch.train(config, runs=runs, name=name, observers=observers, preflight=preflight)
+        run: Run = launch.train(
+            config, runs=runs, name=name, observers=observers, preflight=preflight, allows=allows
+        )
         return run
 
 

@@ -5,6 +5,7 @@ import numpy as np
 from uptrend.doctor.check import Outcome, finding
 from uptrend.doctor.collapse import find_collapse
 from uptrend.doctor.curves import course, dead_groups
+from uptrend.doctor.held_out import is_learned
 from uptrend.doctor.penalties import entropy_weight
 from uptrend.doctor.verdict import judge
 from uptrend.records import CannotTell, Confidence, Evidence, Finding, RunView, Severity, Trend
@@ -44,6 +45,8 @@ def _small(view: RunView) -> Finding | None:
     kl, trend = course(view, "kl/reference/mean"), judge(view).trend
     by_kl = kl is not None and bool(kl.values.any()) and 0 <= kl.last < (1e-3 if trend is Trend.LEARNING else NEAR)
     path = _path(view)
+    if is_learned(view):
+        return None
     if not by_kl and not (path is not None and path < MOVED and trend is not Trend.LEARNING):
         return None
     dead = dead_groups(view)

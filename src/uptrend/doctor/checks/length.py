@@ -15,6 +15,8 @@ METRIC = "sampling/ended/length/share"
 MANY = 0.25
 """The share of rollouts cut by length, in some part of the run, that is worth a note."""
 NEARLY_ALL = 0.9
+PAID = 0.1
+"""By how much right completions must outnumber those that end by themselves, to show that cut ones are paid."""
 FEWEST = 5
 
 
@@ -63,9 +65,15 @@ def _harm(view: RunView, cut: Floats) -> tuple[bool, str]:
     ):
         return True, "and the reward fell as they became more"
     is_low = len(rewards) > 0 and height(view, float(np.median(rewards))) < 0.5
-    if trend is Trend.FLAT and is_low and float(np.median(cut)) >= NEARLY_ALL:
+    if trend is Trend.FLAT and is_low and float(np.median(cut)) >= NEARLY_ALL and not _is_paid_cut(view, cut):
         return True, "and the reward does not rise from where it lies"
     return False, ""
+
+
+def _is_paid_cut(view: RunView, cut: Floats) -> bool:
+    """Whether more completions are right than end by themselves: then those that are cut are right too."""
+    right = view.curve("reward/correct/share")[1]
+    return len(right) > 0 and float(np.median(right)) > 1 - float(np.median(cut)) + PAID
 
 
 def _limit(view: RunView) -> list[Evidence]:

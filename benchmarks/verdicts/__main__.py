@@ -1,6 +1,6 @@
 """How often verdicts are wrong, measured on simulated experiments: python -m benchmarks.verdicts [EXPERIMENTS]
 
-Prints the Markdown of VERDICTS.md. What is simulated, and which truth an interval must cover: benchmarks/simulated.py.
+Prints the Markdown of VERDICTS.md. What is simulated, and which truth an interval must cover: benchmarks/verdicts/simulated.py.
 """
 
 import platform
@@ -11,13 +11,13 @@ from datetime import UTC, datetime
 
 import numpy as np
 import scipy
-from benchmarks.beside import beside_table
-from benchmarks.learning import learning_table
-from benchmarks.markdown import percent, rate, table
-from benchmarks.outcomes import INVALIDATED, SMALLEST, VALIDATED, Outcomes, disagreements, outcomes
-from benchmarks.simulated import Setting
-from benchmarks.together import together_table
-from benchmarks.verdicts_page import PAGE
+from benchmarks.verdicts.beside import beside_table
+from benchmarks.verdicts.learning import learning_table
+from benchmarks.verdicts.markdown import percent, rate, table
+from benchmarks.verdicts.outcomes import INVALIDATED, SMALLEST, VALIDATED, Outcomes, disagreements, outcomes
+from benchmarks.verdicts.simulated import Setting
+from benchmarks.verdicts.together import together_table
+from benchmarks.verdicts.page import PAGE
 
 import uptrend
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-from benchmarks.simulated import Setting, simulate
+from benchmarks.verdicts.simulated import Setting, simulate
 from numpy.typing import NDArray
 
 from uptrend.lab import criteria

@@ -1,7 +1,7 @@
 """Is it learning? The doctor's trend test on curves whose noise remembers, and when it is looked at every ten steps."""
 
 import numpy as np
-from benchmarks.markdown import rate, table
+from benchmarks.verdicts.markdown import rate, table
 
 from uptrend.doctor.statistics.looks import seen_trend
 from uptrend.doctor.statistics.trend import measure_trend

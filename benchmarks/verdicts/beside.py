@@ -3,8 +3,8 @@
 import math
 
 import numpy as np
-from benchmarks.markdown import rate, table
-from benchmarks.simulated import SHARED
+from benchmarks.verdicts.markdown import rate, table
+from benchmarks.verdicts.simulated import SHARED
 
 from uptrend.doctor.statistics.distributions import normal_cdf
 from uptrend.lab.statistics.improvement import chance_of_improvement

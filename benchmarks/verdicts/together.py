@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from benchmarks.markdown import percent, rate, table
-from benchmarks.outcomes import claim, decide, outcomes, runs_of
-from benchmarks.simulated import Setting, simulate
+from benchmarks.verdicts.markdown import percent, rate, table
+from benchmarks.verdicts.outcomes import claim, decide, outcomes, runs_of
+from benchmarks.verdicts.simulated import Setting, simulate
 from scipy import stats
 
 from uptrend.lab.judge import adjust, judge
