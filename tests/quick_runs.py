@@ -135,5 +135,11 @@ def _was_here(folder: Path) -> bool:
 
 if __name__ == "__main__":
     interrupts: list[int] = []
-    signal.signal(signal.SIGINT, lambda *_: interrupts.append(1))
+
+    def interrupt(*_: object) -> None:
+        if interrupts:
+            raise KeyboardInterrupt
+        interrupts.append(1)
+
+    signal.signal(signal.SIGINT, interrupt)
     sys.exit(main(Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text()), interrupts))

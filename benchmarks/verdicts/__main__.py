@@ -1,6 +1,6 @@
 """How often verdicts are wrong, measured on simulated experiments: python -m benchmarks.verdicts [EXPERIMENTS]
 
-Prints the Markdown of VERDICTS.md. What is simulated, and which truth an interval must cover: benchmarks/verdicts/simulated.py.
+Prints the Markdown of ../VERDICTS.md. What is simulated, and which truth an interval must cover: simulated.py.
 """
 
 import platform
@@ -15,9 +15,9 @@ from benchmarks.verdicts.beside import beside_table
 from benchmarks.verdicts.learning import learning_table
 from benchmarks.verdicts.markdown import percent, rate, table
 from benchmarks.verdicts.outcomes import INVALIDATED, SMALLEST, VALIDATED, Outcomes, disagreements, outcomes
+from benchmarks.verdicts.page import PAGE
 from benchmarks.verdicts.simulated import Setting
 from benchmarks.verdicts.together import together_table
-from benchmarks.verdicts.page import PAGE
 
 import uptrend
 

@@ -1,6 +1,7 @@
 """From a hypothesis to its verdict, with runs that are made at once."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ from test_local_workers import Watching
 
 from quick_runs import UNLUCKY, QuickLauncher, QuickWorkers, right_of
 from uptrend.lab import experiment, specification
-from uptrend.lab.experiment import Experiment, allowed, faults, seconds_of, together
+from uptrend.lab.experiment import Experiment, seconds_of, together
+from uptrend.lab.faults import allowed, faults
 from uptrend.lab.notebook import Notebook
 from uptrend.lab.workers.work import Outcome
 from uptrend.records import Arm, Confidence, Hypothesis, Judgement, Run, RunDirectory, Status
@@ -217,3 +219,44 @@ def test_seconds_are_those_of_all_stretches(make_run: Any) -> None:
     events = [("started", 0), ("checkpoint", 5), ("resumed", 100), ("finished", 130)]
     (run / "events.jsonl").write_text("".join(json.dumps({"event": e, "time": t}) + "\n" for e, t in events))
     assert seconds_of(Run(run)) == 35
+
+
+def test_half_a_pair_that_is_still_to_come_is_an_early_look(notebook: Notebook) -> None:
+    run(notebook, H)
+    one = Experiment(notebook, H, QuickLauncher())
+    for errand in one.errands[:-1]:  # the control of the last seed is there, its arm is not
+        one.take(Outcome(errand, "finished", was_there=True))
+    judgement = one.judge()
+    assert judgement.stopped_early
+    assert judgement.comparisons[0].seeds == (0, 1, 2, 3)
+    assert "confidence sequence" in judgement.sentence
+
+
+def test_runs_that_another_hypothesis_had_shown_bear_little(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(notebook, H)
+    monkeypatch.setattr(experiment, "ended_at", lambda run: 0.0 if "-s4-" not in run.name else math.inf)
+    again = replace(H, id="h02", smallest=0.02)
+    new_arm = replace(H, id="h03", arms=(H.arms[0], Arm("faster", {"learning.lr": 9e-3})))
+    for h in (again, new_arm):
+        notebook.add(h, {})
+    (judgement,) = run(notebook, again)
+    assert (judgement.status, judgement.confidence) == (Status.VALIDATED, Confidence.LOW)
+    assert judgement.because == "8 of 10 runs had been seen before these criteria were written"
+    monkeypatch.setattr(experiment, "ended_at", lambda run: 0.0 if run.config["learning"]["lr"] < 8e-3 else math.inf)
+    (judgement,) = run(notebook, new_arm)  # of which only the control was known
+    assert (judgement.status, judgement.confidence) == (Status.VALIDATED, Confidence.MEDIUM)
+
+
+def test_the_doctor_looks_at_the_next_seed_where_the_first_fails_late(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(notebook, H)
+    monkeypatch.setattr(experiment, "faults", lambda run, allows: [f"{run.name} is bad"])  # noqa: ARG005
+    one = Experiment(notebook, H, QuickLauncher())
+    fast = [errand for errand in one.errands if errand.arm == "fast"]
+    one.take(Outcome(fast[1], "finished"))
+    assert one.refused == {}
+    one.take(Outcome(fast[0], "failed"))
+    assert one.refused == {"fast": f"the doctor found {fast[1].folder.name} is bad (in {fast[1].folder.name})"}

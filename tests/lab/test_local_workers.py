@@ -165,7 +165,9 @@ list(LocalWorkers(2).run(work, QuickLauncher(), lambda _: True, Watching()))
 
 def start_parent(folder: Path) -> "subprocess.Popen[bytes]":
     paths = os.pathsep.join([str(TESTS), str(TESTS / "lab")])
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(folder)], env={**os.environ, "PYTHONPATH": paths})
+    paths = os.pathsep.join([paths, os.environ.get("PYTHONPATH", "")])
+    variables = {**os.environ, "PYTHONPATH": paths}
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(folder)], env=variables, start_new_session=True)
     for _ in range(600):
         if len(list(folder.glob("runs/*/metrics.jsonl"))) == 2 or parent.poll() is not None:
             break
@@ -186,6 +188,17 @@ def test_children_of_a_killed_parent_go_on_and_are_waited_for(tmp_path: Path) ->
     assert watch.begun == [("a0", "made by another process"), ("b0", "made by another process")]
     assert [(o.status, o.was_there) for o in outcomes] == [("finished", True)] * 2
     assert [[e["pid"] for e in Run(e.folder).events if "pid" in e] for e in work] == [[pid] for pid in pids]
+
+
+def test_ctrl_c_of_a_terminal_reaches_children_once(tmp_path: Path) -> None:
+    folder = tmp_path / "lab"
+    parent = start_parent(folder)
+    work = errands(folder, "slow", steps=12)
+    groups = [os.getpgid(Run(e.folder).events[0]["pid"]) for e in work]
+    assert os.getpgid(parent.pid) not in groups
+    os.killpg(parent.pid, signal.SIGINT)  # as a terminal does: to everybody of the group
+    assert parent.wait(20) != 0
+    assert [Run(e.folder).status for e in work] == ["stopped", "stopped"]
 
 
 def test_a_second_ctrl_c_ends_children_at_once(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def cluster() -> Iterator[str]:
     """A real Ray of two cores, whose workers find the tests' own modules."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS), str(TESTS / "lab")]))
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS), str(TESTS / "lab"), os.environ.get("PYTHONPATH", "")]))
         context = ray.init(
             num_cpus=2, include_dashboard=False, _node_ip_address="127.0.0.1", log_to_driver=False,
             configure_logging=False, object_store_memory=80 * 2**20,

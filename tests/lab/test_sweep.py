@@ -8,7 +8,7 @@ from scipy import stats
 
 from uptrend.config import load_config
 from uptrend.config.toml_text import to_toml
-from uptrend.lab import sweep
+from uptrend.lab import sweep, sweep_rows
 from uptrend.lab.sweep import Sweep
 from uptrend.records import Arm, LabError, Measured
 
@@ -107,7 +107,7 @@ def measured(arm: str, values: list[float]) -> list[Measured]:
 
 def test_means_and_intervals_are_students() -> None:
     a, b = [0.40, 0.42, 0.38, 0.41], [0.45, 0.49, 0.44, 0.45]
-    first, second = sweep.rows(ASKED, [*measured("a", a), *measured("b", b)])
+    first, second = sweep_rows.rows(ASKED, [*measured("a", a), *measured("b", b)])
     assert first.difference is None
     assert second.mean == pytest.approx(np.mean(b))
     low, high = stats.t.interval(0.95, 3, loc=np.mean(b), scale=stats.sem(b))
@@ -117,8 +117,8 @@ def test_means_and_intervals_are_students() -> None:
     low, high = stats.t.interval(0.975, 3, loc=differences.mean(), scale=stats.sem(differences))  # two comparisons
     assert second.difference is not None
     assert (second.difference.low, second.difference.high) == pytest.approx((low, high))
-    assert "b's" in sweep.best(ASKED, [first, second])
-    assert "seeds from 4 on" in sweep.best(ASKED, [first, second])
+    assert "b's" in sweep_rows.best(ASKED, [first, second])
+    assert "seeds from 4 on" in sweep_rows.best(ASKED, [first, second])
 
 
 def test_with_one_seed_only_the_two_models_are_compared() -> None:
@@ -126,14 +126,14 @@ def test_with_one_seed_only_the_two_models_are_compared() -> None:
     other = {f"t{i}": float(4 <= i < 20) for i in range(20)}
     one = Sweep("t", Path("r.toml"), ASKED.arms, (0,))
     runs = [Measured("a", 0, 0.5, tasks=tasks), Measured("b", 0, 0.8, tasks=other)]
-    first, second = sweep.rows(one, runs)
+    first, second = sweep_rows.rows(one, runs)
     assert (first.interval, second.interval, second.difference) == (None, None, None)
     assert second.only == (10, 4)
     assert second.p == pytest.approx(stats.binomtest(4, 14).pvalue)
-    assert "about these models and not about the settings" in sweep.best(one, [first, second])
+    assert "about these models and not about the settings" in sweep_rows.best(one, [first, second])
 
 
 def test_points_without_a_finished_run_are_left_out() -> None:
-    (row,) = sweep.rows(ASKED, measured("a", [0.4, 0.5]))
+    (row,) = sweep_rows.rows(ASKED, measured("a", [0.4, 0.5]))
     assert (row.arm, row.seeds) == ("a", (0, 1))
-    assert sweep.best(ASKED, [row]) == "Too few points finished to compare."
+    assert sweep_rows.best(ASKED, [row]) == "Too few points finished to compare."

@@ -91,7 +91,7 @@ def command(
 
 
 def check_first(prepared: Prepared, directory: RunDirectory, allows: Collection[str] = ()) -> Stop | None:
-    """The cheap probes ahead of a run: figures go to its events, and a critical finding that is not allowed stops it."""
+    """The cheap probes ahead of a run: figures go to its events; a critical finding that is not allowed stops it."""
     from uptrend.doctor.probes import PROBES
     from uptrend.doctor.probes.run import differential
 

@@ -10,6 +10,7 @@ from uptrend.config import load_config, to_table
 from uptrend.config.difference import difference
 from uptrend.config.load import read_toml
 from uptrend.config.toml_text import to_toml
+from uptrend.lab.plan import what_matters
 from uptrend.records import Arm, ConfigError, Hypothesis, LabError
 
 THE_LABS = {
@@ -59,7 +60,7 @@ def check_configs(h: Hypothesis, folder: Path) -> None:
     recipe = read_recipe(h, folder)
     configs = {arm.name: resolve(h, arm, recipe) for arm in h.arms}
     for (one, a), (other, b) in combinations(configs.items(), 2):
-        differs = difference(a, b)
+        differs = difference(what_matters(a), what_matters(b))
         if not differs:
             raise LabError(
                 f"{h.id}: the arms {one} and {other} don't differ on {h.recipe}. Write into one of them a config value "

@@ -1,19 +1,19 @@
 """From a hypothesis to its judgement: the specification frozen, arms × seeds made, faulty arms refused, the verdict."""
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
-from uptrend.doctor.catalogue import CATALOGUE
-from uptrend.doctor.diagnose import diagnose
-from uptrend.doctor.rank import all_symptoms
 from uptrend.lab import judge, measure, plan, refuse, specification
+from uptrend.lab.faults import allowed, faults
 from uptrend.lab.launcher import Errand, Launcher
 from uptrend.lab.notebook import Notebook
 from uptrend.lab.workers.work import Outcome, Watch, Workers
-from uptrend.records import Confidence, Hypothesis, Judgement, Measured, Run, Severity, Status, view_of
+from uptrend.records import Confidence, Hypothesis, Judgement, Measured, Run, Status
 from uptrend.records.lines import write_whole
 
 RUNS = "runs.json"
@@ -36,6 +36,7 @@ class Experiment:
         self.decided: Status | None = None
         self.seeds_used = self.h.seeds
         self._measured: dict[str, Measured] = {}
+        self._examined = set[str]()
 
     def _plan(self) -> list[Errand]:
         return plan.errands(self.h, self.specification.resolved(), self.notebook.folder, allowed(self.h))
@@ -80,18 +81,24 @@ class Experiment:
         self.outcomes[errand.hash] = outcome
         if outcome.status == "refused":
             self.refused[errand.arm] = f"the cheap probes found {outcome.reason}"
-        elif outcome.status == "finished" and self._is_first(errand):
-            found = faults(Run(errand.folder), set(errand.allows))
-            if found:
-                self.refused[errand.arm] = f"the doctor found {found[0]} (in {errand.folder.name})"
+        else:
+            self._examine(errand.arm)
         if self.h.stops_early and not self.specification.more and not self.refused:
             self.decided = self.decided or self._is_decided()
 
-    def _is_first(self, errand: Errand) -> bool:
-        """Whether it is the arm's first run by the order of seeds: the same one however the work was shared out."""
-        own = [e for e in self.errands if e.arm == errand.arm]
-        earlier = own[: own.index(errand)]
-        return all(e.hash in self.outcomes and self.outcomes[e.hash].status == "failed" for e in earlier)
+    def _examine(self, arm: str) -> None:
+        """Have the doctor look at an arm's first run by the order of seeds: the same one however work is shared out."""
+        own = [errand for errand in self.errands if errand.arm == arm]
+        first = next((errand for errand in own if self._ended(errand) != "failed"), None)
+        if first is None or self._ended(first) != "finished" or first.hash in self._examined:
+            return
+        self._examined.add(first.hash)
+        found = faults(Run(first.folder), set(first.allows))
+        if found:
+            self.refused[arm] = f"the doctor found {found[0]} (in {first.folder.name})"
+
+    def _ended(self, errand: Errand) -> str | None:
+        return self.outcomes[errand.hash].status if errand.hash in self.outcomes else None
 
     def _is_decided(self) -> Status | None:
         """What the confidence sequence says of whole seeds in their order; looked at after each of them."""
@@ -125,11 +132,16 @@ class Experiment:
         judgement = judge.judge(
             self.h,
             self._measured_before() if self.changes else measured,
-            stopped_early=self.decided is not None or bool(self.specification.more),
+            stopped_early=self.decided is not None or bool(self.specification.more) or self._waits,
             refused=self.refused,
             void=specification.void(self.changes),
         )
         return replace(self._marked(judgement), specification=self.specification.hash)
+
+    @property
+    def _waits(self) -> bool:
+        """Whether a run is still to come: who judges before it has looked early, if only by half a pair."""
+        return any(self._status(errand) == "waiting" for errand in self.errands)
 
     def _measured_before(self) -> list[Measured]:
         """The figures of runs that were made before the specification changed; they decide nothing any more."""
@@ -142,12 +154,19 @@ class Experiment:
 
     def _marked(self, judgement: Judgement) -> Judgement:
         """With what takes from its weight: criteria that were written after their runs had been seen."""
-        seen = specification.seen_before(self.notebook, self.h.id)
+        seen = specification.seen_before(self.notebook, self.h.id) | self._older_pairs()
         again = sum(errand.hash in seen for errand in self.errands)
         if not again or judgement.status is Status.INCONCLUSIVE:
             return judgement
         because = f"{again} of {len(self.errands)} runs had been seen before these criteria were written"
         return replace(judgement, confidence=Confidence.LOW, because=because)
+
+    def _older_pairs(self) -> set[str]:
+        """Runs of both sides that had ended when the criteria were written, made by a sweep or another hypothesis."""
+        written = datetime.fromisoformat(self.specification.written).timestamp()
+        older = [e for e in self.errands if self._ended(e) == "finished" and ended_at(Run(e.folder)) < written]
+        sides = [{e.seed for e in older if (e.arm == self.h.control.name) is side} for side in (True, False)]
+        return {errand.hash for errand in older if errand.seed in sides[0] & sides[1]}
 
     def _status(self, errand: Errand) -> str:
         if errand.hash in self.outcomes:
@@ -158,9 +177,8 @@ class Experiment:
 
     def rows(self) -> list[dict[str, Any]]:
         """Every run with how it stands, in the order in which they are made."""
-        if self.changes:  # as they were written down before
-            path = self.notebook.results(self.h.id) / RUNS
-            return list(json.loads(path.read_text(encoding="utf-8"))["runs"]) if path.exists() else []
+        if self.changes:
+            return self.rows_before()
         rows = []
         for errand in self.errands:
             outcome = self.outcomes.get(errand.hash)
@@ -182,33 +200,16 @@ class Experiment:
             )
         return rows
 
+    def rows_before(self) -> list[dict[str, Any]]:
+        """The same as it was written down last."""
+        path = self.notebook.results(self.h.id) / RUNS
+        return list(json.loads(path.read_text(encoding="utf-8"))["runs"]) if path.exists() else []
+
     def write_runs(self) -> None:
         """Write runs.json, whole."""
         table = {"schema": SCHEMA, "specification": self.specification.hash, "runs": self.rows()}
         text = json.dumps(table, indent=1, ensure_ascii=False)
         write_whole(self.notebook.results(self.h.id) / RUNS, text.encode())
-
-
-def allowed(h: Hypothesis) -> tuple[str, ...]:
-    """Catalogue ids that may be found in an arm: the cause under test, what it explains, and what the author allows."""
-    ids = [id for id in (h.cause, *h.allows) if id in CATALOGUE]
-    return tuple(dict.fromkeys(id for known in ids for id in (known, *sorted(all_symptoms(known)))))
-
-
-def faults(run: Run, allows: set[str]) -> list[str]:
-    """Critical faults that would make a comparison worthless, each in a sentence; a mere guess is none."""
-    asked = [event for event in run.events if event.get("event") == "preflight"]
-    probed = [
-        f"{found['id']}: {found['summary']}"
-        for found in (asked[-1]["findings"] if asked else ())
-        if found["severity"] == Severity.CRITICAL and found["symptom_of"] is None and found["id"] not in allows
-    ]
-    findings = diagnose(view_of(run)).findings
-    return probed + [
-        f"{found.id}: {found.summary}"
-        for found in findings
-        if found.severity is Severity.CRITICAL and found.confidence is not Confidence.LOW and found.id not in allows
-    ]
 
 
 def seconds_of(run: Run) -> float | None:
@@ -221,6 +222,11 @@ def seconds_of(run: Run) -> float | None:
             began = event["time"]
         last = event["time"]
     return None if began is None or last is None else round(total + last - began, 2)
+
+
+def ended_at(run: Run) -> float:
+    """When a run finished; the end of time for one that did not."""
+    return next((float(e["time"]) for e in reversed(run.events) if e["event"] == "finished"), math.inf)
 
 
 def together(experiments: Sequence[Experiment], launcher: Launcher, workers: Workers, watch: Watch) -> list[Judgement]:

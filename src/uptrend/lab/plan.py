@@ -75,7 +75,7 @@ def run_hash(
             "held_out": held_out,
             "uptrend": made_by,
             "method": str(method),
-            "model": _fingerprint(Path(config["model"]["name"])),
+            "model": _fingerprint(Path(config["model"]["name"]).expanduser()),
             "source": None if source is None else [_identity(Path(source.run)), source.step],
         }
     )

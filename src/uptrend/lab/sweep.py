@@ -5,26 +5,21 @@ hypothesis, on seeds that it has not used.
 """
 
 import itertools
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from uptrend.config.convert import unknown
 from uptrend.config.difference import flatten
 from uptrend.config.load import parse_value, read_toml
 from uptrend.config.toml_text import to_toml
 from uptrend.lab.measure import METRICS, is_known
-from uptrend.lab.statistics.paired import paired_interval
-from uptrend.records import Arm, Interval, LabError, Measured, mcnemar
+from uptrend.records import Arm, LabError
 
 KEYS = ("title", "recipe", "metric", "seeds", "steps", "grid", "arms")
 """What a list's file may say."""
-ALPHA = 0.05
 
 
 @dataclass(frozen=True)
@@ -43,26 +38,6 @@ class Sweep:
     """What is compared."""
     steps: int = 0
     """Steps a run; 0 for the recipe's."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One point of a sweep, measured."""
-
-    arm: str
-    """Its values."""
-    seeds: tuple[int, ...]
-    """Seeds that finished."""
-    mean: float
-    """The metric's mean over them."""
-    interval: Interval | None
-    """Of the mean, over seeds; none for one seed."""
-    difference: Interval | None
-    """Against the first point, seed by seed, shared among the comparisons; none for one seed or the first."""
-    only: tuple[int, int] | None = None
-    """With one seed: tasks that only this point got right, and only the first."""
-    p: float | None = None
-    """With one seed: McNemar's, about these two models alone."""
 
 
 def grid(sets: Sequence[str]) -> dict[str, list[Any]]:
@@ -164,48 +139,3 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     if len(set(seeds)) < len(seeds):
         raise LabError(f"--seeds {text} has a seed more than once: a repeated run is no new evidence.")
     return tuple(seeds)
-
-
-def rows(sweep: Sweep, measured: Sequence[Measured]) -> list[Row]:
-    """Every point that has a finished run, with its intervals."""
-    by_arm = {arm.name: {run.seed: run for run in measured if run.arm == arm.name} for arm in sweep.arms}
-    first = by_arm[sweep.arms[0].name]
-    shared = ALPHA / max(1, len(sweep.arms) - 1)
-    return [_row(name, runs, first, shared) for name, runs in by_arm.items() if runs]
-
-
-def _row(name: str, runs: Mapping[int, Measured], first: Mapping[int, Measured], alpha: float) -> Row:
-    values = np.array([run.value for run in runs.values()])
-    both = [seed for seed in runs if seed in first and first is not runs]
-    differences = np.array([runs[seed].value - first[seed].value for seed in both])
-    interval = paired_interval(values) if len(values) > 1 else None
-    difference = paired_interval(differences, alpha) if len(both) > 1 else None
-    row = Row(name, tuple(runs), float(values.mean()), interval, difference)
-    if len(both) != 1 or len(runs) != 1:
-        return row
-    only = _only(runs[both[0]], first[both[0]])
-    return row if only is None else Row(name, row.seeds, row.mean, None, None, only, mcnemar(*only))
-
-
-def _only(one: Measured, other: Measured) -> tuple[int, int] | None:
-    """Tasks that one got more of than the other, each way; none where nothing is known by task."""
-    tasks = one.tasks.keys() & other.tasks.keys()
-    moves = [one.tasks[task] - other.tasks[task] for task in tasks]
-    return (sum(m > 0 for m in moves), sum(m < 0 for m in moves)) if tasks else None
-
-
-def best(sweep: Sweep, found: Sequence[Row]) -> str:
-    """What to make of it, in a sentence."""
-    known = [row for row in found if math.isfinite(row.mean)]
-    if len(known) < 2:
-        return "Too few points finished to compare."
-    top = max(known, key=lambda row: row.mean)
-    if len(sweep.seeds) == 1:
-        return (
-            f"The highest is {top.arm}, with one seed a point: that is about these models and not about the settings. "
-            "Run --seeds 0-4 at least."
-        )
-    return (
-        f"The highest mean is {top.arm}'s. The best of {len(known)} is the best by chance too: test it as a hypothesis "
-        f"on seeds from {max(sweep.seeds) + 1} on before you believe it."
-    )

@@ -28,9 +28,7 @@ class TrainRoom(ModuleType):
         """Train a recipe (a path, a table or a loaded config), after the cheap probes if asked; gives back its run."""
         # By name, because `cli` joins the rooms and stands above this one.
         launch = importlib.import_module("uptrend.cli.launch")
-        run: Run = launch.train(
-            config, runs=runs, name=name, observers=observers, preflight=preflight, allows=allows
-        )
+        run: Run = launch.train(config, runs=runs, name=name, observers=observers, preflight=preflight, allows=allows)
         return run
 
 

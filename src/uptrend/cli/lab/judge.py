@@ -1,8 +1,9 @@
 """`uptrend lab judge`: verdicts from the runs that are there."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -10,9 +11,10 @@ from uptrend.cli.lab.launcher import TrainLauncher
 from uptrend.cli.lab.verdicts import Format, keep, print_verdicts, to_table
 from uptrend.lab import specification
 from uptrend.lab.experiment import Experiment, verdicts
+from uptrend.lab.launcher import Errand
 from uptrend.lab.notebook import Notebook
 from uptrend.lab.plan import is_finished
-from uptrend.lab.workers.work import Outcome
+from uptrend.lab.workers.work import Outcome, outcome
 from uptrend.policy.known import need_train_extra
 from uptrend.records import LabError
 
@@ -37,7 +39,7 @@ def command(
         h = notebook.hypothesis(id)
         if specification.read(notebook, h.id) is None:
             raise LabError(f"{h.id} has not been run yet. Run it: uptrend lab run {h.id} --dir {folder}")
-        experiments.append(_with_runs(Experiment(notebook, h, launcher)))
+        experiments.append(_with_runs(Experiment(notebook, h, launcher), folder))
     judgements = verdicts(experiments)
     written = keep(experiments, judgements, None)
     if format is Format.JSON:
@@ -46,9 +48,27 @@ def command(
         print_verdicts(experiments, judgements, written)
 
 
-def _with_runs(experiment: Experiment) -> Experiment:
-    """An experiment that has taken in every finished run, in the order in which they are made."""
-    for errand in experiment.errands:
-        if is_finished(errand):
-            experiment.take(Outcome(errand, "finished", was_there=True))
+def _with_runs(experiment: Experiment, folder: Path) -> Experiment:
+    """An experiment that has taken in every run that has ended, in the order in which they are made."""
+    before = {row["hash"]: row for row in experiment.rows_before()}
+    ended = {errand.hash: _ended(errand, before.get(errand.hash, {})) for errand in experiment.errands}
+    gone = [row["folder"] for row in before.values() if row["status"] == "finished" and not ended.get(row["hash"])]
+    if gone and not experiment.changes:
+        raise LabError(
+            f"{experiment.h.id}: {len(gone)} of its runs are not there any more ({gone[0]} for one), and a verdict "
+            f"without them would be another. Put them back, or make them again: uptrend lab run {experiment.h.id} "
+            f"--dir {folder}"
+        )
+    for told in filter(None, ended.values()):
+        experiment.take(told)
     return experiment
+
+
+def _ended(errand: Errand, before: Mapping[str, Any]) -> Outcome | None:
+    """How a run ended, by its records, or by runs.json where it failed for good; none where it is still to come."""
+    if is_finished(errand):
+        return Outcome(errand, "finished", was_there=True)
+    if before.get("status") == "failed":
+        return Outcome(errand, "failed", reason=before["reason"])
+    told = outcome(errand, 0.0, None) if (errand.folder / "run.json").exists() else None
+    return told if told and told.status == "refused" else None

@@ -15,7 +15,7 @@ import typer
 from uptrend.cli.lab.launcher import TrainLauncher
 from uptrend.cli.lab.table import Board, choose_view
 from uptrend.cli.lab.verdicts import Format, keep, print_verdicts, to_table
-from uptrend.lab import judge, specification
+from uptrend.lab import judge, refuse, specification
 from uptrend.lab.experiment import Experiment, together
 from uptrend.lab.notebook import Notebook
 from uptrend.lab.order import in_order
@@ -77,6 +77,8 @@ def command(
     notebook, launcher = Notebook(folder), TrainLauncher()
     chosen = _chosen(notebook, ids or [], all_)
     _check_prerequisites(notebook, chosen, anyway)
+    for h in chosen if restart or seeds_more else ():
+        refuse.check(h, notebook.folder)  # before anything is set aside or added
     if restart:
         for h in chosen:
             specification.restart(notebook, h.id)

@@ -16,8 +16,8 @@ from uptrend.cli.lab.table import Board, choose_view
 from uptrend.cli.lab.verdicts import Format
 from uptrend.cli.wording import terminal
 from uptrend.doctor.report.table import plain
-from uptrend.lab import plan, sweep
-from uptrend.lab.experiment import faults
+from uptrend.lab import plan, sweep, sweep_rows
+from uptrend.lab.faults import faults
 from uptrend.lab.journal.stored import asdict
 from uptrend.lab.journal.wording import level
 from uptrend.lab.measure import bounds, measure
@@ -75,7 +75,7 @@ def command(
             view.ended(outcome)
     finished = sorted((o.errand for o in outcomes if o.status == "finished"), key=errands.index)
     measured = [measure(Run(e.folder), asked.metric, e.arm, e.seed, folder) for e in finished]
-    rows = sweep.rows(asked, measured)
+    rows = sweep_rows.rows(asked, measured)
     notes = _notes(asked, outcomes)
     told = _told(asked, rows, measured, notes)
     path = _write(folder, asked, told)
@@ -103,7 +103,7 @@ def _notes(asked: sweep.Sweep, outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def _told(
-    asked: sweep.Sweep, rows: Sequence[sweep.Row], measured: Sequence[Measured], notes: Sequence[str]
+    asked: sweep.Sweep, rows: Sequence[sweep_rows.Row], measured: Sequence[Measured], notes: Sequence[str]
 ) -> dict[str, Any]:
     runs = [{"arm": m.arm, "seed": m.seed, "value": m.value, "before": m.before, "folder": m.run} for m in measured]
     table: dict[str, Any] = plain(
@@ -117,7 +117,7 @@ def _told(
             "rows": [asdict(row) for row in rows],
             "runs": runs,
             "notes": notes,
-            "says": sweep.best(asked, rows),
+            "says": sweep_rows.best(asked, rows),
         }
     )
     return table
@@ -130,7 +130,7 @@ def _write(folder: Path, asked: sweep.Sweep, told: Mapping[str, Any]) -> Path:
     return path
 
 
-def print_rows(asked: sweep.Sweep, rows: Sequence[sweep.Row]) -> None:
+def print_rows(asked: sweep.Sweep, rows: Sequence[sweep_rows.Row]) -> None:
     """The table: a point a row."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     has_seeds = len(asked.seeds) > 1
@@ -152,13 +152,13 @@ def _ends(metric: str, interval: Interval | None) -> str:
     return f"{level(metric, max(least, interval.low))} to {level(metric, min(most, interval.high))}"
 
 
-def _change(asked: sweep.Sweep, row: sweep.Row) -> str:
+def _change(asked: sweep.Sweep, row: sweep_rows.Row) -> str:
     if row.difference is None:
         return ""
     return f"{change(asked.metric, row.difference.effect)} ({interval_text(asked.metric, row.difference, 1.0)})"
 
 
-def _two_models(row: sweep.Row) -> str:
+def _two_models(row: sweep_rows.Row) -> str:
     if row.only is None or row.p is None:
         return ""
     return f"{row.only[0]} and {row.only[1]} (McNemar {p_text(row.p)})"

@@ -6,14 +6,7 @@ A worker that is lost takes its process with it, and Ray starts the task again.
 """
 
 import contextlib
-import ctypes
-import io
 import os
-import shutil
-import signal
-import subprocess
-import sys
-import tarfile
 import tempfile
 import time
 import uuid
@@ -25,9 +18,9 @@ from typing import Any
 
 from uptrend.lab.launcher import Errand, Launcher
 from uptrend.lab.plan import is_finished
-from uptrend.lab.workers.local import surroundings
 from uptrend.lab.workers.machine import uses_gpu
-from uptrend.lab.workers.work import TRIES, Outcome, Watch, log_of, make_way, outcome, tidy
+from uptrend.lab.workers.ray_node import Answer, make, unpack
+from uptrend.lab.workers.work import TRIES, Outcome, Watch, tidy
 from uptrend.records import LabError, MissingExtra
 from uptrend.records.lock import is_being_written
 
@@ -46,17 +39,6 @@ class _Sent:
     errand: Errand
     began: float
     tries: int
-
-
-@dataclass(frozen=True)
-class _Answer:
-    """What a task gives back."""
-
-    status: str
-    seconds: float
-    reason: str
-    packed: bytes | None
-    """The run directory and its log, where they are not on a shared disk."""
 
 
 class RayWorkers:
@@ -106,7 +88,7 @@ class RayWorkers:
         return max(1, min(by_cores, by_gpus))
 
     def _send(self, ray: Any, each: _Sent, launcher: Launcher, mark: Path) -> Any:
-        task = ray.remote(_make).options(
+        task = ray.remote(make).options(
             num_cpus=_threads(each.errand),
             num_gpus=self.gpus if uses_gpu(each.errand) else 0,
             max_retries=LOST,
@@ -118,11 +100,11 @@ class RayWorkers:
         """What became of it; none where it is to be begun again."""
         errand, seconds = each.errand, time.monotonic() - each.began
         try:
-            answer: _Answer = ray.get(ref)
+            answer: Answer = ray.get(ref)
         except ray.exceptions.RayError as error:
-            answer = _Answer("failed", seconds, f"Ray lost it: {str(error).strip().splitlines()[0]}", None)
+            answer = Answer("failed", seconds, f"Ray lost it: {str(error).strip().splitlines()[0]}", None)
         if answer.packed is not None:
-            _unpack(answer.packed, errand)
+            unpack(answer.packed, errand)
         if answer.status == "failed" and each.tries < TRIES:
             waiting.appendleft(_Sent(errand, 0.0, each.tries + 1))
             return None
@@ -184,75 +166,3 @@ def _stop(ray: Any, sent: dict[Any, _Sent], watch: Watch) -> None:
     until = time.monotonic() + PATIENCE
     while time.monotonic() < until and any(is_being_written(each.errand.folder) for each in sent.values()):
         time.sleep(0.1)
-
-
-def _make(errand: Errand, launcher: Launcher, mark: str) -> _Answer:
-    """On a node: make the run in a process, and give it back where this disk is not the lab's."""
-    if Path(mark).exists():
-        errand = replace(errand, folder=Path(mark).parent / errand.folder.name)
-        return _made(errand, launcher)
-    own = Path(tempfile.mkdtemp(prefix="uptrend-"))
-    try:
-        elsewhere = replace(errand, folder=own / errand.folder.name)
-        return replace(_made(elsewhere, launcher), packed=_pack(elsewhere))
-    finally:
-        shutil.rmtree(own, ignore_errors=True)
-
-
-def _made(errand: Errand, launcher: Launcher) -> _Answer:
-    began = time.monotonic()
-    while is_being_written(errand.folder):  # of a worker that was lost, for the moment until its process is gone
-        time.sleep(0.1)
-    code: int | None = 0
-    if not is_finished(errand):
-        make_way(errand)
-        with log_of(errand).open("ab") as log:
-            process = subprocess.Popen(
-                launcher.command(errand),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=surroundings(errand),
-                start_new_session=True,
-                preexec_fn=_end_with_parent,
-            )
-        code = _wait(process)
-    told = outcome(errand, time.monotonic() - began, code)
-    return _Answer(told.status, told.seconds or 0.0, told.reason, None)
-
-
-def _wait(process: "subprocess.Popen[bytes]") -> int:
-    try:
-        while process.poll() is None:
-            time.sleep(0.1)  # Ray's wish to cancel is heard between two calls, not within a long one
-        return process.returncode
-    except BaseException:  # cancelled: as Ctrl-C would
-        process.send_signal(signal.SIGINT)
-        process.wait()
-        raise
-
-
-def _end_with_parent() -> None:
-    """Ask the system to kill this process when its parent dies: a lost worker must not leave its run behind."""
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # Ray's workers block Ctrl-C, and a child would inherit that
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-
-
-def _pack(errand: Errand) -> bytes:
-    """The run directory and its log, without checkpoints and locks."""
-    buffer = io.BytesIO()
-    left_out = ("checkpoints", ".lock")
-    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
-        for path in (errand.folder, log_of(errand)):
-            if path.exists():
-                tar.add(path, path.name, filter=lambda item: None if Path(item.name).name in left_out else item)
-    return buffer.getvalue()
-
-
-def _unpack(packed: bytes, errand: Errand) -> None:
-    """Put a run that came back in its place."""
-    shutil.rmtree(errand.folder, ignore_errors=True)
-    with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
-        tar.extractall(errand.folder.parent, filter="data")

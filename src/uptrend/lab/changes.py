@@ -1,0 +1,61 @@
+"""What differs between a specification as it was written and as the files give it now, each change by its name."""
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from uptrend.config import difference
+from uptrend.lab.plan import what_matters
+
+if TYPE_CHECKING:
+    from uptrend.lab.specification import Specification
+
+HASHES = {"tasks": "hash of its training tasks", "held_out": "hash of its held-out tasks"}
+
+
+def changed(then: "Specification", now: "Specification") -> list[str]:
+    """What differs between what was written and what stands now, each by its name: `smallest 0.05 → 0.02`."""
+    found = [
+        f"{key} {_said(then.criteria.get(key))} → {_said(value)}"
+        for key, value in now.criteria.items()
+        if then.criteria.get(key) != value
+    ]
+    found += [f"arm {name} is gone" for name in then.arms if name not in now.arms]
+    found += [f"arm {name} is new" for name in now.arms if name not in then.arms]
+    shared = [name for name in now.arms if name in then.arms]
+    found += [
+        f"{'' if len(where) == len(shared) else ' and '.join(where) + ': '}{change}"
+        for change, where in _changes(then, now, shared).items()
+    ]
+    if then.uptrend != now.uptrend:
+        found.append(f"uptrend {then.uptrend} → {now.uptrend}")
+    return found
+
+
+def _changes(then: "Specification", now: "Specification", arms: Sequence[str]) -> dict[str, list[str]]:
+    """What changed within arms, and in which of them."""
+    found = dict[str, list[str]]()
+    for name in arms:
+        a, b = then.arms[name], now.arms[name]
+        keys = difference(what_matters(a["config"]), what_matters(b["config"]))
+        said = [
+            f"{key} {_said(x)} → {_said(y)}" for key, (x, y) in keys.items() if not key.startswith("compute.device")
+        ]
+        said += [f"{words} {a[key]} → {b[key]}" for key, words in HASHES.items() if a[key] != b[key]]
+        said += ["it is the control now"] if b["control"] and not a["control"] else []
+        for change in said:
+            found.setdefault(change, []).append(name)
+    return found
+
+
+def _said(value: Any) -> str:
+    return "nothing" if value is None else json.dumps(value, ensure_ascii=False) if value == "" else _bare(value)
+
+
+def _bare(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def void(changes: Sequence[str]) -> str:
+    """Why a verdict does not count; empty where nothing changed."""
+    return f"the specification changed after the first step: {'; '.join(changes)}" if changes else ""
