@@ -37,7 +37,7 @@ ward-full: .venv/.all  ## Plant all of them, beside all healthy runs (about an h
 
 lab-demo: .venv/.train  ## Ask nine questions of a tiny model over five seeds, and show the journal (some ten minutes)
 	@test -d .lab-demo || cp -r examples/lab-demo .lab-demo
-	$(BIN)/uptrend lab run --all --dir .lab-demo
+	@! grep -qE '^status = "(pending|testing)"' .lab-demo/hypotheses/*.md || $(BIN)/uptrend lab run --all --dir .lab-demo
 	$(BIN)/uptrend lab report .lab-demo --html
 
 format: .venv/.all  ## Format, and fix what can be fixed

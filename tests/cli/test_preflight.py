@@ -118,3 +118,18 @@ def test_python_asks_only_when_told_to(llama_folder: Path, tmp_path: Path) -> No
     ]
     assert ["preflight" in kinds for kinds in events] == [False, True]
     assert events[1][-1] == "finished"
+
+
+def test_a_cause_that_is_allowed_does_not_stop_a_run(call: Call, tmp_path: Path) -> None:
+    with PLANTS["attention-blind"].plant():
+        code, _, err = call("train", RECIPE, "--runs", tmp_path, "--quiet", "--allow", "mask.attention-blind")
+    assert code == 0, err
+    told = next(event for event in Run(tmp_path / "tiny").events if event["event"] == "preflight")
+    assert not told["passed"]
+    assert "mask.attention-blind" in [found["id"] for found in told["findings"]]
+
+
+def test_only_causes_of_the_catalogue_can_be_allowed(call: Call, tmp_path: Path) -> None:
+    code, _, err = call("train", RECIPE, "--runs", tmp_path, "--allow", "mask.attention-blnd")
+    assert code == 2
+    assert "--allow mask.attention-blnd is not in the catalogue. Did you mean mask.attention-blind?" in err

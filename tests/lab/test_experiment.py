@@ -13,6 +13,8 @@ from quick_runs import UNLUCKY, QuickLauncher, QuickWorkers, right_of
 from uptrend.lab import experiment, specification
 from uptrend.lab.experiment import Experiment, seconds_of, together
 from uptrend.lab.faults import allowed, faults
+from uptrend.lab.journal.entry import Entry
+from uptrend.lab.journal.stored import write_verdict
 from uptrend.lab.notebook import Notebook
 from uptrend.lab.workers.work import Outcome
 from uptrend.records import Arm, Confidence, Hypothesis, Judgement, Run, RunDirectory, Status
@@ -260,3 +262,16 @@ def test_the_doctor_looks_at_the_next_seed_where_the_first_fails_late(
     assert one.refused == {}
     one.take(Outcome(fast[0], "failed"))
     assert one.refused == {"fast": f"the doctor found {fast[1].folder.name} is bad (in {fast[1].folder.name})"}
+
+
+def test_one_that_was_judged_among_others_stays_among_them(notebook: Notebook) -> None:
+    other = replace(H, id="h02", arms=(Arm("base", {}, True), Arm("same", {"learning.lr": 1.1e-5})))
+    notebook.add(other, {})
+    judged = run(notebook, H, other)
+    (alone,) = run(notebook, H)
+    assert alone.comparisons[0].p_adjusted is None  # nothing is on record yet
+    for judgement in judged:
+        write_verdict(notebook.results(judgement.hypothesis) / "verdict.json", judgement, Entry("", "", ""))
+    (again,) = run(notebook, H)
+    assert again == judged[0]
+    assert again.comparisons[0].p_adjusted == pytest.approx(2 * again.comparisons[0].p)

@@ -148,7 +148,10 @@ BAD = {
         replace(KL, allows=("zzz",)),
         r"allows = 'zzz' is not in the catalogue. Leave it empty, or write",
     ),
-    "no source": (replace(KL, method=Method.REPLAY), r"a replay needs a run .*Write source = { run = \"runs/NAME\""),
+    "no source": (
+        replace(KL, method=Method.REPLAY),
+        r"a replay needs a run .*Write source = { run = \"runs/NAME-s{seed}-\*\"",
+    ),
     "no such run": (
         replace(KL, method=Method.REPLAY, source=Source("runs/new")),
         r"there is no run at .*runs/new. Write a run directory, relative to the lab's folder",

@@ -1,6 +1,7 @@
 """What is fixed before the first step, and what happens when somebody changes it."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from quick_runs import QuickLauncher
 from uptrend.lab import specification
 from uptrend.lab.notebook import Notebook
 from uptrend.lab.specification import Specification
-from uptrend.records import Arm, Hypothesis, LabError, Priority
+from uptrend.records import Arm, Direction, Hypothesis, LabError, Priority
 
 H = Hypothesis(
     "h01", "A greater rate learns more", "base.toml", (Arm("control", {}, True), Arm("fast", {"learning.lr": 2e-3}))
@@ -133,3 +134,38 @@ def test_seeds_that_are_added_are_recorded_and_leave_the_hash_alone(notebook: No
     assert (found.more, found.hash) == ((5, 6), then.hash)
     assert found.hypothesis_of(H).seeds == (0, 1, 2, 3, 4, 5, 6)
     assert specification.changed(found, now(notebook, H)) == []
+
+
+def test_a_model_that_was_made_anew_is_a_change(
+    notebook: Notebook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    weights = tmp_path / "warm" / "weights.bin"
+    weights.parent.mkdir()
+    weights.write_bytes(b"1")
+    arms = (Arm("control", {"model.name": "~/warm"}, True), H.arms[1])
+    h = replace(H, arms=arms)
+    then = specification.freeze(notebook, h, QuickLauncher())
+    assert specification.read(notebook, "h01") == then
+    assert specification.changed(then, now(notebook, h)) == []
+    weights.write_bytes(b"2")
+    (change,) = specification.changed(then, now(notebook, h))
+    assert change.startswith("control: hash of its model's folder ")
+    shutil.rmtree(weights.parent)  # judged elsewhere
+    assert specification.changed(then, now(notebook, h)) == []
+
+
+def test_a_claim_that_has_spent_its_alpha_gets_no_more_seeds(notebook: Notebook) -> None:
+    h = replace(H, direction=Direction.EITHER, stops_early=False)
+    then = specification.freeze(notebook, h, QuickLauncher())
+    with pytest.raises(LabError, match=r"h01 claims either direction without stops_early, .* stops_early = true"):
+        specification.extend(notebook, then, 2)
+    shared = replace(then, criteria={**then.criteria, "stops_early": True})
+    assert specification.extend(notebook, shared, 2).more == (5, 6)
+
+
+def test_what_can_t_be_run_is_not_fixed(notebook: Notebook) -> None:
+    h = replace(H, arms=(H.arms[0], Arm("fast", {"name": "other"})))
+    with pytest.raises(LabError, match="evaluated on different held-out tasks"):
+        specification.freeze(notebook, h, QuickLauncher({"other": "cc"}))
+    assert specification.read(notebook, "h01") is None

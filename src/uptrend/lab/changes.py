@@ -10,7 +10,11 @@ from uptrend.lab.plan import what_matters
 if TYPE_CHECKING:
     from uptrend.lab.specification import Specification
 
-HASHES = {"tasks": "hash of its training tasks", "held_out": "hash of its held-out tasks"}
+HASHES = {
+    "tasks": "hash of its training tasks",
+    "held_out": "hash of its held-out tasks",
+    "model": "hash of its model's folder",
+}
 
 
 def changed(then: "Specification", now: "Specification") -> list[str]:
@@ -41,7 +45,9 @@ def _changes(then: "Specification", now: "Specification", arms: Sequence[str]) -
         said = [
             f"{key} {_said(x)} → {_said(y)}" for key, (x, y) in keys.items() if not key.startswith("compute.device")
         ]
-        said += [f"{words} {a[key]} → {b[key]}" for key, words in HASHES.items() if a[key] != b[key]]
+        # A model's folder that is not on this machine is no change: whoever judges needs only the runs.
+        pairs = {words: (a.get(key), b.get(key, a.get(key))) for key, words in HASHES.items()}
+        said += [f"{words} {x} → {y}" for words, (x, y) in pairs.items() if x != y]
         said += ["it is the control now"] if b["control"] and not a["control"] else []
         for change in said:
             found.setdefault(change, []).append(name)

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from uptrend.lab import judge, measure, plan, refuse, specification
+from uptrend.lab.family import relatives
 from uptrend.lab.faults import allowed, faults
 from uptrend.lab.launcher import Errand, Launcher
 from uptrend.lab.notebook import Notebook
@@ -253,9 +254,10 @@ def together(experiments: Sequence[Experiment], launcher: Launcher, workers: Wor
 
 
 def verdicts(experiments: Sequence[Experiment]) -> list[Judgement]:
-    """Every hypothesis's verdict; of several at once, adjusted for their number."""
+    """Every hypothesis's verdict; of several at once, or judged together before, adjusted for their number."""
     judgements = [experiment.judge() for experiment in experiments]
-    return judge.adjust(judgements) if len(judgements) > 1 else judgements
+    family = relatives(experiments[0].notebook, {experiment.h.id for experiment in experiments}) if experiments else []
+    return judge.adjust([*judgements, *family])[: len(judgements)]
 
 
 def run(notebook: Notebook, h: Hypothesis, launcher: Launcher, workers: Workers, watch: Watch) -> Judgement:

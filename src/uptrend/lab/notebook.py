@@ -90,6 +90,11 @@ class Notebook:
         """The experiments log."""
         return self.folder / LOG
 
+    def text(self, name: str) -> str:
+        """One of its pages; empty where it is not there."""
+        path = self.folder / name
+        return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+
     def set_status(self, id: str, status: Status, confidence: Confidence | None) -> None:
         """Write where a hypothesis stands: two lines of its file, and the README's blocks."""
         page = read_page(self.path_of(id))

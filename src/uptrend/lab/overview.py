@@ -29,9 +29,9 @@ def status_table(hypotheses: Sequence[Hypothesis], links: Mapping[str, str], not
         return "No hypotheses yet. Write one with `uptrend lab new`."
     lines = ["| Hypothesis | Priority | Status | Confidence | Notes |", "|---|---|---|---|---|"]
     for h in hypotheses:
-        name = f"[{h.id.upper()}: {_cell(h.title)}]({links.get(h.id, '')})" if h.id in links else _cell(h.title)
+        name = f"[{h.id.upper()}: {cell(h.title)}]({links.get(h.id, '')})" if h.id in links else cell(h.title)
         status = f"{MARKS[h.status]} {h.status}"
-        lines.append(f"| {name} | {h.priority} | {status} | {h.confidence or '–'} | {_cell(notes.get(h.id, ''))} |")
+        lines.append(f"| {name} | {h.priority} | {status} | {h.confidence or '–'} | {cell(notes.get(h.id, ''))} |")
     return "\n".join(lines)
 
 
@@ -56,6 +56,6 @@ def _step(h: Hypothesis, is_open: set[str]) -> str:
     return f"- {MARKS[h.status]} **{h.id.upper()}: {h.title}**{after}.{why} {how}"
 
 
-def _cell(text: str) -> str:
+def cell(text: str) -> str:
     """A text as it may stand in a table's cell."""
     return " ".join(text.split()).replace("|", "\\|")

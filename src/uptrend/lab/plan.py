@@ -75,7 +75,7 @@ def run_hash(
             "held_out": held_out,
             "uptrend": made_by,
             "method": str(method),
-            "model": _fingerprint(Path(config["model"]["name"]).expanduser()),
+            "model": fingerprint(config),
             "source": None if source is None else [_identity(Path(source.run)), source.step],
         }
     )
@@ -136,8 +136,9 @@ def _identity(run: Path) -> str:
     return digest([_ends(file) for file in files if file.exists()])
 
 
-def _fingerprint(model: Path) -> list[tuple[str, str]] | None:
+def fingerprint(config: Mapping[str, Any]) -> list[tuple[str, str]] | None:
     """A model folder by its files, so that one that was made anew is another; none for a name."""
+    model = Path(config["model"]["name"]).expanduser()
     if not model.is_dir():
         return None
     return [(file.relative_to(model).as_posix(), _ends(file)) for file in _files(model)]

@@ -124,7 +124,7 @@ def _check_catalogue(h: Hypothesis) -> None:
 
 
 def _check_method(h: Hypothesis, folder: Path) -> None:
-    example = 'source = { run = "runs/NAME", step = 0 }'
+    example = 'source = { run = "runs/NAME-s{seed}-*", step = 0 }'  # a run a seed
     if h.method is Method.TRAIN:
         if h.source is not None:
             _refuse(h, 'a source is for a replay. Write method = "replay", or leave source out.')

@@ -1,9 +1,9 @@
 """What was fixed before the first step, and whether somebody changed it afterwards.
 
-specification.json has the criteria, each arm's resolved config, the hashes of its tasks and of its runs, and the
-package's version. Whoever looks at results and then changes what decides has no test any more: that voids the verdict.
-Two ways on are honest, and recorded: to begin anew (the old results are kept aside), and more seeds, judged by the
-confidence sequence, which may be looked at as often as one likes.
+specification.json has the criteria, each arm's resolved config, the hashes of its tasks and of a model's folder, and
+the package's version. Whoever looks at results and then changes what decides has no test any more: that voids the
+verdict. Two ways on are honest, and recorded: to begin anew (the old results are kept aside), and more seeds, judged by
+the confidence sequence, which may be looked at as often as one likes.
 """
 
 import json
@@ -17,8 +17,8 @@ from typing import Any
 from uptrend.lab.changes import changed, void
 from uptrend.lab.launcher import Launcher, Resolved
 from uptrend.lab.notebook import Notebook
-from uptrend.lab.plan import digest, resolve, version
-from uptrend.records import Hypothesis, LabError
+from uptrend.lab.plan import digest, errands, fingerprint, resolve, version
+from uptrend.records import Direction, Hypothesis, LabError
 from uptrend.records.lines import write_whole
 
 __all__ = [
@@ -73,6 +73,7 @@ def freeze(notebook: Notebook, h: Hypothesis, launcher: Launcher) -> Specificati
     if found is not None:
         return found
     now = replace(describe(notebook, h, launcher), before=len(_aside(notebook, h.id)))
+    errands(h, now.resolved(), notebook.folder)  # what can't be run is refused before it is fixed
     write(notebook, now)
     return now
 
@@ -88,6 +89,8 @@ def describe(notebook: Notebook, h: Hypothesis, launcher: Launcher, like: Specif
             "tasks": resolved.tasks,
             "held_out": resolved.held_out,
         }
+        files = fingerprint(resolved.config)
+        arms[arm.name] |= {} if files is None else {"model": digest(files)}
     criteria = json.loads(json.dumps({key: _plain(getattr(h, key)) for key in CRITERIA}))
     written = datetime.now(UTC).isoformat(timespec="seconds")
     return Specification(h.id, criteria, arms, version(), written)
@@ -107,6 +110,11 @@ def _plain(value: Any) -> Any:
 
 def extend(notebook: Notebook, then: Specification, count: int) -> Specification:
     """The specification with so many more seeds, recorded as added after results could be seen."""
+    if then.criteria["direction"] == Direction.EITHER and not then.criteria["stops_early"]:
+        raise LabError(
+            f"{then.hypothesis} claims either direction without stops_early, so that its first verdict spends all of "
+            "alpha and none is left for more seeds. Begin anew, with stops_early = true and all the seeds."
+        )
     seeds = [*then.criteria["seeds"], *then.more]
     more = (*then.more, *range(max(seeds) + 1, max(seeds) + 1 + count))
     extended = replace(then, more=more)

@@ -77,7 +77,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One claim; all of it but status and confidence is hashed before the first step."""
+    """One claim; what decides of it (criteria, arms, recipe, seeds) is hashed before the first step."""
 
     id: str
     """h01, h02, …"""

@@ -10,7 +10,7 @@ from uptrend.cli.launch import resolve
 from uptrend.config import difference, load_config, to_table
 from uptrend.config.toml_text import to_recipe, to_toml
 from uptrend.lab.launcher import Errand, Resolved
-from uptrend.records import Method, Run
+from uptrend.records import LabError, Method, Run
 from uptrend.records.lines import write_whole
 from uptrend.tasks.pool import heldout, pool
 
@@ -50,11 +50,17 @@ class TrainLauncher:
         assert errand.source is not None
         source = Run(errand.source.run)
         differs = difference(source.config, errand.config)
+        gone = [key for key, (_, value) in differs.items() if value is None and not key.startswith(NOT_REPLAYED)]
+        if gone:
+            raise LabError(
+                f"{source.path} has {gone[0]}, and arm {errand.arm} has none: a replay can't leave it out. "
+                "Replay a run without it, or write it into the recipe as the run has it."
+            )
         steps = ["--steps", str(differs["learning.steps"][1])] if "learning.steps" in differs else []
         sets = [
             word
             for key, (_, value) in differs.items()
-            if value is not None and key != "learning.steps" and not key.startswith(NOT_REPLAYED)
+            if key != "learning.steps" and not key.startswith(NOT_REPLAYED)
             for word in ("--set", f"{key}={to_toml(value)}")
         ]
         where = ["--runs", str(errand.folder.parent), "--name", errand.folder.name]

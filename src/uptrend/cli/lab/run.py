@@ -42,7 +42,9 @@ Dir = Annotated[Path, typer.Option("--dir", help="The lab's folder.")]
 AtOnce = Annotated[int | None, typer.Option(min=1, help="Runs side by side; as many as fit without it.")]
 OnOption = Annotated[On, typer.Option("--on", help="Who makes the runs: processes here, or a Ray cluster.")]
 Address = Annotated[str, typer.Option(help="Of the Ray cluster: local, auto, HOST:PORT or ray://HOST:PORT.")]
-Gpus = Annotated[float, typer.Option(help="The share of a GPU that a run takes on Ray; as many run on one at once.")]
+Gpus = Annotated[
+    float, typer.Option(min=0.01, help="The share of a GPU that a run takes on Ray; as many run on one at once.")
+]
 Keep = Annotated[bool, typer.Option("--keep-checkpoints", help="Keep finished runs' weights; they are large.")]
 
 

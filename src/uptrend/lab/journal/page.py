@@ -22,10 +22,10 @@ DECIDED = (Status.VALIDATED, Status.INVALIDATED, Status.INCONCLUSIVE, Status.TES
 def page(notebook: Notebook) -> str:
     """The lab's question, what is known, what is to be tested, every hypothesis, and the log."""
     told, logged = chapters(notebook), pieces(notebook.log)
-    title = plain_title(_text(notebook, README)) or notebook.folder.absolute().name
+    title = plain_title(notebook.text(README)) or notebook.folder.absolute().name
     body = [
         _header(title, told),
-        _question(_text(notebook, PROBLEM)),
+        _question(notebook.text(PROBLEM)),
         ledger(told),
         _roadmap(told),
         '<section><h2 id="hypotheses">Hypotheses</h2>' if told else "",
@@ -38,11 +38,6 @@ def page(notebook: Notebook) -> str:
         "inference; intervals are over seeds, paired between arms. Effects are as measured: arm less control.</footer>",
     ]
     return shell(f"{title}: lab journal", STYLE, "\n".join(part for part in body if part))
-
-
-def _text(notebook: Notebook, name: str) -> str:
-    path = notebook.folder / name
-    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
 
 def _header(title: str, told: Sequence[Chapter]) -> str:

@@ -17,7 +17,7 @@ def to_table(notebook: Notebook) -> dict[str, Any]:
     table = {
         "schema": SCHEMA,
         "title": _title(notebook),
-        "problem": _read(notebook, PROBLEM),
+        "problem": notebook.text(PROBLEM),
         "hypotheses": [_hypothesis(chapter) for chapter in chapters(notebook)],
     }
     plained: dict[str, Any] = plain(table)
@@ -42,7 +42,7 @@ def to_markdown(notebook: Notebook) -> str:
     hypotheses = [chapter.h for chapter in told]
     links = {chapter.h.id: chapter.file for chapter in told}
     notes = {chapter.h.id: chapter.judgement.sentence for chapter in told if chapter.judgement}
-    lines = [f"# {_title(notebook)}", "", without_title(_read(notebook, PROBLEM)).strip(), ""]
+    lines = [f"# {_title(notebook)}", "", without_title(notebook.text(PROBLEM)).strip(), ""]
     lines += ["## Status", "", status_table(hypotheses, links, notes), "", "## Roadmap", "", roadmap(hypotheses), ""]
     lines += ["## Verdicts", ""] * any(chapter.judgement for chapter in told)
     return "\n".join([*lines, *(line for chapter in told for line in _verdict(chapter))]).rstrip("\n") + "\n"
@@ -63,9 +63,4 @@ def _verdict(chapter: Chapter) -> list[str]:
 
 
 def _title(notebook: Notebook) -> str:
-    return plain_title(_read(notebook, README)) or notebook.folder.absolute().name
-
-
-def _read(notebook: Notebook, name: str) -> str:
-    path = notebook.folder / name
-    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    return plain_title(notebook.text(README)) or notebook.folder.absolute().name

@@ -7,6 +7,7 @@ from typing import Any
 from uptrend.doctor.report.wording import assignments
 from uptrend.lab.journal.entry import ArmRun, Entry
 from uptrend.lab.journal.wording import chance, duration, effect, level, percent, span
+from uptrend.lab.overview import cell
 from uptrend.lab.units import level_text
 from uptrend.records import Comparison, Direction, Hypothesis, Judgement
 
@@ -34,7 +35,7 @@ class Table:
     def to_markdown(self) -> str:
         """As a Markdown table."""
         lines = [self.head, ("---",) * len(self.head), *self.rows]
-        return "\n".join(f"| {' | '.join(_cell(cell) for cell in line)} |" for line in lines)
+        return "\n".join(f"| {' | '.join(cell(text) for text in line)} |" for line in lines)
 
 
 def arms_table(h: Hypothesis, judgement: Judgement) -> Table:
@@ -93,7 +94,3 @@ def changed(entry: Entry, arm: str, to_control: bool = False) -> dict[str, Any]:
     """The config values by which an arm differs from the control: the arm's, or the control's."""
     pairs = entry.differences.get(arm, {})
     return {key: pair[0 if to_control else 1] for key, pair in pairs.items() if key not in QUIET}
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
