@@ -1,5 +1,7 @@
 """How much a verdict bears: each rule of docs/verdicts.md."""
 
+from dataclasses import replace
+
 import pytest
 from made_runs import claim, runs
 
@@ -80,3 +82,13 @@ def test_a_missing_seed_keeps_it_from_high() -> None:
     assert judge(claim(seeds=10), made).confidence is Confidence.HIGH
     verdict = judge(claim(seeds=10), [run for run in made if (run.arm, run.seed) != ("a1", 3)])
     assert (verdict.confidence, verdict.because) == (Confidence.MEDIUM, "seeds are missing")
+
+
+@pytest.mark.parametrize(
+    ("before", "confidence"), [(0.49, Confidence.LOW), (0.3, Confidence.HIGH), (None, Confidence.HIGH)]
+)
+def test_runs_that_do_not_learn_say_little(before: float | None, confidence: Confidence) -> None:
+    made = [replace(run, before=before) for run in runs({"a1": FLAT})]
+    verdict = judge(claim(), made)
+    assert (verdict.status, verdict.confidence) == (Status.INVALIDATED, confidence)
+    assert ("no arm got better by 5 points" in verdict.because) == (confidence is Confidence.LOW)

@@ -56,6 +56,7 @@ def test_seeds_that_make_no_sense(text: str) -> None:
 @pytest.mark.parametrize(
     ("sets", "says"),
     [
+        (["seed=0,1"], "can't set seed"),
         (["learning.lr"], "write key=value"),
         (["learning.lr=1e-6"], "at least two points"),
         (["a=1,1"], "more than once"),

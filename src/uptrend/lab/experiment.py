@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
+from uptrend.doctor.report.table import plain
 from uptrend.lab import judge, measure, plan, refuse, specification
 from uptrend.lab.family import relatives
 from uptrend.lab.faults import allowed, faults
@@ -209,7 +210,7 @@ class Experiment:
     def write_runs(self) -> None:
         """Write runs.json, whole."""
         table = {"schema": SCHEMA, "specification": self.specification.hash, "runs": self.rows()}
-        text = json.dumps(table, indent=1, ensure_ascii=False)
+        text = json.dumps(plain(table), indent=1, ensure_ascii=False, allow_nan=False)
         write_whole(self.notebook.results(self.h.id) / RUNS, text.encode())
 
 

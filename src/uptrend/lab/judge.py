@@ -9,6 +9,8 @@ from uptrend.lab.pairs import Pairs, pair
 from uptrend.lab.rules import alpha_of, status_by
 from uptrend.lab.statistics.paired import spread_of
 from uptrend.lab.together import adjust
+from uptrend.lab.units import amount
+from uptrend.records.finding import Confidence
 from uptrend.records.hypothesis import Hypothesis, Status
 from uptrend.records.judgement import Comparison, Judgement, Measured
 
@@ -31,6 +33,8 @@ def judge(
     deciding = [one for one in compared if one.status is status]
     blemishes = _blemishes(pairs, stopped_early, refused)
     confidence, because = confidence_of(h, status, deciding, blemishes)
+    if status is Status.INVALIDATED and (idle := _nobody_learned(h, pairs)):
+        confidence, because = Confidence.LOW, idle
     return Judgement(
         hypothesis=h.id,
         status=status,
@@ -75,6 +79,17 @@ def _blemishes(pairs: Sequence[Pairs], stopped_early: bool, refused: Mapping[str
     if any(one.broken or (one.waiting and not stopped_early) for one in pairs):
         said.append("seeds are missing")
     return said
+
+
+def _nobody_learned(h: Hypothesis, pairs: Sequence[Pairs]) -> str:
+    """That neither side got better by what matters: settings of runs that do not learn can hardly differ."""
+    sides = [side for one in pairs for side in (one.control, one.treated) if side]
+    if not h.metric.startswith("eval/") or not sides or any(run.before is None for side in sides for run in side):
+        return ""
+    rises = [sum(run.value - (run.before or 0.0) for run in side) / len(side) for side in sides]
+    if max(rises) >= h.smallest:
+        return ""
+    return f"no arm got better by {amount(h.metric, h.smallest)}, so that runs which hardly learn were compared"
 
 
 def _sentence(

@@ -15,6 +15,7 @@ from uptrend.config.convert import unknown
 from uptrend.config.difference import flatten
 from uptrend.config.load import parse_value, read_toml
 from uptrend.config.toml_text import to_toml
+from uptrend.lab.arms import THE_LABS
 from uptrend.lab.measure import METRICS, is_known
 from uptrend.records import Arm, LabError
 
@@ -101,6 +102,9 @@ def make(recipe: Path | None, sets: Sequence[str], listed: Path | None, seeds: s
         for arm in arms or [Arm("", {})]
         for point in points(values)
     ]
+    for key, why in THE_LABS.items():
+        if any(key in arm.overrides for arm in arms):
+            raise LabError(f"A sweep can't set {key}: {why}. Seeds are given with --seeds.")
     if len(arms) < 2:
         raise LabError(
             "A sweep compares at least two points: --set learning.lr=1e-6,1e-5, or [arms.NAME] tables in --list FILE."

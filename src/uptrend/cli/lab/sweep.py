@@ -20,12 +20,13 @@ from uptrend.lab import plan, sweep, sweep_rows
 from uptrend.lab.faults import faults
 from uptrend.lab.journal.stored import asdict
 from uptrend.lab.journal.wording import level
+from uptrend.lab.launcher import Errand
 from uptrend.lab.measure import bounds, measure
 from uptrend.lab.naming import slug
 from uptrend.lab.units import change, interval_text, p_text
 from uptrend.lab.workers.work import Outcome
 from uptrend.policy.known import need_train_extra
-from uptrend.records import Hypothesis, Interval, Measured, Run
+from uptrend.records import Hypothesis, Interval, LabError, Measured, Run
 from uptrend.records.lines import write_whole
 
 
@@ -63,7 +64,7 @@ def command(
     launcher = TrainLauncher()
     h = Hypothesis("sweep", asked.title, str(asked.recipe), asked.arms, metric=asked.metric, seeds=asked.seeds)
     resolved = {arm.name: plan.resolve(h, arm, asked.recipe, launcher, **_steps(asked)) for arm in h.arms}
-    errands = list(plan.shared(plan.errands(h, resolved, folder)).values())
+    errands = _told_apart(plan.errands(h, resolved, folder))
     view = choose_view([Board(asked.title, asked.metric, errands)], quiet=format is Format.JSON)
     seeds_said = "1 seed" if len(asked.seeds) == 1 else f"{len(asked.seeds)} seeds"
     view.say(f"{asked.title}: {len(asked.arms)} points × {seeds_said} = {len(errands)} runs")
@@ -86,6 +87,15 @@ def command(
     for note in notes:
         typer.echo(f"note: {note}")
     typer.echo(f"{told['says']}\nWritten: {path}")
+
+
+def _told_apart(errands: Sequence[Errand]) -> list[Errand]:
+    """The runs, if no two of them are one: points with the same config would look like a difference of nothing."""
+    first = dict[str, Errand]()
+    for errand in errands:
+        if (other := first.setdefault(errand.hash, errand)) is not errand:
+            raise LabError(f"The points {other.arm} and {errand.arm} come to the same config. Leave one of them out.")
+    return list(errands)
 
 
 def _steps(asked: sweep.Sweep) -> dict[str, Any]:
