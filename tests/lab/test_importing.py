@@ -40,9 +40,9 @@ def everything(folder: Path) -> str:
 
 
 def counted(text: str) -> Counter[str]:
-    """How often each line that is not blank stands in a text, quoted or not."""
+    """How often each line that is not blank stands in a text, however often quoted."""
     whole = text.replace("&lt;!-- uptrend:", "<!-- uptrend:").replace("&lt;!-- /", "<!-- /")
-    lines = (line.strip().removeprefix(">").strip() for line in whole.split("\n"))
+    lines = (line.strip().lstrip("> ").strip() for line in whole.split("\n"))
     return Counter(line for line in lines if line)
 
 
@@ -394,3 +394,8 @@ def test_the_status_that_counts() -> None:
     assert reported(("pending", "testing")) == "testing"
     assert reported(()) == ""
     assert replace(FoundHypothesis("", "x"), statuses=("failing",)).statuses == ("failing",)
+
+
+def test_a_quotation_under_a_hypothesis_is_kept(lab: Notebook, tmp_path: Path) -> None:
+    bring([write(tmp_path, "## H01: A claim\n> quoted")], lab)
+    assert "quoted" in counted(everything(lab.folder))
