@@ -26,7 +26,8 @@ def test_replacing_a_block_leaves_every_byte_around_it(before: str, after: str, 
 def test_a_new_block_keeps_all_that_was_there(text: str, content: str) -> None:
     written = put(text, "results", content, "## Results")
     assert written.startswith(text)
-    assert get(written, "results") == content.strip("\r\n").replace("\n", "\r\n" if "\r\n" in text else "\n")
+    end = "\r\n" if "\r\n" in text or text.endswith("\r") else "\n"
+    assert get(written, "results") == content.strip("\r\n").replace("\n", end)
     assert put(written, "results", content, "## Results") == written
 
 

@@ -12,7 +12,7 @@ from uptrend.records import LabError
 
 def put(text: str, name: str, content: str, after: str = "") -> str:
     """The text with a block's content replaced; a new block goes under the heading `after`, or to the end."""
-    end = "\r\n" if "\r\n" in text else "\n"
+    end = "\r\n" if "\r\n" in text or text.endswith("\r") else "\n"
     block = f"{opening(name)}{end}{_harmless(content, end)}{end}{closing(name)}"
     span = _span(text, name)
     if span:
