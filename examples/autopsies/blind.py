@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
-from story import COMPUTE, attempt, options, replaced, say, uptrend
+from story import attempt, options, replaced, say, uptrend, write_recipe
 from tests.small_musique import write_questions, write_small
 
 from uptrend.records import Role
@@ -75,10 +75,7 @@ def main() -> None:
     given = options(__doc__, "blind", steps=60)
     few = given.steps < 10  # a rehearsal: as little as shows the cause
     size = {"train": 300, "taught": 200, "held_out": 8} if few else {"train": 1800, "taught": 900, "held_out": 200}
-    recipe = given.out / "recipe.toml"
-    every = max(1, given.steps // 3)
-    values = {"seed": given.seed, "out": given.out, "steps": given.steps, "every": every, **size}
-    recipe.write_text(RECIPE.format(warmup=min(3, given.steps - 1), **values) + COMPUTE)
+    recipe = write_recipe(given, RECIPE, evaluations=3, warmup=3, out=given.out, **size)
     questions = write_questions(given.out / "questions.jsonl", 450 if few else 2400)
     write_small(given.out / "start", {"file": str(questions), "retriever": "lexical", "returned": 1})
 

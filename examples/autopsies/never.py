@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from story import COMPUTE, attempt, options, replaced, say, uptrend
+from story import attempt, options, replaced, say, uptrend, write_recipe
 
 from uptrend.policy.policy import Policy
 from uptrend.records import Run
@@ -79,9 +79,7 @@ def count_validated(path: Path) -> str:
 def main() -> None:
     """Train without a reward, train without a sampler that follows, ask the doctor, mend, train again."""
     given = options(__doc__, "never", steps=80)
-    recipe = given.out / "recipe.toml"
-    values = {"steps": given.steps, "every": max(1, given.steps // 4), "warmup": min(5, given.steps - 1)}
-    recipe.write_text(RECIPE.format(seed=given.seed, held_out=50 if given.steps >= 10 else 8, **values) + COMPUTE)
+    recipe = write_recipe(given, RECIPE, evaluations=4, warmup=5, held_out=50 if given.steps >= 10 else 8)
 
     say("GRPO with a reward that waits for a command.")
     unpaid = attempt(recipe, "unpaid", "tasks.pays=validate")

@@ -8,7 +8,7 @@ twenty characters behind the answer: "23" earned -1. The evaluation cut rightly,
 The same in TRL itself: `python examples/watch_trl.py --fault cut`.
 """
 
-from story import COMPUTE, attempt, options, say, uptrend
+from story import attempt, options, say, uptrend, write_recipe
 
 RECIPE = """
 seed = {seed}
@@ -42,9 +42,7 @@ loss = "grpo"
 def main() -> None:
     """Train on the wrong slice, ask the doctor, mend, train again."""
     given = options(__doc__, "slice", steps=150)
-    recipe = given.out / "recipe.toml"
-    values = {"steps": given.steps, "every": max(1, given.steps // 3), "warmup": min(10, given.steps - 1)}
-    recipe.write_text(RECIPE.format(seed=given.seed, held_out=220 if given.steps >= 10 else 8, **values) + COMPUTE)
+    recipe = write_recipe(given, RECIPE, evaluations=3, warmup=10, held_out=220 if given.steps >= 10 else 8)
 
     say("GRPO with the reward that cuts the prompt's length off the completion.")
     ill = attempt(recipe, "sliced", "tasks.name=examples.autopsies.cut:Cut")

@@ -32,6 +32,14 @@ def options(about: str, name: str, steps: int) -> argparse.Namespace:
     return given
 
 
+def write_recipe(given: argparse.Namespace, text: str, evaluations: int, warmup: int, **more: Any) -> Path:
+    """The recipe at the length that was asked for; `more` is what else its text leaves open."""
+    steps, path = given.steps, given.out / "recipe.toml"
+    length = {"steps": steps, "every": max(1, steps // evaluations), "warmup": min(warmup, steps - 1)}
+    path.write_text(text.format(seed=given.seed, **length, **more) + COMPUTE)
+    return path
+
+
 def say(words: str) -> None:
     """A line of the story."""
     print(f"\n# {words}", flush=True)

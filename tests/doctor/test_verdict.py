@@ -1,12 +1,15 @@
 """The verdict on training reward, and the held-out change beside it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from curve_runs import evaluations, flat, healthy, ramp
+from uptrend.doctor.held_out import held_out_change, is_learned
 from uptrend.doctor.verdict import judge
 from uptrend.records import Run, RunView, Trend, view_of
 
@@ -92,3 +95,19 @@ def test_the_last_verdict_is_kept_for_its_own_run_only() -> None:
     rising, falling = healthy(), healthy(**{"reward/mean": ramp(0.7, 0.3, noise=0.05)})
     assert [judge(v).trend for v in (rising, falling, rising)] == [Trend.LEARNING, Trend.FALLING, Trend.LEARNING]
     assert judge(rising) is judge(rising)
+
+
+def test_of_several_attempts_the_greedy_answer_is_paired() -> None:
+    """Twenty tasks, all wrong before and all right after; attempts, which follow in the file, say the opposite."""
+    tasks = [str(n) for n in range(20)]
+
+    def held_out(step: int) -> pa.Table:
+        return pa.table({"task": [*tasks, *tasks], "correct": [step > 0] * 20 + [step == 0] * 20})
+
+    evals = [{"step": step, "accuracy": float(step > 0), "tasks": 20} for step in (0, 10)]
+    view = replace(healthy(), evals=evals, held_out=held_out)
+    change = held_out_change(view)
+    assert change is not None
+    assert change.interval == (1.0, 1.0)
+    assert is_learned(view)
+    assert not is_learned(replace(view, evals=evals[:1]))

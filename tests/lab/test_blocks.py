@@ -1,7 +1,7 @@
 """The machine's blocks: replaced in place, put under a heading, and nothing outside them touched."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from uptrend.lab.blocks import closing, get, names, opening, put
@@ -22,6 +22,7 @@ def test_replacing_a_block_leaves_every_byte_around_it(before: str, after: str, 
 
 
 @given(texts, contents.filter(lambda text: "uptrend:" not in text))
+@example("\r", "")
 @settings(max_examples=200, deadline=None)
 def test_a_new_block_keeps_all_that_was_there(text: str, content: str) -> None:
     written = put(text, "results", content, "## Results")

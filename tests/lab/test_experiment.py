@@ -11,11 +11,12 @@ from test_local_workers import Watching
 
 from quick_runs import UNLUCKY, QuickLauncher, QuickWorkers, right_of
 from uptrend.lab import experiment, specification
-from uptrend.lab.experiment import Experiment, seconds_of, together
+from uptrend.lab.experiment import Experiment, together
 from uptrend.lab.faults import allowed, faults
 from uptrend.lab.journal.entry import Entry
 from uptrend.lab.journal.stored import write_verdict
 from uptrend.lab.notebook import Notebook
+from uptrend.lab.times import seconds_of
 from uptrend.lab.workers.work import Outcome
 from uptrend.records import Arm, Confidence, Hypothesis, Judgement, Run, RunDirectory, Status
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from uptrend.lab import blocks
@@ -313,6 +313,7 @@ pieces = st.sampled_from(PIECES.split("\n"))
 
 
 @given(st.lists(pieces | st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), max_size=20), max_size=40))
+@example(["## H01: A claim", "> quoted"])
 @settings(max_examples=40, deadline=None)
 def test_no_line_of_any_journal_is_lost(tmp_path_factory: pytest.TempPathFactory, lines: list[str]) -> None:
     folder = tmp_path_factory.mktemp("any")
@@ -394,8 +395,3 @@ def test_the_status_that_counts() -> None:
     assert reported(("pending", "testing")) == "testing"
     assert reported(()) == ""
     assert replace(FoundHypothesis("", "x"), statuses=("failing",)).statuses == ("failing",)
-
-
-def test_a_quotation_under_a_hypothesis_is_kept(lab: Notebook, tmp_path: Path) -> None:
-    bring([write(tmp_path, "## H01: A claim\n> quoted")], lab)
-    assert "quoted" in counted(everything(lab.folder))

@@ -86,9 +86,13 @@ def _paired(view: RunView, first: int, last: int) -> tuple[float, float] | None:
 
 
 def _right_by_task(view: RunView, step: int) -> dict[str, bool]:
+    """Whether each task's greedy answer was right: it comes first in the file, and sampled attempts follow."""
     table = view.held_out(step)
     tasks, right = table.column("task").to_pylist(), table.column("correct").to_pylist()
-    return {task: bool(is_right) for task, is_right in zip(tasks, right, strict=True)}
+    found = dict[str, bool]()
+    for task, is_right in zip(tasks, right, strict=True):
+        found.setdefault(task, bool(is_right))
+    return found
 
 
 def _from_counts(first: Mapping[str, Any], last: Mapping[str, Any], effect: float) -> tuple[float, float] | None:

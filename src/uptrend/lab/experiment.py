@@ -1,7 +1,6 @@
 """From a hypothesis to its judgement: the specification frozen, arms × seeds made, faulty arms refused, the verdict."""
 
 import json
-import math
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -14,6 +13,7 @@ from uptrend.lab.family import relatives
 from uptrend.lab.faults import allowed, faults
 from uptrend.lab.launcher import Errand, Launcher
 from uptrend.lab.notebook import Notebook
+from uptrend.lab.times import ended_at, seconds_of
 from uptrend.lab.workers.work import Outcome, Watch, Workers
 from uptrend.records import Confidence, Hypothesis, Judgement, Measured, Run, Status
 from uptrend.records.lines import write_whole
@@ -212,23 +212,6 @@ class Experiment:
         table = {"schema": SCHEMA, "specification": self.specification.hash, "runs": self.rows()}
         text = json.dumps(plain(table), indent=1, ensure_ascii=False, allow_nan=False)
         write_whole(self.notebook.results(self.h.id) / RUNS, text.encode())
-
-
-def seconds_of(run: Run) -> float | None:
-    """How long a run was worked at: from each beginning to the last thing that it wrote."""
-    total, began = 0.0, None
-    last = None
-    for event in run.events:
-        if event["event"] in ("started", "resumed"):
-            total += last - began if began is not None and last is not None else 0.0
-            began = event["time"]
-        last = event["time"]
-    return None if began is None or last is None else round(total + last - began, 2)
-
-
-def ended_at(run: Run) -> float:
-    """When a run finished; the end of time for one that did not."""
-    return next((float(e["time"]) for e in reversed(run.events) if e["event"] == "finished"), math.inf)
 
 
 def together(experiments: Sequence[Experiment], launcher: Launcher, workers: Workers, watch: Watch) -> list[Judgement]:

@@ -88,6 +88,14 @@ def test_cut_completions_that_score_lower() -> None:
 def test_cut_completions_that_do_no_harm_are_a_note() -> None:
     view = healthy(**{"sampling/ended/length/share": 1.0})
     assert severities(view, "length") == {"sampling.no-stop": Severity.NOTE}
+    stuck = {"sampling/ended/length/share": 1.0, "reward/mean": flat(-0.3), "reward/min": -1.0, "reward/max": 1.0}
+    assert severities(healthy(**stuck, **{"reward/correct/share": 0.02}), "length") == {
+        "sampling.no-stop": Severity.WARNING
+    }
+    # More are right than end by themselves: those that are cut are paid all the same.
+    assert severities(healthy(**stuck, **{"reward/correct/share": 0.35}), "length") == {
+        "sampling.no-stop": Severity.NOTE
+    }
     assert findings(healthy(), "length") == {}
 
 

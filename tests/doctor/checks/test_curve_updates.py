@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from curve_runs import findings, flat, healthy, lacks, ramp, severities
+from curve_runs import evaluations, findings, flat, healthy, lacks, ramp, severities
 from uptrend.records import RunView, Severity
 
 EMPTY = RunView(source="log", trainer="unknown", name="", steps=np.arange(30), metrics={})
@@ -67,6 +67,11 @@ def test_a_rate_too_small_by_the_weights() -> None:
     view = healthy(without=(KL,), **moved, **{"reward/mean": flat()})
     assert severities(view, "learning_rate") == {"optimiser.lr-small": Severity.WARNING}
     assert findings(healthy(without=(KL,), **moved), "learning_rate") == {}
+    # Rewards of a few tasks a step may be too noisy to rise, while the model plainly learns.
+    learned = healthy(without=(KL,), **moved, **{"reward/mean": flat()}, evals=evaluations(0.38, 0.66))
+    assert findings(learned, "learning_rate") == {}
+    barely = healthy(without=(KL,), **moved, **{"reward/mean": flat()}, evals=evaluations(0.38, 0.42))
+    assert severities(barely, "learning_rate") == {"optimiser.lr-small": Severity.WARNING}
 
 
 def test_a_rate_too_large() -> None:
