@@ -5,7 +5,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart check test ward ward-full lab-demo format clean
+.PHONY: help setup quickstart check test faults faults-full lab-demo format clean
 
 help:  ## Show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,13 +27,13 @@ check: .venv/.all  ## Format, lint, types and architecture
 test: .venv/.all  ## Run all tests
 	$(BIN)/python -m pytest
 
-ward: .venv/.all  ## Plant a sample of faults into real runs and score the doctor (under 15 minutes)
-	$(BIN)/python -m benchmarks.ward sample --to .ward/sample
-	$(BIN)/python -m benchmarks.ward score .ward/sample
+faults: .venv/.all  ## Plant a sample of faults into real runs and score the doctor (under 15 minutes)
+	$(BIN)/python -m benchmarks.faults sample --to .faults/sample
+	$(BIN)/python -m benchmarks.faults score .faults/sample
 
-ward-full: .venv/.all  ## Plant all of them, beside all healthy runs (about an hour)
-	$(BIN)/python -m benchmarks.ward full --to .ward/full
-	$(BIN)/python -m benchmarks.ward score .ward/full
+faults-full: .venv/.all  ## Plant all of them, beside all healthy runs (about an hour)
+	$(BIN)/python -m benchmarks.faults full --to .faults/full
+	$(BIN)/python -m benchmarks.faults score .faults/full
 
 lab-demo: .venv/.train  ## Ask nine questions of a tiny model over five seeds, and show the journal (some ten minutes)
 	@test -d .lab-demo || cp -r examples/lab-demo .lab-demo

@@ -1,7 +1,7 @@
 """Scores the doctor against an expert's reading of public runs: python benchmarks/logs.py ../shared/data/runs
 
 Each case is a folder with meta.json (labels, reading), series.jsonl and, mostly, raw/ with the log as it was found. The
-doctor reads the raw file where there is one. Printed for each case: the verdict beside the expert's, labels found and
+doctor reads the raw file where there is one. Printed for each case: the trend beside the expert's, labels found and
 missed, and each warning (warning or critical) with whether a label or the reading supports it.
 """
 
@@ -12,15 +12,15 @@ from pathlib import Path
 
 from uptrend.bridge.importers import read_views
 from uptrend.doctor.checks import CHECKS
-from uptrend.doctor.verdict import judge
-from uptrend.records import Finding, RunView, Severity, Trend
+from uptrend.doctor.trend import trend_of
+from uptrend.records import Finding, RunView, Severity, TrendKind
 
 DEAD = {"advantage.dead-groups-low", "advantage.dead-groups-high", "reward.constant"}
 FOUND_BY = {
     "zero_variance": DEAD,
     "clipped_completions": {"context.completion-truncated", "sampling.no-stop"},
-    "kl_negligible": {"kl.strangles", "optimiser.lr-small"},
-    "tiny_updates": {"kl.strangles", "optimiser.lr-small", "optimiser.schedule"},
+    "kl_negligible": {"kl.strangles", "optimizer.lr-small"},
+    "tiny_updates": {"kl.strangles", "optimizer.lr-small", "optimizer.schedule"},
     "kl_runaway": {"kl.runaway"},
     "reward_component_dead": {"reward.component-dead"},
     "saturated": {"advantage.dead-groups-high", "reward.component-dead"},
@@ -37,24 +37,24 @@ FOUND_BY = {
     "other:duplicate_components": {"reward.component-dominates"},
     "other:eval_flat": {"reward.hackable", "eval.noise"},
 }
-"""Which findings say what a label says; a note is enough. Labels that are no finding (learning, flat) are verdicts."""
+"""Which findings say what a label says; a note is enough. Labels that are no finding (learning, flat) are trends."""
 
 SUPPORTED_BY = {
-    "optimiser.dead-steps": {"zero_variance"},
+    "optimizer.dead-steps": {"zero_variance"},
     "kl.dead-group-pull": {"zero_variance"},
     "reward.component-dominates": {"reward_hacking_suspected", "reward_component_dead"},
     "reward.length-hacking": {"reward_hacking_suspected", "length_growth"},
-    "optimiser.lr-large": {"collapsed", "kl_runaway"},
+    "optimizer.lr-large": {"collapsed", "kl_runaway"},
     "reward.constant": {"zero_variance", "collapsed"},
 }
 """Labels that support a warning besides those that it finds."""
 
-VERDICTS = {
-    "learning": Trend.LEARNING,
-    "flat": Trend.FLAT,
-    "saturated": Trend.FLAT,
-    "collapsed": Trend.FALLING,
-    "too_short_to_tell": Trend.TOO_SHORT,
+STYLES = {
+    "learning": TrendKind.LEARNING,
+    "flat": TrendKind.FLAT,
+    "saturated": TrendKind.FLAT,
+    "collapsed": TrendKind.FALLING,
+    "too_short_to_tell": TrendKind.TOO_SHORT,
 }
 """What a label says of the trend; learning stands above the rest, as the issue is the training reward alone."""
 
@@ -64,7 +64,7 @@ class Score:
     """One case, judged."""
 
     case: str
-    verdict: str = "unread"
+    trend: str = "unread"
     agrees: bool = False
     found: list[str] = field(default_factory=list)
     missed: list[str] = field(default_factory=list)
@@ -79,16 +79,16 @@ def score(folder: Path) -> Score:
     try:
         view = pick(log_of(folder))
     except Exception as error:  # an unread log is a result here
-        result.verdict = f"unread: {error}"
+        result.trend = f"unread: {error}"
         return result
     findings = [f for check in CHECKS.values() for f in check(view) if isinstance(f, Finding)]
-    trend = judge(view).trend
+    trend = trend_of(view).trend
     labels = set(meta["labels"])
     wanted = expected(meta["labels"])
-    result.verdict, result.agrees = f"{trend.value} / {'|'.join(sorted(w.value for w in wanted))}", trend in wanted
+    result.trend, result.agrees = f"{trend.value} / {'|'.join(sorted(w.value for w in wanted))}", trend in wanted
     ids = {f.id for f in findings}
     for label in meta["labels"]:
-        if label in FOUND_BY and not (label == "too_short_to_tell" and trend is Trend.TOO_SHORT):
+        if label in FOUND_BY and not (label == "too_short_to_tell" and trend is TrendKind.TOO_SHORT):
             (result.found if ids & FOUND_BY[label] else result.missed).append(label)
         elif label in FOUND_BY:
             result.found.append(label)
@@ -117,18 +117,18 @@ def pick(log: Path) -> RunView:
     return max(views, key=lambda v: len(v.steps))
 
 
-def expected(labels: list[str]) -> set[Trend]:
-    """The verdicts that do not contradict the expert's labels."""
+def expected(labels: list[str]) -> set[TrendKind]:
+    """The trends that do not contradict the expert's labels."""
     if "learning" in labels:
-        return {Trend.LEARNING}
-    return {VERDICTS[label] for label in labels if label in VERDICTS}
+        return {TrendKind.LEARNING}
+    return {STYLES[label] for label in labels if label in STYLES}
 
 
 def main() -> None:
     """Score every case, and sum up: all, and each half, as a rule fitted to one half would show in the other."""
     scores = [score(path.parent) for path in sorted(Path(sys.argv[1]).glob("*/meta.json"))]
     for s in scores:
-        print(f"{'ok ' if s.agrees else 'NO '} {s.case:36} {s.verdict}")
+        print(f"{'ok ' if s.agrees else 'NO '} {s.case:36} {s.trend}")
         print(f"     found {', '.join(s.found) or '-'}; missed {', '.join(s.missed) or '-'}")
         print(f"     warnings right {', '.join(s.right) or '-'}; not supported {', '.join(s.wrong) or '-'}")
     print(f"odd cases:  {totals(scores[::2])}\neven cases: {totals(scores[1::2])}\nall:        {totals(scores)}")
@@ -136,14 +136,14 @@ def main() -> None:
 
 def totals(scores: list[Score]) -> str:
     """The figures in one line."""
-    read = sum(not s.verdict.startswith("unread") for s in scores)
+    read = sum(not s.trend.startswith("unread") for s in scores)
     found, missed = sum(len(s.found) for s in scores), sum(len(s.missed) for s in scores)
     right, wrong = sum(len(s.right) for s in scores), sum(len(s.wrong) for s in scores)
     agree = sum(s.agrees for s in scores)
     return (
         f"read {read} of {len(scores)}; labels found {found} of {found + missed} ({found / (found + missed):.0%}); "
         f"warnings right {right} of {right + wrong} ({right / max(1, right + wrong):.0%}); "
-        f"verdict {agree} of {len(scores)} ({agree / len(scores):.0%})"
+        f"trend {agree} of {len(scores)} ({agree / len(scores):.0%})"
     )
 
 

@@ -20,7 +20,7 @@ from typing import Annotated
 import numpy as np
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import RolloutPlayer
 
 from uptrend.records import Run
 
@@ -88,7 +88,7 @@ def run(
 def report(folder: Annotated[Path, typer.Argument(help="What `run --to` wrote.")]) -> None:
     """Held-out figures before and after, and the difference between healthy and blind."""
     runs = {path.name: Run(path) for path in sorted((folder / "runs").iterdir()) if (path / "evals.jsonl").exists()}
-    table = Table("run", "steps", "reward", "exact match", *PARTS[1:])
+    table = RolloutPlayer("run", "steps", "reward", "exact match", *PARTS[1:])
     for name, one in runs.items():
         lines = one.eval_lines
         first, last = lines[0], lines[-1]
@@ -107,12 +107,12 @@ def real(
     sets: SETS = None,
 ) -> None:
     """Evaluate models on real examples with each retriever."""
-    from uptrend.cli.launch import load_for_eval
     from uptrend.rollout.inprocess import InProcessSampler
+    from uptrend.runner.runs import load_for_eval
     from uptrend.tasks.musique.taskset import RETRIEVERS
     from uptrend.tasks.pool import heldout
-    from uptrend.train.evaluate import evaluate
-    from uptrend.train.gather import Table as Players
+    from uptrend.training.evaluate import evaluate
+    from uptrend.training.gather import RolloutPlayer as Players
 
     found = []
     limits = ["sampling.max_tokens=72", "sampling.max_turns=8", "sampling.context=4096", "sampling.rows=64"]

@@ -25,8 +25,8 @@ from typing import Any
 
 import torch
 
-from uptrend.cli.launch import train
 from uptrend.config import Config, load_config
+from uptrend.runner.runs import train
 from uptrend.tasks.arithmetic.answers import is_right
 from uptrend.tasks.pool import heldout, pool
 
@@ -187,7 +187,7 @@ def compete(args: argparse.Namespace, names: list[str]) -> dict[str, Timing]:
     import transformers  # noqa: F401
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback  # noqa: F401
 
-    import uptrend.train.loop  # noqa: F401
+    import uptrend.training.loop  # noqa: F401
 
     if "trl" in names:
         from trl import GRPOConfig, GRPOTrainer  # noqa: F401
@@ -240,7 +240,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.only:
         timings = compete(args, [args.only])
-        from uptrend.train.metrics import peak_memory_gib
+        from uptrend.training.metrics import peak_memory_gib
 
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         print(json.dumps({"peak_gib": peak_memory_gib(device), "seconds": timings[args.only].seconds}))

@@ -59,8 +59,8 @@ class Blind(GRPOTrainer):
 
 def tiny() -> str:
     """The folder of Uptrend's tiny model, made on first use."""
-    from uptrend.cli.launch import demonstrations
     from uptrend.policy.find import find_model
+    from uptrend.runner.runs import demonstrations
 
     return str(find_model("tiny", lambda: demonstrations(None)))
 

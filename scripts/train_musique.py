@@ -160,8 +160,8 @@ def evaluate(
     output: Annotated[Path, typer.Option(help="One object a question, as JSON lines.")] = Path("evaluation.jsonl"),
 ) -> None:
     """Score a model or a run's last checkpoint, greedily, and show every part of the reward by hops."""
-    from uptrend.cli.eval_tasks import count_musique, musique_of, source_overrides
     from uptrend.cli.evaluate import score, tell
+    from uptrend.runner.eval_tasks import count_musique, musique_of, source_overrides
 
     tasks, overrides = musique_of(model), []
     if datasets is not None:
@@ -252,9 +252,9 @@ def _counted(config: Config, *, one_pass: bool) -> Config:
 
 
 def _train(config: Config, runs: Path, name: str | None) -> None:
-    from uptrend.cli import launch
     from uptrend.cli.interrupt import patiently
     from uptrend.cli.view import choose_view
+    from uptrend.runner import runs as launch
 
     with patiently() as patience:
         observers = [choose_view(quiet=False, is_terminal=sys.stdout.isatty()), patience]

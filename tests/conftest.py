@@ -23,8 +23,8 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
 @pytest.fixture(scope="session")
 def tiny_folder() -> str:
     """The tiny model, taught once into the cache."""
-    from uptrend.cli.launch import demonstrations
     from uptrend.policy.find import find_model
+    from uptrend.runner.runs import demonstrations
 
     return find_model("tiny", lambda: demonstrations(None))
 

@@ -24,7 +24,7 @@ def healthy(steps: int = STEPS, seed: int = 0, without: tuple[str, ...] = (), **
         "kl/reference/mean": 0.05 * way * np.exp(0.1 * random.standard_normal(steps)),
         "learner/entropy/mean": 1.0 - 0.3 * way + 0.02 * random.standard_normal(steps),
         "gradient/norm/before": np.exp(0.3 * random.standard_normal(steps)),
-        "optimiser/lr": 1e-5 * (1 - way),
+        "optimizer/lr": 1e-5 * (1 - way),
         "loss/total": 0.001 * random.standard_normal(steps),
     }
     fields: dict[str, Any] = {"source": "log", "trainer": "trl", "name": "", "config": {"learning": {"lr": 1e-5}}}

@@ -1,4 +1,4 @@
-"""Labs with verdicts in them, by the real writers, for tests of the journal: judgements are made by hand."""
+"""Labs with verdicts in them, by the real writers, for tests of the journal: judgments are made by hand."""
 
 import math
 import random
@@ -18,10 +18,10 @@ from uptrend.records import (
     Direction,
     Hypothesis,
     Interval,
-    Judgement,
     Priority,
     RunDirectory,
     Status,
+    Verdict,
 )
 from uptrend.records.lines import append_line
 
@@ -57,8 +57,8 @@ WEIGHTS = Hypothesis(
 )
 
 
-def judged(h: Hypothesis, values: Values, status: Status, **more: Any) -> Judgement:
-    """A judgement of final values by arm, with Student's interval; what it says is the caller's."""
+def judged(h: Hypothesis, values: Values, status: Status, **more: Any) -> Verdict:
+    """A verdict on final values by arm, with Student's interval; what it says is the caller's."""
     control = values[h.control.name]
     compared = tuple(compare(h, name, control, values[name], status) for name in values if name != h.control.name)
     effect = max((c.interval for c in compared), key=lambda i: i.effect)
@@ -67,7 +67,7 @@ def judged(h: Hypothesis, values: Values, status: Status, **more: Any) -> Judgem
         f"over {len(control)} seeds."
     )
     told = {"confidence": Confidence.MEDIUM, "because": "Five seeds or more, and the tests agree.", **more}
-    return Judgement(h.id, status, sentence=sentence, comparisons=compared, specification="abcdef0123456789", **told)
+    return Verdict(h.id, status, sentence=sentence, comparisons=compared, specification="abcdef0123456789", **told)
 
 
 def compare(h: Hypothesis, arm: str, control: Sequence[float], values: Sequence[float], status: Status) -> Comparison:
@@ -138,10 +138,10 @@ def make_lab(folder: Path, *hypotheses: Hypothesis, problem: str = "The reward d
     return notebook
 
 
-def validated_kl(folder: Path) -> tuple[Notebook, Judgement, Entry, list[Path]]:
+def validated_kl(folder: Path) -> tuple[Notebook, Verdict, Entry, list[Path]]:
     """A lab whose first hypothesis was run and holds."""
     notebook = make_lab(folder, KL)
     values = {"no penalty": [0.30, 0.32, 0.28, 0.31], "beta 0.1": [0.40, 0.43, 0.41, 0.42]}
     write_runs(notebook.folder, KL, values)
-    judgement, entry = judged(KL, values, Status.VALIDATED), entry_of(KL, values)
-    return notebook, judgement, entry, record(notebook, KL, judgement, entry)
+    verdict, entry = judged(KL, values, Status.VALIDATED), entry_of(KL, values)
+    return notebook, verdict, entry, record(notebook, KL, verdict, entry)

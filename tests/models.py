@@ -49,8 +49,8 @@ def write_model(folder: Path, kind: str = "llama", seed: int = 0, **changes: Any
         model = getattr(transformers, f"{name}ForCausalLM")(config)
         with torch.no_grad():
             for label, weight in model.named_parameters():
-                centre = 1.0 if "norm" in label and label.endswith("weight") else 0.0
-                weight.copy_(centre + 0.25 * torch.randn(weight.shape))
+                center = 1.0 if "norm" in label and label.endswith("weight") else 0.0
+                weight.copy_(center + 0.25 * torch.randn(weight.shape))
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from uptrend.records import Role
-from uptrend.train import learner
+from uptrend.training import learner
 
 
 def blind() -> None:

@@ -18,9 +18,9 @@ from typing import Any
 
 from synthetic import evaluation_of, info_of, line_of, metrics_of, rollout_of
 from uptrend.config import load_config, to_table
-from uptrend.lab.launcher import Errand, Launcher, Resolved
+from uptrend.lab.launcher import Launcher, PlannedRun, Resolved
 from uptrend.lab.plan import is_finished
-from uptrend.lab.workers.work import Outcome, Watch, make_way, outcome
+from uptrend.lab.workers.work import Outcome, Progress, make_way, outcome
 from uptrend.records import Run, RunDirectory, rollouts_table
 
 TASKS = 40
@@ -39,11 +39,11 @@ class QuickLauncher:
         table = to_table(dataclasses.replace(config, compute=compute))
         return Resolved(table, "aa", self.held_out.get(config.name, "bb"))
 
-    def command(self, errand: Errand) -> list[str]:
+    def command(self, planned: PlannedRun) -> list[str]:
         """This file as a program."""
-        config = errand.folder.with_name(f"{errand.folder.name}.json")
-        config.write_text(json.dumps(errand.config))
-        return [sys.executable, __file__, str(errand.folder), str(config)]
+        config = planned.folder.with_name(f"{planned.folder.name}.json")
+        config.write_text(json.dumps(planned.config))
+        return [sys.executable, __file__, str(planned.folder), str(config)]
 
 
 def _text(value: Any) -> str:
@@ -61,21 +61,25 @@ class QuickWorkers:
     """Makes runs one after the other in this very process."""
 
     def run(
-        self, errands: Sequence[Errand], launcher: Launcher, wanted: Callable[[Errand], bool], watch: Watch
+        self,
+        planned_runs: Sequence[PlannedRun],
+        launcher: Launcher,
+        wanted: Callable[[PlannedRun], bool],
+        watch: Progress,
     ) -> Generator[Outcome, None, None]:
         """The runs that are wanted when their turn comes."""
-        for errand in errands:
-            if not wanted(errand):
+        for planned in planned_runs:
+            if not wanted(planned):
                 continue
-            if is_finished(errand):
-                yield Outcome(errand, "finished", was_there=True)
+            if is_finished(planned):
+                yield Outcome(planned, "finished", was_there=True)
                 continue
-            make_way(errand)
-            errand.folder.parent.mkdir(exist_ok=True)
-            watch.began(errand)
-            script = launcher.command(errand)[1]
-            code = 1 if script == UNLUCKY else main(errand.folder, dict(errand.config), [])
-            yield outcome(errand, 0.0, code)
+            make_way(planned)
+            planned.folder.parent.mkdir(exist_ok=True)
+            watch.began(planned)
+            script = launcher.command(planned)[1]
+            code = 1 if script == UNLUCKY else main(planned.folder, dict(planned.config), [])
+            yield outcome(planned, 0.0, code)
 
 
 UNLUCKY = "/unlucky.py"

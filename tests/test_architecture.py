@@ -1,13 +1,13 @@
-"""The rules of the house: what loads torch, what is public, which rooms there are and how files are named.
+"""The rules of the house: what loads torch, what is public, which packages there are and how files are named.
 
-Which room may import which is import-linter's, in pyproject.toml.
+Which package may import which is import-linter's, in pyproject.toml.
 """
 
 import ast
-import inspect
 import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from importlib.metadata import packages_distributions, requires
 from pathlib import Path
@@ -20,7 +20,7 @@ import uptrend
 from uptrend.records import Run
 
 SOURCE = Path(uptrend.__file__).parent
-ROOMS = sorted(path.parent.name for path in SOURCE.glob("*/__init__.py"))
+PACKAGES = sorted(path.parent.name for path in SOURCE.glob("*/__init__.py"))
 HEAVY = ("torch", "transformers", "peft", "accelerate")
 LIGHT = [
     ["--help"],
@@ -88,20 +88,20 @@ def test_commands_that_only_look_need_no_extra(arguments: list[str], tmp_path: P
     assert [name for name in loaded if core.isdisjoint(map(canonicalize_name, known[name]))] == []
 
 
-def test_a_room_loads_no_torch_that_says_so(tmp_path: Path) -> None:
-    code = "import uptrend.records, uptrend.config, uptrend.tasks.registry, uptrend.train.observer"
+def test_a_package_loads_no_torch_that_says_so(tmp_path: Path) -> None:
+    code = "import uptrend.records, uptrend.config, uptrend.tasks.registry, uptrend.training.observer"
     assert loaded_after(code, tmp_path).isdisjoint(HEAVY)
 
 
 def test_the_public_surface() -> None:
     assert sorted(uptrend.__all__) == ["Run", "__version__", "diagnose", "load_config", "replay", "train"]
     public = {name for name in vars(uptrend) if not name.startswith("_")}
-    assert public - set(ROOMS) == {"Run", "diagnose", "load_config", "replay"}
+    assert public - set(PACKAGES) == {"Run", "diagnose", "load_config", "replay"}
     assert uptrend.Run is Run
     assert uptrend.load_config({"seed": 3}).seed == 3
 
 
-def test_train_is_a_function_and_a_room(tmp_path: Path) -> None:
+def test_train_returns_its_run(tmp_path: Path) -> None:
     recipe = {
         "name": "called", "model": {"name": "tiny"}, "tasks": {"train": 8}, "eval": {"tasks": 4},
         "sampling": {"groups": 2, "size": 2, "max_tokens": 4}, "learning": {"steps": 1},
@@ -110,17 +110,15 @@ def test_train_is_a_function_and_a_room(tmp_path: Path) -> None:
     assert isinstance(run, Run)
     assert (run.path, run.status, run.last_step) == (tmp_path / "one", "finished", 1)
 
-    import uptrend.train.observer as room
 
-    assert uptrend.train.observer is room
-
-
-def test_train_takes_what_the_launcher_takes() -> None:
-    from uptrend.cli import launch
-
-    here = list(inspect.signature(type(uptrend.train).__call__).parameters.values())[1:]
-    there = list(inspect.signature(launch.train).parameters.values())
-    assert [(p.name, p.kind, p.default) for p in here] == [(p.name, p.kind, p.default) for p in there]
+def test_a_class_name_is_defined_once() -> None:
+    names = Counter(
+        node.name
+        for path in SOURCE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert not {name: count for name, count in names.items() if count > 1}
 
 
 def test_no_file_is_named_for_nothing() -> None:
@@ -128,8 +126,8 @@ def test_no_file_is_named_for_nothing() -> None:
     assert not [path for path in files if path.stem in ("utils", "util", "common", "helpers", "misc")]
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_every_room_does_something_and_says_what(room: str) -> None:
-    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in (SOURCE / room).rglob("*.py")}
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_package_does_something_and_says_what(package: str) -> None:
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in (SOURCE / package).rglob("*.py")}
     assert any(isinstance(node, ast.FunctionDef) for tree in trees.values() for node in ast.walk(tree))
     assert not [path for path, tree in trees.items() if not ast.get_docstring(tree)]

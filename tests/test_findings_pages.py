@@ -23,7 +23,7 @@ HEADINGS = [
     "How to fix it",
 ]
 TRAINERS = {"uptrend": "Uptrend", "trl": "TRL", "verifiers": "verifiers", "prime-rl": "prime-rl"}
-ROOMS = "reward|advantage|sampling|sampler|learner|clip|kl|loss|gradient|optimiser|weights|tokens|seconds|eval"
+ROOMS = "reward|advantage|sampling|sampler|learner|clip|kl|loss|gradient|optimizer|weights|tokens|seconds|eval"
 NO_FIGURE = re.compile(r"No figure")
 
 by_id = pytest.mark.parametrize("id", sorted(CATALOGUE))
@@ -80,7 +80,7 @@ def test_a_page_has_all_its_sections(id: str) -> None:
 def test_a_figure_is_given_or_said_to_be_missing(id: str) -> None:
     figure = section(id, "A real figure")
     if NO_FIGURE.search(figure):
-        assert f"python -m benchmarks.ward {id}" in figure or " 0" in figure
+        assert f"python -m benchmarks.faults {id}" in figure or " 0" in figure
     else:
         assert re.search(r"\d", figure)
 

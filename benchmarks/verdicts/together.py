@@ -11,7 +11,7 @@ from scipy import stats
 
 from uptrend.lab.judge import adjust, judge
 from uptrend.lab.statistics.paired import student_reach
-from uptrend.records import Judgement, Status
+from uptrend.records import Status, Verdict
 from uptrend.records.view import Floats
 
 TOGETHER = 8
@@ -22,14 +22,14 @@ HEADS += ["false discovery rate, % (± 1.96 standard errors)", "true ones found,
 STATUSES = (Status.INCONCLUSIVE, Status.VALIDATED, Status.INVALIDATED)
 
 
-def blank(seeds: int) -> Judgement:
-    """Any judgement of so many seeds, to write others' figures into."""
+def blank(seeds: int) -> Verdict:
+    """Any verdict of so many seeds, to write others' figures into."""
     control, arm = next(simulate(Setting(seeds, DEVIATION, 0.0), 1, np.random.default_rng(0)))
     return judge(claim(seeds), runs_of(control[0], arm[0]))
 
 
-def judgements(differences: Floats) -> Sequence[Judgement]:
-    """Each row of differences as a judgement with its p and status."""
+def verdicts(differences: Floats) -> Sequence[Verdict]:
+    """Each row of differences as a verdict with its p and status."""
     like = blank(differences.shape[1])
     ps = stats.ttest_1samp(differences, 0, axis=1).pvalue
     verdicts = decide(differences, claim(differences.shape[1]), student_reach)
@@ -44,7 +44,7 @@ def judgements(differences: Floats) -> Sequence[Judgement]:
 def row(seeds: int, true: int, families: int) -> list[str]:
     """Many families of eight, the first `true` of which have an effect."""
     settings = [Setting(seeds, DEVIATION, EFFECT if i < true else 0.0) for i in range(TOGETHER)]
-    columns = [judgements(outcomes(setting, families, seed=10 + i).differences) for i, setting in enumerate(settings)]
+    columns = [verdicts(outcomes(setting, families, seed=10 + i).differences) for i, setting in enumerate(settings)]
     by_family = list(zip(*columns, strict=True))
     before = np.array([[one.status is Status.VALIDATED for one in family] for family in by_family])
     after = np.array([[one.status is Status.VALIDATED for one in adjust(family)] for family in by_family])

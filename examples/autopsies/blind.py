@@ -17,7 +17,7 @@ from story import attempt, options, replaced, say, uptrend, write_recipe
 from tests.small_musique import write_questions, write_small
 
 from uptrend.records import Role
-from uptrend.train import learner
+from uptrend.training import learner
 
 RECIPE = """
 seed = {seed}

@@ -18,7 +18,7 @@ from story import attempt, options, replaced, say, uptrend, write_recipe
 from uptrend.policy.policy import Policy
 from uptrend.records import Run
 from uptrend.rollout.inprocess import InProcessSampler
-from uptrend.train import loop
+from uptrend.training import loop
 
 RECIPE = """
 seed = {seed}

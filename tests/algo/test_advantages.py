@@ -30,8 +30,8 @@ def steps(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
 
 def test_hand_computed_groups_of_unequal_size_out_of_order() -> None:
     rewards, groups = of([1, 5, 0, 3, 2]), torch.tensor([40, 9, 40, 9, 40])
-    centred = advantages(rewards, groups, scale="none", baseline="mean")
-    torch.testing.assert_close(centred, of([0, 1, -1, -1, 1]))
+    centered = advantages(rewards, groups, scale="none", baseline="mean")
+    torch.testing.assert_close(centered, of([0, 1, -1, -1, 1]))
     others = advantages(rewards, groups, scale="none", baseline="leave_one_out")
     torch.testing.assert_close(others, of([1 - 2 / 2, 5 - 3, 0 - 3 / 2, 3 - 5, 2 - 1 / 2]))
     scaled = advantages(rewards, groups, scale="group", baseline="mean")
@@ -39,7 +39,7 @@ def test_hand_computed_groups_of_unequal_size_out_of_order() -> None:
     torch.testing.assert_close(scaled, of([0, pair, -1 / 1.0001, -pair, 1 / 1.0001]))
     deviation = math.sqrt((1.2**2 + 2.8**2 + 2.2**2 + 0.8**2 + 0.2**2) / 4)
     by_step = advantages(rewards, groups, scale="batch", baseline="mean")
-    torch.testing.assert_close(by_step, centred / (deviation + 1e-4))
+    torch.testing.assert_close(by_step, centered / (deviation + 1e-4))
 
 
 @settings(max_examples=150, deadline=None)

@@ -8,12 +8,12 @@ import torch
 
 from uptrend.bridge.trl.batch import Call, roles_of
 from uptrend.bridge.trl.columns import loss_weights
-from uptrend.bridge.trl.herald import Herald
+from uptrend.bridge.trl.findings_log import FindingsLog
 from uptrend.bridge.trl.metrics import gap_metrics, group_metrics
 from uptrend.bridge.trl.probes.alignment import texts_agree
 from uptrend.bridge.trl.probes.gold import core_of, corrupted, gold_column
-from uptrend.bridge.trl.scale import Scale
-from uptrend.bridge.trl.weights import Weights, movable_share
+from uptrend.bridge.trl.scale import RewardRange
+from uptrend.bridge.trl.weights import WatchedWeights, movable_share
 from uptrend.records import Confidence, Evidence, Role, RunView, Severity
 
 P, M, T = Role.PROMPT, Role.MODEL, Role.TOOL
@@ -70,7 +70,7 @@ def test_learner_against_sampler() -> None:
 
 
 def test_dead_groups_by_their_side() -> None:
-    scale = Scale.of(["r"], [1.0])
+    scale = RewardRange.of(["r"], [1.0])
     totals = np.array([0.0, 0.0, 1.0, 1.0, 0.0, 1.0, np.nan, 1.0])
     groups = [g for g in "abcd" for _ in range(2)]
     assert "advantage/dead_low/share" not in group_metrics(np.zeros(8), groups, np.zeros(8), scale)
@@ -84,7 +84,7 @@ def test_a_sample_of_many_weights_stands_for_all() -> None:
     model = torch.nn.Module()
     model.mlp = torch.nn.Parameter(torch.randn(3_000_000))
     model.norm = torch.nn.Parameter(torch.ones(5_000))
-    weights = Weights(model)
+    weights = WatchedWeights(model)
     before = weights.snapshot()
     assert len(before.values) < 400_000
     with torch.no_grad():
@@ -100,7 +100,7 @@ def test_a_sample_of_many_weights_stands_for_all() -> None:
 
 def test_a_cast_or_replaced_weight_is_looked_at_where_it_lies_now() -> None:
     model = torch.nn.Linear(64, 64)
-    weights = Weights(model)
+    weights = WatchedWeights(model)
     assert weights.dtypes() == {"torch.float32": 64 * 65}
     model.weight.data = torch.full((64, 64), 2.0)
     assert (weights.snapshot().values == 2.0).sum() == 64 * 64
@@ -111,7 +111,7 @@ def test_a_cast_or_replaced_weight_is_looked_at_where_it_lies_now() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_digest_is_of_every_bit(dtype: torch.dtype) -> None:
     model = torch.nn.Linear(331, 200).to(dtype)
-    weights, values = Weights(model), model.weight.data.view(-1)
+    weights, values = WatchedWeights(model), model.weight.data.view(-1)
     start = weights.digest()
     assert weights.digest() == start
     seen = {start}
@@ -126,7 +126,7 @@ def test_a_digest_is_of_every_bit(dtype: torch.dtype) -> None:
 def test_movable_share_is_what_rounding_leaves() -> None:
     model = torch.nn.Linear(400, 400)
     torch.nn.init.normal_(model.weight, std=0.02)
-    snapshot = Weights(model).snapshot()
+    snapshot = WatchedWeights(model).snapshot()
     assert movable_share(snapshot, torch.float32, 5e-6) > 0.99
     assert movable_share(snapshot, torch.bfloat16, 5e-6) < 0.15
     assert movable_share(snapshot, torch.bfloat16, 1e-2) > 0.99
@@ -137,13 +137,13 @@ def test_each_finding_is_said_once_and_a_symptom_of_one_that_was_said_is_not(
 ) -> None:
     events: list[str] = []
     view = RunView("", "trl", "", np.zeros(0, np.int64), {}, rollout_steps=(1,))
-    herald = Herald(view, tmp_path, lambda *_, **values: events.append(values["id"]))
+    findings_log = FindingsLog(view, tmp_path, lambda *_, **values: events.append(values["id"]))
     said = [Evidence("0 of 8", step=1)]
-    cause, symptom = "reward.gold-rejected", "optimiser.dead-steps"
-    herald.say(cause, Severity.CRITICAL, Confidence.HIGH, "Gold is rejected.", said)
-    herald.say(cause, Severity.WARNING, Confidence.HIGH, "Gold is rejected again.", said)
-    herald.say(symptom, Severity.WARNING, Confidence.HIGH, "No gradient.", said)
-    herald.end()
+    cause, symptom = "reward.gold-rejected", "optimizer.dead-steps"
+    findings_log.say(cause, Severity.CRITICAL, Confidence.HIGH, "Gold is rejected.", said)
+    findings_log.say(cause, Severity.WARNING, Confidence.HIGH, "Gold is rejected again.", said)
+    findings_log.say(symptom, Severity.WARNING, Confidence.HIGH, "No gradient.", said)
+    findings_log.end()
     assert events == [cause, symptom]
     printed = capsys.readouterr().err
     assert printed.count("uptrend:") == 1

@@ -13,10 +13,10 @@ import pytest
 from small_sums import GROUPS, SIZE, make_trainer
 from transformers import TrainerCallback
 
-from uptrend.bridge.trl import courier as couriers
+from uptrend.bridge.trl import subprocess_recorder as couriers
 from uptrend.bridge.trl import watch
-from uptrend.bridge.trl.batch import Batch
-from uptrend.bridge.trl.courier import Courier
+from uptrend.bridge.trl.batch import TrlBatch
+from uptrend.bridge.trl.subprocess_recorder import SubprocessRecorder
 from uptrend.records import Run
 
 SCRIPT = """
@@ -38,7 +38,7 @@ class Killing(TrainerCallback):
             lines = watching.path / "metrics.jsonl"
             while not lines.exists() or lines.read_text().count("\\n") < 2:
                 time.sleep(0.01)
-            (folder / "pid").write_text(str(watching.record.courier.pid))
+            (folder / "pid").write_text(str(watching.record.subprocess recorder.pid))
             os.kill(os.getpid(), signal.SIGKILL)
 
 trainer.add_callback(Killing())
@@ -70,8 +70,8 @@ def test_when_its_process_is_killed_training_goes_on_and_says_so(
 
     def kill() -> None:
         assert watching.record is not None
-        assert watching.record.courier.pid is not None
-        os.kill(watching.record.courier.pid, signal.SIGKILL)
+        assert watching.record.subprocess_recorder.pid is not None
+        os.kill(watching.record.subprocess_recorder.pid, signal.SIGKILL)
 
     trainer.add_callback(AtStep(2, kill))
     trainer.train()
@@ -128,13 +128,13 @@ def test_a_process_that_takes_nothing_is_waited_for_but_not_for_ever(monkeypatch
     monkeypatch.setattr(couriers, "PATIENCE", 0.1)
     monkeypatch.setattr(couriers, "DEADLINE", 0.3)
     troubles: list[str] = []
-    courier = Courier(lambda _: None, lambda *_: None, troubles.append)
-    assert courier.pid is not None
-    os.kill(courier.pid, signal.SIGSTOP)
+    subprocess_recorder = SubprocessRecorder(lambda _: None, lambda *_: None, troubles.append)
+    assert subprocess_recorder.pid is not None
+    os.kill(subprocess_recorder.pid, signal.SIGSTOP)
     began, steps = time.monotonic(), couriers.WAITING + 4
     for step in range(1, steps + 1):
-        courier.send("step", lambda: (b"x" * (2 << 20),), step)
-    assert courier.close() == list(range(1, steps + 1))
+        subprocess_recorder.send("step", lambda: (b"x" * (2 << 20),), step)
+    assert subprocess_recorder.close() == list(range(1, steps + 1))
     assert time.monotonic() - began < 5
     assert len(troubles) == 1
     assert "has taken nothing for 0.1 s; steps are left out" in troubles[0]
@@ -148,7 +148,7 @@ def test_what_is_handed_over_is_plain() -> None:
             return "a picture"
 
     asked = [{"role": "user", "content": [{"type": "image", "image": Picture()}]}]
-    batch = Batch(0, 1, 0, [{"own": Picture()}], ["7"], [asked], ["7"], [[3]], np.zeros((1, 1)),
+    batch = TrlBatch(0, 1, 0, [{"own": Picture()}], ["7"], [asked], ["7"], [[3]], np.zeros((1, 1)),
                   {"advantages": np.zeros(1), "pixels": Picture()}, [], 0.0)  # fmt: skip
     plain = batch.portable()
     assert plain.examples == []

@@ -116,7 +116,7 @@ def test_the_line_says_what_trl_logged_and_what_it_did_not(both: Any) -> None:
         assert line["sampling/length/mean"] == pytest.approx(said["completions/mean_length"])
         assert line["kl/reference/mean"] == pytest.approx(said["kl"], abs=1e-5)
         assert line["gradient/norm/before"] == pytest.approx(float(said["grad_norm"]), rel=1e-4)
-        assert line["optimiser/lr"] == pytest.approx(said["learning_rate"])
+        assert line["optimizer/lr"] == pytest.approx(said["learning_rate"])
         assert line["advantage/dead/share"] == pytest.approx(said["frac_reward_zero_std"])
         assert line["weights/changed/share"] > 0.9
         assert line["tokens/trained/model/count"] == line["tokens/model/count"]
@@ -238,7 +238,7 @@ def test_what_fails_inside_the_watch_stays_there(
         raise ZeroDivisionError("planted")
 
     monkeypatch.setattr("uptrend.bridge.trl.watching.ask_learner", broken)
-    monkeypatch.setattr("uptrend.bridge.trl.weights.Weights.snapshot", broken)
+    monkeypatch.setattr("uptrend.bridge.trl.weights.WatchedWeights.snapshot", broken)
     (tmp_path / "uptrend").mkdir()
     (tmp_path / "uptrend" / "rollouts").touch()  # where the other process needs a folder
     trainer = make_trainer(tiny_folder, tmp_path, steps=2)

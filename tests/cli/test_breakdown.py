@@ -13,11 +13,11 @@ from scipy import stats
 
 from synthetic import rollout_of
 from uptrend.cli.breakdown import Breakdown, Mean, bootstrap, break_down, breakdown_table, has_parts
-from uptrend.cli.eval_tasks import prepare
 from uptrend.cli.examples import example
 from uptrend.cli.main import main
 from uptrend.cli.wording import terminal
 from uptrend.records import Ending, Message, Part, Reward, Rollout, ToolCall, wilson
+from uptrend.runner.eval_tasks import prepare
 from uptrend.tasks.musique.atlas import AtlasOptions, rows
 
 Say = Callable[..., tuple[str, str]]

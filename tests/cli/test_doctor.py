@@ -102,7 +102,7 @@ def test_a_reading_that_fails_in_the_system_is_a_sentence(
 def test_json_is_one_object_on_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, str(log(tmp_path / "metrics.jsonl")), "--format", "json")
     assert code == 0
-    assert json.loads(out)["verdict"] == "learning"
+    assert json.loads(out)["trend"] == "learning"
 
 
 @pytest.mark.parametrize(("fail_on", "code"), [(None, 0), ("critical", 1), ("warning", 1)])
@@ -121,7 +121,7 @@ def test_what_can_be_read_is_told_and_the_rest_named(tmp_path: Path, capsys: pyt
     empty.write_text("")
     code, out, err = run(capsys, str(good), str(empty), str(tmp_path / "absent.csv"), "--format", "json")
     assert code == 2
-    assert json.loads(out)["verdict"] == "learning"
+    assert json.loads(out)["trend"] == "learning"
     assert "empty.jsonl" in err
     assert "absent.csv does not exist" in err
     assert "Traceback" not in err

@@ -101,7 +101,7 @@ def same(one: Run, other: Run) -> None:
     for key in ("step", "cursor", "files"):
         assert states[0][key] == states[1][key]
     assert states[0]["random"]["torch"] == states[1]["random"]["torch"]
-    assert {"model/model.safetensors", "optimiser.safetensors"} <= set(states[0]["files"])
+    assert {"model/model.safetensors", "optimizer.safetensors"} <= set(states[0]["files"])
 
 
 def test_a_run_leaves_everything_on_disk(whole: Run) -> None:

@@ -12,7 +12,7 @@ from models import make_policy, write_model
 from uptrend.cli.main import main
 from uptrend.config import Learning
 from uptrend.policy.checkpoint import save_checkpoint
-from uptrend.policy.optimiser import Optimiser
+from uptrend.policy.optimizer import Optimizer
 
 Say = Callable[..., str]
 
@@ -73,7 +73,7 @@ def test_a_recipes_evaluation_can_be_taken(llama_folder: Path, tmp_path: Path, s
 
 def test_an_adapter_can_be_evaluated(llama_folder: Path, tmp_path: Path, say: Say) -> None:
     policy = make_policy(llama_folder, lora=True)
-    place = save_checkpoint(tmp_path, policy, Optimiser(policy.flat, Learning()), {"step": 1}, 1)
+    place = save_checkpoint(tmp_path, policy, Optimizer(policy.flat, Learning()), {"step": 1}, 1)
     told = json.loads(say("eval", place / "adapter", "--tasks", "arithmetic", "--set", "eval.tasks=5", "--json"))
     assert told["tasks"] == 5
 
@@ -105,7 +105,7 @@ def test_the_list_says_what_is_cached(
     told = json.loads(say("models", "list", "--json"))
     cached = {model["name"]: model["cached"] for model in told["models"]}
     assert tiny_folder in cached["tiny"]
-    assert set(told["models"][0]) == {"name", "parameters", "source", "licence", "download", "cached"}
+    assert set(told["models"][0]) == {"name", "parameters", "source", "license", "download", "cached"}
     monkeypatch.setenv("UPTREND_HOME", str(tmp_path))
     empty = json.loads(say("models", "list", "--json"))
     assert empty["home"] == str(tmp_path)

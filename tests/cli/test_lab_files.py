@@ -63,11 +63,11 @@ def test_new_by_hand(capsys: pytest.CaptureFixture[str], lab: str) -> None:
 
 def test_new_from_the_catalogue(capsys: pytest.CaptureFixture[str], lab: str) -> None:
     code, _, _ = run(
-        capsys, "new", "optimiser.lr-small", "data.memorised", "--dir", lab, "--recipe", "recipes/tiny.toml"
+        capsys, "new", "optimizer.lr-small", "data.memorized", "--dir", lab, "--recipe", "recipes/tiny.toml"
     )
     assert code == 0
     notebook = Notebook(lab)
-    assert [(h.id, h.cause) for h in notebook.hypotheses] == [("h01", "optimiser.lr-small"), ("h02", "data.memorised")]
+    assert [(h.id, h.cause) for h in notebook.hypotheses] == [("h01", "optimizer.lr-small"), ("h02", "data.memorized")]
     lrs = [arm.overrides["learning.lr"] for arm in notebook.hypothesis("h01").treated]
     assert lrs == pytest.approx([2.5e-3, 2.5e-2])
     assert notebook.hypothesis("h02").treated[0].overrides == {"tasks.train": 2800}

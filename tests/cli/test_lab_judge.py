@@ -8,9 +8,9 @@ import pytest
 
 from quick_runs import QuickLauncher, QuickWorkers
 from uptrend.cli.lab.judge import _with_runs
-from uptrend.lab.experiment import Experiment, together
+from uptrend.lab.experiment import ExperimentRuns, together
 from uptrend.lab.notebook import Notebook
-from uptrend.records import Arm, Hypothesis, Judgement, LabError
+from uptrend.records import Arm, Hypothesis, LabError, Verdict
 
 H = Hypothesis(
     "h01", "A greater rate learns more", "base.toml", (Arm("control", {}, True), Arm("fast", {"learning.lr": 8e-3})),
@@ -19,21 +19,21 @@ H = Hypothesis(
 RECIPE = 'name = "quick"\nmodel = { name = "finish" }\nlearning = { steps = 1 }\n'
 
 
-def ran(folder: Path, *more: Arm) -> tuple[Notebook, Hypothesis, Judgement]:
+def ran(folder: Path, *more: Arm) -> tuple[Notebook, Hypothesis, Verdict]:
     notebook = Notebook.init(folder)
     (folder / "base.toml").write_text(RECIPE)
     h = Hypothesis(**{**vars(H), "arms": (*H.arms, *more)})
     notebook.add(h, {})
     launcher = QuickLauncher()
-    return notebook, h, together([Experiment(notebook, h, launcher)], launcher, QuickWorkers(), Mock())[0]
+    return notebook, h, together([ExperimentRuns(notebook, h, launcher)], launcher, QuickWorkers(), Mock())[0]
 
 
 def test_what_the_probes_refused_and_what_failed_is_taken_in_too(tmp_path: Path) -> None:
     broken, unlucky = Arm("broken", {"model.name": "refuse"}), Arm("unlucky", {"model.name": "fail"})
-    notebook, h, judgement = ran(tmp_path / "lab", broken, unlucky)
-    assert list(judgement.refused) == ["broken"]
-    again = _with_runs(Experiment(notebook, h, QuickLauncher()), notebook.folder)
-    assert again.judge() == judgement
+    notebook, h, verdict = ran(tmp_path / "lab", broken, unlucky)
+    assert list(verdict.refused) == ["broken"]
+    again = _with_runs(ExperimentRuns(notebook, h, QuickLauncher()), notebook.folder)
+    assert again.judge() == verdict
 
 
 def test_a_verdict_whose_runs_are_gone_is_left_alone(tmp_path: Path) -> None:
@@ -41,4 +41,4 @@ def test_a_verdict_whose_runs_are_gone_is_left_alone(tmp_path: Path) -> None:
     gone = min(notebook.runs.glob("quick-s1-*/"))
     shutil.rmtree(gone)
     with pytest.raises(LabError, match=rf"h01: 1 of its runs are not there any more \(runs/{gone.name} for one\)"):
-        _with_runs(Experiment(notebook, h, QuickLauncher()), notebook.folder)
+        _with_runs(ExperimentRuns(notebook, h, QuickLauncher()), notebook.folder)

@@ -31,7 +31,7 @@ compute = { device = "cpu" }
 H = Hypothesis(
     "h01", "A rate of nothing learns as much", "base.toml",
     (Arm("control", {}, True), Arm("nothing", {"learning.lr": 1e-9})), seeds=(0, 1), stops_early=False,
-    allows=("optimiser.lr-small", "optimiser.lr-large", "run.collapsed"),
+    allows=("optimizer.lr-small", "optimizer.lr-large", "run.collapsed"),
 )  # fmt: skip
 OURS = ("seconds/", "memory/", "time")
 

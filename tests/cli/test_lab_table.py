@@ -7,30 +7,30 @@ import pytest
 from rich.console import Console
 
 from synthetic import write_run
-from uptrend.cli.lab.table import Board, LineView, LiveView
-from uptrend.lab.launcher import Errand
+from uptrend.cli.lab.table import Board, LabLineView, LabLiveView
+from uptrend.lab.launcher import PlannedRun
 from uptrend.lab.workers.work import Outcome
 
 
 def board(tmp_path: Path, seeds: int = 2, title: str = "h01 more is more") -> Board:
-    errands = [
-        Errand(arm, seed, f"{arm}{seed}", {"learning": {"steps": 20}}, tmp_path / f"{arm}-{seed}")
+    planned_runs = [
+        PlannedRun(arm, seed, f"{arm}{seed}", {"learning": {"steps": 20}}, tmp_path / f"{arm}-{seed}")
         for seed in range(seeds)
         for arm in ("control", "fast")
     ]
-    for errand, right in zip(errands[:3], (10, 20, 14), strict=True):
-        write_run(errand.folder, rights=(8, right))
-    return Board(title, "eval/accuracy", errands, {})
+    for planned, right in zip(planned_runs[:3], (10, 20, 14), strict=True):
+        write_run(planned.folder, rights=(8, right))
+    return Board(title, "eval/accuracy", planned_runs, {})
 
 
 def drawn(boards: list[Board], width: int) -> list[str]:
     """Control 0 and fast 0 are done, control 1 goes, fast 1 waits."""
     out = io.StringIO()
-    view = LiveView(boards, Console(file=out, width=width), clock=lambda: 0.0)
+    view = LabLiveView(boards, Console(file=out, width=width), clock=lambda: 0.0)
     for each in boards:
-        view.began(each.errands[2])
-        for errand in each.errands[:2]:
-            view.ended(Outcome(errand, "finished", 30.0))
+        view.began(each.planned_runs[2])
+        for planned in each.planned_runs[:2]:
+            view.ended(Outcome(planned, "finished", 30.0))
     view.console.print(view.draw())
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
@@ -62,14 +62,16 @@ def test_an_arm_that_was_refused_says_so_and_does_not_count(tmp_path: Path) -> N
 def test_of_many_tables_those_that_are_done_make_way(tmp_path: Path) -> None:
     boards = [board(tmp_path / str(n), title=f"h0{n} x") for n in range(6)]
     boards = [
-        Board(b.title, b.metric, [Errand(e.arm, e.seed, b.title + e.hash, e.config, e.folder) for e in b.errands])
+        Board(
+            b.title, b.metric, [PlannedRun(e.arm, e.seed, b.title + e.hash, e.config, e.folder) for e in b.planned_runs]
+        )
         for b in boards
     ]
     out = io.StringIO()
-    view = LiveView(boards, Console(file=out, width=60), clock=lambda: 0.0)
-    for errand in boards[0].errands[:3]:
-        view.ended(Outcome(errand, "finished", 1.0))
-    view.ended(Outcome(boards[0].errands[3], "failed", 1.0))
+    view = LabLiveView(boards, Console(file=out, width=60), clock=lambda: 0.0)
+    for planned in boards[0].planned_runs[:3]:
+        view.ended(Outcome(planned, "finished", 1.0))
+    view.ended(Outcome(boards[0].planned_runs[3], "failed", 1.0))
     view.console.print(view.draw())
     assert [title for title in ("h00", "h01", "h04", "h05") if title in out.getvalue()] == ["h01", "h04"]
 
@@ -77,11 +79,11 @@ def test_of_many_tables_those_that_are_done_make_way(tmp_path: Path) -> None:
 def test_without_a_terminal_there_is_a_line_for_each_thing(tmp_path: Path) -> None:
     out = io.StringIO()
     one = board(tmp_path)
-    with LineView([one], Console(file=out, width=80)) as view:
-        view.began(one.errands[0])
-        view.ended(Outcome(one.errands[0], "finished", 30.0))
-        view.ended(Outcome(one.errands[1], "finished", was_there=True))
-        view.ended(Outcome(one.errands[3], "failed", 2.0, "out of luck"))
+    with LabLineView([one], Console(file=out, width=80)) as view:
+        view.began(one.planned_runs[0])
+        view.ended(Outcome(one.planned_runs[0], "finished", 30.0))
+        view.ended(Outcome(one.planned_runs[1], "finished", was_there=True))
+        view.ended(Outcome(one.planned_runs[3], "failed", 2.0, "out of luck"))
     assert out.getvalue().splitlines() == [
         "h01 control, seed 0: begun",
         "h01 control, seed 0: finished, eval/accuracy 25.0%, 30 s  [1 of 4 runs, about 90 s left]",

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from uptrend.cli.launch import train
 from uptrend.records import Run, mcnemar
+from uptrend.runner.runs import train
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "tiny.toml"
 

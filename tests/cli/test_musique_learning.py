@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 
 from small_musique import write_questions, write_small
-from uptrend.cli.launch import make_policy, train, warmstart
 from uptrend.config import load_config
-from uptrend.policy.optimiser import Optimiser
+from uptrend.policy.optimizer import Optimizer
 from uptrend.records import Role, Rollout, Run
-from uptrend.rollout.play import Seat
+from uptrend.rollout.play import RolloutRequest
+from uptrend.runner.runs import make_policy, train, warmstart
 from uptrend.tasks.pool import heldout
-from uptrend.train import learner
-from uptrend.train.gather import Table
+from uptrend.training import learner
+from uptrend.training.gather import RolloutPlayer
 
 HELD_OUT = 200
 Patch = Callable[[], None]
@@ -158,8 +158,8 @@ def _gold(warm: Warm) -> list[Rollout]:
     """The expert's rollouts on held-out questions."""
     config = load_config(warm.recipe)
     held_out = heldout(config)
-    seats = [Seat(task, held_out.taskset, 0, f"gold-{n}", 0, 0) for n, task in enumerate(held_out.tasks)]
-    return Table(make_policy(config, held_out), None, config).demonstrate(seats)
+    requests = [RolloutRequest(task, held_out.taskset, 0, f"gold-{n}", 0, 0) for n, task in enumerate(held_out.tasks)]
+    return RolloutPlayer(make_policy(config, held_out), None, config).demonstrate(requests)
 
 
 def _with_other_results(rollout: Rollout, other: Rollout) -> Rollout:
@@ -180,5 +180,5 @@ def _logprobs(warm: Warm, model: Path, rollouts: list[Rollout]) -> np.ndarray:
     )
     policy = make_policy(config, heldout(config))
     exp = learner.experience(rollouts, config)
-    looked = learner.Learner(policy, Optimiser(policy.flat, config.learning), config).look(exp, reference=False)
+    looked = learner.Learner(policy, Optimizer(policy.flat, config.learning), config).look(exp, reference=False)
     return looked[exp.mask_bs].numpy()

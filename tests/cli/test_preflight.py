@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from doctor.plants import PLANTS
-from uptrend.cli.launch import train
+from doctor.planted_faults import PLANTED_FAULTS
 from uptrend.cli.main import main
 from uptrend.records import Run
+from uptrend.runner.runs import train
 
 Call = Callable[..., tuple[int, str, str]]
 SMALL = [
@@ -48,7 +48,7 @@ def test_a_healthy_recipe_passes_with_a_figure_a_probe(call: Call) -> None:
 
 
 def test_a_critical_finding_exits_with_1_and_says_what_to_do(call: Call) -> None:
-    with PLANTS["attention-blind"].plant():
+    with PLANTED_FAULTS["attention-blind"].plant():
         code, out, _ = call("preflight", RECIPE, "--only", "prompt-swap", "--only", "agreement")
     assert code == 1
     assert "✗ prompt-swap" in out
@@ -62,8 +62,8 @@ def test_json_is_one_object(call: Call) -> None:
     told: dict[str, Any] = json.loads(out)
     assert (code, told["version"], told["passed"]) == (0, 1, True)
     (probe,), (finding,) = told["probes"], told["findings"]
-    assert (probe["name"], probe["ok"], probe["findings"]) == ("step-size", False, ["optimiser.lr-small"])
-    assert (finding["id"], finding["severity"]) == ("optimiser.lr-small", "warning")
+    assert (probe["name"], probe["ok"], probe["findings"]) == ("step-size", False, ["optimizer.lr-small"])
+    assert (finding["id"], finding["severity"]) == ("optimizer.lr-small", "warning")
     assert {"confidence", "summary", "evidence", "rivals", "experiment", "fix", "explains", "page"} <= set(finding)
     again, _, _ = call("preflight", RECIPE, "--only", "step-size", "--fail-on", "warning", "--set", "learning.lr=1e-9")
     assert again == 1
@@ -95,7 +95,7 @@ def test_training_asks_first_and_keeps_the_figures(call: Call, tmp_path: Path) -
 
 
 def test_training_does_not_begin_on_a_critical_finding(call: Call, tmp_path: Path) -> None:
-    with PLANTS["attention-blind"].plant():
+    with PLANTED_FAULTS["attention-blind"].plant():
         code, _, err = call("train", RECIPE, "--runs", tmp_path, "--quiet")
         assert code == 1
         assert "Not begun: mask.attention-blind: The learner can't see the prompt" in err
@@ -121,7 +121,7 @@ def test_python_asks_only_when_told_to(llama_folder: Path, tmp_path: Path) -> No
 
 
 def test_a_cause_that_is_allowed_does_not_stop_a_run(call: Call, tmp_path: Path) -> None:
-    with PLANTS["attention-blind"].plant():
+    with PLANTED_FAULTS["attention-blind"].plant():
         code, _, err = call("train", RECIPE, "--runs", tmp_path, "--quiet", "--allow", "mask.attention-blind")
     assert code == 0, err
     told = next(event for event in Run(tmp_path / "tiny").events if event["event"] == "preflight")

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from uptrend.cli.launch import train
 from uptrend.cli.main import main
 from uptrend.config import load_config
 from uptrend.records import Run
+from uptrend.runner.runs import train
 
 Say = Callable[..., str]
 STEPS = 4

@@ -12,7 +12,7 @@ def test_a_rise_uses_every_block() -> None:
     assert sparkline(list(range(8)), 8) == BLOCKS
 
 
-def test_neighbours_are_averaged_when_there_is_no_room() -> None:
+def test_neighbors_are_averaged_when_there_is_no_room() -> None:
     assert bucket_means([1, 3, 5, 7], 2) == [2, 6]
     assert sparkline([0, 0, 1, 1], 2) == "▁█"
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from uptrend.cli.launch import train
 from uptrend.cli.main import main
 from uptrend.records import Run
+from uptrend.runner.runs import train
 
 RECIPE = """
 name = "small"
@@ -151,7 +151,7 @@ def test_a_resumed_run_stays_the_same_run(finished: Path, error_of: Say, change:
     assert (finished / "run.json").read_bytes() == before
 
 
-@pytest.mark.parametrize("name", ["model/model.safetensors", "optimiser.safetensors", "state.json"])
+@pytest.mark.parametrize("name", ["model/model.safetensors", "optimizer.safetensors", "state.json"])
 def test_a_damaged_checkpoint_is_not_resumed_from(finished: Path, error_of: Say, name: str) -> None:
     file = finished / "checkpoints" / "step-000002" / name
     file.write_bytes(file.read_bytes()[:-20])

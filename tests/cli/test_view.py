@@ -13,7 +13,7 @@ from synthetic import evaluation_of, info_of, metrics_of, write_run
 from uptrend.cli.panel import RunPanel
 from uptrend.cli.view import LineView, LiveView, QuietView, choose_view
 from uptrend.records import Run, RunDirectory
-from uptrend.train.observer import StepRecord
+from uptrend.training.observer import StepRecord
 
 STEPS = 20
 

@@ -11,13 +11,13 @@ from typing import Any
 from uptrend.cli.attending import Attending
 from uptrend.cli.train import stopped_by_doctor
 from uptrend.doctor.attend import Attention
-from uptrend.records import Confidence, Finding, Report, Run, RunDirectory, Severity, Trend, Verdict
-from uptrend.train.observer import StepRecord, Stop
+from uptrend.records import Confidence, Finding, Report, Run, RunDirectory, Severity, Trend, TrendKind
+from uptrend.training.observer import StepRecord, Stop
 
 
 def report(*ids: str, severity: Severity = Severity.WARNING) -> Report:
     findings = tuple(Finding(id, severity, Confidence.HIGH, f"It is {id}.", ()) for id in ids)
-    return Report("here", "uptrend", "run", 5, Verdict(Trend.FLAT, ""), findings, ())
+    return Report("here", "uptrend", "run", 5, Trend(TrendKind.FLAT, ""), findings, ())
 
 
 def named(findings: list[Finding]) -> list[str]:

@@ -244,11 +244,11 @@ def test_explaining_has_no_cycles() -> None:
         ("reward.gold-rejected", "reward.constant"),
         ("reward.gold-rejected", "kl.dead-group-pull"),
         ("mask.attention-blind", "precision.mismatch"),
-        ("precision.update-underflow", "optimiser.lr-small"),
+        ("precision.update-underflow", "optimizer.lr-small"),
         ("precision.update-underflow", "kl.strangles"),
         ("sync.stale-weights", "sampling.entropy-explosion"),
-        ("optimiser.lr-large", "run.collapsed"),
-        ("config.group-of-one", "optimiser.dead-steps"),
+        ("optimizer.lr-large", "run.collapsed"),
+        ("config.group-of-one", "optimizer.dead-steps"),
     ],
 )
 def test_a_cause_stands_above_its_symptom(cause: str, symptom: str) -> None:
@@ -260,8 +260,8 @@ def test_scalars_show_for_certain_only_what_they_hold() -> None:
     certain = {cause.id for cause in CAUSES if cause.in_scalars}
     assert certain == {
         "run.nonfinite",
-        "optimiser.skipped-updates",
-        "optimiser.frozen",
+        "optimizer.skipped-updates",
+        "optimizer.frozen",
         "config.group-of-one",
         "data.batch-exceeds",
         "mask.tool-trained",

@@ -14,7 +14,7 @@ import uptrend
 from uptrend.doctor.check import finding
 from uptrend.doctor.diagnose import diagnose
 from uptrend.doctor.report import print_report, to_html, to_markdown, to_table
-from uptrend.records import CannotTell, Confidence, Evidence, Finding, Report, Severity, Times, Trend, from_lines
+from uptrend.records import CannotTell, Confidence, Evidence, Finding, Report, Severity, Times, TrendKind, from_lines
 
 RNG = np.random.default_rng(0)
 
@@ -34,8 +34,8 @@ def report(steps: int = 60, config: dict[str, Any] | None = None, **more: Any) -
 
 def test_a_rising_reward_is_learning_and_raises_no_alarm() -> None:
     told = report()
-    assert told.verdict.trend is Trend.LEARNING
-    low, high = told.verdict.interval or (0, 0)
+    assert told.trend.kind is TrendKind.LEARNING
+    low, high = told.trend.interval or (0, 0)
     assert low > 0.4
     assert high < 0.8
     assert not [f for f in told.findings if f.severity is not Severity.NOTE]
@@ -64,11 +64,11 @@ def test_hidden_causes_are_only_suspected_without_rollouts() -> None:
 
 def test_relative_values_become_concrete_where_the_run_says_what_it_had() -> None:
     known = from_lines(lines(5), source="log", name="", config={"learning": {"lr": 3e-6}})
-    fix = finding(known, "optimiser.lr-large", Severity.WARNING, Confidence.LOW, "Too large.", []).fix
+    fix = finding(known, "optimizer.lr-large", Severity.WARNING, Confidence.LOW, "Too large.", []).fix
     assert fix is not None
     assert fix.changes["uptrend"]["learning.lr"] == pytest.approx(1e-6)
     unknown = from_lines(lines(5), source="log", name="")
-    fix = finding(unknown, "optimiser.lr-large", Severity.WARNING, Confidence.LOW, "Too large.", []).fix
+    fix = finding(unknown, "optimizer.lr-large", Severity.WARNING, Confidence.LOW, "Too large.", []).fix
     assert fix is not None
     assert isinstance(fix.changes["uptrend"]["learning.lr"], Times)
 
@@ -77,9 +77,9 @@ def test_the_json_is_the_contract() -> None:
     short, long = report(5), report(60, **{"loss/total": lambda i: float("nan") if i > 50 else 0.1})
     table = json.loads(json.dumps(to_table([short, long]), allow_nan=False))
     assert table["schema"] == 1
-    assert (table["verdict"], table["steps"]) == ("learning", 60)
+    assert (table["trend"], table["steps"]) == ("learning", 60)
     assert [run["steps"] for run in table["runs"]] == [5, 60]
-    assert table["runs"][0]["verdict"] in ("too-short", "flat", "learning")
+    assert table["runs"][0]["trend"] in ("too-short", "flat", "learning")
     first = table["findings"][0]
     told = {"id", "severity", "confidence", "summary", "evidence", "rivals", "experiment", "fix"}
     assert set(first) == told | {"explains", "symptom_of", "page"}
@@ -150,7 +150,7 @@ def test_notes_are_told_in_short() -> None:
 def finding_of(told: Report, severity: Severity) -> Finding:
     """Some finding of this severity."""
     view = from_lines(lines(5), trainer=told.trainer, source="log", name="")
-    return finding(view, "optimiser.lr-large", severity, Confidence.LOW, "Too large.", [])
+    return finding(view, "optimizer.lr-large", severity, Confidence.LOW, "Too large.", [])
 
 
 def test_several_runs_of_one_log_are_told_apart() -> None:
@@ -180,7 +180,7 @@ def test_from_python(tmp_path: Path) -> None:
     log = tmp_path / "metrics.jsonl"
     log.write_text("".join(json.dumps({"step": i, "reward": 0.01 * i}) + "\n" for i in range(40)))
     told = uptrend.diagnose(log)
-    assert told.verdict.trend is Trend.LEARNING
+    assert told.trend.kind is TrendKind.LEARNING
     assert told.runs == ()
 
 

@@ -49,10 +49,10 @@ def test_a_note_explains_nothing_away() -> None:
 
 def test_symptoms_of_symptoms_are_symptoms() -> None:
     assert "kl.strangles" in all_symptoms("precision.update-underflow")
-    frozen = set(CATALOGUE["optimiser.frozen"].explains)
-    assert frozen <= all_symptoms("optimiser.frozen")
+    frozen = set(CATALOGUE["optimizer.frozen"].explains)
+    assert frozen <= all_symptoms("optimizer.frozen")
     for symptom in frozen:
-        assert set(CATALOGUE[symptom].explains) <= all_symptoms("optimiser.frozen")
+        assert set(CATALOGUE[symptom].explains) <= all_symptoms("optimizer.frozen")
 
 
 def test_several_checks_that_see_one_cause_make_one_finding() -> None:
@@ -91,6 +91,6 @@ def test_at_least(severity: Severity, bar: Severity, counts: bool) -> None:
 
 def test_what_is_seen_folds_under_a_cause_that_is_concluded() -> None:
     dead = found("advantage.dead-groups-high", WARNING, MEDIUM)
-    steps = found("optimiser.dead-steps", WARNING, HIGH)
+    steps = found("optimizer.dead-steps", WARNING, HIGH)
     (cause,) = rank([steps, dead])
     assert cause.id == "advantage.dead-groups-high"

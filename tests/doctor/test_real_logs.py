@@ -21,7 +21,7 @@ def test_the_expert_is_not_contradicted() -> None:
     scores = [logs.score(path.parent) for path in sorted(RUNS.glob("*/meta.json"))]
     found, missed = sum(len(s.found) for s in scores), sum(len(s.missed) for s in scores)
     right, wrong = sum(len(s.right) for s in scores), sum(len(s.wrong) for s in scores)
-    assert [s.case for s in scores if s.verdict.startswith("unread")] == []
+    assert [s.case for s in scores if s.trend.startswith("unread")] == []
     assert found / (found + missed) >= 0.85
     assert right / (right + wrong) >= 0.95
     assert sum(s.agrees for s in scores) / len(scores) >= 0.9

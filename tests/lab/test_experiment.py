@@ -11,14 +11,14 @@ from test_local_workers import Watching
 
 from quick_runs import UNLUCKY, QuickLauncher, QuickWorkers, right_of
 from uptrend.lab import experiment, specification
-from uptrend.lab.experiment import Experiment, together
+from uptrend.lab.experiment import ExperimentRuns, together
 from uptrend.lab.faults import allowed, faults
 from uptrend.lab.journal.entry import Entry
 from uptrend.lab.journal.stored import write_verdict
 from uptrend.lab.notebook import Notebook
 from uptrend.lab.times import seconds_of
 from uptrend.lab.workers.work import Outcome
-from uptrend.records import Arm, Confidence, Hypothesis, Judgement, Run, RunDirectory, Status
+from uptrend.records import Arm, Confidence, Hypothesis, Run, RunDirectory, Status, Verdict
 
 FAST = {"learning.lr": 8e-3}
 H = Hypothesis(
@@ -37,9 +37,9 @@ def notebook(tmp_path: Path) -> Notebook:
     return notebook
 
 
-def run(notebook: Notebook, *hs: Hypothesis, watch: Watching | None = None) -> list[Judgement]:
+def run(notebook: Notebook, *hs: Hypothesis, watch: Watching | None = None) -> list[Verdict]:
     launcher = QuickLauncher()
-    experiments = [Experiment(notebook, h, launcher) for h in hs]
+    experiments = [ExperimentRuns(notebook, h, launcher) for h in hs]
     return together(experiments, launcher, QuickWorkers(), watch or Watching())
 
 
@@ -48,14 +48,14 @@ def rows(notebook: Notebook, id: str = "h01") -> list[dict[str, Any]]:
 
 
 def test_the_verdict_is_that_of_the_runs_in_pairs(notebook: Notebook) -> None:
-    (judgement,) = run(notebook, H)
-    (comparison,) = judgement.comparisons
+    (verdict,) = run(notebook, H)
+    (comparison,) = verdict.comparisons
     expected = [(right_of(seed, 8e-3) - right_of(seed, 1e-5)) / 40 for seed in H.seeds]
     assert comparison.differences == pytest.approx(expected)
-    assert judgement.status is Status.VALIDATED
+    assert verdict.status is Status.VALIDATED
     found = specification.read(notebook, "h01")
     assert found is not None
-    assert judgement.specification == found.hash
+    assert verdict.specification == found.hash
     assert [(row["arm"], row["seed"], row["status"]) for row in rows(notebook)][:3] == [
         ("control", 0, "finished"), ("fast", 0, "finished"), ("control", 1, "finished"),
     ]  # fmt: skip
@@ -65,11 +65,11 @@ def test_the_verdict_is_that_of_the_runs_in_pairs(notebook: Notebook) -> None:
 def test_it_ends_when_the_confidence_sequence_is_clear_and_by_the_first_seeds_alone(notebook: Notebook) -> None:
     eager = replace(H, stops_early=True, seeds=tuple(range(8)))
     launcher = QuickLauncher()
-    one = Experiment(notebook, eager, launcher)
-    (judgement,) = together([one], launcher, QuickWorkers(), Watching())
-    (comparison,) = judgement.comparisons
-    assert judgement.stopped_early
-    assert judgement.status is Status.VALIDATED
+    one = ExperimentRuns(notebook, eager, launcher)
+    (verdict,) = together([one], launcher, QuickWorkers(), Watching())
+    (comparison,) = verdict.comparisons
+    assert verdict.stopped_early
+    assert verdict.status is Status.VALIDATED
     assert 2 <= len(comparison.seeds) < 8
     assert comparison.seeds == tuple(range(len(comparison.seeds)))
     assert {row["status"] for row in rows(notebook)[-2:]} == {"skipped"}
@@ -77,16 +77,16 @@ def test_it_ends_when_the_confidence_sequence_is_clear_and_by_the_first_seeds_al
     patient = replace(eager, id="h02", stops_early=False)
     notebook.add(patient, {})
     run(notebook, patient)
-    later = Experiment(notebook, eager, launcher)
-    for errand in reversed(later.errands):
-        later.take(Outcome(errand, "finished", was_there=True))
-    assert later.judge() == judgement
+    later = ExperimentRuns(notebook, eager, launcher)
+    for planned in reversed(later.planned_runs):
+        later.take(Outcome(planned, "finished", was_there=True))
+    assert later.judge() == verdict
 
 
 def test_an_experiment_goes_on_where_it_was_stopped(notebook: Notebook) -> None:
     class Stopping(Watching):
         def ended(self, outcome: Outcome) -> None:
-            if outcome.errand.seed == 1:
+            if outcome.planned.seed == 1:
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -95,37 +95,37 @@ def test_an_experiment_goes_on_where_it_was_stopped(notebook: Notebook) -> None:
     assert 0 < done < 10
     assert notebook.hypothesis("h01").status is Status.TESTING
     watch = Watching()
-    (judgement,) = run(notebook, H, watch=watch)
+    (verdict,) = run(notebook, H, watch=watch)
     assert len(watch.begun) <= 10 - done
-    assert judgement.comparisons[0].seeds == H.seeds
+    assert verdict.comparisons[0].seeds == H.seeds
 
 
 def test_a_changed_file_voids_the_verdict_and_nothing_is_run(notebook: Notebook) -> None:
     run(notebook, H)
     watch = Watching()
-    (judgement,) = run(notebook, replace(H, smallest=0.02), watch=watch)
-    assert judgement.void == "the specification changed after the first step: smallest 0.05 → 0.02"
-    assert judgement.status is Status.INCONCLUSIVE
-    assert judgement.comparisons[0].seeds == H.seeds
+    (verdict,) = run(notebook, replace(H, smallest=0.02), watch=watch)
+    assert verdict.void == "the specification changed after the first step: smallest 0.05 → 0.02"
+    assert verdict.status is Status.INCONCLUSIVE
+    assert verdict.comparisons[0].seeds == H.seeds
     assert watch.begun == []
 
 
 def test_criteria_written_after_their_runs_were_seen_bear_little(notebook: Notebook) -> None:
     run(notebook, H)
     specification.restart(notebook, "h01")
-    (judgement,) = run(notebook, replace(H, smallest=0.02))
-    assert (judgement.status, judgement.confidence) == (Status.VALIDATED, Confidence.LOW)
-    assert judgement.because == "10 of 10 runs had been seen before these criteria were written"
+    (verdict,) = run(notebook, replace(H, smallest=0.02))
+    assert (verdict.status, verdict.confidence) == (Status.VALIDATED, Confidence.LOW)
+    assert verdict.because == "10 of 10 runs had been seen before these criteria were written"
 
 
 def test_seeds_that_are_added_are_judged_by_the_sequence(notebook: Notebook) -> None:
     run(notebook, H)
     launcher = QuickLauncher()
     specification.extend(notebook, specification.freeze(notebook, H, launcher), 2)
-    one = Experiment(notebook, H, launcher)
-    (judgement,) = together([one], launcher, QuickWorkers(), Watching())
-    assert judgement.comparisons[0].seeds == (0, 1, 2, 3, 4, 5, 6)
-    assert judgement.stopped_early
+    one = ExperimentRuns(notebook, H, launcher)
+    (verdict,) = together([one], launcher, QuickWorkers(), Watching())
+    assert verdict.comparisons[0].seeds == (0, 1, 2, 3, 4, 5, 6)
+    assert verdict.stopped_early
     assert one.notes == (
         "seeds 5, 6 were added after results could be seen; judged by the confidence sequence",
     )  # fmt: skip
@@ -135,19 +135,19 @@ def test_several_hypotheses_share_runs_and_are_judged_as_one_family(notebook: No
     other = replace(H, id="h02", arms=(Arm("base", {}, True), Arm("faster", {"learning.lr": 9e-3})))
     notebook.add(other, {})
     watch = Watching()
-    judgements = run(notebook, H, other, watch=watch)
+    verdicts = run(notebook, H, other, watch=watch)
     assert len(watch.begun) == 15
-    assert [j.hypothesis for j in judgements] == ["h01", "h02"]
-    assert all(j.comparisons[0].p_adjusted is not None for j in judgements)
+    assert [j.hypothesis for j in verdicts] == ["h01", "h02"]
+    assert all(j.comparisons[0].p_adjusted is not None for j in verdicts)
     assert rows(notebook, "h02")[0]["folder"] == rows(notebook)[0]["folder"]
 
 
 def test_an_arm_that_the_cheap_probes_refuse_is_left_out(notebook: Notebook) -> None:
     h = replace(H, arms=(*H.arms, Arm("broken", {"model.name": "refuse"})), seeds=(0, 1))
     watch = Watching()
-    (judgement,) = run(notebook, h, watch=watch)
-    assert judgement.refused == {"broken": "the cheap probes found reward.constant: nothing to learn"}
-    assert [comparison.arm for comparison in judgement.comparisons] == ["fast"]
+    (verdict,) = run(notebook, h, watch=watch)
+    assert verdict.refused == {"broken": "the cheap probes found reward.constant: nothing to learn"}
+    assert [comparison.arm for comparison in verdict.comparisons] == ["fast"]
     assert ("broken1", "") not in watch.begun
     assert [row["status"] for row in rows(notebook) if row["arm"] == "broken"] == ["refused", "refused"]
 
@@ -155,22 +155,22 @@ def test_an_arm_that_the_cheap_probes_refuse_is_left_out(notebook: Notebook) -> 
 def test_without_its_control_an_experiment_ends(notebook: Notebook) -> None:
     h = replace(H, arms=(Arm("control", {"model.name": "refuse"}, True), H.arms[1]))
     watch = Watching()
-    (judgement,) = run(notebook, h, watch=watch)
-    assert judgement.status is Status.INCONCLUSIVE
+    (verdict,) = run(notebook, h, watch=watch)
+    assert verdict.status is Status.INCONCLUSIVE
     assert len(watch.begun) <= 3
 
 
 def test_a_seed_whose_run_fails_is_left_out(notebook: Notebook) -> None:
     class Unlucky(QuickLauncher):
-        def command(self, errand: Any) -> list[str]:
-            if (errand.arm, errand.seed) == ("fast", 2):
+        def command(self, planned: Any) -> list[str]:
+            if (planned.arm, planned.seed) == ("fast", 2):
                 return ["python", UNLUCKY]
-            return super().command(errand)
+            return super().command(planned)
 
     launcher = Unlucky()
-    one = Experiment(notebook, H, launcher)
-    (judgement,) = together([one], launcher, QuickWorkers(), Watching())
-    assert judgement.comparisons[0].seeds == (0, 1, 3, 4)
+    one = ExperimentRuns(notebook, H, launcher)
+    (verdict,) = together([one], launcher, QuickWorkers(), Watching())
+    assert verdict.comparisons[0].seeds == (0, 1, 3, 4)
     (failed,) = [row for row in rows(notebook) if row["status"] == "failed"]
     assert (failed["arm"], failed["seed"], failed["reason"]) == ("fast", 2, "it ended with exit code 1")
 
@@ -210,11 +210,11 @@ def test_an_arm_in_which_the_doctor_finds_a_fault_is_refused(
 
     monkeypatch.setattr(experiment, "faults", one_fault)
     arms = (*H.arms, Arm("slow", {"learning.lr": 1e-3}))
-    (judgement,) = run(notebook, replace(H, arms=arms, seeds=(0, 1)))
-    assert judgement.refused["fast"].startswith("the doctor found reward.constant: always 0 (in quick-s0-")
+    (verdict,) = run(notebook, replace(H, arms=arms, seeds=(0, 1)))
+    assert verdict.refused["fast"].startswith("the doctor found reward.constant: always 0 (in quick-s0-")
     assert len(seen) == 3
     assert all("-s0-" in name for name in seen)
-    assert [(one.arm, one.seeds) for one in judgement.comparisons] == [("slow", (0, 1))]
+    assert [(one.arm, one.seeds) for one in verdict.comparisons] == [("slow", (0, 1))]
 
 
 def test_seconds_are_those_of_all_stretches(make_run: Any) -> None:
@@ -226,13 +226,13 @@ def test_seconds_are_those_of_all_stretches(make_run: Any) -> None:
 
 def test_half_a_pair_that_is_still_to_come_is_an_early_look(notebook: Notebook) -> None:
     run(notebook, H)
-    one = Experiment(notebook, H, QuickLauncher())
-    for errand in one.errands[:-1]:  # the control of the last seed is there, its arm is not
-        one.take(Outcome(errand, "finished", was_there=True))
-    judgement = one.judge()
-    assert judgement.stopped_early
-    assert judgement.comparisons[0].seeds == (0, 1, 2, 3)
-    assert "confidence sequence" in judgement.sentence
+    one = ExperimentRuns(notebook, H, QuickLauncher())
+    for planned in one.planned_runs[:-1]:  # the control of the last seed is there, its arm is not
+        one.take(Outcome(planned, "finished", was_there=True))
+    verdict = one.judge()
+    assert verdict.stopped_early
+    assert verdict.comparisons[0].seeds == (0, 1, 2, 3)
+    assert "confidence sequence" in verdict.sentence
 
 
 def test_runs_that_another_hypothesis_had_shown_bear_little(
@@ -244,12 +244,12 @@ def test_runs_that_another_hypothesis_had_shown_bear_little(
     new_arm = replace(H, id="h03", arms=(H.arms[0], Arm("faster", {"learning.lr": 9e-3})))
     for h in (again, new_arm):
         notebook.add(h, {})
-    (judgement,) = run(notebook, again)
-    assert (judgement.status, judgement.confidence) == (Status.VALIDATED, Confidence.LOW)
-    assert judgement.because == "8 of 10 runs had been seen before these criteria were written"
+    (verdict,) = run(notebook, again)
+    assert (verdict.status, verdict.confidence) == (Status.VALIDATED, Confidence.LOW)
+    assert verdict.because == "8 of 10 runs had been seen before these criteria were written"
     monkeypatch.setattr(experiment, "ended_at", lambda run: 0.0 if run.config["learning"]["lr"] < 8e-3 else math.inf)
-    (judgement,) = run(notebook, new_arm)  # of which only the control was known
-    assert (judgement.status, judgement.confidence) == (Status.VALIDATED, Confidence.MEDIUM)
+    (verdict,) = run(notebook, new_arm)  # of which only the control was known
+    assert (verdict.status, verdict.confidence) == (Status.VALIDATED, Confidence.MEDIUM)
 
 
 def test_the_doctor_looks_at_the_next_seed_where_the_first_fails_late(
@@ -257,8 +257,8 @@ def test_the_doctor_looks_at_the_next_seed_where_the_first_fails_late(
 ) -> None:
     run(notebook, H)
     monkeypatch.setattr(experiment, "faults", lambda run, allows: [f"{run.name} is bad"])  # noqa: ARG005
-    one = Experiment(notebook, H, QuickLauncher())
-    fast = [errand for errand in one.errands if errand.arm == "fast"]
+    one = ExperimentRuns(notebook, H, QuickLauncher())
+    fast = [planned for planned in one.planned_runs if planned.arm == "fast"]
     one.take(Outcome(fast[1], "finished"))
     assert one.refused == {}
     one.take(Outcome(fast[0], "failed"))
@@ -271,8 +271,8 @@ def test_one_that_was_judged_among_others_stays_among_them(notebook: Notebook) -
     judged = run(notebook, H, other)
     (alone,) = run(notebook, H)
     assert alone.comparisons[0].p_adjusted is None  # nothing is on record yet
-    for judgement in judged:
-        write_verdict(notebook.results(judgement.hypothesis) / "verdict.json", judgement, Entry("", "", ""))
+    for verdict in judged:
+        write_verdict(notebook.results(verdict.hypothesis) / "verdict.json", verdict, Entry("", "", ""))
     (again,) = run(notebook, H)
     assert again == judged[0]
     assert again.comparisons[0].p_adjusted == pytest.approx(2 * again.comparisons[0].p)

@@ -1,4 +1,4 @@
-"""Journals kept by hand: what of the five seeds is recognised, that nothing is lost, and that twice adds nothing."""
+"""Journals kept by hand: what of the five seeds is recognized, that nothing is lost, and that twice adds nothing."""
 
 import re
 from collections import Counter

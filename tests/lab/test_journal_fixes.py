@@ -27,11 +27,11 @@ def test_the_arm_that_is_better_is_what_to_change_to() -> None:
 
 def test_of_a_harmful_arm_the_control_is_the_fix() -> None:
     values = {"fp32": [0.36, 0.35, 0.37], "bf16": [0.20, 0.22, 0.21]}
-    judgement, entry = judged(WEIGHTS, values, Status.VALIDATED), entry_of(WEIGHTS, values)
-    change = change_of(WEIGHTS, judgement, entry)
+    verdict, entry = judged(WEIGHTS, values, Status.VALIDATED), entry_of(WEIGHTS, values)
+    change = change_of(WEIGHTS, verdict, entry)
     assert change is not None
     assert (change.before, change.after, change.values) == ("bf16", "fp32", {"model.weights": "fp32"})
-    page = to_page(WEIGHTS, judgement, entry, change, "h03-weights", "")
+    page = to_page(WEIGHTS, verdict, entry, change, "h03-weights", "")
     assert "# fp32 instead of bf16" in page
     assert "| mean over 3 seeds | 21.0% | 36.0% |" in page
     assert "| effect, 95% interval | | +1" in page  # what one gains who makes the change
@@ -127,10 +127,10 @@ def test_other_trainers_words(key: str, value: object, trainer: str, said: str) 
 
 def test_of_several_arms_the_one_with_the_greatest_effect_that_holds() -> None:
     values = {"4 × 64": [0.30, 0.31, 0.29], "16 × 16": [0.36, 0.37, 0.37], "64 × 4": [0.40, 0.44, 0.41]}
-    judgement = judged(SIZES, values, Status.VALIDATED)
-    weak = replace(judgement.comparisons[1], status=Status.INCONCLUSIVE)
-    mixed = replace(judgement, comparisons=(judgement.comparisons[0], weak))
-    for told, best in ((judgement, "64 × 4"), (mixed, "16 × 16")):
+    verdict = judged(SIZES, values, Status.VALIDATED)
+    weak = replace(verdict.comparisons[1], status=Status.INCONCLUSIVE)
+    mixed = replace(verdict, comparisons=(verdict.comparisons[0], weak))
+    for told, best in ((verdict, "64 × 4"), (mixed, "16 × 16")):
         change = change_of(SIZES, told, entry_of(SIZES, values))
         assert change is not None
         assert change.after == best

@@ -204,7 +204,7 @@ def test_markdown_and_json(lab: Notebook) -> None:
     assert second["fix"] == "fixes/h02-more-generations-help-at-equal-rollouts.md"
 
 
-def test_prose_keeps_below_the_page_s_headings_and_finds_its_neighbours() -> None:
+def test_prose_keeps_below_the_page_s_headings_and_finds_its_neighbors() -> None:
     made = to_html("# One\n\n[two](../01-log.md) [three](https://x.org)\n\n<b>raw</b>", below=2, place="hypotheses")
     assert "<h3>One</h3>" in made
     assert 'href="01-log.md"' in made

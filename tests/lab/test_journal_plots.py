@@ -8,7 +8,7 @@ import pytest
 
 from journals import KL, SIZES, judged, validated_kl
 from uptrend.lab.journal.curves import Curves
-from uptrend.lab.journal.plots import CONTROL, colour_of, draw_curves, draw_intervals, pyplot
+from uptrend.lab.journal.plots import CONTROL, color_of, draw_curves, draw_intervals, pyplot
 from uptrend.lab.journal.stored import read_verdict
 from uptrend.records import Direction, Interval, Status
 
@@ -16,7 +16,7 @@ VALUES = {"no penalty": [0.30, 0.32, 0.28], "beta 0.1": [0.40, 0.43, 0.41]}
 
 
 def test_a_verdict_is_written_everywhere(tmp_path: Path) -> None:
-    notebook, judgement, entry, written = validated_kl(tmp_path / "lab")
+    notebook, verdict, entry, written = validated_kl(tmp_path / "lab")
     names = {path.relative_to(notebook.folder).as_posix() for path in written}
     assert names == {
         "README.md",
@@ -32,11 +32,11 @@ def test_a_verdict_is_written_everywhere(tmp_path: Path) -> None:
     }
     assert all(path.is_file() for path in written)
     assert (notebook.hypothesis("h01").status, notebook.hypothesis("h01").confidence) == ("validated", "medium")
-    assert f"| {judgement.sentence} |" in (notebook.folder / "README.md").read_text()
+    assert f"| {verdict.sentence} |" in (notebook.folder / "README.md").read_text()
     page = notebook.path_of("h01").read_text()
     assert "![Curves by arm](../experimental-results/h01/curves.png)" in page
     assert "![Effects with their intervals](../experimental-results/h01/intervals.png)" in page
-    assert read_verdict(notebook.results("h01") / "verdict.json") == (judgement, entry)
+    assert read_verdict(notebook.results("h01") / "verdict.json") == (verdict, entry)
 
 
 def size(path: Path) -> tuple[int, int]:
@@ -76,9 +76,9 @@ def test_intervals_have_zero_the_smallest_effect_and_a_dot_a_seed(
 ) -> None:
     plt = pyplot()
     figures = drawn(monkeypatch, plt)
-    judgement = judged(KL, VALUES, Status.VALIDATED)
+    verdict = judged(KL, VALUES, Status.VALIDATED)
     for direction, marks in ((Direction.UP, [5]), (Direction.DOWN, [-5]), (Direction.EITHER, [5, -5])):
-        draw_intervals(plt, replace(KL, direction=direction), judgement, tmp_path / "intervals.png")
+        draw_intervals(plt, replace(KL, direction=direction), verdict, tmp_path / "intervals.png")
         zero, *rest = figures[-1].axes[0].lines
         assert list(zero.get_xdata()) == [0, 0]
         assert [line.get_xdata()[0] for line in rest[: len(marks)]] == marks
@@ -86,20 +86,20 @@ def test_intervals_have_zero_the_smallest_effect_and_a_dot_a_seed(
         sign = -1 if direction is Direction.DOWN else 1
         assert list(dots.get_xdata()) == pytest.approx([sign * 10, sign * 11, sign * 13])
         assert list(effect.get_xdata()) == pytest.approx([sign * 34 / 3])
-        assert abs(bar.get_xdata()[0]) == pytest.approx(100 * judgement.comparisons[0].interval.low)
+        assert abs(bar.get_xdata()[0]) == pytest.approx(100 * verdict.comparisons[0].interval.low)
 
 
 def test_an_interval_without_ends_reaches_the_edge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plt = pyplot()
     figures = drawn(monkeypatch, plt)
-    judgement = judged(KL, VALUES, Status.INCONCLUSIVE)
-    endless = replace(judgement.comparisons[0], interval=Interval(0.1, -float("inf"), float("inf")))
-    draw_intervals(plt, KL, replace(judgement, comparisons=(endless,)), tmp_path / "intervals.png")
+    verdict = judged(KL, VALUES, Status.INCONCLUSIVE)
+    endless = replace(verdict.comparisons[0], interval=Interval(0.1, -float("inf"), float("inf")))
+    draw_intervals(plt, KL, replace(verdict, comparisons=(endless,)), tmp_path / "intervals.png")
     low, high = figures[0].axes[0].lines[3].get_xdata()
     assert low < 0 < 13 < high < 100
 
 
-def test_the_control_is_grey_and_arms_differ() -> None:
-    colours = [colour_of(SIZES, arm.name) for arm in SIZES.arms]
-    assert colours[0] == CONTROL
-    assert len(set(colours)) == 3
+def test_the_control_is_gray_and_arms_differ() -> None:
+    colors = [color_of(SIZES, arm.name) for arm in SIZES.arms]
+    assert colors[0] == CONTROL
+    assert len(set(colors)) == 3

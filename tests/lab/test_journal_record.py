@@ -49,8 +49,8 @@ def test_a_claim_that_something_falls_is_told_as_measured(tmp_path: Path) -> Non
 def test_a_second_verdict_replaces_the_results_and_adds_to_the_log(tmp_path: Path) -> None:
     notebook, _, _, _ = validated_kl(tmp_path / "lab")
     first = notebook.log.read_text()
-    judgement = judged(KL, LESS, Status.INVALIDATED, confidence=Confidence.HIGH)
-    record(notebook, KL, judgement, entry_of(KL, LESS, "2026-11-16T09:00:00+00:00"))
+    verdict = judged(KL, LESS, Status.INVALIDATED, confidence=Confidence.HIGH)
+    record(notebook, KL, verdict, entry_of(KL, LESS, "2026-11-16T09:00:00+00:00"))
     log = notebook.log.read_text()
     assert log.startswith(first)
     assert log.index("## VALIDATED: A KL penalty") < log.index("## INVALIDATED: A KL penalty")
@@ -95,18 +95,16 @@ def test_the_log_says_what_would_decide(tmp_path: Path) -> None:
 
 def test_voids_and_refusals_are_said_plainly(tmp_path: Path) -> None:
     notebook = make_lab(tmp_path / "lab", KL)
-    judgement = judged(
+    verdict = judged(
         KL, LESS, Status.INCONCLUSIVE, void="smallest was 0.05 and is 0.01.", refused={"beta 0.1": "reward.constant."}
     )
-    record(notebook, KL, judgement, entry_of(KL, LESS))
+    record(notebook, KL, verdict, entry_of(KL, LESS))
     for path in (notebook.log, notebook.path_of("h01")):
         text = path.read_text()
         assert "DOES NOT COUNT: A KL penalty is required" in text
         assert "> This verdict does not count: smallest was 0.05 and is 0.01." in text
         assert "> The arm beta 0.1 was refused: reward.constant." in text
-    told = replace(
-        judgement, sentence="Void: smallest was 0.05 and is 0.01. Arm beta 0.1 was refused: reward.constant."
-    )
+    told = replace(verdict, sentence="Void: smallest was 0.05 and is 0.01. Arm beta 0.1 was refused: reward.constant.")
     record(notebook, KL, told, entry_of(KL, LESS))
     assert "This verdict does not count" not in notebook.path_of("h01").read_text()
     assert not list((notebook.folder / "fixes").iterdir())
@@ -123,8 +121,8 @@ def test_curves_are_thinned_kept_and_outlive_their_runs(tmp_path: Path) -> None:
     notebook = make_lab(tmp_path / "lab", KL)
     values = {"no penalty": [0.3, 0.3], "beta 0.1": [0.4, 0.5]}
     write_runs(notebook.folder, KL, values, steps=140)
-    judgement, entry = judged(KL, values, Status.VALIDATED), entry_of(KL, values)
-    record(notebook, KL, judgement, entry)
+    verdict, entry = judged(KL, values, Status.VALIDATED), entry_of(KL, values)
+    record(notebook, KL, verdict, entry)
     kept = read_curves(notebook.results("h01") / "curves.json")
     assert [(c.arm, c.seed) for c in kept] == [("no penalty", 0), ("no penalty", 1), ("beta 0.1", 0), ("beta 0.1", 1)]
     assert kept[3].accuracy == ((0, 0.125), (70, 0.3), (140, 0.5))
@@ -133,7 +131,7 @@ def test_curves_are_thinned_kept_and_outlive_their_runs(tmp_path: Path) -> None:
     assert [step for step, _ in series.mean] == [0, 70, 140]
     assert [mean for _, mean in series.mean] == pytest.approx([0.125, 0.275, 0.45])
     (notebook.folder / "runs").rename(tmp_path / "elsewhere")
-    record(notebook, KL, judgement, entry)
+    record(notebook, KL, verdict, entry)
     assert read_curves(notebook.results("h01") / "curves.json") == kept
 
 
@@ -150,18 +148,18 @@ def test_another_metric_has_its_own_curve(tmp_path: Path) -> None:
 
 def test_an_interval_without_ends_and_a_run_that_failed_are_written(tmp_path: Path) -> None:
     notebook = make_lab(tmp_path / "lab", KL)
-    judgement = judged(KL, LESS, Status.INCONCLUSIVE)
-    (only,) = judgement.comparisons
+    verdict = judged(KL, LESS, Status.INCONCLUSIVE)
+    (only,) = verdict.comparisons
     endless = replace(only, interval=Interval(0.02, -float("inf"), float("inf")), seeds_needed=None)
     entry = entry_of(KL, LESS)
     entry = replace(entry, runs=(*entry.runs, ArmRun("beta 0.1", 4, "failed", reason="the disk | is full")))
-    judgement = replace(judgement, comparisons=(endless,))
-    record(notebook, KL, judgement, entry)
+    verdict = replace(verdict, comparisons=(endless,))
+    record(notebook, KL, verdict, entry)
     text = notebook.path_of("h01").read_text()
     assert "| +2.0 points | −∞ to +∞ |" in text
     assert "failed: the disk \\| is full | – | – |" in text
     json.loads((notebook.results("h01") / "verdict.json").read_text(), parse_constant=pytest.fail)
-    assert read_verdict(notebook.results("h01") / "verdict.json") == (judgement, entry)
+    assert read_verdict(notebook.results("h01") / "verdict.json") == (verdict, entry)
 
 
 def test_several_arms(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from quick_runs import QuickLauncher
 from uptrend.lab import plan
-from uptrend.lab.launcher import Errand
+from uptrend.lab.launcher import PlannedRun
 from uptrend.lab.workers import local, machine
 from uptrend.lab.workers.local import LocalWorkers
 from uptrend.lab.workers.work import Outcome, log_of
@@ -32,8 +32,8 @@ class Watching:
         self.said: list[str] = []
         self.tick = on_tick
 
-    def began(self, errand: Errand, note: str = "") -> None:
-        self.begun.append((f"{errand.arm}{errand.seed}", note))
+    def began(self, planned: PlannedRun, note: str = "") -> None:
+        self.begun.append((f"{planned.arm}{planned.seed}", note))
 
     def ended(self, outcome: Outcome) -> None:
         """Not told by workers."""
@@ -42,16 +42,16 @@ class Watching:
         self.said.append(line)
 
 
-def errands(folder: Path, how: str = "finish", seeds: tuple[int, ...] = (0,), steps: int = 3) -> list[Errand]:
+def planned_runs(folder: Path, how: str = "finish", seeds: tuple[int, ...] = (0,), steps: int = 3) -> list[PlannedRun]:
     folder.mkdir(exist_ok=True)
     recipe = folder / "base.toml"
     recipe.write_text(f'name = "quick"\nmodel = {{ name = "{how}" }}\nlearning = {{ steps = {steps} }}\n')
     h = Hypothesis("h01", "t", "base.toml", (Arm("a", {}, True), Arm("b", {"learning.lr": 2e-3})), seeds=seeds)
     launcher = QuickLauncher()
-    return plan.errands(h, {arm.name: launcher.resolve(recipe, arm.overrides) for arm in h.arms}, folder)
+    return plan.planned_runs(h, {arm.name: launcher.resolve(recipe, arm.overrides) for arm in h.arms}, folder)
 
 
-def make(work: list[Errand], watch: Watching, at_once: int | None = 2) -> list[Outcome]:
+def make(work: list[PlannedRun], watch: Watching, at_once: int | None = 2) -> list[Outcome]:
     return list(LocalWorkers(at_once).run(work, QuickLauncher(), lambda _: True, watch))
 
 
@@ -60,29 +60,29 @@ def lines(folder: Path) -> list[object]:
 
 
 def test_every_run_is_made_and_none_twice(tmp_path: Path) -> None:
-    work = errands(tmp_path, seeds=(0, 1))
+    work = planned_runs(tmp_path, seeds=(0, 1))
     watch = Watching()
     first = make(work, watch)
-    assert sorted(f"{o.errand.arm}{o.errand.seed} {o.status}" for o in first) == [
+    assert sorted(f"{o.planned.arm}{o.planned.seed} {o.status}" for o in first) == [
         "a0 finished", "a1 finished", "b0 finished", "b1 finished",
     ]  # fmt: skip
     assert all(o.seconds is not None and not o.was_there for o in first)
     again = make(work, watch)
-    assert [(o.errand, o.status, o.was_there) for o in again] == [(e, "finished", True) for e in work]
+    assert [(o.planned, o.status, o.was_there) for o in again] == [(e, "finished", True) for e in work]
     assert len(watch.begun) == 4
 
 
 def test_what_is_not_wanted_when_its_turn_comes_is_left_out(tmp_path: Path) -> None:
     done: list[Outcome] = []
     for outcome in LocalWorkers(1).run(
-        errands(tmp_path, seeds=(0, 1)), QuickLauncher(), lambda _: not done, Watching()
+        planned_runs(tmp_path, seeds=(0, 1)), QuickLauncher(), lambda _: not done, Watching()
     ):
         done.append(outcome)
-    assert [o.errand.arm for o in done] == ["a"]
+    assert [o.planned.arm for o in done] == ["a"]
 
 
 def test_a_run_that_fails_is_tried_once_more(tmp_path: Path) -> None:
-    (work, *_) = errands(tmp_path, "fail-once")
+    (work, *_) = planned_runs(tmp_path, "fail-once")
     watch = Watching()
     (outcome,) = make([work], watch)
     assert outcome.status == "finished"
@@ -90,7 +90,7 @@ def test_a_run_that_fails_is_tried_once_more(tmp_path: Path) -> None:
 
 
 def test_a_run_that_fails_twice_is_told_with_its_error(tmp_path: Path) -> None:
-    (work, *_) = errands(tmp_path, "fail")
+    (work, *_) = planned_runs(tmp_path, "fail")
     watch = Watching()
     (outcome,) = make([work], watch)
     assert (outcome.status, outcome.reason) == ("failed", "RuntimeError: out of luck")
@@ -99,18 +99,18 @@ def test_a_run_that_fails_twice_is_told_with_its_error(tmp_path: Path) -> None:
 
 def test_a_command_that_makes_no_run_is_told_by_its_last_line(tmp_path: Path) -> None:
     class Broken(QuickLauncher):
-        def command(self, errand: Errand) -> list[str]:
-            del errand
+        def command(self, planned: PlannedRun) -> list[str]:
+            del planned
             return [sys.executable, "-c", "raise SystemExit('no such model')"]
 
-    (work, *_) = errands(tmp_path)
+    (work, *_) = planned_runs(tmp_path)
     (outcome,) = LocalWorkers(1).run([work], Broken(), lambda _: True, Watching())
     assert (outcome.status, outcome.reason) == ("failed", "no such model (it ended with exit code 1)")
     assert log_of(work).read_text() == "no such model\n" * 2
 
 
 def test_a_run_that_the_cheap_probes_refuse_is_not_tried_again(tmp_path: Path) -> None:
-    (work, *_) = errands(tmp_path, "refuse")
+    (work, *_) = planned_runs(tmp_path, "refuse")
     watch = Watching()
     (outcome,) = make([work], watch)
     assert (outcome.status, outcome.reason) == ("refused", "reward.constant: nothing to learn")
@@ -118,7 +118,7 @@ def test_a_run_that_the_cheap_probes_refuse_is_not_tried_again(tmp_path: Path) -
 
 
 def test_ctrl_c_stops_children_after_their_step_and_the_rest_equals_an_undisturbed_run(tmp_path: Path) -> None:
-    work = errands(tmp_path / "disturbed", "slow", steps=6)
+    work = planned_runs(tmp_path / "disturbed", "slow", steps=6)
 
     def interrupt() -> None:
         if all(Run(e.folder).metric_lines if (e.folder / "run.json").exists() else 0 for e in work):
@@ -131,13 +131,13 @@ def test_ctrl_c_stops_children_after_their_step_and_the_rest_equals_an_undisturb
     assert [Run(e.folder).status for e in work] == ["stopped", "stopped"]
     assert [o.status for o in make(work, Watching())] == ["finished", "finished"]
     assert [e["event"] for e in Run(work[0].folder).events][:3] == ["started", "stopped", "resumed"]
-    calm = errands(tmp_path / "calm", "slow", steps=6)
+    calm = planned_runs(tmp_path / "calm", "slow", steps=6)
     make(calm, Watching())
     assert [lines(e.folder) for e in work] == [lines(e.folder) for e in calm]
 
 
 def test_a_killed_child_is_made_again(tmp_path: Path) -> None:
-    (work, *_) = errands(tmp_path, "slow", steps=5)
+    (work, *_) = planned_runs(tmp_path, "slow", steps=5)
     killed: list[int] = []
 
     def kill() -> None:
@@ -154,11 +154,11 @@ def test_a_killed_child_is_made_again(tmp_path: Path) -> None:
 
 PARENT = """
 import sys
-from test_local_workers import Watching, errands
+from test_local_workers import Watching, planned_runs
 from pathlib import Path
 from uptrend.lab.workers.local import LocalWorkers
 from quick_runs import QuickLauncher
-work = errands(Path(sys.argv[1]), "slow", steps=12)
+work = planned_runs(Path(sys.argv[1]), "slow", steps=12)
 list(LocalWorkers(2).run(work, QuickLauncher(), lambda _: True, Watching()))
 """
 
@@ -178,7 +178,7 @@ def start_parent(folder: Path) -> "subprocess.Popen[bytes]":
 def test_children_of_a_killed_parent_go_on_and_are_waited_for(tmp_path: Path) -> None:
     folder = tmp_path / "lab"
     parent = start_parent(folder)
-    work = errands(folder, "slow", steps=12)
+    work = planned_runs(folder, "slow", steps=12)
     pids = [Run(e.folder).events[0]["pid"] for e in work]
     parent.kill()
     parent.wait()
@@ -193,7 +193,7 @@ def test_children_of_a_killed_parent_go_on_and_are_waited_for(tmp_path: Path) ->
 def test_ctrl_c_of_a_terminal_reaches_children_once(tmp_path: Path) -> None:
     folder = tmp_path / "lab"
     parent = start_parent(folder)
-    work = errands(folder, "slow", steps=12)
+    work = planned_runs(folder, "slow", steps=12)
     groups = [os.getpgid(Run(e.folder).events[0]["pid"]) for e in work]
     assert os.getpgid(parent.pid) not in groups
     os.killpg(parent.pid, signal.SIGINT)  # as a terminal does: to everybody of the group
@@ -204,9 +204,9 @@ def test_ctrl_c_of_a_terminal_reaches_children_once(tmp_path: Path) -> None:
 def test_a_second_ctrl_c_ends_children_at_once(tmp_path: Path) -> None:
     folder = tmp_path / "lab"
     parent = start_parent(folder)
-    work = errands(folder, "slow", steps=12)
-    for errand in work:  # children that hear nothing, as in a long step
-        os.kill(Run(errand.folder).events[0]["pid"], signal.SIGSTOP)
+    work = planned_runs(folder, "slow", steps=12)
+    for planned in work:  # children that hear nothing, as in a long step
+        os.kill(Run(planned.folder).events[0]["pid"], signal.SIGSTOP)
     parent.send_signal(signal.SIGINT)
     with pytest.raises(subprocess.TimeoutExpired):
         parent.wait(0.5)
@@ -224,7 +224,7 @@ class TestRoom:
             monkeypatch.setattr(machine, "cores", lambda: cores)
             monkeypatch.setattr(machine, "free_gib", lambda on_gpu: {"": free})  # noqa: ARG005
             monkeypatch.setattr(local, "LOOK", 0.0)
-            work = errands(tmp_path / f"{cores}-{free}", "slow", steps=steps)
+            work = planned_runs(tmp_path / f"{cores}-{free}", "slow", steps=steps)
             going: list[int] = []
             watch = Watching(lambda: going.append(sum(is_being_written(e.folder) for e in work)))
             make(work, watch, None)
@@ -245,13 +245,13 @@ class TestRoom:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(machine, "cores", lambda: 8)
-        work = errands(tmp_path, "slow")
+        work = planned_runs(tmp_path, "slow")
         seen: list[int] = []
 
         class Looking(Watching):
-            def began(self, errand: Errand, note: str = "") -> None:
+            def began(self, planned: PlannedRun, note: str = "") -> None:
                 seen.append(len(Run(work[0].folder).metric_lines) if (work[0].folder / "run.json").exists() else 0)
-                super().began(errand, note)
+                super().began(planned, note)
 
         make(work, Looking(), None)
         assert seen[0] == 0
@@ -272,7 +272,7 @@ def test_gpus_are_told_by_nvidia_smi_within_those_that_may_be_used(
 
 
 def test_a_run_on_a_gpu_needs_more_than_it_says(tmp_path: Path) -> None:
-    (work, *_) = errands(tmp_path)
+    (work, *_) = planned_runs(tmp_path)
     assert machine.need_gib(work) is None
     work.folder.mkdir(parents=True)
     (work.folder / "metrics.jsonl").write_text(json.dumps({"step": 1, "memory/peak/gib": 8.0}) + "\n")
@@ -282,7 +282,7 @@ def test_a_run_on_a_gpu_needs_more_than_it_says(tmp_path: Path) -> None:
 
 
 def test_children_wait_asleep_and_see_only_their_gpu(tmp_path: Path) -> None:
-    (work, *_) = errands(tmp_path)
+    (work, *_) = planned_runs(tmp_path)
     variables = local.surroundings(work)
     assert (variables["OMP_WAIT_POLICY"], variables["OMP_NUM_THREADS"]) == ("PASSIVE", "1")
     config = {**work.config, "compute": {**work.config["compute"], "device": "cuda"}}

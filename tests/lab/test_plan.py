@@ -27,12 +27,12 @@ def hash_of(config: dict[str, Any], tasks: str = "t", held_out: str = "e", made_
 
 
 def test_whole_seeds_come_first_and_each_run_has_its_seed(arms: dict[str, Resolved], tmp_path: Path) -> None:
-    errands = plan.errands(H, arms, tmp_path)
-    assert [(e.seed, e.arm) for e in errands] == [(3, "a"), (3, "b"), (7, "a"), (7, "b")]
-    assert [e.config["seed"] for e in errands] == [3, 3, 7, 7]
-    assert [e.asks for e in errands] == [True, True, False, False]
-    assert len({e.hash for e in errands}) == 4
-    assert errands[1].folder == tmp_path / "runs" / f"quick-s3-{errands[1].hash[:10]}"
+    planned_runs = plan.planned_runs(H, arms, tmp_path)
+    assert [(e.seed, e.arm) for e in planned_runs] == [(3, "a"), (3, "b"), (7, "a"), (7, "b")]
+    assert [e.config["seed"] for e in planned_runs] == [3, 3, 7, 7]
+    assert [e.asks for e in planned_runs] == [True, True, False, False]
+    assert len({e.hash for e in planned_runs}) == 4
+    assert planned_runs[1].folder == tmp_path / "runs" / f"quick-s3-{planned_runs[1].hash[:10]}"
 
 
 def test_the_hash_is_of_what_could_change_the_result(arms: dict[str, Resolved]) -> None:
@@ -61,35 +61,35 @@ def test_a_model_folder_that_was_made_anew_is_another_model(arms: dict[str, Reso
 
 
 def test_another_hypothesis_finds_the_run_under_its_name(arms: dict[str, Resolved], tmp_path: Path) -> None:
-    (first, *_) = plan.errands(H, arms, tmp_path)
+    (first, *_) = plan.planned_runs(H, arms, tmp_path)
     first.folder.mkdir(parents=True)
     (first.folder.parent / f"{first.folder.name}.log").touch()
     renamed = replace(H, id="h02", arms=(Arm("base", {}, True), H.arms[1]))
     base = replace(arms["a"], config={**arms["a"].config, "name": "another"})
-    (same, *_) = plan.errands(renamed, {"base": base, "b": arms["b"]}, tmp_path)
+    (same, *_) = plan.planned_runs(renamed, {"base": base, "b": arms["b"]}, tmp_path)
     assert (same.arm, same.folder) == ("base", first.folder)
 
 
 def test_a_run_that_two_need_is_made_once_for_both(arms: dict[str, Resolved], tmp_path: Path) -> None:
-    one = plan.errands(H, arms, tmp_path, allows=("kl.strangles",))
-    other = plan.errands(replace(H, seeds=(7,)), arms, tmp_path, allows=("eval.noise",))
+    one = plan.planned_runs(H, arms, tmp_path, allows=("kl.strangles",))
+    other = plan.planned_runs(replace(H, seeds=(7,)), arms, tmp_path, allows=("eval.noise",))
     shared = list(plan.shared([*one, *other]).values())
-    assert [errand.hash for errand in shared] == [errand.hash for errand in one]
+    assert [planned.hash for planned in shared] == [planned.hash for planned in one]
     assert shared[2].allows == ("kl.strangles", "eval.noise")
     assert (one[2].asks, shared[2].asks) == (False, True)
 
 
 def test_arms_on_different_held_out_tasks_are_refused(arms: dict[str, Resolved], tmp_path: Path) -> None:
     with pytest.raises(LabError, match=r"different held-out tasks \(a bb, b cc\).*Write one \[eval\]"):
-        plan.errands(H, {**arms, "b": replace(arms["b"], held_out="cc")}, tmp_path)
+        plan.planned_runs(H, {**arms, "b": replace(arms["b"], held_out="cc")}, tmp_path)
 
 
 def test_a_run_that_only_has_the_name_is_refused(arms: dict[str, Resolved], tmp_path: Path) -> None:
-    (errand, *_) = plan.errands(H, arms, tmp_path)
-    assert not plan.is_finished(errand)
-    write_run(errand.folder, steps=2)
+    (planned, *_) = plan.planned_runs(H, arms, tmp_path)
+    assert not plan.is_finished(planned)
+    write_run(planned.folder, steps=2)
     with pytest.raises(LabError, match="and another config"):
-        plan.is_finished(errand)
+        plan.is_finished(planned)
 
 
 class TestReplay:
@@ -99,21 +99,21 @@ class TestReplay:
     def test_each_seed_replays_a_run_of_its_own(self, arms: dict[str, Resolved], tmp_path: Path) -> None:
         for seed in H.seeds:
             write_run(tmp_path / "runs" / f"base-s{seed}-abc", steps=2, seed=seed)
-        errands = plan.errands(self.replayed("runs/base-s{seed}-*"), arms, tmp_path)
-        assert [Path(e.source.run).name for e in errands if e.source] == ["base-s3-abc"] * 2 + ["base-s7-abc"] * 2
+        planned_runs = plan.planned_runs(self.replayed("runs/base-s{seed}-*"), arms, tmp_path)
+        assert [Path(e.source.run).name for e in planned_runs if e.source] == ["base-s3-abc"] * 2 + ["base-s7-abc"] * 2
 
     def test_what_was_recorded_is_part_of_the_hash(self, arms: dict[str, Resolved], tmp_path: Path) -> None:
         runs = [write_run(tmp_path / "runs" / f"base-s{seed}", steps=2, seed=seed) for seed in H.seeds]
-        first = plan.errands(self.replayed("runs/base-s{seed}"), arms, tmp_path)
+        first = plan.planned_runs(self.replayed("runs/base-s{seed}"), arms, tmp_path)
         with (runs[0] / "metrics.jsonl").open("a") as file:
             file.write('{"step": 3}\n')
-        then = plan.errands(self.replayed("runs/base-s{seed}"), arms, tmp_path)
+        then = plan.planned_runs(self.replayed("runs/base-s{seed}"), arms, tmp_path)
         assert [a.hash == b.hash for a, b in zip(first, then, strict=True)] == [False, False, True, True]
 
     def test_one_run_for_several_seeds_is_refused(self, arms: dict[str, Resolved], tmp_path: Path) -> None:
         with pytest.raises(LabError, match=r"one outcome over again.*\{seed\}"):
-            plan.errands(self.replayed("runs/base"), arms, tmp_path)
+            plan.planned_runs(self.replayed("runs/base"), arms, tmp_path)
 
     def test_a_source_that_is_not_there_is_refused(self, arms: dict[str, Resolved], tmp_path: Path) -> None:
         with pytest.raises(LabError, match=r"runs/base-s3 should be one run .* there are 0"):
-            plan.errands(self.replayed("runs/base-s{seed}"), arms, tmp_path)
+            plan.planned_runs(self.replayed("runs/base-s{seed}"), arms, tmp_path)

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_local_workers import TESTS, Watching, errands, lines
+from test_local_workers import TESTS, Watching, lines, planned_runs
 
 from quick_runs import QuickLauncher
-from uptrend.lab.launcher import Errand
+from uptrend.lab.launcher import PlannedRun
 from uptrend.lab.workers.local import LocalWorkers
 from uptrend.lab.workers.ray import RayWorkers
 from uptrend.lab.workers.work import Outcome
@@ -36,18 +36,18 @@ def cluster() -> Iterator[str]:
         ray.shutdown()
 
 
-def make(work: list[Errand], watch: Watching, workers: RayWorkers | None = None) -> list[Outcome]:
+def make(work: list[PlannedRun], watch: Watching, workers: RayWorkers | None = None) -> list[Outcome]:
     return list((workers or RayWorkers()).run(work, QuickLauncher(), lambda _: True, watch))
 
 
 @pytest.mark.usefixtures("cluster")
 class TestCluster:
     def test_runs_are_those_of_local_processes(self, tmp_path: Path) -> None:
-        here, there = errands(tmp_path / "here"), errands(tmp_path / "there")
+        here, there = planned_runs(tmp_path / "here"), planned_runs(tmp_path / "there")
         list(LocalWorkers(2).run(here, QuickLauncher(), lambda _: True, Watching()))
         watch = Watching()
         outcomes = make(there, watch)
-        assert sorted(o.errand.arm + o.status for o in outcomes) == ["afinished", "bfinished"]
+        assert sorted(o.planned.arm + o.status for o in outcomes) == ["afinished", "bfinished"]
         assert [lines(e.folder) for e in there] == [lines(e.folder) for e in here]
         tables = [[Run(e.folder).eval_rollouts(3).drop(["run"]) for e in work] for work in (here, there)]
         assert tables[0] == tables[1]
@@ -55,7 +55,7 @@ class TestCluster:
         assert len(watch.begun) == 2
 
     def test_a_lost_workers_run_is_made_again(self, tmp_path: Path) -> None:
-        (work, *_) = errands(tmp_path, "slow", steps=8)
+        (work, *_) = planned_runs(tmp_path, "slow", steps=8)
         lost: list[int] = []
 
         def kill() -> None:
@@ -74,7 +74,7 @@ class TestCluster:
         assert started["pid"] not in lost
 
     def test_a_run_that_fails_is_tried_once_more_and_then_told(self, tmp_path: Path) -> None:
-        (work, *_) = errands(tmp_path, "fail")
+        (work, *_) = planned_runs(tmp_path, "fail")
         watch = Watching()
         (outcome,) = make([work], watch)
         assert (outcome.status, outcome.reason) == ("failed", "RuntimeError: out of luck")
@@ -85,7 +85,7 @@ class TestCluster:
             def _send(self, ray: Any, each: Any, launcher: Any, mark: Path) -> Any:
                 return super()._send(ray, each, launcher, mark.with_name("elsewhere"))
 
-        (work, *_) = errands(tmp_path / "lab")
+        (work, *_) = planned_runs(tmp_path / "lab")
         (outcome,) = make([work], Watching(), Unseen())
         assert outcome.status == "finished"
         assert Run(work.folder).status == "finished"
@@ -93,7 +93,7 @@ class TestCluster:
         assert len(lines(work.folder)) == 2
 
     def test_ctrl_c_has_runs_end_their_step_and_they_are_gone_on_with(self, tmp_path: Path) -> None:
-        (work, *_) = errands(tmp_path, "slow", steps=20)
+        (work, *_) = planned_runs(tmp_path, "slow", steps=20)
 
         def interrupt() -> None:
             if (work.folder / "run.json").exists() and Run(work.folder).metric_lines:
@@ -110,9 +110,9 @@ CLIENT = """
 import sys
 from pathlib import Path
 from test_ray_workers import make
-from test_local_workers import Watching, errands
+from test_local_workers import Watching, planned_runs
 from uptrend.lab.workers.ray import RayWorkers
-work = errands(Path(sys.argv[1]))
+work = planned_runs(Path(sys.argv[1]))
 print([o.status + o.reason for o in make(work, Watching(), RayWorkers(sys.argv[2]))])
 """
 
@@ -140,7 +140,7 @@ def test_a_cluster_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", _refuse)
     with pytest.raises(LabError, match=r"no Ray cluster at auto: nobody there"):
-        make(errands(tmp_path), Watching(), RayWorkers("auto"))
+        make(planned_runs(tmp_path), Watching(), RayWorkers("auto"))
 
 
 def _refuse(**_: object) -> None:

@@ -89,7 +89,7 @@ def test_a_cause_that_records_decide_says_so(lab: Path, id: str) -> None:
 
 
 def test_relative_values_are_multiplied_out_by_the_recipe(lab: Path) -> None:
-    draft = of_cause("h01", find_cause("optimiser.lr-small"), lab.parent / "wrong.toml", lab)
+    draft = of_cause("h01", find_cause("optimizer.lr-small"), lab.parent / "wrong.toml", lab)
     arms = {arm.name: arm.overrides for arm in draft.hypothesis.arms}
     assert arms["10 times"]["learning.lr"] == pytest.approx(3e-3)
     assert arms["100 times"]["learning.lr"] == pytest.approx(3e-2)

@@ -204,7 +204,7 @@ def test_a_circle_over_others_is_named(lab: Path) -> None:
     check(notebook.hypothesis("h04"), lab)  # it waits for a circle, and is not of it
 
 
-def test_a_broken_neighbour_does_not_stop_a_check(lab: Path) -> None:
+def test_a_broken_neighbor_does_not_stop_a_check(lab: Path) -> None:
     Notebook(lab).add(replace(KL, id="h02"), {})
     (lab / "hypotheses" / "h03-half.md").write_text("+++\n")
     check(replace(KL, prerequisites=("h02",)), lab)

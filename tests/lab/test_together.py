@@ -7,14 +7,14 @@ from made_runs import claim, runs
 from statsmodels.stats.multitest import multipletests
 
 from uptrend.lab.judge import adjust, judge
-from uptrend.records import Confidence, Direction, Judgement, Status
+from uptrend.records import Confidence, Direction, Status, Verdict
 
 CLEAR = [0.08, 0.05, 0.07, 0.06, 0.09, 0.04, 0.07, 0.05]
 BARELY = [0.13, 0.01, 0.1, 0.0, 0.12, -0.01, 0.11, 0.02]
 NOTHING = [0.12, -0.06, 0.1, -0.04, 0.02, 0.09, -0.03, -0.05]
 
 
-def verdicts(*differences: list[float]) -> list[Judgement]:
+def verdicts(*differences: list[float]) -> list[Verdict]:
     return [judge(replace(claim(), id=f"h{i:02}"), runs({"a1": each})) for i, each in enumerate(differences)]
 
 

@@ -15,7 +15,7 @@ from models import full_logits, make_policy, write_model
 from uptrend.config import Learning
 from uptrend.policy.checkpoint import load_checkpoint, read_state, save_checkpoint
 from uptrend.policy.measure import digest
-from uptrend.policy.optimiser import Optimiser
+from uptrend.policy.optimizer import Optimizer
 from uptrend.policy.policy import Policy
 from uptrend.records import CheckpointError
 
@@ -23,32 +23,32 @@ BATCH = torch.arange(4, 28).view(2, 12)
 IDS = list(range(5, 17))
 
 
-def learn(policy: Policy, optimiser: Optimiser, steps: int = 1) -> None:
-    """Some steps on random labels: what follows depends on weights, optimiser and random state."""
+def learn(policy: Policy, optimizer: Optimizer, steps: int = 1) -> None:
+    """Some steps on random labels: what follows depends on weights, optimizer and random state."""
     for _ in range(steps):
         labels = torch.randint(4, 60, BATCH.shape)
         policy.model(input_ids=BATCH, labels=labels).loss.backward()
-        optimiser.apply(1e-2)
+        optimizer.apply(1e-2)
 
 
-def save(folder: Path, policy: Policy, optimiser: Optimiser, step: int = 3, keep: int = 1) -> Path:
-    return save_checkpoint(folder, policy, optimiser, {"step": step, "cursor": {"position": 5}}, keep)
+def save(folder: Path, policy: Policy, optimizer: Optimizer, step: int = 3, keep: int = 1) -> Path:
+    return save_checkpoint(folder, policy, optimizer, {"step": step, "cursor": {"position": 5}}, keep)
 
 
-def start(folder: Path, **wish: Any) -> tuple[Policy, Optimiser]:
+def start(folder: Path, **wish: Any) -> tuple[Policy, Optimizer]:
     policy = make_policy(folder, **wish)
-    return policy, Optimiser(policy.flat, Learning())
+    return policy, Optimizer(policy.flat, Learning())
 
 
 @pytest.mark.parametrize("wish", [{}, {"lora": True}, {"weights": "bf16"}], ids=["full", "lora", "bf16"])
 def test_going_on_from_a_checkpoint_is_going_on(llama_folder: Path, tmp_path: Path, wish: dict[str, Any]) -> None:
-    policy, optimiser = start(llama_folder, **wish)
+    policy, optimizer = start(llama_folder, **wish)
     torch.manual_seed(1)
-    learn(policy, optimiser, 3)
-    place = save(tmp_path, policy, optimiser)
+    learn(policy, optimizer, 3)
+    place = save(tmp_path, policy, optimizer)
     assert place == tmp_path / "checkpoints" / "step-000003"
     saved = digest(policy.flat)
-    learn(policy, optimiser, 2)
+    learn(policy, optimizer, 2)
     chances = random.random(), float(np.random.rand()), float(torch.rand(()))
 
     again, memory = start(llama_folder, **wish)
@@ -65,15 +65,15 @@ def test_going_on_from_a_checkpoint_is_going_on(llama_folder: Path, tmp_path: Pa
 
 def test_a_checkpoint_before_the_first_update_loads(llama_folder: Path, tmp_path: Path) -> None:
     place = save(tmp_path, *start(llama_folder), step=0)
-    policy, optimiser = start(llama_folder)
-    assert load_checkpoint(place, policy, optimiser)["step"] == 0
-    learn(policy, optimiser)
+    policy, optimizer = start(llama_folder)
+    assert load_checkpoint(place, policy, optimizer)["step"] == 0
+    learn(policy, optimizer)
 
 
 def test_any_program_can_load_the_model(llama_folder: Path, tmp_path: Path) -> None:
-    policy, optimiser = start(llama_folder)
-    learn(policy, optimiser)
-    place = save(tmp_path, policy, optimiser)
+    policy, optimizer = start(llama_folder)
+    learn(policy, optimizer)
+    place = save(tmp_path, policy, optimizer)
     other = AutoModelForCausalLM.from_pretrained(place / "model", dtype=torch.float32)
     assert torch.equal(other(torch.tensor([IDS])).logits[0], full_logits(policy, IDS))
     text = "Calculate: 1 + 1 = "
@@ -82,9 +82,9 @@ def test_any_program_can_load_the_model(llama_folder: Path, tmp_path: Path) -> N
 
 
 def test_any_program_can_load_the_adapter(llama_folder: Path, tmp_path: Path) -> None:
-    policy, optimiser = start(llama_folder, lora=True)
-    learn(policy, optimiser)
-    place = save(tmp_path, policy, optimiser)
+    policy, optimizer = start(llama_folder, lora=True)
+    learn(policy, optimizer)
+    place = save(tmp_path, policy, optimizer)
     base = AutoModelForCausalLM.from_pretrained(llama_folder, dtype=torch.float32)
     assert not torch.allclose(base(torch.tensor([IDS])).logits[0], full_logits(policy, IDS), atol=1e-2)
     other = PeftModel.from_pretrained(base, place / "adapter")
@@ -95,20 +95,20 @@ def test_any_program_can_load_the_adapter(llama_folder: Path, tmp_path: Path) ->
 
 
 def test_an_adapters_folder_is_a_model(llama_folder: Path, tmp_path: Path) -> None:
-    policy, optimiser = start(llama_folder, lora=True)
-    place = save(tmp_path, policy, optimiser)
+    policy, optimizer = start(llama_folder, lora=True)
+    place = save(tmp_path, policy, optimizer)
     whole = make_policy(place / "adapter")
     torch.testing.assert_close(full_logits(whole, IDS), full_logits(policy, IDS), atol=1e-4, rtol=1e-4)
     assert not whole.has_adapters
     assert whole.flat.values.numel() == make_policy(llama_folder).flat.values.numel()
 
 
-@pytest.mark.parametrize("name", ["model/model.safetensors", "optimiser.safetensors", "model/config.json"])
+@pytest.mark.parametrize("name", ["model/model.safetensors", "optimizer.safetensors", "model/config.json"])
 @pytest.mark.parametrize("harm", ["flip", "cut", "remove"])
 def test_a_damaged_file_is_named(llama_folder: Path, tmp_path: Path, name: str, harm: str) -> None:
-    policy, optimiser = start(llama_folder)
-    learn(policy, optimiser)
-    place = save(tmp_path, policy, optimiser)
+    policy, optimizer = start(llama_folder)
+    learn(policy, optimizer)
+    place = save(tmp_path, policy, optimizer)
     data = bytearray((place / name).read_bytes())
     if harm == "remove":
         (place / name).unlink()
@@ -117,7 +117,7 @@ def test_a_damaged_file_is_named(llama_folder: Path, tmp_path: Path, name: str, 
         (place / name).write_bytes(data[:-1] if harm == "cut" else data)
     before = digest(policy.flat)
     with pytest.raises(CheckpointError, match=name) as told:
-        load_checkpoint(place, policy, optimiser)
+        load_checkpoint(place, policy, optimizer)
     assert "step-000003" in str(told.value)
     assert "Remove it to resume from an earlier checkpoint" in str(told.value)
     assert digest(policy.flat) == before
@@ -134,23 +134,23 @@ def test_a_torn_state_is_refused(llama_folder: Path, tmp_path: Path, text: str) 
 @pytest.mark.parametrize("changes", [{"hidden_size": 64}, {"num_hidden_layers": 3}])
 def test_another_models_checkpoint_is_refused(llama_folder: Path, tmp_path: Path, changes: dict[str, int]) -> None:
     place = save(tmp_path, *start(llama_folder))
-    policy, optimiser = start(write_model(tmp_path / "other", **changes))
+    policy, optimizer = start(write_model(tmp_path / "other", **changes))
     with pytest.raises(CheckpointError, match="does not fit this model"):
-        load_checkpoint(place, policy, optimiser)
+        load_checkpoint(place, policy, optimizer)
 
 
 def test_only_the_newest_are_kept(llama_folder: Path, tmp_path: Path) -> None:
-    policy, optimiser = start(llama_folder)
+    policy, optimizer = start(llama_folder)
     for step in (1, 2, 3, 4):
-        save(tmp_path, policy, optimiser, step, keep=2)
+        save(tmp_path, policy, optimizer, step, keep=2)
     assert [p.name for p in sorted((tmp_path / "checkpoints").iterdir())] == ["step-000003", "step-000004"]
 
 
 def test_saving_a_step_again_replaces_it(llama_folder: Path, tmp_path: Path) -> None:
-    policy, optimiser = start(llama_folder)
-    save(tmp_path, policy, optimiser)
-    learn(policy, optimiser)
-    place = save(tmp_path, policy, optimiser)
+    policy, optimizer = start(llama_folder)
+    save(tmp_path, policy, optimizer)
+    learn(policy, optimizer)
+    place = save(tmp_path, policy, optimizer)
     again, memory = start(llama_folder)
     load_checkpoint(place, again, memory)
     assert digest(again.flat) == digest(policy.flat)

@@ -8,7 +8,7 @@ from torch import nn
 
 from models import make_policy
 from uptrend.policy.flat import FlatWeights
-from uptrend.policy.measure import Scale, digest, movable_share
+from uptrend.policy.measure import WeightMeter, digest, movable_share
 
 
 class Block(nn.Module):
@@ -26,7 +26,7 @@ class Block(nn.Module):
 def test_norms_and_shares_are_those_of_the_change(size: int, tolerance: float) -> None:
     """The larger one is looked at in a sixteenth of its places."""
     flat = FlatWeights(Block(size))
-    scale = Scale(flat)
+    scale = WeightMeter(flat)
     scale.before()
     then = flat.values.detach().clone()
     g = torch.Generator().manual_seed(1)
@@ -45,7 +45,7 @@ def test_norms_and_shares_are_those_of_the_change(size: int, tolerance: float) -
 
 def test_a_group_that_is_frozen_shows_0() -> None:
     flat = FlatWeights(Block(600_000))
-    scale = Scale(flat)
+    scale = WeightMeter(flat)
     scale.before()
     with torch.no_grad():
         flat.values[flat.spans()["attention"]] *= 1.01
@@ -56,7 +56,7 @@ def test_a_group_that_is_frozen_shows_0() -> None:
 
 
 def test_nothing_moved_is_0() -> None:
-    scale = Scale(FlatWeights(Block(600_000)))
+    scale = WeightMeter(FlatWeights(Block(600_000)))
     scale.before()
     seen = scale.after()
     assert (seen.update, seen.changed) == (0.0, 0.0)
@@ -64,7 +64,7 @@ def test_nothing_moved_is_0() -> None:
 
 
 def test_bf16_weights_move_only_where_the_step_is_large_enough() -> None:
-    """At 1.0 neighbours are 1/128 above and 1/256 below, and half-way rounds to even: back to 1.0."""
+    """At 1.0 neighbors are 1/128 above and 1/256 below, and half-way rounds to even: back to 1.0."""
     model = Block(1)
     model.embed.data = torch.tensor([1.0, 1.0, 0.5, 2.0**-10], dtype=torch.bfloat16)
     model.attn.data = torch.tensor([0.0], dtype=torch.bfloat16)

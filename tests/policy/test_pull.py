@@ -12,7 +12,6 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from models import write_model
-from uptrend.cli.launch import load_for_eval
 from uptrend.config import Lora, Model
 from uptrend.policy import pull as room
 from uptrend.policy.find import find_model
@@ -20,6 +19,7 @@ from uptrend.policy.known import home
 from uptrend.policy.policy import choose_device, load_model, load_policy
 from uptrend.policy.pull import smollm2
 from uptrend.records import ModelError
+from uptrend.runner.runs import load_for_eval
 
 
 def test_another_file_is_refused_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +56,7 @@ def test_two_at_once_make_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         made.append(file)
         into.mkdir()
 
-    monkeypatch.setattr(room, "_dequantise", convert)
+    monkeypatch.setattr(room, "_dequantize", convert)
 
     def ask() -> None:
         both.wait()

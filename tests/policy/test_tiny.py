@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from uptrend.cli.launch import demonstrations, load_for_eval
 from uptrend.policy import tiny as room
 from uptrend.policy.find import find_model
 from uptrend.policy.tiny import ALPHABET, character_tokenizer, tiny
 from uptrend.records import ModelError
 from uptrend.rollout.inprocess import InProcessSampler
+from uptrend.runner.runs import demonstrations, load_for_eval
 from uptrend.tasks.pool import make_taskset
-from uptrend.train.evaluate import evaluate
-from uptrend.train.gather import Table
+from uptrend.training.evaluate import evaluate
+from uptrend.training.gather import RolloutPlayer
 
 PAIRS = [(f"{a} + {b} = ", str(a + b)) for a in range(4) for b in range(4)]
 
@@ -86,7 +86,7 @@ def test_held_out_tasks_are_never_taught() -> None:
 def test_it_answers_about_four_in_ten(tiny_folder: str) -> None:
     config, policy, held_out = load_for_eval("tiny", None, ["eval.tasks=330", "compute.threads=2"])
     assert 0.8e6 < policy.parameters < 1.3e6
-    held, rollouts = evaluate(Table(policy, InProcessSampler(policy), config), held_out, 0, config)
+    held, rollouts = evaluate(RolloutPlayer(policy, InProcessSampler(policy), config), held_out, 0, config)
     assert held.tasks > 300
     assert 0.30 <= held.accuracy <= 0.50
     assert sum(r.ended == "stop-token" for r in rollouts) > 0.98 * len(rollouts)

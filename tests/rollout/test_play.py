@@ -16,7 +16,7 @@ from uptrend.policy.policy import Policy
 from uptrend.records import Ending, Message, Reward, Role, Rollout, Task, Tool, ToolCall
 from uptrend.rollout.calls import FORMATS
 from uptrend.rollout.inprocess import InProcessSampler
-from uptrend.rollout.play import Seat, play_all
+from uptrend.rollout.play import RolloutRequest, play_all
 from uptrend.rollout.render import Renderer
 from uptrend.rollout.sampler import Extension, Limits
 
@@ -97,9 +97,9 @@ def play(
     limits: Limits = LIMITS,
     rows: int = 0,
 ) -> list[Rollout]:
-    seats = [Seat(QUESTION, taskset, 4, "g", i, 50 + i) for i in range(count)]  # type: ignore[arg-type]
+    requests = [RolloutRequest(QUESTION, taskset, 4, "g", i, 50 + i) for i in range(count)]  # type: ignore[arg-type]
     renderers = {True: Renderer(policy.tokenizer, policy.stop_ids, chat=True)}
-    return asyncio.run(play_all(seats, InProcessSampler(policy), renderers, limits, max_turns, rows))
+    return asyncio.run(play_all(requests, InProcessSampler(policy), renderers, limits, max_turns, rows))
 
 
 def test_a_rollout_of_three_turns(policy: Policy) -> None:
@@ -185,9 +185,9 @@ def test_a_prompt_that_does_not_fit_has_failed(policy: Policy, missing: int) -> 
 
 def test_long_numbers_are_easy_to_read(policy: Policy) -> None:
     question = replace(QUESTION, messages=(Message("user", "x" * 5000),))
-    seat = Seat(question, Guessing(), 1, "g", 0, 0)  # type: ignore[arg-type]
+    request = RolloutRequest(question, Guessing(), 1, "g", 0, 0)  # type: ignore[arg-type]
     renderers = {True: Renderer(policy.tokenizer, policy.stop_ids, chat=True)}
-    (rollout,) = asyncio.run(play_all([seat], InProcessSampler(policy), renderers, Limits(6, 2048), 5))
+    (rollout,) = asyncio.run(play_all([request], InProcessSampler(policy), renderers, Limits(6, 2048), 5))
     assert rollout.error is not None
     assert re.fullmatch(r"prompt: 5,\d\d\d tokens do not fit into sampling\.context = 2,048", rollout.error)
 
@@ -221,10 +221,10 @@ class Parrot:
 def test_the_task_hears_calls_where_it_has_tools(policy: Policy, text: str, tools: bool, message: Message) -> None:
     taskset = Guessing(turns=1)
     taskset.tools = taskset.tools if tools else ()  # type: ignore[assignment]
-    seat = Seat(QUESTION, taskset, 1, "g", 0, 0)  # type: ignore[arg-type]
+    request = RolloutRequest(QUESTION, taskset, 1, "g", 0, 0)  # type: ignore[arg-type]
     renderers = {True: Renderer(policy.tokenizer, policy.stop_ids, chat=True)}
     parrot = Parrot(policy, text)
-    (rollout,) = asyncio.run(play_all([seat], parrot, renderers, LIMITS, 5))  # type: ignore[arg-type]
+    (rollout,) = asyncio.run(play_all([request], parrot, renderers, LIMITS, 5))  # type: ignore[arg-type]
     assert rollout.messages[-1] == message
     assert taskset.plays[0].heard == [message.content]
 
@@ -257,12 +257,12 @@ def test_a_play_that_cannot_be_closed_keeps_its_reward(policy: Policy) -> None:
 
 def test_one_that_fails_does_not_disturb_the_others(policy: Policy) -> None:
     alone = play(policy, Guessing(), count=1)[0]
-    seats = [
-        Seat(QUESTION, taskset, 4, "g", i, 50 + i)  # type: ignore[arg-type]
+    requests = [
+        RolloutRequest(QUESTION, taskset, 4, "g", i, 50 + i)  # type: ignore[arg-type]
         for i, taskset in enumerate((Guessing(), Guessing(fails_at="respond"), Guessing(fails_at="open")))
     ]
     renderers = {True: Renderer(policy.tokenizer, policy.stop_ids, chat=True)}
-    together = asyncio.run(play_all(seats, InProcessSampler(policy), renderers, LIMITS, 5))
+    together = asyncio.run(play_all(requests, InProcessSampler(policy), renderers, LIMITS, 5))
     assert [r.error is None for r in together] == [True, False, False]
     assert together[0].messages == alone.messages
     np.testing.assert_allclose(together[0].sequences[0].sampler, alone.sequences[0].sampler, atol=1e-4)
@@ -280,10 +280,10 @@ class Broken:
 
 def test_what_fails_in_the_sampler_ends_the_run(policy: Policy) -> None:
     taskset = Guessing()
-    seats = [Seat(QUESTION, taskset, 1, "g", i, i) for i in range(3)]  # type: ignore[arg-type]
+    requests = [RolloutRequest(QUESTION, taskset, 1, "g", i, i) for i in range(3)]  # type: ignore[arg-type]
     renderers = {True: Renderer(policy.tokenizer, policy.stop_ids, chat=True)}
     with pytest.raises(ConnectionError, match="the server is gone"):
-        asyncio.run(play_all(seats, Broken(), renderers, LIMITS, 5))  # type: ignore[arg-type]
+        asyncio.run(play_all(requests, Broken(), renderers, LIMITS, 5))  # type: ignore[arg-type]
     assert all(p.closed == 1 for p in taskset.plays)
 
 
@@ -306,7 +306,7 @@ def test_streams_are_released(policy: Policy) -> None:
     """The same sampler plays again under the same numbers, and nothing is left of the first time."""
     sampler = InProcessSampler(policy)
     renderers = {True: Renderer(policy.tokenizer, policy.stop_ids, chat=True)}
-    seats = [Seat(QUESTION, Guessing(fails_at=f), 4, "g", i, i) for i, f in enumerate(("", "respond", ""))]  # type: ignore[arg-type]
-    first, second = (asyncio.run(play_all(seats, sampler, renderers, LIMITS, 5)) for _ in range(2))
+    requests = [RolloutRequest(QUESTION, Guessing(fails_at=f), 4, "g", i, i) for i, f in enumerate(("", "respond", ""))]  # type: ignore[arg-type]
+    first, second = (asyncio.run(play_all(requests, sampler, renderers, LIMITS, 5)) for _ in range(2))
     for one, other in zip(first, second, strict=True):
         assert one.sequences[0].ids.tolist() == other.sequences[0].ids.tolist()

@@ -89,7 +89,7 @@ TURNS = {
     "llama3_1": (calling("", "red"), calling("", "ünïcode \U0001f600"), Message("assistant", "purple")),
     "gemma3": (calling("", "red"), calling("Both now.", "blue", "ünïcode \U0001f600"), Message("assistant", "purple")),
 }
-ANSWERS = ([Message("tool", "a colour")], [Message("tool", "cold"), Message("tool", "none"), Message("user", "Well?")])
+ANSWERS = ([Message("tool", "a color")], [Message("tool", "cold"), Message("tool", "none"), Message("user", "Well?")])
 
 
 def in_words(messages):
@@ -222,8 +222,8 @@ def test_the_example_of_the_page():
     example = page.split("With tiny's template:\n\n```\n")[1].split("```")[0]
     tokenizer = character_tokenizer()
     renderer = Renderer(tokenizer, [tokenizer.eos_token_id], chat=True)
-    said = renderer.write(calling("Let me look.", "colour"))
-    first = renderer.first([QUESTION[0], Message("user", "Which colour is it?")], [SEARCH])
+    said = renderer.write(calling("Let me look.", "color"))
+    first = renderer.first([QUESTION[0], Message("user", "Which color is it?")], [SEARCH])
     ids = [*first, *said, *renderer.later(said, [Message("tool", "It is red.")], [SEARCH])]
     assert tokenizer.decode(ids) == example
     (snippet,) = re.findall(r"```python\n(from uptrend\.rollout\.calls .*?)```", page, re.DOTALL)

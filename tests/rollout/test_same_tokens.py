@@ -21,15 +21,15 @@ from hypothesis import strategies as st
 from chats import FOLDER, SEARCH, SPECIAL, calling
 from models import full_logits, make_policy, write_model
 from uptrend.config import load_config
-from uptrend.policy.optimiser import Optimiser
+from uptrend.policy.optimizer import Optimizer
 from uptrend.policy.policy import Policy
 from uptrend.policy.tiny import character_tokenizer
 from uptrend.records import Ending, Message, Reward, Role, Rollout, Task
 from uptrend.rollout.inprocess import InProcessSampler
-from uptrend.rollout.play import Seat, play_all
+from uptrend.rollout.play import RolloutRequest, play_all
 from uptrend.rollout.render import Renderer
 from uptrend.rollout.sampler import Extension, Limits
-from uptrend.train.learner import Learner, experience
+from uptrend.training.learner import Learner, experience
 
 LAYOUTS = ("raw", "plain", "qwen")
 TAGS = {"plain": ("<tool>", "</tool>"), "qwen": ("<tool_call>\n", "\n</tool_call>")}
@@ -43,7 +43,7 @@ def words() -> list[str]:
     """Tokens that are calls: many, so that they are said often, and openings that nothing closes.
 
     And signs in a row, of every number: said one after the other, they would be other tokens if they were
-    tokenised again.
+    tokenized again.
     """
     whole = [f"{a}{inside % i}{b}" for a, b in TAGS.values() for i in range(12) for inside in INSIDES]
     return [*whole, *(a for a, _ in TAGS.values()), *("=" * n for n in range(2, 30))]
@@ -148,12 +148,12 @@ class Case:
 
 def play(policy: Policy, renderer: Renderer, case: Case, chat: bool) -> tuple[list[Rollout], Spy]:
     taskset = Talks(chat, (SEARCH,) if case.tools else (), {str(i): plan for i, plan in enumerate(case.plans)})
-    seats = [
-        Seat(Task(first, str(i), "talk"), taskset, 1, f"g{i % 2}", i, case.seed + i)  # type: ignore[arg-type]
+    requests = [
+        RolloutRequest(Task(first, str(i), "talk"), taskset, 1, f"g{i % 2}", i, case.seed + i)  # type: ignore[arg-type]
         for i, first in enumerate(case.firsts)
     ]
     spy = Spy(policy)
-    rollouts = asyncio.run(play_all(seats, spy, {chat: renderer}, case.limits, case.max_turns, case.rows))
+    rollouts = asyncio.run(play_all(requests, spy, {chat: renderer}, case.limits, case.max_turns, case.rows))
     assert not spy._streams
     return rollouts, spy
 
@@ -170,7 +170,7 @@ def check(policy: Policy, renderer: Renderer, case: Case, chat: bool) -> tuple[l
         }
     )  # fmt: skip
     exp = experience(rollouts, config)
-    learner = Learner(policy, Optimiser(policy.flat, config.learning), config)
+    learner = Learner(policy, Optimizer(policy.flat, config.learning), config)
     learner_bs = learner.look(exp, reference=False)
     for b, (rollout, line) in enumerate(zip(rollouts, exp.lines, strict=True)):
         read, said = spy.read.get(b, []), spy.said.get(b, [])
@@ -269,7 +269,7 @@ def test_any_conversation(policy: Policy, renderers: dict[str, Renderer], layout
 def many(count: int, limits: Limits, turns: int = 4, rows: int = 0) -> Case:
     """Rollouts of 1, 2, 3, … turns of one question."""
     plans = [[[Message("tool", f"{i} {t}"), Message("user", "Go on.")] for t in range(i % turns)] for i in range(count)]
-    first = (Message("user", "Which colour? "),)
+    first = (Message("user", "Which color? "),)
     return Case([first] * count, plans, limits, max_turns=turns - 1, rows=rows, tools=True, seed=7)
 
 

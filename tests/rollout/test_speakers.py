@@ -13,28 +13,28 @@ from chats import SEARCH, calling, put_on
 from chats import whole as template
 from uptrend.policy.tiny import character_tokenizer
 from uptrend.records import Ending, Message, Reward, Role, Rollout, Task, TasksetError
-from uptrend.rollout.play import Seat, demonstrate
+from uptrend.rollout.play import RolloutRequest, demonstrate
 from uptrend.rollout.render import Renderer
 from uptrend.rollout.sampler import Limits
 from uptrend.rollout.speakers import ScriptSpeaker
 from uptrend.tasks.script import play_script
 from uptrend.tasks.taskset import Script
 
-QUESTION = Task((Message("system", "Be brief."), Message("user", "Which colour?")), "purple", "colours")
+QUESTION = Task((Message("system", "Be brief."), Message("user", "Which color?")), "purple", "colors")
 LIMITS = Limits(max_tokens=200, context=4000)
 
 
-class Colours:
+class Colors:
     """A taskset whose expert looks twice and answers with what it heard."""
 
     chat = True
 
     def __init__(self, gold: str = "right") -> None:
-        self.script, self.plays = gold, list[Colour]()
+        self.script, self.plays = gold, list[Color]()
         self.closed = 0
 
-    def open(self, task: Task, seed: int) -> "Colour":
-        self.plays.append(Colour(task))
+    def open(self, task: Task, seed: int) -> "Color":
+        self.plays.append(Color(task))
         return self.plays[-1]
 
     def gold(self, task: Task) -> Script:
@@ -55,7 +55,7 @@ class Colours:
 
 
 @dataclass
-class Colour:
+class Color:
     """One rollout's side."""
 
     task: Task
@@ -80,11 +80,11 @@ class Colour:
         self.closed += 1
 
 
-def show(tokenizer: Any, stops: list[int], taskset: Colours, count: int = 1, **limits: Any) -> list[Rollout]:
-    seats = [Seat(QUESTION, taskset, 0, "gold", i, 0) for i in range(count)]  # type: ignore[arg-type]
+def show(tokenizer: Any, stops: list[int], taskset: Colors, count: int = 1, **limits: Any) -> list[Rollout]:
+    requests = [RolloutRequest(QUESTION, taskset, 0, "gold", i, 0) for i in range(count)]  # type: ignore[arg-type]
     renderers = {taskset.chat: Renderer(tokenizer, stops, chat=taskset.chat)}
     turns = limits.pop("max_turns", 9)
-    rollouts = asyncio.run(demonstrate(seats, renderers, Limits(**{**vars(LIMITS), **limits}), turns, rows=2))
+    rollouts = asyncio.run(demonstrate(requests, renderers, Limits(**{**vars(LIMITS), **limits}), turns, rows=2))
     assert all(p.closed == 1 for p in taskset.plays)
     assert taskset.closed == count
     return rollouts
@@ -93,7 +93,7 @@ def show(tokenizer: Any, stops: list[int], taskset: Colours, count: int = 1, **l
 @pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "llama3_1"])
 def test_a_demonstration_is_the_conversation_in_the_models_format(name: str) -> None:
     tokenizer, stops = put_on(character_tokenizer(), name)
-    taskset = Colours("no words" if name == "llama3_1" else "right")
+    taskset = Colors("no words" if name == "llama3_1" else "right")
     (rollout,) = show(tokenizer, stops, taskset)
     (s,) = rollout.sequences
     assert (rollout.reward, rollout.error, rollout.ended) == (
@@ -109,7 +109,7 @@ def test_a_demonstration_is_the_conversation_in_the_models_format(name: str) -> 
 
 def test_roles_turns_and_logprobs_are_as_in_a_rollout() -> None:
     tokenizer, stops = put_on(character_tokenizer(), "qwen2_5")
-    for rollout in show(tokenizer, stops, Colours(), count=5):
+    for rollout in show(tokenizer, stops, Colors(), count=5):
         (s,) = rollout.sequences
         changes = np.flatnonzero(np.diff(s.roles)) + 1
         parts = [(Role(int(roles[0])), set(turns)) for roles, turns in _split(changes, s.roles, s.turns)]
@@ -133,7 +133,7 @@ def _split(places: np.ndarray, *arrays: np.ndarray) -> Any:
 
 @pytest.mark.parametrize("chat", [True, False], ids=["in words", "raw"])
 def test_it_says_what_the_script_says_without_a_model(chat: bool) -> None:
-    tokenizer, taskset = character_tokenizer(), Colours()
+    tokenizer, taskset = character_tokenizer(), Colors()
     taskset.chat = chat
     (rollout,) = show(tokenizer, [tokenizer.eos_token_id], taskset)
     messages, reward = asyncio.run(play_script(taskset, QUESTION, taskset.gold(QUESTION)))  # type: ignore[arg-type]
@@ -143,7 +143,7 @@ def test_it_says_what_the_script_says_without_a_model(chat: bool) -> None:
 @pytest.mark.parametrize(("gold", "turns"), [("gives up", 2), ("silent", 0)])
 def test_a_script_that_ends_before_the_task_does(gold: str, turns: int) -> None:
     tokenizer, stops = put_on(character_tokenizer(), "qwen2_5")
-    (rollout,) = show(tokenizer, stops, Colours(gold))
+    (rollout,) = show(tokenizer, stops, Colors(gold))
     assert (rollout.ended, rollout.error) == (Ending.STOP_TOKEN, None)
     assert rollout.reward is not None
     assert sum(m.role == "assistant" for m in rollout.messages) == turns
@@ -153,7 +153,7 @@ def test_a_script_that_ends_before_the_task_does(gold: str, turns: int) -> None:
 
 def test_a_script_that_fails_is_data() -> None:
     tokenizer, stops = put_on(character_tokenizer(), "qwen2_5")
-    for rollout in show(tokenizer, stops, Colours("fails"), count=2):
+    for rollout in show(tokenizer, stops, Colors("fails"), count=2):
         assert (rollout.ended, rollout.reward) == (Ending.TASK_ERROR, None)
         assert rollout.error == "gold: LookupError('no document')"
         assert rollout.sampled_tokens > 0
@@ -163,10 +163,10 @@ def test_a_script_that_cannot_begin_is_data(monkeypatch: pytest.MonkeyPatch) -> 
     def gold(*_: object) -> Script:
         raise LookupError("no such task")
 
-    monkeypatch.setattr(Colours, "gold", gold)
+    monkeypatch.setattr(Colors, "gold", gold)
     tokenizer, stops = put_on(character_tokenizer(), "qwen2_5")
-    seat = Seat(QUESTION, Colours(), 0, "gold", 0, 0)  # type: ignore[arg-type]
-    (rollout,) = asyncio.run(demonstrate([seat], {True: Renderer(tokenizer, stops, chat=True)}, LIMITS, 3))
+    request = RolloutRequest(QUESTION, Colors(), 0, "gold", 0, 0)  # type: ignore[arg-type]
+    (rollout,) = asyncio.run(demonstrate([request], {True: Renderer(tokenizer, stops, chat=True)}, LIMITS, 3))
     assert (rollout.ended, rollout.reward, rollout.error) == (
         Ending.TASK_ERROR,
         None,
@@ -177,15 +177,15 @@ def test_a_script_that_cannot_begin_is_data(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_script_that_the_model_has_no_words_for_is_refused() -> None:
     tokenizer, stops = put_on(character_tokenizer(), "llama3_1")
     with pytest.raises(TasksetError, match="holds one call a turn"):
-        show(tokenizer, stops, Colours("two at once"))
+        show(tokenizer, stops, Colors("two at once"))
 
 
 def test_limits_hold_for_scripts_too() -> None:
     tokenizer, stops = put_on(character_tokenizer(), "qwen2_5")
-    (rollout,) = show(tokenizer, stops, Colours(), max_turns=2)
+    (rollout,) = show(tokenizer, stops, Colors(), max_turns=2)
     assert rollout.ended == Ending.TURN_LIMIT
     first = len(Renderer(tokenizer, stops, chat=True).first(QUESTION.messages, [SEARCH]))
-    (rollout,) = show(tokenizer, stops, Colours(), context=first + 9)
+    (rollout,) = show(tokenizer, stops, Colors(), context=first + 9)
     assert (rollout.ended, rollout.reward, rollout.sampled_tokens) == (Ending.CONTEXT_FULL, None, 0)
     assert rollout.error is not None
     assert rollout.error.startswith("turn 0: ")

@@ -6,11 +6,11 @@ import random
 import pytest
 
 from uptrend.records import Message, TasksetError
-from uptrend.tasks.arithmetic import Arithmetic, Binary, Comparison, Counting
+from uptrend.tasks.arithmetic import Arithmetic, Binary, ComparisonFamily, Counting
 from uptrend.tasks.script import play_script
 from uptrend.tasks.taskset import Taskset
 
-FAMILIES = [Arithmetic, Counting, Comparison, Binary]
+FAMILIES = [Arithmetic, Counting, ComparisonFamily, Binary]
 ALL = 10_000
 
 
@@ -53,7 +53,7 @@ def test_counting_prompts_and_answers():
 
 
 def test_comparison_prompts_and_answers():
-    tasks = by_prompt(make(Comparison))
+    tasks = by_prompt(make(ComparisonFamily))
     assert len(tasks) == 441
     assert tasks["Is 3 greater than 7? Answer yes or no: "].answer == "no"
     assert tasks["Is 7 greater than 3? Answer yes or no: "].answer == "yes"
@@ -110,7 +110,7 @@ def test_a_small_family_says_so_once():
         (Arithmetic, {"operations": ()}, "operations is empty"),
         (Counting, {"high": 0}, "high = 0 should be at least 1"),
         (Counting, {"kinds": ()}, "kinds is empty"),
-        (Comparison, {"high": -1}, "high = -1 should be at least 0"),
+        (ComparisonFamily, {"high": -1}, "high = -1 should be at least 0"),
         (Binary, {"high": -1}, "high = -1 should be at least 0"),
     ],
 )

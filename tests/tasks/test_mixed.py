@@ -28,7 +28,7 @@ def test_shares_hold_in_what_is_drawn():
     assert taskset.notes == []
 
 
-def test_shares_are_normalised_and_may_name_any_family():
+def test_shares_are_normalized_and_may_name_any_family():
     tasks = make(shares={"binary": 1, "arithmetic": 9, "counting": 0}).train(100)
     assert families(tasks) == {"binary": 10, "arithmetic": 90}
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uptrend.records import Message, Part, Reward, Task
-from uptrend.tasks.arithmetic import Arithmetic, Binary, Comparison, Counting
+from uptrend.tasks.arithmetic import Arithmetic, Binary, ComparisonFamily, Counting
 from uptrend.tasks.arithmetic.rewards import grade
 
 
@@ -101,7 +101,7 @@ def test_counting_is_graded_by_distance():
 
 @pytest.mark.parametrize("rule", ["exact", "partial", "rich"])
 def test_words_are_graded_exactly_under_every_rule(rule):
-    task = Comparison(Comparison.Options(), 0).task((3, 7))
+    task = ComparisonFamily(ComparisonFamily.Options(), 0).task((3, 7))
     assert grade(rule, "No.", task) == Reward.of("exact", 1.0, -1.0, 1.0, True)
     assert grade(rule, "yes", task) == Reward.of("exact", -1.0, -1.0, 1.0, False)
     assert grade(rule, "7", task) == Reward.of("exact", -1.0, -1.0, 1.0, False)

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from uptrend.tasks.arithmetic import Arithmetic, Binary, Comparison, Counting
+from uptrend.tasks.arithmetic import Arithmetic, Binary, ComparisonFamily, Counting
 from uptrend.tasks.split import held_out_quarter, may_be_held_out, shortfall
 
 ALL = 10_000
@@ -16,7 +16,7 @@ def sides(cls, **options):
 
 def test_the_salt_splits_the_families_three_to_one():
     assert sides(Binary) == (12, 4)
-    assert sides(Comparison) == (331, 110)
+    assert sides(ComparisonFamily) == (331, 110)
     train, held_out = sides(Arithmetic)
     assert train + held_out == 1323
     assert abs(held_out - 331) <= 5
@@ -33,7 +33,7 @@ def test_membership_never_changes():
     seeds=st.tuples(st.integers(0, 2**32), st.integers(0, 2**32)),
     highs=st.tuples(st.integers(2, 25), st.integers(2, 25)),
     operations=st.lists(st.sampled_from("+-*"), min_size=1, unique=True),
-    cls=st.sampled_from([Arithmetic, Comparison]),
+    cls=st.sampled_from([Arithmetic, ComparisonFamily]),
 )
 def test_no_training_set_meets_any_held_out_set(seeds, highs, operations, cls):
     chosen = {"operations": tuple(operations)} if cls is Arithmetic else {}

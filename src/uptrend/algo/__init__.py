@@ -4,7 +4,7 @@
     roles   ─ masks ──────┼─ batch (weights, once an update) ─ objective (one micro-batch) ─ loss, sums
     log-probabilities ────┘            losses · kl · correction
 
-Every loss is Σ_bt weight_bt · term_bt. The weights are computed once, over all that one optimiser update
+Every loss is Σ_bt weight_bt · term_bt. The weights are computed once, over all that one optimizer update
 sees, so micro-batches only add up: their size changes memory and speed, never the gradient.
 
 Shapes, in the names of tensors: b = row (one sequence of a rollout), t = token (padded), n = rollout.

@@ -5,7 +5,7 @@
     none   A_i = r_i − mean(r)                              Dr. GRPO, Liu et al. 2025, arXiv 2503.20783
 
 Groups are found by their id, never by position: a failed, dropped or reordered rollout must not shift its
-neighbours into another group. A reward of NaN means that the rollout could not be scored: it counts for
+neighbors into another group. A reward of NaN means that the rollout could not be scored: it counts for
 nothing in its group's statistics, and its advantage is 0.
 
 n = rollout, g = group.
@@ -40,17 +40,17 @@ def advantages(rewards_n: Tensor, groups_n: Tensor, *, scale: Scale, baseline: B
     """Each rollout's advantage over its group; 0 where the group's rewards are all equal."""
     index_n, scored_n, rewards_n = _grouped(rewards_n, groups_n)
     count_n = _group_sum(scored_n.to(rewards_n.dtype), index_n).clamp(min=1)
-    centred_n = rewards_n - _group_sum(rewards_n, index_n) / count_n
-    centred_n = centred_n.masked_fill(~scored_n, 0)
-    deviation_n = (_group_sum(centred_n**2, index_n) / (count_n - 1).clamp(min=1)).sqrt()
+    centered_n = rewards_n - _group_sum(rewards_n, index_n) / count_n
+    centered_n = centered_n.masked_fill(~scored_n, 0)
+    deviation_n = (_group_sum(centered_n**2, index_n) / (count_n - 1).clamp(min=1)).sqrt()
     if baseline == "leave_one_out":  # r_i − (Σr − r_i)/(G−1) is (r_i − mean)·G/(G−1)
-        centred_n = centred_n * count_n / (count_n - 1).clamp(min=1)
+        centered_n = centered_n * count_n / (count_n - 1).clamp(min=1)
     if scale == "group":
-        centred_n = centred_n / (deviation_n + EPSILON)
+        centered_n = centered_n / (deviation_n + EPSILON)
     elif scale == "batch" and scored_n.sum() > 1:
-        centred_n = centred_n / (rewards_n[scored_n].std() + EPSILON)
+        centered_n = centered_n / (rewards_n[scored_n].std() + EPSILON)
     # Rounding of the mean leaves about 1e-8, which 1/EPSILON would make visible.
-    return centred_n.masked_fill(_equal_in_group(rewards_n, scored_n, index_n), 0)
+    return centered_n.masked_fill(_equal_in_group(rewards_n, scored_n, index_n), 0)
 
 
 def in_dead_group(rewards_n: Tensor, groups_n: Tensor) -> Tensor:

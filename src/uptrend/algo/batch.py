@@ -15,7 +15,7 @@ from uptrend.config.schema import Learning
 
 @dataclass(frozen=True)
 class Batch:
-    """The rows of one optimiser update, or of one of its micro-batches."""
+    """The rows of one optimizer update, or of one of its micro-batches."""
 
     mask_bt: Tensor
     """The loss mask."""

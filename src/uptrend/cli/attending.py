@@ -5,7 +5,7 @@ from typing import Any
 
 from uptrend.doctor.listening import Listening
 from uptrend.records import Run, RunDirectory
-from uptrend.train.observer import StepRecord, Stop
+from uptrend.training.observer import StepRecord, Stop
 
 STOPS = {"never": (), "critical": ("critical",), "warning": ("critical", "warning")}
 
@@ -54,6 +54,6 @@ class Attending:
 def _in_short(report: dict[str, Any], run: Run) -> str:
     alarms = [f for f in report["findings"] if f["severity"] != "note" and f["symptom_of"] is None]
     if not alarms:
-        return f"Doctor: {report['verdict']}, nothing that asks for a change."
+        return f"Doctor: {report['trend']}, nothing that asks for a change."
     named = ", ".join(f["id"] for f in alarms[:3])
-    return f"Doctor: {report['verdict']}; {named}. Read why: uptrend doctor {run.path}"
+    return f"Doctor: {report['trend']}; {named}. Read why: uptrend doctor {run.path}"

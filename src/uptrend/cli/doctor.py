@@ -3,36 +3,28 @@
 import contextlib
 import json
 import sys
-from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from uptrend.bridge.importers import read_views
+from uptrend.cli.options import FailOn
 from uptrend.cli.wording import terminal
-from uptrend.doctor.diagnose import diagnose
 from uptrend.doctor.rank import at_least
 from uptrend.doctor.report import print_report, to_html, to_markdown, to_table
-from uptrend.records import RecordError, Report, RunView, Severity
+from uptrend.records import RecordError, Report, Severity
 from uptrend.records.lines import write_whole
+from uptrend.runner import reports_of
 
 
-class Format(StrEnum):
+class ReportFormat(StrEnum):
     """How to tell it."""
 
     TEXT = "text"
     JSON = "json"
     MARKDOWN = "markdown"
     HTML = "html"
-
-
-class FailOn(StrEnum):
-    """From which severity on the command fails."""
-
-    CRITICAL = "critical"
-    WARNING = "warning"
 
 
 Paths = Annotated[
@@ -42,7 +34,7 @@ Paths = Annotated[
 
 def command(
     paths: Paths,
-    format: Annotated[Format, typer.Option("--format", "-f", help="How to tell it.")] = Format.TEXT,
+    format: Annotated[ReportFormat, typer.Option("--format", "-f", help="How to tell it.")] = ReportFormat.TEXT,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write it there instead.")] = None,
     fail_on: Annotated[
         FailOn | None, typer.Option("--fail-on", help="Exit with 1 where a finding is as bad as this.")
@@ -77,29 +69,12 @@ def command(
         raise typer.Exit(1)
 
 
-def diagnose_path(path: str | Path) -> Report:
-    """The doctor's report of the run that a path holds; of several, the longest's, with all of them under `runs`."""
-    reports = _reports(Path(path))
-    longest = max(reports, key=lambda report: report.steps)
-    return replace(longest, runs=tuple(reports)) if len(reports) > 1 else longest
-
-
-def _reports(path: Path) -> list[Report]:
-    return [diagnose(view) for view in _views(path)]
-
-
-def _views(path: Path) -> list[RunView]:
-    if not path.exists() and (Path("runs") / path / "run.json").exists():
-        path = Path("runs") / path
-    return read_views(path)
-
-
 def _read_all(paths: list[Path]) -> tuple[list[Report], list[str]]:
     """What could be read is told, whatever else could not."""
     reports, broken = list[Report](), list[str]()
     for path in paths:
         try:
-            reports += _reports(path)
+            reports += reports_of(path)
         except RecordError as error:
             broken.append(str(error))
         except OSError as error:
@@ -107,8 +82,8 @@ def _read_all(paths: list[Path]) -> tuple[list[Report], list[str]]:
     return reports, broken
 
 
-def _tell(reports: list[Report], format: Format, out: Path | None, verbose: bool) -> None:
-    if format is Format.TEXT and out is None:
+def _tell(reports: list[Report], format: ReportFormat, out: Path | None, verbose: bool) -> None:
+    if format is ReportFormat.TEXT and out is None:
         console = terminal()
         for place, report in enumerate(reports):
             if place:
@@ -123,12 +98,12 @@ def _tell(reports: list[Report], format: Format, out: Path | None, verbose: bool
         sys.stdout.write(text)
 
 
-def _text(reports: list[Report], format: Format, verbose: bool) -> str:
-    if format is Format.JSON:
+def _text(reports: list[Report], format: ReportFormat, verbose: bool) -> str:
+    if format is ReportFormat.JSON:
         return json.dumps(to_table(reports), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    if format is Format.MARKDOWN:
+    if format is ReportFormat.MARKDOWN:
         return to_markdown(reports)
-    if format is Format.HTML:
+    if format is ReportFormat.HTML:
         return to_html(reports)
     from io import StringIO
 

@@ -11,12 +11,12 @@ from typing import Annotated, Any
 import typer
 
 from uptrend.cli.breakdown import Breakdown, break_down, breakdown_table, has_parts
-from uptrend.cli.eval_tasks import prepare
 from uptrend.cli.examples import check_place, write_rollouts
-from uptrend.cli.launch import load_for_eval
 from uptrend.cli.watched import watched
 from uptrend.cli.wording import terminal
 from uptrend.records import Evaluation, Rollout
+from uptrend.runner.eval_tasks import prepare
+from uptrend.runner.runs import load_for_eval
 
 
 def command(
@@ -90,15 +90,15 @@ def score(
     config, policy, held_out = load_for_eval(target, tasks, overrides)
 
     from uptrend.rollout.inprocess import InProcessSampler
-    from uptrend.train.evaluate import evaluate
-    from uptrend.train.gather import Table
+    from uptrend.training.evaluate import evaluate
+    from uptrend.training.gather import RolloutPlayer
 
     config = replace(config, eval=replace(config.eval, attempts=attempts or config.eval.attempts))
     for note in held_out.notes:
         typer.echo(note, err=True)
     began = time.perf_counter()
     with watched(held_out, len(held_out.tasks) * (1 + config.eval.attempts)) as playing:
-        held, rollouts = evaluate(Table(policy, InProcessSampler(policy), config), playing, 0, config)
+        held, rollouts = evaluate(RolloutPlayer(policy, InProcessSampler(policy), config), playing, 0, config)
     scored = Scored(target, held, rollouts[: held.tasks], held_out.hash, time.perf_counter() - began)
     if out is not None:
         write_rollouts(out, target, scored.rollouts, rollouts[held.tasks :])

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from uptrend.cli.summary import held_out
-from uptrend.doctor.report.drawing import COLOURS, INK, moving_mean
+from uptrend.doctor.report.drawing import COLORS, INK, moving_mean
 from uptrend.records import Run
 
 DASHES = {"low": "-", "high": (0, (4, 2))}
@@ -51,10 +51,10 @@ def metrics_figure(plt: Any, runs: list[Run], metrics: list[str]) -> Any:
 def _draw_metric(axes: Any, runs: list[Run], key: str, title: str) -> None:
     """The values faintly, and their moving mean over them."""
     axes.set_title(title)
-    for run, colour in zip(runs, _colours(runs), strict=True):
+    for run, color in zip(runs, _colors(runs), strict=True):
         steps, values = _points(run, key)
-        axes.plot(steps, values, color=colour, alpha=0.25, linewidth=1)
-        axes.plot(steps, _smooth(values), color=colour, linewidth=2, solid_capstyle="round")
+        axes.plot(steps, values, color=color, alpha=0.25, linewidth=1)
+        axes.plot(steps, _smooth(values), color=color, linewidth=2, solid_capstyle="round")
     if not any(len(line.get_xdata()) for line in axes.lines):
         _say_empty(axes, "not recorded")
 
@@ -76,7 +76,7 @@ def _draw_held_out(axes: Any, runs: list[Run]) -> None:
         _say_empty(axes, "not evaluated")
         return
     longest = max(1, *(run.eval_lines[-1]["step"] for run in evaluated))
-    for i, (run, colour) in enumerate(zip(runs, _colours(runs), strict=True)):
+    for i, (run, color) in enumerate(zip(runs, _colors(runs), strict=True)):
         # Runs stand a little apart, so that bars at the same step do not hide each other.
         apart = (i - (len(runs) - 1) / 2) * 0.012 * longest
         evaluations = held_out(run)
@@ -84,21 +84,21 @@ def _draw_held_out(axes: Any, runs: list[Run]) -> None:
         heights = [100 * e.accuracy for e in evaluations]
         below = [100 * (e.accuracy - e.low) for e in evaluations]
         above = [100 * (e.high - e.accuracy) for e in evaluations]
-        axes.errorbar(steps, heights, (below, above), color=colour, fmt="none", linewidth=1.2, capsize=3)
-        axes.plot(steps, heights, color=colour, marker="o", markersize=5.5, linewidth=2)
+        axes.errorbar(steps, heights, (below, above), color=color, fmt="none", linewidth=1.2, capsize=3)
+        axes.plot(steps, heights, color=color, marker="o", markersize=5.5, linewidth=2)
         if len(runs) == 1:
-            _label(axes, steps[0], heights[0], colour, -7, 0)
+            _label(axes, steps[0], heights[0], color, -7, 0)
         if len(steps) > 1 and len(runs) <= 2:  # more would lie over each other
             higher = evaluations[-1].accuracy >= max(held_out(other)[-1].accuracy for other in evaluated)
-            _label(axes, steps[-1], heights[-1], colour, 7, 0 if len(runs) == 1 else 6 if higher else -6)
+            _label(axes, steps[-1], heights[-1], color, 7, 0 if len(runs) == 1 else 6 if higher else -6)
     axes.margins(x=0.18)
 
 
-def _label(axes: Any, x: float, y: float, colour: str, right: int, up: int) -> None:
+def _label(axes: Any, x: float, y: float, color: str, right: int, up: int) -> None:
     """An accuracy beside its point, readable over lines."""
     axes.annotate(
         f"{y:.1f}%", (x, y), (right, up), textcoords="offset points", va="center",
-        ha="left" if right > 0 else "right", color=colour, fontweight="bold",
+        ha="left" if right > 0 else "right", color=color, fontweight="bold",
         bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1},
     )  # fmt: skip
 
@@ -106,11 +106,11 @@ def _label(axes: Any, x: float, y: float, colour: str, right: int, up: int) -> N
 def _draw_dead_groups(axes: Any, runs: list[Run]) -> None:
     """Groups without a signal, by the end at which all their rewards lie."""
     axes.set_title("Dead groups")
-    for run, colour in zip(runs, _colours(runs), strict=True):
+    for run, color in zip(runs, _colors(runs), strict=True):
         for end, dashes in DASHES.items():
             steps, shares = _points(run, f"advantage/dead_{end}/share")
             values = [100 * share for share in _smooth(shares)]
-            axes.plot(steps, values, color=colour, linestyle=dashes, linewidth=1.8)
+            axes.plot(steps, values, color=color, linestyle=dashes, linewidth=1.8)
     if not any(len(line.get_xdata()) for line in axes.lines):
         _say_empty(axes, "not recorded")
         return
@@ -126,19 +126,19 @@ def _draw_dead_groups(axes: Any, runs: list[Run]) -> None:
 
 
 def add_heading(figure: Any, runs: list[Run], title: str | None) -> None:
-    """The heading, and which colour is which run."""
+    """The heading, and which color is which run."""
     if title or len(runs) == 1:
         figure.suptitle(title or runs[0].name, x=0.01, ha="left", fontsize=14, fontweight="bold")
     if len(runs) > 1:
         handles = [
-            figure.axes[0].plot([], [], color=colour, linewidth=2.5, label=run.name)[0]
-            for run, colour in zip(runs, _colours(runs), strict=True)
+            figure.axes[0].plot([], [], color=color, linewidth=2.5, label=run.name)[0]
+            for run, color in zip(runs, _colors(runs), strict=True)
         ]
         figure.legend(handles=handles, loc="outside lower center", ncols=min(len(runs), 4), fontsize=10)
 
 
-def _colours(runs: Sequence[Run]) -> list[str]:
-    return [COLOURS[i % len(COLOURS)] for i in range(len(runs))]
+def _colors(runs: Sequence[Run]) -> list[str]:
+    return [COLORS[i % len(COLORS)] for i in range(len(runs))]
 
 
 def _say_empty(axes: Any, why: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from uptrend.records import Run
-from uptrend.train.observer import Stop
+from uptrend.training.observer import Stop
 
 
 class Patience:

@@ -22,13 +22,13 @@ def list_models(as_json: Json = False) -> None:
     if as_json:
         typer.echo(json.dumps({"home": str(home()), "models": rows}, indent=2))
         return
-    table = Table("name", "parameters", "from", "licence", "costs", "cached", box=None, pad_edge=False)
+    table = Table("name", "parameters", "from", "license", "costs", "cached", box=None, pad_edge=False)
     for row in rows:
         table.add_row(
             row["name"],
             row["parameters"],
             row["source"],
-            row["licence"],
+            row["license"],
             row["download"],
             "yes" if row["cached"] else "no",
         )
@@ -81,9 +81,9 @@ def show(
 
 def _find(name: str, gguf: Path | None) -> str:
     need_train_extra()
-    from uptrend.cli.launch import demonstrations
     from uptrend.policy.find import find_model
     from uptrend.policy.pull import smollm2
+    from uptrend.runner.runs import demonstrations
 
     if gguf is not None:
         if name != "smollm2-135m":

@@ -97,8 +97,8 @@ def _headline(row: dict[str, Any]) -> Text:
 def _reward(row: dict[str, Any]) -> Text:
     if row["reward"] is None:
         return Text("no reward").append(f"  gold answer {row['answer']!r}", "dim")
-    verdict = {True: ("right", "green"), False: ("wrong", "red"), None: ("", "")}[row["correct"]]
-    text = Text(f"reward {number(row['reward'])}").append(f" {verdict[0]}", verdict[1])
+    mark = {True: ("right", "green"), False: ("wrong", "red"), None: ("", "")}[row["correct"]]
+    text = Text(f"reward {number(row['reward'])}").append(f" {mark[0]}", mark[1])
     text.append(f" of {number(row['reward_low'])} to {number(row['reward_high'])}", "dim")
     for part in row["parts"] or ():
         text.append(f"  {part['name']} {number(part['value'])}")
@@ -125,23 +125,23 @@ def _spans(row: dict[str, Any], decode: Decode | None) -> Table:
         ids = [row["ids"][i] for i in span]
         at = span[0]
         role = _at(row, "roles", at)
-        colour = TOKENS.get(role, "")
+        color = TOKENS.get(role, "")
         table.add_row(
             number(_at(row, "turns", at)),
-            Text("–" if role is None else Role(role).name.lower(), colour),
+            Text("–" if role is None else Role(role).name.lower(), color),
             str(len(span)),
             _yes_no(_at(row, "weights", at), "no"),
             _yes_no(_at(row, "attended", at), "hidden"),
             number(_at(row, "advantages", at)),
             _mean(row, "sampler", span),
             _mean(row, "learner", span),
-            Text(decode(ids) if decode else _short(ids), colour),
+            Text(decode(ids) if decode else _short(ids), color),
         )
     return table
 
 
 def spans(row: dict[str, Any]) -> Iterator[list[int]]:
-    """The places of neighbouring tokens that are alike."""
+    """The places of neighboring tokens that are alike."""
 
     def kind(place: int) -> tuple[Any, ...]:
         weight = _at(row, "weights", place)

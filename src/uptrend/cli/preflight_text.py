@@ -1,4 +1,4 @@
-"""A preflight in the terminal: a line a probe, a few rollouts in colours, and findings with their fix."""
+"""A preflight in the terminal: a line a probe, a few rollouts in colors, and findings with their fix."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ from uptrend.records import Finding, Role
 if TYPE_CHECKING:
     from uptrend.doctor.probes.result import Piece, Result
 
-COLOURS = {"critical": "bold red", "warning": "yellow", "note": "cyan"}
+COLORS = {"critical": "bold red", "warning": "yellow", "note": "cyan"}
 STYLES = {Role.PROMPT: "dim", Role.MODEL: "green", Role.TOOL: "blue"}
 WRONG = "bold white on red"
 """For what is trained and should not be, what is not and should, and what attention can't see."""
@@ -29,7 +29,7 @@ def print_result(console: Console, result: "Result") -> None:
 
 
 def print_rollouts(console: Console, results: Sequence["Result"]) -> None:
-    """The rollouts that a probe shows, coloured by who wrote what and whether it is trained."""
+    """The rollouts that a probe shows, colored by who wrote what and whether it is trained."""
     shown = [pieces for result in results for pieces in result.printout]
     if not shown:
         return
@@ -53,7 +53,7 @@ def _painted(piece: "Piece") -> tuple[str, str]:
 def finding_lines(findings: Sequence[Finding]) -> Iterator[Text]:
     """Each finding: what it is, what shows it, what it explains, what to do."""
     for finding in findings:
-        yield Text.assemble("\n", (f"{finding.severity.value}  {finding.id}", COLOURS[finding.severity.value]))
+        yield Text.assemble("\n", (f"{finding.severity.value}  {finding.id}", COLORS[finding.severity.value]))
         yield Text(f"  {finding.summary}")
         for evidence in finding.evidence:
             yield Text(f"  · {evidence.text}" + (f" (rollout {evidence.rollout})" if evidence.rollout else ""))

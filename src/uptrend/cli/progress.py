@@ -5,9 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from uptrend.cli.summary import HeldOut, held_out
+from uptrend.cli.summary import HeldOutSummary, held_out
 from uptrend.records import Run
-from uptrend.train.observer import StepRecord
+from uptrend.training.observer import StepRecord
 
 
 @dataclass
@@ -24,7 +24,7 @@ class Progress:
     """The step that it shall end with."""
     metrics: list[dict[str, Any]] = field(default_factory=list)
     """Its metrics lines, those from before a resume included."""
-    evaluations: list[HeldOut] = field(default_factory=list)
+    evaluations: list[HeldOutSummary] = field(default_factory=list)
     """Its evaluations, likewise."""
     _began: tuple[float, int] | None = None
     _latest: tuple[float, int] | None = None
@@ -42,7 +42,7 @@ class Progress:
         if record.metrics:
             self.metrics.append(record.metrics)
         if record.evaluation is not None:
-            self.evaluations.append(HeldOut.of(record.evaluation))
+            self.evaluations.append(HeldOutSummary.of(record.evaluation))
         self._latest = self.clock(), self.step
         self._began = self._began or self._latest
 
@@ -69,11 +69,11 @@ class Progress:
         return self.metrics[-1].get(key) if self.metrics else None
 
     @property
-    def before(self) -> HeldOut | None:
+    def before(self) -> HeldOutSummary | None:
         """The evaluation before the first step."""
         return next((e for e in self.evaluations if e.step == self.start), None)
 
     @property
-    def after(self) -> HeldOut | None:
+    def after(self) -> HeldOutSummary | None:
         """The last evaluation of a trained model."""
         return next((e for e in reversed(self.evaluations) if e.step > self.start), None)

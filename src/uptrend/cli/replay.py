@@ -2,26 +2,19 @@
 
 import json
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from uptrend.cli.interrupt import patiently
-from uptrend.cli.replay_launch import replay
+from uptrend.cli.options import Format
 from uptrend.cli.replay_summary import compare_with_source, print_replay
 from uptrend.cli.summary import open_run
 from uptrend.cli.view import choose_view
 from uptrend.cli.wording import terminal
-from uptrend.train.observer import Observer
-
-
-class Format(StrEnum):
-    """How to tell it."""
-
-    TEXT = "text"
-    JSON = "json"
+from uptrend.runner.replays import replay
+from uptrend.training.observer import Observer
 
 
 def command(

@@ -6,11 +6,11 @@ from rich.table import Table
 from rich.text import Text
 
 from uptrend.cli.sparkline import sparkline
-from uptrend.cli.summary import HELD_OUT, HeldOut
+from uptrend.cli.summary import HELD_OUT, HeldOutSummary
 from uptrend.cli.wording import duration, number, percent, phase_bar, size
 from uptrend.config.difference import flatten
 
-COLOURS = {"running": "cyan", "finished": "green", "stopped": "yellow", "failed": "red", "killed": "red"}
+COLORS = {"running": "cyan", "finished": "green", "stopped": "yellow", "failed": "red", "killed": "red"}
 ROOM_FOR_INTERVALS = 90
 """The width from which a list of runs shows them."""
 
@@ -30,7 +30,7 @@ def runs_table(summaries: list[dict[str, Any]], width: int) -> Table:
         seconds = told["seconds_per_step"]
         cells: dict[str, str | Text] = {
             "run": told["name"],
-            "status": Text(told["status"], COLOURS.get(told["status"], "")),
+            "status": Text(told["status"], COLORS.get(told["status"], "")),
             "step": f"{told['step']}/{told['steps'] or '–'}",
             "model": str(told["model"]),
             "taskset": str(told["taskset"]),
@@ -47,7 +47,7 @@ def runs_table(summaries: list[dict[str, Any]], width: int) -> Table:
 def before_after(told: dict[str, Any], with_interval: bool) -> str:
     """Held-out accuracy at the start and now."""
     sides = [told["before"], told["after"]]
-    words = ["–" if s is None else str(HeldOut(**s)) if with_interval else percent(s["accuracy"]) for s in sides]
+    words = ["–" if s is None else str(HeldOutSummary(**s)) if with_interval else percent(s["accuracy"]) for s in sides]
     return words[0] if words[1] == "–" else " → ".join(words)
 
 
@@ -55,7 +55,7 @@ def headline(told: dict[str, Any]) -> Text:
     """A run in one line."""
     seconds = told["seconds_per_step"]
     pace = "" if seconds is None else f", {duration(seconds)} a step"
-    status = Text(told["status"], COLOURS.get(told["status"], ""))
+    status = Text(told["status"], COLORS.get(told["status"], ""))
     return Text(told["name"], "bold").append("  ").append_text(status).append(
         f"  {told['step']} of {told['steps']} steps{pace}  {told['path']}"
     )  # fmt: skip
@@ -108,7 +108,7 @@ def evaluations_table(told: dict[str, Any]) -> Table:
     for _ in range(2):
         table.add_column(no_wrap=True)
     for line in told["evaluations"]:
-        held = HeldOut(**line)
+        held = HeldOutSummary(**line)
         table.add_row(f"held-out after step {held.step}", str(held), f"{held.correct} of {held.tasks}")
     return table
 

@@ -19,7 +19,7 @@ from uptrend.cli.run_tables import (
     side_by_side,
     time_and_files,
 )
-from uptrend.cli.summary import compare, describe, find_runs, open_run, summarise
+from uptrend.cli.summary import compare, describe, find_runs, open_run, summarize
 from uptrend.cli.wording import terminal
 from uptrend.records import Run
 
@@ -36,7 +36,7 @@ def list_runs(
 ) -> None:
     """List the runs of a folder, newest first."""
     runs, broken = find_runs(folder)
-    summaries = [summarise(run) for run in runs]
+    summaries = [summarize(run) for run in runs]
     if as_json:
         unread = [{"path": str(path), "reason": reason} for path, reason in broken.items()]
         _print_json({"runs": summaries, "broken": unread})

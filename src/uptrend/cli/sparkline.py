@@ -24,7 +24,7 @@ def sparkline(values: Sequence[float | None], width: int, low: float | None = No
 
 
 def bucket_means(values: Sequence[float | None], width: int) -> list[float | None]:
-    """The means of `width` neighbouring shares of the values, or the values themselves if there are fewer."""
+    """The means of `width` neighboring shares of the values, or the values themselves if there are fewer."""
     count = min(len(values), max(width, 0))
     edges = [len(values) * i // count for i in range(count + 1)] if count else [0]
     return [_mean(values[a:b]) for a, b in itertools.pairwise(edges)]

@@ -27,7 +27,7 @@ CAVEAT = (
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class HeldOutSummary:
     """One evaluation, as far as it is shown."""
 
     step: int
@@ -69,7 +69,7 @@ def find_runs(folder: Path) -> tuple[list[Run], dict[Path, str]]:
     for path in sorted(folder.glob("*/run.json")):
         try:
             run = Run(path.parent)
-            summarise(run)
+            summarize(run)
         except RecordError as error:
             broken[path.parent] = str(error)
         except (KeyError, TypeError, ValueError) as error:
@@ -79,12 +79,12 @@ def find_runs(folder: Path) -> tuple[list[Run], dict[Path, str]]:
     return sorted(runs, key=lambda run: str(run.info.get("created", "")), reverse=True), broken
 
 
-def held_out(run: Run) -> list[HeldOut]:
+def held_out(run: Run) -> list[HeldOutSummary]:
     """A run's evaluations in order."""
-    return [HeldOut.of_line(line) for line in run.eval_lines]
+    return [HeldOutSummary.of_line(line) for line in run.eval_lines]
 
 
-def summarise(run: Run) -> dict[str, Any]:
+def summarize(run: Run) -> dict[str, Any]:
     """One run in one line."""
     config, evaluations = flatten(run.config), held_out(run)
     seconds = [line["seconds/step"] for line in run.metric_lines if line.get("seconds/step") is not None]
@@ -133,7 +133,7 @@ def describe(run: Run) -> dict[str, Any]:
             name = f"{top}/" if path.parent != run.path else top
             files[name] = files.get(name, 0) + path.stat().st_size
     return {
-        **summarise(run),
+        **summarize(run),
         "config": run.config,
         **{key: run.info.get(key) for key in ("uptrend", "tasks", "eval", "machine", "notes")},
         "weights": run.info.get("model"),
@@ -150,8 +150,8 @@ def compare(a: Run, b: Run) -> dict[str, Any]:
     curves_a, curves_b = curves(a), curves(b)
     keys = dict.fromkeys([*curves_a, *curves_b])
     return {
-        "a": summarise(a),
-        "b": summarise(b),
+        "a": summarize(a),
+        "b": summarize(b),
         "difference": {key: list(pair) for key, pair in difference(a.config, b.config).items()},
         "curves": {key: {"a": curves_a.get(key, []), "b": curves_b.get(key, [])} for key in keys},
         "paired": pair_up(a, b),

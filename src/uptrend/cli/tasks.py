@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from uptrend.cli.eval_tasks import count_musique
 from uptrend.config import Config, load_config
 from uptrend.records import ConfigError, Task
+from uptrend.runner.eval_tasks import count_musique
 from uptrend.tasks.pool import heldout, pool
 from uptrend.tasks.registry import names
 from uptrend.tasks.sections import eval_options, make_taskset, resolved, stage_sections
-from uptrend.tasks.validate import Report, validate
+from uptrend.tasks.validate import ValidationReport, validate
 
 app = typer.Typer(
     help="Look at tasksets, and prove without a model that they are fit to train on.",
@@ -129,7 +129,7 @@ def _refuse_eval(name: str, overrides: Iterable[str]) -> None:
             raise ConfigError(f"--set {override}: {name} is looked at as [tasks]; write it as --set {right}.")
 
 
-def _reports(config: Config, is_recipe: bool) -> dict[str, Report]:
+def _reports(config: Config, is_recipe: bool) -> dict[str, ValidationReport]:
     reports = {}
     for _, where, section in stage_sections(config):
         make = partial(make_taskset, section.name, section.options, section.seed, where)
@@ -157,7 +157,7 @@ def _print_tasks(facts: dict[str, Any], tasks: list[Task]) -> None:
     _print_notes(console, facts["notes"])
 
 
-def _print_report(where: str, report: Report) -> None:
+def _print_report(where: str, report: ValidationReport) -> None:
     console = Console()
     table = Table("", "check", "figures", title=escape(f"[{where}] {report.taskset}"), title_justify="left")
     for check in report.checks:

@@ -9,12 +9,13 @@ import typer
 
 from uptrend.cli.attending import Attending
 from uptrend.cli.interrupt import patiently
-from uptrend.cli.launch import resume, train
+from uptrend.cli.preflight import tell_preflight
 from uptrend.cli.view import choose_view
 from uptrend.config import load_config
 from uptrend.config.convert import nearest
 from uptrend.records import ConfigError, Run
-from uptrend.train.observer import Observer
+from uptrend.runner.runs import resume, train
+from uptrend.training.observer import Observer
 
 Recipe = Annotated[Path | None, typer.Argument(help="A recipe: a TOML file.", show_default=False)]
 Set = Annotated[
@@ -68,15 +69,16 @@ def command(
             config = load_config(recipe, sets or ())
             _check_allowed(allow or ())
             run = train(
-                config, runs=runs, name=name, observers=observers, preflight=not no_preflight, allows=allow or ()
-            )
+                config, runs=runs, name=name, observers=observers, preflight=not no_preflight, allows=allow or (),
+                on_preflight=tell_preflight,
+            )  # fmt: skip
     if (why := _stopped_by_preflight(run)) is not None:
         typer.echo(f"Not begun: {why} To train nevertheless: --no-preflight", err=True)
         raise typer.Exit(1)
     if (cause := stopped_by_doctor(run)) is not None:
         typer.echo(
             f"The doctor stopped it after step {run.last_step}: {cause} Its last checkpoint has the fault too. "
-            f"Mend the recipe and begin anew, or go on nevertheless: uptrend train --resume {run.path}"
+            f"Fix the recipe and begin anew, or go on nevertheless: uptrend train --resume {run.path}"
         )
     elif run.status == "stopped" and run.checkpoints:
         typer.echo(f"Stopped after step {run.last_step}. Go on with: uptrend train --resume {run.path}")

@@ -10,7 +10,7 @@ from uptrend.cli.panel import RunPanel
 from uptrend.cli.progress import Progress
 from uptrend.cli.wording import duration, number, percent
 from uptrend.records import Run
-from uptrend.train.observer import StepRecord
+from uptrend.training.observer import StepRecord
 
 
 def choose_view(quiet: bool, is_terminal: bool) -> "QuietView":

@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 
 from uptrend.cli.interrupt import patiently
-from uptrend.cli.launch import warmstart
 from uptrend.cli.view import choose_view
 from uptrend.config import load_config
-from uptrend.train.observer import Observer
+from uptrend.runner.runs import warmstart
+from uptrend.training.observer import Observer
 
 
 def command(

@@ -16,7 +16,7 @@ PHASES = {
     "evaluate": ("▒", "blue"),
     "checkpoint": ("░", "red"),
 }
-"""The phases of a step in their order, with the block and the colour that stand for each."""
+"""The phases of a step in their order, with the block and the color that stand for each."""
 
 
 def terminal() -> Console:
@@ -66,13 +66,13 @@ def phase_bar(seconds: dict[str, float], width: int, room: int) -> Text:
         return Text("–")
     shares = {phase: seconds.get(phase, 0.0) / total for phase in PHASES}
     bar, filled, spent = Text(), 0, 0.0
-    for phase, (block, colour) in PHASES.items():
+    for phase, (block, color) in PHASES.items():
         spent += shares[phase]
-        bar.append(block * (round(width * spent) - filled), colour)
+        bar.append(block * (round(width * spent) - filled), color)
         filled = round(width * spent)
     for phase in sorted(PHASES, key=lambda phase: -shares[phase]):
-        block, colour = PHASES[phase]
+        block, color = PHASES[phase]
         words = f" {phase} {100 * shares[phase]:.0f}%"
         if shares[phase] >= 0.01 and bar.cell_len + 3 + len(words) <= room:
-            bar.append(f"  {block}", colour).append(words)
+            bar.append(f"  {block}", color).append(words)
     return bar

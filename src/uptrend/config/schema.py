@@ -157,7 +157,7 @@ class Learning:
     updates: int = 1
     """Passes over a step's rollouts."""
     minibatches: int = 1
-    """Optimiser updates a pass; must divide sampling.groups."""
+    """Optimizer updates a pass; must divide sampling.groups."""
     max_grad_norm: float = 1.0
     """Gradients longer than this are shortened to it; 0 for never."""
     weight_decay: float = 0.0

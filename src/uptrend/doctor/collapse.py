@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from uptrend.doctor.curves import REWARD, rollout_spread
-from uptrend.doctor.statistics.shift import neighbour_noise
+from uptrend.doctor.statistics.shift import neighbor_noise
 from uptrend.records import RunView
 from uptrend.records.view import Floats
 
@@ -48,5 +48,5 @@ def find_collapse(view: RunView) -> Collapse | None:
 def _is_real(view: RunView, values: Floats, best: float, last: float, worst: float, width: int) -> bool:
     """Large against the noise of the levels, against rollouts' spread, and against what the run ever gained."""
     fall = best - last
-    noise = neighbour_noise(values) * np.sqrt(2 / width)
+    noise = neighbor_noise(values) * np.sqrt(2 / width)
     return bool(fall > 5 * noise and fall > 0.5 * rollout_spread(view) and fall > SHARE_LOST * (best - worst))

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from uptrend.doctor.statistics.shift import neighbour_noise
+from uptrend.doctor.statistics.shift import neighbor_noise
 from uptrend.doctor.statistics.spread import end, start
-from uptrend.doctor.statistics.trend import Trend, measure_trend
+from uptrend.doctor.statistics.trend import TrendTest, measure_trend
 from uptrend.records import Evidence, RunView
 from uptrend.records.view import Floats
 
@@ -20,7 +20,7 @@ LEVEL = 0.05
 
 
 @dataclass(frozen=True)
-class Course:
+class Curve:
     """How a metric went over a run."""
 
     metric: str
@@ -35,7 +35,7 @@ class Course:
     """The median of its last quarter."""
     step: int
     """The last step that has it."""
-    trend: Trend | None
+    trend: TrendTest | None
     """Its straight trend, where there are enough points."""
 
     @property
@@ -53,14 +53,12 @@ class Course:
         return Evidence(text, self.last, self.metric, self.step)
 
 
-def course(view: RunView, metric: str) -> Course | None:
+def course(view: RunView, metric: str) -> Curve | None:
     """How a metric went; none where it was not logged."""
     steps, values = view.curve(metric)
     if len(values) == 0:
         return None
-    return Course(
-        metric, values, start(values, 0.05), start(values), end(values), int(steps[-1]), measure_trend(values)
-    )
+    return Curve(metric, values, start(values, 0.05), start(values), end(values), int(steps[-1]), measure_trend(values))
 
 
 def thinned(steps: NDArray[np.int64], values: Floats, pieces: int = 200) -> tuple[tuple[int, float], ...]:
@@ -74,7 +72,7 @@ def thinned(steps: NDArray[np.int64], values: Floats, pieces: int = 200) -> tupl
     return tuple((int(step), float(mean)) for step, mean in zip(steps[firsts], means, strict=True))
 
 
-def trend_until(view: RunView, metric: str, step: int) -> Trend | None:
+def trend_until(view: RunView, metric: str, step: int) -> TrendTest | None:
     """A metric's trend up to a step: what a held-out figure of that step is to be compared with."""
     steps, values = view.curve(metric)
     return measure_trend(values[steps <= step])
@@ -116,7 +114,7 @@ def rollout_spread(view: RunView) -> float:
         mean, low = float(rewards.mean()), min(0.0, float(rewards.min()))
         return math.sqrt(max(0.0, (float(tops.max()) - mean) * (mean - low)))
     # A step's mean is of four rollouts at least.
-    return 2 * neighbour_noise(rewards)
+    return 2 * neighbor_noise(rewards)
 
 
 def reward_range(view: RunView) -> tuple[float, float]:

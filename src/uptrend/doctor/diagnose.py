@@ -5,7 +5,7 @@ from uptrend.doctor.checks import CHECKS
 from uptrend.doctor.curves import REWARD, thinned
 from uptrend.doctor.kept import unread_steps
 from uptrend.doctor.rank import rank
-from uptrend.doctor.verdict import judge
+from uptrend.doctor.trend import trend_of
 from uptrend.records import CannotTell, Finding, Report, RunView
 
 
@@ -21,7 +21,7 @@ def diagnose(view: RunView) -> Report:
         trainer=view.trainer,
         name=view.name,
         steps=len(view.steps),
-        verdict=judge(view),
+        trend=trend_of(view),
         findings=findings,
         cannot_tell=tuple(lacking[id] for id in sorted(lacking)),
         notes=(*view.notes, *_damage(view)),

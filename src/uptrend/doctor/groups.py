@@ -49,14 +49,14 @@ class Grouped:
         return np.asarray(low == high)
 
     @property
-    def centred_n(self) -> Floats:
+    def centered_n(self) -> Floats:
         """Rewards less the mean of their group."""
         return self.reward_n - (group_sum(self.reward_n, self.group_n) / self.size_g)[self.group_n]
 
     @property
     def deviation_g(self) -> Floats:
         """The deviation of each group's rewards."""
-        squares = group_sum(self.centred_n**2, self.group_n)
+        squares = group_sum(self.centered_n**2, self.group_n)
         return np.asarray(np.sqrt(squares / np.maximum(self.size_g - 1, 1)))
 
 
@@ -91,7 +91,7 @@ def _recorded(r: Rows) -> Floats | None:
 def recomputed(g: Grouped, scale: str, baseline: str) -> Floats:
     """The advantages that these rewards give in these groups."""
     size_n = g.size_g[g.group_n]
-    advantage_n = g.centred_n
+    advantage_n = g.centered_n
     if baseline == "leave_one_out":
         advantage_n = advantage_n * size_n / np.maximum(size_n - 1, 1)
     if scale == "group":

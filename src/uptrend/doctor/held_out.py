@@ -16,7 +16,7 @@ LEARNED = 0.05
 
 
 @dataclass(frozen=True)
-class Change:
+class HeldOutChange:
     """The held-out change of a run."""
 
     first: float
@@ -40,7 +40,7 @@ class Change:
         return self.last - self.first
 
     def as_table(self) -> dict[str, Any]:
-        """For the verdict."""
+        """For the trend."""
         return {
             "first": self.first,
             "last": self.last,
@@ -57,7 +57,7 @@ def is_learned(view: RunView) -> bool:
     return change is not None and change.interval is not None and change.interval[0] > LEARNED
 
 
-def held_out_change(view: RunView) -> Change | None:
+def held_out_change(view: RunView) -> HeldOutChange | None:
     """The held-out change; none with fewer than two evaluations."""
     scored = [(entry, score) for entry in view.evals if (score := score_of(entry)) is not None]
     if len(scored) < 2:
@@ -68,7 +68,7 @@ def held_out_change(view: RunView) -> Change | None:
     interval, tasks, paired = _paired(view, *steps), int(last.get("tasks") or 0), True
     if interval is None:
         interval, paired = _from_counts(first, last, after - before) or _from_scatter(scores), False
-    return Change(before, after, steps, scores, interval, tasks, paired)
+    return HeldOutChange(before, after, steps, scores, interval, tasks, paired)
 
 
 def _paired(view: RunView, first: int, last: int) -> tuple[float, float] | None:

@@ -2,7 +2,7 @@
 
     loss = policy part + beta · KL − bonus · entropy
 
-With centred advantages and one update a batch the policy part is 0 by construction, so that a loss which follows KL or
+With centered advantages and one update a batch the policy part is 0 by construction, so that a loss which follows KL or
 entropy at one ratio all run long shows a weight that nobody logged.
 """
 

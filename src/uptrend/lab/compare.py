@@ -15,7 +15,7 @@ from uptrend.lab.statistics.paired import Spread, interval_of, likely_deviation,
 from uptrend.lab.statistics.sequence import sequence_interval, sequence_p
 from uptrend.lab.statistics.signflip import least_p, sign_flip
 from uptrend.records.hypothesis import Direction, Hypothesis, Status
-from uptrend.records.judgement import Comparison, Interval
+from uptrend.records.verdict import Comparison, Interval
 
 
 def compare(h: Hypothesis, pairs: Pairs, by_sequence: bool) -> Comparison:

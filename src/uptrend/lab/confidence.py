@@ -10,7 +10,7 @@ from uptrend.lab.statistics.signflip import sign_flip
 from uptrend.lab.units import p_text
 from uptrend.records.finding import Confidence
 from uptrend.records.hypothesis import Direction, Hypothesis, Status
-from uptrend.records.judgement import Comparison
+from uptrend.records.verdict import Comparison
 
 MANY_SEEDS = 8
 ENOUGH_SEEDS = 5

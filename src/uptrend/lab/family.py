@@ -5,21 +5,21 @@ from pathlib import Path
 
 from uptrend.lab.journal.stored import VERDICT, read_verdict
 from uptrend.lab.notebook import Notebook
-from uptrend.records import Judgement
+from uptrend.records import Verdict
 
 
-def relatives(notebook: Notebook, ids: Collection[str]) -> list[Judgement]:
+def relatives(notebook: Notebook, ids: Collection[str]) -> list[Verdict]:
     """The verdicts on record that these hypotheses were adjusted with, of those that are not judged now."""
     folders = sorted((notebook.folder / "experimental-results").glob("h*/"))
-    found = {folder.name: judgement for folder in folders if (judgement := _adjusted(folder / VERDICT))}
+    found = {folder.name: verdict for folder in folders if (verdict := _adjusted(folder / VERDICT))}
     if not found.keys() & set(ids):
         return []
-    return [judgement for id, judgement in found.items() if id not in ids]
+    return [verdict for id, verdict in found.items() if id not in ids]
 
 
-def _adjusted(path: Path) -> Judgement | None:
+def _adjusted(path: Path) -> Verdict | None:
     """A verdict that was adjusted for the number of its family."""
-    judgement, _ = read_verdict(path) or (None, None)
-    if judgement is None or all(comparison.p_adjusted is None for comparison in judgement.comparisons):
+    verdict, _ = read_verdict(path) or (None, None)
+    if verdict is None or all(comparison.p_adjusted is None for comparison in verdict.comparisons):
         return None
-    return judgement
+    return verdict

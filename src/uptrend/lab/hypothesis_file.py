@@ -19,7 +19,7 @@ NAME = re.compile(r"(h\d{2,})-[\w-]+")
 
 SECTIONS = (
     "Description",
-    "Why it explains the behaviour",
+    "Why it explains the behavior",
     "Validation method",
     "Invalidation criteria",
     "Results",

@@ -12,7 +12,7 @@ from uptrend.lab.together import adjust
 from uptrend.lab.units import amount
 from uptrend.records.finding import Confidence
 from uptrend.records.hypothesis import Hypothesis, Status
-from uptrend.records.judgement import Comparison, Judgement, Measured
+from uptrend.records.verdict import Comparison, Measured, Verdict
 
 __all__ = ["Plan", "adjust", "is_decided", "judge", "plan"]
 
@@ -24,7 +24,7 @@ def judge(
     stopped_early: bool = False,
     refused: Mapping[str, str] = {},
     void: str = "",
-) -> Judgement:
+) -> Verdict:
     """What the runs say of the hypothesis; refused arms are left out, and a void experiment decides nothing."""
     pairs = [pair(h, measured, arm.name) for arm in h.treated if not {arm.name, h.control.name} & set(refused)]
     by_sequence = stopped_early or any(one.waiting for one in pairs)
@@ -35,7 +35,7 @@ def judge(
     confidence, because = confidence_of(h, status, deciding, blemishes)
     if status is Status.INVALIDATED and (idle := _nobody_learned(h, pairs)):
         confidence, because = Confidence.LOW, idle
-    return Judgement(
+    return Verdict(
         hypothesis=h.id,
         status=status,
         confidence=confidence,

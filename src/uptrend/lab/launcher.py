@@ -21,7 +21,7 @@ class Resolved:
 
 
 @dataclass(frozen=True)
-class Errand:
+class PlannedRun:
     """One run of an experiment."""
 
     arm: str
@@ -50,5 +50,5 @@ class Launcher(Protocol):
     def resolve(self, recipe: Path, overrides: Mapping[str, Any]) -> Resolved:
         """Load a recipe with overrides (the seed among them), make its tasks, and hash them."""
 
-    def command(self, errand: Errand) -> list[str]:
-        """The command line that makes an errand's run in a process of its own, or goes on with it."""
+    def command(self, planned: PlannedRun) -> list[str]:
+        """The command line that makes a planned run's run in a process of its own, or goes on with it."""

@@ -18,8 +18,8 @@ STEP_METRICS = (
     "sampler/kl/mean", "sampler/ratio/mean", "sampler/ess/share", "sampler/gap/mean", "sampler/gap/max",
     "learner/entropy/mean",
     "kl/reference/mean", "loss/total", "loss/policy", "loss/kl", "loss/entropy", "clip/low/share", "clip/high/share",
-    "learner/ratio/mean", "gradient/norm/before", "gradient/norm/after", "optimiser/lr", "optimiser/updates/count",
-    "optimiser/skipped/count", "weights/norm", "weights/update/norm", "weights/update/GROUP/norm",
+    "learner/ratio/mean", "gradient/norm/before", "gradient/norm/after", "optimizer/lr", "optimizer/updates/count",
+    "optimizer/skipped/count", "weights/norm", "weights/update/norm", "weights/update/GROUP/norm",
     "weights/changed/share", "tokens/ROLE/count", "tokens/trained/ROLE/count", "tokens/padding/share",
     "seconds/PHASE", "memory/peak/gib",
 )  # fmt: skip

@@ -8,7 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from uptrend.lab.launcher import Errand, Launcher, Resolved
+from uptrend.lab.launcher import Launcher, PlannedRun, Resolved
 from uptrend.records import Arm, Hypothesis, LabError, Method, Run, Source
 
 LEFT_OUT = ("name", "checkpoints", "doctor")
@@ -38,29 +38,31 @@ def resolve(h: Hypothesis, arm: Arm, recipe: Path, launcher: Launcher, **also: A
     return launcher.resolve(recipe, {**steps, **arm.overrides, "seed": h.seeds[0], **also})
 
 
-def errands(h: Hypothesis, arms: Mapping[str, Resolved], lab: Path, allows: tuple[str, ...] = ()) -> list[Errand]:
+def planned_runs(
+    h: Hypothesis, arms: Mapping[str, Resolved], lab: Path, allows: tuple[str, ...] = ()
+) -> list[PlannedRun]:
     """Every run, all arms of the first seed first, so that whole seeds are compared as soon as can be."""
     _same_held_out(arms)
-    return [_errand(h, arm, seed, arms[arm.name], lab, allows) for seed in h.seeds for arm in h.arms]
+    return [_planned(h, arm, seed, arms[arm.name], lab, allows) for seed in h.seeds for arm in h.arms]
 
 
-def _errand(h: Hypothesis, arm: Arm, seed: int, resolved: Resolved, lab: Path, allows: tuple[str, ...]) -> Errand:
+def _planned(h: Hypothesis, arm: Arm, seed: int, resolved: Resolved, lab: Path, allows: tuple[str, ...]) -> PlannedRun:
     config, runs = {**resolved.config, "seed": seed}, lab / "runs"
     source = _source(h, seed, lab)
     hashed = run_hash(config, resolved.tasks, resolved.held_out, version(), h.method, source)
     # Not by the arm's name: another hypothesis may need the very same run, or a recipe of another name have made it.
     folder = runs / f"{config['name']}-s{seed}-{hashed[:LENGTH]}"
     folder = next(iter(sorted(runs.glob(f"*-s{seed}-{hashed[:LENGTH]}/"))), folder)
-    return Errand(arm.name, seed, hashed, config, folder, allows, h.method, source, asks=seed == h.seeds[0])
+    return PlannedRun(arm.name, seed, hashed, config, folder, allows, h.method, source, asks=seed == h.seeds[0])
 
 
-def shared(errands: Iterable[Errand]) -> dict[str, Errand]:
+def shared(planned_runs: Iterable[PlannedRun]) -> dict[str, PlannedRun]:
     """Each run once, by its hash: what one hypothesis allows may not stop it, and any of them may want it probed."""
-    found = dict[str, Errand]()
-    for errand in errands:
-        first = found.setdefault(errand.hash, errand)
-        allows = tuple(dict.fromkeys((*first.allows, *errand.allows)))
-        found[errand.hash] = replace(first, allows=allows, asks=first.asks or errand.asks)
+    found = dict[str, PlannedRun]()
+    for planned in planned_runs:
+        first = found.setdefault(planned.hash, planned)
+        allows = tuple(dict.fromkeys((*first.allows, *planned.allows)))
+        found[planned.hash] = replace(first, allows=allows, asks=first.asks or planned.asks)
     return found
 
 
@@ -86,16 +88,16 @@ def what_matters(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key not in LEFT_OUT}
 
 
-def is_finished(errand: Errand) -> bool:
+def is_finished(planned: PlannedRun) -> bool:
     """Whether its run is there, whole and the very one that is meant."""
-    if not (errand.folder / "run.json").exists():
+    if not (planned.folder / "run.json").exists():
         return False
-    run = Run(errand.folder)
+    run = Run(planned.folder)
     if run.status != "finished":
         return False
-    if errand.method is Method.TRAIN and what_matters(run.config) != what_matters(errand.config):
+    if planned.method is Method.TRAIN and what_matters(run.config) != what_matters(planned.config):
         raise LabError(
-            f"{errand.folder} has the name of a run of arm {errand.arm}, and another config. Rename or remove it."
+            f"{planned.folder} has the name of a run of arm {planned.arm}, and another config. Rename or remove it."
         )
     return True
 

@@ -2,7 +2,7 @@
 
 from uptrend.lab import criteria
 from uptrend.records.hypothesis import INVALIDATED_IF, VALIDATED_IF, Direction, Hypothesis, Status
-from uptrend.records.judgement import Interval
+from uptrend.records.verdict import Interval
 
 
 def alpha_of(h: Hypothesis) -> float:

@@ -9,7 +9,7 @@ from uptrend.lab.statistics.signflip import fewest_seeds
 from uptrend.lab.units import amount, effect_text, interval_text, least_text, level_text, p_text
 from uptrend.records.evaluation import mcnemar
 from uptrend.records.hypothesis import Direction, Hypothesis, Status
-from uptrend.records.judgement import Comparison
+from uptrend.records.verdict import Comparison
 
 CLAIMED = {Direction.UP: "a rise", Direction.DOWN: "a fall", Direction.EITHER: "a difference"}
 

@@ -17,7 +17,7 @@ from typing import Any
 from uptrend.lab.changes import changed, void
 from uptrend.lab.launcher import Launcher, Resolved
 from uptrend.lab.notebook import Notebook
-from uptrend.lab.plan import digest, errands, fingerprint, resolve, version
+from uptrend.lab.plan import digest, fingerprint, planned_runs, resolve, version
 from uptrend.records import Direction, Hypothesis, LabError
 from uptrend.records.lines import write_whole
 
@@ -73,7 +73,7 @@ def freeze(notebook: Notebook, h: Hypothesis, launcher: Launcher) -> Specificati
     if found is not None:
         return found
     now = replace(describe(notebook, h, launcher), before=len(_aside(notebook, h.id)))
-    errands(h, now.resolved(), notebook.folder)  # what can't be run is refused before it is fixed
+    planned_runs(h, now.resolved(), notebook.folder)  # what can't be run is refused before it is fixed
     write(notebook, now)
     return now
 

@@ -14,7 +14,7 @@ ALPHA = 0.05
 
 
 @dataclass(frozen=True)
-class Row:
+class SweepRow:
     """One point of a sweep, measured."""
 
     arm: str
@@ -33,7 +33,7 @@ class Row:
     """With one seed: McNemar's, about these two models alone."""
 
 
-def rows(sweep: Sweep, measured: Sequence[Measured]) -> list[Row]:
+def rows(sweep: Sweep, measured: Sequence[Measured]) -> list[SweepRow]:
     """Every point that has a finished run, with its intervals."""
     by_arm = {arm.name: {run.seed: run for run in measured if run.arm == arm.name} for arm in sweep.arms}
     first = by_arm[sweep.arms[0].name]
@@ -41,17 +41,17 @@ def rows(sweep: Sweep, measured: Sequence[Measured]) -> list[Row]:
     return [_row(name, runs, first, shared) for name, runs in by_arm.items() if runs]
 
 
-def _row(name: str, runs: Mapping[int, Measured], first: Mapping[int, Measured], alpha: float) -> Row:
+def _row(name: str, runs: Mapping[int, Measured], first: Mapping[int, Measured], alpha: float) -> SweepRow:
     values = np.array([run.value for run in runs.values()])
     both = [seed for seed in runs if seed in first and first is not runs]
     differences = np.array([runs[seed].value - first[seed].value for seed in both])
     interval = paired_interval(values) if len(values) > 1 else None
     difference = paired_interval(differences, alpha) if len(both) > 1 else None
-    row = Row(name, tuple(runs), float(values.mean()), interval, difference)
+    row = SweepRow(name, tuple(runs), float(values.mean()), interval, difference)
     if len(both) != 1 or len(runs) != 1:
         return row
     only = _only(runs[both[0]], first[both[0]])
-    return row if only is None else Row(name, row.seeds, row.mean, None, None, only, mcnemar(*only))
+    return row if only is None else SweepRow(name, row.seeds, row.mean, None, None, only, mcnemar(*only))
 
 
 def _only(one: Measured, other: Measured) -> tuple[int, int] | None:
@@ -61,7 +61,7 @@ def _only(one: Measured, other: Measured) -> tuple[int, int] | None:
     return (sum(m > 0 for m in moves), sum(m < 0 for m in moves)) if tasks else None
 
 
-def best(sweep: Sweep, found: Sequence[Row]) -> str:
+def best(sweep: Sweep, found: Sequence[SweepRow]) -> str:
     """What to make of it, in a sentence."""
     known = [row for row in found if math.isfinite(row.mean)]
     if len(known) < 2:

@@ -40,7 +40,7 @@ PROBLEM = """\
 
 *Model, tasks, reward, trainer, machine.*
 
-## Current behaviour
+## Current behavior
 
 ### What works
 

@@ -8,19 +8,19 @@ from uptrend.lab.statistics.many import benjamini_hochberg
 from uptrend.lab.units import p_text
 from uptrend.records.finding import Confidence
 from uptrend.records.hypothesis import Status
-from uptrend.records.judgement import Comparison, Judgement
+from uptrend.records.verdict import Comparison, Verdict
 
 RATE = 0.05
 """The share of false ones among the validated that is accepted."""
 
 
-def adjust(judgements: Sequence[Judgement]) -> list[Judgement]:
-    """The judgements with adjusted p; a validated one whose adjusted p is above 5% becomes inconclusive."""
-    counted = [one for one in judgements if one.comparisons and not one.void]
+def adjust(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """The verdicts with adjusted p; a validated one whose adjusted p is above 5% becomes inconclusive."""
+    counted = [one for one in verdicts if one.comparisons and not one.void]
     if len(counted) < 2:
-        return list(judgements)
+        return list(verdicts)
     adjusted = dict(zip((id(one) for one in counted), benjamini_hochberg([_p_of(one) for one in counted]), strict=True))
-    return [_adjusted(one, adjusted[id(one)], len(counted)) if id(one) in adjusted else one for one in judgements]
+    return [_adjusted(one, adjusted[id(one)], len(counted)) if id(one) in adjusted else one for one in verdicts]
 
 
 def _in_alphas(comparison: Comparison) -> float:
@@ -28,13 +28,13 @@ def _in_alphas(comparison: Comparison) -> float:
     return min(1.0, comparison.p * RATE / (1 - comparison.level))
 
 
-def _p_of(judgement: Judgement) -> float:
+def _p_of(verdict: Verdict) -> float:
     """The hypothesis's p: its best arm's. What went against the claim, and was not validated, is no evidence for it."""
-    claims = [one for one in judgement.comparisons if one.status is Status.VALIDATED or one.interval.effect > 0]
+    claims = [one for one in verdict.comparisons if one.status is Status.VALIDATED or one.interval.effect > 0]
     return min((_in_alphas(one) for one in claims), default=1.0)
 
 
-def _adjusted(judgement: Judgement, p: float, count: int) -> Judgement:
+def _adjusted(verdict: Verdict, p: float, count: int) -> Verdict:
     survives = p <= RATE
     comparisons = tuple(
         replace(
@@ -42,22 +42,20 @@ def _adjusted(judgement: Judgement, p: float, count: int) -> Judgement:
             p_adjusted=max(p, _in_alphas(one)),
             status=one.status if survives or one.status is not Status.VALIDATED else Status.INCONCLUSIVE,
         )
-        for one in judgement.comparisons
+        for one in verdict.comparisons
     )
-    judgement = replace(judgement, comparisons=comparisons)
+    verdict = replace(verdict, comparisons=comparisons)
     few = min(len(one.seeds) for one in comparisons) < MANY_SEEDS
     asks = f" Run {MANY_SEEDS} seeds or more where several hypotheses are judged together." if few else ""
-    if judgement.status is not Status.VALIDATED:
-        return judgement
+    if verdict.status is not Status.VALIDATED:
+        return verdict
     if survives:
-        return replace(
-            judgement, sentence=f"{judgement.sentence} Among {count} hypotheses, adjusted {p_text(p)}.{asks}"
-        )
+        return replace(verdict, sentence=f"{verdict.sentence} Among {count} hypotheses, adjusted {p_text(p)}.{asks}")
     reason = f"validated by itself, and not among {count} hypotheses judged together (adjusted {p_text(p)})"
     return replace(
-        judgement,
+        verdict,
         status=Status.INCONCLUSIVE,
         confidence=Confidence.LOW,
         because=reason,
-        sentence=f"Inconclusive: {reason}. By itself: {judgement.sentence}{asks}",
+        sentence=f"Inconclusive: {reason}. By itself: {verdict.sentence}{asks}",
     )

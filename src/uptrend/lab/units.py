@@ -3,7 +3,7 @@
 import math
 
 from uptrend.lab.measure import bounds
-from uptrend.records.judgement import Interval
+from uptrend.records.verdict import Interval
 
 
 def name_of(metric: str) -> str:

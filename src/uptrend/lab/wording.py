@@ -13,7 +13,7 @@ NOTHING_YET = blocks.put("", "results", "Nothing was run yet.").strip()
 
 TO_FILL_IN = {
     "Description": "*What might be wrong, in a few sentences. Name the setting, the figure, and where you saw it.*",
-    "Why it explains the behaviour": "*If it holds: why does the run look as it does? What else would you then see?*",
+    "Why it explains the behavior": "*If it holds: why does the run look as it does? What else would you then see?*",
     "Validation method": "*Which arm differs in what, and why nothing else differs. What does the metric miss?*",
     "Invalidation criteria": "*Which result would make you drop it? Write it before you run anything.*",
     "Results": NOTHING_YET,
@@ -25,7 +25,7 @@ def prose(h: Hypothesis, cause: Cause, finding: Finding | None = None) -> dict[s
     """The sections for a cause of the catalogue, with what the doctor saw where it was found in a run."""
     return {
         "Description": _joined(cause.what, *(_seen(finding) if finding else ())),
-        "Why it explains the behaviour": _why(cause),
+        "Why it explains the behavior": _why(cause),
         "Validation method": method(h, cause.experiment.probe),
         "Invalidation criteria": criteria(h),
         "Results": NOTHING_YET,

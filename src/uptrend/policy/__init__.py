@@ -1,1 +1,1 @@
-"""The model, its tokenizer, adapters, optimiser and checkpoints."""
+"""The model, its tokenizer, adapters, optimizer and checkpoints."""

@@ -1,8 +1,8 @@
-"""Checkpoints: weights, optimiser, random states and whatever else a run needs to go on exactly.
+"""Checkpoints: weights, optimizer, random states and whatever else a run needs to go on exactly.
 
 step-000050/
     model/ or adapter/      a transformers folder, or a PEFT adapter: ready for use by anybody
-    optimiser.safetensors   AdamW's memory, flat, in the order of the weights
+    optimizer.safetensors   AdamW's memory, flat, in the order of the weights
     state.json              step, cursor, random states, and a check sum of every file
 
 Written beside and renamed: a checkpoint that is there is whole, and one that is damaged later is refused.
@@ -23,12 +23,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from uptrend.policy.flat import FlatWeights
-from uptrend.policy.optimiser import Optimiser
+from uptrend.policy.optimizer import Optimizer
 from uptrend.policy.policy import Policy
 from uptrend.records import CheckpointError
 
 
-def save_checkpoint(folder: Path, policy: Policy, optimiser: Optimiser, state: dict[str, Any], keep: int) -> Path:
+def save_checkpoint(folder: Path, policy: Policy, optimizer: Optimizer, state: dict[str, Any], keep: int) -> Path:
     """Write `checkpoints/step-N` under a run, and remove the oldest beyond `keep`."""
     place = folder / "checkpoints" / f"step-{state['step']:06d}"
     beside = place.with_name(f".{place.name}")
@@ -36,9 +36,9 @@ def save_checkpoint(folder: Path, policy: Policy, optimiser: Optimiser, state: d
     try:
         beside.mkdir(parents=True)
         export(policy, beside)
-        memory = optimiser.adamw.state.get(policy.flat.values, {})
+        memory = optimizer.adamw.state.get(policy.flat.values, {})
         tensors = {name: value.reshape(-1) for name, value in memory.items() if isinstance(value, Tensor)}
-        save_file({name: t.contiguous() for name, t in tensors.items()}, beside / "optimiser.safetensors")
+        save_file({name: t.contiguous() for name, t in tensors.items()}, beside / "optimizer.safetensors")
         sums = {str(f.relative_to(beside)): _check_sum(f) for f in sorted(beside.rglob("*")) if f.is_file()}
         said = {**state, "random": _random_states(), "files": sums}
         (beside / "state.json").write_text(json.dumps(said, indent=1))
@@ -69,18 +69,18 @@ def export(policy: Policy, folder: Path) -> Path:
     return folder / name
 
 
-def load_checkpoint(place: Path, policy: Policy, optimiser: Optimiser) -> dict[str, Any]:
-    """Put weights, optimiser and random states back as they were; the rest of the state is returned."""
+def load_checkpoint(place: Path, policy: Policy, optimizer: Optimizer) -> dict[str, Any]:
+    """Put weights, optimizer and random states back as they were; the rest of the state is returned."""
     state = read_state(place)
     name = "adapter" if policy.has_adapters else "model"
     weights: dict[str, Tensor] = {}
     for file in sorted((place / name).glob("*.safetensors")):
         weights |= load_file(file)
     _put_weights(policy.flat, weights, place)
-    memory = load_file(place / "optimiser.safetensors", device=str(policy.device))
+    memory = load_file(place / "optimizer.safetensors", device=str(policy.device))
     if memory:
         like = policy.flat.values
-        optimiser.adamw.state[like] = {n: v.reshape(()) if n == "step" else v.to(like.dtype) for n, v in memory.items()}
+        optimizer.adamw.state[like] = {n: v.reshape(()) if n == "step" else v.to(like.dtype) for n, v in memory.items()}
     _restore_random(state["random"])
     return state
 

@@ -1,8 +1,8 @@
 """All weights that train, side by side in one buffer.
 
 Parameters and their gradients become views of two flat tensors, ordered by layer group. Clipping, the
-optimiser and the measurement of what an update moved are then a few operations over long vectors instead of
-thousands over short ones, and a checkpoint of the optimiser is three tensors.
+optimizer and the measurement of what an update moved are then a few operations over long vectors instead of
+thousands over short ones, and a checkpoint of the optimizer is three tensors.
 """
 
 from dataclasses import dataclass

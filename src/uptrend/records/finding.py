@@ -28,7 +28,7 @@ class Confidence(StrEnum):
     """One of several that would explain it."""
 
 
-class Trend(StrEnum):
+class TrendKind(StrEnum):
     """What the training reward did over the run."""
 
     LEARNING = "learning"
@@ -141,10 +141,10 @@ class CannotTell:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Trend:
     """Whether the training reward rose, by how much, and whether the run was long enough to tell."""
 
-    trend: Trend
+    kind: TrendKind
     """In one word."""
     sentence: str
     """The same in a sentence with its figures."""
@@ -170,7 +170,7 @@ class Report:
     """The run's name, where one is known."""
     steps: int
     """How many logged points it has."""
-    verdict: Verdict
+    trend: Trend
     """Whether it learns."""
     findings: tuple[Finding, ...]
     """The causes, likeliest first; symptoms folded under them."""

@@ -138,7 +138,7 @@ class Linear(NamedTuple):
     """All adapters' B times their scale, [rank, out]."""
 
 
-class Weights(NamedTuple):
+class LayerWeights(NamedTuple):
     """One layer's weights."""
 
     before: Tensor
@@ -157,7 +157,7 @@ class Weights(NamedTuple):
 
 def layer_step(
     x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, rows: Tensor, positions: Tensor, keys: Tensor, values: Tensor,
-    w: Weights, shape: Shape,
+    w: LayerWeights, shape: Shape,
 ) -> Tensor:  # fmt: skip
     """One layer for one new token a row, [n, h]; writes its key and value into the cache."""
     n, dtype = x.shape[0], w.qkv.weight.dtype
@@ -200,7 +200,7 @@ class _Layer:
         )
         qkv, out, gate_up, down = (_room(modules, dtype) for modules in self._sources)
         q_norm, k_norm = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
-        self.weights = Weights(
+        self.weights = LayerWeights(
             before=layer.input_layernorm.weight,
             between=layer.post_attention_layernorm.weight,
             q_norm=None if q_norm is None else q_norm.weight,

@@ -31,7 +31,7 @@ PREFILL = 1 << 15
 
 
 @dataclass
-class _Stream:
+class _SamplerStream:
     row: int
     """Its row in the cache."""
     length: int
@@ -61,7 +61,7 @@ class InProcessSampler:
         self._decoding = Decoding(policy.device, self._decoder, self._cache)
         self._endings = Endings(policy.tokenizer, policy.stop_ids, policy.core.config.vocab_size, policy.device)
         self._compute = Graphed(self._context, policy.device)
-        self._streams: dict[int, _Stream] = {}
+        self._streams: dict[int, _SamplerStream] = {}
         self._pending: list[_Request] = []
         self._version = 0
         self._stale = True
@@ -106,7 +106,7 @@ class InProcessSampler:
         if self._stale:
             self._decoder.renew()
             self._stale = False
-        streams = self._seat(batch)
+        streams = self._request(batch)
         room = [limits.context - s.length - len(s.waiting) - len(r.ids) for s, r in zip(streams, batch, strict=True)]
         budget = np.clip(room, 0, limits.max_tokens)
         logits_nv = self._read(batch, streams, int(budget.max()))
@@ -121,7 +121,7 @@ class InProcessSampler:
         return [self._finish(s, ids[i], logprobs[i], int(budget[i]), limits) for i, s in enumerate(streams)]
 
     def _finish(
-        self, stream: _Stream, ids: NDArray[np.int64], logprobs: NDArray[np.float32], budget: int, limits: Limits
+        self, stream: _SamplerStream, ids: NDArray[np.int64], logprobs: NDArray[np.float32], budget: int, limits: Limits
     ) -> Extension:
         count, ended = self._endings.find(ids[:budget], limits)
         if count:
@@ -129,15 +129,15 @@ class InProcessSampler:
             stream.waiting = [int(ids[count - 1])]
         return Extension(ids[:count].astype(np.int32), logprobs[:count].astype(np.float32), ended, self._version)
 
-    def _seat(self, batch: list[_Request]) -> list[_Stream]:
+    def _request(self, batch: list[_Request]) -> list[_SamplerStream]:
         """Give each stream of the batch the row of its place in it; other streams move behind all that it takes."""
         fresh = [r for r in batch if r.stream not in self._streams]
         for request in fresh:
-            self._streams[request.stream] = _Stream(-1, 0, np.random.default_rng(request.seed))
+            self._streams[request.stream] = _SamplerStream(-1, 0, np.random.default_rng(request.seed))
         streams = [self._streams[r.stream] for r in batch]
         chosen = {id(s) for s in streams}
         others = [s for s in self._streams.values() if s.row >= 0 and id(s) not in chosen]
-        gap: list[_Stream | None] = [None] * (self._decoding.rows_for(len(batch)) - len(batch))
+        gap: list[_SamplerStream | None] = [None] * (self._decoding.rows_for(len(batch)) - len(batch))
         wanted = [*streams, *gap, *others]
         self._grow(len(wanted), 0)
         if any(s is not None and 0 <= s.row != place for place, s in enumerate(wanted)):
@@ -149,7 +149,7 @@ class InProcessSampler:
                 stream.row = place
         return streams
 
-    def _read(self, batch: list[_Request], streams: list[_Stream], budget: int) -> Tensor:
+    def _read(self, batch: list[_Request], streams: list[_SamplerStream], budget: int) -> Tensor:
         """Take in what is new of every stream; the logits after it, a row each."""
         device, vocabulary = self._policy.device, self._policy.core.config.vocab_size
         logits_nv = torch.empty(len(batch), vocabulary, device=device)
@@ -195,7 +195,7 @@ class InProcessSampler:
         keys, values = (torch.stack([getattr(x, n) for x in past.layers]).to(dtype) for n in ("keys", "values"))
         return logits_uv, keys, values
 
-    def _reread(self, news: list[list[int]], streams: list[_Stream], budget: int) -> Tensor:
+    def _reread(self, news: list[list[int]], streams: list[_SamplerStream], budget: int) -> Tensor:
         """A later turn: only what was said since goes through the model."""
         ids_nq, lengths_n = _pad(news, self._policy.device)
         self.prefilled += sum(map(len, news))

@@ -21,7 +21,7 @@ from uptrend.tasks.taskset import Play, Script, Taskset
 
 
 @dataclass(frozen=True)
-class Seat:
+class RolloutRequest:
     """One rollout to be played: which task, and who it is."""
 
     task: Task
@@ -33,7 +33,7 @@ class Seat:
 
 
 @dataclass
-class _Stream:
+class _Transcript:
     """The tokens of a rollout as they come."""
 
     ids: list[int] = field(default_factory=list)
@@ -86,75 +86,77 @@ class _Conversation:
     """The most turns."""
     messages: list[Message]
     """All that was said so far."""
-    tokens: _Stream
+    tokens: _Transcript
     """All tokens so far."""
 
 
 async def play_all(
-    seats: Sequence[Seat],
+    requests: Sequence[RolloutRequest],
     sampler: Sampler,
     renderers: dict[bool, Renderer],
     limits: Limits,
     max_turns: int,
     rows: int = 0,
 ) -> list[Rollout]:
-    """Let the model play every seat, at most `rows` side by side (0 for all), in the order given."""
+    """Let the model play every request, at most `rows` side by side (0 for all), in the order given."""
 
-    async def one(stream: int, seat: Seat) -> Rollout:
-        speaker = ModelSpeaker(sampler, stream, limits, seat.seed)
+    async def one(stream: int, request: RolloutRequest) -> Rollout:
+        speaker = ModelSpeaker(sampler, stream, limits, request.seed)
         try:
-            return await play(seat, speaker, renderers[seat.taskset.chat], limits, max_turns)
+            return await play(request, speaker, renderers[request.taskset.chat], limits, max_turns)
         finally:
             sampler.release(stream)
 
-    return await _side_by_side(one, seats, rows)
+    return await _side_by_side(one, requests, rows)
 
 
 async def demonstrate(
-    seats: Sequence[Seat], renderers: dict[bool, Renderer], limits: Limits, max_turns: int, rows: int = 0
+    requests: Sequence[RolloutRequest], renderers: dict[bool, Renderer], limits: Limits, max_turns: int, rows: int = 0
 ) -> list[Rollout]:
-    """Let each task's scripted expert play its seat, in the tokens that the model would have to say."""
+    """Let each task's scripted expert play its request, in the tokens that the model would have to say."""
 
-    async def one(_: int, seat: Seat) -> Rollout:
-        renderer, script = renderers[seat.taskset.chat], _gold(seat)
+    async def one(_: int, request: RolloutRequest) -> Rollout:
+        renderer, script = renderers[request.taskset.chat], _gold(request)
         speaker = ScriptSpeaker(script, renderer)
         try:
-            rollout = await play(seat, speaker, renderer, limits, max_turns)
+            rollout = await play(request, speaker, renderer, limits, max_turns)
         finally:
             script.close()
         if speaker.error is None:
             return rollout
         return replace(rollout, reward=None, ended=Ending.TASK_ERROR, error=speaker.error)
 
-    return await _side_by_side(one, seats, rows)
+    return await _side_by_side(one, requests, rows)
 
 
-def _gold(seat: Seat) -> Script:
+def _gold(request: RolloutRequest) -> Script:
     """The expert's script, begun at its first turn: also what fails before that is the script's failure."""
-    yield from seat.taskset.gold(seat.task)
+    yield from request.taskset.gold(request.task)
 
 
 async def _side_by_side(
-    one: Callable[[int, Seat], Awaitable[Rollout]], seats: Sequence[Seat], rows: int
+    one: Callable[[int, RolloutRequest], Awaitable[Rollout]], requests: Sequence[RolloutRequest], rows: int
 ) -> list[Rollout]:
-    gate = asyncio.Semaphore(rows or len(seats) or 1)
+    gate = asyncio.Semaphore(rows or len(requests) or 1)
 
-    async def gated(number: int, seat: Seat) -> Rollout:
+    async def gated(number: int, request: RolloutRequest) -> Rollout:
         async with gate:
-            return await one(number, seat)
+            return await one(number, request)
 
-    return list(await asyncio.gather(*(gated(i, seat) for i, seat in enumerate(seats))))
+    return list(await asyncio.gather(*(gated(i, request) for i, request in enumerate(requests))))
 
 
-async def play(seat: Seat, speaker: Speaker, renderer: Renderer, limits: Limits, max_turns: int) -> Rollout:
+async def play(
+    request: RolloutRequest, speaker: Speaker, renderer: Renderer, limits: Limits, max_turns: int
+) -> Rollout:
     """One rollout, from its first prompt to its score."""
     began = time.perf_counter()
-    tokens, messages, tools, reward = _Stream(), list(seat.task.messages), tuple[Tool, ...](), None
+    tokens, messages, tools, reward = _Transcript(), list(request.task.messages), tuple[Tool, ...](), None
     opened: Play | None = None
     ended, error = Ending.TASK_ERROR, None
     try:
         try:
-            opened = seat.taskset.open(seat.task, seat.seed)
+            opened = request.taskset.open(request.task, request.seed)
             messages, tools = list(opened.messages), tuple(opened.tools)
         except Exception as problem:
             error = f"open: {problem!r}"
@@ -166,8 +168,8 @@ async def play(seat: Seat, speaker: Speaker, renderer: Renderer, limits: Limits,
     finally:
         error = await _close(opened, error)
     return Rollout(
-        step=seat.step, group=seat.group, index=seat.index, task=seat.task.id, family=seat.task.family,
-        answer=seat.task.answer, seed=seat.seed, messages=tuple(messages), sequences=(tokens.tokens(),),
+        step=request.step, group=request.group, index=request.index, task=request.task.id, family=request.task.family,
+        answer=request.task.answer, seed=request.seed, messages=tuple(messages), sequences=(tokens.tokens(),),
         reward=reward, ended=ended, error=error, seconds=time.perf_counter() - began,
     )  # fmt: skip
 

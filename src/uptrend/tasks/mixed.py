@@ -9,7 +9,7 @@ from uptrend.config.convert import nearest
 from uptrend.records import Task, TasksetError
 from uptrend.tasks.arithmetic.binary import Binary, BinaryProblems
 from uptrend.tasks.arithmetic.calculation import Arithmetic, ArithmeticProblems
-from uptrend.tasks.arithmetic.comparison import Comparison, ComparisonProblems
+from uptrend.tasks.arithmetic.comparison import ComparisonFamily, ComparisonProblems
 from uptrend.tasks.arithmetic.counting import Counting, CountingProblems
 from uptrend.tasks.arithmetic.family import Family
 from uptrend.tasks.arithmetic.play import Grading
@@ -18,7 +18,7 @@ from uptrend.tasks.taskset import Play, Script
 FAMILIES: dict[str, type[Family]] = {
     "arithmetic": Arithmetic,
     "counting": Counting,
-    "comparison": Comparison,
+    "comparison": ComparisonFamily,
     "binary": Binary,
 }
 

@@ -8,7 +8,7 @@ from typing import cast
 
 from uptrend.config.convert import nearest
 from uptrend.records import TasksetError
-from uptrend.tasks.arithmetic import Arithmetic, Binary, Comparison, Counting
+from uptrend.tasks.arithmetic import Arithmetic, Binary, ComparisonFamily, Counting
 from uptrend.tasks.jsonl import Jsonl
 from uptrend.tasks.mixed import Mixed
 from uptrend.tasks.musique.taskset import Musique
@@ -17,7 +17,7 @@ from uptrend.tasks.taskset import Taskset
 BUILT_IN: dict[str, type[Taskset]] = {
     "arithmetic": Arithmetic,
     "counting": Counting,
-    "comparison": Comparison,
+    "comparison": ComparisonFamily,
     "binary": Binary,
     "mixed": Mixed,
     "jsonl": Jsonl,

@@ -15,14 +15,14 @@ from uptrend.tasks.checks import Check, HasCheaters, HasVariants, Played
 from uptrend.tasks.script import play_script
 from uptrend.tasks.taskset import Script, Taskset
 
-__all__ = ["Check", "Report", "play_script", "validate"]
+__all__ = ["Check", "ValidationReport", "play_script", "validate"]
 
 CEILING = 50
 """Tasks on which each variant's ceiling is measured, and cheaters play: a semantic retriever takes its time."""
 
 
 @dataclass(frozen=True)
-class Report:
+class ValidationReport:
     """What was found out about a taskset."""
 
     taskset: str
@@ -40,7 +40,7 @@ class Report:
 
 def validate(
     make: Callable[[], Taskset], train: int = 500, heldout: int = 200, limit: int = 200, *, only_trains: bool = False
-) -> Report:
+) -> ValidationReport:
     """Check a taskset, made twice by `make`, on so many tasks; at most `limit` of them are played.
 
     One that only trains need not hold out any: it is then asked for no more held-out tasks than it has.
@@ -69,7 +69,7 @@ def validate(
         checks.deterministic(played),
         *_ceilings(taskset, chosen[:CEILING]),
     )
-    return Report(taskset.name, found, tuple(taskset.notes))
+    return ValidationReport(taskset.name, found, tuple(taskset.notes))
 
 
 def _ceilings(taskset: Taskset, tasks: Sequence[Task]) -> Iterator[Check]:

@@ -78,7 +78,7 @@ def test_trl_reads_alike_whatever_the_file_is_called(content: str | bytes, tmp_p
         "learner/entropy/mean": [r["entropy"] for r in ROWS],
         "clip/region/share": [0.01] * 40,
         "gradient/norm/before": [r["grad_norm"] for r in ROWS],
-        "optimiser/lr": [r["learning_rate"] for r in ROWS],
+        "optimizer/lr": [r["learning_rate"] for r in ROWS],
         "loss/total": [r["loss"] for r in ROWS],
     }
     for name, values in expected.items():
@@ -130,7 +130,7 @@ def test_wandbs_exported_history_joins_rows_of_one_step(tmp_path: Path) -> None:
     np.testing.assert_allclose(view.metrics["kl/reference/mean"], 0.1 * np.arange(1, 21))
 
 
-def test_a_console_coloured_and_wrapped_among_bars_keeps_its_steps(tmp_path: Path) -> None:
+def test_a_console_colored_and_wrapped_among_bars_keeps_its_steps(tmp_path: Path) -> None:
     text = "Total optimization steps = 203\n\rLoading weights: 100%|###| 427/427 [00:01<00:00, 99it/s]\n"
     for at, dictionary in enumerate(printed(trl_rows(40))):
         bar = f"\r {at}%|##   | {5 * at + 5}/203 [00:{at % 60:02d}<01:00, 1.0s/it]\r      \r"
@@ -174,7 +174,7 @@ def test_old_verl_prints_rates_in_units_and_wraps_by_metric(tmp_path: Path) -> N
         f"step:{s} - actor/lr(1e-4):0.010\n - critic/score/mean:{s / 10}\n - actor/pg_loss:0.1" for s in range(9)
     )
     view = only(write(tmp_path / "log", text))
-    np.testing.assert_allclose(view.metrics["optimiser/lr"], [1e-6] * 9)
+    np.testing.assert_allclose(view.metrics["optimizer/lr"], [1e-6] * 9)
     np.testing.assert_allclose(view.metrics["reward/mean"], np.arange(9) / 10)
 
 

@@ -11,7 +11,7 @@ from written_logs import lines, trl_rows, write
 from uptrend.bridge.importers import read_views
 from uptrend.bridge.importers.facts import config_of
 from uptrend.bridge.importers.names import TABLES
-from uptrend.bridge.importers.translation import recognise, translate
+from uptrend.bridge.importers.translation import recognize, translate
 from uptrend.records.view import RunView
 
 ROOT = Path(__file__).parents[3]
@@ -70,7 +70,7 @@ def test_names_that_only_others_log_are_on_the_page(name: str) -> None:
         ("train/agg/all/solver/reward/mean", "prime-rl", "reward/mean"),
         ("train/agg/all/solver/rewards/judge/mean", "prime-rl", "reward/part/judge/mean"),
         ("val/sequence_lengths", "open-instruct", "sampling/length/mean"),
-        ("actor_lr", "openrlhf", "optimiser/lr"),
+        ("actor_lr", "openrlhf", "optimizer/lr"),
         ("nothing/like/it", "trl", None),
     ],
 )
@@ -88,12 +88,12 @@ def test_settings_that_hang_on_others() -> None:
 
 
 def test_home_made_names_belong_to_nobody() -> None:
-    assert recognise(["step", "reward_mean", "loss", "kl_divergence"]) == "unknown"
+    assert recognize(["step", "reward_mean", "loss", "kl_divergence"]) == "unknown"
 
 
 def test_unknown_columns_are_listed(tmp_path: Path) -> None:
-    view = read([row | {"flavour": 1.0 * row["step"]} for row in trl_rows(20)], tmp_path)
-    np.testing.assert_allclose(view.unknown["flavour"], np.arange(1, 21))
+    view = read([row | {"flavor": 1.0 * row["step"]} for row in trl_rows(20)], tmp_path)
+    np.testing.assert_allclose(view.unknown["flavor"], np.arange(1, 21))
 
 
 @pytest.mark.parametrize("name", ["kl", "entropy", "sampling/sampling_logp_difference/max"])

@@ -10,8 +10,8 @@ from uptrend.records import Run, RunView, view_of
 @pytest.fixture(scope="session")
 def tiny_run(tiny_folder: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four steps of 8 × 8 rollouts on arithmetic."""
-    from uptrend.cli.launch import train
     from uptrend.config import load_config
+    from uptrend.runner.runs import train
 
     recipe = {
         "model": {"name": tiny_folder},
@@ -28,8 +28,8 @@ def tiny_run(tiny_folder: str, tmp_path_factory: pytest.TempPathFactory) -> Path
 def musique_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two steps of 8 × 8 rollouts with tools, after a short warm start."""
     from small_musique import write_questions, write_small
-    from uptrend.cli.launch import train, warmstart
     from uptrend.config import load_config
+    from uptrend.runner.runs import train, warmstart
 
     folder = tmp_path_factory.mktemp("musique")
     options = {"file": str(write_questions(folder / "questions.jsonl", 600)), "retriever": "lexical", "returned": 1}

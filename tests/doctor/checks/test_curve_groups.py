@@ -60,8 +60,8 @@ def test_entropy_that_goes_with_a_reward_that_rises_or_is_at_its_top_is_said_to_
     sure = findings(healthy(**gone, **top), "entropy")["sampling.entropy-collapse"]
     assert sure.severity is Severity.NOTE
     assert "near its top" in sure.summary
-    for spoilt in ({"reward/mean": flat(0.7, noise=0.01)}, {"reward/mean": ramp(0.99, 0.92, noise=0.002)}):
-        assert severities(healthy(**gone, **(top | spoilt)), "entropy") == {
+    for spoiled in ({"reward/mean": flat(0.7, noise=0.01)}, {"reward/mean": ramp(0.99, 0.92, noise=0.002)}):
+        assert severities(healthy(**gone, **(top | spoiled)), "entropy") == {
             "sampling.entropy-collapse": Severity.WARNING
         }
 

@@ -9,7 +9,7 @@ from uptrend.records import Finding, RunView, Severity
 
 CURVES = [
     "clip_tight", "collapsed", "completions_empty", "dead_groups", "entropy", "eval_noise", "gradient_absent",
-    "group_of_one", "kl", "learning_rate", "length", "length_bias", "memorised", "nonfinite", "precision",
+    "group_of_one", "kl", "learning_rate", "length", "length_bias", "memorized", "nonfinite", "precision",
     "rate_by_size", "restarts", "reward_components", "reward_constant", "reward_hackable", "reward_length_hacking",
     "reward_scale_moves", "sampler_differs", "sampler_gap", "suspects", "tools", "too_short",
 ]  # fmt: skip
@@ -50,7 +50,7 @@ def test_no_alarm_on_a_run_that_has_learned_all() -> None:
 
 @pytest.mark.parametrize("points", [3, 6, 9, 15, 25, 60])
 def test_no_alarm_while_a_run_of_ours_is_young(points: int) -> None:
-    assert alarms(healthy(points, trainer="uptrend", **{"optimiser/lr": 1e-5})) == []
+    assert alarms(healthy(points, trainer="uptrend", **{"optimizer/lr": 1e-5})) == []
 
 
 def test_nothing_breaks_on_an_empty_log() -> None:

@@ -5,14 +5,14 @@ import numpy as np
 from curve_runs import findings, flat, healthy, severities
 from uptrend.records import Confidence, Severity
 
-RATE, LOSS, KL = "optimiser/lr", "loss/total", "kl/reference/mean"
+RATE, LOSS, KL = "optimizer/lr", "loss/total", "kl/reference/mean"
 ENTROPY, DEAD = "learner/entropy/mean", "advantage/dead/share"
 NORM = "gradient/norm/before"
 FLAT = {"reward/mean": flat()}
 
 
 def test_a_rate_below_any_in_use() -> None:
-    assert severities(healthy(**FLAT, **{RATE: 1e-8}), "rate_by_size") == {"optimiser.lr-small": Severity.WARNING}
+    assert severities(healthy(**FLAT, **{RATE: 1e-8}), "rate_by_size") == {"optimizer.lr-small": Severity.WARNING}
     for usual in (5e-7, 1e-5, 3e-4):
         assert findings(healthy(**FLAT, **{RATE: usual}), "rate_by_size") == {}
     assert findings(healthy(**{RATE: 1e-8}), "rate_by_size") == {}, "it learns all the same"
@@ -21,7 +21,7 @@ def test_a_rate_below_any_in_use() -> None:
 def test_a_warm_up_that_leads_nowhere() -> None:
     planned = {"config": {"learning": {"steps": 600}}}
     crawl = healthy(30, **planned, **{"reward/mean": flat(steps=30), RATE: np.arange(1, 31) * 1e-6 / 600})
-    found = findings(crawl, "rate_by_size")["optimiser.schedule"]
+    found = findings(crawl, "rate_by_size")["optimizer.schedule"]
     assert "after a tenth of 600 steps it is 1e-07" in found.summary
     # The first steps of a usual warm-up have small rates too.
     usual = healthy(30, **planned, **{"reward/mean": flat(steps=30), RATE: np.arange(1, 31) * 1e-6 / 60})
@@ -30,20 +30,20 @@ def test_a_warm_up_that_leads_nowhere() -> None:
 
 def test_a_rate_above_any_in_use_breaks_the_model_or_never_arrives() -> None:
     broken = healthy(**FLAT, **{RATE: 0.01, DEAD: 0.8})
-    assert severities(broken, "rate_by_size") == {"optimiser.lr-large": Severity.WARNING}
+    assert severities(broken, "rate_by_size") == {"optimizer.lr-large": Severity.WARNING}
     still = healthy(**FLAT, **{RATE: 0.01, ENTROPY: flat(0.7, noise=0.02)})
     found = findings(still, "rate_by_size")
-    assert set(found) == {"optimiser.clip-tight", "optimiser.frozen"}
+    assert set(found) == {"optimizer.clip-tight", "optimizer.frozen"}
     assert {f.confidence for f in found.values()} == {Confidence.LOW}
     moved = healthy(**FLAT, **{RATE: 0.01})  # its entropy falls by a third
     assert findings(moved, "rate_by_size") == {}
 
 
-def test_a_clip_that_sets_the_length_of_updates_whatever_the_optimiser_is_called() -> None:
+def test_a_clip_that_sets_the_length_of_updates_whatever_the_optimizer_is_called() -> None:
     clipped = {"gradient/norm/after": 1e-4, NORM: 5.0, RATE: 0.01, **FLAT}
     config = {"learning": {"max_grad_norm": 1e-4}}
     plain = healthy(config=config, **clipped, **{"weights/update/norm": 1.004e-6})
-    assert severities(plain, "clip_tight") == {"optimiser.clip-tight": Severity.WARNING}
+    assert severities(plain, "clip_tight") == {"optimizer.clip-tight": Severity.WARNING}
     adam = healthy(config=config, **clipped, **{"weights/update/norm": 0.5})
     assert findings(adam, "clip_tight") == {}
 
@@ -62,7 +62,7 @@ def test_a_bonus_that_only_the_loss_gives_away_is_not_blamed_on_the_rate() -> No
     fall = np.concatenate([flat(0.6, 60, 0.03), flat(0.0, 60, 0.03)])
     entropy = np.concatenate([flat(0.7, 60, 0.02), flat(0.25, 60, 0.02)])
     bent = {"reward/mean": fall, ENTROPY: entropy, RATE: 1e-5}
-    assert "optimiser.lr-large" in findings(healthy(**bent), "learning_rate")
+    assert "optimizer.lr-large" in findings(healthy(**bent), "learning_rate")
     paid = healthy(**bent, **{LOSS: 5 * entropy})
     assert findings(paid, "learning_rate") == {}
     assert severities(paid, "entropy") == {"sampling.entropy-collapse": Severity.WARNING}

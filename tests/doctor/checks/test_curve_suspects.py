@@ -73,7 +73,7 @@ def test_no_suspicion_where_rollouts_can_be_asked() -> None:
 
 def test_a_gradient_that_never_arrives() -> None:
     still = {"gradient/norm/before": 0.0, "reward/mean": flat(), "kl/reference/mean": 1e-7}
-    assert severities(healthy(**still), "gradient_absent") == {"optimiser.frozen": Severity.CRITICAL}
+    assert severities(healthy(**still), "gradient_absent") == {"optimizer.frozen": Severity.CRITICAL}
     assert findings(healthy(**still | {"kl/reference/mean": 0.05}), "gradient_absent") == {}, "the policy did move"
     assert findings(dead(0.99, **{"gradient/norm/before": 0.0}), "gradient_absent") == {}, "dead groups have none"
     assert findings(healthy(**{"gradient/norm/before": 0.0}), "gradient_absent") == {}, "one that learns has one"

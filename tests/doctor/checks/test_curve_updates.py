@@ -54,63 +54,63 @@ def test_no_kl() -> None:
 
 def test_a_rate_too_small_to_move_the_policy() -> None:
     view = healthy(**{KL: ramp(0.0002, 0.0004), "reward/mean": flat()})
-    assert severities(view, "learning_rate") == {"optimiser.lr-small": Severity.WARNING}
+    assert severities(view, "learning_rate") == {"optimizer.lr-small": Severity.WARNING}
     # One that leaves ever faster is on its way.
     leaving = healthy(**{KL: 1e-5 * np.exp(ramp(0, 6)), "reward/mean": flat()})
-    assert severities(leaving, "learning_rate") == {"optimiser.lr-small": Severity.NOTE}
+    assert severities(leaving, "learning_rate") == {"optimizer.lr-small": Severity.NOTE}
     assert findings(healthy(), "learning_rate") == {}
-    assert "optimiser.lr-small" in lacks(healthy(without=(KL,)), "learning_rate")
+    assert "optimizer.lr-small" in lacks(healthy(without=(KL,)), "learning_rate")
 
 
 def test_a_rate_too_small_by_the_weights() -> None:
     moved = {"weights/update/norm": 1e-5, "weights/norm": 47.0}
     view = healthy(without=(KL,), **moved, **{"reward/mean": flat()})
-    assert severities(view, "learning_rate") == {"optimiser.lr-small": Severity.WARNING}
+    assert severities(view, "learning_rate") == {"optimizer.lr-small": Severity.WARNING}
     assert findings(healthy(without=(KL,), **moved), "learning_rate") == {}
     # Rewards of a few tasks a step may be too noisy to rise, while the model plainly learns.
     learned = healthy(without=(KL,), **moved, **{"reward/mean": flat()}, evals=evaluations(0.38, 0.66))
     assert findings(learned, "learning_rate") == {}
     barely = healthy(without=(KL,), **moved, **{"reward/mean": flat()}, evals=evaluations(0.38, 0.42))
-    assert severities(barely, "learning_rate") == {"optimiser.lr-small": Severity.WARNING}
+    assert severities(barely, "learning_rate") == {"optimizer.lr-small": Severity.WARNING}
 
 
 def test_a_rate_too_large() -> None:
     clipped = healthy(**{"clip/high/share": 0.4, "reward/mean": flat()})
-    assert severities(clipped, "learning_rate") == {"optimiser.lr-large": Severity.WARNING}
+    assert severities(clipped, "learning_rate") == {"optimizer.lr-large": Severity.WARNING}
     rewards = np.concatenate([ramp(0.3, 0.8, 40, 0.03), flat(0.05, 80, 0.02)])
-    fallen = healthy(**{"reward/mean": rewards, "optimiser/lr": 1e-4})
-    assert severities(fallen, "learning_rate") == {"optimiser.lr-large": Severity.WARNING}
-    late = healthy(**{"reward/mean": rewards, "optimiser/lr": np.where(np.arange(120) < 30, 1e-4, 1e-6)})
+    fallen = healthy(**{"reward/mean": rewards, "optimizer/lr": 1e-4})
+    assert severities(fallen, "learning_rate") == {"optimizer.lr-large": Severity.WARNING}
+    late = healthy(**{"reward/mean": rewards, "optimizer/lr": np.where(np.arange(120) < 30, 1e-4, 1e-6)})
     assert findings(late, "learning_rate") == {}
 
 
 def test_a_rate_too_large_by_the_weights() -> None:
     leaps = {"weights/update/norm": 1.5, "weights/norm": 47.0}
     view = healthy(**leaps, **{"reward/mean": flat()})
-    assert severities(view, "learning_rate") == {"optimiser.lr-large": Severity.WARNING}
+    assert severities(view, "learning_rate") == {"optimizer.lr-large": Severity.WARNING}
     assert findings(healthy(**leaps), "learning_rate") == {}
     small = healthy(**{"weights/update/norm": 0.06, "weights/norm": 47.0, "reward/mean": flat()})
     assert findings(small, "learning_rate") == {}
 
 
 def test_a_schedule_that_ate_the_run() -> None:
-    view = healthy(config={"learning": {"lr": 1e-5}}, **{"optimiser/lr": ramp(0, 1.4e-7), "reward/mean": flat()})
-    assert severities(view, "learning_rate") == {"optimiser.schedule": Severity.WARNING}
+    view = healthy(config={"learning": {"lr": 1e-5}}, **{"optimizer/lr": ramp(0, 1.4e-7), "reward/mean": flat()})
+    assert severities(view, "learning_rate") == {"optimizer.schedule": Severity.WARNING}
 
 
 def test_steps_without_a_gradient_and_skipped_updates() -> None:
     dead = healthy(**{"gradient/norm/before": np.where(np.arange(120) % 3 == 0, 0.0, 0.5), "reward/mean": flat()})
-    assert severities(dead, "learning_rate") == {"optimiser.dead-steps": Severity.WARNING}
+    assert severities(dead, "learning_rate") == {"optimizer.dead-steps": Severity.WARNING}
     skipped = np.where(np.arange(120) % 2 == 0, 1, 0)
-    view = healthy(**{"optimiser/skipped/count": skipped, "optimiser/updates/count": 1 - skipped})
-    found = findings(view, "learning_rate")["optimiser.skipped-updates"]
+    view = healthy(**{"optimizer/skipped/count": skipped, "optimizer/updates/count": 1 - skipped})
+    found = findings(view, "learning_rate")["optimizer.skipped-updates"]
     assert (found.severity, found.evidence[0].step) == (Severity.CRITICAL, 1)
 
 
 def test_tight_clipping_is_a_fault_of_sgd_alone() -> None:
     large = {"gradient/norm/before": 5.0}
-    sgd = healthy(config={"learning": {"optimiser": "sgd", "max_grad_norm": 0.01}}, **large)
-    assert severities(sgd, "clip_tight") == {"optimiser.clip-tight": Severity.WARNING}
+    sgd = healthy(config={"learning": {"optimizer": "sgd", "max_grad_norm": 0.01}}, **large)
+    assert severities(sgd, "clip_tight") == {"optimizer.clip-tight": Severity.WARNING}
     assert findings(healthy(config={"learning": {"max_grad_norm": 0.01}}, **large), "clip_tight") == {}
 
 
@@ -125,10 +125,10 @@ def test_updates_that_round_to_nothing() -> None:
 
 def test_frozen_weights_and_steps_that_had_no_gradient() -> None:
     frozen = healthy(**{"weights/changed/share": 0.0, "weights/update/norm": 0.0})
-    assert severities(frozen, "precision") == {"optimiser.frozen": Severity.CRITICAL}
+    assert severities(frozen, "precision") == {"optimizer.frozen": Severity.CRITICAL}
     idle = healthy(**{"weights/update/norm": 0.0, "gradient/norm/before": 0.0})
     assert findings(idle, "precision") == {}
-    assert lacks(healthy(), "precision") == {"precision.update-underflow", "optimiser.frozen"}
+    assert lacks(healthy(), "precision") == {"precision.update-underflow", "optimizer.frozen"}
 
 
 def test_a_sampler_that_never_gets_the_weights() -> None:

@@ -20,7 +20,7 @@ def advise(rows: list[Row], values: np.ndarray) -> None:
         row["advantages"] = [float(value) * (role == 1) for role in row["roles"]]
 
 
-def centred(rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:
+def centered(rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:
     numbers = torch.from_numpy(np.unique(groups, return_inverse=True)[1])
     return advantages(torch.from_numpy(rewards), numbers, scale="group", baseline="mean").numpy()
 
@@ -52,7 +52,7 @@ def test_advantages_by_position_after_a_shuffle(tiny: RunView) -> None:
         order = np.random.default_rng(0).permutation(len(rows))
         rewards = column(rows, "reward")
         values = np.empty(len(rows))
-        values[order] = centred(rewards[order], np.arange(len(rows)) // 8)
+        values[order] = centered(rewards[order], np.arange(len(rows)) // 8)
         advise(rows, values)
 
     found = findings(advantage_by_group.check, tampered(tiny, by_position))
@@ -63,7 +63,7 @@ def test_advantages_by_position_after_a_shuffle(tiny: RunView) -> None:
 
 def test_one_wrong_advantage_is_enough(tiny: RunView) -> None:
     def nudge(rows: list[Row]) -> None:
-        values = centred(column(rows, "reward"), column(rows, "group"))
+        values = centered(column(rows, "reward"), column(rows, "group"))
         values[11] += 0.05
         advise(rows, values)
 
@@ -81,7 +81,7 @@ def test_groups_of_two_tasks(tiny: RunView) -> None:
 
 def test_advantages_against_rewards(tiny: RunView) -> None:
     def negate(rows: list[Row]) -> None:
-        advise(rows, -centred(column(rows, "reward"), column(rows, "group")))
+        advise(rows, -centered(column(rows, "reward"), column(rows, "group")))
 
     assert set(findings(advantage_by_group.check, tampered(tiny, negate))) == {"advantage.sign"}
 
@@ -115,7 +115,7 @@ def test_a_metric_that_does_not_see_dead_groups(tiny: RunView) -> None:
 
 def test_advantages_beyond_what_rewards_can_give(tiny: RunView) -> None:
     def blow(rows: list[Row]) -> None:
-        advise(rows, centred(column(rows, "reward"), column(rows, "group")) * 1000)
+        advise(rows, centered(column(rows, "reward"), column(rows, "group")) * 1000)
 
     found = findings(advantage_by_rollout.check, tampered(tiny, blow))["advantage.blow-up"]
     assert found.severity is Severity.CRITICAL

@@ -118,21 +118,21 @@ def test_a_learner_that_does_not_react_to_the_question_is_blind_without_a_record
 
 
 def test_trained_tokens_that_were_never_sampled(tiny: RunView) -> None:
-    def tokenise_anew(rows: list[Row]) -> None:
+    def tokenize_anew(rows: list[Row]) -> None:
         place = places(rows[7], MODEL)[0]
         rows[7]["sampler"][place] = None
 
-    found = findings(token_identity.check, tampered(tiny, tokenise_anew))["tokens.retokenised"]
+    found = findings(token_identity.check, tampered(tiny, tokenize_anew))["tokens.retokenized"]
     assert found.evidence[0].text.startswith("4 of ")
     assert found.evidence[0].rollout == "1/000001-0000/7"
 
     def lose_versions(rows: list[Row]) -> None:
         rows[0]["versions"] = [None] * len(rows[0]["ids"])
 
-    assert "tokens.retokenised" in findings(token_identity.check, tampered(tiny, lose_versions))
+    assert "tokens.retokenized" in findings(token_identity.check, tampered(tiny, lose_versions))
     assert findings(token_identity.check, without(tiny, "versions")) == {}
     assert untold(token_identity.check, without(tiny, "sampler")) == {
-        "tokens.retokenised": "rollouts have no column sampler"
+        "tokens.retokenized": "rollouts have no column sampler"
     }
 
 
@@ -140,6 +140,6 @@ def test_another_number_of_tokens_in_the_learner(tiny: RunView) -> None:
     def lengthen(rows: list[Row]) -> None:
         rows[9]["learner"] = [*rows[9]["learner"], -0.5]
 
-    found = findings(token_identity.check, tampered(tiny, lengthen))["tokens.retokenised"]
+    found = findings(token_identity.check, tampered(tiny, lengthen))["tokens.retokenized"]
     assert found.evidence[0].text == "in 4 rollouts learner has another number of tokens than ids"
     assert found.evidence[0].rollout == "1/000001-0001/1"

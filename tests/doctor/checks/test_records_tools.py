@@ -81,13 +81,13 @@ def test_no_repeated_action_is_nothing_to_tell(tiny: RunView) -> None:
 
 def test_updates_that_were_skipped(tiny: RunView) -> None:
     steps = np.arange(1, 11)
-    counts = {"optimiser/skipped/count": (steps % 2 == 0) * 1.0, "optimiser/updates/count": (steps % 2) * 1.0}
-    found = findings(skipped_updates.check, replace(tiny, steps=steps, metrics=counts))["optimiser.skipped-updates"]
+    counts = {"optimizer/skipped/count": (steps % 2 == 0) * 1.0, "optimizer/updates/count": (steps % 2) * 1.0}
+    found = findings(skipped_updates.check, replace(tiny, steps=steps, metrics=counts))["optimizer.skipped-updates"]
     assert (found.severity, found.evidence[0].value, found.evidence[0].step) == (Severity.CRITICAL, 0.5, 2)
-    few = {"optimiser/skipped/count": (steps == 4) * 1.0, "optimiser/updates/count": np.full(10, 20.0)}
+    few = {"optimizer/skipped/count": (steps == 4) * 1.0, "optimizer/updates/count": np.full(10, 20.0)}
     assert skipped_updates.check(replace(tiny, steps=steps, metrics=few)) == []
     assert untold(skipped_updates.check, replace(tiny, metrics={})) == {
-        "optimiser.skipped-updates": "updates were not counted"
+        "optimizer.skipped-updates": "updates were not counted"
     }
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from doctor.plants import swapped
+from doctor.planted_faults import swapped
 from doctor.probes.benches import ask, bench_of
 from uptrend.doctor.probes.result import Result
 from uptrend.records import Reward
@@ -19,12 +19,12 @@ def cheat(tiny_folder: str) -> Result:
     return result
 
 
-def scoring(judge: Callable[[str, str], bool]) -> Any:
+def scoring(trend_of: Callable[[str, str], bool]) -> Any:
     """Answers are judged so, and only so."""
 
     def wrap(_: Any) -> Any:
         async def score(self: OneTurn) -> Reward:
-            right = judge(self._said, self._task.answer)
+            right = trend_of(self._said, self._task.answer)
             return Reward.of("judged", float(right), 0.0, 1.0, right)
 
         return score

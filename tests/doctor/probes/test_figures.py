@@ -8,17 +8,17 @@ from scipy import stats
 
 from uptrend.doctor.probes.advantages import true_advantages
 from uptrend.doctor.probes.parser import is_meant
-from uptrend.doctor.probes.pass_rates import Groups, _power, predict_dead
+from uptrend.doctor.probes.pass_rates import PassRates, _power, predict_dead
 from uptrend.doctor.probes.power import power_of
 from uptrend.doctor.probes.result import told
 from uptrend.doctor.probes.texts import question
 from uptrend.records import Message, Task
 
 
-def binary(rates: np.ndarray, size: int, seed: int = 0) -> Groups:
+def binary(rates: np.ndarray, size: int, seed: int = 0) -> PassRates:
     chance = np.random.default_rng(seed)
     rewards = tuple(tuple(float(x) for x in chance.random(size) < p) for p in rates)
-    return Groups(rewards, (0.0,) * len(rates), (1.0,) * len(rates), 1.0)
+    return PassRates(rewards, (0.0,) * len(rates), (1.0,) * len(rates), 1.0)
 
 
 @pytest.mark.parametrize(("a", "b"), [(0.5, 0.5), (2.0, 2.0), (1.0, 6.0)])

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from doctor.plants import PLANTS
+from doctor.planted_faults import PLANTED_FAULTS
 from doctor.probes.benches import ALL, CHEAP, ask, bench_of
 from small_musique import write_questions, write_small
-from uptrend.cli.launch import warmstart
 from uptrend.config import load_config
 from uptrend.doctor.probes.result import Result
 from uptrend.doctor.probes.run import differential
+from uptrend.runner.runs import warmstart
 
 HEALTHY: dict[str, tuple[str, ...]] = {
     "grpo": (),
@@ -69,7 +69,7 @@ def test_questions_with_tools_get_no_warning(musique: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", ["tools-trained", "attention-blind", "stop-untrained"])
 def test_a_fault_is_named_first_where_there_are_tools(name: str, musique: dict[str, Any]) -> None:
-    plant = PLANTS[name]
+    plant = PLANTED_FAULTS[name]
     with plant.plant():
         findings = differential(ask(bench_of(musique, *plant.needs), CHEAP))
     assert findings[0].id == plant.id, [(f.id, f.summary) for f in findings]

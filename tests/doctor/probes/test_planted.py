@@ -2,14 +2,14 @@
 
 import pytest
 
-from doctor.plants import PLANTS
+from doctor.planted_faults import PLANTED_FAULTS
 from doctor.probes.benches import CHEAP, ask, bench_of
 from uptrend.doctor.probes.run import differential
 
 
-@pytest.mark.parametrize("name", [name for name, plant in PLANTS.items() if not plant.tools])
+@pytest.mark.parametrize("name", [name for name, plant in PLANTED_FAULTS.items() if not plant.tools])
 def test_a_planted_fault_is_named_first(name: str, tiny_folder: str) -> None:
-    plant = PLANTS[name]
+    plant = PLANTED_FAULTS[name]
     with plant.plant():
         bench = bench_of("tiny.toml", f"model.name={tiny_folder}", *plant.needs)
         results = ask(bench, [*CHEAP, plant.probe] if plant.probe else CHEAP)

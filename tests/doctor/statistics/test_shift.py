@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from uptrend.doctor.statistics.shift import level_shift, neighbour_noise, shift_at
+from uptrend.doctor.statistics.shift import level_shift, neighbor_noise, shift_at
 from uptrend.doctor.statistics.spread import end, rank_correlation, robust_spread, start
 
 
@@ -20,9 +20,9 @@ def test_a_shift_is_found_where_it_is() -> None:
     assert level_shift(np.ones(4)) is None
 
 
-def test_neighbour_noise_does_not_see_trends() -> None:
+def test_neighbor_noise_does_not_see_trends() -> None:
     noise = np.random.default_rng(0).standard_normal(2000)
-    assert neighbour_noise(noise + np.linspace(0, 50, 2000)) == pytest.approx(1, abs=0.05)
+    assert neighbor_noise(noise + np.linspace(0, 50, 2000)) == pytest.approx(1, abs=0.05)
 
 
 def test_spread_and_levels() -> None:

@@ -16,7 +16,7 @@ ROW: dict[str, Any] = {
     "answer_aliases": ["Old Elhaven"],
     "answerable": True,
     "paragraphs": [
-        {"idx": 0, "title": "Grey Sails", "paragraph_text": "Tor Vale wrote Grey Sails.", "is_supporting": False},
+        {"idx": 0, "title": "Gray Sails", "paragraph_text": "Tor Vale wrote Gray Sails.", "is_supporting": False},
         {"idx": 1, "title": "Amber Tides", "paragraph_text": "Mira Kel wrote Amber Tides.", "is_supporting": True},
         {"idx": 2, "title": "Tor Vale", "paragraph_text": "Tor Vale was born in Renstad.", "is_supporting": False},
         {"idx": 3, "title": "Mira Kel", "paragraph_text": "Mira Kel was born in Elhaven.", "is_supporting": True},

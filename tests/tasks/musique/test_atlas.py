@@ -18,7 +18,7 @@ from scipy.stats import chisquare
 
 from uptrend.records import ConfigError
 from uptrend.tasks.musique.atlas import AtlasOptions, row, rows
-from uptrend.tasks.musique.atlas.colours import COLOURS
+from uptrend.tasks.musique.atlas.colors import COLORS
 from uptrend.tasks.musique.atlas.examples import make_world
 from uptrend.tasks.musique.atlas.names import COMMON, ENDINGS, INNER, MIDDLES, STARTS
 from uptrend.tasks.musique.atlas.relations import KINDS, OF, RELATIONS
@@ -82,7 +82,7 @@ def test_more_rows_begin_with_the_same_ones():
     assert list(rows(0, 3, DEFAULT)) == []
 
 
-def test_neighbouring_seeds_share_no_question():
+def test_neighboring_seeds_share_no_question():
     first, second = ({made["question"] for made in rows(200, seed, DEFAULT)} for seed in (0, 1))
     assert first.isdisjoint(second)
 
@@ -274,9 +274,9 @@ def test_relations_are_worded_well():
             assert {"{s}", "{o}"} <= set(re.findall(r"\{.\}", sentence))
 
 
-def test_colours_state_nothing():
-    assert set(COLOURS) == set(OF) == set(KINDS)
-    for sentence in itertools.chain(*COLOURS.values()):
+def test_colors_state_nothing():
+    assert set(COLORS) == set(OF) == set(KINDS)
+    for sentence in itertools.chain(*COLORS.values()):
         assert re.findall(r"\{.\}", sentence) == ["{s}"]
         assert 9 <= len(sentence.split()) <= 16, sentence
 

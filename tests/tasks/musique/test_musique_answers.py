@@ -1,8 +1,8 @@
-"""Which answers are right: SQuAD's normalisation by hand-made cases, aliases, digits and ordinals."""
+"""Which answers are right: SQuAD's normalization by hand-made cases, aliases, digits and ordinals."""
 
 import pytest
 
-from uptrend.tasks.musique.answers import exact_match, f1, normalise
+from uptrend.tasks.musique.answers import exact_match, f1, normalize
 
 
 @pytest.mark.parametrize(
@@ -12,15 +12,15 @@ from uptrend.tasks.musique.answers import exact_match, f1, normalise
         ("  a  cat and an   owl ", "cat and owl"),
         ("U.S.A.", "usa"),
         ("O'Neill", "oneill"),
-        ("theatre", "theatre"),
+        ("theater", "theater"),
         ("Anna", "anna"),
         ("", ""),
         ("the", ""),
         ("Saint-Étienne", "saintétienne"),
     ],
 )
-def test_normalisation(text: str, plain: str) -> None:
-    assert normalise(text) == plain
+def test_normalization(text: str, plain: str) -> None:
+    assert normalize(text) == plain
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from uptrend.config import load_config
 from uptrend.records import ConfigError, TasksetError, tasks_hash
 from uptrend.tasks.checks import Check
 from uptrend.tasks.musique import expert
-from uptrend.tasks.musique.hub import Source, read_sources
+from uptrend.tasks.musique.hub import HubSource, read_sources
 from uptrend.tasks.musique.reply import Reply, read_reply
 from uptrend.tasks.musique.retrieval import extra
 from uptrend.tasks.musique.rows import documents_of, to_task
@@ -163,8 +163,8 @@ def test_options_that_can_not_work(options: dict[str, Any], wrong: str) -> None:
 
 def test_dataset_strings() -> None:
     assert read_sources("bdsaglam/musique,answerable,train[:256]; a/b,,validation") == [
-        Source("bdsaglam/musique", "answerable", "train[:256]"),
-        Source("a/b", "", "validation"),
+        HubSource("bdsaglam/musique", "answerable", "train[:256]"),
+        HubSource("a/b", "", "validation"),
     ]
     for wrong in ("bdsaglam/musique", "a,b,c,d", ",b,train", "a,b,train[:2", "a,b,"):
         with pytest.raises(ConfigError, match="should be path,config,split"):

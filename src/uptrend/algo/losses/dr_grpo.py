@@ -2,8 +2,8 @@
 
     L = −1/(N · max_tokens) Σ_i Σ_t min(r_it A_i, clamp(r_it, 1−ε_low, 1+ε_high) A_i)      r = π/π_old
 
-With no length in the denominator, no length is favoured, neither within a step nor between steps. The paper
-also drops the division by the group's deviation, which favours tasks that are almost always or almost never
+With no length in the denominator, no length is favored, neither within a step nor between steps. The paper
+also drops the division by the group's deviation, which favors tasks that are almost always or almost never
 solved: use it with `scale = "none"`. Gradients are smaller than GRPO's by about mean length / max_tokens.
 
 b = row, t = token.

@@ -1,6 +1,6 @@
 """What a loss is, and the parts that several of them share.
 
-A loss is Σ_bt weight_bt · term_bt. `weights` sees all rows of one optimiser update at once and holds all
+A loss is Σ_bt weight_bt · term_bt. `weights` sees all rows of one optimizer update at once and holds all
 counting (tokens, lengths, rollouts); `terms` sees one micro-batch and holds all gradients. So a micro-batch
 never needs to know how many others there are.
 

@@ -1,4 +1,4 @@
-"""Logs of other trainers as views of runs: `read_views(path)` recognises the format."""
+"""Logs of other trainers as views of runs: `read_views(path)` recognizes the format."""
 
 from dataclasses import replace
 from pathlib import Path

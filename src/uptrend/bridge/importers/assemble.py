@@ -11,7 +11,7 @@ from uptrend.bridge.importers.meaning import derive, drop_uncomputed, name_rewar
 from uptrend.bridge.importers.repeats import without_repeats
 from uptrend.bridge.importers.segments import Segment, segments_of
 from uptrend.bridge.importers.steps import by_run
-from uptrend.bridge.importers.translation import plain_name, recognise, translate
+from uptrend.bridge.importers.translation import plain_name, recognize, translate
 from uptrend.records.view import RunView
 
 
@@ -49,7 +49,7 @@ def _view(log: Log, segment: Segment, source: str) -> RunView:
         notes.append(f"Each value was written {times} times over; the distinct ones were kept.")
     points = dict(sorted(points.items()))
     columns, nonfinite = columns_of(points)
-    trainer = log.trainer or recognise([*columns, *(key for entry in segment.evals for key in entry)])
+    trainer = log.trainer or recognize([*columns, *(key for entry in segment.evals for key in entry)])
     sources, unknown = translated(columns, trainer)
     metrics = {ours: columns[theirs] for ours, theirs in sources.items()}
     derive(metrics, columns, trainer)
@@ -79,7 +79,7 @@ def _config(log: Log, columns: Columns, metrics: Columns, trainer: str, notes: l
     for moving in ("learning_rate", "lr", "response_length", "beta"):
         fixed.pop(moving, None)
     config = config_of(fixed | log.facts, trainer)
-    rates = metrics.get("optimiser/lr")
+    rates = metrics.get("optimizer/lr")
     if rates is not None and np.isfinite(rates).any():
         highest = float(np.nanmax(rates))
         learning = config.setdefault("learning", {})

@@ -1,6 +1,6 @@
 """What a trainer printed: dictionaries among progress bars, verl's `step:1 - key:value`, and `Step 1 | Reward 0.5`.
 
-A terminal may have coloured the lines, wrapped them anywhere, and written bars over them; Ray puts a prefix before
+A terminal may have colored the lines, wrapped them anywhere, and written bars over them; Ray puts a prefix before
 each. Settings that were printed are kept as facts.
 """
 
@@ -16,7 +16,7 @@ from uptrend.bridge.importers.printed import printed_facts
 from uptrend.bridge.importers.summaries import is_summary_key
 from uptrend.bridge.importers.translation import translate
 
-_COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_COLOR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _RAY = re.compile(r"^\([A-Za-z_.:]+ (?:pid|ip)=[^)]*\)\s?", re.MULTILINE)
 _NUMERAL = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf|NaN|Infinity)"
 _DICTIONARY = re.compile(r"\{\s*['\"][^{}]*(?:\}|\Z)")
@@ -26,7 +26,7 @@ _PAIR = re.compile(
 # A bar without a description is the training's own; others say what they load.
 _BAR = re.compile(r"(?:^|[\r\n\]])[ \t]*\d+%(?:\|[^|\r\n]*\|)?\s+(\d+)/(\d+) \[\d+:\d\d")
 _STEP = re.compile(r"\b(?:step|iteration|iter|update)\s*[:=#]?\s*\[?(\d+)\b", re.IGNORECASE)
-_LABELLED = re.compile(rf"([A-Za-z][\w./@ -]*?)\s*[:=\s]\s*({_NUMERAL})\s*(%?)")
+_LABELED = re.compile(rf"([A-Za-z][\w./@ -]*?)\s*[:=\s]\s*({_NUMERAL})\s*(%?)")
 _REWARD = ("reward/mean", "loss/total")
 _SETTINGS = ("num_generations", "max_steps", "max_tokens", "top_p", "seed")
 
@@ -34,7 +34,7 @@ _SETTINGS = ("num_generations", "max_steps", "max_tokens", "top_p", "seed")
 def read_console(text: str) -> Log | None:
     """The metrics among everything that was printed; None where there are none."""
     text = text.replace("\r\n", "\n")
-    text = _COLOUR.sub("", text) if "\x1b" in text else text
+    text = _COLOR.sub("", text) if "\x1b" in text else text
     text = _RAY.sub("", text) if "pid=" in text or "ip=" in text else text
     dictionaries, torn, start = _dictionaries(text)
     lines, first = _lines(text.replace("\n - ", " - "))
@@ -97,7 +97,7 @@ def _lines(text: str) -> tuple[list[Row], int]:
             continue
         rest = line[found.end() :]
         is_verl = rest.startswith(" - ")
-        row = dict(_dashed(rest) if is_verl else _labelled(rest))
+        row = dict(_dashed(rest) if is_verl else _labeled(rest))
         if len(row) >= 2 - is_verl and any(translate(key, "prime-rl") is not None or is_evaluation(key) for key in row):
             first = first if rows else here
             rows.append({"step": int(found.group(1)), **row})
@@ -120,10 +120,10 @@ def _scaled(key: str, value: float) -> tuple[str, float]:
     return name, value * float(unit)
 
 
-def _labelled(text: str) -> Iterator[tuple[str, float | None]]:
+def _labeled(text: str) -> Iterator[tuple[str, float | None]]:
     """`| Reward: 0.5 | Grad. Norm 0.1`, `, reward=0.5, loss=0.1`: a label and its number, with or without a sign."""
     for piece in re.split(r"[|,;]|\s(?=[A-Za-z_/]+=)", text):
-        for label, numeral, percent in _LABELLED.findall(piece):
+        for label, numeral, percent in _LABELED.findall(piece):
             value = number(numeral)
             yield label.strip(), value / 100 if percent and value is not None else value
 

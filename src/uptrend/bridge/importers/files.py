@@ -67,6 +67,6 @@ def _nothing(path: Path, text: str) -> str:
     if re.match(r"\s*[\[{]", text):
         return f"{path} is JSON, but holds no rows of metrics: a list of objects, one a logged point, is looked for."
     return (
-        f"{path} holds no metrics that could be recognised: JSON, CSV, dictionaries that a trainer printed, "
+        f"{path} holds no metrics that could be recognized: JSON, CSV, dictionaries that a trainer printed, "
         "and lines such as `step:1 - critic/score/mean:0.5` are."
     )

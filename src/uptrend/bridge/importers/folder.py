@@ -14,7 +14,7 @@ from uptrend.bridge.importers.content import read_bytes
 from uptrend.bridge.importers.files import read_file, read_logs
 from uptrend.bridge.importers.log import Log
 from uptrend.bridge.importers.rollouts import GROUPED
-from uptrend.bridge.importers.translation import recognise
+from uptrend.bridge.importers.translation import recognize
 from uptrend.records.errors import RecordError
 from uptrend.records.view import RunView
 
@@ -130,7 +130,7 @@ def _loose_logs(folder: Path) -> list[RunView]:
         if (
             len(logs) == 1
             and logs[0].rows
-            and recognise([key for row in logs[0].rows[:20] for key in row]) == "prime-rl"
+            and recognize([key for row in logs[0].rows[:20] for key in row]) == "prime-rl"
         ):
             joint += logs
             continue

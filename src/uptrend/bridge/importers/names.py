@@ -28,7 +28,7 @@ TRL = {
     "training_loss": "loss/total",
     "policy_loss": "loss/policy",
     "grad_norm": "gradient/norm/before",
-    "learning_rate": "optimiser/lr",
+    "learning_rate": "optimizer/lr",
     "step_time": "seconds/step",
 }
 
@@ -52,7 +52,7 @@ VERL = {
     "actor/pg_loss": "loss/policy",
     "actor/loss": "loss/total",
     "actor/grad_norm": "gradient/norm/before",
-    "actor/lr": "optimiser/lr",
+    "actor/lr": "optimizer/lr",
     "rollout_corr/k3_kl": "sampler/kl/mean",
     "rollout_corr/rollout_is_mean": "sampler/ratio/mean",
     "rollout_corr/rollout_is_eff_sample_size": "sampler/ess/share",
@@ -94,7 +94,7 @@ PRIME_RL = {
     "loss/mean": "loss/total",
     "optim/grad_norm": "gradient/norm/before",
     "grad._norm": "gradient/norm/before",
-    "optim/lr": "optimiser/lr",
+    "optim/lr": "optimizer/lr",
     "time/step": "seconds/step",
     "time/generate_completions": "seconds/sample",
     "time/forward_backward": "seconds/update",
@@ -127,7 +127,7 @@ TINKER = {
     "policy/entropy": "learner/entropy/mean",
     "optim/kl_sample_train_v2": "sampler/kl/mean",
     "kl_policy_base": "kl/reference/mean",
-    "optim/lr": "optimiser/lr",
+    "optim/lr": "optimizer/lr",
     "time/total": "seconds/step",
 }
 
@@ -142,7 +142,7 @@ OPEN_INSTRUCT = {
     "loss/policy_avg": "loss/policy",
     "loss/total_avg": "loss/total",
     "optim/grad_norm": "gradient/norm/before",
-    "lr": "optimiser/lr",
+    "lr": "optimizer/lr",
 }
 
 OPENRLHF = {
@@ -151,7 +151,7 @@ OPENRLHF = {
     "truncated": "sampling/ended/length/share",
     "policy_loss": "loss/policy",
     "policy_clip_ratio": "clip/region/share",
-    "actor_lr": "optimiser/lr",
+    "actor_lr": "optimizer/lr",
     "actor_grad_norm": "gradient/norm/before",
     "kl": "kl/reference/mean",
 }
@@ -259,8 +259,8 @@ PLAIN = {
     "pg_loss": "loss/policy",
     "grad_norm": "gradient/norm/before",
     "gradient_norm": "gradient/norm/before",
-    "learning_rate": "optimiser/lr",
-    "lr": "optimiser/lr",
+    "learning_rate": "optimizer/lr",
+    "lr": "optimizer/lr",
     "step_time": "seconds/step",
 }
 

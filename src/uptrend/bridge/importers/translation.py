@@ -9,7 +9,7 @@ from uptrend.bridge.importers.names import PLAIN, TABLES
 STATISTICS = frozenset({
     "mean", "avg", "average", "std", "stdev", "var", "min", "max", "median", "total", "sum", "count", "best",
     "running", "last", "final", "first", "group", "smoothed", "ema", "baseline", "current", "cumulative", "raw",
-    "norm", "normalized", "normalised", "shaped", "advantage", "p10", "p50", "p90", "eval", "val", "test", "train",
+    "norm", "normalized", "shaped", "advantage", "p10", "p50", "p90", "eval", "val", "test", "train",
     "zero", "nonzero", "threshold", "target", "scale", "weight", "low", "high", "high_mean", "delta", "step",
     "episode", "batch",
 })  # fmt: skip
@@ -83,10 +83,10 @@ def _pattern(theirs: str) -> re.Pattern[str]:
     return re.compile(text)
 
 
-def recognise(columns: list[str]) -> str:
+def recognize(columns: list[str]) -> str:
     """The trainer whose own names a log has most of; unknown where they could be anybody's."""
     keys = {re.sub(r"\s+", "_", plain_name(column)).lower() for column in columns}
-    if {"advantage/dead/share", "optimiser/lr"} & keys:
+    if {"advantage/dead/share", "optimizer/lr"} & keys:
         return "uptrend"
     scores = {trainer: sum(_tells(key, trainer) for key in keys) for trainer in TABLES if trainer != "plain"}
     best = max(scores, key=lambda trainer: scores[trainer])

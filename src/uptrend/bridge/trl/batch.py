@@ -60,7 +60,7 @@ class Pass:
 
 
 @dataclass
-class Batch:
+class TrlBatch:
     """One generation."""
 
     number: int

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from uptrend.bridge.trl.batch import MODEL, PROMPT, TOOL, Batch, as_numpy, roles_of
+from uptrend.bridge.trl.batch import MODEL, PROMPT, TOOL, TrlBatch, as_numpy, roles_of
 from uptrend.records import Sequence
 from uptrend.records.rollout import Floats
 
@@ -16,7 +16,7 @@ from uptrend.records.rollout import Floats
 class Columns:
     """TRL's padded tensors, cut into one row a rollout."""
 
-    def __init__(self, batch: Batch, settings: Any) -> None:
+    def __init__(self, batch: TrlBatch, settings: Any) -> None:
         self._batch = batch
         out = batch.output
         self._prompt_ids, self._prompt_mask = as_numpy(out["prompt_ids"]), as_numpy(out["prompt_mask"]) != 0

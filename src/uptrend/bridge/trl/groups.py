@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from uptrend.bridge.trl.batch import Batch
+from uptrend.bridge.trl.batch import TrlBatch
 from uptrend.bridge.trl.metrics import is_dead
 from uptrend.bridge.trl.voice import Voice
 from uptrend.records import Confidence, Evidence, Role, Rollout, Severity
@@ -21,13 +21,13 @@ class Groups:
         self._groups = self._dead = 0
         self._told = 0.0
 
-    def judge(self, batch: Batch, rollouts: Sequence[Rollout]) -> None:
+    def judge(self, batch: TrlBatch, rollouts: Sequence[Rollout]) -> None:
         """Look at one generation."""
         self._judge_prompts(batch, rollouts)
         self._judge_metric(batch, rollouts)
         self._judge_tokens(batch, rollouts)
 
-    def _judge_prompts(self, batch: Batch, rollouts: Sequence[Rollout]) -> None:
+    def _judge_prompts(self, batch: TrlBatch, rollouts: Sequence[Rollout]) -> None:
         """TRL compares rollouts by their place: each block of a group's size must hold one prompt."""
         tasks = [r.task for r in rollouts]
         blocks = [set(tasks[start : start + self._size]) for start in range(0, len(tasks), self._size)]
@@ -45,7 +45,7 @@ class Groups:
             ],
         )  # fmt: skip
 
-    def _judge_metric(self, batch: Batch, rollouts: Sequence[Rollout]) -> None:
+    def _judge_metric(self, batch: TrlBatch, rollouts: Sequence[Rollout]) -> None:
         """TRL's own share of dead groups must be that of its rewards; where the scale is the batch's, it is not."""
         if batch.trl_dead is None or len(rollouts) % self._size:
             return
@@ -72,7 +72,7 @@ class Groups:
             ],
         )  # fmt: skip
 
-    def _judge_tokens(self, batch: Batch, rollouts: Sequence[Rollout]) -> None:
+    def _judge_tokens(self, batch: TrlBatch, rollouts: Sequence[Rollout]) -> None:
         """What the sampler wrote must stand in what the loss is given, id by id."""
         if not batch.calls:
             return
@@ -81,7 +81,7 @@ class Groups:
             return
         first = lost[0]
         self._voice.say(
-            "tokens.retokenised",
+            "tokens.retokenized",
             Severity.CRITICAL,
             Confidence.HIGH,
             "Tokens that are trained are not those that were sampled.",

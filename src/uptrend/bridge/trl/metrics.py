@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from uptrend.bridge.trl.batch import Batch, Pass, as_numpy
+from uptrend.bridge.trl.batch import Pass, TrlBatch, as_numpy
 from uptrend.bridge.trl.rollouts import Made
-from uptrend.bridge.trl.scale import Scale
+from uptrend.bridge.trl.scale import RewardRange
 from uptrend.records import Role, Rollout
 
 Floats = NDArray[np.float64]
 
 
-def reward_metrics(rewards: Floats, totals: Floats, made: Made, scale: Scale) -> dict[str, Any]:
+def reward_metrics(rewards: Floats, totals: Floats, made: Made, scale: RewardRange) -> dict[str, Any]:
     """What the rollouts earned: one row a rollout, one column a reward function."""
     scored = totals[~np.isnan(totals)]
     parts = {name: column[~np.isnan(column)] for name, column in zip(scale.names, rewards.T, strict=True)}
@@ -31,7 +31,7 @@ def reward_metrics(rewards: Floats, totals: Floats, made: Made, scale: Scale) ->
     }
 
 
-def group_metrics(totals: Floats, groups: Sequence[str], advantages: Floats, scale: Scale) -> dict[str, Any]:
+def group_metrics(totals: Floats, groups: Sequence[str], advantages: Floats, scale: RewardRange) -> dict[str, Any]:
     """What there was to learn from, by true group."""
     low, high = scale.bounds()
     by_group = [values[~np.isnan(values)] for values in split(totals, groups)]
@@ -95,7 +95,7 @@ def token_metrics(rollouts: Sequence[Rollout]) -> dict[str, Any]:
     return counts
 
 
-def learner_metrics(passes: Sequence[tuple[Batch, Pass]], beta: float, clip: tuple[float, float]) -> dict[str, Any]:
+def learner_metrics(passes: Sequence[tuple[TrlBatch, Pass]], beta: float, clip: tuple[float, float]) -> dict[str, Any]:
     """Means over the tokens that the step's losses looked at."""
     sums: Counter[str] = Counter()
     slots = real = 0
@@ -130,7 +130,7 @@ def learner_metrics(passes: Sequence[tuple[Batch, Pass]], beta: float, clip: tup
     }
 
 
-def sampler_metrics(batch: Batch) -> dict[str, Any]:
+def sampler_metrics(batch: TrlBatch) -> dict[str, Any]:
     """Learner against sampler on the same tokens, where TRL kept the sampler's log-probabilities."""
     if batch.output.get("sampling_per_token_logps") is None:
         return {}
@@ -160,13 +160,13 @@ def gap_metrics(learner: Floats, sampler: Floats) -> dict[str, Any]:
     }
 
 
-def _loss_mask(batch: Batch, rows: NDArray[Any]) -> NDArray[np.bool_]:
+def _loss_mask(batch: TrlBatch, rows: NDArray[Any]) -> NDArray[np.bool_]:
     mask = np.asarray(as_numpy(batch.output["completion_mask"])[rows] != 0)
     tools = batch.output.get("tool_mask")
     return mask if tools is None else np.asarray(mask & (as_numpy(tools)[rows] != 0))
 
 
-def _column(batch: Batch, key: str, rows: NDArray[Any], width: int) -> Floats | None:
+def _column(batch: TrlBatch, key: str, rows: NDArray[Any], width: int) -> Floats | None:
     values = batch.output.get(key)
     return None if values is None else as_numpy(values)[rows, :width].astype(np.float64)
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from uptrend.bridge.trl.herald import Herald
+from uptrend.bridge.trl.findings_log import FindingsLog
 from uptrend.bridge.trl.settings import DTYPES
 from uptrend.bridge.trl.weights import Snapshot, movable_share
 from uptrend.records import Confidence, Evidence, Severity
@@ -15,8 +15,8 @@ LOST = 0.5
 
 
 @dataclass(frozen=True)
-class Update:
-    """One update of the optimiser, as its traces show it."""
+class TracedUpdate:
+    """One update of the optimizer, as its traces show it."""
 
     step: int
     changed: float
@@ -30,14 +30,14 @@ def common(dtypes: dict[str, int]) -> str:
     return max(dtypes, key=lambda kind: dtypes[kind], default="")
 
 
-def judge_cast(herald: Herald, before: dict[str, int], now: Snapshot, lr: float, step: int) -> None:
+def judge_cast(findings_log: FindingsLog, before: dict[str, int], now: Snapshot, lr: float, step: int) -> None:
     """The trainer cast its own weights: everything from here on is learned in that precision."""
     was, becomes = common(before), common(now.dtypes)
     if becomes not in HALF or was in HALF:
         return
     share = movable_share(now, HALF[becomes], lr)
     said = f"{DTYPES.get(was, was)}→{DTYPES[becomes]}"
-    herald.say(
+    findings_log.say(
         "precision.update-underflow",
         Severity.CRITICAL if share < LOST else Severity.WARNING,
         Confidence.HIGH,
@@ -53,7 +53,7 @@ def judge_cast(herald: Herald, before: dict[str, int], now: Snapshot, lr: float,
     )  # fmt: skip
 
 
-def judge_update(herald: Herald, update: Update, weights: Snapshot, lr: float) -> None:
+def judge_update(findings_log: FindingsLog, update: TracedUpdate, weights: Snapshot, lr: float) -> None:
     """With weights of half precision, an update that hardly changes any bits is lost, now and at the full rate."""
     kind = common(weights.dtypes)
     if kind not in HALF or update.changed >= LOST or not update.gradient > 0 or not update.lr > 0:
@@ -62,7 +62,7 @@ def judge_update(herald: Herald, update: Update, weights: Snapshot, lr: float) -
     if share >= LOST:
         return
     name = DTYPES[kind]
-    herald.say(
+    findings_log.say(
         "precision.update-underflow",
         Severity.CRITICAL,
         Confidence.HIGH,

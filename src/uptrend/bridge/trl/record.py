@@ -11,23 +11,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from uptrend.bridge.trl.batch import Batch
-from uptrend.bridge.trl.courier import Courier
+from uptrend.bridge.trl.batch import TrlBatch
+from uptrend.bridge.trl.findings_log import FindingsLog
 from uptrend.bridge.trl.guard import Guard
-from uptrend.bridge.trl.herald import Herald
-from uptrend.bridge.trl.precision import Update, judge_update
-from uptrend.bridge.trl.scale import Scale, Suspicion
+from uptrend.bridge.trl.precision import TracedUpdate, judge_update
+from uptrend.bridge.trl.scale import RewardRange, Suspicion
 from uptrend.bridge.trl.settings import describe_run
-from uptrend.bridge.trl.step import Settings, Step
+from uptrend.bridge.trl.step import Settings, TrlStep
+from uptrend.bridge.trl.subprocess_recorder import SubprocessRecorder
 from uptrend.bridge.trl.voice import say_again
-from uptrend.bridge.trl.weights import Move, Weights
+from uptrend.bridge.trl.weights import Move, WatchedWeights
 from uptrend.records import RunDirectory, RunView
 
 
 class Record:
     """Holds one run directory."""
 
-    def __init__(self, trainer: Any, path: Path, weights: Weights, guard: Guard) -> None:
+    def __init__(self, trainer: Any, path: Path, weights: WatchedWeights, guard: Guard) -> None:
         self._weights, self._guard = weights, guard
         self._settings = Settings.of(trainer)
         dtypes = weights.dtypes()
@@ -42,10 +42,10 @@ class Record:
             source=str(self.path), trainer="trl", name=self.path.name, steps=np.zeros(0, np.int64), metrics={},
             config=info["config"], rollout_steps=(1,),
         )  # fmt: skip
-        self.scale = Scale.of(trainer.reward_func_names, trainer.reward_weights.tolist())
-        self.courier = Courier(self._heard, guard.failed, self._trouble)
-        self.courier.send("begin", lambda: (self.path, self._settings, self.scale))
-        self.herald = Herald(view, self.path, self.event)
+        self.scale = RewardRange.of(trainer.reward_func_names, trainer.reward_weights.tolist())
+        self.subprocess_recorder = SubprocessRecorder(self._heard, guard.failed, self._trouble)
+        self.subprocess_recorder.send("begin", lambda: (self.path, self._settings, self.scale))
+        self.findings_log = FindingsLog(view, self.path, self.event)
         self.event("resumed" if step else "started", step=step)
         self.event("weights", step=step, digest=weights.digest(), dtypes=dtypes)
         if self._settings.processes > 1:
@@ -57,44 +57,44 @@ class Record:
 
     def know(self, suspicion: Suspicion | None) -> None:
         """The reward functions have answered."""
-        self.courier.send("known", lambda: (self.scale, suspicion))
+        self.subprocess_recorder.send("known", lambda: (self.scale, suspicion))
 
-    def take(self, step: Step, move: Move | None) -> None:
+    def take(self, step: TrlStep, move: Move | None) -> None:
         """A step of the trainer is done."""
         step.memory = memory_gib()
-        self.courier.send("step", lambda: (self._finished(step, move),), step.step)
+        self.subprocess_recorder.send("step", lambda: (self._finished(step, move),), step.step)
 
-    def take_evaluation(self, batches: list[Batch], metrics: dict[str, Any], step: int) -> None:
+    def take_evaluation(self, batches: list[TrlBatch], metrics: dict[str, Any], step: int) -> None:
         """An evaluation is done."""
         plain = {"eval_runtime": metrics.get("eval_runtime")}
-        self.courier.send("evaluation", lambda: ([b.portable() for b in batches], plain, step))
+        self.subprocess_recorder.send("evaluation", lambda: ([b.portable() for b in batches], plain, step))
 
     def end(self, how: str, error: str) -> None:
         """Let the rest be written, let the doctor look once more, and close the directory."""
-        lost = self.courier.close()
+        lost = self.subprocess_recorder.close()
         if lost:
             named = ", ".join(map(str, lost[:5])) + (f" … {lost[-1]}" if len(lost) > 5 else "")
             self._trouble(f"{len(lost)} steps were not recorded, or not whole: {named}", lost=lost)
         self.event("weights", digest=self._weights.digest(), dtypes=self._weights.dtypes())
         self.event(how, **({"error": error} if error else {}))
-        self.herald.end()
+        self.findings_log.end()
         self._directory.unlock()
 
-    def _finished(self, step: Step, move: Move | None) -> Step:
-        """On the courier's thread: read what the devices have computed by now, and judge it."""
+    def _finished(self, step: TrlStep, move: Move | None) -> TrlStep:
+        """On the subprocess recorder's thread: read what the devices have computed by now, and judge it."""
         whole = step.portable()
         if move is not None:
             moved = self._weights.movement(move)
             whole.moved = moved.metrics
-            update = Update(step.step, moved.changed, whole.gradient, step.lr)
-            judge_update(self.herald, update, move.after, self._settings.lr)
-        self.herald.hear()
+            update = TracedUpdate(step.step, moved.changed, whole.gradient, step.lr)
+            judge_update(self.findings_log, update, move.after, self._settings.lr)
+        self.findings_log.hear()
         return whole
 
     def _heard(self, line: dict[str, Any]) -> None:
         """What the process that records has to tell."""
         if "finding" in line:
-            say_again(self.herald, line["finding"])
+            say_again(self.findings_log, line["finding"])
         if "event" in line:
             self.event(line["event"][0], **line["event"][1])
         if "failed" in line:
@@ -107,7 +107,7 @@ class Record:
 
 
 def free_path(path: Path) -> Path:
-    """The path, or its next free neighbour where a run lies already."""
+    """The path, or its next free neighbor where a run lies already."""
     number, free = 1, path
     while (free / "run.json").exists():
         number += 1

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from uptrend.bridge.trl.batch import Batch, as_numpy
+from uptrend.bridge.trl.batch import TrlBatch, as_numpy
 from uptrend.bridge.trl.columns import Columns
-from uptrend.bridge.trl.scale import Scale
+from uptrend.bridge.trl.scale import RewardRange
 from uptrend.records import Ending, Message, Part, Reward, Rollout, ToolCall, rollouts_table, task_id
 
 UNSCORED = "scorer: every reward function returned None"
@@ -44,7 +44,7 @@ class Made:
         return table
 
 
-def groups_of(batch: Batch, size: int) -> list[str]:
+def groups_of(batch: TrlBatch, size: int) -> list[str]:
     """Each rollout's group by its true prompt; two groups of one prompt stay two while each is whole."""
     tasks = [task_id(prompt_messages(prompt)) for prompt in batch.prompts]
     blocks = [tasks[start : start + size] for start in range(0, len(tasks), size)]
@@ -58,7 +58,7 @@ def groups_of(batch: Batch, size: int) -> list[str]:
     return names
 
 
-def make_rollouts(batch: Batch, groups: Sequence[str], scale: Scale, settings: Any) -> Made:
+def make_rollouts(batch: TrlBatch, groups: Sequence[str], scale: RewardRange, settings: Any) -> Made:
     """Every rollout of a generation, with all that the learner computed on its tokens."""
     passes = len(batch.passes)
     columns = Columns(batch, settings)
@@ -81,7 +81,7 @@ def make_rollouts(batch: Batch, groups: Sequence[str], scale: Scale, settings: A
     return Made(rollouts, known, passes)
 
 
-def _reward(rewards: NDArray[np.float64], scale: Scale, bounds: tuple[float, float]) -> Reward | None:
+def _reward(rewards: NDArray[np.float64], scale: RewardRange, bounds: tuple[float, float]) -> Reward | None:
     if np.isnan(rewards).all():
         return None
     parts = tuple(

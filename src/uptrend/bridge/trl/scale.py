@@ -16,7 +16,7 @@ class Suspicion:
 
 
 @dataclass
-class Scale:
+class RewardRange:
     """What is known of the reward's range: TRL states none, so it is what was seen, and what a gold answer earns."""
 
     names: list[str]
@@ -33,7 +33,7 @@ class Scale:
     """What it gives a gold answer."""
 
     @classmethod
-    def of(cls, names: Sequence[str], weights: Sequence[float]) -> "Scale":
+    def of(cls, names: Sequence[str], weights: Sequence[float]) -> "RewardRange":
         """Nothing seen yet."""
         count = len(names)
         return cls(list(names), list(weights), np.full(count, np.inf), np.full(count, -np.inf))

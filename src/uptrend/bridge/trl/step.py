@@ -3,16 +3,16 @@
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from uptrend.bridge.trl.batch import Batch, Pass
+from uptrend.bridge.trl.batch import Pass, TrlBatch
 
 
 @dataclass
-class Step:
+class TrlStep:
     """What one step of the trainer left behind."""
 
     began: float = 0.0
     step: int = 0
-    batches: list[Batch] = field(default_factory=list)
+    batches: list[TrlBatch] = field(default_factory=list)
     passes: list[Pass] = field(default_factory=list)
     gradient: Any = None
     lr: float = float("nan")

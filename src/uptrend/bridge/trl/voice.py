@@ -1,4 +1,4 @@
-"""Who can say what was found: the herald beside the trainer, or a line to it from the process that records."""
+"""Who can say what was found: the findings log beside the trainer, or a line to it from the process that records."""
 
 import contextlib
 import dataclasses

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from uptrend.bridge.trl.batch import Batch, Call, Pass
+from uptrend.bridge.trl.batch import Call, Pass, TrlBatch
 from uptrend.bridge.trl.guard import Guard, same_randomness
 from uptrend.bridge.trl.moments import Moments
 from uptrend.bridge.trl.precision import judge_cast
@@ -20,9 +20,9 @@ from uptrend.bridge.trl.probes.gold import answers_of
 from uptrend.bridge.trl.probes.learner import ask_learner
 from uptrend.bridge.trl.probes.rewards import ask_rewards
 from uptrend.bridge.trl.record import Record
-from uptrend.bridge.trl.step import Step
+from uptrend.bridge.trl.step import TrlStep
 from uptrend.bridge.trl.taps import ROWS, tap
-from uptrend.bridge.trl.weights import Move, Snapshot, Weights
+from uptrend.bridge.trl.weights import Move, Snapshot, WatchedWeights
 
 EVERY = 50
 """Steps between two looks at the model."""
@@ -68,18 +68,18 @@ class Watch:
         self._every, self._probes, self._rescore = max(1, every), probes, rescore
         self.guard = Guard(lambda part, text: self._event("watch-failed", part=part, error=text))
         self.record: Record | None = None
-        self._weights: Weights | None = None
+        self._weights: WatchedWeights | None = None
         self._before: Snapshot | None = None
-        self._batches: dict[int, Batch] = {}
+        self._batches: dict[int, TrlBatch] = {}
         self._calls: list[Call] = []
         self._scoring = self._sampling = 0.0
         self._scored: tuple[Any, ...] = ()
         self._looking: list[Pass] | None = None
         self._rows: Any = None
         self._first = True
-        self._now = Step()
+        self._now = TrlStep()
         self._move: Move | None = None
-        self._evaluated: list[Batch] = []
+        self._evaluated: list[TrlBatch] = []
         with self.guard("this trainer"):
             trainer._uptrend = self
             if trainer.accelerator.is_main_process:
@@ -112,7 +112,7 @@ class Watch:
 
     def begin(self) -> None:
         """Training begins: make the run directory."""
-        self._weights = Weights(self.trainer.model)
+        self._weights = WatchedWeights(self.trainer.model)
         self.record = Record(self.trainer, self.path, self._weights, self.guard)
         self.path = self.record.path
         self._before = self._weights.snapshot()
@@ -158,7 +158,7 @@ class Watch:
         step = trainer.state.global_step
         examples, prompts, completions, written, rewards = self._scored
         number = max(self._batches, default=-1) + 1
-        batch = Batch(
+        batch = TrlBatch(
             number=number, step=step + 1 if training else step, version=step, examples=examples,
             answers=answers_of(examples), prompts=prompts, completions=completions, written=written, rewards=rewards,
             output=dict(output), calls=self._calls, seconds=time.perf_counter() - self._sampling,
@@ -182,13 +182,13 @@ class Watch:
             return
         self._before = weights.snapshot()
         self._event("precision", step=step, before=before.dtypes, after=self._before.dtypes)
-        judge_cast(self.record.herald, before.dtypes, self._before, self.trainer.args.learning_rate, step)
+        judge_cast(self.record.findings_log, before.dtypes, self._before, self.trainer.args.learning_rate, step)
 
-    def _ask_rewards(self, batch: Batch) -> None:
+    def _ask_rewards(self, batch: TrlBatch) -> None:
         assert self.record is not None
         with self.guard("the reward functions"):
             record = self.record
-            record.know(ask_rewards(self.trainer, batch, self._scoring, record.scale, record.herald))
+            record.know(ask_rewards(self.trainer, batch, self._scoring, record.scale, record.findings_log))
 
     # The loss
 
@@ -229,7 +229,7 @@ class Watch:
 
     def step_begins(self) -> None:
         """Before the first micro-batch of a step."""
-        self._now, self._move = Step(began=time.perf_counter()), None
+        self._now, self._move = TrlStep(began=time.perf_counter()), None
 
     def update_comes(self, optimizer: Any) -> None:
         """Gradients are there and weights are still those that sampled: the moment for questions to the model."""
@@ -241,10 +241,10 @@ class Watch:
             with self.guard("the learner"), same_randomness():
                 seen = self._now.passes[0]
                 batch = self._batches[seen.batch]
-                self._now.gaps = ask_learner(self.trainer, batch, seen, self.record.herald, step)
+                self._now.gaps = ask_learner(self.trainer, batch, seen, self.record.findings_log, step)
 
     def update_done(self) -> None:
-        """The optimiser has stepped."""
+        """The optimizer has stepped."""
         if self._weights is None:
             return
         before, self._before = self._before, self._weights.snapshot()

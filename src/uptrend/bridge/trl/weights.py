@@ -41,7 +41,7 @@ class Move:
 
 
 @dataclass(frozen=True)
-class Movement:
+class TrlMovement:
     """What happened between two snapshots."""
 
     metrics: dict[str, float]
@@ -59,7 +59,7 @@ class Span(NamedTuple):
     """How many weights each looked-at one stands for."""
 
 
-class Weights:
+class WatchedWeights:
     """The trainable weights of a model that somebody else trains."""
 
     def __init__(self, model: Any) -> None:
@@ -102,7 +102,7 @@ class Weights:
         ]
         return Move(torch.stack(rows) if rows else torch.zeros(0, 3), after)
 
-    def movement(self, move: Move) -> Movement:
+    def movement(self, move: Move) -> TrlMovement:
         """Lengths of the weights and of their change, by layer group, and the share that changed."""
         scaled = {
             group: [value * span.scale for value in row]
@@ -110,7 +110,7 @@ class Weights:
         }
         moved, length, changed = (sum(row[i] for row in scaled.values()) for i in range(3))
         share = min(1.0, changed / max(1, self.total))
-        return Movement(
+        return TrlMovement(
             {
                 "weights/norm": length**0.5,
                 "weights/update/norm": moved**0.5,

@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from uptrend.bridge.trl import metrics as measure
-from uptrend.bridge.trl.batch import Batch, Pass
+from uptrend.bridge.trl.batch import Pass, TrlBatch
 from uptrend.bridge.trl.groups import Groups
 from uptrend.bridge.trl.rollouts import Made, groups_of, make_rollouts
-from uptrend.bridge.trl.scale import Scale, Suspicion
-from uptrend.bridge.trl.step import Settings, Step
+from uptrend.bridge.trl.scale import RewardRange, Suspicion
+from uptrend.bridge.trl.step import Settings, TrlStep
 from uptrend.bridge.trl.voice import Upward
 from uptrend.records import Confidence, Evidence, RunDirectory, Severity, wilson
 
@@ -23,21 +23,21 @@ CONSTANT = 5
 class Writer:
     """Writes all but events.jsonl, in a run directory that the trainer's process has made and holds."""
 
-    def __init__(self, path: Path, settings: Settings, scale: Scale, voice: Upward) -> None:
+    def __init__(self, path: Path, settings: Settings, scale: RewardRange, voice: Upward) -> None:
         self._directory = RunDirectory(path)
         self._settings, self._scale, self._voice = settings, scale, voice
         self._suspicion: Suspicion | None = None
         self._groups = Groups(voice, settings.size)
         self._steady = 0
-        self._batches: dict[int, Batch] = {}
-        self._unwritten: list[tuple[Batch, Made]] = []
+        self._batches: dict[int, TrlBatch] = {}
+        self._unwritten: list[tuple[TrlBatch, Made]] = []
         self._waiting: list[int] = []
 
-    def know(self, scale: Scale, suspicion: Suspicion | None) -> None:
+    def know(self, scale: RewardRange, suspicion: Suspicion | None) -> None:
         """What the reward functions answered, before the first step."""
         self._scale, self._suspicion = scale, suspicion
 
-    def write(self, step: Step) -> None:
+    def write(self, step: TrlStep) -> None:
         """Write a step."""
         passes = self._arrived(step)
         line: dict[str, Any] = {"step": step.step, "time": time.time()}
@@ -76,7 +76,7 @@ class Writer:
         if whole:
             self._tell_written()
 
-    def write_evaluation(self, batches: list[Batch], metrics: dict[str, Any], step: int) -> None:
+    def write_evaluation(self, batches: list[TrlBatch], metrics: dict[str, Any], step: int) -> None:
         """Write an evaluation."""
         made = [self._made(b) for b in batches]
         every = Made([r for m in made for r in m.rollouts], [k for m in made for k in m.known])
@@ -94,7 +94,7 @@ class Writer:
         }  # fmt: skip
         self._directory.evaluation(line, every.table(self._directory.path.name))
 
-    def _arrived(self, step: Step) -> list[tuple[Batch, Pass]]:
+    def _arrived(self, step: TrlStep) -> list[tuple[TrlBatch, Pass]]:
         """Put the looks of the loss beside their generations; one of a step that never came has none."""
         if step.batches:
             self._batches = {n: b for n, b in self._batches.items() if b.seen < b.size}
@@ -104,7 +104,7 @@ class Writer:
             batch.take(seen)
         return passes
 
-    def _sampled(self, step: Step) -> dict[str, Any]:
+    def _sampled(self, step: TrlStep) -> dict[str, Any]:
         """What the step's generations came to."""
         rewards = np.concatenate([b.rewards.astype(np.float64) for b in step.batches])
         advantages = np.concatenate([b.output["advantages"].reshape(b.size, -1)[:, 0] for b in step.batches])
@@ -128,15 +128,15 @@ class Writer:
             **measure.token_metrics(every.rollouts),
         }
 
-    def _updated(self, step: Step) -> dict[str, Any]:
+    def _updated(self, step: TrlStep) -> dict[str, Any]:
         """What the update did."""
         norm, limit = step.gradient, self._settings.max_norm
         return {
             "gradient/norm/before": norm,
             "gradient/norm/after": min(norm, limit) if limit > 0 else norm,
-            "optimiser/lr": step.lr,
-            "optimiser/updates/count": int(not step.skipped),
-            "optimiser/skipped/count": int(step.skipped),
+            "optimizer/lr": step.lr,
+            "optimizer/updates/count": int(not step.skipped),
+            "optimizer/skipped/count": int(step.skipped),
             **step.moved,
         }
 
@@ -161,7 +161,7 @@ class Writer:
             ],
         )  # fmt: skip
 
-    def _made(self, batch: Batch) -> Made:
+    def _made(self, batch: TrlBatch) -> Made:
         return make_rollouts(batch, groups_of(batch, self._settings.size), self._scale, self._settings)
 
     def _tell_written(self) -> None:

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from uptrend.cli.lab.listing import AsFormat
-from uptrend.cli.lab.verdicts import Format
+from uptrend.cli.options import Format
 from uptrend.cli.wording import terminal
 from uptrend.lab.importing.bring import Brought, bring, hypothesis_key
 from uptrend.lab.importing.found import FoundExperiment, FoundHypothesis, Journal
@@ -57,7 +57,7 @@ def to_table(brought: Brought) -> dict[str, Any]:
 
 
 def counts(journal: Journal) -> dict[str, int]:
-    """How much of each kind was recognised in a file."""
+    """How much of each kind was recognized in a file."""
     both: Sequence[FoundExperiment | FoundHypothesis] = (*journal.experiments, *journal.hypotheses)
     return {
         "experiments": len(journal.experiments),
@@ -77,7 +77,7 @@ def _journal(journal: Journal) -> dict[str, Any]:
         "title": journal.title,
         "is_problem": journal.is_problem,
         "lines": len(written),
-        "recognised": len(journal.recognised),
+        "recognized": len(journal.recognized),
         **counts(journal),
         "prose": journal.prose,
     }

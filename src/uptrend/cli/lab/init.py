@@ -16,7 +16,7 @@ def command(
 
     \b
     uptrend lab init debug --problem "Reward stays at 65% through 20 configurations."
-    uptrend lab new optimiser.lr-large --dir debug --recipe recipes/tiny.toml
+    uptrend lab new optimizer.lr-large --dir debug --recipe recipes/tiny.toml
     """
     notebook = Notebook.init(folder, problem)
     typer.echo(f"Made {notebook.folder}/ with README.md, 00-problem-statement.md and 01-experiments-log.md.")

@@ -8,10 +8,11 @@ from typing import Annotated, Any
 import typer
 
 from uptrend.cli.lab.launcher import TrainLauncher
-from uptrend.cli.lab.verdicts import Format, keep, print_verdicts, to_table
+from uptrend.cli.lab.verdicts import keep, print_verdicts, to_table
+from uptrend.cli.options import Format
 from uptrend.lab import specification
-from uptrend.lab.experiment import Experiment, verdicts
-from uptrend.lab.launcher import Errand
+from uptrend.lab.experiment import ExperimentRuns, judge_all
+from uptrend.lab.launcher import PlannedRun
 from uptrend.lab.notebook import Notebook
 from uptrend.lab.plan import is_finished
 from uptrend.lab.workers.work import Outcome, outcome
@@ -39,19 +40,19 @@ def command(
         h = notebook.hypothesis(id)
         if specification.read(notebook, h.id) is None:
             raise LabError(f"{h.id} has not been run yet. Run it: uptrend lab run {h.id} --dir {folder}")
-        experiments.append(_with_runs(Experiment(notebook, h, launcher), folder))
-    judgements = verdicts(experiments)
-    written = keep(experiments, judgements, None)
+        experiments.append(_with_runs(ExperimentRuns(notebook, h, launcher), folder))
+    verdicts = judge_all(experiments)
+    written = keep(experiments, verdicts, None)
     if format is Format.JSON:
-        typer.echo(json.dumps([to_table(e, j) for e, j in zip(experiments, judgements, strict=True)], indent=1))
+        typer.echo(json.dumps([to_table(e, j) for e, j in zip(experiments, verdicts, strict=True)], indent=1))
     else:
-        print_verdicts(experiments, judgements, written)
+        print_verdicts(experiments, verdicts, written)
 
 
-def _with_runs(experiment: Experiment, folder: Path) -> Experiment:
+def _with_runs(experiment: ExperimentRuns, folder: Path) -> ExperimentRuns:
     """An experiment that has taken in every run that has ended, in the order in which they are made."""
     before = {row["hash"]: row for row in experiment.rows_before()}
-    ended = {errand.hash: _ended(errand, before.get(errand.hash, {})) for errand in experiment.errands}
+    ended = {planned.hash: _ended(planned, before.get(planned.hash, {})) for planned in experiment.planned_runs}
     gone = [row["folder"] for row in before.values() if row["status"] == "finished" and not ended.get(row["hash"])]
     if gone and not experiment.changes:
         raise LabError(
@@ -64,11 +65,11 @@ def _with_runs(experiment: Experiment, folder: Path) -> Experiment:
     return experiment
 
 
-def _ended(errand: Errand, before: Mapping[str, Any]) -> Outcome | None:
+def _ended(planned: PlannedRun, before: Mapping[str, Any]) -> Outcome | None:
     """How a run ended, by its records, or by runs.json where it failed for good; none where it is still to come."""
-    if is_finished(errand):
-        return Outcome(errand, "finished", was_there=True)
+    if is_finished(planned):
+        return Outcome(planned, "finished", was_there=True)
     if before.get("status") == "failed":
-        return Outcome(errand, "failed", reason=before["reason"])
-    told = outcome(errand, 0.0, None) if (errand.folder / "run.json").exists() else None
+        return Outcome(planned, "failed", reason=before["reason"])
+    told = outcome(planned, 0.0, None) if (planned.folder / "run.json").exists() else None
     return told if told and told.status == "refused" else None

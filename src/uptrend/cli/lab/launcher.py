@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from uptrend.cli.launch import resolve
 from uptrend.config import difference, load_config, to_table
 from uptrend.config.toml_text import to_recipe, to_toml
-from uptrend.lab.launcher import Errand, Resolved
+from uptrend.lab.launcher import PlannedRun, Resolved
 from uptrend.records import LabError, Method, Run
 from uptrend.records.lines import write_whole
+from uptrend.runner.runs import resolve
 from uptrend.tasks.pool import heldout, pool
 
 THREADS = 1
@@ -33,27 +33,27 @@ class TrainLauncher:
         held_out = heldout(config)
         return Resolved(to_table(config), pool(config, held_out).describe()["hash"], held_out.hash)
 
-    def command(self, errand: Errand) -> list[str]:
-        """The command line that makes an errand's run in a process of its own, or goes on with it."""
-        uptrend, folder = [sys.executable, "-m", "uptrend"], errand.folder
-        if errand.method is Method.REPLAY:
-            return [*uptrend, *self._replay(errand)]
+    def command(self, planned: PlannedRun) -> list[str]:
+        """The command line that makes a planned run's run in a process of its own, or goes on with it."""
+        uptrend, folder = [sys.executable, "-m", "uptrend"], planned.folder
+        if planned.method is Method.REPLAY:
+            return [*uptrend, *self._replay(planned)]
         if (folder / "run.json").exists() and Run(folder).checkpoints:
             return [*uptrend, "train", "--resume", str(folder)]
         recipe = folder.with_name(f"{folder.name}.toml")
-        write_whole(recipe, to_recipe(errand.config).encode())
-        allows = [word for id in errand.allows for word in ("--allow", id)] if errand.asks else ["--no-preflight"]
+        write_whole(recipe, to_recipe(planned.config).encode())
+        allows = [word for id in planned.allows for word in ("--allow", id)] if planned.asks else ["--no-preflight"]
         return [*uptrend, "train", str(recipe), "--runs", str(folder.parent), "--name", folder.name, *allows]
 
-    def _replay(self, errand: Errand) -> list[str]:
+    def _replay(self, planned: PlannedRun) -> list[str]:
         """Of the arm only what differs from the run that is replayed."""
-        assert errand.source is not None
-        source = Run(errand.source.run)
-        differs = difference(source.config, errand.config)
+        assert planned.source is not None
+        source = Run(planned.source.run)
+        differs = difference(source.config, planned.config)
         gone = [key for key, (_, value) in differs.items() if value is None and not key.startswith(NOT_REPLAYED)]
         if gone:
             raise LabError(
-                f"{source.path} has {gone[0]}, and arm {errand.arm} has none: a replay can't leave it out. "
+                f"{source.path} has {gone[0]}, and arm {planned.arm} has none: a replay can't leave it out. "
                 "Replay a run without it, or write it into the recipe as the run has it."
             )
         steps = ["--steps", str(differs["learning.steps"][1])] if "learning.steps" in differs else []
@@ -63,5 +63,5 @@ class TrainLauncher:
             if key != "learning.steps" and not key.startswith(NOT_REPLAYED)
             for word in ("--set", f"{key}={to_toml(value)}")
         ]
-        where = ["--runs", str(errand.folder.parent), "--name", errand.folder.name]
-        return ["replay", str(source.path), "--step", str(errand.source.step), *steps, *where, *sets, "--quiet"]
+        where = ["--runs", str(planned.folder.parent), "--name", planned.folder.name]
+        return ["replay", str(source.path), "--step", str(planned.source.step), *steps, *where, *sets, "--quiet"]

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from uptrend.cli.lab.verdicts import Format
+from uptrend.cli.options import Format
 from uptrend.cli.wording import terminal
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.lab.notebook import Notebook

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from uptrend.cli.doctor import diagnose_path
 from uptrend.config.toml_text import to_recipe
 from uptrend.lab.draft import Draft, by_hand, find_cause, of_cause, retitled
 from uptrend.lab.notebook import Notebook
@@ -14,6 +13,7 @@ from uptrend.lab.ready import of_ready
 from uptrend.lab.refuse import check
 from uptrend.records import Finding, LabError, Run
 from uptrend.records.lines import write_whole
+from uptrend.runner import diagnose
 
 READY = re.compile(r"h\d+")
 
@@ -62,7 +62,7 @@ def _from_finding(notebook: Notebook, found: str, recipe: Path | None) -> Draft:
     run, _, id = found.rpartition("#")
     if not run or not id:
         raise LabError(f"--from {found}: write a run and a finding of it, for example runs/quickstart#kl.strangles.")
-    report = diagnose_path(run)
+    report = diagnose(run)
     finding = next((one for one in _all(report.findings) if one.id == id), None)
     if finding is None:
         there = ", ".join(one.id for one in _all(report.findings)) or "nothing"

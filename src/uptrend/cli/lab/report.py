@@ -18,7 +18,7 @@ from uptrend.records.lines import write_whole
 PAGE = "report.html"
 
 
-class Format(StrEnum):
+class JournalFormat(StrEnum):
     """How to tell it."""
 
     MARKDOWN = "markdown"
@@ -30,7 +30,7 @@ def command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The lab's folder.")] = Path(),
     html: Annotated[bool, typer.Option("--html", help=f"One self-contained page: DIR/{PAGE} unless --out.")] = False,
     format: Annotated[
-        Format | None, typer.Option("--format", "-f", help="How to tell it; Markdown unless told.")
+        JournalFormat | None, typer.Option("--format", "-f", help="How to tell it; Markdown unless told.")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write it there.")] = None,
     opens: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
@@ -44,12 +44,12 @@ def command(
 
     The page needs neither run directories nor a network. The JSON: docs/journal.md.
     """
-    if (html or opens) and format not in (None, Format.HTML):
+    if (html or opens) and format not in (None, JournalFormat.HTML):
         raise LabError(f"--{'html' if html else 'open'} and --format {format} ask for two things: leave one out.")
     notebook = Notebook(folder)
-    chosen = Format.HTML if html or opens else format or Format.MARKDOWN
+    chosen = JournalFormat.HTML if html or opens else format or JournalFormat.MARKDOWN
     text = _text(notebook, chosen)
-    place = out or (folder / PAGE if chosen is Format.HTML else None)
+    place = out or (folder / PAGE if chosen is JournalFormat.HTML else None)
     if place is None:
         sys.stdout.write(text)
         return
@@ -59,9 +59,9 @@ def command(
         webbrowser.open(place.resolve().as_uri())
 
 
-def _text(notebook: Notebook, format: Format) -> str:
-    if format is Format.HTML:
+def _text(notebook: Notebook, format: JournalFormat) -> str:
+    if format is JournalFormat.HTML:
         return page(notebook)
-    if format is Format.MARKDOWN:
+    if format is JournalFormat.MARKDOWN:
         return to_markdown(notebook)
     return json.dumps(to_table(notebook), indent=1, ensure_ascii=False, allow_nan=False) + "\n"

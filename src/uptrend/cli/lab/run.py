@@ -14,9 +14,10 @@ import typer
 
 from uptrend.cli.lab.launcher import TrainLauncher
 from uptrend.cli.lab.table import Board, choose_view
-from uptrend.cli.lab.verdicts import Format, keep, print_verdicts, to_table
+from uptrend.cli.lab.verdicts import keep, print_verdicts, to_table
+from uptrend.cli.options import Format
 from uptrend.lab import judge, refuse, specification
-from uptrend.lab.experiment import Experiment, together
+from uptrend.lab.experiment import ExperimentRuns, together
 from uptrend.lab.notebook import Notebook
 from uptrend.lab.order import in_order
 from uptrend.lab.plan import is_finished
@@ -88,20 +89,20 @@ def command(
         for h in chosen:
             specification.extend(notebook, specification.freeze(notebook, h, launcher), seeds_more)
     workers = make_workers(on, address, at_once, gpus, keep_checkpoints)
-    experiments = [Experiment(notebook, h, launcher) for h in chosen]
-    boards = [Board(f"{e.h.id} {e.h.title}", e.h.metric, e.errands, e.refused) for e in experiments]
+    experiments = [ExperimentRuns(notebook, h, launcher) for h in chosen]
+    boards = [Board(f"{e.h.id} {e.h.title}", e.h.metric, e.planned_runs, e.refused) for e in experiments]
     view = choose_view(boards, quiet=format is Format.JSON)
     for experiment in experiments:
         for line in _announce(experiment):
             view.say(line)
     with stoppable(f"uptrend lab run {' '.join(h.id for h in chosen)} --dir {folder}"), view:
-        judgements = together(experiments, launcher, workers, view)
-    written = keep(experiments, judgements, began)
+        verdicts = together(experiments, launcher, workers, view)
+    written = keep(experiments, verdicts, began)
     if format is Format.JSON:
-        typer.echo(json.dumps([to_table(e, j) for e, j in zip(experiments, judgements, strict=True)], indent=1))
+        typer.echo(json.dumps([to_table(e, j) for e, j in zip(experiments, verdicts, strict=True)], indent=1))
     else:
-        print_verdicts(experiments, judgements, written)
-    if any(judgement.void for judgement in judgements):
+        print_verdicts(experiments, verdicts, written)
+    if any(verdict.void for verdict in verdicts):
         raise typer.Exit(1)
 
 
@@ -155,7 +156,7 @@ def _check_prerequisites(notebook: Notebook, chosen: Sequence[Hypothesis], anywa
             typer.echo(f"warning: {h.id} waits for {told}.", err=True)
 
 
-def _announce(experiment: Experiment) -> list[str]:
+def _announce(experiment: ExperimentRuns) -> list[str]:
     """What will be run, and what so many seeds can show."""
     h = experiment.h
     if experiment.changes:
@@ -164,8 +165,8 @@ def _announce(experiment: Experiment) -> list[str]:
             f"{h.id}: the specification changed after the first step: {changes}. Nothing is run, and the verdict is "
             f"void. Undo the change, or begin anew: uptrend lab run {h.id} --restart"
         ]
-    there = sum(is_finished(errand) for errand in experiment.errands)
-    runs = f"{len(h.arms)} arms × {len(h.seeds)} seeds = {len(experiment.errands)} runs"
+    there = sum(is_finished(planned) for planned in experiment.planned_runs)
+    runs = f"{len(h.arms)} arms × {len(h.seeds)} seeds = {len(experiment.planned_runs)} runs"
     lines = [f"{h.id} {h.title}: {runs}{f', {there} there already' if there else ''}"]
     if is_share(h.metric):
         seen = judge.plan(h, SUPPOSED)

@@ -13,14 +13,14 @@ from rich.table import Table
 from uptrend.cli.lab.launcher import TrainLauncher
 from uptrend.cli.lab.run import Address, AtOnce, Gpus, Keep, On, OnOption, make_workers, stoppable
 from uptrend.cli.lab.table import Board, choose_view
-from uptrend.cli.lab.verdicts import Format
+from uptrend.cli.options import Format
 from uptrend.cli.wording import terminal
 from uptrend.doctor.report.table import plain
 from uptrend.lab import plan, sweep, sweep_rows
 from uptrend.lab.faults import faults
 from uptrend.lab.journal.stored import asdict
 from uptrend.lab.journal.wording import level
-from uptrend.lab.launcher import Errand
+from uptrend.lab.launcher import PlannedRun
 from uptrend.lab.measure import bounds, measure
 from uptrend.lab.naming import slug
 from uptrend.lab.units import change, interval_text, p_text
@@ -64,17 +64,21 @@ def command(
     launcher = TrainLauncher()
     h = Hypothesis("sweep", asked.title, str(asked.recipe), asked.arms, metric=asked.metric, seeds=asked.seeds)
     resolved = {arm.name: plan.resolve(h, arm, asked.recipe, launcher, **_steps(asked)) for arm in h.arms}
-    errands = _told_apart(plan.errands(h, resolved, folder))
-    view = choose_view([Board(asked.title, asked.metric, errands)], quiet=format is Format.JSON)
+    planned_runs = _told_apart(plan.planned_runs(h, resolved, folder))
+    view = choose_view([Board(asked.title, asked.metric, planned_runs)], quiet=format is Format.JSON)
     seeds_said = "1 seed" if len(asked.seeds) == 1 else f"{len(asked.seeds)} seeds"
-    view.say(f"{asked.title}: {len(asked.arms)} points × {seeds_said} = {len(errands)} runs")
+    view.say(f"{asked.title}: {len(asked.arms)} points × {seeds_said} = {len(planned_runs)} runs")
     workers = make_workers(on, address, at_once, gpus, keep_checkpoints)
     outcomes: list[Outcome] = []
-    with stoppable("the same command"), view, closing(workers.run(errands, launcher, lambda _: True, view)) as ended:
+    with (
+        stoppable("the same command"),
+        view,
+        closing(workers.run(planned_runs, launcher, lambda _: True, view)) as ended,
+    ):
         for outcome in ended:
             outcomes.append(outcome)
             view.ended(outcome)
-    finished = sorted((o.errand for o in outcomes if o.status == "finished"), key=errands.index)
+    finished = sorted((o.planned for o in outcomes if o.status == "finished"), key=planned_runs.index)
     measured = [measure(Run(e.folder), asked.metric, e.arm, e.seed, folder) for e in finished]
     rows = sweep_rows.rows(asked, measured)
     notes = _notes(asked, outcomes)
@@ -89,13 +93,13 @@ def command(
     typer.echo(f"{told['says']}\nWritten: {path}")
 
 
-def _told_apart(errands: Sequence[Errand]) -> list[Errand]:
+def _told_apart(planned_runs: Sequence[PlannedRun]) -> list[PlannedRun]:
     """The runs, if no two of them are one: points with the same config would look like a difference of nothing."""
-    first = dict[str, Errand]()
-    for errand in errands:
-        if (other := first.setdefault(errand.hash, errand)) is not errand:
-            raise LabError(f"The points {other.arm} and {errand.arm} come to the same config. Leave one of them out.")
-    return list(errands)
+    first = dict[str, PlannedRun]()
+    for planned in planned_runs:
+        if (other := first.setdefault(planned.hash, planned)) is not planned:
+            raise LabError(f"The points {other.arm} and {planned.arm} come to the same config. Leave one of them out.")
+    return list(planned_runs)
 
 
 def _steps(asked: sweep.Sweep) -> dict[str, Any]:
@@ -104,16 +108,18 @@ def _steps(asked: sweep.Sweep) -> dict[str, Any]:
 
 def _notes(asked: sweep.Sweep, outcomes: Sequence[Outcome]) -> list[str]:
     """What failed, what was refused, and what the doctor finds in a point's first run."""
-    notes = [f"{o.errand.arm}, seed {o.errand.seed} {o.status}: {o.reason}" for o in outcomes if o.status != "finished"]
+    notes = [
+        f"{o.planned.arm}, seed {o.planned.seed} {o.status}: {o.reason}" for o in outcomes if o.status != "finished"
+    ]
     for arm in asked.arms:
-        first = next((o for o in outcomes if o.errand.arm == arm.name and o.status == "finished"), None)
+        first = next((o for o in outcomes if o.planned.arm == arm.name and o.status == "finished"), None)
         if first is not None:
-            notes += [f"{arm.name}: the doctor found {fault}" for fault in faults(Run(first.errand.folder), set())]
+            notes += [f"{arm.name}: the doctor found {fault}" for fault in faults(Run(first.planned.folder), set())]
     return notes
 
 
 def _told(
-    asked: sweep.Sweep, rows: Sequence[sweep_rows.Row], measured: Sequence[Measured], notes: Sequence[str]
+    asked: sweep.Sweep, rows: Sequence[sweep_rows.SweepRow], measured: Sequence[Measured], notes: Sequence[str]
 ) -> dict[str, Any]:
     runs = [{"arm": m.arm, "seed": m.seed, "value": m.value, "before": m.before, "folder": m.run} for m in measured]
     table: dict[str, Any] = plain(
@@ -140,7 +146,7 @@ def _write(folder: Path, asked: sweep.Sweep, told: Mapping[str, Any]) -> Path:
     return path
 
 
-def print_rows(asked: sweep.Sweep, rows: Sequence[sweep_rows.Row]) -> None:
+def print_rows(asked: sweep.Sweep, rows: Sequence[sweep_rows.SweepRow]) -> None:
     """The table: a point a row."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     has_seeds = len(asked.seeds) > 1
@@ -162,13 +168,13 @@ def _ends(metric: str, interval: Interval | None) -> str:
     return f"{level(metric, max(least, interval.low))} to {level(metric, min(most, interval.high))}"
 
 
-def _change(asked: sweep.Sweep, row: sweep_rows.Row) -> str:
+def _change(asked: sweep.Sweep, row: sweep_rows.SweepRow) -> str:
     if row.difference is None:
         return ""
     return f"{change(asked.metric, row.difference.effect)} ({interval_text(asked.metric, row.difference, 1.0)})"
 
 
-def _two_models(row: sweep_rows.Row) -> str:
+def _two_models(row: sweep_rows.SweepRow) -> str:
     if row.only is None or row.p is None:
         return ""
     return f"{row.only[0]} and {row.only[1]} (McNemar {p_text(row.p)})"

@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -16,30 +15,23 @@ from uptrend.cli.wording import terminal
 from uptrend.config import difference
 from uptrend.doctor.report.table import plain
 from uptrend.lab import journal, plan
-from uptrend.lab.experiment import Experiment
+from uptrend.lab.experiment import ExperimentRuns
 from uptrend.lab.journal.stored import asdict, build
-from uptrend.records import Judgement, Run, Status
+from uptrend.records import Run, Status, Verdict
 
-COLOURS = {Status.VALIDATED: "bold green", Status.INVALIDATED: "bold red", Status.INCONCLUSIVE: "bold yellow"}
-
-
-class Format(StrEnum):
-    """How verdicts are printed."""
-
-    TEXT = "text"
-    JSON = "json"
+COLORS = {Status.VALIDATED: "bold green", Status.INVALIDATED: "bold red", Status.INCONCLUSIVE: "bold yellow"}
 
 
-def keep(experiments: Sequence[Experiment], judgements: Sequence[Judgement], began: float | None) -> list[list[Path]]:
+def keep(experiments: Sequence[ExperimentRuns], verdicts: Sequence[Verdict], began: float | None) -> list[list[Path]]:
     """Write every verdict down where it belongs."""
     seconds = None if began is None else round(time.time() - began, 1)
     return [
-        journal.record(experiment.notebook, experiment.h, judgement, entry_of(experiment, seconds))
-        for experiment, judgement in zip(experiments, judgements, strict=True)
+        journal.record(experiment.notebook, experiment.h, verdict, entry_of(experiment, seconds))
+        for experiment, verdict in zip(experiments, verdicts, strict=True)
     ]
 
 
-def entry_of(experiment: Experiment, seconds: float | None) -> journal.Entry:
+def entry_of(experiment: ExperimentRuns, seconds: float | None) -> journal.Entry:
     """How an experiment was made, for the log."""
     arms, control = experiment.specification.arms, experiment.h.control.name
     differences = {
@@ -60,11 +52,11 @@ def entry_of(experiment: Experiment, seconds: float | None) -> journal.Entry:
     )
 
 
-def _machine(experiment: Experiment) -> str:
+def _machine(experiment: ExperimentRuns) -> str:
     """What the runs say of where they were made, in words."""
-    for errand in experiment.errands:
-        if (errand.folder / "run.json").exists():
-            info = Run(errand.folder).info.get("machine", {})
+    for planned in experiment.planned_runs:
+        if (planned.folder / "run.json").exists():
+            info = Run(planned.folder).info.get("machine", {})
             threads = info.get("threads")
             cores = f"{threads} thread{'s' if threads != 1 else ''} a run"
             return str(info["gpu"]) if info.get("gpu") else f"{info.get('cpu', 'a CPU')}, {cores}"
@@ -72,15 +64,15 @@ def _machine(experiment: Experiment) -> str:
 
 
 def print_verdicts(
-    experiments: Sequence[Experiment], judgements: Sequence[Judgement], written: Sequence[Sequence[Path]]
+    experiments: Sequence[ExperimentRuns], verdicts: Sequence[Verdict], written: Sequence[Sequence[Path]]
 ) -> None:
     """Each verdict in a sentence, and where it is written."""
     console = terminal()
-    for experiment, judgement, paths in zip(experiments, judgements, written, strict=True):
+    for experiment, verdict, paths in zip(experiments, verdicts, written, strict=True):
         head = Text(f"\n{experiment.h.id} {experiment.h.title}: ", "bold")
-        console.print(head.append(str(judgement.status), COLOURS[judgement.status]), soft_wrap=True)
-        console.print(Text(judgement.sentence), soft_wrap=True)
-        console.print(Text(f"Confidence {judgement.confidence}: {judgement.because}."), soft_wrap=True)
+        console.print(head.append(str(verdict.status), COLORS[verdict.status]), soft_wrap=True)
+        console.print(Text(verdict.sentence), soft_wrap=True)
+        console.print(Text(f"Confidence {verdict.confidence}: {verdict.because}."), soft_wrap=True)
         for note in experiment.notes:
             console.print(Text(f"note: {note}"), soft_wrap=True)
         page = next((path for path in paths if path.suffix == ".md"), None)
@@ -88,7 +80,7 @@ def print_verdicts(
             console.print(Text(f"Written: {page}", "dim"), soft_wrap=True)
 
 
-def to_table(experiment: Experiment, judgement: Judgement) -> dict[str, Any]:
+def to_table(experiment: ExperimentRuns, verdict: Verdict) -> dict[str, Any]:
     """A verdict as --format json prints it."""
-    table: dict[str, Any] = plain({**asdict(judgement), "runs": experiment.rows()})
+    table: dict[str, Any] = plain({**asdict(verdict), "runs": experiment.rows()})
     return table

@@ -5,7 +5,7 @@ from uptrend.doctor.catalogue import (
     data,
     kl,
     operation,
-    optimiser,
+    optimizer,
     precision,
     reward,
     sampling,
@@ -16,7 +16,7 @@ from uptrend.doctor.catalogue.cause import Cause, Kind
 
 CATALOGUE: dict[str, Cause] = {
     cause.id: cause
-    for family in (reward, advantage, sampling, tokens, kl, optimiser, precision, data, task, operation)
+    for family in (reward, advantage, sampling, tokens, kl, optimizer, precision, data, task, operation)
     for cause in family.CAUSES
 }
 

@@ -30,7 +30,7 @@ CAUSES = [
                 },
             },
         ),
-        explains=("optimiser.dead-steps", "kl.dead-group-pull", "optimiser.lr-small", "kl.strangles"),
+        explains=("optimizer.dead-steps", "kl.dead-group-pull", "optimizer.lr-small", "kl.strangles"),
     ),
     Cause(
         "advantage.dead-groups-high",
@@ -52,7 +52,7 @@ CAUSES = [
                 "prime-rl": {"orchestrator.train.source.curriculum.sampler.type": "difficulty_pool"},
             },
         ),
-        explains=("optimiser.dead-steps", "kl.dead-group-pull", "optimiser.lr-small", "kl.strangles"),
+        explains=("optimizer.dead-steps", "kl.dead-group-pull", "optimizer.lr-small", "kl.strangles"),
     ),
     Cause(
         "advantage.metric-blind",
@@ -88,7 +88,7 @@ CAUSES = [
         what="A group's deviation is almost 0 and the advantage divided by it is huge: one rollout rules the step.",
         rivals=(
             Rival("rare success in a large group", "the size stays at or below √(group size − 1)"),
-            Rival("optimiser.lr-large", "gradients spike although all advantages are small"),
+            Rival("optimizer.lr-large", "gradients spike although all advantages are small"),
         ),
         experiment=Experiment(
             "Without dividing by the deviation, gradient spikes go away.",
@@ -104,7 +104,7 @@ CAUSES = [
             "it in fp64 or on integers where rewards are nearly equal.",
             {"uptrend": {"learning.scale": "none"}, "trl": {"scale_rewards": "none"}},
         ),
-        explains=("optimiser.lr-large", "run.collapsed"),
+        explains=("optimizer.lr-large", "run.collapsed"),
     ),
     Cause(
         "advantage.sign",
@@ -112,14 +112,14 @@ CAUSES = [
         what="The update lowers the probability of good rollouts and raises that of bad ones: a sign is wrong "
         "between reward and loss.",
         rivals=(
-            Rival("optimiser.lr-small", "at 100 times the learning rate log-probabilities follow the sign"),
+            Rival("optimizer.lr-small", "at 100 times the learning rate log-probabilities follow the sign"),
             Rival("mask.attention-blind", "they move, but without regard to the prompt"),
         ),
         experiment=Experiment(
             "After one step on one batch, log-probabilities follow the sign of the advantage.", probe="sign"
         ),
         fix=Fix(
-            "Look for a loss maximised where it should be minimised, a cost used as a reward, or a baseline "
+            "Look for a loss maximized where it should be minimized, a cost used as a reward, or a baseline "
             "subtracted the wrong way round."
         ),
         explains=("run.collapsed", "kl.runaway"),

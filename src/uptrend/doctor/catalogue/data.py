@@ -14,7 +14,7 @@ CAUSES = [
             "Remove repeats before counting, and generate more tasks.",
             {"uptrend": {"tasks.train": Times(4)}, "trl": {"train_dataset": "without repeated prompts"}},
         ),
-        explains=("data.memorised",),
+        explains=("data.memorized",),
     ),
     Cause(
         "data.batch-exceeds",
@@ -31,7 +31,7 @@ CAUSES = [
                 "prime-rl": {"orchestrator.batch_size": 128},
             },
         ),
-        explains=("data.duplicates", "data.memorised"),
+        explains=("data.duplicates", "data.memorized"),
         in_scalars=True,
     ),
     Cause(
@@ -60,7 +60,7 @@ CAUSES = [
         explains=("advantage.dead-groups-low",),
     ),
     Cause(
-        "data.memorised",
+        "data.memorized",
         Kind.CURVE,
         what="Training tasks are solved by heart: their reward is high while held-out accuracy is flat or falls.",
         rivals=(

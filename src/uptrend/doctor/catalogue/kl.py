@@ -17,7 +17,7 @@ CAUSES = [
             "An update with the KL penalty alone brings the policy nearer to its reference.", probe="kl-sign"
         ),
         fix=Fix(
-            "Add beta × KL to a loss that is minimised, with learner over reference in the order that the "
+            "Add beta × KL to a loss that is minimized, with learner over reference in the order that the "
             "estimator wants: k3 is exp(d) − d − 1 with d = reference − learner."
         ),
         explains=("kl.runaway",),
@@ -43,7 +43,7 @@ CAUSES = [
         Kind.CURVE,
         what="The KL penalty is so heavy that the model can't leave its start, and the reward stays flat.",
         rivals=(
-            Rival("optimiser.lr-small", "at beta 0 the model still does not move"),
+            Rival("optimizer.lr-small", "at beta 0 the model still does not move"),
             Rival("precision.update-underflow", "hardly any weight's bits change in a step"),
             Rival("sync.stale-weights", "the learner moves, the sampler does not"),
             Rival("advantage.dead-groups-low", "there is no reward signal for the penalty to fight"),
@@ -63,7 +63,7 @@ CAUSES = [
                 "verifiers": {"beta": 0.001},
             },
         ),
-        explains=("optimiser.lr-small",),
+        explains=("optimizer.lr-small",),
     ),
     Cause(
         "kl.runaway",
@@ -71,7 +71,7 @@ CAUSES = [
         what="The model moves ever further from its start without getting better at the held-out tasks.",
         rivals=(
             Rival("beta 0 by design", "the KL grows slowly and held-out accuracy rises with it: no fault"),
-            Rival("optimiser.lr-large", "the gradient spikes and a third of the learning rate ends it"),
+            Rival("optimizer.lr-large", "the gradient spikes and a third of the learning rate ends it"),
             Rival("kl.reference", "the KL was large at the first step already"),
         ),
         experiment=Experiment(

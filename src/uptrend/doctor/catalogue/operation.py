@@ -39,7 +39,7 @@ CAUSES = [
                 "prime-rl": {"orchestrator.eval.source.env.taskset.id": "the training taskset's id"},
             },
         ),
-        explains=("reward.hackable", "data.memorised"),
+        explains=("reward.hackable", "data.memorized"),
     ),
     Cause(
         "run.collapsed",
@@ -48,7 +48,7 @@ CAUSES = [
         "the cause.",
         rivals=(
             Rival("harder tasks", "the mix changed at that step; held-out accuracy did not fall"),
-            Rival("optimiser.lr-large", "gradient or KL spiked just before"),
+            Rival("optimizer.lr-large", "gradient or KL spiked just before"),
             Rival("run.resume-jump", "the fall is at a resume"),
         ),
         experiment=Experiment(
@@ -74,7 +74,7 @@ CAUSES = [
         explains=(
             "reward.constant",
             "advantage.dead-groups-low",
-            "optimiser.dead-steps",
+            "optimizer.dead-steps",
             "context.completion-truncated",
         ),
     ),
@@ -94,7 +94,7 @@ CAUSES = [
                 "prime-rl": {"output_dir": "a new folder"},
             },
         ),
-        explains=("run.resume-jump", "run.collapsed", "optimiser.schedule"),
+        explains=("run.resume-jump", "run.collapsed", "optimizer.schedule"),
     ),
     Cause(
         "config.group-of-one",
@@ -121,7 +121,7 @@ CAUSES = [
             "advantage.dead-groups-high",
             "advantage.metric-blind",
             "sampling.few-generations",
-            "optimiser.dead-steps",
+            "optimizer.dead-steps",
             "kl.dead-group-pull",
         ),
         in_scalars=True,
@@ -129,12 +129,12 @@ CAUSES = [
     Cause(
         "run.resume-jump",
         Kind.CURVE,
-        what="The curve jumps where the run was resumed: optimiser, schedule, random state or place in the data was "
+        what="The curve jumps where the run was resumed: optimizer, schedule, random state or place in the data was "
         "not restored.",
-        rivals=(Rival("optimiser.schedule", "only the learning rate starts again"),),
+        rivals=(Rival("optimizer.schedule", "only the learning rate starts again"),),
         experiment=Experiment("Saved and resumed, a run equals one that went straight through."),
         fix=Fix(
-            "Save and restore optimiser, schedule, random states and the place in the tasks with the weights.",
+            "Save and restore optimizer, schedule, random states and the place in the tasks with the weights.",
             {
                 "uptrend": {"checkpoints.every": 20},
                 "trl": {"save_only_model": False},
@@ -166,12 +166,12 @@ CAUSES = [
         what="A loss, gradient or log-probability became NaN or infinite; what follows it is not training.",
         rivals=(
             Rival("never logged", "the value is empty in every line: it was not computed"),
-            Rival("optimiser.lr-large", "gradient and KL grew over the steps before: overflow is the end of it"),
+            Rival("optimizer.lr-large", "gradient and KL grew over the steps before: overflow is the end of it"),
         ),
         experiment=Experiment(
             "With fp32 weights and a third of the learning rate every value is finite.",
             arms={"control": {}, "fp32": {"model.weights": "fp32"}, "slower": {"learning.lr": Times(1 / 3)}},
-            metric="optimiser/skipped/count",
+            metric="optimizer/skipped/count",
             direction="down",
             smallest=1.0,
         ),
@@ -185,7 +185,7 @@ CAUSES = [
                 "prime-rl": {"trainer.optim.lr": Times(1 / 3), "trainer.model.reduce_dtype": "float32"},
             },
         ),
-        explains=("optimiser.skipped-updates", "run.collapsed"),
+        explains=("optimizer.skipped-updates", "run.collapsed"),
         in_scalars=True,
     ),
     Cause(
@@ -194,7 +194,7 @@ CAUSES = [
         what="The run is too short or too noisy to show the effect that is sought: no trend can be told either way.",
         rivals=(
             Rival("flat", "the interval's upper end is below the smallest effect that matters"),
-            Rival("optimiser.lr-small", "the policy has hardly moved: more of the same steps will not do"),
+            Rival("optimizer.lr-small", "the policy has hardly moved: more of the same steps will not do"),
         ),
         experiment=Experiment(
             "With four times the steps the trend is outside its interval.",

@@ -1,4 +1,4 @@
-"""Causes: precision, policy and synchronisation."""
+"""Causes: precision, policy and synchronization."""
 
 from uptrend.doctor.catalogue.cause import Cause, Kind
 from uptrend.records import Experiment, Fix, Rival
@@ -9,8 +9,8 @@ CAUSES = [
         Kind.INVARIANT,
         what="Updates are smaller than the spacing of bf16 numbers, so most weights round back to what they were.",
         rivals=(
-            Rival("optimiser.frozen", "in fp32 too, no bit changes"),
-            Rival("optimiser.lr-small", "in fp32 all bits change and the outputs still do not"),
+            Rival("optimizer.frozen", "in fp32 too, no bit changes"),
+            Rival("optimizer.lr-small", "in fp32 all bits change and the outputs still do not"),
         ),
         experiment=Experiment(
             "With fp32 weights nearly all weights change in a step.",
@@ -32,7 +32,7 @@ CAUSES = [
                 "prime-rl": {"trainer.model.optimization_dtype": "float32"},
             },
         ),
-        explains=("sync.stale-weights", "optimiser.lr-small", "kl.strangles"),
+        explains=("sync.stale-weights", "optimizer.lr-small", "kl.strangles"),
         in_scalars=True,
     ),
     Cause(
@@ -92,7 +92,7 @@ CAUSES = [
             },
         ),
         explains=(
-            "optimiser.accumulation",
+            "optimizer.accumulation",
             "tokens.padding",
             "sync.stale-weights",
             "precision.mismatch",
@@ -105,11 +105,11 @@ CAUSES = [
         what="The sampler keeps old weights: the learner moves and the rollouts never show it.",
         rivals=(
             Rival("precision.mismatch", "the gap is there at step 0 and does not grow"),
-            Rival("optimiser.lr-small", "the learner's own outputs hardly move either"),
+            Rival("optimizer.lr-small", "the learner's own outputs hardly move either"),
         ),
         experiment=Experiment(
-            "After the learner is perturbed and synchronised, the sampler's log-probabilities follow.",
-            probe="synchronise",
+            "After the learner is perturbed and synchronized, the sampler's log-probabilities follow.",
+            probe="synchronize",
         ),
         fix=Fix(
             "Send the weights after every update and prove it: compare a digest, or log-probabilities, on both "
@@ -130,7 +130,7 @@ CAUSES = [
             Rival("sync.stale-weights", "no tensor has changed at all"),
         ),
         experiment=Experiment(
-            "After synchronising, every tensor of the sampler equals the learner's.", probe="synchronise"
+            "After synchronizing, every tensor of the sampler equals the learner's.", probe="synchronize"
         ),
         fix=Fix(
             "Compare names and digests tensor by tensor after a send; mind tied embeddings, fused projections and "
@@ -145,7 +145,7 @@ CAUSES = [
         what="Rollouts are trained on many updates after the policy that sampled them, and the ratio is far from 1.",
         rivals=(
             Rival("sync.stale-weights", "the lag in versions is small, but the weights behind the number are old"),
-            Rival("optimiser.lr-large", "one update alone moves the ratio that far"),
+            Rival("optimizer.lr-large", "one update alone moves the ratio that far"),
         ),
         experiment=Experiment(
             "With one update a step, on fresh rollouts, held-out accuracy ends higher.",
@@ -172,7 +172,7 @@ CAUSES = [
         what="The server answers from keys and values cached under the old weights after new ones were loaded.",
         rivals=(Rival("sync.stale-weights", "also after a cache reset the sampler gives the old answers"),),
         experiment=Experiment(
-            "Log-probabilities after synchronising are the same with and without a cache reset.", probe="synchronise"
+            "Log-probabilities after synchronizing are the same with and without a cache reset.", probe="synchronize"
         ),
         fix=Fix(
             "Reset the prefix cache after every weight update, or switch it off.",

@@ -4,7 +4,7 @@ from uptrend.doctor.catalogue.cause import Cause, Kind
 from uptrend.records import Experiment, Fix, Rival
 
 NO_SIGNAL = (
-    "reward.constant", "advantage.dead-groups-low", "optimiser.dead-steps", "kl.dead-group-pull",
+    "reward.constant", "advantage.dead-groups-low", "optimizer.dead-steps", "kl.dead-group-pull",
 )  # fmt: skip
 """What is seen where no rollout is ever paid."""
 
@@ -54,7 +54,7 @@ CAUSES = [
         explains=(
             "advantage.dead-groups-low",
             "advantage.dead-groups-high",
-            "optimiser.dead-steps",
+            "optimizer.dead-steps",
             "kl.dead-group-pull",
         ),
     ),
@@ -122,7 +122,7 @@ CAUSES = [
         ),
         experiment=Experiment("Scoring 50 rollouts twice gives the same rewards.", probe="rescoring"),
         fix=Fix(
-            "Fix the judge's temperature at 0 and every seed in the scorer; average several judgements where "
+            "Fix the judge's temperature at 0 and every seed in the scorer; average several judgments where "
             "noise can't be had out.",
             {"verifiers": {"env.taskset.task.judges.sampling.temperature": 0.0}},
         ),
@@ -170,7 +170,7 @@ CAUSES = [
             arms={"control": {}, "correctness": {"tasks.reward": "exact"}},
         ),
         fix=Fix(
-            "Lower the part's weight until the answer carries most of the variance, or normalise parts one by "
+            "Lower the part's weight until the answer carries most of the variance, or normalize parts one by "
             "one before adding them.",
             {
                 "uptrend": {"tasks.reward": "exact"},
@@ -190,7 +190,7 @@ CAUSES = [
         what="Training reward rises while held-out accuracy does not: the model has found something that pays and "
         "is not the task.",
         rivals=(
-            Rival("data.memorised", "a second verifier agrees on training tasks: they are solved, but by heart"),
+            Rival("data.memorized", "a second verifier agrees on training tasks: they are solved, but by heart"),
             Rival("eval.unlike-training", "scored by one path, training and held-out rollouts agree"),
             Rival("reward.component-dominates", "one logged part explains the whole rise"),
         ),

@@ -4,7 +4,7 @@ from uptrend.doctor.catalogue.cause import Cause, Kind
 from uptrend.records import Experiment, Fix, Rival, Times
 
 DEAD_GROUPS = (
-    "advantage.dead-groups-low", "advantage.dead-groups-high", "optimiser.dead-steps", "kl.dead-group-pull",
+    "advantage.dead-groups-low", "advantage.dead-groups-high", "optimizer.dead-steps", "kl.dead-group-pull",
 )  # fmt: skip
 """What is seen where the rollouts of a group are all alike."""
 
@@ -62,7 +62,7 @@ CAUSES = [
         rivals=(
             Rival("convergence", "the reward rose as entropy fell and is near its maximum"),
             Rival("sampling.temperature-low", "groups were alike from the first step on"),
-            Rival("optimiser.lr-large", "entropy falls within a few steps, with KL and gradient spikes"),
+            Rival("optimizer.lr-large", "entropy falls within a few steps, with KL and gradient spikes"),
         ),
         experiment=Experiment(
             "A higher upper clip or an entropy bonus keeps pass@k up.",
@@ -78,7 +78,7 @@ CAUSES = [
                 "prime-rl": {"trainer.loss.dppo_mask_high": 0.28, "trainer.optim.lr": Times(1 / 3)},
             },
         ),
-        explains=("advantage.dead-groups-low", "advantage.dead-groups-high", "optimiser.dead-steps", "run.collapsed"),
+        explains=("advantage.dead-groups-low", "advantage.dead-groups-high", "optimizer.dead-steps", "run.collapsed"),
     ),
     Cause(
         "sampling.entropy-explosion",
@@ -88,7 +88,7 @@ CAUSES = [
         rivals=(
             Rival("temperature above 1", "lowering the temperature ends it; sampler and learner agree"),
             Rival("precision.mismatch", "sampler against learner is off already at step 0"),
-            Rival("optimiser.lr-large", "a third of the learning rate ends it"),
+            Rival("optimizer.lr-large", "a third of the learning rate ends it"),
         ),
         experiment=Experiment(
             "A lower learning rate or a correction for the sampler keeps entropy down.",
@@ -143,7 +143,7 @@ CAUSES = [
     Cause(
         "sampling.no-stop",
         Kind.PROBE,
-        what="Nearly all rollouts run into the length limit since no stop token is ever produced or recognised, and "
+        what="Nearly all rollouts run into the length limit since no stop token is ever produced or recognized, and "
         "it costs score or time.",
         rivals=(
             Rival("long reasoning", "with twice the budget most rollouts end by themselves"),
@@ -172,7 +172,7 @@ CAUSES = [
         what="Rollouts shrink to a few tokens and reward or held-out accuracy falls with them.",
         rivals=(
             Rival("terse task", "accuracy holds or rises: short answers are enough"),
-            Rival("optimiser.lr-large", "KL and gradient spike as the length falls"),
+            Rival("optimizer.lr-large", "KL and gradient spike as the length falls"),
         ),
         experiment=Experiment(
             "A third of the learning rate and a KL penalty keep length and accuracy.",

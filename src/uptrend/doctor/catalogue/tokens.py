@@ -70,9 +70,9 @@ CAUSES = [
         explains=("sampling.no-stop",),
     ),
     Cause(
-        "tokens.retokenised",
+        "tokens.retokenized",
         Kind.INVARIANT,
-        what="The text was decoded and tokenised again before training, so the ids trained are not those sampled.",
+        what="The text was decoded and tokenized again before training, so the ids trained are not those sampled.",
         rivals=(Rival("precision.mismatch", "ids are equal and log-probabilities still differ"),),
         experiment=Experiment("The ids in the loss are the ids that were sampled, one by one.", probe="identity"),
         fix=Fix(
@@ -89,7 +89,7 @@ CAUSES = [
         "stripped, or a start token is there twice.",
         rivals=(
             Rival("weak model", "prompts are equal token by token"),
-            Rival("tokens.retokenised", "prompts are equal; the completions' ids are not"),
+            Rival("tokens.retokenized", "prompts are equal; the completions' ids are not"),
         ),
         experiment=Experiment("Prompts are the same ids in sampler and learner.", probe="identity"),
         fix=Fix(
@@ -119,6 +119,6 @@ CAUSES = [
             "Hand over the attention mask and position ids that start at the first real token; do not pad on the "
             "left without them."
         ),
-        explains=("precision.mismatch", "optimiser.accumulation"),
+        explains=("precision.mismatch", "optimizer.accumulation"),
     ),
 ]

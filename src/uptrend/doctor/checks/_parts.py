@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from uptrend.doctor.curves import Course, course, rollout_spread
+from uptrend.doctor.curves import Curve, course, rollout_spread
 from uptrend.records import RunView
 
 _DRESS = re.compile(
@@ -23,12 +23,12 @@ NOTHING = 0.1
 
 
 @dataclass(frozen=True)
-class Part:
+class PartCurve:
     """One component."""
 
     name: str
     """Its name."""
-    mean: Course
+    mean: Curve
     """Its mean over the rollouts of a step."""
     variance: float
     """The variance that it brings: between rollouts where that was logged, and of its mean over the run."""
@@ -44,7 +44,7 @@ class Part:
         return not self.is_dress and bool(_ANSWER.search(self.name.lower()))
 
 
-def parts_of(view: RunView) -> list[Part]:
+def parts_of(view: RunView) -> list[PartCurve]:
     """The components whose means were logged, less those that are differences of others."""
     found = []
     for name in view.parts():
@@ -52,11 +52,11 @@ def parts_of(view: RunView) -> list[Part]:
         if mean is not None and "_minus_" not in name:
             between = view.curve(f"reward/part/{name}/std")[1]
             inside = float(np.mean(between**2)) if len(between) else 0.0
-            found.append(Part(name, mean, inside + float(np.var(mean.values))))
+            found.append(PartCurve(name, mean, inside + float(np.var(mean.values))))
     return found
 
 
-def surely_still(view: RunView, part: Part) -> bool:
+def surely_still(view: RunView, part: PartCurve) -> bool:
     """Whether noise can't hide a rise that matters."""
     line = part.mean.trend
     return line is not None and not part.mean.rises and line.interval()[1] < NOTHING * rollout_spread(view)

@@ -15,8 +15,8 @@ from uptrend.records import CannotTell, Confidence, Evidence, Finding, RunView, 
 
 TOLERANCE = 2e-3
 """What fp32 and the deviation's epsilon leave, relative to the largest advantage of the group."""
-CENTRED = ("uptrend", "trl", "verifiers", "prime-rl")
-"""Trainers whose advantages are centred by group unless their config says otherwise."""
+CENTERED = ("uptrend", "trl", "verifiers", "prime-rl")
+"""Trainers whose advantages are centered by group unless their config says otherwise."""
 
 
 def check(view: RunView) -> Outcome:
@@ -81,7 +81,7 @@ def _against(view: RunView, steps: list[Grouped]) -> Finding | None:
     signs = np.concatenate([_covariance(g) for g in steps])
     if len(signs) < 3 or np.mean(signs < 0) < 0.9:
         return None
-    wrong = [g.whole((g.centred_n > 0) & (_advantage(g) < 0)) for g in steps]
+    wrong = [g.whole((g.centered_n > 0) & (_advantage(g) < 0)) for g in steps]
     text = f"in {np.mean(signs < 0):.0%} of {len(signs)} live groups the better rollouts have the lower advantages"
     evidence = [Evidence(text, float(np.mean(signs < 0)), **point([g.rows for g in steps], wrong))]
     summary = "Advantages have the wrong sign: the run learns to do worse."
@@ -134,21 +134,21 @@ def _wrong(view: RunView, steps: list[Grouped]) -> Finding | None:
 
 def _is_multiple(g: Grouped) -> bool:
     """Whether advantages lie on one line with the rewards of their own group, in every group."""
-    squares = group_sum(g.centred_n**2, g.group_n)
-    slope = group_sum(g.centred_n * _advantage(g), g.group_n) / np.maximum(squares, 1e-12)
-    off_n = np.abs(_advantage(g) - slope[g.group_n] * g.centred_n)
+    squares = group_sum(g.centered_n**2, g.group_n)
+    slope = group_sum(g.centered_n * _advantage(g), g.group_n) / np.maximum(squares, 1e-12)
+    off_n = np.abs(_advantage(g) - slope[g.group_n] * g.centered_n)
     return bool((off_n <= TOLERANCE * np.maximum(_largest(g), 0.1)[g.group_n]).all() and (slope[~g.dead_g] > 0).all())
 
 
 def _is_shaped(view: RunView) -> bool:
     """Whether advantages are made of something besides a reward and its group's mean."""
-    penalised = view.value("learning.kl.estimator") == "k1" and (view.value("learning.kl.beta") or 0) > 0
-    return penalised or (view.trainer not in CENTRED and view.value("learning.baseline") is None)
+    penalized = view.value("learning.kl.estimator") == "k1" and (view.value("learning.kl.beta") or 0) > 0
+    return penalized or (view.trainer not in CENTERED and view.value("learning.baseline") is None)
 
 
 def _covariance(g: Grouped) -> Floats:
     """Of rewards and advantages, in groups that have both."""
-    together = group_sum(g.centred_n * _advantage(g), g.group_n)
+    together = group_sum(g.centered_n * _advantage(g), g.group_n)
     return np.asarray(together[~g.dead_g & (together != 0)])
 
 

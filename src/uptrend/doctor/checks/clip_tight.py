@@ -1,19 +1,19 @@
-"""optimiser.clip-tight: every gradient is cut, and the updates shrink with it.
+"""optimizer.clip-tight: every gradient is cut, and the updates shrink with it.
 
 Adam cancels a constant rescale: its update is about the rate times the root of the number of weights, however small the
 gradient. Under plain descent the update is the rate times the gradient, and a clip sets its length. Which of the two it
-is shows in the lengths, whatever the optimiser is called.
+is shows in the lengths, whatever the optimizer is called.
 """
 
 import numpy as np
 
 from uptrend.doctor.check import Outcome, finding
-from uptrend.doctor.curves import Course, course
+from uptrend.doctor.curves import Curve, course
 from uptrend.records import Confidence, Evidence, RunView, Severity
 
-ID = "optimiser.clip-tight"
+ID = "optimizer.clip-tight"
 BEFORE, AFTER = "gradient/norm/before", "gradient/norm/after"
-UPDATE, RATE = "weights/update/norm", "optimiser/lr"
+UPDATE, RATE = "weights/update/norm", "optimizer/lr"
 PLAIN = 0.1
 """How far the update may be from the rate times the clipped gradient, relatively, in plain descent."""
 FEWEST = 5
@@ -24,7 +24,7 @@ def check(view: RunView) -> Outcome:
     limit, gradient = view.value("learning.max_grad_norm", 0), course(view, BEFORE)
     if not limit or gradient is None or float(np.quantile(gradient.values, 0.05)) < 2 * limit:
         return []
-    is_named = str(view.value("learning.optimiser", "adamw")).lower() == "sgd"
+    is_named = str(view.value("learning.optimizer", "adamw")).lower() == "sgd"
     if not is_named and not _is_plain(view):
         return []
     text = f"Every gradient is cut to {limit:g} from about {gradient.last:.3g}, and updates shrink with it."
@@ -42,5 +42,5 @@ def _is_plain(view: RunView) -> bool:
     return len(ratio) >= FEWEST and bool((np.abs(ratio - 1) < PLAIN).all())
 
 
-def _length(update: Course | None) -> list[Evidence]:
+def _length(update: Curve | None) -> list[Evidence]:
     return [] if update is None else [update.evidence(f"An update is {update.last:.2g} long.")]

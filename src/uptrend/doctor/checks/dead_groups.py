@@ -4,8 +4,8 @@ import numpy as np
 
 from uptrend.doctor.check import Outcome, finding
 from uptrend.doctor.curves import REWARD, course, dead_groups, height, reward_range
-from uptrend.doctor.verdict import judge
-from uptrend.records import CannotTell, Confidence, Evidence, Finding, RunView, Severity, Trend
+from uptrend.doctor.trend import trend_of
+from uptrend.records import CannotTell, Confidence, Evidence, Finding, RunView, Severity, TrendKind
 from uptrend.records.view import Floats
 
 LOW, HIGH = "advantage.dead-groups-low", "advantage.dead-groups-high"
@@ -53,12 +53,12 @@ def _found(view: RunView, dead: Floats, quarters: list[float]) -> Finding:
 
 def _severity(view: RunView, mean: float, quarters: list[float]) -> Severity:
     """A run that learns all the same is told, not warned; so is one that is dead because it has learned."""
-    trend = judge(view).trend
-    if trend is Trend.LEARNING or mean < MOST:
+    trend = trend_of(view).kind
+    if trend is TrendKind.LEARNING or mean < MOST:
         return Severity.NOTE
-    if trend is Trend.TOO_SHORT and min(mean, quarters[-1]) < 0.6:
+    if trend is TrendKind.TOO_SHORT and min(mean, quarters[-1]) < 0.6:
         return Severity.NOTE
-    return Severity.CRITICAL if mean >= NEARLY_ALL and trend is not Trend.TOO_SHORT else Severity.WARNING
+    return Severity.CRITICAL if mean >= NEARLY_ALL and trend is not TrendKind.TOO_SHORT else Severity.WARNING
 
 
 def _side(view: RunView, quarter: int) -> tuple[str, Confidence, Evidence]:
@@ -81,7 +81,7 @@ def _side(view: RunView, quarter: int) -> tuple[str, Confidence, Evidence]:
 
 
 def _narrowing(view: RunView) -> list[Finding]:
-    """A reward that has levelled out high, with little spread to learn from: near its ceiling, worth a note."""
+    """A reward that has leveled out high, with little spread to learn from: near its ceiling, worth a note."""
     reward = course(view, REWARD)
     within = course(view, "reward/group_std/mean")
     spread = within or course(view, "reward/std")

@@ -1,10 +1,10 @@
 """sampling.entropy-collapse and sampling.entropy-explosion."""
 
 from uptrend.doctor.check import Outcome, finding
-from uptrend.doctor.curves import REWARD, Course, course, height
+from uptrend.doctor.curves import REWARD, Curve, course, height
 from uptrend.doctor.penalties import entropy_weight
-from uptrend.doctor.verdict import judge
-from uptrend.records import CannotTell, Confidence, Finding, RunView, Severity, Trend
+from uptrend.doctor.trend import trend_of
+from uptrend.records import CannotTell, Confidence, Finding, RunView, Severity, TrendKind
 
 COLLAPSE, EXPLOSION = "sampling.entropy-collapse", "sampling.entropy-explosion"
 GONE = 0.1
@@ -29,11 +29,11 @@ def check(view: RunView) -> Outcome:
     return [found] if found else []
 
 
-def _collapse(view: RunView, entropy: Course) -> Finding | None:
+def _collapse(view: RunView, entropy: Curve) -> Finding | None:
     begin = float(entropy.values[:3].mean())
     share = entropy.last / max(begin, entropy.first)
-    trend = judge(view).trend
-    is_stuck = trend in (Trend.FLAT, Trend.FALLING)
+    trend = trend_of(view).kind
+    is_stuck = trend in (TrendKind.FLAT, TrendKind.FALLING)
     is_spent = is_stuck and entropy.last < EMPTY and entropy.first < EMPTY and share < 0.7
     if share >= NOTED and not is_spent:
         return None
@@ -54,18 +54,18 @@ def _meanwhile(view: RunView, is_fault: bool) -> str:
     """What the reward did, and what that makes of the fall."""
     if is_fault:
         return "while the reward stood still: there is nothing left to explore with"
-    trend = judge(view).trend
+    trend = trend_of(view).kind
     if _is_at_the_top(view, trend):
         return "with the reward near its top: a policy that is right grows sure, and that is normal"
-    if trend is Trend.LEARNING:
+    if trend is TrendKind.LEARNING:
         return "while the reward rose: a policy that learns grows sure, and that is normal"
     return "over the run"
 
 
-def _is_at_the_top(view: RunView, trend: Trend) -> bool:
+def _is_at_the_top(view: RunView, trend: TrendKind) -> bool:
     """Whether the reward stays near the largest that rollouts got; of means alone that can't be said."""
     reward = course(view, REWARD)
-    if reward is None or trend is Trend.FALLING or not view.has("reward/max"):
+    if reward is None or trend is TrendKind.FALLING or not view.has("reward/max"):
         return False
     return height(view, reward.last) >= NEAR_TOP
 
@@ -76,15 +76,19 @@ def _sure(is_fault: bool, is_plain: bool) -> Confidence:
     return Confidence.HIGH if is_plain else Confidence.MEDIUM
 
 
-def _explosion(view: RunView, entropy: Course) -> Finding | None:
+def _explosion(view: RunView, entropy: Curve) -> Finding | None:
     begin = float(entropy.values[:3].mean())
     if entropy.last < 3 * begin or entropy.last - begin < 0.5:
         return None
-    is_fault = judge(view).trend is Trend.FALLING
+    is_fault = trend_of(view).kind is TrendKind.FALLING
     return finding(
         view,
         EXPLOSION,
-        Severity.CRITICAL if is_fault else Severity.NOTE if judge(view).trend is Trend.LEARNING else Severity.WARNING,
+        Severity.CRITICAL
+        if is_fault
+        else Severity.NOTE
+        if trend_of(view).kind is TrendKind.LEARNING
+        else Severity.WARNING,
         Confidence.HIGH if is_fault else Confidence.MEDIUM,
         f"Entropy grew from {begin:.3g} to {entropy.last:.3g} nats: the text has turned towards noise.",
         [entropy.evidence(f"Entropy × {entropy.last / begin:.1f}.")],

@@ -1,4 +1,4 @@
-"""optimiser.frozen from scalars: groups differ, so that there is something to learn from, and no gradient ever arrives.
+"""optimizer.frozen from scalars: groups differ, so that there is something to learn from, and no gradient ever arrives.
 
 The gradient of a step is exactly 0 where all of its groups are dead. Where some are alive at every step and it is 0 all
 the same, the loss is cut off from the weights: nothing requires a gradient, or something detaches it on the way.
@@ -8,10 +8,10 @@ import numpy as np
 
 from uptrend.doctor.check import Outcome, finding
 from uptrend.doctor.curves import REWARD
-from uptrend.doctor.verdict import judge
-from uptrend.records import Confidence, Evidence, RunView, Severity, Trend
+from uptrend.doctor.trend import trend_of
+from uptrend.records import Confidence, Evidence, RunView, Severity, TrendKind
 
-ID = "optimiser.frozen"
+ID = "optimizer.frozen"
 GRADIENT, DEAD = "gradient/norm/before", "advantage/dead/share"
 ALIVE = 0.9
 """Fewer dead groups than this share leave something to learn from at that step."""
@@ -26,7 +26,7 @@ def check(view: RunView) -> Outcome:
         return []
     gradient, dead = view.metrics[GRADIENT], view.metrics[DEAD]
     norms = gradient[np.isfinite(gradient) & (dead < ALIVE) & np.isfinite(view.metrics[REWARD])]
-    if len(norms) < FEWEST or norms.any() or judge(view).trend is Trend.LEARNING:
+    if len(norms) < FEWEST or norms.any() or trend_of(view).kind is TrendKind.LEARNING:
         return []
     if float(view.curve(KL)[1].max(initial=0.0)) > MOVED:  # a norm that somebody rounded away
         return []

@@ -3,11 +3,11 @@
 import numpy as np
 
 from uptrend.doctor.check import Outcome, finding
-from uptrend.doctor.curves import Course, course, dead_groups, rollout_spread
+from uptrend.doctor.curves import Curve, course, dead_groups, rollout_spread
 from uptrend.doctor.held_out import held_out_change
 from uptrend.doctor.penalties import kl_weight
-from uptrend.doctor.verdict import judge
-from uptrend.records import CannotTell, Confidence, Evidence, Finding, RunView, Severity, Trend
+from uptrend.doctor.trend import trend_of
+from uptrend.records import CannotTell, Confidence, Evidence, Finding, RunView, Severity, TrendKind
 
 METRIC = "kl/reference/mean"
 IDS = ("kl.strangles", "kl.runaway", "kl.dead-group-pull", "kl.reference", "kl.sign")
@@ -23,7 +23,7 @@ RULES = 2.5
 """How many times the policy's own gradient the whole one is, where the penalty rules it."""
 GRADIENT = "gradient/norm/before"
 SAME = 0.02
-"""KL of a model from itself that kernels and quantised weights may leave; public logs have up to 0.0032."""
+"""KL of a model from itself that kernels and quantized weights may leave; public logs have up to 0.0032."""
 FEWEST = 10
 
 
@@ -36,7 +36,7 @@ def check(view: RunView) -> Outcome:
     return [f for f in found if f is not None]
 
 
-def _reference(view: RunView, kl: Course) -> Finding | None:
+def _reference(view: RunView, kl: Curve) -> Finding | None:
     """At the first step, policy and reference are the same model. Points that average several steps say nothing."""
     steps = view.curve(METRIC)[0]
     first = float(kl.values[0])
@@ -49,7 +49,7 @@ def _reference(view: RunView, kl: Course) -> Finding | None:
     return finding(view, "kl.reference", Severity.WARNING, Confidence.MEDIUM, f"{text}.", [shown])
 
 
-def _sign(view: RunView, kl: Course) -> Finding | None:
+def _sign(view: RunView, kl: Curve) -> Finding | None:
     """k2 and k3 can't be negative; a trainer that may have logged k1 is not judged."""
     known = view.trainer == "trl" or (view.trainer == "uptrend" and view.value("learning.kl.estimator", "k3") != "k1")
     at = int(np.argmin(kl.values))
@@ -61,14 +61,14 @@ def _sign(view: RunView, kl: Course) -> Finding | None:
     return finding(view, "kl.sign", Severity.CRITICAL, Confidence.HIGH, f"{text}: its sign is wrong.", [shown])
 
 
-def _runaway(view: RunView, kl: Course) -> Finding | None:
+def _runaway(view: RunView, kl: Curve) -> Finding | None:
     begin, most = float(kl.values[:3].min()), float(kl.values.max())
     is_far = kl.last > FAR and kl.last > 5 * max(begin, 0)
     if len(kl.values) < FEWEST or not (is_far or most > SPIKE):
         return None
-    verdict, change = judge(view), held_out_change(view)
-    gained = (verdict.effect or 0.0) / max(rollout_spread(view), 1e-12)
-    pays = verdict.trend is Trend.LEARNING and gained > 0.5 and not (change and change.effect <= 0)
+    trend, change = trend_of(view), held_out_change(view)
+    gained = (trend.effect or 0.0) / max(rollout_spread(view), 1e-12)
+    pays = trend.kind is TrendKind.LEARNING and gained > 0.5 and not (change and change.effect <= 0)
     severity = Severity.NOTE if pays and most < SPIKE else Severity.WARNING
     return finding(
         view,
@@ -76,15 +76,15 @@ def _runaway(view: RunView, kl: Course) -> Finding | None:
         severity,
         Confidence.HIGH if kl.last > FAR and not pays else Confidence.MEDIUM,
         f"KL to the reference went from {begin:.3g} to {kl.last:.3g} nats a token (at most {most:.3g}) for a change of "
-        f"the reward of {verdict.effect or 0.0:+.3g}.",
+        f"the reward of {trend.effect or 0.0:+.3g}.",
         [kl.evidence(f"KL {begin:.3g} → {kl.last:.3g}.")],
     )
 
 
-def _strangles(view: RunView, kl: Course) -> Finding | None:
+def _strangles(view: RunView, kl: Curve) -> Finding | None:
     """Only where the penalty is known to be heavy; otherwise a small learning rate explains it as well."""
     beta = kl_weight(view)
-    if judge(view).trend is Trend.LEARNING or len(kl.values) < FEWEST or beta < LARGE_BETA:
+    if trend_of(view).kind is TrendKind.LEARNING or len(kl.values) < FEWEST or beta < LARGE_BETA:
         return None
     is_held = kl.last < HELD and (beta * kl.last >= WEIGHTY or _rules(view, kl))
     if kl.last > NEAR and not is_held:
@@ -99,7 +99,7 @@ def _strangles(view: RunView, kl: Course) -> Finding | None:
     )
 
 
-def _rules(view: RunView, kl: Course) -> bool:
+def _rules(view: RunView, kl: Curve) -> bool:
     """Whether the penalty's gradient outweighs the policy's: at the first step, where KL is 0, the latter is alone."""
     if not view.has(GRADIENT) or abs(float(kl.values[0])) > 1e-6:
         return False
@@ -107,13 +107,13 @@ def _rules(view: RunView, kl: Course) -> bool:
     return float(np.median(norms[1:])) > RULES * float(norms[0]) > 0
 
 
-def _pull(view: RunView, kl: Course) -> Finding | None:
+def _pull(view: RunView, kl: Curve) -> Finding | None:
     dead = dead_groups(view)
     gradient = course(view, GRADIENT)
     beta = view.value("learning.kl.beta", None)
     if len(dead) < FEWEST or float(dead.mean()) < 0.9 or beta == 0 or gradient is None or gradient.last <= 0:
         return None
-    is_known = bool(beta) and judge(view).trend is not Trend.LEARNING
+    is_known = bool(beta) and trend_of(view).kind is not TrendKind.LEARNING
     return finding(
         view,
         "kl.dead-group-pull",

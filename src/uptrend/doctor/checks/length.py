@@ -6,8 +6,8 @@ from uptrend.doctor.check import Outcome, finding
 from uptrend.doctor.curves import REWARD, course, cut_by_length, height
 from uptrend.doctor.statistics.autocorrelation import residuals
 from uptrend.doctor.statistics.spread import rank_correlation
-from uptrend.doctor.verdict import judge
-from uptrend.records import CannotTell, Confidence, Evidence, Finding, RunView, Severity, Trend
+from uptrend.doctor.trend import trend_of
+from uptrend.records import CannotTell, Confidence, Evidence, Finding, RunView, Severity, TrendKind
 from uptrend.records.view import Floats
 
 COLLAPSE, NO_STOP, CUT = "sampling.length-collapse", "sampling.no-stop", "context.completion-truncated"
@@ -54,18 +54,18 @@ def _endings(view: RunView, cut: Floats) -> Finding | None:
 def _harm(view: RunView, cut: Floats) -> tuple[bool, str]:
     """Whether cut completions score lower, as far as the curves of a step can tell."""
     rewards = view.curve(REWARD)[1]
-    trend = judge(view).trend
+    trend = trend_of(view).kind
     if len(rewards) == len(cut) >= 20 and float(np.std(residuals(cut, 1))) > 0.02:
         together = rank_correlation(residuals(cut, 1), residuals(rewards, 1))
         if together < -max(0.3, 3 / np.sqrt(len(cut))):
             return True, f"and steps with more of them score lower (rank correlation {together:+.2f})"
     if (
-        trend is Trend.FALLING
+        trend is TrendKind.FALLING
         and float(cut[-(len(cut) // 4 or 1) :].mean()) - float(cut[: len(cut) // 4 or 1].mean()) > MANY
     ):
         return True, "and the reward fell as they became more"
     is_low = len(rewards) > 0 and height(view, float(np.median(rewards))) < 0.5
-    if trend is Trend.FLAT and is_low and float(np.median(cut)) >= NEARLY_ALL and not _is_paid_cut(view, cut):
+    if trend is TrendKind.FLAT and is_low and float(np.median(cut)) >= NEARLY_ALL and not _is_paid_cut(view, cut):
         return True, "and the reward does not rise from where it lies"
     return False, ""
 
@@ -88,7 +88,7 @@ def _collapse(view: RunView) -> Finding | None:
     least = min(float(np.median(part)) for part in np.array_split(length.values, 4))
     if least > 0.55 * length.begin:
         return None
-    is_fault = judge(view).trend is Trend.FALLING and length.last < 0.25 * length.begin
+    is_fault = trend_of(view).kind is TrendKind.FALLING and length.last < 0.25 * length.begin
     return finding(
         view,
         COLLAPSE,

@@ -1,13 +1,13 @@
-"""Do the weights move? precision.update-underflow and optimiser.frozen."""
+"""Do the weights move? precision.update-underflow and optimizer.frozen."""
 
 import numpy as np
 
 from uptrend.doctor.check import Outcome, finding
-from uptrend.doctor.verdict import judge
-from uptrend.records import CannotTell, Confidence, Evidence, Finding, RunView, Severity, Trend
+from uptrend.doctor.trend import trend_of
+from uptrend.records import CannotTell, Confidence, Evidence, Finding, RunView, Severity, TrendKind
 from uptrend.records.view import Floats
 
-UNDERFLOW, FROZEN, SMALL = "precision.update-underflow", "optimiser.frozen", "optimiser.lr-small"
+UNDERFLOW, FROZEN, SMALL = "precision.update-underflow", "optimizer.frozen", "optimizer.lr-small"
 CHANGED = 0.5
 """The share of weights that must change bits in a step with a gradient."""
 FEWEST = 3
@@ -35,20 +35,20 @@ def _where_driven(view: RunView, metric: str) -> Floats:
         return np.zeros(0)
     values = view.metrics[metric]
     driven = np.isfinite(values)
-    for cause in ("gradient/norm/before", "optimiser/lr"):
+    for cause in ("gradient/norm/before", "optimizer/lr"):
         if view.has(cause):
             driven &= np.nan_to_num(view.metrics[cause]) > 0
     return np.asarray(values[driven])
 
 
 def _frozen(view: RunView, steps: int) -> Finding:
-    text = f"No trained weight changed in {steps} steps although there was a gradient: the optimiser moves nothing."
+    text = f"No trained weight changed in {steps} steps although there was a gradient: the optimizer moves nothing."
     shown = Evidence("Length of the update exactly 0 at every step.", 0.0, "weights/update/norm", int(view.steps[-1]))
     return finding(view, FROZEN, Severity.CRITICAL, Confidence.HIGH, text, [shown])
 
 
 def _underflow(view: RunView, typical: float) -> Finding:
-    is_learning = judge(view).trend is Trend.LEARNING
+    is_learning = trend_of(view).kind is TrendKind.LEARNING
     precision, rate = view.value("model.weights", "the weights' precision"), view.value("learning.lr")
     text = (
         f"Only {typical:.1%} of the weights change bits in a step, in {precision}"

@@ -51,7 +51,7 @@ def _weights_jump(view: RunView, step: int) -> Finding | None:
 
 
 def _jump(view: RunView, step: int) -> Finding | None:
-    """A level shift exactly at a resume, against the noise of its neighbourhood."""
+    """A level shift exactly at a resume, against the noise of its neighborhood."""
     steps, values = view.curve(REWARD)
     at = int(np.searchsorted(steps, step, side="right"))
     window = values[max(0, at - WINDOW) : at + WINDOW]

@@ -5,9 +5,9 @@ from itertools import combinations
 import numpy as np
 
 from uptrend.doctor.check import Outcome, finding
-from uptrend.doctor.checks._parts import Part, parts_of, surely_still
-from uptrend.doctor.verdict import judge
-from uptrend.records import CannotTell, Confidence, Evidence, Finding, RunView, Severity, Trend
+from uptrend.doctor.checks._parts import PartCurve, parts_of, surely_still
+from uptrend.doctor.trend import trend_of
+from uptrend.records import CannotTell, Confidence, Evidence, Finding, RunView, Severity, TrendKind
 
 DEAD = 0.02
 """The share of the variance below which a component teaches nothing."""
@@ -31,14 +31,14 @@ def check(view: RunView) -> Outcome:
     return [found for found in (*dead, _dominant(view, parts, total), _doubled(view, parts)) if found is not None]
 
 
-def _dead(view: RunView, part: Part, share: float) -> Finding | None:
+def _dead(view: RunView, part: PartCurve, share: float) -> Finding | None:
     if share >= DEAD:
         return None
     values = part.mean.values
     is_fixed = float(np.ptp(values)) <= 1e-6 * max(1.0, abs(part.mean.last))
     # One that is constant above 0 may be earned by everybody, rightly; one stuck at 0 or below is earned by nobody.
     is_floor = is_fixed and part.mean.last <= 0 and not part.is_dress
-    severity = Severity.WARNING if is_floor and judge(view).trend is not Trend.TOO_SHORT else Severity.NOTE
+    severity = Severity.WARNING if is_floor and trend_of(view).kind is not TrendKind.TOO_SHORT else Severity.NOTE
     stays = "is constant at" if is_fixed else "hardly moves from"
     return finding(
         view,
@@ -51,13 +51,13 @@ def _dead(view: RunView, part: Part, share: float) -> Finding | None:
     )  # fmt: skip
 
 
-def _dominant(view: RunView, parts: list[Part], total: float) -> Finding | None:
+def _dominant(view: RunView, parts: list[PartCurve], total: float) -> Finding | None:
     part = max(parts, key=lambda p: p.variance)
     share = part.variance / total
     others = [p for p in parts if not p.is_dress]
     if share < DOMINANT or not part.is_dress or not others:
         return None
-    is_alone = all(surely_still(view, p) for p in others) and judge(view).trend is Trend.LEARNING
+    is_alone = all(surely_still(view, p) for p in others) and trend_of(view).kind is TrendKind.LEARNING
     return finding(
         view,
         "reward.component-dominates",
@@ -69,7 +69,7 @@ def _dominant(view: RunView, parts: list[Part], total: float) -> Finding | None:
     )  # fmt: skip
 
 
-def _doubled(view: RunView, parts: list[Part]) -> Finding | None:
+def _doubled(view: RunView, parts: list[PartCurve]) -> Finding | None:
     """Two components that are numerically one series are one signal with twice the weight."""
     for one, other in combinations(parts, 2):
         a, b = one.mean.values, other.mean.values

@@ -4,8 +4,8 @@ import numpy as np
 
 from uptrend.doctor.check import Outcome, finding
 from uptrend.doctor.curves import REWARD, height
-from uptrend.doctor.verdict import judge
-from uptrend.records import CannotTell, Confidence, Evidence, RunView, Severity, Trend
+from uptrend.doctor.trend import trend_of
+from uptrend.records import CannotTell, Confidence, Evidence, RunView, Severity, TrendKind
 from uptrend.records.view import Floats
 
 FEWEST = 5
@@ -21,7 +21,7 @@ def check(view: RunView) -> Outcome:
     if length < FEWEST:
         return []
     share, value = length / len(values), float(values[begin])
-    is_top = judge(view).trend is Trend.LEARNING and height(view, value) > 0.95
+    is_top = trend_of(view).kind is TrendKind.LEARNING and height(view, value) > 0.95
     severity = Severity.NOTE
     if not is_top and (share >= 0.5 or begin + length == len(values)):
         severity = Severity.CRITICAL if share >= 0.5 else Severity.WARNING

@@ -5,12 +5,12 @@ import math
 import numpy as np
 
 from uptrend.doctor.check import Outcome, finding
-from uptrend.doctor.checks._parts import Part, parts_of, surely_still
+from uptrend.doctor.checks._parts import PartCurve, parts_of, surely_still
 from uptrend.doctor.curves import LEVEL, REWARD, course, rollout_spread, trend_until
-from uptrend.doctor.held_out import Change, held_out_change
-from uptrend.doctor.statistics.trend import Trend as Line
-from uptrend.doctor.verdict import judge
-from uptrend.records import CannotTell, Confidence, Evidence, Finding, RunView, Severity, Trend
+from uptrend.doctor.held_out import HeldOutChange, held_out_change
+from uptrend.doctor.statistics.trend import TrendTest as Line
+from uptrend.doctor.trend import trend_of
+from uptrend.records import CannotTell, Confidence, Evidence, Finding, RunView, Severity, TrendKind
 
 ID = "reward.hackable"
 FLOOR = 0.05
@@ -26,7 +26,7 @@ STILL = 0.25
 def check(view: RunView) -> Outcome:
     """Compare what rose with what should have risen with it."""
     change, parts = held_out_change(view), parts_of(view)
-    if judge(view).trend is not Trend.LEARNING:
+    if trend_of(view).kind is not TrendKind.LEARNING:
         fallen = change and not view.has("reward/correct/share") and _by_fall(view, change)
         return [fallen] if fallen else []
     if change is None and len(parts) < 2 and not view.has("reward/correct/share"):
@@ -35,7 +35,7 @@ def check(view: RunView) -> Outcome:
     return [found] if found else []
 
 
-def stands_still(rise: Line | None, unit: float, change: Change) -> bool:
+def stands_still(rise: Line | None, unit: float, change: HeldOutChange) -> bool:
     """Whether the held-out figure surely rose much less than the training figure did up to the last evaluation.
 
     The two may have different scales, so that each is measured in its own deviation between rollouts.
@@ -50,9 +50,9 @@ def stands_still(rise: Line | None, unit: float, change: Change) -> bool:
     return rests or (change.interval[0] <= 0 and change.interval[1] / own < HALF * sure)
 
 
-def falls_alone(view: RunView, rise: Line | None, unit: float, change: Change) -> bool:
+def falls_alone(view: RunView, rise: Line | None, unit: float, change: HeldOutChange) -> bool:
     """Whether the held-out figure surely fell, at every later evaluation by much, while training did not."""
-    if judge(view).trend is Trend.FALLING or rise is None or rise.effect < 0 or change.interval is None:
+    if trend_of(view).kind is TrendKind.FALLING or rise is None or rise.effect < 0 or change.interval is None:
         return False
     is_lasting = len(change.scores) >= EVALUATIONS and change.first - max(change.scores[1:]) > HALF * _deviation(
         change, unit
@@ -60,12 +60,12 @@ def falls_alone(view: RunView, rise: Line | None, unit: float, change: Change) -
     return is_lasting and change.interval[1] < 0
 
 
-def _deviation(change: Change, unit: float) -> float:
+def _deviation(change: HeldOutChange, unit: float) -> float:
     """Between rollouts, of the held-out figure: a share has its own, anything else training's."""
     return math.sqrt(max(0.01, change.last * (1 - change.last))) if 0 <= change.last <= 1 else unit
 
 
-def _by_fall(view: RunView, change: Change) -> Finding | None:
+def _by_fall(view: RunView, change: HeldOutChange) -> Finding | None:
     """The finding from a held-out figure that fell alone."""
     if not falls_alone(view, trend_until(view, REWARD, change.steps[1]), rollout_spread(view), change):
         return None
@@ -78,7 +78,7 @@ def _by_fall(view: RunView, change: Change) -> Finding | None:
     return finding(view, ID, Severity.WARNING, Confidence.MEDIUM, text, [shown])
 
 
-def _by_held_out(view: RunView, change: Change) -> Finding | None:
+def _by_held_out(view: RunView, change: HeldOutChange) -> Finding | None:
     """The finding from held-out evaluations."""
     line = trend_until(view, REWARD, change.steps[1])
     if line is None or not stands_still(line, rollout_spread(view), change) or view.has("reward/correct/share"):
@@ -98,7 +98,7 @@ def _by_held_out(view: RunView, change: Change) -> Finding | None:
     )  # fmt: skip
 
 
-def _rested(change: Change) -> str:
+def _rested(change: HeldOutChange) -> str:
     """How the held-out figure did not follow: not at all, or not beyond its first evaluations."""
     if change.interval is None or change.interval[0] <= 0:
         return f"did not follow ({change.first:.3g} → {change.last:.3g})"
@@ -106,7 +106,7 @@ def _rested(change: Change) -> str:
     return f"only at its first evaluations (then {min(later):.3g} to {max(later):.3g} in {len(later)} of them)"
 
 
-def _by_parts(view: RunView, parts: list[Part]) -> Finding | None:
+def _by_parts(view: RunView, parts: list[PartCurve]) -> Finding | None:
     """Only components of dress rise, or a component that is about the answer lies at its floor throughout."""
     risen = [p for p in parts if p.mean.rises]
     largest = max((abs(p.mean.last) for p in risen), default=0.0)

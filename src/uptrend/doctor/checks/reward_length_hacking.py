@@ -6,8 +6,8 @@ from uptrend.doctor.check import Outcome, finding
 from uptrend.doctor.curves import REWARD, course, cut_by_length
 from uptrend.doctor.held_out import held_out_change
 from uptrend.doctor.statistics.spread import rank_correlation
-from uptrend.doctor.verdict import judge
-from uptrend.records import CannotTell, Confidence, Evidence, RunView, Severity, Trend
+from uptrend.doctor.trend import trend_of
+from uptrend.records import CannotTell, Confidence, Evidence, RunView, Severity, TrendKind
 from uptrend.records.view import Floats
 
 ID = "reward.length-hacking"
@@ -20,7 +20,7 @@ TOGETHER = 0.5
 ENDED, UNENDED = 0.25, 0.9
 """The shares cut by length at first and at last, where answers have grown into their limit."""
 STEP_BY_STEP = 0.3
-"""The correlation of changes between neighbouring steps that says so, too."""
+"""The correlation of changes between neighboring steps that says so, too."""
 
 
 def check(view: RunView) -> Outcome:
@@ -34,7 +34,7 @@ def check(view: RunView) -> Outcome:
     lengths, rewards = view.metrics["sampling/length/mean"], view.metrics[REWARD]
     both = np.isfinite(lengths) & np.isfinite(rewards)
     together = rank_correlation(lengths[both], rewards[both])
-    change, is_rising = held_out_change(view), judge(view).trend is Trend.LEARNING
+    change, is_rising = held_out_change(view), trend_of(view).kind is TrendKind.LEARNING
     is_empty = change is not None and change.interval is not None and change.interval[0] <= 0 and change.effect < 0.02
     is_paid = is_rising and growth >= GROWTH and together > TOGETHER
     is_boundless = is_paid and _runs_into_its_limit(view, lengths[both], rewards[both])

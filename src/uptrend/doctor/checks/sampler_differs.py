@@ -41,7 +41,7 @@ def check(view: RunView) -> Outcome:
 def _stale(view: RunView, first: float, later: float, shown: Evidence) -> Finding:
     text = (
         f"Sampler and learner agree at the first step ({first:.2g} nats a token) and no longer after it ({later:.2g}): "
-        f"the sampler does not get the new weights. Its log-probabilities before and after a synchronisation settle it."
+        f"the sampler does not get the new weights. Its log-probabilities before and after a synchronization settle it."
     )
     return finding(view, "sync.stale-weights", Severity.CRITICAL, Confidence.MEDIUM, text, [shown])
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from uptrend.doctor.check import Outcome, finding
-from uptrend.doctor.curves import Course, course
+from uptrend.doctor.curves import Curve, course
 from uptrend.records import CannotTell, Confidence, Evidence, Finding, RunView, Severity
 
 MISMATCH, STALE = "precision.mismatch", "sync.stale-weights"
@@ -29,7 +29,7 @@ def check(view: RunView) -> Outcome:
     return [*outcome, found] if found else outcome
 
 
-def _stale(view: RunView, gap: Course) -> Finding | None:
+def _stale(view: RunView, gap: Curve) -> Finding | None:
     """A sampler that keeps its first weights falls behind a little at every step, from nothing."""
     begin = float(np.median(gap.values[:3]))
     if len(gap.values) < 8 or gap.last < GROWN or gap.last < 10 * max(begin, 1e-12) or not gap.rises:
@@ -45,7 +45,7 @@ def _stale(view: RunView, gap: Course) -> Finding | None:
                    f"{text}: the sampler does not get the new weights.", [shown])  # fmt: skip
 
 
-def _mismatch(view: RunView, gap: Course | None) -> Finding | None:
+def _mismatch(view: RunView, gap: Curve | None) -> Finding | None:
     """Wrong from the first steps on, when both have the same weights."""
     ratio, ess = course(view, RATIO), course(view, ESS)
     begins = {c.metric: float(np.median(c.values[:5])) for c in (gap, ratio, ess) if c is not None}

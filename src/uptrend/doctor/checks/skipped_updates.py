@@ -1,12 +1,12 @@
-"""Whether steps go on without an update (optimiser.skipped-updates), from the optimiser's own count."""
+"""Whether steps go on without an update (optimizer.skipped-updates), from the optimizer's own count."""
 
 import numpy as np
 
 from uptrend.doctor.check import Outcome, finding
 from uptrend.records import CannotTell, Confidence, Evidence, RunView, Severity
 
-ID = "optimiser.skipped-updates"
-SKIPPED, MADE = "optimiser/skipped/count", "optimiser/updates/count"
+ID = "optimizer.skipped-updates"
+SKIPPED, MADE = "optimizer/skipped/count", "optimizer/updates/count"
 
 
 def check(view: RunView) -> Outcome:

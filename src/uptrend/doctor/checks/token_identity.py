@@ -1,7 +1,7 @@
 """Whether the tokens that were trained are those that were sampled.
 
 A sampled token has the sampler's log-probability and the version that sampled it. A token in the loss without
-them was not sampled as it stands: it was decoded and tokenised anew, or put there by somebody.
+them was not sampled as it stands: it was decoded and tokenized anew, or put there by somebody.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ from uptrend.doctor.kept import cannot_tell, point, read_rows
 from uptrend.doctor.rows import Flags, Rows
 from uptrend.records import Confidence, Evidence, Finding, RunView, Severity
 
-ID = "tokens.retokenised"
+ID = "tokens.retokenized"
 COLUMNS = ("turns", "roles", "versions", "sampler", "weights", "attended", "advantages", "learner")
 
 
@@ -33,7 +33,7 @@ def _unsampled(view: RunView, rows: list[Rows]) -> Finding | None:
     total = sum(int(r.model_t.sum()) for r in rows)
     text = f"{count:,} of {total:,} generated tokens that were trained have no log-probability or version of a sampler"
     where = point(rows, [r.any_n(flags) for r, flags in zip(rows, missing, strict=True)])
-    summary = "Tokens were trained that were never sampled: the text was tokenised anew on its way to the learner."
+    summary = "Tokens were trained that were never sampled: the text was tokenized anew on its way to the learner."
     return finding(view, ID, Severity.CRITICAL, Confidence.HIGH, summary, [Evidence(text, count / total, **where)])
 
 

@@ -8,8 +8,8 @@ from uptrend.doctor.check import Outcome, finding
 from uptrend.doctor.curves import REWARD, rollout_spread
 from uptrend.doctor.statistics.power import points_for
 from uptrend.doctor.statistics.trend import measure_trend
-from uptrend.doctor.verdict import FEWEST_POINTS, SMALLEST, judge
-from uptrend.records import CannotTell, Confidence, Evidence, RunView, Severity, Trend, Verdict
+from uptrend.doctor.trend import FEWEST_POINTS, SMALLEST, trend_of
+from uptrend.records import CannotTell, Confidence, Evidence, RunView, Severity, Trend, TrendKind
 from uptrend.records.view import Floats
 
 ID = "run.too-short"
@@ -28,46 +28,46 @@ def check(view: RunView) -> Outcome:
     values = view.curve(REWARD)[1]
     if len(values) == 0:
         return [CannotTell(ID, "no reward was logged")]
-    verdict = judge(view)
-    power = verdict.power if verdict.power is not None else 0.0
-    is_untold = verdict.trend is Trend.TOO_SHORT
-    if power >= ENOUGH or _is_decided(verdict, len(values)):
+    trend = trend_of(view)
+    power = trend.power if trend.power is not None else 0.0
+    is_untold = trend.kind is TrendKind.TOO_SHORT
+    if power >= ENOUGH or _is_decided(trend, len(values)):
         return []
     smallest = SMALLEST * rollout_spread(view)
-    if verdict.power is not None and smallest < NOTHING * float(np.ptp(values)):
+    if trend.power is not None and smallest < NOTHING * float(np.ptp(values)):
         return [CannotTell(ID, "rollouts hardly differ, so that there is no scale for an effect")]
     return [
         finding(
             view,
             ID,
-            Severity.NOTE,  # the verdict says it already, and a short run is no fault of the recipe
+            Severity.NOTE,  # the trend says it already, and a short run is no fault of the recipe
             Confidence.HIGH if is_untold else Confidence.MEDIUM,
-            _told(values, smallest, power, verdict),
+            _told(values, smallest, power, trend),
             [Evidence(f"{_shows(smallest, power)}.", power, REWARD, int(view.steps[-1]))],
         )
     ]
 
 
-def _is_decided(verdict: Verdict, points: int) -> bool:
+def _is_decided(trend: Trend, points: int) -> bool:
     """Whether nobody would ask for more: it falls, it surely rises by much, or it has been flat for long."""
-    if verdict.trend is Trend.FLAT:
+    if trend.kind is TrendKind.FLAT:
         return points >= 4 * FEWEST_POINTS
-    if verdict.trend is not Trend.LEARNING or verdict.effect is None or verdict.interval is None:
-        return verdict.trend is Trend.FALLING
-    return points >= FEW or verdict.interval[0] > verdict.effect / 2
+    if trend.kind is not TrendKind.LEARNING or trend.effect is None or trend.interval is None:
+        return trend.kind is TrendKind.FALLING
+    return points >= FEW or trend.interval[0] > trend.effect / 2
 
 
 def _shows(smallest: float, power: float) -> str:
     return f"a change of {smallest:.2g}, the smallest that matters, would show in {power:.0%} of such runs"
 
 
-def _told(values: Floats, smallest: float, power: float, verdict: Verdict) -> str:
+def _told(values: Floats, smallest: float, power: float, trend: Trend) -> str:
     """How little so many points can show, and how many would do."""
     count = f"{len(values)} point{'s' if len(values) != 1 else ''}"
-    if verdict.power is None:
+    if trend.power is None:
         return f"{count} of reward can't show a trend: {FEWEST_POINTS} are the least."
     shows = _shows(smallest, power)
-    if verdict.trend is Trend.LEARNING:
+    if trend.kind is TrendKind.LEARNING:
         return f"The trend shows on {count} alone, so that it is worth repeating: {shows}."
     needed = _points_needed(values, smallest)
     if needed > OUT_OF_REACH * len(values):

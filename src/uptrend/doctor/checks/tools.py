@@ -4,8 +4,8 @@ import numpy as np
 
 from uptrend.doctor.check import Outcome, finding
 from uptrend.doctor.curves import course
-from uptrend.doctor.verdict import judge
-from uptrend.records import CannotTell, Confidence, Evidence, Finding, RunView, Severity, Trend
+from uptrend.doctor.trend import trend_of
+from uptrend.records import CannotTell, Confidence, Evidence, Finding, RunView, Severity, TrendKind
 
 NEVER, SWALLOWED, SCORED = "tool.never-called", "tool.errors-swallowed", "reward.error-scored"
 FEWEST = 5
@@ -55,7 +55,7 @@ def _never(view: RunView) -> Finding | None:
         return None
     if turns.last > 1.02 or (told is not None and told.last > 0):
         return None
-    is_learning = judge(view).trend is Trend.LEARNING
+    is_learning = trend_of(view).kind is TrendKind.LEARNING
     room = f"up to {allowed} turns are allowed" if allowed else "there are tools"
     text = f"Rollouts have {turns.last:.2f} turns though {room}: the tools are never called."
     severity = Severity.NOTE if is_learning else Severity.WARNING

@@ -24,4 +24,4 @@ def probe(bench: Bench) -> Result:
     severity = CRITICAL if seen.difference > 0.5 else WARNING
     summary = "Gradients of micro-batches do not add up to those of one pass: their number changes what is learned."
     evidence = Evidence(f"{seen.difference:.2g} of the length apart, {seen.ratio:.2f} times as long", seen.difference)
-    return told(figure, [bench.found("optimiser.accumulation", severity, HIGH, summary, evidence)])
+    return told(figure, [bench.found("optimizer.accumulation", severity, HIGH, summary, evidence)])

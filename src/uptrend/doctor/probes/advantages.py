@@ -26,12 +26,12 @@ def true_advantages(rollouts: list[Rollout], scale: str, baseline: str) -> Float
         values = rewards[members]
         if len(values) < 2 or np.ptp(values) == 0:
             continue
-        centred = values - values.mean()
+        centered = values - values.mean()
         deviation = values.std(ddof=1)
         if baseline == "leave_one_out":
-            centred = centred * len(values) / (len(values) - 1)
+            centered = centered * len(values) / (len(values) - 1)
         divisor = {"group": deviation + EPSILON, "batch": whole + EPSILON}.get(scale, 1.0)
-        out[members] = centred / divisor
+        out[members] = centered / divisor
     return out
 
 
@@ -45,10 +45,10 @@ def probe(bench: Bench) -> Result:
     in_reward = learning.kl.beta > 0 and learning.kl.estimator == "k1"  # then the penalty is in it too
     apart = 0.0 if in_reward else float(np.abs(given - expected).max(initial=0.0))
     figure = f"advantages differ by {apart:.1e} from those of true groups; the largest sum of a group is {sums:.1e}"
-    return told(figure, _judge(bench, given, expected, apart, sums, mixed) + _blown_up(bench, given))
+    return told(figure, _trend_of(bench, given, expected, apart, sums, mixed) + _blown_up(bench, given))
 
 
-def _judge(bench: Bench, given: Floats, expected: Floats, apart: float, sums: float, mixed: int) -> list[Finding]:
+def _trend_of(bench: Bench, given: Floats, expected: Floats, apart: float, sums: float, mixed: int) -> list[Finding]:
     if mixed:
         summary = f"{mixed} groups hold rollouts of different tasks: rewards of different questions are compared."
         return [bench.found("advantage.wrong-groups", CRITICAL, HIGH, summary, Evidence(f"{mixed} groups", mixed))]

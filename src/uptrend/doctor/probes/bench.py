@@ -23,16 +23,16 @@ from uptrend.doctor.check import finding
 from uptrend.doctor.probes.keep import kept
 from uptrend.doctor.probes.tap import Tap
 from uptrend.policy.measure import Movement
-from uptrend.policy.optimiser import Applied, Optimiser
+from uptrend.policy.optimizer import Applied, Optimizer
 from uptrend.policy.policy import Policy
 from uptrend.records import Confidence, Evidence, Finding, Rollout, RunView, Severity, Task, Tool
-from uptrend.rollout.play import Seat
+from uptrend.rollout.play import RolloutRequest
 from uptrend.rollout.seeds import derive
 from uptrend.tasks.pool import Cursor, HeldOut, Pool
 from uptrend.tasks.taskset import Taskset
-from uptrend.train import loop
-from uptrend.train.gather import Gathered, Table
-from uptrend.train.learner import Experience, Learner, Update
+from uptrend.training import loop
+from uptrend.training.gather import Gathered, RolloutPlayer
+from uptrend.training.learner import Experience, Learner, Update
 
 HIGH, MEDIUM, LOW = Confidence.HIGH, Confidence.MEDIUM, Confidence.LOW
 CRITICAL, WARNING, NOTE = Severity.CRITICAL, Severity.WARNING, Severity.NOTE
@@ -66,12 +66,12 @@ class Updated:
 
 
 class Caught:
-    """Stands in for the optimiser: keeps each gradient and changes nothing."""
+    """Stands in for the optimizer: keeps each gradient and changes nothing."""
 
     def __init__(self, policy: Policy) -> None:
         self._flat, self.gradients = policy.flat, list[Tensor]()
 
-    def apply(self, lr: float) -> Applied:  # noqa: ARG002 (the optimiser's signature)
+    def apply(self, lr: float) -> Applied:  # noqa: ARG002 (the optimizer's signature)
         """Take the gradient away."""
         self.gradients.append(self._flat.gradient.clone())
         self._flat.gradient.zero_()
@@ -88,7 +88,7 @@ class Bench:
         self.original = policy.flat.values.data.clone()
         self.rehearsed: object = None  # see rehearsal
         self.tap = Tap(seam("InProcessSampler")(policy))
-        self.table: Table = seam("Table")(policy, self.tap, config)
+        self.table: RolloutPlayer = seam("RolloutPlayer")(policy, self.tap, config)
         self.view = RunView(
             source=config.name, trainer="uptrend", name=config.name, steps=np.zeros(0, np.int64), metrics={},
             config=to_table(config), rollout_steps=(0,),
@@ -96,7 +96,7 @@ class Bench:
 
     @cached_property
     def learner(self) -> Learner:
-        """To look with; it holds an optimiser that is never asked."""
+        """To look with; it holds an optimizer that is never asked."""
         return cast(Learner, seam("Learner")(self.policy, Caught(self.policy), self.config))
 
     @cached_property
@@ -136,8 +136,10 @@ class Bench:
     def demonstrations(self) -> list[Rollout]:
         """The expert's rollouts on training tasks, in the model's tokens."""
         stage = self.pool.stages[0]
-        seats = [Seat(t, stage.taskset, 0, f"gold-{n}", 0, 0) for n, t in enumerate(stage.tasks[:DEMONSTRATED])]
-        return self.table.demonstrate(seats)
+        requests = [
+            RolloutRequest(t, stage.taskset, 0, f"gold-{n}", 0, 0) for n, t in enumerate(stage.tasks[:DEMONSTRATED])
+        ]
+        return self.table.demonstrate(requests)
 
     @cached_property
     def tools(self) -> tuple[Tool, ...]:
@@ -182,14 +184,14 @@ class Bench:
 
     def play(self, tasks: Sequence[tuple[Task, Taskset]], size: int, temperature: float, word: str) -> list[Rollout]:
         """Groups of some tasks; the word makes their seeds."""
-        seats = [
-            Seat(task, taskset, 0, f"{word}-{n:04d}", i, derive(self.config.seed, word, n, i))
+        requests = [
+            RolloutRequest(task, taskset, 0, f"{word}-{n:04d}", i, derive(self.config.seed, word, n, i))
             for n, (task, taskset) in enumerate(tasks)
             for i in range(size)
         ]
-        return self.table.play(seats, temperature=temperature)
+        return self.table.play(requests, temperature=temperature)
 
-    def synchronise(self, version: int = 0) -> None:
+    def synchronize(self, version: int = 0) -> None:
         """Give the sampler the weights as they are, as the loop does after an update."""
         self.tap.load((), version=version)
 
@@ -198,14 +200,14 @@ class Bench:
         """Whatever happens to the weights inside, they come back, and the sampler gets them."""
         with kept(self.policy, self.original):
             yield
-        self.synchronise()
+        self.synchronize()
 
     def try_update(self, rollouts: list[Rollout], config: Config) -> Updated:
         """One real update, measured and undone."""
         exp = cast(Experience, seam("experience")(rollouts, config))
         with self.scratch():
-            optimiser: Optimiser = seam("Optimiser")(self.policy.flat, config.learning)
-            learner: Learner = seam("Learner")(self.policy, optimiser, config)
+            optimizer: Optimizer = seam("Optimizer")(self.policy.flat, config.learning)
+            learner: Learner = seam("Learner")(self.policy, optimizer, config)
             scale = seam("Scale")(self.policy.flat)
             before_bs = learner.look(exp, reference=False).cpu()
             scale.before()
@@ -214,7 +216,7 @@ class Bench:
             after_bs = learner.look(exp, reference=False).cpu()
             self._go_along(NUDGE / max(1e-5, float((after_bs - before_bs)[exp.real_bs].abs().nanmean())))
             nudged_bs = learner.look(exp, reference=False).cpu() if self.exact else after_bs
-            memory = optimiser.adamw.state.get(self.policy.flat.values, {}).get("exp_avg")
+            memory = optimizer.adamw.state.get(self.policy.flat.values, {}).get("exp_avg")
             share = 0.0 if memory is None else float((memory != 0).float().mean())
         return Updated(update, exp, rollouts, before_bs, after_bs, nudged_bs, moved, share)
 

@@ -1,6 +1,6 @@
 """A positive control: a few supervised steps on gold answers must make them likelier, and the model right.
 
-If the whole chain of learner, synchronisation, sampler and reward is sound, learning 16 tasks by heart is easy.
+If the whole chain of learner, synchronization, sampler and reward is sound, learning 16 tasks by heart is easy.
 Where it fails, what failed says where: log-probabilities, the sampler, or the reward.
 """
 
@@ -13,8 +13,8 @@ from uptrend.config import Config
 from uptrend.doctor.probes.bench import CRITICAL, MEDIUM, WARNING, Bench, seam
 from uptrend.doctor.probes.result import Result, not_asked, told
 from uptrend.records import Evidence, Finding, Rollout
-from uptrend.train.learner import Experience, Learner
-from uptrend.train.warmstart import supervised
+from uptrend.training.learner import Experience, Learner
+from uptrend.training.warmstart import supervised
 
 STEPS = 24
 LEARNED = -0.1
@@ -46,7 +46,7 @@ def probe(bench: Bench) -> Result:
     (low, high), (wrong, right) = taught.logprobs, taught.right
     figure = f"{taught.steps} supervised steps on {len(gold)} gold answers: log-probability {low:.2f} → {high:.2f} a "
     figure += f"token, right {wrong:.0%} → {right:.0%}"
-    return told(figure, _judge(bench, taught))
+    return told(figure, _trend_of(bench, taught))
 
 
 def teach(bench: Bench, gold: list[Rollout]) -> Taught:
@@ -56,7 +56,7 @@ def teach(bench: Bench, gold: list[Rollout]) -> Taught:
     before = bench.play(plays, 1, 0.0, "control")
     exp = cast(Experience, seam("experience")(gold, config))
     with bench.scratch():
-        learner: Learner = seam("Learner")(bench.policy, seam("Optimiser")(bench.policy.flat, config.learning), config)
+        learner: Learner = seam("Learner")(bench.policy, seam("Optimizer")(bench.policy.flat, config.learning), config)
         means = list[float]()
         for step in range(1, STEPS + 1):
             update = learner.update(exp, torch.ones(len(exp.lines)), step, old_bs=None, reference_bs=None)
@@ -64,7 +64,7 @@ def teach(bench: Bench, gold: list[Rollout]) -> Taught:
             if means[-1] > LEARNED and step > 2:
                 break
         means.append(float(learner.look(exp, reference=False).cpu()[exp.mask_bs].nanmean()))
-        bench.synchronise(version=1)
+        bench.synchronize(version=1)
         after = bench.play(plays, 1, 0.0, "control")
     shares = [sum(bool(r.reward and r.reward.correct) for r in rs) / len(rs) for rs in (before, after)]
     rewards = [sum(r.reward.total if r.reward else 0.0 for r in rs) / len(rs) for rs in (before, after)]
@@ -79,7 +79,7 @@ def _config(bench: Bench) -> Config:
     return replace(config, learning=learning)
 
 
-def _judge(bench: Bench, taught: Taught) -> list[Finding]:
+def _trend_of(bench: Bench, taught: Taught) -> list[Finding]:
     (low, high), (wrong, right) = taught.logprobs, taught.right
     evidence = Evidence(
         f"log-probability {low:.2f} → {high:.2f}, right {wrong:.0%} → {right:.0%} in {taught.steps} steps", high - low
@@ -89,7 +89,7 @@ def _judge(bench: Bench, taught: Taught) -> list[Finding]:
         return [bench.found("advantage.sign", CRITICAL, MEDIUM, summary, evidence)]
     if high - low < 0.02 and low < 2 * LEARNED:
         summary = "Supervised steps do not make gold answers likelier: what trains does not reach the output."
-        return [bench.found("optimiser.frozen", CRITICAL, MEDIUM, summary, evidence)]
+        return [bench.found("optimizer.frozen", CRITICAL, MEDIUM, summary, evidence)]
     known = high > 2 * LEARNED
     if known and right < 0.5 and taught.reward[1] < taught.reward[0] + 0.05:
         summary = "The learner knows 16 gold answers by heart, and the sampler does not say them or is not paid for "

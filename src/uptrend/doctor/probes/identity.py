@@ -19,7 +19,7 @@ def probe(bench: Bench) -> Result:
     read = _missing([_ids(r, said=False) for r in rollouts], [tuple(h.read) for h in bench.tap.heard])
     said = _missing([_ids(r, said=True) for r in rollouts], [tuple(h.said) for h in bench.tap.heard])
     if said:
-        findings.append(_retokenised(bench, said, rollouts, "sampled"))
+        findings.append(_retokenized(bench, said, rollouts, "sampled"))
     if read:
         summary = f"{len(read)} of {len(rollouts)} rollouts are learned with another prompt than the sampler was given."
         findings.append(bench.found("tokens.template", CRITICAL, HIGH, summary, _example(bench, rollouts[read[0]])))
@@ -38,7 +38,7 @@ def probe(bench: Bench) -> Result:
             summary = f"The learner reads another prompt than the sampler did in {len(other)} of {len(recorded)} rows."
             findings.append(bench.found("tokens.template", CRITICAL, HIGH, summary, _example(bench, given[b])))
         else:
-            findings.append(_retokenised(bench, other, given, "recorded"))
+            findings.append(_retokenized(bench, other, given, "recorded"))
     tokens = sum(len(s.ids) for s in recorded)
     figure = f"{len(said) + len(other)} of {len(recorded)} sequences ({tokens:,} tokens) changed after sampling, "
     return told(figure + f"{len(read)} prompts differ", findings)
@@ -60,9 +60,9 @@ def _missing(recorded: list[Ids], heard: Iterable[Ids]) -> list[int]:
     return missing
 
 
-def _retokenised(bench: Bench, changed: list[int], rollouts: list[Rollout], what: str) -> Finding:
+def _retokenized(bench: Bench, changed: list[int], rollouts: list[Rollout], what: str) -> Finding:
     summary = f"{len(changed)} of {len(rollouts)} rollouts are learned with other tokens than were {what}."
-    return bench.found("tokens.retokenised", CRITICAL, HIGH, summary, _example(bench, rollouts[changed[0]]))
+    return bench.found("tokens.retokenized", CRITICAL, HIGH, summary, _example(bench, rollouts[changed[0]]))
 
 
 def _example(bench: Bench, rollout: Rollout) -> Evidence:

@@ -8,7 +8,7 @@ from torch import Tensor
 from uptrend.doctor.probes.bench import CRITICAL, HIGH, Bench, seam
 from uptrend.doctor.probes.result import Result, not_asked, told
 from uptrend.records import Evidence, Reward
-from uptrend.train.learner import Learner
+from uptrend.training.learner import Learner
 
 ROLLOUTS = 16
 NOISE = 0.05
@@ -29,7 +29,7 @@ def probe(bench: Bench) -> Result:
         _push_off(bench)
         values = bench.policy.flat.values.data
         off = values.clone()
-        learner: Learner = seam("Learner")(bench.policy, seam("Optimiser")(bench.policy.flat, config.learning), config)
+        learner: Learner = seam("Learner")(bench.policy, seam("Optimizer")(bench.policy.flat, config.learning), config)
         reference_bs = learner.look(exp, reference=True).cpu()
         before_bs = learner.look(exp, reference=False).cpu()
         seam("learn")(learner, exp, rollouts, max(1, config.learning.warmup), config)

@@ -23,15 +23,15 @@ def probe(bench: Bench) -> Result:
     if done.moved.changed == 0 or done.gradient_share == 0:
         if movable_share(flat, lr) < FEW:
             return told(figure, [_underflow(bench, share, bits)])
-        summary = "No weight changes by an update: what trains is frozen, or not what the optimiser holds."
+        summary = "No weight changes by an update: what trains is frozen, or not what the optimizer holds."
         evidence = Evidence(f"the update's length is {done.moved.update:.2g}", done.moved.update)
-        return told(figure, [bench.found("optimiser.frozen", CRITICAL, HIGH, summary, evidence)])
+        return told(figure, [bench.found("optimizer.frozen", CRITICAL, HIGH, summary, evidence)])
     findings = []
     if share < SOME and bits == "bf16":
         findings.append(_underflow(bench, share, bits))
     if trains < 0.5:
         summary = f"Only {trains:.1%} of the model's weights train, though no adapters were asked for."
-        findings.append(bench.found("optimiser.frozen", WARNING, HIGH, summary, Evidence(f"{trains:.1%}", trains)))
+        findings.append(bench.found("optimizer.frozen", WARNING, HIGH, summary, Evidence(f"{trains:.1%}", trains)))
     return told(figure, findings)
 
 

@@ -15,7 +15,7 @@ from uptrend.records import Rollout
 
 
 @dataclass(frozen=True)
-class Groups:
+class PassRates:
     """What was seen of the groups."""
 
     rewards: tuple[tuple[float, ...], ...]
@@ -49,14 +49,14 @@ class Groups:
         return float(np.mean(counts))
 
 
-def groups_of(rollouts: Sequence[Rollout]) -> Groups:
+def groups_of(rollouts: Sequence[Rollout]) -> PassRates:
     """Groups by their id; those without a scored rollout are left out."""
     members: dict[str, list[Rollout]] = {}
     for rollout in rollouts:
         if rollout.reward is not None:
             members.setdefault(rollout.group, []).append(rollout)
     said = [len({_words(r) for r in m}) / len(m) for m in members.values()]
-    return Groups(
+    return PassRates(
         tuple(tuple(r.reward.total for r in m if r.reward) for m in members.values()),
         tuple(m[0].reward.low for m in members.values() if m[0].reward),
         tuple(m[0].reward.high for m in members.values() if m[0].reward),
@@ -64,7 +64,7 @@ def groups_of(rollouts: Sequence[Rollout]) -> Groups:
     )
 
 
-def predict_dead(groups: Groups, size: int) -> float:
+def predict_dead(groups: PassRates, size: int) -> float:
     """The share of dead groups at another size."""
     values = [r for r in groups.rewards if r]
     if not values:

@@ -12,9 +12,9 @@ from torch import Tensor
 from uptrend.config import Config
 from uptrend.config.schema import Kl
 from uptrend.doctor.probes.bench import Bench, Caught, seam
-from uptrend.policy.optimiser import Optimiser
+from uptrend.policy.optimizer import Optimizer
 from uptrend.records import Rollout
-from uptrend.train.learner import Learner
+from uptrend.training.learner import Learner
 
 ROLLOUTS = 8
 
@@ -54,7 +54,7 @@ def _rehearse(bench: Bench) -> Rehearsed:
     caught = Caught(bench.policy)
     seen = []
     for tokens in (1 << 30, 3 * longest):
-        learner: Learner = seam("Learner")(bench.policy, cast(Optimiser, caught), _alone(bench.config, tokens))
+        learner: Learner = seam("Learner")(bench.policy, cast(Optimizer, caught), _alone(bench.config, tokens))
         update = learner.update(exp, advantages_b, 1, old_bs=None, reference_bs=None)
         seen.append(update.learner_bs)
     first, second = caught.gradients

@@ -8,7 +8,7 @@ from uptrend.records import Finding, Role
 
 @dataclass(frozen=True)
 class Piece:
-    """Tokens in a row that are alike, as text, for a print-out in colours."""
+    """Tokens in a row that are alike, as text, for a print-out in colors."""
 
     text: str
     """What they say."""

@@ -8,7 +8,7 @@ from uptrend.doctor.probes.bench import DEMONSTRATED, LOW, NOTE, Bench, seam
 from uptrend.doctor.probes.pass_rates import groups_of
 from uptrend.doctor.probes.result import Result, not_asked, told
 from uptrend.records import Evidence
-from uptrend.train.learner import Learner
+from uptrend.training.learner import Learner
 
 STEPS = 12
 
@@ -23,16 +23,16 @@ def probe(bench: Bench) -> Result:
     tasks = bench.drawn[:DEMONSTRATED]
     means = list[float]()
     with bench.scratch():
-        learner: Learner = seam("Learner")(bench.policy, seam("Optimiser")(bench.policy.flat, learning), config)
+        learner: Learner = seam("Learner")(bench.policy, seam("Optimizer")(bench.policy.flat, learning), config)
         for step in range(1, STEPS + 1):
             rollouts = bench.play(tasks, config.sampling.size, config.sampling.temperature, f"rl-{step}")
             means.append(float(np.mean([r.reward.total for r in rollouts if r.reward])))
             seam("learn")(learner, seam("experience")(rollouts, config), rollouts, step, config)
-            bench.synchronise(version=step)
+            bench.synchronize(version=step)
     first, last = float(np.mean(means[:3])), float(np.mean(means[-3:]))
     figure = f"{STEPS} RL steps on {len(tasks)} tasks: reward {first:.2f} → {last:.2f}"
     if last > first:
         return told(figure)
     summary = f"{STEPS} RL steps on the same few tasks do not raise their reward."
     evidence = Evidence(f"reward {first:.3f} in the first three steps, {last:.3f} in the last three", last - first)
-    return told(figure, [bench.found("optimiser.lr-small", NOTE, LOW, summary, evidence)])
+    return told(figure, [bench.found("optimizer.lr-small", NOTE, LOW, summary, evidence)])

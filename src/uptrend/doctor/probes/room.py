@@ -6,7 +6,7 @@ from dataclasses import replace
 from uptrend.doctor.probes.bench import Bench
 from uptrend.records import Confidence, Evidence, Finding, Fix, Rollout, Severity, Task
 from uptrend.tasks.taskset import Taskset
-from uptrend.train.gather import Table
+from uptrend.training.gather import RolloutPlayer
 
 
 def play_with(
@@ -14,7 +14,7 @@ def play_with(
 ) -> list[Rollout]:
     """Groups of some tasks under these limits of [sampling]; what a rollout says stays as far as they let it."""
     sampling = replace(bench.config.sampling, **limits)  # type: ignore[arg-type]
-    table, bench.table = bench.table, Table(bench.policy, bench.tap, replace(bench.config, sampling=sampling))
+    table, bench.table = bench.table, RolloutPlayer(bench.policy, bench.tap, replace(bench.config, sampling=sampling))
     try:
         return bench.play(tasks, size, sampling.temperature, word)
     finally:

@@ -12,7 +12,7 @@ LITTLE = 0.3
 def probe(bench: Bench) -> Result:
     """Σ lr over the planned steps, against a constant one."""
     learning = bench.config.learning
-    rate = importlib.import_module("uptrend.train.learner").learning_rate  # the one that the learner asks
+    rate = importlib.import_module("uptrend.training.learner").learning_rate  # the one that the learner asks
     rates = [rate(learning, step) for step in range(1, learning.steps + 1)]
     share = sum(rates) / (learning.lr * learning.steps)
     figure = f"Σ lr is {share:.0%} of {learning.steps} steps at {learning.lr:g} (largest {max(rates):.2g})"
@@ -20,4 +20,4 @@ def probe(bench: Bench) -> Result:
         return told(figure)
     summary = f"The schedule leaves {share:.0%} of the learning rate: warm-up or decay eats the run."
     evidence = Evidence(f"Σ lr = {sum(rates):.2g}; the last is {rates[-1]:.2g}", share)
-    return told(figure, [bench.found("optimiser.schedule", WARNING, HIGH, summary, evidence)])
+    return told(figure, [bench.found("optimizer.schedule", WARNING, HIGH, summary, evidence)])

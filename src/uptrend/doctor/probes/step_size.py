@@ -4,7 +4,7 @@ import torch
 
 from uptrend.doctor.probes.bench import CRITICAL, HIGH, NOTE, WARNING, Bench
 from uptrend.doctor.probes.result import Result, not_asked, told
-from uptrend.policy.optimiser import learning_rate
+from uptrend.policy.optimizer import learning_rate
 from uptrend.records import Evidence
 
 LITTLE = 1e-3
@@ -28,12 +28,12 @@ def probe(bench: Bench) -> Result:
     if moved > FAR:
         summary = f"The learning rate {learning.lr:g} is far too large: one update leaves nothing of the model."
         evidence = Evidence(f"median change of a token's log-probability {moved:.3g} nats; below 1 is usual", moved)
-        return told(figure, [bench.found("optimiser.lr-large", CRITICAL, HIGH, summary, evidence)])
+        return told(figure, [bench.found("optimizer.lr-large", CRITICAL, HIGH, summary, evidence)])
     evidence = Evidence(f"KL {kl:.2g} of one step, at most {most:.2g} in {learning.steps} steps", kl)
     if done.moved.changed > 0 and 0 <= most < LITTLE:
         summary = f"The learning rate {learning.lr:g} is too small: {learning.steps} such steps can't move the policy."
-        return told(figure, [bench.found("optimiser.lr-small", WARNING, HIGH, summary, evidence)])
+        return told(figure, [bench.found("optimizer.lr-small", WARNING, HIGH, summary, evidence)])
     if done.moved.changed > 0 and kl < SLOW:
         summary = f"The learning rate {learning.lr:g} moves the policy very little a step."
-        return told(figure, [bench.found("optimiser.lr-small", NOTE, HIGH, summary, evidence)])
+        return told(figure, [bench.found("optimizer.lr-small", NOTE, HIGH, summary, evidence)])
     return told(figure)

@@ -1,9 +1,9 @@
-"""How pictures look, whoever draws them: colours, the style for matplotlib, and the mean that is drawn over noise."""
+"""How pictures look, whoever draws them: colors, the style for matplotlib, and the mean that is drawn over noise."""
 
 from collections.abc import Sequence
 
-COLOURS = ("#2463a8", "#d1662b", "#2f8f5b", "#8a4fa3", "#b3902a", "#4a4f57")
-"""Apart from each other for colour-blind eyes too."""
+COLORS = ("#2463a8", "#d1662b", "#2f8f5b", "#8a4fa3", "#b3902a", "#4a4f57")
+"""Apart from each other for color-blind eyes too."""
 INK, FAINT = "#22262b", "#d9dde2"
 
 STYLE = {
@@ -31,7 +31,7 @@ STYLE = {
 
 
 def moving_mean(values: Sequence[float], window: int) -> list[float]:
-    """The mean of each value with its neighbours, `window` values in all; fewer at the ends."""
+    """The mean of each value with its neighbors, `window` values in all; fewer at the ends."""
     half = window // 2
     near = [values[max(0, i - half) : i + half + 1] for i in range(len(values))]
     return [sum(part) / len(part) for part in near]

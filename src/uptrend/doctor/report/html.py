@@ -12,7 +12,7 @@ STYLE = """
 :root { color-scheme: light dark; --line: #8884; --critical: #c62828; --warning: #b26a00; --note: #0277bd; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 52rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.1rem; font-weight: 600; overflow-wrap: anywhere; }
-.verdict { font-size: 1.6rem; font-weight: 700; margin: .2rem 0; }
+.trend { font-size: 1.6rem; font-weight: 700; margin: .2rem 0; }
 .learning { color: #2e7d32; } .flat, .falling { color: var(--critical); } .too-short { color: var(--warning); }
 article { border: 1px solid var(--line); border-left: 5px solid var(--note); border-radius: 6px; padding: .6rem 1rem;
   margin: 1rem 0; }
@@ -35,12 +35,12 @@ def to_html(reports: Sequence[Report]) -> str:
 
 
 def _report(report: Report) -> str:
-    verdict = report.verdict
+    trend = report.trend
     return "\n".join(
         [
             f"<section><h1>{escape(title(report))}</h1>",
-            f'<p class="verdict {verdict.trend}">{escape(HEADLINES[verdict.trend])}</p>',
-            f"<p>{escape(verdict.sentence)} {escape(held_out(report))}</p>",
+            f'<p class="trend {trend.kind}">{escape(HEADLINES[trend.kind])}</p>',
+            f"<p>{escape(trend.sentence)} {escape(held_out(report))}</p>",
             picture(report.curve),
             _items([f"read: {note}" for note in report.notes], "dim"),
             *(_finding(place, finding, report.trainer) for place, finding in enumerate(report.findings, 1)),

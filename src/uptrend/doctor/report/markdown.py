@@ -12,11 +12,11 @@ def to_markdown(reports: Sequence[Report]) -> str:
 
 
 def _report(report: Report) -> str:
-    verdict = report.verdict
+    trend = report.trend
     lines = [
         f"# {title(report)}",
         "",
-        f"**{verdict.trend}**: {verdict.sentence} {held_out(report)}".rstrip(),
+        f"**{trend.kind}**: {trend.sentence} {held_out(report)}".rstrip(),
         "",
     ]
     lines += [f"> {note}" for note in report.notes] + [""] * bool(report.notes)

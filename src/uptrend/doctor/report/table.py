@@ -19,18 +19,18 @@ def to_table(reports: Sequence[Report]) -> dict[str, Any]:
 
 
 def _report(report: Report) -> dict[str, Any]:
-    verdict = report.verdict
+    trend = report.trend
     return {
         "source": report.source,
         "trainer": report.trainer,
         "name": report.name,
         "steps": report.steps,
-        "verdict": str(verdict.trend),
-        "sentence": verdict.sentence,
-        "effect": plain(verdict.effect),
-        "interval": plain(verdict.interval),
-        "power": plain(verdict.power),
-        "held_out": plain(verdict.held_out),
+        "trend": str(trend.kind),
+        "sentence": trend.sentence,
+        "effect": plain(trend.effect),
+        "interval": plain(trend.interval),
+        "power": plain(trend.power),
+        "held_out": plain(trend.held_out),
         "findings": [
             *(finding_table(cause) for cause in report.findings),
             *(finding_table(symptom, cause.id) for cause in report.findings for symptom in cause.explains),

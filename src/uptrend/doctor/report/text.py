@@ -4,18 +4,23 @@ from rich.console import Console
 from rich.text import Text
 
 from uptrend.doctor.report.wording import changes, decides, evidence, held_out, lacking, symptoms, title
-from uptrend.records import Finding, Report, Severity, Trend
+from uptrend.records import Finding, Report, Severity, TrendKind
 
-COLOURS = {Severity.CRITICAL: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}
-VERDICTS = {Trend.LEARNING: "bold green", Trend.FLAT: "bold red", Trend.FALLING: "bold red", Trend.TOO_SHORT: "yellow"}
+COLORS = {Severity.CRITICAL: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}
+STYLES = {
+    TrendKind.LEARNING: "bold green",
+    TrendKind.FLAT: "bold red",
+    TrendKind.FALLING: "bold red",
+    TrendKind.TOO_SHORT: "yellow",
+}
 MARGIN = 3
 
 
 def print_report(report: Report, console: Console, verbose: bool = False) -> None:
-    """The verdict, the causes in order, and what could not be told; notes in short unless all is asked for."""
+    """The trend, the causes in order, and what could not be told; notes in short unless all is asked for."""
     _line(console, title(report), "dim", 0)
-    _line(console, report.verdict.trend.upper(), VERDICTS[report.verdict.trend], 0)
-    _line(console, report.verdict.sentence)
+    _line(console, report.trend.kind.upper(), STYLES[report.trend.kind], 0)
+    _line(console, report.trend.sentence)
     _line(console, held_out(report))
     told = {finding.summary for finding in report.findings}
     for note in report.notes:
@@ -29,7 +34,7 @@ def print_report(report: Report, console: Console, verbose: bool = False) -> Non
 
 
 def _print_finding(place: int, finding: Finding, whose: str, console: Console, verbose: bool) -> None:
-    head = (f"{place}. {finding.id}", COLOURS[finding.severity])
+    head = (f"{place}. {finding.id}", COLORS[finding.severity])
     console.print(Text.assemble(head, (f"  {finding.severity}, {finding.confidence} confidence", "dim")))
     _line(console, finding.summary)
     for shown in evidence(finding):

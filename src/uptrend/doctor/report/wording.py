@@ -5,14 +5,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from uptrend.records import Experiment, Finding, Fix, Report, Trend
+from uptrend.records import Experiment, Finding, Fix, Report, TrendKind
 
 TRAINERS = {"uptrend": "Uptrend", "trl": "TRL", "verifiers": "verifiers", "prime-rl": "prime-rl"}
 HEADLINES = {
-    Trend.LEARNING: "Learning",
-    Trend.FLAT: "Not learning: flat",
-    Trend.FALLING: "Not learning: falling",
-    Trend.TOO_SHORT: "Too short to tell",
+    TrendKind.LEARNING: "Learning",
+    TrendKind.FLAT: "Not learning: flat",
+    TrendKind.FALLING: "Not learning: falling",
+    TrendKind.TOO_SHORT: "Too short to tell",
 }
 SHOWN = 6
 """How many pieces of evidence a person is shown of one finding; JSON has all."""
@@ -27,7 +27,7 @@ def title(report: Report) -> str:
 
 def held_out(report: Report) -> str:
     """The held-out change in a sentence; empty where there is none."""
-    change = report.verdict.held_out
+    change = report.trend.held_out
     if not change:
         return ""
     low, high = change["interval"] or (None, None)

@@ -1,6 +1,6 @@
 """The normal and Student's t distributions, from `math` alone: checks must not load scipy.
 
-The regularised incomplete beta function is Lentz's continued fraction (Numerical Recipes, 3rd ed., 6.4); quantiles
+The regularized incomplete beta function is Lentz's continued fraction (Numerical Recipes, 3rd ed., 6.4); quantiles
 are bisections of it, which are slow by a library's measure and exact enough for any interval.
 """
 
@@ -37,7 +37,7 @@ def student_quantile(p: float, df: float) -> float:
 
 
 def incomplete_beta(a: float, b: float, x: float) -> float:
-    """The regularised incomplete beta function I_x(a, b)."""
+    """The regularized incomplete beta function I_x(a, b)."""
     if x <= 0 or x >= 1:
         return float(x >= 1)
     front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x))

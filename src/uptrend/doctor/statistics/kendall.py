@@ -48,12 +48,12 @@ def _inflation(flat: Floats) -> float:
     """How much larger the score's variance is than for independent points."""
     points = len(flat)
     ranks = _ranks(flat)
-    centred = ranks - ranks.mean()
-    power = float(centred @ centred)
+    centered = ranks - ranks.mean()
+    power = float(centered @ centered)
     if power == 0:
         return 1.0
     lags = np.arange(1, points)
-    own = np.array([centred[lag:] @ centred[:-lag] for lag in lags]) / power
+    own = np.array([centered[lag:] @ centered[:-lag] for lag in lags]) / power
     own[np.abs(own) < normal_quantile(0.975) / math.sqrt(points)] = 0
     weights = (points - lags) * (points - lags - 1) * (points - lags - 2)
     return max(1.0, 1 + 2 * float(weights @ own) / (points * (points - 1) * (points - 2)))

@@ -9,7 +9,7 @@ from uptrend.records.view import Floats
 
 
 @dataclass(frozen=True)
-class Line:
+class FittedLine:
     """A fitted line."""
 
     slope: float
@@ -25,7 +25,7 @@ class Line:
         return self.slope / self.error if self.error > 0 else 0.0
 
 
-def fit_line(values: Floats, lags: int | None = None) -> Line:
+def fit_line(values: Floats, lags: int | None = None) -> FittedLine:
     """A line through a curve; by default with the lags of Newey and West, 4 (n/100)^(2/9)."""
     points = len(values)
     lags = int(4 * (points / 100) ** (2 / 9)) if lags is None else lags
@@ -36,4 +36,4 @@ def fit_line(values: Floats, lags: int | None = None) -> Line:
     variance = float(scores @ scores)
     for lag in range(1, min(lags, points - 1) + 1):
         variance += 2 * (1 - lag / (lags + 1)) * float(scores[lag:] @ scores[:-lag])
-    return Line(slope, float(values.mean() + slope * time[0]), math.sqrt(max(variance, 0.0)) / spread)
+    return FittedLine(slope, float(values.mean() + slope * time[0]), math.sqrt(max(variance, 0.0)) / spread)

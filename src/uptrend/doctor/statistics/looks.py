@@ -9,7 +9,7 @@ a trend was ever seen where there was none in 4.0 / 3.6 / 1.6 / 9.6% at autocorr
 one noise deviation over the 200 steps was seen by the end in 57%, of two in 100% (125 curves).
 """
 
-from uptrend.doctor.statistics.trend import Trend, measure_trend
+from uptrend.doctor.statistics.trend import TrendTest, measure_trend
 from uptrend.records.view import Floats
 
 FIRST_LOOK = 32
@@ -24,7 +24,7 @@ def level_at(points: int, alpha: float = 0.05) -> float:
     return alpha / ((doubling + 1) * (doubling + 2)) / LOOKS_A_DOUBLING
 
 
-def seen_trend(values: Floats, alpha: float = 0.05) -> Trend | None:
+def seen_trend(values: Floats, alpha: float = 0.05) -> TrendTest | None:
     """The trend so far if it can be told at this look, whatever looks came before; none otherwise."""
     trend = measure_trend(values, caution=2.0)
     return trend if trend is not None and trend.p < level_at(len(values), alpha) else None

@@ -22,7 +22,7 @@ class Shift:
     after: float
     """The mean after."""
     z: float
-    """The change in standard errors of the noise between neighbours, which a slow drift does not inflate."""
+    """The change in standard errors of the noise between neighbors, which a slow drift does not inflate."""
 
     @property
     def change(self) -> float:
@@ -44,15 +44,15 @@ def level_shift(values: Floats) -> Shift | None:
 def shift_at(values: Floats, index: int) -> Shift:
     """The change of level at a known point."""
     before, after = values[:index], values[index:]
-    noise = neighbour_noise(values)
+    noise = neighbor_noise(values)
     error = noise * math.sqrt(1 / len(before) + 1 / len(after))
     change = float(after.mean() - before.mean())
     z = change / error if error > 0 else math.copysign(math.inf, change) if change else 0.0
     return Shift(index, float(before.mean()), float(after.mean()), z)
 
 
-def neighbour_noise(values: Floats) -> float:
-    """The noise's deviation from differences of neighbours (von Neumann), blind to trends and shifts."""
+def neighbor_noise(values: Floats) -> float:
+    """The noise's deviation from differences of neighbors (von Neumann), blind to trends and shifts."""
     if len(values) < 3:
         return float(np.std(residuals(values, 0))) if len(values) else 0.0
     return float(np.sqrt(np.mean(np.diff(values) ** 2) / 2))

@@ -47,7 +47,7 @@ ENOUGH_TO_BEND = 60
 
 
 @dataclass(frozen=True)
-class Trend:
+class TrendTest:
     """A fitted straight trend and how sure it is."""
 
     effect: float
@@ -84,7 +84,7 @@ class Trend:
         return student_cdf(shift - critical, self.df) + student_cdf(-shift - critical, self.df)
 
 
-def measure_trend(values: Floats, caution: float = 1.0) -> Trend | None:
+def measure_trend(values: Floats, caution: float = 1.0) -> TrendTest | None:
     """The trend of a curve with its error; none where there are too few points for an error."""
     if len(values) < FEWEST_POINTS:
         return None
@@ -98,10 +98,10 @@ def measure_trend(values: Floats, caution: float = 1.0) -> Trend | None:
     rho = _cautious(lag_one(blocks, 1 + bends // 2), points, caution)
     shares = _shares(points, directions + 1 + bends, round(rho, 3))
     noise = float(np.mean(loads[first:] ** 2 / shares[first:]))
-    # Blocks' centres lie a little inside the curve's ends.
+    # Blocks' centers lie a little inside the curve's ends.
     span = float(basis[-1, 1] - basis[0, 1]) * (len(values) - 1) / (len(values) * (1 - 1 / points))
     effect, error = (_rounded(x, values) * span for x in (float(loads[1]), math.sqrt(noise * shares[1])))
-    return Trend(effect, error, directions, rho)
+    return TrendTest(effect, error, directions, rho)
 
 
 def _cautious(rho: float, points: int, caution: float) -> float:

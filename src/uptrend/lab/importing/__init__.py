@@ -1,1 +1,1 @@
-"""Journals that people kept by hand, brought into a lab: what has a known form is recognised, the rest stays prose."""
+"""Journals that people kept by hand, brought into a lab: what has a known form is recognized, the rest stays prose."""

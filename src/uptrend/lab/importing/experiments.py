@@ -14,7 +14,7 @@ from uptrend.lab.importing.marks import (
     settings_in,
     status_in,
 )
-from uptrend.lab.importing.outline import Line, Section, code_of
+from uptrend.lab.importing.outline import OutlineLine, Section, code_of
 
 CODED = re.compile(r"([A-Z]\d*)\.\s+(.+)")
 NUMBERED = re.compile(r"Experiment (\d+(?:\.\d+)?):\s*(.+)")
@@ -61,7 +61,7 @@ def _tells(section: Section) -> bool:
     return any(line.in_code or fields_in(line.text) for line in section.body)
 
 
-def _run_field(line: Line) -> list[str]:
+def _run_field(line: OutlineLine) -> list[str]:
     return runs_in(line.text) if "Run ID" in line.text else []
 
 
@@ -103,7 +103,7 @@ def _read(key: str, title: str, sections: Sequence[Section], known: set[str]) ->
     )
 
 
-def _settings(lines: Sequence[Line], commands: Sequence[str], fields: Mapping[str, str]) -> dict[str, str]:
+def _settings(lines: Sequence[OutlineLine], commands: Sequence[str], fields: Mapping[str, str]) -> dict[str, str]:
     """Parameters from tables of two columns, from key=value pairs, from a command's flags and from what was tried."""
     found, is_table = list[tuple[str, str]](), False
     for line in lines:

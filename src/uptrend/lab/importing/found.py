@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from uptrend.lab.importing.marks import Figure
-from uptrend.lab.importing.outline import Line
+from uptrend.lab.importing.outline import OutlineLine
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,7 @@ class FoundExperiment:
     """A1, 1.0 or a run id; empty where it has neither."""
     title: str
     """Its heading, without date and run id."""
-    lines: tuple[Line, ...]
+    lines: tuple[OutlineLine, ...]
     """All lines that tell of it, in order."""
     date: str = ""
     """When, where it is said."""
@@ -40,7 +40,7 @@ class FoundHypothesis:
     """h03, where the journal numbers it; empty where not."""
     claim: str
     """What it says."""
-    lines: tuple[Line, ...] = ()
+    lines: tuple[OutlineLine, ...] = ()
     """All lines that tell of it, in order."""
     priority: str = ""
     """high, medium or low, where it is said."""
@@ -64,7 +64,7 @@ class Journal:
     """The file's name."""
     title: str
     """Its first heading."""
-    lines: tuple[Line, ...]
+    lines: tuple[OutlineLine, ...]
     """All of it, repaired."""
     repaired: int
     """How many torn characters were made whole."""
@@ -72,7 +72,7 @@ class Journal:
     """Whether it is a problem statement."""
     experiments: tuple[FoundExperiment, ...]
     hypotheses: tuple[FoundHypothesis, ...]
-    recognised: frozenset[int]
+    recognized: frozenset[int]
     """Lines of which something was understood."""
     elsewhere: dict[int, str]
     """Lines that go into an entry or a hypothesis, by the heading under which they do; the rest stays where it is."""
@@ -80,7 +80,7 @@ class Journal:
     @property
     def prose(self) -> list[tuple[int, int]]:
         """First and last of each stretch of lines of which nothing was understood, blank ones apart."""
-        kept = [line.number for line in self.lines if line.text.strip() and line.number not in self.recognised]
+        kept = [line.number for line in self.lines if line.text.strip() and line.number not in self.recognized]
         spans = list[tuple[int, int]]()
         blank = {line.number for line in self.lines if not line.text.strip()}
         for number in kept:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from uptrend.lab.importing.experiments import CLAIM
 from uptrend.lab.importing.found import FoundExperiment, FoundHypothesis
 from uptrend.lab.importing.marks import PRIORITIES, cells_in, fields_in, status_in
-from uptrend.lab.importing.outline import Line, Section
+from uptrend.lab.importing.outline import OutlineLine, Section
 
 NUMBERED = re.compile(r"H(\d+)\b[:.]\s*(.+)")
 LISTED = re.compile(r"\bh(\d+)-([a-z0-9-]+)\.md\b\s*#?\s*(?:\[(\w+)\])?\s*(.*)")
@@ -74,7 +74,7 @@ def _of_section(id: str, title: str, section: Section) -> FoundHypothesis:
     return FoundHypothesis(id, claim, section.lines, priority, statuses, fields=fields)
 
 
-def _of_row(line: Line) -> FoundHypothesis | None:
+def _of_row(line: OutlineLine) -> FoundHypothesis | None:
     """A status table's row: hypothesis, priority, status, confidence, notes."""
     cells = cells_in(line.text)
     name = NUMBERED.match(cells[0]) if len(cells) == 5 else None
@@ -86,7 +86,7 @@ def _of_row(line: Line) -> FoundHypothesis | None:
     return FoundHypothesis(id, name[2], (line,), priority, statuses, sure, cells[4])
 
 
-def _of_listing(line: Line) -> FoundHypothesis | None:
+def _of_listing(line: OutlineLine) -> FoundHypothesis | None:
     """A line of a drawn folder: h03-kl-divergence-bug.md  # [MED] ✅ PARTIALLY VALIDATED - …"""
     match = LISTED.search(line.text)
     if match is None:
@@ -116,7 +116,7 @@ def _join(one: FoundHypothesis, other: FoundHypothesis) -> FoundHypothesis:
     )
 
 
-def _until_heading(lines: Sequence[Line]) -> tuple[Line, ...]:
+def _until_heading(lines: Sequence[OutlineLine]) -> tuple[OutlineLine, ...]:
     """Lines up to the next heading."""
     ends = (place for place, line in enumerate(lines) if line.text.startswith("#") and not line.in_code)
     return tuple(lines[: next(ends, len(lines))])

@@ -1,4 +1,4 @@
-"""A journal that people kept by hand, read: what is structured is recognised, the rest stays prose."""
+"""A journal that people kept by hand, read: what is structured is recognized, the rest stays prose."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from uptrend.lab.importing.experiments import experiments_of
 from uptrend.lab.importing.found import FoundExperiment, FoundHypothesis, Journal
 from uptrend.lab.importing.hypotheses import claimed, numbered
 from uptrend.lab.importing.marks import cells_in, fields_in, figures_in, runs_in, settings_in, status_in
-from uptrend.lab.importing.outline import Line, lines_of, sections_of
+from uptrend.lab.importing.outline import OutlineLine, lines_of, sections_of
 from uptrend.lab.importing.repair import repair
 from uptrend.records import LabError
 
@@ -27,7 +27,7 @@ def read_journal(path: Path) -> Journal:
         "problem statement" in title.lower(),
         tuple(experiments),
         tuple(hypotheses),
-        _recognised(experiments, hypotheses),
+        _recognized(experiments, hypotheses),
         {**told, **owned},
     )
 
@@ -43,7 +43,7 @@ def _text(path: Path) -> str:
         raise LabError(f"{path} could not be read: {error.strerror}.") from None
 
 
-def _recognised(experiments: list[FoundExperiment], hypotheses: list[FoundHypothesis]) -> frozenset[int]:
+def _recognized(experiments: list[FoundExperiment], hypotheses: list[FoundHypothesis]) -> frozenset[int]:
     """Lines of experiments and hypotheses that say something by a form that is known."""
     told = [one.lines for one in experiments] + [one.lines for one in hypotheses]
     first = {lines[0].number for lines in told if lines}
@@ -51,7 +51,7 @@ def _recognised(experiments: list[FoundExperiment], hypotheses: list[FoundHypoth
     return frozenset(line.number for line in lines if line.number in first or _says_something(line))
 
 
-def _says_something(line: Line) -> bool:
+def _says_something(line: OutlineLine) -> bool:
     text = line.text
     if not text.strip():
         return False

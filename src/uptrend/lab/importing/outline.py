@@ -8,7 +8,7 @@ FENCE = re.compile(r"\s*(```|~~~)")
 
 
 @dataclass(frozen=True)
-class Line:
+class OutlineLine:
     """One line of a source."""
 
     number: int
@@ -27,24 +27,24 @@ class Section:
     """1 for #; 0 for what stands before the first heading."""
     title: str
     """The heading's text."""
-    lines: tuple[Line, ...]
+    lines: tuple[OutlineLine, ...]
     """The heading itself first."""
     above: tuple[str, ...]
     """The titles that it stands under, the outermost first."""
 
     @property
-    def body(self) -> tuple[Line, ...]:
+    def body(self) -> tuple[OutlineLine, ...]:
         """The lines under the heading."""
         return self.lines[1:] if self.level else self.lines
 
 
-def lines_of(text: str) -> list[Line]:
+def lines_of(text: str) -> list[OutlineLine]:
     """The lines of a text, those in code known as such: a # in a shell block is no heading."""
-    found, fence = list[Line](), ""
+    found, fence = list[OutlineLine](), ""
     for number, line in enumerate(text.split("\n"), start=1):
         mark = FENCE.match(line)
         opens_or_closes = mark is not None and (not fence or mark[1] == fence)
-        found.append(Line(number, line.rstrip("\r"), bool(fence) or opens_or_closes))
+        found.append(OutlineLine(number, line.rstrip("\r"), bool(fence) or opens_or_closes))
         if mark is not None and opens_or_closes:
             fence = "" if fence else mark[1]
     return found
@@ -52,7 +52,7 @@ def lines_of(text: str) -> list[Line]:
 
 def sections_of(text: str) -> list[Section]:
     """The sections of a text, in order."""
-    starts = list[tuple[int, str, list[Line]]]()
+    starts = list[tuple[int, str, list[OutlineLine]]]()
     for line in lines_of(text):
         heading = None if line.in_code else HEADING.match(line.text)
         if heading is not None:
@@ -69,7 +69,7 @@ def sections_of(text: str) -> list[Section]:
     return found
 
 
-def code_of(lines: tuple[Line, ...]) -> list[str]:
+def code_of(lines: tuple[OutlineLine, ...]) -> list[str]:
     """The fenced blocks among some lines, without their fences."""
     found, inside = list[str](), list[str]()
     for line in lines:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from uptrend.lab import blocks
 from uptrend.lab.importing.found import FoundExperiment, FoundHypothesis
 from uptrend.lab.importing.marks import reported
-from uptrend.lab.importing.outline import Line
+from uptrend.lab.importing.outline import OutlineLine
 
 NOT_RUN_HERE = "Nothing of it was run here"
 OWN = ("Hypothesis", "Experiment", "Listed", "Status", "Prerequisites")
@@ -55,7 +55,7 @@ def prose(one: FoundHypothesis, source: str, key: str) -> dict[str, str]:
     others = {name: text for name, text in fields.items() if name not in (*OWN, *METHODS, *REASONS, "Issue")}
     return {
         "Description": _joined(fields.get("Issue", one.claim), _listed(others)),
-        "Why it explains the behaviour": _listed({name: fields[name] for name in REASONS if name in fields}),
+        "Why it explains the behavior": _listed({name: fields[name] for name in REASONS if name in fields}),
         "Validation method": _joined(
             _listed({name: fields[name] for name in METHODS if name in fields}),
             "*It has no arms yet: write a recipe and arms above (docs/hypotheses.md), then it can be run.*",
@@ -69,7 +69,7 @@ def prose(one: FoundHypothesis, source: str, key: str) -> dict[str, str]:
     }
 
 
-def spans(lines: Sequence[Line]) -> str:
+def spans(lines: Sequence[OutlineLine]) -> str:
     """Where some lines stand: lines 106–118 and 160–167."""
     parts = list[list[int]]()
     for number in (line.number for line in lines):
@@ -81,7 +81,7 @@ def spans(lines: Sequence[Line]) -> str:
     return f"line{'s' if len(said) > 1 or '–' in said[0] else ''} {' and '.join(said)}"
 
 
-def quoted(lines: Sequence[Line]) -> str:
+def quoted(lines: Sequence[OutlineLine]) -> str:
     """Lines as a quotation, so that their headings are not the page's."""
     texts = [line.text for line in lines]
     while texts and not texts[-1].strip():

@@ -7,10 +7,10 @@ from html import escape
 from uptrend.lab.journal.chapter import Chapter
 from uptrend.lab.journal.figures import pictures
 from uptrend.lab.journal.prose import to_html
-from uptrend.lab.journal.tables import Table, arms_table, differences, runs_table
+from uptrend.lab.journal.tables import MarkdownTable, arms_table, differences, runs_table
 from uptrend.lab.journal.wording import WAYS, caveats, confidence
 from uptrend.lab.units import amount, name_of
-from uptrend.records import Hypothesis, Judgement, Status
+from uptrend.records import Hypothesis, Status, Verdict
 
 MACHINES = re.compile(r"<!-- uptrend:(\S+) -->.*?<!-- /uptrend:\1 -->", re.DOTALL)
 """The machine's blocks within people's prose."""
@@ -25,15 +25,15 @@ MARKS = {
 
 def article(chapter: Chapter) -> str:
     """The whole of it."""
-    h, judgement = chapter.h, chapter.judgement
+    h, verdict = chapter.h, chapter.verdict
     parts = [
         f'<article id="{escape(h.id)}">',
         f'<header><span class="id">{escape(h.id.upper())}</span>{chip(h.status)}{_sure(h)}</header>',
         f"<h3>{escape(h.title)}</h3>",
         _note(chapter.trouble, void=True) if chapter.trouble else "",
-        *(_verdict(chapter, judgement) if judgement else [explains(h)]),
+        *(_verdict(chapter, verdict) if verdict else [explains(h)]),
         pictures(chapter),
-        table(arms_table(h, judgement)) if judgement and judgement.comparisons else "",
+        table(arms_table(h, verdict)) if verdict and verdict.comparisons else "",
         _criteria(chapter),
         _runs(chapter),
         _prose(chapter),
@@ -57,10 +57,10 @@ def _sure(h: Hypothesis) -> str:
     return f'<span class="soft">{h.priority} priority{sure}</span>'
 
 
-def _verdict(chapter: Chapter, judgement: Judgement) -> list[str]:
-    style = "sentence note void" if judgement.void else "sentence"
-    said = [f'<p class="{style}">{escape(judgement.sentence)}</p>', *(_note(text) for text in caveats(judgement))]
-    said.append(f'<p class="soft">Confidence {escape(confidence(judgement))}.</p>')
+def _verdict(chapter: Chapter, verdict: Verdict) -> list[str]:
+    style = "sentence note void" if verdict.void else "sentence"
+    said = [f'<p class="{style}">{escape(verdict.sentence)}</p>', *(_note(text) for text in caveats(verdict))]
+    said.append(f'<p class="soft">Confidence {escape(confidence(verdict))}.</p>')
     if chapter.fix:
         said.append(f'<p>The fix: <a href="{escape(chapter.fix)}">{escape(chapter.fix)}</a></p>')
     return said
@@ -70,7 +70,7 @@ def _note(text: str, void: bool = False) -> str:
     return f'<p class="note{" void" if void else ""}">{escape(text)}</p>'
 
 
-def table(shown: Table, long: Sequence[str] = ()) -> str:
+def table(shown: MarkdownTable, long: Sequence[str] = ()) -> str:
     """A table that scrolls by itself where it is wider than the page."""
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in shown.head)
     wide = [' class="long"' if name in long else "" for name in shown.head]
@@ -97,7 +97,7 @@ def _criteria(chapter: Chapter) -> str:
         "cause": escape(h.cause),
     }
     rows = "".join(f"<dt>{name}</dt><dd>{text}</dd>" for name, text in told.items() if text)
-    is_open = "" if chapter.judgement else " open"
+    is_open = "" if chapter.verdict else " open"
     return (
         f"<details{is_open}><summary>Criteria and arms, fixed before the first step</summary><dl>{rows}</dl></details>"
     )

@@ -8,7 +8,7 @@ from uptrend.lab.journal.curves import Curves, read_curves
 from uptrend.lab.journal.entry import ArmRun, Entry
 from uptrend.lab.journal.stored import CURVES, RUNS, VERDICT, read_runs, read_verdict
 from uptrend.lab.notebook import Notebook
-from uptrend.records import Hypothesis, Judgement, LabError
+from uptrend.records import Hypothesis, LabError, Verdict
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Chapter:
     """Its file, relative to the lab's folder."""
     prose: dict[str, str]
     """What people wrote, by heading."""
-    judgement: Judgement | None = None
+    verdict: Verdict | None = None
     """The verdict; none before the first."""
     entry: Entry | None = None
     """How it was made."""
@@ -46,10 +46,10 @@ def _chapter(notebook: Notebook, h: Hypothesis) -> Chapter:
     known = Chapter(h, path.relative_to(notebook.folder).as_posix(), hypothesis_file.sections(read_page(path).body))
     override = notebook.folder / "fixes" / f"{path.stem}.toml"
     try:
-        judgement, entry = read_verdict(folder / VERDICT) or (None, None)
+        verdict, entry = read_verdict(folder / VERDICT) or (None, None)
         runs = entry.runs if entry else read_runs(folder / RUNS)
         curves = read_curves(folder / CURVES)
     except LabError as error:
         return replace(known, trouble=str(error))
     fix = f"fixes/{path.stem}.md" if override.exists() else ""
-    return replace(known, judgement=judgement, entry=entry, runs=runs, curves=curves, fix=fix)
+    return replace(known, verdict=verdict, entry=entry, runs=runs, curves=curves, fix=fix)

@@ -1,4 +1,4 @@
-"""Curves and intervals as SVG; colours are the page's, by the arm's class (a0 is the control)."""
+"""Curves and intervals as SVG; colors are the page's, by the arm's class (a0 is the control)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class Bar:
     """One arm's effect, as measured."""
 
     place: int
-    """Which arm it is of: its colour."""
+    """Which arm it is of: its color."""
     name: str
     """What it is called."""
     effect: float

@@ -1,4 +1,4 @@
-"""What the journal is told of an experiment beside its judgement: how it was made, and the runs behind it."""
+"""What the journal is told of an experiment beside its verdict: how it was made, and the runs behind it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

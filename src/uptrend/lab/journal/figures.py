@@ -9,19 +9,19 @@ from uptrend.lab.journal.curves import Series, by_arm
 from uptrend.lab.journal.plots import kinds
 from uptrend.lab.journal.wording import sign_of, title_of
 from uptrend.lab.units import is_share, level_text, name_of
-from uptrend.records import Comparison, Direction, Hypothesis, Judgement
+from uptrend.records import Comparison, Direction, Hypothesis, Verdict
 
-COLOURS = 6
-"""How many arms have a colour of their own."""
+COLORS = 6
+"""How many arms have a color of their own."""
 
 
 def pictures(chapter: Chapter) -> str:
     """Effects with their intervals, and every kind of curve there is."""
-    h, judgement = chapter.h, chapter.judgement
-    panels = [_intervals(h, judgement)] if judgement and judgement.comparisons else []
+    h, verdict = chapter.h, chapter.verdict
+    panels = [_intervals(h, verdict)] if verdict and verdict.comparisons else []
     places = {arm.name: place for place, arm in enumerate(sorted(h.arms, key=lambda arm: not arm.is_control))}
     for kind, metric in kinds(h, chapter.curves).items():
-        series = [(places[s.arm] % COLOURS, s) for s in by_arm(chapter.curves, kind, list(places))]
+        series = [(places[s.arm] % COLORS, s) for s in by_arm(chapter.curves, kind, list(places))]
         chart = curves_chart(series, f"{title_of(metric)} by step", is_share(metric), smooth=kind != "accuracy")
         panels.append(f"<figure><figcaption>{escape(title_of(metric))}</figcaption>{chart}</figure>")
     shown = by_arm(chapter.curves, "accuracy", list(places)) or by_arm(chapter.curves, "reward", list(places))
@@ -30,20 +30,20 @@ def pictures(chapter: Chapter) -> str:
 
 def _legend(shown: Sequence[Series], places: dict[str, int]) -> str:
     items = [
-        f'<li class="a{places[s.arm] % COLOURS}"><i></i>{escape(s.arm)} <span class="soft">'
+        f'<li class="a{places[s.arm] % COLORS}"><i></i>{escape(s.arm)} <span class="soft">'
         f"{len(s.seeds)} seed{'s' * (len(s.seeds) != 1)}</span></li>"
         for s in shown
     ]
     return f'<ul class="legend">{"".join(items)}</ul>' if items else ""
 
 
-def _intervals(h: Hypothesis, judgement: Judgement) -> str:
+def _intervals(h: Hypothesis, verdict: Verdict) -> str:
     sign, scale = sign_of(h), 100 if is_share(h.metric) else 1
     places = {arm.name: place for place, arm in enumerate(h.treated, 1)}
-    bars = [_bar(h, c, places.get(c.arm, 0) % COLOURS) for c in judgement.comparisons]
+    bars = [_bar(h, c, places.get(c.arm, 0) % COLORS) for c in verdict.comparisons]
     marks = [h.smallest, -h.smallest] if h.direction is Direction.EITHER else [sign * h.smallest]
     unit = " (points)" if is_share(h.metric) else ""
-    levels = " or ".join(dict.fromkeys(level_text(c.level) for c in judgement.comparisons))
+    levels = " or ".join(dict.fromkeys(level_text(c.level) for c in verdict.comparisons))
     chart = intervals_chart(bars, marks, f"effect on {name_of(h.metric)}{unit}", scale, "effects with their intervals")
     return f"<figure><figcaption>Effect <span>{levels} interval, a dot a seed</span></figcaption>{chart}</figure>"
 

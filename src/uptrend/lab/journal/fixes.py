@@ -8,18 +8,18 @@ from uptrend.config.toml_text import to_recipe, to_toml
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.doctor.report.wording import TRAINERS, assignments
 from uptrend.lab.journal.entry import Entry
-from uptrend.lab.journal.tables import Table, changed
+from uptrend.lab.journal.tables import MarkdownTable, changed
 from uptrend.lab.journal.trainers import named
 from uptrend.lab.journal.wording import decisive, level, sign_of
 from uptrend.lab.units import interval_text, level_text, name_of
-from uptrend.records import Comparison, Direction, Hypothesis, Judgement, Status
+from uptrend.records import Comparison, Direction, Hypothesis, Status, Verdict
 
 MORE_IS_BETTER = ("eval/", "reward/mean", "reward/part/", "reward/correct/")
 """Metrics of which more is wanted, whatever a hypothesis claims of them."""
 
 
 @dataclass(frozen=True)
-class Change:
+class ConfigChange:
     """From one side of a comparison to the better one."""
 
     before: str
@@ -32,17 +32,17 @@ class Change:
     """What shows it."""
 
 
-def change_of(h: Hypothesis, judgement: Judgement, entry: Entry) -> Change | None:
+def change_of(h: Hypothesis, verdict: Verdict, entry: Entry) -> ConfigChange | None:
     """The change that a validated hypothesis calls for; none where it is not, or where no config value differs."""
-    if judgement.status is not Status.VALIDATED or judgement.void:
+    if verdict.status is not Status.VALIDATED or verdict.void:
         return None
-    best = decisive(h, judgement)
+    best = decisive(h, verdict)
     if best is None:
         return None
     to_arm = _arm_is_better(h, best)
     values = changed(entry, best.arm, to_control=not to_arm)
     sides = (h.control.name, best.arm) if to_arm else (best.arm, h.control.name)
-    return Change(*sides, values, best) if values else None
+    return ConfigChange(*sides, values, best) if values else None
 
 
 def _arm_is_better(h: Hypothesis, c: Comparison) -> bool:
@@ -52,7 +52,7 @@ def _arm_is_better(h: Hypothesis, c: Comparison) -> bool:
     return h.direction is not Direction.EITHER or c.interval.effect > 0
 
 
-def to_override(h: Hypothesis, change: Change) -> str:
+def to_override(h: Hypothesis, change: ConfigChange) -> str:
     """The values as a part of a recipe."""
     gone = [key for key, value in change.values.items() if value is None]
     head = f"# {h.id.upper()}: {' '.join(h.title.split())}\n# Put these values into a recipe; {change.after}.\n"
@@ -72,7 +72,7 @@ def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def to_page(h: Hypothesis, judgement: Judgement, entry: Entry, change: Change, name: str, picture: str) -> str:
+def to_page(h: Hypothesis, verdict: Verdict, entry: Entry, change: ConfigChange, name: str, picture: str) -> str:
     """The fix as a page: what to change, what came of it, and how to do it elsewhere."""
     c = change.comparison
     sets = " ".join(f"--set '{key}={to_toml(v)}'" for key, v in change.values.items() if v is not None)
@@ -80,7 +80,7 @@ def to_page(h: Hypothesis, judgement: Judgement, entry: Entry, change: Change, n
     lines = [
         f"# {change.after} instead of {change.before}",
         "",
-        f"{h.id.upper()} holds: {h.title}. {judgement.sentence}",
+        f"{h.id.upper()} holds: {h.title}. {verdict.sentence}",
         "",
         f"| {name_of(h.metric)} | before: {change.before} | after: {change.after} |",
         "|---|---|---|",
@@ -92,26 +92,26 @@ def to_page(h: Hypothesis, judgement: Judgement, entry: Entry, change: Change, n
     lines += ["## In Uptrend", "", f"[{name}.toml]({name}.toml), or on the command line:", ""]
     lines += ["```bash", f"uptrend train {entry.recipe} {sets}".rstrip(), "```", ""]
     lines += ["## In other trainers", "", _elsewhere(change).to_markdown(), ""]
-    return "\n".join([*lines, *_catalogued(h), *_scope(entry)])
+    return "\n".join([*lines, *_cataloged(h), *_scope(entry)])
 
 
-def _gain(h: Hypothesis, change: Change) -> str:
+def _gain(h: Hypothesis, change: ConfigChange) -> str:
     """The effect's interval as one meets it who makes the change."""
     to_arm = change.before == h.control.name
     return interval_text(h.metric, change.comparison.interval, sign_of(h) * (1 if to_arm else -1))
 
 
-def _elsewhere(change: Change) -> Table:
+def _elsewhere(change: ConfigChange) -> MarkdownTable:
     head = ("Uptrend", *(TRAINERS[name] for name in TRAINERS if name != "uptrend"))
     others = [name for name in TRAINERS if name != "uptrend"]
     rows = [
         (f"`{assignments({key: value})}`", *(named(key, value, trainer) for trainer in others))
         for key, value in change.values.items()
     ]
-    return Table(head, tuple(rows))
+    return MarkdownTable(head, tuple(rows))
 
 
-def _catalogued(h: Hypothesis) -> list[str]:
+def _cataloged(h: Hypothesis) -> list[str]:
     """What the catalogue says of the cause, which may be more than was tested."""
     if h.cause not in CATALOGUE:
         return []

@@ -23,7 +23,7 @@ def ledger(told: Sequence[Chapter]) -> str:
     legend = (
         '<p class="legend-line">Effect: the interval of the deciding arm; as claimed is right of the solid '
         "line; the dashed line is the smallest effect that matters.</p>"
-        if any(chapter.judgement for chapter in told)
+        if any(chapter.verdict for chapter in told)
         else ""
     )
     return (
@@ -33,9 +33,9 @@ def ledger(told: Sequence[Chapter]) -> str:
 
 
 def _line(chapter: Chapter, reach: float) -> str:
-    h, judgement = chapter.h, chapter.judgement
+    h, verdict = chapter.h, chapter.verdict
     ends = _ends(chapter)
-    best = decisive(h, judgement) if judgement else None
+    best = decisive(h, verdict) if verdict else None
     levels = f"{level(h.metric, best.control_mean)} → {level(h.metric, best.arm_mean)}" if best else ""
     drawn = strip(*ends, reach, both=h.direction is Direction.EITHER) if ends else ""
     return (
@@ -47,7 +47,7 @@ def _line(chapter: Chapter, reach: float) -> str:
 
 def _ends(chapter: Chapter) -> tuple[float, float, float] | None:
     """The best arm's interval and its effect, in units of the smallest effect that matters."""
-    best = decisive(chapter.h, chapter.judgement) if chapter.judgement else None
+    best = decisive(chapter.h, chapter.verdict) if chapter.verdict else None
     if best is None:
         return None
     unit, interval = chapter.h.smallest, best.interval

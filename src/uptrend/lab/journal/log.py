@@ -9,7 +9,7 @@ from uptrend.lab.journal.entry import Entry
 from uptrend.lab.journal.results import made_on
 from uptrend.lab.journal.tables import differences
 from uptrend.lab.journal.wording import caveats, confidence, duration, headline, level, span
-from uptrend.records import Comparison, Hypothesis, Judgement
+from uptrend.records import Comparison, Hypothesis, Verdict
 
 ENTRY = "entry"
 """The first word of an entry's block; the hypothesis and the date follow."""
@@ -32,21 +32,21 @@ class Logged:
         return self.name.startswith(f"{IMPORTED} ")
 
 
-def add(text: str, h: Hypothesis, judgement: Judgement, entry: Entry, place: str, notes: Sequence[str]) -> str:
+def add(text: str, h: Hypothesis, verdict: Verdict, entry: Entry, place: str, notes: Sequence[str]) -> str:
     """The log with one more entry at its end; the same verdict at the same second is the same entry."""
-    return blocks.put(text, f"{ENTRY} {h.id} {entry.date}", render(h, judgement, entry, place, notes))
+    return blocks.put(text, f"{ENTRY} {h.id} {entry.date}", render(h, verdict, entry, place, notes))
 
 
-def render(h: Hypothesis, judgement: Judgement, entry: Entry, place: str, notes: Sequence[str]) -> str:
+def render(h: Hypothesis, verdict: Verdict, entry: Entry, place: str, notes: Sequence[str]) -> str:
     """An entry's Markdown: verdict, command, configuration, outcome."""
     day, _, time = entry.date.partition("T")
-    lines = [f"## {headline(h, judgement)} ({h.id.upper()}, {day})", "", judgement.sentence, ""]
-    lines += [f"> {caveat}\n" for caveat in caveats(judgement)]
+    lines = [f"## {headline(h, verdict)} ({h.id.upper()}, {day})", "", verdict.sentence, ""]
+    lines += [f"> {caveat}\n" for caveat in caveats(verdict)]
     lines += ["- **Command**:", "", "  ```bash", f"  {entry.command}", "  ```", ""]
     lines += [f"- **Configuration**: `{entry.recipe}`; {_differ(h, entry)}"]
     lines += [f"- **Runs**: {_runs(entry)}"] if entry.runs else []
-    lines += [f"- **Outcome**, {c.arm}: {outcome(h, c)}" for c in judgement.comparisons]
-    lines += [f"- **Confidence**: {confidence(judgement)}"]
+    lines += [f"- **Outcome**, {c.arm}: {outcome(h, c)}" for c in verdict.comparisons]
+    lines += [f"- **Confidence**: {confidence(verdict)}"]
     lines += [f"- **Note**: {note}" for note in (*entry.notes, *notes)]
     zone = " UTC" if time.endswith(("Z", "+00:00")) else ""
     lines += [f"- **When and where**: {day} {time[:5]}{zone}. {made_on(entry)}".rstrip()]

@@ -29,7 +29,7 @@ def page(notebook: Notebook) -> str:
         ledger(told),
         _roadmap(told),
         '<section><h2 id="hypotheses">Hypotheses</h2>' if told else "",
-        f'<p class="legend-line">{METHODS}</p>' if any(chapter.judgement for chapter in told) else "",
+        f'<p class="legend-line">{METHODS}</p>' if any(chapter.verdict for chapter in told) else "",
         *(article(chapter) for chapter in told),
         "</section>" if told else "",
         _log(logged),

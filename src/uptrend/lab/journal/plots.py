@@ -4,15 +4,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from uptrend.doctor.report.drawing import COLOURS, INK, STYLE, moving_mean
+from uptrend.doctor.report.drawing import COLORS, INK, STYLE, moving_mean
 from uptrend.lab.journal.axes import padded
 from uptrend.lab.journal.curves import Curves, Series, by_arm
 from uptrend.lab.journal.wording import WAYS, sign_of, title_of
 from uptrend.lab.units import is_share, level_text, name_of
-from uptrend.records import Direction, Hypothesis, Judgement, MissingExtra
+from uptrend.records import Direction, Hypothesis, MissingExtra, Verdict
 
-CONTROL, *ARMS = COLOURS[-1], *COLOURS[:-1]
-"""The control is grey; arms have colours."""
+CONTROL, *ARMS = COLORS[-1], *COLORS[:-1]
+"""The control is gray; arms have colors."""
 KINDS = {"accuracy": "eval/accuracy", "reward": "reward/mean"}
 
 
@@ -28,8 +28,8 @@ def pyplot() -> Any:
     return plt
 
 
-def colour_of(h: Hypothesis, arm: str) -> str:
-    """An arm's colour in every picture of its hypothesis."""
+def color_of(h: Hypothesis, arm: str) -> str:
+    """An arm's color in every picture of its hypothesis."""
     others = [other.name for other in h.treated]
     return CONTROL if arm not in others else ARMS[others.index(arm) % len(ARMS)]
 
@@ -50,7 +50,7 @@ def draw_curves(plt: Any, h: Hypothesis, curves: Sequence[Curves], path: Path, a
         )
         for axes, (kind, metric) in zip(grid.flat, panels.items(), strict=True):
             for series in by_arm(curves, kind, shown):
-                _draw_series(axes, series, metric, colour_of(h, series.arm), smooth=kind != "accuracy")
+                _draw_series(axes, series, metric, color_of(h, series.arm), smooth=kind != "accuracy")
             axes.set_title(title_of(metric))
             axes.set_xlabel("step")
             if is_share(metric):
@@ -60,23 +60,23 @@ def draw_curves(plt: Any, h: Hypothesis, curves: Sequence[Curves], path: Path, a
         return _saved(plt, figure, path)
 
 
-def _draw_series(axes: Any, series: Series, metric: str, colour: str, smooth: bool) -> None:
+def _draw_series(axes: Any, series: Series, metric: str, color: str, smooth: bool) -> None:
     scale = 100 if is_share(metric) else 1
     for line in series.seeds:
-        axes.plot(*_scaled(line, scale), color=colour, alpha=0.28, linewidth=0.8)
+        axes.plot(*_scaled(line, scale), color=color, alpha=0.28, linewidth=0.8)
     steps, means = _scaled(series.mean, scale)
     means = moving_mean(means, max(1, len(means) // 15)) if smooth else means
-    axes.plot(steps, means, color=colour, linewidth=2.4, label=f"{series.arm} ({len(series.seeds)} seeds)")
+    axes.plot(steps, means, color=color, linewidth=2.4, label=f"{series.arm} ({len(series.seeds)} seeds)")
 
 
 def _scaled(points: Sequence[tuple[float, float]], scale: float) -> tuple[list[float], list[float]]:
     return [step for step, _ in points], [scale * value for _, value in points]
 
 
-def draw_intervals(plt: Any, h: Hypothesis, judgement: Judgement, path: Path) -> Path:
+def draw_intervals(plt: Any, h: Hypothesis, verdict: Verdict, path: Path) -> Path:
     """Each arm's effect with its interval, the seeds behind it, zero and the smallest effect that matters."""
     scale = sign_of(h) * (100 if is_share(h.metric) else 1)
-    compared = judgement.comparisons
+    compared = verdict.comparisons
     known = [v for c in compared for v in (c.interval.low, c.interval.high, *c.differences)]
     bounds = padded([0.0, *(scale * v for v in known)], 0.3)  # an interval without an end is drawn to the edge
     with plt.rc_context(STYLE | {"axes.grid": False}):
@@ -87,12 +87,12 @@ def draw_intervals(plt: Any, h: Hypothesis, judgement: Judgement, path: Path) ->
         axes.annotate("smallest that matters", (scale * h.smallest, 1), (4, 2), xycoords=("data", "axes fraction"),
                       textcoords="offset points", fontsize=8)  # fmt: skip
         for row, c in enumerate(compared):
-            colour = colour_of(h, c.arm)
+            color = color_of(h, c.arm)
             ends = [max(bounds[0], min(bounds[1], scale * end)) for end in (c.interval.low, c.interval.high)]
-            axes.plot([scale * d for d in c.differences], [row + 0.2] * len(c.differences), "o", color=colour,
+            axes.plot([scale * d for d in c.differences], [row + 0.2] * len(c.differences), "o", color=color,
                       alpha=0.5, markersize=4, markeredgewidth=0)  # fmt: skip
-            axes.plot(ends, [row, row], color=colour, linewidth=3, solid_capstyle="butt")
-            axes.plot(scale * c.interval.effect, row, "D", color=colour, markersize=7)
+            axes.plot(ends, [row, row], color=color, linewidth=3, solid_capstyle="butt")
+            axes.plot(scale * c.interval.effect, row, "D", color=color, markersize=7)
         axes.set_yticks(range(len(compared)), [f"{c.arm}\n{level_text(c.level)}" for c in compared])
         axes.set_ylim(len(compared) - 0.4, -0.6)
         unit = "points" if is_share(h.metric) else h.metric

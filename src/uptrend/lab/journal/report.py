@@ -29,7 +29,7 @@ def _hypothesis(chapter: Chapter) -> dict[str, Any]:
         **asdict(chapter.h),
         "file": chapter.file,
         "fix": chapter.fix or None,
-        "verdict": asdict(chapter.judgement) if chapter.judgement else None,
+        "verdict": asdict(chapter.verdict) if chapter.verdict else None,
         "experiment": asdict(chapter.entry) if chapter.entry else None,
         "runs": [asdict(run) for run in chapter.runs],
         "trouble": chapter.trouble or None,
@@ -41,22 +41,22 @@ def to_markdown(notebook: Notebook) -> str:
     told = chapters(notebook)
     hypotheses = [chapter.h for chapter in told]
     links = {chapter.h.id: chapter.file for chapter in told}
-    notes = {chapter.h.id: chapter.judgement.sentence for chapter in told if chapter.judgement}
+    notes = {chapter.h.id: chapter.verdict.sentence for chapter in told if chapter.verdict}
     lines = [f"# {_title(notebook)}", "", without_title(notebook.text(PROBLEM)).strip(), ""]
     lines += ["## Status", "", status_table(hypotheses, links, notes), "", "## Roadmap", "", roadmap(hypotheses), ""]
-    lines += ["## Verdicts", ""] * any(chapter.judgement for chapter in told)
+    lines += ["## Verdicts", ""] * any(chapter.verdict for chapter in told)
     return "\n".join([*lines, *(line for chapter in told for line in _verdict(chapter))]).rstrip("\n") + "\n"
 
 
 def _verdict(chapter: Chapter) -> list[str]:
-    h, judgement = chapter.h, chapter.judgement
-    if judgement is None:
+    h, verdict = chapter.h, chapter.verdict
+    if verdict is None:
         return [f"> {chapter.trouble}", ""] if chapter.trouble else []
-    lines = [f"### {h.id.upper()} {headline(h, judgement)}", "", judgement.sentence, ""]
-    lines += [f"> {caveat}\n" for caveat in caveats(judgement)]
-    lines += [f"Confidence {confidence(judgement)}.", ""]
-    if judgement.comparisons:
-        lines += [what_is_compared(h), "", arms_table(h, judgement).to_markdown(), ""]
+    lines = [f"### {h.id.upper()} {headline(h, verdict)}", "", verdict.sentence, ""]
+    lines += [f"> {caveat}\n" for caveat in caveats(verdict)]
+    lines += [f"Confidence {confidence(verdict)}.", ""]
+    if verdict.comparisons:
+        lines += [what_is_compared(h), "", arms_table(h, verdict).to_markdown(), ""]
     if chapter.entry:
         lines += [f"- {arm}: `{changes}`" for arm, changes in differences(chapter.entry)] + [""]
     return [*lines, f"The fix: [{chapter.fix}]({chapter.fix})", ""] if chapter.fix else lines

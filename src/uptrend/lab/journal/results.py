@@ -6,23 +6,23 @@ from pathlib import Path
 from uptrend.lab.journal.entry import Entry
 from uptrend.lab.journal.tables import METHODS, arms_table, differences, runs_table
 from uptrend.lab.journal.wording import caveats, confidence, headline, what_is_compared
-from uptrend.records import Hypothesis, Judgement
+from uptrend.records import Hypothesis, Verdict
 
 
-def results(h: Hypothesis, judgement: Judgement, entry: Entry, pictures: Sequence[Path], place: str) -> str:
+def results(h: Hypothesis, verdict: Verdict, entry: Entry, pictures: Sequence[Path], place: str) -> str:
     """The block's Markdown; `place` is the way from the file to the hypothesis's results."""
-    lines = [f"**{headline(h, judgement)}**", "", judgement.sentence, ""]
-    lines += [f"> {caveat}\n" for caveat in caveats(judgement)]
-    lines += [f"Confidence {confidence(judgement)}.", ""]
-    if judgement.comparisons:
-        lines += [what_is_compared(h), "", arms_table(h, judgement).to_markdown(), "", METHODS, ""]
+    lines = [f"**{headline(h, verdict)}**", "", verdict.sentence, ""]
+    lines += [f"> {caveat}\n" for caveat in caveats(verdict)]
+    lines += [f"Confidence {confidence(verdict)}.", ""]
+    if verdict.comparisons:
+        lines += [what_is_compared(h), "", arms_table(h, verdict).to_markdown(), "", METHODS, ""]
     lines += [f"![{_caption(picture)}]({place}/{picture.name})\n" for picture in pictures]
     lines += [f"{entry.date.partition('T')[0]}, `{entry.command}`. {made_on(entry)}", ""]
     lines += [f"- {arm}: `{changes}`" for arm, changes in differences(entry)] + [""] * bool(entry.differences)
     lines += [f"> {note}\n" for note in entry.notes]
     if entry.runs:
         lines += [runs_table(h.metric, entry.runs).to_markdown(), ""]
-    hashed = f", specification `{judgement.specification[:10]}`" if judgement.specification else ""
+    hashed = f", specification `{verdict.specification[:10]}`" if verdict.specification else ""
     return "\n".join([*lines, f"All figures: [verdict.json]({place}/verdict.json){hashed}."])
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from uptrend.doctor.report.table import plain
 from uptrend.lab.journal.entry import ArmRun, Entry
-from uptrend.records import Interval, Judgement, LabError
+from uptrend.records import Interval, LabError, Verdict
 from uptrend.records.lines import write_whole
 
 T = typing.TypeVar("T")
@@ -37,9 +37,9 @@ def read_json(path: Path) -> Any:
         raise LabError(f"{path} could not be read: {error}. Judge again to write it anew.") from None
 
 
-def write_verdict(path: Path, judgement: Judgement, entry: Entry) -> Path:
-    """A judgement's fields as they are, and under `entry` how the experiment was made."""
-    return write_json(path, {"schema": SCHEMA, **asdict(judgement), "entry": asdict(entry)})
+def write_verdict(path: Path, verdict: Verdict, entry: Entry) -> Path:
+    """A verdict's fields as they are, and under `entry` how the experiment was made."""
+    return write_json(path, {"schema": SCHEMA, **asdict(verdict), "entry": asdict(entry)})
 
 
 def asdict(record: Any) -> dict[str, Any]:
@@ -55,14 +55,14 @@ def _table(value: Any) -> Any:
     return [_table(item) for item in value] if isinstance(value, tuple | list) else value
 
 
-def read_verdict(path: Path) -> tuple[Judgement, Entry | None] | None:
-    """A judgement and its entry; none where there was no verdict yet."""
+def read_verdict(path: Path) -> tuple[Verdict, Entry | None] | None:
+    """A verdict and its entry; none where there was no verdict yet."""
     table = read_json(path)
     if table is None:
         return None
     try:
-        judgement = build(Judgement, table)
-        return judgement, build(Entry, table["entry"]) if table.get("entry") else None
+        verdict = build(Verdict, table)
+        return verdict, build(Entry, table["entry"]) if table.get("entry") else None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise LabError(f"{path} is no verdict: {type(error).__name__} {error}. Judge again to write it anew.") from None
 

@@ -9,7 +9,7 @@ from uptrend.lab.journal.entry import ArmRun, Entry
 from uptrend.lab.journal.wording import chance, duration, effect, level, percent, span
 from uptrend.lab.overview import cell
 from uptrend.lab.units import level_text
-from uptrend.records import Comparison, Direction, Hypothesis, Judgement
+from uptrend.records import Comparison, Direction, Hypothesis, Verdict
 
 METHODS = (
     "p: paired t test over seeds, two-sided. Sign-flip: exact, one-sided, with the least p that so many seeds can "
@@ -26,7 +26,7 @@ QUIET = ("name", "seed")
 
 
 @dataclass(frozen=True)
-class Table:
+class MarkdownTable:
     """Cells as text; the first column names the row."""
 
     head: tuple[str, ...]
@@ -38,17 +38,17 @@ class Table:
         return "\n".join(f"| {' | '.join(cell(text) for text in line)} |" for line in lines)
 
 
-def arms_table(h: Hypothesis, judgement: Judgement) -> Table:
+def arms_table(h: Hypothesis, verdict: Verdict) -> MarkdownTable:
     """One row an arm, the control first: its mean, and its effect as every method sees it."""
-    first = judgement.comparisons[0]
-    levels = list(dict.fromkeys(level_text(c.level) for c in judgement.comparisons))
+    first = verdict.comparisons[0]
+    levels = list(dict.fromkeys(level_text(c.level) for c in verdict.comparisons))
     head = (
         "arm", "seeds", "mean", "effect", f"{' or '.join(levels)} interval", "p", "sign-flip p (least)",
         CHANCES[h.direction], "interval over tasks too", "power",
     )  # fmt: skip
     control = (f"{h.control.name} (control)", str(len(first.seeds)), level(h.metric, first.control_mean))
     blank = ("",) * (len(head) - len(control))
-    return Table(head, ((*control, *blank), *(_arm(h, c) for c in judgement.comparisons)))
+    return MarkdownTable(head, ((*control, *blank), *(_arm(h, c) for c in verdict.comparisons)))
 
 
 def _arm(h: Hypothesis, c: Comparison) -> tuple[str, ...]:
@@ -67,11 +67,11 @@ def _arm(h: Hypothesis, c: Comparison) -> tuple[str, ...]:
     )
 
 
-def runs_table(metric: str, runs: Sequence[ArmRun]) -> Table:
+def runs_table(metric: str, runs: Sequence[ArmRun]) -> MarkdownTable:
     """One row a run, by arm: how it ended, and where it lies."""
     head = ("arm", "seed", "before", "at the end", "status", "time", "run directory")
     arms = list(dict.fromkeys(run.arm for run in runs))
-    return Table(head, tuple(_run(metric, run) for run in sorted(runs, key=lambda run: arms.index(run.arm))))
+    return MarkdownTable(head, tuple(_run(metric, run) for run in sorted(runs, key=lambda run: arms.index(run.arm))))
 
 
 def _run(metric: str, run: ArmRun) -> tuple[str, ...]:

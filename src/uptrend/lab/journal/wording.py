@@ -4,7 +4,7 @@ import math
 from datetime import timedelta
 
 from uptrend.lab.units import amount, change, interval_text, is_share, name_of
-from uptrend.records import Comparison, Direction, Hypothesis, Interval, Judgement, Status
+from uptrend.records import Comparison, Direction, Hypothesis, Interval, Status, Verdict
 
 NONE = "–"
 TITLES = {"reward/mean": "Training reward", "kl/reference/mean": "KL to the start (nats)"}
@@ -66,30 +66,30 @@ def duration(seconds: float | None) -> str:
     return str(timedelta(seconds=round(seconds)))
 
 
-def decisive(h: Hypothesis, judgement: Judgement) -> Comparison | None:
+def decisive(h: Hypothesis, verdict: Verdict) -> Comparison | None:
     """The comparison that a verdict rests on: of those that say the same, the one with the greatest effect."""
-    agreeing = [c for c in judgement.comparisons if c.status is judgement.status] or judgement.comparisons
+    agreeing = [c for c in verdict.comparisons if c.status is verdict.status] or verdict.comparisons
     size = abs if h.direction is Direction.EITHER else float
     return max(agreeing, key=lambda c: size(c.interval.effect), default=None)
 
 
-def more_seeds(judgement: Judgement) -> int | None:
+def more_seeds(verdict: Verdict) -> int | None:
     """How many seeds more would decide, where that can be told."""
     lacking = [
         c.seeds_needed - len(c.seeds)
-        for c in judgement.comparisons
+        for c in verdict.comparisons
         if c.status is Status.INCONCLUSIVE and c.seeds_needed is not None
     ]
     return max(0, *lacking) or None if lacking else None
 
 
-def headline(h: Hypothesis, judgement: Judgement) -> str:
+def headline(h: Hypothesis, verdict: Verdict) -> str:
     """The verdict first, then the claim; what is missing is said plainly."""
-    if judgement.void:
+    if verdict.void:
         return f"DOES NOT COUNT: {h.title}"
-    missing = more_seeds(judgement) if judgement.status is Status.INCONCLUSIVE else None
+    missing = more_seeds(verdict) if verdict.status is Status.INCONCLUSIVE else None
     after = f"; {missing} more seed{'s' * (missing > 1)} would decide" if missing else ""
-    return f"{judgement.status.upper()}: {h.title}{after}"
+    return f"{verdict.status.upper()}: {h.title}{after}"
 
 
 def what_is_compared(h: Hypothesis) -> str:
@@ -100,20 +100,18 @@ def what_is_compared(h: Hypothesis) -> str:
     )
 
 
-def caveats(judgement: Judgement) -> list[str]:
+def caveats(verdict: Verdict) -> list[str]:
     """What must be said beside a verdict, unless its sentence says so: a void, refused arms, an early stop."""
-    told = judgement.sentence
-    is_silent = judgement.void and judgement.void.rstrip(".") not in told
-    said = [f"This verdict does not count: {judgement.void}"] if is_silent else []
-    said += [
-        f"The arm {arm} was refused: {why}" for arm, why in judgement.refused.items() if why.rstrip(".") not in told
-    ]
-    if judgement.stopped_early and "confidence sequence" not in told:
+    told = verdict.sentence
+    is_silent = verdict.void and verdict.void.rstrip(".") not in told
+    said = [f"This verdict does not count: {verdict.void}"] if is_silent else []
+    said += [f"The arm {arm} was refused: {why}" for arm, why in verdict.refused.items() if why.rstrip(".") not in told]
+    if verdict.stopped_early and "confidence sequence" not in told:
         said.append("It was stopped early; intervals are those of the confidence sequence, which allows for looking.")
     return said
 
 
-def confidence(judgement: Judgement) -> str:
+def confidence(verdict: Verdict) -> str:
     """How much it bears, and by which rule."""
-    why = f": {judgement.because.rstrip('.')}" if judgement.because else ""
-    return f"{judgement.confidence}{why}"
+    why = f": {verdict.because.rstrip('.')}" if verdict.because else ""
+    return f"{verdict.confidence}{why}"

@@ -15,7 +15,7 @@ import math
 import numpy as np
 
 from uptrend.doctor.statistics.distributions import normal_quantile
-from uptrend.records.judgement import Interval
+from uptrend.records.verdict import Interval
 from uptrend.records.view import Floats
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from uptrend.lab.statistics.paired import student_reach
-from uptrend.records.judgement import Interval
+from uptrend.records.verdict import Interval
 from uptrend.records.view import Floats
 
 DRAWS = 2000

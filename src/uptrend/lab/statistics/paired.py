@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from uptrend.doctor.statistics.distributions import student_cdf, student_quantile
-from uptrend.records.judgement import Interval
+from uptrend.records.verdict import Interval
 from uptrend.records.view import Floats
 
 

@@ -17,7 +17,7 @@ below 4 seeds at either alpha: three runs never end an experiment, however alike
 import math
 
 from uptrend.lab.statistics.paired import Spread, interval_of
-from uptrend.records.judgement import Interval
+from uptrend.records.verdict import Interval
 
 G = 4.0
 

@@ -13,10 +13,10 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
-from uptrend.lab.launcher import Errand, Launcher
+from uptrend.lab.launcher import Launcher, PlannedRun
 from uptrend.lab.plan import is_finished
 from uptrend.lab.workers import machine
-from uptrend.lab.workers.work import TRIES, Outcome, Watch, log_of, make_way, outcome, tidy
+from uptrend.lab.workers.work import TRIES, Outcome, Progress, log_of, make_way, outcome, tidy
 from uptrend.records.lock import is_being_written
 
 POLL = 0.1
@@ -29,7 +29,7 @@ LOOK = 1.0
 class _Child:
     """A run that is being made; by somebody else where there is no process."""
 
-    errand: Errand
+    planned: PlannedRun
     process: "subprocess.Popen[bytes] | None"
     began: float
     tries: int = 1
@@ -45,10 +45,14 @@ class LocalWorkers:
         self._need: float | None = None
 
     def run(
-        self, errands: Sequence[Errand], launcher: Launcher, wanted: Callable[[Errand], bool], watch: Watch
+        self,
+        planned_runs: Sequence[PlannedRun],
+        launcher: Launcher,
+        wanted: Callable[[PlannedRun], bool],
+        watch: Progress,
     ) -> Generator[Outcome, None, None]:
         """Make the runs that are wanted when their turn comes, and tell of each that ended; closing it stops them."""
-        waiting = deque(_Child(errand, None, 0.0) for errand in errands)
+        waiting = deque(_Child(planned, None, 0.0) for planned in planned_runs)
         running: list[_Child] = []
         looked = -LOOK
         try:
@@ -76,52 +80,52 @@ class LocalWorkers:
         waiting: "deque[_Child]",
         running: list[_Child],
         launcher: Launcher,
-        wanted: Callable[[Errand], bool],
-        watch: Watch,
+        wanted: Callable[[PlannedRun], bool],
+        watch: Progress,
     ) -> Outcome | bool:
         """Take the next from the queue: whether that could be done, or its outcome if the run was there."""
         child = waiting[0]
-        errand = child.errand
-        if not wanted(errand):
+        planned = child.planned
+        if not wanted(planned):
             waiting.popleft()
             return True
-        if is_finished(errand):
+        if is_finished(planned):
             waiting.popleft()
             if child.began and not self.keep_checkpoints:  # we waited for it: whoever began it is gone
-                tidy(errand)
-            return Outcome(errand, "finished", was_there=True)
-        if is_being_written(errand.folder):
+                tidy(planned)
+            return Outcome(planned, "finished", was_there=True)
+        if is_being_written(planned.folder):
             waiting.popleft()
             child.process, child.began = None, time.monotonic()
             running.append(child)
-            watch.began(errand, "made by another process")
+            watch.began(planned, "made by another process")
             return True
-        place = self._room(errand, running)
+        place = self._room(planned, running)
         if place is None:
             return False
         waiting.popleft()
-        child.process, child.began, child.place = _start(errand, launcher, place), time.monotonic(), place
+        child.process, child.began, child.place = _start(planned, launcher, place), time.monotonic(), place
         running.append(child)
-        watch.began(errand, f"try {child.tries}" if child.tries > 1 else "")
+        watch.began(planned, f"try {child.tries}" if child.tries > 1 else "")
         return True
 
-    def _room(self, errand: Errand, running: Sequence[_Child]) -> str | None:
+    def _room(self, planned: PlannedRun, running: Sequence[_Child]) -> str | None:
         """Where one more run would fit: a GPU's name, or '' for the machine's memory; none where it would not."""
         own = [child for child in running if child.process is not None]
         if self.at_once is not None:
-            return _least_used(errand, own) if len(own) < self.at_once else None
+            return _least_used(planned, own) if len(own) < self.at_once else None
         if not own:
-            return _least_used(errand, own)
-        threads = max(1, int(errand.config["compute"]["threads"]))
+            return _least_used(planned, own)
+        threads = max(1, int(planned.config["compute"]["threads"]))
         if (len(own) + 1) * threads > machine.cores():
             return None
-        needs = {child.errand.hash: machine.need_gib(child.errand) for child in own}
+        needs = {child.planned.hash: machine.need_gib(child.planned) for child in own}
         self._need = max((need for need in (self._need, *needs.values()) if need is not None), default=None)
         if self._need is None:
             return None
-        free = machine.free_gib(machine.uses_gpu(errand))
+        free = machine.free_gib(machine.uses_gpu(planned))
         for child in own:  # a run before its first step has not taken its share yet
-            if needs[child.errand.hash] is None and child.place in free:
+            if needs[child.planned.hash] is None and child.place in free:
                 free[child.place] -= self._need
         place = max(free, key=lambda name: free[name], default=None)
         return place if place is not None and free[place] >= self._need else None
@@ -131,55 +135,55 @@ class LocalWorkers:
         if child.process is None:
             waiting.appendleft(child)  # somebody else's: look again, and make it if they did not
             return None
-        told = outcome(child.errand, time.monotonic() - child.began, child.process.returncode)
+        told = outcome(child.planned, time.monotonic() - child.began, child.process.returncode)
         if told.status == "failed" and child.tries < TRIES:
-            waiting.appendleft(_Child(child.errand, None, 0.0, child.tries + 1))
+            waiting.appendleft(_Child(child.planned, None, 0.0, child.tries + 1))
             return None
         if told.status == "finished" and not self.keep_checkpoints:
-            tidy(child.errand)
+            tidy(child.planned)
         return told
 
 
-def _least_used(errand: Errand, running: Sequence[_Child]) -> str:
+def _least_used(planned: PlannedRun, running: Sequence[_Child]) -> str:
     """Of several GPUs the one with the fewest of our runs; '' where there is nothing to choose."""
-    places = list(machine.free_gib(True)) if machine.uses_gpu(errand) else []
+    places = list(machine.free_gib(True)) if machine.uses_gpu(planned) else []
     used = [child.place for child in running]
     return min(places, key=used.count, default="")
 
 
-def _start(errand: Errand, launcher: Launcher, place: str) -> "subprocess.Popen[bytes]":
-    make_way(errand)
-    errand.folder.parent.mkdir(parents=True, exist_ok=True)
-    with log_of(errand).open("ab") as log:
+def _start(planned: PlannedRun, launcher: Launcher, place: str) -> "subprocess.Popen[bytes]":
+    make_way(planned)
+    planned.folder.parent.mkdir(parents=True, exist_ok=True)
+    with log_of(planned).open("ab") as log:
         return subprocess.Popen(
-            launcher.command(errand),
+            launcher.command(planned),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=surroundings(errand, place),
+            env=surroundings(planned, place),
             start_new_session=True,
         )
 
 
-def surroundings(errand: Errand, place: str = "") -> dict[str, str]:
+def surroundings(planned: PlannedRun, place: str = "") -> dict[str, str]:
     """A child's environment variables: threads that wait asleep, since those that spin take the others' cores."""
     variables = {
         **os.environ,
         "OMP_WAIT_POLICY": "PASSIVE",
-        "OMP_NUM_THREADS": str(errand.config["compute"]["threads"]),
+        "OMP_NUM_THREADS": str(planned.config["compute"]["threads"]),
     }
-    if place and errand.config["compute"]["device"] == "cuda":
+    if place and planned.config["compute"]["device"] == "cuda":
         variables["CUDA_VISIBLE_DEVICES"] = place
     return variables
 
 
 def _is_going(child: _Child) -> bool:
     if child.process is None:
-        return is_being_written(child.errand.folder)
+        return is_being_written(child.planned.folder)
     return child.process.poll() is None
 
 
-def _stop(running: Sequence[_Child], watch: Watch) -> None:
+def _stop(running: Sequence[_Child], watch: Progress) -> None:
     """Have every child end its step and write a checkpoint; an impatient second Ctrl-C kills them."""
     processes = [child.process for child in running if child.process is not None and child.process.poll() is None]
     for process in processes:

@@ -5,7 +5,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from uptrend.lab.launcher import Errand
+from uptrend.lab.launcher import PlannedRun
 from uptrend.records.lines import read_lines
 
 GPU_CONTEXT = 1.0
@@ -19,18 +19,18 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def uses_gpu(errand: Errand) -> bool:
+def uses_gpu(planned: PlannedRun) -> bool:
     """Whether a run takes a GPU's memory."""
-    return str(errand.config["compute"]["device"]).startswith("cuda")
+    return str(planned.config["compute"]["device"]).startswith("cuda")
 
 
-def need_gib(errand: Errand) -> float | None:
+def need_gib(planned: PlannedRun) -> float | None:
     """What a run takes, from its first step's record with a margin; none before that."""
-    line = next(read_lines(errand.folder / "metrics.jsonl"), None)
+    line = next(read_lines(planned.folder / "metrics.jsonl"), None)
     peak = None if line is None else line.get("memory/peak/gib")
     if peak is None:
         return None
-    return float(peak) * MARGIN + (GPU_CONTEXT if uses_gpu(errand) else 0.0)
+    return float(peak) * MARGIN + (GPU_CONTEXT if uses_gpu(planned) else 0.0)
 
 
 def free_gib(on_gpu: bool) -> dict[str, float]:

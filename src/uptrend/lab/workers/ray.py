@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from uptrend.lab.launcher import Errand, Launcher
+from uptrend.lab.launcher import Launcher, PlannedRun
 from uptrend.lab.plan import is_finished
 from uptrend.lab.workers.machine import uses_gpu
 from uptrend.lab.workers.ray_node import Answer, make, unpack
-from uptrend.lab.workers.work import TRIES, Outcome, Watch, tidy
+from uptrend.lab.workers.work import TRIES, Outcome, Progress, tidy
 from uptrend.records import LabError, MissingExtra
 from uptrend.records.lock import is_being_written
 
@@ -36,7 +36,7 @@ PATIENCE = 120.0
 class _Sent:
     """A run that Ray has been given."""
 
-    errand: Errand
+    planned: PlannedRun
     began: float
     tries: int
 
@@ -50,23 +50,27 @@ class RayWorkers:
         self.address, self.at_once, self.gpus, self.keep_checkpoints = address, at_once, gpus, keep_checkpoints
 
     def run(
-        self, errands: Sequence[Errand], launcher: Launcher, wanted: Callable[[Errand], bool], watch: Watch
+        self,
+        planned_runs: Sequence[PlannedRun],
+        launcher: Launcher,
+        wanted: Callable[[PlannedRun], bool],
+        watch: Progress,
     ) -> Generator[Outcome, None, None]:
         """Make the runs that are wanted when their turn comes, and tell of each that ended; closing it stops them."""
-        waiting = deque(_Sent(errand, 0.0, 1) for errand in errands)
+        waiting = deque(_Sent(planned, 0.0, 1) for planned in planned_runs)
         sent: dict[Any, _Sent] = {}
-        with _connected(self.address) as ray, _marked(errands) as mark:
+        with _connected(self.address) as ray, _marked(planned_runs) as mark:
             try:
                 while waiting or sent:
-                    while waiting and len(sent) < self._window(ray, waiting[0].errand):
+                    while waiting and len(sent) < self._window(ray, waiting[0].planned):
                         each = waiting.popleft()
-                        if not wanted(each.errand):
+                        if not wanted(each.planned):
                             continue
-                        if is_finished(each.errand):
-                            yield Outcome(each.errand, "finished", was_there=True)
+                        if is_finished(each.planned):
+                            yield Outcome(each.planned, "finished", was_there=True)
                             continue
                         sent[self._send(ray, each, launcher, mark)] = replace(each, began=time.monotonic())
-                        watch.began(each.errand, f"try {each.tries}" if each.tries > 1 else "")
+                        watch.began(each.planned, f"try {each.tries}" if each.tries > 1 else "")
                     done, _ = ray.wait(list(sent), timeout=POLL) if sent else ([], [])
                     for ref in done:
                         told = self._ended(ray, ref, sent.pop(ref), waiting)
@@ -76,45 +80,45 @@ class RayWorkers:
             finally:
                 _stop(ray, sent, watch)
 
-    def _window(self, ray: Any, errand: Errand) -> int:
+    def _window(self, ray: Any, planned: PlannedRun) -> int:
         """How many the cluster can take at once; it may grow while we work."""
         if self.at_once is not None:
             return self.at_once
         has = ray.cluster_resources()
-        by_cores = int(has.get("CPU", 1)) // _threads(errand)
-        by_gpus = int(has.get("GPU", 0) / self.gpus) if uses_gpu(errand) else by_cores
-        if uses_gpu(errand) and not by_gpus:
+        by_cores = int(has.get("CPU", 1)) // _threads(planned)
+        by_gpus = int(has.get("GPU", 0) / self.gpus) if uses_gpu(planned) else by_cores
+        if uses_gpu(planned) and not by_gpus:
             raise LabError("The Ray cluster has no GPU for this run. Start nodes with GPUs, or set compute.device.")
         return max(1, min(by_cores, by_gpus))
 
     def _send(self, ray: Any, each: _Sent, launcher: Launcher, mark: Path) -> Any:
         task = ray.remote(make).options(
-            num_cpus=_threads(each.errand),
-            num_gpus=self.gpus if uses_gpu(each.errand) else 0,
+            num_cpus=_threads(each.planned),
+            num_gpus=self.gpus if uses_gpu(each.planned) else 0,
             max_retries=LOST,
-            name=each.errand.folder.name,
+            name=each.planned.folder.name,
         )
-        return task.remote(each.errand, launcher, str(mark))
+        return task.remote(each.planned, launcher, str(mark))
 
     def _ended(self, ray: Any, ref: Any, each: _Sent, waiting: "deque[_Sent]") -> Outcome | None:
         """What became of it; none where it is to be begun again."""
-        errand, seconds = each.errand, time.monotonic() - each.began
+        planned, seconds = each.planned, time.monotonic() - each.began
         try:
             answer: Answer = ray.get(ref)
         except ray.exceptions.RayError as error:
             answer = Answer("failed", seconds, f"Ray lost it: {str(error).strip().splitlines()[0]}", None)
         if answer.packed is not None:
-            unpack(answer.packed, errand)
+            unpack(answer.packed, planned)
         if answer.status == "failed" and each.tries < TRIES:
-            waiting.appendleft(_Sent(errand, 0.0, each.tries + 1))
+            waiting.appendleft(_Sent(planned, 0.0, each.tries + 1))
             return None
         if answer.status == "finished" and not self.keep_checkpoints:
-            tidy(errand)
-        return Outcome(errand, answer.status, answer.seconds, answer.reason)
+            tidy(planned)
+        return Outcome(planned, answer.status, answer.seconds, answer.reason)
 
 
-def _threads(errand: Errand) -> int:
-    return max(1, int(errand.config["compute"]["threads"]))
+def _threads(planned: PlannedRun) -> int:
+    return max(1, int(planned.config["compute"]["threads"]))
 
 
 @contextlib.contextmanager
@@ -144,9 +148,9 @@ def _connected(address: str) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _marked(errands: Sequence[Errand]) -> Iterator[Path]:
+def _marked(planned_runs: Sequence[PlannedRun]) -> Iterator[Path]:
     """A file by which a node knows whether it sees the lab's folder."""
-    folder = errands[0].folder.parent.absolute() if errands else Path(tempfile.gettempdir())
+    folder = planned_runs[0].folder.parent.absolute() if planned_runs else Path(tempfile.gettempdir())
     folder.mkdir(parents=True, exist_ok=True)
     mark = folder / f".seen-{uuid.uuid4().hex}"
     mark.touch()
@@ -156,7 +160,7 @@ def _marked(errands: Sequence[Errand]) -> Iterator[Path]:
         mark.unlink(missing_ok=True)
 
 
-def _stop(ray: Any, sent: dict[Any, _Sent], watch: Watch) -> None:
+def _stop(ray: Any, sent: dict[Any, _Sent], watch: Progress) -> None:
     """Have every run end its step and write a checkpoint; an impatient second Ctrl-C ends them with Ray."""
     if not sent:
         return
@@ -164,5 +168,5 @@ def _stop(ray: Any, sent: dict[Any, _Sent], watch: Watch) -> None:
     for ref in sent:
         ray.cancel(ref, force=False)
     until = time.monotonic() + PATIENCE
-    while time.monotonic() < until and any(is_being_written(each.errand.folder) for each in sent.values()):
+    while time.monotonic() < until and any(is_being_written(each.planned.folder) for each in sent.values()):
         time.sleep(0.1)

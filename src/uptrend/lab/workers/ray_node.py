@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from uptrend.lab.launcher import Errand, Launcher
+from uptrend.lab.launcher import Launcher, PlannedRun
 from uptrend.lab.plan import is_finished
 from uptrend.lab.workers.local import surroundings
 from uptrend.lab.workers.work import log_of, make_way, outcome
@@ -30,38 +30,38 @@ class Answer:
     """The run directory and its log, where they are not on a shared disk."""
 
 
-def make(errand: Errand, launcher: Launcher, mark: str) -> Answer:
+def make(planned: PlannedRun, launcher: Launcher, mark: str) -> Answer:
     """On a node: make the run in a process, and give it back where this disk is not the lab's."""
     if Path(mark).exists():
-        errand = replace(errand, folder=Path(mark).parent / errand.folder.name)
-        return _made(errand, launcher)
+        planned = replace(planned, folder=Path(mark).parent / planned.folder.name)
+        return _made(planned, launcher)
     own = Path(tempfile.mkdtemp(prefix="uptrend-"))
     try:
-        elsewhere = replace(errand, folder=own / errand.folder.name)
+        elsewhere = replace(planned, folder=own / planned.folder.name)
         return replace(_made(elsewhere, launcher), packed=_pack(elsewhere))
     finally:
         shutil.rmtree(own, ignore_errors=True)
 
 
-def _made(errand: Errand, launcher: Launcher) -> Answer:
+def _made(planned: PlannedRun, launcher: Launcher) -> Answer:
     began = time.monotonic()
-    while is_being_written(errand.folder):  # of a worker that was lost, for the moment until its process is gone
+    while is_being_written(planned.folder):  # of a worker that was lost, for the moment until its process is gone
         time.sleep(0.1)
     code: int | None = 0
-    if not is_finished(errand):
-        make_way(errand)
-        with log_of(errand).open("ab") as log:
+    if not is_finished(planned):
+        make_way(planned)
+        with log_of(planned).open("ab") as log:
             process = subprocess.Popen(
-                launcher.command(errand),
+                launcher.command(planned),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=surroundings(errand),
+                env=surroundings(planned),
                 start_new_session=True,
                 preexec_fn=_end_with_parent,
             )
         code = _wait(process)
-    told = outcome(errand, time.monotonic() - began, code)
+    told = outcome(planned, time.monotonic() - began, code)
     return Answer(told.status, told.seconds or 0.0, told.reason, None)
 
 
@@ -84,19 +84,19 @@ def _end_with_parent() -> None:
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
-def _pack(errand: Errand) -> bytes:
+def _pack(planned: PlannedRun) -> bytes:
     """The run directory and its log, without checkpoints and locks."""
     buffer = io.BytesIO()
     left_out = ("checkpoints", ".lock")
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
-        for path in (errand.folder, log_of(errand)):
+        for path in (planned.folder, log_of(planned)):
             if path.exists():
                 tar.add(path, path.name, filter=lambda item: None if Path(item.name).name in left_out else item)
     return buffer.getvalue()
 
 
-def unpack(packed: bytes, errand: Errand) -> None:
+def unpack(packed: bytes, planned: PlannedRun) -> None:
     """Put a run that came back in its place."""
-    shutil.rmtree(errand.folder, ignore_errors=True)
+    shutil.rmtree(planned.folder, ignore_errors=True)
     with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
-        tar.extractall(errand.folder.parent, filter="data")
+        tar.extractall(planned.folder.parent, filter="data")

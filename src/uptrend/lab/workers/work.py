@@ -1,4 +1,4 @@
-"""What workers are asked and what they answer, and what a run directory says of an errand."""
+"""What workers are asked and what they answer, and what a run directory says of a planned run."""
 
 import shutil
 from collections.abc import Callable, Generator, Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from uptrend.lab.launcher import Errand, Launcher
+from uptrend.lab.launcher import Launcher, PlannedRun
 from uptrend.lab.plan import is_finished
 from uptrend.records import Method, Run, UptrendError
 
@@ -18,9 +18,9 @@ PREFLIGHT = "preflight: "
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an errand ended."""
+    """How a planned run ended."""
 
-    errand: Errand
+    planned: PlannedRun
     """Which."""
     status: str
     """finished, refused (by the cheap probes) or failed."""
@@ -32,10 +32,10 @@ class Outcome:
     """Whether it had been made before."""
 
 
-class Watch(Protocol):
+class Progress(Protocol):
     """Somebody who is told how the work goes."""
 
-    def began(self, errand: Errand, note: str = "") -> None:
+    def began(self, planned: PlannedRun, note: str = "") -> None:
         """A run was begun, or gone on with."""
 
     def tick(self) -> None:
@@ -52,40 +52,44 @@ class Workers(Protocol):
     """Whoever makes runs."""
 
     def run(
-        self, errands: Sequence[Errand], launcher: Launcher, wanted: Callable[[Errand], bool], watch: Watch
+        self,
+        planned_runs: Sequence[PlannedRun],
+        launcher: Launcher,
+        wanted: Callable[[PlannedRun], bool],
+        watch: Progress,
     ) -> Generator[Outcome, None, None]:
         """Make the runs that are wanted when their turn comes, and tell of each that ended; closing it stops them."""
 
 
-def log_of(errand: Errand) -> Path:
+def log_of(planned: PlannedRun) -> Path:
     """Where a run's output goes."""
-    return errand.folder.with_name(f"{errand.folder.name}.log")
+    return planned.folder.with_name(f"{planned.folder.name}.log")
 
 
-def make_way(errand: Errand) -> None:
+def make_way(planned: PlannedRun) -> None:
     """Remove what a run left that can't be gone on with; it is begun again from its seed, which gives the same."""
-    if not errand.folder.exists():
+    if not planned.folder.exists():
         return
     try:
-        is_resumable = errand.method is Method.TRAIN and bool(Run(errand.folder).checkpoints)
+        is_resumable = planned.method is Method.TRAIN and bool(Run(planned.folder).checkpoints)
     except UptrendError:  # killed before its first file was whole
         is_resumable = False
     if not is_resumable:
-        shutil.rmtree(errand.folder)
+        shutil.rmtree(planned.folder)
 
 
-def outcome(errand: Errand, seconds: float, code: int | None) -> Outcome:
-    """What became of an errand whose process has ended."""
-    if not (errand.folder / "run.json").exists():
-        return Outcome(errand, "failed", seconds, last_words(log_of(errand), code))
-    run = Run(errand.folder)
+def outcome(planned: PlannedRun, seconds: float, code: int | None) -> Outcome:
+    """What became of a planned run whose process has ended."""
+    if not (planned.folder / "run.json").exists():
+        return Outcome(planned, "failed", seconds, last_words(log_of(planned), code))
+    run = Run(planned.folder)
     last = run.events[-1] if run.events else {}
     reason = str(last.get("reason") or last.get("error") or "")
-    if is_finished(errand):
-        return Outcome(errand, "finished", seconds)
+    if is_finished(planned):
+        return Outcome(planned, "finished", seconds)
     if run.status == "stopped" and reason.startswith(PREFLIGHT):
-        return Outcome(errand, "refused", seconds, reason.removeprefix(PREFLIGHT))
-    return Outcome(errand, "failed", seconds, reason or last_words(log_of(errand), code))
+        return Outcome(planned, "refused", seconds, reason.removeprefix(PREFLIGHT))
+    return Outcome(planned, "failed", seconds, reason or last_words(log_of(planned), code))
 
 
 def last_words(log: Path, code: int | None) -> str:
@@ -96,6 +100,6 @@ def last_words(log: Path, code: int | None) -> str:
     return f"{said} ({ended})" if said else ended
 
 
-def tidy(errand: Errand) -> None:
+def tidy(planned: PlannedRun) -> None:
     """Remove a finished run's checkpoints: they are the most of it, and no verdict needs them."""
-    shutil.rmtree(errand.folder / "checkpoints", ignore_errors=True)
+    shutil.rmtree(planned.folder / "checkpoints", ignore_errors=True)

@@ -2,7 +2,7 @@
 
 from uptrend.tasks.arithmetic.binary import Binary
 from uptrend.tasks.arithmetic.calculation import Arithmetic
-from uptrend.tasks.arithmetic.comparison import Comparison
+from uptrend.tasks.arithmetic.comparison import ComparisonFamily
 from uptrend.tasks.arithmetic.counting import Counting
 
-__all__ = ["Arithmetic", "Binary", "Comparison", "Counting"]
+__all__ = ["Arithmetic", "Binary", "ComparisonFamily", "Counting"]

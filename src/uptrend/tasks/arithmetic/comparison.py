@@ -25,7 +25,7 @@ class ComparisonOptions(ComparisonProblems, Grading):
     """The options of `comparison`."""
 
 
-class Comparison(Family):
+class ComparisonFamily(Family):
     """Which of two numbers is greater: `Is 3 greater than 7? Answer yes or no: `."""
 
     name: ClassVar[str] = "comparison"

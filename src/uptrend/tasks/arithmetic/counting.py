@@ -11,7 +11,7 @@ from uptrend.tasks.arithmetic.play import Grading
 Kind = Literal["words", "letters"]
 
 # What letters are counted in: ten words of each length from 3 to 10, and the short ones that there are.
-SPELT = """
+SPELLED = """
 a I
 an as at be by do go he if in is it me my no of on or so to up us we
 ant bee cat dog egg fox hat jar key map
@@ -62,7 +62,7 @@ class Counting(Family):
             counts = range(1, self.options.high + 1)
             yield from (("words", word, count) for word in REPEATED.split() for count in counts)
         if "letters" in self.options.kinds:
-            short = (word for word in SPELT.split() if len(word) <= self.options.high)
+            short = (word for word in SPELLED.split() if len(word) <= self.options.high)
             yield from (("letters", word, len(word)) for word in short)
 
     def task(self, problem: tuple[str, str, int]) -> Task:

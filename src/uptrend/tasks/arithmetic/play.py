@@ -78,7 +78,7 @@ def say(text: str) -> Script:
 
 
 def wrong_answer(task: Task) -> str:
-    """The neighbouring number, or the other of yes and no, or a word that is not the answer."""
+    """The neighboring number, or the other of yes and no, or a word that is not the answer."""
     base = task.data.get("base")
     number = read_number(task.answer, base) if base else None
     if number is not None:

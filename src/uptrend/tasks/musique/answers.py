@@ -1,4 +1,4 @@
-"""When an answer is right: SQuAD's normalisation, exact match and F1, the best over all accepted answers.
+"""When an answer is right: SQuAD's normalization, exact match and F1, the best over all accepted answers.
 
 Beside the answer and its aliases, numbers are accepted as digits or as words, and ordinals likewise.
 """
@@ -22,15 +22,15 @@ ORDINALS = [
 ]  # fmt: skip
 
 
-def normalise(text: str) -> str:
+def normalize(text: str) -> str:
     """SQuAD's: lower case, without punctuation and articles, single spaces."""
     text = "".join(c for c in text.lower() if c not in string.punctuation)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
 
 
 def _plain(text: str) -> str:
-    """Normalised; an answer of nothing but articles ("A", a vitamin) keeps them, or every silence would be right."""
-    return normalise(text) or " ".join("".join(c for c in text if c not in string.punctuation).split())
+    """Normalized; an answer of nothing but articles ("A", a vitamin) keeps them, or every silence would be right."""
+    return normalize(text) or " ".join("".join(c for c in text if c not in string.punctuation).split())
 
 
 def exact_match(said: str, accepted: Iterable[str]) -> float:
@@ -52,7 +52,7 @@ def _f1(said: list[str], answer: list[str]) -> float:
 
 
 def _words(text: str) -> list[str]:
-    """Normalised words, numbers and ordinals in digits."""
+    """Normalized words, numbers and ordinals in digits."""
     words: list[str] = []
     # A hyphen inside a number ("twenty-one") would otherwise glue its words together.
     for word in _plain(re.sub(rf"\b({'|'.join(TENS)})-(?=[a-z])", r"\1 ", text.lower())).split():

@@ -21,7 +21,7 @@ ID = re.compile(r"^Document ID: (.+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Step:
+class ExpertStep:
     """One hop."""
 
     document: Document
@@ -96,7 +96,7 @@ def silent() -> Script:
     yield Message("assistant", "I do not know.")
 
 
-def _steps(task: Task, documents: Sequence[Document]) -> list[Step]:
+def _steps(task: Task, documents: Sequence[Document]) -> list[ExpertStep]:
     """Each supporting document with what is asked of it, in the order in which they are needed."""
     by_id = {document.id: document for document in documents}
     answers: list[str] = []
@@ -106,10 +106,10 @@ def _steps(task: Task, documents: Sequence[Document]) -> list[Step]:
         question = re.sub(r"#(\d+)", partial(_earlier, answers), part["question"].replace(">>", " "))
         answers.append(part["answer"])
         if document is not None and document.supporting:
-            steps.append(Step(document, " ".join(question.split()) or document.title, answers[-1]))
+            steps.append(ExpertStep(document, " ".join(question.split()) or document.title, answers[-1]))
     named = {step.document.id for step in steps}
     rest = [document for document in documents if document.supporting and document.id not in named]
-    return steps + [Step(document, document.title, "") for document in rest]
+    return steps + [ExpertStep(document, document.title, "") for document in rest]
 
 
 def _earlier(answers: list[str], reference: re.Match[str]) -> str:
@@ -117,7 +117,7 @@ def _earlier(answers: list[str], reference: re.Match[str]) -> str:
     return answers[number - 1] if 0 < number <= len(answers) else reference[0]
 
 
-def _queries(step: Step) -> Iterator[str]:
+def _queries(step: ExpertStep) -> Iterator[str]:
     title = step.document.title
     yield step.question
     yield title

@@ -9,7 +9,7 @@ from uptrend.records import ConfigError, MissingExtra, TasksetError
 
 
 @dataclass(frozen=True)
-class Source:
+class HubSource:
     """One dataset."""
 
     path: str
@@ -20,7 +20,7 @@ class Source:
     """Which split, with a slice where one was given, as in train[:256]."""
 
 
-def read_sources(text: str) -> list[Source]:
+def read_sources(text: str) -> list[HubSource]:
     """The datasets that a string names."""
     return [_source(part.strip()) for part in text.split(";") if part.strip()]
 
@@ -43,11 +43,11 @@ def read_hub(text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
             yield f"{name}, row {number}", row
 
 
-def _source(text: str) -> Source:
+def _source(text: str) -> HubSource:
     parts = [part.strip() for part in text.split(",")]
     if len(parts) != 3 or not parts[0] or not re.fullmatch(r"[\w.+-]+(\[[^\[\]]*\])?", parts[2]):
         raise ConfigError(
             f"datasets = {text!r} should be path,config,split, for example bdsaglam/musique,answerable,train[:256]; "
             "several are joined by a semicolon."
         )
-    return Source(*parts)
+    return HubSource(*parts)

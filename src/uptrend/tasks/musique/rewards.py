@@ -17,7 +17,7 @@ class RewardWeights:
     """How much each part counts; only their ratios matter."""
 
     exact_match: float = 1.0
-    """The answer is an accepted one, after SQuAD's normalisation."""
+    """The answer is an accepted one, after SQuAD's normalization."""
     f1: float = 0.9
     """The answer's words against an accepted answer's."""
     retrieval_recall: float = 1.0

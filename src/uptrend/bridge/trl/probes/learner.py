@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from uptrend.bridge.trl.batch import Batch, Pass, as_numpy, roles_of
-from uptrend.bridge.trl.herald import Herald
+from uptrend.bridge.trl.batch import Pass, TrlBatch, as_numpy, roles_of
+from uptrend.bridge.trl.findings_log import FindingsLog
 from uptrend.bridge.trl.metrics import gap_metrics
 from uptrend.records import Confidence, Evidence, Role, Severity
 
@@ -39,7 +39,7 @@ class Swap:
     """Rows looked at."""
 
 
-def ask_learner(trainer: Any, batch: Batch, seen: Pass, herald: Herald, step: int) -> dict[str, Any]:
+def ask_learner(trainer: Any, batch: TrlBatch, seen: Pass, findings_log: FindingsLog, step: int) -> dict[str, Any]:
     """Run the probes on some rows of a pass; the figures of learner against sampler come back."""
     picked = _pick(batch, seen)
     keep = seen.logprobs.shape[1]
@@ -54,15 +54,15 @@ def ask_learner(trainer: Any, batch: Batch, seen: Pass, herald: Herald, step: in
         base, swapped, *rest = (as_numpy(part).astype(np.float64) for part in torch.split(logprobs, len(picked)))
         alone = [_alone(trainer, batch, int(seen.rows[row])) for row in picked[:ALONE].tolist()]
     mask = as_numpy(attention[:, -keep:]) != 0
-    _judge_swap(herald, swap_of(base, swapped, mask), "another prompt", step)
+    _judge_swap(findings_log, swap_of(base, swapped, mask), "another prompt", step)
     if tools is not None:
-        _judge_swap(herald, swap_of(base, rest[0], tools[1]), "another tool result", step)
+        _judge_swap(findings_log, swap_of(base, rest[0], tools[1]), "another tool result", step)
     batched = as_numpy(seen.logprobs)[as_numpy(picked)].astype(np.float64)
-    _judge_dropout(trainer, herald, batched[mask], base[mask], step)
-    return _judge_alone(trainer, herald, base, batched, alone, step)
+    _judge_dropout(trainer, findings_log, batched[mask], base[mask], step)
+    return _judge_alone(trainer, findings_log, base, batched, alone, step)
 
 
-def _pick(batch: Batch, seen: Pass) -> Tensor:
+def _pick(batch: TrlBatch, seen: Pass) -> Tensor:
     """Rows of a pass, those of different prompts first."""
     order: dict[str, list[int]] = {}
     for place, row in enumerate(as_numpy(seen.rows)):
@@ -84,7 +84,7 @@ def _swap_prompts(seen: Pass, picked: Tensor, keep: int) -> tuple[Tensor, Tensor
     return ids, attention
 
 
-def _tool_swaps(batch: Batch, seen: Pass, picked: Tensor, keep: int) -> tuple[Tensor, NDArray[np.bool_]] | None:
+def _tool_swaps(batch: TrlBatch, seen: Pass, picked: Tensor, keep: int) -> tuple[Tensor, NDArray[np.bool_]] | None:
     """Each row with its tool results backwards, and the model's tokens behind them; None where no tool spoke."""
     ids = seen.ids[picked].clone()
     width = ids.shape[1] - keep
@@ -107,10 +107,10 @@ def swap_of(base: NDArray[np.float64], swapped: NDArray[np.float64], mask: NDArr
     return Swap(float(moved.max(initial=0.0)), float(moved.mean()) if len(moved) else 0.0, len(base))
 
 
-def _judge_swap(herald: Herald, swap: Swap, what: str, step: int) -> None:
+def _judge_swap(findings_log: FindingsLog, swap: Swap, what: str, step: int) -> None:
     if swap.largest > BLIND or swap.rows == 0:
         return
-    herald.say(
+    findings_log.say(
         "mask.attention-blind",
         Severity.CRITICAL,
         Confidence.HIGH,
@@ -125,7 +125,7 @@ def _judge_swap(herald: Herald, swap: Swap, what: str, step: int) -> None:
 
 
 def _judge_dropout(
-    trainer: Any, herald: Herald, learning: NDArray[np.float64], still: NDArray[np.float64], step: int
+    trainer: Any, findings_log: FindingsLog, learning: NDArray[np.float64], still: NDArray[np.float64], step: int
 ) -> None:
     """Dropout matters where the loss looks at other log-probabilities than the sampler drew from."""
     active = [m.p for m in trainer.model.modules() if isinstance(m, torch.nn.Dropout) and m.p > 0]
@@ -133,7 +133,7 @@ def _judge_dropout(
     gap = float(np.abs(learning - still).mean()) if len(learning) else 0.0
     if not (active or attention) or gap < _noise(trainer):
         return
-    herald.say(
+    findings_log.say(
         "policy.dropout-on",
         Severity.WARNING,
         Confidence.HIGH,
@@ -148,14 +148,19 @@ def _judge_dropout(
 
 
 def _judge_alone(
-    trainer: Any, herald: Herald, base: NDArray[np.float64], learner: NDArray[np.float64], alone: list[Any], step: int
+    trainer: Any,
+    findings_log: FindingsLog,
+    base: NDArray[np.float64],
+    learner: NDArray[np.float64],
+    alone: list[Any],
+    step: int,
 ) -> dict[str, Any]:
     batched = np.concatenate([row[: len(one)] for row, one in zip(base, alone, strict=False)])
     single = np.concatenate(alone)
     gap = float(np.abs(batched - single).mean()) if len(single) else 0.0
-    blind = "mask.attention-blind" in herald.said  # then it can't be the same, and that is why
+    blind = "mask.attention-blind" in findings_log.said  # then it can't be the same, and that is why
     if gap > max(0.2, 10 * _noise(trainer)) and not blind:
-        herald.say(
+        findings_log.say(
             "tokens.padding",
             Severity.CRITICAL,
             Confidence.HIGH,
@@ -189,7 +194,7 @@ def _logprobs(trainer: Any, ids: Tensor, attention: Tensor, keep: int) -> Tensor
     return logprobs
 
 
-def _alone(trainer: Any, batch: Batch, row: int) -> NDArray[np.float64]:
+def _alone(trainer: Any, batch: TrlBatch, row: int) -> NDArray[np.float64]:
     """A row's log-probabilities by the plain model, without padding and without TRL's fused head."""
     out = batch.output
     device = out["prompt_ids"].device

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from uptrend.bridge.trl.batch import Batch
+from uptrend.bridge.trl.batch import TrlBatch
 from uptrend.bridge.trl.probes.gold import RENDERINGS, answer_of, core_of, corrupted
 
 TASKS = 4
@@ -25,7 +25,7 @@ PATIENCE = 2.0
 
 
 @dataclass(frozen=True)
-class Row:
+class RescoredRow:
     """One thing to score."""
 
     prompt: Any
@@ -50,7 +50,7 @@ class Gold:
 class Scorer:
     """Calls the user's reward functions again."""
 
-    def __init__(self, trainer: Any, batch: Batch, column: str) -> None:
+    def __init__(self, trainer: Any, batch: TrlBatch, column: str) -> None:
         self._trainer, self.batch, self.column = trainer, batch, column
         self.seconds = 0.0
         self.functions = [i for i, f in enumerate(trainer.reward_funcs) if _is_plain(f)]
@@ -66,7 +66,7 @@ class Scorer:
         code = getattr(called, "__code__", None) or getattr(type(called).__call__, "__code__", None)
         return code is not None and self.column in (*code.co_varnames, *code.co_consts)
 
-    def score(self, function: int, rows: Sequence[Row]) -> NDArray[np.float64]:
+    def score(self, function: int, rows: Sequence[RescoredRow]) -> NDArray[np.float64]:
         """What one function gives each of these rows."""
         conversational = not isinstance(rows[0].prompt, str)
         completions = [[{"role": "assistant", "content": r.text}] if conversational else r.text for r in rows]
@@ -92,7 +92,7 @@ class Scorer:
         return np.array([np.nan if value is None else float(value) for value in given])
 
 
-def tasks_of(batch: Batch, column: str) -> list[tuple[Any, str, str, dict[str, Any]]]:
+def tasks_of(batch: TrlBatch, column: str) -> list[tuple[Any, str, str, dict[str, Any]]]:
     """A few different tasks of a generation: prompt, right answer, wrong answer, row."""
     found: dict[str, tuple[Any, dict[str, Any]]] = {}
     for prompt, example in zip(batch.prompts, batch.examples, strict=True):
@@ -114,7 +114,7 @@ def gold_of(scorer: Scorer) -> Gold:
         right, wrong = (
             scorer.score(
                 function,
-                [Row(p, form.format(a[which]), row) for form in RENDERINGS for p, *a, row in tasks],
+                [RescoredRow(p, form.format(a[which]), row) for form in RENDERINGS for p, *a, row in tasks],
             ).reshape(len(RENDERINGS), -1)
             for which in (0, 1)
         )
@@ -135,14 +135,14 @@ def cut_of(scorer: Scorer) -> tuple[int, str] | None:
     tasks = tasks_of(scorer.batch, scorer.column)
     for function in scorer.functions:
         for form in RENDERINGS[:8]:
-            rows = {0: [], 1: [], 2: []}  # type: dict[int, list[Row]]
+            rows = {0: [], 1: [], 2: []}  # type: dict[int, list[RescoredRow]]
             for prompt, right, wrong, example in tasks:
                 length = len(prompt) if isinstance(prompt, str) else len(str(prompt[-1].get("content") or ""))
                 for answer in (right, wrong):
                     text = form.format(answer)
                     fillers = (length, max(0, length - len(text)), 0)
                     for kind, filler in enumerate(fillers):
-                        rows[kind].append(Row(prompt, "x" * filler + text, example))
+                        rows[kind].append(RescoredRow(prompt, "x" * filler + text, example))
             if any(len(row.text) > 2 * len(rows[0][i].text) for i, row in enumerate(rows[2])):
                 continue
             told = [_tells(scorer.score(function, rows[kind])) for kind in (0, 1, 2)]

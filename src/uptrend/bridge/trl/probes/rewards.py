@@ -4,47 +4,49 @@ from typing import Any
 
 import numpy as np
 
-from uptrend.bridge.trl.batch import Batch
+from uptrend.bridge.trl.batch import TrlBatch
+from uptrend.bridge.trl.findings_log import FindingsLog
 from uptrend.bridge.trl.guard import same_randomness
-from uptrend.bridge.trl.herald import Herald
 from uptrend.bridge.trl.probes import alignment
 from uptrend.bridge.trl.probes.gold import gold_column
 from uptrend.bridge.trl.probes.rescoring import Gold, Scorer, cut_of, gold_of, order_matters
-from uptrend.bridge.trl.scale import Scale, Suspicion
+from uptrend.bridge.trl.scale import RewardRange, Suspicion
 from uptrend.records import Confidence, Evidence, Severity
 
 SLOW = 1.0
 """Seconds that a generation's scoring may take for the functions to be asked again."""
 
 
-def ask_rewards(trainer: Any, batch: Batch, scoring: float, scale: Scale, herald: Herald) -> Suspicion | None:
+def ask_rewards(
+    trainer: Any, batch: TrlBatch, scoring: float, scale: RewardRange, findings_log: FindingsLog
+) -> Suspicion | None:
     """Re-score gold answers, corrupted ones and the generation itself through the user's reward functions."""
     column = gold_column(batch.examples[0])
     reason = _reason_not_to(trainer, column, scoring)
     if reason or column is None:
         for id in ("reward.gold-rejected", "reward.misaligned"):
-            herald.cannot_tell(id, reason)
+            findings_log.cannot_tell(id, reason)
         return None
     scorer = Scorer(trainer, batch, column)
     with same_randomness():
         cut = cut_of(scorer)
         if cut is not None:
-            _say_cut(herald, scale.names[cut[0]], cut[1], batch.step)
+            _say_cut(findings_log, scale.names[cut[0]], cut[1], batch.step)
             return None
         gold = Gold(None, np.nan, np.nan, "") if scorer.is_spent else gold_of(scorer)
-        _judge_order(herald, scorer, trainer.num_generations, scale)
+        _judge_order(findings_log, scorer, trainer.num_generations, scale)
         if gold.judge is None:
             named = [scale.names[f] for f in scorer.functions if scorer.names_column(f)]
             return Suspicion(column, named) if named and not scorer.is_spent else None
         form = gold.rendering.format("GOLD")
-        herald.acquit(
+        findings_log.acquit(
             "reward.gold-rejected", f"written as {form!r}, gold answers earn {gold.right:g}, wrong ones {gold.wrong:g}"
         )
         scale.judge, scale.right = gold.judge, gold.right
         bounds = np.full((2, len(scale.names)), np.nan)
         bounds[:, gold.judge] = gold.right, gold.wrong
         scale.see(bounds)
-        _judge_alignment(trainer, herald, scorer, gold.judge)
+        _judge_alignment(trainer, findings_log, scorer, gold.judge)
     return None
 
 
@@ -58,8 +60,8 @@ def _reason_not_to(trainer: Any, column: str | None, scoring: float) -> str:
     return ""
 
 
-def _say_cut(herald: Herald, name: str, form: str, step: int) -> None:
-    herald.say(
+def _say_cut(findings_log: FindingsLog, name: str, form: str, step: int) -> None:
+    findings_log.say(
         "reward.gold-rejected",
         Severity.CRITICAL,
         Confidence.HIGH,
@@ -73,7 +75,7 @@ def _say_cut(herald: Herald, name: str, form: str, step: int) -> None:
     )  # fmt: skip
 
 
-def _judge_order(herald: Herald, scorer: Scorer, size: int, scale: Scale) -> None:
+def _judge_order(findings_log: FindingsLog, scorer: Scorer, size: int, scale: RewardRange) -> None:
     """Moving whole groups must move their rewards with them."""
     if scorer.batch.size % size or scorer.batch.size // size < 2:
         return
@@ -82,13 +84,13 @@ def _judge_order(herald: Herald, scorer: Scorer, size: int, scale: Scale) -> Non
             return
         found = order_matters(scorer, function, size)
         if found is None:
-            herald.say(
+            findings_log.say(
                 "reward.nondeterministic", Severity.NOTE, Confidence.MEDIUM,
                 f"The reward function {scale.names[function]} gave other scores to the same rollouts when asked again.",
                 [Evidence(f"{scorer.batch.size} rollouts of step {scorer.batch.step}.", step=scorer.batch.step)],
             )  # fmt: skip
         elif found[0]:
-            herald.say(
+            findings_log.say(
                 "reward.misaligned", Severity.CRITICAL, Confidence.HIGH,
                 f"The reward function {scale.names[function]} scores completions against other prompts' answers: "
                 "rewards change when groups change places.",
@@ -97,7 +99,7 @@ def _judge_order(herald: Herald, scorer: Scorer, size: int, scale: Scale) -> Non
             )  # fmt: skip
 
 
-def _judge_alignment(trainer: Any, herald: Herald, scorer: Scorer, judge: int) -> None:
+def _judge_alignment(trainer: Any, findings_log: FindingsLog, scorer: Scorer, judge: int) -> None:
     if scorer.is_spent or not hasattr(trainer.train_dataset, "__getitem__"):
         return
     own = alignment.own_against_others(scorer, judge, trainer.num_generations)
@@ -114,7 +116,7 @@ def _judge_alignment(trainer: Any, herald: Herald, scorer: Scorer, judge: int) -
     )
     if not known.excludes:
         return
-    herald.say(
+    findings_log.say(
         "reward.misaligned",
         Severity.CRITICAL,
         Confidence.MEDIUM,

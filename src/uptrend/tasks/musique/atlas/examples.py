@@ -82,7 +82,7 @@ def rows(count: int, seed: int, options: AtlasOptions) -> Iterator[dict[str, Any
 
 
 def _derive(seed: int, i: int) -> int:
-    # Hashed, as seeds that only count up would give neighbouring seeds most rows in common.
+    # Hashed, as seeds that only count up would give neighboring seeds most rows in common.
     return int.from_bytes(hashlib.sha256(f"atlas-{seed}-{i}".encode()).digest()[:5])
 
 

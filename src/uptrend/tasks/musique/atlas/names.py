@@ -30,7 +30,7 @@ _ENDINGS = {
 _COMMON = {
     "novel": """
         Lanterns Tides Orchards Shadows Letters Gardens Winters Candles Mirrors Voices Roads Ashes Feathers Songs
-        Keys Storms Ladders Harbours Secrets Bells Mornings Promises Embers Wolves Rivers Islands Crowns Stars
+        Keys Storms Ladders Harbors Secrets Bells Mornings Promises Embers Wolves Rivers Islands Crowns Stars
         Cousins Maps Stones Thieves Windows Dreams Swallows Oaths Sparrows Towers Ghosts Lilies
         """,
     "painting": """
@@ -40,7 +40,7 @@ _COMMON = {
         """,
     "company": """
         Anchor Lion Compass Hammer Wheel Eagle Oak Rose Falcon Arrow Barrel Badger Castle Comet Dolphin Elm Fox Griffin
-        Heron Horn Kite Lark Leopard Maple Needle Otter Ibis Pelican Phoenix Plough Raven Saddle Shield Spindle Swan
+        Heron Horn Kite Lark Leopard Maple Needle Otter Ibis Pelican Phoenix Plow Raven Saddle Shield Spindle Swan
         Thistle Tiger Trumpet Unicorn Willow
         """,
     "ship": """

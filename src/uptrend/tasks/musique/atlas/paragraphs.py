@@ -3,7 +3,7 @@
 from typing import Any
 
 from uptrend.tasks.musique.atlas.chain import Chain
-from uptrend.tasks.musique.atlas.colours import COLOURS
+from uptrend.tasks.musique.atlas.colors import COLORS
 from uptrend.tasks.musique.atlas.relation import Kind
 from uptrend.tasks.musique.atlas.world import Entity, Fact, World
 
@@ -16,8 +16,8 @@ THIRD_SENTENCE = 0.35
 def write_paragraphs(world: World, chain: Chain) -> list[dict[str, Any]]:
     """A paragraph for each entity that facts are about, in random order; the chain's own support the answer."""
     supporting = [fact.subject.name for fact in chain]
-    colours: dict[Kind, list[str]] = {}
-    written = [(entity.name, _write(world, entity, colours)) for entity in world.facts]
+    colors: dict[Kind, list[str]] = {}
+    written = [(entity.name, _write(world, entity, colors)) for entity in world.facts]
     world.rng.shuffle(written)
     return [
         {"idx": i, "title": title, "paragraph_text": text, "is_supporting": title in supporting}
@@ -25,7 +25,7 @@ def write_paragraphs(world: World, chain: Chain) -> list[dict[str, Any]]:
     ]
 
 
-def _write(world: World, entity: Entity, colours: dict[Kind, list[str]]) -> str:
+def _write(world: World, entity: Entity, colors: dict[Kind, list[str]]) -> str:
     facts = list(world.facts[entity])
     world.rng.shuffle(facts)
     sentences: list[str] = []
@@ -33,10 +33,10 @@ def _write(world: World, entity: Entity, colours: dict[Kind, list[str]]) -> str:
         sentences.append(_say(fact.relation.sentences[fact.wording], entity, sentences, fact))
     wanted = 3 if world.rng.random() < THIRD_SENTENCE else 2
     while len(sentences) < wanted:
-        colour = _say(_next_colour(world, entity.kind, colours), entity, sentences)
-        if len(" ".join([*sentences, colour]).split()) > MOST_WORDS:
+        color = _say(_next_color(world, entity.kind, colors), entity, sentences)
+        if len(" ".join([*sentences, color]).split()) > MOST_WORDS:
             break
-        sentences.append(colour)
+        sentences.append(color)
     return " ".join(sentences)
 
 
@@ -47,9 +47,9 @@ def _say(sentence: str, entity: Entity, before: list[str], fact: Fact | None = N
     return text[0].upper() + text[1:]
 
 
-def _next_colour(world: World, kind: Kind, colours: dict[Kind, list[str]]) -> str:
+def _next_color(world: World, kind: Kind, colors: dict[Kind, list[str]]) -> str:
     """None is used twice before all were."""
-    if not colours.get(kind):
-        colours[kind] = list(COLOURS[kind])
-        world.rng.shuffle(colours[kind])
-    return colours[kind].pop()
+    if not colors.get(kind):
+        colors[kind] = list(COLORS[kind])
+        world.rng.shuffle(colors[kind])
+    return colors[kind].pop()

@@ -49,7 +49,7 @@ PLACES = (
         sentences=(
             "{s} was named after {o}, who had paid for the first walls.",
             "By order of the council {s} was named after the settler {o}.",
-            "{s} is said to have been named in honour of {o}.",
+            "{s} is said to have been named in honor of {o}.",
         ),
         older=(30, 90),
     ),
@@ -136,7 +136,7 @@ PLACES = (
         ask="Who first mapped {s}?",
         sentences=(
             "The course of {s} was first mapped by the surveyor {o}.",
-            "{s} was first mapped by {o}, who travelled alone by raft.",
+            "{s} was first mapped by {o}, who traveled alone by raft.",
             "Before {s} was first mapped by {o}, few strangers had seen it.",
         ),
         older=(-40, 60),

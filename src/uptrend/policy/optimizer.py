@@ -1,0 +1,67 @@
+"""AdamW over the flat weights, the schedule of its learning rate, and clipping.
+
+AdamW: Loshchilov and Hutter, "Decoupled weight decay regularization" (ICLR 2019).
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from uptrend.config import Learning
+from uptrend.policy.flat import FlatWeights
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What one call of the optimizer did."""
+
+    norm_before: float
+    """The gradient's length as it came."""
+    norm_after: float
+    """Its length after clipping."""
+    skipped: bool
+    """True where the gradient was not finite and the weights were left alone."""
+
+
+class Optimizer:
+    """One AdamW over one long parameter."""
+
+    def __init__(self, flat: FlatWeights, learning: Learning) -> None:
+        self._flat = flat
+        self._max_norm = learning.max_grad_norm
+        self.adamw = torch.optim.AdamW(
+            [flat.values],
+            lr=learning.lr,
+            betas=(learning.beta1, learning.beta2),
+            weight_decay=learning.weight_decay,
+            fused=True,
+        )
+
+    def apply(self, lr: float) -> Applied:
+        """Clip, step, and clear the gradient; a gradient that is not finite is counted, not applied."""
+        gradient = self._flat.gradient
+        norm = float(torch.linalg.vector_norm(gradient, dtype=torch.float32))
+        if not math.isfinite(norm):
+            gradient.zero_()
+            return Applied(norm, norm, skipped=True)
+        shrink = min(1.0, self._max_norm / (norm + 1e-6)) if self._max_norm > 0 else 1.0
+        if shrink < 1.0:
+            gradient.mul_(shrink)
+        for group in self.adamw.param_groups:
+            group["lr"] = lr
+        self.adamw.step()
+        gradient.zero_()
+        return Applied(norm, norm * shrink, skipped=False)
+
+
+def learning_rate(learning: Learning, step: int) -> float:
+    """The learning rate of a step, from 1: a linear warm-up, then constant, or down to 0 after the last step."""
+    if step <= learning.warmup:
+        return learning.lr * step / learning.warmup
+    if learning.schedule == "constant":
+        return learning.lr
+    gone = (step - 1 - learning.warmup) / max(1, learning.steps - learning.warmup)
+    if learning.schedule == "linear":
+        return learning.lr * (1 - gone)
+    return learning.lr * 0.5 * (1 + math.cos(math.pi * gone))

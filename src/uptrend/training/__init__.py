@@ -1,0 +1,1 @@
+"""The update, the loop that repeats it, and evaluation."""

@@ -1,0 +1,92 @@
+"""One AdamW over one long vector is AdamW over the parameters."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from models import make_policy
+from uptrend.config import Learning
+from uptrend.policy.measure import digest
+from uptrend.policy.optimizer import Optimizer, learning_rate
+from uptrend.policy.policy import Policy
+
+BATCH = torch.arange(4, 28).view(2, 12)
+
+
+def gradient(model: torch.nn.Module) -> None:
+    model(input_ids=BATCH, labels=BATCH).loss.backward()
+
+
+@pytest.mark.parametrize("max_norm", [0.0, 0.05, 1e6])
+def test_steps_equal_torchs_on_the_plain_parameters(llama_folder: Path, max_norm: float) -> None:
+    policy = make_policy(llama_folder)
+    learning = Learning(lr=3e-3, weight_decay=0.1, beta1=0.8, beta2=0.95, max_grad_norm=max_norm)
+    mine = Optimizer(policy.flat, learning)
+    plain = AutoModelForCausalLM.from_pretrained(llama_folder, dtype=torch.float32)
+    theirs = torch.optim.AdamW(plain.parameters(), lr=3e-3, betas=(0.8, 0.95), weight_decay=0.1)
+    for step in range(1, 4):
+        gradient(policy.model)
+        applied = mine.apply(3e-3 / step)
+        gradient(plain)
+        norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), max_norm or math.inf)
+        for group in theirs.param_groups:
+            group["lr"] = 3e-3 / step
+        theirs.step()
+        theirs.zero_grad()
+        assert applied.norm_before == pytest.approx(float(norm), rel=1e-4)
+        assert applied.norm_after == pytest.approx(min(float(norm), max_norm or math.inf), rel=1e-4)
+    for name, weight in plain.named_parameters():
+        torch.testing.assert_close(dict(policy.model.named_parameters())[name], weight, atol=1e-6, rtol=1e-4)
+
+
+def test_the_gradient_is_cleared_and_stays_attached(llama_folder: Path) -> None:
+    policy = make_policy(llama_folder)
+    optimizer = Optimizer(policy.flat, Learning())
+    gradient(policy.model)
+    optimizer.apply(1e-3)
+    assert policy.flat.gradient.abs().max() == 0
+    gradient(policy.model)
+    assert optimizer.apply(1e-3).norm_before > 0
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_changes_nothing(llama_folder: Path, value: float) -> None:
+    policy = make_policy(llama_folder)
+    optimizer = Optimizer(policy.flat, Learning())
+    gradient(policy.model)
+    optimizer.apply(1e-3)
+    before, memory = digest(policy.flat), _memory(policy, optimizer)
+    gradient(policy.model)
+    policy.flat.gradient[123] = value
+    applied = optimizer.apply(1e-3)
+    assert applied.skipped
+    assert not math.isfinite(applied.norm_before)
+    assert digest(policy.flat) == before
+    assert all(torch.equal(a, b) for a, b in zip(memory, _memory(policy, optimizer), strict=True))
+    gradient(policy.model)
+    assert not optimizer.apply(1e-3).skipped
+    assert digest(policy.flat) != before
+
+
+def _memory(policy: Policy, optimizer: Optimizer) -> list[torch.Tensor]:
+    return [value.clone() for value in optimizer.adamw.state[policy.flat.values].values()]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "warmup", "expected"),
+    [
+        ("constant", 0, [1, 1, 1, 1, 1, 1]),
+        ("constant", 3, [1 / 3, 2 / 3, 1, 1, 1, 1]),
+        ("linear", 0, [1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6]),
+        ("linear", 2, [1 / 2, 1, 1, 3 / 4, 2 / 4, 1 / 4]),
+        ("cosine", 2, [1 / 2, 1, 1, 0.853553, 0.5, 0.146447]),
+        ("linear", 6, [1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6, 1]),
+    ],
+)
+def test_the_learning_rate_follows_its_schedule(schedule: str, warmup: int, expected: list[float]) -> None:
+    learning = Learning(steps=6, lr=2e-4, schedule=schedule, warmup=warmup)  # type: ignore[arg-type]
+    rates = [learning_rate(learning, step) for step in range(1, 7)]
+    assert rates == pytest.approx([2e-4 * x for x in expected], rel=1e-5)

@@ -1,0 +1,345 @@
+"""The learner's update against the same computed by hand, row by row, with transformers' plain forward."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from models import make_policy
+from uptrend.algo import advantages, objective, prepare
+from uptrend.config import Config, load_config
+from uptrend.policy.flat import FlatWeights
+from uptrend.policy.optimizer import Applied, Optimizer
+from uptrend.policy.policy import Policy
+from uptrend.records import Ending, Reward, Role, Rollout
+from uptrend.records import Sequence as Tokens
+from uptrend.training.learner import Experience, Learner, Update, experience
+
+Shapes = list[tuple[int, list[list[int]]]]
+"""By group: the prompt's length, and for each rollout the lengths of its turns, model and tool by turns."""
+
+SHAPES: Shapes = [(6, [[3], [5], [1]]), (11, [[2, 4, 3], [4], [6]]), (2, [[7], [1, 1, 1], []])]
+
+
+class Kept:
+    """An optimizer that only keeps the gradients."""
+
+    def __init__(self, flat: FlatWeights) -> None:
+        self.flat, self.gradients = flat, list[Tensor]()
+
+    def apply(self, lr: float) -> Applied:  # noqa: ARG002
+        self.gradients.append(self.flat.gradient.clone())
+        self.flat.gradient.zero_()
+        return Applied(1.0, 1.0, skipped=False)
+
+
+@pytest.fixture(scope="module")
+def policy(llama_folder: Path) -> Policy:
+    return make_policy(llama_folder, reference=True)
+
+
+def config_of(*overrides: str, **learning: Any) -> Config:
+    table = {"sampling": {"groups": 3, "size": 3, "max_tokens": 8, "max_turns": 4}, "learning": learning}
+    return load_config(table, overrides)
+
+
+def rollouts_of(shapes: Shapes, seed: int = 0) -> list[Rollout]:
+    """Random tokens and rewards in these shapes."""
+    chance = np.random.default_rng(seed)
+    rollouts = []
+    for group, (prompt, members) in enumerate(shapes):
+        head = chance.integers(4, 90, prompt)
+        for index, turns in enumerate(members):
+            roles = [Role.PROMPT] * prompt
+            for i, length in enumerate(turns):
+                roles += [Role.TOOL if i % 2 else Role.MODEL] * length
+            ids = np.concatenate([head, chance.integers(4, 90, len(roles) - prompt)]).astype(np.int32)
+            said = np.array([r == Role.MODEL for r in roles])
+            logprobs = np.where(said, chance.normal(-2, 0.5, len(ids)), np.nan).astype(np.float32)
+            turns_of, versions = np.zeros(len(ids), np.int32), np.where(said, 0, -1).astype(np.int32)
+            sequence = Tokens(ids, turns_of, np.array(roles, np.int8), versions, logprobs)
+            reward = Reward.of("r", float(chance.normal()), -9.0, 9.0, False)
+            rollouts.append(
+                Rollout(1, f"g{group}", index, f"t{group}", "f", "", 0, (), (sequence,), reward,
+                        Ending.STOP_TOKEN, None, 0.0)
+            )  # fmt: skip
+    return rollouts
+
+
+def plain_logprobs(policy: Policy, rollouts: Sequence[Rollout], temperature: float) -> tuple[Tensor, Tensor]:
+    """Each sampled token's log-probability and entropy, one sequence at a time, padded with 0."""
+    rows, entropies = [], []
+    for rollout in rollouts:
+        (s,) = rollout.sequences
+        logits = policy.model(input_ids=torch.tensor(s.ids.astype(np.int64))[None]).logits[0] / temperature
+        logp = torch.log_softmax(logits, -1)
+        places = np.flatnonzero(s.sampled)
+        rows.append(logp[places - 1, s.ids[places].astype(np.int64)])
+        entropies.append(-(logp.exp() * logp).sum(-1)[places - 1])
+    pad = torch.nn.utils.rnn.pad_sequence
+    return pad(rows, batch_first=True), pad(entropies, batch_first=True)
+
+
+def fit(values_bs: Tensor, like: Tensor) -> Tensor:
+    """Columns added or cut off until the shapes agree."""
+    out = torch.zeros(like.shape)
+    width = min(out.shape[1], values_bs.shape[1])
+    out[:, :width] = values_bs[:, :width]
+    return out
+
+
+def advantages_of(rollouts: Sequence[Rollout], exp: Experience, config: Config) -> Tensor:
+    rewards = torch.tensor([torch.nan if r.reward is None else r.reward.total for r in rollouts])
+    return advantages(rewards, exp.groups_b, scale=config.learning.scale, baseline=config.learning.baseline)
+
+
+def by_hand(policy: Policy, rollouts: Sequence[Rollout], config: Config, old: Tensor | None = None) -> Tensor:
+    """The gradient of the whole step's objective, through plain forwards."""
+    exp = experience(rollouts, config)
+    advantages_b = advantages_of(rollouts, exp, config)
+    reference = None
+    if config.learning.kl.beta:
+        assert policy.reference is not None
+        with torch.no_grad():
+            other = replace(policy, model=policy.reference)
+            reference = fit(plain_logprobs(other, rollouts, config.sampling.temperature)[0], exp.mask_bs)
+    batch = prepare(
+        exp.mask_bs, exp.rollouts_b, advantages_b[:, None].expand(exp.mask_bs.shape), config.learning, 32,
+        old_bt=old, sampler_bt=exp.sampler_bs, reference_bt=reference,
+    )  # fmt: skip
+    logprobs, entropy = plain_logprobs(policy, rollouts, config.sampling.temperature)
+    loss, _ = objective(fit(logprobs, exp.mask_bs), fit(entropy, exp.mask_bs), batch, config.learning)
+    loss.backward()
+    gradient = policy.flat.gradient.clone()
+    policy.flat.gradient.zero_()
+    return gradient
+
+
+def update(
+    policy: Policy, rollouts: Sequence[Rollout], config: Config, optimizer: Any = None
+) -> tuple[Update, list[Tensor]]:
+    """What the learner does with them, and the gradients that it made."""
+    kept = optimizer or Kept(policy.flat)
+    learner = Learner(policy, kept, config)
+    exp = experience(rollouts, config)
+    reference = learner.look(exp, reference=True) if config.learning.kl.beta else None
+    old = learner.look(exp, reference=False) if learner.needs_old else None
+    done = learner.update(exp, advantages_of(rollouts, exp, config), 1, old_bs=old, reference_bs=reference)
+    return done, getattr(kept, "gradients", [])
+
+
+def close(mine: Tensor, theirs: Tensor) -> None:
+    torch.testing.assert_close(mine, theirs, atol=1e-5 * max(1.0, float(theirs.abs().max())), rtol=1e-4)
+
+
+shapes = st.lists(
+    st.tuples(
+        st.integers(1, 20),
+        st.lists(st.lists(st.integers(1, 8), max_size=3), min_size=1, max_size=5),
+    ),
+    min_size=1,
+    max_size=4,
+).filter(lambda groups: any(turns for _, members in groups for turns in members))
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(shapes=shapes, tokens=st.sampled_from([1, 50, 16384]), seed=st.integers(0, 99))
+def test_any_step_is_what_it_is_row_by_row(policy: Policy, shapes: Shapes, tokens: int, seed: int) -> None:
+    config = config_of("sampling.temperature=0.8", tokens=tokens, entropy=0.1, scale="none")
+    rollouts = rollouts_of(shapes, seed)
+    done, (gradient,) = update(policy, rollouts, config)
+    close(gradient, by_hand(policy, rollouts, config))
+    expected = plain_logprobs(policy, rollouts, 0.8)[0].detach()
+    real = experience(rollouts, config).real_bs
+    close(done.learner_bs[real], fit(expected, real)[real])
+
+
+@pytest.mark.parametrize("loss", ["grpo", "bnpo", "dr_grpo", "dapo", "gspo", "cispo"])
+def test_every_loss_has_the_gradient_of_its_formula(policy: Policy, loss: str) -> None:
+    clip = {"clip_high": 5.0} if loss == "cispo" else {}
+    config = config_of(loss=loss, kl={"beta": 0.3}, correction="token", **clip)
+    rollouts = rollouts_of(SHAPES)
+    done, (gradient,) = update(policy, rollouts, config)
+    assert gradient.norm() > 1e-3
+    close(gradient, by_hand(policy, rollouts, config))
+    assert float(done.sums.tokens) == sum(r.sampled_tokens for r in rollouts)
+
+
+@pytest.mark.parametrize("tokens", [1, 17, 60, 16384])
+def test_the_budget_of_a_micro_batch_changes_nothing(policy: Policy, tokens: int) -> None:
+    rollouts = rollouts_of(SHAPES)
+    whole, (expected,) = update(policy, rollouts, config_of())
+    parts, (gradient,) = update(policy, rollouts, config_of(tokens=tokens))
+    close(gradient, expected)
+    assert float(parts.sums.policy_loss) == pytest.approx(float(whole.sums.policy_loss), abs=1e-5)
+    assert float(parts.sums.tokens) == float(whole.sums.tokens)
+    torch.testing.assert_close(parts.learner_bs, whole.learner_bs, equal_nan=True, atol=1e-5, rtol=1e-5)
+
+
+def test_adapters_learn_the_same_way(llama_folder: Path) -> None:
+    policy = make_policy(llama_folder, lora=True)
+    rollouts, config = rollouts_of(SHAPES), config_of("model.lora={}")
+    _, (gradient,) = update(policy, rollouts, config)
+    close(gradient, by_hand(policy, rollouts, config))
+
+
+def test_gradient_checkpointing_changes_nothing(llama_folder: Path) -> None:
+    config = config_of("model.gradient_checkpointing=true")
+    rollouts = rollouts_of(SHAPES)
+    policy = make_policy(llama_folder, gradient_checkpointing=True)
+    _, (gradient,) = update(policy, rollouts, config)
+    close(gradient, by_hand(make_policy(llama_folder), rollouts, config))
+
+
+def test_what_attention_may_not_see_changes_the_result(policy: Policy) -> None:
+    """Hiding a prompt's tokens is not what the loop does; if it were, this is what would be seen of it."""
+    config, rollouts = config_of(), rollouts_of(SHAPES)
+    learner, exp = Learner(policy, Kept(policy.flat), config), experience(rollouts, config)  # type: ignore[arg-type]
+    assert all(line.visible.all() for line in exp.lines)
+    seen = learner.look(exp, reference=False)
+    hidden = []
+    for line in exp.lines:
+        visible = line.visible.copy()
+        visible[: line.prompt] = False
+        hidden.append(replace(line, visible=visible))
+    blind = learner.look(replace(exp, lines=hidden), reference=False)
+    changed = (seen - blind).abs()[exp.real_bs]
+    assert float(changed.mean()) > 0.1
+
+
+def test_padding_and_neighbors_are_never_seen(policy: Policy) -> None:
+    config = config_of()
+    long, short = rollouts_of([(4, [[2]])]), rollouts_of([(4, [[2]]), (30, [[8, 8, 8]])])
+    learner = Learner(policy, Kept(policy.flat), config)  # type: ignore[arg-type]
+    alone = learner.look(experience(long, config), reference=False)[0, :2]
+    together = learner.look(experience(short, config), reference=False)[0, :2]
+    torch.testing.assert_close(alone, together, atol=1e-5, rtol=1e-5)
+
+
+def test_rewarded_rollouts_become_likelier(llama_folder: Path) -> None:
+    policy = make_policy(llama_folder)
+    config, rollouts = config_of(lr=1e-3, max_grad_norm=0), rollouts_of([(6, [[4]] * 6), (9, [[5]] * 6)])
+    exp = experience(rollouts, config)
+    advantages_b = advantages_of(rollouts, exp, config)
+    before = plain_logprobs(policy, rollouts, 1.0)[0].detach().sum(1)
+    done, _ = update(policy, rollouts, config, Optimizer(policy.flat, config.learning))
+    moved = plain_logprobs(policy, rollouts, 1.0)[0].detach().sum(1) - before
+    assert float((moved * advantages_b).sum()) > 0
+    assert torch.corrcoef(torch.stack([moved, advantages_b]))[0, 1] > 0.8
+    assert done.applied[0].norm_before > 0
+
+
+def test_dead_groups_may_be_skipped(llama_folder: Path) -> None:
+    rollouts = [
+        replace(r, reward=Reward.of("r", 1.0, 0.0, 1.0, True)) if r.group == "g1" else r for r in rollouts_of(SHAPES)
+    ]
+    weights, looked = [], []
+    for skip in (False, True):
+        policy, config = make_policy(llama_folder), config_of(skip_dead=skip, lr=1e-3)
+        done, _ = update(policy, rollouts, config, Optimizer(policy.flat, config.learning))
+        weights.append(policy.flat.values.detach().clone())
+        looked.append(~done.learner_bs.isnan())
+    torch.testing.assert_close(weights[0], weights[1], atol=1e-6, rtol=1e-5)
+    real = experience(rollouts, config).real_bs
+    dead = torch.tensor([r.group == "g1" for r in rollouts])
+    assert torch.equal(looked[0], real)
+    assert torch.equal(looked[1], real & ~dead[:, None])
+
+
+@pytest.mark.parametrize(("updates", "minibatches"), [(1, 1), (1, 3), (2, 1), (2, 3)])
+def test_updates_and_minibatches(policy: Policy, updates: int, minibatches: int) -> None:
+    """With weights that stay, every pass has the gradient of its own groups alone."""
+    config = config_of(updates=updates, minibatches=minibatches)
+    rollouts = rollouts_of(SHAPES)
+    done, gradients = update(policy, rollouts, config)
+    assert len(done.applied) == len(gradients) == updates * minibatches
+    groups = ["g0", "g1", "g2"]
+    for i, gradient in enumerate(gradients):
+        size = 3 // minibatches
+        mine = groups[(i % minibatches) * size : (i % minibatches + 1) * size]
+        close(gradient, by_hand(policy, [r for r in rollouts if r.group in mine], config))
+
+
+def test_a_second_pass_is_compared_with_the_probabilities_before_the_first(llama_folder: Path) -> None:
+    policy = make_policy(llama_folder)
+    config, rollouts = config_of(updates=2, lr=5e-3), rollouts_of(SHAPES)
+    before = plain_logprobs(policy, rollouts, 1.0)[0].detach()
+    done, _ = update(policy, rollouts, config, Optimizer(policy.flat, config.learning))
+    real = experience(rollouts, config).real_bs
+    close(done.learner_bs[real], fit(before, real)[real])
+    assert float(done.sums.ratio) / float(done.sums.tokens) != pytest.approx(1.0, abs=1e-4)
+    assert float(done.sums.clipped_low + done.sums.clipped_high) > 0
+
+
+def test_failed_dropped_and_cut_rollouts_are_not_trained(policy: Policy) -> None:
+    rollouts = rollouts_of([(6, [[3]] * 6)])
+    rollouts[1] = replace(rollouts[1], reward=None, error="score: it failed", ended=Ending.TASK_ERROR)
+    rollouts[2] = replace(rollouts[2], kept=False)
+    rollouts[3] = replace(rollouts[3], ended=Ending.LENGTH)
+    rollouts[4] = replace(rollouts[4], ended=Ending.CONTEXT_FULL)
+    for masked, out in ((False, [1, 2]), (True, [1, 2, 3, 4])):
+        config = config_of(mask_truncated=masked)
+        done, (gradient,) = update(policy, rollouts, config)
+        trained = (done.weights_bs != 0).any(1).tolist()
+        assert trained == [i not in out for i in range(6)]
+        close(gradient, by_hand(policy, rollouts, config))
+        assert float(done.sums.tokens) == 3 * (6 - len(out))
+
+
+def test_tokens_of_tools_are_not_trained() -> None:
+    (rollout,) = rollouts_of([(5, [[2, 6, 3]])])
+    exp = experience([rollout], config_of())
+    assert int(exp.mask_bs.sum()) == 5
+    assert exp.lines[0].sampled.tolist() == [5, 6, 13, 14, 15]
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+def test_the_reference_is_the_beginning(llama_folder: Path, lora: bool) -> None:
+    from uptrend.config import Lora, Model
+    from uptrend.policy.policy import load_policy
+
+    wish = Model(lora=Lora(r=4) if lora else None)
+    policy = load_policy(str(llama_folder), wish, torch.device("cpu"), seed=0, keep_reference=True)
+    config, rollouts = config_of(kl={"beta": 0.1}, lr=1e-2), rollouts_of(SHAPES)
+    optimizer = Optimizer(policy.flat, config.learning)
+    first, _ = update(policy, rollouts, config, optimizer)
+    assert first.reference_bs is not None
+    assert torch.equal(first.reference_bs.isnan(), first.learner_bs.isnan())
+    assert torch.equal(first.reference_bs.nan_to_num(), first.learner_bs.nan_to_num())
+    assert float(first.sums.kl) == 0.0
+    second, _ = update(policy, rollouts, config, optimizer)
+    assert second.reference_bs is not None
+    torch.testing.assert_close(second.reference_bs, first.reference_bs, equal_nan=True)
+    assert float(second.sums.kl) > 1e-3
+
+
+def test_dropout_acts_while_learning_alone(llama_folder: Path) -> None:
+    from uptrend.config import Lora, Model
+    from uptrend.policy.policy import load_policy
+
+    wish = Model(lora=Lora(r=4, dropout=0.5))
+    policy = load_policy(str(llama_folder), wish, torch.device("cpu"), seed=0, keep_reference=False)
+    config, rollouts = config_of("model.lora={dropout=0.5}"), rollouts_of(SHAPES)
+    learner = Learner(policy, Kept(policy.flat), config)  # type: ignore[arg-type]
+    exp = experience(rollouts, config)
+    one, two = (learner.look(exp, reference=False) for _ in range(2))
+    assert torch.equal(one.nan_to_num(), two.nan_to_num())
+    assert learner.needs_old
+    gradients = [update(policy, rollouts, config)[1][0] for _ in range(2)]
+    assert not torch.allclose(*gradients, atol=1e-4)
+    assert not policy.model.training
+
+
+def test_a_step_without_a_word_teaches_nothing(policy: Policy) -> None:
+    """Every prompt was too long: nothing was sampled, and nothing breaks."""
+    rollouts = rollouts_of([(6, [[], []]), (3, [[], []])])
+    done, (gradient,) = update(policy, rollouts, config_of())
+    assert gradient.abs().max() == 0
+    assert float(done.sums.tokens) == 0

@@ -1,0 +1,333 @@
+"""Whole runs, a fraction of a second a step: what they record, how they stop, and that numbers add up."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from uptrend.algo import advantages
+from uptrend.config import load_config
+from uptrend.records import Message, RecordError, Run
+from uptrend.runner.runs import resume, train
+from uptrend.training.observer import StepRecord, Stop
+
+Start = Callable[..., Run]
+
+
+@pytest.fixture
+def start(llama_folder: Path, tmp_path: Path) -> Start:
+    """`start("learning.lr=1e-3", observers=[…])` trains a small random model on letters."""
+
+    def go(*overrides: str, observers: Any = (), name: str = "run") -> Run:
+        table = {
+            "model": {"name": str(llama_folder)},
+            "tasks": {"name": "letters:Letters", "train": 30},
+            "eval": {"name": "letters:Letters", "tasks": 6, "every": 2},
+            "sampling": {"groups": 4, "size": 4, "max_tokens": 6},
+            "learning": {"steps": 3, "lr": 1e-3},
+            "compute": {"threads": 1},
+        }
+        return train(load_config(table, overrides), runs=tmp_path / "runs", name=name, observers=observers)
+
+    return go
+
+
+def rows(run: Run, step: int | None = None) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = run.rollouts(step).to_pylist()
+    return found
+
+
+def test_a_run_records_everything(start: Start) -> None:
+    run = start()
+    assert run.status == "finished"
+    assert [line["step"] for line in run.metric_lines] == [1, 2, 3]
+    assert [line["step"] for line in run.eval_lines] == [0, 2, 3]
+    assert [p.name for p in run.checkpoints] == ["step-000003"]
+    assert [e["event"] for e in run.events] == ["started", "checkpoint", "finished"]
+    assert len(rows(run)) == 3 * 16
+    assert len(rows(run, 2)) == 16
+    for row in rows(run):
+        said = np.array(row["roles"]) == 1
+        for column in ("sampler", "learner"):
+            assert [v is not None for v in row[column]] == said.tolist()
+        np.testing.assert_allclose(
+            [v for v in row["sampler"] if v is not None],
+            [v for v in row["learner"] if v is not None],
+            atol=2e-4,
+        )
+        assert [w != 0 for w in row["weights"]] == said.tolist()
+        assert all(row["attended"])
+        assert {v for v in row["versions"] if v is not None} <= {row["step"] - 1}
+
+
+def test_what_is_recorded_is_what_was_learned_from(start: Start) -> None:
+    run = start()
+    for step in (1, 2, 3):
+        table = rows(run, step)
+        numbers = {g: i for i, g in enumerate(dict.fromkeys(r["group"] for r in table))}
+        rewards = torch.tensor([r["reward"] for r in table])
+        groups = torch.tensor([numbers[r["group"]] for r in table])
+        expected = advantages(rewards, groups, scale="group", baseline="mean")
+        for row, advantage in zip(table, expected.tolist(), strict=True):
+            told = [a for a, role in zip(row["advantages"], row["roles"], strict=True) if role == 1]
+            assert told == pytest.approx([advantage] * len(told), abs=1e-5)
+        line = run.metric_lines[step - 1]
+        assert line["reward/mean"] == pytest.approx(float(rewards.mean()))
+        assert line["tokens/model/count"] == sum(r == 1 for row in table for r in row["roles"])
+        assert line["tokens/trained/prompt/count"] == 0
+        assert line["weights/changed/share"] > 0.9
+        assert line["sampler/gap/max"] < 2e-4
+
+
+def test_the_same_seed_is_the_same_run_and_another_is_not(start: Start) -> None:
+    first, again, other = start(name="a"), start(name="b"), start("seed=1", name="c")
+
+    def essence(run: Run) -> list[tuple[Any, ...]]:
+        return [(r["task"], r["ids"], r["sampler"], r["learner"], r["advantages"]) for r in rows(run)]
+
+    assert essence(first) == essence(again)
+    assert essence(first) != essence(other)
+    assert [e["hash"] for e in first.eval_lines] == [e["hash"] for e in other.eval_lines]
+
+
+class Watcher:
+    """Writes down its calls, and stops where it is told to."""
+
+    def __init__(self, name: str, calls: list[tuple[Any, ...]], stop_at: int = -1) -> None:
+        self.name, self.calls, self.stop_at = name, calls, stop_at
+
+    def before(self, run: Run) -> None:
+        self.calls.append((self.name, "before", run.last_step, run.status))
+
+    def step(self, record: StepRecord) -> Stop | None:
+        self.calls.append((self.name, record.step, len(record.rollouts), record.evaluation is not None))
+        assert bool(record.metrics) == (record.step > 0)
+        return Stop("enough") if record.step == self.stop_at else None
+
+    def after(self, run: Run) -> None:
+        self.calls.append((self.name, "after", run.last_step))
+
+
+def test_observers_see_every_step_in_order(start: Start) -> None:
+    calls: list[tuple[Any, ...]] = []
+    start(observers=[Watcher("a", calls), Watcher("b", calls)])
+    mine = [c[1:] for c in calls if c[0] == "a"]
+    assert mine == [
+        ("before", 0, "running"), (0, 0, True), (1, 16, False), (2, 16, True), (3, 16, True), ("after", 3),
+    ]  # fmt: skip
+    assert [c[0] for c in calls] == ["a", "b"] * 6
+
+
+def test_an_observer_can_stop_the_run(start: Start) -> None:
+    calls: list[tuple[Any, ...]] = []
+    run = start("learning.steps=9", observers=[Watcher("a", calls, stop_at=2), Watcher("b", calls)])
+    assert (run.status, run.last_step) == ("stopped", 2)
+    assert [p.name for p in run.checkpoints] == ["step-000002"]
+    assert ("b", 2, 16, True) in calls
+    assert calls[-1] == ("b", "after", 2)
+    assert any(e.get("reason") == "enough" for e in run.events)
+    again = resume(run.path, ["learning.steps=3"])
+    assert (again.status, again.last_step) == ("finished", 3)
+
+
+def test_a_wish_to_stop_after_the_last_step_is_no_stop(start: Start) -> None:
+    run = start(observers=[Watcher("a", [], stop_at=3)])
+    assert (run.status, run.last_step) == ("finished", 3)
+
+
+def test_a_stop_before_the_first_step_leaves_nothing_to_go_on_from(start: Start) -> None:
+    run = start(observers=[Watcher("a", [], stop_at=0)])
+    assert (run.status, run.last_step, run.checkpoints) == ("stopped", 0, [])
+
+
+class InTheWay(Watcher):
+    """Puts a file where the rollouts of a step should go."""
+
+    def step(self, record: StepRecord) -> Stop | None:
+        if record.step == 1:
+            (self.path / "rollouts").mkdir(exist_ok=True)
+            (self.path / "rollouts" / "000002").write_text("in the way")
+        return super().step(record)
+
+    def before(self, run: Run) -> None:
+        self.path = run.path
+
+
+def test_what_the_recorder_cannot_write_ends_the_run(start: Start, tmp_path: Path) -> None:
+    calls: list[tuple[Any, ...]] = []
+    with pytest.raises(RecordError, match="000002"):
+        start("learning.steps=50", observers=[InTheWay("a", calls)])
+    run = Run(tmp_path / "runs" / "run")
+    assert (run.status, run.last_step) == ("failed", 1)
+    assert calls[-1][1] == "after"
+
+
+def test_a_run_fails_aloud(start: Start, tmp_path: Path) -> None:
+    class Fatal(Watcher):
+        def step(self, record: StepRecord) -> Stop | None:
+            raise ZeroDivisionError(f"at {record.step}")
+
+    calls: list[tuple[Any, ...]] = []
+    with pytest.raises(ZeroDivisionError):
+        start(observers=[Fatal("a", calls)])
+    run = Run(tmp_path / "runs" / "run")
+    assert run.status == "failed"
+    assert calls[-1][1] == "after"
+    assert [e["error"] for e in run.events if e["event"] == "failed"] == ["ZeroDivisionError: at 0"]
+
+
+def test_a_curriculum_changes_its_tasks_on_time(start: Start) -> None:
+    run = start('tasks.stages=[{start=1}, {start=3, opening="Harder"}]')
+    openings = {step: {r["messages"][0]["content"].split(",")[0] for r in rows(run, step)} for step in (1, 2, 3)}
+    assert openings == {1: {"Say letters"}, 2: {"Say letters"}, 3: {"Harder"}}
+    assert [s["start"] for s in run.info["tasks"]["stages"]] == [1, 3]
+
+
+def test_dead_groups_are_drawn_anew_and_kept_on_record(start: Start) -> None:
+    run = start("tasks.dead=2", "sampling.resample=3", "learning.steps=4")
+    assert sum(line["sampling/resampled/groups"] for line in run.metric_lines) > 2
+    for step in (1, 2, 3, 4):
+        table = rows(run, step)
+        kept = [r for r in table if r["kept"]]
+        dropped = [r for r in table if not r["kept"]]
+        line = run.metric_lines[step - 1]
+        assert len(kept) == line["sampling/rollouts/count"] == 16
+        assert len(dropped) == 4 * line["sampling/resampled/groups"]
+        assert line["advantage/dead/share"] == 0.0
+        assert all(not r["weights"] for r in dropped)
+        for group in {r["group"] for r in dropped}:
+            assert len({r["reward"] for r in dropped if r["group"] == group}) == 1
+        assert len({r["group"] for r in table}) == len(table) / 4
+
+
+def test_failures_are_data_and_are_not_trained(start: Start) -> None:
+    run = start("tasks.fails=3", "learning.steps=2", "learning.scale=none")
+    failed = [r for r in rows(run) if r["error"]]
+    assert {r["error"] for r in failed} == {"score: RuntimeError('the scorer fails')"}
+    assert sum(line["sampling/failed/count"] for line in run.metric_lines) == len(failed) > 0
+    for row in failed:
+        assert (row["reward"], row["ended"]) == (None, "task-error")
+        assert set(row["weights"]) == {0.0}
+        assert set(row["advantages"]) == {0.0}
+    assert all(line["reward/mean"] is not None for line in run.metric_lines)
+
+
+def test_a_run_in_which_every_score_fails_goes_on(start: Start) -> None:
+    run = start("tasks.fails=1", "eval.fails=1")
+    assert run.status == "finished"
+    assert [line["reward/mean"] for line in run.metric_lines] == [None] * 3
+    assert [line["weights/changed/share"] for line in run.metric_lines] == [0.0] * 3
+    assert [(e["failed"], e["accuracy"], e["reward"]) for e in run.eval_lines] == [(6, 0.0, None)] * 3
+
+
+def test_prompts_that_never_fit_teach_nothing_and_break_nothing(start: Start) -> None:
+    run = start("sampling.context=8")
+    assert run.status == "finished"
+    assert {r["ended"] for r in rows(run)} == {"context-full"}
+    assert [line["tokens/model/count"] for line in run.metric_lines] == [0] * 3
+
+
+def test_rollouts_cut_by_length_can_be_left_out(start: Start) -> None:
+    run = start("learning.mask_truncated=true", "learning.steps=2")
+    cut = [r for r in rows(run) if r["ended"] == "length"]
+    assert cut
+    assert all(set(r["weights"]) == {0.0} for r in cut)
+    others = [r for r in rows(run) if r["ended"] == "stop-token"]
+    assert all(any(r["weights"]) for r in others)
+
+
+@pytest.mark.parametrize("lora", ["", "model.lora={r=4}"], ids=["full", "lora"])
+def test_the_divergence_from_the_reference_begins_at_0(start: Start, lora: str) -> None:
+    run = start("learning.kl.beta=0.1", "learning.lr=1e-2", *filter(None, [lora]))
+    divergence = [line["kl/reference/mean"] for line in run.metric_lines]
+    assert divergence[0] == 0.0
+    assert min(divergence[1:]) > 1e-4
+    for row in rows(run, 1):
+        assert row["reference"] == row["learner"]
+
+
+def test_k1_is_taken_from_the_reward(start: Start) -> None:
+    beta = 0.5
+    kl, turns = f"learning.kl={{beta={beta}, estimator='k1'}}", ("tasks.turns=2", "sampling.max_turns=2")
+    run = start(kl, "learning.lr=1e-2", "learning.scale=none", *turns)
+    for step in (1, 2, 3):
+        table = rows(run, step)
+        numbers = {g: i for i, g in enumerate(dict.fromkeys(r["group"] for r in table))}
+        gaps = [sum(a - b for a, b in zip(r["learner"], r["reference"], strict=True) if a is not None) for r in table]
+        rewards = torch.tensor([r["reward"] for r in table])
+        groups = torch.tensor([numbers[r["group"]] for r in table])
+        taught = advantages(rewards - beta * torch.tensor(gaps), groups, scale="none", baseline="mean")
+        told = torch.tensor([max(r["advantages"], key=abs) for r in table])
+        torch.testing.assert_close(told, taught, atol=1e-5, rtol=1e-4)
+        plain = advantages(rewards, groups, scale="none", baseline="mean")
+        assert torch.allclose(told, plain, atol=1e-6) == (step == 1)
+        assert run.metric_lines[step - 1]["loss/kl"] == 0.0
+
+
+def test_several_updates_a_step_are_counted(start: Start) -> None:
+    run = start("learning.updates=2", "learning.minibatches=2", "learning.lr=1e-2")
+    assert [line["optimizer/updates/count"] for line in run.metric_lines] == [4] * 3
+    assert all(line["learner/ratio/mean"] != 1.0 for line in run.metric_lines)
+    assert all(line["sampler/gap/max"] < 2e-4 for line in run.metric_lines)
+
+
+def test_rollouts_of_several_turns_in_a_chat(start: Start) -> None:
+    run = start("tasks.turns=3", "tasks.chat=true", "eval.chat=true", "sampling.max_turns=3", "sampling.context=300")
+    for row in rows(run):
+        assert [m["role"] for m in row["messages"]] == ["user", "assistant"] * 3
+        assert max(row["turns"]) == 2
+    line = run.metric_lines[-1]
+    assert line["sampling/turns/mean"] == 3.0
+    assert line["tokens/tool/count"] > 0
+    assert line["tokens/trained/tool/count"] == 0
+    assert line["tokens/trained/model/count"] == line["tokens/model/count"]
+    assert line["sampler/gap/max"] < 2e-4
+
+
+def test_pass_at_k_is_that_of_the_recorded_attempts(start: Start) -> None:
+    run = start("eval.attempts=3", "learning.steps=1")
+    (before, _) = run.eval_lines
+    table: list[dict[str, Any]] = run.eval_rollouts(0).to_pylist()
+    assert len(table) == 6 + 6 * 3
+    greedy, attempts = table[:6], table[6:]
+    assert before["accuracy"] == np.mean([r["correct"] for r in greedy])
+    right = np.array([r["correct"] for r in attempts]).reshape(6, 3)
+    assert before["pass_at"]["1"] == pytest.approx(right.mean())
+    pairs = [right[:, i] | right[:, j] for i, j in ((0, 1), (0, 2), (1, 2))]
+    assert before["pass_at"]["2"] == pytest.approx(np.mean(pairs))
+    assert before["pass_at"]["3"] == pytest.approx(right.any(1).mean())
+    assert before["by_family"].keys() == {"even"}
+
+
+def test_held_out_tasks_are_not_trained_on(start: Start) -> None:
+    run = start("learning.steps=8")
+    trained = {r["task"] for r in rows(run)}
+    held: set[str] = set(run.eval_rollouts(0)["task"].to_pylist())
+    assert len(held) == 6
+    assert not trained & held
+
+
+def test_bf16_weights_come_with_a_note_and_hardly_move(start: Start) -> None:
+    run = start("model.weights=bf16", "learning.lr=1e-6")
+    (note,) = run.info["notes"]
+    assert "bf16 weights: an update of learning.lr = 1e-06 can change" in note
+    assert all(line["weights/changed/share"] < 0.1 for line in run.metric_lines)
+
+
+def test_a_family_that_is_short_of_both_says_so_once(start: Start) -> None:
+    few = ("name=arithmetic", "operations=['+']", "high=9")
+    sets = [f"{section}.{option}" for section in ("tasks", "eval") for option in few]
+    run = start(*sets, "tasks.train=500", "eval.tasks=100", "learning.steps=1")
+    (note,) = run.info["notes"]
+    assert note.startswith("arithmetic has 100 tasks, fewer than asked for")
+
+
+def test_messages_are_as_they_were_said(start: Start) -> None:
+    row = rows(start("learning.steps=1"))[0]
+    said = Message("user", row["messages"][0]["content"])
+    assert row["messages"][0] == {**vars(said), "calls": None, "problem": None}
+    assert row["messages"][0]["content"].startswith("Say letters, ")
+    assert row["messages"][1]["role"] == "assistant"

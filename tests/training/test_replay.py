@@ -1,0 +1,279 @@
+"""A run's rollouts learned from again: unchanged it is the run, to the bit; changed, only the update differs."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import uptrend
+from uptrend.config import load_config
+from uptrend.doctor.diagnose import diagnose
+from uptrend.records import CheckpointError, ConfigError, ModelError, RecordError, Run, view_of
+from uptrend.runner.replays import replay
+from uptrend.runner.runs import resume, train
+from uptrend.training.observer import StepRecord, Stop
+
+Start = Callable[..., Run]
+EACH = ("checkpoints.every=1", "checkpoints.keep=99")
+STEPS = 3
+
+
+def start(model: Path, runs: Path, *overrides: str, name: str = "run") -> Run:
+    table = {
+        "model": {"name": str(model)},
+        "tasks": {"name": "letters:Letters", "train": 30},
+        "eval": {"name": "letters:Letters", "tasks": 4, "every": 0},
+        "sampling": {"groups": 4, "size": 4, "max_tokens": 6},
+        "learning": {"steps": STEPS, "lr": 3e-3},
+        "compute": {"threads": 1},
+    }
+    return train(load_config(table, [*EACH, *overrides]), runs=runs, name=name)
+
+
+@pytest.fixture(scope="module")
+def run(llama_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A plain run with a linear schedule and every checkpoint."""
+    return start(llama_folder, tmp_path_factory.mktemp("plain"), 'learning.schedule="linear"', "learning.warmup=1")
+
+
+@pytest.fixture
+def again(run: Run, tmp_path: Path) -> Start:
+    """`again("learning.loss=dapo", step=0)` replays the plain run."""
+
+    def go(*overrides: str, step: int = 0, steps: int | None = None) -> Run:
+        return uptrend.replay(run.path, step, steps=steps, overrides=overrides, runs=tmp_path, name="replay")
+
+    return go
+
+
+def weights(run: Run, step: int) -> dict[str, torch.Tensor]:
+    """All that a checkpoint's files hold: the model or its adapters, and the optimizer's memory."""
+    files = sorted((run.path / "checkpoints" / f"step-{step:06d}").rglob("*.safetensors"))
+    assert len(files) == 2
+    return {f"{file.name}/{name}": value for file in files for name, value in load_file(file).items()}
+
+
+def is_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def lines(run: Run) -> list[dict[str, Any]]:
+    """The metrics without what a clock measured."""
+    timed = ("time", "seconds/", "memory/")
+    return [{k: v for k, v in line.items() if not k.startswith(timed)} for line in run.metric_lines]
+
+
+def tokens(run: Run, step: int | None, column: str) -> np.ndarray:
+    flat = run.rollouts(step)[column].combine_chunks().flatten()
+    return np.asarray(flat.to_numpy(zero_copy_only=False), np.float64)
+
+
+SORTS = {
+    "plain": ("sampling.temperature=0.7", "sampling.top_p=0.9", "learning.loss=dapo", "learning.entropy=0.01"),
+    "minibatches": ("learning.updates=2", "learning.minibatches=2", "learning.loss=gspo", "learning.clip_low=1e-3"),
+    "reference": ("learning.kl.beta=0.1", "learning.correction=sequence", "learning.loss=dr_grpo"),
+    "in-the-reward": ("learning.kl={beta=0.5, estimator='k1'}", "learning.correction=token", "learning.scale=batch"),
+    "adapters": ("model.lora={r=4, dropout=0.2}", "learning.kl.beta=0.1", "learning.lr=1e-2"),
+    "dropped-and-failed": ("tasks.dead=2", "tasks.fails=7", "sampling.resample=2", "learning.mask_truncated=true"),
+    "dead-ones-skipped": ("tasks.dead=2", "learning.skip_dead=true", "model.weights=bf16", "learning.lr=1e-2"),
+    "turns": ("tasks.turns=3", "tasks.chat=true", "sampling.max_turns=3", "learning.tokens=400"),
+}  # fmt: skip
+
+
+def is_what_it_says(sort: str, run: Run) -> bool:
+    """Whether a run has what its sort is there for."""
+    rows = run.rollouts()
+    looked, sampled = (np.isfinite(tokens(run, None, column)).sum() for column in ("learner", "sampler"))
+    has = {
+        "dropped-and-failed": False in rows["kept"].to_pylist() and None in rows["reward"].to_pylist(),
+        "dead-ones-skipped": looked < sampled,
+        "turns": 2 in tokens(run, None, "roles"),
+    }
+    return has.get(sort, True)
+
+
+@pytest.mark.parametrize("sort", SORTS)
+def test_an_unchanged_replay_is_the_run_to_the_bit(sort: str, llama_folder: Path, tmp_path: Path) -> None:
+    original = start(llama_folder, tmp_path, *SORTS[sort])
+    whole = replay(original, 0, overrides=EACH, runs=tmp_path, name="whole")
+    rest = replay(original, 1, overrides=EACH, runs=tmp_path, name="rest")
+    assert (whole.status, rest.status) == ("finished", "finished")
+    for step in range(1, STEPS + 1):
+        assert is_same(weights(whole, step), weights(original, step)), step
+    for step in (2, 3):
+        assert is_same(weights(rest, step), weights(original, step)), step
+    assert not is_same(weights(original, 2), weights(original, 3))
+    assert is_what_it_says(sort, original)
+    assert lines(whole) == lines(original)
+    assert lines(rest) == lines(original)[1:]
+    for step in range(1, STEPS + 1):
+        ours, theirs = (r.rollouts(step).drop_columns(["run"]) for r in (whole, original))
+        assert ours.equals(theirs)
+
+
+def test_a_part_of_the_steps_from_the_middle(again: Start, run: Run) -> None:
+    part = again(*EACH, step=1, steps=1)
+    assert [line["step"] for line in part.metric_lines] == [2]
+    assert [line["step"] for line in part.eval_lines] == [1, 2]
+    assert [p.name for p in part.checkpoints] == ["step-000002"]
+    assert is_same(weights(part, 2), weights(run, 2))
+    assert (part.start, part.steps, part.last_step) == (1, 2, 2)
+    assert part.info["kind"] == "replay"
+    assert part.info["replay"] == {"source": str(run.path.resolve()), "step": 1, "last": 2, "changed": {}}
+
+
+def test_one_factor_changes_only_what_it_touches(again: Start, run: Run) -> None:
+    changed = again("learning.lr=1e-3")
+    assert changed.info["replay"]["changed"] == {"learning.lr": [3e-3, 1e-3]}
+    ours, theirs = lines(changed), lines(run)
+    for key in ("reward/mean", "advantage/abs/mean", "sampling/length/mean", "tokens/model/count"):
+        assert [line[key] for line in ours] == [line[key] for line in theirs]
+    assert [line["optimizer/lr"] for line in ours] == pytest.approx([line["optimizer/lr"] / 3 for line in theirs])
+    first, was = ours[0], theirs[0]
+    assert first["gradient/norm/before"] == was["gradient/norm/before"]
+    assert first["weights/update/norm"] == pytest.approx(was["weights/update/norm"] / 3, rel=1e-3)
+    assert ours[1]["gradient/norm/before"] != theirs[1]["gradient/norm/before"]
+    assert [p.name for p in changed.checkpoints] == [f"step-{STEPS:06d}"]
+    assert not is_same(weights(changed, STEPS), weights(run, STEPS))
+
+
+def test_the_first_step_is_on_policy_and_later_ones_say_how_far_they_are(again: Start, run: Run) -> None:
+    changed = again("learning.lr=1e-2", "learning.clip_low=0.01", "learning.clip_high=0.01")
+    first, *later = changed.metric_lines
+    was = run.metric_lines
+    for key in ("sampler/ess/share", "sampler/gap/mean", "sampler/gap/max", "learner/ratio/mean"):
+        assert first[key] == was[0][key]
+    assert first["clip/low/share"] == first["clip/high/share"] == 0.0
+    assert all(
+        line["sampler/gap/mean"] > 100 * run_line["sampler/gap/mean"]
+        for line, run_line in zip(later, was[1:], strict=True)
+    )
+    assert all(line["sampler/ess/share"] < 0.999 for line in later)
+    assert all(line["clip/low/share"] + line["clip/high/share"] > 0.1 for line in later)
+
+
+def test_ratios_are_against_the_policy_that_sampled(again: Start, run: Run) -> None:
+    changed = again("learning.lr=1e-2")
+    for step in (2, 3):
+        ours, theirs = tokens(changed, step, "learner"), tokens(run, step, "learner")
+        said = np.isfinite(theirs)
+        gap = ours[said] - theirs[said]
+        assert changed.metric_lines[step - 1]["learner/ratio/mean"] == pytest.approx(np.exp(gap).mean(), rel=1e-5)
+        sampler = tokens(run, step, "sampler")[said]
+        assert changed.metric_lines[step - 1]["sampler/gap/mean"] == pytest.approx(
+            np.abs(ours[said] - sampler).mean(), rel=1e-4
+        )
+        assert np.array_equal(tokens(changed, step, "sampler")[said], sampler)
+
+
+def test_the_sampler_stands_in_where_the_learner_did_not_look(llama_folder: Path, tmp_path: Path) -> None:
+    original = start(llama_folder, tmp_path, "tasks.dead=2", "learning.skip_dead=true")
+    changed = replay(original, 0, overrides=["learning.skip_dead=false", "learning.kl.beta=0.1"], runs=tmp_path)
+
+    def known(run: Run, column: str) -> list[int]:
+        return [int(np.isfinite(tokens(run, step, column)).sum()) for step in range(1, STEPS + 1)]
+
+    assert sum(known(original, "learner")) < sum(known(original, "sampler"))
+    assert known(changed, "learner") == known(original, "sampler")
+    assert changed.metric_lines[0]["learner/ratio/mean"] == pytest.approx(1.0, abs=1e-4)
+    assert all(line["loss/total"] is not None for line in changed.metric_lines)
+
+
+def test_a_reference_is_the_model_that_the_run_began_with(again: Start) -> None:
+    changed = again("learning.kl.beta=0.1", step=2)
+    (line,) = changed.metric_lines
+    assert line["kl/reference/mean"] > 1e-4
+    start = tokens(changed, 3, "reference")
+    gap = (start - tokens(changed, 3, "learner"))[np.isfinite(start)]
+    assert line["kl/reference/mean"] == pytest.approx((np.exp(gap) - gap - 1).mean(), rel=1e-4)
+
+
+def test_other_weights_and_adapters(again: Start, run: Run, tmp_path: Path) -> None:
+    coarse = again("model.weights=bf16", step=1, steps=1)
+    assert 0 < coarse.metric_lines[0]["sampler/gap/mean"] < 0.05
+    assert coarse.metric_lines[0]["weights/norm"] == pytest.approx(run.metric_lines[1]["weights/norm"], rel=1e-2)
+    adapted = replay(run, 0, steps=1, overrides=["model.lora={r=4}"], runs=tmp_path, name="adapted")
+    assert adapted.metric_lines[0]["sampler/gap/max"] < 2e-4
+    assert adapted.info["model"]["trainable"] < run.info["model"]["trainable"]
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("sampling.temperature=0.5", "sampling.temperature would take new rollouts"),
+        ("sampling.size=8", "sampling.size would take new rollouts"),
+        ("tasks.train=20", "tasks.train would take new rollouts"),
+        ("model.name=tiny", "model.name would take new rollouts"),
+        ("seed=1", "seed would take new rollouts"),
+        ("learning.steps=9", "say --steps"),
+        ("learning.minibatches=3", "should divide"),
+        ("learning.los=dapo", "Did you mean loss"),
+    ],
+)
+def test_what_takes_new_rollouts_is_refused(again: Start, override: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=said):
+        again(override)
+    assert not list(tmp_path.iterdir())
+
+
+def test_refusals_say_what_there_is(again: Start, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"no checkpoint of step 7; it has 0 .* and 1, 2, 3\..*checkpoints.every"):
+        again(step=7)
+    with pytest.raises(RecordError, match="has recorded 0 steps after step 3"):
+        again(step=3)
+    with pytest.raises(RecordError, match=r"--steps 9: .* has recorded 3 steps after step 0"):
+        again(steps=9)
+    with pytest.raises(ConfigError, match="Use --step 0"):
+        again("model.lora={r=4}", step=2)
+    done = again(steps=1)
+    with pytest.raises(RecordError, match="is a replay; only a run of uptrend train"):
+        replay(done, 0, runs=tmp_path)
+    with pytest.raises(RecordError, match="is a replay, which is short: make it again"):
+        resume(done.path)
+    with pytest.raises(RecordError, match="already holds a run"):
+        again(steps=1)
+
+
+def test_another_model_under_the_same_name_is_refused(run: Run, tmp_path: Path) -> None:
+    copied = tmp_path / "run"
+    copied.symlink_to(run.path)
+    changed = Run(copied)
+    changed.info["model"] = {**run.info["model"], "digest": "0" * 32}
+    with pytest.raises(ModelError, match="is not the model any more"):
+        replay(changed, 0, steps=1, runs=tmp_path, name="again")
+    assert replay(changed, 1, steps=1, runs=tmp_path, name="later").status == "finished"
+
+
+def test_the_doctor_does_not_blame_a_replay_for_being_one(again: Start) -> None:
+    changed = again("learning.lr=3e-2")
+    assert changed.metric_lines[-1]["sampler/kl/mean"] > 0.1
+    found = {f.id for f in diagnose(view_of(changed)).findings}
+    assert found.isdisjoint({"precision.mismatch", "sync.stale-weights", "sync.off-policy", "policy.dropout-on"})
+    assert "rewards are those of the run" in diagnose(view_of(changed)).verdict.sentence
+
+
+def test_a_replay_that_did_not_finish_is_made_again_in_its_place(run: Run, tmp_path: Path) -> None:
+    class Enough:
+        def before(self, run: Run) -> None: ...
+        def step(self, record: StepRecord) -> Stop | None:
+            return Stop("enough") if record.step == 1 else None
+
+        def after(self, run: Run) -> None: ...
+
+    def go(*overrides: str, observers: Sequence[Any] = ()) -> Run:
+        return replay(run, 0, steps=2, overrides=overrides, runs=tmp_path, name="one", observers=observers)
+
+    stopped = go("learning.lr=1e-3", observers=[Enough()])
+    assert (stopped.status, stopped.last_step) == ("stopped", 1)
+    with pytest.raises(RecordError, match="already holds a run"):
+        go("learning.lr=2e-3")
+    whole = go("learning.lr=1e-3")
+    assert (whole.status, whole.last_step, whole.start, whole.steps) == ("finished", 2, 0, 2)
+    assert [line["step"] for line in whole.metric_lines] == [1, 2]
+    assert [line["step"] for line in whole.eval_lines] == [0, 2]
+    with pytest.raises(RecordError, match="already holds a run"):
+        go("learning.lr=1e-3")
