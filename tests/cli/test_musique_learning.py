@@ -179,6 +179,6 @@ def _logprobs(warm: Warm, model: Path, rollouts: list[Rollout]) -> np.ndarray:
         {**warm.recipe, "model": {"name": str(model)}, "sampling": {**warm.recipe["sampling"], "temperature": 1.0}}
     )
     policy = make_policy(config, heldout(config))
-    exp = learner.experience(rollouts, config)
+    exp = learner.lay_out(rollouts, config)
     looked = learner.Learner(policy, Optimizer(policy.flat, config.learning), config).look(exp, reference=False)
     return looked[exp.mask_bs].numpy()

@@ -32,21 +32,21 @@ def test_learning_with_its_interval_and_power() -> None:
 
 
 def test_falling_flat_and_too_short() -> None:
-    assert trend_of(healthy(**{"reward/mean": ramp(0.7, 0.3, noise=0.05)})).trend is TrendKind.FALLING
-    assert trend_of(healthy(**{"reward/mean": flat()})).trend is TrendKind.FLAT
-    assert trend_of(healthy(8, **{"reward/mean": flat(0.3, 8)})).trend is TrendKind.TOO_SHORT
-    assert trend_of(healthy(3)).trend is TrendKind.TOO_SHORT
+    assert trend_of(healthy(**{"reward/mean": ramp(0.7, 0.3, noise=0.05)})).kind is TrendKind.FALLING
+    assert trend_of(healthy(**{"reward/mean": flat()})).kind is TrendKind.FLAT
+    assert trend_of(healthy(8, **{"reward/mean": flat(0.3, 8)})).kind is TrendKind.TOO_SHORT
+    assert trend_of(healthy(3)).kind is TrendKind.TOO_SHORT
     noisy = healthy(30, **{"reward/mean": flat(0.3, 30, 0.4), "reward/group_std/mean": 0.3})
-    assert trend_of(noisy).trend is TrendKind.TOO_SHORT
+    assert trend_of(noisy).kind is TrendKind.TOO_SHORT
 
 
 def test_a_short_run_with_a_plain_trend_is_not_too_short() -> None:
-    assert trend_of(healthy(12, **{"reward/mean": ramp(0.1, 0.9, 12, 0.03)})).trend is TrendKind.LEARNING
+    assert trend_of(healthy(12, **{"reward/mean": ramp(0.1, 0.9, 12, 0.03)})).kind is TrendKind.LEARNING
 
 
 def test_a_collapse_is_falling_although_no_line_fits() -> None:
     rewards = np.concatenate([np.full(5, 0.89), [0.4], np.full(34, 0.001)]) + flat(0, 40, 0.01)
-    assert trend_of(healthy(40, **{"reward/mean": rewards})).trend is TrendKind.FALLING
+    assert trend_of(healthy(40, **{"reward/mean": rewards})).kind is TrendKind.FALLING
 
 
 def test_a_step_up_is_learning_although_no_line_fits() -> None:
@@ -54,7 +54,7 @@ def test_a_step_up_is_learning_although_no_line_fits() -> None:
     trend = trend_of(healthy(50, **{"reward/mean": rewards, "reward/group_std/mean": 0.15}))
     assert (trend.kind, trend.sentence.partition(":")[0]) == (TrendKind.LEARNING, "It rose at once and stayed there")
     slow = np.cumsum(np.random.default_rng(0).normal(0, 0.02, 50))  # a walk that no rollout would notice
-    assert trend_of(healthy(50, **{"reward/mean": slow, "reward/group_std/mean": 0.5})).trend is not TrendKind.LEARNING
+    assert trend_of(healthy(50, **{"reward/mean": slow, "reward/group_std/mean": 0.5})).kind is not TrendKind.LEARNING
 
 
 @pytest.mark.parametrize(
@@ -63,11 +63,11 @@ def test_a_step_up_is_learning_although_no_line_fits() -> None:
      {"learner/entropy/mean": np.exp(ramp(0, -9)), "gradient/norm/before": np.exp(ramp(0, -14)), "reward/max": 2.0}],
 )  # fmt: skip
 def test_a_drift_without_learning_is_flat(dead: dict[str, object]) -> None:
-    assert trend_of(healthy(**dead)).trend is TrendKind.FLAT
+    assert trend_of(healthy(**dead)).kind is TrendKind.FLAT
 
 
 def test_a_constant_reward_is_flat() -> None:
-    assert trend_of(healthy(**{"reward/mean": 1.0})).trend is TrendKind.FLAT
+    assert trend_of(healthy(**{"reward/mean": 1.0})).kind is TrendKind.FLAT
 
 
 def test_no_reward() -> None:
@@ -93,7 +93,7 @@ def test_held_out_is_paired_where_rollouts_were_kept(make_run: Callable[..., Pat
 
 def test_the_last_verdict_is_kept_for_its_own_run_only() -> None:
     rising, falling = healthy(), healthy(**{"reward/mean": ramp(0.7, 0.3, noise=0.05)})
-    assert [trend_of(v).trend for v in (rising, falling, rising)] == [
+    assert [trend_of(v).kind for v in (rising, falling, rising)] == [
         TrendKind.LEARNING,
         TrendKind.FALLING,
         TrendKind.LEARNING,

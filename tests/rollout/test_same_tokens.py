@@ -29,7 +29,7 @@ from uptrend.rollout.inprocess import InProcessSampler
 from uptrend.rollout.play import RolloutRequest, play_all
 from uptrend.rollout.render import Renderer
 from uptrend.rollout.sampler import Extension, Limits
-from uptrend.training.learner import Learner, experience
+from uptrend.training.learner import Learner, lay_out
 
 LAYOUTS = ("raw", "plain", "qwen")
 TAGS = {"plain": ("<tool>", "</tool>"), "qwen": ("<tool_call>\n", "\n</tool_call>")}
@@ -169,7 +169,7 @@ def check(policy: Policy, renderer: Renderer, case: Case, chat: bool) -> tuple[l
             }
         }
     )  # fmt: skip
-    exp = experience(rollouts, config)
+    exp = lay_out(rollouts, config)
     learner = Learner(policy, Optimizer(policy.flat, config.learning), config)
     learner_bs = learner.look(exp, reference=False)
     for b, (rollout, line) in enumerate(zip(rollouts, exp.lines, strict=True)):
@@ -330,6 +330,6 @@ def test_rollouts_at_different_turns_share_batches(policy: Policy, renderers: di
 def test_the_learner_teaches_what_was_said_alone(policy: Policy, renderers: dict[str, Renderer]) -> None:
     case = many(6, Limits(5, 4000))
     rollouts, spy = check(policy, renderers["plain"], case, chat=True)
-    exp = experience(rollouts, load_config({"sampling": {"groups": 2, "size": 3, "max_tokens": 5, "max_turns": 3}}))
+    exp = lay_out(rollouts, load_config({"sampling": {"groups": 2, "size": 3, "max_tokens": 5, "max_turns": 3}}))
     assert int(exp.mask_bs.sum()) == sum(len(e.ids) for said in spy.said.values() for e in said)
     assert torch.equal(exp.mask_bs, exp.real_bs)

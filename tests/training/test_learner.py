@@ -20,7 +20,7 @@ from uptrend.policy.optimizer import Applied, Optimizer
 from uptrend.policy.policy import Policy
 from uptrend.records import Ending, Reward, Role, Rollout
 from uptrend.records import Sequence as Tokens
-from uptrend.training.learner import Experience, Learner, Update, experience
+from uptrend.training.learner import Experience, Learner, Update, lay_out
 
 Shapes = list[tuple[int, list[list[int]]]]
 """By group: the prompt's length, and for each rollout the lengths of its turns, model and tool by turns."""
@@ -102,7 +102,7 @@ def advantages_of(rollouts: Sequence[Rollout], exp: Experience, config: Config) 
 
 def by_hand(policy: Policy, rollouts: Sequence[Rollout], config: Config, old: Tensor | None = None) -> Tensor:
     """The gradient of the whole step's objective, through plain forwards."""
-    exp = experience(rollouts, config)
+    exp = lay_out(rollouts, config)
     advantages_b = advantages_of(rollouts, exp, config)
     reference = None
     if config.learning.kl.beta:
@@ -128,9 +128,9 @@ def update(
     """What the learner does with them, and the gradients that it made."""
     kept = optimizer or Kept(policy.flat)
     learner = Learner(policy, kept, config)
-    exp = experience(rollouts, config)
-    reference = learner.look(exp, reference=True) if config.learning.kl.beta else None
-    old = learner.look(exp, reference=False) if learner.needs_old else None
+    exp = lay_out(rollouts, config)
+    reference = learner.logprobs(exp, reference=True) if config.learning.kl.beta else None
+    old = learner.logprobs(exp, reference=False) if learner.needs_old else None
     done = learner.update(exp, advantages_of(rollouts, exp, config), 1, old_bs=old, reference_bs=reference)
     return done, getattr(kept, "gradients", [])
 
@@ -157,7 +157,7 @@ def test_any_step_is_what_it_is_row_by_row(policy: Policy, shapes: Shapes, token
     done, (gradient,) = update(policy, rollouts, config)
     close(gradient, by_hand(policy, rollouts, config))
     expected = plain_logprobs(policy, rollouts, 0.8)[0].detach()
-    real = experience(rollouts, config).real_bs
+    real = lay_out(rollouts, config).real_bs
     close(done.learner_bs[real], fit(expected, real)[real])
 
 
@@ -201,15 +201,15 @@ def test_gradient_checkpointing_changes_nothing(llama_folder: Path) -> None:
 def test_what_attention_may_not_see_changes_the_result(policy: Policy) -> None:
     """Hiding a prompt's tokens is not what the loop does; if it were, this is what would be seen of it."""
     config, rollouts = config_of(), rollouts_of(SHAPES)
-    learner, exp = Learner(policy, Kept(policy.flat), config), experience(rollouts, config)  # type: ignore[arg-type]
+    learner, exp = Learner(policy, Kept(policy.flat), config), lay_out(rollouts, config)  # type: ignore[arg-type]
     assert all(line.visible.all() for line in exp.lines)
-    seen = learner.look(exp, reference=False)
+    seen = learner.logprobs(exp, reference=False)
     hidden = []
     for line in exp.lines:
         visible = line.visible.copy()
         visible[: line.prompt] = False
         hidden.append(replace(line, visible=visible))
-    blind = learner.look(replace(exp, lines=hidden), reference=False)
+    blind = learner.logprobs(replace(exp, lines=hidden), reference=False)
     changed = (seen - blind).abs()[exp.real_bs]
     assert float(changed.mean()) > 0.1
 
@@ -218,15 +218,15 @@ def test_padding_and_neighbors_are_never_seen(policy: Policy) -> None:
     config = config_of()
     long, short = rollouts_of([(4, [[2]])]), rollouts_of([(4, [[2]]), (30, [[8, 8, 8]])])
     learner = Learner(policy, Kept(policy.flat), config)  # type: ignore[arg-type]
-    alone = learner.look(experience(long, config), reference=False)[0, :2]
-    together = learner.look(experience(short, config), reference=False)[0, :2]
+    alone = learner.logprobs(lay_out(long, config), reference=False)[0, :2]
+    together = learner.logprobs(lay_out(short, config), reference=False)[0, :2]
     torch.testing.assert_close(alone, together, atol=1e-5, rtol=1e-5)
 
 
 def test_rewarded_rollouts_become_likelier(llama_folder: Path) -> None:
     policy = make_policy(llama_folder)
     config, rollouts = config_of(lr=1e-3, max_grad_norm=0), rollouts_of([(6, [[4]] * 6), (9, [[5]] * 6)])
-    exp = experience(rollouts, config)
+    exp = lay_out(rollouts, config)
     advantages_b = advantages_of(rollouts, exp, config)
     before = plain_logprobs(policy, rollouts, 1.0)[0].detach().sum(1)
     done, _ = update(policy, rollouts, config, Optimizer(policy.flat, config.learning))
@@ -247,7 +247,7 @@ def test_dead_groups_may_be_skipped(llama_folder: Path) -> None:
         weights.append(policy.flat.values.detach().clone())
         looked.append(~done.learner_bs.isnan())
     torch.testing.assert_close(weights[0], weights[1], atol=1e-6, rtol=1e-5)
-    real = experience(rollouts, config).real_bs
+    real = lay_out(rollouts, config).real_bs
     dead = torch.tensor([r.group == "g1" for r in rollouts])
     assert torch.equal(looked[0], real)
     assert torch.equal(looked[1], real & ~dead[:, None])
@@ -272,7 +272,7 @@ def test_a_second_pass_is_compared_with_the_probabilities_before_the_first(llama
     config, rollouts = config_of(updates=2, lr=5e-3), rollouts_of(SHAPES)
     before = plain_logprobs(policy, rollouts, 1.0)[0].detach()
     done, _ = update(policy, rollouts, config, Optimizer(policy.flat, config.learning))
-    real = experience(rollouts, config).real_bs
+    real = lay_out(rollouts, config).real_bs
     close(done.learner_bs[real], fit(before, real)[real])
     assert float(done.sums.ratio) / float(done.sums.tokens) != pytest.approx(1.0, abs=1e-4)
     assert float(done.sums.clipped_low + done.sums.clipped_high) > 0
@@ -295,7 +295,7 @@ def test_failed_dropped_and_cut_rollouts_are_not_trained(policy: Policy) -> None
 
 def test_tokens_of_tools_are_not_trained() -> None:
     (rollout,) = rollouts_of([(5, [[2, 6, 3]])])
-    exp = experience([rollout], config_of())
+    exp = lay_out([rollout], config_of())
     assert int(exp.mask_bs.sum()) == 5
     assert exp.lines[0].sampled.tolist() == [5, 6, 13, 14, 15]
 
@@ -328,8 +328,8 @@ def test_dropout_acts_while_learning_alone(llama_folder: Path) -> None:
     policy = load_policy(str(llama_folder), wish, torch.device("cpu"), seed=0, keep_reference=False)
     config, rollouts = config_of("model.lora={dropout=0.5}"), rollouts_of(SHAPES)
     learner = Learner(policy, Kept(policy.flat), config)  # type: ignore[arg-type]
-    exp = experience(rollouts, config)
-    one, two = (learner.look(exp, reference=False) for _ in range(2))
+    exp = lay_out(rollouts, config)
+    one, two = (learner.logprobs(exp, reference=False) for _ in range(2))
     assert torch.equal(one.nan_to_num(), two.nan_to_num())
     assert learner.needs_old
     gradients = [update(policy, rollouts, config)[1][0] for _ in range(2)]

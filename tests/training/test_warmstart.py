@@ -18,7 +18,7 @@ from uptrend.policy.optimizer import Optimizer
 from uptrend.records import ModelError, RecordError, Reward, Role, Run, Task, TasksetError
 from uptrend.runner.runs import load_for_eval, resume, warmstart
 from uptrend.tasks.pool import heldout, pool
-from uptrend.training.learner import Learner, experience
+from uptrend.training.learner import Learner, lay_out
 from uptrend.training.warmstart import demonstrate, supervised
 
 
@@ -43,7 +43,7 @@ def test_the_update_is_the_gradient_of_the_mean_negative_log_probability(llama_f
     assert (len(rollouts), notes) == (16, [])
     config = supervised(config, len(rollouts))
     optimizer = Optimizer(policy.flat, config.learning)
-    exp = experience(rollouts, config)
+    exp = lay_out(rollouts, config)
     update = Learner(policy, optimizer, config).update(
         exp, torch.ones(len(exp.lines)), 1, old_bs=None, reference_bs=None
     )

@@ -106,7 +106,7 @@ class InProcessSampler:
         if self._stale:
             self._decoder.renew()
             self._stale = False
-        streams = self._request(batch)
+        streams = self._place(batch)
         room = [limits.context - s.length - len(s.waiting) - len(r.ids) for s, r in zip(streams, batch, strict=True)]
         budget = np.clip(room, 0, limits.max_tokens)
         logits_nv = self._read(batch, streams, int(budget.max()))
@@ -129,7 +129,7 @@ class InProcessSampler:
             stream.waiting = [int(ids[count - 1])]
         return Extension(ids[:count].astype(np.int32), logprobs[:count].astype(np.float32), ended, self._version)
 
-    def _request(self, batch: list[_Request]) -> list[_SamplerStream]:
+    def _place(self, batch: list[_Request]) -> list[_SamplerStream]:
         """Give each stream of the batch the row of its place in it; other streams move behind all that it takes."""
         fresh = [r for r in batch if r.stream not in self._streams]
         for request in fresh:

@@ -76,7 +76,8 @@ def ask_probes(
     from uptrend.doctor.probes.bench import Bench
     from uptrend.doctor.probes.run import run_probes
 
-    bench = Bench(prepared.config, prepared.policy, prepared.pool, prepared.held_out, groups)
+    p = prepared
+    bench = Bench(p.config, p.policy, p.pool, p.held_out, groups, p.components)
     yield from run_probes(bench, names, started)
 
 

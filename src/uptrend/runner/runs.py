@@ -21,6 +21,7 @@ from uptrend.training.observer import Observer, Stop
 
 if TYPE_CHECKING:
     from uptrend.policy.policy import Policy
+    from uptrend.training.components import Components
 
 MAY_CHANGE = ("learning.steps", "eval.every", "checkpoints.every", "checkpoints.keep", "compute.threads")
 """What a resumed run may be told anew: nothing that would make it another run."""
@@ -38,6 +39,8 @@ class Prepared:
     """What it trains on."""
     held_out: HeldOut
     """What it is evaluated on."""
+    components: "Components"
+    """Parts of its loop."""
 
 
 def prepare(config: Config) -> Prepared:
@@ -45,7 +48,13 @@ def prepare(config: Config) -> Prepared:
     config = resolve(config)
     held_out = heldout(config)
     tasks = pool(config, held_out)
-    return Prepared(config, make_policy(config, held_out), tasks, held_out)
+    return _prepared(config, make_policy(config, held_out), tasks, held_out)
+
+
+def _prepared(config: Config, policy: "Policy", tasks: Pool, held_out: HeldOut) -> Prepared:
+    from uptrend.training.components import Components
+
+    return Prepared(config, policy, tasks, held_out, Components())
 
 
 def train(
@@ -66,14 +75,33 @@ def train(
     need_train_extra()
     config = config if isinstance(config, Config) else load_config(config)
     path = free_place(Path(runs), name, config.name, "Choose another --name, or continue it with --resume.")
-    parts = prepare(config)
-    with RunDirectory.create(path, info_of(path, parts.config, parts.pool, parts.held_out, parts.policy)) as directory:
-        _go(parts, directory, observers, resume=False, preflight=preflight, allows=allows, on_preflight=on_preflight)
+    prepared = prepare(config)
+    return start(prepared, path, observers, preflight=preflight, allows=allows, on_preflight=on_preflight)
+
+
+def start(
+    prepared: Prepared,
+    path: Path,
+    observers: Sequence[Observer] = (),
+    *,
+    preflight: bool = False,
+    allows: Collection[str] = (),
+    on_preflight: Callable[[Preflight], None] = lambda _: None,
+) -> Run:
+    """Train a prepared recipe into a new run directory; see `train`."""
+    p = prepared
+    with RunDirectory.create(path, info_of(path, p.config, p.pool, p.held_out, p.policy)) as directory:
+        _go(p, directory, observers, resume=False, preflight=preflight, allows=allows, on_preflight=on_preflight)
     return Run(path)
 
 
-def resume(path: Path, overrides: Iterable[str] = (), observers: Sequence[Observer] = ()) -> Run:
-    """Go on with a run from its last checkpoint; what was recorded after it is forgotten."""
+def resume(
+    path: Path,
+    overrides: Iterable[str] = (),
+    observers: Sequence[Observer] = (),
+    alter: Callable[[Prepared], Prepared] = lambda prepared: prepared,
+) -> Run:
+    """Continue a run from its last checkpoint; drop what was recorded after it. `alter` may replace parts."""
     need_train_extra()
     run = Run(path)
     if _is_warmstart(run):
@@ -98,7 +126,7 @@ def resume(path: Path, overrides: Iterable[str] = (), observers: Sequence[Observ
         held_out = heldout(config)
         tasks = pool(config, held_out)
         check_tasks(run, tasks, held_out)
-        parts = Prepared(config, make_policy(config, held_out), tasks, held_out)
+        parts = alter(_prepared(config, make_policy(config, held_out), tasks, held_out))
         directory.rewind(step)
         directory.write_info({**run.info, "config": to_table(config)})
         _go(parts, directory, observers, resume=True)
@@ -203,7 +231,9 @@ def _go(
             report, outcome.stop = check_first(prepared, directory, allows)
             on_preflight(report)
         if outcome.stop is None:
-            outcome.stop = loop(Parts(p.config, p.policy, p.pool, p.held_out, directory, observers), resume)
+            outcome.stop = loop(
+                Parts(p.config, p.policy, p.pool, p.held_out, directory, observers, p.components), resume
+            )
 
 
 def make_policy(config: Config, held_out: HeldOut) -> "Policy":

@@ -12,14 +12,14 @@ from uptrend.tasks.pool import HeldOut
 from uptrend.training.gather import RolloutPlayer
 
 
-def evaluate(table: RolloutPlayer, held_out: HeldOut, step: int, config: Config) -> tuple[Evaluation, list[Rollout]]:
+def evaluate(player: RolloutPlayer, held_out: HeldOut, step: int, config: Config) -> tuple[Evaluation, list[Rollout]]:
     """Accuracy after a step, with the rollouts behind it."""
     began = time.perf_counter()
-    rollouts = table.play(_requests(held_out, step, 1, config), temperature=0.0)
+    rollouts = player.play(_requests(held_out, step, 1, config), temperature=0.0)
     attempts: list[Rollout] = []
     if config.eval.attempts:
         requests = _requests(held_out, step, config.eval.attempts, config)
-        attempts = table.play(requests, temperature=config.sampling.temperature)
+        attempts = player.play(requests, temperature=config.sampling.temperature)
     scored = [r for r in rollouts if r.reward is not None]
     families = dict.fromkeys(r.family for r in rollouts)
     return Evaluation(

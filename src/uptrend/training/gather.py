@@ -69,7 +69,7 @@ def _run(play: Coroutine[None, None, list[Rollout]]) -> list[Rollout]:
     return rollouts
 
 
-def gather(table: RolloutPlayer, pool: Pool, cursor: Cursor, step: int, config: Config) -> Gathered:
+def gather(player: RolloutPlayer, pool: Pool, cursor: Cursor, step: int, config: Config) -> Gathered:
     """One step's groups: full groups of the same task, dead ones drawn anew up to the limit."""
     kept: list[list[Rollout]] = []
     dead: list[list[Rollout]] = []
@@ -77,7 +77,7 @@ def gather(table: RolloutPlayer, pool: Pool, cursor: Cursor, step: int, config: 
     for attempt in range(config.sampling.resample + 1):
         missing = config.sampling.groups - len(kept)
         drawn, cursor = pool.draw(step, missing, cursor)
-        groups = _play_groups(table, drawn, step, named, config)
+        groups = _play_groups(player, drawn, step, named, config)
         named += len(groups)
         if attempt < config.sampling.resample:
             dead += [g for g in groups if is_dead(g)]
@@ -96,7 +96,7 @@ def is_dead(group: Sequence[Rollout]) -> bool:
 
 
 def _play_groups(
-    table: RolloutPlayer, drawn: Sequence[tuple[Task, Taskset]], step: int, first: int, config: Config
+    player: RolloutPlayer, drawn: Sequence[tuple[Task, Taskset]], step: int, first: int, config: Config
 ) -> list[list[Rollout]]:
     size = config.sampling.size
     requests = [
@@ -104,5 +104,5 @@ def _play_groups(
         for number, (task, taskset) in enumerate(drawn, first)
         for i in range(size)
     ]
-    rollouts = table.play(requests, temperature=config.sampling.temperature)
+    rollouts = player.play(requests, temperature=config.sampling.temperature)
     return [rollouts[i : i + size] for i in range(0, len(rollouts), size)]

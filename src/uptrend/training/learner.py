@@ -3,9 +3,9 @@
 b = sequence, s = sampled token of it (padded), m = sampled tokens of a micro-batch, n = rollout.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from uptrend.algo import Batch, Sums, attention_mask, loss_mask, objective, prepare
-from uptrend.config import Config
+from uptrend.config import Config, Learning
 from uptrend.policy.graphed import Graphed
 from uptrend.policy.optimizer import Applied, Optimizer, learning_rate
 from uptrend.policy.policy import Policy
@@ -22,6 +22,8 @@ from uptrend.records import Sequence as Tokens
 from uptrend.training.packing import Cost, Grain, Line, Micro, pack
 
 MODEL = int(Role.MODEL)
+Objective = Callable[[Tensor, Tensor, Batch, Learning], tuple[Tensor, Sums]]
+"""Loss and its sums, from log-probabilities and entropies of a micro-batch's tokens."""
 BATCH = [f.name for f in fields(Batch) if f.name != "whole_rollouts"]
 """The tensors of a micro-batch's part of the update, in order."""
 
@@ -68,8 +70,14 @@ class Update:
     """The share of tokens through the model that were padding."""
 
 
-def experience(rollouts: Sequence[Rollout], config: Config, *, recorded: bool = False) -> Experience:
-    """Lay the rollouts' sampled tokens out; failed and dropped ones are there, but not trained."""
+class Layout(Protocol):
+    """Lays rollouts out for the learner: which tokens train, and what attention sees."""
+
+    def __call__(self, rollouts: Sequence[Rollout], config: Config, *, recorded: bool = False) -> Experience: ...
+
+
+def lay_out(rollouts: Sequence[Rollout], config: Config, *, recorded: bool = False) -> Experience:
+    """Lay out the sampled tokens of rollouts; failed and dropped ones are included, but not trained."""
     numbers = {group: i for i, group in enumerate(dict.fromkeys(r.group for r in rollouts))}
     flat = [(n, r, s) for n, r in enumerate(rollouts) for s in r.sequences]
     visible = _visible([len(s.ids) for _, _, s in flat])
@@ -124,10 +132,20 @@ def _line(
 
 
 class Learner:
-    """Computes log-probabilities and makes updates."""
+    """Computes log-probabilities and makes updates; loss, packing and schedule can be replaced."""
 
-    def __init__(self, policy: Policy, optimizer: Optimizer, config: Config) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        optimizer: Optimizer,
+        config: Config,
+        *,
+        objective: Objective = objective,
+        pack: Callable[..., list[Micro]] = pack,
+        schedule: Callable[[Learning, int], float] = learning_rate,
+    ) -> None:
         self._policy, self._optimizer, self._config = policy, optimizer, config
+        self._objective, self._pack, self._schedule = objective, pack, schedule
         core = policy.core.config
         layers = sum(p.numel() for n, p in policy.core.named_parameters() if "embed" not in n and "lm_head" not in n)
         # A pair costs one multiplication for the product of query and key and one for the value, a channel and layer.
@@ -141,8 +159,8 @@ class Learner:
         # Rollouts of several turns have all lengths: graphs would take memory and hardly ever be used again.
         self._by_gradient = Graphed(self._gradient, device) if config.sampling.max_turns == 1 else self._gradient
 
-    def look(self, exp: Experience, *, reference: bool) -> Tensor:
-        """Log-probabilities of every sampled token without a gradient, by the policy or by the reference."""
+    def logprobs(self, exp: Experience, *, reference: bool) -> Tensor:
+        """Compute log-probabilities of every sampled token without a gradient, by the policy or the reference."""
         out_bs = torch.full(_roomy(exp), torch.nan, device=self._policy.device)
         quiet = self._policy.as_reference() if reference else torch.no_grad()
         forward = self._by_reference if reference else self._by_policy
@@ -166,12 +184,12 @@ class Learner:
         Ratios are against `old_bs`, or against the policy that sampled where the experience knows it.
         """
         learning, device = self._config.learning, self._policy.device
-        looked_bs = torch.full(_roomy(exp), torch.nan, device=device)
+        logprobs_bs = torch.full(_roomy(exp), torch.nan, device=device)
         weights_bs = torch.zeros(exp.sampler_bs.shape, device=device)
         mask_bs, sampler_bs, rollouts_b = (x.to(device) for x in (exp.mask_bs, exp.sampler_bs, exp.rollouts_b))
         before_bs = old_bs if exp.behavior_bs is None else exp.behavior_bs.to(device)
         advantages_bs = advantages_b.to(device)[:, None].expand(mask_bs.shape)
-        lr, applied, padding = learning_rate(learning, step), list[Applied](), list[float]()
+        lr, applied, padding = self._schedule(learning, step), list[Applied](), list[float]()
         total: Tensor | None = None
         for last, rows in self._minibatches(exp):
             on = rows.to(device)
@@ -187,11 +205,11 @@ class Learner:
                 logprobs_m, sums = self._accumulate(micro, part)
                 if last:
                     total = sums if total is None else total + sums
-                looked_bs[micro.lines[micro.at_m[0]], micro.at_m[1]] = logprobs_m
+                logprobs_bs[micro.lines[micro.at_m[0]], micro.at_m[1]] = logprobs_m
                 padding.append(micro.padding)
             applied.append(self._optimizer.apply(lr))
         return Update(
-            learner_bs=(looked_bs[:, :-1] if old_bs is None else old_bs).cpu(),
+            learner_bs=(logprobs_bs[:, :-1] if old_bs is None else old_bs).cpu(),
             reference_bs=None if reference_bs is None else reference_bs.cpu(),
             weights_bs=weights_bs.cpu(),
             advantages_b=advantages_b,
@@ -219,7 +237,7 @@ class Learner:
             rows, length = part.weights_bt.shape
             room = torch.zeros(rows, length + 1, device=self._policy.device)
             logprobs_bs, entropy_bs = (room.index_put(micro[-2:], x)[:, :-1] for x in (logprobs_m, entropy_m))
-            loss, sums = objective(logprobs_bs, entropy_bs, part, self._config.learning)
+            loss, sums = self._objective(logprobs_bs, entropy_bs, part, self._config.learning)
             loss.backward()  # type: ignore[no-untyped-call]
         return logprobs_m.detach(), torch.stack([getattr(sums, f.name).float() for f in fields(sums)])
 
@@ -246,7 +264,7 @@ class Learner:
         wanted = tuple(b for b in numbers if len(exp.lines[b].sampled))
         if self._laid is None or self._laid[0] is not exp or self._laid[1] != wanted:
             tokens, longest = self._config.learning.tokens, exp.sampler_bs.shape[1]
-            micros = pack(exp.lines, wanted, tokens, self._cost, self._grain, longest) if wanted else []
+            micros = self._pack(exp.lines, wanted, tokens, self._cost, self._grain, longest) if wanted else []
             self._laid = (exp, wanted, [micro.to(self._policy.device) for micro in micros])
         return self._laid[2]
 

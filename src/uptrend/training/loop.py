@@ -1,42 +1,41 @@
 """The training loop, from top to bottom: sample → score → advantages → update → record → evaluate → checkpoint.
 
-A replay (replay.py) takes the same course with rollouts from another run's records in place of sampled ones.
+A replay (replay.py) follows the same loop with rollouts from another run's records, a warm start (warmstart.py)
+with an expert's demonstrations and advantages of 1.
 
 Left out on purpose: a critic and a reward model (answers are checked, not judged), several processes and a
-sampler elsewhere (the sampler's interface bears it; this loop has one process), and every reaction to what
+sampler elsewhere (the sampler's interface allows it; this loop has one process), and every reaction to what
 happens: whoever wants to watch, warn or stop is an observer.
 """
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from uptrend.algo import advantages, kl_penalty
+from uptrend.algo import kl_penalty
 from uptrend.config import Config
-from uptrend.policy.checkpoint import load_checkpoint, save_checkpoint
-from uptrend.policy.measure import Movement, WeightMeter
-from uptrend.policy.optimizer import Optimizer
+from uptrend.policy.checkpoint import save_checkpoint
+from uptrend.policy.measure import WeightMeter
 from uptrend.policy.policy import Policy
 from uptrend.records import Evaluation, Rollout, Run, RunDirectory
-from uptrend.rollout.inprocess import InProcessSampler
 from uptrend.tasks.pool import Cursor, HeldOut, Pool
-from uptrend.training import metrics as measure
 from uptrend.training.annotate import Annotated
+from uptrend.training.components import Components
 from uptrend.training.evaluate import evaluate
-from uptrend.training.gather import Gathered, RolloutPlayer, gather
-from uptrend.training.learner import Experience, Learner, Update, experience
+from uptrend.training.gather import Gathered, RolloutPlayer
+from uptrend.training.learner import Experience, Learner, Update
+from uptrend.training.metrics import Clock, Learned, Signal, peak_memory_gib
 from uptrend.training.observer import Observer, StepRecord, Stop
 from uptrend.training.recorder import Recorder
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What a run is made of; `cli` joins it."""
+    """A run's ingredients; `runner` joins them."""
 
     config: Config
     policy: Policy
@@ -44,25 +43,28 @@ class Parts:
     held_out: HeldOut
     directory: RunDirectory
     observers: Sequence[Observer] = ()
+    components: Components = field(default_factory=Components)
 
 
 @dataclass(frozen=True)
 class Course:
-    """Where a run begins and ends, and who gives it rollouts."""
+    """Beginning and end of a run, and the source of its rollouts."""
 
     gather: Callable[[RolloutPlayer, Cursor, int], Gathered]
-    """A step's rollouts."""
+    """Provides a step's rollouts."""
     last: int
-    """Its last step."""
+    """Last step."""
     checkpoint: Path | None = None
-    """What it begins with; None for the model as it was made."""
+    """Checkpoint to begin with; None for the model as it was loaded."""
     is_new: bool = True
-    """Whether it has not begun yet, so that the model is evaluated first."""
+    """True where the run has not begun yet, so that the model is evaluated first."""
+    saves: bool = True
+    """True where checkpoints are written."""
 
 
 @contextmanager
 def recording(parts: Parts) -> Iterator[Recorder]:
-    """A recorder for as long as the run goes; observers hear of its beginning, and of its end however it ends."""
+    """Open a recorder for the length of a run; tell observers of its beginning, and of its end however it ends."""
     recorder = Recorder(parts.directory)
     for observer in parts.observers:
         observer.before(Run(parts.directory.path))
@@ -78,60 +80,62 @@ def recording(parts: Parts) -> Iterator[Recorder]:
 
 
 def train(parts: Parts, resume: bool = False) -> Stop | None:
-    """Run a recipe to its end, or until an observer stops it; everything is in the run directory."""
-    config = parts.config
+    """Train a recipe to its end, or until an observer stops it; everything is in the run directory."""
+    config, gather = parts.config, parts.components.gather
 
-    def sample(table: RolloutPlayer, cursor: Cursor, step: int) -> Gathered:
-        return gather(table, parts.pool, cursor, step, config)
+    def sample(player: RolloutPlayer, cursor: Cursor, step: int) -> Gathered:
+        return gather(player, parts.pool, cursor, step, config)
 
     checkpoint = Run(parts.directory.path).checkpoints[-1] if resume else None
     return run_course(parts, Course(sample, config.learning.steps, checkpoint, is_new=not resume))
 
 
 def run_course(parts: Parts, course: Course) -> Stop | None:
-    """The loop itself."""
-    config, policy = parts.config, parts.policy
-    optimizer = Optimizer(policy.flat, config.learning)
-    learner = Learner(policy, optimizer, config)
-    sampler = InProcessSampler(policy)
-    table = RolloutPlayer(policy, sampler, config)
-    scale = WeightMeter(policy.flat)
+    """Run the loop."""
+    config, policy, components = parts.config, parts.policy, parts.components
+    optimizer = components.optimizer(policy.flat, config.learning)
+    learner = components.learner(policy, optimizer, config)
+    sampler = components.sampler(policy)
+    player = RolloutPlayer(policy, sampler, config)
+    meter = WeightMeter(policy.flat)
     step, cursor = 0, Cursor()
     stop: Stop | None = None
     held: Evaluation | None
     torch.manual_seed(config.seed)
 
     if course.checkpoint is not None:
-        state = load_checkpoint(course.checkpoint, policy, optimizer)
+        state = components.restore(course.checkpoint, policy, optimizer)
         step, cursor = state["step"], Cursor(**state["cursor"])
         sampler.load((), version=step)
     with recording(parts) as recorder:
         if course.is_new:
-            held = evaluate_held_out(parts, table, recorder, step)
+            held = evaluate_held_out(parts, player, recorder, step)
             stop = tell_observers(parts, StepRecord(step, {}, (), held))
         while step < course.last and stop is None:
             step += 1
-            clock = measure.Clock(policy.device)
+            clock = Clock(policy.device)
 
-            gathered = course.gather(table, cursor, step)
+            gathered = course.gather(player, cursor, step)
             cursor = gathered.cursor
             clock.lap("sample")
 
-            exp = experience(gathered.rollouts, config, recorded=gathered.recorded)
-            scale.before()
-            update, seen = learn(learner, exp, gathered.rollouts, step, config)
+            exp = components.layout(gathered.rollouts, config, recorded=gathered.recorded)
+            meter.before()
+            update, signal = learn(components, learner, exp, gathered.rollouts, step, config)
             sampler.load((), version=step)
             clock.lap("update")
 
             rollouts = Annotated(gathered.rollouts, exp, update, gathered.dropped)
-            line = _line(step, gathered, exp, update, scale.after(), config) | seen
+            learned = Learned(gathered, exp, update, signal, meter.after(), config)
+            line = {"step": step, "time": time.time(), **components.metrics(learned)}
             clock.lap("record")
-            line |= clock.metrics() | {"memory/peak/gib": measure.peak_memory_gib(policy.device)}
+            line |= clock.metrics() | {"memory/peak/gib": peak_memory_gib(policy.device)}
             recorder.step(step, rollouts, line)
 
-            held = evaluate_held_out(parts, table, recorder, step) if _is_due(step, config.eval.every, course) else None
+            is_due = _is_due(step, config.eval.every, course)
+            held = evaluate_held_out(parts, player, recorder, step) if is_due else None
             stop = tell_observers(parts, StepRecord(step, line, rollouts, held))
-            if _is_due(step, config.checkpoints.every, course) or stop is not None:
+            if course.saves and (_is_due(step, config.checkpoints.every, course) or stop is not None):
                 recorder.drain()  # records first: a checkpoint never stands ahead of them
                 state = {"step": step, "cursor": asdict(cursor)}
                 save_checkpoint(parts.directory.path, policy, optimizer, state, config.checkpoints.keep)
@@ -140,12 +144,12 @@ def run_course(parts: Parts, course: Course) -> Stop | None:
 
 
 def learn(
-    learner: Learner, exp: Experience, rollouts: Sequence[Rollout], step: int, config: Config
-) -> tuple[Update, dict[str, Any]]:
-    """Advantages and the update that they cause."""
+    components: Components, learner: Learner, exp: Experience, rollouts: Sequence[Rollout], step: int, config: Config
+) -> tuple[Update, Signal]:
+    """Compute advantages and make the update that they cause."""
     kl = config.learning.kl
-    reference_bs = learner.look(exp, reference=True) if kl.beta > 0 else None
-    old_bs = learner.look(exp, reference=False) if learner.needs_old else None
+    reference_bs = learner.logprobs(exp, reference=True) if kl.beta > 0 else None
+    old_bs = learner.logprobs(exp, reference=False) if learner.needs_old else None
     rewards_n = torch.tensor([torch.nan if r.reward is None else r.reward.total for r in rollouts])
     groups_n = torch.empty(len(rollouts), dtype=torch.long)
     groups_n[exp.rollouts_b] = exp.groups_b
@@ -153,28 +157,15 @@ def learn(
     if kl.beta > 0 and kl.estimator == "k1" and old_bs is not None and reference_bs is not None:
         penalty_b = kl_penalty(old_bs.cpu(), reference_bs.cpu(), exp.mask_bs)
         taught_n = rewards_n - kl.beta * torch.zeros(len(rollouts)).index_add(0, exp.rollouts_b, penalty_b)
-    advantages_n = advantages(taught_n, groups_n, scale=config.learning.scale, baseline=config.learning.baseline)
+    scale, baseline = config.learning.scale, config.learning.baseline
+    advantages_n = components.advantages(taught_n, groups_n, scale=scale, baseline=baseline)
     update = learner.update(exp, advantages_n[exp.rollouts_b], step, old_bs=old_bs, reference_bs=reference_bs)
-    return update, measure.advantage_metrics(rewards_n, groups_n, advantages_n, rollouts)
+    return update, Signal(rewards_n, groups_n, advantages_n)
 
 
-def _line(
-    step: int, gathered: Gathered, exp: Experience, update: Update, moved: Movement, config: Config
-) -> dict[str, Any]:
-    return {
-        "step": step,
-        "time": time.time(),
-        **measure.reward_metrics(gathered.rollouts),
-        **measure.sampling_metrics(gathered, exp, config.sampling.size),
-        **measure.learner_metrics(exp, update),
-        **measure.token_metrics(gathered.rollouts, exp, update),
-        **measure.weight_metrics(moved),
-    }
-
-
-def evaluate_held_out(parts: Parts, table: RolloutPlayer, recorder: Recorder, step: int) -> Evaluation:
-    """Evaluate on the held-out tasks, and write down what came of it."""
-    held, rollouts = evaluate(table, parts.held_out, step, parts.config)
+def evaluate_held_out(parts: Parts, player: RolloutPlayer, recorder: Recorder, step: int) -> Evaluation:
+    """Evaluate on the held-out tasks and record the result."""
+    held, rollouts = evaluate(player, parts.held_out, step, parts.config)
     low, high = held.interval
     line = {
         "step": step, "accuracy": held.accuracy, "low": low, "high": high, "tasks": held.tasks,
@@ -187,7 +178,7 @@ def evaluate_held_out(parts: Parts, table: RolloutPlayer, recorder: Recorder, st
 
 
 def tell_observers(parts: Parts, record: StepRecord) -> Stop | None:
-    """Every observer sees the step; the first that wants to stop is heard."""
+    """Show the step to every observer; return the first wish to stop."""
     wishes = [observer.step(record) for observer in parts.observers]
     return next((wish for wish in wishes if wish is not None), None)
 

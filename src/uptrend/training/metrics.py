@@ -5,16 +5,61 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
 from uptrend.algo import dead_groups, effective_sample_size, mean_ratio, mismatch_kl
+from uptrend.config import Config
 from uptrend.policy.measure import Movement
 from uptrend.records import Role, Rollout
 from uptrend.training.gather import Gathered
 from uptrend.training.learner import Experience, Update
+
+
+@dataclass(frozen=True)
+class Signal:
+    """What a step learned from, by rollout."""
+
+    rewards_n: torch.Tensor
+    """Total reward; NaN where it could not be scored."""
+    groups_n: torch.Tensor
+    """Group."""
+    advantages_n: torch.Tensor
+    """Advantage."""
+
+
+@dataclass(frozen=True)
+class Learned:
+    """Everything that a step produced, for its metrics line."""
+
+    gathered: Gathered
+    """Rollouts that were sampled."""
+    exp: Experience
+    """The same as the learner got them."""
+    update: Update
+    """Results of the update."""
+    signal: Signal
+    """Rewards and advantages."""
+    moved: Movement
+    """Movement of the weights."""
+    config: Config
+    """The run's config."""
+
+
+def step_metrics(learned: Learned) -> dict[str, Any]:
+    """Compute the metrics of a training step."""
+    gathered, exp, update, signal = learned.gathered, learned.exp, learned.update, learned.signal
+    return {
+        **reward_metrics(gathered.rollouts),
+        **sampling_metrics(gathered, exp, learned.config.sampling.size),
+        **advantage_metrics(signal.rewards_n, signal.groups_n, signal.advantages_n, gathered.rollouts),
+        **learner_metrics(exp, update),
+        **token_metrics(gathered.rollouts, exp, update),
+        **weight_metrics(learned.moved),
+    }
 
 
 def reward_metrics(rollouts: Sequence[Rollout]) -> dict[str, Any]:

@@ -104,7 +104,7 @@ class _Records:
     def __init__(self, run: Run) -> None:
         self._run = run
 
-    def gather(self, table: RolloutPlayer, cursor: Cursor, step: int) -> Gathered:  # noqa: ARG002 (nothing is played)
+    def gather(self, player: RolloutPlayer, cursor: Cursor, step: int) -> Gathered:  # noqa: ARG002 (nothing is played)
         rollouts = rollouts_of(self._run.rollouts(step))
         kept, dropped = ([r for r in rollouts if r.kept is wanted] for wanted in (True, False))
         return Gathered(kept, dropped, cursor, recorded=True)

@@ -7,30 +7,26 @@ tool results are seen and not trained, as in RL, because it is the same code.
 """
 
 import random
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from uptrend.config import Config
 from uptrend.config.schema import Kl, Learning
-from uptrend.policy.measure import WeightMeter
-from uptrend.policy.optimizer import Optimizer
 from uptrend.policy.policy import Policy
-from uptrend.records import Evaluation, Rollout, Task, TasksetError
-from uptrend.rollout.inprocess import InProcessSampler
+from uptrend.records import Rollout, Task, TasksetError
 from uptrend.rollout.play import RolloutRequest
-from uptrend.tasks.pool import Pool
+from uptrend.tasks.pool import Cursor, Pool
 from uptrend.tasks.taskset import Taskset
 from uptrend.training import metrics as measure
-from uptrend.training.annotate import Annotated
-from uptrend.training.gather import RolloutPlayer
-from uptrend.training.learner import Experience, Learner, Update, experience
+from uptrend.training.gather import Gathered, RolloutPlayer
 from uptrend.training.left_out import why_left_out
-from uptrend.training.loop import Parts, evaluate_held_out, recording, tell_observers
-from uptrend.training.observer import StepRecord, Stop
+from uptrend.training.loop import Course, Parts, run_course
+from uptrend.training.metrics import Learned
+from uptrend.training.observer import Stop
 
 
 def supervised(config: Config, demonstrations: int) -> Config:
@@ -40,6 +36,7 @@ def supervised(config: Config, demonstrations: int) -> Config:
     return replace(
         config,
         sampling=replace(config.sampling, temperature=1.0),
+        eval=replace(config.eval, every=0),
         learning=Learning(
             steps=steps, lr=warm.lr, schedule=warm.schedule, warmup=min(warm.warmup, steps), loss="dapo", kl=Kl(),
             max_grad_norm=learning.max_grad_norm, weight_decay=learning.weight_decay, beta1=learning.beta1,
@@ -66,51 +63,31 @@ def demonstrate(policy: Policy, pool: Pool, config: Config) -> tuple[list[Rollou
 
 
 def warmstart(parts: Parts, demonstrations: Sequence[Rollout]) -> Stop | None:
-    """Learn the demonstrations, and evaluate before and after; `parts.config` is `supervised`."""
-    config, policy = parts.config, parts.policy
-    optimizer = Optimizer(policy.flat, config.learning)
-    learner = Learner(policy, optimizer, config)
-    sampler = InProcessSampler(policy)
-    table = RolloutPlayer(policy, sampler, config)
-    scale = WeightMeter(policy.flat)
-    step, stop = 0, None
-    torch.manual_seed(config.seed)
-    with recording(parts) as recorder:
-        held: Evaluation | None = evaluate_held_out(parts, table, recorder, 0)
-        stop = tell_observers(parts, StepRecord(0, {}, (), held))
-        for batch in [] if stop else _batches(demonstrations, config):
-            step += 1
-            clock = measure.Clock(policy.device)
-            exp = experience(batch, config)
-            scale.before()
-            update = learner.update(exp, torch.ones(len(exp.lines)), step, old_bs=None, reference_bs=None)
-            sampler.load((), version=step)
-            clock.lap("update")
-            rollouts = Annotated(batch, exp, update, ())
-            line = {"step": step, "time": time.time(), **_line(batch, exp, update)}
-            line |= measure.weight_metrics(scale.after())
-            line |= clock.metrics() | {"memory/peak/gib": measure.peak_memory_gib(policy.device)}
-            recorder.step(step, rollouts, line)
-            is_last = step == config.learning.steps
-            held = evaluate_held_out(parts, table, recorder, step) if is_last else None
-            stop = tell_observers(parts, StepRecord(step, line, rollouts, held))
-            if stop is not None:
-                break
-    return stop if step < config.learning.steps else None
+    """Learn the demonstrations, and evaluate before and after; `parts.config` comes from `supervised`."""
+    batches = _batches(demonstrations, parts.config)
+
+    def demonstrated(player: RolloutPlayer, cursor: Cursor, step: int) -> Gathered:  # noqa: ARG001 (nothing is played)
+        return Gathered(next(batches), [], cursor)
+
+    taught = replace(parts.components, advantages=_ones, metrics=_metrics)
+    return run_course(replace(parts, components=taught), Course(demonstrated, parts.config.learning.steps, saves=False))
 
 
-def _line(batch: Sequence[Rollout], exp: Experience, update: Update) -> dict[str, Any]:
+def _ones(rewards_n: Tensor, groups_n: Tensor, **_: str) -> Tensor:  # noqa: ARG001 (every demonstration counts)
+    return torch.ones_like(rewards_n)
+
+
+def _metrics(learned: Learned) -> dict[str, Any]:
+    """Compute what a warm start's line has: nothing was sampled or rewarded."""
+    exp, update = learned.exp, learned.update
     trained = exp.mask_bs & ~update.learner_bs.isnan()
+    shown = ("learner/entropy", "gradient/", "optimizer/", "tokens/")
+    figures = measure.learner_metrics(exp, update)
     return {
         "warmstart/loss/mean": float(-update.learner_bs[trained].mean()),
-        "learner/entropy/mean": float(update.sums.entropy / update.sums.tokens),
-        "gradient/norm/before": update.applied[0].norm_before,
-        "gradient/norm/after": update.applied[0].norm_after,
-        "optimizer/lr": update.lr,
-        "optimizer/updates/count": sum(not a.skipped for a in update.applied),
-        "optimizer/skipped/count": sum(a.skipped for a in update.applied),
-        "tokens/padding/share": update.padding,
-        **measure.token_metrics(batch, exp, update),
+        **{key: value for key, value in figures.items() if key.startswith(shown)},
+        **measure.token_metrics(learned.gathered.rollouts, exp, update),
+        **measure.weight_metrics(learned.moved),
     }
 
 

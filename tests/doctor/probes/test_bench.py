@@ -63,7 +63,7 @@ def test_an_update_is_real_and_undone(bench: Bench) -> None:
     nudged = float((done.nudged_bs - done.before_bs)[done.exp.real_bs].abs().mean())
     assert 0.005 < nudged < 0.1
     assert digest(bench.policy.flat) == before
-    torch.testing.assert_close(bench.look(done.exp), done.before_bs, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(bench.logprobs(done.exp), done.before_bs, rtol=0, atol=0, equal_nan=True)
 
 
 def test_every_probe_says_what_it_asks() -> None:

@@ -45,10 +45,10 @@ def probe(bench: Bench) -> Result:
     in_reward = learning.kl.beta > 0 and learning.kl.estimator == "k1"  # then the penalty is in it too
     apart = 0.0 if in_reward else float(np.abs(given - expected).max(initial=0.0))
     figure = f"advantages differ by {apart:.1e} from those of true groups; the largest sum of a group is {sums:.1e}"
-    return told(figure, _trend_of(bench, given, expected, apart, sums, mixed) + _blown_up(bench, given))
+    return told(figure, _findings(bench, given, expected, apart, sums, mixed) + _blown_up(bench, given))
 
 
-def _trend_of(bench: Bench, given: Floats, expected: Floats, apart: float, sums: float, mixed: int) -> list[Finding]:
+def _findings(bench: Bench, given: Floats, expected: Floats, apart: float, sums: float, mixed: int) -> list[Finding]:
     if mixed:
         summary = f"{mixed} groups hold rollouts of different tasks: rewards of different questions are compared."
         return [bench.found("advantage.wrong-groups", CRITICAL, HIGH, summary, Evidence(f"{mixed} groups", mixed))]

@@ -52,7 +52,7 @@ def probe(bench: Bench) -> Result:
     exp = bench.exp
     if not bool(exp.real_bs.any()):
         return not_asked("nothing was sampled")
-    gap = gap_of(bench.looked_bs, exp.sampler_bs, exp.real_bs)
+    gap = gap_of(bench.logprobs_bs, exp.sampler_bs, exp.real_bs)
     near = bench.near(NEAR_FP32, NEAR_BF16)
     figure = f"{gap} ({'fp32' if bench.exact else 'bf16'}: below {near:g}), KL {gap.kl:.1e}, ESS {gap.ess:.2f}"
     if gap.mean <= near and gap.kl <= 0.01:
@@ -89,7 +89,7 @@ def _distributions(bench: Bench) -> tuple[str, str] | None:
     plain = {name: [_plain(bench, b, limits) for b in rows] for name, limits in candidates.items()}
     near = bench.near(1e-3, 3e-2)
     found = []
-    for side_bs in (bench.looked_bs, bench.exp.sampler_bs):
+    for side_bs in (bench.logprobs_bs, bench.exp.sampler_bs):
         gaps = {
             name: float(torch.cat([side_bs[b, : len(v)] - v for b, v in zip(rows, values, strict=True)]).abs().mean())
             for name, values in plain.items()

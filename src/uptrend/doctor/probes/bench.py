@@ -1,8 +1,7 @@
 """The bench that probes work on: the parts of the training loop, a step's rollouts, and weights that come back.
 
-Parts are taken by the names that the loop itself uses, when they are needed: a fault in any of them shows here
-as it would in training. What is dear is made once and shared: the rollouts, the learner's look at them, and one
-real update.
+Parts come from the run's components, as in the loop: a fault in any of them shows here as it would in training.
+What is expensive is made once and shared: the rollouts, the learner's log-probabilities, and one real update.
 
 b = sequence, s = sampled token of it.
 """
@@ -12,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -22,7 +21,7 @@ from uptrend.config import Config, to_table
 from uptrend.doctor.check import finding
 from uptrend.doctor.probes.keep import kept
 from uptrend.doctor.probes.tap import Tap
-from uptrend.policy.measure import Movement
+from uptrend.policy.measure import Movement, WeightMeter
 from uptrend.policy.optimizer import Applied, Optimizer
 from uptrend.policy.policy import Policy
 from uptrend.records import Confidence, Evidence, Finding, Rollout, RunView, Severity, Task, Tool
@@ -30,9 +29,11 @@ from uptrend.rollout.play import RolloutRequest
 from uptrend.rollout.seeds import derive
 from uptrend.tasks.pool import Cursor, HeldOut, Pool
 from uptrend.tasks.taskset import Taskset
-from uptrend.training import loop
+from uptrend.training.components import Components
 from uptrend.training.gather import Gathered, RolloutPlayer
 from uptrend.training.learner import Experience, Learner, Update
+from uptrend.training.loop import learn
+from uptrend.training.metrics import Signal
 
 HIGH, MEDIUM, LOW = Confidence.HIGH, Confidence.MEDIUM, Confidence.LOW
 CRITICAL, WARNING, NOTE = Severity.CRITICAL, Severity.WARNING, Severity.NOTE
@@ -81,14 +82,23 @@ class Caught:
 class Bench:
     """One recipe's parts, ready to be probed; close it to have everything as it was."""
 
-    def __init__(self, config: Config, policy: Policy, pool: Pool, held_out: HeldOut, groups: int = 16) -> None:
+    def __init__(
+        self,
+        config: Config,
+        policy: Policy,
+        pool: Pool,
+        held_out: HeldOut,
+        groups: int = 16,
+        components: Components | None = None,
+    ) -> None:
+        self.components = components or Components()
         self.policy, self.pool, self.held_out = policy, pool, held_out
         self.groups = min(groups, min(len(stage.tasks) for stage in pool.stages[:1]))
         self.config = config
         self.original = policy.flat.values.data.clone()
         self.rehearsed: object = None  # see rehearsal
-        self.tap = Tap(seam("InProcessSampler")(policy))
-        self.table: RolloutPlayer = seam("RolloutPlayer")(policy, self.tap, config)
+        self.tap = Tap(self.components.sampler(policy))
+        self.player = RolloutPlayer(policy, self.tap, config)
         self.view = RunView(
             source=config.name, trainer="uptrend", name=config.name, steps=np.zeros(0, np.int64), metrics={},
             config=to_table(config), rollout_steps=(0,),
@@ -97,13 +107,13 @@ class Bench:
     @cached_property
     def learner(self) -> Learner:
         """To look with; it holds an optimizer that is never asked."""
-        return cast(Learner, seam("Learner")(self.policy, Caught(self.policy), self.config))
+        return self.components.learner(self.policy, cast(Optimizer, Caught(self.policy)), self.config)
 
     @cached_property
     def gathered(self) -> Gathered:
         """A first step's groups, as training would draw and play them."""
         config = replace(self.config, sampling=replace(self.config.sampling, groups=self.groups))
-        return cast(Gathered, seam("gather")(self.table, self.pool, Cursor(), 1, config))
+        return self.components.gather(self.player, self.pool, Cursor(), 1, config)
 
     @property
     def rollouts(self) -> list[Rollout]:
@@ -116,9 +126,9 @@ class Bench:
         return self.experience(self.rollouts)
 
     @cached_property
-    def looked_bs(self) -> Tensor:
+    def logprobs_bs(self) -> Tensor:
         """The learner's log-probabilities of them."""
-        return self.look(self.exp)
+        return self.logprobs(self.exp)
 
     @cached_property
     def updated(self) -> Updated:
@@ -139,21 +149,21 @@ class Bench:
         requests = [
             RolloutRequest(t, stage.taskset, 0, f"gold-{n}", 0, 0) for n, t in enumerate(stage.tasks[:DEMONSTRATED])
         ]
-        return self.table.demonstrate(requests)
+        return self.player.demonstrate(requests)
 
     @cached_property
     def tools(self) -> tuple[Tool, ...]:
         """What the first task lets the model call."""
         stage = self.pool.stages[0]
 
-        async def look() -> tuple[Tool, ...]:
+        async def read() -> tuple[Tool, ...]:
             play = stage.taskset.open(stage.tasks[0], 0)
             try:
                 return tuple(play.tools)
             finally:
                 await play.close()
 
-        return asyncio.run(look())
+        return asyncio.run(read())
 
     @cached_property
     def tasks(self) -> dict[str, tuple[Task, Taskset]]:
@@ -176,11 +186,11 @@ class Bench:
 
     def experience(self, rollouts: Sequence[Rollout]) -> Experience:
         """Rollouts as the learner gets them."""
-        return cast(Experience, seam("experience")(rollouts, self.config))
+        return self.components.layout(rollouts, self.config)
 
-    def look(self, exp: Experience, *, reference: bool = False) -> Tensor:
+    def logprobs(self, exp: Experience, *, reference: bool = False) -> Tensor:
         """Log-probabilities of every sampled token, on the host."""
-        return self.learner.look(exp, reference=reference).cpu()
+        return self.learner.logprobs(exp, reference=reference).cpu()
 
     def play(self, tasks: Sequence[tuple[Task, Taskset]], size: int, temperature: float, word: str) -> list[Rollout]:
         """Groups of some tasks; the word makes their seeds."""
@@ -189,7 +199,18 @@ class Bench:
             for n, (task, taskset) in enumerate(tasks)
             for i in range(size)
         ]
-        return self.table.play(requests, temperature=temperature)
+        return self.player.play(requests, temperature=temperature)
+
+    def make_learner(self, config: Config) -> tuple[Learner, Optimizer]:
+        """Make a learner with an optimizer of its own."""
+        optimizer = self.components.optimizer(self.policy.flat, config.learning)
+        return self.components.learner(self.policy, optimizer, config), optimizer
+
+    def learn(
+        self, learner: Learner, exp: Experience, rollouts: Sequence[Rollout], step: int, config: Config
+    ) -> tuple[Update, Signal]:
+        """Compute advantages and make an update, as the loop does."""
+        return learn(self.components, learner, exp, rollouts, step, config)
 
     def synchronize(self, version: int = 0) -> None:
         """Give the sampler the weights as they are, as the loop does after an update."""
@@ -204,18 +225,17 @@ class Bench:
 
     def try_update(self, rollouts: list[Rollout], config: Config) -> Updated:
         """One real update, measured and undone."""
-        exp = cast(Experience, seam("experience")(rollouts, config))
+        exp = self.components.layout(rollouts, config)
         with self.scratch():
-            optimizer: Optimizer = seam("Optimizer")(self.policy.flat, config.learning)
-            learner: Learner = seam("Learner")(self.policy, optimizer, config)
-            scale = seam("Scale")(self.policy.flat)
-            before_bs = learner.look(exp, reference=False).cpu()
-            scale.before()
-            update, _ = seam("learn")(learner, exp, rollouts, max(1, config.learning.warmup), config)
-            moved = scale.after()
-            after_bs = learner.look(exp, reference=False).cpu()
+            learner, optimizer = self.make_learner(config)
+            meter = WeightMeter(self.policy.flat)
+            before_bs = learner.logprobs(exp, reference=False).cpu()
+            meter.before()
+            update, _ = self.learn(learner, exp, rollouts, max(1, config.learning.warmup), config)
+            moved = meter.after()
+            after_bs = learner.logprobs(exp, reference=False).cpu()
             self._go_along(NUDGE / max(1e-5, float((after_bs - before_bs)[exp.real_bs].abs().nanmean())))
-            nudged_bs = learner.look(exp, reference=False).cpu() if self.exact else after_bs
+            nudged_bs = learner.logprobs(exp, reference=False).cpu() if self.exact else after_bs
             memory = optimizer.adamw.state.get(self.policy.flat.values, {}).get("exp_avg")
             share = 0.0 if memory is None else float((memory != 0).float().mean())
         return Updated(update, exp, rollouts, before_bs, after_bs, nudged_bs, moved, share)
@@ -230,11 +250,6 @@ class Bench:
         """A finding on this recipe."""
         observations = [Evidence(e) if isinstance(e, str) else e for e in evidence]
         return finding(self.view, id, severity, confidence, summary, observations)
-
-
-def seam(name: str) -> Any:
-    """A part by the name under which the loop uses it, so that what is wrong with it there is wrong with it here."""
-    return getattr(loop, name)
 
 
 def name_of(rollout: Rollout) -> str:

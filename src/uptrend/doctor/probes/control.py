@@ -5,15 +5,13 @@ Where it fails, what failed says where: log-probabilities, the sampler, or the r
 """
 
 from dataclasses import dataclass, replace
-from typing import cast
 
 import torch
 
 from uptrend.config import Config
-from uptrend.doctor.probes.bench import CRITICAL, MEDIUM, WARNING, Bench, seam
+from uptrend.doctor.probes.bench import CRITICAL, MEDIUM, WARNING, Bench
 from uptrend.doctor.probes.result import Result, not_asked, told
 from uptrend.records import Evidence, Finding, Rollout
-from uptrend.training.learner import Experience, Learner
 from uptrend.training.warmstart import supervised
 
 STEPS = 24
@@ -46,7 +44,7 @@ def probe(bench: Bench) -> Result:
     (low, high), (wrong, right) = taught.logprobs, taught.right
     figure = f"{taught.steps} supervised steps on {len(gold)} gold answers: log-probability {low:.2f} → {high:.2f} a "
     figure += f"token, right {wrong:.0%} → {right:.0%}"
-    return told(figure, _trend_of(bench, taught))
+    return told(figure, _findings(bench, taught))
 
 
 def teach(bench: Bench, gold: list[Rollout]) -> Taught:
@@ -54,16 +52,16 @@ def teach(bench: Bench, gold: list[Rollout]) -> Taught:
     config = _config(bench)
     plays = [bench.tasks[r.task] for r in gold]
     before = bench.play(plays, 1, 0.0, "control")
-    exp = cast(Experience, seam("experience")(gold, config))
+    exp = bench.components.layout(gold, config)
     with bench.scratch():
-        learner: Learner = seam("Learner")(bench.policy, seam("Optimizer")(bench.policy.flat, config.learning), config)
+        learner, _ = bench.make_learner(config)
         means = list[float]()
         for step in range(1, STEPS + 1):
             update = learner.update(exp, torch.ones(len(exp.lines)), step, old_bs=None, reference_bs=None)
             means.append(float(update.learner_bs[exp.mask_bs].nanmean()))
             if means[-1] > LEARNED and step > 2:
                 break
-        means.append(float(learner.look(exp, reference=False).cpu()[exp.mask_bs].nanmean()))
+        means.append(float(learner.logprobs(exp, reference=False).cpu()[exp.mask_bs].nanmean()))
         bench.synchronize(version=1)
         after = bench.play(plays, 1, 0.0, "control")
     shares = [sum(bool(r.reward and r.reward.correct) for r in rs) / len(rs) for rs in (before, after)]
@@ -79,7 +77,7 @@ def _config(bench: Bench) -> Config:
     return replace(config, learning=learning)
 
 
-def _trend_of(bench: Bench, taught: Taught) -> list[Finding]:
+def _findings(bench: Bench, taught: Taught) -> list[Finding]:
     (low, high), (wrong, right) = taught.logprobs, taught.right
     evidence = Evidence(
         f"log-probability {low:.2f} → {high:.2f}, right {wrong:.0%} → {right:.0%} in {taught.steps} steps", high - low

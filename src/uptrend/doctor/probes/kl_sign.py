@@ -5,10 +5,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from uptrend.doctor.probes.bench import CRITICAL, HIGH, Bench, seam
+from uptrend.doctor.probes.bench import CRITICAL, HIGH, Bench
 from uptrend.doctor.probes.result import Result, not_asked, told
 from uptrend.records import Evidence, Reward
-from uptrend.training.learner import Learner
 
 ROLLOUTS = 16
 NOISE = 0.05
@@ -29,15 +28,15 @@ def probe(bench: Bench) -> Result:
         _push_off(bench)
         values = bench.policy.flat.values.data
         off = values.clone()
-        learner: Learner = seam("Learner")(bench.policy, seam("Optimizer")(bench.policy.flat, config.learning), config)
-        reference_bs = learner.look(exp, reference=True).cpu()
-        before_bs = learner.look(exp, reference=False).cpu()
-        seam("learn")(learner, exp, rollouts, max(1, config.learning.warmup), config)
-        moved = float((learner.look(exp, reference=False).cpu() - before_bs)[exp.real_bs].abs().nanmean())
+        learner, _ = bench.make_learner(config)
+        reference_bs = learner.logprobs(exp, reference=True).cpu()
+        before_bs = learner.logprobs(exp, reference=False).cpu()
+        bench.learn(learner, exp, rollouts, max(1, config.learning.warmup), config)
+        moved = float((learner.logprobs(exp, reference=False).cpu() - before_bs)[exp.real_bs].abs().nanmean())
         # To first order, a tenth of the way back: a whole first step of Adam overshoots.
         apart = float((reference_bs - before_bs)[exp.real_bs].abs().nanmean())
         values.sub_(off).mul_(min(1.0, 0.1 * apart / max(moved, 1e-6))).add_(off)
-        after_bs = learner.look(exp, reference=False).cpu()
+        after_bs = learner.logprobs(exp, reference=False).cpu()
     before, after = (_kl(x, reference_bs, exp.real_bs) for x in (before_bs, after_bs))
     figure = f"a little way along an update of the penalty alone, KL goes from {before:.4g} to {after:.4g}"
     if before < 1e-6 or not bench.exact:

@@ -22,9 +22,9 @@ def probe(bench: Bench) -> Result:
     gaps = {}
     for n in chosen:
         exp = bench.experience([bench.rollouts[n]])
-        alone = bench.look(exp)
-        width = min(alone.shape[1], bench.looked_bs.shape[1])
-        together = bench.looked_bs[rows[n], :width]
+        alone = bench.logprobs(exp)
+        width = min(alone.shape[1], bench.logprobs_bs.shape[1])
+        together = bench.logprobs_bs[rows[n], :width]
         gaps[n] = float(torch.nan_to_num(alone[:, :width] - together).abs()[exp.real_bs[:, :width]].mean())
     worst = max(gaps, key=lambda n: gaps[n])
     near = bench.near(NEAR_FP32, NEAR_BF16)

@@ -14,7 +14,7 @@ def probe(bench: Bench) -> Result:
     if bench.config.learning.kl.beta == 0:
         return not_asked("no KL penalty: learning.kl.beta = 0")
     exp = bench.experience(bench.batch)
-    mine, theirs = bench.look(exp), bench.look(exp, reference=True)
+    mine, theirs = bench.logprobs(exp), bench.logprobs(exp, reference=True)
     back = (theirs - mine)[exp.real_bs]
     kl = float((torch.expm1(back) - back).nanmean())
     near = bench.near(NEAR_FP32, NEAR_BF16)

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from uptrend.config import Config
 from uptrend.config.schema import Kl
-from uptrend.doctor.probes.bench import Bench, Caught, seam
+from uptrend.doctor.probes.bench import Bench, Caught
 from uptrend.policy.optimizer import Optimizer
 from uptrend.records import Rollout
-from uptrend.training.learner import Learner
 
 ROLLOUTS = 8
 
@@ -25,7 +24,7 @@ class Rehearsed:
 
     seen_bs: tuple[Tensor, Tensor]
     """Log-probabilities while learning, in one pass and in micro-batches."""
-    looked_bs: tuple[Tensor, Tensor]
+    logprobs_bs: tuple[Tensor, Tensor]
     """And while only looking, twice."""
     real_bs: Tensor
     """Which of them are there."""
@@ -54,14 +53,14 @@ def _rehearse(bench: Bench) -> Rehearsed:
     caught = Caught(bench.policy)
     seen = []
     for tokens in (1 << 30, 3 * longest):
-        learner: Learner = seam("Learner")(bench.policy, cast(Optimizer, caught), _alone(bench.config, tokens))
+        learner = bench.components.learner(bench.policy, cast(Optimizer, caught), _alone(bench.config, tokens))
         update = learner.update(exp, advantages_b, 1, old_bs=None, reference_bs=None)
         seen.append(update.learner_bs)
     first, second = caught.gradients
     length = float(torch.linalg.vector_norm(first))
     apart = float(torch.linalg.vector_norm(second - first))
     return Rehearsed(
-        (seen[0], seen[1]), (bench.look(exp), bench.look(exp)), exp.real_bs, apart / max(length, 1e-12),
+        (seen[0], seen[1]), (bench.logprobs(exp), bench.logprobs(exp)), exp.real_bs, apart / max(length, 1e-12),
         float(torch.linalg.vector_norm(second)) / max(length, 1e-12), len(exp.lines),
     )  # fmt: skip
 

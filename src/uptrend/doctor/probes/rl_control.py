@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from uptrend.doctor.probes.bench import DEMONSTRATED, LOW, NOTE, Bench, seam
+from uptrend.doctor.probes.bench import DEMONSTRATED, LOW, NOTE, Bench
 from uptrend.doctor.probes.pass_rates import groups_of
 from uptrend.doctor.probes.result import Result, not_asked, told
 from uptrend.records import Evidence
-from uptrend.training.learner import Learner
 
 STEPS = 12
 
@@ -23,11 +22,11 @@ def probe(bench: Bench) -> Result:
     tasks = bench.drawn[:DEMONSTRATED]
     means = list[float]()
     with bench.scratch():
-        learner: Learner = seam("Learner")(bench.policy, seam("Optimizer")(bench.policy.flat, learning), config)
+        learner, _ = bench.make_learner(config)
         for step in range(1, STEPS + 1):
             rollouts = bench.play(tasks, config.sampling.size, config.sampling.temperature, f"rl-{step}")
             means.append(float(np.mean([r.reward.total for r in rollouts if r.reward])))
-            seam("learn")(learner, seam("experience")(rollouts, config), rollouts, step, config)
+            bench.learn(learner, bench.components.layout(rollouts, config), rollouts, step, config)
             bench.synchronize(version=step)
     first, last = float(np.mean(means[:3])), float(np.mean(means[-3:]))
     figure = f"{STEPS} RL steps on {len(tasks)} tasks: reward {first:.2f} → {last:.2f}"

@@ -14,11 +14,14 @@ def play_with(
 ) -> list[Rollout]:
     """Groups of some tasks under these limits of [sampling]; what a rollout says stays as far as they let it."""
     sampling = replace(bench.config.sampling, **limits)  # type: ignore[arg-type]
-    table, bench.table = bench.table, RolloutPlayer(bench.policy, bench.tap, replace(bench.config, sampling=sampling))
+    player, bench.player = (
+        bench.player,
+        RolloutPlayer(bench.policy, bench.tap, replace(bench.config, sampling=sampling)),
+    )
     try:
         return bench.play(tasks, size, sampling.temperature, word)
     finally:
-        bench.table = table
+        bench.player = player
 
 
 def too_few_turns(

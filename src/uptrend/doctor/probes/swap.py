@@ -27,7 +27,7 @@ def with_other(rollout: Rollout, other: Rollout, role: Role) -> Rollout:
 def reaction(bench: Bench, before: Sequence[Rollout], after: Sequence[Rollout], role: Role) -> tuple[float, int]:
     """How far log-probabilities move on average, in nats, where different tokens of the role come before."""
     exps = [bench.experience(rollouts) for rollouts in (before, after)]
-    moved_bs = (bench.look(exps[0]) - bench.look(exps[1])).abs()
+    moved_bs = (bench.logprobs(exps[0]) - bench.logprobs(exps[1])).abs()
     counted = torch.zeros_like(exps[0].real_bs)
     for b, line in enumerate(exps[0].lines):
         differ = np.flatnonzero(exps[0].lines[b].ids != exps[1].lines[b].ids)

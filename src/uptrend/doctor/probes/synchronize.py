@@ -49,14 +49,14 @@ def probe(bench: Bench) -> Result:
         return not_asked("nothing was sampled")
     near = bench.near(NEAR_FP32, NEAR_BF16)
     listener = _Listener(bench)
-    start_gap = gap_of(bench.looked_bs, bench.exp.sampler_bs, bench.exp.real_bs).mean
+    start_gap = gap_of(bench.logprobs_bs, bench.exp.sampler_bs, bench.exp.real_bs).mean
     if start_gap > near:
         return _moves_at_all(bench, listener.known)
     heard = listener.listen()
-    findings = _trend_of(bench, heard, listener, near + 2 * start_gap)
+    findings = _findings(bench, heard, listener, near + 2 * start_gap)
     back = bench.play(listener.known, SIZE, bench.config.sampling.temperature, "probe")
     exp = bench.experience(back)
-    back_gap = gap_of(bench.look(exp), exp.sampler_bs, exp.real_bs).mean
+    back_gap = gap_of(bench.logprobs(exp), exp.sampler_bs, exp.real_bs).mean
     if not findings and back_gap > near + 2 * start_gap:
         findings = [_stale(bench, back_gap, "after the weights were put back")]
     figure = f"noise moves the learner by {heard.moved:.2g} nats; once synchronized, the sampler is "
@@ -105,11 +105,11 @@ class _Listener:
             bench.synchronize(version=1)
             rollouts = bench.play([*self.known, *fresh], SIZE, bench.config.sampling.temperature, "probe")
             exp = bench.experience(rollouts)
-            now_bs = bench.look(exp)
+            now_bs = bench.logprobs(exp)
         is_known = (exp.rollouts_b < len(self.known) * SIZE)[:, None]
         parts = (is_known, ~is_known, torch.ones_like(is_known))
         known, new, apart = (gap_of(now_bs, exp.sampler_bs, exp.real_bs & part).mean for part in parts)
-        return _Heard(known, new, apart, float((bench.look(exp) - now_bs)[exp.real_bs].abs().nanmean()))
+        return _Heard(known, new, apart, float((bench.logprobs(exp) - now_bs)[exp.real_bs].abs().nanmean()))
 
 
 def _perturb(bench: Bench, kinds: Collection[str], strength: float) -> None:
@@ -125,7 +125,7 @@ def _perturb(bench: Bench, kinds: Collection[str], strength: float) -> None:
             part.add_((strength * size * noise[: len(part)]).to(part.dtype))
 
 
-def _trend_of(bench: Bench, heard: _Heard, listener: _Listener, near: float) -> list[Finding]:
+def _findings(bench: Bench, heard: _Heard, listener: _Listener, near: float) -> list[Finding]:
     if max(heard.known, heard.fresh) <= max(near, 0.02 * heard.moved):
         return []
     if heard.fresh <= near and _only_known(listener, near):
