@@ -6,7 +6,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from uptrend.cli.progress import Progress
+from uptrend.cli.progress import RunProgress
 from uptrend.cli.sparkline import sparkline
 from uptrend.cli.summary import phases
 from uptrend.cli.wording import duration, number, percent, phase_bar
@@ -26,9 +26,9 @@ RECENT = 20
 
 
 class RunPanel:
-    """Draws a Progress as it is at the moment of drawing."""
+    """Draws a RunProgress as it is at the moment of drawing."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: RunProgress) -> None:
         self.progress = progress
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

@@ -11,7 +11,7 @@ from uptrend.training.observer import StepRecord
 
 
 @dataclass
-class Progress:
+class RunProgress:
     """A run so far."""
 
     clock: Callable[[], float] = time.monotonic

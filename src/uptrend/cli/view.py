@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.live import Live
 
 from uptrend.cli.panel import RunPanel
-from uptrend.cli.progress import Progress
+from uptrend.cli.progress import RunProgress
 from uptrend.cli.wording import duration, number, percent
 from uptrend.records import Run
 from uptrend.training.observer import StepRecord
@@ -25,7 +25,7 @@ class QuietView:
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.console = console or Console(highlight=False)
-        self.progress = Progress(clock)
+        self.progress = RunProgress(clock)
 
     def before(self, run: Run) -> None:
         """Take in what the run directory holds, and pass on what its maker wants known."""
@@ -108,7 +108,7 @@ WORDS = {
 }
 
 
-def step_line(progress: Progress) -> str:
+def step_line(progress: RunProgress) -> str:
     """The last step in one line."""
     words = [f"step {progress.step}/{progress.steps}"]
     for word, key in WORDS.items():
@@ -124,7 +124,7 @@ def step_line(progress: Progress) -> str:
     return "  ".join(words)
 
 
-def result(progress: Progress) -> str:
+def result(progress: RunProgress) -> str:
     """Held-out accuracy before and after, with 95% intervals."""
     before, after = progress.before, progress.after
     if before is None and after is None:
