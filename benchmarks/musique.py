@@ -108,7 +108,7 @@ def real(
 ) -> None:
     """Evaluate models on real examples with each retriever."""
     from uptrend.rollout.inprocess import InProcessSampler
-    from uptrend.runner.runs import load_for_eval
+    from uptrend.runner.evaluation import load_for_eval
     from uptrend.tasks.musique.taskset import RETRIEVERS
     from uptrend.tasks.pool import heldout
     from uptrend.training.evaluate import evaluate

@@ -60,7 +60,7 @@ class Blind(GRPOTrainer):
 def tiny() -> str:
     """The folder of Uptrend's tiny model, made on first use."""
     from uptrend.policy.find import find_model
-    from uptrend.runner.runs import demonstrations
+    from uptrend.runner.prepare import demonstrations
 
     return str(find_model("tiny", lambda: demonstrations(None)))
 

@@ -161,7 +161,7 @@ def evaluate(
 ) -> None:
     """Score a model or a run's last checkpoint, greedily, and show every part of the reward by hops."""
     from uptrend.cli.evaluate import score, tell
-    from uptrend.runner.eval_tasks import count_musique, musique_of, source_overrides
+    from uptrend.runner.evaluation import count_musique, musique_of, source_overrides
 
     tasks, overrides = musique_of(model), []
     if datasets is not None:

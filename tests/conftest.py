@@ -24,7 +24,7 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
 def tiny_folder() -> str:
     """The tiny model, taught once into the cache."""
     from uptrend.policy.find import find_model
-    from uptrend.runner.runs import demonstrations
+    from uptrend.runner.prepare import demonstrations
 
     return find_model("tiny", lambda: demonstrations(None))
 

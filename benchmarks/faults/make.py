@@ -22,7 +22,8 @@ from uptrend.doctor.probes.run import differential, run_probes
 from uptrend.policy.find import find_model
 from uptrend.records import Run
 from uptrend.runner.preflight import Preflight
-from uptrend.runner.runs import demonstrations, prepare, resume, train
+from uptrend.runner.prepare import demonstrations, prepare
+from uptrend.runner.runs import resume, train
 from uptrend.training.observer import StepRecord, Stop
 
 LEFT_OUT = ("control",)

@@ -16,7 +16,7 @@ from trl import GRPOTrainer
 
 from uptrend.bridge.trl import watch
 from uptrend.policy.find import find_model
-from uptrend.runner.runs import demonstrations
+from uptrend.runner.prepare import demonstrations
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from uptrend.cli.examples import example
 from uptrend.cli.main import main
 from uptrend.cli.wording import terminal
 from uptrend.records import Ending, Message, Part, Reward, Rollout, ToolCall, wilson
-from uptrend.runner.eval_tasks import prepare
+from uptrend.runner.evaluation import find_tasks
 from uptrend.tasks.musique.atlas import AtlasOptions, rows
 
 Say = Callable[..., tuple[str, str]]
@@ -207,10 +207,10 @@ def test_the_bar_counts_to_the_end(llama_folder: Path, say: Say, monkeypatch: py
 def test_a_run_keeps_its_own_retriever_on_another_file(make_run: Callable[..., Path], questions: Path) -> None:
     of_musique = make_run("musique", steps=1, overrides=("eval.name=musique", "eval.retriever=golden"))
     expected = [f'eval.file="{questions}"', 'eval.datasets=""', 'eval.split="heldout"', "eval.tasks=3", "seed=1"]
-    assert prepare(str(of_musique), str(questions), ["seed=1"]) == (None, expected)
+    assert find_tasks(str(of_musique), str(questions), ["seed=1"]) == (None, expected)
     of_arithmetic = make_run("arithmetic", steps=1)
     limits = ["sampling.max_tokens=128", "sampling.max_turns=8", "sampling.context=4096"]
-    assert prepare(str(of_arithmetic), str(questions), ["seed=1"]) == ("musique", [*limits, *expected])
+    assert find_tasks(str(of_arithmetic), str(questions), ["seed=1"]) == ("musique", [*limits, *expected])
 
 
 def test_limits_are_for_runs_of_other_tasks_too(
@@ -218,16 +218,16 @@ def test_limits_are_for_runs_of_other_tasks_too(
 ) -> None:
     run = str(make_run("arithmetic", steps=1, overrides=("sampling.context=8192",)))
     limits = ["sampling.max_tokens=128", "sampling.max_turns=8"]  # what the run has more of, it keeps
-    assert prepare(run, "musique", []) == ("musique", limits)
+    assert find_tasks(run, "musique", []) == ("musique", limits)
     said = "musique is played with sampling.max_tokens = 128, sampling.max_turns = 8; --set changes them.\n"
     assert capsys.readouterr().err == said
     chosen = ["eval.name=musique", "sampling.max_turns=2"]
-    assert prepare(run, None, chosen) == (None, [limits[0], *chosen])
+    assert find_tasks(run, None, chosen) == (None, [limits[0], *chosen])
     capsys.readouterr()
     for other in (None, "arithmetic", "comparison", str(problems)):
-        assert prepare(run, other, []) == (other, [])
+        assert find_tasks(run, other, []) == (other, [])
     own = str(make_run("musique", steps=1, overrides=("eval.name=musique",)))
-    assert prepare(own, "musique", []) == ("musique", [])
+    assert find_tasks(own, "musique", []) == ("musique", [])
     assert capsys.readouterr().err == ""
 
 

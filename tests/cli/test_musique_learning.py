@@ -19,7 +19,8 @@ from uptrend.config import load_config
 from uptrend.policy.optimizer import Optimizer
 from uptrend.records import Role, Rollout, Run
 from uptrend.rollout.play import RolloutRequest
-from uptrend.runner.runs import make_policy, train, warmstart
+from uptrend.runner.prepare import make_policy
+from uptrend.runner.runs import train, warmstart
 from uptrend.tasks.pool import heldout
 from uptrend.training import learner
 from uptrend.training.gather import RolloutPlayer

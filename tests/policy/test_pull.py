@@ -19,7 +19,7 @@ from uptrend.policy.known import home
 from uptrend.policy.policy import choose_device, load_model, load_policy
 from uptrend.policy.pull import smollm2
 from uptrend.records import ModelError
-from uptrend.runner.runs import load_for_eval
+from uptrend.runner.evaluation import load_for_eval
 
 
 def test_another_file_is_refused_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

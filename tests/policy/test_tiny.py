@@ -11,7 +11,8 @@ from uptrend.policy.find import find_model
 from uptrend.policy.tiny import ALPHABET, character_tokenizer, tiny
 from uptrend.records import ModelError
 from uptrend.rollout.inprocess import InProcessSampler
-from uptrend.runner.runs import demonstrations, load_for_eval
+from uptrend.runner.evaluation import load_for_eval
+from uptrend.runner.prepare import demonstrations
 from uptrend.tasks.pool import make_taskset
 from uptrend.training.evaluate import evaluate
 from uptrend.training.gather import RolloutPlayer

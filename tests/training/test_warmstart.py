@@ -16,7 +16,8 @@ from models import full_logits, make_policy
 from uptrend.config import load_config
 from uptrend.policy.optimizer import Optimizer
 from uptrend.records import ModelError, RecordError, Reward, Role, Run, Task, TasksetError
-from uptrend.runner.runs import load_for_eval, resume, warmstart
+from uptrend.runner.evaluation import load_for_eval
+from uptrend.runner.runs import resume, warmstart
 from uptrend.tasks.pool import heldout, pool
 from uptrend.training.learner import Learner, lay_out
 from uptrend.training.warmstart import demonstrate, supervised

@@ -1,22 +1,17 @@
 """`uptrend eval`: score a model, or a run's last checkpoint, on held-out tasks."""
 
 import json
-import time
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from uptrend.cli.breakdown import Breakdown, break_down, breakdown_table, has_parts
+from uptrend.cli.breakdown import break_down, breakdown_table, has_parts
 from uptrend.cli.examples import check_place, write_rollouts
 from uptrend.cli.watched import watched
 from uptrend.cli.wording import terminal
-from uptrend.records import Evaluation, Rollout
-from uptrend.runner.eval_tasks import prepare
-from uptrend.runner.runs import load_for_eval
+from uptrend.runner.evaluation import Scored, evaluate
 
 
 def command(
@@ -48,61 +43,31 @@ def command(
     """
     scored = score(target, tasks, sets or (), attempts, out)
     if as_json:
-        typer.echo(json.dumps(scored.plain(), indent=2))
+        typer.echo(json.dumps(to_plain(scored), indent=2))
     else:
         tell(scored)
-
-
-@dataclass(frozen=True)
-class Scored:
-    """What came of an evaluation."""
-
-    target: str
-    """What was evaluated."""
-    held: Evaluation
-    """How it went."""
-    rollouts: list[Rollout]
-    """The greedy rollouts, one a task."""
-    hash: str
-    """Of the tasks: equal where figures can be compared."""
-    seconds: float
-    """How long it took to play them."""
-
-    @cached_property
-    def breakdown(self) -> list[Breakdown]:
-        """Family by family and part by part."""
-        return break_down(self.rollouts)
-
-    def plain(self) -> dict[str, Any]:
-        """As --json prints it."""
-        low, high = self.held.interval
-        facts = {"target": self.target, "accuracy": self.held.accuracy, "low": low, "high": high, "hash": self.hash}
-        return {**vars(self.held), **facts, "breakdown": [row.plain() for row in self.breakdown]}
 
 
 def score(
     target: str, tasks: str | None, overrides: Iterable[str] = (), attempts: int = 0, out: Path | None = None
 ) -> Scored:
-    """Play the held-out tasks, and keep the rollouts in `out` where one is named."""
+    """Evaluate with progress on the terminal, and write the rollouts to `out` where it is given."""
     if out is not None:
         check_place(out)
-    tasks, overrides = prepare(target, tasks, list(overrides))
-    config, policy, held_out = load_for_eval(target, tasks, overrides)
-
-    from uptrend.rollout.inprocess import InProcessSampler
-    from uptrend.training.evaluate import evaluate
-    from uptrend.training.gather import RolloutPlayer
-
-    config = replace(config, eval=replace(config.eval, attempts=attempts or config.eval.attempts))
-    for note in held_out.notes:
-        typer.echo(note, err=True)
-    began = time.perf_counter()
-    with watched(held_out, len(held_out.tasks) * (1 + config.eval.attempts)) as playing:
-        held, rollouts = evaluate(RolloutPlayer(policy, InProcessSampler(policy), config), playing, 0, config)
-    scored = Scored(target, held, rollouts[: held.tasks], held_out.hash, time.perf_counter() - began)
+    scored = evaluate(
+        target, tasks, overrides, attempts=attempts, note=lambda text: typer.echo(text, err=True), watch=watched
+    )
     if out is not None:
-        write_rollouts(out, target, scored.rollouts, rollouts[held.tasks :])
+        write_rollouts(out, target, scored.rollouts, scored.attempts)
     return scored
+
+
+def to_plain(scored: Scored) -> dict[str, Any]:
+    """Return the result as `--json` prints it."""
+    held = scored.held
+    low, high = held.interval
+    facts = {"target": scored.target, "accuracy": held.accuracy, "low": low, "high": high, "hash": scored.hash}
+    return {**vars(held), **facts, "breakdown": [row.plain() for row in break_down(scored.rollouts)]}
 
 
 def tell(scored: Scored) -> None:
@@ -113,8 +78,9 @@ def tell(scored: Scored) -> None:
         f"{scored.target}: {held.accuracy:.1%} of {held.tasks} held-out tasks "
         f"(95% interval {low:.1%} to {high:.1%}), {scored.seconds:.1f} s"
     )
-    if has_parts(scored.breakdown):
-        terminal().print(breakdown_table(scored.breakdown))
+    breakdown = break_down(scored.rollouts)
+    if has_parts(breakdown):
+        terminal().print(breakdown_table(breakdown))
         typer.echo("Means over tasks, with 95% intervals.")
     else:
         for family, share in held.by_family.items():

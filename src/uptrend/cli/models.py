@@ -83,7 +83,7 @@ def _find(name: str, gguf: Path | None) -> str:
     need_train_extra()
     from uptrend.policy.find import find_model
     from uptrend.policy.pull import smollm2
-    from uptrend.runner.runs import demonstrations
+    from uptrend.runner.prepare import demonstrations
 
     if gguf is not None:
         if name != "smollm2-135m":

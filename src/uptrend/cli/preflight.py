@@ -16,7 +16,7 @@ from uptrend.config import load_config
 from uptrend.policy.known import need_train_extra
 from uptrend.records import ConfigError, Severity
 from uptrend.runner.preflight import Preflight, ask_probes
-from uptrend.runner.runs import Prepared, prepare
+from uptrend.runner.prepare import Prepared, prepare
 
 if TYPE_CHECKING:
     from uptrend.doctor.probes.result import Result

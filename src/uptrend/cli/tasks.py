@@ -14,7 +14,7 @@ from rich.table import Table
 
 from uptrend.config import Config, load_config
 from uptrend.records import ConfigError, Task
-from uptrend.runner.eval_tasks import count_musique
+from uptrend.runner.evaluation import count_musique
 from uptrend.tasks.pool import heldout, pool
 from uptrend.tasks.registry import names
 from uptrend.tasks.sections import eval_options, make_taskset, resolved, stage_sections

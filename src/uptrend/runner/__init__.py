@@ -5,9 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from uptrend.records import Report, Run
-from uptrend.runner.runs import train
+from uptrend.runner.evaluation import evaluate
+from uptrend.runner.runs import resume, train
 
-__all__ = ["diagnose", "replay", "train"]
+__all__ = ["diagnose", "evaluate", "replay", "reports_of", "resume", "train"]
 
 
 def replay(

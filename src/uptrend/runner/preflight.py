@@ -11,7 +11,7 @@ from uptrend.training.observer import Stop
 
 if TYPE_CHECKING:
     from uptrend.doctor.probes.result import Result
-    from uptrend.runner.runs import Prepared
+    from uptrend.runner.prepare import Prepared
 
 FEW_GROUPS = 2
 """Groups that the cheap probes play before a run, where seconds count."""

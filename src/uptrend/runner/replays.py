@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from uptrend.config import load_config
 from uptrend.policy.known import need_train_extra
 from uptrend.records import Run, RunDirectory
-from uptrend.runner.runs import check_tasks, free_place, info_of, make_policy, recorded, resolve
+from uptrend.runner.prepare import check_tasks, free_place, info_of, make_policy, recorded, resolve
 from uptrend.tasks.pool import HeldOut, heldout, pool
 from uptrend.training.observer import Observer
 

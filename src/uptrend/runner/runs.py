@@ -1,60 +1,35 @@
-"""Joining the rooms into a run: config, tasks, model, run directory and whoever watches."""
+"""Runs: train, resume and warm start."""
 
-import os
-import platform
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from importlib import metadata
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from uptrend.config import Config, difference, load_config, to_table
 from uptrend.policy.known import need_train_extra
 from uptrend.records import CheckpointError, ConfigError, ModelError, RecordError, Run, RunDirectory
-from uptrend.records.schema import VERSION
-from uptrend.runner.eval_tasks import eval_section
 from uptrend.runner.preflight import Preflight, check_first
-from uptrend.tasks.pool import HeldOut, Pool, heldout, make_taskset, pool, resolve_options
-from uptrend.training.observer import Observer, Stop
+from uptrend.runner.prepare import (
+    Prepared,
+    check_tasks,
+    free_place,
+    info_of,
+    is_warmstart,
+    make_policy,
+    prepare,
+    recorded,
+    resolve,
+    way_on,
+    with_components,
+)
+from uptrend.tasks.pool import heldout, pool
+from uptrend.training.observer import Observer
 
 if TYPE_CHECKING:
-    from uptrend.policy.policy import Policy
-    from uptrend.training.components import Components
+    pass
 
 MAY_CHANGE = ("learning.steps", "eval.every", "checkpoints.every", "checkpoints.keep", "compute.threads")
 """What a resumed run may be told anew: nothing that would make it another run."""
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A recipe with everything that it names."""
-
-    config: Config
-    """With every value filled in."""
-    policy: "Policy"
-    """Its model."""
-    pool: Pool
-    """What it trains on."""
-    held_out: HeldOut
-    """What it is evaluated on."""
-    components: "Components"
-    """Parts of its loop."""
-
-
-def prepare(config: Config) -> Prepared:
-    """Resolve a recipe, make its tasks and load its model."""
-    config = resolve(config)
-    held_out = heldout(config)
-    tasks = pool(config, held_out)
-    return _prepared(config, make_policy(config, held_out), tasks, held_out)
-
-
-def _prepared(config: Config, policy: "Policy", tasks: Pool, held_out: HeldOut) -> Prepared:
-    from uptrend.training.components import Components
-
-    return Prepared(config, policy, tasks, held_out, Components())
 
 
 def train(
@@ -96,17 +71,18 @@ def start(
 
 
 def resume(
-    path: Path,
+    path: str | Path,
     overrides: Iterable[str] = (),
     observers: Sequence[Observer] = (),
     alter: Callable[[Prepared], Prepared] = lambda prepared: prepared,
 ) -> Run:
     """Continue a run from its last checkpoint; drop what was recorded after it. `alter` may replace parts."""
     need_train_extra()
+    path = Path(path)
     run = Run(path)
-    if _is_warmstart(run):
+    if is_warmstart(run):
         raise RecordError(
-            f"{path} is a warm start, which can't be resumed. {_way_on(run, 'train RECIPE --set model.name=')}"
+            f"{path} is a warm start, which can't be resumed. {way_on(run, 'train RECIPE --set model.name=')}"
         )
     if run.info.get("kind") == "replay":
         raise RecordError(f"{path} is a replay, which is short: make it again with uptrend replay.")
@@ -126,7 +102,7 @@ def resume(
         held_out = heldout(config)
         tasks = pool(config, held_out)
         check_tasks(run, tasks, held_out)
-        parts = alter(_prepared(config, make_policy(config, held_out), tasks, held_out))
+        parts = alter(with_components(config, make_policy(config, held_out), tasks, held_out))
         directory.rewind(step)
         directory.write_info({**run.info, "config": to_table(config)})
         _go(parts, directory, observers, resume=True)
@@ -172,44 +148,10 @@ def _of_the_first_stage(config: Config) -> Config:
     return replace(config, tasks=shown, sampling=replace(config.sampling, groups=1))
 
 
-def _is_warmstart(run: Run) -> bool:
-    return run.info.get("kind") == "warmstart"
-
-
-def _way_on(run: Run, verb: str) -> str:
-    """What can be done with a warm start's model, if it made one."""
-    folder = next((event["folder"] for event in reversed(run.events) if event["event"] == "exported"), None)
-    if folder is None:
-        return "It made no model folder; start it again: uptrend warmstart RECIPE --out FOLDER"
-    return f"Its model is in {folder}: uptrend {verb}{folder}"
-
-
 def _free_folder(out: Path) -> None:
     if out.exists():
         raise ModelError(f"{out} exists already. Choose another --out, or remove it.")
     out.parent.mkdir(parents=True, exist_ok=True)
-
-
-@dataclass
-class _Outcome:
-    stop: Stop | None = None
-
-
-@contextmanager
-def recorded(directory: RunDirectory, *, resume: bool) -> Iterator[_Outcome]:
-    """Writes into a run's events how it began and how it ended."""
-    directory.event("resumed" if resume else "started", pid=os.getpid())
-    outcome = _Outcome()
-    try:
-        yield outcome
-    except BaseException as error:
-        directory.event("failed", error=f"{type(error).__name__}: {error}")
-        raise
-    step = Run(directory.path).last_step
-    if outcome.stop is None:
-        directory.event("finished", step=step)
-    else:
-        directory.event("stopped", step=step, reason=outcome.stop.reason)
 
 
 def _go(
@@ -236,136 +178,6 @@ def _go(
             )
 
 
-def make_policy(config: Config, held_out: HeldOut) -> "Policy":
-    """The model that the config names, on its device, ready to learn."""
-    import torch
-
-    from uptrend.policy.find import find_model
-    from uptrend.policy.policy import choose_device, load_policy, pays_to_compile
-
-    torch.set_num_threads(config.compute.threads)
-    device = choose_device(config.compute.device)
-    source = find_model(config.model.name, lambda: demonstrations(held_out))
-    policy = load_policy(
-        source,
-        config.model,
-        device,
-        seed=config.seed,
-        keep_reference=config.learning.kl.beta > 0,
-        compiled=pays_to_compile(config.compute, device, config.learning.steps),
-    )
-    if policy.window is not None and config.sampling.context > policy.window:
-        raise ModelError(
-            f"{config.model.name} looks back over {policy.window} tokens (sliding_window), which is not done "
-            f"here yet. Set sampling.context to {policy.window} or less; it is {config.sampling.context}."
-        )
-    return policy
-
-
-def load_for_eval(target: str, tasks: str | None, overrides: Iterable[str]) -> tuple[Config, "Policy", HeldOut]:
-    """What `uptrend eval` needs: a model or a run's last checkpoint, and the held-out tasks to play."""
-    need_train_extra()
-    is_run = (Path(target) / "run.json").exists()
-    if is_run and _is_warmstart(run := Run(target)):
-        raise RecordError(f"{target} is a warm start, which keeps no checkpoint. {_way_on(run, 'eval ')}")
-    table = dict(Run(target).config) if is_run else {"model": {"name": target}}
-    if tasks is not None:
-        table["eval"] = eval_section(tasks)
-    config = resolve(load_config(table, overrides))
-    held_out = heldout(config)
-    if not is_run:
-        return config, make_policy(config, held_out), held_out
-    checkpoints = Run(target).checkpoints
-    if not checkpoints:
-        raise CheckpointError(f"{target} has no checkpoint to evaluate.")
-    from uptrend.policy.checkpoint import load_checkpoint
-    from uptrend.policy.optimizer import Optimizer
-
-    policy = make_policy(config, held_out)
-    load_checkpoint(checkpoints[-1], policy, Optimizer(policy.flat, config.learning))
-    return config, policy, held_out
-
-
-def demonstrations(held_out: HeldOut | None) -> list[tuple[str, str]]:
-    """What `tiny` is taught: every arithmetic task that is not, and can't be, held out."""
-    exclude = frozenset(task.id for task in held_out.tasks) if held_out else frozenset()
-    tasks = make_taskset("arithmetic", {}, 0).train(1_000_000, exclude)
-    return [("".join(m.content for m in task.messages), task.answer) for task in tasks]
-
-
-def resolve(config: Config) -> Config:
-    """Fill in what the machine and the tasksets decide, so that run.json has every value."""
-    from uptrend.policy.policy import choose_device
-
-    device = choose_device(config.compute.device)
-    compute = replace(config.compute, device=str(device), threads=config.compute.threads or _cores())
-    return resolve_options(replace(config, compute=compute))
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def free_place(runs: Path, name: str | None, recipe: str, otherwise: str) -> Path:
-    """runs/NAME; a recipe's own name gets a number where it is taken, a name that was asked for must be free."""
-    if name is not None:
-        if (runs / name / "run.json").exists():
-            raise RecordError(f"{runs / name} already holds a run. {otherwise}")
-        return runs / name
-    number = 1
-    while (runs / (recipe if number == 1 else f"{recipe}-{number}") / "run.json").exists():
-        number += 1
-    return runs / (recipe if number == 1 else f"{recipe}-{number}")
-
-
-def info_of(path: Path, config: Config, tasks: Pool, held_out: HeldOut, policy: "Policy") -> dict[str, Any]:
-    """What run.json says of a run."""
-    import torch
-
-    from uptrend.policy.measure import digest, movable_share
-
-    notes = list(dict.fromkeys([*tasks.notes, *held_out.notes]))  # one family may be short of both
-    if config.model.weights == "bf16":
-        share = movable_share(policy.flat, config.learning.lr)
-        notes.append(
-            f"bf16 weights: an update of learning.lr = {config.learning.lr:g} can change {share:.1%} of them; "
-            'the others round back to where they were. weights = "fp32" moves them all.'
-        )
-    gpu = torch.cuda.get_device_name(policy.device) if policy.device.type == "cuda" else None
-    return {
-        "schema": VERSION,
-        "name": path.name,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "uptrend": metadata.version("uptrend") if _installed("uptrend") else "unknown",
-        "python": platform.python_version(),
-        "packages": {p: metadata.version(p) for p in ("torch", "transformers", "peft", "pyarrow") if _installed(p)},
-        "machine": {
-            "device": str(policy.device),
-            "threads": config.compute.threads,
-            "cpu": platform.processor() or platform.machine(),
-            "gpu": gpu,
-        },
-        "config": to_table(config),
-        "tasks": tasks.describe(),
-        "eval": held_out.describe(),
-        "model": {
-            "name": config.model.name,
-            "parameters": policy.parameters,
-            "trainable": policy.flat.values.numel(),
-            "digest": digest(policy.flat),
-        },
-        "notes": notes,
-    }
-
-
-def _installed(package: str) -> bool:
-    try:
-        metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
-
-
 def _changed(run: Run, overrides: Iterable[str]) -> Config:
     config = load_config(run.config, overrides)
     wrong = [key for key in difference(run.config, to_table(config)) if key not in MAY_CHANGE]
@@ -375,14 +187,3 @@ def _changed(run: Run, overrides: Iterable[str]) -> Config:
             f"A resumed run may change {', '.join(MAY_CHANGE)}; start a new one for the rest."
         )
     return config
-
-
-def check_tasks(run: Run, tasks: Pool, held_out: HeldOut) -> None:
-    """Refuse tasks that are not a run's own any more."""
-    for section, now in (("tasks", tasks.describe()), ("eval", held_out.describe())):
-        then = run.info[section]
-        if then["hash"] != now["hash"]:
-            raise RecordError(
-                f"{run.path} can't go on: [{section}] gives other tasks now "
-                f"(hash {now['hash']}, it was {then['hash']}). Was a task file changed?"
-            )

@@ -9,7 +9,7 @@ from uptrend.doctor.probes import PROBES
 from uptrend.doctor.probes.bench import Bench
 from uptrend.doctor.probes.result import Result
 from uptrend.doctor.probes.run import run_probes
-from uptrend.runner.runs import prepare
+from uptrend.runner.prepare import prepare
 
 RECIPES = Path(__file__).parents[3] / "recipes"
 SMALL = ("sampling.groups=4", "sampling.size=8", "compute.threads=1", "compute.device=cpu")

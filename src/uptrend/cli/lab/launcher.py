@@ -11,7 +11,7 @@ from uptrend.config.toml_text import to_recipe, to_toml
 from uptrend.lab.launcher import PlannedRun, Resolved
 from uptrend.records import LabError, Method, Run
 from uptrend.records.lines import write_whole
-from uptrend.runner.runs import resolve
+from uptrend.runner.prepare import resolve
 from uptrend.tasks.pool import heldout, pool
 
 THREADS = 1

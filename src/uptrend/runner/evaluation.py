@@ -1,0 +1,168 @@
+"""Evaluation of a model or of a run's last checkpoint on held-out tasks."""
+
+import json
+import time
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from uptrend.config import Config, load_config, to_table
+from uptrend.config.load import apply_override
+from uptrend.policy.known import need_train_extra
+from uptrend.records import CheckpointError, Evaluation, RecordError, Rollout, Run
+from uptrend.runner.prepare import is_warmstart, make_policy, resolve, way_on
+from uptrend.tasks.pool import HeldOut, heldout
+from uptrend.tasks.registry import find
+
+if TYPE_CHECKING:
+    from uptrend.policy.policy import Policy
+
+Watch = Callable[[HeldOut, int], AbstractContextManager[HeldOut]]
+"""Wraps held-out tasks so that progress on this many rollouts can be shown."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Result of an evaluation."""
+
+    target: str
+    """Model or run that was evaluated."""
+    held: Evaluation
+    """Figures."""
+    rollouts: list[Rollout]
+    """Greedy rollouts, one per task."""
+    attempts: list[Rollout]
+    """Sampled attempts; empty unless asked for."""
+    hash: str
+    """Hash of the tasks: equal where figures can be compared."""
+    seconds: float
+    """Time that playing them took."""
+
+
+def evaluate(
+    target: str | Path,
+    tasks: str | None = None,
+    overrides: Iterable[str] = (),
+    *,
+    attempts: int = 0,
+    note: Callable[[str], None] = lambda _: None,
+    watch: Watch = lambda held_out, _: nullcontext(held_out),
+) -> Scored:
+    """Score a model or a run's last checkpoint on held-out tasks, greedily, and with `attempts` for pass@k.
+
+    `tasks` is a taskset, a JSONL file or a recipe, else the run's own; `note` receives what a user should know.
+    """
+    chosen, given = find_tasks(str(target), tasks, overrides, note)
+    config, policy, held_out = load_for_eval(str(target), chosen, given)
+
+    from uptrend.rollout.inprocess import InProcessSampler
+    from uptrend.training.evaluate import evaluate as play
+    from uptrend.training.gather import RolloutPlayer
+
+    config = replace(config, eval=replace(config.eval, attempts=attempts or config.eval.attempts))
+    for text in held_out.notes:
+        note(text)
+    began = time.perf_counter()
+    with watch(held_out, len(held_out.tasks) * (1 + config.eval.attempts)) as playing:
+        held, rollouts = play(RolloutPlayer(policy, InProcessSampler(policy), config), playing, 0, config)
+    seconds = time.perf_counter() - began
+    return Scored(str(target), held, rollouts[: held.tasks], rollouts[held.tasks :], held_out.hash, seconds)
+
+
+def find_tasks(
+    target: str, tasks: str | None, overrides: Iterable[str], note: Callable[[str], None] = lambda _: None
+) -> tuple[str | None, list[str]]:
+    """Choose the tasks and overrides to evaluate with: MuSiQue's files named as such, limits that suit the taskset."""
+    given = list(overrides)
+    if tasks is not None and tasks.endswith(".jsonl") and (rows := count_musique(Path(tasks))):
+        given = [*source_overrides(file=tasks, tasks=rows), *given]
+        tasks = musique_of(target)
+    return tasks, [*_limits(target, _as_table(tasks, given), note), *given]
+
+
+def eval_section(tasks: str) -> dict[str, Any]:
+    """`[eval]` for what --tasks names."""
+    if tasks.endswith(".toml"):
+        return dict(to_table(load_config(tasks))["eval"])
+    if tasks.endswith(".jsonl"):
+        return {"name": "jsonl", "file": tasks, "split": False, "tasks": 1_000_000}
+    return {"name": tasks}
+
+
+def musique_of(target: str) -> str | None:
+    """The taskset to name for questions of MuSiQue; None leaves a run of that kind its own retriever and reward."""
+    own = _run_config(target)
+    return None if own is not None and own["eval"]["name"] == "musique" else "musique"
+
+
+def source_overrides(*, file: str = "", datasets: str = "", tasks: int) -> list[str]:
+    """Overrides that make [eval] play every question of a file or of hub datasets; of the atlas where neither is."""
+    source = {"file": file, "datasets": datasets, "split": "heldout", "tasks": tasks}
+    return [f"eval.{key}={json.dumps(value, ensure_ascii=False)}" for key, value in source.items()]
+
+
+def _limits(target: str, table: dict[str, Any], note: Callable[[str], None]) -> list[str]:
+    """Return the limits that the taskset needs and nobody gave, as overrides, and note them."""
+    name, own = table["eval"].get("name"), _run_config(target)
+    if name is None or (own is not None and own["eval"]["name"] == name):
+        return []
+    # What a taskset needs where [sampling]'s defaults (one turn of 8 tokens) would be useless; most need nothing.
+    needed: dict[str, int] = getattr(find(name), "LIMITS", {})
+    there = {} if own is None else own["sampling"]
+    given = table.get("sampling", {})
+    missing = {
+        f"sampling.{key}": value for key, value in needed.items() if key not in given and there.get(key, 0) < value
+    }
+    if missing:
+        said = ", ".join(f"{key} = {value}" for key, value in missing.items())
+        note(f"{name} is played with {said}; --set changes them.")
+    return [f"{key}={value}" for key, value in missing.items()]
+
+
+def _run_config(target: str) -> dict[str, Any] | None:
+    """The config of a run; None where the target is a model."""
+    return Run(target).config if (Path(target) / "run.json").exists() else None
+
+
+def _as_table(tasks: str | None, overrides: list[str]) -> dict[str, Any]:
+    """A recipe of what was asked for, to look into."""
+    table: dict[str, Any] = {"eval": {} if tasks is None else eval_section(tasks)}
+    for override in overrides:
+        apply_override(table, override)
+    return table
+
+
+def count_musique(path: Path) -> int:
+    """How many rows a file has, if its first one is MuSiQue's; 0 for another, or one that can't be read."""
+    try:
+        rows = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
+        first = json.loads(rows[0])
+    except (OSError, ValueError, IndexError):  # the taskset that reads it says what is wrong
+        return 0
+    return len(rows) if isinstance(first, dict) and "paragraphs" in first else 0
+
+
+def load_for_eval(target: str, tasks: str | None, overrides: Iterable[str]) -> tuple[Config, "Policy", HeldOut]:
+    """What `uptrend eval` needs: a model or a run's last checkpoint, and the held-out tasks to play."""
+    need_train_extra()
+    is_run = (Path(target) / "run.json").exists()
+    if is_run and is_warmstart(run := Run(target)):
+        raise RecordError(f"{target} is a warm start, which keeps no checkpoint. {way_on(run, 'eval ')}")
+    table = dict(Run(target).config) if is_run else {"model": {"name": target}}
+    if tasks is not None:
+        table["eval"] = eval_section(tasks)
+    config = resolve(load_config(table, overrides))
+    held_out = heldout(config)
+    if not is_run:
+        return config, make_policy(config, held_out), held_out
+    checkpoints = Run(target).checkpoints
+    if not checkpoints:
+        raise CheckpointError(f"{target} has no checkpoint to evaluate.")
+    from uptrend.policy.checkpoint import load_checkpoint
+    from uptrend.policy.optimizer import Optimizer
+
+    policy = make_policy(config, held_out)
+    load_checkpoint(checkpoints[-1], policy, Optimizer(policy.flat, config.learning))
+    return config, policy, held_out
