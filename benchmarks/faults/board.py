@@ -40,7 +40,7 @@ curve, and is counted as blaming a run in which nothing is wrong. One run that w
 was replaced: a mix with a quarter of comparisons, none of which the tiny model ever gets right \
 (`reward.component-dead`, rightly).
 
-The reported half is not untouched. A first pass over it showed errors of logic, which were mended and its cases read \
+The reported half is not untouched. A first pass over it showed errors of logic, which were fixed and its cases read \
 again: a resume without its step, a scorer's failure taken for a misalignment, an entropy bonus in the test of signs, \
 rounding in fp32 called a matter of precision, unfinished rollouts counted as rejected answers. Two rules were \
 written with it in view: a penalty that holds the policy (`kl.strangles`) and a bonus that rules the update \

@@ -71,7 +71,7 @@ def blind() -> AbstractContextManager[None]:
 
 
 def main() -> None:
-    """Teach, train blind, ask the doctor, mend, train again."""
+    """Teach, train blind, ask the doctor, fix, train again."""
     given = options(__doc__, "blind", steps=60)
     few = given.steps < 10  # a rehearsal: as little as shows the cause
     size = {"train": 300, "taught": 200, "held_out": 8} if few else {"train": 1800, "taught": 900, "held_out": 200}
@@ -86,7 +86,7 @@ def main() -> None:
     with blind():
         ill = attempt(recipe, "blind")
     uptrend("doctor", ill)
-    say("Mended: attention sees what the sampler saw. Nothing else is changed.")
+    say("Fixed: attention sees what the sampler saw. Nothing else is changed.")
     well = attempt(recipe, "fixed")
     uptrend("doctor", well)
     uptrend("plot", ill, well, "--out", given.out / "autopsy.png", "--title", "A learner that can't see the question")

@@ -77,7 +77,7 @@ def count_validated(path: Path) -> str:
 
 
 def main() -> None:
-    """Train without a reward, train without a sampler that follows, ask the doctor, mend, train again."""
+    """Train without a reward, train without a sampler that follows, ask the doctor, fix, train again."""
     given = options(__doc__, "never", steps=80)
     recipe = write_recipe(given, RECIPE, evaluations=4, warmup=5, held_out=50 if given.steps >= 10 else 8)
 
@@ -85,11 +85,11 @@ def main() -> None:
     unpaid = attempt(recipe, "unpaid", "tasks.pays=validate")
     say(count_validated(unpaid))
     uptrend("doctor", unpaid)
-    say("Mended: every rollout is scored at its end. But now the sampler never gets the weights.")
+    say("Fixed: every rollout is scored at its end. But now the sampler never gets the weights.")
     with stale():
         frozen = attempt(recipe, "stale")
     uptrend("doctor", frozen)
-    say("Mended too: the sampler loads what the learner sends. Nothing else is changed.")
+    say("Fixed too: the sampler loads what the learner sends. Nothing else is changed.")
     well = attempt(recipe, "fixed")
     uptrend("doctor", well)
     uptrend("plot", unpaid, frozen, well, "--out", given.out / "autopsy.png", "--title", "No reward, no weights, both")

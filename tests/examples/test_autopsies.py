@@ -1,4 +1,4 @@
-"""Each autopsy, with few steps: its cause is named first, before step 1, and the mended run has none."""
+"""Each autopsy, with few steps: its cause is named first, before step 1, and the fixed run has none."""
 
 import json
 import runpy

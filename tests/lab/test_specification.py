@@ -48,8 +48,8 @@ def test_it_is_written_once_with_every_value(notebook: Notebook) -> None:
 
 
 def test_a_hypothesis_that_was_left_alone_has_not_changed(notebook: Notebook) -> None:
-    mended = replace(H, title="A greater rate teaches more", priority=Priority.HIGH, explains="much")
-    assert changes(notebook, mended) == []
+    fixed = replace(H, title="A greater rate teaches more", priority=Priority.HIGH, explains="much")
+    assert changes(notebook, fixed) == []
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""The command line: one file a verb, and the only place where rooms are joined."""
+"""The command line: one file a verb, and arguments and printing."""

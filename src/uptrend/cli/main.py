@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> Any:
 
 
 def call(commands: typer.Typer, arguments: list[str] | None = None) -> Any:
-    """Run a command line: an error that is the user's to mend is one or two sentences and exit code 2."""
+    """Run a command line: an error that is the user's to fix is one or two sentences and exit code 2."""
     try:
         return commands(arguments, standalone_mode=True)
     except UptrendError as error:

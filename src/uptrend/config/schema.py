@@ -1,7 +1,7 @@
 """What a recipe can say: every key, its default and what it means.
 
 `[tasks]` and `[eval]` also take the options of the taskset that they name; those are kept as given in
-`options` and checked against the taskset's own dataclass where the rooms are joined.
+`options` and checked against the taskset's own dataclass by `runner`.
 """
 
 from dataclasses import dataclass, field

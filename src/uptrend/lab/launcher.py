@@ -1,4 +1,4 @@
-"""How the lab has runs made: it names them, and whoever joins the rooms says how one is started."""
+"""How the lab has runs made: it names them, and `runner` says how one is started."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class PlannedRun:
 
 
 class Launcher(Protocol):
-    """What the lab needs of the rooms that it may not import."""
+    """What the lab needs of packages that it may not import."""
 
     def resolve(self, recipe: Path, overrides: Mapping[str, Any]) -> Resolved:
         """Load a recipe with overrides (the seed among them), make its tasks, and hash them."""

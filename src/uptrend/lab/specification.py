@@ -31,7 +31,7 @@ CRITERIA = (
     "metric", "direction", "smallest", "seeds", "alpha", "stops_early", "validated_if", "invalidated_if",
     "method", "source", "cause", "allows",
 )  # fmt: skip
-"""The keys of a hypothesis that decide; a title or a priority may be mended."""
+"""The keys of a hypothesis that decide; a title or a priority may be fixed."""
 
 
 @dataclass(frozen=True)

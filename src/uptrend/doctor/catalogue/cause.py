@@ -22,7 +22,7 @@ class Cause:
     """One way in which a run does not learn."""
 
     id: str
-    """room.name, fixed for ever."""
+    """package.name, fixed for ever."""
     kind: Kind
     """How it can be shown."""
     what: str

@@ -56,7 +56,7 @@ CAUSES = [
         experiment=Experiment(
             "On easy tasks the answer that attempts agree on is the gold answer.", probe="wrong-gold"
         ),
-        fix=Fix("Audit 50 tasks where a clear majority of attempts disagrees with the gold answer; mend or drop them."),
+        fix=Fix("Audit 50 tasks where a clear majority of attempts disagrees with the gold answer; fix or drop them."),
         explains=("advantage.dead-groups-low",),
     ),
     Cause(

@@ -17,7 +17,7 @@ CAUSES = [
         rivals=(Rival("advantage.dead-groups-low", "there gold answers score the maximum; here they do not"),),
         experiment=Experiment("Gold answers reach the maximum reward and corrupted ones do not.", probe="gold"),
         fix=Fix(
-            "Mend the scorer until every gold answer reaches the maximum and no corrupted one does; most often it "
+            "Fix the scorer until every gold answer reaches the maximum and no corrupted one does; most often it "
             "slices, strips or parses text that is not there. A reward function is handed the completion alone.",
             {"trl": {"reward_funcs": "score completion itself, not completion[len(prompt):]"}},
         ),

@@ -102,7 +102,7 @@ CAUSES = [
             smallest=0.5,
         ),
         fix=Fix(
-            "Mend the mismatch of sampler and learner first; then lower the learning rate, and roll back to "
+            "Fix the mismatch of sampler and learner first; then lower the learning rate, and roll back to "
             "before entropy rose.",
             {
                 "uptrend": {"learning.correction": "token", "learning.lr": Times(1 / 3), "learning.entropy": 0.0},

@@ -26,14 +26,14 @@ def repair(text: str) -> tuple[str, int]:
     def whole(match: re.Match[str]) -> str:
         nonlocal count
         try:
-            mended = bytes(BACK[character] for character in match[0]).decode("utf-8")
+            fixed = bytes(BACK[character] for character in match[0]).decode("utf-8")
         except UnicodeDecodeError:
             return match[0]
         count += 1
-        return mended
+        return fixed
 
     text = _TORN.sub(whole, text)
-    for torn, mended in LOST.items():
+    for torn, fixed in LOST.items():
         count += text.count(torn)
-        text = text.replace(torn, mended)
+        text = text.replace(torn, fixed)
     return text, count

@@ -1,4 +1,4 @@
-"""Texts to vectors: the models. The only module of this room that may load torch, and only when one is made.
+"""Texts to vectors: the models. The only module of this package that may load torch, and only when one is made.
 
 b = text of a batch, t = token, h = hidden.
 """
