@@ -1,8 +1,9 @@
-"""Scores the doctor against an expert's reading of public runs: python benchmarks/logs.py ../shared/data/runs
+"""Score the doctor on a folder of labeled logs: python benchmarks/logs.py FOLDER
 
-Each case is a folder with meta.json (labels, reading), series.jsonl and, mostly, raw/ with the log as it was found. The
-doctor reads the raw file where there is one. Printed for each case: the trend beside the expert's, labels found and
-missed, and each warning (warning or critical) with whether a label or the reading supports it.
+Each case is a folder with meta.json (an expert's labels), series.jsonl (decoded points), raw/ with the log as it was
+found, or both; the raw file is read where there is one. Printed for each case: the trend beside the expert's, labels
+found and missed, and each warning (warning or critical) with whether a label supports it. tests/data/logs holds
+invented cases in this layout; logs of public runs are not shipped.
 """
 
 import json
@@ -37,7 +38,7 @@ FOUND_BY = {
     "other:duplicate_components": {"reward.component-dominates"},
     "other:eval_flat": {"reward.hackable", "eval.noise"},
 }
-"""Which findings say what a label says; a note is enough. Labels that are no finding (learning, flat) are trends."""
+"""Findings that say what a label says; a note is enough. Labels that are no finding (learning, flat) are trends."""
 
 SUPPORTED_BY = {
     "optimizer.dead-steps": {"zero_variance"},
@@ -56,7 +57,7 @@ STYLES = {
     "collapsed": TrendKind.FALLING,
     "too_short_to_tell": TrendKind.TOO_SHORT,
 }
-"""What a label says of the trend; learning stands above the rest, as the issue is the training reward alone."""
+"""Trend that a label stands for; learning overrides the rest, because the trend is of the training reward alone."""
 
 
 @dataclass
@@ -100,17 +101,17 @@ def score(folder: Path) -> Score:
 
 
 def log_of(folder: Path) -> Path:
-    """The log as it was found; the decoded series where it was not kept."""
+    """Find the log as it was found, or the decoded series where it was not kept."""
     raw = sorted(p for p in (folder / "raw").glob("*") if "summary" not in p.name) if (folder / "raw").exists() else []
     return raw[0] if raw else folder / "series.jsonl"
 
 
 def pick(log: Path) -> RunView:
-    """The run of a log that the case is about: by its arm's name, else the one with as many points as the case."""
+    """Choose the run of a log that the case is about: by its arm's name, else the longest."""
     views = read_views(log)
     arms = {v.name for v in views if v.name}
     series = (log.parent.parent if log.parent.name == "raw" else log.parent) / "series.jsonl"
-    first = json.loads(series.read_text().splitlines()[0])
+    first = json.loads(series.read_text().splitlines()[0]) if series.exists() else {}
     named = [v for v in views if v.name and v.name == first.get("arm")]
     if len(arms) > 1 and named:
         return named[0]
@@ -118,15 +119,20 @@ def pick(log: Path) -> RunView:
 
 
 def expected(labels: list[str]) -> set[TrendKind]:
-    """The trends that do not contradict the expert's labels."""
+    """List the trends that do not contradict the expert's labels."""
     if "learning" in labels:
         return {TrendKind.LEARNING}
     return {STYLES[label] for label in labels if label in STYLES}
 
 
-def main() -> None:
+def main(arguments: list[str]) -> None:
     """Score every case, and sum up: all, and each half, as a rule fitted to one half would show in the other."""
-    scores = [score(path.parent) for path in sorted(Path(sys.argv[1]).glob("*/meta.json"))]
+    if len(arguments) != 1:
+        sys.exit("Name one folder of cases: python benchmarks/logs.py FOLDER")
+    cases = sorted(path.parent for path in Path(arguments[0]).glob("*/meta.json"))
+    if not cases:
+        sys.exit(f"{arguments[0]} holds no cases: each is a folder in it with a meta.json and a log.")
+    scores = [score(case) for case in cases]
     for s in scores:
         print(f"{'ok ' if s.agrees else 'NO '} {s.case:36} {s.trend}")
         print(f"     found {', '.join(s.found) or '-'}; missed {', '.join(s.missed) or '-'}")
@@ -135,17 +141,17 @@ def main() -> None:
 
 
 def totals(scores: list[Score]) -> str:
-    """The figures in one line."""
+    """Write the figures in one line."""
     read = sum(not s.trend.startswith("unread") for s in scores)
     found, missed = sum(len(s.found) for s in scores), sum(len(s.missed) for s in scores)
     right, wrong = sum(len(s.right) for s in scores), sum(len(s.wrong) for s in scores)
-    agree = sum(s.agrees for s in scores)
+    agree, labels = sum(s.agrees for s in scores), found + missed
     return (
-        f"read {read} of {len(scores)}; labels found {found} of {found + missed} ({found / (found + missed):.0%}); "
+        f"read {read} of {len(scores)}; labels found {found} of {labels} ({found / max(1, labels):.0%}); "
         f"warnings right {right} of {right + wrong} ({right / max(1, right + wrong):.0%}); "
         f"trend {agree} of {len(scores)} ({agree / len(scores):.0%})"
     )
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

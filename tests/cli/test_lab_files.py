@@ -15,7 +15,7 @@ from uptrend.lab.refuse import check
 from uptrend.records import Run
 
 ROOT = Path(__file__).parents[2]
-SEEDS = sorted((ROOT.parent / "shared" / "seeds").glob("00*.txt"))
+JOURNALS = sorted((ROOT / "tests" / "data" / "journals").glob("00*.txt"))
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def lab(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> str:
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """The exit code and what was said."""
+    """Run `uptrend lab`; give the exit code and what was said."""
     code = 0
     try:
         main(["lab", *arguments])
@@ -182,25 +182,25 @@ def test_list_ready(capsys: pytest.CaptureFixture[str]) -> None:
     } in (told["causes"])
 
 
-@pytest.mark.skipif(len(SEEDS) != 5, reason="the five journals are not beside this checkout")
 def test_import_makes_the_lab_and_tells_what_it_found(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     into = str(tmp_path / "journal")
-    code, out, _ = run(capsys, "import", *map(str, SEEDS), "--into", into)
+    code, out, _ = run(capsys, "import", *map(str, JOURNALS), "--into", into)
     assert code == 0
-    assert "20 hypotheses, 44 log entries; 0 were there already" in out
-    code, out, _ = run(capsys, "import", *map(str, SEEDS), "--into", into, "--format", "json")
+    assert "8 hypotheses, 18 log entries; 0 were there already" in out
+    code, out, _ = run(capsys, "import", *map(str, JOURNALS), "--into", into, "--format", "json")
     told = json.loads(out)
     assert told["new"] == {"hypotheses": 0, "entries": 0}
-    assert (told["already"], told["written"]) == (64, [])
+    assert (told["already"], told["written"]) == (26, [])
     counts = {file["name"][:3]: file for file in told["files"]}
-    assert [counts[name]["experiments"] for name in counts] == [18, 0, 0, 22, 4]
-    assert [counts[name]["hypotheses"] for name in counts] == [0, 0, 6, 14, 0]
-    assert (counts["003"]["runs"], counts["003"]["repaired"]) == (17, 33)
-    assert counts["001"]["prose"] == [[1, 103]]
-    run_told = next(one for one in told["experiments"] if one["runs"] == ["au3eohjq"])
-    assert run_told["figures"][0] == {"name": "reward", "value": 0.875, "line": 161}
-    h03 = next(one for one in told["hypotheses"] if one["named"] == "h03")
-    assert (h03["reported"], h03["confidence"], h03["priority"]) == ("partially validated", "high", "medium")
+    assert [counts[name]["experiments"] for name in counts] == [7, 0, 0, 7, 4]
+    assert [counts[name]["hypotheses"] for name in counts] == [0, 0, 4, 4, 0]
+    assert (counts["003"]["runs"], counts["003"]["repaired"]) == (6, 6)
+    assert counts["001"]["prose"] == [[1, 25]]
+    run_told = next(one for one in told["experiments"] if one["runs"] == ["qk7wm2xa"])
+    line = next(n for n, text in enumerate(JOURNALS[3].read_text().splitlines(), 1) if "Reward: 0.8125" in text)
+    assert run_told["figures"][0] == {"name": "reward", "value": 0.8125, "line": line}
+    h02 = next(one for one in told["hypotheses"] if one["named"] == "h02")
+    assert (h02["reported"], h02["confidence"], h02["priority"]) == ("partially validated", "high", "medium")
 
 
 def test_import_of_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str], lab: str) -> None:

@@ -21,7 +21,6 @@ from uptrend.records import Times, from_lines
 PROBES = Path(uptrend.__file__).parent / "doctor" / "probes"
 ELSEWHERE = {"reward.constant", "tool.errors-swallowed", "tool.never-called"}
 """Causes that a probe settles by excluding what else it could be."""
-TABLE = Path(__file__).parents[2].parent / "shared" / "reference" / "FAULTS.md"
 TRAINERS = {"uptrend", "trl", "verifiers", "prime-rl"}
 TASK_OPTIONS = {"tasks.reward"}
 """Options of tasksets, which the config's schema does not know: those of `tasks show arithmetic`."""
@@ -127,13 +126,6 @@ def test_the_ids_are_those_of_the_catalogue() -> None:
     assert all(re.fullmatch(r"[a-z]+\.[a-z]+(-[a-z]+)*", cause.id) for cause in CAUSES)
     counts = {kind: sum(cause.kind is kind for cause in CAUSES) for kind in Kind}
     assert counts == {Kind.INVARIANT: 26, Kind.PROBE: 20, Kind.CURVE: 30}
-
-
-@pytest.mark.skipif(not TABLE.exists(), reason="the shared table of faults is not beside the checkout")
-def test_ids_and_kinds_are_those_of_the_table() -> None:
-    table = TABLE.read_text(encoding="utf-8")
-    rows = dict(re.findall(r"^\| ([a-z]+\.[a-z-]+) \| ([IPC]) \|", table, re.MULTILINE))
-    assert {cause.id: cause.kind.value for cause in CAUSES} == rows
 
 
 @by_id

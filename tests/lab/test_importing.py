@@ -1,4 +1,4 @@
-"""Journals kept by hand: what of the five seeds is recognized, that nothing is lost, and that twice adds nothing."""
+"""Journals kept by hand: what of five invented ones is recognized, nothing is lost, and twice adds nothing."""
 
 import re
 from collections import Counter
@@ -19,12 +19,11 @@ from uptrend.lab.importing.repair import repair
 from uptrend.lab.notebook import Notebook
 from uptrend.records import Arm, Hypothesis, LabError, Priority, Status
 
-SEEDS = sorted((Path(__file__).parents[3] / "shared" / "seeds").glob("00*.txt"))
-needs_seeds = pytest.mark.skipif(len(SEEDS) != 5, reason="the five journals are not beside this checkout")
+JOURNALS = sorted((Path(__file__).parents[1] / "data" / "journals").glob("00*.txt"))
 
 
 def journal(number: int) -> Journal:
-    return read_journal(SEEDS[number])
+    return read_journal(JOURNALS[number])
 
 
 def experiment(of: Journal, key: str) -> FoundExperiment:
@@ -40,7 +39,7 @@ def everything(folder: Path) -> str:
 
 
 def counted(text: str) -> Counter[str]:
-    """How often each line that is not blank stands in a text, however often quoted."""
+    """Count each line that is not blank, however often it is quoted."""
     whole = text.replace("&lt;!-- uptrend:", "<!-- uptrend:").replace("&lt;!-- /", "<!-- /")
     lines = (line.strip().lstrip("> ").strip() for line in whole.split("\n"))
     return Counter(line for line in lines if line)
@@ -55,153 +54,133 @@ def lab(tmp_path: Path) -> Notebook:
     return Notebook.init(tmp_path / "lab")
 
 
-@needs_seeds
 def test_experiments_by_letter_with_commands_parameters_and_outcome() -> None:
     log = journal(0)
-    keys = "A1 A2 A3 B C1 C2 C3 D1 D2 D3 D4 E1 E2 E3 F1 F2 G1 G2"
-    assert " ".join(one.key for one in log.experiments) == keys
+    assert " ".join(one.key for one in log.experiments) == "A1 A2 A3 B C1 C2 D1"
     assert experiment(log, "A1").settings == {
-        "r": "64", "alpha": "128", "batch_size": "16", "num_generations": "8", "grad_accum": "8",
+        "r": "48", "alpha": "96", "batch_size": "12", "num_generations": "6", "grad_accum": "4",
     }  # fmt: skip
-    assert experiment(log, "A1").outcome == "No improvement observed"
-    assert experiment(log, "A2").settings == {"r": "64, 16, 8", "alpha": "64, 32, 16"}
-    assert experiment(log, "B").outcome == "OOM errors on 7B model"
-    assert experiment(log, "D1").settings == {"Tested": "1e-6, 1e-5, 5e-6"}
-    assert experiment(log, "D2").settings == {"Tested": "0.0, 0.01, 0.04"}
-    g2 = experiment(log, "G2")
-    assert g2.settings["learning-rate"] == "1e-6"
-    assert g2.settings["num-generations"] == "16"
-    assert g2.settings["scale-rewards"] == "true"
-    assert g2.commands[0].startswith('--loss-type "grpo" \\\n--scale-rewards')
-    assert sum(len(one.commands) for one in log.experiments) == 10
+    assert experiment(log, "A1").outcome == "The curve is as flat as before"
+    assert experiment(log, "A2").settings == {"r": "48, 24, 4", "alpha": "48, 12, 8"}
+    assert experiment(log, "A2").outcome == "All three stay level"
+    assert experiment(log, "B").outcome == "The 3B planner does not fit in memory"
+    assert experiment(log, "C1").settings == {"Tested": "2e-6, 2e-5, 9e-6"}
+    d1 = experiment(log, "D1")
+    assert d1.settings == {
+        "loss-type": "bnpo", "learning-rate": "2e-6", "num-generations": "12", "center-rewards": "true",
+    }  # fmt: skip
+    assert d1.commands[0].startswith('--loss-type "bnpo" \\\n--learning-rate')
+    assert sum(len(one.commands) for one in log.experiments) == 3
 
 
-@needs_seeds
 def test_the_problem_statement_is_known_as_one() -> None:
-    assert [read_journal(path).is_problem for path in SEEDS] == [False, True, False, False, False]
+    assert [read_journal(path).is_problem for path in JOURNALS] == [False, True, False, False, False]
 
 
-@needs_seeds
 def test_hypotheses_by_number_with_priority_status_confidence_and_notes() -> None:
     found = {one.id: one for one in journal(2).hypotheses}
-    assert list(found) == ["h01", "h02", "h03", "h04", "h05", "h06"]
-    assert [one.priority for one in found.values()] == ["high", "high", "medium", "medium", "low", "high"]
+    assert list(found) == ["h01", "h02", "h03", "h04"]
+    assert [one.priority for one in found.values()] == ["high", "medium", "low", "high"]
     told = [reported(one.statuses) for one in found.values()]
-    assert told == ["pending", "pending", "partially validated", "pending", "pending", "testing"]
-    h03 = found["h03"]
-    assert (h03.claim, h03.confidence) == ("KL Divergence Bug", "high")
-    assert h03.notes == "KL beta=0 fixed gradients, not rewards"
-    assert h03.fields["Test"] == "Compare `--kl-beta 0.0` vs fixed formula"
-    assert found["h06"].claim == "LoRA Weight Sync Issue"
+    assert told == ["pending", "partially validated", "pending", "testing"]
+    h02 = found["h02"]
+    assert (h02.claim, h02.confidence) == ("Penalty with the Wrong Sign", "high")
+    assert h02.notes == "Without it the gradient is sane, the reward level"
+    assert h02.fields["Test"] == "Run `--beta 0.0` beside the corrected term"
+    assert found["h04"].claim == "Stale Sampler Copy"
     assert not found["h01"].confidence
 
 
-@needs_seeds
-def test_runs_of_the_research_journal_with_dates_statuses_config_and_figures() -> None:
+def test_runs_with_dates_statuses_settings_and_figures() -> None:
     research = journal(3)
     runs = [run for one in research.experiments for run in one.runs]
-    assert " ".join(runs) == (
-        "au3eohjq kfobm3if pm8cy3ri 2ng01uci 9twmdiir zvolr7a3 lo96kcmm d8uw54cn ulgmyabn fmht167x afj0flv3 "
-        "ipnl8nmm ljokc85g urqoeckd rixalhdo 8zlj3p73 3jjl84p4"
-    )
-    assert {one.date for one in research.experiments} == {"2025-06-14", "2025-06-15"}
-    long = experiment(research, "au3eohjq")
-    assert long.title == "Long Training Experiment (100 epochs)"
-    assert long.settings == {"lr": "5e-6", "beta": "0.1", "batch_size": "64", "seed": "789"}
-    assert figures(long) == {"reward": 0.875, "kl divergence": 0.689}
-    assert reported(long.statuses) == "validated"
-    assert experiment(research, "kfobm3if").settings["beta"] == "0.2"
-    assert figures(experiment(research, "kfobm3if")) == {
-        "final accuracy": 0.3, "final reward": 0.53125, "final loss": 0.1148, "kl divergence": 0.574,
+    assert " ".join(runs) == "qk7wm2xa h3vz9tpb nd5ye8rc tunelwqo zx4bq6lu vm8cd1ky"
+    assert {one.date for one in research.experiments} == {f"2026-03-0{day}" for day in (2, 3, 4, 5)}
+    long = experiment(research, "qk7wm2xa")
+    assert long.title == "Twice as Long (80 epochs)"
+    assert long.settings == {"lr": "4e-6", "beta": "0.05", "batch_size": "48", "seed": "11"}
+    assert figures(long) == {"reward": 0.8125, "kl divergence": 0.41}
+    assert figures(experiment(research, "h3vz9tpb")) == {
+        "final accuracy": 0.21, "final reward": 0.4375, "final loss": 0.12,
     }  # fmt: skip
-    assert figures(experiment(research, "afj0flv3"))["final accuracy"] == 0.547
-    assert figures(experiment(research, "urqoeckd")) == {"reward": -1.0}
-    assert experiment(research, "urqoeckd").settings == {"beta": "0.0", "loss_type": "dr_grpo"}
-    assert figures(experiment(research, "8zlj3p73")) == {"reward": 0.84375}
-    told = {run: reported(experiment(research, run).statuses) for run in runs[:12]}
-    assert told["2ng01uci"] == "validated"
-    assert {told[run] for run in ("9twmdiir", "d8uw54cn")} == {"struggling"}
-    assert {told[run] for run in ("zvolr7a3", "lo96kcmm", "ulgmyabn")} == {"failing"}
-    assert told["pm8cy3ri"] == "finished"
+    assert figures(experiment(research, "vm8cd1ky")) == {"reward": -1.0}
+    assert experiment(research, "zx4bq6lu").settings == {"beta": "0.05", "loss_type": "grpo"}
+    told = [reported(experiment(research, run).statuses) for run in runs]
+    assert told == ["validated", "validated", "failing", "struggling", "", ""]
 
 
-@needs_seeds
 def test_hypotheses_that_a_line_states() -> None:
     found = journal(3).hypotheses
-    assert len(found) == 14
+    assert len(found) == 4
     assert not any(one.id for one in found)
-    assert found[0].claim.startswith("Extended training will continue to improve accuracy beyond the 35%")
-    assert (found[0].runs, reported(found[0].statuses)) == (("au3eohjq",), "validated")
-    assert found[0].fields["Expected outcome"] == "Accuracy should reach 50-60% by epoch 100"
-    assert found[-1].claim == "64 generations will provide unprecedented reward distribution accuracy"
+    assert found[0].claim == "Twice the epochs will lift accuracy past a third."
+    assert (found[0].runs, reported(found[0].statuses)) == (("qk7wm2xa",), "validated")
+    assert found[0].fields["Expected outcome"] == "Accuracy should reach 45% by epoch 80"
+    assert found[-1].claim == "Thirty attempts for each sum will calm the curve"
 
 
-@needs_seeds
 def test_numbered_experiments_with_tables() -> None:
     found = journal(4)
     assert [one.key for one in found.experiments] == ["1.0", "1.1", "2", "3"]
     first = experiment(found, "1.0")
-    assert (first.date, reported(first.statuses)) == ("2026-02-05", "finished")
-    assert first.settings["LoRA Rank"] == "16"
-    assert first.settings["Config File"] == "configs/mlgym/rl_debug.toml"
+    assert (first.date, reported(first.statuses)) == ("2026-05-11", "finished")
+    assert first.settings["LoRA Rank"] == "12"
+    assert first.settings["Config File"] == "configs/stops/try.toml"
     assert figures(first) == {
-        "container errors": 0, "throughput": 500, "peak memory": 6.7, "total time": 25, "loss": 0,
+        "container errors": 2, "throughput": 310, "peak memory": 4.2, "total time": 9, "loss": 0,
     }  # fmt: skip
-    assert experiment(found, "1.1").settings["max_turns"] == "50"
+    assert experiment(found, "1.1").settings["max_turns"] == "25"
+    assert len(experiment(found, "1.1").commands) == 2
     assert reported(experiment(found, "2").statuses) == "pending"
 
 
-@needs_seeds
 def test_torn_characters_are_made_whole() -> None:
-    assert [read_journal(path).repaired for path in SEEDS] == [0, 0, 0, 33, 1]
+    assert [read_journal(path).repaired for path in JOURNALS] == [0, 0, 0, 6, 1]
     text = "\n".join(line.text for line in journal(3).lines)
-    assert "SUCCESS ✅" in text
     assert "FAILING ❌" in text
-    assert "[0] Calculate: 15 + 8 =  → 23" in text
-    assert "BREAKTHROUGH: 54.7% Final Accuracy Achieved! 🎉" in text
+    assert "[0] Add: 31 + 4 =  → 35" in text
+    assert "52.5% Final Accuracy! 🎉" in text
+    assert "48 ÷ 6 = 8" in text
     assert not set("âðÃ") & set(text)
 
 
-@needs_seeds
 def test_nothing_of_the_five_is_lost(lab: Notebook) -> None:
-    bring(SEEDS, lab)
-    lines = counted("\n".join(repair(path.read_text(encoding="utf-8"))[0] for path in SEEDS))
-    assert lines.total() == 1077
+    bring(JOURNALS, lab)
+    lines = counted("\n".join(repair(path.read_text(encoding="utf-8"))[0] for path in JOURNALS))
+    assert lines.total() > 200
     assert not lines - counted(everything(lab.folder))
 
 
-@needs_seeds
 def test_the_lab_that_comes_of_the_five(lab: Notebook) -> None:
-    brought = bring(SEEDS, lab)
-    assert (len(brought.ids), brought.entries, brought.already) == (20, 44, 0)
+    brought = bring(JOURNALS, lab)
+    assert (len(brought.ids), brought.entries, brought.already) == (8, 18, 0)
     hypotheses = lab.hypotheses
-    assert [h.id for h in hypotheses] == [f"h{n:02d}" for n in range(1, 21)]
+    assert [h.id for h in hypotheses] == [f"h{n:02d}" for n in range(1, 9)]
     assert {h.status for h in hypotheses} == {Status.PENDING}
     assert {h.confidence for h in hypotheses} == {None}
-    assert hypotheses[2].prerequisites == ("h01",)
-    assert hypotheses[4].priority is Priority.LOW
-    page = lab.path_of("h03").read_text()
-    assert "Reported: partially validated, confidence high: KL beta=0 fixed gradients, not rewards." in page
+    assert hypotheses[1].prerequisites == ("h01",)
+    assert hypotheses[2].priority is Priority.LOW
+    page = lab.path_of("h02").read_text()
+    assert "Reported: partially validated, confidence high: Without it the gradient is sane, the reward level." in page
     assert blocks.get(page, "results") == "Nothing of it was run here yet, so that its status is pending."
     problem = (lab.folder / "00-problem-statement.md").read_text()
-    assert "# MuSiQue RL Training Debug: Problem Statement" in problem
+    assert "# Timetables That Do Not Improve: Problem Statement" in problem
     assert "*What does not happen that should?" not in problem
     log = lab.log.read_text()
-    assert len(re.findall(r"^## ", log, re.MULTILINE)) == 44
-    assert "## 2025-06-15: Long Training Experiment (100 epochs) (au3eohjq)" in log
-    assert "| figures | reward 0.875, kl divergence 0.689 |" in log
+    assert len(re.findall(r"^## ", log, re.MULTILINE)) == 18
+    assert "## 2026-03-02: Twice as Long (80 epochs) (qk7wm2xa)" in log
+    assert "| figures | reward 0.8125, kl divergence 0.41 |" in log
     readme = (lab.folder / "README.md").read_text()
-    assert "H20: 64 generations will provide unprecedented reward distribution accuracy" in readme
+    assert "H08: Thirty attempts for each sum will calm the curve" in readme
 
 
-@needs_seeds
 def test_twice_adds_nothing(lab: Notebook) -> None:
-    bring(SEEDS, lab)
-    path = lab.path_of("h03")
+    bring(JOURNALS, lab)
+    path = lab.path_of("h02")
     path.write_text(path.read_text().replace("## Invalidation criteria\n", "## Invalidation criteria\n\nBy hand.\n"))
     before = files(lab.folder)
-    brought = bring(SEEDS, lab)
-    assert (len(brought.ids), brought.entries, brought.already, brought.written) == (0, 0, 64, [])
+    brought = bring(JOURNALS, lab)
+    assert (len(brought.ids), brought.entries, brought.already, brought.written) == (0, 0, 26, [])
     assert files(lab.folder) == before
 
 

@@ -20,7 +20,8 @@ def plain(folder: Path) -> torch.nn.Module:
 
 def test_the_model_computes_what_it_did(llama_folder: Path) -> None:
     policy = make_policy(llama_folder)
-    assert torch.equal(full_logits(policy, IDS), plain(llama_folder)(torch.tensor([IDS])).logits[0])
+    # Views lie elsewhere in memory than tensors of their own, and kernels may add in another order for it.
+    torch.testing.assert_close(full_logits(policy, IDS), plain(llama_folder)(torch.tensor([IDS])).logits[0])
 
 
 def test_values_are_views_of_the_buffer(llama_folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from pathlib import Path
 
 import pytest
 
@@ -10,8 +9,6 @@ from uptrend.records import Message, TasksetError
 from uptrend.tasks.jsonl import Jsonl, JsonlOptions
 from uptrend.tasks.script import play_script
 from uptrend.tasks.validate import validate
-
-SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "arithmetic" / "arithmetic_eval.jsonl"
 
 
 def write(path, rows):
@@ -144,14 +141,32 @@ def test_numbers_are_graded_by_distance_and_words_exactly(tmp_path):
     assert [total("o", said) for said in ("42", "43", "13")] == [1.0, 0.5, -1.0]
 
 
-@pytest.mark.skipif(not SHARED.exists(), reason="the sample of real evaluation tasks is not beside this checkout")
-def test_the_real_evaluation_file_loads():
-    taskset = make(str(SHARED), split=False)
+LEVELS = ["very_easy", "easy", "medium", "hard", "very_hard"]
+
+
+def evaluation_rows(count):
+    """Write sums and divisions in the format of a standard arithmetic evaluation; each tenth repeats."""
+    rows = []
+    for n in range(count):
+        if n % 10 == 9:
+            rows.append(rows[-1])
+            continue
+        a, b, operation = (n * (n + 2), n + 2, "/") if n % 7 == 0 else (n, 3, "+")
+        result = a // b if operation == "/" else a + b
+        facts = {"a": a, "b": b, "operation": operation, "result": result}
+        prompt = f"Calculate: {a} {operation} {b} = "
+        rows.append({"prompt": prompt, "answer": str(result), "difficulty": LEVELS[n % 5], "metadata": facts})
+    return rows
+
+
+def test_an_evaluation_with_metadata_and_repetitions_loads_and_is_proved(tmp_path):
+    file = write(tmp_path / "evaluation.jsonl", evaluation_rows(200))
+    taskset = make(file, split=False)
     tasks = taskset.heldout(500)
-    assert (taskset.rows, len(tasks)) == (200, 185)
-    assert sum(task.data["operation"] == "/" for task in tasks) == 9
+    assert (taskset.rows, len(tasks)) == (200, 180)
+    assert sum(task.data["operation"] == "/" for task in tasks) == 26
     assert all(task.data["metadata"]["result"] == int(task.answer) for task in tasks)
     assert {task.difficulty for task in tasks} == {0.0, 1.0, 2.0, 3.0, 4.0}
     for task in tasks[:20]:
         assert asyncio.run(play_script(taskset, task, taskset.gold(task)))[1].total == 1.0
-    assert validate(lambda: make(str(SHARED)), 100, 40).passed
+    assert validate(lambda: make(file), 100, 40).passed

@@ -69,11 +69,11 @@ def test_a_model_learns_what_the_expert_says(llama_folder: Path, tmp_path: Path)
     run = warmstart(load_config(table(llama_folder, epochs=24)), out, runs=tmp_path / "runs")
     lines = run.metric_lines
     assert (run.status, run.last_step, len(lines)) == ("finished", 48, 48)
-    assert lines[-1]["warmstart/loss/mean"] < 0.15 < 2 < lines[0]["warmstart/loss/mean"]
+    assert lines[-1]["warmstart/loss/mean"] < 0.1 * lines[0]["warmstart/loss/mean"]
     assert [line["tokens/trained/prompt/count"] for line in lines] == [0] * 48
     assert [line["tokens/trained/tool/count"] for line in lines] == [0] * 48
     assert (run.eval_lines[0]["step"], run.eval_lines[-1]["step"]) == (0, 48)
-    assert run.eval_lines[-1]["accuracy"] == 1.0
+    assert run.eval_lines[-1]["accuracy"] > 0.9 > 0.1 > run.eval_lines[0]["accuracy"]
     assert run.info["kind"] == "warmstart"
     shown = {row["task"] for row in run.rollouts().to_pylist()}
     assert not shown & {task.id for task in Letters(Letters.Options(turns=2), 0).heldout(100)}

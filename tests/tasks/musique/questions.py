@@ -1,13 +1,11 @@
-"""Rows in MuSiQue's schema for tests, and where the real ones lie."""
+"""Rows in MuSiQue's schema for tests: invented ones, and the three official ones in tests/data/musique."""
 
 import copy
 import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-SHARED = Path(__file__).parents[4] / "shared" / "data" / "musique"
+OFFICIAL = Path(__file__).parents[2] / "data" / "musique" / "train_3.jsonl"
 
 ROW: dict[str, Any] = {
     "id": "2hop__1_2",
@@ -29,20 +27,12 @@ ROW: dict[str, Any] = {
 
 
 def row(**changes: Any) -> dict[str, Any]:
-    """The row above with some keys changed; None removes one."""
+    """Change some keys of the row above; None removes one."""
     changed = {**copy.deepcopy(ROW), **changes}
     return {key: value for key, value in changed.items() if value is not None}
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
-    """A file of JSON lines."""
+    """Write a file of JSON lines."""
     path.write_text("".join(json.dumps(r) + "\n" for r in rows))
-    return path
-
-
-def real(name: str) -> Path:
-    """A file of real examples; the test is skipped where there are none."""
-    path = SHARED / name
-    if not path.exists():
-        pytest.skip(f"{path} is not here: MuSiQue's examples lie beside the checkout")
     return path

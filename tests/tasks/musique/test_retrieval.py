@@ -3,30 +3,30 @@ import math
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import get_args
 
 import numpy as np
 import pytest
+from questions import OFFICIAL
 
-from uptrend.records import MissingExtra
+from uptrend.records import MissingExtra, Task
+from uptrend.tasks.musique.atlas import AtlasOptions, rows
 from uptrend.tasks.musique.documents import Document
 from uptrend.tasks.musique.retrieval import Index, Name, Retriever, Shelf, retriever
 from uptrend.tasks.musique.retrieval.embedder import Embedder, embedder
 from uptrend.tasks.musique.retrieval.embedding import load_encoder, minilm_folder
 from uptrend.tasks.musique.retrieval.hybrid import Hybrid
 from uptrend.tasks.musique.retrieval.lexical import Lexical
-from uptrend.tasks.musique.rows import documents_of, read_file, to_tasks
+from uptrend.tasks.musique.rows import documents_of, read_file, to_task, to_tasks
 
 NAMES = get_args(Name)
-DATA = Path(__file__).parents[4] / "shared" / "data" / "musique"
-"""Beside the repository, not in it."""
 
 
 def documents(*texts: str, supporting: Sequence[int] = ()) -> list[Document]:
-    """A document a text, without titles."""
+    """Make one document per text, without titles."""
     return [Document(str(i), "", text, i in supporting) for i, text in enumerate(texts)]
 
 
@@ -137,7 +137,7 @@ def test_semantic_finds_a_paraphrase_that_lexical_does_not() -> None:
 
 
 def some_texts() -> list[str]:
-    """Twenty of very different lengths; the longest are cut."""
+    """Write twenty texts of very different lengths; the longest are cut."""
     return [f"{' '.join(FACTS[: 1 + i % 4])} {'Number ' * i**2} {i}" for i in range(20)]
 
 
@@ -325,28 +325,25 @@ assert heavy.intersection(sys.modules) == {"bm25s"}, heavy.intersection(sys.modu
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def recall_at(made: Retriever, count: int, split: str) -> list[float]:
-    """For each question of a file, the share of its supporting documents that the question itself finds."""
-    file = DATA / f"musique_{split}_100.jsonl"
-    if not file.exists():
-        pytest.skip(f"{file} is not here: MuSiQue's rows are kept beside the repository")
+def recall_at(made: Retriever, count: int, tasks: Iterable[Task]) -> list[float]:
+    """Search with each question; give the share of its supporting documents that are found."""
     shares = []
-    for task in to_tasks(read_file(file), 1.0):
+    for task in tasks:
         given = documents_of(task)
         found = search(made.index(given), task.messages[-1].content, count)
         shares.append(sum(given[place].supporting for place in found) / sum(d.supporting for d in given))
     return shares
 
 
-# A ranking by chance finds 2 of 20, 0.1.
-def test_lexical_recall_on_musique() -> None:
-    shares = recall_at(retriever("lexical"), 2, "dev")
-    assert len(shares) == 100
-    assert mean(shares) == pytest.approx(0.415, abs=0.02)
+def test_recall_of_lexical_search_is_far_above_chance_and_below_golden() -> None:
+    tasks = [to_task(made, "atlas") for made in rows(100, 0, AtlasOptions(hops=(2,)))]
+    shares = recall_at(retriever("lexical"), 2, tasks)
+    assert mean(shares) == pytest.approx(0.515, abs=0.02)  # 2 of 20 by chance: 0.1
+    assert set(recall_at(retriever("golden"), 2, tasks)) == {1.0}
 
 
-def test_golden_recall_on_musique() -> None:
-    assert set(recall_at(retriever("golden"), 4, "train")) == {1.0}
+def test_golden_search_finds_all_that_supports_official_questions() -> None:
+    assert recall_at(retriever("golden"), 4, to_tasks(read_file(OFFICIAL), 1.0)) == [1.0, 1.0, 1.0]
 
 
 def test_lexical_search_leaves_jax_alone(tmp_path: Path) -> None:
