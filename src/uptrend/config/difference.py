@@ -24,3 +24,16 @@ def flatten(table: Mapping[str, Any], where: str = "") -> dict[str, Any]:
         else:
             flat[name] = plain(value)
     return flat
+
+
+def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return dotted keys as a nested table, the inverse of `flatten`."""
+    tree = dict[str, Any]()
+    for key, value in flat.items():
+        *way, last = key.split(".")
+        table = tree
+        for part in way:
+            inner = table.get(part)
+            table[part] = table = inner if isinstance(inner, dict) else {}
+        table[last] = value
+    return tree

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from uptrend.bridge.importers.log import Row, columns_in, number
-from uptrend.bridge.importers.translation import is_bookkeeping, rank
+from uptrend.records.dialects import is_bookkeeping, rank
 from uptrend.records.view import Floats
 
 Columns = dict[str, Floats]

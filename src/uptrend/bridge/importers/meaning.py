@@ -5,7 +5,7 @@ import re
 import numpy as np
 
 from uptrend.bridge.importers.columns import Columns
-from uptrend.bridge.importers.translation import plain_name, translate
+from uptrend.records.dialects import plain_name, translate
 
 # A zero at every point of these means that nobody computed them.
 _NEVER_ZERO = ("kl/reference/mean", "sampler/kl/mean", "sampler/gap/mean", "sampler/gap/max", "sampler/ratio/mean",
