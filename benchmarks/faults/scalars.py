@@ -1,4 +1,4 @@
-"""A run's curves as TRL would have logged them: what is left of a run when only its scalars are kept."""
+"""A run's curves as TRL would have logged them, for a run of which only scalars are kept."""
 
 import json
 import math
@@ -57,7 +57,7 @@ def _logged(run: Run, line: dict[str, Any], step: int) -> dict[str, Any]:
 
 
 def _differences(run: Run, step: int) -> dict[str, float]:
-    """What TRL logs of each step where vLLM samples for it: how far sampler and learner are apart."""
+    """Return TRL's columns on the gap between sampler and learner, which it logs where vLLM samples."""
     gap = gaps_of(Rows(step, run.rollouts(step))).gap_t
     if len(gap) == 0:
         return {}

@@ -74,7 +74,7 @@ def _view(log: Log, segment: Segment, source: str) -> RunView:
 
 
 def _config(log: Log, columns: Columns, metrics: Columns, trainer: str, notes: list[str]) -> dict[str, Any]:
-    """What is known of the settings: from facts, from columns that never change, and from the curves themselves."""
+    """Gather settings from facts, from columns that never change, and from the curves themselves."""
     fixed = {key: value for key, value in constants(columns).items() if plain_name(key) in setting_words()}
     for moving in ("learning_rate", "lr", "response_length", "beta"):
         fixed.pop(moving, None)

@@ -1,4 +1,4 @@
-"""Whether updates survive the precision of the weights, and whether that precision changes under way."""
+"""Findings on precision: updates that round to nothing, and weights that are cast during the run."""
 
 from dataclasses import dataclass
 

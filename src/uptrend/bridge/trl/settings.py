@@ -1,4 +1,4 @@
-"""What TRL was told, in the words of a recipe: run.json of a watched run."""
+"""TRL's arguments as a recipe: run.json of a watched run."""
 
 import platform
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ TRANSLATED = (
 
 
 def describe_run(trainer: Any, path: Path, dtypes: Mapping[str, int]) -> dict[str, Any]:
-    """run.json: TRL's settings under our keys as far as they are known, and as TRL wrote them."""
+    """Return run.json: TRL's settings under our keys where they have one, and all as TRL has them."""
     model = trainer.model
     parameters = list(model.parameters())
     return {
@@ -78,7 +78,7 @@ def dtype_name(kind: str) -> str:
 
 
 def _max_turns(trainer: Any) -> int | None:
-    """One without tools; with them, TRL's limit and the answer after it, if it has one."""
+    """Return 1 without tools; with tools TRL's limit plus the answer after it, None without a limit."""
     if not (getattr(trainer, "tools", None) or getattr(trainer, "environments", None)):
         return 1
     most = getattr(trainer.args, "max_tool_calling_iterations", None)
@@ -119,7 +119,7 @@ def _version(package: str) -> str | None:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can hold of a value; the rest as its text."""
+    """Return a value as JSON can hold it, anything else as its text."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -31,7 +31,7 @@ class ConfigChange:
     values: Mapping[str, Any]
     """Config values by dotted key that lead there."""
     comparison: Comparison
-    """What shows it."""
+    """Evidence for it."""
 
 
 def change_of(h: Hypothesis, verdict: Verdict, entry: Entry) -> ConfigChange | None:
@@ -108,7 +108,7 @@ def _said(key: str, value: Any, trainer: str, change: ConfigChange) -> str:
 
 
 def _cataloged(h: Hypothesis) -> list[str]:
-    """What the catalogue says of the cause, which may be more than was tested."""
+    """Return the catalogue's advice on the cause, which may be more than was tested."""
     if h.cause not in CATALOGUE:
         return []
     fix = complete_fix(CATALOGUE[h.cause].fix)
