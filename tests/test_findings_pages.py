@@ -9,6 +9,7 @@ import pytest
 
 from uptrend.config import load_config
 from uptrend.doctor.catalogue import CATALOGUE
+from uptrend.doctor.resolve import complete_fix
 from uptrend.records import ConfigError, Times
 from uptrend.tasks import registry
 
@@ -22,7 +23,7 @@ HEADINGS = [
     "How to prove it",
     "How to fix it",
 ]
-TRAINERS = {"uptrend": "Uptrend", "trl": "TRL", "verifiers": "verifiers", "prime-rl": "prime-rl"}
+TRAINERS = {"uptrend": "Uptrend", "trl": "TRL", "verifiers": "verifiers", "prime-rl": "prime-rl", "verl": "verl"}
 ROOMS = "reward|advantage|sampling|sampler|learner|clip|kl|loss|gradient|optimizer|weights|tokens|seconds|eval"
 NO_FIGURE = re.compile(r"No figure")
 
@@ -114,7 +115,7 @@ def test_commands_set_values_that_load(id: str) -> None:
 @by_id
 def test_the_fix_is_the_catalogues(id: str) -> None:
     assert CATALOGUE[id].fix.sentence in section(id, "How to fix it")
-    for trainer, changes in CATALOGUE[id].fix.changes.items():
+    for trainer, changes in complete_fix(CATALOGUE[id].fix).changes.items():
         line = fix_of(id, trainer)
         for key, value in changes.items():
             assert key in line, (trainer, key)

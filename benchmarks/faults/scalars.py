@@ -1,4 +1,4 @@
-"""A run's curves as TRL would have logged them: what is left of a run when only its scalars are kept."""
+"""A run's curves as TRL would have logged them, for a run of which only scalars are kept."""
 
 import json
 import math
@@ -11,22 +11,14 @@ import pyarrow.compute as pc
 from uptrend.doctor.gaps import gaps_of
 from uptrend.doctor.rows import Rows
 from uptrend.records import Run
+from uptrend.records.dialects import metric_name
 
-SAME = {
-    "reward": "reward/mean",
-    "frac_reward_zero_std": "advantage/dead/share",
-    "completions/mean_length": "sampling/length/mean",
-    "completions/max_length": "sampling/length/max",
-    "kl": "kl/reference/mean",
-    "entropy": "learner/entropy/mean",
-    "clip_ratio/low_mean": "clip/low/share",
-    "clip_ratio/high_mean": "clip/high/share",
-    "loss": "loss/total",
-    "grad_norm": "gradient/norm/before",
-    "learning_rate": "optimizer/lr",
-    "step_time": "seconds/step",
-}
-"""TRL 1.16's names of what both log."""
+LOGGED = (
+    "reward/mean", "advantage/dead/share", "sampling/length/mean", "sampling/length/max", "kl/reference/mean",
+    "learner/entropy/mean", "clip/low/share", "clip/high/share", "loss/total", "gradient/norm/before", "optimizer/lr",
+    "seconds/step",
+)  # fmt: skip
+"""Metrics that TRL 1.16 logs too, under its own names."""
 CAP = 3.0
 """At which TRL cuts importance ratios by default."""
 
@@ -50,10 +42,9 @@ def write_trainer_state(run: Run, file: Path, with_sampler: bool = False) -> Pat
 
 def _logged(run: Run, line: dict[str, Any], step: int) -> dict[str, Any]:
     row: dict[str, Any] = {"epoch": round(step / 100, 4), "step": step}
-    for theirs, ours in SAME.items():
-        if ours in line:
-            value = line[ours]
-            row[theirs] = math.nan if value is None else value
+    for name in LOGGED:
+        if name in line:
+            row[metric_name(name, "trl")] = math.nan if line[name] is None else line[name]
     row["completions/clipped_ratio"] = line.get("sampling/ended/length/share", 0.0)
     if run.config["sampling"].get("max_turns", 1) > 1:  # TRL counts calls where there are tools
         row["tools/call_frequency"] = max(0.0, line["sampling/turns/mean"] - 1)
@@ -66,7 +57,7 @@ def _logged(run: Run, line: dict[str, Any], step: int) -> dict[str, Any]:
 
 
 def _differences(run: Run, step: int) -> dict[str, float]:
-    """What TRL logs of each step where vLLM samples for it: how far sampler and learner are apart."""
+    """Return TRL's columns on the gap between sampler and learner, which it logs where vLLM samples."""
     gap = gaps_of(Rows(step, run.rollouts(step))).gap_t
     if len(gap) == 0:
         return {}

@@ -1,62 +1,28 @@
 """The catalogue: complete, consistent, and every option that it names is there."""
 
-import ast
-import importlib.util
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import uptrend
+from other_trainers import trl_options
 from uptrend.config import load_config, to_table
 from uptrend.config.schema import Config, Lora
 from uptrend.doctor.catalogue import CATALOGUE, Cause, Kind
-from uptrend.doctor.resolve import resolve_experiment, resolve_fix
+from uptrend.doctor.resolve import complete_fix, resolve_experiment, resolve_fix
 from uptrend.records import Times, from_lines
+from uptrend.records.dialects import TRAINERS
 
 PROBES = Path(uptrend.__file__).parent / "doctor" / "probes"
 ELSEWHERE = {"reward.constant", "tool.errors-swallowed", "tool.never-called"}
 """Causes that a probe settles by excluding what else it could be."""
-TRAINERS = {"uptrend", "trl", "verifiers", "prime-rl"}
 TASK_OPTIONS = {"tasks.reward"}
 """Options of tasksets, which the config's schema does not know: those of `tasks show arithmetic`."""
-
-VERIFIERS = {
-    # RLConfig of verifiers 0.1.9, the last that trains by itself; warmup_steps is of TrainingArguments
-    "rollouts_per_example", "batch_size", "temperature", "top_p", "top_k", "repetition_penalty", "learning_rate",
-    "max_grad_norm", "lr_scheduler_type", "warmup_steps", "bf16", "mask_env_responses", "mask_truncated_completions",
-    "mask_ratio_low", "mask_ratio_high", "max_tokens", "max_seq_len", "max_prompt_len", "max_steps", "lora_dropout",
-    "lora_target_modules", "shuffle_dataset", "eval_strategy", "eval_steps", "save_steps", "save_only_model",
-    "output_dir", "run_name",
-    # GRPOConfig of verifiers 0.1.5
-    "beta", "num_batches_ahead",
-    # verifiers 0.4, which plays and scores only
-    "env.taskset.task.rewards.NAME.weight", "env.taskset.task.judges.sampling.temperature", "env.agent.max_turns",
-    "env.agent.retries.max_retries", "env.agent.runtime.type",
-    "version",
-}  # fmt: skip
-PRIME_RL = {
-    # prime-rl at 559b447, packages/prime-rl-configs
-    "seq_len", "max_steps", "output_dir", "ckpt.interval", "weight_broadcast.type",
-    "trainer.optim.lr", "trainer.optim.max_norm", "trainer.optim.type", "trainer.scheduler.type",
-    "trainer.loss.dppo_mask_high", "trainer.model.optimization_dtype",
-    "trainer.model.reduce_dtype", "trainer.model.lora.dropout", "trainer.model.lora.target_modules",
-    "trainer.ckpt.skip_optimizer", "trainer.ckpt.skip_scheduler", "trainer.ckpt.skip_dataloader",
-    "inference.vllm.dtype", "inference.vllm.enable_prefix_caching", "inference.vllm.tool_call_parser",
-    "inference.enable_fp32_lm_head",
-    "orchestrator.batch_size", "orchestrator.group_size", "orchestrator.max_off_policy_steps",
-    "orchestrator.algo.type", "orchestrator.algo.length_penalty.type", "orchestrator.renderer.name",
-    "orchestrator.eval.interval", "orchestrator.eval.num_examples", "orchestrator.eval.source.env.taskset.id",
-    "orchestrator.train.filter_zero_advantages", "orchestrator.train.sampling.temperature",
-    "orchestrator.train.sampling.max_completion_tokens", "orchestrator.train.sampling.extra_body",
-    "orchestrator.train.source.curriculum.sampler.type",
-    "orchestrator.train.source.env.taskset.task.rewards.NAME.weight", "orchestrator.train.source.env.agent.max_turns",
-    "orchestrator.train.source.env.agent.retries.max_retries", "orchestrator.train.source.env.agent.runtime.type",
-}  # fmt: skip
 
 CAUSES = list(CATALOGUE.values())
 by_id = pytest.mark.parametrize("cause", CAUSES, ids=[cause.id for cause in CAUSES])
@@ -72,33 +38,6 @@ def keys_of(kind: type, prefix: str = "") -> Iterator[str]:
 
 
 UPTREND = set(keys_of(Config)) | TASK_OPTIONS
-
-
-def fields_in(source: str) -> set[str]:
-    """The annotated fields of all classes of a module, and the arguments of their `__init__`."""
-    names = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            names.add(node.target.id)
-        if isinstance(node, ast.FunctionDef) and node.name == "__init__":
-            names |= {argument.arg for argument in node.args.args}
-    return names
-
-
-def trl_options() -> set[str]:
-    """TRL's own option names, read from its source so that nothing heavy is imported."""
-    names = set()
-    for package, files in (
-        ("trl", ("trainer/grpo_config.py", "trainer/base_config.py", "trainer/grpo_trainer.py")),
-        ("transformers", ("training_args.py",)),
-    ):
-        found = importlib.util.find_spec(package)
-        if found is None or found.origin is None:
-            pytest.skip(f"{package} is not installed")
-        names |= {
-            name for file in files for name in fields_in((Path(found.origin).parent / file).read_text(encoding="utf-8"))
-        }
-    return names
 
 
 def literal(keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -200,24 +139,34 @@ def test_relative_values_are_of_numbers(cause: Cause) -> None:
 
 
 @by_id
-def test_other_trainers_options_exist(cause: Cause) -> None:
-    assert set(cause.fix.changes) <= TRAINERS
+def test_other_trainers_have_only_what_is_no_translation(cause: Cause) -> None:
+    assert set(cause.fix.changes) <= {"uptrend", *TRAINERS}
     assert all(cause.fix.changes.values()), "a trainer without a change is left out"
-    assert set(cause.fix.changes.get("verifiers", {})) <= VERIFIERS
-    assert set(cause.fix.changes.get("prime-rl", {})) <= PRIME_RL
+    alone = {who: keys for who, keys in cause.fix.changes.items() if who != "uptrend"}
+    translated = complete_fix(replace(cause.fix, changes={"uptrend": cause.fix.changes.get("uptrend", {})})).changes
+    for trainer, keys in alone.items():
+        assert not keys.items() & translated.get(trainer, {}).items()
+    assert set(cause.fix.untranslated) <= set(cause.fix.changes.get("uptrend", {}))
 
 
 def test_trl_options_exist() -> None:
-    options = trl_options()
-    assert {"num_generations", "learning_rate", "reward_funcs"} <= options
     named = {key for cause in CAUSES for key in cause.fix.changes.get("trl", {})}
-    assert named <= options
+    assert named <= trl_options() | {"reward_funcs", "train_dataset", "eval_dataset", "processing_class", "tools"}
 
 
-def test_every_listed_option_is_used() -> None:
-    for trainer, listed in (("verifiers", VERIFIERS), ("prime-rl", PRIME_RL)):
-        used = {key for cause in CAUSES for key in cause.fix.changes.get(trainer, {})}
-        assert listed == used
+def test_a_fix_is_told_in_every_trainers_words() -> None:
+    view = from_lines([{"step": 1}], trainer="verl", source="", name="", config={"learning": {"lr": 1e-6}})
+    changes = resolve_fix(CATALOGUE["optimizer.lr-small"].fix, view).changes
+    assert changes["uptrend"] == {"learning.lr": pytest.approx(1e-5)}
+    assert changes["verl"] == {"actor_rollout_ref.actor.optim.lr": pytest.approx(1e-5)}
+    assert changes["trl"] == {"learning_rate": Times(10)}, "of another trainer the value is not known"
+
+
+def test_a_step_counted_in_rollouts_is_multiplied_where_the_group_is_known() -> None:
+    for size, told in (({"size": 4}, 32), ({}, "8 × orchestrator.group_size")):
+        view = from_lines([{"step": 1}], trainer="prime-rl", source="", name="", config={"sampling": size})
+        changes = resolve_fix(CATALOGUE["data.batch-exceeds"].fix, view).changes
+        assert changes["prime-rl"] == {"orchestrator.batch_size": told}
 
 
 def test_explaining_has_no_cycles() -> None:

@@ -1,7 +1,5 @@
 """A validated hypothesis as a change to make: in Uptrend, and in the words of other trainers."""
 
-import ast
-import importlib.util
 import sys
 import tomllib
 from dataclasses import replace
@@ -10,10 +8,8 @@ from pathlib import Path
 import pytest
 
 from journals import KL, SIZES, WEIGHTS, entry_of, judged, validated_kl
-from uptrend.config import load_config, to_table
-from uptrend.config.difference import flatten
-from uptrend.lab.journal.fixes import change_of, to_override, to_page
-from uptrend.lab.journal.trainers import NONE, SETTINGS, TRAINERS, named
+from uptrend.config import load_config
+from uptrend.lab.journal.fixes import NONE, change_of, to_override, to_page
 from uptrend.records import Direction, Status
 
 BETTER = {"no penalty": [0.30, 0.32, 0.28], "beta 0.1": [0.40, 0.43, 0.41]}
@@ -80,49 +76,6 @@ def test_the_page_has_a_command_that_can_be_run(tmp_path: Path, monkeypatch: pyt
     assert (
         f"| `learning.kl.beta = 0.1` | `beta = 0.1` | `beta = 0.1` (GRPOConfig; RLConfig has none) | {NONE} (" in page
     )
-
-
-def test_every_key_is_one_of_uptrend_s() -> None:
-    known = flatten(to_table(load_config({"model": {"lora": {"r": 8}}})))
-    assert [key for key in SETTINGS if key not in known] == []
-    assert {trainer for settings in SETTINGS.values() for trainer in settings} == set(TRAINERS)
-
-
-def fields_of(module: str, *names: str) -> set[str]:
-    """The annotated names in these classes of an installed module, which is not imported."""
-    spec = importlib.util.find_spec(module.partition(".")[0])
-    if spec is None or spec.origin is None:
-        pytest.skip(f"{module} is not installed")
-    path = Path(spec.origin).parent.joinpath(*module.split(".")[1:]).with_suffix(".py")
-    classes = [n for n in ast.parse(path.read_text()).body if isinstance(n, ast.ClassDef) and n.name in names]
-    return {
-        n.target.id for c in classes for n in c.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)
-    }
-
-
-def test_trl_has_these_arguments() -> None:
-    known = fields_of("trl.trainer.grpo_config", "GRPOConfig") | fields_of("trl.trainer.base_config", "_BaseConfig")
-    known |= fields_of("transformers.training_args", "TrainingArguments")
-    lora = {f"peft_config.{name}" for name in fields_of("peft.tuners.lora.config", "LoraConfig")}
-    names = {settings["trl"].name for settings in SETTINGS.values() if "trl" in settings} - {""}
-    assert len(names) > 20
-    assert names - known - lora == set()
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "trainer", "said"),
-    [
-        ("sampling.size", 16, "verifiers", "`rollouts_per_example = 16`"),
-        ("sampling.size", 16, "prime-rl", "`orchestrator.group_size = 16`"),
-        ("learning.scale", "none", "verifiers", "`scale_rewards = false` (GRPOConfig; RLConfig has none)"),
-        ("learning.scale", "none", "prime-rl", f"{NONE} (its grpo never divides by the deviation)"),
-        ("model.weights", "bf16", "trl", "`model_init_kwargs = {'dtype': 'bfloat16'}`"),
-        ("learning.baseline", "mean", "trl", NONE),
-        ("tasks.name", "mixed", "prime-rl", NONE),
-    ],
-)
-def test_other_trainers_words(key: str, value: object, trainer: str, said: str) -> None:
-    assert named(key, value, trainer) == said
 
 
 def test_of_several_arms_the_one_with_the_greatest_effect_that_holds() -> None:

@@ -101,7 +101,12 @@ class Fix:
     sentence: str
     """In words."""
     changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """The same as config differences, by trainer: uptrend, trl, verifiers, prime-rl; those to which it applies."""
+    """The same as config differences, by trainer. A cause gives ours and what only another trainer has; a finding has
+    ours translated for every trainer that has such a setting."""
+    untranslated: tuple[str, ...] = ()
+    """Keys of ours whose value suits no other trainer."""
+    notes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Advice on the changes, by trainer."""
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scripts.write_formats import with_tables
 from written_logs import lines, trl_rows, write
 
 from uptrend.bridge.importers import read_views
 from uptrend.bridge.importers.facts import config_of
-from uptrend.bridge.importers.names import TABLES
-from uptrend.bridge.importers.translation import recognize, translate
+from uptrend.records.dialects import LOGGERS, metric_names, recognize, translate
 from uptrend.records.view import RunView
 
 ROOT = Path(__file__).parents[3]
@@ -24,11 +24,7 @@ def read(rows: list[dict[str, Any]], folder: Path) -> RunView:
 
 
 def test_the_page_has_every_translation_and_no_other() -> None:
-    shown: dict[str, dict[str, str]] = {}
-    for section in re.split(r"\n### ", PAGE)[1:]:
-        title = section.splitlines()[0].strip()
-        shown[title] = dict(re.findall(r"^\| `([^`]+)` \| `([^`]+)` \|", section, re.MULTILINE))
-    assert {name: shown.get(name) for name in TABLES} == TABLES
+    assert with_tables(PAGE) == PAGE, "run python scripts/write_formats.py"
 
 
 OURS = re.findall(r"### `([^`]+)`", (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8"))
@@ -37,10 +33,8 @@ MORE = ["reward/group_std/mean", "reward/part/NAME/std", "clip/region/share"]
 
 def test_translations_lead_to_names_of_the_metrics_page() -> None:
     patterns = [re.sub(r"[A-Z]+", "[^/]+", name) for name in (*OURS, *MORE)]
-    missing = {
-        ours for table in TABLES.values() for ours in table.values() if not any(re.fullmatch(p, ours) for p in patterns)
-    }
-    assert not missing
+    ours = {name for trainer in LOGGERS for name in metric_names(trainer).values()}
+    assert not {name for name in ours if not any(re.fullmatch(pattern, name) for pattern in patterns)}
 
 
 @pytest.mark.parametrize("name", MORE)
@@ -80,10 +74,7 @@ def test_names(column: str, trainer: str, ours: str | None) -> None:
 
 def test_settings_that_hang_on_others() -> None:
     assert config_of({"use_kl_loss": False, "kl_loss_coef": 0.001}, "verl") == {"learning": {"kl": {"beta": 0.0}}}
-    assert config_of({"actor": {"lora_rank": 0, "optim": {"lr": 1e-6}}}, "verl") == {
-        "learning": {"lr": 1e-6},
-        "model": {},
-    }
+    assert config_of({"actor": {"lora_rank": 0, "optim": {"lr": 1e-6}}}, "verl") == {"learning": {"lr": 1e-6}}
     assert config_of({"scale_rewards": False, "max_steps": -1}, "trl") == {"learning": {"scale": "none"}}
 
 

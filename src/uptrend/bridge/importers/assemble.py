@@ -5,13 +5,13 @@ from typing import Any
 import numpy as np
 
 from uptrend.bridge.importers.columns import Columns, columns_of, constants, translated
-from uptrend.bridge.importers.facts import KNOWN, config_of
+from uptrend.bridge.importers.facts import config_of, setting_words
 from uptrend.bridge.importers.log import Log, flatten
 from uptrend.bridge.importers.meaning import derive, drop_uncomputed, name_reward, settle_ratio, settle_spread
 from uptrend.bridge.importers.repeats import without_repeats
 from uptrend.bridge.importers.segments import Segment, segments_of
 from uptrend.bridge.importers.steps import by_run
-from uptrend.bridge.importers.translation import plain_name, recognize, translate
+from uptrend.records.dialects import plain_name, recognize, translate
 from uptrend.records.view import RunView
 
 
@@ -74,8 +74,8 @@ def _view(log: Log, segment: Segment, source: str) -> RunView:
 
 
 def _config(log: Log, columns: Columns, metrics: Columns, trainer: str, notes: list[str]) -> dict[str, Any]:
-    """What is known of the settings: from facts, from columns that never change, and from the curves themselves."""
-    fixed = {key: value for key, value in constants(columns).items() if plain_name(key) in KNOWN}
+    """Gather settings from facts, from columns that never change, and from the curves themselves."""
+    fixed = {key: value for key, value in constants(columns).items() if plain_name(key) in setting_words()}
     for moving in ("learning_rate", "lr", "response_length", "beta"):
         fixed.pop(moving, None)
     config = config_of(fixed | log.facts, trainer)

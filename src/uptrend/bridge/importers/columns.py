@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from uptrend.bridge.importers.log import Row, columns_in, number
-from uptrend.bridge.importers.translation import is_bookkeeping, rank
+from uptrend.records.dialects import is_bookkeeping, rank
 from uptrend.records.view import Floats
 
 Columns = dict[str, Floats]
@@ -46,7 +46,7 @@ def _numbers(raw: list[Any]) -> Floats:
 
 
 def translated(columns: Columns, trainer: str) -> tuple[dict[str, str], Columns]:
-    """Which column each of our metrics is taken from, and the columns that mean nothing here.
+    """Return the column that each of our metrics is taken from, and the columns without a translation.
 
     Where several mean the same, the first of the tables counts that has any value.
     """

@@ -5,8 +5,7 @@ from functools import cache
 from typing import Any
 
 from uptrend.bridge.importers.log import Row, is_finite, number
-from uptrend.bridge.importers.names import TABLES
-from uptrend.bridge.importers.translation import plain_name
+from uptrend.records.dialects import LOGGERS, metric_names, plain_name
 
 _PREFIX = re.compile(
     r"(?:eval|evaluation|val|valid|validation|test|heldout|held_out|held-out|val-core|val-aux|val_reward)[_/. -]", re.I
@@ -20,14 +19,13 @@ _ACCURACY = re.compile(
 _REWARD = re.compile(r"(?:^|[_/. ])(?:reward|score|test_score|return)(?:/mean(?:@\d+)?|/total|_mean|/[\w-]+)?$", re.I)
 _REWARD_LATE = re.compile(r"(?:mean_reward|avg_reward|avg@\d+|mean_score|mean@\d+)$", re.I)
 _SPREAD = re.compile(r"(?:std|var|min|max|std@\d+)$", re.I)
-_TRAINING = {name for table in TABLES.values() for name in table if _PREFIX.match(name)}
 
 
 @cache
 def is_evaluation(column: str) -> bool:
-    """Whether a column is of an evaluation, by its prefix; a training metric that looks so is in the tables."""
+    """Say whether a column is of an evaluation: it has the prefix of one and is no known metric of training."""
     name = plain_name(column)
-    return _PREFIX.match(name) is not None and name not in _TRAINING
+    return _PREFIX.match(name) is not None and not any(name in metric_names(trainer) for trainer in LOGGERS)
 
 
 def evaluation(row: Row, step: int) -> dict[str, Any] | None:

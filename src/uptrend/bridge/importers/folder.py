@@ -14,7 +14,7 @@ from uptrend.bridge.importers.content import read_bytes
 from uptrend.bridge.importers.files import read_file, read_logs
 from uptrend.bridge.importers.log import Log
 from uptrend.bridge.importers.rollouts import GROUPED
-from uptrend.bridge.importers.translation import recognize
+from uptrend.records.dialects import recognize
 from uptrend.records.errors import RecordError
 from uptrend.records.view import RunView
 

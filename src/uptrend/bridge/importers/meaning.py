@@ -1,11 +1,11 @@
-"""What a log's numbers mean where the name alone does not tell: spread, zeros that stand for nothing, the total."""
+"""Meaning of a log's numbers where the name alone does not tell: spread, zeros that were never computed, the total."""
 
 import re
 
 import numpy as np
 
 from uptrend.bridge.importers.columns import Columns
-from uptrend.bridge.importers.translation import plain_name, translate
+from uptrend.records.dialects import plain_name, translate
 
 # A zero at every point of these means that nobody computed them.
 _NEVER_ZERO = ("kl/reference/mean", "sampler/kl/mean", "sampler/gap/mean", "sampler/gap/max", "sampler/ratio/mean",
@@ -45,7 +45,7 @@ def settle_spread(metrics: Columns, columns: Columns, trainer: str) -> list[str]
 
 
 def _is_one_group(metrics: Columns) -> bool:
-    """Whether a batch is one group: its dead share is 0 or 1, both occur, and nothing between."""
+    """Say whether a batch is one group: its dead share is 0 or 1, both occur, and nothing between."""
     dead = metrics.get("advantage/dead/share", np.zeros(0))
     seen = set(dead[np.isfinite(dead)].tolist())
     return seen == {0.0, 1.0} and len(dead) >= 10
@@ -84,7 +84,7 @@ def settle_ratio(metrics: Columns, columns: Columns, sources: dict[str, str]) ->
 
 
 def derive(metrics: Columns, columns: Columns, trainer: str) -> None:
-    """What a trainer logs in pieces: tinker's dead groups and its tokens a rollout, and TRL's turns by calls."""
+    """Add what a trainer logs in pieces: tinker's dead groups and tokens per rollout, and TRL's turns by calls."""
     calls = columns.get("tools/call_frequency")
     if trainer == "trl" and calls is not None:
         metrics["sampling/turns/mean"] = 1 + calls

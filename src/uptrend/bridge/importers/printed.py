@@ -4,7 +4,7 @@ import ast
 import re
 from typing import Any
 
-from uptrend.bridge.importers.facts import KNOWN
+from uptrend.bridge.importers.facts import setting_words
 
 _ANYWHERE = {r"Total optimization steps = ([\d,]+)": "max_steps"}
 _BEFORE = {
@@ -25,7 +25,7 @@ def printed_facts(text: str, rows_begin: int) -> dict[str, Any]:
             if match:
                 facts.setdefault(key, _value(match.group(1).replace(",", "")))
     for name, value in _NAMED.findall(_without_models(head)):
-        if name.rpartition(".")[2] in KNOWN:
+        if name.rpartition(".")[2] in setting_words():
             facts.setdefault(name, _value(value))
     return facts
 

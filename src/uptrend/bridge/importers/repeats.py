@@ -3,7 +3,7 @@
 from collections import Counter
 
 from uptrend.bridge.importers.log import Row
-from uptrend.bridge.importers.translation import is_bookkeeping
+from uptrend.records.dialects import is_bookkeeping
 
 _BLOCKS, _SHARE = 5, 0.8
 

@@ -9,7 +9,7 @@ from uptrend.bridge.importers.log import Log, Row, columns_in, number, plural
 from uptrend.bridge.importers.repeats import without_repeats
 from uptrend.bridge.importers.steps import starts, step_column
 from uptrend.bridge.importers.summaries import without_summaries
-from uptrend.bridge.importers.translation import is_bookkeeping
+from uptrend.records.dialects import is_bookkeeping
 
 
 @dataclass

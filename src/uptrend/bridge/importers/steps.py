@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from uptrend.bridge.importers.log import Log, Row, columns_in, number
-from uptrend.bridge.importers.translation import plain_name
+from uptrend.records.dialects import plain_name
 
 _COUNTERS = (
     "global_step", "training/global_step", "trainer/global_step", "step", "training_step", "train_step", "steps",

@@ -4,7 +4,7 @@ import re
 from functools import cache
 
 from uptrend.bridge.importers.log import Row, columns_in
-from uptrend.bridge.importers.translation import plain_name
+from uptrend.records.dialects import plain_name
 
 _SUMMARY = re.compile(
     r"(?:train/)?(?:train_runtime|train_samples_per_second|train_steps_per_second|train_tokens_per_second|total_flos"

@@ -1,11 +1,11 @@
-"""Whether updates survive the precision of the weights, and whether that precision changes under way."""
+"""Findings on precision: updates that round to nothing, and weights that are cast during the run."""
 
 from dataclasses import dataclass
 
 import torch
 
 from uptrend.bridge.trl.findings_log import FindingsLog
-from uptrend.bridge.trl.settings import DTYPES
+from uptrend.bridge.trl.settings import dtype_name
 from uptrend.bridge.trl.weights import Snapshot, movable_share
 from uptrend.records import Confidence, Evidence, Severity
 
@@ -36,7 +36,7 @@ def judge_cast(findings_log: FindingsLog, before: dict[str, int], now: Snapshot,
     if becomes not in HALF or was in HALF:
         return
     share = movable_share(now, HALF[becomes], lr)
-    said = f"{DTYPES.get(was, was)}→{DTYPES[becomes]}"
+    said = f"{dtype_name(was)}→{dtype_name(becomes)}"
     findings_log.say(
         "precision.update-underflow",
         Severity.CRITICAL if share < LOST else Severity.WARNING,
@@ -61,7 +61,7 @@ def judge_update(findings_log: FindingsLog, update: TracedUpdate, weights: Snaps
     share = movable_share(weights, HALF[kind], lr)
     if share >= LOST:
         return
-    name = DTYPES[kind]
+    name = dtype_name(kind)
     findings_log.say(
         "precision.update-underflow",
         Severity.CRITICAL,

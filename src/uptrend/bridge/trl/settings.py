@@ -1,4 +1,4 @@
-"""What TRL was told, in the words of a recipe: run.json of a watched run."""
+"""TRL's arguments as a recipe: run.json of a watched run."""
 
 import platform
 from collections.abc import Mapping
@@ -7,16 +7,22 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from uptrend.config.difference import nest
+from uptrend.records.dialects import our_value, read_setting
 from uptrend.records.schema import VERSION
 
 PACKAGES = ("trl", "torch", "transformers", "accelerate", "peft", "datasets", "vllm", "pyarrow")
-SCALES = {"true": "group", "false": "none", "group": "group", "batch": "batch", "none": "none"}
-SCHEDULES = {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine"}
-DTYPES = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
+TRANSLATED = (
+    "seed", "model.gradient_checkpointing", "sampling.size", "sampling.temperature", "sampling.top_p", "sampling.top_k",
+    "sampling.max_tokens", "learning.lr", "learning.schedule", "learning.loss", "learning.scale", "learning.clip_low",
+    "learning.kl.beta", "learning.entropy", "learning.mask_truncated", "learning.updates", "learning.max_grad_norm",
+    "learning.weight_decay", "learning.beta1", "learning.beta2",
+)  # fmt: skip
+"""Settings that are arguments of TRL's under another name; the rest of a recipe is computed."""
 
 
 def describe_run(trainer: Any, path: Path, dtypes: Mapping[str, int]) -> dict[str, Any]:
-    """run.json: TRL's settings under our keys as far as they are known, and as TRL wrote them."""
+    """Return run.json: TRL's settings under our keys where they have one, and all as TRL has them."""
     model = trainer.model
     parameters = list(model.parameters())
     return {
@@ -42,61 +48,41 @@ def describe_run(trainer: Any, path: Path, dtypes: Mapping[str, int]) -> dict[st
 
 
 def recipe(trainer: Any, dtypes: Mapping[str, int]) -> dict[str, Any]:
-    """TRL's arguments as the nested table of a recipe; what has no equal there is only in `raw`."""
+    """Return TRL's arguments as the nested table of a recipe; those without an equivalent are only in `raw`."""
     args = trainer.args
-    updates_a_batch = args.steps_per_generation / args.gradient_accumulation_steps
-    return {
+    steps = int(trainer.state.max_steps or args.max_steps)
+    told = {key: read_setting(key, "trl", lambda name: _word(getattr(args, name, None))) for key in TRANSLATED}
+    return nest({
         "name": Path(args.output_dir).name,
-        "seed": args.seed,
-        "model": {
-            "name": _model_name(trainer.model),
-            "weights": DTYPES.get(max(dtypes, key=lambda kind: dtypes[kind], default=""), "fp32"),
-            **_lora(trainer.model),
-            "gradient_checkpointing": bool(args.gradient_checkpointing),
-        },
-        "tasks": {"name": "trl dataset", "train": _length(trainer.train_dataset) or 0},
-        "sampling": {
-            "groups": args.generation_batch_size // args.num_generations,
-            "size": args.num_generations,
-            "temperature": args.temperature,
-            "top_p": args.top_p,
-            "top_k": args.top_k or 0,
-            "max_tokens": args.max_completion_length,
-            "max_turns": _max_turns(trainer),
-        },
-        "learning": {
-            "steps": int(trainer.state.max_steps or args.max_steps),
-            "lr": args.learning_rate,
-            "schedule": SCHEDULES.get(_word(args.lr_scheduler_type), _word(args.lr_scheduler_type)),
-            "warmup": args.get_warmup_steps(int(trainer.state.max_steps or args.max_steps)),
-            "loss": "gspo" if _is_gspo(args) else args.loss_type,
-            "scale": SCALES.get(str(args.scale_rewards).lower(), str(args.scale_rewards)),
-            "baseline": "mean",
-            "clip_low": args.epsilon,
-            "clip_high": args.epsilon if args.epsilon_high is None else args.epsilon_high,
-            "kl": {"beta": args.beta, "estimator": "k3"},
-            "entropy": args.entropy_coef,
-            "mask_truncated": args.mask_truncated_completions,
-            "updates": args.num_iterations,
-            "minibatches": max(1, round(updates_a_batch)),
-            "max_grad_norm": args.max_grad_norm,
-            "weight_decay": args.weight_decay,
-            "beta1": args.adam_beta1,
-            "beta2": args.adam_beta2,
-        },
-    }  # fmt: skip
+        "model.name": _model_name(trainer.model),
+        "model.weights": dtype_name(max(dtypes, key=lambda kind: dtypes[kind], default="torch.float32")),
+        **_lora(trainer.model),
+        "tasks.name": "trl dataset",
+        "tasks.train": _length(trainer.train_dataset) or 0,
+        "sampling.groups": args.generation_batch_size // args.num_generations,
+        "sampling.max_turns": _max_turns(trainer),
+        **told,
+        "sampling.top_k": told["sampling.top_k"] or 0,
+        "learning.steps": steps,
+        "learning.warmup": args.get_warmup_steps(steps),
+        "learning.baseline": "mean",
+        "learning.clip_high": args.epsilon if args.epsilon_high is None else args.epsilon_high,
+        "learning.kl.estimator": "k3",
+        "learning.minibatches": max(1, round(args.steps_per_generation / args.gradient_accumulation_steps)),
+    })  # fmt: skip
+
+
+def dtype_name(kind: str) -> str:
+    """Return our name of a torch dtype, `bf16` for `torch.bfloat16`."""
+    return str(our_value("model.weights", kind.removeprefix("torch."), "trl"))
 
 
 def _max_turns(trainer: Any) -> int | None:
-    """One without tools; with them, TRL's limit and the answer after it, if it has one."""
+    """Return 1 without tools; with tools TRL's limit plus the answer after it, None without a limit."""
     if not (getattr(trainer, "tools", None) or getattr(trainer, "environments", None)):
         return 1
     most = getattr(trainer.args, "max_tool_calling_iterations", None)
     return None if most is None else int(most) + 1
-
-
-def _is_gspo(args: Any) -> bool:
-    return bool(args.importance_sampling_level == "sequence" and args.loss_type == "grpo")
 
 
 def _model_name(model: Any) -> str:
@@ -109,7 +95,8 @@ def _lora(model: Any) -> dict[str, Any]:
     adapter = adapters.get("default") if isinstance(adapters, Mapping) else None
     if adapter is None or not hasattr(adapter, "lora_alpha"):
         return {}
-    return {"lora": {"r": adapter.r, "alpha": float(adapter.lora_alpha), "dropout": float(adapter.lora_dropout)}}
+    values = {"r": adapter.r, "alpha": float(adapter.lora_alpha), "dropout": float(adapter.lora_dropout)}
+    return {f"model.lora.{name}": value for name, value in values.items()}
 
 
 def _length(dataset: Any) -> int | None:
@@ -119,8 +106,9 @@ def _length(dataset: Any) -> int | None:
         return None
 
 
-def _word(choice: Any) -> str:
-    return str(getattr(choice, "value", choice))
+def _word(choice: Any) -> Any:
+    """An enumeration's value, and anything else as it is."""
+    return getattr(choice, "value", choice)
 
 
 def _version(package: str) -> str | None:
@@ -131,7 +119,7 @@ def _version(package: str) -> str | None:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can hold of a value; the rest as its text."""
+    """Return a value as JSON can hold it, anything else as its text."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

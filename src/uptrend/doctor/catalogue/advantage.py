@@ -22,12 +22,7 @@ CAUSES = [
             "again in place of dead groups.",
             {
                 "uptrend": {"sampling.size": 16, "sampling.resample": 2},
-                "trl": {"num_generations": 16},
-                "verifiers": {"rollouts_per_example": 16},
-                "prime-rl": {
-                    "orchestrator.group_size": 16,
-                    "orchestrator.train.source.curriculum.sampler.type": "difficulty_pool",
-                },
+                "prime-rl": {"orchestrator.train.source.curriculum.sampler.type": "difficulty_pool"},
             },
         ),
         explains=("optimizer.dead-steps", "kl.dead-group-pull", "optimizer.lr-small", "kl.strangles"),
@@ -102,7 +97,7 @@ CAUSES = [
         fix=Fix(
             "Do not divide by the group's deviation, or leave groups out whose deviation is rounding error; compute "
             "it in fp64 or on integers where rewards are nearly equal.",
-            {"uptrend": {"learning.scale": "none"}, "trl": {"scale_rewards": "none"}},
+            {"uptrend": {"learning.scale": "none"}},
         ),
         explains=("optimizer.lr-large", "run.collapsed"),
     ),
@@ -141,7 +136,7 @@ CAUSES = [
         ),
         fix=Fix(
             "Use a loss that divides by a constant or by all tokens of the step, not by each rollout's length.",
-            {"uptrend": {"learning.loss": "dr_grpo"}, "trl": {"loss_type": "dr_grpo"}},
+            {"uptrend": {"learning.loss": "dr_grpo"}},
         ),
         explains=("context.completion-truncated",),
     ),

@@ -57,11 +57,7 @@ CAUSES = [
         ),
         fix=Fix(
             "Lower beta to 0.001 or drop it.",
-            {
-                "uptrend": {"learning.kl.beta": 0.001},
-                "trl": {"beta": 0.001},
-                "verifiers": {"beta": 0.001},
-            },
+            {"uptrend": {"learning.kl.beta": 0.001}},
         ),
         explains=("optimizer.lr-small",),
     ),
@@ -83,12 +79,7 @@ CAUSES = [
         ),
         fix=Fix(
             "Go back to the checkpoint before the climb, add or raise beta, and lower the learning rate.",
-            {
-                "uptrend": {"learning.kl.beta": 0.04, "learning.lr": Times(1 / 3)},
-                "trl": {"beta": 0.04, "learning_rate": Times(1 / 3)},
-                "verifiers": {"beta": 0.04, "learning_rate": Times(1 / 3)},
-                "prime-rl": {"trainer.optim.lr": Times(1 / 3)},
-            },
+            {"uptrend": {"learning.kl.beta": 0.04, "learning.lr": Times(1 / 3)}},
         ),
         explains=("run.collapsed",),
     ),
@@ -110,8 +101,6 @@ CAUSES = [
             "Bring the dead groups down first; until then keep them out of the loss, or set beta to 0.",
             {
                 "uptrend": {"learning.kl.beta": 0.0, "sampling.resample": 2},
-                "trl": {"beta": 0.0},
-                "verifiers": {"beta": 0.0},
                 "prime-rl": {"orchestrator.train.filter_zero_advantages": True},
             },
         ),

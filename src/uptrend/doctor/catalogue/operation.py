@@ -18,7 +18,6 @@ CAUSES = [
             {
                 "uptrend": {"eval.tasks": 800},
                 "trl": {"eval_dataset": "800 tasks, the same for every run", "num_generations_eval": 1},
-                "prime-rl": {"orchestrator.eval.num_examples": 800},
             },
         ),
     ),
@@ -65,10 +64,7 @@ CAUSES = [
                     "learning.kl.beta": 0.04,
                     "checkpoints.every": 20,
                     "checkpoints.keep": 5,
-                },
-                "trl": {"learning_rate": Times(1 / 3), "beta": 0.04, "save_steps": 20},
-                "verifiers": {"learning_rate": Times(1 / 3), "save_steps": 20},
-                "prime-rl": {"trainer.optim.lr": Times(1 / 3), "ckpt.interval": 20},
+                }
             },
         ),
         explains=(
@@ -89,8 +85,8 @@ CAUSES = [
             "Give every start its own folder and name; read the last part only.",
             {
                 "uptrend": {"name": "another-name"},
-                "trl": {"output_dir": "a new folder", "run_name": "a new name"},
-                "verifiers": {"output_dir": "a new folder", "run_name": "a new name"},
+                "trl": {"output_dir": "a new folder"},
+                "verifiers": {"output_dir": "a new folder"},
                 "prime-rl": {"output_dir": "a new folder"},
             },
         ),
@@ -109,12 +105,7 @@ CAUSES = [
         ),
         fix=Fix(
             "Sample at least 4 rollouts a task, better 8 to 16; take fewer tasks a step to pay for it.",
-            {
-                "uptrend": {"sampling.size": 8},
-                "trl": {"num_generations": 8},
-                "verifiers": {"rollouts_per_example": 8},
-                "prime-rl": {"orchestrator.group_size": 8},
-            },
+            {"uptrend": {"sampling.size": 8}},
         ),
         explains=(
             "advantage.dead-groups-low",
@@ -180,9 +171,9 @@ CAUSES = [
             "exponentials rather than after.",
             {
                 "uptrend": {"model.weights": "fp32", "learning.lr": Times(1 / 3)},
-                "trl": {"learning_rate": Times(1 / 3), "fp16": False, "bf16": True, "logging_nan_inf_filter": False},
-                "verifiers": {"learning_rate": Times(1 / 3), "bf16": True},
-                "prime-rl": {"trainer.optim.lr": Times(1 / 3), "trainer.model.reduce_dtype": "float32"},
+                "trl": {"fp16": False, "bf16": True, "logging_nan_inf_filter": False},
+                "verifiers": {"bf16": True},
+                "prime-rl": {"trainer.model.reduce_dtype": "float32"},
             },
         ),
         explains=("optimizer.skipped-updates", "run.collapsed"),
@@ -204,12 +195,7 @@ CAUSES = [
         ),
         fix=Fix(
             "Run longer or sample more a step, and decide by paired held-out tasks.",
-            {
-                "uptrend": {"learning.steps": Times(4)},
-                "trl": {"max_steps": Times(4)},
-                "verifiers": {"max_steps": Times(4)},
-                "prime-rl": {"max_steps": Times(4)},
-            },
+            {"uptrend": {"learning.steps": Times(4)}},
         ),
     ),
 ]

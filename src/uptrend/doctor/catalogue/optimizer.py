@@ -23,12 +23,7 @@ CAUSES = [
         ),
         fix=Fix(
             "Raise the learning rate by ten; adapters want about ten times what full training wants.",
-            {
-                "uptrend": {"learning.lr": Times(10)},
-                "trl": {"learning_rate": Times(10)},
-                "verifiers": {"learning_rate": Times(10)},
-                "prime-rl": {"trainer.optim.lr": Times(10)},
-            },
+            {"uptrend": {"learning.lr": Times(10)}},
         ),
     ),
     Cause(
@@ -49,9 +44,8 @@ CAUSES = [
             "Go back to the checkpoint before the spike and go on at a third of the learning rate, with a warm-up.",
             {
                 "uptrend": {"learning.lr": Times(1 / 3), "learning.warmup": 10},
-                "trl": {"learning_rate": Times(1 / 3), "warmup_steps": 10, "max_grad_norm": 1.0},
-                "verifiers": {"learning_rate": Times(1 / 3), "warmup_steps": 10},
-                "prime-rl": {"trainer.optim.lr": Times(1 / 3), "trainer.optim.max_norm": 1.0},
+                "trl": {"max_grad_norm": 1.0},
+                "prime-rl": {"trainer.optim.max_norm": 1.0},
             },
         ),
         explains=(
@@ -76,12 +70,7 @@ CAUSES = [
         ),
         fix=Fix(
             "Clip at 1.0, or use Adam, for which a constant clip does not matter.",
-            {
-                "uptrend": {"learning.max_grad_norm": 1.0},
-                "trl": {"max_grad_norm": 1.0},
-                "verifiers": {"max_grad_norm": 1.0},
-                "prime-rl": {"trainer.optim.max_norm": 1.0, "trainer.optim.type": "adamw"},
-            },
+            {"uptrend": {"learning.max_grad_norm": 1.0}, "prime-rl": {"trainer.optim.type": "adamw"}},
         ),
         explains=("optimizer.lr-small", "optimizer.frozen"),
     ),
@@ -103,12 +92,7 @@ CAUSES = [
         fix=Fix(
             "Use a constant learning rate with a warm-up of at most a tenth of the steps, and tell the schedule "
             "how many steps there really are.",
-            {
-                "uptrend": {"learning.schedule": "constant", "learning.warmup": 0},
-                "trl": {"lr_scheduler_type": "constant", "warmup_steps": 0},
-                "verifiers": {"lr_scheduler_type": "constant", "warmup_steps": 0},
-                "prime-rl": {"trainer.scheduler.type": "constant"},
-            },
+            {"uptrend": {"learning.schedule": "constant", "learning.warmup": 0}},
         ),
         explains=("optimizer.lr-small",),
     ),
@@ -201,8 +185,6 @@ CAUSES = [
             {
                 "uptrend": {"sampling.resample": 2, "sampling.groups": Times(2)},
                 "trl": {"gradient_accumulation_steps": Times(2)},
-                "verifiers": {"batch_size": Times(2)},
-                "prime-rl": {"orchestrator.batch_size": Times(2)},
             },
         ),
     ),

@@ -24,12 +24,7 @@ CAUSES = [
             "Keep the weights that train in fp32 and use bf16 for arithmetic alone.",
             {
                 "uptrend": {"model.weights": "fp32"},
-                "trl": {
-                    "model_init_kwargs": {"dtype": "float32"},
-                    "bf16": True,
-                    "use_transformers_continuous_batching": False,
-                },
-                "prime-rl": {"trainer.model.optimization_dtype": "float32"},
+                "trl": {"bf16": True, "use_transformers_continuous_batching": False},
             },
         ),
         explains=("sync.stale-weights", "optimizer.lr-small", "kl.strangles"),
@@ -52,11 +47,7 @@ CAUSES = [
             "learner over sampler, with a cap.",
             {
                 "uptrend": {"learning.correction": "token", "learning.correction_cap": 2.0},
-                "trl": {
-                    "vllm_importance_sampling_correction": True,
-                    "vllm_importance_sampling_mode": "token_truncate",
-                    "cast_lm_head_to_fp32": True,
-                },
+                "trl": {"cast_lm_head_to_fp32": True},
                 "verifiers": {"mask_ratio_low": 0.125, "mask_ratio_high": 8.0},
                 "prime-rl": {"inference.enable_fp32_lm_head": True, "inference.vllm.dtype": "bfloat16"},
             },
@@ -84,12 +75,7 @@ CAUSES = [
         ),
         fix=Fix(
             "Train without dropout: set it to 0 in the model and in the adapters.",
-            {
-                "uptrend": {"model.lora.dropout": 0.0},
-                "trl": {"disable_dropout": True},
-                "verifiers": {"lora_dropout": 0.0},
-                "prime-rl": {"trainer.model.lora.dropout": 0.0},
-            },
+            {"uptrend": {"model.lora.dropout": 0.0}, "trl": {"disable_dropout": True}},
         ),
         explains=(
             "optimizer.accumulation",
@@ -156,7 +142,6 @@ CAUSES = [
             {
                 "uptrend": {"learning.updates": 1, "learning.minibatches": 1, "learning.correction": "token"},
                 "trl": {
-                    "num_iterations": 1,
                     "steps_per_generation": "the same as gradient_accumulation_steps",
                     "off_policy_mask_threshold": 0.5,
                 },
@@ -176,7 +161,10 @@ CAUSES = [
         ),
         fix=Fix(
             "Reset the prefix cache after every weight update, or switch it off.",
-            {"prime-rl": {"inference.vllm.enable_prefix_caching": False}},
+            {
+                "prime-rl": {"inference.vllm.enable_prefix_caching": False},
+                "verl": {"actor_rollout_ref.rollout.enable_prefix_caching": False},
+            },
         ),
         explains=("sync.stale-weights", "precision.mismatch"),
     ),

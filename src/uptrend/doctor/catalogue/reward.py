@@ -44,12 +44,7 @@ CAUSES = [
         fix=Fix(
             "Score gold answers first. If they pass, take tasks that the model solves in 20% to 80% of attempts, "
             "or warm-start it; larger groups help only where some attempt is paid otherwise.",
-            {
-                "uptrend": {"sampling.size": 16, "sampling.temperature": 1.0},
-                "trl": {"num_generations": 16, "temperature": 1.0},
-                "verifiers": {"rollouts_per_example": 16, "temperature": 1.0},
-                "prime-rl": {"orchestrator.group_size": 16, "orchestrator.train.sampling.temperature": 1.0},
-            },
+            {"uptrend": {"sampling.size": 16, "sampling.temperature": 1.0}},
         ),
         explains=(
             "advantage.dead-groups-low",
@@ -203,7 +198,7 @@ CAUSES = [
             "checks; keep the model near its start meanwhile.",
             {
                 "uptrend": {"tasks.reward": "exact", "learning.kl.beta": 0.04},
-                "trl": {"beta": 0.04, "log_completions": True},
+                "trl": {"log_completions": True},
                 "prime-rl": {"orchestrator.eval.interval": 20},
             },
         ),
@@ -228,8 +223,6 @@ CAUSES = [
             "out of it.",
             {
                 "uptrend": {"learning.loss": "dr_grpo", "learning.scale": "none", "learning.mask_truncated": True},
-                "trl": {"loss_type": "dr_grpo", "scale_rewards": "none", "mask_truncated_completions": True},
-                "verifiers": {"mask_truncated_completions": True},
                 "prime-rl": {"orchestrator.algo.length_penalty.type": "linear"},
             },
         ),
@@ -251,7 +244,12 @@ CAUSES = [
         ),
         fix=Fix(
             "Bound every task's reward alike, shuffle difficulties, and judge by the fixed held-out set alone.",
-            {"uptrend": {"tasks.stages": []}, "trl": {"shuffle_dataset": True}, "verifiers": {"shuffle_dataset": True}},
+            {
+                "uptrend": {"tasks.stages": []},
+                "trl": {"shuffle_dataset": True},
+                "verifiers": {"shuffle_dataset": True},
+                "verl": {"data.shuffle": True},
+            },
         ),
         explains=("run.collapsed",),
     ),

@@ -23,12 +23,7 @@ CAUSES = [
         ),
         fix=Fix(
             "Sample at temperature 1, without top-p or top-k; go above 1 only where the model is very peaked.",
-            {
-                "uptrend": {"sampling.temperature": 1.0},
-                "trl": {"temperature": 1.0},
-                "verifiers": {"temperature": 1.0},
-                "prime-rl": {"orchestrator.train.sampling.temperature": 1.0},
-            },
+            {"uptrend": {"sampling.temperature": 1.0}},
         ),
         explains=DEAD_GROUPS,
     ),
@@ -45,12 +40,7 @@ CAUSES = [
         ),
         fix=Fix(
             "Sample 8 to 16 rollouts a task, and fewer tasks a step if time is short.",
-            {
-                "uptrend": {"sampling.size": 16},
-                "trl": {"num_generations": 16},
-                "verifiers": {"rollouts_per_example": 16},
-                "prime-rl": {"orchestrator.group_size": 16},
-            },
+            {"uptrend": {"sampling.size": 16}},
         ),
         explains=DEAD_GROUPS,
     ),
@@ -74,8 +64,7 @@ CAUSES = [
             "the fall.",
             {
                 "uptrend": {"learning.clip_high": 0.28, "learning.kl.beta": 0.01, "learning.lr": Times(1 / 3)},
-                "trl": {"epsilon_high": 0.28, "beta": 0.01, "learning_rate": Times(1 / 3)},
-                "prime-rl": {"trainer.loss.dppo_mask_high": 0.28, "trainer.optim.lr": Times(1 / 3)},
+                "prime-rl": {"trainer.loss.dppo_mask_high": 0.28},
             },
         ),
         explains=("advantage.dead-groups-low", "advantage.dead-groups-high", "optimizer.dead-steps", "run.collapsed"),
@@ -106,13 +95,7 @@ CAUSES = [
             "before entropy rose.",
             {
                 "uptrend": {"learning.correction": "token", "learning.lr": Times(1 / 3), "learning.entropy": 0.0},
-                "trl": {
-                    "vllm_importance_sampling_correction": True,
-                    "learning_rate": Times(1 / 3),
-                    "entropy_coef": 0.0,
-                },
-                "verifiers": {"learning_rate": Times(1 / 3)},
-                "prime-rl": {"orchestrator.max_off_policy_steps": 1, "trainer.optim.lr": Times(1 / 3)},
+                "prime-rl": {"orchestrator.max_off_policy_steps": 1},
             },
         ),
         explains=("run.collapsed", "context.completion-truncated"),
@@ -133,9 +116,9 @@ CAUSES = [
             "Sample from the whole distribution at a temperature that the learner divides by too.",
             {
                 "uptrend": {"sampling.top_p": 1.0, "sampling.top_k": 0},
-                "trl": {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0},
-                "verifiers": {"top_p": 1.0, "top_k": None, "repetition_penalty": 1.0},
-                "prime-rl": {"orchestrator.train.sampling.extra_body": {"top_k": -1, "min_p": 0.0}},
+                "trl": {"min_p": None, "repetition_penalty": 1.0},
+                "verifiers": {"repetition_penalty": 1.0},
+                "prime-rl": {"orchestrator.train.sampling.extra_body.min_p": 0.0},
             },
         ),
         explains=("precision.mismatch",),
@@ -156,11 +139,7 @@ CAUSES = [
             "with a chat's stop token that they never learned.",
             {
                 "uptrend": {"sampling.stop": ["\n"], "learning.mask_truncated": True},
-                "trl": {
-                    "generation_kwargs": {"eos_token_id": "ids of the template's end of turn"},
-                    "mask_truncated_completions": True,
-                },
-                "verifiers": {"mask_truncated_completions": True},
+                "trl": {"generation_kwargs": {"eos_token_id": "ids of the template's end of turn"}},
                 "prime-rl": {"orchestrator.train.sampling.extra_body": {"stop_token_ids": "end-of-turn ids"}},
             },
         ),
@@ -181,12 +160,7 @@ CAUSES = [
         fix=Fix(
             "Roll back, lower the learning rate and hold the model near its start; look for a part of the reward "
             "that silence earns.",
-            {
-                "uptrend": {"learning.lr": Times(1 / 3), "learning.kl.beta": 0.04},
-                "trl": {"learning_rate": Times(1 / 3), "beta": 0.04},
-                "verifiers": {"learning_rate": Times(1 / 3)},
-                "prime-rl": {"trainer.optim.lr": Times(1 / 3)},
-            },
+            {"uptrend": {"learning.lr": Times(1 / 3), "learning.kl.beta": 0.04}},
         ),
         explains=("run.collapsed",),
     ),

@@ -40,12 +40,9 @@ CAUSES = [
             {
                 "uptrend": {"sampling.max_turns": 8, "sampling.max_tokens": 128},
                 "trl": {"tools": "the callables themselves", "max_tool_calling_iterations": 8},
-                "verifiers": {"env.agent.max_turns": 8},
-                "prime-rl": {
-                    "orchestrator.train.source.env.agent.max_turns": 8,
-                    "inference.vllm.tool_call_parser": "auto",
-                },
+                "prime-rl": {"inference.vllm.tool_call_parser": "auto"},
             },
+            untranslated=("sampling.max_tokens",),
         ),
         explains=("reward.never-computed",),
     ),

@@ -47,11 +47,7 @@ CAUSES = [
         experiment=Experiment("Every token sampled in a scored rollout has a weight in the loss.", probe="masks"),
         fix=Fix(
             "Weigh every sampled token 1: thinking and tool calls too, in every turn, not only the last.",
-            {
-                "uptrend": {"learning.mask_truncated": False},
-                "trl": {"mask_truncated_completions": False, "top_entropy_quantile": 1.0},
-                "verifiers": {"mask_truncated_completions": False},
-            },
+            {"uptrend": {"learning.mask_truncated": False}, "trl": {"top_entropy_quantile": 1.0}},
         ),
     ),
     Cause(

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from uptrend.doctor.probes.bench import Bench
+from uptrend.doctor.resolve import complete_fix
 from uptrend.records import Confidence, Evidence, Finding, Fix, Rollout, Severity, Task
 from uptrend.tasks.taskset import Taskset
 from uptrend.training.gather import RolloutPlayer
@@ -30,9 +31,5 @@ def too_few_turns(
     """Rollouts that are cut by turns: the cause is the limit, and its fix is not that of tokens."""
     found = bench.found("context.completion-truncated", severity, confidence, summary, *evidence)
     turns = 2 * bench.config.sampling.max_turns
-    changes = {
-        "uptrend": {"sampling.max_turns": turns},
-        "verifiers": {"env.agent.max_turns": turns},
-        "prime-rl": {"orchestrator.train.source.env.agent.max_turns": turns},
-    }
-    return replace(found, fix=Fix("Give rollouts as many turns as the task takes.", changes))
+    fix = Fix("Give rollouts as many turns as the task takes.", {"uptrend": {"sampling.max_turns": turns}})
+    return replace(found, fix=complete_fix(fix))

@@ -7,7 +7,7 @@ from typing import Any
 
 from uptrend.records import Experiment, Finding, Fix, Report, TrendKind
 
-TRAINERS = {"uptrend": "Uptrend", "trl": "TRL", "verifiers": "verifiers", "prime-rl": "prime-rl"}
+TRAINERS = {"uptrend": "Uptrend", "trl": "TRL", "verifiers": "verifiers", "prime-rl": "prime-rl", "verl": "verl"}
 HEADLINES = {
     TrendKind.LEARNING: "Learning",
     TrendKind.FLAT: "Not learning: flat",
@@ -39,13 +39,14 @@ def held_out(report: Report) -> str:
 def changes(fix: Fix | None, whose: str, only: bool = False) -> list[tuple[str, str]]:
     """The config differences of a fix, trainer and a line of its config: that of the run's own trainer first.
 
-    With `only`, the others are left out where its own has a line: nobody edits four configs.
+    With `only`, the others are left out where its own has a line: nobody edits five configs.
     """
     if fix is None:
         return []
     own = {whose: fix.changes[whose]} if fix.changes.get(whose) else {}
     told = own if only and own else {**own, **fix.changes}
-    return [(TRAINERS.get(who, who), assignments(keys)) for who, keys in told.items() if keys]
+    noted = {who: f" ({'; '.join(notes)})" for who, notes in fix.notes.items()}
+    return [(TRAINERS.get(who, who), assignments(keys) + noted.get(who, "")) for who, keys in told.items() if keys]
 
 
 def evidence(finding: Finding) -> list[str]:

@@ -1,19 +1,21 @@
-"""What to change, once a hypothesis holds: as an override of Uptrend's, and in the words of other trainers."""
+"""Changes that a validated hypothesis calls for: as an override of ours, and in other trainers' words."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from uptrend.config.difference import nest
 from uptrend.config.toml_text import to_recipe, to_toml
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.doctor.report.wording import TRAINERS, assignments
+from uptrend.doctor.resolve import complete_fix
 from uptrend.lab.journal.entry import Entry
 from uptrend.lab.journal.tables import MarkdownTable, changed
-from uptrend.lab.journal.trainers import named
 from uptrend.lab.journal.wording import decisive, level, sign_of
 from uptrend.lab.units import interval_text, level_text, name_of
-from uptrend.records import Comparison, Direction, Hypothesis, Status, Verdict
+from uptrend.records import Comparison, Direction, Hypothesis, Status, Verdict, dialects
 
+NONE = "no setting of this name"
 MORE_IS_BETTER = ("eval/", "reward/mean", "reward/part/", "reward/correct/")
 """Metrics of which more is wanted, whatever a hypothesis claims of them."""
 
@@ -29,7 +31,7 @@ class ConfigChange:
     values: Mapping[str, Any]
     """Config values by dotted key that lead there."""
     comparison: Comparison
-    """What shows it."""
+    """Evidence for it."""
 
 
 def change_of(h: Hypothesis, verdict: Verdict, entry: Entry) -> ConfigChange | None:
@@ -57,19 +59,7 @@ def to_override(h: Hypothesis, change: ConfigChange) -> str:
     gone = [key for key, value in change.values.items() if value is None]
     head = f"# {h.id.upper()}: {' '.join(h.title.split())}\n# Put these values into a recipe; {change.after}.\n"
     lines = "".join(f"# Leave out {key}.\n" for key in gone if not any(key.startswith(f"{k}.") for k in gone))
-    return f"{head}{lines}\n{to_recipe(_nested(change.values))}"
-
-
-def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    tree = dict[str, Any]()
-    for key, value in values.items():
-        *way, last = key.split(".")
-        table = tree
-        for part in way:
-            inner = table.get(part)
-            table[part] = table = inner if isinstance(inner, dict) else {}
-        table[last] = value
-    return tree
+    return f"{head}{lines}\n{to_recipe(nest(change.values))}"
 
 
 def to_page(h: Hypothesis, verdict: Verdict, entry: Entry, change: ConfigChange, name: str, picture: str) -> str:
@@ -102,20 +92,26 @@ def _gain(h: Hypothesis, change: ConfigChange) -> str:
 
 
 def _elsewhere(change: ConfigChange) -> MarkdownTable:
-    head = ("Uptrend", *(TRAINERS[name] for name in TRAINERS if name != "uptrend"))
-    others = [name for name in TRAINERS if name != "uptrend"]
+    head = ("Uptrend", *(TRAINERS[name] for name in dialects.TRAINERS))
     rows = [
-        (f"`{assignments({key: value})}`", *(named(key, value, trainer) for trainer in others))
+        (f"`{assignments({key: value})}`", *(_said(key, value, trainer, change) for trainer in dialects.TRAINERS))
         for key, value in change.values.items()
     ]
     return MarkdownTable(head, tuple(rows))
 
 
+def _said(key: str, value: Any, trainer: str, change: ConfigChange) -> str:
+    """A setting of ours as another trainer writes it, or that it can't."""
+    found = dialects.to_theirs(key, value, trainer, change.values.get) or dialects.Assignment({})
+    told = f"`{assignments(found.settings)}`" if found.settings else NONE
+    return told + (f" ({found.note})" if found.note else "")
+
+
 def _cataloged(h: Hypothesis) -> list[str]:
-    """What the catalogue says of the cause, which may be more than was tested."""
+    """Return the catalogue's advice on the cause, which may be more than was tested."""
     if h.cause not in CATALOGUE:
         return []
-    fix = CATALOGUE[h.cause].fix
+    fix = complete_fix(CATALOGUE[h.cause].fix)
     lines = [f"## What else the catalogue says of `{h.cause}`", "", fix.sentence, ""]
     told = [f"- {TRAINERS.get(who, who)}: `{assignments(keys)}`" for who, keys in fix.changes.items() if keys]
     return [*lines, *told, "", "These values were not tested here; those above were.", ""] if told else lines

@@ -71,7 +71,7 @@ class Musique:
     """Multi-hop questions with retrieval tools: MuSiQue's files, hub datasets, or an invented world."""
 
     name: ClassVar[str] = "musique"
-    version: ClassVar[str] = "1"
+    version: ClassVar[str] = "2"
     Options: ClassVar[type[Any]] = MusiqueOptions
     WHOLE: ClassVar[dict[str, Any]] = {"split": "heldout"}
     LIMITS: ClassVar[dict[str, int]] = {"max_tokens": 128, "max_turns": 8, "context": 4096}

@@ -1,0 +1,260 @@
+"""Names that other trainers give to our settings and metrics, read from `dialects.toml`.
+
+Settings go both ways: `to_theirs` writes one of ours for another trainer, `read_setting` finds one among a trainer's.
+Metrics go one way, from a column of a log to our name: `translate`.
+"""
+
+import json
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from typing import Any
+
+TRAINERS = ("trl", "verifiers", "prime-rl", "verl")
+"""Trainers whose settings are known."""
+LOGGERS = ("trl", "verl", "prime-rl", "verifiers", "tinker", "open-instruct", "openrlhf", "plain")
+"""Trainers whose metrics are known, in the order in which a name is looked up that is not of the log's own trainer."""
+
+Find = Callable[[str], Any]
+"""Looks up a value by name; None where there is none."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Settings of another trainer that say what one of ours says."""
+
+    settings: Mapping[str, Any]
+    """Values by name; empty where the trainer can't be told."""
+    note: str = ""
+    """Advice to show beside them."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One trainer's words for a setting; the fields are described at the top of `dialects.toml`."""
+
+    name: tuple[str, ...] = ()
+    same: tuple[str, ...] = ()
+    values: Mapping[Any, Any] = field(default_factory=dict)
+    none: Any = None
+    times: str = ""
+    beside: Mapping[str, Any] = field(default_factory=dict)
+    note: str = ""
+
+    def write(self, value: Any, times: Any) -> Mapping[str, Any]:
+        """Return the settings that say our value, `times` being the value of the setting that multiplies it."""
+        if not self.name:
+            return {}
+        if value is None or value == self.none:
+            return {self.name[0]: None}
+        if isinstance(value, str) and (self.same or self.values) and value not in (*self.same, *self.values):
+            return {}
+        theirs = value
+        if isinstance(value, str | int | float) and value in self.values:
+            theirs = self.values[value]
+            if isinstance(theirs, dict):
+                return theirs
+            theirs = theirs[0] if isinstance(theirs, tuple) else theirs
+        if self.times and isinstance(value, int | float):
+            theirs = value * times if isinstance(times, int | float) else f"{value} × {times}"
+        return {self.name[0]: theirs, **self.beside}
+
+    def read(self, value: Any, find: Find) -> list[Any]:
+        """Return our values that a value may mean, the surest first: those that need several settings to say."""
+        sure = [
+            ours
+            for ours, theirs in self.values.items()
+            if isinstance(theirs, dict)
+            and self.name[0] in theirs
+            and all(_is_same(find(name), each) for name, each in theirs.items())
+        ]
+        others = [
+            ours
+            for ours, theirs in self.values.items()
+            if any(_is_same(value, each) for each in (theirs if isinstance(theirs, tuple) else (theirs,)))
+        ]
+        return [*sure, *(text for text in self.same if _is_same(value, text)), *others]
+
+
+def to_theirs(key: str, value: Any, trainer: str, known: Find = lambda _: None) -> Assignment | None:
+    """Translate a setting of ours, None where nothing is known of it; `known` gives values of our other settings.
+
+    A `Times` stays one. Where a value is multiplied by another setting that is not known, the product is a text.
+    """
+    setting = settings().get(key, {}).get(trainer)
+    if setting is None:
+        return None
+    times = None
+    if setting.times:
+        times = known(setting.times)
+        times = settings()[setting.times][trainer].name[0] if times is None else times
+    return Assignment(setting.write(value, times), setting.note)
+
+
+def to_ours(trainer: str, name: str) -> str | None:
+    """Return our key of another trainer's setting, None where it is no translation of one."""
+    return _keys(trainer).get(name)
+
+
+def read_setting(key: str, trainer: str, find: Find) -> Any:
+    """Return our value of a setting from what a trainer was told, None where that does not say."""
+    for name in names_of(key, trainer):
+        value = find(name)
+        if value is not None:
+            return our_value(key, value, trainer, find)
+    return None
+
+
+def our_value(key: str, value: Any, trainer: str, find: Find = lambda _: None) -> Any:
+    """Translate a value of a setting, unchanged where it has no translation; `find` gives the settings beside it."""
+    entry = settings()[key]
+    # A log of nobody in particular may have any trainer's values.
+    ordered = [entry[who] for who in dict.fromkeys([trainer, *TRAINERS]) if who in entry]
+    return next((ours for setting in ordered for ours in setting.read(value, find)), value)
+
+
+@cache
+def names_of(key: str, trainer: str) -> tuple[str, ...]:
+    """Return the names that mean a setting, the surest first: more dots say more, then the trainer's own names."""
+    entry = {who: each.name for who, each in settings()[key].items() if each.name and not each.times}
+    own, logs = entry.pop(trainer, ()), tuple(_table()[key].get("logs", ()))
+    others = (names[0] for names in entry.values())
+    found = dict.fromkeys([*own, *(name for name in others if name not in logs), *logs])
+    return tuple(sorted(found, key=lambda name: -name.count(".")))
+
+
+@cache
+def logged_settings() -> tuple[str, ...]:
+    """Return our keys that logs tell."""
+    return tuple(key for key in settings() if "logs" in _table()[key])
+
+
+@cache
+def settings() -> Mapping[str, Mapping[str, Setting]]:
+    """Return what each trainer calls our settings, by our key and trainer."""
+    return {
+        key: {trainer: _parsed(entry[trainer]) for trainer in TRAINERS if trainer in entry}
+        for key, entry in _table().items()
+        if key != "reading" and not key.startswith("metric:")
+    }
+
+
+@cache
+def metric_names(trainer: str) -> Mapping[str, str]:
+    """Return our name of each of a trainer's metrics; of several that mean the same, the first counts."""
+    found: dict[str, str] = {}
+    for key, entry in _table().items():
+        if key.startswith("metric:"):
+            found |= dict.fromkeys(_listed(entry.get(trainer, [])), key.removeprefix("metric:"))
+    return found
+
+
+def metric_name(metric: str, trainer: str) -> str:
+    """Return a trainer's present name of a metric of ours."""
+    return _listed(_table()[f"metric:{metric}"][trainer])[0]
+
+
+@cache
+def plain_name(column: str) -> str:
+    """Return a column's name without what loggers add: `train/` before it, and spaces around a slash."""
+    name = re.sub(r"\s*/\s*", "/", column.strip())
+    return name.removeprefix("train/") or name
+
+
+@cache
+def is_bookkeeping(column: str) -> bool:
+    """Say whether a column counts or times instead of measuring."""
+    return plain_name(column).lower() in _table()["reading"]["bookkeeping"]
+
+
+def translate(column: str, trainer: str) -> str | None:
+    """Return our name of a trainer's metric, None where there is none."""
+    found = rank(column, trainer)
+    return found[1] if found else None
+
+
+@cache
+def rank(column: str, trainer: str) -> tuple[int, str] | None:
+    """Return the place of a column among the names that hold for this trainer, and our name for it."""
+    name = plain_name(column)
+    if trainer == "uptrend":
+        return (0, name)
+    key = _lowered(name)
+    # The trainer's own names, then home-made ones, then everybody else's.
+    own = [trainer] if trainer in LOGGERS else []
+    for at, who in enumerate(dict.fromkeys([*own, "plain", *LOGGERS])):
+        names = metric_names(who)
+        if key in names:
+            return 1000 * at + list(names).index(key), names[key]
+        for place, pattern, ours in _patterns(who):
+            match = pattern.fullmatch(name)
+            part = match.groupdict().get("name", "") if match else ""
+            if match and part.lower().split("_")[0] not in _table()["reading"]["statistics"]:
+                return 1000 * at + place, ours.replace("NAME", part)
+    return None
+
+
+def recognize(columns: list[str]) -> str:
+    """Return the trainer whose own names a log has most of; unknown where they could be anybody's."""
+    keys = {_lowered(plain_name(column)) for column in columns}
+    if {"advantage/dead/share", "optimizer/lr"} & keys:
+        return "uptrend"
+    scores = {
+        trainer: sum(re.fullmatch("|".join(signs), key) is not None for key in keys)
+        for trainer, signs in _table()["reading"]["signs"].items()
+    }
+    best = max(scores, key=lambda trainer: scores[trainer])
+    return best if scores[best] else "unknown"
+
+
+@cache
+def _table() -> Mapping[str, Any]:
+    return tomllib.loads(resources.files(__package__).joinpath("dialects.toml").read_text(encoding="utf-8"))
+
+
+def _parsed(entry: str | list[str] | dict[str, Any]) -> Setting:
+    if not isinstance(entry, dict):
+        return Setting(tuple(_listed(entry)))
+    values = {_typed(ours): tuple(v) if isinstance(v, list) else v for ours, v in entry.get("values", {}).items()}
+    names, same = tuple(_listed(entry.get("name", []))), tuple(entry.get("same", ()))
+    return Setting(**entry | {"name": names, "same": same, "values": values})
+
+
+def _listed(names: str | list[str]) -> list[str]:
+    return [names] if isinstance(names, str) else names
+
+
+def _typed(key: str) -> Any:
+    """Our value that a TOML key stands for: keys are always texts there."""
+    try:
+        return json.loads(key)
+    except ValueError:
+        return key
+
+
+@cache
+def _keys(trainer: str) -> Mapping[str, str]:
+    return {name: key for key, entry in settings().items() if trainer in entry for name in entry[trainer].name[:1]}
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return str(one).lower() == str(other).lower()
+
+
+def _lowered(name: str) -> str:
+    return re.sub(r"\s+", "_", name).lower()
+
+
+@cache
+def _patterns(trainer: str) -> tuple[tuple[int, re.Pattern[str], str], ...]:
+    return tuple(_compiled(trainer))
+
+
+def _compiled(trainer: str) -> Iterator[tuple[int, re.Pattern[str], str]]:
+    for place, (theirs, ours) in enumerate(metric_names(trainer).items()):
+        if "NAME" in theirs or "AGENT" in theirs:
+            text = re.escape(theirs).replace("AGENT", "[^/]+").replace("NAME", r"(?P<name>[^/\s]+)")
+            yield place, re.compile(text), ours
