@@ -42,9 +42,9 @@ def compare_with_source(run: Run) -> dict[str, Any]:
         "same": None if about["changed"] else _first_difference(pairs) is None,
         "differs_at": None if about["changed"] else _first_difference(pairs),
         "on_policy_to": _on_policy_to(run),
-        "few_from": next((b["step"] for _, b in pairs if (b["sampler/ess/share"] or 0.0) < FEW), None),
+        "few_from": next((b["step"] for _, b in pairs if _effective_share(b) < FEW), None),
         "steps": [
-            {"step": b["step"], "reward": b["reward/mean"], "source": _figures(a), "replay": _figures(b)}
+            {"step": b["step"], "reward": b.get("reward/mean"), "source": _figures(a), "replay": _figures(b)}
             for a, b in pairs
         ],
         "held_out": {"source": _accuracies(source, run), "replay": _accuracies(run, run)},
@@ -60,6 +60,11 @@ def _figures(line: Line) -> dict[str, float | None]:
     clipped = [line.get(f"clip/{side}/share") for side in ("low", "high")]
     known = [share for share in clipped if share is not None]
     return {key: line.get(key) for key in FIGURES.values()} | {"clip/share": sum(known) if known else None}
+
+
+def _effective_share(line: Line) -> float:
+    """Return the effective share of tokens: 1 where none was compared, 0 where it is not finite."""
+    return float(line.get("sampler/ess/share", 1.0) or 0.0)
 
 
 def _first_difference(pairs: list[tuple[Line, Line]]) -> dict[str, Any] | None:
@@ -116,7 +121,8 @@ def _sentences(told: dict[str, Any]) -> list[str]:
         ]
     said = [held, f"Step {first} is on-policy. From step {first + 1} on, the policy is not the one that sampled."]
     if told["few_from"] is not None:
-        low = min(line["replay"]["sampler/ess/share"] or 0.0 for line in steps)
+        shares = [line["replay"]["sampler/ess/share"] for line in steps]
+        low = min((share for share in shares if share is not None), default=0.0)
         said.append(
             f"warning: from step {told['few_from']} on the effective sample size is below {FEW:g} of the tokens "
             f"(the least is {low:.2g}): what follows says little of what a run of its own would do."

@@ -105,5 +105,16 @@ class Rollout:
 
     @property
     def sampled_tokens(self) -> int:
-        """How many tokens the model wrote in all."""
+        """Number of tokens that the model wrote."""
         return int(sum(s.sampled.sum() for s in self.sequences))
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Number of tokens before the first one that the model wrote; all of them where it wrote none."""
+        first = self.sequences[0].sampled
+        return int(first.argmax()) if first.any() else len(first)
+
+    @property
+    def is_truncated(self) -> bool:
+        """True where it was cut off by the limit of a turn or of the context."""
+        return self.ended in (Ending.LENGTH, Ending.CONTEXT_FULL)

@@ -124,7 +124,7 @@ def run_course(parts: Parts, course: Course) -> Stop | None:
             clock.lap("update")
 
             rollouts = Annotated(gathered.rollouts, exp, update, gathered.dropped)
-            line = _line(step, gathered, exp, update, scale.after(), config) | seen
+            line = _line(step, gathered, exp, update, scale.after()) | seen
             clock.lap("record")
             line |= clock.metrics() | {"memory/peak/gib": measure.peak_memory_gib(policy.device)}
             recorder.step(step, rollouts, line)
@@ -155,17 +155,15 @@ def learn(
         taught_n = rewards_n - kl.beta * torch.zeros(len(rollouts)).index_add(0, exp.rollouts_b, penalty_b)
     advantages_n = advantages(taught_n, groups_n, scale=config.learning.scale, baseline=config.learning.baseline)
     update = learner.update(exp, advantages_n[exp.rollouts_b], step, old_bs=old_bs, reference_bs=reference_bs)
-    return update, measure.advantage_metrics(rewards_n, groups_n, advantages_n, rollouts)
+    return update, measure.advantage_metrics(rollouts, advantages_n.numpy())
 
 
-def _line(
-    step: int, gathered: Gathered, exp: Experience, update: Update, moved: Movement, config: Config
-) -> dict[str, Any]:
+def _line(step: int, gathered: Gathered, exp: Experience, update: Update, moved: Movement) -> dict[str, Any]:
     return {
         "step": step,
         "time": time.time(),
         **measure.reward_metrics(gathered.rollouts),
-        **measure.sampling_metrics(gathered, exp, config.sampling.size),
+        **measure.sampling_metrics(gathered.rollouts, gathered.dropped),
         **measure.learner_metrics(exp, update),
         **measure.token_metrics(gathered.rollouts, exp, update),
         **measure.weight_metrics(moved),
@@ -178,7 +176,8 @@ def evaluate_held_out(parts: Parts, table: RolloutPlayer, recorder: Recorder, st
     low, high = held.interval
     line = {
         "step": step, "accuracy": held.accuracy, "low": low, "high": high, "tasks": held.tasks,
-        "correct": held.correct, "failed": held.failed, "reward": held.reward, "by_family": held.by_family,
+        "correct": held.correct, "failed": held.failed, "by_family": held.by_family,
+        **({} if held.reward is None else {"reward": held.reward}),
         "parts": held.parts, "pass_at": {str(k): v for k, v in held.pass_at.items()}, "seconds": held.seconds,
         "time": time.time(), "hash": parts.held_out.hash,
     }  # fmt: skip

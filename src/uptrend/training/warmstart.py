@@ -104,12 +104,7 @@ def _line(batch: Sequence[Rollout], exp: Experience, update: Update) -> dict[str
     return {
         "warmstart/loss/mean": float(-update.learner_bs[trained].mean()),
         "learner/entropy/mean": float(update.sums.entropy / update.sums.tokens),
-        "gradient/norm/before": update.applied[0].norm_before,
-        "gradient/norm/after": update.applied[0].norm_after,
-        "optimizer/lr": update.lr,
-        "optimizer/updates/count": sum(not a.skipped for a in update.applied),
-        "optimizer/skipped/count": sum(a.skipped for a in update.applied),
-        "tokens/padding/share": update.padding,
+        **measure.update_metrics(update),
         **measure.token_metrics(batch, exp, update),
     }
 

@@ -15,6 +15,7 @@ class TrlStep:
     batches: list[TrlBatch] = field(default_factory=list)
     passes: list[Pass] = field(default_factory=list)
     gradient: Any = None
+    """Gradient norm before clipping; None where the trainer does not clip, and so computes none."""
     lr: float = float("nan")
     skipped: bool = False
     moved: dict[str, float] = field(default_factory=dict)
@@ -32,7 +33,7 @@ class TrlStep:
             self,
             batches=[batch.portable() for batch in self.batches],
             passes=[seen.portable() for seen in self.passes],
-            gradient=float("nan") if self.gradient is None else float(self.gradient),
+            gradient=None if self.gradient is None else float(self.gradient),
         )
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from uptrend.policy.flat import group_of
+from uptrend.policy.measure import Movement
 
 LOOK = 1 << 16
 """About how many weights are looked at."""
@@ -38,16 +39,6 @@ class Move:
     """One row a layer group: squares of the change, squares of the weights, how many changed."""
     after: Snapshot
     """The later one."""
-
-
-@dataclass(frozen=True)
-class TrlMovement:
-    """What happened between two snapshots."""
-
-    metrics: dict[str, float]
-    """Under the names of docs/metrics.md."""
-    changed: float
-    """The share of weights whose bits changed."""
 
 
 class Span(NamedTuple):
@@ -102,22 +93,18 @@ class WatchedWeights:
         ]
         return Move(torch.stack(rows) if rows else torch.zeros(0, 3), after)
 
-    def movement(self, move: Move) -> TrlMovement:
-        """Lengths of the weights and of their change, by layer group, and the share that changed."""
+    def movement(self, move: Move) -> Movement:
+        """Return norms of the weights and of their change, by layer group, and the share that changed."""
         scaled = {
             group: [value * span.scale for value in row]
             for (group, span), row in zip(self._spans.items(), move.figures.tolist(), strict=True)
         }
         moved, length, changed = (sum(row[i] for row in scaled.values()) for i in range(3))
-        share = min(1.0, changed / max(1, self.total))
-        return TrlMovement(
-            {
-                "weights/norm": length**0.5,
-                "weights/update/norm": moved**0.5,
-                "weights/changed/share": share,
-                **{f"weights/update/{group}/norm": row[0] ** 0.5 for group, row in scaled.items()},
-            },
-            share,
+        return Movement(
+            norm=length**0.5,
+            update=moved**0.5,
+            by_group={group: row[0] ** 0.5 for group, row in scaled.items()},
+            changed=min(1.0, changed / max(1, self.total)),
         )
 
     def digest(self) -> str:
