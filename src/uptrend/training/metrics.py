@@ -110,21 +110,27 @@ def sampling_metrics(rollouts: Sequence[Rollout], dropped: Sequence[Rollout] | N
     """Lengths, turns and endings; `dropped` are rollouts of dead groups that were replaced."""
     if not rollouts:
         return {}
-    spoken = [r for r in rollouts if r.sequences]  # a rollout may fail before its first token
-    lengths = np.array([r.sampled_tokens for r in rollouts])
+    # The places of sampled tokens are found once: with a thousand rollouts per step, each look at a mask counts.
+    places = [[s.sampled.nonzero()[0] for s in r.sequences] for r in rollouts]
+    lengths = [sum(map(len, of)) for of in places]
+    begun = [(r, of) for r, of in zip(rollouts, places, strict=True) if of]  # a rollout may fail before its first token
+    prompts = [int(of[0][0]) if len(of[0]) else len(r.sequences[0].ids) for r, of in begun]
     endings = Counter(r.ended.value for r in rollouts)
     turns = [sum(m.role == "assistant" for m in r.messages) for r in rollouts]
+    sizes = Counter(r.group for r in rollouts)
+    said: dict[str, set[bytes]] = {group: set() for group in sizes}
+    for r, of in begun:
+        said[r.group].add(b"|".join(s.ids[at].tobytes() for s, at in zip(r.sequences, of, strict=True)))
     return {
         "sampling/rollouts/count": len(rollouts),
         "sampling/failed/count": sum(r.reward is None for r in rollouts),
         **({} if dropped is None else {"sampling/resampled/groups": len({r.group for r in dropped})}),
-        "sampling/length/mean": float(lengths.mean()),
-        "sampling/length/max": int(lengths.max()),
-        **_mean_and_max("sampling/prompt", [r.prompt_tokens for r in spoken]),
-        **_mean_and_max("sampling/context", [max(len(s.ids) for s in r.sequences) for r in spoken]),
+        **_mean_and_max("sampling/length", lengths),
+        **_mean_and_max("sampling/prompt", prompts),
+        **_mean_and_max("sampling/context", [max(len(s.ids) for s in r.sequences) for r, _ in begun]),
         "sampling/truncated/share": sum(r.is_truncated for r in rollouts) / len(rollouts),
         "sampling/turns/mean": float(np.mean(turns)),
-        "sampling/distinct/share": _distinct(rollouts),
+        "sampling/distinct/share": float(np.mean([len(texts) / sizes[group] for group, texts in said.items()])),
         **{f"sampling/ended/{how}/share": count / len(rollouts) for how, count in sorted(endings.items())},
     }
 
@@ -133,23 +139,14 @@ def _mean_and_max(key: str, values: Sequence[int]) -> Line:
     return {f"{key}/mean": float(np.mean(values)), f"{key}/max": max(values)} if values else {}
 
 
-def _distinct(rollouts: Sequence[Rollout]) -> float:
-    """Distinct completions / group size, mean over groups."""
-    sizes = Counter(r.group for r in rollouts)
-    said: dict[str, set[bytes]] = {group: set() for group in sizes}
-    for r in rollouts:
-        if r.sequences:
-            said[r.group].add(b"|".join(s.ids[s.sampled].tobytes() for s in r.sequences))
-    return float(np.mean([len(texts) / sizes[group] for group, texts in said.items()]))
-
-
 def role_metrics(rollouts: Sequence[Rollout], trained: Flags) -> Line:
     """Tokens by role, and how many of them are trained; `trained` has one flag per token of all sequences."""
     roles = np.concatenate([np.zeros(0, np.int8), *(s.roles for r in rollouts for s in r.sequences)])
     counts: Line = {}
     for role in Role:
-        counts[f"tokens/{role.name.lower()}/count"] = int((roles == role).sum())
-        counts[f"tokens/trained/{role.name.lower()}/count"] = int((trained & (roles == role)).sum())
+        is_role = roles == int(role)
+        counts[f"tokens/{role.name.lower()}/count"] = int(is_role.sum())
+        counts[f"tokens/trained/{role.name.lower()}/count"] = int((trained & is_role).sum())
     return counts
 
 
