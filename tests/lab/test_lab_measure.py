@@ -83,7 +83,8 @@ def test_a_part_of_the_reward_by_task(tmp_path: Path) -> None:
         ("eval/part/style", "Its reward has the parts exact."),
         ("eval/pass@8", "Set eval.attempts"),
         ("clip/low/share", "recorded no clip/low/share"),
-        ("accuracy", "accuracy is no metric"),
+        ("accuracy", "accuracy is no metric. Did you mean eval/accuracy?"),
+        ("reward/men", "Did you mean reward/mean?"),
     ],
 )
 def test_what_a_run_lacks_is_said(make_run: Callable[..., Path], metric: str, says: str) -> None:

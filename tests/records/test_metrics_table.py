@@ -2,12 +2,14 @@
 
 import random
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from scripts.docs import DOCS, metrics_page
 
-from synthetic import evaluation_of, line_of, metrics_of
+from synthetic import evaluation_of, info_of, line_of, metrics_of
 from uptrend.doctor.catalogue import CATALOGUE
+from uptrend.records import Run, RunDirectory, view_of
 from uptrend.records.metrics import compared_metrics, find_metric, label_of, must_be_finite, sections
 
 ROWS = [metric for section in sections() for metric in section.metrics]
@@ -71,6 +73,18 @@ def test_what_null_means() -> None:
     assert must_be_finite("weights/update/mlp/norm")
     assert not must_be_finite("reward/part/x/std")
     assert not must_be_finite("some/other")
+
+
+def test_null_of_schema_1_is_told_from_what_did_not_exist(tmp_path: Path) -> None:
+    rows = [
+        {"advantage/abs/mean": 0.0, "loss/total": 0.0, "learner/entropy/mean": None, "reward/mean": None},
+        {"advantage/abs/mean": 0.5, "loss/total": 0.0, "learner/entropy/mean": None, "reward/mean": 0.5},
+        {"advantage/abs/mean": 0.0, "loss/total": None, "learner/entropy/mean": None, "reward/mean": 0.0},
+    ]
+    with RunDirectory.create(tmp_path / "old", info_of("old") | {"schema": 1}) as directory:
+        for step, row in enumerate(rows, 1):
+            directory.metrics({"step": step, **row})
+    assert view_of(Run(tmp_path / "old")).nonfinite == {"learner/entropy/mean": (2, 3), "loss/total": (3,)}
 
 
 def test_the_lab_compares_neither_steps_nor_what_only_others_log() -> None:
