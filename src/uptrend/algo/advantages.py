@@ -1,4 +1,4 @@
-"""How much better a rollout did than the others of its group.
+"""Advantages: how much better a rollout did than the others of its group.
 
     GRPO   A_i = (r_i − mean(r)) / (std(r) + 1e-4)          Shao et al. 2024, arXiv 2402.03300
     RLOO   A_i = r_i − mean of the others' rewards          Ahmadian et al. 2024, arXiv 2402.14740
@@ -51,7 +51,7 @@ def _group_sum(values_n: Tensor, index_n: Tensor) -> Tensor:
 
 
 def _equal_in_group(rewards_n: Tensor, scored_n: Tensor, index_n: Tensor) -> Tensor:
-    """Whether all scored rewards of each rollout's group are the same number."""
+    """True where all scored rewards of the rollout's group are equal."""
     spread_g = {
         kind: rewards_n.new_zeros(len(index_n)).scatter_reduce(
             0, index_n[scored_n], rewards_n[scored_n], kind, include_self=False

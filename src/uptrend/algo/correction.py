@@ -27,7 +27,7 @@ def correction_weights(
     level: Correction,
     cap: float,
 ) -> Tensor:
-    """What each token's policy term is multiplied by: [B, T], no gradient."""
+    """Factor of each token's policy term: [B, T], no gradient."""
     log_ratio_bt = within(learner_bt - sampler_bt, mask_bt).detach()
     if level == "none":
         return torch.ones_like(log_ratio_bt)

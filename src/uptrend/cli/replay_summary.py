@@ -1,4 +1,4 @@
-"""What `uptrend replay` says: the run and its replay step by step, and how far the replay is off-policy."""
+"""Output of `uptrend replay`: the run and its replay step by step, and how far the replay is off-policy."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ FIGURES = {
 }
 """The columns of the table, and the metrics that they show; the share of clipped tokens is a sum of two."""
 NOT_THE_RUN = ("time", "seconds/", "memory/")
-"""What differs between two runs that do the same."""
+"""Keys that differ between two equal runs."""
 FEW = 0.5
 """The effective share of tokens below which a step says little of the policy that learns from it."""
 ROWS = 16
@@ -131,7 +131,7 @@ def _sentences(told: dict[str, Any]) -> list[str]:
 
 
 def _held_out_sentence(told: dict[str, Any]) -> str:
-    """Where both began and, as far as they were asked, where they ended."""
+    """Accuracy of both at the start and, where they were evaluated again, at the end."""
     ends = {side: list(told["held_out"][side].items()) for side in ("source", "replay")}
     before = percent(ends["replay"][0][1]) if ends["replay"] else "–"
     last = [

@@ -114,7 +114,7 @@ def _greedy_and_attempts(plays: Iterable[Row]) -> tuple[list[Row], list[Row]]:
 
 
 def _score_of(metric: str) -> Callable[[Row], float | None]:
-    """What one greedy answer counts; none where it could not be scored and the metric is about those that could."""
+    """Score of one greedy answer; None where it was not scored and the metric counts scored ones only."""
     if metric == "eval/accuracy":
         return lambda row: float(bool(row["correct"]))
     if metric == "eval/reward":

@@ -35,7 +35,7 @@ class Metric:
     unit: str
     """Unit of its values: share, nats, tokens, seconds."""
     meaning: str
-    """What it is."""
+    """Definition."""
     healthy: str = ""
     """Values that are no reason to worry."""
     warns: tuple[Sign, ...] = ()
@@ -68,7 +68,7 @@ class MetricSection:
     title: str
     """Its heading."""
     intro: str
-    """What holds for all of its metrics."""
+    """Text for all of its metrics."""
     file: str
     """File whose lines have these keys."""
     metrics: tuple[Metric, ...]

@@ -29,7 +29,7 @@ class RunView:
     """One run, read."""
 
     source: str
-    """What was read: a folder or a file."""
+    """Folder or file that was read."""
     trainer: str
     """uptrend, trl, verl, prime-rl, verifiers, tinker, or unknown."""
     name: str
@@ -43,11 +43,11 @@ class RunView:
     evals: tuple[Mapping[str, Any], ...] = ()
     """Evaluations in order, with the keys of evals.jsonl as far as known: step, accuracy, reward, tasks, correct."""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """What is known of the config, as the nested table of a recipe: {"sampling": {"size": 8}, …}."""
+    """Known part of the config, as the nested table of a recipe: {"sampling": {"size": 8}, …}."""
     info: Mapping[str, Any] = field(default_factory=dict)
-    """What run.json says besides: task hashes, versions; empty for other trainers."""
+    """Rest of run.json: task hashes, versions; empty for other trainers."""
     events: tuple[Mapping[str, Any], ...] = ()
-    """What happened to the run, in order."""
+    """Events of the run, in order."""
     rollout_steps: tuple[int, ...] = ()
     """The steps whose rollouts were kept."""
     read_rollouts: Callable[[int], pa.Table] = _no_rollouts
@@ -57,10 +57,10 @@ class RunView:
     unknown: Mapping[str, Floats] = field(default_factory=dict)
     """Columns without a translation, under their own names."""
     notes: tuple[str, ...] = ()
-    """What the reader did to make sense of it, in sentences: restarts split, repeated values dropped, torn lines."""
+    """Sentences on how the log was read: restarts split, repeated values dropped, torn lines."""
 
     def has(self, *metrics: str) -> bool:
-        """Whether each of these metrics has at least one finite value."""
+        """True where each of these metrics has at least one finite value."""
         return all(name in self.metrics and bool(np.isfinite(self.metrics[name]).any()) for name in metrics)
 
     def curve(self, metric: str) -> tuple[NDArray[np.int64], Floats]:

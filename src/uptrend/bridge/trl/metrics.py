@@ -1,4 +1,4 @@
-"""What only TRL's own tensors tell for a metrics line; the rest is computed as for our loop, by training/metrics.py."""
+"""Metrics from TRL's own tensors; training/metrics.py computes the rest, as for our loop."""
 
 from collections.abc import Sequence
 from typing import Any

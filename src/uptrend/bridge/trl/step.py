@@ -1,4 +1,4 @@
-"""What a step of the trainer leaves behind, and what has to be known of the trainer to read it. No torch."""
+"""A step of the trainer, and the settings that are needed to read it. No torch."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -8,7 +8,7 @@ from uptrend.bridge.trl.batch import Pass, TrlBatch
 
 @dataclass
 class TrlStep:
-    """What one step of the trainer left behind."""
+    """One step of the trainer."""
 
     began: float = 0.0
     step: int = 0
@@ -19,7 +19,7 @@ class TrlStep:
     lr: float = float("nan")
     skipped: bool = False
     moved: dict[str, float] = field(default_factory=dict)
-    """How far the weights moved, under the names of docs/metrics.md."""
+    """Metrics of the weights."""
     gaps: dict[str, Any] = field(default_factory=dict)
     sampling: float = 0.0
     seconds: float = 0.0
@@ -39,7 +39,7 @@ class TrlStep:
 
 @dataclass(frozen=True)
 class Settings:
-    """What rollouts and metrics need to know of the trainer."""
+    """Settings of the trainer that rollouts and metrics depend on."""
 
     seed: int
     stops: frozenset[int]

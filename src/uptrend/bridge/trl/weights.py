@@ -1,4 +1,4 @@
-"""What TRL's updates do to the weights: how far they move, how many change at all, and in which precision they are.
+"""Effect of TRL's updates on the weights: how far they move, how many change, and their precision.
 
 About 65,000 weights are looked at, as evenly spread blocks that stay the same all run long. The
 trainer waits for a copy of them and its comparison with the last one, on the device where they lie, and not for the
@@ -28,7 +28,7 @@ class Snapshot:
     values: Tensor
     """All of them, side by side."""
     dtypes: dict[str, int]
-    """How many trainable weights there are in each precision."""
+    """Number of trainable weights by precision."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Span(NamedTuple):
     start: int
     end: int
     scale: float
-    """How many weights each looked-at one stands for."""
+    """Number of weights that each sampled one stands for."""
 
 
 class WatchedWeights:
@@ -74,7 +74,7 @@ class WatchedWeights:
             start += looked
 
     def dtypes(self) -> dict[str, int]:
-        """How many trainable weights there are in each precision."""
+        """Number of trainable weights by precision."""
         self._look_again()
         return self._dtypes
 

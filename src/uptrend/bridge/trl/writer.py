@@ -35,7 +35,7 @@ class Writer:
         self._waiting: list[int] = []
 
     def know(self, scale: RewardRange, suspicion: Suspicion | None) -> None:
-        """What the reward functions answered, before the first step."""
+        """Take the answers of the reward functions, before the first step."""
         self._scale, self._suspicion = scale, suspicion
 
     def write(self, step: TrlStep) -> None:
@@ -107,7 +107,7 @@ class Writer:
         return passes
 
     def _sampled(self, step: TrlStep) -> dict[str, Any]:
-        """What the step's generations came to."""
+        """Metrics of the step's generations."""
         rewards = np.concatenate([b.rewards.astype(np.float64) for b in step.batches])
         advantages = np.concatenate([b.output["advantages"].reshape(b.size, -1)[:, 0] for b in step.batches])
         self._scale.see(rewards)
@@ -133,7 +133,7 @@ class Writer:
         }
 
     def _updated(self, step: TrlStep) -> dict[str, Any]:
-        """What the update did."""
+        """Metrics of the update."""
         norm, limit = step.gradient, self._settings.max_norm
         before = [] if norm is None else [norm]
         after = [min(norm, limit) if limit > 0 else norm for norm in before]

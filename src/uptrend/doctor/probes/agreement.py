@@ -18,7 +18,7 @@ LOOKED_AT = 8
 
 @dataclass(frozen=True)
 class Gap:
-    """How far two sides are apart on the same tokens."""
+    """Distance of two sides on the same tokens."""
 
     mean: float
     """The mean distance in nats."""
