@@ -5,7 +5,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart check test faults faults-full lab-demo format clean
+.PHONY: help setup quickstart check test docs faults faults-full lab-demo format clean
 
 help:  ## Show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,6 +26,9 @@ check: .venv/.all  ## Format, lint, types and architecture
 
 test: .venv/.all  ## Run all tests
 	$(BIN)/python -m pytest
+
+docs: .venv/.all  ## Write the generated pages of docs/
+	$(BIN)/python scripts/docs.py
 
 faults: .venv/.all  ## Plant a sample of faults into real runs and score the doctor (under 15 minutes)
 	$(BIN)/python -m benchmarks.faults sample --to .faults/sample

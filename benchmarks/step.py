@@ -79,7 +79,7 @@ class StepWatch:
         sync()
         if record.step > 0:
             self.timing.seconds.append(time.perf_counter() - self.began)
-            self.timing.rewards.append(record.metrics["reward/mean"])
+            self.timing.rewards.append(record.metrics.get("reward/mean", float("nan")))
             self.timing.phases.append({k[8:]: v for k, v in record.metrics.items() if k.startswith("seconds/")})
         self.baton.give("uptrend")
         self.baton.take("uptrend")

@@ -2,6 +2,7 @@
 
 # ruff: noqa: ARG002
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -22,6 +23,8 @@ class Options:
     """What every prompt begins with."""
     dead: int = 0
     """Every so many tasks, all answers earn the same."""
+    infinite: int = 0
+    """Every so many tasks, a rollout may earn infinity."""
     fails: int = 0
     """Every so many tasks, the score fails."""
     chat: bool = False
@@ -81,6 +84,8 @@ class Letter:
         share = sum(c.isalpha() for c in said) / max(1, len(said))
         if self._options.dead and self._number % self._options.dead == 0:
             share = 0.0
+        if self._options.infinite and self._number % self._options.infinite == 0:
+            share = math.inf if share > 0.5 else 0.0
         return Reward.of("letters", share, 0.0, 1.0, share > 0.6)
 
     async def close(self) -> None:

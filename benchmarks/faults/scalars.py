@@ -26,12 +26,12 @@ CAP = 3.0
 def write_trainer_state(run: Run, file: Path, with_sampler: bool = False) -> Path:
     """A trainer_state.json, with every step logged and evaluations as TRL logs them; and perhaps what vLLM adds."""
     evals = {line["step"]: line for line in run.eval_lines}
-    history = [{"eval_reward": evals[0]["reward"], "eval_loss": 0.0, "step": 0}] if 0 in evals else []
+    history = [{"eval_reward": evals[0].get("reward"), "eval_loss": 0.0, "step": 0}] if 0 in evals else []
     for line in run.metric_lines:
         step = int(line["step"])
         history.append(_logged(run, line, step) | (_differences(run, step) if with_sampler else {}))
         if step in evals:
-            history.append({"eval_reward": evals[step]["reward"], "eval_loss": 0.0, "step": step})
+            history.append({"eval_reward": evals[step].get("reward"), "eval_loss": 0.0, "step": step})
     state = {
         "best_metric": None, "epoch": 1.0, "global_step": run.last_step, "logging_steps": 1,
         "max_steps": run.config["learning"]["steps"], "is_world_process_zero": True, "log_history": history,

@@ -1,4 +1,4 @@
-"""Advantages: by group id, whatever the order; dead groups with their sign."""
+"""Advantages: by group id, whatever the order."""
 
 import math
 
@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from uptrend.algo import DeadGroups, advantages, dead_groups, in_dead_group
+from uptrend.algo import advantages
 
 NAN = math.nan
 SCALES = ("group", "batch", "none")
@@ -68,9 +68,6 @@ def test_sums_bounds_and_dead_groups(step: tuple[Tensor, Tensor], scale: str, ba
             assert float(result[inside].abs().max()) <= bound + 1e-9
         if len(rewards[inside].unique()) <= 1:
             assert (result[groups == group] == 0).all()
-            assert in_dead_group(rewards, groups)[groups == group].all()
-        else:
-            assert not in_dead_group(rewards, groups)[groups == group].any()
     assert (result[rewards.isnan()] == 0).all()
 
 
@@ -97,20 +94,5 @@ def test_an_unscored_rollout_counts_for_nothing() -> None:
     torch.testing.assert_close(result, of([-0.5, 0.5, 0, 0, 0]))
 
 
-def test_dead_groups_have_a_sign() -> None:
-    rewards = of([0, 0, 1, 1, 0.5, 0.5, 0, 1, NAN, NAN, 0, NAN])
-    groups = torch.tensor([5, 5, 2, 2, 8, 8, 1, 1, 9, 9, 5, 2])
-    low, high = torch.zeros(12, dtype=torch.float64), torch.ones(12, dtype=torch.float64)
-    assert dead_groups(rewards, groups, low, high) == DeadGroups(0.75, 0.25, 0.25, 0.25)
-
-
-def test_bounds_are_each_groups_own() -> None:
-    rewards, groups = of([-0.2, -0.2, 1, 1]), torch.tensor([1, 1, 2, 2])
-    low, high = of([-0.2, -0.2, 0, 0]), of([1, 1, 2, 2])
-    assert dead_groups(rewards, groups, low, high) == DeadGroups(1.0, 0.5, 0.0, 0.5)
-
-
-def test_a_step_without_scores_has_no_dead_groups() -> None:
-    empty = of([])
-    assert dead_groups(empty, empty.long(), empty, empty) == DeadGroups(0, 0, 0, 0)
-    assert advantages(empty, empty.long(), scale="group", baseline="mean").shape == (0,)
+def test_a_step_without_rollouts_has_no_advantages() -> None:
+    assert advantages(of([]), of([]).long(), scale="group", baseline="mean").shape == (0,)

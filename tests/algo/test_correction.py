@@ -1,11 +1,11 @@
-"""Importance weights from sampler to learner, and how far apart the two are."""
+"""Importance weights from sampler to learner."""
 
 import math
 
 import pytest
 import torch
 
-from uptrend.algo import correction_weights, effective_sample_size, mean_ratio, mismatch_kl
+from uptrend.algo import correction_weights
 
 NAN = math.nan
 LEARNER = torch.tensor([[0.5, 0.9, 0.3], [0.2, 0.4, 0.1]], dtype=torch.float64).log().requires_grad_()
@@ -47,32 +47,3 @@ def test_a_long_sequence_saturates_at_the_cap_and_not_at_infinity() -> None:
     ones = torch.ones(1, 2000, dtype=torch.bool)
     result = correction_weights(far, -far, ones, torch.tensor([0]), level="sequence", cap=2.0)
     assert (result == 2).all()
-
-
-def test_figures_by_hand() -> None:
-    ratio = [2.0, 3.0, 0.5, 0.8]
-    squares = sum(r * r for r in ratio)
-    assert effective_sample_size(LEARNER, SAMPLER, MASK) == pytest.approx(sum(ratio) ** 2 / (4 * squares))
-    assert mean_ratio(LEARNER, SAMPLER, MASK) == pytest.approx(sum(ratio) / 4)
-    kl = sum(r - 1 - math.log(r) for r in ratio) / 4
-    assert mismatch_kl(LEARNER, SAMPLER, MASK) == pytest.approx(kl)
-
-
-def test_the_same_policy_is_no_mismatch_and_neither_is_no_token() -> None:
-    assert effective_sample_size(LEARNER, LEARNER, MASK) == pytest.approx(1)
-    assert mean_ratio(LEARNER, LEARNER, MASK) == 1
-    assert mismatch_kl(LEARNER, LEARNER, MASK) == 0
-    nothing = torch.zeros_like(MASK)
-    assert effective_sample_size(LEARNER, SAMPLER, nothing) == 1
-    assert mean_ratio(LEARNER, SAMPLER, nothing) == 1
-    assert mismatch_kl(LEARNER, SAMPLER, nothing) == 0
-
-
-def test_mismatch_is_the_divergence_of_learner_from_sampler() -> None:
-    g = torch.Generator().manual_seed(0)
-    sampler, learner = torch.randn(2, 20, generator=g, dtype=torch.float64).log_softmax(1)
-    exact = float((sampler.exp() * (sampler - learner)).sum())
-    drawn = torch.multinomial(sampler.exp(), 200_000, replacement=True, generator=g)[None]
-    mask = torch.ones_like(drawn, dtype=torch.bool)
-    assert mismatch_kl(learner[drawn], sampler[drawn], mask) == pytest.approx(exact, rel=0.02)
-    assert mean_ratio(learner[drawn], sampler[drawn], mask) == pytest.approx(1, abs=0.01)

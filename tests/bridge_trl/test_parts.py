@@ -1,20 +1,22 @@
 """Parts of the watch by themselves: roles, weights in the loss, gold answers, and who explains whom."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from synthetic import rollout_of
 from uptrend.bridge.trl.batch import Call, roles_of
 from uptrend.bridge.trl.columns import loss_weights
 from uptrend.bridge.trl.findings_log import FindingsLog
-from uptrend.bridge.trl.metrics import gap_metrics, group_metrics
+from uptrend.bridge.trl.metrics import spread_metrics
 from uptrend.bridge.trl.probes.alignment import texts_agree
 from uptrend.bridge.trl.probes.gold import core_of, corrupted, gold_column
-from uptrend.bridge.trl.scale import RewardRange
 from uptrend.bridge.trl.weights import WatchedWeights, movable_share
-from uptrend.records import Confidence, Evidence, Role, RunView, Severity
+from uptrend.records import Confidence, Evidence, Reward, Role, RunView, Severity
+from uptrend.training.metrics import weight_metrics
 
 P, M, T = Role.PROMPT, Role.MODEL, Role.TOOL
 
@@ -61,23 +63,13 @@ def test_prompts_and_answers_that_belong_together_are_told_from_shuffled_ones() 
     assert alarms <= 8  # five looks at three deviations each
 
 
-def test_learner_against_sampler() -> None:
-    same = gap_metrics(np.array([-1.0, -2.0, np.nan]), np.array([-1.0, -2.0, -3.0]))
-    assert same == {"sampler/kl/mean": 0.0, "sampler/ratio/mean": 1.0, "sampler/ess/share": 1.0, "sampler/gap/max": 0.0}
-    apart = gap_metrics(np.log([0.5, 0.25]), np.log([0.25, 0.5]))
-    assert apart["sampler/ratio/mean"] == pytest.approx(1.25)
-    assert apart["sampler/ess/share"] == pytest.approx(2.5**2 / (2 * 4.25))
-
-
-def test_dead_groups_by_their_side() -> None:
-    scale = RewardRange.of(["r"], [1.0])
-    totals = np.array([0.0, 0.0, 1.0, 1.0, 0.0, 1.0, np.nan, 1.0])
-    groups = [g for g in "abcd" for _ in range(2)]
-    assert "advantage/dead_low/share" not in group_metrics(np.zeros(8), groups, np.zeros(8), scale)
-    scale.see(totals[:, None])
-    line = group_metrics(totals, groups, np.zeros(8), scale)
-    assert line["advantage/dead/share"] == 0.75
-    assert (line["advantage/dead_low/share"], line["advantage/dead_high/share"]) == (0.25, 0.5)
+def test_deviations_within_groups_and_of_parts() -> None:
+    rewards = [Reward.of("r", value, 0.0, 4.0, False) for value in (0.0, 2.0, 1.0, 1.0)]
+    rollouts = [replace(rollout_of(1), reward=reward) for reward in (*rewards, None)]
+    line = spread_metrics(rollouts, ["a", "a", "b", "b", "c"])
+    assert line["reward/group_std/mean"] == 0.5
+    assert line["reward/part/r/std"] == pytest.approx(np.std([0, 2, 1, 1]))
+    assert spread_metrics(rollouts[4:], ["c"]) == {}
 
 
 def test_a_sample_of_many_weights_stands_for_all() -> None:
@@ -89,7 +81,7 @@ def test_a_sample_of_many_weights_stands_for_all() -> None:
     assert len(before.values) < 400_000
     with torch.no_grad():
         model.mlp += 1e-3
-    moved = weights.movement(weights.compare(before, weights.snapshot())).metrics
+    moved = weight_metrics(weights.movement(weights.compare(before, weights.snapshot())))
     assert moved["weights/update/norm"] == pytest.approx(1e-3 * 3_000_000**0.5, rel=0.01)
     assert moved["weights/update/norm/norm"] == 0
     assert moved["weights/changed/share"] == pytest.approx(0.998, abs=0.003)

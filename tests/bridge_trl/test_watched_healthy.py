@@ -120,6 +120,9 @@ def test_the_line_says_what_trl_logged_and_what_it_did_not(both: Any) -> None:
         assert line["advantage/dead/share"] == pytest.approx(said["frac_reward_zero_std"])
         assert line["weights/changed/share"] > 0.9
         assert line["tokens/trained/model/count"] == line["tokens/model/count"]
+        assert line["sampling/truncated/share"] == pytest.approx(said["completions/clipped_ratio"])
+        assert line["sampling/context/max"] <= line["sampling/prompt/max"] + said["completions/max_length"]
+        assert None not in line.values()
     assert lines[0]["sampler/gap/max"] < 1e-3
     assert "sampler/gap/max" not in lines[1]
 

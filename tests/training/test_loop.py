@@ -218,9 +218,9 @@ def test_failures_are_data_and_are_not_trained(start: Start) -> None:
 def test_a_run_in_which_every_score_fails_goes_on(start: Start) -> None:
     run = start("tasks.fails=1", "eval.fails=1")
     assert run.status == "finished"
-    assert [line["reward/mean"] for line in run.metric_lines] == [None] * 3
+    assert all("reward/mean" not in line for line in run.metric_lines)
     assert [line["weights/changed/share"] for line in run.metric_lines] == [0.0] * 3
-    assert [(e["failed"], e["accuracy"], e["reward"]) for e in run.eval_lines] == [(6, 0.0, None)] * 3
+    assert [(e["failed"], e["accuracy"], "reward" in e) for e in run.eval_lines] == [(6, 0.0, False)] * 3
 
 
 def test_prompts_that_never_fit_teach_nothing_and_break_nothing(start: Start) -> None:

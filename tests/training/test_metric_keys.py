@@ -1,4 +1,4 @@
-"""Every key that a real run writes has its paragraph in docs/metrics.md."""
+"""Lines of real runs against the table of metrics: every key is in it, values are in bounds, and none is made up."""
 
 import re
 from pathlib import Path
@@ -7,12 +7,10 @@ from typing import Any
 import pytest
 
 from uptrend.config import load_config
-from uptrend.records import Run
+from uptrend.doctor.diagnose import diagnose
+from uptrend.records import Run, view_of
+from uptrend.records.metrics import find_metric, sections, step_metrics
 from uptrend.runner.runs import train, warmstart
-
-PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
-STEP_KEYS = re.findall(r"^### `(.+)`$", PAGE, re.MULTILINE)
-EVAL_KEYS = re.findall(r"^### evals: `(.+)`$", PAGE, re.MULTILINE)
 
 
 def table(llama_folder: Path) -> dict[str, Any]:
@@ -39,25 +37,67 @@ def warm(llama_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return warmstart(load_config(table(llama_folder)), folder / "model", runs=folder)
 
 
-def test_every_key_of_a_step_is_explained(run: Run, warm: Run) -> None:
-    patterns = [re.compile(re.sub(r"[A-Z]+", "[^/]+", key)) for key in STEP_KEYS]
+def train_one_group(llama_folder: Path, folder: Path, steps: int = 4, **tasks: int) -> Run:
+    """A run with one group per step and `learning.skip_dead`."""
+    wanted = table(llama_folder) | {
+        "tasks": {"name": "letters:Letters", "train": 30, **tasks},
+        "eval": {"name": "letters:Letters", "tasks": 4, **tasks},
+        "sampling": {"groups": 1, "size": 4, "max_tokens": 6},
+        "learning": {"steps": steps, "skip_dead": True},
+    }
+    return train(wanted, runs=folder)
+
+
+def nulls(run: Run) -> set[str]:
+    return {key for line in [*run.metric_lines, *run.eval_lines] for key, value in line.items() if value is None}
+
+
+def test_every_key_is_in_the_table_and_every_value_in_its_bounds(run: Run, warm: Run) -> None:
     for line in [*run.metric_lines, *warm.metric_lines]:
-        missing = [key for key in line if not any(p.fullmatch(key) for p in patterns)]
-        assert missing == []
+        for key, value in line.items():
+            metric = find_metric(key)
+            assert metric is not None, key
+            assert isinstance(value, int | float), key
+            assert metric.low is None or value >= metric.low, key
+            assert metric.high is None or value <= metric.high, key
 
 
-def test_every_explained_key_of_a_step_is_written(run: Run, warm: Run) -> None:
+def test_every_metric_of_our_own_is_written(run: Run, warm: Run) -> None:
     written = {key for line in [*run.metric_lines, *warm.metric_lines] for key in line}
-    for key in STEP_KEYS:
-        pattern = re.compile(re.sub(r"[A-Z]+", "[^/]+", key))
-        assert any(pattern.fullmatch(name) for name in written), key
+    for metric in step_metrics():
+        pattern = re.compile(re.sub("[A-Z]+", "[^/]+", metric.key))
+        assert any(pattern.fullmatch(name) for name in written) is metric.own, metric.key
 
 
-def test_the_keys_of_an_evaluation_are_the_explained_ones(run: Run, warm: Run) -> None:
+def test_the_keys_of_an_evaluation_are_those_of_the_table(run: Run, warm: Run) -> None:
+    keys = [metric.key for section in sections() if section.file == "evals.jsonl" for metric in section.metrics]
     for line in [*run.eval_lines, *warm.eval_lines]:
-        assert sorted(line) == sorted(EVAL_KEYS)
+        assert sorted(line) == sorted(keys)
 
 
-def test_values_are_plain_numbers(run: Run) -> None:
-    for line in run.metric_lines:
-        assert all(value is None or isinstance(value, int | float) for value in line.values())
+def test_a_step_without_a_live_group_writes_no_null_and_raises_no_alarm(llama_folder: Path, tmp_path: Path) -> None:
+    run = train_one_group(llama_folder, tmp_path, steps=8, dead=2)
+    dead = [line for line in run.metric_lines if line["advantage/dead/share"] == 1]
+    live = [line for line in run.metric_lines if line["advantage/dead/share"] == 0]
+    assert dead
+    assert live
+    means = {"learner/entropy/mean", "learner/ratio/mean", "clip/low/share", "sampler/gap/mean", "tokens/padding/share"}
+    assert all(means.isdisjoint(line) and line["gradient/norm/before"] == 0 for line in dead)
+    assert all(means <= set(line) for line in live)
+    assert nulls(run) == set()
+    assert "run.nonfinite" not in {finding.id for finding in diagnose(view_of(run)).findings}
+
+
+def test_a_loss_that_is_not_finite_is_written_as_null_and_found(llama_folder: Path, tmp_path: Path) -> None:
+    run = train_one_group(llama_folder, tmp_path, infinite=1)
+    assert {"loss/total", "gradient/norm/before"} <= nulls(run)
+    assert "run.nonfinite" in {finding.id for finding in diagnose(view_of(run)).findings}
+
+
+def test_where_nothing_is_scored_there_is_no_reward(llama_folder: Path, tmp_path: Path) -> None:
+    run = train_one_group(llama_folder, tmp_path, steps=1, fails=1)
+    (line,) = run.metric_lines
+    assert line["sampling/failed/count"] == 4
+    assert not [key for key in line if key.startswith(("reward/", "advantage/dead"))]
+    assert all("reward" not in line and line["accuracy"] == 0 for line in run.eval_lines)
+    assert nulls(run) == set()

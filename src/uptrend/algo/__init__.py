@@ -11,16 +11,15 @@ Shapes, in the names of tensors: b = row (one sequence of a rollout), t = token 
 Log-probabilities stand at the token that they score. What lies outside the loss mask may hold anything.
 """
 
-from uptrend.algo.advantages import DeadGroups, advantages, dead_groups, in_dead_group
+from uptrend.algo.advantages import advantages
 from uptrend.algo.batch import Batch, prepare
-from uptrend.algo.correction import correction_weights, effective_sample_size, mean_ratio, mismatch_kl
+from uptrend.algo.correction import correction_weights
 from uptrend.algo.kl import ESTIMATORS, kl_penalty
 from uptrend.algo.losses import LOSSES, Loss, Terms
 from uptrend.algo.masks import attention_mask, loss_mask
 from uptrend.algo.objective import Sums, objective
 
 __all__ = [
-    "ESTIMATORS", "LOSSES", "Batch", "DeadGroups", "Loss", "Sums", "Terms", "advantages", "attention_mask",
-    "correction_weights", "dead_groups", "effective_sample_size", "in_dead_group", "kl_penalty", "loss_mask",
-    "mean_ratio", "mismatch_kl", "objective", "prepare",
+    "ESTIMATORS", "LOSSES", "Batch", "Loss", "Sums", "Terms", "advantages", "attention_mask", "correction_weights",
+    "kl_penalty", "loss_mask", "objective", "prepare",
 ]  # fmt: skip

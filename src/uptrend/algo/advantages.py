@@ -1,4 +1,4 @@
-"""How much better a rollout did than the others of its group.
+"""Advantages: how much better a rollout did than the others of its group.
 
     GRPO   A_i = (r_i − mean(r)) / (std(r) + 1e-4)          Shao et al. 2024, arXiv 2402.03300
     RLOO   A_i = r_i − mean of the others' rewards          Ahmadian et al. 2024, arXiv 2402.14740
@@ -11,8 +11,6 @@ nothing in its group's statistics, and its advantage is 0.
 n = rollout, g = group.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -20,20 +18,6 @@ from uptrend.config.schema import Baseline, Scale
 
 EPSILON = 1e-4
 """Added to a deviation before dividing by it; TRL's value, so that results can be compared."""
-
-
-@dataclass(frozen=True)
-class DeadGroups:
-    """Groups that teach nothing, as shares of all scored groups. The sign says what to change."""
-
-    share: float
-    """All rewards equal, at whatever height."""
-    low_share: float
-    """All at the bottom bound: tasks too hard."""
-    high_share: float
-    """All at the top bound: tasks too easy."""
-    other_share: float
-    """All equal between the bounds: often a reward that only one of its parts moves."""
 
 
 def advantages(rewards_n: Tensor, groups_n: Tensor, *, scale: Scale, baseline: Baseline) -> Tensor:
@@ -53,24 +37,6 @@ def advantages(rewards_n: Tensor, groups_n: Tensor, *, scale: Scale, baseline: B
     return centered_n.masked_fill(_equal_in_group(rewards_n, scored_n, index_n), 0)
 
 
-def in_dead_group(rewards_n: Tensor, groups_n: Tensor) -> Tensor:
-    """Whether each rollout's group has nothing to compare: all scored rewards equal, or none scored."""
-    index_n, scored_n, rewards_n = _grouped(rewards_n, groups_n)
-    return _equal_in_group(rewards_n, scored_n, index_n)
-
-
-def dead_groups(rewards_n: Tensor, groups_n: Tensor, low: Tensor, high: Tensor) -> DeadGroups:
-    """How many groups are dead, and at which bound of their reward (`low` and `high` are by rollout)."""
-    scored_n = ~rewards_n.isnan()
-    rewards_n, groups_n, low, high = (x[scored_n] for x in (rewards_n, groups_n, low, high))
-    dead_n = in_dead_group(rewards_n, groups_n)
-    at_low_n = dead_n & torch.isclose(rewards_n, low)
-    at_high_n = dead_n & torch.isclose(rewards_n, high) & ~at_low_n
-    kinds = (dead_n, at_low_n, at_high_n, dead_n & ~at_low_n & ~at_high_n)
-    total = max(torch.unique(groups_n).numel(), 1)
-    return DeadGroups(*(torch.unique(groups_n[kind_n]).numel() / total for kind_n in kinds))
-
-
 def _grouped(rewards_n: Tensor, groups_n: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Groups numbered from 0, which rollouts were scored, and rewards with 0 for those that were not."""
     index_n = torch.unique(groups_n, return_inverse=True)[1]
@@ -85,7 +51,7 @@ def _group_sum(values_n: Tensor, index_n: Tensor) -> Tensor:
 
 
 def _equal_in_group(rewards_n: Tensor, scored_n: Tensor, index_n: Tensor) -> Tensor:
-    """Whether all scored rewards of each rollout's group are the same number."""
+    """True where all scored rewards of the rollout's group are equal."""
     spread_g = {
         kind: rewards_n.new_zeros(len(index_n)).scatter_reduce(
             0, index_n[scored_n], rewards_n[scored_n], kind, include_self=False

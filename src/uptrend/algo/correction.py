@@ -13,7 +13,6 @@ b = row, t = token.
 import torch
 from torch import Tensor
 
-from uptrend.algo.kl import k3
 from uptrend.algo.masks import within
 from uptrend.algo.rollouts import rollout_sum
 from uptrend.config.schema import Correction
@@ -28,33 +27,10 @@ def correction_weights(
     level: Correction,
     cap: float,
 ) -> Tensor:
-    """What each token's policy term is multiplied by: [B, T], no gradient."""
+    """Factor of each token's policy term: [B, T], no gradient."""
     log_ratio_bt = within(learner_bt - sampler_bt, mask_bt).detach()
     if level == "none":
         return torch.ones_like(log_ratio_bt)
     if level == "sequence":
         log_ratio_bt = rollout_sum(log_ratio_bt, rollouts_b).expand_as(log_ratio_bt)
     return log_ratio_bt.exp().clamp(max=cap)
-
-
-def effective_sample_size(learner_bt: Tensor, sampler_bt: Tensor, mask_bt: Tensor) -> float:
-    """(Σw)² / (n Σw²) over trained tokens, untruncated: 1 where all weigh the same, 1/n where one is all."""
-    ratio = _ratios(learner_bt, sampler_bt, mask_bt)
-    return float(ratio.sum() ** 2 / (ratio.numel() * (ratio**2).sum())) if ratio.numel() else 1.0
-
-
-def mean_ratio(learner_bt: Tensor, sampler_bt: Tensor, mask_bt: Tensor) -> float:
-    """The mean of π_learner/π_sampler over trained tokens; 1 in expectation whenever both are proper."""
-    ratio = _ratios(learner_bt, sampler_bt, mask_bt)
-    return float(ratio.mean()) if ratio.numel() else 1.0
-
-
-def mismatch_kl(learner_bt: Tensor, sampler_bt: Tensor, mask_bt: Tensor) -> float:
-    """KL(sampler ‖ learner) by token, estimated with k3: the tokens are the sampler's."""
-    kl = k3(sampler_bt[mask_bt], learner_bt[mask_bt]).detach()
-    return float(kl.mean()) if kl.numel() else 0.0
-
-
-def _ratios(learner_bt: Tensor, sampler_bt: Tensor, mask_bt: Tensor) -> Tensor:
-    """π_learner/π_sampler of the trained tokens, in one dimension."""
-    return (learner_bt[mask_bt] - sampler_bt[mask_bt]).detach().double().exp()

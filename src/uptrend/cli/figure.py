@@ -7,14 +7,11 @@ from typing import Any
 from uptrend.cli.summary import held_out
 from uptrend.doctor.report.drawing import COLORS, INK, moving_mean
 from uptrend.records import Run
+from uptrend.records.metrics import find_metric, label_of
 
 DASHES = {"low": "-", "high": (0, (4, 2))}
 
-SMALL = {
-    "Entropy (nats)": "learner/entropy/mean",
-    "Length (tokens)": "sampling/length/mean",
-    "KL to the start (nats)": "kl/reference/mean",
-}
+SMALL = ("learner/entropy/mean", "sampling/length/mean", "kl/reference/mean")
 
 
 def overview_figure(plt: Any, runs: list[Run]) -> Any:
@@ -23,11 +20,11 @@ def overview_figure(plt: Any, runs: list[Run]) -> Any:
     grid = figure.add_gridspec(2, 12, height_ratios=(1.6, 1))
     reward, accuracy = figure.add_subplot(grid[0, :6]), figure.add_subplot(grid[0, 6:])
     small = [figure.add_subplot(grid[1, i * 3 : i * 3 + 3]) for i in range(4)]
-    _draw_metric(reward, runs, "reward/mean", "Training reward")
+    _draw_metric(reward, runs, "reward/mean")
     _draw_held_out(accuracy, runs)
     _draw_dead_groups(small[0], runs)
-    for axes, (name, key) in zip(small[1:], SMALL.items(), strict=True):
-        _draw_metric(axes, runs, key, name)
+    for axes, key in zip(small[1:], SMALL, strict=True):
+        _draw_metric(axes, runs, key)
     for axes in (reward, accuracy, *small):
         axes.set_xlabel("step", fontsize=9)
     return figure
@@ -41,16 +38,19 @@ def metrics_figure(plt: Any, runs: list[Run], metrics: list[str]) -> Any:
         rows, columns, figsize=(5.5 * columns, 0.8 + 2.9 * rows), layout="constrained", squeeze=False
     )
     for axes, key in zip(grid.flat, metrics, strict=False):
-        _draw_metric(axes, runs, key, key)
+        _draw_metric(axes, runs, key)
+        axes.set_title(key)
+        metric = find_metric(key)
+        axes.set_ylabel("" if metric is None or metric.unit == "none" else metric.unit)
         axes.set_xlabel("step")
     for axes in grid.flat[len(metrics) :]:
         axes.set_visible(False)
     return figure
 
 
-def _draw_metric(axes: Any, runs: list[Run], key: str, title: str) -> None:
-    """The values faintly, and their moving mean over them."""
-    axes.set_title(title)
+def _draw_metric(axes: Any, runs: list[Run], key: str) -> None:
+    """Draw the values faintly, and their moving mean over them."""
+    axes.set_title(label_of(key))
     for run, color in zip(runs, _colors(runs), strict=True):
         steps, values = _points(run, key)
         axes.plot(steps, values, color=color, alpha=0.25, linewidth=1)
@@ -69,7 +69,7 @@ def _smooth(values: Sequence[float]) -> list[float]:
 
 
 def _draw_held_out(axes: Any, runs: list[Run]) -> None:
-    axes.set_title("Held-out accuracy, 95% intervals")
+    axes.set_title(f"{label_of('eval/accuracy')}, 95% intervals")
     axes.yaxis.set_major_formatter("{x:.0f}%")
     evaluated = [run for run in runs if run.eval_lines]
     if not evaluated:
@@ -105,7 +105,7 @@ def _label(axes: Any, x: float, y: float, color: str, right: int, up: int) -> No
 
 def _draw_dead_groups(axes: Any, runs: list[Run]) -> None:
     """Groups without a signal, by the end at which all their rewards lie."""
-    axes.set_title("Dead groups")
+    axes.set_title(label_of("advantage/dead/share"))
     for run, color in zip(runs, _colors(runs), strict=True):
         for end, dashes in DASHES.items():
             steps, shares = _points(run, f"advantage/dead_{end}/share")

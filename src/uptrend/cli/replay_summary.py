@@ -1,4 +1,4 @@
-"""What `uptrend replay` says: the run and its replay step by step, and how far the replay is off-policy."""
+"""Output of `uptrend replay`: the run and its replay step by step, and how far the replay is off-policy."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ FIGURES = {
 }
 """The columns of the table, and the metrics that they show; the share of clipped tokens is a sum of two."""
 NOT_THE_RUN = ("time", "seconds/", "memory/")
-"""What differs between two runs that do the same."""
+"""Keys that differ between two equal runs."""
 FEW = 0.5
 """The effective share of tokens below which a step says little of the policy that learns from it."""
 ROWS = 16
@@ -42,9 +42,9 @@ def compare_with_source(run: Run) -> dict[str, Any]:
         "same": None if about["changed"] else _first_difference(pairs) is None,
         "differs_at": None if about["changed"] else _first_difference(pairs),
         "on_policy_to": _on_policy_to(run),
-        "few_from": next((b["step"] for _, b in pairs if (b["sampler/ess/share"] or 0.0) < FEW), None),
+        "few_from": next((b["step"] for _, b in pairs if _effective_share(b) < FEW), None),
         "steps": [
-            {"step": b["step"], "reward": b["reward/mean"], "source": _figures(a), "replay": _figures(b)}
+            {"step": b["step"], "reward": b.get("reward/mean"), "source": _figures(a), "replay": _figures(b)}
             for a, b in pairs
         ],
         "held_out": {"source": _accuracies(source, run), "replay": _accuracies(run, run)},
@@ -60,6 +60,11 @@ def _figures(line: Line) -> dict[str, float | None]:
     clipped = [line.get(f"clip/{side}/share") for side in ("low", "high")]
     known = [share for share in clipped if share is not None]
     return {key: line.get(key) for key in FIGURES.values()} | {"clip/share": sum(known) if known else None}
+
+
+def _effective_share(line: Line) -> float:
+    """Return the effective share of tokens: 1 where none was compared, 0 where it is not finite."""
+    return float(line.get("sampler/ess/share", 1.0) or 0.0)
 
 
 def _first_difference(pairs: list[tuple[Line, Line]]) -> dict[str, Any] | None:
@@ -116,7 +121,8 @@ def _sentences(told: dict[str, Any]) -> list[str]:
         ]
     said = [held, f"Step {first} is on-policy. From step {first + 1} on, the policy is not the one that sampled."]
     if told["few_from"] is not None:
-        low = min(line["replay"]["sampler/ess/share"] or 0.0 for line in steps)
+        shares = [line["replay"]["sampler/ess/share"] for line in steps]
+        low = min((share for share in shares if share is not None), default=0.0)
         said.append(
             f"warning: from step {told['few_from']} on the effective sample size is below {FEW:g} of the tokens "
             f"(the least is {low:.2g}): what follows says little of what a run of its own would do."
@@ -125,7 +131,7 @@ def _sentences(told: dict[str, Any]) -> list[str]:
 
 
 def _held_out_sentence(told: dict[str, Any]) -> str:
-    """Where both began and, as far as they were asked, where they ended."""
+    """Accuracy of both at the start and, where they were evaluated again, at the end."""
     ends = {side: list(told["held_out"][side].items()) for side in ("source", "replay")}
     before = percent(ends["replay"][0][1]) if ends["replay"] else "–"
     last = [

@@ -1,29 +1,14 @@
 """From a finished run to the one number by which a hypothesis compares it, and the same by held-out task."""
 
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from uptrend.config.convert import nearest
 from uptrend.records import LabError, Measured, Run, pass_at_k
+from uptrend.records.metrics import compared_metrics, find_metric
 
-METRICS = ("eval/accuracy", "eval/reward", "eval/part/NAME", "eval/pass@K")
-"""What is measured on the held-out tasks after the last step; words in capitals stand for a name or a number."""
-STEP_METRICS = (
-    "reward/mean", "reward/std", "reward/min", "reward/max", "reward/part/NAME/mean", "reward/correct/share",
-    "advantage/abs/mean", "advantage/dead/share", "advantage/dead_low/share", "advantage/dead_high/share",
-    "sampling/rollouts/count", "sampling/failed/count", "sampling/resampled/groups", "sampling/length/mean",
-    "sampling/length/max", "sampling/turns/mean", "sampling/distinct/share", "sampling/ended/HOW/share",
-    "sampler/kl/mean", "sampler/ratio/mean", "sampler/ess/share", "sampler/gap/mean", "sampler/gap/max",
-    "learner/entropy/mean",
-    "kl/reference/mean", "loss/total", "loss/policy", "loss/kl", "loss/entropy", "clip/low/share", "clip/high/share",
-    "learner/ratio/mean", "gradient/norm/before", "gradient/norm/after", "optimizer/lr", "optimizer/updates/count",
-    "optimizer/skipped/count", "weights/norm", "weights/update/norm", "weights/update/GROUP/norm",
-    "weights/changed/share", "tokens/ROLE/count", "tokens/trained/ROLE/count", "tokens/padding/share",
-    "seconds/PHASE", "memory/peak/gib",
-)  # fmt: skip
-"""What every step records; its mean over the last quarter of the steps is compared."""
 LAST = 4
 """One part in so many of the steps counts as the end of a run."""
 
@@ -31,20 +16,28 @@ Row = Mapping[str, Any]
 
 
 def is_known(metric: str) -> bool:
-    """Whether a hypothesis can be about this metric."""
-    return any(_pattern(known).fullmatch(metric) for known in (*METRICS, *STEP_METRICS))
+    """Return True for a metric that a hypothesis can be about."""
+    row = find_metric(metric)
+    return row is not None and bool(row.compared)
+
+
+def unknown_metric(metric: str) -> str:
+    """Explain that a metric is unknown, and name the nearest one and those of the held-out tasks."""
+    known = compared_metrics()
+    held_out = ", ".join(name for name in known if name.startswith("eval/"))
+    return f"is no metric.{nearest(metric, known)} Write {held_out}, or one of docs/metrics.md: reward/mean."
 
 
 def bounds(metric: str) -> tuple[float, float] | None:
-    """Between what a metric lies by its nature; none where it has no bounds."""
-    is_share = metric == "eval/accuracy" or metric.startswith("eval/pass@") or metric.endswith("/share")
-    return (0.0, 1.0) if is_share else None
+    """Return the least and greatest value that a metric can have; None where it has no such bounds."""
+    row = find_metric(metric)
+    return None if row is None or row.low is None or row.high is None else (row.low, row.high)
 
 
 def measure(run: Run, metric: str, arm: str, seed: int, folder: Path) -> Measured:
     """A finished run as a verdict sees it; its path is told relative to `folder`."""
     if not is_known(metric):
-        raise LabError(f"{metric} is no metric. Write {', '.join(METRICS)}, or one of docs/metrics.md: reward/mean.")
+        raise LabError(f"{metric} {unknown_metric(metric)}")
     if run.status != "finished":
         raise LabError(f"{run.path} is {run.status}, after {run.last_step} steps; only a finished run is compared.")
     named = _relative(run.path, folder)
@@ -84,17 +77,17 @@ def _value(run: Run, line: Row, metric: str) -> float:
 def in_line(line: Row, metric: str) -> float | None:
     """A held-out metric as an evaluation's line has it; none where it lacks it."""
     kind, _, name = metric.removeprefix("eval/").partition("/")
-    found = line["parts"].get(name) if kind == "part" else line.get(kind)
+    found = line.get("parts", {}).get(name) if kind == "part" else line.get(kind)
     if kind.startswith("pass@"):
-        found = line["pass_at"].get(kind.removeprefix("pass@"))
+        found = line.get("pass_at", {}).get(kind.removeprefix("pass@"))
     return None if found is None else float(found)
 
 
 def _what_there_is(line: Row, kind: str) -> str:
     if kind == "part":
-        return f"Its reward has the parts {', '.join(line['parts']) or 'none'}."
+        return f"Its reward has the parts {', '.join(line.get('parts', ())) or 'none'}."
     if kind.startswith("pass@"):
-        has = ", ".join(f"pass@{k}" for k in line["pass_at"])
+        has = ", ".join(f"pass@{k}" for k in line.get("pass_at", ()))
         return f"It has {has}." if has else "Set eval.attempts to sample several answers a task."
     return "No held-out task could be scored."
 
@@ -121,7 +114,7 @@ def _greedy_and_attempts(plays: Iterable[Row]) -> tuple[list[Row], list[Row]]:
 
 
 def _score_of(metric: str) -> Callable[[Row], float | None]:
-    """What one greedy answer counts; none where it could not be scored and the metric is about those that could."""
+    """Score of one greedy answer; None where it was not scored and the metric counts scored ones only."""
     if metric == "eval/accuracy":
         return lambda row: float(bool(row["correct"]))
     if metric == "eval/reward":
@@ -135,7 +128,3 @@ def _pass_at(attempts: Iterable[Row], k: int) -> dict[str, float]:
     for row in attempts:
         rights.setdefault(row["task"], []).append(bool(row["correct"]))
     return {task: pass_at_k(sum(right), len(right), k) for task, right in rights.items()}
-
-
-def _pattern(metric: str) -> re.Pattern[str]:
-    return re.compile(re.sub(r"[A-Z]+", "[^/]+", metric.replace("@K", "@[1-9][0-9]*")))

@@ -79,9 +79,7 @@ def _check_seeds(h: Hypothesis) -> None:
 
 def _check_metric(h: Hypothesis) -> None:
     if not measure.is_known(h.metric):
-        known = (*measure.METRICS, *measure.STEP_METRICS)
-        hint = nearest(h.metric, known)
-        _refuse(h, f"{h.metric!r} is no metric.{hint} Write {', '.join(measure.METRICS)}, or one of docs/metrics.md.")
+        _refuse(h, f"{h.metric!r} {measure.unknown_metric(h.metric)}")
     if not 0 < h.alpha < 0.5:
         _refuse(h, f"alpha = {h.alpha:g} should be above 0 and below 0.5; 0.05 is usual.")
     if not 0 < h.smallest < math.inf:

@@ -16,7 +16,7 @@ from uptrend.config.difference import flatten
 from uptrend.config.load import parse_value, read_toml
 from uptrend.config.toml_text import to_toml
 from uptrend.lab.arms import THE_LABS
-from uptrend.lab.measure import METRICS, is_known
+from uptrend.lab.measure import is_known, unknown_metric
 from uptrend.records import Arm, LabError
 
 KEYS = ("title", "recipe", "metric", "seeds", "steps", "grid", "arms")
@@ -111,7 +111,7 @@ def make(recipe: Path | None, sets: Sequence[str], listed: Path | None, seeds: s
         )
     metric = metric or table.get("metric", "eval/accuracy")
     if not is_known(metric):
-        raise LabError(f"{metric} is no metric. Write {', '.join(METRICS)}, or one of docs/metrics.md.")
+        raise LabError(f"{metric} {unknown_metric(metric)}")
     title = table.get("title") or f"{base.stem}: {', '.join(values)}"
     chosen = parse_seeds(seeds or str(table.get("seeds", "0-4")))
     return Sweep(title, base, tuple(_named(arms)), chosen, metric, steps or int(table.get("steps", 0)))

@@ -2,7 +2,7 @@
 
 import math
 
-from uptrend.lab.measure import bounds
+from uptrend.records.metrics import find_metric
 from uptrend.records.verdict import Interval
 
 
@@ -28,8 +28,9 @@ def amount(metric: str, value: float) -> str:
 
 
 def is_share(metric: str) -> bool:
-    """Whether a metric is a share, told in points of a hundred."""
-    return bounds(metric) == (0.0, 1.0)
+    """Return True for a share, which is shown in percent and compared in points."""
+    row = find_metric(metric)
+    return row is not None and row.is_share
 
 
 def effect_text(metric: str, effect: float) -> str:

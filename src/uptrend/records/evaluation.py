@@ -16,8 +16,8 @@ class Evaluation:
     """How many of them greedily answered rightly."""
     failed: int
     """How many could not be scored; they count as not right, and are shown apart."""
-    reward: float
-    """The mean reward over those that were scored."""
+    reward: float | None
+    """Mean reward over those that were scored; None where none was."""
     by_family: dict[str, float]
     """Accuracy by kind of task."""
     parts: dict[str, float]

@@ -1,7 +1,7 @@
 """A run as checks see it: curves under one set of names, and rollouts where they were kept.
 
 Whoever trained it, a run becomes a view: our own directory through `view_of`, another trainer's log through an
-importer. Metrics have the names of docs/metrics.md; what a log calls otherwise is translated on the way in.
+importer. Metrics have the names of records/metrics.toml; other names are translated on the way in.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from uptrend.records.metrics import must_be_finite
 from uptrend.records.run import Run
 from uptrend.records.schema import ROLLOUTS
 
@@ -28,7 +29,7 @@ class RunView:
     """One run, read."""
 
     source: str
-    """What was read: a folder or a file."""
+    """Folder or file that was read."""
     trainer: str
     """uptrend, trl, verl, prime-rl, verifiers, tinker, or unknown."""
     name: str
@@ -42,11 +43,11 @@ class RunView:
     evals: tuple[Mapping[str, Any], ...] = ()
     """Evaluations in order, with the keys of evals.jsonl as far as known: step, accuracy, reward, tasks, correct."""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """What is known of the config, as the nested table of a recipe: {"sampling": {"size": 8}, …}."""
+    """Known part of the config, as the nested table of a recipe: {"sampling": {"size": 8}, …}."""
     info: Mapping[str, Any] = field(default_factory=dict)
-    """What run.json says besides: task hashes, versions; empty for other trainers."""
+    """Rest of run.json: task hashes, versions; empty for other trainers."""
     events: tuple[Mapping[str, Any], ...] = ()
-    """What happened to the run, in order."""
+    """Events of the run, in order."""
     rollout_steps: tuple[int, ...] = ()
     """The steps whose rollouts were kept."""
     read_rollouts: Callable[[int], pa.Table] = _no_rollouts
@@ -56,10 +57,10 @@ class RunView:
     unknown: Mapping[str, Floats] = field(default_factory=dict)
     """Columns without a translation, under their own names."""
     notes: tuple[str, ...] = ()
-    """What the reader did to make sense of it, in sentences: restarts split, repeated values dropped, torn lines."""
+    """Sentences on how the log was read: restarts split, repeated values dropped, torn lines."""
 
     def has(self, *metrics: str) -> bool:
-        """Whether each of these metrics has at least one finite value."""
+        """True where each of these metrics has at least one finite value."""
         return all(name in self.metrics and bool(np.isfinite(self.metrics[name]).any()) for name in metrics)
 
     def curve(self, metric: str) -> tuple[NDArray[np.int64], Floats]:
@@ -87,7 +88,7 @@ class RunView:
 
 def view_of(run: Run) -> RunView:
     """A run directory as a view."""
-    lines = run.metric_lines
+    lines = run.metric_lines if run.info["schema"] > 1 else [_without_missing(line) for line in run.metric_lines]
     info = {key: value for key, value in run.info.items() if key != "config"}
     kept = sorted(int(path.name) for path in (run.path / "rollouts").glob("[0-9]*"))
     return from_lines(
@@ -106,13 +107,13 @@ def view_of(run: Run) -> RunView:
 
 
 def from_lines(lines: list[dict[str, Any]], trainer: str = "uptrend", **rest: Any) -> RunView:
-    """A view from metrics lines that have Uptrend's names: a dictionary a step, null or NaN where not finite."""
+    """Make a view from metrics lines with Uptrend's names: one dictionary per step, null or NaN where not finite."""
     keys = list(dict.fromkeys(key for line in lines for key in line if key != "step"))
     metrics = {key: np.array([_number(line.get(key)) for line in lines]) for key in keys}
     nonfinite = {
         key: tuple(int(line["step"]) for line in lines if key in line and not np.isfinite(_number(line[key])))
         for key in keys
-        if _must_be_finite(key)
+        if must_be_finite(key)
     }
     return RunView(
         trainer=trainer,
@@ -123,9 +124,15 @@ def from_lines(lines: list[dict[str, Any]], trainer: str = "uptrend", **rest: An
     )
 
 
-def _must_be_finite(key: str) -> bool:
-    """Null in a reward means that nothing was scored; in these it means NaN or infinity."""
-    return key.startswith(("loss/", "gradient/", "kl/", "learner/", "sampler/", "weights/"))
+def _without_missing(line: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what schema 1 wrote as null though it did not exist.
+
+    These are rewards where nothing was scored, and means over no tokens: a step with `learning.skip_dead` and only
+    dead groups has no advantage and a finite loss.
+    """
+    looked_at_nothing = line.get("advantage/abs/mean") == 0 and line.get("loss/total") is not None
+    missing = ("reward/", "learner/", "kl/", "sampler/", "clip/") if looked_at_nothing else ("reward/",)
+    return {key: value for key, value in line.items() if value is not None or not key.startswith(missing)}
 
 
 def _number(value: Any) -> float:

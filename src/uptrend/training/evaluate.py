@@ -27,7 +27,7 @@ def evaluate(player: RolloutPlayer, held_out: HeldOut, step: int, config: Config
         tasks=len(rollouts),
         correct=sum(_right(r) for r in rollouts),
         failed=len(rollouts) - len(scored),
-        reward=float(np.mean([r.reward.total for r in scored if r.reward])) if scored else float("nan"),
+        reward=float(np.mean([r.reward.total for r in scored if r.reward])) if scored else None,
         by_family={f: float(np.mean([_right(r) for r in rollouts if r.family == f])) for f in families},
         parts=_parts(scored),
         pass_at=_pass_at(attempts, config.eval.attempts),

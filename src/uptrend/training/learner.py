@@ -17,7 +17,7 @@ from uptrend.config import Config, Learning
 from uptrend.policy.graphed import Graphed
 from uptrend.policy.optimizer import Applied, Optimizer, learning_rate
 from uptrend.policy.policy import Policy
-from uptrend.records import Ending, Role, Rollout
+from uptrend.records import Role, Rollout
 from uptrend.records import Sequence as Tokens
 from uptrend.training.packing import Cost, Grain, Line, Micro, pack
 
@@ -90,8 +90,7 @@ def lay_out(rollouts: Sequence[Rollout], config: Config, *, recorded: bool = Fal
     for b, (line, (_, _, s)) in enumerate(zip(lines, flat, strict=True)):
         sampler[b, : len(line.sampled)] = s.sampler[line.sampled]
         real[b, : len(line.sampled)] = True
-    cut = (Ending.LENGTH, Ending.CONTEXT_FULL)
-    out = [r.reward is None or not r.kept or (config.learning.mask_truncated and r.ended in cut) for _, r, _ in flat]
+    out = [r.reward is None or not r.kept or (config.learning.mask_truncated and r.is_truncated) for _, r, _ in flat]
     real_bs = torch.from_numpy(real)
     roles_bs = torch.full(real.shape, int(Role.MODEL))
     return Experience(

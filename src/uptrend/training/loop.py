@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from uptrend.algo import kl_penalty
 from uptrend.config import Config
@@ -28,7 +29,7 @@ from uptrend.training.components import Components
 from uptrend.training.evaluate import evaluate
 from uptrend.training.gather import Gathered, RolloutPlayer
 from uptrend.training.learner import Experience, Learner, Update
-from uptrend.training.metrics import Clock, Learned, Signal, peak_memory_gib
+from uptrend.training.metrics import Clock, Learned, peak_memory_gib
 from uptrend.training.observer import Observer, StepRecord, Stop
 from uptrend.training.recorder import Recorder
 
@@ -121,12 +122,12 @@ def run_course(parts: Parts, course: Course) -> Stop | None:
 
             exp = components.layout(gathered.rollouts, config, recorded=gathered.recorded)
             meter.before()
-            update, signal = learn(components, learner, exp, gathered.rollouts, step, config)
+            update, advantages_n = learn(components, learner, exp, gathered.rollouts, step, config)
             sampler.load((), version=step)
             clock.lap("update")
 
             rollouts = Annotated(gathered.rollouts, exp, update, gathered.dropped)
-            learned = Learned(gathered, exp, update, signal, meter.after(), config)
+            learned = Learned(gathered, exp, update, advantages_n.numpy(), meter.after())
             line = {"step": step, "time": time.time(), **components.metrics(learned)}
             clock.lap("record")
             line |= clock.metrics() | {"memory/peak/gib": peak_memory_gib(policy.device)}
@@ -145,8 +146,8 @@ def run_course(parts: Parts, course: Course) -> Stop | None:
 
 def learn(
     components: Components, learner: Learner, exp: Experience, rollouts: Sequence[Rollout], step: int, config: Config
-) -> tuple[Update, Signal]:
-    """Compute advantages and make the update that they cause."""
+) -> tuple[Update, Tensor]:
+    """Compute the advantage of each rollout and make the update that they cause; return both."""
     kl = config.learning.kl
     reference_bs = learner.logprobs(exp, reference=True) if kl.beta > 0 else None
     old_bs = learner.logprobs(exp, reference=False) if learner.needs_old else None
@@ -160,7 +161,7 @@ def learn(
     scale, baseline = config.learning.scale, config.learning.baseline
     advantages_n = components.advantages(taught_n, groups_n, scale=scale, baseline=baseline)
     update = learner.update(exp, advantages_n[exp.rollouts_b], step, old_bs=old_bs, reference_bs=reference_bs)
-    return update, Signal(rewards_n, groups_n, advantages_n)
+    return update, advantages_n
 
 
 def evaluate_held_out(parts: Parts, player: RolloutPlayer, recorder: Recorder, step: int) -> Evaluation:
@@ -169,7 +170,8 @@ def evaluate_held_out(parts: Parts, player: RolloutPlayer, recorder: Recorder, s
     low, high = held.interval
     line = {
         "step": step, "accuracy": held.accuracy, "low": low, "high": high, "tasks": held.tasks,
-        "correct": held.correct, "failed": held.failed, "reward": held.reward, "by_family": held.by_family,
+        "correct": held.correct, "failed": held.failed, "by_family": held.by_family,
+        **({} if held.reward is None else {"reward": held.reward}),
         "parts": held.parts, "pass_at": {str(k): v for k, v in held.pass_at.items()}, "seconds": held.seconds,
         "time": time.time(), "hash": parts.held_out.hash,
     }  # fmt: skip

@@ -1,154 +1,229 @@
-"""A step's metrics line: what the field logs, and what nobody logs. Each key has its paragraph in docs/metrics.md."""
+"""A step's metrics line, computed from its rollouts and its update. records/metrics.toml explains each key.
 
+No torch is loaded here: the process that records a watched TRL computes its lines with the same functions. A value
+that does not exist at a step (a mean over no tokens, a reward where nothing was scored) is left out of the line. One
+that was computed and is not finite stays in it, so that the check run.nonfinite sees it.
+"""
+
+import math
 import resource
 import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 
-from uptrend.algo import dead_groups, effective_sample_size, mean_ratio, mismatch_kl
-from uptrend.config import Config
-from uptrend.policy.measure import Movement
-from uptrend.records import Role, Rollout
-from uptrend.training.gather import Gathered
-from uptrend.training.learner import Experience, Update
+from uptrend.records import Reward, Role, Rollout
+
+if TYPE_CHECKING:
+    import torch
+
+    from uptrend.policy.measure import Movement
+    from uptrend.training.gather import Gathered
+    from uptrend.training.learner import Experience, Update
+
+Floats = NDArray[np.floating[Any]]
+Flags = NDArray[np.bool_]
+Line = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Signal:
-    """What a step learned from, by rollout."""
+class TokenSums:
+    """Sums over the tokens that the last pass of a step's updates looked at; None where nobody computed them."""
 
-    rewards_n: torch.Tensor
-    """Total reward; NaN where it could not be scored."""
-    groups_n: torch.Tensor
-    """Group."""
-    advantages_n: torch.Tensor
-    """Advantage."""
+    tokens: float
+    """Number of tokens."""
+    ratio: float
+    """New / old probability."""
+    clipped_low: float
+    """Tokens clipped from below."""
+    clipped_high: float
+    """Tokens clipped from above."""
+    entropy: float | None
+    """Entropy of the next-token distribution."""
+    kl: float | None
+    """k3 to the reference; None without one."""
 
 
 @dataclass(frozen=True)
 class Learned:
     """Everything that a step produced, for its metrics line."""
 
-    gathered: Gathered
+    gathered: "Gathered"
     """Rollouts that were sampled."""
-    exp: Experience
+    exp: "Experience"
     """The same as the learner got them."""
-    update: Update
+    update: "Update"
     """Results of the update."""
-    signal: Signal
-    """Rewards and advantages."""
-    moved: Movement
+    advantages_n: Floats
+    """Advantage of each rollout."""
+    moved: "Movement"
     """Movement of the weights."""
-    config: Config
-    """The run's config."""
 
 
-def step_metrics(learned: Learned) -> dict[str, Any]:
+def step_metrics(learned: Learned) -> Line:
     """Compute the metrics of a training step."""
-    gathered, exp, update, signal = learned.gathered, learned.exp, learned.update, learned.signal
+    gathered, exp, update = learned.gathered, learned.exp, learned.update
     return {
         **reward_metrics(gathered.rollouts),
-        **sampling_metrics(gathered, exp, learned.config.sampling.size),
-        **advantage_metrics(signal.rewards_n, signal.groups_n, signal.advantages_n, gathered.rollouts),
+        **sampling_metrics(gathered.rollouts, gathered.dropped),
+        **advantage_metrics(gathered.rollouts, learned.advantages_n),
         **learner_metrics(exp, update),
         **token_metrics(gathered.rollouts, exp, update),
         **weight_metrics(learned.moved),
     }
 
 
-def reward_metrics(rollouts: Sequence[Rollout]) -> dict[str, Any]:
-    """What the rollouts earned."""
+def reward_metrics(rollouts: Sequence[Rollout], correct: Sequence[bool | None] | None = None) -> Line:
+    """Rewards of the scored rollouts; `correct` replaces the rewards' own flags, None where nobody can tell."""
     rewards = [r.reward for r in rollouts if r.reward is not None]
-    totals = np.array([r.total for r in rewards] or [np.nan])
+    known = [r.correct for r in rewards] if correct is None else [flag for flag in correct if flag is not None]
     parts: dict[str, list[float]] = {}
-    for reward in rewards:
-        for part in reward.parts:
-            parts.setdefault(part.name, []).append(part.value)
-    return {
-        "reward/mean": float(totals.mean()),
-        "reward/std": float(totals.std()),
-        "reward/min": float(totals.min()),
-        "reward/max": float(totals.max()),
-        "reward/correct/share": float(np.mean([float(r.correct) for r in rewards] or [np.nan])),
-        **{f"reward/part/{name}/mean": float(np.mean(values)) for name, values in parts.items()},
+    for part in (part for reward in rewards for part in reward.parts):
+        parts.setdefault(part.name, []).append(part.value)
+    line: Line = {}
+    if rewards:
+        totals = np.array([r.total for r in rewards])
+        with np.errstate(invalid="ignore"):  # an infinite reward has no deviation
+            spread = float(totals.std())
+        line = {
+            "reward/mean": float(totals.mean()),
+            "reward/std": spread,
+            "reward/min": float(totals.min()),
+            "reward/max": float(totals.max()),
+        }
+    if known:
+        line["reward/correct/share"] = float(np.mean(known))
+    return line | {f"reward/part/{name}/mean": float(np.mean(values)) for name, values in parts.items()}
+
+
+def advantage_metrics(rollouts: Sequence[Rollout], advantages_n: Floats, groups: Sequence[str] | None = None) -> Line:
+    """Advantages and dead groups; `groups` replaces the rollouts' own group ids."""
+    sizes = np.abs(advantages_n.astype(np.float64))
+    line: Line = (
+        {"advantage/abs/mean": float(sizes.mean()), "advantage/abs/max": float(sizes.max())} if len(sizes) else {}
+    )
+    scored = rewards_by_group(rollouts, groups)
+    if not scored:
+        return line
+    dead = [rewards[0] for rewards in scored if is_dead([r.total for r in rewards])]
+    line["advantage/dead/share"] = len(dead) / len(scored)
+    if any(np.isnan([r.low, r.high]).any() for rewards in scored for r in rewards):
+        return line  # a watched trainer states no bounds, and has not shown two values yet
+    at_low = [bool(np.isclose(r.total, r.low)) for r in dead]
+    at_high = [bool(np.isclose(r.total, r.high)) and not low for r, low in zip(dead, at_low, strict=True)]
+    return line | {
+        "advantage/dead_low/share": sum(at_low) / len(scored),
+        "advantage/dead_high/share": sum(at_high) / len(scored),
     }
 
 
-def sampling_metrics(gathered: Gathered, exp: Experience, size: int) -> dict[str, Any]:
-    """How the rollouts went."""
-    rollouts = gathered.rollouts
-    lengths = np.bincount(exp.rollouts_b.numpy(), exp.real_bs.sum(1).numpy(), len(rollouts))
+def rewards_by_group(rollouts: Sequence[Rollout], groups: Sequence[str] | None = None) -> list[list[Reward]]:
+    """Rewards of each group that has a scored rollout."""
+    found: dict[str, list[Reward]] = {}
+    for rollout, group in zip(rollouts, groups or [r.group for r in rollouts], strict=True):
+        if rollout.reward is not None:
+            found.setdefault(group, []).append(rollout.reward)
+    return list(found.values())
+
+
+def is_dead(rewards: Sequence[float] | Floats) -> bool:
+    """Return True where all rewards of a group are equal, up to rounding of their sum."""
+    return math.isclose(min(rewards), max(rewards), rel_tol=1e-8, abs_tol=1e-8)
+
+
+def sampling_metrics(rollouts: Sequence[Rollout], dropped: Sequence[Rollout] | None = None) -> Line:
+    """Lengths, turns and endings; `dropped` are rollouts of dead groups that were replaced."""
+    if not rollouts:
+        return {}
+    # The places of sampled tokens are found once: with a thousand rollouts per step, each look at a mask counts.
+    places = [[s.sampled.nonzero()[0] for s in r.sequences] for r in rollouts]
+    lengths = [sum(map(len, of)) for of in places]
+    begun = [(r, of) for r, of in zip(rollouts, places, strict=True) if of]  # a rollout may fail before its first token
+    prompts = [int(of[0][0]) if len(of[0]) else len(r.sequences[0].ids) for r, of in begun]
     endings = Counter(r.ended.value for r in rollouts)
-    said: dict[int, set[bytes]] = {}
-    for line in exp.lines:
-        said.setdefault(line.group, set()).add(line.ids[line.sampled].tobytes())
+    turns = [sum(m.role == "assistant" for m in r.messages) for r in rollouts]
+    sizes = Counter(r.group for r in rollouts)
+    said: dict[str, set[bytes]] = {group: set() for group in sizes}
+    for r, of in begun:
+        said[r.group].add(b"|".join(s.ids[at].tobytes() for s, at in zip(r.sequences, of, strict=True)))
     return {
         "sampling/rollouts/count": len(rollouts),
         "sampling/failed/count": sum(r.reward is None for r in rollouts),
-        "sampling/resampled/groups": len({r.group for r in gathered.dropped}),
-        "sampling/length/mean": float(lengths.mean()),
-        "sampling/length/max": int(lengths.max()),
-        "sampling/turns/mean": float(np.mean([_turns(r) for r in rollouts])),
-        "sampling/distinct/share": float(np.mean([len(texts) / size for texts in said.values()])),
-        **{f"sampling/ended/{how}/share": n / len(rollouts) for how, n in sorted(endings.items())},
+        **({} if dropped is None else {"sampling/resampled/groups": len({r.group for r in dropped})}),
+        **_mean_and_max("sampling/length", lengths),
+        **_mean_and_max("sampling/prompt", prompts),
+        **_mean_and_max("sampling/context", [max(len(s.ids) for s in r.sequences) for r, _ in begun]),
+        "sampling/truncated/share": sum(r.is_truncated for r in rollouts) / len(rollouts),
+        "sampling/turns/mean": float(np.mean(turns)),
+        "sampling/distinct/share": float(np.mean([len(texts) / sizes[group] for group, texts in said.items()])),
+        **{f"sampling/ended/{how}/share": count / len(rollouts) for how, count in sorted(endings.items())},
     }
 
 
-def advantage_metrics(
-    rewards_n: torch.Tensor, groups_n: torch.Tensor, advantages_n: torch.Tensor, rollouts: Sequence[Rollout]
-) -> dict[str, Any]:
-    """What there was to learn from."""
-    low, high = (torch.tensor([getattr(r.reward, side, torch.nan) for r in rollouts]) for side in ("low", "high"))
-    dead = dead_groups(rewards_n, groups_n, low, high)
+def _mean_and_max(key: str, values: Sequence[int]) -> Line:
+    return {f"{key}/mean": float(np.mean(values)), f"{key}/max": max(values)} if values else {}
+
+
+def role_metrics(rollouts: Sequence[Rollout], trained: Flags) -> Line:
+    """Tokens by role, and how many of them are trained; `trained` has one flag per token of all sequences."""
+    roles = np.concatenate([np.zeros(0, np.int8), *(s.roles for r in rollouts for s in r.sequences)])
+    counts: Line = {}
+    for role in Role:
+        is_role = roles == int(role)
+        counts[f"tokens/{role.name.lower()}/count"] = int(is_role.sum())
+        counts[f"tokens/trained/{role.name.lower()}/count"] = int((trained & is_role).sum())
+    return counts
+
+
+def gap_metrics(learner: Floats, sampler: Floats) -> Line:
+    """Learner against sampler, from their log-probabilities of the same tokens; NaN where a side has none."""
+    learner, sampler = (x.astype(np.float64) for x in (learner, sampler))
+    log_ratio = (learner - sampler)[~(np.isnan(learner) | np.isnan(sampler))]
+    if not len(log_ratio):
+        return {}
+    bounded = np.clip(log_ratio, -20, 20)  # single tokens that are impossible for one side overflow otherwise
+    ratio = np.exp(bounded)
     return {
-        "advantage/abs/mean": float(advantages_n.abs().mean()),
-        "advantage/dead/share": dead.share,
-        "advantage/dead_low/share": dead.low_share,
-        "advantage/dead_high/share": dead.high_share,
+        "sampler/kl/mean": float((np.expm1(bounded) - bounded).mean()),  # k3
+        "sampler/ratio/mean": float(ratio.mean()),
+        "sampler/ess/share": float(ratio.sum() ** 2 / (len(ratio) * (ratio**2).sum())),
+        "sampler/gap/mean": float(np.abs(log_ratio).mean()),
+        "sampler/gap/max": float(np.abs(log_ratio).max()),
     }
 
 
-def learner_metrics(exp: Experience, update: Update) -> dict[str, Any]:
-    """What the learner saw and did, and how far it was from the sampler."""
-    learner = update.learner_bs
-    looked = exp.mask_bs & ~learner.isnan()
-    pair = (learner, exp.sampler_bs, looked)
-    s = {name: float(value) for name, value in vars(update.sums).items()}
-    count = s["tokens"] or float("nan")  # where no token was looked at, means are not 0 but unknown
-    gap = (learner - exp.sampler_bs)[looked].abs()
-    reference = {} if update.reference_bs is None else {"kl/reference/mean": s["kl"] / count}
+def pass_metrics(sums: TokenSums) -> Line:
+    """Means over the tokens that the last pass looked at; nothing where it looked at none."""
+    means = {
+        "kl/reference/mean": sums.kl,
+        "learner/entropy/mean": sums.entropy,
+        "learner/ratio/mean": sums.ratio,
+        "clip/low/share": sums.clipped_low,
+        "clip/high/share": sums.clipped_high,
+    }
+    return {key: total / sums.tokens for key, total in means.items() if total is not None} if sums.tokens else {}
+
+
+def optimizer_metrics(
+    before: Sequence[float], after: Sequence[float], skipped: Sequence[bool], lr: float | None
+) -> Line:
+    """Updates of a step: gradient norms before and after clipping, where known, and which updates were skipped."""
     return {
-        **reference,  # without a reference nothing was computed, and nothing is said
-        "sampler/kl/mean": mismatch_kl(*pair),
-        "sampler/ratio/mean": mean_ratio(*pair),
-        "sampler/ess/share": effective_sample_size(*pair),
-        "sampler/gap/mean": float(gap.mean()) if len(gap) else 0.0,
-        "sampler/gap/max": float(gap.max()) if len(gap) else 0.0,
-        "learner/entropy/mean": s["entropy"] / count,
-        "learner/ratio/mean": s["ratio"] / count,
-        "loss/total": s["policy_loss"] + s["kl_loss"] - s["entropy_bonus"],
-        "loss/policy": s["policy_loss"],
-        "loss/kl": s["kl_loss"],
-        "loss/entropy": s["entropy_bonus"],
-        "clip/low/share": s["clipped_low"] / count,
-        "clip/high/share": s["clipped_high"] / count,
-        "gradient/norm/before": float(np.mean([a.norm_before for a in update.applied])),
-        "gradient/norm/after": float(np.mean([a.norm_after for a in update.applied])),
-        "optimizer/lr": update.lr,
-        "optimizer/updates/count": sum(not a.skipped for a in update.applied),
-        "optimizer/skipped/count": sum(a.skipped for a in update.applied),
-        "tokens/padding/share": update.padding,
+        **({"gradient/norm/before": float(np.mean(before))} if before else {}),
+        **({"gradient/norm/after": float(np.mean(after))} if after else {}),
+        **({"optimizer/lr": lr} if lr is not None else {}),
+        "optimizer/updates/count": sum(not skip for skip in skipped),
+        "optimizer/skipped/count": sum(skipped),
     }
 
 
-def weight_metrics(moved: Movement) -> dict[str, Any]:
-    """What moved in the weights."""
+def weight_metrics(moved: "Movement") -> Line:
+    """Norms of the weights and of their change."""
     return {
         "weights/norm": moved.norm,
         "weights/update/norm": moved.update,
@@ -157,27 +232,51 @@ def weight_metrics(moved: Movement) -> dict[str, Any]:
     }
 
 
-def token_metrics(rollouts: Sequence[Rollout], exp: Experience, update: Update) -> dict[str, Any]:
-    """How many tokens of each role there were, and how many of them were trained."""
-    roles = np.concatenate([s.roles for r in rollouts for s in r.sequences])
+def learner_metrics(exp: "Experience", update: "Update") -> Line:
+    """The update of our own learner, and its gap to the sampler."""
+    looked = exp.mask_bs & ~update.learner_bs.isnan()
+    s = {name: float(value) for name, value in vars(update.sums).items()}
+    sums = TokenSums(
+        s["tokens"], s["ratio"], s["clipped_low"], s["clipped_high"], s["entropy"],
+        kl=None if update.reference_bs is None else s["kl"],
+    )  # fmt: skip
+    return {
+        **gap_metrics(update.learner_bs[looked].numpy(), exp.sampler_bs[looked].numpy()),
+        **pass_metrics(sums),
+        "loss/total": s["policy_loss"] + s["kl_loss"] - s["entropy_bonus"],
+        "loss/policy": s["policy_loss"],
+        "loss/kl": s["kl_loss"],
+        "loss/entropy": s["entropy_bonus"],
+        **update_metrics(update),
+    }
+
+
+def update_metrics(update: "Update") -> Line:
+    """Gradients, optimizer and padding of our own learner's update."""
+    made = update.applied
+    return {
+        **optimizer_metrics(
+            [a.norm_before for a in made], [a.norm_after for a in made], [a.skipped for a in made], update.lr
+        ),
+        **({"tokens/padding/share": update.padding} if float(update.sums.tokens) else {}),
+    }
+
+
+def token_metrics(rollouts: Sequence[Rollout], exp: "Experience", update: "Update") -> Line:
+    """Tokens by role of our own rollouts, whose weights are not yet written to their sequences."""
     starts = np.cumsum([0, *(len(line.ids) for line in exp.lines)])
-    places = np.concatenate([line.sampled + start for line, start in zip(exp.lines, starts, strict=False)])
-    trained = np.zeros(len(roles), bool)
-    trained[places] = update.weights_bs[exp.real_bs].numpy() != 0
-    counts: dict[str, Any] = {}
-    for role in Role:
-        counts[f"tokens/{role.name.lower()}/count"] = int((roles == role).sum())
-        counts[f"tokens/trained/{role.name.lower()}/count"] = int((trained & (roles == role)).sum())
-    return counts
+    trained = np.zeros(starts[-1], bool)
+    if exp.lines:
+        places = np.concatenate([line.sampled + start for line, start in zip(exp.lines, starts, strict=False)])
+        trained[places] = update.weights_bs[exp.real_bs].numpy() != 0
+    return role_metrics(rollouts, trained)
 
 
-def _turns(rollout: Rollout) -> int:
-    return sum(m.role == "assistant" for m in rollout.messages)
-
-
-def peak_memory_gib(device: torch.device) -> float:
-    """The most memory taken so far: the device's on a GPU, the process's on a CPU."""
+def peak_memory_gib(device: "torch.device") -> float:
+    """Peak memory so far: the device's on a GPU, the process's on a CPU."""
     if device.type == "cuda":
+        import torch
+
         return torch.cuda.max_memory_allocated(device) / 2**30
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return used / 2**30 if sys.platform == "darwin" else used / 2**20
@@ -186,20 +285,22 @@ def peak_memory_gib(device: torch.device) -> float:
 class Clock:
     """Seconds by phase of a step."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: "torch.device") -> None:
         self._device, self._began, self.phases = device, time.perf_counter(), dict[str, float]()
         self._last = self._began
 
     def lap(self, phase: str) -> None:
-        """What has passed since the last lap was this phase."""
+        """Count the time since the last lap as this phase."""
         if self._device.type == "cuda":
+            import torch
+
             torch.cuda.synchronize(self._device)
         now = time.perf_counter()
         self.phases[phase] = self.phases.get(phase, 0.0) + now - self._last
         self._last = now
 
-    def metrics(self) -> dict[str, Any]:
-        """A key a phase, and the whole step."""
+    def metrics(self) -> Line:
+        """One key per phase, and the whole step."""
         return {f"seconds/{phase}": s for phase, s in self.phases.items()} | {
             "seconds/step": time.perf_counter() - self._began
         }

@@ -81,11 +81,10 @@ def _metrics(learned: Learned) -> dict[str, Any]:
     """Compute what a warm start's line has: nothing was sampled or rewarded."""
     exp, update = learned.exp, learned.update
     trained = exp.mask_bs & ~update.learner_bs.isnan()
-    shown = ("learner/entropy", "gradient/", "optimizer/", "tokens/")
-    figures = measure.learner_metrics(exp, update)
     return {
         "warmstart/loss/mean": float(-update.learner_bs[trained].mean()),
-        **{key: value for key, value in figures.items() if key.startswith(shown)},
+        "learner/entropy/mean": float(update.sums.entropy / update.sums.tokens),
+        **measure.update_metrics(update),
         **measure.token_metrics(learned.gathered.rollouts, exp, update),
         **measure.weight_metrics(learned.moved),
     }

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from uptrend.bridge.trl.batch import TrlBatch
-from uptrend.bridge.trl.metrics import is_dead
 from uptrend.bridge.trl.voice import Voice
 from uptrend.records import Confidence, Evidence, Role, Rollout, Severity
+from uptrend.training.metrics import is_dead
 
 ENOUGH = 8
 """Groups that must have been seen before a metric is called blind."""

@@ -22,6 +22,7 @@ from uptrend.bridge.trl.subprocess_recorder import SubprocessRecorder
 from uptrend.bridge.trl.voice import say_again
 from uptrend.bridge.trl.weights import Move, WatchedWeights
 from uptrend.records import RunDirectory, RunView
+from uptrend.training.metrics import weight_metrics
 
 
 class Record:
@@ -85,8 +86,8 @@ class Record:
         whole = step.portable()
         if move is not None:
             moved = self._weights.movement(move)
-            whole.moved = moved.metrics
-            update = TracedUpdate(step.step, moved.changed, whole.gradient, step.lr)
+            whole.moved = weight_metrics(moved)
+            update = TracedUpdate(step.step, moved.changed, whole.gradient or 0.0, step.lr)
             judge_update(self.findings_log, update, move.after, self._settings.lr)
         self.findings_log.hear()
         return whole

@@ -1,4 +1,4 @@
-"""What a step of the trainer leaves behind, and what has to be known of the trainer to read it. No torch."""
+"""A step of the trainer, and the settings that are needed to read it. No torch."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -8,17 +8,18 @@ from uptrend.bridge.trl.batch import Pass, TrlBatch
 
 @dataclass
 class TrlStep:
-    """What one step of the trainer left behind."""
+    """One step of the trainer."""
 
     began: float = 0.0
     step: int = 0
     batches: list[TrlBatch] = field(default_factory=list)
     passes: list[Pass] = field(default_factory=list)
     gradient: Any = None
+    """Gradient norm before clipping; None where the trainer does not clip, and so computes none."""
     lr: float = float("nan")
     skipped: bool = False
     moved: dict[str, float] = field(default_factory=dict)
-    """How far the weights moved, under the names of docs/metrics.md."""
+    """Metrics of the weights."""
     gaps: dict[str, Any] = field(default_factory=dict)
     sampling: float = 0.0
     seconds: float = 0.0
@@ -32,13 +33,13 @@ class TrlStep:
             self,
             batches=[batch.portable() for batch in self.batches],
             passes=[seen.portable() for seen in self.passes],
-            gradient=float("nan") if self.gradient is None else float(self.gradient),
+            gradient=None if self.gradient is None else float(self.gradient),
         )
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What rollouts and metrics need to know of the trainer."""
+    """Settings of the trainer that rollouts and metrics depend on."""
 
     seed: int
     stops: frozenset[int]

@@ -1,4 +1,4 @@
-"""What TRL's updates do to the weights: how far they move, how many change at all, and in which precision they are.
+"""Effect of TRL's updates on the weights: how far they move, how many change, and their precision.
 
 About 65,000 weights are looked at, as evenly spread blocks that stay the same all run long. The
 trainer waits for a copy of them and its comparison with the last one, on the device where they lie, and not for the
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from uptrend.policy.flat import group_of
+from uptrend.policy.measure import Movement
 
 LOOK = 1 << 16
 """About how many weights are looked at."""
@@ -27,7 +28,7 @@ class Snapshot:
     values: Tensor
     """All of them, side by side."""
     dtypes: dict[str, int]
-    """How many trainable weights there are in each precision."""
+    """Number of trainable weights by precision."""
 
 
 @dataclass(frozen=True)
@@ -40,23 +41,13 @@ class Move:
     """The later one."""
 
 
-@dataclass(frozen=True)
-class TrlMovement:
-    """What happened between two snapshots."""
-
-    metrics: dict[str, float]
-    """Under the names of docs/metrics.md."""
-    changed: float
-    """The share of weights whose bits changed."""
-
-
 class Span(NamedTuple):
     """A layer group's place in a snapshot."""
 
     start: int
     end: int
     scale: float
-    """How many weights each looked-at one stands for."""
+    """Number of weights that each sampled one stands for."""
 
 
 class WatchedWeights:
@@ -83,7 +74,7 @@ class WatchedWeights:
             start += looked
 
     def dtypes(self) -> dict[str, int]:
-        """How many trainable weights there are in each precision."""
+        """Number of trainable weights by precision."""
         self._look_again()
         return self._dtypes
 
@@ -102,22 +93,18 @@ class WatchedWeights:
         ]
         return Move(torch.stack(rows) if rows else torch.zeros(0, 3), after)
 
-    def movement(self, move: Move) -> TrlMovement:
-        """Lengths of the weights and of their change, by layer group, and the share that changed."""
+    def movement(self, move: Move) -> Movement:
+        """Return norms of the weights and of their change, by layer group, and the share that changed."""
         scaled = {
             group: [value * span.scale for value in row]
             for (group, span), row in zip(self._spans.items(), move.figures.tolist(), strict=True)
         }
         moved, length, changed = (sum(row[i] for row in scaled.values()) for i in range(3))
-        share = min(1.0, changed / max(1, self.total))
-        return TrlMovement(
-            {
-                "weights/norm": length**0.5,
-                "weights/update/norm": moved**0.5,
-                "weights/changed/share": share,
-                **{f"weights/update/{group}/norm": row[0] ** 0.5 for group, row in scaled.items()},
-            },
-            share,
+        return Movement(
+            norm=length**0.5,
+            update=moved**0.5,
+            by_group={group: row[0] ** 0.5 for group, row in scaled.items()},
+            changed=min(1.0, changed / max(1, self.total)),
         )
 
     def digest(self) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from uptrend.bridge.trl import metrics as measure
+from uptrend.bridge.trl import metrics as trl_metrics
 from uptrend.bridge.trl.batch import Pass, TrlBatch
 from uptrend.bridge.trl.groups import Groups
 from uptrend.bridge.trl.rollouts import Made, groups_of, make_rollouts
@@ -15,6 +15,7 @@ from uptrend.bridge.trl.scale import RewardRange, Suspicion
 from uptrend.bridge.trl.step import Settings, TrlStep
 from uptrend.bridge.trl.voice import Upward
 from uptrend.records import Confidence, Evidence, RunDirectory, Severity, wilson
+from uptrend.training import metrics as measure
 
 CONSTANT = 5
 """Steps of one and the same reward after which a rejected gold answer is more than a suspicion."""
@@ -34,7 +35,7 @@ class Writer:
         self._waiting: list[int] = []
 
     def know(self, scale: RewardRange, suspicion: Suspicion | None) -> None:
-        """What the reward functions answered, before the first step."""
+        """Take the answers of the reward functions, before the first step."""
         self._scale, self._suspicion = scale, suspicion
 
     def write(self, step: TrlStep) -> None:
@@ -44,10 +45,10 @@ class Writer:
         if step.batches:
             line |= self._sampled(step)
         if passes:
-            line |= measure.learner_metrics(passes, self._settings.beta, self._settings.clip)
+            line |= trl_metrics.learner_metrics(passes, self._settings.beta, self._settings.clip)
         line |= self._updated(step) | step.gaps
         if step.batches and not step.gaps:
-            line |= measure.sampler_metrics(step.batches[0])
+            line |= trl_metrics.sampler_metrics(step.batches[0])
         line |= {
             "seconds/sample": step.sampling,
             "seconds/update": max(0.0, step.seconds - step.sampling - step.waited),
@@ -92,6 +93,7 @@ class Writer:
             "correct": sum(known), "failed": len(every.known) - len(known), "reward": mean,
             "seconds": metrics.get("eval_runtime"), "time": time.time(),
         }  # fmt: skip
+        line = {key: value for key, value in line.items() if value is not None}
         self._directory.evaluation(line, every.table(self._directory.path.name))
 
     def _arrived(self, step: TrlStep) -> list[tuple[TrlBatch, Pass]]:
@@ -105,7 +107,7 @@ class Writer:
         return passes
 
     def _sampled(self, step: TrlStep) -> dict[str, Any]:
-        """What the step's generations came to."""
+        """Metrics of the step's generations."""
         rewards = np.concatenate([b.rewards.astype(np.float64) for b in step.batches])
         advantages = np.concatenate([b.output["advantages"].reshape(b.size, -1)[:, 0] for b in step.batches])
         self._scale.see(rewards)
@@ -119,26 +121,24 @@ class Writer:
         if self._settings.processes == 1:
             for batch, found in zip(step.batches, made, strict=True):
                 self._groups.judge(batch, found.rollouts)
+        trained = np.concatenate([np.asarray(s.weights) != 0 for r in every.rollouts for s in r.sequences])
         dead = [b.trl_dead for b in step.batches if b.trl_dead is not None]
         return {
-            **measure.reward_metrics(rewards, totals, every, self._scale),
-            **measure.group_metrics(totals, groups, advantages, self._scale),
+            **measure.reward_metrics(every.rollouts, every.known),
+            **trl_metrics.spread_metrics(every.rollouts, groups),
+            **measure.advantage_metrics(every.rollouts, advantages, groups),
             **({"trl/frac_reward_zero_std": float(np.mean(dead))} if dead else {}),
             **measure.sampling_metrics(every.rollouts),
-            **measure.token_metrics(every.rollouts),
+            **measure.role_metrics(every.rollouts, trained),
         }
 
     def _updated(self, step: TrlStep) -> dict[str, Any]:
-        """What the update did."""
+        """Metrics of the update."""
         norm, limit = step.gradient, self._settings.max_norm
-        return {
-            "gradient/norm/before": norm,
-            "gradient/norm/after": min(norm, limit) if limit > 0 else norm,
-            "optimizer/lr": step.lr,
-            "optimizer/updates/count": int(not step.skipped),
-            "optimizer/skipped/count": int(step.skipped),
-            **step.moved,
-        }
+        before = [] if norm is None else [norm]
+        after = [min(norm, limit) if limit > 0 else norm for norm in before]
+        lr = None if np.isnan(step.lr) else step.lr
+        return {**measure.optimizer_metrics(before, after, [step.skipped], lr), **step.moved}
 
     def _judge_gold(self, totals: NDArray[np.float64], step: int) -> None:
         """A gold answer that no way of writing it saves, and a reward that never moves: each alone proves little."""

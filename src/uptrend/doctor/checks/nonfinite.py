@@ -2,15 +2,14 @@
 
 from uptrend.doctor.check import Outcome, finding
 from uptrend.records import Confidence, Evidence, RunView, Severity
-
-WATCHED = ("loss/", "gradient/", "kl/", "learner/", "sampler/", "weights/", "reward/mean")
+from uptrend.records.metrics import must_be_finite
 
 
 def check(view: RunView) -> Outcome:
     """Name the first values that were not finite; at the end of a run they are what ended it."""
     silent = _silent(view)
     found = {m: tuple(s for s in steps if s not in silent) for m, steps in view.nonfinite.items()}
-    bad = {metric: steps for metric, steps in found.items() if metric.startswith(WATCHED) and steps}
+    bad = {metric: steps for metric, steps in found.items() if must_be_finite(metric) and steps}
     if not bad:
         return []
     first = min(steps[0] for steps in bad.values())

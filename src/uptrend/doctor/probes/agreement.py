@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from uptrend.algo import effective_sample_size, mean_ratio, mismatch_kl
 from uptrend.doctor.probes.bench import CRITICAL, HIGH, MEDIUM, NOTE, WARNING, Bench
 from uptrend.doctor.probes.result import Result, not_asked, told
 from uptrend.records import Evidence, Finding
 from uptrend.rollout.sampler import Limits
+from uptrend.training.metrics import gap_metrics
 
 NEAR_FP32, NEAR_BF16 = 1e-3, 0.1  # seen on a healthy H200: 0.029, and 0.040 with bf16 weights
 LOOKED_AT = 8
@@ -18,7 +18,7 @@ LOOKED_AT = 8
 
 @dataclass(frozen=True)
 class Gap:
-    """How far two sides are apart on the same tokens."""
+    """Distance of two sides on the same tokens."""
 
     mean: float
     """The mean distance in nats."""
@@ -38,13 +38,9 @@ class Gap:
 def gap_of(learner_bs: Tensor, sampler_bs: Tensor, mask_bs: Tensor) -> Gap:
     """The distance on trained tokens."""
     mask_bs = mask_bs & ~learner_bs.isnan() & sampler_bs.isfinite()
-    apart = (learner_bs - sampler_bs)[mask_bs].abs()
-    if not len(apart):
-        return Gap(0.0, 0.0, 0.0, 1.0, 1.0)
-    pair = (learner_bs, sampler_bs, mask_bs)
-    return Gap(
-        float(apart.mean()), float(apart.max()), mismatch_kl(*pair), mean_ratio(*pair), effective_sample_size(*pair)
-    )
+    line = gap_metrics(*(side_bs[mask_bs].cpu().numpy() for side_bs in (learner_bs, sampler_bs)))
+    figures = ("gap/mean", "gap/max", "kl/mean", "ratio/mean", "ess/share")
+    return Gap(*(line[f"sampler/{figure}"] for figure in figures)) if line else Gap(0.0, 0.0, 0.0, 1.0, 1.0)
 
 
 def probe(bench: Bench) -> Result:

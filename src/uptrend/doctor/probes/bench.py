@@ -33,7 +33,6 @@ from uptrend.training.components import Components
 from uptrend.training.gather import Gathered, RolloutPlayer
 from uptrend.training.learner import Experience, Learner, Update
 from uptrend.training.loop import learn
-from uptrend.training.metrics import Signal
 
 HIGH, MEDIUM, LOW = Confidence.HIGH, Confidence.MEDIUM, Confidence.LOW
 CRITICAL, WARNING, NOTE = Severity.CRITICAL, Severity.WARNING, Severity.NOTE
@@ -208,7 +207,7 @@ class Bench:
 
     def learn(
         self, learner: Learner, exp: Experience, rollouts: Sequence[Rollout], step: int, config: Config
-    ) -> tuple[Update, Signal]:
+    ) -> tuple[Update, Tensor]:
         """Compute advantages and make an update, as the loop does."""
         return learn(self.components, learner, exp, rollouts, step, config)
 

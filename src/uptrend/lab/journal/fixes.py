@@ -14,10 +14,9 @@ from uptrend.lab.journal.tables import MarkdownTable, changed
 from uptrend.lab.journal.wording import decisive, level, sign_of
 from uptrend.lab.units import interval_text, level_text, name_of
 from uptrend.records import Comparison, Direction, Hypothesis, Status, Verdict, dialects
+from uptrend.records.metrics import find_metric
 
 NONE = "no setting of this name"
-MORE_IS_BETTER = ("eval/", "reward/mean", "reward/part/", "reward/correct/")
-"""Metrics of which more is wanted, whatever a hypothesis claims of them."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,8 @@ def change_of(h: Hypothesis, verdict: Verdict, entry: Entry) -> ConfigChange | N
 
 def _arm_is_better(h: Hypothesis, c: Comparison) -> bool:
     """Of held-out figures and rewards the higher is better; of the rest, what was claimed is what is wanted."""
-    if h.metric.startswith(MORE_IS_BETTER):
+    metric = find_metric(h.metric)
+    if metric is not None and metric.better == "more":
         return c.arm_mean >= c.control_mean
     return h.direction is not Direction.EITHER or c.interval.effect > 0
 

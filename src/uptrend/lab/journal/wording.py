@@ -5,16 +5,16 @@ from datetime import timedelta
 
 from uptrend.lab.units import amount, change, interval_text, is_share, name_of
 from uptrend.records import Comparison, Direction, Hypothesis, Interval, Status, Verdict
+from uptrend.records.metrics import label_of
 
 NONE = "–"
-TITLES = {"reward/mean": "Training reward", "kl/reference/mean": "KL to the start (nats)"}
 WAYS = {Direction.UP: "up", Direction.DOWN: "down", Direction.EITHER: "either way"}
 
 
 def title_of(metric: str) -> str:
     """A metric as a heading."""
-    name = name_of(metric)
-    return TITLES.get(metric, name[:1].upper() + name[1:] if metric.startswith("eval/") else name)
+    label, name = label_of(metric), name_of(metric)
+    return name[:1].upper() + name[1:] if label == metric and metric.startswith("eval/") else label
 
 
 def sign_of(h: Hypothesis) -> int:

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from uptrend.bridge.trl.batch import Pass, TrlBatch, as_numpy, roles_of
 from uptrend.bridge.trl.findings_log import FindingsLog
-from uptrend.bridge.trl.metrics import gap_metrics
 from uptrend.records import Confidence, Evidence, Role, Severity
+from uptrend.training.metrics import gap_metrics
 
 BLIND = 1e-3
 """Nats that a swap must move at least one token by."""

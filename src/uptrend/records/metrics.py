@@ -1,0 +1,141 @@
+"""The table of metrics: unit, bounds, meaning, healthy range and the causes that each points to.
+
+metrics.toml holds the rows; its head says what each field means. docs/metrics.md, plots, the lab and checks read them
+here. In a key, a word in capitals stands for a name: `reward/part/NAME/mean`.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any, Literal
+
+LABELED = ("nats", "tokens", "seconds", "GiB")
+"""Units that a plot's heading names."""
+
+
+@dataclass(frozen=True)
+class Sign:
+    """Behavior of a metric, and the causes that it points to."""
+
+    when: str
+    """Description of the behavior."""
+    causes: tuple[str, ...]
+    """Ids of causes."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One row of the table."""
+
+    key: str
+    """Key in its file."""
+    unit: str
+    """Unit of its values: share, nats, tokens, seconds."""
+    meaning: str
+    """Definition."""
+    healthy: str = ""
+    """Values that are no reason to worry."""
+    warns: tuple[Sign, ...] = ()
+    """Behavior that points to causes."""
+    low: float | None = None
+    """Lower bound; None where there is none."""
+    high: float | None = None
+    """Upper bound; None where there is none."""
+    title: str = ""
+    """Heading of a plot; empty for the key."""
+    better: Literal["", "more"] = ""
+    """`more` where more is wanted, whatever a hypothesis claims."""
+    finite: bool = False
+    """True where null in a line stands for NaN or infinity."""
+    compared: str = ""
+    """Name by which the lab compares it; empty where it can't be compared."""
+    own: bool = True
+    """False where only other trainers' runs have it."""
+
+    @property
+    def is_share(self) -> bool:
+        """True for a fraction of one, shown in percent or points."""
+        return self.unit == "share"
+
+
+@dataclass(frozen=True)
+class MetricSection:
+    """Metrics that are read together."""
+
+    title: str
+    """Its heading."""
+    intro: str
+    """Text for all of its metrics."""
+    file: str
+    """File whose lines have these keys."""
+    metrics: tuple[Metric, ...]
+    """Its rows, in order."""
+
+
+@cache
+def sections() -> tuple[MetricSection, ...]:
+    """The whole table."""
+    table = tomllib.loads((files("uptrend.records") / "metrics.toml").read_text(encoding="utf-8"))
+    return tuple(_section(row, table["units"]) for row in table["section"])
+
+
+def step_metrics() -> Iterator[Metric]:
+    """Metrics of metrics.jsonl."""
+    return (m for section in sections() if section.file == "metrics.jsonl" for m in section.metrics)
+
+
+def compared_metrics() -> tuple[str, ...]:
+    """Names of all metrics that the lab compares, held-out ones first."""
+    names = [m.compared for section in sections() for m in section.metrics if m.compared]
+    return tuple(sorted(names, key=lambda name: not name.startswith("eval/")))
+
+
+def find_metric(name: str) -> Metric | None:
+    """Row of a key of metrics.jsonl, or of a name by which the lab compares (`eval/accuracy`); None if unknown."""
+    exact, patterns = _index()
+    return exact.get(name) or next((metric for pattern, metric in patterns if pattern.fullmatch(name)), None)
+
+
+def label_of(name: str) -> str:
+    """Heading of a plot: the title with its unit, or the name where there is no title."""
+    metric = find_metric(name)
+    if metric is None or not metric.title:
+        return name
+    return f"{metric.title} ({metric.unit})" if metric.unit in LABELED else metric.title
+
+
+@cache
+def must_be_finite(key: str) -> bool:
+    """True where null or NaN in a line means that the arithmetic broke."""
+    metric = find_metric(key)
+    return metric is not None and metric.finite
+
+
+@cache
+def _index() -> tuple[Mapping[str, Metric], tuple[tuple[re.Pattern[str], Metric], ...]]:
+    """Metrics by name where it is fixed, and by pattern where it has a placeholder."""
+    named = {metric.key: metric for metric in step_metrics()}
+    named |= {m.compared: m for section in sections() for m in section.metrics if m.compared}
+    placed = {name for name in named if re.search("[A-Z]", name)}
+    exact = {name: metric for name, metric in named.items() if name not in placed}
+    return exact, tuple((_pattern(name), named[name]) for name in named if name in placed)
+
+
+def _pattern(key: str) -> re.Pattern[str]:
+    return re.compile(re.sub("[A-Z]+", "[^/]+", key.replace("@K", "@[1-9][0-9]*")))
+
+
+def _section(row: Mapping[str, Any], units: Mapping[str, Mapping[str, float]]) -> MetricSection:
+    rest = {"own": row.get("own", True), "compared": row.get("compared", True)}
+    metrics = tuple(_metric(rest | metric, units) for metric in row["metric"])
+    return MetricSection(row["title"], row.get("intro", ""), row.get("file", "metrics.jsonl"), metrics)
+
+
+def _metric(row: Mapping[str, Any], units: Mapping[str, Mapping[str, float]]) -> Metric:
+    compared = row["compared"]
+    named = compared if isinstance(compared, str) else row["key"] if compared else ""
+    warns = tuple(Sign(sign["when"], tuple(sign["causes"])) for sign in row.get("warns", ()))
+    return Metric(**{**units[row["unit"]], **row, "compared": named, "warns": warns})
