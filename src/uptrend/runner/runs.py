@@ -16,7 +16,7 @@ from uptrend.records import CheckpointError, ConfigError, ModelError, RecordErro
 from uptrend.records.schema import VERSION
 from uptrend.runner.eval_tasks import eval_section
 from uptrend.runner.preflight import Preflight, check_first
-from uptrend.tasks.pool import HeldOut, Pool, heldout, make_taskset, pool, resolve_options
+from uptrend.tasks.pool import HeldOut, Pool, heldout, pool, resolve_options
 from uptrend.training.observer import Observer, Stop
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def prepare(config: Config) -> Prepared:
     config = resolve(config)
     held_out = heldout(config)
     tasks = pool(config, held_out)
-    return Prepared(config, make_policy(config, held_out), tasks, held_out)
+    return Prepared(config, make_policy(config), tasks, held_out)
 
 
 def train(
@@ -98,7 +98,7 @@ def resume(path: Path, overrides: Iterable[str] = (), observers: Sequence[Observ
         held_out = heldout(config)
         tasks = pool(config, held_out)
         check_tasks(run, tasks, held_out)
-        parts = Prepared(config, make_policy(config, held_out), tasks, held_out)
+        parts = Prepared(config, make_policy(config), tasks, held_out)
         directory.rewind(step)
         directory.write_info({**run.info, "config": to_table(config)})
         _go(parts, directory, observers, resume=True)
@@ -115,7 +115,7 @@ def warmstart(
     config = resolve(replace(config, model=replace(config.model, lora=None)))
     held_out = heldout(config)
     tasks = pool(_of_the_first_stage(config), held_out)
-    policy = make_policy(config, held_out)
+    policy = make_policy(config)
 
     from uptrend.policy.checkpoint import export
     from uptrend.training.loop import Parts
@@ -206,7 +206,7 @@ def _go(
             outcome.stop = loop(Parts(p.config, p.policy, p.pool, p.held_out, directory, observers), resume)
 
 
-def make_policy(config: Config, held_out: HeldOut) -> "Policy":
+def make_policy(config: Config) -> "Policy":
     """The model that the config names, on its device, ready to learn."""
     import torch
 
@@ -215,7 +215,7 @@ def make_policy(config: Config, held_out: HeldOut) -> "Policy":
 
     torch.set_num_threads(config.compute.threads)
     device = choose_device(config.compute.device)
-    source = find_model(config.model.name, lambda: demonstrations(held_out))
+    source = find_model(config.model.name)
     policy = load_policy(
         source,
         config.model,
@@ -244,23 +244,16 @@ def load_for_eval(target: str, tasks: str | None, overrides: Iterable[str]) -> t
     config = resolve(load_config(table, overrides))
     held_out = heldout(config)
     if not is_run:
-        return config, make_policy(config, held_out), held_out
+        return config, make_policy(config), held_out
     checkpoints = Run(target).checkpoints
     if not checkpoints:
         raise CheckpointError(f"{target} has no checkpoint to evaluate.")
     from uptrend.policy.checkpoint import load_checkpoint
     from uptrend.policy.optimizer import Optimizer
 
-    policy = make_policy(config, held_out)
+    policy = make_policy(config)
     load_checkpoint(checkpoints[-1], policy, Optimizer(policy.flat, config.learning))
     return config, policy, held_out
-
-
-def demonstrations(held_out: HeldOut | None) -> list[tuple[str, str]]:
-    """What `tiny` is taught: every arithmetic task that is not, and can't be, held out."""
-    exclude = frozenset(task.id for task in held_out.tasks) if held_out else frozenset()
-    tasks = make_taskset("arithmetic", {}, 0).train(1_000_000, exclude)
-    return [("".join(m.content for m in task.messages), task.answer) for task in tasks]
 
 
 def resolve(config: Config) -> Config:
@@ -273,6 +266,8 @@ def resolve(config: Config) -> Config:
 
 
 def _cores() -> int:
+    if (told := os.environ.get("OMP_NUM_THREADS", "")).isdecimal() and int(told) > 0:
+        return int(told)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
