@@ -5,7 +5,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart check test docs faults faults-full lab-demo format clean
+.PHONY: help setup quickstart check test test-fast coverage docs faults faults-full lab-demo format clean
 
 help:  ## Show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,8 +24,18 @@ check: .venv/.all  ## Format, lint, types and architecture
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-test: .venv/.all  ## Run all tests
-	$(BIN)/python -m pytest
+# One worker per core, each with one torch thread; what a test starts inherits it. A worker takes 1 to 2 GB.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
+
+test: .venv/.all  ## Run all tests (10 minutes on two cores)
+	$(PYTEST)
+
+test-fast: .venv/.all  ## Run all tests but the slow ones (3 minutes)
+	$(PYTEST) -m 'not slow'
+
+coverage: .venv/.all  ## Run all tests and print the branch coverage, in percent
+	$(PYTEST) --cov --cov-report=
+	$(BIN)/coverage report --format=total
 
 docs: .venv/.all  ## Write the generated pages of docs/
 	$(BIN)/python scripts/docs.py
@@ -48,7 +58,7 @@ format: .venv/.all  ## Format, and fix what can be fixed
 	$(BIN)/ruff check --fix .
 
 clean:  ## Remove .venv, caches and builds; runs and models stay
-	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv build dist src/*.egg-info .coverage* .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.train: pyproject.toml constraints.txt

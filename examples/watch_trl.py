@@ -58,11 +58,10 @@ class Blind(GRPOTrainer):
 
 
 def tiny() -> str:
-    """The folder of Uptrend's tiny model, made on first use."""
+    """The folder of Uptrend's tiny model, which is inside the package."""
     from uptrend.policy.find import find_model
-    from uptrend.runner.prepare import demonstrations
 
-    return str(find_model("tiny", lambda: demonstrations(None)))
+    return find_model("tiny")
 
 
 def main() -> None:

@@ -1,13 +1,37 @@
-"""What every room's tests may use. This file puts its folder on the path, so tests can import `synthetic`."""
+"""Fixtures and rules of every package's tests. This file puts its folder on the path: tests can import `synthetic`."""
 
+import os
+import shutil
+import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch loads; workers and what they start share the cores
 
 import pytest
 
 from synthetic import write_run
 from uptrend.records import ModelError
+
+PROGRAMS = {"bubblewrap": "bwrap"}
+"""Programs by Debian package, where their names differ."""
+
+
+def pytest_configure() -> None:
+    """Hear Ctrl-C, also where the shell that started the tests ignores it, as it does for what runs in background."""
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    if ignored and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip tests whose system package is not installed. `.ci/run` looks for this reason and fails."""
+    for mark in item.iter_markers("needs_package"):
+        (package,) = mark.args
+        if shutil.which(PROGRAMS.get(package, package)) is None:
+            pytest.skip(f"needs system package: {package}")
 
 
 @pytest.fixture
@@ -22,11 +46,10 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def tiny_folder() -> str:
-    """The tiny model, taught once into the cache."""
+    """The folder of the tiny model."""
     from uptrend.policy.find import find_model
-    from uptrend.runner.prepare import demonstrations
 
-    return find_model("tiny", lambda: demonstrations(None))
+    return find_model("tiny")
 
 
 @pytest.fixture(scope="session")

@@ -7,8 +7,8 @@ import torch
 import transformers
 
 from uptrend.config import Lora, Model
+from uptrend.policy.find import find_model
 from uptrend.policy.policy import Policy, load_policy
-from uptrend.policy.tiny import character_tokenizer
 
 TYPES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"tie_word_embeddings": True}),
@@ -22,6 +22,11 @@ TYPES: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": ("Granite", {"logits_scaling": 2.0}),
 }
 """Each type's class name, and what it sets beside the sizes."""
+
+
+def character_tokenizer() -> Any:
+    """A fresh copy of the tiny model's tokenizer: one token per character."""
+    return transformers.AutoTokenizer.from_pretrained(find_model("tiny"))
 
 
 def write_model(folder: Path, kind: str = "llama", seed: int = 0, **changes: Any) -> Path:

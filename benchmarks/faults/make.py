@@ -11,18 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.faults.case import Case
-from benchmarks.faults.fault import Settings
 from benchmarks.faults.planted.operation import RESUMED_AT
-from benchmarks.faults.recipes import RECIPES, make_config
+from benchmarks.faults.recipes import make_config
 
 from uptrend.config import Config
 from uptrend.doctor.probes import PROBES
 from uptrend.doctor.probes.bench import Bench
 from uptrend.doctor.probes.run import differential, run_probes
-from uptrend.policy.find import find_model
 from uptrend.records import Run
 from uptrend.runner.preflight import Preflight
-from uptrend.runner.prepare import demonstrations, prepare
+from uptrend.runner.prepare import prepare
 from uptrend.runner.runs import resume, train
 from uptrend.training.observer import StepRecord, Stop
 
@@ -57,9 +55,8 @@ def make_run(case: Case, to: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     began = time.perf_counter()
-    settings = _with_model(case)
     with case.plant():
-        config = make_config(case.recipe, settings, two_turns=case.two_turns, seed=case.seed)
+        config = make_config(case.recipe, case.settings, two_turns=case.two_turns, seed=case.seed)
         (folder / "preflight.json").write_text(json.dumps(_preflight(config), ensure_ascii=False))
     with case.plant():  # a fresh plant: what it counts begins again with the run
         _train(case, config, folder)
@@ -68,12 +65,6 @@ def make_run(case: Case, to: Path) -> Path:
              "seconds": round(time.perf_counter() - began, 1)}  # fmt: skip
     (folder / "case.json").write_text(json.dumps(facts, indent=1))
     return folder
-
-
-def _with_model(case: Case) -> Settings:
-    """The model's folder, made before anything is planted: what spoils the tasks must not spoil what it was taught."""
-    name = RECIPES[case.recipe]["model"]["name"]
-    return {"model.name": find_model(name, lambda: demonstrations(None)), **case.settings}
 
 
 def _preflight(config: Config) -> dict[str, Any]:

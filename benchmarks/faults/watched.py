@@ -16,7 +16,6 @@ from trl import GRPOTrainer
 
 from uptrend.bridge.trl import watch
 from uptrend.policy.find import find_model
-from uptrend.runner.prepare import demonstrations
 
 
 @dataclass(frozen=True)
@@ -135,7 +134,7 @@ RUNS = (
 
 def watch_all(to: Path) -> None:
     """Train each, watched; what was found goes to watched.json."""
-    folder = find_model("tiny", lambda: demonstrations(None))
+    folder = find_model("tiny")
     told = []
     for number, run in enumerate(RUNS):
         found = list(_found(run, folder, to / f"watched-{number}"))

@@ -52,7 +52,7 @@ def make_trainer(
 ) -> GRPOTrainer:
     """A trainer on the CPU with a model from a folder."""
     tokenizer = AutoTokenizer.from_pretrained(model)
-    chat = "tiny" not in str(model)
+    chat = Path(model).name != "tiny"
     settings: dict[str, Any] = {
         "output_dir": str(folder), "per_device_train_batch_size": GROUPS * SIZE, "num_generations": SIZE,
         "max_completion_length": 8, "learning_rate": lr, "max_steps": steps, "lr_scheduler_type": "constant",

@@ -14,6 +14,8 @@ from trl import GRPOTrainer
 from uptrend.bridge.trl import watch
 from uptrend.records import Run
 
+pytestmark = pytest.mark.slow
+
 Go = Callable[..., dict[str, dict[str, Any]]]
 
 

@@ -19,6 +19,8 @@ from uptrend.bridge.trl.batch import TrlBatch
 from uptrend.bridge.trl.subprocess_recorder import SubprocessRecorder
 from uptrend.records import Run
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = """
 import os, signal, sys, time
 from pathlib import Path

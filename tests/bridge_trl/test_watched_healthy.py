@@ -13,6 +13,8 @@ from uptrend.bridge.trl import Watch, watch, watched
 from uptrend.bridge.trl.record import free_path
 from uptrend.records import Role, Run
 
+pytestmark = pytest.mark.slow
+
 STEPS = 3
 
 

@@ -162,6 +162,7 @@ def problems(tmp_path: Path) -> Path:
 SHORT = ("--set", "eval.retriever=golden", "--set", "sampling.max_tokens=4", "--set", "sampling.max_turns=2")
 
 
+@pytest.mark.slow
 def test_a_file_of_musique_by_hops(tiny_folder: str, questions: Path, tmp_path: Path, say: Say) -> None:
     out = tmp_path / "answers.jsonl"
     told, heard = say("eval", tiny_folder, "--tasks", questions, *SHORT, "--out", out, "--json", "--attempts", 2)

@@ -15,6 +15,8 @@ import pytest
 from uptrend.policy.checkpoint import read_state
 from uptrend.records import Run, RunDirectory
 
+pytestmark = pytest.mark.slow
+
 STEPS = 7
 RECIPE = f"""
 name = "small"
@@ -41,8 +43,7 @@ threads = 1
 
 
 @pytest.fixture(scope="module")
-def recipe(tmp_path_factory: pytest.TempPathFactory, tiny_folder: str) -> Path:
-    assert tiny_folder
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("recipes") / "small.toml"
     path.write_text(RECIPE)
     return path

@@ -18,6 +18,8 @@ from uptrend.cli.main import app
 from uptrend.lab.notebook import Notebook
 from uptrend.records import Arm, Hypothesis, LabError, Run
 
+pytestmark = pytest.mark.slow
+
 RECIPE = """
 name = "tiny"
 model = { name = "tiny" }
@@ -59,9 +61,8 @@ def numbers(notebook: Notebook) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory, tiny_folder: str) -> Notebook:
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Notebook:
     """An experiment that nobody disturbed."""
-    del tiny_folder  # taught before the first run needs it
     notebook = make_lab(tmp_path_factory.mktemp("calm") / "lab")
     told = run("h01", "--dir", notebook.folder, "--at-once", 2)
     assert told.exit_code == 0, told.output

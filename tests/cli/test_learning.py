@@ -3,8 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from uptrend.records import Run, mcnemar
 from uptrend.runner.runs import train
+
+pytestmark = pytest.mark.slow
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "tiny.toml"
 
@@ -14,8 +18,7 @@ def right(run: Run, step: int) -> dict[str, bool]:
     return {row["task"]: row["correct"] for row in rows}
 
 
-def test_the_tiny_recipe_learns(tmp_path: Path, tiny_folder: str) -> None:
-    assert tiny_folder
+def test_the_tiny_recipe_learns(tmp_path: Path) -> None:
     run = train(RECIPE, runs=tmp_path)
     steps = run.config["learning"]["steps"]
     before, after = right(run, 0), right(run, steps)

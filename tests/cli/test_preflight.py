@@ -76,6 +76,7 @@ def test_bad_input_is_a_sentence_and_exit_code_2(call: Call, tmp_path: Path) -> 
     assert call("preflight", tmp_path / "none.toml")[0] == 2
 
 
+@pytest.mark.slow
 def test_training_asks_first_and_keeps_the_figures(call: Call, tmp_path: Path) -> None:
     code, _, err = call("train", RECIPE, "--runs", tmp_path, "--quiet")
     assert code == 0
@@ -94,6 +95,7 @@ def test_training_asks_first_and_keeps_the_figures(call: Call, tmp_path: Path) -
     assert states[0] == states[1]
 
 
+@pytest.mark.slow
 def test_training_does_not_begin_on_a_critical_finding(call: Call, tmp_path: Path) -> None:
     with PLANTED_FAULTS["attention-blind"].plant():
         code, _, err = call("train", RECIPE, "--runs", tmp_path, "--quiet")
@@ -120,6 +122,7 @@ def test_python_asks_only_when_told_to(llama_folder: Path, tmp_path: Path) -> No
     assert events[1][-1] == "finished"
 
 
+@pytest.mark.slow
 def test_a_cause_that_is_allowed_does_not_stop_a_run(call: Call, tmp_path: Path) -> None:
     with PLANTED_FAULTS["attention-blind"].plant():
         code, _, err = call("train", RECIPE, "--runs", tmp_path, "--quiet", "--allow", "mask.attention-blind")

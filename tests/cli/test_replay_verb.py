@@ -58,7 +58,8 @@ def test_unchanged_it_says_that_it_is_the_run(say: Say, tmp_path: Path) -> None:
     assert (tmp_path / "base-replay" / "run.json").exists()
 
 
-def test_the_table_has_run_and_replay_side_by_side(say: Say, run: Run) -> None:
+def test_the_table_has_run_and_replay_side_by_side(say: Say, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")  # a loss that is not quite 0 takes more room, and cells are cut
     said = say("--step", 0, "--set", "learning.lr=1e-2", "--quiet")
     assert "learning.lr 0.003 → 0.01" in said
     rows = [line.split() for line in said.splitlines() if " run " in line or " replay " in line]

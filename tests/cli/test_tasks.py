@@ -104,6 +104,7 @@ def split_recipe(tmp_path):
     return recipe, files[0]
 
 
+@pytest.mark.slow
 def test_a_stage_that_trains_on_every_row_need_not_hold_out_any(split_recipe):
     recipe, file = split_recipe
     found = as_json("validate", str(recipe))

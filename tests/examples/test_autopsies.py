@@ -11,6 +11,8 @@ import pytest
 import uptrend
 from uptrend.records import Run
 
+pytestmark = pytest.mark.slow
+
 AUTOPSIES = Path(__file__).parents[2] / "examples" / "autopsies"
 
 

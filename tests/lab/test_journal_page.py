@@ -226,7 +226,8 @@ def test_a_level_line_has_room_about_it() -> None:
     assert padded([]) == pytest.approx((-0.06, 1.06))
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+@pytest.mark.slow
+@pytest.mark.needs_package("chromium")
 @pytest.mark.parametrize("width", [380, 1200])
 def test_a_browser_needs_no_scrolling_sideways(tmp_path: Path, width: int) -> None:
     notebook, _, _, _ = validated_kl(tmp_path / "lab")

@@ -21,6 +21,8 @@ from uptrend.lab.workers.work import Outcome, log_of
 from uptrend.records import Arm, Hypothesis, Run
 from uptrend.records.lock import is_being_written
 
+pytestmark = pytest.mark.slow
+
 TESTS = Path(__file__).parents[1]
 
 

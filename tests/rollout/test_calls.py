@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chats import put_on
-from uptrend.policy.tiny import character_tokenizer
+from models import character_tokenizer
 from uptrend.records import Message, TasksetError, ToolCall
 from uptrend.rollout.calls import FORMATS, format_of
 

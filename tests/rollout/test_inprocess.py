@@ -64,6 +64,7 @@ def test_greedy_is_generate_for_tiny(tiny_folder: str) -> None:
     check_against_generate(make_policy(tiny_folder), PROMPTS, GREEDY)
 
 
+@pytest.mark.slow
 def test_greedy_is_generate_for_smollm2(smollm2_folder: str) -> None:
     prompts = ["Calculate: 7 + 8 = ", "The capital of France is", "Once upon a time"]
     check_against_generate(make_policy(smollm2_folder), prompts, Limits(8, 400, temperature=0.0))

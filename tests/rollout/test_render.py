@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from chats import ENDS, FINISH, SEARCH, calling, put_on
 from chats import whole as template
-from uptrend.policy.tiny import character_tokenizer
+from models import character_tokenizer
 from uptrend.records import Message, TasksetError, ToolCall
 from uptrend.rollout.calls import FORMATS
 from uptrend.rollout.render import Renderer

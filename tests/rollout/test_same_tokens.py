@@ -19,11 +19,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from chats import FOLDER, SEARCH, SPECIAL, calling
-from models import full_logits, make_policy, write_model
+from models import character_tokenizer, full_logits, make_policy, write_model
 from uptrend.config import load_config
 from uptrend.policy.optimizer import Optimizer
 from uptrend.policy.policy import Policy
-from uptrend.policy.tiny import character_tokenizer
 from uptrend.records import Ending, Message, Reward, Role, Rollout, Task
 from uptrend.rollout.inprocess import InProcessSampler
 from uptrend.rollout.play import RolloutRequest, play_all
@@ -256,6 +255,7 @@ def cases(draw: st.DrawFn) -> Case:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_any_conversation(policy: Policy, renderers: dict[str, Renderer], layout: str) -> None:
     @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
@@ -273,6 +273,7 @@ def many(count: int, limits: Limits, turns: int = 4, rows: int = 0) -> Case:
     return Case([first] * count, plans, limits, max_turns=turns - 1, rows=rows, tools=True, seed=7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_many_conversations_hold_all_that_can_happen(
     policy: Policy, renderers: dict[str, Renderer], layout: str

@@ -11,7 +11,7 @@ import pytest
 
 from chats import SEARCH, calling, put_on
 from chats import whole as template
-from uptrend.policy.tiny import character_tokenizer
+from models import character_tokenizer
 from uptrend.records import Ending, Message, Reward, Role, Rollout, Task, TasksetError
 from uptrend.rollout.play import RolloutRequest, demonstrate
 from uptrend.rollout.render import Renderer

@@ -192,7 +192,7 @@ def test_several_processes_are_refused(tmp_path: Path) -> None:
     assert call("train", "--dry-run", folder=tmp_path, torch=False, WORLD_SIZE="1").stdout
 
 
-@pytest.mark.usefixtures("tiny_folder")  # taught before, not in the run's own time
+@pytest.mark.slow
 def test_training_and_evaluating(questions: Path, tmp_path: Path) -> None:
     done = call(
         "train", "--model", "tiny", "--no-peft", "--datasets", questions, "--retriever", "golden", "--max-steps", 1,
@@ -219,6 +219,7 @@ def test_training_and_evaluating(questions: Path, tmp_path: Path) -> None:
     assert (line["turns"], line["parts"].keys() >= {"exact_match", "f1"}) == (2, True)
 
 
+@pytest.mark.slow
 def test_evaluating_a_model(tiny_folder: str, questions: Path, tmp_path: Path) -> None:
     done = call(
         "evaluate", "--model", tiny_folder, "--datasets", questions, "--retriever", "golden", "--max-new-tokens", 8,

@@ -96,6 +96,7 @@ def is_what_it_says(sort: str, run: Run) -> bool:
     return has.get(sort, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sort", SORTS)
 def test_an_unchanged_replay_is_the_run_to_the_bit(sort: str, llama_folder: Path, tmp_path: Path) -> None:
     original = start(llama_folder, tmp_path, *SORTS[sort])

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from uptrend.policy.known import KNOWN, home, need_train_extra
+from uptrend.policy.known import KNOWN, home, local_folder, need_train_extra
 from uptrend.records import ModelError
 
 app = typer.Typer(help="List, pull and show models.", no_args_is_help=True, rich_markup_mode=None)
@@ -17,8 +17,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 @app.command("list")
 def list_models(as_json: Json = False) -> None:
-    """The models that need no hub, and whether they are in the cache."""
-    rows = [{**vars(m), "cached": [str(p) for p in _cached(m.name)]} for m in KNOWN.values()]
+    """The models that need no hub, and whether they are on this machine."""
+    folders = {name: local_folder(name) for name in KNOWN}
+    rows = [{**vars(m), "cached": [str(folder)] if (folder := folders[m.name]) else []} for m in KNOWN.values()]
     if as_json:
         typer.echo(json.dumps({"home": str(home()), "models": rows}, indent=2))
         return
@@ -83,14 +84,9 @@ def _find(name: str, gguf: Path | None) -> str:
     need_train_extra()
     from uptrend.policy.find import find_model
     from uptrend.policy.pull import smollm2
-    from uptrend.runner.prepare import demonstrations
 
     if gguf is not None:
         if name != "smollm2-135m":
             raise ModelError("--gguf is for smollm2-135m.")
         return str(smollm2(gguf))
-    return find_model(name, lambda: demonstrations(None))
-
-
-def _cached(name: str) -> list[Path]:
-    return sorted(p for p in (home() / "models").glob(f"{name}*") if p.is_dir())
+    return find_model(name)

@@ -215,7 +215,7 @@ class Compute:
     device: str = "auto"
     """cpu, cuda, or auto."""
     threads: int = 0
-    """CPU threads; 0 for one a core. Same threads, same numbers."""
+    """CPU threads; 0 for OMP_NUM_THREADS, else one per core. Same threads, same numbers."""
     compile: Literal["auto", "never", "always"] = "auto"
     """Whether to compile the model: auto does where a run is long enough to pay it back."""
 

@@ -1,32 +1,22 @@
 """From a model's name to a folder or hub id that transformers can load."""
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from uptrend.policy.known import KNOWN
+from uptrend.policy.known import KNOWN, TINY
 from uptrend.records import ModelError
 
-Demonstrations = Callable[[], Sequence[tuple[str, str]]]
-"""Gives (prompt, answer) pairs to teach `tiny` with; joined in where the tasks are known."""
-
 FOLDERS = ("models/", ".", "/", "~")
-"""How names begin that can only be folders; `models/` is where warm starts put theirs."""
+"""Prefixes of names that can only be folders; warm starts write to `models/`."""
 
 
-def find_model(name: str, demonstrations: Demonstrations | None = None) -> str:
-    """A known model's folder (made if missing), a folder that is there, or a hub id as it is."""
+def find_model(name: str) -> str:
+    """Return a known model's folder (pulled if missing), a folder that exists, or a hub id as it is."""
     if name == "smollm2-135m":
         from uptrend.policy.pull import smollm2
 
         return str(smollm2())
     if name == "tiny":
-        from uptrend.policy.tiny import tiny
-
-        if demonstrations is None:
-            raise ModelError(
-                "tiny needs demonstrations to be taught with; start it through a recipe or `uptrend models pull tiny`."
-            )
-        return str(tiny(demonstrations()))
+        return str(TINY)
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").exists() and not (path / "adapter_config.json").exists():

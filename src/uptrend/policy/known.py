@@ -1,4 +1,4 @@
-"""The models that Uptrend knows by name, and where their files are kept. No torch here: `models list` is quick."""
+"""Models that Uptrend knows by name, and where their files are. No torch here: `models list` is quick."""
 
 import os
 import tempfile
@@ -13,18 +13,18 @@ from uptrend.records import MissingExtra
 
 @dataclass(frozen=True)
 class Known:
-    """A model that can be had without a hub."""
+    """A model that needs no hub."""
 
     name: str
-    """What recipes call it."""
+    """Name in recipes."""
     parameters: str
-    """How large it is, for people."""
+    """Size, for people."""
     source: str
-    """Where it comes from."""
+    """Origin."""
     license: str
-    """Its license."""
+    """License."""
     download: str
-    """What getting it costs."""
+    """Cost of getting it."""
 
 
 KNOWN = {
@@ -40,25 +40,34 @@ KNOWN = {
         Known(
             "tiny",
             "about 1 million",
-            "made here: a small Llama with a character tokenizer, taught arithmetic to about 40%",
+            "inside Uptrend: a small Llama with a character tokenizer, taught arithmetic to about 40%",
             "Apache-2.0",
-            "nothing; a minute or two of teaching once",
+            "nothing",
         ),
     )
 }
 
+TINY = Path(__file__).parent / "tiny"
+"""Folder of `tiny`, whose weights are package data; scripts/make_tiny.py made them."""
+
 
 def home() -> Path:
-    """The cache folder: UPTREND_HOME, or the user's cache."""
+    """Return the cache folder: UPTREND_HOME, or the user's cache."""
     if told := os.environ.get("UPTREND_HOME"):
         return Path(told).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "uptrend"
 
 
-def made_once(name: str, make: Callable[[Path], Path]) -> Path:
-    """A model's folder in the cache; made beside and renamed where it is missing, by one process of several.
+def local_folder(name: str) -> Path | None:
+    """Return a known model's folder where it is on this machine already."""
+    folder = TINY if name == "tiny" else home() / "models" / name
+    return folder if folder.is_dir() else None
 
-    `make` gets an empty folder to work in and gives back the finished model's inside it.
+
+def made_once(name: str, make: Callable[[Path], Path]) -> Path:
+    """Return a model's folder in the cache; if it is missing, one process of several makes it beside and renames it.
+
+    `make` gets an empty folder to work in and returns the finished model's folder inside it.
     """
     folder = home() / "models" / name
     if folder.exists():
@@ -72,7 +81,7 @@ def made_once(name: str, make: Callable[[Path], Path]) -> Path:
 
 
 def need_train_extra() -> None:
-    """Say which extra is missing before an import error does."""
+    """Raise MissingExtra, which names the extra to install, where a package for training is missing."""
     for package in ("torch", "transformers", "peft"):
         try:
             __import__(package)

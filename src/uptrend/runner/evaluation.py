@@ -156,13 +156,13 @@ def load_for_eval(target: str, tasks: str | None, overrides: Iterable[str]) -> t
     config = resolve(load_config(table, overrides))
     held_out = heldout(config)
     if not is_run:
-        return config, make_policy(config, held_out), held_out
+        return config, make_policy(config), held_out
     checkpoints = Run(target).checkpoints
     if not checkpoints:
         raise CheckpointError(f"{target} has no checkpoint to evaluate.")
     from uptrend.policy.checkpoint import load_checkpoint
     from uptrend.policy.optimizer import Optimizer
 
-    policy = make_policy(config, held_out)
+    policy = make_policy(config)
     load_checkpoint(checkpoints[-1], policy, Optimizer(policy.flat, config.learning))
     return config, policy, held_out

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from uptrend.config import Config, to_table
 from uptrend.records import ModelError, RecordError, Run, RunDirectory
 from uptrend.records.schema import VERSION
-from uptrend.tasks.pool import HeldOut, Pool, heldout, make_taskset, pool, resolve_options
+from uptrend.tasks.pool import HeldOut, Pool, heldout, pool, resolve_options
 from uptrend.training.observer import Stop
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def prepare(config: Config) -> Prepared:
     config = resolve(config)
     held_out = heldout(config)
     tasks = pool(config, held_out)
-    return with_components(config, make_policy(config, held_out), tasks, held_out)
+    return with_components(config, make_policy(config), tasks, held_out)
 
 
 def with_components(config: Config, policy: "Policy", tasks: Pool, held_out: HeldOut) -> Prepared:
@@ -51,7 +51,7 @@ def with_components(config: Config, policy: "Policy", tasks: Pool, held_out: Hel
     return Prepared(config, policy, tasks, held_out, Components())
 
 
-def make_policy(config: Config, held_out: HeldOut) -> "Policy":
+def make_policy(config: Config) -> "Policy":
     """The model that the config names, on its device, ready to learn."""
     import torch
 
@@ -60,7 +60,7 @@ def make_policy(config: Config, held_out: HeldOut) -> "Policy":
 
     torch.set_num_threads(config.compute.threads)
     device = choose_device(config.compute.device)
-    source = find_model(config.model.name, lambda: demonstrations(held_out))
+    source = find_model(config.model.name)
     policy = load_policy(
         source,
         config.model,
@@ -77,13 +77,6 @@ def make_policy(config: Config, held_out: HeldOut) -> "Policy":
     return policy
 
 
-def demonstrations(held_out: HeldOut | None) -> list[tuple[str, str]]:
-    """What `tiny` is taught: every arithmetic task that is not, and can't be, held out."""
-    exclude = frozenset(task.id for task in held_out.tasks) if held_out else frozenset()
-    tasks = make_taskset("arithmetic", {}, 0).train(1_000_000, exclude)
-    return [("".join(m.content for m in task.messages), task.answer) for task in tasks]
-
-
 def resolve(config: Config) -> Config:
     """Fill in what the machine and the tasksets decide, so that run.json has every value."""
     from uptrend.policy.policy import choose_device
@@ -94,6 +87,8 @@ def resolve(config: Config) -> Config:
 
 
 def _cores() -> int:
+    if (told := os.environ.get("OMP_NUM_THREADS", "")).isdecimal() and int(told) > 0:
+        return int(told)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

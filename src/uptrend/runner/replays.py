@@ -9,7 +9,7 @@ from uptrend.config import load_config
 from uptrend.policy.known import need_train_extra
 from uptrend.records import Run, RunDirectory
 from uptrend.runner.prepare import check_tasks, free_place, info_of, make_policy, recorded, resolve
-from uptrend.tasks.pool import HeldOut, heldout, pool
+from uptrend.tasks.pool import heldout, pool
 from uptrend.training.observer import Observer
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def replay(
     tasks = pool(config, held_out)
     check_tasks(run, tasks, held_out)
     asked = replace(asked, config=config)
-    policy = _policy(asked, held_out)
+    policy = _policy(asked)
     info = _told(info_of(path, config, tasks, held_out, policy), asked)
     with _directory(path, info, asked) as directory, recorded(directory, resume=begun) as outcome:
         for id, reason in _acquittals(asked):
@@ -60,15 +60,15 @@ def _acquittals(asked: "Replay") -> list[tuple[str, str]]:
     return [length, *((id, "a replay learns from another policy's rollouts") for id in gaps)]
 
 
-def _policy(asked: "Replay", held_out: HeldOut) -> "Policy":
+def _policy(asked: "Replay") -> "Policy":
     """The model that the run began with, checked as it was, then made as it shall be."""
     from uptrend.training.replay import check_start
 
     config = asked.config
     as_it_was = replace(config, model=load_config(asked.run.config).model)
-    policy = make_policy(as_it_was, held_out)
+    policy = make_policy(as_it_was)
     check_start(policy, asked)
-    return policy if as_it_was == config else make_policy(config, held_out)
+    return policy if as_it_was == config else make_policy(config)
 
 
 def _told(info: dict[str, Any], asked: "Replay") -> dict[str, Any]:

@@ -102,7 +102,7 @@ def resume(
         held_out = heldout(config)
         tasks = pool(config, held_out)
         check_tasks(run, tasks, held_out)
-        parts = alter(with_components(config, make_policy(config, held_out), tasks, held_out))
+        parts = alter(with_components(config, make_policy(config), tasks, held_out))
         directory.rewind(step)
         directory.write_info({**run.info, "config": to_table(config)})
         _go(parts, directory, observers, resume=True)
@@ -119,7 +119,7 @@ def warmstart(
     config = resolve(replace(config, model=replace(config.model, lora=None)))
     held_out = heldout(config)
     tasks = pool(_of_the_first_stage(config), held_out)
-    policy = make_policy(config, held_out)
+    policy = make_policy(config)
 
     from uptrend.policy.checkpoint import export
     from uptrend.training.loop import Parts

@@ -12,6 +12,8 @@ from uptrend.doctor.probes.result import Result
 from uptrend.doctor.probes.run import differential
 from uptrend.runner.runs import warmstart
 
+pytestmark = pytest.mark.slow
+
 HEALTHY: dict[str, tuple[str, ...]] = {
     "grpo": (),
     "bnpo": ("learning.loss=bnpo",),

@@ -126,11 +126,13 @@ def check_path(made, supports):
     assert all(p["idx"] == supports[-1] or p["title"] == made["answer"] for p in mentions)
 
 
+@pytest.mark.slow
 def test_rows_hold_together(many):
     for made in many:
         check_row(made, DEFAULT)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     st.integers(-(2**40), 2**40),
@@ -208,6 +210,7 @@ def rivals(seed):
     return sorted(entity.name for entity in entities if entity.kind == chain[-1].object.kind), chain[-1].answer
 
 
+@pytest.mark.slow
 def test_a_random_choice_of_the_right_type_is_seldom_right():
     rng = random.Random(0)
     drawn = [rivals(seed) for seed in range(1000)]
@@ -256,6 +259,7 @@ def test_there_are_ten_million_people_and_many_of_everything_else():
     assert all(len(set(common)) >= 40 for common in COMMON.values())
 
 
+@pytest.mark.slow
 def test_relations_are_worded_well():
     assert len(RELATIONS) == len({relation.name for relation in RELATIONS}) >= 12
     asked = {relation.name for seed in range(3000) for relation in (f.relation for f in make_world(seed, DEFAULT)[1])}

@@ -125,6 +125,7 @@ def test_noise_keeps_every_supporting_paragraph() -> None:
     assert len(noise) / possible == pytest.approx(0.3, abs=0.03)
 
 
+@pytest.mark.slow
 def test_the_invented_world_mixes_hops_and_never_trains_on_what_is_held_out() -> None:
     taskset = make()
     train, held = taskset.train(300), taskset.heldout(100)
@@ -233,6 +234,7 @@ def checks_by_name(report: Any) -> dict[str, Check]:
     return {check.name: check for check in report.checks}
 
 
+@pytest.mark.slow
 def test_validate_proves_the_world_and_reports_each_ceiling() -> None:
     report = validate(lambda: make(retriever="lexical"), 60, 20, limit=10)
     assert report.passed
@@ -243,6 +245,7 @@ def test_validate_proves_the_world_and_reports_each_ceiling() -> None:
     assert found["cheaters stay below it"].figure == "0 of 20 do"
 
 
+@pytest.mark.slow
 def test_a_reader_that_takes_the_first_of_many_answers_pays_a_cheater(monkeypatch: pytest.MonkeyPatch) -> None:
     def first(text: str) -> Reply:
         found = re.findall("<answer>(.*?)</answer>", text)
@@ -260,6 +263,7 @@ def test_official_rows_are_played_like_invented_ones() -> None:
     assert max(rewards(taskset, "blind")) < 0.6
 
 
+@pytest.mark.slow
 def test_validate_sees_tasks_sorted_by_hops() -> None:
     class Sorted(Musique):
         def train(self, count: int, exclude: Any = ()) -> list[Any]:
@@ -278,6 +282,7 @@ def test_a_retriever_that_is_not_installed_leaves_the_proof(monkeypatch: pytest.
     assert "pip install 'uptrend[retrieval]'" in figure
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "weights",
     [{"citation_recall": 0.0}, {"citation_precision": 0.5}, {"retrieval_recall": 0.0, "retrieval_precision": 0.0}],
