@@ -47,7 +47,7 @@ class Attending:
         self._directory.event("finding", **kept)
         self._say(f"doctor: {finding['severity']}: {finding['id']}: {finding['summary']}")
         if finding["severity"] in self._stops:
-            return Stop(f"the doctor found {finding['id']}: {finding['summary']}")
+            return Stop(finding["summary"], by="doctor", finding=finding["id"])
         return None
 
 

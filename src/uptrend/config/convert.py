@@ -40,8 +40,7 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
     try:
         return cls(**given)
     except ConfigError as error:  # a dataclass knows its fields, and not where it stands
-        text = str(error)
-        raise ConfigError(join(where, text) if text.partition(" ")[0] in fields else text) from None
+        raise ConfigError(join(where, str(error)) if error.is_of_field else str(error)) from None
 
 
 def _options(value: Any, known: list[str], where: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 run.json            what the run is: resolved config, versions, tasksets with their hashes
 metrics.jsonl       one line a step
 evals.jsonl         one line an evaluation
-events.jsonl        started, resumed, checkpoint, stopped, failed, finished
+events.jsonl        one line per event: started, checkpoint, finished, … (events.toml)
 rollouts/000012/    part-0.parquet, the rollouts of step 12
 evals/000050.parquet
 checkpoints/step-000050/
@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from uptrend.records.errors import RecordError, RunLocked
+from uptrend.records.events import check_event
 from uptrend.records.lines import (
     append_line,
     plain_disk_errors,
@@ -92,7 +93,8 @@ class RunDirectory:
         write_whole(self.path / "run.json", json.dumps(info, indent=2, ensure_ascii=False).encode())
 
     def event(self, kind: str, **values: Any) -> None:
-        """Append to events.jsonl."""
+        """Append to events.jsonl; kinds and fields are those of events.toml."""
+        check_event(kind, values)
         append_line(self.path / "events.jsonl", {"event": kind, "time": time.time(), **values})
 
     def metrics(self, line: dict[str, Any]) -> None:

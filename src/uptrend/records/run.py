@@ -14,13 +14,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from uptrend.records.errors import MissingExtra, RecordError
+from uptrend.records.events import ENDS, STARTS, Stop, stop_of
 from uptrend.records.lines import read_lines
 from uptrend.records.lock import is_being_written
+from uptrend.records.renamed import upgrade, upgrade_event, upgrade_keys, upgrade_metrics
 from uptrend.records.schema import ROLLOUTS, VERSION
 
 
 class Run:
-    """A view of a run directory: finished, still growing or killed half-way, it reads."""
+    """A view of a run directory: finished, still growing or killed half-way, it reads.
+
+    A run of an older schema has today's names here; its files stay as they are.
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -33,6 +38,11 @@ class Run:
     def name(self) -> str:
         """The run's name: its folder's."""
         return self.path.resolve().name
+
+    @property
+    def schema(self) -> int:
+        """Version of the layout that it was written in."""
+        return int(self.info["schema"])
 
     @property
     def config(self) -> dict[str, Any]:
@@ -48,7 +58,8 @@ class Run:
     @cached_property
     def metric_lines(self) -> list[dict[str, Any]]:
         """The metrics as they were when first asked for, one dictionary a step."""
-        return list(read_lines(self.path / "metrics.jsonl"))
+        lines = read_lines(self.path / "metrics.jsonl")
+        return list(lines if self.schema > 1 else map(upgrade_metrics, lines))
 
     @property
     def evals(self) -> pa.Table:
@@ -62,8 +73,18 @@ class Run:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """What happened to the run, in order."""
-        return list(read_lines(self.path / "events.jsonl"))
+        """Events in order; docs/records.md has their kinds and fields."""
+        lines = read_lines(self.path / "events.jsonl")
+        return list(lines if self.schema > 1 else map(upgrade_event, lines))
+
+    @property
+    def report(self) -> dict[str, Any] | None:
+        """The doctor's last report, as findings.json has it; None where there is none."""
+        path = self.path / "findings.json"
+        if not path.exists():
+            return None
+        report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return report if report.get("schema", 1) > 1 else upgrade(report, "report", "metrics", "causes", "probes")
 
     def rollouts(self, step: int | None = None) -> pa.Table:
         """The rollouts of one step, or of all; one row a sequence."""
@@ -104,9 +125,19 @@ class Run:
         """running, finished, stopped (interrupted, or by an observer), failed, or killed."""
         if is_being_written(self.path):
             return "running"
-        kinds = [event.get("event") for event in self.events]
-        last = next((kind for kind in reversed(kinds) if kind in _STARTS + _ENDS), None)
-        return str(last) if last in _ENDS else "killed"
+        last = self._turning_points[-1:]
+        return str(last[0]["event"]) if last and last[0]["event"] in ENDS else "killed"
+
+    @property
+    def stopped(self) -> Stop | None:
+        """Who ended it and why, where it was stopped; None for a run that ended otherwise or goes on."""
+        last = self._turning_points[-1:]
+        return stop_of(last[0]) if last and last[0]["event"] == "stopped" else None
+
+    @property
+    def _turning_points(self) -> list[dict[str, Any]]:
+        """Events that say that the run began or ended."""
+        return [event for event in self.events if event.get("event") in STARTS + ENDS]
 
     @property
     def checkpoints(self) -> list[Path]:
@@ -116,10 +147,6 @@ class Run:
     def _steps_recorded(self) -> str:
         steps = sorted(int(p.name) for p in (self.path / "rollouts").glob("[0-9]*"))
         return f"{steps[0]} to {steps[-1]}" if steps else "none yet"
-
-
-_STARTS = ("started", "resumed")
-_ENDS = ("finished", "stopped", "failed")
 
 
 def _read_info(folder: Path) -> dict[str, Any]:
@@ -139,7 +166,7 @@ def _read_info(folder: Path) -> dict[str, Any]:
             f"{folder} was written by a newer Uptrend (schema {info['schema']}, this one reads {VERSION}). "
             "Upgrade with: pip install -U uptrend"
         )
-    return info
+    return info if info["schema"] > 1 else {**info, "config": upgrade_keys(info["config"], noted=False)}
 
 
 def to_polars(table: pa.Table) -> Any:

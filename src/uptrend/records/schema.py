@@ -1,7 +1,8 @@
-"""The Parquet schema of rollouts: one row a sequence, and how rollouts become rows.
+"""Parquet schema of rollouts: one row per sequence, and how rollouts become rows.
 
-Version 1. A reader of version N reads every version up to N; a column is never renamed or given another
-meaning, only added.
+The version is the run directory's. A reader of version N reads every version up to N: columns are only added, and names
+of lines that changed are in renamed.toml. Version 2 came with Uptrend 0.2: American spelling, events with typed fields,
+and a metric that does not exist at a step is absent from its line.
 """
 
 import json
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from uptrend.records.rollout import Rollout, Sequence
 from uptrend.records.task import Message
 
-VERSION = 1
+VERSION = 2
 
 _PART = pa.struct(
     [("name", pa.string()), ("value", pa.float64()), ("low", pa.float64()), ("high", pa.float64()),

@@ -55,6 +55,8 @@ class RunView:
     """The held-out rollouts of an evaluation, likewise."""
     unknown: Mapping[str, Floats] = field(default_factory=dict)
     """Columns without a translation, under their own names."""
+    runs_in_log: int = 1
+    """Number of runs that the log held one after the other; this is one of them."""
     notes: tuple[str, ...] = ()
     """What the reader did to make sense of it, in sentences: restarts split, repeated values dropped, torn lines."""
 

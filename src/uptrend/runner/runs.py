@@ -82,14 +82,15 @@ def resume(path: Path, overrides: Iterable[str] = (), observers: Sequence[Observ
         )
     if run.info.get("kind") == "replay":
         raise RecordError(f"{path} is a replay, which is short: make it again with uptrend replay.")
+    from uptrend.policy.checkpoint import check_resumable, read_state
+
+    check_resumable(run)
     config = _changed(run, overrides)
     if not run.checkpoints:
         raise CheckpointError(
             f"{path} has no checkpoint to resume from. Start it again, with checkpoints.every set to save on the way."
         )
     with RunDirectory.reopen(path) as directory:
-        from uptrend.policy.checkpoint import read_state
-
         step = int(read_state(run.checkpoints[-1])["step"])
         if step >= config.learning.steps:
             raise ConfigError(
@@ -181,7 +182,7 @@ def recorded(directory: RunDirectory, *, resume: bool) -> Iterator[_Outcome]:
     if outcome.stop is None:
         directory.event("finished", step=step)
     else:
-        directory.event("stopped", step=step, reason=outcome.stop.reason)
+        directory.event("stopped", step=step, **outcome.stop.to_event())
 
 
 def _go(
@@ -248,11 +249,10 @@ def load_for_eval(target: str, tasks: str | None, overrides: Iterable[str]) -> t
     checkpoints = Run(target).checkpoints
     if not checkpoints:
         raise CheckpointError(f"{target} has no checkpoint to evaluate.")
-    from uptrend.policy.checkpoint import load_checkpoint
-    from uptrend.policy.optimizer import Optimizer
+    from uptrend.policy.checkpoint import load_weights
 
     policy = make_policy(config, held_out)
-    load_checkpoint(checkpoints[-1], policy, Optimizer(policy.flat, config.learning))
+    load_weights(checkpoints[-1], policy)
     return config, policy, held_out
 
 

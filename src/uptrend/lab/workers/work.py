@@ -12,8 +12,6 @@ from uptrend.records import Method, Run, UptrendError
 
 TRIES = 2
 """How often a run that fails is begun."""
-PREFLIGHT = "preflight: "
-"""How a run that the cheap probes refused says why it stopped."""
 
 
 @dataclass(frozen=True)
@@ -83,12 +81,13 @@ def outcome(planned: PlannedRun, seconds: float, code: int | None) -> Outcome:
     if not (planned.folder / "run.json").exists():
         return Outcome(planned, "failed", seconds, last_words(log_of(planned), code))
     run = Run(planned.folder)
-    last = run.events[-1] if run.events else {}
-    reason = str(last.get("reason") or last.get("error") or "")
     if is_finished(planned):
         return Outcome(planned, "finished", seconds)
-    if run.status == "stopped" and reason.startswith(PREFLIGHT):
-        return Outcome(planned, "refused", seconds, reason.removeprefix(PREFLIGHT))
+    stop = run.stopped
+    if stop is not None and stop.by == "preflight":
+        return Outcome(planned, "refused", seconds, stop.sentence)
+    error = str(run.events[-1].get("error", "")) if run.events else ""
+    reason = stop.sentence if stop is not None else error
     return Outcome(planned, "failed", seconds, reason or last_words(log_of(planned), code))
 
 
