@@ -118,6 +118,6 @@ def test_an_old_hypothesis_file_says_the_same(say: Say, tmp_path: Path) -> None:
         'allows = ["tokens.retokenised"]\n[arms.control]\ncontrol = true\n[arms.fast]\n"learning.lr" = 1e-3\n+++\n'
     )
     out, err = say("lab", "list", "--dir", lab, "--format", "json")
-    (listed,) = json.loads(out)["hypotheses"] if "hypotheses" in json.loads(out) else json.loads(out)
+    (listed,) = json.loads(out)["hypotheses"]
     assert (listed["metric"], listed["cause"]) == ("optimizer/lr", "optimizer.lr-small")
     assert "note: tokens.retokenised is called tokens.retokenized now" in err

@@ -86,7 +86,7 @@ def test_its_events_have_todays_ids_and_fields(copy: Path, reason: str, stop: St
 def test_reading_says_nothing_and_changes_no_file(copy: Path, recwarn: pytest.WarningsRecorder) -> None:
     before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
     run = Run(copy)
-    assert (run.metrics, run.events, run.report, run.config)
+    assert all([run.metrics.num_rows, run.events, run.report, run.config])
     assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
     assert not [w for w in recwarn if issubclass(w.category, RenamedWarning)]
 
@@ -108,8 +108,9 @@ def test_an_old_name_is_accepted_with_a_note_and_any_other_name_without() -> Non
 def test_renamed_config_keys_move_within_their_table() -> None:
     renamed = {"learning.rate": "learning.lr", "sampling.kl": "learning.kl.beta"}
     old = {"learning": {"rate": 1e-4, "steps": 3}, "sampling": {"kl": 0.1}, "name": "x"}
-    with pytest.warns(RenamedWarning, match=r"learning\.rate is called learning\.lr now"):
+    with pytest.warns(RenamedWarning) as noted:
         new = upgrade_keys(old, renamed=renamed)
+    assert len(noted) == 2
     assert new == {"learning": {"lr": 1e-4, "steps": 3, "kl": {"beta": 0.1}}, "sampling": {}, "name": "x"}
     assert old["learning"] == {"rate": 1e-4, "steps": 3}
     assert upgrade_keys({"learning": "fast"}, renamed=renamed) == {"learning": "fast"}
