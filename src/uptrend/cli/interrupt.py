@@ -11,7 +11,7 @@ from uptrend.training.observer import Stop
 
 
 class Patience:
-    """An observer that stops the run after the step during which the user pressed Ctrl-C."""
+    """Observer that stops the run after the step during which the user pressed Ctrl-C."""
 
     def __init__(self) -> None:
         self.asked_at: float | None = None

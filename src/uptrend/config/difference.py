@@ -1,4 +1,4 @@
-"""What differs between two configs, key by key."""
+"""Differences between two configs, key by key."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from uptrend.config.load import plain
 
 
 def difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The dotted keys whose values differ between two plain configs, with both values (None where absent)."""
+    """Return the dotted keys whose values differ between two plain configs, with both values (None where absent)."""
     flat_a, flat_b = flatten(a), flatten(b)
     keys = dict.fromkeys([*flat_a, *flat_b])
     pairs = {key: (flat_a.get(key), flat_b.get(key)) for key in keys}
@@ -15,7 +15,7 @@ def difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[An
 
 
 def flatten(table: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    """A nested table as dotted keys."""
+    """Flatten a nested table to dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
         name = f"{where}.{key}" if where else key

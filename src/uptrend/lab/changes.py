@@ -83,5 +83,5 @@ def _bare(value: Any) -> str:
 
 
 def void(changes: Sequence[str]) -> str:
-    """Why a verdict does not count; empty where nothing changed."""
+    """Return the reason why a verdict does not count; empty where nothing changed."""
     return f"the specification changed after the first step: {'; '.join(changes)}" if changes else ""

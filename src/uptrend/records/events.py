@@ -20,13 +20,13 @@ class Stop:
     reason: str
     """One sentence."""
     by: StoppedBy = "observer"
-    """Who wishes it."""
+    """Origin of the wish."""
     finding: str = ""
     """Cause that the doctor or the preflight found; empty for others."""
 
     @property
     def sentence(self) -> str:
-        """The reason, after the cause where there is one."""
+        """Reason, after the cause where there is one."""
         return f"{self.finding}: {self.reason}" if self.finding else self.reason
 
     def to_event(self) -> dict[str, str]:

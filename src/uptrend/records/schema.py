@@ -68,7 +68,7 @@ ROLLOUTS = pa.schema(
 
 
 def rollouts_table(run: str, rollouts: Iterable[Rollout]) -> pa.Table:
-    """The rows of some rollouts; one that failed before its first token has a row too, without tokens."""
+    """Make the rows of some rollouts; one that failed before its first token has a row too, without tokens."""
     rows = [(r, i, s) for r in rollouts for i, s in enumerate(r.sequences or (None,))]
     plain: dict[str, list[Any]] = {name: [] for name in ROLLOUTS.names if name not in TOKEN_COLUMNS}
     for rollout, index, _ in rows:
@@ -119,7 +119,7 @@ def _message(message: Message) -> dict[str, str | None]:
 
 
 def _token_column(sequences: list[Sequence | None], name: str) -> pa.Array:
-    """A list column straight from the arrays: NaN log-probabilities and unsampled versions become null."""
+    """Make a list column straight from the arrays: NaN log-probabilities and unsampled versions become null."""
     kind = TOKEN_COLUMNS[name]
     arrays: list[NDArray[Any] | None] = [None if s is None else getattr(s, name) for s in sequences]
     sizes = [0 if a is None else len(a) for a in arrays]
