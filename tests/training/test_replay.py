@@ -253,7 +253,7 @@ def test_the_doctor_does_not_blame_a_replay_for_being_one(again: Start) -> None:
     assert changed.metric_lines[-1]["sampler/kl/mean"] > 0.1
     found = {f.id for f in diagnose(view_of(changed)).findings}
     assert found.isdisjoint({"precision.mismatch", "sync.stale-weights", "sync.off-policy", "policy.dropout-on"})
-    assert "rewards are those of the run" in diagnose(view_of(changed)).verdict.sentence
+    assert "rewards are those of the run" in diagnose(view_of(changed)).trend.sentence
 
 
 def test_a_replay_that_did_not_finish_is_made_again_in_its_place(run: Run, tmp_path: Path) -> None:
