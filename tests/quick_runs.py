@@ -21,7 +21,7 @@ from uptrend.config import load_config, to_table
 from uptrend.lab.launcher import Launcher, PlannedRun, Resolved
 from uptrend.lab.plan import is_finished
 from uptrend.lab.workers.work import Outcome, Progress, make_way, outcome
-from uptrend.records import Run, RunDirectory, rollouts_table
+from uptrend.records import Run, RunDirectory, Stop, rollouts_table
 
 TASKS = 40
 
@@ -104,13 +104,14 @@ def main(folder: Path, config: dict[str, Any], asked: list[int]) -> int:
             _step(directory, step, steps, seed, lr, how)
             if asked and step < steps:
                 (folder / "checkpoints" / f"step-{step:06d}").mkdir(parents=True)
-                directory.event("stopped", step=step, reason="interrupted by the user")
+                directory.event("stopped", step=step, stopped_by="user", reason="interrupted by the user")
                 return 0
             if step == 1 and (how == "fail" or (how == "fail-once" and not _was_here(folder))):
                 directory.event("failed", error="RuntimeError: out of luck")
                 return 1
             if how == "refuse" and step == 0:
-                directory.event("stopped", step=0, reason="preflight: reward.constant: nothing to learn")
+                refusal = Stop("nothing to learn", by="preflight", finding="reward.constant")
+                directory.event("stopped", step=0, **refusal.to_event())
                 return 1
         directory.event("finished", step=steps)
     return 0

@@ -20,13 +20,14 @@ from uptrend.records import (
     Sequence,
     rollouts_table,
 )
+from uptrend.records.schema import VERSION
 
 
 def info_of(name: str, overrides: tuple[str, ...] = ()) -> dict[str, Any]:
     """A run.json as `uptrend train` writes it."""
     config = to_table(load_config({"name": name, "model": {"name": "tiny"}}, overrides))
     return {
-        "schema": 1,
+        "schema": VERSION,
         "name": name,
         "created": "2025-11-03T10:00:00+00:00",
         "uptrend": "0.1.0",
@@ -133,5 +134,5 @@ def write_run(
                 )
                 directory.evaluation(line_of(evaluation_of(step, right, 40)), table)
         if end:
-            directory.event(end, step=steps)
+            directory.event(end, **({} if end == "failed" else {"step": steps}))
     return path

@@ -36,7 +36,7 @@ def test_a_run_directory_is_told_and_its_findings_kept(
     code, out, _ = run(capsys, str(path))
     assert code == 0
     assert "20 points" in out
-    assert json.loads((path / "findings.json").read_text())["schema"] == 1
+    assert json.loads((path / "findings.json").read_text())["schema"] == 2
 
 
 def test_a_name_under_runs_will_do(

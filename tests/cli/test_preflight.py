@@ -103,7 +103,8 @@ def test_training_does_not_begin_on_a_critical_finding(call: Call, tmp_path: Pat
         assert "Not begun: mask.attention-blind: The learner can't see the prompt" in err
         run = Run(tmp_path / "tiny")
         assert (run.status, run.last_step, run.eval_lines) == ("stopped", 0, [])
-        assert run.events[-1]["reason"].startswith("preflight: mask.attention-blind")
+        assert run.stopped is not None
+        assert (run.stopped.by, run.stopped.finding) == ("preflight", "mask.attention-blind")
         assert call("train", RECIPE, "--runs", tmp_path, "--quiet", "--no-preflight", "--name", "anyway")[0] == 0
     assert Run(tmp_path / "anyway").last_step == 2
 

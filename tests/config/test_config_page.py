@@ -1,4 +1,4 @@
-"""docs/config.md has a line for every key, with its type and its default."""
+"""docs/config.md has a line for every key, with its type, its bounds and its default."""
 
 import dataclasses
 import json
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from uptrend.config import Config, load_config
+from uptrend.config.check import bounds_of, in_words
 from uptrend.records import ConfigError
 
 PAGE = (Path(__file__).parents[2] / "docs" / "config.md").read_text(encoding="utf-8")
@@ -18,10 +19,10 @@ ROWS = {row[0]: row[1:] for row in re.findall(r"^\| `([\w.]+)` \| (.+?) \| (.*?)
 TYPES = {int: "whole number", float: "number", str: "text", bool: "true, false"}
 
 
-def every_key(cls: type, where: str = "") -> dict[str, tuple[Any, Any]]:
-    """Every dotted key with its type and its default."""
-    keys: dict[str, tuple[Any, Any]] = {}
-    hints = typing.get_type_hints(cls)
+def every_key(cls: type, where: str = "") -> dict[str, tuple[Any, Any, Any]]:
+    """Every dotted key with its type, the same with its bounds, and its default."""
+    keys: dict[str, tuple[Any, Any, Any]] = {}
+    hints, annotated = typing.get_type_hints(cls), typing.get_type_hints(cls, include_extras=True)
     for field in dataclasses.fields(cls):
         key, kind, default = f"{where}{field.name}", hints[field.name], getattr(cls(), field.name)
         if isinstance(kind, types.UnionType):
@@ -29,7 +30,7 @@ def every_key(cls: type, where: str = "") -> dict[str, tuple[Any, Any]]:
         if field.name == "options":
             continue
         if not (dataclasses.is_dataclass(kind) and not where):  # a section has no row of its own
-            keys[key] = kind, default
+            keys[key] = kind, annotated[field.name], default
         if isinstance(kind, type) and dataclasses.is_dataclass(kind):
             keys |= every_key(kind, f"{key}.")
     return keys
@@ -45,7 +46,7 @@ def test_every_key_has_its_line_and_every_line_its_key() -> None:
 
 @pytest.mark.parametrize("key", KEYS)
 def test_a_line_says_type_and_default(key: str) -> None:
-    kind, default = KEYS[key]
+    kind, hint, default = KEYS[key]
     said_type, said_default, meaning = ROWS[key]
     assert meaning
     if dataclasses.is_dataclass(kind):
@@ -56,7 +57,8 @@ def test_a_line_says_type_and_default(key: str) -> None:
     elif typing.get_origin(kind) is tuple:
         assert said_type.startswith("list of")
     else:
-        assert said_type == TYPES[kind]
+        bounds = in_words(bounds_of(hint))
+        assert said_type == (f"{TYPES[kind]}, {bounds}" if bounds else TYPES[kind])
     plain = list(default) if isinstance(default, tuple) else default
     assert said_default == f"`{json.dumps(plain)}`"
 

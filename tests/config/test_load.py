@@ -138,7 +138,7 @@ WRONG = [
     ("learning.kl.estimator", "k4", "is not one of k1, k2, k3"),
     ("learning.updates", 0, "should be at least 1"),
     ("learning.minibatches", 3, "should divide sampling.groups = 16"),
-    ("learning.minibatches", 0, "should divide sampling.groups = 16"),
+    ("learning.minibatches", 0, "should be at least 1"),
     ("learning.max_grad_norm", -1, "should be 0 or more"),
     ("learning.weight_decay", -1, "should be 0 or more"),
     ("learning.correction_cap", 0, "should be above 0"),

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from uptrend.cli.attending import Attending
-from uptrend.cli.train import stopped_by_doctor
 from uptrend.doctor.attend import Attention
 from uptrend.records import Confidence, Finding, Report, Run, RunDirectory, Severity, Trend, TrendKind
 from uptrend.training.observer import StepRecord, Stop
@@ -95,7 +94,8 @@ def test_a_finding_goes_to_the_terminal_the_events_and_the_loop(make_run: Callab
     assert any(line.startswith("doctor: critical: run.nonfinite: ") for line in said)
     assert said[-1].startswith("Doctor: ")
     assert "uptrend doctor" in said[-1]
-    assert len(stops) == 1
+    assert [stop.by for stop in stops] == ["doctor"]
+    assert stops[0].finding in {line.split(": ")[2] for line in said[:-1]}
     events = [event for event in Run(path).events if event["event"] == "finding"]
     assert "run.nonfinite" in {event["id"] for event in events}
     table = json.loads((path / "findings.json").read_text())
@@ -114,9 +114,12 @@ def test_it_can_be_left_out(make_run: Callable[..., Path]) -> None:
     assert not (path / "findings.json").exists()
 
 
-def test_a_run_that_the_doctor_stopped_is_not_simply_to_be_resumed(make_run: Callable[..., Path]) -> None:
+def test_a_run_says_who_stopped_it(make_run: Callable[..., Path]) -> None:
     directory = RunDirectory(make_run("mine", steps=3))
-    directory.event("stopped", step=3, reason="interrupted")
-    assert stopped_by_doctor(Run(directory.path)) is None
-    directory.event("stopped", step=3, reason="the doctor found run.nonfinite: The loss is not finite.")
-    assert stopped_by_doctor(Run(directory.path)) == "run.nonfinite: The loss is not finite."
+    assert Run(directory.path).stopped is None
+    for stop in (Stop("enough"), Stop("It diverges.", by="doctor", finding="run.nonfinite")):
+        directory.event("stopped", step=3, **stop.to_event())
+        assert Run(directory.path).stopped == stop
+    assert Run(directory.path).status == "stopped"
+    directory.event("resumed")
+    assert Run(directory.path).stopped is None

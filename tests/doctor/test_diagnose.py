@@ -76,7 +76,7 @@ def test_relative_values_become_concrete_where_the_run_says_what_it_had() -> Non
 def test_the_json_is_the_contract() -> None:
     short, long = report(5), report(60, **{"loss/total": lambda i: float("nan") if i > 50 else 0.1})
     table = json.loads(json.dumps(to_table([short, long]), allow_nan=False))
-    assert table["schema"] == 1
+    assert table["schema"] == 2
     assert (table["trend"], table["steps"]) == ("learning", 60)
     assert [run["steps"] for run in table["runs"]] == [5, 60]
     assert table["runs"][0]["trend"] in ("too-short", "flat", "learning")

@@ -83,12 +83,30 @@ def test_a_changed_recipe_is_named_once_for_all_arms_and_its_comments_do_not_cou
     assert changes(notebook, H) == ["sampling.size 16 → 4"]
 
 
-def test_other_tasks_and_another_version_are_changes(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_tasks_are_a_change(notebook: Notebook) -> None:
     then = specification.freeze(notebook, H, QuickLauncher())
     other = specification.describe(notebook, H, QuickLauncher(held_out={"quick": "cc"}))
     assert specification.changed(then, other) == ["hash of its held-out tasks bb → cc"]
-    monkeypatch.setattr(specification, "version", lambda: "99")
-    assert specification.changed(then, now(notebook, H)) == [f"uptrend {then.uptrend} → 99"]
+
+
+def test_keys_that_a_later_version_added_are_no_change(notebook: Notebook) -> None:
+    then = specification.freeze(notebook, H, QuickLauncher())
+    arms = json.loads(json.dumps(then.arms))
+    for arm in arms.values():
+        del arm["config"]["sampling"]["trim"], arm["config"]["warmstart"]
+    older = replace(then, arms=arms, criteria={k: v for k, v in then.criteria.items() if k != "allows"})
+    assert specification.changed(older, now(notebook, H)) == []
+    trims = replace(H, arms=(H.arms[0], Arm("fast", {"learning.lr": 2e-3, "sampling.trim": True})))
+    assert specification.changed(older, now(notebook, trims)) == ["fast: sampling.trim nothing → true"]
+    adapts = replace(H, arms=(H.arms[0], Arm("fast", {"learning.lr": 2e-3, "model.lora.r": 4})))
+    assert "fast: model.lora.r nothing → 4" in specification.changed(older, now(notebook, adapts))
+
+
+def test_names_that_were_changed_are_no_change(notebook: Notebook) -> None:
+    then = specification.freeze(notebook, H, QuickLauncher())
+    old = {**then.criteria, "metric": "optimiser/lr", "cause": "optimiser.lr-small", "allows": ["data.memorised"]}
+    today = replace(H, metric="optimizer/lr", cause="optimizer.lr-small", allows=("data.memorized",))
+    assert specification.changed(replace(then, criteria=old), now(notebook, today)) == []
 
 
 def test_another_machine_is_no_change(notebook: Notebook) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from synthetic import info_of
+from uptrend.records.events import event_fields
 from uptrend.records.schema import ROLLOUTS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "records.md").read_text(encoding="utf-8")
@@ -20,6 +21,14 @@ def test_every_column_has_its_line() -> None:
 def test_every_key_of_run_json_has_its_line() -> None:
     table = PAGE.split("## run.json")[1].split("##")[0]
     assert set(re.findall(r"`(\w+)`", table)) >= set(info_of("demo"))
+
+
+def test_every_event_has_its_line() -> None:
+    rows = [
+        f"| `{kind}` | {'; '.join(f'`{name}`: {meaning}' for name, meaning in fields.items())} |"
+        for kind, fields in event_fields().items()
+    ]
+    assert "\n".join(rows) in PAGE, "write these lines: \n" + "\n".join(rows)
 
 
 def test_every_file_is_named(make_run: Callable[..., Path]) -> None:

@@ -101,8 +101,8 @@ def test_a_column_that_an_older_writer_lacked_is_null(make_run: MakeRun) -> None
     ("text", "said"),
     [
         (
-            json.dumps({**info_of("x"), "schema": 2}),
-            "was written by a newer Uptrend (schema 2, this one reads 1)",
+            json.dumps({**info_of("x"), "schema": 3}),
+            "was written by a newer Uptrend (schema 3, this one reads 2)",
         ),
         ("{", "run.json is not JSON"),
         ("[]", "does not describe a run: it needs schema and config"),

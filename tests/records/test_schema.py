@@ -129,7 +129,7 @@ def test_types_are_the_schema_s_whatever_numpy_gave() -> None:
     )
     table = rollouts_table("demo", [replace(rollout_of(1), sequences=(wide,)), tool_rollout()])
     assert table.schema.equals(ROLLOUTS, check_metadata=True)
-    assert table.schema.metadata == {b"uptrend.schema": b"1"}
+    assert table.schema.metadata == {b"uptrend.schema": b"2"}
     for name, kind in TOKEN_COLUMNS.items():
         assert table.schema.field(name).type == pa.list_(kind)
 

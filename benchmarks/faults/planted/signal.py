@@ -11,7 +11,6 @@ from benchmarks.faults.planted.known import known
 from tests.doctor.planted_faults import swapped
 
 from uptrend.algo.losses import LOSSES
-from uptrend.config import check as checking
 from uptrend.training import loop
 from uptrend.training import metrics as measure
 
@@ -33,11 +32,6 @@ def _hidden(told: Any) -> Any:
     """The trainer's own count of dead groups looks at the whole batch, as where rewards are scaled by batch."""
     return lambda *x: told(*x) | {"advantage/dead/share": 0.0, "advantage/dead_low/share": 0.0,
                                   "advantage/dead_high/share": 0.0}  # fmt: skip
-
-
-def _groups_of_one() -> AbstractContextManager[Any]:
-    """A trainer that takes sampling.size = 1."""
-    return swapped(checking, "_check_sampling", lambda _: lambda _: None)
 
 
 def _half_mixed(make: Any) -> Any:
@@ -76,8 +70,7 @@ FAULTS = (
                                      Strength("a fifth", lambda: swapped(loop, "advantages", _half_mixed)))),
     of_plant("advantage.blow-up", lambda: swapped(loop, "advantages", _by_variance)),
     Fault("advantage.sign", (known("advantages-negated"), known("loss-negated"))),
-    of_plant("config.group-of-one", _groups_of_one, {"sampling.size": 1, "sampling.groups": 32},
-             fix=("sampling.size",), steps=12),
+    of_settings("config.group-of-one", {"sampling.size": 1, "sampling.groups": 32}, fix=("sampling.size",), steps=12),
     of_settings("optimizer.dead-steps", {**HARD, "tasks.low": 0, "tasks.high": 15, "sampling.groups": 2,
                                          "sampling.size": 4}, steps=30, seeds=2,
                 also=("advantage.dead-groups-low", "sampling.few-generations"),

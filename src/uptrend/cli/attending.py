@@ -1,4 +1,4 @@
-"""An observer that has the doctor look on while a run goes, in a process of its own."""
+"""Observer that runs the doctor beside a run, in a process of its own."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,28 +11,28 @@ STOPS = {"never": (), "critical": ("critical",), "warning": ("critical", "warnin
 
 
 class Attending:
-    """Passes on what the doctor finds: to the terminal, to events.jsonl, and to the loop as a wish to stop."""
+    """Observer that passes findings to the terminal, to events.jsonl, and to the loop as a wish to stop."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._doctor: Listening | None = None
 
     def before(self, run: Run) -> None:
-        """Call the doctor."""
+        """Start the doctor."""
         wishes = run.config.get("doctor", {"live": False})  # a run of an older version that goes on
         self._directory = RunDirectory(run.path)
         self._stops = STOPS[wishes.get("stop_on", "never")]
         self._doctor = Listening(run.path) if wishes["live"] else None
 
     def step(self, record: StepRecord) -> Stop | None:
-        """Hear what there is to hear, without waiting for it."""
+        """Pass on new findings, without waiting for any."""
         del record
         heard = self._doctor.heard() if self._doctor else []
         stops = [self._pass_on(finding) for finding in heard if "id" in finding]
         return next((stop for stop in stops if stop is not None), None)
 
     def after(self, run: Run) -> None:
-        """Ask for the last report, and say what it comes to."""
+        """Ask for the last report, and say it in short."""
         doctor, self._doctor = self._doctor, None
         if doctor is None:
             return
@@ -47,7 +47,7 @@ class Attending:
         self._directory.event("finding", **kept)
         self._say(f"doctor: {finding['severity']}: {finding['id']}: {finding['summary']}")
         if finding["severity"] in self._stops:
-            return Stop(f"the doctor found {finding['id']}: {finding['summary']}")
+            return Stop(finding["summary"], by="doctor", finding=finding["id"])
         return None
 
 

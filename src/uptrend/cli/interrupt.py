@@ -11,7 +11,7 @@ from uptrend.training.observer import Stop
 
 
 class Patience:
-    """An observer that stops the run after the step during which the user pressed Ctrl-C."""
+    """Observer that stops the run after the step during which the user pressed Ctrl-C."""
 
     def __init__(self) -> None:
         self.asked_at: float | None = None
@@ -29,7 +29,7 @@ class Patience:
 
     def step(self, record: object) -> Stop | None:  # noqa: ARG002 (what happened does not matter)
         """Stop if asked to."""
-        return None if self.asked_at is None else Stop("interrupted by the user")
+        return None if self.asked_at is None else Stop("interrupted by the user", by="user")
 
     def after(self, run: Run) -> None:
         """Nothing more."""

@@ -1,12 +1,14 @@
 """The `uptrend` command: its verbs, and how errors are told. Verbs are imported when they are called."""
 
 import sys
-from typing import Any
+import warnings
+from typing import Any, TextIO
 
 import typer
 
 from uptrend.cli.verbs import verbs
 from uptrend.records import UptrendError
+from uptrend.records.renamed import RenamedWarning
 
 VERBS = {
     "train": ("uptrend.cli.train", "command", "Train a model on a recipe, and record everything."),
@@ -45,10 +47,26 @@ def main(arguments: list[str] | None = None) -> Any:
 def call(commands: typer.Typer, arguments: list[str] | None = None) -> Any:
     """Run a command line: an error that is the user's to fix is one or two sentences and exit code 2."""
     try:
-        return commands(arguments, standalone_mode=True)
+        with warnings.catch_warnings():
+            warnings.showwarning = _show
+            return commands(arguments, standalone_mode=True)
     except UptrendError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
+
+
+_shown_otherwise = warnings.showwarning
+
+
+def _show(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int,
+    file: TextIO | None = None, line: str | None = None,
+) -> None:  # fmt: skip
+    """Print an old name's note as one line; other warnings as Python prints them."""
+    if issubclass(category, RenamedWarning):
+        print(f"note: {message}", file=sys.stderr)
+    else:
+        _shown_otherwise(message, category, filename, lineno, file, line)

@@ -10,6 +10,7 @@ from uptrend.cli.summary import open_run
 from uptrend.config.convert import nearest
 from uptrend.doctor.report.drawing import STYLE
 from uptrend.records import MissingExtra, RecordError, Run, UptrendError
+from uptrend.records.renamed import current
 
 Out = Annotated[Path, typer.Option("--out", "-o", help="Where to draw: .png or .svg.")]
 Metrics = Annotated[list[str] | None, typer.Option("--metric", help="Draw this instead; repeatable.")]
@@ -25,7 +26,8 @@ def plot(
     if out.suffix.lower() not in (".png", ".svg"):
         raise UptrendError(f"--out {out} should end in .png or .svg.")
     opened = [open_run(run) for run in runs]
-    for key in metric or []:
+    metric = [current(key) for key in metric or ()]
+    for key in metric:
         _check_metric(key, opened)
     try:
         import matplotlib

@@ -15,6 +15,7 @@ from uptrend.cli.preflight_text import finding_lines, print_result, print_rollou
 from uptrend.config import load_config
 from uptrend.policy.known import need_train_extra
 from uptrend.records import ConfigError, Severity
+from uptrend.records.renamed import current
 from uptrend.runner.preflight import Preflight, ask_probes
 from uptrend.runner.prepare import Prepared, prepare
 
@@ -83,10 +84,11 @@ def tell_preflight(report: Preflight) -> None:
 def _chosen(only: Sequence[str], full: bool) -> list[str]:
     from uptrend.doctor.probes import PROBES
 
-    for name in only:
+    known = [current(name) for name in only]
+    for name in known:
         if name not in PROBES:
             raise ConfigError(f"--only {name}: there is no such probe. There are {', '.join(PROBES)}.")
-    return list(only) or [name for name, probe in PROBES.items() if full or not probe.full]
+    return known or [name for name, probe in PROBES.items() if full or not probe.full]
 
 
 def _ask(prepared: Prepared, names: Iterable[str], format: Format) -> "Iterator[Result]":

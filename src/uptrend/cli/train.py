@@ -14,6 +14,7 @@ from uptrend.cli.view import choose_view
 from uptrend.config import load_config
 from uptrend.config.convert import nearest
 from uptrend.records import ConfigError, Run
+from uptrend.records.renamed import current
 from uptrend.runner.runs import resume, train
 from uptrend.training.observer import Observer
 
@@ -67,42 +68,38 @@ def command(
         else:
             assert recipe is not None
             config = load_config(recipe, sets or ())
-            _check_allowed(allow or ())
             run = train(
-                config, runs=runs, name=name, observers=observers, preflight=not no_preflight, allows=allow or (),
-                on_preflight=tell_preflight,
+                config, runs=runs, name=name, observers=observers, preflight=not no_preflight,
+                allows=_allowed(allow or ()), on_preflight=tell_preflight,
             )  # fmt: skip
-    if (why := _stopped_by_preflight(run)) is not None:
-        typer.echo(f"Not begun: {why} To train nevertheless: --no-preflight", err=True)
+    _tell_stop(run)
+
+
+def _tell_stop(run: Run) -> None:
+    """Say who stopped a run, and how it goes on; the preflight's refusal is an exit code of 1."""
+    stop = run.stopped
+    if stop is None:
+        return
+    if stop.by == "preflight":
+        typer.echo(f"Not begun: {stop.sentence} To train nevertheless: --no-preflight", err=True)
         raise typer.Exit(1)
-    if (cause := stopped_by_doctor(run)) is not None:
+    if stop.by == "doctor":
         typer.echo(
-            f"The doctor stopped it after step {run.last_step}: {cause} Its last checkpoint has the fault too. "
+            f"The doctor stopped it after step {run.last_step}: {stop.sentence} Its last checkpoint has the fault too. "
             f"Fix the recipe and begin anew, or go on nevertheless: uptrend train --resume {run.path}"
         )
-    elif run.status == "stopped" and run.checkpoints:
+    elif run.checkpoints:
         typer.echo(f"Stopped after step {run.last_step}. Go on with: uptrend train --resume {run.path}")
-    elif run.status == "stopped":
+    else:
         typer.echo("Stopped before the first step: there is nothing to go on from.")
 
 
-def _check_allowed(ids: Sequence[str]) -> None:
+def _allowed(ids: Sequence[str]) -> list[str]:
+    """Return the causes that --allow names, or say which one nobody knows."""
     from uptrend.doctor.catalogue import CATALOGUE
 
-    for id in ids:
+    known = [current(id) for id in ids]
+    for id in known:
         if id not in CATALOGUE:
             raise ConfigError(f"--allow {id} is not in the catalogue.{nearest(id, CATALOGUE)} See docs/findings/.")
-
-
-def stopped_by_doctor(run: Run) -> str | None:
-    """What the doctor found, if that is why the run ended."""
-    last = run.events[-1]
-    found, named, cause = str(last.get("reason", "")).partition("the doctor found ")
-    return cause if last["event"] == "stopped" and named and not found else None
-
-
-def _stopped_by_preflight(run: Run) -> str | None:
-    """What the preflight said, if that is why the run did not begin."""
-    last = run.events[-1]
-    reason = str(last.get("reason", ""))
-    return reason.removeprefix("preflight: ") if last["event"] == "stopped" and "preflight: " in reason else None
+    return known

@@ -1,85 +1,65 @@
-"""What can't work, said before anything starts."""
+"""Checks of a config before anything starts: the bounds beside its fields, and rules across them."""
 
-import re
-from functools import reduce
-from typing import Any
+import dataclasses
+from collections.abc import Iterable
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-from uptrend.config.schema import Config
+from annotated_types import Ge, Gt, Le, Lt, Predicate
+
+from uptrend.config.convert import join
+from uptrend.config.schema import Config, Otherwise
 from uptrend.records import ConfigError
-
-AT_LEAST = {
-    "seed": 0,
-    "tasks.seed": 0,
-    "tasks.train": 1,
-    "eval.seed": 0,
-    "eval.tasks": 1,
-    "eval.every": 0,
-    "eval.attempts": 0,
-    "sampling.groups": 1,
-    "sampling.top_k": 0,
-    "sampling.max_tokens": 1,
-    "sampling.max_turns": 1,
-    "sampling.max_prompt": 0,
-    "sampling.resample": 0,
-    "sampling.rows": 0,
-    "learning.steps": 1,
-    "learning.clip_low": 0,
-    "learning.clip_high": 0,
-    "learning.kl.beta": 0,
-    "learning.updates": 1,
-    "learning.max_grad_norm": 0,
-    "learning.weight_decay": 0,
-    "learning.tokens": 1,
-    "warmstart.tasks": 1,
-    "warmstart.epochs": 1,
-    "warmstart.batch": 1,
-    "warmstart.warmup": 0,
-    "checkpoints.every": 0,
-    "checkpoints.keep": 1,
-    "compute.threads": 0,
-}
-"""The least that these may be."""
-
-ABOVE_ZERO = ("learning.lr", "warmstart.lr", "learning.correction_cap")
-BELOW_ONE = ("learning.beta1", "learning.beta2")
-NOT_EMPTY = ("model.name", "tasks.name", "eval.name")
 
 
 def check(config: Config) -> None:
     """Raise a ConfigError at the first value that can't work, naming its key and what would be right."""
-    for key, least in AT_LEAST.items():
-        value = _at(config, key)
-        _need(value >= least, f"{key} = {value} should be {'at least 1' if least else '0 or more'}.")
-    for key in ABOVE_ZERO:
-        _need(_at(config, key) > 0, f"{key} = {_at(config, key)} should be above 0.")
-    for key in BELOW_ONE:
-        _need(0 <= _at(config, key) < 1, f"{key} = {_at(config, key)} should be at least 0 and below 1.")
-    for key in NOT_EMPTY:
-        _need(_at(config, key).strip(), f"{key} is empty.")
-    _check_name(config.name)
-    _check_model(config)
+    check_bounds(config)
     _check_stages(config)
     _check_sampling(config)
     _check_learning(config)
-    device = config.compute.device
-    right = re.fullmatch(r"auto|cpu|cuda(:\d+)?", device)
-    _need(right, f"compute.device = {device!r} should be auto, cpu or cuda.")
 
 
-def _check_name(name: str) -> None:
-    _need(
-        re.fullmatch(r"[^\s./\\][^/\\\x00]*", name),
-        f"name = {name!r} becomes a folder: use letters, digits and hyphens, for example arithmetic-lr-2e-5.",
-    )
+def check_bounds(section: Any, where: str = "") -> None:
+    """Raise a ConfigError at the first value of a dataclass that is outside the bounds of its annotation."""
+    hints = get_type_hints(type(section), include_extras=True)
+    for field in dataclasses.fields(section):
+        key, value, bounds = join(where, field.name), getattr(section, field.name), bounds_of(hints[field.name])
+        if dataclasses.is_dataclass(value):
+            check_bounds(value, key)
+        elif not all(_holds(bound, value) for bound in bounds):
+            said = next((bound.sentence for bound in bounds if isinstance(bound, Otherwise)), "")
+            raise ConfigError(
+                f"{key} = {value!r}: {said}" if said else f"{key} = {value} should be {in_words(bounds)}."
+            )
 
 
-def _check_model(config: Config) -> None:
-    lora = config.model.lora
-    if lora is None:
-        return
-    _need(lora.r >= 1, f"model.lora.r = {lora.r} should be at least 1.")
-    _need(lora.alpha > 0, f"model.lora.alpha = {lora.alpha} should be above 0.")
-    _need(0 <= lora.dropout < 1, f"model.lora.dropout = {lora.dropout} should be at least 0 and below 1.")
+def bounds_of(hint: Any) -> tuple[Any, ...]:
+    """Return what is annotated to a field's type."""
+    return tuple(get_args(hint)[1:]) if get_origin(hint) is Annotated else ()
+
+
+def in_words(bounds: Iterable[Any]) -> str:
+    """Return numeric bounds in words, for messages and for docs/config.md; empty where there are none."""
+    words = {Ge: "at least {}", Gt: "above {}", Le: "at most {}", Lt: "below {}"}
+    limits = [bound for bound in bounds if type(bound) in words]
+    if len(limits) == 1 and limits[0] == Ge(0):
+        return "0 or more"
+    return " and ".join(words[type(limit)].format(getattr(limit, type(limit).__name__.lower())) for limit in limits)
+
+
+def _holds(bound: Any, value: Any) -> bool:
+    match bound:
+        case Ge(least):
+            return bool(value >= least)
+        case Gt(low):
+            return bool(value > low)
+        case Le(most):
+            return bool(value <= most)
+        case Lt(high):
+            return bool(value < high)
+        case Predicate(holds):
+            return bool(holds(value))
+    return True
 
 
 def _check_stages(config: Config) -> None:
@@ -99,29 +79,16 @@ def _check_stages(config: Config) -> None:
 def _check_sampling(config: Config) -> None:
     s = config.sampling
     _need(
-        s.size >= 2,
-        f"sampling.size = {s.size}: a group of one has nothing to compare with. Use at least 2; 8 or 16 learn well.",
-    )
-    _need(
-        s.temperature > 0,
-        f"sampling.temperature = {s.temperature}: all rollouts of a group would be the same. Use 0.7 to 1.0.",
-    )
-    _need(0 < s.top_p <= 1, f"sampling.top_p = {s.top_p} should be above 0 and at most 1.")
-    _need(
         s.context > s.max_tokens,
         f"sampling.context = {s.context} should exceed sampling.max_tokens = {s.max_tokens}: it holds the prompt too.",
     )
-    _need(all(s.stop), "sampling.stop holds an empty text, which would end every turn at once.")
 
 
 def _check_learning(config: Config) -> None:
     w, groups = config.learning, config.sampling.groups
+    _need(w.warmup <= w.steps, f"learning.warmup = {w.warmup} should be between 0 and learning.steps = {w.steps}.")
     _need(
-        0 <= w.warmup <= w.steps,
-        f"learning.warmup = {w.warmup} should be between 0 and learning.steps = {w.steps}.",
-    )
-    _need(
-        w.minibatches >= 1 and groups % w.minibatches == 0,
+        groups % w.minibatches == 0,
         f"learning.minibatches = {w.minibatches} should divide sampling.groups = {groups}.",
     )
     if w.loss == "cispo":
@@ -137,10 +104,6 @@ def _check_learning(config: Config) -> None:
         "learning.skip_dead = true needs learning.kl.beta = 0 and learning.entropy = 0: "
         "with either of them dead groups teach too.",
     )
-
-
-def _at(config: Config, key: str) -> Any:
-    return reduce(getattr, key.split("."), config)
 
 
 def _need(holds: object, otherwise: str) -> None:

@@ -1,4 +1,4 @@
-"""From plain tables (TOML, JSON) to dataclasses, with errors that name the key and what would be right."""
+"""Turn plain tables (TOML, JSON) into dataclasses, with errors that name the key and what would be right."""
 
 import dataclasses
 import difflib
@@ -14,11 +14,11 @@ from uptrend.records import ConfigError
 T = TypeVar("T")
 
 LARGEST = {int: 2**63 - 1, float: sys.float_info.max}
-"""What seeds, steps and tensors can hold; NaN and infinity are beyond it too."""
+"""Largest values that seeds, steps and tensors can hold; NaN and infinity are beyond them."""
 
 
 def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
-    """A dataclass from a table; unknown keys go to its `options` field if it has one, or are errors."""
+    """Build a dataclass from a table; unknown keys go to its `options` field if it has one, or are errors."""
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     hints = typing.get_type_hints(cls)
     known = [name for name in fields if name != "options"]
@@ -40,12 +40,11 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
     try:
         return cls(**given)
     except ConfigError as error:  # a dataclass knows its fields, and not where it stands
-        text = str(error)
-        raise ConfigError(join(where, text) if text.partition(" ")[0] in fields else text) from None
+        raise ConfigError(join(where, str(error)) if error.is_of_field else str(error)) from None
 
 
 def _options(value: Any, known: list[str], where: str) -> dict[str, Any]:
-    """A table of options under its own name, as a dataclass turned into plain values has it."""
+    """Read a table of options under its own name, as a dataclass turned into plain values has it."""
     full = join(where, "options")
     if not isinstance(value, Mapping):
         raise ConfigError(f"{full} = {value!r} should be a table; write options in [{where}] itself.")
@@ -56,7 +55,7 @@ def _options(value: Any, known: list[str], where: str) -> dict[str, Any]:
 
 
 def convert(kind: Any, value: Any, where: str) -> Any:
-    """A plain value as the type that a field declares, or an error that says what it takes."""
+    """Convert a plain value to the type that a field declares, or raise an error that says what it takes."""
     origin, inner = get_origin(kind), get_args(kind)
     if kind is Any:
         return value
@@ -109,7 +108,7 @@ def _scalar(kind: type, value: Any, where: str) -> Any:
 
 
 def unknown(full: str, key: str, known: Iterable[str], where: str = "") -> str:
-    """What to say of a key that nobody knows."""
+    """Write the message about a key that nobody knows."""
     known = list(known)
     hint = nearest(key, known)
     rest = "" if hint else f" {where or 'The top level'} takes {', '.join(known)}."
@@ -117,11 +116,11 @@ def unknown(full: str, key: str, known: Iterable[str], where: str = "") -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """« Did you mean …? » where something is near."""
+    """Write « Did you mean …? » where something is near."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f" Did you mean {close[0]}?" if close else ""
 
 
 def join(where: str, key: str) -> str:
-    """A dotted path."""
+    """Join a dotted path."""
     return f"{where}.{key}" if where else key

@@ -15,7 +15,7 @@ def difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[An
 
 
 def flatten(table: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    """Return a nested table as dotted keys."""
+    """Flatten a nested table to dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
         name = f"{where}.{key}" if where else key

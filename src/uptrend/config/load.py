@@ -1,6 +1,5 @@
-"""From a TOML file and overrides to a checked config, and from a config to plain values again."""
+"""Load a config from a TOML file and overrides, and turn a config into plain values again."""
 
-import copy
 import dataclasses
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -11,20 +10,31 @@ from uptrend.config.check import check
 from uptrend.config.convert import build
 from uptrend.config.schema import Config
 from uptrend.records import ConfigError
+from uptrend.records.renamed import current, upgrade_keys
 
 
-def load_config(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Config:
-    """A checked config from a recipe's path or a plain table, with `key=value` overrides."""
-    table = dict(copy.deepcopy(source)) if isinstance(source, Mapping) else read_toml(Path(source))
-    for override in overrides:
-        apply_override(table, override)
+def load_config(
+    source: str | Path | Mapping[str, Any], overrides: Iterable[str] | Mapping[str, Any] = (), *, checked: bool = True
+) -> Config:
+    """Load a config from a recipe's path or a plain table; overrides are `key=value` texts or values by dotted key.
+
+    Without `checked`, bounds and rules across keys are not applied; keys and types always are.
+    """
+    table = upgrade_keys(source if isinstance(source, Mapping) else read_toml(Path(source)))
+    if isinstance(overrides, Mapping):
+        for key, value in overrides.items():
+            set_value(table, key, value, key)
+    else:
+        for override in overrides:
+            apply_override(table, override)
     config = build(Config, table)
-    check(config)
+    if checked:
+        check(config)
     return config
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """A TOML file as a table."""
+    """Read a TOML file as a table."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -45,17 +55,23 @@ def apply_override(table: dict[str, Any], override: str) -> None:
     keys = [key.strip() for key in path.split(".")]
     if not equals or not all(keys):
         raise ConfigError(f"--set {override}: write it as key=value, for example --set learning.lr=2e-5.")
-    for depth, key in enumerate(keys[:-1], start=1):
+    set_value(table, ".".join(keys), parse_value(text.strip()), f"--set {override}")
+
+
+def set_value(table: dict[str, Any], path: str, value: Any, given: str) -> None:
+    """Set the value of a dotted key in place; an error begins with `given`, the way the user wrote it."""
+    *parents, last = current(path).split(".")
+    for depth, key in enumerate(parents, start=1):
         if table.get(key) is None:  # absent, or a resolved config's null
             table[key] = {}
         table = table[key]
         if not isinstance(table, dict):
-            raise ConfigError(f"--set {override}: {'.'.join(keys[:depth])} is a value, not a table.")
-    table[keys[-1]] = parse_value(text.strip())
+            raise ConfigError(f"{given}: {'.'.join(parents[:depth])} is a value, not a table.")
+    table[last] = value
 
 
 def parse_value(text: str) -> Any:
-    """A value as TOML writes it; what is not TOML is text."""
+    """Parse a value as TOML; what is not TOML is text."""
     try:
         table = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
@@ -64,7 +80,7 @@ def parse_value(text: str) -> Any:
 
 
 def to_table(config: Config) -> dict[str, Any]:
-    """Every value of a config, plain, as run.json keeps it; `options` stand in their section."""
+    """Return every value of a config, plain, as run.json keeps it; `options` stand in their section."""
     table: dict[str, Any] = plain(dataclasses.asdict(config))
     for section in ("tasks", "eval"):
         table[section] |= table[section].pop("options")
@@ -72,7 +88,7 @@ def to_table(config: Config) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON would give it back: tuples become lists."""
+    """Return a value as JSON would give it back: tuples become lists."""
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

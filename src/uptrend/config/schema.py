@@ -1,11 +1,14 @@
-"""What a recipe can say: every key, its default and what it means.
+"""Keys of a recipe: each with its default, its bounds and its meaning.
 
 `[tasks]` and `[eval]` also take the options of the taskset that they name; those are kept as given in
 `options` and checked against the taskset's own dataclass by `runner`.
 """
 
+import re
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, Le, Lt, Predicate
 
 Weights = Literal["fp32", "bf16"]
 Loss = Literal["grpo", "bnpo", "dr_grpo", "dapo", "gspo", "cispo"]
@@ -15,16 +18,26 @@ Estimator = Literal["k1", "k2", "k3"]
 Correction = Literal["none", "token", "sequence"]
 Schedule = Literal["constant", "linear", "cosine"]
 
+DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
+FOLDER = re.compile(r"[^\s./\\][^/\\\x00]*")
+
+
+@dataclass(frozen=True)
+class Otherwise:
+    """Sentence about a value outside its field's bounds, in place of the general one."""
+
+    sentence: str
+
 
 @dataclass(frozen=True)
 class Lora:
     """`model.lora`: train small adapters instead of all weights."""
 
-    r: int = 16
+    r: Annotated[int, Ge(1)] = 16
     """Rank."""
-    alpha: float = 32.0
+    alpha: Annotated[float, Gt(0)] = 32.0
     """The adapter's output is scaled by alpha / r."""
-    dropout: float = 0.0
+    dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
     """Dropout on the adapter's input while learning."""
     targets: tuple[str, ...] = ()
     """Names of the linear modules to adapt; empty for all of them."""
@@ -34,7 +47,7 @@ class Lora:
 class Model:
     """`[model]`"""
 
-    name: str = "smollm2-135m"
+    name: Annotated[str, Predicate(str.strip), Otherwise("it is empty.")] = "smollm2-135m"
     """A known model (`uptrend models list`), a hub id, or a folder."""
     weights: Weights = "fp32"
     """The precision of the weights that train; arithmetic on a GPU is bf16 either way."""
@@ -48,12 +61,12 @@ class Model:
 class Tasks:
     """`[tasks]`: what the run trains on."""
 
-    name: str = "arithmetic"
+    name: Annotated[str, Predicate(str.strip), Otherwise("it is empty.")] = "arithmetic"
     """A taskset (`uptrend tasks list`), or `module:Class`."""
-    seed: int = 0
+    seed: Annotated[int, Ge(0)] = 0
     """Chooses and orders the tasks; not the run's seed."""
-    train: int = 500
-    """How many tasks to train on."""
+    train: Annotated[int, Ge(1)] = 500
+    """Number of tasks to train on."""
     stages: tuple[dict[str, Any], ...] = ()
     """A curriculum: tables with `start` (a step) and whatever then changes of this section."""
     options: dict[str, Any] = field(default_factory=dict)
@@ -64,16 +77,16 @@ class Tasks:
 class Eval:
     """`[eval]`: the fixed held-out set, never trained on."""
 
-    name: str = "arithmetic"
+    name: Annotated[str, Predicate(str.strip), Otherwise("it is empty.")] = "arithmetic"
     """A taskset, or `module:Class`."""
-    seed: int = 0
+    seed: Annotated[int, Ge(0)] = 0
     """Chooses the held-out tasks; the same for all runs that are compared."""
-    tasks: int = 200
-    """How many held-out tasks."""
-    every: int = 20
+    tasks: Annotated[int, Ge(1)] = 200
+    """Number of held-out tasks."""
+    every: Annotated[int, Ge(0)] = 20
     """Evaluate every so many steps; 0 for only before the first and after the last."""
-    attempts: int = 0
-    """Sampled attempts a task for pass@k, at the sampling temperature; 0 for greedy accuracy alone."""
+    attempts: Annotated[int, Ge(0)] = 0
+    """Sampled attempts per task for pass@k, at the sampling temperature; 0 for greedy accuracy alone."""
     options: dict[str, Any] = field(default_factory=dict)
     """The taskset's own options."""
 
@@ -82,31 +95,35 @@ class Eval:
 class Sampling:
     """`[sampling]`"""
 
-    groups: int = 16
-    """Tasks a step."""
-    size: int = 16
-    """Rollouts a group."""
-    temperature: float = 1.0
+    groups: Annotated[int, Ge(1)] = 16
+    """Tasks per step."""
+    size: Annotated[
+        int, Ge(2), Otherwise("a group of one has nothing to compare with. Use at least 2; 8 or 16 learn well.")
+    ] = 16
+    """Rollouts per group."""
+    temperature: Annotated[float, Gt(0), Otherwise("all rollouts of a group would be the same. Use 0.7 to 1.0.")] = 1.0
     """Divides the logits."""
-    top_p: float = 1.0
+    top_p: Annotated[float, Gt(0), Le(1)] = 1.0
     """Keep the likeliest tokens that together reach this probability; 1 keeps all."""
-    top_k: int = 0
+    top_k: Annotated[int, Ge(0)] = 0
     """Keep this many likeliest tokens; 0 keeps all."""
-    max_tokens: int = 8
+    max_tokens: Annotated[int, Ge(1)] = 8
     """The most tokens that the model may say in a turn."""
-    max_turns: int = 1
+    max_turns: Annotated[int, Ge(1)] = 1
     """The most turns of a rollout."""
     context: int = 2048
     """The most tokens of a rollout, prompt included."""
-    max_prompt: int = 0
+    max_prompt: Annotated[int, Ge(0)] = 0
     """The most tokens of the first prompt; a longer one is a failed rollout, never cut. 0 leaves it to the context."""
-    stop: tuple[str, ...] = ()
+    stop: Annotated[
+        tuple[str, ...], Predicate(all), Otherwise("it holds an empty text, which would end every turn at once.")
+    ] = ()
     """Texts that end a turn."""
     trim: bool = False
     """Leave a raw prompt's last spaces for the model to say: most tokenizers join them to the word that follows."""
-    resample: int = 0
-    """How many more times to draw groups in place of dead ones (all rewards equal); 0 keeps them."""
-    rows: int = 0
+    resample: Annotated[int, Ge(0)] = 0
+    """Number of times to draw groups in place of dead ones (all rewards equal); 0 keeps them."""
+    rows: Annotated[int, Ge(0)] = 0
     """The most rollouts sampled side by side; 0 for all of a step's."""
 
 
@@ -114,7 +131,7 @@ class Sampling:
 class Kl:
     """`learning.kl`: stay near the model that the run began with."""
 
-    beta: float = 0.0
+    beta: Annotated[float, Ge(0)] = 0.0
     """The penalty's weight; at 0 no reference model is kept."""
     estimator: Estimator = "k3"
     """k2 and k3 act in the loss, k1 in the reward."""
@@ -124,23 +141,23 @@ class Kl:
 class Learning:
     """`[learning]`"""
 
-    steps: int = 100
-    """How many steps."""
-    lr: float = 1e-5
+    steps: Annotated[int, Ge(1)] = 100
+    """Number of steps."""
+    lr: Annotated[float, Gt(0)] = 1e-5
     """The learning rate, once warm."""
     schedule: Schedule = "constant"
-    """What the learning rate does after the warm-up; linear and cosine fall to 0 at the last step."""
-    warmup: int = 0
+    """Course of the learning rate after the warm-up; linear and cosine fall to 0 at the last step."""
+    warmup: Annotated[int, Ge(0)] = 0
     """Steps over which the learning rate rises from 0."""
     loss: Loss = "grpo"
-    """How tokens are weighted and clipped; see docs/algo.md."""
+    """Variant of the loss: how tokens are weighted and clipped; see docs/algo.md."""
     scale: Scale = "group"
     """Divide advantages by the deviation of the group's rewards, of the step's, or not at all."""
     baseline: Baseline = "mean"
-    """What a reward is compared with: its group's mean, or the mean of the others."""
-    clip_low: float = 0.2
+    """Level that a reward is compared with: its group's mean, or the mean of the others."""
+    clip_low: Annotated[float, Ge(0)] = 0.2
     """The ratio of new to old probability is clipped below at 1 - clip_low."""
-    clip_high: float = 0.2
+    clip_high: Annotated[float, Ge(0)] = 0.2
     """And above at 1 + clip_high (for cispo: at clip_high itself)."""
     kl: Kl = field(default_factory=Kl)
     """The penalty for leaving the reference."""
@@ -152,39 +169,39 @@ class Learning:
     """Leave rollouts that were cut by length out of the loss."""
     correction: Correction = "none"
     """Weight tokens or sequences by learner/sampler probability, for a sampler that is not exact."""
-    correction_cap: float = 2.0
+    correction_cap: Annotated[float, Gt(0)] = 2.0
     """The most that such a weight may be."""
-    updates: int = 1
+    updates: Annotated[int, Ge(1)] = 1
     """Passes over a step's rollouts."""
-    minibatches: int = 1
-    """Optimizer updates a pass; must divide sampling.groups."""
-    max_grad_norm: float = 1.0
+    minibatches: Annotated[int, Ge(1)] = 1
+    """Optimizer updates per pass; must divide sampling.groups."""
+    max_grad_norm: Annotated[float, Ge(0)] = 1.0
     """Gradients longer than this are shortened to it; 0 for never."""
-    weight_decay: float = 0.0
+    weight_decay: Annotated[float, Ge(0)] = 0.0
     """AdamW's."""
-    beta1: float = 0.9
+    beta1: Annotated[float, Ge(0), Lt(1)] = 0.9
     """AdamW's memory of the gradient."""
-    beta2: float = 0.999
+    beta2: Annotated[float, Ge(0), Lt(1)] = 0.999
     """AdamW's memory of its square."""
-    tokens: int = 16384
-    """Tokens a micro-batch, padding included; changes memory and speed, never the result."""
+    tokens: Annotated[int, Ge(1)] = 16384
+    """Tokens per micro-batch, padding included; changes memory and speed, never the result."""
 
 
 @dataclass(frozen=True)
 class Warmstart:
     """`[warmstart]`: supervised learning on the scripted expert's rollouts, by `uptrend warmstart`."""
 
-    tasks: int = 500
-    """How many training tasks the expert demonstrates."""
-    epochs: int = 1
-    """How often each demonstration is learned from."""
-    batch: int = 16
-    """Demonstrations an update."""
-    lr: float = 2e-5
+    tasks: Annotated[int, Ge(1)] = 500
+    """Number of training tasks that the expert demonstrates."""
+    epochs: Annotated[int, Ge(1)] = 1
+    """Passes over the demonstrations."""
+    batch: Annotated[int, Ge(1)] = 16
+    """Demonstrations per update."""
+    lr: Annotated[float, Gt(0)] = 2e-5
     """The learning rate, once warm."""
     schedule: Schedule = "linear"
-    """What the learning rate does after the warm-up."""
-    warmup: int = 0
+    """Course of the learning rate after the warm-up."""
+    warmup: Annotated[int, Ge(0)] = 0
     """Updates over which the learning rate rises from 0."""
 
 
@@ -192,18 +209,18 @@ class Warmstart:
 class Checkpoints:
     """`[checkpoints]`"""
 
-    every: int = 0
+    every: Annotated[int, Ge(0)] = 0
     """Save every so many steps; 0 for only after the last (and when interrupted)."""
-    keep: int = 1
-    """How many to keep; older ones are removed."""
+    keep: Annotated[int, Ge(1)] = 1
+    """Number to keep; older ones are removed."""
 
 
 @dataclass(frozen=True)
 class Doctor:
-    """`[doctor]`: who looks on while `uptrend train` runs."""
+    """`[doctor]`: checks while `uptrend train` runs."""
 
     live: bool = True
-    """Whether checks run on the records as they are written, in a process of their own."""
+    """Run checks on the records as they are written, in a process of their own."""
     stop_on: Literal["never", "warning", "critical"] = "never"
     """The least severity of a finding that ends the run, with a checkpoint."""
 
@@ -212,21 +229,25 @@ class Doctor:
 class Compute:
     """`[compute]`"""
 
-    device: str = "auto"
+    device: Annotated[str, Predicate(DEVICE.fullmatch), Otherwise("it should be auto, cpu or cuda.")] = "auto"
     """cpu, cuda, or auto."""
-    threads: int = 0
+    threads: Annotated[int, Ge(0)] = 0
     """CPU threads; 0 for OMP_NUM_THREADS, else one per core. Same threads, same numbers."""
     compile: Literal["auto", "never", "always"] = "auto"
-    """Whether to compile the model: auto does where a run is long enough to pay it back."""
+    """Compile the model; auto does where a run is long enough to pay it back."""
 
 
 @dataclass(frozen=True)
 class Config:
     """A whole recipe."""
 
-    name: str = "run"
-    """What the run is called."""
-    seed: int = 0
+    name: Annotated[
+        str,
+        Predicate(FOLDER.fullmatch),
+        Otherwise("it becomes a folder: use letters, digits and hyphens, for example arithmetic-lr-2e-5."),
+    ] = "run"
+    """Name of the run."""
+    seed: Annotated[int, Ge(0)] = 0
     """The run's seed: sampling, order of tasks, dropout."""
     model: Model = field(default_factory=Model)
     tasks: Tasks = field(default_factory=Tasks)

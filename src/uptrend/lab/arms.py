@@ -9,7 +9,6 @@ from typing import Any
 from uptrend.config import load_config, to_table
 from uptrend.config.difference import difference
 from uptrend.config.load import read_toml
-from uptrend.config.toml_text import to_toml
 from uptrend.lab.plan import what_matters
 from uptrend.records import Arm, ConfigError, Hypothesis, LabError
 
@@ -45,13 +44,11 @@ def resolve(h: Hypothesis, arm: Arm, recipe: Mapping[str, Any]) -> dict[str, Any
             "Write steps = 0 where arms differ in length, or leave learning.steps out."
         )
     steps = {"learning.steps": h.steps} if h.steps else {}
-    written = [f"{key}={to_toml(value)}" for key, value in {**steps, **arm.overrides}.items()]
     try:
-        return to_table(load_config(recipe, written))
+        return to_table(load_config(recipe, {**steps, **arm.overrides}))
     except ConfigError as error:
-        said = str(error).removeprefix("--set ")
         raise LabError(
-            f"{h.id}: arm {arm.name}, on {h.recipe}, can't be run: {said} Its keys: docs/config.md."
+            f"{h.id}: arm {arm.name}, on {h.recipe}, can't be run: {error} Its keys: docs/config.md."
         ) from None
 
 

@@ -18,8 +18,11 @@ from uptrend.records.hypothesis import Direction, Hypothesis, Status
 from uptrend.records.verdict import Comparison, Interval
 
 
-def compare(h: Hypothesis, pairs: Pairs, by_sequence: bool) -> Comparison:
-    """An arm that has a seed in common with the control; by the confidence sequence, or by Student's interval."""
+def compare(h: Hypothesis, pairs: Pairs, by_sequence: bool, *, is_void: bool = False) -> Comparison:
+    """Compare an arm with the control on their common seeds, by the confidence sequence or by Student's interval.
+
+    The sentence of a void comparison has figures and no verdict.
+    """
     alpha, differences = alpha_of(h), pairs.differences
     spread = spread_of(differences)
     interval, p = interval_and_p(spread, alpha, by_sequence)
@@ -49,7 +52,7 @@ def compare(h: Hypothesis, pairs: Pairs, by_sequence: bool) -> Comparison:
         status=status,
         sentence="",
     )
-    return replace(comparison, sentence=tell(h, pairs, comparison, by_sequence))
+    return replace(comparison, sentence=tell(h, pairs, comparison, by_sequence, is_void=is_void))
 
 
 def interval_and_p(spread: Spread, alpha: float, by_sequence: bool) -> tuple[Interval, float]:

@@ -24,6 +24,7 @@ from uptrend.records import (
     RunView,
     from_lines,
 )
+from uptrend.records.renamed import current
 
 CONTROL = "control"
 SMALLEST = 0.01
@@ -85,7 +86,8 @@ def _that_differ(h: Hypothesis, recipe: Mapping[str, Any]) -> tuple[Arm, ...]:
 
 
 def find_cause(id: str) -> Cause:
-    """A cause of the catalogue by its id."""
+    """Return a cause of the catalogue by its id."""
+    id = current(id)
     if id not in CATALOGUE:
         hint = nearest(id, CATALOGUE) or " Their ids: docs/findings/. Ready ones: uptrend lab list --ready."
         raise LabError(f"There is no {id} in the catalogue.{hint}")

@@ -25,7 +25,7 @@ SCHEMA = 1
 class ExperimentRuns:
     """One hypothesis's runs, as far as they are made."""
 
-    def __init__(self, notebook: Notebook, h: Hypothesis, launcher: Launcher) -> None:
+    def __init__(self, notebook: Notebook, h: Hypothesis, launcher: Launcher, *, makes_runs: bool = True) -> None:
         refuse.check(h, notebook.folder)
         self.notebook = notebook
         self.specification = specification.freeze(notebook, h, launcher)
@@ -33,6 +33,10 @@ class ExperimentRuns:
         self.changes = specification.changed(self.specification, now)
         self.h = self.specification.hypothesis_of(h)
         self.planned_runs = [] if self.changes else self._plan()
+        then, by = self.specification.uptrend, now.uptrend
+        if makes_runs and then != by and not all(plan.is_finished(planned) for planned in self.planned_runs):
+            # Runs of two versions can't be compared; those of the first one alone can still be judged.
+            self.changes, self.planned_runs = [*self.changes, f"uptrend {then} → {by}"], []
         self.outcomes: dict[str, Outcome] = {}
         self.refused: dict[str, str] = {}
         self.decided: Status | None = None
@@ -41,7 +45,8 @@ class ExperimentRuns:
         self._examined = set[str]()
 
     def _plan(self) -> list[PlannedRun]:
-        return plan.planned_runs(self.h, self.specification.resolved(), self.notebook.folder, allowed(self.h))
+        frozen, lab = self.specification, self.notebook.folder
+        return plan.planned_runs(self.h, frozen.resolved(), lab, allowed(self.h), made_by=frozen.uptrend)
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from uptrend.config.difference import flatten
 from uptrend.config.toml_text import to_key, to_toml
 from uptrend.lab.front_matter import FENCE, Page, read_page
 from uptrend.records import Arm, Confidence, ConfigError, Hypothesis, LabError
+from uptrend.records.renamed import current
 
 NAME = re.compile(r"(h\d{2,})-[\w-]+")
 """What a file is called, without its ending: the id, then a few words."""
@@ -65,7 +66,17 @@ def read(path: Path) -> Hypothesis:
     values, arms = _values(page, table), _arms(page, table.get("arms", {}))
     if not values.get("title", "").strip():
         raise LabError(f"{page.at('title')}: title is missing. Write {COMMENTS['title']}.")
-    return Hypothesis(id=match[1], arms=arms, **{"recipe": "", **values})
+    return _with_current_names(Hypothesis(id=match[1], arms=arms, **{"recipe": "", **values}))
+
+
+def _with_current_names(h: Hypothesis) -> Hypothesis:
+    """Replace names of earlier versions: a file that was written before a rename still says the same."""
+    arms = tuple(
+        dataclasses.replace(arm, overrides={current(key): value for key, value in arm.overrides.items()})
+        for arm in h.arms
+    )
+    allows = tuple(current(id) for id in h.allows)
+    return dataclasses.replace(h, metric=current(h.metric), cause=current(h.cause), allows=allows, arms=arms)
 
 
 def _values(page: Page, table: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def judge(
     """What the runs say of the hypothesis; refused arms are left out, and a void experiment decides nothing."""
     pairs = [pair(h, measured, arm.name) for arm in h.treated if not {arm.name, h.control.name} & set(refused)]
     by_sequence = stopped_early or any(one.waiting for one in pairs)
-    compared = [compare(h, one, by_sequence) for one in pairs if one.seeds]
+    compared = [compare(h, one, by_sequence, is_void=bool(void)) for one in pairs if one.seeds]
     status = Status.INCONCLUSIVE if void else _overall(h, [one.status for one in compared])
     deciding = [one for one in compared if one.status is status]
     blemishes = _blemishes(pairs, stopped_early, refused)
@@ -105,7 +105,7 @@ def _sentence(
     ordered = sorted(compared, key=lambda one: one.status is not status)
     if len(h.treated) > 1 and not void:
         said.append(f"{str(status).capitalize()} over {len(h.treated)} arms.")
-    said += [one.sentence.partition(": ")[2] if void else one.sentence for one in ordered]
+    said += [one.sentence for one in ordered]
     said += [f"Arm {one.arm} and {h.control.name} have no seed in common." for one in pairs if not one.seeds]
     said += [f"Arm {arm} was refused: {reason.rstrip('.')}." for arm, reason in refused.items()]
     if h.control.name in refused:

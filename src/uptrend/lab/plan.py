@@ -39,17 +39,23 @@ def resolve(h: Hypothesis, arm: Arm, recipe: Path, launcher: Launcher, **also: A
 
 
 def planned_runs(
-    h: Hypothesis, arms: Mapping[str, Resolved], lab: Path, allows: tuple[str, ...] = ()
+    h: Hypothesis, arms: Mapping[str, Resolved], lab: Path, allows: tuple[str, ...] = (), made_by: str = ""
 ) -> list[PlannedRun]:
-    """Every run, all arms of the first seed first, so that whole seeds are compared as soon as can be."""
+    """Plan every run, all arms of the first seed first, so that whole seeds are compared as soon as can be.
+
+    `made_by` is the version of Uptrend that makes them; this one by default.
+    """
     _same_held_out(arms)
-    return [_planned(h, arm, seed, arms[arm.name], lab, allows) for seed in h.seeds for arm in h.arms]
+    by = made_by or version()
+    return [_planned(h, arm, seed, arms[arm.name], lab, allows, by) for seed in h.seeds for arm in h.arms]
 
 
-def _planned(h: Hypothesis, arm: Arm, seed: int, resolved: Resolved, lab: Path, allows: tuple[str, ...]) -> PlannedRun:
+def _planned(
+    h: Hypothesis, arm: Arm, seed: int, resolved: Resolved, lab: Path, allows: tuple[str, ...], made_by: str
+) -> PlannedRun:
     config, runs = {**resolved.config, "seed": seed}, lab / "runs"
     source = _source(h, seed, lab)
-    hashed = run_hash(config, resolved.tasks, resolved.held_out, version(), h.method, source)
+    hashed = run_hash(config, resolved.tasks, resolved.held_out, made_by, h.method, source)
     # Not by the arm's name: another hypothesis may need the very same run, or a recipe of another name have made it.
     folder = runs / f"{config['name']}-s{seed}-{hashed[:LENGTH]}"
     folder = next(iter(sorted(runs.glob(f"*-s{seed}-{hashed[:LENGTH]}/"))), folder)

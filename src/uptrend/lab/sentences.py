@@ -14,11 +14,12 @@ from uptrend.records.verdict import Comparison
 CLAIMED = {Direction.UP: "a rise", Direction.DOWN: "a fall", Direction.EITHER: "a difference"}
 
 
-def tell(h: Hypothesis, pairs: Pairs, comparison: Comparison, by_sequence: bool) -> str:
-    """The whole of it: status, effect, interval, and what follows."""
+def tell(h: Hypothesis, pairs: Pairs, comparison: Comparison, by_sequence: bool, *, is_void: bool) -> str:
+    """Write the status (unless it is void), the effect with its interval, and what follows."""
+    status = "" if is_void else f"{str(comparison.status).capitalize()}: "
     if len(pairs.seeds) == 1:
-        return _of_two_models(h, pairs)
-    head = f"{str(comparison.status).capitalize()}: {comparison.arm} against {h.control.name}"
+        return status + _of_two_models(h, pairs)
+    head = f"{status}{comparison.arm} against {h.control.name}"
     verdict = f"{head}: {_figures(h, pairs, comparison, by_sequence)}{_meaning(h, comparison)}."
     return " ".join([verdict, *_limits(pairs, comparison), *_needs(h, pairs, comparison)])
 
@@ -102,7 +103,7 @@ def _of_two_models(h: Hypothesis, pairs: Pairs) -> str:
     effect = effect_text(h.metric, difference)
     compared = f"; higher on {up} and lower on {down} (McNemar {p_text(mcnemar(up, down))})" if len(table) else ""
     return (
-        f"Inconclusive: {pairs.arm} against {h.control.name}: {effect}{tasks}, seed {pairs.seeds[0]} alone{compared}. "
+        f"{pairs.arm} against {h.control.name}: {effect}{tasks}, seed {pairs.seeds[0]} alone{compared}. "
         "That is about these two models; of the setting one seed says nothing. Run 5 seeds at least."
     )
 

@@ -18,6 +18,7 @@ from uptrend.config.toml_text import to_toml
 from uptrend.lab.arms import THE_LABS
 from uptrend.lab.measure import is_known, unknown_metric
 from uptrend.records import Arm, LabError
+from uptrend.records.renamed import current
 
 KEYS = ("title", "recipe", "metric", "seeds", "steps", "grid", "arms")
 """What a list's file may say."""
@@ -109,7 +110,7 @@ def make(recipe: Path | None, sets: Sequence[str], listed: Path | None, seeds: s
         raise LabError(
             "A sweep compares at least two points: --set learning.lr=1e-6,1e-5, or [arms.NAME] tables in --list FILE."
         )
-    metric = metric or table.get("metric", "eval/accuracy")
+    metric = current(metric or table.get("metric", "eval/accuracy"))
     if not is_known(metric):
         raise LabError(f"{metric} {unknown_metric(metric)}")
     title = table.get("title") or f"{base.stem}: {', '.join(values)}"

@@ -25,7 +25,8 @@ from torch import Tensor
 from uptrend.policy.flat import FlatWeights
 from uptrend.policy.optimizer import Optimizer
 from uptrend.policy.policy import Policy
-from uptrend.records import CheckpointError
+from uptrend.records import CheckpointError, Run
+from uptrend.records.schema import VERSION
 
 
 def save_checkpoint(folder: Path, policy: Policy, optimizer: Optimizer, state: dict[str, Any], keep: int) -> Path:
@@ -71,17 +72,33 @@ def export(policy: Policy, folder: Path) -> Path:
 
 def load_checkpoint(place: Path, policy: Policy, optimizer: Optimizer) -> dict[str, Any]:
     """Put weights, optimizer and random states back as they were; the rest of the state is returned."""
+    state = load_weights(place, policy)
+    memory = load_file(place / "optimizer.safetensors", device=str(policy.device))
+    if memory:
+        like = policy.flat.values
+        optimizer.adamw.state[like] = {n: v.reshape(()) if n == "step" else v.to(like.dtype) for n, v in memory.items()}
+    _restore_random(state["random"])
+    return state
+
+
+def check_resumable(run: Run) -> None:
+    """Refuse to go on from the checkpoints of an older schema; their weights alone can still be loaded."""
+    if run.schema < VERSION:
+        raise CheckpointError(
+            f"{run.path} was written by Uptrend {run.info.get('uptrend')}, whose checkpoints this version can't go on "
+            "from: finish it with that version, evaluate it with `uptrend eval`, or begin a new run from its weights "
+            f"with --set model.name={run.path}/checkpoints/step-N/model."
+        )
+
+
+def load_weights(place: Path, policy: Policy) -> dict[str, Any]:
+    """Put the weights alone back, of a checkpoint of any version; the checkpoint's state is returned."""
     state = read_state(place)
     name = "adapter" if policy.has_adapters else "model"
     weights: dict[str, Tensor] = {}
     for file in sorted((place / name).glob("*.safetensors")):
         weights |= load_file(file)
     _put_weights(policy.flat, weights, place)
-    memory = load_file(place / "optimizer.safetensors", device=str(policy.device))
-    if memory:
-        like = policy.flat.values
-        optimizer.adamw.state[like] = {n: v.reshape(()) if n == "step" else v.to(like.dtype) for n, v in memory.items()}
-    _restore_random(state["random"])
     return state
 
 

@@ -13,6 +13,7 @@ from uptrend.records.errors import (
     UptrendError,
 )
 from uptrend.records.evaluation import Evaluation, mcnemar, pass_at_k, wilson
+from uptrend.records.events import Stop, StoppedBy
 from uptrend.records.finding import (
     CannotTell,
     Confidence,
@@ -29,7 +30,7 @@ from uptrend.records.finding import (
 )
 from uptrend.records.hypothesis import Arm, Direction, Hypothesis, Method, Priority, Source, Status
 from uptrend.records.reward import Part, Reward
-from uptrend.records.rollout import Ending, Role, Rollout, Sequence
+from uptrend.records.rollout import Ending, Role, Rollout, Sequence, boundary_of
 from uptrend.records.rows import rollouts_of
 from uptrend.records.run import Run, to_pandas, to_polars
 from uptrend.records.schema import rollouts_table
@@ -42,8 +43,8 @@ __all__ = [
     "Evaluation", "Evidence", "Experiment", "Finding", "Fix", "Hypothesis", "Interval", "LabError",
     "Measured", "Message", "Method", "MissingExtra", "ModelError", "Part", "Priority", "RecordError", "Report",
     "Reward", "Rival", "Role", "Rollout", "Run", "RunDirectory", "RunLocked", "RunView", "Sequence", "Severity",
-    "Source", "Status", "Task", "TasksetError", "Times", "Tool", "ToolCall", "Trend", "TrendKind", "UptrendError",
-    "Verdict",
-    "from_lines", "mcnemar", "pass_at_k", "rollouts_of", "rollouts_table", "task_id", "tasks_hash", "to_pandas",
-    "to_polars", "view_of", "wilson",
+    "Source", "Status", "Stop", "StoppedBy", "Task", "TasksetError", "Times", "Tool", "ToolCall", "Trend", "TrendKind",
+    "UptrendError", "Verdict",
+    "boundary_of", "from_lines", "mcnemar", "pass_at_k", "rollouts_of", "rollouts_table", "task_id", "tasks_hash",
+    "to_pandas", "to_polars", "view_of", "wilson",
 ]  # fmt: skip

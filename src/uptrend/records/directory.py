@@ -1,9 +1,9 @@
 """Writing a run directory: one process at a time, nothing half-written, readable whenever it is killed.
 
 run.json            what the run is: resolved config, versions, tasksets with their hashes
-metrics.jsonl       one line a step
-evals.jsonl         one line an evaluation
-events.jsonl        started, resumed, checkpoint, stopped, failed, finished
+metrics.jsonl       one line per step
+evals.jsonl         one line per evaluation
+events.jsonl        one line per event: started, checkpoint, finished, … (events.toml)
 rollouts/000012/    part-0.parquet, the rollouts of step 12
 evals/000050.parquet
 checkpoints/step-000050/
@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from uptrend.records.errors import RecordError, RunLocked
+from uptrend.records.events import check_event
 from uptrend.records.lines import (
     append_line,
     plain_disk_errors,
@@ -36,7 +37,7 @@ LINES = ("metrics.jsonl", "evals.jsonl")
 
 
 class RunDirectory:
-    """The one writer of a run directory; use it as a context manager."""
+    """Writer of a run directory; use it as a context manager."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -44,7 +45,7 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: Path, info: dict[str, Any]) -> Self:
-        """A new run directory; refused where one is already."""
+        """Make a new run directory; refused where one is already."""
         if (path / "run.json").exists():
             raise RecordError(f"{path} already holds a run. Choose another --name, or continue it with --resume.")
         with plain_disk_errors(path):
@@ -62,7 +63,7 @@ class RunDirectory:
 
     @classmethod
     def reopen(cls, path: Path) -> Self:
-        """An existing run directory, to go on writing."""
+        """Open an existing run directory to go on writing."""
         if not (path / "run.json").exists():
             raise RecordError(f"{path} holds no run (no run.json).")
         directory = cls(path)
@@ -71,7 +72,7 @@ class RunDirectory:
         return directory
 
     def lock(self) -> None:
-        """Take the lock, or say that somebody has it."""
+        """Take the lock, or raise RunLocked."""
         with plain_disk_errors(self.path / ".lock"):
             self._lock.acquire()
 
@@ -92,7 +93,8 @@ class RunDirectory:
         write_whole(self.path / "run.json", json.dumps(info, indent=2, ensure_ascii=False).encode())
 
     def event(self, kind: str, **values: Any) -> None:
-        """Append to events.jsonl."""
+        """Append to events.jsonl; kinds and fields are those of events.toml."""
+        check_event(kind, values)
         append_line(self.path / "events.jsonl", {"event": kind, "time": time.time(), **values})
 
     def metrics(self, line: dict[str, Any]) -> None:
@@ -109,7 +111,7 @@ class RunDirectory:
         _write_parquet(self.path / "rollouts" / f"{step:06d}" / f"part-{part}.parquet", table)
 
     def rewind(self, step: int) -> None:
-        """Forget all that was recorded after a step, so that the run can go on from its checkpoint."""
+        """Remove what was recorded after a step, so that the run can go on from its checkpoint."""
         for name in LINES:
             kept = [line for line in read_lines(self.path / name) if line["step"] <= step]
             write_whole(self.path / name, b"".join(map(to_line, kept)))

@@ -19,7 +19,15 @@ class UptrendError(Exception):
 
 
 class ConfigError(UptrendError):
-    """A recipe or an override that cannot be used; the message names the key."""
+    """A recipe or an override that cannot be used; the message names the key.
+
+    `is_of_field` is for a dataclass that checks itself: the message begins with one of its fields, before which the
+    reader of the recipe puts the section.
+    """
+
+    def __init__(self, message: str, *, is_of_field: bool = False) -> None:
+        super().__init__(message)
+        self.is_of_field = is_of_field
 
 
 class TasksetError(UptrendError):

@@ -39,6 +39,14 @@ class Ending(StrEnum):
     TASK_ERROR = "task-error"
 
 
+def boundary_of(error: str | None) -> str:
+    """Return where a rollout failed: open, prompt, turn N, respond, score, close or gold; empty where nothing did.
+
+    An error begins with its boundary, before a colon.
+    """
+    return (error or "").partition(":")[0]
+
+
 @dataclass(frozen=True)
 class Sequence:
     """One row of token columns; the learner's columns are empty until an update has seen it."""
@@ -97,7 +105,7 @@ class Rollout:
     ended: Ending
     """Its end."""
     error: str | None
-    """Failure and its boundary; None where nothing failed."""
+    """The boundary that failed, a colon and the error (`boundary_of` reads it); None where nothing failed."""
     seconds: float
     """Duration from its first prompt to its score."""
     kept: bool = True

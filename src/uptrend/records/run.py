@@ -14,13 +14,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from uptrend.records.errors import MissingExtra, RecordError
+from uptrend.records.events import ENDS, STARTS, Stop, stop_of
 from uptrend.records.lines import read_lines
 from uptrend.records.lock import is_being_written
+from uptrend.records.renamed import upgrade, upgrade_event, upgrade_keys, upgrade_metrics
 from uptrend.records.schema import ROLLOUTS, VERSION
 
 
 class Run:
-    """A view of a run directory: finished, still growing or killed half-way, it reads."""
+    """View of a run directory; one that still grows or was killed half-way reads too.
+
+    A run of an older schema has today's names here; its files stay as they are.
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -31,42 +36,61 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The run's name: its folder's."""
+        """Name of the run: its folder's."""
         return self.path.resolve().name
 
     @property
+    def schema(self) -> int:
+        """Version of the layout that it was written in."""
+        return int(self.info["schema"])
+
+    @property
     def config(self) -> dict[str, Any]:
-        """The resolved config, every value of it."""
+        """Resolved config with every value."""
         config: dict[str, Any] = self.info["config"]
         return config
 
     @property
     def metrics(self) -> pa.Table:
-        """One row a step, one column a metric."""
+        """One row per step, one column per metric."""
         return _table(self.metric_lines)
 
     @cached_property
     def metric_lines(self) -> list[dict[str, Any]]:
-        """The metrics as they were when first asked for, one dictionary a step."""
-        return list(read_lines(self.path / "metrics.jsonl"))
+        """Metrics as they were when first asked for, one dictionary per step."""
+        lines = read_lines(self.path / "metrics.jsonl")
+        return list(lines if self.schema > 1 else map(upgrade_metrics, lines))
 
     @property
     def evals(self) -> pa.Table:
-        """One row an evaluation."""
+        """One row per evaluation."""
         return _table(self.eval_lines)
 
     @cached_property
     def eval_lines(self) -> list[dict[str, Any]]:
-        """The evaluations as they were when first asked for."""
+        """Evaluations as they were when first asked for."""
         return list(read_lines(self.path / "evals.jsonl"))
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """What happened to the run, in order."""
-        return list(read_lines(self.path / "events.jsonl"))
+        """Events in order; docs/records.md has their kinds and fields."""
+        lines = read_lines(self.path / "events.jsonl")
+        return list(lines if self.schema > 1 else map(upgrade_event, lines))
+
+    @property
+    def report(self) -> dict[str, Any] | None:
+        """Last report of the doctor, as findings.json has it; None where there is none."""
+        path = self.path / "findings.json"
+        if not path.exists():
+            return None
+        try:
+            report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise RecordError(f"{path} is not JSON: {error}. Write it again: uptrend doctor {self.path}") from None
+        return report if report.get("schema", 1) > 1 else upgrade(report, "report", "metrics", "causes", "probes")
 
     def rollouts(self, step: int | None = None) -> pa.Table:
-        """The rollouts of one step, or of all; one row a sequence."""
+        """Read the rollouts of one step, or of all; one row per sequence."""
         folder = self.path / "rollouts"
         if step is None:
             return _parquet(sorted(folder.glob("[0-9]*/part-*.parquet")))
@@ -76,7 +100,7 @@ class Run:
         return _parquet(parts)
 
     def eval_rollouts(self, step: int) -> pa.Table:
-        """The held-out rollouts of the evaluation after a step."""
+        """Read the held-out rollouts of the evaluation after a step."""
         path = self.path / "evals" / f"{step:06d}.parquet"
         if not path.exists():
             steps = ", ".join(str(line["step"]) for line in self.eval_lines) or "none"
@@ -85,41 +109,47 @@ class Run:
 
     @property
     def last_step(self) -> int:
-        """The last step with a metrics line; 0 before the first."""
+        """Last step with a metrics line; 0 before the first."""
         return int(self.metric_lines[-1]["step"]) if self.metric_lines else 0
 
     @property
     def start(self) -> int:
-        """The step whose weights it began with: 0, but for a replay."""
+        """Step whose weights it began with: 0, but for a replay."""
         return int(self.info.get("replay", {}).get("step", 0))
 
     @property
     def steps(self) -> int | None:
-        """The step that it shall end with; None where that is not known."""
+        """Last step that is planned; None where that is not known."""
         found = self.info.get("replay", {}).get("last") or self.config.get("learning", {}).get("steps")
         return None if found is None else int(found)
 
     @property
     def status(self) -> str:
-        """running, finished, stopped (interrupted, or by an observer), failed, or killed."""
+        """State: running, finished, stopped (interrupted, or by an observer), failed, or killed."""
         if is_being_written(self.path):
             return "running"
-        kinds = [event.get("event") for event in self.events]
-        last = next((kind for kind in reversed(kinds) if kind in _STARTS + _ENDS), None)
-        return str(last) if last in _ENDS else "killed"
+        last = self._turning_points[-1:]
+        return str(last[0]["event"]) if last and last[0]["event"] in ENDS else "killed"
+
+    @property
+    def stopped(self) -> Stop | None:
+        """Reason of a run that was stopped, and by whom; None for a run that ended otherwise or goes on."""
+        last = self._turning_points[-1:]
+        return stop_of(last[0]) if last and last[0]["event"] == "stopped" else None
+
+    @property
+    def _turning_points(self) -> list[dict[str, Any]]:
+        """Events that say that the run began or ended."""
+        return [event for event in self.events if event.get("event") in STARTS + ENDS]
 
     @property
     def checkpoints(self) -> list[Path]:
-        """Its checkpoints, oldest first."""
+        """Checkpoints, oldest first."""
         return sorted(p for p in (self.path / "checkpoints").glob("step-*") if p.is_dir())
 
     def _steps_recorded(self) -> str:
         steps = sorted(int(p.name) for p in (self.path / "rollouts").glob("[0-9]*"))
         return f"{steps[0]} to {steps[-1]}" if steps else "none yet"
-
-
-_STARTS = ("started", "resumed")
-_ENDS = ("finished", "stopped", "failed")
 
 
 def _read_info(folder: Path) -> dict[str, Any]:
@@ -139,11 +169,11 @@ def _read_info(folder: Path) -> dict[str, Any]:
             f"{folder} was written by a newer Uptrend (schema {info['schema']}, this one reads {VERSION}). "
             "Upgrade with: pip install -U uptrend"
         )
-    return info
+    return info if info["schema"] > 1 else {**info, "config": upgrade_keys(info["config"], noted=False)}
 
 
 def to_polars(table: pa.Table) -> Any:
-    """An Arrow table as a polars frame (pandas needs no help: `table.to_pandas()`)."""
+    """Turn an Arrow table into a polars frame (pandas needs no help: `table.to_pandas()`)."""
     try:
         import polars
     except ImportError:
@@ -152,7 +182,7 @@ def to_polars(table: pa.Table) -> Any:
 
 
 def to_pandas(table: pa.Table) -> Any:
-    """An Arrow table as a pandas frame."""
+    """Turn an Arrow table into a pandas frame."""
     try:
         import pandas  # noqa: F401
     except ImportError:
@@ -161,13 +191,13 @@ def to_pandas(table: pa.Table) -> Any:
 
 
 def _table(lines: list[dict[str, Any]]) -> pa.Table:
-    """Rows that may differ in their keys, as one table in the order that keys first appear."""
+    """Join rows that may differ in their keys, in the order that keys first appear."""
     keys = list(dict.fromkeys(key for line in lines for key in line))
     return pa.table({key: pa.array([line.get(key) for line in lines]) for key in keys})
 
 
 def _parquet(paths: list[Path]) -> pa.Table:
-    """Several files as one table; a column that an older version lacks is null."""
+    """Read several files as one table; a column that an older version lacks is null."""
     tables = [_one_parquet(path) for path in paths]
     return pa.concat_tables([ROLLOUTS.empty_table(), *tables], promote_options="default")
 

@@ -1,7 +1,8 @@
-"""The Parquet schema of rollouts: one row a sequence, and how rollouts become rows.
+"""Parquet schema of rollouts: one row per sequence, and how rollouts become rows.
 
-Version 1. A reader of version N reads every version up to N; a column is never renamed or given another
-meaning, only added.
+The version is the run directory's. A reader of version N reads every version up to N: columns are only added, and names
+of lines that changed are in renamed.toml. Version 2 came with Uptrend 0.2: American spelling, events with typed fields,
+and a metric that does not exist at a step is absent from its line.
 """
 
 import json
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from uptrend.records.rollout import Rollout, Sequence
 from uptrend.records.task import Message
 
-VERSION = 1
+VERSION = 2
 
 _PART = pa.struct(
     [("name", pa.string()), ("value", pa.float64()), ("low", pa.float64()), ("high", pa.float64()),
@@ -67,7 +68,7 @@ ROLLOUTS = pa.schema(
 
 
 def rollouts_table(run: str, rollouts: Iterable[Rollout]) -> pa.Table:
-    """The rows of some rollouts; one that failed before its first token has a row too, without tokens."""
+    """Make the rows of some rollouts; one that failed before its first token has a row too, without tokens."""
     rows = [(r, i, s) for r in rollouts for i, s in enumerate(r.sequences or (None,))]
     plain: dict[str, list[Any]] = {name: [] for name in ROLLOUTS.names if name not in TOKEN_COLUMNS}
     for rollout, index, _ in rows:
@@ -118,7 +119,7 @@ def _message(message: Message) -> dict[str, str | None]:
 
 
 def _token_column(sequences: list[Sequence | None], name: str) -> pa.Array:
-    """A list column straight from the arrays: NaN log-probabilities and unsampled versions become null."""
+    """Make a list column straight from the arrays: NaN log-probabilities and unsampled versions become null."""
     kind = TOKEN_COLUMNS[name]
     arrays: list[NDArray[Any] | None] = [None if s is None else getattr(s, name) for s in sequences]
     sizes = [0 if a is None else len(a) for a in arrays]

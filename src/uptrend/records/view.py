@@ -56,6 +56,8 @@ class RunView:
     """The held-out rollouts of an evaluation, likewise."""
     unknown: Mapping[str, Floats] = field(default_factory=dict)
     """Columns without a translation, under their own names."""
+    runs_in_log: int = 1
+    """Number of runs that the log held one after the other; this is one of them."""
     notes: tuple[str, ...] = ()
     """Sentences on how the log was read: restarts split, repeated values dropped, torn lines."""
 

@@ -160,9 +160,8 @@ def load_for_eval(target: str, tasks: str | None, overrides: Iterable[str]) -> t
     checkpoints = Run(target).checkpoints
     if not checkpoints:
         raise CheckpointError(f"{target} has no checkpoint to evaluate.")
-    from uptrend.policy.checkpoint import load_checkpoint
-    from uptrend.policy.optimizer import Optimizer
+    from uptrend.policy.checkpoint import load_weights
 
     policy = make_policy(config)
-    load_checkpoint(checkpoints[-1], policy, Optimizer(policy.flat, config.learning))
+    load_weights(checkpoints[-1], policy)
     return config, policy, held_out

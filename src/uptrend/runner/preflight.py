@@ -94,4 +94,4 @@ def check_first(
     report = Preflight(prepared.config.name, results, differential(results), time.perf_counter() - began)
     directory.event("preflight", **report.to_table())
     grave = next((f for f in report.findings if f.severity == Severity.CRITICAL and f.id not in allows), None)
-    return report, None if grave is None else Stop(f"preflight: {grave.id}: {grave.summary}")
+    return report, None if grave is None else Stop(grave.summary, by="preflight", finding=grave.id)

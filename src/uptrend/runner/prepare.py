@@ -182,7 +182,7 @@ def recorded(directory: RunDirectory, *, resume: bool) -> Iterator[_Outcome]:
     if outcome.stop is None:
         directory.event("finished", step=step)
     else:
-        directory.event("stopped", step=step, reason=outcome.stop.reason)
+        directory.event("stopped", step=step, **outcome.stop.to_event())
 
 
 def is_warmstart(run: Run) -> bool:

@@ -86,14 +86,15 @@ def resume(
         )
     if run.info.get("kind") == "replay":
         raise RecordError(f"{path} is a replay, which is short: make it again with uptrend replay.")
+    from uptrend.policy.checkpoint import check_resumable, read_state
+
+    check_resumable(run)
     config = _changed(run, overrides)
     if not run.checkpoints:
         raise CheckpointError(
             f"{path} has no checkpoint to resume from. Start it again, with checkpoints.every set to save on the way."
         )
     with RunDirectory.reopen(path) as directory:
-        from uptrend.policy.checkpoint import read_state
-
         step = int(read_state(run.checkpoints[-1])["step"])
         if step >= config.learning.steps:
             raise ConfigError(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from uptrend.config import Config, Eval, Tasks, build
+from uptrend.config.check import check_bounds
 from uptrend.config.convert import join, unknown
 from uptrend.records import ConfigError
 from uptrend.tasks.registry import find
@@ -90,7 +91,9 @@ def _options(cls: type[Taskset], table: Mapping[str, Any], where: str) -> Any:
         if key not in known:
             others = [f.name for f in fields(section) if f.name != "options"]
             raise ConfigError(unknown(join(where, key), key, [*others, *known], where))
-    return build(cls.Options, table, where)
+    options = build(cls.Options, table, where)
+    check_bounds(options, where)
+    return options
 
 
 def resolved(name: str, options: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -1,32 +1,26 @@
-"""How others watch the loop without the loop knowing them: the doctor, the terminal view and trackers."""
+"""Interface through which others watch the loop: the doctor, the terminal view and trackers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from uptrend.records import Evaluation, Rollout, Run
+from uptrend.records import Evaluation, Rollout, Run, Stop
+
+__all__ = ["Observer", "StepRecord", "Stop"]
 
 
 @dataclass(frozen=True)
 class StepRecord:
-    """What an observer is shown after each step; step 0 is the evaluation before the first one."""
+    """Step as an observer sees it; step 0 is the evaluation before the first one."""
 
     step: int
-    """Which step."""
+    """Number of the step."""
     metrics: dict[str, Any]
     """Its metrics line; empty for step 0."""
     rollouts: Sequence[Rollout]
     """Its rollouts, with all that the learner computed on them; empty for step 0."""
     evaluation: Evaluation | None
     """The evaluation after it, if there was one."""
-
-
-@dataclass(frozen=True)
-class Stop:
-    """An observer's wish to end the run after this step."""
-
-    reason: str
-    """Why, in one sentence."""
 
 
 class Observer(Protocol):

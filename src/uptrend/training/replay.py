@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from uptrend.config import Checkpoints, Config, difference, load_config, to_table
+from uptrend.policy.checkpoint import check_resumable
 from uptrend.policy.measure import digest
 from uptrend.policy.policy import Policy
 from uptrend.records import CheckpointError, ConfigError, ModelError, RecordError, Run, rollouts_of
@@ -71,6 +72,8 @@ def plan(run: Run, step: int, steps: int | None, overrides: Iterable[str]) -> Re
             f"{run.path} has no checkpoint of step {step}; it has {_list(run)}. A run keeps as many as "
             "checkpoints.every and checkpoints.keep say: --set checkpoints.every=10 --set checkpoints.keep=100"
         )
+    if step:
+        check_resumable(run)
     recorded = run.last_step - step
     if recorded < 1 or not 1 <= (steps or 1) <= recorded:
         asked = f"--steps {steps}: " if steps is not None else ""

@@ -41,8 +41,7 @@ def test_a_dip_that_is_made_good_and_noise_are_no_collapse() -> None:
 
 
 def test_restarts_are_told() -> None:
-    note = "The log holds 6 runs one after the other: steps or schedule start again; each is judged alone."
-    assert severities(healthy(notes=(note,)), "restarts") == {"run.restarts-concatenated": Severity.NOTE}
+    assert severities(healthy(runs_in_log=6), "restarts") == {"run.restarts-concatenated": Severity.NOTE}
     assert findings(healthy(notes=("4 torn lines.",)), "restarts") == {}
 
 

@@ -147,7 +147,7 @@ def _atlas(**options: Any) -> Any:
 @pytest.mark.parametrize(
     ("options", "wrong"),
     [
-        ({"noise_rate": 1.5}, "noise_rate = 1.5 should be between 0 and 1"),
+        ({"noise_rate": 1.5}, "noise_rate = 1.5 should be at least 0 and at most 1"),
         ({"returned": 0}, "returned = 0 should be at least 1"),
         ({"longest": -1}, "longest = -1"),
         ({"file": "a", "datasets": "b,c,d"}, "both given"),

@@ -12,6 +12,7 @@ from uptrend.bridge.importers.repeats import without_repeats
 from uptrend.bridge.importers.segments import Segment, segments_of
 from uptrend.bridge.importers.steps import by_run
 from uptrend.records.dialects import plain_name, recognize, translate
+from uptrend.records.renamed import names
 from uptrend.records.view import RunView
 
 
@@ -43,11 +44,12 @@ def settings_alone(log: Log, source: str) -> RunView:
 
 
 def _view(log: Log, segment: Segment, source: str) -> RunView:
-    notes = list(log.notes)
+    notes, old_metrics = list(log.notes), names("metrics")
     points, times = without_repeats(segment.points)
     if times > 1:
         notes.append(f"Each value was written {times} times over; the distinct ones were kept.")
     points = dict(sorted(points.items()))
+    points = {step: {old_metrics.get(key, key): value for key, value in row.items()} for step, row in points.items()}
     columns, nonfinite = columns_of(points)
     trainer = log.trainer or recognize([*columns, *(key for entry in segment.evals for key in entry)])
     sources, unknown = translated(columns, trainer)
@@ -70,6 +72,7 @@ def _view(log: Log, segment: Segment, source: str) -> RunView:
         config=_config(log, columns, metrics, trainer, notes),
         unknown={key: values for key, values in unknown.items() if translate(key, trainer) is None},
         notes=tuple(notes),
+        runs_in_log=log.runs,
     )
 
 

@@ -24,6 +24,8 @@ class Log:
     """How far a progress bar came; 0 where there is none. Rows without a step are spread over it."""
     notes: list[str] = field(default_factory=list)
     """What the reader had to do, in sentences."""
+    runs: int = 1
+    """Number of runs that it holds one after the other."""
 
 
 def number(value: Any) -> float | None:

@@ -160,13 +160,13 @@ def _add_evaluation(segment: Segment, result: dict[str, Any]) -> None:
 
 
 def _write_notes(log: Log, found: list[Segment], dropped: Dropped) -> None:
-    log.notes.extend(_notes(found, dropped))
+    log.runs = max(1, sum(bool(segment.points) for segment in found))
+    log.notes.extend(_notes(found, dropped, log.runs))
     for row in dropped.without_step:
         log.facts = {**row, **log.facts}
 
 
-def _notes(found: list[Segment], dropped: Dropped) -> Iterator[str]:
-    runs = sum(bool(segment.points) for segment in found)
+def _notes(found: list[Segment], dropped: Dropped, runs: int) -> Iterator[str]:
     if runs > 1:
         yield f"The log holds {runs} runs one after the other: steps or schedule start again; each is judged alone."
     if dropped.summaries:

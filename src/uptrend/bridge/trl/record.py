@@ -21,7 +21,8 @@ from uptrend.bridge.trl.step import Settings, TrlStep
 from uptrend.bridge.trl.subprocess_recorder import SubprocessRecorder
 from uptrend.bridge.trl.voice import say_again
 from uptrend.bridge.trl.weights import Move, WatchedWeights
-from uptrend.records import RunDirectory, RunView
+from uptrend.records import Run, RunDirectory, RunView
+from uptrend.records.schema import VERSION
 from uptrend.training.metrics import weight_metrics
 
 
@@ -33,7 +34,7 @@ class Record:
         self._settings = Settings.of(trainer)
         dtypes = weights.dtypes()
         step = trainer.state.global_step
-        goes_on = bool(step and (path / "run.json").exists())
+        goes_on = bool(step and (path / "run.json").exists() and Run(path).schema == VERSION)
         self.path = path if goes_on else free_path(path)
         info = describe_run(trainer, self.path, dtypes)
         self._directory = RunDirectory.reopen(path) if goes_on else RunDirectory.create(self.path, info)

@@ -40,7 +40,7 @@ def command(
         h = notebook.hypothesis(id)
         if specification.read(notebook, h.id) is None:
             raise LabError(f"{h.id} has not been run yet. Run it: uptrend lab run {h.id} --dir {folder}")
-        experiments.append(_with_runs(ExperimentRuns(notebook, h, launcher), folder))
+        experiments.append(_with_runs(ExperimentRuns(notebook, h, launcher, makes_runs=False), folder))
     verdicts = judge_all(experiments)
     written = keep(experiments, verdicts, None)
     if format is Format.JSON:

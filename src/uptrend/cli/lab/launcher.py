@@ -26,7 +26,7 @@ class TrainLauncher:
 
     def resolve(self, recipe: Path, overrides: Mapping[str, Any]) -> Resolved:
         """Load a recipe with overrides (the seed among them), make its tasks, and hash them."""
-        config = load_config(recipe, [f"{key}={to_toml(value)}" for key, value in overrides.items()])
+        config = load_config(recipe, overrides)
         compute = replace(config.compute, threads=config.compute.threads or THREADS)
         # Nobody looks on: the lab has the doctor judge the records of finished runs.
         config = resolve(replace(config, compute=compute, doctor=replace(config.doctor, live=False, stop_on="never")))

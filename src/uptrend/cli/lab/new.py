@@ -13,6 +13,7 @@ from uptrend.lab.ready import of_ready
 from uptrend.lab.refuse import check
 from uptrend.records import Finding, LabError, Run
 from uptrend.records.lines import write_whole
+from uptrend.records.renamed import current
 from uptrend.runner import diagnose
 
 READY = re.compile(r"h\d+")
@@ -62,6 +63,7 @@ def _from_finding(notebook: Notebook, found: str, recipe: Path | None) -> Draft:
     run, _, id = found.rpartition("#")
     if not run or not id:
         raise LabError(f"--from {found}: write a run and a finding of it, for example runs/quickstart#kl.strangles.")
+    id = current(id)
     report = diagnose(run)
     finding = next((one for one in _all(report.findings) if one.id == id), None)
     if finding is None:

@@ -5,7 +5,7 @@ import numpy as np
 from uptrend.doctor.check import Outcome, finding
 from uptrend.doctor.kept import cannot_tell, point, read_rows
 from uptrend.doctor.rows import Rows
-from uptrend.records import CannotTell, Confidence, Evidence, Finding, Role, RunView, Severity
+from uptrend.records import CannotTell, Confidence, Evidence, Finding, Role, RunView, Severity, boundary_of
 
 ID = "context.prompt-truncated"
 
@@ -28,7 +28,7 @@ def check(view: RunView) -> Outcome:
 
 
 def _refused(view: RunView, rows: list[Rows]) -> Finding | None:
-    flags = [np.array([str(e or "").startswith("prompt:") for e in r.texts("error")], np.bool_) for r in rows]
+    flags = [np.array([boundary_of(e) == "prompt" for e in r.texts("error")], np.bool_) for r in rows]
     count, total = sum(int(f.sum()) for f in flags), sum(map(len, rows))
     if not count:
         return None

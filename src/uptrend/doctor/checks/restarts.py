@@ -16,14 +16,12 @@ WINDOW = 15
 
 
 def check(view: RunView) -> Outcome:
-    """Read the reader's notes for runs in a row, and the events for resumes."""
+    """Tell of runs in a row in one log, and of level shifts at resumes."""
     found: list[Finding] = []
-    for note in view.notes:
-        if "one after the other" in note or "start again" in note:
-            found.append(
-                finding(view, "run.restarts-concatenated", Severity.NOTE, Confidence.HIGH, note, [Evidence(note)])
-            )
-            break
+    if view.runs_in_log > 1:
+        text = f"The log holds {view.runs_in_log} runs one after the other; each is judged alone."
+        shown = Evidence(text, view.runs_in_log)
+        found.append(finding(view, "run.restarts-concatenated", Severity.NOTE, Confidence.HIGH, text, [shown]))
     last = 0  # a resume goes on from the last step that an event before it names: a checkpoint, or where it stopped
     for event in view.events:
         last = int(event.get("step") or last)

@@ -10,7 +10,7 @@ import numpy as np
 from uptrend.doctor.check import Outcome, finding
 from uptrend.doctor.kept import cannot_tell, point, read_rows
 from uptrend.doctor.rows import Flags, Rows
-from uptrend.records import CannotTell, Confidence, Ending, Evidence, Finding, RunView, Severity
+from uptrend.records import CannotTell, Confidence, Ending, Evidence, Finding, RunView, Severity, boundary_of
 
 IDS = ("reward.error-scored", "reward.never-computed")
 UNFINISHED = (Ending.TURN_LIMIT.value, Ending.CONTEXT_FULL.value, Ending.LENGTH.value)
@@ -35,7 +35,7 @@ def _errors(view: RunView, rows: list[Rows]) -> Finding | None:
     """An error besides a reward; one while closing comes after the score, and changes nothing."""
     flags = []
     for r in rows:
-        failed = np.array([bool(e) and not str(e).startswith("close:") for e in r.texts("error")], np.bool_)
+        failed = np.array([boundary_of(e) not in ("", "close") for e in r.texts("error")], np.bool_)
         flags.append(failed & np.isfinite(r.reward_n))
     count, total = sum(int(f.sum()) for f in flags), sum(map(len, rows))
     if not count:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from uptrend.doctor.probes.bench import CRITICAL, HIGH, WARNING, Bench
 from uptrend.doctor.probes.result import Result, told
 from uptrend.doctor.probes.room import too_few_turns
-from uptrend.records import Ending, Evidence, Finding, Reward, Rollout, Task
+from uptrend.records import Ending, Evidence, Finding, Reward, Rollout, Task, boundary_of
 from uptrend.tasks.checks import NEAR, HasVariants
 from uptrend.tasks.script import play_script
 from uptrend.tasks.taskset import Script, Taskset
@@ -107,7 +107,7 @@ def _through_tokens(bench: Bench) -> tuple[str, list[Finding]]:
         return figure, []
     share = len({id(r) for r in (*wrong, *long)}) / len(shown)
     severity = CRITICAL if share > 0.5 else WARNING
-    if wrong and all(r.error and r.error.startswith("prompt:") for r in wrong):
+    if wrong and all(boundary_of(r.error) == "prompt" for r in wrong):
         summary = f"{share:.0%} of prompts can't be played: they exceed the limits of [sampling]."
         return figure, [bench.found("context.prompt-truncated", severity, HIGH, summary, str(wrong[0].error))]
     if long or any(r.error and "sampling." in r.error for r in wrong):

@@ -15,14 +15,14 @@ MANY = 0.2
 
 def probe(bench: Bench) -> Result:
     """Questions with two golds; and groups that are nearly all of one wrong answer, where the model is mostly right."""
-    golds: dict[str, set[str]] = {}
+    golds: dict[tuple[str, str], set[str]] = {}
     for task in (task for stage in bench.pool.stages for task in stage.tasks):
-        same = f"{task.id} {json.dumps(task.data, sort_keys=True)}"  # the same words about other documents may differ
+        same = task.id, json.dumps(task.data, sort_keys=True)  # the same words about other documents may differ
         golds.setdefault(same, set()).add(task.answer)
     if torn := {same: answers for same, answers in golds.items() if len(answers) > 1}:
         share = len(torn) / len(golds)
         same, answers = next(iter(torn.items()))
-        asked = question(bench.tasks[same.partition(" ")[0]][0])
+        asked = question(bench.tasks[same[0]][0])
         evidence = Evidence(f"{asked[:80]!r} has the golds {', '.join(sorted(answers))}", share)
         summary = f"{len(torn)} of {len(golds)} questions have more than one gold answer: at least one is wrong."
         severity = CRITICAL if share >= 0.02 else WARNING

@@ -1,4 +1,4 @@
-"""What workers are asked and what they answer, and what a run directory says of a planned run."""
+"""Interface of workers, and the outcome of a planned run as its directory tells it."""
 
 import shutil
 from collections.abc import Callable, Generator, Sequence
@@ -11,29 +11,27 @@ from uptrend.lab.plan import is_finished
 from uptrend.records import Method, Run, UptrendError
 
 TRIES = 2
-"""How often a run that fails is begun."""
-PREFLIGHT = "preflight: "
-"""How a run that the cheap probes refused says why it stopped."""
+"""Attempts at a run that fails."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a planned run ended."""
+    """End of a planned run."""
 
     planned: PlannedRun
-    """Which."""
+    """The planned run."""
     status: str
     """finished, refused (by the cheap probes) or failed."""
     seconds: float | None = None
-    """How long this took; none for a run that was there."""
+    """Duration; None for a run that was there."""
     reason: str = ""
-    """Why it was refused or failed."""
+    """Reason of a refusal or a failure."""
     was_there: bool = False
-    """Whether it had been made before."""
+    """True for a run that had been made before."""
 
 
 class Progress(Protocol):
-    """Somebody who is told how the work goes."""
+    """Receiver of progress."""
 
     def began(self, planned: PlannedRun, note: str = "") -> None:
         """A run was begun, or gone on with."""
@@ -49,7 +47,7 @@ class Progress(Protocol):
 
 
 class Workers(Protocol):
-    """Whoever makes runs."""
+    """Maker of runs."""
 
     def run(
         self,
@@ -62,7 +60,7 @@ class Workers(Protocol):
 
 
 def log_of(planned: PlannedRun) -> Path:
-    """Where a run's output goes."""
+    """Return the file that a run's output goes to."""
     return planned.folder.with_name(f"{planned.folder.name}.log")
 
 
@@ -79,21 +77,22 @@ def make_way(planned: PlannedRun) -> None:
 
 
 def outcome(planned: PlannedRun, seconds: float, code: int | None) -> Outcome:
-    """What became of a planned run whose process has ended."""
+    """Read the outcome of a planned run whose process has ended."""
     if not (planned.folder / "run.json").exists():
         return Outcome(planned, "failed", seconds, last_words(log_of(planned), code))
     run = Run(planned.folder)
-    last = run.events[-1] if run.events else {}
-    reason = str(last.get("reason") or last.get("error") or "")
     if is_finished(planned):
         return Outcome(planned, "finished", seconds)
-    if run.status == "stopped" and reason.startswith(PREFLIGHT):
-        return Outcome(planned, "refused", seconds, reason.removeprefix(PREFLIGHT))
+    stop = run.stopped
+    if stop is not None and stop.by == "preflight":
+        return Outcome(planned, "refused", seconds, stop.sentence)
+    error = str(run.events[-1].get("error", "")) if run.events else ""
+    reason = stop.sentence if stop is not None else error
     return Outcome(planned, "failed", seconds, reason or last_words(log_of(planned), code))
 
 
 def last_words(log: Path, code: int | None) -> str:
-    """The last line that a process wrote, or how it ended where it wrote none."""
+    """Return the last line that a process wrote, or its exit code where it wrote none."""
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
     said = next((line.strip() for line in reversed(lines) if line.strip()), "")
     ended = f"it was ended by signal {-code}" if code is not None and code < 0 else f"it ended with exit code {code}"

@@ -7,7 +7,9 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
+
+from annotated_types import Ge, Le
 
 from uptrend.records import ConfigError, Task, TasksetError
 from uptrend.tasks.musique import expert
@@ -39,15 +41,15 @@ class MusiqueOptions:
     """The invented world that questions come from where neither a file nor datasets are named."""
     split: Literal["quarter", "train", "heldout"] = "quarter"
     """Of a file or datasets: hold out a quarter, train on every row, or hold out every row."""
-    noise_rate: float = 1.0
+    noise_rate: Annotated[float, Ge(0), Le(1)] = 1.0
     """The chance that a paragraph which does not support the answer is kept: 1 keeps all, 0 none."""
     retriever: RetrieverName = "lexical"
     """What finds documents: golden, lexical, semantic or hybrid."""
-    returned: int = 2
+    returned: Annotated[int, Ge(1)] = 2
     """How many documents a search shows."""
     embedder: str = "minilm"
     """What semantic and hybrid compare with: minilm, or any sentence-transformers model."""
-    longest: int = 8000
+    longest: Annotated[int, Ge(0)] = 8000
     """Characters of a document that are shown; 0 for all."""
     weights: RewardWeights = field(default_factory=RewardWeights)
     """How much each part of the reward counts."""
@@ -61,9 +63,6 @@ class MusiqueOptions:
     def __post_init__(self) -> None:
         weights = asdict(self.weights)
         _need(not (self.file and self.datasets), "file and datasets are both given; name one of them.")
-        _need(0 <= self.noise_rate <= 1, f"noise_rate = {self.noise_rate} should be between 0 and 1.")
-        _need(self.returned >= 1, f"returned = {self.returned} should be at least 1.")
-        _need(self.longest >= 0, f"longest = {self.longest} should be 0 or more.")
         _need(min(weights.values()) >= 0 < sum(weights.values()), "weights should be 0 or more, and not all 0.")
 
 
@@ -198,4 +197,4 @@ class Musique:
 
 def _need(holds: bool, otherwise: str) -> None:
     if not holds:
-        raise ConfigError(otherwise)
+        raise ConfigError(otherwise, is_of_field=True)

@@ -33,12 +33,13 @@ class AtlasOptions:
 
     def __post_init__(self) -> None:
         if not self.hops or not set(self.hops) <= set(SHAPES) or len(set(self.hops)) < len(self.hops):
-            raise ConfigError(f"hops = {list(self.hops)} should have some of 2, 3 and 4, each once.")
+            raise ConfigError(f"hops = {list(self.hops)} should have some of 2, 3 and 4, each once.", is_of_field=True)
         least = max(self.hops) + 2
         if not least <= self.paragraphs <= MOST_PARAGRAPHS:
             raise ConfigError(
                 f"paragraphs = {self.paragraphs} should be from {least} (with questions of "
-                f"{max(self.hops)} hops) to {MOST_PARAGRAPHS}."
+                f"{max(self.hops)} hops) to {MOST_PARAGRAPHS}.",
+                is_of_field=True,
             )
 
 

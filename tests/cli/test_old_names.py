@@ -1,0 +1,123 @@
+"""Names and runs of version 0.1 on the command line: read, or refused in a sentence that says what to do."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from uptrend.cli.main import main
+from uptrend.config import load_config
+from uptrend.records import CheckpointError, Run
+from uptrend.records.lines import read_lines, to_line
+from uptrend.records.renamed import names
+from uptrend.runner.replays import replay
+from uptrend.runner.runs import load_for_eval, resume, train
+
+SCHEMA1 = Path(__file__).parents[1] / "data" / "schema1"
+Say = Callable[..., tuple[str, str]]
+
+
+@pytest.fixture
+def say(capsys: pytest.CaptureFixture[str]) -> Say:
+    """Run a command line, and return what it says on stdout and stderr."""
+
+    def go(*arguments: object, code: int = 0) -> tuple[str, str]:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            main([str(argument) for argument in arguments])
+        said = capsys.readouterr()
+        assert (end.value.code or 0) == code, said.err
+        return said.out, said.err
+
+    return go
+
+
+@pytest.fixture(scope="module")
+def old(llama_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Run with a checkpoint, as 0.1 would have written it."""
+    table = {
+        "name": "old", "model": {"name": str(llama_folder)}, "tasks": {"name": "letters:Letters", "train": 30},
+        "eval": {"name": "letters:Letters", "tasks": 4, "every": 0}, "learning": {"steps": 2, "lr": 1e-3},
+        "sampling": {"groups": 4, "size": 4, "max_tokens": 6}, "compute": {"threads": 1},
+    }  # fmt: skip
+    run = train(load_config(table), runs=tmp_path_factory.mktemp("runs"))
+    info = json.loads((run.path / "run.json").read_text())
+    (run.path / "run.json").write_text(json.dumps({**info, "schema": 1, "uptrend": "0.1.0"}))
+    before = {new: name for name, new in names("metrics", "files").items()}
+    lines = [
+        {before.get(key, key): value for key, value in line.items()} for line in read_lines(run.path / "metrics.jsonl")
+    ]
+    (run.path / "metrics.jsonl").write_bytes(b"".join(map(to_line, lines)))
+    (checkpoint,) = run.checkpoints
+    state = json.loads((checkpoint / "state.json").read_text())
+    state["files"] = {before.get(name, name): sums for name, sums in state["files"].items()}
+    (checkpoint / "state.json").write_text(json.dumps(state))
+    shutil.move(checkpoint / "optimizer.safetensors", checkpoint / "optimiser.safetensors")
+    return Run(run.path)
+
+
+def test_a_run_of_schema_1_can_be_shown_compared_drawn_and_diagnosed(say: Say, tmp_path: Path) -> None:
+    shown = json.loads(say("runs", "show", SCHEMA1, "--json")[0])
+    assert (shown["status"], shown["step"]) == ("finished", 3)
+    compared = json.loads(say("runs", "compare", SCHEMA1, SCHEMA1, "--json")[0])
+    assert compared["paired"]["tasks"] == 4
+    report = json.loads(say("doctor", SCHEMA1, "--no-save", "--format", "json")[0])
+    assert report["trend"] == "too-short"
+    assert "run.nonfinite" not in {finding["id"] for finding in report["findings"]}
+    _, told = say("plot", SCHEMA1, "--metric", "optimiser/lr", "--out", tmp_path / "lr.svg")
+    assert "note: optimiser/lr is called optimizer/lr now" in told
+
+
+def test_its_metrics_read_alone_have_todays_names_too(say: Say, tmp_path: Path) -> None:
+    shutil.copy(SCHEMA1 / "metrics.jsonl", tmp_path / "metrics.jsonl")
+    report = json.loads(say("doctor", tmp_path / "metrics.jsonl", "--format", "json")[0])
+    assert not [name for name in report["unknown"] if name.startswith("optimi")]
+
+
+def test_a_schema_1_checkpoint_is_not_resumed_and_its_weights_can_be_evaluated(old: Run) -> None:
+    with pytest.raises(CheckpointError, match=r"written by Uptrend 0\.1\.0, whose checkpoints .* `uptrend eval`"):
+        resume(old.path, ["learning.steps=4"])
+    config, policy, held_out = load_for_eval(str(old.path), None, ())
+    assert len(held_out.tasks) == config.eval.tasks == 4
+    assert policy.parameters > 0
+
+
+def test_a_schema_1_run_is_replayed_from_its_first_step_alone(old: Run, tmp_path: Path) -> None:
+    again = replay(old, 0, runs=tmp_path)
+    assert [line["reward/mean"] for line in again.metric_lines] == [line["reward/mean"] for line in old.metric_lines]
+    assert again.schema == 2
+    longer = json.loads((old.path / "run.json").read_text())
+    assert longer["schema"] == 1
+    with pytest.raises(CheckpointError, match="checkpoints this version can't go on from"):
+        replay(old, 2, runs=tmp_path)
+
+
+def test_old_causes_and_probes_are_accepted_with_one_note(say: Say, tmp_path: Path) -> None:
+    lab = tmp_path / "lab"
+    say("lab", "init", lab)
+    recipe = tmp_path / "base.toml"
+    recipe.write_text('name = "base"\n[model]\nname = "tiny"\n[learning]\nlr = 1e-5\n')
+    out, err = say("lab", "new", "optimiser.lr-small", "optimiser.lr-small", "--dir", lab, "--recipe", recipe)
+    assert err.count("note: optimiser.lr-small is called optimizer.lr-small now") == 1
+    assert 'cause = "optimizer.lr-small"' in (lab / out.split()[1].removeprefix(f"{lab}/")).read_text()
+    _, err = say("train", recipe, "--allow", "optimiser.frozen", "--allow", "no.such-cause", code=2)
+    assert "note: optimiser.frozen is called optimizer.frozen now" in err
+    assert "no.such-cause is not in the catalogue" in err
+    _, err = say("preflight", recipe, "--only", "synchronise", "--only", "nothing", code=2)
+    assert "note: synchronise is called synchronize now" in err
+
+
+def test_an_old_hypothesis_file_says_the_same(say: Say, tmp_path: Path) -> None:
+    lab = tmp_path / "lab"
+    say("lab", "init", lab)
+    (lab / "base.toml").write_text('name = "base"\n[model]\nname = "tiny"\n')
+    (lab / "hypotheses" / "h01-rate.md").write_text(
+        '+++\ntitle = "A rate"\nrecipe = "base.toml"\nmetric = "optimiser/lr"\ncause = "optimiser.lr-small"\n'
+        'allows = ["tokens.retokenised"]\n[arms.control]\ncontrol = true\n[arms.fast]\n"learning.lr" = 1e-3\n+++\n'
+    )
+    out, err = say("lab", "list", "--dir", lab, "--format", "json")
+    (listed,) = json.loads(out)["hypotheses"]
+    assert (listed["metric"], listed["cause"]) == ("optimizer/lr", "optimizer.lr-small")
+    assert "note: tokens.retokenised is called tokens.retokenized now" in err

@@ -1,0 +1,46 @@
+"""examples/journal, a record of experiments with version 0.1, still verifies: hashes, criteria, arms and tasks."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from uptrend.cli.lab.launcher import TrainLauncher
+from uptrend.lab import specification
+from uptrend.lab.experiment import ExperimentRuns
+from uptrend.lab.journal.stored import read_verdict
+from uptrend.lab.notebook import Notebook
+
+JOURNAL = Path(__file__).parents[2] / "examples" / "journal"
+IDS = [h.id for h in Notebook(JOURNAL).hypotheses]
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Notebook:
+    """Copy that may be written to."""
+    return Notebook(shutil.copytree(JOURNAL, tmp_path / "journal"))
+
+
+@pytest.mark.parametrize("id", IDS)
+@pytest.mark.filterwarnings("ignore::uptrend.records.renamed.RenamedWarning")
+def test_it_says_today_what_it_said_then(journal: Notebook, id: str) -> None:
+    then = specification.read(journal, id)  # refuses a file whose hash is another
+    assert then is not None
+    now = specification.describe(journal, journal.hypothesis(id), TrainLauncher(), like=then)
+    assert specification.changed(then, now) == []
+    kept = read_verdict(journal.results(id) / "verdict.json")
+    assert kept is not None
+    assert kept[0].specification == then.hash
+
+
+@pytest.mark.filterwarnings("ignore::uptrend.records.renamed.RenamedWarning")
+def test_another_version_may_judge_its_runs_and_make_none(journal: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
+    h = journal.hypothesis("h01")
+    then = specification.read(journal, "h01")
+    assert then is not None
+    monkeypatch.setattr(specification, "version", lambda: "99")
+    judged = ExperimentRuns(journal, h, TrainLauncher(), makes_runs=False)
+    assert judged.changes == []
+    recorded = {row["hash"] for row in judged.rows_before()}
+    assert {planned.hash for planned in judged.planned_runs} == recorded
+    assert ExperimentRuns(journal, h, TrainLauncher()).changes == [f"uptrend {then.uptrend} → 99"]
