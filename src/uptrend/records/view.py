@@ -90,11 +90,10 @@ class RunView:
 
 def view_of(run: Run) -> RunView:
     """A run directory as a view."""
-    lines = run.metric_lines if run.info["schema"] > 1 else [_without_missing(line) for line in run.metric_lines]
     info = {key: value for key, value in run.info.items() if key != "config"}
     kept = sorted(int(path.name) for path in (run.path / "rollouts").glob("[0-9]*"))
     return from_lines(
-        lines,
+        run.metric_lines,
         trainer=str(run.info.get("trainer", "uptrend")),
         source=str(run.path),
         name=run.name,
@@ -124,17 +123,6 @@ def from_lines(lines: list[dict[str, Any]], trainer: str = "uptrend", **rest: An
         nonfinite={key: steps for key, steps in nonfinite.items() if steps},
         **rest,
     )
-
-
-def _without_missing(line: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what schema 1 wrote as null though it did not exist.
-
-    These are rewards where nothing was scored, and means over no tokens: a step with `learning.skip_dead` and only
-    dead groups has no advantage and a finite loss.
-    """
-    looked_at_nothing = line.get("advantage/abs/mean") == 0 and line.get("loss/total") is not None
-    missing = ("reward/", "learner/", "kl/", "sampler/", "clip/") if looked_at_nothing else ("reward/",)
-    return {key: value for key, value in line.items() if value is not None or not key.startswith(missing)}
 
 
 def _number(value: Any) -> float:
