@@ -82,7 +82,7 @@ def score(folder: Path) -> Score:
         result.trend = f"unread: {error}"
         return result
     findings = [f for check in CHECKS.values() for f in check(view) if isinstance(f, Finding)]
-    trend = trend_of(view).trend
+    trend = trend_of(view).kind
     labels = set(meta["labels"])
     wanted = expected(meta["labels"])
     result.trend, result.agrees = f"{trend.value} / {'|'.join(sorted(w.value for w in wanted))}", trend in wanted
