@@ -262,6 +262,13 @@ PLAIN = {
     "learning_rate": "optimizer/lr",
     "lr": "optimizer/lr",
     "step_time": "seconds/step",
+    # As small trainers print them on their consoles.
+    "avg_response_len": "sampling/length/mean",
+    "mean_response_len": "sampling/length/mean",
+    "response_len": "sampling/length/mean",
+    "kl_ref": "kl/reference/mean",
+    "ref_kl": "kl/reference/mean",
+    "actor_loss": "loss/policy",
 }
 
 TABLES = {
