@@ -1,6 +1,7 @@
 """From views to reports: what is told, what could not be, and in which order."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -191,3 +192,49 @@ def test_a_mean_of_nothing_is_no_broken_number(trained: int, broken: bool) -> No
         "learner/entropy/mean": lambda i: None if i == 7 else 0.5,
     }
     assert ("run.nonfinite" in {f.id for f in report(60, **empty).findings}) is broken
+
+
+def still_state(path: Path, reward: float, cut: float, dead: float, rate: Callable[[int], float]) -> Path:
+    """Write TRL's state of a still policy: KL rises to 0.004 in ten steps and stays; gradients are normal."""
+    noise = np.random.default_rng(4).standard_normal
+    history = [
+        {
+            "step": step, "reward": reward + 0.02 * noise(), "reward_std": 0.4, "loss": 1e-4 * noise(),
+            "grad_norm": 0.45 * float(np.exp(0.35 * noise())), "learning_rate": rate(step),
+            "kl": 0.004 * min(1.0, (step - 1) / 9) * float(np.exp(0.1 * noise())), "entropy": 0.8 + 0.02 * noise(),
+            "frac_reward_zero_std": float(np.clip(dead + 0.03 * noise(), 0, 1)),
+            "completions/mean_length": 250.0, "completions/max_length": 256.0,
+            "completions/clipped_ratio": float(np.clip(cut + 0.03 * noise(), 0, 1)),
+        }
+        for step in range(1, 121)
+    ]  # fmt: skip
+    path.write_text(json.dumps({"global_step": 120, "max_steps": 500, "log_history": history}))
+    return path
+
+
+@pytest.mark.parametrize("reward", [0.05, -0.7])
+@pytest.mark.parametrize("cut", [0.9, 0.95, 1.0])
+def test_a_policy_that_does_not_move_is_explained_by_its_updates(reward: float, cut: float, tmp_path: Path) -> None:
+    told = uptrend.diagnose(still_state(tmp_path / "trainer_state.json", reward, cut, 0.1, lambda _: 1e-6))
+    ids = [f.id for f in told.findings]
+    assert ids[0] == "optimizer.lr-small"
+    assert {"sampling.no-stop", "context.completion-truncated"} & set(ids[1:]), "and the cut completions after it"
+
+
+def test_a_policy_that_stops_with_its_schedule_is_explained_by_it(tmp_path: Path) -> None:
+    decay = still_state(tmp_path / "trainer_state.json", 0.05, 0.95, 0.1, lambda step: 1e-5 * max(0.0, 1 - step / 10))
+    assert uptrend.diagnose(decay).findings[0].id == "optimizer.schedule"
+
+
+def test_where_many_groups_are_dead_they_come_before_truncation_too(tmp_path: Path) -> None:
+    told = uptrend.diagnose(still_state(tmp_path / "trainer_state.json", 0.05, 0.99, 0.75, lambda _: 1e-6))
+    first = told.findings[0]
+    assert "optimizer.lr-small" in {first.id, *(f.id for f in first.explains)}
+    assert first.id != "sampling.no-stop"
+
+
+def test_a_policy_that_truncation_holds_is_explained_by_truncation(tmp_path: Path) -> None:
+    """Nearly all groups are dead, so that no update could move it."""
+    told = uptrend.diagnose(still_state(tmp_path / "trainer_state.json", 0.05, 0.99, 0.96, lambda _: 1e-6))
+    assert told.findings[0].id == "sampling.no-stop"
+    assert "optimizer.lr-small" in {f.id for f in told.findings[0].explains}

@@ -55,6 +55,14 @@ def test_symptoms_of_symptoms_are_symptoms() -> None:
         assert set(CATALOGUE[symptom].explains) <= all_symptoms("optimizer.frozen")
 
 
+def test_what_is_measured_must_be_found_to_explain() -> None:
+    """Cut completions hold a policy by killing groups; where no group was found dead, they hold nothing."""
+    cut, small = found("context.completion-truncated", WARNING, HIGH), found("optimizer.lr-small", WARNING, MEDIUM)
+    dead = found("advantage.dead-groups-low", WARNING, HIGH)
+    assert ids(rank([cut, small])) == ["context.completion-truncated", "optimizer.lr-small"]
+    assert ids(rank([cut, small, dead])) == ["context.completion-truncated"]
+
+
 def test_several_checks_that_see_one_cause_make_one_finding() -> None:
     sure = found("mask.tool-trained", CRITICAL, HIGH, "a", "b")
     unsure = found("mask.tool-trained", WARNING, MEDIUM, "b", "c")

@@ -72,10 +72,10 @@ def thinned(steps: NDArray[np.int64], values: Floats, pieces: int = 200) -> tupl
     return tuple((int(step), float(mean)) for step, mean in zip(steps[firsts], means, strict=True))
 
 
-def trend_until(view: RunView, metric: str, step: int) -> TrendTest | None:
-    """A metric's trend up to a step: what a held-out figure of that step is to be compared with."""
+def trend_until(view: RunView, metric: str, step: int, after: int = -1) -> TrendTest | None:
+    """Return a metric's trend up to a step, and after another: the steps that held-out figures are compared over."""
     steps, values = view.curve(metric)
-    return measure_trend(values[steps <= step])
+    return measure_trend(values[(steps > after) & (steps <= step)])
 
 
 def cut_by_length(view: RunView) -> Floats:

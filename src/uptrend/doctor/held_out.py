@@ -27,6 +27,8 @@ class HeldOutChange:
     """After which steps they were."""
     scores: tuple[float, ...]
     """Every evaluation's figure, in order."""
+    at: tuple[int, ...]
+    """The step of each evaluation."""
     interval: tuple[float, float] | None
     """The change's 95% interval; none where neither counts nor several evaluations give one."""
     tasks: int
@@ -64,11 +66,12 @@ def held_out_change(view: RunView) -> HeldOutChange | None:
         return None
     (first, before), (last, after) = scored[0], scored[-1]
     scores = tuple(score for _, score in scored)
-    steps = (int(first.get("step", 0)), int(last.get("step", 0)))
+    at = tuple(int(entry.get("step", 0)) for entry, _ in scored)
+    steps = (at[0], at[-1])
     interval, tasks, paired = _paired(view, *steps), int(last.get("tasks") or 0), True
     if interval is None:
         interval, paired = _from_counts(first, last, after - before) or _from_scatter(scores), False
-    return HeldOutChange(before, after, steps, scores, interval, tasks, paired)
+    return HeldOutChange(before, after, steps, scores, at, interval, tasks, paired)
 
 
 def _paired(view: RunView, first: int, last: int) -> tuple[float, float] | None:

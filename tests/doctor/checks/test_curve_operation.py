@@ -22,6 +22,27 @@ def test_one_nan_that_passed_is_a_warning() -> None:
     assert findings(healthy(), "nonfinite") == {}
 
 
+@pytest.mark.parametrize(
+    "idle", [{"gradient/norm/before": 0.0}, {"advantage/dead/share": 1.0}, {"tokens/trained/model/count": 0.0}]
+)
+def test_an_average_over_nothing_is_no_broken_number(idle: dict[str, float]) -> None:
+    """A `skip_dead` step without a live group has no entropy, no ratio and no KL."""
+    steps, busy = (3, 50, 120), healthy()
+    bent = {metric: np.copy(busy.metrics.get(metric, np.ones(120))) for metric in idle}
+    for metric, value in idle.items():
+        bent[metric][np.array(steps) - 1] = value
+    absent = ("learner/entropy/mean", "learner/ratio/mean", "kl/reference/mean", "sampler/gap/mean", "clip/low/share")
+    assert findings(healthy(nonfinite=dict.fromkeys(absent, steps), **bent), "nonfinite") == {}
+    elsewhere = findings(healthy(nonfinite={"learner/entropy/mean": (3, 51)}, **bent), "nonfinite")["run.nonfinite"]
+    assert [evidence.step for evidence in elsewhere.evidence] == [51]
+
+
+@pytest.mark.parametrize("metric", ["loss/total", "gradient/norm/after", "weights/norm"])
+def test_what_drives_the_update_must_be_finite_on_dead_steps_too(metric: str) -> None:
+    view = healthy(nonfinite={metric: (120,)}, **{"advantage/dead/share": 1.0})
+    assert severities(view, "nonfinite") == {"run.nonfinite": Severity.CRITICAL}
+
+
 def test_a_collapse_says_what_went_first() -> None:
     rewards = np.concatenate([ramp(0.3, 0.8, 60, 0.03), flat(0.05, 60, 0.02)])
     entropy = np.concatenate([flat(0.5, 50, 0.02), flat(4.0, 70, 0.1)])

@@ -80,6 +80,19 @@ def test_held_out_that_does_not_follow() -> None:
     assert findings(healthy(evals=evaluations(0.3, 0.35, tasks=20, every=120)), "reward_hackable") == {}
 
 
+def test_held_out_that_rests_once_the_task_is_solved() -> None:
+    way = np.linspace(0, 1, STEPS)
+    solved = {"reward/mean": 1 - 0.6 * np.exp(-12 * way), "reward/group_std/mean": 0.05}
+    tail = (0.97, *[1.0] * 8)
+    assert findings(healthy(evals=evaluations(0.4, *tail, every=12), **solved), "reward_hackable") == {}
+    # Another scale, and both rest: nothing rose that held-out tasks did not follow.
+    early = {"reward/mean": np.where(way < 0.2, 0.5 + 5 * way, 1.5) + ramp(0, 0, noise=0.03)}
+    rests = evaluations(0.3, 0.6, *[0.7] * 8, every=12)
+    assert findings(healthy(evals=rests, **early), "reward_hackable") == {}
+    rising = {"reward/mean": ramp(0.5, 1.5, noise=0.03)}
+    assert set(findings(healthy(evals=rests, **rising), "reward_hackable")) == {"reward.hackable"}
+
+
 def test_held_out_of_another_scale_that_may_follow() -> None:
     """A rise by one deviation, of 4, and a held-out change that 60 tasks leave open."""
     large = {"reward/mean": ramp(0, 4, noise=0.4), "reward/group_std/mean": 4.0}

@@ -1,20 +1,24 @@
-"""What a trainer printed: dictionaries among progress bars, verl's `step:1 - key:value`, and `Step 1 | Reward 0.5`.
+"""Metrics among what a trainer printed: dictionaries, verl's `step:1 - key:value`, and lines of `name: number` pairs.
 
-A terminal may have colored the lines, wrapped them anywhere, and written bars over them; Ray puts a prefix before
-each. Settings that were printed are kept as facts.
+A terminal may have colored the lines, wrapped them anywhere, and written bars over them; Ray and launchers put a prefix
+before each. Settings that were printed are kept as facts.
+
+Left out on purpose: lines that do not say which step they are of, and numbers in prose. A number is a metric only where
+a name and a sign stand before it and nothing clings to it: times, sizes, versions, dates and fractions are none.
 """
 
 import json
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 
 from uptrend.bridge.importers.evaluations import is_evaluation
 from uptrend.bridge.importers.log import Log, Row, number, plural
 from uptrend.bridge.importers.printed import printed_facts
 from uptrend.bridge.importers.summaries import is_summary_key
-from uptrend.records.dialects import translate
+from uptrend.records.dialects import is_bookkeeping, translate
 
 _COLOR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _RAY = re.compile(r"^\([A-Za-z_.:]+ (?:pid|ip)=[^)]*\)\s?", re.MULTILINE)
@@ -25,24 +29,44 @@ _PAIR = re.compile(
 )
 # A bar without a description is the training's own; others say what they load.
 _BAR = re.compile(r"(?:^|[\r\n\]])[ \t]*\d+%(?:\|[^|\r\n]*\|)?\s+(\d+)/(\d+) \[\d+:\d\d")
-_STEP = re.compile(r"\b(?:step|iteration|iter|update)\s*[:=#]?\s*\[?(\d+)\b", re.IGNORECASE)
+_STEP = re.compile(
+    r"\b(?:(?:global|train|training)[ _])?(?:step|iteration|iter|update)\s*[:=#]?\s*\[?(\d+)\b", re.IGNORECASE
+)
+_COUNT = re.compile(r"(?<![\w./-])(?<!\d:)(\d+)\s*/\s*(\d+)(?![\w/%-]|[.:]\d)")
+_EPOCH = re.compile(r"\bepoch\s*[:=#]?\s*[\[(]?\s*(\d+)(?:\s*/\s*(\d+))?", re.IGNORECASE)
+# What may stand before a count of steps, and what says that something else is counted.
+_OPENS = re.compile(r"(?:^|[(\[|\])>]|\s-|\b(?:batch|it|episode|rollout|prompt|sample)s?\s*[:=#]?)\s*$", re.IGNORECASE)
+_ASIDE = re.compile(r"\b(?:eval|val|valid|test|load|map|download|tokeniz|filter|generat|warm|micro)", re.IGNORECASE)
+_STAMP = re.compile(
+    r"[\[(]?(?:\b\d{4}[-/]\d\d[-/]\d\d[T ]?)?\b\d{1,2}:\d\d(?::\d\d(?:[.,]\d+)?)?Z?\b[\])]?"
+    r"|\b\d{4}[-/]\d\d[-/]\d\d\b|\b(?:DEBUG|INFO|SUCCESS|WARN(?:ING)?|ERROR|CRITICAL)\b:?"
+)
+_PROCESS = re.compile(
+    r"^\s*(?:\[?(?:local[_ ]?)?(?:rank|default|gpu|process|proc|worker)[ _:=#-]*(\d+)\b\]?[:|,]?|(\d{1,4}):(?=\s))",
+    re.IGNORECASE,
+)
+_SIGNED = re.compile(
+    r"(?<![\w./@-])['\"]?([A-Za-z][\w./@-]*(?: [A-Za-z(][\w./@()-]*){0,4})['\"]?\s*[:=]\s*(?:[\w.]+\()?['\"]?"
+    rf"({_NUMERAL})(?:(%)(?!\|)|(?!%))(?!\.?\w|[:/-]\d|,\d{{3}}(?!\d)|\s*(?:[KMGT]i?B|bytes)\b)"
+)
 _LABELED = re.compile(rf"([A-Za-z][\w./@ -]*?)\s*[:=\s]\s*({_NUMERAL})\s*(%?)")
 _REWARD = ("reward/mean", "loss/total")
 _SETTINGS = ("num_generations", "max_steps", "max_tokens", "top_p", "seed")
 
 
 def read_console(text: str) -> Log | None:
-    """The metrics among everything that was printed; None where there are none."""
+    """Return the metrics among everything that was printed; None where there are none."""
     text = text.replace("\r\n", "\n")
     text = _COLOR.sub("", text) if "\x1b" in text else text
     text = _RAY.sub("", text) if "pid=" in text or "ip=" in text else text
     dictionaries, torn, start = _dictionaries(text)
-    lines, first = _lines(text.replace("\n - ", " - "))
+    lines, first, total = _lines(text.replace("\n - ", " - "), with_bars=not dictionaries)
     if not dictionaries and not lines:
         return None
     rows, begin = (lines, first) if len(lines) > len(dictionaries) else (dictionaries, start)
     facts = printed_facts(text, begin)
     last, planned = _progress(text, len(rows), facts.get("max_steps"))
+    planned = planned or (total if rows is lines else 0)
     if planned:
         facts["max_steps"] = planned
     notes = [f"{plural(len(rows), 'row')} of metrics found among what was printed."]
@@ -52,7 +76,7 @@ def read_console(text: str) -> Log | None:
 
 
 def _dictionaries(text: str) -> tuple[list[Row], bool, int]:
-    """The printed dictionaries that hold metrics, whether the last was cut off, and where the first begins."""
+    """Return the printed dictionaries that hold metrics, whether the last was cut off, and where the first begins."""
     rows: list[Row] = []
     torn, start = False, 0
     for match in _DICTIONARY.finditer(text):
@@ -62,12 +86,22 @@ def _dictionaries(text: str) -> tuple[list[Row], bool, int]:
         torn = not match.group().endswith("}")
         start = start if rows else match.start()
         if not torn:
-            rows.append(row)
+            rows.append(
+                _with_step(row, text[max(text.rfind(end, 0, match.start()) for end in "\n\r") + 1 : match.start()])
+            )
     return rows, torn, start
 
 
+def _with_step(row: Row, head: str) -> Row:
+    """Add the step that stands on the line before a dictionary, unless it has one; a bar may lag behind."""
+    if not head or any((is_bookkeeping(key) and "step" in key) or key == "global_step/max_steps" for key in row):
+        return row
+    place = _place(head)
+    return row if place is None or place.is_bar else {"step": place.step, **row}
+
+
 def _parsed(text: str) -> Row:
-    """A printed dictionary; a terminal wraps in the middle of a word, so the pieces belong together as they are."""
+    """Parse a printed dictionary; a terminal wraps in the middle of a word, so the pieces are joined as they are."""
     text = text.replace("\r", "").replace("\n", "") if "\n" in text or "\r" in text else text
     try:
         found = json.loads(text.replace("'", '"'))
@@ -78,7 +112,7 @@ def _parsed(text: str) -> Row:
 
 @lru_cache(maxsize=1024)
 def _are_metrics(names: tuple[str, ...]) -> bool:
-    """Whether at least two of the names are metrics; a printed config or an answer of the model has none."""
+    """Tell whether at least two of the names are metrics; a printed config or an answer of the model has none."""
     ours = [translate(name, "trl") for name in names]
     if not any(name in _REWARD for name in ours) and any(name in _SETTINGS for name in names):
         return False
@@ -86,26 +120,119 @@ def _are_metrics(names: tuple[str, ...]) -> bool:
     return sum(name is not None for name in ours) + others >= 2
 
 
-def _lines(text: str) -> tuple[list[Row], int]:
-    """Lines that say which step they are of, with two numbers that have a name (verl: one); and where the first is."""
-    rows: list[Row] = []
-    first = at = 0
+@dataclass(frozen=True)
+class _Place:
+    """Step that a line is of, as printed."""
+
+    step: int
+    """Step; within the epoch where there is one."""
+    total: int = 0
+    """Number of steps, likewise; 0 where it is not said."""
+    epoch: int | None = None
+    """Epoch, counted from 0 or 1."""
+    epochs: int = 1
+    """Number of epochs."""
+    is_bar: bool = False
+    """Whether a progress bar says it."""
+    span: tuple[int, int] = (0, 0)
+    """Characters of the line that say it."""
+
+
+def _place(head: str) -> _Place | None:
+    """Find the step in the part of a line before its metrics: `step 7`, else `(7/9751)`, `[7/9751]` or `7/9751`."""
+    found = _STEP.search(head)
+    if found is not None:
+        is_micro = head[max(0, found.start() - 6) : found.start()].strip().lower() == "micro"
+        return None if is_micro else _Place(int(found[1]), span=found.span())
+    epoch = _EPOCH.search(head)
+    for count in _COUNT.finditer(head):
+        before = head[: count.start()]
+        is_of_epoch = epoch is not None and epoch.start() < count.start() < epoch.end()
+        is_behind = int(count[1]) > int(count[2])
+        if is_of_epoch or is_behind or _ASIDE.search(before) or not _OPENS.search(before):
+            continue
+        of, ofs = (int(epoch[1]), int(epoch[2] or 1)) if epoch is not None else (None, 1)
+        return _Place(int(count[1]), int(count[2]), of, ofs, "%|" in before, count.span())
+    if epoch is not None and epoch[2]:
+        return _Place(int(epoch[1]), int(epoch[2]), span=epoch.span())
+    return None
+
+
+def _lines(text: str, with_bars: bool) -> tuple[list[Row], int, int]:
+    """Return the rows of lines that say which step they are of, where the first begins, and the steps planned.
+
+    Lines that say `step 7` and those that say `7/9751` are not mixed: whichever are more count. Bars show numbers that
+    may lag behind, and are read only where nothing else is.
+    """
+    kinds: dict[str, list[tuple[_Place, Row, int]]] = {"step": [], "count": [], "bar": []}
+    owner: dict[int, str] = {}
+    at = 0
     for line in text.replace("\r", "\n").split("\n"):
         here, at = at, at + len(line) + 1
-        found = None if line.lstrip()[:1] in ("{", "'") else _STEP.search(line)
-        if found is None or line[max(0, found.start() - 6) : found.start()].strip().lower() == "micro":
+        process = _PROCESS.match(line)
+        line = line[process.end() :] if process else line
+        found = None if line.lstrip()[:1] in ("{", "'") else _line(line)
+        if found is None:
             continue
-        rest = line[found.end() :]
-        is_verl = rest.startswith(" - ")
-        row = dict(_dashed(rest) if is_verl else _labeled(rest))
-        if len(row) >= 2 - is_verl and any(translate(key, "prime-rl") is not None or is_evaluation(key) for key in row):
-            first = first if rows else here
-            rows.append({"step": int(found.group(1)), **row})
-    return rows, first
+        place, row = found
+        # Several processes print the same step, and not in order: the first to print it counts.
+        if process and owner.setdefault(place.step, process[0]) != process[0]:
+            continue
+        kinds["bar" if place.is_bar else "count" if place.total else "step"].append((place, row, here))
+    best = max(kinds["step"], kinds["count"], key=len) or (kinds["bar"] if with_bars else [])
+    usual = Counter(place.total for place, _, _ in best).most_common(1)
+    best = [entry for entry in best if entry[0].total == usual[0][0]]
+    base = min((place.epoch for place, _, _ in best if place.epoch is not None), default=0)
+    rows = [{"step": p.step + p.total * (p.epoch - base if p.epoch is not None else 0), **row} for p, row, _ in best]
+    return rows, best[0][2] if best else 0, best[0][0].total * best[0][0].epochs if best else 0
+
+
+def _line(line: str) -> tuple[_Place, Row] | None:
+    """Read one line: its step, and at least two numbers that have a name; one where it is verl's or the reward."""
+    has_step = _STEP.search(line) is not None
+    if not has_step and not _COUNT.search(line):
+        return None
+    pairs = [] if "{" in line else list(_signed(line))
+    first = next((start for start, name, _ in pairs if _is_metric(name)), len(line))
+    place = _place(line if has_step else _STAMP.sub(_blank, line[:first]))
+    if place is None:
+        return None
+    rest = line[place.span[1] :]
+    is_verl = has_step and rest.startswith(" - ")
+    labeled = _dashed(rest) if is_verl else _labeled(rest) if has_step else ()
+    row: Row = {}
+    seen = {"step"}
+    # The first of a name counts: another process may have written into the line's end.
+    for name, value in (*labeled, *(() if is_verl else ((name, value) for _, name, value in pairs))):
+        if _folded(name) not in seen:
+            seen.add(_folded(name))
+            row[name] = value
+    is_enough = len(row) >= 2 or is_verl or any(translate(name, "prime-rl") == "reward/mean" for name in row)
+    return (place, row) if is_enough and any(map(_is_metric, row)) else None
+
+
+def _is_metric(name: str) -> bool:
+    return translate(name, "prime-rl") is not None or is_evaluation(name)
+
+
+def _folded(name: str) -> str:
+    return re.sub(r"[\s_]+", "_", name.strip()).lower()
+
+
+def _blank(match: re.Match[str]) -> str:
+    return "|" * len(match[0])
+
+
+def _signed(line: str) -> Iterator[tuple[int, str, float | None]]:
+    """Yield `name: number` and `name=number` pairs with where they begin; counters and files' lines are none."""
+    for found in _SIGNED.finditer(_STAMP.sub(_blank, line)):
+        name, value = found[1], number(found[2])
+        if not is_bookkeeping(name) and not name.endswith(".py"):
+            yield found.start(), name, value / 100 if found[3] and value is not None else value
 
 
 def _dashed(text: str) -> Iterator[tuple[str, float]]:
-    """`critic/score/mean:0.5 - actor/lr:np.float64(1e-06)`, as verl prints."""
+    """Yield the pairs of `critic/score/mean:0.5 - actor/lr:np.float64(1e-06)`, as verl prints."""
     for piece in text.replace("np.float64(", "").replace("np.float32(", "").split(" - "):
         key, _, value = piece.rstrip(") ").rpartition(":")
         try:
@@ -115,13 +242,13 @@ def _dashed(text: str) -> Iterator[tuple[str, float]]:
 
 
 def _scaled(key: str, value: float) -> tuple[str, float]:
-    """Old verl prints `actor/lr(1e-4):0.010`: the value in units of what the brackets hold."""
+    """Scale a value of old verl's `actor/lr(1e-4):0.010` by the unit that the brackets hold."""
     name, _, unit = key.rstrip(")").rpartition("(")
     return name, value * float(unit)
 
 
 def _labeled(text: str) -> Iterator[tuple[str, float | None]]:
-    """`| Reward: 0.5 | Grad. Norm 0.1`, `, reward=0.5, loss=0.1`: a label and its number, with or without a sign."""
+    """Yield labels and numbers, with or without a sign: `| Reward: 0.5 | Grad. Norm 0.1`, `, reward=0.5, loss=0.1`."""
     for piece in re.split(r"[|,;]|\s(?=[A-Za-z_/]+=)", text):
         for label, numeral, percent in _LABELED.findall(piece):
             value = number(numeral)
@@ -129,7 +256,7 @@ def _labeled(text: str) -> Iterator[tuple[str, float | None]]:
 
 
 def _progress(text: str, rows: int, planned: int | None) -> tuple[int, int]:
-    """How far the training's progress bar came, and its end: the bar that moved most among those long enough."""
+    """Return how far the training's progress bar came, and its end: of those long enough, the one that moved most."""
     seen: Counter[int] = Counter()
     furthest: dict[int, int] = {}
     moves = _BAR.findall(text) if "it/s" in text or "s/it" in text else []

@@ -68,5 +68,5 @@ def _nothing(path: Path, text: str) -> str:
         return f"{path} is JSON, but holds no rows of metrics: a list of objects, one a logged point, is looked for."
     return (
         f"{path} holds no metrics that could be recognized: JSON, CSV, dictionaries that a trainer printed, "
-        "and lines such as `step:1 - critic/score/mean:0.5` are."
+        "and lines that say a step and named numbers, such as `step 7, reward: 0.5, kl: 0.01`, are."
     )

@@ -52,7 +52,12 @@ def _small(view: RunView) -> Finding | None:
     dead = dead_groups(view)
     is_dead = len(dead) > 0 and float(dead.mean()) > 0.9
     rate = view.value("learning.lr")
-    shown = [] if kl is None or not by_kl else [kl.evidence(f"KL to the reference {kl.last:.2g} at the end.")]
+    shown = []
+    if kl is not None and by_kl:
+        shown.append(kl.evidence(f"KL to the reference {kl.first:.2g} in the first quarter, {kl.last:.2g} at the end."))
+    gradient = course(view, "gradient/norm/before")
+    if gradient is not None and gradient.last > 0:
+        shown.append(gradient.evidence(f"Gradient {gradient.last:.2g}: there is something to learn from."))
     if path is not None:
         shown.append(
             Evidence(f"All updates together are {path:.2g} of the weights' length.", path, "weights/update/norm")

@@ -3,7 +3,9 @@
 import numpy as np
 
 from uptrend.doctor.check import Outcome, finding
+from uptrend.doctor.checks import kl, learning_rate, precision, rate_by_size
 from uptrend.doctor.curves import REWARD, course, cut_by_length, height
+from uptrend.doctor.rank import alarms
 from uptrend.doctor.statistics.autocorrelation import residuals
 from uptrend.doctor.statistics.spread import rank_correlation
 from uptrend.doctor.trend import trend_of
@@ -13,11 +15,14 @@ from uptrend.records.view import Floats
 COLLAPSE, NO_STOP, CUT = "sampling.length-collapse", "sampling.no-stop", "context.completion-truncated"
 METRIC = "sampling/ended/length/share"
 MANY = 0.25
-"""The share of rollouts cut by length, in some part of the run, that is worth a note."""
+"""Share of rollouts cut by length, in some part of the run, that is worth a note."""
 NEARLY_ALL = 0.9
 PAID = 0.1
-"""By how much right completions must outnumber those that end by themselves, to show that cut ones are paid."""
+"""Margin by which right completions outnumber those that end by themselves, where cut ones are paid."""
 FEWEST = 5
+UPDATES = frozenset({"optimizer.lr-small", "optimizer.schedule", "optimizer.frozen", "kl.strangles",
+                     "precision.update-underflow"})  # fmt: skip
+"""Causes by which the policy does not move, whatever its completions look like."""
 
 
 def check(view: RunView) -> Outcome:
@@ -45,14 +50,20 @@ def _endings(view: RunView, cut: Floats) -> Finding | None:
         view,
         NO_STOP if always else CUT,
         Severity.WARNING if harm else Severity.NOTE,
-        Confidence.MEDIUM if harm else Confidence.LOW,
+        Confidence.MEDIUM if harm and not is_unmoved(view) else Confidence.LOW,
         f"{head} by the length limit{f', {why}' if why else ', which may be harmless if the answer comes first'}.",
         [Evidence(f"Cut by length, by quarters of the run: {told}.", max(quarters), METRIC), *_limit(view)],
     )
 
 
+def is_unmoved(view: RunView) -> bool:
+    """Tell whether the updates already explain why the policy stays where it is: then its endings need not."""
+    outcomes = (o for module in (kl, learning_rate, precision, rate_by_size) for o in module.check(view))
+    return any(f.id in UPDATES for f in alarms(o for o in outcomes if isinstance(o, Finding)))
+
+
 def _harm(view: RunView, cut: Floats) -> tuple[bool, str]:
-    """Whether cut completions score lower, as far as the curves of a step can tell."""
+    """Tell whether cut completions score lower, as far as the curves of a step show it, and why."""
     rewards = view.curve(REWARD)[1]
     trend = trend_of(view).kind
     if len(rewards) == len(cut) >= 20 and float(np.std(residuals(cut, 1))) > 0.02:
@@ -71,7 +82,7 @@ def _harm(view: RunView, cut: Floats) -> tuple[bool, str]:
 
 
 def _is_paid_cut(view: RunView, cut: Floats) -> bool:
-    """Whether more completions are right than end by themselves: then those that are cut are right too."""
+    """Tell whether more completions are right than end by themselves: then those that are cut are right too."""
     right = view.curve("reward/correct/share")[1]
     return len(right) > 0 and float(np.median(right)) > 1 - float(np.median(cut)) + PAID
 

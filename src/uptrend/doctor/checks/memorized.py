@@ -22,8 +22,8 @@ def check(view: RunView) -> Outcome:
     if right is None or change is None:
         return [CannotTell(ID, "it takes the share of right answers in training and two held-out evaluations")]
     unit = math.sqrt(max(0.01, right.last * (1 - right.last)))
-    rise = trend_until(view, "reward/correct/share", change.steps[1])
-    is_left_behind = trend_of(view).kind is TrendKind.LEARNING and stands_still(rise, unit, change)
+    rise = trend_until(view, right.metric, change.steps[1])
+    is_left_behind = trend_of(view).kind is TrendKind.LEARNING and stands_still(view, right.metric, unit, change)
     if rise is None or rise.effect - change.effect < GAP:
         return []
     if not is_left_behind and not falls_alone(view, rise, unit, change):

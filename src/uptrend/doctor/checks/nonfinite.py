@@ -1,15 +1,21 @@
-"""run.nonfinite: NaN or infinity in loss, gradient, KL or log-probabilities."""
+"""run.nonfinite: NaN or infinity in what drives the update, or in an average over tokens that exist.
+
+A loss, a gradient or a weight that is not finite is always a fault: whatever breaks earlier reaches them. KL, entropy,
+ratios and gaps are averages over tokens. At a step that trains nothing (no tokens, or no live group under `skip_dead`)
+there is nothing to average, and NaN there is another word for absent.
+"""
 
 from uptrend.doctor.check import Outcome, finding
 from uptrend.records import Confidence, Evidence, RunView, Severity
 from uptrend.records.metrics import must_be_finite
 
+DRIVERS = ("loss/", "gradient/", "weights/")
+TOKENS = ("tokens/model/count", "tokens/trained/model/count", "sampling/length/mean")
+
 
 def check(view: RunView) -> Outcome:
     """Name the first values that were not finite; at the end of a run they are what ended it."""
-    silent = _silent(view)
-    found = {m: tuple(s for s in steps if s not in silent) for m, steps in view.nonfinite.items()}
-    bad = {metric: steps for metric, steps in found.items() if must_be_finite(metric) and steps}
+    bad = _broken(view)
     if not bad:
         return []
     first = min(steps[0] for steps in bad.values())
@@ -33,11 +39,22 @@ def check(view: RunView) -> Outcome:
     ]
 
 
-def _silent(view: RunView) -> set[int]:
-    """Steps in which nothing was said or nothing trained: a mean of nothing is unknown, and no number that broke."""
-    told = ("tokens/model/count", "tokens/trained/model/count", "sampling/length/mean")
-    counts = [view.curve(metric) for metric in told]
-    return {int(step) for steps, tokens in counts for step in steps[tokens == 0]}
+def _broken(view: RunView) -> dict[str, tuple[int, ...]]:
+    """Return the steps at which each metric is not finite although there was something to compute it from."""
+    empty = {step for metric in TOKENS for step in _steps_at(view, metric, 0.0)}
+    idle = empty | _steps_at(view, "gradient/norm/before", 0.0) | _steps_at(view, "advantage/dead/share", 1.0)
+    broken = {
+        metric: tuple(step for step in steps if step not in (empty if metric.startswith(DRIVERS) else idle))
+        for metric, steps in view.nonfinite.items()
+        if must_be_finite(metric) or metric == "reward/mean"
+    }
+    return {metric: steps for metric, steps in broken.items() if steps}
+
+
+def _steps_at(view: RunView, metric: str, value: float) -> set[int]:
+    """Return the steps at which a metric has exactly this value."""
+    steps, values = view.curve(metric)
+    return {int(step) for step in steps[values == value]}
 
 
 def _few(steps: tuple[int, ...]) -> str:

@@ -19,6 +19,7 @@ import numpy as np
 
 from uptrend.doctor.check import Outcome, finding
 from uptrend.doctor.checks import dead_groups, reward_constant
+from uptrend.doctor.checks.length import is_unmoved
 from uptrend.doctor.curves import REWARD, course, cut_by_length
 from uptrend.doctor.curves import dead_groups as dead_share
 from uptrend.doctor.rank import alarms
@@ -105,9 +106,8 @@ def _unfinished(view: RunView, dead: Finding) -> Finding | None:
     share = float(cut.min())
     shown = Evidence(f"At least {share:.0%} cut at every step.", share, "sampling/ended/length/share")
     is_brief = longest is not None and longest.last <= BRIEF
-    return _suspect(
-        view, "context.completion-truncated" if is_brief else "sampling.no-stop", Confidence.MEDIUM, shown
-    )  # fmt: skip
+    confidence = Confidence.LOW if is_unmoved(view) else Confidence.MEDIUM
+    return _suspect(view, "context.completion-truncated" if is_brief else "sampling.no-stop", confidence, shown)
 
 
 def _batch_spread(view: RunView) -> Floats | None:
