@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 from benchmarks.faults.case import Case, all_cases, cases_of, sampled_cases
+from benchmarks.faults.judge import judge_case
 from benchmarks.faults.make import make_run
 from benchmarks.faults.planted import FAULTS
 from benchmarks.faults.show import show
-from benchmarks.faults.trend_of import judge_case
 
 
 def main() -> None:

@@ -8,8 +8,8 @@ from importlib import metadata
 from typing import Any
 
 from benchmarks.faults.case import all_cases
+from benchmarks.faults.judge import is_among
 from benchmarks.faults.score import OWN, Reading
-from benchmarks.faults.trend_of import is_among
 
 SHORT = 5
 """Steps up to which a run is too short for any curve."""

@@ -40,8 +40,8 @@ WORDS: Table = {
     "learning": {"steps": 40, "lr": 2e-5},
 }
 TWO_TURNS: Table = {
-    "tasks": {"name": "benchmarks.faults.two_turns:Errand", "train": 300},
-    "eval": {"name": "benchmarks.faults.two_turns:Errand", "tasks": 40, "every": 20},
+    "tasks": {"name": "benchmarks.faults.two_turns:TwoTurns", "train": 300},
+    "eval": {"name": "benchmarks.faults.two_turns:TwoTurns", "tasks": 40, "every": 20},
     "sampling": {"max_turns": 3},
 }
 RECIPES: Mapping[str, Table] = {"sums": SUMS, "products": PRODUCTS, "words": WORDS}

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.faults.judge import Judged, is_among, is_first, is_fixed, judge_case
 from benchmarks.faults.mapping import PEERS
-from benchmarks.faults.trend_of import Judged, is_among, is_first, is_fixed, judge_case
 
 from uptrend.doctor.catalogue import CATALOGUE
 

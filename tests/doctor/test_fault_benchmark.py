@@ -7,10 +7,10 @@ import pytest
 from benchmarks.faults.board import upper_bound
 from benchmarks.faults.case import all_cases, cases_of, healthy_cases, sampled_cases
 from benchmarks.faults.fault import Fault
+from benchmarks.faults.judge import Said, is_among, is_first, is_fixed, judge_case, until
 from benchmarks.faults.make import make_run
 from benchmarks.faults.mapping import PEERS
 from benchmarks.faults.planted import FAULTS
-from benchmarks.faults.trend_of import Said, is_among, is_first, is_fixed, judge_case, until
 
 from uptrend.bridge.importers import read_views
 from uptrend.doctor.catalogue import CATALOGUE
