@@ -40,14 +40,14 @@ loss = "grpo"
 
 
 def main() -> None:
-    """Train on the wrong slice, ask the doctor, mend, train again."""
+    """Train on the wrong slice, ask the doctor, fix, train again."""
     given = options(__doc__, "slice", steps=150)
     recipe = write_recipe(given, RECIPE, evaluations=3, warmup=10, held_out=220 if given.steps >= 10 else 8)
 
     say("GRPO with the reward that cuts the prompt's length off the completion.")
     ill = attempt(recipe, "sliced", "tasks.name=examples.autopsies.cut:Cut")
     uptrend("doctor", ill)
-    say("Mended: the completion is graded as it is. Nothing else is changed.")
+    say("Fixed: the completion is graded as it is. Nothing else is changed.")
     well = attempt(recipe, "fixed")
     uptrend("doctor", well)
     uptrend("plot", ill, well, "--out", given.out / "autopsy.png", "--title", "A reward that grades what follows")
