@@ -54,11 +54,11 @@ class _Request:
 class InProcessSampler:
     """A sampler that shares its weights with the learner."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, decoding: type[Decoding] = Decoding) -> None:
         self._policy = policy
         self._decoder = make_decoder(policy)
         self._cache = SlotCache(policy.core.config.num_hidden_layers, policy.device)
-        self._decoding = Decoding(policy.device, self._decoder, self._cache)
+        self._decoding = decoding(policy.device, self._decoder, self._cache)
         self._endings = Endings(policy.tokenizer, policy.stop_ids, policy.core.config.vocab_size, policy.device)
         self._compute = Graphed(self.read_contexts, policy.device)
         self._streams: dict[int, _SamplerStream] = {}
