@@ -5,8 +5,9 @@
     python benchmarks/musique.py report results                    the table, from the run directories alone
     python benchmarks/musique.py real FILE.jsonl smollm2-135m results/models/musique-warm --to real.json
 
-Arms: healthy and blind (verifiers 0.1.2 to 0.1.6, tests/planted.py) with three seeds each, LoRA and the hybrid
-retriever with one. All begin with the same warm-started model and are evaluated on the same held-out questions.
+Arms: healthy and blind (verifiers 0.1.2 to 0.1.6, benchmarks/faults/planted/masks.py) with three seeds each, LoRA
+and the hybrid retriever with one. All begin with the same warm-started model and are evaluated on the same held-out
+questions.
 """
 
 import json
@@ -20,7 +21,7 @@ from typing import Annotated
 import numpy as np
 import typer
 from rich.console import Console
-from rich.table import RolloutPlayer
+from rich.table import Table
 
 from uptrend.records import Run
 
@@ -39,17 +40,17 @@ class Arm:
     """Its run directory's name."""
     sets: tuple[str, ...] = ()
     """What it changes of the recipe."""
-    fault: str = ""
-    """What is planted."""
+    is_blind: bool = False
+    """True where the learner's attention mask is its loss mask."""
 
 
 LORA = ("model.lora={r=16,alpha=32}", "learning.lr=3e-4")
 ARMS = [
     *(Arm(f"healthy-{seed}", (f"seed={seed}",)) for seed in range(3)),
-    Arm("blind-0", ("seed=0",), "blind"),
+    Arm("blind-0", ("seed=0",), is_blind=True),
     Arm("lora-0", LORA),
     Arm("hybrid-0", ("tasks.retriever=hybrid", "eval.retriever=hybrid")),
-    *(Arm(f"blind-{seed}", (f"seed={seed}",), "blind") for seed in (1, 2)),
+    *(Arm(f"blind-{seed}", (f"seed={seed}",), is_blind=True) for seed in (1, 2)),
 ]
 """In the order in which they are begun."""
 
@@ -69,13 +70,13 @@ def run(
     warm = to / "models" / "musique-warm"
     if not warm.exists():
         command = ["warmstart", str(RECIPES / "warmstart.toml"), "--out", str(warm), "--runs", str(to / "runs")]
-        _start(to, "warmstart", [*command, "--name", "warmstart", *given]).wait()
+        _start(to, "warmstart", ["-m", "uptrend", *command, "--name", "warmstart", *given]).wait()
     chosen = [arm for arm in ARMS if not arms or arm.name.startswith(tuple(arms.split(",")))]
     waiting, running = list(chosen), dict[str, subprocess.Popen[bytes]]()
     while (waiting or running) and time.time() - began < 60 * minutes:
         while waiting and len(running) < at_once:
             arm = waiting.pop(0)
-            running[arm.name] = _start(to, arm.name, _train(arm, to, warm, given), arm.fault)
+            running[arm.name] = _start(to, arm.name, _train(arm, to, warm, given))
         time.sleep(0.5)
         for name in [name for name, process in running.items() if process.poll() is not None]:
             print(f"{name}: exit {running.pop(name).returncode} after {time.time() - began:.0f} s", flush=True)
@@ -85,10 +86,28 @@ def run(
 
 
 @app.command()
+def blind(
+    recipe: Annotated[Path, typer.Argument(help="A recipe: a TOML file.")],
+    name: Annotated[str, typer.Option(help="The run directory's name.")],
+    runs: Annotated[Path, typer.Option(help="The folder that run directories go to.")],
+    sets: SETS = None,
+) -> None:
+    """Train a recipe with a learner that sees neither question nor documents."""
+    sys.path.append(str(ROOT))
+    from benchmarks.faults.planted.masks import blind
+
+    from uptrend.config import load_config
+    from uptrend.runner.prepare import prepare
+    from uptrend.runner.runs import start
+
+    start(blind(prepare(load_config(recipe, sets or ()))), runs / name)
+
+
+@app.command()
 def report(folder: Annotated[Path, typer.Argument(help="What `run --to` wrote.")]) -> None:
     """Held-out figures before and after, and the difference between healthy and blind."""
     runs = {path.name: Run(path) for path in sorted((folder / "runs").iterdir()) if (path / "evals.jsonl").exists()}
-    table = RolloutPlayer("run", "steps", "reward", "exact match", *PARTS[1:])
+    table = Table("run", "steps", "reward", "exact match", *PARTS[1:])
     for name, one in runs.items():
         lines = one.eval_lines
         first, last = lines[0], lines[-1]
@@ -157,15 +176,15 @@ def _scores(one: Run, measure: str) -> np.ndarray:
 
 
 def _train(arm: Arm, to: Path, warm: Path, given: list[str]) -> list[str]:
+    program = [__file__, "blind"] if arm.is_blind else ["-m", "uptrend", "train"]
     sets = [x for value in (f"model.name={warm}", *arm.sets) for x in ("--set", value)]
-    return ["train", str(RECIPES / "atlas.toml"), "--name", arm.name, "--runs", str(to / "runs"), *sets, *given]
+    return [*program, str(RECIPES / "atlas.toml"), "--name", arm.name, "--runs", str(to / "runs"), *sets, *given]
 
 
-def _start(to: Path, name: str, command: list[str], fault: str = "") -> subprocess.Popen[bytes]:
+def _start(to: Path, name: str, command: list[str]) -> subprocess.Popen[bytes]:
     (to / "logs").mkdir(parents=True, exist_ok=True)
-    program = [str(ROOT / "tests" / "planted.py"), fault] if fault else ["-m", "uptrend"]
     with (to / "logs" / f"{name}.log").open("wb") as log:
-        return subprocess.Popen([sys.executable, *program, *command], stdout=log, stderr=subprocess.STDOUT)
+        return subprocess.Popen([sys.executable, *command], stdout=log, stderr=subprocess.STDOUT)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,6 @@
-"""Which runs there are: every fault at its strengths on both halves, a few on a model of words, and healthy ones."""
+"""The runs of the benchmark: every fault at its strengths on both halves, a few on a model of words, healthy ones."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from benchmarks.faults.fault import Fault, Settings, Strength
 from benchmarks.faults.healthy import HEALTHY
@@ -24,6 +21,7 @@ SAMPLED = (
     "run.nonfinite", "sampling.entropy-explosion",
 )  # fmt: skip
 """Faults of the sample."""
+NOTHING = Strength("nothing")
 
 
 @dataclass(frozen=True)
@@ -31,29 +29,27 @@ class Case:
     """One run to be made."""
 
     name: str
-    """What its folder is called."""
+    """Name of its folder."""
     recipe: str
-    """Which recipe it is a run of."""
+    """Name of its recipe."""
     seed: int
-    """The run's seed."""
+    """Seed of the run."""
     steps: int
-    """After how many steps it is stopped."""
+    """Steps after which it is stopped."""
     settings: Settings
     """Config values by dotted key."""
     fault: Fault | None = None
-    """What is planted; None where the run is healthy."""
-    plant: Callable[[], AbstractContextManager[Any]] = nullcontext
-    """Plants it."""
+    """Planted cause; None where the run is healthy."""
+    strength: Strength = NOTHING
+    """Parts that are replaced."""
     two_turns: bool = False
-    """Whether it plays two-turn tasks."""
+    """True where it plays two-turn tasks."""
     half: str = REPORTED
     """fitting or reported."""
-    facts: Settings = field(default_factory=dict)
-    """What the scoreboard needs to know of it, as plain values."""
 
 
 def cases_of(fault: Fault) -> list[Case]:
-    """A fault's runs: the first strength on the fitting half, every strength and seed on the reported one."""
+    """List a fault's runs: the first strength on the fitting half, every strength and seed on the reported one."""
     if fault.wordy:
         return [_planted(fault, fault.strengths[0], "words", 0)]
     fitting = [_planted(fault, fault.strengths[0], FITTING, 0)]
@@ -63,19 +59,19 @@ def cases_of(fault: Fault) -> list[Case]:
 
 
 def all_cases() -> list[Case]:
-    """Everything, healthy runs first, short ones before long ones."""
+    """List every run, healthy ones first, short ones before long ones."""
     planted = [case for fault in FAULTS.values() for case in cases_of(fault)]
     return [*healthy_cases(), *sorted(planted, key=lambda case: (case.recipe == "words", case.steps))]
 
 
 def sampled_cases() -> list[Case]:
-    """A sample for everyday use: one run of some faults on the reported half, and six healthy ones."""
+    """List a sample for everyday use: one run of some faults on the reported half, and six healthy ones."""
     chosen = [next(c for c in cases_of(FAULTS[id]) if c.recipe == REPORTED) for id in SAMPLED]
     return [*healthy_cases()[::5], *chosen]
 
 
 def healthy_cases() -> list[Case]:
-    """Runs with nothing planted."""
+    """List runs with nothing planted."""
     return [
         Case(f"healthy~{h.recipe}~{h.name}", h.recipe, h.seed, h.steps, h.settings, two_turns=h.two_turns, half=h.half)
         for h in HEALTHY
@@ -85,6 +81,6 @@ def healthy_cases() -> list[Case]:
 def _planted(fault: Fault, strength: Strength, recipe: str, seed: int) -> Case:
     word = "".join(c if c.isalnum() else "-" for c in strength.name)
     return Case(
-        f"{fault.id}~{recipe}~{word}~{seed}", recipe, seed, fault.steps, strength.settings, fault, strength.plant,
+        f"{fault.id}~{recipe}~{word}~{seed}", recipe, seed, fault.steps, strength.settings, fault, strength,
         two_turns=fault.two_turns or strength.two_turns, half="fitting" if recipe == FITTING else "reported",
     )  # fmt: skip

@@ -3,21 +3,13 @@
     python examples/autopsies/blind.py
 
 verifiers 0.1.2 to 0.1.6 gave prompt and tool results a loss mask of 0, rightly, and passed that mask on as the
-attention mask. Here the same is planted into Uptrend's learner. The model is a Llama of 159,000 weights, the task
-questions of two hops about the atlas's invented world, looked up with MuSiQue's two tools: first it is taught to play
-by demonstrations, then GRPO, blind and seeing.
+attention mask. Here the same is planted into Uptrend's learner (`benchmarks/faults/planted/masks.py`). The model is a
+Llama of 159,000 weights, the task questions of two hops about the atlas's invented world, looked up with MuSiQue's two
+tools: first it is taught to play by demonstrations, then GRPO, blind and seeing.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import replace
-from typing import Any
-
-from story import attempt, options, replaced, say, uptrend, write_recipe
+from story import attempt, options, say, uptrend, write_recipe
 from tests.small_musique import write_questions, write_small
-
-from uptrend.records import Role
-from uptrend.training import learner
 
 RECIPE = """
 seed = {seed}
@@ -57,21 +49,10 @@ warmup = 20
 """
 
 
-def blind() -> AbstractContextManager[None]:
-    """The fault: where a line is made for the learner, attention sees only what the model itself said."""
-
-    def wrap(make: Callable[..., Any]) -> Callable[..., Any]:
-        def make_blind(ids: Any, roles: Any, visible: Any, group: int, rollout: int) -> Any:
-            line = make(ids, roles, visible, group, rollout)
-            return replace(line, visible=line.visible & (roles == int(Role.MODEL)))
-
-        return make_blind
-
-    return replaced(learner, "_line", wrap)
-
-
 def main() -> None:
     """Teach, train blind, ask the doctor, fix, train again."""
+    from benchmarks.faults.planted.masks import blind  # story has put the repository on the path
+
     given = options(__doc__, "blind", steps=60)
     few = given.steps < 10  # a rehearsal: as little as shows the cause
     size = {"train": 300, "taught": 200, "held_out": 8} if few else {"train": 1800, "taught": 900, "held_out": 200}
@@ -83,8 +64,7 @@ def main() -> None:
     untaught = ("--set", f"model.name={given.out}/start", "--set", "eval.every=0")
     uptrend("warmstart", recipe, *untaught, "--out", given.out / "warm", "--runs", given.out, "--name", "warmstart")
     say("GRPO with the attention mask made from the loss mask.")
-    with blind():
-        ill = attempt(recipe, "blind")
+    ill = attempt(recipe, "blind", alter=blind)
     uptrend("doctor", ill)
     say("Fixed: attention sees what the sampler saw. Nothing else is changed.")
     well = attempt(recipe, "fixed")

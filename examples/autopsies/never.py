@@ -3,22 +3,16 @@
     python examples/autopsies/never.py
 
 Two faults of one effort on MLGym. Only a change of the validation score was paid, and the model seldom validated; and
-the inference server served the base model throughout. The task is `workshop.py`: a calculation, then a command. The
-model is `tiny`, which answers with numbers and was never told of any command.
+the inference server served the base model throughout (`benchmarks/faults/planted/sync.py`). The task is
+`workshop.py`: a calculation, then a command. The model is `tiny`, which answers with numbers and was never told of any
+command.
 """
 
-from contextlib import AbstractContextManager
-from copy import deepcopy
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from story import attempt, options, replaced, say, uptrend, write_recipe
+from story import attempt, options, say, uptrend, write_recipe
 
-from uptrend.policy.policy import Policy
 from uptrend.records import Run
-from uptrend.rollout.inprocess import InProcessSampler
-from uptrend.training import loop
 
 RECIPE = """
 seed = {seed}
@@ -52,25 +46,8 @@ loss = "grpo"
 """
 
 
-class Frozen(InProcessSampler):
-    """The fault: a sampler with weights of its own, which takes note of new ones and does not load them."""
-
-    def __init__(self, policy: Policy) -> None:
-        model = deepcopy(policy.model).requires_grad_(False)
-        super().__init__(replace(policy, model=model, reference=None))
-
-    def load(self, tensors: Any, version: int) -> None:  # noqa: ARG002 (that is the fault)
-        """Takes the number, and not the weights."""
-        self._version = version
-
-
-def stale() -> AbstractContextManager[None]:
-    """The loop samples from a server that keeps the base model."""
-    return replaced(loop, "InProcessSampler", lambda _: Frozen)
-
-
 def count_validated(path: Path) -> str:
-    """How many rollouts of a run asked for their score."""
+    """Count the rollouts of a run that asked for their score."""
     rows = Run(path).rollouts()["messages"].to_pylist()
     asked = sum(any(m["role"] == "assistant" and m["content"].strip() == "validate" for m in row) for row in rows)
     return f"{asked} of {len(rows):,} rollouts validated."
@@ -78,6 +55,8 @@ def count_validated(path: Path) -> str:
 
 def main() -> None:
     """Train without a reward, train without a sampler that follows, ask the doctor, fix, train again."""
+    from benchmarks.faults.planted.sync import frozen  # story has put the repository on the path
+
     given = options(__doc__, "never", steps=80)
     recipe = write_recipe(given, RECIPE, evaluations=4, warmup=5, held_out=50 if given.steps >= 10 else 8)
 
@@ -86,13 +65,12 @@ def main() -> None:
     say(count_validated(unpaid))
     uptrend("doctor", unpaid)
     say("Fixed: every rollout is scored at its end. But now the sampler never gets the weights.")
-    with stale():
-        frozen = attempt(recipe, "stale")
-    uptrend("doctor", frozen)
+    stale = attempt(recipe, "stale", alter=frozen)
+    uptrend("doctor", stale)
     say("Fixed too: the sampler loads what the learner sends. Nothing else is changed.")
     well = attempt(recipe, "fixed")
     uptrend("doctor", well)
-    uptrend("plot", unpaid, frozen, well, "--out", given.out / "autopsy.png", "--title", "No reward, no weights, both")
+    uptrend("plot", unpaid, stale, well, "--out", given.out / "autopsy.png", "--title", "No reward, no weights, both")
 
 
 if __name__ == "__main__":

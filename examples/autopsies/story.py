@@ -1,14 +1,19 @@
-"""What the autopsies share: their options, and `uptrend` called in this process, where a fault can be planted."""
+"""Options of the autopsies, and `uptrend` called in this process, where a fault can be planted."""
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from uptrend.cli.main import main
+from uptrend.cli.preflight import tell_preflight
+from uptrend.cli.view import choose_view
+from uptrend.config import load_config
+from uptrend.runner.prepare import Prepared, prepare
+from uptrend.runner.runs import start
 
+Alter = Callable[[Prepared], Prepared]
 sys.path.append(str(Path(__file__).parents[2]))  # recipes name tasksets as examples.autopsies.MODULE:CLASS
 
 COMPUTE = """
@@ -20,7 +25,7 @@ compile = "never"
 
 
 def options(about: str, name: str, steps: int) -> argparse.Namespace:
-    """How many steps, and where to; the folder has to be new."""
+    """Read the number of steps and the folder, which has to be new."""
     parser = argparse.ArgumentParser(description=about.partition("\n")[0])
     parser.add_argument("--steps", type=int, default=steps, help=f"steps of each run ({steps})")
     parser.add_argument("--seed", type=int, default=0, help="of the runs (0)")
@@ -33,7 +38,7 @@ def options(about: str, name: str, steps: int) -> argparse.Namespace:
 
 
 def write_recipe(given: argparse.Namespace, text: str, evaluations: int, warmup: int, **more: Any) -> Path:
-    """The recipe at the length that was asked for; `more` is what else its text leaves open."""
+    """Write the recipe at the length that was asked for; `more` fills what else its text leaves open."""
     steps, path = given.steps, given.out / "recipe.toml"
     length = {"steps": steps, "every": max(1, steps // evaluations), "warmup": min(warmup, steps - 1)}
     path.write_text(text.format(seed=given.seed, **length, **more) + COMPUTE)
@@ -41,12 +46,12 @@ def write_recipe(given: argparse.Namespace, text: str, evaluations: int, warmup:
 
 
 def say(words: str) -> None:
-    """A line of the story."""
+    """Print a line of the story."""
     print(f"\n# {words}", flush=True)
 
 
 def uptrend(*words: Any) -> int:
-    """One command line; what it exits with."""
+    """Run one command line; return its exit code."""
     arguments = [str(word) for word in words]
     print(f"\n$ uptrend {' '.join(arguments)}", flush=True)
     try:
@@ -56,23 +61,24 @@ def uptrend(*words: Any) -> int:
     return 0
 
 
-def attempt(recipe: Path, name: str, *sets: str) -> Path:
-    """Train; where the probes stop it before its first step, train all the same. The run that went on."""
-    out = recipe.parent
-    words = ("train", recipe, "--runs", out, *(word for value in sets for word in ("--set", value)))
-    if uptrend(*words, "--name", name) == 0:
-        return out / name
+def attempt(recipe: Path, name: str, *sets: str, alter: Alter | None = None) -> Path:
+    """Train; where the probes stop it before its first step, train all the same. Return the run that went on.
+
+    `alter` plants a fault of code, which no command line can name: it replaces parts of the prepared run.
+    """
+    if _train(recipe, name, sets, alter, preflight=True):
+        return recipe.parent / name
     say("It did not begin. The same again, to see what those steps would have brought:")
-    uptrend(*words, "--name", f"{name}-anyway", "--no-preflight")
-    return out / f"{name}-anyway"
+    _train(recipe, f"{name}-anyway", sets, alter, preflight=False)
+    return recipe.parent / f"{name}-anyway"
 
 
-@contextmanager
-def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """An attribute replaced by what `make` makes of it: how a fault is planted."""
-    before = getattr(owner, name)
-    setattr(owner, name, make(before))
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
+def _train(recipe: Path, name: str, sets: Sequence[str], alter: Alter | None, *, preflight: bool) -> bool:
+    out = recipe.parent
+    if alter is None:
+        words = ("train", recipe, "--runs", out, *(word for value in sets for word in ("--set", value)))
+        return uptrend(*words, "--name", name, *([] if preflight else ["--no-preflight"])) == 0
+    view = choose_view(quiet=False, is_terminal=sys.stdout.isatty())
+    prepared = alter(prepare(load_config(recipe, sets)))
+    run = start(prepared, out / name, [view], preflight=preflight, on_preflight=tell_preflight)
+    return run.status == "finished"

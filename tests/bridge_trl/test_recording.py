@@ -13,10 +13,9 @@ import pytest
 from small_sums import GROUPS, SIZE, make_trainer
 from transformers import TrainerCallback
 
-from uptrend.bridge.trl import subprocess_recorder as couriers
 from uptrend.bridge.trl import watch
 from uptrend.bridge.trl.batch import TrlBatch
-from uptrend.bridge.trl.subprocess_recorder import SubprocessRecorder
+from uptrend.bridge.trl.subprocess_recorder import WAITING, SubprocessRecorder
 from uptrend.records import Run
 
 pytestmark = pytest.mark.slow
@@ -126,14 +125,14 @@ def test_an_interrupted_run_is_recorded_to_its_last_step(tiny_folder: str, tmp_p
     assert [event for event in run.events if event["event"] == "records-lost"] == []
 
 
-def test_a_process_that_takes_nothing_is_waited_for_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(couriers, "PATIENCE", 0.1)
-    monkeypatch.setattr(couriers, "DEADLINE", 0.3)
+def test_a_process_that_takes_nothing_is_waited_for_but_not_for_ever() -> None:
     troubles: list[str] = []
-    subprocess_recorder = SubprocessRecorder(lambda _: None, lambda *_: None, troubles.append)
+    subprocess_recorder = SubprocessRecorder(
+        lambda _: None, lambda *_: None, troubles.append, patience=0.1, deadline=0.3
+    )
     assert subprocess_recorder.pid is not None
     os.kill(subprocess_recorder.pid, signal.SIGSTOP)
-    began, steps = time.monotonic(), couriers.WAITING + 4
+    began, steps = time.monotonic(), WAITING + 4
     for step in range(1, steps + 1):
         subprocess_recorder.send("step", lambda: (b"x" * (2 << 20),), step)
     assert subprocess_recorder.close() == list(range(1, steps + 1))

@@ -6,29 +6,28 @@ sampling temperature, first to last eight steps, healthy +0.025 and +0.031, blin
 held-out questions, from 0.503 to 0.503 and 0.508 healthy, to 0.433 and 0.433 blind.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks.faults.fault import Alter, unaltered
+from benchmarks.faults.planted.masks import blind
 
 from small_musique import write_questions, write_small
 from uptrend.config import load_config
 from uptrend.policy.optimizer import Optimizer
 from uptrend.records import Role, Rollout, Run
 from uptrend.rollout.play import RolloutRequest
-from uptrend.runner.prepare import make_policy
-from uptrend.runner.runs import train, warmstart
+from uptrend.runner.prepare import make_policy, prepare
+from uptrend.runner.runs import start, warmstart
 from uptrend.tasks.pool import heldout
-from uptrend.training import learner
 from uptrend.training.gather import RolloutPlayer
 
 pytestmark = pytest.mark.slow
 
 HELD_OUT = 200
-Patch = Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -64,21 +63,6 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Warm:
     return Warm({**recipe, "model": {"name": str(folder / "warm")}}, start, folder / "warm", run)
 
 
-@pytest.fixture
-def blind(monkeypatch: pytest.MonkeyPatch) -> Patch:
-    """Plants the bug of tests/planted.py until the test ends."""
-
-    def plant() -> None:
-        make = learner._line
-
-        def make_blind(ids: Any, roles: Any, visible: Any, group: int, rollout: int) -> Any:
-            return make(ids, roles, visible & (roles == int(Role.MODEL)), group, rollout)
-
-        monkeypatch.setattr(learner, "_line", make_blind)
-
-    return plant
-
-
 def test_the_warm_start_teaches_to_look_things_up(warm: Warm) -> None:
     before, after = warm.run.eval_lines
     assert before["tasks"] == after["tasks"] == HELD_OUT
@@ -97,10 +81,9 @@ def test_the_warm_start_makes_held_out_demonstrations_likely(warm: Warm) -> None
     assert -taught.mean() < 1.0
 
 
-def test_grpo_gains_and_a_blind_learner_loses(warm: Warm, tmp_path: Path, blind: Patch) -> None:
+def test_grpo_gains_and_a_blind_learner_loses(warm: Warm, tmp_path: Path) -> None:
     healthy = _train(warm, tmp_path / "healthy", steps=24)
-    blind()
-    ill = _train(warm, tmp_path / "blind", steps=24)
+    ill = _train(warm, tmp_path / "blind", steps=24, alter=blind)
     assert _gain(ill) < _gain(healthy)
     assert _held_out(healthy).mean() > warm.run.eval_lines[-1]["reward"] - 0.05
     gap = _held_out(healthy) - _held_out(ill)  # the same questions, in the same order
@@ -120,15 +103,14 @@ def _held_out(run: Run) -> np.ndarray:
 
 
 def test_what_the_healthy_learner_sees_is_what_the_sampler_saw(warm: Warm, tmp_path: Path) -> None:
-    run = _train(warm, tmp_path, steps=1)
+    run = _train(warm, tmp_path / "healthy", steps=1)
     rows = run.rollouts(1).to_pylist()
     assert all(all(row["attended"]) for row in rows)
     assert run.metric_lines[0]["sampler/gap/max"] < 1e-3
 
 
-def test_the_blind_learner_sees_only_what_the_model_said(warm: Warm, tmp_path: Path, blind: Patch) -> None:
-    blind()
-    run = _train(warm, tmp_path, steps=1)
+def test_the_blind_learner_sees_only_what_the_model_said(warm: Warm, tmp_path: Path) -> None:
+    run = _train(warm, tmp_path / "blind", steps=1, alter=blind)
     for row in run.rollouts(1).to_pylist():
         roles, attended = np.array(row["roles"]), np.array(row["attended"])
         assert {Role.PROMPT, Role.TOOL} & set(roles.tolist())
@@ -137,20 +119,19 @@ def test_the_blind_learner_sees_only_what_the_model_said(warm: Warm, tmp_path: P
     assert run.metric_lines[0]["sampler/gap/max"] > 5
 
 
-def test_only_the_blind_learner_ignores_a_tool_result(warm: Warm, blind: Patch) -> None:
+def test_only_the_blind_learner_ignores_a_tool_result(warm: Warm) -> None:
     told = _gold(warm)
     exchanged = [_with_other_results(a, b) for a, b in zip(told, [*told[1:], told[0]], strict=True)]
     reacts = np.abs(_logprobs(warm, warm.model, told) - _logprobs(warm, warm.model, exchanged))
     assert np.mean(reacts > 0.1) > 0.1
     assert reacts.max() > 5
-    blind()
-    ignores = np.abs(_logprobs(warm, warm.model, told) - _logprobs(warm, warm.model, exchanged))
+    ignores = np.abs(_logprobs(warm, warm.model, told, blind) - _logprobs(warm, warm.model, exchanged, blind))
     assert ignores.max() < 1e-4
 
 
-def _train(warm: Warm, folder: Path, steps: int, seed: int = 0) -> Run:
+def _train(warm: Warm, path: Path, steps: int, alter: Alter = unaltered) -> Run:
     learning = {**warm.recipe["learning"], "steps": steps, "warmup": min(3, steps - 1)}
-    return train({**warm.recipe, "seed": seed, "learning": learning}, runs=folder)
+    return start(alter(prepare(load_config({**warm.recipe, "learning": learning}))), path)
 
 
 def _gold(warm: Warm) -> list[Rollout]:
@@ -172,12 +153,9 @@ def _with_other_results(rollout: Rollout, other: Rollout) -> Rollout:
     return replace(rollout, sequences=(replace(mine, ids=ids),))
 
 
-def _logprobs(warm: Warm, model: Path, rollouts: list[Rollout]) -> np.ndarray:
-    """What the learner makes of every token that was said."""
-    config = load_config(
-        {**warm.recipe, "model": {"name": str(model)}, "sampling": {**warm.recipe["sampling"], "temperature": 1.0}}
-    )
-    policy = make_policy(config)
-    exp = learner.lay_out(rollouts, config)
-    looked = learner.Learner(policy, Optimizer(policy.flat, config.learning), config).look(exp, reference=False)
-    return looked[exp.mask_bs].numpy()
+def _logprobs(warm: Warm, model: Path, rollouts: list[Rollout], alter: Alter = unaltered) -> np.ndarray:
+    """Compute the learner's log-probabilities of every token that was said."""
+    p = alter(prepare(load_config({**warm.recipe, "model": {"name": str(model)}})))
+    exp = p.components.layout(rollouts, p.config)
+    learner = p.components.learner(p.policy, Optimizer(p.policy.flat, p.config.learning), p.config)
+    return learner.logprobs(exp, reference=False)[exp.mask_bs].numpy()

@@ -12,8 +12,9 @@ from uptrend.config import load_config
 from uptrend.records import CheckpointError, Run
 from uptrend.records.lines import read_lines, to_line
 from uptrend.records.renamed import names
+from uptrend.runner.evaluation import load_for_eval
 from uptrend.runner.replays import replay
-from uptrend.runner.runs import load_for_eval, resume, train
+from uptrend.runner.runs import resume, train
 
 SCHEMA1 = Path(__file__).parents[1] / "data" / "schema1"
 Say = Callable[..., tuple[str, str]]

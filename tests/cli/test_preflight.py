@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from doctor.planted_faults import PLANTED_FAULTS
 from uptrend.cli.main import main
 from uptrend.records import Run
 from uptrend.runner.runs import train
@@ -18,6 +17,8 @@ SMALL = [
     "compute.device=cpu", "--set", "learning.steps=2", "--set", "learning.warmup=0", "--set", "eval.tasks=8",
 ]  # fmt: skip
 RECIPE = Path(__file__).parents[2] / "recipes" / "tiny.toml"
+CUT = ("--set", "tasks.name=examples.autopsies.cut:Cut")
+"""A reward that cuts the answer off before it grades it."""
 
 
 @pytest.fixture
@@ -48,13 +49,12 @@ def test_a_healthy_recipe_passes_with_a_figure_a_probe(call: Call) -> None:
 
 
 def test_a_critical_finding_exits_with_1_and_says_what_to_do(call: Call) -> None:
-    with PLANTED_FAULTS["attention-blind"].plant():
-        code, out, _ = call("preflight", RECIPE, "--only", "prompt-swap", "--only", "agreement")
+    code, out, _ = call("preflight", RECIPE, *CUT, "--only", "gold", "--only", "dead-groups")
     assert code == 1
-    assert "✗ prompt-swap" in out
-    assert "critical  mask.attention-blind" in out
-    assert "also explains: precision.mismatch" in out
-    assert "docs/findings/mask.attention-blind.md" in out
+    assert "✗ gold" in out
+    assert "critical  reward.gold-rejected" in out
+    assert "also explains: advantage.dead-groups-low" in out
+    assert "docs/findings/reward.gold-rejected.md" in out
 
 
 def test_json_is_one_object(call: Call) -> None:
@@ -97,15 +97,14 @@ def test_training_asks_first_and_keeps_the_figures(call: Call, tmp_path: Path) -
 
 @pytest.mark.slow
 def test_training_does_not_begin_on_a_critical_finding(call: Call, tmp_path: Path) -> None:
-    with PLANTED_FAULTS["attention-blind"].plant():
-        code, _, err = call("train", RECIPE, "--runs", tmp_path, "--quiet")
-        assert code == 1
-        assert "Not begun: mask.attention-blind: The learner can't see the prompt" in err
-        run = Run(tmp_path / "tiny")
-        assert (run.status, run.last_step, run.eval_lines) == ("stopped", 0, [])
-        assert run.stopped is not None
-        assert (run.stopped.by, run.stopped.finding) == ("preflight", "mask.attention-blind")
-        assert call("train", RECIPE, "--runs", tmp_path, "--quiet", "--no-preflight", "--name", "anyway")[0] == 0
+    code, _, err = call("train", RECIPE, *CUT, "--runs", tmp_path, "--quiet")
+    assert code == 1
+    assert "Not begun: reward.gold-rejected: " in err
+    run = Run(tmp_path / "tiny")
+    assert (run.status, run.last_step, run.eval_lines) == ("stopped", 0, [])
+    assert run.stopped is not None
+    assert (run.stopped.by, run.stopped.finding) == ("preflight", "reward.gold-rejected")
+    assert call("train", RECIPE, *CUT, "--runs", tmp_path, "--quiet", "--no-preflight", "--name", "anyway")[0] == 0
     assert Run(tmp_path / "anyway").last_step == 2
 
 
@@ -125,12 +124,11 @@ def test_python_asks_only_when_told_to(llama_folder: Path, tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_a_cause_that_is_allowed_does_not_stop_a_run(call: Call, tmp_path: Path) -> None:
-    with PLANTED_FAULTS["attention-blind"].plant():
-        code, _, err = call("train", RECIPE, "--runs", tmp_path, "--quiet", "--allow", "mask.attention-blind")
+    code, _, err = call("train", RECIPE, *CUT, "--runs", tmp_path, "--quiet", "--allow", "reward.gold-rejected")
     assert code == 0, err
     told = next(event for event in Run(tmp_path / "tiny").events if event["event"] == "preflight")
     assert not told["passed"]
-    assert "mask.attention-blind" in [found["id"] for found in told["findings"]]
+    assert "reward.gold-rejected" in [found["id"] for found in told["findings"]]
 
 
 def test_only_causes_of_the_catalogue_can_be_allowed(call: Call, tmp_path: Path) -> None:

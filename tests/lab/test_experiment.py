@@ -1,7 +1,7 @@
 """From a hypothesis to its verdict, with runs that are made at once."""
 
 import json
-import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ import pytest
 from test_local_workers import Watching
 
 from quick_runs import UNLUCKY, QuickLauncher, QuickWorkers, right_of
-from uptrend.lab import experiment, specification
+from uptrend.lab import specification
 from uptrend.lab.experiment import ExperimentRuns, together
 from uptrend.lab.faults import allowed, faults
 from uptrend.lab.journal.entry import Entry
@@ -21,6 +21,8 @@ from uptrend.lab.workers.work import Outcome
 from uptrend.records import Arm, Confidence, Hypothesis, Run, RunDirectory, Status, Verdict
 
 FAST = {"learning.lr": 8e-3}
+FAR = 4e9
+"""A time in the year 2096."""
 H = Hypothesis(
     "h01", "A greater rate learns more", "base.toml", (Arm("control", {}, True), Arm("fast", FAST)),
     seeds=(0, 1, 2, 3, 4), stops_early=False,
@@ -37,9 +39,9 @@ def notebook(tmp_path: Path) -> Notebook:
     return notebook
 
 
-def run(notebook: Notebook, *hs: Hypothesis, watch: Watching | None = None) -> list[Verdict]:
+def run(notebook: Notebook, *hs: Hypothesis, watch: Watching | None = None, examine: Any = faults) -> list[Verdict]:
     launcher = QuickLauncher()
-    experiments = [ExperimentRuns(notebook, h, launcher) for h in hs]
+    experiments = [ExperimentRuns(notebook, h, launcher, examine) for h in hs]
     return together(experiments, launcher, QuickWorkers(), watch or Watching())
 
 
@@ -199,18 +201,15 @@ def test_a_critical_fault_is_told_unless_it_is_allowed(make_run: Any) -> None:
     assert faults(probed(make_run("b"), "warning"), {"config.group-of-one"}) == []
 
 
-def test_an_arm_in_which_the_doctor_finds_a_fault_is_refused(
-    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_arm_in_which_the_doctor_finds_a_fault_is_refused(notebook: Notebook) -> None:
     seen: list[str] = []
 
     def one_fault(run: Run, allows: set[str]) -> list[str]:  # noqa: ARG001
         seen.append(run.name)
         return ["reward.constant: always 0"] if run.config["learning"]["lr"] == 8e-3 else []
 
-    monkeypatch.setattr(experiment, "faults", one_fault)
     arms = (*H.arms, Arm("slow", {"learning.lr": 1e-3}))
-    (verdict,) = run(notebook, replace(H, arms=arms, seeds=(0, 1)))
+    (verdict,) = run(notebook, replace(H, arms=arms, seeds=(0, 1)), examine=one_fault)
     assert verdict.refused["fast"].startswith("the doctor found reward.constant: always 0 (in quick-s0-")
     assert len(seen) == 3
     assert all("-s0-" in name for name in seen)
@@ -235,11 +234,18 @@ def test_half_a_pair_that_is_still_to_come_is_an_early_look(notebook: Notebook) 
     assert "confidence sequence" in verdict.sentence
 
 
-def test_runs_that_another_hypothesis_had_shown_bear_little(
-    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def finish_early(notebook: Notebook, is_early: Callable[[Run], bool]) -> None:
+    """Date the end of some runs long back, that of the others far ahead."""
+    for info in notebook.folder.rglob("run.json"):
+        one = Run(info.parent)
+        when = 0.0 if is_early(one) else FAR
+        events = [event | {"time": when} if event["event"] == "finished" else event for event in one.events]
+        (one.path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+
+
+def test_runs_that_another_hypothesis_had_shown_bear_little(notebook: Notebook) -> None:
     run(notebook, H)
-    monkeypatch.setattr(experiment, "ended_at", lambda run: 0.0 if "-s4-" not in run.name else math.inf)
+    finish_early(notebook, lambda run: "-s4-" not in run.name)
     again = replace(H, id="h02", smallest=0.02)
     new_arm = replace(H, id="h03", arms=(H.arms[0], Arm("faster", {"learning.lr": 9e-3})))
     for h in (again, new_arm):
@@ -247,17 +253,14 @@ def test_runs_that_another_hypothesis_had_shown_bear_little(
     (verdict,) = run(notebook, again)
     assert (verdict.status, verdict.confidence) == (Status.VALIDATED, Confidence.LOW)
     assert verdict.because == "8 of 10 runs had been seen before these criteria were written"
-    monkeypatch.setattr(experiment, "ended_at", lambda run: 0.0 if run.config["learning"]["lr"] < 8e-3 else math.inf)
+    finish_early(notebook, lambda run: run.config["learning"]["lr"] < 8e-3)
     (verdict,) = run(notebook, new_arm)  # of which only the control was known
     assert (verdict.status, verdict.confidence) == (Status.VALIDATED, Confidence.MEDIUM)
 
 
-def test_the_doctor_looks_at_the_next_seed_where_the_first_fails_late(
-    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_doctor_looks_at_the_next_seed_where_the_first_fails_late(notebook: Notebook) -> None:
     run(notebook, H)
-    monkeypatch.setattr(experiment, "faults", lambda run, allows: [f"{run.name} is bad"])  # noqa: ARG005
-    one = ExperimentRuns(notebook, H, QuickLauncher())
+    one = ExperimentRuns(notebook, H, QuickLauncher(), lambda run, _: [f"{run.name} is bad"])
     fast = [planned for planned in one.planned_runs if planned.arm == "fast"]
     one.take(Outcome(fast[1], "finished"))
     assert one.refused == {}

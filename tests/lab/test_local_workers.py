@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,8 +54,8 @@ def planned_runs(folder: Path, how: str = "finish", seeds: tuple[int, ...] = (0,
     return plan.planned_runs(h, {arm.name: launcher.resolve(recipe, arm.overrides) for arm in h.arms}, folder)
 
 
-def make(work: list[PlannedRun], watch: Watching, at_once: int | None = 2) -> list[Outcome]:
-    return list(LocalWorkers(at_once).run(work, QuickLauncher(), lambda _: True, watch))
+def make(work: list[PlannedRun], watch: Watching, at_once: int | None = 2, **machine: Any) -> list[Outcome]:
+    return list(LocalWorkers(at_once, **machine).run(work, QuickLauncher(), lambda _: True, watch))
 
 
 def lines(folder: Path) -> list[object]:
@@ -221,15 +222,12 @@ class TestRoom:
     """As many as fit: cores, and what the first run's first step says of memory."""
 
     @pytest.fixture
-    def most(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    def most(self, tmp_path: Path) -> Callable[..., int]:
         def count(cores: int, free: float, steps: int = 3) -> int:
-            monkeypatch.setattr(machine, "cores", lambda: cores)
-            monkeypatch.setattr(machine, "free_gib", lambda on_gpu: {"": free})  # noqa: ARG005
-            monkeypatch.setattr(local, "LOOK", 0.0)
             work = planned_runs(tmp_path / f"{cores}-{free}", "slow", steps=steps)
             going: list[int] = []
             watch = Watching(lambda: going.append(sum(is_being_written(e.folder) for e in work)))
-            make(work, watch, None)
+            make(work, watch, None, cores=lambda: cores, free_gib=lambda _: {"": free}, look=0.0)
             return max(going)
 
         return count
@@ -243,10 +241,7 @@ class TestRoom:
     def test_no_more_than_memory(self, most: Callable[..., int]) -> None:
         assert most(4, 0.2) == 1  # a run takes 0.25 GiB with a margin of a quarter
 
-    def test_the_first_is_alone_until_it_has_told_what_it_takes(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(machine, "cores", lambda: 8)
+    def test_the_first_is_alone_until_it_has_told_what_it_takes(self, tmp_path: Path) -> None:
         work = planned_runs(tmp_path, "slow")
         seen: list[int] = []
 
@@ -255,7 +250,7 @@ class TestRoom:
                 seen.append(len(Run(work[0].folder).metric_lines) if (work[0].folder / "run.json").exists() else 0)
                 super().began(planned, note)
 
-        make(work, Looking(), None)
+        make(work, Looking(), None, cores=lambda: 8)
         assert seen[0] == 0
         assert all(steps >= 1 for steps in seen[1:])
 

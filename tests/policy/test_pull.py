@@ -13,7 +13,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from models import write_model
 from uptrend.config import Lora, Model
-from uptrend.policy import pull as room
 from uptrend.policy.find import find_model
 from uptrend.policy.known import home
 from uptrend.policy.policy import choose_device, load_model, load_policy
@@ -50,18 +49,17 @@ def test_two_at_once_make_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """The real lock, digest and rename, around a file that needs no conversion."""
     monkeypatch.setenv("UPTREND_HOME", str(tmp_path / "home"))
     (tmp_path / "small.gguf").write_bytes(b"small")
-    monkeypatch.setattr(room, "SHA256", hashlib.sha256(b"small").hexdigest())
+    digest = hashlib.sha256(b"small").hexdigest()
     made, both = [], threading.Barrier(2)
 
     def convert(file: Path, into: Path) -> None:
         made.append(file)
         into.mkdir()
 
-    monkeypatch.setattr(room, "_dequantize", convert)
-
     def ask() -> None:
         both.wait()
-        assert smollm2(tmp_path / "small.gguf") == tmp_path / "home" / "models" / "smollm2-135m"
+        folder = smollm2(tmp_path / "small.gguf", sha256=digest, convert=convert)
+        assert folder == tmp_path / "home" / "models" / "smollm2-135m"
 
     threads = [threading.Thread(target=ask) for _ in range(2)]
     for thread in threads:

@@ -159,13 +159,13 @@ def test_a_script_that_fails_is_data() -> None:
         assert rollout.sampled_tokens > 0
 
 
-def test_a_script_that_cannot_begin_is_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    def gold(*_: object) -> Script:
-        raise LookupError("no such task")
+def test_a_script_that_cannot_begin_is_data() -> None:
+    class Scriptless(Colors):
+        def gold(self, *_: object) -> Script:
+            raise LookupError("no such task")
 
-    monkeypatch.setattr(Colors, "gold", gold)
     tokenizer, stops = put_on(character_tokenizer(), "qwen2_5")
-    request = RolloutRequest(QUESTION, Colors(), 0, "gold", 0, 0)  # type: ignore[arg-type]
+    request = RolloutRequest(QUESTION, Scriptless(), 0, "gold", 0, 0)  # type: ignore[arg-type]
     (rollout,) = asyncio.run(demonstrate([request], {True: Renderer(tokenizer, stops, chat=True)}, LIMITS, 3))
     assert (rollout.ended, rollout.reward, rollout.error) == (
         Ending.TASK_ERROR,

@@ -1,72 +1,89 @@
 """Tasks: repeated, leaked, sorted, mislabeled, too few."""
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from benchmarks.faults.fault import Fault, Strength, of_settings
-from benchmarks.faults.planted.known import known
-from tests.doctor.planted_faults import swapped
+from benchmarks.faults.fault import Fault, Strength, of_settings, pool, train_tasks
 
-from uptrend.runner import runs as launch
-from uptrend.tasks.arithmetic.calculation import Arithmetic
-from uptrend.tasks.arithmetic.family import Family
+from uptrend.records import Task, tasks_hash
+from uptrend.runner.prepare import Prepared
+from uptrend.tasks.pool import Cursor, Pool
+from uptrend.tasks.taskset import Taskset
 
 
-def _few_repeated(train: Any) -> Any:
-    """16 different tasks stand for all that were asked for."""
+class SortedPool(Pool):
+    """Pool that draws the easiest tasks first."""
 
-    def run(self: Any, count: int, exclude: Any = ()) -> Any:
-        tasks = train(self, count, exclude)
-        return [tasks[i % 16] for i in range(len(tasks))]
-
-    return run
-
-
-def _with_held_out(pool: Any) -> Any:
-    """Held-out tasks are mixed into those to train on, as they are."""
-
-    def run(config: Any, held_out: Any) -> Any:
-        made = pool(config, held_out)
-        stages = [replace(s, tasks=(*held_out.tasks, *s.tasks)[: len(s.tasks)]) for s in made.stages]
-        return replace(made, stages=tuple(stages))
-
-    return run
+    def draw(self, step: int, count: int, cursor: Cursor) -> tuple[list[tuple[Task, Taskset]], Cursor]:
+        """Draw on from an epoch in the order of difficulty."""
+        _, after = super().draw(step, count, cursor)
+        epoch, _ = super().draw(step, len(self.stages[after.stage].tasks), replace(after, position=0))
+        ordered = sorted(epoch, key=lambda drawn: drawn[0].difficulty)
+        return ordered[after.position - count : after.position], after
 
 
-def _mislabeled(make: Any) -> Any:
-    """Every third gold answer is another number."""
+class RepeatingPool(Pool):
+    """Pool that draws each task twice in a step."""
 
-    def run(self: Any, problem: Any) -> Any:
-        task = make(self, problem)
-        return replace(task, answer=str(int(task.answer) + 3), id="") if sum(map(ord, task.id)) % 3 == 0 else task
+    def draw(self, step: int, count: int, cursor: Cursor) -> tuple[list[tuple[Task, Taskset]], Cursor]:
+        """Draw half of the tasks two times."""
+        drawn, cursor = super().draw(step, count, cursor)
+        return [drawn[i // 2] for i in range(count)], cursor
 
-    return run
+
+def _respelled(task: Task) -> Task:
+    """Spell the question otherwise, so that it has another id."""
+    first = task.messages[0]
+    return replace(task, messages=(replace(first, content=first.content.replace(" ", "  ", 1)),), id="")
 
 
-def _contradicting(pool: Any) -> Any:
-    """Every third task stands there once more with another gold answer."""
+def _leaking(_: Prepared, taskset: Taskset, tasks: list[Task]) -> list[Task]:
+    return [*tasks, *map(_respelled, taskset.heldout(len(tasks)))][-len(tasks) :]
 
-    def run(config: Any, held_out: Any) -> Any:
-        made = pool(config, held_out)
-        stages = []
-        for s in made.stages:
-            others = [replace(t, answer=str(int(t.answer) + 3)) for t in s.tasks[: len(s.tasks) // 3]]
-            stages.append(replace(s, tasks=(*others, *s.tasks)[: len(s.tasks)]))
-        return replace(made, stages=tuple(stages))
 
-    return run
+def _with_held_out(prepared: Prepared, _: Taskset, tasks: list[Task]) -> list[Task]:
+    return [*prepared.held_out.tasks, *tasks]
+
+
+def _repeating(_: Prepared, __: Taskset, tasks: list[Task]) -> list[Task]:
+    half = len(tasks) // 2
+    return [*tasks[:half], *map(_respelled, tasks[: len(tasks) - half])]
+
+
+def _few_repeated(_: Prepared, __: Taskset, tasks: list[Task]) -> list[Task]:
+    return [tasks[i % 16] for i in range(len(tasks))]
+
+
+def _contradicting(_: Prepared, __: Taskset, tasks: list[Task]) -> list[Task]:
+    """Add every third task once more with another gold answer."""
+    return [*map(_other_answer, tasks[: len(tasks) // 3]), *tasks]
+
+
+def _other_answer(task: Task) -> Task:
+    return replace(task, answer=str(int(task.answer) + 3))
+
+
+def _mislabeled(prepared: Prepared) -> Prepared:
+    """Give every third task, held-out ones included, a wrong gold answer."""
+
+    def mislabel(tasks: Sequence[Task]) -> list[Task]:
+        return [_other_answer(t) if sum(map(ord, t.id)) % 3 == 0 else t for t in tasks]
+
+    held = tuple(mislabel(prepared.held_out.tasks))
+    spoiled = replace(prepared, held_out=replace(prepared.held_out, tasks=held, hash=tasks_hash(held)))
+    return train_tasks(lambda _, __, tasks: mislabel(tasks))(spoiled)
 
 
 FEW = {"tasks.train": 12, "learning.lr": 6e-4, "eval.every": 10}
 FAULTS = (
-    Fault("data.duplicates", (known("tasks-repeat"),
-                              Strength("16 of all", lambda: swapped(Family, "train", _few_repeated)))),
-    Fault("data.batch-exceeds", (known("drawn-twice"),), also=("data.duplicates",)),
-    Fault("data.leak", (known("held-out-leaks"),
-                        Strength("as they are", lambda: swapped(launch, "pool", _with_held_out)))),
-    Fault("data.wrong-gold", (Strength("two golds", lambda: swapped(launch, "pool", _contradicting)),
-                              Strength("a third wrong", lambda: swapped(Arithmetic, "task", _mislabeled))),
-          steps=20),
+    Fault("data.duplicates", (Strength("tasks-repeat", train_tasks(_repeating), probe="repeats"),
+                              Strength("16 of all", train_tasks(_few_repeated)))),
+    Fault("data.batch-exceeds", (Strength("drawn-twice", pool(RepeatingPool), probe="repeats"),),
+          also=("data.duplicates",)),
+    Fault("data.leak", (Strength("held-out-leaks", train_tasks(_leaking), probe="leak"),
+                        Strength("as they are", train_tasks(_with_held_out)))),
+    Fault("data.wrong-gold", (Strength("two golds", train_tasks(_contradicting)),
+                              Strength("a third wrong", _mislabeled)), steps=20),
     of_settings("data.memorized", FEW, steps=50, seeds=2, fix=("tasks.train",), also=("reward.hackable",)),
-    Fault("data.order", (known("tasks-sorted"),)),
+    Fault("data.order", (Strength("tasks-sorted", pool(SortedPool), probe="order"),)),
 )  # fmt: skip

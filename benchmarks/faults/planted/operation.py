@@ -1,57 +1,62 @@
-"""What happens to a run as a whole: it collapses, or is resumed wrongly."""
+"""A run as a whole: it collapses, is resumed wrongly, or its processes drift apart."""
 
+from pathlib import Path
 from typing import Any
 
-import torch
-from benchmarks.faults.fault import Fault, Strength, of_plant
-from tests.doctor.planted_faults import swapped
+from benchmarks.faults.fault import Fault, Strength, learner, of_parts, wrapped
 
 from uptrend.policy.measure import digest
-from uptrend.training import learner, loop
+from uptrend.policy.optimizer import Optimizer
+from uptrend.policy.policy import Policy
+from uptrend.records import Run, RunDirectory
+from uptrend.runner.prepare import Prepared
+from uptrend.training.observer import StepRecord
 
 
-def _jumping(at: int, by: float) -> Any:
-    """A schedule that multiplies the rate in the middle of the run."""
+class TwoProcesses:
+    """Observer that writes digests of two processes, the second of which missed a broadcast."""
 
-    def wrap(rate: Any) -> Any:
-        return lambda learning, step: rate(learning, step) * (by if step >= at else 1.0)
+    def __init__(self, prepared: Prepared) -> None:
+        self._flat = prepared.policy.flat
 
-    return lambda: swapped(learner, "learning_rate", wrap)
+    def before(self, run: Run) -> None:
+        """Open the run's event log."""
+        self._directory = RunDirectory(run.path)
+
+    def step(self, record: StepRecord) -> None:
+        """Write both digests of a step."""
+        first = self._flat.values.data[:1]
+        own = first.clone()
+        for process in (0, 1) if record.step else ():
+            first.copy_(own + process)
+            self._directory.event("digest", step=record.step, process=process, digest=digest(self._flat))
+        first.copy_(own)
+
+    def after(self, run: Run) -> None:
+        """Do nothing."""
 
 
-def _forgetful(load: Any) -> Any:
-    """A resume that restores the step and the place in the data, and not the weights."""
+def _jumping(rate: Any) -> Any:
+    """Multiply the rate by 100 in the middle of the run."""
+    return lambda learning, step: rate(learning, step) * (100.0 if step >= 20 else 1.0)
 
-    def run(path: Any, policy: Any, optimizer: Any) -> Any:
+
+def _forgetful(restore: Any) -> Any:
+    """Restore the step and the place in the data, and not the weights."""
+
+    def run(path: Path, policy: Policy, optimizer: Optimizer) -> Any:
         before = policy.flat.values.data.clone()
-        state = load(path, policy, optimizer)
+        state = restore(path, policy, optimizer)
         policy.flat.values.data.copy_(before)
         return state
 
     return run
 
 
-def _two_processes(tell: Any) -> Any:
-    """A second process missed a broadcast; both write the fingerprints of their weights down after every step."""
-
-    def run(parts: Any, record: Any) -> Any:
-        flat = parts.policy.flat
-        for process in (0, 1) if record.step else ():
-            with torch.no_grad():
-                flat.values.data[0] += process
-                parts.directory.event("digest", step=record.step, process=process, digest=digest(flat))
-                flat.values.data[0] -= process
-        return tell(parts, record)
-
-    return run
-
-
 FAULTS = (
-    of_plant("run.ranks-diverge", lambda: swapped(loop, "tell_observers", _two_processes)),
-    Fault("run.collapsed", (Strength("rate × 100 at step 20", _jumping(20, 100.0)),), steps=40, seeds=2,
+    Fault("run.ranks-diverge", (Strength("planted", observers=lambda prepared: [TwoProcesses(prepared)]),)),
+    Fault("run.collapsed", (Strength("rate × 100 at step 20", learner(schedule=_jumping)),), steps=40, seeds=2,
           also=("optimizer.lr-large",)),
-    of_plant("run.resume-jump", lambda: swapped(loop, "load_checkpoint", _forgetful),
-             {"learning.lr": 5e-4, "checkpoints.every": 25}, steps=45, seeds=2),
+    of_parts("run.resume-jump", wrapped(restore=_forgetful), {"learning.lr": 5e-4, "checkpoints.every": 25}, steps=45,
+             seeds=2, resumed_at=25),
 )  # fmt: skip
-RESUMED_AT = {"run.resume-jump": 25}
-"""Faults of resuming: the step at which the run is interrupted."""

@@ -1,67 +1,137 @@
-"""The sampler's side: old weights, some weights, a stale cache, another arithmetic."""
+"""The sampler's side: old weights, some weights, a stale cache, other arithmetic."""
 
-import copy
+from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.faults.fault import Fault, Strength, of_plant
-from benchmarks.faults.planted.known import known
-from tests.doctor.planted_faults import swapped
+from benchmarks.faults.fault import Alter, Fault, Strength, of_parts, policy, wrapped
+from torch import Tensor
+from torch.nn import functional
 
 from uptrend.policy.policy import Policy
 from uptrend.rollout.inprocess import InProcessSampler
-from uptrend.training import loop
+from uptrend.rollout.sampler import Extension, Limits, Sampler
 
 
-def _lagging(steps: int) -> Any:
-    """A sampler that is given the weights of some updates ago."""
+class SamplerWrapper:
+    """Sampler that passes everything on; subclasses spoil one method."""
 
-    def wrap(sampler: Any) -> Any:  # noqa: ARG001
-        def make(policy: Policy) -> Any:
-            model = copy.deepcopy(policy.model).requires_grad_(False)
-            late = InProcessSampler(replace(policy, model=model, reference=None))
-            queue: list[tuple[int, dict[str, torch.Tensor]]] = []
-            load = late.load
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
 
-            def behind(tensors: Any, version: int) -> None:  # noqa: ARG001
-                queue.append((version, {n: p.detach().clone() for n, p in policy.model.named_parameters()}))
-                if len(queue) > steps:
-                    number, state = queue.pop(0)
-                    with torch.no_grad():
-                        for name, weight in model.named_parameters():
-                            weight.copy_(state[name])
-                    load((), number)
+    async def extend(self, stream: int, ids: Sequence[int], limits: Limits, seed: int) -> Extension:
+        """See Sampler."""
+        return await self._sampler.extend(stream, ids, limits, seed)
 
-            late.load = behind  # type: ignore[method-assign]
-            return late
+    def release(self, stream: int) -> None:
+        """See Sampler."""
+        self._sampler.release(stream)
 
-        return make
-
-    return lambda: swapped(loop, "InProcessSampler", wrap)
+    def load(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """See Sampler."""
+        self._sampler.load(tensors, version)
 
 
-def _rough(spread: float) -> Any:
-    """The sampler's arithmetic is not the learner's: its log-probabilities are off by noise."""
+class Deaf(SamplerWrapper):
+    """Never loads: its fused copy of the weights is not renewed."""
 
-    def wrap(finish: Any) -> Any:
-        chance = np.random.default_rng(0)
+    def load(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Ignore new weights."""
 
-        def run(self: Any, stream: Any, ids: Any, logprobs: Any, budget: int, limits: Any) -> Any:
-            noise = chance.normal(0, spread, np.shape(logprobs)).astype(np.float32)
-            return finish(self, stream, ids, np.minimum(logprobs + noise, 0), budget, limits)
 
-        return run
+class Detached(SamplerWrapper):
+    """Server with weights of its own, `behind` updates late, that leaves out tensors with a word of `without`."""
 
-    return lambda: swapped(InProcessSampler, "_finish", wrap)
+    def __init__(self, trained: Policy, behind: int = 0, without: tuple[str, ...] = ()) -> None:
+        self._trained, self._model = trained.model, deepcopy(trained.model).requires_grad_(False)
+        self._behind, self._without = behind, without
+        self._sent: list[tuple[int, dict[str, Tensor]]] = []
+        super().__init__(InProcessSampler(replace(trained, model=self._model, reference=None)))
 
+    def load(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Take the weights that were current `behind` calls ago."""
+        self._sent.append((version, {n: p.detach().clone() for n, p in self._trained.named_parameters()}))
+        if len(self._sent) > self._behind:
+            version, state = self._sent.pop(0)
+            with torch.no_grad():
+                for name, weight in self._model.named_parameters():
+                    if not any(word in name for word in self._without):
+                        weight.copy_(state[name])
+            self._sampler.load(tensors, version)
+
+
+class Frozen(Detached):
+    """Server that takes note of new versions and keeps the base model."""
+
+    def load(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Take the number, and not the weights."""
+        self._sampler.load(tensors, version)
+
+
+class PrefixCaching(InProcessSampler):
+    """Sampler with a prefix cache that no new weights empty."""
+
+    def __init__(self, trained: Policy) -> None:
+        super().__init__(trained)
+        self._kept: dict[tuple[int, ...], tuple[Tensor, Tensor, Tensor]] = {}
+
+    def read_contexts(self, ids_ut: Tensor, lengths_u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Take what is known of a context from the cache, whatever weights computed it."""
+        out = super().read_contexts(ids_ut, lengths_u)
+        for u, (ids, width) in enumerate(zip(ids_ut.tolist(), lengths_u.tolist(), strict=True)):
+            own = out[0][u], out[1][:, u, :, :width], out[2][:, u, :, :width]
+            kept = self._kept.setdefault(tuple(ids[:width]), (own[0].clone(), own[1].clone(), own[2].clone()))
+            for place, value in zip(own, kept, strict=True):
+                place.copy_(value)
+        return out
+
+
+class Rough(SamplerWrapper):
+    """Sampler whose arithmetic is not the learner's: its log-probabilities are off by noise."""
+
+    def __init__(self, sampler: Sampler, spread: float) -> None:
+        super().__init__(sampler)
+        self._spread, self._random = spread, np.random.default_rng(0)
+
+    async def extend(self, stream: int, ids: Sequence[int], limits: Limits, seed: int) -> Extension:
+        """Add noise to the log-probabilities."""
+        said = await super().extend(stream, ids, limits, seed)
+        noise = self._random.normal(0, self._spread, len(said.logprobs)).astype(np.float32)
+        return replace(said, logprobs=np.minimum(said.logprobs + noise, 0))
+
+
+class DropoutOn(Policy):
+    """Policy with dropout that stays on while learning."""
+
+    def hidden(self, *given: Any, reference: bool = False) -> Tensor:
+        """Drop a tenth of the hidden states."""
+        return functional.dropout(super().hidden(*given, reference=reference), 0.1, torch.is_grad_enabled())
+
+
+def sampler(make: Callable[[Policy], Sampler]) -> Alter:
+    """Sample with another sampler."""
+    return wrapped(sampler=lambda _: make)
+
+
+def _rough(spread: float) -> Alter:
+    return sampler(lambda trained: Rough(InProcessSampler(trained), spread))
+
+
+frozen = sampler(Frozen)
+"""The inference server serves the base model throughout."""
 
 FAULTS = (
-    Fault("sync.stale-weights", (known("weights-not-sent"), known("copy-not-renewed"))),
-    Fault("sync.partial", (known("mlp-not-sent"),)),
-    Fault("sync.prefix-cache", (known("prefix-cache"),)),
-    of_plant("sync.off-policy", _lagging(4), {"learning.lr": 5e-4}, steps=12, also=("sync.stale-weights",)),
+    Fault("sync.stale-weights", (
+        Strength("weights-not-sent", frozen, probe="synchronize"),
+        Strength("copy-not-renewed", sampler(lambda trained: Deaf(InProcessSampler(trained))), probe="synchronize"))),
+    Fault("sync.partial", (Strength("mlp-not-sent", sampler(
+        lambda trained: Detached(trained, without=("gate_proj", "up_proj"))), probe="synchronize"),)),
+    Fault("sync.prefix-cache", (Strength("prefix-cache", sampler(PrefixCaching), probe="synchronize"),)),
+    of_parts("sync.off-policy", sampler(lambda trained: Detached(trained, behind=4)), {"learning.lr": 5e-4}, steps=12,
+             also=("sync.stale-weights",)),
     Fault("precision.mismatch", (Strength("0.6 nats", _rough(0.6)), Strength("0.25 nats", _rough(0.25)))),
-    Fault("policy.dropout-on", (known("dropout-on"),)),
-)
+    Fault("policy.dropout-on", (Strength("dropout-on", policy(DropoutOn), probe="dropout"),)),
+)  # fmt: skip

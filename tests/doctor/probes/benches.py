@@ -1,8 +1,11 @@
-"""Benches for tests: a recipe's parts, and what all probes say of them."""
+"""Benches for tests: a recipe's parts, some of them replaced, and the probes' results on them."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from benchmarks.faults.fault import Alter, unaltered
 
 from uptrend.config import load_config
 from uptrend.doctor.probes import PROBES
@@ -17,13 +20,20 @@ CHEAP = tuple(name for name, probe in PROBES.items() if probe.cheap)
 ALL = tuple(name for name, probe in PROBES.items() if not probe.full)
 
 
-def bench_of(recipe: str | dict[str, Any], *overrides: str, groups: int = 4) -> Bench:
-    """A recipe of the repository, or a table, small."""
+def bench_of(
+    recipe: str | dict[str, Any],
+    *overrides: str,
+    groups: int = 4,
+    settings: Mapping[str, Any] | None = None,
+    alter: Alter = unaltered,
+) -> Bench:
+    """Make a small bench of a recipe of the repository or of a table; `alter` replaces its parts."""
     source = RECIPES / recipe if isinstance(recipe, str) else recipe
-    prepared = prepare(load_config(source, [*SMALL, *overrides]))
-    return Bench(prepared.config, prepared.policy, prepared.pool, prepared.held_out, groups)
+    given = [f"{key}={json.dumps(value)}" for key, value in (settings or {}).items()]
+    p = alter(prepare(load_config(source, [*SMALL, *overrides, *given])))
+    return Bench(p.config, p.policy, p.pool, p.held_out, groups, p.components)
 
 
 def ask(bench: Bench, names: Sequence[str] = ALL) -> list[Result]:
-    """Every result."""
+    """Ask probes; return every result."""
     return list(run_probes(bench, names))

@@ -1,35 +1,32 @@
-"""Scripted cheaters: paid by nobody who scores well, and told apart by whether they said the answer."""
+"""Scripted cheaters: a sound scorer pays none, and those that are paid are told apart by what they said."""
 
 import random
 import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from doctor.planted_faults import swapped
+from benchmarks.faults.fault import Alter, unaltered
+from benchmarks.faults.planted.reward import graded
+
 from doctor.probes.benches import ask, bench_of
 from uptrend.doctor.probes.result import Result
-from uptrend.records import Reward
-from uptrend.tasks.arithmetic.play import OneTurn
+from uptrend.records import Reward, Task
 
 
-def cheat(tiny_folder: str) -> Result:
-    (result,) = ask(bench_of("tiny.toml", f"model.name={tiny_folder}"), ["cheater"])
+def cheat(tiny_folder: str, alter: Alter = unaltered) -> Result:
+    (result,) = ask(bench_of("tiny.toml", f"model.name={tiny_folder}", alter=alter), ["cheater"])
     return result
 
 
-def scoring(trend_of: Callable[[str, str], bool]) -> Any:
-    """Answers are judged so, and only so."""
+def scoring(is_right: Callable[[str, str], bool]) -> Alter:
+    """Judge answers so, and only so."""
 
-    def wrap(_: Any) -> Any:
-        async def score(self: OneTurn) -> Reward:
-            right = trend_of(self._said, self._task.answer)
-            return Reward.of("judged", float(right), 0.0, 1.0, right)
+    def judge(_: Reward, said: str, task: Task) -> Reward:
+        right = is_right(said, task.answer)
+        return Reward.of("judged", float(right), 0.0, 1.0, right)
 
-        return score
-
-    return swapped(OneTurn, "score", wrap)
+    return graded(judge)
 
 
 def test_a_sound_scorer_pays_no_cheater(tiny_folder: str) -> None:
@@ -38,8 +35,7 @@ def test_a_sound_scorer_pays_no_cheater(tiny_folder: str) -> None:
 
 
 def test_a_scorer_that_looks_anywhere_pays_who_says_everything(tiny_folder: str) -> None:
-    with scoring(lambda said, answer: answer in said.split()):
-        result = cheat(tiny_folder)
+    result = cheat(tiny_folder, scoring(lambda said, answer: answer in said.split()))
     (finding,) = result.findings
     assert (finding.id, finding.severity) == ("reward.hackable", "critical")
     assert (finding.evidence[0].text, finding.evidence[1].value) == (result.figure, 1.0)
@@ -47,8 +43,7 @@ def test_a_scorer_that_looks_anywhere_pays_who_says_everything(tiny_folder: str)
 
 
 def test_a_scorer_that_matches_patterns_can_be_reached(tiny_folder: str) -> None:
-    with scoring(lambda said, answer: bool(re.search(said, answer))):
-        (finding,) = cheat(tiny_folder).findings
+    (finding,) = cheat(tiny_folder, scoring(lambda said, answer: bool(re.search(said, answer)))).findings
     assert finding.id == "task.evaluator-exposed"
     assert "'.*'" in finding.evidence[1].text
 
@@ -56,17 +51,11 @@ def test_a_scorer_that_matches_patterns_can_be_reached(tiny_folder: str) -> None
 def test_luck_and_failures_of_the_scorer_are_not_cheating(tiny_folder: str) -> None:
     chance = random.Random(0)
 
-    def noisy(score: Any) -> Any:
-        async def run(self: OneTurn) -> Reward:
-            reward: Reward = await score(self)
-            return replace(reward, total=1.0, correct=True) if chance.random() < 1 / 3 else reward
+    def lucky(reward: Reward, _: str, __: Task) -> Reward:
+        return replace(reward, total=1.0, correct=True) if chance.random() < 1 / 3 else reward
 
-        return run
-
-    with swapped(OneTurn, "score", noisy):
-        assert cheat(tiny_folder).findings == ()
-    with scoring(lambda *_: bool(1 / 0)):
-        assert cheat(tiny_folder).findings == ()
+    assert cheat(tiny_folder, graded(lucky)).findings == ()
+    assert cheat(tiny_folder, scoring(lambda *_: bool(1 / 0))).findings == ()
 
 
 def test_a_taskset_without_cheaters_is_not_asked(llama_folder: Path) -> None:

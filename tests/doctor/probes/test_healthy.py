@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
+from benchmarks.faults.planted import FAULTS
 
-from doctor.planted_faults import PLANTED_FAULTS
 from doctor.probes.benches import ALL, CHEAP, ask, bench_of
 from small_musique import write_questions, write_small
 from uptrend.config import load_config
@@ -69,10 +69,8 @@ def test_questions_with_tools_get_no_warning(musique: dict[str, Any]) -> None:
     assert "run out unpaid, 0 of 16 of the expert's" in results["paid"].figure
 
 
-@pytest.mark.parametrize("name", ["tools-trained", "attention-blind", "stop-untrained"])
-def test_a_fault_is_named_first_where_there_are_tools(name: str, musique: dict[str, Any]) -> None:
-    plant = PLANTED_FAULTS[name]
-    with plant.plant():
-        findings = differential(ask(bench_of(musique, *plant.needs), CHEAP))
-    assert findings[0].id == plant.id, [(f.id, f.summary) for f in findings]
+@pytest.mark.parametrize("id", ["mask.tool-trained", "mask.attention-blind", "mask.stop-untrained"])
+def test_a_fault_is_named_first_where_there_are_tools(id: str, musique: dict[str, Any]) -> None:
+    findings = differential(ask(bench_of(musique, alter=FAULTS[id].strengths[0].alter), CHEAP))
+    assert findings[0].id == id, [(f.id, f.summary) for f in findings]
     assert findings[0].severity == "critical"

@@ -1,20 +1,23 @@
 """Each planted fault is named first, by the probe that looks for it."""
 
 import pytest
+from benchmarks.faults.fault import Strength
+from benchmarks.faults.planted import FAULTS
 
-from doctor.planted_faults import PLANTED_FAULTS
 from doctor.probes.benches import CHEAP, ask, bench_of
 from uptrend.doctor.probes.run import differential
 
+PROBED = [(fault.id, s) for fault in FAULTS.values() for s in fault.strengths if s.probe]
+LR_HUGE = ("optimizer.lr-large", Strength("lr 50", settings={"learning.lr": 50}, probe="step-size"))
 
-@pytest.mark.parametrize("name", [name for name, plant in PLANTED_FAULTS.items() if not plant.tools])
-def test_a_planted_fault_is_named_first(name: str, tiny_folder: str) -> None:
-    plant = PLANTED_FAULTS[name]
-    with plant.plant():
-        bench = bench_of("tiny.toml", f"model.name={tiny_folder}", *plant.needs)
-        results = ask(bench, [*CHEAP, plant.probe] if plant.probe else CHEAP)
+
+@pytest.mark.parametrize(("id", "fault"), [pytest.param(*given, id=given[1].name) for given in [*PROBED, LR_HUGE]])
+def test_a_planted_fault_is_named_first(id: str, fault: Strength, tiny_folder: str) -> None:
+    bench = bench_of("tiny.toml", f"model.name={tiny_folder}", settings=fault.settings, alter=fault.alter)
+    results = ask(bench, list(dict.fromkeys([*CHEAP, fault.probe])))
     findings = differential(results)
     assert findings, [r.figure for r in results]
-    assert (findings[0].id, findings[0].severity != "note") == (plant.id, True), [
+    assert (findings[0].id, findings[0].severity != "note") == (id, True), [
         (f.id, f.severity, f.summary) for f in findings
     ]
+    assert next(r.name for r in results if id in [f.id for f in r.findings]) == fault.probe

@@ -13,11 +13,11 @@ import pytest
 from questions import OFFICIAL, ROW, row, write_rows
 
 from uptrend.config import load_config
-from uptrend.records import ConfigError, TasksetError, tasks_hash
+from uptrend.records import ConfigError, Message, Task, TasksetError, tasks_hash
 from uptrend.tasks.checks import Check
 from uptrend.tasks.musique import expert
 from uptrend.tasks.musique.hub import HubSource, read_sources
-from uptrend.tasks.musique.reply import Reply, read_reply
+from uptrend.tasks.musique.play import QuestionPlay
 from uptrend.tasks.musique.retrieval import extra
 from uptrend.tasks.musique.rows import documents_of, to_task
 from uptrend.tasks.musique.taskset import RETRIEVERS, Musique, MusiqueOptions
@@ -245,14 +245,26 @@ def test_validate_proves_the_world_and_reports_each_ceiling() -> None:
     assert found["cheaters stay below it"].figure == "0 of 20 do"
 
 
-@pytest.mark.slow
-def test_a_reader_that_takes_the_first_of_many_answers_pays_a_cheater(monkeypatch: pytest.MonkeyPatch) -> None:
-    def first(text: str) -> Reply:
-        found = re.findall("<answer>(.*?)</answer>", text)
-        return replace(read_reply(text), answer=found[0] if found else None)
+class FirstAnswer(QuestionPlay):
+    """Play that takes the first of many answers."""
 
-    monkeypatch.setattr("uptrend.tasks.musique.play.read_reply", first)
-    found = checks_by_name(validate(lambda: make(retriever="golden"), 20, 5, limit=4))["cheaters stay below it"]
+    async def respond(self, message: Message) -> Any:
+        replies = await super().respond(message)
+        if found := re.findall("<answer>(.*?)</answer>", message.content):
+            self.reply = replace(self.reply, answer=found[0])
+        return replies
+
+
+class FirstAnswers(Musique):
+    """Questions whose first answer counts."""
+
+    def open(self, task: Task, seed: int) -> FirstAnswer:
+        return FirstAnswer(**vars(super().open(task, seed)))
+
+
+def test_a_reader_that_takes_the_first_of_many_answers_pays_a_cheater() -> None:
+    report = validate(lambda: FirstAnswers(MusiqueOptions(retriever="golden"), 0), 20, 5, limit=4)
+    found = checks_by_name(report)["cheaters stay below it"]
     assert (found.passed, found.figure.partition(":")[0]) == (False, "4 of 8 do")
 
 

@@ -37,8 +37,9 @@ class SubprocessRecorder:
 
     def __init__(
         self, hear: Callable[[dict[str, Any]], None], failed: Callable[[str, Exception], None],
-        trouble: Callable[[str], None],
+        trouble: Callable[[str], None], *, patience: float = PATIENCE, deadline: float = DEADLINE,
     ) -> None:  # fmt: skip
+        self._patience, self._deadline = patience, deadline
         self._hear, self._failed, self._trouble = hear, failed, trouble
         self._jobs: queue.Queue[Job | None] = queue.Queue(WAITING)
         self._open: set[int] = set()
@@ -60,19 +61,21 @@ class SubprocessRecorder:
         if self._gone.is_set():
             return
         try:
-            self._jobs.put((kind, make), timeout=0.001 if self._stands_still else PATIENCE)
+            self._jobs.put((kind, make), timeout=0.001 if self._stands_still else self._patience)
             self._stands_still = False
         except queue.Full:
             if not self._stands_still:
-                self._trouble(f"the process that records has taken nothing for {PATIENCE:g} s; steps are left out")
+                self._trouble(
+                    f"the process that records has taken nothing for {self._patience:g} s; steps are left out"
+                )
             self._stands_still = True
 
     def close(self) -> list[int]:
         """Let it write the rest, with a deadline; the steps that were handed over but never written come back."""
         self._is_over = True
-        until = time.monotonic() + DEADLINE
+        until = time.monotonic() + self._deadline
         with contextlib.suppress(queue.Full):
-            self._jobs.put(None, timeout=DEADLINE)
+            self._jobs.put(None, timeout=self._deadline)
         self._threads[0].join(max(0.0, until - time.monotonic()))
         if self._process is not None:
             try:

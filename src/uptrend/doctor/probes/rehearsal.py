@@ -1,4 +1,4 @@
-"""A step's gradient without a step: in one pass, and in micro-batches of a few rollouts each.
+"""A step's gradient without a step: in one pass, and in micro-batches of one rollout each.
 
 Two probes look at it: whether the same forward gives the same twice, and whether gradients add up.
 """
@@ -52,7 +52,7 @@ def _rehearse(bench: Bench) -> Rehearsed:
     longest = max(len(line.ids) for line in exp.lines)
     caught = Caught(bench.policy)
     seen = []
-    for tokens in (1 << 30, 3 * longest):
+    for tokens in (1 << 30, longest):  # one row per micro-batch: rows that share a prompt might all fit into more
         learner = bench.components.learner(bench.policy, cast(Optimizer, caught), _alone(bench.config, tokens))
         update = learner.update(exp, advantages_b, 1, old_bs=None, reference_bs=None)
         seen.append(update.learner_bs)

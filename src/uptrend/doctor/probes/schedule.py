@@ -1,6 +1,4 @@
-"""How much learning rate a run has in all: a warm-up or a decay can eat it."""
-
-import importlib
+"""Total learning rate of a run: a warm-up or a decay can eat it."""
 
 from uptrend.doctor.probes.bench import HIGH, WARNING, Bench
 from uptrend.doctor.probes.result import Result, told
@@ -10,10 +8,9 @@ LITTLE = 0.3
 
 
 def probe(bench: Bench) -> Result:
-    """Σ lr over the planned steps, against a constant one."""
+    """Compare Σ lr over the planned steps with a constant rate."""
     learning = bench.config.learning
-    rate = importlib.import_module("uptrend.training.learner").learning_rate  # the one that the learner asks
-    rates = [rate(learning, step) for step in range(1, learning.steps + 1)]
+    rates = [bench.learner.rate(step) for step in range(1, learning.steps + 1)]
     share = sum(rates) / (learning.lr * learning.steps)
     figure = f"Σ lr is {share:.0%} of {learning.steps} steps at {learning.lr:g} (largest {max(rates):.2g})"
     if share >= LITTLE:

@@ -39,7 +39,16 @@ class _Child:
 class LocalWorkers:
     """Processes of this machine."""
 
-    def __init__(self, at_once: int | None = None, keep_checkpoints: bool = False) -> None:
+    def __init__(
+        self,
+        at_once: int | None = None,
+        keep_checkpoints: bool = False,
+        *,
+        cores: Callable[[], int] = machine.cores,
+        free_gib: Callable[[bool], dict[str, float]] = machine.free_gib,
+        look: float = LOOK,
+    ) -> None:
+        self._cores, self._free_gib, self._look = cores, free_gib, look
         self.at_once = at_once
         self.keep_checkpoints = keep_checkpoints
         self._need: float | None = None
@@ -54,10 +63,10 @@ class LocalWorkers:
         """Make the runs that are wanted when their turn comes, and tell of each that ended; closing it stops them."""
         waiting = deque(_Child(planned, None, 0.0) for planned in planned_runs)
         running: list[_Child] = []
-        looked = -LOOK
+        looked = -self._look
         try:
             while waiting or running:
-                if waiting and time.monotonic() >= looked + LOOK:
+                if waiting and time.monotonic() >= looked + self._look:
                     while waiting and (there := self._begin(waiting, running, launcher, wanted, watch)) is not False:
                         if isinstance(there, Outcome):
                             yield there
@@ -68,7 +77,7 @@ class LocalWorkers:
                     if (told := self._ended(child, waiting)) is not None:
                         yield told
                 if ended:
-                    looked = -LOOK
+                    looked = -self._look
                 elif running:
                     watch.tick()
                     time.sleep(POLL)
@@ -113,22 +122,28 @@ class LocalWorkers:
         """Where one more run would fit: a GPU's name, or '' for the machine's memory; none where it would not."""
         own = [child for child in running if child.process is not None]
         if self.at_once is not None:
-            return _least_used(planned, own) if len(own) < self.at_once else None
+            return self._least_used(planned, own) if len(own) < self.at_once else None
         if not own:
-            return _least_used(planned, own)
+            return self._least_used(planned, own)
         threads = max(1, int(planned.config["compute"]["threads"]))
-        if (len(own) + 1) * threads > machine.cores():
+        if (len(own) + 1) * threads > self._cores():
             return None
         needs = {child.planned.hash: machine.need_gib(child.planned) for child in own}
         self._need = max((need for need in (self._need, *needs.values()) if need is not None), default=None)
         if self._need is None:
             return None
-        free = machine.free_gib(machine.uses_gpu(planned))
+        free = self._free_gib(machine.uses_gpu(planned))
         for child in own:  # a run before its first step has not taken its share yet
             if needs[child.planned.hash] is None and child.place in free:
                 free[child.place] -= self._need
         place = max(free, key=lambda name: free[name], default=None)
         return place if place is not None and free[place] >= self._need else None
+
+    def _least_used(self, planned: PlannedRun, running: Sequence[_Child]) -> str:
+        """Return the GPU with the fewest of our runs; '' where there is nothing to choose."""
+        places = list(self._free_gib(True)) if machine.uses_gpu(planned) else []
+        used = [child.place for child in running]
+        return min(places, key=used.count, default="")
 
     def _ended(self, child: _Child, waiting: "deque[_Child]") -> Outcome | None:
         """What became of it; none where it is to be begun again."""
@@ -142,13 +157,6 @@ class LocalWorkers:
         if told.status == "finished" and not self.keep_checkpoints:
             tidy(child.planned)
         return told
-
-
-def _least_used(planned: PlannedRun, running: Sequence[_Child]) -> str:
-    """Of several GPUs the one with the fewest of our runs; '' where there is nothing to choose."""
-    places = list(machine.free_gib(True)) if machine.uses_gpu(planned) else []
-    used = [child.place for child in running]
-    return min(places, key=used.count, default="")
 
 
 def _start(planned: PlannedRun, launcher: Launcher, place: str) -> "subprocess.Popen[bytes]":
