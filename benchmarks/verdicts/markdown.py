@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from uptrend.records import wilson
+from uptrend.stats.intervals import wilson
 
 
 def percent(share: float) -> str:

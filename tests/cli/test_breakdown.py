@@ -6,18 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from scipy import stats
 
 from synthetic import rollout_of
-from uptrend.cli.breakdown import Breakdown, Mean, bootstrap, break_down, breakdown_table, has_parts
+from uptrend.cli.breakdown import Breakdown, Mean, break_down, breakdown_table, has_parts
 from uptrend.cli.examples import example
 from uptrend.cli.main import main
 from uptrend.cli.wording import terminal
-from uptrend.records import Ending, Message, Part, Reward, Rollout, ToolCall, wilson
+from uptrend.records import Ending, Message, Part, Reward, Rollout, ToolCall
 from uptrend.runner.eval_tasks import prepare
+from uptrend.stats.intervals import wilson
 from uptrend.tasks.musique.atlas import AtlasOptions, rows
 
 Say = Callable[..., tuple[str, str]]
@@ -67,19 +66,6 @@ def test_where_nothing_was_scored() -> None:
     assert everything.correct == Mean(0.0, *wilson(0, 2))
     assert not has_parts([row, everything])
     assert json.loads(json.dumps(row.plain()))["reward"] is None
-
-
-@pytest.mark.parametrize("count", [5, 40, 400])
-def test_the_bootstrap_is_scipys(count: int) -> None:
-    values = np.random.default_rng(count).beta(0.5, 0.5, count)
-    low, high = bootstrap(values)
-    theirs = stats.bootstrap(
-        (values,), np.mean, n_resamples=2_000, method="percentile", rng=np.random.default_rng(1)
-    ).confidence_interval
-    error = values.std() / count**0.5
-    assert low == pytest.approx(theirs.low, abs=0.15 * error)  # 2,000 draws place a bound within a tenth of an error
-    assert high == pytest.approx(theirs.high, abs=0.15 * error)
-    assert bootstrap(values) == (low, high)
 
 
 def test_the_table_has_a_column_a_family(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from uptrend.records import Run, mcnemar
+from uptrend.records import Run
 from uptrend.runner.runs import train
+from uptrend.stats.comparison import mcnemar
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "tiny.toml"
 

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
-from uptrend.records import Rollout, wilson
+from uptrend.records import Rollout
+from uptrend.stats.intervals import bootstrap_mean, wilson
 
 ALL = "all"
 """The row over all families."""
-DRAWS = 2_000
 
 
 @dataclass(frozen=True)
@@ -65,14 +65,6 @@ def break_down(rollouts: Sequence[Rollout]) -> list[Breakdown]:
     return [*rows, _row(ALL, rollouts, fractions)]
 
 
-def bootstrap(values: NDArray[np.float64]) -> tuple[float, float]:
-    """The 95% interval of a mean; the same values always give the same."""
-    chance = np.random.default_rng(0)
-    means = [values[chance.integers(len(values), size=len(values))].mean() for _ in range(DRAWS)]
-    low, high = np.quantile(means, (0.025, 0.975))
-    return float(low), float(high)
-
-
 def has_parts(rows: Iterable[Breakdown]) -> bool:
     """Whether rewards are made of several parts, so that there is something to break down."""
     return any(len(row.parts) > 1 for row in rows)
@@ -110,7 +102,7 @@ def _row(family: str, rollouts: Sequence[Rollout], fractions: frozenset[str]) ->
 
 
 def _mean(values: NDArray[np.float64], *, is_fraction: bool) -> Mean:
-    low, high = wilson(int(values.sum()), len(values)) if is_fraction else bootstrap(values)
+    low, high = wilson(int(values.sum()), len(values)) if is_fraction else bootstrap_mean(values)
     return Mean(float(values.mean()) if len(values) else 0.0, low, high)
 
 

@@ -75,8 +75,7 @@ class Scored:
 
     def plain(self) -> dict[str, Any]:
         """As --json prints it."""
-        low, high = self.held.interval
-        facts = {"target": self.target, "accuracy": self.held.accuracy, "low": low, "high": high, "hash": self.hash}
+        facts = {"target": self.target, "accuracy": self.held.accuracy, "hash": self.hash}
         return {**vars(self.held), **facts, "breakdown": [row.plain() for row in self.breakdown]}
 
 
@@ -108,10 +107,9 @@ def score(
 def tell(scored: Scored) -> None:
     """Print the figures for people."""
     held = scored.held
-    low, high = held.interval
     typer.echo(
         f"{scored.target}: {held.accuracy:.1%} of {held.tasks} held-out tasks "
-        f"(95% interval {low:.1%} to {high:.1%}), {scored.seconds:.1f} s"
+        f"(95% interval {held.low:.1%} to {held.high:.1%}), {scored.seconds:.1f} s"
     )
     if has_parts(scored.breakdown):
         terminal().print(breakdown_table(scored.breakdown))

@@ -11,11 +11,11 @@ import numpy as np
 from uptrend.doctor.collapse import find_collapse
 from uptrend.doctor.curves import LEVEL, REWARD, course, dead_groups, height, rollout_spread
 from uptrend.doctor.held_out import held_out_change
-from uptrend.doctor.statistics.trend import TrendTest as Line
-from uptrend.doctor.statistics.trend import measure_trend
 from uptrend.records import RunView, Trend
 from uptrend.records.finding import TrendKind
 from uptrend.records.view import Floats
+from uptrend.stats.trend import TrendTest as Line
+from uptrend.stats.trend import measure_trend
 
 FEWEST_POINTS = 20
 """Without a trend, fewer points than this say nothing: a tenth of the steps of a short run."""

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from uptrend.records import LabError, Measured, Run, pass_at_k
+from uptrend.records import LabError, Measured, Run
+from uptrend.stats.intervals import pass_at_k
 
 METRICS = ("eval/accuracy", "eval/reward", "eval/part/NAME", "eval/pass@K")
 """What is measured on the held-out tasks after the last step; words in capitals stand for a name or a number."""

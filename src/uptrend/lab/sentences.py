@@ -3,13 +3,11 @@
 from uptrend.lab.foresee import tasks_to_decide
 from uptrend.lab.pairs import Pairs
 from uptrend.lab.rules import has_own_criteria, towards
-from uptrend.lab.statistics.crossed import mean_squares
-from uptrend.lab.statistics.paired import apart, likely_deviation, spread_of
-from uptrend.lab.statistics.signflip import fewest_seeds
 from uptrend.lab.units import amount, effect_text, interval_text, least_text, level_text, p_text
-from uptrend.records.evaluation import mcnemar
 from uptrend.records.hypothesis import Direction, Hypothesis, Status
 from uptrend.records.verdict import Comparison
+from uptrend.stats.comparison import fewest_seeds, mcnemar, outliers
+from uptrend.stats.intervals import likely_deviation, mean_squares, spread_of
 
 CLAIMED = {Direction.UP: "a rise", Direction.DOWN: "a fall", Direction.EITHER: "a difference"}
 
@@ -64,7 +62,7 @@ def _limits(pairs: Pairs, comparison: Comparison) -> list[str]:
             f"({least_text(comparison.sign_flip_least)} one-sided); {fewest_seeds(1 - comparison.level)} can reach "
             f"{least_text(1 - comparison.level)}."
         )
-    for index in apart(pairs.differences):
+    for index in outliers(pairs.differences):
         said.append(
             f"Seed {pairs.seeds[index]} stands apart from the others; look at its runs before you believe this."
         )

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from uptrend.lab.confidence import MANY_SEEDS
-from uptrend.lab.statistics.many import benjamini_hochberg
 from uptrend.lab.units import p_text
 from uptrend.records.finding import Confidence
 from uptrend.records.hypothesis import Status
 from uptrend.records.verdict import Comparison, Verdict
+from uptrend.stats.comparison import benjamini_hochberg
 
 RATE = 0.05
 """The share of false ones among the validated that is accepted."""

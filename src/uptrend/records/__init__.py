@@ -12,7 +12,7 @@ from uptrend.records.errors import (
     TasksetError,
     UptrendError,
 )
-from uptrend.records.evaluation import Evaluation, mcnemar, pass_at_k, wilson
+from uptrend.records.evaluation import Evaluation
 from uptrend.records.finding import (
     CannotTell,
     Confidence,
@@ -44,6 +44,5 @@ __all__ = [
     "Reward", "Rival", "Role", "Rollout", "Run", "RunDirectory", "RunLocked", "RunView", "Sequence", "Severity",
     "Source", "Status", "Task", "TasksetError", "Times", "Tool", "ToolCall", "Trend", "TrendKind", "UptrendError",
     "Verdict",
-    "from_lines", "mcnemar", "pass_at_k", "rollouts_of", "rollouts_table", "task_id", "tasks_hash", "to_pandas",
-    "to_polars", "view_of", "wilson",
+    "from_lines", "rollouts_of", "rollouts_table", "task_id", "tasks_hash", "to_pandas", "to_polars", "view_of",
 ]  # fmt: skip

@@ -175,9 +175,8 @@ def _line(
 def evaluate_held_out(parts: Parts, table: RolloutPlayer, recorder: Recorder, step: int) -> Evaluation:
     """Evaluate on the held-out tasks, and write down what came of it."""
     held, rollouts = evaluate(table, parts.held_out, step, parts.config)
-    low, high = held.interval
     line = {
-        "step": step, "accuracy": held.accuracy, "low": low, "high": high, "tasks": held.tasks,
+        "step": step, "accuracy": held.accuracy, "low": held.low, "high": held.high, "tasks": held.tasks,
         "correct": held.correct, "failed": held.failed, "reward": held.reward, "by_family": held.by_family,
         "parts": held.parts, "pass_at": {str(k): v for k, v in held.pass_at.items()}, "seconds": held.seconds,
         "time": time.time(), "hash": parts.held_out.hash,

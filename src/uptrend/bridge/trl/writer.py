@@ -14,7 +14,8 @@ from uptrend.bridge.trl.rollouts import Made, groups_of, make_rollouts
 from uptrend.bridge.trl.scale import RewardRange, Suspicion
 from uptrend.bridge.trl.step import Settings, TrlStep
 from uptrend.bridge.trl.voice import Upward
-from uptrend.records import Confidence, Evidence, RunDirectory, Severity, wilson
+from uptrend.records import Confidence, Evidence, RunDirectory, Severity
+from uptrend.stats.intervals import wilson
 
 CONSTANT = 5
 """Steps of one and the same reward after which a rejected gold answer is more than a suspicion."""

@@ -5,12 +5,11 @@ import math
 import numpy as np
 
 from uptrend.doctor.check import Outcome, finding
-from uptrend.doctor.curves import REWARD, rollout_spread
-from uptrend.doctor.statistics.power import points_for
-from uptrend.doctor.statistics.trend import measure_trend
+from uptrend.doctor.curves import LEVEL, REWARD, rollout_spread
 from uptrend.doctor.trend import FEWEST_POINTS, SMALLEST, trend_of
 from uptrend.records import CannotTell, Confidence, Evidence, RunView, Severity, Trend, TrendKind
 from uptrend.records.view import Floats
+from uptrend.stats.trend import measure_trend, points_for
 
 ID = "run.too-short"
 ENOUGH = 0.8
@@ -83,4 +82,4 @@ def _points_needed(values: Floats, smallest: float) -> int:
     if line is None or smallest <= 0:
         return 0
     # The noise of independent points that would give this trend its error.
-    return points_for(smallest, line.error * math.sqrt(len(values) / 12))
+    return points_for(smallest, line.error * math.sqrt(len(values) / 12), ENOUGH, LEVEL / 2)
