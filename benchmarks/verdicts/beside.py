@@ -3,11 +3,12 @@
 import math
 
 import numpy as np
-from benchmarks.verdicts.markdown import rate, table
+from benchmarks.verdicts.markdown import rate
 from benchmarks.verdicts.simulated import SHARED
 from scipy.special import ndtr
 
 from uptrend.records.view import Floats
+from uptrend.stats.formatting import markdown_table
 from uptrend.stats.intervals import chance_of_improvement, iqm_difference
 
 DEVIATION, EFFECT, OWN = 0.05, 0.05, 0.02
@@ -41,4 +42,4 @@ def beside_table(experiments: int) -> str:
         random = np.random.default_rng(seeds)
         found = np.array([covers(random, seeds) for _ in range(experiments)])
         rows.append([str(seeds), *(rate(column) for column in found.T)])
-    return table(HEADS, rows)
+    return markdown_table(HEADS, rows)

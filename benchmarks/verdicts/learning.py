@@ -1,9 +1,10 @@
 """Is it learning? The doctor's trend test on curves with autocorrelated noise."""
 
 import numpy as np
-from benchmarks.verdicts.markdown import rate, table
+from benchmarks.verdicts.markdown import rate
 
 from uptrend.records.view import Floats
+from uptrend.stats.formatting import markdown_table
 from uptrend.stats.trend import measure_trend
 
 STEPS = 200
@@ -36,4 +37,4 @@ def learning_table(count: int) -> str:
         ]
         rows.append([f"{rho:g}", *found[:2], f"{rise:g}", found[2]])
     heads = ["autocorrelation", "false at the end of 50 steps, %", "of 200, %", "rise, noise deviations", "found, %"]
-    return table(heads, rows)
+    return markdown_table(heads, rows)

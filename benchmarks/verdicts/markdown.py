@@ -1,7 +1,5 @@
 """Figures as Markdown: shares in percent with their 95% intervals, in tables."""
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,8 +15,3 @@ def rate(happened: NDArray[np.bool_]) -> str:
     """A share in percent with its 95% interval."""
     low, high = wilson(int(happened.sum()), len(happened))
     return f"{percent(float(happened.mean()))} ({percent(low)} to {percent(high)})"
-
-
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
-    return "\n".join(f"| {' | '.join(line)} |" for line in (heads, ["---"] * len(heads), *rows))

@@ -11,9 +11,9 @@ import pytest
 
 from synthetic import rollout_of
 from uptrend.cli.breakdown import Breakdown, Mean, break_down, breakdown_table, has_parts
+from uptrend.cli.console import terminal
 from uptrend.cli.examples import example
 from uptrend.cli.main import main
-from uptrend.cli.wording import terminal
 from uptrend.records import Ending, Message, Part, Reward, Rollout, ToolCall
 from uptrend.runner.eval_tasks import prepare
 from uptrend.stats.intervals import wilson

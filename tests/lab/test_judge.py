@@ -16,7 +16,7 @@ from uptrend.records import Confidence, Direction, Measured, Status
 FRESH = """
 import sys
 import uptrend.lab.judge
-print(sorted({"torch", "scipy", "matplotlib", "statsmodels"} & {name.partition(".")[0] for name in sys.modules}))
+print(sorted({"torch", "scipy.stats", "matplotlib", "statsmodels"} & sys.modules.keys()))
 """
 UP = [0.08, 0.05, 0.07, 0.06, 0.09, 0.04, 0.07, 0.05]
 FLAT = [0.01, -0.01, 0.0, 0.02, -0.02, 0.01, 0.0, -0.01]

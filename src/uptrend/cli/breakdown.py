@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from uptrend.records import Rollout
+from uptrend.stats.formatting import NONE, estimate
 from uptrend.stats.intervals import bootstrap_mean, wilson
 
 ALL = "all"
@@ -32,7 +33,7 @@ class Mean:
     """And where it ends."""
 
     def __str__(self) -> str:
-        return f"{self.mean:.3f} ({self.low:.2f}–{self.high:.2f})"
+        return estimate(self.mean, self.low, self.high, is_share=False)
 
 
 @dataclass(frozen=True)
@@ -114,4 +115,4 @@ def _fractions(rollouts: Sequence[Rollout]) -> frozenset[str]:
 
 
 def _cell(mean: Mean | None) -> str:
-    return "–" if mean is None else str(mean)
+    return NONE if mean is None else str(mean)

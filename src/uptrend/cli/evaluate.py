@@ -11,12 +11,13 @@ from typing import Annotated, Any
 import typer
 
 from uptrend.cli.breakdown import Breakdown, break_down, breakdown_table, has_parts
+from uptrend.cli.console import terminal
 from uptrend.cli.examples import check_place, write_rollouts
 from uptrend.cli.watched import watched
-from uptrend.cli.wording import terminal
 from uptrend.records import Evaluation, Rollout
 from uptrend.runner.eval_tasks import prepare
 from uptrend.runner.runs import load_for_eval
+from uptrend.stats.formatting import duration, percent, plural
 
 
 def command(
@@ -108,16 +109,16 @@ def tell(scored: Scored) -> None:
     """Print the figures for people."""
     held = scored.held
     typer.echo(
-        f"{scored.target}: {held.accuracy:.1%} of {held.tasks} held-out tasks "
-        f"(95% interval {held.low:.1%} to {held.high:.1%}), {scored.seconds:.1f} s"
+        f"{scored.target}: {percent(held.accuracy)} of {plural(held.tasks, 'held-out task')} "
+        f"(95% interval {percent(held.low)} to {percent(held.high)}), {duration(scored.seconds)}"
     )
     if has_parts(scored.breakdown):
         terminal().print(breakdown_table(scored.breakdown))
         typer.echo("Means over tasks, with 95% intervals.")
     else:
         for family, share in held.by_family.items():
-            typer.echo(f"  {family:14} {share:.1%}")
+            typer.echo(f"  {family:14} {percent(share)}")
     for k, share in held.pass_at.items():
-        typer.echo(f"  pass@{k:<9} {share:.1%}")
+        typer.echo(f"  pass@{k:<9} {percent(share)}")
     if held.failed:
         typer.echo(f"  {held.failed} could not be scored")

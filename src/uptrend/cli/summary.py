@@ -9,6 +9,7 @@ from uptrend.config import difference
 from uptrend.config.convert import nearest
 from uptrend.config.difference import flatten
 from uptrend.records import Evaluation, RecordError, Run
+from uptrend.stats.formatting import estimate
 
 CURVES = (
     "reward/mean",
@@ -49,7 +50,7 @@ class HeldOutSummary:
         return cls(e.step, e.accuracy, e.low, e.high, e.correct, e.tasks)
 
     def __str__(self) -> str:
-        return f"{100 * self.accuracy:.1f}% ({100 * self.low:.1f}–{100 * self.high:.1f})"
+        return estimate(self.accuracy, self.low, self.high)
 
 
 def open_run(named: str | Path, folder: Path = Path("runs")) -> Run:

@@ -8,7 +8,6 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from uptrend.records import Reward, Task, tasks_hash
-from uptrend.stats.trend import rank_correlation
 from uptrend.tasks.taskset import Script, Taskset
 
 NEAR = 1e-9
@@ -124,7 +123,9 @@ def same_tasks(first: Sequence[Task], second: Sequence[Task]) -> Check:
 
 
 def order(train: Sequence[Task]) -> Check:
-    """Neither easy tasks nor one family come first; difficulty is looked at by family, as it compares only there."""
+    """Check that neither easy tasks nor one family come first; difficulty is compared within a family."""
+    from uptrend.stats.trend import rank_correlation  # scipy only where tasks are checked: `tasks list` stays quick
+
     ranks = {f"difficulty of {name}": values for name, values in _difficulties(train).items()}
     ranks |= {f"being {name}": values for name, values in _memberships(train).items()}
     judged = {

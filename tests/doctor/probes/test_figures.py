@@ -1,6 +1,5 @@
 """The numbers behind the advice, against other ways to get them."""
 
-
 import numpy as np
 import pytest
 

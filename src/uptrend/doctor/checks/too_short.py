@@ -9,6 +9,7 @@ from uptrend.doctor.curves import LEVEL, REWARD, rollout_spread
 from uptrend.doctor.trend import FEWEST_POINTS, SMALLEST, trend_of
 from uptrend.records import CannotTell, Confidence, Evidence, RunView, Severity, Trend, TrendKind
 from uptrend.records.view import Floats
+from uptrend.stats.formatting import plural
 from uptrend.stats.trend import measure_trend, points_for
 
 ID = "run.too-short"
@@ -62,7 +63,7 @@ def _shows(smallest: float, power: float) -> str:
 
 def _told(values: Floats, smallest: float, power: float, trend: Trend) -> str:
     """How little so many points can show, and how many would do."""
-    count = f"{len(values)} point{'s' if len(values) != 1 else ''}"
+    count = plural(len(values), "point")
     if trend.power is None:
         return f"{count} of reward can't show a trend: {FEWEST_POINTS} are the least."
     shows = _shows(smallest, power)

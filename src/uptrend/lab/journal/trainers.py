@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from uptrend.doctor.report.wording import assignments
+from uptrend.stats.formatting import assignments
 
 NONE = "no setting of this name"
 TRAINERS = ("trl", "verifiers", "prime-rl")
