@@ -34,7 +34,7 @@ def test_of_a_harmful_arm_the_control_is_the_fix() -> None:
     page = to_page(WEIGHTS, verdict, entry, change, "h03-weights", "")
     assert "# fp32 instead of bf16" in page
     assert "| mean over 3 seeds | 21.0% | 36.0% |" in page
-    assert "| effect, 95% interval | | +1" in page  # what one gains who makes the change
+    assert "| effect, 95% interval |  | +1" in page  # what one gains who makes the change
     assert '`trainer.model.optimization_dtype = "float32"`' in page
     assert "## What else the catalogue says of `precision.update-underflow`" in page
 
@@ -116,7 +116,7 @@ def test_trl_has_these_arguments() -> None:
         ("sampling.size", 16, "prime-rl", "`orchestrator.group_size = 16`"),
         ("learning.scale", "none", "verifiers", "`scale_rewards = false` (GRPOConfig; RLConfig has none)"),
         ("learning.scale", "none", "prime-rl", f"{NONE} (its grpo never divides by the deviation)"),
-        ("model.weights", "bf16", "trl", "`model_init_kwargs = {'dtype': 'bfloat16'}`"),
+        ("model.weights", "bf16", "trl", '`model_init_kwargs = {"dtype": "bfloat16"}`'),
         ("learning.baseline", "mean", "trl", NONE),
         ("tasks.name", "mixed", "prime-rl", NONE),
     ],

@@ -15,7 +15,6 @@ from uptrend.bridge.trl.scale import RewardRange, Suspicion
 from uptrend.bridge.trl.step import Settings, TrlStep
 from uptrend.bridge.trl.voice import Upward
 from uptrend.records import Confidence, Evidence, RunDirectory, Severity
-from uptrend.stats.intervals import wilson
 
 CONSTANT = 5
 """Steps of one and the same reward after which a rejected gold answer is more than a suspicion."""
@@ -87,6 +86,10 @@ class Writer:
         self._voice.event("evaluation", step=step, reward=mean, tasks=len(rewards))
         if not known:
             return  # an accuracy that nobody can know is not made up
+        from uptrend.stats.intervals import (
+            wilson,
+        )  # scipy only where needed: this process starts fast
+
         low, high = wilson(sum(known), len(known))
         line = {
             "step": step, "accuracy": float(np.mean(known)), "low": low, "high": high, "tasks": len(known),
