@@ -81,7 +81,7 @@ def test_the_table_has_a_column_a_family(capsys: pytest.CaptureFixture[str]) -> 
         "f1",
     ]
     assert said[1].split() == ["tasks", "3", "2", "5"]
-    assert "0.333 (0.06–0.79)" in said[5]
+    assert "0.333 (0.0615–0.792)" in said[5]
 
 
 def test_one_part_is_nothing_to_break_down() -> None:

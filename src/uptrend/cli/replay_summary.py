@@ -78,7 +78,7 @@ def _accuracies(run: Run, within: Run) -> dict[str, float]:
 
 def print_replay(told: dict[str, Any], console: Console) -> None:
     """The table, and in words what it can bear."""
-    changed = [f"{key} {setting(was)} → {setting(now)}" for key, (was, now) in told["changed"].items()]
+    changed = [f"{key} {' → '.join(setting(v, quote=False) for v in pair)}" for key, pair in told["changed"].items()]
     console.print(
         f"{told['source']} from step {told['step']}: {', '.join(changed) or 'nothing changed'}", soft_wrap=True
     )

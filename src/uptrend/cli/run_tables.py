@@ -81,7 +81,7 @@ def facts(told: dict[str, Any]) -> Table:
         "learning": ("loss", "scale", "lr", "kl.beta", "updates", "minibatches"),
     }.items():
         facts = {key: config.get(f"{section}.{key}") for key in keys}
-        table.add_row(section, ", ".join(f"{key} {setting(value)}" for key, value in facts.items()))
+        table.add_row(section, ", ".join(f"{key} {setting(value, quote=False)}" for key, value in facts.items()))
     machine = told["machine"] or {}
     threads = f"{machine['threads']} threads" if machine.get("threads") else None
     words = (machine.get("device"), machine.get("gpu") or machine.get("cpu"), threads)
@@ -134,7 +134,7 @@ def difference_table(difference: dict[str, list[Any]]) -> Table:
     table.add_column("A", overflow="fold")
     table.add_column("B", overflow="fold")
     for key, (one, other) in difference.items():
-        table.add_row(key, setting(one), setting(other))
+        table.add_row(key, *(setting(value, quote=False) for value in (one, other)))
     return table
 
 

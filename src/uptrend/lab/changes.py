@@ -1,11 +1,11 @@
 """What differs between a specification as it was written and as the files give it now, each change by its name."""
 
-import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from uptrend.config import difference
 from uptrend.lab.plan import what_matters
+from uptrend.stats.formatting import setting
 
 if TYPE_CHECKING:
     from uptrend.lab.specification import Specification
@@ -20,7 +20,7 @@ HASHES = {
 def changed(then: "Specification", now: "Specification") -> list[str]:
     """What differs between what was written and what stands now, each by its name: `smallest 0.05 → 0.02`."""
     found = [
-        f"{key} {_said(then.criteria.get(key))} → {_said(value)}"
+        f"{key} {setting(then.criteria.get(key), quote=False)} → {setting(value, quote=False)}"
         for key, value in now.criteria.items()
         if then.criteria.get(key) != value
     ]
@@ -43,7 +43,9 @@ def _changes(then: "Specification", now: "Specification", arms: Sequence[str]) -
         a, b = then.arms[name], now.arms[name]
         keys = difference(what_matters(a["config"]), what_matters(b["config"]))
         said = [
-            f"{key} {_said(x)} → {_said(y)}" for key, (x, y) in keys.items() if not key.startswith("compute.device")
+            f"{key} {setting(x, quote=False)} → {setting(y, quote=False)}"
+            for key, (x, y) in keys.items()
+            if not key.startswith("compute.device")
         ]
         # A model's folder that is not on this machine is no change: whoever judges needs only the runs.
         pairs = {words: (a.get(key), b.get(key, a.get(key))) for key, words in HASHES.items()}
@@ -52,14 +54,6 @@ def _changes(then: "Specification", now: "Specification", arms: Sequence[str]) -
         for change in said:
             found.setdefault(change, []).append(name)
     return found
-
-
-def _said(value: Any) -> str:
-    return "nothing" if value is None else json.dumps(value, ensure_ascii=False) if value == "" else _bare(value)
-
-
-def _bare(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def void(changes: Sequence[str]) -> str:

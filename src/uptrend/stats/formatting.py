@@ -74,10 +74,8 @@ def duration(seconds: float | None) -> str:
         return f"{seconds:.1f} s"
     if round(seconds) < 60:
         return f"{seconds:.0f} s"
-    if round(seconds) < 3600:
-        return f"{round(seconds) // 60} min {round(seconds) % 60} s"
-    minutes = round(seconds / 60)
-    return f"{minutes // 60:,} h {minutes % 60} min"
+    count, unit, rest = (round(seconds), "min", "s") if round(seconds) < 3600 else (round(seconds / 60), "h", "min")
+    return f"{count // 60:,} {unit}" + (f" {count % 60} {rest}" if count % 60 else "")
 
 
 def size(count: float) -> str:
@@ -91,10 +89,15 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def setting(value: Any) -> str:
-    """Format a config value as a TOML file has it, where it is no table; `none` where there is none."""
+def setting(value: Any, quote: bool = True) -> str:
+    """Format a config value as a TOML file has it, where it is no table; `none` where there is none.
+
+    Without `quote`, text stands bare, for tables and sentences.
+    """
     if value is None:
         return "none"
+    if isinstance(value, str) and value and not quote:
+        return value
     is_plain = isinstance(value, bool | int | float | str | list | tuple | Mapping)
     return json.dumps(value, ensure_ascii=False) if is_plain else str(value)
 
