@@ -23,6 +23,7 @@ from typing import Any, get_args
 import numpy as np
 
 from uptrend.records import Task
+from uptrend.stats.intervals import bootstrap_mean
 from uptrend.tasks.musique.documents import Document
 from uptrend.tasks.musique.retrieval import Index, Name, Retriever, retriever
 from uptrend.tasks.musique.rows import documents_of, read_file, to_tasks
@@ -30,7 +31,6 @@ from uptrend.tasks.musique.rows import documents_of, read_file, to_tasks
 COUNTS = (2, 4, 8)
 EACH = 2
 """Documents a sub-question."""
-RESAMPLES = 5000
 
 
 @dataclass
@@ -100,9 +100,8 @@ def sub_questions(task: Task) -> list[str]:
 def interval(values: Sequence[float]) -> dict[str, float]:
     """The mean, and a bootstrap interval that 95% of resampled means are in."""
     array = np.array(values)
-    draws = np.random.default_rng(0).integers(len(array), size=(RESAMPLES, len(array)))
-    low, high = np.quantile(array[draws].mean(1), [0.025, 0.975])
-    return {"mean": float(array.mean()), "low": float(low), "high": float(high)}
+    low, high = bootstrap_mean(array)
+    return {"mean": float(array.mean()), "low": low, "high": high}
 
 
 def quartiles(seconds: Sequence[float]) -> dict[str, float]:

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from scipy import stats
+
 from synthetic import evaluation_of, info_of, line_of, metrics_of
-from uptrend.doctor.statistics.distributions import student_cdf, student_quantile
 from uptrend.lab.journal import ArmRun, Entry, record
 from uptrend.lab.notebook import Notebook
 from uptrend.records import (
@@ -75,11 +76,11 @@ def compare(h: Hypothesis, arm: str, control: Sequence[float], values: Sequence[
     sign = -1 if h.direction is Direction.DOWN else 1
     d = [sign * (a - c) for c, a in zip(control, values, strict=True)]
     mean, error = statistics.fmean(d), statistics.stdev(d) / math.sqrt(len(d))
-    reach = student_quantile(1 - h.alpha / 2 / len(h.treated), len(d) - 1) * error
+    reach = float(stats.t.ppf(1 - h.alpha / 2 / len(h.treated), len(d) - 1)) * error
     return Comparison(
         arm=arm, seeds=tuple(range(len(d))), differences=tuple(d), control_mean=statistics.fmean(control),
         arm_mean=statistics.fmean(values), interval=Interval(mean, mean - reach, mean + reach),
-        level=1 - h.alpha / len(h.treated), p=2 * (1 - student_cdf(abs(mean / error), len(d) - 1)), p_adjusted=None,
+        level=1 - h.alpha / len(h.treated), p=float(2 * stats.t.sf(abs(mean / error), len(d) - 1)), p_adjusted=None,
         sign_flip=0.5 ** len(d), sign_flip_both=0.5 ** (len(d) - 1), sign_flip_least=0.5 ** len(d),
         improvement=Interval(0.9, 0.7, 0.98), tasks_too=Interval(mean, mean - 1.3 * reach, mean + 1.3 * reach),
         iqm=None, power=0.83, seeds_needed=len(d) + 5 if status is Status.INCONCLUSIVE else None, status=status,

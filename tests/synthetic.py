@@ -21,6 +21,7 @@ from uptrend.records import (
     rollouts_table,
 )
 from uptrend.records.schema import VERSION
+from uptrend.stats.intervals import wilson
 
 
 def info_of(name: str, overrides: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -83,19 +84,17 @@ def metrics_of(step: int, steps: int, noise: random.Random, lift: float = 0.5) -
 
 def evaluation_of(step: int, correct: int, tasks: int) -> Evaluation:
     """An evaluation with so many right."""
-    return Evaluation(
-        step, tasks, correct, 0, correct / tasks, {"add": correct / tasks}, {"exact": correct / tasks}, {}, 0.5
-    )
+    share, (low, high) = correct / tasks, wilson(correct, tasks)
+    return Evaluation(step, tasks, correct, low, high, 0, share, {"add": share}, {"exact": share}, {}, 0.5)
 
 
 def line_of(evaluation: Evaluation) -> dict[str, Any]:
     """An evaluation as its line in evals.jsonl."""
-    low, high = evaluation.interval
     return {
         "step": evaluation.step,
         "accuracy": evaluation.accuracy,
-        "low": low,
-        "high": high,
+        "low": evaluation.low,
+        "high": evaluation.high,
         "tasks": evaluation.tasks,
         "correct": evaluation.correct,
         "failed": 0,

@@ -89,7 +89,8 @@ def test_commands_that_only_look_need_no_extra(arguments: list[str], tmp_path: P
 
 
 def test_a_package_loads_no_torch_that_says_so(tmp_path: Path) -> None:
-    code = "import uptrend.records, uptrend.config, uptrend.tasks.registry, uptrend.training.observer"
+    code = "import uptrend.records, uptrend.config, uptrend.stats.comparison, uptrend.stats.trend"
+    code += ", uptrend.tasks.registry, uptrend.training.observer"
     assert loaded_after(code, tmp_path).isdisjoint(HEAVY)
 
 

@@ -13,13 +13,14 @@ import numpy as np
 import scipy
 from benchmarks.verdicts.beside import beside_table
 from benchmarks.verdicts.learning import learning_table
-from benchmarks.verdicts.markdown import percent, rate, table
+from benchmarks.verdicts.markdown import percent, rate
 from benchmarks.verdicts.outcomes import INVALIDATED, SMALLEST, VALIDATED, Outcomes, disagreements, outcomes
 from benchmarks.verdicts.page import PAGE
 from benchmarks.verdicts.simulated import Setting
 from benchmarks.verdicts.together import together_table
 
 import uptrend
+from uptrend.stats.formatting import markdown_table
 
 SEEDS, DEVIATIONS, EFFECTS = (3, 5, 8, 16), (0.02, 0.03, 0.05), (0.0, 0.025, SMALLEST, 0.1)
 CHECKED = 40
@@ -69,7 +70,11 @@ def verdict_tables(experiments: int) -> dict[str, str]:
         first.append([*cell, *after_all_seeds(by, too)])
         others += [[*cell, *at_other_effect(by[effect])] for effect in (0.025, 0.1)]
         early.append([*cell, *with_early_stops(by)])
-    return {"first": table(FIRST, first), "others": table(OTHERS, others), "early": table(EARLY, early)}
+    return {
+        "first": markdown_table(FIRST, first),
+        "others": markdown_table(OTHERS, others),
+        "early": markdown_table(EARLY, early),
+    }
 
 
 def collapse_table(experiments: int) -> str:
@@ -79,7 +84,7 @@ def collapse_table(experiments: int) -> str:
         found = outcomes(Setting(seeds, 0.03, 0.0, collapses=0.1), experiments)
         shares = [found.verdict == VALIDATED, found.verdict == INVALIDATED, found.covered]
         rows.append([str(seeds), *(rate(share) for share in shares)])
-    return table(COLLAPSES, rows)
+    return markdown_table(COLLAPSES, rows)
 
 
 def check_against_judge() -> tuple[int, int]:

@@ -3,13 +3,13 @@
 import math
 
 import numpy as np
-from benchmarks.verdicts.markdown import rate, table
+from benchmarks.verdicts.markdown import rate
 from benchmarks.verdicts.simulated import SHARED
+from scipy.special import ndtr
 
-from uptrend.doctor.statistics.distributions import normal_cdf
-from uptrend.lab.statistics.improvement import chance_of_improvement
-from uptrend.lab.statistics.iqm import iqm_difference
 from uptrend.records.view import Floats
+from uptrend.stats.formatting import markdown_table
+from uptrend.stats.intervals import chance_of_improvement, iqm_difference
 
 DEVIATION, EFFECT, OWN = 0.05, 0.05, 0.02
 """Of runs between seeds, of the arm, and of a run's score on one taskset about its mean."""
@@ -26,7 +26,7 @@ def runs(random: np.random.Generator, seeds: int, shared: float) -> tuple[Floats
 
 def covers(random: np.random.Generator, seeds: int) -> list[bool]:
     """Whether each interval has its truth in it, in one experiment."""
-    chance = normal_cdf(EFFECT / DEVIATION / math.sqrt(2))
+    chance = float(ndtr(EFFECT / DEVIATION / math.sqrt(2)))
     apart, together = (chance_of_improvement(*runs(random, seeds, shared)) for shared in (0.0, SHARED))
     arm, control = (
         side + TASKSETS + random.normal(0, OWN, (seeds, len(TASKSETS))) for side in runs(random, seeds, SHARED)
@@ -42,4 +42,4 @@ def beside_table(experiments: int) -> str:
         random = np.random.default_rng(seeds)
         found = np.array([covers(random, seeds) for _ in range(experiments)])
         rows.append([str(seeds), *(rate(column) for column in found.T)])
-    return table(HEADS, rows)
+    return markdown_table(HEADS, rows)

@@ -1,11 +1,9 @@
 """Figures as Markdown: shares in percent with their 95% intervals, in tables."""
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
-from uptrend.records import wilson
+from uptrend.stats.intervals import wilson
 
 
 def percent(share: float) -> str:
@@ -17,8 +15,3 @@ def rate(happened: NDArray[np.bool_]) -> str:
     """A share in percent with its 95% interval."""
     low, high = wilson(int(happened.sum()), len(happened))
     return f"{percent(float(happened.mean()))} ({percent(low)} to {percent(high)})"
-
-
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
-    return "\n".join(f"| {' | '.join(line)} |" for line in (heads, ["---"] * len(heads), *rows))

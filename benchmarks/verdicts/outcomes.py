@@ -11,11 +11,9 @@ from uptrend.lab import criteria
 from uptrend.lab.foresee import foresee
 from uptrend.lab.judge import judge
 from uptrend.lab.rules import alpha_of
-from uptrend.lab.statistics.crossed import crossed_half
-from uptrend.lab.statistics.paired import Spread, likely_deviation, student_reach
-from uptrend.lab.statistics.sequence import sequence_reach
 from uptrend.records import Arm, Hypothesis, Measured, Status
 from uptrend.records.view import Floats
+from uptrend.stats.intervals import Spread, crossed_half, likely_deviation, sequence_reach, student_reach
 
 SMALLEST = 0.05
 NONE, VALIDATED, INVALIDATED = 0, 1, 2

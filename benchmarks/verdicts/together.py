@@ -4,15 +4,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from benchmarks.verdicts.markdown import percent, rate, table
+from benchmarks.verdicts.markdown import percent, rate
 from benchmarks.verdicts.outcomes import claim, decide, outcomes, runs_of
 from benchmarks.verdicts.simulated import Setting, simulate
 from scipy import stats
 
 from uptrend.lab.judge import adjust, judge
-from uptrend.lab.statistics.paired import student_reach
 from uptrend.records import Status, Verdict
 from uptrend.records.view import Floats
+from uptrend.stats.formatting import markdown_table
+from uptrend.stats.intervals import student_reach
 
 TOGETHER = 8
 DEVIATION = 0.03
@@ -56,4 +57,4 @@ def row(seeds: int, true: int, families: int) -> list[str]:
 
 def together_table(families: int) -> str:
     """At 5 and 8 seeds, with no true hypothesis among them and with four."""
-    return table(HEADS, [row(seeds, true, families) for seeds in (5, 8) for true in (0, 4)])
+    return markdown_table(HEADS, [row(seeds, true, families) for seeds in (5, 8) for true in (0, 4)])

@@ -6,18 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from scipy import stats
 
 from synthetic import rollout_of
-from uptrend.cli.breakdown import Breakdown, Mean, bootstrap, break_down, breakdown_table, has_parts
+from uptrend.cli.breakdown import Breakdown, Mean, break_down, breakdown_table, has_parts
+from uptrend.cli.console import terminal
 from uptrend.cli.examples import example
 from uptrend.cli.main import main
-from uptrend.cli.wording import terminal
-from uptrend.records import Ending, Message, Part, Reward, Rollout, ToolCall, wilson
+from uptrend.records import Ending, Message, Part, Reward, Rollout, ToolCall
 from uptrend.runner.evaluation import find_tasks
+from uptrend.stats.intervals import wilson
 from uptrend.tasks.musique.atlas import AtlasOptions, rows
 
 Say = Callable[..., tuple[str, str]]
@@ -69,19 +68,6 @@ def test_where_nothing_was_scored() -> None:
     assert json.loads(json.dumps(row.plain()))["reward"] is None
 
 
-@pytest.mark.parametrize("count", [5, 40, 400])
-def test_the_bootstrap_is_scipys(count: int) -> None:
-    values = np.random.default_rng(count).beta(0.5, 0.5, count)
-    low, high = bootstrap(values)
-    theirs = stats.bootstrap(
-        (values,), np.mean, n_resamples=2_000, method="percentile", rng=np.random.default_rng(1)
-    ).confidence_interval
-    error = values.std() / count**0.5
-    assert low == pytest.approx(theirs.low, abs=0.15 * error)  # 2,000 draws place a bound within a tenth of an error
-    assert high == pytest.approx(theirs.high, abs=0.15 * error)
-    assert bootstrap(values) == (low, high)
-
-
 def test_the_table_has_a_column_a_family(capsys: pytest.CaptureFixture[str]) -> None:
     terminal().print(breakdown_table(break_down(HAND)))
     said = capsys.readouterr().out.splitlines()
@@ -95,7 +81,7 @@ def test_the_table_has_a_column_a_family(capsys: pytest.CaptureFixture[str]) -> 
         "f1",
     ]
     assert said[1].split() == ["tasks", "3", "2", "5"]
-    assert "0.333 (0.06–0.79)" in said[5]
+    assert "0.333 (0.0615–0.792)" in said[5]
 
 
 def test_one_part_is_nothing_to_break_down() -> None:

@@ -86,8 +86,8 @@ def test_without_a_terminal_there_is_a_line_for_each_thing(tmp_path: Path) -> No
         view.ended(Outcome(one.planned_runs[3], "failed", 2.0, "out of luck"))
     assert out.getvalue().splitlines() == [
         "h01 control, seed 0: begun",
-        "h01 control, seed 0: finished, eval/accuracy 25.0%, 30 s  [1 of 4 runs, about 90 s left]",
-        "h01 fast, seed 0: there already, eval/accuracy 50.0%  [2 of 4 runs, about 60 s left]",
+        "h01 control, seed 0: finished, eval/accuracy 25.0%, 30 s  [1 of 4 runs, about 1 min 30 s left]",
+        "h01 fast, seed 0: there already, eval/accuracy 50.0%  [2 of 4 runs, about 1 min left]",
         "h01 fast, seed 1: failed, eval/accuracy –, 2.0 s: out of luck  [3 of 4 runs, about 30 s left]",
     ]
 

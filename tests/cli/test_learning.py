@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from uptrend.records import Run, mcnemar
+from uptrend.records import Run
 from uptrend.runner.runs import train
+from uptrend.stats.comparison import mcnemar
 
 pytestmark = pytest.mark.slow
 

@@ -58,15 +58,15 @@ def test_a_rollout_is_shown_with_its_tokens(run: Path) -> None:
     assert lines[1] == "reward 1 right of 0 to 1 answer 1 gold answer '5'"
     assert 'calls [{"name": "add", "arguments": {"a": 2, "b": 3}}]' in lines
     assert "0 prompt 2 no hidden 0 – – 11 12" in lines
-    assert "0 model 2 yes yes -1.5 -0.375 -1.375 13 14" in lines
+    assert "0 model 2 yes yes −1.5 −0.375 −1.38 13 14" in lines
     assert "1 tool 1 no yes 0 – – 15" in lines
-    assert "1 model 1 yes yes -1.5 -1.000 -2.000 16" in lines
+    assert "1 model 1 yes yes −1.5 −1 −2 16" in lines
     assert "Tokens are ids" in told
 
 
 def test_what_the_learner_never_saw_is_shown_as_unknown(run: Path) -> None:
     lines = [" ".join(line.split()) for line in shown(run, "--rollout", "3/a/b/1").splitlines()]
-    assert "0 model 3 – – – -0.292 – 3 4 5" in lines
+    assert "0 model 3 – – – −0.292 – 3 4 5" in lines
 
 
 def test_json_has_every_column(run: Path) -> None:

@@ -30,7 +30,7 @@ def test_of_a_harmful_arm_the_control_is_the_fix() -> None:
     page = to_page(WEIGHTS, verdict, entry, change, "h03-weights", "")
     assert "# fp32 instead of bf16" in page
     assert "| mean over 3 seeds | 21.0% | 36.0% |" in page
-    assert "| effect, 95% interval | | +1" in page  # what one gains who makes the change
+    assert "| effect, 95% interval |  | +1" in page  # what one gains who makes the change
     assert '`trainer.model.optimization_dtype = "float32"`' in page
     assert "## What else the catalogue says of `precision.update-underflow`" in page
 

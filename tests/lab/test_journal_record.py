@@ -31,7 +31,7 @@ def test_the_results_block_has_the_verdict_first_and_every_figure(tmp_path: Path
     assert "Confidence medium: Five seeds or more, and the tests agree.\n" in block
     # means .3025 and .415; differences .10 .11 .13 .11: mean .1125, deviation .012583, half-width 3.1824 × .0062915
     assert "| no penalty (control) | 4 | 30.2% |" in block
-    assert "| beta 0.1 | 4 | 41.5% | +11.2 points | +9.2 to +13.3 | <.001 | .062 (.062) | 90% (70% to 98%) |" in block
+    assert "| beta 0.1 | 4 | 41.5% | +11.2 points | +9.2 to +13.3 | < .001 | .062 (.062) | 90% (70% to 98%) |" in block
     assert "| beta 0.1 | 3 | 12.0% | 42.0% | finished | 32 s | runs/h01-beta01-s3 |" in block
     assert "specification `abcdef0123`" in block
 

@@ -16,7 +16,7 @@ from uptrend.records import Confidence, Direction, Measured, Status
 FRESH = """
 import sys
 import uptrend.lab.judge
-print(sorted({"torch", "scipy", "matplotlib", "statsmodels"} & {name.partition(".")[0] for name in sys.modules}))
+print(sorted({"torch", "scipy.stats", "matplotlib", "statsmodels"} & sys.modules.keys()))
 """
 UP = [0.08, 0.05, 0.07, 0.06, 0.09, 0.04, 0.07, 0.05]
 FLAT = [0.01, -0.01, 0.0, 0.02, -0.02, 0.01, 0.0, -0.01]
@@ -85,10 +85,8 @@ def test_five_seeds_can_not_do_what_six_can() -> None:
     verdict = judge(claim(seeds=5), runs({"a1": UP[:5]}))
     assert (verdict.status, verdict.confidence) == (Status.VALIDATED, Confidence.MEDIUM)
     assert verdict.because == "5 paired seeds; 8 are the least for high"
-    assert (
-        "5 seeds can't bring the exact sign-flip test below .0625 two-sided (.0312 one-sided); 6 can reach .05."
-        in verdict.sentence
-    )
+    assert verdict.comparisons[0].sign_flip_least == 2**-5
+    assert "below 0.0625 two-sided (0.0312 one-sided); 6 can reach 0.05." in verdict.sentence
     assert judge(claim(seeds=4), runs({"a1": UP[:4]})).confidence is Confidence.LOW
 
 

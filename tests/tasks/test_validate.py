@@ -13,7 +13,6 @@ from uptrend.records import Message, Part, Reward, Task, Tool, ToolCall
 from uptrend.tasks.arithmetic import Arithmetic, Binary, ComparisonFamily, Counting
 from uptrend.tasks.arithmetic.play import OneTurn
 from uptrend.tasks.arithmetic.rewards import grade
-from uptrend.tasks.checks import rank_correlation
 from uptrend.tasks.mixed import Mixed
 from uptrend.tasks.script import play_script
 from uptrend.tasks.split import may_be_held_out
@@ -195,14 +194,6 @@ def test_wrong_tasks_fail(cls, check, said):
 
 def test_what_is_only_evaluated_need_not_train():
     assert failed(NothingToTrainOn, train=0) == {}
-
-
-def test_rank_correlation_by_hand():
-    assert rank_correlation([1, 2, 3, 4]) == pytest.approx(1)
-    assert rank_correlation([4, 3, 2, 1]) == pytest.approx(-1)
-    assert rank_correlation([5, 5, 5]) == 0
-    # Ranks 2, 2, 2, 4 against 0 to 3: covariance 3, deviations √5 and √3.
-    assert rank_correlation([1, 1, 1, 9]) == pytest.approx(3 / 15**0.5)
 
 
 @dataclass(frozen=True)

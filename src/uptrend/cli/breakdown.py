@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
-from uptrend.records import Rollout, wilson
+from uptrend.records import Rollout
+from uptrend.stats.formatting import NONE, estimate
+from uptrend.stats.intervals import bootstrap_mean, wilson
 
 ALL = "all"
 """The row over all families."""
-DRAWS = 2_000
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Mean:
     """And where it ends."""
 
     def __str__(self) -> str:
-        return f"{self.mean:.3f} ({self.low:.2f}–{self.high:.2f})"
+        return estimate(self.mean, self.low, self.high, is_share=False)
 
 
 @dataclass(frozen=True)
@@ -63,14 +64,6 @@ def break_down(rollouts: Sequence[Rollout]) -> list[Breakdown]:
     families = sorted({rollout.family for rollout in rollouts})
     rows = [_row(family, [r for r in rollouts if r.family == family], fractions) for family in families]
     return [*rows, _row(ALL, rollouts, fractions)]
-
-
-def bootstrap(values: NDArray[np.float64]) -> tuple[float, float]:
-    """The 95% interval of a mean; the same values always give the same."""
-    chance = np.random.default_rng(0)
-    means = [values[chance.integers(len(values), size=len(values))].mean() for _ in range(DRAWS)]
-    low, high = np.quantile(means, (0.025, 0.975))
-    return float(low), float(high)
 
 
 def has_parts(rows: Iterable[Breakdown]) -> bool:
@@ -110,7 +103,7 @@ def _row(family: str, rollouts: Sequence[Rollout], fractions: frozenset[str]) ->
 
 
 def _mean(values: NDArray[np.float64], *, is_fraction: bool) -> Mean:
-    low, high = wilson(int(values.sum()), len(values)) if is_fraction else bootstrap(values)
+    low, high = wilson(int(values.sum()), len(values)) if is_fraction else bootstrap_mean(values)
     return Mean(float(values.mean()) if len(values) else 0.0, low, high)
 
 
@@ -122,4 +115,4 @@ def _fractions(rollouts: Sequence[Rollout]) -> frozenset[str]:
 
 
 def _cell(mean: Mean | None) -> str:
-    return "–" if mean is None else str(mean)
+    return NONE if mean is None else str(mean)

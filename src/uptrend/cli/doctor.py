@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
+from uptrend.cli.console import terminal
 from uptrend.cli.options import FailOn
-from uptrend.cli.wording import terminal
 from uptrend.doctor.rank import at_least
 from uptrend.doctor.report import print_report, to_html, to_markdown, to_table
 from uptrend.records import RecordError, Report, Severity

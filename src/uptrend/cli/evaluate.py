@@ -8,10 +8,11 @@ from typing import Annotated, Any
 import typer
 
 from uptrend.cli.breakdown import break_down, breakdown_table, has_parts
+from uptrend.cli.console import terminal
 from uptrend.cli.examples import check_place, write_rollouts
 from uptrend.cli.watched import watched
-from uptrend.cli.wording import terminal
 from uptrend.runner.evaluation import Scored, evaluate
+from uptrend.stats.formatting import duration, percent, plural
 
 
 def command(
@@ -65,18 +66,16 @@ def score(
 def to_plain(scored: Scored) -> dict[str, Any]:
     """Return the result as `--json` prints it."""
     held = scored.held
-    low, high = held.interval
-    facts = {"target": scored.target, "accuracy": held.accuracy, "low": low, "high": high, "hash": scored.hash}
+    facts = {"target": scored.target, "accuracy": held.accuracy, "hash": scored.hash}
     return {**vars(held), **facts, "breakdown": [row.plain() for row in break_down(scored.rollouts)]}
 
 
 def tell(scored: Scored) -> None:
     """Print the figures for people."""
     held = scored.held
-    low, high = held.interval
     typer.echo(
-        f"{scored.target}: {held.accuracy:.1%} of {held.tasks} held-out tasks "
-        f"(95% interval {low:.1%} to {high:.1%}), {scored.seconds:.1f} s"
+        f"{scored.target}: {percent(held.accuracy)} of {plural(held.tasks, 'held-out task')} "
+        f"(95% interval {percent(held.low)} to {percent(held.high)}), {duration(scored.seconds)}"
     )
     breakdown = break_down(scored.rollouts)
     if has_parts(breakdown):
@@ -84,8 +83,8 @@ def tell(scored: Scored) -> None:
         typer.echo("Means over tasks, with 95% intervals.")
     else:
         for family, share in held.by_family.items():
-            typer.echo(f"  {family:14} {share:.1%}")
+            typer.echo(f"  {family:14} {percent(share)}")
     for k, share in held.pass_at.items():
-        typer.echo(f"  pass@{k:<9} {share:.1%}")
+        typer.echo(f"  pass@{k:<9} {percent(share)}")
     if held.failed:
         typer.echo(f"  {held.failed} could not be scored")

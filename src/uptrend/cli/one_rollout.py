@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from uptrend.cli.wording import duration, number
 from uptrend.config.convert import nearest
 from uptrend.records import RecordError, Role, Run
 from uptrend.records.schema import TOKEN_COLUMNS
+from uptrend.stats.formatting import NONE, duration, number
 
 ROLES = {"system": "dim", "user": "cyan", "assistant": "green", "tool": "yellow"}
 TOKENS = {Role.PROMPT: "cyan", Role.MODEL: "green", Role.TOOL: "yellow"}
@@ -128,7 +128,7 @@ def _spans(row: dict[str, Any], decode: Decode | None) -> Table:
         color = TOKENS.get(role, "")
         table.add_row(
             number(_at(row, "turns", at)),
-            Text("–" if role is None else Role(role).name.lower(), color),
+            Text(NONE if role is None else Role(role).name.lower(), color),
             str(len(span)),
             _yes_no(_at(row, "weights", at), "no"),
             _yes_no(_at(row, "attended", at), "hidden"),
@@ -159,13 +159,13 @@ def _at(row: dict[str, Any], name: str, place: int) -> Any:
 
 def _yes_no(value: float | bool | None, no: str) -> Text:
     if value is None:
-        return Text("–", "dim")
+        return Text(NONE, "dim")
     return Text("yes") if value else Text(no, "red" if no == "hidden" else "dim")
 
 
 def _mean(row: dict[str, Any], name: str, span: list[int]) -> str:
     known = [value for value in (_at(row, name, place) for place in span) if value is not None]
-    return f"{sum(known) / len(known):.3f}" if known else "–"
+    return number(sum(known) / len(known) if known else None)
 
 
 def _short(ids: list[int]) -> str:

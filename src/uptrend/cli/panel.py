@@ -6,10 +6,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from uptrend.cli.console import phase_bar
 from uptrend.cli.progress import RunProgress
 from uptrend.cli.sparkline import sparkline
 from uptrend.cli.summary import phases
-from uptrend.cli.wording import duration, number, percent, phase_bar
+from uptrend.stats.formatting import duration, number, percent
 
 ROWS = {
     "reward": "reward/mean",

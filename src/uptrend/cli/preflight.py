@@ -18,6 +18,7 @@ from uptrend.records import ConfigError, Severity
 from uptrend.records.renamed import current
 from uptrend.runner.preflight import Preflight, ask_probes
 from uptrend.runner.prepare import Prepared, prepare
+from uptrend.stats.formatting import duration, plural
 
 if TYPE_CHECKING:
     from uptrend.doctor.probes.result import Result
@@ -67,16 +68,16 @@ def command(
         print_rollouts(console, results)
         for line in finding_lines(report.findings):
             console.print(line, soft_wrap=True)
-        probes = "1 probe" if report.asked == 1 else f"{report.asked} probes"
+        probes = plural(report.asked, "probe")
         rest = len(results) - report.asked
-        console.print(f"{report.count} by {probes} ({rest} do not apply), {report.seconds:.0f} s.")
+        console.print(f"{report.count} by {probes} ({rest} do not apply), {duration(report.seconds)}.")
     if report.is_grave(GRAVE[fail_on]):
         raise typer.Exit(1)
 
 
 def tell_preflight(report: Preflight) -> None:
     """Print on stderr what the cheap probes before a run found."""
-    typer.echo(f"preflight: {report.count} by {report.asked} probes, {report.seconds:.1f} s", err=True)
+    typer.echo(f"preflight: {report.count} by {plural(report.asked, 'probe')}, {duration(report.seconds)}", err=True)
     for line in finding_lines([f for f in report.findings if f.severity != Severity.NOTE]):
         typer.echo(line.plain, err=True)
 

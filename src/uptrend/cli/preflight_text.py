@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from uptrend.cli.wording import duration
 from uptrend.records import Finding, Role
+from uptrend.stats.formatting import duration
 
 if TYPE_CHECKING:
     from uptrend.doctor.probes.result import Piece, Result

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
+from uptrend.cli.console import terminal
 from uptrend.cli.interrupt import patiently
 from uptrend.cli.options import Format
 from uptrend.cli.replay_summary import compare_with_source, print_replay
 from uptrend.cli.summary import open_run
 from uptrend.cli.view import choose_view
-from uptrend.cli.wording import terminal
 from uptrend.runner.replays import replay
 from uptrend.training.observer import Observer
 

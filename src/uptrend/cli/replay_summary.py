@@ -8,8 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from uptrend.cli.summary import held_out
-from uptrend.cli.wording import number, percent
 from uptrend.records import Run
+from uptrend.stats.formatting import number, percent, setting
 
 Line = dict[str, Any]
 FIGURES = {
@@ -83,7 +83,7 @@ def _accuracies(run: Run, within: Run) -> dict[str, float]:
 
 def print_replay(told: dict[str, Any], console: Console) -> None:
     """The table, and in words what it can bear."""
-    changed = [f"{key} {number(was)} → {number(now)}" for key, (was, now) in told["changed"].items()]
+    changed = [f"{key} {' → '.join(setting(v, quote=False) for v in pair)}" for key, pair in told["changed"].items()]
     console.print(
         f"{told['source']} from step {told['step']}: {', '.join(changed) or 'nothing changed'}", soft_wrap=True
     )
@@ -125,7 +125,7 @@ def _sentences(told: dict[str, Any]) -> list[str]:
         low = min((share for share in shares if share is not None), default=0.0)
         said.append(
             f"warning: from step {told['few_from']} on the effective sample size is below {FEW:g} of the tokens "
-            f"(the least is {low:.2g}): what follows says little of what a run of its own would do."
+            f"(the least is {number(low)}): what follows says little of what a run of its own would do."
         )
     return said
 
@@ -133,7 +133,7 @@ def _sentences(told: dict[str, Any]) -> list[str]:
 def _held_out_sentence(told: dict[str, Any]) -> str:
     """Accuracy of both at the start and, where they were evaluated again, at the end."""
     ends = {side: list(told["held_out"][side].items()) for side in ("source", "replay")}
-    before = percent(ends["replay"][0][1]) if ends["replay"] else "–"
+    before = percent(ends["replay"][0][1] if ends["replay"] else None)
     last = [
         f"the {'run' if side == 'source' else side} {percent(found[-1][1])} after step {found[-1][0]}"
         for side, found in ends.items()

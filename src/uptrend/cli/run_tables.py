@@ -5,10 +5,11 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from uptrend.cli.console import phase_bar
 from uptrend.cli.sparkline import sparkline
 from uptrend.cli.summary import HELD_OUT, HeldOutSummary
-from uptrend.cli.wording import duration, number, percent, phase_bar, size
 from uptrend.config.difference import flatten
+from uptrend.stats.formatting import NONE, duration, number, p_value, percent, plural, setting, size
 
 COLORS = {"running": "cyan", "finished": "green", "stopped": "yellow", "failed": "red", "killed": "red"}
 ROOM_FOR_INTERVALS = 90
@@ -37,8 +38,8 @@ def runs_table(summaries: list[dict[str, Any]], width: int) -> Table:
             "loss": str(told["loss"]),
             "held-out": before_after(told, with_interval=width >= ROOM_FOR_INTERVALS),
             "reward": number(told["reward"]),
-            "started": str(told["started"] or "–")[:16].replace("T", " "),
-            "a step": "–" if seconds is None else duration(seconds),
+            "started": str(told["started"] or NONE)[:16].replace("T", " "),
+            "a step": duration(seconds),
         }
         table.add_row(*(cells[name] for name in shown))
     return table
@@ -47,8 +48,10 @@ def runs_table(summaries: list[dict[str, Any]], width: int) -> Table:
 def before_after(told: dict[str, Any], with_interval: bool) -> str:
     """Held-out accuracy at the start and now."""
     sides = [told["before"], told["after"]]
-    words = ["–" if s is None else str(HeldOutSummary(**s)) if with_interval else percent(s["accuracy"]) for s in sides]
-    return words[0] if words[1] == "–" else " → ".join(words)
+    words = [
+        NONE if s is None else str(HeldOutSummary(**s)) if with_interval else percent(s["accuracy"]) for s in sides
+    ]
+    return words[0] if words[1] == NONE else " → ".join(words)
 
 
 def headline(told: dict[str, Any]) -> Text:
@@ -69,7 +72,7 @@ def facts(told: dict[str, Any]) -> Table:
     table.add_column()
     weights = told["weights"] or {}
     count = weights.get("parameters")
-    table.add_row("model", f"{told['model']}" + (f", {count:,} parameters" if count else ""))
+    table.add_row("model", f"{told['model']}" + (f", {plural(count, 'parameter')}" if count else ""))
     for section in ("tasks", "eval"):
         scalars = [(k, v) for k, v in (told[section] or {}).items() if isinstance(v, str | int | float)]
         table.add_row(section, ", ".join(f"{key} {value}" for key, value in scalars))
@@ -78,7 +81,7 @@ def facts(told: dict[str, Any]) -> Table:
         "learning": ("loss", "scale", "lr", "kl.beta", "updates", "minibatches"),
     }.items():
         facts = {key: config.get(f"{section}.{key}") for key in keys}
-        table.add_row(section, ", ".join(f"{key} {number(value)}" for key, value in facts.items()))
+        table.add_row(section, ", ".join(f"{key} {setting(value, quote=False)}" for key, value in facts.items()))
     machine = told["machine"] or {}
     threads = f"{machine['threads']} threads" if machine.get("threads") else None
     words = (machine.get("device"), machine.get("gpu") or machine.get("cpu"), threads)
@@ -131,7 +134,7 @@ def difference_table(difference: dict[str, list[Any]]) -> Table:
     table.add_column("A", overflow="fold")
     table.add_column("B", overflow="fold")
     for key, (one, other) in difference.items():
-        table.add_row(key, number(one), number(other))
+        table.add_row(key, *(setting(value, quote=False) for value in (one, other)))
     return table
 
 
@@ -150,7 +153,7 @@ def side_by_side(curves: dict[str, dict[str, list[float | None]]], width: int) -
             share = room if key == HELD_OUT else max(1, room * len(values) // longest)
             line = sparkline(values, share, min(finite), max(finite))
             known = [value for value in values if value is not None]
-            ends = f"{number(known[0])} → {number(known[-1])}" if known else "–"
+            ends = f"{number(known[0])} → {number(known[-1])}" if known else NONE
             table.add_row(key if side == "a" else "", Text(side.upper(), "bold"), line, ends)
     return table
 
@@ -166,5 +169,5 @@ def paired_sentences(told: dict[str, Any]) -> Text:
     text.append(f"Of {paired['tasks']} tasks that both were asked (A after step {paired['step_a']}, ")
     text.append(f"B after step {paired['step_b']}), ")
     text.append(f"{paired['only_a']} were answered rightly by A alone and {paired['only_b']} by B alone ")
-    text.append(f"(exact McNemar p = {paired['p']:.3g}). ")
+    text.append(f"(exact McNemar p {p_value(paired['p'])}). ")
     return text.append(paired["caveat"], "dim")

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
+from uptrend.cli.console import terminal
 from uptrend.cli.one_rollout import describe_rollout, find_rollout, print_rollout, tokenizer_of
 from uptrend.cli.run_tables import (
     curves_table,
@@ -20,7 +21,6 @@ from uptrend.cli.run_tables import (
     time_and_files,
 )
 from uptrend.cli.summary import compare, describe, find_runs, open_run, summarize
-from uptrend.cli.wording import terminal
 from uptrend.records import Run
 
 app = typer.Typer(help="List runs, look at one, compare two.", no_args_is_help=True, rich_markup_mode=None)

@@ -8,7 +8,8 @@ from typing import Any, Self
 from uptrend.config import difference
 from uptrend.config.convert import nearest
 from uptrend.config.difference import flatten
-from uptrend.records import Evaluation, RecordError, Run, mcnemar
+from uptrend.records import Evaluation, RecordError, Run
+from uptrend.stats.formatting import estimate
 
 CURVES = (
     "reward/mean",
@@ -45,11 +46,11 @@ class HeldOutSummary:
     @classmethod
     def of(cls, evaluation: Evaluation) -> Self:
         """From what an observer is shown."""
-        low, high = evaluation.interval
-        return cls(evaluation.step, evaluation.accuracy, low, high, evaluation.correct, evaluation.tasks)
+        e = evaluation
+        return cls(e.step, e.accuracy, e.low, e.high, e.correct, e.tasks)
 
     def __str__(self) -> str:
-        return f"{100 * self.accuracy:.1f}% ({100 * self.low:.1f}–{100 * self.high:.1f})"
+        return estimate(self.accuracy, self.low, self.high)
 
 
 def open_run(named: str | Path, folder: Path = Path("runs")) -> Run:
@@ -164,6 +165,8 @@ def pair_up(a: Run, b: Run) -> dict[str, Any] | None:
     shared = [task for task in rights_a if task in rights_b]
     if not shared:
         return None
+    from uptrend.stats.comparison import mcnemar  # scipy only where two runs are compared: `runs list` stays quick
+
     answers = [(rights_a[task], rights_b[task]) for task in shared]
     only_a, only_b = answers.count((True, False)), answers.count((False, True))
     return {

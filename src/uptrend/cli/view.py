@@ -8,8 +8,8 @@ from rich.live import Live
 
 from uptrend.cli.panel import RunPanel
 from uptrend.cli.progress import RunProgress
-from uptrend.cli.wording import duration, number, percent
 from uptrend.records import Run
+from uptrend.stats.formatting import duration, number, percent
 from uptrend.training.observer import StepRecord
 
 

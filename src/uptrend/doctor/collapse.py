@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from uptrend.doctor.curves import REWARD, rollout_spread
-from uptrend.doctor.statistics.shift import neighbor_noise
 from uptrend.records import RunView
 from uptrend.records.view import Floats
+from uptrend.stats.trend import neighbor_noise
 
 SHORTEST = 12
 SHARE_LOST = 0.5

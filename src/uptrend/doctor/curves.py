@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from uptrend.doctor.statistics.shift import neighbor_noise
-from uptrend.doctor.statistics.spread import end, start
-from uptrend.doctor.statistics.trend import TrendTest, measure_trend
 from uptrend.records import Evidence, RunView
 from uptrend.records.view import Floats
+from uptrend.stats.trend import TrendTest, end, measure_trend, neighbor_noise, start
 
 REWARD = "reward/mean"
 LEVEL = 0.05

@@ -9,8 +9,9 @@ import numpy as np
 
 from uptrend.doctor.curves import score_of
 from uptrend.records import RecordError, RunView
+from uptrend.stats.intervals import normal_interval
+from uptrend.stats.trend import neighbor_noise
 
-REACH = 1.96
 LEARNED = 0.05
 """What the interval of the held-out change must lie above for a run to have learned, whatever its noisy rewards say."""
 
@@ -85,7 +86,7 @@ def _paired(view: RunView, first: int, last: int) -> tuple[float, float] | None:
         return None
     moves = np.array([float(after[task]) - float(before[task]) for task in sorted(shared)])
     error = float(moves.std(ddof=1)) / math.sqrt(len(moves))
-    return float(moves.mean()) - REACH * error, float(moves.mean()) + REACH * error
+    return normal_interval(float(moves.mean()), error)
 
 
 def _right_by_task(view: RunView, step: int) -> dict[str, bool]:
@@ -107,7 +108,7 @@ def _from_counts(first: Mapping[str, Any], last: Mapping[str, Any], effect: floa
         # One task more of each kind, so that 0 of 20 has an error too.
         rate = (accuracy * tasks + 1) / (tasks + 2)
         variance += rate * (1 - rate) / tasks
-    return effect - REACH * math.sqrt(variance), effect + REACH * math.sqrt(variance)
+    return normal_interval(effect, math.sqrt(variance))
 
 
 def _from_scatter(scores: tuple[float, ...]) -> tuple[float, float] | None:
@@ -115,6 +116,4 @@ def _from_scatter(scores: tuple[float, ...]) -> tuple[float, float] | None:
     if len(scores) < 6:
         return None
     values = np.array(scores)
-    error = float(np.sqrt(np.mean(np.diff(values) ** 2) / 2)) * math.sqrt(2)
-    effect = float(values[-1] - values[0])
-    return effect - REACH * error, effect + REACH * error
+    return normal_interval(float(values[-1] - values[0]), neighbor_noise(values) * math.sqrt(2))

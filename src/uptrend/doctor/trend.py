@@ -11,11 +11,12 @@ import numpy as np
 from uptrend.doctor.collapse import find_collapse
 from uptrend.doctor.curves import LEVEL, REWARD, course, dead_groups, height, rollout_spread
 from uptrend.doctor.held_out import held_out_change
-from uptrend.doctor.statistics.trend import TrendTest as Line
-from uptrend.doctor.statistics.trend import measure_trend
 from uptrend.records import RunView, Trend
 from uptrend.records.finding import TrendKind
 from uptrend.records.view import Floats
+from uptrend.stats.formatting import change, interval, plural
+from uptrend.stats.trend import TrendTest as Line
+from uptrend.stats.trend import measure_trend
 
 FEWEST_POINTS = 20
 """Without a trend, fewer points than this say nothing: a tenth of the steps of a short run."""
@@ -44,15 +45,17 @@ def _trend_of(view: RunView) -> Trend:
     steps, values = view.curve(REWARD)
     line = measure_trend(values)
     if line is None:
-        return _trend(view, TrendKind.TOO_SHORT, f"{_points(len(values))} of reward can't show a trend.", None)
+        return _trend(view, TrendKind.TOO_SHORT, f"{plural(len(values), 'point')} of reward can't show a trend.", None)
     quarter = len(values) // 4 or 1
     moved = f"{values[:quarter].mean():.3g} in the first quarter and {values[-quarter:].mean():.3g} in the last"
-    at = f"training reward {moved}, over {_points(len(values))} to step {steps[-1]}"
+    at = f"training reward {moved}, over {plural(len(values), 'point')} to step {steps[-1]}"
     trend, why = _decide(view, values, line)
-    low, high = line.interval()
-    figures = f"fitted change {line.effect:+.3g}, 95% interval {low:+.3g} to {high:+.3g}"
+    figures = f"fitted change {change(line.effect)}, 95% interval {interval(*line.interval())}"
     if why == CONSTANT:
-        at, figures = f"training reward {values[-1]:.3g}", f"at each of {_points(len(values))} to step {steps[-1]}"
+        at, figures = (
+            f"training reward {values[-1]:.3g}",
+            f"at each of {plural(len(values), 'point')} to step {steps[-1]}",
+        )
         return _trend(view, trend, f"{why}: {at} {figures}.", line)
     return _trend(view, trend, f"{why}: {at} ({figures}).", line)
 
@@ -120,7 +123,3 @@ def _trend(view: RunView, trend: TrendKind, sentence: str, line: Line | None) ->
         power=None if line is None else line.power(SMALLEST * rollout_spread(view)),
         held_out={} if held_out is None else held_out.as_table(),
     )
-
-
-def _points(count: int) -> str:
-    return f"{count} point{'s' if count != 1 else ''}"

@@ -4,7 +4,6 @@ A specification is compared on the keys that it has: a key that a later version 
 change, nor is a name that was changed (records/renamed.toml).
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from uptrend.config import Config, difference, to_table
 from uptrend.config.difference import flatten
 from uptrend.lab.plan import what_matters
 from uptrend.records.renamed import upgrade, upgrade_keys
+from uptrend.stats.formatting import setting
 
 if TYPE_CHECKING:
     from uptrend.lab.specification import Specification
@@ -27,7 +27,7 @@ def changed(then: "Specification", now: "Specification") -> list[str]:
     """Name each difference between what was written and what stands now: `smallest 0.05 → 0.02`."""
     criteria = upgrade(then.criteria, "metrics", "causes")
     found = [
-        f"{key} {_said(criteria[key])} → {_said(value)}"
+        f"{key} {setting(criteria[key], quote=False)} → {setting(value, quote=False)}"
         for key, value in now.criteria.items()
         if key in criteria and criteria[key] != value
     ]
@@ -49,7 +49,7 @@ def _changes(then: "Specification", now: "Specification", arms: Sequence[str]) -
         before = upgrade_keys(a["config"], noted=False)
         keys = difference(what_matters(before), what_matters(b["config"]))
         said = [
-            f"{key} {_said(x)} → {_said(y)}"
+            f"{key} {setting(x, quote=False)} → {setting(y, quote=False)}"
             for key, (x, y) in keys.items()
             if not key.startswith("compute.device") and (_had(before, key) or y != defaults.get(key, y))
         ]
@@ -72,14 +72,6 @@ def _had(table: Mapping[str, Any], key: str) -> bool:
             return False
         place = place[part]
     return True
-
-
-def _said(value: Any) -> str:
-    return "nothing" if value is None else json.dumps(value, ensure_ascii=False) if value == "" else _bare(value)
-
-
-def _bare(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def void(changes: Sequence[str]) -> str:

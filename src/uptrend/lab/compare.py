@@ -8,14 +8,20 @@ from uptrend.lab.foresee import foresee, seeds_to_decide
 from uptrend.lab.pairs import Pairs
 from uptrend.lab.rules import alpha_of, status_by
 from uptrend.lab.sentences import tell
-from uptrend.lab.statistics.crossed import crossed_interval
-from uptrend.lab.statistics.improvement import chance_of_improvement
-from uptrend.lab.statistics.iqm import iqm_difference
-from uptrend.lab.statistics.paired import Spread, interval_of, likely_deviation, paired_p, spread_of, student_reach
-from uptrend.lab.statistics.sequence import sequence_interval, sequence_p
-from uptrend.lab.statistics.signflip import least_p, sign_flip
 from uptrend.records.hypothesis import Direction, Hypothesis, Status
 from uptrend.records.verdict import Comparison, Interval
+from uptrend.stats.comparison import paired_p, sequence_p, sign_flip
+from uptrend.stats.intervals import (
+    Spread,
+    chance_of_improvement,
+    crossed_interval,
+    interval_of,
+    iqm_difference,
+    likely_deviation,
+    sequence_interval,
+    spread_of,
+    student_reach,
+)
 
 
 def compare(h: Hypothesis, pairs: Pairs, by_sequence: bool, *, is_void: bool = False) -> Comparison:
@@ -43,7 +49,7 @@ def compare(h: Hypothesis, pairs: Pairs, by_sequence: bool, *, is_void: bool = F
         p_adjusted=None,
         sign_flip=min(flipped.up, flipped.down) if h.direction is Direction.EITHER else flipped.up,
         sign_flip_both=flipped.both,
-        sign_flip_least=least_p(spread.seeds),
+        sign_flip_least=2.0**-spread.seeds,
         improvement=_improvement(pairs, h.alpha),
         tasks_too=crossed_interval(pairs.table, alpha),
         iqm=_across_tasksets(pairs, h.alpha),

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from uptrend.lab.rules import alpha_of, towards
-from uptrend.lab.statistics.paired import apart, spread_of
-from uptrend.lab.statistics.signflip import sign_flip
-from uptrend.lab.units import p_text
 from uptrend.records.finding import Confidence
 from uptrend.records.hypothesis import Direction, Hypothesis, Status
 from uptrend.records.verdict import Comparison
+from uptrend.stats.comparison import outliers, sign_flip
+from uptrend.stats.formatting import p_value
+from uptrend.stats.intervals import spread_of
 
 MANY_SEEDS = 8
 ENOUGH_SEEDS = 5
@@ -36,10 +36,10 @@ def _of_one(h: Hypothesis, comparison: Comparison, blemishes: Sequence[str]) -> 
     differences = np.array(comparison.differences)
     if spread_of(differences).deviation == 0:
         return Confidence.LOW, "the difference is the same in all seeds, so that its spread is unknown"
-    if apart(differences):
+    if outliers(differences):
         return Confidence.LOW, "one seed stands apart from the others, which no interval over seeds allows for"
     if p > h.alpha:
-        return Confidence.LOW, f"the exact sign-flip test does not agree ({p_text(p)} one-sided)"
+        return Confidence.LOW, f"the exact sign-flip test does not agree (p {p_value(p)} one-sided)"
     lacking = _lacking(h, comparison, p, seeds) + list(blemishes)
     if lacking:
         return Confidence.MEDIUM, "; ".join(lacking)
@@ -53,7 +53,7 @@ def _lacking(h: Hypothesis, comparison: Comparison, p: float, seeds: int) -> lis
     if seeds < MANY_SEEDS:
         said.append(f"{seeds} paired seeds; {MANY_SEEDS} are the least for high")
     elif 2 * p > alpha_of(h):
-        said.append(f"the exact sign-flip test agrees one-sided only ({p_text(p)})")
+        said.append(f"the exact sign-flip test agrees one-sided only (p {p_value(p)})")
     if comparison.tasks_too is not None and not _tasks_agree(h, comparison):
         said.append("it holds on these tasks; over tasks too the interval does not decide")
     return said

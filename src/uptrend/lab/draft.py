@@ -10,7 +10,7 @@ from uptrend.config import load_config, to_table
 from uptrend.config.convert import nearest
 from uptrend.doctor.catalogue import CATALOGUE, Cause
 from uptrend.doctor.resolve import resolve_experiment
-from uptrend.lab import wording
+from uptrend.lab import blocks
 from uptrend.lab.arms import read_recipe, resolve
 from uptrend.records import (
     Arm,
@@ -25,6 +25,7 @@ from uptrend.records import (
     from_lines,
 )
 from uptrend.records.renamed import current
+from uptrend.stats.formatting import assignments, plural
 
 CONTROL = "control"
 SMALLEST = 0.01
@@ -33,6 +34,17 @@ WATCHED = 1e-6
 """A KL penalty too small to pull: without any the KL is not measured."""
 ATTEMPTS = 8
 """For pass@k, where the recipe samples no attempts."""
+NOTHING_YET = blocks.put("", "results", "Nothing was run yet.").strip()
+"""Block of the machine's; the first verdict takes its place."""
+
+TO_FILL_IN = {
+    "Description": "*What might be wrong, in a few sentences. Name the setting, the figure, and where you saw it.*",
+    "Why it explains the behavior": "*If it holds: why does the run look as it does? What else would you then see?*",
+    "Validation method": "*Which arm differs in what, and why nothing else differs. What does the metric miss?*",
+    "Invalidation criteria": "*Which result would make you drop it? Write it before you run anything.*",
+    "Results": NOTHING_YET,
+}
+"""Hints for each section of a new file."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +58,7 @@ class Draft:
 def by_hand(id: str, recipe: Path | None, folder: Path) -> Draft:
     """A file to fill in: a control, and an arm in which nothing is changed yet."""
     arms = (Arm(CONTROL, {}, is_control=True), Arm("changed"))
-    return Draft(Hypothesis(id, "Say what you suspect", relative(recipe, folder), arms), wording.TO_FILL_IN)
+    return Draft(Hypothesis(id, "Say what you suspect", relative(recipe, folder), arms), TO_FILL_IN)
 
 
 def of_cause(id: str, cause: Cause, recipe: Path | None, folder: Path, finding: Finding | None = None) -> Draft:
@@ -75,7 +87,7 @@ def of_cause(id: str, cause: Cause, recipe: Path | None, folder: Path, finding: 
         allows=cause.explains,
     )
     h = replace(h, arms=_that_differ(h, read_recipe(h, folder)))
-    return Draft(h, wording.prose(h, cause, finding))
+    return Draft(h, prose_of(h, cause, finding))
 
 
 def _that_differ(h: Hypothesis, recipe: Mapping[str, Any]) -> tuple[Arm, ...]:
@@ -154,3 +166,58 @@ def _the_same_in_every_arm(experiment: Experiment, table: Mapping[str, Any]) -> 
 def retitled(draft: Draft, title: str) -> Draft:
     """The same under another title, where one is given."""
     return replace(draft, hypothesis=replace(draft.hypothesis, title=title)) if title else draft
+
+
+def prose_of(h: Hypothesis, cause: Cause, finding: Finding | None = None) -> dict[str, str]:
+    """Return the sections for a cause of the catalogue, with what the doctor saw where it was found in a run."""
+    return {
+        "Description": _joined(cause.what, *(_seen(finding) if finding else ())),
+        "Why it explains the behavior": _why(cause),
+        "Validation method": _method(h, cause.experiment.probe),
+        "Invalidation criteria": _criteria(h),
+        "Results": NOTHING_YET,
+    }
+
+
+def _why(cause: Cause) -> str:
+    """Return the symptoms that it would bring with it, and its rivals."""
+    symptoms = [f"- `{id}`: {CATALOGUE[id].what}" for id in cause.explains]
+    rivals = [f"- `{rival.id}`: {rival.tells_apart}" for rival in cause.rivals]
+    return _joined(
+        f"If it holds, an experiment shows it: {cause.experiment.claim}",
+        "It would also explain:" if symptoms else "",
+        "\n".join(symptoms),
+        "What looks the same, and what tells it apart:" if rivals else "",
+        "\n".join(rivals),
+    )
+
+
+def _seen(finding: Finding) -> tuple[str, str]:
+    """Return the doctor's summary and its evidence."""
+    told = f"The doctor found it ({finding.severity}, {finding.confidence} confidence): {finding.summary}"
+    return told, "\n".join(f"- {piece.text}" for piece in finding.evidence)
+
+
+def _method(h: Hypothesis, probe: str = "") -> str:
+    """Name the arms, the metric that compares them, and the command."""
+    arms = [
+        f"- **{arm.name}**{' (the control)' if arm.is_control else ''}: "
+        + (f"`{assignments(arm.overrides)}`" if arm.overrides else "the recipe as it is")
+        for arm in h.arms
+    ]
+    asks = f"A probe asks the same without training: `uptrend preflight {h.recipe} --only {probe}`." if probe else ""
+    told = f"`{h.metric}` at the end of the run is compared over {plural(len(h.seeds), 'seed')}, on `{h.recipe}`:"
+    return _joined(told, "\n".join(arms), asks, f"```bash\nuptrend lab run {h.id}\n```")
+
+
+def _criteria(h: Hypothesis) -> str:
+    """Say in words what would validate it and what would rule it out."""
+    where = {"up": "higher", "down": "lower", "either": "otherwise"}[h.direction]
+    return (
+        f"Validated if the arm ends {where}: `{h.validated_if}`. Invalidated if an effect of {h.smallest:g} or more is "
+        f"excluded: `{h.invalidated_if}`. Anything between is inconclusive, and more seeds are asked for."
+    )
+
+
+def _joined(*parts: str) -> str:
+    return "\n\n".join(part for part in parts if part)

@@ -2,17 +2,15 @@
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
+from scipy.special import ndtri, stdtr
 
-from uptrend.doctor.statistics.distributions import normal_quantile, student_cdf
 from uptrend.lab import criteria
 from uptrend.lab.rules import alpha_of, has_own_criteria
-from uptrend.lab.statistics.paired import student_reach
-from uptrend.lab.statistics.power import Chances, chances, fewest, ratios
 from uptrend.records.hypothesis import Direction, Hypothesis
-from uptrend.records.view import Floats
+from uptrend.stats.comparison import Chances, chances, deviation_ratios, fewest
+from uptrend.stats.intervals import student_reach
 
 ENOUGH = 0.8
 """The chance of a verdict that is called enough."""
@@ -72,26 +70,15 @@ def tasks_to_decide(h: Hypothesis, effect: float, deviation: float, seeds: int, 
 
 def _by_criteria(h: Hypothesis, effect: float, deviation: float, seeds: int, control: float) -> Chances:
     """The same for criteria of one's own: outcomes on a grid of means and deviations, each with its weight."""
-    ratio, mass = ratios(seeds - 1)
+    ratio, mass = deviation_ratios(seeds - 1)
     error = deviation * ratio[None, :] / math.sqrt(seeds)
-    mean = effect + deviation / math.sqrt(seeds) * _normal_grid()[:, None]
+    mean = effect + deviation / math.sqrt(seeds) * ndtri((np.arange(MEANS) + 0.5) / MEANS)[:, None]
     side = np.where((mean < 0) & (h.direction is Direction.EITHER), -1.0, 1.0)
     half = student_reach(seeds, alpha_of(h)) * deviation * ratio[None, :]
     sign = -1.0 if h.direction is Direction.DOWN else 1.0
     values = {"effect": side * mean + 0 * half, "low": side * mean - half, "high": side * mean + half}
     values |= {"control": np.full_like(half, control), "arm": control + sign * mean + 0 * half}
-    values |= {"p": _ps(np.abs(mean) / error, seeds - 1), "smallest": np.full_like(half, h.smallest)}
+    values |= {"p": 2 * stdtr(seeds - 1, -np.abs(mean) / error), "smallest": np.full_like(half, h.smallest)}
     against = criteria.parse(h.invalidated_if).meets(values)
     for_it = criteria.parse(h.validated_if).meets(values) & ~against
     return Chances(*(float(np.mean(met, axis=0) @ mass) for met in (for_it, against)))
-
-
-@lru_cache(maxsize=1)
-def _normal_grid() -> Floats:
-    return np.array([normal_quantile((i + 0.5) / MEANS) for i in range(MEANS)])
-
-
-def _ps(ts: Floats, df: int) -> Floats:
-    """Two-sided p of many t values, from a table in between."""
-    table = np.concatenate([[0.0], np.geomspace(1e-3, max(10.0, float(ts.max())), 300)])
-    return np.interp(ts, table, [2 * student_cdf(-float(t), df) for t in table])

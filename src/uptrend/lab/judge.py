@@ -7,12 +7,12 @@ from uptrend.lab.confidence import confidence_of
 from uptrend.lab.foresee import Plan, plan
 from uptrend.lab.pairs import Pairs, pair
 from uptrend.lab.rules import alpha_of, status_by
-from uptrend.lab.statistics.paired import spread_of
 from uptrend.lab.together import adjust
 from uptrend.lab.units import amount
 from uptrend.records.finding import Confidence
 from uptrend.records.hypothesis import Hypothesis, Status
 from uptrend.records.verdict import Comparison, Measured, Verdict
+from uptrend.stats.intervals import spread_of
 
 __all__ = ["Plan", "adjust", "is_decided", "judge", "plan"]
 

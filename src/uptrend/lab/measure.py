@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from uptrend.config.convert import nearest
-from uptrend.records import LabError, Measured, Run, pass_at_k
+from uptrend.records import LabError, Measured, Run
 from uptrend.records.metrics import compared_metrics, find_metric
+from uptrend.stats.intervals import pass_at_k
 
 LAST = 4
 """One part in so many of the steps counts as the end of a run."""

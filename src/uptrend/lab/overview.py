@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from uptrend.lab.order import in_order
 from uptrend.records import Hypothesis, Priority, Status
+from uptrend.stats.formatting import NONE, markdown_table
 
 MARKS = {
     Status.PENDING: "⏳",
@@ -27,12 +28,11 @@ def status_table(hypotheses: Sequence[Hypothesis], links: Mapping[str, str], not
     """One line a hypothesis: priority, status, confidence and a note, such as its verdict's sentence."""
     if not hypotheses:
         return "No hypotheses yet. Write one with `uptrend lab new`."
-    lines = ["| Hypothesis | Priority | Status | Confidence | Notes |", "|---|---|---|---|---|"]
+    rows = []
     for h in hypotheses:
-        name = f"[{h.id.upper()}: {cell(h.title)}]({links.get(h.id, '')})" if h.id in links else cell(h.title)
-        status = f"{MARKS[h.status]} {h.status}"
-        lines.append(f"| {name} | {h.priority} | {status} | {h.confidence or '–'} | {cell(notes.get(h.id, ''))} |")
-    return "\n".join(lines)
+        name = f"[{h.id.upper()}: {h.title}]({links[h.id]})" if h.id in links else h.title
+        rows.append((name, h.priority, f"{MARKS[h.status]} {h.status}", h.confidence or NONE, notes.get(h.id, "")))
+    return markdown_table(("Hypothesis", "Priority", "Status", "Confidence", "Notes"), rows)
 
 
 def roadmap(hypotheses: Sequence[Hypothesis]) -> str:
@@ -54,8 +54,3 @@ def _step(h: Hypothesis, is_open: set[str]) -> str:
     why = f" {h.explains}" if h.explains else ""
     how = f"`uptrend lab run {h.id}`" if h.arms else "No arms: its file says what decides."
     return f"- {MARKS[h.status]} **{h.id.upper()}: {h.title}**{after}.{why} {how}"
-
-
-def cell(text: str) -> str:
-    """A text as it may stand in a table's cell."""
-    return " ".join(text.split()).replace("|", "\\|")

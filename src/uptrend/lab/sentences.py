@@ -3,13 +3,12 @@
 from uptrend.lab.foresee import tasks_to_decide
 from uptrend.lab.pairs import Pairs
 from uptrend.lab.rules import has_own_criteria, towards
-from uptrend.lab.statistics.crossed import mean_squares
-from uptrend.lab.statistics.paired import apart, likely_deviation, spread_of
-from uptrend.lab.statistics.signflip import fewest_seeds
-from uptrend.lab.units import amount, effect_text, interval_text, least_text, level_text, p_text
-from uptrend.records.evaluation import mcnemar
+from uptrend.lab.units import amount, effect_text, interval_text
 from uptrend.records.hypothesis import Direction, Hypothesis, Status
 from uptrend.records.verdict import Comparison
+from uptrend.stats.comparison import fewest_seeds, mcnemar, outliers
+from uptrend.stats.formatting import number, p_value, percent
+from uptrend.stats.intervals import likely_deviation, mean_squares, spread_of
 
 CLAIMED = {Direction.UP: "a rise", Direction.DOWN: "a fall", Direction.EITHER: "a difference"}
 
@@ -26,10 +25,10 @@ def tell(h: Hypothesis, pairs: Pairs, comparison: Comparison, by_sequence: bool,
 
 def _figures(h: Hypothesis, pairs: Pairs, comparison: Comparison, by_sequence: bool) -> str:
     interval = comparison.interval
-    ends = f"{level_text(comparison.level)} interval {interval_text(h.metric, interval, pairs.sign)}"
+    ends = f"{percent(comparison.level, trim=True)} interval {interval_text(h.metric, interval, pairs.sign)}"
     kind = ", confidence sequence" if by_sequence else ""
     count = f"{len(comparison.seeds)} paired seeds"
-    return f"{effect_text(h.metric, pairs.sign * interval.effect)} ({ends}{kind}, {count}, {p_text(comparison.p)})"
+    return f"{effect_text(h.metric, pairs.sign * interval.effect)} ({ends}{kind}, {count}, p {p_value(comparison.p)})"
 
 
 def _meaning(h: Hypothesis, comparison: Comparison) -> str:
@@ -61,11 +60,11 @@ def _limits(pairs: Pairs, comparison: Comparison) -> list[str]:
     if fewest_seeds(1 - comparison.level) > seeds:
         least = 2 * comparison.sign_flip_least
         said.append(
-            f"{seeds} seeds can't bring the exact sign-flip test below {least_text(least)} two-sided "
-            f"({least_text(comparison.sign_flip_least)} one-sided); {fewest_seeds(1 - comparison.level)} can reach "
-            f"{least_text(1 - comparison.level)}."
+            f"{seeds} seeds can't bring the exact sign-flip test below {number(least)} two-sided "
+            f"({number(comparison.sign_flip_least)} one-sided); {fewest_seeds(1 - comparison.level)} can reach "
+            f"{number(1 - comparison.level)}."
         )
-    for index in apart(pairs.differences):
+    for index in outliers(pairs.differences):
         said.append(
             f"Seed {pairs.seeds[index]} stands apart from the others; look at its runs before you believe this."
         )
@@ -87,7 +86,7 @@ def _needs(h: Hypothesis, pairs: Pairs, comparison: Comparison) -> list[str]:
         more = tasks_to_decide(h, spread.mean, likely_deviation(spread), spread.seeds, table.shape[1], rest)
     tasks = f", or {more} held-out tasks with these seeds" if more else ""
     least = f"{CLAIMED[h.direction]} of {amount(h.metric, h.smallest)}"
-    power = f"Seeds that deviate like these validate {least} with a chance of {comparison.power:.0%}"
+    power = f"Seeds that deviate like these validate {least} with a chance of {percent(comparison.power, 0)}"
     if comparison.seeds_needed is None:
         return [f"{power}; more than 1,000 would be needed{tasks}."]
     needed, more_seeds = comparison.seeds_needed, comparison.seeds_needed - spread.seeds
@@ -101,7 +100,7 @@ def _of_two_models(h: Hypothesis, pairs: Pairs) -> str:
     tasks = f" on {len(table)} tasks" if len(table) else ""
     difference = pairs.treated[0].value - pairs.control[0].value
     effect = effect_text(h.metric, difference)
-    compared = f"; higher on {up} and lower on {down} (McNemar {p_text(mcnemar(up, down))})" if len(table) else ""
+    compared = f"; higher on {up} and lower on {down} (McNemar p {p_value(mcnemar(up, down))})" if len(table) else ""
     return (
         f"{pairs.arm} against {h.control.name}: {effect}{tasks}, seed {pairs.seeds[0]} alone{compared}. "
         "That is about these two models; of the setting one seed says nothing. Run 5 seeds at least."
@@ -109,4 +108,4 @@ def _of_two_models(h: Hypothesis, pairs: Pairs) -> str:
 
 
 def _seeds(seeds: tuple[int, ...]) -> str:
-    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(str(seed) for seed in seeds)}"
+    return f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from uptrend.lab.statistics.paired import paired_interval
 from uptrend.lab.sweep import Sweep
-from uptrend.records import Interval, Measured, mcnemar
+from uptrend.records import Interval, Measured
+from uptrend.stats.comparison import mcnemar
+from uptrend.stats.intervals import paired_interval
 
 ALPHA = 0.05
 

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from uptrend.lab.confidence import MANY_SEEDS
-from uptrend.lab.statistics.many import benjamini_hochberg
-from uptrend.lab.units import p_text
 from uptrend.records.finding import Confidence
 from uptrend.records.hypothesis import Status
 from uptrend.records.verdict import Comparison, Verdict
+from uptrend.stats.comparison import benjamini_hochberg
+from uptrend.stats.formatting import p_value
 
 RATE = 0.05
 """The share of false ones among the validated that is accepted."""
@@ -50,8 +50,8 @@ def _adjusted(verdict: Verdict, p: float, count: int) -> Verdict:
     if verdict.status is not Status.VALIDATED:
         return verdict
     if survives:
-        return replace(verdict, sentence=f"{verdict.sentence} Among {count} hypotheses, adjusted {p_text(p)}.{asks}")
-    reason = f"validated by itself, and not among {count} hypotheses judged together (adjusted {p_text(p)})"
+        return replace(verdict, sentence=f"{verdict.sentence} Among {count} hypotheses, adjusted p {p_value(p)}.{asks}")
+    reason = f"validated by itself, and not among {count} hypotheses judged together (adjusted p {p_value(p)})"
     return replace(
         verdict,
         status=Status.INCONCLUSIVE,

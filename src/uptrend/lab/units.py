@@ -1,9 +1,8 @@
-"""Figures as people read them: shares in points, other metrics in their own unit, p without its zero."""
-
-import math
+"""Metrics and their differences in words: shares in points, other metrics in their own unit."""
 
 from uptrend.records.metrics import find_metric
 from uptrend.records.verdict import Interval
+from uptrend.stats import formatting
 
 
 def name_of(metric: str) -> str:
@@ -16,10 +15,7 @@ def name_of(metric: str) -> str:
 
 def change(metric: str, value: float) -> str:
     """A difference with its sign, without its unit: +6.3, for points, or +0.063."""
-    if math.isinf(value):
-        return "+∞" if value > 0 else "−∞"
-    text = f"{100 * value:+.1f}" if is_share(metric) else f"{value:+.3g}"
-    return "0.0" if text in ("+0.0", "-0.0") else text.replace("-", "−")
+    return formatting.change(value, is_share(metric))
 
 
 def amount(metric: str, value: float) -> str:
@@ -41,22 +37,4 @@ def effect_text(metric: str, effect: float) -> str:
 def interval_text(metric: str, interval: Interval, sign: float) -> str:
     """Its two ends as measured, the lesser first: +2.1 to +10.5."""
     ends = sorted((sign * interval.low, sign * interval.high))
-    return f"{change(metric, ends[0])} to {change(metric, ends[1])}"
-
-
-def p_text(p: float) -> str:
-    """p .009, p < .001, p 1."""
-    if p < 0.001:
-        return "p < .001"
-    text = f"{p:.3f}" if p < 0.0995 else f"{p:.2f}"
-    return f"p {text.removeprefix('0')}" if p < 0.995 else "p 1"
-
-
-def least_text(p: float) -> str:
-    """A p that can't be undercut, to three digits: .0625."""
-    return f"{float(f'{p:.3g}')}".removeprefix("0")
-
-
-def level_text(level: float) -> str:
-    """95%, 97.5%, 98.3%."""
-    return f"{round(100 * level, 1):g}%"
+    return formatting.interval(ends[0], ends[1], is_share(metric))

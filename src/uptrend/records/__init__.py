@@ -12,7 +12,7 @@ from uptrend.records.errors import (
     TasksetError,
     UptrendError,
 )
-from uptrend.records.evaluation import Evaluation, mcnemar, pass_at_k, wilson
+from uptrend.records.evaluation import Evaluation
 from uptrend.records.events import Stop, StoppedBy
 from uptrend.records.finding import (
     CannotTell,
@@ -45,6 +45,6 @@ __all__ = [
     "Reward", "Rival", "Role", "Rollout", "Run", "RunDirectory", "RunLocked", "RunView", "Sequence", "Severity",
     "Source", "Status", "Stop", "StoppedBy", "Task", "TasksetError", "Times", "Tool", "ToolCall", "Trend", "TrendKind",
     "UptrendError", "Verdict",
-    "boundary_of", "from_lines", "mcnemar", "pass_at_k", "rollouts_of", "rollouts_table", "task_id", "tasks_hash",
-    "to_pandas", "to_polars", "view_of", "wilson",
+    "boundary_of", "from_lines", "rollouts_of", "rollouts_table", "task_id", "tasks_hash",
+    "to_pandas", "to_polars", "view_of",
 ]  # fmt: skip

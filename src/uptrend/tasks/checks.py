@@ -123,10 +123,16 @@ def same_tasks(first: Sequence[Task], second: Sequence[Task]) -> Check:
 
 
 def order(train: Sequence[Task]) -> Check:
-    """Neither easy tasks nor one family come first; difficulty is looked at by family, as it compares only there."""
+    """Check that neither easy tasks nor one family come first; difficulty is compared within a family."""
+    from uptrend.stats.trend import rank_correlation  # scipy only where tasks are checked: `tasks list` stays quick
+
     ranks = {f"difficulty of {name}": values for name, values in _difficulties(train).items()}
     ranks |= {f"being {name}": values for name, values in _memberships(train).items()}
-    judged = {what: rank_correlation(values) for what, values in ranks.items() if len(values) >= 30}
+    judged = {
+        what: rank_correlation(np.arange(float(len(values))), np.array(values))
+        for what, values in ranks.items()
+        if len(values) >= 30
+    }
     if not judged:
         return Check("difficulty is shuffled", True, "not judged: no family has 30 tasks")
     # Four standard errors: by chance once in 16,000 times.
@@ -208,15 +214,6 @@ def deterministic(played: Sequence[Played]) -> Check:
     differing = [play for play in played if play.rewards and play.rewards[0] != play.rewards[1]]
     figure = f"{len(differing)} of {len(played)} differ{_example(differing)}"
     return Check("scoring twice gives the same", not differing, figure)
-
-
-def rank_correlation(values: Sequence[float]) -> float:
-    """Spearman's correlation of values with their positions; ties get their mean rank, equal values 0."""
-    _, group, counts = np.unique(np.array(values), return_inverse=True, return_counts=True)
-    if len(counts) == 1:
-        return 0.0
-    mean_ranks = np.cumsum(counts) - (counts - 1) / 2
-    return float(np.corrcoef(np.arange(len(values)), mean_ranks[group])[0, 1])
 
 
 def _mean_parts(plays: Sequence[Played]) -> dict[str, float]:

@@ -5,9 +5,10 @@ import time
 import numpy as np
 
 from uptrend.config import Config
-from uptrend.records import Evaluation, Rollout, pass_at_k
+from uptrend.records import Evaluation, Rollout
 from uptrend.rollout.play import RolloutRequest
 from uptrend.rollout.seeds import derive
+from uptrend.stats.intervals import pass_at_k, wilson
 from uptrend.tasks.pool import HeldOut
 from uptrend.training.gather import RolloutPlayer
 
@@ -22,10 +23,14 @@ def evaluate(player: RolloutPlayer, held_out: HeldOut, step: int, config: Config
         attempts = player.play(requests, temperature=config.sampling.temperature)
     scored = [r for r in rollouts if r.reward is not None]
     families = dict.fromkeys(r.family for r in rollouts)
+    correct = sum(_right(r) for r in rollouts)
+    low, high = wilson(correct, len(rollouts))
     return Evaluation(
         step=step,
         tasks=len(rollouts),
-        correct=sum(_right(r) for r in rollouts),
+        correct=correct,
+        low=low,
+        high=high,
         failed=len(rollouts) - len(scored),
         reward=float(np.mean([r.reward.total for r in scored if r.reward])) if scored else None,
         by_family={f: float(np.mean([_right(r) for r in rollouts if r.family == f])) for f in families},

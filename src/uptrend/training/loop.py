@@ -167,9 +167,8 @@ def learn(
 def evaluate_held_out(parts: Parts, player: RolloutPlayer, recorder: Recorder, step: int) -> Evaluation:
     """Evaluate on the held-out tasks and record the result."""
     held, rollouts = evaluate(player, parts.held_out, step, parts.config)
-    low, high = held.interval
     line = {
-        "step": step, "accuracy": held.accuracy, "low": low, "high": high, "tasks": held.tasks,
+        "step": step, "accuracy": held.accuracy, "low": held.low, "high": held.high, "tasks": held.tasks,
         "correct": held.correct, "failed": held.failed, "by_family": held.by_family,
         **({} if held.reward is None else {"reward": held.reward}),
         "parts": held.parts, "pass_at": {str(k): v for k, v in held.pass_at.items()}, "seconds": held.seconds,

@@ -1,18 +1,16 @@
 """The numbers behind the advice, against other ways to get them."""
 
-import itertools
-
 import numpy as np
 import pytest
-from scipy import stats
 
 from uptrend.doctor.probes.advantages import true_advantages
 from uptrend.doctor.probes.parser import is_meant
-from uptrend.doctor.probes.pass_rates import PassRates, _power, predict_dead
-from uptrend.doctor.probes.power import power_of
+from uptrend.doctor.probes.pass_rates import PassRates, predict_dead
+from uptrend.doctor.probes.power import LEVEL
 from uptrend.doctor.probes.result import told
 from uptrend.doctor.probes.texts import question
 from uptrend.records import Message, Task
+from uptrend.stats.trend import power_of_rise
 
 
 def binary(rates: np.ndarray, size: int, seed: int = 0) -> PassRates:
@@ -29,11 +27,6 @@ def test_dead_groups_are_predicted_from_others_of_another_size(a: float, b: floa
     assert predict_dead(binary(rates, 8), size) == pytest.approx(truth, abs=0.06)
 
 
-def test_moments_of_a_beta() -> None:
-    for k, a, b in itertools.product((1, 3, 8), (0.4, 2.0), (0.7, 5.0)):
-        assert _power(a, b, k) == pytest.approx(float(stats.beta(a, b).moment(k)), rel=1e-6)
-
-
 @pytest.mark.parametrize(
     ("groups", "size", "steps", "gain", "expected"),
     [(8, 8, 50, 0.05, 0.18), (8, 8, 50, 0.1, 0.47), (8, 8, 200, 0.05, 0.50), (8, 8, 200, 0.1, 0.92),
@@ -43,9 +36,9 @@ def test_power_is_that_of_a_simulated_trend(groups: int, size: int, steps: int, 
     """Tasks pass at 65% with a deviation of 0.35 between them; `expected` was simulated elsewhere."""
     between, within = 0.35**2, 0.65 * 0.35 - 0.35**2
     deviation = ((between + within / size) / groups) ** 0.5
-    assert power_of(gain, deviation, steps) == pytest.approx(expected, abs=0.04)
+    assert power_of_rise(gain, deviation, steps, LEVEL) == pytest.approx(expected, abs=0.04)
     slopes = _simulate(deviation, steps, gain, 4000)
-    assert power_of(gain, deviation, steps) == pytest.approx(slopes, abs=0.04)
+    assert power_of_rise(gain, deviation, steps, LEVEL) == pytest.approx(slopes, abs=0.04)
 
 
 def _simulate(deviation: float, steps: int, gain: float, runs: int) -> float:

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from uptrend.bridge.importers.evaluations import is_evaluation
-from uptrend.bridge.importers.log import Log, Row, number, plural
+from uptrend.bridge.importers.log import Log, Row, number
 from uptrend.bridge.importers.printed import printed_facts
 from uptrend.bridge.importers.summaries import is_summary_key
 from uptrend.records.dialects import is_bookkeeping, translate
+from uptrend.stats.formatting import plural
 
 _COLOR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _RAY = re.compile(r"^\([A-Za-z_.:]+ (?:pid|ip)=[^)]*\)\s?", re.MULTILINE)

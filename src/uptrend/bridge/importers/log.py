@@ -67,8 +67,3 @@ def columns_in(rows: Iterable[Row]) -> list[str]:
         if not row.keys() <= seen.keys():
             seen.update(dict.fromkeys(row))
     return list(seen)
-
-
-def plural(count: int, noun: str) -> str:
-    """`1 row`, `2 rows`."""
-    return f"{count} {noun}" + ("" if count == 1 else "s")

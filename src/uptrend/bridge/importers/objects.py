@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from uptrend.bridge.importers.fast import large_json_lines
-from uptrend.bridge.importers.log import Log, Row, plural
+from uptrend.bridge.importers.log import Log, Row
+from uptrend.stats.formatting import plural
 
 _HISTORIES = ("log_history", "history", "logs", "log", "metrics", "rows", "data", "training_history", "train")
 _HELD_OUT = ("eval", "evals", "evaluation", "evaluations", "eval_history", "validation", "val", "test")

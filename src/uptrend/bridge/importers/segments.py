@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from uptrend.bridge.importers.evaluations import evaluation, is_evaluation
-from uptrend.bridge.importers.log import Log, Row, columns_in, number, plural
+from uptrend.bridge.importers.log import Log, Row, columns_in, number
 from uptrend.bridge.importers.repeats import without_repeats
 from uptrend.bridge.importers.steps import starts, step_column
 from uptrend.bridge.importers.summaries import without_summaries
 from uptrend.records.dialects import is_bookkeeping
+from uptrend.stats.formatting import plural
 
 
 @dataclass

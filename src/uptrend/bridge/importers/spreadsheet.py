@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 
 from uptrend.bridge.importers.fast import large_spreadsheet
-from uptrend.bridge.importers.log import Log, Row, number, plural
+from uptrend.bridge.importers.log import Log, Row, number
+from uptrend.stats.formatting import plural
 
 _DELIMITERS = ",;\t"
 

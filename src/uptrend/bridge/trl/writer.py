@@ -14,7 +14,7 @@ from uptrend.bridge.trl.rollouts import Made, groups_of, make_rollouts
 from uptrend.bridge.trl.scale import RewardRange, Suspicion
 from uptrend.bridge.trl.step import Settings, TrlStep
 from uptrend.bridge.trl.voice import Upward
-from uptrend.records import Confidence, Evidence, RunDirectory, Severity, wilson
+from uptrend.records import Confidence, Evidence, RunDirectory, Severity
 from uptrend.training import metrics as measure
 
 CONSTANT = 5
@@ -87,6 +87,10 @@ class Writer:
         self._voice.event("evaluation", step=step, reward=mean, tasks=len(rewards))
         if not known:
             return  # an accuracy that nobody can know is not made up
+        from uptrend.stats.intervals import (
+            wilson,
+        )  # scipy only where needed: this process starts fast
+
         low, high = wilson(sum(known), len(known))
         line = {
             "step": step, "accuracy": float(np.mean(known)), "low": low, "high": high, "tasks": len(known),

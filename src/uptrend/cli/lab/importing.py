@@ -8,9 +8,9 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from uptrend.cli.console import terminal
 from uptrend.cli.lab.listing import AsFormat
 from uptrend.cli.options import Format
-from uptrend.cli.wording import terminal
 from uptrend.lab.importing.bring import Brought, bring, hypothesis_key
 from uptrend.lab.importing.found import FoundExperiment, FoundHypothesis, Journal
 from uptrend.lab.importing.marks import reported

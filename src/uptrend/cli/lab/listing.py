@@ -7,13 +7,14 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from uptrend.cli.console import terminal
 from uptrend.cli.options import Format
-from uptrend.cli.wording import terminal
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.lab.notebook import Notebook
 from uptrend.lab.overview import MARKS
 from uptrend.lab.ready import all_ready
 from uptrend.records import Hypothesis
+from uptrend.stats.formatting import NONE
 
 AsFormat = Annotated[Format, typer.Option("--format", "-f", help="How to tell it.")]
 
@@ -70,7 +71,7 @@ def _table(hypotheses: list[Hypothesis]) -> Table:
     for h in hypotheses:
         arms = ", ".join(arm.name for arm in h.arms) or "a probe decides"
         status = f"{MARKS[h.status]} {h.status}"
-        table.add_row(h.id, h.priority, status, h.confidence or "–", h.title, arms)
+        table.add_row(h.id, h.priority, status, h.confidence or NONE, h.title, arms)
     return table
 
 

@@ -26,6 +26,7 @@ from uptrend.lab.workers.local import LocalWorkers
 from uptrend.lab.workers.work import Workers
 from uptrend.policy.known import need_train_extra
 from uptrend.records import Hypothesis, LabError, Status
+from uptrend.stats.formatting import percent
 
 SUPPOSED = 0.05
 """The deviation of differences by which power is told before any run is there: 4 to 7 points with 200 tasks."""
@@ -173,6 +174,6 @@ def _announce(experiment: ExperimentRuns) -> list[str]:
         needed = f"; 80% would take {seen.seeds_for_80} seeds" if seen.seeds_for_80 and seen.power < 0.8 else ""
         lines.append(
             f"{h.id}: where differences deviate by {amount(h.metric, SUPPOSED)} between seeds, an effect of "
-            f"{amount(h.metric, h.smallest)} is validated with a chance of {seen.power:.0%}{needed}"
+            f"{amount(h.metric, h.smallest)} is validated with a chance of {percent(seen.power, 0)}{needed}"
         )
     return lines

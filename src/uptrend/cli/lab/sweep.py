@@ -10,24 +10,25 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from uptrend.cli.console import terminal
 from uptrend.cli.lab.launcher import TrainLauncher
 from uptrend.cli.lab.run import Address, AtOnce, Gpus, Keep, On, OnOption, make_workers, stoppable
 from uptrend.cli.lab.table import Board, choose_view
 from uptrend.cli.options import Format
-from uptrend.cli.wording import terminal
 from uptrend.doctor.report.table import plain
 from uptrend.lab import plan, sweep, sweep_rows
 from uptrend.lab.faults import faults
 from uptrend.lab.journal.stored import asdict
-from uptrend.lab.journal.wording import level
+from uptrend.lab.journal.verdicts import level
 from uptrend.lab.launcher import PlannedRun
 from uptrend.lab.measure import bounds, measure
 from uptrend.lab.naming import slug
-from uptrend.lab.units import change, interval_text, p_text
+from uptrend.lab.units import change, interval_text
 from uptrend.lab.workers.work import Outcome
 from uptrend.policy.known import need_train_extra
 from uptrend.records import Hypothesis, Interval, LabError, Measured, Run
 from uptrend.records.lines import write_whole
+from uptrend.stats.formatting import NONE, p_value, plural
 
 
 def command(
@@ -66,8 +67,8 @@ def command(
     resolved = {arm.name: plan.resolve(h, arm, asked.recipe, launcher, **_steps(asked)) for arm in h.arms}
     planned_runs = _told_apart(plan.planned_runs(h, resolved, folder))
     view = choose_view([Board(asked.title, asked.metric, planned_runs)], quiet=format is Format.JSON)
-    seeds_said = "1 seed" if len(asked.seeds) == 1 else f"{len(asked.seeds)} seeds"
-    view.say(f"{asked.title}: {len(asked.arms)} points × {seeds_said} = {len(planned_runs)} runs")
+    counts = plural(len(asked.arms), "point"), plural(len(asked.seeds), "seed"), plural(len(planned_runs), "run")
+    view.say("{}: {} × {} = {}".format(asked.title, *counts))
     workers = make_workers(on, address, at_once, gpus, keep_checkpoints)
     outcomes: list[Outcome] = []
     with (
@@ -163,7 +164,7 @@ def print_rows(asked: sweep.Sweep, rows: Sequence[sweep_rows.SweepRow]) -> None:
 def _ends(metric: str, interval: Interval | None) -> str:
     """A mean's interval, no wider than the metric itself can be."""
     if interval is None or not math.isfinite(interval.low):
-        return "–"
+        return NONE
     least, most = bounds(metric) or (-math.inf, math.inf)
     return f"{level(metric, max(least, interval.low))} to {level(metric, min(most, interval.high))}"
 
@@ -177,4 +178,4 @@ def _change(asked: sweep.Sweep, row: sweep_rows.SweepRow) -> str:
 def _two_models(row: sweep_rows.SweepRow) -> str:
     if row.only is None or row.p is None:
         return ""
-    return f"{row.only[0]} and {row.only[1]} (McNemar {p_text(row.p)})"
+    return f"{row.only[0]} and {row.only[1]} (McNemar p {p_value(row.p)})"

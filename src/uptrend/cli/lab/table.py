@@ -11,12 +11,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from uptrend.cli.wording import duration
-from uptrend.lab.journal.wording import level
+from uptrend.lab.journal.verdicts import level
 from uptrend.lab.launcher import PlannedRun
 from uptrend.lab.measure import measure
 from uptrend.lab.workers.work import Outcome
 from uptrend.records import Run, UptrendError
+from uptrend.stats.formatting import duration, percent
 
 CELL = 7
 """Columns of the terminal that a seed takes."""
@@ -169,7 +169,7 @@ class LabLiveView(LabLineView):
         if (board.title, planned.hash) in self.values:
             return Text(self._value(board, planned), "green")
         if planned.hash in self.running:
-            return Text(f"{_steps(planned):.0%}", "cyan")
+            return Text(percent(_steps(planned), 0), "cyan")
         if arm in board.refused:
             return Text("refused", "red")
         outcome = self.outcomes.get(planned.hash)
@@ -182,7 +182,7 @@ class LabLiveView(LabLineView):
         done = sum((board.title, planned.hash) in self.values for planned in runs)
         words = Text(f"{done}/{len(runs)}")
         going = [_steps(planned) for planned in runs if planned.hash in self.running]
-        words.append(f" {len(going)} at {fmean(going):.0%}" if going else "", "cyan")
+        words.append(f" {len(going)} at {percent(fmean(going), 0)}" if going else "", "cyan")
         return words.append(f" {self._mean(board, runs)}", "bold")
 
     def _mean(self, board: Board, runs: Sequence[PlannedRun]) -> str:

@@ -11,13 +11,14 @@ from typing import Any
 
 from rich.text import Text
 
-from uptrend.cli.wording import terminal
+from uptrend.cli.console import terminal
 from uptrend.config import difference
 from uptrend.doctor.report.table import plain
 from uptrend.lab import journal, plan
 from uptrend.lab.experiment import ExperimentRuns
 from uptrend.lab.journal.stored import asdict, build
 from uptrend.records import Run, Status, Verdict
+from uptrend.stats.formatting import plural
 
 COLORS = {Status.VALIDATED: "bold green", Status.INVALIDATED: "bold red", Status.INCONCLUSIVE: "bold yellow"}
 
@@ -58,7 +59,7 @@ def _machine(experiment: ExperimentRuns) -> str:
         if (planned.folder / "run.json").exists():
             info = Run(planned.folder).info.get("machine", {})
             threads = info.get("threads")
-            cores = f"{threads} thread{'s' if threads != 1 else ''} a run"
+            cores = f"{plural(threads or 1, 'thread')} per run"
             return str(info["gpu"]) if info.get("gpu") else f"{info.get('cpu', 'a CPU')}, {cores}"
     return platform.machine()
 

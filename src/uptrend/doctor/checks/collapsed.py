@@ -5,8 +5,8 @@ import numpy as np
 from uptrend.doctor.check import Outcome, finding
 from uptrend.doctor.collapse import SHORTEST, find_collapse
 from uptrend.doctor.curves import REWARD
-from uptrend.doctor.statistics.spread import robust_spread
 from uptrend.records import CannotTell, Confidence, Evidence, RunView, Severity
+from uptrend.stats.trend import robust_spread
 
 SIGNALS = {
     "kl/reference/mean": "KL",

@@ -6,8 +6,6 @@
 The second fits a Beta distribution to the tasks' pass rates (by its moments) and integrates pᴳ + (1−p)ᴳ over it.
 """
 
-from math import exp, lgamma
-
 import numpy as np
 
 from uptrend.doctor.check import Outcome, finding
@@ -15,6 +13,7 @@ from uptrend.doctor.groups import Grouped, grouped
 from uptrend.doctor.kept import FIRST, Where, cannot_tell, point, read_rows
 from uptrend.doctor.rows import Flags, Floats
 from uptrend.records import CannotTell, Confidence, Evidence, Finding, RunView, Severity
+from uptrend.stats.intervals import all_right
 
 IDS = ("sampling.temperature-low", "sampling.few-generations")
 GROUPS = 12
@@ -86,12 +85,7 @@ def fit_beta(rates: Floats, size: int) -> tuple[float, float]:
 
 def dead_share(alpha: float, beta: float, size: int) -> float:
     """The expected share of groups of this size that all succeed or all fail."""
-
-    def log_beta(a: float, b: float) -> float:
-        return lgamma(a) + lgamma(b) - lgamma(a + b)
-
-    whole = log_beta(alpha, beta)
-    return exp(log_beta(alpha + size, beta) - whole) + exp(log_beta(alpha, beta + size) - whole)
+    return all_right(alpha, beta, size) + all_right(beta, alpha, size)
 
 
 def _right(g: Grouped) -> Flags:

@@ -6,11 +6,10 @@ from uptrend.doctor.check import Outcome, finding
 from uptrend.doctor.checks import kl, learning_rate, precision, rate_by_size
 from uptrend.doctor.curves import REWARD, course, cut_by_length, height
 from uptrend.doctor.rank import alarms
-from uptrend.doctor.statistics.autocorrelation import residuals
-from uptrend.doctor.statistics.spread import rank_correlation
 from uptrend.doctor.trend import trend_of
 from uptrend.records import CannotTell, Confidence, Evidence, Finding, RunView, Severity, TrendKind
 from uptrend.records.view import Floats
+from uptrend.stats.trend import rank_correlation, residuals
 
 COLLAPSE, NO_STOP, CUT = "sampling.length-collapse", "sampling.no-stop", "context.completion-truncated"
 METRIC = "sampling/ended/length/share"

@@ -9,6 +9,7 @@ from uptrend.doctor.kept import cannot_tell, read_rows
 from uptrend.doctor.rows import Rows
 from uptrend.records import CannotTell, Confidence, Evidence, RunView, Severity
 from uptrend.records.view import Floats
+from uptrend.stats.intervals import normal_reach
 
 ID = "advantage.length-bias"
 ENDS = 3
@@ -41,7 +42,7 @@ def check(view: RunView) -> Outcome:
         f"Wrong rollouts grew from {wrong:.0f} to {wrong_late:.0f} tokens and right ones from {right:.0f} to "
         f"{right_late:.0f}: a mean over each rollout's tokens lets long wrong answers off lightly."
     )
-    shown = Evidence(f"Wrong ones gained {gained:.3g} tokens more (± {1.96 * error:.2g}).", gained, "", step)
+    shown = Evidence(f"Wrong ones gained {gained:.3g} tokens more (± {normal_reach() * error:.2g}).", gained, "", step)
     return [finding(view, ID, Severity.WARNING, Confidence.MEDIUM, text, [shown])]
 
 

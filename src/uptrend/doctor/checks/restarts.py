@@ -4,8 +4,8 @@ import numpy as np
 
 from uptrend.doctor.check import Outcome, finding
 from uptrend.doctor.curves import REWARD, rollout_spread
-from uptrend.doctor.statistics.shift import shift_at
 from uptrend.records import Confidence, Evidence, Finding, RunView, Severity
+from uptrend.stats.trend import shift_at
 
 FEWEST = 6
 WEIGHTS = "weights/norm"

@@ -8,9 +8,9 @@ from uptrend.doctor.check import Outcome, finding
 from uptrend.doctor.checks._parts import PartCurve, parts_of, surely_still
 from uptrend.doctor.curves import LEVEL, REWARD, course, rollout_spread, trend_until
 from uptrend.doctor.held_out import HeldOutChange, held_out_change
-from uptrend.doctor.statistics.trend import TrendTest as Line
 from uptrend.doctor.trend import trend_of
 from uptrend.records import CannotTell, Confidence, Evidence, Finding, RunView, Severity, TrendKind
+from uptrend.stats.trend import TrendTest as Line
 
 ID = "reward.hackable"
 FLOOR = 0.05

@@ -5,10 +5,10 @@ import numpy as np
 from uptrend.doctor.check import Outcome, finding
 from uptrend.doctor.curves import REWARD, course, cut_by_length
 from uptrend.doctor.held_out import held_out_change
-from uptrend.doctor.statistics.spread import rank_correlation
 from uptrend.doctor.trend import trend_of
 from uptrend.records import CannotTell, Confidence, Evidence, RunView, Severity, TrendKind
 from uptrend.records.view import Floats
+from uptrend.stats.trend import rank_correlation
 
 ID = "reward.length-hacking"
 GROWTH = 1.5

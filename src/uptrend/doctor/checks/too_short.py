@@ -5,12 +5,12 @@ import math
 import numpy as np
 
 from uptrend.doctor.check import Outcome, finding
-from uptrend.doctor.curves import REWARD, rollout_spread
-from uptrend.doctor.statistics.power import points_for
-from uptrend.doctor.statistics.trend import measure_trend
+from uptrend.doctor.curves import LEVEL, REWARD, rollout_spread
 from uptrend.doctor.trend import FEWEST_POINTS, SMALLEST, trend_of
 from uptrend.records import CannotTell, Confidence, Evidence, RunView, Severity, Trend, TrendKind
 from uptrend.records.view import Floats
+from uptrend.stats.formatting import plural
+from uptrend.stats.trend import measure_trend, points_for
 
 ID = "run.too-short"
 ENOUGH = 0.8
@@ -63,7 +63,7 @@ def _shows(smallest: float, power: float) -> str:
 
 def _told(values: Floats, smallest: float, power: float, trend: Trend) -> str:
     """How little so many points can show, and how many would do."""
-    count = f"{len(values)} point{'s' if len(values) != 1 else ''}"
+    count = plural(len(values), "point")
     if trend.power is None:
         return f"{count} of reward can't show a trend: {FEWEST_POINTS} are the least."
     shows = _shows(smallest, power)
@@ -83,4 +83,4 @@ def _points_needed(values: Floats, smallest: float) -> int:
     if line is None or smallest <= 0:
         return 0
     # The noise of independent points that would give this trend its error.
-    return points_for(smallest, line.error * math.sqrt(len(values) / 12))
+    return points_for(smallest, line.error * math.sqrt(len(values) / 12), ENOUGH, LEVEL / 2)

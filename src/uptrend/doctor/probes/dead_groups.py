@@ -3,7 +3,8 @@
 from uptrend.doctor.probes.bench import MEDIUM, WARNING, Bench
 from uptrend.doctor.probes.pass_rates import groups_of, predict_dead
 from uptrend.doctor.probes.result import Result, not_asked, told
-from uptrend.records import Evidence, wilson
+from uptrend.records import Evidence
+from uptrend.stats.intervals import wilson
 
 MANY = 0.5
 

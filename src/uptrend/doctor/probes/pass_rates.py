@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from uptrend.records import Rollout
+from uptrend.stats.intervals import all_right
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,10 @@ def predict_dead(groups: PassRates, size: int) -> float:
     a, b = _fit(tops / counts, counts)
     return float(
         np.mean(
-            [_power(a + k, b + n - k, size) + _power(b + n - k, a + k, size) for k, n in zip(tops, counts, strict=True)]
+            [
+                all_right(a + k, b + n - k, size) + all_right(b + n - k, a + k, size)
+                for k, n in zip(tops, counts, strict=True)
+            ]
         )
     )
 
@@ -89,13 +93,7 @@ def _all_equal(rewards: tuple[float, ...], size: int) -> float:
     """The chance that `size` draws are one value; half a rollout of something else is taken to be about."""
     counts = np.array([rewards.count(x) for x in set(rewards)], float)
     n = len(rewards) + 0.5
-    return float(sum(_power(c, n - c, size) for c in counts))
-
-
-def _power(a: float, b: float, k: int) -> float:
-    """E[pᵏ] of a Beta(a, b)."""
-    steps = np.arange(k)
-    return float(np.exp(np.sum(np.log(a + steps) - np.log(a + b + steps))))
+    return float(sum(all_right(c, n - c, size) for c in counts))
 
 
 def _fit(shares: np.ndarray, counts: np.ndarray) -> tuple[float, float]:

@@ -1,10 +1,4 @@
-"""Whether the planned run could show a gain at all.
-
-A linear rise of e over n steps whose mean rewards have the deviation σ is told from none, one-sided at 5%, with
-power Φ(e / (σ √(12/n)) − 1.645).
-"""
-
-from statistics import NormalDist
+"""The power of the planned run to show a gain, by a one-sided test of a straight rise at 5%."""
 
 import numpy as np
 
@@ -12,17 +6,11 @@ from uptrend.doctor.probes.bench import MEDIUM, NOTE, Bench
 from uptrend.doctor.probes.pass_rates import groups_of
 from uptrend.doctor.probes.result import Result, not_asked, told
 from uptrend.records import Evidence
+from uptrend.stats.trend import points_for, power_of_rise
 
 GAIN = 0.1
 """The gain that a run should be able to show, as a part of the reward's range."""
-WANTED = 0.8
-
-
-def power_of(gain: float, deviation: float, steps: int) -> float:
-    """The chance to see a gain over so many steps."""
-    if deviation <= 0:
-        return 1.0
-    return NormalDist().cdf(gain / (deviation * (12 / steps) ** 0.5) - 1.645)
+WANTED, LEVEL = 0.8, 0.05
 
 
 def probe(bench: Bench) -> Result:
@@ -33,12 +21,12 @@ def probe(bench: Bench) -> Result:
         return not_asked("too few groups were scored to know the noise")
     span = max(h - low for h, low in zip(groups.highs, groups.lows, strict=True))
     steps, deviation = bench.config.learning.steps, float(np.std(means, ddof=1)) / bench.config.sampling.groups**0.5
-    power = power_of(GAIN * span, deviation, steps)
+    power = power_of_rise(GAIN * span, deviation, steps, LEVEL)
     figure = f"{steps} steps show a rise of {GAIN * span:.2g} in reward with power {power:.0%} (a step's noise: "
     figure += f"{deviation:.2g})"
     if power >= WANTED:
         return told(figure)
-    needed = next((n for n in range(steps, 100_000, 10) if power_of(GAIN * span, deviation, n) >= WANTED), 100_000)
+    needed = points_for(GAIN * span, deviation, WANTED, LEVEL)
     summary = f"{steps} steps are too few to show a rise of {GAIN:.0%} of the range: power {power:.0%}."
     evidence = Evidence(f"{needed} steps of this size would have {WANTED:.0%}", power)
     return told(figure, [bench.found("run.too-short", NOTE, MEDIUM, summary, evidence)])

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from html import escape
 
 from uptrend.doctor.report.picture import picture
+from uptrend.doctor.report.sections import HEADLINES, changes, decides, evidence, held_out, symptoms, title
 from uptrend.doctor.report.shell import shell
-from uptrend.doctor.report.wording import HEADLINES, changes, decides, evidence, held_out, symptoms, title
 from uptrend.records import Finding, Report
 
 STYLE = """

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from uptrend.doctor.report.wording import changes, decides, evidence, held_out, symptoms, title
+from uptrend.doctor.report.sections import changes, decides, evidence, held_out, symptoms, title
 from uptrend.records import Finding, Report
+from uptrend.stats.formatting import markdown_table
 
 
 def to_markdown(reports: Sequence[Report]) -> str:
@@ -25,8 +26,8 @@ def _report(report: Report) -> str:
     if not report.findings:
         lines += ["Nothing was found.", ""]
     if report.cannot_tell:
-        lines += ["## Cannot tell", "", "| cause | needs |", "|---|---|"]
-        lines += [f"| {lack.id} | {_cell(lack.needs)} |" for lack in report.cannot_tell] + [""]
+        lacks = markdown_table(("cause", "needs"), [(lack.id, lack.needs) for lack in report.cannot_tell])
+        lines += ["## Cannot tell", "", lacks, ""]
     if report.unknown:
         lines += ["Columns not known: " + ", ".join(f"`{name}`" for name in report.unknown) + ".", ""]
     return "\n".join(lines)
@@ -53,7 +54,3 @@ def _finding(place: int, finding: Finding, whose: str) -> list[str]:
         named = changes(finding.fix, whose)
         lines += [f"- {trainer}: `{line}`" for trainer, line in named] + [""] * bool(named)
     return [*lines, f"[{finding.page}]({finding.page})", ""]
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")

@@ -3,7 +3,7 @@
 from rich.console import Console
 from rich.text import Text
 
-from uptrend.doctor.report.wording import changes, decides, evidence, held_out, lacking, symptoms, title
+from uptrend.doctor.report.sections import changes, decides, evidence, held_out, lacking, symptoms, title
 from uptrend.records import Finding, Report, Severity, TrendKind
 
 COLORS = {Severity.CRITICAL: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}

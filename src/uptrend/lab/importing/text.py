@@ -7,6 +7,7 @@ from uptrend.lab import blocks
 from uptrend.lab.importing.found import FoundExperiment, FoundHypothesis
 from uptrend.lab.importing.marks import reported
 from uptrend.lab.importing.outline import OutlineLine
+from uptrend.stats.formatting import markdown_table
 
 NOT_RUN_HERE = "Nothing of it was run here"
 OWN = ("Hypothesis", "Experiment", "Listed", "Status", "Prerequisites")
@@ -37,8 +38,8 @@ def entry(one: FoundExperiment, source: str) -> str:
         "settings": "; ".join(f"{name} = {value}" for name, value in one.settings.items()),
         "figures": ", ".join(dict.fromkeys(f"{figure.name} {figure.value:g}" for figure in one.figures)),
     }
-    rows = [f"| {name} | {_cell(text)} |" for name, text in facts.items() if text]
-    table = "\n".join(["| | |", "|---|---|", *rows]) if rows else ""
+    rows = [(name, text) for name, text in facts.items() if text]
+    table = markdown_table(("", ""), rows) if rows else ""
     where = f"{NOT_RUN_HERE}; from {source}, {spans(one.lines)}:"
     day = f"{one.date}: " if one.date else ""
     head = f"## {day}{code}{one.title}{runs}"
@@ -91,10 +92,6 @@ def quoted(lines: Sequence[OutlineLine]) -> str:
 
 def _listed(fields: dict[str, str]) -> str:
     return "\n".join(f"- **{name}**: {text}" for name, text in fields.items())
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
 
 
 def _joined(*parts: str) -> str:

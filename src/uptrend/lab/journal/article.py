@@ -8,9 +8,10 @@ from uptrend.lab.journal.chapter import Chapter
 from uptrend.lab.journal.figures import pictures
 from uptrend.lab.journal.prose import to_html
 from uptrend.lab.journal.tables import MarkdownTable, arms_table, differences, runs_table
-from uptrend.lab.journal.wording import WAYS, caveats, confidence
+from uptrend.lab.journal.verdicts import WAYS, caveats, confidence
 from uptrend.lab.units import amount, name_of
 from uptrend.records import Hypothesis, Status, Verdict
+from uptrend.stats.formatting import assignments
 
 MACHINES = re.compile(r"<!-- uptrend:(\S+) -->.*?<!-- /uptrend:\1 -->", re.DOTALL)
 """The machine's blocks within people's prose."""
@@ -109,7 +110,7 @@ def _arms(chapter: Chapter) -> str:
     if chapter.entry and chapter.entry.differences:
         told = [(h.control.name, "control"), *differences(chapter.entry)]
     else:
-        told = [(arm.name, ", ".join(f"{k} = {v}" for k, v in arm.overrides.items()) or "as it is") for arm in h.arms]
+        told = [(arm.name, assignments(arm.overrides) or "as it is") for arm in h.arms]
     return "<br>".join(f"{escape(name)}: <code>{escape(changes)}</code>" for name, changes in told)
 
 

@@ -7,9 +7,10 @@ from uptrend.lab.journal.chapter import Chapter
 from uptrend.lab.journal.chart import Bar, curves_chart, intervals_chart
 from uptrend.lab.journal.curves import Series, by_arm
 from uptrend.lab.journal.plots import kinds
-from uptrend.lab.journal.wording import sign_of, title_of
-from uptrend.lab.units import is_share, level_text, name_of
+from uptrend.lab.journal.verdicts import sign_of, title_of
+from uptrend.lab.units import is_share, name_of
 from uptrend.records import Comparison, Direction, Hypothesis, Verdict
+from uptrend.stats.formatting import percent, plural
 
 COLORS = 6
 """How many arms have a color of their own."""
@@ -31,7 +32,7 @@ def pictures(chapter: Chapter) -> str:
 def _legend(shown: Sequence[Series], places: dict[str, int]) -> str:
     items = [
         f'<li class="a{places[s.arm] % COLORS}"><i></i>{escape(s.arm)} <span class="soft">'
-        f"{len(s.seeds)} seed{'s' * (len(s.seeds) != 1)}</span></li>"
+        f"{plural(len(s.seeds), 'seed')}</span></li>"
         for s in shown
     ]
     return f'<ul class="legend">{"".join(items)}</ul>' if items else ""
@@ -43,7 +44,7 @@ def _intervals(h: Hypothesis, verdict: Verdict) -> str:
     bars = [_bar(h, c, places.get(c.arm, 0) % COLORS) for c in verdict.comparisons]
     marks = [h.smallest, -h.smallest] if h.direction is Direction.EITHER else [sign * h.smallest]
     unit = " (points)" if is_share(h.metric) else ""
-    levels = " or ".join(dict.fromkeys(level_text(c.level) for c in verdict.comparisons))
+    levels = " or ".join(dict.fromkeys(percent(c.level, trim=True) for c in verdict.comparisons))
     chart = intervals_chart(bars, marks, f"effect on {name_of(h.metric)}{unit}", scale, "effects with their intervals")
     return f"<figure><figcaption>Effect <span>{levels} interval, a dot a seed</span></figcaption>{chart}</figure>"
 

@@ -7,14 +7,15 @@ from typing import Any
 from uptrend.config.difference import nest
 from uptrend.config.toml_text import to_recipe, to_toml
 from uptrend.doctor.catalogue import CATALOGUE
-from uptrend.doctor.report.wording import TRAINERS, assignments
+from uptrend.doctor.report.sections import TRAINERS
 from uptrend.doctor.resolve import complete_fix
 from uptrend.lab.journal.entry import Entry
 from uptrend.lab.journal.tables import MarkdownTable, changed
-from uptrend.lab.journal.wording import decisive, level, sign_of
-from uptrend.lab.units import interval_text, level_text, name_of
+from uptrend.lab.journal.verdicts import decisive, level, sign_of
+from uptrend.lab.units import interval_text, name_of
 from uptrend.records import Comparison, Direction, Hypothesis, Status, Verdict, dialects
 from uptrend.records.metrics import find_metric
+from uptrend.stats.formatting import assignments, markdown_table, percent, plural
 
 NONE = "no setting of this name"
 
@@ -72,10 +73,13 @@ def to_page(h: Hypothesis, verdict: Verdict, entry: Entry, change: ConfigChange,
         "",
         f"{h.id.upper()} holds: {h.title}. {verdict.sentence}",
         "",
-        f"| {name_of(h.metric)} | before: {change.before} | after: {change.after} |",
-        "|---|---|---|",
-        f"| mean over {len(c.seeds)} seeds | {level(h.metric, means[0])} | {level(h.metric, means[1])} |",
-        f"| effect, {level_text(c.level)} interval | | {_gain(h, change)} |",
+        markdown_table(
+            (name_of(h.metric), f"before: {change.before}", f"after: {change.after}"),
+            [
+                (f"mean over {plural(len(c.seeds), 'seed')}", *(level(h.metric, mean) for mean in means)),
+                (f"effect, {percent(c.level, trim=True)} interval", "", _gain(h, change)),
+            ],
+        ),
         "",
     ]
     lines += [f"![Before and after]({picture})", ""] if picture else []

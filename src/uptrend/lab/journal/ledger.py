@@ -7,7 +7,7 @@ from html import escape
 from uptrend.lab.journal.article import chip
 from uptrend.lab.journal.chapter import Chapter
 from uptrend.lab.journal.chart import strip
-from uptrend.lab.journal.wording import decisive, level
+from uptrend.lab.journal.verdicts import decisive, level
 from uptrend.records import Direction
 
 NEAREST, FURTHEST = 2.0, 8.0

@@ -8,8 +8,9 @@ from uptrend.lab import blocks
 from uptrend.lab.journal.entry import Entry
 from uptrend.lab.journal.results import made_on
 from uptrend.lab.journal.tables import differences
-from uptrend.lab.journal.wording import caveats, confidence, duration, headline, level, span
+from uptrend.lab.journal.verdicts import caveats, confidence, headline, level, span
 from uptrend.records import Comparison, Hypothesis, Verdict
+from uptrend.stats.formatting import duration, plural
 
 ENTRY = "entry"
 """The first word of an entry's block; the hypothesis and the date follow."""
@@ -56,7 +57,7 @@ def render(h: Hypothesis, verdict: Verdict, entry: Entry, place: str, notes: Seq
 def outcome(h: Hypothesis, c: Comparison) -> str:
     """One comparison in a line: from the control's mean to the arm's, the effect's interval, and what it says."""
     levels = f"{level(h.metric, c.control_mean)} → {level(h.metric, c.arm_mean)}"
-    return f"{levels} over {len(c.seeds)} seeds, effect {span(h, c.interval)}: {c.status}"
+    return f"{levels} over {plural(len(c.seeds), 'seed')}, effect {span(h, c.interval)}: {c.status}"
 
 
 def _differ(h: Hypothesis, entry: Entry) -> str:

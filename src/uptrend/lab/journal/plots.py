@@ -7,9 +7,10 @@ from typing import Any
 from uptrend.doctor.report.drawing import COLORS, INK, STYLE, moving_mean
 from uptrend.lab.journal.axes import padded
 from uptrend.lab.journal.curves import Curves, Series, by_arm
-from uptrend.lab.journal.wording import WAYS, sign_of, title_of
-from uptrend.lab.units import is_share, level_text, name_of
+from uptrend.lab.journal.verdicts import WAYS, sign_of, title_of
+from uptrend.lab.units import is_share, name_of
 from uptrend.records import Direction, Hypothesis, MissingExtra, Verdict
+from uptrend.stats.formatting import percent
 
 CONTROL, *ARMS = COLORS[-1], *COLORS[:-1]
 """The control is gray; arms have colors."""
@@ -93,7 +94,7 @@ def draw_intervals(plt: Any, h: Hypothesis, verdict: Verdict, path: Path) -> Pat
                       alpha=0.5, markersize=4, markeredgewidth=0)  # fmt: skip
             axes.plot(ends, [row, row], color=color, linewidth=3, solid_capstyle="butt")
             axes.plot(scale * c.interval.effect, row, "D", color=color, markersize=7)
-        axes.set_yticks(range(len(compared)), [f"{c.arm}\n{level_text(c.level)}" for c in compared])
+        axes.set_yticks(range(len(compared)), [f"{c.arm}\n{percent(c.level, trim=True)}" for c in compared])
         axes.set_ylim(len(compared) - 0.4, -0.6)
         unit = "points" if is_share(h.metric) else h.metric
         axes.set_xlabel(f"effect on {name_of(h.metric)} ({unit}; claimed: {WAYS[h.direction]}), a dot a seed")

@@ -7,7 +7,7 @@ from uptrend.lab.journal.chapter import Chapter, chapters
 from uptrend.lab.journal.prose import plain_title, without_title
 from uptrend.lab.journal.stored import SCHEMA, asdict
 from uptrend.lab.journal.tables import arms_table, differences
-from uptrend.lab.journal.wording import caveats, confidence, headline, what_is_compared
+from uptrend.lab.journal.verdicts import caveats, confidence, headline, what_is_compared
 from uptrend.lab.notebook import PROBLEM, README, Notebook
 from uptrend.lab.overview import roadmap, status_table
 

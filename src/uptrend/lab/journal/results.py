@@ -5,7 +5,7 @@ from pathlib import Path
 
 from uptrend.lab.journal.entry import Entry
 from uptrend.lab.journal.tables import METHODS, arms_table, differences, runs_table
-from uptrend.lab.journal.wording import caveats, confidence, headline, what_is_compared
+from uptrend.lab.journal.verdicts import caveats, confidence, headline, what_is_compared
 from uptrend.records import Hypothesis, Verdict
 
 

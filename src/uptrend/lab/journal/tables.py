@@ -4,12 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from uptrend.doctor.report.wording import assignments
 from uptrend.lab.journal.entry import ArmRun, Entry
-from uptrend.lab.journal.wording import chance, duration, effect, level, percent, span
-from uptrend.lab.overview import cell
-from uptrend.lab.units import level_text
+from uptrend.lab.journal.verdicts import effect, level, span
 from uptrend.records import Comparison, Direction, Hypothesis, Verdict
+from uptrend.stats.formatting import NONE, assignments, duration, markdown_table, p_value, percent
 
 METHODS = (
     "p: paired t test over seeds, two-sided. Sign-flip: exact, one-sided, with the least p that so many seeds can "
@@ -34,14 +32,13 @@ class MarkdownTable:
 
     def to_markdown(self) -> str:
         """As a Markdown table."""
-        lines = [self.head, ("---",) * len(self.head), *self.rows]
-        return "\n".join(f"| {' | '.join(cell(text) for text in line)} |" for line in lines)
+        return markdown_table(self.head, self.rows)
 
 
 def arms_table(h: Hypothesis, verdict: Verdict) -> MarkdownTable:
     """One row an arm, the control first: its mean, and its effect as every method sees it."""
     first = verdict.comparisons[0]
-    levels = list(dict.fromkeys(level_text(c.level) for c in verdict.comparisons))
+    levels = list(dict.fromkeys(percent(c.level, trim=True) for c in verdict.comparisons))
     head = (
         "arm", "seeds", "mean", "effect", f"{' or '.join(levels)} interval", "p", "sign-flip p (least)",
         CHANCES[h.direction], "interval over tasks too", "power",
@@ -52,18 +49,18 @@ def arms_table(h: Hypothesis, verdict: Verdict) -> MarkdownTable:
 
 
 def _arm(h: Hypothesis, c: Comparison) -> tuple[str, ...]:
-    adjusted = f", adjusted {chance(c.p_adjusted)}" if c.p_adjusted is not None else ""
+    adjusted = f", adjusted {p_value(c.p_adjusted)}" if c.p_adjusted is not None else ""
     return (
         c.arm,
         str(len(c.seeds)),
         level(h.metric, c.arm_mean),
         effect(h, c.interval.effect),
         span(h, c.interval),
-        f"{chance(c.p)}{adjusted}",
-        f"{chance(c.sign_flip)} ({chance(c.sign_flip_least)})",
-        f"{percent(c.improvement.effect)} ({percent(c.improvement.low)} to {percent(c.improvement.high)})",
+        f"{p_value(c.p)}{adjusted}",
+        f"{p_value(c.sign_flip)} ({p_value(c.sign_flip_least)})",
+        f"{percent(c.improvement.effect, 0)} ({percent(c.improvement.low, 0)} to {percent(c.improvement.high, 0)})",
         span(h, c.tasks_too),
-        percent(c.power),
+        percent(c.power, 0),
     )
 
 
@@ -77,7 +74,7 @@ def runs_table(metric: str, runs: Sequence[ArmRun]) -> MarkdownTable:
 def _run(metric: str, run: ArmRun) -> tuple[str, ...]:
     status = f"{run.status}: {run.reason}" if run.reason else run.status
     ends = level(metric, run.before), level(metric, run.value)
-    return run.arm, str(run.seed), *ends, status, duration(run.seconds), run.folder or "–"
+    return run.arm, str(run.seed), *ends, status, duration(run.seconds), run.folder or NONE
 
 
 def differences(entry: Entry) -> list[tuple[str, str]]:

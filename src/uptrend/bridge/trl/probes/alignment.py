@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from uptrend.bridge.trl.probes.gold import NUMBER, answer_of, core_of, number_in
 from uptrend.bridge.trl.probes.learner import answer_logprobs, quiet
 from uptrend.bridge.trl.probes.rescoring import Scorer
+from uptrend.stats.trend import rank_correlation
 
 LOOK = 48
 """Rows of the dataset whose answers the model is asked about."""
@@ -92,7 +93,7 @@ def texts_agree(prompts: Sequence[str], answers: Sequence[str]) -> bool:
         values = np.array([numbers[i] for i in have], float)
         for summary in (max, sum, len, min):
             found = [summary([abs(float(n)) for n in NUMBER.findall(prompts[i])]) for i in have]
-            if abs(_rank_correlation(np.array(found, float), values)) > 3.0 / len(have) ** 0.5:
+            if abs(rank_correlation(np.array(found, float), values)) > 3.0 / len(have) ** 0.5:
                 return True
     own = np.array([answer.lower() in prompt.lower() for prompt, answer in zip(prompts, answers, strict=True)])
     others = np.array(
@@ -100,7 +101,7 @@ def texts_agree(prompts: Sequence[str], answers: Sequence[str]) -> bool:
     )
     if _pair(own.astype(float) - others.astype(float)).shows:
         return True
-    lengths = _rank_correlation(*(np.array([len(t) for t in texts], float) for texts in (prompts, answers)))
+    lengths = rank_correlation(*(np.array([len(t) for t in texts], float) for texts in (prompts, answers)))
     return bool(abs(lengths) > 3.0 / max(1, len(prompts)) ** 0.5)
 
 
@@ -131,11 +132,3 @@ def _pair(values: NDArray[np.float64]) -> Pair:
     if len(values) < 2:
         return Pair(0.0, float("inf"), len(values))
     return Pair(float(values.mean()), float(values.std(ddof=1) / len(values) ** 0.5), len(values))
-
-
-def _rank_correlation(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
-    """Spearman's, with ties broken by order; 0 where one does not vary."""
-    if np.ptp(a) == 0 or np.ptp(b) == 0:
-        return 0.0
-    ranks = [np.unique(values, return_inverse=True)[1].astype(float) for values in (a, b)]
-    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])

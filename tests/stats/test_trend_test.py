@@ -1,11 +1,26 @@
 """The trend test's size and power, its interval, and its parts against independent computations."""
 
 import numpy as np
+import pymannkendall
 import pytest
+from scipy import stats
 from size_and_power import noise, share_found
+from statsmodels.api import OLS, add_constant
 
-from uptrend.doctor.statistics.autocorrelation import effective_size, lag_one, polynomials, residuals
-from uptrend.doctor.statistics.trend import measure_trend
+from uptrend.stats.trend import (
+    end,
+    lag_one,
+    measure_trend,
+    neighbor_noise,
+    points_for,
+    polynomials,
+    power_of_rise,
+    rank_correlation,
+    residuals,
+    robust_spread,
+    shift_at,
+    start,
+)  # fmt: skip
 
 
 # 300 curves: a true 5% lies below 8.8% with a probability of 99.9%; 20 points at .9 are known to reach 10%.
@@ -78,6 +93,54 @@ def test_the_autocorrelation_is_nearly_unbiased_on_short_curves(rho: float) -> N
     assert abs(ours - rho) < abs(raw - rho) + 0.03
 
 
-def test_effective_size() -> None:
-    assert effective_size(100, 0.0) == 100
-    assert effective_size(100, 0.6) == pytest.approx(25.0)
+def test_the_effect_is_the_change_along_the_least_squares_line() -> None:
+    values = np.random.default_rng(5).standard_normal(90)
+    slope = OLS(values, add_constant(np.arange(90))).fit().params[1]
+    trend = measure_trend(values)
+    assert trend is not None
+    assert trend.effect == pytest.approx(89 * slope)
+
+
+def test_it_agrees_with_mann_and_kendall_on_independent_points_and_holds_where_theirs_does_not() -> None:
+    random = np.random.default_rng(6)
+    rising = [noise(random, 60, 0.0) + np.linspace(0, 1.6, 60) for _ in range(100)]
+    flat = [noise(random, 60, 0.6) for _ in range(100)]
+    ours, theirs = (
+        [np.array([found(curve) < 0.05 for curve in curves]) for curves in (rising, flat)]
+        for found in (lambda curve: measure_trend(curve).p, lambda curve: pymannkendall.original_test(curve).p)
+    )
+    assert (ours[0] == theirs[0]).mean() > 0.8
+    assert theirs[1].mean() > 0.2 > 0.12 > ours[1].mean()
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.025])
+def test_power_of_a_rise_is_what_the_least_squares_slope_has(alpha: float) -> None:
+    time = np.linspace(-0.5, 0.5, 100)
+    slopes = (np.random.default_rng(0).standard_normal((4000, 100)) + time) @ time / (time @ time)
+    found = (slopes * np.sqrt(time @ time) > stats.norm.ppf(1 - alpha)).mean()
+    assert power_of_rise(1.0, 1.0, 100, alpha) == pytest.approx(found, abs=0.03)
+    assert power_of_rise(0.1, 0.0, 10, alpha) == 1.0
+    needed = points_for(0.1, 0.13, 0.8, alpha)
+    assert power_of_rise(0.1, 0.13, needed, alpha) >= 0.8 > power_of_rise(0.1, 0.13, needed - 1, alpha)
+
+
+def test_shifts_are_measured_in_noise_that_trends_do_not_inflate() -> None:
+    values = 0.1 * np.random.default_rng(0).standard_normal(100)
+    assert abs(shift_at(values, 50).z) < 4
+    values[60:] -= 1
+    shift = shift_at(values, 60)
+    assert shift.z < -20
+    assert shift.change == pytest.approx(-1, abs=0.1)
+    rising = np.random.default_rng(0).standard_normal(2000) + np.linspace(0, 50, 2000)
+    assert neighbor_noise(rising) == pytest.approx(1, abs=0.05)
+
+
+def test_spread_levels_and_rank_correlation() -> None:
+    values = np.random.default_rng(0).standard_normal(4000)
+    values[:40] = 1000
+    assert robust_spread(values) == pytest.approx(1, abs=0.05)
+    assert robust_spread(np.zeros(0)) == 0
+    assert (start(np.arange(8.0)), end(np.arange(8.0))) == (1.0, 6.0)
+    a, b = np.round(np.random.default_rng(1).standard_normal((2, 50)), 1)  # with ties
+    assert rank_correlation(a, a + b) == pytest.approx(stats.spearmanr(a, a + b).statistic)
+    assert rank_correlation(a, np.ones(50)) == 0

@@ -1,80 +1,52 @@
-"""How the journal says verdicts and figures, on pages and in pictures alike; effects are told as measured."""
+"""Verdicts and their figures as the journal shows them, on pages and in pictures; effects are as measured."""
 
 import math
-from datetime import timedelta
 
 from uptrend.lab.units import amount, change, interval_text, is_share, name_of
 from uptrend.records import Comparison, Direction, Hypothesis, Interval, Status, Verdict
 from uptrend.records.metrics import label_of
+from uptrend.stats import formatting
+from uptrend.stats.formatting import NONE, plural
 
-NONE = "–"
 WAYS = {Direction.UP: "up", Direction.DOWN: "down", Direction.EITHER: "either way"}
 
 
 def title_of(metric: str) -> str:
-    """A metric as a heading."""
+    """Return a metric as a heading."""
     label, name = label_of(metric), name_of(metric)
     return name[:1].upper() + name[1:] if label == metric and metric.startswith("eval/") else label
 
 
 def sign_of(h: Hypothesis) -> int:
-    """What turns an effect in the claimed direction into one as measured, and back."""
+    """Return the factor between an effect in the claimed direction and one as measured."""
     return -1 if h.direction is Direction.DOWN else 1
 
 
 def level(metric: str, value: float | None) -> str:
-    """A value of a metric: 31.2%, or 0.312."""
-    if value is None or not math.isfinite(value):
-        return NONE
-    return f"{100 * value:.1f}%" if is_share(metric) else f"{value:.3g}".replace("-", "−")
+    """Format a value of a metric: 31.2%, or 0.312."""
+    return formatting.level(value, is_share(metric))
 
 
 def effect(h: Hypothesis, value: float) -> str:
-    """An effect as measured, with its unit: −4.2 points."""
-    if math.isnan(value):
-        return NONE
-    return f"{change(h.metric, sign_of(h) * value)}{' points' if is_share(h.metric) else ''}"
+    """Format an effect as measured, with its unit: −4.2 points."""
+    unit = " points" if is_share(h.metric) and not math.isnan(value) else ""
+    return f"{change(h.metric, sign_of(h) * value)}{unit}"
 
 
 def span(h: Hypothesis, interval: Interval | None) -> str:
-    """An interval's two ends as measured: −7.3 to −1.0."""
-    if interval is None or math.isnan(interval.low) or math.isnan(interval.high):
-        return NONE
-    return interval_text(h.metric, interval, sign_of(h))
-
-
-def chance(p: float | None) -> str:
-    """A p-value in a table."""
-    if p is None or math.isnan(p):
-        return NONE
-    return "<.001" if p < 0.001 else f"{p:.3f}".removeprefix("0") if p < 0.9995 else "1"
-
-
-def percent(share: float | None) -> str:
-    """A share in whole per cent."""
-    return NONE if share is None or math.isnan(share) else f"{100 * share:.0f}%"
-
-
-def duration(seconds: float | None) -> str:
-    """How long something took, for people: 1:02:03, 4 min 10 s, 12 s."""
-    if seconds is None:
-        return NONE
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    if seconds < 3600:
-        return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
-    return str(timedelta(seconds=round(seconds)))
+    """Format an interval's two ends as measured: −7.3 to −1.0."""
+    return NONE if interval is None else interval_text(h.metric, interval, sign_of(h))
 
 
 def decisive(h: Hypothesis, verdict: Verdict) -> Comparison | None:
-    """The comparison that a verdict rests on: of those that say the same, the one with the greatest effect."""
+    """Return the comparison that a verdict rests on: of those that agree with it, the one with the greatest effect."""
     agreeing = [c for c in verdict.comparisons if c.status is verdict.status] or verdict.comparisons
     size = abs if h.direction is Direction.EITHER else float
     return max(agreeing, key=lambda c: size(c.interval.effect), default=None)
 
 
 def more_seeds(verdict: Verdict) -> int | None:
-    """How many seeds more would decide, where that can be told."""
+    """Return the number of seeds more that would decide, where that can be told."""
     lacking = [
         c.seeds_needed - len(c.seeds)
         for c in verdict.comparisons
@@ -84,16 +56,16 @@ def more_seeds(verdict: Verdict) -> int | None:
 
 
 def headline(h: Hypothesis, verdict: Verdict) -> str:
-    """The verdict first, then the claim; what is missing is said plainly."""
+    """Return verdict, claim, and the seeds that are missing."""
     if verdict.void:
         return f"DOES NOT COUNT: {h.title}"
     missing = more_seeds(verdict) if verdict.status is Status.INCONCLUSIVE else None
-    after = f"; {missing} more seed{'s' * (missing > 1)} would decide" if missing else ""
+    after = f"; {plural(missing, 'more seed')} would decide" if missing else ""
     return f"{verdict.status.upper()}: {h.title}{after}"
 
 
 def what_is_compared(h: Hypothesis) -> str:
-    """The metric, the way it is claimed to go, and the smallest effect that matters."""
+    """Name the metric, the way it is claimed to go, and the smallest effect that matters."""
     return (
         f"Compared: {name_of(h.metric)}, claimed to go {WAYS[h.direction]}. "
         f"The smallest effect that matters: {amount(h.metric, h.smallest)}."
@@ -101,7 +73,7 @@ def what_is_compared(h: Hypothesis) -> str:
 
 
 def caveats(verdict: Verdict) -> list[str]:
-    """What must be said beside a verdict, unless its sentence says so: a void, refused arms, an early stop."""
+    """Return what its sentence leaves out of a verdict: a void, refused arms, an early stop."""
     told = verdict.sentence
     is_silent = verdict.void and verdict.void.rstrip(".") not in told
     said = [f"This verdict does not count: {verdict.void}"] if is_silent else []
@@ -112,6 +84,6 @@ def caveats(verdict: Verdict) -> list[str]:
 
 
 def confidence(verdict: Verdict) -> str:
-    """How much it bears, and by which rule."""
+    """Return a verdict's confidence and the rule behind it."""
     why = f": {verdict.because.rstrip('.')}" if verdict.because else ""
     return f"{verdict.confidence}{why}"

@@ -1,11 +1,11 @@
-"""Words that text, Markdown and page share."""
+"""Parts of a report that text, Markdown and page share."""
 
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from uptrend.records import Experiment, Finding, Fix, Report, TrendKind
+from uptrend.stats import formatting
+from uptrend.stats.formatting import assignments, number, plural
 
 TRAINERS = {"uptrend": "Uptrend", "trl": "TRL", "verifiers": "verifiers", "prime-rl": "prime-rl", "verl": "verl"}
 HEADLINES = {
@@ -15,29 +15,29 @@ HEADLINES = {
     TrendKind.TOO_SHORT: "Too short to tell",
 }
 SHOWN = 6
-"""How many pieces of evidence a person is shown of one finding; JSON has all."""
+"""Pieces of evidence shown of one finding; JSON has all."""
 
 
 def title(report: Report) -> str:
-    """What was looked at."""
+    """Name the run: source, name, trainer and points."""
     whose = f", {TRAINERS.get(report.trainer, report.trainer)}" if report.trainer != "unknown" else ""
     named = f", {report.name}" if report.name and report.name != Path(report.source).name else ""
-    return f"{report.source}{named}{whose}, {report.steps} {'point' if report.steps == 1 else 'points'}"
+    return f"{report.source}{named}{whose}, {plural(report.steps, 'point')}"
 
 
 def held_out(report: Report) -> str:
-    """The held-out change in a sentence; empty where there is none."""
+    """Return the held-out change in a sentence; empty where there is none."""
     change = report.trend.held_out
     if not change:
         return ""
-    low, high = change["interval"] or (None, None)
-    interval = "" if low is None else f", 95% interval {low:+.3g} to {high:+.3g}"
-    tasks = f" on {change['tasks']} tasks" if change["tasks"] else ""
-    return f"Held out{tasks}: {change['first']:.3g} → {change['last']:.3g} (change {change['effect']:+.3g}{interval})."
+    ends = f", 95% interval {formatting.interval(*change['interval'])}" if change["interval"] else ""
+    tasks = f" on {plural(change['tasks'], 'task')}" if change["tasks"] else ""
+    levels = f"{number(change['first'])} → {number(change['last'])}"
+    return f"Held out{tasks}: {levels} (change {formatting.change(change['effect'])}{ends})."
 
 
 def changes(fix: Fix | None, whose: str, only: bool = False) -> list[tuple[str, str]]:
-    """The config differences of a fix, trainer and a line of its config: that of the run's own trainer first.
+    """Return the config differences of a fix, trainer and a line of its config: the run's own trainer first.
 
     With `only`, the others are left out where its own has a line: nobody edits five configs.
     """
@@ -50,14 +50,14 @@ def changes(fix: Fix | None, whose: str, only: bool = False) -> list[tuple[str, 
 
 
 def evidence(finding: Finding) -> list[str]:
-    """What a person is shown of the evidence: nothing that the summary has said already, and how much is left out."""
+    """Return the evidence to show: nothing that the summary has said already, and how much is left out."""
     new = [e for e in finding.evidence if e.text.rstrip(".") not in finding.summary]
     shown = [e.text + (f" [{e.rollout}]" if e.rollout else "") for e in new[:SHOWN]]
     return shown + ([f"and {len(new) - SHOWN} more"] if len(new) > SHOWN else [])
 
 
 def lacking(report: Report) -> str:
-    """What could not be told, in a line: how many causes, and what is missing for most of them."""
+    """Return in a line how many causes could not be told, and what is missing for most of them."""
     if not report.cannot_tell:
         return ""
     counted = Counter(lack.needs for lack in report.cannot_tell).most_common()
@@ -65,13 +65,8 @@ def lacking(report: Report) -> str:
     return f"cannot tell {len(report.cannot_tell)} causes: {named}{'; …' if len(counted) > 3 else ''}"
 
 
-def assignments(keys: Mapping[str, Any]) -> str:
-    """Config keys with their values, in one line."""
-    return ", ".join(f"{key} = {_value(value)}" for key, value in keys.items())
-
-
 def decides(experiment: Experiment | None, whose: str) -> str:
-    """How to find out, in one line; empty where nothing is known. A probe needs a recipe, which others have not."""
+    """Return the deciding experiment in one line; empty where there is none. A probe needs a recipe of Uptrend's."""
     if experiment is None:
         return ""
     if experiment.probe:
@@ -83,11 +78,5 @@ def decides(experiment: Experiment | None, whose: str) -> str:
 
 
 def symptoms(finding: Finding) -> str:
-    """The ids that are folded under a finding."""
+    """Return the ids that are folded under a finding."""
     return ", ".join(symptom.id for symptom in finding.explains)
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return f"{value:.3g}" if isinstance(value, float) else f'"{value}"' if isinstance(value, str) else str(value)

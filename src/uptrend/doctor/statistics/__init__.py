@@ -1,1 +1,0 @@
-"""Statistics that hold on short, noisy, autocorrelated curves. numpy alone."""
