@@ -7,22 +7,22 @@ from benchmarks.faults.fault import Settings
 
 @dataclass(frozen=True)
 class Healthy:
-    """One of them."""
+    """One healthy run."""
 
     name: str
-    """A word for it."""
+    """Name of the run."""
     settings: Settings = field(default_factory=dict)
-    """What it changes of its recipe."""
+    """Changes to its recipe, by dotted key."""
     recipe: str = "products"
-    """Which recipe."""
+    """Name of the recipe."""
     steps: int = 45
-    """How long it runs."""
+    """Number of steps."""
     seed: int = 0
-    """The run's seed."""
+    """Seed of the run."""
     two_turns: bool = False
-    """Whether it plays two-turn tasks."""
+    """True where it plays two-turn tasks."""
     half: str = "reported"
-    """Fitting or reported."""
+    """Half of the benchmark: fitting or reported."""
 
 
 def _fit(name: str, settings: Settings | None = None, **rest: object) -> Healthy:

@@ -1,4 +1,4 @@
-"""What several checks read off a run's curves, decided once."""
+"""Readings of a run's curves that several checks share."""
 
 import math
 from collections.abc import Mapping
@@ -19,12 +19,12 @@ LEVEL = 0.05
 
 @dataclass(frozen=True)
 class Curve:
-    """How a metric went over a run."""
+    """Course of a metric over a run."""
 
     metric: str
     """Its name."""
     values: Floats
-    """Where it is finite."""
+    """Its finite values."""
     begin: float
     """The median of its first points, a twentieth of them: before fast changes."""
     first: float
@@ -38,12 +38,12 @@ class Curve:
 
     @property
     def rises(self) -> bool:
-        """Whether it rose for certain."""
+        """True where it rose for certain."""
         return self.trend is not None and self.trend.p < LEVEL and self.trend.effect > 0
 
     @property
     def falls(self) -> bool:
-        """Whether it fell for certain."""
+        """True where it fell for certain."""
         return self.trend is not None and self.trend.p < LEVEL and self.trend.effect < 0
 
     def evidence(self, text: str) -> Evidence:
@@ -52,7 +52,7 @@ class Curve:
 
 
 def course(view: RunView, metric: str) -> Curve | None:
-    """How a metric went; none where it was not logged."""
+    """Return a metric's course; None where it was not logged."""
     steps, values = view.curve(metric)
     if len(values) == 0:
         return None
@@ -99,7 +99,7 @@ def dead_groups(view: RunView) -> Floats:
 
 
 def rollout_spread(view: RunView) -> float:
-    """How far rewards of single rollouts lie apart: the unit in which a change of the mean is large or small."""
+    """Return how far rewards of single rollouts lie apart: the unit in which a change of the mean is measured."""
     for metric in ("reward/std", "reward/group_std/mean"):
         values = view.curve(metric)[1]
         if len(values) and float(values.mean()) > 0:
@@ -124,7 +124,7 @@ def reward_range(view: RunView) -> tuple[float, float]:
 
 
 def height(view: RunView, value: float) -> float:
-    """Where a reward lies between the least and the largest seen: 0 at the bottom, 1 at the top."""
+    """Place a reward between the least and the largest seen: 0 at the bottom, 1 at the top."""
     low, high = reward_range(view)
     return (value - low) / (high - low) if high > low else 0.5
 

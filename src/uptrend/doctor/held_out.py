@@ -1,4 +1,4 @@
-"""What the held-out evaluations say: the change from the first to the last, with its interval."""
+"""Change of the held-out figure from the first evaluation to the last, with its interval."""
 
 import math
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from uptrend.stats.intervals import normal_interval
 from uptrend.stats.trend import neighbor_noise
 
 LEARNED = 0.05
-"""What the interval of the held-out change must lie above for a run to have learned, whatever its noisy rewards say."""
+"""Held-out change above which a run has learned, whatever its noisy rewards say; its whole interval must lie above."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class HeldOutChange:
     interval: tuple[float, float] | None
     """The change's 95% interval; none where neither counts nor several evaluations give one."""
     tasks: int
-    """How many tasks; 0 where not known."""
+    """Number of tasks; 0 where not known."""
     paired: bool
-    """Whether the same tasks were compared one by one."""
+    """True where the same tasks were compared one by one."""
 
     @property
     def effect(self) -> float:
@@ -55,7 +55,7 @@ class HeldOutChange:
 
 
 def is_learned(view: RunView) -> bool:
-    """Whether held-out tasks show beyond doubt that the model got better."""
+    """Tell whether held-out tasks show beyond doubt that the model got better."""
     change = held_out_change(view)
     return change is not None and change.interval is not None and change.interval[0] > LEARNED
 
@@ -90,7 +90,7 @@ def _paired(view: RunView, first: int, last: int) -> tuple[float, float] | None:
 
 
 def _right_by_task(view: RunView, step: int) -> dict[str, bool]:
-    """Whether each task's greedy answer was right: it comes first in the file, and sampled attempts follow."""
+    """Return by task whether its greedy answer was right: it comes first in the file, and sampled attempts follow."""
     table = view.held_out(step)
     tasks, right = table.column("task").to_pylist(), table.column("correct").to_pylist()
     found = dict[str, bool]()

@@ -134,7 +134,7 @@ class _Place:
     epochs: int = 1
     """Number of epochs."""
     is_bar: bool = False
-    """Whether a progress bar says it."""
+    """True where a progress bar says it."""
     span: tuple[int, int] = (0, 0)
     """Characters of the line that say it."""
 

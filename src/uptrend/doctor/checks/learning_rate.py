@@ -15,7 +15,7 @@ DEAD, SKIPPED = "optimizer.dead-steps", "optimizer.skipped-updates"
 NEAR = 0.01
 """KL at the end of a run below which the policy has hardly left its start."""
 LEAVING = 5.0
-"""How many times its first quarter's KL a policy has at the end that is on its way."""
+"""Final KL / first-quarter KL above which the policy is still moving."""
 MOVED = 0.002
 """The same by weights: the path of all updates against the weights' length."""
 LEAP = 0.01

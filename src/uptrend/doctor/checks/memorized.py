@@ -11,7 +11,7 @@ from uptrend.records import CannotTell, Confidence, Evidence, RunView, Severity,
 
 ID = "data.memorized"
 GAP = 0.15
-"""How far right answers in training must have left those held out."""
+"""Share by which right answers in training must have left those held out."""
 FEWEST = 2
 """Times that a task is met at least, where it is learned by heart."""
 
@@ -48,6 +48,6 @@ def check(view: RunView) -> Outcome:
 
 
 def _rounds(view: RunView) -> float:
-    """How often each training task was met, or 0 where that is not known."""
+    """Return how often each training task was met, or 0 where that is not known."""
     tasks, groups = view.value("tasks.train", 0), view.value("sampling.groups", 0)
     return len(view.steps) * groups / tasks if tasks and groups else 0.0

@@ -73,7 +73,7 @@ def _sure_rise(view: RunView, metric: str, unit: float, change: HeldOutChange, s
 
 
 def falls_alone(view: RunView, rise: Line | None, unit: float, change: HeldOutChange) -> bool:
-    """Whether the held-out figure surely fell, at every later evaluation by much, while training did not."""
+    """Tell whether the held-out figure surely fell, at every later evaluation by much, while training did not."""
     if trend_of(view).kind is TrendKind.FALLING or rise is None or rise.effect < 0 or change.interval is None:
         return False
     is_lasting = len(change.scores) >= EVALUATIONS and change.first - max(change.scores[1:]) > HALF * _deviation(
@@ -122,7 +122,7 @@ def _by_held_out(view: RunView, change: HeldOutChange) -> Finding | None:
 
 
 def _rested(change: HeldOutChange) -> str:
-    """How the held-out figure did not follow: not at all, or not beyond its first evaluations."""
+    """Say in words how the held-out figure did not follow: not at all, or not beyond its first evaluations."""
     if change.interval is None or change.interval[0] <= 0:
         return f"did not follow ({change.first:.3g} → {change.last:.3g})"
     later = change.scores[len(change.scores) // 4 :]
