@@ -1,8 +1,10 @@
 """Write the pages of docs/ that are generated: `make docs`. A test checks that the committed pages are these."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from uptrend.records.dialects import LOGGERS, metric_names
 from uptrend.records.metrics import Metric, MetricSection, sections
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -26,7 +28,7 @@ uptrend plot runs/quickstart --metric sampling/distinct/share --metric weights/c
 
 
 def metrics_page() -> str:
-    """The page docs/metrics.md."""
+    """Return docs/metrics.md."""
     return "\n".join([METRICS_INTRO, *(line for section in sections() for line in _section(section))]).rstrip() + "\n"
 
 
@@ -56,6 +58,23 @@ def _unit(metric: Metric) -> str:
     return f" *Unit: {metric.unit}{bounds}.*"
 
 
+TABLE = re.compile(r"(?m)^\| its name \| ours \|\n(?:\|.*\n)+")
+
+
+def formats_page(page: str) -> str:
+    """Return docs/formats.md with the table of each trainer's section written anew."""
+    for trainer in LOGGERS:
+        rows = [f"| `{theirs}` | `{ours}` |" for theirs, ours in metric_names(trainer).items()]
+        table = "\n".join(["| its name | ours |", "|---|---|", *rows, ""])
+        head, mark, section = page.partition(f"\n### {trainer}\n")
+        if not mark or not TABLE.search(section.partition("\n### ")[0]):
+            raise ValueError(f"formats.md has no section ### {trainer} with a table `| its name | ours |`.")
+        page = head + mark + TABLE.sub(lambda _, table=table: table, section, count=1)
+    return page
+
+
 if __name__ == "__main__":
+    formats = DOCS / "formats.md"
     (DOCS / "metrics.md").write_text(metrics_page(), encoding="utf-8")
-    print(f"Wrote {DOCS / 'metrics.md'}")
+    formats.write_text(formats_page(formats.read_text(encoding="utf-8")), encoding="utf-8")
+    print(f"Wrote {DOCS / 'metrics.md'} and {formats}")

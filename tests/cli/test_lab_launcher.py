@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from quick_runs import QuickLauncher, main
-from uptrend.cli.lab.launcher import TrainLauncher
 from uptrend.lab.launcher import PlannedRun
 from uptrend.records import LabError, Method, Source
+from uptrend.runner.launcher import TrainLauncher
 
 RECIPE = 'name = "quick"\nmodel = { name = "finish" }\nlearning = { steps = 2 }\n'
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from uptrend.cli.attending import Attending
 from uptrend.doctor.attend import Attention
 from uptrend.records import Confidence, Finding, Report, Run, RunDirectory, Severity, Trend, TrendKind
+from uptrend.runner.live_doctor import LiveDoctor
 from uptrend.training.observer import StepRecord, Stop
 
 
@@ -61,7 +61,7 @@ def attended(path: Path, stop_on: str, live: bool = True) -> tuple[list[str], li
     table["config"]["doctor"] = {"live": live, "stop_on": stop_on}
     (path / "run.json").write_text(json.dumps(table))
     said: list[str] = []
-    observer = Attending(said.append)
+    observer = LiveDoctor(said.append)
     observer.before(Run(path))
     stops: list[Stop] = []
     listening = observer._doctor

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from uptrend.cli.lab.launcher import TrainLauncher
 from uptrend.lab import specification
 from uptrend.lab.experiment import ExperimentRuns
 from uptrend.lab.journal.stored import read_verdict
 from uptrend.lab.notebook import Notebook
+from uptrend.runner.launcher import TrainLauncher
 
 JOURNAL = Path(__file__).parents[2] / "examples" / "journal"
 IDS = [h.id for h in Notebook(JOURNAL).hypotheses]

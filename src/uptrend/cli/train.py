@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from uptrend.cli.attending import Attending
 from uptrend.cli.interrupt import patiently
 from uptrend.cli.preflight import tell_preflight
 from uptrend.cli.view import choose_view
@@ -15,6 +14,7 @@ from uptrend.config import load_config
 from uptrend.config.convert import nearest
 from uptrend.records import ConfigError, Run
 from uptrend.records.renamed import current
+from uptrend.runner.live_doctor import LiveDoctor
 from uptrend.runner.runs import resume, train
 from uptrend.training.observer import Observer
 
@@ -62,7 +62,7 @@ def command(
         )
     with patiently() as patience:
         view = choose_view(quiet=quiet, is_terminal=sys.stdout.isatty())
-        observers: list[Observer] = [view, Attending(view.say), patience]
+        observers: list[Observer] = [view, LiveDoctor(view.say), patience]
         if resumes is not None:
             run = resume(resumes, sets or (), observers)
         else:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scripts.write_formats import with_tables
+from scripts.docs import formats_page
 from written_logs import lines, trl_rows, write
 
 from uptrend.bridge.importers import read_views
@@ -24,7 +24,7 @@ def read(rows: list[dict[str, Any]], folder: Path) -> RunView:
 
 
 def test_the_page_has_every_translation_and_no_other() -> None:
-    assert with_tables(PAGE) == PAGE, "run python scripts/write_formats.py"
+    assert formats_page(PAGE) == PAGE, "run make docs"
 
 
 def test_translations_lead_to_metrics_of_the_table() -> None:

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from uptrend.cli.lab.launcher import TrainLauncher
 from uptrend.cli.lab.verdicts import keep, print_verdicts, to_table
 from uptrend.cli.options import Format
 from uptrend.lab import specification
@@ -18,6 +17,7 @@ from uptrend.lab.plan import is_finished
 from uptrend.lab.workers.work import Outcome, outcome
 from uptrend.policy.known import need_train_extra
 from uptrend.records import LabError
+from uptrend.runner.launcher import TrainLauncher
 
 
 def command(

@@ -12,7 +12,6 @@ from typing import Annotated
 
 import typer
 
-from uptrend.cli.lab.launcher import TrainLauncher
 from uptrend.cli.lab.table import Board, choose_view
 from uptrend.cli.lab.verdicts import keep, print_verdicts, to_table
 from uptrend.cli.options import Format
@@ -26,6 +25,7 @@ from uptrend.lab.workers.local import LocalWorkers
 from uptrend.lab.workers.work import Workers
 from uptrend.policy.known import need_train_extra
 from uptrend.records import Hypothesis, LabError, Status
+from uptrend.runner.launcher import TrainLauncher
 from uptrend.stats.formatting import percent
 
 SUPPOSED = 0.05

@@ -11,7 +11,6 @@ import typer
 from rich.table import Table
 
 from uptrend.cli.console import terminal
-from uptrend.cli.lab.launcher import TrainLauncher
 from uptrend.cli.lab.run import Address, AtOnce, Gpus, Keep, On, OnOption, make_workers, stoppable
 from uptrend.cli.lab.table import Board, choose_view
 from uptrend.cli.options import Format
@@ -28,6 +27,7 @@ from uptrend.lab.workers.work import Outcome
 from uptrend.policy.known import need_train_extra
 from uptrend.records import Hypothesis, Interval, LabError, Measured, Run
 from uptrend.records.lines import write_whole
+from uptrend.runner.launcher import TrainLauncher
 from uptrend.stats.formatting import NONE, p_value, plural
 
 

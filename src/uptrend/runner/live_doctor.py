@@ -10,7 +10,7 @@ from uptrend.training.observer import StepRecord, Stop
 STOPS = {"never": (), "critical": ("critical",), "warning": ("critical", "warning")}
 
 
-class Attending:
+class LiveDoctor:
     """Observer that passes findings to the terminal, to events.jsonl, and to the loop as a wish to stop."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
