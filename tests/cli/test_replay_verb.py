@@ -15,6 +15,7 @@ from uptrend.cli.main import main
 from uptrend.config import load_config
 from uptrend.records import Run
 from uptrend.runner.runs import train
+from uptrend.stats.formatting import number
 
 Say = Callable[..., str]
 STEPS = 4
@@ -66,7 +67,7 @@ def test_the_table_has_run_and_replay_side_by_side(say: Say, run: Run, monkeypat
     pairs = [row for row in rows if "run" in row[:3] or row[0] == "replay"]
     assert len(pairs) == 2 * STEPS
     first, again = pairs[:2]
-    assert first[:2] == ["1", f"{run.metric_lines[0]['reward/mean']:.4g}"]
+    assert first[:2] == ["1", number(run.metric_lines[0]["reward/mean"])]
     assert first[3:5] == again[1:3]  # loss and gradient of the step that is on-policy
     assert first[6] != again[4]  # how far the weights moved
     assert "Step 1 is on-policy. From step 2 on, the policy is not the one that sampled." in said

@@ -51,7 +51,9 @@ def test_learning_is_not_seen_where_there_is_none(rho: float) -> None:
 def rows(heading: str) -> list[list[str]]:
     """A table of the page, its head left out."""
     section = PAGE.read_text(encoding="utf-8").split(f"## {heading}\n")[1].split("\n## ")[0]
-    return [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")][2:]
+    return [
+        line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("|") and "---" not in line
+    ][1:]
 
 
 def figures(heading: str) -> list[list[float]]:

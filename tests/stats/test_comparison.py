@@ -77,7 +77,7 @@ def test_the_likely_deviation_is_as_often_too_small_as_too_large(seeds: int) -> 
     df = seeds - 1
     at_the_median = spread_of(RANDOM.normal(size=seeds))
     true = at_the_median.deviation / math.sqrt(stats.chi2.median(df) / df)
-    assert likely_deviation(at_the_median) == pytest.approx(true, rel=0.02)
+    assert likely_deviation(at_the_median) == pytest.approx(true)
 
 
 def test_mcnemar_is_the_exact_binomial_test() -> None:
