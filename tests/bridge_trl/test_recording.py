@@ -37,7 +37,7 @@ class Killing(TrainerCallback):
             lines = watching.path / "metrics.jsonl"
             while not lines.exists() or lines.read_text().count("\\n") < 2:
                 time.sleep(0.01)
-            (folder / "pid").write_text(str(watching.record.subprocess recorder.pid))
+            (folder / "pid").write_text(str(watching.record.subprocess_recorder.pid))
             os.kill(os.getpid(), signal.SIGKILL)
 
 trainer.add_callback(Killing())
