@@ -14,9 +14,9 @@ from benchmarks.faults.score import OWN, Reading
 SHORT = 5
 """Steps up to which a run is too short for any curve."""
 COMMANDS = """```bash
-python -m benchmarks.faults full --to fault benchmark
-python -m benchmarks.faults watched --to fault benchmark
-PEERS_PYTHON=peers/bin/python python -m benchmarks.faults score fault benchmark
+python -m benchmarks.faults full --to .faults/full
+python -m benchmarks.faults watched --to .faults/full
+PEERS_PYTHON=peers/bin/python python -m benchmarks.faults score .faults/full
 ```
 """
 READ = """\

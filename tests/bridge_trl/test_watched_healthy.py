@@ -236,17 +236,21 @@ def test_an_evaluation_is_recorded(tiny_folder: str, tmp_path: Path) -> None:
     assert np.isfinite(lines[0]["low"])
 
 
-def test_what_fails_inside_the_watch_stays_there(
-    tiny_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def broken(*_: Any, **__: Any) -> None:
-        raise ZeroDivisionError("planted")
+class FailsWhenAsked(GRPOTrainer):
+    """Trainer whose log-probabilities can be computed while it learns, and not when a probe asks for them."""
 
-    monkeypatch.setattr("uptrend.bridge.trl.watching.ask_learner", broken)
-    monkeypatch.setattr("uptrend.bridge.trl.weights.WatchedWeights.snapshot", broken)
+    def _get_per_token_logps_and_entropies(self, *given: Any, **how: Any) -> Any:
+        if not torch.is_grad_enabled():
+            raise ZeroDivisionError("planted")
+        return super()._get_per_token_logps_and_entropies(*given, **how)
+
+
+def test_what_fails_inside_the_watch_stays_there(
+    tiny_folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "uptrend").mkdir()
     (tmp_path / "uptrend" / "rollouts").touch()  # where the other process needs a folder
-    trainer = make_trainer(tiny_folder, tmp_path, steps=2)
+    trainer = make_trainer(tiny_folder, tmp_path, steps=2, trainer=FailsWhenAsked)
     watching = watch(trainer)
     trainer.train()
     assert trainer.state.global_step == 2
