@@ -13,6 +13,7 @@ from uptrend.rollout.sampler import Limits, Sampler
 from uptrend.rollout.seeds import derive
 from uptrend.tasks.pool import Cursor, Pool
 from uptrend.tasks.taskset import Taskset
+from uptrend.training.metrics import is_dead as same_rewards
 
 
 @dataclass(frozen=True)
@@ -91,8 +92,9 @@ def gather(player: RolloutPlayer, pool: Pool, cursor: Cursor, step: int, config:
 
 
 def is_dead(group: Sequence[Rollout]) -> bool:
-    """Whether all rewards of a group are equal, so that it teaches nothing."""
-    return len({r.reward.total for r in group if r.reward is not None}) < 2
+    """Tell whether a group teaches nothing: all its rewards are equal, or none was scored."""
+    rewards = [r.reward.total for r in group if r.reward is not None]
+    return not rewards or same_rewards(rewards)
 
 
 def _play_groups(
