@@ -71,14 +71,14 @@ class Record:
         plain = {"eval_runtime": metrics.get("eval_runtime")}
         self.subprocess_recorder.send("evaluation", lambda: ([b.portable() for b in batches], plain, step))
 
-    def end(self, how: str, error: str) -> None:
+    def end(self, how: str, **values: Any) -> None:
         """Let the rest be written, let the doctor look once more, and close the directory."""
         lost = self.subprocess_recorder.close()
         if lost:
             named = ", ".join(map(str, lost[:5])) + (f" … {lost[-1]}" if len(lost) > 5 else "")
             self._trouble(f"{len(lost)} steps were not recorded, or not whole: {named}", lost=lost)
         self.event("weights", digest=self._weights.digest(), dtypes=self._weights.dtypes())
-        self.event(how, **({"error": error} if error else {}))
+        self.event(how, **values)
         self.findings_log.end()
         self._directory.unlock()
 

@@ -23,6 +23,7 @@ from uptrend.bridge.trl.record import Record
 from uptrend.bridge.trl.step import TrlStep
 from uptrend.bridge.trl.taps import ROWS, tap
 from uptrend.bridge.trl.weights import Move, Snapshot, WatchedWeights
+from uptrend.records import Stop
 
 EVERY = 50
 """Steps between two looks at the model."""
@@ -102,8 +103,11 @@ class Watch:
         def trained(*args: Any, **kwargs: Any) -> Any:
             try:
                 result = train(*args, **kwargs)
+            except KeyboardInterrupt:
+                self.end("stopped", **Stop("it was interrupted", by="user").to_event())
+                raise
             except BaseException as error:
-                self.end("stopped" if isinstance(error, KeyboardInterrupt) else "failed", f"{error!r}"[:500])
+                self.end("failed", error=f"{error!r}"[:500])
                 raise
             self.end("finished")
             return result
@@ -118,11 +122,11 @@ class Watch:
         self._before = self._weights.snapshot()
         self._first = True
 
-    def end(self, how: str, error: str = "") -> None:
-        """Training has ended, however it did."""
+    def end(self, how: str, **values: Any) -> None:
+        """Record how training ended: the kind of event and its fields."""
         with self.guard("the end"):
             if self.record is not None:
-                self.record.end(how, error)
+                self.record.end(how, **values)
         self.record = None
 
     def _event(self, kind: str, **values: Any) -> None:
