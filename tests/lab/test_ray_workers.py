@@ -124,7 +124,7 @@ def test_a_ray_address_is_a_client_of_a_cluster_elsewhere(cluster: str, tmp_path
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    paths = os.pathsep.join([str(TESTS), str(TESTS / "lab")])
+    paths = os.pathsep.join([str(TESTS), str(TESTS / "lab"), os.environ.get("PYTHONPATH", "")])
     variables = {**os.environ, "PYTHONPATH": paths}
     where = ["--address", cluster, "--host", "127.0.0.1", "--port", str(port), "--mode", "legacy"]
     command = [sys.executable, "-m", "ray.util.client.server", *where]

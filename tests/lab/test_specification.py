@@ -97,9 +97,9 @@ def test_keys_that_a_later_version_added_are_no_change(notebook: Notebook) -> No
     older = replace(then, arms=arms, criteria={k: v for k, v in then.criteria.items() if k != "allows"})
     assert specification.changed(older, now(notebook, H)) == []
     trims = replace(H, arms=(H.arms[0], Arm("fast", {"learning.lr": 2e-3, "sampling.trim": True})))
-    assert specification.changed(older, now(notebook, trims)) == ["fast: sampling.trim nothing → true"]
+    assert specification.changed(older, now(notebook, trims)) == ["fast: sampling.trim none → true"]
     adapts = replace(H, arms=(H.arms[0], Arm("fast", {"learning.lr": 2e-3, "model.lora.r": 4})))
-    assert "fast: model.lora.r nothing → 4" in specification.changed(older, now(notebook, adapts))
+    assert "fast: model.lora.r none → 4" in specification.changed(older, now(notebook, adapts))
 
 
 def test_names_that_were_changed_are_no_change(notebook: Notebook) -> None:

@@ -23,7 +23,7 @@ MakeRun = Callable[..., Path]
 def writer(path: Path) -> Iterator[subprocess.Popen[str]]:
     """A living process that writes a run; killed at the end, if it is not dead by then."""
     command = [sys.executable, str(TESTS / "records" / "writer.py"), str(path)]
-    environment = {**os.environ, "PYTHONPATH": str(TESTS)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout
         try:
