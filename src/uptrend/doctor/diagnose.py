@@ -31,7 +31,7 @@ def diagnose(view: RunView) -> Report:
 
 
 def _acquitted(view: RunView) -> set[str]:
-    """Causes that a probe has excluded, whatever records look like: gold in the wrong dress was not rejected."""
+    """Causes that a probe has excluded, whatever records look like: gold in another format was not rejected."""
     told = {str(event.get("id")) for event in view.events if event.get("event") == "acquitted"}
     asked = [probe for event in view.events if event.get("event") == "preflight" for probe in event.get("probes", ())]
     gold = any(probe.get("name") == "gold" and probe.get("ok") and not probe.get("skipped") for probe in asked)

@@ -1,7 +1,7 @@
 """A second reader of answers, independent of every taskset's own: does a text say the gold answer?
 
 `says` is strict: it must be what the text says, plainly or where answers are put. `says_somehow` also takes what a
-person would: a box, a sentence that names the answer, a number in other dress.
+person would: a box, a sentence that names the answer, a number in another format.
 """
 
 import re
@@ -51,7 +51,7 @@ def _readings(text: str) -> frozenset[str]:
 
 
 def _number(text: str) -> str:
-    """A text that is one number, without its dress; empty for any other."""
+    """A text that is one number, without its formatting; empty for any other."""
     found = _NUMBER.findall(text)
     bare = fold(text).lstrip("=≈ ").replace("\\", "")
     if len(found) != 1 or len(bare) > len(found[0]) + 2:

@@ -1,4 +1,4 @@
-"""The components of a reward as curves: which are about the answer and which about its dress."""
+"""The components of a reward as curves: which are about the answer and which about its format."""
 
 import re
 from dataclasses import dataclass
@@ -34,14 +34,14 @@ class PartCurve:
     """The variance that it brings: between rollouts where that was logged, and of its mean over the run."""
 
     @property
-    def is_dress(self) -> bool:
+    def is_format(self) -> bool:
         """Whether its name says that it pays for how an answer looks."""
         return bool(_DRESS.search(self.name.lower()))
 
     @property
     def is_answer(self) -> bool:
         """Whether its name says that it pays for being right."""
-        return not self.is_dress and bool(_ANSWER.search(self.name.lower()))
+        return not self.is_format and bool(_ANSWER.search(self.name.lower()))
 
 
 def parts_of(view: RunView) -> list[PartCurve]:

@@ -37,7 +37,7 @@ def _dead(view: RunView, part: PartCurve, share: float) -> Finding | None:
     values = part.mean.values
     is_fixed = float(np.ptp(values)) <= 1e-6 * max(1.0, abs(part.mean.last))
     # One that is constant above 0 may be earned by everybody, rightly; one stuck at 0 or below is earned by nobody.
-    is_floor = is_fixed and part.mean.last <= 0 and not part.is_dress
+    is_floor = is_fixed and part.mean.last <= 0 and not part.is_format
     severity = Severity.WARNING if is_floor and trend_of(view).kind is not TrendKind.TOO_SHORT else Severity.NOTE
     stays = "is constant at" if is_fixed else "hardly moves from"
     return finding(
@@ -54,8 +54,8 @@ def _dead(view: RunView, part: PartCurve, share: float) -> Finding | None:
 def _dominant(view: RunView, parts: list[PartCurve], total: float) -> Finding | None:
     part = max(parts, key=lambda p: p.variance)
     share = part.variance / total
-    others = [p for p in parts if not p.is_dress]
-    if share < DOMINANT or not part.is_dress or not others:
+    others = [p for p in parts if not p.is_format]
+    if share < DOMINANT or not part.is_format or not others:
         return None
     is_alone = all(surely_still(view, p) for p in others) and trend_of(view).kind is TrendKind.LEARNING
     return finding(

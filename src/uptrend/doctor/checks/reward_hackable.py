@@ -130,15 +130,15 @@ def _rested(change: HeldOutChange) -> str:
 
 
 def _by_parts(view: RunView, parts: list[PartCurve]) -> Finding | None:
-    """Only components of dress rise, or a component that is about the answer lies at its floor throughout."""
+    """Only components of format rise, or a component that is about the answer lies at its floor throughout."""
     risen = [p for p in parts if p.mean.rises]
     largest = max((abs(p.mean.last) for p in risen), default=0.0)
-    floored = [p for p in parts if not p.is_dress and float(abs(p.mean.values).max()) < FLOOR * largest]
+    floored = [p for p in parts if not p.is_format and float(abs(p.mean.values).max()) < FLOOR * largest]
     risen = [p for p in risen if p not in floored]
-    still = floored or [p for p in parts if not p.is_dress and surely_still(view, p)]
+    still = floored or [p for p in parts if not p.is_format and surely_still(view, p)]
     if not risen or not still or any(p.is_answer for p in risen):
         return None
-    if not floored and not all(p.is_dress for p in risen):
+    if not floored and not all(p.is_format for p in risen):
         return None
     carrier, left = max(risen, key=lambda p: p.mean.last - p.mean.first), still[0]
     return finding(
