@@ -41,7 +41,7 @@ def notebook(tmp_path: Path) -> Notebook:
 
 def run(notebook: Notebook, *hs: Hypothesis, watch: Watching | None = None, examine: Any = faults) -> list[Verdict]:
     launcher = QuickLauncher()
-    experiments = [ExperimentRuns(notebook, h, launcher, examine) for h in hs]
+    experiments = [ExperimentRuns(notebook, h, launcher, examine=examine) for h in hs]
     return together(experiments, launcher, QuickWorkers(), watch or Watching())
 
 
@@ -260,7 +260,7 @@ def test_runs_that_another_hypothesis_had_shown_bear_little(notebook: Notebook) 
 
 def test_the_doctor_looks_at_the_next_seed_where_the_first_fails_late(notebook: Notebook) -> None:
     run(notebook, H)
-    one = ExperimentRuns(notebook, H, QuickLauncher(), lambda run, _: [f"{run.name} is bad"])
+    one = ExperimentRuns(notebook, H, QuickLauncher(), examine=lambda run, _: [f"{run.name} is bad"])
     fast = [planned for planned in one.planned_runs if planned.arm == "fast"]
     one.take(Outcome(fast[1], "finished"))
     assert one.refused == {}

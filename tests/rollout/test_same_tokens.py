@@ -170,7 +170,7 @@ def check(policy: Policy, renderer: Renderer, case: Case, chat: bool) -> tuple[l
     )  # fmt: skip
     exp = lay_out(rollouts, config)
     learner = Learner(policy, Optimizer(policy.flat, config.learning), config)
-    learner_bs = learner.look(exp, reference=False)
+    learner_bs = learner.logprobs(exp, reference=False)
     for b, (rollout, line) in enumerate(zip(rollouts, exp.lines, strict=True)):
         read, said = spy.read.get(b, []), spy.said.get(b, [])
         (s,) = rollout.sequences

@@ -175,7 +175,7 @@ def refusal(folder: Path, *arguments: object, **variables: str) -> str:
         (["--eval-datasets", "atlas;x/y,,train"], "or the word atlas"),
         (["--loss-type", "ppo"], "'grpo', 'dr_grpo', 'bnpo'"),
         (["--retriever", "google"], "'golden', 'lexical', 'semantic', 'hybrid'"),
-        (["--noise-rate", 2], "noise_rate = 2.0 should be between 0 and 1"),
+        (["--noise-rate", 2], "noise_rate = 2.0 should be at least 0 and at most 1"),
         (["--temperature", 0], "sampling.temperature = 0.0"),
     ],
 )
@@ -213,7 +213,7 @@ def test_training_and_evaluating(questions: Path, tmp_path: Path) -> None:
     # A run brings its own questions and limits.
     done = call("evaluate", "--model", "outputs/first", "--limit", 1, folder=tmp_path)
     assert "outputs/first: " in done.stdout
-    assert "of 1 held-out tasks (95% interval" in done.stdout
+    assert "of 1 held-out task (95% interval" in done.stdout
     (line,) = map(json.loads, (tmp_path / "evaluation.jsonl").read_text().splitlines())
     assert line["question"] in questions.read_text()
     assert (line["turns"], line["parts"].keys() >= {"exact_match", "f1"}) == (2, True)
