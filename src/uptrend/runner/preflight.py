@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from uptrend.doctor.report.table import finding_table
 from uptrend.records import Finding, RunDirectory, Severity
+from uptrend.records.renamed import current
 from uptrend.training.observer import Stop
 
 if TYPE_CHECKING:
@@ -93,5 +94,6 @@ def check_first(
     results = list(ask_probes(prepared, names, FEW_GROUPS))
     report = Preflight(prepared.config.name, results, differential(results), time.perf_counter() - began)
     directory.event("preflight", **report.to_table())
-    grave = next((f for f in report.findings if f.severity == Severity.CRITICAL and f.id not in allows), None)
+    allowed = {current(id) for id in allows}
+    grave = next((f for f in report.findings if f.severity == Severity.CRITICAL and f.id not in allowed), None)
     return report, None if grave is None else Stop(grave.summary, by="preflight", finding=grave.id)
