@@ -13,8 +13,8 @@ def probe(bench: Bench) -> Result:
     if not any(r.sampled_tokens for r in bench.batch):
         return not_asked("nothing was sampled")
     seen = rehearse(bench)
-    one, two = seen.seen_bs
-    if float((one - two)[seen.real_bs].abs().nanmean()) > bench.near(1e-3, 5e-2):
+    apart_bs = seen.learning_bs[0] - seen.micro_bs
+    if float(apart_bs[seen.real_bs].abs().nanmean()) > bench.near(1e-3, 5e-2):
         return not_asked("forward passes differ, so gradients can't be compared")
     near = bench.near(NEAR_FP32, NEAR_BF16)
     figure = f"gradients of one pass and of {seen.passes} rows in micro-batches differ by {seen.difference:.1e} "

@@ -13,7 +13,7 @@ def probe(bench: Bench) -> Result:
     if not any(r.sampled_tokens for r in bench.batch):
         return not_asked("nothing was sampled")
     seen = rehearse(bench)
-    (one, two), (look, again) = seen.seen_bs, seen.logprobs_bs
+    (one, two), (look, again) = seen.learning_bs, seen.logprobs_bs
     pairs = {"looking twice": (look, again), "learning twice": (one, two), "learning and looking": (one, look)}
     gaps = {name: float((a - b)[seen.real_bs].abs().nanmean()) for name, (a, b) in pairs.items()}
     worst = max(gaps, key=lambda name: gaps[name])

@@ -20,24 +20,26 @@ ROLLOUTS = 8
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """The same rollouts, twice."""
+    """The same rollouts several times: learning in one pass twice, then in micro-batches; and without learning."""
 
-    seen_bs: tuple[Tensor, Tensor]
-    """Log-probabilities while learning, in one pass and in micro-batches."""
+    learning_bs: tuple[Tensor, Tensor]
+    """Log-probabilities while learning, twice in the same layout."""
+    micro_bs: Tensor
+    """Log-probabilities while learning in micro-batches of one row."""
     logprobs_bs: tuple[Tensor, Tensor]
-    """And while only looking, twice."""
+    """Log-probabilities without a gradient, twice."""
     real_bs: Tensor
-    """Which of them are there."""
+    """Tokens that exist."""
     difference: float
-    """The length of the gradients' difference, as a part of the gradient's."""
+    """Length of the gradients' difference / length of the gradient of one pass."""
     ratio: float
-    """The second gradient's length against the first's."""
+    """Length of the micro-batches' gradient / length of that of one pass."""
     passes: int
-    """How many micro-batches the second had."""
+    """Number of micro-batches."""
 
 
 def rehearse(bench: Bench) -> Rehearsed:
-    """Both passes; remembered on the bench, as two probes ask."""
+    """Run all passes once per bench: two probes need them."""
     if not isinstance(bench.rehearsed, Rehearsed):
         with bench.scratch():
             bench.rehearsed = _rehearse(bench)
@@ -52,17 +54,23 @@ def _rehearse(bench: Bench) -> Rehearsed:
     longest = max(len(line.ids) for line in exp.lines)
     caught = Caught(bench.policy)
     seen = []
-    for tokens in (1 << 30, longest):  # one row per micro-batch: rows that share a prompt might all fit into more
+    # Twice the same layout, where only dropout can differ; then one row per micro-batch, where a fault of packing
+    # shows too: rows that share a prompt might all fit into a larger one.
+    for tokens in (1 << 30, 1 << 30, longest):
         learner = bench.components.learner(bench.policy, cast(Optimizer, caught), _alone(bench.config, tokens))
         update = learner.update(exp, advantages_b, 1, old_bs=None, reference_bs=None)
         seen.append(update.learner_bs)
-    first, second = caught.gradients
-    length = float(torch.linalg.vector_norm(first))
-    apart = float(torch.linalg.vector_norm(second - first))
+    whole, _, parts = caught.gradients
+    length = max(float(torch.linalg.vector_norm(whole)), 1e-12)
     return Rehearsed(
-        (seen[0], seen[1]), (bench.logprobs(exp), bench.logprobs(exp)), exp.real_bs, apart / max(length, 1e-12),
-        float(torch.linalg.vector_norm(second)) / max(length, 1e-12), len(exp.lines),
-    )  # fmt: skip
+        learning_bs=(seen[0], seen[1]),
+        micro_bs=seen[2],
+        logprobs_bs=(bench.logprobs(exp), bench.logprobs(exp)),
+        real_bs=exp.real_bs,
+        difference=float(torch.linalg.vector_norm(parts - whole)) / length,
+        ratio=float(torch.linalg.vector_norm(parts)) / length,
+        passes=len(exp.lines),
+    )
 
 
 def _chosen(bench: Bench) -> list[Rollout]:
