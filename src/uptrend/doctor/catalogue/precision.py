@@ -105,7 +105,7 @@ CAUSES = [
                 "prime-rl": {"weight_broadcast.type": "nccl", "orchestrator.max_off_policy_steps": 1},
             },
         ),
-        explains=("precision.mismatch", "sync.off-policy", "sync.partial", "sampling.entropy-explosion", "kl.runaway"),
+        explains=("precision.mismatch", "sync.off-policy", "sampling.entropy-explosion", "kl.runaway"),
     ),
     Cause(
         "sync.partial",
@@ -123,7 +123,8 @@ CAUSES = [
             "alpha / r.",
             {"prime-rl": {"weight_broadcast.type": "filesystem"}},
         ),
-        explains=("precision.mismatch", "sampling.entropy-explosion"),
+        # Records alone can't tell some old weights from all: a probe that has named the tensors knows more.
+        explains=("sync.stale-weights", "precision.mismatch", "sampling.entropy-explosion"),
     ),
     Cause(
         "sync.off-policy",
