@@ -84,8 +84,9 @@ def test_the_warm_start_makes_held_out_demonstrations_likely(warm: Warm) -> None
 def test_grpo_gains_and_a_blind_learner_loses(warm: Warm, tmp_path: Path) -> None:
     healthy = _train(warm, tmp_path / "healthy", steps=24)
     ill = _train(warm, tmp_path / "blind", steps=24, alter=blind)
-    assert _gain(ill) < _gain(healthy)
-    assert _held_out(healthy).mean() > warm.run.eval_lines[-1]["reward"] - 0.05
+    assert _gain(healthy) > 0.01
+    assert _gain(ill) < _gain(healthy) - 0.015
+    assert _held_out(healthy).mean() > warm.run.eval_lines[-1]["reward"] - 0.03
     gap = _held_out(healthy) - _held_out(ill)  # the same questions, in the same order
     draws = np.random.default_rng(0).integers(HELD_OUT, size=(2000, HELD_OUT))
     assert np.percentile(gap[draws].mean(1), 2.5) > 0

@@ -40,7 +40,7 @@ FAULTS = (
     of_settings("sampling.entropy-explosion", {"learning.entropy": 10.0, "learning.lr": 5e-4}, steps=30, seeds=2,
                 fix=("learning.entropy", "sampling.temperature")),
     Fault("sampling.truncated-distribution", (
-        Strength("temperature-ignored", policy(TemperatureIgnored), {"sampling.temperature": 0.3}, probe="agreement"),
+        Strength("temperature-ignored", policy(TemperatureIgnored), {"sampling.temperature": 0.6}),
         Strength("top-p", settings={"sampling.top_p": 0.6, "sampling.temperature": 1.0}, probe="agreement"),
         Strength("top-k 3", settings={"sampling.top_k": 3}))),
     Fault("sampling.no-stop", (Strength("stop ids unknown", policy(Unending), {"sampling.max_tokens": 16}),),
