@@ -65,7 +65,7 @@ clean:  ## Remove .venv, caches and builds; runs and models stay
 .venv/.train: pyproject.toml constraints.txt
 	@$(make-venv)
 	@echo "Installing what training needs into .venv; the first time takes minutes."
-	@$(INSTALL) '.[train,plot]'
+	@$(INSTALL) '.[train]'
 	@touch $@
 
 .venv/.all: pyproject.toml constraints.txt
