@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from uptrend.doctor.case import Case
-from uptrend.doctor.catalogue import CATALOGUE
-from uptrend.doctor.resolve import resolve_experiment, resolve_fix
+from uptrend.doctor.catalogue import CATALOGUE, resolve_experiment, resolve_fix
 from uptrend.records import CannotTell, Confidence, Evidence, Finding, RunView, Severity
 
 Outcome = list[Finding | CannotTell]
