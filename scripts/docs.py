@@ -1,14 +1,20 @@
 """Write the pages of docs/ that are generated: `make docs`. A test checks that the committed pages are these."""
 
+import ast
+import dataclasses
+import inspect
 import json
 import re
 import tomllib
+import types
+import typing
 from collections.abc import Iterator, Mapping
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from uptrend.config import load_config
+from uptrend.config import Config, load_config, schema
+from uptrend.config.load import bounds_of, in_words
 from uptrend.doctor.catalogue import CATALOGUE, FOLDER, Cause, complete_fix
 from uptrend.records import Times
 from uptrend.records.dialects import LOGGERS, metric_names
@@ -78,6 +84,65 @@ def formats_page(page: str) -> str:
             raise ValueError(f"formats.md has no section ### {trainer} with a table `| its name | ours |`.")
         page = head + mark + TABLE.sub(lambda _, table=table: table, section, count=1)
     return page
+
+
+TYPES = {int: "whole number", float: "number", str: "text", bool: "true, false"}
+KEYS = re.compile(r"(?m)^\| key \| type \| default \| meaning \|\n(?:\|.*\n)+")
+
+
+def config_page(page: str) -> str:
+    """Return docs/config.md with the table of each section written anew from config/schema.py."""
+    meanings = _field_docs()
+    for title, cls, where in [("Top level", Config, ""), *_config_sections()]:
+        table = "\n".join(["| key | type | default | meaning |", "|---|---|---|---|", *_keys(cls, where, meanings), ""])
+        head, mark, section = page.partition(f"\n## {title}\n")
+        if not mark or not KEYS.search(section.partition("\n## ")[0]):
+            raise ValueError(f"config.md has no section ## {title} with a table of keys.")
+        page = head + mark + KEYS.sub(lambda _, table=table: table, section, count=1)
+    return page
+
+
+def _config_sections() -> list[tuple[str, type, str]]:
+    hints = typing.get_type_hints(Config)
+    return [(f"[{name}]", kind, f"{name}.") for name, kind in hints.items() if dataclasses.is_dataclass(kind)]
+
+
+def _field_docs() -> dict[str, str]:
+    """Return the docstring under each field of the config's schema, by `Class.field`."""
+    found = {}
+    for cls in ast.parse(inspect.getsource(schema)).body:
+        if isinstance(cls, ast.ClassDef):
+            for field, doc in zip(cls.body, cls.body[1:], strict=False):
+                if isinstance(field, ast.AnnAssign) and isinstance(doc, ast.Expr):
+                    found[f"{cls.name}.{ast.unparse(field.target)}"] = ast.literal_eval(doc.value)
+    return found
+
+
+def _keys(cls: type, where: str, meanings: Mapping[str, str]) -> Iterator[str]:
+    hints, annotated = typing.get_type_hints(cls), typing.get_type_hints(cls, include_extras=True)
+    for field in dataclasses.fields(cls):
+        kind, default = hints[field.name], getattr(cls(), field.name)
+        if isinstance(kind, types.UnionType):
+            kind = next(option for option in typing.get_args(kind) if option is not type(None))
+        is_section = dataclasses.is_dataclass(kind)
+        if field.name == "options" or (is_section and not where):  # a section has a table of its own
+            continue
+        plain = "" if is_section else f"`{json.dumps(list(default) if isinstance(default, tuple) else default)}`"
+        meaning = meanings[f"{cls.__name__}.{field.name}"]
+        yield f"| `{where}{field.name}` | {_type(kind, annotated[field.name])} | {plain} | {meaning} |"
+        if is_section:
+            yield from _keys(kind, f"{where}{field.name}.", meanings)
+
+
+def _type(kind: Any, hint: Any) -> str:
+    if dataclasses.is_dataclass(kind):
+        return "table"
+    if typing.get_origin(kind) is typing.Literal:
+        return ", ".join(typing.get_args(kind))
+    if typing.get_origin(kind) is tuple:
+        return "list of texts" if typing.get_args(kind)[0] is str else "list of tables"
+    bounds = in_words(bounds_of(hint))
+    return f"{TYPES[kind]}, {bounds}" if bounds else TYPES[kind]
 
 
 TRAINERS = {
@@ -189,8 +254,9 @@ def _toml(value: Any) -> str:
 
 def pages() -> dict[Path, str]:
     """Return every generated page by its path."""
-    formats = DOCS / "formats.md"
-    found = {DOCS / "metrics.md": metrics_page(), formats: formats_page(formats.read_text(encoding="utf-8"))}
+    found = {DOCS / "metrics.md": metrics_page()}
+    for name, write in {"formats.md": formats_page, "config.md": config_page}.items():
+        found[DOCS / name] = write((DOCS / name).read_text(encoding="utf-8"))
     return found | {DOCS / "findings" / name: page for name, page in finding_pages().items()}
 
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from uptrend.config.convert import nearest
+from uptrend.config.load import nearest
 from uptrend.lab import blocks, hypothesis_file, template
 from uptrend.lab.front_matter import read_page, set_value
 from uptrend.lab.naming import normal_id, place, slug

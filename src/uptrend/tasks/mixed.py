@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
-from uptrend.config.convert import nearest
+from uptrend.config.load import nearest
 from uptrend.records import Task, TasksetError
 from uptrend.tasks.arithmetic.binary import Binary, BinaryProblems
 from uptrend.tasks.arithmetic.calculation import Arithmetic, ArithmeticProblems

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from uptrend.config import Config, Eval, Tasks, build
-from uptrend.config.check import check_bounds
-from uptrend.config.convert import join, unknown
+from uptrend.config.load import check_bounds, join, unknown
 from uptrend.records import ConfigError
 from uptrend.tasks.registry import find
 from uptrend.tasks.taskset import Taskset

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from uptrend.config.toml_text import to_recipe
+from uptrend.config.tables import to_recipe
 from uptrend.lab.draft import Draft, by_hand, find_cause, of_cause, retitled
 from uptrend.lab.notebook import Notebook
 from uptrend.lab.ready import of_ready
