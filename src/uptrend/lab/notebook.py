@@ -11,7 +11,7 @@ from uptrend.lab.front_matter import read_page, set_value
 from uptrend.lab.naming import normal_id, place, slug
 from uptrend.lab.overview import roadmap, status_table
 from uptrend.records import Confidence, Hypothesis, LabError, Status
-from uptrend.records.lines import plain_disk_errors, write_whole
+from uptrend.records.directory import plain_disk_errors, write_whole
 
 README = "README.md"
 PROBLEM = "00-problem-statement.md"

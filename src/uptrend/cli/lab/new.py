@@ -12,7 +12,7 @@ from uptrend.lab.notebook import Notebook
 from uptrend.lab.ready import of_ready
 from uptrend.lab.refuse import check
 from uptrend.records import Finding, LabError, Run
-from uptrend.records.lines import write_whole
+from uptrend.records.directory import write_whole
 from uptrend.records.renamed import current
 from uptrend.runner import diagnose
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from uptrend.records import Message, Task, TasksetError
-from uptrend.records.task import task_id
+from uptrend.records.rollout import task_id
 from uptrend.tasks.json_lines import read_json_lines
 from uptrend.tasks.musique.documents import Document
 from uptrend.tasks.musique.reply import INSTRUCTIONS
