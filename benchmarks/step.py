@@ -27,7 +27,7 @@ import torch
 
 from uptrend.config import Config, load_config
 from uptrend.runner.runs import train
-from uptrend.tasks.arithmetic.answers import is_right
+from uptrend.tasks.arithmetic import is_right
 from uptrend.tasks.pool import heldout, pool
 
 WARM = 3

@@ -17,8 +17,7 @@ from uptrend.rollout.play import RolloutRequest, demonstrate
 from uptrend.rollout.render import Renderer
 from uptrend.rollout.sampler import Limits
 from uptrend.rollout.speakers import ScriptSpeaker
-from uptrend.tasks.script import play_script
-from uptrend.tasks.taskset import Script
+from uptrend.tasks.taskset import Script, play_script
 
 QUESTION = Task((Message("system", "Be brief."), Message("user", "Which color?")), "purple", "colors")
 LIMITS = Limits(max_tokens=200, context=4000)

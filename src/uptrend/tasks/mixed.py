@@ -7,12 +7,18 @@ from typing import Any, ClassVar
 
 from uptrend.config.load import nearest
 from uptrend.records import Task, TasksetError
-from uptrend.tasks.arithmetic.binary import Binary, BinaryProblems
-from uptrend.tasks.arithmetic.calculation import Arithmetic, ArithmeticProblems
-from uptrend.tasks.arithmetic.comparison import ComparisonFamily, ComparisonProblems
-from uptrend.tasks.arithmetic.counting import Counting, CountingProblems
-from uptrend.tasks.arithmetic.family import Family
-from uptrend.tasks.arithmetic.play import Grading
+from uptrend.tasks.arithmetic import (
+    Arithmetic,
+    ArithmeticProblems,
+    Binary,
+    BinaryProblems,
+    ComparisonFamily,
+    ComparisonProblems,
+    Counting,
+    CountingProblems,
+    Family,
+    Grading,
+)
 from uptrend.tasks.taskset import Play, Script
 
 FAMILIES: dict[str, type[Family]] = {

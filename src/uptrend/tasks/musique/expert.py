@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from uptrend.records import Message, Task, ToolCall
-from uptrend.tasks.musique.answers import exact_match
-from uptrend.tasks.musique.documents import Document
-from uptrend.tasks.musique.reply import write_reply
-from uptrend.tasks.musique.tools import OPEN, SEARCH
+from uptrend.tasks.musique.play import OPEN, SEARCH
+from uptrend.tasks.musique.rewards import exact_match, write_reply
+from uptrend.tasks.musique.rows import Document
 from uptrend.tasks.taskset import Script
 
 ID = re.compile(r"^Document ID: (.+)$", re.MULTILINE)

@@ -13,16 +13,13 @@ from annotated_types import Ge, Le
 
 from uptrend.records import ConfigError, Task, TasksetError
 from uptrend.tasks.musique import expert
-from uptrend.tasks.musique.answers import exact_match
 from uptrend.tasks.musique.atlas import AtlasOptions, rows
-from uptrend.tasks.musique.hub import read_hub
 from uptrend.tasks.musique.play import QuestionPlay, Rules
 from uptrend.tasks.musique.retrieval import Name as RetrieverName
 from uptrend.tasks.musique.retrieval import Shelf, retriever
-from uptrend.tasks.musique.rewards import RewardWeights
-from uptrend.tasks.musique.rows import documents_of, read_file, to_task, to_tasks
-from uptrend.tasks.split import held_out_quarter, may_be_held_out, shortfall
-from uptrend.tasks.taskset import Script
+from uptrend.tasks.musique.rewards import RewardWeights, exact_match
+from uptrend.tasks.musique.rows import documents_of, read_file, read_hub, to_task, to_tasks
+from uptrend.tasks.taskset import Script, held_out_quarter, may_be_held_out, shortfall
 
 RETRIEVERS: tuple[RetrieverName, ...] = get_args(RetrieverName)
 ENOUGH = 60

