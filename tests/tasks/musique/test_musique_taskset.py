@@ -14,7 +14,7 @@ from questions import OFFICIAL, ROW, row, write_rows
 
 from uptrend.config import load_config
 from uptrend.records import ConfigError, Message, Task, TasksetError, tasks_hash
-from uptrend.tasks.musique import expert, retrieval
+from uptrend.tasks.musique import embedding, expert
 from uptrend.tasks.musique.play import QuestionPlay
 from uptrend.tasks.musique.rows import HubSource, documents_of, read_sources, to_task
 from uptrend.tasks.musique.taskset import RETRIEVERS, Musique, MusiqueOptions
