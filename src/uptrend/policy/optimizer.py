@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from uptrend.config import Learning
-from uptrend.policy.flat import FlatWeights
+from uptrend.policy.weights import FlatWeights
 
 
 @dataclass(frozen=True)

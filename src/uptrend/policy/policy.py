@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from uptrend.config import Compute, Lora, Model
-from uptrend.policy.flat import FlatWeights
 from uptrend.policy.logprobs import token_logprobs
+from uptrend.policy.weights import FlatWeights
 from uptrend.records import ModelError
 
 COMPILE_FROM = 400

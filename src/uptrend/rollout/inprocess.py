@@ -20,8 +20,7 @@ from uptrend.policy.graphed import Graphed
 from uptrend.policy.policy import Policy
 from uptrend.rollout.cache import SlotCache
 from uptrend.rollout.decoder import append, head, make_decoder
-from uptrend.rollout.decoding import Decoding
-from uptrend.rollout.ending import Endings
+from uptrend.rollout.decoding import Decoding, Endings
 from uptrend.rollout.sampler import Extension, Limits
 
 GRAIN = 16

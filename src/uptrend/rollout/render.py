@@ -1,9 +1,9 @@
-"""Messages to token ids, each exactly once: what the sampler reads is what the learner trains on.
+"""Messages and tools to token ids, each exactly once: what the sampler reads is what the learner trains on.
 
 The first messages are rendered whole. After that the history is only appended to: a model's turn stays as it
-was sampled, and what the task answers is rendered as the text that the template puts between that turn and
-the next. Tools go through the template where its model has a format of calls that we know; otherwise they are
-told in words, and their results are a user's words.
+was sampled, and the task's answer is rendered as the text that the template puts between that turn and
+the next. Tools go through the template where we know its format of calls; otherwise they are described in
+words, and their results are a user's words.
 """
 
 import json
@@ -13,8 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from uptrend.records import Message, TasksetError, Tool
-from uptrend.rollout.calls import FORMATS, format_of
-from uptrend.rollout.offer import describe, example_call, schemas
+from uptrend.rollout.calls import FORMATS, describe, example_call, format_of, schemas
 
 _LAST_WORDS = "uptrend-last-words"
 REMEMBERED = 4096

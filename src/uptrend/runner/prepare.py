@@ -55,7 +55,7 @@ def make_policy(config: Config) -> "Policy":
     """The model that the config names, on its device, ready to learn."""
     import torch
 
-    from uptrend.policy.find import find_model
+    from uptrend.policy.known import find_model
     from uptrend.policy.policy import choose_device, load_policy, pays_to_compile
 
     torch.set_num_threads(config.compute.threads)
@@ -108,7 +108,7 @@ def info_of(path: Path, config: Config, tasks: Pool, held_out: HeldOut, policy: 
     """What run.json says of a run."""
     import torch
 
-    from uptrend.policy.measure import digest, movable_share
+    from uptrend.policy.weights import digest, movable_share
 
     notes = list(dict.fromkeys([*tasks.notes, *held_out.notes]))  # one family may be short of both
     if config.model.weights == "bf16":

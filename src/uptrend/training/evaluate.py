@@ -6,8 +6,7 @@ import numpy as np
 
 from uptrend.config import Config
 from uptrend.records import Evaluation, Rollout
-from uptrend.rollout.play import RolloutRequest
-from uptrend.rollout.seeds import derive
+from uptrend.rollout.play import RolloutRequest, derive
 from uptrend.stats.intervals import pass_at_k, wilson
 from uptrend.tasks.pool import HeldOut
 from uptrend.training.gather import RolloutPlayer

@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from uptrend.config import Config
 from uptrend.policy.policy import Policy
 from uptrend.records import Rollout, Task
-from uptrend.rollout.play import RolloutRequest, demonstrate, play_all
+from uptrend.rollout.play import RolloutRequest, demonstrate, derive, play_all
 from uptrend.rollout.render import Renderer
 from uptrend.rollout.sampler import Limits, Sampler
-from uptrend.rollout.seeds import derive
 from uptrend.tasks.pool import Cursor, Pool
 from uptrend.tasks.taskset import Taskset
 from uptrend.training.metrics import is_dead as same_rewards

@@ -20,8 +20,8 @@ from torch import Tensor
 from uptrend.algo import kl_penalty
 from uptrend.config import Config
 from uptrend.policy.checkpoint import save_checkpoint
-from uptrend.policy.measure import WeightMeter
 from uptrend.policy.policy import Policy
+from uptrend.policy.weights import WeightMeter
 from uptrend.records import Evaluation, Rollout, Run, RunDirectory
 from uptrend.tasks.pool import Cursor, HeldOut, Pool
 from uptrend.training.annotate import Annotated

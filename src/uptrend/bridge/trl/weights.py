@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from uptrend.policy.flat import group_of
-from uptrend.policy.measure import Movement
+from uptrend.policy.weights import Movement, group_of
 
 LOOK = 1 << 16
 """About how many weights are looked at."""
