@@ -14,7 +14,7 @@ from uptrend.policy.weights import FlatWeights
 
 @dataclass(frozen=True)
 class Applied:
-    """What one call of the optimizer did."""
+    """Result of one optimizer call."""
 
     norm_before: float
     """The gradient's length as it came."""

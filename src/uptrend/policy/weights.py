@@ -22,7 +22,7 @@ GROUPS = {
 
 @dataclass(frozen=True)
 class Slot:
-    """Where one parameter lies."""
+    """Place of one parameter in the flat tensor."""
 
     name: str
     """The parameter's name in the model."""
@@ -95,7 +95,7 @@ SMALL = 1 << 24
 
 @dataclass(frozen=True)
 class Movement:
-    """How the weights that train changed in a step."""
+    """Change of the trained weights in a step."""
 
     norm: float
     """The length of all weights after it."""

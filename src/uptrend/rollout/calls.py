@@ -1,4 +1,4 @@
-"""How a model asks for tools: the formats in which calls stand in what it says, and which one a model has.
+"""Tool calls: formats in which models write them, and tools in words where a template has none.
 
 A format reads a turn's text into a message and writes a message as the text that a model would say. What can't
 be read is not thrown away: the message keeps the whole text, makes no call, and names the problem in a sentence
@@ -70,7 +70,7 @@ class CallFormat(Protocol):
         """The markup; a tokenizer may have a special token for each."""
 
     def read(self, text: str) -> Message:
-        """What a turn says: its words, its calls, or what is wrong with them."""
+        """Read a turn: its words, its calls, or what is wrong with them."""
 
     def write(self, message: Message) -> str:
         """The text of a turn; what `read` makes of it is the message."""
@@ -89,7 +89,7 @@ class Tagged:
     closing: str
     """The tag after it."""
     gap: str = ""
-    """What stands between a tag and the JSON."""
+    """Text between a tag and the JSON."""
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -181,7 +181,7 @@ FORMATS: dict[str, CallFormat] = {
     "llama": Bare(),
 }
 SIGNS = {"qwen": "<tool_call>", "llama": "ipython"}
-"""What a chat template mentions that tells its model's calls in a format."""
+"""Text in a chat template by which a format is recognized."""
 
 
 def format_of(tokenizer: Any) -> str:
@@ -210,7 +210,7 @@ def _render(tokenizer: Any, messages: list[dict[str, Any]], tools: list[dict[str
 
 
 def _end_of_thoughts(text: str) -> int:
-    """Where the thinking ends that a turn begins with: a call that is only thought about is not made."""
+    """Return the end of the thoughts that open a turn: a call inside them is not made."""
     return max(0, text.find("</think>")) if text.lstrip().startswith("<think>") else 0
 
 

@@ -52,7 +52,7 @@ def _blocks(mass_nv: Tensor) -> Tensor:
 
 
 def _invert(mass_ncw: Tensor, mass_nc: Tensor, uniforms_n: Tensor) -> Tensor:
-    """Where the running sum passes u times the whole; never a token without mass."""
+    """Return the place where the running sum passes u times the whole; never a token without mass."""
     sum_nc = mass_nc.cumsum(-1)
     aim_n = uniforms_n.clamp(max=1 - 1e-6) * sum_nc[:, -1]
     block_n = (sum_nc <= aim_n[:, None]).sum(-1).clamp(max=mass_nc.shape[-1] - 1)
@@ -103,7 +103,7 @@ class Endings:
         return self._tables[limits.stop]
 
     def find(self, ids: NDArray[np.int64], limits: Limits) -> tuple[int, Ending]:
-        """How many of the sampled tokens belong to the turn, and what ended it."""
+        """Return the number of sampled tokens that belong to the turn, and what ended it."""
         for count, token in enumerate(ids, 1):
             if int(token) in self._stop_ids:
                 return count, Ending.STOP_TOKEN
@@ -127,7 +127,7 @@ LOOK_EVERY = 8
 
 @dataclass
 class _State:
-    """What changes from token to token, in tensors that keep their addresses."""
+    """State that changes from token to token, in tensors that keep their addresses."""
 
     tokens: Tensor
     positions: Tensor
@@ -138,7 +138,7 @@ class _State:
     logprobs_nm: Tensor
     order: Tensor
     turn: Tensor
-    """How many tokens each row has sampled."""
+    """Number of tokens that each row has sampled."""
 
     @classmethod
     def empty(cls, n: int, m: int, device: torch.device) -> "_State":
@@ -167,7 +167,7 @@ class Decoding:
         self._graphs.clear()
 
     def rows_for(self, n: int) -> int:
-        """How many rows of the cache a batch of n takes: on a GPU 8, 16, 32, 64, … of them."""
+        """Return the rows of the cache that a batch of n takes: on a GPU 8, 16, 32, 64, … of them."""
         return n if self._device.type == "cpu" else max(FEWEST, 1 << (n - 1).bit_length())
 
     def run(

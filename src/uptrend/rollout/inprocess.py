@@ -34,7 +34,7 @@ class _SamplerStream:
     row: int
     """Its row in the cache."""
     length: int
-    """How many of its tokens are in the cache."""
+    """Number of its tokens in the cache."""
     draws: np.random.Generator
     """Its own source of chance."""
     waiting: list[int] = field(default_factory=list)

@@ -39,11 +39,10 @@ class ModelSpeaker:
     """The model, in a stream of a sampler."""
 
     sampler: Sampler
-    """Who samples."""
     stream: int
     """The stream's number; whoever chose it releases it."""
     limits: Limits
-    """How a turn is sampled and what ends it."""
+    """Sampling parameters of a turn, and what ends it."""
     seed: int
     """The stream's seed."""
 
@@ -60,7 +59,7 @@ class ScriptSpeaker:
         self._script, self._renderer = script, renderer
         self._began = False
         self.error: str | None = None
-        """What failed in the script; it then has nothing more to say."""
+        """Error in the script; it then says nothing more."""
 
     async def say(self, new: Sequence[int], heard: Sequence[Message]) -> Extension | None:
         """See Speaker; a script hears messages alone."""
@@ -142,11 +141,11 @@ class _Conversation:
     opened: Play
     """The task's side."""
     tools: tuple[Tool, ...]
-    """What the model may call."""
+    """Tools that the model may call."""
     speaker: Speaker
     """The model's side."""
     renderer: Renderer
-    """What turns the one's words into what the other reads."""
+    """Turns messages into tokens and back."""
     limits: Limits
     """The most tokens."""
     max_turns: int
@@ -273,7 +272,7 @@ async def _converse(talk: _Conversation) -> tuple[Ending, str | None]:
 
 
 def _message(talk: _Conversation, said: Extension) -> Message:
-    """What was said; where there are no tools, nothing is a call, whatever it looks like."""
+    """Return the message; without tools nothing is a call, whatever it looks like."""
     ids = said.ids.tolist()
     return talk.renderer.read(ids) if talk.tools else Message("assistant", talk.renderer.text(ids))
 

@@ -1,4 +1,4 @@
-"""How the lab's runs are started: recipes resolved as `uptrend train` resolves them, and its command line."""
+"""The lab's runs: recipes resolved as `uptrend train` resolves them, and its command line."""
 
 import sys
 from collections.abc import Mapping

@@ -30,9 +30,7 @@ class Prepared:
     policy: "Policy"
     """Its model."""
     pool: Pool
-    """What it trains on."""
     held_out: HeldOut
-    """What it is evaluated on."""
     components: "Components"
     """Parts of its loop."""
 
@@ -105,7 +103,7 @@ def free_place(runs: Path, name: str | None, recipe: str, otherwise: str) -> Pat
 
 
 def info_of(path: Path, config: Config, tasks: Pool, held_out: HeldOut, policy: "Policy") -> dict[str, Any]:
-    """What run.json says of a run."""
+    """Return the content of run.json."""
     import torch
 
     from uptrend.policy.weights import digest, movable_share

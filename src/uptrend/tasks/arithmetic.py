@@ -28,7 +28,7 @@ def fold(word: str) -> str:
 
 
 def is_right(completion: str, answer: str) -> bool:
-    """Whether what a model said is the answer."""
+    """Return True where a completion is the answer."""
     return extract(completion) == fold(answer)
 
 
@@ -49,7 +49,7 @@ RICH_STEPS = ((1, 0.7), (2, 0.4), (5, 0.1), (10, -0.2))
 
 
 def grade(rule: Rule, completion: str, task: Task) -> Reward:
-    """What a completion earns under a rule."""
+    """Return the reward of a completion under a rule."""
     said = extract(completion)
     correct = said == fold(task.answer)
     applied: Rule = rule if task.data.get("base") else "exact"
@@ -94,12 +94,12 @@ def _results_of_operations(task: Task) -> set[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Grading:
-    """What every taskset of this kind takes."""
+    """Options of every taskset of this kind."""
 
     reward: Rule = "exact"
-    """How answers are graded: exact, partial (near misses earn some) or rich (by distance)."""
+    """Rule of grading: exact, partial (near misses earn some) or rich (by distance)."""
     chat: bool = False
-    """Whether prompts go through the model's chat template; raw text otherwise."""
+    """Send prompts through the model's chat template; raw text otherwise."""
 
 
 class OneTurn:
@@ -125,7 +125,7 @@ class OneTurn:
 
 
 class OneTurnTaskset:
-    """What tasksets of one turn share: everything but the tasks themselves."""
+    """Base of tasksets of one turn: everything but the tasks themselves."""
 
     def __init__(self, options: Any, seed: int) -> None:
         self.options, self.seed = options, seed
@@ -183,7 +183,7 @@ MOST_PROBLEMS = 2_000_000
 
 
 class Family(OneTurnTaskset, ABC):
-    """What generated families share."""
+    """Base of generated families."""
 
     name: ClassVar[str]
     version: ClassVar[str] = "1"
@@ -250,7 +250,7 @@ Operation = Literal["+", "-", "*"]
 
 @dataclass(frozen=True, kw_only=True)
 class ArithmeticProblems:
-    """Which problems."""
+    """Range of problems."""
 
     operations: tuple[Operation, ...] = ("+", "-", "*")
     """Of + - and *."""
@@ -314,10 +314,9 @@ house river stone bread chair lemon egg fox key map hat jar
 
 @dataclass(frozen=True, kw_only=True)
 class CountingProblems:
-    """Which problems."""
+    """Range of problems."""
 
     kinds: tuple[Kind, ...] = ("words", "letters")
-    """What is counted."""
     high: int = 10
     """The largest count; the least is 1. Words with more than 10 letters are not asked about."""
 
@@ -328,7 +327,7 @@ class CountingOptions(CountingProblems, Grading):
 
 
 class Counting(Family):
-    """How many words, or letters in a word: `Count the words: cat cat cat. Answer: `."""
+    """Numbers of words, or of letters in a word: `Count the words: cat cat cat. Answer: `."""
 
     name: ClassVar[str] = "counting"
     Options: ClassVar[type[Any]] = CountingOptions
@@ -358,7 +357,7 @@ class Counting(Family):
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonProblems:
-    """Which problems."""
+    """Range of problems."""
 
     low: int = 0
     """The least number."""
@@ -372,7 +371,7 @@ class ComparisonOptions(ComparisonProblems, Grading):
 
 
 class ComparisonFamily(Family):
-    """Which of two numbers is greater: `Is 3 greater than 7? Answer yes or no: `."""
+    """The greater of two numbers: `Is 3 greater than 7? Answer yes or no: `."""
 
     name: ClassVar[str] = "comparison"
     Options: ClassVar[type[Any]] = ComparisonOptions
@@ -396,7 +395,7 @@ class ComparisonFamily(Family):
 
 @dataclass(frozen=True, kw_only=True)
 class BinaryProblems:
-    """Which problems."""
+    """Range of problems."""
 
     high: int = 15
     """The largest number; the least is 0."""

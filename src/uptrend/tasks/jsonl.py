@@ -36,7 +36,7 @@ def _object(line: str, where: str, example: str) -> dict[str, Any]:
 
 
 EXAMPLE = '{"prompt": "2 + 2 = ", "answer": "4"}'
-"""What a row should look like."""
+"""Example of a row."""
 LEVELS = ("very_easy", "easy", "medium", "hard", "very_hard")
 """Words that files use for difficulty, as numbers from 0."""
 
@@ -136,7 +136,7 @@ def _answer(value: Any, where: str) -> str:
 
 
 def _operands(row: dict[str, Any]) -> dict[str, Any]:
-    """What the partial rule needs to know a wrong operation by, lifted out of `metadata`."""
+    """Return the operands out of `metadata`, by which the partial rule knows a wrong operation."""
     metadata = row.get("metadata")
     found = metadata if isinstance(metadata, dict) else row
     if "operation" not in found or not all(type(found.get(key)) is int for key in ("a", "b")):

@@ -34,15 +34,12 @@ class MixedOptions(Grading):
     """The options of `mixed`; reward and chat hold for all families."""
 
     shares: dict[str, float] = field(default_factory=lambda: {"arithmetic": 0.5, "counting": 0.25, "comparison": 0.25})
-    """How much of each family; they need not add up to 1."""
+    """Share of each family; they need not add up to 1."""
     arithmetic: ArithmeticProblems = field(default_factory=ArithmeticProblems)
-    """Which arithmetic, as in `[tasks.arithmetic] high = 10`."""
+    """Options of arithmetic, as in `[tasks.arithmetic] high = 10`."""
     counting: CountingProblems = field(default_factory=CountingProblems)
-    """Which counting."""
     comparison: ComparisonProblems = field(default_factory=ComparisonProblems)
-    """Which comparisons."""
     binary: BinaryProblems = field(default_factory=BinaryProblems)
-    """Which binary numbers."""
 
 
 class Mixed:

@@ -69,7 +69,7 @@ def _stage_table(start: int, where: str, section: Tasks) -> dict[str, Any]:
 
 
 def _own_keys() -> list[str]:
-    """What a stage can change beside its taskset's options."""
+    """Return the keys that a stage can change beside its taskset's options."""
     return [f.name for f in fields(Tasks) if f.name not in ("options", "stages")]
 
 
@@ -113,18 +113,17 @@ class HeldOut:
     """The fixed set that a run evaluates on."""
 
     taskset: Taskset
-    """What plays and scores them."""
     tasks: tuple[Task, ...]
     """The held-out tasks."""
     seed: int
-    """What chose them."""
+    """Seed that chose them."""
     hash: str
     """Equal for runs whose numbers can be compared."""
     notes: tuple[str, ...]
-    """What a person should know about them."""
+    """Notes for a person."""
 
     def describe(self) -> dict[str, Any]:
-        """What run.json keeps."""
+        """Return the entry in run.json."""
         return _describe(self.taskset, self.seed, self.tasks)
 
 
@@ -135,30 +134,28 @@ class Stage:
     start: int
     """The step, from 1, at which it begins."""
     taskset: Taskset
-    """What plays and scores its tasks."""
     tasks: tuple[Task, ...]
-    """What it trains on."""
     seed: int
-    """What chose them."""
+    """Seed that chose them."""
     options: Mapping[str, Any]
     """Every option of its taskset."""
 
 
 @dataclass(frozen=True)
 class Cursor:
-    """How far a run has drawn: plain numbers, kept in checkpoints."""
+    """Place of a run in its tasks: plain numbers, kept in checkpoints."""
 
     stage: int = 0
-    """Which stage, from 0."""
+    """Stage, from 0."""
     epoch: int = 0
-    """How often the stage's tasks were all gone through."""
+    """Times that the stage's tasks were all drawn."""
     position: int = 0
-    """How many of this epoch's tasks were drawn."""
+    """Tasks of this epoch that were drawn."""
 
 
 @dataclass(frozen=True)
 class Pool:
-    """What a run trains on."""
+    """Tasks that a run trains on."""
 
     name: str
     """The taskset that `[tasks]` names."""
@@ -171,7 +168,7 @@ class Pool:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a person should know about the tasks."""
+        """Notes for a person on the tasks."""
         return tuple(dict.fromkeys(note for stage in self.stages for note in stage.taskset.notes))
 
     def draw(self, step: int, count: int, cursor: Cursor) -> tuple[list[tuple[Task, Taskset]], Cursor]:
@@ -188,7 +185,7 @@ class Pool:
         return [(task, stage.taskset) for task in chosen], replace(at, position=at.position + count)
 
     def describe(self) -> dict[str, Any]:
-        """What run.json keeps: the whole, and each stage."""
+        """Return the entry in run.json: the whole, and each stage."""
         everything = [task for stage in self.stages for task in stage.tasks]
         stages = [
             {"start": s.start, **_describe(s.taskset, s.seed, s.tasks), "options": dict(s.options)} for s in self.stages
@@ -212,7 +209,7 @@ def heldout(config: Config) -> HeldOut:
 
 
 def pool(config: Config, held_out: HeldOut) -> Pool:
-    """What `[tasks]` names, without anything that is held out."""
+    """Return the tasks of `[tasks]`, without any that is held out."""
     ids = frozenset(task.id for task in held_out.tasks)
     sections = stage_sections(config)
     stages = tuple(_stage(start, where, section, ids, config) for start, where, section in sections)

@@ -19,17 +19,17 @@ class Play(Protocol):
 
     @property
     def messages(self) -> Sequence[Message]:
-        """What the model is told first."""
+        """First messages to the model."""
 
     @property
     def tools(self) -> Sequence[Tool]:
-        """What the model may call."""
+        """Tools that the model may call."""
 
     async def respond(self, message: Message) -> Sequence[Message] | None:
         """Answer what the model said; None ends the rollout."""
 
     async def score(self) -> Reward:
-        """What the rollout earned, after its end."""
+        """Return the rollout's reward, after its end."""
 
     async def close(self) -> None:
         """Free what the play holds; called once, whatever happened."""
@@ -40,15 +40,15 @@ class Taskset(Protocol):
     """A family of tasks, with held-out ones that never overlap with those to train on."""
 
     name: ClassVar[str]
-    """What recipes call it."""
+    """Name in recipes."""
     version: ClassVar[str]
     """Changes when the same options would give other tasks or other rewards."""
     Options: ClassVar[type[Any]]
     """A frozen dataclass of what a recipe can set; `cli` checks `[tasks]` and `[eval]` against it."""
     chat: bool
-    """Whether prompts go through the model's chat template; raw text otherwise."""
+    """Send prompts through the model's chat template; raw text otherwise."""
     notes: list[str]
-    """What a person should know about the tasks that were made, such as a family smaller than asked for."""
+    """Notes for a person on the tasks, such as a family smaller than asked for."""
 
     def __init__(self, options: Any, seed: int) -> None: ...
 
@@ -100,7 +100,7 @@ SALT = "uptrend-53"
 
 
 def may_be_held_out(task_id: str) -> bool:
-    """Whether a generated task belongs to the quarter that is only ever evaluated on."""
+    """Return True for the quarter of generated tasks that is only ever evaluated on."""
     return _hash(task_id) % 4 == 0
 
 
@@ -111,7 +111,7 @@ def held_out_quarter(task_ids: Collection[str]) -> frozenset[str]:
 
 
 def shortfall(name: str, train: int, heldout: int) -> str:
-    """What to say of tasks that are fewer than asked for."""
+    """Return the note on tasks that are fewer than asked for."""
     count = train + heldout
     ratio = "3 to 1" if abs(heldout - count / 4) < 1 else "about 3 to 1"
     return f"{name} has {count} tasks, fewer than asked for: {train} to train on, {heldout} held out ({ratio})"

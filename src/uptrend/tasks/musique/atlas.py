@@ -14,7 +14,7 @@ from uptrend.records import ConfigError
 from uptrend.tasks.musique.atlas_world import ATLAS, KINDS, OF, TWO_PART, Entity, Fact, Kind, Relation, World
 
 YEAR_SHARE = 0.3
-"""How many chains end with a year, where they can."""
+"""Share of chains that end with a year, where they can."""
 
 Chain = tuple[Fact, ...]
 
@@ -62,9 +62,9 @@ def _walk(rng: random.Random, hops: int) -> tuple[Relation, ...]:
 
 
 SECOND_FACT = 0.75
-"""How many paragraphs state a second fact; the others have only sentences that no question asks about."""
+"""Share of paragraphs that state a second fact; the others have only sentences that no question asks about."""
 LIKE_ANSWER = 0.5
-"""How many of the second facts lead to the answer's kind, where they can, so that it has many rivals."""
+"""Share of second facts that lead to the answer's kind, where they can, so that it has many rivals."""
 
 
 def surround(world: World, chain: Chain, paragraphs: int) -> None:
@@ -122,9 +122,9 @@ def _say_more(world: World, subject: Entity, last: Relation, own: list[Entity]) 
 
 
 MOST_WORDS = 45
-"""How long a paragraph may become."""
+"""The most words of a paragraph."""
 THIRD_SENTENCE = 0.35
-"""How many paragraphs have three sentences; all others have two."""
+"""Share of paragraphs with three sentences; all others have two."""
 
 
 def write_paragraphs(world: World, chain: Chain) -> list[dict[str, Any]]:
@@ -192,14 +192,14 @@ def decompose(chain: Chain, paragraphs: list[dict[str, Any]], seed: int) -> list
 
 
 SHAPES = {2: "2hop", 3: "3hop1", 4: "4hop1"}
-"""How the ids of chains begin in MuSiQue's files, by the number of hops."""
+"""Beginnings of the ids in MuSiQue's files, by the number of hops."""
 MOST_PARAGRAPHS = 50
 """More would exhaust the common words that names are made with."""
 
 
 @dataclass(frozen=True)
 class AtlasOptions:
-    """Which questions."""
+    """Options of the atlas."""
 
     hops: tuple[int, ...] = (2, 3, 4)
     """The numbers of hops that questions need, equally frequent."""

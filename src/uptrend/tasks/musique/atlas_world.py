@@ -21,7 +21,7 @@ class Relation:
     """One relation from entities of a kind to entities of a kind, or to the subject's year."""
 
     name: str
-    """What it is called; unique."""
+    """Unique."""
     subject: Kind
     """The kind of entity that it is said of."""
     object: Kind | Literal["year"]
@@ -35,7 +35,7 @@ class Relation:
     older: Sequence[int] = (0, 0)
     """By how many years the object is older than the subject, at least and at most; negative for younger."""
     female: bool | None = None
-    """Whether the object is a woman; None where it may be anybody."""
+    """True where the object is a woman; None where it may be anybody."""
     bars: Sequence[str] = ()
     """Relations that the object's own paragraph must not state, as they would undo or contradict this one."""
 
@@ -56,7 +56,7 @@ MIDDLES, INNER, VOWELS = _SYLLABLES["middles"], _SYLLABLES["inner"], _SYLLABLES[
 MEANT = {"Albania", "Corona", "Pelvis"}
 """Syllables make these too, but they are taken."""
 TRIES = 200
-"""How often a name without words in common is looked for; only very large worlds ever need more than a few."""
+"""Tries for a name without words in common; only very large worlds need more than a few."""
 
 
 class Names:
@@ -100,11 +100,11 @@ class Names:
 YEARS = (1530, 1730)
 """When worlds are; no chain leads from there to years before 1000 or after today."""
 SPAN = (1050, 1990)
-"""What is said beside a chain leads to no year outside of this."""
+"""Years that other facts stay within."""
 NEARBY = 60
-"""How many years before or after its world's own year an entity begins that nothing else dates."""
+"""The most years between an entity that nothing dates and its world's own year."""
 ARTICLED: dict[Kind, str] = {"river": "the river ", "ship": "the "}
-"""What stands before the names of these kinds."""
+"""Articles before the names of these kinds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +112,6 @@ class Entity:
     """Somebody or something; equal only to itself, as names are unique and hashing by identity is quick."""
 
     kind: Kind
-    """What it is."""
     name: str
     """Its whole name, which no other entity of its world has."""
     year: int
@@ -125,7 +124,7 @@ class Entity:
 
     @property
     def short(self) -> str:
-        """What it is called once it was named. Never he or she, nor "the river": those could mean the object."""
+        """Short form for later sentences. Never he or she, nor "the river": those could mean the object."""
         if self.kind == "person":
             return self.name.split()[0]
         return f"the {self.name}" if self.kind == "river" else f"the {self.kind}"
@@ -138,11 +137,10 @@ class Fact:
     subject: Entity
     """Whom it is said of."""
     relation: Relation
-    """What is said."""
     object: Entity | None
-    """Where the relation leads; None where that is the subject's year."""
+    """Entity that the relation leads to; None where that is the subject's year."""
     wording: int
-    """Which of the relation's sentences says it."""
+    """Number of the relation's sentence that states it."""
 
     @property
     def answer(self) -> str:
@@ -163,7 +161,7 @@ class World:
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.facts: dict[Entity, list[Fact]] = {}
-        """What each entity's paragraph states; an entity that is only mentioned has none."""
+        """Facts of each entity's paragraph; an entity that is only mentioned has none."""
         self._year = rng.randrange(*YEARS)
         self._names = Names(rng)
         self._years: set[int] = set()
@@ -196,7 +194,7 @@ class World:
         return self._state(subject, relation, self.rng.choice(fitting)) if fitting else None
 
     def sayable(self, subject: Entity) -> list[Relation]:
-        """What may still be said of an entity."""
+        """Return the relations that may still be stated of an entity."""
         said = {fact.relation.name for fact in self.facts.get(subject, ())} | self._barred[subject]
         return [
             relation for relation in OF[subject.kind] if relation.name not in said and _is_in_span(subject, relation)

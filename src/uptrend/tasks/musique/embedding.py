@@ -58,7 +58,7 @@ def load_encoder(name: str) -> Encode:
 
 
 def minilm_folder() -> Path:
-    """Where the installed package keeps the model; found without running the package's code."""
+    """Return the model's folder in the installed package, found without running the package's code."""
     need(PACKAGE)
     spec = find_spec(PACKAGE)
     assert spec is not None

@@ -24,11 +24,11 @@ class ExpertStep:
     """One hop."""
 
     document: Document
-    """What has to be found."""
+    """Document to find."""
     question: str
-    """What is asked of it, with earlier answers filled in."""
+    """Question to it, with earlier answers filled in."""
     answer: str
-    """What it says; empty where the row does not tell."""
+    """Its answer; empty where the row has none."""
 
 
 def expert(task: Task, documents: Sequence[Document]) -> Script:
@@ -60,7 +60,7 @@ def lazy(task: Task, documents: Sequence[Document]) -> Script:
 
 
 def first_answer(task: Task, documents: Sequence[Document]) -> str:
-    """What the lazy player answers."""
+    """Return the lazy player's answer."""
     return _steps(task, documents)[0].answer
 
 

@@ -56,12 +56,12 @@ BOTH = "You called a tool and answered in the same turn. Do one of them."
 
 @dataclass(frozen=True)
 class Rules:
-    """What is the same for all rollouts of a taskset."""
+    """Rules that all rollouts of a taskset share."""
 
     weights: RewardWeights
-    """How parts of the reward count."""
+    """Weights of the reward's parts."""
     scale_by_hops: bool
-    """Whether the most that can be earned grows with the hops."""
+    """Let the maximum grow with the hops."""
     returned: int
     """Documents that a search shows."""
     longest: int
@@ -75,17 +75,14 @@ class QuestionPlay:
     task: Task
     """The question."""
     documents: Sequence[Document]
-    """What can be looked up."""
     index: Index
-    """What finds them."""
     rules: Rules
-    """How it is scored."""
     shown: dict[str, None] = field(default_factory=dict)
     """IDs of the documents that a tool has shown, in order."""
     turns: int = 0
-    """How often the model spoke."""
+    """Turns of the model."""
     mistakes: int = 0
-    """How often a call could not be carried out."""
+    """Calls that could not be carried out."""
     reply: Reply = field(default_factory=lambda: read_reply(""))
     """The last thing that was said."""
 
@@ -135,7 +132,7 @@ class QuestionPlay:
         return text
 
     async def score(self) -> Reward:
-        """What the last reply earns with what was looked up."""
+        """Score the last reply with the documents that were shown."""
         supporting = [document.id for document in self.documents if document.supporting]
         return reward(
             self.reply,

@@ -41,12 +41,11 @@ class Retriever(Protocol):
 
 
 def searchable(document: Document) -> str:
-    """What of a document is searched: its title too, which often is the only place that names its subject."""
+    """Return the text to search: the title too, which often is the only place that names the subject."""
     return f"{document.title}\n{document.text}"
 
 
 WORD = re.compile(r"\w+")
-"""What counts as a word."""
 
 
 class Golden:
@@ -116,7 +115,7 @@ class LexicalIndex:
         return [int(place) for place in best[:count] if scores[place] > 0]
 
     def scores(self, query: str) -> NDArray[np.float32]:
-        """How well each document fits the query; 0 where they share no word.
+        """Return each document's fit to the query; 0 where they share no word.
 
         This goes around `BM25.retrieve`, whose options, threads and selections cost more than 20 documents do.
         """
@@ -159,9 +158,9 @@ class Embedder:
         self._name = name
         self._batch: _Batch | None = None
         self.calls = 0
-        """How often the model was asked, for the record of what batching saves."""
+        """Calls of the model, for the record of what batching saves."""
         self.embedded = 0
-        """How many texts went through it."""
+        """Texts that went through it."""
 
     @cached_property
     def _encode(self) -> Encode:
@@ -270,7 +269,7 @@ class HybridIndex:
 
 
 Name = Literal["golden", "lexical", "semantic", "hybrid"]
-"""What recipes call the retrievers."""
+"""Names of the retrievers in recipes."""
 
 
 def retriever(name: Name, embedder: str = "minilm") -> Retriever:
@@ -296,7 +295,7 @@ class Shelf:
         self._limit = limit
         self._indices: dict[str, Index] = {}  # from the longest not asked for to the latest
         self.built = 0
-        """How many indices were built, for the record of what sharing saves."""
+        """Indices that were built, for the record of what sharing saves."""
 
     def index(self, key: str, documents: Sequence[Document]) -> Index:
         """The index of a key (a task's id), built if it is not here."""

@@ -15,7 +15,7 @@ TAGS = ("think", "cite", "answer")
 
 @dataclass(frozen=True)
 class Reply:
-    """What a message says in tags."""
+    """A message's tags, read."""
 
     answer: str | None
     """The text of the last answer; None where there is none."""
@@ -127,20 +127,20 @@ def _ordinal(number: int) -> str:
 
 @dataclass(frozen=True)
 class RewardWeights:
-    """How much each part counts; only their ratios matter."""
+    """Weight of each part; only their ratios matter."""
 
     exact_match: float = 1.0
     """The answer is an accepted one, after SQuAD's normalization."""
     f1: float = 0.9
     """The answer's words against an accepted answer's."""
     retrieval_recall: float = 1.0
-    """Which share of the supporting documents the tools showed."""
+    """Share of the supporting documents that the tools showed."""
     retrieval_precision: float = 0.4
-    """Which share of what the tools showed is supporting."""
+    """Share of shown documents that are supporting."""
     citation_recall: float = 0.6
-    """Which share of the supporting documents is cited."""
+    """Share of the supporting documents that are cited."""
     citation_precision: float = 0.0
-    """Which share of what is cited is supporting."""
+    """Share of cited documents that are supporting."""
     format: float = 0.1
     """The three tags, each once and in order."""
 

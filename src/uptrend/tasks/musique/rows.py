@@ -24,13 +24,12 @@ class Document:
     """One paragraph that a question may be answered from."""
 
     id: str
-    """What the model calls it by."""
+    """Id that the model uses."""
     title: str
-    """What it is about."""
     text: str
     """Its body."""
     supporting: bool
-    """Whether the answer needs it."""
+    """True where the answer needs it."""
 
     def shown(self) -> str:
         """As a tool's result shows it."""
@@ -86,7 +85,7 @@ def to_task(row: Mapping[str, Any], where: str, noise_rate: float = 1.0) -> Task
 
 
 def documents_of(task: Task) -> list[Document]:
-    """What a task's tools can find."""
+    """Return the documents of a task."""
     return [Document(**document) for document in task.data["documents"]]
 
 
@@ -149,9 +148,9 @@ class HubSource:
     path: str
     """Its id on the hub, or a folder."""
     config: str
-    """Which of its configurations; empty for the only one."""
+    """Its configuration; empty for the only one."""
     split: str
-    """Which split, with a slice where one was given, as in train[:256]."""
+    """Its split, with a slice where one was given, as in train[:256]."""
 
 
 def read_sources(text: str) -> list[HubSource]:

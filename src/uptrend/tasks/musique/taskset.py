@@ -41,21 +41,21 @@ class MusiqueOptions:
     noise_rate: Annotated[float, Ge(0), Le(1)] = 1.0
     """The chance that a paragraph which does not support the answer is kept: 1 keeps all, 0 none."""
     retriever: RetrieverName = "lexical"
-    """What finds documents: golden, lexical, semantic or hybrid."""
+    """Retriever: golden, lexical, semantic or hybrid."""
     returned: Annotated[int, Ge(1)] = 2
-    """How many documents a search shows."""
+    """Number of documents that a search shows."""
     embedder: str = "minilm"
-    """What semantic and hybrid compare with: minilm, or any sentence-transformers model."""
+    """Model of semantic and hybrid: minilm, or any sentence-transformers model."""
     longest: Annotated[int, Ge(0)] = 8000
     """Characters of a document that are shown; 0 for all."""
     weights: RewardWeights = field(default_factory=RewardWeights)
-    """How much each part of the reward counts."""
+    """Weight of each part of the reward."""
     scale_by_hops: bool = False
     """Multiply the reward by hops/2, so that its maximum is 1 for two hops and 2 for four."""
     duplicates: float = 0.1
     """The share of rows that may repeat an earlier question before `uptrend tasks validate` objects."""
     chat: bool = True
-    """Whether prompts go through the model's chat template."""
+    """Send prompts through the model's chat template."""
 
     def __post_init__(self) -> None:
         weights = asdict(self.weights)
@@ -136,7 +136,7 @@ class Musique:
         return proving
 
     def variants(self) -> "dict[str, Callable[[], Musique]]":
-        """What makes the same tasks under each retriever, by its name, for the expert's ceiling."""
+        """Return makers of the same tasks under each retriever, for the expert's ceiling."""
         return {name: partial(self.under, name) for name in RETRIEVERS}
 
     def under(self, name: RetrieverName) -> "Musique":
