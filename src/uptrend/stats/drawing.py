@@ -67,7 +67,7 @@ def save(figure: Any, path: Path, dpi: int = 100) -> Path:
 def to_svg(figure: Any, label: str) -> str:
     """Return a figure as an SVG element for a page, with a label for readers.
 
-    It is transparent, in the page's ink color, and takes the page's colors `--c0` to `--c5` and `--line` where it has them.
+    It is transparent, in the page's ink color, and takes the page's `--c0` to `--c5` and `--line` where it has them.
     """
     text = io.StringIO()
     figure.savefig(text, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
