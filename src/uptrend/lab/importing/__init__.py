@@ -7,18 +7,19 @@ files that people go on with: one that is there is left alone.
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
-from uptrend.lab import blocks
-from uptrend.lab.importing.reading import FIELDS, Found, Journal, OutlineLine, read_journal, reported
+from uptrend.lab import blocks, hypothesis_file
+from uptrend.lab.importing.reading import FIELDS, Found, Journal, read_journal, reported
 from uptrend.lab.notebook import LOG, PROBLEM, Notebook
 from uptrend.lab.overview import new_pages
 from uptrend.records import Hypothesis, Priority
 from uptrend.records.lines import plain_disk_errors, write_whole
-from uptrend.stats.formatting import markdown_table
+from uptrend.stats.formatting import cell
 from uptrend.stats.pages import render
 
 __all__ = ["Imported", "hypothesis_key", "import_journals"]
@@ -32,15 +33,10 @@ class Imported:
     """Result of an import."""
 
     journals: list[Journal]
-    """Sources, read."""
-    ids: dict[str, str] = field(default_factory=dict)
-    """The lab's id of each new hypothesis, by its key."""
-    entries: int = 0
-    """New entries of the log."""
-    already: int = 0
-    """Hypotheses and experiments that were there from an earlier import."""
-    written: list[Path] = field(default_factory=list)
-    """Files that were made or changed."""
+    ids: dict[str, str] = field(default_factory=dict)  # the lab's id of each new hypothesis, by its key
+    entries: int = 0  # new entries of the log
+    already: int = 0  # hypotheses and experiments that were there from an earlier import
+    written: list[Path] = field(default_factory=list)  # files that were made or changed
 
 
 def import_journals(paths: Sequence[Path], notebook: Notebook) -> Imported:
@@ -95,44 +91,54 @@ def _add_hypotheses(notebook: Notebook, imported: Imported) -> None:
         imported.written.append(notebook.add(h, _prose(one, journal.name, key)))
 
 
+def _prose(one: Found, source: str, key: str) -> dict[str, str]:
+    """Return the sections of a hypothesis's file."""
+    text = _render("imported-hypothesis.md", one, source, fields=FIELDS, mark=_mark(key))
+    return {name: said for name, said in hypothesis_file.sections(text).items() if name}
+
+
+def _mark(key: str) -> str:
+    return f"<!-- imported {key} -->"
+
+
 def _add_entries(notebook: Notebook, imported: Imported, journal: Journal) -> None:
     """Write entries of the log; of several experiments that are called the same, the place is part of the key."""
     seen, entries = Counter[str](), dict[str, str]()
     for one in journal.experiments:
         name = one.key or one.title
         seen[name] += 1
-        facts = {
-            "runs": ", ".join(f"`{run}`" for run in one.runs),
-            "settings": "; ".join(f"{name} = {value}" for name, value in one.settings.items()),
-            "figures": ", ".join(dict.fromkeys(f"{figure.name} {figure.value:g}" for figure in one.figures)),
-        }
-        entries[_key(journal.title, "experiment", name, str(seen[name]))] = render(
-            "lab/templates/imported-entry.md",
-            one=one,
-            status=reported(one.statuses),
-            facts=[(fact, text) for fact, text in facts.items() if text],
-            source=journal.name,
-            where=_spans(one.lines),
-            quoted=_quoted(one.lines),
-            markdown_table=markdown_table,
-        )
+        key = _key(journal.title, "experiment", name, str(seen[name]))
+        entries[key] = _render("imported-entry.md", one, journal.name)
     new = _put(notebook, imported, LOG, entries)
     imported.entries += new
     imported.already += len(entries) - new
 
 
+def _render(template: str, one: Found, source: str, **more: Any) -> str:
+    """Render facts and quoted lines; a quotation keeps their headings from being the page's."""
+    numbers = [line.number for line in one.lines]
+    stretches = groupby(numbers, lambda number: number - numbers.index(number))
+    spans = [f"{run[0]}–{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in (list(run) for _, run in stretches)]
+    where = f"{source}, line{'s' if len(numbers) > 1 else ''} {' and '.join(spans)}"
+    lines = "\n".join(line.text for line in one.lines).rstrip().split("\n")
+    quoted = "\n".join(f"> {line}" if line.strip() else ">" for line in lines)
+    figures = dict.fromkeys(f"{figure.name} {figure.value:g}" for figure in one.figures)
+    told = {"one": one, "status": reported(one.statuses), "figures": figures, "where": where, "quoted": quoted}
+    return render(f"lab/templates/{template}", cell=cell, **told, **more)
+
+
 def _put(notebook: Notebook, imported: Imported, page: str, texts: dict[str, str]) -> int:
-    """Write texts into blocks of a page, by key, and count the new ones; the empty page of a new lab is replaced."""
+    """Write texts into blocks of a page, by key, and count the new ones; an empty problem statement is replaced."""
     path = notebook.folder / page
-    with plain_disk_errors(path.parent):
-        path.parent.mkdir(exist_ok=True)
     there = path.read_bytes().decode() if path.exists() else ""
     empty = new_pages("", "").get(page, "")
-    text = there if page == LOG and there else empty if page == LOG else "" if there == empty else there
+    text = "" if page == PROBLEM and there == empty else there or empty
     new = sum(blocks.get(text, f"{KEPT} {key}") is None for key in texts)
     for key, content in texts.items():
         text = blocks.put(text, f"{KEPT} {key}", content)
-    if text != there and texts:
+    if texts and text != there:
+        with plain_disk_errors(path.parent):
+            path.parent.mkdir(exist_ok=True)
         write_whole(path, text.encode())
         imported.written += [path] if path not in imported.written else []
     return new
@@ -147,50 +153,3 @@ def _rest(journal: Journal) -> str:
         note = [f"*→ {went.upper() if is_hypothesis else went}: in the {place}*", ""]
         lines += note if went else [line.text for line in own]
     return "\n".join(lines)
-
-
-def _prose(one: Found, source: str, key: str) -> dict[str, str]:
-    """Return the sections of a hypothesis's file."""
-    known = {name for kind in ("elsewhere", "method", "reason", "description") for name in FIELDS[kind]}
-    told = reported(one.statuses) or "pending"
-    sure = f", confidence {one.confidence}" if one.confidence else ""
-    notes = f": {one.notes.strip('*')}" if one.notes else ""
-    runs = f" Runs: {', '.join(f'`{run}`' for run in one.runs)}." if one.runs else ""
-    sections = {
-        "Description": (one.fields.get("Issue") or one.title, _fields(one, [n for n in one.fields if n not in known])),
-        "Why it explains the behavior": (_fields(one, FIELDS["reason"]),),
-        "Validation method": (
-            _fields(one, FIELDS["method"]),
-            "*It has no arms yet: write a recipe and arms above (docs/hypotheses.md), then it can be run.*",
-        ),
-        "Invalidation criteria": ("*The source names none. Which result would make you drop it?*",),
-        "Results": (
-            blocks.put("", "results", "Nothing of it was run here yet, so that its status is pending.").strip(),
-            f"Reported: {told}{sure}{notes}.{runs}",
-        ),
-        "As it was written": (f"From {source}, {_spans(one.lines)}:", _quoted(one.lines), _mark(key)),
-    }
-    return {name: "\n\n".join(part for part in parts if part) for name, parts in sections.items()}
-
-
-def _mark(key: str) -> str:
-    return f"<!-- imported {key} -->"
-
-
-def _fields(one: Found, names: Iterable[str]) -> str:
-    return "\n".join(f"- **{name}**: {one.fields[name]}" for name in names if one.fields.get(name))
-
-
-def _spans(lines: Sequence[OutlineLine]) -> str:
-    """Name the places of some lines: lines 106–118 and 160–167."""
-    stretches = [
-        [n for _, n in run] for _, run in groupby(enumerate(line.number for line in lines), lambda p: p[1] - p[0])
-    ]
-    said = [f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in stretches]
-    return f"line{'s' if len(lines) > 1 else ''} {' and '.join(said)}"
-
-
-def _quoted(lines: Sequence[OutlineLine]) -> str:
-    """Quote lines, so that their headings are not the page's."""
-    text = "\n".join(line.text for line in lines).rstrip()
-    return "\n".join(f"> {line}" if line.strip() else ">" for line in text.split("\n"))

@@ -323,20 +323,17 @@ def _told_in_a_line(sections: Iterable[Section], told: Collection[str]) -> list[
     return _joined(found)
 
 
-def _listed(lines: Iterable[OutlineLine]) -> list[Found]:
+def _listed(lines: Sequence[OutlineLine]) -> list[Found]:
     """Return the hypotheses of drawn folders, then those of status tables, which say what became of them."""
-    listed, rows = list[Found](), list[Found]()
-    for line in lines:
-        cells = cells_in(line.text)
-        if match := FORMS["listed"].search(line.text):
-            one = Found("hypothesis", f"h{int(match[1]):02d}", match[2].replace("-", " ").capitalize(), (line,))
-            priority, fields = PRIORITIES.get((match[3] or "").lower(), ""), {"Listed": match[4]} if match[4] else {}
-            listed.append(replace(one, priority=priority, statuses=statuses_in(match[4]), fields=fields))
-        elif len(cells) == 5 and not line.in_code and (match := FORMS["hypothesis"].match(cells[0])):
-            priority, sure = (PRIORITIES.get(cell.lower(), "") for cell in (cells[1], cells[3]))
-            one = Found("hypothesis", f"h{int(match[1]):02d}", match[2], (line,), statuses=statuses_in(cells[2]))
-            rows.append(replace(one, priority=priority, confidence=sure, notes=cells[4]))
-    return listed + rows
+    found = list[Found]()
+    for form in (FORMS["listed"], FORMS["tabled"]):
+        for line, match in ((line, match) for line in lines if (match := form.search(line.text))):
+            told = match.groupdict("")
+            title = told["title"].replace("-", " ").capitalize() if form is FORMS["listed"] else told["title"]
+            one = Found("hypothesis", f"h{int(told['number']):02d}", title, (line,), notes=told.get("notes", ""))
+            priority, sure = (PRIORITIES.get(told.get(name, "").lower(), "") for name in ("priority", "confidence"))
+            found.append(replace(one, priority=priority, confidence=sure, statuses=statuses_in(told["status"])))
+    return found
 
 
 def _claimed(experiments: Iterable[Found]) -> list[Found]:

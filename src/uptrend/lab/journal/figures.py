@@ -1,30 +1,20 @@
 """Pictures of a hypothesis: effects with their intervals, and curves by arm; PNG for entries, SVG for the page."""
 
 import math
+import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from uptrend.lab.journal.stored import ACCURACY, Curves, Point
-from uptrend.lab.journal.verdicts import WAYS, levels, sign_of, title_of
+from uptrend.lab.journal.verdicts import WAYS, sign_of, title_of
 from uptrend.lab.units import is_share, name_of
 from uptrend.records import Direction, Hypothesis, Verdict
 from uptrend.stats.drawing import COLORS, INK, moving_mean, plotting, save, to_svg
-from uptrend.stats.formatting import plural
+from uptrend.stats.formatting import percent, plural
 
 PANEL = (4.2, 2.9)
 """Inches of one picture on the page."""
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One picture of the page."""
-
-    title: str
-    svg: str
-    note: str = ""
-    """Words beside the title."""
 
 
 def place_of(h: Hypothesis, arm: str) -> int:
@@ -82,6 +72,8 @@ def draw_intervals(axes: Any, h: Hypothesis, verdict: Verdict) -> None:
     axes.axvline(0, color=INK, linewidth=1)
     for side in (1, -1) if h.direction is Direction.EITHER else (1,):
         axes.axvline(side * scale * h.smallest, color=INK, linewidth=1, linestyle=(0, (4, 3)))
+    above = {"transform": axes.get_xaxis_transform(), "ha": "center", "va": "bottom", "fontsize": 8}
+    axes.text(scale * h.smallest, 1, "smallest that matters", **above)
     for row, c in enumerate(compared):
         color = COLORS[place_of(h, c.arm)]
         # An interval without an end is drawn to the edge.
@@ -92,13 +84,13 @@ def draw_intervals(axes: Any, h: Hypothesis, verdict: Verdict) -> None:
         )  # fmt: skip
         axes.plot(ends, [row, row], color=color, linewidth=3, solid_capstyle="butt")
         axes.plot(scale * c.interval.effect, row, "D", color=color, markersize=7)
-        axes.text(0, row - 0.25, c.arm, transform=axes.get_yaxis_transform(), weight="bold", fontsize=9)
     axes.set_ylim(len(compared) - 0.55, -0.6)
-    axes.set_yticks([])
+    names = [f"{textwrap.fill(c.arm, 16)}\n{percent(c.level, trim=True)}" for c in compared]
+    axes.set_yticks(range(len(compared)), names)
     axes.grid(visible=False)
-    axes.spines["left"].set_visible(False)
     unit = "points" if is_share(h.metric) else h.metric
-    axes.set_xlabel(f"effect on {name_of(h.metric)} ({unit}; claimed: {WAYS[h.direction]})")
+    claimed = f"claimed: {WAYS[h.direction]}; one dot per seed"
+    axes.set_xlabel(f"effect on {name_of(h.metric)} ({unit})\n{claimed}", fontsize=9)
 
 
 def save_curves(path: Path, h: Hypothesis, curves: Sequence[Curves]) -> Path:
@@ -120,24 +112,22 @@ def save_intervals(path: Path, h: Hypothesis, verdict: Verdict) -> Path:
     with plotting() as plt:
         figure, axes = plt.subplots(figsize=(7.2, 1.3 + 0.75 * len(verdict.comparisons)), layout="constrained")
         draw_intervals(axes, h, verdict)
-        axes.set_title(f"{levels(verdict)} interval, one dot per seed; dashed: smallest that matters", fontsize=9)
         return save(figure, path)
 
 
-def panels(h: Hypothesis, verdict: Verdict | None, curves: Sequence[Curves]) -> list[Panel]:
-    """Return the pictures of a hypothesis for the page: effects, and every kind of curve there is."""
-    made = list[Panel]()
+def panels(h: Hypothesis, verdict: Verdict | None, curves: Sequence[Curves]) -> list[tuple[str, str]]:
+    """Return titles and SVG of a hypothesis's pictures on the page: effects, and every kind of curve there is."""
+    made = list[tuple[str, str]]()
     with plotting() as plt:
         if verdict and verdict.comparisons:
             height = max(PANEL[1], 0.8 + 0.7 * len(verdict.comparisons))
             figure, axes = plt.subplots(figsize=(PANEL[0], height), layout="constrained")
             draw_intervals(axes, h, verdict)
-            note = f"{levels(verdict)} interval, one dot per seed; dashed: smallest that matters"
-            made.append(Panel("Effect", to_svg(figure, "effects with their intervals"), note))
+            made.append(("Effect", to_svg(figure, "effects with their intervals")))
         for kind, metric in kinds(h, curves).items():
             figure, axes = plt.subplots(figsize=PANEL, layout="constrained")
             draw_curves(axes, h, curves, kind)
-            made.append(Panel(title_of(metric), to_svg(figure, f"{title_of(metric)} by step")))
+            made.append((title_of(metric), to_svg(figure, f"{title_of(metric)} by step")))
     return made
 
 

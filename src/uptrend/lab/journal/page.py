@@ -12,24 +12,12 @@ from markdown_it.token import Token
 from uptrend.doctor.report.table import plain
 from uptrend.lab import hypothesis_file
 from uptrend.lab.front_matter import read_page
-from uptrend.lab.journal import figures
-from uptrend.lab.journal.stored import (
-    CURVES,
-    RUNS,
-    SCHEMA,
-    VERDICT,
-    ArmRun,
-    Curves,
-    Entry,
-    asdict,
-    read_curves,
-    read_runs,
-    read_verdict,
-)
+from uptrend.lab.journal import figures, stored
+from uptrend.lab.journal.stored import ArmRun, Curves, Entry, asdict
 from uptrend.lab.journal.verdicts import HELPERS, decisive, differences
 from uptrend.lab.notebook import PROBLEM, README, Notebook
 from uptrend.lab.overview import phases, roadmap, status_table
-from uptrend.records import Comparison, Direction, Hypothesis, LabError, Status, Verdict
+from uptrend.records import Comparison, Direction, Hypothesis, LabError, Verdict
 from uptrend.stats.formatting import assignments
 from uptrend.stats.pages import render
 
@@ -37,13 +25,6 @@ BLOCK = re.compile(r"^<!-- uptrend:(.+?) -->[ \t\r]*\n(.*?)^<!-- /uptrend:\1 -->
 """A block of the machine's within people's text."""
 COMMENT = re.compile(r"^<!--.*?-->[ \t]*$\n?", re.MULTILINE | re.DOTALL)
 """A comment on a line of its own."""
-MARKS = {
-    Status.VALIDATED: "✓",
-    Status.INVALIDATED: "✕",
-    Status.INCONCLUSIVE: "?",
-    Status.TESTING: "▶",
-    Status.PENDING: "○",
-}
 IMPORTED = "imported"
 """First word of a block that another journal brought, and the folder of what else it brought."""
 NEAREST, FURTHEST = 2.0, 8.0
@@ -110,9 +91,9 @@ def _chapter(notebook: Notebook, h: Hypothesis) -> Chapter:
     folder = notebook.folder / "experimental-results" / h.id
     known = Chapter(h, path.relative_to(notebook.folder).as_posix(), hypothesis_file.sections(read_page(path).body))
     try:
-        verdict, entry = read_verdict(folder / VERDICT) or (None, None)
-        runs = entry.runs if entry else read_runs(folder / RUNS)
-        curves = read_curves(folder / CURVES)
+        verdict, entry = stored.read_verdict(folder / stored.VERDICT) or (None, None)
+        runs = entry.runs if entry else stored.read_runs(folder / stored.RUNS)
+        curves = stored.read_curves(folder / stored.CURVES)
     except LabError as error:
         return replace(known, trouble=str(error))
     # The page of a fix that was taken back stays; its override does not.
@@ -135,13 +116,11 @@ def page(notebook: Notebook) -> str:
         question=problem[:second],
         rest=problem[second:],
         chapters=told,
-        counts={status: sum(chapter.h.status is status for chapter in told) for status in MARKS},
         runs=len({run.folder for chapter in told for run in chapter.runs if run.folder}),
         last=max((chapter.entry.date[:10] for chapter in told if chapter.entry), default=""),
         phases=phases([chapter.h for chapter in told]),
         log=log,
         imported=imported,
-        marks=MARKS,
         to_html=to_html,
         panels=figures.panels,
         arms_with=figures.arms_with,
@@ -186,7 +165,7 @@ def to_table(notebook: Notebook) -> dict[str, Any]:
         }
         for chapter in chapters(notebook)
     ]
-    whole = {"schema": SCHEMA, "title": _title(notebook), "problem": notebook.text(PROBLEM), "hypotheses": rows}
+    whole = {"schema": stored.SCHEMA, "title": _title(notebook), "problem": notebook.text(PROBLEM), "hypotheses": rows}
     table: dict[str, Any] = plain(whole)
     return table
 

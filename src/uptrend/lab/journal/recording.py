@@ -51,7 +51,7 @@ def record(notebook: Notebook, h: Hypothesis, verdict: Verdict, entry: Entry) ->
     fixed = _write_fix(notebook, h, verdict, entry, curves)
     fix = f"fixes/{fixed[0].name}" if len(fixed) > 1 else ""
     # The same verdict at the same second is the same entry.
-    text = render("lab/templates/entry.md", ended=_ended(entry), when=_when(entry), fix=fix, **told)
+    text = render("lab/templates/entry.md", ended=_ended(entry), fix=fix, **told)
     _put(notebook.log, f"entry {h.id} {entry.date}", text)
     return [*written, *pictures, page.path, *fixed, notebook.log, notebook.folder / "README.md"]
 
@@ -62,11 +62,6 @@ def _ended(entry: Entry) -> str:
     counted = ", ".join(f"{ended.count(status)} {status}" for status in dict.fromkeys(ended))
     worked = sum(run.seconds or 0.0 for run in entry.runs)
     return f"{counted}, {duration(worked)} of work" if worked else counted
-
-
-def _when(entry: Entry) -> str:
-    day, _, time = entry.date.partition("T")
-    return f"{day} {time[:5]}{' UTC' if time.endswith(('Z', '+00:00')) else ''}"
 
 
 def _put(path: Path, name: str, content: str) -> None:

@@ -143,28 +143,11 @@ def differences(entry: Entry) -> list[tuple[str, str]]:
     return told
 
 
-def made_on(entry: Entry) -> str:
-    """Return version and machine as a sentence."""
-    said = ", ".join(part for part in (f"Uptrend {entry.version}" if entry.version else "", entry.machine) if part)
-    return f"{said}." if said else ""
-
-
 HELPERS: Mapping[str, Any] = {
-    "ways": WAYS,
-    "level": level,
-    "span": span,
-    "headline": headline,
-    "caveats": caveats,
-    "confidence": confidence,
-    "arms_table": arms_table,
-    "runs_table": runs_table,
-    "differences": differences,
-    "made_on": made_on,
-    "name_of": name_of,
-    "amount": amount,
-    "assignments": assignments,
-    "plural": plural,
-    "duration": duration,
-    "markdown_table": markdown_table,
-}
+    function.__name__: function
+    for function in (
+        amount, arms_table, assignments, caveats, confidence, differences, headline, level, markdown_table, name_of,
+        plural, runs_table, span,
+    )
+} | {"ways": WAYS}  # fmt: skip
 """Functions that the templates call."""
