@@ -91,7 +91,7 @@ def test_experiments_with_settings_figures_and_outcomes(read: list[Journal]) -> 
     assert [sum(len(one.commands) for one in journal.experiments) for journal in (read[0], read[4])] == [3, 2]
     assert experiment(read[0], "D1").commands[0].startswith('--loss-type "bnpo" \\\n--learning-rate')
     told = [reported(one.statuses) for one in (*read[3].experiments, *read[4].experiments) if one.key]
-    assert told == ["validated", "validated", "failing", "struggling", "", "", "finished", "", "pending", "pending"]
+    assert told == ["validated", "validated", "failing", "struggling", "", "", "finished", "testing", "pending", "pending"]
     assert experiment(read[3], "qk7wm2xa").title == "Twice as Long (80 epochs)"
     assert {one.date for one in read[3].experiments} == {f"2026-03-0{day}" for day in (2, 3, 4, 5)}
     assert experiment(read[4], "1.0").date == "2026-05-11"

@@ -87,14 +87,10 @@ def _add_hypotheses(notebook: Notebook, imported: Imported) -> None:
             explains=one.fields.get("Impact", ""),
             prerequisites=tuple(named[other] for other in first if other in named),
         )
+        text = _render("imported-hypothesis.md", one, journal.name, fields=FIELDS, mark=_mark(key))
+        prose = {name: said for name, said in hypothesis_file.sections(text).items() if name}
         imported.ids[key] = id
-        imported.written.append(notebook.add(h, _prose(one, journal.name, key)))
-
-
-def _prose(one: Found, source: str, key: str) -> dict[str, str]:
-    """Return the sections of a hypothesis's file."""
-    text = _render("imported-hypothesis.md", one, source, fields=FIELDS, mark=_mark(key))
-    return {name: said for name, said in hypothesis_file.sections(text).items() if name}
+        imported.written.append(notebook.add(h, prose))
 
 
 def _mark(key: str) -> str:
@@ -116,10 +112,11 @@ def _add_entries(notebook: Notebook, imported: Imported, journal: Journal) -> No
 
 def _render(template: str, one: Found, source: str, **more: Any) -> str:
     """Render facts and quoted lines; a quotation keeps their headings from being the page's."""
-    numbers = [line.number for line in one.lines]
-    stretches = groupby(numbers, lambda number: number - numbers.index(number))
-    spans = [f"{run[0]}–{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in (list(run) for _, run in stretches)]
-    where = f"{source}, line{'s' if len(numbers) > 1 else ''} {' and '.join(spans)}"
+    spans = list[str]()
+    for _, pairs in groupby(enumerate(line.number for line in one.lines), lambda pair: pair[1] - pair[0]):
+        numbers = [number for _, number in pairs]
+        spans.append(f"{numbers[0]}–{numbers[-1]}" if len(numbers) > 1 else str(numbers[0]))
+    where = f"{source}, line{'s' if len(one.lines) > 1 else ''} {' and '.join(spans)}"
     lines = "\n".join(line.text for line in one.lines).rstrip().split("\n")
     quoted = "\n".join(f"> {line}" if line.strip() else ">" for line in lines)
     figures = dict.fromkeys(f"{figure.name} {figure.value:g}" for figure in one.figures)

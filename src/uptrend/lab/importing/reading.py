@@ -181,12 +181,6 @@ def fields_in(text: str) -> dict[str, str]:
     return {bare[1].strip(): bare[2]} if bare else bold
 
 
-def cells_in(text: str) -> list[str]:
-    """Return the cells of a table's row."""
-    row = FORMS["row"].match(text)
-    return [cell.strip() for cell in row[1].split("|")] if row else []
-
-
 def statuses_in(*texts: str) -> tuple[str, ...]:
     """Return the plain words for where something stands, one at most per text."""
     words = (next((word for word, form in WORDS["statuses"].items() if re.search(form, text)), "") for text in texts)
@@ -249,10 +243,11 @@ def _settings(lines: Iterable[OutlineLine], commands: Iterable[str], fields: dic
     """Collect parameters from tables of two columns, key=value pairs, a command's flags and what was tried."""
     pairs, is_table = list[tuple[str, str]](), False
     for line in lines:
-        cells = cells_in(line.text)
-        is_table = cells[:1] == ["Parameter"] or (is_table and line.text.lstrip().startswith("|"))
-        if is_table and len(cells) == 2 and cells[0] != "Parameter":
-            pairs.append((cells[0], cells[1].strip("`")))
+        row = FORMS["pair"].match(line.text)
+        begins = row is not None and row[1] == "Parameter"
+        is_table = begins or (is_table and line.text.lstrip().startswith("|"))
+        if is_table and row and not begins:
+            pairs.append((row[1], row[2].strip("`")))
         elif not line.in_code and not line.text.startswith("#"):
             pairs += settings_in(line.text).items()
     pairs += [pair for command in commands for pair in settings_in(command, is_command=True).items()]
@@ -345,7 +340,6 @@ def _claimed(experiments: Iterable[Found]) -> list[Found]:
             if claim:
                 rest = takewhile(lambda other: other.in_code or not other.text.startswith("#"), one.lines[at:])
                 h = _read(Found("hypothesis", "", claim, tuple(rest)))
-                found.append(
-                    replace(h, statuses=one.statuses, runs=one.runs, fields={"Experiment": one.title} | h.fields)
-                )
+                fields = {"Experiment": one.title} | h.fields
+                found.append(replace(h, statuses=one.statuses, runs=one.runs, fields=fields))
     return found

@@ -36,19 +36,15 @@ class Chapter:
     """A hypothesis, its prose and its results, gathered from the lab's files; run directories are not needed."""
 
     h: Hypothesis
-    """The claim."""
     file: str
     """Its file, relative to the lab's folder."""
     prose: dict[str, str]
     """Sections that people wrote, by heading."""
     verdict: Verdict | None = None
-    """Verdict; None before the first."""
     entry: Entry | None = None
-    """Description of how it was made."""
     runs: tuple[ArmRun, ...] = ()
     """Runs, begun or finished."""
     curves: tuple[Curves, ...] = ()
-    """Curves of the runs."""
     fix: str = ""
     """Page of its fix, relative to the lab's folder."""
     trouble: str = ""

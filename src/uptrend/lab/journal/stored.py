@@ -36,9 +36,7 @@ class ArmRun:
     """One run of an experiment, finished or not."""
 
     arm: str
-    """Name of its arm."""
     seed: int
-    """Seed of the run."""
     status: str
     """finished, stopped, failed, killed, running, refused, or skipped where an early stop made it needless."""
     folder: str = ""
@@ -48,7 +46,6 @@ class ArmRun:
     before: float | None = None
     """The same before the first step, where it is known."""
     seconds: float | None = None
-    """Duration."""
     reason: str = ""
     """Reason for a failure or a refusal."""
 
@@ -82,9 +79,7 @@ class Curves:
     """Curves of one run: steps and values."""
 
     arm: str
-    """Name of its arm."""
     seed: int
-    """Seed of the run."""
     folder: str
     """Run directory, relative to the lab's folder."""
     accuracy: tuple[Point, ...] = ()
