@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from uptrend.lab import blocks
 from uptrend.lab.importing import import_journals, reading
-from uptrend.lab.importing.reading import Found, Journal, read_journal, repair, reported
+from uptrend.lab.importing.reading import Journal, JournalItem, read_journal, repair, reported
 from uptrend.lab.notebook import Notebook
 from uptrend.records import Arm, Hypothesis, LabError, Priority, Status
 
@@ -27,11 +27,11 @@ def lab(tmp_path: Path) -> Notebook:
     return Notebook.init(tmp_path / "lab")
 
 
-def experiment(of: Journal, key: str) -> Found:
+def experiment(of: Journal, key: str) -> JournalItem:
     return next(one for one in of.experiments if one.key == key)
 
 
-def figures(one: Found) -> dict[str, float]:
+def figures(one: JournalItem) -> dict[str, float]:
     return {figure.name: figure.value for figure in one.figures}
 
 
@@ -91,7 +91,18 @@ def test_experiments_with_settings_figures_and_outcomes(read: list[Journal]) -> 
     assert [sum(len(one.commands) for one in journal.experiments) for journal in (read[0], read[4])] == [3, 2]
     assert experiment(read[0], "D1").commands[0].startswith('--loss-type "bnpo" \\\n--learning-rate')
     told = [reported(one.statuses) for one in (*read[3].experiments, *read[4].experiments) if one.key]
-    assert told == ["validated", "validated", "failing", "struggling", "", "", "finished", "testing", "pending", "pending"]
+    assert told == [
+        "validated",
+        "validated",
+        "failing",
+        "struggling",
+        "",
+        "",
+        "finished",
+        "testing",
+        "pending",
+        "pending",
+    ]
     assert experiment(read[3], "qk7wm2xa").title == "Twice as Long (80 epochs)"
     assert {one.date for one in read[3].experiments} == {f"2026-03-0{day}" for day in (2, 3, 4, 5)}
     assert experiment(read[4], "1.0").date == "2026-05-11"
@@ -264,8 +275,10 @@ def test_no_line_of_any_journal_is_lost(tmp_path_factory: pytest.TempPathFactory
 
 
 def test_what_can_not_be_read_is_said(lab: Notebook, tmp_path: Path) -> None:
-    with pytest.raises(LabError, match=r"none.md could not be read: No such file"):
+    with pytest.raises(LabError, match="There is no file"):
         import_journals([tmp_path / "none.md"], lab)
+    with pytest.raises(LabError, match="could not be read"):
+        import_journals([tmp_path], lab)
     (tmp_path / "latin.md").write_bytes(b"caf\xe9")
     with pytest.raises(LabError, match=r"latin.md is not UTF-8 at byte 3"):
         import_journals([tmp_path / "latin.md"], lab)

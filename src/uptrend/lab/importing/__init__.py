@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from uptrend.lab import blocks, hypothesis_file
-from uptrend.lab.importing.reading import FIELDS, Found, Journal, read_journal, reported
+from uptrend.lab.importing.reading import FIELDS, Journal, JournalItem, read_journal, reported
 from uptrend.lab.notebook import LOG, PROBLEM, Notebook
 from uptrend.lab.overview import new_pages
 from uptrend.records import Hypothesis, Priority
@@ -52,7 +52,7 @@ def import_journals(paths: Sequence[Path], notebook: Notebook) -> Imported:
     return imported
 
 
-def hypothesis_key(one: Found, journal: Journal) -> str:
+def hypothesis_key(one: JournalItem, journal: Journal) -> str:
     """Return the key by which a later import knows a hypothesis."""
     return _key(journal.title, "hypothesis", one.key or one.title)
 
@@ -110,7 +110,7 @@ def _add_entries(notebook: Notebook, imported: Imported, journal: Journal) -> No
     imported.already += len(entries) - new
 
 
-def _render(template: str, one: Found, source: str, **more: Any) -> str:
+def _render(template: str, one: JournalItem, source: str, **more: Any) -> str:
     """Render facts and quoted lines; a quotation keeps their headings from being the page's."""
     spans = list[str]()
     for _, pairs in groupby(enumerate(line.number for line in one.lines), lambda pair: pair[1] - pair[0]):

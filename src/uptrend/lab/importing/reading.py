@@ -55,7 +55,7 @@ class Figure(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Found:
+class JournalItem:
     """One experiment or hypothesis, whatever sections tell of it."""
 
     kind: Literal["experiment", "hypothesis"]
@@ -88,8 +88,8 @@ class Journal:
     is_problem: bool  # a problem statement
     lines: tuple[OutlineLine, ...]  # all of it, repaired
     repaired: int  # characters that were made whole
-    experiments: tuple[Found, ...]
-    hypotheses: tuple[Found, ...]
+    experiments: tuple[JournalItem, ...]
+    hypotheses: tuple[JournalItem, ...]
     elsewhere: dict[int, str]  # title or id of the entry or hypothesis that a line goes to; the rest stays
 
     @property
@@ -110,6 +110,8 @@ def read_journal(path: Path) -> Journal:
     """Read a file and recognize what has a known form."""
     try:
         text, repaired = repair(path.read_bytes().decode("utf-8").removeprefix("\ufeff"))
+    except FileNotFoundError:
+        raise LabError(f"There is no file {path}.") from None
     except UnicodeDecodeError as error:
         raise LabError(f"{path} is not UTF-8 at byte {error.start}: save it as UTF-8, then import it.") from None
     except OSError as error:
@@ -220,7 +222,7 @@ def _run_fields(lines: Iterable[OutlineLine]) -> list[str]:
     return [run for line in lines if "Run ID" in line.text for run in runs_in(line.text)]
 
 
-def _read(one: Found, known: Collection[str] = ()) -> Found:
+def _read(one: JournalItem, known: Collection[str] = ()) -> JournalItem:
     """Add all that the lines of something tell of it."""
     prose = [line for line in one.lines if not line.in_code]
     fields = {name: value for line in prose for name, value in fields_in(line.text).items()}
@@ -256,9 +258,9 @@ def _settings(lines: Iterable[OutlineLine], commands: Iterable[str], fields: dic
     return {name: ", ".join(several) for name, several in values.items()}
 
 
-def _joined(found: Iterable[Found]) -> list[Found]:
+def _joined(found: Iterable[JournalItem]) -> list[JournalItem]:
     """Join mentions of one run or of one numbered hypothesis, in the place of the first, whose words stay."""
-    by_key = dict[str, Found]()
+    by_key = dict[str, JournalItem]()
     for place, one in enumerate(found):
         key = one.key if one.kind == "hypothesis" else one.runs[0] if one.runs else f"#{place}"
         first = by_key.setdefault(key, one)
@@ -271,12 +273,12 @@ def _joined(found: Iterable[Found]) -> list[Found]:
     return list(by_key.values())
 
 
-def _told_in_sections(sections: Sequence[Section]) -> list[Found]:
+def _told_in_sections(sections: Sequence[Section]) -> list[JournalItem]:
     """Return what has a section of its own, with the sections under it."""
     known = {run for section in sections for line in section.lines for run in runs_in(line.text)}
     coded = [section for section in sections if FORMS["experiment"].match(section.title)]
     chapters = {above for section in coded for above in section.above if FORMS["chapter"].match(above)}
-    found, level = list[Found](), 0  # level of the section that began the last
+    found, level = list[JournalItem](), 0  # level of the section that began the last
     for section in sections:
         begun = None if section.title in chapters else _begun(section, known)
         if begun:
@@ -289,57 +291,57 @@ def _told_in_sections(sections: Sequence[Section]) -> list[Found]:
     return [_read(one, known) for one in found]
 
 
-def _begun(section: Section, known: Collection[str]) -> Found | None:
+def _begun(section: Section, known: Collection[str]) -> JournalItem | None:
     """Return the hypothesis or experiment that a section begins."""
     title, lines, date = section.title, tuple(section.lines), _date_in(section.above)
     body = section.lines[1:] if section.level else section.lines
     if match := FORMS["hypothesis"].match(title):
         flag, claim = re.search(r"\[(\w+)", title), FORMS["around_claim"].sub("", match[2]).strip()
         priority = PRIORITIES.get(flag[1].lower(), "") if flag else ""
-        return Found("hypothesis", f"h{int(match[1]):02d}", claim, lines, date, priority=priority)
+        return JournalItem("hypothesis", f"h{int(match[1]):02d}", claim, lines, date, priority=priority)
     match = FORMS["experiment"].match(title)
     # A heading such as « B. No PEFT » may be a chapter: it is an experiment where it has fields or code.
     if match and (len(match[1]) > 1 or any(line.in_code or fields_in(line.text) for line in body)):
-        return Found("experiment", match[1], match[2].strip(), lines, date)
+        return JournalItem("experiment", match[1], match[2].strip(), lines, date)
     named = [*runs_in(title, known), *_run_fields(body)]
     if named or any(name in fields_in(line.text) for line in body if not line.in_code for name in FIELDS["claim"]):
-        return Found("experiment", (named or [""])[0], FORMS["around_title"].sub("", title).strip(), lines, date)
+        return JournalItem("experiment", (named or [""])[0], FORMS["around_title"].sub("", title).strip(), lines, date)
     return None
 
 
-def _told_in_a_line(sections: Iterable[Section], told: Collection[str]) -> list[Found]:
+def _told_in_a_line(sections: Iterable[Section], told: Collection[str]) -> list[JournalItem]:
     """Return the runs that only a sentence tells of: « Run ljokc85g achieved 0.75 reward with beta=0.1 »."""
-    found = list[Found]()
+    found = list[JournalItem]()
     for section in sections:
         date = _date_in([section.title, *section.above])
         for line in section.lines:
             new = [run for run in runs_in(line.text) if run not in told]
-            found += [_read(Found("experiment", run, f"Run {run}", (line,), date, (run,))) for run in new]
+            found += [_read(JournalItem("experiment", run, f"Run {run}", (line,), date, (run,))) for run in new]
     return _joined(found)
 
 
-def _listed(lines: Sequence[OutlineLine]) -> list[Found]:
+def _listed(lines: Sequence[OutlineLine]) -> list[JournalItem]:
     """Return the hypotheses of drawn folders, then those of status tables, which say what became of them."""
-    found = list[Found]()
+    found = list[JournalItem]()
     for form in (FORMS["listed"], FORMS["tabled"]):
         for line, match in ((line, match) for line in lines if (match := form.search(line.text))):
             told = match.groupdict("")
             title = told["title"].replace("-", " ").capitalize() if form is FORMS["listed"] else told["title"]
-            one = Found("hypothesis", f"h{int(told['number']):02d}", title, (line,), notes=told.get("notes", ""))
+            one = JournalItem("hypothesis", f"h{int(told['number']):02d}", title, (line,), notes=told.get("notes", ""))
             priority, sure = (PRIORITIES.get(told.get(name, "").lower(), "") for name in ("priority", "confidence"))
             found.append(replace(one, priority=priority, confidence=sure, statuses=statuses_in(told["status"])))
     return found
 
 
-def _claimed(experiments: Iterable[Found]) -> list[Found]:
+def _claimed(experiments: Iterable[JournalItem]) -> list[JournalItem]:
     """Return the hypotheses that an experiment states without a number; its statuses and runs are theirs."""
-    found = list[Found]()
+    found = list[JournalItem]()
     for one in experiments:
         for at, line in enumerate(one.lines):
             claim = "" if line.in_code else fields_in(line.text).get(FIELDS["claim"][0], "")
             if claim:
                 rest = takewhile(lambda other: other.in_code or not other.text.startswith("#"), one.lines[at:])
-                h = _read(Found("hypothesis", "", claim, tuple(rest)))
+                h = _read(JournalItem("hypothesis", "", claim, tuple(rest)))
                 fields = {"Experiment": one.title} | h.fields
                 found.append(replace(h, statuses=one.statuses, runs=one.runs, fields=fields))
     return found
