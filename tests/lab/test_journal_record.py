@@ -106,6 +106,7 @@ def test_voids_refusals_and_early_stops_are_said_once(tmp_path: Path) -> None:
             line for line in text.splitlines() if line.startswith("> ")
         ], strict=True)] == [1, 1, 1]  # fmt: skip
     told = replace(verdict, sentence=f"Void: {void} Refused: {refused['beta 0.1']} By its confidence sequence.")
+    told = replace(told, comparisons=())
     record(notebook, KL, told, entry_of(KL, LESS))
     assert "\n> " not in notebook.path_of("h01").read_text()
     assert not list((notebook.folder / "fixes").iterdir())

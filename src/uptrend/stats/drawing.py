@@ -76,7 +76,8 @@ def to_svg(figure: Any, label: str) -> str:
     svg = re.sub(r'<style.*?</style>| xmlns(:xlink)?="[^"]*"', "", svg[svg.index("<svg") :], flags=re.DOTALL)
     referenced = set(re.findall(r"#([\w-]+)", svg))  # the other ids (axes_1, …) repeat in every picture of a page
     svg = re.sub(r' id="([^"]*)"', lambda match: match[0] if match[1] in referenced else "", svg)
-    svg = re.sub(r"(\.\d\d)\d+", r"\1", svg)  # a hundredth of a point is enough; a page has dozens of pictures
+    # A hundredth of a point is enough in paths (texts keep their digits): a page has dozens of pictures.
+    svg = re.sub(r' d="[^"]*"', lambda match: re.sub(r"(\.\d\d)\d+", r"\1", match[0]), svg)
     svg = svg.replace(INK, "currentColor").replace(FAINT, f"var(--line, {FAINT})")
     for place, color in enumerate(COLORS):
         svg = svg.replace(color, f"var(--c{place}, {color})")
