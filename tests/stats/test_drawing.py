@@ -9,7 +9,7 @@ def test_an_svg_for_a_page_takes_its_colors_and_keeps_texts_whole() -> None:
     with plotting() as plt:
         figure, axes = plt.subplots()
         axes.plot([0, 1], [0.1234567, 0.2], color=COLORS[1], label="$a <b>")
-        axes.set_yticks([0.1234567])
+        axes.set_yticks([0.15], ["0.1234567"])
         axes.legend()
         svg = to_svg(figure, 'curves "of" <b>')
     assert svg.startswith('<svg role="img" aria-label="curves &quot;of&quot; &lt;b&gt;"')
