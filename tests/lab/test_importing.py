@@ -1,6 +1,7 @@
 """Journals kept by hand: facts of five invented ones are recognized, nothing is lost, and twice adds nothing."""
 
 import re
+import tomllib
 from collections import Counter
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from uptrend.lab.importing.reading import Journal, JournalItem, read_journal, re
 from uptrend.lab.notebook import Notebook
 from uptrend.records import Arm, Hypothesis, LabError, Priority, Status
 
-JOURNALS = sorted((Path(__file__).parents[1] / "data" / "journals").glob("00*.txt"))
+DATA = Path(__file__).parents[1] / "data" / "journals"
+JOURNALS = sorted(DATA.glob("00*.txt"))
+EXPECTED = tomllib.loads((DATA / "expected.toml").read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
@@ -56,35 +59,14 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
-SETTINGS = {
-    (0, "A1"): {"r": "48", "alpha": "96", "batch_size": "12", "num_generations": "6", "grad_accum": "4"},
-    (0, "A2"): {"r": "48, 24, 4", "alpha": "48, 12, 8"},
-    (0, "C1"): {"Tested": "2e-6, 2e-5, 9e-6"},
-    (0, "D1"): {
-        "loss-type": "bnpo", "learning-rate": "2e-6", "num-generations": "12", "center-rewards": "true",
-    },
-    (3, "qk7wm2xa"): {"lr": "4e-6", "beta": "0.05", "batch_size": "48", "seed": "11"},
-    (3, "zx4bq6lu"): {"beta": "0.05", "loss_type": "grpo"},
-}  # fmt: skip
-FIGURES = {
-    (3, "qk7wm2xa"): {"reward": 0.8125, "kl divergence": 0.41},
-    (3, "h3vz9tpb"): {"final accuracy": 0.21, "final reward": 0.4375, "final loss": 0.12},
-    (3, "vm8cd1ky"): {"reward": -1.0},
-    (4, "1.0"): {"container errors": 2, "throughput": 310, "peak memory": 4.2, "total time": 9, "loss": 0},
-}
-OUTCOMES = {
-    (0, "A1"): "The curve is as flat as before",
-    (0, "A2"): "All three stay level",
-    (0, "B"): "The 3B planner does not fit in memory",
-}
-
-
 def test_experiments_with_settings_figures_and_outcomes(read: list[Journal]) -> None:
     assert [" ".join(one.key for one in journal.experiments) for journal in read] == [
         "A1 A2 A3 B C1 C2 D1", "", "", "qk7wm2xa h3vz9tpb nd5ye8rc tunelwqo  zx4bq6lu vm8cd1ky", "1.0 1.1 2 3",
     ]  # fmt: skip
-    for found, part in ((SETTINGS, lambda one: one.settings), (FIGURES, figures), (OUTCOMES, lambda one: one.outcome)):
-        assert {(number, key): part(experiment(read[number], key)) for number, key in found} == found
+    parts = {"settings": lambda one: one.settings, "figures": figures, "outcomes": lambda one: one.outcome}
+    for name, part in parts.items():
+        named = {place: experiment(read[int(place[0])], place[2:]) for place in EXPECTED[name]}
+        assert {place: part(one) for place, one in named.items()} == EXPECTED[name]
     table = experiment(read[4], "1.0").settings
     assert (table["LoRA Rank"], table["Config File"]) == ("12", "configs/stops/try.toml")
     assert experiment(read[4], "1.1").settings["max_turns"] == "25"
@@ -228,34 +210,7 @@ def test_a_problem_that_somebody_wrote_is_added_to(lab: Notebook, tmp_path: Path
         assert path.read_text().count("It is flat.") == 1
 
 
-PIECES = """
-# Title
-## H01: A claim
-### H01: Again ✅
-## H02: 🎉
-#### A1. Sweep
-### B. Part
-## Experiment 1.0: Try
-```bash
-```
---lr 1e-5 \\
-- **Outcome**: flat
-**Hypothesis**: it rises
-**Run ID**: `abcd1234`
-| H01: x | HIGH |
-| H01: x | HIGH | ⏳ Pending | - | note |
-<!-- uptrend:entry x -->
-<!-- /uptrend:imported y -->
-+++
-> quoted
-Run `abcd1234` achieved 0.5 reward
-1. one
----
-h01-x-y.md # [LOW] text
-Ã©tude
-	code
-"""
-pieces = st.sampled_from(PIECES.split("\n"))
+pieces = st.sampled_from((DATA / "pieces.md").read_text(encoding="utf-8").split("\n"))
 
 
 @given(st.lists(pieces | st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), max_size=20), max_size=40))
@@ -284,30 +239,10 @@ def test_what_can_not_be_read_is_said(lab: Notebook, tmp_path: Path) -> None:
         import_journals([tmp_path / "latin.md"], lab)
 
 
-STATUSES = {
-    "✅ **Validated**: x": "validated",
-    "was VALIDATED!": "validated",
-    "✅ PARTIALLY VALIDATED - y": "partially validated",
-    "❌ Invalidated": "invalidated",
-    "🧪 Testing": "testing",
-    "⏳ Pending": "pending",
-    "🤔 Inconclusive": "inconclusive",
-    "(lo96kcmm) - FAILING": "failing",
-    "nothing": "",
-}
-MEASURED = {
-    "- Reward: 0.875 (87.5% accuracy!)": [("reward", 0.875)],
-    "Already at 0.68 reward by epoch 12.3": [("reward", 0.68)],
-    "| Peak Memory | 6.7 GiB |": [("peak memory", 6.7)],
-    "- Achieve >50% final accuracy": [],  # hoped for
-    "Expected: 60% accuracy": [],
-    "the predicted 25-30% accuracy range": [],
-}
-
-
 def test_facts_of_a_line() -> None:
-    assert {text: reported(reading.statuses_in(text)) for text in STATUSES} == STATUSES
-    assert {text: [one[:2] for one in reading.figures_in(text, 1)] for text in MEASURED} == MEASURED
+    assert {text: reported(reading.statuses_in(text)) for text in EXPECTED["statuses"]} == EXPECTED["statuses"]
+    measured = {text: [list(one[:2]) for one in reading.figures_in(text, 1)] for text in EXPECTED["measured"]}
+    assert measured == EXPECTED["measured"]
     assert reading.runs_in("Results (ab12cd34) and (standard)") == ["ab12cd34"]
     assert reading.runs_in("Smaller (ulgmyabn)", {"ulgmyabn"}) == ["ulgmyabn"]
     assert reading.fields_in("**Run ID**: `a` | **Script**: `b.py`  ") == {"Run ID": "`a`", "Script": "`b.py`"}
