@@ -125,12 +125,6 @@ def write_short_run(path: Path, steps: int, right: int, seed: int) -> None:
         directory.event("finished", step=steps)
 
 
-def draws(mean: float, seeds: int, spread: float = 0.02, seed: int = 0) -> list[float]:
-    """Final accuracies of as many seeds around a mean."""
-    noise = random.Random(seed)
-    return [min(1.0, max(0.0, mean + noise.gauss(0, spread))) for _ in range(seeds)]
-
-
 def make_lab(folder: Path, *hypotheses: Hypothesis, problem: str = "The reward does not rise.") -> Notebook:
     """A lab with these hypotheses, nothing tested yet."""
     notebook = Notebook.init(folder, problem)

@@ -13,8 +13,7 @@ from quick_runs import UNLUCKY, QuickLauncher, QuickWorkers, right_of
 from uptrend.lab import specification
 from uptrend.lab.experiment import ExperimentRuns, together
 from uptrend.lab.faults import allowed, faults
-from uptrend.lab.journal.entry import Entry
-from uptrend.lab.journal.stored import write_verdict
+from uptrend.lab.journal.stored import Entry, write_verdict
 from uptrend.lab.notebook import Notebook
 from uptrend.lab.times import seconds_of
 from uptrend.lab.workers.work import Outcome

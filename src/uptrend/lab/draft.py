@@ -1,16 +1,18 @@
-"""A hypothesis that is not written yet: by hand, or from what the catalogue knows of a cause."""
+"""Hypotheses to start from: a file to fill in, a cause of the catalogue, or one of the ready ones."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from uptrend.config import load_config, to_table
 from uptrend.config.load import nearest
 from uptrend.doctor.catalogue import CATALOGUE, Cause, resolve_experiment
-from uptrend.lab import blocks
+from uptrend.lab import hypothesis_file
 from uptrend.lab.arms import read_recipe, resolve
+from uptrend.lab.front_matter import read_page
 from uptrend.records import (
     Arm,
     ConfigError,
@@ -20,30 +22,19 @@ from uptrend.records import (
     Hypothesis,
     LabError,
     Priority,
-    RunView,
     from_lines,
 )
 from uptrend.records.renamed import current
 from uptrend.stats.formatting import assignments, plural
+from uptrend.stats.pages import render
 
 CONTROL = "control"
 SMALLEST = 0.01
-"""Where an experiment is about whether there is an effect at all, this is the least that counts."""
+"""Smallest effect that matters where an experiment is about whether there is an effect at all."""
 WATCHED = 1e-6
-"""A KL penalty too small to pull: without any the KL is not measured."""
+"""KL penalty too small to pull; without any the KL is not measured."""
 ATTEMPTS = 8
-"""For pass@k, where the recipe samples no attempts."""
-NOTHING_YET = blocks.put("", "results", "Nothing was run yet.").strip()
-"""Block of the machine's; the first verdict takes its place."""
-
-TO_FILL_IN = {
-    "Description": "*What might be wrong, in a few sentences. Name the setting, the figure, and where you saw it.*",
-    "Why it explains the behavior": "*If it holds: why does the run look as it does? What else would you then see?*",
-    "Validation method": "*Which arm differs in what, and why nothing else differs. What does the metric miss?*",
-    "Invalidation criteria": "*Which result would make you drop it? Write it before you run anything.*",
-    "Results": NOTHING_YET,
-}
-"""Hints for each section of a new file."""
+"""Attempts for pass@k, where the recipe samples none."""
 
 
 @dataclass(frozen=True)
@@ -55,45 +46,15 @@ class Draft:
 
 
 def by_hand(id: str, recipe: Path | None, folder: Path) -> Draft:
-    """A file to fill in: a control, and an arm in which nothing is changed yet."""
+    """Return a file to fill in: a control, and an arm in which nothing is changed yet."""
     arms = (Arm(CONTROL, {}, is_control=True), Arm("changed"))
-    return Draft(Hypothesis(id, "Say what you suspect", relative(recipe, folder), arms), TO_FILL_IN)
+    h = Hypothesis(id, "Say what you suspect", relative(recipe, folder), arms)
+    return Draft(h, _sections(render("lab/templates/by-hand.md")))
 
 
-def of_cause(id: str, cause: Cause, recipe: Path | None, folder: Path, finding: Finding | None = None) -> Draft:
-    """What the catalogue says of a cause, with its experiment's arms made concrete for a recipe."""
-    experiment = (finding and finding.experiment) or cause.experiment
-    if not experiment.arms:
-        raise LabError(_decided_elsewhere(cause, recipe))
-    named = relative(recipe, folder)
-    table = _table(folder / named)
-    resolved = resolve_experiment(experiment, _as_view(table))
-    _need_tables(cause, resolved, table, named)
-    metric, same = _the_same_in_every_arm(resolved, table)
-    arms = tuple(Arm(name, {**same, **keys}, name == CONTROL) for name, keys in resolved.arms.items())
-    h = Hypothesis(
-        id,
-        resolved.claim.rstrip("."),
-        named,
-        arms,
-        priority=Priority.HIGH if finding else Priority.MEDIUM,
-        cause=cause.id,
-        explains=cause.what,
-        metric=metric,
-        direction=Direction(resolved.direction),
-        smallest=resolved.smallest or SMALLEST,
-        steps=resolved.steps,
-        allows=cause.explains,
-    )
-    h = replace(h, arms=_that_differ(h, read_recipe(h, folder)))
-    return Draft(h, prose_of(h, cause, finding))
-
-
-def _that_differ(h: Hypothesis, recipe: Mapping[str, Any]) -> tuple[Arm, ...]:
-    """The arms without those that the recipe has already; all of them where none would be left to compare."""
-    control = resolve(h, h.control, recipe)
-    kept = tuple(arm for arm in h.arms if arm.is_control or resolve(h, arm, recipe) != control)
-    return kept if len(kept) > 1 else h.arms
+def retitled(draft: Draft, title: str) -> Draft:
+    """Return the same under another title, where one is given."""
+    return replace(draft, hypothesis=replace(draft.hypothesis, title=title)) if title else draft
 
 
 def find_cause(id: str) -> Cause:
@@ -105,48 +66,55 @@ def find_cause(id: str) -> Cause:
     return CATALOGUE[id]
 
 
-def relative(recipe: Path | None, folder: Path) -> str:
-    """A recipe's path as a hypothesis has it: from the lab's folder."""
-    if recipe is None:
-        raise LabError(
-            "Name the recipe that the arms start from with --recipe, for example --recipe recipes/tiny.toml."
+def of_cause(id: str, cause: Cause, recipe: Path | None, folder: Path, finding: Finding | None = None) -> Draft:
+    """Return a cause of the catalogue as a hypothesis, its experiment's arms made concrete for a recipe."""
+    experiment = (finding and finding.experiment) or cause.experiment
+    if not experiment.arms:
+        probe = cause.experiment.probe
+        how = (
+            f"A probe decides it without training: uptrend preflight {recipe or 'RECIPE'} --only {probe}"
+            if probe
+            else f"The doctor reads it from a run's records. What decides: {cause.experiment.claim}"
         )
-    if not recipe.is_file():
-        raise LabError(f"There is no recipe at {recipe}. Name one with --recipe, for example recipes/tiny.toml.")
-    return Path(os.path.relpath(recipe, folder)).as_posix()
-
-
-def _decided_elsewhere(cause: Cause, recipe: Path | None) -> str:
-    probe = cause.experiment.probe
-    if probe:
-        how = f"A probe decides it without training: uptrend preflight {recipe or 'RECIPE'} --only {probe}"
-    else:
-        how = f"The doctor reads it from a run's records. What decides: {cause.experiment.claim}"
-    return f"{cause.id} can't be decided by comparing arms. {how}"
-
-
-def _table(path: Path) -> dict[str, Any]:
+        raise LabError(f"{cause.id} can't be decided by comparing arms. {how}")
+    named = relative(recipe, folder)
     try:
-        return to_table(load_config(path))
+        table = to_table(load_config(folder / named))
     except ConfigError as error:
         raise LabError(str(error)) from None
-
-
-def _as_view(table: Mapping[str, Any]) -> RunView:
-    """A recipe as the doctor sees the config of a run that it would make."""
-    return from_lines([], source="", name="", config=table)
-
-
-def _need_tables(cause: Cause, experiment: Experiment, table: Mapping[str, Any], recipe: str) -> None:
-    """A cause that is about adapters can't be tested on a recipe without them."""
-    for key in (key for keys in experiment.arms.values() for key in keys):
+    view = from_lines([], source="", name="", config=table)  # the recipe as the doctor sees the config of a run
+    resolved = resolve_experiment(experiment, view)
+    for key in (key for keys in resolved.arms.values() for key in keys):
         section, _, name = key.rpartition(".")
-        if section and _as_view(table).value(section) is None:
-            raise LabError(f"{cause.id} is about {section}.{name}, and {recipe} has no {section}: name one that has.")
+        if section and view.value(section) is None:
+            raise LabError(f"{cause.id} is about {section}.{name}, and {named} has no {section}: name one that has.")
+    metric, same = _same_in_every_arm(resolved, table)
+    h = Hypothesis(
+        id,
+        resolved.claim.rstrip("."),
+        named,
+        tuple(Arm(name, {**same, **keys}, name == CONTROL) for name, keys in resolved.arms.items()),
+        priority=Priority.HIGH if finding else Priority.MEDIUM,
+        cause=cause.id,
+        explains=cause.what,
+        metric=metric,
+        direction=Direction(resolved.direction),
+        smallest=resolved.smallest or SMALLEST,
+        steps=resolved.steps,
+        allows=cause.explains,
+    )
+    base = read_recipe(h, folder)
+    control = resolve(h, h.control, base)
+    kept = tuple(arm for arm in h.arms if arm.is_control or resolve(h, arm, base) != control)
+    if len(kept) > 1:  # an arm that the recipe has already is left out, unless nothing would be left to compare
+        h = replace(h, arms=kept)
+    told = {"h": h, "cause": cause, "finding": finding, "catalogue": CATALOGUE}
+    text = render("lab/templates/cause.md", plural=plural, assignments=assignments, **told)
+    return Draft(h, _sections(text))
 
 
-def _the_same_in_every_arm(experiment: Experiment, table: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The metric by the lab's name, and what all arms need so that each of them can be run."""
+def _same_in_every_arm(experiment: Experiment, table: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the metric by the lab's name, and the values that all arms need so that each of them can be run."""
     same, metric, learning = dict[str, Any](), experiment.metric, table["learning"]
     if metric == "eval/pass_at":
         attempts = table["eval"]["attempts"] or ATTEMPTS
@@ -162,61 +130,41 @@ def _the_same_in_every_arm(experiment: Experiment, table: Mapping[str, Any]) -> 
     return metric, same
 
 
-def retitled(draft: Draft, title: str) -> Draft:
-    """The same under another title, where one is given."""
-    return replace(draft, hypothesis=replace(draft.hypothesis, title=title)) if title else draft
+@cache
+def all_ready() -> dict[str, Draft]:
+    """Return the ready hypotheses by id; their recipes are relative to the repository's root."""
+    paths = sorted((Path(__file__).parent / "ready").glob("h*.md"))
+    drafts = [Draft(hypothesis_file.read(path), _sections(read_page(path).body)) for path in paths]
+    return {draft.hypothesis.id: draft for draft in drafts}
 
 
-def prose_of(h: Hypothesis, cause: Cause, finding: Finding | None = None) -> dict[str, str]:
-    """Return the sections for a cause of the catalogue, with what the doctor saw where it was found in a run."""
-    return {
-        "Description": _joined(cause.what, *(_seen(finding) if finding else ())),
-        "Why it explains the behavior": _why(cause),
-        "Validation method": _method(h, cause.experiment.probe),
-        "Invalidation criteria": _criteria(h),
-        "Results": NOTHING_YET,
-    }
+def of_ready(named: str, id: str, recipe: Path | None, folder: Path, there: Sequence[Hypothesis]) -> Draft:
+    """Return a ready hypothesis under an id of a lab, on its own recipe or another.
+
+    Of its prerequisites only those that are in the lab are kept.
+    """
+    found = all_ready()
+    if named not in found:
+        raise LabError(f"There is no ready hypothesis {named}; there are {', '.join(found)}.")
+    h, prose = found[named].hypothesis, found[named].prose
+    base = relative(recipe or Path(h.recipe), folder)
+    titles = {found[first].hypothesis.title for first in h.prerequisites}
+    first = tuple(other.id for other in there if other.title in titles)
+    h = replace(h, id=id, recipe=base, prerequisites=first)
+    return Draft(h, {name: text.replace("RECIPE", base) for name, text in prose.items()})
 
 
-def _why(cause: Cause) -> str:
-    """Return the symptoms that it would bring with it, and its rivals."""
-    symptoms = [f"- `{id}`: {CATALOGUE[id].what}" for id in cause.explains]
-    rivals = [f"- `{rival.id}`: {rival.tells_apart}" for rival in cause.rivals]
-    return _joined(
-        f"If it holds, an experiment shows it: {cause.experiment.claim}",
-        "It would also explain:" if symptoms else "",
-        "\n".join(symptoms),
-        "What looks the same, and what tells it apart:" if rivals else "",
-        "\n".join(rivals),
-    )
+def relative(recipe: Path | None, folder: Path) -> str:
+    """Return a recipe's path as a hypothesis has it: from the lab's folder."""
+    if recipe is None:
+        raise LabError(
+            "Name the recipe that the arms start from with --recipe, for example --recipe recipes/tiny.toml."
+        )
+    if not recipe.is_file():
+        raise LabError(f"There is no recipe at {recipe}. Name one with --recipe, for example recipes/tiny.toml.")
+    return Path(os.path.relpath(recipe, folder)).as_posix()
 
 
-def _seen(finding: Finding) -> tuple[str, str]:
-    """Return the doctor's summary and its evidence."""
-    told = f"The doctor found it ({finding.severity}, {finding.confidence} confidence): {finding.summary}"
-    return told, "\n".join(f"- {piece.text}" for piece in finding.evidence)
-
-
-def _method(h: Hypothesis, probe: str = "") -> str:
-    """Name the arms, the metric that compares them, and the command."""
-    arms = [
-        f"- **{arm.name}**{' (the control)' if arm.is_control else ''}: "
-        + (f"`{assignments(arm.overrides)}`" if arm.overrides else "the recipe as it is")
-        for arm in h.arms
-    ]
-    asks = f"A probe asks the same without training: `uptrend preflight {h.recipe} --only {probe}`." if probe else ""
-    told = f"`{h.metric}` at the end of the run is compared over {plural(len(h.seeds), 'seed')}, on `{h.recipe}`:"
-    return _joined(told, "\n".join(arms), asks, f"```bash\nuptrend lab run {h.id}\n```")
-
-
-def _criteria(h: Hypothesis) -> str:
-    """Say in words what would validate it and what would rule it out."""
-    where = {"up": "higher", "down": "lower", "either": "otherwise"}[h.direction]
-    return (
-        f"Validated if the arm ends {where}: `{h.validated_if}`. Invalidated if an effect of {h.smallest:g} or more is "
-        f"excluded: `{h.invalidated_if}`. Anything between is inconclusive, and more seeds are asked for."
-    )
-
-
-def _joined(*parts: str) -> str:
-    return "\n\n".join(part for part in parts if part)
+def _sections(text: str) -> dict[str, str]:
+    """Return the sections of a text without its title, which is written anew."""
+    return {name: said for name, said in hypothesis_file.sections(text).items() if name}

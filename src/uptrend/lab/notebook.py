@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from uptrend.config.load import nearest
-from uptrend.lab import blocks, hypothesis_file, template
+from uptrend.lab import blocks, hypothesis_file, overview
 from uptrend.lab.front_matter import read_page, set_value
 from uptrend.lab.naming import normal_id, place, slug
 from uptrend.lab.overview import roadmap, status_table
@@ -33,7 +33,7 @@ class Notebook:
         folder = Path(folder)
         if is_lab(folder):
             raise LabError(f"{folder} is a lab already. Add to it with: uptrend lab new --dir {folder}")
-        pages = template.pages(folder.absolute().name, problem)
+        pages = overview.new_pages(folder.absolute().name, problem)
         for name in pages:
             if (folder / name).exists():
                 raise LabError(f"{folder / name} is there already. A lab needs a folder of its own: name another.")
@@ -119,7 +119,9 @@ class Notebook:
     def refresh(self) -> None:
         """Write the README's status table and roadmap anew; the rest of it is people's."""
         path = self.folder / README
-        text = path.read_bytes().decode() if path.exists() else template.readme(self.folder.absolute().name, "")
+        text = (
+            path.read_bytes().decode() if path.exists() else overview.new_pages(self.folder.absolute().name, "")[README]
+        )
         hypotheses, broken = self.readable
         links = {id: file.relative_to(self.folder).as_posix() for id, file in self._files().items()}
         notes = {h.id: self._note(h) for h in hypotheses}

@@ -1,10 +1,13 @@
-"""A lab's hypotheses at a glance: the README's status table and its roadmap by priority."""
+"""Pages of a lab: those of a new one, and the status table and roadmap of its README."""
 
 from collections.abc import Mapping, Sequence
 
 from uptrend.lab.order import in_order
 from uptrend.records import Hypothesis, Priority, Status
 from uptrend.stats.formatting import NONE, markdown_table
+from uptrend.stats.pages import render
+
+NO_PROBLEM = "*What does not happen that should? Say it with its figures.*"
 
 MARKS = {
     Status.PENDING: "⏳",
@@ -13,7 +16,7 @@ MARKS = {
     Status.INVALIDATED: "❌",
     Status.INCONCLUSIVE: "🤔",
 }
-"""How a status is drawn in a table."""
+"""Symbols of statuses in a table."""
 
 PHASES = {
     Priority.HIGH: "Phase 1: high priority, test these first",
@@ -21,11 +24,20 @@ PHASES = {
     Priority.LOW: "Phase 3: low priority",
 }
 
-OPEN = (Status.PENDING, Status.TESTING, Status.INCONCLUSIVE)
+
+def new_pages(name: str, problem: str) -> dict[str, str]:
+    """Return the pages of a new lab by file name."""
+    templates = {
+        "README.md": "readme.md",
+        "00-problem-statement.md": "problem.md",
+        "01-experiments-log.md": "log.md",
+    }
+    told = {"name": name, "problem": problem.strip() or NO_PROBLEM}
+    return {page: render(f"lab/templates/{template}", **told) + "\n" for page, template in templates.items()}
 
 
 def status_table(hypotheses: Sequence[Hypothesis], links: Mapping[str, str], notes: Mapping[str, str]) -> str:
-    """One line a hypothesis: priority, status, confidence and a note, such as its verdict's sentence."""
+    """Return one row per hypothesis: priority, status, confidence and a note, such as its verdict's sentence."""
     if not hypotheses:
         return "No hypotheses yet. Write one with `uptrend lab new`."
     rows = []
@@ -35,22 +47,27 @@ def status_table(hypotheses: Sequence[Hypothesis], links: Mapping[str, str], not
     return markdown_table(("Hypothesis", "Priority", "Status", "Confidence", "Notes"), rows)
 
 
+def phases(hypotheses: Sequence[Hypothesis]) -> dict[str, list[Hypothesis]]:
+    """Return the hypotheses still to decide by phase, each after its prerequisites; empty phases are left out."""
+    is_open = [h for h in hypotheses if h.status in (Status.PENDING, Status.TESTING, Status.INCONCLUSIVE)]
+    by_phase = {phase: in_order([h for h in is_open if h.priority is priority]) for priority, phase in PHASES.items()}
+    return {phase: found for phase, found in by_phase.items() if found}
+
+
 def roadmap(hypotheses: Sequence[Hypothesis]) -> str:
-    """What is still open, by priority, each after its prerequisites; then what is decided."""
-    is_open = {h.id for h in hypotheses if h.status in OPEN}
+    """Return Markdown of the hypotheses still to decide, by phase, and then of those decided."""
+    to_do = phases(hypotheses)
+    is_open = {h.id for found in to_do.values() for h in found}
     lines = list[str]()
-    for priority, phase in PHASES.items():
-        of_phase = [h for h in hypotheses if h.priority is priority and h.id in is_open]
-        if of_phase:
-            lines += [f"### {phase}", "", *(_step(h, is_open) for h in in_order(of_phase)), ""]
+    for phase, found in to_do.items():
+        lines += [f"### {phase}", ""]
+        for h in found:
+            first = [name.upper() for name in h.prerequisites if name in is_open]
+            after = f" (after {', '.join(first)})" if first else ""
+            why = f" {h.explains}" if h.explains else ""
+            how = f"`uptrend lab run {h.id}`" if h.arms else "No arms: its file says what decides."
+            lines.append(f"- {MARKS[h.status]} **{h.id.upper()}: {h.title}**{after}.{why} {how}")
+        lines.append("")
     decided = [f"- {MARKS[h.status]} {h.id.upper()}: {h.title}" for h in hypotheses if h.id not in is_open]
     lines += ["### Decided", "", *decided] if decided else []
     return "\n".join(lines).strip() or "Nothing to test yet."
-
-
-def _step(h: Hypothesis, is_open: set[str]) -> str:
-    first = [name.upper() for name in h.prerequisites if name in is_open]
-    after = f" (after {', '.join(first)})" if first else ""
-    why = f" {h.explains}" if h.explains else ""
-    how = f"`uptrend lab run {h.id}`" if h.arms else "No arms: its file says what decides."
-    return f"- {MARKS[h.status]} **{h.id.upper()}: {h.title}**{after}.{why} {how}"

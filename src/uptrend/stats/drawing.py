@@ -3,7 +3,9 @@
 matplotlib is imported when the first picture is drawn, never when the package is.
 """
 
+import html
 import io
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,6 +37,7 @@ STYLE = {
     "legend.frameon": False,
     "svg.hashsalt": "uptrend",  # the same picture gives the same file
     "svg.fonttype": "none",  # text stays text: it can be searched and takes the page's font
+    "text.parse_math": False,  # a name with dollar signs is a name, not a formula
 }
 
 
@@ -62,12 +65,23 @@ def save(figure: Any, path: Path, dpi: int = 100) -> Path:
 
 
 def to_svg(figure: Any, label: str) -> str:
-    """Return a figure as an SVG element for a page: transparent, in the page's ink color, with a label for readers."""
+    """Return a figure as an SVG element for a page, with a label for readers.
+
+    It is transparent, in the page's ink color, and takes the page's `--c0` to `--c5` and `--line` where it has them.
+    """
     text = io.StringIO()
-    figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
+    figure.savefig(text, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     svg = text.getvalue()
-    svg = svg[svg.index("<svg") :].replace(INK, "currentColor").replace(FAINT, "var(--line, #d9dde2)")
-    return svg.replace("<svg", f'<svg role="img" aria-label="{label.replace(chr(34), "")}"', 1)
+    # A style element inside an SVG holds for the whole page, and a page needs no namespaces.
+    svg = re.sub(r'<style.*?</style>| xmlns(:xlink)?="[^"]*"', "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    referenced = set(re.findall(r"#([\w-]+)", svg))  # the other ids (axes_1, …) repeat in every picture of a page
+    svg = re.sub(r' id="([^"]*)"', lambda match: match[0] if match[1] in referenced else "", svg)
+    # A hundredth of a point is enough in paths (texts keep their digits): a page has dozens of pictures.
+    svg = re.sub(r' d="[^"]*"', lambda match: re.sub(r"(\.\d\d)\d+", r"\1", match[0]), svg)
+    svg = svg.replace(INK, "currentColor").replace(FAINT, f"var(--line, {FAINT})")
+    for place, color in enumerate(COLORS):
+        svg = svg.replace(color, f"var(--c{place}, {color})")
+    return svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(label)}"', 1)
 
 
 def moving_mean(values: Sequence[float], window: int) -> list[float]:

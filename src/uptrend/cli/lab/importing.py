@@ -11,9 +11,8 @@ from rich.table import Table
 from uptrend.cli.console import terminal
 from uptrend.cli.lab.listing import AsFormat
 from uptrend.cli.options import Format
-from uptrend.lab.importing.bring import Brought, bring, hypothesis_key
-from uptrend.lab.importing.found import FoundExperiment, FoundHypothesis, Journal
-from uptrend.lab.importing.marks import reported
+from uptrend.lab.importing import Imported, hypothesis_key, import_journals
+from uptrend.lab.importing.reading import Journal, JournalItem, reported
 from uptrend.lab.notebook import Notebook, is_lab
 
 
@@ -31,14 +30,14 @@ def command(
     What was reported stays a report: nothing was run here, so every hypothesis is pending. A second import of the same
     text adds nothing.
     """
-    brought = bring(files, Notebook(into) if is_lab(into) else Notebook.init(into))
+    brought = import_journals(files, Notebook(into) if is_lab(into) else Notebook.init(into))
     if format is Format.JSON:
         print(json.dumps(to_table(brought), indent=2, ensure_ascii=False))
     else:
         _tell(brought, into)
 
 
-def to_table(brought: Brought) -> dict[str, Any]:
+def to_table(brought: Imported) -> dict[str, Any]:
     """An import as JSON has it."""
     experiments = [_experiment(one, journal) for journal in brought.journals for one in journal.experiments]
     hypotheses = [
@@ -58,7 +57,7 @@ def to_table(brought: Brought) -> dict[str, Any]:
 
 def counts(journal: Journal) -> dict[str, int]:
     """How much of each kind was recognized in a file."""
-    both: Sequence[FoundExperiment | FoundHypothesis] = (*journal.experiments, *journal.hypotheses)
+    both: Sequence[JournalItem] = (*journal.experiments, *journal.hypotheses)
     return {
         "experiments": len(journal.experiments),
         "hypotheses": len(journal.hypotheses),
@@ -83,7 +82,7 @@ def _journal(journal: Journal) -> dict[str, Any]:
     }
 
 
-def _experiment(one: FoundExperiment, journal: Journal) -> dict[str, Any]:
+def _experiment(one: JournalItem, journal: Journal) -> dict[str, Any]:
     return {
         "file": journal.name,
         "line": one.lines[0].number,
@@ -99,12 +98,12 @@ def _experiment(one: FoundExperiment, journal: Journal) -> dict[str, Any]:
     }
 
 
-def _hypothesis(one: FoundHypothesis, journal: Journal) -> dict[str, Any]:
+def _hypothesis(one: JournalItem, journal: Journal) -> dict[str, Any]:
     return {
         "file": journal.name,
         "line": one.lines[0].number,
-        "named": one.id,
-        "claim": one.claim,
+        "named": one.key,
+        "claim": one.title,
         "priority": one.priority,
         "reported": reported(one.statuses),
         "confidence": one.confidence,
@@ -113,7 +112,7 @@ def _hypothesis(one: FoundHypothesis, journal: Journal) -> dict[str, Any]:
     }
 
 
-def _tell(brought: Brought, into: Path) -> None:
+def _tell(brought: Imported, into: Path) -> None:
     console = terminal()
     names = ("experiments", "hypotheses", "statuses", "runs", "figures", "commands", "repaired")
     table = Table("file", *names, "lines kept as prose", box=None, pad_edge=False)

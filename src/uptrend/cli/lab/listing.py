@@ -10,9 +10,9 @@ from rich.table import Table
 from uptrend.cli.console import terminal
 from uptrend.cli.options import Format
 from uptrend.doctor.catalogue import CATALOGUE
+from uptrend.lab.draft import all_ready
 from uptrend.lab.notebook import Notebook
 from uptrend.lab.overview import MARKS
-from uptrend.lab.ready import all_ready
 from uptrend.records import Hypothesis
 from uptrend.stats.formatting import NONE
 

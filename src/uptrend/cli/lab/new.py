@@ -7,9 +7,8 @@ from typing import Annotated
 import typer
 
 from uptrend.config.tables import to_recipe
-from uptrend.lab.draft import Draft, by_hand, find_cause, of_cause, retitled
+from uptrend.lab.draft import Draft, by_hand, find_cause, of_cause, of_ready, retitled
 from uptrend.lab.notebook import Notebook
-from uptrend.lab.ready import of_ready
 from uptrend.lab.refuse import check
 from uptrend.records import Finding, LabError, Run
 from uptrend.records.directory import write_whole

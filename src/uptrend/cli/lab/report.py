@@ -9,8 +9,7 @@ from typing import Annotated
 
 import typer
 
-from uptrend.lab.journal.page import page
-from uptrend.lab.journal.report import to_markdown, to_table
+from uptrend.lab.journal.page import page, to_markdown, to_table
 from uptrend.lab.notebook import Notebook
 from uptrend.records import LabError
 from uptrend.records.directory import write_whole

@@ -1,6 +1,6 @@
-"""What is written down after each verdict, and the page that shows it all."""
+"""Journal of a lab: entries after each verdict, fixes, and the page that shows it all."""
 
-from uptrend.lab.journal.entry import ArmRun, Entry
 from uptrend.lab.journal.recording import record
+from uptrend.lab.journal.stored import ArmRun, Entry
 
 __all__ = ["ArmRun", "Entry", "record"]

@@ -1,55 +1,148 @@
-"""The pictures of a hypothesis on the page: effects with their intervals, and curves by arm."""
+"""Pictures of a hypothesis: effects with their intervals, and curves by arm; PNG for entries, SVG for the page."""
 
+import math
+import textwrap
 from collections.abc import Sequence
-from html import escape
+from pathlib import Path
+from typing import Any
 
-from uptrend.lab.journal.chapter import Chapter
-from uptrend.lab.journal.chart import Bar, curves_chart, intervals_chart
-from uptrend.lab.journal.curves import Series, by_arm
-from uptrend.lab.journal.plots import kinds
-from uptrend.lab.journal.verdicts import sign_of, title_of
+from uptrend.lab.journal.stored import ACCURACY, Curves, Point
+from uptrend.lab.journal.verdicts import WAYS, sign_of, title_of
 from uptrend.lab.units import is_share, name_of
-from uptrend.records import Comparison, Direction, Hypothesis, Verdict
+from uptrend.records import Direction, Hypothesis, Verdict
+from uptrend.stats.drawing import COLORS, INK, moving_mean, plotting, save, to_svg
 from uptrend.stats.formatting import percent, plural
 
-COLORS = 6
-"""How many arms have a color of their own."""
+PANEL = (4.2, 2.9)
+"""Inches of one picture on the page."""
 
 
-def pictures(chapter: Chapter) -> str:
-    """Effects with their intervals, and every kind of curve there is."""
-    h, verdict = chapter.h, chapter.verdict
-    panels = [_intervals(h, verdict)] if verdict and verdict.comparisons else []
-    places = {arm.name: place for place, arm in enumerate(sorted(h.arms, key=lambda arm: not arm.is_control))}
-    for kind, metric in kinds(h, chapter.curves).items():
-        series = [(places[s.arm] % COLORS, s) for s in by_arm(chapter.curves, kind, list(places))]
-        chart = curves_chart(series, f"{title_of(metric)} by step", is_share(metric), smooth=kind != "accuracy")
-        panels.append(f"<figure><figcaption>{escape(title_of(metric))}</figcaption>{chart}</figure>")
-    shown = by_arm(chapter.curves, "accuracy", list(places)) or by_arm(chapter.curves, "reward", list(places))
-    return f'<div class="panels">{"".join(panels)}</div>{_legend(shown, places)}' if panels else ""
+def place_of(h: Hypothesis, arm: str) -> int:
+    """Return the place of an arm's color: the last, gray, is the control's."""
+    names = [other.name for other in h.treated]
+    return names.index(arm) % (len(COLORS) - 1) if arm in names else len(COLORS) - 1
 
 
-def _legend(shown: Sequence[Series], places: dict[str, int]) -> str:
-    items = [
-        f'<li class="a{places[s.arm] % COLORS}"><i></i>{escape(s.arm)} <span class="soft">'
-        f"{plural(len(s.seeds), 'seed')}</span></li>"
-        for s in shown
-    ]
-    return f'<ul class="legend">{"".join(items)}</ul>' if items else ""
+def kinds(h: Hypothesis, curves: Sequence[Curves]) -> dict[str, str]:
+    """Return the kinds of curves there are to draw, and the metric of each."""
+    named = {"accuracy": ACCURACY, "reward": "reward/mean", "metric": h.metric}
+    return {kind: metric for kind, metric in named.items() if any(getattr(c, kind) for c in curves)}
 
 
-def _intervals(h: Hypothesis, verdict: Verdict) -> str:
-    sign, scale = sign_of(h), 100 if is_share(h.metric) else 1
-    places = {arm.name: place for place, arm in enumerate(h.treated, 1)}
-    bars = [_bar(h, c, places.get(c.arm, 0) % COLORS) for c in verdict.comparisons]
-    marks = [h.smallest, -h.smallest] if h.direction is Direction.EITHER else [sign * h.smallest]
-    unit = " (points)" if is_share(h.metric) else ""
-    levels = " or ".join(dict.fromkeys(percent(c.level, trim=True) for c in verdict.comparisons))
-    chart = intervals_chart(bars, marks, f"effect on {name_of(h.metric)}{unit}", scale, "effects with their intervals")
-    return f"<figure><figcaption>Effect <span>{levels} interval, a dot a seed</span></figcaption>{chart}</figure>"
+def arms_with(h: Hypothesis, curves: Sequence[Curves], kind: str) -> dict[str, list[tuple[Point, ...]]]:
+    """Return the curves of one kind, one per seed, by arm, the control first; arms without any are left out."""
+    arms = sorted(h.arms, key=lambda arm: not arm.is_control)
+    found = {arm.name: [getattr(c, kind) for c in curves if c.arm == arm.name and getattr(c, kind)] for arm in arms}
+    return {arm: lines for arm, lines in found.items() if lines}
 
 
-def _bar(h: Hypothesis, c: Comparison, place: int) -> Bar:
-    sign = sign_of(h)
-    low, high = sorted((sign * c.interval.low, sign * c.interval.high))
-    return Bar(place, c.arm, sign * c.interval.effect, low, high, tuple(sign * d for d in c.differences))
+def mean_of(lines: Sequence[Sequence[Point]]) -> list[Point]:
+    """Return the mean over seeds at the steps that all of them have."""
+    tables = [dict(line) for line in lines]
+    shared = sorted(set.intersection(*(set(table) for table in tables)))
+    return [(step, sum(table[step] for table in tables) / len(tables)) for step in shared]
+
+
+def draw_curves(axes: Any, h: Hypothesis, curves: Sequence[Curves], kind: str) -> None:
+    """Draw curves of one kind: a thin line per seed, a thick one for their mean."""
+    metric = kinds(h, curves)[kind]
+    scale = 100 if is_share(metric) else 1
+    for arm, lines in arms_with(h, curves, kind).items():
+        color = COLORS[place_of(h, arm)]
+        for line in lines:
+            axes.plot([s for s, _ in line], [scale * v for _, v in line], color=color, alpha=0.28, linewidth=0.8)
+        mean = mean_of(lines)
+        values = [scale * value for _, value in mean]
+        if kind != "accuracy":  # of held-out accuracy there are few points, and each is a mean over tasks already
+            values = moving_mean(values, max(1, len(values) // 15))
+        label = f"{arm} ({plural(len(lines), 'seed')})"
+        axes.plot([step for step, _ in mean], values, color=color, linewidth=2.4, label=label)
+    axes.set_xlabel("step")
+    if is_share(metric):
+        axes.yaxis.set_major_formatter("{x:.0f}%")
+
+
+def draw_intervals(axes: Any, h: Hypothesis, verdict: Verdict) -> None:
+    """Draw each arm's effect with its interval, a dot per seed, zero and the smallest effect that matters."""
+    scale = sign_of(h) * (100 if is_share(h.metric) else 1)
+    compared = verdict.comparisons
+    shown = [scale * v for c in compared for v in (c.interval.low, c.interval.high, *c.differences) if math.isfinite(v)]
+    low, high = min(0.0, *shown), max(0.0, *shown)
+    room = 0.3 * (high - low) or 1.0
+    axes.axvline(0, color=INK, linewidth=1)
+    for side in (1, -1) if h.direction is Direction.EITHER else (1,):
+        axes.axvline(side * scale * h.smallest, color=INK, linewidth=1, linestyle=(0, (4, 3)))
+    above = {"transform": axes.get_xaxis_transform(), "ha": "center", "va": "bottom", "fontsize": 8}
+    axes.text(scale * h.smallest, 1, "smallest that matters", **above)
+    for row, c in enumerate(compared):
+        color = COLORS[place_of(h, c.arm)]
+        # An interval without an end is drawn to the edge.
+        ends = [max(low - room, min(high + room, scale * end)) for end in (c.interval.low, c.interval.high)]
+        axes.plot(
+            [scale * d for d in c.differences], [row + 0.22] * len(c.differences), "o", color=color, alpha=0.5,
+            markersize=4, markeredgewidth=0,
+        )  # fmt: skip
+        axes.plot(ends, [row, row], color=color, linewidth=3, solid_capstyle="butt")
+        axes.plot(scale * c.interval.effect, row, "D", color=color, markersize=7)
+    axes.set_ylim(len(compared) - 0.55, -0.6)
+    names = [f"{textwrap.fill(c.arm, 16)}\n{percent(c.level, trim=True)}" for c in compared]
+    axes.set_yticks(range(len(compared)), names)
+    axes.grid(visible=False)
+    unit = "points" if is_share(h.metric) else h.metric
+    claimed = f"claimed: {WAYS[h.direction]}; one dot per seed"
+    axes.set_xlabel(f"effect on {name_of(h.metric)} ({unit})\n{claimed}", fontsize=9)
+
+
+def save_curves(path: Path, h: Hypothesis, curves: Sequence[Curves]) -> Path:
+    """Write a picture with one panel per kind of curve."""
+    panels = kinds(h, curves)
+    with plotting() as plt:
+        size = (5.2 * len(panels), 3.6)
+        figure, grid = plt.subplots(1, len(panels), figsize=size, layout="constrained", squeeze=False)
+        for axes, (kind, metric) in zip(grid.flat, panels.items(), strict=True):
+            draw_curves(axes, h, curves, kind)
+            axes.set_title(title_of(metric))
+        handles, labels = grid.flat[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)))
+        return save(figure, path)
+
+
+def save_intervals(path: Path, h: Hypothesis, verdict: Verdict) -> Path:
+    """Write a picture of the effects."""
+    with plotting() as plt:
+        figure, axes = plt.subplots(figsize=(7.2, 1.3 + 0.75 * len(verdict.comparisons)), layout="constrained")
+        draw_intervals(axes, h, verdict)
+        return save(figure, path)
+
+
+def panels(h: Hypothesis, verdict: Verdict | None, curves: Sequence[Curves]) -> list[tuple[str, str]]:
+    """Return titles and SVG of a hypothesis's pictures on the page: effects, and every kind of curve there is."""
+    made = list[tuple[str, str]]()
+    with plotting() as plt:
+        if verdict and verdict.comparisons:
+            height = max(PANEL[1], 0.8 + 0.7 * len(verdict.comparisons))
+            figure, axes = plt.subplots(figsize=(PANEL[0], height), layout="constrained")
+            draw_intervals(axes, h, verdict)
+            made.append(("Effect", to_svg(figure, "effects with their intervals")))
+        for kind, metric in kinds(h, curves).items():
+            figure, axes = plt.subplots(figsize=PANEL, layout="constrained")
+            draw_curves(axes, h, curves, kind)
+            made.append((title_of(metric), to_svg(figure, f"{title_of(metric)} by step")))
+    return made
+
+
+def strip(ends: tuple[float, float, float], reach: float, both: bool) -> str:
+    """Draw one interval (low, effect, high) on a line, in units of the smallest effect that matters: a table's cell."""
+    low, effect, high = (max(-reach, min(reach, end)) for end in ends)
+    with plotting() as plt:
+        figure = plt.figure(figsize=(2.6, 0.26))
+        axes = figure.add_axes((0, 0, 1, 1))
+        axes.set_axis_off()
+        axes.axvline(0, color=INK, linewidth=1)
+        for mark in (1, -1) if both else (1,):
+            axes.axvline(mark, color=INK, linewidth=1, linestyle=(0, (4, 3)), alpha=0.6)
+        axes.plot([low, high], [0, 0], color=INK, linewidth=2.5, solid_capstyle="butt")
+        axes.plot(effect, 0, "o", color=INK, markersize=7)
+        axes.set_xlim(-1.08 * reach, 1.08 * reach)
+        said = f"effect {ends[1]:+.2f} times the smallest that matters, from {ends[0]:+.2f} to {ends[2]:+.2f}"
+        return to_svg(figure, said)

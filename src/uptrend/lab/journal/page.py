@@ -1,105 +1,218 @@
-"""The whole lab as one page that needs nothing else: no script, no font, no network, no run directories."""
+"""The whole lab for readers and programs: one self-contained HTML page, Markdown, and JSON (docs/journal.md)."""
 
-from collections.abc import Sequence
-from html import escape
+import math
+import posixpath
+import re
+from dataclasses import dataclass, replace
+from typing import Any
 
-from uptrend.doctor.report.shell import shell
-from uptrend.lab.journal.article import article, chip, explains
-from uptrend.lab.journal.chapter import Chapter, chapters
-from uptrend.lab.journal.ledger import ledger
-from uptrend.lab.journal.log import IMPORTED, Logged, pieces
-from uptrend.lab.journal.prose import opening, plain_title, to_html, without_title
-from uptrend.lab.journal.style import STYLE
-from uptrend.lab.journal.tables import METHODS
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+from uptrend.doctor.report.table import plain
+from uptrend.lab import hypothesis_file
+from uptrend.lab.front_matter import read_page
+from uptrend.lab.journal import figures, stored
+from uptrend.lab.journal.stored import ArmRun, Curves, Entry, asdict
+from uptrend.lab.journal.verdicts import HELPERS, decisive, differences
 from uptrend.lab.notebook import PROBLEM, README, Notebook
-from uptrend.lab.order import in_order
-from uptrend.lab.overview import OPEN, PHASES
-from uptrend.records import Status
+from uptrend.lab.overview import phases, roadmap, status_table
+from uptrend.records import Comparison, Direction, Hypothesis, LabError, Verdict
+from uptrend.stats.formatting import assignments
+from uptrend.stats.pages import render
 
-DECIDED = (Status.VALIDATED, Status.INVALIDATED, Status.INCONCLUSIVE, Status.TESTING, Status.PENDING)
+BLOCK = re.compile(r"^<!-- uptrend:(.+?) -->[ \t\r]*\n(.*?)^<!-- /uptrend:\1 -->[ \t\r]*$", re.MULTILINE | re.DOTALL)
+"""A block of the machine's within people's text."""
+COMMENT = re.compile(r"^<!--.*?-->[ \t]*$\n?", re.MULTILINE | re.DOTALL)
+"""A comment on a line of its own."""
+IMPORTED = "imported"
+"""First word of a block that another journal brought, and the folder of what else it brought."""
+NEAREST, FURTHEST = 2.0, 8.0
+"""Bounds of an effect's strip, in units of the smallest effect that matters."""
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """A hypothesis, its prose and its results, gathered from the lab's files; run directories are not needed."""
+
+    h: Hypothesis
+    file: str
+    """Its file, relative to the lab's folder."""
+    prose: dict[str, str]
+    """Sections that people wrote, by heading."""
+    verdict: Verdict | None = None
+    entry: Entry | None = None
+    runs: tuple[ArmRun, ...] = ()
+    """Runs, begun or finished."""
+    curves: tuple[Curves, ...] = ()
+    fix: str = ""
+    """Page of its fix, relative to the lab's folder."""
+    trouble: str = ""
+    """Reason why its results could not be read."""
+
+    @property
+    def deciding(self) -> Comparison | None:
+        """Comparison that the verdict rests on."""
+        return decisive(self.h, self.verdict) if self.verdict else None
+
+    @property
+    def ends(self) -> tuple[float, float, float] | None:
+        """Interval of the deciding arm (low, effect, high) in units of the smallest effect that matters."""
+        if self.deciding is None:
+            return None
+        unit, interval = self.h.smallest, self.deciding.interval
+        return interval.low / unit, interval.effect / unit, interval.high / unit
+
+    @property
+    def arms(self) -> list[tuple[str, str]]:
+        """Each arm with its changes, as it was run, or as it stands written."""
+        if self.entry and self.entry.differences:
+            return [(self.h.control.name, "control"), *differences(self.entry)]
+        return [(arm.name, assignments(arm.overrides) or "as it is") for arm in self.h.arms]
+
+    @property
+    def words(self) -> str:
+        """People's prose without the machine's blocks."""
+        written = {name: BLOCK.sub("", text).strip() for name, text in self.prose.items() if name}
+        return "\n\n".join(f"## {name}\n\n{text}" for name, text in written.items() if text)
+
+
+def chapters(notebook: Notebook) -> list[Chapter]:
+    """Return every hypothesis of a lab, by id."""
+    return [_chapter(notebook, h) for h in notebook.hypotheses]
+
+
+def _chapter(notebook: Notebook, h: Hypothesis) -> Chapter:
+    path = notebook.path_of(h.id)
+    folder = notebook.folder / "experimental-results" / h.id
+    known = Chapter(h, path.relative_to(notebook.folder).as_posix(), hypothesis_file.sections(read_page(path).body))
+    try:
+        verdict, entry = stored.read_verdict(folder / stored.VERDICT) or (None, None)
+        runs = entry.runs if entry else stored.read_runs(folder / stored.RUNS)
+        curves = stored.read_curves(folder / stored.CURVES)
+    except LabError as error:
+        return replace(known, trouble=str(error))
+    # The page of a fix that was taken back stays; its override does not.
+    fix = f"fixes/{path.stem}.md" if (notebook.folder / "fixes" / f"{path.stem}.toml").exists() else ""
+    return replace(known, verdict=verdict, entry=entry, runs=runs, curves=curves, fix=fix)
 
 
 def page(notebook: Notebook) -> str:
-    """The lab's question, what is known, what is to be tested, every hypothesis, and the log."""
-    told, logged = chapters(notebook), pieces(notebook.log)
-    title = plain_title(notebook.text(README)) or notebook.folder.absolute().name
-    body = [
-        _header(title, told),
-        _question(notebook.text(PROBLEM)),
-        ledger(told),
-        _roadmap(told),
-        '<section><h2 id="hypotheses">Hypotheses</h2>' if told else "",
-        f'<p class="legend-line">{METHODS}</p>' if any(chapter.verdict for chapter in told) else "",
-        *(article(chapter) for chapter in told),
-        "</section>" if told else "",
-        _log(logged),
-        _imported(notebook, logged),
-        "<footer>Made by <code>uptrend lab report --html</code> from the lab's own files. Seeds are the unit of "
-        "inference; intervals are over seeds, paired between arms. Effects are as measured: arm less control.</footer>",
-    ]
-    return shell(f"{title}: lab journal", STYLE, "\n".join(part for part in body if part))
-
-
-def _header(title: str, told: Sequence[Chapter]) -> str:
-    counts = {status: sum(chapter.h.status is status for chapter in told) for status in DECIDED}
-    runs = len({run.folder for chapter in told for run in chapter.runs if run.folder})
-    dates = sorted(chapter.entry.date for chapter in told if chapter.entry)
-    items = [f'<li class="{status}"><b>{count}</b>{status}</li>' for status, count in counts.items() if count]
-    items += [f'<li><b>{runs}</b><span class="soft">runs</span></li>'] if runs else []
-    last = f" · last verdict {escape(dates[-1].partition('T')[0])}" if dates else ""
-    return (
-        f'<header><p class="kicker">Lab journal{last}</p><h1>{escape(title)}</h1>'
-        f'<ul class="tally">{"".join(items)}</ul></header>'
+    """Return a page that needs nothing else: no script, no font, no network, no run directories."""
+    told = chapters(notebook)
+    problem = without_title(notebook.text(PROBLEM)).strip()
+    starts = [match.start() for match in re.finditer(r"^## ", problem, re.MULTILINE)]
+    second = starts[1] if len(starts) > 1 else len(problem)
+    finite = [abs(end) for chapter in told for end in chapter.ends or () if math.isfinite(end)]
+    reach = min(FURTHEST, max(NEAREST, *finite, 0.0))
+    log, imported = _entries(notebook)
+    return render(
+        "lab/templates/journal.html",
+        title=_title(notebook),
+        question=problem[:second],
+        rest=problem[second:],
+        chapters=told,
+        runs=len({run.folder for chapter in told for run in chapter.runs if run.folder}),
+        last=max((chapter.entry.date[:10] for chapter in told if chapter.entry), default=""),
+        phases=phases([chapter.h for chapter in told]),
+        log=log,
+        imported=imported,
+        to_html=to_html,
+        panels=figures.panels,
+        arms_with=figures.arms_with,
+        place_of=figures.place_of,
+        strip=lambda chapter: figures.strip(chapter.ends, reach, chapter.h.direction is Direction.EITHER),
+        **HELPERS,
     )
 
 
-def _question(text: str) -> str:
-    if not text.strip():
-        return ""
-    first, rest = opening(without_title(text))
-    more = f"<details><summary>The whole problem statement</summary>{to_html(rest)}</details>" if rest else ""
-    return f'<section><h2 id="question">The question</h2><div class="lede">{to_html(first)}</div>{more}</section>'
-
-
-def _roadmap(told: Sequence[Chapter]) -> str:
-    """What is still open, by priority and in the order in which it can be tested."""
-    is_open = [chapter.h for chapter in told if chapter.h.status in OPEN]
-    parts = list[str]()
-    for priority, phase in PHASES.items():
-        of_phase = in_order([h for h in is_open if h.priority is priority])
-        steps = "".join(
-            f'<li><a href="#{escape(h.id)}">{escape(h.id.upper())}: {escape(h.title)}</a> {chip(h.status)}'
-            f"{explains(h)}</li>"
-            for h in of_phase
-        )
-        parts += [f"<h3>{phase}</h3><ol>{steps}</ol>"] if of_phase else []
-    if told and not parts:
-        parts = ['<p class="soft">Every hypothesis is decided.</p>']
-    return f'<section><h2 id="roadmap">Roadmap</h2>{"".join(parts)}</section>' if parts else ""
-
-
-def _log(logged: Sequence[Logged]) -> str:
-    """Entries of the machine's fold; what people wrote between them stands."""
-    shown = "".join(_piece(piece) for piece in logged if not piece.is_imported)
-    return f'<section><h2 id="log">Experiments log</h2>{shown}</section>' if shown else ""
-
-
-def _piece(piece: Logged) -> str:
-    if not piece.name:
-        return to_html(without_title(piece.text))
-    head, _, rest = piece.text.partition("\n")
-    return _folded(head.lstrip("# "), to_html(rest))
-
-
-def _imported(notebook: Notebook, logged: Sequence[Logged]) -> str:
-    """What other journals brought: reports, of which nothing was run here."""
-    shown = [_piece(piece) for piece in logged if piece.is_imported]
+def _entries(notebook: Notebook) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Return heads and bodies (HTML) of the log, and of what other journals brought; people's text has no head."""
+    log, imported = list[tuple[str, str]](), list[tuple[str, str]]()
+    between, *blocks = BLOCK.split(notebook.text(notebook.log.name))
+    texts = [
+        ("", between),
+        *(pair for i in range(0, len(blocks), 3) for pair in (blocks[i : i + 2], ("", blocks[i + 2]))),
+    ]
+    for name, text in texts:
+        head, _, rest = text.strip().partition("\n")
+        if name:
+            entries = imported if name.startswith(f"{IMPORTED} ") else log
+            entries.append((head.lstrip("# "), to_html(rest)))
+        elif words := without_title(text).strip():
+            log.append(("", to_html(words)))
     for path in sorted((notebook.folder / IMPORTED).glob("*.md")):
         text = path.read_text(encoding="utf-8", errors="replace")
-        shown.append(_folded(plain_title(text) or path.stem, to_html(text, place=IMPORTED)))
-    lead = '<p class="soft">Reported elsewhere; nothing of it was run here.</p>'
-    return f'<section><h2 id="imported">Imported history</h2>{lead}{"".join(shown)}</section>' if shown else ""
+        imported.append((plain_title(text) or path.stem, to_html(text, place=IMPORTED)))
+    return log, imported
 
 
-def _folded(head: str, inner: str) -> str:
-    return f'<details class="entry"><summary>{escape(head)}</summary>{inner}</details>'
+def to_table(notebook: Notebook) -> dict[str, Any]:
+    """Return every hypothesis with its verdict and its runs for JSON; keys are added, never renamed."""
+    rows = [
+        {
+            **asdict(chapter.h),
+            "file": chapter.file,
+            "fix": chapter.fix or None,
+            "verdict": asdict(chapter.verdict) if chapter.verdict else None,
+            "experiment": asdict(chapter.entry) if chapter.entry else None,
+            "runs": [asdict(run) for run in chapter.runs],
+            "trouble": chapter.trouble or None,
+        }
+        for chapter in chapters(notebook)
+    ]
+    whole = {"schema": stored.SCHEMA, "title": _title(notebook), "problem": notebook.text(PROBLEM), "hypotheses": rows}
+    table: dict[str, Any] = plain(whole)
+    return table
+
+
+def to_markdown(notebook: Notebook) -> str:
+    """Return the question, the status table, the roadmap, and each verdict with its figures."""
+    told = chapters(notebook)
+    hypotheses = [chapter.h for chapter in told]
+    links = {chapter.h.id: chapter.file for chapter in told}
+    notes = {chapter.h.id: chapter.verdict.sentence for chapter in told if chapter.verdict}
+    text = render(
+        "lab/templates/report.md",
+        title=_title(notebook),
+        problem=without_title(notebook.text(PROBLEM)).strip(),
+        status=status_table(hypotheses, links, notes),
+        roadmap=roadmap(hypotheses),
+        chapters=told,
+        **HELPERS,
+    )
+    return text.rstrip("\n") + "\n"
+
+
+def _title(notebook: Notebook) -> str:
+    return plain_title(notebook.text(README)) or notebook.folder.absolute().name
+
+
+def plain_title(text: str) -> str:
+    """Return the first heading of a Markdown text; empty where it has none."""
+    match = re.search(r"^# +(.+?)[ \t#]*$", text, re.MULTILINE)
+    return match[1] if match else ""
+
+
+def without_title(text: str) -> str:
+    """Return a text without its first heading."""
+    return re.sub(r"\A\s*# +.+\n?", "", text)
+
+
+def to_html(text: str, below: int = 1, place: str = "") -> str:
+    """Render people's Markdown: everything escaped, nothing fetched.
+
+    Headings go `below` levels down; relative links start from the folder `place`.
+    """
+    parser = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
+    tokens = parser.parse(COMMENT.sub("", text))
+    for token in tokens:
+        if token.type in ("heading_open", "heading_close"):
+            token.tag = f"h{min(6, int(token.tag[1]) + below)}"
+        for i, child in enumerate(token.children or ()):
+            href = str(child.attrGet("href"))
+            if child.type == "link_open" and place and not re.match(r"[a-z][a-z0-9+.-]*:|[#/]", href, re.IGNORECASE):
+                child.attrSet("href", posixpath.normpath(posixpath.join(place, href)))
+            if child.type == "image" and token.children:  # it would have to be fetched: its words stand for it
+                token.children[i] = Token("text", "", 0, content=f"[picture: {child.content}]")
+    return f'<div class="prose">{parser.renderer.render(tokens, parser.options, {})}</div>'

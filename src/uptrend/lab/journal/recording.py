@@ -1,105 +1,167 @@
-"""What is written after a verdict: figures, pictures, the Results block, status, the log, and the fix."""
+"""Writing a verdict down: figures, pictures, the Results block, status, the log, and the fix for other trainers."""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from uptrend.config.tables import nest, to_recipe, to_toml
+from uptrend.doctor.catalogue import CATALOGUE, complete_fix
+from uptrend.doctor.report.sections import TRAINERS
 from uptrend.lab import blocks
 from uptrend.lab.front_matter import read_page
-from uptrend.lab.journal import fixes, log, plots
-from uptrend.lab.journal.curves import Curves, keep_curves
-from uptrend.lab.journal.entry import Entry
-from uptrend.lab.journal.results import results
-from uptrend.lab.journal.stored import CURVES, VERDICT, write_verdict
+from uptrend.lab.journal.figures import kinds, save_curves, save_intervals
+from uptrend.lab.journal.stored import CURVES, VERDICT, Curves, Entry, keep_curves, write_verdict
+from uptrend.lab.journal.verdicts import HELPERS, changed, decisive, level, sign_of
 from uptrend.lab.notebook import Notebook
-from uptrend.records import Hypothesis, MissingExtra, Verdict
+from uptrend.lab.units import interval_text, name_of
+from uptrend.records import Comparison, Direction, Hypothesis, Status, Verdict, dialects
 from uptrend.records.directory import plain_disk_errors, write_whole
+from uptrend.records.metrics import find_metric
+from uptrend.stats.formatting import assignments, duration, markdown_table, percent, plural
+from uptrend.stats.pages import render
 
-RESULTS, FIX = "results", "fix"
+NO_SETTING = "no setting of this name"
 
 
 def record(notebook: Notebook, h: Hypothesis, verdict: Verdict, entry: Entry) -> list[Path]:
-    """Write down a verdict everywhere it belongs, and say which files were written.
+    """Write a verdict down everywhere it belongs, and return the files that were written.
 
     Only marked blocks are rewritten. A second verdict replaces the Results and adds to the log.
     """
     folder = notebook.results(h.id)
     written = [write_verdict(folder / VERDICT, verdict, entry), folder / CURVES]
     curves = keep_curves(folder / CURVES, notebook.folder, h.metric, entry.runs)
-    pictures, missing = _draw(folder, h, verdict, curves)
-    place = folder.relative_to(notebook.folder).as_posix()
-    written += [*pictures, _write_results(notebook, h, results(h, verdict, entry, pictures, f"../{place}"))]
-    notebook.set_status(h.id, verdict.status, verdict.confidence)
-    fixed, has_fix = _write_fix(notebook, h, verdict, entry, curves)
-    notes = [*missing, *([f"The fix: [{has_fix}]({has_fix})"] if has_fix else [])]
-    written += [*fixed, _write_log(notebook, h, verdict, entry, place, notes)]
-    return [*written, notebook.folder / "README.md"]
-
-
-def _draw(folder: Path, h: Hypothesis, verdict: Verdict, curves: tuple[Curves, ...]) -> tuple[list[Path], list[str]]:
-    """The pictures, or the sentence that says why there are none."""
-    try:
-        plt = plots.pyplot()
-    except MissingExtra as error:
-        return [], [f"No pictures: {error}"]
-    drawn = list[Path]()
+    pictures = list[Path]()
     with plain_disk_errors(folder):
         if verdict.comparisons:
-            drawn.append(plots.draw_intervals(plt, h, verdict, folder / "intervals.png"))
-        if plots.kinds(h, curves):
-            drawn.append(plots.draw_curves(plt, h, curves, folder / "curves.png"))
-    return drawn, []
+            pictures.append(save_intervals(folder / "intervals.png", h, verdict))
+        if kinds(h, curves):
+            pictures.append(save_curves(folder / "curves.png", h, curves))
+    place = folder.relative_to(notebook.folder).as_posix()
+    told = {"h": h, "verdict": verdict, "entry": entry, "place": place, **HELPERS}
+
+    page = read_page(notebook.path_of(h.id))
+    results = render("lab/templates/results.md", pictures=pictures, **told)
+    write_whole(page.path, (page.head + blocks.put(page.body, "results", results, "## Results")).encode())
+    notebook.set_status(h.id, verdict.status, verdict.confidence)
+
+    fixed = _write_fix(notebook, h, verdict, entry, curves)
+    fix = f"fixes/{fixed[0].name}" if len(fixed) > 1 else ""
+    # The same verdict at the same second is the same entry.
+    text = render("lab/templates/entry.md", ended=_ended(entry), fix=fix, **told)
+    _put(notebook.log, f"entry {h.id} {entry.date}", text)
+    return [*written, *pictures, page.path, *fixed, notebook.log, notebook.folder / "README.md"]
 
 
-def _write_results(notebook: Notebook, h: Hypothesis, content: str) -> Path:
-    path = notebook.path_of(h.id)
-    page = read_page(path)
-    write_whole(path, (page.head + blocks.put(page.body, RESULTS, content, "## Results")).encode())
-    return path
+def _ended(entry: Entry) -> str:
+    """Count the runs by status, and sum up their work."""
+    ended = [run.status for run in entry.runs]
+    counted = ", ".join(f"{ended.count(status)} {status}" for status in dict.fromkeys(ended))
+    worked = sum(run.seconds or 0.0 for run in entry.runs)
+    return f"{counted}, {duration(worked)} of work" if worked else counted
 
 
-def _write_log(notebook: Notebook, h: Hypothesis, verdict: Verdict, entry: Entry, place: str, notes: list[str]) -> Path:
-    path = notebook.log
-    text = path.read_bytes().decode() if path.exists() else ""
-    write_whole(path, log.add(text, h, verdict, entry, place, notes).encode())
-    return path
-
-
-def _write_fix(
-    notebook: Notebook, h: Hypothesis, verdict: Verdict, entry: Entry, curves: tuple[Curves, ...]
-) -> tuple[list[Path], str]:
-    """The fix's files, and the page among them by its path in the lab; one that no longer holds is taken back."""
-    name = notebook.path_of(h.id).stem
-    folder = notebook.folder / "fixes"
-    page, override, picture = (folder / f"{name}.{kind}" for kind in ("md", "toml", "png"))
-    change = fixes.change_of(h, verdict, entry)
-    if change is None:
-        return _take_back(page, override, entry, verdict), ""
-    with plain_disk_errors(folder):
-        folder.mkdir(exist_ok=True)
-        drawn = _draw_fix(picture, h, curves, change)
-    write_whole(override, fixes.to_override(h, change).encode())
-    _put(page, FIX, fixes.to_page(h, verdict, entry, change, name, picture.name if drawn else ""))
-    return [page, override, *drawn], f"fixes/{page.name}"
-
-
-def _take_back(page: Path, override: Path, entry: Entry, verdict: Verdict) -> list[Path]:
-    if not page.exists():
-        return []
-    override.unlink(missing_ok=True)
-    return [_put(page, FIX, f"**Taken back** on {entry.date.partition('T')[0]}: {verdict.sentence}")]
-
-
-def _put(path: Path, name: str, content: str) -> Path:
+def _put(path: Path, name: str, content: str) -> None:
     """Write a block of a page that may not be there yet."""
     text = path.read_bytes().decode() if path.exists() else ""
     write_whole(path, blocks.put(text, name, content).encode())
-    return path
 
 
-def _draw_fix(path: Path, h: Hypothesis, curves: tuple[Curves, ...], change: fixes.ConfigChange) -> list[Path]:
-    two = [c for c in curves if c.arm in (change.before, change.after)]
-    if not plots.kinds(h, two):
-        return []
-    try:
-        return [plots.draw_curves(plots.pyplot(), h, two, path, (change.before, change.after))]
-    except MissingExtra:
-        return []
+@dataclass(frozen=True)
+class ConfigChange:
+    """Change from one side of a comparison to the better one."""
+
+    before: str
+    """Arm to leave."""
+    after: str
+    """Arm to go to."""
+    values: Mapping[str, Any]
+    """Config values by dotted key that lead there."""
+    comparison: Comparison
+    """Evidence for it."""
+
+
+def change_of(h: Hypothesis, verdict: Verdict, entry: Entry) -> ConfigChange | None:
+    """Return the change that a validated hypothesis calls for.
+
+    None where it is not validated, does not count, or no config value differs.
+    """
+    best = decisive(h, verdict)
+    if verdict.status is not Status.VALIDATED or verdict.void or best is None:
+        return None
+    metric = find_metric(h.metric)
+    if metric is not None and metric.better == "more":
+        to_arm = best.arm_mean >= best.control_mean
+    else:  # of a metric that is neither good nor bad in itself, what was claimed is what is wanted
+        to_arm = h.direction is not Direction.EITHER or best.interval.effect > 0
+    values = changed(entry, best.arm, to_control=not to_arm)
+    sides = (h.control.name, best.arm) if to_arm else (best.arm, h.control.name)
+    return ConfigChange(*sides, values, best) if values else None
+
+
+def _write_fix(
+    notebook: Notebook, h: Hypothesis, verdict: Verdict, entry: Entry, curves: Sequence[Curves]
+) -> list[Path]:
+    """Write the fix's page, override and picture; the page of one that no longer holds says so."""
+    name, folder = notebook.path_of(h.id).stem, notebook.folder / "fixes"
+    page, override, picture = (folder / f"{name}.{kind}" for kind in ("md", "toml", "png"))
+    change = change_of(h, verdict, entry)
+    if change is None:
+        if not page.exists():
+            return []
+        override.unlink(missing_ok=True)
+        _put(page, "fix", f"**Taken back** on {entry.date[:10]}: {verdict.sentence}")
+        return [page]
+    both = [c for c in curves if c.arm in (change.before, change.after)]
+    with plain_disk_errors(folder):
+        folder.mkdir(exist_ok=True)
+        drawn = [save_curves(picture, h, both)] if kinds(h, both) else []
+    write_whole(override, override_of(h, change).encode())
+    _put(page, "fix", fix_page(h, verdict, entry, change, name, picture.name if drawn else ""))
+    return [page, override, *drawn]
+
+
+def override_of(h: Hypothesis, change: ConfigChange) -> str:
+    """Return the values of a fix as a part of a recipe."""
+    gone = [key for key, value in change.values.items() if value is None]
+    head = f"# {h.id.upper()}: {' '.join(h.title.split())}\n# Put these values into a recipe; {change.after}.\n"
+    lines = "".join(f"# Leave out {key}.\n" for key in gone if not any(key.startswith(f"{k}.") for k in gone))
+    return f"{head}{lines}\n{to_recipe(nest(change.values))}"
+
+
+def fix_page(h: Hypothesis, verdict: Verdict, entry: Entry, change: ConfigChange, name: str, picture: str) -> str:
+    """Return a fix as Markdown: the change, its effect, and how to make it in other trainers."""
+    c, to_arm = change.comparison, change.before == h.control.name
+    means = (c.control_mean, c.arm_mean) if to_arm else (c.arm_mean, c.control_mean)
+    gain = interval_text(h.metric, c.interval, sign_of(h) * (1 if to_arm else -1))
+    levels = [
+        (f"mean over {plural(len(c.seeds), 'seed')}", *(level(h.metric, mean) for mean in means)),
+        (f"effect, {percent(c.level, trim=True)} interval", "", gain),
+    ]
+    elsewhere = [
+        (f"`{assignments({key: value})}`", *(_translated(key, value, who, change) for who in dialects.TRAINERS))
+        for key, value in change.values.items()
+    ]
+    return render(
+        "lab/templates/fix.md",
+        h=h,
+        verdict=verdict,
+        entry=entry,
+        change=change,
+        name=name,
+        picture=picture,
+        levels=markdown_table((name_of(h.metric), f"before: {change.before}", f"after: {change.after}"), levels),
+        sets=[f"{key}={to_toml(value)}" for key, value in change.values.items() if value is not None],
+        elsewhere=markdown_table(("Uptrend", *(TRAINERS[who] for who in dialects.TRAINERS)), elsewhere),
+        advice=complete_fix(CATALOGUE[h.cause].fix) if h.cause in CATALOGUE else None,
+        trainers=TRAINERS,
+        assignments=assignments,
+    )
+
+
+def _translated(key: str, value: Any, trainer: str, change: ConfigChange) -> str:
+    """Return a setting of ours as another trainer writes it, or that it has none."""
+    found = dialects.to_theirs(key, value, trainer, change.values.get) or dialects.Assignment({})
+    told = f"`{assignments(found.settings)}`" if found.settings else NO_SETTING
+    return told + (f" ({found.note})" if found.note else "")

@@ -1,34 +1,160 @@
-"""Verdicts and the experiments behind them as JSON, so that a journal is whole without its runs."""
+"""Records of an experiment beside its hypothesis, as JSON: verdict, entry, runs and curves.
+
+A journal is complete without its run directories: what the page shows is kept here.
+"""
 
 import dataclasses
 import json
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from uptrend.doctor.curves import REWARD, thinned
 from uptrend.doctor.report.table import plain
-from uptrend.lab.journal.entry import ArmRun, Entry
-from uptrend.records import Interval, LabError, Verdict
+from uptrend.lab.measure import in_line
+from uptrend.records import Interval, LabError, RecordError, Run, Verdict
 from uptrend.records.directory import write_whole
+from uptrend.records.view import view_of
 
 T = typing.TypeVar("T")
+Point = tuple[float, float]
 
 SCHEMA = 1
-VERDICT, RUNS, CURVES, SPECIFICATION = "verdict.json", "runs.json", "curves.json", "specification.json"
+VERDICT, RUNS, CURVES = "verdict.json", "runs.json", "curves.json"
+ACCURACY = "eval/accuracy"
+POINTS = 100
+"""Points kept of a curve."""
 
 
-def write_json(path: Path, value: Any, indent: int | None = 1) -> Path:
-    """Write an object as JSON, numbers that are not finite as null."""
+@dataclass(frozen=True)
+class ArmRun:
+    """One run of an experiment, finished or not."""
+
+    arm: str
+    seed: int
+    status: str
+    """finished, stopped, failed, killed, running, refused, or skipped where an early stop made it needless."""
+    folder: str = ""
+    """Run directory, relative to the lab's folder; empty where none was made."""
+    value: float | None = None
+    """The hypothesis's metric at the end."""
+    before: float | None = None
+    """The same before the first step, where it is known."""
+    seconds: float | None = None
+    reason: str = ""
+    """Reason for a failure or a refusal."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One experiment, as its dated entry in the log describes it."""
+
+    date: str
+    """Time of the verdict: ISO 8601, to the second."""
+    command: str
+    """Command line that made it."""
+    recipe: str
+    """Base recipe, relative to the lab's folder."""
+    differences: Mapping[str, Mapping[str, tuple[Any, Any]]] = field(default_factory=dict)
+    """Config keys by arm, without the control, that differ from the control: its value and the arm's."""
+    runs: tuple[ArmRun, ...] = ()
+    """Every run, in the order of arms and seeds."""
+    seconds: float | None = None
+    """Time from the first run's start to the verdict."""
+    machine: str = ""
+    """Machine of the runs, in words."""
+    version: str = ""
+    """Uptrend's version."""
+    notes: tuple[str, ...] = ()
+    """Anything else to know: files that changed, seeds that lack an arm."""
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Curves of one run: steps and values."""
+
+    arm: str
+    seed: int
+    folder: str
+    """Run directory, relative to the lab's folder."""
+    accuracy: tuple[Point, ...] = ()
+    """Held-out accuracy."""
+    reward: tuple[Point, ...] = ()
+    """Mean training reward."""
+    metric: tuple[Point, ...] = ()
+    """The hypothesis's own metric, where it is neither."""
+
+
+def write_verdict(path: Path, verdict: Verdict, entry: Entry) -> Path:
+    """Write a verdict's fields as they are, and under `entry` how the experiment was made."""
+    return _write(path, {"schema": SCHEMA, **asdict(verdict), "entry": asdict(entry)}, indent=1)
+
+
+def read_verdict(path: Path) -> tuple[Verdict, Entry | None] | None:
+    """Read a verdict and its entry; None before the first verdict."""
+    table = _read(path)
+    if table is None:
+        return None
+    try:
+        return build(Verdict, table), build(Entry, table["entry"]) if table.get("entry") else None
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise LabError(f"{path} is no verdict: {type(error).__name__} {error}. Judge again to write it anew.") from None
+
+
+def read_runs(path: Path) -> tuple[ArmRun, ...]:
+    """Read the runs that an experiment has begun: all there is before a verdict."""
+    return _read_rows(ArmRun, path)
+
+
+def read_curves(path: Path) -> tuple[Curves, ...]:
+    """Read the curves that were written beside a verdict; nothing where there are none."""
+    return _read_rows(Curves, path)
+
+
+def keep_curves(path: Path, lab: Path, metric: str, runs: Sequence[ArmRun]) -> tuple[Curves, ...]:
+    """Write the curves of these runs; of one whose folder is gone, those that were written before."""
+    before = {curves.folder: curves for curves in read_curves(path)}
+    kept = list[Curves]()
+    for run in runs:
+        found = _curves_of(lab / run.folder, metric) if run.folder else None
+        found = found or before.get(run.folder)
+        if found is not None:
+            kept.append(replace(found, arm=run.arm, seed=run.seed, folder=run.folder))
+    _write(path, {"schema": SCHEMA, "metric": metric, "runs": [asdict(curves) for curves in kept]})
+    return tuple(kept)
+
+
+def _curves_of(folder: Path, metric: str) -> Curves | None:
+    """Read and thin the curves of a run directory; None where it can't be read."""
+    try:
+        run = Run(folder)
+        view = view_of(run)
+    except RecordError:
+        return None
+
+    def points(name: str) -> tuple[Point, ...]:
+        if name.startswith("eval/"):
+            lines = [(line["step"], in_line(line, name)) for line in run.eval_lines]
+            found = tuple((step, value) for step, value in lines if value is not None and math.isfinite(value))
+        else:
+            found = thinned(*view.curve(name), POINTS)
+        return tuple((step, float(f"{value:.4g}")) for step, value in found)
+
+    own = () if metric in (ACCURACY, REWARD) else points(metric)
+    return Curves("", 0, "", points(ACCURACY), points(REWARD), own)
+
+
+def _write(path: Path, value: Any, indent: int | None = None) -> Path:
     write_whole(path, json.dumps(plain(value), indent=indent, ensure_ascii=False, allow_nan=False).encode() + b"\n")
     return path
 
 
-def read_json(path: Path) -> Any:
-    """What a JSON file holds; none where there is no such file."""
+def _read(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -37,13 +163,16 @@ def read_json(path: Path) -> Any:
         raise LabError(f"{path} could not be read: {error}. Judge again to write it anew.") from None
 
 
-def write_verdict(path: Path, verdict: Verdict, entry: Entry) -> Path:
-    """A verdict's fields as they are, and under `entry` how the experiment was made."""
-    return write_json(path, {"schema": SCHEMA, **asdict(verdict), "entry": asdict(entry)})
+def _read_rows(kind: type[T], path: Path) -> tuple[T, ...]:
+    table = _read(path) or {}
+    try:
+        return tuple(build(kind, row) for row in table.get("runs", []))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise LabError(f"{path} holds no runs: {type(error).__name__} {error}. Judge again to write it anew.") from None
 
 
 def asdict(record: Any) -> dict[str, Any]:
-    """A dataclass as a table, mappings of other kinds included."""
+    """Return a dataclass as a table; unlike `dataclasses.asdict` it takes every kind of mapping."""
     return {field.name: _table(getattr(record, field.name)) for field in dataclasses.fields(record)}
 
 
@@ -55,37 +184,15 @@ def _table(value: Any) -> Any:
     return [_table(item) for item in value] if isinstance(value, tuple | list) else value
 
 
-def read_verdict(path: Path) -> tuple[Verdict, Entry | None] | None:
-    """A verdict and its entry; none where there was no verdict yet."""
-    table = read_json(path)
-    if table is None:
-        return None
-    try:
-        verdict = build(Verdict, table)
-        return verdict, build(Entry, table["entry"]) if table.get("entry") else None
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise LabError(f"{path} is no verdict: {type(error).__name__} {error}. Judge again to write it anew.") from None
-
-
-def read_runs(path: Path) -> tuple[ArmRun, ...]:
-    """The runs that an experiment has begun, from its own list: what there is before a verdict."""
-    rows = read_json(path)
-    rows = rows.get("runs", []) if isinstance(rows, Mapping) else rows or []
-    try:
-        return tuple(build(ArmRun, row) for row in rows)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise LabError(f"{path} is no list of runs: {type(error).__name__} {error}.") from None
-
-
 def build(kind: type[T], table: Mapping[str, Any]) -> T:
-    """A dataclass from a table; what the table lacks has its default, what it has besides is left."""
+    """Make a dataclass from a table: missing fields take their defaults, unknown keys are ignored."""
     hints = typing.get_type_hints(kind)
     fields = dataclasses.fields(kind)  # type: ignore[arg-type]
     return kind(**{f.name: _value(hints[f.name], table[f.name]) for f in fields if f.name in table})
 
 
 def _value(kind: Any, value: Any) -> Any:
-    """A value as its field's type has it; null for a number is one that was not finite."""
+    """Convert a value to its field's type; JSON has null for a number that was not finite."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin is types.UnionType:
         return None if value is None else _value(next(k for k in inner if k is not type(None)), value)
@@ -97,13 +204,7 @@ def _value(kind: Any, value: Any) -> Any:
         return math.nan if value is None else float(value)
     if isinstance(kind, type) and issubclass(kind, StrEnum):
         return kind(value)
-    if kind is Interval:
-        return _interval(**value)
+    if kind is Interval:  # an end that was not finite is an open end
+        ends = {"effect": math.nan, "low": -math.inf, "high": math.inf}
+        return Interval(**{name: ends[name] if end is None else end for name, end in value.items()})
     return build(kind, value) if isinstance(kind, type) and dataclasses.is_dataclass(kind) else value
-
-
-def _interval(effect: float | None, low: float | None, high: float | None) -> Interval:
-    """An end that was not finite has no end."""
-    return Interval(
-        math.nan if effect is None else effect, -math.inf if low is None else low, math.inf if high is None else high
-    )

@@ -1,14 +1,22 @@
-"""Verdicts and their figures as the journal shows them, on pages and in pictures; effects are as measured."""
+"""Verdicts in words and tables, as entries, pages and pictures show them; effects are as measured."""
 
 import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from uptrend.lab.journal.stored import ArmRun, Entry
 from uptrend.lab.units import amount, change, interval_text, is_share, name_of
 from uptrend.records import Comparison, Direction, Hypothesis, Interval, Status, Verdict
 from uptrend.records.metrics import label_of
 from uptrend.stats import formatting
-from uptrend.stats.formatting import NONE, plural
+from uptrend.stats.formatting import NONE, assignments, duration, markdown_table, p_value, percent, plural
+
+Table = tuple[Sequence[str], Sequence[Sequence[str]]]
+"""Head and rows of texts."""
 
 WAYS = {Direction.UP: "up", Direction.DOWN: "down", Direction.EITHER: "either way"}
+QUIET = ("name", "seed")
+"""Config keys that differ between runs and say nothing about the arms."""
 
 
 def title_of(metric: str) -> str:
@@ -38,6 +46,11 @@ def span(h: Hypothesis, interval: Interval | None) -> str:
     return NONE if interval is None else interval_text(h.metric, interval, sign_of(h))
 
 
+def levels(verdict: Verdict) -> str:
+    """Name the confidence levels of a verdict's intervals: 95%, or 97.5% or 95%."""
+    return " or ".join(dict.fromkeys(percent(c.level, trim=True) for c in verdict.comparisons))
+
+
 def decisive(h: Hypothesis, verdict: Verdict) -> Comparison | None:
     """Return the comparison that a verdict rests on: of those that agree with it, the one with the greatest effect."""
     agreeing = [c for c in verdict.comparisons if c.status is verdict.status] or verdict.comparisons
@@ -45,35 +58,20 @@ def decisive(h: Hypothesis, verdict: Verdict) -> Comparison | None:
     return max(agreeing, key=lambda c: size(c.interval.effect), default=None)
 
 
-def more_seeds(verdict: Verdict) -> int | None:
-    """Return the number of seeds more that would decide, where that can be told."""
-    lacking = [
-        c.seeds_needed - len(c.seeds)
-        for c in verdict.comparisons
-        if c.status is Status.INCONCLUSIVE and c.seeds_needed is not None
-    ]
-    return max(0, *lacking) or None if lacking else None
-
-
 def headline(h: Hypothesis, verdict: Verdict) -> str:
-    """Return verdict, claim, and the seeds that are missing."""
+    """Return verdict, claim, and the number of seeds that would still decide, where it is known."""
     if verdict.void:
         return f"DOES NOT COUNT: {h.title}"
-    missing = more_seeds(verdict) if verdict.status is Status.INCONCLUSIVE else None
-    after = f"; {plural(missing, 'more seed')} would decide" if missing else ""
+    after = ""
+    if verdict.status is Status.INCONCLUSIVE:
+        undecided = [c for c in verdict.comparisons if c.status is Status.INCONCLUSIVE and c.seeds_needed is not None]
+        missing = max((c.seeds_needed - len(c.seeds) for c in undecided if c.seeds_needed is not None), default=0)
+        after = f"; {plural(missing, 'more seed')} would decide" if missing > 0 else ""
     return f"{verdict.status.upper()}: {h.title}{after}"
 
 
-def what_is_compared(h: Hypothesis) -> str:
-    """Name the metric, the way it is claimed to go, and the smallest effect that matters."""
-    return (
-        f"Compared: {name_of(h.metric)}, claimed to go {WAYS[h.direction]}. "
-        f"The smallest effect that matters: {amount(h.metric, h.smallest)}."
-    )
-
-
 def caveats(verdict: Verdict) -> list[str]:
-    """Return what its sentence leaves out of a verdict: a void, refused arms, an early stop."""
+    """Return the caveats that a verdict's own sentence leaves out: a void, refused arms, an early stop."""
     told = verdict.sentence
     is_silent = verdict.void and verdict.void.rstrip(".") not in told
     said = [f"This verdict does not count: {verdict.void}"] if is_silent else []
@@ -87,3 +85,69 @@ def confidence(verdict: Verdict) -> str:
     """Return a verdict's confidence and the rule behind it."""
     why = f": {verdict.because.rstrip('.')}" if verdict.because else ""
     return f"{verdict.confidence}{why}"
+
+
+def arms_table(h: Hypothesis, verdict: Verdict) -> Table:
+    """Return one row per arm, the control first: its mean, and its effect by every method."""
+    chance = "chance of a fall" if h.direction is Direction.DOWN else "chance of improvement"
+    head = (
+        "arm", "seeds", "mean", "effect", f"{levels(verdict)} interval", "p", "sign-flip p (least)", chance,
+        "interval over tasks too", "power",
+    )  # fmt: skip
+    first = verdict.comparisons[0]
+    control = (f"{h.control.name} (control)", str(len(first.seeds)), level(h.metric, first.control_mean))
+    rows = [(*control, *[""] * (len(head) - len(control)))]
+    for c in verdict.comparisons:
+        adjusted = f", adjusted {p_value(c.p_adjusted)}" if c.p_adjusted is not None else ""
+        better = c.improvement
+        rows.append((
+            c.arm,
+            str(len(c.seeds)),
+            level(h.metric, c.arm_mean),
+            effect(h, c.interval.effect),
+            span(h, c.interval),
+            f"{p_value(c.p)}{adjusted}",
+            f"{p_value(c.sign_flip)} ({p_value(c.sign_flip_least)})",
+            f"{percent(better.effect, 0)} ({percent(better.low, 0)} to {percent(better.high, 0)})",
+            span(h, c.tasks_too),
+            percent(c.power, 0),
+        ))  # fmt: skip
+    return head, rows
+
+
+def runs_table(metric: str, runs: Sequence[ArmRun]) -> Table:
+    """Return one row per run, by arm: levels, status, duration and folder."""
+    arms = list(dict.fromkeys(run.arm for run in runs))
+    rows = list[Sequence[str]]()
+    for run in sorted(runs, key=lambda run: arms.index(run.arm)):
+        status = f"{run.status}: {run.reason}" if run.reason else run.status
+        ends = level(metric, run.before), level(metric, run.value)
+        rows.append((run.arm, str(run.seed), *ends, status, duration(run.seconds), run.folder or NONE))
+    return ("arm", "seed", "before", "at the end", "status", "time", "run directory"), rows
+
+
+def changed(entry: Entry, arm: str, to_control: bool = False) -> dict[str, Any]:
+    """Return the config values by which an arm differs from the control: the arm's, or the control's."""
+    pairs = entry.differences.get(arm, {})
+    return {key: pair[0 if to_control else 1] for key, pair in pairs.items() if key not in QUIET}
+
+
+def differences(entry: Entry) -> list[tuple[str, str]]:
+    """Return each arm with its changes to the control's config, in one line."""
+    told = list[tuple[str, str]]()
+    for arm in entry.differences:
+        changes = changed(entry, arm)
+        # Options that another taskset has no use for say nothing, unless leaving something out is all that an arm does.
+        said = {key: value for key, value in changes.items() if value is not None} or changes
+        told.append((arm, assignments(said) or "nothing"))
+    return told
+
+
+HELPERS: Mapping[str, Any] = {
+    function.__name__: function
+    for function in (
+        amount, arms_table, assignments, caveats, confidence, differences, headline, level, markdown_table, name_of,
+        plural, runs_table, span,
+    )
+} | {"ways": WAYS}  # fmt: skip
+"""Functions that the templates call."""
