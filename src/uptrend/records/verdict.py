@@ -25,6 +25,8 @@ class Measured:
     """Which taskset each of those tasks is of."""
     run: str = ""
     """The run directory, relative to the lab's folder."""
+    reached: bool = True
+    """False where the metric is a first step that never came: the value is then later than every step that was run."""
 
 
 @dataclass(frozen=True)
