@@ -11,7 +11,7 @@ from uptrend.config.convert import nearest
 from uptrend.doctor.catalogue import CATALOGUE, Cause
 from uptrend.doctor.resolve import resolve_experiment
 from uptrend.lab import blocks
-from uptrend.lab.arms import read_recipe, resolve
+from uptrend.lab.refuse import read_recipe, resolve
 from uptrend.records import (
     Arm,
     ConfigError,

@@ -9,7 +9,7 @@ from uptrend.lab.journal.figures import pictures
 from uptrend.lab.journal.prose import to_html
 from uptrend.lab.journal.tables import MarkdownTable, arms_table, differences, runs_table
 from uptrend.lab.journal.verdicts import WAYS, caveats, confidence
-from uptrend.lab.units import amount, name_of
+from uptrend.lab.measure import amount, name_of
 from uptrend.records import Hypothesis, Status, Verdict
 from uptrend.stats.formatting import assignments
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from uptrend.lab import hypothesis_file
-from uptrend.lab.front_matter import read_page
+from uptrend.lab.hypothesis_file import read_page
 from uptrend.lab.journal.curves import Curves, read_curves
 from uptrend.lab.journal.entry import ArmRun, Entry
 from uptrend.lab.journal.stored import CURVES, RUNS, VERDICT, read_runs, read_verdict

@@ -8,7 +8,7 @@ from uptrend.lab.journal.chart import Bar, curves_chart, intervals_chart
 from uptrend.lab.journal.curves import Series, by_arm
 from uptrend.lab.journal.plots import kinds
 from uptrend.lab.journal.verdicts import sign_of, title_of
-from uptrend.lab.units import is_share, name_of
+from uptrend.lab.measure import is_share, name_of
 from uptrend.records import Comparison, Direction, Hypothesis, Verdict
 from uptrend.stats.formatting import percent, plural
 

@@ -12,7 +12,7 @@ from uptrend.doctor.resolve import complete_fix
 from uptrend.lab.journal.entry import Entry
 from uptrend.lab.journal.tables import MarkdownTable, changed
 from uptrend.lab.journal.verdicts import decisive, level, sign_of
-from uptrend.lab.units import interval_text, name_of
+from uptrend.lab.measure import interval_text, name_of
 from uptrend.records import Comparison, Direction, Hypothesis, Status, Verdict, dialects
 from uptrend.records.metrics import find_metric
 from uptrend.stats.formatting import assignments, markdown_table, percent, plural

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from html import escape
 
 from uptrend.doctor.report.shell import shell
+from uptrend.lab.hypothesis_file import in_order
 from uptrend.lab.journal.article import article, chip, explains
 from uptrend.lab.journal.chapter import Chapter, chapters
 from uptrend.lab.journal.ledger import ledger
@@ -12,7 +13,6 @@ from uptrend.lab.journal.prose import opening, plain_title, to_html, without_tit
 from uptrend.lab.journal.style import STYLE
 from uptrend.lab.journal.tables import METHODS
 from uptrend.lab.notebook import PROBLEM, README, Notebook
-from uptrend.lab.order import in_order
 from uptrend.lab.overview import OPEN, PHASES
 from uptrend.records import Status
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from uptrend.lab import blocks
-from uptrend.lab.front_matter import read_page
+from uptrend.lab.hypothesis_file import read_page
 from uptrend.lab.journal import fixes, log, plots
 from uptrend.lab.journal.curves import Curves, keep_curves
 from uptrend.lab.journal.entry import Entry

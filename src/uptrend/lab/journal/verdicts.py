@@ -2,7 +2,7 @@
 
 import math
 
-from uptrend.lab.units import amount, change, interval_text, is_share, name_of
+from uptrend.lab.measure import amount, change, interval_text, is_share, name_of
 from uptrend.records import Comparison, Direction, Hypothesis, Interval, Status, Verdict
 from uptrend.records.metrics import label_of
 from uptrend.stats import formatting

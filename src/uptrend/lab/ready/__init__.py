@@ -8,7 +8,7 @@ from pathlib import Path
 
 from uptrend.lab import hypothesis_file
 from uptrend.lab.draft import Draft, relative
-from uptrend.lab.front_matter import read_page
+from uptrend.lab.hypothesis_file import read_page
 from uptrend.records import Hypothesis, LabError
 
 
