@@ -18,9 +18,8 @@ from typing import Any
 
 from synthetic import evaluation_of, info_of, line_of, metrics_of, rollout_of
 from uptrend.config import load_config, to_table
-from uptrend.lab.launcher import Launcher, PlannedRun, Resolved
-from uptrend.lab.plan import is_finished
-from uptrend.lab.workers.work import Outcome, Progress, make_way, outcome
+from uptrend.lab.plan import Launcher, PlannedRun, Resolved, is_finished
+from uptrend.lab.workers.work import Outcome, Progress, Workers, make_way, outcome
 from uptrend.records import Run, RunDirectory, Stop, rollouts_table
 
 TASKS = 40
@@ -57,7 +56,7 @@ def right_of(seed: int, lr: float) -> int:
     return 12 + random.Random(f"{seed} {lr}").randint(0, 3) + round(1000 * lr)
 
 
-class QuickWorkers:
+class QuickWorkers(Workers):
     """Makes runs one after the other in this very process."""
 
     def run(

@@ -8,9 +8,9 @@ from benchmarks.verdicts.simulated import Setting, simulate
 from numpy.typing import NDArray
 
 from uptrend.lab import criteria
-from uptrend.lab.foresee import foresee
+from uptrend.lab.compare import foresee
+from uptrend.lab.criteria import alpha_of
 from uptrend.lab.judge import judge
-from uptrend.lab.rules import alpha_of
 from uptrend.records import Arm, Hypothesis, Measured, Status
 from uptrend.records.view import Floats
 from uptrend.stats.intervals import Spread, crossed_half, likely_deviation, sequence_reach, student_reach

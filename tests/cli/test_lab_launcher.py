@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from quick_runs import QuickLauncher, main
-from uptrend.lab.launcher import PlannedRun
+from uptrend.lab.plan import PlannedRun
 from uptrend.records import LabError, Method, Source
 from uptrend.runner.launcher import TrainLauncher
 

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from synthetic import write_run
 from uptrend.cli.lab.table import Board, LabLineView, LabLiveView
-from uptrend.lab.launcher import PlannedRun
+from uptrend.lab.plan import PlannedRun
 from uptrend.lab.workers.work import Outcome
 
 

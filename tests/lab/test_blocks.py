@@ -9,15 +9,16 @@ from uptrend.records import LabError
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=120).filter(lambda text: "uptrend:" not in text)
 contents = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r"), max_size=80)
+OPEN, CLOSE = opening("results"), closing("results")
+BLOCK = f"{OPEN}\nx\n{CLOSE}\n"
 
 
 @given(texts, texts, contents, contents)
 @settings(max_examples=200, deadline=None)
 def test_replacing_a_block_leaves_every_byte_around_it(before: str, after: str, old: str, new: str) -> None:
-    text = f"{before}\n{opening('results')}\n{old}\n{closing('results')}\n{after}"
-    written = put(text, "results", new)
-    assert written.startswith(f"{before}\n{opening('results')}")
-    assert written.endswith(f"{closing('results')}\n{after}")
+    written = put(f"{before}\n{OPEN}\n{old}\n{CLOSE}\n{after}", "results", new)
+    assert written.startswith(f"{before}\n{OPEN}")
+    assert written.endswith(f"{CLOSE}\n{after}")
     assert put(written, "results", new) == written
 
 
@@ -32,58 +33,33 @@ def test_a_new_block_keeps_all_that_was_there(text: str, content: str) -> None:
     assert put(written, "results", content, "## Results") == written
 
 
-def test_a_new_block_goes_under_its_heading() -> None:
-    text = "# H01\n\n## Results\n\nMy own note.\n\n## Next\n"
-    assert put(text, "results", "Validated.", "## Results") == (
-        "# H01\n\n## Results\n\n<!-- uptrend:results -->\nValidated.\n<!-- /uptrend:results -->\n\nMy own note.\n\n"
-        "## Next\n"
-    )
-
-
-def test_a_heading_at_the_very_end_or_not_there() -> None:
-    block = "<!-- uptrend:results -->\nx\n<!-- /uptrend:results -->\n"
-    assert put("## Results", "results", "x", "## Results") == f"## Results\n\n{block}"
-    assert put("## Results in short\n", "results", "x", "## Results") == (
-        f"## Results in short\n\n## Results\n\n{block}"
-    )
-    assert put("", "results", "x") == block
-    assert put("Log.\n", "entry h01 2026-01-02", "x").startswith("Log.\n\n<!-- uptrend:entry h01 2026-01-02 -->\n")
-
-
-def test_line_ends_stay_as_the_file_has_them() -> None:
-    text = put("a\r\n## Results\r\nb\r\n", "results", "one\ntwo", "## Results")
-    assert "\n" not in text.replace("\r\n", "")
-    assert get(text, "results") == "one\r\ntwo"
+@pytest.mark.parametrize(
+    ("text", "after", "expected"),
+    [
+        ("## Results\n\nMine.\n\n## Next\n", "## Results", f"## Results\n\n{BLOCK}\nMine.\n\n## Next\n"),
+        ("## Results", "## Results", f"## Results\n\n{BLOCK}"),
+        ("## Results in short\n", "## Results", f"## Results in short\n\n## Results\n\n{BLOCK}"),
+        ("", "", BLOCK),
+        ("Log.\n", "", f"Log.\n\n{BLOCK}"),
+        ("a\r\n## Results\r\nb\r\n", "## Results", f"a\n## Results\n\n{BLOCK}\nb\n".replace("\n", "\r\n")),
+    ],
+)
+def test_where_a_new_block_goes(text: str, after: str, expected: str) -> None:
+    assert put(text, "results", "x", after) == expected
 
 
 def test_blocks_are_found_by_name() -> None:
     text = put(put("Log\n", "entry h01 a", "1"), "entry h02 b", "2")
-    assert names(text, "entry ") == ["entry h01 a", "entry h02 b"]
-    assert names(text, "results") == []
+    assert (names(text, "entry "), names(text, "results")) == (["entry h01 a", "entry h02 b"], [])
     assert (get(text, "entry h02 b"), get(text, "entry h02")) == ("2", None)
+    harmless = put("", "results", f"{CLOSE}\n{opening('status')}\nmore")  # content can't end its own block
+    assert get(harmless, "results") == "&lt;!-- /uptrend:results -->\n&lt;!-- uptrend:status -->\nmore"
+    assert names(harmless) == ["results"]
+    assert get(f"see {OPEN} and {CLOSE}", "results") is None
 
 
-def test_content_can_not_end_its_own_block() -> None:
-    text = put("", "results", f"{closing('results')}\n{opening('status')}\nmore")
-    assert get(text, "results") == "&lt;!-- /uptrend:results -->\n&lt;!-- uptrend:status -->\nmore"
-    assert names(text) == ["results"]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        opening("results"),
-        closing("results"),
-        f"{closing('results')}\n{opening('results')}",
-        f"{opening('results')}\n{closing('results')}\n{opening('results')}\n{closing('results')}",
-    ],
-    ids=["open", "closed", "crossed", "twice"],
-)
+@pytest.mark.parametrize("text", [OPEN, CLOSE, f"{CLOSE}\n{OPEN}", f"{OPEN}\n{CLOSE}\n{OPEN}\n{CLOSE}"])
 def test_marks_that_are_no_pair_are_an_error(text: str) -> None:
     for call in (lambda: get(text, "results"), lambda: put(text, "results", "x")):
         with pytest.raises(LabError, match="The marks of the block results are not a pair: write <!-- uptrend:results"):
             call()
-
-
-def test_a_mark_in_the_middle_of_a_line_is_text() -> None:
-    assert get(f"see {opening('results')} and {closing('results')}", "results") is None

@@ -7,23 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_local_workers import Watching
+from test_workers import Watching
 
 from quick_runs import UNLUCKY, QuickLauncher, QuickWorkers, right_of
 from uptrend.lab import specification
-from uptrend.lab.experiment import ExperimentRuns, together
+from uptrend.lab.experiment import ExperimentRuns, seconds_of, together
 from uptrend.lab.faults import allowed, faults
 from uptrend.lab.journal.stored import Entry, write_verdict
 from uptrend.lab.notebook import Notebook
-from uptrend.lab.times import seconds_of
 from uptrend.lab.workers.work import Outcome
-from uptrend.records import Arm, Confidence, Hypothesis, Run, RunDirectory, Status, Verdict
+from uptrend.records import Arm, Confidence, Direction, Hypothesis, Run, RunDirectory, Status, Verdict
 
-FAST = {"learning.lr": 8e-3}
-FAR = 4e9
-"""A time in the year 2096."""
 H = Hypothesis(
-    "h01", "A greater rate learns more", "base.toml", (Arm("control", {}, True), Arm("fast", FAST)),
+    "h01", "A greater rate learns more", "base.toml", (Arm("control", {}, True), Arm("fast", {"learning.lr": 8e-3})),
     seeds=(0, 1, 2, 3, 4), stops_early=False,
 )  # fmt: skip
 
@@ -31,15 +27,16 @@ H = Hypothesis(
 @pytest.fixture
 def notebook(tmp_path: Path) -> Notebook:
     notebook = Notebook.init(tmp_path / "lab")
-    (notebook.folder / "base.toml").write_text(
-        'name = "quick"\nmodel = { name = "finish" }\nlearning = { steps = 1 }\n'
-    )
+    recipe = 'name = "quick"\nmodel = { name = "finish" }\nlearning = { steps = 1 }\neval = { every = 1 }\n'
+    (notebook.folder / "base.toml").write_text(recipe)
     notebook.add(H, {})
     return notebook
 
 
-def run(notebook: Notebook, *hs: Hypothesis, watch: Watching | None = None, examine: Any = faults) -> list[Verdict]:
-    launcher = QuickLauncher()
+def run(
+    notebook: Notebook, *hs: Hypothesis, watch: Watching | None = None, examine: Any = faults, launcher: Any = None
+) -> list[Verdict]:
+    launcher = launcher or QuickLauncher()
     experiments = [ExperimentRuns(notebook, h, launcher, examine=examine) for h in hs]
     return together(experiments, launcher, QuickWorkers(), watch or Watching())
 
@@ -50,9 +47,8 @@ def rows(notebook: Notebook, id: str = "h01") -> list[dict[str, Any]]:
 
 def test_the_verdict_is_that_of_the_runs_in_pairs(notebook: Notebook) -> None:
     (verdict,) = run(notebook, H)
-    (comparison,) = verdict.comparisons
     expected = [(right_of(seed, 8e-3) - right_of(seed, 1e-5)) / 40 for seed in H.seeds]
-    assert comparison.differences == pytest.approx(expected)
+    assert verdict.comparisons[0].differences == pytest.approx(expected)
     assert verdict.status is Status.VALIDATED
     found = specification.read(notebook, "h01")
     assert found is not None
@@ -63,22 +59,30 @@ def test_the_verdict_is_that_of_the_runs_in_pairs(notebook: Notebook) -> None:
     assert rows(notebook)[1]["value"] == right_of(0, 8e-3) / 40
 
 
+def test_steps_to_a_value_are_compared(notebook: Notebook) -> None:
+    options = {"metric": "eval/accuracy/first-step@0.45", "direction": Direction.DOWN, "smallest": 1.0}
+    h = replace(H, **options, seeds=tuple(range(6)))  # type: ignore[arg-type]
+    (verdict,) = run(notebook, h)
+    (one,) = verdict.comparisons
+    reached = [(right_of(seed, 1e-5) >= 18, right_of(seed, 8e-3) >= 18) for seed in h.seeds]
+    assert reached == [(False, True)] * 6
+    assert (verdict.status, one.differences) == (Status.VALIDATED, (1.0,) * 6)
+    assert "6 of 6 runs of control never reached it" in verdict.sentence
+
+
 def test_it_ends_when_the_confidence_sequence_is_clear_and_by_the_first_seeds_alone(notebook: Notebook) -> None:
     eager = replace(H, stops_early=True, seeds=tuple(range(8)))
-    launcher = QuickLauncher()
-    one = ExperimentRuns(notebook, eager, launcher)
-    (verdict,) = together([one], launcher, QuickWorkers(), Watching())
-    (comparison,) = verdict.comparisons
-    assert verdict.stopped_early
-    assert verdict.status is Status.VALIDATED
-    assert 2 <= len(comparison.seeds) < 8
-    assert comparison.seeds == tuple(range(len(comparison.seeds)))
+    (verdict,) = run(notebook, eager)
+    seeds = verdict.comparisons[0].seeds
+    assert (verdict.stopped_early, verdict.status) == (True, Status.VALIDATED)
+    assert 2 <= len(seeds) < 8
+    assert seeds == tuple(range(len(seeds)))
     assert {row["status"] for row in rows(notebook)[-2:]} == {"skipped"}
     # The rest, made anyway, changes nothing: the order of seeds decides and not that of the work.
     patient = replace(eager, id="h02", stops_early=False)
     notebook.add(patient, {})
     run(notebook, patient)
-    later = ExperimentRuns(notebook, eager, launcher)
+    later = ExperimentRuns(notebook, eager, QuickLauncher())
     for planned in reversed(later.planned_runs):
         later.take(Outcome(planned, "finished", was_there=True))
     assert later.judge() == verdict
@@ -99,48 +103,59 @@ def test_an_experiment_goes_on_where_it_was_stopped(notebook: Notebook) -> None:
     (verdict,) = run(notebook, H, watch=watch)
     assert len(watch.begun) <= 10 - done
     assert verdict.comparisons[0].seeds == H.seeds
+    one = ExperimentRuns(notebook, H, QuickLauncher())
+    for planned in one.planned_runs[:-1]:  # half a pair that is still to come is an early look
+        one.take(Outcome(planned, "finished", was_there=True))
+    early = one.judge()
+    assert (early.stopped_early, early.comparisons[0].seeds) == (True, (0, 1, 2, 3))
 
 
-def test_a_changed_file_voids_the_verdict_and_nothing_is_run(notebook: Notebook) -> None:
+def test_what_is_changed_after_results_were_seen(notebook: Notebook) -> None:
     run(notebook, H)
-    watch = Watching()
-    (verdict,) = run(notebook, replace(H, smallest=0.02), watch=watch)
+    watch, changed = Watching(), replace(H, smallest=0.02)
+    (verdict,) = run(notebook, changed, watch=watch)
     assert verdict.void == "the specification changed after the first step: smallest 0.05 → 0.02"
-    assert verdict.status is Status.INCONCLUSIVE
-    assert verdict.comparisons[0].seeds == H.seeds
-    assert watch.begun == []
-
-
-def test_criteria_written_after_their_runs_were_seen_bear_little(notebook: Notebook) -> None:
-    run(notebook, H)
+    assert (verdict.status, verdict.comparisons[0].seeds, watch.begun) == (Status.INCONCLUSIVE, H.seeds, [])
+    specification.extend(notebook, specification.freeze(notebook, H, QuickLauncher()), 2)
+    one = ExperimentRuns(notebook, H, QuickLauncher())
+    (verdict,) = together([one], QuickLauncher(), QuickWorkers(), Watching())
+    assert (verdict.comparisons[0].seeds, verdict.stopped_early) == (tuple(range(7)), True)
+    assert one.notes == ("seeds 5, 6 were added after results could be seen; judged by the confidence sequence",)
     specification.restart(notebook, "h01")
-    (verdict,) = run(notebook, replace(H, smallest=0.02))
+    one = ExperimentRuns(notebook, changed, QuickLauncher())
+    (verdict,) = together([one], QuickLauncher(), QuickWorkers(), Watching())
     assert (verdict.status, verdict.confidence) == (Status.VALIDATED, Confidence.LOW)
     assert verdict.because == "10 of 10 runs had been seen before these criteria were written"
+    assert one.notes == ("begun anew once; what had been found before is kept under before-N",)
 
 
-def test_seeds_that_are_added_are_judged_by_the_sequence(notebook: Notebook) -> None:
-    run(notebook, H)
-    launcher = QuickLauncher()
-    specification.extend(notebook, specification.freeze(notebook, H, launcher), 2)
-    one = ExperimentRuns(notebook, H, launcher)
-    (verdict,) = together([one], launcher, QuickWorkers(), Watching())
-    assert verdict.comparisons[0].seeds == (0, 1, 2, 3, 4, 5, 6)
-    assert verdict.stopped_early
-    assert one.notes == (
-        "seeds 5, 6 were added after results could be seen; judged by the confidence sequence",
-    )  # fmt: skip
+def test_another_version_makes_no_runs_and_judges_those_there_are(notebook: Notebook) -> None:
+    path = notebook.results("h01") / "specification.json"
+    then = replace(specification.freeze(notebook, H, QuickLauncher()), uptrend="0.0.1")
+    specification.write(notebook, then)
+    assert path.exists()
+    one = ExperimentRuns(notebook, H, QuickLauncher())
+    assert (len(one.changes), one.planned_runs, one.is_over) == (1, [], True)
+    assert one.changes[0].startswith("uptrend 0.0.1 → ")
+    assert ExperimentRuns(notebook, H, QuickLauncher(), makes_runs=False).changes == []
 
 
-def test_several_hypotheses_share_runs_and_are_judged_as_one_family(notebook: Notebook) -> None:
-    other = replace(H, id="h02", arms=(Arm("base", {}, True), Arm("faster", {"learning.lr": 9e-3})))
+def test_several_hypotheses_share_runs_and_stay_one_family(notebook: Notebook) -> None:
+    other = replace(H, id="h02", arms=(Arm("base", {}, True), Arm("same", {"learning.lr": 1.1e-5})))
     notebook.add(other, {})
     watch = Watching()
-    verdicts = run(notebook, H, other, watch=watch)
+    judged = run(notebook, H, other, watch=watch)
     assert len(watch.begun) == 15
-    assert [j.hypothesis for j in verdicts] == ["h01", "h02"]
-    assert all(j.comparisons[0].p_adjusted is not None for j in verdicts)
+    assert [verdict.hypothesis for verdict in judged] == ["h01", "h02"]
+    assert all(verdict.comparisons[0].p_adjusted is not None for verdict in judged)
     assert rows(notebook, "h02")[0]["folder"] == rows(notebook)[0]["folder"]
+    (alone,) = run(notebook, H)
+    assert alone.comparisons[0].p_adjusted is None  # nothing is on record yet
+    for verdict in judged:
+        write_verdict(notebook.results(verdict.hypothesis) / "verdict.json", verdict, Entry("", "", ""))
+    (again,) = run(notebook, H)
+    assert again == judged[0]
+    assert again.comparisons[0].p_adjusted == pytest.approx(2 * again.comparisons[0].p)
 
 
 def test_an_arm_that_the_cheap_probes_refuse_is_left_out(notebook: Notebook) -> None:
@@ -154,9 +169,10 @@ def test_an_arm_that_the_cheap_probes_refuse_is_left_out(notebook: Notebook) -> 
 
 
 def test_without_its_control_an_experiment_ends(notebook: Notebook) -> None:
-    h = replace(H, arms=(Arm("control", {"model.name": "refuse"}, True), H.arms[1]))
     watch = Watching()
-    (verdict,) = run(notebook, h, watch=watch)
+    (verdict,) = run(
+        notebook, replace(H, arms=(Arm("control", {"model.name": "refuse"}, True), H.arms[1])), watch=watch
+    )
     assert verdict.status is Status.INCONCLUSIVE
     assert len(watch.begun) <= 3
 
@@ -164,82 +180,73 @@ def test_without_its_control_an_experiment_ends(notebook: Notebook) -> None:
 def test_a_seed_whose_run_fails_is_left_out(notebook: Notebook) -> None:
     class Unlucky(QuickLauncher):
         def command(self, planned: Any) -> list[str]:
-            if (planned.arm, planned.seed) == ("fast", 2):
-                return ["python", UNLUCKY]
-            return super().command(planned)
+            return ["python", UNLUCKY] if (planned.arm, planned.seed) == ("fast", 2) else super().command(planned)
 
-    launcher = Unlucky()
-    one = ExperimentRuns(notebook, H, launcher)
-    (verdict,) = together([one], launcher, QuickWorkers(), Watching())
+    (verdict,) = run(notebook, H, launcher=Unlucky())
     assert verdict.comparisons[0].seeds == (0, 1, 3, 4)
     (failed,) = [row for row in rows(notebook) if row["status"] == "failed"]
     assert (failed["arm"], failed["seed"], failed["reason"]) == ("fast", 2, "it ended with exit code 1")
 
 
-def test_the_cause_under_test_may_be_found_and_what_it_explains() -> None:
+def test_a_critical_fault_is_told_unless_it_is_allowed(make_run: Any) -> None:
+    def probed(name: str, severity: str) -> Run:
+        found = {"id": "mask.tool-trained", "severity": severity, "summary": "it learns its prompt", "symptom_of": None}
+        with RunDirectory.reopen(make_run(name)) as directory:
+            directory.event("preflight", findings=[found], probes=[])
+            directory.event("finished", step=20)
+        return Run(directory.path)
+
+    told = faults(probed("a", "critical"), set())
+    assert [line.partition(":")[0] for line in told] == ["mask.tool-trained", "config.group-of-one"]
+    assert faults(probed("b", "critical"), {"mask.tool-trained", "config.group-of-one"}) == []
+    assert faults(probed("c", "warning"), {"config.group-of-one"}) == []
     assert allowed(H) == ()
     ids = allowed(replace(H, cause="kl.strangles", allows=("advantage.dead-groups-high",)))
     assert {"kl.strangles", "advantage.dead-groups-high"} <= set(ids)
     assert len(ids) == len(set(ids))
 
 
-def probed(run: Path, severity: str, id: str = "mask.tool-trained", **more: str) -> Run:
-    found = {"id": id, "severity": severity, "summary": "it learns its prompt", "symptom_of": None, **more}
-    with RunDirectory.reopen(run) as directory:
-        directory.event("preflight", findings=[found], probes=[])
-        directory.event("finished", step=20)
-    return Run(run)
-
-
-def test_a_critical_fault_is_told_unless_it_is_allowed(make_run: Any) -> None:
-    found = probed(make_run("a"), "critical")
-    told = faults(found, set())
-    assert told[0] == "mask.tool-trained: it learns its prompt"
-    assert [line.partition(":")[0] for line in told] == ["mask.tool-trained", "config.group-of-one"]
-    assert faults(found, {"mask.tool-trained", "config.group-of-one"}) == []
-    assert faults(probed(make_run("b"), "warning"), {"config.group-of-one"}) == []
-
-
 def test_an_arm_in_which_the_doctor_finds_a_fault_is_refused(notebook: Notebook) -> None:
     seen: list[str] = []
 
-    def one_fault(run: Run, allows: set[str]) -> list[str]:  # noqa: ARG001
+    def one_fault(run: Run, _: set[str]) -> list[str]:
         seen.append(run.name)
         return ["reward.constant: always 0"] if run.config["learning"]["lr"] == 8e-3 else []
 
     arms = (*H.arms, Arm("slow", {"learning.lr": 1e-3}))
     (verdict,) = run(notebook, replace(H, arms=arms, seeds=(0, 1)), examine=one_fault)
     assert verdict.refused["fast"].startswith("the doctor found reward.constant: always 0 (in quick-s0-")
-    assert len(seen) == 3
-    assert all("-s0-" in name for name in seen)
+    assert [name[:9] for name in seen] == ["quick-s0-"] * 3
     assert [(one.arm, one.seeds) for one in verdict.comparisons] == [("slow", (0, 1))]
 
 
+def test_the_doctor_looks_at_the_next_seed_where_the_first_fails_late(notebook: Notebook) -> None:
+    run(notebook, H)
+    one = ExperimentRuns(notebook, H, QuickLauncher(), examine=lambda run, _: [f"{run.name} is bad"])
+    fast = [planned for planned in one.planned_runs if planned.arm == "fast"]
+    one.take(Outcome(fast[1], "finished"))
+    assert one.refused == {}
+    one.take(Outcome(fast[0], "failed"))
+    assert one.refused == {"fast": f"the doctor found {fast[1].folder.name} is bad (in {fast[1].folder.name})"}
+
+
+def write_events(run: Path, events: list[dict[str, Any]]) -> None:
+    (run / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+
+
 def test_seconds_are_those_of_all_stretches(make_run: Any) -> None:
+    events = {"started": 0, "checkpoint": 5, "resumed": 100, "finished": 130}
     run = make_run("a")
-    events = [("started", 0), ("checkpoint", 5), ("resumed", 100), ("finished", 130)]
-    (run / "events.jsonl").write_text("".join(json.dumps({"event": e, "time": t}) + "\n" for e, t in events))
+    write_events(run, [{"event": name, "time": time} for name, time in events.items()])
     assert seconds_of(Run(run)) == 35
 
 
-def test_half_a_pair_that_is_still_to_come_is_an_early_look(notebook: Notebook) -> None:
-    run(notebook, H)
-    one = ExperimentRuns(notebook, H, QuickLauncher())
-    for planned in one.planned_runs[:-1]:  # the control of the last seed is there, its arm is not
-        one.take(Outcome(planned, "finished", was_there=True))
-    verdict = one.judge()
-    assert verdict.stopped_early
-    assert verdict.comparisons[0].seeds == (0, 1, 2, 3)
-    assert "confidence sequence" in verdict.sentence
-
-
 def finish_early(notebook: Notebook, is_early: Callable[[Run], bool]) -> None:
-    """Date the end of some runs long back, that of the others far ahead."""
+    """Date the end of some runs long back, that of the others to the year 2096."""
     for info in notebook.folder.rglob("run.json"):
         one = Run(info.parent)
-        when = 0.0 if is_early(one) else FAR
-        events = [event | {"time": when} if event["event"] == "finished" else event for event in one.events]
-        (one.path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+        when = {"time": 0.0 if is_early(one) else 4e9}
+        write_events(one.path, [event | when if event["event"] == "finished" else event for event in one.events])
 
 
 def test_runs_that_another_hypothesis_had_shown_bear_little(notebook: Notebook) -> None:
@@ -255,26 +262,3 @@ def test_runs_that_another_hypothesis_had_shown_bear_little(notebook: Notebook) 
     finish_early(notebook, lambda run: run.config["learning"]["lr"] < 8e-3)
     (verdict,) = run(notebook, new_arm)  # of which only the control was known
     assert (verdict.status, verdict.confidence) == (Status.VALIDATED, Confidence.MEDIUM)
-
-
-def test_the_doctor_looks_at_the_next_seed_where_the_first_fails_late(notebook: Notebook) -> None:
-    run(notebook, H)
-    one = ExperimentRuns(notebook, H, QuickLauncher(), examine=lambda run, _: [f"{run.name} is bad"])
-    fast = [planned for planned in one.planned_runs if planned.arm == "fast"]
-    one.take(Outcome(fast[1], "finished"))
-    assert one.refused == {}
-    one.take(Outcome(fast[0], "failed"))
-    assert one.refused == {"fast": f"the doctor found {fast[1].folder.name} is bad (in {fast[1].folder.name})"}
-
-
-def test_one_that_was_judged_among_others_stays_among_them(notebook: Notebook) -> None:
-    other = replace(H, id="h02", arms=(Arm("base", {}, True), Arm("same", {"learning.lr": 1.1e-5})))
-    notebook.add(other, {})
-    judged = run(notebook, H, other)
-    (alone,) = run(notebook, H)
-    assert alone.comparisons[0].p_adjusted is None  # nothing is on record yet
-    for verdict in judged:
-        write_verdict(notebook.results(verdict.hypothesis) / "verdict.json", verdict, Entry("", "", ""))
-    (again,) = run(notebook, H)
-    assert again == judged[0]
-    assert again.comparisons[0].p_adjusted == pytest.approx(2 * again.comparisons[0].p)

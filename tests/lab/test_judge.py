@@ -1,26 +1,36 @@
-"""Verdicts: each status, what limits them, and what is left out."""
+"""Verdicts: each status, their confidence, what limits them, families, and what seeds can show."""
 
 import math
 import subprocess
 import sys
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from made_runs import answered, claim, runs
 from scipy import stats
+from statsmodels.stats.multitest import multipletests
+from statsmodels.stats.power import TTestPower
 
-from uptrend.lab.judge import is_decided, judge
-from uptrend.records import Confidence, Direction, Measured, Status
+from uptrend.lab.compare import foresee, seeds_to_decide, tasks_to_decide
+from uptrend.lab.judge import adjust, is_decided, judge, plan
+from uptrend.records import Confidence, Direction, Measured, Status, Verdict
 
 FRESH = """
 import sys
 import uptrend.lab.judge
-print(sorted({"torch", "scipy.stats", "matplotlib", "statsmodels"} & sys.modules.keys()))
+print(sorted({"torch", "scipy.stats", "matplotlib", "statsmodels", "jinja2"} & sys.modules.keys()))
 """
 UP = [0.08, 0.05, 0.07, 0.06, 0.09, 0.04, 0.07, 0.05]
 FLAT = [0.01, -0.01, 0.0, 0.02, -0.02, 0.01, 0.0, -0.01]
 WIDE = [0.12, -0.06, 0.1, -0.04, 0.02, 0.09, -0.03, 0.05]
+BARELY = [0.13, 0.01, 0.1, 0.0, 0.12, -0.01, 0.11, 0.02]
+ONE_APART = [0.07, 0.071, 0.069, 0.07, 0.072, 0.068, 0.07, 0.045]
+DOWN, EITHER = Direction.DOWN, Direction.EITHER
+VALIDATED, INVALIDATED, INCONCLUSIVE = Status.VALIDATED, Status.INVALIDATED, Status.INCONCLUSIVE
+HIGH, MEDIUM, LOW = Confidence.HIGH, Confidence.MEDIUM, Confidence.LOW
+OWN = {"validated_if": "effect > smallest and p < 0.001", "invalidated_if": "high < 0"}
 
 
 def test_judging_loads_nothing_heavy() -> None:
@@ -31,10 +41,10 @@ def test_judging_loads_nothing_heavy() -> None:
 def test_validated_in_a_sentence_with_its_figures() -> None:
     verdict = judge(claim(), runs({"a1": UP}))
     (one,) = verdict.comparisons
-    ends = stats.ttest_1samp(UP, 0).confidence_interval(0.95)
-    assert (verdict.status, verdict.confidence) == (Status.VALIDATED, Confidence.HIGH)
+    expected = stats.ttest_1samp(UP, 0)
+    ends = expected.confidence_interval(0.95)
     assert (one.interval.low, one.interval.high) == pytest.approx((ends.low, ends.high))
-    assert one.p == pytest.approx(stats.ttest_1samp(UP, 0).pvalue)
+    assert one.p == pytest.approx(expected.pvalue)
     assert verdict.sentence == (
         "Validated: a1 against control: +6.4 points of held-out accuracy "
         "(95% interval +5.0 to +7.8, 8 paired seeds, p < .001)."
@@ -44,216 +54,327 @@ def test_validated_in_a_sentence_with_its_figures() -> None:
     assert one.seeds_needed is None
 
 
-def test_invalidated_where_the_smallest_effect_is_excluded() -> None:
-    verdict = judge(claim(), runs({"a1": FLAT}))
-    assert (verdict.status, verdict.confidence) == (Status.INVALIDATED, Confidence.HIGH)
-    assert verdict.sentence.endswith("p 1): a rise of 5 points or more is excluded.")
+CASES: dict[str, tuple[dict[str, Any], list[float], Status, Confidence, str]] = {
+    "up": ({}, UP, VALIDATED, HIGH, "p < .001)."),
+    "flat": ({}, FLAT, INVALIDATED, HIGH, "p 1): a rise of 5 points or more is excluded."),
+    "small": ({}, [d / 4 for d in UP], INVALIDATED, HIGH, "smaller than the 5 points that matter"),
+    "wide": ({}, WIDE, INCONCLUSIVE, LOW, "neither no effect nor a rise of 5 points is excluded"),
+    "five": ({}, UP[:5], VALIDATED, MEDIUM, "below 0.0625 two-sided (0.0312 one-sided); 6 can reach 0.05."),
+    "four": ({}, UP[:4], VALIDATED, LOW, "4 paired seeds"),
+    "not exact": ({}, [0.06, 0.1, 0.08, 0.12, -0.002], VALIDATED, LOW, "5 paired seeds"),
+    "equal": ({}, [0.06] * 6, VALIDATED, LOW, "The difference is the same in all 6 seeds"),
+    "equal few": ({}, [0.06] * 5, INCONCLUSIVE, LOW, "6 seeds (1 more) would decide"),
+    "equal none": ({}, [0.0] * 6, INVALIDATED, LOW, "The difference is the same"),
+    "one apart": ({}, ONE_APART, VALIDATED, LOW, "Seed 7 stands apart"),
+    "fell": (
+        {"direction": DOWN},
+        [-d for d in UP],
+        VALIDATED,
+        HIGH,
+        "−6.4 points of held-out accuracy (95% interval −7",
+    ),
+    "rose": ({"direction": DOWN}, UP, INVALIDATED, HIGH, "a fall of 5 points or more is excluded"),
+    "either": ({"direction": EITHER}, [-d for d in UP], VALIDATED, HIGH, "97.5% interval"),
+    "either not": ({"direction": EITHER}, FLAT, INVALIDATED, HIGH, "a difference of 5 points or more is excluded"),
+    "own": (OWN, UP, VALIDATED, HIGH, ": `effect > smallest and p < 0.001` is met."),
+    "own not": (OWN, FLAT, INCONCLUSIVE, LOW, "nor `high < 0` is met"),
+    "one seed": ({"validated_if": "effect > 0"}, [0.3], INCONCLUSIVE, LOW, "of the setting one seed says nothing"),
+}
 
 
-def test_an_effect_smaller_than_matters_is_invalidated() -> None:
-    verdict = judge(claim(), runs({"a1": [d / 4 for d in UP]}))
-    assert verdict.comparisons[0].interval.low > 0
-    assert verdict.status is Status.INVALIDATED
-    assert "there is an effect, but smaller than the 5 points that matter" in verdict.sentence
+@pytest.mark.parametrize("name", CASES)
+def test_statuses_and_confidence(name: str) -> None:
+    options, differences, status, confidence, said = CASES[name]
+    verdict = judge(claim(seeds=len(differences), **options), runs({"a1": differences}))
+    assert (verdict.status, verdict.confidence) == (status, confidence)
+    assert said in verdict.sentence
 
 
 def test_inconclusive_says_how_many_seeds_would_decide() -> None:
     verdict = judge(claim(), runs({"a1": WIDE}))
     (one,) = verdict.comparisons
-    assert (verdict.status, verdict.confidence) == (Status.INCONCLUSIVE, Confidence.LOW)
     assert one.seeds_needed is not None
     assert one.seeds_needed > 8
     assert f"{one.seeds_needed} seeds ({one.seeds_needed - 8} more) would decide with 80%" in verdict.sentence
     assert f"validate a rise of 5 points with a chance of {one.power:.0%}" in verdict.sentence
-    assert "neither no effect nor a rise of 5 points is excluded" in verdict.sentence
     assert 0.1 < one.power < 0.5
-
-
-def test_where_fewer_seeds_should_have_been_enough_one_more_is_asked_for() -> None:
-    """The sequence is wider than the interval by which needs are told."""
+    hopeless = judge(claim(smallest=0.001), runs({"a1": [d - 0.0304 for d in WIDE]}))
+    assert "more than 1,000 would be needed" in hopeless.sentence
+    # The sequence is wider than the interval by which needs are told: one more is asked for at least.
     (one,) = judge(claim(), runs({"a1": [0.105, 0.055, 0.125, 0.085]})).comparisons
-    assert (one.status, one.seeds_needed) == (Status.INCONCLUSIVE, 5)
-
-
-def test_noise_of_the_tasks_can_be_met_with_tasks() -> None:
-    verdict = judge(claim(smallest=0.1), answered(0.22, seeds=8, tasks=30, seed=5))
-    assert verdict.status is Status.INCONCLUSIVE
-    assert "held-out tasks with these seeds" in verdict.sentence
-
-
-def test_five_seeds_can_not_do_what_six_can() -> None:
-    verdict = judge(claim(seeds=5), runs({"a1": UP[:5]}))
-    assert (verdict.status, verdict.confidence) == (Status.VALIDATED, Confidence.MEDIUM)
-    assert verdict.because == "5 paired seeds; 8 are the least for high"
-    assert verdict.comparisons[0].sign_flip_least == 2**-5
-    assert "below 0.0625 two-sided (0.0312 one-sided); 6 can reach 0.05." in verdict.sentence
-    assert judge(claim(seeds=4), runs({"a1": UP[:4]})).confidence is Confidence.LOW
-
-
-def test_a_claim_of_less_is_told_as_measured() -> None:
-    h = claim(direction=Direction.DOWN)
-    fell = judge(h, runs({"a1": [-d for d in UP]}))
-    assert fell.status is Status.VALIDATED
-    assert fell.comparisons[0].interval.effect == pytest.approx(np.mean(UP))
-    assert "−6.4 points of held-out accuracy (95% interval −7.8 to −5.0" in fell.sentence
-    rose = judge(h, runs({"a1": UP}))
-    assert rose.status is Status.INVALIDATED
-    assert "a fall of 5 points or more is excluded" in rose.sentence
-
-
-@pytest.mark.parametrize("sign", [1, -1])
-def test_a_claim_of_either_direction(sign: int) -> None:
-    h = claim(direction=Direction.EITHER)
-    moved = judge(h, runs({"a1": [sign * d for d in UP]}))
-    assert moved.status is Status.VALIDATED
-    assert moved.comparisons[0].interval.effect == pytest.approx(sign * np.mean(UP))
-    assert moved.comparisons[0].level == pytest.approx(0.975)  # half for the sequence, half for the end
-    assert moved.comparisons[0].sign_flip == 2**-8
-    assert judge(replace(h, stops_early=False), runs({"a1": UP})).comparisons[0].level == pytest.approx(0.95)
-    assert judge(h, runs({"a1": [sign * d for d in FLAT]})).status is Status.INVALIDATED
+    assert (one.status, one.seeds_needed) == (INCONCLUSIVE, 5)
+    noisy = judge(claim(smallest=0.1), answered(0.22, seeds=8, tasks=30, seed=5))
+    assert noisy.status is INCONCLUSIVE
+    assert "held-out tasks with these seeds" in noisy.sentence
 
 
 def test_alpha_is_shared_among_the_arms_and_one_is_enough() -> None:
     verdict = judge(claim(arms=2), runs({"a1": FLAT, "a2": UP}))
-    assert verdict.status is Status.VALIDATED
+    assert verdict.status is VALIDATED
     assert [one.level for one in verdict.comparisons] == pytest.approx([0.975, 0.975])
-    assert [one.status for one in verdict.comparisons] == [Status.INVALIDATED, Status.VALIDATED]
+    assert [one.status for one in verdict.comparisons] == [INVALIDATED, VALIDATED]
     assert verdict.sentence.startswith("Validated over 2 arms. Validated: a2 against control")
-    assert judge(claim(arms=2), runs({"a1": FLAT, "a2": FLAT})).status is Status.INVALIDATED
-    assert judge(claim(arms=2), runs({"a1": FLAT, "a2": WIDE})).status is Status.INCONCLUSIVE
+    assert judge(claim(arms=2), runs({"a1": FLAT, "a2": FLAT})).status is INVALIDATED
+    assert judge(claim(arms=2), runs({"a1": FLAT, "a2": WIDE})).status is INCONCLUSIVE
+    late = judge(claim(direction=EITHER, stops_early=False), runs({"a1": UP}))
+    assert late.comparisons[0].level == pytest.approx(0.95)  # nothing is left for the sequence
 
 
 def test_one_seed_is_a_statement_about_two_models() -> None:
-    made = [run for run in answered(0.6) if run.seed == 0]
-    control, arm = made
+    control, arm = made = [run for run in answered(0.6) if run.seed == 0]
     up = sum(arm.tasks[task] > control.tasks[task] for task in arm.tasks)
     down = sum(arm.tasks[task] < control.tasks[task] for task in arm.tasks)
-    expected = stats.binomtest(min(up, down), up + down).pvalue
     verdict = judge(claim(seeds=1), made)
-    assert verdict.status is Status.INCONCLUSIVE
     assert f"higher on {up} and lower on {down} (McNemar p" in verdict.sentence
-    assert expected < 0.05
-    assert "about these two models; of the setting one seed says nothing" in verdict.sentence
+    assert stats.binomtest(min(up, down), up + down).pvalue < 0.05
     assert math.isinf(verdict.comparisons[0].interval.high)
 
 
-def test_one_seed_decides_nothing_even_by_a_criterion_without_an_interval() -> None:
-    h = claim(seeds=1, validated_if="effect > 0", invalidated_if="effect < 0")
-    assert judge(h, runs({"a1": [0.3]})).status is Status.INCONCLUSIVE
-
-
-def test_criteria_of_ones_own() -> None:
-    h = claim(validated_if="effect > smallest and p < 0.001", invalidated_if="high < 0")
-    met = judge(h, runs({"a1": UP}))
-    assert met.status is Status.VALIDATED
-    assert met.sentence.endswith(": `effect > smallest and p < 0.001` is met.")
-    unmet = judge(h, runs({"a1": FLAT}))
-    assert unmet.status is Status.INCONCLUSIVE
-    assert "neither `effect > smallest and p < 0.001` nor `high < 0` is met" in unmet.sentence
-
-
-def test_a_seed_that_lacks_an_arm_or_a_number_is_left_out_and_said() -> None:
+def test_seeds_that_are_missing_are_said() -> None:
     made = [run for run in runs({"a1": UP}) if (run.arm, run.seed) != ("a1", 2)]
     made = [replace(run, value=math.nan) if (run.arm, run.seed) == ("control", 5) else run for run in made]
     verdict = judge(claim(), made)
     assert verdict.comparisons[0].seeds == (0, 1, 3, 4, 6, 7)
     assert verdict.comparisons[0].interval.effect == pytest.approx(np.mean([UP[i] for i in (0, 1, 3, 4, 6, 7)]))
     assert "Left out for want of a figure in one arm: seeds 2, 5." in verdict.sentence
-    assert verdict.confidence is Confidence.MEDIUM
-
-
-def test_seeds_that_were_never_run_leave_it_to_the_sequence() -> None:
-    """An experiment that is looked at before its end must not be judged as if it had ended."""
-    early = judge(claim(seeds=8), runs({"a1": UP[:5]}))
-    whole = judge(claim(seeds=5), runs({"a1": UP[:5]}))
-    assert early.comparisons[0].interval.low < whole.comparisons[0].interval.low
-    assert "Not run: seeds 5, 6, 7; hence the confidence sequence" in early.sentence
-    assert "confidence sequence, 5 paired seeds" in early.sentence
-
-
-def test_seeds_that_the_hypothesis_does_not_name_do_not_count() -> None:
-    assert judge(claim(seeds=5), runs({"a1": UP})).comparisons[0].seeds == (0, 1, 2, 3, 4)
-
-
-def test_arms_without_a_seed_in_common() -> None:
-    made = [Measured("control", 0, 0.5), Measured("control", 1, 0.5), Measured("a1", 2, 0.6), Measured("a1", 3, 0.6)]
-    for each in (made, []):
+    ten = [run for run in runs({"a1": [*UP, 0.06, 0.07]}) if (run.arm, run.seed) != ("a1", 3)]
+    assert (judge(claim(seeds=10), ten).confidence, judge(claim(seeds=10), ten).because) == (
+        MEDIUM,
+        "seeds are missing",
+    )
+    assert judge(claim(seeds=5), runs({"a1": UP})).comparisons[0].seeds == (0, 1, 2, 3, 4)  # others do not count
+    for each in ([Measured("control", 0, 0.5), Measured("a1", 2, 0.6)], []):
         verdict = judge(claim(seeds=4), each)
-        assert (verdict.status, verdict.comparisons) == (Status.INCONCLUSIVE, ())
+        assert (verdict.status, verdict.comparisons) == (INCONCLUSIVE, ())
         assert "Arm a1 and control have no seed in common." in verdict.sentence
 
 
-def test_equal_differences_are_not_believed_before_six_seeds() -> None:
-    five, six = (judge(claim(seeds=n), runs({"a1": [0.06] * n})) for n in (5, 6))
-    assert five.status is Status.INCONCLUSIVE
-    assert five.comparisons[0].seeds_needed == 6
-    assert (six.status, six.confidence) == (Status.VALIDATED, Confidence.LOW)
-    assert "The difference is the same in all 6 seeds" in six.sentence
-    assert judge(claim(seeds=6), runs({"a1": [0.0] * 6})).status is Status.INVALIDATED
-
-
-def test_a_seed_that_stands_apart_is_named() -> None:
-    verdict = judge(claim(), runs({"a1": [*UP[:7], -0.45]}))
-    assert "Seed 7 stands apart" in verdict.sentence
-    assert "stands apart" not in judge(claim(), runs({"a1": UP})).sentence
+def test_the_sequence_ends_what_is_clear_and_judges_what_was_not_run() -> None:
+    h = claim()
+    looks = [UP[:3], UP[:5], FLAT[:5], WIDE[:7]]
+    assert [is_decided(h, runs({"a1": each})) for each in looks] == [None, VALIDATED, INVALIDATED, None]
+    assert is_decided(claim(arms=2), runs({"a1": FLAT[:6]})) is None  # the other arm is still to come
+    verdict = judge(h, runs({"a1": UP[:5]}), stopped_early=True)
+    assert (verdict.status, verdict.confidence, verdict.stopped_early) == (VALIDATED, MEDIUM, True)
+    early, whole = judge(h, runs({"a1": UP[:5]})), judge(claim(seeds=5), runs({"a1": UP[:5]}))
+    assert early.comparisons[0].interval.low < whole.comparisons[0].interval.low
+    assert "Not run: seeds 5, 6, 7; hence the confidence sequence" in early.sentence
+    assert "confidence sequence, 5 paired seeds" in early.sentence
 
 
 def test_refused_arms_are_left_out() -> None:
     made = runs({"a1": UP, "a2": FLAT})
     verdict = judge(claim(arms=2), made, refused={"a2": "reward.constant was found."})
     assert [one.arm for one in verdict.comparisons] == ["a1"]
-    assert (verdict.status, verdict.confidence) == (Status.VALIDATED, Confidence.MEDIUM)
-    assert verdict.because == "arm a2 was refused"
+    assert (verdict.status, verdict.confidence, verdict.because) == (VALIDATED, MEDIUM, "arm a2 was refused")
     assert verdict.sentence.endswith("Arm a2 was refused: reward.constant was found.")
-    assert judge(claim(arms=2), made, refused={"a1": "x"}).status is Status.INCONCLUSIVE  # a2 alone is not all
+    assert judge(claim(arms=2), made, refused={"a1": "x"}).status is INCONCLUSIVE  # a2 alone is not all
     nothing = judge(claim(), runs({"a1": UP}), refused={"control": "run.nonfinite"})
-    assert (nothing.status, nothing.comparisons) == (Status.INCONCLUSIVE, ())
+    assert (nothing.status, nothing.comparisons) == (INCONCLUSIVE, ())
     assert "nothing to compare with" in nothing.sentence
 
 
 def test_a_void_experiment_decides_nothing() -> None:
     verdict = judge(claim(), runs({"a1": UP}), void="alpha was changed after the first step")
-    assert (verdict.status, verdict.because) == (Status.INCONCLUSIVE, "the experiment is void")
+    assert (verdict.status, verdict.because) == (INCONCLUSIVE, "the experiment is void")
     assert verdict.sentence.startswith("Void: alpha was changed after the first step. The figures decide nothing. a1 ")
-    assert verdict.comparisons[0].status is Status.VALIDATED  # what it would have been
-    assert verdict.void
-
-
-def test_the_sequence_ends_what_is_clear_and_the_verdict_then_uses_it() -> None:
-    h = claim()
-    assert is_decided(h, runs({"a1": UP[:3]})) is None
-    assert is_decided(h, runs({"a1": UP[:5]})) is Status.VALIDATED
-    assert is_decided(h, runs({"a1": FLAT[:5]})) is Status.INVALIDATED
-    assert is_decided(h, runs({"a1": WIDE[:7]})) is None
-    assert is_decided(claim(arms=2), runs({"a1": FLAT[:6]})) is None  # the other arm is still to come
-    verdict = judge(h, runs({"a1": UP[:5]}), stopped_early=True)
-    assert (verdict.status, verdict.confidence, verdict.stopped_early) == (Status.VALIDATED, Confidence.MEDIUM, True)
-    assert "confidence sequence, 5 paired seeds" in verdict.sentence
+    assert verdict.comparisons[0].status is VALIDATED  # what it would have been
 
 
 def test_tasks_and_tasksets_are_crossed_with_the_seeds() -> None:
-    verdict = judge(claim(), answered(0.6, families=3))
-    (one,) = verdict.comparisons
+    (one,) = judge(claim(), answered(0.6, families=3)).comparisons
     assert one.tasks_too is not None
+    assert one.iqm is not None
     assert one.tasks_too.effect == pytest.approx(one.interval.effect)
     assert one.tasks_too.low <= one.interval.low
-    assert one.iqm is not None
     assert one.iqm.low < one.iqm.effect < one.iqm.high
     assert 0.5 < one.improvement.effect <= 1
     assert judge(claim(), answered(0.6)).comparisons[0].iqm is None  # one taskset
 
 
-def test_an_effect_that_hangs_on_a_few_tasks_is_not_of_high_confidence() -> None:
-    """The arm solves four tasks of sixty that the control never does, at every seed, and little else differs."""
+@pytest.mark.parametrize(
+    ("options", "swaps", "status"),
+    [
+        ({}, 0, VALIDATED),
+        ({"smallest": 0.03}, 1, INVALIDATED),
+        ({"smallest": 0.03, "direction": DOWN}, 1, INVALIDATED),
+        ({"smallest": 0.03, "direction": EITHER}, 1, INVALIDATED),
+    ],
+)
+def test_what_hangs_on_a_few_tasks_is_not_of_high_confidence(
+    options: dict[str, Any], swaps: int, status: Status
+) -> None:
+    """The arm solves four tasks of sixty that the control never does, or one of each swaps; little else differs."""
     made = []
     for arm in ("control", "a1"):
         for seed in range(8):
-            right = {str(task): float(arm == "a1") if task < 4 else 1.0 for task in range(60)}
-            right[str(10 + seed)] = float(arm == "control" or seed % 2)
+            right = {str(task): 1.0 if swaps or task > 3 else float(arm == "a1") for task in range(60)}
+            right |= {"0": float(arm == "a1"), "1": float(arm == "control")} if swaps else {}
+            right[str(10 + seed)] = float(
+                (arm == "control") == (seed % 2 == 0) if swaps else arm == "control" or seed % 2
+            )
             made.append(Measured(arm, seed, sum(right.values()) / 60, tasks=right))
-    verdict = judge(claim(), made)
-    (one,) = verdict.comparisons
-    assert one.tasks_too is not None
-    assert one.interval.low > 0 > one.tasks_too.low
-    assert (verdict.status, verdict.confidence) == (Status.VALIDATED, Confidence.MEDIUM)
+    verdict = judge(claim(**options), made)
+    assert (verdict.status, verdict.confidence) == (status, MEDIUM)
     assert verdict.because == "it holds on these tasks; over tasks too the interval does not decide"
+
+
+def test_confidence_of_several_arms_and_sides() -> None:
+    validated = judge(claim(arms=2), runs({"a1": ONE_APART, "a2": UP}))
+    assert [one.status for one in validated.comparisons] == [VALIDATED, VALIDATED]
+    assert validated.confidence is HIGH  # the surest counts
+    odd = [0.0, 0.001, -0.001, 0.0, 0.002, -0.002, 0.0, 0.02]
+    invalidated = judge(claim(arms=2), runs({"a1": FLAT, "a2": odd}))
+    assert (invalidated.status, invalidated.confidence) == (INVALIDATED, LOW)  # the least sure
+    # With four arms alpha is .0125; the exact test gives .008 one-sided and .016 two-sided.
+    barely = judge(
+        claim(arms=4), runs({f"a{i + 1}": [0.12, 0.05, 0.09, 0.06, 0.1, 0.04, 0.08, -0.01] for i in range(4)})
+    )
+    assert barely.comparisons[0].sign_flip == 2 / 256
+    assert "the exact sign-flip test agrees one-sided only" in barely.because
+    fell = [-0.02, -0.03, -0.01, -0.02, -0.053, 0.0, -0.052, -0.01]  # two of them farther than 5 points
+    side = judge(claim(direction=EITHER), runs({"a1": fell}))
+    assert (side.status, side.confidence) == (INVALIDATED, MEDIUM)
+    assert side.because == "the exact sign-flip test agrees one-sided only (p .016)"
+
+
+@pytest.mark.parametrize(("before", "confidence"), [(0.49, LOW), (0.3, HIGH), (None, HIGH)])
+def test_runs_that_do_not_learn_say_little(before: float | None, confidence: Confidence) -> None:
+    verdict = judge(claim(), [replace(run, before=before) for run in runs({"a1": FLAT})])
+    assert (verdict.status, verdict.confidence) == (INVALIDATED, confidence)
+    assert ("no arm got better by 5 points" in verdict.because) == (confidence is LOW)
+
+
+class TestFirstSteps:
+    """Steps to a value, where a run may never reach it: no mean, and the exact sign test on the median."""
+
+    H = claim(metric="eval/accuracy/first-step@0.8", direction=DOWN, smallest=20.0, stops_early=False)
+
+    def runs(self, control: list[float], arm: list[float], end: float = 200) -> list[Measured]:
+        sides = {"control": control, "a1": arm}
+        return [
+            Measured(name, seed, min(step, end + 1), reached=step <= end)
+            for name, steps in sides.items()
+            for seed, step in enumerate(steps)
+        ]
+
+    def test_the_interval_is_the_sign_tests(self) -> None:
+        control, arm = [80, 90, 100, 70, 110, 120, 90, 80], [60, 50, 90, 40, 60, 80, 70, 30]
+        verdict = judge(self.H, self.runs([*control], [*arm]))
+        (one,) = verdict.comparisons
+        expected = stats.quantile_test(np.subtract(control, arm), q=0, p=0.5)
+        ends = expected.confidence_interval(0.95)
+        assert (one.interval.effect, one.interval.low, one.interval.high) == (35.0, ends.low, ends.high)
+        assert one.p == pytest.approx(stats.binomtest(8, 8).pvalue)
+        assert (verdict.status, verdict.confidence) == (VALIDATED, HIGH)
+        assert "−35 steps to held-out accuracy 0.8 in the median" in verdict.sentence
+        assert math.isnan(one.control_mean)
+
+    @pytest.mark.parametrize(
+        ("control", "arm", "status", "ends"),
+        [
+            # Controls that never reach it are later by an unknown number of steps: at least those that were run.
+            ([999] * 8, [50] * 8, VALIDATED, (151, math.inf)),
+            # One pair may lie beyond any bound: with 8 seeds the least and the greatest are the ends.
+            ([100] * 7 + [999], [100] * 8, INCONCLUSIVE, (0, math.inf)),
+            # A pair in which neither reached it says nothing, either way.
+            ([60] * 7 + [999], [50] * 7 + [999], INCONCLUSIVE, (-math.inf, math.inf)),
+            ([60] * 8, [999] + [60] * 7, INVALIDATED, (-math.inf, 0)),
+        ],
+    )
+    def test_runs_that_never_reach_it(
+        self, control: list[float], arm: list[float], status: Status, ends: tuple[float, float]
+    ) -> None:
+        verdict = judge(self.H, self.runs(control, arm))
+        (one,) = verdict.comparisons
+        assert (verdict.status, one.interval.low, one.interval.high) == (status, *ends)
+        assert "never reached it: they count as later than every step" in verdict.sentence
+
+    def test_an_early_look_decides_nothing(self) -> None:
+        made = self.runs([90] * 7, [50] * 7)
+        verdict = judge(self.H, made)  # the eighth seed is still to come
+        assert verdict.status is INCONCLUSIVE
+        assert "nothing is decided before all seeds are run" in verdict.sentence
+        assert is_decided(self.H, made) is None
+
+    def test_its_errors_are_as_rare_as_it_says(self) -> None:
+        random, wrong = np.random.default_rng(0), 0
+        for _ in range(300):  # the same skewed distribution on both sides, a fifth of it beyond the end
+            control, arm = 10 * np.ceil(random.lognormal(2.1, 1.0, (2, 8)))
+            wrong += judge(self.H, self.runs(list(control), list(arm))).status is VALIDATED
+        assert wrong / 300 <= 0.025
+
+
+def family(*differences: list[float]) -> list[Verdict]:
+    return [judge(replace(claim(), id=f"h{i:02}"), runs({"a1": each})) for i, each in enumerate(differences)]
+
+
+def test_a_validated_one_that_does_not_survive_its_family_becomes_inconclusive() -> None:
+    nothing = [*WIDE[:7], -0.05]
+    before = family(UP, BARELY, nothing, nothing, nothing)
+    after = adjust(before)
+    expected = multipletests([one.comparisons[0].p for one in before], method="fdr_bh")[1]
+    assert [one.comparisons[0].p_adjusted for one in after] == pytest.approx(list(expected))
+    assert [one.status for one in before][:2] == [VALIDATED, VALIDATED]
+    assert [one.status for one in after][:2] == [VALIDATED, INCONCLUSIVE]
+    assert "Among 5 hypotheses, adjusted p" in after[0].sentence
+    assert (after[1].confidence, after[1].comparisons[0].status) == (LOW, INCONCLUSIVE)
+    assert after[1].sentence.startswith("Inconclusive: validated by itself, and not among 5 hypotheses judged together")
+
+
+def test_who_counts_in_a_family() -> None:
+    assert adjust(family(UP)) == family(UP)  # one alone is not adjusted
+    others = [judge(claim(), runs({"a1": UP}), void="changed"), judge(claim(), [])]
+    assert adjust([*others, *family(BARELY)]) == [*others, *family(BARELY)]
+    few = [judge(claim(seeds=5), runs({"a1": UP[:5]})) for _ in range(2)]
+    assert adjust(few)[0].sentence.endswith("Run 8 seeds or more where several hypotheses are judged together.")
+    against, beside = adjust(family([-d for d in UP], BARELY))
+    assert against.comparisons[0].p_adjusted == 1.0  # what went against the claim is no evidence for it
+    assert beside.comparisons[0].p_adjusted == pytest.approx(2 * family(BARELY)[0].comparisons[0].p)
+    either = judge(claim(direction=EITHER), runs({"a1": [-d for d in UP]}))
+    assert (adjust([either, *family(WIDE)])[0].comparisons[0].p_adjusted or 1) < 0.01
+    two, strict = judge(claim(arms=2), runs({"a1": WIDE, "a2": BARELY})), judge(claim(alpha=0.01), runs({"a1": UP}))
+    after = adjust([two, strict])
+    assert after[0].comparisons[1].p_adjusted == pytest.approx(min(1.0, 2 * two.comparisons[1].p))
+    assert after[1].comparisons[0].p_adjusted == pytest.approx(2 * 5 * strict.comparisons[0].p)
+
+
+def test_a_plan_tells_power_and_the_seeds_for_80_percent() -> None:
+    seen = plan(claim(seeds=5), deviation=0.06)
+    expected = TTestPower().power(0.05 / 0.06, 5, 0.025, alternative="larger")
+    assert (seen.seeds, seen.deviation) == (5, 0.06)
+    assert seen.power == pytest.approx(expected, abs=0.01)  # less what an interval below the smallest effect takes
+    enough, short = (plan(claim(seeds=(seen.seeds_for_80 or 0) + more), 0.06).power for more in (0, -1))
+    assert short < 0.8 <= enough
+    assert plan(claim(seeds=5, smallest=0.001), deviation=0.2).seeds_for_80 is None
+
+
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("effect", [-0.03, 0.0, 0.05])
+def test_power_of_own_criteria_agrees_with_the_usual_ones(direction: Direction, effect: float) -> None:
+    same = claim(direction=direction, validated_if="0 < low", invalidated_if="smallest > high")
+    found, expected = (foresee(h, effect, 0.04, 6) for h in (same, claim(direction=direction)))
+    assert found.validated == pytest.approx(expected.validated, abs=0.01)
+    assert found.invalidated == pytest.approx(expected.invalidated, abs=0.01)
+
+
+@pytest.mark.parametrize(("direction", "control"), [(Direction.UP, 0.54), (DOWN, 0.64)])
+def test_power_of_criteria_on_the_means(direction: Direction, control: float) -> None:
+    above = stats.norm.sf(0.6, loc=0.59, scale=0.05 / math.sqrt(8))
+    h = claim(validated_if="arm > 0.6", invalidated_if="arm < 0.5", direction=direction)
+    assert foresee(h, 0.05, 0.05, 8, control=control).validated == pytest.approx(above, abs=0.01)
+
+
+def test_seeds_and_tasks_to_decide() -> None:
+    needed = [seeds_to_decide(claim(), effect, 0.05, 0.5) or 0 for effect in (0.025, 0.05, 0.1, 0.2)]
+    assert needed == sorted(needed, reverse=True)
+    assert needed[-1] == 3
+    drawn = np.random.default_rng(0).normal(0.1, 0.05, (20_000, needed[2]))
+    reach = stats.t.ppf(0.975, needed[2] - 1) / math.sqrt(needed[2])
+    assert (drawn.mean(axis=1) - reach * drawn.std(axis=1, ddof=1) > 0).mean() >= 0.79
+    rest, tasks = 0.4, 100  # 6.3 points of deviation are the tasks' own
+    all_theirs = tasks_to_decide(claim(), 0.05, math.sqrt(rest / tasks), 8, tasks, rest) or 0
+    enough, short = (foresee(claim(), 0.05, math.sqrt(rest / (all_theirs - less)), 8).decided for less in (0, 1))
+    assert short < 0.8 <= enough
+    assert tasks_to_decide(claim(), 0.05, 0.15, 8, tasks, rest) is None  # the seeds' own deviation is too much
+    assert tasks_to_decide(claim(), 0.05, 0.0, 8, tasks, rest) is None

@@ -1,4 +1,4 @@
-"""Which runs an experiment needs, and by what they are known."""
+"""The runs that an experiment needs, and by what they are known."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 from quick_runs import QuickLauncher
 from synthetic import write_run
 from uptrend.lab import plan
-from uptrend.lab.launcher import Resolved
+from uptrend.lab.plan import Resolved
 from uptrend.records import Arm, Hypothesis, LabError, Method, Source
 
 H = Hypothesis("h01", "t", "base.toml", (Arm("a", {}, True), Arm("b", {"learning.lr": 2e-3})), seeds=(3, 7))
@@ -27,37 +27,30 @@ def hash_of(config: dict[str, Any], tasks: str = "t", held_out: str = "e", made_
 
 
 def test_whole_seeds_come_first_and_each_run_has_its_seed(arms: dict[str, Resolved], tmp_path: Path) -> None:
-    planned_runs = plan.planned_runs(H, arms, tmp_path)
-    assert [(e.seed, e.arm) for e in planned_runs] == [(3, "a"), (3, "b"), (7, "a"), (7, "b")]
-    assert [e.config["seed"] for e in planned_runs] == [3, 3, 7, 7]
-    assert [e.asks for e in planned_runs] == [True, True, False, False]
-    assert len({e.hash for e in planned_runs}) == 4
-    assert planned_runs[1].folder == tmp_path / "runs" / f"quick-s3-{planned_runs[1].hash[:10]}"
+    planned = plan.planned_runs(H, arms, tmp_path)
+    assert [(e.seed, e.arm, e.config["seed"], e.asks) for e in planned] == [
+        (3, "a", 3, True), (3, "b", 3, True), (7, "a", 7, False), (7, "b", 7, False),
+    ]  # fmt: skip
+    assert len({e.hash for e in planned}) == 4
+    assert planned[1].folder == tmp_path / "runs" / f"quick-s3-{planned[1].hash[:10]}"
 
 
-def test_the_hash_is_of_what_could_change_the_result(arms: dict[str, Resolved]) -> None:
+def test_the_hash_is_of_what_could_change_the_result(arms: dict[str, Resolved], tmp_path: Path) -> None:
     config = dict(arms["a"].config)
     first = hash_of(config)
-    assert hash_of({**config, "name": "other"}) == first
-    assert hash_of({**config, "checkpoints": {"every": 5, "keep": 2}}) == first
-    assert hash_of({**config, "doctor": {"live": False}}) == first
-    assert hash_of(dict(reversed(config.items()))) == first
+    same = [{"name": "other"}, {"checkpoints": {"every": 5, "keep": 2}}, {"doctor": {"live": False}}]
+    assert {hash_of(config | each) for each in same} == {first, hash_of(dict(reversed(config.items())))}
     others = [hash_of(config, tasks="u"), hash_of(config, held_out="f"), hash_of(config, made_by="2")]
     others += [hash_of({**config, "compute": {**config["compute"], "threads": 2}}), hash_of({**config, "seed": 9})]
-    assert first not in others
-    assert len(set(others)) == 5
-
-
-def test_a_model_folder_that_was_made_anew_is_another_model(arms: dict[str, Resolved], tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    weights = folder / "model.safetensors"
-    weights.write_bytes(bytes(3 << 20))
-    config = {**arms["a"].config, "model": {**arms["a"].config["model"], "name": str(folder)}}
-    first = hash_of(config)
-    assert hash_of(config) == first
-    weights.write_bytes(bytes((3 << 20) - 1) + b"\1")
-    assert hash_of(config) != first
+    assert len({first, *others}) == 6
+    weights = tmp_path / "model" / "model.safetensors"  # a folder that was made anew is another model
+    weights.parent.mkdir()
+    config["model"] = {**config["model"], "name": str(weights.parent)}
+    hashes = []
+    for last in (b"\0", b"\0", b"\1"):
+        weights.write_bytes(bytes((3 << 20) - 1) + last)
+        hashes.append(hash_of(config))
+    assert hashes[0] == hashes[1] != hashes[2]
 
 
 def test_another_hypothesis_finds_the_run_under_its_name(arms: dict[str, Resolved], tmp_path: Path) -> None:
@@ -79,12 +72,9 @@ def test_a_run_that_two_need_is_made_once_for_both(arms: dict[str, Resolved], tm
     assert (one[2].asks, shared[2].asks) == (False, True)
 
 
-def test_arms_on_different_held_out_tasks_are_refused(arms: dict[str, Resolved], tmp_path: Path) -> None:
+def test_runs_that_can_not_be_compared_are_refused(arms: dict[str, Resolved], tmp_path: Path) -> None:
     with pytest.raises(LabError, match=r"different held-out tasks \(a bb, b cc\).*Write one \[eval\]"):
         plan.planned_runs(H, {**arms, "b": replace(arms["b"], held_out="cc")}, tmp_path)
-
-
-def test_a_run_that_only_has_the_name_is_refused(arms: dict[str, Resolved], tmp_path: Path) -> None:
     (planned, *_) = plan.planned_runs(H, arms, tmp_path)
     assert not plan.is_finished(planned)
     write_run(planned.folder, steps=2)
@@ -92,28 +82,16 @@ def test_a_run_that_only_has_the_name_is_refused(arms: dict[str, Resolved], tmp_
         plan.is_finished(planned)
 
 
-class TestReplay:
-    def replayed(self, run: str) -> Hypothesis:
-        return replace(H, method=Method.REPLAY, source=Source(run, 0))
-
-    def test_each_seed_replays_a_run_of_its_own(self, arms: dict[str, Resolved], tmp_path: Path) -> None:
-        for seed in H.seeds:
-            write_run(tmp_path / "runs" / f"base-s{seed}-abc", steps=2, seed=seed)
-        planned_runs = plan.planned_runs(self.replayed("runs/base-s{seed}-*"), arms, tmp_path)
-        assert [Path(e.source.run).name for e in planned_runs if e.source] == ["base-s3-abc"] * 2 + ["base-s7-abc"] * 2
-
-    def test_what_was_recorded_is_part_of_the_hash(self, arms: dict[str, Resolved], tmp_path: Path) -> None:
-        runs = [write_run(tmp_path / "runs" / f"base-s{seed}", steps=2, seed=seed) for seed in H.seeds]
-        first = plan.planned_runs(self.replayed("runs/base-s{seed}"), arms, tmp_path)
-        with (runs[0] / "metrics.jsonl").open("a") as file:
-            file.write('{"step": 3}\n')
-        then = plan.planned_runs(self.replayed("runs/base-s{seed}"), arms, tmp_path)
-        assert [a.hash == b.hash for a, b in zip(first, then, strict=True)] == [False, False, True, True]
-
-    def test_one_run_for_several_seeds_is_refused(self, arms: dict[str, Resolved], tmp_path: Path) -> None:
-        with pytest.raises(LabError, match=r"one outcome over again.*\{seed\}"):
-            plan.planned_runs(self.replayed("runs/base"), arms, tmp_path)
-
-    def test_a_source_that_is_not_there_is_refused(self, arms: dict[str, Resolved], tmp_path: Path) -> None:
-        with pytest.raises(LabError, match=r"runs/base-s3 should be one run .* there are 0"):
-            plan.planned_runs(self.replayed("runs/base-s{seed}"), arms, tmp_path)
+def test_each_seed_replays_a_run_of_its_own(arms: dict[str, Resolved], tmp_path: Path) -> None:
+    replayed = replace(H, method=Method.REPLAY, source=Source("runs/base-s{seed}-*", 0))
+    with pytest.raises(LabError, match=r"runs/base-s3-\* should be one run .* there are 0"):
+        plan.planned_runs(replayed, arms, tmp_path)
+    runs = [write_run(tmp_path / "runs" / f"base-s{seed}-abc", steps=2, seed=seed) for seed in H.seeds]
+    first = plan.planned_runs(replayed, arms, tmp_path)
+    assert [Path(e.source.run).name for e in first if e.source] == ["base-s3-abc"] * 2 + ["base-s7-abc"] * 2
+    with (runs[0] / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3}\n')  # what was recorded is part of the hash
+    then = plan.planned_runs(replayed, arms, tmp_path)
+    assert [a.hash == b.hash for a, b in zip(first, then, strict=True)] == [False, False, True, True]
+    with pytest.raises(LabError, match=r"one outcome over again.*\{seed\}"):
+        plan.planned_runs(replace(replayed, source=Source("runs/base")), arms, tmp_path)

@@ -1,5 +1,6 @@
 """The same runs as tasks of a real Ray: the same results, and a lost worker's run is made again."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -10,13 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_local_workers import TESTS, Watching, lines, planned_runs
+from test_workers import PATHS, Watching, has_steps, lines, make, pid_of, planned_runs
 
-from quick_runs import QuickLauncher
-from uptrend.lab.launcher import PlannedRun
-from uptrend.lab.workers.local import LocalWorkers
 from uptrend.lab.workers.ray import RayWorkers
-from uptrend.lab.workers.work import Outcome
 from uptrend.records import LabError, Run
 
 pytestmark = pytest.mark.slow
@@ -29,7 +26,7 @@ def cluster() -> Iterator[str]:
     """A real Ray of two cores, whose workers find the tests' own modules."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS), str(TESTS / "lab"), os.environ.get("PYTHONPATH", "")]))
+        patch.setenv("PYTHONPATH", PATHS["PYTHONPATH"])
         context = ray.init(
             num_cpus=2, include_dashboard=False, _node_ip_address="127.0.0.1", log_to_driver=False,
             configure_logging=False, object_store_memory=80 * 2**20,
@@ -38,22 +35,18 @@ def cluster() -> Iterator[str]:
         ray.shutdown()
 
 
-def make(work: list[PlannedRun], watch: Watching, workers: RayWorkers | None = None) -> list[Outcome]:
-    return list((workers or RayWorkers()).run(work, QuickLauncher(), lambda _: True, watch))
-
-
 @pytest.mark.usefixtures("cluster")
 class TestCluster:
     def test_runs_are_those_of_local_processes(self, tmp_path: Path) -> None:
         here, there = planned_runs(tmp_path / "here"), planned_runs(tmp_path / "there")
-        list(LocalWorkers(2).run(here, QuickLauncher(), lambda _: True, Watching()))
+        make(here, Watching())
         watch = Watching()
-        outcomes = make(there, watch)
+        outcomes = make(there, watch, RayWorkers())
         assert sorted(o.planned.arm + o.status for o in outcomes) == ["afinished", "bfinished"]
         assert [lines(e.folder) for e in there] == [lines(e.folder) for e in here]
         tables = [[Run(e.folder).eval_rollouts(3).drop(["run"]) for e in work] for work in (here, there)]
         assert tables[0] == tables[1]
-        assert [o.was_there for o in make(there, watch)] == [True, True]
+        assert [o.was_there for o in make(there, watch, RayWorkers())] == [True, True]
         assert len(watch.begun) == 2
 
     def test_a_lost_workers_run_is_made_again(self, tmp_path: Path) -> None:
@@ -61,58 +54,61 @@ class TestCluster:
         lost: list[int] = []
 
         def kill() -> None:
-            run = Run(work.folder) if (work.folder / "run.json").exists() else None
-            if run and run.metric_lines and not lost:
-                child = run.events[0]["pid"]
+            if has_steps(work) and not lost:
+                child = pid_of(work)
                 lost.extend([child, int(Path(f"/proc/{child}/stat").read_text().split()[3])])
                 assert "ray::" in Path(f"/proc/{lost[1]}/cmdline").read_text()
                 os.kill(lost[1], signal.SIGKILL)
 
-        (outcome,) = make([work], Watching(kill))
-        assert outcome.status == "finished"
-        assert len(lost) == 2
-        (started, finished) = Run(work.folder).events
-        assert (started["event"], finished["event"]) == ("started", "finished")
-        assert started["pid"] not in lost
+        (outcome,) = make([work], Watching(kill), RayWorkers())
+        assert (outcome.status, len(lost)) == ("finished", 2)
+        assert [event["event"] for event in Run(work.folder).events] == ["started", "finished"]
+        assert pid_of(work) not in lost
 
     def test_a_run_that_fails_is_tried_once_more_and_then_told(self, tmp_path: Path) -> None:
-        (work, *_) = planned_runs(tmp_path, "fail")
-        watch = Watching()
-        (outcome,) = make([work], watch)
+        (work, *_), watch = planned_runs(tmp_path, "fail"), Watching()
+        (outcome,) = make([work], watch, RayWorkers())
         assert (outcome.status, outcome.reason) == ("failed", "RuntimeError: out of luck")
         assert watch.begun == [("a0", ""), ("a0", "try 2")]
 
     def test_a_run_comes_back_from_a_node_that_does_not_see_the_folder(self, tmp_path: Path) -> None:
         class Unseen(RayWorkers):
-            def _send(self, ray: Any, each: Any, launcher: Any, mark: Path) -> Any:
-                return super()._send(ray, each, launcher, mark.with_name("elsewhere"))
+            @contextlib.contextmanager
+            def _open(self, planned_runs: Any) -> Iterator[None]:
+                with super()._open(planned_runs):
+                    self._mark.unlink()
+                    yield
 
         (work, *_) = planned_runs(tmp_path / "lab")
         (outcome,) = make([work], Watching(), Unseen())
-        assert outcome.status == "finished"
-        assert Run(work.folder).status == "finished"
+        assert (outcome.status, outcome.planned, Run(work.folder).status) == ("finished", work, "finished")
         assert not (work.folder / ".lock").exists()
         assert len(lines(work.folder)) == 2
 
-    def test_ctrl_c_has_runs_end_their_step_and_they_are_gone_on_with(self, tmp_path: Path) -> None:
+    def test_ctrl_c_has_runs_end_their_step_and_they_are_continued(self, tmp_path: Path) -> None:
         (work, *_) = planned_runs(tmp_path, "slow", steps=20)
 
         def interrupt() -> None:
-            if (work.folder / "run.json").exists() and Run(work.folder).metric_lines:
+            if has_steps(work):
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            make([work], Watching(interrupt))
+            make([work], Watching(interrupt), RayWorkers())
         assert Run(work.folder).status == "stopped"
-        assert [o.status for o in make([work], Watching())] == ["finished"]
+        assert [o.status for o in make([work], Watching(), RayWorkers())] == ["finished"]
         assert [e["event"] for e in Run(work.folder).events] == ["started", "stopped", "resumed", "finished"]
+
+    def test_a_cluster_without_gpus_is_said(self, tmp_path: Path) -> None:
+        (work, *_) = planned_runs(tmp_path)
+        work.config["compute"]["device"] = "cuda"
+        with pytest.raises(LabError, match="The Ray cluster has no GPU for this run"):
+            make([work], Watching(), RayWorkers())
 
 
 CLIENT = """
 import sys
 from pathlib import Path
-from test_ray_workers import make
-from test_local_workers import Watching, planned_runs
+from test_workers import Watching, make, planned_runs
 from uptrend.lab.workers.ray import RayWorkers
 work = planned_runs(Path(sys.argv[1]))
 print([o.status + o.reason for o in make(work, Watching(), RayWorkers(sys.argv[2]))])
@@ -124,14 +120,12 @@ def test_a_ray_address_is_a_client_of_a_cluster_elsewhere(cluster: str, tmp_path
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    paths = os.pathsep.join([str(TESTS), str(TESTS / "lab"), os.environ.get("PYTHONPATH", "")])
-    variables = {**os.environ, "PYTHONPATH": paths}
     where = ["--address", cluster, "--host", "127.0.0.1", "--port", str(port), "--mode", "legacy"]
-    command = [sys.executable, "-m", "ray.util.client.server", *where]
-    server = subprocess.Popen(command, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command, env = [sys.executable, "-m", "ray.util.client.server", *where], os.environ | PATHS
+    server = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         client = [sys.executable, "-c", CLIENT, str(tmp_path / "lab"), f"ray://127.0.0.1:{port}"]
-        told = subprocess.run(client, env=variables, capture_output=True, text=True, check=False, timeout=300)
+        told = subprocess.run(client, env=env, capture_output=True, text=True, check=False, timeout=300)
         assert told.stdout.splitlines()[-1:] == ["['finished', 'finished']"], told.stderr[-2000:]
     finally:
         server.kill()
@@ -139,11 +133,10 @@ def test_a_ray_address_is_a_client_of_a_cluster_elsewhere(cluster: str, tmp_path
 
 
 def test_a_cluster_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(**_: object) -> None:
+        raise ConnectionError("nobody there.\nand more")
+
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray, "init", _refuse)
+    monkeypatch.setattr(ray, "init", refuse)
     with pytest.raises(LabError, match=r"no Ray cluster at auto: nobody there"):
         make(planned_runs(tmp_path), Watching(), RayWorkers("auto"))
-
-
-def _refuse(**_: object) -> None:
-    raise ConnectionError("nobody there.\nand more")

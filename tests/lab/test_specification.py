@@ -1,9 +1,10 @@
-"""What is fixed before the first step, and what happens when somebody changes it."""
+"""The specification that is fixed before the first step, and changes that somebody makes to it."""
 
 import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,130 +14,101 @@ from uptrend.lab.notebook import Notebook
 from uptrend.lab.specification import Specification
 from uptrend.records import Arm, Direction, Hypothesis, LabError, Priority
 
-H = Hypothesis(
-    "h01", "A greater rate learns more", "base.toml", (Arm("control", {}, True), Arm("fast", {"learning.lr": 2e-3}))
-)
+CONTROL, FAST = Arm("control", {}, True), Arm("fast", {"learning.lr": 2e-3})
+H = Hypothesis("h01", "A greater rate learns more", "base.toml", (CONTROL, FAST))
 
 
 @pytest.fixture
 def notebook(tmp_path: Path) -> Notebook:
     notebook = Notebook.init(tmp_path / "lab")
-    (notebook.folder / "base.toml").write_text(
-        'name = "quick"\nmodel = { name = "finish" }\nlearning = { steps = 4 }\n'
-    )
+    recipe = 'name = "quick"\nmodel = { name = "finish" }\nlearning = { steps = 4 }\n'
+    (notebook.folder / "base.toml").write_text(recipe)
     return notebook
 
 
-def now(notebook: Notebook, h: Hypothesis) -> Specification:
-    return specification.describe(notebook, h, QuickLauncher())
+@pytest.fixture
+def then(notebook: Notebook) -> Specification:
+    return specification.freeze(notebook, H, QuickLauncher())
 
 
-def changes(notebook: Notebook, h: Hypothesis) -> list[str]:
-    then = specification.freeze(notebook, H, QuickLauncher())
-    return specification.changed(then, now(notebook, h))
+def changes(then: Specification, notebook: Notebook, h: Hypothesis = H, **held_out: str) -> list[str]:
+    return specification.changed(then, specification.describe(notebook, h, QuickLauncher(held_out)))
 
 
-def test_it_is_written_once_with_every_value(notebook: Notebook) -> None:
-    first = specification.freeze(notebook, H, QuickLauncher())
+def test_it_is_written_once_with_every_value(notebook: Notebook, then: Specification) -> None:
     written = json.loads((notebook.results("h01") / "specification.json").read_text())
-    assert written["hash"] == first.hash
-    assert written["criteria"]["smallest"] == 0.05
-    assert written["criteria"]["validated_if"] == "low > 0"
+    assert written["hash"] == then.hash
+    assert (written["criteria"]["smallest"], written["criteria"]["validated_if"]) == (0.05, "low > 0")
     assert written["arms"]["fast"]["config"]["learning"]["lr"] == 2e-3
     assert written["arms"]["control"]["config"]["sampling"]["top_k"] == 0
-    assert specification.freeze(notebook, replace(H, smallest=0.02), QuickLauncher()) == first
-
-
-def test_a_hypothesis_that_was_left_alone_has_not_changed(notebook: Notebook) -> None:
-    fixed = replace(H, title="A greater rate teaches more", priority=Priority.HIGH, explains="much")
-    assert changes(notebook, fixed) == []
+    assert specification.freeze(notebook, replace(H, smallest=0.02), QuickLauncher()) == then
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"smallest": 0.02}, "smallest 0.05 → 0.02"),
-        ({"seeds": (0, 1, 2)}, "seeds [0, 1, 2, 3, 4] → [0, 1, 2]"),
-        ({"direction": "down"}, "direction up → down"),
-        ({"validated_if": "effect > 0"}, "validated_if low > 0 → effect > 0"),
-        ({"cause": "kl.strangles"}, 'cause "" → kl.strangles'),
-        ({"steps": 8}, "learning.steps 4 → 8"),
-        ({"arms": (H.arms[0], Arm("fast", {"learning.lr": 3e-3}))}, "fast: learning.lr 0.002 → 0.003"),
-        ({"arms": (Arm("control"), replace(H.arms[1], is_control=True))}, "fast: it is the control now"),
+        ({"title": "A greater rate teaches more", "priority": Priority.HIGH, "explains": "much"}, []),
+        ({"smallest": 0.02}, ["smallest 0.05 → 0.02"]),
+        ({"seeds": (0, 1, 2)}, ["seeds [0, 1, 2, 3, 4] → [0, 1, 2]"]),
+        ({"direction": "down"}, ["direction up → down"]),
+        ({"cause": "kl.strangles"}, ['cause "" → kl.strangles']),
+        ({"steps": 8}, ["learning.steps 4 → 8"]),
+        ({"arms": (CONTROL, Arm("fast", {"learning.lr": 3e-3}))}, ["fast: learning.lr 0.002 → 0.003"]),
+        ({"arms": (Arm("control"), replace(FAST, is_control=True))}, ["fast: it is the control now"]),
+        ({"arms": (CONTROL, Arm("slow", {"learning.lr": 1e-7}))}, ["arm fast is gone", "arm slow is new"]),
     ],
 )
-def test_each_change_is_named(notebook: Notebook, change: dict[str, object], says: str) -> None:
-    assert changes(notebook, replace(H, **change)) == [says]  # type: ignore[arg-type]
+def test_each_change_is_named(notebook: Notebook, then: Specification, change: dict[str, Any], says: list[str]) -> None:
+    assert changes(then, notebook, replace(H, **change)) == says
 
 
-def test_arms_that_come_and_go(notebook: Notebook) -> None:
-    other = replace(H, arms=(H.arms[0], Arm("slow", {"learning.lr": 1e-7})))
-    assert changes(notebook, other) == ["arm fast is gone", "arm slow is new"]
-
-
-def test_a_changed_recipe_is_named_once_for_all_arms_and_its_comments_do_not_count(notebook: Notebook) -> None:
-    specification.freeze(notebook, H, QuickLauncher())
+def test_a_changed_recipe_is_named_once_for_all_arms(notebook: Notebook, then: Specification) -> None:
     recipe = notebook.folder / "base.toml"
     recipe.write_text("# a remark\n" + recipe.read_text())
-    assert changes(notebook, H) == []
+    assert changes(then, notebook) == []  # comments do not count
     recipe.write_text(recipe.read_text() + "sampling = { size = 4 }\n")
-    assert changes(notebook, H) == ["sampling.size 16 → 4"]
+    assert changes(then, notebook) == ["sampling.size 16 → 4"]
 
 
-def test_other_tasks_are_a_change(notebook: Notebook) -> None:
-    then = specification.freeze(notebook, H, QuickLauncher())
-    other = specification.describe(notebook, H, QuickLauncher(held_out={"quick": "cc"}))
-    assert specification.changed(then, other) == ["hash of its held-out tasks bb → cc"]
+def test_other_tasks_are_a_change(notebook: Notebook, then: Specification) -> None:
+    assert changes(then, notebook, quick="cc") == ["hash of its held-out tasks bb → cc"]
 
 
-def test_keys_that_a_later_version_added_are_no_change(notebook: Notebook) -> None:
-    then = specification.freeze(notebook, H, QuickLauncher())
+def test_keys_names_and_machines_of_another_version_are_no_change(notebook: Notebook, then: Specification) -> None:
     arms = json.loads(json.dumps(then.arms))
     for arm in arms.values():
         del arm["config"]["sampling"]["trim"], arm["config"]["warmstart"]
+        arm["config"]["compute"]["device"] = "cuda"
     older = replace(then, arms=arms, criteria={k: v for k, v in then.criteria.items() if k != "allows"})
-    assert specification.changed(older, now(notebook, H)) == []
-    trims = replace(H, arms=(H.arms[0], Arm("fast", {"learning.lr": 2e-3, "sampling.trim": True})))
-    assert specification.changed(older, now(notebook, trims)) == ["fast: sampling.trim none → true"]
-    adapts = replace(H, arms=(H.arms[0], Arm("fast", {"learning.lr": 2e-3, "model.lora.r": 4})))
-    assert "fast: model.lora.r none → 4" in specification.changed(older, now(notebook, adapts))
-
-
-def test_names_that_were_changed_are_no_change(notebook: Notebook) -> None:
-    then = specification.freeze(notebook, H, QuickLauncher())
+    assert changes(older, notebook) == []
+    trims = replace(H, arms=(CONTROL, Arm("fast", {"learning.lr": 2e-3, "sampling.trim": True})))
+    assert changes(older, notebook, trims) == ["fast: sampling.trim none → true"]
+    adapts = replace(H, arms=(CONTROL, Arm("fast", {"learning.lr": 2e-3, "model.lora.r": 4})))
+    assert "fast: model.lora.r none → 4" in changes(older, notebook, adapts)
     old = {**then.criteria, "metric": "optimiser/lr", "cause": "optimiser.lr-small", "allows": ["data.memorised"]}
     today = replace(H, metric="optimizer/lr", cause="optimizer.lr-small", allows=("data.memorized",))
-    assert specification.changed(replace(then, criteria=old), now(notebook, today)) == []
+    assert changes(replace(then, criteria=old), notebook, today) == []
 
 
-def test_another_machine_is_no_change(notebook: Notebook) -> None:
-    then = specification.freeze(notebook, H, QuickLauncher())
-    arms = json.loads(json.dumps(then.arms))
-    for arm in arms.values():
-        arm["config"]["compute"]["device"] = "cuda"
-    assert specification.changed(replace(then, arms=arms), now(notebook, H)) == []
-
-
-def test_why_a_verdict_is_void() -> None:
-    assert specification.void([]) == ""
-    said = specification.void(["smallest 0.05 → 0.02"])
-    assert said == "the specification changed after the first step: smallest 0.05 → 0.02"
-
-
-def test_a_file_that_was_edited_is_refused(notebook: Notebook) -> None:
-    specification.freeze(notebook, H, QuickLauncher())
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [(('"smallest": 0.05', '"smallest": 0.01'), r"was edited.*--restart"), (("{", "", 1), r"is damaged .*--restart")],
+)
+@pytest.mark.usefixtures("then")
+def test_a_file_that_was_edited_is_refused(notebook: Notebook, damage: tuple[Any, ...], says: str) -> None:
     path = notebook.results("h01") / "specification.json"
-    path.write_text(path.read_text().replace('"smallest": 0.05', '"smallest": 0.01'))
-    with pytest.raises(LabError, match=r"was edited.*--restart"):
+    path.write_text(path.read_text().replace(*damage))
+    with pytest.raises(LabError, match=says):
         specification.read(notebook, "h01")
 
 
+@pytest.mark.usefixtures("then")
 def test_to_begin_anew_keeps_what_was_found_aside(notebook: Notebook) -> None:
-    specification.freeze(notebook, H, QuickLauncher())
     runs = [{"hash": "a", "status": "finished"}, {"hash": "b", "status": "failed"}]
     (notebook.results("h01") / "runs.json").write_text(json.dumps({"runs": runs}))
     assert specification.restart(notebook, "h01") == notebook.results("h01") / "before-1"
     assert specification.read(notebook, "h01") is None
+    assert specification.restart(notebook, "h01") is None
     anew = specification.freeze(notebook, replace(H, smallest=0.02), QuickLauncher())
     assert (anew.before, anew.criteria["smallest"]) == (1, 0.02)
     assert specification.seen_before(notebook, "h01") == {"a"}
@@ -144,14 +116,18 @@ def test_to_begin_anew_keeps_what_was_found_aside(notebook: Notebook) -> None:
     assert sorted(path.name for path in notebook.results("h01").iterdir()) == ["before-1", "before-2"]
 
 
-def test_seeds_that_are_added_are_recorded_and_leave_the_hash_alone(notebook: Notebook) -> None:
-    then = specification.freeze(notebook, H, QuickLauncher())
+def test_seeds_that_are_added_are_recorded_and_leave_the_hash_alone(notebook: Notebook, then: Specification) -> None:
     specification.extend(notebook, then, 2)
     found = specification.read(notebook, "h01")
     assert found is not None
     assert (found.more, found.hash) == ((5, 6), then.hash)
-    assert found.hypothesis_of(H).seeds == (0, 1, 2, 3, 4, 5, 6)
-    assert specification.changed(found, now(notebook, H)) == []
+    assert changes(found, notebook) == []
+    spent = {**then.criteria, "direction": Direction.EITHER, "stops_early": False}
+    with pytest.raises(LabError, match=r"h01 claims either direction without stops_early, .* stops_early = true"):
+        specification.extend(notebook, replace(then, criteria=spent), 2)
+    first = {**then.criteria, "metric": "eval/accuracy/first-step@0.8"}
+    with pytest.raises(LabError, match=r"h01 compares eval/accuracy/first-step@0.8 by its median"):
+        specification.extend(notebook, replace(then, criteria=first), 2)
 
 
 def test_a_model_that_was_made_anew_is_a_change(
@@ -161,29 +137,19 @@ def test_a_model_that_was_made_anew_is_a_change(
     weights = tmp_path / "warm" / "weights.bin"
     weights.parent.mkdir()
     weights.write_bytes(b"1")
-    arms = (Arm("control", {"model.name": "~/warm"}, True), H.arms[1])
-    h = replace(H, arms=arms)
+    h = replace(H, arms=(Arm("control", {"model.name": "~/warm"}, True), FAST))
     then = specification.freeze(notebook, h, QuickLauncher())
     assert specification.read(notebook, "h01") == then
-    assert specification.changed(then, now(notebook, h)) == []
+    assert changes(then, notebook, h) == []
     weights.write_bytes(b"2")
-    (change,) = specification.changed(then, now(notebook, h))
+    (change,) = changes(then, notebook, h)
     assert change.startswith("control: hash of its model's folder ")
     shutil.rmtree(weights.parent)  # judged elsewhere
-    assert specification.changed(then, now(notebook, h)) == []
-
-
-def test_a_claim_that_has_spent_its_alpha_gets_no_more_seeds(notebook: Notebook) -> None:
-    h = replace(H, direction=Direction.EITHER, stops_early=False)
-    then = specification.freeze(notebook, h, QuickLauncher())
-    with pytest.raises(LabError, match=r"h01 claims either direction without stops_early, .* stops_early = true"):
-        specification.extend(notebook, then, 2)
-    shared = replace(then, criteria={**then.criteria, "stops_early": True})
-    assert specification.extend(notebook, shared, 2).more == (5, 6)
+    assert changes(then, notebook, h) == []
 
 
 def test_what_can_t_be_run_is_not_fixed(notebook: Notebook) -> None:
-    h = replace(H, arms=(H.arms[0], Arm("fast", {"name": "other"})))
+    h = replace(H, arms=(CONTROL, Arm("fast", {"name": "other"})))
     with pytest.raises(LabError, match="evaluated on different held-out tasks"):
         specification.freeze(notebook, h, QuickLauncher({"other": "cc"}))
     assert specification.read(notebook, "h01") is None

@@ -1,1 +1,30 @@
-"""From a suspicion to a verdict that holds: hypotheses as files, arms × seeds, statistics, the journal."""
+"""The lab: hypotheses, experiments, verdicts and the journal that keeps them."""
+
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+
+@cache
+def texts(section: str) -> Mapping[str, str]:
+    """Return the sentences of one section of texts.toml."""
+    return dict(tomllib.loads((files("uptrend.lab") / "texts.toml").read_text(encoding="utf-8"))[section])
+
+
+@cache
+def templates() -> "Environment":
+    """Return the environment of templates/, for plain text."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    from uptrend.config.tables import to_key, to_toml
+    from uptrend.stats.formatting import number, p_value, percent
+
+    loader = PackageLoader("uptrend.lab")
+    environment = Environment(loader=loader, undefined=StrictUndefined, autoescape=False, keep_trailing_newline=True)
+    environment.filters |= {"number": number, "p_value": p_value, "percent": percent, "toml": to_toml, "key": to_key}
+    return environment

@@ -1,85 +1,222 @@
-"""One arm against the control: every figure that a verdict rests on."""
+"""One arm against the control, seed by seed: every figure that a verdict rests on, and what more seeds would show."""
 
-from dataclasses import replace
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import ndtri, stdtr
 
-from uptrend.lab.foresee import foresee, seeds_to_decide
-from uptrend.lab.pairs import Pairs
-from uptrend.lab.rules import alpha_of, status_by
-from uptrend.lab.sentences import tell
-from uptrend.records.hypothesis import Comparison, Direction, Hypothesis, Interval, Status
-from uptrend.stats.comparison import paired_p, sequence_p, sign_flip
-from uptrend.stats.intervals import (
-    Spread,
-    chance_of_improvement,
-    crossed_interval,
-    interval_of,
-    iqm_difference,
-    likely_deviation,
-    sequence_interval,
-    spread_of,
-    student_reach,
-)
+from uptrend.lab import criteria
+from uptrend.lab.criteria import alpha_of, has_own_criteria, status_by
+from uptrend.lab.measure import first_step
+from uptrend.records import Comparison, Direction, Hypothesis, Interval, Measured, Status
+from uptrend.records.view import Floats
+from uptrend.stats import comparison, intervals
+from uptrend.stats.comparison import Chances
+
+# Chance of a verdict that is called enough.
+ENOUGH = 0.8
+# Means by which an own criterion is weighed, for each deviation.
+MEANS = 200
+# Most held-out tasks that are asked for, as a multiple of those that there are.
+MOST_TASKS = 10
 
 
-def compare(h: Hypothesis, pairs: Pairs, by_sequence: bool, *, is_void: bool = False) -> Comparison:
-    """Compare an arm with the control on their common seeds, by the confidence sequence or by Student's interval.
+@dataclass(frozen=True)
+class Pairs:
+    """An arm's runs beside the control's, by seed."""
 
-    The sentence of a void comparison has figures and no verdict.
+    arm: str
+    sign: float  # −1 where the claim says down, so that positive effects are as claimed
+    seeds: tuple[int, ...]  # seeds that both have
+    control: tuple[Measured, ...]
+    treated: tuple[Measured, ...]
+    broken: tuple[int, ...]  # seeds that one of the two lacks, or whose figure is no number: left out
+    waiting: tuple[int, ...]  # seeds that neither has: not run yet, or not any more
+
+    @property
+    def differences(self) -> Floats:
+        """Arm less control by seed, in the claimed direction."""
+        values = [after.value - before.value for before, after in zip(self.control, self.treated, strict=True)]
+        return self.sign * np.array(values, dtype=np.float64)
+
+    @property
+    def bounds(self) -> tuple[Floats, Floats]:
+        """Least and greatest value of each difference, unbounded where a run never reached the value it should."""
+        late, early = (np.array([not run.reached for run in side]) for side in (self.treated, self.control))
+        can_grow, can_fall = (late, early) if self.sign > 0 else (early, late)
+        return np.where(can_fall, -np.inf, self.differences), np.where(can_grow, np.inf, self.differences)
+
+    @property
+    def table(self) -> Floats:
+        """Differences by seed and task, for the tasks that all these runs have."""
+        runs = (*self.control, *self.treated)
+        tasks = [task for task in runs[0].tasks if all(task in run.tasks for run in runs)] if runs else []
+        before, after = (
+            np.array([[run.tasks[task] for task in tasks] for run in side]) for side in (self.control, self.treated)
+        )
+        table = self.sign * (after - before)
+        return np.asarray(table[:, np.isfinite(table).all(axis=0)]) if tasks else np.zeros((len(self.seeds), 0))
+
+    @property
+    def by_family(self) -> tuple[Floats, Floats] | None:
+        """Control and arm as seeds × tasksets, in the claimed direction; None where the tasks are of one taskset."""
+        scores = [[_family_means(run) for run in side] for side in (self.control, self.treated)]
+        families = sorted(scores[0][0]) if scores[0] else []
+        if len(families) < 2 or any(sorted(run) != families for side in scores for run in side):
+            return None
+        control, arm = (self.sign * np.array([[run[name] for name in families] for run in side]) for side in scores)
+        return control, arm
+
+
+def _family_means(run: Measured) -> dict[str, float]:
+    of: dict[str, list[float]] = {}
+    for task, value in run.tasks.items():
+        of.setdefault(run.families.get(task, ""), []).append(value)
+    return {family: sum(values) / len(values) for family, values in of.items()}
+
+
+def pair(h: Hypothesis, measured: Sequence[Measured], arm: str) -> Pairs:
+    """Put one arm's runs beside the control's; seeds that the hypothesis does not name do not count."""
+    control, treated = ({run.seed: run for run in measured if run.arm == name} for name in (h.control.name, arm))
+    waiting = tuple(seed for seed in h.seeds if seed not in control and seed not in treated)
+    seeds = tuple(
+        seed
+        for seed in h.seeds
+        if seed in control and seed in treated and math.isfinite(control[seed].value + treated[seed].value)
+    )
+    return Pairs(
+        arm,
+        -1.0 if h.direction is Direction.DOWN else 1.0,
+        seeds,
+        tuple(control[seed] for seed in seeds),
+        tuple(treated[seed] for seed in seeds),
+        tuple(seed for seed in h.seeds if seed not in (*seeds, *waiting)),
+        waiting,
+    )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Chances of an experiment, for a deviation between seeds that is supposed or was measured."""
+
+    seeds: int  # number planned
+    deviation: float  # deviation of the paired differences between seeds
+    power: float  # chance that they validate the smallest effect that matters, where it is there
+    seeds_for_80: int | None  # number that validates it with a chance of 80%; None beyond 1,000
+
+
+def foresee(h: Hypothesis, effect: float, deviation: float, seeds: int, control: float = math.nan) -> Chances:
+    """Return the chances of the two verdicts where the true effect is this."""
+    if has_own_criteria(h) and deviation > 0 and seeds > 1:
+        return _by_criteria(h, effect, deviation, seeds, control)
+    return comparison.chances(effect, deviation, seeds, h.smallest, alpha_of(h), h.direction is Direction.EITHER)
+
+
+def _by_criteria(h: Hypothesis, effect: float, deviation: float, seeds: int, control: float) -> Chances:
+    """Return the same for criteria of one's own: outcomes on a grid of means and deviations, each with its weight."""
+    ratio, mass = comparison.deviation_ratios(seeds - 1)
+    error = deviation * ratio[None, :] / math.sqrt(seeds)
+    mean = effect + deviation / math.sqrt(seeds) * ndtri((np.arange(MEANS) + 0.5) / MEANS)[:, None]
+    side = np.where((mean < 0) & (h.direction is Direction.EITHER), -1.0, 1.0)
+    half = intervals.student_reach(seeds, alpha_of(h)) * deviation * ratio[None, :]
+    sign = -1.0 if h.direction is Direction.DOWN else 1.0
+    values = {"effect": side * mean + 0 * half, "low": side * mean - half, "high": side * mean + half}
+    values |= {"control": np.full_like(half, control), "arm": control + sign * mean + 0 * half}
+    values |= {"p": 2 * stdtr(seeds - 1, -np.abs(mean) / error), "smallest": np.full_like(half, h.smallest)}
+    against = criteria.parse(h.invalidated_if).meets(values)
+    for_it = criteria.parse(h.validated_if).meets(values) & ~against
+    return Chances(*(float(np.mean(met, axis=0) @ mass) for met in (for_it, against)))
+
+
+def plan(h: Hypothesis, deviation: float) -> Plan:
+    """Return what the planned seeds can show where paired differences deviate by this much between seeds."""
+    power = foresee(h, h.smallest, deviation, len(h.seeds)).validated
+    needed = comparison.fewest(lambda seeds: foresee(h, h.smallest, deviation, seeds).validated >= ENOUGH)
+    return Plan(len(h.seeds), deviation, power, needed)
+
+
+def seeds_to_decide(h: Hypothesis, effect: float, deviation: float, control: float) -> int | None:
+    """Return the seeds that give a verdict with a chance of 80%, where effect and deviation are as they seem."""
+    return comparison.fewest(lambda seeds: foresee(h, effect, deviation, seeds, control).decided >= ENOUGH)
+
+
+def tasks_to_decide(h: Hypothesis, effect: float, deviation: float, seeds: int, tasks: int, rest: float) -> int | None:
+    """Return the held-out tasks that do, with these seeds: `rest` is the variance that is a task's own.
+
+    Of the variance between seeds rest/tasks is chance on these tasks and falls with their number; the seeds' own stays.
     """
-    alpha, differences = alpha_of(h), pairs.differences
-    spread = spread_of(differences)
-    interval, p = interval_and_p(spread, alpha, by_sequence)
+    own = max(0.0, deviation**2 - rest / tasks)
+    if has_own_criteria(h) or rest <= 0 or deviation == 0:
+        return None
+
+    def is_enough(count: int) -> bool:
+        return foresee(h, effect, math.sqrt(own + rest / count), seeds).decided >= ENOUGH
+
+    return comparison.fewest(is_enough, tasks, MOST_TASKS * tasks)
+
+
+def interval_and_p(h: Hypothesis, pairs: Pairs, by_sequence: bool) -> tuple[Interval, float]:
+    """Return the interval that decides, and its p: by the confidence sequence, or at the end by Student's t.
+
+    Steps to a value have no mean, since a run may never reach it. Their median is compared by the exact sign test,
+    which holds once, after all seeds: an earlier look decides nothing.
+    """
+    alpha, spread = alpha_of(h), intervals.spread_of(pairs.differences)
+    if first_step(h.metric):
+        low, high = pairs.bounds
+        found = intervals.median_interval(pairs.differences, alpha, low, high)
+        if by_sequence:
+            return Interval(found.effect, -math.inf, math.inf), 1.0
+        return found, comparison.mcnemar(int((low > 0).sum()), int((high < 0).sum()))
+    if by_sequence:
+        return intervals.sequence_interval(spread, alpha), comparison.sequence_p(spread)
+    return intervals.interval_of(spread, intervals.student_reach(spread.seeds, alpha), alpha), comparison.paired_p(
+        spread
+    )
+
+
+def status_of(h: Hypothesis, pairs: Pairs, interval: Interval, p: float) -> Status:
+    """Apply the criteria to the pairs' figures; one seed decides nothing, whatever the criterion."""
+    if len(pairs.seeds) < 2:
+        return Status.INCONCLUSIVE
     control, arm = (float(np.mean([run.value for run in side])) for side in (pairs.control, pairs.treated))
-    status = status_by(h, interval, control, arm, p) if spread.seeds > 1 else Status.INCONCLUSIVE
-    flipped = sign_flip(differences)
-    likely = likely_deviation(spread)
-    is_open = status is Status.INCONCLUSIVE and spread.seeds > 1
-    comparison = Comparison(
+    return status_by(h, interval, control, arm, p)
+
+
+def compare(h: Hypothesis, pairs: Pairs, by_sequence: bool) -> Comparison:
+    """Compare an arm with the control on their common seeds; `judge` adds the sentence."""
+    spread, is_ranked = intervals.spread_of(pairs.differences), first_step(h.metric) is not None
+    interval, p = interval_and_p(h, pairs, by_sequence)
+    status = status_of(h, pairs, interval, p)
+    sides = [np.array([[run.value] for run in side]) for side in (pairs.control, pairs.treated)]
+    control, arm = (math.nan if is_ranked else float(side.mean()) for side in sides)
+    low, high = pairs.bounds
+    flipped = comparison.sign_flip(np.sign(low) * (np.sign(low) == np.sign(high)) if is_ranked else pairs.differences)
+    families = pairs.by_family
+    deviation = intervals.likely_deviation(spread)
+    is_open = status is Status.INCONCLUSIVE and spread.seeds > 1 and not is_ranked
+    needed = seeds_to_decide(h, spread.mean, deviation, control) if is_open else None
+    before, after = families or (pairs.sign * sides[0], pairs.sign * sides[1])
+    return Comparison(
         arm=pairs.arm,
         seeds=pairs.seeds,
-        differences=tuple(float(d) for d in differences),
+        differences=tuple(float(d) for d in pairs.differences),
         control_mean=control,
         arm_mean=arm,
         interval=interval,
-        level=1 - alpha,
+        level=1 - alpha_of(h),
         p=p,
         p_adjusted=None,
         sign_flip=min(flipped.up, flipped.down) if h.direction is Direction.EITHER else flipped.up,
         sign_flip_both=flipped.both,
         sign_flip_least=2.0**-spread.seeds,
-        improvement=_improvement(pairs, h.alpha),
-        tasks_too=crossed_interval(pairs.table, alpha),
-        iqm=_across_tasksets(pairs, h.alpha),
-        power=foresee(h, h.smallest, likely, spread.seeds, control).validated,
-        seeds_needed=_more_seeds(h, spread, control) if is_open else None,
+        improvement=intervals.chance_of_improvement(after, before, h.alpha),
+        tasks_too=intervals.crossed_interval(pairs.table, alpha_of(h)),
+        iqm=intervals.iqm_difference(after, before, h.alpha) if families else None,
+        power=math.nan if is_ranked else foresee(h, h.smallest, deviation, spread.seeds, control).validated,
+        seeds_needed=needed and max(needed, spread.seeds + 1),  # these should have been enough, and were not
         status=status,
         sentence="",
     )
-    return replace(comparison, sentence=tell(h, pairs, comparison, by_sequence, is_void=is_void))
-
-
-def interval_and_p(spread: Spread, alpha: float, by_sequence: bool) -> tuple[Interval, float]:
-    """The interval that decides, and the p that goes with it."""
-    if by_sequence:
-        return sequence_interval(spread, alpha), sequence_p(spread)
-    return interval_of(spread, student_reach(spread.seeds, alpha), alpha), paired_p(spread)
-
-
-def _more_seeds(h: Hypothesis, spread: Spread, control: float) -> int | None:
-    """How many seeds would decide: one more at least, where these should have been enough and were not."""
-    needed = seeds_to_decide(h, spread.mean, likely_deviation(spread), control)
-    return None if needed is None else max(needed, spread.seeds + 1)
-
-
-def _improvement(pairs: Pairs, alpha: float) -> Interval:
-    control, arm = pairs.by_family or tuple(
-        pairs.sign * np.array([[run.value] for run in side]) for side in (pairs.control, pairs.treated)
-    )
-    return chance_of_improvement(arm, control, alpha)
-
-
-def _across_tasksets(pairs: Pairs, alpha: float) -> Interval | None:
-    scores = pairs.by_family
-    return iqm_difference(scores[1], scores[0], alpha) if scores else None

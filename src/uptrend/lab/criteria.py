@@ -22,44 +22,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 from uptrend.lab.imagined import imagined_outcomes
-from uptrend.records.errors import LabError
+from uptrend.records import Direction, Hypothesis, Interval, LabError, Status
+from uptrend.records.hypothesis import INVALIDATED_IF, VALIDATED_IF
 from uptrend.records.view import Floats
 
 NAMES = ("effect", "low", "high", "smallest", "control", "arm", "p")
 FORM = (
-    "Write comparisons (<, <=, >, >=) of numbers and of effect, low, high, smallest, control, arm and p, "
-    "joined by and/or: 'low > 0', say."
+    f"Write comparisons (<, <=, >, >=) of numbers and of {', '.join(NAMES)}, joined by and/or: 'low > 0', for example."
 )
-COMPARES: dict[type[ast.AST], Callable[[Any, Any], bool]] = {
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-}
-SUMS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-}
+OPERATORS: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {
+    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
+    ast.And: np.logical_and, ast.Or: np.logical_or,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Criterion:
     """A criterion that was read."""
 
-    text: str
-    """As it was written."""
     tree: ast.expr
-    """As it is meant."""
 
     def holds(self, values: Mapping[str, float]) -> bool:
-        """Whether these figures meet it; a figure that is no number meets nothing."""
-        return bool(_is_true(self.tree, values))
+        """Return True if these figures meet it; a figure that is no number meets nothing."""
+        return bool(_truth(self.tree, values))
 
     def meets(self, values: Mapping[str, Floats]) -> NDArray[np.bool_]:
-        """The same for many outcomes at once."""
+        """Return the same for many outcomes at once."""
         shape = np.shape(next(iter(values.values())))
-        return np.broadcast_to(np.asarray(_is_true(self.tree, values), dtype=np.bool_), shape)
+        return np.broadcast_to(np.asarray(_truth(self.tree, values), dtype=np.bool_), shape)
 
     @property
     def names(self) -> frozenset[str]:
@@ -70,78 +61,83 @@ class Criterion:
 def parse(text: str) -> Criterion:
     """Read a criterion; a LabError says what would be one."""
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError) as error:
-        raise LabError(f"The criterion {text!r} can't be read. {FORM}") from error
-    _check(tree, text)
-    return Criterion(text.strip(), tree)
+        criterion = Criterion(ast.parse(text.strip(), mode="eval").body)
+        criterion.holds(dict.fromkeys(NAMES, 0.0))  # evaluation visits every node, and knows which are allowed
+    except (SyntaxError, ValueError, LabError) as error:
+        why = f": {error}" if isinstance(error, LabError) else ""
+        raise LabError(f"The criterion {text!r} can't be read{why}. {FORM}") from None
+    return criterion
 
 
-def _check(node: ast.AST, text: str) -> None:
-    """A truth: comparisons, joined."""
+def _truth(node: ast.expr, values: Mapping[str, Any]) -> Any:
+    """Return the truth of comparisons, joined; elementwise where the figures are arrays."""
     if isinstance(node, ast.BoolOp):
-        for value in node.values:
-            _check(value, text)
-    elif isinstance(node, ast.Compare) and all(type(op) in COMPARES for op in node.ops):
-        for value in (node.left, *node.comparators):
-            _check_figure(value, text)
-    else:
-        raise LabError(f"The criterion {text!r} is no comparison at {ast.unparse(node)!r}. {FORM}")
-
-
-def _check_figure(node: ast.AST, text: str) -> None:
-    """A figure: numbers and names, added, subtracted and multiplied."""
-    if isinstance(node, ast.BinOp) and type(node.op) in SUMS:
-        _check_figure(node.left, text)
-        _check_figure(node.right, text)
-    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        _check_figure(node.operand, text)
-    elif isinstance(node, ast.Name):
-        if node.id not in NAMES:
-            raise LabError(f"The criterion {text!r} names {node.id!r}. The names are {', '.join(NAMES)}.")
-    elif not (isinstance(node, ast.Constant) and _is_number(node.value)):
-        raise LabError(f"The criterion {text!r} has {ast.unparse(node)!r} in place of a number or a name. {FORM}")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _is_true(node: ast.expr, values: Mapping[str, Any]) -> Any:
-    """Whether a checked tree holds; elementwise where the figures are arrays."""
-    if isinstance(node, ast.BoolOp):
-        join = np.logical_and if isinstance(node.op, ast.And) else np.logical_or
-        return reduce(join, [_is_true(value, values) for value in node.values])
-    assert isinstance(node, ast.Compare)
+        return reduce(OPERATORS[type(node.op)], [_truth(value, values) for value in node.values])
+    if not isinstance(node, ast.Compare) or not all(type(op) in OPERATORS for op in node.ops):
+        raise LabError(f"{ast.unparse(node)!r} is no comparison")
     figures = [_figure(part, values) for part in (node.left, *node.comparators)]
     pairs = zip(node.ops, figures, figures[1:], strict=False)
-    return reduce(np.logical_and, [COMPARES[type(op)](a, b) for op, a, b in pairs])
+    return reduce(np.logical_and, [OPERATORS[type(op)](a, b) for op, a, b in pairs])
 
 
 def _figure(node: ast.expr, values: Mapping[str, Any]) -> Any:
-    if isinstance(node, ast.BinOp):
-        return SUMS[type(node.op)](_figure(node.left, values), _figure(node.right, values))
-    if isinstance(node, ast.UnaryOp):
-        return -_figure(node.operand, values)
-    if isinstance(node, ast.Name):
-        return values[node.id]
-    assert isinstance(node, ast.Constant)
-    return node.value
+    """Return numbers and names, added, subtracted and multiplied."""
+    match node:
+        case ast.BinOp(left, op, right) if type(op) in OPERATORS:
+            return OPERATORS[type(op)](_figure(left, values), _figure(right, values))
+        case ast.UnaryOp(ast.USub(), operand):
+            return -_figure(operand, values)
+        case ast.Name(name) if name in NAMES:
+            return values[name]
+        case ast.Constant(int() | float() as number) if not isinstance(number, bool) and math.isfinite(number):
+            return number
+    raise LabError(f"{ast.unparse(node)!r} is no number and none of its names")
 
 
 def possible(criterion: Criterion, smallest: float, bounds: tuple[float, float] | None = None) -> bool:
-    """Whether some outcome of a metric within these bounds could meet it, tried near every number that it names."""
-    levels = _levels(criterion.tree, smallest)
-    width = bounds[1] - bounds[0] if bounds else 10 * max(1.0, float(np.abs(levels).max()))
-    outcomes = imagined_outcomes(levels, width, bounds[0] if bounds else -width / 2)
-    return bool(np.any(_is_true(criterion.tree, {**outcomes, "smallest": smallest})))
+    """Return True if some outcome of a metric within these bounds could meet it.
 
-
-def _levels(tree: ast.expr, smallest: float) -> Floats:
-    """Every number that a criterion comes to by itself, 0 and the smallest effect among them."""
-    found = [0.0, smallest]
-    for node in ast.walk(tree):
+    Outcomes are tried near every number that the criterion comes to by itself.
+    """
+    levels = [0.0, smallest]
+    for node in ast.walk(criterion.tree):
         if isinstance(node, ast.BinOp | ast.UnaryOp | ast.Constant):
-            with suppress(KeyError):  # what has a measured figure in it is no number yet
-                found.append(float(_figure(node, {"smallest": smallest})))
-    return np.array(found)
+            with suppress(KeyError):  # an expression with a measured figure in it is no number yet
+                levels.append(float(_figure(node, {"smallest": smallest})))
+    width = bounds[1] - bounds[0] if bounds else 10 * max(1.0, *(abs(level) for level in levels))
+    outcomes = imagined_outcomes(np.array(levels), width, bounds[0] if bounds else -width / 2)
+    return bool(np.any(_truth(criterion.tree, {**outcomes, "smallest": smallest})))
+
+
+def alpha_of(h: Hypothesis) -> float:
+    """Return each arm's share of alpha.
+
+    Shared among the arms (Bonferroni). A directional claim errs on one side only, so that the sequence and the final
+    interval, each two-sided at this level, err together as often as it says. A claim of either direction errs on both,
+    and where it may stop early each of the two gets half.
+    """
+    share = h.alpha / len(h.treated)
+    return share / 2 if h.direction is Direction.EITHER and h.stops_early else share
+
+
+def has_own_criteria(h: Hypothesis) -> bool:
+    """Return True if the criteria are other than the usual two."""
+    return (h.validated_if.strip(), h.invalidated_if.strip()) != (VALIDATED_IF, INVALIDATED_IF)
+
+
+def status_by(h: Hypothesis, interval: Interval, control: float, arm: float, p: float) -> Status:
+    """Apply the criteria; invalidated first: an effect may be there and smaller than matters."""
+    values = {**towards(h, interval), "smallest": h.smallest, "control": control, "arm": arm, "p": p}
+    if parse(h.invalidated_if).holds(values):
+        return Status.INVALIDATED
+    return Status.VALIDATED if parse(h.validated_if).holds(values) else Status.INCONCLUSIVE
+
+
+def towards(h: Hypothesis, interval: Interval) -> dict[str, float]:
+    """Return effect, low and high as criteria see them: a claim of either direction is read on the side it fell to.
+
+    There `low > 0` says that the interval excludes 0, and `high < smallest` that it lies within ± smallest.
+    """
+    if h.direction is Direction.EITHER and interval.effect < 0:
+        return {"effect": -interval.effect, "low": -interval.high, "high": -interval.low}
+    return {"effect": interval.effect, "low": interval.low, "high": interval.high}

@@ -11,8 +11,8 @@ from uptrend.config import load_config, to_table
 from uptrend.config.load import nearest
 from uptrend.doctor.catalogue import CATALOGUE, Cause, resolve_experiment
 from uptrend.lab import hypothesis_file
-from uptrend.lab.arms import read_recipe, resolve
-from uptrend.lab.front_matter import read_page
+from uptrend.lab.hypothesis_file import read_page
+from uptrend.lab.refuse import read_recipe, resolve
 from uptrend.records import (
     Arm,
     ConfigError,

@@ -1,7 +1,7 @@
-"""From a hypothesis to its verdict: the specification frozen, arms × seeds made, faulty arms refused, the verdict."""
+"""From a hypothesis to its verdict: the specification frozen, arms × seeds run, faulty arms refused, the verdict."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import datetime
@@ -9,11 +9,10 @@ from typing import Any
 
 from uptrend.doctor.report.table import plain
 from uptrend.lab import judge, measure, plan, refuse, specification
-from uptrend.lab.family import relatives
 from uptrend.lab.faults import allowed, faults
-from uptrend.lab.launcher import Launcher, PlannedRun
+from uptrend.lab.journal.stored import VERDICT, read_verdict
 from uptrend.lab.notebook import Notebook
-from uptrend.lab.times import ended_at, seconds_of
+from uptrend.lab.plan import Launcher, PlannedRun
 from uptrend.lab.workers.work import Outcome, Progress, Workers
 from uptrend.records import Confidence, Hypothesis, Measured, Run, Status, Verdict
 from uptrend.records.directory import write_whole
@@ -34,18 +33,21 @@ class ExperimentRuns:
         makes_runs: bool = True,
         examine: Callable[[Run, set[str]], list[str]] = faults,
     ) -> None:
-        self._faults = examine
         refuse.check(h, notebook.folder)
+        self._find_faults = examine
         self.notebook = notebook
-        self.specification = specification.freeze(notebook, h, launcher)
-        now = specification.describe(notebook, h, launcher, like=self.specification)
-        self.changes = specification.changed(self.specification, now)
-        self.h = self.specification.hypothesis_of(h)
-        self.planned_runs = [] if self.changes else self._plan()
-        then, by = self.specification.uptrend, now.uptrend
-        if makes_runs and then != by and not all(plan.is_finished(planned) for planned in self.planned_runs):
+        self.specification = frozen = specification.freeze(notebook, h, launcher)
+        now = specification.describe(notebook, h, launcher, like=frozen)
+        self.changes = specification.changed(frozen, now)
+        self.h = replace(h, seeds=(*h.seeds, *frozen.more))
+        self.planned_runs = list[PlannedRun]()
+        if not self.changes:
+            arms, folder, by = frozen.resolved(), notebook.folder, frozen.uptrend
+            self.planned_runs = plan.planned_runs(self.h, arms, folder, allowed(self.h), made_by=by)
+        is_other = frozen.uptrend != now.uptrend
+        if makes_runs and is_other and not all(map(plan.is_finished, self.planned_runs)):
             # Runs of two versions can't be compared; those of the first one alone can still be judged.
-            self.changes, self.planned_runs = [*self.changes, f"uptrend {then} → {by}"], []
+            self.changes, self.planned_runs = [*self.changes, f"uptrend {frozen.uptrend} → {now.uptrend}"], []
         self.outcomes: dict[str, Outcome] = {}
         self.refused: dict[str, str] = {}
         self.decided: Status | None = None
@@ -53,54 +55,47 @@ class ExperimentRuns:
         self._measured: dict[str, Measured] = {}
         self._examined = set[str]()
 
-    def _plan(self) -> list[PlannedRun]:
-        frozen, lab = self.specification, self.notebook.folder
-        return plan.planned_runs(self.h, frozen.resolved(), lab, allowed(self.h), made_by=frozen.uptrend)
-
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the verdict should know besides."""
+        """Remarks that a reader of the verdict needs."""
+        before, more = self.specification.before, ", ".join(map(str, self.specification.more))
         told = [f"since the first step: {change}" for change in self.changes]
-        if self.specification.before:
-            times = "once" if self.specification.before == 1 else f"{self.specification.before} times"
+        if before:
+            times = "once" if before == 1 else f"{before} times"
             told.append(f"begun anew {times}; what had been found before is kept under before-N")
-        if self.specification.more:
-            seeds = ", ".join(map(str, self.specification.more))
-            told.append(f"seeds {seeds} were added after results could be seen; judged by the confidence sequence")
+        if more:
+            told.append(f"seeds {more} were added after results could be seen; judged by the confidence sequence")
         return tuple(told)
 
     @property
     def is_over(self) -> bool:
-        """Whether no further run could change the verdict."""
-        treated = [arm.name for arm in self.h.treated]
+        """True if no further run could change the verdict."""
         return bool(
             self.changes
             or self.decided
             or self.h.control.name in self.refused
-            or all(name in self.refused for name in treated)
+            or all(arm.name in self.refused for arm in self.h.treated)
             or all(planned.hash in self.outcomes or planned.arm in self.refused for planned in self.planned_runs)
         )
 
     def wants(self, planned: PlannedRun) -> bool:
-        """Whether a run could still change the verdict."""
+        """Return True if a run could still change the verdict."""
         mine = any(planned.hash == own.hash and own.arm not in self.refused for own in self.planned_runs)
         return mine and not self.is_over
 
     def take(self, outcome: Outcome) -> None:
-        """Take in how a run ended, and see what follows from it."""
+        """Take in the end of a run: refuse its arm for a fault, and stop early if the answer is clear."""
         for planned in self.planned_runs:
-            if planned.hash == outcome.planned.hash:
-                self._take(planned, replace(outcome, planned=planned))
-                self.write_runs()
-
-    def _take(self, planned: PlannedRun, outcome: Outcome) -> None:
-        self.outcomes[planned.hash] = outcome
-        if outcome.status == "refused":
-            self.refused[planned.arm] = f"the cheap probes found {outcome.reason}"
-        else:
-            self._examine(planned.arm)
-        if self.h.stops_early and not self.specification.more and not self.refused:
-            self.decided = self.decided or self._is_decided()
+            if planned.hash != outcome.planned.hash:
+                continue
+            self.outcomes[planned.hash] = replace(outcome, planned=planned)
+            if outcome.status == "refused":
+                self.refused[planned.arm] = f"the cheap probes found {outcome.reason}"
+            else:
+                self._examine(planned.arm)
+            if self.h.stops_early and not self.specification.more and not self.refused and not self.decided:
+                self._look()
+            self.write_runs()
 
     def _examine(self, arm: str) -> None:
         """Have the doctor look at an arm's first run by the order of seeds: the same one however work is shared out."""
@@ -109,31 +104,23 @@ class ExperimentRuns:
         if first is None or self._ended(first) != "finished" or first.hash in self._examined:
             return
         self._examined.add(first.hash)
-        found = self._faults(Run(first.folder), set(first.allows))
+        found = self._find_faults(Run(first.folder), set(first.allows))
         if found:
             self.refused[arm] = f"the doctor found {found[0]} (in {first.folder.name})"
 
     def _ended(self, planned: PlannedRun) -> str | None:
         return self.outcomes[planned.hash].status if planned.hash in self.outcomes else None
 
-    def _is_decided(self) -> Status | None:
-        """What the confidence sequence says of whole seeds in their order; looked at after each of them."""
+    def _look(self) -> None:
+        """Ask the confidence sequence about whole seeds in their order, as far as all their runs have ended."""
         for count in range(2, len(self.h.seeds)):
-            measured = self.measured(self.h.seeds[:count])
-            if measured is None:
-                return None
-            said = judge.is_decided(self.h, measured)
-            if said is not None:
-                self.seeds_used = self.h.seeds[:count]
-                return said
-        return None
-
-    def measured(self, seeds: Iterable[int]) -> list[Measured] | None:
-        """Every arm at these seeds; none where a run is still to come."""
-        chosen = [e for seed in seeds for e in self.planned_runs if e.seed == seed]
-        if any(e.hash not in self.outcomes for e in chosen):
-            return None
-        return [self._measure(e) for e in chosen if self.outcomes[e.hash].status == "finished"]
+            seeds = self.h.seeds[:count]
+            chosen = [planned for planned in self.planned_runs if planned.seed in seeds]
+            if self.decided or not all(planned.hash in self.outcomes for planned in chosen):
+                return
+            finished = [self._measure(planned) for planned in chosen if self._ended(planned) == "finished"]
+            self.decided = judge.is_decided(self.h, finished)
+            self.seeds_used = seeds if self.decided else self.h.seeds
 
     def _measure(self, planned: PlannedRun) -> Measured:
         if planned.hash not in self._measured:
@@ -142,57 +129,49 @@ class ExperimentRuns:
         return self._measured[planned.hash]
 
     def judge(self) -> Verdict:
-        """The verdict from what is there."""
-        finished = [e for e in self.planned_runs if self._status(e) == "finished" and e.arm not in self.refused]
-        measured = [self._measure(e) for e in finished if e.seed in self.seeds_used]
+        """Return the verdict from the runs there are."""
+        statuses = {planned.hash: self._status(planned) for planned in self.planned_runs}
+        finished = [e for e in self.planned_runs if statuses[e.hash] == "finished" and e.arm not in self.refused]
+        measured = [self._measure(planned) for planned in finished if planned.seed in self.seeds_used]
+        if self.changes:  # figures of the runs made before; they decide nothing any more
+            names, lab = {arm.name for arm in self.h.arms}, self.notebook.folder
+            rows = [row for row in self.rows_before() if row["status"] == "finished" and row["arm"] in names]
+            runs = [(Run(lab / row["folder"]), row["arm"], row["seed"]) for row in rows]
+            measured = [measure.measure(run, self.h.metric, arm, seed, lab) for run, arm, seed in runs]
+        # A run still to come makes this an early look, if only by half a pair.
+        changes = "; ".join(self.changes)
+        is_early = self.decided is not None or bool(self.specification.more) or "waiting" in statuses.values()
         verdict = judge.judge(
             self.h,
-            self._measured_before() if self.changes else measured,
-            stopped_early=self.decided is not None or bool(self.specification.more) or self._waits,
+            measured,
+            stopped_early=is_early,
             refused=self.refused,
-            void=specification.void(self.changes),
+            void=f"the specification changed after the first step: {changes}" if changes else "",
         )
-        return replace(self._marked(verdict), specification=self.specification.hash)
-
-    @property
-    def _waits(self) -> bool:
-        """Whether a run is still to come: who judges before it has looked early, if only by half a pair."""
-        return any(self._status(planned) == "waiting" for planned in self.planned_runs)
-
-    def _measured_before(self) -> list[Measured]:
-        """The figures of runs that were made before the specification changed; they decide nothing any more."""
-        names, found = {arm.name for arm in self.h.arms}, []
-        for row in self.rows():
-            if row["status"] == "finished" and row["arm"] in names:
-                run = Run(self.notebook.folder / row["folder"])
-                found.append(measure.measure(run, self.h.metric, row["arm"], row["seed"], self.notebook.folder))
-        return found
-
-    def _marked(self, verdict: Verdict) -> Verdict:
-        """With what takes from its weight: criteria that were written after their runs had been seen."""
+        verdict = replace(verdict, specification=self.specification.hash)
         seen = specification.seen_before(self.notebook, self.h.id) | self._older_pairs()
         again = sum(planned.hash in seen for planned in self.planned_runs)
         if not again or verdict.status is Status.INCONCLUSIVE:
             return verdict
+        # Criteria that were written after their runs had been seen are no test of them.
         because = f"{again} of {len(self.planned_runs)} runs had been seen before these criteria were written"
         return replace(verdict, confidence=Confidence.LOW, because=because)
 
     def _older_pairs(self) -> set[str]:
-        """Runs of both sides that had ended when the criteria were written, made by a sweep or another hypothesis."""
+        """Return runs of both sides that ended before the criteria were written, made by a sweep or a hypothesis."""
         written = datetime.fromisoformat(self.specification.written).timestamp()
-        older = [e for e in self.planned_runs if self._ended(e) == "finished" and ended_at(Run(e.folder)) < written]
+        ended = [e for e in self.planned_runs if self._ended(e) == "finished"]
+        events = {e.hash: [x for x in Run(e.folder).events if x["event"] == "finished"] for e in ended}
+        older = [e for e in ended if events[e.hash] and events[e.hash][-1]["time"] < written]
         sides = [{e.seed for e in older if (e.arm == self.h.control.name) is side} for side in (True, False)]
         return {planned.hash for planned in older if planned.seed in sides[0] & sides[1]}
 
     def _status(self, planned: PlannedRun) -> str:
-        if planned.hash in self.outcomes:
-            return self.outcomes[planned.hash].status
-        if planned.arm in self.refused:
-            return "refused"
-        return "skipped" if self.is_over else "waiting"
+        missing = "refused" if planned.arm in self.refused else "skipped" if self.is_over else "waiting"
+        return self._ended(planned) or missing
 
     def rows(self) -> list[dict[str, Any]]:
-        """Every run with how it stands, in the order in which they are made."""
+        """Return every run with its status, in the order in which they are made."""
         if self.changes:
             return self.rows_before()
         rows = []
@@ -217,7 +196,7 @@ class ExperimentRuns:
         return rows
 
     def rows_before(self) -> list[dict[str, Any]]:
-        """The same as it was written down last."""
+        """Return the rows that were written last."""
         path = self.notebook.results(self.h.id) / RUNS
         return list(json.loads(path.read_text(encoding="utf-8"))["runs"]) if path.exists() else []
 
@@ -254,12 +233,24 @@ def together(
 
 
 def judge_all(experiments: Sequence[ExperimentRuns]) -> list[Verdict]:
-    """Every hypothesis's verdict; of several at once, or judged together before, adjusted for their number."""
+    """Return every hypothesis's verdict; of several at once, or judged together before, adjusted for their number."""
     verdicts = [experiment.judge() for experiment in experiments]
-    family = relatives(experiments[0].notebook, {experiment.h.id for experiment in experiments}) if experiments else []
+    ids = {experiment.h.id for experiment in experiments}
+    # Judged again alone, a hypothesis that was adjusted with others is still one of several.
+    paths = {path for e in experiments for path in e.notebook.folder.glob(f"experimental-results/h*/{VERDICT}")}
+    stored = {path.parent.name: read_verdict(path) for path in sorted(paths)}
+    found = {id: pair[0] for id, pair in stored.items() if pair}
+    adjusted = {id: v for id, v in found.items() if any(one.p_adjusted is not None for one in v.comparisons)}
+    family = [verdict for id, verdict in adjusted.items() if id not in ids] if adjusted.keys() & ids else []
     return judge.adjust([*verdicts, *family])[: len(verdicts)]
 
 
-def run(notebook: Notebook, h: Hypothesis, launcher: Launcher, workers: Workers, watch: Progress) -> Verdict:
-    """Run one hypothesis to its verdict."""
-    return together([ExperimentRuns(notebook, h, launcher)], launcher, workers, watch)[0]
+def seconds_of(run: Run) -> float | None:
+    """Return the time that a run was worked at: from each beginning to the last event before the next one."""
+    total, began, last = 0.0, None, None
+    for event in run.events:
+        if event["event"] in ("started", "resumed"):
+            total += last - began if began is not None and last is not None else 0.0
+            began = event["time"]
+        last = event["time"]
+    return None if began is None or last is None else round(total + last - began, 2)

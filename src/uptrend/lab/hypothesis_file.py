@@ -1,112 +1,139 @@
-"""A hypothesis as a Markdown file: front matter that the machine reads, sections that people write."""
+"""A hypothesis as a Markdown file: TOML front matter between two `+++` lines, then sections that people write.
 
-import dataclasses
+Writing changes one value on one line. Everything else stays byte for byte, so texts are read as bytes (line ends as
+they are) and lines end at "\\n" only.
+"""
+
 import re
+import tomllib
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from uptrend.config.load import convert, unknown
-from uptrend.config.tables import flatten, to_key, to_toml
-from uptrend.lab.front_matter import FENCE, Page, read_page
+from uptrend.config.tables import flatten, to_toml
+from uptrend.lab import templates, texts
 from uptrend.records import Arm, Confidence, ConfigError, Hypothesis, LabError
 from uptrend.records.renamed import current
 
+FENCE = "+++"
+# Name of a file without its ending: the id, then a few words.
 NAME = re.compile(r"(h\d{2,})-[\w-]+")
-"""What a file is called, without its ending: the id, then a few words."""
+# Headings of the prose, in their order.
+SECTIONS = ("Description", "Why it explains the behavior", "Validation method", "Invalidation criteria", "Results")
+# Text to write for each key, in the file's order; docs/hypotheses.md has more.
+COMMENTS = texts("keys")
 
-SECTIONS = (
-    "Description",
-    "Why it explains the behavior",
-    "Validation method",
-    "Invalidation criteria",
-    "Results",
-)
-"""The headings of the prose, in their order."""
 
-COMMENTS = {
-    "title": "the claim in a few words; it should be possible that it is wrong",
-    "priority": "high, medium or low: what to test first",
-    "status": "the machine writes it: pending, testing, validated, invalidated or inconclusive",
-    "confidence": "the machine writes it: high, medium or low",
-    "cause": "the catalogue id that it is about (docs/findings/), or empty",
-    "explains": "what would be explained if it held, in a sentence",
-    "recipe": "the base recipe, relative to the lab's folder",
-    "metric": "eval/accuracy, eval/reward, eval/part/NAME, eval/pass@K, or a metric of the steps",
-    "direction": "up, down or either: where the arms go, against the control",
-    "smallest": "the smallest effect that matters, in the metric's unit",
-    "seeds": "the same in every arm; 5 or more, 8 where several hypotheses are judged together",
-    "alpha": "the chance of a wrong verdict that is accepted",
-    "steps": "steps a run; 0 for the recipe's",
-    "method": "train: every arm is a run; replay: a recorded run is updated from again",
-    "source": 'what a replay replays, a run a seed: { run = "runs/NAME-s{seed}-*", step = 0 }',
-    "stops_early": "whether to end once the confidence sequence over seeds is clear",
-    "validated_if": "in effect, low, high, smallest, control, arm and p; effects count in the claimed direction",
-    "invalidated_if": "likewise; where both are met it is invalidated: an effect, but smaller than matters",
-    "prerequisites": 'hypotheses to decide first, such as ["h01"]',
-    "allows": "catalogue ids that may be found in an arm besides the cause itself",
-}
-"""What to write for each key; docs/hypotheses.md has more."""
+@dataclass(frozen=True)
+class Page:
+    """A Markdown file in its two parts; head (with both its fences) and body joined are the file."""
 
-ARMS = "# The arms: the recipe with these config values on top (docs/config.md). One of them is the control."
-NO_ARMS = "# No arms: the validation method below says what decides. Arms would be tables such as [arms.control]."
-EXAMPLE = '# "learning.kl.beta" = 0.1  # for example: what this arm changes, and nothing else'
+    path: Path
+    head: str
+    body: str
+
+    @property
+    def inner(self) -> str:
+        """The TOML between the fences."""
+        return "".join(_lines(self.head)[1:-1])
+
+    @property
+    def table(self) -> dict[str, Any]:
+        """The front matter's values."""
+        try:
+            return tomllib.loads(self.inner)
+        except tomllib.TOMLDecodeError as error:
+            # The reader counts lines from the TOML's first; in the file the fence stands above it.
+            said = re.sub(r"at line (\d+)", lambda match: f"at line {int(match[1]) + 1}", str(error))
+            raise LabError(f"{self.path}: the front matter is not TOML: {said}.") from None
+
+    def at(self, key: str) -> str:
+        """Return the file and the line on which a top-level key, or an arm by its dotted name, is set."""
+        first, _, arm = key.partition(".")
+        setting = rf"\s*[\"']?{re.escape(first)}[\"']?\s*="
+        table = rf"\s*\[\s*{re.escape(first)}\s*\.\s*[\"']?{re.escape(arm)}\b" if arm else r"(?!)"
+        for number, line in enumerate(_lines(self.head), start=1):
+            if re.match(table, line) or re.match(setting, line):
+                return f"{self.path}:{number}"
+        return str(self.path)
+
+
+def read_page(path: Path) -> Page:
+    """Read a file's two parts."""
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except FileNotFoundError:
+        raise LabError(f"There is no file {path}.") from None
+    except UnicodeDecodeError as error:
+        raise LabError(f"{path} is not UTF-8 at byte {error.start}: save it as UTF-8.") from None
+    except OSError as error:
+        raise LabError(f"{path} could not be read: {error.strerror}.") from None
+    return split(text, path)
+
+
+def split(text: str, path: Path) -> Page:
+    """Return the two parts of a text; an error says where a fence is missing."""
+    lines = _lines(text)
+    if not lines or lines[0].removeprefix("\ufeff").rstrip() != FENCE:
+        raise LabError(f"{path}:1: a hypothesis begins with a line {FENCE}, then TOML, then {FENCE} again.")
+    for number, line in enumerate(lines[1:], start=1):
+        if line.rstrip() == FENCE:
+            head = "".join(lines[: number + 1])
+            return Page(path, head, text[len(head) :])
+    raise LabError(f"{path}: the front matter is not closed. Write a line {FENCE} between the TOML and the prose.")
+
+
+def set_values(page: Page, values: Mapping[str, str]) -> Page:
+    """Return the page with these top-level texts; comments, order and every other byte stay."""
+    import tomlkit
+
+    opening, *_, closing = _lines(page.head)
+    document = tomlkit.parse(page.inner)
+    for key, value in values.items():
+        if key not in document:
+            opening += f"{key} = {to_toml(value)}" + opening[len(opening.rstrip()) :]  # with this file's line end
+        elif document[key] != value:
+            document[key] = str(value)
+    return replace(page, head=opening + tomlkit.dumps(document) + closing)
 
 
 def read(path: Path) -> Hypothesis:
-    """The hypothesis that a file holds; an error names the file, the line and the key."""
+    """Read a hypothesis; an error names the file, the line and the key."""
     match = NAME.fullmatch(path.stem)
     if match is None:
         raise LabError(f"{path.name} should be called hNN-a-few-words.md, for example h01-kl-penalty-required.md.")
     page = read_page(path)
     table = page.table
-    values, arms = _values(page, table), _arms(page, table.get("arms", {}))
+    arms = _arms(page, table.pop("arms", {}))
+    values = {"recipe": "", **{key: _value(page, key, value) for key, value in table.items()}}
     if not values.get("title", "").strip():
         raise LabError(f"{page.at('title')}: title is missing. Write {COMMENTS['title']}.")
-    return _with_current_names(Hypothesis(id=match[1], arms=arms, **{"recipe": "", **values}))
+    # A file that was written before a rename still says the same.
+    values |= {key: current(values[key]) for key in ("metric", "cause") if key in values}
+    values["allows"] = tuple(current(id) for id in values.get("allows", ()))
+    return Hypothesis(id=match[1], arms=arms, **values)
 
 
-def _with_current_names(h: Hypothesis) -> Hypothesis:
-    """Replace names of earlier versions: a file that was written before a rename still says the same."""
-    arms = tuple(
-        dataclasses.replace(arm, overrides={current(key): value for key, value in arm.overrides.items()})
-        for arm in h.arms
-    )
-    allows = tuple(current(id) for id in h.allows)
-    return dataclasses.replace(h, metric=current(h.metric), cause=current(h.cause), allows=allows, arms=arms)
-
-
-def _values(page: Page, table: Mapping[str, Any]) -> dict[str, Any]:
-    """Every key but the arms, converted; a key that nobody knows is an error with the nearest one."""
-    hints = typing.get_type_hints(Hypothesis)
-    known = [*COMMENTS, "arms"]
-    values = dict[str, Any]()
-    for key, value in table.items():
-        if key not in known:
-            raise LabError(f"{page.at(key)}: {unknown(key, key, known, 'The front matter')}")
-        if key != "arms":
-            values[key] = _value(page, key, hints[key], value)
-    return values
-
-
-def _value(page: Page, key: str, kind: Any, value: Any) -> Any:
+def _value(page: Page, key: str, value: Any) -> Any:
+    if key not in COMMENTS:
+        raise LabError(f"{page.at(key)}: {unknown(key, key, [*COMMENTS, 'arms'], 'The front matter')}")
+    kind = typing.get_type_hints(Hypothesis)[key]
     if key == "confidence":
-        return _choice(page, key, Confidence, value) if value else None
-    if isinstance(kind, type) and issubclass(kind, StrEnum):
-        return _choice(page, key, kind, value)
+        kind = Confidence
+        if not value:
+            return None
+    is_choice = isinstance(kind, type) and issubclass(kind, StrEnum)
     try:
+        if is_choice:
+            return kind(convert(typing.Literal[tuple(str(choice) for choice in kind)], value, key))
         return convert(kind, value, key)
     except ConfigError as error:
-        raise LabError(f"{page.at(key)}: {error} Write {COMMENTS[key]}.") from None
-
-
-def _choice(page: Page, key: str, kind: type[StrEnum], value: Any) -> StrEnum:
-    try:
-        return kind(convert(typing.Literal[tuple(str(choice) for choice in kind)], value, key))
-    except ConfigError as error:
-        raise LabError(f"{page.at(key)}: {error}") from None
+        hint = "" if is_choice else f" Write {COMMENTS[key]}."
+        raise LabError(f"{page.at(key)}: {error}{hint}") from None
 
 
 def _arms(page: Page, tables: Any) -> tuple[Arm, ...]:
@@ -116,47 +143,41 @@ def _arms(page: Page, tables: Any) -> tuple[Arm, ...]:
     for name, table in tables.items():
         is_control = table.get("control", False)
         if not isinstance(is_control, bool):
-            raise LabError(
-                f"{page.at(f'arms.{name}')}: control = {is_control!r} in arm {name} should be true or false."
-            )
+            where = page.at(f"arms.{name}")
+            raise LabError(f"{where}: control = {is_control!r} in arm {name} should be true or false.")
         overrides = flatten({key: value for key, value in table.items() if key != "control"})
-        arms.append(Arm(name, overrides, is_control))
+        arms.append(Arm(name, {current(key): value for key, value in overrides.items()}, is_control))
     return tuple(arms)
 
 
 def render(h: Hypothesis, prose: Mapping[str, str]) -> str:
-    """A new file's text: every key with a comment that says what to write, then the sections."""
-    lines = [FENCE, *_settings(h), "", ARMS if h.arms else NO_ARMS]
-    for arm in h.arms:
-        lines += [f"[arms.{to_key(arm.name)}]"]
-        lines += ["control = true"] if arm.is_control else []
-        lines += [f"{to_key(key)} = {to_toml(value)}" for key, value in arm.overrides.items()]
-        lines += [EXAMPLE] if not arm.is_control and not any(other.overrides for other in h.arms) else []
-        lines += [] if arm is h.arms[-1] else [""]
-    lines += [FENCE, "", f"# {h.id.upper()}: {' '.join(h.title.split())}", ""]
-    for section in (*SECTIONS, *(name for name in prose if name not in SECTIONS)):
-        text = prose.get(section, "").strip("\n")
-        lines += [f"## {section}", "", *([text, ""] if text else [])]
-    return "\n".join(lines).rstrip("\n") + "\n"
-
-
-def _settings(h: Hypothesis) -> list[str]:
-    """A line a key; a value that is long has its comment above it."""
-    lines = list[str]()
-    for key, comment in COMMENTS.items():
-        value = getattr(h, key)
-        if key == "source":
-            if value is None:
-                continue
-            value = dataclasses.asdict(value)
-        line = f"{key} = {to_toml('' if value is None else value)}"
-        lines += [f"{line:<40}  # {comment}"] if len(line) <= 40 else [f"# {comment}", line]
-    return lines
+    """Return a new file's text: every key with a comment that says what to write, then the sections."""
+    values = {key: getattr(h, key) for key in COMMENTS} | {"confidence": h.confidence or ""}
+    values["source"] = None if h.source is None else asdict(h.source)
+    sections = {name: prose.get(name, "").strip("\n") for name in (*SECTIONS, *prose)}
+    page = templates().get_template("hypothesis.jinja").render(h=h, comments=COMMENTS, values=values, prose=sections)
+    return page.rstrip("\n") + "\n"
 
 
 def sections(body: str) -> dict[str, str]:
-    """The prose under each `##` heading; what stands before the first has the name ""."""
+    """Return the prose under each `##` heading; text before the first has the name ""."""
     parts = re.split(r"^## (.+?)[ \t\r]*$\n?", body, flags=re.MULTILINE)
     found = {"": parts[0].strip("\n")}
     found |= {name: text.strip("\n") for name, text in zip(parts[1::2], parts[2::2], strict=True)}
     return found
+
+
+def in_order(hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
+    """Return hypotheses with those first that others among them wait for; otherwise as given."""
+    left, done = list(hypotheses), list[Hypothesis]()
+    while left:
+        waiting = {h.id for h in left}
+        # Where all wait for each other, the first goes first: `refuse` names the circle.
+        done.append(next((h for h in left if not waiting & set(h.prerequisites)), left[0]))
+        left.remove(done[-1])
+    return done
+
+
+def _lines(text: str) -> list[str]:
+    """Return lines with their ends; only "\\n" ends one, as in TOML."""
+    return re.findall(r"[^\n]*\n|[^\n]+$", text)

@@ -1,19 +1,27 @@
 """The verdict on a hypothesis, computed from its runs: by criteria that were fixed beforehand, seeds as the unit."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
-from uptrend.lab.compare import compare, interval_and_p
-from uptrend.lab.confidence import confidence_of
-from uptrend.lab.foresee import Plan, plan
-from uptrend.lab.pairs import Pairs, pair
-from uptrend.lab.rules import alpha_of, status_by
-from uptrend.lab.together import adjust
-from uptrend.lab.units import amount
-from uptrend.records.finding import Confidence
-from uptrend.records.hypothesis import Comparison, Hypothesis, Measured, Status, Verdict
-from uptrend.stats.intervals import spread_of
+import numpy as np
+
+from uptrend.lab import templates
+from uptrend.lab.compare import Pairs, Plan, compare, interval_and_p, pair, plan, status_of, tasks_to_decide
+from uptrend.lab.criteria import alpha_of, has_own_criteria, towards
+from uptrend.lab.measure import amount, effect_text, first_step, interval_text
+from uptrend.records import Comparison, Confidence, Direction, Hypothesis, Measured, Status, Verdict
+from uptrend.stats.comparison import benjamini_hochberg, fewest_seeds, mcnemar, outliers, sign_flip
+from uptrend.stats.formatting import p_value
+from uptrend.stats.intervals import likely_deviation, mean_squares, spread_of
 
 __all__ = ["Plan", "adjust", "is_decided", "judge", "plan"]
+
+MANY_SEEDS = 8
+ENOUGH_SEEDS = 5
+# Accepted share of false ones among the validated of a family.
+RATE = 0.05
+CLAIMED = {Direction.UP: "a rise", Direction.DOWN: "a fall", Direction.EITHER: "a difference"}
 
 
 def judge(
@@ -24,22 +32,32 @@ def judge(
     refused: Mapping[str, str] = {},
     void: str = "",
 ) -> Verdict:
-    """What the runs say of the hypothesis; refused arms are left out, and a void experiment decides nothing."""
+    """Judge a hypothesis by its runs; refused arms are left out, and a void experiment decides nothing."""
     pairs = [pair(h, measured, arm.name) for arm in h.treated if not {arm.name, h.control.name} & set(refused)]
     by_sequence = stopped_early or any(one.waiting for one in pairs)
-    compared = [compare(h, one, by_sequence, is_void=bool(void)) for one in pairs if one.seeds]
+    compared = list[Comparison]()
+    for one in pairs:
+        if one.seeds:
+            found = compare(h, one, by_sequence)
+            compared.append(replace(found, sentence=_sentence(h, one, found, by_sequence, is_void=bool(void))))
     status = Status.INCONCLUSIVE if void else _overall(h, [one.status for one in compared])
     deciding = [one for one in compared if one.status is status]
-    blemishes = _blemishes(pairs, stopped_early, refused)
-    confidence, because = confidence_of(h, status, deciding, blemishes)
-    if status is Status.INVALIDATED and (idle := _nobody_learned(h, pairs)):
-        confidence, because = Confidence.LOW, idle
+    blemishes = [f"arm {arm} was refused" for arm in refused]
+    blemishes += ["judged by the confidence sequence"] if stopped_early else []
+    if any(one.broken or (one.waiting and not stopped_early) for one in pairs):
+        blemishes.append("seeds are missing")
+    confidence, because = _confidence(h, status, deciding, blemishes)
+    if status is Status.INVALIDATED and _nobody_learned(h, pairs):
+        confidence = Confidence.LOW
+        because = f"no arm got better by {amount(h.metric, h.smallest)}, so that runs which hardly learn were compared"
+    deciding_first = sorted(compared, key=lambda one: one.status is not status)
+    sentence = _say("verdict", h=h, status=status, compared=deciding_first, pairs=pairs, refused=refused, void=void)
     return Verdict(
         hypothesis=h.id,
         status=status,
         confidence=confidence,
         because="the experiment is void" if void else because,
-        sentence=_sentence(h, status, compared, pairs, refused, void),
+        sentence=sentence,
         comparisons=tuple(compared),
         stopped_early=stopped_early,
         void=void,
@@ -48,18 +66,10 @@ def judge(
 
 
 def is_decided(h: Hypothesis, measured: Sequence[Measured]) -> Status | None:
-    """Whether the confidence sequence has an answer already; it may be asked after every seed."""
-    statuses = [_by_sequence(h, pair(h, measured, arm.name)) for arm in h.treated]
-    status = _overall(h, statuses)
+    """Return the confidence sequence's answer, if it has one already; it may be asked after every seed."""
+    pairs = [pair(h, measured, arm.name) for arm in h.treated]
+    status = _overall(h, [status_of(h, one, *interval_and_p(h, one, True)) for one in pairs if len(one.seeds) > 1])
     return None if status is Status.INCONCLUSIVE else status
-
-
-def _by_sequence(h: Hypothesis, pairs: Pairs) -> Status:
-    if len(pairs.seeds) < 2:
-        return Status.INCONCLUSIVE
-    interval, p = interval_and_p(spread_of(pairs.differences), alpha_of(h), by_sequence=True)
-    means = [sum(run.value for run in side) / len(side) for side in (pairs.control, pairs.treated)]
-    return status_by(h, interval, means[0], means[1], p)
 
 
 def _overall(h: Hypothesis, statuses: Sequence[Status]) -> Status:
@@ -70,43 +80,128 @@ def _overall(h: Hypothesis, statuses: Sequence[Status]) -> Status:
     return Status.INVALIDATED if is_excluded else Status.INCONCLUSIVE
 
 
-def _blemishes(pairs: Sequence[Pairs], stopped_early: bool, refused: Mapping[str, str]) -> list[str]:
-    """What keeps any verdict of this experiment from high confidence."""
-    said = [f"arm {arm} was refused" for arm in refused]
-    if stopped_early:
-        said.append("judged by the confidence sequence")
-    if any(one.broken or (one.waiting and not stopped_early) for one in pairs):
-        said.append("seeds are missing")
-    return said
-
-
-def _nobody_learned(h: Hypothesis, pairs: Sequence[Pairs]) -> str:
-    """That neither side got better by what matters: settings of runs that do not learn can hardly differ."""
+def _nobody_learned(h: Hypothesis, pairs: Sequence[Pairs]) -> bool:
+    """Return True if no side got better by what matters: settings of runs that do not learn can hardly differ."""
     sides = [side for one in pairs for side in (one.control, one.treated) if side]
     if not h.metric.startswith("eval/") or not sides or any(run.before is None for side in sides for run in side):
-        return ""
-    rises = [sum(run.value - (run.before or 0.0) for run in side) / len(side) for side in sides]
-    if max(rises) >= h.smallest:
-        return ""
-    return f"no arm got better by {amount(h.metric, h.smallest)}, so that runs which hardly learn were compared"
+        return False
+    return max(sum(run.value - (run.before or 0.0) for run in side) / len(side) for side in sides) < h.smallest
 
 
-def _sentence(
-    h: Hypothesis,
-    status: Status,
-    compared: Sequence[Comparison],
-    pairs: Sequence[Pairs],
-    refused: Mapping[str, str],
-    void: str,
-) -> str:
-    """The verdict with every arm's figures, the deciding ones first."""
-    said = [f"Void: {void.rstrip('.')}. The figures decide nothing."] if void else []
-    ordered = sorted(compared, key=lambda one: one.status is not status)
-    if len(h.treated) > 1 and not void:
-        said.append(f"{str(status).capitalize()} over {len(h.treated)} arms.")
-    said += [one.sentence for one in ordered]
-    said += [f"Arm {one.arm} and {h.control.name} have no seed in common." for one in pairs if not one.seeds]
-    said += [f"Arm {arm} was refused: {reason.rstrip('.')}." for arm, reason in refused.items()]
-    if h.control.name in refused:
-        said.append("Without the control there is nothing to compare with.")
-    return " ".join(said)
+def _confidence(
+    h: Hypothesis, status: Status, deciding: Sequence[Comparison], blemishes: Sequence[str]
+) -> tuple[Confidence, str]:
+    """Return the confidence and the rule that gave it (docs/verdicts.md).
+
+    One arm is enough to validate, so the surest counts; all must be excluded to invalidate, so the least sure does.
+    """
+    if status is Status.INCONCLUSIVE:
+        return Confidence.LOW, "neither criterion is met"
+    graded = [_confidence_of_arm(h, comparison, blemishes) for comparison in deciding]
+    ranked = sorted(graded, key=lambda one: list(Confidence).index(one[0]))
+    return ranked[0] if status is Status.VALIDATED else ranked[-1]
+
+
+def _confidence_of_arm(h: Hypothesis, one: Comparison, blemishes: Sequence[str]) -> tuple[Confidence, str]:
+    seeds, differences = len(one.seeds), np.array(one.differences)
+    if seeds < ENOUGH_SEEDS:
+        return Confidence.LOW, f"{seeds} paired seeds; {ENOUGH_SEEDS} are the least for medium"
+    p = one.sign_flip
+    if first_step(h.metric):
+        p = alpha_of(h) / 2  # its interval is the sign test, inverted: they agree by construction
+    elif spread_of(differences).deviation == 0:
+        return Confidence.LOW, "the difference is the same in all seeds, so that its spread is unknown"
+    elif outliers(differences):
+        return Confidence.LOW, "one seed stands apart from the others, which no interval over seeds allows for"
+    elif one.status is not Status.VALIDATED:  # one-sided: that the smallest effect that matters is not there
+        side = -1 if h.direction is Direction.EITHER and differences.mean() < 0 else 1
+        p = sign_flip(side * differences - h.smallest).down
+    if p > h.alpha:
+        return Confidence.LOW, f"the exact sign-flip test does not agree (p {p_value(p)} one-sided)"
+    lacking = list[str]()
+    if seeds < MANY_SEEDS:
+        lacking.append(f"{seeds} paired seeds; {MANY_SEEDS} are the least for high")
+    elif 2 * p > alpha_of(h):
+        lacking.append(f"the exact sign-flip test agrees one-sided only (p {p_value(p)})")
+    if one.tasks_too is not None:
+        seen = towards(h, one.tasks_too)
+        if not (seen["high"] < h.smallest if one.status is Status.INVALIDATED else seen["low"] > 0):
+            lacking.append("it holds on these tasks; over tasks too the interval does not decide")
+    if lacking or blemishes:
+        return Confidence.MEDIUM, "; ".join([*lacking, *blemishes])
+    tasks = ", so does the interval over tasks" if one.tasks_too else "; the metric has no tasks to cross"
+    return Confidence.HIGH, f"{seeds} paired seeds, the exact sign-flip test agrees{tasks}, nothing was left out"
+
+
+def _sentence(h: Hypothesis, pairs: Pairs, one: Comparison, by_sequence: bool, *, is_void: bool) -> str:
+    """Write an arm's verdict with its figures (unless it is void), then what limits it (templates/comparison.jinja)."""
+    differences, table = pairs.differences, pairs.table
+    spread = spread_of(differences)
+    moves = pairs.sign * table[0] if len(pairs.seeds) == 1 else np.zeros(0)
+    higher, lower = int((moves > 0).sum()), int((moves < 0).sum())
+    more_tasks = None
+    if one.status is Status.INCONCLUSIVE and min(table.shape) > 1:
+        rest = float(mean_squares(table)[2])
+        more_tasks = tasks_to_decide(h, spread.mean, likely_deviation(spread), spread.seeds, table.shape[1], rest)
+    never = {
+        name: sum(not run.reached for run in side)
+        for name, side in ((h.control.name, pairs.control), (pairs.arm, pairs.treated))
+    }
+    return _say(
+        "comparison", h=h, pairs=pairs, one=one, by_sequence=by_sequence, is_void=is_void,
+        is_ranked=first_step(h.metric) is not None, own_criteria=has_own_criteria(h), claimed=CLAIMED[h.direction],
+        least=amount(h.metric, h.smallest), seen=towards(h, one.interval), fewest=fewest_seeds(1 - one.level),
+        effect=effect_text(h.metric, pairs.sign * one.interval.effect),
+        interval=interval_text(h.metric, one.interval, pairs.sign),
+        tasks=len(moves), higher=higher, lower=lower, mcnemar=mcnemar(higher, lower),
+        is_equal=spread.deviation == 0, apart=[pairs.seeds[index] for index in outliers(differences)],
+        never={name: count for name, count in never.items() if count}, more_tasks=more_tasks,
+    )  # fmt: skip
+
+
+def _say(template: str, **values: Any) -> str:
+    """Render sentences of which each stands on a line, or several."""
+    return " ".join(templates().get_template(f"{template}.jinja").render(values).split())
+
+
+def adjust(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Adjust the p of hypotheses judged together (Benjamini and Hochberg).
+
+    A validated one whose adjusted p is above 5% becomes inconclusive.
+    """
+    counted = [one for one in verdicts if one.comparisons and not one.void]
+    if len(counted) < 2:
+        return list(verdicts)
+    ps = list[float]()
+    for verdict in counted:  # each by its best arm; one that went against the claim, unvalidated, is no evidence
+        claims = [one for one in verdict.comparisons if one.status is Status.VALIDATED or one.interval.effect > 0]
+        ps.append(min((_scaled_p(one) for one in claims), default=1.0))
+    adjusted = dict(zip(map(id, counted), benjamini_hochberg(ps), strict=True))
+    return [_adjusted(one, adjusted[id(one)], len(counted)) if id(one) in adjusted else one for one in verdicts]
+
+
+def _scaled_p(comparison: Comparison) -> float:
+    """Scale a p so that 5% is the level that it was judged at: shared among arms, or halved for early stops."""
+    return min(1.0, comparison.p * RATE / (1 - comparison.level))
+
+
+def _adjusted(verdict: Verdict, p: float, count: int) -> Verdict:
+    comparisons = [replace(one, p_adjusted=max(p, _scaled_p(one))) for one in verdict.comparisons]
+    if p > RATE:
+        open_ = {Status.VALIDATED: Status.INCONCLUSIVE}
+        comparisons = [replace(one, status=open_.get(one.status, one.status)) for one in comparisons]
+    verdict = replace(verdict, comparisons=tuple(comparisons))
+    few = min(len(one.seeds) for one in comparisons) < MANY_SEEDS
+    asks = f" Run {MANY_SEEDS} seeds or more where several hypotheses are judged together." if few else ""
+    if verdict.status is not Status.VALIDATED:
+        return verdict
+    if p <= RATE:
+        return replace(verdict, sentence=f"{verdict.sentence} Among {count} hypotheses, adjusted p {p_value(p)}.{asks}")
+    reason = f"validated by itself, and not among {count} hypotheses judged together (adjusted p {p_value(p)})"
+    return replace(
+        verdict,
+        status=Status.INCONCLUSIVE,
+        confidence=Confidence.LOW,
+        because=reason,
+        sentence=f"Inconclusive: {reason}. By itself: {verdict.sentence}{asks}",
+    )

@@ -1,24 +1,40 @@
-"""From a finished run to the one number by which a hypothesis compares it, and the same by held-out task."""
+"""From a finished run to the one number by which a hypothesis compares it, and metrics in words.
+
+`eval/accuracy/first-step@0.8` is the step at which a held-out metric first reaches a value. A run that never does has
+no such step: it counts as later than every step that was run (`Measured.reached` is False), and no mean is computed.
+"""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from uptrend.config.load import nearest
-from uptrend.records import LabError, Measured, Run
+from uptrend.records import Interval, LabError, Measured, Run
 from uptrend.records.metrics import compared_metrics, find_metric
+from uptrend.stats import formatting
 from uptrend.stats.intervals import pass_at_k
 
+# The last 1/LAST of the steps count as the end of a run.
 LAST = 4
-"""One part in so many of the steps counts as the end of a run."""
 
 Row = Mapping[str, Any]
 
 
+def first_step(metric: str) -> tuple[str, float] | None:
+    """Return the held-out metric and the value to reach of a first-step metric; None for any other."""
+    base, found, value = metric.partition("/first-step@")
+    try:
+        reached = float(value) if found and base.startswith("eval/") else math.nan
+    except ValueError:
+        return None
+    return (base, reached) if math.isfinite(reached) else None
+
+
 def is_known(metric: str) -> bool:
     """Return True for a metric that a hypothesis can be about."""
-    row = find_metric(metric)
+    base, _ = first_step(metric) or (metric, None)
+    row = find_metric(base)
     return row is not None and bool(row.compared)
 
 
@@ -26,7 +42,10 @@ def unknown_metric(metric: str) -> str:
     """Explain that a metric is unknown, and name the nearest one and those of the held-out tasks."""
     known = compared_metrics()
     held_out = ", ".join(name for name in known if name.startswith("eval/"))
-    return f"is no metric.{nearest(metric, known)} Write {held_out}, or one of docs/metrics.md: reward/mean."
+    return (
+        f"is no metric.{nearest(metric, known)} Write {held_out}, one of these with a value to reach "
+        "(eval/accuracy/first-step@0.8), or one of docs/metrics.md: reward/mean."
+    )
 
 
 def bounds(metric: str) -> tuple[float, float] | None:
@@ -36,96 +55,120 @@ def bounds(metric: str) -> tuple[float, float] | None:
 
 
 def measure(run: Run, metric: str, arm: str, seed: int, folder: Path) -> Measured:
-    """A finished run as a verdict sees it; its path is told relative to `folder`."""
+    """Return a finished run as a verdict sees it; its path is told relative to `folder`."""
     if not is_known(metric):
         raise LabError(f"{metric} {unknown_metric(metric)}")
     if run.status != "finished":
         raise LabError(f"{run.path} is {run.status}, after {run.last_step} steps; only a finished run is compared.")
-    named = _relative(run.path, folder)
+    path, lab = run.path.resolve(), folder.resolve()
+    named = path.relative_to(lab).as_posix() if path.is_relative_to(lab) else str(path)
     if not metric.startswith("eval/"):
-        return Measured(arm, seed, _at_the_end(run, metric), run=named)
+        values = [line[metric] for line in run.metric_lines if line.get(metric) is not None]
+        if not values:
+            raise LabError(f"{run.path} recorded no {metric}.")
+        last = values[-max(1, len(values) // LAST) :]
+        return Measured(arm, seed, math.fsum(last) / len(last), run=named)
     lines = run.eval_lines
     if not lines:
         raise LabError(f"{run.path} was never evaluated, so that it has no {metric}.")
     value = _value(run, lines[-1], metric)
+    if (goal := first_step(metric)) is not None:
+        steps = [line["step"] for line in lines if (seen := in_line(line, metric)) is not None and seen >= goal[1]]
+        step = steps[0] if steps else lines[-1]["step"] + 1
+        return Measured(arm, seed, float(step), run=named, reached=bool(steps))
     before = _value(run, lines[0], metric) if lines[0]["step"] == run.start and len(lines) > 1 else None
     tasks, families = _by_task(run, int(lines[-1]["step"]), metric)
     return Measured(arm, seed, value, before, tasks, families, named)
 
 
-def _relative(path: Path, folder: Path) -> str:
-    path, folder = path.resolve(), folder.resolve()
-    return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path)
-
-
-def _at_the_end(run: Run, metric: str) -> float:
-    values = [line[metric] for line in run.metric_lines if line.get(metric) is not None]
-    if not values:
-        raise LabError(f"{run.path} recorded no {metric}.")
-    last = values[-max(1, len(values) // LAST) :]
-    return math.fsum(last) / len(last)
-
-
-def _value(run: Run, line: Row, metric: str) -> float:
-    """The metric of one evaluation, from its line."""
-    found = in_line(line, metric)
-    if found is None:
-        kind = metric.removeprefix("eval/").partition("/")[0]
-        raise LabError(f"{run.path} has no {metric} after step {line['step']}. {_what_there_is(line, kind)}")
-    return found
-
-
 def in_line(line: Row, metric: str) -> float | None:
-    """A held-out metric as an evaluation's line has it; none where it lacks it."""
-    kind, _, name = metric.removeprefix("eval/").partition("/")
+    """Return a held-out metric as an evaluation's line has it, for a first step the metric that is to reach a value."""
+    base, _ = first_step(metric) or (metric, None)
+    kind, _, name = base.removeprefix("eval/").partition("/")
     found = line.get("parts", {}).get(name) if kind == "part" else line.get(kind)
     if kind.startswith("pass@"):
         found = line.get("pass_at", {}).get(kind.removeprefix("pass@"))
     return None if found is None else float(found)
 
 
-def _what_there_is(line: Row, kind: str) -> str:
-    if kind == "part":
-        return f"Its reward has the parts {', '.join(line.get('parts', ())) or 'none'}."
-    if kind.startswith("pass@"):
+def _value(run: Run, line: Row, metric: str) -> float:
+    found = in_line(line, metric)
+    if found is not None:
+        return found
+    if metric.startswith("eval/part/"):
+        why = f"Its reward has the parts {', '.join(line.get('parts', ())) or 'none'}."
+    elif metric.startswith("eval/pass@"):
         has = ", ".join(f"pass@{k}" for k in line.get("pass_at", ()))
-        return f"It has {has}." if has else "Set eval.attempts to sample several answers a task."
-    return "No held-out task could be scored."
+        why = f"It has {has}." if has else "Set eval.attempts to sample several answers per task."
+    else:
+        why = "No held-out task could be scored."
+    raise LabError(f"{run.path} has no {metric} after step {line['step']}. {why}")
 
 
 def _by_task(run: Run, step: int, metric: str) -> tuple[dict[str, float], dict[str, str]]:
-    """The metric of each held-out task, and which taskset each is of."""
-    columns = ["group", "index", "sequence", "task", "family", "correct", "reward", "parts"]
-    rows = run.eval_rollouts(step).select(columns).to_pylist()
-    plays = [row for row in rows if row["sequence"] == 0]
-    greedy, attempts = _greedy_and_attempts(plays)
+    """Return the metric of each held-out task, and the taskset of each."""
+    columns = ["group", "sequence", "task", "family", "correct", "reward", "parts"]
+    rows = [row for row in run.eval_rollouts(step).select(columns).to_pylist() if row["sequence"] == 0]
+    # The greedy answer of each task comes first in the file; sampled attempts follow.
+    greedy: dict[str, Row] = {}
+    attempts: dict[str, list[bool]] = {}
+    for row in rows:
+        if greedy.setdefault(row["group"], row) is not row:
+            attempts.setdefault(row["task"], []).append(bool(row["correct"]))
     if metric.startswith("eval/pass@"):
-        values = _pass_at(attempts, int(metric.removeprefix("eval/pass@")))
+        k = int(metric.removeprefix("eval/pass@"))
+        values = {task: pass_at_k(sum(right), len(right), k) for task, right in attempts.items()}
     else:
-        score = _score_of(metric)
-        values = {row["task"]: value for row in greedy if (value := score(row)) is not None}
-    return values, {row["task"]: row["family"] for row in greedy if row["task"] in values}
+        scores = {row["task"]: _score(row, metric) for row in greedy.values()}
+        values = {task: score for task, score in scores.items() if score is not None}
+    return values, {row["task"]: row["family"] for row in greedy.values() if row["task"] in values}
 
 
-def _greedy_and_attempts(plays: Iterable[Row]) -> tuple[list[Row], list[Row]]:
-    """The greedy answer of each task comes first in the file; sampled attempts follow."""
-    first: dict[str, Row] = {}
-    rest = [row for row in plays if first.setdefault(row["group"], row) is not row]
-    return list(first.values()), rest
-
-
-def _score_of(metric: str) -> Callable[[Row], float | None]:
-    """Score of one greedy answer; None where it was not scored and the metric counts scored ones only."""
+def _score(row: Row, metric: str) -> float | None:
+    """Return the score of one greedy answer; None where it was not scored and the metric counts scored ones only."""
     if metric == "eval/accuracy":
-        return lambda row: float(bool(row["correct"]))
+        return float(bool(row["correct"]))
     if metric == "eval/reward":
-        return lambda row: row["reward"]
+        return None if row["reward"] is None else float(row["reward"])
     name = metric.removeprefix("eval/part/")
-    return lambda row: next((part["value"] for part in row["parts"] if part["name"] == name), None)
+    return next((part["value"] for part in row["parts"] if part["name"] == name), None)
 
 
-def _pass_at(attempts: Iterable[Row], k: int) -> dict[str, float]:
-    rights: dict[str, list[bool]] = {}
-    for row in attempts:
-        rights.setdefault(row["task"], []).append(bool(row["correct"]))
-    return {task: pass_at_k(sum(right), len(right), k) for task, right in rights.items()}
+def is_share(metric: str) -> bool:
+    """Return True for a share, which is shown in percent and compared in points."""
+    row = find_metric(metric)
+    return row is not None and row.is_share
+
+
+def name_of(metric: str) -> str:
+    """Format a metric's name: held-out accuracy."""
+    if (goal := first_step(metric)) is not None:
+        return f"steps to {name_of(goal[0])} {goal[1]:g}"
+    kind, _, part = metric.removeprefix("eval/").partition("/")
+    if not metric.startswith("eval/"):
+        return metric
+    return f"the held-out reward's part {part}" if kind == "part" else f"held-out {kind}"
+
+
+def change(metric: str, value: float) -> str:
+    """Format a difference with its sign, without its unit: +6.3, for points, or +0.063."""
+    return formatting.change(value, is_share(metric))
+
+
+def amount(metric: str, value: float) -> str:
+    """Format a size with its unit: 5 points."""
+    if is_share(metric):
+        return f"{100 * value:g} points"
+    return f"{value:g} steps" if first_step(metric) else f"{value:g}"
+
+
+def effect_text(metric: str, effect: float) -> str:
+    """Format an effect with its unit: +6.3 points of held-out accuracy, or −20 steps to held-out accuracy 0.8."""
+    unit = "" if first_step(metric) else " points of" if is_share(metric) else " of"
+    return f"{change(metric, effect)}{unit} {name_of(metric)}"
+
+
+def interval_text(metric: str, interval: Interval, sign: float) -> str:
+    """Format an interval's ends as measured, the lesser first: +2.1 to +10.5."""
+    ends = sorted((sign * interval.low, sign * interval.high))
+    return formatting.interval(ends[0], ends[1], is_share(metric))

@@ -1,14 +1,14 @@
-"""A lab's folder: where its hypotheses, results, runs and pages are, and what of them the machine may change."""
+"""A lab's folder: its hypotheses, results, runs and pages, and the parts of them that the machine may change."""
 
 import json
 import re
+import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
 
 from uptrend.config.load import nearest
 from uptrend.lab import blocks, hypothesis_file, overview
-from uptrend.lab.front_matter import read_page, set_value
-from uptrend.lab.naming import normal_id, place, slug
+from uptrend.lab.hypothesis_file import read_page, set_values
 from uptrend.lab.overview import roadmap, status_table
 from uptrend.records import Confidence, Hypothesis, LabError, Status
 from uptrend.records.directory import plain_disk_errors, write_whole
@@ -20,7 +20,7 @@ FOLDERS = ("hypotheses", "experimental-results", "fixes")
 
 
 class Notebook:
-    """A lab that exists."""
+    """A lab that exists on disk."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -42,19 +42,23 @@ class Notebook:
                 (folder / name).mkdir(parents=True, exist_ok=True)
         for name, text in pages.items():
             write_whole(folder / name, text.encode())
-        _ignore_runs(folder / ".gitignore")
+        ignored = folder / ".gitignore"
+        text = ignored.read_text(encoding="utf-8") if ignored.exists() else ""
+        if "runs/" not in text.splitlines():
+            before = text if not text or text.endswith("\n") else text + "\n"
+            write_whole(ignored, f"{before}runs/\n".encode())
         notebook = cls(folder)
         notebook.refresh()
         return notebook
 
     @property
     def hypotheses(self) -> list[Hypothesis]:
-        """All of them, by id."""
+        """All hypotheses, by id."""
         return [hypothesis_file.read(path) for path in self._files().values()]
 
     @property
     def readable(self) -> tuple[list[Hypothesis], list[str]]:
-        """Those that can be read, and why the others can't: one under edit must not stop another's verdict."""
+        """Hypotheses that can be read, and errors of the others: one under edit must not stop another's verdict."""
         found, broken = list[Hypothesis](), list[str]()
         for path in self._files().values():
             try:
@@ -64,11 +68,11 @@ class Notebook:
         return found, broken
 
     def hypothesis(self, id: str) -> Hypothesis:
-        """The one of that id."""
+        """Read the hypothesis of an id."""
         return hypothesis_file.read(self.path_of(id))
 
     def path_of(self, id: str) -> Path:
-        """The file of a hypothesis: h03, H3 or 3, or the file's own name."""
+        """Return the file of a hypothesis: h03, H3 or 3, or the file's own name."""
         files = self._files()
         wanted = normal_id(id)
         if wanted not in files:
@@ -77,12 +81,12 @@ class Notebook:
         return files[wanted]
 
     def results(self, id: str) -> Path:
-        """Where a hypothesis's specification, runs and verdict are; made where it was not."""
+        """Return the folder of a hypothesis's specification, runs and verdict; it is made if missing."""
         return self._made(self.folder / "experimental-results" / normal_id(id))
 
     @property
     def runs(self) -> Path:
-        """Where run directories are, shared by all hypotheses; made where it was not."""
+        """Folder of the run directories, shared by all hypotheses; it is made if missing."""
         return self._made(self.folder / "runs")
 
     @property
@@ -91,20 +95,20 @@ class Notebook:
         return self.folder / LOG
 
     def text(self, name: str) -> str:
-        """One of its pages; empty where it is not there."""
+        """Return one of its pages; empty where there is none."""
         path = self.folder / name
         return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
     def set_status(self, id: str, status: Status, confidence: Confidence | None) -> None:
-        """Write where a hypothesis stands: two lines of its file, and the README's blocks."""
+        """Write a hypothesis's status: two lines of its file, and the README's blocks."""
         page = read_page(self.path_of(id))
-        new = set_value(set_value(page, "confidence", confidence or ""), "status", status)
+        new = set_values(page, {"status": status, "confidence": confidence or ""})
         if new != page:
             write_whole(page.path, (new.head + new.body).encode())
         self.refresh()
 
     def next_id(self) -> str:
-        """The next free id."""
+        """Return the next free id."""
         return f"h{max((int(id[1:]) for id in self._files()), default=0) + 1:02d}"
 
     def add(self, h: Hypothesis, prose: Mapping[str, str]) -> Path:
@@ -119,9 +123,8 @@ class Notebook:
     def refresh(self) -> None:
         """Write the README's status table and roadmap anew; the rest of it is people's."""
         path = self.folder / README
-        text = (
-            path.read_bytes().decode() if path.exists() else overview.new_pages(self.folder.absolute().name, "")[README]
-        )
+        made = overview.new_pages(self.folder.absolute().name, "")[README]
+        text = path.read_bytes().decode() if path.exists() else made
         hypotheses, broken = self.readable
         links = {id: file.relative_to(self.folder).as_posix() for id, file in self._files().items()}
         notes = {h.id: self._note(h) for h in hypotheses}
@@ -132,7 +135,7 @@ class Notebook:
             write_whole(path, new.encode())
 
     def _note(self, h: Hypothesis) -> str:
-        """The first sentence of the verdict, where there is one; else what it would explain."""
+        """Return the first sentence of the verdict; without one, the sentence on what it would explain."""
         path = self.folder / "experimental-results" / h.id / "verdict.json"
         try:
             said = json.loads(path.read_text(encoding="utf-8")).get("sentence", "")
@@ -142,9 +145,10 @@ class Notebook:
         return f"{first.rstrip('.')}." if first else h.explains
 
     def _files(self) -> dict[str, Path]:
-        """Every hypothesis's file by id; two of one id are an error."""
+        """Return every hypothesis's file by id; two of one id are an error."""
         found = dict[str, Path]()
-        for path in sorted((self.folder / "hypotheses").glob("h[0-9]*.md"), key=place):
+        paths = (self.folder / "hypotheses").glob("h[0-9]*.md")
+        for path in sorted(paths, key=lambda path: (int(re.findall(r"\d+", path.name)[0]), path.name)):
             id = path.name.partition("-")[0].removesuffix(".md")
             if id in found:
                 raise LabError(f"{found[id].name} and {path.name} have one id: rename one to {id[0]}NN-….md.")
@@ -158,12 +162,17 @@ class Notebook:
 
 
 def is_lab(folder: Path) -> bool:
-    """Whether a folder has what a lab has; git keeps no empty folders, so the log alone will do."""
+    """Return True if a folder has a log or hypotheses; git keeps no empty folders, so the log alone will do."""
     return (folder / LOG).is_file() or (folder / "hypotheses").is_dir()
 
 
-def _ignore_runs(path: Path) -> None:
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    if "runs/" not in text.splitlines():
-        before = text if not text or text.endswith("\n") else text + "\n"
-        write_whole(path, f"{before}runs/\n".encode())
+def slug(title: str) -> str:
+    """Return a title as a few lower-case words joined by hyphens."""
+    plain = unicodedata.normalize("NFKD", title).encode("ascii", "ignore").decode().lower()
+    return "-".join(re.findall(r"[a-z0-9]+", plain)[:7]) or "hypothesis"
+
+
+def normal_id(id: str) -> str:
+    """Return h03 for H3, 3, h03 or h03-kl-penalty.md."""
+    match = re.fullmatch(r"[hH]?(\d+)(?:-.*)?", Path(id).name)
+    return f"h{int(match[1]):02d}" if match else id

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from uptrend.lab.order import in_order
+from uptrend.lab.hypothesis_file import in_order
 from uptrend.records import Hypothesis, Priority, Status
 from uptrend.stats.formatting import NONE, markdown_table
 from uptrend.stats.pages import render

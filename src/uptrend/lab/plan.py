@@ -1,26 +1,59 @@
-"""Which runs an experiment needs: arms × seeds, each known by the hash of all that could change its result."""
+"""The runs of an experiment: arms × seeds, each known by the hash of all that could change its result."""
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from uptrend.lab.launcher import Launcher, PlannedRun, Resolved
 from uptrend.records import Arm, Hypothesis, LabError, Method, Run, Source
 
+# Sections of a config that can't change a run's numbers: its name, what is kept of it, who looks on.
 LEFT_OUT = ("name", "checkpoints", "doctor")
-"""Sections of a config that can't change a run's numbers: what it is called, what is kept of it, who looks on."""
+# Characters of the hash in a folder's name.
 LENGTH = 10
-"""Characters of the hash in a folder's name."""
+# Bytes at either end of a large file by which it is known.
 ENDS = 1 << 20
-"""Bytes at either end of a large file by which it is known."""
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A recipe with an arm's overrides and a seed, every value filled in."""
+
+    config: Mapping[str, Any]
+    tasks: str  # hash of the tasks that it trains on
+    held_out: str  # hash of the tasks that it is evaluated on
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of an experiment."""
+
+    arm: str
+    seed: int
+    hash: str  # hash of everything that could change its result
+    config: Mapping[str, Any]
+    folder: Path  # run directory, existing or to be made
+    allows: tuple[str, ...] = ()  # catalogue ids that must not stop it
+    method: Method = Method.TRAIN
+    source: Source | None = None  # run that a replay replays; a path that can be opened
+    asks: bool = True  # True if the cheap probes are asked first; one seed per arm is enough
+
+
+class Launcher(Protocol):
+    """Interface to packages that the lab may not import: `runner` says how a run is started."""
+
+    def resolve(self, recipe: Path, overrides: Mapping[str, Any]) -> Resolved:
+        """Load a recipe with overrides (the seed among them), make its tasks, and hash them."""
+
+    def command(self, planned: PlannedRun) -> list[str]:
+        """Return the command line that makes a planned run in its own process, or continues it."""
 
 
 def version() -> str:
-    """Uptrend's, as runs record it."""
+    """Return Uptrend's version, as runs record it."""
     try:
         return metadata.version("uptrend")
     except metadata.PackageNotFoundError:
@@ -28,12 +61,12 @@ def version() -> str:
 
 
 def digest(value: Any) -> str:
-    """The hash of a plain value, whatever the order of its keys."""
+    """Hash a plain value, whatever the order of its keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
 
 
 def resolve(h: Hypothesis, arm: Arm, recipe: Path, launcher: Launcher, **also: Any) -> Resolved:
-    """An arm with every config value, at the first seed; the others differ in the seed alone."""
+    """Resolve an arm at the first seed; the others differ in the seed alone."""
     steps = {"learning.steps": h.steps} if h.steps else {}
     return launcher.resolve(recipe, {**steps, **arm.overrides, "seed": h.seeds[0], **also})
 
@@ -41,29 +74,34 @@ def resolve(h: Hypothesis, arm: Arm, recipe: Path, launcher: Launcher, **also: A
 def planned_runs(
     h: Hypothesis, arms: Mapping[str, Resolved], lab: Path, allows: tuple[str, ...] = (), made_by: str = ""
 ) -> list[PlannedRun]:
-    """Plan every run, all arms of the first seed first, so that whole seeds are compared as soon as can be.
+    """Plan every run, all arms of the first seed first, so that whole seeds can be compared early.
 
     `made_by` is the version of Uptrend that makes them; this one by default.
     """
-    _same_held_out(arms)
-    by = made_by or version()
-    return [_planned(h, arm, seed, arms[arm.name], lab, allows, by) for seed in h.seeds for arm in h.arms]
-
-
-def _planned(
-    h: Hypothesis, arm: Arm, seed: int, resolved: Resolved, lab: Path, allows: tuple[str, ...], made_by: str
-) -> PlannedRun:
-    config, runs = {**resolved.config, "seed": seed}, lab / "runs"
-    source = _source(h, seed, lab)
-    hashed = run_hash(config, resolved.tasks, resolved.held_out, made_by, h.method, source)
-    # Not by the arm's name: another hypothesis may need the very same run, or a recipe of another name have made it.
-    folder = runs / f"{config['name']}-s{seed}-{hashed[:LENGTH]}"
-    folder = next(iter(sorted(runs.glob(f"*-s{seed}-{hashed[:LENGTH]}/"))), folder)
-    return PlannedRun(arm.name, seed, hashed, config, folder, allows, h.method, source, asks=seed == h.seeds[0])
+    hashes = {name: resolved.held_out for name, resolved in arms.items()}
+    if len(set(hashes.values())) > 1:
+        told = ", ".join(f"{name} {hash[:LENGTH]}" for name, hash in hashes.items())
+        raise LabError(
+            f"The arms are evaluated on different held-out tasks ({told}), so that they can't be compared. "
+            "Write one [eval] into the recipe, with its own name and options, and change it in no arm."
+        )
+    found = list[PlannedRun]()
+    for seed in h.seeds:
+        source, runs = _source(h, seed, lab), lab / "runs"
+        for arm in h.arms:
+            resolved = arms[arm.name]
+            config = {**resolved.config, "seed": seed}
+            hash = run_hash(config, resolved.tasks, resolved.held_out, made_by or version(), h.method, source)
+            # Not by the arm's name: another hypothesis may need this very run, or another recipe have made it.
+            there = sorted(runs.glob(f"*-s{seed}-{hash[:LENGTH]}/"))
+            folder = there[0] if there else runs / f"{config['name']}-s{seed}-{hash[:LENGTH]}"
+            is_first = seed == h.seeds[0]
+            found.append(PlannedRun(arm.name, seed, hash, config, folder, allows, h.method, source, asks=is_first))
+    return found
 
 
 def shared(planned_runs: Iterable[PlannedRun]) -> dict[str, PlannedRun]:
-    """Each run once, by its hash: what one hypothesis allows may not stop it, and any of them may want it probed."""
+    """Return each run once, by its hash: allowed what any hypothesis allows, and probed if any wants it probed."""
     found = dict[str, PlannedRun]()
     for planned in planned_runs:
         first = found.setdefault(planned.hash, planned)
@@ -75,7 +113,9 @@ def shared(planned_runs: Iterable[PlannedRun]) -> dict[str, PlannedRun]:
 def run_hash(
     config: Mapping[str, Any], tasks: str, held_out: str, made_by: str, method: Method, source: Source | None
 ) -> str:
-    """Of everything that could change a run's result."""
+    """Hash everything that could change a run's result, for a replay all that its source recorded."""
+    files = [Path(source.run) / name for name in ("run.json", "metrics.jsonl")] if source else []
+    recorded = digest([_ends(file) for file in files if file.exists()])
     return digest(
         {
             "config": what_matters(config),
@@ -84,22 +124,19 @@ def run_hash(
             "uptrend": made_by,
             "method": str(method),
             "model": fingerprint(config),
-            "source": None if source is None else [_identity(Path(source.run)), source.step],
+            "source": None if source is None else [recorded, source.step],
         }
     )
 
 
 def what_matters(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config without what can't change a run's numbers."""
+    """Return a config without what can't change a run's numbers."""
     return {key: value for key, value in config.items() if key not in LEFT_OUT}
 
 
 def is_finished(planned: PlannedRun) -> bool:
-    """Whether its run is there, whole and the very one that is meant."""
-    if not (planned.folder / "run.json").exists():
-        return False
-    run = Run(planned.folder)
-    if run.status != "finished":
+    """Return True if its run exists, whole and with this config."""
+    if not (planned.folder / "run.json").exists() or (run := Run(planned.folder)).status != "finished":
         return False
     if planned.method is Method.TRAIN and what_matters(run.config) != what_matters(planned.config):
         raise LabError(
@@ -108,25 +145,14 @@ def is_finished(planned: PlannedRun) -> bool:
     return True
 
 
-def _same_held_out(arms: Mapping[str, Resolved]) -> None:
-    """Accuracies on different tasks can't be compared, whatever the seeds."""
-    hashes = {name: resolved.held_out for name, resolved in arms.items()}
-    if len(set(hashes.values())) > 1:
-        told = ", ".join(f"{name} {hash[:LENGTH]}" for name, hash in hashes.items())
-        raise LabError(
-            f"The arms are evaluated on different held-out tasks ({told}), so that they can't be compared. "
-            "Write one [eval] into the recipe, with its own name and options, and change it in no arm."
-        )
-
-
 def _source(h: Hypothesis, seed: int, lab: Path) -> Source | None:
-    """What a replay of this seed replays: a run of its own, since the same rollouts again would only repeat it."""
+    """Return the run that a replay of this seed replays: each seed its own, since the same rollouts would repeat it."""
     if h.source is None:
         return None
     if "{seed}" not in h.source.run and len(h.seeds) > 1:
         raise LabError(
             f"{h.id} replays {h.source.run} for each of {len(h.seeds)} seeds, which would be one outcome over again. "
-            'Name a run a seed, for example source = { run = "runs/base-s{seed}" }; * stands for anything.'
+            'Name one run per seed, for example source = { run = "runs/base-s{seed}" }; * stands for anything.'
         )
     pattern = h.source.run.replace("{seed}", str(seed))
     found = [Path(pattern)] if Path(pattern).is_absolute() else sorted(lab.glob(pattern))
@@ -136,28 +162,16 @@ def _source(h: Hypothesis, seed: int, lab: Path) -> Source | None:
     return Source(str(found[0]), h.source.step)
 
 
-def _identity(run: Path) -> str:
-    """What a replay's source is: its description and all that it recorded."""
-    files = [run / "run.json", run / "metrics.jsonl"]
-    if not files[0].exists():
-        raise LabError(f"The source of a replay should be a run directory, and {run} is none.")
-    return digest([_ends(file) for file in files if file.exists()])
-
-
 def fingerprint(config: Mapping[str, Any]) -> list[tuple[str, str]] | None:
-    """A model folder by its files, so that one that was made anew is another; none for a name."""
+    """Hash a model's folder by its files, so that one that was made anew is another; None for a name."""
     model = Path(config["model"]["name"]).expanduser()
     if not model.is_dir():
         return None
-    return [(file.relative_to(model).as_posix(), _ends(file)) for file in _files(model)]
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    yield from (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return [(path.relative_to(model).as_posix(), _ends(path)) for path in sorted(model.rglob("*")) if path.is_file()]
 
 
 def _ends(path: Path) -> str:
-    """A file by its size and both its ends: weights are large, and their first bytes are only names and shapes."""
+    """Hash a file by its size and both its ends: weights are large, and their first bytes are names and shapes."""
     size = path.stat().st_size
     with path.open("rb") as file:
         head = file.read(ENDS)

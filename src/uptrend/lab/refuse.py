@@ -1,24 +1,30 @@
-"""What no experiment could decide, refused before anything runs, with a sentence that says what to write."""
+"""Hypotheses that no experiment could decide, refused before anything runs; texts.toml has the sentences."""
 
 import math
 import os
 import re
+from collections.abc import Mapping
+from itertools import combinations
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from uptrend.config.load import nearest
+from uptrend.config import load_config, to_table
+from uptrend.config.load import nearest, read_toml
+from uptrend.config.tables import difference, flatten
 from uptrend.doctor.catalogue import CATALOGUE
-from uptrend.lab import criteria, measure
-from uptrend.lab.arms import check_configs
+from uptrend.lab import criteria, measure, texts
 from uptrend.lab.notebook import Notebook, is_lab
-from uptrend.lab.order import circle
-from uptrend.records import Hypothesis, LabError, Method
+from uptrend.lab.plan import what_matters
+from uptrend.records import Arm, ConfigError, Hypothesis, LabError, Method
+from uptrend.stats.comparison import fewest_seeds
 
+# Short, and nothing that would be a path.
 ARM_NAME = re.compile(r"[^\s./\\-][^/\\\x00-\x1f]{0,39}")
-"""Short, and nothing that would be a path."""
-
+# Config keys that an arm can't set, and why.
+RESERVED = {"seed": "the lab sets it, from `seeds`", "name": "the lab names its runs itself"}
+# Config keys that a replay can't change: its rollouts were recorded, and its schedule is the run's.
 FIXED = ("tasks.", "sampling.", "eval.name", "eval.seed", "eval.tasks", "model.name", "learning.steps")
-"""What a replay can't change: its rollouts were recorded, and its schedule is the run's."""
+SOURCE = 'source = { run = "runs/NAME-s{seed}-*", step = 0 }'
 
 
 def check(h: Hypothesis, folder: Path) -> None:
@@ -27,120 +33,126 @@ def check(h: Hypothesis, folder: Path) -> None:
     _check_seeds(h)
     _check_metric(h)
     _check_criteria(h)
-    _check_catalogue(h)
+    for key, id in (("cause", h.cause), *(("allows", id) for id in h.allows)):
+        hint = nearest(id, CATALOGUE) or texts("refusals")["no-hint"]
+        _require(h, not id or id in CATALOGUE, "catalogue", key=key, id=id, hint=hint)
     _check_method(h, folder)
-    check_configs(h, folder)
+    _check_configs(h, folder)
     _check_prerequisites(h, folder)
+
+
+def _refuse(h: Hypothesis, reason: str, **values: Any) -> NoReturn:
+    raise LabError(f"{h.id}: {texts('refusals')[reason].format(h=h, **values)}")
+
+
+def _require(h: Hypothesis, is_met: bool, reason: str, **values: Any) -> None:
+    if not is_met:
+        _refuse(h, reason, **values)
 
 
 def _check_arms(h: Hypothesis, folder: Path) -> None:
     probe = CATALOGUE[h.cause].experiment.probe if h.cause in CATALOGUE else ""
-    if not h.arms and probe:
-        recipe = os.path.normpath(folder / h.recipe)
-        _refuse(
-            h, f"it has no arms: a probe decides it. Ask: uptrend preflight {recipe} --only {probe}. Or write arms."
-        )
+    _require(h, bool(h.arms or not probe), "probe", recipe=os.path.normpath(folder / h.recipe), probe=probe)
     for arm in h.arms:
-        if not ARM_NAME.fullmatch(arm.name):
-            _refuse(h, f"the arm's name {arm.name!r} becomes part of a file's name: use a few letters and digits.")
-    controls = [arm.name for arm in h.arms if arm.is_control]
-    if not controls:
-        names = ", ".join(arm.name for arm in h.arms) or "none at all"
-        _refuse(
-            h,
-            f"no arm is the control (its arms: {names}). Write control = true in the table [arms.NAME] of the arm "
-            "that the others are compared with.",
-        )
-    if len(controls) > 1:
-        _refuse(h, f"{' and '.join(controls)} are both the control. Leave control = true in one of them.")
-    if len(h.arms) < 2:
-        _refuse(
-            h,
-            f"there is nothing to compare {controls[0]} with. Write a second table, for example [arms.changed], with "
-            "the config values that it changes.",
-        )
+        _require(h, bool(ARM_NAME.fullmatch(arm.name)), "arm-name", name=arm.name)
+    names, controls = [arm.name for arm in h.arms], [arm.name for arm in h.arms if arm.is_control]
+    _require(h, bool(controls), "no-control", names=", ".join(names) or "none at all")
+    _require(h, len(controls) == 1, "two-controls", names=" and ".join(controls))
+    _require(h, len(h.arms) > 1, "one-arm")
 
 
 def _check_seeds(h: Hypothesis) -> None:
-    if len(set(h.seeds)) < len(h.seeds):
-        twice = sorted({seed for seed in h.seeds if h.seeds.count(seed) > 1})
-        _refuse(h, f"seeds has {', '.join(map(str, twice))} more than once: a repeated run is no new evidence.")
-    if len(h.seeds) < 2:
-        _refuse(
-            h,
-            f"seeds = {list(h.seeds)}: one run an arm says something about two models and nothing about the setting. "
-            "Write at least two, better five: seeds = [0, 1, 2, 3, 4].",
-        )
-    if min(h.seeds) < 0:
-        _refuse(h, f"seeds has {min(h.seeds)}: a seed is 0 or more.")
-    if h.steps < 0:
-        _refuse(h, f"steps = {h.steps} should be 0, for the recipe's, or more.")
+    repeated = sorted({seed for seed in h.seeds if h.seeds.count(seed) > 1})
+    _require(h, not repeated, "repeated-seeds", seeds=", ".join(map(str, repeated)))
+    _require(h, len(h.seeds) > 1, "one-seed", seeds=list(h.seeds))
+    _require(h, min(h.seeds) >= 0, "negative-seed", seed=min(h.seeds))
+    _require(h, h.steps >= 0, "negative-steps")
 
 
 def _check_metric(h: Hypothesis) -> None:
-    if not measure.is_known(h.metric):
-        _refuse(h, f"{h.metric!r} {measure.unknown_metric(h.metric)}")
-    if not 0 < h.alpha < 0.5:
-        _refuse(h, f"alpha = {h.alpha:g} should be above 0 and below 0.5; 0.05 is usual.")
-    if not 0 < h.smallest < math.inf:
-        _refuse(
-            h,
-            f"smallest = {h.smallest:g} should be above 0: it is the smallest effect that matters, in the unit of "
-            f"{h.metric}. Without one nothing can be ruled out.",
-        )
-    bounds = measure.bounds(h.metric)
-    if bounds and h.smallest >= bounds[1] - bounds[0]:
-        _refuse(
-            h,
-            f"smallest = {h.smallest:g}: {h.metric} lies between {bounds[0]:g} and {bounds[1]:g}, so that no effect "
-            "is that large. Five points are smallest = 0.05.",
-        )
+    _require(h, measure.is_known(h.metric), "metric", why=measure.unknown_metric(h.metric))
+    _require(h, 0 < h.alpha < 0.5, "alpha")
+    _require(h, 0 < h.smallest < math.inf, "smallest")
+    low, high = measure.bounds(h.metric) or (-math.inf, math.inf)
+    _require(h, h.smallest < high - low, "smallest-large", low=low, high=high)
+    if (goal := measure.first_step(h.metric)) is not None:
+        low, high = measure.bounds(goal[0]) or (-math.inf, math.inf)
+        _require(h, low < goal[1] <= high, "reached-bounds", base=goal[0], value=goal[1], low=low, high=high)
+        _require(h, not h.stops_early, "reached-early")
+        alpha, count = criteria.alpha_of(h), len(h.seeds)
+        _require(h, count >= fewest_seeds(alpha), "reached-seeds", count=count, alpha=alpha, least=fewest_seeds(alpha))
 
 
 def _check_criteria(h: Hypothesis) -> None:
     for key in ("validated_if", "invalidated_if"):
-        text = getattr(h, key)
+        text, usual = getattr(h, key), Hypothesis.__dataclass_fields__[key].default
         try:
             criterion = criteria.parse(text)
         except LabError as error:
-            _refuse(h, f"{key}: {error}")
-        if not criteria.possible(criterion, h.smallest, measure.bounds(h.metric)):
-            usual = Hypothesis.__dataclass_fields__[key].default
-            _refuse(
-                h,
-                f"{key} = {text!r} can't be met by any outcome of {h.metric} with smallest = {h.smallest:g}. "
-                f"Write one that can, such as {key} = {usual!r}.",
-            )
-
-
-def _check_catalogue(h: Hypothesis) -> None:
-    for key, ids in (("cause", [h.cause] if h.cause else []), ("allows", h.allows)):
-        for id in ids:
-            if id not in CATALOGUE:
-                hint = nearest(id, CATALOGUE) or " Leave it empty, or write an id of docs/findings/."
-                _refuse(h, f"{key} = {id!r} is not in the catalogue.{hint}")
+            _refuse(h, "criterion", key=key, error=error)
+        has_mean = not measure.first_step(h.metric) or not criterion.names & {"control", "arm"}
+        _require(h, has_mean, "reached-mean", key=key, text=text)
+        is_possible = criteria.possible(criterion, h.smallest, measure.bounds(h.metric))
+        _require(h, is_possible, "impossible", key=key, text=text, usual=usual)
 
 
 def _check_method(h: Hypothesis, folder: Path) -> None:
-    example = 'source = { run = "runs/NAME-s{seed}-*", step = 0 }'  # a run a seed
     if h.method is Method.TRAIN:
-        if h.source is not None:
-            _refuse(h, 'a source is for a replay. Write method = "replay", or leave source out.')
+        _require(h, h.source is None, "source-unused")
         return
     if h.source is None:
-        _refuse(h, f"a replay needs a run whose rollouts it replays. Write {example}.")
+        _refuse(h, "source-missing", example=SOURCE)
     run = folder / h.source.run
-    if "{seed}" not in h.source.run and not (run / "run.json").is_file():  # a run a seed is plan.py's to find
-        _refuse(h, f"there is no run at {run}. Write a run directory, relative to the lab's folder, as {example}.")
-    if h.source.step < 0:
-        _refuse(h, f"source.step = {h.source.step} should be 0, the model before training, or a later step.")
+    is_there = "{seed}" in h.source.run or (run / "run.json").is_file()  # `plan` finds the runs of each seed
+    _require(h, is_there, "source-run", run=run, example=SOURCE)
+    _require(h, h.source.step >= 0, "source-step")
     fixed = (*FIXED, "model.lora") if h.source.step else FIXED  # later weights have the shape that they have
-    for key in (key for arm in h.arms for key in arm.overrides if key.startswith(fixed)):
-        _refuse(
-            h,
-            f"{key} can't differ in a replay: its rollouts and its schedule are those of the run. "
-            'Write method = "train", or change another value of [learning].',
-        )
+    for key in (key for arm in h.arms for key in arm.overrides):
+        _require(h, not key.startswith(fixed), "fixed", key=key)
+
+
+def read_recipe(h: Hypothesis, folder: Path) -> dict[str, Any]:
+    """Read the base recipe as a table."""
+    _require(h, bool(h.recipe), "no-recipe", folder=folder)
+    try:
+        return read_toml(folder / h.recipe)
+    except ConfigError as error:
+        _refuse(h, "recipe", error=error, folder=folder)
+
+
+def resolve(h: Hypothesis, arm: Arm, recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Return every config value of an arm, checked; the step budget included."""
+    for key, why in RESERVED.items():
+        _require(h, key not in arm.overrides, "reserved", arm=arm.name, key=key, why=why)
+    _require(h, not h.steps or "learning.steps" not in arm.overrides, "steps-twice", arm=arm.name)
+    steps = {"learning.steps": h.steps} if h.steps else {}
+    try:
+        return to_table(load_config(recipe, {**steps, **arm.overrides}))
+    except ConfigError as error:
+        _refuse(h, "config", arm=arm.name, error=error)
+
+
+def _check_configs(h: Hypothesis, folder: Path) -> None:
+    """Refuse arms that can't be run, or of which two can't be compared."""
+    recipe = read_recipe(h, folder)
+    configs = {arm.name: resolve(h, arm, recipe) for arm in h.arms}
+    for (one, a), (other, b) in combinations(configs.items(), 2):
+        differs = difference(what_matters(a), what_matters(b))
+        _require(h, bool(differs), "same-arms", one=one, other=other)
+        for key in differs:
+            is_same = not key.startswith("eval.") or key == "eval.every"
+            _require(h, is_same, "held-out", key=key, one=one, other=other)
+    base, _ = measure.first_step(h.metric) or (h.metric, None)
+    wanted = int(base.partition("eval/pass@")[2] or 0)
+    for name, config in configs.items():
+        attempts = config["eval"]["attempts"]
+        _require(h, attempts >= wanted, "attempts", wanted=wanted, arm=name, attempts=attempts)
+        _require(h, not base.startswith("kl/") or config["learning"]["kl"]["beta"] > 0, "kl", arm=name)
+    # A first step is seen at evaluations only: with other evaluations, or another end, it would be another one.
+    for key in ("eval.every", "learning.steps") if base != h.metric else ():
+        values = {flatten(config)[key] for config in configs.values()}
+        told = " or ".join(map(str, sorted(values)))
+        _require(h, len(values) == 1 and all(values), "reached-grid", key=key, values=told)
 
 
 def _check_prerequisites(h: Hypothesis, folder: Path) -> None:
@@ -148,14 +160,22 @@ def _check_prerequisites(h: Hypothesis, folder: Path) -> None:
         return
     others = {other.id: other for other in Notebook(folder).readable[0]} if is_lab(folder) else {}
     others[h.id] = h
+    known = ", ".join(sorted(set(others) - {h.id})) or "no other"
     for id in h.prerequisites:
-        if id not in others:
-            known = ", ".join(other for other in others if other != h.id) or "no other"
-            _refuse(h, f"prerequisites has {id!r}, and the lab has {known}. Write ids such as h01, or [].")
-    way = circle(h.id, others)
-    if way:
-        _refuse(h, f"{' waits for '.join(way)}: a circle. Leave one of them out of its `prerequisites`.")
+        _require(h, id in others, "prerequisite", id=id, known=known)
+    way = _circle(h.id, others)
+    _require(h, not way, "circle", way=" waits for ".join(way))
 
 
-def _refuse(h: Hypothesis, sentence: str) -> NoReturn:
-    raise LabError(f"{h.id}: {sentence}")
+def _circle(start: str, hypotheses: Mapping[str, Hypothesis]) -> list[str]:
+    """Return the way from a hypothesis over prerequisites back to itself, or nothing."""
+    ways, seen = [[start]], {start}
+    while ways:
+        way = ways.pop()
+        for id in hypotheses[way[-1]].prerequisites if way[-1] in hypotheses else ():
+            if id == start:
+                return [*way, start]
+            if id not in seen:
+                seen.add(id)
+                ways.append([*way, id])
+    return []

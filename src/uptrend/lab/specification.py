@@ -1,4 +1,4 @@
-"""What was fixed before the first step, and whether somebody changed it afterwards.
+"""The specification that is fixed before the first step, and changes made to it afterwards.
 
 specification.json has the criteria, each arm's resolved config, the hashes of its tasks and of a model's folder, and
 the package's version. Whoever looks at results and then changes what decides has no test any more: that voids the
@@ -9,66 +9,56 @@ the confidence sequence, which may be looked at as often as one likes.
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from uptrend.lab.changes import changed, void
-from uptrend.lab.launcher import Launcher, Resolved
+from uptrend.config import Config, difference, to_table
+from uptrend.config.tables import flatten
+from uptrend.lab import texts
+from uptrend.lab.measure import first_step
 from uptrend.lab.notebook import Notebook
-from uptrend.lab.plan import digest, fingerprint, planned_runs, resolve, version
+from uptrend.lab.plan import Launcher, Resolved, digest, fingerprint, planned_runs, resolve, version, what_matters
 from uptrend.records import Direction, Hypothesis, LabError
 from uptrend.records.directory import write_whole
-
-__all__ = [
-    "Specification", "changed", "describe", "extend", "freeze", "read", "restart", "seen_before", "version", "void",
-]  # fmt: skip
+from uptrend.records.renamed import upgrade, upgrade_keys
+from uptrend.stats.formatting import setting
 
 SCHEMA = 1
 FILE = "specification.json"
+# Keys of a hypothesis that decide; a title or a priority may be corrected.
 CRITERIA = (
     "metric", "direction", "smallest", "seeds", "alpha", "stops_early", "validated_if", "invalidated_if",
     "method", "source", "cause", "allows",
 )  # fmt: skip
-"""The keys of a hypothesis that decide; a title or a priority may be fixed."""
+HASHES = {"tasks": "training tasks", "held_out": "held-out tasks", "model": "model's folder"}
 
 
 @dataclass(frozen=True)
 class Specification:
     """A hypothesis as it stood before its first step."""
 
-    hypothesis: str
-    """Its id."""
-    criteria: Mapping[str, Any]
-    """What decides."""
-    arms: Mapping[str, Mapping[str, Any]]
-    """By arm: whether it is the control, its resolved config, and the hashes of its tasks."""
-    uptrend: str
-    """The package's version."""
-    written: str = ""
-    """When."""
-    more: tuple[int, ...] = ()
-    """Seeds that were added after results could be seen."""
-    before: int = 0
-    """How many earlier specifications were set aside."""
+    hypothesis: str  # its id
+    criteria: Mapping[str, Any]  # values of the keys that decide
+    arms: Mapping[str, Mapping[str, Any]]  # by arm: control or not, its resolved config, and the hashes of its tasks
+    uptrend: str  # the package's version
+    written: str = ""  # time of writing
+    more: tuple[int, ...] = ()  # seeds that were added after results could be seen
+    before: int = 0  # number of earlier specifications that were set aside
 
     @property
     def hash(self) -> str:
-        """Of all that decides."""
+        """Hash of all that decides."""
         return digest([self.hypothesis, self.criteria, self.arms, self.uptrend])
 
     def resolved(self) -> dict[str, Resolved]:
-        """Each arm as it is to be run."""
+        """Return each arm as it is to be run."""
         return {name: Resolved(arm["config"], arm["tasks"], arm["held_out"]) for name, arm in self.arms.items()}
-
-    def hypothesis_of(self, h: Hypothesis) -> Hypothesis:
-        """The hypothesis with the seeds that were added."""
-        return replace(h, seeds=(*h.seeds, *self.more))
 
 
 def freeze(notebook: Notebook, h: Hypothesis, launcher: Launcher) -> Specification:
-    """What stands written for a hypothesis; written now if nothing is yet."""
+    """Return the specification on record for a hypothesis; it is written now if there is none yet."""
     found = read(notebook, h.id)
     if found is not None:
         return found
@@ -79,10 +69,12 @@ def freeze(notebook: Notebook, h: Hypothesis, launcher: Launcher) -> Specificati
 
 
 def describe(notebook: Notebook, h: Hypothesis, launcher: Launcher, like: Specification | None = None) -> Specification:
-    """The specification that a hypothesis's file gives today, on the kind of machine that `like` was written on."""
+    """Return the specification that a hypothesis's file gives today, with the threads that `like` was written for."""
     arms = dict[str, dict[str, Any]]()
     for arm in h.arms:
-        resolved = resolve(h, arm, notebook.folder / h.recipe, launcher, **_machine(like, arm.name))
+        compute = like.arms[arm.name]["config"].get("compute", {}) if like and arm.name in like.arms else {}
+        threads = {"compute.threads": compute["threads"]} if "threads" in compute else {}
+        resolved = resolve(h, arm, notebook.folder / h.recipe, launcher, **threads)
         arms[arm.name] = {
             "control": arm.is_control,
             "config": json.loads(json.dumps(resolved.config)),
@@ -91,33 +83,61 @@ def describe(notebook: Notebook, h: Hypothesis, launcher: Launcher, like: Specif
         }
         files = fingerprint(resolved.config)
         arms[arm.name] |= {} if files is None else {"model": digest(files)}
-    criteria = json.loads(json.dumps({key: _plain(getattr(h, key)) for key in CRITERIA}))
+    values = {key: getattr(h, key) for key in CRITERIA}
+    plain = {key: asdict(value) if is_dataclass(value) else value for key, value in values.items()}  # type: ignore[arg-type]
     written = datetime.now(UTC).isoformat(timespec="seconds")
-    return Specification(h.id, criteria, arms, version(), written)
+    return Specification(h.id, json.loads(json.dumps(plain)), arms, version(), written)
 
 
-def _machine(like: Specification | None, arm: str) -> dict[str, Any]:
-    """Where it was frozen it stays: a verdict may be computed on a laptop from runs of a GPU."""
-    if like is None or arm not in like.arms:
-        return {}
-    compute = like.arms[arm]["config"].get("compute", {})
-    return {f"compute.{key}": compute[key] for key in ("threads",) if key in compute}
+def changed(then: Specification, now: Specification) -> list[str]:
+    """Name each difference between the record and the files: `smallest 0.05 → 0.02`.
+
+    Only keys that the record has are compared: one that a later version of Uptrend added, at its default, is no change,
+    nor is a name that was changed (records/renamed.toml).
+    """
+    criteria = upgrade(then.criteria, "metrics", "causes")
+    pairs = {key: (criteria[key], value) for key, value in now.criteria.items() if key in criteria}
+    found = _differences(pairs)
+    found += [f"arm {name} is gone" for name in then.arms if name not in now.arms]
+    found += [f"arm {name} is new" for name in now.arms if name not in then.arms]
+    common = [name for name in now.arms if name in then.arms]
+    where = dict[str, list[str]]()
+    for name in common:
+        for change in _changes(then.arms[name], now.arms[name]):
+            where.setdefault(change, []).append(name)
+    return found + [
+        change if len(names) == len(common) else f"{' and '.join(names)}: {change}" for change, names in where.items()
+    ]
 
 
-def _plain(value: Any) -> Any:
-    return asdict(value) if hasattr(value, "__dataclass_fields__") else value
+def _changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Name the changes in one arm."""
+    before, defaults = upgrade_keys(then["config"], noted=False), flatten(to_table(Config()))
+    known = tuple(flatten(before))
+    keys = difference(what_matters(before), what_matters(now["config"]))
+    for key, (_, value) in list(keys.items()):
+        # `model.lora.r` had its place too where `model.lora` was null.
+        had_place = any(key == old or key.startswith(f"{old}.") for old in known)
+        if key.startswith("compute.device") or not (had_place or value != defaults.get(key, value)):
+            del keys[key]
+    # A model's folder that is not on this machine is no change: judging needs only the runs.
+    hashes = {f"hash of its {of}": (then.get(key), now.get(key, then.get(key))) for key, of in HASHES.items()}
+    became_control = now["control"] and not then["control"]
+    return _differences(keys | hashes) + (["it is the control now"] if became_control else [])
+
+
+def _differences(pairs: Mapping[str, tuple[Any, Any]]) -> list[str]:
+    told = {key: [setting(value, quote=False) for value in pair] for key, pair in pairs.items()}
+    return [f"{key} {told[key][0]} → {told[key][1]}" for key, (x, y) in pairs.items() if x != y]
 
 
 def extend(notebook: Notebook, then: Specification, count: int) -> Specification:
-    """The specification with so many more seeds, recorded as added after results could be seen."""
-    if then.criteria["direction"] == Direction.EITHER and not then.criteria["stops_early"]:
-        raise LabError(
-            f"{then.hypothesis} claims either direction without stops_early, so that its first verdict spends all of "
-            "alpha and none is left for more seeds. Begin anew, with stops_early = true and all the seeds."
-        )
-    seeds = [*then.criteria["seeds"], *then.more]
-    more = (*then.more, *range(max(seeds) + 1, max(seeds) + 1 + count))
-    extended = replace(then, more=more)
+    """Add seeds to a specification, recorded as added after results could be seen."""
+    either = then.criteria["direction"] == Direction.EITHER and not then.criteria["stops_early"]
+    if either or first_step(then.criteria["metric"]):
+        raise LabError(texts("extend")["either" if either else "median"].format(id=then.hypothesis, **then.criteria))
+    first = max([*then.criteria["seeds"], *then.more]) + 1
+    extended = replace(then, more=(*then.more, *range(first, first + count)))
     write(notebook, extended)
     return extended
 
@@ -136,14 +156,10 @@ def restart(notebook: Notebook, id: str) -> Path | None:
 
 
 def seen_before(notebook: Notebook, id: str) -> set[str]:
-    """The hashes of runs that earlier specifications of a hypothesis were judged by."""
-    found = set[str]()
-    for folder in _aside(notebook, id):
-        path = folder / "runs.json"
-        if path.exists():
-            runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
-            found |= {run["hash"] for run in runs if run["status"] == "finished"}
-    return found
+    """Return the hashes of runs that earlier specifications of a hypothesis were judged by."""
+    files = [folder / "runs.json" for folder in _aside(notebook, id)]
+    runs = [run for path in files if path.exists() for run in json.loads(path.read_text(encoding="utf-8"))["runs"]]
+    return {run["hash"] for run in runs if run["status"] == "finished"}
 
 
 def _aside(notebook: Notebook, id: str) -> list[Path]:
@@ -151,16 +167,14 @@ def _aside(notebook: Notebook, id: str) -> list[Path]:
 
 
 def read(notebook: Notebook, id: str) -> Specification | None:
-    """What stands written, or nothing."""
+    """Return the specification on record, if there is one."""
     path = notebook.results(id) / FILE
     if not path.exists():
         return None
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
-        found = Specification(
-            table["hypothesis"], table["criteria"], table["arms"], table["uptrend"], table["written"],
-            tuple(table["more"]), table["before"],
-        )  # fmt: skip
+        values = {field.name: table[field.name] for field in fields(Specification)}
+        found = replace(Specification(**values), more=tuple(table["more"]))
     except (ValueError, KeyError, TypeError) as error:
         raise LabError(f"{path} is damaged ({error!r}). Begin anew with: uptrend lab run {id} --restart") from None
     if found.hash != table.get("hash"):
@@ -172,7 +186,7 @@ def read(notebook: Notebook, id: str) -> Specification | None:
 
 
 def write(notebook: Notebook, specification: Specification) -> None:
-    """Put it on disk, whole."""
+    """Write a specification, whole."""
     table = {"schema": SCHEMA, "hash": specification.hash, **asdict(specification)}
     text = json.dumps(table, indent=2, ensure_ascii=False)
     write_whole(notebook.results(specification.hypothesis) / FILE, text.encode())

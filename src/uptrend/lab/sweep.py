@@ -5,54 +5,55 @@ hypothesis, on seeds that it has not used.
 """
 
 import itertools
+import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from uptrend.config.load import parse_value, read_toml, unknown
 from uptrend.config.tables import flatten, to_toml
-from uptrend.lab.arms import THE_LABS
-from uptrend.lab.measure import is_known, unknown_metric
-from uptrend.records import Arm, LabError
+from uptrend.lab import texts
+from uptrend.lab.measure import first_step, is_known, unknown_metric
+from uptrend.lab.refuse import RESERVED
+from uptrend.records import Arm, Interval, LabError, Measured
 from uptrend.records.renamed import current
+from uptrend.stats.comparison import mcnemar
+from uptrend.stats.intervals import paired_interval
 
+# Keys of a list's file.
 KEYS = ("title", "recipe", "metric", "seeds", "steps", "grid", "arms")
-"""What a list's file may say."""
+ALPHA = 0.05
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """What is to be run."""
+    """Points to run."""
 
     title: str
-    """What it is about."""
     recipe: Path
-    """The base recipe."""
-    arms: tuple[Arm, ...]
-    """Its points; the others are compared with the first."""
-    seeds: tuple[int, ...]
-    """The same at every point."""
+    arms: tuple[Arm, ...]  # its points; the others are compared with the first
+    seeds: tuple[int, ...]  # the same at every point
     metric: str = "eval/accuracy"
-    """What is compared."""
-    steps: int = 0
-    """Steps a run; 0 for the recipe's."""
+    steps: int = 0  # steps per run; 0 for the recipe's
 
 
 def grid(sets: Sequence[str]) -> dict[str, list[Any]]:
-    """Values by key from `learning.lr=1e-6,5e-6`; commas within brackets, braces and quotes belong to a value."""
+    """Return values by key from `learning.lr=1e-6,5e-6`; commas in brackets, braces and quotes belong to a value."""
     found = dict[str, list[Any]]()
     for each in sets:
         key, equals, text = each.partition("=")
         if not equals or not key.strip() or not text.strip():
             raise LabError(f"--set {each}: write key=value,value,…, for example --set learning.lr=1e-6,1e-5.")
-        found[key.strip()] = [parse_value(part) for part in split(text)]
+        found[key.strip()] = [parse_value(part.strip()) for part in _split(text)]
     return found
 
 
-def split(text: str) -> list[str]:
-    """A text at its outer commas."""
+def _split(text: str) -> list[str]:
+    """Split a text at its outer commas."""
     parts, depth, quote = [""], 0, ""
     for letter in text:
         if quote:
@@ -65,74 +66,59 @@ def split(text: str) -> list[str]:
             parts.append("")
         else:
             parts[-1] += letter
-    return [part.strip() for part in parts]
-
-
-def points(values: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Every combination, the last key's values changing fastest."""
-    return [dict(zip(values, each, strict=True)) for each in itertools.product(*values.values())]
-
-
-def name_of(overrides: Mapping[str, Any]) -> str:
-    """A point in few words: lr=1e-06 beta=0.04."""
-    said = {key: value if isinstance(value, str) else to_toml(value) for key, value in overrides.items()}
-    return " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in said.items()) or "as it is"
-
-
-def read(path: Path) -> dict[str, Any]:
-    """A list's file as a table; what nobody knows is an error with the nearest word."""
-    table = read_toml(path)
-    for key in table:
-        if key not in KEYS:
-            raise LabError(f"{path}: {unknown(key, key, KEYS, 'A sweep')}")
-    return table
+    return parts
 
 
 def make(recipe: Path | None, sets: Sequence[str], listed: Path | None, seeds: str, metric: str, steps: int) -> Sweep:
-    """The sweep that a command line and a list's file describe; the command line has the last word."""
-    table = read(listed) if listed else {}
+    """Return the sweep that a command line and a list's file describe; the command line has the last word."""
+    table = read_toml(listed) if listed else {}
+    for key in table:
+        if key not in KEYS:
+            raise LabError(f"{listed}: {unknown(key, key, KEYS, 'A sweep')}")
     if recipe is None and "recipe" not in table:
         raise LabError("A sweep needs a recipe: uptrend lab sweep RECIPE --set …, or recipe = … in the list's file.")
     base = recipe or (listed or Path()).parent / table["recipe"]
-    values = {**{key: _listed(key, value) for key, value in flatten(table.get("grid", {})).items()}, **grid(sets)}
-    arms = [Arm(name, flatten(each)) for name, each in table.get("arms", {}).items()]
-    arms = [
-        Arm(f"{arm.name} {name_of(point)}" if values else arm.name, {**arm.overrides, **point})
-        for arm in arms or [Arm("", {})]
-        for point in points(values)
-    ]
-    for key, why in THE_LABS.items():
-        if any(key in arm.overrides for arm in arms):
-            raise LabError(f"A sweep can't set {key}: {why}. Seeds are given with --seeds.")
-    if len(arms) < 2:
-        raise LabError(
-            "A sweep compares at least two points: --set learning.lr=1e-6,1e-5, or [arms.NAME] tables in --list FILE."
-        )
+    values = flatten(table.get("grid", {}))
+    for key, tried in values.items():
+        if not isinstance(tried, list) or not tried:
+            raise LabError(f"grid.{key} = {tried!r} should be a list of values to try.")
+    values |= grid(sets)
+    arms = _points([Arm(name, flatten(each)) for name, each in table.get("arms", {}).items()], values)
     metric = current(metric or table.get("metric", "eval/accuracy"))
     if not is_known(metric):
         raise LabError(f"{metric} {unknown_metric(metric)}")
+    if first_step(metric):
+        raise LabError(f"{metric} has no mean to sweep over. Compare it in a hypothesis: uptrend lab new.")
     title = table.get("title") or f"{base.stem}: {', '.join(values)}"
     chosen = parse_seeds(seeds or str(table.get("seeds", "0-4")))
-    return Sweep(title, base, tuple(_named(arms)), chosen, metric, steps or int(table.get("steps", 0)))
+    return Sweep(title, base, arms, chosen, metric, steps or int(table.get("steps", 0)))
 
 
-def _listed(key: str, value: Any) -> list[Any]:
-    if not isinstance(value, list) or not value:
-        raise LabError(f"grid.{key} = {value!r} should be a list of values to try.")
-    return value
-
-
-def _named(arms: Sequence[Arm]) -> list[Arm]:
-    """With names that are told apart, the first as what the others are compared with."""
-    names = [arm.name.strip() for arm in arms]
+def _points(arms: Sequence[Arm], values: Mapping[str, Sequence[Any]]) -> tuple[Arm, ...]:
+    """Return every arm with every combination of values, the last key's changing fastest; the first is the control."""
+    found = list[Arm]()
+    for arm in arms or [Arm("")]:
+        for each in itertools.product(*values.values()):
+            point = dict(zip(values, each, strict=True))
+            said = {key: value if isinstance(value, str) else to_toml(value) for key, value in point.items()}
+            name = " ".join([arm.name, *(f"{key.rpartition('.')[2]}={value}" for key, value in said.items())]).strip()
+            found.append(Arm(name or "as it is", {**arm.overrides, **point}, is_control=not found))
+    for key, why in RESERVED.items():
+        if any(key in arm.overrides for arm in found):
+            raise LabError(f"A sweep can't set {key}: {why}. Seeds are given with --seeds.")
+    if len(found) < 2:
+        raise LabError(
+            "A sweep compares at least two points: --set learning.lr=1e-6,1e-5, or [arms.NAME] tables in --list FILE."
+        )
+    names = [arm.name for arm in found]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise LabError(f"The sweep has {twice} more than once.")
-    return [Arm(name, arm.overrides, place == 0) for place, (name, arm) in enumerate(zip(names, arms, strict=True))]
+    return tuple(found)
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-    """Seeds from `0-4`, `0,2,5` or both."""
+    """Return seeds from `0-4`, `0,2,5` or both."""
     seeds = list[int]()
     for part in text.replace(" ", "").strip("[]").split(","):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
@@ -142,3 +128,48 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     if len(set(seeds)) < len(seeds):
         raise LabError(f"--seeds {text} has a seed more than once: a repeated run is no new evidence.")
     return tuple(seeds)
+
+
+@dataclass(frozen=True)
+class SweepRow:
+    """One point of a sweep, measured."""
+
+    arm: str
+    seeds: tuple[int, ...]  # seeds that finished
+    mean: float  # the metric's mean over them
+    interval: Interval | None  # interval of the mean, over seeds; None for one seed
+    # Difference from the first point, seed by seed, shared among the comparisons; None for one seed or the first.
+    difference: Interval | None
+    only: tuple[int, int] | None = None  # with one seed: tasks that only this point got right, and only the first
+    p: float | None = None  # with one seed: McNemar's, about these two models alone
+
+
+def rows(sweep: Sweep, measured: Sequence[Measured]) -> list[SweepRow]:
+    """Return every point that has a finished run, with its intervals."""
+    by_arm = {arm.name: {run.seed: run for run in measured if run.arm == arm.name} for arm in sweep.arms}
+    first = by_arm[sweep.arms[0].name]
+    shared = ALPHA / max(1, len(sweep.arms) - 1)
+    return [_row(name, runs, first, shared) for name, runs in by_arm.items() if runs]
+
+
+def _row(name: str, runs: Mapping[int, Measured], first: Mapping[int, Measured], alpha: float) -> SweepRow:
+    values = np.array([run.value for run in runs.values()])
+    both = [seed for seed in runs if seed in first and first is not runs]
+    differences = np.array([runs[seed].value - first[seed].value for seed in both])
+    interval = paired_interval(values) if len(values) > 1 else None
+    difference = paired_interval(differences, alpha) if len(both) > 1 else None
+    row = SweepRow(name, tuple(runs), float(values.mean()), interval, difference)
+    if len(both) != 1 or len(runs) != 1:
+        return row
+    one, other = runs[both[0]].tasks, first[both[0]].tasks
+    moves = [one[task] - other[task] for task in one.keys() & other.keys()]
+    only = sum(m > 0 for m in moves), sum(m < 0 for m in moves)
+    return replace(row, only=only, p=mcnemar(*only)) if moves else row
+
+
+def best(sweep: Sweep, found: Sequence[SweepRow]) -> str:
+    """Return the conclusion to draw, in a sentence."""
+    known = [row for row in found if math.isfinite(row.mean)]
+    kind = "too-few" if len(known) < 2 else "one-seed" if len(sweep.seeds) == 1 else "best"
+    top = max(known, key=lambda row: row.mean, default=None)
+    return texts("sweep")[kind].format(top=top, count=len(known), next=max(sweep.seeds) + 1)

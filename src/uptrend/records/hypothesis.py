@@ -148,6 +148,8 @@ class Measured:
     """Taskset of each of those tasks."""
     run: str = ""
     """The run directory, relative to the lab's folder."""
+    reached: bool = True
+    """False where the metric is a first step that never came: the value is then later than every step that was run."""
 
 
 @dataclass(frozen=True)

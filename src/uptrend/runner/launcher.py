@@ -8,7 +8,7 @@ from typing import Any
 
 from uptrend.config import difference, load_config, to_table
 from uptrend.config.tables import to_recipe, to_toml
-from uptrend.lab.launcher import PlannedRun, Resolved
+from uptrend.lab.plan import PlannedRun, Resolved
 from uptrend.records import LabError, Method, Run
 from uptrend.records.directory import write_whole
 from uptrend.runner.prepare import resolve

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import betaln, chdtri, ndtri, stdtrit
+from scipy.special import bdtr, betaln, chdtri, ndtri, stdtrit
 
 from uptrend.records.hypothesis import Interval
 from uptrend.records.view import Floats
@@ -160,6 +160,19 @@ def paired_interval(differences: Floats, alpha: float = 0.05) -> Interval:
 def sequence_interval(spread: Spread, alpha: float = 0.05) -> Interval:
     """Return the confidence sequence after these seeds."""
     return interval_of(spread, sequence_reach(spread.seeds, alpha), alpha)
+
+
+def median_interval(differences: Floats, alpha: float, low: Floats, high: Floats) -> Interval:
+    """Return the median difference with its exact interval, from order statistics: the sign test, inverted.
+
+    Each difference lies between its `low` and its `high`, which are infinite where a run was cut off. Nothing is
+    supposed of their distribution. With n differences the k-th least and greatest are the ends, where k is the greatest
+    with 2 P(Binomial(n, ½) < k) ≤ alpha; infinite where there is none, as below 6 differences at 5%.
+    """
+    count = len(differences)
+    k = int((2 * bdtr(np.arange(count), count, 0.5) <= alpha).sum())
+    ends = (float(np.sort(low)[k - 1]), float(np.sort(high)[-k])) if k else (-math.inf, math.inf)
+    return Interval(float(np.median(differences)), *ends)
 
 
 def mean_squares(tables: Floats) -> tuple[Floats, Floats, Floats]:

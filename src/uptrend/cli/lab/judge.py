@@ -11,9 +11,8 @@ from uptrend.cli.lab.verdicts import keep, print_verdicts, to_table
 from uptrend.cli.options import Format
 from uptrend.lab import specification
 from uptrend.lab.experiment import ExperimentRuns, judge_all
-from uptrend.lab.launcher import PlannedRun
 from uptrend.lab.notebook import Notebook
-from uptrend.lab.plan import is_finished
+from uptrend.lab.plan import PlannedRun, is_finished
 from uptrend.lab.workers.work import Outcome, outcome
 from uptrend.policy.known import need_train_extra
 from uptrend.records import LabError

@@ -17,10 +17,10 @@ from uptrend.cli.lab.verdicts import keep, print_verdicts, to_table
 from uptrend.cli.options import Format
 from uptrend.lab import judge, refuse, specification
 from uptrend.lab.experiment import ExperimentRuns, together
+from uptrend.lab.hypothesis_file import in_order
+from uptrend.lab.measure import amount, is_share
 from uptrend.lab.notebook import Notebook
-from uptrend.lab.order import in_order
 from uptrend.lab.plan import is_finished
-from uptrend.lab.units import amount, is_share
 from uptrend.lab.workers.local import LocalWorkers
 from uptrend.lab.workers.work import Workers
 from uptrend.policy.known import need_train_extra

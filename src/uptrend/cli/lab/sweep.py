@@ -15,14 +15,13 @@ from uptrend.cli.lab.run import Address, AtOnce, Gpus, Keep, On, OnOption, make_
 from uptrend.cli.lab.table import Board, choose_view
 from uptrend.cli.options import Format
 from uptrend.doctor.report.table import plain
-from uptrend.lab import plan, sweep, sweep_rows
+from uptrend.lab import plan, sweep
 from uptrend.lab.faults import faults
 from uptrend.lab.journal.stored import asdict
 from uptrend.lab.journal.verdicts import level
-from uptrend.lab.launcher import PlannedRun
-from uptrend.lab.measure import bounds, measure
-from uptrend.lab.naming import slug
-from uptrend.lab.units import change, interval_text
+from uptrend.lab.measure import bounds, change, interval_text, measure
+from uptrend.lab.notebook import slug
+from uptrend.lab.plan import PlannedRun
 from uptrend.lab.workers.work import Outcome
 from uptrend.policy.known import need_train_extra
 from uptrend.records import Hypothesis, Interval, LabError, Measured, Run
@@ -81,7 +80,7 @@ def command(
             view.ended(outcome)
     finished = sorted((o.planned for o in outcomes if o.status == "finished"), key=planned_runs.index)
     measured = [measure(Run(e.folder), asked.metric, e.arm, e.seed, folder) for e in finished]
-    rows = sweep_rows.rows(asked, measured)
+    rows = sweep.rows(asked, measured)
     notes = _notes(asked, outcomes)
     told = _told(asked, rows, measured, notes)
     path = _write(folder, asked, told)
@@ -120,7 +119,7 @@ def _notes(asked: sweep.Sweep, outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def _told(
-    asked: sweep.Sweep, rows: Sequence[sweep_rows.SweepRow], measured: Sequence[Measured], notes: Sequence[str]
+    asked: sweep.Sweep, rows: Sequence[sweep.SweepRow], measured: Sequence[Measured], notes: Sequence[str]
 ) -> dict[str, Any]:
     runs = [{"arm": m.arm, "seed": m.seed, "value": m.value, "before": m.before, "folder": m.run} for m in measured]
     table: dict[str, Any] = plain(
@@ -134,7 +133,7 @@ def _told(
             "rows": [asdict(row) for row in rows],
             "runs": runs,
             "notes": notes,
-            "says": sweep_rows.best(asked, rows),
+            "says": sweep.best(asked, rows),
         }
     )
     return table
@@ -147,7 +146,7 @@ def _write(folder: Path, asked: sweep.Sweep, told: Mapping[str, Any]) -> Path:
     return path
 
 
-def print_rows(asked: sweep.Sweep, rows: Sequence[sweep_rows.SweepRow]) -> None:
+def print_rows(asked: sweep.Sweep, rows: Sequence[sweep.SweepRow]) -> None:
     """The table: a point a row."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     has_seeds = len(asked.seeds) > 1
@@ -169,13 +168,13 @@ def _ends(metric: str, interval: Interval | None) -> str:
     return f"{level(metric, max(least, interval.low))} to {level(metric, min(most, interval.high))}"
 
 
-def _change(asked: sweep.Sweep, row: sweep_rows.SweepRow) -> str:
+def _change(asked: sweep.Sweep, row: sweep.SweepRow) -> str:
     if row.difference is None:
         return ""
     return f"{change(asked.metric, row.difference.effect)} ({interval_text(asked.metric, row.difference, 1.0)})"
 
 
-def _two_models(row: sweep_rows.SweepRow) -> str:
+def _two_models(row: sweep.SweepRow) -> str:
     if row.only is None or row.p is None:
         return ""
     return f"{row.only[0]} and {row.only[1]} (McNemar p {p_value(row.p)})"

@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from uptrend.lab.journal.verdicts import level
-from uptrend.lab.launcher import PlannedRun
 from uptrend.lab.measure import measure
+from uptrend.lab.plan import PlannedRun
 from uptrend.lab.workers.work import Outcome
 from uptrend.records import Run, UptrendError
 from uptrend.stats.formatting import duration, percent

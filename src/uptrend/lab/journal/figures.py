@@ -8,7 +8,7 @@ from typing import Any
 
 from uptrend.lab.journal.stored import ACCURACY, Curves, Point
 from uptrend.lab.journal.verdicts import WAYS, sign_of, title_of
-from uptrend.lab.units import is_share, name_of
+from uptrend.lab.measure import is_share, name_of
 from uptrend.records import Direction, Hypothesis, Verdict
 from uptrend.stats.drawing import COLORS, INK, moving_mean, plotting, save, to_svg
 from uptrend.stats.formatting import percent, plural

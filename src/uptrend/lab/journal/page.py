@@ -11,7 +11,7 @@ from markdown_it.token import Token
 
 from uptrend.doctor.report.table import plain
 from uptrend.lab import hypothesis_file
-from uptrend.lab.front_matter import read_page
+from uptrend.lab.hypothesis_file import read_page
 from uptrend.lab.journal import figures, stored
 from uptrend.lab.journal.stored import ArmRun, Curves, Entry, asdict
 from uptrend.lab.journal.verdicts import HELPERS, decisive, differences

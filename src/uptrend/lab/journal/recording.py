@@ -9,12 +9,12 @@ from uptrend.config.tables import nest, to_recipe, to_toml
 from uptrend.doctor.catalogue import CATALOGUE, complete_fix
 from uptrend.doctor.report.sections import TRAINERS
 from uptrend.lab import blocks
-from uptrend.lab.front_matter import read_page
+from uptrend.lab.hypothesis_file import read_page
 from uptrend.lab.journal.figures import kinds, save_curves, save_intervals
 from uptrend.lab.journal.stored import CURVES, VERDICT, Curves, Entry, keep_curves, write_verdict
 from uptrend.lab.journal.verdicts import HELPERS, changed, decisive, level, sign_of
+from uptrend.lab.measure import interval_text, name_of
 from uptrend.lab.notebook import Notebook
-from uptrend.lab.units import interval_text, name_of
 from uptrend.records import Comparison, Direction, Hypothesis, Status, Verdict, dialects
 from uptrend.records.directory import plain_disk_errors, write_whole
 from uptrend.records.metrics import find_metric

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from uptrend.lab.journal.stored import ArmRun, Entry
-from uptrend.lab.units import amount, change, interval_text, is_share, name_of
+from uptrend.lab.measure import amount, change, interval_text, is_share, name_of
 from uptrend.records import Comparison, Direction, Hypothesis, Interval, Status, Verdict
 from uptrend.records.metrics import label_of
 from uptrend.stats import formatting

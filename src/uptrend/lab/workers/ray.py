@@ -6,125 +6,111 @@ A worker that is lost takes its process with it, and Ray starts the task again.
 """
 
 import contextlib
+import ctypes
+import io
 import os
+import shutil
+import signal
+import sys
+import tarfile
 import tempfile
 import time
 import uuid
-from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from uptrend.lab.launcher import Launcher, PlannedRun
-from uptrend.lab.plan import is_finished
-from uptrend.lab.workers.machine import uses_gpu
-from uptrend.lab.workers.ray_node import Answer, make, unpack
-from uptrend.lab.workers.work import TRIES, Outcome, Progress, tidy
+from uptrend.lab.plan import Launcher, PlannedRun, is_finished
+from uptrend.lab.workers.work import Job, Outcome, Progress, Workers, log_of, outcome, start, threads_of, uses_gpu
 from uptrend.records import LabError, MissingExtra
 from uptrend.records.directory import is_being_written
 
+# Times that Ray starts a run again whose worker was lost.
 LOST = 3
-"""How often Ray starts a run again whose worker was lost."""
-POLL = 0.5
-"""Seconds between looks at the tasks."""
+# Seconds that a run is given to end its step and write a checkpoint.
 PATIENCE = 120.0
-"""Seconds that a run is given to end its step and write a checkpoint."""
 
 
-@dataclass
-class _Sent:
-    """A run that Ray has been given."""
-
-    planned: PlannedRun
-    began: float
-    tries: int
-
-
-class RayWorkers:
+class RayWorkers(Workers):
     """Tasks of a Ray cluster."""
+
+    poll = 0.5
 
     def __init__(
         self, address: str = "local", at_once: int | None = None, gpus: float = 1.0, keep_checkpoints: bool = False
     ) -> None:
         self.address, self.at_once, self.gpus, self.keep_checkpoints = address, at_once, gpus, keep_checkpoints
+        self._ray: Any = None
+        self._mark = Path()
 
-    def run(
-        self,
-        planned_runs: Sequence[PlannedRun],
-        launcher: Launcher,
-        wanted: Callable[[PlannedRun], bool],
-        watch: Progress,
-    ) -> Generator[Outcome, None, None]:
-        """Make the runs that are wanted when their turn comes, and tell of each that ended; closing it stops them."""
-        waiting = deque(_Sent(planned, 0.0, 1) for planned in planned_runs)
-        sent: dict[Any, _Sent] = {}
-        with _connected(self.address) as ray, _marked(planned_runs) as mark:
+    @contextlib.contextmanager
+    def _open(self, planned_runs: Sequence[PlannedRun]) -> Iterator[None]:
+        """Connect to Ray, and leave a file by which a node knows that it sees the lab's folder."""
+        folder = planned_runs[0].folder.parent.absolute() if planned_runs else Path(tempfile.gettempdir())
+        folder.mkdir(parents=True, exist_ok=True)
+        self._mark = folder / f".seen-{uuid.uuid4().hex}"
+        with _connected(self.address) as self._ray:
+            self._mark.touch()
             try:
-                while waiting or sent:
-                    while waiting and len(sent) < self._window(ray, waiting[0].planned):
-                        each = waiting.popleft()
-                        if not wanted(each.planned):
-                            continue
-                        if is_finished(each.planned):
-                            yield Outcome(each.planned, "finished", was_there=True)
-                            continue
-                        sent[self._send(ray, each, launcher, mark)] = replace(each, began=time.monotonic())
-                        watch.began(each.planned, f"try {each.tries}" if each.tries > 1 else "")
-                    done, _ = ray.wait(list(sent), timeout=POLL) if sent else ([], [])
-                    for ref in done:
-                        told = self._ended(ray, ref, sent.pop(ref), waiting)
-                        if told is not None:
-                            yield told
-                    watch.tick()
+                yield
             finally:
-                _stop(ray, sent, watch)
+                self._mark.unlink(missing_ok=True)
 
-    def _window(self, ray: Any, planned: PlannedRun) -> int:
-        """How many the cluster can take at once; it may grow while we work."""
-        if self.at_once is not None:
-            return self.at_once
-        has = ray.cluster_resources()
-        by_cores = int(has.get("CPU", 1)) // _threads(planned)
+    def _start(self, job: Job, running: Sequence[Job], launcher: Launcher) -> bool:
+        planned = job.planned
+        if sum(other.handle is not None for other in running) >= (self.at_once or self._capacity(planned)):
+            return False
+        task = self._ray.remote(make).options(
+            num_cpus=threads_of(planned),
+            num_gpus=self.gpus if uses_gpu(planned) else 0,
+            max_retries=LOST,
+            name=planned.folder.name,
+        )
+        job.handle = task.remote(planned, launcher, str(self._mark))
+        return True
+
+    def _capacity(self, planned: PlannedRun) -> int:
+        """Return the number of runs that the cluster can take at once; it may grow meanwhile."""
+        has = self._ray.cluster_resources()
+        by_cores = int(has.get("CPU", 1)) // threads_of(planned)
         by_gpus = int(has.get("GPU", 0) / self.gpus) if uses_gpu(planned) else by_cores
         if uses_gpu(planned) and not by_gpus:
             raise LabError("The Ray cluster has no GPU for this run. Start nodes with GPUs, or set compute.device.")
         return max(1, min(by_cores, by_gpus))
 
-    def _send(self, ray: Any, each: _Sent, launcher: Launcher, mark: Path) -> Any:
-        task = ray.remote(make).options(
-            num_cpus=_threads(each.planned),
-            num_gpus=self.gpus if uses_gpu(each.planned) else 0,
-            max_retries=LOST,
-            name=each.planned.folder.name,
-        )
-        return task.remote(each.planned, launcher, str(mark))
+    def _is_going(self, job: Job) -> bool:
+        return super()._is_going(job) if job.handle is None else not self._ray.wait([job.handle], timeout=0)[0]
 
-    def _ended(self, ray: Any, ref: Any, each: _Sent, waiting: "deque[_Sent]") -> Outcome | None:
-        """What became of it; none where it is to be begun again."""
-        planned, seconds = each.planned, time.monotonic() - each.began
+    def _outcome(self, job: Job) -> Outcome:
         try:
-            answer: Answer = ray.get(ref)
-        except ray.exceptions.RayError as error:
-            answer = Answer("failed", seconds, f"Ray lost it: {str(error).strip().splitlines()[0]}", None)
-        if answer.packed is not None:
-            unpack(answer.packed, planned)
-        if answer.status == "failed" and each.tries < TRIES:
-            waiting.appendleft(_Sent(planned, 0.0, each.tries + 1))
-            return None
-        if answer.status == "finished" and not self.keep_checkpoints:
-            tidy(planned)
-        return Outcome(planned, answer.status, answer.seconds, answer.reason)
+            told: Outcome
+            told, packed = self._ray.get(job.handle)
+        except self._ray.exceptions.RayError as error:
+            reason = f"Ray lost it: {str(error).strip().splitlines()[0]}"
+            return Outcome(job.planned, "failed", time.monotonic() - job.began, reason)
+        if packed is not None:
+            shutil.rmtree(job.planned.folder, ignore_errors=True)
+            with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+                tar.extractall(job.planned.folder.parent, filter="data")
+        return replace(told, planned=job.planned)
 
-
-def _threads(planned: PlannedRun) -> int:
-    return max(1, int(planned.config["compute"]["threads"]))
+    def _stop(self, running: Sequence[Job], watch: Progress) -> None:
+        """Have every run end its step and write a checkpoint; an impatient second Ctrl-C ends them with Ray."""
+        if not running:
+            return
+        watch.say(f"Stopping {len(running)} runs after this step; Ctrl-C again ends at once.")
+        for job in running:
+            self._ray.cancel(job.handle, force=False)
+        until = time.monotonic() + PATIENCE
+        while time.monotonic() < until and any(is_being_written(job.planned.folder) for job in running):
+            time.sleep(0.1)
 
 
 @contextlib.contextmanager
 def _connected(address: str) -> Iterator[Any]:
-    """Ray, started or joined; one that was running before is left running."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is told to anybody
+    """Start or join Ray; one that was running before is left running."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent to anybody
     try:
         import ray
     except ImportError:
@@ -147,26 +133,41 @@ def _connected(address: str) -> Iterator[Any]:
         ray.shutdown()
 
 
-@contextlib.contextmanager
-def _marked(planned_runs: Sequence[PlannedRun]) -> Iterator[Path]:
-    """A file by which a node knows whether it sees the lab's folder."""
-    folder = planned_runs[0].folder.parent.absolute() if planned_runs else Path(tempfile.gettempdir())
-    folder.mkdir(parents=True, exist_ok=True)
-    mark = folder / f".seen-{uuid.uuid4().hex}"
-    mark.touch()
-    try:
-        yield mark
-    finally:
-        mark.unlink(missing_ok=True)
+def make(planned: PlannedRun, launcher: Launcher, mark: str) -> tuple[Outcome, bytes | None]:
+    """Make a run in a process of this node; return it packed where this disk is not the lab's."""
+    if Path(mark).exists():
+        return _make(replace(planned, folder=Path(mark).parent / planned.folder.name), launcher), None
+    with tempfile.TemporaryDirectory(prefix="uptrend-", ignore_cleanup_errors=True) as own:
+        elsewhere = replace(planned, folder=Path(own) / planned.folder.name)
+        told = _make(elsewhere, launcher)
+        buffer, left_out = io.BytesIO(), ("checkpoints", ".lock")
+        with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+            for path in (elsewhere.folder, log_of(elsewhere)):
+                if path.exists():
+                    tar.add(path, path.name, filter=lambda item: None if Path(item.name).name in left_out else item)
+        return told, buffer.getvalue()
 
 
-def _stop(ray: Any, sent: dict[Any, _Sent], watch: Progress) -> None:
-    """Have every run end its step and write a checkpoint; an impatient second Ctrl-C ends them with Ray."""
-    if not sent:
-        return
-    watch.say(f"Stopping {len(sent)} runs after this step; Ctrl-C again ends at once.")
-    for ref in sent:
-        ray.cancel(ref, force=False)
-    until = time.monotonic() + PATIENCE
-    while time.monotonic() < until and any(is_being_written(each.planned.folder) for each in sent.values()):
+def _make(planned: PlannedRun, launcher: Launcher) -> Outcome:
+    began = time.monotonic()
+    while is_being_written(planned.folder):  # by a lost worker, for the moment until its process is gone
         time.sleep(0.1)
+    if is_finished(planned):
+        return Outcome(planned, "finished", 0.0)
+    process = start(planned, launcher, before=_end_with_parent)
+    try:
+        while process.poll() is None:
+            time.sleep(0.1)  # Ray can cancel between two calls, not within a long one
+    except BaseException:  # cancelled: as Ctrl-C would
+        process.send_signal(signal.SIGINT)
+        process.wait()
+        raise
+    return outcome(planned, time.monotonic() - began, process.returncode)
+
+
+def _end_with_parent() -> None:
+    """Ask the system to kill this process when its parent dies: a lost worker must not leave its run behind."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # Ray's workers block Ctrl-C, and a child would inherit that
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
