@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 
 from uptrend.bridge.trl import watch
 from uptrend.bridge.trl.batch import TrlBatch
-from uptrend.bridge.trl.subprocess_recorder import WAITING, SubprocessRecorder
+from uptrend.bridge.trl.record import WAITING, SubprocessRecorder
 from uptrend.records import Run
 
 pytestmark = pytest.mark.slow
@@ -59,7 +59,7 @@ class AtStep(TrainerCallback):
 
 
 def test_recording_loads_no_torch() -> None:
-    code = "import sys, uptrend.bridge.trl.recorder, uptrend.bridge.trl.writer\nprint('torch' in sys.modules)"
+    code = "import sys, uptrend.bridge.trl.writer\nprint('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
 
 

@@ -267,7 +267,7 @@ def evaluation_of(
     scored = [r.reward for r in rollouts if r.reward is not None]
     correct = sum(map(is_correct, rollouts))
     low, high = wilson(correct, len(rollouts))
-    families = dict.fromkeys(r.family for r in rollouts)
+    families = dict.fromkeys(r.family for r in rollouts if r.family)  # tasks of a watched TRL have none
     return Evaluation(
         step=step, tasks=len(rollouts), correct=correct, low=low, high=high, failed=len(rollouts) - len(scored),
         reward=float(np.mean([reward.total for reward in scored])) if scored else None,

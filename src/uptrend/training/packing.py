@@ -13,6 +13,7 @@ b = sequence, r = row through the model, t = place in it, m = sampled token, s =
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -74,10 +75,11 @@ class Micro:
 
     def to(self, device: torch.device) -> "Micro":
         """Return a copy on another device."""
-        moved = [None if x is None else x.to(device, non_blocking=True) for x in (self.lines, *self.tensors)]
+        tensors = (self.lines, *self.tensors)
+        moved: list[Any] = [None if x is None else x.to(device, non_blocking=True) for x in tensors]
         lines, ids, positions, mask, predictors, targets, *at = moved
         return replace(self, lines=lines, ids_rt=ids, positions_rt=positions, mask=mask, predictors_m=predictors,
-                       targets_m=targets, at_m=tuple(at))  # fmt: skip
+                       targets_m=targets, at_m=(at[0], at[1]))  # fmt: skip
 
 
 def pack(

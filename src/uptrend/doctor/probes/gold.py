@@ -15,7 +15,7 @@ from uptrend.records import Ending, Evidence, Finding, Reward, Rollout, Task, bo
 from uptrend.tasks.checks import NEAR, HasVariants
 from uptrend.tasks.script import play_script
 from uptrend.tasks.taskset import Script, Taskset
-from uptrend.training.left_out import why_left_out
+from uptrend.training.warmstart import why_left_out
 
 TASKS = 50
 
