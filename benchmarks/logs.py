@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from uptrend.bridge.importers import read_views
-from uptrend.doctor.checks import CHECKS
+from uptrend.doctor.checks import examine
 from uptrend.doctor.trend import trend_of
 from uptrend.records import Finding, RunView, Severity, TrendKind
 
@@ -82,7 +82,7 @@ def score(folder: Path) -> Score:
     except Exception as error:  # an unread log is a result here
         result.trend = f"unread: {error}"
         return result
-    findings = [f for check in CHECKS.values() for f in check(view) if isinstance(f, Finding)]
+    findings = [f for f in examine(view) if isinstance(f, Finding)]
     trend = trend_of(view).kind
     labels = set(meta["labels"])
     wanted = expected(meta["labels"])

@@ -24,9 +24,8 @@ import numpy as np
 
 from uptrend.records import Task
 from uptrend.stats.intervals import bootstrap_mean
-from uptrend.tasks.musique.documents import Document
 from uptrend.tasks.musique.retrieval import Index, Name, Retriever, retriever
-from uptrend.tasks.musique.rows import documents_of, read_file, to_tasks
+from uptrend.tasks.musique.rows import Document, documents_of, read_file, to_tasks
 
 COUNTS = (2, 4, 8)
 EACH = 2

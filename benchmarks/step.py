@@ -27,7 +27,7 @@ import torch
 
 from uptrend.config import Config, load_config
 from uptrend.runner.runs import train
-from uptrend.tasks.arithmetic.answers import is_right
+from uptrend.tasks.arithmetic import is_right
 from uptrend.tasks.pool import heldout, pool
 
 WARM = 3
@@ -136,7 +136,7 @@ def make_trl(config: Config, args: argparse.Namespace, folder: Path, baton: Bato
     from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    from uptrend.policy.find import find_model
+    from uptrend.policy.known import find_model
 
     source = find_model(config.model.name)
     tasks = pool(config, heldout(config)).stages[0].tasks

@@ -59,7 +59,7 @@ class Blind(GRPOTrainer):
 
 def tiny() -> str:
     """The folder of Uptrend's tiny model, which is inside the package."""
-    from uptrend.policy.find import find_model
+    from uptrend.policy.known import find_model
 
     return find_model("tiny")
 

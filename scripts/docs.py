@@ -1,9 +1,22 @@
 """Write the pages of docs/ that are generated: `make docs`. A test checks that the committed pages are these."""
 
+import ast
+import dataclasses
+import inspect
+import json
 import re
-from collections.abc import Iterator
+import tomllib
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
+from uptrend.config import Config, load_config, schema
+from uptrend.config.load import bounds_of, in_words
+from uptrend.doctor.catalogue import CATALOGUE, FOLDER, Cause, complete_fix
+from uptrend.records import Times
 from uptrend.records.dialects import LOGGERS, metric_names
 from uptrend.records.metrics import Metric, MetricSection, sections
 
@@ -73,8 +86,184 @@ def formats_page(page: str) -> str:
     return page
 
 
+TYPES = {int: "whole number", float: "number", str: "text", bool: "true, false"}
+KEYS = re.compile(r"(?m)^\| key \| type \| default \| meaning \|\n(?:\|.*\n)+")
+
+
+def config_page(page: str) -> str:
+    """Return docs/config.md with the table of each section written anew from config/schema.py."""
+    meanings = _field_docs()
+    for title, cls, where in [("Top level", Config, ""), *_config_sections()]:
+        table = "\n".join(["| key | type | default | meaning |", "|---|---|---|---|", *_keys(cls, where, meanings), ""])
+        head, mark, section = page.partition(f"\n## {title}\n")
+        if not mark or not KEYS.search(section.partition("\n## ")[0]):
+            raise ValueError(f"config.md has no section ## {title} with a table of keys.")
+        page = head + mark + KEYS.sub(lambda _, table=table: table, section, count=1)
+    return page
+
+
+def _config_sections() -> list[tuple[str, type, str]]:
+    hints = typing.get_type_hints(Config)
+    return [(f"[{name}]", kind, f"{name}.") for name, kind in hints.items() if dataclasses.is_dataclass(kind)]
+
+
+def _field_docs() -> dict[str, str]:
+    """Return the docstring under each field of the config's schema, by `Class.field`."""
+    found = {}
+    for cls in ast.parse(inspect.getsource(schema)).body:
+        if isinstance(cls, ast.ClassDef):
+            for field, doc in zip(cls.body, cls.body[1:], strict=False):
+                if isinstance(field, ast.AnnAssign) and isinstance(doc, ast.Expr):
+                    found[f"{cls.name}.{ast.unparse(field.target)}"] = ast.literal_eval(doc.value)
+    return found
+
+
+def _keys(cls: type, where: str, meanings: Mapping[str, str]) -> Iterator[str]:
+    hints, annotated = typing.get_type_hints(cls), typing.get_type_hints(cls, include_extras=True)
+    for field in dataclasses.fields(cls):
+        kind, default = hints[field.name], getattr(cls(), field.name)
+        if isinstance(kind, types.UnionType):
+            kind = next(option for option in typing.get_args(kind) if option is not type(None))
+        is_section = dataclasses.is_dataclass(kind)
+        if field.name == "options" or (is_section and not where):  # a section has a table of its own
+            continue
+        plain = "" if is_section else f"`{json.dumps(list(default) if isinstance(default, tuple) else default)}`"
+        meaning = meanings[f"{cls.__name__}.{field.name}"]
+        yield f"| `{where}{field.name}` | {_type(kind, annotated[field.name])} | {plain} | {meaning} |"
+        if is_section:
+            yield from _keys(kind, f"{where}{field.name}.", meanings)
+
+
+def _type(kind: Any, hint: Any) -> str:
+    if dataclasses.is_dataclass(kind):
+        return "table"
+    if typing.get_origin(kind) is typing.Literal:
+        return ", ".join(typing.get_args(kind))
+    if typing.get_origin(kind) is tuple:
+        return "list of texts" if typing.get_args(kind)[0] is str else "list of tables"
+    bounds = in_words(bounds_of(hint))
+    return f"{TYPES[kind]}, {bounds}" if bounds else TYPES[kind]
+
+
+TRAINERS = {
+    "uptrend": "Uptrend", "trl": "TRL", "verifiers": "verifiers", "prime-rl": "prime-rl", "verl": "verl",
+    "any": "Any trainer",
+}  # fmt: skip
+
+
+def finding_pages() -> dict[str, str]:
+    """Return docs/findings/*.md by name: each cause's page with its front matter told in words, and the index."""
+    return {f"{id}.md": _finding_page(cause) for id, cause in CATALOGUE.items()} | {"README.md": _findings_index()}
+
+
+def _findings_index() -> str:
+    _, front, page = (FOLDER / "README.md").read_text(encoding="utf-8").split("+++\n", 2)
+    for title, families in tomllib.loads(front)["sections"].items():
+        causes = [cause for family in families for id, cause in CATALOGUE.items() if id.startswith(f"{family}.")]
+        rows = [f"| [{cause.id}]({cause.id}.md) | {cause.kind} | {cause.what} |" for cause in causes]
+        page += "\n".join([f"\n## {title}\n", "| id | how | what it is |", "|---|---|---|", *rows, ""])
+    return f"<!-- Written by `make docs` from src/uptrend/doctor/findings/; edit those files. -->\n{page}"
+
+
+def _finding_page(cause: Cause) -> str:
+    head = f"<!-- Written by `make docs` from src/uptrend/doctor/findings/{cause.id}.md; edit that file. -->"
+    rivals = [
+        f"- {f'[{rival.id}]({rival.id}.md)' if rival.id in CATALOGUE else rival.id.capitalize()}: {rival.tells_apart}."
+        for rival in cause.rivals
+    ]
+    blocks = [
+        f"{head}\n# {cause.id}",
+        cause.what,
+        cause.body,
+        "## What else it could be",
+        "\n".join(rivals),
+        "## How to prove it",
+        cause.how,
+        "\n".join(["```bash", *_proof(cause), "```"]),
+        _claim(cause),
+        "## How to fix it",
+        cause.fix.sentence,
+        "\n".join(_fixes(cause)),
+    ]
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _proof(cause: Cause) -> list[str]:
+    """Return the commands that decide: the probe, then one run per arm and its comparison with the control."""
+    probe = cause.experiment.probe
+    lines = [f"uptrend preflight recipe.toml --only {probe}"] if probe else []
+    slugs = [name.replace(" ", "-") for name in cause.experiment.arms]
+    for slug, changes in zip(slugs, cause.experiment.arms.values(), strict=True):
+        sets = "".join(f" --set {_assignment(key, value)}" for key, value in changes.items())
+        relative = [value for value in changes.values() if isinstance(value, Times)]
+        note = f"  # {relative[0]}, here of the default" if relative else ""
+        lines.append(f"uptrend train recipe.toml{sets} --name {slug}{note}")
+    lines += [f"uptrend runs compare {slugs[0]} {slug}" for slug in slugs[1:]]
+    return lines or list(cause.commands) or ["uptrend doctor runs/mine"]
+
+
+def _assignment(key: str, value: Any) -> str:
+    if isinstance(value, Times):
+        now = attrgetter(key)(load_config({}))
+        value = round(now * value.factor) if isinstance(now, int) else float(f"{now * value.factor:.3g}")
+    text = f"{key}={value if isinstance(value, str) else json.dumps(value)}"
+    return f"'{text}'" if re.search(r"[\[\]\"{} ]", text) else text
+
+
+def _claim(cause: Cause) -> str:
+    experiment = cause.experiment
+    if not experiment.arms:
+        return ""
+    after = f" after {experiment.steps} steps" if experiment.steps else ""
+    claim = experiment.claim[0].lower() + experiment.claim[1:]
+    return f"Claim: {claim} Compared is `{experiment.metric}`{after}."
+
+
+def _fixes(cause: Cause) -> Iterator[str]:
+    fix = complete_fix(cause.fix)
+    for trainer, title in TRAINERS.items():
+        notes = [note.partition(": ") for note in fix.notes.get(trainer, ())]
+        settings = ", ".join(_settings(trainer, fix.changes.get(trainer, {}), {key: note for key, _, note in notes}))
+        words = "; ".join(part for part in (settings, cause.advice.get(trainer, "")) if part)
+        if words:
+            yield f"- **{title}**: {words}"
+
+
+def _settings(trainer: str, changes: Mapping[str, Any], notes: Mapping[str, str]) -> Iterator[str]:
+    for key, value in changes.items():
+        # TRL and verifiers take Python arguments; the others, and verifiers' dotted keys, take TOML.
+        is_python = trainer == "trl" or (trainer == "verifiers" and "." not in key)
+        if isinstance(value, Times) or (isinstance(value, str) and " " in value):
+            setting = f"`{key}`: {value}"
+        else:
+            setting = f"`{key}={_python(value)}`" if is_python else f"`{key} = {_toml(value)}`"
+        yield f"{setting} ({notes[key]})" if key in notes else setting
+
+
+def _python(value: Any) -> str:
+    if isinstance(value, str):
+        return value if "(" in value else f'"{value}"'  # a call such as LoraConfig(...) is code
+    return repr(value)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_toml(inner)}" for key, inner in value.items()) + " }"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def pages() -> dict[Path, str]:
+    """Return every generated page by its path."""
+    found = {DOCS / "metrics.md": metrics_page()}
+    for name, write in {"formats.md": formats_page, "config.md": config_page}.items():
+        found[DOCS / name] = write((DOCS / name).read_text(encoding="utf-8"))
+    return found | {DOCS / "findings" / name: page for name, page in finding_pages().items()}
+
+
 if __name__ == "__main__":
-    formats = DOCS / "formats.md"
-    (DOCS / "metrics.md").write_text(metrics_page(), encoding="utf-8")
-    formats.write_text(formats_page(formats.read_text(encoding="utf-8")), encoding="utf-8")
-    print(f"Wrote {DOCS / 'metrics.md'} and {formats}")
+    written = pages()
+    for stale in set((DOCS / "findings").glob("*.md")) - set(written):
+        stale.unlink()
+    for path, page in written.items():
+        path.write_text(page, encoding="utf-8")
+    print(f"Wrote {len(written)} pages to {DOCS}")

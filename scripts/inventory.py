@@ -22,8 +22,8 @@ import typer
 import uptrend
 from uptrend.cli.main import VERBS
 from uptrend.config import Config, to_table
-from uptrend.config.difference import flatten
 from uptrend.config.schema import Lora
+from uptrend.config.tables import flatten
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.policy.known import KNOWN
 from uptrend.tasks.registry import BUILT_IN, find

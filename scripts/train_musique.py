@@ -193,7 +193,7 @@ def _source(text: str) -> dict[str, str]:
         return {"file": text}
     if any(part.strip() == "atlas" or part.strip().endswith(".jsonl") for part in text.split(";")):
         raise ConfigError(f"--datasets {text}: use one .jsonl file, or the word atlas, or hub datasets joined by ;.")
-    from uptrend.tasks.musique.hub import read_sources
+    from uptrend.tasks.musique.rows import read_sources
 
     if not read_sources(text):
         raise ConfigError(f"--datasets is empty; use path,config,split, for example {HUB}.")

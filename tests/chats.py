@@ -6,7 +6,7 @@ from typing import Any
 from tokenizers import Regex, pre_tokenizers
 
 from uptrend.records import Message, Tool, ToolCall
-from uptrend.rollout.offer import schemas
+from uptrend.rollout.calls import schemas
 
 FOLDER = Path(__file__).parent / "data" / "templates"
 SPECIAL = {

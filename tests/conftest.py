@@ -47,7 +47,7 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
 @pytest.fixture(scope="session")
 def tiny_folder() -> str:
     """The folder of the tiny model."""
-    from uptrend.policy.find import find_model
+    from uptrend.policy.known import find_model
 
     return find_model("tiny")
 
@@ -55,7 +55,7 @@ def tiny_folder() -> str:
 @pytest.fixture(scope="session")
 def smollm2_folder() -> str:
     """SmolLM2-135M, pulled once into the cache; without a network and a cache, its tests are skipped."""
-    from uptrend.policy.find import find_model
+    from uptrend.policy.known import find_model
 
     try:
         return find_model("smollm2-135m")

@@ -24,7 +24,7 @@ from uptrend.records import (
     Status,
     Verdict,
 )
-from uptrend.records.lines import append_line
+from uptrend.records.directory import append_line
 
 Values = Mapping[str, Sequence[float]]
 

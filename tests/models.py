@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from uptrend.config import Lora, Model
-from uptrend.policy.find import find_model
+from uptrend.policy.known import find_model
 from uptrend.policy.policy import Policy, load_policy
 
 TYPES: dict[str, tuple[str, dict[str, Any]]] = {

@@ -47,7 +47,7 @@ class QuickLauncher:
 
 
 def _text(value: Any) -> str:
-    from uptrend.config.toml_text import to_toml
+    from uptrend.config.tables import to_toml
 
     return to_toml(value)
 

@@ -17,16 +17,11 @@ import torch
 from uptrend.records import Message
 from uptrend.rollout.calls import FORMATS
 from uptrend.rollout.render import Renderer
-from uptrend.tasks.musique.atlas.chain import lay
-from uptrend.tasks.musique.atlas.distractors import surround
-from uptrend.tasks.musique.atlas.names import STARTS
-from uptrend.tasks.musique.atlas.paragraphs import write_paragraphs
-from uptrend.tasks.musique.atlas.question import compose, decompose
-from uptrend.tasks.musique.atlas.relations import RELATIONS
-from uptrend.tasks.musique.atlas.world import World
-from uptrend.tasks.musique.tools import TOOLS
+from uptrend.tasks.musique.atlas import compose, decompose, lay, surround, write_paragraphs
+from uptrend.tasks.musique.atlas_world import RELATIONS, STARTS, World
+from uptrend.tasks.musique.play import TOOLS
 from uptrend.tasks.pool import make_taskset
-from uptrend.tasks.script import play_script
+from uptrend.tasks.taskset import play_script
 
 HOPS = ("range", "capital")
 """The relations that every question asks along: between places, whose names are one word."""

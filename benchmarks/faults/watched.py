@@ -15,7 +15,7 @@ from tests.bridge_trl.small_sums import SIZE, make_trainer, right, sums, text_of
 from trl import GRPOTrainer
 
 from uptrend.bridge.trl import watch
-from uptrend.policy.find import find_model
+from uptrend.policy.known import find_model
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from uptrend.records import Message, Task
-from uptrend.tasks.arithmetic import Arithmetic
-from uptrend.tasks.arithmetic.play import OneTurn
+from uptrend.tasks.arithmetic import Arithmetic, OneTurn
 
 
 class Play(OneTurn):

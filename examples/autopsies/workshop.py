@@ -10,9 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from uptrend.records import Message, Reward, Task, Tool
-from uptrend.tasks.arithmetic import Arithmetic
-from uptrend.tasks.arithmetic.answers import is_right
-from uptrend.tasks.arithmetic.calculation import ArithmeticOptions
+from uptrend.tasks.arithmetic import Arithmetic, ArithmeticOptions, is_right
 from uptrend.tasks.taskset import Script
 
 COMMAND, PROMPT = "validate", "\n> "

@@ -2,7 +2,7 @@
 
 import torch
 
-from uptrend.algo.rollouts import count_rollouts, rollout_sum
+from uptrend.algo.masks import count_rollouts, rollout_sum
 
 
 def test_rows_of_a_rollout_share_its_sum() -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from uptrend.config import Config, Eval, Kl, Learning, Lora, Model, Sampling, Tasks, load_config, to_table
+from uptrend.config import Config, Eval, Kl, Learning, Lora, Model, Sampling, Tasks, build, load_config, to_table
 from uptrend.records import ConfigError
 
 
@@ -306,9 +307,34 @@ configs = st.builds(
 @given(configs)
 def test_a_config_survives_run_json(config: Config) -> None:
     assert load_config(json.loads(json.dumps(to_table(config)))) == config
-
-
-@settings(max_examples=20, deadline=None)
-@given(configs)
-def test_a_config_survives_plain_dataclass_values(config: Config) -> None:
     assert load_config(dataclasses.asdict(config)) == config
+
+
+@dataclass(frozen=True)
+class Options:
+    """As a taskset declares them."""
+
+    path: str
+    digits: int = 2
+    limit: int | None = None
+    strict: bool | None = None
+
+
+def test_options_become_their_dataclass() -> None:
+    assert build(Options, {"path": "a", "limit": 3}, "tasks") == Options("a", 2, 3)
+    assert build(Options, {"path": "a", "strict": False}, "tasks").strict is False
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({}, "tasks.path is missing."),
+        ({"path": "a", "digit": 3}, "tasks.digit is not a known key. Did you mean digits?"),
+        ({"path": "a", "limit": "x"}, "tasks.limit = 'x' should be a whole number."),
+        ({"path": 1}, "tasks.path = 1 should be a text."),
+    ],
+)
+def test_wrong_options_are_named(values: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build(Options, values, "tasks")
+    assert str(caught.value) == said

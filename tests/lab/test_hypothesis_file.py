@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from uptrend.config.toml_text import to_toml
+from uptrend.config.tables import to_toml
 from uptrend.lab.hypothesis_file import COMMENTS, SECTIONS, read, render, sections
 from uptrend.records import (
     Arm,

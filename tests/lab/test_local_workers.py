@@ -20,7 +20,7 @@ from uptrend.lab.workers import local, machine
 from uptrend.lab.workers.local import LocalWorkers
 from uptrend.lab.workers.work import Outcome, log_of
 from uptrend.records import Arm, Hypothesis, Run
-from uptrend.records.lock import is_being_written
+from uptrend.records.directory import is_being_written
 
 pytestmark = pytest.mark.slow
 

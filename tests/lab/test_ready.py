@@ -194,7 +194,7 @@ def test_a_ready_one_waits_only_for_ready_ones_that_are_there(lab: Path, monkeyp
 def test_the_taskset_knows_the_options_that_the_ready_ones_set() -> None:
     """Options of a taskset are only checked where tasks are made; this makes them."""
     from uptrend.config import load_config
-    from uptrend.config.toml_text import to_toml
+    from uptrend.config.tables import to_toml
     from uptrend.tasks.pool import heldout, pool
 
     for draft in all_ready().values():

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from uptrend.config import load_config
-from uptrend.config.toml_text import to_toml
+from uptrend.config.tables import to_toml
 from uptrend.lab import sweep, sweep_rows
 from uptrend.lab.sweep import Sweep
 from uptrend.records import Arm, LabError, Measured

@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from models import full_logits, make_policy, write_model
 from uptrend.config import Learning
 from uptrend.policy.checkpoint import load_checkpoint, read_state, save_checkpoint
-from uptrend.policy.measure import digest
 from uptrend.policy.optimizer import Optimizer
 from uptrend.policy.policy import Policy
+from uptrend.policy.weights import digest
 from uptrend.records import CheckpointError
 
 BATCH = torch.arange(4, 28).view(2, 12)

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from models import encode, full_logits, make_policy
-from uptrend.policy.flat import group_of
+from uptrend.policy.weights import group_of
 
 IDS = list(range(5, 17))
 

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from models import make_policy
-from uptrend.policy.flat import FlatWeights
-from uptrend.policy.measure import WeightMeter, digest, movable_share
+from uptrend.policy.weights import FlatWeights, WeightMeter, digest, movable_share
 
 
 class Block(nn.Module):

@@ -9,9 +9,9 @@ from transformers import AutoModelForCausalLM
 
 from models import make_policy
 from uptrend.config import Learning
-from uptrend.policy.measure import digest
 from uptrend.policy.optimizer import Optimizer, learning_rate
 from uptrend.policy.policy import Policy
+from uptrend.policy.weights import digest
 
 BATCH = torch.arange(4, 28).view(2, 12)
 

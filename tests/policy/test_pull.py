@@ -13,10 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from models import write_model
 from uptrend.config import Lora, Model
-from uptrend.policy.find import find_model
-from uptrend.policy.known import home
+from uptrend.policy.known import find_model, home, smollm2
 from uptrend.policy.policy import choose_device, load_model, load_policy
-from uptrend.policy.pull import smollm2
 from uptrend.records import ModelError
 from uptrend.runner.evaluation import load_for_eval
 

@@ -13,7 +13,7 @@ from scripts.make_tiny import ALPHABET, lessons
 from transformers import AutoModelForCausalLM
 
 from models import character_tokenizer
-from uptrend.policy.find import find_model
+from uptrend.policy.known import find_model
 from uptrend.rollout.inprocess import InProcessSampler
 from uptrend.runner.evaluation import load_for_eval
 from uptrend.tasks.pool import make_taskset

@@ -6,7 +6,7 @@ import pytest
 
 from other_trainers import trl_options
 from uptrend.config import load_config, to_table
-from uptrend.config.difference import flatten
+from uptrend.config.tables import flatten
 from uptrend.records import Times
 from uptrend.records.dialects import (
     LOGGERS,

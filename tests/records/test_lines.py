@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uptrend.records import RecordError
-from uptrend.records.lines import append_line, read_lines, to_line, write_whole
+from uptrend.records.directory import append_line, read_lines, to_line, write_whole
 
 
 def test_lines_come_back_in_order(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from synthetic import info_of
-from uptrend.records.events import event_fields
+from uptrend.records.directory import event_fields
 from uptrend.records.schema import ROLLOUTS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "records.md").read_text(encoding="utf-8")

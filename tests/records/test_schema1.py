@@ -10,7 +10,7 @@ import pytest
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.doctor.probes import PROBES
 from uptrend.records import Run, Stop, view_of
-from uptrend.records.lines import append_line, read_lines
+from uptrend.records.directory import append_line, read_lines
 from uptrend.records.renamed import RenamedWarning, current, names, upgrade_keys, upgrade_metrics
 
 RUN = Path(__file__).parents[1] / "data" / "schema1"

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from talk import distribution
-from uptrend.rollout.choice import choose
+from uptrend.rollout.decoding import choose
 from uptrend.rollout.sampler import Limits
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uptrend.tasks.arithmetic.answers import extract, is_right, read_number
+from uptrend.tasks.arithmetic import extract, is_right, read_number
 
 
 @pytest.mark.parametrize(

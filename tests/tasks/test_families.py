@@ -7,8 +7,7 @@ import pytest
 
 from uptrend.records import Message, TasksetError
 from uptrend.tasks.arithmetic import Arithmetic, Binary, ComparisonFamily, Counting
-from uptrend.tasks.script import play_script
-from uptrend.tasks.taskset import Taskset
+from uptrend.tasks.taskset import Taskset, play_script
 
 FAMILIES = [Arithmetic, Counting, ComparisonFamily, Binary]
 ALL = 10_000

@@ -7,7 +7,7 @@ import pytest
 
 from uptrend.records import Message, TasksetError
 from uptrend.tasks.jsonl import Jsonl, JsonlOptions
-from uptrend.tasks.script import play_script
+from uptrend.tasks.taskset import play_script
 from uptrend.tasks.validate import validate
 
 

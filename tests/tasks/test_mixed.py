@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from uptrend.config import build
 from uptrend.records import ConfigError, TasksetError
 from uptrend.tasks.mixed import Mixed, MixedOptions, apportion
-from uptrend.tasks.script import play_script
+from uptrend.tasks.taskset import play_script
 
 
 def make(seed=0, **table):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from uptrend.config import load_config
-from uptrend.tasks.musique.hub import read_sources
+from uptrend.tasks.musique.rows import read_sources
 from uptrend.tasks.pool import heldout, pool, resolve_options
 
 FOLDER = Path(__file__).parents[2] / "recipes" / "arithmetic"

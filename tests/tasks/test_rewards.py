@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uptrend.records import Message, Part, Reward, Task
-from uptrend.tasks.arithmetic import Arithmetic, Binary, ComparisonFamily, Counting
-from uptrend.tasks.arithmetic.rewards import grade
+from uptrend.tasks.arithmetic import Arithmetic, Binary, ComparisonFamily, Counting, grade
 
 
 def product_task(a=6, b=7):

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from uptrend.tasks.arithmetic import Arithmetic, Binary, ComparisonFamily, Counting
-from uptrend.tasks.split import held_out_quarter, may_be_held_out, shortfall
+from uptrend.tasks.taskset import held_out_quarter, may_be_held_out, shortfall
 
 ALL = 10_000
 

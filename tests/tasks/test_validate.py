@@ -10,13 +10,9 @@ from dataclasses import dataclass, replace
 import pytest
 
 from uptrend.records import Message, Part, Reward, Task, Tool, ToolCall
-from uptrend.tasks.arithmetic import Arithmetic, Binary, ComparisonFamily, Counting
-from uptrend.tasks.arithmetic.play import OneTurn
-from uptrend.tasks.arithmetic.rewards import grade
+from uptrend.tasks.arithmetic import Arithmetic, Binary, ComparisonFamily, Counting, OneTurn, grade
 from uptrend.tasks.mixed import Mixed
-from uptrend.tasks.script import play_script
-from uptrend.tasks.split import may_be_held_out
-from uptrend.tasks.taskset import Play, Taskset
+from uptrend.tasks.taskset import Play, Taskset, may_be_held_out, play_script
 from uptrend.tasks.validate import validate
 
 

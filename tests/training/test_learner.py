@@ -15,9 +15,9 @@ from torch import Tensor
 from models import make_policy
 from uptrend.algo import advantages, objective, prepare
 from uptrend.config import Config, load_config
-from uptrend.policy.flat import FlatWeights
 from uptrend.policy.optimizer import Applied, Optimizer
 from uptrend.policy.policy import Policy
+from uptrend.policy.weights import FlatWeights
 from uptrend.records import Ending, Reward, Role, Rollout
 from uptrend.records import Sequence as Tokens
 from uptrend.training.learner import Experience, Learner, Update, lay_out

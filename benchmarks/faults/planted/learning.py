@@ -8,8 +8,8 @@ import torch
 from benchmarks.faults.fault import Alter, Fault, Strength, learner, of_parts, of_settings, wrapped
 
 from uptrend.config import Learning
-from uptrend.policy.flat import FlatWeights
 from uptrend.policy.optimizer import Applied, Optimizer
+from uptrend.policy.weights import FlatWeights
 
 
 class Elsewhere(Optimizer):

@@ -5,9 +5,9 @@ from typing import Any
 
 from benchmarks.faults.fault import Fault, Strength, learner, of_parts, wrapped
 
-from uptrend.policy.measure import digest
 from uptrend.policy.optimizer import Optimizer
 from uptrend.policy.policy import Policy
+from uptrend.policy.weights import digest
 from uptrend.records import Run, RunDirectory
 from uptrend.runner.prepare import Prepared
 from uptrend.training.observer import StepRecord

@@ -1,8 +1,8 @@
 """The mathematics of learning from rewards: pure functions on tensors, no model and no loop.
 
     rewards ─ advantages ─┐
-    roles   ─ masks ──────┼─ batch (weights, once an update) ─ objective (one micro-batch) ─ loss, sums
-    log-probabilities ────┘            losses · kl · correction
+    roles   ─ masks ──────┼─ prepare (weights, once per update) ─ objective (one micro-batch) ─ loss, sums
+    log-probabilities ────┘            losses · kl
 
 Every loss is Σ_bt weight_bt · term_bt. The weights are computed once, over all that one optimizer update
 sees, so micro-batches only add up: their size changes memory and speed, never the gradient.
@@ -12,12 +12,10 @@ Log-probabilities stand at the token that they score. What lies outside the loss
 """
 
 from uptrend.algo.advantages import advantages
-from uptrend.algo.batch import Batch, prepare
-from uptrend.algo.correction import correction_weights
 from uptrend.algo.kl import ESTIMATORS, kl_penalty
 from uptrend.algo.losses import LOSSES, Loss, Terms
 from uptrend.algo.masks import attention_mask, loss_mask
-from uptrend.algo.objective import Sums, objective
+from uptrend.algo.objective import Batch, Sums, correction_weights, objective, prepare
 
 __all__ = [
     "ESTIMATORS", "LOSSES", "Batch", "Loss", "Sums", "Terms", "advantages", "attention_mask", "correction_weights",

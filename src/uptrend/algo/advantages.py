@@ -1,4 +1,4 @@
-"""Advantages: how much better a rollout did than the others of its group.
+"""Advantages: a rollout's reward compared with the others of its group.
 
     GRPO   A_i = (r_i − mean(r)) / (std(r) + 1e-4)          Shao et al. 2024, arXiv 2402.03300
     RLOO   A_i = r_i − mean of the others' rewards          Ahmadian et al. 2024, arXiv 2402.14740
@@ -21,8 +21,10 @@ EPSILON = 1e-4
 
 
 def advantages(rewards_n: Tensor, groups_n: Tensor, *, scale: Scale, baseline: Baseline) -> Tensor:
-    """Each rollout's advantage over its group; 0 where the group's rewards are all equal."""
-    index_n, scored_n, rewards_n = _grouped(rewards_n, groups_n)
+    """Return each rollout's advantage over its group; 0 where the group's rewards are all equal."""
+    index_n = torch.unique(groups_n, return_inverse=True)[1]
+    scored_n = ~rewards_n.isnan()
+    rewards_n = rewards_n.masked_fill(~scored_n, 0)
     count_n = _group_sum(scored_n.to(rewards_n.dtype), index_n).clamp(min=1)
     centered_n = rewards_n - _group_sum(rewards_n, index_n) / count_n
     centered_n = centered_n.masked_fill(~scored_n, 0)
@@ -37,25 +39,18 @@ def advantages(rewards_n: Tensor, groups_n: Tensor, *, scale: Scale, baseline: B
     return centered_n.masked_fill(_equal_in_group(rewards_n, scored_n, index_n), 0)
 
 
-def _grouped(rewards_n: Tensor, groups_n: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Groups numbered from 0, which rollouts were scored, and rewards with 0 for those that were not."""
-    index_n = torch.unique(groups_n, return_inverse=True)[1]
-    scored_n = ~rewards_n.isnan()
-    return index_n, scored_n, rewards_n.masked_fill(~scored_n, 0)
-
-
 def _group_sum(values_n: Tensor, index_n: Tensor) -> Tensor:
-    """The sum over each rollout's group, at each rollout."""
+    """Return the sum over each rollout's group, at each rollout."""
     groups = int(index_n.max()) + 1 if len(index_n) else 0
     return values_n.new_zeros(groups).index_add(0, index_n, values_n)[index_n]
 
 
 def _equal_in_group(rewards_n: Tensor, scored_n: Tensor, index_n: Tensor) -> Tensor:
     """True where all scored rewards of the rollout's group are equal."""
-    spread_g = {
-        kind: rewards_n.new_zeros(len(index_n)).scatter_reduce(
+    low_g, high_g = (
+        rewards_n.new_zeros(len(index_n)).scatter_reduce(
             0, index_n[scored_n], rewards_n[scored_n], kind, include_self=False
         )
         for kind in ("amin", "amax")
-    }
-    return (spread_g["amin"] == spread_g["amax"])[index_n]
+    )
+    return (low_g == high_g)[index_n]

@@ -1,4 +1,4 @@
-"""Estimates of how far the learner has moved from the reference, from one sampled token each.
+"""Estimates of the distance between learner and reference, from one sampled token each.
 
 With d = log π(token) − log π_ref(token), tokens sampled from π (Schulman 2020, "Approximating KL
 Divergence", http://joschu.net/blog/kl-approx.html):
@@ -28,17 +28,17 @@ from uptrend.algo.masks import within
 
 
 def k1(learner_bt: Tensor, reference_bt: Tensor) -> Tensor:
-    """log(π/π_ref): unbiased, of either sign."""
+    """Return log(π/π_ref): unbiased, of either sign."""
     return learner_bt - reference_bt
 
 
 def k2(learner_bt: Tensor, reference_bt: Tensor) -> Tensor:
-    """Half the squared log-ratio."""
+    """Return half the squared log-ratio."""
     return (learner_bt - reference_bt) ** 2 / 2
 
 
 def k3(learner_bt: Tensor, reference_bt: Tensor) -> Tensor:
-    """π_ref/π − 1 − log(π_ref/π): k1 with a control variate, so never negative."""
+    """Return π_ref/π − 1 − log(π_ref/π): k1 with a control variate, so never negative."""
     back_bt = reference_bt - learner_bt
     return torch.expm1(back_bt) - back_bt
 
@@ -47,5 +47,5 @@ ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2,
 
 
 def kl_penalty(learner_bt: Tensor, reference_bt: Tensor, mask_bt: Tensor) -> Tensor:
-    """Each row's Σ_t k1, no gradient: beta times this is taken from the reward, before advantages."""
+    """Return each row's Σ_t k1, no gradient: beta times this is taken from the reward, before advantages."""
     return within(k1(learner_bt, reference_bt), mask_bt).sum(dim=1).detach()

@@ -7,16 +7,17 @@
 verifiers 0.1.2 to 0.1.6 used the loss mask as the attention mask: the learner saw neither the question nor
 the documents that its answers were about, and learned to answer without them.
 
-b = row, t = token.
+b = row (one sequence of a rollout), t = token.
 """
 
+import torch
 from torch import Tensor
 
 from uptrend.records import Role
 
 
 def attention_mask(real_bt: Tensor) -> Tensor:
-    """What the model may look at: every real token, whoever wrote it, trained or not.
+    """Return the tokens that the model may look at: every real one, whoever wrote it, trained or not.
 
     This is the one place where attention is decided. It takes neither roles nor a loss mask, so that neither
     can hide a token from the model; only padding is invisible.
@@ -25,7 +26,7 @@ def attention_mask(real_bt: Tensor) -> Tensor:
 
 
 def loss_mask(roles_bt: Tensor, real_bt: Tensor, left_out_b: Tensor) -> Tensor:
-    """What is trained: real tokens that the model wrote, in rows that are not left out.
+    """Return the tokens that are trained: real ones that the model wrote, in rows that are not left out.
 
     Left out are rollouts cut by length (`mask_truncated`, DAPO's overlong filtering), rollouts that failed,
     and dropped groups: they stay in the batch, so that what they would have taught can be looked at.
@@ -34,5 +35,21 @@ def loss_mask(roles_bt: Tensor, real_bt: Tensor, left_out_b: Tensor) -> Tensor:
 
 
 def within(values_bt: Tensor, mask_bt: Tensor) -> Tensor:
-    """The values inside the mask and 0 outside, so that what lies outside reaches no sum and no gradient."""
+    """Return the values inside the mask and 0 outside, so that what lies outside reaches no sum and no gradient."""
     return values_bt.masked_fill(~mask_bt, 0)
+
+
+# A chat template that rewrites history splits one rollout into several sequences. It is still one attempt with one
+# reward, so where a formula says "sequence" (a length, a sequence's probability) it means all rows of a rollout.
+
+
+def count_rollouts(rollouts_b: Tensor) -> int:
+    """Return the number of different rollouts that the rows belong to."""
+    return int(torch.unique(rollouts_b).numel())
+
+
+def rollout_sum(values_bt: Tensor, rollouts_b: Tensor) -> Tensor:
+    """Return the sum over all tokens of a rollout, at each of its rows: [B, 1]."""
+    numbers, index_b = torch.unique(rollouts_b, return_inverse=True)
+    values_b = values_bt.sum(dim=1)
+    return values_b.new_zeros(numbers.numel()).index_add(0, index_b, values_b)[index_b][:, None]

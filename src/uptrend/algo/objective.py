@@ -1,24 +1,84 @@
-"""What one micro-batch adds to the loss of an update.
+"""The loss of one update, as the sum of what its micro-batches add.
 
     L = Σ_bt w_bt · (term_bt · correction_bt + beta · kl_bt) − entropy · Σ_bt v_bt · H_bt
 
-w are the loss's weights and v the entropy's (1 / trained tokens), both made once for the whole update, so
-losses, gradients and sums of micro-batches simply add up.
+w are the loss's weights and v the entropy's (1 / trained tokens), both made once for the whole update (`prepare`), so
+losses, gradients and sums of micro-batches (`objective`) simply add up.
 
 b = row, t = token.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
 
-from uptrend.algo.batch import Batch
-from uptrend.algo.correction import correction_weights
 from uptrend.algo.kl import ESTIMATORS
-from uptrend.algo.losses import LOSSES
-from uptrend.algo.masks import within
-from uptrend.config.schema import Estimator, Learning
+from uptrend.algo.losses import LOSSES, mean_of_tokens
+from uptrend.algo.masks import rollout_sum, within
+from uptrend.config.schema import Correction, Estimator, Learning
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The rows of one optimizer update, or of one of its micro-batches."""
+
+    mask_bt: Tensor
+    """The loss mask."""
+    rollouts_b: Tensor
+    """Number of the rollout that each row belongs to; any numbers."""
+    advantages_bt: Tensor
+    """Each token's advantage."""
+    weights_bt: Tensor
+    """Each token's weight in the loss, from counts over the whole update."""
+    entropy_weights_bt: Tensor
+    """Each token's weight in the entropy bonus: the mean over all trained tokens of the update."""
+    old_bt: Tensor | None
+    """Log-probabilities before the step's first update; None where this is the first: they are the same."""
+    sampler_bt: Tensor | None
+    """The sampler's log-probabilities, for a correction."""
+    reference_bt: Tensor | None
+    """The reference's log-probabilities, for a KL penalty."""
+    whole_rollouts: bool
+    """True where a micro-batch has to hold all rows of a rollout."""
+
+    def rows(self, rows: Tensor, length: int | None = None) -> "Batch":
+        """Return some of the rows, by number, cut to their first `length` tokens: a micro-batch."""
+        if self.whole_rollouts:
+            missing_b = torch.isin(self.rollouts_b, self.rollouts_b[rows]) & self.mask_bt.any(dim=1)
+            missing_b[rows] = False
+            assert not missing_b.any(), "this loss needs all rows of a rollout in one micro-batch"
+        tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.name.endswith("_bt")}
+        cut = {name: x[rows, :length] for name, x in tensors.items() if x is not None}
+        return replace(self, rollouts_b=self.rollouts_b[rows], **cut)
+
+
+def prepare(
+    mask_bt: Tensor,
+    rollouts_b: Tensor,
+    advantages_bt: Tensor,
+    learning: Learning,
+    max_tokens: int,
+    *,
+    old_bt: Tensor | None = None,
+    sampler_bt: Tensor | None = None,
+    reference_bt: Tensor | None = None,
+) -> Batch:
+    """Weigh the tokens of one whole update; `max_tokens` is the most that a rollout may sample."""
+    assert sampler_bt is not None or learning.correction == "none", "a correction needs the sampler's log-probabilities"
+    assert reference_bt is not None or learning.kl.beta == 0, "a KL penalty needs the reference's log-probabilities"
+    loss = LOSSES[learning.loss]
+    return Batch(
+        mask_bt=mask_bt,
+        rollouts_b=rollouts_b,
+        advantages_bt=advantages_bt,
+        weights_bt=loss.weights(mask_bt, rollouts_b, max_tokens),
+        entropy_weights_bt=mean_of_tokens(mask_bt, rollouts_b, max_tokens),
+        old_bt=old_bt,
+        sampler_bt=sampler_bt,
+        reference_bt=reference_bt,
+        whole_rollouts=loss.whole_rollouts or learning.correction == "sequence",
+    )
 
 
 @dataclass(frozen=True)
@@ -45,19 +105,23 @@ class Sums:
     entropy: Tensor
     """Σ H over trained tokens."""
     tokens: Tensor
-    """How many tokens are trained."""
+    """Number of trained tokens."""
 
     def __add__(self, other: "Sums") -> "Sums":
-        """The sums over both."""
+        """Return the sums over both."""
         return Sums(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
 
 def objective(logprobs_bt: Tensor, entropy_bt: Tensor, batch: Batch, learning: Learning) -> tuple[Tensor, Sums]:
-    """The micro-batch's part of the loss, and its sums; the two tensors are the learner's, now."""
+    """Return the micro-batch's part of the loss, and its sums; the two tensors are the learner's, now."""
     mask_bt, clips = batch.mask_bt, (learning.clip_low, learning.clip_high)
     old_bt = logprobs_bt.detach() if batch.old_bt is None else batch.old_bt
+    sampler_bt = old_bt if batch.sampler_bt is None else batch.sampler_bt
     terms = LOSSES[learning.loss].terms(logprobs_bt, old_bt, batch.advantages_bt, mask_bt, batch.rollouts_b, *clips)
-    policy = (batch.weights_bt * terms.loss_bt * _correction(old_bt, batch, learning)).sum()
+    correction_bt = correction_weights(
+        old_bt, sampler_bt, mask_bt, batch.rollouts_b, level=learning.correction, cap=learning.correction_cap
+    )
+    policy = (batch.weights_bt * terms.loss_bt * correction_bt).sum()
     kl = learning.kl.beta * (batch.weights_bt * _kl(logprobs_bt, batch, learning.kl.estimator)).sum()
     entropy_bt = within(entropy_bt, mask_bt)
     bonus = learning.entropy * (batch.entropy_weights_bt * entropy_bt).sum()
@@ -75,15 +139,32 @@ def objective(logprobs_bt: Tensor, entropy_bt: Tensor, batch: Batch, learning: L
     return policy + kl - bonus, sums
 
 
-def _correction(old_bt: Tensor, batch: Batch, learning: Learning) -> Tensor:
-    """The truncated importance weights from sampler to learner; ones where none are asked for."""
-    sampler_bt = old_bt if batch.sampler_bt is None else batch.sampler_bt
-    level, cap = learning.correction, learning.correction_cap
-    return correction_weights(old_bt, sampler_bt, batch.mask_bt, batch.rollouts_b, level=level, cap=cap)
+def correction_weights(
+    learner_bt: Tensor,
+    sampler_bt: Tensor,
+    mask_bt: Tensor,
+    rollouts_b: Tensor,
+    *,
+    level: Correction,
+    cap: float,
+) -> Tensor:
+    """Return truncated importance weights from sampler to learner, by token: [B, T], no gradient.
+
+    A sampler in another precision, with other kernels or with older weights gives the same tokens other
+    probabilities. The ratio corrects the expectation, and truncating it bounds the variance, at the price of a
+    little bias (Ionides 2008, "Truncated Importance Sampling"). With level "sequence" the ratio is the product over
+    all trained tokens of the rollout.
+    """
+    log_ratio_bt = within(learner_bt - sampler_bt, mask_bt).detach()
+    if level == "none":
+        return torch.ones_like(log_ratio_bt)
+    if level == "sequence":
+        log_ratio_bt = rollout_sum(log_ratio_bt, rollouts_b).expand_as(log_ratio_bt)
+    return log_ratio_bt.exp().clamp(max=cap)
 
 
 def _kl(logprobs_bt: Tensor, batch: Batch, estimator: Estimator) -> Tensor:
-    """The estimator by token; 0 without a reference, and for k1, which acts in the reward."""
+    """Return the estimator by token; 0 without a reference, and for k1, which acts in the reward."""
     if batch.reference_bt is None or estimator == "k1":
         return torch.zeros_like(logprobs_bt)
     # Masked before the exponential: what lies outside must not overflow into the gradient.

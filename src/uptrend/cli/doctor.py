@@ -14,7 +14,7 @@ from uptrend.cli.options import FailOn
 from uptrend.doctor.rank import at_least
 from uptrend.doctor.report import print_report, to_html, to_markdown, to_table
 from uptrend.records import RecordError, Report, Severity
-from uptrend.records.lines import write_whole
+from uptrend.records.directory import write_whole
 from uptrend.runner import reports_of
 
 

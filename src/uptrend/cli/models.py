@@ -82,8 +82,7 @@ def show(
 
 def _find(name: str, gguf: Path | None) -> str:
     need_train_extra()
-    from uptrend.policy.find import find_model
-    from uptrend.policy.pull import smollm2
+    from uptrend.policy.known import find_model, smollm2
 
     if gguf is not None:
         if name != "smollm2-135m":

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from uptrend.config.convert import nearest
+from uptrend.config.load import nearest
 from uptrend.records import RecordError, Role, Run
 from uptrend.records.schema import TOKEN_COLUMNS
 from uptrend.stats.formatting import NONE, duration, number

@@ -7,7 +7,7 @@ import typer
 
 from uptrend.cli.figure import add_heading, metrics_figure, overview_figure
 from uptrend.cli.summary import open_run
-from uptrend.config.convert import nearest
+from uptrend.config.load import nearest
 from uptrend.doctor.report.drawing import STYLE
 from uptrend.records import MissingExtra, RecordError, Run, UptrendError
 from uptrend.records.renamed import current

@@ -8,7 +8,7 @@ from rich.text import Text
 from uptrend.cli.console import phase_bar
 from uptrend.cli.sparkline import sparkline
 from uptrend.cli.summary import HELD_OUT, HeldOutSummary
-from uptrend.config.difference import flatten
+from uptrend.config.tables import flatten
 from uptrend.stats.formatting import NONE, duration, number, p_value, percent, plural, setting, size
 
 COLORS = {"running": "cyan", "finished": "green", "stopped": "yellow", "failed": "red", "killed": "red"}

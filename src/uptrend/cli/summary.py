@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from uptrend.config import difference
-from uptrend.config.convert import nearest
-from uptrend.config.difference import flatten
+from uptrend.config.load import nearest
+from uptrend.config.tables import flatten
 from uptrend.records import Evaluation, RecordError, Run
 from uptrend.stats.formatting import estimate
 

@@ -15,9 +15,8 @@ from rich.table import Table
 from uptrend.config import Config, load_config
 from uptrend.records import ConfigError, Task
 from uptrend.runner.evaluation import count_musique
-from uptrend.tasks.pool import heldout, pool
+from uptrend.tasks.pool import eval_options, heldout, make_taskset, pool, resolved, stage_sections
 from uptrend.tasks.registry import names
-from uptrend.tasks.sections import eval_options, make_taskset, resolved, stage_sections
 from uptrend.tasks.validate import ValidationReport, validate
 
 app = typer.Typer(

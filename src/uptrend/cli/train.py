@@ -11,7 +11,7 @@ from uptrend.cli.interrupt import patiently
 from uptrend.cli.preflight import tell_preflight
 from uptrend.cli.view import choose_view
 from uptrend.config import load_config
-from uptrend.config.convert import nearest
+from uptrend.config.load import nearest
 from uptrend.records import ConfigError, Run
 from uptrend.records.renamed import current
 from uptrend.runner.live_doctor import LiveDoctor

@@ -1,8 +1,6 @@
 """Load, validate, resolve, override and diff a run's config."""
 
-from uptrend.config.convert import build
-from uptrend.config.difference import difference
-from uptrend.config.load import load_config, to_table
+from uptrend.config.load import build, load_config, to_table
 from uptrend.config.schema import (
     Checkpoints,
     Compute,
@@ -16,6 +14,7 @@ from uptrend.config.schema import (
     Sampling,
     Tasks,
 )
+from uptrend.config.tables import difference
 
 __all__ = [
     "Checkpoints", "Compute", "Config", "Doctor", "Eval", "Kl", "Learning", "Lora", "Model", "Sampling", "Tasks",

@@ -1,16 +1,31 @@
-"""Load a config from a TOML file and overrides, and turn a config into plain values again."""
+"""Load a config: a TOML file or a table, overrides, types, bounds and the rules across keys.
+
+Every error names the key and says what would be right. `build` turns any plain table into its dataclass, so that the
+options of a taskset follow the same rules.
+"""
 
 import dataclasses
+import difflib
+import sys
 import tomllib
+import types
+import typing
 from collections.abc import Iterable, Mapping
+from dataclasses import MISSING
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
-from uptrend.config.check import check
-from uptrend.config.convert import build
-from uptrend.config.schema import Config
+from annotated_types import Ge, Gt, Le, Lt, Predicate
+
+from uptrend.config.schema import Config, Otherwise
+from uptrend.config.tables import plain
 from uptrend.records import ConfigError
 from uptrend.records.renamed import current, upgrade_keys
+
+T = TypeVar("T")
+
+LARGEST = {int: 2**63 - 1, float: sys.float_info.max}
+"""Largest values that seeds, steps and tensors can hold; NaN and infinity are beyond them."""
 
 
 def load_config(
@@ -87,10 +102,185 @@ def to_table(config: Config) -> dict[str, Any]:
     return table
 
 
-def plain(value: Any) -> Any:
-    """Return a value as JSON would give it back: tuples become lists."""
-    if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return value
+def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
+    """Build a dataclass from a table; unknown keys go to its `options` field if it has one, or are errors."""
+    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    hints = typing.get_type_hints(cls)
+    known = [name for name in fields if name != "options"]
+    given: dict[str, Any] = {}
+    options: dict[str, Any] = {}
+    for key, value in values.items():
+        if key in known:
+            given[key] = convert(hints[key], value, join(where, key))
+        elif "options" not in fields:
+            raise ConfigError(unknown(join(where, key), key, known, where))
+        else:
+            options |= _options(value, known, where) if key == "options" else {key: value}
+    if "options" in fields:
+        given["options"] = options
+    for name, field in fields.items():
+        optional = field.default is not MISSING or field.default_factory is not MISSING
+        if name not in given and not optional:
+            raise ConfigError(f"{join(where, name)} is missing.")
+    try:
+        return cls(**given)
+    except ConfigError as error:  # a dataclass knows its fields, and not where it stands
+        raise ConfigError(join(where, str(error)) if error.is_of_field else str(error)) from None
+
+
+def _options(value: Any, known: list[str], where: str) -> dict[str, Any]:
+    """Read a table of options under its own name, as a dataclass turned into plain values has it."""
+    full = join(where, "options")
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{full} = {value!r} should be a table; write options in [{where}] itself.")
+    for key in value:
+        if key in known:
+            raise ConfigError(f"{full}.{key} is a key of [{where}] itself: write {join(where, key)}.")
+    return dict(value)
+
+
+def convert(kind: Any, value: Any, where: str) -> Any:
+    """Convert a plain value to the type that a field declares, or raise an error that says what it takes."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return value
+    if origin is typing.Literal:
+        if value in inner:
+            return value
+        words = [str(choice) for choice in inner]
+        raise ConfigError(f"{where} = {value!r} is not one of {', '.join(words)}.{nearest(str(value), words)}")
+    if origin in (types.UnionType, typing.Union):
+        wanted = next(option for option in inner if option is not type(None))
+        # TOML has no null, so `false` stands for the absence of a table.
+        is_none = value is None or (value is False and dataclasses.is_dataclass(wanted))
+        return None if is_none else convert(wanted, value, where)
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise ConfigError(f"{where} = {value!r} should be a list, for example [{value!r}].")
+        return tuple(convert(inner[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{where} = {value!r} should be a table.")
+        return {str(k): convert(inner[1], v, join(where, str(k))) for k, v in value.items()}
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        if not isinstance(value, Mapping):
+            keys = ", ".join(f.name for f in dataclasses.fields(kind))
+            raise ConfigError(f"{where} = {value!r} should be a table with {keys}.")
+        return build(kind, value, where)
+    return _scalar(kind, value, where)
+
+
+def _scalar(kind: type, value: Any, where: str) -> Any:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and not abs(value) <= LARGEST[type(value)]:
+        raise ConfigError(f"{where} = {str(value)[:24]} is out of range.")
+    if kind is float and is_number:
+        return float(value)
+    if kind is int and is_number and isinstance(value, int):
+        return value
+    if kind in (str, bool) and isinstance(value, kind):
+        return value
+    names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+    raise ConfigError(f"{where} = {value!r} should be {names.get(kind, kind.__name__)}.")
+
+
+def unknown(full: str, key: str, known: Iterable[str], where: str = "") -> str:
+    """Return the message about an unknown key."""
+    known = list(known)
+    hint = nearest(key, known)
+    rest = "" if hint else f" {where or 'The top level'} takes {', '.join(known)}."
+    return f"{full} is not a known key.{hint}{rest}"
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return « Did you mean …? » where a known word is near."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f" Did you mean {close[0]}?" if close else ""
+
+
+def join(where: str, key: str) -> str:
+    """Join a dotted path."""
+    return f"{where}.{key}" if where else key
+
+
+def check(config: Config) -> None:
+    """Raise a ConfigError at the first value that can't work, naming its key and what would be right."""
+    check_bounds(config)
+    _check_stages(config)
+    _check_rules(config)
+
+
+def check_bounds(section: Any, where: str = "") -> None:
+    """Raise a ConfigError at the first value of a dataclass that is outside the bounds of its annotation."""
+    hints = get_type_hints(type(section), include_extras=True)
+    for field in dataclasses.fields(section):
+        key, value, bounds = join(where, field.name), getattr(section, field.name), bounds_of(hints[field.name])
+        if dataclasses.is_dataclass(value):
+            check_bounds(value, key)
+        elif not all(_holds(bound, value) for bound in bounds):
+            said = next((bound.sentence for bound in bounds if isinstance(bound, Otherwise)), "")
+            raise ConfigError(
+                f"{key} = {value!r}: {said}" if said else f"{key} = {value} should be {in_words(bounds)}."
+            )
+
+
+def bounds_of(hint: Any) -> tuple[Any, ...]:
+    """Return what is annotated to a field's type."""
+    return tuple(get_args(hint)[1:]) if get_origin(hint) is Annotated else ()
+
+
+def in_words(bounds: Iterable[Any]) -> str:
+    """Return numeric bounds in words, for messages and for docs/config.md; empty where there are none."""
+    words = {Ge: "at least {}", Gt: "above {}", Le: "at most {}", Lt: "below {}"}
+    limits = [bound for bound in bounds if type(bound) in words]
+    if len(limits) == 1 and limits[0] == Ge(0):
+        return "0 or more"
+    return " and ".join(words[type(limit)].format(getattr(limit, type(limit).__name__.lower())) for limit in limits)
+
+
+def _holds(bound: Any, value: Any) -> bool:
+    match bound:
+        case Ge(least):
+            return bool(value >= least)
+        case Gt(low):
+            return bool(value > low)
+        case Le(most):
+            return bool(value <= most)
+        case Lt(high):
+            return bool(value < high)
+        case Predicate(holds):
+            return bool(holds(value))
+    return True
+
+
+def _check_stages(config: Config) -> None:
+    starts: list[int] = []
+    for i, stage in enumerate(config.tasks.stages):
+        start = stage.get("start")
+        if isinstance(start, bool) or not isinstance(start, int):
+            raise ConfigError(f"tasks.stages[{i}].start = {start!r} should be the step at which it begins.")
+        starts.append(start)
+    if starts and (starts[0] != 1 or starts != sorted(set(starts))):
+        raise ConfigError(
+            f"tasks.stages start at {starts}: the first should start at 1, and each later than the one before."
+        )
+
+
+def _check_rules(config: Config) -> None:
+    s, w = config.sampling, config.learning
+    clips_low = w.loss == "cispo" or w.clip_low < 1  # cispo has no lower clip
+    rules = {
+        f"sampling.context = {s.context} should exceed sampling.max_tokens = {s.max_tokens}: it holds the prompt too.":
+            s.context > s.max_tokens,
+        f"learning.warmup = {w.warmup} should be between 0 and learning.steps = {w.steps}.": w.warmup <= w.steps,
+        f"learning.minibatches = {w.minibatches} should divide sampling.groups = {s.groups}.":
+            s.groups % w.minibatches == 0,
+        f"learning.clip_high = {w.clip_high}: cispo clips the ratio itself at clip_high. Use 1 or more, for example 5.":
+            w.loss != "cispo" or w.clip_high >= 1,
+        f"learning.clip_low = {w.clip_low} should be below 1.": clips_low,
+        "learning.skip_dead = true needs learning.kl.beta = 0 and learning.entropy = 0: with either of them dead "
+        "groups teach too.": not w.skip_dead or (w.kl.beta == 0 and w.entropy == 0),
+    }  # fmt: skip
+    for sentence, holds in rules.items():
+        if not holds:
+            raise ConfigError(sentence)

@@ -22,7 +22,7 @@ from uptrend.doctor.diagnose import diagnose
 from uptrend.doctor.rank import SEVERITIES, alarms
 from uptrend.doctor.report.table import finding_table, to_table
 from uptrend.records import Finding, RecordError, Report, Run, view_of
-from uptrend.records.lines import write_whole
+from uptrend.records.directory import write_whole
 
 PAUSE = 1.0
 """Seconds between two looks, at least."""

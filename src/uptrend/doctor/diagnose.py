@@ -1,7 +1,6 @@
 """From a view of a run to the doctor's report. No torch."""
 
-from uptrend.doctor.check import Outcome
-from uptrend.doctor.checks import CHECKS
+from uptrend.doctor.checks import examine
 from uptrend.doctor.curves import REWARD, thinned
 from uptrend.doctor.kept import unread_steps
 from uptrend.doctor.rank import rank
@@ -11,7 +10,7 @@ from uptrend.records import CannotTell, Finding, Report, RunView
 
 def diagnose(view: RunView) -> Report:
     """Run every check on a run, and put what they found in order."""
-    outcomes = [outcome for name, check in CHECKS.items() for outcome in _run(name, check(view))]
+    outcomes = examine(view)
     acquitted = _acquitted(view)
     findings = rank(o for o in outcomes if isinstance(o, Finding) and o.id not in acquitted)
     seen = {f.id for top in findings for f in (top, *top.explains)}
@@ -46,8 +45,3 @@ def _damage(view: RunView) -> list[str]:
     return [
         f"The rollouts of step{'s' * (len(unread) > 1)} {', '.join(map(str, unread))} are damaged and were left out."
     ]
-
-
-def _run(name: str, outcome: Outcome) -> Outcome:
-    assert isinstance(outcome, list), f"the check {name} returned {type(outcome).__name__}"
-    return outcome

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from uptrend.config import load_config, to_table
-from uptrend.config.difference import difference
 from uptrend.config.load import read_toml
+from uptrend.config.tables import difference
 from uptrend.lab.plan import what_matters
 from uptrend.records import Arm, ConfigError, Hypothesis, LabError
 

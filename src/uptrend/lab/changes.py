@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from uptrend.config import Config, difference, to_table
-from uptrend.config.difference import flatten
+from uptrend.config.tables import flatten
 from uptrend.lab.plan import what_matters
 from uptrend.records.renamed import upgrade, upgrade_keys
 from uptrend.stats.formatting import setting

@@ -8,8 +8,7 @@ from uptrend.lab.foresee import foresee, seeds_to_decide
 from uptrend.lab.pairs import Pairs
 from uptrend.lab.rules import alpha_of, status_by
 from uptrend.lab.sentences import tell
-from uptrend.records.hypothesis import Direction, Hypothesis, Status
-from uptrend.records.verdict import Comparison, Interval
+from uptrend.records.hypothesis import Comparison, Direction, Hypothesis, Interval, Status
 from uptrend.stats.comparison import paired_p, sequence_p, sign_flip
 from uptrend.stats.intervals import (
     Spread,

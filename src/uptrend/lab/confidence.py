@@ -6,8 +6,7 @@ import numpy as np
 
 from uptrend.lab.rules import alpha_of, towards
 from uptrend.records.finding import Confidence
-from uptrend.records.hypothesis import Direction, Hypothesis, Status
-from uptrend.records.verdict import Comparison
+from uptrend.records.hypothesis import Comparison, Direction, Hypothesis, Status
 from uptrend.stats.comparison import outliers, sign_flip
 from uptrend.stats.formatting import p_value
 from uptrend.stats.intervals import spread_of

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from uptrend.config import load_config, to_table
-from uptrend.config.convert import nearest
-from uptrend.doctor.catalogue import CATALOGUE, Cause
-from uptrend.doctor.resolve import resolve_experiment
+from uptrend.config.load import nearest
+from uptrend.doctor.catalogue import CATALOGUE, Cause, resolve_experiment
 from uptrend.lab import blocks
 from uptrend.lab.arms import read_recipe, resolve
 from uptrend.records import (

@@ -16,7 +16,7 @@ from uptrend.lab.notebook import Notebook
 from uptrend.lab.times import ended_at, seconds_of
 from uptrend.lab.workers.work import Outcome, Progress, Workers
 from uptrend.records import Confidence, Hypothesis, Measured, Run, Status, Verdict
-from uptrend.records.lines import write_whole
+from uptrend.records.directory import write_whole
 
 RUNS = "runs.json"
 SCHEMA = 1

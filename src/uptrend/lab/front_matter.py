@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from uptrend.config.toml_text import to_toml
+from uptrend.config.tables import to_toml
 from uptrend.records import LabError
 
 FENCE = "+++"

@@ -8,9 +8,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from uptrend.config.convert import convert, unknown
-from uptrend.config.difference import flatten
-from uptrend.config.toml_text import to_key, to_toml
+from uptrend.config.load import convert, unknown
+from uptrend.config.tables import flatten, to_key, to_toml
 from uptrend.lab.front_matter import FENCE, Page, read_page
 from uptrend.records import Arm, Confidence, ConfigError, Hypothesis, LabError
 from uptrend.records.renamed import current

@@ -10,8 +10,7 @@ from uptrend.lab.rules import alpha_of, status_by
 from uptrend.lab.together import adjust
 from uptrend.lab.units import amount
 from uptrend.records.finding import Confidence
-from uptrend.records.hypothesis import Hypothesis, Status
-from uptrend.records.verdict import Comparison, Measured, Verdict
+from uptrend.records.hypothesis import Comparison, Hypothesis, Measured, Status, Verdict
 from uptrend.stats.intervals import spread_of
 
 __all__ = ["Plan", "adjust", "is_decided", "judge", "plan"]

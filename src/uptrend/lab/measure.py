@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from uptrend.config.convert import nearest
+from uptrend.config.load import nearest
 from uptrend.records import LabError, Measured, Run
 from uptrend.records.metrics import compared_metrics, find_metric
 from uptrend.stats.intervals import pass_at_k

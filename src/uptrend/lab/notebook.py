@@ -5,13 +5,13 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from uptrend.config.convert import nearest
+from uptrend.config.load import nearest
 from uptrend.lab import blocks, hypothesis_file, template
 from uptrend.lab.front_matter import read_page, set_value
 from uptrend.lab.naming import normal_id, place, slug
 from uptrend.lab.overview import roadmap, status_table
 from uptrend.records import Confidence, Hypothesis, LabError, Status
-from uptrend.records.lines import plain_disk_errors, write_whole
+from uptrend.records.directory import plain_disk_errors, write_whole
 
 README = "README.md"
 PROBLEM = "00-problem-statement.md"

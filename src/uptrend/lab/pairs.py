@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from uptrend.records.hypothesis import Direction, Hypothesis
-from uptrend.records.verdict import Measured
+from uptrend.records.hypothesis import Direction, Hypothesis, Measured
 from uptrend.records.view import Floats
 
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import NoReturn
 
-from uptrend.config.convert import nearest
+from uptrend.config.load import nearest
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.lab import criteria, measure
 from uptrend.lab.arms import check_configs

@@ -1,8 +1,7 @@
 """The level at which a hypothesis is judged, and its criteria applied to an interval."""
 
 from uptrend.lab import criteria
-from uptrend.records.hypothesis import INVALIDATED_IF, VALIDATED_IF, Direction, Hypothesis, Status
-from uptrend.records.verdict import Interval
+from uptrend.records.hypothesis import INVALIDATED_IF, VALIDATED_IF, Direction, Hypothesis, Interval, Status
 
 
 def alpha_of(h: Hypothesis) -> float:

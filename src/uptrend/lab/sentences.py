@@ -4,8 +4,7 @@ from uptrend.lab.foresee import tasks_to_decide
 from uptrend.lab.pairs import Pairs
 from uptrend.lab.rules import has_own_criteria, towards
 from uptrend.lab.units import amount, effect_text, interval_text
-from uptrend.records.hypothesis import Direction, Hypothesis, Status
-from uptrend.records.verdict import Comparison
+from uptrend.records.hypothesis import Comparison, Direction, Hypothesis, Status
 from uptrend.stats.comparison import fewest_seeds, mcnemar, outliers
 from uptrend.stats.formatting import number, p_value, percent
 from uptrend.stats.intervals import likely_deviation, mean_squares, spread_of

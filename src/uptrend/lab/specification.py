@@ -19,7 +19,7 @@ from uptrend.lab.launcher import Launcher, Resolved
 from uptrend.lab.notebook import Notebook
 from uptrend.lab.plan import digest, fingerprint, planned_runs, resolve, version
 from uptrend.records import Direction, Hypothesis, LabError
-from uptrend.records.lines import write_whole
+from uptrend.records.directory import write_whole
 
 __all__ = [
     "Specification", "changed", "describe", "extend", "freeze", "read", "restart", "seen_before", "version", "void",

@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from uptrend.config.convert import unknown
-from uptrend.config.difference import flatten
-from uptrend.config.load import parse_value, read_toml
-from uptrend.config.toml_text import to_toml
+from uptrend.config.load import parse_value, read_toml, unknown
+from uptrend.config.tables import flatten, to_toml
 from uptrend.lab.arms import THE_LABS
 from uptrend.lab.measure import is_known, unknown_metric
 from uptrend.records import Arm, LabError

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 from uptrend.lab.confidence import MANY_SEEDS
 from uptrend.records.finding import Confidence
-from uptrend.records.hypothesis import Status
-from uptrend.records.verdict import Comparison, Verdict
+from uptrend.records.hypothesis import Comparison, Status, Verdict
 from uptrend.stats.comparison import benjamini_hochberg
 from uptrend.stats.formatting import p_value
 

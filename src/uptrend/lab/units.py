@@ -1,7 +1,7 @@
 """Metrics and their differences in words: shares in points, other metrics in their own unit."""
 
+from uptrend.records.hypothesis import Interval
 from uptrend.records.metrics import find_metric
-from uptrend.records.verdict import Interval
 from uptrend.stats import formatting
 
 

@@ -22,9 +22,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from uptrend.policy.flat import FlatWeights
 from uptrend.policy.optimizer import Optimizer
 from uptrend.policy.policy import Policy
+from uptrend.policy.weights import FlatWeights
 from uptrend.records import CheckpointError, Run
 from uptrend.records.schema import VERSION
 

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 SEEN = 3
-"""How often a shape comes before it gets a graph: capturing takes as long as some ten calls."""
+"""Calls with a shape before it gets a graph: capturing takes as long as some ten calls."""
 MOST = 32
-"""How many graphs one function may have; further shapes run as they are."""
+"""The most graphs of one function; further shapes run as they are."""
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import torch
 
 from uptrend.config import Learning
-from uptrend.policy.flat import FlatWeights
+from uptrend.policy.weights import FlatWeights
 
 
 @dataclass(frozen=True)
 class Applied:
-    """What one call of the optimizer did."""
+    """Result of one optimizer call."""
 
     norm_before: float
     """The gradient's length as it came."""

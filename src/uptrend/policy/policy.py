@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from uptrend.config import Compute, Lora, Model
-from uptrend.policy.flat import FlatWeights
 from uptrend.policy.logprobs import token_logprobs
+from uptrend.policy.weights import FlatWeights
 from uptrend.records import ModelError
 
 COMPILE_FROM = 400
@@ -30,11 +30,10 @@ class Policy:
     tokenizer: Any
     """Its tokenizer."""
     device: torch.device
-    """Where it lives."""
     flat: FlatWeights
     """The weights that train."""
     compiled: bool = False
-    """Whether layers run compiled."""
+    """True where layers run compiled."""
     reference: Any | None = None
     """A frozen copy of the model at the start; None where there is no KL penalty, or adapters can be switched off."""
 
@@ -45,7 +44,7 @@ class Policy:
 
     @property
     def has_adapters(self) -> bool:
-        """Whether adapters train instead of all weights."""
+        """True where adapters train instead of all weights."""
         return hasattr(self.model, "peft_config")
 
     @contextlib.contextmanager
@@ -88,12 +87,12 @@ class Policy:
 
     @property
     def parameters(self) -> int:
-        """How many weights the model has."""
+        """Number of weights of the model."""
         return sum(p.numel() for p in self.core.parameters())
 
     @property
     def window(self) -> int | None:
-        """How far back attention looks where that is limited; the masks here do not limit it."""
+        """Attention window where it is limited, else None; the masks here do not limit it."""
         config = self.core.config
         kinds = getattr(config, "layer_types", None) or ["sliding_attention"]
         size: int | None = getattr(config, "sliding_window", None)
@@ -147,7 +146,7 @@ def load_policy(
 
 
 def pays_to_compile(wish: Compute, device: torch.device, steps: int) -> bool:
-    """Whether compiling is asked for, or a run is long enough to win back what it takes."""
+    """Return True where compiling is asked for, or the run is long enough to win its time back."""
     if wish.compile == "auto":
         return device.type == "cuda" and steps >= COMPILE_FROM
     return wish.compile == "always"

@@ -1,6 +1,6 @@
 """The nouns, and a run directory's reader and writer. Imports nothing else of ours, and no torch."""
 
-from uptrend.records.directory import RunDirectory
+from uptrend.records.directory import RunDirectory, Stop, StoppedBy
 from uptrend.records.errors import (
     CheckpointError,
     ConfigError,
@@ -12,8 +12,6 @@ from uptrend.records.errors import (
     TasksetError,
     UptrendError,
 )
-from uptrend.records.evaluation import Evaluation
-from uptrend.records.events import Stop, StoppedBy
 from uptrend.records.finding import (
     CannotTell,
     Confidence,
@@ -28,14 +26,37 @@ from uptrend.records.finding import (
     Trend,
     TrendKind,
 )
-from uptrend.records.hypothesis import Arm, Direction, Hypothesis, Method, Priority, Source, Status
-from uptrend.records.reward import Part, Reward
-from uptrend.records.rollout import Ending, Role, Rollout, Sequence, boundary_of
-from uptrend.records.rows import rollouts_of
+from uptrend.records.hypothesis import (
+    Arm,
+    Comparison,
+    Direction,
+    Hypothesis,
+    Interval,
+    Measured,
+    Method,
+    Priority,
+    Source,
+    Status,
+    Verdict,
+)
+from uptrend.records.rollout import (
+    Ending,
+    Evaluation,
+    Message,
+    Part,
+    Reward,
+    Role,
+    Rollout,
+    Sequence,
+    Task,
+    Tool,
+    ToolCall,
+    boundary_of,
+    task_id,
+    tasks_hash,
+)
 from uptrend.records.run import Run, to_pandas, to_polars
-from uptrend.records.schema import rollouts_table
-from uptrend.records.task import Message, Task, Tool, ToolCall, task_id, tasks_hash
-from uptrend.records.verdict import Comparison, Interval, Measured, Verdict
+from uptrend.records.schema import rollouts_of, rollouts_table
 from uptrend.records.view import RunView, from_lines, view_of
 
 __all__ = [

@@ -1,6 +1,6 @@
 """Writing a run directory: one process at a time, nothing half-written, readable whenever it is killed.
 
-run.json            what the run is: resolved config, versions, tasksets with their hashes
+run.json            resolved config, versions, tasksets with their hashes
 metrics.jsonl       one line per step
 evals.jsonl         one line per evaluation
 events.jsonl        one line per event: started, checkpoint, finished, … (events.toml)
@@ -8,30 +8,34 @@ rollouts/000012/    part-0.parquet, the rollouts of step 12
 evals/000050.parquet
 checkpoints/step-000050/
 .lock               held while a process writes; a dead process holds nothing
+
+Whole files are written beside their place and renamed; lines are flushed. Neither a kill nor a full disk leaves half.
 """
 
+import contextlib
+import errno
 import io
 import json
+import math
+import os
 import shutil
+import sys
 import time
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
+import filelock
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from uptrend.records.errors import RecordError, RunLocked
-from uptrend.records.events import check_event
-from uptrend.records.lines import (
-    append_line,
-    plain_disk_errors,
-    read_lines,
-    remove_unfinished,
-    to_line,
-    write_whole,
-)
-from uptrend.records.lock import WriterLock
 
 LINES = ("metrics.jsonl", "evals.jsonl")
 
@@ -127,3 +131,190 @@ def _write_parquet(path: Path, table: pa.Table) -> None:
     buffer = io.BytesIO()
     pq.write_table(table, buffer, compression="zstd")
     write_whole(path, buffer.getvalue())
+
+
+def append_line(path: Path, value: dict[str, Any]) -> None:
+    """Append one object as one line, out of this process when this returns.
+
+    A torn line that a killed process left behind is ended first, so that it can't swallow this one.
+    """
+    line = to_line(value)
+    with plain_disk_errors(path):
+        before = path.stat().st_size if path.exists() else 0
+        try:
+            with path.open("a+b") as file:
+                if before > 0:
+                    file.seek(-1, os.SEEK_END)
+                    if file.read(1) != b"\n":
+                        line = b"\n" + line
+                file.write(line)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.truncate(path, before)
+            raise
+
+
+def to_line(value: dict[str, Any]) -> bytes:
+    """Return an object as one line of JSON. Numbers that are not finite become null: NaN is not JSON."""
+    return json.dumps(_plain(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a file of JSON lines; lines that a killed process tore are left out."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                value = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(value, dict):
+                yield value
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a whole file beside its place and rename it there, so that nobody sees half of it."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    with plain_disk_errors(path):
+        try:
+            with beside.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove files that a killed process left half-written; only for the holder of the lock."""
+    for path in (*folder.glob(".*.*"), *folder.glob("rollouts/*/.*"), *folder.glob("evals/.*")):
+        if path.suffix[1:].isdigit() and path.is_file():
+            path.unlink()
+
+
+_REASONS = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "it would be larger than a file may be here",
+    errno.EACCES: "permission was denied",
+    errno.EROFS: "the disk can only be read",
+}
+
+
+@contextlib.contextmanager
+def plain_disk_errors(path: Path) -> Iterator[None]:
+    """Turn an error of the system into a RecordError that a person can act on."""
+    try:
+        yield
+    except OSError as error:
+        reason = _REASONS.get(error.errno or 0) or error.strerror or str(error)
+        raise RecordError(f"{path} could not be written: {reason}.") from error
+
+
+class WriterLock:
+    """The right to write a run directory."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        # A reader that asks whether the lock is held holds it for a moment itself: wait that long.
+        self._lock = filelock.FileLock(folder / ".lock", timeout=1, thread_local=False)
+
+    def acquire(self) -> None:
+        """Take it, or raise RunLocked."""
+        try:
+            self._lock.acquire()
+        except filelock.Timeout:
+            raise RunLocked(
+                f"{self._folder} is being written by another process. Wait for it, or choose another --name."
+            ) from None
+
+    def release(self) -> None:
+        """Give it back."""
+        self._lock.release()
+
+
+def is_being_written(folder: Path) -> bool:
+    """Return True where a living process holds the lock of a run directory.
+
+    Asked with a shared lock on a file opened to read: readers neither take each other for the writer nor
+    need the right to write.
+    """
+    path = folder / ".lock"
+    if sys.platform == "win32":
+        lock = filelock.FileLock(path, timeout=0.05)
+        try:
+            with lock:
+                return False
+        except filelock.Timeout:
+            return True
+    import fcntl
+
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
+    except BlockingIOError:
+        return True
+    except OSError:  # no lock was ever taken, or this disk knows none
+        return False
+
+
+StoppedBy = Literal["user", "doctor", "preflight", "observer"]
+
+STARTS = ("started", "resumed")
+ENDS = ("finished", "stopped", "failed")
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Wish to end a run after the current step; the run's record keeps it."""
+
+    reason: str
+    """One sentence."""
+    by: StoppedBy = "observer"
+    """Origin of the wish."""
+    finding: str = ""
+    """Cause that the doctor or the preflight found; empty for others."""
+
+    @property
+    def sentence(self) -> str:
+        """Reason, after the cause where there is one."""
+        return f"{self.finding}: {self.reason}" if self.finding else self.reason
+
+    def to_event(self) -> dict[str, str]:
+        """Return the fields of the event `stopped`."""
+        return {"stopped_by": self.by, **({"finding": self.finding} if self.finding else {}), "reason": self.reason}
+
+
+def stop_of(event: Mapping[str, Any]) -> Stop:
+    """Read an event of the kind `stopped`."""
+    return Stop(str(event.get("reason", "")), event.get("stopped_by", "observer"), str(event.get("finding", "")))
+
+
+@cache
+def event_fields() -> Mapping[str, Mapping[str, str]]:
+    """Return the meaning of each field by kind of event."""
+    text = resources.files("uptrend.records").joinpath("events.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def check_event(kind: str, values: Mapping[str, Any]) -> None:
+    """Assert that an event is one of events.toml, whose fields its readers trust."""
+    known = event_fields()
+    assert kind in known, f"{kind} is no kind of event: add it to events.toml"
+    unknown = [field for field in values if field not in known[kind]]
+    assert not unknown, f"the event {kind} has no field {', '.join(unknown)}: add it to events.toml"

@@ -1,4 +1,4 @@
-"""A claim with its criteria fixed beforehand, and the arms whose comparison decides it."""
+"""A claim with criteria fixed in advance, the arms whose comparison decides it, and the verdict."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from uptrend.records.finding import Confidence
 
 
 class Status(StrEnum):
-    """Where a hypothesis stands."""
+    """State of a hypothesis."""
 
     PENDING = "pending"
     """Nothing was run yet."""
@@ -24,7 +24,7 @@ class Status(StrEnum):
 
 
 class Priority(StrEnum):
-    """What to test first."""
+    """Order in which to test."""
 
     HIGH = "high"
     MEDIUM = "medium"
@@ -32,16 +32,16 @@ class Priority(StrEnum):
 
 
 class Direction(StrEnum):
-    """Where the claim says that an arm goes, against the control."""
+    """Direction of the claimed effect, arm against control."""
 
     UP = "up"
     DOWN = "down"
     EITHER = "either"
-    """That it makes a difference, whichever way."""
+    """A difference in either direction."""
 
 
 class Method(StrEnum):
-    """How an arm is made."""
+    """Way to make an arm."""
 
     TRAIN = "train"
     """A run of its own."""
@@ -58,16 +58,16 @@ class Arm:
     """One side of a comparison."""
 
     name: str
-    """What it is called; short, no slash."""
+    """Short; no slash."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """Config values by dotted key, on top of the base recipe."""
     is_control: bool = False
-    """Whether the others are compared with it."""
+    """True for the arm that the others are compared with."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a replay takes its rollouts from."""
+    """Rollouts that a replay takes."""
 
     run: str
     """A run directory, relative to the lab's folder."""
@@ -77,7 +77,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One claim; what decides of it (criteria, arms, recipe, seeds) is hashed before the first step."""
+    """One claim; its criteria, arms, recipe and seeds are hashed before the first step."""
 
     id: str
     """h01, h02, …"""
@@ -88,19 +88,17 @@ class Hypothesis:
     arms: tuple[Arm, ...]
     """The sides that are compared; one of them is the control."""
     priority: Priority = Priority.MEDIUM
-    """What to test first."""
     status: Status = Status.PENDING
-    """Where it stands; the machine writes it."""
+    """State; written by the program."""
     confidence: Confidence | None = None
-    """How much the evidence bears; the machine writes it."""
+    """Weight of the evidence; written by the program."""
     cause: str = ""
     """The catalogue id that it is about; empty for none."""
     explains: str = ""
-    """What it would explain, in a sentence."""
+    """Observation that it would explain, in a sentence."""
     metric: str = "eval/accuracy"
-    """What is compared: eval/accuracy, eval/reward, eval/part/NAME, eval/pass@K, or a metric of the steps."""
+    """Compared quantity: eval/accuracy, eval/reward, eval/part/NAME, eval/pass@K, or a metric of the steps."""
     direction: Direction = Direction.UP
-    """Where the claim says that the arms go."""
     smallest: float = 0.05
     """The smallest effect that matters, in the metric's unit."""
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
@@ -108,13 +106,12 @@ class Hypothesis:
     alpha: float = 0.05
     """The chance of a wrong verdict that is accepted."""
     steps: int = 0
-    """Steps a run; 0 for the recipe's."""
+    """Steps per run; 0 for the recipe's."""
     method: Method = Method.TRAIN
-    """How arms are made."""
     source: Source | None = None
-    """What a replay replays."""
+    """Rollouts to replay; None for training runs."""
     stops_early: bool = True
-    """Whether to end when the confidence sequence over seeds is clear or hopeless."""
+    """End when the confidence sequence over seeds is clear or hopeless."""
     validated_if: str = VALIDATED_IF
     """In effect, low, high, smallest, control and arm; effects count in the claimed direction."""
     invalidated_if: str = INVALIDATED_IF
@@ -131,5 +128,100 @@ class Hypothesis:
 
     @property
     def treated(self) -> tuple[Arm, ...]:
-        """The others."""
+        """The arms that are compared with the control."""
         return tuple(arm for arm in self.arms if not arm.is_control)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One finished run of an arm, as a verdict sees it."""
+
+    arm: str
+    seed: int
+    value: float
+    """The hypothesis's metric at the end."""
+    before: float | None = None
+    """The same before the first step, where it is known."""
+    tasks: Mapping[str, float] = field(default_factory=dict)
+    """The same by held-out task; empty for a metric that has none."""
+    families: Mapping[str, str] = field(default_factory=dict)
+    """Taskset of each of those tasks."""
+    run: str = ""
+    """The run directory, relative to the lab's folder."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate with its interval."""
+
+    effect: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One arm against the control; effects count in the claimed direction."""
+
+    arm: str
+    seeds: tuple[int, ...]
+    """Seeds that both have."""
+    differences: tuple[float, ...]
+    """Arm less control by seed, in the claimed direction."""
+    control_mean: float
+    """The control's mean over these seeds, as measured."""
+    arm_mean: float
+    """The arm's."""
+    interval: Interval
+    """Over seeds: Student's paired interval at `level`, or the confidence sequence's where it stopped early."""
+    level: float
+    """The interval's level: 1 − alpha, shared among the arms."""
+    p: float
+    """Of the paired t test, two-sided; the confidence sequence's where that is the interval."""
+    p_adjusted: float | None
+    """After Benjamini and Hochberg, where several hypotheses are judged together."""
+    sign_flip: float
+    """The exact sign-flip test's p, one-sided in the claimed direction."""
+    sign_flip_both: float
+    """The same, two-sided."""
+    sign_flip_least: float
+    """The least one-sided p that this many seeds can give."""
+    improvement: Interval
+    """The chance that a run of the arm beats one of the control."""
+    tasks_too: Interval | None
+    """The effect with its interval over seeds and tasks both: about other tasks of the kind too."""
+    iqm: Interval | None
+    """The difference of interquartile means across tasksets, where there are several."""
+    power: float
+    """The chance that these seeds, deviating as they did, would validate the smallest effect that matters."""
+    seeds_needed: int | None
+    """Number of seeds that would decide, where these did not; None where they did or it can't be told."""
+    status: Status
+    """Verdict of this comparison alone."""
+    sentence: str
+    """The same with its figures."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The verdict on one hypothesis."""
+
+    hypothesis: str
+    status: Status
+    """validated, invalidated or inconclusive."""
+    confidence: Confidence
+    """Weight of the evidence."""
+    because: str
+    """The rule that gave that confidence."""
+    sentence: str
+    """The verdict in a sentence with its figures."""
+    comparisons: tuple[Comparison, ...]
+    """Every arm against the control."""
+    stopped_early: bool = False
+    """True where the confidence sequence decided before all seeds were run."""
+    void: str = ""
+    """Reason why it does not count; empty where it does."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Arms that were refused, and why."""
+    specification: str = ""
+    """The hash that was written before the first step."""

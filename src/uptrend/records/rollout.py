@@ -1,22 +1,131 @@
-"""A rollout: one attempt at one task, with every token that the learner sees.
+"""The nouns of training: task, message, reward, rollout, evaluation.
 
-Arrays are over the tokens of one sequence. A rollout has one sequence where the history is only appended
-to, and several where a chat template rewrites it.
+A rollout is one attempt at one task, with every token that the learner sees. Its arrays are over the tokens of one
+sequence. It has one sequence where the history is only appended to, and several where a chat template rewrites it.
 """
 
-from dataclasses import dataclass
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from collections.abc import Sequence as Several
+from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-
-from uptrend.records.reward import Reward
-from uptrend.records.task import Message
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
 Bytes = NDArray[np.int8]
 Flags = NDArray[np.bool_]
+Speaker = Literal["system", "user", "assistant", "tool"]
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A tool that the model asked for."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    """Its arguments by name."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """One thing that was said."""
+
+    role: Speaker
+    content: str
+    """The text, as the model wrote it or shall read it; calls that could be read are not in it."""
+    calls: tuple[ToolCall, ...] = ()
+    """The tools that an assistant's message asks for."""
+    problem: str = ""
+    """The fault of a call that the model tried to make and that could not be read."""
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A tool that a task offers."""
+
+    name: str
+    description: str
+    """Text for the model to read."""
+    parameters: Mapping[str, Any]
+    """Its arguments as a JSON schema."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One problem with a way to check an answer."""
+
+    messages: tuple[Message, ...]
+    """First messages to the model."""
+    answer: str
+    """The gold answer."""
+    family: str
+    """Kind of task, for reports by kind."""
+    difficulty: float = 0.0
+    """Larger is harder, comparable within a family."""
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """Values that its taskset needs to play and score it; plain JSON."""
+    id: str = ""
+    """A hash of the messages, filled in by itself: equal questions have equal ids in every taskset."""
+
+    def __post_init__(self) -> None:
+        if not self.id:
+            object.__setattr__(self, "id", task_id(self.messages))
+
+
+def task_id(messages: Several[Message]) -> str:
+    """Return the content hash of a question: the same question has the same id wherever it comes from."""
+    said = [[m.role, m.content] for m in messages]
+    return hashlib.sha256(json.dumps(said, ensure_ascii=False).encode()).hexdigest()[:16]
+
+
+def tasks_hash(tasks: Several[Task]) -> str:
+    """Return one hash over a list of tasks with their answers and all that they are played with, in order."""
+    digest = hashlib.sha256()
+    for task in tasks:
+        data = json.dumps(task.data, sort_keys=True, ensure_ascii=False)
+        digest.update(f"{task.id}\0{task.answer}\0{data}\0".encode())
+    return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One component of a reward."""
+
+    name: str
+    value: float
+    low: float
+    """The least it can be."""
+    high: float
+    """The most it can be."""
+    weight: float = 1.0
+    """Its factor in the total."""
+
+
+@dataclass(frozen=True)
+class Reward:
+    """The score of one rollout."""
+
+    total: float
+    """Number that the learner is given."""
+    low: float
+    """The least that the total can be."""
+    high: float
+    """The most that the total can be; a gold answer reaches it."""
+    correct: bool
+    """True where the answer is right, however it is graded: held-out accuracy counts these."""
+    parts: tuple[Part, ...] = ()
+    """The components, in a fixed order."""
+
+    @classmethod
+    def of(cls, name: str, value: float, low: float, high: float, correct: bool) -> "Reward":
+        """Return a reward of one part."""
+        return cls(value, low, high, correct, (Part(name, value, low, high),))
 
 
 class Role(IntEnum):
@@ -120,3 +229,36 @@ class Rollout:
     def is_truncated(self) -> bool:
         """True where it was cut off by the limit of a turn or of the context."""
         return self.ended in (Ending.LENGTH, Ending.CONTEXT_FULL)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Results on the fixed held-out tasks after a step."""
+
+    step: int
+    """Steps before it; 0 is the model before training."""
+    tasks: int
+    """Tasks that were played."""
+    correct: int
+    """Tasks whose greedy answer was right."""
+    low: float
+    """Lower end of the accuracy's 95% interval."""
+    high: float
+    """Upper end of the accuracy's 95% interval."""
+    failed: int
+    """Tasks that could not be scored; they count as not right, and are shown apart."""
+    reward: float | None
+    """Mean reward over the tasks that were scored; None where none was."""
+    by_family: dict[str, float]
+    """Accuracy by kind of task."""
+    parts: dict[str, float]
+    """Mean of each component of the reward over the tasks that were scored."""
+    pass_at: dict[int, float]
+    """Chance that one of k sampled answers is right, by k; empty unless asked for."""
+    seconds: float
+    """Duration."""
+
+    @property
+    def accuracy(self) -> float:
+        """Fraction of held-out tasks answered right."""
+        return self.correct / self.tasks if self.tasks else math.nan

@@ -13,10 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from uptrend.records.directory import ENDS, STARTS, Stop, is_being_written, read_lines, stop_of
 from uptrend.records.errors import MissingExtra, RecordError
-from uptrend.records.events import ENDS, STARTS, Stop, stop_of
-from uptrend.records.lines import read_lines
-from uptrend.records.lock import is_being_written
 from uptrend.records.renamed import upgrade, upgrade_event, upgrade_keys, upgrade_metrics
 from uptrend.records.schema import ROLLOUTS, VERSION
 

@@ -26,7 +26,7 @@ class SlotCache:
         self.values = torch.empty(layers, 0, 0, 0, 0)
         self.is_sliding = [False] * layers  # asked for by transformers' masking
         self.reach = 0
-        """How far attention looks: as far as the rows at hand need, not to the end of the buffers."""
+        """Length that attention covers: as far as the rows at hand need, not to the end of the buffers."""
         self._device = device
         self._grain = ROUND if device.type == "cpu" else ROUND_ON_GPU
         self._positions = torch.empty(0)

@@ -1,4 +1,4 @@
-"""How a model asks for tools: the formats in which calls stand in what it says, and which one a model has.
+"""Tool calls: formats in which models write them, and tools in words where a template has none.
 
 A format reads a turn's text into a message and writes a message as the text that a model would say. What can't
 be read is not thrown away: the message keeps the whole text, makes no call, and names the problem in a sentence
@@ -6,11 +6,58 @@ that the task can show to the model.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from uptrend.records import Message, TasksetError, Tool, ToolCall
-from uptrend.rollout.offer import schemas
+
+EXAMPLES = {"integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}}
+"""A value of each type of JSON schema, for an example; other types are texts."""
+
+
+def schemas(tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    """Tools as chat templates expect them."""
+    told = [{"name": t.name, "description": t.description, "parameters": dict(t.parameters)} for t in tools]
+    return [{"type": "function", "function": function} for function in told]
+
+
+def describe(tools: Sequence[Tool]) -> str:
+    """The tools in words: a line each."""
+    lines = (f"{t.name}({', '.join(_arguments(t))}): {' '.join(t.description.split())}" for t in tools)
+    return "\n".join(["You can call these tools:", *lines])
+
+
+def example_call(tool: Tool) -> ToolCall:
+    """A call of a tool, with a value for each argument that it needs."""
+    needed = _required(tool)
+    return ToolCall(tool.name, {name: _value(schema) for name, schema in _properties(tool).items() if name in needed})
+
+
+def _properties(tool: Tool) -> dict[str, Any]:
+    return dict(tool.parameters.get("properties", {}))
+
+
+def _required(tool: Tool) -> list[str]:
+    return list(tool.parameters.get("required", _properties(tool)))
+
+
+def _arguments(tool: Tool) -> list[str]:
+    """Each argument with its type, and whether it can be left out."""
+    needed = _required(tool)
+    return [f"{n}: {'' if n in needed else 'optional '}{_kind(s)}" for n, s in _properties(tool).items()]
+
+
+def _kind(schema: dict[str, Any]) -> str:
+    kinds = schema.get("type", "any")
+    if schema.get("enum"):
+        return " or ".join(json.dumps(value, ensure_ascii=False) for value in schema["enum"])
+    return " or ".join(kinds) if isinstance(kinds, list) else str(kinds)
+
+
+def _value(schema: dict[str, Any]) -> Any:
+    return schema["enum"][0] if schema.get("enum") else EXAMPLES.get(str(schema.get("type")), "...")
+
 
 PYTHON_TAG = "<|python_tag|>"
 
@@ -23,7 +70,7 @@ class CallFormat(Protocol):
         """The markup; a tokenizer may have a special token for each."""
 
     def read(self, text: str) -> Message:
-        """What a turn says: its words, its calls, or what is wrong with them."""
+        """Read a turn: its words, its calls, or what is wrong with them."""
 
     def write(self, message: Message) -> str:
         """The text of a turn; what `read` makes of it is the message."""
@@ -42,7 +89,7 @@ class Tagged:
     closing: str
     """The tag after it."""
     gap: str = ""
-    """What stands between a tag and the JSON."""
+    """Text between a tag and the JSON."""
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -134,7 +181,7 @@ FORMATS: dict[str, CallFormat] = {
     "llama": Bare(),
 }
 SIGNS = {"qwen": "<tool_call>", "llama": "ipython"}
-"""What a chat template mentions that tells its model's calls in a format."""
+"""Text in a chat template by which a format is recognized."""
 
 
 def format_of(tokenizer: Any) -> str:
@@ -163,7 +210,7 @@ def _render(tokenizer: Any, messages: list[dict[str, Any]], tools: list[dict[str
 
 
 def _end_of_thoughts(text: str) -> int:
-    """Where the thinking ends that a turn begins with: a call that is only thought about is not made."""
+    """Return the end of the thoughts that open a turn: a call inside them is not made."""
     return max(0, text.find("</think>")) if text.lstrip().startswith("<think>") else 0
 
 

@@ -111,7 +111,7 @@ class LeanDecoder:
 
 
 class Shape(NamedTuple):
-    """What is the same in every layer."""
+    """Values that all layers share."""
 
     heads: int
     """Query heads."""
@@ -120,7 +120,7 @@ class Shape(NamedTuple):
     size: int
     """Channels a head."""
     scaling: float
-    """What products of queries and keys are multiplied by."""
+    """Factor of the products of queries and keys."""
     epsilon: float
     """The norms'."""
 

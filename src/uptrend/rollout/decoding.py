@@ -1,12 +1,18 @@
 """The decoding loop of a batch: choose, write, advance; retire rows that are done; a CUDA graph on a GPU.
 
+A token is chosen from its logits with one uniform number: the token at which the cumulative probability passes u. One
+number per token from the rollout's own generator makes a rollout independent of the others in its batch. The sum runs
+in two levels, over blocks of the vocabulary and then inside the block that u falls into: a running sum over the whole
+vocabulary would take longer than the model's own step on a GPU.
+
 Turns of many rollouts come in batches of every size. On a GPU the number of rows is rounded up to one of few
 sizes, so that a graph captured once serves the turns to come; the rows that fill up belong to nobody.
 
-n = row, v = vocabulary, m = sampled token of a turn.
+n = row, v = vocabulary, c = block, w = place in a block, m = sampled token of a turn.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,10 +20,102 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from uptrend.policy.graphed import shared_pool
+from uptrend.records import Ending
 from uptrend.rollout.cache import SlotCache
-from uptrend.rollout.choice import choose
 from uptrend.rollout.decoder import Decoder
 from uptrend.rollout.sampler import Limits
+
+BLOCK = 256
+
+
+def choose(logits_nv: Tensor, uniforms_n: Tensor, limits: Limits) -> tuple[Tensor, Tensor]:
+    """A token a row, and its log-probability in the distribution that it was drawn from."""
+    logits = logits_nv.float()
+    if limits.temperature not in (0, 1):
+        logits = logits / limits.temperature
+    logits = _truncate(logits, limits)
+    top_n, best_n = logits.max(-1)
+    mass_ncw = _blocks((logits - top_n[:, None]).exp_())
+    mass_nc = mass_ncw.sum(-1)
+    total_n = mass_nc.sum(-1)
+    token_n = best_n if limits.temperature == 0 else _invert(mass_ncw, mass_nc, uniforms_n)
+    chosen_n = logits.gather(-1, token_n[:, None]).squeeze(-1)
+    return token_n, chosen_n - top_n - total_n.log()
+
+
+def _blocks(mass_nv: Tensor) -> Tensor:
+    """The vocabulary cut into blocks, the last filled up with nothing."""
+    missing = -mass_nv.shape[-1] % BLOCK
+    if missing:
+        mass_nv = torch.nn.functional.pad(mass_nv, (0, missing))
+    return mass_nv.reshape(len(mass_nv), -1, BLOCK)
+
+
+def _invert(mass_ncw: Tensor, mass_nc: Tensor, uniforms_n: Tensor) -> Tensor:
+    """Return the place where the running sum passes u times the whole; never a token without mass."""
+    sum_nc = mass_nc.cumsum(-1)
+    aim_n = uniforms_n.clamp(max=1 - 1e-6) * sum_nc[:, -1]
+    block_n = (sum_nc <= aim_n[:, None]).sum(-1).clamp(max=mass_nc.shape[-1] - 1)
+    before_n = (sum_nc - mass_nc).gather(-1, block_n[:, None])
+    inside_nw = mass_ncw[torch.arange(len(block_n), device=block_n.device), block_n]
+    sum_nw = inside_nw.cumsum(-1) + before_n
+    passed_nw = sum_nw > aim_n[:, None]
+    # Rounding can leave u just past the block's own sum: then its last token with any mass is meant.
+    last_n = BLOCK - 1 - (inside_nw > 0).flip(-1).int().argmax(-1)
+    place_n = torch.where(passed_nw.any(-1), (passed_nw & (inside_nw > 0)).int().argmax(-1), last_n)
+    return block_n * BLOCK + place_n
+
+
+def _truncate(logits: Tensor, limits: Limits) -> Tensor:
+    """Leave out what top-k and top-p leave out; the likeliest token always stays."""
+    if limits.temperature == 0:
+        return logits
+    if 0 < limits.top_k < logits.shape[-1]:
+        least = logits.topk(limits.top_k, -1).values[:, -1:]
+        logits = logits.masked_fill(logits < least, -torch.inf)
+    if limits.top_p < 1:
+        ordered, order = logits.sort(-1, descending=True)
+        p = torch.softmax(ordered, -1)
+        beyond = p.cumsum(-1) - p >= limits.top_p  # what came before already reached it
+        logits = logits.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), -torch.inf)
+    return logits
+
+
+class Endings:
+    """Knows every token that ends a turn, by itself or because its text holds a stop text."""
+
+    def __init__(self, tokenizer: Any, stop_ids: tuple[int, ...], vocabulary: int, device: torch.device) -> None:
+        self._tokenizer = tokenizer
+        self._stop_ids = set(stop_ids)
+        self._vocabulary = vocabulary
+        self._device = device
+        self._tables: dict[tuple[str, ...], Tensor] = {}
+
+    def table(self, limits: Limits) -> Tensor:
+        """For each token of the vocabulary, whether a turn surely ends with it."""
+        if limits.stop not in self._tables:
+            known = min(self._vocabulary, len(self._tokenizer))
+            texts = self._tokenizer.batch_decode([[i] for i in range(known)]) if limits.stop else []
+            ends = torch.zeros(self._vocabulary, dtype=torch.bool)
+            ends[[i for i, text in enumerate(texts) if any(stop in text for stop in limits.stop)]] = True
+            ends[[i for i in self._stop_ids if i < self._vocabulary]] = True
+            self._tables[limits.stop] = ends.to(self._device)
+        return self._tables[limits.stop]
+
+    def find(self, ids: NDArray[np.int64], limits: Limits) -> tuple[int, Ending]:
+        """Return the number of sampled tokens that belong to the turn, and what ended it."""
+        for count, token in enumerate(ids, 1):
+            if int(token) in self._stop_ids:
+                return count, Ending.STOP_TOKEN
+            if limits.stop and self._has_stop(ids[:count], limits.stop):
+                return count, Ending.STOP_TEXT
+        return len(ids), Ending.LENGTH if len(ids) == limits.max_tokens else Ending.CONTEXT_FULL
+
+    def _has_stop(self, ids: NDArray[np.int64], stop: tuple[str, ...]) -> bool:
+        longest = max(len(s.encode()) for s in stop)  # a token is at least a byte of it
+        text = self._tokenizer.decode(ids[-max(16, longest) :])
+        return any(s in text for s in stop)
+
 
 RETIRE = 0.75
 """Rows are moved together once no more than this share of them is alive."""
@@ -29,7 +127,7 @@ LOOK_EVERY = 8
 
 @dataclass
 class _State:
-    """What changes from token to token, in tensors that keep their addresses."""
+    """State that changes from token to token, in tensors that keep their addresses."""
 
     tokens: Tensor
     positions: Tensor
@@ -40,7 +138,7 @@ class _State:
     logprobs_nm: Tensor
     order: Tensor
     turn: Tensor
-    """How many tokens each row has sampled."""
+    """Number of tokens that each row has sampled."""
 
     @classmethod
     def empty(cls, n: int, m: int, device: torch.device) -> "_State":
@@ -69,7 +167,7 @@ class Decoding:
         self._graphs.clear()
 
     def rows_for(self, n: int) -> int:
-        """How many rows of the cache a batch of n takes: on a GPU 8, 16, 32, 64, … of them."""
+        """Return the rows of the cache that a batch of n takes: on a GPU 8, 16, 32, 64, … of them."""
         return n if self._device.type == "cpu" else max(FEWEST, 1 << (n - 1).bit_length())
 
     def run(

@@ -20,8 +20,7 @@ from uptrend.policy.graphed import Graphed
 from uptrend.policy.policy import Policy
 from uptrend.rollout.cache import SlotCache
 from uptrend.rollout.decoder import append, head, make_decoder
-from uptrend.rollout.decoding import Decoding
-from uptrend.rollout.ending import Endings
+from uptrend.rollout.decoding import Decoding, Endings
 from uptrend.rollout.sampler import Extension, Limits
 
 GRAIN = 16
@@ -35,7 +34,7 @@ class _SamplerStream:
     row: int
     """Its row in the cache."""
     length: int
-    """How many of its tokens are in the cache."""
+    """Number of its tokens in the cache."""
     draws: np.random.Generator
     """Its own source of chance."""
     waiting: list[int] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Playing tasks: from a task to a finished rollout, many at once.
+"""Playing tasks: from a task to a finished rollout, many at once; the model speaks through a sampler, or a script does.
 
 What fails inside a task (opening it, its answer, its score, closing it) is written into the rollout with the
 boundary at which it failed; it neither scores 0 nor stops the run. What fails in the sampler stops the run: it
@@ -6,18 +6,84 @@ is ours.
 """
 
 import asyncio
+import hashlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 
-from uptrend.records import Ending, Message, Reward, Role, Rollout, Task, Tool
+from uptrend.records import Ending, Message, Reward, Role, Rollout, Task, Tool, UptrendError
 from uptrend.records import Sequence as Tokens
 from uptrend.rollout.render import Renderer
 from uptrend.rollout.sampler import Extension, Limits, Sampler
-from uptrend.rollout.speakers import ModelSpeaker, ScriptSpeaker, Speaker
 from uptrend.tasks.taskset import Play, Script, Taskset
+
+
+def derive(*parts: int | str) -> int:
+    """A 63-bit seed from any identifying parts."""
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+class Speaker(Protocol):
+    """One side of a rollout, which takes its turn whenever the task has answered."""
+
+    async def say(self, new: Sequence[int], heard: Sequence[Message]) -> Extension | None:
+        """Hear what is new, as tokens and as messages, and speak; None where there is nothing more to say."""
+
+
+@dataclass(frozen=True)
+class ModelSpeaker:
+    """The model, in a stream of a sampler."""
+
+    sampler: Sampler
+    stream: int
+    """The stream's number; whoever chose it releases it."""
+    limits: Limits
+    """Sampling parameters of a turn, and what ends it."""
+    seed: int
+    """The stream's seed."""
+
+    async def say(self, new: Sequence[int], heard: Sequence[Message]) -> Extension | None:
+        """See Speaker; a model hears tokens alone."""
+        del heard
+        return await self.sampler.extend(self.stream, new, self.limits, self.seed)
+
+
+class ScriptSpeaker:
+    """A scripted player, whose messages become the tokens that the model would have said."""
+
+    def __init__(self, script: Script, renderer: Renderer) -> None:
+        self._script, self._renderer = script, renderer
+        self._began = False
+        self.error: str | None = None
+        """Error in the script; it then says nothing more."""
+
+    async def say(self, new: Sequence[int], heard: Sequence[Message]) -> Extension | None:
+        """See Speaker; a script hears messages alone."""
+        del new
+        message = self._next(heard)
+        if message is None:
+            return None
+        ids = np.array(self._renderer.write(message), np.int32)
+        # Nobody sampled them: they have no log-probability and no version, as prompts have none.
+        return Extension(ids, np.full(len(ids), np.nan, np.float32), Ending.STOP_TOKEN, version=-1)
+
+    def _next(self, heard: Sequence[Message]) -> Message | None:
+        try:
+            if self._began:
+                return self._script.send(heard)
+            self._began = True
+            return next(self._script)
+        except StopIteration:
+            return None
+        except UptrendError:
+            raise  # already says what would be right, and to a person
+        except Exception as problem:
+            self.error = f"gold: {problem!r}"
+            return None
 
 
 @dataclass(frozen=True)
@@ -75,11 +141,11 @@ class _Conversation:
     opened: Play
     """The task's side."""
     tools: tuple[Tool, ...]
-    """What the model may call."""
+    """Tools that the model may call."""
     speaker: Speaker
     """The model's side."""
     renderer: Renderer
-    """What turns the one's words into what the other reads."""
+    """Turns messages into tokens and back."""
     limits: Limits
     """The most tokens."""
     max_turns: int
@@ -206,7 +272,7 @@ async def _converse(talk: _Conversation) -> tuple[Ending, str | None]:
 
 
 def _message(talk: _Conversation, said: Extension) -> Message:
-    """What was said; where there are no tools, nothing is a call, whatever it looks like."""
+    """Return the message; without tools nothing is a call, whatever it looks like."""
     ids = said.ids.tolist()
     return talk.renderer.read(ids) if talk.tools else Message("assistant", talk.renderer.text(ids))
 

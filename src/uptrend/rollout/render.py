@@ -1,9 +1,9 @@
-"""Messages to token ids, each exactly once: what the sampler reads is what the learner trains on.
+"""Messages and tools to token ids, each exactly once: what the sampler reads is what the learner trains on.
 
 The first messages are rendered whole. After that the history is only appended to: a model's turn stays as it
-was sampled, and what the task answers is rendered as the text that the template puts between that turn and
-the next. Tools go through the template where its model has a format of calls that we know; otherwise they are
-told in words, and their results are a user's words.
+was sampled, and the task's answer is rendered as the text that the template puts between that turn and
+the next. Tools go through the template where we know its format of calls; otherwise they are described in
+words, and their results are a user's words.
 """
 
 import json
@@ -13,12 +13,11 @@ from dataclasses import replace
 from typing import Any
 
 from uptrend.records import Message, TasksetError, Tool
-from uptrend.rollout.calls import FORMATS, format_of
-from uptrend.rollout.offer import describe, example_call, schemas
+from uptrend.rollout.calls import FORMATS, describe, example_call, format_of, schemas
 
 _LAST_WORDS = "uptrend-last-words"
 REMEMBERED = 4096
-"""How many first prompts are kept rendered."""
+"""Number of first prompts that are kept rendered."""
 
 
 class Renderer:
@@ -68,7 +67,7 @@ class Renderer:
         return ids[1:] if closed and ids[0] in self._stop_ids else ids
 
     def text(self, ids: Sequence[int]) -> str:
-        """What a model's turn says, without the token that ended it."""
+        """Return the text of a model's turn, without the token that ended it."""
         text: str = self._backend.decode(self._unstopped(ids), skip_special_tokens=True)
         return text
 
@@ -139,7 +138,7 @@ class Renderer:
         return [*messages[:place], system, *messages[place + 1 :]]
 
     def _after_words(self, messages: Sequence[Message], tools: Sequence[Tool], *, speak: bool) -> str:
-        """What the template puts after an assistant's words."""
+        """Return the text that the template puts after an assistant's words."""
         before = [Message("user", "x"), Message("assistant", _LAST_WORDS)]
         whole = self._template([*before, *messages], tools, speak=speak)
         _, found, tail = whole.partition(_LAST_WORDS)
@@ -165,7 +164,7 @@ def _result(message: Message) -> str:
 
 
 def _control_texts(tokenizer: Any, but: Sequence[str]) -> re.Pattern[str] | None:
-    """What the tokenizer would take for a special token inside of a text, but for the markup of calls."""
+    """Return a pattern of the texts that the tokenizer takes for special tokens, except the markup of calls."""
     added = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
     special = (added | set(tokenizer.all_special_tokens)) - set(but)
     texts = sorted((text for text in special if len(text) > 1), key=len, reverse=True)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Limits:
-    """How a turn is sampled and what ends it."""
+    """Sampling parameters of a turn, and what ends it."""
 
     max_tokens: int
     """The most tokens that the model may say in this turn."""
@@ -33,7 +33,7 @@ class Limits:
 
 @dataclass(frozen=True, repr=False)
 class Extension:
-    """What the model said in one turn."""
+    """One turn of the model."""
 
     ids: Ints
     """The tokens, the one that ended the turn included."""

@@ -135,7 +135,7 @@ def _as_table(tasks: str | None, overrides: list[str]) -> dict[str, Any]:
 
 
 def count_musique(path: Path) -> int:
-    """How many rows a file has, if its first one is MuSiQue's; 0 for another, or one that can't be read."""
+    """Return the number of rows of a file whose first row is MuSiQue's; 0 for any other."""
     try:
         rows = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
         first = json.loads(rows[0])
@@ -145,7 +145,7 @@ def count_musique(path: Path) -> int:
 
 
 def load_for_eval(target: str, tasks: str | None, overrides: Iterable[str]) -> tuple[Config, "Policy", HeldOut]:
-    """What `uptrend eval` needs: a model or a run's last checkpoint, and the held-out tasks to play."""
+    """Prepare `uptrend eval`: a model or a run's last checkpoint, and the held-out tasks to play."""
     need_train_extra()
     is_run = (Path(target) / "run.json").exists()
     if is_run and is_warmstart(run := Run(target)):

@@ -1,4 +1,4 @@
-"""How the lab's runs are started: recipes resolved as `uptrend train` resolves them, and its command line."""
+"""The lab's runs: recipes resolved as `uptrend train` resolves them, and its command line."""
 
 import sys
 from collections.abc import Mapping
@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from uptrend.config import difference, load_config, to_table
-from uptrend.config.toml_text import to_recipe, to_toml
+from uptrend.config.tables import to_recipe, to_toml
 from uptrend.lab.launcher import PlannedRun, Resolved
 from uptrend.records import LabError, Method, Run
-from uptrend.records.lines import write_whole
+from uptrend.records.directory import write_whole
 from uptrend.runner.prepare import resolve
 from uptrend.tasks.pool import heldout, pool
 

@@ -30,9 +30,7 @@ class Prepared:
     policy: "Policy"
     """Its model."""
     pool: Pool
-    """What it trains on."""
     held_out: HeldOut
-    """What it is evaluated on."""
     components: "Components"
     """Parts of its loop."""
 
@@ -55,7 +53,7 @@ def make_policy(config: Config) -> "Policy":
     """The model that the config names, on its device, ready to learn."""
     import torch
 
-    from uptrend.policy.find import find_model
+    from uptrend.policy.known import find_model
     from uptrend.policy.policy import choose_device, load_policy, pays_to_compile
 
     torch.set_num_threads(config.compute.threads)
@@ -105,10 +103,10 @@ def free_place(runs: Path, name: str | None, recipe: str, otherwise: str) -> Pat
 
 
 def info_of(path: Path, config: Config, tasks: Pool, held_out: HeldOut, policy: "Policy") -> dict[str, Any]:
-    """What run.json says of a run."""
+    """Return the content of run.json."""
     import torch
 
-    from uptrend.policy.measure import digest, movable_share
+    from uptrend.policy.weights import digest, movable_share
 
     notes = list(dict.fromkeys([*tasks.notes, *held_out.notes]))  # one family may be short of both
     if config.model.weights == "bf16":

@@ -54,7 +54,7 @@ def replay(
 
 
 def _acquittals(asked: "Replay") -> list[tuple[str, str]]:
-    """What the doctor shall not find, with the reason."""
+    """Return the causes that the doctor must not report, with the reason."""
     gaps = BY_CONSTRUCTION if asked.changed else ()
     length = ("run.too-short", "a replay's rewards are those of the run that it replays")
     return [length, *((id, "a replay learns from another policy's rollouts") for id in gaps)]
@@ -72,7 +72,7 @@ def _policy(asked: "Replay") -> "Policy":
 
 
 def _told(info: dict[str, Any], asked: "Replay") -> dict[str, Any]:
-    """What run.json says of a replay besides."""
+    """Return the part of run.json that only a replay has."""
     source = asked.run
     notes = list(info["notes"])
     if len(asked.changed) > 1:
@@ -83,13 +83,13 @@ def _told(info: dict[str, Any], asked: "Replay") -> dict[str, Any]:
 
 
 def _about(asked: "Replay") -> dict[str, Any]:
-    """What a replay is of, as JSON gives it back."""
+    """Return the source of a replay, as JSON gives it back."""
     changed = {key: list(pair) for key, pair in asked.changed.items()}
     return {"source": str(asked.run.path.resolve()), "step": asked.step, "last": asked.last, "changed": changed}
 
 
 def _was_begun(path: Path, asked: "Replay") -> bool:
-    """Whether this very replay stands there, and did not finish."""
+    """Return True where this very replay is there, unfinished."""
     if not (path / "run.json").exists():
         return False
     there = Run(path)

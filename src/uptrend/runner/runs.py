@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     pass
 
 MAY_CHANGE = ("learning.steps", "eval.every", "checkpoints.every", "checkpoints.keep", "compute.threads")
-"""What a resumed run may be told anew: nothing that would make it another run."""
+"""Settings that a resumed run may change: nothing that would make it another run."""
 
 
 def train(

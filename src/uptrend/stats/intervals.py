@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betaln, chdtri, ndtri, stdtrit
 
-from uptrend.records.verdict import Interval
+from uptrend.records.hypothesis import Interval
 from uptrend.records.view import Floats
 
 DRAWS = 2000

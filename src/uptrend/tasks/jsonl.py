@@ -1,20 +1,42 @@
-"""Tasks from a file of JSON lines, each with a `prompt` and an `answer`."""
+"""`jsonl`: questions and answers from a file of JSON lines."""
 
+import json
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
 from uptrend.records import Message, Task, TasksetError
-from uptrend.tasks.arithmetic.answers import NUMBER, is_right
-from uptrend.tasks.arithmetic.play import Grading, OneTurnTaskset
-from uptrend.tasks.json_lines import read_json_lines
-from uptrend.tasks.split import held_out_quarter, shortfall
+from uptrend.tasks.arithmetic import NUMBER, Grading, OneTurnTaskset, is_right
+from uptrend.tasks.taskset import held_out_quarter, shortfall
+
+
+def read_json_lines(path: Path, example: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every object of a file with its place, as file:line; blank lines are skipped. `example` shows what is right."""
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise TasksetError(f"The task file {path} can't be read: {reason}.") from None
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            yield f"{path}:{number}", _object(line, f"{path}:{number}", example)
+
+
+def _object(line: str, where: str, example: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise TasksetError(f"{where} is not JSON: {error}.") from None
+    if not isinstance(row, dict):
+        raise TasksetError(f"{where} should be an object, for example {example}.")
+    return row
+
 
 EXAMPLE = '{"prompt": "2 + 2 = ", "answer": "4"}'
-"""What a row should look like."""
+"""Example of a row."""
 LEVELS = ("very_easy", "easy", "medium", "hard", "very_hard")
 """Words that files use for difficulty, as numbers from 0."""
 
@@ -114,7 +136,7 @@ def _answer(value: Any, where: str) -> str:
 
 
 def _operands(row: dict[str, Any]) -> dict[str, Any]:
-    """What the partial rule needs to know a wrong operation by, lifted out of `metadata`."""
+    """Return the operands out of `metadata`, by which the partial rule knows a wrong operation."""
     metadata = row.get("metadata")
     found = metadata if isinstance(metadata, dict) else row
     if "operation" not in found or not all(type(found.get(key)) is int for key in ("a", "b")):

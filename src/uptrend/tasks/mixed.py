@@ -5,14 +5,20 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
-from uptrend.config.convert import nearest
+from uptrend.config.load import nearest
 from uptrend.records import Task, TasksetError
-from uptrend.tasks.arithmetic.binary import Binary, BinaryProblems
-from uptrend.tasks.arithmetic.calculation import Arithmetic, ArithmeticProblems
-from uptrend.tasks.arithmetic.comparison import ComparisonFamily, ComparisonProblems
-from uptrend.tasks.arithmetic.counting import Counting, CountingProblems
-from uptrend.tasks.arithmetic.family import Family
-from uptrend.tasks.arithmetic.play import Grading
+from uptrend.tasks.arithmetic import (
+    Arithmetic,
+    ArithmeticProblems,
+    Binary,
+    BinaryProblems,
+    ComparisonFamily,
+    ComparisonProblems,
+    Counting,
+    CountingProblems,
+    Family,
+    Grading,
+)
 from uptrend.tasks.taskset import Play, Script
 
 FAMILIES: dict[str, type[Family]] = {
@@ -28,15 +34,12 @@ class MixedOptions(Grading):
     """The options of `mixed`; reward and chat hold for all families."""
 
     shares: dict[str, float] = field(default_factory=lambda: {"arithmetic": 0.5, "counting": 0.25, "comparison": 0.25})
-    """How much of each family; they need not add up to 1."""
+    """Share of each family; they need not add up to 1."""
     arithmetic: ArithmeticProblems = field(default_factory=ArithmeticProblems)
-    """Which arithmetic, as in `[tasks.arithmetic] high = 10`."""
+    """Options of arithmetic, as in `[tasks.arithmetic] high = 10`."""
     counting: CountingProblems = field(default_factory=CountingProblems)
-    """Which counting."""
     comparison: ComparisonProblems = field(default_factory=ComparisonProblems)
-    """Which comparisons."""
     binary: BinaryProblems = field(default_factory=BinaryProblems)
-    """Which binary numbers."""
 
 
 class Mixed:

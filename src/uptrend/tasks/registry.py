@@ -6,7 +6,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import cast
 
-from uptrend.config.convert import nearest
+from uptrend.config.load import nearest
 from uptrend.records import TasksetError
 from uptrend.tasks.arithmetic import Arithmetic, Binary, ComparisonFamily, Counting
 from uptrend.tasks.jsonl import Jsonl

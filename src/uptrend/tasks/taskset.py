@@ -1,10 +1,10 @@
-"""The interface of a taskset: what makes tasks, plays them and scores them.
+"""The interface of a taskset, which makes tasks, plays them and scores them; scripted players; the split.
 
-A taskset holds no state of any rollout. `open` gives a *play*, which belongs to one rollout: it says the
-first messages, answers each thing that the model says until the end, and scores what happened. Playing is
-asynchronous because a tool may take minutes; many plays go on at once.
-"""
+A taskset holds no state of any rollout. `open` gives a *play*, which belongs to one rollout: it gives the first
+messages, answers each message of the model until the end, and scores what happened. Playing is asynchronous because a
+tool may take minutes; many plays go on at once."""
 
+import hashlib
 from collections.abc import Collection, Generator, Iterable, Sequence
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -19,17 +19,17 @@ class Play(Protocol):
 
     @property
     def messages(self) -> Sequence[Message]:
-        """What the model is told first."""
+        """First messages to the model."""
 
     @property
     def tools(self) -> Sequence[Tool]:
-        """What the model may call."""
+        """Tools that the model may call."""
 
     async def respond(self, message: Message) -> Sequence[Message] | None:
         """Answer what the model said; None ends the rollout."""
 
     async def score(self) -> Reward:
-        """What the rollout earned, after its end."""
+        """Return the rollout's reward, after its end."""
 
     async def close(self) -> None:
         """Free what the play holds; called once, whatever happened."""
@@ -40,15 +40,15 @@ class Taskset(Protocol):
     """A family of tasks, with held-out ones that never overlap with those to train on."""
 
     name: ClassVar[str]
-    """What recipes call it."""
+    """Name in recipes."""
     version: ClassVar[str]
     """Changes when the same options would give other tasks or other rewards."""
     Options: ClassVar[type[Any]]
     """A frozen dataclass of what a recipe can set; `cli` checks `[tasks]` and `[eval]` against it."""
     chat: bool
-    """Whether prompts go through the model's chat template; raw text otherwise."""
+    """Send prompts through the model's chat template; raw text otherwise."""
     notes: list[str]
-    """What a person should know about the tasks that were made, such as a family smaller than asked for."""
+    """Notes for a person on the tasks, such as a family smaller than asked for."""
 
     def __init__(self, options: Any, seed: int) -> None: ...
 
@@ -66,3 +66,56 @@ class Taskset(Protocol):
 
     def corrupted(self, task: Task) -> Iterable[Script]:
         """Scripted players that must stay below the maximum."""
+
+
+async def play_script(taskset: Taskset, task: Task, script: Script, seed: int = 0) -> tuple[list[Message], Reward]:
+    """Everything that was said, and what it earned; the script hears each of the task's answers."""
+    play = taskset.open(task, seed)
+    try:
+        messages = list(play.messages)
+        said = next(script, None)
+        while said is not None:
+            messages.append(said)
+            answers = await play.respond(said)
+            if answers is None:
+                break
+            messages.extend(answers)
+            said = _go_on(script, answers)
+        return messages, await play.score()
+    finally:
+        script.close()
+        await play.close()
+
+
+def _go_on(script: Script, answers: Sequence[Message]) -> Message | None:
+    try:
+        return script.send(answers)
+    except StopIteration:
+        return None
+
+
+# The first of uptrend-0, uptrend-1, … that splits binary's 16 tasks 12 to 4, comparison's 441 (0 to 20)
+# 331 to 110, and arithmetic's 1323 (0 to 20) within 5 of 3 to 1. Another salt makes other held-out sets.
+SALT = "uptrend-53"
+
+
+def may_be_held_out(task_id: str) -> bool:
+    """Return True for the quarter of generated tasks that is only ever evaluated on."""
+    return _hash(task_id) % 4 == 0
+
+
+def held_out_quarter(task_ids: Collection[str]) -> frozenset[str]:
+    """The quarter of a file's tasks that is held out: at least one of two or more."""
+    by_rank = sorted(set(task_ids), key=_hash)
+    return frozenset(by_rank[: (len(by_rank) + 2) // 4])
+
+
+def shortfall(name: str, train: int, heldout: int) -> str:
+    """Return the note on tasks that are fewer than asked for."""
+    count = train + heldout
+    ratio = "3 to 1" if abs(heldout - count / 4) < 1 else "about 3 to 1"
+    return f"{name} has {count} tasks, fewer than asked for: {train} to train on, {heldout} held out ({ratio})"
+
+
+def _hash(task_id: str) -> int:
+    return int.from_bytes(hashlib.sha256(f"{SALT}{task_id}".encode()).digest()[:8], "big")

@@ -14,9 +14,9 @@ from torch import Tensor
 from uptrend import algo
 from uptrend.config import Config, Learning
 from uptrend.policy.checkpoint import load_checkpoint
-from uptrend.policy.flat import FlatWeights
 from uptrend.policy.optimizer import Optimizer
 from uptrend.policy.policy import Policy
+from uptrend.policy.weights import FlatWeights
 from uptrend.records import RunDirectory
 from uptrend.rollout.inprocess import InProcessSampler
 from uptrend.rollout.sampler import Sampler

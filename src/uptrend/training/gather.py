@@ -14,10 +14,9 @@ import numpy as np
 from uptrend.config import Config
 from uptrend.policy.policy import Policy
 from uptrend.records import Evaluation, Rollout
-from uptrend.rollout.play import RolloutRequest, demonstrate, play_all
+from uptrend.rollout.play import RolloutRequest, demonstrate, derive, play_all
 from uptrend.rollout.render import Renderer
 from uptrend.rollout.sampler import Limits, Sampler
-from uptrend.rollout.seeds import derive
 from uptrend.stats.intervals import pass_at_k
 from uptrend.tasks.pool import Cursor, HeldOut, Pool
 from uptrend.training.metrics import evaluation_of, is_correct

@@ -19,7 +19,7 @@ from torch import Tensor
 from uptrend.algo import kl_penalty
 from uptrend.config import Config
 from uptrend.policy.checkpoint import save_checkpoint
-from uptrend.policy.measure import WeightMeter
+from uptrend.policy.weights import WeightMeter
 from uptrend.records import Evaluation, Rollout, Run
 from uptrend.tasks.pool import Cursor
 from uptrend.training.components import Components, Course, Parts

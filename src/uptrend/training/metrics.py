@@ -22,7 +22,7 @@ from uptrend.records import Evaluation, Reward, Role, Rollout
 if TYPE_CHECKING:
     import torch
 
-    from uptrend.policy.measure import Movement
+    from uptrend.policy.weights import Movement
     from uptrend.training.gather import Gathered
     from uptrend.training.learner import Experience, Update
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from uptrend.config import Checkpoints, Config, difference, load_config, to_table
 from uptrend.policy.checkpoint import check_resumable
-from uptrend.policy.measure import digest
 from uptrend.policy.policy import Policy
+from uptrend.policy.weights import digest
 from uptrend.records import CheckpointError, ConfigError, ModelError, RecordError, Run, rollouts_of
 from uptrend.tasks.pool import Cursor
 from uptrend.training.components import Course, Parts

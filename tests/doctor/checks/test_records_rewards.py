@@ -9,7 +9,7 @@ from tampered import Row, findings, tampered, untold, without
 from uptrend.doctor.checks import reward_missing, reward_reading, reward_rescored
 from uptrend.doctor.reading import answer_of, says, says_somehow
 from uptrend.records import Confidence, RunView, Severity
-from uptrend.tasks.arithmetic.answers import is_right
+from uptrend.tasks.arithmetic import is_right
 
 
 def score(row: Row, right: bool) -> None:

@@ -9,7 +9,7 @@ import torch
 from doctor.probes.benches import ALL, ask, bench_of
 from uptrend.doctor.probes import PROBES
 from uptrend.doctor.probes.bench import Bench
-from uptrend.policy.measure import digest
+from uptrend.policy.weights import digest
 
 
 @pytest.fixture

@@ -11,8 +11,7 @@ from small_musique import write_questions, write_small
 from uptrend.doctor.probes.bench import Bench
 from uptrend.doctor.probes.run import differential
 from uptrend.records import Ending, Finding, Message, Reward, Task, Tool
-from uptrend.tasks.arithmetic import Arithmetic
-from uptrend.tasks.arithmetic.answers import is_right
+from uptrend.tasks.arithmetic import Arithmetic, is_right
 
 WORKSHOP = "examples.autopsies.workshop:Workshop"
 

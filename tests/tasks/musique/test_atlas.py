@@ -17,11 +17,8 @@ from questions import OFFICIAL
 from scipy.stats import chisquare
 
 from uptrend.records import ConfigError
-from uptrend.tasks.musique.atlas import AtlasOptions, row, rows
-from uptrend.tasks.musique.atlas.colors import COLORS
-from uptrend.tasks.musique.atlas.examples import make_world
-from uptrend.tasks.musique.atlas.names import COMMON, ENDINGS, INNER, MIDDLES, STARTS
-from uptrend.tasks.musique.atlas.relations import KINDS, OF, RELATIONS
+from uptrend.tasks.musique.atlas import AtlasOptions, make_world, row, rows
+from uptrend.tasks.musique.atlas_world import ATLAS, COMMON, ENDINGS, INNER, KINDS, MIDDLES, OF, RELATIONS, STARTS
 
 FIRST_FIFTY = "6e8cf1fcf21a753a"
 DEFAULT = AtlasOptions()
@@ -277,8 +274,8 @@ def test_relations_are_worded_well():
 
 
 def test_colors_state_nothing():
-    assert set(COLORS) == set(OF) == set(KINDS)
-    for sentence in itertools.chain(*COLORS.values()):
+    assert set(ATLAS["colors"]) == set(OF) == set(KINDS)
+    for sentence in itertools.chain(*ATLAS["colors"].values()):
         assert re.findall(r"\{.\}", sentence) == ["{s}"]
         assert 9 <= len(sentence.split()) <= 16, sentence
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from uptrend.tasks.musique.answers import exact_match, f1, normalize
+from uptrend.tasks.musique.rewards import exact_match, f1, normalize
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from uptrend.tasks.musique.reply import read_reply, write_reply
+from uptrend.tasks.musique.rewards import read_reply, write_reply
 
 WHOLE = "<think>because</think>\n<cite>3, 7</cite>\n<answer>Stanley</answer>"
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from uptrend.tasks.musique.reply import read_reply, write_reply
-from uptrend.tasks.musique.rewards import RewardWeights, precision, recall, reward
+from uptrend.tasks.musique.rewards import RewardWeights, precision, read_reply, recall, reward, write_reply
 
 GOLD = read_reply(write_reply("y", ("1", "2"), "Stanley"))
 ALMOST = read_reply(write_reply("y", ("1", "9", "8"), "Stanley town"))

@@ -14,17 +14,13 @@ from questions import OFFICIAL, ROW, row, write_rows
 
 from uptrend.config import load_config
 from uptrend.records import ConfigError, Message, Task, TasksetError, tasks_hash
-from uptrend.tasks.checks import Check
-from uptrend.tasks.musique import expert
-from uptrend.tasks.musique.hub import HubSource, read_sources
+from uptrend.tasks.musique import embedding, expert
 from uptrend.tasks.musique.play import QuestionPlay
-from uptrend.tasks.musique.retrieval import extra
-from uptrend.tasks.musique.rows import documents_of, to_task
+from uptrend.tasks.musique.rows import HubSource, documents_of, read_sources, to_task
 from uptrend.tasks.musique.taskset import RETRIEVERS, Musique, MusiqueOptions
-from uptrend.tasks.pool import heldout, pool
-from uptrend.tasks.script import play_script
-from uptrend.tasks.sections import make_taskset
-from uptrend.tasks.validate import validate
+from uptrend.tasks.pool import heldout, make_taskset, pool
+from uptrend.tasks.taskset import play_script
+from uptrend.tasks.validate import Requirement, validate
 
 
 def make(**options: Any) -> Musique:
@@ -230,7 +226,7 @@ def test_the_expert_uses_only_ids_that_it_was_shown() -> None:
         assert all(c.name == "retrieve_documents" for m in messages for c in m.calls)
 
 
-def checks_by_name(report: Any) -> dict[str, Check]:
+def checks_by_name(report: Any) -> dict[str, Requirement]:
     return {check.name: check for check in report.checks}
 
 
@@ -286,7 +282,9 @@ def test_validate_sees_tasks_sorted_by_hops() -> None:
 
 
 def test_a_retriever_that_is_not_installed_leaves_the_proof(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extra, "find_spec", lambda name: None if "minilm" in name else importlib.util.find_spec(name))
+    monkeypatch.setattr(
+        embedding, "find_spec", lambda name: None if "minilm" in name else importlib.util.find_spec(name)
+    )
     report = validate(lambda: make(retriever="golden"), 20, 5, limit=3)
     assert report.passed
     figure = checks_by_name(report)["ceiling of gold under semantic"].figure

@@ -14,13 +14,19 @@ from questions import OFFICIAL
 
 from uptrend.records import MissingExtra, Task
 from uptrend.tasks.musique.atlas import AtlasOptions, rows
-from uptrend.tasks.musique.documents import Document
-from uptrend.tasks.musique.retrieval import Index, Name, Retriever, Shelf, retriever
-from uptrend.tasks.musique.retrieval.embedder import Embedder, embedder
-from uptrend.tasks.musique.retrieval.embedding import load_encoder, minilm_folder
-from uptrend.tasks.musique.retrieval.hybrid import Hybrid
-from uptrend.tasks.musique.retrieval.lexical import Lexical
-from uptrend.tasks.musique.rows import documents_of, read_file, to_task, to_tasks
+from uptrend.tasks.musique.embedding import load_encoder, minilm_folder
+from uptrend.tasks.musique.retrieval import (
+    Embedder,
+    Hybrid,
+    Index,
+    Lexical,
+    Name,
+    Retriever,
+    Shelf,
+    embedder,
+    retriever,
+)
+from uptrend.tasks.musique.rows import Document, documents_of, read_file, to_task, to_tasks
 
 NAMES = get_args(Name)
 
@@ -353,7 +359,7 @@ def test_lexical_search_leaves_jax_alone(tmp_path: Path) -> None:
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from uptrend.tasks.musique.retrieval import retriever\n"
-        "from uptrend.tasks.musique.documents import Document\n"
+        "from uptrend.tasks.musique.rows import Document\n"
         "retriever('lexical').index([Document('0', 'a', 'word', True)])\n"
         "assert 'jax' not in sys.modules and 'bm25s' in sys.modules"
     )

@@ -5,7 +5,7 @@ from functools import cache
 from typing import Any
 
 from uptrend.bridge.importers.log import flatten, number
-from uptrend.config.difference import nest
+from uptrend.config.tables import nest
 from uptrend.records.dialects import TRAINERS, logged_settings, names_of, read_setting
 
 _TEXTS = ("learning.loss", "learning.scale", "model.name")

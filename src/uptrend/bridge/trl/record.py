@@ -224,8 +224,8 @@ class Record:
 
     def _hear(self, kind: str, *args: Any, **values: Any) -> None:
         """Take a message of the process that records."""
-        take: Callable[..., None] = {"say": self.findings_log.say, "event": self.event}.get(kind, self._guard.note)
-        take(*args, **values)
+        takers: dict[str, Callable[..., None]] = {"say": self.findings_log.say, "event": self.event}
+        takers.get(kind, self._guard.note)(*args, **values)
 
     def _trouble(self, text: str, **values: Any) -> None:
         """Report lost records, in the terminal and in the events."""

@@ -8,7 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from uptrend.config.difference import nest
+from uptrend.config.tables import nest
 from uptrend.records.dialects import our_value, read_setting
 from uptrend.records.schema import VERSION
 

@@ -16,8 +16,7 @@ from torch import Tensor
 from uptrend.bridge.trl.batch import TrlStep
 from uptrend.bridge.trl.findings_log import FindingsLog
 from uptrend.bridge.trl.settings import dtype_name
-from uptrend.policy.flat import group_of
-from uptrend.policy.measure import Movement, change_of, movable_part, movement_of
+from uptrend.policy.weights import Movement, change_of, group_of, movable_part, movement_of
 from uptrend.records import Confidence, Evidence, Severity
 
 SAMPLE = 1 << 16

@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from uptrend.config.toml_text import to_recipe
+from uptrend.config.tables import to_recipe
 from uptrend.lab.draft import Draft, by_hand, find_cause, of_cause, retitled
 from uptrend.lab.notebook import Notebook
 from uptrend.lab.ready import of_ready
 from uptrend.lab.refuse import check
 from uptrend.records import Finding, LabError, Run
-from uptrend.records.lines import write_whole
+from uptrend.records.directory import write_whole
 from uptrend.records.renamed import current
 from uptrend.runner import diagnose
 

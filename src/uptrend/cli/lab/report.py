@@ -13,7 +13,7 @@ from uptrend.lab.journal.page import page
 from uptrend.lab.journal.report import to_markdown, to_table
 from uptrend.lab.notebook import Notebook
 from uptrend.records import LabError
-from uptrend.records.lines import write_whole
+from uptrend.records.directory import write_whole
 
 PAGE = "report.html"
 

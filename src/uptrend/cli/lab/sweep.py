@@ -26,7 +26,7 @@ from uptrend.lab.units import change, interval_text
 from uptrend.lab.workers.work import Outcome
 from uptrend.policy.known import need_train_extra
 from uptrend.records import Hypothesis, Interval, LabError, Measured, Run
-from uptrend.records.lines import write_whole
+from uptrend.records.directory import write_whole
 from uptrend.runner.launcher import TrainLauncher
 from uptrend.stats.formatting import NONE, p_value, plural
 

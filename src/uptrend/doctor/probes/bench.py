@@ -21,12 +21,11 @@ from uptrend.config import Config, to_table
 from uptrend.doctor.check import finding
 from uptrend.doctor.probes.keep import kept
 from uptrend.doctor.probes.tap import Tap
-from uptrend.policy.measure import Movement, WeightMeter
 from uptrend.policy.optimizer import Applied, Optimizer
 from uptrend.policy.policy import Policy
+from uptrend.policy.weights import Movement, WeightMeter
 from uptrend.records import Confidence, Evidence, Finding, Rollout, RunView, Severity, Task, Tool
-from uptrend.rollout.play import RolloutRequest
-from uptrend.rollout.seeds import derive
+from uptrend.rollout.play import RolloutRequest, derive
 from uptrend.tasks.pool import Cursor, HeldOut, Pool
 from uptrend.tasks.taskset import Taskset
 from uptrend.training.components import Components

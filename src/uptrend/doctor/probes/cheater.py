@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from uptrend.doctor.probes.bench import CRITICAL, HIGH, Bench
 from uptrend.doctor.probes.result import Result, not_asked, told
 from uptrend.records import Evidence, Finding, Reward, Task
-from uptrend.tasks.checks import NEAR, HasCheaters
-from uptrend.tasks.script import play_script
-from uptrend.tasks.taskset import Script, Taskset
+from uptrend.tasks.taskset import Script, Taskset, play_script
+from uptrend.tasks.validate import NEAR, HasCheaters
 
 TASKS = 8
 TIMES = 2

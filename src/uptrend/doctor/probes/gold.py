@@ -12,9 +12,8 @@ from uptrend.doctor.probes.bench import CRITICAL, HIGH, WARNING, Bench
 from uptrend.doctor.probes.result import Result, told
 from uptrend.doctor.probes.room import too_few_turns
 from uptrend.records import Ending, Evidence, Finding, Reward, Rollout, Task, boundary_of
-from uptrend.tasks.checks import NEAR, HasVariants
-from uptrend.tasks.script import play_script
-from uptrend.tasks.taskset import Script, Taskset
+from uptrend.tasks.taskset import Script, Taskset, play_script
+from uptrend.tasks.validate import NEAR, HasVariants
 from uptrend.training.warmstart import why_left_out
 
 TASKS = 50

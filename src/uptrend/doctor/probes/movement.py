@@ -2,7 +2,7 @@
 
 from uptrend.doctor.probes.bench import CRITICAL, HIGH, WARNING, Bench
 from uptrend.doctor.probes.result import Result, not_asked, told
-from uptrend.policy.measure import movable_share
+from uptrend.policy.weights import movable_share
 from uptrend.records import Evidence, Finding
 
 FEW, SOME = 0.1, 0.5

@@ -3,8 +3,8 @@
 from uptrend.doctor.probes.bench import HIGH, WARNING, Bench
 from uptrend.doctor.probes.result import Result, told
 from uptrend.records import Finding
-from uptrend.tasks.checks import order
 from uptrend.tasks.pool import Cursor
+from uptrend.tasks.validate import order
 
 
 def probe(bench: Bench) -> Result:

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from uptrend.doctor.catalogue import complete_fix
 from uptrend.doctor.probes.bench import Bench
-from uptrend.doctor.resolve import complete_fix
 from uptrend.records import Confidence, Evidence, Finding, Fix, Rollout, Severity, Task
 from uptrend.tasks.taskset import Taskset
 from uptrend.training.gather import RolloutPlayer

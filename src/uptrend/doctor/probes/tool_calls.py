@@ -3,7 +3,7 @@
 from uptrend.doctor.probes.bench import CRITICAL, HIGH, NOTE, Bench
 from uptrend.doctor.probes.result import Result, not_asked, told
 from uptrend.records import Evidence, Message
-from uptrend.rollout.offer import example_call
+from uptrend.rollout.calls import example_call
 from uptrend.rollout.render import Renderer
 
 

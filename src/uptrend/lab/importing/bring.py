@@ -16,7 +16,7 @@ from uptrend.lab.importing.journal import read_journal
 from uptrend.lab.importing.text import entry, key_of, mark_of, prose
 from uptrend.lab.notebook import PROBLEM, Notebook
 from uptrend.records import Hypothesis, Priority
-from uptrend.records.lines import plain_disk_errors, write_whole
+from uptrend.records.directory import plain_disk_errors, write_whole
 
 KEPT = "imported"
 """The folder of what is neither an experiment nor a hypothesis."""

@@ -4,11 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from uptrend.config.difference import nest
-from uptrend.config.toml_text import to_recipe, to_toml
-from uptrend.doctor.catalogue import CATALOGUE
+from uptrend.config.tables import nest, to_recipe, to_toml
+from uptrend.doctor.catalogue import CATALOGUE, complete_fix
 from uptrend.doctor.report.sections import TRAINERS
-from uptrend.doctor.resolve import complete_fix
 from uptrend.lab.journal.entry import Entry
 from uptrend.lab.journal.tables import MarkdownTable, changed
 from uptrend.lab.journal.verdicts import decisive, level, sign_of

@@ -11,7 +11,7 @@ from uptrend.lab.journal.results import results
 from uptrend.lab.journal.stored import CURVES, VERDICT, write_verdict
 from uptrend.lab.notebook import Notebook
 from uptrend.records import Hypothesis, MissingExtra, Verdict
-from uptrend.records.lines import plain_disk_errors, write_whole
+from uptrend.records.directory import plain_disk_errors, write_whole
 
 RESULTS, FIX = "results", "fix"
 

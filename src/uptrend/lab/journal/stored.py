@@ -13,7 +13,7 @@ from typing import Any
 from uptrend.doctor.report.table import plain
 from uptrend.lab.journal.entry import ArmRun, Entry
 from uptrend.records import Interval, LabError, Verdict
-from uptrend.records.lines import write_whole
+from uptrend.records.directory import write_whole
 
 T = typing.TypeVar("T")
 

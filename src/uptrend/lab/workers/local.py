@@ -17,7 +17,7 @@ from uptrend.lab.launcher import Launcher, PlannedRun
 from uptrend.lab.plan import is_finished
 from uptrend.lab.workers import machine
 from uptrend.lab.workers.work import TRIES, Outcome, Progress, log_of, make_way, outcome, tidy
-from uptrend.records.lock import is_being_written
+from uptrend.records.directory import is_being_written
 
 POLL = 0.1
 """Seconds between looks at the children."""

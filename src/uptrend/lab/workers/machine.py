@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 from uptrend.lab.launcher import PlannedRun
-from uptrend.records.lines import read_lines
+from uptrend.records.directory import read_lines
 
 GPU_CONTEXT = 1.0
 """GiB that a process takes of a GPU before its first tensor."""

@@ -22,7 +22,7 @@ from uptrend.lab.workers.machine import uses_gpu
 from uptrend.lab.workers.ray_node import Answer, make, unpack
 from uptrend.lab.workers.work import TRIES, Outcome, Progress, tidy
 from uptrend.records import LabError, MissingExtra
-from uptrend.records.lock import is_being_written
+from uptrend.records.directory import is_being_written
 
 LOST = 3
 """How often Ray starts a run again whose worker was lost."""

@@ -16,7 +16,7 @@ from uptrend.lab.launcher import Launcher, PlannedRun
 from uptrend.lab.plan import is_finished
 from uptrend.lab.workers.local import surroundings
 from uptrend.lab.workers.work import log_of, make_way, outcome
-from uptrend.records.lock import is_being_written
+from uptrend.records.directory import is_being_written
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from uptrend.records import Message, Task, ToolCall
-from uptrend.tasks.musique.answers import exact_match
-from uptrend.tasks.musique.documents import Document
-from uptrend.tasks.musique.reply import write_reply
-from uptrend.tasks.musique.tools import OPEN, SEARCH
+from uptrend.tasks.musique.play import OPEN, SEARCH
+from uptrend.tasks.musique.rewards import exact_match, write_reply
+from uptrend.tasks.musique.rows import Document
 from uptrend.tasks.taskset import Script
 
 ID = re.compile(r"^Document ID: (.+)$", re.MULTILINE)
@@ -25,11 +24,11 @@ class ExpertStep:
     """One hop."""
 
     document: Document
-    """What has to be found."""
+    """Document to find."""
     question: str
-    """What is asked of it, with earlier answers filled in."""
+    """Question to it, with earlier answers filled in."""
     answer: str
-    """What it says; empty where the row does not tell."""
+    """Its answer; empty where the row has none."""
 
 
 def expert(task: Task, documents: Sequence[Document]) -> Script:
@@ -61,7 +60,7 @@ def lazy(task: Task, documents: Sequence[Document]) -> Script:
 
 
 def first_answer(task: Task, documents: Sequence[Document]) -> str:
-    """What the lazy player answers."""
+    """Return the lazy player's answer."""
     return _steps(task, documents)[0].answer
 
 

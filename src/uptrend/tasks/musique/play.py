@@ -1,14 +1,54 @@
-"""One rollout's side of a question: answers tool calls from its own documents, and scores the reply."""
+"""One rollout's side of a question: two tools over its own documents, the reply's format, and the score."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from uptrend.records import Message, Reward, Task, Tool
-from uptrend.tasks.musique.documents import Document
-from uptrend.tasks.musique.reply import Reply, read_reply
+from uptrend.records import Message, Reward, Task, Tool, ToolCall
 from uptrend.tasks.musique.retrieval import Index
-from uptrend.tasks.musique.rewards import RewardWeights, reward
-from uptrend.tasks.musique.tools import SEARCH, TOOLS, WrongCall, argument
+from uptrend.tasks.musique.rewards import Reply, RewardWeights, read_reply, reward
+from uptrend.tasks.musique.rows import Document
+
+SEARCH = Tool(
+    "retrieve_documents",
+    "Searches the documents and shows the best ones.",
+    {"type": "object", "properties": {"query": {"type": "string", "description": "What to look for."}},
+     "required": ["query"]},
+)  # fmt: skip
+OPEN = Tool(
+    "get_document",
+    "Shows one document.",
+    {"type": "object", "properties": {"doc_id": {"type": "string", "description": "Its ID."}}, "required": ["doc_id"]},
+)
+TOOLS = (SEARCH, OPEN)
+ARGUMENTS = {SEARCH.name: "query", OPEN.name: "doc_id"}
+"""The one argument of each."""
+
+
+class WrongCall(Exception):  # noqa: N818 (what it is)
+    """A call that can't be carried out; its text is what the model is told."""
+
+
+def argument(message: Message) -> tuple[str, str]:
+    """The tool that a message calls, and its argument."""
+    if message.problem:
+        raise WrongCall(message.problem)
+    if len(message.calls) > 1:
+        raise WrongCall(f"You made {len(message.calls)} calls in one turn, and none was carried out. Make one a turn.")
+    return _argument(message.calls[0])
+
+
+def _argument(call: ToolCall) -> tuple[str, str]:
+    if call.name not in ARGUMENTS:
+        raise WrongCall(f"There is no tool {call.name!r}. There are {' and '.join(ARGUMENTS)}.")
+    name = ARGUMENTS[call.name]
+    if unknown := [key for key in call.arguments if key != name]:
+        raise WrongCall(f"{call.name} has no argument {unknown[0]!r}. It takes {name}.")
+    value = call.arguments.get(name)
+    if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():
+        said = "is missing" if name not in call.arguments else f"is {value!r}"
+        raise WrongCall(f"{call.name} needs {name}, a text that is not empty; it {said}.")
+    return call.name, str(value).strip()
+
 
 NEITHER = "Call a tool, or finish with <think>, <cite> and <answer>."
 BOTH = "You called a tool and answered in the same turn. Do one of them."
@@ -16,12 +56,12 @@ BOTH = "You called a tool and answered in the same turn. Do one of them."
 
 @dataclass(frozen=True)
 class Rules:
-    """What is the same for all rollouts of a taskset."""
+    """Rules that all rollouts of a taskset share."""
 
     weights: RewardWeights
-    """How parts of the reward count."""
+    """Weights of the reward's parts."""
     scale_by_hops: bool
-    """Whether the most that can be earned grows with the hops."""
+    """Let the maximum grow with the hops."""
     returned: int
     """Documents that a search shows."""
     longest: int
@@ -35,17 +75,14 @@ class QuestionPlay:
     task: Task
     """The question."""
     documents: Sequence[Document]
-    """What can be looked up."""
     index: Index
-    """What finds them."""
     rules: Rules
-    """How it is scored."""
     shown: dict[str, None] = field(default_factory=dict)
     """IDs of the documents that a tool has shown, in order."""
     turns: int = 0
-    """How often the model spoke."""
+    """Turns of the model."""
     mistakes: int = 0
-    """How often a call could not be carried out."""
+    """Calls that could not be carried out."""
     reply: Reply = field(default_factory=lambda: read_reply(""))
     """The last thing that was said."""
 
@@ -95,7 +132,7 @@ class QuestionPlay:
         return text
 
     async def score(self) -> Reward:
-        """What the last reply earns with what was looked up."""
+        """Score the last reply with the documents that were shown."""
         supporting = [document.id for document in self.documents if document.supporting]
         return reward(
             self.reply,

@@ -1,33 +1,146 @@
-"""What a rollout earns: a weighted mean of how right the answer is, what was found, what was cited, and the form.
+"""The reply's tags and its rewards: SQuAD's exact match and F1, recall and precision of documents shown and cited.
 
-total = Σ weight · part / Σ weight                 at most 1, whatever the number of hops
-total = hops/2 · Σ weight · part / Σ weight        with `scale_by_hops`: 1 for two hops, 2 for four
-"""
+Beside the answer and its aliases, numbers are accepted as digits or as words, and ordinals likewise."""
 
-from collections.abc import Collection
+import re
+import string
+from collections import Counter
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
 
 from uptrend.records import Part, Reward
-from uptrend.tasks.musique.answers import exact_match, f1
-from uptrend.tasks.musique.reply import Reply
+
+TAGS = ("think", "cite", "answer")
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A message's tags, read."""
+
+    answer: str | None
+    """The text of the last answer; None where there is none."""
+    cited: tuple[str, ...]
+    """The document IDs of the last citation, each once."""
+    format: float
+    """The share of the three tags that stand there exactly once, closed; 1 only where they are in order."""
+
+
+def read_reply(text: str) -> Reply:
+    """Take a message apart; tags that are missing or not closed are simply not there."""
+    found = {tag: re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL) for tag in TAGS}
+    cited = re.split(r"[,;\s]+", found["cite"][-1]) if found["cite"] else []
+    ids = [c.strip("[]#.\"'") for c in cited]
+    return Reply(
+        answer=found["answer"][-1].strip() if found["answer"] else None,
+        cited=tuple(dict.fromkeys(i for i in ids if i)),
+        format=_format(text),
+    )
+
+
+def write_reply(think: str, cited: tuple[str, ...], answer: str) -> str:
+    """A reply in the format that is asked for."""
+    return f"<think>{think}</think>\n<cite>{', '.join(cited)}</cite>\n<answer>{answer}</answer>"
+
+
+def _format(text: str) -> float:
+    # Counted tag by tag, so that a second opening or closing spoils the tag that it belongs to.
+    once = [tag for tag in TAGS if text.count(f"<{tag}>") == text.count(f"</{tag}>") == 1]
+    marks = [text.index(mark) for tag in once for mark in (f"<{tag}>", f"</{tag}>")]
+    whole = sum(text.index(f"<{tag}>") < text.index(f"</{tag}>") for tag in once)
+    in_order = marks == sorted(marks)
+    return min(whole, len(TAGS) if in_order else len(TAGS) - 1) / len(TAGS)
+
+
+SMALL = [
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
+    "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+]  # fmt: skip
+TENS = {
+    "twenty": 20, "thirty": 30, "forty": 40, "fifty": 50, "sixty": 60, "seventy": 70, "eighty": 80, "ninety": 90,
+}  # fmt: skip
+ORDINALS = [
+    "zeroth", "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth",
+    "eleventh", "twelfth", "thirteenth", "fourteenth", "fifteenth", "sixteenth", "seventeenth", "eighteenth",
+    "nineteenth",
+]  # fmt: skip
+
+
+def normalize(text: str) -> str:
+    """SQuAD's: lower case, without punctuation and articles, single spaces."""
+    text = "".join(c for c in text.lower() if c not in string.punctuation)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
+
+
+def _plain(text: str) -> str:
+    """Normalized; an answer of nothing but articles ("A", a vitamin) keeps them, or every silence would be right."""
+    return normalize(text) or " ".join("".join(c for c in text if c not in string.punctuation).split())
+
+
+def exact_match(said: str, accepted: Iterable[str]) -> float:
+    """1 where what was said is one of the accepted answers, else 0."""
+    words = _words(said)
+    return float(any(words == _words(answer) for answer in accepted))
+
+
+def f1(said: str, accepted: Iterable[str]) -> float:
+    """The harmonic mean of precision and recall over words, the best of the accepted answers."""
+    return max((_f1(_words(said), _words(answer)) for answer in accepted), default=0.0)
+
+
+def _f1(said: list[str], answer: list[str]) -> float:
+    if not said or not answer:
+        return float(said == answer)
+    shared = sum((Counter(said) & Counter(answer)).values())
+    return 2 * shared / (len(said) + len(answer))
+
+
+def _words(text: str) -> list[str]:
+    """Normalized words, numbers and ordinals in digits."""
+    words: list[str] = []
+    # A hyphen inside a number ("twenty-one") would otherwise glue its words together.
+    for word in _plain(re.sub(rf"\b({'|'.join(TENS)})-(?=[a-z])", r"\1 ", text.lower())).split():
+        tens = TENS.get(words[-1]) if words else None
+        if tens is not None and word in SMALL[1:10]:
+            words[-1] = str(tens + SMALL.index(word))
+        elif tens is not None and word in ORDINALS[1:10]:
+            words[-1] = _ordinal(tens + ORDINALS.index(word))
+        else:
+            words.append(word)
+    return [_digits(word) for word in words]
+
+
+def _digits(word: str) -> str:
+    if word in SMALL:
+        return str(SMALL.index(word))
+    if word in TENS:
+        return str(TENS[word])
+    if word in ORDINALS:
+        return _ordinal(ORDINALS.index(word))
+    tenth = word.removesuffix("ieth") + "y"
+    return _ordinal(TENS[tenth]) if word.endswith("ieth") and tenth in TENS else word
+
+
+def _ordinal(number: int) -> str:
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
 
 
 @dataclass(frozen=True)
 class RewardWeights:
-    """How much each part counts; only their ratios matter."""
+    """Weight of each part; only their ratios matter."""
 
     exact_match: float = 1.0
     """The answer is an accepted one, after SQuAD's normalization."""
     f1: float = 0.9
     """The answer's words against an accepted answer's."""
     retrieval_recall: float = 1.0
-    """Which share of the supporting documents the tools showed."""
+    """Share of the supporting documents that the tools showed."""
     retrieval_precision: float = 0.4
-    """Which share of what the tools showed is supporting."""
+    """Share of shown documents that are supporting."""
     citation_recall: float = 0.6
-    """Which share of the supporting documents is cited."""
+    """Share of the supporting documents that are cited."""
     citation_precision: float = 0.0
-    """Which share of what is cited is supporting."""
+    """Share of cited documents that are supporting."""
     format: float = 0.1
     """The three tags, each once and in order."""
 

@@ -1,15 +1,40 @@
-"""MuSiQue's rows as tasks: the official schema, read from a file or handed over by a hub dataset."""
+"""MuSiQue's rows as tasks: from JSON lines, or from datasets of a hub (`path,config,split[:N]`, joined by `;`)."""
 
 import random
+import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from uptrend.records import Message, Task, TasksetError
-from uptrend.records.task import task_id
-from uptrend.tasks.json_lines import read_json_lines
-from uptrend.tasks.musique.documents import Document
-from uptrend.tasks.musique.reply import INSTRUCTIONS
+from uptrend.records import ConfigError, Message, MissingExtra, Task, TasksetError
+from uptrend.records.rollout import task_id
+from uptrend.tasks.jsonl import read_json_lines
+
+INSTRUCTIONS = """\
+Answer the question from documents that you look up with the tools. Make one tool call a turn. \
+When you have found the answer, say it like this:
+<think>what you found, step by step</think>
+<cite>the IDs of the documents that you used, such as 3, 7</cite>
+<answer>the answer alone</answer>"""
+
+
+@dataclass(frozen=True)
+class Document:
+    """One paragraph that a question may be answered from."""
+
+    id: str
+    """Id that the model uses."""
+    title: str
+    text: str
+    """Its body."""
+    supporting: bool
+    """True where the answer needs it."""
+
+    def shown(self) -> str:
+        """As a tool's result shows it."""
+        return f"Document ID: {self.id}\n# {self.title}\n{self.text}"
+
 
 NEEDED = ("question", "answer", "paragraphs")
 
@@ -60,7 +85,7 @@ def to_task(row: Mapping[str, Any], where: str, noise_rate: float = 1.0) -> Task
 
 
 def documents_of(task: Task) -> list[Document]:
-    """What a task's tools can find."""
+    """Return the documents of a task."""
     return [Document(**document) for document in task.data["documents"]]
 
 
@@ -114,3 +139,48 @@ def _flag(given: Mapping[str, Any], key: str, where: str, *, otherwise: bool | N
         said = "is missing" if value is None else f"is {value!r}"
         raise TasksetError(f"{where}: {key} {said}; it should be true or false.")
     return value
+
+
+@dataclass(frozen=True)
+class HubSource:
+    """One dataset."""
+
+    path: str
+    """Its id on the hub, or a folder."""
+    config: str
+    """Its configuration; empty for the only one."""
+    split: str
+    """Its split, with a slice where one was given, as in train[:256]."""
+
+
+def read_sources(text: str) -> list[HubSource]:
+    """The datasets that a string names."""
+    return [_source(part.strip()) for part in text.split(";") if part.strip()]
+
+
+def read_hub(text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every row of the datasets that a string names, with where it stands."""
+    sources = read_sources(text)
+    try:
+        import datasets
+    except ImportError:
+        raise MissingExtra("datasets", "hub") from None
+    for source in sources:
+        name = f"{source.path},{source.config},{source.split}"
+        try:
+            rows = datasets.load_dataset(source.path, source.config or None, split=source.split)
+        except Exception as error:  # the library raises whatever its back ends do
+            reason = str(error).strip().split("\n")[0]
+            raise TasksetError(f"The dataset {name} can't be loaded: {reason or type(error).__name__}.") from error
+        for number, row in enumerate(rows):
+            yield f"{name}, row {number}", row
+
+
+def _source(text: str) -> HubSource:
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) != 3 or not parts[0] or not re.fullmatch(r"[\w.+-]+(\[[^\[\]]*\])?", parts[2]):
+        raise ConfigError(
+            f"datasets = {text!r} should be path,config,split, for example bdsaglam/musique,answerable,train[:256]; "
+            "several are joined by a semicolon."
+        )
+    return HubSource(*parts)

@@ -13,16 +13,13 @@ from annotated_types import Ge, Le
 
 from uptrend.records import ConfigError, Task, TasksetError
 from uptrend.tasks.musique import expert
-from uptrend.tasks.musique.answers import exact_match
 from uptrend.tasks.musique.atlas import AtlasOptions, rows
-from uptrend.tasks.musique.hub import read_hub
 from uptrend.tasks.musique.play import QuestionPlay, Rules
 from uptrend.tasks.musique.retrieval import Name as RetrieverName
 from uptrend.tasks.musique.retrieval import Shelf, retriever
-from uptrend.tasks.musique.rewards import RewardWeights
-from uptrend.tasks.musique.rows import documents_of, read_file, to_task, to_tasks
-from uptrend.tasks.split import held_out_quarter, may_be_held_out, shortfall
-from uptrend.tasks.taskset import Script
+from uptrend.tasks.musique.rewards import RewardWeights, exact_match
+from uptrend.tasks.musique.rows import documents_of, read_file, read_hub, to_task, to_tasks
+from uptrend.tasks.taskset import Script, held_out_quarter, may_be_held_out, shortfall
 
 RETRIEVERS: tuple[RetrieverName, ...] = get_args(RetrieverName)
 ENOUGH = 60
@@ -44,21 +41,21 @@ class MusiqueOptions:
     noise_rate: Annotated[float, Ge(0), Le(1)] = 1.0
     """The chance that a paragraph which does not support the answer is kept: 1 keeps all, 0 none."""
     retriever: RetrieverName = "lexical"
-    """What finds documents: golden, lexical, semantic or hybrid."""
+    """Retriever: golden, lexical, semantic or hybrid."""
     returned: Annotated[int, Ge(1)] = 2
-    """How many documents a search shows."""
+    """Number of documents that a search shows."""
     embedder: str = "minilm"
-    """What semantic and hybrid compare with: minilm, or any sentence-transformers model."""
+    """Model of semantic and hybrid: minilm, or any sentence-transformers model."""
     longest: Annotated[int, Ge(0)] = 8000
     """Characters of a document that are shown; 0 for all."""
     weights: RewardWeights = field(default_factory=RewardWeights)
-    """How much each part of the reward counts."""
+    """Weight of each part of the reward."""
     scale_by_hops: bool = False
     """Multiply the reward by hops/2, so that its maximum is 1 for two hops and 2 for four."""
     duplicates: float = 0.1
     """The share of rows that may repeat an earlier question before `uptrend tasks validate` objects."""
     chat: bool = True
-    """Whether prompts go through the model's chat template."""
+    """Send prompts through the model's chat template."""
 
     def __post_init__(self) -> None:
         weights = asdict(self.weights)
@@ -139,7 +136,7 @@ class Musique:
         return proving
 
     def variants(self) -> "dict[str, Callable[[], Musique]]":
-        """What makes the same tasks under each retriever, by its name, for the expert's ceiling."""
+        """Return makers of the same tasks under each retriever, for the expert's ceiling."""
         return {name: partial(self.under, name) for name in RETRIEVERS}
 
     def under(self, name: RetrieverName) -> "Musique":

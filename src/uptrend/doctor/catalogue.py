@@ -1,0 +1,156 @@
+"""The causes: each is one page, `doctor/findings/ID.md`. Its TOML front matter is for programs, the rest for people.
+
+To add a cause, add its page, and a check or a probe that reports it.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from uptrend.records import Experiment, Fix, Rival, RunView, Times
+from uptrend.records.dialects import TRAINERS, Find, to_ours, to_theirs
+
+FOLDER = Path(__file__).parent / "findings"
+
+
+class Kind(StrEnum):
+    """The sort of evidence that shows a cause."""
+
+    INVARIANT = "I"
+    """Something that must hold exactly, or to rounding, on one batch."""
+    PROBE = "P"
+    """A question to the model, before training."""
+    CURVE = "C"
+    """A check on recorded curves."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One reason why a run does not learn."""
+
+    id: str
+    """`family.name`; it never changes."""
+    kind: Kind
+    what: str
+    """One sentence that describes it: the page's first."""
+    fix: Fix
+    experiment: Experiment
+    rivals: tuple[Rival, ...] = ()
+    """Causes that look the same."""
+    explains: tuple[str, ...] = ()
+    """Ids of causes whose signal it also produces: where both are found, those are its symptoms."""
+    in_scalars: bool = False
+    """True where a metrics log alone shows it for certain, though it is an invariant or needs a probe elsewhere."""
+    body: str = ""
+    """The page below its first sentence."""
+    how: str = ""
+    """How to prove it, in words."""
+    commands: tuple[str, ...] = ()
+    """Commands that prove it, where neither a probe nor arms do."""
+    advice: Mapping[str, str] = field(default_factory=dict)
+    """Words on the fix by trainer, beside the settings."""
+
+
+def parse_cause(id: str, page: str) -> Cause:
+    """Return the cause that a page describes."""
+    _, front, text = page.split("+++\n", 2)
+    table = tomllib.loads(front)
+    what, _, body = text.removeprefix(f"# {id}\n").strip().partition("\n\n")
+    experiment, fix = table["experiment"], table["fix"]
+    how, commands = experiment.pop("how", ""), experiment.pop("commands", ())
+    arms = {name: _values(changes) for name, changes in experiment.pop("arms", {}).items()}
+    changes = {trainer: _values(keys) for trainer, keys in fix.get("set", {}).items()}
+    return Cause(
+        id,
+        Kind[table["kind"].upper()],
+        what,
+        Fix(fix["say"], changes, tuple(fix.get("untranslated", ()))),
+        Experiment(**experiment, arms=arms),
+        rivals=tuple(Rival(other, apart) for other, apart in table.get("rivals", {}).items()),
+        explains=tuple(table.get("explains", ())),
+        in_scalars=table.get("in_scalars", False),
+        body=body,
+        how=how,
+        commands=tuple(commands),
+        advice=fix.get("advice", {}),
+    )
+
+
+def _values(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with `{ times = 10 }`, `{ divide = 3 }` and `{ unset = true }` in the place of plain values."""
+
+    def value(given: Any) -> Any:
+        match given:
+            case {"times": factor}:
+                return Times(factor)
+            case {"divide": divisor}:
+                return Times(1 / divisor)
+            case {"unset": True}:  # TOML has no null
+                return None
+        return given
+
+    return {key: value(given) for key, given in keys.items()}
+
+
+CATALOGUE: dict[str, Cause] = {
+    path.stem: parse_cause(path.stem, path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.*.md"))
+}
+
+
+def resolve_fix(fix: Fix, view: RunView) -> Fix:
+    """Return the fix for all trainers, with every `Times` of ours and of the run's own trainer made concrete."""
+    return complete_fix(fix, view.trainer, view.value)
+
+
+def complete_fix(fix: Fix, trainer: str = "", known: Find = lambda _: None) -> Fix:
+    """Return the fix with the changes of every trainer: ours translated, and those that are the trainer's alone.
+
+    `known` gives values of a run of `trainer` by our keys.
+    """
+    ours = fix.changes.get("uptrend", {})
+    concrete = _concrete(ours, "uptrend", known)
+    changes, notes = {"uptrend": concrete}, dict[str, tuple[str, ...]]()
+    for who in TRAINERS:
+        is_own = who == trainer
+        changes[who], notes[who] = _translated(concrete if is_own else ours, who, fix, known if is_own else None)
+        alone = fix.changes.get(who, {})
+        changes[who] |= _concrete(alone, who, known) if is_own else alone
+    given = {who: keys for who, keys in changes.items() if keys}
+    return replace(fix, changes=given, notes={who: notes[who] for who in given if notes.get(who)})
+
+
+def resolve_experiment(experiment: Experiment, view: RunView) -> Experiment:
+    """Return the experiment with its arms' values made concrete."""
+    arms = {name: _concrete(keys, "uptrend", view.value) for name, keys in experiment.arms.items()}
+    return replace(experiment, arms=arms)
+
+
+def _translated(
+    ours: Mapping[str, Any], trainer: str, fix: Fix, known: Find | None
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return a trainer's settings for changes of ours, and the notes on them."""
+    settings, notes = dict[str, Any](), []
+    for key, value in ours.items():
+        found = to_theirs(key, value, trainer, known or (lambda _: None)) if key not in fix.untranslated else None
+        if found is not None and found.settings:
+            settings |= found.settings
+            notes += [f"{next(iter(found.settings))}: {found.note}"] if found.note else []
+    return settings, tuple(notes)
+
+
+def _concrete(keys: Mapping[str, Any], trainer: str, known: Find) -> dict[str, Any]:
+    return {
+        key: _value(key if trainer == "uptrend" else to_ours(trainer, key) or key, value, known)
+        for key, value in keys.items()
+    }
+
+
+def _value(key: str, value: Any, known: Find) -> Any:
+    now = known(key)
+    if not isinstance(value, Times) or isinstance(now, bool) or not isinstance(now, int | float):
+        return value
+    scaled = now * value.factor
+    return round(scaled) if isinstance(now, int) else float(f"{scaled:.3g}")
