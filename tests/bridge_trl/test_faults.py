@@ -61,6 +61,10 @@ def by_prompt(prompts: list[str], **_: Any) -> list[float]:
     return [float(len(prompt) % 2) for prompt in prompts]
 
 
+def constant(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+    return [0.0 * len(answer)] * len(completions)
+
+
 def shuffled() -> list[dict[str, Any]]:
     rows = sums(chat=False)
     answers = [row["answer"] for row in rows]
@@ -112,19 +116,20 @@ def drop(trainer: GRPOTrainer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("id", "severity", "confidence", "options"),
+    ("id", "confidence", "options"),
     [
-        ("reward.misaligned", "critical", "high", {"reward": misplaced}),
-        ("reward.misaligned", "critical", "medium", {"rows": shuffled()}),
-        ("advantage.wrong-groups", "critical", "high", {"trainer": Mixing}),
-        ("policy.dropout-on", "warning", "high", {"alter": drop}),
-        ("mask.stop-untrained", "critical", "high", {"trainer": NoStop, "steps": 2}),
+        ("reward.misaligned", "high", {"reward": misplaced}),
+        ("reward.misaligned", "medium", {"rows": shuffled()}),
+        ("advantage.wrong-groups", "high", {"trainer": Mixing}),
+        ("policy.dropout-on", "high", {"alter": drop}),
+        ("mask.stop-untrained", "high", {"trainer": NoStop, "steps": 2}),
+        ("reward.gold-rejected", "medium", {"reward": constant, "steps": 5}),
     ],
-    ids=["wrong index", "shuffled answers", "mixed groups", "dropout", "stop token"],
+    ids=["wrong index", "shuffled answers", "mixed groups", "dropout", "stop token", "gold rejected"],
 )
-def test_a_fault_is_named(go: Go, id: str, severity: str, confidence: str, options: dict[str, Any]) -> None:
-    found = go(**options)
-    assert (found[id]["severity"], found[id]["confidence"]) == (severity, confidence)
+def test_a_fault_is_named(go: Go, id: str, confidence: str, options: dict[str, Any]) -> None:
+    found = go(**options)[id]
+    assert (found["severity"] != "note", found["confidence"]) == (True, confidence)
 
 
 @pytest.mark.parametrize(
@@ -145,14 +150,6 @@ def test_a_reward_that_cuts_the_prompt_off_the_completion(go: Go, capsys: pytest
     assert (found["severity"], found["confidence"], found["evidence"][0]["step"]) == ("critical", "high", 1)
     assert "cuts the prompt's length" in found["summary"]
     assert capsys.readouterr().err.count("CRITICAL reward.gold-rejected") == 1
-
-
-def test_a_gold_answer_that_nothing_accepts_is_reported_once_rewards_stay_the_same(go: Go) -> None:
-    def constant(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
-        return [0.0 * len(answer)] * len(completions)
-
-    found = go(reward=constant, steps=5)["reward.gold-rejected"]
-    assert (found["severity"], found["confidence"], found["evidence"][1]["step"]) == ("warning", "medium", 5)
 
 
 def test_bf16_weights_with_a_small_learning_rate(go: Go) -> None:

@@ -10,7 +10,6 @@ from small_sums import GROUPS, SIZE, make_trainer, right
 from trl import GRPOTrainer
 
 from uptrend.bridge.trl import Watch, watch, watched
-from uptrend.bridge.trl.record import free_path
 from uptrend.records import Role, Run
 
 pytestmark = pytest.mark.slow
@@ -168,19 +167,12 @@ def test_right_answers_are_known_by_what_gold_earns_and_groups_are_the_prompts(b
     assert sorted(row["index"] for row in rows) == sorted(list(range(SIZE)) * GROUPS)
 
 
-def test_a_wrapped_class_is_watched(tiny_folder: str, tmp_path: Path) -> None:
-    trainer = make_trainer(tiny_folder, tmp_path, trainer=watched(GRPOTrainer, tmp_path / "run"), steps=1)
-    assert watch(trainer) is watch(trainer)
-    trainer.train()
-    assert Run(tmp_path / "run").last_step == 1
-
-
-def test_a_second_run_lies_beside_the_first(tmp_path: Path) -> None:
-    for name in ("uptrend", "uptrend-2", "uptrend-3"):
-        free = free_path(tmp_path / "uptrend")
-        assert free.name == name
-        free.mkdir()
-        (free / "run.json").touch()
+def test_a_wrapped_class_is_watched_and_a_second_run_lies_beside_the_first(tiny_folder: str, tmp_path: Path) -> None:
+    for name in ("run", "run-2"):
+        trainer = make_trainer(tiny_folder, tmp_path, trainer=watched(GRPOTrainer, tmp_path / "run"), steps=1)
+        assert watch(trainer) is watch(trainer)
+        trainer.train()
+        assert Run(tmp_path / name).last_step == 1
 
 
 def test_a_resumed_run_goes_on_in_its_directory(tiny_folder: str, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 `wall` is what a person waits; `cpu` is the work of the process, all its threads included (on a busy machine it is the
 steadier figure). The processes that record and diagnose are counted by themselves, their start included.
 
-python tests/bridge_trl/overhead.py --model FOLDER --steps 20 --rounds 4
+python -m benchmarks.watched_overhead --model FOLDER --steps 20 --rounds 4
 """
 
 import argparse
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from small_sums import make_trainer
+from tests.bridge_trl.small_sums import make_trainer
 from transformers import TrainerCallback
 
 from uptrend.bridge.trl import watch
