@@ -55,7 +55,14 @@ def test_the_largest_advantage_is_by_size_and_nothing_scored_has_no_dead_groups(
 
 @pytest.mark.parametrize(
     ("rewards", "is_dead"),
-    [([0.1 + 0.2, 0.3], True), ([0.3, 0.3001], False), ([7.0], True), ([math.inf, 0.0], False), ([1e9, 1e9 + 1], True)],
+    [
+        ([0.1 + 0.2, 0.3], True),
+        ([0.3, 0.3001], False),
+        ([7.0], True),
+        ([], True),
+        ([math.inf, 0.0], False),
+        ([1e9, 1e9 + 1], True),
+    ],
 )
 def test_equal_up_to_rounding_is_dead(rewards: list[float], is_dead: bool) -> None:
     assert metrics.is_dead(rewards) is is_dead

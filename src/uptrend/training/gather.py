@@ -19,8 +19,7 @@ from uptrend.rollout.render import Renderer
 from uptrend.rollout.sampler import Limits, Sampler
 from uptrend.stats.intervals import pass_at_k
 from uptrend.tasks.pool import Cursor, HeldOut, Pool
-from uptrend.training.metrics import evaluation_of, is_correct
-from uptrend.training.metrics import is_dead as same_rewards
+from uptrend.training.metrics import evaluation_of, is_correct, is_dead
 
 
 @dataclass(frozen=True)
@@ -89,19 +88,14 @@ def gather(player: RolloutPlayer, pool: Pool, cursor: Cursor, step: int, config:
         number += len(drawn)
         rollouts = player.play(requests, temperature=s.temperature)
         for group in (rollouts[i : i + s.size] for i in range(0, len(rollouts), s.size)):
-            if attempt < s.resample and is_dead(group):
+            rewards = [r.reward.total for r in group if r.reward is not None]
+            if attempt < s.resample and is_dead(rewards):
                 dropped += [replace(r, kept=False) for r in group]
             else:
                 kept.append(group)
         if len(kept) == s.groups:
             break
     return Gathered([r for group in kept for r in group], dropped, cursor)
-
-
-def is_dead(group: Sequence[Rollout]) -> bool:
-    """Return True for a group that teaches nothing: all its rewards are equal, or none was scored."""
-    rewards = [r.reward.total for r in group if r.reward is not None]
-    return not rewards or same_rewards(rewards)
 
 
 def evaluate(player: RolloutPlayer, held_out: HeldOut, step: int, config: Config) -> tuple[Evaluation, list[Rollout]]:

@@ -88,7 +88,7 @@ def run_course(parts: Parts, course: Course) -> Stop | None:
             line |= clock.metrics() | {"memory/peak/gib": peak_memory_gib(policy.device)}
             recorder.step(step, rollouts, line)
 
-            # Evaluate, let observers see it all, and save where it is due or somebody wants to stop here.
+            # Evaluate, let observers see it all, and save where it is due or one of them stops the run here.
             is_due = course.is_due(step, config.eval.every)
             held = evaluate_held_out(parts, player, recorder, step) if is_due else None
             stop = tell_observers(parts, StepRecord(step, line, rollouts, held))

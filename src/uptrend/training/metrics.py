@@ -116,8 +116,8 @@ def rewards_by_group(rollouts: Sequence[Rollout], groups: Sequence[str] | None =
 
 
 def is_dead(rewards: Sequence[float] | Floats) -> bool:
-    """Return True where all rewards of a group are equal, up to rounding of their sum."""
-    return math.isclose(min(rewards), max(rewards), rel_tol=1e-8, abs_tol=1e-8)
+    """Return True for a group that teaches nothing: its rewards are equal, up to rounding of their sum, or none."""
+    return not len(rewards) or math.isclose(min(rewards), max(rewards), rel_tol=1e-8, abs_tol=1e-8)
 
 
 def sampling_metrics(rollouts: Sequence[Rollout], dropped: Sequence[Rollout] | None = None) -> Line:

@@ -401,7 +401,9 @@ def own_against_others(scorer: Scorer, judge: int, size: int) -> Pair | None:
         others = scorer.call(judge, batch.prompts, batch.completions, examples)
         differs = np.array([answers[i] != answers[j] for i, j in enumerate(moved)])
         gains.append(np.where(differs, own - others, np.nan))
-    by_group = np.nanmean(np.stack(gains), axis=0).reshape(-1, size)
+    known = ~np.isnan(gains)  # a reward may be None, and another group's answer the same
+    by_row = np.where(known.any(0), np.nansum(gains, axis=0) / np.maximum(1, known.sum(0)), np.nan)
+    by_group = by_row.reshape(-1, size)
     return Pair.of(np.array([np.nanmean(group) for group in by_group if not np.isnan(group).all()]))
 
 
