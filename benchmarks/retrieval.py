@@ -64,7 +64,7 @@ async def measure_question(task: Task, made: Retriever, into: Measured) -> None:
     """One question with one retriever."""
     documents, question = documents_of(task), task.messages[-1].content
     began = time.perf_counter()
-    index = made.index(documents)
+    index = made(documents)
     await index.search(question, COUNTS[0])
     into.ready_s.append(time.perf_counter() - began)
     for count in COUNTS:

@@ -1,14 +1,17 @@
-"""The doctor on logs in other trainers' formats, each with a known defect: tests/data/logs."""
+"""Whole logs in other trainers' formats, each with a known defect that the doctor names."""
 
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from benchmarks import logs
 
 import uptrend
+from uptrend.bridge.importers import read_views
 from uptrend.records import Report, Severity, TrendKind
+from uptrend.records.view import RunView
 
 LOGS = Path(__file__).parents[1] / "data" / "logs"
 CASES = sorted(path.parent for path in LOGS.glob("*/meta.json"))
@@ -19,10 +22,30 @@ def meta(case: Path) -> dict[str, Any]:
     return dict(json.loads((case / "meta.json").read_text(encoding="utf-8")))
 
 
+def longest(path: Path) -> RunView:
+    return max(read_views(path), key=lambda view: len(view.steps))
+
+
 def ids(report: Report, *, warnings: bool) -> set[str]:
     """Causes that a report names, explained ones included; all, or those that warn."""
     found = [finding for top in report.findings for finding in (top, *top.explains)]
     return {finding.id for finding in found if not warnings or finding.severity is not Severity.NOTE}
+
+
+@by_case
+def test_the_log_has_the_recorded_points_levels_and_settings(case: Path) -> None:
+    known, view = meta(case), longest(logs.log_of(case))
+    stats = known["stats"]
+    steps, rewards = view.curve("reward/mean")
+    quarter = len(rewards) // 4
+    assert (len(rewards), steps[0], steps[-1]) == (stats["points"], stats["first_step"], stats["last_step"])
+    levels = rewards[:quarter].mean(), rewards[-quarter:].mean()
+    np.testing.assert_allclose(levels, (stats["q1_mean"], stats["q4_mean"]), rtol=1e-3, atol=1e-4)
+    assert {key: view.value(key) for key in known.get("config", {})} == known.get("config", {})
+    assert {name: list(at) for name, at in view.nonfinite.items()} == known.get("nonfinite", {})
+    assert (len(view.evals), len(read_views(logs.log_of(case)))) == (known.get("evals", 0), known.get("runs", 1))
+    assert all(any(text in note for note in view.notes) for text in known.get("notes", []))
+    assert len(longest(logs.log_of(case).parent).steps) == stats["points"]
 
 
 @by_case
@@ -35,20 +58,23 @@ def test_the_defect_is_named_and_nothing_else_is_warned_of(case: Path) -> None:
     assert [label for label in labels if label in logs.FOUND_BY and not named & logs.FOUND_BY[label]] == []
 
 
+def test_a_spread_between_prompts_is_not_one_within_groups() -> None:
+    view = longest(logs.log_of(LOGS / "harbor-default"))
+    assert view.metrics["reward/group_std/mean"].max() < 1e-3
+    assert view.metrics["reward/part/pilot/std"].min() > 0.05
+
+
 def test_each_arm_of_a_table_has_its_own_report() -> None:
     base, taught = uptrend.diagnose(LOGS / "two-arms" / "raw" / "curves.csv").runs
     assert (base.trend.kind, taught.trend.kind) == (TrendKind.LEARNING, TrendKind.FLAT)
     assert "sampling.entropy-collapse" in ids(taught, warnings=True) - ids(base, warnings=True)
 
 
-def test_the_benchmark_scores_a_folder_of_cases(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_benchmark_scores_a_folder_of_cases(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     logs.main([str(LOGS)])
     *_, last = capsys.readouterr().out.splitlines()
     assert f"read {len(CASES)} of {len(CASES)}; labels found" in last
     assert last.count("(100%)") == 3
-
-
-def test_the_benchmark_says_what_it_needs(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"python benchmarks/logs\.py FOLDER"):
         logs.main([])
     with pytest.raises(SystemExit, match="holds no cases"):

@@ -170,6 +170,18 @@ def is_bookkeeping(column: str) -> bool:
     return plain_name(column).lower() in _table()["reading"]["bookkeeping"]
 
 
+@cache
+def names_for(role: str) -> tuple[str, ...]:
+    """Return the names that play a role in logs, a list of `[reading]` in `dialects.toml`; the surest come first."""
+    return tuple(_table()["reading"][role])
+
+
+@cache
+def matches(column: str, role: str) -> bool:
+    """Return True where a column has the form of a role, a pattern of `[reading.patterns]` in `dialects.toml`."""
+    return re.search(_table()["reading"]["patterns"][role], plain_name(column)) is not None
+
+
 def translate(column: str, trainer: str) -> str | None:
     """Return our name of a trainer's metric, None where there is none."""
     found = rank(column, trainer)

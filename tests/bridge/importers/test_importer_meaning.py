@@ -1,4 +1,4 @@
-"""What numbers mean where the name alone does not tell, and that the page has every translation."""
+"""Meaning of numbers where the name alone does not tell, and translations of names and settings."""
 
 from pathlib import Path
 from typing import Any
@@ -6,28 +6,18 @@ from typing import Any
 import numpy as np
 import pytest
 from scripts.docs import formats_page
-from written_logs import lines, trl_rows, write
+from written_logs import noted, read, trl_rows
 
-from uptrend.bridge.importers import read_views
-from uptrend.bridge.importers.facts import config_of
-from uptrend.records.dialects import LOGGERS, metric_names, recognize, translate
+from uptrend.bridge.importers.settings import config_of
+from uptrend.records.dialects import LOGGERS, metric_names, translate
 from uptrend.records.metrics import find_metric
-from uptrend.records.view import RunView
 
-ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8")
-
-
-def read(rows: list[dict[str, Any]], folder: Path) -> RunView:
-    (view,) = read_views(write(folder / "log.jsonl", lines(rows)))
-    return view
+PAGE = (Path(__file__).parents[3] / "docs" / "formats.md").read_text(encoding="utf-8")
+RATIO = "sampling/importance_sampling_ratio"
 
 
-def test_the_page_has_every_translation_and_no_other() -> None:
+def test_the_page_has_every_translation_and_each_leads_to_a_metric_of_the_table() -> None:
     assert formats_page(PAGE) == PAGE, "run make docs"
-
-
-def test_translations_lead_to_metrics_of_the_table() -> None:
     ours = {name.replace("NAME", "name") for trainer in LOGGERS for name in metric_names(trainer).values()}
     assert [name for name in sorted(ours) if find_metric(name) is None] == []
 
@@ -37,24 +27,15 @@ def test_translations_lead_to_metrics_of_the_table() -> None:
     [
         ("train/reward", "trl", "reward/mean"),
         ("train/rewards/my_func/mean", "trl", "reward/part/my_func/mean"),
-        ("rewards/my_func", "trl", "reward/part/my_func/mean"),
         ("completions / clipped_ratio", "trl", "sampling/ended/length/share"),
-        ("Training Loss", "trl", "loss/total"),
         ("reward_std", "trl", "reward/group_std/mean"),
         ("reward_std", "unknown", "reward/std"),
         ("avg_reward", "unknown", "reward/mean"),
         ("format_reward", "unknown", "reward/part/format/mean"),
-        ("best_reward", "unknown", None),
         ("running_reward_mean", "unknown", None),
-        ("zero_gradient_group_fraction", "unknown", "advantage/dead/share"),
         ("actor/ppo_kl", "verl", None),
-        ("critic/score/mean", "verl", "reward/mean"),
-        ("reward/std", "verifiers", "reward/std"),
         ("reward/exact", "verifiers", "reward/part/exact/mean"),
-        ("train/agg/all/solver/reward/mean", "prime-rl", "reward/mean"),
         ("train/agg/all/solver/rewards/judge/mean", "prime-rl", "reward/part/judge/mean"),
-        ("val/sequence_lengths", "open-instruct", "sampling/length/mean"),
-        ("actor_lr", "openrlhf", "optimizer/lr"),
         ("nothing/like/it", "trl", None),
     ],
 )
@@ -62,19 +43,17 @@ def test_names(column: str, trainer: str, ours: str | None) -> None:
     assert translate(column, trainer) == ours
 
 
-def test_settings_that_hang_on_others() -> None:
-    assert config_of({"use_kl_loss": False, "kl_loss_coef": 0.001}, "verl") == {"learning": {"kl": {"beta": 0.0}}}
-    assert config_of({"actor": {"lora_rank": 0, "optim": {"lr": 1e-6}}}, "verl") == {"learning": {"lr": 1e-6}}
-    assert config_of({"scale_rewards": False, "max_steps": -1}, "trl") == {"learning": {"scale": "none"}}
-
-
-def test_home_made_names_belong_to_nobody() -> None:
-    assert recognize(["step", "reward_mean", "loss", "kl_divergence"]) == "unknown"
-
-
-def test_unknown_columns_are_listed(tmp_path: Path) -> None:
-    view = read([row | {"flavor": 1.0 * row["step"]} for row in trl_rows(20)], tmp_path)
-    np.testing.assert_allclose(view.unknown["flavor"], np.arange(1, 21))
+@pytest.mark.parametrize(
+    ("facts", "trainer", "config"),
+    [
+        ({"use_kl_loss": False, "kl_loss_coef": 0.001}, "verl", {"learning": {"kl": {"beta": 0.0}}}),
+        ({"actor": {"lora_rank": 0, "optim": {"lr": 1e-6}}}, "verl", {"learning": {"lr": 1e-6}}),
+        ({"scale_rewards": False, "max_steps": -1}, "trl", {"learning": {"scale": "none"}}),
+        ({"num_generations": {"value": 8, "desc": None}, "beta": float("inf")}, "trl", {"sampling": {"size": 8}}),
+    ],
+)
+def test_settings_that_depend_on_others_or_are_wrapped(facts: Any, trainer: str, config: dict[str, Any]) -> None:
+    assert config_of(facts, trainer) == config
 
 
 @pytest.mark.parametrize("name", ["kl", "entropy", "sampling/sampling_logp_difference/max"])
@@ -82,75 +61,59 @@ def test_zeros_all_along_were_never_computed(name: str, tmp_path: Path) -> None:
     ours = translate(name, "trl")
     view = read([row | {name: 0.0} for row in trl_rows(20)], tmp_path)
     assert ours not in view.metrics
-    assert any(f"{name} is 0 at every point" in note for note in view.notes)
+    assert noted(view, f"{name} is 0 at every point")
     late = read([row | {name: 0.0 if row["step"] < 15 else 0.01} for row in trl_rows(20)], tmp_path)
     assert ours in late.metrics
 
 
-def spread(tmp_path: Path, **columns: list[float]) -> RunView:
-    rows = trl_rows(20)
-    for name, values in columns.items():
-        for row, value in zip(rows, values, strict=True):
-            row[{"part": "rewards/correct/std", "dead": "frac_reward_zero_std"}.get(name, name)] = value
+RISING, TURNS = [0.2 + 0.01 * at for at in range(20)], [float(at % 2) for at in range(20)]
+EVERY_OTHER = [0.4 - 0.4 * dead for dead in TURNS]
+SPREADS: dict[str, tuple[dict[str, list[float]], set[str]]] = {
+    "the same as the only component's": ({"reward_std": RISING, "rewards/correct/std": RISING}, {"reward/std"}),
+    "another than the only component's": (
+        {"reward_std": [0.1] * 20, "rewards/correct/std": [0.3] * 20, "step_time": [1.0] * 20},
+        {"reward/group_std/mean"},
+    ),
+    "above 0 with every group dead": (
+        {"reward_std": [0.3] * 20, "rewards/correct/std": [0.5] * 20, "frac_reward_zero_std": [1.0] * 20},
+        {"reward/std"},
+    ),
+    "of one group": (
+        {"reward_std": EVERY_OTHER, "rewards/correct/std": EVERY_OTHER, "frac_reward_zero_std": TURNS},
+        {"reward/group_std/mean"},
+    ),
+    "of one group, and the same as the only component's": (
+        {"reward_std": RISING, "rewards/correct/std": RISING, "frac_reward_zero_std": [*TURNS[:2], *[0.0] * 18]},
+        {"reward/std", "reward/group_std/mean"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("columns", "expected"), SPREADS.values(), ids=SPREADS.keys())
+def test_reward_std_is_the_batchs_or_the_groups(
+    columns: dict[str, list[float]], expected: set[str], tmp_path: Path
+) -> None:
+    rows = [row | {name: values[at] for name, values in columns.items()} for at, row in enumerate(trl_rows(20))]
     for row in rows:
         del row["rewards/format/std"], row["rewards/format/mean"]
-    return read(rows, tmp_path)
-
-
-def test_reward_std_is_the_batchs_where_its_only_part_has_the_same(tmp_path: Path) -> None:
-    values = [0.2 + 0.01 * i for i in range(20)]
-    view = spread(tmp_path, reward_std=values, part=values)
-    np.testing.assert_allclose(view.metrics["reward/std"], values)
-    assert "reward/group_std/mean" not in view.metrics
-    assert any("whole batch" in note for note in view.notes)
-
-
-def test_reward_std_is_within_groups_where_its_only_part_differs(tmp_path: Path) -> None:
-    view = spread(tmp_path, reward_std=[0.1] * 20, part=[0.3] * 20, step_time=[1.0] * 20)
-    assert "reward/std" not in view.metrics
-    assert view.metrics["reward/group_std/mean"][0] == 0.1
-
-
-def test_reward_std_above_0_with_every_group_dead_is_the_batchs(tmp_path: Path) -> None:
-    assert "reward/std" in spread(tmp_path, reward_std=[0.3] * 20, part=[0.5] * 20, dead=[1.0] * 20).metrics
-
-
-def test_reward_std_of_one_group_is_both(tmp_path: Path) -> None:
-    dead = [float(i % 2) for i in range(20)]
-    values = [0.0 if d else 0.4 for d in dead]
-    view = spread(tmp_path, reward_std=values, part=values, dead=dead)
-    assert view.has("reward/std", "reward/group_std/mean") or view.has("reward/group_std/mean")
-
-
-def ratio_rows(lowest: float) -> list[dict[str, Any]]:
-    head = "sampling/importance_sampling_ratio"
-    return [
-        row | {f"{head}/mean": 0.4, f"{head}/min": lowest, "sampling/sampling_logp_difference/max": 0.4}
-        for row in trl_rows(20)
-    ]
-
-
-def test_a_ratio_of_whole_sequences_is_not_the_tokens_ratio(tmp_path: Path) -> None:
-    assert "sampler/ratio/mean" not in read(ratio_rows(0.02), tmp_path).metrics
-    assert "sampler/ratio/mean" in read(ratio_rows(0.7), tmp_path).metrics
-
-
-def test_trls_calls_are_turns(tmp_path: Path) -> None:
-    rows = [row | {"tools/call_frequency": 0.25} for row in trl_rows(8)]
-    assert read(rows, tmp_path).curve("sampling/turns/mean")[1].tolist() == [1.25] * 8
-    assert not read(trl_rows(8), tmp_path).has("sampling/turns/mean")
-
-
-def test_the_total_is_the_reward_and_the_choice_is_said(tmp_path: Path) -> None:
-    rows = [{"step": s, "format_reward": 1.0, "reward_mean": s / 10, "score": 7.0} for s in range(1, 21)]
     view = read(rows, tmp_path)
-    np.testing.assert_allclose(view.metrics["reward/mean"], np.arange(1, 21) / 10)
-    assert any("'reward_mean', not from 'score'" in note for note in view.notes)
+    found = {name for name in ("reward/std", "reward/group_std/mean") if name in view.metrics}
+    assert found == expected
+    assert noted(view, "whole batch") == (expected == {"reward/std"})
+    for name in found:
+        np.testing.assert_allclose(view.metrics[name], columns["reward_std"])
 
 
-def test_an_unusual_name_is_guessed_and_parts_are_summed(tmp_path: Path) -> None:
-    guessed = read([{"step": s, "my_reward_value": s / 10, "x": 0.0} for s in range(1, 21)], tmp_path)
-    np.testing.assert_allclose(guessed.metrics["reward/mean"], np.arange(1, 21) / 10)
-    assert any("'my_reward_value' is taken" in note for note in guessed.notes)
-    summed = read([{"step": s, "rewards/a/mean": s / 10, "rewards/b/mean": 1.0} for s in range(1, 21)], tmp_path)
-    np.testing.assert_allclose(summed.metrics["reward/mean"], np.arange(1, 21) / 10 + 1)
+@pytest.mark.parametrize(("lowest", "is_of_tokens"), [(0.02, False), (0.7, True)])
+def test_a_ratio_of_whole_sequences_is_not_the_tokens_ratio(lowest: float, is_of_tokens: bool, tmp_path: Path) -> None:
+    ratio = {f"{RATIO}/mean": 0.4, f"{RATIO}/min": lowest, "sampling/sampling_logp_difference/max": 0.4}
+    view = read([row | ratio for row in trl_rows(20)], tmp_path)
+    assert ("sampler/ratio/mean" in view.metrics) == is_of_tokens
+
+
+def test_trls_calls_are_turns_and_unknown_columns_are_listed(tmp_path: Path) -> None:
+    rows = [row | {"tools/call_frequency": 0.25, "flavor": 1.0 * row["step"]} for row in trl_rows(8)]
+    view = read(rows, tmp_path)
+    assert view.curve("sampling/turns/mean")[1].tolist() == [1.25] * 8
+    np.testing.assert_allclose(view.unknown["flavor"], np.arange(1, 9))
+    assert not read(trl_rows(8), tmp_path).has("sampling/turns/mean")

@@ -41,7 +41,7 @@ def search(index: Index, query: str, count: int = 2) -> list[int]:
 
 
 def find(name: Name, texts: list[str], query: str, count: int = 2) -> list[int]:
-    return search(retriever(name).index(documents(*texts)), query, count)
+    return search(retriever(name)(documents(*texts)), query, count)
 
 
 FACTS = [
@@ -55,7 +55,7 @@ FACTS = [
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("blank", ["", " \n\t"])
 def test_a_blank_query_finds_nothing(name: Name, blank: str) -> None:
-    index = retriever(name).index(documents(*FACTS, supporting=[0, 1]))
+    index = retriever(name)(documents(*FACTS, supporting=[0, 1]))
     assert search(index, blank) == []
     assert search(index, "France", 1) != []
 
@@ -63,19 +63,19 @@ def test_a_blank_query_finds_nothing(name: Name, blank: str) -> None:
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("name", NAMES)
 def test_no_documents_give_no_results(name: Name) -> None:
-    assert search(retriever(name).index([]), "anything") == []
+    assert search(retriever(name)([]), "anything") == []
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_at_most_as_many_as_asked_for_and_none_twice(name: Name) -> None:
-    index = retriever(name).index(documents(*["the sea and the whale"] * 5, supporting=range(5)))
+    index = retriever(name)(documents(*["the sea and the whale"] * 5, supporting=range(5)))
     assert search(index, "whale", 3) == [0, 1, 2]
     assert search(index, "whale", 9) == [0, 1, 2, 3, 4]
 
 
 def test_golden_ranks_what_supports_and_gives_nothing_else() -> None:
     texts = ["Rome lies on the Tiber.", "Anna married Otto in Rome.", "Otto of Rome married Anna.", "Anna was a queen."]
-    index = retriever("golden").index(documents(*texts, supporting=[0, 2, 3]))
+    index = retriever("golden")(documents(*texts, supporting=[0, 2, 3]))
     assert search(index, "Whom did ANNA marry, Otto?", 2) == [2, 3]
     assert search(index, "a Tiber", 9) == [0, 3, 2]
     assert search(index, "xyzzy ?", 9) == [0, 2, 3]  # ties and misses: as many, in the order given
@@ -83,7 +83,7 @@ def test_golden_ranks_what_supports_and_gives_nothing_else() -> None:
 
 def test_golden_reads_titles() -> None:
     pair = [Document("0", "Rome", "A city.", True), Document("1", "Oslo", "A city.", True)]
-    assert search(retriever("golden").index(pair), "Oslo", 1) == [1]
+    assert search(retriever("golden")(pair), "Oslo", 1) == [1]
 
 
 def test_lexical_finds_by_stem() -> None:
@@ -93,7 +93,7 @@ def test_lexical_finds_by_stem() -> None:
 
 def test_lexical_reads_titles() -> None:
     pair = [Document("0", "Rome", "A city.", True), Document("1", "Oslo", "A city.", True)]
-    assert search(retriever("lexical").index(pair), "Oslo") == [1]
+    assert search(retriever("lexical")(pair), "Oslo") == [1]
 
 
 @pytest.mark.parametrize("query", ["zebra", "is it the of", "?!"])
@@ -123,7 +123,7 @@ def test_lexical_scores_are_bm25() -> None:
             having, tf = sum(word in other for other in corpus), Counter(words)[word]
             idf = math.log(1 + (len(corpus) - having + 0.5) / (having + 0.5))
             expected[place] += idf * tf / (tf + k1 * (1 - b + b * len(words) / average))
-    index = Lexical().index(documents(*map(" ".join, corpus)))
+    index = Lexical(documents(*map(" ".join, corpus)))
     np.testing.assert_allclose(index.scores(" ".join(query)), expected, rtol=1e-5)
     assert expected[2] > 0
     assert search(index, " ".join(query), 4) == list(np.argsort(-expected))
@@ -174,7 +174,7 @@ def test_searches_at_the_same_time_are_one_call_to_the_model() -> None:
     shared = embedder("minilm")
     calls, texts = shared.calls, shared.embedded
     made = retriever("semantic")
-    questions = [made.index(documents(*FACTS)), made.index(documents(*FACTS, "Bread is baked in an oven."))]
+    questions = [made(documents(*FACTS)), made(documents(*FACTS, "Bread is baked in an oven."))]
     queries = ["sick people", "ocean animal", "baker's work"]
 
     async def ask() -> list[list[int]]:
@@ -271,7 +271,7 @@ class Ranked:
     ],
 )
 def test_hybrid_takes_in_turn(first: list[int], second: list[int], count: int, expected: list[int]) -> None:
-    assert search(Hybrid(Ranked(*first), Ranked(*second)).index([]), "query", count) == expected
+    assert search(Hybrid(Ranked(*first), Ranked(*second)), "query", count) == expected
 
 
 def test_hybrid_is_lexical_first_then_semantic() -> None:
@@ -314,7 +314,7 @@ def test_a_missing_package_is_named_with_its_extra(
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingExtra, match=rf"^{package} is not installed.*pip install 'uptrend\[retrieval\]'"):
         retriever(name, embedder_name)
-    assert search(retriever("golden").index(documents("a", supporting=[0])), "a") == [0]
+    assert search(retriever("golden")(documents("a", supporting=[0])), "a") == [0]
 
 
 def test_packages_are_loaded_when_they_are_first_used() -> None:
@@ -325,7 +325,7 @@ heavy = {"bm25s", "torch", "transformers", "sentence_transformers"}
 for name in ("golden", "lexical", "semantic", "hybrid"):
     made = retriever(name)
 assert heavy.isdisjoint(sys.modules), heavy.intersection(sys.modules)
-made.index([])
+made([])
 assert heavy.intersection(sys.modules) == {"bm25s"}, heavy.intersection(sys.modules)
 """
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -336,7 +336,7 @@ def recall_at(made: Retriever, count: int, tasks: Iterable[Task]) -> list[float]
     shares = []
     for task in tasks:
         given = documents_of(task)
-        found = search(made.index(given), task.messages[-1].content, count)
+        found = search(made(given), task.messages[-1].content, count)
         shares.append(sum(given[place].supporting for place in found) / sum(d.supporting for d in given))
     return shares
 
@@ -360,7 +360,7 @@ def test_lexical_search_leaves_jax_alone(tmp_path: Path) -> None:
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from uptrend.tasks.musique.retrieval import retriever\n"
         "from uptrend.tasks.musique.rows import Document\n"
-        "retriever('lexical').index([Document('0', 'a', 'word', True)])\n"
+        "retriever('lexical')([Document('0', 'a', 'word', True)])\n"
         "assert 'jax' not in sys.modules and 'bm25s' in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)

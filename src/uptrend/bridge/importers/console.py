@@ -1,10 +1,8 @@
 """Metrics among what a trainer printed: dictionaries, verl's `step:1 - key:value`, and lines of `name: number` pairs.
 
 A terminal may have colored the lines, wrapped them anywhere, and written bars over them; Ray and launchers put a prefix
-before each. Settings that were printed are kept as facts.
-
-Left out on purpose: lines that do not say which step they are of, and numbers in prose. A number is a metric only where
-a name and a sign stand before it and nothing clings to it: times, sizes, versions, dates and fractions are none.
+before each. Lines without a step and numbers in prose are left out on purpose: a number is a metric only where a name
+and a sign stand before it and nothing clings to it. Times, sizes, versions, dates and fractions are none.
 """
 
 import json
@@ -14,11 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from uptrend.bridge.importers.evaluations import is_evaluation
-from uptrend.bridge.importers.log import Log, Row, number
-from uptrend.bridge.importers.printed import printed_facts
-from uptrend.bridge.importers.summaries import is_summary_key
-from uptrend.records.dialects import is_bookkeeping, translate
+from uptrend.bridge.importers.readers import Log, LogFile, Row, number
+from uptrend.bridge.importers.runs import is_evaluation
+from uptrend.bridge.importers.settings import printed_settings
+from uptrend.records.dialects import is_bookkeeping, matches, names_for, translate
 from uptrend.stats.formatting import plural
 
 _COLOR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -51,59 +48,53 @@ _SIGNED = re.compile(
     rf"({_NUMERAL})(?:(%)(?!\|)|(?!%))(?!\.?\w|[:/-]\d|,\d{{3}}(?!\d)|\s*(?:[KMGT]i?B|bytes)\b)"
 )
 _LABELED = re.compile(rf"([A-Za-z][\w./@ -]*?)\s*[:=\s]\s*({_NUMERAL})\s*(%?)")
-_REWARD = ("reward/mean", "loss/total")
-_SETTINGS = ("num_generations", "max_steps", "max_tokens", "top_p", "seed")
 
 
-def read_console(text: str) -> Log | None:
+def read_console(file: LogFile) -> list[Log] | None:
     """Return the metrics among everything that was printed; None where there are none."""
-    text = text.replace("\r\n", "\n")
+    text = file.text.replace("\r\n", "\n")
     text = _COLOR.sub("", text) if "\x1b" in text else text
     text = _RAY.sub("", text) if "pid=" in text or "ip=" in text else text
-    dictionaries, torn, start = _dictionaries(text)
+    dictionaries, is_torn, start = _dictionaries(text)
     lines, first, total = _lines(text.replace("\n - ", " - "), with_bars=not dictionaries)
     if not dictionaries and not lines:
         return None
-    rows, begin = (lines, first) if len(lines) > len(dictionaries) else (dictionaries, start)
-    facts = printed_facts(text, begin)
+    # A script may print both; the more frequent are the training's.
+    is_lines = len(lines) > len(dictionaries)
+    rows, begin = (lines, first) if is_lines else (dictionaries, start)
+    facts = printed_settings(text, begin)
     last, planned = _progress(text, len(rows), facts.get("max_steps"))
-    planned = planned or (total if rows is lines else 0)
+    planned = planned or (total if is_lines else 0)
     if planned:
         facts["max_steps"] = planned
     notes = [f"{plural(len(rows), 'row')} of metrics found among what was printed."]
-    if torn and rows is dictionaries:
+    if is_torn and not is_lines:
         notes.append("The last dictionary is cut off and was left out.")
-    return Log(rows, facts=facts, last_step=last, notes=notes)
+    return [Log(rows, facts=facts, last_step=last, notes=tuple(notes))]
 
 
 def _dictionaries(text: str) -> tuple[list[Row], bool, int]:
     """Return the printed dictionaries that hold metrics, whether the last was cut off, and where the first begins."""
     rows: list[Row] = []
-    torn, start = False, 0
+    is_torn, start = False, 0
     for match in _DICTIONARY.finditer(text):
-        row = _parsed(match.group())
+        row = _parsed(match[0])
         if not _are_metrics(tuple(row)):
             continue
-        torn = not match.group().endswith("}")
+        is_torn = not match[0].endswith("}")
         start = start if rows else match.start()
-        if not torn:
-            rows.append(
-                _with_step(row, text[max(text.rfind(end, 0, match.start()) for end in "\n\r") + 1 : match.start()])
-            )
-    return rows, torn, start
-
-
-def _with_step(row: Row, head: str) -> Row:
-    """Add the step that stands on the line before a dictionary, unless it has one; a bar may lag behind."""
-    if not head or any((is_bookkeeping(key) and "step" in key) or key == "global_step/max_steps" for key in row):
-        return row
-    place = _place(head)
-    return row if place is None or place.is_bar else {"step": place.step, **row}
+        if not is_torn:
+            line_begin = max(text.rfind(end, 0, match.start()) for end in "\n\r") + 1
+            place = _place(text[line_begin : match.start()])
+            is_counted = any((is_bookkeeping(key) and "step" in key) or key == "global_step/max_steps" for key in row)
+            # The step may stand on the line before the dictionary; a bar may lag behind.
+            rows.append(row if is_counted or place is None or place.is_bar else {"step": place.step, **row})
+    return rows, is_torn, start
 
 
 def _parsed(text: str) -> Row:
     """Parse a printed dictionary; a terminal wraps in the middle of a word, so the pieces are joined as they are."""
-    text = text.replace("\r", "").replace("\n", "") if "\n" in text or "\r" in text else text
+    text = text.replace("\r", "").replace("\n", "")
     try:
         found = json.loads(text.replace("'", '"'))
     except ValueError:  # nan, None, np.float64(…), an apostrophe, or torn
@@ -113,11 +104,12 @@ def _parsed(text: str) -> Row:
 
 @lru_cache(maxsize=1024)
 def _are_metrics(names: tuple[str, ...]) -> bool:
-    """Tell whether at least two of the names are metrics; a printed config or an answer of the model has none."""
+    """Return True where at least two names are metrics; a printed config or an answer of the model has none."""
     ours = [translate(name, "trl") for name in names]
-    if not any(name in _REWARD for name in ours) and any(name in _SETTINGS for name in names):
+    has_result = "reward/mean" in ours or "loss/total" in ours
+    if not has_result and not set(names).isdisjoint(names_for("printed_settings")):
         return False
-    others = sum(is_evaluation(name) or is_summary_key(name) for name in names)
+    others = sum(is_evaluation(name) or matches(name, "summary") for name in names)
     return sum(name is not None for name in ours) + others >= 2
 
 
@@ -135,8 +127,8 @@ class _Place:
     """Number of epochs."""
     is_bar: bool = False
     """True where a progress bar says it."""
-    span: tuple[int, int] = (0, 0)
-    """Characters of the line that say it."""
+    end: int = 0
+    """End of the characters of the line that say it."""
 
 
 def _place(head: str) -> _Place | None:
@@ -144,7 +136,7 @@ def _place(head: str) -> _Place | None:
     found = _STEP.search(head)
     if found is not None:
         is_micro = head[max(0, found.start() - 6) : found.start()].strip().lower() == "micro"
-        return None if is_micro else _Place(int(found[1]), span=found.span())
+        return None if is_micro else _Place(int(found[1]), end=found.end())
     epoch = _EPOCH.search(head)
     for count in _COUNT.finditer(head):
         before = head[: count.start()]
@@ -153,18 +145,14 @@ def _place(head: str) -> _Place | None:
         if is_of_epoch or is_behind or _ASIDE.search(before) or not _OPENS.search(before):
             continue
         of, ofs = (int(epoch[1]), int(epoch[2] or 1)) if epoch is not None else (None, 1)
-        return _Place(int(count[1]), int(count[2]), of, ofs, "%|" in before, count.span())
+        return _Place(int(count[1]), int(count[2]), of, ofs, "%|" in before, count.end())
     if epoch is not None and epoch[2]:
-        return _Place(int(epoch[1]), int(epoch[2]), span=epoch.span())
+        return _Place(int(epoch[1]), int(epoch[2]), end=epoch.end())
     return None
 
 
 def _lines(text: str, with_bars: bool) -> tuple[list[Row], int, int]:
-    """Return the rows of lines that say which step they are of, where the first begins, and the steps planned.
-
-    Lines that say `step 7` and those that say `7/9751` are not mixed: whichever are more count. Bars show numbers that
-    may lag behind, and are read only where nothing else is.
-    """
+    """Return the rows of lines that say which step they are of, where the first begins, and the steps planned."""
     kinds: dict[str, list[tuple[_Place, Row, int]]] = {"step": [], "count": [], "bar": []}
     owner: dict[int, str] = {}
     at = 0
@@ -180,12 +168,18 @@ def _lines(text: str, with_bars: bool) -> tuple[list[Row], int, int]:
         if process and owner.setdefault(place.step, process[0]) != process[0]:
             continue
         kinds["bar" if place.is_bar else "count" if place.total else "step"].append((place, row, here))
+    # Lines that say `step 7` and those that say `7/9751` are not mixed: whichever are more count. Bars show numbers
+    # that may lag behind, and are read only where nothing else is.
     best = max(kinds["step"], kinds["count"], key=len) or (kinds["bar"] if with_bars else [])
-    usual = Counter(place.total for place, _, _ in best).most_common(1)
-    best = [entry for entry in best if entry[0].total == usual[0][0]]
+    if not best:
+        return [], 0, 0
+    ((usual, _),) = Counter(place.total for place, _, _ in best).most_common(1)
+    best = [entry for entry in best if entry[0].total == usual]
+    # Epochs are counted from 0 or from 1.
     base = min((place.epoch for place, _, _ in best if place.epoch is not None), default=0)
     rows = [{"step": p.step + p.total * (p.epoch - base if p.epoch is not None else 0), **row} for p, row, _ in best]
-    return rows, best[0][2] if best else 0, best[0][0].total * best[0][0].epochs if best else 0
+    first, _, begin = best[0]
+    return rows, begin, first.total * first.epochs
 
 
 def _line(line: str) -> tuple[_Place, Row] | None:
@@ -198,26 +192,28 @@ def _line(line: str) -> tuple[_Place, Row] | None:
     place = _place(line if has_step else _STAMP.sub(_blank, line[:first]))
     if place is None:
         return None
-    rest = line[place.span[1] :]
+    rest = line[place.end :]
+    named = [(name, value) for _, name, value in pairs]
     is_verl = has_step and rest.startswith(" - ")
-    labeled = _dashed(rest) if is_verl else _labeled(rest) if has_step else ()
+    if is_verl:
+        named = list(_dashed(rest))
+    elif has_step:
+        named = [*_labeled(rest), *named]
     row: Row = {}
     seen = {"step"}
     # The first of a name counts: another process may have written into the line's end.
-    for name, value in (*labeled, *(() if is_verl else ((name, value) for _, name, value in pairs))):
-        if _folded(name) not in seen:
-            seen.add(_folded(name))
+    for name, value in named:
+        plain = re.sub(r"[\s_]+", "_", name.strip()).lower()
+        if plain not in seen:
+            seen.add(plain)
             row[name] = value
+    # One number beside a step is often a count; verl's lines and rewards are sure.
     is_enough = len(row) >= 2 or is_verl or any(translate(name, "prime-rl") == "reward/mean" for name in row)
     return (place, row) if is_enough and any(map(_is_metric, row)) else None
 
 
 def _is_metric(name: str) -> bool:
     return translate(name, "prime-rl") is not None or is_evaluation(name)
-
-
-def _folded(name: str) -> str:
-    return re.sub(r"[\s_]+", "_", name.strip()).lower()
 
 
 def _blank(match: re.Match[str]) -> str:
@@ -227,43 +223,37 @@ def _blank(match: re.Match[str]) -> str:
 def _signed(line: str) -> Iterator[tuple[int, str, float | None]]:
     """Yield `name: number` and `name=number` pairs with where they begin; counters and files' lines are none."""
     for found in _SIGNED.finditer(_STAMP.sub(_blank, line)):
-        name, value = found[1], number(found[2])
+        name = found[1]
         if not is_bookkeeping(name) and not name.endswith(".py"):
-            yield found.start(), name, value / 100 if found[3] and value is not None else value
+            yield found.start(), name, number(found[2] + (found[3] or ""))
 
 
-def _dashed(text: str) -> Iterator[tuple[str, float]]:
+def _dashed(text: str) -> Iterator[tuple[str, float | None]]:
     """Yield the pairs of `critic/score/mean:0.5 - actor/lr:np.float64(1e-06)`, as verl prints."""
     for piece in text.replace("np.float64(", "").replace("np.float32(", "").split(" - "):
         key, _, value = piece.rstrip(") ").rpartition(":")
+        # Older versions print `actor/lr(1e-4):0.010`, in the unit in brackets.
+        name, _, unit = key.removesuffix(")").rpartition("(") if key.endswith(")") else (key, "", "1")
         try:
-            yield (key, float(value)) if key[-1:] != ")" else _scaled(key, float(value))
+            yield name, float(value) * float(unit)
         except ValueError:
             continue
-
-
-def _scaled(key: str, value: float) -> tuple[str, float]:
-    """Scale a value of old verl's `actor/lr(1e-4):0.010` by the unit that the brackets hold."""
-    name, _, unit = key.rstrip(")").rpartition("(")
-    return name, value * float(unit)
 
 
 def _labeled(text: str) -> Iterator[tuple[str, float | None]]:
     """Yield labels and numbers, with or without a sign: `| Reward: 0.5 | Grad. Norm 0.1`, `, reward=0.5, loss=0.1`."""
     for piece in re.split(r"[|,;]|\s(?=[A-Za-z_/]+=)", text):
         for label, numeral, percent in _LABELED.findall(piece):
-            value = number(numeral)
-            yield label.strip(), value / 100 if percent and value is not None else value
+            yield label.strip(), number(numeral + percent)
 
 
 def _progress(text: str, rows: int, planned: int | None) -> tuple[int, int]:
     """Return how far the training's progress bar came, and its end: of those long enough, the one that moved most."""
-    seen: Counter[int] = Counter()
-    furthest: dict[int, int] = {}
-    moves = _BAR.findall(text) if "it/s" in text or "s/it" in text else []
-    for at, end in moves:
-        seen[int(end)] += 1
-        furthest[int(end)] = max(furthest.get(int(end), 0), int(at))
+    is_bar = "it/s" in text or "s/it" in text
+    moves = [(int(at), int(end)) for at, end in _BAR.findall(text)] if is_bar else []
+    seen = Counter(end for _, end in moves)
+    furthest = {end: at for at, end in sorted(moves)}
+    # A bar that is shorter than the rows counts something else, such as batches of an epoch.
     long_enough = [end for end in seen if furthest[end] >= rows - 1]
     if not long_enough:
         return 0, 0

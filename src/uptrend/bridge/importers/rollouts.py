@@ -1,41 +1,150 @@
-"""Rollouts that another trainer kept as text, with the columns of `records.schema`; what it did not keep is null."""
+"""Rollouts that another trainer kept as text, with the columns of `records.schema`; what it did not keep is null.
+
+TRL writes `completions/completions_00010.parquet`, one file per logged step: step, prompt and completion (text or
+messages), one column per reward function under its name, what the user's `log_extra` added, and advantage. Other
+trainers write one JSON object per attempt, as verifiers' `results.jsonl` has them.
+"""
 
 import hashlib
 import json
+import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from uptrend.bridge.importers.log import Log, Row, is_finite, number
+from uptrend.bridge.importers.readers import Log, Row, number
 from uptrend.bridge.importers.steps import step_column
+from uptrend.records.dialects import names_for
+from uptrend.records.errors import RecordError
 from uptrend.records.schema import ROLLOUTS
 from uptrend.records.view import RunView
 
-GROUPED = "Rollouts are grouped by the text of their prompt within a step: the log has no group ids."
-_SAID = ("completion", "response", "output", "completions")
+_GROUPED = "Rollouts are grouped by the text of their prompt within a step: the log has no group ids."
+_SUMMED = "A rollout's reward is the sum of its parts: TRL logs neither the total nor the weights with completions."
 
 
 def is_rollouts(rows: list[Row]) -> bool:
-    """Whether rows are attempts (a text and its reward) and not points of a curve."""
+    """Return True where rows are attempts (a text and its reward) and not points of a curve."""
+    # Half of the rows may lack one of the two: errors have no reward, and tool calls no text.
     few = rows[:50]
-    texts = sum(any(isinstance(row.get(key), str | list) for key in _SAID) for row in few)
-    return bool(few) and texts * 2 > len(few) and sum(is_finite(row.get("reward")) for row in few) * 2 > len(few)
+    texts = sum(any(isinstance(row.get(key), str | list) for key in names_for("completions")) for row in few)
+    rewards = sum(number(row.get("reward")) is not None for row in few)
+    return texts * 2 > len(few) and rewards * 2 > len(few)
 
 
-def rollout_row(row: Mapping[str, Any], parts: Mapping[str, float | None], step: int) -> Row:
-    """One attempt as a row of the schema, but for its group."""
+def view_of_rollouts(log: Log, source: str) -> RunView:
+    """Return a log of attempts as a curve where they have steps, else as one evaluation."""
+    column = step_column(log.rows)
+    by_step: dict[int, list[Row]] = defaultdict(list)
+    for row in log.rows:
+        step = number(row.get(column)) if column else 0
+        if step is not None:
+            scores = row.get("metrics")
+            parts = {key: number(value) for key, value in scores.items()} if isinstance(scores, dict) else {}
+            by_step[int(step)].append(_rollout(row, parts, int(step)))
+    tables = {step: _to_table(rows, log.name) for step, rows in sorted(by_step.items())}
+    notes = (*log.notes, _GROUPED)
+    if column is not None:
+        return _curve(source, "unknown", log.name, list(tables), tables.__getitem__, notes)
+    table = tables[0]
+    result = {"step": 0, "reward": _step_metrics(table)["reward/mean"], "tasks": len(set(table["task"].to_pylist()))}
+    note = "The rows are attempts without a step: they are read as one evaluation, not as a curve."
+    trainer = "verifiers" if "example_id" in log.rows[0] else "unknown"
+    view = _curve(source, trainer, log.name, [], lambda _: table, (*notes, note))
+    return replace(view, evals=(result,), rollout_steps=(0,), held_out=lambda _: table)
+
+
+def completion_files(folder: Path) -> dict[int, Path]:
+    """Return TRL's files of completions by step, in order."""
+    paths = (*folder.glob("completions/completions_*.parquet"), *folder.glob("completions_*.parquet"))
+    matches = ((re.search(r"_(\d+)\.parquet$", path.name), path) for path in paths)
+    return dict(sorted((int(match[1]), path) for match, path in matches if match))
+
+
+def with_completions(view: RunView, files: Mapping[int, Path]) -> RunView:
+    """Add completions to the view of a trainer's state, whose metrics name the parts of the reward."""
+    read = _completion_reader(files, frozenset(view.parts()))
+    return replace(view, rollout_steps=tuple(files), read_rollouts=read, notes=(*view.notes, _GROUPED, _SUMMED))
+
+
+def view_of_completions(paths: Sequence[Path]) -> RunView:
+    """Return completions without a trainer's state as a curve."""
+    files = dict(sorted((_step_of(path), path) for path in paths))
+    source = str(paths[0] if len(paths) == 1 else paths[0].parent)
+    notes = ("Only completions were found: the curve is made from them.", _GROUPED, _SUMMED)
+    return _curve(source, "trl", "", list(files), _completion_reader(files, frozenset()), notes)
+
+
+def _curve(
+    source: str, trainer: str, name: str, steps: list[int], read: Callable[[int], pa.Table], notes: tuple[str, ...]
+) -> RunView:
+    """Make a view whose metrics are those of its rollouts."""
+    lines = [_step_metrics(read(step)) for step in steps]
+    keys = dict.fromkeys(key for line in lines for key in line)
+    return RunView(
+        source=source,
+        trainer=trainer,
+        name=name,
+        steps=np.array(steps, dtype=np.int64),
+        metrics={key: np.array([line.get(key, np.nan) for line in lines]) for key in keys},
+        rollout_steps=tuple(steps),
+        read_rollouts=read,
+        notes=notes,
+    )
+
+
+def _step_of(path: Path) -> int:
+    try:
+        column = pq.ParquetFile(path).read(columns=["step"])["step"]
+        return int(column[0].as_py()) if len(column) else 0
+    except (pa.ArrowInvalid, OSError, KeyError, TypeError):
+        match = re.search(r"(\d+)\.parquet$", path.name)
+        return int(match[1]) if match else 0
+
+
+def _completion_reader(files: Mapping[int, Path], parts: frozenset[str]) -> Callable[[int], pa.Table]:
+    """Return a function that reads a step's rollouts; their parts are the columns named, else every other number."""
+
+    @lru_cache(maxsize=8)
+    def read(step: int) -> pa.Table:
+        if step not in files:
+            raise RecordError(f"There are no completions of step {step}.")
+        path = files[step]
+        try:
+            table = pq.ParquetFile(path).read()  # read_table would load pandas
+        except (pa.ArrowInvalid, OSError) as error:
+            raise RecordError(f"{path} is damaged: {str(error).splitlines()[0]}") from None
+        if not {"prompt", "completion"} <= set(table.column_names):
+            raise RecordError(f"{path} has no columns prompt and completion: it is not one of TRL's completions files.")
+        kinds = {column.name: column.type for column in table.schema if column.name not in names_for("not_parts")}
+        numbers = [name for name, kind in kinds.items() if pa.types.is_floating(kind) or pa.types.is_integer(kind)]
+        named = [name for name in numbers if name in parts] or [name for name in numbers if not name.startswith("__")]
+        rows = [_rollout(row, {name: number(row[name]) for name in named}, step) for row in table.to_pylist()]
+        return _to_table(rows, "")
+
+    return read
+
+
+def _rollout(row: Mapping[str, Any], parts: Mapping[str, float | None], step: int) -> Row:
+    """Return one attempt as a row of the schema, but for its group."""
     prompt = row.get("prompt", row.get("question", ""))
-    said = next((row[key] for key in _SAID if row.get(key) is not None), "")
+    said = next((row[key] for key in names_for("completions") if row.get(key) is not None), "")
     known = {name: value for name, value in parts.items() if value is not None and np.isfinite(value)}
+    # TRL logs no total with completions.
     reward = number(row.get("reward")) if "reward" in row else sum(known.values()) if known else None
     advantage = number(row.get("advantage"))
+    text = prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True, default=str)
     return {
         "step": step,
         "sequence": 0,
-        "task": _digest(prompt),
+        "task": hashlib.sha256(text.encode()).hexdigest()[:12],
         "answer": str(row["answer"]) if row.get("answer") is not None else None,
         "messages": [*_messages(prompt, "user"), *_messages(said, "assistant")],
         "reward": reward,
@@ -46,8 +155,23 @@ def rollout_row(row: Mapping[str, Any], parts: Mapping[str, float | None], step:
     }
 
 
-def to_table(rows: Iterable[Row], run: str) -> pa.Table:
-    """Rows with their groups and their places in them, as a table."""
+def _messages(said: Any, role: str) -> list[dict[str, str | None]]:
+    found: list[dict[str, str | None]] = []
+    for part in said if isinstance(said, list) else [str(said)] if said else []:
+        message = part if isinstance(part, Mapping) else {"content": str(part)}
+        content, calls = message.get("content") or "", message.get("tool_calls")
+        found.append(
+            {
+                "role": str(message.get("role", role)),
+                "content": content if isinstance(content, str) else json.dumps(content, default=str),
+                "calls": json.dumps(calls, default=str) if calls else None,
+            }
+        )
+    return found
+
+
+def _to_table(rows: Iterable[Row], run: str) -> pa.Table:
+    """Return rows with their groups and their places in them, as a table."""
     counts: dict[tuple[int, str], int] = defaultdict(int)
     filled = []
     for row in rows:
@@ -57,78 +181,18 @@ def to_table(rows: Iterable[Row], run: str) -> pa.Table:
     return pa.Table.from_pylist(filled, schema=ROLLOUTS)
 
 
-def step_metrics(table: pa.Table) -> dict[str, float]:
-    """What the rollouts of a step say of its reward and its groups."""
-    rewards = np.array([np.nan if r is None else r for r in table["reward"].to_pylist()])
+def _step_metrics(table: pa.Table) -> dict[str, float]:
+    """Compute the metrics of a step's rewards and groups."""
+    rewards = [np.nan if reward is None else reward for reward in table["reward"].to_pylist()]
     groups: dict[str, list[float]] = defaultdict(list)
     for group, reward in zip(table["group"].to_pylist(), rewards, strict=True):
         if np.isfinite(reward):
-            groups[group].append(float(reward))
-    found = {"reward/mean": _mean(rewards), "sampling/rollouts/count": float(len(rewards))}
+            groups[group].append(reward)
+    found = {"reward/mean": np.nan, "sampling/rollouts/count": float(table.num_rows)}
+    if groups:
+        found["reward/mean"] = float(np.nanmean(rewards))
     many = [values for values in groups.values() if len(values) > 1]
     if many:
         found["reward/group_std/mean"] = float(np.mean([np.std(values, ddof=1) for values in many]))
         found["advantage/dead/share"] = float(np.mean([max(values) - min(values) < 1e-9 for values in many]))
     return found
-
-
-def view_of_rollouts(log: Log, source: str) -> RunView:
-    """A log of attempts: a curve where they have steps, else one evaluation, as verifiers' `results.jsonl` is."""
-    column = step_column(log.rows)
-    by_step: dict[int, list[Row]] = defaultdict(list)
-    for row in log.rows:
-        step = number(row.get(column)) if column else 0
-        if step is not None:
-            by_step[int(step)].append(rollout_row(row, _parts(row), int(step)))
-    tables = {step: to_table(rows, log.name) for step, rows in sorted(by_step.items())}
-    notes = (*log.notes, GROUPED)
-    if column is None:
-        return _evaluation_view(log, source, tables[0], notes)
-    lines = [step_metrics(table) for table in tables.values()]
-    names = dict.fromkeys(name for line in lines for name in line)
-    return RunView(
-        source=source, trainer="unknown", name=log.name,
-        steps=np.array(list(tables), dtype=np.int64),
-        metrics={name: np.array([line.get(name, np.nan) for line in lines]) for name in names},
-        rollout_steps=tuple(tables), read_rollouts=tables.__getitem__, notes=notes,
-    )  # fmt: skip
-
-
-def _evaluation_view(log: Log, source: str, table: pa.Table, notes: tuple[str, ...]) -> RunView:
-    rewards = np.array([np.nan if r is None else r for r in table["reward"].to_pylist()])
-    result = {"step": 0, "reward": _mean(rewards), "tasks": len(set(table["task"].to_pylist()))}
-    said = "The rows are attempts without a step: they are read as one evaluation, not as a curve."
-    return RunView(
-        source=source, trainer="verifiers" if "example_id" in log.rows[0] else "unknown", name=log.name,
-        steps=np.zeros(0, dtype=np.int64), metrics={}, evals=(result,), rollout_steps=(0,),
-        read_rollouts=lambda _: table, held_out=lambda _: table, notes=(*notes, said),
-    )  # fmt: skip
-
-
-def _parts(row: Row) -> dict[str, float | None]:
-    metrics = row.get("metrics")
-    return {key: number(value) for key, value in metrics.items()} if isinstance(metrics, dict) else {}
-
-
-def _mean(values: np.ndarray) -> float:
-    return float(np.nanmean(values)) if np.isfinite(values).any() else float("nan")
-
-
-def _digest(prompt: Any) -> str:
-    text = prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def _messages(said: Any, role: str) -> list[dict[str, str | None]]:
-    if isinstance(said, list):
-        return [_message(part, role) for part in said]
-    return [{"role": role, "content": str(said)}] if said else []
-
-
-def _message(part: Any, role: str) -> dict[str, str | None]:
-    if not isinstance(part, Mapping):
-        return {"role": role, "content": str(part)}
-    content, calls = part.get("content"), part.get("tool_calls")
-    text = content if isinstance(content, str) or content is None else json.dumps(content, default=str)
-    said = str(part.get("role", role))
-    return {"role": said, "content": text or "", "calls": json.dumps(calls, default=str) if calls else None}

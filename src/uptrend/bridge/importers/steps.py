@@ -1,117 +1,101 @@
-"""Which column counts the steps, and where a count starts again."""
+"""Steps of a log's rows: the column that counts them, runs that a column names, restarts, and repeated values."""
 
-from collections.abc import Sequence
-from itertools import pairwise
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby, pairwise
 
-from uptrend.bridge.importers.log import Log, Row, columns_in, number
-from uptrend.records.dialects import plain_name
+from uptrend.bridge.importers.readers import Log, Row, columns_in, folded, number
+from uptrend.records.dialects import is_bookkeeping, names_for, plain_name
 
-_COUNTERS = (
-    "global_step", "training/global_step", "trainer/global_step", "step", "training_step", "train_step", "steps",
-    "progress/step", "progress/batch", "batch_index", "iteration", "iter", "update", "update_step", "batch", "_step",
-)  # fmt: skip
-# Columns that only ever grow within a run.
-_GROWING = ("epoch", "progress/epoch", "training/epoch", "num_tokens", "num_input_tokens_seen", "_runtime")
-_RUN_NAMES = ("run", "run_name", "run_id", "arm", "experiment", "experiment_name", "exp", "seed", "trial")
 _SCHEDULE = 5
+"""Learning rates in a row that, repeated, tell a restart."""
+_BLOCKS, _SHARE = 5, 0.8
+"""Fewest blocks of equal points, and the share of points in blocks of one length, that tell repeated values."""
 
 
 def step_column(rows: Sequence[Row]) -> str | None:
-    """The column that counts steps in most rows, and moves; None where there is none."""
-    columns = {plain_name(column).lower(): column for column in columns_in(rows)}
-    for counter in _COUNTERS:
-        column = columns.get(counter)
-        if column is None:
-            continue
+    """Return the column that counts steps in most rows, and moves; None where there is none."""
+    columns = {folded(column): column for column in columns_in(rows)}
+    for column in (columns[name] for name in names_for("counters") if name in columns):
         values = [found for row in rows if (found := number(row.get(column))) is not None and found == found]
-        whole = all(value == int(value) for value in values if abs(value) < 1e15)
-        enough = len(values) * 10 >= len(rows) * 6
-        if whole and enough and (len(set(values)) > 1 or len(rows) == 1) and _climbs(values):
+        is_whole = all(value == int(value) for value in values if abs(value) < 1e15)
+        # Rows of evaluations or system metrics may lack the counter.
+        is_usual = len(values) * 10 >= len(rows) * 6
+        moves = len(set(values)) > 1 or len(rows) == 1
+        # A counter goes up far more often than down; a batch size, or a batch within an epoch, does not.
+        ups = sum(after > before for before, after in pairwise(values))
+        downs = sum(after < before for before, after in pairwise(values))
+        if is_whole and is_usual and moves and ups >= 3 * downs:
             return column
     return None
-
-
-def _climbs(values: list[float]) -> bool:
-    """A counter goes up far more often than down; a batch size or a batch within an epoch does not."""
-    ups = sum(after > before for before, after in pairwise(values))
-    downs = sum(after < before for before, after in pairwise(values))
-    return ups >= 3 * downs
 
 
 def by_run(log: Log) -> list[Log]:
-    """The log taken apart by a column that names the run, where steps climb within each name but not overall."""
-    names = _naming_column(log.rows)
-    if names is None:
+    """Split a log by a column that names the run, where steps climb within each name but not overall."""
+    column = _naming_column(log.rows)
+    if column is None:
         return [log]
     parts: dict[str, list[Row]] = {}
     for row in log.rows:
-        parts.setdefault(_shown(row.get(names)), []).append({k: v for k, v in row.items() if k != names})
-    note = f"The log holds {len(parts)} runs, told apart by its column {names!r}."
-    return [Log(rows, name or log.name, log.trainer, log.facts, 0, [*log.notes, note]) for name, rows in parts.items()]
-
-
-def _shown(value: object) -> str:
-    return str(int(value)) if isinstance(value, float) and value == int(value) else str(value or "")
+        value = row.get(column)
+        name = str(int(value)) if isinstance(value, float) and value == int(value) else str(value or "")
+        parts.setdefault(name, []).append({key: item for key, item in row.items() if key != column})
+    notes = (*log.notes, f"The log holds {len(parts)} runs, told apart by its column {column!r}.")
+    return [replace(log, rows=rows, name=name or log.name, last_step=0, notes=notes) for name, rows in parts.items()]
 
 
 def _naming_column(rows: list[Row]) -> str | None:
-    texts = {
-        column for row in rows[:50] for column, value in row.items() if isinstance(value, str) and number(value) is None
-    }
-    named = [column for column in rows[0] if plain_name(column).lower() in _RUN_NAMES] if rows else []
-    candidates = list(dict.fromkeys([*named, *sorted(texts)]))
-    steps = next((c for c in rows[0] if plain_name(c).lower() in _COUNTERS), None) if candidates and rows else None
-    for column in candidates:
+    """Find the column that names runs: one that is called so, else one of texts."""
+    first = rows[0] if rows else {}
+    steps = next((column for column in first if folded(column) in names_for("counters")), None)
+    if steps is None:
+        return None
+    # Fifty rows are enough to see a column of texts.
+    texts = {key for row in rows[:50] for key, value in row.items() if isinstance(value, str) and number(value) is None}
+    named = [column for column in first if folded(column) in names_for("runs")]
+    for column in dict.fromkeys([*named, *sorted(texts)]):
         values = [row.get(column) for row in rows]
         if any(value is None or isinstance(value, list | dict) for value in values):
             continue
-        if 2 <= len(set(values)) <= max(2, len(rows) // 3) and steps is not None and _parts_climb(rows, column, steps):
+        # A run has at least three points; a column with more names counts something else.
+        if 2 <= len(set(values)) <= max(2, len(rows) // 3) and _climb_apart(rows, column, steps):
             return column
     return None
 
 
-def _parts_climb(rows: list[Row], names: str, steps: str) -> bool:
-    last: dict[object, float] = {}
-    latest, falls = float("-inf"), False
-    for row in rows:
-        step = number(row.get(steps))
-        if step is None:
-            continue
-        falls = falls or step <= latest
-        latest = step
-        if step < last.get(row[names], float("-inf")):
-            return False
-        last[row[names]] = step
-    return falls
+def _climb_apart(rows: list[Row], names: str, steps: str) -> bool:
+    """Return True where steps never fall within a name, but do over all rows."""
+    numbered = [(row[names], step) for row in rows if (step := number(row.get(steps))) is not None]
+    falls = any(after <= before for (_, before), (_, after) in pairwise(numbered))
+    together = sorted(numbered, key=lambda entry: str(entry[0]))
+    return falls and all(one[0] != other[0] or one[1] <= other[1] for one, other in pairwise(together))
 
 
 def starts(rows: Sequence[Row], counter: str | None) -> set[int]:
-    """Where something that only grows begins again: the first row of each run but the first.
-
-    Where a counter of steps climbs on, a new epoch 0 is a new stage of one run, unless the schedule repeats as well.
-    """
-    rates = [number(row.get(_lr(rows))) for row in rows]
-    name = next((c for column in _GROWING for row in rows[:3] for c in row if plain_name(c).lower() == column), None)
-    if name is None:
-        return set() if counter is not None else _repeats(rates)
-    found = _falls([number(row.get(name)) for row in rows])
+    """Return the first row of each run but the first: where something that only grows begins again."""
+    rate, growing = _first_column(rows, "rates"), _first_column(rows, "growing")
+    repeats = _repeats([number(row.get(rate or "")) for row in rows])
+    if growing is None:
+        return set() if counter is not None else repeats
+    found = _falls([number(row.get(growing)) for row in rows])
+    # W&B's _step counts calls, and goes on over a restart.
     if counter is None or plain_name(counter) == "_step":
         return found
-    return {at for at in found if _goes_back(rows, counter, at)} | (found & _repeats(rates))
+    # Where a counter climbs on, a new epoch 0 is a new stage of one run, unless the schedule repeats as well.
+    steps = [math.nan if (step := number(row.get(counter))) is None else step for row in rows]
+    return {at for at in found if at in repeats or not steps[at - 1] < steps[at]}
 
 
-def _goes_back(rows: Sequence[Row], counter: str, at: int) -> bool:
-    before, after = number(rows[at - 1].get(counter)), number(rows[at].get(counter))
-    return before is None or after is None or after <= before
-
-
-def _lr(rows: Sequence[Row]) -> str:
-    names = ("learning_rate", "lr", "actor/lr", "optim/lr")
-    return next((c for row in rows[:3] for c in row if plain_name(c).lower() in names), "")
+def _first_column(rows: Sequence[Row], role: str) -> str | None:
+    """Find the surest column of a role among the first rows."""
+    columns = {folded(column): column for column in reversed(columns_in(rows[:3]))}
+    return next((columns[name] for name in names_for(role) if name in columns), None)
 
 
 def _falls(values: list[float | None]) -> set[int]:
-    """Falls back to where it began, or about there and far below what was reached."""
+    """Return where values fall back to their beginning, or about there and far below what was reached."""
     found: set[int] = set()
     first, top = None, 0.0
     for at, value in enumerate(values):
@@ -119,6 +103,7 @@ def _falls(values: list[float | None]) -> set[int]:
             continue
         if first is None:
             first = value
+        # A resumed run falls back a little; only a fall to about the beginning is a restart.
         elif value < top and (value <= first or (value <= 1.5 * first and value < 0.5 * top) or value < 0.01 * top):
             found.add(at)
             first, top = value, value
@@ -126,9 +111,27 @@ def _falls(values: list[float | None]) -> set[int]:
     return found
 
 
-def _repeats(values: list[float | None]) -> set[int]:
-    """Where the learning rates of the beginning come again, number for number; a constant one tells nothing."""
-    head = values[:_SCHEDULE]
-    if len(values) < 2 * _SCHEDULE or None in head or len(set(head)) < _SCHEDULE:
+def _repeats(rates: list[float | None]) -> set[int]:
+    """Return where the first learning rates come again, number for number; a constant one tells nothing."""
+    # A warmup gives distinct rates, which hardly repeat by chance.
+    head = rates[:_SCHEDULE]
+    if len(rates) < 2 * _SCHEDULE or None in head or len(set(head)) < _SCHEDULE:
         return set()
-    return {at for at in range(_SCHEDULE, len(values) - _SCHEDULE + 1) if values[at : at + _SCHEDULE] == head}
+    return {at for at in range(_SCHEDULE, len(rates) - _SCHEDULE + 1) if rates[at : at + _SCHEDULE] == head}
+
+
+def without_repeats(points: Mapping[int, Row]) -> tuple[dict[int, Row], int]:
+    """Drop exact repeats where a log writes each value until the next is known; return how often each was written."""
+
+    def measured(step: int) -> Row:
+        """Return what a point measures; NaN, which differs from itself, as None."""
+        row = points[step].items()
+        return {key: value if value == value else None for key, value in row if not is_bookkeeping(key)}
+
+    blocks = [list(block) for _, block in groupby(points, measured)]
+    lengths = Counter(len(block) for block in blocks)
+    length = max(lengths, key=lambda size: size * lengths[size], default=1)
+    # A run that is constant by itself has few blocks, and one with few possible values has blocks of any length.
+    if len(blocks) < _BLOCKS or length == 1 or length * lengths[length] < _SHARE * len(points):
+        return dict(points), 1
+    return {block[0]: points[block[0]] for block in blocks}, length

@@ -5,11 +5,11 @@ import importlib
 import logging
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from itertools import chain, islice, zip_longest
-from typing import Any, Literal, Protocol, assert_never
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,12 +32,8 @@ class Index(Protocol):
         ...
 
 
-class Retriever(Protocol):
-    """One way of searching."""
-
-    def index(self, documents: Sequence[Document]) -> Index:
-        """Make a question's documents ready to be searched."""
-        ...
+Retriever = Callable[[Sequence[Document]], Index]
+"""One way of searching: makes a question's documents ready to be searched."""
 
 
 def searchable(document: Document) -> str:
@@ -50,14 +46,6 @@ WORD = re.compile(r"\w+")
 
 class Golden:
     """Gives supporting documents only: those whose title the query names first, then by words in common."""
-
-    def index(self, documents: Sequence[Document]) -> "GoldenIndex":
-        """See Retriever."""
-        return GoldenIndex(documents)
-
-
-class GoldenIndex:
-    """See Index."""
 
     def __init__(self, documents: Sequence[Document]) -> None:
         self._words = {place: words(searchable(d)) for place, d in enumerate(documents) if d.supporting}
@@ -84,24 +72,10 @@ def words(text: str) -> frozenset[str]:
 class Lexical:
     """Gives the documents with the query's words, the rarer ones counting more."""
 
-    def __init__(self) -> None:
-        need("bm25s", "Stemmer")
-        import Stemmer
-
-        self._stemmer = Stemmer.Stemmer("english")
-
-    def index(self, documents: Sequence[Document]) -> "LexicalIndex":
-        """See Retriever."""
-        return LexicalIndex([searchable(document) for document in documents], self._stemmer)
-
-
-class LexicalIndex:
-    """See Index."""
-
-    def __init__(self, texts: list[str], stemmer: Any) -> None:
-        self._stemmer = stemmer
+    def __init__(self, documents: Sequence[Document]) -> None:
+        self._stemmer = _stemmer()
         self._bm25 = _bm25s().BM25(method="lucene", k1=1.5, b=0.75, backend="numpy")
-        stems = self._stems(texts)
+        stems = self._stems([searchable(document) for document in documents])
         self._has_words = any(stems)
         if self._has_words:  # or bm25s would divide by a mean length of 0
             self._bm25.index(stems, create_empty_token=False, show_progress=False)
@@ -127,6 +101,13 @@ class LexicalIndex:
             texts, stopwords="english", stemmer=self._stemmer, return_ids=False, show_progress=False
         )
         return stems
+
+
+@cache
+def _stemmer() -> Any:
+    import Stemmer
+
+    return Stemmer.Stemmer("english")
 
 
 def _bm25s() -> Any:
@@ -205,22 +186,13 @@ def embedder(name: str) -> Embedder:
 
 
 class Semantic:
-    """Gives the documents that mean most nearly what the query does; there are always some."""
+    """Gives the documents that mean most nearly what the query does; there are always some.
 
-    def __init__(self, name: str) -> None:
-        need_packages(name)
-        self._embedder = embedder(name)
+    They are embedded with the first query, since many a question is never searched.
+    """
 
-    def index(self, documents: Sequence[Document]) -> "SemanticIndex":
-        """See Retriever."""
-        return SemanticIndex([searchable(document) for document in documents], self._embedder)
-
-
-class SemanticIndex:
-    """See Index. Its documents are embedded with the first query, since many a question is never searched."""
-
-    def __init__(self, texts: list[str], embedder: Embedder) -> None:
-        self._texts = texts
+    def __init__(self, documents: Sequence[Document], embedder: Embedder) -> None:
+        self._texts = [searchable(document) for document in documents]
         self._embedder = embedder
         self._vectors: NDArray[np.float32] | None = None
 
@@ -240,18 +212,7 @@ class SemanticIndex:
 
 
 class Hybrid:
-    """Takes from two retrievers in turn."""
-
-    def __init__(self, first: Retriever, second: Retriever) -> None:
-        self._first, self._second = first, second
-
-    def index(self, documents: Sequence[Document]) -> "HybridIndex":
-        """See Retriever."""
-        return HybridIndex(self._first.index(documents), self._second.index(documents))
-
-
-class HybridIndex:
-    """See Index."""
+    """Takes from two indices in turn."""
 
     def __init__(self, first: Index, second: Index) -> None:
         self._first, self._second = first, second
@@ -272,19 +233,19 @@ Name = Literal["golden", "lexical", "semantic", "hybrid"]
 """Names of the retrievers in recipes."""
 
 
-def retriever(name: Name, embedder: str = "minilm") -> Retriever:
-    """The retriever of that name; `embedder` matters to those that search by meaning."""
-    match name:
-        case "golden":
-            return Golden()
-        case "lexical":
-            return Lexical()
-        case "semantic":
-            return Semantic(embedder)
-        case "hybrid":
-            return Hybrid(Lexical(), Semantic(embedder))
-        case _:
-            assert_never(name)
+def retriever(name: Name, model: str = "minilm") -> Retriever:
+    """Return the retriever of that name; `model` embeds for those that search by meaning."""
+    if name == "golden":
+        return Golden
+    if name == "lexical":
+        need("bm25s", "Stemmer")
+        return Lexical
+    need_packages(model)
+    semantic = partial(Semantic, embedder=embedder(model))
+    if name == "semantic":
+        return semantic
+    lexical = retriever("lexical")
+    return lambda documents: Hybrid(lexical(documents), semantic(documents))
 
 
 class Shelf:
@@ -301,7 +262,7 @@ class Shelf:
         """The index of a key (a task's id), built if it is not here."""
         found = self._indices.pop(key, None)
         if found is None:
-            found = self._retriever.index(documents)
+            found = self._retriever(documents)
             self.built += 1
         self._indices[key] = found
         if len(self._indices) > self._limit:

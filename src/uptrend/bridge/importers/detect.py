@@ -1,0 +1,190 @@
+"""Recognition of formats: `read_views` finds the reader of a file or folder by its content.
+
+A new file format is one function from a `LogFile` to its logs, and one entry in `READERS`. It returns None for a file
+of another format, and an empty list for a file of its format that holds no rows.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from uptrend.bridge.importers import rollouts
+from uptrend.bridge.importers.console import read_console
+from uptrend.bridge.importers.readers import Log, LogFile, number, open_log
+from uptrend.bridge.importers.settings import settings_beside, settings_in
+from uptrend.bridge.importers.tables import read_csv, read_json
+from uptrend.bridge.importers.trackers import read_events, read_wandb
+from uptrend.bridge.importers.views import view_of_settings, views_of_log
+from uptrend.records.dialects import recognize
+from uptrend.records.errors import RecordError
+from uptrend.records.run import Run
+from uptrend.records.view import RunView, view_of
+
+Reader = Callable[[LogFile], list[Log] | None]
+READERS: tuple[Reader, ...] = (read_wandb, read_events, read_json, read_csv, read_console)
+"""Readers of files, in the order in which they are tried: the console takes any text that has metrics."""
+
+_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".log", ".txt", ".out", ".gz", ".ndjson")
+# Files of a model or of Python packages, which are no logs.
+_OTHERS = re.compile(
+    r"(?:tokenizer|special_tokens|vocab|merges|added_tokens|generation_config|preprocessor|adapter_|config\.json|"
+    r"requirements|README|LICENSE|model\.safetensors)"
+)
+
+
+def read_views(path: Path) -> list[RunView]:
+    """Return every run that a file or folder holds, whoever wrote it; RecordError where nothing can be read."""
+    if not path.exists():
+        raise RecordError(f"{path} does not exist.")
+    if not path.is_dir():
+        return _read_file(path)
+    # The first that finds anything wins: a Trainer's output holds event files too, with fewer settings.
+    for read in (_run_directories, _trainer_output, _wandb_runs, _event_files, _loose_logs):
+        views = read(path)
+        if views:
+            return views
+    raise RecordError(
+        f"{path} holds nothing that is known here: expected is run.json, trainer_state.json, event files, "
+        "a .wandb file, completions, or a log as JSON, CSV or text."
+    )
+
+
+def _read_file(path: Path) -> list[RunView]:
+    file = open_log(path)
+    if file.data.startswith(b"PAR1"):
+        return [rollouts.view_of_completions([path])]
+    # A config or summary would otherwise be taken for a log of one row.
+    alone = settings_in(path)
+    if alone:
+        return [view_of_settings(alone, str(path))]
+    logs = _read_logs(file)
+    if len(logs) == 1 and rollouts.is_rollouts(logs[0].rows):
+        return [rollouts.view_of_rollouts(logs[0], str(path))]
+    settings, name = settings_beside(path)
+    if settings:
+        note = f"Settings were taken from {name} beside it."
+        logs = [replace(log, facts={**settings, **log.facts}, notes=(*log.notes, note)) for log in logs]
+    views = [view for log in logs for view in views_of_log(log, str(path))]
+    # A single row without a known metric is a stray object, not a run.
+    views = [view for view in views if view.metrics or view.evals or len(view.steps) > 1]
+    if not views:
+        raise RecordError(f"{path} holds no rows of metrics: neither a point of training nor an evaluation.")
+    return views
+
+
+def _read_logs(file: LogFile) -> list[Log]:
+    """Return the logs of the first reader that knows the file; RecordError where none does."""
+    logs = next((found for read in READERS if (found := read(file)) is not None), None)
+    if logs:
+        return logs
+    if re.match(r"\s*[\[{]", file.text):
+        raise RecordError(
+            f"{file.path} is JSON, but holds no rows of metrics: expected is a list of objects, one per logged point."
+        )
+    raise RecordError(
+        f"{file.path} holds no metrics that could be recognized: expected is JSON, CSV, dictionaries that a trainer "
+        "printed, or lines with a step and named numbers, such as `step 7, reward: 0.5, kl: 0.01`."
+    )
+
+
+def _run_directories(folder: Path) -> list[RunView]:
+    """Read our own run directory, or all in a folder such as `runs`; one that can't be read is named in the notes."""
+    if (folder / "run.json").exists():
+        return [view_of(Run(folder))]
+    views, broken = list[RunView](), list[str]()
+    for child in sorted(file.parent for file in folder.glob("*/run.json")):
+        try:
+            views.append(view_of(Run(child)))
+        except RecordError as error:
+            broken.append(f"Left out: {error}")
+    return [replace(view, notes=(*view.notes, *broken)) for view in views]
+
+
+def _trainer_output(folder: Path) -> list[RunView]:
+    """Read the newest state of a Trainer's output, with the completions that were kept beside it."""
+    files = rollouts.completion_files(folder)
+    states = [folder / "trainer_state.json", *folder.glob("checkpoint-*/trainer_state.json")]
+    states = sorted((path for path in states if path.exists()), key=lambda path: _from_json(path, "global_step", -1))
+    if not states:
+        return [rollouts.view_of_completions(list(files.values()))] if files else []
+    adapter = states[-1].parent / "adapter_config.json"
+    lora = {"r": _from_json(adapter, "r", 0), "alpha": _from_json(adapter, "lora_alpha", 0)}
+    more = {"model": {"lora": lora}} if all(lora.values()) else {}
+    views = [replace(view, source=str(folder), config=_filled(view.config, more)) for view in _read_file(states[-1])]
+    events = _event_files(folder)
+    # A run that was killed between checkpoints logged more to its event files.
+    if events and len(events[-1].steps) > len(views[-1].steps):
+        note = "The event files go beyond the last checkpoint's state and were read in its place."
+        config = _filled(events[-1].config, views[-1].config)
+        views[-1] = replace(events[-1], source=str(folder), config=config, notes=(*events[-1].notes, note))
+    if files:
+        views[-1] = rollouts.with_completions(views[-1], files)
+    return views
+
+
+def _from_json(path: Path, key: str, default: int) -> int:
+    """Return a whole number in a JSON object."""
+    try:
+        return int(json.loads(path.read_bytes())[key])
+    except (OSError, ValueError, KeyError, TypeError):
+        return default
+
+
+def _filled(config: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Fill what a config's tables lack."""
+    return {key: {**more.get(key, {}), **config.get(key, {})} for key in sorted({*config, *more})}
+
+
+def _wandb_runs(folder: Path) -> list[RunView]:
+    places = ("*.wandb", "*run-*/*.wandb", "wandb/*run-*/*.wandb")
+    found = {path.resolve(): path for place in places for path in sorted(folder.glob(place))}
+    return [view for path in found.values() for view in _read_file(path)]
+
+
+def _event_files(folder: Path) -> list[RunView]:
+    """Read the event files of each folder as one log, in the order in which they were begun."""
+    by_folder: dict[Path, list[Log]] = {}
+    for path in sorted(folder.rglob("*tfevents*")):
+        if path.is_file() and path.stat().st_size:
+            by_folder.setdefault(path.parent, []).extend(_read_logs(open_log(path)))
+    views: list[RunView] = []
+    for place, logs in sorted(by_folder.items()):
+        logs = sorted((log for log in logs if log.rows), key=lambda log: number(log.rows[0].get("time")) or 0.0)
+        views += _as_one(logs, place)
+    # A folder without a point counts only where no other has one.
+    return [view for view in views if len(view.steps)] or views
+
+
+def _as_one(logs: list[Log], source: Path) -> list[RunView]:
+    """Return the runs of several logs that are parts of one."""
+    notes = tuple(dict.fromkeys(note for log in logs for note in log.notes))
+    return views_of_log(Log([row for log in logs for row in log.rows], notes=notes), str(source)) if logs else []
+
+
+def _loose_logs(folder: Path) -> list[RunView]:
+    """Read every log that lies in the folder or just below; prime-rl's trainer and orchestrator write one each."""
+    views: list[RunView] = []
+    parts: list[Log] = []
+    for path in (*sorted(folder.glob("*")), *sorted(folder.glob("*/*"))):
+        if not path.is_file() or path.suffix not in _SUFFIXES or _OTHERS.match(path.name) or settings_in(path):
+            continue
+        try:
+            logs = _read_logs(open_log(path))
+            if len(logs) == 1 and recognize([key for row in logs[0].rows[:20] for key in row]) == "prime-rl":
+                parts += logs
+            else:
+                views += _read_file(path)
+        except RecordError:
+            continue
+    # A second copy of a run, as CSV beside JSON, is left out: the one with fewer metrics.
+    kept: dict[tuple[Any, ...], RunView] = {}
+    for view in (*views, *_as_one(parts, folder)):
+        _, rewards = view.curve("reward/mean")
+        # Six digits: CSV and JSON may print the same float differently.
+        key = (len(view.steps), *(round(float(value), 6) for value in rewards)) if len(rewards) else (id(view),)
+        if key not in kept or len(kept[key].metrics) < len(view.metrics):
+            kept[key] = view
+    return list(kept.values())

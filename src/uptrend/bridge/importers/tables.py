@@ -1,0 +1,205 @@
+"""Tables of metrics: JSON in all the shapes that logs have, and comma-separated values.
+
+JSON may be a Trainer's state, a list of rows, an object of columns, or one row per line, whole or cut off. A table of
+values may have any delimiter and any names; in a chart exported by W&B the columns are called `run - metric`.
+"""
+
+import contextlib
+import csv
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from uptrend.bridge.importers.readers import Log, LogFile, Row, number
+from uptrend.records.dialects import names_for
+from uptrend.stats.formatting import plural
+
+_STATE = "log_history"
+
+
+def read_json(file: LogFile) -> list[Log] | None:
+    """Return the logs of JSON, whole or cut off; an empty list where it has no rows, None where it is not JSON."""
+    text = file.text.strip()
+    if text[:1] not in "[{":
+        return None
+    lines = _read_lines(text)
+    if lines is not None:
+        return [lines]
+    try:
+        return _logs_of(json.loads(text))
+    except ValueError:
+        torn = _read_torn(text)
+        return [torn] if torn else None
+
+
+def _read_lines(text: str) -> Log | None:
+    """Read one row per line; None where most lines are no objects."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    if len(lines) < 2 and not text.startswith("{"):
+        return None
+    rows: list[Row] = []
+    torn = 0
+    for line in lines:
+        value = None
+        with contextlib.suppress(ValueError):
+            value = json.loads(line)
+        if isinstance(value, dict):
+            rows.append(value)
+        else:
+            torn += 1
+            # Lines of an indented object are no rows: do not parse thousands of them.
+            if torn > 20 and torn > len(rows):
+                return None
+    # A single row may be an object that holds the history.
+    if torn >= len(rows) or (len(rows) == 1 and _logs_of(rows[0])):
+        return None
+    was = "was" if torn == 1 else "were"
+    note = f"{plural(torn, 'line')} could not be read (torn or no JSON) and {was} left out."
+    return Log(rows, notes=(note,) if torn else ())
+
+
+def _read_torn(text: str) -> Log | None:
+    """Read the complete objects of a list that is cut off."""
+    state = re.search(rf'"{_STATE}"\s*:\s*\[', text)
+    start = state.end() if state else text.find("[") + 1
+    decoder, gap = json.JSONDecoder(), re.compile(r"[\s,]*")
+    rows: list[Row] = []
+    while space := gap.match(text, start):
+        try:
+            value, start = decoder.raw_decode(text, space.end())
+        except ValueError:
+            break
+        if not isinstance(value, dict):
+            break
+        rows.append(value)
+    note = f"The file is cut off: {plural(len(rows), 'row')} could be read."
+    return Log(rows, trainer="trl" if state else "", notes=(note,)) if rows else None
+
+
+def _logs_of(value: Any) -> list[Log]:
+    """Return the logs in a parsed value: a list of rows, an object that holds one, or one run per name."""
+    if isinstance(value, list):
+        rows = _rows(value)
+        return [Log(rows)] if rows else []
+    if not isinstance(value, dict):
+        return []
+    runs = {name: _rows(item) for name, item in value.items() if isinstance(item, list)}
+    known = (*names_for("histories"), *names_for("evaluations"))
+    if len(runs) == len(value) > 1 and not any(name.lower() in known or len(runs[name]) < 2 for name in runs):
+        return [Log(rows, name=name) for name, rows in runs.items()]
+    key, rows = _history(value)
+    if not rows:
+        return []
+    facts = {name: item for name, item in value.items() if name != key and name not in names_for("progress")}
+    return [Log([*rows, *_evaluations(value)], trainer="trl" if key == _STATE else "", facts=facts)]
+
+
+def _history(table: Mapping[str, Any]) -> tuple[str, list[Row]]:
+    """Return the key and the rows of an object: under a known name, else the longest list, else the object itself."""
+    lists = {
+        key: _rows(value)
+        for key, value in table.items()
+        if isinstance(value, list | dict) and key.lower() not in names_for("evaluations")
+    }
+    histories = names_for("histories")
+    found = {key: rows for key, rows in lists.items() if len(rows) > 1 or (rows and key in histories)}
+    if not found:
+        return "", _rows(table)
+    # A known name wins over a longer list, which may be examples or callbacks.
+    key = next((name for name in histories if name in found), max(found, key=lambda name: len(found[name])))
+    return key, found[key]
+
+
+def _evaluations(table: Mapping[str, Any]) -> list[Row]:
+    """Return the rows of held-out results beside the history, their names marked as such."""
+    lists = [table[key] for key in table if key.lower() in names_for("evaluations") and isinstance(table[key], list)]
+    return [
+        {key if key in ("step", "global_step", "epoch") else f"eval/{key}": value for key, value in row.items()}
+        for rows in lists
+        for row in _rows(rows)
+    ]
+
+
+def _rows(value: Any) -> list[Row]:
+    if isinstance(value, dict):
+        return _by_step(value) or _from_columns(value)
+    return [row for row in value if isinstance(row, dict)]
+
+
+def _by_step(table: Mapping[str, Any]) -> list[Row]:
+    """Return `{"1": {"reward": 0.1}, "2": {…}}` as rows."""
+    if len(table) < 2 or not all(key.isdigit() and isinstance(row, dict) for key, row in table.items()):
+        return []
+    return [{"step": int(key), **row} for key, row in table.items()]
+
+
+def _from_columns(table: Mapping[str, Any]) -> list[Row]:
+    """Return `{"step": [1, 2], "reward": [0.1, 0.2]}` as rows; columns of another length are left out."""
+    columns = {
+        key: value
+        for key, value in table.items()
+        if isinstance(value, list) and value and all(isinstance(item, int | float | None) for item in value)
+    }
+    # Columns of another length count something else, such as evaluations.
+    lengths = [len(column) for column in columns.values()]
+    length = max(set(lengths), key=lengths.count, default=0)
+    if length < 2:
+        return []
+    columns = {key: column for key, column in columns.items() if len(column) == length}
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def read_csv(file: LogFile) -> list[Log] | None:
+    """Return the logs of a table of values, one per run that its columns name; None where it is no such table."""
+    lines = [line for line in file.text.splitlines() if line.strip()]
+    delimiter = _delimiter(lines[:20])
+    if delimiter is None:
+        return None
+    first, *rest = _cells(lines, delimiter)
+    names = [name.strip() for name in first]
+    whole = [dict(zip(names, cells, strict=True)) for cells in rest if len(cells) == len(names)]
+    # The column without a name is a data frame's index.
+    rows = [{name: value for name, value in row.items() if name and value.strip()} for row in whole]
+    torn = len(rest) - len(rows)
+    notes = (f"{plural(torn, 'line')} with the wrong number of values left out.",) if torn else ()
+    runs = [run for run in (name.rpartition(" - ")[0] for name in names) if run]
+    if not runs or len(runs) < len(names) - 2:
+        return [Log(rows, notes=notes)]
+    return [Log(_charted_rows(rows, run, names), name=run, notes=notes) for run in dict.fromkeys(runs)]
+
+
+def _delimiter(head: list[str]) -> str | None:
+    """Find the delimiter that stands between names in the first line and, as often, between values below."""
+    if len(head) < 2:
+        return None
+    # The most frequent first: a decimal comma beside semicolons is less so.
+    for delimiter in sorted(",;\t", key=head[0].count, reverse=True):
+        names, *rows = _cells(head, delimiter) or [[]]
+        alike = sum(len(row) == len(names) for row in rows)
+        filled = [value for row in rows for value in row if value.strip()]
+        numbers = sum(number(value) is not None for value in filled)
+        is_named = all(number(name) is None for name in names if name.strip())
+        if len(names) > 1 and is_named and alike * 2 > len(rows) and numbers * 3 > len(filled):
+            return delimiter
+    return None
+
+
+def _cells(lines: Iterable[str], delimiter: str) -> list[list[str]]:
+    """Return the values of each line; a line that is no CSV (a stray quote takes in the rest) ends the table."""
+    cells: list[list[str]] = []
+    with contextlib.suppress(csv.Error):
+        cells.extend(csv.reader(lines, delimiter=delimiter))
+    return cells
+
+
+def _charted_rows(rows: list[Row], run: str, names: list[str]) -> list[Row]:
+    """Return one run's rows of a chart that W&B exported, without the bands drawn around its curves."""
+    head = f"{run} - "
+    axes = {name: name for name in names if " - " not in name}
+    mine = {name: name[len(head) :] for name in names if name.startswith(head) and not re.search("__(MIN|MAX)$", name)}
+    return [
+        {shown: row[name] for name, shown in (axes | mine).items() if name in row}
+        for row in rows
+        if any(name in row for name in mine)
+    ]

@@ -1,0 +1,205 @@
+"""Binary files of trackers: TensorBoard's event files and W&B's offline runs, read without either package.
+
+Both hold protocol buffers, which are decoded here without a schema; the numbers of the fields that matter are named.
+"""
+
+import contextlib
+import json
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+from uptrend.bridge.importers.readers import Log, LogFile, Row
+
+Field = int | bytes
+"""A decoded field: a varint, or the raw bytes of anything else."""
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, Field]]:
+    """Yield the numbered fields of a message in order; ValueError where it is torn."""
+    at = 0
+    while at < len(data):
+        key, at = _varint(data, at)
+        if key & 7 == 0:
+            value, at = _varint(data, at)
+            yield key >> 3, value
+            continue
+        # Fixed-width numbers have 8 or 4 bytes; a text or a message has its length before it.
+        size = {1: 8, 5: 4}.get(key & 7)
+        if key & 7 == 2:
+            size, at = _varint(data, at)
+        if size is None or at + size > len(data):
+            raise ValueError("a torn message")
+        yield key >> 3, data[at : at + size]
+        at += size
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return the number that begins at a place, and where it ends."""
+    value = shift = 0
+    while at < len(data) and shift <= 63:
+        value |= (data[at] & 0x7F) << shift
+        at += 1
+        if data[at - 1] < 0x80:
+            return value, at
+        shift += 7
+    raise ValueError("a torn number")
+
+
+def _signed(value: Field) -> int:
+    if not isinstance(value, int):
+        raise ValueError("a number was expected")
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def _text(value: Field) -> str:
+    return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else ""
+
+
+def _messages(data: bytes, number: int) -> Iterator[bytes]:
+    """Yield the messages in one field."""
+    return (value for key, value in _fields(data) if key == number and isinstance(value, bytes))
+
+
+# ---- TensorBoard. A file is a chain of records: length (8 bytes), its checksum (4), an Event, its checksum (4).
+# Event: wall_time 1, step 2, summary 5. Summary: value 1. Value: tag 1, simple_value 2, tensor 8.
+# TensorProto: dtype 1, content 4, or the number in float_val 5 or double_val 6.
+_EVENT_HEAD = 12
+_DTYPES = {1: "<f", 2: "<d", 3: "<i", 9: "<q"}
+
+
+def read_events(file: LogFile) -> list[Log] | None:
+    """Return the scalars of an event file, one row per step in the order of writing; None where it is none."""
+    if not _is_events(file.data):
+        return None
+    rows: list[Row] = []
+    at, is_torn = 0, False
+    # Checksums are not tested: a bad one spoils no scalar.
+    while at + _EVENT_HEAD <= len(file.data):
+        (length,) = struct.unpack_from("<Q", file.data, at)
+        record = file.data[at + _EVENT_HEAD : at + _EVENT_HEAD + length]
+        is_torn = len(record) < length
+        for step, time, tag, value in _scalars(record):
+            # A step that comes again after another one is a new row: a resumed run wrote it.
+            if not rows or rows[-1]["step"] != step or tag in rows[-1]:
+                rows.append({"step": step, "time": time})
+            rows[-1][tag] = value
+        at += _EVENT_HEAD + length + 4
+    return [Log(rows, notes=("The event file is cut off; what came before was read.",) if is_torn else ())]
+
+
+def _is_events(data: bytes) -> bool:
+    """Return True for a chain of records whose first is an Event."""
+    length = int.from_bytes(data[:8], "little")
+    # Any text's first 8 bytes are a huge number; a first Event is a few bytes.
+    if not 0 < length <= min(len(data), 1 << 20):
+        return False
+    try:
+        time = dict(_fields(data[_EVENT_HEAD : _EVENT_HEAD + length])).get(1)
+    except ValueError:
+        return False
+    return isinstance(time, bytes) and len(time) == 8
+
+
+def _scalars(record: bytes) -> Iterator[tuple[int, float, str, float]]:
+    """Yield step, time, tag and value of each scalar of an Event, up to where it is damaged."""
+    try:
+        event = dict(_fields(record))
+        time, step = event.get(1), _signed(event.get(2, 0))
+        seconds = struct.unpack("<d", time)[0] if isinstance(time, bytes) else 0.0
+        for summary in _messages(record, 5):
+            for value in _messages(summary, 1):
+                parts = dict(_fields(value))
+                found = _scalar(parts)
+                if found is not None:
+                    yield step, seconds, _text(parts.get(1, b"")), found
+    except (ValueError, struct.error):
+        return
+
+
+def _scalar(parts: dict[int, Field]) -> float | None:
+    """Return the number of a Value: the simple one, or that of a tensor that holds one."""
+    simple, tensor = parts.get(2), parts.get(8)
+    if isinstance(simple, bytes):
+        return float(struct.unpack("<f", simple)[0])
+    if not isinstance(tensor, bytes):
+        return None
+    held = dict(_fields(tensor))
+    dtype = held.get(1)
+    layout = _DTYPES.get(dtype, "") if isinstance(dtype, int) else ""
+    for value, form in ((held.get(5), "<f"), (held.get(6), "<d"), (held.get(4), layout)):
+        if form and isinstance(value, bytes) and len(value) == struct.calcsize(form):
+            return float(struct.unpack(form, value)[0])
+    return None
+
+
+# ---- W&B. After 7 bytes of header, run-ID.wandb is a LevelDB log: blocks of 32 KiB with pieces of checksum (4 bytes),
+# length (2) and kind (1: whole, 2: first, 3: middle, 4: last piece); joined, each is a Record of wandb_internal.proto.
+# Record: history 2, config 5, run 17. Run: config 4, display name 8. History: item 1, step 2. Config: item 1.
+# Item: key 1, nested key 2, value as JSON 16.
+_BLOCK, _PIECE_HEAD, _START = 32768, 7, 7
+_WHOLE, _FIRST, _LAST = 1, 2, 4
+
+
+def read_wandb(file: LogFile) -> list[Log] | None:
+    """Return history, config and name of an offline run; None where the file is none."""
+    if not file.data.startswith(b":W&B"):
+        return None
+    rows: list[Row] = []
+    facts: dict[str, Any] = {}
+    notes: list[str] = []
+    name = ""
+    for record in _records(file.data):
+        try:
+            for history in _messages(record, 2):
+                row = _items(history)
+                for step in _messages(history, 2):
+                    row.setdefault("_step", _signed(dict(_fields(step)).get(1, 0)))
+                if row:
+                    rows.append(row)
+            runs = list(_messages(record, 17))
+            for config in (*_messages(record, 5), *(config for run in runs for config in _messages(run, 4))):
+                facts |= _items(config)
+            for title in (title for run in runs for title in _messages(run, 8)):
+                name = _text(title)
+        except ValueError:
+            notes.append("A damaged record of the .wandb file was left out.")
+    # W&B keeps its own bookkeeping in the config, under one key.
+    settings = {key: value for key, value in facts.items() if not key.startswith("_wandb")}
+    return [Log(rows, name, facts=settings, notes=tuple(notes))]
+
+
+def _records(data: bytes) -> Iterator[bytes]:
+    """Yield the records, joined from their pieces; one that is torn at the end is left out."""
+    at, pieces = _START, b""
+    while at + _PIECE_HEAD <= len(data):
+        left = _BLOCK - at % _BLOCK
+        if left < _PIECE_HEAD:
+            at += left
+            continue
+        length, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+        piece = data[at + _PIECE_HEAD : at + _PIECE_HEAD + length]
+        at += _PIECE_HEAD + length
+        if not _WHOLE <= kind <= _LAST:
+            # Zeros to the end of the block, or damage: the next block begins anew.
+            at += _BLOCK - at % _BLOCK
+            continue
+        pieces = piece if kind in (_WHOLE, _FIRST) else pieces + piece
+        if kind in (_WHOLE, _LAST):
+            yield pieces
+
+
+def _items(message: bytes) -> dict[str, Any]:
+    """Return the named values of a message; nested names are joined as W&B shows them."""
+    found: dict[str, Any] = {}
+    for item in _messages(message, 1):
+        names, value = list[str](), None
+        for key, field in _fields(item):
+            text = _text(field)
+            if key in (1, 2) and text:
+                names.append(text)
+            elif key == 16:
+                with contextlib.suppress(ValueError):
+                    value = json.loads(text)
+        found["/".join(names)] = value
+    return found
