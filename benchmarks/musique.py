@@ -130,8 +130,8 @@ def real(
     from uptrend.runner.evaluation import load_for_eval
     from uptrend.tasks.musique.taskset import RETRIEVERS
     from uptrend.tasks.pool import heldout
-    from uptrend.training.evaluate import evaluate
     from uptrend.training.gather import RolloutPlayer as Players
+    from uptrend.training.gather import evaluate
 
     found = []
     limits = ["sampling.max_tokens=72", "sampling.max_turns=8", "sampling.context=4096", "sampling.rows=64"]

@@ -1,4 +1,4 @@
-"""The process that records: what it needs, and what is left when it, the trainer or a person puts an end to things."""
+"""The process that records: what it needs, and what is left when it, the trainer or a person ends things."""
 
 import os
 import signal
@@ -8,14 +8,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from small_sums import GROUPS, SIZE, make_trainer
 from transformers import TrainerCallback
 
 from uptrend.bridge.trl import watch
-from uptrend.bridge.trl.batch import TrlBatch
-from uptrend.bridge.trl.subprocess_recorder import WAITING, SubprocessRecorder
+from uptrend.bridge.trl.record import WAITING, SubprocessRecorder
 from uptrend.records import Run
 
 pytestmark = pytest.mark.slow
@@ -23,8 +21,8 @@ pytestmark = pytest.mark.slow
 SCRIPT = """
 import os, signal, sys, time
 from pathlib import Path
-from transformers import TrainerCallback
 from small_sums import make_trainer
+from test_recording import AtStep
 from uptrend.bridge.trl import watch
 
 folder = Path(sys.argv[2])
@@ -33,16 +31,14 @@ with (folder / "read").open("a") as file:
 trainer = make_trainer(sys.argv[1], folder, steps=9)
 watching = watch(trainer)
 
-class Killing(TrainerCallback):
-    def on_step_end(self, args, state, control, **_):
-        if state.global_step == 3:
-            lines = watching.path / "metrics.jsonl"
-            while not lines.exists() or lines.read_text().count("\\n") < 2:
-                time.sleep(0.01)
-            (folder / "pid").write_text(str(watching.record.subprocess_recorder.pid))
-            os.kill(os.getpid(), signal.SIGKILL)
+def kill():
+    lines = watching.path / "metrics.jsonl"
+    while not lines.exists() or lines.read_text().count("\\n") < 2:
+        time.sleep(0.01)
+    (folder / "pid").write_text(str(watching.record.subprocess_recorder.pid))
+    os.kill(os.getpid(), signal.SIGKILL)
 
-trainer.add_callback(Killing())
+trainer.add_callback(AtStep(3, kill))
 trainer.train()
 """
 
@@ -59,7 +55,7 @@ class AtStep(TrainerCallback):
 
 
 def test_recording_loads_no_torch() -> None:
-    code = "import sys, uptrend.bridge.trl.recorder, uptrend.bridge.trl.writer\nprint('torch' in sys.modules)"
+    code = "import sys, uptrend.bridge.trl.writer\nprint('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
 
 
@@ -77,14 +73,12 @@ def test_when_its_process_is_killed_training_goes_on_and_says_so(
     trainer.add_callback(AtStep(2, kill))
     trainer.train()
     assert trainer.state.global_step == 4
-    said = capsys.readouterr().err
-    assert said.count("the process that records has ended (code -9)") == 1
+    assert capsys.readouterr().err.count("the process that records has ended (code -9)") == 1
     run = Run(watching.path)
     assert run.status == "finished"
-    told = [event["lost"] for event in run.events if "lost" in event]
-    assert len(told) == 1
-    assert {3, 4} <= set(told[0])
-    assert sorted({line["step"] for line in run.metric_lines} | set(told[0])) == [1, 2, 3, 4]
+    (lost,) = (event["lost"] for event in run.events if "lost" in event)
+    assert {3, 4} <= set(lost)
+    assert sorted({line["step"] for line in run.metric_lines} | set(lost)) == [1, 2, 3, 4]
 
 
 def test_a_killed_trainer_leaves_a_whole_directory_and_no_process(tiny_folder: str, tmp_path: Path) -> None:
@@ -98,19 +92,15 @@ def test_a_killed_trainer_leaves_a_whole_directory_and_no_process(tiny_folder: s
     )  # fmt: skip
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert (tmp_path / "read").read_text() == "once\n"
-    _wait_for_the_end_of(int((tmp_path / "pid").read_text()))
+    recorder, until = Path("/proc") / (tmp_path / "pid").read_text(), time.monotonic() + 30
+    while recorder.exists() and (recorder / "cmdline").read_bytes():  # a zombie has none
+        assert time.monotonic() < until, "the process that records did not end"
+        time.sleep(0.05)
     run = Run(tmp_path / "uptrend")
     assert run.status == "killed"
     assert [line["step"] for line in run.metric_lines][:2] == [1, 2]
     assert run.rollouts().num_rows >= 2 * GROUPS * SIZE
     assert list(run.path.rglob("*.tmp*")) == []
-
-
-def _wait_for_the_end_of(process: int, seconds: float = 30.0) -> None:
-    until = time.monotonic() + seconds
-    while Path(f"/proc/{process}").exists() and Path(f"/proc/{process}/cmdline").read_bytes():  # a zombie has none
-        assert time.monotonic() < until, "the process that records did not end"
-        time.sleep(0.05)
 
 
 def test_an_interrupted_run_is_recorded_to_its_last_step(tiny_folder: str, tmp_path: Path) -> None:
@@ -125,34 +115,25 @@ def test_an_interrupted_run_is_recorded_to_its_last_step(tiny_folder: str, tmp_p
     assert [event for event in run.events if event["event"] == "records-lost"] == []
 
 
-def test_a_process_that_takes_nothing_is_waited_for_but_not_for_ever() -> None:
+def test_a_process_that_takes_nothing_is_waited_for_but_not_forever() -> None:
     troubles: list[str] = []
-    subprocess_recorder = SubprocessRecorder(
-        lambda _: None, lambda *_: None, troubles.append, patience=0.1, deadline=0.3
-    )
-    assert subprocess_recorder.pid is not None
-    os.kill(subprocess_recorder.pid, signal.SIGSTOP)
+    recorder = SubprocessRecorder(lambda _: None, lambda *_: None, troubles.append, patience=0.1, deadline=0.3)
+    assert recorder.pid is not None
+    os.kill(recorder.pid, signal.SIGSTOP)
     began, steps = time.monotonic(), WAITING + 4
     for step in range(1, steps + 1):
-        subprocess_recorder.send("step", lambda: (b"x" * (2 << 20),), step)
-    assert subprocess_recorder.close() == list(range(1, steps + 1))
+        recorder.send("take_step", lambda: (b"x" * (2 << 20),), step)
+    assert recorder.close() == list(range(1, steps + 1))
     assert time.monotonic() - began < 5
     assert len(troubles) == 1
     assert "has taken nothing for 0.1 s; steps are left out" in troubles[0]
 
 
-def test_what_is_handed_over_is_plain() -> None:
-    """A user's own objects could not be read in another process."""
-
-    class Picture:
-        def __str__(self) -> str:
-            return "a picture"
-
-    asked = [{"role": "user", "content": [{"type": "image", "image": Picture()}]}]
-    batch = TrlBatch(0, 1, 0, [{"own": Picture()}], ["7"], [asked], ["7"], [[3]], np.zeros((1, 1)),
-                  {"advantages": np.zeros(1), "pixels": Picture()}, [], 0.0)  # fmt: skip
-    plain = batch.portable()
-    assert plain.examples == []
-    assert plain.prompts[0][0]["content"][0]["image"] == "a picture"
-    assert list(plain.output) == ["advantages"]
-    assert plain.completions == ["7"]
+def test_without_a_process_nothing_is_recorded_and_the_trainer_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    troubles: list[str] = []
+    recorder = SubprocessRecorder(lambda _: None, lambda *_: None, troubles.append)
+    recorder.send("take_step", tuple, 1)
+    assert recorder.close() == [1]
+    assert recorder.pid is None
+    assert len(troubles) == 1

@@ -10,7 +10,6 @@ from small_sums import GROUPS, SIZE, make_trainer, right
 from trl import GRPOTrainer
 
 from uptrend.bridge.trl import Watch, watch, watched
-from uptrend.bridge.trl.record import free_path
 from uptrend.records import Role, Run
 
 pytestmark = pytest.mark.slow
@@ -67,11 +66,9 @@ def test_a_watched_run_learns_exactly_what_an_unwatched_one_does(both: Any) -> N
 
 def test_nothing_is_found_and_nothing_failed(both: Any) -> None:
     run = Run(both[2].path)
-    found = [event for event in run.events if event["event"] in ("finding", "probed") and event["severity"] != "note"]
-    assert found == []
-    assert [event["event"] for event in run.events if event["event"] == "watch-failed"] == []
-    assert run.status == "finished"
-    assert run.last_step == STEPS
+    assert [e for e in run.events if e["event"] in ("finding", "probed") and e["severity"] != "note"] == []
+    assert [e for e in run.events if e["event"] == "watch-failed"] == []
+    assert (run.status, run.last_step) == ("finished", STEPS)
 
 
 def test_the_rows_hold_trls_own_tensors(both: Any) -> None:
@@ -108,21 +105,23 @@ def test_the_learners_log_probabilities_are_the_plain_models(both: Any, tiny_fol
         assert row["learner"][start:] == pytest.approx(expected[start - 1 :].tolist(), abs=1e-4)
 
 
+SAME = {
+    "reward/mean": "reward", "learner/entropy/mean": "entropy", "sampling/length/mean": "completions/mean_length",
+    "kl/reference/mean": "kl", "gradient/norm/before": "grad_norm", "optimizer/lr": "learning_rate",
+    "advantage/dead/share": "frac_reward_zero_std", "sampling/truncated/share": "completions/clipped_ratio",
+}  # fmt: skip
+"""Metrics that TRL logs as well, under its own names."""
+
+
 def test_the_line_says_what_trl_logged_and_what_it_did_not(both: Any) -> None:
     _, seen, watching = both
     lines = Run(watching.path).metric_lines
     logged = [line for line in seen.said if "reward" in line]
     for line, said in zip(lines, logged, strict=True):
-        assert line["reward/mean"] == pytest.approx(said["reward"], abs=1e-6)
-        assert line["learner/entropy/mean"] == pytest.approx(said["entropy"], rel=1e-4)
-        assert line["sampling/length/mean"] == pytest.approx(said["completions/mean_length"])
-        assert line["kl/reference/mean"] == pytest.approx(said["kl"], abs=1e-5)
-        assert line["gradient/norm/before"] == pytest.approx(float(said["grad_norm"]), rel=1e-4)
-        assert line["optimizer/lr"] == pytest.approx(said["learning_rate"])
-        assert line["advantage/dead/share"] == pytest.approx(said["frac_reward_zero_std"])
+        for ours, theirs in SAME.items():
+            assert line[ours] == pytest.approx(float(said[theirs]), rel=1e-4, abs=1e-5), ours
         assert line["weights/changed/share"] > 0.9
         assert line["tokens/trained/model/count"] == line["tokens/model/count"]
-        assert line["sampling/truncated/share"] == pytest.approx(said["completions/clipped_ratio"])
         assert line["sampling/context/max"] <= line["sampling/prompt/max"] + said["completions/max_length"]
         assert None not in line.values()
     assert lines[0]["sampler/gap/max"] < 1e-3
@@ -143,53 +142,37 @@ def test_the_update_is_as_long_as_the_weights_say(both: Any, tiny_folder: str) -
     assert digests[0] != digests[1]
 
 
-def test_run_json_speaks_our_words(both: Any) -> None:
+def test_run_json_has_our_keys(both: Any) -> None:
     run = Run(both[2].path)
-    assert run.info["trainer"] == "trl"
-    assert run.info["raw"]["num_generations"] == SIZE
+    assert (run.info["trainer"], run.info["raw"]["num_generations"]) == ("trl", SIZE)
     config = run.config
     told = {"size": SIZE, "groups": GROUPS, "max_tokens": 8, "max_turns": 1}
     assert config["sampling"] | told == config["sampling"]
-    assert config["learning"]["lr"] == 1e-4
-    assert config["learning"]["kl"]["beta"] == 0.04
-    assert config["learning"]["loss"] == "dapo"
+    learning = config["learning"]
+    assert (learning["lr"], learning["kl"]["beta"], learning["loss"], learning["steps"]) == (1e-4, 0.04, "dapo", STEPS)
     assert config["model"]["weights"] == "fp32"
-    assert config["learning"]["steps"] == STEPS
 
 
-def test_right_answers_are_known_by_what_gold_earns(both: Any) -> None:
-    rows = Run(both[2].path).rollouts().to_pylist()
-    assert all(row["correct"] == (row["reward"] == 1.0) for row in rows)
-    assert {row["answer"] for row in rows}
-    assert all(row["reward_high"] == 1.0 for row in rows)
-    for row in rows:
-        a, b = (int(word) for word in row["messages"][0]["content"].split() if word.isdigit())
-        assert row["answer"] == str(a + b)
-
-
-def test_groups_are_the_prompts(both: Any) -> None:
+def test_right_answers_are_known_by_what_gold_earns_and_groups_are_the_prompts(both: Any) -> None:
     rows = Run(both[2].path).rollouts(1).to_pylist()
-    by_group: dict[str, set[str]] = {}
+    prompts: dict[str, set[str]] = {}
     for row in rows:
-        by_group.setdefault(row["group"], set()).add(row["messages"][0]["content"])
-    assert len(by_group) == GROUPS
-    assert all(len(prompts) == 1 for prompts in by_group.values())
+        assert row["correct"] == (row["reward"] == 1.0)
+        assert row["reward_high"] == 1.0
+        asked = row["messages"][0]["content"]
+        a, b = (int(word) for word in asked.split() if word.isdigit())
+        assert row["answer"] == str(a + b)
+        prompts.setdefault(row["group"], set()).add(asked)
+    assert [len(found) for found in prompts.values()] == [1] * GROUPS
     assert sorted(row["index"] for row in rows) == sorted(list(range(SIZE)) * GROUPS)
 
 
-def test_a_wrapped_class_is_watched(tiny_folder: str, tmp_path: Path) -> None:
-    trainer = make_trainer(tiny_folder, tmp_path, trainer=watched(GRPOTrainer, tmp_path / "run"), steps=1)
-    assert watch(trainer) is watch(trainer)
-    trainer.train()
-    assert Run(tmp_path / "run").last_step == 1
-
-
-def test_a_second_run_lies_beside_the_first(tmp_path: Path) -> None:
-    for name in ("uptrend", "uptrend-2", "uptrend-3"):
-        free = free_path(tmp_path / "uptrend")
-        assert free.name == name
-        free.mkdir()
-        (free / "run.json").touch()
+def test_a_wrapped_class_is_watched_and_a_second_run_lies_beside_the_first(tiny_folder: str, tmp_path: Path) -> None:
+    for name in ("run", "run-2"):
+        trainer = make_trainer(tiny_folder, tmp_path, trainer=watched(GRPOTrainer, tmp_path / "run"), steps=1)
+        assert watch(trainer) is watch(trainer)
+        trainer.train()
+        assert Run(tmp_path / name).last_step == 1
 
 
 def test_a_resumed_run_goes_on_in_its_directory(tiny_folder: str, tmp_path: Path) -> None:
@@ -223,17 +206,21 @@ def test_several_updates_a_generation(tiny_folder: str, tmp_path: Path) -> None:
     assert abs(run.metric_lines[1]["learner/ratio/mean"] - 1.0) > 1e-4
 
 
-def test_an_evaluation_is_recorded(tiny_folder: str, tmp_path: Path) -> None:
+def test_an_evaluation_is_recorded_and_an_unscored_task_counts_as_wrong(tiny_folder: str, tmp_path: Path) -> None:
+    def unsure(completions: list[Any], answer: list[str], **_: Any) -> list[float | None]:
+        return [None if i == 3 else value for i, value in enumerate(right(completions, answer))]
+
     options = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": SIZE}
-    trainer = make_trainer(tiny_folder, tmp_path, steps=2, held_out=3, **options)
+    trainer = make_trainer(tiny_folder, tmp_path, steps=2, held_out=3, reward=unsure, **options)
     watching = watch(trainer)
     trainer.train()
-    lines = Run(watching.path).eval_lines
-    assert [line["step"] for line in lines] == [1, 2]
-    assert lines[0]["tasks"] == 3 * SIZE
-    assert lines[0]["accuracy"] == pytest.approx(lines[0]["reward"])
-    assert len(Run(watching.path).eval_rollouts(1)) == 3 * SIZE
-    assert np.isfinite(lines[0]["low"])
+    run = Run(watching.path)
+    assert [line["step"] for line in run.eval_lines] == [1, 2]
+    line, rows = run.eval_lines[0], run.eval_rollouts(1).to_pylist()
+    assert (line["tasks"], line["failed"], line["correct"]) == (12, 3, sum(bool(row["correct"]) for row in rows))
+    assert line["accuracy"] == line["correct"] / 12
+    assert line["low"] < line["accuracy"] < line["high"]
+    assert line["reward"] == pytest.approx(np.mean([row["reward"] for row in rows if row["reward"] is not None]))
 
 
 class FailsWhenAsked(GRPOTrainer):

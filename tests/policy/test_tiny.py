@@ -17,8 +17,7 @@ from uptrend.policy.known import find_model
 from uptrend.rollout.inprocess import InProcessSampler
 from uptrend.runner.evaluation import load_for_eval
 from uptrend.tasks.pool import make_taskset
-from uptrend.training.evaluate import evaluate
-from uptrend.training.gather import RolloutPlayer
+from uptrend.training.gather import RolloutPlayer, evaluate
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,7 +10,7 @@ import torch
 
 from uptrend.algo import advantages
 from uptrend.config import load_config
-from uptrend.records import Message, RecordError, Run
+from uptrend.records import RecordError, Run
 from uptrend.runner.runs import resume, train
 from uptrend.training.observer import StepRecord, Stop
 
@@ -133,14 +133,12 @@ def test_an_observer_can_stop_the_run(start: Start) -> None:
     assert (again.status, again.last_step) == ("finished", 3)
 
 
-def test_a_wish_to_stop_after_the_last_step_is_no_stop(start: Start) -> None:
-    run = start(observers=[Watcher("a", [], stop_at=3)])
-    assert (run.status, run.last_step) == ("finished", 3)
-
-
-def test_a_stop_before_the_first_step_leaves_nothing_to_go_on_from(start: Start) -> None:
-    run = start(observers=[Watcher("a", [], stop_at=0)])
-    assert (run.status, run.last_step, run.checkpoints) == ("stopped", 0, [])
+@pytest.mark.parametrize(("step", "status", "saved"), [(0, "stopped", 0), (3, "finished", 1)])
+def test_a_wish_to_stop_before_the_first_step_or_after_the_last(
+    start: Start, step: int, status: str, saved: int
+) -> None:
+    run = start(observers=[Watcher("a", [], stop_at=step)])
+    assert (run.status, run.last_step, len(run.checkpoints)) == (status, step, saved)
 
 
 class InTheWay(Watcher):
@@ -163,20 +161,6 @@ def test_what_the_recorder_cannot_write_ends_the_run(start: Start, tmp_path: Pat
     run = Run(tmp_path / "runs" / "run")
     assert (run.status, run.last_step) == ("failed", 1)
     assert calls[-1][1] == "after"
-
-
-def test_a_run_fails_aloud(start: Start, tmp_path: Path) -> None:
-    class Fatal(Watcher):
-        def step(self, record: StepRecord) -> Stop | None:
-            raise ZeroDivisionError(f"at {record.step}")
-
-    calls: list[tuple[Any, ...]] = []
-    with pytest.raises(ZeroDivisionError):
-        start(observers=[Fatal("a", calls)])
-    run = Run(tmp_path / "runs" / "run")
-    assert run.status == "failed"
-    assert calls[-1][1] == "after"
-    assert [e["error"] for e in run.events if e["event"] == "failed"] == ["ZeroDivisionError: at 0"]
 
 
 def test_a_curriculum_changes_its_tasks_on_time(start: Start) -> None:
@@ -215,33 +199,19 @@ def test_failures_are_data_and_are_not_trained(start: Start) -> None:
     assert all(line["reward/mean"] is not None for line in run.metric_lines)
 
 
-def test_a_run_in_which_every_score_fails_goes_on(start: Start) -> None:
-    run = start("tasks.fails=1", "eval.fails=1")
+def test_a_run_goes_on_where_every_score_fails_or_no_prompt_fits(start: Start) -> None:
+    run = start("tasks.fails=1", "eval.fails=1", name="fails")
     assert run.status == "finished"
-    assert all("reward/mean" not in line for line in run.metric_lines)
-    assert [line["weights/changed/share"] for line in run.metric_lines] == [0.0] * 3
+    assert all("reward/mean" not in line and line["weights/changed/share"] == 0 for line in run.metric_lines)
     assert [(e["failed"], e["accuracy"], "reward" in e) for e in run.eval_lines] == [(6, 0.0, False)] * 3
-
-
-def test_prompts_that_never_fit_teach_nothing_and_break_nothing(start: Start) -> None:
-    run = start("sampling.context=8")
+    run = start("sampling.context=8", name="full")
     assert run.status == "finished"
     assert {r["ended"] for r in rows(run)} == {"context-full"}
     assert [line["tokens/model/count"] for line in run.metric_lines] == [0] * 3
 
 
-def test_rollouts_cut_by_length_can_be_left_out(start: Start) -> None:
-    run = start("learning.mask_truncated=true", "learning.steps=2")
-    cut = [r for r in rows(run) if r["ended"] == "length"]
-    assert cut
-    assert all(set(r["weights"]) == {0.0} for r in cut)
-    others = [r for r in rows(run) if r["ended"] == "stop-token"]
-    assert all(any(r["weights"]) for r in others)
-
-
-@pytest.mark.parametrize("lora", ["", "model.lora={r=4}"], ids=["full", "lora"])
-def test_the_divergence_from_the_reference_begins_at_0(start: Start, lora: str) -> None:
-    run = start("learning.kl.beta=0.1", "learning.lr=1e-2", *filter(None, [lora]))
+def test_the_divergence_from_the_reference_begins_at_0(start: Start) -> None:
+    run = start("learning.kl.beta=0.1", "learning.lr=1e-2", "model.lora={r=4}")
     divergence = [line["kl/reference/mean"] for line in run.metric_lines]
     assert divergence[0] == pytest.approx(0.0, abs=1e-6)
     assert min(divergence[1:]) > 1e-4
@@ -266,13 +236,6 @@ def test_k1_is_taken_from_the_reward(start: Start) -> None:
         plain = advantages(rewards, groups, scale="none", baseline="mean")
         assert torch.allclose(told, plain, atol=1e-6) == (step == 1)
         assert run.metric_lines[step - 1]["loss/kl"] == 0.0
-
-
-def test_several_updates_a_step_are_counted(start: Start) -> None:
-    run = start("learning.updates=2", "learning.minibatches=2", "learning.lr=1e-2")
-    assert [line["optimizer/updates/count"] for line in run.metric_lines] == [4] * 3
-    assert all(line["learner/ratio/mean"] != 1.0 for line in run.metric_lines)
-    assert all(line["sampler/gap/max"] < 2e-4 for line in run.metric_lines)
 
 
 def test_rollouts_of_several_turns_in_a_chat(start: Start) -> None:
@@ -303,14 +266,6 @@ def test_pass_at_k_is_that_of_the_recorded_attempts(start: Start) -> None:
     assert before["by_family"].keys() == {"even"}
 
 
-def test_held_out_tasks_are_not_trained_on(start: Start) -> None:
-    run = start("learning.steps=8")
-    trained = {r["task"] for r in rows(run)}
-    held: set[str] = set(run.eval_rollouts(0)["task"].to_pylist())
-    assert len(held) == 6
-    assert not trained & held
-
-
 def test_bf16_weights_come_with_a_note_and_hardly_move(start: Start) -> None:
     run = start("model.weights=bf16", "learning.lr=1e-6")
     (note,) = run.info["notes"]
@@ -324,11 +279,3 @@ def test_a_family_that_is_short_of_both_says_so_once(start: Start) -> None:
     run = start(*sets, "tasks.train=500", "eval.tasks=100", "learning.steps=1")
     (note,) = run.info["notes"]
     assert note.startswith("arithmetic has 100 tasks, fewer than asked for")
-
-
-def test_messages_are_as_they_were_said(start: Start) -> None:
-    row = rows(start("learning.steps=1"))[0]
-    said = Message("user", row["messages"][0]["content"])
-    assert row["messages"][0] == {**vars(said), "calls": None, "problem": None}
-    assert row["messages"][0]["content"].startswith("Say letters, ")
-    assert row["messages"][1]["role"] == "assistant"

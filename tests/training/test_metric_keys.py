@@ -92,12 +92,3 @@ def test_a_loss_that_is_not_finite_is_written_as_null_and_found(llama_folder: Pa
     run = train_one_group(llama_folder, tmp_path, infinite=1)
     assert {"loss/total", "gradient/norm/before"} <= nulls(run)
     assert "run.nonfinite" in {finding.id for finding in diagnose(view_of(run)).findings}
-
-
-def test_where_nothing_is_scored_there_is_no_reward(llama_folder: Path, tmp_path: Path) -> None:
-    run = train_one_group(llama_folder, tmp_path, steps=1, fails=1)
-    (line,) = run.metric_lines
-    assert line["sampling/failed/count"] == 4
-    assert not [key for key in line if key.startswith(("reward/", "advantage/dead"))]
-    assert all("reward" not in line and line["accuracy"] == 0 for line in run.eval_lines)
-    assert nulls(run) == set()

@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file
 
 import uptrend
 from uptrend.config import load_config
@@ -50,15 +48,11 @@ def again(run: Run, tmp_path: Path) -> Start:
     return go
 
 
-def weights(run: Run, step: int) -> dict[str, torch.Tensor]:
-    """All that a checkpoint's files hold: the model or its adapters, and the optimizer's memory."""
+def weights(run: Run, step: int) -> list[bytes]:
+    """The files of a checkpoint: the model or its adapters, and the optimizer's memory."""
     files = sorted((run.path / "checkpoints" / f"step-{step:06d}").rglob("*.safetensors"))
     assert len(files) == 2
-    return {f"{file.name}/{name}": value for file in files for name, value in load_file(file).items()}
-
-
-def is_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+    return [file.read_bytes() for file in files]
 
 
 def lines(run: Run) -> list[dict[str, Any]]:
@@ -84,18 +78,6 @@ SORTS = {
 }  # fmt: skip
 
 
-def is_what_it_says(sort: str, run: Run) -> bool:
-    """Whether a run has what its sort is there for."""
-    rows = run.rollouts()
-    looked, sampled = (np.isfinite(tokens(run, None, column)).sum() for column in ("learner", "sampler"))
-    has = {
-        "dropped-and-failed": False in rows["kept"].to_pylist() and None in rows["reward"].to_pylist(),
-        "dead-ones-skipped": looked < sampled,
-        "turns": 2 in tokens(run, None, "roles"),
-    }
-    return has.get(sort, True)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("sort", SORTS)
 def test_an_unchanged_replay_is_the_run_to_the_bit(sort: str, llama_folder: Path, tmp_path: Path) -> None:
@@ -104,11 +86,17 @@ def test_an_unchanged_replay_is_the_run_to_the_bit(sort: str, llama_folder: Path
     rest = replay(original, 1, overrides=EACH, runs=tmp_path, name="rest")
     assert (whole.status, rest.status) == ("finished", "finished")
     for step in range(1, STEPS + 1):
-        assert is_same(weights(whole, step), weights(original, step)), step
+        assert weights(whole, step) == weights(original, step), step
     for step in (2, 3):
-        assert is_same(weights(rest, step), weights(original, step)), step
-    assert not is_same(weights(original, 2), weights(original, 3))
-    assert is_what_it_says(sort, original)
+        assert weights(rest, step) == weights(original, step), step
+    assert weights(original, 2) != weights(original, 3)
+    if sort == "dropped-and-failed":
+        assert False in original.rollouts()["kept"].to_pylist()
+        assert None in original.rollouts()["reward"].to_pylist()
+    if sort == "dead-ones-skipped":
+        assert (
+            np.isfinite(tokens(original, None, "learner")).sum() < np.isfinite(tokens(original, None, "sampler")).sum()
+        )
     assert lines(whole) == lines(original)
     assert lines(rest) == lines(original)[1:]
     for step in range(1, STEPS + 1):
@@ -121,7 +109,7 @@ def test_a_part_of_the_steps_from_the_middle(again: Start, run: Run) -> None:
     assert [line["step"] for line in part.metric_lines] == [2]
     assert [line["step"] for line in part.eval_lines] == [1, 2]
     assert [p.name for p in part.checkpoints] == ["step-000002"]
-    assert is_same(weights(part, 2), weights(run, 2))
+    assert weights(part, 2) == weights(run, 2)
     assert (part.start, part.steps, part.last_step) == (1, 2, 2)
     assert part.info["kind"] == "replay"
     assert part.info["replay"] == {"source": str(run.path.resolve()), "step": 1, "last": 2, "changed": {}}
@@ -139,7 +127,7 @@ def test_one_factor_changes_only_what_it_touches(again: Start, run: Run) -> None
     assert first["weights/update/norm"] == pytest.approx(was["weights/update/norm"] / 3, rel=1e-3)
     assert ours[1]["gradient/norm/before"] != theirs[1]["gradient/norm/before"]
     assert [p.name for p in changed.checkpoints] == [f"step-{STEPS:06d}"]
-    assert not is_same(weights(changed, STEPS), weights(run, STEPS))
+    assert weights(changed, STEPS) != weights(run, STEPS)
 
 
 def test_the_first_step_is_on_policy_and_later_ones_say_how_far_they_are(again: Start, run: Run) -> None:
@@ -171,19 +159,6 @@ def test_ratios_are_against_the_policy_that_sampled(again: Start, run: Run) -> N
         assert np.array_equal(tokens(changed, step, "sampler")[said], sampler)
 
 
-def test_the_sampler_stands_in_where_the_learner_did_not_look(llama_folder: Path, tmp_path: Path) -> None:
-    original = start(llama_folder, tmp_path, "tasks.dead=2", "learning.skip_dead=true")
-    changed = replay(original, 0, overrides=["learning.skip_dead=false", "learning.kl.beta=0.1"], runs=tmp_path)
-
-    def known(run: Run, column: str) -> list[int]:
-        return [int(np.isfinite(tokens(run, step, column)).sum()) for step in range(1, STEPS + 1)]
-
-    assert sum(known(original, "learner")) < sum(known(original, "sampler"))
-    assert known(changed, "learner") == known(original, "sampler")
-    assert changed.metric_lines[0]["learner/ratio/mean"] == pytest.approx(1.0, abs=1e-4)
-    assert all(line["loss/total"] is not None for line in changed.metric_lines)
-
-
 def test_a_reference_is_the_model_that_the_run_began_with(again: Start) -> None:
     changed = again("learning.kl.beta=0.1", step=2)
     (line,) = changed.metric_lines
@@ -206,10 +181,7 @@ def test_other_weights_and_adapters(again: Start, run: Run, tmp_path: Path) -> N
     ("override", "said"),
     [
         ("sampling.temperature=0.5", "sampling.temperature would take new rollouts"),
-        ("sampling.size=8", "sampling.size would take new rollouts"),
-        ("tasks.train=20", "tasks.train would take new rollouts"),
         ("model.name=tiny", "model.name would take new rollouts"),
-        ("seed=1", "seed would take new rollouts"),
         ("learning.steps=9", "say --steps"),
         ("learning.minibatches=3", "should divide"),
         ("learning.los=dapo", "Did you mean loss"),

@@ -148,42 +148,36 @@ def note_on_left_out(given: dict[str, Any]) -> str:
     return "".join(notes)
 
 
+def test_a_name_or_a_folder_that_is_taken_is_refused_before_anything_is_loaded(
+    llama_folder: Path, tmp_path: Path
+) -> None:
+    for folder in (tmp_path / "runs" / "warm", tmp_path / "model"):
+        folder.mkdir(parents=True)
+    (tmp_path / "runs" / "warm" / "run.json").touch()
+    config = load_config(table(llama_folder) | {"model": {"name": "no/such/model"}})
+    with pytest.raises(RecordError, match=r"already holds a run\. Choose another --name"):
+        warmstart(config, tmp_path / "other", runs=tmp_path / "runs", name="warm")
+    with pytest.raises(ModelError, match=r"exists already\. Choose another --out"):
+        warmstart(config, tmp_path / "model", runs=tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_warm_start_is_neither_resumed_nor_evaluated(llama_folder: Path, tmp_path: Path) -> None:
+    run = warmstart(load_config(table(llama_folder)), tmp_path / "model", runs=tmp_path / "runs")
+    with pytest.raises(RecordError, match=f"uptrend train RECIPE --set model.name={tmp_path / 'model'}$"):
+        resume(run.path)
+    with pytest.raises(RecordError, match=f"uptrend eval {tmp_path / 'model'}$"):
+        load_for_eval(str(run.path), None, ())
+    (run.path / "events.jsonl").write_text("")
+    with pytest.raises(RecordError, match="made no model folder; start it again"):
+        resume(run.path)
+
+
 def test_the_first_stages_own_count_does_not_count(llama_folder: Path, tmp_path: Path) -> None:
     staged = table(llama_folder)
     staged["tasks"]["stages"] = [{"start": 1, "train": 8}, {"start": 5, "train": 30}]
     run = warmstart(load_config(staged), tmp_path / "model", runs=tmp_path / "runs")
     assert (run.last_step, run.info["tasks"]["count"]) == (2, 16)
-
-
-def test_a_name_that_is_taken_is_said_before_anything_is_loaded(llama_folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "runs" / "warm").mkdir(parents=True)
-    (tmp_path / "runs" / "warm" / "run.json").touch()
-    nothing = table(llama_folder) | {"model": {"name": "no/such/model"}}
-    with pytest.raises(RecordError, match=r"already holds a run\. Choose another --name for this warm start\.$"):
-        warmstart(load_config(nothing), tmp_path / "models" / "m", runs=tmp_path / "runs", name="warm")
-    assert not (tmp_path / "models").exists()
-
-
-def test_a_warm_start_is_neither_resumed_nor_evaluated(llama_folder: Path, tmp_path: Path) -> None:
-    run = warmstart(load_config(table(llama_folder)), tmp_path / "model", runs=tmp_path / "runs")
-    with pytest.raises(RecordError) as refused:
-        resume(run.path)
-    assert str(refused.value) == (
-        f"{run.path} is a warm start, which can't be resumed. "
-        f"Its model is in {tmp_path / 'model'}: uptrend train RECIPE --set model.name={tmp_path / 'model'}"
-    )
-    with pytest.raises(RecordError, match=f"Its model is in {tmp_path / 'model'}: uptrend eval {tmp_path / 'model'}$"):
-        load_for_eval(str(run.path), None, ())
-    (run.path / "events.jsonl").write_text("")
-    with pytest.raises(RecordError, match="made no model folder; start it again: uptrend warmstart RECIPE"):
-        resume(run.path)
-
-
-def test_a_folder_that_is_there_is_not_written_over(llama_folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "model").mkdir()
-    with pytest.raises(ModelError, match=r"exists already\. Choose another --out"):
-        warmstart(load_config(table(llama_folder)), tmp_path / "model", runs=tmp_path / "runs")
-    assert not (tmp_path / "runs").exists()
 
 
 def test_a_warm_start_that_is_stopped_makes_no_folder(llama_folder: Path, tmp_path: Path) -> None:

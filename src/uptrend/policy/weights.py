@@ -7,6 +7,7 @@ checkpoint of the optimizer is three tensors.
 Up to some millions, every weight is measured. Of more than that, a fixed sixteenth stands for the rest (evenly
 spread blocks, the same at every step): remembering all of them would cost their memory once more."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -125,17 +126,9 @@ class WeightMeter:
         """Call after a step's last update."""
         figures = []
         for group, span in self._spans.items():
-            now, then = self._look(span), self._before[group]
-            scale = (span.stop - span.start) / max(1, now.numel())
-            moved = (now.float() - then.float()).square().sum() * scale
-            figures.append(torch.stack([moved, now.float().square().sum() * scale, (now != then).sum() * scale]))
-        moved, length, changed = torch.stack(figures).double().cpu().unbind(1)
-        return Movement(
-            norm=float(length.sum().sqrt()),
-            update=float(moved.sum().sqrt()),
-            by_group={group: float(m.sqrt()) for group, m in zip(self._spans, moved, strict=True)},
-            changed=min(1.0, float(changed.sum()) / self._flat.values.numel()),
-        )
+            now = self._look(span)
+            figures.append(change_of(self._before[group], now, (span.stop - span.start) / max(1, now.numel())))
+        return movement_of(self._spans, torch.stack(figures), self._flat.values.numel())
 
     def _look(self, span: slice) -> Tensor:
         stretch = self._flat.values.data[span]
@@ -145,13 +138,37 @@ class WeightMeter:
         return stretch[: blocks * BLOCK].view(blocks, BLOCK)[:: self._every]
 
 
+def change_of(then: Tensor, now: Tensor, scale: float) -> Tensor:
+    """Sum up a layer group's squared change, squared weights and changed weights; `scale` is weights per sampled one.
+
+    The sums stay on the device, so that a caller need not wait for it.
+    """
+    moved = (now.float() - then.float()).square().sum() * scale
+    return torch.stack([moved, now.float().square().sum() * scale, (now != then).sum() * scale])
+
+
+def movement_of(groups: Iterable[str], figures: Tensor, total: int) -> Movement:
+    """Make the movement of all weights from `change_of` each layer group."""
+    moved, length, changed = figures.double().cpu().unbind(1)
+    return Movement(
+        norm=float(length.sum().sqrt()),
+        update=float(moved.sum().sqrt()),
+        by_group={group: float(m.sqrt()) for group, m in zip(groups, moved, strict=True)},
+        changed=min(1.0, float(changed.sum()) / total),
+    )
+
+
 def movable_share(flat: FlatWeights, lr: float) -> float:
     """The share of weights that a step of size `lr` changes at their precision.
 
     Adam's update is about the learning rate for every weight, whatever its gradient; a bf16 weight moves
     only if that exceeds half the distance to its neighbor (about |w| / 512).
     """
-    values = flat.values.data
+    return movable_part(flat.values.data, lr)
+
+
+def movable_part(values: Tensor, lr: float) -> float:
+    """Return the same share of some weights."""
     moved = torch.zeros((), dtype=torch.long, device=values.device)
     for chunk in torch.split(values, 1 << 24):
         moved += ((chunk.float() - lr).to(chunk.dtype) != chunk).sum()

@@ -58,8 +58,8 @@ def evaluate(
     config, policy, held_out = load_for_eval(str(target), chosen, given)
 
     from uptrend.rollout.inprocess import InProcessSampler
-    from uptrend.training.evaluate import evaluate as play
     from uptrend.training.gather import RolloutPlayer
+    from uptrend.training.gather import evaluate as play
 
     config = replace(config, eval=replace(config.eval, attempts=attempts or config.eval.attempts))
     for text in held_out.notes:

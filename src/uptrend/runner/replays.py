@@ -32,7 +32,7 @@ def replay(
 ) -> Run:
     """Learn from a run's recorded rollouts again, from its checkpoint of a step on; gives back the replay's run."""
     need_train_extra()
-    from uptrend.training.loop import Parts
+    from uptrend.training.components import Parts
     from uptrend.training.replay import plan
     from uptrend.training.replay import replay as learn_again
 

@@ -123,7 +123,7 @@ def warmstart(
     policy = make_policy(config)
 
     from uptrend.policy.checkpoint import export
-    from uptrend.training.loop import Parts
+    from uptrend.training.components import Parts
     from uptrend.training.warmstart import demonstrate, supervised
     from uptrend.training.warmstart import warmstart as learn
 
@@ -165,7 +165,7 @@ def _go(
     allows: Collection[str] = (),
     on_preflight: Callable[[Preflight], None] = lambda _: None,
 ) -> None:
-    from uptrend.training.loop import Parts
+    from uptrend.training.components import Parts
     from uptrend.training.loop import train as loop
 
     p = prepared

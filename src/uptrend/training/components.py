@@ -1,11 +1,11 @@
-"""Parts of the training loop as values.
+"""Parts of a run as values.
 
 The loop and the probes take every part from here. Tests, probes and the fault benchmark replace a part with
 `replace(components, sampler=...)`; nothing patches a name.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,14 @@ from uptrend.policy.checkpoint import load_checkpoint
 from uptrend.policy.optimizer import Optimizer
 from uptrend.policy.policy import Policy
 from uptrend.policy.weights import FlatWeights
+from uptrend.records import RunDirectory
 from uptrend.rollout.inprocess import InProcessSampler
 from uptrend.rollout.sampler import Sampler
-from uptrend.tasks.pool import Cursor, Pool
+from uptrend.tasks.pool import Cursor, HeldOut, Pool
 from uptrend.training.gather import Gathered, RolloutPlayer, gather
 from uptrend.training.learner import Layout, Learner, lay_out
 from uptrend.training.metrics import Learned, step_metrics
+from uptrend.training.observer import Observer
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Components:
     gather: Callable[[RolloutPlayer, Pool, Cursor, int, Config], Gathered] = gather
     """Samples the groups of a step."""
     layout: Layout = lay_out
-    """Lays rollouts out for the learner: tokens, loss mask and what attention sees."""
+    """Lays rollouts out for the learner: tokens, loss mask and attention mask."""
     advantages: Callable[..., Tensor] = algo.advantages
     """Computes advantages by group id: `(rewards_n, groups_n, *, scale, baseline)`."""
     learner: Callable[[Policy, Optimizer, Config], Learner] = Learner
@@ -45,3 +47,36 @@ class Components:
     """Computes a step's metrics line."""
     restore: Callable[[Path, Policy, Optimizer], dict[str, Any]] = load_checkpoint
     """Loads a checkpoint into policy and optimizer; returns the loop's state."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Ingredients of a run; `runner` joins them."""
+
+    config: Config
+    policy: Policy
+    pool: Pool
+    held_out: HeldOut
+    directory: RunDirectory
+    observers: Sequence[Observer] = ()
+    components: Components = field(default_factory=Components)
+
+
+@dataclass(frozen=True)
+class Course:
+    """Beginning and end of a run, and the source of its rollouts."""
+
+    gather: Callable[[RolloutPlayer, Cursor, int], Gathered]
+    """Provides a step's rollouts."""
+    last: int
+    """Last step."""
+    checkpoint: Path | None = None
+    """Checkpoint to begin with; None for the model as it was loaded."""
+    is_new: bool = True
+    """True where the run has not begun yet, so that the model is evaluated first."""
+    saves: bool = True
+    """True where checkpoints are written."""
+
+    def is_due(self, step: int, every: int) -> bool:
+        """Return True for every `every`-th step and for the last one; 0 is the last one alone."""
+        return step == self.last or (every > 0 and step % every == 0)

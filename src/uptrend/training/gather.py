@@ -1,36 +1,39 @@
-"""Sampling a step's groups, and drawing others in place of dead ones where the recipe asks for it."""
+"""Playing tasks: the groups of a training step, and the fixed held-out set.
+
+Where the recipe asks for it, dead groups of a step are replaced by newly drawn ones. The held-out set is played
+greedily for accuracy, and on request several times at the sampling temperature for pass@k.
+"""
 
 import asyncio
+import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from uptrend.config import Config
 from uptrend.policy.policy import Policy
-from uptrend.records import Rollout, Task
+from uptrend.records import Evaluation, Rollout
 from uptrend.rollout.play import RolloutRequest, demonstrate, derive, play_all
 from uptrend.rollout.render import Renderer
 from uptrend.rollout.sampler import Limits, Sampler
-from uptrend.tasks.pool import Cursor, Pool
-from uptrend.tasks.taskset import Taskset
-from uptrend.training.metrics import is_dead as same_rewards
+from uptrend.stats.intervals import pass_at_k
+from uptrend.tasks.pool import Cursor, HeldOut, Pool
+from uptrend.training.metrics import evaluation_of, is_correct, is_dead
 
 
 @dataclass(frozen=True)
 class Gathered:
-    """What a step sampled."""
+    """Rollouts of a step."""
 
-    rollouts: list[Rollout]
-    """The groups that are learned from."""
-    dropped: list[Rollout]
-    """Groups that were dead and replaced; recorded, not learned from."""
-    cursor: Cursor
-    """Where the next step draws on from."""
-    recorded: bool = False
-    """Whether these are another run's, with what its learner computed on them."""
+    rollouts: list[Rollout]  # groups that are learned from
+    dropped: list[Rollout]  # groups that were dead and replaced; recorded, not learned from
+    cursor: Cursor  # place among the tasks where the next step draws on
+    recorded: bool = False  # true where these are another run's, with its learner's log-probabilities
 
 
 class RolloutPlayer:
-    """Where tasks are played: a sampler (scripts need none), the ways to render for it, and the limits of a turn."""
+    """Plays tasks with a sampler (scripts need none), in the model's tokens, within the recipe's limits."""
 
     def __init__(self, policy: Policy, sampler: Sampler | None, config: Config) -> None:
         self._policy, self._sampler, self._config = policy, sampler, config
@@ -59,7 +62,7 @@ class RolloutPlayer:
 
 
 def _run(play: Coroutine[None, None, list[Rollout]]) -> list[Rollout]:
-    """Play to the end, with rollouts handed over aside: asyncio.run prints the whole result of its task for nothing."""
+    # Not asyncio.run(play): that formats the whole result of its task, for a log that is off.
     rollouts: list[Rollout] = []
 
     async def collect() -> None:
@@ -70,40 +73,49 @@ def _run(play: Coroutine[None, None, list[Rollout]]) -> list[Rollout]:
 
 
 def gather(player: RolloutPlayer, pool: Pool, cursor: Cursor, step: int, config: Config) -> Gathered:
-    """One step's groups: full groups of the same task, dead ones drawn anew up to the limit."""
+    """Sample one step: full groups of the same task; dead ones are drawn again up to `sampling.resample` times."""
+    s = config.sampling
     kept: list[list[Rollout]] = []
-    dead: list[list[Rollout]] = []
-    named = 0
-    for attempt in range(config.sampling.resample + 1):
-        missing = config.sampling.groups - len(kept)
-        drawn, cursor = pool.draw(step, missing, cursor)
-        groups = _play_groups(player, drawn, step, named, config)
-        named += len(groups)
-        if attempt < config.sampling.resample:
-            dead += [g for g in groups if is_dead(g)]
-            kept += [g for g in groups if not is_dead(g)]
-        else:
-            kept += groups
-        if len(kept) == config.sampling.groups:
+    dropped: list[Rollout] = []
+    number = 0
+    for attempt in range(s.resample + 1):
+        drawn, cursor = pool.draw(step, s.groups - len(kept), cursor)
+        requests = [
+            RolloutRequest(task, taskset, step, f"{step:06d}-{n:04d}", i, derive(config.seed, step, n, i))
+            for n, (task, taskset) in enumerate(drawn, number)
+            for i in range(s.size)
+        ]
+        number += len(drawn)
+        rollouts = player.play(requests, temperature=s.temperature)
+        for group in (rollouts[i : i + s.size] for i in range(0, len(rollouts), s.size)):
+            rewards = [r.reward.total for r in group if r.reward is not None]
+            if attempt < s.resample and is_dead(rewards):
+                dropped += [replace(r, kept=False) for r in group]
+            else:
+                kept.append(group)
+        if len(kept) == s.groups:
             break
-    dropped = [replace(r, kept=False) for g in dead for r in g]
-    return Gathered([r for g in kept for r in g], dropped, cursor)
+    return Gathered([r for group in kept for r in group], dropped, cursor)
 
 
-def is_dead(group: Sequence[Rollout]) -> bool:
-    """Tell whether a group teaches nothing: all its rewards are equal, or none was scored."""
-    rewards = [r.reward.total for r in group if r.reward is not None]
-    return not rewards or same_rewards(rewards)
+def evaluate(player: RolloutPlayer, held_out: HeldOut, step: int, config: Config) -> tuple[Evaluation, list[Rollout]]:
+    """Play the held-out set; return the result with the rollouts behind it, greedy ones first."""
+    began = time.perf_counter()
 
+    def requests(attempts: int) -> list[RolloutRequest]:
+        return [
+            RolloutRequest(task, held_out.taskset, step, f"eval-{step:06d}-{n:04d}", i,
+                           derive(config.seed, "eval", step, n, i))
+            for n, task in enumerate(held_out.tasks)
+            for i in range(attempts)
+        ]  # fmt: skip
 
-def _play_groups(
-    player: RolloutPlayer, drawn: Sequence[tuple[Task, Taskset]], step: int, first: int, config: Config
-) -> list[list[Rollout]]:
-    size = config.sampling.size
-    requests = [
-        RolloutRequest(task, taskset, step, f"{step:06d}-{number:04d}", i, derive(config.seed, step, number, i))
-        for number, (task, taskset) in enumerate(drawn, first)
-        for i in range(size)
-    ]
-    rollouts = player.play(requests, temperature=config.sampling.temperature)
-    return [rollouts[i : i + size] for i in range(0, len(rollouts), size)]
+    rollouts = player.play(requests(1), temperature=0.0)
+    attempts = config.eval.attempts
+    sampled = player.play(requests(attempts), temperature=config.sampling.temperature) if attempts else []
+    pass_at: dict[int, float] = {}
+    if sampled:
+        correct = np.array([is_correct(r) for r in sampled]).reshape(-1, attempts).sum(1)
+        for k in sorted({*(1 << i for i in range(attempts.bit_length())), attempts}):
+            pass_at[k] = float(np.mean([pass_at_k(int(c), attempts, k) for c in correct]))
+    return evaluation_of(step, rollouts, time.perf_counter() - began, pass_at), [*rollouts, *sampled]

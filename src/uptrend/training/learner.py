@@ -4,6 +4,7 @@ b = sequence, s = sampled token of it (padded), m = sampled tokens of a micro-ba
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
@@ -25,53 +26,39 @@ MODEL = int(Role.MODEL)
 Objective = Callable[[Tensor, Tensor, Batch, Learning], tuple[Tensor, Sums]]
 """Loss and its sums, from log-probabilities and entropies of a micro-batch's tokens."""
 BATCH = [f.name for f in fields(Batch) if f.name != "whole_rollouts"]
-"""The tensors of a micro-batch's part of the update, in order."""
+"""Tensors of a micro-batch's part of the update, in order."""
 
 
 @dataclass(frozen=True)
 class Experience:
     """A step's rollouts as tensors over the tokens that the model wrote."""
 
-    lines: list[Line]
-    """Each sequence's tokens, for the model."""
-    rollouts_b: Tensor
-    """Which rollout each sequence belongs to."""
-    groups_b: Tensor
-    """Which group."""
-    mask_bs: Tensor
-    """What is trained."""
-    real_bs: Tensor
-    """What is there at all."""
-    sampler_bs: Tensor
-    """The sampler's log-probabilities."""
+    lines: list[Line]  # tokens of each sequence
+    rollouts_b: Tensor  # rollout that each sequence belongs to
+    groups_b: Tensor  # group that each sequence belongs to
+    mask_bs: Tensor  # true for tokens that are trained
+    real_bs: Tensor  # true for tokens, False for padding
+    sampler_bs: Tensor  # log-probabilities by the sampler
     behavior_bs: Tensor | None = None
-    """The sampling policy's by the learner's arithmetic, where rollouts were recorded; else the learner's own are."""
+    """Log-probabilities by the learner of the recorded run; None where the rollouts are this run's own."""
 
 
 @dataclass(frozen=True)
 class Update:
-    """What the learner computed and did in a step, on the host."""
+    """Results of a step's update, on the host."""
 
-    learner_bs: Tensor
-    """Its log-probabilities before the first update; NaN where it did not look."""
-    reference_bs: Tensor | None
-    """The reference's."""
-    weights_bs: Tensor
-    """Each token's weight in the loss."""
-    advantages_b: Tensor
-    """Each sequence's advantage."""
-    sums: Sums
-    """The objective's sums over the last pass."""
-    applied: list[Applied]
-    """What each call of the optimizer did."""
-    lr: float
-    """The learning rate."""
-    padding: float
-    """The share of tokens through the model that were padding."""
+    learner_bs: Tensor  # log-probabilities before the first update; NaN where they were not computed
+    reference_bs: Tensor | None  # log-probabilities by the reference
+    weights_bs: Tensor  # weight of each token in the loss
+    advantages_b: Tensor  # advantage of each sequence
+    sums: Sums  # sums of the objective over the last pass
+    applied: list[Applied]  # results of the optimizer's calls
+    lr: float  # learning rate
+    padding: float  # share of padding among the tokens through the model
 
 
 class Layout(Protocol):
-    """Lays rollouts out for the learner: which tokens train, and what attention sees."""
+    """Lays rollouts out for the learner: the tokens that train, and those that attention sees."""
 
     def __call__(self, rollouts: Sequence[Rollout], config: Config, *, recorded: bool = False) -> Experience: ...
 
@@ -81,10 +68,9 @@ def lay_out(rollouts: Sequence[Rollout], config: Config, *, recorded: bool = Fal
     numbers = {group: i for i, group in enumerate(dict.fromkeys(r.group for r in rollouts))}
     flat = [(n, r, s) for n, r in enumerate(rollouts) for s in r.sequences]
     visible = _visible([len(s.ids) for _, _, s in flat])
-    lines = [_line(s.ids, s.roles, v, numbers[r.group], n) for (n, r, s), v in zip(flat, visible, strict=True)]
+    lines = [_line(s, v, numbers[r.group], n) for (n, r, s), v in zip(flat, visible, strict=True)]
     longest = max(1, *(len(line.sampled) for line in lines))
-    most = config.sampling.max_tokens * config.sampling.max_turns
-    longest = min(most, -(-longest // 32) * 32)  # few shapes: see Grain
+    longest = min(_most_tokens(config), -(-longest // 32) * 32)  # few shapes: see Grain
     sampler = np.zeros((len(flat), longest), np.float32)
     real = np.zeros((len(flat), longest), bool)
     for b, (line, (_, _, s)) in enumerate(zip(lines, flat, strict=True)):
@@ -92,12 +78,11 @@ def lay_out(rollouts: Sequence[Rollout], config: Config, *, recorded: bool = Fal
         real[b, : len(line.sampled)] = True
     out = [r.reward is None or not r.kept or (config.learning.mask_truncated and r.is_truncated) for _, r, _ in flat]
     real_bs = torch.from_numpy(real)
-    roles_bs = torch.full(real.shape, int(Role.MODEL))
     return Experience(
         lines=lines,
         rollouts_b=torch.tensor([line.rollout for line in lines]),
         groups_b=torch.tensor([line.group for line in lines]),
-        mask_bs=loss_mask(roles_bs, real_bs, torch.tensor(out)),
+        mask_bs=loss_mask(torch.full(real.shape, MODEL), real_bs, torch.tensor(out)),
         real_bs=real_bs,
         sampler_bs=torch.from_numpy(sampler),
         behavior_bs=_behavior([s for _, _, s in flat], lines, sampler) if recorded else None,
@@ -105,29 +90,29 @@ def lay_out(rollouts: Sequence[Rollout], config: Config, *, recorded: bool = Fal
 
 
 def _behavior(sequences: Sequence[Tokens], lines: Sequence[Line], sampler: NDArray[np.float32]) -> Tensor:
-    """What the learner of the recorded run computed before its update; the sampler's where it did not look."""
+    """Take the recorded learner's log-probabilities before its update; the sampler's where it computed none."""
     behavior = sampler.copy()
     for b, (line, tokens) in enumerate(zip(lines, sequences, strict=True)):
         if tokens.learner is not None:
-            looked = tokens.learner[line.sampled]
-            behavior[b, : len(looked)] = np.where(np.isnan(looked), sampler[b, : len(looked)], looked)
+            learner = tokens.learner[line.sampled]
+            behavior[b, : len(learner)] = np.where(np.isnan(learner), sampler[b, : len(learner)], learner)
     return torch.from_numpy(behavior)
 
 
 def _visible(lengths: list[int]) -> list[NDArray[np.bool_]]:
-    """Which tokens of each sequence attention may see."""
-    sizes = torch.tensor(lengths)
-    real_bt = torch.arange(max(lengths, default=0)) < sizes[:, None]
+    real_bt = torch.arange(max(lengths, default=0)) < torch.tensor(lengths)[:, None]
     seen_bt = attention_mask(real_bt).numpy()
     return [row[:length] for row, length in zip(seen_bt, lengths, strict=True)]
 
 
-def _line(
-    ids: NDArray[np.int32], roles: NDArray[np.int8], visible: NDArray[np.bool_], group: int, rollout: int
-) -> Line:
-    sampled = (roles == MODEL).nonzero()[0]
-    prompt = int(sampled[0]) if len(sampled) else len(ids)
-    return Line(ids.astype(np.int64), sampled, visible, prompt, group, rollout)
+def _line(tokens: Tokens, visible: NDArray[np.bool_], group: int, rollout: int) -> Line:
+    sampled = (tokens.roles == MODEL).nonzero()[0]
+    prompt = int(sampled[0]) if len(sampled) else len(tokens.ids)
+    return Line(tokens.ids.astype(np.int64), sampled, visible, prompt, group, rollout)
+
+
+def _most_tokens(config: Config) -> int:
+    return config.sampling.max_tokens * config.sampling.max_turns
 
 
 class Learner:
@@ -147,12 +132,12 @@ class Learner:
         self._objective, self._pack, self._schedule = objective, pack, schedule
         core = policy.core.config
         layers = sum(p.numel() for n, p in policy.core.named_parameters() if "embed" not in n and "lm_head" not in n)
-        # A pair costs one multiplication for the product of query and key and one for the value, a channel and layer.
+        # A pair of tokens costs two multiplications per channel and layer: query times key, and weight times value.
         self._cost = Cost(token=layers, pair=2.0 * core.hidden_size * core.num_hidden_layers)
         self._dropout = config.model.lora is not None and config.model.lora.dropout > 0
         device = policy.device
         self._grain = Grain(16, 512) if device.type == "cuda" else Grain()
-        self._laid: tuple[Experience, tuple[int, ...], list[Micro]] | None = None
+        self._packed: tuple[Experience, tuple[int, ...], list[Micro]] | None = None
         self._by_policy = Graphed(lambda *x: self._forward(*x)[:1], device)
         self._by_reference = Graphed(lambda *x: self._forward(*x, reference=True)[:1], device)
         # Rollouts of several turns have all lengths: graphs would take memory and hardly ever be used again.
@@ -160,49 +145,46 @@ class Learner:
 
     def logprobs(self, exp: Experience, *, reference: bool) -> Tensor:
         """Compute log-probabilities of every sampled token without a gradient, by the policy or the reference."""
-        out_bs = torch.full(_roomy(exp), torch.nan, device=self._policy.device)
-        quiet = self._policy.as_reference() if reference else torch.no_grad()
+        out_bs = torch.full(_padded_shape(exp), torch.nan, device=self._policy.device)
         forward = self._by_reference if reference else self._by_policy
-        with quiet:
+        with self._policy.as_reference() if reference else torch.no_grad():
             for micro in self._micros(exp, range(len(exp.lines))):
                 (logprobs_m,) = forward(*micro.tensors)
                 out_bs[micro.lines[micro.at_m[0]], micro.at_m[1]] = logprobs_m
         return out_bs[:, :-1]
 
     def update(
-        self,
-        exp: Experience,
-        advantages_b: Tensor,
-        step: int,
-        *,
-        old_bs: Tensor | None,
-        reference_bs: Tensor | None,
+        self, exp: Experience, advantages_b: Tensor, step: int, *, old_bs: Tensor | None, reference_bs: Tensor | None
     ) -> Update:
-        """All of a step's optimizer updates; `old_bs` is asked for wherever there is more than one.
+        """Make all of a step's optimizer updates; `old_bs` is needed where there is more than one.
 
         Ratios are against `old_bs`, or against the policy that sampled where the experience knows it.
         """
         learning, device = self._config.learning, self._policy.device
-        logprobs_bs = torch.full(_roomy(exp), torch.nan, device=device)
+        logprobs_bs = torch.full(_padded_shape(exp), torch.nan, device=device)
         weights_bs = torch.zeros(exp.sampler_bs.shape, device=device)
         mask_bs, sampler_bs, rollouts_b = (x.to(device) for x in (exp.mask_bs, exp.sampler_bs, exp.rollouts_b))
         before_bs = old_bs if exp.behavior_bs is None else exp.behavior_bs.to(device)
         advantages_bs = advantages_b.to(device)[:, None].expand(mask_bs.shape)
         lr, applied, padding = self.rate(step), list[Applied](), list[float]()
         total: Tensor | None = None
-        for last, rows in self._minibatches(exp):
+        for is_last, rows in self._minibatches(exp):
             on = rows.to(device)
+            # Weights are those of the whole mini-batch, so that gradients of micro-batches simply add up.
             whole = prepare(
-                mask_bs[on], rollouts_b[on], advantages_bs[on], learning, self._most_tokens(),
+                mask_bs[on], rollouts_b[on], advantages_bs[on], learning, _most_tokens(self._config),
                 old_bt=None if before_bs is None else before_bs[on], sampler_bt=sampler_bs[on],
                 reference_bt=None if reference_bs is None else reference_bs[on],
             )  # fmt: skip
             weights_bs[on] = whole.weights_bt
             place = {b: i for i, b in enumerate(rows.tolist())}
-            for micro in self._micros(exp, [b for b in place if self._teaches(advantages_b, b)]):
+            teaching = [b for b in place if not learning.skip_dead or bool(advantages_b[b] != 0)]
+            for micro in self._micros(exp, teaching):
                 part = whole.rows(torch.tensor([place[b] for b in micro.numbers], device=device))
-                logprobs_m, sums = self._accumulate(micro, part)
-                if last:
+                # Sums over whole rollouts depend on which rows there are, which a graph can't follow.
+                gradient = self._gradient if part.whole_rollouts else self._by_gradient
+                logprobs_m, sums = gradient(*micro.tensors, *(getattr(part, name) for name in BATCH))
+                if is_last:
                     total = sums if total is None else total + sums
                 logprobs_bs[micro.lines[micro.at_m[0]], micro.at_m[1]] = logprobs_m
                 padding.append(micro.padding)
@@ -218,58 +200,46 @@ class Learner:
             padding=float(np.mean(padding or [0.0])),
         )
 
-    def _accumulate(self, micro: Micro, part: Batch) -> tuple[Tensor, Tensor]:
-        """A micro-batch's gradient, added to what is there; its log-probabilities and the objective's sums."""
-        tensors = [getattr(part, name) for name in BATCH]
-        # Sums over whole rollouts look at which rows there are, which a graph can't.
-        function = self._gradient if part.whole_rollouts else self._by_gradient
-        logprobs_m, sums = function(*micro.tensors, *tensors)
-        return logprobs_m, sums
-
-    def _gradient(self, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Forward, objective and backward as one function of tensors."""
-        micro, given = tensors[: -len(BATCH)], tensors[-len(BATCH) :]
-        values: dict[str, Any] = dict(zip(BATCH, given, strict=True))
-        part = Batch(**values, whole_rollouts=False)
-        with self._learning():
-            logprobs_m, entropy_m = self._forward(*micro)
-            rows, length = part.weights_bt.shape
-            room = torch.zeros(rows, length + 1, device=self._policy.device)
-            logprobs_bs, entropy_bs = (room.index_put(micro[-2:], x)[:, :-1] for x in (logprobs_m, entropy_m))
-            loss, sums = self._objective(logprobs_bs, entropy_bs, part, self._config.learning)
-            loss.backward()  # type: ignore[no-untyped-call]
-        return logprobs_m.detach(), torch.stack([getattr(sums, f.name).float() for f in fields(sums)])
-
     def rate(self, step: int) -> float:
         """Return the learning rate of a step."""
         return self._schedule(self._config.learning, step)
 
     @property
     def needs_old(self) -> bool:
-        """Whether log-probabilities before the update must be computed apart from it."""
+        """True where log-probabilities before the update must be computed apart from it."""
         learning = self._config.learning
         return learning.updates * learning.minibatches > 1 or self._dropout or learning.kl.estimator == "k1"
 
+    def _gradient(self, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Add a micro-batch's gradient; forward, objective and backward as one function of tensors, for a graph."""
+        micro, given = tensors[: -len(BATCH)], tensors[-len(BATCH) :]
+        values: dict[str, Any] = dict(zip(BATCH, given, strict=True))
+        part = Batch(**values, whole_rollouts=False)
+        with self._training_mode():
+            logprobs_m, entropy_m = self._forward(*micro)
+            rows, length = part.weights_bt.shape
+            empty_bs = torch.zeros(rows, length + 1, device=self._policy.device)
+            logprobs_bs, entropy_bs = (empty_bs.index_put(micro[-2:], x)[:, :-1] for x in (logprobs_m, entropy_m))
+            loss, sums = self._objective(logprobs_bs, entropy_bs, part, self._config.learning)
+            loss.backward()  # type: ignore[no-untyped-call]
+        return logprobs_m.detach(), torch.stack([getattr(sums, f.name).float() for f in fields(sums)])
+
     def _minibatches(self, exp: Experience) -> Iterator[tuple[bool, Tensor]]:
-        """The sequences of each optimizer update, whole groups together; and whether it is in the last pass."""
+        """Sequences of each optimizer update, whole groups together; the flag says that it is in the last pass."""
         learning = self._config.learning
         groups = int(exp.groups_b.max()) + 1
         for turn in range(learning.updates):
             for part in torch.arange(groups).chunk(learning.minibatches):
                 yield turn == learning.updates - 1, torch.isin(exp.groups_b, part).nonzero().squeeze(1)
 
-    def _teaches(self, advantages_b: Tensor, b: int) -> bool:
-        """Whether a sequence needs to go through the model at all."""
-        return not self._config.learning.skip_dead or bool(advantages_b[b] != 0)
-
     def _micros(self, exp: Experience, numbers: Sequence[int]) -> list[Micro]:
-        """What goes through the model, laid out once for all passes over the same sequences."""
+        """Pack sequences into micro-batches, once for all passes over the same sequences."""
         wanted = tuple(b for b in numbers if len(exp.lines[b].sampled))
-        if self._laid is None or self._laid[0] is not exp or self._laid[1] != wanted:
+        if self._packed is None or self._packed[0] is not exp or self._packed[1] != wanted:
             tokens, longest = self._config.learning.tokens, exp.sampler_bs.shape[1]
             micros = self._pack(exp.lines, wanted, tokens, self._cost, self._grain, longest) if wanted else []
-            self._laid = (exp, wanted, [micro.to(self._policy.device) for micro in micros])
-        return self._laid[2]
+            self._packed = (exp, wanted, [micro.to(self._policy.device) for micro in micros])
+        return self._packed[2]
 
     def _forward(self, *tensors: Tensor | None, reference: bool = False) -> tuple[Tensor, Tensor]:
         ids_rt, positions_rt, mask, predictors_m, targets_m, *_ = tensors
@@ -280,26 +250,16 @@ class Learner:
         chosen_mh = hidden.flatten(0, 1).index_select(0, predictors_m)
         return self._policy.logprobs(chosen_mh, targets_m, self._config.sampling.temperature, reference=reference)
 
-    def _most_tokens(self) -> int:
-        return self._config.sampling.max_tokens * self._config.sampling.max_turns
-
-    def _learning(self) -> "_Training":
-        return _Training(self._policy, self._dropout or self._config.model.gradient_checkpointing)
-
-
-class _Training:
-    """Training mode only where something depends on it: dropout, or transformers' gradient checkpointing."""
-
-    def __init__(self, policy: Policy, needed: bool) -> None:
-        self._model, self._needed = policy.model, needed
-
-    def __enter__(self) -> None:
-        self._model.train(self._needed)
-
-    def __exit__(self, *_: object) -> None:
-        self._model.eval()
+    @contextmanager
+    def _training_mode(self) -> Iterator[None]:
+        """Put the model in training mode only where that matters: dropout, transformers' gradient checkpointing."""
+        self._policy.model.train(self._dropout or self._config.model.gradient_checkpointing)
+        try:
+            yield
+        finally:
+            self._policy.model.eval()
 
 
-def _roomy(exp: Experience) -> tuple[int, int]:
-    """A place more than the longest line needs: for tokens that only fill up."""
+def _padded_shape(exp: Experience) -> tuple[int, int]:
+    # One place more than the longest line needs: tokens that only fill up a shape are written there.
     return exp.sampler_bs.shape[0], exp.sampler_bs.shape[1] + 1

@@ -1,4 +1,4 @@
-"""A step's metrics line, computed from its rollouts and its update. records/metrics.toml explains each key.
+"""Metrics lines, computed from a step's rollouts and its update. records/metrics.toml explains each key.
 
 No torch is loaded here: the process that records a watched TRL computes its lines with the same functions. A value
 that does not exist at a step (a mean over no tokens, a reward where nothing was scored) is left out of the line. One
@@ -10,14 +10,14 @@ import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from uptrend.records import Reward, Role, Rollout
+from uptrend.records import Evaluation, Reward, Role, Rollout
 
 if TYPE_CHECKING:
     import torch
@@ -32,37 +32,14 @@ Line = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class TokenSums:
-    """Sums over the tokens that the last pass of a step's updates looked at; None where nobody computed them."""
-
-    tokens: float
-    """Number of tokens."""
-    ratio: float
-    """New / old probability."""
-    clipped_low: float
-    """Tokens clipped from below."""
-    clipped_high: float
-    """Tokens clipped from above."""
-    entropy: float | None
-    """Entropy of the next-token distribution."""
-    kl: float | None
-    """k3 to the reference; None without one."""
-
-
-@dataclass(frozen=True)
 class Learned:
-    """Everything that a step produced, for its metrics line."""
+    """Everything that a step of our own loop produced, for its metrics line."""
 
-    gathered: "Gathered"
-    """Rollouts that were sampled."""
-    exp: "Experience"
-    """The same as the learner got them."""
-    update: "Update"
-    """Results of the update."""
-    advantages_n: Floats
-    """Advantage of each rollout."""
-    moved: "Movement"
-    """Movement of the weights."""
+    gathered: "Gathered"  # rollouts that were sampled
+    exp: "Experience"  # the same as the learner got them
+    update: "Update"  # results of the update
+    advantages_n: Floats  # advantage of each rollout
+    moved: "Movement"  # movement of the weights
 
 
 def step_metrics(learned: Learned) -> Line:
@@ -78,13 +55,13 @@ def step_metrics(learned: Learned) -> Line:
     }
 
 
+# Rollouts
+
+
 def reward_metrics(rollouts: Sequence[Rollout], correct: Sequence[bool | None] | None = None) -> Line:
-    """Rewards of the scored rollouts; `correct` replaces the rewards' own flags, None where nobody can tell."""
+    """Rewards of the scored rollouts; `correct` replaces the rewards' own flags, None where it is unknown."""
     rewards = [r.reward for r in rollouts if r.reward is not None]
     known = [r.correct for r in rewards] if correct is None else [flag for flag in correct if flag is not None]
-    parts: dict[str, list[float]] = {}
-    for part in (part for reward in rewards for part in reward.parts):
-        parts.setdefault(part.name, []).append(part.value)
     line: Line = {}
     if rewards:
         totals = np.array([r.total for r in rewards])
@@ -98,15 +75,23 @@ def reward_metrics(rollouts: Sequence[Rollout], correct: Sequence[bool | None] |
         }
     if known:
         line["reward/correct/share"] = float(np.mean(known))
-    return line | {f"reward/part/{name}/mean": float(np.mean(values)) for name, values in parts.items()}
+    return line | {f"reward/part/{name}/mean": float(np.mean(values)) for name, values in part_values(rewards).items()}
+
+
+def part_values(rewards: Sequence[Reward]) -> dict[str, list[float]]:
+    """Values of each component of some rewards, by name."""
+    values: dict[str, list[float]] = {}
+    for part in (part for reward in rewards for part in reward.parts):
+        values.setdefault(part.name, []).append(part.value)
+    return values
 
 
 def advantage_metrics(rollouts: Sequence[Rollout], advantages_n: Floats, groups: Sequence[str] | None = None) -> Line:
     """Advantages and dead groups; `groups` replaces the rollouts' own group ids."""
     sizes = np.abs(advantages_n.astype(np.float64))
-    line: Line = (
-        {"advantage/abs/mean": float(sizes.mean()), "advantage/abs/max": float(sizes.max())} if len(sizes) else {}
-    )
+    line: Line = {}
+    if len(sizes):
+        line = {"advantage/abs/mean": float(sizes.mean()), "advantage/abs/max": float(sizes.max())}
     scored = rewards_by_group(rollouts, groups)
     if not scored:
         return line
@@ -116,10 +101,9 @@ def advantage_metrics(rollouts: Sequence[Rollout], advantages_n: Floats, groups:
         return line  # a watched trainer states no bounds, and has not shown two values yet
     at_low = [bool(np.isclose(r.total, r.low)) for r in dead]
     at_high = [bool(np.isclose(r.total, r.high)) and not low for r, low in zip(dead, at_low, strict=True)]
-    return line | {
-        "advantage/dead_low/share": sum(at_low) / len(scored),
-        "advantage/dead_high/share": sum(at_high) / len(scored),
-    }
+    line["advantage/dead_low/share"] = sum(at_low) / len(scored)
+    line["advantage/dead_high/share"] = sum(at_high) / len(scored)
+    return line
 
 
 def rewards_by_group(rollouts: Sequence[Rollout], groups: Sequence[str] | None = None) -> list[list[Reward]]:
@@ -132,15 +116,15 @@ def rewards_by_group(rollouts: Sequence[Rollout], groups: Sequence[str] | None =
 
 
 def is_dead(rewards: Sequence[float] | Floats) -> bool:
-    """Return True where all rewards of a group are equal, up to rounding of their sum."""
-    return math.isclose(min(rewards), max(rewards), rel_tol=1e-8, abs_tol=1e-8)
+    """Return True for a group that teaches nothing: its rewards are equal, up to rounding of their sum, or none."""
+    return not len(rewards) or math.isclose(min(rewards), max(rewards), rel_tol=1e-8, abs_tol=1e-8)
 
 
 def sampling_metrics(rollouts: Sequence[Rollout], dropped: Sequence[Rollout] | None = None) -> Line:
     """Lengths, turns and endings; `dropped` are rollouts of dead groups that were replaced."""
     if not rollouts:
         return {}
-    # The places of sampled tokens are found once: with a thousand rollouts per step, each look at a mask counts.
+    # The places of sampled tokens are found once: with a thousand rollouts per step, each pass over a mask counts.
     places = [[s.sampled.nonzero()[0] for s in r.sequences] for r in rollouts]
     lengths = [sum(map(len, of)) for of in places]
     begun = [(r, of) for r, of in zip(rollouts, places, strict=True) if of]  # a rollout may fail before its first token
@@ -148,9 +132,9 @@ def sampling_metrics(rollouts: Sequence[Rollout], dropped: Sequence[Rollout] | N
     endings = Counter(r.ended.value for r in rollouts)
     turns = [sum(m.role == "assistant" for m in r.messages) for r in rollouts]
     sizes = Counter(r.group for r in rollouts)
-    said: dict[str, set[bytes]] = {group: set() for group in sizes}
+    texts: dict[str, set[bytes]] = {group: set() for group in sizes}
     for r, of in begun:
-        said[r.group].add(b"|".join(s.ids[at].tobytes() for s, at in zip(r.sequences, of, strict=True)))
+        texts[r.group].add(b"|".join(s.ids[at].tobytes() for s, at in zip(r.sequences, of, strict=True)))
     return {
         "sampling/rollouts/count": len(rollouts),
         "sampling/failed/count": sum(r.reward is None for r in rollouts),
@@ -160,7 +144,7 @@ def sampling_metrics(rollouts: Sequence[Rollout], dropped: Sequence[Rollout] | N
         **_mean_and_max("sampling/context", [max(len(s.ids) for s in r.sequences) for r, _ in begun]),
         "sampling/truncated/share": sum(r.is_truncated for r in rollouts) / len(rollouts),
         "sampling/turns/mean": float(np.mean(turns)),
-        "sampling/distinct/share": float(np.mean([len(texts) / sizes[group] for group, texts in said.items()])),
+        "sampling/distinct/share": float(np.mean([len(found) / sizes[group] for group, found in texts.items()])),
         **{f"sampling/ended/{how}/share": count / len(rollouts) for how, count in sorted(endings.items())},
     }
 
@@ -170,7 +154,7 @@ def _mean_and_max(key: str, values: Sequence[int]) -> Line:
 
 
 def role_metrics(rollouts: Sequence[Rollout], trained: Flags) -> Line:
-    """Tokens by role, and how many of them are trained; `trained` has one flag per token of all sequences."""
+    """Count tokens, and trained tokens, by role; `trained` has one flag per token of all sequences."""
     roles = np.concatenate([np.zeros(0, np.int8), *(s.roles for r in rollouts for s in r.sequences)])
     counts: Line = {}
     for role in Role:
@@ -180,8 +164,16 @@ def role_metrics(rollouts: Sequence[Rollout], trained: Flags) -> Line:
     return counts
 
 
+# The update
+
+
+def k3(log_ratio: Floats) -> Floats:
+    """Schulman's estimator of KL(p ‖ q) by token, from log q − log p of tokens sampled from p (algo/kl.py)."""
+    return np.asarray(np.expm1(log_ratio) - log_ratio)
+
+
 def gap_metrics(learner: Floats, sampler: Floats) -> Line:
-    """Learner against sampler, from their log-probabilities of the same tokens; NaN where a side has none."""
+    """Compare learner and sampler by their log-probabilities of the same tokens; NaN where a side has none."""
     learner, sampler = (x.astype(np.float64) for x in (learner, sampler))
     log_ratio = (learner - sampler)[~(np.isnan(learner) | np.isnan(sampler))]
     if not len(log_ratio):
@@ -189,7 +181,7 @@ def gap_metrics(learner: Floats, sampler: Floats) -> Line:
     bounded = np.clip(log_ratio, -20, 20)  # single tokens that are impossible for one side overflow otherwise
     ratio = np.exp(bounded)
     return {
-        "sampler/kl/mean": float((np.expm1(bounded) - bounded).mean()),  # k3
+        "sampler/kl/mean": float(k3(bounded).mean()),
         "sampler/ratio/mean": float(ratio.mean()),
         "sampler/ess/share": float(ratio.sum() ** 2 / (len(ratio) * (ratio**2).sum())),
         "sampler/gap/mean": float(np.abs(log_ratio).mean()),
@@ -197,22 +189,24 @@ def gap_metrics(learner: Floats, sampler: Floats) -> Line:
     }
 
 
-def pass_metrics(sums: TokenSums) -> Line:
-    """Means over the tokens that the last pass looked at; nothing where it looked at none."""
-    means = {
-        "kl/reference/mean": sums.kl,
-        "learner/entropy/mean": sums.entropy,
-        "learner/ratio/mean": sums.ratio,
-        "clip/low/share": sums.clipped_low,
-        "clip/high/share": sums.clipped_high,
+def pass_metrics(sums: Mapping[str, float | None]) -> Line:
+    """Means over the tokens of an update's last pass, from sums over them; what was not summed up is left out."""
+    tokens = sums["tokens"]
+    keys = {
+        "kl/reference/mean": "kl",
+        "learner/entropy/mean": "entropy",
+        "learner/ratio/mean": "ratio",
+        "clip/low/share": "clipped_low",
+        "clip/high/share": "clipped_high",
     }
-    return {key: total / sums.tokens for key, total in means.items() if total is not None} if sums.tokens else {}
+    found = {key: sums.get(name) for key, name in keys.items()}
+    return {key: total / tokens for key, total in found.items() if total is not None} if tokens else {}
 
 
 def optimizer_metrics(
     before: Sequence[float], after: Sequence[float], skipped: Sequence[bool], lr: float | None
 ) -> Line:
-    """Updates of a step: gradient norms before and after clipping, where known, and which updates were skipped."""
+    """Updates of a step: gradient norms before and after clipping, where known, and skipped updates."""
     return {
         **({"gradient/norm/before": float(np.mean(before))} if before else {}),
         **({"gradient/norm/after": float(np.mean(after))} if after else {}),
@@ -234,31 +228,20 @@ def weight_metrics(moved: "Movement") -> Line:
 
 def learner_metrics(exp: "Experience", update: "Update") -> Line:
     """The update of our own learner, and its gap to the sampler."""
-    looked = exp.mask_bs & ~update.learner_bs.isnan()
+    computed = exp.mask_bs & ~update.learner_bs.isnan()
+    made = update.applied
     s = {name: float(value) for name, value in vars(update.sums).items()}
-    sums = TokenSums(
-        s["tokens"], s["ratio"], s["clipped_low"], s["clipped_high"], s["entropy"],
-        kl=None if update.reference_bs is None else s["kl"],
-    )  # fmt: skip
     return {
-        **gap_metrics(update.learner_bs[looked].numpy(), exp.sampler_bs[looked].numpy()),
-        **pass_metrics(sums),
+        **gap_metrics(update.learner_bs[computed].numpy(), exp.sampler_bs[computed].numpy()),
+        **pass_metrics(s if update.reference_bs is not None else s | {"kl": None}),
         "loss/total": s["policy_loss"] + s["kl_loss"] - s["entropy_bonus"],
         "loss/policy": s["policy_loss"],
         "loss/kl": s["kl_loss"],
         "loss/entropy": s["entropy_bonus"],
-        **update_metrics(update),
-    }
-
-
-def update_metrics(update: "Update") -> Line:
-    """Gradients, optimizer and padding of our own learner's update."""
-    made = update.applied
-    return {
         **optimizer_metrics(
             [a.norm_before for a in made], [a.norm_after for a in made], [a.skipped for a in made], update.lr
         ),
-        **({"tokens/padding/share": update.padding} if float(update.sums.tokens) else {}),
+        **({"tokens/padding/share": update.padding} if s["tokens"] else {}),
     }
 
 
@@ -270,6 +253,47 @@ def token_metrics(rollouts: Sequence[Rollout], exp: "Experience", update: "Updat
         places = np.concatenate([line.sampled + start for line, start in zip(exp.lines, starts, strict=False)])
         trained[places] = update.weights_bs[exp.real_bs].numpy() != 0
     return role_metrics(rollouts, trained)
+
+
+# Evaluations
+
+
+def evaluation_of(
+    step: int, rollouts: Sequence[Rollout], seconds: float, pass_at: Mapping[int, float] | None = None
+) -> Evaluation:
+    """Sum up the rollouts of an evaluation, one per task; a task that could not be scored counts as wrong."""
+    from uptrend.stats.intervals import wilson  # loads scipy, which the recorder of a watched TRL rarely needs
+
+    scored = [r.reward for r in rollouts if r.reward is not None]
+    correct = sum(map(is_correct, rollouts))
+    low, high = wilson(correct, len(rollouts))
+    families = dict.fromkeys(r.family for r in rollouts if r.family)  # tasks of a watched TRL have none
+    return Evaluation(
+        step=step, tasks=len(rollouts), correct=correct, low=low, high=high, failed=len(rollouts) - len(scored),
+        reward=float(np.mean([reward.total for reward in scored])) if scored else None,
+        by_family={f: float(np.mean([is_correct(r) for r in rollouts if r.family == f])) for f in families},
+        parts={name: float(np.mean(values)) for name, values in part_values(scored).items()},
+        pass_at=dict(pass_at or {}), seconds=seconds,
+    )  # fmt: skip
+
+
+def is_correct(rollout: Rollout) -> bool:
+    """Return True for a scored rollout with a right answer."""
+    return rollout.reward is not None and rollout.reward.correct
+
+
+def evaluation_line(held: Evaluation) -> Line:
+    """Make an evaluation's line of evals.jsonl."""
+    return {
+        "step": held.step, "accuracy": held.accuracy, "low": held.low, "high": held.high, "tasks": held.tasks,
+        "correct": held.correct, "failed": held.failed, "by_family": held.by_family,
+        **({} if held.reward is None else {"reward": held.reward}),
+        "parts": held.parts, "pass_at": {str(k): v for k, v in held.pass_at.items()}, "seconds": held.seconds,
+        "time": time.time(),
+    }  # fmt: skip
+
+
+# Memory and time
 
 
 def peak_memory_gib(device: "torch.device") -> float:
@@ -294,6 +318,7 @@ class Clock:
         if self._device.type == "cuda":
             import torch
 
+            # A GPU works behind the host: without waiting, its seconds would count in a later phase.
             torch.cuda.synchronize(self._device)
         now = time.perf_counter()
         self.phases[phase] = self.phases.get(phase, 0.0) + now - self._last
@@ -301,6 +326,5 @@ class Clock:
 
     def metrics(self) -> Line:
         """One key per phase, and the whole step."""
-        return {f"seconds/{phase}": s for phase, s in self.phases.items()} | {
-            "seconds/step": time.perf_counter() - self._began
-        }
+        phases = {f"seconds/{phase}": seconds for phase, seconds in self.phases.items()}
+        return phases | {"seconds/step": time.perf_counter() - self._began}

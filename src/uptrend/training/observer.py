@@ -18,7 +18,7 @@ class StepRecord:
     metrics: dict[str, Any]
     """Its metrics line; empty for step 0."""
     rollouts: Sequence[Rollout]
-    """Its rollouts, with all that the learner computed on them; empty for step 0."""
+    """Its rollouts, with everything that the learner computed on them; empty for step 0."""
     evaluation: Evaluation | None
     """The evaluation after it, if there was one."""
 
@@ -27,10 +27,10 @@ class Observer(Protocol):
     """Called by the loop, on its thread: be quick."""
 
     def before(self, run: Run) -> None:
-        """The run directory exists and nothing has been sampled yet."""
+        """Called when the run directory exists and nothing has been sampled yet."""
 
     def step(self, record: StepRecord) -> Stop | None:
-        """A step is done."""
+        """Called after each step; return a Stop to end the run here."""
 
     def after(self, run: Run) -> None:
-        """The run has ended, however it ended."""
+        """Called when the run has ended, however it ended."""

@@ -13,6 +13,7 @@ b = sequence, r = row through the model, t = place in it, m = sampled token, s =
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,117 +29,86 @@ WORTH_IT = 0.8
 class Line:
     """One sequence, as the learner needs it."""
 
-    ids: Ints
-    """All its tokens."""
-    sampled: Ints
-    """The places of those that the model wrote."""
-    visible: NDArray[np.bool_]
-    """Which of them attention may see."""
-    prompt: int
-    """How many of its first tokens are the task's prompt."""
-    group: int
-    """Its group."""
-    rollout: int
-    """Its rollout."""
+    ids: Ints  # all its tokens
+    sampled: Ints  # places of those that the model wrote
+    visible: NDArray[np.bool_]  # true for tokens that attention may see
+    prompt: int  # number of its first tokens that are the task's prompt
+    group: int  # its group
+    rollout: int  # its rollout
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a token and a pair of tokens cost the model, in the same unit."""
+    """Multiplications that the model needs."""
 
-    token: float
-    """Multiplications a token: the weights of the layers."""
-    pair: float
-    """Multiplications for one token looking at another."""
+    token: float  # per token: the weights of the layers
+    pair: float  # per pair of tokens, for attention
 
 
 @dataclass(frozen=True)
 class Grain:
-    """What shapes are rounded up to, so that few of them occur and a GPU's graphs are reused."""
+    """Multiples that shapes are rounded up to, so that few of them occur and a GPU's graphs are reused."""
 
-    width: int = 8
-    """Tokens a row; attention kernels like multiples of 8."""
-    sampled: int = 1
-    """Sampled tokens a micro-batch; the ones filled in are written where nobody looks."""
+    width: int = 8  # tokens per row; attention kernels like multiples of 8
+    sampled: int = 1  # sampled tokens per micro-batch; the ones filled in are written to a column that nobody reads
 
 
 @dataclass(frozen=True)
 class Micro:
-    """What goes through the model at once."""
+    """Micro-batch: what goes through the model at once."""
 
-    lines: Tensor
-    """Which sequences, by number."""
-    ids_rt: Tensor
-    """Token ids, padded to the right."""
-    positions_rt: Tensor | None
-    """The position that each token would have alone; None where that is its place."""
-    mask: Tensor | None
-    """What each token may see, bool [r, 1, t, t]; None for plain causal attention."""
-    predictors_m: Tensor
-    """The place, in the flattened rows, of the hidden state that predicts each sampled token."""
-    targets_m: Tensor
-    """The sampled tokens."""
+    lines: Tensor  # its sequences, by number
+    ids_rt: Tensor  # token ids, padded to the right
+    positions_rt: Tensor | None  # position that each token would have alone; None where that is its place
+    mask: Tensor | None  # attention mask, bool [r, 1, t, t]; None for plain causal attention
+    predictors_m: Tensor  # place, in the flattened rows, of the hidden state that predicts each sampled token
+    targets_m: Tensor  # the sampled tokens
     at_m: tuple[Tensor, Tensor]
-    """For each sampled token: its line's place in `lines`, and its own among the line's sampled tokens.
-
-    Tokens that only fill up go to the place after the longest line's last.
-    """
-
-    numbers: tuple[int, ...]
-    """The same sequences, for the host."""
-    padding: float
-    """The share of `ids_rt` that is padding."""
+    """Each sampled token's row of `lines` and its place among that line's sampled tokens; filler goes behind them."""
+    numbers: tuple[int, ...]  # the same sequences, for the host
+    padding: float  # share of `ids_rt` that is padding
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
-        """What a forward pass takes, in order."""
+        """Inputs of a forward pass, in order."""
         return self.ids_rt, self.positions_rt, self.mask, self.predictors_m, self.targets_m, *self.at_m
 
     def to(self, device: torch.device) -> "Micro":
-        """On another device."""
-
-        def move(x: Tensor) -> Tensor:
-            return x.to(device, non_blocking=True)
-
-        return replace(
-            self,
-            lines=move(self.lines),
-            ids_rt=move(self.ids_rt),
-            positions_rt=None if self.positions_rt is None else move(self.positions_rt),
-            mask=None if self.mask is None else move(self.mask),
-            predictors_m=move(self.predictors_m),
-            targets_m=move(self.targets_m),
-            at_m=(move(self.at_m[0]), move(self.at_m[1])),
-        )
+        """Return a copy on another device."""
+        tensors = (self.lines, *self.tensors)
+        moved: list[Any] = [None if x is None else x.to(device, non_blocking=True) for x in tensors]
+        lines, ids, positions, mask, predictors, targets, *at = moved
+        return replace(self, lines=lines, ids_rt=ids, positions_rt=positions, mask=mask, predictors_m=predictors,
+                       targets_m=targets, at_m=(at[0], at[1]))  # fmt: skip
 
 
 def pack(
     lines: Sequence[Line], numbers: Sequence[int], budget: int, cost: Cost, grain: Grain, longest: int
 ) -> list[Micro]:
-    """Micro-batches of at most `budget` tokens, padding included; a row longer than that goes alone."""
+    """Make micro-batches of at most `budget` tokens, padding included; a row longer than that goes alone."""
     rows: list[list[int]] = []
-    for group in _by(numbers, [lines[i].group for i in numbers]):
+    for group in _group_by(numbers, [lines[i].group for i in numbers]):
         rows += _share(lines, group, cost, budget, grain)
-    rows.sort(key=lambda row: -_length(lines, row))  # alike lengths together: less padding
+    rows.sort(key=lambda row: -_length(lines, row))  # similar lengths together: less padding
     batches: list[list[list[int]]] = []
     while rows:
-        most = max(1, budget // _round(_length(lines, rows[0]), grain.width))
+        most = max(1, budget // _round_up(_length(lines, rows[0]), grain.width))
         # Even shares rather than a full batch and a remainder: one shape, one graph.
         share = -(-len(rows) // -(-len(rows) // most))
         batches.append(rows[:share])
         rows = rows[share:]
-    return [_lay(lines, batch, grain, longest) for batch in batches]
+    return [_lay_out(lines, batch, grain, longest) for batch in batches]
 
 
 def _share(lines: Sequence[Line], group: list[int], cost: Cost, budget: int, grain: Grain) -> list[list[int]]:
-    """Cut a group into rows: as many rollouts side by side as is cheapest."""
-    rollouts = _by(group, [lines[i].rollout for i in group])
+    """Cut a group into rows, with as many rollouts per row as is cheapest."""
+    rollouts = _group_by(group, [lines[i].rollout for i in group])
     prompt = lines[group[0]].ids[: lines[group[0]].prompt]
-    alike = all(
+    is_shared = all(
         len(r) == 1 and lines[r[0]].prompt == len(prompt) and np.array_equal(lines[r[0]].ids[: len(prompt)], prompt)
         for r in rollouts
     )
-    if not alike:
+    if not is_shared:
         return [[i] for r in rollouts for i in r]
     singles = [r[0] for r in rollouts]
     tails = np.array([len(lines[i].ids) - len(prompt) for i in singles])
@@ -146,11 +116,12 @@ def _share(lines: Sequence[Line], group: list[int], cost: Cost, budget: int, gra
     prices = {size: _price(tails, len(prompt), size, cost, budget, grain) for size in sizes}
     best = min(sizes, key=lambda size: prices[size])
     # Shared rows come in many shapes and need a mask: they have to save a good part of the work.
-    return _cut(singles, best if prices[best] < WORTH_IT * prices[1] else 1)
+    size = best if prices[best] < WORTH_IT * prices[1] else 1
+    return [singles[i : i + size] for i in range(0, len(singles), size)]
 
 
 def _price(tails: Ints, prompt: int, size: int, cost: Cost, budget: int, grain: Grain) -> float:
-    """What a group costs with so many rollouts a row; infinite where such a row exceeds the budget."""
+    """Return the cost of a group with `size` rollouts per row; infinite where such a row exceeds the budget."""
     widths = prompt + np.add.reduceat(tails, np.arange(0, len(tails), size))
     widths = -(-widths // grain.width) * grain.width
     if size > 1 and widths.max() > budget:
@@ -165,11 +136,11 @@ def _length(lines: Sequence[Line], row: list[int]) -> int:
     return prompt + sum(len(lines[i].ids) - prompt for i in row)
 
 
-def _lay(lines: Sequence[Line], rows: list[list[int]], grain: Grain, longest: int) -> Micro:
+def _lay_out(lines: Sequence[Line], rows: list[list[int]], grain: Grain, longest: int) -> Micro:
     """Lay rows out as tensors."""
-    width = _round(max(_length(lines, row) for row in rows), grain.width)
+    width = _round_up(max(_length(lines, row) for row in rows), grain.width)
     ids, positions = np.zeros((2, len(rows), width), np.int64)
-    part = np.full((len(rows), width), -1, np.int64)
+    part = np.full((len(rows), width), -1, np.int64)  # -1 is padding, 0 a shared prompt, n the n-th tail
     visible = np.zeros((len(rows), width), bool)
     predictors, targets, at_line, at_place = [], [], [], []
     order = [i for row in rows for i in row]
@@ -192,25 +163,27 @@ def _lay(lines: Sequence[Line], rows: list[list[int]], grain: Grain, longest: in
             at_place.append(np.arange(len(line.sampled)))
             end, place = tail.stop, place + 1
     sampled = sum(map(len, targets))
-    fill = _round(sampled, max(grain.sampled, len(order) * longest // 8 if grain.sampled > 1 else 1)) - sampled
-    nothing = np.zeros(fill, np.int64)
-    predictors, targets, at_line = [*predictors, nothing], [*targets, nothing], [*at_line, nothing]
-    at_place.append(np.full(fill, longest))
+    multiple = max(grain.sampled, len(order) * longest // 8) if grain.sampled > 1 else 1
+    filler = np.zeros(_round_up(sampled, multiple) - sampled, np.int64)
     is_plain = all(len(row) == 1 for row in rows) and bool((visible == (part >= 0)).all())
     tensor = torch.from_numpy
     return Micro(
-        torch.tensor(order), tensor(ids), None if is_plain else tensor(positions),
-        None if is_plain else see(tensor(part), tensor(visible)),
-        tensor(np.concatenate(predictors)), tensor(np.concatenate(targets)),
-        (tensor(np.concatenate(at_line)), tensor(np.concatenate(at_place))),
-        tuple(order), float((part < 0).mean()),
-    )  # fmt: skip
+        lines=torch.tensor(order),
+        ids_rt=tensor(ids),
+        positions_rt=None if is_plain else tensor(positions),
+        mask=None if is_plain else see(tensor(part), tensor(visible)),
+        predictors_m=tensor(np.concatenate([*predictors, filler])),
+        targets_m=tensor(np.concatenate([*targets, filler])),
+        at_m=(tensor(np.concatenate([*at_line, filler])), tensor(np.concatenate([*at_place, filler + longest]))),
+        numbers=tuple(order),
+        padding=float((part < 0).mean()),
+    )
 
 
 def see(part_rt: Tensor, visible_rt: Tensor) -> Tensor:
-    """Who may look at whom: backwards, at the prompt (part 0) and one's own part, never at what is hidden.
+    """Make the attention mask: backwards, to the prompt (part 0) and one's own part, never to hidden tokens.
 
-    Every place sees itself, so that padding has something to look at and gives no NaN.
+    Every place sees itself, so that padding has something to attend to and gives no NaN.
     """
     width = part_rt.shape[1]
     backwards = torch.ones(width, width, dtype=torch.bool).tril()
@@ -219,7 +192,7 @@ def see(part_rt: Tensor, visible_rt: Tensor) -> Tensor:
     return (seen | torch.eye(width, dtype=torch.bool))[:, None]
 
 
-def _by(items: Sequence[int], keys: Sequence[int]) -> list[list[int]]:
+def _group_by(items: Sequence[int], keys: Sequence[int]) -> list[list[int]]:
     """Items with the same key together, in the order of first appearance."""
     found: dict[int, list[int]] = {}
     for item, key in zip(items, keys, strict=True):
@@ -227,9 +200,5 @@ def _by(items: Sequence[int], keys: Sequence[int]) -> list[list[int]]:
     return list(found.values())
 
 
-def _round(number: int, grain: int) -> int:
-    return -(-number // grain) * grain
-
-
-def _cut(items: list[int], size: int) -> list[list[int]]:
-    return [items[i : i + size] for i in range(0, len(items), size)]
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple

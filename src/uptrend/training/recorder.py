@@ -1,18 +1,26 @@
 """Records on their way to disk, off the loop's thread.
 
-The loop hands over what it has and goes on; one thread turns it into Parquet and lines, in order, so that a
-step's metrics line appears only when its rollouts are on disk. What goes wrong there is raised in the loop.
+The loop hands a step over and goes on; one thread turns it into Parquet and lines, in order, so that a step's metrics
+line appears only when its rollouts are on disk. An error on that thread is raised in the loop.
 """
 
 import queue
 import threading
+from collections import UserList
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from uptrend.records import Rollout, RunDirectory, rollouts_table
 
+if TYPE_CHECKING:
+    from uptrend.training.learner import Experience, Update
+
 WAITING = 4
-"""How many steps may wait before the loop waits for the disk."""
+"""Steps that may wait before the loop waits for the disk."""
 
 
 class Recorder:
@@ -27,7 +35,7 @@ class Recorder:
         self._thread.start()
 
     def step(self, step: int, rollouts: Sequence[Rollout], metrics: dict[str, Any]) -> None:
-        """A step's rollouts, then its metrics."""
+        """Record a step's rollouts, then its metrics."""
 
         def write() -> None:
             self._directory.rollouts(step, rollouts_table(self._name, rollouts))
@@ -36,7 +44,7 @@ class Recorder:
         self._put(write)
 
     def evaluation(self, line: dict[str, Any], rollouts: Sequence[Rollout]) -> None:
-        """An evaluation's rollouts, then its line."""
+        """Record an evaluation's rollouts, then its line."""
         self._put(lambda: self._directory.evaluation(line, rollouts_table(self._name, rollouts)))
 
     def drain(self) -> None:
@@ -45,7 +53,7 @@ class Recorder:
         self._raise()
 
     def close(self) -> None:
-        """Write what is left and end the thread."""
+        """Write the rest and end the thread."""
         self._jobs.put(None)
         self._thread.join()
         self._raise()
@@ -69,3 +77,40 @@ class Recorder:
             finally:
                 self._jobs.task_done()
         self._jobs.task_done()
+
+
+class Annotated(UserList[Rollout]):
+    """Rollouts of a step: those learned from, with the learner's token columns, and then the dropped ones.
+
+    The columns are made when the list is first read. Usually the recorder does, on its own thread: the loop itself
+    needs none of them.
+    """
+
+    def __init__(
+        self, rollouts: Sequence[Rollout], exp: "Experience", update: "Update", dropped: Sequence[Rollout]
+    ) -> None:
+        self._rollouts, self._exp, self._update, self._dropped = rollouts, exp, update, dropped
+
+    @cached_property
+    def data(self) -> list[Rollout]:  # type: ignore[override]
+        update, learner = self._update, self._update.learner_bs.numpy()
+        reference = None if update.reference_bs is None else update.reference_bs.numpy()
+        advantages = np.broadcast_to(update.advantages_b.numpy()[:, None], learner.shape)
+        missing = np.full_like(learner, np.nan)
+        computed = np.stack(
+            [update.weights_bs.numpy(), advantages, learner, missing if reference is None else reference]
+        )
+        lines = iter(enumerate(self._exp.lines))
+        made = []
+        for rollout in self._rollouts:
+            sequences = []
+            for sequence, (b, line) in zip(rollout.sequences, lines, strict=False):
+                columns = np.zeros((4, len(line.ids)), np.float32)
+                columns[2:] = np.nan  # not sampled, so there is no log-probability; weight and advantage are 0
+                columns[:, line.sampled] = computed[:, b, : len(line.sampled)]
+                sequences.append(
+                    replace(sequence, weights=columns[0], attended=line.visible, advantages=columns[1],
+                            learner=columns[2], reference=None if reference is None else columns[3])
+                )  # fmt: skip
+            made.append(replace(rollout, sequences=tuple(sequences)))
+        return [*made, *self._dropped]

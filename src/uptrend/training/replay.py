@@ -1,20 +1,7 @@
 """A run's recorded rollouts, learned from again with something of the update changed; nothing is sampled.
 
-From the same weights and the same optimizer, the same rollouts in the same order: what differs afterwards is the
-work of what was changed. Without a change, the weights after every step are the run's own, bit for bit.
-
-Which probability the loss divides by. Its ratio is π / π_old, where π_old is the policy that sampled, as the
-learner computed it before the update. The records have that number (the column `learner`; the sampler's own, which
-differs by the rounding of other kernels, stands in where `skip_dead` kept the learner from looking), and a replay
-divides by it. So its first step is on-policy, as in the run; from the second on its policy is another than the one
-that sampled, and the ratio is off-policy PPO's: the importance weight of each token, clipped where the loss clips.
-The alternative, dividing by what the replayed policy itself gives before its update, would make every ratio 1, and
-teach another policy's rollouts as if they were its own without a sign of it.
-
-Two things follow. The clip holds a replay near the run: tokens whose ratio leaves the range stop teaching, and
-`clip/…` shows how many. And `learning.correction`, learner over sampler, corrects the sampler's rounding as it did
-in the run, not the drift, which is in the ratio already. KL penalties are about the policy that learns, and are
-computed from its own log-probabilities.
+The weights, the optimizer, the rollouts and their order are those of the run, so every later difference comes from
+the change. Without a change, the weights after every step are the run's own, bit for bit.
 """
 
 from collections.abc import Iterable
@@ -28,37 +15,33 @@ from uptrend.policy.policy import Policy
 from uptrend.policy.weights import digest
 from uptrend.records import CheckpointError, ConfigError, ModelError, RecordError, Run, rollouts_of
 from uptrend.tasks.pool import Cursor
+from uptrend.training.components import Course, Parts
 from uptrend.training.gather import Gathered, RolloutPlayer
-from uptrend.training.loop import Course, Parts, run_course
+from uptrend.training.loop import run_course
 from uptrend.training.observer import Stop
 
 FACTORS = ("learning.", "model.weights", "model.lora")
-"""What makes the update."""
+"""Settings that make the update."""
 BESIDES = (
     "eval.every", "eval.attempts", "checkpoints.", "compute.", "doctor.", "model.gradient_checkpointing",
     "learning.tokens",
 )  # fmt: skip
-"""What may be told anew and changes no result but by rounding."""
+"""Settings that may differ and change no result but by rounding."""
 
 
 @dataclass(frozen=True)
 class Replay:
-    """Which rollouts are learned from again, and how."""
+    """Rollouts to learn from again, and the recipe for it."""
 
-    run: Run
-    """Whose."""
-    step: int
-    """The step whose weights it begins with; 0 is the model that the run began with."""
-    last: int
-    """The last step whose rollouts are learned from."""
-    config: Config
-    """The run's, with what was changed."""
-    changed: dict[str, tuple[Any, Any]]
-    """What makes the update and was changed: each key with what it was and what it is."""
+    run: Run  # source of the rollouts
+    step: int  # step whose weights it begins with; 0 is the model that the run began with
+    last: int  # last step whose rollouts are learned from
+    config: Config  # the run's recipe, with the changes
+    changed: dict[str, tuple[Any, Any]]  # changed settings that make the update, each with its old and new value
 
     @property
     def checkpoint(self) -> Path | None:
-        """Where its weights are; None for the model that the run began with."""
+        """Folder of its weights; None for the model that the run began with."""
         return _checkpoints(self.run)[self.step] if self.step else None
 
 
@@ -67,9 +50,11 @@ def plan(run: Run, step: int, steps: int | None, overrides: Iterable[str]) -> Re
     if "trainer" in run.info or "kind" in run.info:
         kind = run.info.get("kind") or f"run of {run.info['trainer']}"
         raise RecordError(f"{run.path} is a {kind}; only a run of uptrend train can be replayed.")
-    if step and step not in _checkpoints(run):
+    found = _checkpoints(run)
+    if step and step not in found:
+        steps_there = f"0 (the model that it began with){' and ' if found else ''}{', '.join(map(str, found))}"
         raise CheckpointError(
-            f"{run.path} has no checkpoint of step {step}; it has {_list(run)}. A run keeps as many as "
+            f"{run.path} has no checkpoint of step {step}; it has {steps_there}. A run keeps as many as "
             "checkpoints.every and checkpoints.keep say: --set checkpoints.every=10 --set checkpoints.keep=100"
         )
     if step:
@@ -87,7 +72,7 @@ def plan(run: Run, step: int, steps: int | None, overrides: Iterable[str]) -> Re
 
 
 def check_start(policy: Policy, asked: Replay) -> None:
-    """See that the model, made again, is the one that the run began with, where anything depends on it."""
+    """Check that the model is the one that the run began with, where the replay depends on it."""
     was, now = asked.run.info["model"]["digest"], digest(policy.flat)
     if (asked.step == 0 or policy.reference is not None) and was != now:
         raise ModelError(
@@ -98,23 +83,29 @@ def check_start(policy: Policy, asked: Replay) -> None:
 
 def replay(parts: Parts, asked: Replay) -> Stop | None:
     """Make the updates again, evaluate before and after, and record it all as a run of its own."""
-    return run_course(parts, Course(_Records(asked.run).gather, asked.last, asked.checkpoint))
 
-
-class _Records:
-    """Gives what a run sampled, in place of sampling."""
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-
-    def gather(self, player: RolloutPlayer, cursor: Cursor, step: int) -> Gathered:  # noqa: ARG002 (nothing is played)
-        rollouts = rollouts_of(self._run.rollouts(step))
+    # The probability that the loss divides by. Its ratio is π / π_old, where π_old is the policy that sampled, as the
+    # learner computed it before the update. The records have that number (the column `learner`; the sampler's own,
+    # which differs by the rounding of other kernels, stands in where `skip_dead` kept the learner from computing it),
+    # and a replay divides by it. So its first step is on-policy, as in the run; from the second on its policy is not
+    # the one that sampled, and the ratio is off-policy PPO's: the importance weight of each token, clipped where the
+    # loss clips. Dividing by what the replayed policy itself gives before its update would make every ratio 1, and
+    # teach another policy's rollouts as if they were its own without a sign of it.
+    #
+    # Two things follow. The clip holds a replay near the run: tokens whose ratio leaves the range stop teaching, and
+    # `clip/…` shows how many. And `learning.correction`, learner over sampler, corrects the sampler's rounding as it
+    # did in the run, not the drift, which is in the ratio already. KL penalties are about the policy that learns, and
+    # are computed from its own log-probabilities.
+    def gather(player: RolloutPlayer, cursor: Cursor, step: int) -> Gathered:  # noqa: ARG001 (nothing is played)
+        rollouts = rollouts_of(asked.run.rollouts(step))
         kept, dropped = ([r for r in rollouts if r.kept is wanted] for wanted in (True, False))
         return Gathered(kept, dropped, cursor, recorded=True)
 
+    return run_course(parts, Course(gather, asked.last, asked.checkpoint))
+
 
 def _changed(before: Config, config: Config, step: int) -> dict[str, tuple[Any, Any]]:
-    """What makes the update and differs; anything that would need other rollouts is refused."""
+    """Return the changed settings that make the update; refuse those that would need other rollouts."""
     both = difference(to_table(before), to_table(config))
     differs = {key: pair for key, pair in both.items() if not key.startswith(BESIDES)}
     for key in differs:
@@ -135,8 +126,3 @@ def _changed(before: Config, config: Config, step: int) -> dict[str, tuple[Any, 
 
 def _checkpoints(run: Run) -> dict[int, Path]:
     return {int(path.name.removeprefix("step-")): path for path in run.checkpoints}
-
-
-def _list(run: Run) -> str:
-    steps = [str(step) for step in _checkpoints(run)]
-    return f"0 (the model that it began with){' and ' if steps else ''}{', '.join(steps)}"

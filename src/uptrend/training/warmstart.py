@@ -1,9 +1,9 @@
 """Supervised learning on the scripted expert's rollouts, so that a small model has something to improve on.
 
-The expert plays training tasks through the same plays and the same rendering as the model will, and what it
-says is learned by the same update as in RL, with every advantage 1: the gradient of a token's ratio is then
-that of its log-probability, so the loss is the mean negative log-probability of the expert's tokens. Prompts and
-tool results are seen and not trained, as in RL, because it is the same code.
+The expert plays training tasks through the same plays and the same rendering as the model will, and its tokens are
+learned by the same update as in RL, with every advantage 1: the gradient of a token's ratio is then that of its
+log-probability, so the loss is the mean negative log-probability of the expert's tokens. Prompts and tool results are
+seen and not trained, as in RL, because it is the same code.
 """
 
 import random
@@ -11,26 +11,28 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from uptrend.config import Config
-from uptrend.config.schema import Kl, Learning
+from uptrend.config.schema import Kl, Learning, Sampling
 from uptrend.policy.policy import Policy
-from uptrend.records import Rollout, Task, TasksetError
+from uptrend.records import Role, Rollout, TasksetError
 from uptrend.rollout.play import RolloutRequest
 from uptrend.tasks.pool import Cursor, Pool
-from uptrend.tasks.taskset import Taskset
 from uptrend.training import metrics as measure
+from uptrend.training.components import Course, Parts
 from uptrend.training.gather import Gathered, RolloutPlayer
-from uptrend.training.left_out import why_left_out
-from uptrend.training.loop import Course, Parts, run_course
-from uptrend.training.metrics import Learned
+from uptrend.training.loop import run_course
 from uptrend.training.observer import Stop
+
+KEPT = ("learner/entropy/", "gradient/", "optimizer/", "tokens/", "weights/")
+"""Metrics of a step that a warm start has as well."""
 
 
 def supervised(config: Config, demonstrations: int) -> Config:
-    """The recipe with the update that learns demonstrations: token-wise mean, no penalty, temperature 1."""
+    """Return the recipe with the update that learns demonstrations: token-wise mean, no penalty, temperature 1."""
     warm, learning = config.warmstart, config.learning
     steps = warm.epochs * -(-demonstrations // warm.batch)
     return replace(
@@ -46,20 +48,58 @@ def supervised(config: Config, demonstrations: int) -> Config:
 
 
 def demonstrate(policy: Policy, pool: Pool, config: Config) -> tuple[list[Rollout], list[str]]:
-    """The expert's rollouts on training tasks, and what a person should know of those that were left out."""
+    """Return the expert's rollouts on training tasks, and a note on those that were left out."""
     stage = pool.stages[0]
-    chosen = stage.tasks[: config.warmstart.tasks]
-    requests = [_request(task, stage.taskset, n) for n, task in enumerate(chosen)]
+    requests = [
+        RolloutRequest(task, stage.taskset, 0, f"gold-{number:06d}", 0, 0)
+        for number, task in enumerate(stage.tasks[: config.warmstart.tasks])
+    ]
     rollouts = RolloutPlayer(policy, None, config).demonstrate(requests)
     left_out = [request for request, r in zip(requests, rollouts, strict=True) if not _can_be_learned(r, config)]
     notes = []
     if left_out:
-        causes = why_left_out(RolloutPlayer(policy, None, _roomy(config)).demonstrate(left_out), config.sampling)
+        # Played again without limits, to say which limits would be enough.
+        unlimited = replace(config.sampling, max_turns=1_000, context=1_000_000, max_prompt=0)
+        played = RolloutPlayer(policy, None, replace(config, sampling=unlimited)).demonstrate(left_out)
+        causes = why_left_out(played, config.sampling)
         notes.append(f"{len(left_out)} of {len(requests)} demonstrations were left out: {'; '.join(causes)}.")
     kept = [r for r in rollouts if _can_be_learned(r, config)]
     if not kept:
         raise TasksetError(notes[0] if notes else f"{pool.name} has no training task to demonstrate.")
     return kept, notes
+
+
+def _can_be_learned(rollout: Rollout, config: Config) -> bool:
+    """Return True where the model itself could have written this within its limits, and it is right."""
+    turns = [sequence.turns[sequence.sampled] for sequence in rollout.sequences]
+    fits = all(len(t) and np.bincount(t).max() <= config.sampling.max_tokens for t in turns)
+    return measure.is_correct(rollout) and fits
+
+
+def why_left_out(rollouts: Sequence[Rollout], limits: Sampling) -> list[str]:
+    """Count the causes, and say which limits would be enough; `rollouts` were played without limits."""
+    failed = [r for r in rollouts if r.reward is None]
+    wrong = [r for r in rollouts if r.reward is not None and not r.reward.correct]
+    causes = []
+    if failed:
+        causes.append(f"{len(failed)} failed, the first with {failed[0].error}")
+    if wrong:
+        causes.append(f"{len(wrong)} {'was' if len(wrong) == 1 else 'were'} not right")
+    # A script's history is only appended to: it has one sequence.
+    right = [r.sequences[0] for r in rollouts if measure.is_correct(r)]
+    turns = [np.unique(tokens.turns[tokens.sampled], return_counts=True)[1] for tokens in right]
+    if silent := sum(len(sizes) == 0 for sizes in turns):
+        causes.append(f"{silent} said nothing")
+    for key, what, limit, needed in (
+        ("max_turns", "most turns", limits.max_turns, [len(sizes) for sizes in turns]),
+        ("context", "longest rollout", limits.context, [len(tokens.ids) for tokens in right]),
+        ("max_tokens", "longest turn", limits.max_tokens, [int(sizes.max(initial=0)) for sizes in turns]),
+        ("max_prompt", "longest prompt", limits.max_prompt, [int((t.roles == Role.PROMPT).sum()) for t in right]),
+    ):
+        exceeding = sum(0 < limit < size for size in needed)  # max_prompt = 0 is none
+        if exceeding:
+            causes.append(f"{exceeding} exceeded sampling.{key} = {limit} (the {what}: {max(needed)})")
+    return causes
 
 
 def warmstart(parts: Parts, demonstrations: Sequence[Rollout]) -> Stop | None:
@@ -73,25 +113,8 @@ def warmstart(parts: Parts, demonstrations: Sequence[Rollout]) -> Stop | None:
     return run_course(replace(parts, components=taught), Course(demonstrated, parts.config.learning.steps, saves=False))
 
 
-def _ones(rewards_n: Tensor, groups_n: Tensor, **_: str) -> Tensor:  # noqa: ARG001 (every demonstration counts)
-    return torch.ones_like(rewards_n)
-
-
-def _metrics(learned: Learned) -> dict[str, Any]:
-    """Compute what a warm start's line has: nothing was sampled or rewarded."""
-    exp, update = learned.exp, learned.update
-    trained = exp.mask_bs & ~update.learner_bs.isnan()
-    return {
-        "warmstart/loss/mean": float(-update.learner_bs[trained].mean()),
-        "learner/entropy/mean": float(update.sums.entropy / update.sums.tokens),
-        **measure.update_metrics(update),
-        **measure.token_metrics(learned.gathered.rollouts, exp, update),
-        **measure.weight_metrics(learned.moved),
-    }
-
-
 def _batches(demonstrations: Sequence[Rollout], config: Config) -> Iterator[list[Rollout]]:
-    """Every demonstration once an epoch, each epoch in another order."""
+    """Yield every demonstration once per epoch, each epoch in another order."""
     for epoch in range(config.warmstart.epochs):
         order = list(demonstrations)
         random.Random(f"warmstart-{config.seed}-{epoch}").shuffle(order)
@@ -99,18 +122,13 @@ def _batches(demonstrations: Sequence[Rollout], config: Config) -> Iterator[list
             yield order[start : start + config.warmstart.batch]
 
 
-def _request(task: Task, taskset: Taskset, number: int) -> RolloutRequest:
-    return RolloutRequest(task, taskset, 0, f"gold-{number:06d}", 0, 0)
+def _ones(rewards_n: Tensor, groups_n: Tensor, **_: str) -> Tensor:  # noqa: ARG001 (every demonstration counts)
+    return torch.ones_like(rewards_n)
 
 
-def _roomy(config: Config) -> Config:
-    """With limits that stop nothing but a script without an end, to see what the expert would need."""
-    return replace(config, sampling=replace(config.sampling, max_turns=1_000, context=1_000_000, max_prompt=0))
-
-
-def _can_be_learned(rollout: Rollout, config: Config) -> bool:
-    """Whether the model itself could have said this within its limits, and been right."""
-    if rollout.reward is None or not rollout.reward.correct:
-        return False
-    turns = [sequence.turns[sequence.sampled] for sequence in rollout.sequences]
-    return all(len(t) and max(torch.bincount(torch.from_numpy(t))) <= config.sampling.max_tokens for t in turns)
+def _metrics(learned: measure.Learned) -> dict[str, Any]:
+    """Compute the loss, and those metrics of a step that mean something where nothing was sampled or rewarded."""
+    logprobs_bs = learned.update.learner_bs
+    loss = -logprobs_bs[learned.exp.mask_bs & ~logprobs_bs.isnan()].mean()
+    kept = {key: value for key, value in measure.step_metrics(learned).items() if key.startswith(KEPT)}
+    return {"warmstart/loss/mean": float(loss), **kept}

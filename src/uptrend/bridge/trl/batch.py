@@ -1,10 +1,10 @@
-"""What one generation of TRL left behind: references to its own lists and tensors, nothing copied. No torch.
+"""Generations and steps of TRL: references to its own lists and tensors, nothing copied. No torch.
 
-B = rollouts of the generation, P = width of the padded prompts, T = width of the padded completions.
+B = rollouts of a generation, P = width of the padded prompts, T = width of the padded completions.
 """
 
-import json
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -14,150 +14,182 @@ from uptrend.records import Role
 
 PROMPT, MODEL, TOOL = (int(role) for role in (Role.PROMPT, Role.MODEL, Role.TOOL))
 HALF = ("torch.bfloat16", "torch.float16")
-READ = (
+RECORDED = (
     "prompt_ids", "prompt_mask", "completion_mask", "tool_mask", "advantages", "old_per_token_logps",
     "ref_per_token_logps", "sampling_per_token_logps",
 )  # fmt: skip
-"""What is read of all that TRL keeps for the loss."""
+"""Tensors that the records are made from, of all that TRL keeps for the loss."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of a trainer that rollouts and metrics depend on."""
+
+    seed: int
+    stops: frozenset[int]  # ids of the stop tokens
+    loss: str
+    max_tokens: int
+    size: int  # rollouts per group
+    beta: float
+    clip: tuple[float, float]
+    lr: float
+    max_norm: float
+    processes: int
+
+    @classmethod
+    def of(cls, trainer: Any) -> Self:
+        """Read them from a trainer."""
+        args = trainer.args
+        return cls(
+            args.seed, frozenset(trainer.eos_token_ids), args.loss_type, args.max_completion_length,
+            args.num_generations, args.beta, (trainer.epsilon_low, trainer.epsilon_high), args.learning_rate,
+            float(args.max_grad_norm or 0.0), trainer.accelerator.num_processes,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call of the sampler: what stood before, and what it wrote, for each of its rows."""
+    """One call of the sampler."""
 
-    prompts: list[list[int]]
-    written: list[list[int]]
+    prompts: list[list[int]]  # tokens that it was given, by row
+    written: list[list[int]]  # tokens that it wrote
 
 
 @dataclass
 class Pass:
-    """One look of the loss at some rows."""
+    """One forward pass of the loss over some rows of a generation."""
 
-    batch: int
-    """The number of their generation."""
-    rows: Any
-    """Which of the generation's rollouts, in this order."""
-    ids: Any
-    """The tokens that the model was given [b, P+T]; not recorded."""
-    attention: Any
-    """The attention mask that it was given [b, P+T]."""
-    logprobs: Any
-    """The learner's log-probabilities of the completion [b, T]."""
-    entropies: Any
-    """Of the next-token distribution [b, T]."""
+    batch: int  # number of the generation
+    rows: Any  # its rollouts, in this order
+    ids: Any  # tokens that the model was given [b, P+T]; not recorded
+    attention: Any  # attention mask that it was given [b, P+T]
+    logprobs: Any  # the learner's, of the completions [b, T]
+    entropies: Any  # of the next-token distributions [b, T]
     loss: Any = None
-    """What the loss came to."""
-    is_first: bool = False
-    """Whether no update has come between the generation and this look."""
-
-    def portable(self) -> Self:
-        """The same in arrays, for another process."""
-        return replace(
-            self, rows=as_numpy(self.rows), ids=None, attention=as_numpy(self.attention),
-            logprobs=as_numpy(self.logprobs), entropies=None if self.entropies is None else as_numpy(self.entropies),
-            loss=None if self.loss is None else float(self.loss),
-        )  # fmt: skip
+    is_first: bool = False  # no update has come between the generation and this pass
 
 
 @dataclass
 class TrlBatch:
     """One generation."""
 
-    number: int
-    """Counted over the run."""
-    step: int
-    """The step that it was made in."""
-    version: int
-    """How many updates the weights that sampled it had seen."""
-    examples: list[dict[str, Any]]
-    """The dataset's rows, one a rollout; not recorded, they may hold anything."""
-    answers: list[str]
-    """The right answers; empty where the rows hold none."""
-    prompts: list[Any]
-    """The prompts, as texts or messages."""
-    completions: list[Any]
-    """The completions, likewise."""
-    written: list[list[int]]
-    """The completions' token ids."""
-    rewards: Any
-    """One row a rollout, one column a reward function; NaN where a function gave none [B, F]."""
-    output: dict[str, Any]
-    """What TRL keeps for the loss: padded ids, masks, advantages, log-probabilities."""
-    calls: list[Call]
-    """The sampler's calls; empty where the user's own function sampled."""
+    number: int  # counted over the run
+    step: int  # step that it was made in
+    version: int  # updates that the sampling weights had seen
+    examples: list[dict[str, Any]]  # the dataset's rows, one per rollout; not recorded, they may hold anything
+    answers: list[str]  # right answers; empty where the rows hold none
+    prompts: list[Any]  # texts or messages
+    completions: list[Any]  # texts or messages
+    written: list[list[int]]  # token ids of the completions
+    rewards: Any  # one column per reward function; NaN where a function gave none [B, F]
+    output: dict[str, Any]  # what TRL keeps for the loss: padded ids, masks, advantages, log-probabilities
+    calls: list[Call]  # calls of the sampler; empty where the user's own function sampled
     seconds: float
-    """How long it took."""
-    trl_dead: float | None = None
-    """TRL's own share of groups without a deviation."""
-    passes: list[Pass] = field(default_factory=list)
-    """The first look of the loss at each row."""
-    seen: int = 0
-    """How many rows the loss has looked at."""
+    trl_dead: Any = None  # TRL's own share of dead groups
+    passes: list[Pass] = field(default_factory=list)  # first pass of the loss over each row
+    seen: int = 0  # rows that the loss has passed over
 
     @property
     def size(self) -> int:
-        """How many rollouts."""
+        """Number of rollouts."""
         return len(self.written)
 
-    def portable(self) -> Self:
-        """The same in arrays and plain values, for another process; looks of the loss go by themselves."""
-        output = {key: as_numpy(self.output[key]) for key in READ if self.output.get(key) is not None}
-        return replace(
-            self, examples=[], prompts=_plain(self.prompts), completions=_plain(self.completions),
-            rewards=as_numpy(self.rewards), output=output,
-            trl_dead=None if self.trl_dead is None else float(self.trl_dead), passes=[], seen=0,
-        )  # fmt: skip
+    @property
+    def loss_mask(self) -> NDArray[np.bool_]:
+        """True for tokens of the completions that TRL trains [B, T]."""
+        mask = as_numpy(self.output["completion_mask"]) != 0
+        tools = self.output.get("tool_mask")
+        return np.asarray(mask if tools is None else mask & (as_numpy(tools) != 0))
+
+    def column(self, name: str) -> NDArray[np.float64] | None:
+        """Return one of TRL's tensors; None where it keeps none of this name."""
+        values = self.output.get(name)
+        return None if values is None else as_numpy(values).astype(np.float64)
+
+    def prompt(self, row: int) -> list[int]:
+        """Return a prompt as the sampler was given it; by TRL's mask where no call of the sampler was seen."""
+        if self.calls and len(self.calls[0].prompts) == self.size:
+            return self.calls[0].prompts[row]
+        ids, mask = (as_numpy(self.output[name])[row] for name in ("prompt_ids", "prompt_mask"))
+        found: list[int] = ids[mask != 0].astype(int).tolist()
+        return found
 
     def take(self, seen: Pass) -> None:
-        """A look of the loss at some of its rows."""
+        """Add a pass of the loss, where it is the first over its rows."""
         if seen.is_first:
             self.passes.append(seen)
             self.seen += len(seen.rows)
+
+    def portable(self) -> Self:
+        """Copy it for another process; passes of the loss are sent by themselves."""
+        output = {name: self.output[name] for name in RECORDED if self.output.get(name) is not None}
+        copy: Self = portable(replace(self, examples=[], output=output, passes=[], seen=0))
+        return copy
+
+
+@dataclass
+class TrlStep:
+    """One step of the trainer."""
+
+    began: float = 0.0
+    step: int = 0
+    batches: list[TrlBatch] = field(default_factory=list)
+    passes: list[Pass] = field(default_factory=list)
+    gradient: Any = None  # norm before clipping; None where the trainer does not clip, and so computes none
+    lr: float = float("nan")
+    skipped: bool = False
+    moved: dict[str, float] = field(default_factory=dict)  # metrics of the weights
+    gaps: dict[str, Any] = field(default_factory=dict)  # metrics of learner against sampler, where a probe ran
+    sampling: float = 0.0  # seconds
+    seconds: float = 0.0
+    waited: float = 0.0  # seconds that the trainer waited for the watch
+    memory: float = 0.0  # peak so far, in GiB
+
+    def portable(self) -> Self:
+        """Copy it for another process."""
+        copy: Self = portable(replace(self, batches=[], passes=[replace(seen, ids=None) for seen in self.passes]))
+        return replace(copy, batches=[batch.portable() for batch in self.batches])
+
+
+def portable(value: Any) -> Any:
+    """Copy a value for another process: tensors become arrays; objects that it may not know become text."""
+    if hasattr(value, "detach"):
+        return as_numpy(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{f.name: portable(getattr(value, f.name)) for f in fields(value)})
+    if isinstance(value, Mapping):
+        return {str(key): portable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        # Token ids are many, and plain already.
+        return value if value and isinstance(value[0], int) else [portable(item) for item in value]
+    return value if isinstance(value, str | int | float | np.ndarray | None) else str(value)
+
+
+def as_numpy(tensor: Any) -> NDArray[Any]:
+    """Return a tensor's numbers, from whichever device, in a precision that numpy has."""
+    if not hasattr(tensor, "detach"):
+        return np.asarray(tensor)
+    tensor = tensor.detach()
+    return np.asarray((tensor.float() if str(tensor.dtype) in HALF else tensor).cpu())
 
 
 def roles_of(
     prompt: list[int], written: list[int], calls: list[Call], row: int = 0
 ) -> tuple[NDArray[np.int8], NDArray[np.int32]]:
-    """Who wrote each token, and in which turn, by what the sampler gave back: what it did not write is a tool's."""
-    ids = prompt + written
+    """Return each token's author and turn, by the sampler's calls: what it did not write is a tool's."""
+    ids, first = prompt + written, len(prompt)
     roles = np.full(len(ids), TOOL, np.int8)
-    turns = np.zeros(len(ids), np.int32)
-    roles[: len(prompt)] = PROMPT
-    for before, said in _spans(ids, len(prompt), calls, row):
-        roles[before : before + said] = MODEL
+    roles[:first] = PROMPT
+    for number, call in enumerate(calls):
+        rows = list(zip(call.prompts, call.written, strict=False))
+        # The first call has the rows in their order; later ones only those that a tool answered: they are searched.
+        for given, said in rows[row : row + 1] if number == 0 else rows:
+            start = len(given)
+            end = min(len(ids), start + len(said))  # what exceeded the length was cut off
+            if start >= first and ids[:start] == given and ids[start:end] == said[: end - start]:
+                roles[start:end] = MODEL
     model = roles == MODEL
-    model[: len(prompt)] = True  # the first prompt and the first answer are one turn
+    model[:first] = True  # the first prompt and the first answer are one turn
+    turns = np.zeros(len(ids), np.int32)
     turns[1:] = np.cumsum(model[:-1] & ~model[1:])
     return roles, turns
-
-
-def _spans(ids: list[int], first: int, calls: list[Call], row: int) -> list[tuple[int, int]]:
-    """Where what the sampler wrote stands in these ids: start and length of each piece.
-
-    The first call has the rows in their order; later ones only those that a tool answered, so they are searched.
-    """
-    spans: dict[int, int] = {}
-    for number, call in enumerate(calls):
-        rows = zip(call.prompts, call.written, strict=False)
-        for prompt, written in list(rows)[row : row + 1] if number == 0 else rows:
-            start, size = len(prompt), min(len(written), len(ids) - len(prompt))
-            if start < first or size <= 0 or ids[:start] != prompt or ids[start : start + size] != written[:size]:
-                continue
-            spans[start] = max(size, spans.get(start, 0))
-    return sorted(spans.items())
-
-
-def _plain(said: list[Any]) -> list[Any]:
-    """Texts or messages without anything that another process could not hold."""
-    if all(isinstance(one, str) for one in said):
-        return said
-    plain: list[Any] = json.loads(json.dumps(said, default=str))
-    return plain
-
-
-def as_numpy(tensor: Any) -> NDArray[Any]:
-    """A tensor's numbers, from wherever it lies, in a precision that numpy has."""
-    if not hasattr(tensor, "detach"):
-        return np.asarray(tensor)
-    tensor = tensor.detach()
-    return np.asarray((tensor.float() if str(tensor.dtype) in HALF else tensor).cpu())

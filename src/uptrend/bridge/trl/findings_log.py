@@ -1,6 +1,6 @@
-"""Findings while somebody else trains: each is said once in the terminal, and written to events.jsonl.
+"""Findings while TRL trains: each is printed once in the terminal, and written to events.jsonl.
 
-Answers of probes are events `probed`, from which the doctor's check of that name makes findings again; so
+Results of probes are events `probed`, from which the doctor's check of that name makes findings again; so
 findings.json and `uptrend doctor` rank them with what the records show.
 """
 
@@ -16,72 +16,62 @@ from uptrend.doctor.rank import SEVERITIES, all_symptoms
 from uptrend.doctor.report.table import finding_table
 from uptrend.records import Confidence, Evidence, RunView, Severity
 
+KEPT = ("id", "severity", "confidence", "summary")
+
 
 class FindingsLog:
-    """Says what was found, by whom it may be."""
+    """Writes findings to the run's event log, and prints them."""
 
     def __init__(self, view: RunView, path: Path, event: Callable[..., None]) -> None:
         self._view, self._event = view, event
         self._lock = threading.Lock()
         self._doctor = Listening(path)
         self.said: dict[str, int] = {}
-        """The place of the worst severity that was told of each id."""
+        """Rank of the worst severity reported of each id."""
 
     def say(
         self, id: str, severity: Severity, confidence: Confidence, summary: str, evidence: Sequence[Evidence]
     ) -> None:
-        """The answer of a probe."""
-        table = finding_table(finding(self._view, id, severity, confidence, summary, evidence))
-        if self._is_news(table):
-            kept = ("id", "severity", "confidence", "summary", "evidence")
-            step = next((e.step for e in evidence if e.step is not None), None)
-            self._event("probed", step=step, **{key: table[key] for key in kept})
-            self._print(table)
+        """Report what a probe found."""
+        told = finding_table(finding(self._view, id, severity, confidence, summary, evidence))
+        self._report("probed", told, (*KEPT, "evidence"))
 
-    def acquit(self, id: str, reason: str) -> None:
-        """A probe has shown that this is not the cause: records that look like it are not believed."""
+    def rule_out(self, id: str, reason: str) -> None:
+        """Record that a probe excludes a cause: records that look like it are not believed."""
         self._event("acquitted", id=id, reason=reason)
 
     def cannot_tell(self, id: str, reason: str) -> None:
-        """A probe that could not be made."""
+        """Record a probe that could not be made."""
         self._event("not-probed", id=id, reason=reason)
 
     def hear(self) -> None:
-        """Pass on what the doctor has found in the records."""
+        """Report what the doctor has found in the records."""
         for told in self._doctor.heard():
-            if "id" in told and self._is_news(told):
-                self._pass_on(told)
+            if "id" in told:
+                self._report("finding", told, KEPT)
 
     def end(self) -> None:
-        """Let the doctor write findings.json, and pass on what is new in it."""
-        report = self._doctor.last() or {}
-        for told in report.get("findings", ()):
-            if self._is_news(told):
-                self._pass_on(told)
+        """Let the doctor write findings.json, and report what is new in it."""
+        for told in (self._doctor.last() or {}).get("findings", ()):
+            self._report("finding", told, KEPT)
 
-    def _pass_on(self, told: dict[str, Any]) -> None:
-        kept = ("id", "severity", "confidence", "summary")
-        step = next((e["step"] for e in told["evidence"] if e["step"] is not None), None)
-        self._event("finding", step=step, **{key: told[key] for key in kept})
-        self._print(told)
-
-    def _is_news(self, told: dict[str, Any]) -> bool:
+    def _report(self, kind: str, told: dict[str, Any], kept: Sequence[str]) -> None:
+        """Write and print a finding that is new, or worse than before."""
+        rank = SEVERITIES.index(Severity(told["severity"]))
         with self._lock:
-            place = SEVERITIES.index(Severity(told["severity"]))
-            if self.said.get(told["id"], len(SEVERITIES)) <= place:
-                return False
-            self.said[told["id"]] = place
-            return True
-
-    def _print(self, told: dict[str, Any]) -> None:
+            if self.said.get(told["id"], len(SEVERITIES)) <= rank:
+                return
+            self.said[told["id"]] = rank
+        step = next((e["step"] for e in told["evidence"] if e["step"] is not None), None)
+        self._event(kind, step=step, **{key: told[key] for key in kept})
         note = SEVERITIES.index(Severity.NOTE)
-        known = any(told["id"] in all_symptoms(id) for id, place in self.said.items() if place < note)
-        if told["severity"] != Severity.NOTE and not known:
+        is_symptom = any(told["id"] in all_symptoms(id) for id, place in self.said.items() if place < note)
+        if rank < note and not is_symptom:
             print(as_text(told), file=sys.stderr, flush=True)
 
 
 def as_text(told: dict[str, Any]) -> str:
-    """A finding as a person reads it in a terminal."""
+    """Format a finding for a terminal."""
     lines = [f"\nuptrend: {told['severity'].upper()} {told['id']}: {told['summary']}"]
     lines += [f"  - {evidence['text']}" for evidence in told["evidence"]]
     fix = told.get("fix")

@@ -1,51 +1,186 @@
 """The run directory of a watched run, from the trainer's side: made and held here, filled by a process beside it.
 
-Only this process writes run.json and events.jsonl, only the other one the rest. What is said is said from here.
+Only this process writes run.json and events.jsonl, and prints; only the other one (writer.py) writes the rest.
 """
 
-import resource
+import contextlib
+import multiprocessing
+import os
+import queue
+import subprocess
 import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from uptrend.bridge.trl.batch import TrlBatch
+from uptrend.bridge.trl.batch import Settings, TrlBatch, TrlStep
 from uptrend.bridge.trl.findings_log import FindingsLog
 from uptrend.bridge.trl.guard import Guard
-from uptrend.bridge.trl.precision import TracedUpdate, judge_update
-from uptrend.bridge.trl.scale import RewardRange, Suspicion
+from uptrend.bridge.trl.rollouts import RewardRange
 from uptrend.bridge.trl.settings import describe_run
-from uptrend.bridge.trl.step import Settings, TrlStep
-from uptrend.bridge.trl.subprocess_recorder import SubprocessRecorder
-from uptrend.bridge.trl.voice import say_again
-from uptrend.bridge.trl.weights import Move, WatchedWeights
+from uptrend.bridge.trl.weights import Move, WatchedWeights, judge_update
 from uptrend.records import Run, RunDirectory, RunView
 from uptrend.records.schema import VERSION
-from uptrend.training.metrics import weight_metrics
+from uptrend.training.metrics import peak_memory_gib, weight_metrics
+
+WAITING = 8
+"""Steps that may wait before the trainer waits."""
+PATIENCE = 20.0
+"""Seconds that the trainer waits for a process that takes nothing; then steps are left out until it does."""
+DEADLINE = 60.0
+"""Seconds that the rest may take once the training is over."""
+THREADS = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+
+Make = Callable[[], tuple[Any, ...]]
+
+
+class SubprocessRecorder:
+    """Sends steps to the process that records, in order.
+
+    The trainer's thread only puts things into a queue; one thread sends them, another receives what comes back.
+    Records come before speed: where the process can't keep up, the trainer waits, but not forever, and what is not
+    written in the end is reported.
+    """
+
+    def __init__(
+        self, hear: Callable[..., None], failed: Callable[[str, Exception], None], trouble: Callable[[str], None],
+        *, patience: float = PATIENCE, deadline: float = DEADLINE,
+    ) -> None:  # fmt: skip
+        self._patience, self._deadline = patience, deadline
+        self._hear, self._failed, self._trouble = hear, failed, trouble
+        self._jobs: queue.Queue[tuple[str, Make] | None] = queue.Queue(WAITING)
+        self._open: set[int] = set()
+        self._is_over = self._is_stuck = False
+        self._gone = threading.Event()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as the process
+        self._socket, theirs = multiprocessing.Pipe()
+        # By its module's name, so that a user's script is not read again and needs no `if __name__ == "__main__"`.
+        command = [sys.executable, "-P", "-m", "uptrend.bridge.trl.writer", str(theirs.fileno())]
+        self._process: subprocess.Popen[bytes] | None = None
+        try:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._errors,
+                env=os.environ | THREADS, pass_fds=[theirs.fileno()],
+                process_group=0,  # Ctrl-C is for the trainer; in a session of its own, its niceness would mean nothing
+            )  # fmt: skip
+        except OSError as error:
+            self._gone.set()
+            self._trouble(f"no process to record with could be started ({error}); nothing is recorded")
+        theirs.close()
+        self._threads = [
+            threading.Thread(target=work, name=f"uptrend-{work.__name__}", daemon=True)
+            for work in (self._deliver, self._listen)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def send(self, kind: str, make: Make, step: int | None = None) -> None:
+        """Queue a call of one of the writer's methods; `make` gives its arguments later, on another thread."""
+        if step is not None:
+            self._open.add(step)
+        if self._gone.is_set():
+            return
+        try:
+            self._jobs.put((kind, make), timeout=0.001 if self._is_stuck else self._patience)
+            self._is_stuck = False
+        except queue.Full:
+            if not self._is_stuck:
+                self._trouble(
+                    f"the process that records has taken nothing for {self._patience:g} s; steps are left out"
+                )
+            self._is_stuck = True
+
+    def close(self) -> list[int]:
+        """Let it write the rest, with a deadline; return the steps that were sent but never written."""
+        self._is_over = True
+        until = time.monotonic() + self._deadline
+        with contextlib.suppress(queue.Full):
+            self._jobs.put(None, timeout=self._deadline)
+        self._threads[0].join(max(0.0, until - time.monotonic()))
+        if self._process is not None:
+            try:
+                self._process.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._threads[1].join(1.0)
+        self._socket.close()
+        self._errors.close()
+        return sorted(self._open)
+
+    @property
+    def pid(self) -> int | None:
+        """Process that records; None where it could not be started."""
+        return None if self._process is None else self._process.pid
+
+    # On threads of their own
+
+    def _deliver(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            if self._gone.is_set():
+                continue
+            try:
+                self._socket.send((job[0], job[1]()))
+            except OSError:
+                self._report_gone()
+            except Exception as error:
+                self._failed("records", error)
+        with contextlib.suppress(OSError):
+            self._socket.send(None)
+
+    def _listen(self) -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                kind, args, values = self._socket.recv()
+                try:
+                    if kind == "written":
+                        self._open.difference_update(*args)
+                    else:
+                        self._hear(kind, *args, **values)
+                except Exception as error:
+                    self._failed("what was recorded", error)
+        self._report_gone()
+
+    def _report_gone(self) -> None:
+        """Report once that the process has ended; after the training, close() says which steps were not written."""
+        if self._gone.is_set() or self._is_over or self._process is None:
+            return
+        self._gone.set()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
+        self._errors.seek(0)
+        last = (self._errors.read().decode(errors="replace").strip().splitlines() or [""])[-1]
+        said = f" saying {last!r}" if last else ""
+        self._trouble(
+            f"the process that records has ended (code {self._process.returncode}){said}; nothing more is recorded"
+        )
 
 
 class Record:
     """Holds one run directory."""
 
     def __init__(self, trainer: Any, path: Path, weights: WatchedWeights, guard: Guard) -> None:
-        self._weights, self._guard = weights, guard
+        self._weights, self._guard, self._device = weights, guard, trainer.accelerator.device
         self._settings = Settings.of(trainer)
-        dtypes = weights.dtypes()
-        step = trainer.state.global_step
+        dtypes, step = weights.dtypes(), trainer.state.global_step
         goes_on = bool(step and (path / "run.json").exists() and Run(path).schema == VERSION)
         self.path = path if goes_on else free_path(path)
         info = describe_run(trainer, self.path, dtypes)
         self._directory = RunDirectory.reopen(path) if goes_on else RunDirectory.create(self.path, info)
         if goes_on:
             self._directory.rewind(step)
+        self.event = self._directory.event
         view = RunView(
             source=str(self.path), trainer="trl", name=self.path.name, steps=np.zeros(0, np.int64), metrics={},
             config=info["config"], rollout_steps=(1,),
         )  # fmt: skip
         self.scale = RewardRange.of(trainer.reward_func_names, trainer.reward_weights.tolist())
-        self.subprocess_recorder = SubprocessRecorder(self._heard, guard.failed, self._trouble)
+        self.subprocess_recorder = SubprocessRecorder(self._hear, guard.failed, self._trouble)
         self.subprocess_recorder.send("begin", lambda: (self.path, self._settings, self.scale))
         self.findings_log = FindingsLog(view, self.path, self.event)
         self.event("resumed" if step else "started", step=step)
@@ -53,26 +188,21 @@ class Record:
         if self._settings.processes > 1:
             self.event("partial", reason="several processes: only the first one's rollouts are recorded")
 
-    def event(self, kind: str, **values: Any) -> None:
-        """Append to events.jsonl."""
-        self._directory.event(kind, **values)
-
-    def know(self, suspicion: Suspicion | None) -> None:
-        """The reward functions have answered."""
-        self.subprocess_recorder.send("known", lambda: (self.scale, suspicion))
+    def know(self, suspects: tuple[str, list[str]] | None) -> None:
+        """Take the result of re-scoring, once it has widened `scale`."""
+        self.subprocess_recorder.send("take_scale", lambda: (self.scale, suspects))
 
     def take(self, step: TrlStep, move: Move | None) -> None:
-        """A step of the trainer is done."""
-        step.memory = memory_gib()
-        self.subprocess_recorder.send("step", lambda: (self._finished(step, move),), step.step)
+        """Take a step of the trainer."""
+        step.memory = peak_memory_gib(self._device)
+        self.subprocess_recorder.send("take_step", lambda: (self._finish(step, move),), step.step)
 
-    def take_evaluation(self, batches: list[TrlBatch], metrics: dict[str, Any], step: int) -> None:
-        """An evaluation is done."""
-        plain = {"eval_runtime": metrics.get("eval_runtime")}
-        self.subprocess_recorder.send("evaluation", lambda: ([b.portable() for b in batches], plain, step))
+    def take_evaluation(self, batches: list[TrlBatch], seconds: float | None, step: int) -> None:
+        """Take an evaluation."""
+        self.subprocess_recorder.send("take_evaluation", lambda: ([b.portable() for b in batches], seconds, step))
 
     def end(self, how: str, **values: Any) -> None:
-        """Let the rest be written, let the doctor look once more, and close the directory."""
+        """Let the rest be written and the doctor read it once more, and close the directory."""
         lost = self.subprocess_recorder.close()
         if lost:
             named = ", ".join(map(str, lost[:5])) + (f" … {lost[-1]}" if len(lost) > 5 else "")
@@ -82,44 +212,31 @@ class Record:
         self.findings_log.end()
         self._directory.unlock()
 
-    def _finished(self, step: TrlStep, move: Move | None) -> TrlStep:
-        """On the subprocess recorder's thread: read what the devices have computed by now, and judge it."""
+    def _finish(self, step: TrlStep, move: Move | None) -> TrlStep:
+        """Read what the devices have computed by now, and judge it; on the sending thread, so nobody waits."""
         whole = step.portable()
         if move is not None:
             moved = self._weights.movement(move)
             whole.moved = weight_metrics(moved)
-            update = TracedUpdate(step.step, moved.changed, whole.gradient or 0.0, step.lr)
-            judge_update(self.findings_log, update, move.after, self._settings.lr)
+            judge_update(self.findings_log, whole, moved.changed, move.after, self._settings.lr)
         self.findings_log.hear()
         return whole
 
-    def _heard(self, line: dict[str, Any]) -> None:
-        """What the process that records has to tell."""
-        if "finding" in line:
-            say_again(self.findings_log, line["finding"])
-        if "event" in line:
-            self.event(line["event"][0], **line["event"][1])
-        if "failed" in line:
-            self._guard.note(*line["failed"])
+    def _hear(self, kind: str, *args: Any, **values: Any) -> None:
+        """Take a message of the process that records."""
+        takers: dict[str, Callable[..., None]] = {"say": self.findings_log.say, "event": self.event}
+        takers.get(kind, self._guard.note)(*args, **values)
 
     def _trouble(self, text: str, **values: Any) -> None:
-        """Records are lost: say so, and write it down."""
+        """Report lost records, in the terminal and in the events."""
         print(f"uptrend: {text}. The training goes on.", file=sys.stderr, flush=True)
         self.event("records-lost", reason=text, **values)
 
 
 def free_path(path: Path) -> Path:
-    """The path, or its next free neighbor where a run lies already."""
+    """Return the path, or its next free neighbor where a run is already."""
     number, free = 1, path
     while (free / "run.json").exists():
         number += 1
         free = path.with_name(f"{path.name}-{number}")
     return free
-
-
-def memory_gib() -> float:
-    """The most memory taken so far: the GPU's, or the process's."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated() / 2**30
-    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return used / 2**30 if sys.platform == "darwin" else used / 2**20

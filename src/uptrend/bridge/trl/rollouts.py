@@ -1,4 +1,4 @@
-"""A generation of TRL as rollouts of our own: the same rows as a run of Uptrend records."""
+"""A generation of TRL as rollouts of our own: the same rows as a run of Uptrend records. No torch."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,26 +9,65 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from uptrend.bridge.trl.batch import TrlBatch, as_numpy
-from uptrend.bridge.trl.columns import Columns
-from uptrend.bridge.trl.scale import RewardRange
+from uptrend.bridge.trl.batch import MODEL, PROMPT, TOOL, Settings, TrlBatch, as_numpy, roles_of
 from uptrend.records import Ending, Message, Part, Reward, Rollout, ToolCall, rollouts_table, task_id
+from uptrend.records import Sequence as Tokens
 
 UNSCORED = "scorer: every reward function returned None"
 
 
+@dataclass
+class RewardRange:
+    """Range of the reward: TRL states none, so it is what was seen, and what a gold answer earns."""
+
+    names: list[str]  # reward functions
+    weights: list[float]  # their factors in the total
+    low: NDArray[np.float64]  # least that each has given
+    high: NDArray[np.float64]  # most that each has given
+    judge: int | None = None  # function that tells a right answer from a wrong one, where re-scoring found it
+    right: float = float("nan")  # what it gives a gold answer
+
+    @classmethod
+    def of(cls, names: Sequence[str], weights: Sequence[float]) -> "RewardRange":
+        """Begin with nothing seen."""
+        return cls(list(names), list(weights), np.full(len(names), np.inf), np.full(len(names), -np.inf))
+
+    def widen(self, rewards: NDArray[np.float64]) -> None:
+        """Widen the range by some rewards, one column per function."""
+        with np.errstate(all="ignore"):
+            self.low = np.fmin(self.low, np.nanmin(np.vstack([rewards, self.low]), axis=0))
+            self.high = np.fmax(self.high, np.nanmax(np.vstack([rewards, self.high]), axis=0))
+
+    def is_right(self, rewards: NDArray[np.float64]) -> bool | None:
+        """Return True for a rollout with a right answer; None where that is unknown."""
+        return None if self.judge is None else bool(rewards[self.judge] >= self.right - 1e-6)
+
+    def bounds(self) -> tuple[float, float]:
+        """Return the least and the most that the total can be; NaN while only one value was ever seen."""
+        low, high = (float(np.dot(side, self.weights)) for side in (self.low, self.high))
+        return (low, high) if low < high else (float("nan"), float("nan"))
+
+    def reward(self, rewards: NDArray[np.float64]) -> Reward | None:
+        """Make one rollout's reward; None where no function gave any."""
+        if np.isnan(rewards).all():
+            return None
+        sides = zip(self.names, rewards, self.low, self.high, self.weights, strict=True)
+        parts = tuple(Part(name, *map(float, values)) for name, *values in sides if not np.isnan(values[0]))
+        return Reward(
+            sum(part.value * part.weight for part in parts), *self.bounds(), bool(self.is_right(rewards)), parts
+        )
+
+
 @dataclass(frozen=True)
 class Made:
-    """Rollouts with what the schema has no class for."""
+    """Rollouts, with what our rows can say of TRL's and our classes can't."""
 
     rollouts: list[Rollout]
-    known: list[bool | None]
-    """Whether each is right; None where nobody can say."""
-    passes: int = 0
-    """How many looks of the loss they hold."""
+    known: list[bool | None]  # right or wrong; None where that is unknown
+    passes: int = 0  # passes of the loss that they hold
 
     def table(self, run: str) -> pa.Table:
-        """The rows, with null where TRL keeps nothing."""
+        """Make the rows, with null where TRL keeps nothing."""
         table = rollouts_table(run, self.rollouts)
         sizes = [max(1, len(r.sequences)) for r in self.rollouts]
         known = [value for value, size in zip(self.known, sizes, strict=True) for _ in range(size)]
@@ -37,19 +76,48 @@ class Made:
             columns[name] = pa.array(table[name].to_numpy(zero_copy_only=False), pa.float64(), from_pandas=True)
         for name in ("sampler", "learner"):
             if not any(np.isfinite(getattr(s, name)).any() for r in self.rollouts for s in r.sequences):
-                columns[name] = pa.nulls(len(table), table.schema.field(name).type)  # kept nowhere: not missing here
+                columns[name] = pa.nulls(len(table), table.schema.field(name).type)  # not one value: TRL kept none
         for name, column in columns.items():
             at = table.schema.get_field_index(name)
             table = table.set_column(at, table.schema.field(at), column)
         return table
 
 
-def groups_of(batch: TrlBatch, size: int) -> list[str]:
-    """Each rollout's group by its true prompt; two groups of one prompt stay two while each is whole."""
-    tasks = [task_id(prompt_messages(prompt)) for prompt in batch.prompts]
+def join(made: Sequence[Made]) -> Made:
+    """Join the rollouts of several generations."""
+    return Made([r for m in made for r in m.rollouts], [k for m in made for k in m.known])
+
+
+def make_rollouts(batch: TrlBatch, scale: RewardRange, settings: Settings) -> Made:
+    """Make every rollout of a generation, with all that the learner computed on its tokens."""
+    tasks = [prompt_messages(prompt) for prompt in batch.prompts]
+    groups = groups_of([task_id(task) for task in tasks], settings.size)
+    rewards = as_numpy(batch.rewards)
+    places: dict[str, int] = {}
+    rollouts, known = [], []
+    for row, tokens in enumerate(token_columns(batch, settings)):
+        group, written, completion = groups[row], batch.written[row], batch.completions[row]
+        index = places[group] = places.get(group, -1) + 1
+        reward = scale.reward(rewards[row])
+        stopped = bool(written) and written[-1] in settings.stops
+        said = [Message("assistant", completion)] if isinstance(completion, str) else map(_message, completion)
+        rollouts.append(
+            Rollout(
+                step=batch.step, group=group, index=index, task=task_id(tasks[row]), family="",
+                answer=batch.answers[row], seed=settings.seed, messages=(*tasks[row], *said), sequences=(tokens,),
+                reward=reward, ended=Ending.STOP_TOKEN if stopped else Ending.LENGTH,
+                error=None if reward is not None else UNSCORED, seconds=batch.seconds,
+            )
+        )  # fmt: skip
+        known.append(None if reward is None else scale.is_right(rewards[row]))
+    return Made(rollouts, known, len(batch.passes))
+
+
+def groups_of(tasks: Sequence[str], size: int) -> list[str]:
+    """Name each rollout's group by its true prompt; two groups of one prompt stay two while each is whole."""
     blocks = [tasks[start : start + size] for start in range(0, len(tasks), size)]
     if len(tasks) % size or any(len(set(block)) > 1 for block in blocks):
-        return tasks
+        return list(tasks)
     times: dict[str, int] = {}
     names = []
     for block in blocks:
@@ -58,66 +126,71 @@ def groups_of(batch: TrlBatch, size: int) -> list[str]:
     return names
 
 
-def make_rollouts(batch: TrlBatch, groups: Sequence[str], scale: RewardRange, settings: Any) -> Made:
-    """Every rollout of a generation, with all that the learner computed on its tokens."""
-    passes = len(batch.passes)
-    columns = Columns(batch, settings)
-    rewards, bounds = as_numpy(batch.rewards), scale.bounds()
-    places: dict[str, int] = {}
-    rollouts, known = [], []
-    for row in range(batch.size):
-        index = places[groups[row]] = places.get(groups[row], -1) + 1
-        first = prompt_messages(batch.prompts[row])
-        reward = _reward(rewards[row], scale, bounds)
-        rollouts.append(
-            Rollout(
-                step=batch.step, group=groups[row], index=index, task=task_id(first), family="",
-                answer=batch.answers[row], seed=settings.seed, messages=(*first, *said(batch.completions[row])),
-                sequences=(columns.tokens(row),), reward=reward, ended=_ending(batch.written[row], settings.stops),
-                error=None if reward is not None else UNSCORED, seconds=batch.seconds,
-            )
-        )  # fmt: skip
-        known.append(None if reward is None else scale.is_right(rewards[row]))
-    return Made(rollouts, known, passes)
+def token_columns(batch: TrlBatch, settings: Settings) -> list[Tokens]:
+    """Cut TRL's padded tensors into the token columns of one row per rollout, without padding.
+
+    Roles and turns come from the sampler's calls, never from TRL's own masks: those are what is checked.
+    """
+    out, mask = batch.output, batch.loss_mask
+    weights = loss_weights(mask, settings.loss, settings.max_tokens)
+    width = out["prompt_ids"].shape[1]
+    attention = np.concatenate([as_numpy(out[f"{part}_mask"]) != 0 for part in ("prompt", "completion")], axis=1)
+    sampler, reference = (batch.column(f"{side}_per_token_logps") for side in ("sampling", "ref"))
+    learner = np.full(mask.shape, np.nan)
+    for seen in batch.passes:
+        rows = as_numpy(seen.rows)
+        learner[rows] = as_numpy(seen.logprobs)
+        attention[rows] = as_numpy(seen.attention) != 0
+    sequences = []
+    for row, written in enumerate(batch.written):
+        prompt, size = batch.prompt(row), len(written)
+        before = np.zeros(len(prompt), np.float32)
+        if batch.calls:
+            roles, turns = roles_of(prompt, written, batch.calls, row)
+        else:  # the user's own function sampled: TRL's tool mask is all there is
+            tools = np.ones(size) if out.get("tool_mask") is None else as_numpy(out["tool_mask"])[row, :size]
+            roles = np.concatenate([before + PROMPT, np.where(tools != 0, MODEL, TOOL)]).astype(np.int8)
+            turns = np.zeros(len(roles), np.int32)
+        logprobs = []
+        for values in (sampler, learner, reference):
+            column = np.full(len(roles), np.nan, np.float32)
+            if values is not None:
+                column[len(prompt) :] = np.where(roles[len(prompt) :] == MODEL, values[row, :size], np.nan)
+            logprobs.append(column)
+        advantage = as_numpy(out["advantages"])[row]  # one per rollout, or one per token where a subclass gives those
+        tail = np.full(size, advantage) if np.ndim(advantage) == 0 else advantage[:size]
+        sequences.append(Tokens(
+            ids=np.array(prompt + written, np.int32), turns=turns, roles=roles,
+            versions=np.where(roles == MODEL, batch.version, -1).astype(np.int32), sampler=logprobs[0],
+            weights=np.concatenate([before, weights[row, :size]]).astype(np.float32),
+            attended=attention[row, width - len(prompt) : width + size],
+            advantages=np.concatenate([before, tail]).astype(np.float32),
+            learner=logprobs[1], reference=None if reference is None else logprobs[2],
+        ))  # fmt: skip
+    return sequences
 
 
-def _reward(rewards: NDArray[np.float64], scale: RewardRange, bounds: tuple[float, float]) -> Reward | None:
-    if np.isnan(rewards).all():
-        return None
-    parts = tuple(
-        Part(name, float(value), float(low), float(high), float(weight))
-        for name, value, low, high, weight in zip(
-            scale.names, rewards, scale.low, scale.high, scale.weights, strict=True
-        )
-        if not np.isnan(value)
-    )
-    total = sum(part.value * part.weight for part in parts)
-    return Reward(total, *bounds, bool(scale.is_right(rewards)), parts)
-
-
-def _ending(written: list[int], stops: frozenset[int]) -> Ending:
-    return Ending.STOP_TOKEN if written and written[-1] in stops else Ending.LENGTH
+def loss_weights(mask: NDArray[Any], loss: str, max_tokens: int) -> NDArray[np.float64]:
+    """Return each token's weight in TRL's loss, by its formula for the loss type, over the generation."""
+    mask = mask.astype(np.float64)
+    if loss in ("grpo", "sapo"):
+        return np.asarray(mask / np.maximum(1.0, mask.sum(1, keepdims=True)) / len(mask))
+    if loss == "dr_grpo":
+        return np.asarray(mask / (len(mask) * max_tokens))
+    return np.asarray(mask / max(1.0, float(mask.sum())))
 
 
 def prompt_messages(prompt: Any) -> tuple[Message, ...]:
-    """A prompt as messages; a plain text is what the user says."""
+    """Return a prompt as messages; a plain text is the user's."""
     return (Message("user", prompt),) if isinstance(prompt, str) else tuple(map(_message, prompt))
-
-
-def said(completion: Any) -> tuple[Message, ...]:
-    """A completion as messages."""
-    return (Message("assistant", completion),) if isinstance(completion, str) else tuple(map(_message, completion))
 
 
 def _message(message: Mapping[str, Any]) -> Message:
     content = message.get("content") or ""
     calls = [call.get("function", call) for call in message.get("tool_calls") or () if isinstance(call, Mapping)]
+    given = [(str(call.get("name", "")), call.get("arguments")) for call in calls]
     return Message(
         message["role"],
         content if isinstance(content, str) else json.dumps(content, default=str, ensure_ascii=False),
-        tuple(ToolCall(str(c.get("name", "")), _arguments(c.get("arguments"))) for c in calls),
+        tuple(ToolCall(name, args if isinstance(args, Mapping) else {"text": str(args)}) for name, args in given),
     )
-
-
-def _arguments(given: Any) -> Mapping[str, Any]:
-    return given if isinstance(given, Mapping) else {"text": str(given)}

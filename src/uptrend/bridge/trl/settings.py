@@ -1,5 +1,6 @@
 """TRL's arguments as a recipe: run.json of a watched run."""
 
+import json
 import platform
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -18,7 +19,7 @@ TRANSLATED = (
     "learning.kl.beta", "learning.entropy", "learning.mask_truncated", "learning.updates", "learning.max_grad_norm",
     "learning.weight_decay", "learning.beta1", "learning.beta2",
 )  # fmt: skip
-"""Settings that are arguments of TRL's under another name; the rest of a recipe is computed."""
+"""Settings that are arguments of TRL under another name; the rest of a recipe is computed."""
 
 
 def describe_run(trainer: Any, path: Path, dtypes: Mapping[str, int]) -> dict[str, Any]:
@@ -35,7 +36,7 @@ def describe_run(trainer: Any, path: Path, dtypes: Mapping[str, int]) -> dict[st
         "packages": {name: found for name in PACKAGES if (found := _version(name))},
         "machine": {"device": str(trainer.accelerator.device), "processes": trainer.accelerator.num_processes},
         "config": recipe(trainer, dtypes),
-        "raw": _plain(trainer.args.to_dict()),
+        "raw": json.loads(json.dumps(trainer.args.to_dict(), default=str)),
         "tasks": {"name": "trl dataset", "train": _length(trainer.train_dataset)},
         "eval": {"name": "trl dataset", "tasks": _length(getattr(trainer, "eval_dataset", None))},
         "model": {
@@ -51,7 +52,12 @@ def recipe(trainer: Any, dtypes: Mapping[str, int]) -> dict[str, Any]:
     """Return TRL's arguments as the nested table of a recipe; those without an equivalent are only in `raw`."""
     args = trainer.args
     steps = int(trainer.state.max_steps or args.max_steps)
-    told = {key: read_setting(key, "trl", lambda name: _word(getattr(args, name, None))) for key in TRANSLATED}
+
+    def argument(name: str) -> Any:
+        value = getattr(args, name, None)
+        return getattr(value, "value", value)  # an enumeration's value
+
+    told = {key: read_setting(key, "trl", argument) for key in TRANSLATED}
     return nest({
         "name": Path(args.output_dir).name,
         "model.name": _model_name(trainer.model),
@@ -90,13 +96,12 @@ def _model_name(model: Any) -> str:
 
 
 def _lora(model: Any) -> dict[str, Any]:
-    """The adapter's settings, where the model has one."""
     adapters = getattr(model, "peft_config", None)
     adapter = adapters.get("default") if isinstance(adapters, Mapping) else None
     if adapter is None or not hasattr(adapter, "lora_alpha"):
         return {}
-    values = {"r": adapter.r, "alpha": float(adapter.lora_alpha), "dropout": float(adapter.lora_dropout)}
-    return {f"model.lora.{name}": value for name, value in values.items()}
+    alpha, dropout = float(adapter.lora_alpha), float(adapter.lora_dropout)
+    return {"model.lora.r": adapter.r, "model.lora.alpha": alpha, "model.lora.dropout": dropout}
 
 
 def _length(dataset: Any) -> int | None:
@@ -106,22 +111,8 @@ def _length(dataset: Any) -> int | None:
         return None
 
 
-def _word(choice: Any) -> Any:
-    """An enumeration's value, and anything else as it is."""
-    return getattr(choice, "value", choice)
-
-
 def _version(package: str) -> str | None:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _plain(value: Any) -> Any:
-    """Return a value as JSON can hold it, anything else as its text."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value if isinstance(value, str | int | float | bool | None) else str(value)

@@ -1,8 +1,8 @@
-"""`watch(trainer)`: a TRL GRPO run that writes an Uptrend run directory, and is told what is wrong while it runs.
+"""`watch(trainer)`: a TRL GRPO run writes an Uptrend run directory, and says what is wrong while it runs.
 
-The trainer's thread only keeps references to TRL's own tensors and looks at some of the weights; rows, metrics and
-files are made in another process. Questions to the model and to the reward functions are asked at the first step, those
-to the model again every so many steps. Whatever fails here is written down and the run goes on.
+The trainer's thread only keeps references to TRL's own tensors and copies a sample of the weights; rows, metrics and
+files are made in another process. Probes of the reward functions run at the first step, probes of the model at the
+first and then every so many steps. Whatever fails here is written down and the run goes on.
 """
 
 import functools
@@ -11,22 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import TrainerCallback
 
-from uptrend.bridge.trl.batch import Call, Pass, TrlBatch
+from uptrend.bridge.trl.batch import Call, Pass, TrlBatch, TrlStep
 from uptrend.bridge.trl.guard import Guard, same_randomness
-from uptrend.bridge.trl.moments import Moments
-from uptrend.bridge.trl.precision import judge_cast
-from uptrend.bridge.trl.probes.gold import answers_of
-from uptrend.bridge.trl.probes.learner import ask_learner
-from uptrend.bridge.trl.probes.rewards import ask_rewards
+from uptrend.bridge.trl.learner_probe import probe_learner
 from uptrend.bridge.trl.record import Record
-from uptrend.bridge.trl.step import TrlStep
-from uptrend.bridge.trl.taps import ROWS, tap
-from uptrend.bridge.trl.weights import Move, Snapshot, WatchedWeights
+from uptrend.bridge.trl.reward_probe import answers_of, probe_rewards
+from uptrend.bridge.trl.weights import Move, Snapshot, WatchedWeights, judge_cast
 from uptrend.records import Stop
 
 EVERY = 50
-"""Steps between two looks at the model."""
+"""Steps between two probes of the model."""
+ROWS = "uptrend_rows"
+"""Key under which a generation's rows carry their numbers through TRL's shuffle."""
 MANY = 1_000_000
 """More rows than any generation has: numbers them across generations."""
 
@@ -36,10 +34,10 @@ def watch(
 ) -> "Watch":
     """Watch a TRL GRPOTrainer; call it before `trainer.train()`.
 
-    path     the run directory; `uptrend` under the trainer's output folder by default
-    every    steps between two looks at the model
-    probes   whether to ask the model questions (a forward pass of six short rows)
-    rescore  whether to ask the reward functions again, at the first step
+    path     run directory; `uptrend` under the trainer's output folder by default
+    every    steps between two probes of the model
+    probes   probe the model (a forward pass of six short rows)
+    rescore  call the reward functions again, at the first step
     """
     existing = getattr(trainer, "_uptrend", None)
     if isinstance(existing, Watch):
@@ -48,7 +46,7 @@ def watch(
 
 
 def watched(cls: type[Any], path: str | Path | None = None, **options: Any) -> type[Any]:
-    """A trainer class whose every instance is watched: `GRPOTrainer = watched(GRPOTrainer)`."""
+    """Make a trainer class whose every instance is watched: `GRPOTrainer = watched(GRPOTrainer)`."""
 
     class Watched(cls):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -59,13 +57,13 @@ def watched(cls: type[Any], path: str | Path | None = None, **options: Any) -> t
     return Watched
 
 
-class Watch:
-    """What listens to one trainer."""
+class Watch(TrainerCallback):  # type: ignore[misc]
+    """Watches one trainer, as a callback and through a few of its methods."""
 
     def __init__(self, trainer: Any, path: str | Path | None, *, every: int, probes: bool, rescore: bool) -> None:
         self.trainer = trainer
         self.path = Path(path) if path is not None else Path(trainer.args.output_dir) / "uptrend"
-        """Where the run directory is; settled when training begins."""
+        """Run directory; settled when training begins."""
         self._every, self._probes, self._rescore = max(1, every), probes, rescore
         self.guard = Guard(lambda part, text: self._event("watch-failed", part=part, error=text))
         self.record: Record | None = None
@@ -75,9 +73,9 @@ class Watch:
         self._calls: list[Call] = []
         self._scoring = self._sampling = 0.0
         self._scored: tuple[Any, ...] = ()
-        self._looking: list[Pass] | None = None
+        self._passes: list[Pass] | None = None
         self._rows: Any = None
-        self._first = True
+        self._is_first = True
         self._now = TrlStep()
         self._move: Move | None = None
         self._evaluated: list[TrlBatch] = []
@@ -86,17 +84,15 @@ class Watch:
             if trainer.accelerator.is_main_process:
                 self._install()
 
-    # What it listens to
-
     def _install(self) -> None:
-        trainer, guard = self.trainer, self.guard
-        tap(trainer, "_generate_single_turn", guard, after=self._after_sampling)
-        tap(trainer, "_calculate_rewards", guard, before=self._before_scoring, after=self._after_scoring)
-        tap(trainer, "_generate_and_score_completions", guard, before=self._before_batch, after=self._after_batch)
-        tap(trainer, "_compute_loss", guard, before=self._before_loss, after=self._after_loss)
-        tap(trainer, "_get_per_token_logps_and_entropies", guard, after=self._after_logprobs)
-        tap(trainer, "_get_grad_norm", guard, after=self._after_gradient)
-        trainer.add_callback(Moments(self))
+        trainer, tap = self.trainer, functools.partial(self.guard.tap, self.trainer)
+        tap("_generate_single_turn", after=self._after_sampling)
+        tap("_calculate_rewards", before=self._before_scoring, after=self._after_scoring)
+        tap("_generate_and_score_completions", before=self._before_batch, after=self._after_batch)
+        tap("_compute_loss", before=self._before_loss, after=self._after_loss)
+        tap("_get_per_token_logps_and_entropies", after=self._after_logprobs)
+        tap("_get_grad_norm", after=self._after_gradient)
+        trainer.add_callback(self)
         train = trainer.train
 
         @functools.wraps(train)
@@ -104,26 +100,17 @@ class Watch:
             try:
                 result = train(*args, **kwargs)
             except KeyboardInterrupt:
-                self.end("stopped", **Stop("it was interrupted", by="user").to_event())
+                self._end("stopped", **Stop("it was interrupted", by="user").to_event())
                 raise
             except BaseException as error:
-                self.end("failed", error=f"{error!r}"[:500])
+                self._end("failed", error=f"{error!r}"[:500])
                 raise
-            self.end("finished")
+            self._end("finished")
             return result
 
         trainer.train = trained
 
-    def begin(self) -> None:
-        """Training begins: make the run directory."""
-        self._weights = WatchedWeights(self.trainer.model)
-        self.record = Record(self.trainer, self.path, self._weights, self.guard)
-        self.path = self.record.path
-        self._before = self._weights.snapshot()
-        self._first = True
-
-    def end(self, how: str, **values: Any) -> None:
-        """Record how training ended: the kind of event and its fields."""
+    def _end(self, how: str, **values: Any) -> None:
         with self.guard("the end"):
             if self.record is not None:
                 self.record.end(how, **values)
@@ -134,8 +121,8 @@ class Watch:
             self.record.event(kind, **values)
 
     @property
-    def _alone(self) -> bool:
-        """Whether one process trains: a probe in one of several would leave the others waiting."""
+    def _is_alone(self) -> bool:
+        """True where one process trains text: a probe in one of several would leave the others waiting."""
         return bool(self.trainer.accelerator.num_processes == 1) and not self.trainer._is_vlm
 
     # A generation
@@ -151,36 +138,38 @@ class Watch:
 
     def _after_scoring(self, rewards: Any, inputs: Any, prompts: Any, completions: Any, written: Any) -> None:
         self._scoring = time.perf_counter() - self._scoring
-        start = self.trainer.accelerator.process_index * len(prompts)
+        start = self.trainer.accelerator.process_index * len(prompts)  # TRL gathers the rewards of all processes
         self._scored = (inputs, list(prompts), list(completions), written, rewards[start : start + len(prompts)])
 
     def _after_batch(self, output: dict[str, Any], *_: Any) -> None:
-        trainer, training = self.trainer, self.trainer.model.training
+        trainer, is_training = self.trainer, self.trainer.model.training
         if self.record is None:
             return
-        dead = trainer._metrics["train" if training else "eval"].get("frac_reward_zero_std")
+        dead = trainer._metrics["train" if is_training else "eval"].get("frac_reward_zero_std")
         step = trainer.state.global_step
         examples, prompts, completions, written, rewards = self._scored
         number = max(self._batches, default=-1) + 1
         batch = TrlBatch(
-            number=number, step=step + 1 if training else step, version=step, examples=examples,
+            number=number, step=step + 1 if is_training else step, version=step, examples=examples,
             answers=answers_of(examples), prompts=prompts, completions=completions, written=written, rewards=rewards,
             output=dict(output), calls=self._calls, seconds=time.perf_counter() - self._sampling,
             trl_dead=dead[-1] if dead else None,
         )  # fmt: skip
-        if not training:
+        if not is_training:
             self._evaluated.append(batch)
             return
         self._batches = {n: b for n, b in self._batches.items() if b.seen < b.size} | {number: batch}
         output[ROWS] = torch.arange(batch.size) + number * MANY  # on the CPU: reading it must not wait for a GPU
         self._now.batches.append(batch)
         self._now.sampling += batch.seconds
-        self._look_at_precision(batch.step)
-        if self._first and self._rescore and self._alone:
-            self._ask_rewards(batch)
+        self._check_precision(batch.step)
+        if self._is_first and self._rescore and self._is_alone:
+            with self.guard("the reward functions"):
+                record = self.record
+                record.know(probe_rewards(trainer, batch, self._scoring, record.scale, record.findings_log))
 
-    def _look_at_precision(self, step: int) -> None:
-        """The precision of the weights may have changed while they sampled."""
+    def _check_precision(self, step: int) -> None:
+        """Report weights whose precision has changed while they sampled."""
         weights, before = self._weights, self._before
         if weights is None or before is None or self.record is None or weights.dtypes() == before.dtypes:
             return
@@ -188,39 +177,31 @@ class Watch:
         self._event("precision", step=step, before=before.dtypes, after=self._before.dtypes)
         judge_cast(self.record.findings_log, before.dtypes, self._before, self.trainer.args.learning_rate, step)
 
-    def _ask_rewards(self, batch: TrlBatch) -> None:
-        assert self.record is not None
-        with self.guard("the reward functions"):
-            record = self.record
-            record.know(ask_rewards(self.trainer, batch, self._scoring, record.scale, record.findings_log))
-
     # The loss
 
     def _before_loss(self, model: Any, inputs: Any) -> None:
         del model
         self._rows = inputs.get(ROWS) if hasattr(inputs, "get") else None
-        self._looking = [] if self._rows is not None and self.record is not None else None
+        self._passes = [] if self._rows is not None and self.record is not None else None
 
     def _after_logprobs(
         self, result: Any, model: Any, ids: Any = None, attention: Any = None, *_: Any, **named: Any
     ) -> None:
         del model
-        if self._looking is None:
+        if self._passes is None:
             return
         ids = named.get("input_ids") if ids is None else ids
         attention = named.get("attention_mask") if attention is None else attention
         entropies = None if result[1] is None else result[1].detach()
         number = int(self._rows[0]) // MANY
-        self._looking.append(Pass(number, self._rows % MANY, ids, attention, result[0].detach(), entropies))
+        self._passes.append(Pass(number, self._rows % MANY, ids, attention, result[0].detach(), entropies))
 
     def _after_loss(self, loss: Any, *_: Any) -> None:
-        looking, self._looking = self._looking, None
-        if not looking:
+        passes, self._passes = self._passes, None
+        batch = self._batches.get(passes[0].batch) if passes else None
+        if not passes or batch is None:
             return
-        seen = looking[0]
-        batch = self._batches.get(seen.batch)
-        if batch is None:
-            return
+        seen = passes[0]
         seen.loss = loss.detach()
         seen.is_first = batch.seen < batch.size  # later passes over the same rows are after an update
         batch.take(seen)
@@ -229,45 +210,59 @@ class Watch:
     def _after_gradient(self, norm: Any, *_: Any, **__: Any) -> None:
         self._now.gradient = norm
 
-    # The update
+    # The trainer's callbacks
 
-    def step_begins(self) -> None:
-        """Before the first micro-batch of a step."""
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        """Make the run directory."""
+        with self.guard("the beginning"):
+            self._weights = WatchedWeights(self.trainer.model)
+            self.record = Record(self.trainer, self.path, self._weights, self.guard)
+            self.path = self.record.path
+            self._before = self._weights.snapshot()
+            self._is_first = True
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        """Begin a step, before its first micro-batch."""
         self._now, self._move = TrlStep(began=time.perf_counter()), None
 
-    def update_comes(self, optimizer: Any) -> None:
-        """Gradients are there and weights are still those that sampled: the moment for questions to the model."""
-        step = self.trainer.state.global_step + 1
-        self._now.lr = float(optimizer.param_groups[0]["lr"])
-        if self.record is None or not self._now.passes:
-            return
-        if self._probes and self._alone and (self._first or step % self._every == 0):
+    def on_pre_optimizer_step(self, *_: Any, optimizer: Any = None, **__: Any) -> None:
+        """Probe the model: gradients are there, and the weights are still those that sampled."""
+        with self.guard("updates"):
+            step = self.trainer.state.global_step + 1
+            self._now.lr = float(optimizer.param_groups[0]["lr"])
+            is_due = self._is_first or step % self._every == 0
+            if self.record is None or not self._now.passes or not (self._probes and self._is_alone and is_due):
+                return
             with self.guard("the learner"), same_randomness():
                 seen = self._now.passes[0]
                 batch = self._batches[seen.batch]
-                self._now.gaps = ask_learner(self.trainer, batch, seen, self.record.findings_log, step)
+                self._now.gaps = probe_learner(self.trainer, batch, seen, self.record.findings_log, step)
 
-    def update_done(self) -> None:
-        """The optimizer has stepped."""
-        if self._weights is None:
-            return
-        before, self._before = self._before, self._weights.snapshot()
-        self._move = None if before is None else self._weights.compare(before, self._before)
-        self._now.skipped = bool(self.trainer.accelerator.optimizer_step_was_skipped)
+    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
+        """Compare the weights with those before the update."""
+        with self.guard("weights"):
+            if self._weights is None:
+                return
+            before, self._before = self._before, self._weights.snapshot()
+            self._move = None if before is None else self._weights.compare(before, self._before)
+            self._now.skipped = bool(self.trainer.accelerator.optimizer_step_was_skipped)
 
-    def step_ends(self) -> None:
+    def on_step_end(self, *_: Any, **__: Any) -> None:
         """Hand the step over."""
-        if self.record is None:
-            return
-        now = self._now
-        now.step = self.trainer.state.global_step
-        now.seconds = time.perf_counter() - now.began
-        now.waited = self.guard.take_seconds()
-        self.record.take(now, self._move)
-        self._first = False
+        with self.guard("steps"):
+            if self.record is None:
+                return
+            now = self._now
+            now.step = self.trainer.state.global_step
+            now.seconds = time.perf_counter() - now.began
+            now.waited = self.guard.take_seconds()
+            self.record.take(now, self._move)
+            self._is_first = False
 
-    def evaluated(self, metrics: dict[str, Any]) -> None:
-        """An evaluation is done."""
-        if self.record is not None and self._evaluated:
-            self.record.take_evaluation(self._evaluated, metrics, self.trainer.state.global_step)
-        self._evaluated = []
+    def on_evaluate(self, *_: Any, metrics: dict[str, Any] | None = None, **__: Any) -> None:
+        """Hand an evaluation over."""
+        with self.guard("evaluations"):
+            if self.record is not None and self._evaluated:
+                seconds = (metrics or {}).get("eval_runtime")
+                self.record.take_evaluation(self._evaluated, seconds, self.trainer.state.global_step)
+            self._evaluated = []

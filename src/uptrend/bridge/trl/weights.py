@@ -1,113 +1,90 @@
 """Effect of TRL's updates on the weights: how far they move, how many change, and their precision.
 
-About 65,000 weights are looked at, as evenly spread blocks that stay the same all run long. The
-trainer waits for a copy of them and its comparison with the last one, on the device where they lie, and not for the
-device: the figures are read on another thread.
+About 65,000 weights are sampled, as evenly spread blocks that stay the same all run long. The trainer waits for a copy
+of them and its comparison with the last one to be queued on their device, and not for the device: the figures are read
+on another thread.
 """
 
 import hashlib
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from uptrend.policy.weights import Movement, group_of
+from uptrend.bridge.trl.batch import TrlStep
+from uptrend.bridge.trl.findings_log import FindingsLog
+from uptrend.bridge.trl.settings import dtype_name
+from uptrend.policy.weights import Movement, change_of, group_of, movable_part, movement_of
+from uptrend.records import Confidence, Evidence, Severity
 
-LOOK = 1 << 16
-"""About how many weights are looked at."""
+SAMPLE = 1 << 16
+"""About how many weights are sampled."""
 BLOCK = 256
+HALF = {"torch.bfloat16": torch.bfloat16, "torch.float16": torch.float16}
+LOST = 0.5
+"""Share of weights that move, below which most of each update is lost."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The looked-at weights at one moment."""
+    """Sampled weights at one moment."""
 
-    values: Tensor
-    """All of them, side by side."""
-    dtypes: dict[str, int]
-    """Number of trainable weights by precision."""
+    values: Tensor  # all of them, side by side
+    dtypes: dict[str, int]  # number of trainable weights by precision
 
 
 @dataclass(frozen=True)
 class Move:
     """Two snapshots, compared on their device."""
 
-    figures: Tensor
-    """One row a layer group: squares of the change, squares of the weights, how many changed."""
-    after: Snapshot
-    """The later one."""
-
-
-class Span(NamedTuple):
-    """A layer group's place in a snapshot."""
-
-    start: int
-    end: int
-    scale: float
-    """Number of weights that each sampled one stands for."""
+    figures: Tensor  # change_of each layer group
+    after: Snapshot  # the later one
 
 
 class WatchedWeights:
-    """The trainable weights of a model that somebody else trains."""
+    """Trainable weights of a model that another program trains."""
 
     def __init__(self, model: Any) -> None:
         named = [(group_of(name), p) for name, p in model.named_parameters() if p.requires_grad]
-        named.sort(key=lambda item: item[0])  # a group's weights lie side by side
+        named.sort(key=lambda item: item[0])  # a group's weights lie side by side in a snapshot
         self._parameters = [p for _, p in named]
-        self._sizes = [p.numel() for p in self._parameters]
-        self.total = sum(self._sizes)
-        self._every = max(1, self.total // LOOK)
-        self._looks: list[Tensor] = []
-        self._views: list[Tensor] = []
-        self._places: list[tuple[int, torch.dtype]] = []
-        self._dtypes: dict[str, int] = {}
-        self._look_again()
-        self._spans: dict[str, Span] = {}
+        self._total = sum(p.numel() for p in self._parameters)
+        self._every = max(1, self._total // SAMPLE)
+        self._groups: dict[str, tuple[slice, float]] = {}  # places of a group, and weights per sampled one
         start = 0
         for group in dict.fromkeys(name for name, _ in named):
-            own = [i for i, (name, _) in enumerate(named) if name == group]
-            looked = sum(self._looks[i].numel() for i in own)
-            self._spans[group] = Span(start, start + looked, sum(self._sizes[i] for i in own) / max(1, looked))
-            start += looked
+            own = [p for name, p in named if name == group]
+            sampled = sum(len(self._sample(p)) for p in own)
+            self._groups[group] = slice(start, start + sampled), sum(p.numel() for p in own) / max(1, sampled)
+            start += sampled
 
     def dtypes(self) -> dict[str, int]:
-        """Number of trainable weights by precision."""
-        self._look_again()
-        return self._dtypes
+        """Return the number of trainable weights by precision."""
+        counts: Counter[str] = Counter()
+        for parameter in self._parameters:
+            counts[str(parameter.dtype)] += parameter.numel()
+        return dict(counts)
 
     def snapshot(self) -> Snapshot:
-        """Copy the looked-at weights."""
-        self._look_again()
-        return Snapshot(torch.cat(self._views) if self._views else torch.zeros(0), self._dtypes)
+        """Copy the sampled weights."""
+        # Each time from the parameters: a trainer may put other tensors into them.
+        samples = [self._sample(p) for p in self._parameters]
+        return Snapshot(torch.cat(samples) if samples else torch.zeros(0), self.dtypes())
 
     def compare(self, before: Snapshot, after: Snapshot) -> Move:
-        """Sums by layer group, without waiting for the device."""
-        then, now = before.values.float(), after.values.float()
-        change, differs = now - then, now != then
-        rows = [
-            torch.stack([change[a:b].dot(change[a:b]), now[a:b].dot(now[a:b]), torch.count_nonzero(differs[a:b])])
-            for a, b, _ in self._spans.values()
-        ]
+        """Sum up the change by layer group, without waiting for the device."""
+        groups = self._groups.values()
+        rows = [change_of(before.values[places], after.values[places], scale) for places, scale in groups]
         return Move(torch.stack(rows) if rows else torch.zeros(0, 3), after)
 
     def movement(self, move: Move) -> Movement:
         """Return norms of the weights and of their change, by layer group, and the share that changed."""
-        scaled = {
-            group: [value * span.scale for value in row]
-            for (group, span), row in zip(self._spans.items(), move.figures.tolist(), strict=True)
-        }
-        moved, length, changed = (sum(row[i] for row in scaled.values()) for i in range(3))
-        return Movement(
-            norm=length**0.5,
-            update=moved**0.5,
-            by_group={group: row[0] ** 0.5 for group, row in scaled.items()},
-            changed=min(1.0, changed / max(1, self.total)),
-        )
+        return movement_of(self._groups, move.figures, max(1, self._total))
 
     def digest(self) -> str:
-        """A fingerprint of every bit of the trainable weights, from sums that are made on their device."""
+        """Return a fingerprint of every bit of the trainable weights, from sums that are made on their device."""
         digest = hashlib.blake2b(digest_size=16)
         for parameter in self._parameters:
             values = parameter.detach().contiguous().view(-1).view(torch.uint8)
@@ -119,31 +96,57 @@ class WatchedWeights:
                 digest.update(part.cpu().numpy().tobytes())
         return digest.hexdigest()
 
-    def _look_again(self) -> None:
-        """Views of the looked-at weights, made anew where a trainer has put other tensors into its parameters."""
-        places = [(p.data_ptr(), p.dtype) for p in self._parameters]
-        if places == self._places:
-            return
-        self._looks = [self._look(p) for p in self._parameters]
-        self._views = [block for look in self._looks for block in (look if look.dim() == 2 else (look,))]
-        views = all(p.is_contiguous() for p in self._parameters)  # what is not has to be copied each time
-        self._places = places if views else []
-        counts: Counter[str] = Counter()
-        for parameter, size in zip(self._parameters, self._sizes, strict=True):
-            counts[str(parameter.dtype)] += size
-        self._dtypes = dict(counts)
-
-    def _look(self, parameter: Any) -> Tensor:
-        values: Tensor = parameter.detach()
-        if self._every == 1 or not values.is_contiguous():
-            return values.reshape(-1) if values.numel() <= LOOK else values.reshape(-1)[: LOOK // 16]
-        blocks = values.numel() // BLOCK
+    def _sample(self, parameter: Any) -> Tensor:
+        values: Tensor = parameter.detach().reshape(-1)
+        if self._every == 1:
+            return values if len(values) <= SAMPLE else values[: SAMPLE // 16]
+        blocks = len(values) // BLOCK
         if blocks < self._every:
-            return values.reshape(-1)[: max(1, values.numel() // self._every)]
-        return values.view(-1)[: blocks * BLOCK].view(blocks, BLOCK)[:: self._every]
+            return values[: max(1, len(values) // self._every)]
+        return values[: blocks * BLOCK].view(blocks, BLOCK)[:: self._every].reshape(-1)
 
 
 def movable_share(snapshot: Snapshot, dtype: torch.dtype, lr: float) -> float:
-    """The share of weights that an update of size `lr` changes in a precision: Adam's is about that, everywhere."""
-    values = snapshot.values.to(dtype)
-    return float(((values.float() - lr).to(dtype) != values).float().mean()) if len(values) else 1.0
+    """Return the share of weights that an update of size `lr` changes in a precision: about Adam's, everywhere."""
+    return movable_part(snapshot.values.to(dtype), lr) if len(snapshot.values) else 1.0
+
+
+def judge_cast(log: FindingsLog, before: dict[str, int], now: Snapshot, lr: float, step: int) -> None:
+    """Report that the trainer has cast its own weights: from here on, all is learned in that precision."""
+    was, becomes = _commonest(before), _commonest(now.dtypes)
+    if becomes not in HALF or was in HALF:
+        return
+    share = movable_share(now, HALF[becomes], lr)
+    cast = f"{dtype_name(was)}→{dtype_name(becomes)}"
+    lost = ": most of each update rounds to nothing" if share < LOST else ""
+    log.say(
+        "precision.update-underflow", Severity.CRITICAL if share < LOST else Severity.WARNING, Confidence.HIGH,
+        f"The trained weights were cast {cast} while the run went on{lost}.",
+        [Evidence(f"weights were cast {cast} at step {step}, in the generation before its update "
+                  "(use_transformers_continuous_batching does so when bf16 or fp16 is set).", step=step),
+         Evidence(f"An update of the learning rate's size, {lr:g}, changes {share:.1%} of them.", share,
+                  "weights/changed/share", step)],
+    )  # fmt: skip
+
+
+def judge_update(log: FindingsLog, step: TrlStep, changed: float, weights: Snapshot, lr: float) -> None:
+    """Report an update of half-precision weights that changes few bits, now and at the full learning rate."""
+    kind, gradient = _commonest(weights.dtypes), float(step.gradient or 0.0)
+    if kind not in HALF or changed >= LOST or not gradient > 0 or not step.lr > 0:
+        return
+    share = movable_share(weights, HALF[kind], lr)
+    if share >= LOST:
+        return
+    name = dtype_name(kind)
+    log.say(
+        "precision.update-underflow", Severity.CRITICAL, Confidence.HIGH,
+        f"The weights are {name} and the learning rate is {lr:g}: most of each update rounds to nothing.",
+        [Evidence(f"Step {step.step} changed the bits of {changed:.1%} of the weights, at a gradient of "
+                  f"length {gradient:.3g}.", changed, "weights/changed/share", step.step),
+         Evidence(f"An update of the learning rate's size changes {share:.1%} of {name} weights; of fp32 weights, "
+                  "all.", share)],
+    )  # fmt: skip
+
+
+def _commonest(dtypes: dict[str, int]) -> str:
+    return max(dtypes, key=lambda kind: dtypes[kind], default="")

@@ -14,7 +14,7 @@ from uptrend.doctor.probes.room import too_few_turns
 from uptrend.records import Ending, Evidence, Finding, Reward, Rollout, Task, boundary_of
 from uptrend.tasks.taskset import Script, Taskset, play_script
 from uptrend.tasks.validate import NEAR, HasVariants
-from uptrend.training.left_out import why_left_out
+from uptrend.training.warmstart import why_left_out
 
 TASKS = 50
 

@@ -7,7 +7,7 @@ import numpy as np
 from uptrend.doctor.probes.bench import CRITICAL, HIGH, WARNING, Bench, name_of
 from uptrend.doctor.probes.result import Piece, Result, told
 from uptrend.records import Ending, Evidence, Finding, Role, Rollout, Sequence
-from uptrend.training.annotate import Annotated
+from uptrend.training.recorder import Annotated
 
 SHOWN = 3
 
