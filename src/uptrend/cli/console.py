@@ -15,21 +15,11 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console, RenderableType
 from rich.table import Table
-from rich.text import Text
 
 from uptrend.records import Run
 from uptrend.stats.formatting import NONE, percent
 from uptrend.training.observer import Stop
 
-PHASES = {
-    "sample": ("█", "cyan"),
-    "score": ("▒", "green"),
-    "update": ("▓", "magenta"),
-    "record": ("░", "yellow"),
-    "evaluate": ("▒", "blue"),
-    "checkpoint": ("░", "red"),
-}
-"""Phases of a step in order, each with the block and the color that stand for it."""
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 
@@ -109,23 +99,11 @@ def bucket_means(values: Sequence[float | None], width: int) -> list[float | Non
     return [sum(share) / len(share) if share else None for share in shares]
 
 
-def phase_bar(seconds: dict[str, float], width: int, space: int) -> Text:
-    """Draw the shares of a step's time: a bar of `width` blocks, then the largest shares, within `space` columns."""
-    total = sum(seconds.values())
-    if total <= 0:
-        return Text(NONE)
-    shares = {phase: seconds.get(phase, 0.0) / total for phase in PHASES}
-    bar, filled, spent = Text(), 0, 0.0
-    for phase, (block, color) in PHASES.items():
-        spent += shares[phase]
-        bar.append(block * (round(width * spent) - filled), color)
-        filled = round(width * spent)
-    for phase in sorted(PHASES, key=lambda phase: -shares[phase]):
-        block, color = PHASES[phase]
-        label = f" {phase} {percent(shares[phase], 0)}"
-        if shares[phase] >= 0.01 and bar.cell_len + 3 + len(label) <= space:
-            bar.append(f"  {block}", color).append(label)
-    return bar
+def phase_shares(seconds: dict[str, float]) -> str:
+    """Format the shares of a step's time, the largest first: sample 60%, update 30%."""
+    total = sum(seconds.values()) or math.nan
+    shares = {phase: seconds[phase] / total for phase in sorted(seconds, key=lambda phase: -seconds[phase])}
+    return ", ".join(f"{phase} {percent(share, 0)}" for phase, share in shares.items() if share >= 0.01) or NONE
 
 
 class InterruptObserver:

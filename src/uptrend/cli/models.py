@@ -15,7 +15,7 @@ app = typer.Typer(help="List, pull and show models.", no_args_is_help=True, rich
 
 @app.command("list")
 def list_models(as_json: AsJson = False) -> None:
-    """List the models that need no hub, and if they are on this machine."""
+    """List the models that need no hub."""
     folders = {name: local_folder(name) for name in KNOWN}
     models = [{**vars(m), "cached": [str(folder)] if (folder := folders[m.name]) else []} for m in KNOWN.values()]
     if as_json:
@@ -42,7 +42,7 @@ def pull(
 
 @app.command()
 def show(name: Annotated[str, typer.Argument(help="Known model, hub id or folder.")], as_json: AsJson = False) -> None:
-    """Show a model's shape, stop token and size, pulling it first if needed.
+    """Show a model's shape, stop token and size.
 
     \b
     uptrend models show tiny --json

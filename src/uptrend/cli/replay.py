@@ -149,16 +149,20 @@ def print_replay(compared: dict[str, Any], console: Console) -> None:
 
 
 def _sentences(compared: dict[str, Any]) -> list[str]:
-    first, said = compared["step"] + 1, [_held_out_sentence(compared)]
+    """Write held-out accuracy, and how far the replay can be trusted."""
+    step, at = compared["step"], compared["differs_at"]
+    accuracies = {"run": compared["held_out"]["source"], "replay": compared["held_out"]["replay"]}
+    before = percent(accuracies["replay"].get(str(step)))
+    last = {side: max(map(int, by_step), default=0) for side, by_step in accuracies.items()}
+    after = [f"{side} {percent(accuracies[side][str(at)])} after step {at}" for side, at in last.items() if at > step]
+    said = [f"Held-out accuracy: {before} after step {step}; {', '.join(after) or 'not evaluated again'}."]
     if compared["same"]:
-        said.append("Every figure of every step equals the run's, to the bit: the replay is faithful.")
-    elif compared["same"] is False:
-        at = compared["differs_at"]
-        said.append(f"It differs from the run: {at['metric']} of step {at['step']} was {at['source']}, ")
-        said[-1] += f"now it is {at['replay']}."
-    else:
-        said.append(f"Step {first} is on-policy. From step {first + 1} on, another policy sampled the rollouts.")
-    if compared["same"] is None and compared["few_from"] is not None:
+        return [*said, "Every figure of every step equals the run's, to the bit: the replay is faithful."]
+    if at is not None:
+        changed = f"{at['metric']} of step {at['step']} was {at['source']} and is {at['replay']}"
+        return [*said, f"It differs from the run: {changed}."]
+    said.append(f"Step {step + 1} is on-policy. From step {step + 2} on, another policy sampled the rollouts.")
+    if compared["few_from"] is not None:
         shares = [line["replay"]["sampler/ess/share"] for line in compared["steps"]]
         low = min((share for share in shares if share is not None), default=0.0)
         said.append(
@@ -166,14 +170,3 @@ def _sentences(compared: dict[str, Any]) -> list[str]:
             f"tokens (the least is {number(low)}): later steps say little about a real run with this change."
         )
     return said
-
-
-def _held_out_sentence(compared: dict[str, Any]) -> str:
-    accuracies = {"the run": compared["held_out"]["source"], "the replay": compared["held_out"]["replay"]}
-    before = percent(next(iter(accuracies["the replay"].values()), None))
-    after = []
-    for name, by_step in accuracies.items():
-        step, accuracy = list(by_step.items())[-1] if by_step else ("0", None)
-        if int(step) > compared["step"]:
-            after.append(f"{name} {percent(accuracy)} after step {step}")
-    return f"Held-out accuracy: {before} after step {compared['step']}; {', '.join(after) or 'not evaluated again'}."

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from uptrend.cli.console import AsJson, RunArgument, columns, phase_bar, print_json, sparkline, terminal
+from uptrend.cli.console import AsJson, RunArgument, columns, phase_shares, print_json, sparkline, terminal
 from uptrend.cli.summary import HELD_OUT, HeldOutSummary, compare, describe, find_runs, open_run
 from uptrend.config.convert import nearest
 from uptrend.config.difference import flatten
@@ -25,8 +25,9 @@ app = typer.Typer(help="List runs, show one, compare two.", no_args_is_help=True
 STATUS_COLORS = {"running": "cyan", "finished": "green", "stopped": "yellow", "failed": "red", "killed": "red"}
 ROLE_COLORS = {"system": "dim", "user": "cyan", "assistant": "green", "tool": "yellow"}
 TOKEN_COLORS = {Role.PROMPT: "cyan", Role.MODEL: "green", Role.TOOL: "yellow"}
-INTERVALS_FROM = 90
-"""Terminal width from which a list of runs shows intervals."""
+INTERVALS_FROM, ALL_FROM = 90, 140
+"""Terminal widths from which a list of runs shows intervals, and all columns."""
+WIDE = ("model", "taskset", "loss", "started", "per step")
 IDS = 12
 """Token ids of a span that are printed where there is no tokenizer."""
 
@@ -61,11 +62,13 @@ def show_run(
     rollout: Annotated[str, typer.Option(help="Show one rollout, named STEP/GROUP/INDEX, with its tokens.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show one run: config, curves, evaluations, time and files; or one of its rollouts.
+    """Show one run, or one of its rollouts.
 
     \b
     uptrend runs show quickstart
     uptrend runs show quickstart --rollout 12/000012-0003/5
+
+    Of a run: config, curves, evaluations, time and files. Of a rollout: messages, reward and tokens.
     """
     opened = open_run(run)
     if rollout:
@@ -82,7 +85,7 @@ def show_run(
         return
     console = terminal()
     console.print(_headline(described))
-    for section in (_facts(described), _curves(described["curves"], console.width), _results(described, console.width)):
+    for section in (_facts(described), _curves(described["curves"], console.width), _results(described)):
         if section:
             console.print()
             console.print(columns(rows=section))
@@ -90,10 +93,12 @@ def show_run(
 
 @app.command("compare")
 def compare_runs(a: RunArgument, b: RunArgument, as_json: AsJson = False) -> None:
-    """Compare two runs: settings, curves, and their held-out tasks pair by pair.
+    """Compare two runs.
 
     \b
     uptrend runs compare slow fast
+
+    It shows settings that differ, curves side by side, and the held-out tasks pair by pair.
     """
     compared = compare(open_run(a), open_run(b))
     if as_json:
@@ -117,26 +122,17 @@ def compare_runs(a: RunArgument, b: RunArgument, as_json: AsJson = False) -> Non
 def _runs_table(runs: list[dict[str, Any]], width: int) -> Table:
     """Make one row per run, with the columns that fit."""
     has_intervals = width >= INTERVALS_FROM
-    least_widths = {
-        "run": 0, "status": 0, "step": 0, "model": 110, "taskset": 110, "loss": 120, "held-out": 0, "reward": 70,
-        "started": 140, "per step": 130,
-    }  # fmt: skip
-    shown = [name for name, least in least_widths.items() if width >= least]
     rows = []
     for run in runs:
-        cells: dict[str, str | Text] = {
-            "run": run["name"],
-            "status": Text(run["status"], STATUS_COLORS.get(run["status"], "")),
-            "step": f"{run['step']}/{run['steps'] or NONE}",
-            **{key: str(run[key]) for key in ("model", "taskset", "loss")},
-            "held-out": _before_after(run, has_intervals),
-            "reward": number(run["reward"]),
-            "started": str(run["started"] or NONE)[:16].replace("T", " "),
-            "per step": duration(run["seconds_per_step"]),
-        }
-        rows.append([cells[name] for name in shown])
-    headings = ["held-out (95% interval)" if name == "held-out" and has_intervals else name for name in shown]
-    table = columns(*headings, rows=rows)
+        step = f"{run['step']}/{run['steps'] or NONE}"
+        status = Text(run["status"], STATUS_COLORS.get(run["status"], ""))
+        row = [run["name"], status, step, _before_after(run, has_intervals), number(run["reward"])]
+        if width >= ALL_FROM:
+            started = str(run["started"] or NONE)[:16].replace("T", " ")
+            row += [*(str(run[key]) for key in WIDE[:3]), started, duration(run["seconds_per_step"])]
+        rows.append(row)
+    held_out = "held-out (95% interval)" if has_intervals else "held-out"
+    table = columns("run", "status", "step", held_out, "reward", *(WIDE if width >= ALL_FROM else ()), rows=rows)
     for column in table.columns[1:]:
         column.no_wrap = True  # long names of runs are folded instead
     return table
@@ -196,14 +192,13 @@ def _curves(curves: Mapping[str, Any], width: int) -> list[tuple[str, Text]]:
     return rows
 
 
-def _results(run: dict[str, Any], width: int) -> list[tuple[str, str | Text]]:
+def _results(run: dict[str, Any]) -> list[tuple[str, str]]:
     """List the evaluations, the time by phase and the files."""
-    rows: list[tuple[str, str | Text]] = []
+    rows = []
     for held in [HeldOutSummary(**line) for line in run["evaluations"]]:
         rows.append((f"held-out after step {held.step}", f"{held}  {held.correct} of {held.tasks}"))
     if run["phases"]:
-        label = max([len(name) for name, _ in rows], default=9)
-        rows.append(("step time", phase_bar(run["phases"], min(30, width // 4), width - label - 2)))
+        rows.append(("step time", phase_shares(run["phases"])))
     rows.append(("files", ", ".join(f"{name} {size(count)}" for name, count in run["files"].items())))
     return rows
 

@@ -43,11 +43,11 @@ def show(
     count: Annotated[int, typer.Option(min=0, help="Number of tasks to show.")] = 5,
     as_json: AsJson = False,
 ) -> None:
-    """Show a few training tasks, with the options that made them.
+    """Show a few training tasks and their options.
 
     \b
-    uptrend tasks show arithmetic --set tasks.high=10
-    uptrend tasks show arithmetic --set 'tasks.operations=["+"]'
+    uptrend tasks show arithmetic --set tasks.high=10 \\
+        --set 'tasks.operations=["+"]'
     uptrend tasks show my_tasks.jsonl --count 3 --json
     """
     config = _config(name, overrides or ())
@@ -71,7 +71,7 @@ def show(
 
 @app.command("validate")
 def validate_tasksets(name: Name, overrides: Sets = None, as_json: AsJson = False) -> None:
-    """Check a taskset: gold answers earn the maximum reward, corrupted ones do not, and nothing leaks.
+    """Check that a taskset is fit to train on.
 
     \b
     uptrend tasks validate arithmetic
@@ -80,7 +80,8 @@ def validate_tasksets(name: Name, overrides: Sets = None, as_json: AsJson = Fals
         --set tasks.duplicates=0.02
     uptrend tasks validate recipes/arithmetic/mixed.toml
 
-    Of a recipe, every stage and the evaluation are checked. Exit code 1 when a check fails.
+    Gold answers must earn the maximum reward, corrupted ones must not, and nothing may leak. Of a recipe, every stage
+    and the evaluation are checked. Exit code 1 when a check fails.
     """
     config = _config(name, overrides or ())
     with Console(stderr=True).status("Playing gold, corrupted and cheating answers…"):

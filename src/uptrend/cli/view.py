@@ -11,7 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from uptrend.cli.console import columns, phase_bar, sparkline
+from uptrend.cli.console import columns, phase_shares, sparkline
 from uptrend.cli.summary import HeldOutSummary, held_out, phases
 from uptrend.records import Run
 from uptrend.stats.formatting import duration, number, percent
@@ -193,7 +193,7 @@ class LiveView(QuietView):
             if key == "reward/mean" and self.evaluations:
                 rows.append(("held-out", self._held_out(space)))
         if seconds := phases(self.metrics[-RECENT:]):
-            rows.append(("step time", phase_bar(seconds, width // 5, width - NAME - 2)))
+            rows.append(("step time", Text(phase_shares(seconds), overflow="ellipsis", no_wrap=True)))
         return columns(rows=[(f"{name:{NAME}}", line) for name, line in rows])
 
     def _held_out(self, space: int) -> Text:

@@ -2,8 +2,8 @@
 
 import typer
 
+from uptrend.cli.lab.experiments import judge, run, sweep
 from uptrend.cli.lab.files import import_files, init, list_hypotheses, new, report
-from uptrend.cli.lab.run import judge, run, sweep
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
@@ -13,10 +13,10 @@ def lab() -> None:
     """Test one suspicion at a time; the verdict is computed.
 
     \b
-    uptrend lab init debug                make a lab
-    uptrend lab new h01 h03 --dir debug   add ready hypotheses
-    uptrend lab run h01 --dir debug       run its arms, judge it
-    uptrend lab report debug --html       the journal as a page
+    uptrend lab init debug              make a lab
+    uptrend lab new h01 h03 --dir debug add ready hypotheses
+    uptrend lab run h01 --dir debug     run it, and judge it
+    uptrend lab report debug --html     write the journal
     """
 
 

@@ -47,10 +47,12 @@ def init(
     folder: Annotated[Path, typer.Argument(help="Folder of the lab; made if it is missing.", metavar="DIR")],
     problem: Annotated[str, typer.Option(help="The problem in one sentence.")] = "",
 ) -> None:
-    """Make a lab: problem statement, hypotheses, experiments log, results, fixes.
+    """Make a lab.
 
     \b
     uptrend lab init debug --problem "Reward stays at 65%."
+
+    A lab is a folder with the problem statement, hypotheses, experiments log, results and fixes.
     """
     notebook = Notebook.init(folder, problem)
     typer.echo(f"Made {notebook.folder}/ with README.md, 00-problem-statement.md and 01-experiments-log.md.")
@@ -67,7 +69,7 @@ def new(
     title: Annotated[str, typer.Option(help="The claim in a few words.")] = "",
     found: Annotated[str, typer.Option("--from", help="A finding of the doctor.", metavar="RUN#ID")] = "",
 ) -> None:
-    """Start a hypothesis: a Markdown file with its arms and criteria.
+    """Start a hypothesis.
 
     \b
     uptrend lab new h01 h03 --dir debug
@@ -78,7 +80,8 @@ def new(
     uptrend lab new --dir debug --recipe recipes/tiny.toml \\
         --title "A larger group learns more"
 
-    `uptrend lab list --ready` lists what to start from. The keys of the file: docs/hypotheses.md.
+    It is a Markdown file with arms and criteria; its keys: docs/hypotheses.md. `uptrend lab list --ready` lists what
+    to start from.
     """
     notebook = Notebook(folder)
     if what and found:
@@ -153,7 +156,7 @@ def list_hypotheses(
     ready: Annotated[bool, typer.Option("--ready", help="List what a hypothesis can start from.")] = False,
     format: AsFormat = Format.TEXT,
 ) -> None:
-    """List the hypotheses of a lab, or the ready ones.
+    """List hypotheses, or ready ones to start from.
 
     \b
     uptrend lab list --dir debug
@@ -209,14 +212,15 @@ def report(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write to this file.")] = None,
     opens: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
-    """Report a whole lab: problem, roadmap, hypotheses with their verdicts, runs and log.
+    """Report a whole lab, as a page or text.
 
     \b
     uptrend lab report debug --html --open
     uptrend lab report debug > debug.md
     uptrend lab report debug --format json
 
-    The page needs neither run directories nor a network. The JSON: docs/journal.md.
+    It has the problem, the hypotheses with their verdicts, the runs and the log. The page needs neither run
+    directories nor a network. The JSON: docs/journal.md.
     """
     if (html or opens) and format not in (None, JournalFormat.HTML):
         raise LabError(f"--{'html' if html else 'open'} and --format {format} ask for two things: leave one out.")
@@ -242,14 +246,14 @@ def import_files(
     into: Annotated[Path, typer.Option("--into", help="Folder of the lab; made if it is missing.")],
     format: AsFormat = Format.TEXT,
 ) -> None:
-    """Read hand-written journals into a lab: experiments, hypotheses, run ids and figures; the rest stays prose.
+    """Read hand-written journals into a lab.
 
     \b
     uptrend lab import notes/*.md --into debug
     uptrend lab import journal.txt --into debug --format json
 
-    Reported results stay reports: nothing was run here, so every hypothesis is pending. Importing the same text again
-    adds nothing.
+    Experiments, hypotheses, run ids and figures are recognized; the rest stays prose. Reported results stay reports:
+    every hypothesis is pending. Importing the same text again adds nothing.
     """
     brought = bring(files, Notebook(into) if is_lab(into) else Notebook.init(into))
     if format is Format.JSON:

@@ -1,6 +1,5 @@
-"""Progress of an experiment in the terminal: a table that redraws itself, or plain lines where there is none."""
+"""Progress of an experiment: lines, and in a terminal a table that redraws itself."""
 
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from uptrend.cli.console import columns, terminal
+from uptrend.cli.console import columns
 from uptrend.lab.journal.verdicts import level
 from uptrend.lab.launcher import PlannedRun
 from uptrend.lab.measure import measure
@@ -37,8 +36,8 @@ class Board:
     """Refused arms with the reason; grows during the experiment."""
 
 
-class LabLineView:
-    """One line for every run that starts or ends."""
+class LabView:
+    """One line for every run that starts or ends; in a terminal, a live table under them."""
 
     def __init__(self, boards: Sequence[Board], console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self.boards, self.console, self.clock = boards, console, clock
@@ -47,16 +46,20 @@ class LabLineView:
         self.values: dict[tuple[str, str], float] = {}
         self.seconds: list[float] = []
         self.most_at_once = 0
+        self._live = Live(get_renderable=self.draw, console=console, refresh_per_second=2)
 
-    def __enter__(self) -> "LabLineView":
+    def __enter__(self) -> "LabView":
+        if self.console.is_terminal:
+            self._live.start(refresh=True)
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Do nothing."""
+        self._live.stop()
 
     def began(self, planned: PlannedRun, note: str = "") -> None:
         """Print that a run started."""
-        self._start(planned)
+        self.running[planned.hash] = self.clock()
+        self.most_at_once = max(self.most_at_once, len(self.running))
         self.say(f"{self._name(planned)}: begun{f' ({note})' if note else ''}")
 
     def tick(self) -> None:
@@ -64,13 +67,19 @@ class LabLineView:
 
     def ended(self, outcome: Outcome) -> None:
         """Print how a run ended, its value, and what is left."""
-        self._end(outcome)
-        line = f"{self._name(outcome.planned)}: {_status(outcome)}"
-        for board in self._boards_of(outcome.planned):
-            line += f", {board.metric} {self._value(board, outcome.planned)}"
-        if outcome.seconds is not None:
-            line += f", {duration(outcome.seconds)}"
-        self.say(f"{line}{f': {outcome.reason}' if outcome.reason else ''}  [{self.progress()}]")
+        planned = outcome.planned
+        self.running.pop(planned.hash, None)
+        self.outcomes[planned.hash] = outcome
+        if outcome.seconds is not None and outcome.status == "finished":
+            self.seconds.append(outcome.seconds)
+        line = f"{self._name(planned)}: {'there already' if outcome.was_there else outcome.status}"
+        for board in [board for board in self.boards if any(own.hash == planned.hash for own in board.planned_runs)]:
+            if outcome.status == "finished":
+                self.values[board.title, planned.hash] = _measured(planned, board.metric)
+            line += f", {board.metric} {self._value(board, planned)}"
+        line += "" if outcome.seconds is None else f", {duration(outcome.seconds)}"
+        line += f": {outcome.reason}" if outcome.reason else ""
+        self.say(f"{line}  [{self.progress()}]")
 
     def say(self, line: str) -> None:
         """Print a plain line, however long."""
@@ -86,56 +95,6 @@ class LabLineView:
             at_once = max(1, min(self.most_at_once, len(left)))
             text += f", about {duration(work * fmean(self.seconds) / at_once)} left"
         return text
-
-    def _start(self, planned: PlannedRun) -> None:
-        self.running[planned.hash] = self.clock()
-        self.most_at_once = max(self.most_at_once, len(self.running))
-
-    def _end(self, outcome: Outcome) -> None:
-        planned = outcome.planned
-        self.running.pop(planned.hash, None)
-        self.outcomes[planned.hash] = outcome
-        if outcome.status != "finished":
-            return
-        if outcome.seconds is not None:
-            self.seconds.append(outcome.seconds)
-        for board in self._boards_of(planned):
-            self.values[board.title, planned.hash] = _measured(planned, board.metric)
-
-    def _boards_of(self, planned: PlannedRun) -> list[Board]:
-        return [board for board in self.boards if any(own.hash == planned.hash for own in board.planned_runs)]
-
-    def _name(self, planned: PlannedRun) -> str:
-        own = [(board, e) for board in self.boards for e in board.planned_runs if e.hash == planned.hash]
-        titles = ", ".join(f"{board.title.partition(' ')[0]} {e.arm}" for board, e in own)
-        return f"{titles}, seed {planned.seed}"
-
-    def _value(self, board: Board, planned: PlannedRun) -> str:
-        return level(board.metric, self.values.get((board.title, planned.hash)))
-
-
-class LabLiveView(LabLineView):
-    """Table that redraws itself, with lines for notes and failures."""
-
-    def __enter__(self) -> "LabLiveView":
-        self._live = Live(get_renderable=self.draw, console=self.console, refresh_per_second=2)
-        self._live.start(refresh=True)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._live.stop()
-
-    def began(self, planned: PlannedRun, note: str = "") -> None:
-        """Show the run as started."""
-        self._start(planned)
-        if note:
-            self.say(f"{self._name(planned)}: {note}")
-
-    def ended(self, outcome: Outcome) -> None:
-        """Show the run's value; print why it failed."""
-        self._end(outcome)
-        if outcome.reason:
-            self.say(f"{self._name(outcome.planned)}: {_status(outcome)}: {outcome.reason}")
 
     def draw(self) -> Group:
         """Draw one table per board: arms with the value of every seed and their mean."""
@@ -157,25 +116,22 @@ class LabLiveView(LabLineView):
         return table
 
     def _cell(self, board: Board, planned: PlannedRun) -> Text:
-        outcome = self.outcomes.get(planned.hash)
         if (board.title, planned.hash) in self.values:
             return Text(self._value(board, planned), "green")
         if planned.hash in self.running:
             return Text(percent(_share_done(planned), 0), "cyan")
         if planned.arm in board.refused:
             return Text("refused", "red")
+        outcome = self.outcomes.get(planned.hash)
         return Text("·", "dim") if outcome is None else Text(outcome.status, "red")
 
+    def _name(self, planned: PlannedRun) -> str:
+        own = [(board, e) for board in self.boards for e in board.planned_runs if e.hash == planned.hash]
+        titles = ", ".join(f"{board.title.partition(' ')[0]} {e.arm}" for board, e in own)
+        return f"{titles}, seed {planned.seed}"
 
-def choose_lab_view(boards: Sequence[Board], quiet: bool = False) -> LabLineView:
-    """Return the view for a terminal, or for a file or pipe; on stderr where stdout is for a program."""
-    is_terminal = (sys.stderr if quiet else sys.stdout).isatty()
-    console = terminal(stderr=quiet, width=None)
-    return LabLiveView(boards, console) if is_terminal else LabLineView(boards, console)
-
-
-def _status(outcome: Outcome) -> str:
-    return "there already" if outcome.was_there else outcome.status
+    def _value(self, board: Board, planned: PlannedRun) -> str:
+        return level(board.metric, self.values.get((board.title, planned.hash)))
 
 
 def _share_done(planned: PlannedRun) -> float:

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from uptrend.cli.console import AsFormat, Format, columns, print_json, terminal
 from uptrend.cli.lab.files import LabFolder
-from uptrend.cli.lab.view import Board, choose_lab_view
+from uptrend.cli.lab.view import Board, LabView
 from uptrend.config import difference
 from uptrend.doctor.report import plain
 from uptrend.lab import journal, plan, refuse, specification
@@ -80,7 +80,7 @@ def run(
     anyway: Annotated[bool, typer.Option("--anyway", help="Run though prerequisites are not decided.")] = False,
     format: AsFormat = Format.TEXT,
 ) -> None:
-    """Run the arms of hypotheses over their seeds, and judge them.
+    """Run hypotheses over seeds, and judge them.
 
     \b
     uptrend lab run h01 --dir debug
@@ -106,7 +106,7 @@ def run(
     workers = _make_workers(on, address, at_once, gpus, keep_checkpoints)
     experiments = [ExperimentRuns(notebook, h, launcher) for h in chosen]
     boards = [Board(f"{e.h.id} {e.h.title}", e.h.metric, e.planned_runs, e.refused) for e in experiments]
-    view = choose_lab_view(boards, quiet=format is Format.JSON)
+    view = LabView(boards, terminal(stderr=format is Format.JSON))
     for line in [line for experiment in experiments for line in _announce(experiment)]:
         view.say(line)
     with _stoppable(f"uptrend lab run {' '.join(h.id for h in chosen)} --dir {folder}"), view:
@@ -121,13 +121,13 @@ def judge(
     folder: LabFolder = Path("."),
     format: AsFormat = Format.TEXT,
 ) -> None:
-    """Judge hypotheses from the runs that exist; nothing is run.
+    """Judge hypotheses from existing runs.
 
     \b
     uptrend lab judge h01 --dir debug
     uptrend lab judge h01 h02 --dir debug --format json
 
-    Where runs are missing, the verdict is that of an experiment that was stopped early.
+    Nothing is run. Where runs are missing, the verdict is that of an experiment that was stopped early.
     """
     need_train_extra()
     notebook, launcher = Notebook(folder), TrainLauncher()
@@ -303,14 +303,15 @@ def sweep(
     keep_checkpoints: Keep = False,
     format: AsFormat = Format.TEXT,
 ) -> None:
-    """Run a grid or a list of config values over seeds, and compare them.
+    """Compare config values over seeds.
 
     \b
     uptrend lab sweep recipes/tiny.toml --dir debug \\
         --set learning.lr=1e-5,2.5e-4 --seeds 0-4
     uptrend lab sweep --list examples/sweeps/d1.toml
 
-    Existing runs are reused and shared with hypotheses. A sweep shows where to look: it has no verdict.
+    Values come from a grid or a list. Existing runs are reused and shared with hypotheses. A sweep shows where to
+    look: it has no verdict.
     """
     need_train_extra()
     asked = make_sweep(recipe, sets or (), listed, seeds, metric, steps)
@@ -320,7 +321,7 @@ def sweep(
     resolved = {arm.name: plan.resolve(h, arm, asked.recipe, launcher, **fixed) for arm in h.arms}
     planned_runs = plan.planned_runs(h, resolved, folder)
     _refuse_duplicates(planned_runs)
-    view = choose_lab_view([Board(asked.title, asked.metric, planned_runs)], quiet=format is Format.JSON)
+    view = LabView([Board(asked.title, asked.metric, planned_runs)], terminal(stderr=format is Format.JSON))
     points, count = plural(len(asked.arms), "point"), plural(len(planned_runs), "run")
     view.say(f"{asked.title}: {points} × {plural(len(asked.seeds), 'seed')} = {count}")
     workers = _make_workers(on, address, at_once, gpus, keep_checkpoints)
