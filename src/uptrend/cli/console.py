@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console, RenderableType
@@ -50,7 +50,8 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Print only the outcome.")]
 
 def terminal(**options: Any) -> Console:
     """Return a console as wide as the terminal, or wide enough for all columns where there is none."""
-    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160
+    stream = sys.stderr if options.get("stderr") else sys.stdout
+    width = None if stream.isatty() or "COLUMNS" in os.environ else 160
     # Names of runs and tasks may contain brackets: no markup.
     return Console(**{"width": width, "highlight": False, "markup": False, "emoji": False, **options})
 
@@ -60,11 +61,17 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def columns(*headings: str, rows: Iterable[Sequence[RenderableType]], right: Sequence[str] = ()) -> Table:
-    """Make a table without lines; without headings, its first column is dim. `right` aligns numbers."""
+def columns(
+    *headings: str, rows: Iterable[Sequence[RenderableType]], right: Sequence[str] = (), wraps: str = ""
+) -> Table:
+    """Make a table without lines; without headings, its first column is dim.
+
+    `right` names the columns to align right. With `wraps`, only this column is wrapped where space is short.
+    """
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0), show_header=bool(headings))
     for heading in headings:
-        table.add_column(heading, overflow="fold", justify="right" if heading in right else "left")
+        justify: Literal["right", "left"] = "right" if heading in right else "left"
+        table.add_column(heading, overflow="fold", justify=justify, no_wrap=wraps not in ("", heading))
     if not headings:
         table.add_column(style="dim", no_wrap=True)
     for row in rows:

@@ -58,8 +58,14 @@ def score(
     target: str, tasks: str | None, overrides: Iterable[str] = (), attempts: int = 0, out: Path | None = None
 ) -> Scored:
     """Evaluate with progress on the terminal, and write the rollouts to `out` if given."""
-    if out is not None:
-        _check_output(out)
+    if out is not None:  # before the work, which may take long
+        if out.suffix not in (".jsonl", ".parquet"):
+            raise RecordError(
+                f"{out} should end in .jsonl, to read (one object per example), "
+                "or in .parquet, for every token (see docs/records.md)."
+            )
+        if not out.parent.is_dir():
+            raise RecordError(f"{out} can't be written: there is no folder {out.parent}.")
     scored = evaluate(
         target, tasks, overrides, attempts=attempts, note=lambda text: typer.echo(text, err=True), watch=show_progress
     )
@@ -103,9 +109,7 @@ class Breakdown:
     """Figures of one family of tasks, or of all."""
 
     family: str
-    """Family, or `all`."""
     tasks: int
-    """Tasks that were played."""
     failed: int
     """Tasks that could not be scored."""
     correct: Mean
@@ -191,17 +195,6 @@ def _calls(message: Message) -> list[dict[str, Any]]:
 def _plain_message(message: Message) -> dict[str, Any]:
     optional = {"calls": _calls(message), "problem": message.problem}
     return {"role": message.role, "content": message.content, **{k: v for k, v in optional.items() if v}}
-
-
-def _check_output(path: Path) -> None:
-    """Raise before the evaluation if rollouts could not be written after it."""
-    if path.suffix not in (".jsonl", ".parquet"):
-        raise RecordError(
-            f"{path} should end in .jsonl, to read (one object per example), "
-            "or in .parquet, for every token (see docs/records.md)."
-        )
-    if not path.parent.is_dir():
-        raise RecordError(f"{path} can't be written: there is no folder {path.parent}.")
 
 
 def _write_rollouts(path: Path, target: str, greedy: Sequence[Rollout], attempts: Sequence[Rollout]) -> None:

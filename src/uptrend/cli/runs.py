@@ -1,7 +1,7 @@
 """`uptrend runs`: list runs, show one run or one of its rollouts, compare two runs."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
@@ -132,10 +132,8 @@ def _runs_table(runs: list[dict[str, Any]], width: int) -> Table:
             row += [*(str(run[key]) for key in WIDE[:3]), started, duration(run["seconds_per_step"])]
         rows.append(row)
     held_out = "held-out (95% interval)" if has_intervals else "held-out"
-    table = columns("run", "status", "step", held_out, "reward", *(WIDE if width >= ALL_FROM else ()), rows=rows)
-    for column in table.columns[1:]:
-        column.no_wrap = True  # long names of runs are folded instead
-    return table
+    wide = WIDE if width >= ALL_FROM else ()
+    return columns("run", "status", "step", held_out, "reward", *wide, rows=rows, wraps="run")
 
 
 def _before_after(run: dict[str, Any], has_intervals: bool) -> str:
@@ -288,42 +286,31 @@ def _reward(row: dict[str, Any]) -> Text:
 
 
 def _spans_table(row: dict[str, Any], decode: Callable[[Sequence[int]], str] | None) -> Table:
-    """Make one line per span of tokens with the same turn, role, weight, visibility and advantage."""
-    rows = []
-    for span in _spans(row):
-        ids = [row["ids"][i] for i in span]
-        at: dict[Any, Any] = {name: None if row[name] is None else row[name][span[0]] for name in TOKEN_COLUMNS}
-        color = TOKEN_COLORS.get(at["roles"], "")
-        short = " ".join(map(str, ids[:IDS])) + (" …" if len(ids) > IDS else "")
+    """Make one line per span of tokens with the same turn, role, trained or not, visibility and advantage."""
+    tokens = {name: row[name] or [None] * len(row["ids"] or ()) for name in TOKEN_COLUMNS}
+    trained = [None if weight is None else weight != 0 for weight in tokens["weights"]]
+    kinds = zip(tokens["turns"], tokens["roles"], trained, tokens["attended"], tokens["advantages"], strict=True)
+    rows: list[list[str | Text]] = []
+    for (turn, role, is_trained, is_seen, advantage), span in groupby(enumerate(kinds), key=lambda pair: pair[1]):
+        places = [place for place, _ in span]
+        ids = [tokens["ids"][place] for place in places]
+        means = []
+        for name in ("sampler", "learner"):
+            known = [tokens[name][place] for place in places if tokens[name][place] is not None]
+            means.append(number(sum(known) / len(known) if known else None))
+        text = decode(ids) if decode else " ".join(map(str, ids[:IDS])) + (" …" if len(ids) > IDS else "")
+        color = TOKEN_COLORS.get(role, "")
         rows.append(
             [
-                number(at["turns"]),
-                Text(NONE if at["roles"] is None else Role(at["roles"]).name.lower(), color),
-                str(len(span)),
-                NONE if at["weights"] is None else "yes" if at["weights"] else Text("no", "dim"),
-                NONE if at["attended"] is None else "yes" if at["attended"] else Text("hidden", "red"),
-                number(at["advantages"]),
-                *(_mean(row[name], span) for name in ("sampler", "learner")),
-                Text(decode(ids) if decode else short, color),
+                number(turn),
+                Text(NONE if role is None else Role(role).name.lower(), color),
+                str(len(places)),
+                NONE if is_trained is None else "yes" if is_trained else Text("no", "dim"),
+                NONE if is_seen is None else "yes" if is_seen else Text("hidden", "red"),
+                number(advantage),
+                *means,
+                Text(text, color),
             ]
         )
     headings = ("turn", "role", "tokens", "trained", "attended", "advantage", "sampler", "learner", "text")
-    table = columns(*headings, rows=rows)
-    for column in table.columns[:-1]:
-        column.no_wrap = True
-    return table
-
-
-def _spans(row: dict[str, Any]) -> Iterator[list[int]]:
-    def kind(place: int) -> tuple[Any, ...]:
-        trained = None if row["weights"] is None else row["weights"][place] != 0
-        others = [row[name] for name in ("turns", "roles", "attended", "advantages")]
-        return trained, *(None if column is None else column[place] for column in others)
-
-    for _, places in groupby(range(len(row["ids"] or ())), kind):
-        yield list(places)
-
-
-def _mean(values: Sequence[float | None] | None, span: list[int]) -> str:
-    known = [value for value in (values[place] for place in span) if value is not None] if values else []
-    return number(sum(known) / len(known) if known else None)
+    return columns(*headings, rows=rows, wraps="text")

@@ -1,7 +1,6 @@
 """`uptrend train`: run a recipe, or resume a run."""
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +11,7 @@ from uptrend.cli.preflight import tell_preflight
 from uptrend.cli.view import choose_view
 from uptrend.config import load_config
 from uptrend.config.convert import nearest
+from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.records import ConfigError, Run
 from uptrend.records.renamed import current
 from uptrend.runner.live_doctor import LiveDoctor
@@ -46,6 +46,10 @@ def command(
         raise ConfigError(
             "Give either a recipe (uptrend train RECIPE) or a run to resume (uptrend train --resume RUN)."
         )
+    allowed = [current(id) for id in allow or ()]
+    for id in allowed:
+        if id not in CATALOGUE:
+            raise ConfigError(f"--allow {id} is not in the catalogue.{nearest(id, CATALOGUE)} See docs/findings/.")
     with stop_on_interrupt() as interrupt:
         view = choose_view(quiet=quiet, is_terminal=sys.stdout.isatty())
         observers: list[Observer] = [view, LiveDoctor(view.say), interrupt]
@@ -53,10 +57,9 @@ def command(
             run = resume(resumes, sets or (), observers)
         else:
             assert recipe is not None
-            config = load_config(recipe, sets or ())
             run = train(
-                config, runs=runs, name=name, observers=observers, preflight=not no_preflight,
-                allows=_allowed(allow or ()), on_preflight=tell_preflight,
+                load_config(recipe, sets or ()), runs=runs, name=name, observers=observers, preflight=not no_preflight,
+                allows=allowed, on_preflight=tell_preflight,
             )  # fmt: skip
     _print_stop(run)
 
@@ -78,13 +81,3 @@ def _print_stop(run: Run) -> None:
         typer.echo(f"Stopped after step {run.last_step}. Resume with: uptrend train --resume {run.path}")
     else:
         typer.echo("Stopped before the first step: there is no checkpoint to resume from.")
-
-
-def _allowed(ids: Sequence[str]) -> list[str]:
-    from uptrend.doctor.catalogue import CATALOGUE
-
-    causes = [current(id) for id in ids]
-    for id in causes:
-        if id not in CATALOGUE:
-            raise ConfigError(f"--allow {id} is not in the catalogue.{nearest(id, CATALOGUE)} See docs/findings/.")
-    return causes

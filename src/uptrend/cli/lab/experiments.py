@@ -372,22 +372,20 @@ def _sweep_notes(asked: Sweep, outcomes: Sequence[Outcome]) -> list[str]:
 def _sweep_result(
     asked: Sweep, rows: Sequence[SweepRow], measured: Sequence[Measured], notes: Sequence[str]
 ) -> dict[str, Any]:
-    runs = [{"arm": m.arm, "seed": m.seed, "value": m.value, "before": m.before, "folder": m.run} for m in measured]
-    table: dict[str, Any] = plain(
+    result: dict[str, Any] = plain(
         {
             "schema": 1,
-            "title": asked.title,
-            "recipe": str(asked.recipe),
-            "metric": asked.metric,
-            "seeds": asked.seeds,
+            **{key: getattr(asked, key) for key in ("title", "recipe", "metric", "seeds")},
             "arms": {arm.name: arm.overrides for arm in asked.arms},
             "rows": [asdict(row) for row in rows],
-            "runs": runs,
+            "runs": [
+                {"arm": m.arm, "seed": m.seed, "value": m.value, "before": m.before, "folder": m.run} for m in measured
+            ],
             "notes": notes,
             "says": best_point(asked, rows),
         }
     )
-    return table
+    return result
 
 
 def print_rows(asked: Sweep, rows: Sequence[SweepRow]) -> None:

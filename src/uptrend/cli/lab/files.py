@@ -259,14 +259,13 @@ def import_files(
     if format is Format.JSON:
         print_json(_plain_import(brought))
         return
-    names = ("experiments", "hypotheses", "statuses", "runs", "figures", "commands", "repaired")
+    counts = {journal.name: _counts(journal) for journal in brought.journals}
     rows = []
     for journal in brought.journals:
-        counts = _counts(journal)
         spans = ", ".join(str(first) if first == last else f"{first}–{last}" for first, last in journal.prose)
-        rows.append((journal.name, *(str(counts[name]) for name in names), spans or "none"))
+        rows.append((journal.name, *map(str, counts[journal.name].values()), spans or "none"))
     console = terminal()
-    console.print(columns("file", *names, "lines kept as prose", rows=rows))
+    console.print(columns("file", *next(iter(counts.values())), "lines kept as prose", rows=rows))
     console.print(
         f"\nNew in {into}/: {len(brought.ids)} hypotheses, {brought.entries} log entries; {brought.already} were there "
         f"already. All are pending: nothing was run here.\nNext: uptrend lab list --dir {into}",
@@ -276,14 +275,15 @@ def import_files(
 
 def _counts(journal: Journal) -> dict[str, int]:
     """Count what was recognized in a file, by kind."""
-    statuses = [*(one.statuses for one in journal.experiments), *(h.statuses for h in journal.hypotheses)]
+    experiments = journal.experiments
+    statuses = [*(one.statuses for one in experiments), *(h.statuses for h in journal.hypotheses)]
     return {
-        "experiments": len(journal.experiments),
+        "experiments": len(experiments),
         "hypotheses": len(journal.hypotheses),
         "statuses": sum(map(bool, statuses)),
-        "runs": len({run for one in journal.experiments for run in one.runs}),
-        "figures": sum(len(one.figures) for one in journal.experiments),
-        "commands": sum(len(one.commands) for one in journal.experiments),
+        "runs": len({run for one in experiments for run in one.runs}),
+        "figures": sum(len(one.figures) for one in experiments),
+        "commands": sum(len(one.commands) for one in experiments),
         "repaired": journal.repaired,
     }
 
