@@ -50,6 +50,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Print only the outcome.")]
 
 def terminal(**options: Any) -> Console:
     """Return a console as wide as the terminal, or wide enough for all columns where there is none."""
+    # A pipe has no width; 80 columns would hide what a script greps for.
     stream = sys.stderr if options.get("stderr") else sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else 160
     # Names of runs and tasks may contain brackets: no markup.
@@ -102,6 +103,7 @@ def bucket_means(values: Sequence[float | None], width: int) -> list[float | Non
     """Return the means of `width` neighboring shares of the values; the values themselves if there are fewer."""
     count = min(len(values), max(width, 0))
     edges = [len(values) * i // count for i in range(count + 1)] if count else [0]
+    # A metric that is absent or not finite in some steps still has a mean over the others of its share.
     shares = [[v for v in values[a:b] if v is not None and math.isfinite(v)] for a, b in itertools.pairwise(edges)]
     return [sum(share) / len(share) if share else None for share in shares]
 

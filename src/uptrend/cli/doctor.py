@@ -106,5 +106,5 @@ def _save(reports: list[Report]) -> None:
     for path in {Path(report.source) for report in reports}:
         own = [report for report in reports if Path(report.source) == path]
         if (path / "run.json").exists():
-            with contextlib.suppress(RecordError):
+            with contextlib.suppress(RecordError):  # a read-only run was still reported
                 write_whole(path / "findings.json", json.dumps(to_table(own), indent=1, ensure_ascii=False).encode())

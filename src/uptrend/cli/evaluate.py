@@ -81,6 +81,7 @@ def tell(scored: Scored) -> None:
         f"{scored.target}: {percent(held.accuracy)} of {plural(held.tasks, 'held-out task')} "
         f"(95% interval {percent(held.low)} to {percent(held.high)}), {duration(scored.seconds)}"
     )
+    # A reward with one part is the accuracy again: the shares by family say it in less space.
     rows, shares = break_down(scored.rollouts), {f"pass@{k}": share for k, share in held.pass_at.items()}
     if any(len(row.parts) > 1 for row in rows):
         print_breakdown(rows)
@@ -211,6 +212,7 @@ def _write_rollouts(path: Path, target: str, greedy: Sequence[Rollout], attempts
         raise RecordError(f"{path} can't be written: {error.strerror or error}.") from None
 
 
+# Rollouts are played all at once and only come back together: the count comes from the plays as they close.
 class _Wrapped:
     """Stands for another object, except for the one method that a subclass defines."""
 

@@ -44,6 +44,7 @@ class Verbs(TyperGroup):
             found = single
         return typer.main.get_command(found)
 
+    # Click would import every verb for its first line of help: torch and scipy with them.
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 (Click's signature)
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary) for name, (_, _, summary) in VERBS.items()])
@@ -90,6 +91,7 @@ def _show_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int,
     file: TextIO | None = None, line: str | None = None,
 ) -> None:  # fmt: skip
+    # An old name is news for the person who typed it: one line, without our file and line number.
     if issubclass(category, RenamedWarning):
         print(f"note: {message}", file=sys.stderr)
     else:

@@ -47,7 +47,7 @@ def show(name: Annotated[str, typer.Argument(help="Known model, hub id or folder
     \b
     uptrend models show tiny --json
     """
-    folder = _find(name, None)
+    folder = _find(name, None)  # names the missing extra, before transformers is imported
     from transformers import AutoConfig, AutoTokenizer
 
     config = AutoConfig.from_pretrained(folder)

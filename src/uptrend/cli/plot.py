@@ -98,6 +98,7 @@ def _points(run: Run, key: str) -> tuple[list[int], list[float]]:
 
 
 def _smooth(values: list[float]) -> list[float]:
+    # A fifteenth of the run: wide enough to see a trend in noise, narrow enough to see a collapse.
     return moving_mean(values, window=max(1, len(values) // 15))
 
 

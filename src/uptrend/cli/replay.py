@@ -88,6 +88,7 @@ def compare_with_source(run: Run) -> dict[str, Any]:
     source = Run(about["source"])
     theirs = {line["step"]: line for line in source.metric_lines}
     pairs = [(theirs[line["step"]], line) for line in run.metric_lines if line["step"] in theirs]
+    # An unchanged replay must repeat the run exactly: any difference is a bug of ours or another machine.
     difference = None if about["changed"] else _first_difference(pairs)
     # A share that is not finite is recorded as null: no token counts.
     low = (b["step"] for _, b in pairs if (b.get("sampler/ess/share", 1.0) or 0.0) < LOW_ESS)

@@ -217,6 +217,7 @@ def _paired_sentences(compared: dict[str, Any]) -> Text:
 
 def _find_rollout(run: Run, named: str) -> list[dict[str, Any]]:
     """Return the rows of a rollout named `step/group/index`; a group's name may contain slashes."""
+    # Imported runs name groups freely: only the first and the last slash separate.
     step, _, rest = named.partition("/")
     group, _, index = rest.rpartition("/")
     if not group or not step.isdigit() or not index.isdigit():

@@ -66,7 +66,7 @@ def find_runs(folder: Path) -> tuple[list[dict[str, Any]], dict[Path, str]]:
             runs.append(summarize(Run(path.parent)))
         except RecordError as error:
             broken[path.parent] = str(error)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError) as error:  # valid JSON that is no run of ours
             broken[path.parent] = f"{path.parent} does not read as a run: {type(error).__name__} {error}."
     return sorted(runs, key=lambda run: str(run["started"] or ""), reverse=True), broken
 

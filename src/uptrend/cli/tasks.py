@@ -84,6 +84,7 @@ def validate_tasksets(name: Name, overrides: Sets = None, as_json: AsJson = Fals
     and the evaluation are checked. Exit code 1 when a check fails.
     """
     config = _config(name, overrides or ())
+    # On stderr: stdout may be JSON for a program.
     with Console(stderr=True).status("Playing gold, corrupted and cheating answers…"):
         reports = _reports(config, is_recipe=name.endswith(".toml"))
     passed = all(report.passed for report in reports.values())

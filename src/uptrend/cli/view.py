@@ -100,6 +100,7 @@ class QuietView:
         """Estimated time for the rest; empty until two steps have been timed, and at the end."""
         if not self.times or self.last_step >= self.steps:
             return ""
+        # Counted from the first evaluation or step of this process: loading the model says nothing about the pace.
         (start, first), (now, step) = self.times[0], self.times[-1]
         if step <= first:
             return ""
@@ -124,6 +125,7 @@ class LineView(QuietView):
     def step(self, record: StepRecord) -> None:
         """Print the step, unless the last line is younger than a second."""
         super().step(record)
+        # Tiny models do dozens of steps per second: a log of every one would be slower than the training.
         is_due = self.printed is None or self.clock() - self.printed[0] >= 1
         if record.metrics and (is_due or record.step >= self.steps or record.evaluation is not None):
             self._print_step()

@@ -40,6 +40,7 @@ MARGIN = 3
 def to_table(reports: Sequence[Report]) -> dict[str, Any]:
     """Return the longest run's report as JSON, and under `runs` the report of each run."""
     runs = [_report_table(report) for report in reports]
+    # A log may hold several runs, of which short ones are often false starts: the longest stands for the file.
     longest = max(range(len(reports)), key=lambda i: (reports[i].steps, i))
     return {"schema": SCHEMA, **runs[longest], "runs": runs}
 
@@ -228,6 +229,7 @@ def _changes(fix: Fix | None, trainer: str, only_own: bool) -> list[tuple[str, s
     """
     if fix is None:
         return []
+    # Nobody edits five configs: the terminal and the page show the line of the run's own trainer.
     own = {trainer: fix.changes[trainer]} if fix.changes.get(trainer) else {}
     chosen = own if only_own and own else {**own, **fix.changes}
     notes = {name: f" ({'; '.join(lines)})" for name, lines in fix.notes.items()}
@@ -238,6 +240,7 @@ def _changes(fix: Fix | None, trainer: str, only_own: bool) -> list[tuple[str, s
 
 def _evidence(finding: Finding) -> list[str]:
     """Return the evidence that the summary does not repeat, and how many pieces are left out."""
+    # Checks often put their first piece of evidence into the summary, too.
     new = [e for e in finding.evidence if e.text.rstrip(".") not in finding.summary]
     shown = [e.text + (f" [{e.rollout}]" if e.rollout else "") for e in new[:EVIDENCE_SHOWN]]
     return shown + ([f"and {len(new) - EVIDENCE_SHOWN} more"] if len(new) > EVIDENCE_SHOWN else [])

@@ -162,6 +162,7 @@ def _ended(planned: PlannedRun, before: Mapping[str, Any]) -> Outcome | None:
         return Outcome(planned, "finished", was_there=True)
     if before.get("status") == "failed":
         return Outcome(planned, "failed", reason=before["reason"])
+    # A run that the probes refused has records but no steps; one that was interrupted is still to come.
     found = outcome(planned, 0.0, None) if (planned.folder / "run.json").exists() else None
     return found if found and found.status == "refused" else None
 
@@ -225,6 +226,7 @@ def _announce(experiment: ExperimentRuns) -> list[str]:
     there = sum(plan.is_finished(planned) for planned in experiment.planned_runs)
     runs = f"{len(h.arms)} arms × {len(h.seeds)} seeds = {len(experiment.planned_runs)} runs"
     lines = [f"{h.id} {h.title}: {runs}{f', {there} there already' if there else ''}"]
+    # Before any run only shares have a known scale; other metrics deviate by who knows how much.
     if is_share(h.metric):
         seen = judging.plan(h, SUPPOSED)
         needed = f"; 80% would take {seen.seeds_for_80} seeds" if seen.seeds_for_80 and seen.power < 0.8 else ""

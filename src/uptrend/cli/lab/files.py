@@ -128,6 +128,7 @@ def _recipe_of(notebook: Notebook, run: Path) -> Path:
         raise LabError(f"{run} has no config of Uptrend: name a recipe with --recipe.")
     opened = Run(run)
     text = to_recipe({key: value for key, value in opened.config.items() if key != "compute"})
+    # The same recipe is written once; another one of this name is never overwritten, as verdicts refer to it.
     path, place = notebook.folder / "recipes" / f"{opened.name}.toml", 1
     path.parent.mkdir(exist_ok=True)
     while path.exists() and path.read_text(encoding="utf-8") != text:

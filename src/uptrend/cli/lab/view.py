@@ -92,6 +92,7 @@ class LabView:
         text = f"{len(runs) - len(left)} of {len(runs)} runs"
         if self.seconds and left:
             work = sum(1 - _share_done(planned) if planned.hash in self.running else 1.0 for planned in left)
+            # Runs side by side share the work; towards the end there are fewer than could run.
             at_once = max(1, min(self.most_at_once, len(left)))
             text += f", about {duration(work * fmean(self.seconds) / at_once)} left"
         return text
