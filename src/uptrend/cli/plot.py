@@ -89,7 +89,7 @@ def _draw_metric(axes: Any, runs: Colored, key: str) -> None:
         steps, values = _points(run, key)
         axes.plot(steps, values, color=color, alpha=0.25, linewidth=1)
         axes.plot(steps, _smooth(values), color=color, linewidth=2, solid_capstyle="round")
-    _mark_empty(axes, "not recorded")
+    _finish_axes(axes, "not recorded")
 
 
 def _points(run: Run, key: str) -> tuple[list[int], list[float]]:
@@ -112,7 +112,9 @@ def _draw_held_out(axes: Any, runs: Colored) -> None:
         steps = [e.step + apart for e in evaluations]
         heights = [100 * e.accuracy for e in evaluations]
         errors = [100 * (e.accuracy - e.low) for e in evaluations], [100 * (e.high - e.accuracy) for e in evaluations]
-        axes.errorbar(steps, heights, errors, color=color, fmt="-o", markersize=5.5, linewidth=2, capsize=3)
+        axes.errorbar(
+            steps, heights, errors, color=color, fmt="-o", markersize=5.5, linewidth=2, elinewidth=1.2, capsize=3
+        )
         if evaluations and len(runs) <= 2:  # more labels would lie over each other
             axes.annotate(
                 f"{heights[-1]:.1f}%", (steps[-1], heights[-1]), (7, 7 - 14 * i), textcoords="offset points",
@@ -120,7 +122,7 @@ def _draw_held_out(axes: Any, runs: Colored) -> None:
             )  # fmt: skip
     axes.yaxis.set_major_formatter("{x:.0f}%")
     axes.margins(x=0.18)
-    _mark_empty(axes, "not evaluated")
+    _finish_axes(axes, "not evaluated")
 
 
 def _draw_dead_groups(axes: Any, runs: Colored) -> None:
@@ -132,15 +134,19 @@ def _draw_dead_groups(axes: Any, runs: Colored) -> None:
             values = [100 * share for share in _smooth(shares)]
             axes.plot(steps, values, color=color, linestyle=dashes, linewidth=1.8)
     axes.yaxis.set_major_formatter("{x:.0f}%")
-    if _mark_empty(axes, "not recorded"):
+    if _finish_axes(axes, "not recorded"):
         return
     axes.set_ylim(bottom=0)
     keys = [axes.plot([], [], color=INK, linewidth=1.8, linestyle=dashes)[0] for dashes in DASHES.values()]
-    axes.legend(keys, list(DASHES), fontsize=8, ncols=2, borderaxespad=0)
+    # Beside the title, over no line.
+    place = {"loc": "lower right", "bbox_to_anchor": (1.1, 1.0), "borderaxespad": 0}
+    legend = axes.legend(keys, list(DASHES), fontsize=8, ncols=2, handlelength=1.6, columnspacing=0.9, **place)
+    legend.set_in_layout(False)
 
 
-def _mark_empty(axes: Any, why: str) -> bool:
-    """Write why a panel without data is empty."""
+def _finish_axes(axes: Any, why: str) -> bool:
+    """Use whole numbers for steps; write why a panel without data is empty, and return True for such a one."""
+    axes.locator_params(axis="x", integer=True)
     if any(len(line.get_xdata()) for line in axes.lines):
         return False
     axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center", va="center", color="#8a9099")

@@ -201,6 +201,7 @@ def _picture(curve: Sequence[tuple[int, float]]) -> str:
         figure, axes = plt.subplots(figsize=(8, 2), layout="constrained")
         axes.plot([step for step, _ in curve], [reward for _, reward in curve], color=COLORS[0], linewidth=1.8)
         axes.set(xlabel="step", ylabel="training reward")
+        axes.locator_params(axis="x", integer=True)
         return to_svg(figure, "training reward by step")
 
 
