@@ -1,5 +1,7 @@
 """How the journal's page looks: light and dark, on a wall, on a telephone and on paper."""
 
+from html import escape
+
 LIGHT = """
   --paper: #fff; --card: #fff; --ink: #1b1f24; --soft: #5a636e; --line: #dfe3e8; --wash: #f5f6f8; --link: #1d5fa8;
   --validated: #1a7f4b; --invalidated: #b3403a; --inconclusive: #8a6100; --testing: #1d5fa8; --pending: #5a636e;
@@ -107,3 +109,12 @@ footer { margin-top: 3rem; padding-top: 1rem; border-top: 1px solid var(--line);
 }
 """
 )
+
+
+def shell(title: str, style: str, body: str) -> str:
+    """Return a whole HTML document: no script, no font, no network."""
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{style}</style></head>\n<body>\n{body}\n</body></html>\n"
+    )
