@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from uptrend.doctor.report.drawing import moving_mean
 from uptrend.lab.journal.axes import BOTTOM, HEIGHT, RIGHT, WIDTH, Frame, below, grid, padded, svg
 from uptrend.lab.journal.curves import Point, Series
+from uptrend.stats.drawing import moving_mean
 
 
 def curves_chart(series: Sequence[tuple[int, Series]], title: str, percent: bool, smooth: bool) -> str:

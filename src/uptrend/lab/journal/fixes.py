@@ -7,7 +7,7 @@ from typing import Any
 from uptrend.config.difference import nest
 from uptrend.config.toml_text import to_recipe, to_toml
 from uptrend.doctor.catalogue import CATALOGUE
-from uptrend.doctor.report.sections import TRAINERS
+from uptrend.doctor.report import TRAINERS
 from uptrend.doctor.resolve import complete_fix
 from uptrend.lab.journal.entry import Entry
 from uptrend.lab.journal.tables import MarkdownTable, changed

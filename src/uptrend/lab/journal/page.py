@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from html import escape
 
-from uptrend.doctor.report.shell import shell
 from uptrend.lab.journal.article import article, chip, explains
 from uptrend.lab.journal.chapter import Chapter, chapters
 from uptrend.lab.journal.ledger import ledger
 from uptrend.lab.journal.log import IMPORTED, Logged, pieces
 from uptrend.lab.journal.prose import opening, plain_title, to_html, without_title
-from uptrend.lab.journal.style import STYLE
+from uptrend.lab.journal.style import STYLE, shell
 from uptrend.lab.journal.tables import METHODS
 from uptrend.lab.notebook import PROBLEM, README, Notebook
 from uptrend.lab.order import in_order

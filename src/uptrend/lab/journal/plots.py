@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from uptrend.doctor.report.drawing import COLORS, INK, STYLE, moving_mean
 from uptrend.lab.journal.axes import padded
 from uptrend.lab.journal.curves import Curves, Series, by_arm
 from uptrend.lab.journal.verdicts import WAYS, sign_of, title_of
 from uptrend.lab.units import is_share, name_of
 from uptrend.records import Direction, Hypothesis, MissingExtra, Verdict
+from uptrend.stats.drawing import COLORS, INK, STYLE, moving_mean
 from uptrend.stats.formatting import percent
 
 CONTROL, *ARMS = COLORS[-1], *COLORS[:-1]

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from uptrend.doctor.report.table import plain
+from uptrend.doctor.report import plain
 from uptrend.lab.journal.chapter import Chapter, chapters
 from uptrend.lab.journal.prose import plain_title, without_title
 from uptrend.lab.journal.stored import SCHEMA, asdict

@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from uptrend.doctor.report.table import plain
+from uptrend.doctor.report import plain
 from uptrend.lab.journal.entry import ArmRun, Entry
 from uptrend.records import Interval, LabError, Verdict
 from uptrend.records.lines import write_whole
