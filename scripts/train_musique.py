@@ -252,11 +252,11 @@ def _counted(config: Config, *, one_pass: bool) -> Config:
 
 
 def _train(config: Config, runs: Path, name: str | None) -> None:
-    from uptrend.cli.interrupt import patiently
+    from uptrend.cli.console import stop_on_interrupt
     from uptrend.cli.view import choose_view
     from uptrend.runner import runs as launch
 
-    with patiently() as patience:
+    with stop_on_interrupt() as patience:
         observers = [choose_view(quiet=False, is_terminal=sys.stdout.isatty()), patience]
         run = launch.train(config, runs=runs, name=name, observers=observers)
     if run.status == "stopped" and run.checkpoints:

@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from uptrend.doctor.diagnose import diagnose
-from uptrend.doctor.report.text import print_report
+from uptrend.doctor.report import print_report
 from uptrend.records import Run, view_of
 
 

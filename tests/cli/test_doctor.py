@@ -1,142 +1,97 @@
-"""`uptrend doctor` as it is typed: formats, exit codes, what can't be read."""
+"""`uptrend doctor`: formats, exit codes, and what can't be read."""
 
 import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from uptrend.cli.main import main
+MakeRun = Callable[..., Path]
+Uptrend = Callable[..., Any]
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """The exit code and what was said."""
-    code = 0
-    try:
-        main(["doctor", *arguments])
-    except SystemExit as end:
-        code = int(end.code or 0)
-    said = capsys.readouterr()
-    return code, said.out, said.err
-
-
-def log(path: Path, rows: int = 40, **last: float) -> Path:
-    """A log of a reward that rises; its last row may hold more."""
-    lines = [{"step": i, "reward": 0.1 + 0.01 * i, "loss": 0.1} for i in range(rows)]
+def log(path: Path, **last: float) -> Path:
+    """Write a log of a reward that rises; its last row may hold more."""
+    lines = [{"step": i, "reward": 0.1 + 0.01 * i, "loss": 0.1} for i in range(40)]
     lines[-1] |= last
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
 
 
-def test_a_run_directory_is_told_and_its_findings_kept(
-    make_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_by_path_or_name(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, uptrend: Uptrend) -> None:
     path = make_run("mine", steps=20)
-    code, out, _ = run(capsys, str(path))
-    assert code == 0
-    assert "20 points" in out
+    monkeypatch.chdir(path.parents[1])
+    assert "20 points" in uptrend("doctor", "mine", "--no-save").out
+    assert not (path / "findings.json").exists()
+    assert "20 points" in uptrend("doctor", path).out
     assert json.loads((path / "findings.json").read_text())["schema"] == 2
 
 
-def test_a_name_under_runs_will_do(
-    make_run: Callable[..., Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(make_run("mine", steps=20).parents[1])
-    code, out, _ = run(capsys, "mine", "--no-save")
-    assert code == 0
-    assert "20 points" in out
-    assert not Path("runs/mine/findings.json").exists()
-
-
-def test_a_folder_of_runs_is_every_run_in_it(make_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_of_runs(make_run: MakeRun, uptrend: Uptrend) -> None:
     runs = make_run("first", steps=20).parent
     make_run("second", steps=25)
     (make_run("torn", steps=20) / "run.json").write_text('{"schema"')
-    code, out, _ = run(capsys, str(runs), "--format", "json")
-    table = json.loads(out)
-    assert code == 0
+    table = uptrend("doctor", runs, "--format", "json").json
     assert [(each["name"], each["steps"]) for each in table["runs"]] == [("first", 20), ("second", 25)]
+    assert table["name"] == "second"  # the longest
     assert "torn/run.json is not JSON" in table["notes"][-1]
     assert json.loads((runs / "second" / "findings.json").read_text())["name"] == "second"
+    assert uptrend("doctor", runs, "--no-save").out.count(" points") >= 2
 
 
-def test_torn_parquet_costs_what_is_in_it_and_no_more(
-    make_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_torn_parquet_costs_only_its_rows(make_run: MakeRun, uptrend: Uptrend) -> None:
     path = make_run("mine", steps=20)
     torn = [*sorted(path.glob("rollouts/*/*.parquet"))[:1], *path.glob("evals/*.parquet")]
-    assert len(torn) >= 2
     for file in torn:
         file.write_bytes(file.read_bytes()[:200])
-    code, out, err = run(capsys, str(path), "--no-save", "--format", "json")
-    assert (code, err) == (0, "")
-    assert any("are damaged and were left out" in note for note in json.loads(out)["notes"])
+    printed = uptrend("doctor", path, "--no-save", "--format", "json")
+    assert printed.err == ""
+    assert any("are damaged and were left out" in note for note in printed.json["notes"])
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_what_may_not_be_read_is_named_and_the_rest_told(
-    make_run: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_may_not_be_read_is_named(make_run: MakeRun, tmp_path: Path, uptrend: Uptrend) -> None:
     path, secret = make_run("mine", steps=20), log(tmp_path / "secret.jsonl")
     for file in (path / "metrics.jsonl", secret):
         file.chmod(0)
-    code, out, err = run(capsys, str(path), str(secret), str(log(tmp_path / "open.jsonl")), "--format", "json")
-    assert code == 2
-    assert json.loads(out)["steps"] == 40
-    assert "metrics.jsonl could not be read" in err
-    assert "secret.jsonl could not be read" in err
+    printed = uptrend("doctor", path, secret, log(tmp_path / "open.jsonl"), "--format", "json", code=2)
+    assert printed.json["steps"] == 40
+    assert "metrics.jsonl could not be read" in printed.err
+    assert "secret.jsonl could not be read" in printed.err
 
 
-def test_a_reading_that_fails_in_the_system_is_a_sentence(
-    make_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+def test_what_cannot_be_read_is_named_and_the_rest_reported(
+    make_run: MakeRun, tmp_path: Path, uptrend: Uptrend
 ) -> None:
-    path = make_run("mine", steps=20)
+    good, empty, path = log(tmp_path / "good.jsonl"), tmp_path / "empty.jsonl", make_run("mine", steps=20)
+    empty.write_text("")
     (path / "metrics.jsonl").unlink()
     (path / "metrics.jsonl").mkdir()
-    code, _, err = run(capsys, str(path), "--no-save")
-    assert code == 2
-    assert "metrics.jsonl could not be read: Is a directory." in err
+    printed = uptrend("doctor", good, empty, path, tmp_path / "absent.csv", "--format", "json", code=2)
+    assert printed.json["trend"] == "learning"
+    assert "empty.jsonl" in printed.err
+    assert "metrics.jsonl could not be read: Is a directory." in printed.err
+    assert "absent.csv does not exist" in printed.err
 
 
-def test_json_is_one_object_on_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, str(log(tmp_path / "metrics.jsonl")), "--format", "json")
-    assert code == 0
-    assert json.loads(out)["trend"] == "learning"
-
-
-@pytest.mark.parametrize(("fail_on", "code"), [(None, 0), ("critical", 1), ("warning", 1)])
-def test_fail_on(tmp_path: Path, capsys: pytest.CaptureFixture[str], fail_on: str | None, code: int) -> None:
-    path = log(tmp_path / "metrics.jsonl", loss=float("nan"))
-    wish = ["--fail-on", fail_on] if fail_on else []
-    assert run(capsys, str(path), "--format", "json", *wish)[0] == code
-
-
-def test_nothing_to_fail_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(capsys, str(log(tmp_path / "metrics.jsonl")), "--fail-on", "warning")[0] == 0
-
-
-def test_what_can_be_read_is_told_and_the_rest_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    good, empty = log(tmp_path / "good.jsonl"), tmp_path / "empty.jsonl"
-    empty.write_text("")
-    code, out, err = run(capsys, str(good), str(empty), str(tmp_path / "absent.csv"), "--format", "json")
-    assert code == 2
-    assert json.loads(out)["trend"] == "learning"
-    assert "empty.jsonl" in err
-    assert "absent.csv does not exist" in err
-    assert "Traceback" not in err
+@pytest.mark.parametrize(("fail_on", "code"), [([], 0), (["critical"], 1), (["warning"], 1)])
+def test_fail_on(tmp_path: Path, uptrend: Uptrend, fail_on: list[str], code: int) -> None:
+    wish = [word for severity in fail_on for word in ("--fail-on", severity)]
+    uptrend("doctor", log(tmp_path / "bad.jsonl", loss=float("nan")), *wish, code=code)
+    uptrend("doctor", log(tmp_path / "good.jsonl"), *wish)
 
 
 @pytest.mark.parametrize("form", ["markdown", "html", "text", "json"])
-def test_a_file_to_write_it_to(tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str) -> None:
-    out = tmp_path / "report"
-    code, said, _ = run(capsys, str(log(tmp_path / "metrics.jsonl")), "--format", form, "--out", str(out))
-    assert code == 0
-    assert said == ""
-    assert "learning" in out.read_text().lower()
-
-
-def test_a_wrong_format_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = run(capsys, str(log(tmp_path / "metrics.jsonl")), "--format", "pdf")
-    assert code == 2
-    assert "pdf" in err
+def test_every_format_goes_to_stdout_or_a_file(tmp_path: Path, uptrend: Uptrend, form: str) -> None:
+    path, out = log(tmp_path / "metrics.jsonl"), tmp_path / "report"
+    assert "learning" in uptrend("doctor", path, "--format", form).out.lower()
+    assert uptrend("doctor", path, "--format", form, "--out", out).out == ""
+    text = out.read_text()
+    assert "learning" in text.lower()
+    if form == "html":
+        assert text.startswith("<!doctype html>")
+        assert 'aria-label="training reward by step"' in text
+        assert "<script" not in text
+    uptrend("doctor", path, "--format", "pdf", code=2)

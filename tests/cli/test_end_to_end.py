@@ -1,4 +1,4 @@
-"""`uptrend train` as a process of its own: what it leaves, and that neither a kill nor Ctrl-C changes it."""
+"""`uptrend train` as a process of its own: its files, and that neither a kill nor Ctrl-C changes them."""
 
 import json
 import os
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from uptrend.policy.checkpoint import read_state
@@ -24,7 +25,7 @@ name = "small"
 name = "tiny"
 [eval]
 tasks = 12
-every = 1                    # a line a step, so that a test can wait for it
+every = 1                    # one line per step, so that a test can wait for it
 [sampling]
 groups = 4
 size = 4
@@ -59,7 +60,7 @@ def start(*arguments: object) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str]) -> str:
-    """Wait for an orderly end; everything that was still said."""
+    """Wait for an orderly end, and return the rest of the output."""
     said, errors = process.communicate()
     assert process.returncode == 0, errors
     return said
@@ -158,7 +159,7 @@ def test_ctrl_c_finishes_the_step_and_says_how_to_go_on(recipe: Path, tmp_path: 
     run = Run(tmp_path / "small")
     assert run.status == "stopped"
     assert 1 <= run.last_step < STEPS
-    assert f"Stopped after step {run.last_step}. Go on with: uptrend train --resume {run.path}" in said
+    assert f"uptrend train --resume {run.path}" in said
     assert [p.name for p in run.checkpoints] == [f"step-{run.last_step:06d}"]
     finish(start("train", "--resume", run.path))
     same(Run(run.path), whole)
@@ -180,28 +181,12 @@ def test_one_writer_at_a_time(whole: Run) -> None:
     with RunDirectory.reopen(whole.path):
         done = subprocess.run(longer, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr == (
-        f"error: {whole.path} is being written by another process. Wait for it, or choose another --name.\n"
-    )
+    assert "is being written by another process" in done.stderr
 
 
 def test_eval_of_a_run_is_its_last_evaluation(whole: Run, tmp_path: Path) -> None:
     out = tmp_path / "rollouts.parquet"
-    done = subprocess.run(
-        command("eval", whole.path, "--json", "--out", out), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    told, last = json.loads(done.stdout), whole.eval_lines[-1]
+    found, last = json.loads(finish(start("eval", whole.path, "--json", "--out", out))), whole.eval_lines[-1]
     for key in ("accuracy", "correct", "tasks", "failed", "reward", "by_family", "low", "high", "hash"):
-        assert told[key] == last[key], key
-    import pyarrow.parquet as pq
-
-    theirs = whole.eval_rollouts(STEPS)
-    assert pq.read_table(out)["ids"].to_pylist() == theirs["ids"].to_pylist()
-
-
-def test_the_command_is_a_module_too() -> None:
-    done = subprocess.run(command("models", "list", "--json"), capture_output=True, text=True, check=True)
-    told = json.loads(done.stdout)
-    assert [model["name"] for model in told["models"]] == ["smollm2-135m", "tiny"]
-    assert subprocess.run(command("--help"), capture_output=True, text=True, check=True).stdout.count("train") > 1
+        assert found[key] == last[key], key
+    assert pq.read_table(out)["ids"].to_pylist() == whole.eval_rollouts(STEPS)["ids"].to_pylist()

@@ -1,14 +1,15 @@
-"""`uptrend lab init, new, list and import` as they are typed."""
+"""`uptrend lab init, new, list, report and import`, in this process and without torch."""
 
-import json
 import subprocess
 import sys
+import webbrowser
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from uptrend.cli.main import main
+from journals import validated_kl
 from uptrend.config import load_config, to_table
 from uptrend.lab.notebook import Notebook
 from uptrend.lab.refuse import check
@@ -16,217 +17,171 @@ from uptrend.records import Run
 
 ROOT = Path(__file__).parents[2]
 JOURNALS = sorted((ROOT / "tests" / "data" / "journals").glob("00*.txt"))
-
-
-@pytest.fixture(autouse=True)
-def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ready hypotheses name recipes of the repository."""
-    monkeypatch.chdir(ROOT)
+TINY = ("--recipe", "recipes/tiny.toml")
+Lab = Callable[..., Any]
 
 
 @pytest.fixture
-def lab(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> str:
-    folder = str(tmp_path / "debug")
-    assert run(capsys, "init", folder, "--problem", "Reward is flat.")[0] == 0
-    return folder
+def lab(monkeypatch: pytest.MonkeyPatch, uptrend: Callable[..., Any]) -> Lab:
+    """`lab("new", "h01")` runs `uptrend lab` at the root, as ready hypotheses name recipes of the repository."""
+    monkeypatch.chdir(ROOT)
+    return lambda *words, **options: uptrend("lab", *words, **options)
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """Run `uptrend lab`; give the exit code and what was said."""
-    code = 0
-    try:
-        main(["lab", *arguments])
-    except SystemExit as end:
-        code = int(end.code or 0)
-    said = capsys.readouterr()
-    return code, said.out, said.err
+@pytest.fixture
+def folder(lab: Lab, tmp_path: Path) -> Path:
+    lab("init", tmp_path / "debug", "--problem", "Reward is flat.")
+    return tmp_path / "debug"
 
 
-def test_init_says_what_it_made_and_is_refused_twice(capsys: pytest.CaptureFixture[str], lab: str) -> None:
-    assert "Reward is flat." in (Path(lab) / "00-problem-statement.md").read_text()
-    code, _, error = run(capsys, "init", lab)
-    assert code == 2
-    assert error == f"error: {lab} is a lab already. Add to it with: uptrend lab new --dir {lab}\n"
+def test_init(lab: Lab, folder: Path, tmp_path: Path) -> None:
+    assert "Reward is flat." in (folder / "00-problem-statement.md").read_text()
+    assert f"{folder} is a lab already" in lab("init", folder, code=2).err
+    for words in (["new", "h01"], ["list"]):
+        assert f"uptrend lab init {tmp_path}" in lab(*words, "--dir", tmp_path, code=2).err
 
 
-def test_new_by_hand(capsys: pytest.CaptureFixture[str], lab: str) -> None:
-    code, out, _ = run(capsys, "new", "--dir", lab, "--recipe", "recipes/tiny.toml", "--title", "Groups are too small")
-    assert code == 0
+def test_new_by_hand(lab: Lab, folder: Path) -> None:
+    out = lab("new", "--dir", folder, *TINY, "--title", "Groups are too small").out
     assert "hypotheses/h01-groups-are-too-small.md" in out
-    assert f"uptrend lab run h01 --dir {lab}" in out
-    h = Notebook(lab).hypothesis("h01")
-    assert (Path(lab) / h.recipe).resolve() == ROOT / "recipes" / "tiny.toml"
-    code, _, error = run(capsys, "new", "--dir", lab)
-    assert code == 2
-    assert "Name the recipe that the arms start from with --recipe" in error
+    assert f"uptrend lab run h01 --dir {folder}" in out
+    assert (folder / Notebook(folder).hypothesis("h01").recipe).resolve() == ROOT / "recipes" / "tiny.toml"
+    assert "--recipe" in lab("new", "--dir", folder, code=2).err
 
 
-def test_new_from_the_catalogue(capsys: pytest.CaptureFixture[str], lab: str) -> None:
-    code, _, _ = run(
-        capsys, "new", "optimizer.lr-small", "data.memorized", "--dir", lab, "--recipe", "recipes/tiny.toml"
-    )
-    assert code == 0
-    notebook = Notebook(lab)
+def test_new_from_the_catalogue(lab: Lab, folder: Path) -> None:
+    lab("new", "optimizer.lr-small", "data.memorized", "--dir", folder, *TINY)
+    notebook = Notebook(folder)
     assert [(h.id, h.cause) for h in notebook.hypotheses] == [("h01", "optimizer.lr-small"), ("h02", "data.memorized")]
     lrs = [arm.overrides["learning.lr"] for arm in notebook.hypothesis("h01").treated]
     assert lrs == pytest.approx([2.5e-3, 2.5e-2])
     assert notebook.hypothesis("h02").treated[0].overrides == {"tasks.train": 2800}
     for h in notebook.hypotheses:
-        check(h, Path(lab))
-    code, _, error = run(capsys, "new", "mask.tool-trained", "--dir", lab, "--recipe", "recipes/tiny.toml")
-    assert code == 2
+        check(h, folder)
+    error = lab("new", "mask.tool-trained", "--dir", folder, *TINY, code=2).err
     assert "uptrend preflight recipes/tiny.toml --only masks" in error
     assert len(notebook.hypotheses) == 2
 
 
-def test_new_from_the_ready_ones(capsys: pytest.CaptureFixture[str], lab: str) -> None:
-    code, out, _ = run(capsys, "new", "h03", "h02", "h01", "h03", "--dir", lab)
-    assert code == 0
-    assert "A probe decides it" in out
-    found = {h.id: h for h in Notebook(lab).hypotheses}
+def test_new_from_the_ready_ones(lab: Lab, folder: Path) -> None:
+    assert "A probe decides it" in lab("new", "h03", "h02", "h01", "h03", "--dir", folder).out
+    found = {h.id: h for h in Notebook(folder).hypotheses}
     assert list(found) == ["h01", "h02", "h03", "h04"]  # the second h03 gets the next number
     assert found["h04"].title == found["h03"].title
-    assert found["h04"].prerequisites == ("h01",)
-    assert found["h03"].prerequisites == ()  # h01 was not there yet
-    code, _, error = run(capsys, "new", "h77", "--dir", lab)
-    assert code == 2
-    assert "There is no ready hypothesis h77" in error
+    assert (found["h03"].prerequisites, found["h04"].prerequisites) == ((), ("h01",))  # h01 was not there yet
+    assert "There is no ready hypothesis h77" in lab("new", "h77", "--dir", folder, code=2).err
 
 
-def test_new_from_a_finding_uses_the_runs_own_config(
-    capsys: pytest.CaptureFixture[str], lab: str, make_run: Callable[..., Path]
-) -> None:
+def test_new_from_a_finding(lab: Lab, folder: Path, make_run: Callable[..., Path]) -> None:
     path = make_run("flat", steps=40, lift=0.0, overrides=("learning.lr=3e-4", "sampling.size=4"))
     for _ in range(2):
-        code, _, error = run(capsys, "new", "--dir", lab, "--from", f"{path}#sampling.entropy-collapse")
-        assert (code, error) == (0, "")
-    h = Notebook(lab).hypothesis("h01")
+        lab("new", "--dir", folder, "--from", f"{path}#sampling.entropy-collapse")
+    h = Notebook(folder).hypothesis("h01")
     assert (h.cause, h.metric, h.priority) == ("sampling.entropy-collapse", "eval/pass@8", "high")
-    assert h.recipe == "recipes/flat.toml" == Notebook(lab).hypothesis("h02").recipe
-    table = to_table(load_config(Path(lab) / h.recipe))
+    assert h.recipe == "recipes/flat.toml" == Notebook(folder).hypothesis("h02").recipe
+    table = to_table(load_config(folder / h.recipe))
     assert {**table, "compute": None} == {**to_table(load_config(Run(path).config)), "compute": None}
-    page = Notebook(lab).path_of("h01").read_text()
-    assert "The doctor found it (" in page
-    code, _, error = run(capsys, "new", "--dir", lab, "--from", f"{path}#kl.strangles")
-    assert code == 2
+    (folder / h.recipe).write_text("changed")  # another recipe of this name is left alone
+    lab("new", "--dir", folder, "--from", f"{path}#sampling.entropy-collapse")
+    assert Notebook(folder).hypothesis("h03").recipe == "recipes/flat-2.toml"
+    error = lab("new", "--dir", folder, "--from", f"{path}#kl.strangles", code=2).err
     assert "The doctor finds no kl.strangles in" in error
     assert "sampling.entropy-collapse" in error
-
-
-def test_a_finding_in_anothers_log_needs_a_recipe(
-    capsys: pytest.CaptureFixture[str], lab: str, make_run: Callable[..., Path]
-) -> None:
-    log = make_run("flat", steps=40, lift=0.0) / "metrics.jsonl"
-    finding = f"{log}#sampling.entropy-collapse"
-    code, _, error = run(capsys, "new", "--dir", lab, "--from", finding)
-    assert code == 2
-    assert "has no config of Uptrend's: name a recipe with --recipe" in error
-    assert run(capsys, "new", "--dir", lab, "--from", finding, "--recipe", "recipes/tiny.toml")[0] == 0
+    log = f"{path / 'metrics.jsonl'}#sampling.entropy-collapse"
+    assert "name a recipe with --recipe" in lab("new", "--dir", folder, "--from", log, code=2).err
+    lab("new", "--dir", folder, "--from", log, *TINY)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
-        (
-            ["--from", "runs/x"],
-            "--from runs/x: write a run and a finding of it, for example runs/quickstart#kl.strangles",
-        ),
-        (["h01", "--from", "runs/x#a"], "--from names what to start from, and so does h01: leave one of them out"),
+        (["--from", "runs/x"], "for example runs/quickstart#kl.strangles"),
+        (["h01", "--from", "runs/x#a"], "leave one of them out"),
         (["kl.strangle"], "There is no kl.strangle in the catalogue. Did you mean kl.strangles?"),
         (["kl.strangles", "--recipe", "none.toml"], "There is no recipe at none.toml"),
-        (["kl.strangles", "--recipe", "recipes/tiny.toml"], "the arms control and beta 0 don't differ on"),
+        (["kl.strangles", *TINY], "the arms control and beta 0 don't differ on"),
     ],
 )
-def test_what_new_refuses(capsys: pytest.CaptureFixture[str], lab: str, arguments: list[str], said: str) -> None:
-    code, _, error = run(capsys, "new", *arguments, "--dir", lab)
-    assert code == 2
-    assert said in error
-    assert Notebook(lab).hypotheses == []
+def test_what_new_refuses(lab: Lab, folder: Path, arguments: list[str], message: str) -> None:
+    assert message in lab("new", *arguments, "--dir", folder, code=2).err
+    assert Notebook(folder).hypotheses == []
 
 
-def test_a_folder_that_is_no_lab(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    for arguments in (["new", "h01"], ["list"]):
-        code, _, error = run(capsys, *arguments, "--dir", str(tmp_path))
-        assert code == 2
-        assert f"{tmp_path} is not a lab. Make one with: uptrend lab init {tmp_path}" in error
-
-
-def test_list(capsys: pytest.CaptureFixture[str], lab: str) -> None:
-    assert "There are no hypotheses" in run(capsys, "list", "--dir", lab)[1]
-    run(capsys, "new", "h01", "h02", "--dir", lab)
-    (Path(lab) / "hypotheses" / "h09-half.md").write_text("+++\n")
-    code, out, _ = run(capsys, "list", "--dir", lab)
-    assert code == 0
-    assert "scaled, unscaled" in out
-    assert "a probe decides" in out
-    assert "can't be read: hypotheses/h09-half.md" in out
-    told = json.loads(run(capsys, "list", "--dir", lab, "--format", "json")[1])
-    assert [h["id"] for h in told["hypotheses"]] == ["h01", "h02"]
-    first = told["hypotheses"][0]
+def test_list(lab: Lab, folder: Path) -> None:
+    assert "There are no hypotheses" in lab("list", "--dir", folder).out
+    lab("new", "h01", "h02", "--dir", folder)
+    (folder / "hypotheses" / "h09-half.md").write_text("+++\n")
+    shown = lab("list", "--dir", folder).out
+    for text in ("scaled, unscaled", "a probe decides", "can't be read: hypotheses/h09-half.md"):
+        assert text in shown
+    listed = lab("list", "--dir", folder, "--format", "json").json
+    assert [h["id"] for h in listed["hypotheses"]] == ["h01", "h02"]
+    first = listed["hypotheses"][0]
     assert first["arms"]["scaled"] == {"control": True, "overrides": {"learning.scale": "group"}}
     assert (first["status"], first["confidence"], first["seeds"]) == ("pending", None, [0, 1, 2, 3, 4])
     assert Path(first["path"]).is_file()
-    assert len(told["broken"]) == 1
+    assert len(listed["broken"]) == 1
+    shown = lab("list", "--ready").out
+    assert "h08" in shown
+    ready = lab("list", "--ready", "-f", "json").json
+    assert [h["id"] for h in ready["ready"]] == [f"h0{n}" for n in range(1, 9)]
+    for cause in ready["causes"]:
+        assert cause["id"] in shown
+        assert cause["arms"][0] == "control"
 
 
-def test_list_ready(capsys: pytest.CaptureFixture[str]) -> None:
-    out = run(capsys, "list", "--ready")[1]
-    assert "h08" in out
-    assert "kl.strangles" in out
-    told = json.loads(run(capsys, "list", "--ready", "-f", "json")[1])
-    assert [h["id"] for h in told["ready"]] == [f"h0{n}" for n in range(1, 9)]
-    assert {
-        "id": "kl.strangles",
-        "claim": "At beta 0 the KL grows and the reward rises.",
-        "arms": ["control", "beta 0"],
-    } in (told["causes"])
-
-
-def test_import_makes_the_lab_and_tells_what_it_found(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    into = str(tmp_path / "journal")
-    code, out, _ = run(capsys, "import", *map(str, JOURNALS), "--into", into)
-    assert code == 0
-    assert "8 hypotheses, 18 log entries; 0 were there already" in out
-    code, out, _ = run(capsys, "import", *map(str, JOURNALS), "--into", into, "--format", "json")
-    told = json.loads(out)
-    assert told["new"] == {"hypotheses": 0, "entries": 0}
-    assert (told["already"], told["written"]) == (26, [])
-    counts = {file["name"][:3]: file for file in told["files"]}
+def test_import(lab: Lab, tmp_path: Path) -> None:
+    into = tmp_path / "journal"
+    assert "8 hypotheses, 18 log entries; 0 were there already" in lab("import", *JOURNALS, "--into", into).out
+    found = lab("import", *JOURNALS, "--into", into, "--format", "json").json
+    assert found["new"] == {"hypotheses": 0, "entries": 0}
+    assert (found["already"], found["written"]) == (26, [])
+    counts = {file["name"][:3]: file for file in found["files"]}
     assert [counts[name]["experiments"] for name in counts] == [7, 0, 0, 7, 4]
     assert [counts[name]["hypotheses"] for name in counts] == [0, 0, 4, 4, 0]
     assert (counts["003"]["runs"], counts["003"]["repaired"]) == (6, 6)
     assert counts["001"]["prose"] == [[1, 25]]
-    run_told = next(one for one in told["experiments"] if one["runs"] == ["qk7wm2xa"])
+    run = next(one for one in found["experiments"] if one["runs"] == ["qk7wm2xa"])
     line = next(n for n, text in enumerate(JOURNALS[3].read_text().splitlines(), 1) if "Reward: 0.8125" in text)
-    assert run_told["figures"][0] == {"name": "reward", "value": 0.8125, "line": line}
-    h02 = next(one for one in told["hypotheses"] if one["named"] == "h02")
+    assert run["figures"][0] == {"name": "reward", "value": 0.8125, "line": line}
+    h02 = next(one for one in found["hypotheses"] if one["named"] == "h02")
     assert (h02["reported"], h02["confidence"], h02["priority"]) == ("partially validated", "high", "medium")
+    assert "There is no file none.md" in lab("import", "none.md", "--into", into, code=2).err
 
 
-def test_import_of_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str], lab: str) -> None:
-    code, _, error = run(capsys, "import", "none.md", "--into", lab)
-    assert (code, error) == (2, "error: There is no file none.md.\n")
+def test_report(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = validated_kl(tmp_path / "lab")[0].folder
+    page, other, opened = folder / "report.html", tmp_path / "other", list[str]()
+    lab("report", folder, "--html")
+    lab("report", folder, "--html", "--out", other)
+    assert other.read_text() == page.read_text()
+    assert page.read_text().startswith("<!doctype html>")
+    monkeypatch.setattr(webbrowser, "open", opened.append)
+    lab("report", folder, "--open")
+    assert opened == [page.resolve().as_uri()]
+    said = lab("report", folder).out
+    assert said.startswith("# lab\n")
+    assert "H01 VALIDATED" in said
+    lab("report", folder, "--format", "markdown", "--out", other)
+    assert other.read_text() == said
+    table = lab("report", folder, "--format", "json").json
+    assert (table["schema"], table["hypotheses"][0]["verdict"]["status"]) == (1, "validated")
+    assert "ask for two things" in lab("report", folder, "--html", "--format", "json", code=2).err
+    assert "is not a lab" in lab("report", tmp_path / "nowhere", "--html", code=2).err
 
 
 def test_none_of_it_loads_torch(tmp_path: Path) -> None:
-    """In a fresh process: the lab's files are read and written without what trains."""
     code = """
 import sys
 from uptrend.cli.main import app
 for words in (["init", "d"], ["new", "kl.runaway", "--dir", "d", "--recipe", RECIPE], ["list", "--dir", "d"],
-              ["list", "--ready"], ["import", "j.md", "--into", "d"]):
+              ["list", "--ready"], ["import", "j.md", "--into", "d"], ["report", "d"]):
     sys.argv = ["uptrend", "lab", *words]
     app(standalone_mode=False)
-heavy = {"torch", "transformers", "scipy.stats", "matplotlib", "ray"} & sys.modules.keys()
+heavy = {"torch", "transformers", "scipy.stats", "ray"} & sys.modules.keys()
 assert not heavy, heavy
 """
     (tmp_path / "j.md").write_text("# J\n")
-    recipe = str(ROOT / "recipes" / "tiny.toml")
-    done = subprocess.run(
-        [sys.executable, "-c", f"RECIPE = {recipe!r}\n{code}"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    script = f"RECIPE = {str(ROOT / 'recipes' / 'tiny.toml')!r}\n{code}"
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

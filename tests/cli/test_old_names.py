@@ -1,13 +1,13 @@
-"""Names and runs of version 0.1 on the command line: read, or refused in a sentence that says what to do."""
+"""Names and runs of version 0.1 on the command line: read, or refused in a sentence."""
 
 import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from uptrend.cli.main import main
 from uptrend.config import load_config
 from uptrend.records import CheckpointError, Run
 from uptrend.records.directory import read_lines, to_line
@@ -17,22 +17,7 @@ from uptrend.runner.replays import replay
 from uptrend.runner.runs import resume, train
 
 SCHEMA1 = Path(__file__).parents[1] / "data" / "schema1"
-Say = Callable[..., tuple[str, str]]
-
-
-@pytest.fixture
-def say(capsys: pytest.CaptureFixture[str]) -> Say:
-    """Run a command line, and return what it says on stdout and stderr."""
-
-    def go(*arguments: object, code: int = 0) -> tuple[str, str]:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as end:
-            main([str(argument) for argument in arguments])
-        said = capsys.readouterr()
-        assert (end.value.code or 0) == code, said.err
-        return said.out, said.err
-
-    return go
+Uptrend = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
@@ -59,21 +44,17 @@ def old(llama_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return Run(run.path)
 
 
-def test_a_run_of_schema_1_can_be_shown_compared_drawn_and_diagnosed(say: Say, tmp_path: Path) -> None:
-    shown = json.loads(say("runs", "show", SCHEMA1, "--json")[0])
+def test_a_run_of_schema_1_is_shown_compared_drawn_and_diagnosed(uptrend: Uptrend, tmp_path: Path) -> None:
+    shown = uptrend("runs", "show", SCHEMA1, "--json").json
     assert (shown["status"], shown["step"]) == ("finished", 3)
-    compared = json.loads(say("runs", "compare", SCHEMA1, SCHEMA1, "--json")[0])
-    assert compared["paired"]["tasks"] == 4
-    report = json.loads(say("doctor", SCHEMA1, "--no-save", "--format", "json")[0])
+    assert uptrend("runs", "compare", SCHEMA1, SCHEMA1, "--json").json["paired"]["tasks"] == 4
+    report = uptrend("doctor", SCHEMA1, "--no-save", "--format", "json").json
     assert report["trend"] == "too-short"
     assert "run.nonfinite" not in {finding["id"] for finding in report["findings"]}
-    _, told = say("plot", SCHEMA1, "--metric", "optimiser/lr", "--out", tmp_path / "lr.svg")
-    assert "note: optimiser/lr is called optimizer/lr now" in told
-
-
-def test_its_metrics_read_alone_have_todays_names_too(say: Say, tmp_path: Path) -> None:
+    drawn = uptrend("plot", SCHEMA1, "--metric", "optimiser/lr", "--out", tmp_path / "lr.svg")
+    assert "note: optimiser/lr is called optimizer/lr now" in drawn.err
     shutil.copy(SCHEMA1 / "metrics.jsonl", tmp_path / "metrics.jsonl")
-    report = json.loads(say("doctor", tmp_path / "metrics.jsonl", "--format", "json")[0])
+    report = uptrend("doctor", tmp_path / "metrics.jsonl", "--format", "json").json
     assert not [name for name in report["unknown"] if name.startswith("optimi")]
 
 
@@ -95,30 +76,29 @@ def test_a_schema_1_run_is_replayed_from_its_first_step_alone(old: Run, tmp_path
         replay(old, 2, runs=tmp_path)
 
 
-def test_old_causes_and_probes_are_accepted_with_one_note(say: Say, tmp_path: Path) -> None:
-    lab = tmp_path / "lab"
-    say("lab", "init", lab)
-    recipe = tmp_path / "base.toml"
+def test_old_causes_and_probes_are_accepted_with_one_note(uptrend: Uptrend, tmp_path: Path) -> None:
+    lab, recipe = tmp_path / "lab", tmp_path / "base.toml"
+    uptrend("lab", "init", lab)
     recipe.write_text('name = "base"\n[model]\nname = "tiny"\n[learning]\nlr = 1e-5\n')
-    out, err = say("lab", "new", "optimiser.lr-small", "optimiser.lr-small", "--dir", lab, "--recipe", recipe)
-    assert err.count("note: optimiser.lr-small is called optimizer.lr-small now") == 1
-    assert 'cause = "optimizer.lr-small"' in (lab / out.split()[1].removeprefix(f"{lab}/")).read_text()
-    _, err = say("train", recipe, "--allow", "optimiser.frozen", "--allow", "no.such-cause", code=2)
-    assert "note: optimiser.frozen is called optimizer.frozen now" in err
-    assert "no.such-cause is not in the catalogue" in err
-    _, err = say("preflight", recipe, "--only", "synchronise", "--only", "nothing", code=2)
-    assert "note: synchronise is called synchronize now" in err
+    printed = uptrend("lab", "new", "optimiser.lr-small", "optimiser.lr-small", "--dir", lab, "--recipe", recipe)
+    assert printed.err.count("note: optimiser.lr-small is called optimizer.lr-small now") == 1
+    assert 'cause = "optimizer.lr-small"' in (lab / printed.out.split()[1].removeprefix(f"{lab}/")).read_text()
+    error = uptrend("train", recipe, "--allow", "optimiser.frozen", "--allow", "no.such-cause", code=2).err
+    assert "note: optimiser.frozen is called optimizer.frozen now" in error
+    assert "no.such-cause is not in the catalogue" in error
+    error = uptrend("preflight", recipe, "--only", "synchronise", "--only", "nothing", code=2).err
+    assert "note: synchronise is called synchronize now" in error
 
 
-def test_an_old_hypothesis_file_says_the_same(say: Say, tmp_path: Path) -> None:
+def test_an_old_hypothesis_file_is_read(uptrend: Uptrend, tmp_path: Path) -> None:
     lab = tmp_path / "lab"
-    say("lab", "init", lab)
+    uptrend("lab", "init", lab)
     (lab / "base.toml").write_text('name = "base"\n[model]\nname = "tiny"\n')
     (lab / "hypotheses" / "h01-rate.md").write_text(
         '+++\ntitle = "A rate"\nrecipe = "base.toml"\nmetric = "optimiser/lr"\ncause = "optimiser.lr-small"\n'
         'allows = ["tokens.retokenised"]\n[arms.control]\ncontrol = true\n[arms.fast]\n"learning.lr" = 1e-3\n+++\n'
     )
-    out, err = say("lab", "list", "--dir", lab, "--format", "json")
-    (listed,) = json.loads(out)["hypotheses"]
+    printed = uptrend("lab", "list", "--dir", lab, "--format", "json")
+    (listed,) = printed.json["hypotheses"]
     assert (listed["metric"], listed["cause"]) == ("optimizer/lr", "optimizer.lr-small")
-    assert "note: tokens.retokenised is called tokens.retokenized now" in err
+    assert "note: tokens.retokenised is called tokens.retokenized now" in printed.err

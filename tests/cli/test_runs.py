@@ -1,37 +1,25 @@
-"""`uptrend runs`, on run directories that the real writer wrote."""
+"""`uptrend runs` on run directories that the real writer wrote, and the blocks of its curves."""
 
 import json
-import subprocess
-import sys
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
-from typer.testing import CliRunner
 
-from synthetic import rollout_of
-from uptrend.cli.runs import app
-from uptrend.records import RecordError, Run, RunDirectory, rollouts_table
+from synthetic import info_of, rollout_of
+from uptrend.cli.console import BLOCKS, bucket_means, phase_shares, sparkline
+from uptrend.records import Message, Role, Run, RunDirectory, Sequence, ToolCall, rollouts_table
 
 MakeRun = Callable[..., Path]
-DOCS = Path(__file__).parents[2] / "docs"
-
-
-def output(*arguments: object, width: int = 160) -> str:
-    """What a command prints."""
-    result = CliRunner(env={"COLUMNS": str(width)}).invoke(app, [str(a) for a in arguments])
-    if result.exception:
-        raise result.exception
-    return result.output
-
-
-def as_json(*arguments: object) -> Any:
-    """What a command prints with --json."""
-    return json.loads(output(*arguments, "--json"))
+Uptrend = Callable[..., Any]
 
 
 @pytest.fixture
@@ -46,150 +34,193 @@ def two_runs(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, 
 
 
 @pytest.mark.usefixtures("two_runs")
-def test_list_has_one_line_a_run_newest_first() -> None:
-    lines = output("list").splitlines()
-    assert len(lines) == 3
-    words = " ".join(lines[1].split())
-    assert words.startswith("fast finished 10/10 tiny arithmetic dapo 37.5% (24.2–53.0) → 70.0% (54.6–81.9)")
-    assert words.endswith("2025-12-01 08:30 1.0 s")
-    assert lines[2].startswith("slow")
-    assert "37.5% (24.2–53.0) → 55.0% (39.8–69.3)" in lines[2]
-
-
-@pytest.mark.usefixtures("two_runs")
-def test_list_json_has_every_value() -> None:
-    told = as_json("list")
-    assert [run["name"] for run in told["runs"]] == ["fast", "slow"]
-    assert told["broken"] == []
-    slow = told["runs"][1]
-    assert {k: slow[k] for k in ("status", "step", "steps", "model", "taskset", "loss", "seed", "path")} == {
+def test_list(uptrend: Uptrend) -> None:
+    header, fast, slow = (line.split() for line in uptrend("runs", "list").out.splitlines())
+    assert header[:2] == ["run", "status"]
+    assert fast[:6] == ["fast", "finished", "10/10", "37.5%", "(24.2–53.0)", "→"]
+    assert fast[-7:] == ["tiny", "arithmetic", "dapo", "2025-12-01", "08:30", "1.0", "s"]
+    assert slow[0] == "slow"
+    listed = uptrend("runs", "list", "--json").json
+    assert ([run["name"] for run in listed["runs"]], listed["broken"]) == (["fast", "slow"], [])
+    run = listed["runs"][1]
+    assert {k: run[k] for k in ("status", "step", "steps", "model", "taskset", "loss", "seed", "path")} == {
         "status": "finished", "step": 20, "steps": 20, "model": "tiny", "taskset": "arithmetic",
         "loss": "grpo", "seed": 0, "path": "runs/slow",
     }  # fmt: skip
-    assert slow["before"]["accuracy"] == 15 / 40
-    assert (slow["after"]["step"], slow["after"]["correct"], slow["after"]["tasks"]) == (20, 22, 40)
-    assert slow["seconds_per_step"] == 1.0
-    assert 0.2 < slow["reward"] < 0.6
+    assert (run["before"]["accuracy"], run["after"]["step"], run["after"]["correct"]) == (15 / 40, 20, 22)
+    assert run["seconds_per_step"] == 1.0
+    assert 0.2 < run["reward"] < 0.6
 
 
-def test_list_ignores_other_folders_and_names_broken_ones(two_runs: tuple[Path, Path]) -> None:
+def test_list_names_what_cannot_be_read(two_runs: tuple[Path, Path], uptrend: Uptrend) -> None:
     folder = two_runs[0].parent
     (folder / "notes").mkdir()
     for name, text in {"torn": "{", "newer": '{"schema": 9, "config": {}}'}.items():
         (folder / name).mkdir()
         (folder / name / "run.json").write_text(text)
     (two_runs[1] / "evals.jsonl").write_text('{"step": 0}\n')
-    told = output("list", folder)
-    assert "notes" not in told
-    assert "torn can't be read:" in told
-    assert "by a newer Uptrend (schema 9" in told
-    assert "fast can't be read:" in told
-    broken = {Path(b["path"]).name: b["reason"] for b in as_json("list", folder)["broken"]}
-    assert set(broken) == {"torn", "newer", "fast"}
+    assert "fast can't be read:" in uptrend("runs", "list", folder).out
+    broken = {Path(b["path"]).name for b in uptrend("runs", "list", folder, "--json").json["broken"]}
+    assert broken == {"torn", "newer", "fast"}
 
 
-def test_no_runs_say_how_to_make_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uptrend: Uptrend) -> None:
     monkeypatch.chdir(tmp_path)
-    assert output("list") == "There are no runs in runs/. Make one with: uptrend train recipe.toml\n"
-    assert as_json("list") == {"runs": [], "broken": []}
+    assert "uptrend train" in uptrend("runs", "list").out
+    assert uptrend("runs", "list", "--json").json == {"runs": [], "broken": []}
 
 
-def test_a_run_that_has_just_begun_can_be_listed_shown_and_compared(
-    two_runs: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_a_run_that_has_just_begun(two_runs: tuple[Path, Path], tmp_path: Path, uptrend: Uptrend) -> None:
     info = json.loads((two_runs[0] / "run.json").read_text())
     with RunDirectory.create(tmp_path / "runs" / "new", info):
-        assert "running" in output("list")
-        assert "0 of 20 steps" in output("show", "new")
-        assert "They share no held-out task" in output("compare", "slow", "new")
+        assert "running" in uptrend("runs", "list").out
+        assert "0 of 20 steps" in uptrend("runs", "show", "new").out
+        assert "share no held-out task" in uptrend("runs", "compare", "slow", "new").out
+
+
+def test_show(two_runs: tuple[Path, Path], uptrend: Uptrend) -> None:
+    shown = uptrend("runs", "show", "slow").flat
+    assert shown.startswith("slow finished 20 of 20 steps, 1.0 s per step runs/slow")
+    assert "loss grpo, scale group, lr 1e-05" in shown
+    assert "kl/reference/mean ▁▁▁▂▂▃▃▃▄▄▅▅▆▆▆▇▇███ 0.001 → 0.02" in shown
+    assert "held-out after step 20 55.0% (39.8–69.3) 22 of 40" in shown
+    assert "step time sample 60%, update 30%" in shown
+    described = uptrend("runs", "show", two_runs[0], "--json").json
+    assert len(described["curves"]["reward/mean"]) == 20
+    assert described["phases"]["sample"] == pytest.approx(0.6)
+    assert described["config"]["learning"]["lr"] == 1e-5
+    assert described["files"]["run.json"] == (two_runs[0] / "run.json").stat().st_size
+    assert "Did you mean slow?" in uptrend("runs", "show", "slo", code=2).err
+    assert "runs/ holds fast, slow." in uptrend("runs", "show", "zzzzzz", code=2).err
 
 
 @pytest.mark.usefixtures("two_runs")
-def test_show_has_curves_evaluations_time_and_files() -> None:
-    told = output("show", "slow")
-    assert told.startswith("slow  finished  20 of 20 steps, 1.0 s a step  runs/slow")
-    assert "loss grpo, scale group, lr 1e-05" in told
-    for key in ("reward/mean", "held-out accuracy", "advantage/dead/share", "sampling/length/mean",
-                "kl/reference/mean", "learner/entropy/mean", "gradient/norm/before"):  # fmt: skip
-        assert key in told
-    assert "kl/reference/mean     ▁▁▁▂▂▃▃▃▄▄▅▅▆▆▆▇▇███" in told
-    assert "held-out after step 20  55.0% (39.8–69.3)  22 of 40" in told
-    assert "sample 60%" in told
-    assert "metrics.jsonl" in told
-
-
-def test_show_takes_a_path_and_says_what_is_near(two_runs: tuple[Path, Path]) -> None:
-    assert as_json("show", two_runs[0])["name"] == "slow"
-    told = as_json("show", "slow")
-    assert len(told["curves"]["reward/mean"]) == 20
-    assert told["phases"]["sample"] == pytest.approx(0.6)
-    assert told["config"]["learning"]["lr"] == 1e-5
-    assert told["files"]["run.json"] == (two_runs[0] / "run.json").stat().st_size
-    with pytest.raises(RecordError, match=r"There is no run at slo or runs/slo\. Did you mean slow\?"):
-        output("show", "slo")
-    with pytest.raises(RecordError, match=r"runs/ holds fast, slow\."):
-        output("show", "zzzzzz")
-
-
-@pytest.mark.usefixtures("two_runs")
-def test_compare_pairs_the_held_out_tasks() -> None:
-    told = as_json("compare", "slow", "fast")
-    assert told["difference"]["learning.lr"] == [1e-5, 2e-5]
-    assert set(told["difference"]) == {"name", "seed", "learning.lr", "learning.loss", "learning.steps"}
-    paired = told["paired"]
+def test_compare(uptrend: Uptrend) -> None:
+    compared = uptrend("runs", "compare", "slow", "fast", "--json").json
+    assert compared["difference"]["learning.lr"] == [1e-5, 2e-5]
+    assert set(compared["difference"]) == {"name", "seed", "learning.lr", "learning.loss", "learning.steps"}
+    paired = compared["paired"]
     counts = {key: paired[key] for key in ("tasks", "both", "only_a", "only_b", "neither")}
     assert counts == {"tasks": 40, "both": 22, "only_a": 0, "only_b": 6, "neither": 12}
     assert paired["p"] == pytest.approx(stats.binomtest(0, 6).pvalue)
     assert (paired["step_a"], paired["step_b"]) == (20, 10)
-    assert [len(told["curves"]["reward/mean"][side]) for side in "ab"] == [20, 10]
-
-
-def test_sampled_attempts_are_not_taken_for_the_answer(make_run: MakeRun) -> None:
-    runs = [make_run("a"), make_run("b")]
-    attempts = [rollout_of(20, f"e{i}", 0, False, f"task-{i}") for i in range(40)]
-    for run in runs[1:]:
-        path = run / "evals" / "000020.parquet"
-        table = pa.concat_tables([Run(run).eval_rollouts(20), rollouts_table("b", attempts)])
-        pq.write_table(table, path)
-    assert as_json("compare", *runs)["paired"]["both"] == 28
-
-
-@pytest.mark.usefixtures("two_runs")
-def test_compare_says_what_it_does_not_say() -> None:
-    told = " ".join(output("compare", "slow", "fast").split())
-    assert "0 were answered rightly by A alone and 6 by B alone (exact McNemar p .031)" in told
-    assert "It does not say that one config is better than the other" in told
-    assert "learning.loss grpo dapo" in told
-
-
-@pytest.mark.usefixtures("two_runs")
-def test_curves_side_by_side_share_their_scale_and_their_steps() -> None:
-    lines = output("compare", "slow", "fast").splitlines()
+    shown = uptrend("runs", "compare", "slow", "fast")
+    assert "6 by B alone (exact McNemar p .031)" in shown.flat
+    assert "learning.loss grpo dapo" in shown.flat
+    lines = shown.out.splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("reward/mean"))
-    a, b = (line.split("A  " if i == 0 else "B  ")[1] for i, line in enumerate(lines[start : start + 2]))
-    assert len(a.split()[0]) == 20
-    assert len(b.split()[0]) == 10
+    a, b = (line.removeprefix("reward/mean").split()[1] for line in lines[start : start + 2])
+    assert (len(a), len(b)) == (20, 10)  # equal places are equal steps
+    assert "█" in b  # on one scale
     assert "█" not in a
-    assert "█" in b
+    assert "The configs are the same." in uptrend("runs", "compare", "slow", "slow").out
+
+
+def test_sampled_attempts_are_not_the_answer(make_run: MakeRun, uptrend: Uptrend) -> None:
+    a, b = make_run("a"), make_run("b")
+    attempts = [rollout_of(20, f"e{i}", 0, False, f"task-{i}") for i in range(40)]
+    table = pa.concat_tables([Run(b).eval_rollouts(20), rollouts_table("b", attempts)])
+    pq.write_table(table, b / "evals" / "000020.parquet")
+    assert uptrend("runs", "compare", a, b, "--json").json["paired"]["both"] == 28
 
 
 @pytest.mark.usefixtures("two_runs")
 @pytest.mark.parametrize("width", [60, 80, 100])
-def test_every_page_fits_its_terminal(width: int) -> None:
+def test_every_page_fits_its_terminal(width: int, uptrend: Uptrend) -> None:
     for command in (("list",), ("show", "slow"), ("compare", "slow", "fast")):
-        lines = output(*command, width=width).splitlines()
+        lines = uptrend("runs", *command, width=width).out.splitlines()
         assert max(map(len, lines)) <= width, command
         assert not any("…" in line for line in lines), command
 
 
-def test_the_json_objects_are_documented() -> None:
-    page = (DOCS / "records.md").read_text()
-    for key in ("seconds_per_step", "only_a", "only_b", "caveat", "difference", "curves", "phases", "broken"):
-        assert f"`{key}`" in page
+@pytest.fixture
+def talk(tmp_path: Path) -> Path:
+    """A run of one step with a rollout of two turns that was trained, and one that was not."""
+    untrained = rollout_of(3, "a/b", 1)
+    roles = np.array([0, 0, 1, 1, 2, 1], np.int8)
+    said = np.array([np.nan, np.nan, -0.5, -0.25, np.nan, -1.0], np.float32)
+    tokens = Sequence(
+        ids=np.array([11, 12, 13, 14, 15, 16], np.int32),
+        turns=np.array([0, 0, 0, 0, 1, 1], np.int32),
+        roles=roles,
+        versions=np.where(roles == Role.MODEL, 2, -1).astype(np.int32),
+        sampler=said,
+        weights=(roles == Role.MODEL).astype(np.float32) / 3,
+        attended=np.array([False, False, True, True, True, True]),
+        advantages=np.where(roles == Role.MODEL, -1.5, 0).astype(np.float32),
+        learner=said - 1,
+    )
+    messages = (
+        Message("user", "2 + 3 ="),
+        Message("assistant", "let me see", (ToolCall("add", {"a": 2, "b": 3}),)),
+        Message("tool", "5"),
+        Message("assistant", "five"),
+    )
+    trained = type(untrained)(**{**vars(untrained), "index": 2, "messages": messages, "sequences": (tokens,)})
+    failed = type(untrained)(**{**vars(untrained), "index": 3, "reward": None, "error": "score: RuntimeError()"})
+    folder = tmp_path / "runs" / "demo"
+    with RunDirectory.create(folder, info_of("demo")) as directory:
+        directory.rollouts(3, rollouts_table("demo", [untrained, trained, failed]))
+    return folder
 
 
-def test_it_loads_no_torch() -> None:
-    modules = "uptrend.cli.runs, uptrend.cli.plot, uptrend.cli.view"
-    script = f"import sys, {modules}; print({{'torch', 'matplotlib', 'pandas'}} & set(sys.modules))"
-    command = [sys.executable, "-c", script]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "set()\n"
+def test_a_rollout_is_shown_with_its_tokens(talk: Path, uptrend: Uptrend) -> None:
+    shown = uptrend("runs", "show", talk, "--rollout", "3/a/b/2").out
+    lines = [" ".join(line.split()) for line in shown.splitlines()]
+    assert lines[0] == "3/a/b/2 task t0 family add ended stop-token 0.1 s"
+    assert lines[1] == "reward 1 correct of 0 to 1 answer 1 gold answer '5'"
+    assert 'calls [{"name": "add", "arguments": {"a": 2, "b": 3}}]' in lines
+    assert "0 prompt 2 no hidden 0 – – 11 12" in lines
+    assert "0 model 2 yes yes −1.5 −0.375 −1.38 13 14" in lines
+    assert "1 tool 1 no yes 0 – – 15" in lines
+    assert "1 model 1 yes yes −1.5 −1 −2 16" in lines
+    untrained = uptrend("runs", "show", talk, "--rollout", "3/a/b/1").flat
+    assert "0 model 3 – – – −0.292 – 3 4 5" in untrained
+    failed = uptrend("runs", "show", talk, "--rollout", "3/a/b/3").flat
+    assert "error: score: RuntimeError() no reward" in failed
+    described = uptrend("runs", "show", talk, "--rollout", "3/a/b/2", "--json").json
+    assert (described["step"], described["group"], described["index"], described["reward"]) == (3, "a/b", 2, 1.0)
+    (sequence,) = described["sequences"]
+    assert sequence["ids"] == [11, 12, 13, 14, 15, 16]
+    assert sequence["reference"] is None
+
+
+def test_a_rollouts_text_comes_from_the_runs_tokenizer(talk: Path, uptrend: Uptrend) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    folder = talk / "checkpoints" / "step-000003" / "model"
+    folder.mkdir(parents=True)
+    words = {f"w{i}": i for i in range(20)}
+    tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0")).save(str(folder / "tokenizer.json"))
+    assert "w13 w14" in uptrend("runs", "show", talk, "--rollout", "3/a/b/2").out
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        ("3/a/c/2", "has no rollout 2 in a group a/c. Did you mean a/b?"),
+        ("3/a/b/7", "Its rollouts are 1 to 3."),
+        ("4/a/b/2", "has no rollouts of step 4; it has 3 to 3"),
+        *((named, "should be step/group/index") for named in ("3/2", "x/a/2", "3")),
+    ],
+)
+def test_a_rollout_that_is_not_there(talk: Path, named: str, message: str, uptrend: Uptrend) -> None:
+    assert message in uptrend("runs", "show", talk, "--rollout", named, code=2).err
+
+
+def test_sparklines() -> None:
+    assert sparkline(list(range(8)), 8) == BLOCKS
+    assert bucket_means([1, 3, 5, 7], 2) == [2, 6]
+    assert sparkline([0, 0, 1, 1], 2) == "▁█"  # neighbors are averaged
+    assert sparkline([0, 1], 10) == "▁█"  # never stretched
+    assert sparkline([0, None, math.nan, math.inf, 1], 5) == "▁   █"
+    assert sparkline([None, math.nan], 5) == "  "
+    assert sparkline([3, 3, 3], 3) == "▄▄▄"
+    assert sparkline([-5, 50], 2, 0, 8) == "▁█"
+    assert phase_shares({}) == "–"
+
+
+@given(st.lists(st.none() | st.floats(width=32)), st.integers(0, 40))
+def test_a_sparkline_always_fits(values: list[float | None], width: int) -> None:
+    line = sparkline(values, width)
+    assert len(line) == min(len(values), width)
+    assert set(line) <= set(BLOCKS + " ")

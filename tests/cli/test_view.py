@@ -1,28 +1,31 @@
-"""The views of a run in a terminal, in a file, and for somebody who wants none."""
+"""The views of a run in a terminal, in a file, and with --quiet; and Ctrl-C."""
 
 import io
+import os
 import random
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
+from rich.live import Live
 
 from synthetic import evaluation_of, info_of, metrics_of, write_run
-from uptrend.cli.panel import RunPanel
+from uptrend.cli.console import stop_on_interrupt
 from uptrend.cli.view import LineView, LiveView, QuietView, choose_view
 from uptrend.records import Run, RunDirectory
 from uptrend.training.observer import StepRecord
 
 STEPS = 20
+SAID = "Stopping after this step; Ctrl-C again ends at once.\n"
 
 
 class Clock:
-    """A clock that goes on by a fixed time whenever a step is done."""
+    """A clock that the test moves."""
 
-    def __init__(self) -> None:
-        self.now = 100.0
+    now = 100.0
 
     def __call__(self) -> float:
         return self.now
@@ -35,14 +38,10 @@ def record(step: int, evaluated: bool) -> StepRecord:
 
 
 def watch(
-    make: Callable[..., Any],
-    path: Path,
-    width: int = 200,
-    pace: float = 0.3,
-    until: int = STEPS,
+    make: Callable[..., Any], path: Path, width: int = 200, pace: float = 0.3, until: int = STEPS,
     evaluations: tuple[int, ...] = (0, 10, STEPS),
-) -> tuple[Any, str]:
-    """A view that has seen a run, and what it wrote."""
+) -> tuple[Any, list[str]]:  # fmt: skip
+    """Show a run to a view; return the view and the lines that it wrote."""
     clock, out = Clock(), io.StringIO()
     console = Console(file=out, width=width, force_terminal=make is LiveView, color_system=None)
     view = make(console, clock)
@@ -52,82 +51,72 @@ def watch(
             assert view.step(record(step, step in evaluations)) is None
             clock.now += pace
         view.after(Run(path))
-    return view, out.getvalue()
+    return view, out.getvalue().splitlines()
 
 
 def drawn(view: LiveView, width: int) -> list[str]:
-    """The view's panel, line by line."""
-    console = Console(file=io.StringIO(), width=width, record=True)
-    console.print(RunPanel(view.progress))
-    return console.export_text().splitlines()
+    view.console = Console(file=io.StringIO(), width=width, record=True)
+    view.console.print(view.draw())
+    return view.console.export_text().splitlines()
 
 
-def test_quiet_says_only_the_end(tmp_path: Path) -> None:
-    _, told = watch(QuietView, tmp_path / "demo", width=60)
-    assert told.splitlines() == [
-        "Held-out accuracy: 37.5% (24.2–53.0) before, 87.5% (73.9–94.5) after step 20; 40 tasks, 95% intervals.",
-        f"Run: {tmp_path / 'demo'}",
-    ]
+def test_quiet_prints_only_the_outcome(tmp_path: Path) -> None:
+    _, lines = watch(QuietView, tmp_path / "a[red]b", width=60)
+    assert len(lines) == 2
+    assert "37.5% (24.2–53.0) before, 87.5% (73.9–94.5) after step 20; 40 tasks" in lines[0]
+    assert lines[1] == f"Run: {tmp_path / 'a[red]b'}"  # brackets are not markup
 
 
-def test_lines_come_at_most_once_a_second(tmp_path: Path) -> None:
-    _, told = watch(LineView, tmp_path / "demo", pace=0.3)
-    steps = [int(line.split()[1].split("/")[0]) for line in told.splitlines() if line.startswith("step ")]
-    assert steps == [1, 5, 9, 10, 14, 18, 20]
+@pytest.mark.parametrize(("pace", "expected"), [(0.3, [1, 5, 9, 10, 14, 18, 20]), (1.0, list(range(1, 21)))])
+def test_lines_come_at_most_once_per_second(tmp_path: Path, pace: float, expected: list[int]) -> None:
+    _, lines = watch(LineView, tmp_path / "demo", pace=pace)
+    assert [int(line.split()[1].split("/")[0]) for line in lines if line.startswith("step ")] == expected
 
 
-def test_every_line_comes_where_steps_are_slow(tmp_path: Path) -> None:
-    _, told = watch(LineView, tmp_path / "demo", pace=1.0)
-    assert sum(line.startswith("step ") for line in told.splitlines()) == STEPS
-
-
-def test_a_line_says_what_matters_and_is_not_broken(tmp_path: Path) -> None:
-    _, told = watch(LineView, tmp_path / "demo", width=60, pace=2.0)
-    lines = told.splitlines()
-    assert lines[0] == "held-out after step 0: 37.5% (24.2–53.0) of 40 tasks, 95% interval"
+def test_a_line_has_the_figures_and_is_not_broken(tmp_path: Path) -> None:
+    _, lines = watch(LineView, tmp_path / "demo", width=60, pace=2.0)
+    assert lines[0].startswith("held-out after step 0: 37.5% (24.2–53.0) of 40 tasks")
     assert lines[1].startswith("step 1/20  reward 0.2")
-    assert lines[1].endswith("dead 29% (low 28%, high 0%)  1.0 s a step  38 s left")
-    assert lines[-3].startswith("held-out after step 20: 87.5%")
+    assert "dead groups 29% (28% low, 0% high)" in lines[1]
+    assert lines[1].endswith("1.0 s per step  38 s left")
     assert "left" not in next(line for line in lines if line.startswith("step 20/"))
 
 
-def test_a_stopped_run_says_its_last_step(tmp_path: Path) -> None:
-    _, told = watch(LineView, tmp_path / "demo", until=3, evaluations=(0,))
-    lines = told.splitlines()
+def test_a_stopped_run_shows_its_last_step(tmp_path: Path) -> None:
+    _, lines = watch(LineView, tmp_path / "demo", until=3, evaluations=(0,))
     assert [line.split("  ")[0] for line in lines[1:3]] == ["step 1/20", "step 3/20"]
-    assert lines[3] == ("Held-out accuracy: 37.5% (24.2–53.0) before, not evaluated after; 40 tasks, 95% intervals.")
+    assert "37.5% (24.2–53.0) before, not evaluated after; 40 tasks" in lines[3]
 
 
-def test_a_run_that_failed_before_anything(tmp_path: Path) -> None:
-    for make in (QuietView, LineView, LiveView):
-        _, told = watch(make, tmp_path / make.__name__, until=-1)
-        assert told.endswith(f"Held-out accuracy: not evaluated.\nRun: {tmp_path / make.__name__}\n")
+@pytest.mark.parametrize("make", [QuietView, LineView, LiveView])
+def test_a_run_that_failed_before_anything(tmp_path: Path, make: type[QuietView]) -> None:
+    _, lines = watch(make, tmp_path / "demo", until=-1)
+    assert lines[-2].endswith("Held-out accuracy: not evaluated.")
+    assert lines[-1] == f"Run: {tmp_path / 'demo'}"
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 120])
 def test_the_panel_fits_and_shows_everything(tmp_path: Path, width: int) -> None:
-    view, told = watch(LiveView, tmp_path / "demo", width=width, until=12)
-    lines = drawn(view, width)
-    assert {len(line) for line in lines} == {width}
-    assert len(lines) == 11
-    text = "\n".join(lines)
-    assert "demo · tiny · arithmetic" in lines[0]
-    assert "12/20  2.1 s left" in lines[1]
-    assert "37.5% → 62.5% (47.0–75.8)" in text
-    assert "23% (12% low, 11% high)" in text
-    for word in ("reward", "dead groups", "length", "KL", "entropy", "gradient", "step time", "sample 60%"):
-        assert word in text
-    assert told.rstrip().endswith(f"Run: {tmp_path / 'demo'}")
-    assert "62.5% (47.0–75.8) after step 10" in told
+    view, lines = watch(LiveView, tmp_path / "c[red]d", width=width, until=12)
+    panel = drawn(view, width)
+    assert {len(line) for line in panel} == {width}
+    assert len(panel) == 11
+    text = "\n".join(panel)
+    assert "c[red]d · tiny · arithmetic" in panel[0]
+    assert "12/20  2.1 s left" in panel[1]
+    for shown in (
+        "37.5% → 62.5% (47.0–75.8)", "23% (12% low, 11% high)", "reward", "length", "KL", "entropy", "gradient",
+        "sample 60%",
+    ):  # fmt: skip
+        assert shown in text
+    assert lines[-1] == f"Run: {tmp_path / 'c[red]d'}"
 
 
 def test_the_panel_before_the_first_step(tmp_path: Path) -> None:
     view, _ = watch(LiveView, tmp_path / "demo", until=-1)
     assert "0/20  evaluating" in "\n".join(drawn(view, 60))
     view, _ = watch(LiveView, tmp_path / "other", until=0)
-    lines = drawn(view, 60)
-    assert "0/20  first step" in lines[1]
-    assert "37.5% (24.2–53.0)" in lines[2]
+    assert "0/20  first step" in drawn(view, 60)[1]
 
 
 def test_a_resumed_run_shows_what_came_before(tmp_path: Path) -> None:
@@ -141,17 +130,31 @@ def test_a_resumed_run_shows_what_came_before(tmp_path: Path) -> None:
     text = "\n".join(drawn(view, 80))
     assert "13/20" in text
     assert "37.5% → 52.5%" in text
-    assert len(view.progress.curve("reward/mean")) == 13
-
-
-def test_names_with_brackets_are_not_markup(tmp_path: Path) -> None:
-    _, told = watch(QuietView, tmp_path / "a[red]b")
-    assert told.rstrip().endswith("a[red]b")
-    view, _ = watch(LiveView, tmp_path / "c[red]d")
-    assert "c[red]d · tiny" in drawn(view, 80)[0]
+    assert len(view.metrics) == 13
 
 
 def test_the_view_is_chosen() -> None:
     assert type(choose_view(quiet=True, is_terminal=True)) is QuietView
     assert type(choose_view(quiet=False, is_terminal=True)) is LiveView
     assert type(choose_view(quiet=False, is_terminal=False)) is LineView
+
+
+def test_the_first_ctrl_c_stops_after_the_step_and_the_second_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with stop_on_interrupt() as observer:
+        assert observer.step(None) is None
+        os.kill(os.getpid(), signal.SIGINT)
+        assert capsys.readouterr() == ("", SAID)
+        stop = observer.step(None)
+        assert stop is not None
+        assert stop.by == "user"
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_ctrl_c_prints_above_a_live_panel(capsys: pytest.CaptureFixture[str]) -> None:
+    with stop_on_interrupt(), Live("panel", console=Console(force_terminal=True), auto_refresh=False):
+        capsys.readouterr()
+        os.kill(os.getpid(), signal.SIGINT)
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert out.index(SAID.strip()) < out.index("panel")

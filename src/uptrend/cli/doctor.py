@@ -1,16 +1,16 @@
-"""`uptrend doctor`: say why a run does not learn, from its directory or from anybody's log. No torch."""
+"""`uptrend doctor`: explain why a run does not learn, from its directory or from any trainer's log. No torch."""
 
 import contextlib
 import json
 import sys
 from enum import StrEnum
+from io import StringIO
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from uptrend.cli.console import terminal
-from uptrend.cli.options import FailOn
+from uptrend.cli.console import FailOn, terminal
 from uptrend.doctor.rank import at_least
 from uptrend.doctor.report import print_report, to_html, to_markdown, to_table
 from uptrend.records import RecordError, Report, Severity
@@ -19,7 +19,7 @@ from uptrend.runner import reports_of
 
 
 class ReportFormat(StrEnum):
-    """How to tell it."""
+    """Output formats of a report."""
 
     TEXT = "text"
     JSON = "json"
@@ -27,40 +27,37 @@ class ReportFormat(StrEnum):
     HTML = "html"
 
 
-Paths = Annotated[
-    list[Path], typer.Argument(help="Run directories, logs or folders of other trainers.", readable=False)
-]
-
-
 def command(
-    paths: Paths,
-    format: Annotated[ReportFormat, typer.Option("--format", "-f", help="How to tell it.")] = ReportFormat.TEXT,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write it there instead.")] = None,
+    paths: Annotated[
+        list[Path], typer.Argument(help="Run directories, or logs and folders of other trainers.", readable=False)
+    ],
+    format: Annotated[ReportFormat, typer.Option("--format", "-f", help="Output format.")] = ReportFormat.TEXT,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the report to this file.")] = None,
     fail_on: Annotated[
-        FailOn | None, typer.Option("--fail-on", help="Exit with 1 where a finding is as bad as this.")
+        FailOn | None, typer.Option("--fail-on", help="Exit with 1 if a finding is at least this severe.")
     ] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="List all that could not be told.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="List every cause that could not be told.")] = False,
     no_save: Annotated[bool, typer.Option("--no-save", help="Write no findings.json into an Uptrend run.")] = False,
 ) -> None:
-    """Say why a run does not learn.
+    """Explain why a run does not learn.
 
     \b
-    uptrend doctor runs/quickstart                      a run of Uptrend's
-    uptrend doctor outputs/checkpoint-500               TRL: trainer_state.json, completions
-    uptrend doctor train.log metrics.jsonl curves.csv   consoles and tables
-    uptrend doctor events.out.tfevents.* wandb/offline-run-*
-    uptrend doctor runs/quickstart --format json --fail-on critical
+    uptrend doctor runs/quickstart          a run of Uptrend
+    uptrend doctor outputs/checkpoint-500   a run of TRL
+    uptrend doctor train.log metrics.jsonl  console and table
+    uptrend doctor events.out.tfevents.*    TensorBoard
+    uptrend doctor runs/quickstart --format json \\
+        --fail-on critical                  for scripts
 
-    Formats and metric names that are known: docs/formats.md. The JSON: docs/doctor.md.
+    Known formats and metric names: docs/formats.md. The JSON: docs/doctor.md.
 
-    Exit codes: 0 told, 1 a finding as bad as --fail-on, 2 something could not be read.
+    Exit codes: 0 done, 1 a finding as severe as --fail-on, 2 something could not be read.
     """
     reports, broken = _read_all(paths)
     if reports:
-        _tell(reports, format, out, verbose)
+        _write(reports, format, out, verbose)
         if not no_save:
-            for source in {report.source for report in reports}:
-                _save(Path(source), reports)
+            _save(reports)
     for message in broken:
         typer.echo(f"error: {message}", err=True)
     if broken:
@@ -70,7 +67,7 @@ def command(
 
 
 def _read_all(paths: list[Path]) -> tuple[list[Report], list[str]]:
-    """What could be read is told, whatever else could not."""
+    """Return the reports of what could be read, and the reasons for the rest."""
     reports, broken = list[Report](), list[str]()
     for path in paths:
         try:
@@ -82,15 +79,21 @@ def _read_all(paths: list[Path]) -> tuple[list[Report], list[str]]:
     return reports, broken
 
 
-def _tell(reports: list[Report], format: ReportFormat, out: Path | None, verbose: bool) -> None:
-    if format is ReportFormat.TEXT and out is None:
-        console = terminal()
+def _write(reports: list[Report], format: ReportFormat, out: Path | None, verbose: bool) -> None:
+    if format is ReportFormat.JSON:
+        text = json.dumps(to_table(reports), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    elif format is ReportFormat.MARKDOWN:
+        text = to_markdown(reports)
+    elif format is ReportFormat.HTML:
+        text = to_html(reports)
+    else:
+        page = StringIO()
+        console = terminal() if out is None else terminal(file=page, width=100)
         for place, report in enumerate(reports):
             if place:
                 console.rule()
             print_report(report, console, verbose)
-        return
-    text = _text(reports, format, verbose)
+        text = page.getvalue()
     if out is not None:
         write_whole(out, text.encode())
         typer.echo(f"Wrote {out}", err=True)
@@ -98,26 +101,10 @@ def _tell(reports: list[Report], format: ReportFormat, out: Path | None, verbose
         sys.stdout.write(text)
 
 
-def _text(reports: list[Report], format: ReportFormat, verbose: bool) -> str:
-    if format is ReportFormat.JSON:
-        return json.dumps(to_table(reports), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    if format is ReportFormat.MARKDOWN:
-        return to_markdown(reports)
-    if format is ReportFormat.HTML:
-        return to_html(reports)
-    from io import StringIO
-
-    from rich.console import Console
-
-    page = StringIO()
-    for report in reports:
-        print_report(report, Console(file=page, width=100), verbose)
-    return page.getvalue()
-
-
-def _save(path: Path, reports: list[Report]) -> None:
-    """Beside the records that it is about; where that can't be written, the telling was enough."""
-    own = [report for report in reports if Path(report.source) == path]
-    if (path / "run.json").exists():
-        with contextlib.suppress(RecordError):
-            write_whole(path / "findings.json", json.dumps(to_table(own), indent=1, ensure_ascii=False).encode())
+def _save(reports: list[Report]) -> None:
+    """Write findings.json into every run directory that was read and can be written."""
+    for path in {Path(report.source) for report in reports}:
+        own = [report for report in reports if Path(report.source) == path]
+        if (path / "run.json").exists():
+            with contextlib.suppress(RecordError):  # a read-only run was still reported
+                write_whole(path / "findings.json", json.dumps(to_table(own), indent=1, ensure_ascii=False).encode())

@@ -1,31 +1,56 @@
-"""The `uptrend` command: its verbs, and how errors are told. Verbs are imported when they are called."""
+"""The `uptrend` command: its verbs, imported when they are called, and its errors."""
 
+import importlib
 import sys
 import warnings
 from typing import Any, TextIO
 
 import typer
+from typer.core import TyperGroup
 
-from uptrend.cli.verbs import verbs
 from uptrend.records import UptrendError
 from uptrend.records.renamed import RenamedWarning
 
 VERBS = {
-    "train": ("uptrend.cli.train", "command", "Train a model on a recipe, and record everything."),
-    "preflight": ("uptrend.cli.preflight", "command", "Ask what could keep a recipe from learning, before it runs."),
-    "warmstart": ("uptrend.cli.warmstart", "command", "Teach a model a taskset's own expert, to have a start."),
-    "eval": ("uptrend.cli.evaluate", "command", "Score a model or a run's checkpoint on held-out tasks."),
-    "doctor": ("uptrend.cli.doctor", "command", "Say why a run does not learn, from its records or a log."),
-    "lab": ("uptrend.cli.lab", "app", "Test hypotheses by experiments, and keep the journal."),
-    "replay": ("uptrend.cli.replay", "command", "Update again from a run's recorded rollouts, one factor changed."),
+    "train": ("uptrend.cli.train", "command", "Train a model on a recipe and record everything."),
+    "preflight": ("uptrend.cli.preflight", "command", "Probe a recipe for faults before it runs."),
+    "warmstart": ("uptrend.cli.warmstart", "command", "Teach a model a taskset's expert rollouts."),
+    "eval": ("uptrend.cli.evaluate", "command", "Score a model or checkpoint on held-out tasks."),
+    "doctor": ("uptrend.cli.doctor", "command", "Explain why a run does not learn."),
+    "lab": ("uptrend.cli.lab", "app", "Test hypotheses by experiment; keep a journal."),
+    "replay": ("uptrend.cli.replay", "command", "Repeat a run's updates with one setting changed."),
     "runs": ("uptrend.cli.runs", "app", "List, show and compare run directories."),
-    "plot": ("uptrend.cli.plot", "plot", "Draw the curves of runs to PNG or SVG."),
+    "plot": ("uptrend.cli.plot", "plot", "Draw the curves of runs as PNG or SVG."),
     "tasks": ("uptrend.cli.tasks", "app", "List, show and validate tasksets."),
     "models": ("uptrend.cli.models", "app", "List, pull and show models."),
 }
+"""Verbs by name: module, function or app in it, and one line of help."""
 
 
-app = typer.Typer(cls=verbs(VERBS), no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+class Verbs(TyperGroup):
+    """Group that imports a verb when it is called: `--help` stays fast and needs no torch."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 (Click's signature)
+        return list(VERBS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002 (Click's signature)
+        if cmd_name not in VERBS:
+            return None
+        module, attribute, _ = VERBS[cmd_name]
+        found = getattr(importlib.import_module(module), attribute)
+        if not isinstance(found, typer.Typer):
+            single = typer.Typer(add_completion=False, rich_markup_mode=None)  # [section] is no markup
+            single.command(cmd_name)(found)
+            found = single
+        return typer.main.get_command(found)
+
+    # Click would import every verb for its first line of help: torch and scipy with them.
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 (Click's signature)
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, _, summary) in VERBS.items()])
+
+
+app = typer.Typer(cls=Verbs, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
 
 @app.callback()
@@ -33,22 +58,23 @@ def uptrend() -> None:
     """RL post-training that explains itself.
 
     \b
-    uptrend train recipes/quickstart.toml     learn arithmetic, watch it happen
-    uptrend runs show runs/quickstart         what came of it
-    uptrend tasks validate arithmetic         prove a taskset without a model
+    uptrend train recipes/quickstart.toml  learn arithmetic
+    uptrend runs show quickstart           see how it went
+    uptrend doctor runs/quickstart         see what limits it
+    uptrend tasks validate arithmetic      check a taskset
     """
 
 
 def main(arguments: list[str] | None = None) -> Any:
-    """The console script."""
+    """Run the console script."""
     return call(app, arguments)
 
 
 def call(commands: typer.Typer, arguments: list[str] | None = None) -> Any:
-    """Run a command line: an error that is the user's to fix is one or two sentences and exit code 2."""
+    """Run a command line; an error that the user can fix is printed in a sentence and exits with 2."""
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = _show
+            warnings.showwarning = _show_warning
             return commands(arguments, standalone_mode=True)
     except UptrendError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -58,15 +84,15 @@ def call(commands: typer.Typer, arguments: list[str] | None = None) -> Any:
         sys.exit(130)
 
 
-_shown_otherwise = warnings.showwarning
+_show_by_default = warnings.showwarning
 
 
-def _show(
+def _show_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int,
     file: TextIO | None = None, line: str | None = None,
 ) -> None:  # fmt: skip
-    """Print an old name's note as one line; other warnings as Python prints them."""
+    # An old name is news for the person who typed it: one line, without our file and line number.
     if issubclass(category, RenamedWarning):
         print(f"note: {message}", file=sys.stderr)
     else:
-        _shown_otherwise(message, category, filename, lineno, file, line)
+        _show_by_default(message, category, filename, lineno, file, line)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from uptrend.cli.options import FailOn, Format
+from uptrend.cli.console import FailOn, Format
 from uptrend.cli.preflight_text import finding_lines, print_result, print_rollouts
 from uptrend.config import load_config
 from uptrend.policy.known import need_train_extra

@@ -1,56 +1,173 @@
-"""`uptrend replay`: a run's rollouts learned from again, with something of the update changed."""
+"""`uptrend replay`: learn from a run's rollouts again, with one setting of the update changed."""
 
-import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import numpy as np
 import typer
+from rich.console import Console
+from rich.text import Text
 
-from uptrend.cli.console import terminal
-from uptrend.cli.interrupt import patiently
-from uptrend.cli.options import Format
-from uptrend.cli.replay_summary import compare_with_source, print_replay
-from uptrend.cli.summary import open_run
+from uptrend.cli.console import (
+    AsFormat,
+    Format,
+    Quiet,
+    RunArgument,
+    RunsFolder,
+    Sets,
+    columns,
+    print_json,
+    stop_on_interrupt,
+    terminal,
+)
+from uptrend.cli.summary import held_out, open_run
 from uptrend.cli.view import choose_view
+from uptrend.records import Run
 from uptrend.runner.replays import replay
+from uptrend.stats.formatting import number, percent, setting
 from uptrend.training.observer import Observer
+
+Line = dict[str, Any]
+FIGURES = {
+    "loss": "loss/total",
+    "gradient": "gradient/norm/before",
+    "KL": "kl/reference/mean",
+    "update": "weights/update/norm",
+    "ESS": "sampler/ess/share",
+    "|log ratio|": "sampler/gap/mean",
+}
+"""Columns of the table, and the metrics that they show."""
+MACHINE_KEYS = ("time", "seconds/", "memory/")
+"""Prefixes of metrics that differ between two equal runs."""
+LOW_ESS = 0.5
+"""Effective share of tokens below which a step says little about the policy that learns from it."""
+ROWS = 16
+"""Steps that the table shows; the JSON has all."""
 
 
 def command(
-    run: Annotated[str, typer.Argument(help="A run directory, or a name under ./runs.")],
-    step: Annotated[int, typer.Option(min=0, help="The step whose weights to begin with; 0 for the run's start.")],
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="How many steps to replay; all that follow without it.")
-    ] = None,
-    sets: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Change one value of the update: --set learning.loss=dr_grpo. Repeat for more."),
-    ] = None,
-    name: Annotated[str | None, typer.Option(help="The run directory's name; RUN-replay otherwise.")] = None,
-    runs: Annotated[Path, typer.Option(help="The folder that run directories go to.")] = Path("runs"),
-    format: Annotated[Format, typer.Option("--format", "-f", help="How to tell it.")] = Format.TEXT,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Say only the outcome.")] = False,
+    run: RunArgument,
+    step: Annotated[int, typer.Option(min=0, help="Step whose weights to start from; 0 for the run's start.")],
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps to replay. Default: all that follow.")] = None,
+    sets: Sets = None,
+    name: Annotated[str | None, typer.Option(help="Name of the run directory. Default: RUN-replay.")] = None,
+    runs: RunsFolder = Path("runs"),
+    format: AsFormat = Format.TEXT,
+    quiet: Quiet = False,
 ) -> None:
-    """Update again from a run's recorded rollouts, with one factor of the update changed.
+    """Repeat a run's updates from its recorded rollouts, with one setting of the update changed.
 
     \b
     uptrend replay runs/tiny --step 0 --steps 20
-    uptrend replay runs/tiny --step 0 --steps 20 --set learning.loss=dr_grpo --name tiny-dr-grpo
-    uptrend replay runs/tiny --step 100 --set learning.kl.beta=0.1 --format json
+    uptrend replay runs/tiny --step 0 \\
+        --set learning.loss=dr_grpo --name tiny-dr-grpo
+    uptrend replay runs/tiny --step 100 \\
+        --set learning.kl.beta=0.1 --format json
 
-    Nothing is sampled but the held-out evaluations before and after. Without --set it must give the run's own
-    weights. Only the first step is on-policy; the table says how far the later ones are from it.
+    Nothing is sampled except the held-out evaluations before and after. Without --set the result must equal the run's
+    own weights. Only the first step is on-policy; the table shows how far the later ones are from it.
     """
-    with patiently() as patience:
-        observers: list[Observer] = [patience]
+    with stop_on_interrupt() as interrupt:
+        observers: list[Observer] = [interrupt]
         if format is Format.TEXT:
             observers.insert(0, choose_view(quiet=quiet, is_terminal=sys.stdout.isatty()))
         done = replay(open_run(run), step, steps=steps, overrides=sets or (), runs=runs, name=name, observers=observers)
-    told = compare_with_source(done)
+    compared = compare_with_source(done)
     if format is Format.JSON:
-        sys.stdout.write(json.dumps(told, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+        print_json(compared)
         return
-    print_replay(told, terminal())
+    print_replay(compared, terminal())
     if done.status == "stopped":
-        typer.echo(f"Stopped after step {done.last_step}. To make it again from its start: --name {done.name}")
+        typer.echo(f"Stopped after step {done.last_step}. To start it again: --name {done.name}")
+
+
+def compare_with_source(run: Run) -> dict[str, Any]:
+    """Return a replay beside its source, as one object (docs/replay.md)."""
+    about = run.info["replay"]
+    source = Run(about["source"])
+    theirs = {line["step"]: line for line in source.metric_lines}
+    pairs = [(theirs[line["step"]], line) for line in run.metric_lines if line["step"] in theirs]
+    # An unchanged replay must repeat the run exactly: any difference is a bug of ours or another machine.
+    difference = None if about["changed"] else _first_difference(pairs)
+    # A share that is not finite is recorded as null: no token counts.
+    low = (b["step"] for _, b in pairs if (b.get("sampler/ess/share", 1.0) or 0.0) < LOW_ESS)
+    return {
+        "run": str(run.path),
+        "status": run.status,
+        **{key: about[key] for key in ("source", "step", "last", "changed")},
+        "same": None if about["changed"] else difference is None,
+        "differs_at": difference,
+        "on_policy_to": min(run.start + 1, run.last_step) if about["changed"] else run.last_step,
+        "few_from": next(low, None),
+        "steps": [
+            {"step": b["step"], "reward": b.get("reward/mean"), "source": _figures(a), "replay": _figures(b)}
+            for a, b in pairs
+        ],
+        "held_out": {
+            side: {str(e.step): e.accuracy for e in held_out(one) if run.start <= e.step <= run.last_step}
+            for side, one in (("source", source), ("replay", run))
+        },
+    }
+
+
+def _figures(line: Line) -> dict[str, float | None]:
+    clipped = [line[key] for key in ("clip/low/share", "clip/high/share") if line.get(key) is not None]
+    return {key: line.get(key) for key in FIGURES.values()} | {"clip/share": sum(clipped) if clipped else None}
+
+
+def _first_difference(pairs: list[tuple[Line, Line]]) -> dict[str, Any] | None:
+    """Return the first metric of the first step that differs from the run's, to the bit."""
+    for a, b in pairs:
+        for key in b:
+            if not key.startswith(MACHINE_KEYS) and key in a and a[key] != b[key]:
+                return {"step": b["step"], "metric": key, "source": a[key], "replay": b[key]}
+    return None
+
+
+def print_replay(compared: dict[str, Any], console: Console) -> None:
+    """Print run and replay in pairs of rows, then what they show."""
+    changed = [
+        f"{key} {' → '.join(setting(v, quote=False) for v in pair)}" for key, pair in compared["changed"].items()
+    ]
+    source, steps = compared["source"], compared["steps"]
+    console.print(f"{source} from step {compared['step']}: {', '.join(changed) or 'nothing changed'}", soft_wrap=True)
+    if not steps:
+        return
+    shown = sorted({int(i) for i in np.linspace(0, len(steps) - 1, min(ROWS, len(steps))).round()})
+    rows: list[list[str | Text]] = []
+    for line in [steps[i] for i in shown]:
+        for side in ("source", "replay"):
+            is_run, accuracy = side == "source", compared["held_out"][side].get(str(line["step"]))
+            head = [str(line["step"]), number(line["reward"])] if is_run else ["", ""]
+            figures = [number(line[side][key]) for key in FIGURES.values()]
+            figures += [percent(line[side]["clip/share"]), percent(accuracy)]
+            style = "dim" if is_run else ""
+            rows.append([*head, *(Text(cell, style) for cell in ("run" if is_run else "replay", *figures))])
+    numbers = ("step", "reward", *FIGURES, "clipped", "held-out")
+    console.print(columns("step", "reward", "", *numbers[2:], rows=rows, right=numbers))
+    console.print("\n".join(_sentences(compared)), soft_wrap=True)
+
+
+def _sentences(compared: dict[str, Any]) -> list[str]:
+    """Write held-out accuracy, and how far the replay can be trusted."""
+    step, at = compared["step"], compared["differs_at"]
+    accuracies = {"run": compared["held_out"]["source"], "replay": compared["held_out"]["replay"]}
+    before = percent(accuracies["replay"].get(str(step)))
+    last = {side: max(map(int, by_step), default=0) for side, by_step in accuracies.items()}
+    after = [f"{side} {percent(accuracies[side][str(at)])} after step {at}" for side, at in last.items() if at > step]
+    said = [f"Held-out accuracy: {before} after step {step}; {', '.join(after) or 'not evaluated again'}."]
+    if compared["same"]:
+        return [*said, "Every figure of every step equals the run's, to the bit: the replay is faithful."]
+    if at is not None:
+        changed = f"{at['metric']} of step {at['step']} was {at['source']} and is {at['replay']}"
+        return [*said, f"It differs from the run: {changed}."]
+    said.append(f"Step {step + 1} is on-policy. From step {step + 2} on, another policy sampled the rollouts.")
+    if compared["few_from"] is not None:
+        shares = [line["replay"]["sampler/ess/share"] for line in compared["steps"]]
+        low = min((share for share in shares if share is not None), default=0.0)
+        said.append(
+            f"warning: from step {compared['few_from']} on, the effective sample size is below {LOW_ESS:g} of the "
+            f"tokens (the least is {number(low)}): later steps say little about a real run with this change."
+        )
+    return said

@@ -1,14 +1,15 @@
-"""What `uptrend runs` says of a run, as plain objects: the same for tables and for --json."""
+"""Summaries of runs as plain objects: the same for tables and for --json (docs/records.md)."""
 
 import statistics
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
 from uptrend.config import difference
 from uptrend.config.load import nearest
 from uptrend.config.tables import flatten
-from uptrend.records import Evaluation, RecordError, Run
+from uptrend.records import RecordError, Run
 from uptrend.stats.formatting import estimate
 
 CURVES = (
@@ -20,7 +21,6 @@ CURVES = (
     "gradient/norm/before",
 )
 HELD_OUT = "held-out accuracy"
-
 CAVEAT = (
     "This compares these two models on these tasks. It does not say that one config is better than the "
     "other: another seed of the same config is another model."
@@ -29,7 +29,7 @@ CAVEAT = (
 
 @dataclass(frozen=True)
 class HeldOutSummary:
-    """One evaluation, as far as it is shown."""
+    """Accuracy of one evaluation, with its 95% interval."""
 
     step: int
     accuracy: float
@@ -39,22 +39,16 @@ class HeldOutSummary:
     tasks: int
 
     @classmethod
-    def of_line(cls, line: dict[str, Any]) -> Self:
-        """From a line of evals.jsonl."""
-        return cls(*(line[key] for key in ("step", "accuracy", "low", "high", "correct", "tasks")))
-
-    @classmethod
-    def of(cls, evaluation: Evaluation) -> Self:
-        """From what an observer is shown."""
-        e = evaluation
-        return cls(e.step, e.accuracy, e.low, e.high, e.correct, e.tasks)
+    def of(cls, evaluation: Mapping[str, Any]) -> Self:
+        """Take the fields from a line of evals.jsonl or the fields of an Evaluation."""
+        return cls(**{field.name: evaluation[field.name] for field in fields(cls)})
 
     def __str__(self) -> str:
         return estimate(self.accuracy, self.low, self.high)
 
 
 def open_run(named: str | Path, folder: Path = Path("runs")) -> Run:
-    """A run by its path, or by its name under ./runs."""
+    """Open a run by its path, or by its name under ./runs."""
     for path in (Path(named), folder / named):
         if (path / "run.json").exists():
             return Run(path)
@@ -63,30 +57,27 @@ def open_run(named: str | Path, folder: Path = Path("runs")) -> Run:
     raise RecordError(f"There is no run at {named} or {folder / named}.{nearest(str(named), names) or here}")
 
 
-def find_runs(folder: Path) -> tuple[list[Run], dict[Path, str]]:
-    """The runs of a folder, newest first, and those that can't be read with the reason."""
-    runs: list[Run] = []
+def find_runs(folder: Path) -> tuple[list[dict[str, Any]], dict[Path, str]]:
+    """Summarize the runs of a folder, newest first; return unreadable ones with the reason."""
+    runs: list[dict[str, Any]] = []
     broken: dict[Path, str] = {}
     for path in sorted(folder.glob("*/run.json")):
         try:
-            run = Run(path.parent)
-            summarize(run)
+            runs.append(summarize(Run(path.parent)))
         except RecordError as error:
             broken[path.parent] = str(error)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError) as error:  # valid JSON that is no run of ours
             broken[path.parent] = f"{path.parent} does not read as a run: {type(error).__name__} {error}."
-        else:
-            runs.append(run)
-    return sorted(runs, key=lambda run: str(run.info.get("created", "")), reverse=True), broken
+    return sorted(runs, key=lambda run: str(run["started"] or ""), reverse=True), broken
 
 
 def held_out(run: Run) -> list[HeldOutSummary]:
-    """A run's evaluations in order."""
-    return [HeldOutSummary.of_line(line) for line in run.eval_lines]
+    """Return a run's evaluations in order."""
+    return [HeldOutSummary.of(line) for line in run.eval_lines]
 
 
 def summarize(run: Run) -> dict[str, Any]:
-    """One run in one line."""
+    """Summarize a run for one line of a list."""
     config, evaluations = flatten(run.config), held_out(run)
     seconds = [line["seconds/step"] for line in run.metric_lines if line.get("seconds/step") is not None]
     return {
@@ -108,7 +99,7 @@ def summarize(run: Run) -> dict[str, Any]:
 
 
 def curves(run: Run) -> dict[str, list[float | None]]:
-    """The curves that are shown of a run, by metric; one value a step, or an evaluation."""
+    """Return the curves to show, by metric: one value per step, or per evaluation."""
     shown: dict[str, list[float | None]] = {HELD_OUT: [e.accuracy for e in held_out(run)]}
     for key in CURVES:
         shown[key] = [line.get(key) for line in run.metric_lines]
@@ -116,17 +107,18 @@ def curves(run: Run) -> dict[str, list[float | None]]:
 
 
 def phases(lines: list[dict[str, Any]]) -> dict[str, float]:
-    """The mean seconds of each phase of a step."""
+    """Return the mean seconds of each phase of a step."""
     sums: dict[str, float] = {}
     for line in lines:
         for key, value in line.items():
-            if key.startswith("seconds/") and key != "seconds/step" and value is not None:
-                sums[key.removeprefix("seconds/")] = sums.get(key.removeprefix("seconds/"), 0.0) + value
+            group, _, phase = key.partition("/")
+            if group == "seconds" and phase != "step" and value is not None:
+                sums[phase] = sums.get(phase, 0.0) + value
     return {phase: total / len(lines) for phase, total in sums.items()}
 
 
 def describe(run: Run) -> dict[str, Any]:
-    """All that `runs show` knows of a run."""
+    """Describe a run in full."""
     files: dict[str, int] = {}
     for path in sorted(run.path.rglob("*")):
         if path.is_file() and not path.name.startswith("."):
@@ -147,7 +139,7 @@ def describe(run: Run) -> dict[str, Any]:
 
 
 def compare(a: Run, b: Run) -> dict[str, Any]:
-    """Two runs side by side."""
+    """Describe two runs side by side."""
     curves_a, curves_b = curves(a), curves(b)
     keys = dict.fromkeys([*curves_a, *curves_b])
     return {
@@ -155,24 +147,23 @@ def compare(a: Run, b: Run) -> dict[str, Any]:
         "b": summarize(b),
         "difference": {key: list(pair) for key, pair in difference(a.config, b.config).items()},
         "curves": {key: {"a": curves_a.get(key, []), "b": curves_b.get(key, [])} for key in keys},
-        "paired": pair_up(a, b),
+        "paired": _pair_up(a, b),
     }
 
 
-def pair_up(a: Run, b: Run) -> dict[str, Any] | None:
-    """The last evaluations of two runs, task by task; None where they share no task."""
-    rights_a, rights_b = _rights(a), _rights(b)
-    shared = [task for task in rights_a if task in rights_b]
-    if not shared:
+def _pair_up(a: Run, b: Run) -> dict[str, Any] | None:
+    """Compare the last evaluations of two runs task by task; None where they share no task."""
+    correct_a, correct_b = _correct_tasks(a), _correct_tasks(b)
+    answers = [(correct_a[task], correct_b[task]) for task in correct_a if task in correct_b]
+    if not answers:
         return None
-    from uptrend.stats.comparison import mcnemar  # scipy only where two runs are compared: `runs list` stays quick
+    from uptrend.stats.comparison import mcnemar  # scipy only where two runs are compared: `runs list` stays fast
 
-    answers = [(rights_a[task], rights_b[task]) for task in shared]
     only_a, only_b = answers.count((True, False)), answers.count((False, True))
     return {
         "step_a": a.eval_lines[-1]["step"],
         "step_b": b.eval_lines[-1]["step"],
-        "tasks": len(shared),
+        "tasks": len(answers),
         "both": answers.count((True, True)),
         "only_a": only_a,
         "only_b": only_b,
@@ -182,15 +173,12 @@ def pair_up(a: Run, b: Run) -> dict[str, Any] | None:
     }
 
 
-def _rights(run: Run) -> dict[str, bool]:
-    """Which held-out tasks the last evaluation answered rightly; one that could not be scored was not.
-
-    A task's first row is its greedy answer; sampled attempts for pass@k come after it.
-    """
+def _correct_tasks(run: Run) -> dict[str, bool]:
+    """Return by task if the last greedy answer was correct; one that could not be scored was not."""
     if not run.eval_lines:
         return {}
-    table = run.eval_rollouts(run.eval_lines[-1]["step"])
-    rights: dict[str, bool] = {}
-    for row in table.select(["task", "correct"]).to_pylist():
-        rights.setdefault(row["task"], bool(row["correct"]))
-    return rights
+    correct: dict[str, bool] = {}
+    # A task's first row is its greedy answer; sampled attempts for pass@k come after it.
+    for row in run.eval_rollouts(run.eval_lines[-1]["step"]).select(["task", "correct"]).to_pylist():
+        correct.setdefault(row["task"], bool(row["correct"]))
+    return correct

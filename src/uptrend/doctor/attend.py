@@ -20,7 +20,7 @@ from typing import Any, TextIO
 from uptrend.doctor.catalogue import CATALOGUE, Kind
 from uptrend.doctor.diagnose import diagnose
 from uptrend.doctor.rank import SEVERITIES, alarms
-from uptrend.doctor.report.table import finding_table, to_table
+from uptrend.doctor.report import finding_table, to_table
 from uptrend.records import Finding, RecordError, Report, Run, view_of
 from uptrend.records.directory import write_whole
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from uptrend.doctor.report.table import plain
+from uptrend.doctor.report import plain
 from uptrend.lab import judge, measure, plan, refuse, specification
 from uptrend.lab.faults import allowed, faults
 from uptrend.lab.journal.stored import VERDICT, read_verdict

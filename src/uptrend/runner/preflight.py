@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from uptrend.doctor.report.table import finding_table
+from uptrend.doctor.report import finding_table
 from uptrend.records import Finding, RunDirectory, Severity
 from uptrend.records.renamed import current
 from uptrend.training.observer import Stop

@@ -13,7 +13,7 @@ from typing import Any
 from uptrend.doctor.check import finding
 from uptrend.doctor.listening import Listening
 from uptrend.doctor.rank import SEVERITIES, all_symptoms
-from uptrend.doctor.report.table import finding_table
+from uptrend.doctor.report import finding_table
 from uptrend.records import Confidence, Evidence, RunView, Severity
 
 KEPT = ("id", "severity", "confidence", "summary")

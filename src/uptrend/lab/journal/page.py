@@ -9,7 +9,7 @@ from typing import Any
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from uptrend.doctor.report.table import plain
+from uptrend.doctor.report import plain
 from uptrend.lab import hypothesis_file
 from uptrend.lab.hypothesis_file import read_page
 from uptrend.lab.journal import figures, stored

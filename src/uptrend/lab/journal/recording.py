@@ -7,7 +7,7 @@ from typing import Any
 
 from uptrend.config.tables import nest, to_recipe, to_toml
 from uptrend.doctor.catalogue import CATALOGUE, complete_fix
-from uptrend.doctor.report.sections import TRAINERS
+from uptrend.doctor.report import TRAINERS
 from uptrend.lab import blocks
 from uptrend.lab.hypothesis_file import read_page
 from uptrend.lab.journal.figures import kinds, save_curves, save_intervals

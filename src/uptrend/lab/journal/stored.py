@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from uptrend.doctor.curves import REWARD, thinned
-from uptrend.doctor.report.table import plain
+from uptrend.doctor.report import plain
 from uptrend.lab.measure import in_line
 from uptrend.records import Interval, LabError, RecordError, Run, Verdict
 from uptrend.records.directory import write_whole

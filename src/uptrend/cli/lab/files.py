@@ -1,0 +1,321 @@
+"""`uptrend lab init, new, list, report and import`: the files of a lab. No torch."""
+
+import json
+import re
+import sys
+import webbrowser
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from uptrend.cli.console import AsFormat, Format, columns, print_json, terminal
+from uptrend.config.tables import to_recipe
+from uptrend.doctor.catalogue import CATALOGUE
+from uptrend.lab.draft import Draft, all_ready, by_hand, find_cause, of_cause, of_ready, retitled
+from uptrend.lab.importing import Imported, hypothesis_key, import_journals
+from uptrend.lab.importing.reading import Journal, reported
+from uptrend.lab.journal.page import page, to_markdown, to_table
+from uptrend.lab.notebook import Notebook, is_lab
+from uptrend.lab.overview import MARKS
+from uptrend.lab.refuse import check
+from uptrend.records import Finding, Hypothesis, LabError, Run
+from uptrend.records.directory import write_whole
+from uptrend.records.renamed import current
+from uptrend.runner import diagnose
+from uptrend.stats.formatting import NONE
+
+LabFolder = Annotated[Path, typer.Option("--dir", help="Folder of the lab.")]
+PAGE = "report.html"
+
+
+class JournalFormat(StrEnum):
+    """Output formats of a lab's report."""
+
+    MARKDOWN = "markdown"
+    JSON = "json"
+    HTML = "html"
+
+
+def init(
+    folder: Annotated[Path, typer.Argument(help="Folder of the lab; made if it is missing.", metavar="DIR")],
+    problem: Annotated[str, typer.Option(help="The problem in one sentence.")] = "",
+) -> None:
+    """Make a lab.
+
+    \b
+    uptrend lab init debug --problem "Reward stays at 65%."
+
+    A lab is a folder with the problem statement, hypotheses, experiments log, results and fixes.
+    """
+    notebook = Notebook.init(folder, problem)
+    typer.echo(f"Made {notebook.folder}/ with README.md, 00-problem-statement.md and 01-experiments-log.md.")
+    typer.echo(f"Next: uptrend lab new --dir {notebook.folder} --recipe RECIPE, or uptrend lab list --ready")
+
+
+def new(
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(help="Ready hypotheses (h03) or catalogue ids (kl.strangles); none for a file to fill in."),
+    ] = None,
+    folder: LabFolder = Path("."),
+    recipe: Annotated[Path | None, typer.Option(help="Recipe that the arms start from.")] = None,
+    title: Annotated[str, typer.Option(help="The claim in a few words.")] = "",
+    found: Annotated[str, typer.Option("--from", help="A finding of the doctor.", metavar="RUN#ID")] = "",
+) -> None:
+    """Start a hypothesis.
+
+    \b
+    uptrend lab new h01 h03 --dir debug
+    uptrend lab new kl.strangles --dir debug \\
+        --recipe recipes/arithmetic/baseline.toml
+    uptrend lab new --dir debug \\
+        --from runs/quickstart#kl.strangles
+    uptrend lab new --dir debug --recipe recipes/tiny.toml \\
+        --title "A larger group learns more"
+
+    It is a Markdown file with arms and criteria; its keys: docs/hypotheses.md. `uptrend lab list --ready` lists what
+    to start from.
+    """
+    notebook = Notebook(folder)
+    if what and found:
+        raise LabError(f"--from names what to start from, and so does {what[0]}: leave one of them out.")
+    if found:
+        _write(notebook, retitled(_from_finding(notebook, found, recipe), title))
+    elif not what:
+        _write(notebook, retitled(by_hand(notebook.next_id(), recipe, notebook.folder), title), is_whole=False)
+    for named in what or ():
+        _write(notebook, retitled(_from_name(notebook, named, recipe), title))
+
+
+def _from_name(notebook: Notebook, named: str, recipe: Path | None) -> Draft:
+    if not re.fullmatch(r"h\d+", named):
+        return of_cause(notebook.next_id(), find_cause(named), recipe, notebook.folder)
+    there = notebook.hypotheses
+    id = notebook.next_id() if any(h.id == named for h in there) else named
+    return of_ready(named, id, recipe, notebook.folder, there)
+
+
+def _from_finding(notebook: Notebook, found: str, recipe: Path | None) -> Draft:
+    """Start from a cause that the doctor finds in a run, on the run's own config unless a recipe is given."""
+    run, _, id = found.rpartition("#")
+    if not run or not id:
+        raise LabError(f"--from {found}: write a run and a finding of it, for example runs/quickstart#kl.strangles.")
+    id = current(id)
+    report = diagnose(run)
+    findings = {finding.id: finding for finding in _with_symptoms(report.findings)}
+    if id not in findings:
+        raise LabError(f"The doctor finds no {id} in {run}; it finds {', '.join(findings) or 'nothing'}.")
+    recipe = recipe or _recipe_of(notebook, Path(report.source))
+    return of_cause(notebook.next_id(), find_cause(id), recipe, notebook.folder, findings[id])
+
+
+def _with_symptoms(findings: tuple[Finding, ...]) -> Iterator[Finding]:
+    for finding in findings:
+        yield finding
+        yield from _with_symptoms(finding.explains)
+
+
+def _recipe_of(notebook: Notebook, run: Path) -> Path:
+    """Write a run's config as a recipe of the lab, without the machine that it ran on."""
+    if not (run / "run.json").is_file():
+        raise LabError(f"{run} has no config of Uptrend: name a recipe with --recipe.")
+    opened = Run(run)
+    text = to_recipe({key: value for key, value in opened.config.items() if key != "compute"})
+    # The same recipe is written once; another one of this name is never overwritten, as verdicts refer to it.
+    path, place = notebook.folder / "recipes" / f"{opened.name}.toml", 1
+    path.parent.mkdir(exist_ok=True)
+    while path.exists() and path.read_text(encoding="utf-8") != text:
+        place += 1
+        path = path.with_name(f"{opened.name}-{place}.toml")
+    write_whole(path, text.encode())
+    return path
+
+
+def _write(notebook: Notebook, draft: Draft, is_whole: bool = True) -> None:
+    """Write the file; a hypothesis that comes with its arms must be decidable."""
+    h = draft.hypothesis
+    if is_whole and h.arms:
+        check(h, notebook.folder)
+    path = notebook.add(h, draft.prose)
+    typer.echo(f"{h.id}  {path}  {h.title}")
+    if is_whole and not h.arms:
+        typer.echo("A probe decides it: its validation method names the probe.")
+    else:
+        before = "Next" if is_whole else "Fill in its title, arms and criteria, then"
+        typer.echo(f"{before}: uptrend lab run {h.id} --dir {notebook.folder}")
+
+
+def list_hypotheses(
+    folder: LabFolder = Path("."),
+    ready: Annotated[bool, typer.Option("--ready", help="List what a hypothesis can start from.")] = False,
+    format: AsFormat = Format.TEXT,
+) -> None:
+    """List hypotheses, or ready ones to start from.
+
+    \b
+    uptrend lab list --dir debug
+    uptrend lab list --ready
+    """
+    console = terminal()
+    if ready:
+        hypotheses = [draft.hypothesis for draft in all_ready().values()]
+        causes = {id: cause.experiment for id, cause in CATALOGUE.items() if cause.experiment.arms}
+        if format is Format.JSON:
+            listed = [{"id": id, "claim": one.claim, "arms": list(one.arms)} for id, one in causes.items()]
+            print_json({"ready": [_plain(h) for h in hypotheses], "causes": listed})
+            return
+        console.print("Ready, as uptrend lab new h01:")
+        console.print(_table(hypotheses))
+        console.print("\nFrom the catalogue, as uptrend lab new kl.strangles --recipe RECIPE:")
+        console.print(columns("id", "claim", rows=[(id, experiment.claim) for id, experiment in causes.items()]))
+        return
+    notebook = Notebook(folder)
+    hypotheses, broken = notebook.readable
+    if format is Format.JSON:
+        listed = [{**_plain(h), "path": str(notebook.path_of(h.id))} for h in hypotheses]
+        print_json({"hypotheses": listed, "broken": broken})
+        return
+    if hypotheses:
+        console.print(_table(hypotheses))
+    elif not broken:
+        console.print(f"There are no hypotheses in {folder}/. Start one with: uptrend lab new --dir {folder}")
+    for reason in broken:
+        console.print(f"can't be read: {reason}", style="red")
+
+
+def _table(hypotheses: list[Hypothesis]) -> Table:
+    rows = []
+    for h in hypotheses:
+        arms = ", ".join(arm.name for arm in h.arms) or "a probe decides"
+        rows.append((h.id, h.priority, f"{MARKS[h.status]} {h.status}", h.confidence or NONE, h.title, arms))
+    return columns("id", "priority", "status", "confidence", "hypothesis", "arms", rows=rows)
+
+
+def _plain(h: Hypothesis) -> dict[str, Any]:
+    keys = (
+        "id", "title", "priority", "status", "confidence", "cause", "explains", "recipe", "metric", "direction",
+        "smallest", "seeds", "prerequisites",
+    )  # fmt: skip
+    return _pick(h, *keys) | {"arms": {a.name: {"control": a.is_control, "overrides": a.overrides} for a in h.arms}}
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the lab.")] = Path(),
+    html: Annotated[bool, typer.Option("--html", help=f"Write one self-contained page: DIR/{PAGE}, or --out.")] = False,
+    format: Annotated[JournalFormat | None, typer.Option("--format", "-f", help="Default: markdown.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write to this file.")] = None,
+    opens: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+) -> None:
+    """Report a whole lab, as a page or text.
+
+    \b
+    uptrend lab report debug --html --open
+    uptrend lab report debug > debug.md
+    uptrend lab report debug --format json
+
+    It has the problem, the hypotheses with their verdicts, the runs and the log. The page needs neither run
+    directories nor a network. The JSON: docs/journal.md.
+    """
+    if (html or opens) and format not in (None, JournalFormat.HTML):
+        raise LabError(f"--{'html' if html else 'open'} and --format {format} ask for two things: leave one out.")
+    notebook = Notebook(folder)
+    place = out
+    if html or opens or format is JournalFormat.HTML:
+        text, place = page(notebook), out or folder / PAGE
+    elif format is JournalFormat.JSON:
+        text = json.dumps(to_table(notebook), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    else:
+        text = to_markdown(notebook)
+    if place is None:
+        sys.stdout.write(text)
+        return
+    write_whole(place, text.encode())
+    typer.echo(f"Wrote {place}", err=True)
+    if opens:
+        webbrowser.open(place.resolve().as_uri())
+
+
+def import_files(
+    files: Annotated[list[Path], typer.Argument(help="Journals in Markdown or plain text.", readable=False)],
+    into: Annotated[Path, typer.Option("--into", help="Folder of the lab; made if it is missing.")],
+    format: AsFormat = Format.TEXT,
+) -> None:
+    """Read hand-written journals into a lab.
+
+    \b
+    uptrend lab import notes/*.md --into debug
+    uptrend lab import journal.txt --into debug --format json
+
+    Experiments, hypotheses, run ids and figures are recognized; the rest stays prose. Reported results stay reports:
+    every hypothesis is pending. Importing the same text again adds nothing.
+    """
+    brought = import_journals(files, Notebook(into) if is_lab(into) else Notebook.init(into))
+    if format is Format.JSON:
+        print_json(_plain_import(brought))
+        return
+    counts = {journal.name: _counts(journal) for journal in brought.journals}
+    rows = []
+    for journal in brought.journals:
+        spans = ", ".join(str(first) if first == last else f"{first}–{last}" for first, last in journal.prose)
+        rows.append((journal.name, *map(str, counts[journal.name].values()), spans or "none"))
+    console = terminal()
+    console.print(columns("file", *next(iter(counts.values())), "lines kept as prose", rows=rows))
+    console.print(
+        f"\nNew in {into}/: {len(brought.ids)} hypotheses, {brought.entries} log entries; {brought.already} were there "
+        f"already. All are pending: nothing was run here.\nNext: uptrend lab list --dir {into}",
+        soft_wrap=True,
+    )
+
+
+def _counts(journal: Journal) -> dict[str, int]:
+    """Count what was recognized in a file, by kind."""
+    experiments = journal.experiments
+    statuses = [*(one.statuses for one in experiments), *(h.statuses for h in journal.hypotheses)]
+    return {
+        "experiments": len(experiments),
+        "hypotheses": len(journal.hypotheses),
+        "statuses": sum(map(bool, statuses)),
+        "runs": len({run for one in experiments for run in one.runs}),
+        "figures": sum(len(one.figures) for one in experiments),
+        "commands": sum(len(one.commands) for one in experiments),
+        "repaired": journal.repaired,
+    }
+
+
+def _plain_import(brought: Imported) -> dict[str, Any]:
+    """Return an import as JSON."""
+    files, experiments, hypotheses = list[Any](), list[Any](), list[Any]()
+    for journal in brought.journals:
+        files.append(
+            {
+                **_pick(journal, "name", "title", "is_problem", "prose"),
+                "lines": sum(bool(line.text.strip()) for line in journal.lines),
+                "recognized": len(journal.recognized),
+                **_counts(journal),
+            }
+        )
+        for one in journal.experiments:
+            where = {"file": journal.name, "line": one.lines[0].number, "status": reported(one.statuses)}
+            figures = {"figures": [_pick(figure, "name", "value", "line") for figure in one.figures]}
+            about = _pick(one, "key", "title", "date", "runs", "settings", "commands", "outcome")
+            experiments.append({**where, **about, **figures})
+        for h in journal.hypotheses:
+            where = {"file": journal.name, "line": h.lines[0].number, "reported": reported(h.statuses)}
+            ids = {"id": brought.ids.get(hypothesis_key(h, journal)), "named": h.key, "claim": h.title}
+            hypotheses.append({**ids, **where, **_pick(h, "priority", "confidence", "notes", "runs")})
+    return {
+        "files": files,
+        "experiments": experiments,
+        "hypotheses": hypotheses,
+        "new": {"hypotheses": len(brought.ids), "entries": brought.entries},
+        "already": brought.already,
+        "written": [str(path) for path in brought.written],
+    }
+
+
+def _pick(source: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(source, name) for name in names}

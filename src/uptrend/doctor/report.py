@@ -1,0 +1,259 @@
+"""A report for people and programs: text for the terminal, Markdown, a page, and JSON (docs/doctor.md)."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.text import Text
+
+from uptrend.records import Experiment, Finding, Fix, Report, Severity, TrendKind
+from uptrend.stats import formatting
+from uptrend.stats.drawing import COLORS, plotting, to_svg
+from uptrend.stats.formatting import assignments, number, plural
+from uptrend.stats.pages import render
+
+SCHEMA = 2
+TRAINERS = {"uptrend": "Uptrend", "trl": "TRL", "verifiers": "verifiers", "prime-rl": "prime-rl", "verl": "verl"}
+HEADLINES = {
+    TrendKind.LEARNING: "Learning",
+    TrendKind.FLAT: "Not learning: flat",
+    TrendKind.FALLING: "Not learning: falling",
+    TrendKind.TOO_SHORT: "Too short to tell",
+}
+STYLES = {
+    TrendKind.LEARNING: "bold green",
+    TrendKind.FLAT: "bold red",
+    TrendKind.FALLING: "bold red",
+    TrendKind.TOO_SHORT: "yellow",
+    Severity.CRITICAL: "bold red",
+    Severity.WARNING: "yellow",
+    Severity.NOTE: "cyan",
+}
+EVIDENCE_SHOWN, COLUMNS_SHOWN = 6, 8
+"""Pieces of evidence, and unknown columns, that are shown; JSON has all."""
+MARGIN = 3
+
+
+def to_table(reports: Sequence[Report]) -> dict[str, Any]:
+    """Return the longest run's report as JSON, and under `runs` the report of each run."""
+    runs = [_report_table(report) for report in reports]
+    # A log may hold several runs, of which short ones are often false starts: the longest stands for the file.
+    longest = max(range(len(reports)), key=lambda i: (reports[i].steps, i))
+    return {"schema": SCHEMA, **runs[longest], "runs": runs}
+
+
+def _report_table(report: Report) -> dict[str, Any]:
+    trend = report.trend
+    return {
+        "source": report.source,
+        "trainer": report.trainer,
+        "name": report.name,
+        "steps": report.steps,
+        "trend": str(trend.kind),
+        **{key: plain(getattr(trend, key)) for key in ("sentence", "effect", "interval", "power", "held_out")},
+        "findings": [
+            *(finding_table(cause) for cause in report.findings),
+            *(finding_table(symptom, cause.id) for cause in report.findings for symptom in cause.explains),
+        ],
+        "cannot_tell": [{"id": lack.id, "needs": lack.needs} for lack in report.cannot_tell],
+        "notes": list(report.notes),
+        "unknown": list(report.unknown),
+    }
+
+
+def finding_table(finding: Finding, cause: str | None = None) -> dict[str, Any]:
+    """Return a finding as JSON; a symptom names its cause."""
+    experiment, fix = finding.experiment, finding.fix
+    empty_to_null = {"metric": None, "rollout": None, "probe": None, "steps": None}
+    return {
+        "id": finding.id,
+        "severity": str(finding.severity),
+        "confidence": str(finding.confidence),
+        "summary": finding.summary,
+        "evidence": [
+            {key: plain(value) if value != "" else empty_to_null[key] for key, value in vars(evidence).items()}
+            for evidence in finding.evidence
+        ],
+        "rivals": [{"id": rival.id, "tells_apart": rival.tells_apart} for rival in finding.rivals],
+        "experiment": None
+        if experiment is None
+        else {**plain(vars(experiment)), "probe": experiment.probe or None, "steps": experiment.steps or None},
+        "fix": None if fix is None else {"sentence": fix.sentence, "changes": plain(fix.changes)},
+        "explains": [symptom.id for symptom in finding.explains],
+        "symptom_of": cause,
+        "page": finding.page,
+    }
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON has it: no numpy, no tuples, null for what is not finite, text for other objects."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float):
+        return value if np.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value if value is None or isinstance(value, bool | int | str) else str(value)
+
+
+def print_report(report: Report, console: Console, verbose: bool = False) -> None:
+    """Print the trend, the causes in order, and what could not be told; shortened unless `verbose`."""
+    _print(console, _title(report), "dim", 0)
+    _print(console, report.trend.kind.upper(), STYLES[report.trend.kind], 0)
+    _print(console, report.trend.sentence)
+    _print(console, _held_out(report))
+    summaries = {finding.summary for finding in report.findings}
+    for note in report.notes:
+        _print(console, "" if note in summaries else f"read: {note}", "dim")
+    if not report.findings:
+        _print(console, "Nothing was found." if report.steps else "Without a curve there is nothing to look at.")
+    for place, finding in enumerate(report.findings, 1):
+        console.print()
+        _print_finding(place, finding, report.trainer, console, verbose)
+    console.print()
+    if verbose:
+        for lack in report.cannot_tell:
+            _print(console, f"cannot tell {lack.id}: {lack.needs}", "dim")
+    elif report.cannot_tell:
+        counted = Counter(lack.needs for lack in report.cannot_tell).most_common()
+        named = "; ".join(f"{needs} ({count})" for needs, count in counted[:3])
+        more = "; …" if len(counted) > 3 else ""
+        _print(console, f"cannot tell {len(report.cannot_tell)} causes: {named}{more}", "dim")
+    if report.unknown:
+        shown = report.unknown if verbose else report.unknown[:COLUMNS_SHOWN]
+        hidden = len(report.unknown) - len(shown)
+        more = f" and {hidden} more" if hidden else ""
+        _print(console, f"columns not known: {', '.join(shown)}{more}", "dim")
+    if not verbose and (report.cannot_tell or any(f.severity is Severity.NOTE for f in report.findings)):
+        _print(console, "--verbose lists everything, and how to fix notes.", "dim")
+
+
+def _print_finding(place: int, finding: Finding, trainer: str, console: Console, verbose: bool) -> None:
+    head = (f"{place}. {finding.id}", STYLES[finding.severity])
+    console.print(Text.assemble(head, (f"  {finding.severity}, {finding.confidence} confidence", "dim")))
+    _print(console, finding.summary)
+    for shown in _evidence(finding):
+        _print(console, f"· {shown}", "dim")
+    if finding.explains:
+        _print(console, f"explains: {', '.join(symptom.id for symptom in finding.explains)}")
+    if verbose or finding.severity is not Severity.NOTE:
+        if finding.fix is not None:
+            _print(console, f"fix: {finding.fix.sentence}")
+        for name, line in _changes(finding.fix, trainer, only_own=not verbose):
+            _print(console, f"{name}: {line}", "green", MARGIN + 2)
+        for rival in finding.rivals:
+            _print(console, f"or {rival.id}: {rival.tells_apart}", "dim")
+        if finding.experiment is not None:
+            _print(console, f"decide: {_experiment(finding.experiment, trainer)}")
+    _print(console, finding.page, "dim")
+
+
+def _print(console: Console, line: str, style: str = "", margin: int = MARGIN) -> None:
+    """Print a paragraph behind a margin; no spaces at line ends, which a log or a pipe would keep."""
+    for part in Text(line, style=style).wrap(console, max(20, console.width - margin)) if line else ():
+        part.rstrip()
+        console.print(Text.assemble(" " * margin, part), no_wrap=True, overflow="ignore", crop=False)
+
+
+def to_markdown(reports: Sequence[Report]) -> str:
+    """Return Markdown, for a pull request or a journal, with one section per run."""
+    return render("doctor/templates/report.md", sections=[_section(report, only_own=False) for report in reports])
+
+
+def to_html(reports: Sequence[Report]) -> str:
+    """Return a page that needs nothing else (no script, font or network), with one section per run."""
+    sections = [{**_section(report, only_own=True), "picture": _picture(report.curve)} for report in reports]
+    return render("doctor/templates/report.html", sections=sections)
+
+
+def _section(report: Report, only_own: bool) -> dict[str, Any]:
+    """Return the values that the templates show of one run."""
+    rows = [(lack.id, lack.needs) for lack in report.cannot_tell]
+    return {
+        "report": report,
+        "title": _title(report),
+        "headline": HEADLINES[report.trend.kind],
+        "held_out": _held_out(report),
+        "lacks": formatting.markdown_table(("cause", "needs"), rows),
+        "findings": [
+            {
+                "is": finding,
+                "evidence": _evidence(finding),
+                "symptoms": ", ".join(symptom.id for symptom in finding.explains),
+                "changes": _changes(finding.fix, report.trainer, only_own),
+                "experiment": _experiment(finding.experiment, report.trainer),
+            }
+            for finding in report.findings
+        ],
+    }
+
+
+def _picture(curve: Sequence[tuple[int, float]]) -> str:
+    """Draw the training reward over steps as SVG; nothing for fewer than two points."""
+    if len(curve) < 2:
+        return ""
+    with plotting() as plt:
+        figure, axes = plt.subplots(figsize=(8, 2), layout="constrained")
+        axes.plot([step for step, _ in curve], [reward for _, reward in curve], color=COLORS[0], linewidth=1.8)
+        axes.set(xlabel="step", ylabel="training reward")
+        axes.locator_params(axis="x", integer=True)
+        return to_svg(figure, "training reward by step")
+
+
+def _title(report: Report) -> str:
+    """Return source, name, trainer and number of points."""
+    trainer = TRAINERS.get(report.trainer, report.trainer) if report.trainer != "unknown" else ""
+    name = report.name if report.name != Path(report.source).name else ""
+    return ", ".join(filter(None, [report.source, name, trainer, plural(report.steps, "point")]))
+
+
+def _held_out(report: Report) -> str:
+    """Return the held-out change in a sentence; empty where there is none."""
+    change = report.trend.held_out
+    if not change:
+        return ""
+    ends = f", 95% interval {formatting.interval(*change['interval'])}" if change["interval"] else ""
+    tasks = f" on {plural(change['tasks'], 'task')}" if change["tasks"] else ""
+    levels = f"{number(change['first'])} → {number(change['last'])}"
+    return f"Held out{tasks}: {levels} (change {formatting.change(change['effect'])}{ends})."
+
+
+def _changes(fix: Fix | None, trainer: str, only_own: bool) -> list[tuple[str, str]]:
+    """Return a fix as pairs of trainer and config line, the run's own trainer first.
+
+    With `only_own`, the others are left out where the run's own trainer has a line.
+    """
+    if fix is None:
+        return []
+    # Nobody edits five configs: the terminal and the page show the line of the run's own trainer.
+    own = {trainer: fix.changes[trainer]} if fix.changes.get(trainer) else {}
+    chosen = own if only_own and own else {**own, **fix.changes}
+    notes = {name: f" ({'; '.join(lines)})" for name, lines in fix.notes.items()}
+    return [
+        (TRAINERS.get(name, name), assignments(keys) + notes.get(name, "")) for name, keys in chosen.items() if keys
+    ]
+
+
+def _evidence(finding: Finding) -> list[str]:
+    """Return the evidence that the summary does not repeat, and how many pieces are left out."""
+    # Checks often put their first piece of evidence into the summary, too.
+    new = [e for e in finding.evidence if e.text.rstrip(".") not in finding.summary]
+    shown = [e.text + (f" [{e.rollout}]" if e.rollout else "") for e in new[:EVIDENCE_SHOWN]]
+    return shown + ([f"and {len(new) - EVIDENCE_SHOWN} more"] if len(new) > EVIDENCE_SHOWN else [])
+
+
+def _experiment(experiment: Experiment | None, trainer: str) -> str:
+    """Return the deciding experiment in one line; empty where there is none. A probe needs an Uptrend recipe."""
+    if experiment is None:
+        return ""
+    if experiment.probe:
+        probe = f" Settle it: uptrend preflight RECIPE --only {experiment.probe}" if trainer == "uptrend" else ""
+        return experiment.claim + probe
+    arms = "; ".join(f"{name}: {assignments(keys) or 'unchanged'}" for name, keys in experiment.arms.items())
+    label = "Arms" if trainer == "uptrend" else "Arms, in Uptrend's keys"
+    return f"{experiment.claim} {label}: {arms}" if arms else experiment.claim
