@@ -14,8 +14,7 @@ from benchmarks.faults.case import Case
 from benchmarks.faults.recipes import make_config
 
 from uptrend.config import Config
-from uptrend.doctor.probes import PROBES
-from uptrend.doctor.probes.run import differential
+from uptrend.doctor.probes import PROBES, differential
 from uptrend.records import Run
 from uptrend.runner.preflight import Preflight, ask_probes
 from uptrend.runner.prepare import Prepared, prepare

@@ -2,30 +2,32 @@
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from uptrend.cli.console import FailOn, Format
-from uptrend.cli.preflight_text import finding_lines, print_result, print_rollouts
 from uptrend.config import load_config
 from uptrend.policy.known import need_train_extra
-from uptrend.records import ConfigError, Severity
+from uptrend.records import ConfigError, Finding, Role, Severity
 from uptrend.records.renamed import current
 from uptrend.runner.preflight import Preflight, ask_probes
-from uptrend.runner.prepare import Prepared, prepare
+from uptrend.runner.prepare import prepare
 from uptrend.stats.formatting import duration, plural
 
 if TYPE_CHECKING:
-    from uptrend.doctor.probes.result import Result
+    from uptrend.doctor.probes.probe import Piece, Result
 
-GROUPS = 16
-"""Groups that the probes play."""
+GROUPS = 16  # groups that the probes play
 GRAVE = {FailOn.CRITICAL: (Severity.CRITICAL,), FailOn.WARNING: (Severity.CRITICAL, Severity.WARNING)}
+COLORS = {"critical": "bold red", "warning": "yellow", "note": "cyan"}
+STYLES = {Role.PROMPT: "dim", Role.MODEL: "green", Role.TOOL: "blue"}
+WRONG = "bold white on red"  # trained or untrained by mistake, or hidden from attention
 
 
 def command(
@@ -36,7 +38,7 @@ def command(
     ] = None,
     only: Annotated[list[str] | None, typer.Option(help="Ask only this probe. Repeat for more.")] = None,
     full: Annotated[bool, typer.Option("--full", help="Also learn 16 tasks by RL: minutes.")] = False,
-    format: Annotated[Format, typer.Option(help="How to print the result.")] = Format.TEXT,
+    format: Annotated[Format, typer.Option(help="Output format.")] = Format.TEXT,
     fail_on: Annotated[FailOn, typer.Option(help="Exit with 1 from this severity on.")] = FailOn.CRITICAL,
 ) -> None:
     """Ask the real model, tasks and learner what could keep a run from learning, before it runs.
@@ -49,28 +51,37 @@ def command(
     Each probe shows its figure. Nothing is written, and nothing is learned: weights come back bit for bit.
     """
     need_train_extra()
-    from uptrend.doctor.probes.run import differential
+    from uptrend.doctor.probes import PROBES, differential
 
-    names = _chosen(only or (), full)
-    began = time.perf_counter()
-    with _status("Loading the model and its tasks…", format):
-        prepared = prepare(load_config(recipe, sets or ()))
-    console = Console(highlight=False, markup=False, emoji=False)
+    names = [current(name) for name in only or ()]
+    for name in names:
+        if name not in PROBES:
+            raise ConfigError(f"--only {name}: there is no such probe. There are {', '.join(PROBES)}.")
+    names = names or [name for name, probe in PROBES.items() if full or not probe.full]
+    began, is_text = time.perf_counter(), format is Format.TEXT
+    console, errors = Console(highlight=False, markup=False, emoji=False), Console(stderr=True, highlight=False)
+    status = errors.status("Loading the model and its tasks…") if is_text and errors.is_terminal else None
+
+    def show(name: str) -> None:
+        if status is not None:
+            status.update(f"{name}: {PROBES[name].about}")
+
     results: list[Result] = []
-    for result in _ask(prepared, names, format):
-        results.append(result)
-        if format is Format.TEXT:
-            print_result(console, result)
+    with status or nullcontext():
+        prepared = prepare(load_config(recipe, sets or ()))
+        for result in ask_probes(prepared, names, GROUPS, show):
+            results.append(result)
+            if is_text:
+                console.print(_result_line(result), soft_wrap=True)
     report = Preflight(str(recipe), results, differential(results), time.perf_counter() - began)
-    if format is Format.JSON:
-        typer.echo(json.dumps(report.to_table(), indent=2, ensure_ascii=False))
-    else:
-        print_rollouts(console, results)
-        for line in finding_lines(report.findings):
+    if is_text:
+        for line in (*_rollout_lines(results), *_finding_lines(report.findings)):
             console.print(line, soft_wrap=True)
-        probes = plural(report.asked, "probe")
-        rest = len(results) - report.asked
-        console.print(f"{report.count} by {probes} ({rest} do not apply), {duration(report.seconds)}.")
+        skipped = len(results) - report.asked
+        asked = f"{plural(report.asked, 'probe')} ({skipped} do not apply)"
+        console.print(f"{report.count} by {asked}, {duration(report.seconds)}.")
+    else:
+        typer.echo(json.dumps(report.to_table(), indent=2, ensure_ascii=False))
     if report.is_grave(GRAVE[fail_on]):
         raise typer.Exit(1)
 
@@ -78,34 +89,48 @@ def command(
 def tell_preflight(report: Preflight) -> None:
     """Print on stderr what the cheap probes before a run found."""
     typer.echo(f"preflight: {report.count} by {plural(report.asked, 'probe')}, {duration(report.seconds)}", err=True)
-    for line in finding_lines([f for f in report.findings if f.severity != Severity.NOTE]):
+    for line in _finding_lines([f for f in report.findings if f.severity != Severity.NOTE]):
         typer.echo(line.plain, err=True)
 
 
-def _chosen(only: Sequence[str], full: bool) -> list[str]:
-    from uptrend.doctor.probes import PROBES
-
-    known = [current(name) for name in only]
-    for name in known:
-        if name not in PROBES:
-            raise ConfigError(f"--only {name}: there is no such probe. There are {', '.join(PROBES)}.")
-    return known or [name for name, probe in PROBES.items() if full or not probe.full]
+def _result_line(result: "Result") -> Text:
+    if result.skipped:
+        return Text(f"– {result.name:14}not asked: {result.skipped}", "dim")
+    mark = ("✓ ", "green") if result.ok else ("✗ ", "bold red")
+    return Text.assemble(mark, f"{result.name:14}", result.figure, (f"  {duration(result.seconds)}", "dim"))
 
 
-def _ask(prepared: Prepared, names: Iterable[str], format: Format) -> "Iterator[Result]":
-    """Run the probes, showing on stderr which one is running."""
-    from uptrend.doctor.probes import PROBES
+def _rollout_lines(results: Sequence["Result"]) -> Iterator[Text]:
+    """Show rollouts of the probes, colored by who wrote what and whether it is trained."""
+    shown = [pieces for result in results for pieces in result.printout]
+    if shown:
+        yield Text.assemble(
+            "\nRollouts: ", ("prompt", STYLES[Role.PROMPT]), ", ", ("model, trained", STYLES[Role.MODEL]), ", ",
+            ("tool", STYLES[Role.TOOL]), ", ", ("trained or hidden by mistake", WRONG),
+        )  # fmt: skip
+    for pieces in shown:
+        yield Text.assemble("  ", *map(_painted, pieces))
 
-    with _status("", format) as status:
-        yield from ask_probes(prepared, names, GROUPS, lambda name: status(f"{name}: {PROBES[name].asks}"))
+
+def _painted(piece: "Piece") -> tuple[str, str]:
+    text = piece.text.replace("\n", "⏎")
+    if len(text) > 400:
+        text = f"{text[:200]} … {text[-200:]}"
+    right = piece.trained == (piece.role is Role.MODEL) and piece.attended
+    return text, STYLES[piece.role] if right else WRONG
 
 
-@contextmanager
-def _status(words: str, format: Format) -> "Iterator[Any]":
-    """Says on stderr what is going on, where that is a terminal."""
-    console = Console(stderr=True, highlight=False, markup=False)
-    if format is Format.JSON or not console.is_terminal:
-        yield lambda _: None
-        return
-    with console.status(words) as status:
-        yield lambda words: status.update(words)
+def _finding_lines(findings: Sequence[Finding]) -> Iterator[Text]:
+    """Show each finding: cause, evidence, symptoms, fix."""
+    for finding in findings:
+        yield Text.assemble("\n", (f"{finding.severity.value}  {finding.id}", COLORS[finding.severity.value]))
+        yield Text(f"  {finding.summary}")
+        for evidence in finding.evidence:
+            yield Text(f"  · {evidence.text}" + (f" (rollout {evidence.rollout})" if evidence.rollout else ""))
+        if finding.explains:
+            yield Text(f"  also explains: {', '.join(f.id for f in finding.explains)}")
+        if finding.fix is not None and finding.fix.sentence:
+            yield Text(f"  fix: {finding.fix.sentence}")
+        for key, value in (finding.fix.changes.get("uptrend", {}) if finding.fix else {}).items():
+            yield Text(f"       --set {key}={value}")
+        yield Text(f"  {finding.page}")

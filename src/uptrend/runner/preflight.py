@@ -11,13 +11,11 @@ from uptrend.records.renamed import current
 from uptrend.training.observer import Stop
 
 if TYPE_CHECKING:
-    from uptrend.doctor.probes.result import Result
+    from uptrend.doctor.probes.probe import Result
     from uptrend.runner.prepare import Prepared
 
-FEW_GROUPS = 2
-"""Groups that the cheap probes play before a run, where seconds count."""
-VERSION = 1
-"""Version of the JSON form."""
+FEW_GROUPS = 2  # groups that the cheap probes play before a run, where seconds count
+VERSION = 1  # of the JSON form
 
 
 @dataclass(frozen=True)
@@ -74,24 +72,21 @@ def ask_probes(
     prepared: "Prepared", names: Iterable[str], groups: int, started: Callable[[str], None] = lambda _: None
 ) -> "Iterator[Result]":
     """Run the named probes one by one; `started` receives each name before its probe runs."""
+    from uptrend.doctor.probes import run_probes
     from uptrend.doctor.probes.bench import Bench
-    from uptrend.doctor.probes.run import run_probes
 
     p = prepared
-    bench = Bench(p.config, p.policy, p.pool, p.held_out, groups, p.components)
-    yield from run_probes(bench, names, started)
+    yield from run_probes(Bench(p.config, p.policy, p.pool, p.held_out, groups, p.components), names, started)
 
 
 def check_first(
     prepared: "Prepared", directory: RunDirectory, allows: Collection[str]
 ) -> tuple[Preflight, Stop | None]:
     """Run the cheap probes before a run and record them; a critical finding that is not allowed stops it."""
-    from uptrend.doctor.probes import PROBES
-    from uptrend.doctor.probes.run import differential
+    from uptrend.doctor.probes import PROBES, differential
 
     began = time.perf_counter()
-    names = [name for name, probe in PROBES.items() if probe.cheap]
-    results = list(ask_probes(prepared, names, FEW_GROUPS))
+    results = list(ask_probes(prepared, [name for name, probe in PROBES.items() if probe.cheap], FEW_GROUPS))
     report = Preflight(prepared.config.name, results, differential(results), time.perf_counter() - began)
     directory.event("preflight", **report.to_table())
     allowed = {current(id) for id in allows}

@@ -1,4 +1,4 @@
-"""The bench that probes work on: the parts of the training loop, a step's rollouts, and weights that come back.
+"""The bench that probes work on: the parts of the training loop, one step's rollouts, and weights that come back.
 
 Parts come from the run's components, as in the loop: a fault in any of them shows here as it would in training.
 What is expensive is made once and shared: the rollouts, the learner's log-probabilities, and one real update.
@@ -7,64 +7,94 @@ b = sequence, s = sampled token of it.
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from uptrend.config import Config, to_table
+from uptrend.doctor.catalogue import complete_fix
 from uptrend.doctor.check import finding
-from uptrend.doctor.probes.keep import kept
-from uptrend.doctor.probes.tap import Tap
 from uptrend.policy.optimizer import Applied, Optimizer
 from uptrend.policy.policy import Policy
 from uptrend.policy.weights import Movement, WeightMeter
-from uptrend.records import Confidence, Evidence, Finding, Rollout, RunView, Severity, Task, Tool
+from uptrend.records import Confidence, Evidence, Finding, Fix, Message, Reward, Rollout, RunView, Severity, Task, Tool
 from uptrend.rollout.play import RolloutRequest, derive
+from uptrend.rollout.render import Renderer
+from uptrend.rollout.sampler import Extension, Limits, Sampler
 from uptrend.tasks.pool import Cursor, HeldOut, Pool
-from uptrend.tasks.taskset import Taskset
+from uptrend.tasks.taskset import Script, Taskset, play_script
 from uptrend.training.components import Components
 from uptrend.training.gather import Gathered, RolloutPlayer
 from uptrend.training.learner import Experience, Learner, Update
 from uptrend.training.loop import learn
 
-HIGH, MEDIUM, LOW = Confidence.HIGH, Confidence.MEDIUM, Confidence.LOW
-CRITICAL, WARNING, NOTE = Severity.CRITICAL, Severity.WARNING, Severity.NOTE
-BATCH = 32
-"""Rollouts of the one real update: enough to tell signs apart, and seconds on a CPU."""
-NUDGE = 0.03
-DEMONSTRATED = 16
-"""Tasks that the expert plays."""
+BATCH = 32  # rollouts of the one real update: enough to tell signs apart, and seconds on a CPU
+NUDGE = 0.03  # nats by which outputs move in `Updated.nudged_bs`
+DEMONSTRATED = 16  # tasks that the expert plays
+
+T = TypeVar("T")
+Plays = Sequence[tuple[Task, Taskset]]
 
 
 @dataclass(frozen=True)
 class Updated:
-    """What one real update did; the weights are back where they were."""
+    """One real update and its effect; the weights are back where they were."""
 
     update: Update
-    """What the learner says of it."""
     exp: Experience
-    """What it learned from."""
     rollouts: list[Rollout]
-    """The same as rollouts."""
     before_bs: Tensor
-    """The learner's log-probabilities before it."""
+    """Learner's log-probabilities before the update."""
     after_bs: Tensor
-    """And after it."""
     nudged_bs: Tensor
-    """And a little way along it, where outputs have moved by about `NUDGE` nats: what it does to first order."""
+    """Log-probabilities a little way along the update, where they show its effect to first order."""
     moved: Movement
-    """What moved in the weights."""
     gradient_share: float
-    """The share of weights that had a gradient at all."""
+    """Share of weights that had a gradient."""
 
 
-class Caught:
+@dataclass(frozen=True)
+class ScoredPlay:
+    """One play of a task without the model."""
+
+    texts: tuple[tuple[str, ...], ...]
+    """Replies of the task to each turn; for a script, its own turns."""
+    reward: Reward | None
+    """Reward; None where the task failed, and then the error is the last text."""
+
+
+class RecordingSampler:
+    """The sampler that training uses; keeps the tokens of streams that have ended."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+        self._open: dict[int, tuple[list[int], list[int]]] = {}
+        self.streams: list[tuple[list[int], list[int]]] = []  # read and said
+
+    async def extend(self, stream: int, ids: Sequence[int], limits: Limits, seed: int) -> Extension:
+        read, said = self._open.setdefault(stream, ([], []))
+        read += ids
+        extension = await self._sampler.extend(stream, ids, limits, seed)
+        said += extension.ids.tolist()
+        return extension
+
+    def release(self, stream: int) -> None:
+        if stream in self._open:
+            self.streams.append(self._open.pop(stream))
+        self._sampler.release(stream)
+
+    def load(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
+        self._sampler.load(tensors, version)
+
+
+class GradientCatcher:
     """Stands in for the optimizer: keeps each gradient and changes nothing."""
 
     def __init__(self, policy: Policy) -> None:
@@ -78,84 +108,56 @@ class Caught:
 
 
 class Bench:
-    """One recipe's parts, ready to be probed; close it to have everything as it was."""
+    """One recipe's parts, ready to be probed."""
 
     def __init__(
-        self,
-        config: Config,
-        policy: Policy,
-        pool: Pool,
-        held_out: HeldOut,
-        groups: int = 16,
-        components: Components | None = None,
+        self, config: Config, policy: Policy, pool: Pool, held_out: HeldOut, groups: int, components: Components
     ) -> None:
-        self.components = components or Components()
-        self.policy, self.pool, self.held_out = policy, pool, held_out
-        self.groups = min(groups, min(len(stage.tasks) for stage in pool.stages[:1]))
-        self.config = config
+        self.config, self.policy, self.pool, self.held_out = config, policy, pool, held_out
+        self.components, self.stage = components, pool.stages[0]
+        self.groups = min(groups, len(self.stage.tasks))
         self.original = policy.flat.values.data.clone()
-        self.rehearsed: object = None  # see rehearsal
-        self.tap = Tap(self.components.sampler(policy))
-        self.player = RolloutPlayer(policy, self.tap, config)
-        self.view = RunView(
+        self.sampler = RecordingSampler(components.sampler(policy))
+        self._player = RolloutPlayer(policy, self.sampler, config)
+        self._made: dict[object, Any] = {}
+        self._view = RunView(
             source=config.name, trainer="uptrend", name=config.name, steps=np.zeros(0, np.int64), metrics={},
             config=to_table(config), rollout_steps=(0,),
         )  # fmt: skip
 
-    @cached_property
-    def learner(self) -> Learner:
-        """To look with; it holds an optimizer that is never asked."""
-        return self.components.learner(self.policy, cast(Optimizer, Caught(self.policy)), self.config)
-
-    @cached_property
-    def gathered(self) -> Gathered:
-        """A first step's groups, as training would draw and play them."""
-        config = replace(self.config, sampling=replace(self.config.sampling, groups=self.groups))
-        return self.components.gather(self.player, self.pool, Cursor(), 1, config)
+    def found(
+        self,
+        id: str,
+        severity: Severity,
+        summary: str,
+        evidence: str | Sequence[Evidence],
+        value: float | None = None,
+        rollout: Rollout | None = None,
+        confidence: Confidence = Confidence.HIGH,
+        fix: Fix | None = None,
+    ) -> Finding:
+        """Make a finding on this recipe; `value` and `rollout` go with evidence in one sentence."""
+        observed = [seen(evidence, value, rollout)] if isinstance(evidence, str) else evidence
+        cause = finding(self._view, id, severity, confidence, summary, observed)
+        return cause if fix is None else replace(cause, fix=complete_fix(fix))
 
     @property
-    def rollouts(self) -> list[Rollout]:
-        """Those that training would learn from."""
-        return self.gathered.rollouts
+    def more_turns(self) -> Fix:
+        """Fix for rollouts that are cut by turns; the catalogue's is for those cut by tokens."""
+        turns = {"uptrend": {"sampling.max_turns": 2 * self.config.sampling.max_turns}}
+        return Fix("Give rollouts as many turns as the task takes.", turns)
 
     @cached_property
-    def exp(self) -> Experience:
-        """The rollouts as the learner gets them."""
-        return self.experience(self.rollouts)
-
-    @cached_property
-    def logprobs_bs(self) -> Tensor:
-        """The learner's log-probabilities of them."""
-        return self.logprobs(self.exp)
-
-    @cached_property
-    def updated(self) -> Updated:
-        """One real update at the recipe's full learning rate on as many of the groups as are quick."""
-        return self.try_update(self.batch, self.config)
-
-    @cached_property
-    def batch(self) -> list[Rollout]:
-        """Whole groups, about `BATCH` rollouts."""
-        names = list(dict.fromkeys(r.group for r in self.rollouts))
-        chosen = set(names[: max(1, BATCH // self.config.sampling.size)])
-        return [r for r in self.rollouts if r.group in chosen]
-
-    @cached_property
-    def demonstrations(self) -> list[Rollout]:
-        """The expert's rollouts on training tasks, in the model's tokens."""
-        stage = self.pool.stages[0]
-        requests = [
-            RolloutRequest(t, stage.taskset, 0, f"gold-{n}", 0, 0) for n, t in enumerate(stage.tasks[:DEMONSTRATED])
-        ]
-        return self.player.demonstrate(requests)
+    def tasks(self) -> dict[str, tuple[Task, Taskset]]:
+        """Every training task by id, with its taskset; the first stage's where several have it."""
+        return {task.id: (task, stage.taskset) for stage in reversed(self.pool.stages) for task in stage.tasks}
 
     @cached_property
     def tools(self) -> tuple[Tool, ...]:
-        """What the first task lets the model call."""
-        stage = self.pool.stages[0]
+        """Tools of the first task."""
 
         async def read() -> tuple[Tool, ...]:
-            play = stage.taskset.open(stage.tasks[0], 0)
+            play = self.stage.taskset.open(self.stage.tasks[0], 0)
             try:
                 return tuple(play.tools)
             finally:
@@ -164,92 +166,243 @@ class Bench:
         return asyncio.run(read())
 
     @cached_property
-    def tasks(self) -> dict[str, tuple[Task, Taskset]]:
-        """Every training task by its id, with what plays it; the first stage's where several have it."""
-        return {task.id: (task, stage.taskset) for stage in reversed(self.pool.stages) for task in stage.tasks}
+    def renderer(self) -> Renderer:
+        """Renders messages of the first stage into the model's tokens."""
+        taskset, trim = self.stage.taskset, self.config.sampling.trim
+        return Renderer(self.policy.tokenizer, self.policy.stop_ids, taskset.chat, trim)
+
+    @cached_property
+    def gathered(self) -> Gathered:
+        """Groups of a first step, as training would draw and play them."""
+        config = replace(self.config, sampling=replace(self.config.sampling, groups=self.groups))
+        return self.components.gather(self._player, self.pool, Cursor(), 1, config)
+
+    @property
+    def rollouts(self) -> list[Rollout]:
+        """Rollouts that training would learn from."""
+        return self.gathered.rollouts
+
+    @property
+    def played(self) -> list[Rollout]:
+        """All rollouts of the step, those of dropped groups included."""
+        return [*self.gathered.rollouts, *self.gathered.dropped]
 
     @property
     def drawn(self) -> list[tuple[Task, Taskset]]:
-        """The tasks that the rollouts are of."""
+        """Tasks of the rollouts."""
         return [self.tasks[t] for t in dict.fromkeys(r.task for r in self.rollouts if r.task in self.tasks)]
 
-    @property
-    def exact(self) -> bool:
-        """Whether arithmetic is fp32, so that equal things are equal to rounding."""
-        return self.policy.device.type == "cpu" and self.policy.flat.values.dtype == torch.float32
+    @cached_property
+    def batch(self) -> list[Rollout]:
+        """Whole groups, about `BATCH` rollouts, in their order."""
+        names = list(by_group(self.rollouts))[: max(1, BATCH // self.config.sampling.size)]
+        return [r for r in self.rollouts if r.group in names]
 
-    def near(self, fp32: float, bf16: float) -> float:
-        """The tolerance that goes with the arithmetic."""
-        return fp32 if self.exact else bf16
+    @cached_property
+    def demonstrations(self) -> list[Rollout]:
+        """The expert's rollouts on training tasks, in the model's tokens."""
+        tasks, taskset = self.stage.tasks[:DEMONSTRATED], self.stage.taskset
+        requests = [RolloutRequest(task, taskset, 0, f"gold-{n}", 0, 0) for n, task in enumerate(tasks)]
+        return self._player.demonstrate(requests)
 
-    def experience(self, rollouts: Sequence[Rollout]) -> Experience:
-        """Rollouts as the learner gets them."""
-        return self.components.layout(rollouts, self.config)
+    def play(
+        self, tasks: Plays, size: int, word: str, temperature: float | None = None, **limits: int
+    ) -> list[Rollout]:
+        """Play groups of some tasks; `word` makes their seeds, and `limits` replace values of [sampling].
 
-    def logprobs(self, exp: Experience, *, reference: bool = False) -> Tensor:
-        """Log-probabilities of every sampled token, on the host."""
-        return self.learner.logprobs(exp, reference=reference).cpu()
-
-    def play(self, tasks: Sequence[tuple[Task, Taskset]], size: int, temperature: float, word: str) -> list[Rollout]:
-        """Groups of some tasks; the word makes their seeds."""
+        With other limits and the same word, rollouts say the same as far as the limits let them.
+        """
+        sampling = replace(self.config.sampling, **limits)  # type: ignore[arg-type]
+        player = RolloutPlayer(self.policy, self.sampler, replace(self.config, sampling=sampling))
         requests = [
             RolloutRequest(task, taskset, 0, f"{word}-{n:04d}", i, derive(self.config.seed, word, n, i))
             for n, (task, taskset) in enumerate(tasks)
             for i in range(size)
         ]
-        return self.player.play(requests, temperature=temperature)
+        return player.play(requests, temperature=sampling.temperature if temperature is None else temperature)
+
+    def replay(
+        self,
+        rollouts: Sequence[Rollout],
+        plays: Plays | None = None,
+        turns: Sequence[Sequence[Message]] | None = None,
+        *,
+        at_once: bool = False,
+    ) -> list[ScoredPlay]:
+        """Say each rollout's turns (or others) to its task (or another) again, one by one or all side by side."""
+        plays = [self.tasks[r.task] for r in rollouts] if plays is None else plays
+        turns = list(map(turns_of, rollouts)) if turns is None else turns
+        waiting = [_say(said, *play, r.seed) for said, play, r in zip(turns, plays, rollouts, strict=True)]
+
+        async def run() -> list[ScoredPlay]:
+            return list(await asyncio.gather(*waiting)) if at_once else [await each for each in waiting]
+
+        return asyncio.run(run())
+
+    @property
+    def exact(self) -> bool:
+        """True where arithmetic is fp32, so that equal things are equal to rounding."""
+        return self.policy.device.type == "cpu" and self.policy.flat.values.dtype == torch.float32
+
+    def near(self, fp32: float, bf16: float) -> float:
+        """Choose the tolerance that goes with the arithmetic."""
+        return fp32 if self.exact else bf16
+
+    @cached_property
+    def exp(self) -> Experience:
+        """The rollouts as the learner gets them."""
+        return self.experience(self.rollouts)
+
+    @cached_property
+    def logprobs_bs(self) -> Tensor:
+        """Learner's log-probabilities of the rollouts."""
+        return self.logprobs(self.exp)
+
+    @cached_property
+    def learner(self) -> Learner:
+        """A learner to compute log-probabilities with; its optimizer changes nothing."""
+        return self.components.learner(self.policy, cast(Optimizer, GradientCatcher(self.policy)), self.config)
+
+    def experience(self, rollouts: Sequence[Rollout], config: Config | None = None) -> Experience:
+        """Lay rollouts out for the learner."""
+        config = config or self.config
+        s, longest = config.sampling, max(r.sampled_tokens for r in rollouts)
+        if longest > s.max_tokens * s.max_turns:  # the expert's: no limit cuts them
+            config = replace(config, sampling=replace(s, max_tokens=longest))
+        return self.components.layout(rollouts, config)
+
+    def logprobs(self, exp: Experience, learner: Learner | None = None, *, reference: bool = False) -> Tensor:
+        """Compute log-probabilities of every sampled token, on the host."""
+        return (learner or self.learner).logprobs(exp, reference=reference).cpu()
 
     def make_learner(self, config: Config) -> tuple[Learner, Optimizer]:
-        """Make a learner with an optimizer of its own."""
+        """Make a learner that trains, with its optimizer."""
         optimizer = self.components.optimizer(self.policy.flat, config.learning)
         return self.components.learner(self.policy, optimizer, config), optimizer
 
-    def learn(
-        self, learner: Learner, exp: Experience, rollouts: Sequence[Rollout], step: int, config: Config
-    ) -> tuple[Update, Tensor]:
+    def learn(self, learner: Learner, exp: Experience, rollouts: list[Rollout], step: int, config: Config) -> Update:
         """Compute advantages and make an update, as the loop does."""
-        return learn(self.components, learner, exp, rollouts, step, config)
+        return learn(self.components, learner, exp, rollouts, step, config)[0]
 
     def synchronize(self, version: int = 0) -> None:
         """Give the sampler the weights as they are, as the loop does after an update."""
-        self.tap.load((), version=version)
+        self.sampler.load((), version=version)
 
     @contextmanager
     def scratch(self) -> Iterator[None]:
-        """Whatever happens to the weights inside, they come back, and the sampler gets them."""
-        with kept(self.policy, self.original):
-            yield
+        """Let weights change inside; afterwards they and all random states are as before, and the sampler has them."""
+        try:
+            with random_state_kept(self.policy):
+                yield
+        finally:
+            self.policy.flat.values.data.copy_(self.original)
+            self.policy.flat.gradient.zero_()
         self.synchronize()
 
+    @cached_property
+    def updated(self) -> Updated:
+        """One real update at the recipe's full learning rate on `batch`."""
+        return self.try_update(self.batch, self.config)
+
     def try_update(self, rollouts: list[Rollout], config: Config) -> Updated:
-        """One real update, measured and undone."""
-        exp = self.components.layout(rollouts, config)
+        """Make one real update, measure it and undo it."""
+        exp = self.experience(rollouts, config)
         with self.scratch():
             learner, optimizer = self.make_learner(config)
             meter = WeightMeter(self.policy.flat)
-            before_bs = learner.logprobs(exp, reference=False).cpu()
+            before_bs = self.logprobs(exp, learner)
             meter.before()
-            update, _ = self.learn(learner, exp, rollouts, max(1, config.learning.warmup), config)
+            update = self.learn(learner, exp, rollouts, max(1, config.learning.warmup), config)
             moved = meter.after()
-            after_bs = learner.logprobs(exp, reference=False).cpu()
-            self._go_along(NUDGE / max(1e-5, float((after_bs - before_bs)[exp.real_bs].abs().nanmean())))
-            nudged_bs = learner.logprobs(exp, reference=False).cpu() if self.exact else after_bs
+            after_bs = self.logprobs(exp, learner)
+            self.move_along(self.original, NUDGE / max(1e-5, distance(after_bs, before_bs, exp.real_bs)))
+            nudged_bs = self.logprobs(exp, learner) if self.exact else after_bs
             memory = optimizer.adamw.state.get(self.policy.flat.values, {}).get("exp_avg")
             share = 0.0 if memory is None else float((memory != 0).float().mean())
         return Updated(update, exp, rollouts, before_bs, after_bs, nudged_bs, moved, share)
 
-    def _go_along(self, part: float) -> None:
-        """Weights this part of the way from where they were to where they are; more than 1 goes beyond."""
-        self.policy.flat.values.data.sub_(self.original).mul_(part).add_(self.original)
+    def move_along(self, start: Tensor, part: float) -> None:
+        """Put weights this part of the way from `start` to where they are; more than 1 goes beyond."""
+        self.policy.flat.values.data.sub_(start).mul_(part).add_(start)
 
-    def found(
-        self, id: str, severity: Severity, confidence: Confidence, summary: str, *evidence: Evidence | str
-    ) -> Finding:
-        """A finding on this recipe."""
-        observations = [Evidence(e) if isinstance(e, str) else e for e in evidence]
-        return finding(self.view, id, severity, confidence, summary, observations)
+    def once(self, make: "Callable[[Bench], T]") -> T:
+        """Return `make(bench)`, computed once: several probes may share it."""
+        if make not in self._made:
+            self._made[make] = make(self)
+        return cast(T, self._made[make])
 
 
-def name_of(rollout: Rollout) -> str:
-    """How evidence names a rollout."""
-    return f"{rollout.step}/{rollout.group}/{rollout.index}"
+@contextmanager
+def random_state_kept(policy: Policy) -> Iterator[None]:
+    """Restore random states and the model's mode at the end."""
+    states, training = (random.getstate(), np.random.get_state()), policy.model.training
+    try:
+        with torch.random.fork_rng(range(torch.cuda.device_count())):
+            yield
+    finally:
+        policy.model.train(training)
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+
+
+def seen(text: str, value: float | None = None, rollout: Rollout | None = None, metric: str = "") -> Evidence:
+    """Make evidence; a rollout is named as `uptrend runs show --rollout` takes it."""
+    name = "" if rollout is None else f"{rollout.step}/{rollout.group}/{rollout.index}"
+    return Evidence(text, value, metric, rollout=name)
+
+
+def by_group(rollouts: Iterable[Rollout]) -> dict[str, list[Rollout]]:
+    """Sort rollouts by the id of their group."""
+    groups: dict[str, list[Rollout]] = {}
+    for rollout in rollouts:
+        groups.setdefault(rollout.group, []).append(rollout)
+    return groups
+
+
+def turns_of(rollout: Rollout) -> list[Message]:
+    """Return what the model said, turn by turn; a task's first messages may quote an assistant."""
+    said = [m for m in rollout.messages if m.role == "assistant"]
+    spoken = len({int(t) for s in rollout.sequences for t in s.turns[s.sampled]})
+    return said[len(said) - spoken :]
+
+
+def last_words(rollout: Rollout) -> str:
+    """Return the last thing that the model said."""
+    return next((m.content for m in reversed(turns_of(rollout))), "")
+
+
+def distance(a_bs: Tensor, b_bs: Tensor, real_bs: Tensor) -> float:
+    """Return the mean distance of log-probabilities, in nats."""
+    return float((a_bs - b_bs)[real_bs].abs().nanmean())
+
+
+def kl_between(policy_bs: Tensor, other_bs: Tensor, real_bs: Tensor) -> float:
+    """Estimate KL(policy ‖ other) on tokens that the policy sampled, by k3: http://joschu.net/blog/kl-approx.html."""
+    apart = (other_bs - policy_bs)[real_bs]
+    return float((torch.expm1(apart) - apart).nanmean())
+
+
+def play_scripts(taskset: Taskset, task: Task, scripts: Iterable[Script]) -> list[ScoredPlay]:
+    """Play scripts without a model, one after another."""
+    played = []
+    for script in scripts:
+        try:
+            messages, reward = asyncio.run(play_script(taskset, task, script))
+            played.append(ScoredPlay(tuple((m.content,) for m in messages if m.role == "assistant"), reward))
+        except Exception as error:  # a taskset's own failure is an observation too
+            played.append(ScoredPlay(((f"{type(error).__name__}: {error}",),), None))
+    return played
+
+
+async def _say(said: Sequence[Message], task: Task, taskset: Taskset, seed: int) -> ScoredPlay:
+    play, observed = taskset.open(task, seed), list[tuple[str, ...]]()
+    try:
+        observed.append(tuple(m.content for m in play.messages))
+        for message in said:
+            await asyncio.sleep(0)  # others take their turn in between, as in training
+            observed.append(tuple(m.content for m in await play.respond(message) or ()))
+        return ScoredPlay(tuple(observed), await play.score())
+    except Exception as error:  # a task's own failure is an observation too
+        return ScoredPlay((*observed, (f"{type(error).__name__}: {error}",)), None)
+    finally:
+        await play.close()

@@ -1,95 +1,81 @@
-"""A positive control: a few supervised steps on gold answers must make them likelier, and the model right.
+"""Positive controls: if learner, synchronization, sampler and reward are sound, 16 tasks are easily learned.
 
-If the whole chain of learner, synchronization, sampler and reward is sound, learning 16 tasks by heart is easy.
 Where it fails, what failed says where: log-probabilities, the sampler, or the reward.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+import numpy as np
 import torch
 
-from uptrend.config import Config
-from uptrend.doctor.probes.bench import CRITICAL, MEDIUM, WARNING, Bench
-from uptrend.doctor.probes.result import Result, not_asked, told
-from uptrend.records import Evidence, Finding, Rollout
+from uptrend.doctor.probes.bench import DEMONSTRATED, Bench
+from uptrend.doctor.probes.probe import CRITICAL, LOW, MEDIUM, NOTE, WARNING, Answer, probe, require
+from uptrend.doctor.probes.rollouts import pass_rates
 from uptrend.training.warmstart import supervised
 
-STEPS = 24
-LEARNED = -0.1
-"""A mean log-probability of gold tokens at which they are known by heart."""
-RATE = 0.06
-"""The learning rate, times the model's width: 1e-4 at 576; ten times as much for adapters."""
+LEARNED = -0.1  # mean log-probability of gold tokens that are known by heart
+RATE = 0.06  # learning rate times the model's width: 1e-4 at 576; ten times as much for adapters
 
 
-@dataclass(frozen=True)
-class Taught:
-    """Before and after."""
-
-    logprobs: tuple[float, float]
-    """The mean log-probability of gold tokens."""
-    right: tuple[float, float]
-    """The share of greedy answers that are right."""
-    reward: tuple[float, float]
-    """Their mean reward."""
-    steps: int
-    """How many updates it took."""
-
-
-def probe(bench: Bench) -> Result:
-    """Teach 16 tasks, look, and forget."""
+@probe("control", finds=["advantage.sign", "optimizer.frozen", "sync.stale-weights"], cheap=False)
+def control(bench: Bench) -> Answer:
+    """Teach 16 gold answers by 24 supervised steps: they must become likelier, and the model right."""
     gold = [r for r in bench.demonstrations if r.reward is not None and r.sampled_tokens]
-    if not gold:
-        return not_asked("the expert's rollouts do not fit into the limits")
-    taught = teach(bench, gold)
-    (low, high), (wrong, right) = taught.logprobs, taught.right
-    figure = f"{taught.steps} supervised steps on {len(gold)} gold answers: log-probability {low:.2f} → {high:.2f} a "
-    figure += f"token, right {wrong:.0%} → {right:.0%}"
-    return told(figure, _findings(bench, taught))
-
-
-def teach(bench: Bench, gold: list[Rollout]) -> Taught:
-    """Supervised steps, evaluated before and after; the weights come back."""
-    config = _config(bench)
-    plays = [bench.tasks[r.task] for r in gold]
-    before = bench.play(plays, 1, 0.0, "control")
-    exp = bench.components.layout(gold, config)
+    require(gold, "the expert's rollouts do not fit into the limits")
+    lr = RATE / bench.policy.core.config.hidden_size * (10 if bench.policy.has_adapters else 1)
+    config = supervised(bench.config, len(bench.demonstrations))
+    learning = replace(config.learning, lr=lr, steps=24, schedule="constant", warmup=0, beta2=0.99)
+    config = replace(config, learning=learning)
+    exp, plays, means = bench.experience(gold, config), [bench.tasks[r.task] for r in gold], list[float]()
+    before = bench.play(plays, 1, "control", 0.0)
     with bench.scratch():
         learner, _ = bench.make_learner(config)
-        means = list[float]()
-        for step in range(1, STEPS + 1):
+        for step in range(1, learning.steps + 1):
             update = learner.update(exp, torch.ones(len(exp.lines)), step, old_bs=None, reference_bs=None)
             means.append(float(update.learner_bs[exp.mask_bs].nanmean()))
             if means[-1] > LEARNED and step > 2:
                 break
-        means.append(float(learner.logprobs(exp, reference=False).cpu()[exp.mask_bs].nanmean()))
+        low, high = means[0], float(bench.logprobs(exp, learner)[exp.mask_bs].nanmean())
         bench.synchronize(version=1)
-        after = bench.play(plays, 1, 0.0, "control")
-    shares = [sum(bool(r.reward and r.reward.correct) for r in rs) / len(rs) for rs in (before, after)]
-    rewards = [sum(r.reward.total if r.reward else 0.0 for r in rs) / len(rs) for rs in (before, after)]
-    return Taught((means[0], means[-1]), (shares[0], shares[1]), (rewards[0], rewards[1]), len(means) - 1)
-
-
-def _config(bench: Bench) -> Config:
-    config = supervised(bench.config, len(bench.demonstrations))
-    width = bench.policy.core.config.hidden_size
-    lr = RATE / width * (10 if bench.policy.has_adapters else 1)
-    learning = replace(config.learning, lr=lr, steps=STEPS, schedule="constant", warmup=0, beta2=0.99)
-    return replace(config, learning=learning)
-
-
-def _findings(bench: Bench, taught: Taught) -> list[Finding]:
-    (low, high), (wrong, right) = taught.logprobs, taught.right
-    evidence = Evidence(
-        f"log-probability {low:.2f} → {high:.2f}, right {wrong:.0%} → {right:.0%} in {taught.steps} steps", high - low
-    )
+        after = bench.play(plays, 1, "control", 0.0)
+    wrong, right = (sum(bool(r.reward and r.reward.correct) for r in rs) / len(rs) for rs in (before, after))
+    earned, earns = (sum(r.reward.total if r.reward else 0.0 for r in rs) / len(rs) for rs in (before, after))
+    change = f"log-probability {low:.2f} → {high:.2f}"
+    yield f"{len(means)} supervised steps on {len(gold)} gold answers: {change} per token, "
+    yield f"right {wrong:.0%} → {right:.0%}"
     if high < low - 0.1:
+        id, severity = "advantage.sign", CRITICAL
         summary = "Supervised steps make gold answers less likely: the update goes the wrong way."
-        return [bench.found("advantage.sign", CRITICAL, MEDIUM, summary, evidence)]
-    if high - low < 0.02 and low < 2 * LEARNED:
+    elif high - low < 0.02 and low < 2 * LEARNED:
+        id, severity = "optimizer.frozen", CRITICAL
         summary = "Supervised steps do not make gold answers likelier: what trains does not reach the output."
-        return [bench.found("optimizer.frozen", CRITICAL, MEDIUM, summary, evidence)]
-    known = high > 2 * LEARNED
-    if known and right < 0.5 and taught.reward[1] < taught.reward[0] + 0.05:
-        summary = "The learner knows 16 gold answers by heart, and the sampler does not say them or is not paid for "
-        return [bench.found("sync.stale-weights", WARNING, MEDIUM, summary + "them.", evidence)]
-    return []
+    elif high > 2 * LEARNED and right < 0.5 and earns < earned + 0.05:
+        id, severity = "sync.stale-weights", WARNING
+        summary = "The learner knows 16 gold answers by heart; the sampler does not say them or is not paid for them."
+    else:
+        return
+    text = f"{change}, right {wrong:.0%} → {right:.0%} in {len(means)} steps"
+    yield bench.found(id, severity, summary, text, high - low, confidence=MEDIUM)
+
+
+@probe("rl-control", finds=["optimizer.lr-small"], cheap=False, full=True)
+def rl_control(bench: Bench) -> Answer:
+    """Make 12 RL steps on the same tasks at the recipe's learning rate, constant: their reward must rise."""
+    alive = sum(not dead for dead in pass_rates(bench.rollouts).dead)
+    require(alive > 1, "all groups are dead: there is nothing to learn from")
+    steps, tasks, means = 12, bench.drawn[:DEMONSTRATED], list[float]()
+    learning = replace(bench.config.learning, schedule="constant", warmup=0, steps=steps)
+    config = replace(bench.config, learning=learning)
+    with bench.scratch():
+        learner, _ = bench.make_learner(config)
+        for step in range(1, steps + 1):
+            rollouts = bench.play(tasks, config.sampling.size, f"rl-{step}")
+            means.append(float(np.mean([r.reward.total for r in rollouts if r.reward])))
+            bench.learn(learner, bench.experience(rollouts, config), rollouts, step, config)
+            bench.synchronize(version=step)
+    first, last = float(np.mean(means[:3])), float(np.mean(means[-3:]))
+    yield f"{steps} RL steps on {len(tasks)} tasks: reward {first:.2f} → {last:.2f}"
+    if not last > first:
+        summary = f"{steps} RL steps on the same few tasks do not raise their reward."
+        text = f"reward {first:.3f} in the first three steps, {last:.3f} in the last three"
+        yield bench.found("optimizer.lr-small", NOTE, summary, text, last - first, confidence=LOW)

@@ -1,0 +1,182 @@
+"""Probes of tasks and limits: gold answers, repeated and leaked tasks, their order, the schedule, prompt lengths."""
+
+import random
+import re
+from collections.abc import Iterator
+from itertools import chain
+
+import numpy as np
+
+from uptrend.doctor.probes.bench import Bench, ScoredPlay, play_scripts
+from uptrend.doctor.probes.probe import CRITICAL, NOTE, WARNING, Answer, probe
+from uptrend.records import Ending, Finding, Task, boundary_of
+from uptrend.tasks.pool import Cursor
+from uptrend.tasks.taskset import Taskset
+from uptrend.tasks.validate import NEAR, HasVariants
+from uptrend.tasks.validate import order as check_order
+from uptrend.training.warmstart import why_left_out
+
+
+@probe("gold", finds=["reward.gold-rejected", "context.completion-truncated", "context.prompt-truncated"])
+def gold(bench: Bench) -> Answer:
+    """Score gold and corrupted answers of 50 tasks, and gold answers in the model's tokens."""
+    low, high, right, corrupted = list[str](), list[str](), 0, 0
+    for task, taskset in _tasks_to_prove(bench):
+        first, *others = play_scripts(taskset, task, chain([taskset.gold(task)], taskset.corrupted(task)))
+        right, corrupted = right + _is_best(first), corrupted + len(others)
+        low += [] if _is_best(first) else [_describe(task, first)]
+        high += [_describe(task, other) for other in others if _is_best(other)]
+    golds = right + len(low)
+    yield f"{right} of {golds} gold answers reach the maximum, {len(high)} of {corrupted} corrupted ones do"
+    if low:
+        summary = f"The reward rejects {len(low)} of {golds} gold answers: what is right does not earn the most."
+        severity = CRITICAL if len(low) > 0.05 * golds else WARNING
+        yield bench.found("reward.gold-rejected", severity, summary, low[0])
+    if high:
+        summary = f"{len(high)} of {corrupted} corrupted answers earn the maximum: the reward can be had without one."
+        severity = CRITICAL if len(high) > 0.05 * corrupted else WARNING
+        yield bench.found("reward.gold-rejected", severity, summary, high[0])
+    if not low:
+        yield from _gold_in_tokens(bench)
+
+
+def _tasks_to_prove(bench: Bench) -> Iterator[tuple[Task, Taskset]]:
+    """Draw 50 tasks, half of them held out, each with the taskset under which gold can reach the maximum."""
+    stage, held, generator = bench.stage, bench.held_out, random.Random(0)
+    evaluated = min(25, len(held.tasks))
+    trained = min(50 - evaluated, len(stage.tasks))
+    for tasks, count, taskset in ((stage.tasks, trained, stage.taskset), (held.tasks, evaluated, held.taskset)):
+        proving = taskset.proof() if isinstance(taskset, HasVariants) else taskset
+        for task in generator.sample(tasks, count):
+            yield task, proving
+
+
+def _is_best(played: ScoredPlay) -> bool:
+    reward = played.reward
+    return reward is not None and reward.correct and reward.total >= reward.high - NEAR
+
+
+def _describe(task: Task, played: ScoredPlay) -> str:
+    asked = next((m.content for m in reversed(task.messages) if m.role != "system"), "")[-60:]
+    last, reward = played.texts[-1][0] if played.texts else "", played.reward
+    if reward is None:
+        return f"{asked!r} answered '' failed: {last}"
+    return f"{asked!r} answered {last[-60:]!r} earned {reward.total:g} of {reward.high:g}"
+
+
+def _gold_in_tokens(bench: Bench) -> Answer:
+    """Judge gold in the model's tokens: a tokenizer may change the words, and limits may be too tight for them."""
+    shown, s = bench.demonstrations, bench.config.sampling
+    scored = [(r, r.reward) for r in shown if r.reward is not None]
+    out = sum(r.ended is Ending.TURN_LIMIT and reward.total < reward.high - NEAR for r, reward in scored)
+    if out > 0.5 * len(scored):  # a few rows of a dataset may be odd
+        yield f"; {len(shown) - out} of {len(shown)} end within the turns"
+        text = f"the expert runs out of turns in {out} of {len(shown)} tasks"
+        summary, id = f"sampling.max_turns = {s.max_turns} is too few: {text}.", "context.completion-truncated"
+        yield bench.found(id, CRITICAL, summary, text, out / len(shown), fix=bench.more_turns)
+        return
+    turns = [[np.unique(t.turns[t.sampled], return_counts=True)[1].max(initial=0) for t in r.sequences] for r in shown]
+    long = [r for r, sizes in zip(shown, turns, strict=True) if max(sizes, default=0) > s.max_tokens]
+    wrong = [r for r in shown if r.reward is None or not r.reward.correct]
+    if isinstance(bench.stage.taskset, HasVariants):
+        wrong = [r for r in wrong if r.reward is None]  # a weak retriever bounds the expert too
+    bad = sum(any(r is other for other in (*wrong, *long)) for r in shown)
+    yield f"; {len(shown) - bad} of {len(shown)} can be said in the model's tokens"
+    if not bad:
+        return
+    share = bad / len(shown)
+    if wrong and all(boundary_of(r.error) == "prompt" for r in wrong):
+        id, text = "context.prompt-truncated", str(wrong[0].error)
+        summary = f"{share:.0%} of prompts can't be played: they exceed the limits of [sampling]."
+    elif long or any(r.error and "sampling." in r.error for r in wrong):
+        id, text = "context.completion-truncated", "; ".join(why_left_out(shown, s)) or str(wrong[0].error)
+        summary = f"{share:.0%} of gold answers do not fit into the limits of [sampling]: {text}."
+    else:
+        id, text = "reward.gold-rejected", f"The expert's words became {wrong[0].messages[-1].content!r}"
+        summary = f"{share:.0%} of gold answers are wrong once they are said in the model's tokens."
+    yield bench.found(id, CRITICAL if share > 0.5 else WARNING, summary, text)
+
+
+def question(task: Task) -> str:
+    """Return a task's question without instructions, case, spaces and punctuation that carry nothing."""
+    said = " ".join(m.content for m in task.messages if m.role != "system") or task.messages[0].content
+    return " ".join(re.sub(r"[?!.,;:\"'`]+(?=\s|$)", " ", said.lower()).split())
+
+
+@probe("repeats", finds=["data.duplicates", "data.batch-exceeds"])
+def repeats(bench: Bench) -> Answer:
+    """Count different questions, in the pool and in the step that was drawn."""
+    findings, worst, least = list[Finding](), 1.0, 0.9
+    for stage in bench.pool.stages:
+        unique = len({question(task) for task in stage.tasks})
+        share = unique / len(stage.tasks)
+        worst = min(worst, share)
+        if share < least:
+            summary = f"Of {len(stage.tasks)} training tasks only {unique} are different."
+            severity = CRITICAL if share < 0.5 else WARNING
+            findings.append(bench.found("data.duplicates", severity, summary, f"{share:.0%} are unique", share))
+    drawn = {r.group: r.task for r in bench.played}
+    asked = {question(bench.tasks[task][0]) if task in bench.tasks else task for task in drawn.values()}
+    repeated = len(drawn) - len(asked)
+    yield f"{worst:.1%} of training tasks are unique; {repeated} of {len(drawn)} groups repeat a task"
+    yield from findings
+    groups, tasks = bench.config.sampling.groups, min(len(s.tasks) for s in bench.pool.stages)
+    if groups > tasks or (repeated and worst >= least):
+        summary = f"A step draws the same task more than once: {groups} groups of {tasks} tasks."
+        text = f"{repeated} of {len(drawn)} groups repeat another's task"
+        yield bench.found("data.batch-exceeds", WARNING, summary, text, repeated)
+
+
+@probe("leak", finds=["data.leak"])
+def leak(bench: Bench) -> Answer:
+    """Compare held-out tasks with all training tasks, by id and by wording."""
+    held = bench.held_out.tasks
+    asked = {question(task) for stage in bench.pool.stages for task in stage.tasks}
+    leaked = [task for task in held if task.id in bench.tasks or question(task) in asked]
+    yield f"{len(leaked)} of {len(held)} held-out tasks occur in training"
+    if leaked:
+        share, text = len(leaked) / len(held), f"for example {question(leaked[0])[:80]!r}"
+        summary = f"{len(leaked)} of {len(held)} held-out tasks are trained on: held-out accuracy can't be believed."
+        yield bench.found("data.leak", CRITICAL if share > 0.01 else WARNING, summary, text, share)
+
+
+@probe("order", finds=["data.order"])
+def order(bench: Bench) -> Answer:
+    """Draw a whole epoch of each stage, and correlate difficulty and kind with position."""
+    for number, stage in enumerate(bench.pool.stages):
+        drawn, _ = bench.pool.draw(stage.start, len(stage.tasks), Cursor(stage=number))
+        check = check_order([task for task, _ in drawn])
+        yield f"{'; ' if number else ''}{check.figure}"
+        if not check.passed:
+            summary = f"Training draws its tasks in an order of difficulty or kind: {check.figure}."
+            yield bench.found("data.order", WARNING, summary, check.figure)
+
+
+@probe("schedule", finds=["optimizer.schedule"])
+def schedule(bench: Bench) -> Answer:
+    """Compare Σ lr over the planned steps with a constant rate."""
+    learning = bench.config.learning
+    rates = [bench.learner.rate(step) for step in range(1, learning.steps + 1)]
+    share = sum(rates) / (learning.lr * learning.steps)
+    yield f"Σ lr is {share:.0%} of {learning.steps} steps at {learning.lr:g} (largest {max(rates):.2g})"
+    if share < 0.3:
+        summary = f"The schedule leaves {share:.0%} of the learning rate: warm-up or decay eats the run."
+        text = f"Σ lr = {sum(rates):.2g}; the last is {rates[-1]:.2g}"
+        yield bench.found("optimizer.schedule", WARNING, summary, text, share)
+
+
+@probe("prompts", finds=["context.prompt-truncated"])
+def prompts(bench: Bench) -> Answer:
+    """Render prompts of 200 training tasks, and count rollouts that fill the context. A long prompt is never cut."""
+    s, rollouts = bench.config.sampling, bench.rollouts
+    lengths = [len(bench.renderer.first(task.messages, bench.tools)) for task in bench.stage.tasks[:200]]
+    limit = min(s.max_prompt or s.context, s.context - 1)
+    over = sum(length > limit for length in lengths)
+    full = sum(r.ended is Ending.CONTEXT_FULL and r.reward is not None for r in rollouts)
+    yield f"the longest of {len(lengths)} prompts has {max(lengths)} tokens of {limit}; {over} do not fit, "
+    yield f"{full} of {len(rollouts)} rollouts fill the context"
+    if over:
+        share, text = over / len(lengths), f"the longest has {max(lengths)} tokens"
+        severity = CRITICAL if share > 0.5 else WARNING if share > 0.01 else NOTE
+        summary = f"{over} of {len(lengths)} prompts are longer than {limit} tokens and can't be played."
+        yield bench.found("context.prompt-truncated", severity, summary, text, share)

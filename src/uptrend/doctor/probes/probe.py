@@ -1,0 +1,109 @@
+"""A probe: one function that takes the bench and yields its figure, then what it found.
+
+    @probe("leak", finds=["data.leak"])
+    def leak(bench: Bench) -> Answer:
+        '''Compare held-out tasks with all training tasks.'''
+        yield "3 of 50 held-out tasks occur in training"
+        yield bench.found("data.leak", CRITICAL, "Held-out tasks are trained on.", "for example '2 + 2'", 0.06)
+
+A new probe is such a function in the module of its topic; `PROBES` collects them from there.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from uptrend.doctor.probes.bench import Bench
+from uptrend.records import Confidence, Finding, Role, Severity
+
+MEDIUM, LOW = Confidence.MEDIUM, Confidence.LOW
+CRITICAL, WARNING, NOTE = Severity.CRITICAL, Severity.WARNING, Severity.NOTE
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive tokens of one kind, as text, for a printout in colors."""
+
+    text: str
+    role: Role
+    trained: bool
+    attended: bool
+
+
+Printout = tuple[Piece, ...]
+Answer = Iterator[str | Finding | Printout]
+"""The figure, in one or more parts; findings; rollouts to show."""
+
+
+class NotApplicableError(Exception):
+    """Raised by a probe that has nothing to look at."""
+
+
+def require(condition: object, reason: str) -> None:
+    """Skip the probe unless the condition holds."""
+    if not condition:
+        raise NotApplicableError(reason)
+
+
+@dataclass(frozen=True)
+class Result:
+    """Outcome of one probe."""
+
+    name: str
+    figure: str = ""
+    """One line with the number that decides."""
+    findings: tuple[Finding, ...] = ()
+    printout: tuple[Printout, ...] = ()
+    skipped: str = ""
+    """Reason why the probe does not apply; empty where it does."""
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """True where nothing worse than a note was found."""
+        return all(finding.severity == "note" for finding in self.findings)
+
+
+Need = tuple[Callable[[Bench], object], str]
+"""A condition without which several probes have nothing to look at, and the reason to give."""
+SAMPLED: Need = (lambda bench: any(r.sampled_tokens for r in bench.rollouts), "nothing was sampled")
+SCORED: Need = (lambda bench: any(r.reward is not None for r in bench.played), "no rollout could be scored")
+TOOLS: Need = (lambda bench: bench.tools, "no tools")
+PENALTY: Need = (lambda bench: bench.config.learning.kl.beta, "no KL penalty: learning.kl.beta = 0")
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One question to the bench."""
+
+    name: str
+    about: str
+    """First line of the function's docstring."""
+    ask: Callable[[Bench], Answer]
+    finds: frozenset[str]
+    """Ids of the causes that it can report."""
+    need: Need | None
+    cheap: bool
+    """True where `uptrend train` asks it before the first step."""
+    full: bool
+    """True where it is asked only with --full."""
+
+    def run(self, bench: Bench) -> Result:
+        """Ask, unless something that the probe needs is missing."""
+        try:
+            if self.need is not None:
+                holds, reason = self.need
+                require(holds(bench), reason)
+            told = list(self.ask(bench))
+        except NotApplicableError as error:
+            return Result(self.name, skipped=str(error))
+        findings = tuple(part for part in told if isinstance(part, Finding))
+        assert self.finds.issuperset(f.id for f in findings), f"{self.name} reports a cause that it does not declare"
+        figure = "".join(part for part in told if isinstance(part, str))
+        return Result(self.name, figure, findings, tuple(part for part in told if isinstance(part, tuple)))
+
+
+def probe(
+    name: str, *, finds: Sequence[str], need: Need | None = None, cheap: bool = True, full: bool = False
+) -> Callable[[Callable[[Bench], Answer]], Probe]:
+    """Declare a function as a probe; the docstring's first line says what it does."""
+    return lambda ask: Probe(name, (ask.__doc__ or "").partition("\n")[0], ask, frozenset(finds), need, cheap, full)

@@ -1,0 +1,284 @@
+"""Probes of what the model's rollouts show: dead groups, temperature, parsing, endings, evaluation, and power."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from uptrend.doctor.probes.bench import Bench, by_group, last_words, seen
+from uptrend.doctor.probes.data import question
+from uptrend.doctor.probes.probe import CRITICAL, LOW, MEDIUM, NOTE, SCORED, WARNING, Answer, probe, require
+from uptrend.records import Rollout, Task
+from uptrend.stats.intervals import all_right, wilson
+from uptrend.stats.trend import points_for, power_of_rise
+
+
+@dataclass(frozen=True)
+class PassRates:
+    """Rewards of the groups that were played, one entry per group with a scored rollout."""
+
+    rewards: tuple[tuple[float, ...], ...]
+    lows: tuple[float, ...]
+    """Least possible reward."""
+    highs: tuple[float, ...]
+    """Largest possible reward."""
+    distinct: float
+    """Mean share of a group's rollouts that say something different."""
+
+    @property
+    def dead(self) -> list[bool]:
+        """True for groups whose rewards are all equal."""
+        return [len(set(r)) < 2 for r in self.rewards]
+
+    @property
+    def dead_share(self) -> float:
+        """Share of dead groups."""
+        return sum(self.dead) / max(1, len(self.rewards))
+
+    @property
+    def tops(self) -> list[int]:
+        """Number of rollouts at the top."""
+        return [sum(x >= high - 1e-6 for x in r) for r, high in zip(self.rewards, self.highs, strict=True)]
+
+    @property
+    def pass_rate(self) -> float:
+        """Mean share of rollouts at the top."""
+        return float(np.mean([k / len(r) for k, r in zip(self.tops, self.rewards, strict=True)]))
+
+
+def pass_rates(rollouts: Iterable[Rollout]) -> PassRates:
+    """Collect groups by their id."""
+    groups = by_group(r for r in rollouts if r.reward).values()
+    rewards = [[r.reward for r in group if r.reward] for group in groups]
+    said = [len({b"".join(s.ids[s.sampled].tobytes() for s in r.sequences) for r in g}) / len(g) for g in groups]
+    totals = tuple(tuple(reward.total for reward in group) for group in rewards)
+    lows, highs = tuple(group[0].low for group in rewards), tuple(group[0].high for group in rewards)
+    return PassRates(totals, lows, highs, float(np.mean(said)) if said else 0.0)
+
+
+def predict_dead(groups: PassRates, size: int) -> float:
+    """Predict the share of dead groups at another size."""
+    if len({x for r in groups.rewards for x in r}) > 2:
+        # Unbiased where the size is at most what was played; half a rollout of something else is taken to be about.
+        chances = [sum(all_right(k, len(r) + 0.5 - k, size) for k in Counter(r).values()) for r in groups.rewards]
+        return float(np.mean(chances))
+    # A group's chance p of earning the most is seen through its n rollouts, k of them at the top: p ~ Beta(a + k,
+    # b + n − k), with a and b fitted to all groups by moments. A group of G is then all top or all not with chance
+    # E[pᴳ] + E[(1−p)ᴳ].
+    tops, counts = np.array(groups.tops), np.array([len(r) for r in groups.rewards])
+    shares = tops / counts
+    mean = float(np.clip(shares.mean(), 0.02, 0.98))
+    spread = max(float(shares.var()) - mean * (1 - mean) / counts.mean(), 1e-3)
+    total = float(np.clip(mean * (1 - mean) / spread - 1, 0.2, 10))
+    a, b = mean * total + tops, (1 - mean) * total + counts - tops
+    return float(np.mean([all_right(x, y, size) + all_right(y, x, size) for x, y in zip(a, b, strict=True)]))
+
+
+@probe("dead-groups", finds=["advantage.dead-groups-low", "advantage.dead-groups-high"], need=SCORED, cheap=False)
+def dead_groups(bench: Bench) -> Answer:
+    """Count groups that are all wrong or all right, and predict them at other sizes."""
+    groups, size = pass_rates(bench.played), bench.config.sampling.size
+    dead = [d for d in zip(groups.dead, groups.rewards, groups.lows, groups.highs, strict=True) if d[0]]
+    low = sum(rewards[0] <= least + 1e-6 for _, rewards, least, _ in dead)
+    high = sum(rewards[0] >= most - 1e-6 for _, rewards, _, most in dead)
+    sizes = ", ".join(f"{predict_dead(groups, g):.0%} at {g}" for g in dict.fromkeys((size, 16, 32)))
+    n, rate = len(groups.rewards), groups.pass_rate
+    yield f"pass rate {rate:.0%}; {len(dead)} of {n} groups dead ({low} low, {high} high); predicted by size: {sizes}"
+    text = f"pass rate {rate:.1%}; dead groups predicted: {sizes}"
+    if wilson(low, n)[0] > 0.5:
+        summary = f"{low} of {n} groups are all wrong and teach nothing: the model needs easier tasks or larger groups."
+        yield bench.found("advantage.dead-groups-low", WARNING, summary, text, low / n, confidence=MEDIUM)
+    elif wilson(high, n)[0] > 0.5:
+        summary = f"{high} of {n} groups are all right and teach nothing: the model needs harder tasks."
+        yield bench.found("advantage.dead-groups-high", WARNING, summary, text, high / n, confidence=MEDIUM)
+
+
+@probe("temperature", finds=["sampling.temperature-low"], need=SCORED, cheap=False)
+def temperature(bench: Bench) -> Answer:
+    """Compare what a group's rollouts say; where it hardly varies, sample 8 of the tasks at temperature 1."""
+    s, groups = bench.config.sampling, pass_rates(bench.played)
+    yield f"{groups.distinct:.0%} of a group's rollouts differ at temperature {s.temperature:g}"
+    if s.temperature >= 1 or groups.distinct > 0.3 or groups.dead_share < 0.4:
+        return
+    tasks = bench.drawn[:8]
+    warm = pass_rates(bench.play(tasks, s.size, "warm", 1.0))
+    cold = pass_rates(r for r in bench.rollouts if r.task in {task.id for task, _ in tasks})
+    before, after = cold.dead_share, warm.dead_share
+    yield f"; at 1 {warm.distinct:.0%} do, and dead groups go from {before:.0%} to {after:.0%}"
+    if after <= before - 0.25:
+        summary = f"Temperature {s.temperature:g} makes a group's rollouts the same: at 1 fewer groups are dead."
+        text = f"dead groups {before:.0%} at {s.temperature:g}, {after:.0%} at 1 on the same {len(tasks)} tasks"
+        yield bench.found("sampling.temperature-low", WARNING, summary, text, groups.dead_share)
+
+
+@probe("group-size", finds=["sampling.few-generations"], need=SCORED, cheap=False)
+def group_size(bench: Bench) -> Answer:
+    """Predict dead groups at this size and at 16."""
+    size, groups = bench.config.sampling.size, pass_rates(bench.played)
+    require(size < 16, f"groups of {size} are large enough to say nothing")
+    now, then = predict_dead(groups, size), predict_dead(groups, 16)
+    yield f"predicted dead groups: {now:.0%} of groups of {size}, {then:.0%} of groups of 16"
+    if now >= 0.5 and then <= now / 2:
+        summary = f"Groups of {size} are too small: {now:.0%} of them will be all right or all wrong."
+        text = f"{then:.0%} would be in groups of 16, at the same pass rate of {groups.pass_rate:.0%}"
+        yield bench.found("sampling.few-generations", WARNING, summary, text, now, confidence=MEDIUM)
+
+
+NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+FORMS = (
+    r"\\boxed\{([^{}]*)\}",
+    r"<answer>\s*(.*?)\s*</answer>",
+    r"####\s*(\S+)",
+    r"(?:answer|result)(?:\s+is|\s*[:=])\s*\**\s*([^\n.;]+)",
+)
+
+
+@probe("parser", finds=["reward.strict-parser"], cheap=False)
+def parser(bench: Bench) -> Answer:
+    """Read leniently what was counted wrong: a strict parser loses right answers."""
+    wrong = [r for r in bench.rollouts if r.reward is not None and not r.reward.correct]
+    require(wrong, "no rollout was counted wrong")
+    lost = [r for r in wrong if is_meant(last_words(r), r.answer)]
+    share = len(lost) / len(wrong)
+    yield f"a lenient reader accepts {len(lost)} of {len(wrong)} rollouts that were counted wrong"
+    if len(lost) > 2 and share > 0.02:
+        summary = f"The parser rejects right answers: {share:.0%} of wrong rollouts hold the answer in another form."
+        different = list({last_words(r): r for r in lost}.items())[:3]
+        evidence = [seen(f"{words[-80:]!r} for {r.answer!r}", share, r) for words, r in different]
+        yield bench.found("reward.strict-parser", WARNING, summary, evidence, confidence=MEDIUM)
+
+
+def is_meant(text: str, answer: str) -> bool:
+    """Tell whether a text gives this answer and no other, in any form."""
+    wanted = _plain(answer)
+    candidates = {_plain(found) for form in FORMS for found in re.findall(form, text, re.IGNORECASE | re.DOTALL)}
+    if candidates or not wanted:
+        return bool(wanted) and candidates == {wanted}
+    numbers = {_plain(n) for n in NUMBER.findall(text)}
+    return _plain(text) == wanted or (bool(NUMBER.fullmatch(answer)) and numbers == {wanted})
+
+
+def _plain(text: str) -> str:
+    """Reduce an answer to what is compared: no case, spaces, commas in numbers, or marks around a word."""
+    text = " ".join(text.lower().split()).strip(" .,:;!?*$`'\"()[]")
+    return re.sub(r"(?<=\d),(?=\d{3})", "", text).removesuffix(".0")
+
+
+@probe("wrong-gold", finds=["data.wrong-gold"], cheap=False)
+def wrong_gold(bench: Bench) -> Answer:
+    """Report questions with two golds, and groups agreed on one wrong answer where the model is mostly right."""
+    golds: dict[tuple[str, str], dict[str, Task]] = {}
+    for task in (task for stage in bench.pool.stages for task in stage.tasks):
+        same = task.id, json.dumps(task.data, sort_keys=True)  # the same words about other documents may differ
+        golds.setdefault(same, {}).setdefault(task.answer, task)
+    if torn := [answers for answers in golds.values() if len(answers) > 1]:
+        share, asked = len(torn) / len(golds), question(next(iter(torn[0].values())))[:80]
+        summary = f"{len(torn)} of {len(golds)} questions have more than one gold answer: at least one is wrong."
+        yield summary
+        text = f"{asked!r} has the golds {', '.join(sorted(torn[0]))}"
+        yield bench.found("data.wrong-gold", CRITICAL if share >= 0.02 else WARNING, summary, text, share)
+        return
+    groups = list(by_group(r for r in bench.rollouts if r.reward).values())
+    correct = [r.reward.correct for group in groups for r in group if r.reward]
+    right = sum(correct) / max(1, len(correct))
+    is_good = len(groups) > 7 and right >= 0.5
+    require(is_good, f"the model is right in {right:.0%}: what it agrees on says nothing about gold")
+    against = [group[0] for group in groups if _agrees_on_wrong(group)]
+    share = len(against) / len(groups)
+    yield f"{len(against)} of {len(groups)} groups agree on another answer than gold"
+    if share >= 0.2:
+        summary = f"In {len(against)} of {len(groups)} groups nearly all rollouts give one answer that is not gold."
+        text = f"{last_words(against[0])[-40:]!r} against {against[0].answer!r}"
+        yield bench.found("data.wrong-gold", NOTE, summary, text, share, against[0], LOW)
+
+
+def _agrees_on_wrong(group: list[Rollout]) -> bool:
+    said = [(" ".join(last_words(r).split()), r.reward is not None and r.reward.correct) for r in group]
+    words, count = Counter(words for words, _ in said).most_common(1)[0]
+    return count >= 0.9 * len(group) and (words, False) in said
+
+
+@probe("endings", finds=["context.completion-truncated", "sampling.no-stop"], cheap=False)
+def endings(bench: Bench) -> Answer:
+    """Count endings; where many are cut, play the same rollouts on with twice the budget."""
+    rollouts, s, end = bench.rollouts, bench.config.sampling, bench.policy.tokenizer.eos_token_id
+    sequences = [(r, t.ids, t.sampled) for r in rollouts for t in r.sequences]
+    stopped = len({id(r) for r, ids, sampled in sequences if np.isin(ids[sampled], bench.policy.stop_ids).any()})
+    share = sum(r.is_truncated for r in rollouts) / len(rollouts)
+    yield f"{share:.0%} of {len(rollouts)} rollouts are cut by length, {stopped} say a stop token"
+    goes_on = [r for r, ids, sampled in sequences if (sampled[:-1] & sampled[1:] & (ids[:-1] == end)).any()]
+    if goes_on:
+        summary = f"{len(goes_on)} of {len(rollouts)} rollouts go on after the tokenizer's end token: it stops nothing."
+        text, part = f"token {end} is sampled, and more after it", len(goes_on) / len(rollouts)
+        yield bench.found("sampling.no-stop", CRITICAL if part > 0.5 else WARNING, summary, text, part, goes_on[0])
+    if goes_on or share <= 0.15:
+        return
+    roomy = {"max_tokens": 2 * s.max_tokens, "context": 2 * s.context}
+    plain, more = (bench.play(bench.drawn[:8], 4, "budget", **limits) for limits in ({}, roomy))
+    gains = [b.reward.total - a.reward.total for a, b in zip(plain, more, strict=True) if a.reward and b.reward] or [
+        0.0
+    ]
+    gain, noise = float(np.mean(gains)), float(np.std(gains) / max(1, len(gains) - 1) ** 0.5)
+    yield f"; twice the budget changes the reward by {gain:+.2f} ± {noise:.2f}"
+    text = f"{share:.0%} are cut; {gain:+.3f} ± {noise:.3f} with twice the tokens"
+    ended, nearly_all = 1 - sum(r.is_truncated for r in more) / len(more), share >= 0.95
+    # Where more room lets it stop, room is what was missing.
+    never = ended < 0.02 and (stopped == 0 or (nearly_all and stopped < 0.02 * len(rollouts)))
+    span = max((r.reward.high - r.reward.low for r in rollouts if r.reward), default=1.0)
+    if gain > 2 * noise and gain > 0.05 * span:
+        what = "The model never stops, and the budget cuts it off" if never else "The budget cuts answers off"
+        summary = f"{what}: with twice sampling.max_tokens and sampling.context the same rollouts earn {gain:.2f} more."
+        cause = "sampling.no-stop" if never and nearly_all else "context.completion-truncated"
+        yield bench.found(cause, WARNING, summary, text, share)
+    elif nearly_all and never:
+        summary = "The model hardly ever stops by itself; the answer comes first, so that costs time and no reward."
+        yield bench.found("sampling.no-stop", NOTE, summary, text, share)
+
+
+@probe("evaluation", finds=["eval.unlike-training"], cheap=False)
+def evaluation(bench: Bench) -> Answer:
+    """Play 8 held-out tasks greedily by both tasksets, and score up to 64 rollouts by both."""
+    ours, theirs, tasks = bench.stage.taskset, bench.held_out.taskset, bench.held_out.tasks[:8]
+    is_alike = type(ours) is type(theirs)
+    require(is_alike, f"[eval] is another taskset ({theirs.name}) than [tasks] ({ours.name})")
+    by_eval, by_train = (bench.play([(t, ts) for t in tasks], 1, "eval", 0.0) for ts in (theirs, ours))
+    asked = sum(_prompt(a) != _prompt(b) for a, b in zip(by_eval, by_train, strict=True))
+    known = {t.id: t for t in bench.held_out.tasks} | {id: task for id, (task, _) in bench.tasks.items()}
+    rollouts = [r for r in [*by_eval, *bench.rollouts][:64] if r.reward is not None and r.task in known]
+    again = [bench.replay(rollouts, [(known[r.task], ts) for r in rollouts]) for ts in (theirs, ours)]
+    right = [[p.reward is not None and p.reward.correct for p in scored] for scored in again]
+    unlike = [r for r, a, b in zip(rollouts, *right, strict=True) if a != b]
+    yield f"{len(unlike)} of {len(rollouts)} rollouts are right by one path and wrong by the other; "
+    yield f"{asked} of {len(tasks)} prompts differ"
+    if unlike:
+        share = len(unlike) / len(rollouts)
+        summary = f"Evaluation does not score as training does: {len(unlike)} of {len(rollouts)} rollouts differ."
+        severity, text = CRITICAL if share > 0.1 else WARNING, f"{share:.0%} of the same rollouts"
+        yield bench.found("eval.unlike-training", severity, summary, text, share, unlike[0])
+    elif asked:
+        summary = "Held-out tasks are not asked as training tasks are: [eval] and [tasks] render different prompts."
+        yield bench.found("eval.unlike-training", WARNING, summary, f"{asked} of {len(tasks)} prompts differ", asked)
+
+
+def _prompt(rollout: Rollout) -> list[int]:
+    s = rollout.sequences[0]
+    return [int(id) for id in s.ids[s.roles == 0]]
+
+
+@probe("power", finds=["run.too-short"], cheap=False)
+def power(bench: Bench) -> Answer:
+    """Compute the power of the planned steps to show a straight rise by a tenth of the range, one-sided at 5%."""
+    groups, steps = pass_rates(bench.played), bench.config.learning.steps
+    means = [float(np.mean(r)) for r in groups.rewards]
+    require(len(means) > 3, "too few groups were scored to know the noise")
+    rise = 0.1 * max(high - low for high, low in zip(groups.highs, groups.lows, strict=True))
+    noise = float(np.std(means, ddof=1)) / bench.config.sampling.groups**0.5
+    reached = power_of_rise(rise, noise, steps, 0.05)
+    yield f"{steps} steps show a rise of {rise:.2g} in reward with power {reached:.0%} (a step's noise: {noise:.2g})"
+    if reached < 0.8:
+        summary = f"{steps} steps are too few to show a rise of 10% of the range: power {reached:.0%}."
+        text = f"{points_for(rise, noise, 0.8, 0.05)} steps of this size would have 80%"
+        yield bench.found("run.too-short", NOTE, summary, text, reached, confidence=MEDIUM)
