@@ -6,9 +6,6 @@ what record would settle it, and a mere guess is a note. With rollouts the check
     reward.wrong-length           all groups of every step dead, the whole batch alike, and the value moves from step
                                   to step: one score was spread over all
     config.group-of-one           all groups of every step dead though rollouts of a batch differ: nothing is compared
-    sampling.temperature-low      dead groups, and almost no entropy from the first step on: rollouts are copies
-    context.completion-truncated  dead groups low in the reward's range, and nearly every completion cut at a few tokens
-    sampling.no-stop              the same, and they were given room
     reward.gold-rejected          one lowest reward for all from the first step on: broken scorers are more common than
                                   tasks of which not one attempt succeeds
     reward.never-computed         the same, and the value is 0, which is also what an event leaves that never came
@@ -19,8 +16,7 @@ import numpy as np
 
 from uptrend.doctor.check import Outcome, finding
 from uptrend.doctor.checks import dead_groups, reward_constant
-from uptrend.doctor.checks.length import is_unmoved
-from uptrend.doctor.curves import REWARD, course, cut_by_length
+from uptrend.doctor.curves import REWARD, course
 from uptrend.doctor.curves import dead_groups as dead_share
 from uptrend.doctor.rank import alarms
 from uptrend.records import Confidence, Evidence, Finding, RunView, Severity
@@ -30,9 +26,6 @@ ALL = 0.999
 """The share of dead groups that leaves none alive."""
 SURE_OF_ITSELF = 0.1
 """Nats a token below which completions of one prompt are mostly one text."""
-CUT = 0.95
-BRIEF = 4
-"""Tokens in which hardly any answer fits."""
 WHY = {
     "reward.gold-rejected": "The scorer may reject every answer: score a few gold answers to settle it.",
     "reward.never-computed": "The event that gives a reward may never occur: count it in a few rollouts to settle it.",
@@ -41,12 +34,6 @@ WHY = {
     "spread over all. The rewards of one batch, with its texts, would settle it.",
     "config.group-of-one": "Rollouts of a step differ in their rewards, and those of a group never do: groups may have "
     "one rollout each, or the reward sees the prompt alone. The group size would settle it.",
-    "sampling.temperature-low": "There is almost no entropy from the first steps on, and rollouts of a group get one "
-    "reward: they may be copies. The temperature, or the texts of one group, would settle it.",
-    "context.completion-truncated": "Nearly all completions are cut after a few tokens, and most groups fail alike: "
-    "they may be cut before they answer. The texts of one group would settle it.",
-    "sampling.no-stop": "Nearly all completions are cut by the length limit, and most groups fail alike: they may "
-    "never stop by themselves. The texts of one group would settle it.",
 }
 
 
@@ -57,7 +44,7 @@ def check(view: RunView) -> Outcome:
     if _alarms(reward_constant.check(view)):
         return [*_unpaid(view)]
     dead = _alarms(dead_groups.check(view))
-    found = dead and (_same_for_all(view) or _copies(view) or _unfinished(view, dead[0]))
+    found = same_for_all(view) if dead else None
     return [found] if found else []
 
 
@@ -76,7 +63,7 @@ def _unpaid(view: RunView) -> list[Finding]:
     return [_suspect(view, id, Confidence.LOW, shown) for id in ("reward.gold-rejected", other)]
 
 
-def _same_for_all(view: RunView) -> Finding | None:
+def same_for_all(view: RunView) -> Finding | None:
     """Not a single live group in the whole run, though rewards do move."""
     spread, entropy = _batch_spread(view), course(view, "learner/entropy/mean")
     if float(dead_share(view).min()) < ALL or spread is None:
@@ -87,27 +74,6 @@ def _same_for_all(view: RunView) -> Finding | None:
     if float(np.median(spread)) > 1e-6 and entropy is not None and entropy.begin > SURE_OF_ITSELF:
         return _suspect(view, "config.group-of-one", Confidence.LOW, shown)
     return None
-
-
-def _copies(view: RunView) -> Finding | None:
-    """Rollouts that are nearly deterministic before anything was learned."""
-    entropy = course(view, "learner/entropy/mean")
-    if entropy is None or entropy.begin >= SURE_OF_ITSELF:
-        return None
-    shown = Evidence(f"Entropy {entropy.begin:.2g} at first.", entropy.begin, entropy.metric, int(view.steps[0]))
-    return _suspect(view, "sampling.temperature-low", Confidence.MEDIUM, shown)
-
-
-def _unfinished(view: RunView, dead: Finding) -> Finding | None:
-    """Completions that are cut before they answer."""
-    cut, longest = cut_by_length(view), course(view, "sampling/length/max")
-    if len(cut) == 0 or float(cut.min()) < CUT or dead.id != dead_groups.LOW:
-        return None
-    share = float(cut.min())
-    shown = Evidence(f"At least {share:.0%} cut at every step.", share, "sampling/ended/length/share")
-    is_brief = longest is not None and longest.last <= BRIEF
-    confidence = Confidence.LOW if is_unmoved(view) else Confidence.MEDIUM
-    return _suspect(view, "context.completion-truncated" if is_brief else "sampling.no-stop", confidence, shown)
 
 
 def _batch_spread(view: RunView) -> Floats | None:
