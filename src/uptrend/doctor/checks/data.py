@@ -111,10 +111,7 @@ def repeats(case: Case) -> Found | Lacking | None:
         tasks = [task for step in drawn[:steps] for task in step]
         expected, different = declared * (1 - np.exp(-len(tasks) / declared)), len(set(tasks))
         if len(tasks) >= 20 and different < least * expected and different < 0.9 * min(len(tasks), declared):
-            text = (
-                f"{different} different tasks in {len(tasks)} groups, where {expected:.0f} were to be expected of "
-                f"{declared}"
-            )
+            text = f"{different} different tasks in {len(tasks)} groups, where {declared} should give {expected:.0f}"
             summary = "The run trains on far fewer different tasks than its taskset claims to have."
             shown = Evidence(text, different / expected, step=rows[:steps][-1].step)
             return Found(Severity.WARNING, Confidence.HIGH, summary, [shown], DUPLICATES)
@@ -178,17 +175,16 @@ def memorized(case: Case) -> Found | Lacking | None:
     rounds = len(view.steps) * groups / tasks if tasks and groups else 0.0
     if 0 < rounds < MET:
         return None
-    text = (
-        f"Right answers in training went from {right.first:.0%} to {right.last:.0%}, and held out from "
-        f"{change.first:.0%} to {change.last:.0%}: the run learned its tasks by heart."
-        f"{f' Each task was met about {rounds:.0f} times.' if rounds else ''}"
-    )
-    held_out = f"Held out {change.effect:+.3g} by step {change.steps[1]}."
+    trained = f"Right answers in training went from {right.first:.0%} to {right.last:.0%}"
+    held_out = f"held out from {change.first:.0%} to {change.last:.0%}"
+    met = f" Each task was met about {rounds:.0f} times." if rounds else ""
+    text = f"Held out {change.effect:+.3g} by step {change.steps[1]}."
     shown = [
         right.evidence(f"Right in training {right.first:.3g} → {right.last:.3g}."),
-        Evidence(held_out, change.effect, "eval", change.steps[1]),
+        Evidence(text, change.effect, "eval", change.steps[1]),
     ]
-    return Found(Severity.WARNING, Confidence.MEDIUM, text, shown)
+    summary = f"{trained}, and {held_out}: the run learned its tasks by heart.{met}"
+    return Found(Severity.WARNING, Confidence.MEDIUM, summary, shown)
 
 
 @check("eval.noise")
@@ -202,9 +198,8 @@ def eval_noise(case: Case) -> Found | Lacking | None:
     low, high = change.interval
     if not low <= 0 <= high:
         return None
-    text = (
-        f"The held-out change of {change.effect:+.3g}{f' on {change.tasks} tasks' if change.tasks else ''} lies inside "
-        f"its 95% interval, {low:+.3g} to {high:+.3g}: it shows neither a gain nor a loss."
-    )
+    on = f" on {change.tasks} tasks" if change.tasks else ""
+    inside = f"The held-out change of {change.effect:+.3g}{on} lies inside its 95% interval, {low:+.3g} to {high:+.3g}"
+    text = f"{inside}: it shows neither a gain nor a loss."
     shown = Evidence(f"{change.first:.3g} → {change.last:.3g}.", change.effect, "eval", change.steps[1])
     return Found(Severity.NOTE, Confidence.HIGH, text, [shown])

@@ -73,16 +73,11 @@ def runaway(case: Case, kl: Curve) -> Found | None:
     effect, change = case.trend.effect or 0.0, case.held_out
     is_gain = case.trend.kind is TrendKind.LEARNING and effect / max(case.rollout_spread, 1e-12) > 0.5
     pays = is_gain and not (change and change.effect <= 0)
-    text = (
-        f"KL to the reference went from {begin:.3g} to {kl.last:.3g} nats per token (at most {most:.3g}) for a change "
-        f"of the reward of {effect:+.3g}."
-    )
-    return Found(
-        Severity.NOTE if pays and most < SPIKE else Severity.WARNING,
-        Confidence.HIGH if kl.last > FAR and not pays else Confidence.MEDIUM,
-        text,
-        [kl.evidence(f"KL {begin:.3g} → {kl.last:.3g}.")],
-    )
+    went = f"KL to the reference went from {begin:.3g} to {kl.last:.3g} nats per token (at most {most:.3g})"
+    text = f"{went} for a change of the reward of {effect:+.3g}."
+    severity = Severity.NOTE if pays and most < SPIKE else Severity.WARNING
+    confidence = Confidence.HIGH if kl.last > FAR and not pays else Confidence.MEDIUM
+    return Found(severity, confidence, text, [kl.evidence(f"KL {begin:.3g} → {kl.last:.3g}.")])
 
 
 @_check_kl("kl.strangles")
@@ -115,10 +110,8 @@ def pull(case: Case, kl: Curve) -> Found | None:
         return None
     is_known = bool(beta) and case.trend.kind is not TrendKind.LEARNING
     text = f"{dead.mean():.0%} of groups are dead, so that nearly all of the gradient is the KL penalty's pull back."
-    shown = [
-        kl.evidence(f"KL {kl.last:.3g}."),
-        gradient.evidence(f"Gradient {gradient.last:.3g} although groups are dead."),
-    ]
+    left = gradient.evidence(f"Gradient {gradient.last:.3g} although groups are dead.")
+    shown = [kl.evidence(f"KL {kl.last:.3g}."), left]
     if is_known:
         return Found(Severity.WARNING, Confidence.HIGH, text, shown)
     return Found(Severity.NOTE, Confidence.LOW, text, shown)

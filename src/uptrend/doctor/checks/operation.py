@@ -146,10 +146,8 @@ def _weights_jump(view: RunView, step: int) -> Found | None:
     jump, usual = float(moves[at - first]), float(np.delete(moves, at - first).max())
     if jump < TIMES * usual or jump == 0:
         return None
-    text = (
-        f"The weights' length jumped from {norms[at - 1]:.6g} to {norms[at]:.6g} where the run was resumed, at step "
-        f"{step}: they were not restored."
-    )
+    jumped = f"The weights' length jumped from {norms[at - 1]:.6g} to {norms[at]:.6g}"
+    text = f"{jumped} where the run was resumed, at step {step}: they were not restored."
     largest = f"The largest move of {len(moves) - 1} steps around it is {usual:.2g}."
     return Found(Severity.WARNING, Confidence.HIGH, text, [Evidence(largest, jump, "weights/norm", step)])
 
@@ -164,10 +162,8 @@ def _reward_jump(case: Case, step: int) -> Found | None:
     shift = shift_at(window, index)
     if abs(shift.z) < 5 or abs(shift.change) < 0.25 * case.rollout_spread:
         return None
-    text = (
-        f"The reward jumped from {shift.before:.3g} to {shift.after:.3g} where the run was resumed, at step {step}: "
-        f"something was not restored."
-    )
+    jumped = f"The reward jumped from {shift.before:.3g} to {shift.after:.3g}"
+    text = f"{jumped} where the run was resumed, at step {step}: something was not restored."
     shown = Evidence(f"A shift of {shift.z:.1f} standard errors.", shift.change, REWARD, step)
     return Found(Severity.WARNING, Confidence.MEDIUM, text, [shown])
 
@@ -231,9 +227,7 @@ def ranks_diverge(case: Case) -> Found | Lacking | None:
     if not several and case.view.trainer == "uptrend":
         return Lacking("Uptrend trains in one process: there is no other to compare with")
     if not several:
-        return Lacking(
-            "no digests of the parameters by process (events with step, process and digest, which a callback can write)"
-        )
+        return Lacking("no digests of the parameters: events with step, process and digest, which a callback can write")
     step = next((step for step, held in several.items() if len(held) > 1), None)
     if step is None:
         return None
@@ -250,16 +244,11 @@ def probed(case: Case) -> list[Found]:
     The last word on a cause stands. Events `acquitted` say the opposite, and `diagnose` believes them.
     """
     told = {e["id"]: e for e in case.view.events if e.get("event") == "probed" and e.get("id") in CATALOGUE}
-    return [
-        Found(
-            Severity(e["severity"]),
-            Confidence(e["confidence"]),
-            e["summary"],
-            [
-                Evidence(i["text"], i.get("value"), i.get("metric") or "", i.get("step"), i.get("rollout") or "")
-                for i in e.get("evidence", ())
-            ],
-            id,
-        )
-        for id, e in told.items()
-    ]
+    found = []
+    for id, e in told.items():
+        shown = [
+            Evidence(i["text"], i.get("value"), i.get("metric") or "", i.get("step"), i.get("rollout") or "")
+            for i in e.get("evidence", ())
+        ]
+        found.append(Found(Severity(e["severity"]), Confidence(e["confidence"]), e["summary"], shown, id))
+    return found

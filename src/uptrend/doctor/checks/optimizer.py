@@ -128,11 +128,8 @@ def _hardly_left(case: Case) -> Found | None:
     # A policy that leaves slowly but ever faster is on its way, and only needs time.
     is_on_its_way = kl is not None and is_near and kl.last > LEAVING * max(kl.first, 0.0)
     is_fault = is_long and not is_on_its_way and not is_dead
-    rate = view.value("learning.lr")
-    text = (
-        f"The policy hardly left its start{f' at a learning rate of {rate:.2g}' if rate else ''}: updates are too "
-        f"small or too few to show."
-    )
+    at = f" at a learning rate of {rate:.2g}" if (rate := view.value("learning.lr")) else ""
+    text = f"The policy hardly left its start{at}: updates are too small or too few to show."
     return Found(Severity.WARNING if is_fault else Severity.NOTE, Confidence.MEDIUM, text, shown)
 
 
@@ -180,10 +177,8 @@ def _fell_at_the_peak(case: Case) -> Found | None:
     rate, most = float(np.interp(step, steps, rates)), float(rates.max())
     if rate < 0.5 * most:
         return None
-    text = (
-        f"The reward fell from {case.collapse.best:.3g} to {case.collapse.last:.3g} near step {step}, at a rate of "
-        f"{rate:.2g}, near its peak: steps are too large."
-    )
+    fell = f"The reward fell from {case.collapse.best:.3g} to {case.collapse.last:.3g} near step {step}"
+    text = f"{fell}, at a rate of {rate:.2g}, near its peak: steps are too large."
     shown = Evidence(f"Learning rate {rate:.2g} of at most {most:.2g} at the fall.", rate, RATE, step)
     return Found(Severity.WARNING, Confidence.MEDIUM, text, [shown])
 
@@ -208,10 +203,8 @@ def schedule(case: Case) -> list[Found]:
     rises = np.diff(rates)
     reached = float(rises.sum() / np.diff(steps).sum()) * WARM_UP * planned
     if np.allclose(rises, rises.mean(), rtol=0.05) and rises.mean() > 0 and reached < USUAL:
-        text = (
-            f"The learning rate still rises, and so slowly that after a tenth of {planned} steps it is {reached:.2g}: "
-            f"its warm-up eats the run, or leads to nothing."
-        )
+        slow = f"so slowly that after a tenth of {planned} steps it is {reached:.2g}"
+        text = f"The learning rate still rises, {slow}: its warm-up eats the run, or leads to nothing."
         found.append(Found(Severity.WARNING, Confidence.MEDIUM, text, [largest[1]]))
     return found
 
@@ -244,11 +237,11 @@ def tight_clip(case: Case) -> list[Found]:
 @check("optimizer.frozen")
 def frozen(case: Case) -> list[Found | Lacking]:
     """Report weights that never move, and gradients that never reach them."""
-    changed, update = _where_driven(case, CHANGED), _where_driven(case, UPDATE)
+    _, update, lacking = _weight_changes(case)
     answers: list[Found | Lacking | None] = [_no_gradient(case), _nothing_moves(case)]
-    if lacking := _why_unknown(changed, update):
+    if lacking:
         answers.append(Lacking(lacking))
-    elif len(update) >= CHANGED_STEPS and not update.any():
+    elif _is_frozen(update):
         text = f"No trained weight changed in {len(update)} steps with a gradient: the optimizer moves nothing."
         shown = Evidence("Length of the update exactly 0 at every step.", 0.0, UPDATE, int(case.view.steps[-1]))
         answers.append(Found(Severity.CRITICAL, Confidence.HIGH, text, [shown]))
@@ -280,10 +273,8 @@ def _nothing_moves(case: Case) -> Found | None:
         return None  # what the weights did is known, or nothing is
     if abs(entropy.last / entropy.first - 1) > UNMOVED or entropy.rises or entropy.falls:
         return None
-    text = (
-        f"Nothing moves at a learning rate of {largest[0]:.2g}, at which Adam would break a model: updates do not "
-        f"arrive, or are clipped to nothing. Weights before and after a step would settle it."
-    )
+    still = f"Nothing moves at a learning rate of {largest[0]:.2g}, at which Adam would break a model"
+    text = f"{still}: updates do not arrive, or are clipped to nothing. Weights around a step would settle it."
     also = entropy.evidence(f"Entropy {entropy.first:.3g} → {entropy.last:.3g}.")
     return Found(Severity.WARNING, Confidence.LOW, text, [largest[1], also])
 
@@ -291,51 +282,48 @@ def _nothing_moves(case: Case) -> Found | None:
 @check("precision.update-underflow")
 def underflow(case: Case) -> Found | Lacking | None:
     """Report updates too small for the precision of the weights."""
-    changed, update = _where_driven(case, CHANGED), _where_driven(case, UPDATE)
-    if lacking := _why_unknown(changed, update):
+    changed, update, lacking = _weight_changes(case)
+    if not lacking and len(changed) == 0 and not _is_frozen(update):
+        lacking = "the share of weights that changed was not logged"
+    if lacking:
         return Lacking(lacking)
-    if len(changed) == 0 and (len(update) < CHANGED_STEPS or update.any()):
-        return Lacking("the share of weights that changed was not logged")
     return None if case.view.value("model.weights") == "fp32" else _rounded(case)
 
 
 def _rounded(case: Case) -> Found | None:
     """Report weights of which most keep their bits in a step."""
-    changed, update = _where_driven(case, CHANGED), _where_driven(case, UPDATE)
-    is_frozen = len(update) >= CHANGED_STEPS and not update.any()
-    if is_frozen or len(changed) < 2 or _why_unknown(changed, update):
+    changed, update, lacking = _weight_changes(case)
+    if lacking or len(changed) < 2 or _is_frozen(update):
         return None
     typical = float(np.median(changed[1:]))  # the first step of an adapter moves one of its two halves only
     if typical >= CHANGED_LEAST:
         return None
     precision, rate = case.view.value("model.weights", "the weights' precision"), case.view.value("learning.lr")
-    text = (
-        f"Only {typical:.1%} of the weights change bits in a step, in {precision}"
-        f"{f' at a learning rate of {rate:.2g}' if rate else ''}: most updates round to nothing."
-    )
+    at = f"in {precision} at a learning rate of {rate:.2g}" if rate else f"in {precision}"
+    text = f"Only {typical:.1%} of the weights change bits in a step, {at}: most updates round to nothing."
     is_critical = typical < 0.1 and case.trend.kind is not TrendKind.LEARNING
     shown = Evidence(f"Median share of weights changed {typical:.3g}.", typical, CHANGED)
     return Found(Severity.CRITICAL if is_critical else Severity.WARNING, Confidence.HIGH, text, [shown])
 
 
-def _where_driven(case: Case, metric: str) -> Floats:
-    """Return a metric on the steps that had a gradient and a rate."""
-    if not case.view.has(metric):
-        return np.zeros(0)
-    values = case.view.metrics[metric]
-    driven = np.isfinite(values)
+def _weight_changes(case: Case) -> tuple[Floats, Floats, str]:
+    """Return shares of changed weights and lengths of updates where there were a gradient and a rate, or why not."""
+    metrics = case.view.metrics
+    unknown = np.full(len(case.view.steps), np.nan)
+    driven = np.ones(len(case.view.steps), np.bool_)
     for cause in (BEFORE, RATE):
         if case.view.has(cause):
-            driven &= np.nan_to_num(case.view.metrics[cause]) > 0
-    return np.asarray(values[driven])
-
-
-def _why_unknown(changed: Floats, update: Floats) -> str:
-    """Return why it can't be told whether weights move; empty where it can."""
+            driven &= np.nan_to_num(metrics[cause]) > 0
+    changed, update = (metrics.get(metric, unknown)[driven] for metric in (CHANGED, UPDATE))
+    changed, update = changed[np.isfinite(changed)], update[np.isfinite(update)]
     points = max(len(changed), len(update))
     if points == 0:
-        return "no changes of the weights were logged"
-    return f"fewer than {CHANGED_STEPS} steps with a gradient" if points < CHANGED_STEPS else ""
+        return changed, update, "no changes of the weights were logged"
+    return changed, update, "" if points >= CHANGED_STEPS else f"fewer than {CHANGED_STEPS} steps with a gradient"
+
+
+def _is_frozen(update: Floats) -> bool:
+    return len(update) >= CHANGED_STEPS and not update.any()
 
 
 def _largest_rate(case: Case) -> tuple[float, Evidence] | None:

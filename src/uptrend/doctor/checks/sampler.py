@@ -42,8 +42,12 @@ MEAN_APART = 0.08
 ELSEWHERE = 1.0
 # Mean |d| from the second step on, and against the first step's, where an update did not arrive.
 LEFT_BEHIND, TIMES = 0.02, 10.0
-# Range of the mean ratio, and least effective share of tokens, of a learner that gets its own words.
-RATIOS, LEAST_ESS = (0.5, 2.0), 0.3
+# Ranges of a learner that gets its own words: least, most, usual.
+HEALTHY = {
+    KL: (-np.inf, APART, "below 0.01 is healthy"),
+    RATIO: (0.5, 2.0, "1 is exact"),
+    ESS: (0.3, np.inf, "1 is exact"),
+}
 # Updates behind, beyond which a run is off-policy whatever the probabilities say.
 FAR = 4
 # Log-probability below which the sampler had a choice; elsewhere every cause leaves a gap of nearly 0.
@@ -72,9 +76,7 @@ def dropout(case: Case) -> Found | None:
     worst = float(np.abs(ratio.values - 1).max())
     if worst < DROPOUT:
         return None
-    text = (
-        f"The ratio of new to old probability is off 1 by {worst:.2g} on the same weights: the learner has dropout on."
-    )
+    text = f"New / old probability is off 1 by {worst:.2g} on the same weights: the learner has dropout on."
     return Found(Severity.WARNING, Confidence.HIGH, text, [ratio.evidence(f"Off by up to {worst:.2g}.")])
 
 
@@ -117,21 +119,17 @@ def _by_mean(case: Case) -> Iterable[Found]:
     text = f"Mean difference {', '.join(f'{g:.2g}' for g in gaps[:5])} at first."
     shown = [Evidence(text, begin, GAP, int(steps[0]))]
     if steps[0] <= 1 and later > max(LEFT_BEHIND, TIMES * first):
-        summary = (
-            f"Sampler and learner agree at the first step ({first:.2g} nats per token) and not after it ({later:.2g}): "
-            f"the sampler does not get the new weights. Its log-probabilities before and after a synchronization "
-            f"settle it."
-        )
+        agree = f"Sampler and learner agree at the first step ({first:.2g} nats per token) and not after it"
+        summary = f"{agree} ({later:.2g}): the sampler does not get the new weights."
         yield Found(Severity.CRITICAL, Confidence.MEDIUM, summary, shown, STALE)
-        return
-    if begin > MEAN_APART:
+    elif begin > MEAN_APART:
         summary = f"Sampler and learner differ by {begin:.2g} nats per token from the first steps on; 0.01 is usual."
         yield Found(Severity.CRITICAL, Confidence.MEDIUM, summary, shown, MISMATCH)
-    if begin > ELSEWHERE:
-        blind = "The learner may not see the prompt: swap it, and its log-probabilities must move."
-        padded = "The learner may read padded rows wrongly: score one rollout alone and in a batch."
-        yield Found(Severity.WARNING, Confidence.LOW, blind, shown, BLIND)
-        yield Found(Severity.WARNING, Confidence.LOW, padded, shown, PADDING)
+        if begin > ELSEWHERE:
+            blind = "The learner may not see the prompt: swap it, and its log-probabilities must move."
+            padded = "The learner may read padded rows wrongly: score one rollout alone and in a batch."
+            yield Found(Severity.WARNING, Confidence.LOW, blind, shown, BLIND)
+            yield Found(Severity.WARNING, Confidence.LOW, padded, shown, PADDING)
 
 
 def _by_curves(case: Case) -> list[Found | Lacking]:
@@ -152,46 +150,33 @@ def _growing(case: Case) -> Found | None:
     is_noise = entropy is not None and entropy.last > 2 * entropy.first
     if gap.last < 10 * max(begin, 1e-12) or quarters != sorted(quarters) or is_noise:
         return None
-    summary = (
-        f"Sampler and learner part a little more at every step ({begin:.2g} → {gap.last:.2g} nats per token): the "
-        f"sampler does not get the new weights."
-    )
+    parting = f"Sampler and learner part a little more at every step ({begin:.2g} → {gap.last:.2g} nats per token)"
+    summary = f"{parting}: the sampler does not get the new weights."
     shown = gap.evidence(f"Mismatch by quarters: {', '.join(f'{q:.2g}' for q in quarters)}.")
     return Found(Severity.CRITICAL, Confidence.MEDIUM, summary, [shown], STALE)
 
 
 def _wrong_at_first(case: Case) -> Found | None:
     """Report a gap from the first steps on, when both have the same weights."""
-    courses = {metric: case.course(metric) for metric in (KL, RATIO, ESS)}
-    begins = {metric: float(np.median(c.values[:5])) for metric, c in courses.items() if c is not None}
     wrong = []
-    if (kl := begins.get(KL, 0.0)) > APART:
-        wrong.append(Evidence(f"KL of learner from sampler {kl:.2g}; below 0.01 is healthy.", kl, KL))
-    if not RATIOS[0] <= (ratio := begins.get(RATIO, 1.0)) <= RATIOS[1]:
-        wrong.append(Evidence(f"Mean ratio {ratio:.3g}; 1 is exact.", ratio, RATIO))
-    if (share := begins.get(ESS, 1.0)) < LEAST_ESS:
-        wrong.append(Evidence(f"Effective share {share:.2g} of the tokens; 1 is exact.", share, ESS))
-    if not wrong:
-        return None
-    summary = (
-        "Sampler and learner disagree on the same tokens from the first steps on: the learner corrects another model's "
-        f"words. {wrong[0].text}"
-    )
-    return Found(Severity.CRITICAL, Confidence.MEDIUM, summary, wrong, MISMATCH)
+    for metric, (low, high, usual) in HEALTHY.items():
+        curve = case.course(metric)
+        begin = float(np.median(curve.values[:5])) if curve is not None else low
+        if not low <= begin <= high:
+            wrong.append(Evidence(f"{metric} {begin:.3g}; {usual}.", begin, metric))
+    summary = "Sampler and learner disagree on the same tokens from the first steps on."
+    return Found(Severity.CRITICAL, Confidence.MEDIUM, summary, wrong, MISMATCH) if wrong else None
 
 
 def _wrong_at_last(case: Case) -> Found | None:
     """Report data that is no longer the learner's own."""
-    ratio, ess = case.course(RATIO), case.course(ESS)
-    if ratio is not None and not RATIOS[0] <= ratio.last <= RATIOS[1]:
-        curve = ratio
-    elif ess is not None and ess.last < LEAST_ESS:
-        curve = ess
-    else:
-        return None
-    summary = f"The data the learner gets is no longer its own ({curve.metric} {curve.first:.3g} → {curve.last:.3g})."
-    shown = [curve.evidence("Healthy at first, and not now.")]
-    return Found(Severity.WARNING, Confidence.LOW, summary, shown, OFF_POLICY)
+    for metric in (RATIO, ESS):
+        curve, (low, high, _) = case.course(metric), HEALTHY[metric]
+        if curve is not None and not low <= curve.last <= high:
+            summary = f"The learner no longer gets its own data ({metric} {curve.first:.3g} → {curve.last:.3g})."
+            shown = [curve.evidence("Healthy at first, and not now.")]
+            return Found(Severity.WARNING, Confidence.LOW, summary, shown, OFF_POLICY)
+    return None
 
 
 @dataclass(frozen=True)
@@ -203,11 +188,6 @@ class Gaps:
     """Their places among all tokens."""
     sampler_t: Floats
     gap_t: Floats
-
-    @property
-    def rollout_t(self) -> Ints:
-        """Each token's rollout."""
-        return self.rows.rollout_t[self.place_t]
 
     @property
     def kl(self) -> float:
@@ -223,7 +203,7 @@ class Gaps:
     @property
     def size_n(self) -> Floats:
         """Mean |d| of each rollout where the sampler had a choice; NaN where it had none."""
-        rollout, size = self.rollout_t[self.unsure_t], np.abs(self.gap_t[self.unsure_t])
+        rollout, size = self.rows.rollout_t[self.place_t][self.unsure_t], np.abs(self.gap_t[self.unsure_t])
         counts = np.bincount(rollout, minlength=len(self.rows))
         sums = np.bincount(rollout, weights=size, minlength=len(self.rows))
         return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)

@@ -206,11 +206,11 @@ def _endings_by_rollout(case: Case) -> list[Found | Lacking]:
     if share < SOME or sum(map(len, cut)) < ENOUGH:
         return []
     if share >= ALL:  # nothing to compare with: only where nearly all also earn the least that there is
-        fails = float(np.concatenate(low).mean())
+        failed = float(np.concatenate(low).mean())
         stops = sum(int((g.rows.ended_n == Ending.STOP_TOKEN.value).sum()) for g in steps)
-        if fails < ALL:
+        if failed < ALL:
             return []
-        text = f"{share:.0%} of the rollouts are cut by length, {stops} ended with a stop token, and {fails:.0%} fail"
+        text = f"{share:.0%} of the rollouts are cut by length, {stops} ended with a stop token, and {failed:.0%} fail"
         where = point([g.rows for g in steps], [g.whole(c) for g, c in zip(steps, cut, strict=True)])
         id, summary = NO_STOP, "Rollouts never stop by themselves and are cut before they answer."
     else:
@@ -222,10 +222,8 @@ def _endings_by_rollout(case: Case) -> list[Found | Lacking]:
         error = difference.std(ddof=1) / np.sqrt(len(difference))
         if cut_fails < 0.9 or whole_fails > 0.6 or difference.mean() < 4 * error:
             return []
-        text = (
-            f"{share:.0%} of the rollouts are cut; in {len(pairs)} groups that have both kinds {cut_fails:.0%} of the "
-            f"cut ones and {whole_fails:.0%} of the others earn the least there is"
-        )
+        fails = f"{cut_fails:.0%} of the cut ones and {whole_fails:.0%} of the others earn the least there is"
+        text = f"{share:.0%} of the rollouts are cut; in {len(pairs)} groups that have both kinds {fails}"
         flags = [g.whole(c & lo) for g, c, lo in zip(steps, cut, low, strict=True)]
         where = point([g.rows for g in steps], flags)
         id, summary = CUT, "Rollouts are cut before they answer, and fail for it."
@@ -247,14 +245,13 @@ def _is_low(g: Grouped) -> Flags:
 @check("context.prompt-truncated")
 def prompts(case: Case) -> list[Found | Lacking]:
     """Report prompts that were refused, that are exactly at their limit, or that leave completions no token at all."""
-    found = list[Found | Lacking]()
+    answers = [_prompts_by_rollout(case)]
     steps, lengths = case.view.curve(LENGTH)
     if len(lengths) >= 3 and not lengths.any():  # a model that answers says at least its stop token
         text = "No completion has a single token: prompts leave no room for an answer, or are refused."
         shown = Evidence(f"Length 0 at each of {len(lengths)} steps.", 0.0, LENGTH, int(steps[0]))
-        found.append(Found(Severity.CRITICAL, Confidence.MEDIUM, text, [shown]))
-    by_rollout = _prompts_by_rollout(case)
-    return [*found, by_rollout] if by_rollout else found
+        answers.append(Found(Severity.CRITICAL, Confidence.MEDIUM, text, [shown]))
+    return [answer for answer in answers if answer]
 
 
 def _prompts_by_rollout(case: Case) -> Found | Lacking | None:
@@ -278,11 +275,8 @@ def _prompts_by_rollout(case: Case) -> Found | Lacking | None:
     count, total = sum(int(f.sum()) for f in full), sum(map(len, rows))
     if count < 0.05 * total:
         return None
-    shown = Evidence(
-        f"{count} of {total} prompts have exactly the {limit} tokens that are allowed",
-        count / total,
-        **point(rows, full),
-    )
+    text = f"{count} of {total} prompts have exactly the {limit} tokens that are allowed"
+    shown = Evidence(text, count / total, **point(rows, full))
     summary = "Prompts are cut at their limit, and what the answer needs may be in the part that is gone."
     return Found(Severity.WARNING, Confidence.MEDIUM, summary, [shown])
 
@@ -309,10 +303,8 @@ def _suspected_copies(case: Case) -> list[Found]:
     curve = case.course(ENTROPY)
     if curve is None or not _is_sure_of_itself(case) or _unexplained_dead_groups(case) is None:
         return []
-    text = (
-        "There is almost no entropy from the first steps on, and rollouts of a group get one reward: they may be "
-        "copies. The temperature, or the texts of one group, would settle it."
-    )
+    why = "There is almost no entropy from the first steps on, and rollouts of a group get one reward"
+    text = f"{why}: they may be copies. The temperature, or the texts of one group, would settle it."
     shown = Evidence(f"Entropy {curve.begin:.2g} at first.", curve.begin, ENTROPY, int(case.view.steps[0]))
     return [Found(Severity.WARNING, Confidence.MEDIUM, text, [shown], COLD)]
 
@@ -345,9 +337,7 @@ def _small_groups(steps: list[Grouped], dead: float) -> Found | None:
     now, then = (dead_share(*fit_beta(rates, size), n) for n in (size, LARGE))
     if now < 0.5 or now - then < 0.2:
         return None
-    text = (
-        f"{dead:.0%} of groups of {size} are dead; pass rates like these predict {now:.0%}, and {then:.0%} at {LARGE}"
-    )
+    text = f"{dead:.0%} of groups of {size} are dead; such pass rates predict {now:.0%}, and {then:.0%} at {LARGE}"
     summary = f"Groups of {size} are too small for these tasks: most hold only failures or only successes."
     shown = Evidence(text, now - then, "advantage/dead/share", **_first_dead(steps))
     return Found(Severity.WARNING, Confidence.MEDIUM, summary, [shown], FEW)
