@@ -1,11 +1,7 @@
 """Tools, shared state, skipped updates and processes."""
 
-from dataclasses import replace
-
-import numpy as np
-
 from tampered import Row, findings, tampered, untold, without
-from uptrend.doctor.checks import process_digests, skipped_updates, state_leaks, tool_use_by_rollout
+from uptrend.doctor.checks import state_leaks, tool_use_by_rollout
 from uptrend.records import RunView, Severity
 
 
@@ -77,29 +73,3 @@ def test_no_repeated_action_is_nothing_to_tell(tiny: RunView) -> None:
     assert untold(state_leaks.check, tiny) == {
         "task.state-leaks": "no two rollouts of a task did the same and were answered"
     }
-
-
-def test_updates_that_were_skipped(tiny: RunView) -> None:
-    steps = np.arange(1, 11)
-    counts = {"optimizer/skipped/count": (steps % 2 == 0) * 1.0, "optimizer/updates/count": (steps % 2) * 1.0}
-    found = findings(skipped_updates.check, replace(tiny, steps=steps, metrics=counts))["optimizer.skipped-updates"]
-    assert (found.severity, found.evidence[0].value, found.evidence[0].step) == (Severity.CRITICAL, 0.5, 2)
-    few = {"optimizer/skipped/count": (steps == 4) * 1.0, "optimizer/updates/count": np.full(10, 20.0)}
-    assert skipped_updates.check(replace(tiny, steps=steps, metrics=few)) == []
-    assert untold(skipped_updates.check, replace(tiny, metrics={})) == {
-        "optimizer.skipped-updates": "updates were not counted"
-    }
-
-
-def test_processes_with_different_weights(tiny: RunView) -> None:
-    def digests(*values: str) -> RunView:
-        events = [{"event": "digest", "step": 3, "process": i, "digest": v} for i, v in enumerate(values)]
-        return replace(tiny, events=(*tiny.events, *events))
-
-    found = findings(process_digests.check, digests("aa", "aa", "ab"))["run.ranks-diverge"]
-    assert (found.evidence[0].value, found.evidence[0].step) == (2, 3)
-    assert process_digests.check(digests("aa", "aa")) == []
-    assert "one process" in untold(process_digests.check, digests("aa"))["run.ranks-diverge"]
-    assert (
-        "step, process and digest" in untold(process_digests.check, replace(tiny, trainer="trl"))["run.ranks-diverge"]
-    )

@@ -1,14 +1,16 @@
 """The doctor beside a run: what it says, when, and that it ends with its run."""
 
 import json
-import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from uptrend.doctor.attend import Attention
+import pytest
+
+from uptrend.doctor.live import Announced
 from uptrend.records import Confidence, Finding, Report, Run, RunDirectory, Severity, Trend, TrendKind
 from uptrend.runner.live_doctor import LiveDoctor
 from uptrend.training.observer import StepRecord, Stop
@@ -19,38 +21,30 @@ def report(*ids: str, severity: Severity = Severity.WARNING) -> Report:
     return Report("here", "uptrend", "run", 5, Trend(TrendKind.FLAT, ""), findings, ())
 
 
-def named(findings: list[Finding]) -> list[str]:
-    return [finding.id for finding in findings]
+CURVE, INVARIANT = "kl.runaway", "mask.tool-trained"
+NEWS: dict[str, list[tuple[Report, int, list[str]]]] = {
+    "an invariant is told at once, once, and again when it is worse": [
+        (report(INVARIANT), 1, [INVARIANT]),
+        (report(INVARIANT), 2, []),
+        (report(INVARIANT, severity=Severity.CRITICAL), 3, [INVARIANT]),
+    ],
+    "a curve is told when a later diagnosis still has it": [
+        (report(CURVE), 40, []), (report(CURVE), 42, []), (report(CURVE), 44, [CURVE]),
+    ],
+    "a curve that looks bad once is not told": [(report(CURVE), 40, []), (report(), 44, []), (report(CURVE), 45, [])],
+    "notes are not told": [(report("data.duplicates", severity=Severity.NOTE), 9, [])],
+}  # fmt: skip
 
 
-def test_a_broken_invariant_is_told_at_once_and_only_once() -> None:
-    attention = Attention()
-    assert named(attention.news(report("mask.tool-trained"), 1)) == ["mask.tool-trained"]
-    assert attention.news(report("mask.tool-trained"), 2) == []
-    worse = report("mask.tool-trained", severity=Severity.CRITICAL)
-    assert named(attention.news(worse, 3)) == ["mask.tool-trained"]
-
-
-def test_a_curve_is_told_when_a_later_look_still_sees_it() -> None:
-    attention = Attention()
-    assert attention.news(report("kl.runaway"), 40) == []
-    assert attention.news(report("kl.runaway"), 42) == []
-    assert named(attention.news(report("kl.runaway"), 44)) == ["kl.runaway"]
-
-
-def test_a_curve_that_looks_bad_once_is_not_told() -> None:
-    attention = Attention()
-    assert attention.news(report("kl.runaway"), 40) == []
-    assert attention.news(report(), 44) == []
-    assert attention.news(report("kl.runaway"), 45) == []
-
-
-def test_notes_are_not_told_live() -> None:
-    assert Attention().news(report("data.duplicates", severity=Severity.NOTE), 9) == []
+@pytest.mark.parametrize("diagnoses", NEWS.values(), ids=NEWS)
+def test_news(diagnoses: list[tuple[Report, int, list[str]]]) -> None:
+    announced = Announced()
+    for told, step, expected in diagnoses:
+        assert [finding.id for finding in announced.news(told, step)] == expected
 
 
 def test_it_ends_when_nobody_listens(make_run: Callable[..., Path]) -> None:
-    command = [sys.executable, "-m", "uptrend.doctor.attend", str(make_run("alone", steps=3))]
+    command = [sys.executable, "-m", "uptrend.doctor.live", str(make_run("alone", steps=3))]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=True)
     assert done.stdout == b""
 
@@ -64,17 +58,11 @@ def attended(path: Path, stop_on: str, live: bool = True) -> tuple[list[str], li
     observer = LiveDoctor(said.append)
     observer.before(Run(path))
     stops: list[Stop] = []
-    listening = observer._doctor
-    if listening is not None:
-        assert listening._doctor is not None
-        pipe = listening._doctor.stdout
-        assert pipe is not None
-        os.set_blocking(pipe.fileno(), True)  # to wait for what it is to find
-        while b"run.nonfinite" not in listening._rest:
-            listening._rest += pipe.readline()
-        os.set_blocking(pipe.fileno(), False)
-    wish = observer.step(StepRecord(1, {}, (), None))
-    stops += [wish] if wish else []
+    deadline = time.monotonic() + 60
+    while live and not any("run.nonfinite" in line for line in said) and time.monotonic() < deadline:
+        wish = observer.step(StepRecord(1, {}, (), None))
+        stops += [wish] if wish else []
+        time.sleep(0.05)
     observer.after(Run(path))
     return said, stops
 
@@ -94,7 +82,7 @@ def test_a_finding_goes_to_the_terminal_the_events_and_the_loop(make_run: Callab
     assert any(line.startswith("doctor: critical: run.nonfinite: ") for line in said)
     assert said[-1].startswith("Doctor: ")
     assert "uptrend doctor" in said[-1]
-    assert [stop.by for stop in stops] == ["doctor"]
+    assert {stop.by for stop in stops} == {"doctor"}
     assert stops[0].finding in {line.split(": ")[2] for line in said[:-1]}
     events = [event for event in Run(path).events if event["event"] == "finding"]
     assert "run.nonfinite" in {event["id"] for event in events}
