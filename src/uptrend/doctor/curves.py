@@ -1,9 +1,7 @@
 """Readings of a run's curves that several checks share."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +11,8 @@ from uptrend.records.view import Floats
 from uptrend.stats.trend import TrendTest, end, measure_trend, neighbor_noise, start
 
 REWARD = "reward/mean"
+# A trend with a smaller p-value is taken for one.
 LEVEL = 0.05
-"""A trend with a smaller p-value is taken for one."""
 
 
 @dataclass(frozen=True)
@@ -22,15 +20,14 @@ class Curve:
     """Course of a metric over a run."""
 
     metric: str
-    """Its name."""
     values: Floats
     """Its finite values."""
     begin: float
-    """The median of its first points, a twentieth of them: before fast changes."""
+    """Median of its first points, a twentieth of them: before fast changes."""
     first: float
-    """The median of its first quarter."""
+    """Median of its first quarter."""
     last: float
-    """The median of its last quarter."""
+    """Median of its last quarter."""
     step: int
     """The last step that has it."""
     trend: TrendTest | None
@@ -47,7 +44,7 @@ class Curve:
         return self.trend is not None and self.trend.p < LEVEL and self.trend.effect < 0
 
     def evidence(self, text: str) -> Evidence:
-        """Its last level as evidence."""
+        """Return its last level as evidence."""
         return Evidence(text, self.last, self.metric, self.step)
 
 
@@ -60,24 +57,23 @@ def course(view: RunView, metric: str) -> Curve | None:
 
 
 def thinned(steps: NDArray[np.int64], values: Floats, pieces: int = 200) -> tuple[tuple[int, float], ...]:
-    """A curve as means over at most so many stretches of equal length, each at its first step."""
+    """Return a curve as means over at most so many stretches of equal length, each at its first step."""
     pieces = min(len(steps), pieces)
     if pieces == 0:
         return ()
     firsts = np.linspace(0, len(steps), pieces, endpoint=False).astype(int)
-    counts = np.diff([*firsts, len(steps)])
-    means = np.add.reduceat(values, firsts) / counts
+    means = np.add.reduceat(values, firsts) / np.diff([*firsts, len(steps)])
     return tuple((int(step), float(mean)) for step, mean in zip(steps[firsts], means, strict=True))
 
 
 def trend_until(view: RunView, metric: str, step: int, after: int = -1) -> TrendTest | None:
-    """Return a metric's trend up to a step, and after another: the steps that held-out figures are compared over."""
+    """Return a metric's trend up to a step, and after another: the steps that held-out scores are compared over."""
     steps, values = view.curve(metric)
     return measure_trend(values[(steps > after) & (steps <= step)])
 
 
 def cut_by_length(view: RunView) -> Floats:
-    """The share of rollouts that ended by length, a value a point; a point that names other endings only has 0."""
+    """Return the share of rollouts that ended by length, one value per point; 0 where only other endings are named."""
     own = view.metrics.get("sampling/ended/length/share", np.full(len(view.steps), np.nan))
     others = [v for k, v in view.metrics.items() if k.startswith("sampling/ended/") and k.endswith("/share")]
     known = np.isfinite(np.array(others)).any(axis=0) if others else np.isfinite(own)
@@ -85,21 +81,18 @@ def cut_by_length(view: RunView) -> Floats:
 
 
 def dead_groups(view: RunView) -> Floats:
-    """The share of groups without spread, a value a point; from the groups' mean deviation where it was not counted.
-
-    A mean deviation of exactly 0 means that every group of the step was dead; anything above, that some was alive.
-    """
+    """Return the share of groups without spread, one value per point."""
     if view.has("advantage/dead/share"):
         return view.curve("advantage/dead/share")[1]
     if view.has("advantage/dead_low/share", "advantage/dead_high/share"):
         both = view.metrics["advantage/dead_low/share"] + view.metrics["advantage/dead_high/share"]
         return np.asarray(both[np.isfinite(both)])
-    spread = view.curve("reward/group_std/mean")[1]
-    return (np.abs(spread) < 1e-6).astype(np.float64)
+    # A mean deviation of exactly 0 means that every group of the step was dead; anything above, that some was alive.
+    return (np.abs(view.curve("reward/group_std/mean")[1]) < 1e-6).astype(np.float64)
 
 
 def rollout_spread(view: RunView) -> float:
-    """Return how far rewards of single rollouts lie apart: the unit in which a change of the mean is measured."""
+    """Return the distance between rewards of single rollouts: the unit in which a change of the mean is measured."""
     for metric in ("reward/std", "reward/group_std/mean"):
         values = view.curve(metric)[1]
         if len(values) and float(values.mean()) > 0:
@@ -116,11 +109,9 @@ def rollout_spread(view: RunView) -> float:
 
 
 def reward_range(view: RunView) -> tuple[float, float]:
-    """The least and the largest reward that is known of; a reward that is never negative may be 0."""
-    seen = [view.curve(metric)[1] for metric in (REWARD, "reward/min", "reward/max")]
-    values = np.concatenate(seen)
-    low, high = float(values.min()), float(values.max())
-    return min(low, 0.0) if low >= 0 else low, high
+    """Return the least and the largest reward that is known of; a reward that is never negative may be 0."""
+    values = np.concatenate([view.curve(metric)[1] for metric in (REWARD, "reward/min", "reward/max")])
+    return min(float(values.min()), 0.0), float(values.max())
 
 
 def height(view: RunView, value: float) -> float:
@@ -129,16 +120,31 @@ def height(view: RunView, value: float) -> float:
     return (value - low) / (high - low) if high > low else 0.5
 
 
-def group_size(view: RunView) -> int:
-    """Rollouts a group, or 0 where it is not known."""
-    size = view.value("sampling.size", 0)
-    return int(size) if isinstance(size, int | float) else 0
+def kl_weight(view: RunView) -> float:
+    """Return the weight of the KL penalty, as the config says or the loss shows; 0 where nothing shows one."""
+    told = view.value("learning.kl.beta")
+    return float(told) if isinstance(told, int | float) else max(0.0, _loss_ratio(view, "kl/reference/mean"))
 
 
-def score_of(evaluation: Mapping[str, Any]) -> float | None:
-    """An evaluation's figure: its accuracy, else its reward."""
-    for key in ("accuracy", "reward"):
-        value = evaluation.get(key)
-        if isinstance(value, int | float) and np.isfinite(value):
-            return float(value)
-    return None
+def entropy_weight(view: RunView) -> float:
+    """Return the weight of the entropy bonus, negative where low entropy is paid; 0 where nothing shows one."""
+    told = view.value("learning.entropy")
+    return float(told) if isinstance(told, int | float) else -_loss_ratio(view, "learner/entropy/mean")
+
+
+def _loss_ratio(view: RunView, metric: str) -> float:
+    """Return the ratio of the loss to a metric that it follows all run long; 0 where it does not.
+
+    loss = policy part + beta · KL − bonus · entropy. With centered advantages and one update per batch the policy part
+    is 0 by construction, so such a loss shows a weight that nobody logged.
+    """
+    if not view.has("loss/total", metric):
+        return 0.0
+    loss, values = view.metrics["loss/total"], view.metrics[metric]
+    both = np.isfinite(loss) & np.isfinite(values)
+    x, y = values[both], loss[both]
+    if len(x) < 10 or np.ptp(x) == 0 or np.ptp(y) == 0 or abs(np.corrcoef(x, y)[0, 1]) < 0.95:
+        return 0.0
+    slope = float(x @ y / (x @ x))
+    # A line through the origin may leave a tenth of the loss, in squares, unexplained.
+    return slope if float(np.sum((y - slope * x) ** 2)) < 0.1 * float(y @ y) else 0.0

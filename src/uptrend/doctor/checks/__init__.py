@@ -29,8 +29,8 @@ JUDGES: tuple[Check, ...] = tuple(
 )
 
 
-def examine(view: RunView) -> Outcome:
-    """Run every check on a run and return what each said, in no particular order."""
-    case = Case(view)
+def examine(view: RunView, case: Case | None = None) -> Outcome:
+    """Run every check on a run and return what each said, in no particular order; `case` shares what was read."""
+    case = case or Case(view)
     old = [outcome for check in CHECKS.values() for outcome in check(view)]
     return old + [outcome for check in JUDGES for outcome in check(case)]
