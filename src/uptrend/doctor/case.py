@@ -6,23 +6,26 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from uptrend.doctor import curves
-from uptrend.doctor.rows import Floats, Grouped, Rows, grouped
-from uptrend.doctor.trend import Collapse, HeldOutChange, find_collapse, held_out_change, is_learned, trend_of
+from uptrend.doctor.curves import RunCurves
+from uptrend.doctor.rows import Grouped, Rows, grouped
+from uptrend.doctor.trend import Collapse, HeldOutChange, find_collapse, held_out_change, judge_trend
 from uptrend.records import RecordError, RunView, Trend
 
 # At most so many steps are read. The first of them follow each other: an epoch's repeats show only there.
 MOST = 8
 FIRST = 3
 
+# Held-out change above which a run has learned; its whole interval must lie above.
+LEARNED = 0.05
+
 T = TypeVar("T")
 
 
-class Case:
+class Case(RunCurves):
     """One run, with everything that checks share."""
 
     def __init__(self, view: RunView) -> None:
-        self.view = view
+        super().__init__(view)
         self._known: dict[Hashable, Any] = {}
 
     def once(self, read: Callable[["Case"], T]) -> T:
@@ -30,13 +33,6 @@ class Case:
         if read not in self._known:
             self._known[read] = read(self)
         found: T = self._known[read]
-        return found
-
-    def course(self, metric: str) -> curves.Curve | None:
-        """Return a metric's course over the run; None where it was not logged."""
-        if metric not in self._known:
-            self._known[metric] = curves.course(self.view, metric)
-        found: curves.Curve | None = self._known[metric]
         return found
 
     @cached_property
@@ -71,56 +67,23 @@ class Case:
     @cached_property
     def trend(self) -> Trend:
         """Trend of the training reward."""
-        return trend_of(self.view)
+        return judge_trend(self, self.collapse, self.held_out)
 
     @cached_property
     def collapse(self) -> Collapse | None:
         """A lasting fall of the reward after progress; None where there is none."""
-        return find_collapse(self.view)
+        return find_collapse(self)
 
     @cached_property
     def held_out(self) -> HeldOutChange | None:
         """Change of the held-out score from the first evaluation to the last; None where it was not measured twice."""
         return held_out_change(self.view)
 
-    @cached_property
+    @property
     def is_learned(self) -> bool:
-        """True where held-out tasks show beyond doubt that the model got better."""
-        return is_learned(self.view)
-
-    @cached_property
-    def dead_groups(self) -> Floats:
-        """Share of groups without spread, one value per point."""
-        return curves.dead_groups(self.view)
-
-    @cached_property
-    def cut_by_length(self) -> Floats:
-        """Share of rollouts that ended by length, one value per point."""
-        return curves.cut_by_length(self.view)
-
-    @cached_property
-    def rollout_spread(self) -> float:
-        """Distance between rewards of single rollouts: the unit in which a change of the mean is measured."""
-        return curves.rollout_spread(self.view)
-
-    @cached_property
-    def kl_weight(self) -> float:
-        """Weight of the KL penalty; 0 where it is unknown."""
-        return curves.kl_weight(self.view)
-
-    @cached_property
-    def entropy_weight(self) -> float:
-        """Weight of the entropy bonus; 0 where it is unknown."""
-        return curves.entropy_weight(self.view)
-
-    @cached_property
-    def reward_range(self) -> tuple[float, float]:
-        """The least and the largest reward that is known of."""
-        return curves.reward_range(self.view)
-
-    def height(self, value: float) -> float:
-        """Place a reward between the least and the largest seen: 0 at the bottom, 1 at the top."""
-        return curves.height(self.view, value)
+        """True where held-out tasks show beyond doubt that the model got better, whatever its noisy rewards say."""
+        change = self.held_out
+        return change is not None and change.interval is not None and change.interval[0] > LEARNED
 
     def why_no_rollouts(self, columns: Sequence[str] = ()) -> str:
         """Return why rollouts with these columns can't be read; empty where they can."""

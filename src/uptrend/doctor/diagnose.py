@@ -1,25 +1,22 @@
 """From a view of a run to the doctor's report. No torch."""
 
 from uptrend.doctor.case import Case
-from uptrend.doctor.catalogue import CATALOGUE
-from uptrend.doctor.check import Outcome, finding
 from uptrend.doctor.checks import examine
 from uptrend.doctor.curves import REWARD, thinned
 from uptrend.doctor.rank import rank
-from uptrend.records import CannotTell, Confidence, Evidence, Finding, Report, RunView, Severity
+from uptrend.records import CannotTell, Finding, Report, RunView
 
 
 def diagnose(view: RunView) -> Report:
     """Run every check on a run, and put what they found in order."""
     case = Case(view)
-    outcomes = [*examine(view, case), *_probed(view)]
+    outcomes = examine(view, case)
     acquitted = _acquitted(view)
     findings = rank(o for o in outcomes if isinstance(o, Finding) and o.id not in acquitted)
     seen = {f.id for top in findings for f in (top, *top.explains)}
     lacking = {o.id: o for o in outcomes if isinstance(o, CannotTell) and o.id not in seen}
-    damaged = ", ".join(map(str, case.damaged_steps))
-    plural = "s" * (len(case.damaged_steps) > 1)
-    damage = [f"The rollouts of step{plural} {damaged} are damaged and were left out."] if damaged else []
+    damaged = f"step{'s' * (len(case.damaged_steps) > 1)} {', '.join(map(str, case.damaged_steps))}"
+    damage = [f"The rollouts of {damaged} are damaged and were left out."] if case.damaged_steps else []
     return Report(
         source=view.source,
         trainer=view.trainer,
@@ -32,19 +29,6 @@ def diagnose(view: RunView) -> Report:
         unknown=tuple(sorted(view.unknown)),
         curve=thinned(*view.curve(REWARD)),
     )
-
-
-def _probed(view: RunView) -> Outcome:
-    """Return the findings of probes that a watched trainer wrote as events while the run went on; the last counts."""
-    told = {e["id"]: e for e in view.events if e.get("event") == "probed" and e.get("id") in CATALOGUE}
-    found: Outcome = []
-    for id, e in told.items():
-        evidence = [
-            Evidence(i["text"], i.get("value"), i.get("metric") or "", i.get("step"), i.get("rollout") or "")
-            for i in e.get("evidence", ())
-        ]
-        found.append(finding(view, id, Severity(e["severity"]), Confidence(e["confidence"]), e["summary"], evidence))
-    return found
 
 
 def _acquitted(view: RunView) -> set[str]:

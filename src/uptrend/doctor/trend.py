@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from uptrend.doctor.curves import LEVEL, REWARD, course, dead_groups, height, rollout_spread
+from uptrend.doctor.curves import LEVEL, REWARD, RunCurves
 from uptrend.records import RecordError, RunView, Trend, TrendKind
 from uptrend.records.view import Floats
 from uptrend.stats.formatting import change, interval, plural
@@ -28,8 +28,6 @@ CONSTANT = "Constant"
 # Points below which a fall can't be told from noise, and the least share of all gains that a collapse loses.
 SHORTEST = 12
 SHARE_LOST = 0.5
-# Held-out change above which a run has learned, whatever its noisy rewards say; its whole interval must lie above.
-LEARNED = 0.05
 
 
 @dataclass(frozen=True)
@@ -69,9 +67,9 @@ class HeldOutChange:
         return self.last - self.first
 
 
-def find_collapse(view: RunView) -> Collapse | None:
+def find_collapse(curves: RunCurves) -> Collapse | None:
     """Return the collapse of a run's reward; None where it had none."""
-    values = view.curve(REWARD)[1]
+    values = curves.view.curve(REWARD)[1]
     if len(values) < SHORTEST:
         return None
     width = max(3, len(values) // 10)
@@ -81,7 +79,7 @@ def find_collapse(view: RunView) -> Collapse | None:
     fall, middle = best - last, (best + last) / 2
     # Large against the noise of the levels, against the spread of rollouts, and against what the run ever gained.
     noise = neighbor_noise(values) * np.sqrt(2 / width)
-    least = max(5 * noise, 0.5 * rollout_spread(view), SHARE_LOST * (best - float(levels.min())))
+    least = max(5 * noise, 0.5 * curves.rollout_spread, SHARE_LOST * (best - float(levels.min())))
     if len(levels) - peak < width or fall <= least or bool((levels[-width:] > middle).any()):
         return None
     return Collapse(best, last, int(np.flatnonzero(levels > middle)[-1]) + width // 2 + 1)
@@ -102,47 +100,38 @@ def held_out_change(view: RunView) -> HeldOutChange | None:
     return HeldOutChange(before, after, (at[0], at[-1]), scores, at, found, int(last.get("tasks") or 0), is_paired)
 
 
-def is_learned(view: RunView) -> bool:
-    """Tell whether held-out tasks show beyond doubt that the model got better."""
-    moved = held_out_change(view)
-    return moved is not None and moved.interval is not None and moved.interval[0] > LEARNED
-
-
-def trend_of(view: RunView) -> Trend:
+def judge_trend(curves: RunCurves, collapse: Collapse | None, held_out: HeldOutChange | None) -> Trend:
     """Return the trend of a run by its training reward alone."""
-    steps, values = view.curve(REWARD)
-    line = None if view.info.get("kind") == "replay" else measure_trend(values)
-    kind = TrendKind.TOO_SHORT
-    if view.info.get("kind") == "replay":
+    is_replay = curves.view.info.get("kind") == "replay"
+    steps, values = curves.view.curve(REWARD)
+    line = None if is_replay else measure_trend(values)
+    kind, sentence = TrendKind.TOO_SHORT, f"{plural(len(values), 'point')} of reward can't show a trend."
+    if is_replay:
         sentence = "Its rewards are those of the run that it replays; held-out accuracy and the update are its own."
-    elif line is None:
-        sentence = f"{plural(len(values), 'point')} of reward can't show a trend."
-    else:
-        kind, why = _decide(view, values, line)
+    if line is not None:
+        kind, why = _decide(curves, values, line, collapse)
         points, quarter = f"{plural(len(values), 'point')} to step {steps[-1]}", len(values) // 4 or 1
         moved = f"{values[:quarter].mean():.3g} in the first quarter and {values[-quarter:].mean():.3g} in the last"
         figures = f"fitted change {change(line.effect)}, 95% interval {interval(*line.interval())}"
         sentence = f"{why}: training reward {moved}, over {points} ({figures})."
         if why == CONSTANT:
             sentence = f"{why}: training reward {values[-1]:.3g} at each of {points}."
-    held_out = held_out_change(view)
     told = ("first", "last", "effect", "interval", "tasks", "paired")
     return Trend(
         kind=kind,
         sentence=sentence,
         effect=None if line is None else line.effect,
         interval=None if line is None else line.interval(),
-        power=None if line is None else line.power(SMALLEST * rollout_spread(view)),
+        power=None if line is None else line.power(SMALLEST * curves.rollout_spread),
         held_out={} if held_out is None else {key: getattr(held_out, key) for key in told},
     )
 
 
-def _decide(view: RunView, values: Floats, line: TrendTest) -> tuple[TrendKind, str]:
+def _decide(curves: RunCurves, values: Floats, line: TrendTest, collapse: Collapse | None) -> tuple[TrendKind, str]:
     """Return the kind of trend, and why in a few words."""
-    artifact = _artifact(view, values)
+    artifact = _artifact(curves, values)
     if artifact:
         return TrendKind.FLAT, artifact
-    collapse = find_collapse(view)
     if collapse is not None:
         return TrendKind.FALLING, f"It fell from {collapse.best:.3g} and stayed down"
     if line.p < LEVEL:
@@ -151,7 +140,7 @@ def _decide(view: RunView, values: Floats, line: TrendTest) -> tuple[TrendKind, 
         return TrendKind.TOO_SHORT, "Too short to tell"
     # A line fits a step badly: its residuals look like noise with a long memory, in which any trend could hide. So all
     # of the last quarter above all of the first, by more than rollouts differ, is learning too.
-    quarter, spread = len(values) // 4, rollout_spread(view)
+    quarter, spread = len(values) // 4, curves.rollout_spread
     if float(values[-quarter:].min() - values[:quarter].max()) > spread > 0:
         return TrendKind.LEARNING, "It rose at once and stayed there"
     if max(abs(end) for end in line.interval(0.9)) < spread:
@@ -159,23 +148,23 @@ def _decide(view: RunView, values: Floats, line: TrendTest) -> tuple[TrendKind, 
     return TrendKind.TOO_SHORT, "Too short or too noisy to tell"
 
 
-def _artifact(view: RunView, values: Floats) -> str:
+def _artifact(curves: RunCurves, values: Floats) -> str:
     """Return why a change, if there is one, is not the policy's; empty where it may be."""
     if np.ptp(values) <= 1e-9 * max(1.0, float(np.abs(values).max())) and len(values) >= 5:
         return CONSTANT
-    dead = dead_groups(view)
+    dead = curves.dead_groups
     if len(dead) >= 5 and float(dead.mean()) >= ALL_DEAD and float(dead[: len(dead) // 4 or 1].mean()) >= ALL_DEAD:
         return "Groups had no spread to learn from, so that a drift is the mix of prompts"
-    update = view.curve("weights/update/norm")[1]
+    update = curves.view.curve("weights/update/norm")[1]
     if len(update) >= 5 and not update.any():
         return "No weight ever changed, so that a drift is the mix of prompts"
-    entropy, gradient = course(view, "learner/entropy/mean"), course(view, "gradient/norm/before")
+    entropy, gradient = curves.course("learner/entropy/mean"), curves.course("gradient/norm/before")
     if entropy is None or gradient is None or len(values) < FEWEST_POINTS:
         return ""
     # One fixed answer, below the best that was seen, and nothing has moved since.
     half = values[len(values) // 2 :]
     is_fixed = entropy.last < 0.01 * entropy.first and gradient.last < 0.001 * gradient.first
-    if is_fixed and measure_trend(half) is not None and height(view, float(np.median(half))) < 0.7:
+    if is_fixed and measure_trend(half) is not None and curves.height(float(np.median(half))) < 0.7:
         return "The policy froze into one answer below the best it had seen"
     return ""
 
@@ -228,3 +217,12 @@ def _interval_of_scatter(scores: Floats) -> tuple[float, float] | None:
     if len(scores) < 6:
         return None
     return normal_interval(float(scores[-1] - scores[0]), neighbor_noise(scores) * math.sqrt(2))
+
+
+# The function below serves checks of the old form, and goes away with the last of them.
+
+
+def trend_of(view: RunView) -> Trend:
+    """Return the trend of a run."""
+    curves = RunCurves(view)
+    return judge_trend(curves, find_collapse(curves), held_out_change(view))

@@ -165,7 +165,9 @@ def suspect_of_dead_run(case: Case) -> str:
         return ""
     # The deviation of rewards over whole batches: as logged, or of the sole component that they consist of.
     parts = [view.curve(f"reward/part/{name}/std")[1] for name in view.parts()]
-    spread = view.curve("reward/std")[1] if view.has("reward/std") else parts[0] if len(parts) == 1 else []
+    spread = view.curve("reward/std")[1]
+    if not len(spread) and len(parts) == 1:
+        spread = parts[0]
     if not len(spread):
         return ""
     entropy = case.course("learner/entropy/mean")
@@ -239,6 +241,7 @@ def _wrong(view: RunView, steps: list[Grouped]) -> Found | None:
     is_exact = view.trainer == "uptrend" and scale in ("group", "batch", "none") and baseline is not None
     bad, count, sums, total, worst = [], 0, 0, 0, 0.0
     for g in steps:
+        assert g.advantage_n is not None
         largest_g = _largest(g)
         mean_g = np.abs(group_sum(_advantage(g), g.group_n)) / g.size_g
         off_g = mean_g > TOLERANCE * np.maximum(largest_g, 0.1)

@@ -10,7 +10,7 @@ import numpy as np
 from uptrend.doctor.case import Case
 from uptrend.doctor.check import Answer, Found, Lacking, check
 from uptrend.doctor.curves import LEVEL, REWARD, Curve, trend_until
-from uptrend.doctor.rows import Floats, Rows
+from uptrend.doctor.rows import Floats
 from uptrend.doctor.trend import HeldOutChange
 from uptrend.records import Confidence, Evidence, RunView, Severity, TrendKind
 from uptrend.stats.trend import TrendTest, rank_correlation
@@ -408,7 +408,8 @@ def _bounds_by_group(case: Case) -> Found | Lacking | None:
     if case.view.value("tasks.stages"):
         return None
     rows = [r for r in case.rows if r.group_n is not None]
-    high, half = [_bound_of_groups(r) for r in rows], len(rows) // 2
+    heads = [np.unique(r.group_n, return_index=True)[1] for r in rows if r.group_n is not None]
+    high, half = [r.by_rollout("reward_high")[h] for r, h in zip(rows, heads, strict=True)], len(rows) // 2
     if len(rows) < STEPS or min(sum(map(len, high[:half])), sum(map(len, high[half:]))) < GROUPS:
         return Lacking(f"fewer than {STEPS} steps, or {GROUPS} groups early and late")
     step = np.concatenate([np.full(len(h), r.step, float) for r, h in zip(rows, high, strict=True)])
@@ -424,7 +425,3 @@ def _bounds_by_group(case: Case) -> Found | Lacking | None:
     summary = "The reward's bounds move over the run, so its curve shows the mix of tasks as well as learning."
     shown = Evidence(text, last - first, "reward/max", rows[-1].step)
     return Found(Severity.WARNING, Confidence.HIGH, summary, [shown])
-
-
-def _bound_of_groups(r: Rows) -> Floats:
-    return r.by_rollout("reward_high")[np.unique(r.group_n, return_index=True)[1]]
