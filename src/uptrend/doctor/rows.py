@@ -40,15 +40,11 @@ class Talk:
     problem_m: pa.Array
     """Error of a call that could not be read; null for none."""
 
-    def matches(self, pattern: str) -> Flags:
-        """Flag messages in which a regular expression is found."""
-        found = pc.fill_null(pc.match_substring_regex(self.content_m, pattern, ignore_case=True), False)
-        return np.asarray(found.to_numpy(zero_copy_only=False), np.bool_)
-
-    def is_short(self, most: int) -> Flags:
-        """Flag messages of at most so many characters."""
-        length = pc.fill_null(pc.utf8_length(self.content_m), 0)
-        return np.asarray(length.to_numpy(zero_copy_only=False) <= most)
+    def matches(self, pattern: str, most: int = 2**31) -> Flags:
+        """Flag messages of at most so many characters in which a regular expression is found."""
+        found = pc.match_substring_regex(self.content_m, pattern, ignore_case=True)
+        is_short = pc.less_equal(pc.utf8_length(self.content_m), most)
+        return np.asarray(pc.fill_null(pc.and_(found, is_short), False).to_numpy(zero_copy_only=False), np.bool_)
 
 
 class Rows:
@@ -129,12 +125,6 @@ class Rows:
         for rollout, text in zip(self.talk.rollout_m[spoken], texts, strict=True):
             said[rollout] = text  # the last one stays
         return said
-
-    @cached_property
-    def messages_n(self) -> list[list[dict[str, str | None]]]:
-        """All messages, for the few checks that read conversations."""
-        column = self._column("messages").take(pa.array(self.heads_n))
-        return [messages or [] for messages in column.to_pylist()]
 
     @cached_property
     def talk(self) -> Talk:

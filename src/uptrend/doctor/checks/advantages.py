@@ -196,11 +196,15 @@ def _membership(case: Case, steps: list[Grouped]) -> Found | Lacking | None:
         return mixed
     if not steps:
         return Lacking("no advantages were recorded", WRONG)
-    if _is_shaped(case.view):
+    view = case.view
+    is_penalized = view.value("learning.kl.estimator") == "k1" and (view.value("learning.kl.beta") or 0) > 0
+    if is_penalized or (view.trainer not in CENTERED and view.value("learning.baseline") is None):
         return Lacking("advantages hold more than rewards: a penalty, or another baseline", WRONG)
-    signs = np.concatenate([_covariance(g) for g in steps])
+    # Covariances of rewards and advantages, in groups that have both.
+    together = [group_sum(g.centered_n * _advantage(g), g.group_n) for g in steps]
+    signs = np.concatenate([t[~g.dead_g & (t != 0)] for t, g in zip(together, steps, strict=True)])
     if len(signs) < 3 or np.mean(signs < 0) < 0.9:
-        return _wrong(case.view, steps)
+        return _wrong(view, steps)
     wrong = [g.whole((g.centered_n > 0) & (_advantage(g) < 0)) for g in steps]
     text = f"in {np.mean(signs < 0):.0%} of {len(signs)} live groups the better rollouts have the lower advantages"
     shown = seen_in([g.rows for g in steps], wrong, text, float(np.mean(signs < 0)))
@@ -227,12 +231,6 @@ def _mixed(steps: list[Grouped]) -> Found | None:
     summary = "Rollouts of different tasks are compared with each other as if they were of one."
     shown = seen_in([g.rows for g in steps], flags, text, groups / total)
     return Found(Severity.CRITICAL, Confidence.HIGH, summary, [shown], WRONG)
-
-
-def _is_shaped(view: RunView) -> bool:
-    """Tell whether advantages are made of something besides a reward and its group's mean."""
-    penalized = view.value("learning.kl.estimator") == "k1" and (view.value("learning.kl.beta") or 0) > 0
-    return penalized or (view.trainer not in CENTERED and view.value("learning.baseline") is None)
 
 
 def _wrong(view: RunView, steps: list[Grouped]) -> Found | None:
@@ -278,12 +276,6 @@ def _is_multiple(g: Grouped) -> bool:
     slope = group_sum(g.centered_n * _advantage(g), g.group_n) / np.maximum(squares, 1e-12)
     off_n = np.abs(_advantage(g) - slope[g.group_n] * g.centered_n)
     return bool((off_n <= TOLERANCE * np.maximum(_largest(g), 0.1)[g.group_n]).all() and (slope[~g.dead_g] > 0).all())
-
-
-def _covariance(g: Grouped) -> Floats:
-    """Return the covariance of rewards and advantages, in groups that have both."""
-    together = group_sum(g.centered_n * _advantage(g), g.group_n)
-    return np.asarray(together[~g.dead_g & (together != 0)])
 
 
 def _largest(g: Grouped) -> Floats:

@@ -98,7 +98,7 @@ class PartCurve:
 def constant_reward(case: Case) -> Found | None:
     """Report the longest stretch in which every rollout had one reward, whatever the value."""
     steps, values = case.view.curve(REWARD)
-    begin, length = _longest_stretch(values, _spread_at(case.view))
+    begin, length = _longest_stretch(case.view, values)
     if length < CONSTANT_STEPS:
         return None
     share, value = length / len(values), float(values[begin])
@@ -133,8 +133,13 @@ def hackable(case: Case) -> Answer:
         return _fallen(case, change) if change and not is_share else None
     if change is None and len(parts) < 2 and not is_share:
         return Lacking("neither held-out evaluations nor components of the reward were logged")
-    found = _left_behind(case, change) if change and not is_share else None
-    return found or _only_format(case, parts) or _fewer_right(case)
+    found = (_left_behind(case, change) if change and not is_share else None) or _only_format(case, parts)
+    right = case.course(CORRECT)
+    if found or right is None or not right.falls:
+        return found
+    text = f"The reward rose while the share of right answers fell from {right.first:.0%} to {right.last:.0%}."
+    shown = right.evidence(f"Right answers {right.first:.3g} → {right.last:.3g}.")
+    return Found(Severity.WARNING, Confidence.HIGH, text, [shown])
 
 
 @check("reward.length-hacking", needs=[LENGTH, REWARD])
@@ -167,11 +172,38 @@ def length_hacking(case: Case) -> Found | None:
     return Found(severity, confidence, f"{text}.", evidence)
 
 
-@check("reward.scale-moves")
+@check("reward.scale-moves", columns=["reward_high"])
 def scale_moves(case: Case) -> Answer:
     """Report bounds of the reward that change over the run, so that its curve shows the order of the tasks."""
-    answers = [_bounds_at_ends(case), _bounds_by_group(case)]
-    return [answer for answer in answers if answer is not None]
+    answers: list[Found | Lacking] = []
+    tops = [r.by_rollout("reward_high") for r in case.rows]
+    known = [top[np.isfinite(top)] for top in tops]
+    ends = [np.concatenate(part) for part in (known[:ENDS], known[-ENDS:])]
+    if len(tops) < 2 * ENDS or not len(ends[0]) or not len(ends[1]):
+        answers.append(Lacking(f"rollouts with bounds of their rewards were kept at fewer than {2 * ENDS} steps"))
+    else:
+        first, last = (float(end.mean()) for end in ends)
+        # A mix of bounds that is shuffled scatters between steps by its own deviation over the root of the tasks.
+        noise = float(np.std([np.nanmean(top) for top in tops[:ENDS]]))
+        if abs(last - first) >= max(MOVED * max(abs(first), abs(last)), 3 * noise):
+            answers.append(_moved(first, last, last, case.rows[-1].step))
+    # A curriculum that the config states is no fault.
+    rows = [r for r in case.rows if r.group_n is not None and not case.view.value("tasks.stages")]
+    heads = [np.unique(r.group_n, return_index=True)[1] for r in rows if r.group_n is not None]
+    high, half = [r.by_rollout("reward_high")[h] for r, h in zip(rows, heads, strict=True)], len(rows) // 2
+    if len(rows) < STEPS or min(sum(map(len, high[:half])), sum(map(len, high[half:]))) < GROUPS:
+        is_stated = bool(case.view.value("tasks.stages"))
+        return answers if is_stated else [*answers, Lacking(f"fewer than {STEPS} steps, or {GROUPS} groups in a half")]
+    step = np.concatenate([np.full(len(h), r.step, float) for r, h in zip(rows, high, strict=True)])
+    bound = np.concatenate(high)
+    step, bound = step[np.isfinite(bound)], bound[np.isfinite(bound)]
+    if len(bound) < 2 * GROUPS or np.ptp(bound) == 0:
+        return answers
+    correlation = float(np.corrcoef(step, bound)[0, 1])
+    first, last = (float(np.nanmean(np.concatenate(part))) for part in (high[:2], high[-2:]))
+    if abs(correlation) * np.sqrt(len(bound)) >= DEVIATIONS and abs(last - first) >= 0.1 * abs(first):
+        answers.append(_moved(first, last, last - first, rows[-1].step))
+    return answers
 
 
 def parts_of(case: Case) -> list[PartCurve]:
@@ -201,7 +233,10 @@ def stands_still(case: Case, metric: str, unit: float, change: HeldOutChange) ->
     # They are compared with what training gained after them: once a task is solved, both rest.
     skipped = len(change.scores) // 4
     later = change.scores[skipped:]
-    if len(change.scores) < 8 or _has_arrived(case, metric, later, change):
+    line, level = trend_until(case.view, metric, change.at[-1]), case.course(metric)
+    is_level = line is not None and level is not None and min(later) >= level.last - STILL * line.effect
+    is_top = min(change.scores) >= 0 and TOP <= min(later) <= max(later) <= 1
+    if len(change.scores) < 8 or is_level or is_top:
         return False
     return float(np.ptp(later)) / own < HALF * _sure_rise(case, metric, unit, change, skipped)
 
@@ -214,13 +249,6 @@ def falls_alone(case: Case, rise: TrendTest | None, unit: float, change: HeldOut
         change.first - max(change.scores[1:]) > HALF * _deviation(change, unit)
     )
     return is_much and change.interval[1] < 0
-
-
-def _has_arrived(case: Case, metric: str, later: tuple[float, ...], change: HeldOutChange) -> bool:
-    """Tell whether the held-out score lies at training's own level, or at the top of a share."""
-    line, level = trend_until(case.view, metric, change.at[-1]), case.course(metric)
-    is_level = line is not None and level is not None and min(later) >= level.last - STILL * line.effect
-    return is_level or (min(change.scores) >= 0 and TOP <= min(later) <= max(later) <= 1)
 
 
 def _sure_rise(case: Case, metric: str, unit: float, change: HeldOutChange, skipped: int) -> float:
@@ -236,26 +264,15 @@ def _deviation(change: HeldOutChange, unit: float) -> float:
     return math.sqrt(max(0.01, change.last * (1 - change.last))) if 0 <= change.last <= 1 else unit
 
 
-def _spread_at(view: RunView) -> Floats:
-    """Return the rewards' deviation at the points that have a reward; NaN where it was not logged."""
-    finite = np.isfinite(view.metrics[REWARD])
-    for metric in ("reward/std", "reward/group_std/mean"):
-        if view.has(metric):
-            return view.metrics[metric][finite]
-    return np.full(int(finite.sum()), np.nan)
-
-
-def _longest_stretch(values: Floats, spread: Floats) -> tuple[int, int]:
+def _longest_stretch(view: RunView, values: Floats) -> tuple[int, int]:
     """Return where the longest run of equal points without spread begins, and its length."""
-    best, begin = (0, 0), 0
-    for at in range(len(values)):
-        if spread[at] > 1e-9:
-            begin = at + 1
-            continue
-        if values[at] != values[begin]:
-            begin = at
-        best = max(best, (at - begin + 1, begin), key=lambda pair: pair[0])
-    return best[1], best[0]
+    logged = next((metric for metric in ("reward/std", "reward/group_std/mean") if view.has(metric)), "")
+    spread = view.metrics[logged][np.isfinite(view.metrics[REWARD])] if logged else np.full(len(values), np.nan)
+    is_flat = ~(spread > 1e-9)
+    goes_on = np.append(False, is_flat[1:] & is_flat[:-1] & (values[1:] == values[:-1]))
+    begins = np.flatnonzero(is_flat & ~goes_on)
+    lengths = np.bincount(np.cumsum(is_flat & ~goes_on)[is_flat], minlength=len(begins) + 1)[1:]
+    return (int(begins[lengths.argmax()]), int(lengths.max())) if len(begins) else (0, 0)
 
 
 def _dead(case: Case, part: PartCurve, share: float) -> Found:
@@ -354,15 +371,6 @@ def _only_format(case: Case, parts: list[PartCurve]) -> Found | None:
     return Found(Severity.WARNING, Confidence.MEDIUM, text, shown)
 
 
-def _fewer_right(case: Case) -> Found | None:
-    right = case.course(CORRECT)
-    if right is None or not right.falls:
-        return None
-    text = f"The reward rose while the share of right answers fell from {right.first:.0%} to {right.last:.0%}."
-    shown = right.evidence(f"Right answers {right.first:.3g} → {right.last:.3g}.")
-    return Found(Severity.WARNING, Confidence.HIGH, text, [shown])
-
-
 def _runs_into_its_limit(case: Case, lengths: Floats, rewards: Floats) -> bool:
     """Tell whether answers grew until nearly all are cut, and steps with longer ones pay more.
 
@@ -376,52 +384,8 @@ def _runs_into_its_limit(case: Case, lengths: Floats, rewards: Floats) -> bool:
     return float(np.corrcoef(np.diff(lengths), np.diff(rewards))[0, 1]) > STEP_BY_STEP
 
 
-def _bounds_at_ends(case: Case) -> Found | Lacking | None:
-    """Compare the most that rollouts could earn at the start and at the end of the run."""
-    lacking = case.why_no_rollouts(["reward_high"])
-    if lacking or len(case.rows) < 2 * ENDS:
-        needs = f"the bounds of the reward are in the rollouts, and those of fewer than {2 * ENDS} steps were kept"
-        return Lacking(lacking or needs)
-    tops = [r.by_rollout("reward_high") for r in case.rows]
-    early, late = (np.concatenate(part) for part in (tops[:ENDS], tops[-ENDS:]))
-    early, late = early[np.isfinite(early)], late[np.isfinite(late)]
-    if len(early) == 0 or len(late) == 0:
-        return Lacking("rollouts have no bounds of their rewards")
-    first, last = float(early.mean()), float(late.mean())
-    # A mix of bounds that is shuffled scatters between steps by its own deviation over the root of the tasks.
-    noise = float(np.std([np.nanmean(top) for top in tops[:ENDS]]))
-    if abs(last - first) < max(MOVED * max(abs(first), abs(last)), 3 * noise):
-        return None
-    text = (
-        f"The most that a rollout can earn moves from {first:.3g} to {last:.3g} on average over the run: its reward "
-        f"curve shows the order of the tasks."
-    )
-    told = f"Mean upper bound {first:.3g} at first, {last:.3g} at last."
-    return Found(Severity.WARNING, Confidence.HIGH, text, [Evidence(told, last, REWARD, case.rows[-1].step)])
-
-
-def _bounds_by_group(case: Case) -> Found | Lacking | None:
-    """Correlate the upper bound of each group's reward with the step; a stated curriculum is no fault."""
-    lacking = case.why_no_rollouts(["group"])
-    if lacking:
-        return Lacking(lacking)
-    if case.view.value("tasks.stages"):
-        return None
-    rows = [r for r in case.rows if r.group_n is not None]
-    heads = [np.unique(r.group_n, return_index=True)[1] for r in rows if r.group_n is not None]
-    high, half = [r.by_rollout("reward_high")[h] for r, h in zip(rows, heads, strict=True)], len(rows) // 2
-    if len(rows) < STEPS or min(sum(map(len, high[:half])), sum(map(len, high[half:]))) < GROUPS:
-        return Lacking(f"fewer than {STEPS} steps, or {GROUPS} groups early and late")
-    step = np.concatenate([np.full(len(h), r.step, float) for r, h in zip(rows, high, strict=True)])
-    bound = np.concatenate(high)
-    step, bound = step[np.isfinite(bound)], bound[np.isfinite(bound)]
-    if len(bound) < 2 * GROUPS or np.ptp(bound) == 0:
-        return None
-    correlation = float(np.corrcoef(step, bound)[0, 1])
-    first, last = (float(np.nanmean(np.concatenate(part))) for part in (high[:2], high[-2:]))
-    if abs(correlation) * np.sqrt(len(bound)) < DEVIATIONS or abs(last - first) < 0.1 * abs(first):
-        return None
-    text = f"the most that a rollout can earn is {first:.2f} on average at first and {last:.2f} at last"
-    summary = "The reward's bounds move over the run, so its curve shows the mix of tasks as well as learning."
-    shown = Evidence(text, last - first, "reward/max", rows[-1].step)
+def _moved(first: float, last: float, value: float, step: int) -> Found:
+    text = f"The most that a rollout can earn moves from {first:.3g} to {last:.3g} on average over the run"
+    shown = Evidence(f"Mean upper bound {first:.3g} at first, {last:.3g} at last.", value, "reward/max", step)
+    summary = f"{text}: its reward curve shows the order of the tasks."
     return Found(Severity.WARNING, Confidence.HIGH, summary, [shown])

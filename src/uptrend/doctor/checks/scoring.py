@@ -17,7 +17,7 @@ from uptrend.doctor.case import Case
 from uptrend.doctor.check import Answer, Found, Lacking, check
 from uptrend.doctor.checks.advantages import ALL_DEAD, suspect_of_dead_run
 from uptrend.doctor.checks.rewards import constant_reward
-from uptrend.doctor.checks.tools import failed_rollouts
+from uptrend.doctor.checks.tools import too_many_failed
 from uptrend.doctor.curves import REWARD
 from uptrend.doctor.rows import Flags, Ints, Rows, count_flags, seen_in, spread
 from uptrend.records import Confidence, Ending, Evidence, Severity, boundary_of
@@ -145,12 +145,8 @@ def _answers_of(r: Rows) -> Answers | None:
 @check("reward.error-scored")
 def error_scored(case: Case) -> Answer:
     """Report rollouts that failed and have a reward all the same, or that fail so often that scoring is broken."""
-    answers: list[Found | Lacking] = []
-    failed = failed_rollouts(case)
-    if failed is None:
-        answers.append(Lacking("failed rollouts were not counted"))
-    elif failed.is_many and not failed.by_tool:
-        answers.append(failed.found("a task or a scorer failed"))
+    failed = too_many_failed(case, by_tool=False)
+    answers = [failed] if failed else []
     lacking = _why_no_scores(case)
     if lacking:
         return [Lacking(lacking), *answers]
@@ -195,6 +191,34 @@ def never_computed(case: Case) -> Answer:
     return Found(Severity.WARNING, Confidence.MEDIUM, summary, [shown])
 
 
+@check("reward.misaligned")
+def misaligned(case: Case) -> Found | Lacking | None:
+    """Report scores against the answers of other tasks: right answers rejected, and rewarded ones that say others."""
+    if lacking := _why_no_answers(case):
+        return Lacking(lacking)
+    steps = case.once(read_answers)
+    rejected, strange = [a.right_n & ~a.rewarded_n for a in steps], [a.rewarded_n & ~a.right_n for a in steps]
+    right, rewarded = count_flags(a.right_n for a in steps), count_flags(a.rewarded_n for a in steps)
+    out, odd = count_flags(rejected), count_flags(strange)
+    if min(out, odd) < FEWEST or out < 0.3 * right or odd < 0.3 * rewarded:
+        return None
+    golds = [set(map(fold, a.gold_n)) for a in steps]
+    says_anothers = sum(
+        answer_of(a.said_n[n]) in known
+        for a, known, flags in zip(steps, golds, strange, strict=True)
+        for n in np.flatnonzero(flags)
+    )
+    fits, turns = says_anothers / odd, case.view.curve("sampling/turns/mean")[1]
+    has_turns = len(turns) > 0 and float(turns.mean()) > 1.1
+    if fits < 0.5 and (has_turns or case.once(_broadcast)):  # an answer may be in earlier turns
+        return None
+    text = f"{out} of {right} rollouts that say their task's answer are not counted as right"
+    others = f"{odd} of {rewarded} that are counted as right say something else; {fits:.0%} of these say another answer"
+    evidence = [_seen(steps, rejected, text, out / right), _seen(steps, strange, f"{others} of the step", fits)]
+    confidence = Confidence.HIGH if fits >= 0.8 else Confidence.MEDIUM
+    return Found(Severity.CRITICAL, confidence, "Rollouts are scored against the answers of other tasks.", evidence)
+
+
 @check("reward.wrong-length")
 def wrong_length(case: Case) -> Answer:
     """Report fewer rewards than rollouts, or one reward spread over all rollouts of a group or step."""
@@ -216,15 +240,8 @@ def wrong_length(case: Case) -> Answer:
             answers.append(Found(Severity.CRITICAL, Confidence.HIGH, summary, [shown]))
     if lacking := _why_no_answers(case):
         return [*answers, Lacking(lacking)]
-    found = None if case.once(_misaligned) else case.once(_broadcast)
+    found = None if case.once(misaligned.judge) else case.once(_broadcast)
     return [*answers, found] if found else answers
-
-
-@check("reward.misaligned")
-def misaligned(case: Case) -> Answer:
-    """Report rollouts that are scored against the answers of other tasks."""
-    lacking = _why_no_answers(case)
-    return Lacking(lacking) if lacking else case.once(_misaligned)
 
 
 @check("reward.gold-rejected")
@@ -235,13 +252,13 @@ def gold_rejected(case: Case) -> Answer:
         return Found(Severity.NOTE, Confidence.LOW, text, [paid])
     if lacking := _why_no_answers(case):
         return Lacking(lacking)
-    return None if case.once(_misaligned) or case.once(_broadcast) else case.once(_rejected)
+    return None if case.once(misaligned.judge) or case.once(_broadcast) else case.once(_rejected)
 
 
 @check("reward.nondeterministic", columns=["reward", "task"])
 def nondeterministic(case: Case) -> Found | None:
     """Report the same tokens on the same task with two rewards, where nothing else explains them."""
-    if any(case.once(other) for other in (_misaligned, _broadcast, _rejected)):
+    if any(isinstance(case.once(other), Found) for other in (misaligned.judge, _broadcast, _rejected)):
         return None
     rows = case.rows_with("ids", "reward", "task")
     counts = [_conflicts(r) for r in rows]
@@ -260,7 +277,7 @@ def strict_parser(case: Case) -> Answer:
     if (paid := _never_paid(case)) is not None and paid.value != 0:
         text = "The scorer may fail to read the answers: read a few rollouts to settle it."
         return Found(Severity.NOTE, Confidence.LOW, text, [paid])
-    if lacking := _why_no_texts(case):
+    if lacking := _why_no_answers(case):
         return Lacking(lacking)
     steps = case.once(read_answers)
     wrong = [~a.rewarded_n & ~a.right_n for a in steps]
@@ -280,7 +297,7 @@ def strict_parser(case: Case) -> Answer:
 @check("data.wrong-gold")
 def wrong_gold(case: Case) -> Answer:
     """Report a question with two gold answers, or a model that agrees with itself and never with the gold answer."""
-    lacking = _why_no_texts(case)
+    lacking = _why_no_answers(case)
     if lacking:
         return Lacking(lacking)
     steps = case.once(read_answers)
@@ -305,11 +322,6 @@ def _why_no_scores(case: Case) -> str:
 
 
 def _why_no_answers(case: Case) -> str:
-    lacking = case.why_no_rollouts(["reward", "task"])
-    return lacking or ("" if case.once(read_answers) else "no gold answers or no texts were recorded")
-
-
-def _why_no_texts(case: Case) -> str:
     lacking = case.why_no_rollouts(["reward", "task", "answer", "messages"])
     return lacking or ("" if case.once(read_answers) else "no scored rollout has a gold answer and a text")
 
@@ -335,32 +347,6 @@ def _never_paid(case: Case) -> Evidence | None:
 def _seen(steps: list[Answers], flags: list[Flags], text: str, value: float, metric: str = "") -> Evidence:
     whole = [spread(a.rows, a.place_n, f) for a, f in zip(steps, flags, strict=True)]
     return seen_in([a.rows for a in steps], whole, text, value, metric)
-
-
-def _misaligned(case: Case) -> Found | None:
-    """Find scores that are wrong both ways: right answers rejected, and rewarded ones that say another task's."""
-    steps = case.once(read_answers)
-    rejected, strange = [a.right_n & ~a.rewarded_n for a in steps], [a.rewarded_n & ~a.right_n for a in steps]
-    right, rewarded = count_flags(a.right_n for a in steps), count_flags(a.rewarded_n for a in steps)
-    out, odd = count_flags(rejected), count_flags(strange)
-    if min(out, odd) < FEWEST or out < 0.3 * right or odd < 0.3 * rewarded:
-        return None
-    fits = sum(_says_anothers(a, flags) for a, flags in zip(steps, strange, strict=True)) / odd
-    turns = case.view.curve("sampling/turns/mean")[1]
-    has_turns = len(turns) > 0 and float(turns.mean()) > 1.1
-    if fits < 0.5 and (has_turns or case.once(_broadcast)):  # an answer may be in earlier turns
-        return None
-    text = f"{out} of {right} rollouts that say their task's answer are not counted as right"
-    others = f"{odd} of {rewarded} that are counted as right say something else; {fits:.0%} of these say the answer of "
-    others += "another task of the step"
-    evidence = [_seen(steps, rejected, text, out / right), _seen(steps, strange, others, fits)]
-    confidence = Confidence.HIGH if fits >= 0.8 else Confidence.MEDIUM
-    return Found(Severity.CRITICAL, confidence, "Rollouts are scored against the answers of other tasks.", evidence)
-
-
-def _says_anothers(a: Answers, flags: Flags) -> int:
-    golds = {fold(gold) for gold in a.gold_n}
-    return sum(answer_of(a.said_n[n]) in golds for n in np.flatnonzero(flags))
 
 
 def _broadcast(case: Case) -> Found | None:

@@ -1,7 +1,6 @@
 """Tools and the tasks' own state: tools that are never called, that fail and are scored, and rollouts that mix."""
 
 import re
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -28,36 +27,21 @@ SHORT = 500
 NUMBERS = re.compile(r"\d+")
 
 
-@dataclass(frozen=True)
-class FailedRollouts:
-    """Rollouts that could not be scored, as counted in the log."""
-
-    failed: float
-    rollouts: float
-    is_many: bool
-    by_tool: bool
-    """True where tools ended more than half of them."""
-
-    def found(self, failure: str) -> Found:
-        """Return the finding that they are too many."""
-        share = self.failed / max(1.0, self.rollouts)
-        text = f"{share:.0%} of rollouts could not be scored because {failure}"
-        shown = Evidence(f"{self.failed:.0f} of {self.rollouts:.0f} rollouts.", share, "sampling/failed/count")
-        severity = Severity.CRITICAL if share > 0.5 else Severity.WARNING
-        summary = f"{text}: they teach nothing, and the rest is a selection."
-        return Found(severity, Confidence.MEDIUM, summary, [shown])
-
-
-def failed_rollouts(case: Case) -> FailedRollouts | None:
-    """Return the rollouts that could not be scored; None where they were not counted."""
+def too_many_failed(case: Case, by_tool: bool) -> Found | Lacking | None:
+    """Report rollouts that could not be scored because of tools, or else because of tasks and scorers."""
     failed, rollouts = (case.view.curve(f"sampling/{kind}/count")[1] for kind in ("failed", "rollouts"))
     if len(failed) == 0 or len(rollouts) == 0:
-        return None
+        return Lacking("failed rollouts were not counted")
     share = float(failed.sum() / max(1.0, rollouts.sum()))
     ended = case.course("sampling/ended/tool-error/share")
-    by_tool = ended is not None and float(np.mean(ended.values)) > share / 2
-    is_many = share >= MANY and len(failed) >= FEWEST
-    return FailedRollouts(float(failed.sum()), float(rollouts.sum()), is_many, by_tool)
+    is_by_tool = ended is not None and float(np.mean(ended.values)) > share / 2
+    if share < MANY or len(failed) < FEWEST or is_by_tool is not by_tool:
+        return None
+    text = f"{share:.0%} of rollouts could not be scored because {'a tool' if by_tool else 'a task or a scorer'} failed"
+    shown = Evidence(f"{failed.sum():.0f} of {rollouts.sum():.0f} rollouts.", share, "sampling/failed/count")
+    severity = Severity.CRITICAL if share > 0.5 else Severity.WARNING
+    summary = f"{text}: they teach nothing, and the rest is a selection."
+    return Found(severity, Confidence.MEDIUM, summary, [shown])
 
 
 @check("tool.never-called")
@@ -84,8 +68,8 @@ def never_called(case: Case) -> Answer:
 @check("tool.errors-swallowed")
 def errors_swallowed(case: Case) -> Answer:
     """Report tools that break down in rollouts that are scored as if the model had been wrong."""
-    failed = failed_rollouts(case)
-    answers = [failed.found("a tool failed")] if failed and failed.is_many and failed.by_tool else []
+    failed = too_many_failed(case, by_tool=True)
+    answers = [failed] if isinstance(failed, Found) else []
     if lacking := case.why_no_rollouts(["messages"]):
         return [*answers, Lacking(lacking)]
     rows = case.rows_with("messages")
@@ -94,7 +78,7 @@ def errors_swallowed(case: Case) -> Answer:
         return answers
     if not any(r.has("reward") for r in rows):
         return [*answers, Lacking("no rewards")]
-    broken = [(r.talk.role_m == "tool") & r.talk.matches(BROKEN) & r.talk.is_short(SHORT) for r in rows]
+    broken = [(r.talk.role_m == "tool") & r.talk.matches(BROKEN, SHORT) for r in rows]
     crashed = [(r.ended_n == Ending.TOOL_ERROR.value) & np.isfinite(r.reward_n) for r in rows]
     flags = [
         (_by_rollout(r, b) & np.isfinite(r.reward_n) & ~(r.by_rollout("correct") == 1)) | c
@@ -169,16 +153,17 @@ def _compare(r: Rows) -> tuple[int, list[tuple[Rows, int, str]]]:
     """
     first: dict[int, str] = {}
     repeated, differing = 0, list[tuple[Rows, int, str]]()
-    tasks = r.texts("task")
-    for n, messages in enumerate(r.messages_n):
-        history, spoken = hash(tasks[n]), False
-        for message in messages:
-            role, content = message["role"], message["content"] or ""
-            if spoken and role in ("tool", "user"):
-                plain = NUMBERS.sub("#", content)
-                repeated += history in first
-                if first.setdefault(history, plain) != plain:
-                    differing.append((r, n, content[:80]))
-            spoken |= role == "assistant"
-            history = hash((history, role, content, message["calls"]))
+    tasks, talk, speaker = r.texts("task"), r.talk, -1
+    messages = zip(talk.rollout_m, talk.role_m, talk.content_m.to_pylist(), talk.calls_m.to_pylist(), strict=True)
+    for n, role, said, calls in messages:
+        if n != speaker:
+            speaker, history, is_spoken = n, hash(tasks[n]), False
+        content = said or ""
+        if is_spoken and role in ("tool", "user"):
+            plain = NUMBERS.sub("#", content)
+            repeated += history in first
+            if first.setdefault(history, plain) != plain:
+                differing.append((r, int(n), content[:80]))
+        is_spoken |= role == "assistant"
+        history = hash((history, role, content, calls))
     return repeated, differing
