@@ -4,16 +4,14 @@ import math
 
 import numpy as np
 
-from uptrend.doctor.case import Case
+from uptrend.doctor.case import FIRST, Case
 from uptrend.doctor.check import Found, Lacking, check
-from uptrend.doctor.checks.reward_hackable import falls_alone, stands_still
+from uptrend.doctor.checks.rewards import falls_alone, stands_still
 from uptrend.doctor.curves import trend_until
-from uptrend.doctor.kept import FIRST, point
-from uptrend.doctor.rows import Flags, Floats, Ints, Rows
+from uptrend.doctor.rows import Flags, Floats, Rows, point
 from uptrend.records import Confidence, Evidence, RecordError, Severity, TrendKind
 
 DUPLICATES, EXCEEDS = "data.duplicates", "data.batch-exceeds"
-ORDER, SCALE = "data.order", "reward.scale-moves"
 
 # Steps, and groups in each half of the run, that an order of tasks must show in.
 STEPS, GROUPS = 4, 16
@@ -25,26 +23,17 @@ GAP, MET = 0.15, 2
 VARIED_AT_FIRST, VARIED = 0.9, 0.6
 
 
-@check(ORDER, SCALE, columns=["group"])
-def order(case: Case) -> list[Found | Lacking]:
-    """Compare the groups of the first half of the run with those of the second: their families, and what they can earn.
-
-    A curriculum that the config states is no fault.
-    """
+@check("data.order", columns=["group"])
+def order(case: Case) -> Found | Lacking | None:
+    """Report families that come in another mix late than early; a curriculum in the config is no fault."""
     if case.view.value("tasks.stages"):
-        return []
-    known = [(r, np.unique(r.group_n, return_index=True)[1]) for r in case.rows if r.group_n is not None]
-    rows, heads = [r for r, _ in known], [head for _, head in known]
-    half = len(rows) // 2
-    if len(rows) < STEPS or min(sum(map(len, heads[:half])), sum(map(len, heads[half:]))) < GROUPS:
-        return [Lacking(f"fewer than {STEPS} steps, or {GROUPS} groups early and late")]
-    return [f for f in (_families(rows, heads), _bounds(rows, heads)) if f]
-
-
-def _families(rows: list[Rows], heads: list[Ints]) -> Found | None:
-    """Report families that come in another mix late than early, by chi-squared."""
+        return None
+    rows = [r for r in case.rows if r.group_n is not None]
+    heads = [np.unique(r.group_n, return_index=True)[1] for r in rows if r.group_n is not None]
     family = [np.array([f or "" for f in r.texts("family")])[h] for r, h in zip(rows, heads, strict=True)]
     half = len(rows) // 2
+    if len(rows) < STEPS or min(sum(map(len, heads[:half])), sum(map(len, heads[half:]))) < GROUPS:
+        return Lacking(f"fewer than {STEPS} steps, or {GROUPS} groups early and late")
     early, late = np.concatenate(family[:half]), np.concatenate(family[half:])
     names = np.union1d(early, late)
     if len(names) < 2:
@@ -57,25 +46,7 @@ def _families(rows: list[Rows], heads: list[Ints]) -> Found | None:
     most = int(np.abs(shares[0] - shares[1]).argmax())
     text = f"{names[most]} is {shares[0, most]:.0%} of the tasks early and {shares[1, most]:.0%} late"
     summary = "Tasks come in an order: what the run trains on late is not what it trained on early."
-    return Found(Severity.WARNING, Confidence.HIGH, summary, [Evidence(text, moved, step=rows[half].step)], ORDER)
-
-
-def _bounds(rows: list[Rows], heads: list[Ints]) -> Found | None:
-    """Report an upper bound of the reward that rises or falls with the step."""
-    high = [r.by_rollout("reward_high")[h] for r, h in zip(rows, heads, strict=True)]
-    step = np.concatenate([np.full(len(h), r.step, float) for r, h in zip(rows, high, strict=True)])
-    bound = np.concatenate(high)
-    step, bound = step[np.isfinite(bound)], bound[np.isfinite(bound)]
-    if len(bound) < 2 * GROUPS or np.ptp(bound) == 0:
-        return None
-    correlation = float(np.corrcoef(step, bound)[0, 1])
-    first, last = (float(np.nanmean(np.concatenate(part))) for part in (high[:2], high[-2:]))
-    if abs(correlation) * np.sqrt(len(bound)) < SURE or abs(last - first) < 0.1 * abs(first):
-        return None
-    text = f"the most that a rollout can earn is {first:.2f} on average at first and {last:.2f} at last"
-    summary = "The reward's bounds move over the run, so its curve shows the mix of tasks as well as learning."
-    shown = Evidence(text, last - first, "reward/max", rows[-1].step)
-    return Found(Severity.WARNING, Confidence.HIGH, summary, [shown], SCALE)
+    return Found(Severity.WARNING, Confidence.HIGH, summary, [Evidence(text, moved, step=rows[half].step)])
 
 
 def _chi_squared_deviations(counts: Floats) -> float:
@@ -168,8 +139,8 @@ def memorized(case: Case) -> Found | Lacking | None:
     rise = trend_until(view, right.metric, change.steps[1])
     if rise is None or rise.effect - change.effect < GAP:
         return None
-    is_left_behind = case.trend.kind is TrendKind.LEARNING and stands_still(view, right.metric, unit, change)
-    if not is_left_behind and not falls_alone(view, rise, unit, change):
+    is_left_behind = case.trend.kind is TrendKind.LEARNING and stands_still(case, right.metric, unit, change)
+    if not is_left_behind and not falls_alone(case, rise, unit, change):
         return None
     tasks, groups = view.value("tasks.train", 0), view.value("sampling.groups", 0)
     rounds = len(view.steps) * groups / tasks if tasks and groups else 0.0

@@ -8,9 +8,8 @@ import numpy as np
 from uptrend.doctor.case import Case
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.doctor.check import Found, Lacking, check
-from uptrend.doctor.collapse import SHORTEST
 from uptrend.doctor.curves import LEVEL, REWARD
-from uptrend.doctor.trend import FEWEST_POINTS, SMALLEST
+from uptrend.doctor.trend import FEWEST_POINTS, SHORTEST, SMALLEST
 from uptrend.records import Confidence, Evidence, RunView, Severity, Trend, TrendKind
 from uptrend.records.metrics import must_be_finite
 from uptrend.records.view import Floats

@@ -22,8 +22,7 @@ import numpy as np
 
 from uptrend.doctor.case import Case
 from uptrend.doctor.check import Found, Lacking, check
-from uptrend.doctor.kept import point
-from uptrend.doctor.rows import Flags, Floats, Ints, Rows
+from uptrend.doctor.rows import Flags, Floats, Ints, Rows, point
 from uptrend.records import Confidence, Evidence, Severity
 
 MISMATCH, STALE, OFF_POLICY = "precision.mismatch", "sync.stale-weights", "sync.off-policy"
@@ -230,7 +229,7 @@ def _by_token(case: Case) -> list[Found | Lacking]:
     columns = ("roles", "sampler", "learner")
     if lacking := case.why_no_rollouts(columns):
         return [Lacking(lacking, id) for id in (DISTRIBUTION, STALE, TEMPLATE, PADDING, MISMATCH)]
-    steps = [gaps_of(r) for r in case.rows if r.has(*columns)]
+    steps = [gaps_of(r) for r in case.rows_with(*columns)]
     steps = [gaps for gaps in steps if len(gaps.gap_t) >= ENOUGH]
     if not steps:
         return []

@@ -2,15 +2,12 @@
 
 import numpy as np
 
-from uptrend.doctor.case import Case
-from uptrend.doctor.check import Found, Lacking, Outcome, check
-from uptrend.doctor.checks import dead_groups, kl, optimizer, reward_constant, suspects
-from uptrend.doctor.curves import REWARD, Curve, height
-from uptrend.doctor.groups import Grouped, grouped
-from uptrend.doctor.kept import FIRST, Where, point
-from uptrend.doctor.rank import alarms
-from uptrend.doctor.rows import Flags, Floats
-from uptrend.records import Confidence, Ending, Evidence, Finding, Role, Severity, TrendKind, boundary_of
+from uptrend.doctor.case import FIRST, Case
+from uptrend.doctor.check import Found, Lacking, check
+from uptrend.doctor.checks import advantages, kl, optimizer
+from uptrend.doctor.curves import REWARD, Curve
+from uptrend.doctor.rows import Flags, Floats, Grouped, Where, count_flags, grouped, point
+from uptrend.records import Confidence, Ending, Evidence, Role, Severity, TrendKind, boundary_of
 from uptrend.stats.intervals import all_right
 from uptrend.stats.trend import rank_correlation, residuals
 
@@ -59,7 +56,7 @@ def _entropy_gone(case: Case, curve: Curve) -> Found | None:
         return None
     # Means alone do not show how high a reward goes.
     reward, knows_top = case.course(REWARD), trend is not TrendKind.FALLING and case.view.has("reward/max")
-    is_at_top = reward is not None and knows_top and height(case.view, reward.last) >= NEAR_TOP
+    is_at_top = reward is not None and knows_top and case.height(reward.last) >= NEAR_TOP
     is_paid = case.entropy_weight < 0  # a bonus of the wrong sign asks for it
     is_fault = is_stuck and (is_paid or (not is_at_top and (share < GONE or is_spent)))
     meanwhile, confidence = "over the run", Confidence.LOW
@@ -142,7 +139,7 @@ def _harm(case: Case, cut: Floats) -> str:
     quarter = len(cut) // 4 or 1
     if trend is TrendKind.FALLING and float(cut[-quarter:].mean() - cut[:quarter].mean()) > MANY:
         return "and the reward fell as they became more"
-    is_low = len(rewards) > 0 and height(case.view, float(np.median(rewards))) < 0.5
+    is_low = len(rewards) > 0 and case.height(float(np.median(rewards))) < 0.5
     # Where more completions are right than end by themselves, those that are cut are right too.
     right = case.view.curve("reward/correct/share")[1]
     is_paid = len(right) > 0 and float(np.median(right)) > 1 - float(np.median(cut)) + PAID
@@ -154,22 +151,7 @@ def _harm(case: Case, cut: Floats) -> str:
 def _is_unmoved(case: Case) -> bool:
     """Tell whether the updates already explain why the policy stays where it is: then its endings need not."""
     checks = (optimizer.small_rate, optimizer.schedule, optimizer.frozen, optimizer.underflow, kl.strangles)
-    return any(_alarms(judge(case)) for judge in checks)
-
-
-def _alarms(outcome: Outcome) -> list[Finding]:
-    return alarms(o for o in outcome if isinstance(o, Finding))
-
-
-def _unexplained_dead_groups(case: Case) -> Finding | None:
-    """Return the alarm of dead groups where only curves were kept and neither rewards nor groups explain it.
-
-    What is concluded from it is a suspicion; where rollouts were kept, they decide instead.
-    """
-    if case.view.rollout_steps or _alarms(reward_constant.check(case.view)):
-        return None
-    dead = _alarms(dead_groups.check(case.view))
-    return dead[0] if dead and suspects.same_for_all(case.view) is None else None
+    return any(judge.alarms(case) for judge in checks)
 
 
 def _is_sure_of_itself(case: Case) -> bool:
@@ -182,8 +164,7 @@ def _suspected_endings(case: Case) -> list[Found]:
     cut, longest = case.cut_by_length, case.course("sampling/length/max")
     if len(cut) == 0 or (share := float(cut.min())) < ALL or _is_sure_of_itself(case):
         return []
-    dead = _unexplained_dead_groups(case)
-    if dead is None or dead.id != dead_groups.LOW:
+    if advantages.unexplained_dead_groups(case) != advantages.LOW:
         return []
     shown = [Evidence(f"At least {share:.0%} cut at every step.", share, LENGTH_ENDED)]
     brief = "after a few tokens, and most groups fail alike: they may be cut before they answer"
@@ -198,7 +179,7 @@ def _endings_by_rollout(case: Case) -> list[Found | Lacking]:
     """Compare cut rollouts with the others of their own groups."""
     if lacking := case.why_no_rollouts(("ended", "reward", "group")):
         return [Lacking(lacking)]
-    steps = [g for g in map(grouped, case.rows) if g is not None]
+    steps = case.groups
     if not steps:
         return [Lacking("some rollouts have no group id")]
     cut, low = [g.rows.cut_n[g.place_n] for g in steps], [_is_low(g) for g in steps]
@@ -259,7 +240,7 @@ def _prompts_by_rollout(case: Case) -> Found | Lacking | None:
         return Lacking(lacking)
     rows = case.rows
     refused = [np.array([boundary_of(e) == "prompt" for e in r.texts("error")], np.bool_) for r in rows]
-    count, total = sum(int(f.sum()) for f in refused), sum(map(len, rows))
+    count, total = count_flags(refused), sum(map(len, rows))
     if count:
         text = f"{count} of {total} rollouts never began, because their prompt does not fit"
         share = count / total
@@ -268,11 +249,11 @@ def _prompts_by_rollout(case: Case) -> Found | Lacking | None:
         return Found(severity, Confidence.HIGH, "Prompts are longer than the run has room for.", [shown])
     if case.view.trainer == "uptrend":  # its prompts are never cut
         return None
-    limit, rows = int(case.view.value("sampling.max_prompt") or 0), [r for r in rows if r.has("roles")]
+    limit, rows = int(case.view.value("sampling.max_prompt") or 0), case.rows_with("roles")
     if not limit or not rows:
         return Lacking("no limit of prompts is known, or no tokens were kept")
     full = [np.bincount(r.rollout_t[r.role_t == Role.PROMPT], minlength=len(r)) >= limit for r in rows]
-    count, total = sum(int(f.sum()) for f in full), sum(map(len, rows))
+    count, total = count_flags(full), sum(map(len, rows))
     if count < 0.05 * total:
         return None
     text = f"{count} of {total} prompts have exactly the {limit} tokens that are allowed"
@@ -301,7 +282,7 @@ def diversity(case: Case) -> list[Found | Lacking]:
 def _suspected_copies(case: Case) -> list[Found]:
     """Suspect rollouts that are nearly deterministic before anything was learned."""
     curve = case.course(ENTROPY)
-    if curve is None or not _is_sure_of_itself(case) or _unexplained_dead_groups(case) is None:
+    if curve is None or not _is_sure_of_itself(case) or not advantages.unexplained_dead_groups(case):
         return []
     why = "There is almost no entropy from the first steps on, and rollouts of a group get one reward"
     text = f"{why}: they may be copies. The temperature, or the texts of one group, would settle it."
