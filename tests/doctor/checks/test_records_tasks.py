@@ -61,12 +61,10 @@ def test_families_in_order(tiny: RunView) -> None:
     def sort(rows: list[Row]) -> None:
         for row in rows:
             row["family"] = "2hop" if row["step"] <= 2 else "4hop"
-            row["reward_high"] = 1.0 if row["step"] <= 2 else 2.0
 
     found = findings(task_order.check, tampered(tiny, sort))
-    assert set(found) == {"data.order", "reward.scale-moves"}
+    assert set(found) == {"data.order"}
     assert found["data.order"].evidence[0].value == 1.0
-    assert found["reward.scale-moves"].evidence[0].value == 1.0
     stages = {**tiny.config, "tasks": {**tiny.config["tasks"], "stages": [{"start": 3}]}}
     assert task_order.check(tampered(tiny, sort, config=stages)) == []
 
