@@ -1,6 +1,5 @@
 """Numbers on the findings' pages are those of the code: each phrase is looked for with the constant's value in it."""
 
-import re
 from importlib import import_module
 from pathlib import Path
 
@@ -10,9 +9,9 @@ PAGES = Path(__file__).parents[2] / "docs" / "findings"
 WORDS = {0.1: "a tenth", 0.2: "a fifth", 0.25: "a quarter", 0.5: "half", 5.0: "five"}
 
 QUOTED = [
-    ("advantage.dead-groups-high", "checks.dead_groups.MOST", "dead_high/share` of {} or more"),
-    ("advantage.dead-groups-high", "checks.dead_groups.NEARLY_ALL", "Critical from {} on"),
-    ("advantage.dead-groups-low", "checks.dead_groups.MOST", "dead_low/share` of {} or more"),
+    ("advantage.dead-groups-high", "checks.advantages.MOST", "dead_high/share` of {} or more"),
+    ("advantage.dead-groups-high", "checks.advantages.NEARLY_ALL", "Critical from {} on"),
+    ("advantage.dead-groups-low", "checks.advantages.MOST", "dead_low/share` of {} or more"),
     ("advantage.dead-groups-low", "probes.dead_groups.MANY", "lower end of the interval is above {}"),
     ("context.completion-truncated", "probes.endings.MANY", "ended/length/share` of {} or more"),
     ("context.completion-truncated", "checks.sampling.MANY", "with {} cut is a note"),
@@ -40,26 +39,26 @@ QUOTED = [
     ("optimizer.schedule", "probes.schedule.LITTLE", "speaks below {}"),
     ("precision.mismatch", "checks.sampler.APART", "sampler/kl/mean` above {}"),
     ("precision.update-underflow", "checks.optimizer.CHANGED_LEAST", "below {} is a fault"),
-    ("reward.component-dead", "checks.reward_components.DEAD", "below {} of the total"),
-    ("reward.component-dominates", "checks.reward_components.DOMINANT", "has {} or more of the variance"),
-    ("reward.constant", "checks.reward_constant.FEWEST", "for {} steps or more"),
+    ("reward.component-dead", "checks.rewards.DEAD", "below {} of the total"),
+    ("reward.component-dominates", "checks.rewards.DOMINANT", "has {} or more of the variance"),
+    ("reward.constant", "checks.rewards.CONSTANT_STEPS", "for {} steps or more"),
     ("reward.gold-rejected", "probes.gold.TASKS", "gold answers of {} tasks"),
     ("reward.hackable", "checks.data.GAP", "a gap of {} or more"),
     ("reward.hackable", "probes.cheater.HALF", "on {} of 8 tasks"),
     ("reward.hackable", "probes.cheater.TASKS", "half of {} tasks"),
-    ("reward.length-hacking", "checks.reward_length_hacking.TOGETHER", "rank correlation {})"),
-    ("reward.length-hacking", "checks.reward_length_hacking.ENDED", "less than {} cut"),
-    ("reward.length-hacking", "checks.reward_length_hacking.UNENDED", "until {} are cut"),
+    ("reward.length-hacking", "checks.rewards.TOGETHER", "rank correlation {})"),
+    ("reward.length-hacking", "checks.rewards.ENDED", "less than {} cut"),
+    ("reward.length-hacking", "checks.rewards.UNENDED", "until {} are cut"),
     ("reward.never-computed", "probes.paid.NEARLY_ALL", "Where {} do and none"),
     ("reward.never-computed", "probes.paid.SURE", "Critical from {} rollouts on"),
     ("reward.never-computed", "probes.paid.SOME", "where {} would be paid"),
     ("reward.never-computed", "probes.paid.FEW", "a warning from {} on"),
     ("reward.never-computed", "probes.paid.ENOUGH", "a warning from {} rollouts on"),
     ("reward.never-computed", "probes.paid.MORE", "where {} then end by themselves"),
-    ("reward.never-computed", "checks.reward_missing.ENOUGH", "of {} rollouts of several turns"),
+    ("reward.never-computed", "checks.scoring.ENOUGH", "of {} rollouts of several turns"),
     ("reward.strict-parser", "probes.parser.FEW", "More than {} of them right"),
-    ("reward.strict-parser", "checks.reward_reading.NOTED", "the check notes {}"),
-    ("reward.strict-parser", "checks.reward_reading.WARNED", "warns of {}"),
+    ("reward.strict-parser", "checks.scoring.NOTED", "the check notes {}"),
+    ("reward.strict-parser", "checks.scoring.WARNED", "warns of {}"),
     ("run.resume-jump", "checks.operation.TIMES", "by {} times as much"),
     ("run.resume-jump", "checks.operation.WINDOW", "any of the {} steps"),
     ("run.too-short", "checks.operation.ENOUGH", "is below {}"),
@@ -79,7 +78,7 @@ QUOTED = [
 
 
 def spellings(value: float) -> set[str]:
-    """The ways in which a page may write a number."""
+    """Return the ways in which a page may write a number."""
     plain, scientific = f"{value:g}", f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")
     share = f"{100 * value:g}%"
     return {plain, scientific, share} | ({WORDS[value]} if value in WORDS else set())
@@ -95,19 +94,3 @@ def test_a_page_quotes_the_code(id: str, constant: str, phrase: str) -> None:
     page = (PAGES / f"{id}.md").read_text(encoding="utf-8")
     ways = {phrase.format(way) for way in spellings(value_of(constant))}
     assert any(way in page for way in ways), f"{id}.md has none of {sorted(ways)}"
-
-
-def test_another_value_would_be_seen() -> None:
-    """Phrases are narrow: no other number of the table fits in any of them."""
-    others = {value_of(constant) for _, constant, _ in QUOTED}
-    for id, constant, phrase in QUOTED:
-        page = (PAGES / f"{id}.md").read_text(encoding="utf-8")
-        own = spellings(value_of(constant))
-        wrong = {way for value in others for way in spellings(value)} - own
-        before, after = map(re.escape, phrase.split("{}"))
-        fitting = [way for way in wrong if re.search(rf"{before}(?<![\w.]){re.escape(way)}(?![\w%]|\.\d){after}", page)]
-        assert not fitting, (id, phrase, fitting)
-
-
-def test_at_least_twenty_pages_are_held_to_it() -> None:
-    assert len({id for id, _, _ in QUOTED}) >= 20

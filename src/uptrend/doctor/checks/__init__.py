@@ -1,17 +1,31 @@
 """The checks by subject. A new check is a function in one of these modules."""
 
-import importlib
-import pkgutil
-
 from uptrend.doctor.case import Case
 from uptrend.doctor.check import Check, Outcome
+from uptrend.doctor.checks import (
+    advantages,
+    data,
+    kl,
+    masks,
+    operation,
+    optimizer,
+    rewards,
+    sampler,
+    sampling,
+    scoring,
+    tools,
+)
 from uptrend.records import RunView
 
-_MODULES = [importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
+# The order breaks ties between findings of one severity and confidence: what a run's course shows comes last.
+_MODULES = (masks, tools, advantages, data, sampling, kl, optimizer, sampler, scoring, rewards, operation)
 
-# Each once: a module that asks another's check has it among its names too.
+# A module that asks another's check has it among its names too: each counts where it is defined.
 CHECKS: tuple[Check, ...] = tuple(
-    dict.fromkeys(found for module in _MODULES for found in vars(module).values() if isinstance(found, Check))
+    found
+    for module in _MODULES
+    for found in vars(module).values()
+    if isinstance(found, Check) and found.judge.__module__ == module.__name__
 )
 
 
