@@ -45,26 +45,26 @@ def flat(level: float = 0.3, steps: int = STEPS, noise: float = 0.05) -> Any:
     return ramp(level, level, steps, noise)
 
 
-def outcomes(view: RunView, check: str) -> Outcome:
-    """What one check said: of the causes whose ids begin with this, or of an old module."""
-    if check in CHECKS:
+def outcomes(view: RunView, check: str | tuple[str, ...]) -> Outcome:
+    """What one check said: of the causes whose ids begin with it, or with one of them, or of an old module."""
+    if isinstance(check, str) and check in CHECKS:
         return CHECKS[check](view)
     return [outcome for outcome in examine(view) if outcome.id.startswith(check)]
 
 
-def findings(view: RunView, check: str) -> dict[str, Finding]:
+def findings(view: RunView, check: str | tuple[str, ...]) -> dict[str, Finding]:
     """What a check found, by id; the worst where there are several of one."""
     order = list(Severity)
     found = [f for f in outcomes(view, check) if isinstance(f, Finding)]
     return {f.id: f for f in sorted(found, key=lambda f: order.index(f.severity), reverse=True)}
 
 
-def lacks(view: RunView, check: str) -> set[str]:
+def lacks(view: RunView, check: str | tuple[str, ...]) -> set[str]:
     """The ids that a check could not look for."""
     return {c.id for c in outcomes(view, check) if isinstance(c, CannotTell)}
 
 
-def severities(view: RunView, check: str) -> Mapping[str, Severity]:
+def severities(view: RunView, check: str | tuple[str, ...]) -> Mapping[str, Severity]:
     """The severities of what a check found, by id."""
     return {id: f.severity for id, f in findings(view, check).items()}
 
