@@ -25,7 +25,10 @@ CHECKS: dict[str, Callable[[RunView], Outcome]] = {
 }
 
 JUDGES: tuple[Check, ...] = tuple(
-    found for module in _modules() for found in vars(module).values() if isinstance(found, Check)
+    found
+    for module in _modules()
+    for found in vars(module).values()
+    if isinstance(found, Check) and found.judge.__module__ == module.__name__
 )
 
 
