@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from uptrend.bridge.importers import read_views
+from uptrend.doctor.case import Case
 from uptrend.doctor.checks import examine
-from uptrend.doctor.trend import trend_of
 from uptrend.records import Finding, RunView, Severity, TrendKind
 
 DEAD = {"advantage.dead-groups-low", "advantage.dead-groups-high", "reward.constant"}
@@ -83,7 +83,7 @@ def score(folder: Path) -> Score:
         result.trend = f"unread: {error}"
         return result
     findings = [f for f in examine(view) if isinstance(f, Finding)]
-    trend = trend_of(view).kind
+    trend = Case(view).trend.kind
     labels = set(meta["labels"])
     wanted = expected(meta["labels"])
     result.trend, result.agrees = f"{trend.value} / {'|'.join(sorted(w.value for w in wanted))}", trend in wanted

@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 
 from uptrend.doctor.check import Outcome
-from uptrend.doctor.checks import CHECKS, examine
+from uptrend.doctor.checks import examine
 from uptrend.records import CannotTell, Finding, RunView, Severity
 
 STEPS = 120
 
 
 def healthy(steps: int = STEPS, seed: int = 0, without: tuple[str, ...] = (), **bent: Any) -> RunView:
-    """A run that learns, 0.3 to 0.7, as TRL would log it; `bent` replaces metrics and the view's other fields."""
+    """Return a run that learns, 0.3 to 0.7, as TRL would log it; `bent` replaces metrics and fields of the view."""
     random = np.random.default_rng(seed)
     way = np.linspace(0, 1, steps)
     metrics = {
@@ -36,39 +36,37 @@ def healthy(steps: int = STEPS, seed: int = 0, without: tuple[str, ...] = (), **
 
 
 def ramp(first: float, last: float, steps: int = STEPS, noise: float = 0.0, seed: int = 1) -> Any:
-    """A straight curve with noise."""
+    """Return a straight curve with noise."""
     return np.linspace(first, last, steps) + noise * np.random.default_rng(seed).standard_normal(steps)
 
 
 def flat(level: float = 0.3, steps: int = STEPS, noise: float = 0.05) -> Any:
-    """A curve that goes nowhere."""
+    """Return a curve that goes nowhere."""
     return ramp(level, level, steps, noise)
 
 
-def outcomes(view: RunView, check: str) -> Outcome:
-    """What one check said: of the causes whose ids begin with this, or of an old module."""
-    if check in CHECKS:
-        return CHECKS[check](view)
+def outcomes(view: RunView, check: str | tuple[str, ...]) -> Outcome:
+    """Return what was said of the causes whose ids begin with this, or with one of them."""
     return [outcome for outcome in examine(view) if outcome.id.startswith(check)]
 
 
-def findings(view: RunView, check: str) -> dict[str, Finding]:
-    """What a check found, by id; the worst where there are several of one."""
+def findings(view: RunView, check: str | tuple[str, ...]) -> dict[str, Finding]:
+    """Return what was found, by id; the worst where there are several of one."""
     order = list(Severity)
     found = [f for f in outcomes(view, check) if isinstance(f, Finding)]
     return {f.id: f for f in sorted(found, key=lambda f: order.index(f.severity), reverse=True)}
 
 
-def lacks(view: RunView, check: str) -> set[str]:
-    """The ids that a check could not look for."""
+def lacks(view: RunView, check: str | tuple[str, ...]) -> set[str]:
+    """Return the ids that could not be looked for."""
     return {c.id for c in outcomes(view, check) if isinstance(c, CannotTell)}
 
 
-def severities(view: RunView, check: str) -> Mapping[str, Severity]:
-    """The severities of what a check found, by id."""
+def severities(view: RunView, check: str | tuple[str, ...]) -> Mapping[str, Severity]:
+    """Return the severities of what was found, by id."""
     return {id: f.severity for id, f in findings(view, check).items()}
 
 
 def evaluations(*scores: float, tasks: int = 200, every: int = 20) -> tuple[dict[str, Any], ...]:
-    """Held-out evaluations in order."""
+    """Return held-out evaluations in order."""
     return tuple({"step": i * every, "accuracy": s, "tasks": tasks} for i, s in enumerate(scores))

@@ -1,6 +1,6 @@
 """Recorded runs, tampered with: a fault is planted by editing the rows that a view gives."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ Edit = Callable[[list[Row]], list[Row] | None]
 
 
 def tampered(view: RunView, edit: Edit, **changes: Any) -> RunView:
-    """The same run with each step's rows edited, in place or into others, and fields of the view replaced."""
+    """Return the run with each step's rows edited, in place or into others, and fields of the view replaced."""
 
     def read(step: int) -> pa.Table:
         rows = view.read_rollouts(step).to_pylist()
@@ -26,8 +26,20 @@ def tampered(view: RunView, edit: Edit, **changes: Any) -> RunView:
     return replace(view, read_rollouts=read, **changes)
 
 
+def each(change: Callable[[Row], object], among: Iterable[int] | None = None) -> Edit:
+    """Return an edit that changes every row of a step, or those with these numbers."""
+    numbers = None if among is None else set(among)
+
+    def edit(rows: list[Row]) -> None:
+        for n, row in enumerate(rows):
+            if numbers is None or n in numbers:
+                change(row)
+
+    return edit
+
+
 def without(view: RunView, *columns: str) -> RunView:
-    """The same run from a trainer that does not keep these columns."""
+    """Return the run as of a trainer that does not keep these columns."""
 
     def read(step: int) -> pa.Table:
         table = view.read_rollouts(step)
@@ -50,7 +62,7 @@ def untold(check: Check, view: RunView) -> dict[str, str]:
 
 
 def places(row: Row, role: Role) -> list[int]:
-    """The tokens of a role."""
+    """Return the places of a role's tokens."""
     return [i for i, r in enumerate(row["roles"]) if r == role]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
-from uptrend.doctor.gaps import gaps_of
+from uptrend.doctor.checks.sampler import gaps_of
 from uptrend.doctor.rows import Rows
 from uptrend.records import Run
 from uptrend.records.dialects import metric_name

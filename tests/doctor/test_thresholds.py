@@ -1,6 +1,5 @@
 """Numbers on the findings' pages are those of the code: each phrase is looked for with the constant's value in it."""
 
-import re
 from importlib import import_module
 from pathlib import Path
 
@@ -10,15 +9,15 @@ PAGES = Path(__file__).parents[2] / "docs" / "findings"
 WORDS = {0.1: "a tenth", 0.2: "a fifth", 0.25: "a quarter", 0.5: "half", 5.0: "five"}
 
 QUOTED = [
-    ("advantage.dead-groups-high", "checks.dead_groups.MOST", "dead_high/share` of {} or more"),
-    ("advantage.dead-groups-high", "checks.dead_groups.NEARLY_ALL", "Critical from {} on"),
-    ("advantage.dead-groups-low", "checks.dead_groups.MOST", "dead_low/share` of {} or more"),
+    ("advantage.dead-groups-high", "checks.advantages.MOST", "dead_high/share` of {} or more"),
+    ("advantage.dead-groups-high", "checks.advantages.NEARLY_ALL", "Critical from {} on"),
+    ("advantage.dead-groups-low", "checks.advantages.MOST", "dead_low/share` of {} or more"),
     ("advantage.dead-groups-low", "probes.dead_groups.MANY", "lower end of the interval is above {}"),
     ("context.completion-truncated", "probes.endings.MANY", "ended/length/share` of {} or more"),
-    ("context.completion-truncated", "checks.length.MANY", "with {} cut is a note"),
+    ("context.completion-truncated", "checks.sampling.MANY", "with {} cut is a note"),
     ("context.completion-truncated", "probes.paid.MORE", "{} end by themselves with twice the turns"),
     ("data.duplicates", "probes.repeats.LEAST", "fewer than {} different"),
-    ("data.memorized", "checks.memorized.GAP", "behind by {} or more"),
+    ("data.memorized", "checks.data.GAP", "behind by {} or more"),
     ("data.wrong-gold", "probes.wrong_gold.AGREED", "groups that agree ({})"),
     ("data.wrong-gold", "probes.wrong_gold.MANY", "{} of the groups or more"),
     ("kl.reference", "checks.kl.SAME", "above {} in the line of step 1"),
@@ -30,56 +29,56 @@ QUOTED = [
     ("kl.strangles", "checks.kl.WEIGHTY", "beta × KL is {} or more"),
     ("kl.strangles", "checks.kl.RULES", "{} times that of the first step"),
     ("mask.attention-blind", "probes.prompt_swap.STILL", "Less than {} nats is blind"),
-    ("optimizer.lr-large", "checks.learning_rate.CLIPPED", "clip/high/share` above {}"),
+    ("optimizer.lr-large", "checks.optimizer.CLIPPED", "clip/high/share` above {}"),
     ("optimizer.lr-large", "probes.step_size.FAR", "more than {} nats"),
     ("optimizer.lr-small", "probes.step_size.LITTLE", "stay below a KL of {}"),
     ("optimizer.lr-small", "probes.step_size.SLOW", "notes less than {} a step"),
-    ("optimizer.lr-small", "checks.learning_rate.NEAR", "kl/reference/mean` below {} at the end"),
-    ("optimizer.lr-small", "checks.learning_rate.MOVED", "together below {} of the weights' length"),
-    ("optimizer.schedule", "checks.learning_rate.USED", "below {} of what was asked for"),
+    ("optimizer.lr-small", "checks.optimizer.NEAR", "kl/reference/mean` below {} at the end"),
+    ("optimizer.lr-small", "checks.optimizer.MOVED", "together below {} of the weights' length"),
+    ("optimizer.schedule", "checks.optimizer.USED", "below {} of what was asked for"),
     ("optimizer.schedule", "probes.schedule.LITTLE", "speaks below {}"),
-    ("precision.mismatch", "checks.sampler_gap.APART", "sampler/kl/mean` above {}"),
-    ("precision.update-underflow", "checks.precision.CHANGED", "below {} is a fault"),
-    ("reward.component-dead", "checks.reward_components.DEAD", "below {} of the total"),
-    ("reward.component-dominates", "checks.reward_components.DOMINANT", "has {} or more of the variance"),
-    ("reward.constant", "checks.reward_constant.FEWEST", "for {} steps or more"),
+    ("precision.mismatch", "checks.sampler.APART", "sampler/kl/mean` above {}"),
+    ("precision.update-underflow", "checks.optimizer.CHANGED_LEAST", "below {} is a fault"),
+    ("reward.component-dead", "checks.rewards.DEAD", "below {} of the total"),
+    ("reward.component-dominates", "checks.rewards.DOMINANT", "has {} or more of the variance"),
+    ("reward.constant", "checks.rewards.CONSTANT_STEPS", "for {} steps or more"),
     ("reward.gold-rejected", "probes.gold.TASKS", "gold answers of {} tasks"),
-    ("reward.hackable", "checks.memorized.GAP", "a gap of {} or more"),
+    ("reward.hackable", "checks.data.GAP", "a gap of {} or more"),
     ("reward.hackable", "probes.cheater.HALF", "on {} of 8 tasks"),
     ("reward.hackable", "probes.cheater.TASKS", "half of {} tasks"),
-    ("reward.length-hacking", "checks.reward_length_hacking.TOGETHER", "rank correlation {})"),
-    ("reward.length-hacking", "checks.reward_length_hacking.ENDED", "less than {} cut"),
-    ("reward.length-hacking", "checks.reward_length_hacking.UNENDED", "until {} are cut"),
+    ("reward.length-hacking", "checks.rewards.TOGETHER", "rank correlation {})"),
+    ("reward.length-hacking", "checks.rewards.ENDED", "less than {} cut"),
+    ("reward.length-hacking", "checks.rewards.UNENDED", "until {} are cut"),
     ("reward.never-computed", "probes.paid.NEARLY_ALL", "Where {} do and none"),
     ("reward.never-computed", "probes.paid.SURE", "Critical from {} rollouts on"),
     ("reward.never-computed", "probes.paid.SOME", "where {} would be paid"),
     ("reward.never-computed", "probes.paid.FEW", "a warning from {} on"),
     ("reward.never-computed", "probes.paid.ENOUGH", "a warning from {} rollouts on"),
     ("reward.never-computed", "probes.paid.MORE", "where {} then end by themselves"),
-    ("reward.never-computed", "checks.reward_missing.ENOUGH", "of {} rollouts of several turns"),
+    ("reward.never-computed", "checks.scoring.ENOUGH", "of {} rollouts of several turns"),
     ("reward.strict-parser", "probes.parser.FEW", "More than {} of them right"),
-    ("reward.strict-parser", "checks.reward_reading.NOTED", "the check notes {}"),
-    ("reward.strict-parser", "checks.reward_reading.WARNED", "warns of {}"),
-    ("run.resume-jump", "checks.restarts.TIMES", "by {} times as much"),
-    ("run.resume-jump", "checks.restarts.WINDOW", "any of the {} steps"),
-    ("run.too-short", "checks.too_short.ENOUGH", "is below {}"),
-    ("sampling.entropy-collapse", "checks.entropy.GONE", "below {} of its start"),
-    ("sampling.entropy-collapse", "checks.entropy.EMPTY", "below {} nats from the start"),
-    ("sampling.entropy-collapse", "checks.entropy.NOTED", "Below {} of its start it is a note"),
+    ("reward.strict-parser", "checks.scoring.NOTED", "the check notes {}"),
+    ("reward.strict-parser", "checks.scoring.WARNED", "warns of {}"),
+    ("run.resume-jump", "checks.operation.TIMES", "by {} times as much"),
+    ("run.resume-jump", "checks.operation.WINDOW", "any of the {} steps"),
+    ("run.too-short", "checks.operation.ENOUGH", "is below {}"),
+    ("sampling.entropy-collapse", "checks.sampling.GONE", "below {} of its start"),
+    ("sampling.entropy-collapse", "checks.sampling.EMPTY", "below {} nats from the start"),
+    ("sampling.entropy-collapse", "checks.sampling.NOTED", "Below {} of its start it is a note"),
     ("sampling.few-generations", "probes.group_size.ENOUGH", "at this size and at {}"),
     ("sampling.few-generations", "probes.group_size.MANY", "a share of {} or more here"),
-    ("sampling.no-stop", "checks.length.NEARLY_ALL", "ended/length/share` of {} or more"),
+    ("sampling.no-stop", "checks.sampling.NEARLY_ALL", "ended/length/share` of {} or more"),
     ("sampling.temperature-low", "probes.temperature.SAME", "less than {} of a group's rollouts differ"),
     ("sampling.temperature-low", "probes.temperature.DEAD", "{} of groups are dead"),
-    ("sync.off-policy", "checks.policy_versions.FAR", "more than {} updates before"),
-    ("sync.off-policy", "checks.policy_versions.APART", "learner is above {}"),
-    ("sync.stale-weights", "checks.sampler_gap.GROWN", "its start and above {}"),
+    ("sync.off-policy", "checks.sampler.FAR", "more than {} updates before"),
+    ("sync.off-policy", "checks.sampler.DOUBTFUL", "learner is above {}"),
+    ("sync.stale-weights", "checks.sampler.GROWN", "its start and above {}"),
     ("task.evaluator-exposed", "probes.cheater.TASKS", "do its worst on {} tasks"),
 ]
 
 
 def spellings(value: float) -> set[str]:
-    """The ways in which a page may write a number."""
+    """Return the ways in which a page may write a number."""
     plain, scientific = f"{value:g}", f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")
     share = f"{100 * value:g}%"
     return {plain, scientific, share} | ({WORDS[value]} if value in WORDS else set())
@@ -95,19 +94,3 @@ def test_a_page_quotes_the_code(id: str, constant: str, phrase: str) -> None:
     page = (PAGES / f"{id}.md").read_text(encoding="utf-8")
     ways = {phrase.format(way) for way in spellings(value_of(constant))}
     assert any(way in page for way in ways), f"{id}.md has none of {sorted(ways)}"
-
-
-def test_another_value_would_be_seen() -> None:
-    """Phrases are narrow: no other number of the table fits in any of them."""
-    others = {value_of(constant) for _, constant, _ in QUOTED}
-    for id, constant, phrase in QUOTED:
-        page = (PAGES / f"{id}.md").read_text(encoding="utf-8")
-        own = spellings(value_of(constant))
-        wrong = {way for value in others for way in spellings(value)} - own
-        before, after = map(re.escape, phrase.split("{}"))
-        fitting = [way for way in wrong if re.search(rf"{before}(?<![\w.]){re.escape(way)}(?![\w%]|\.\d){after}", page)]
-        assert not fitting, (id, phrase, fitting)
-
-
-def test_at_least_twenty_pages_are_held_to_it() -> None:
-    assert len({id for id, _, _ in QUOTED}) >= 20

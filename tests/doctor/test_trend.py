@@ -1,104 +1,84 @@
-"""The trend on training reward, and the held-out change beside it."""
+"""Readings of a run's curves: the trend of the training reward, the held-out change beside it, penalties' weights."""
 
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from curve_runs import evaluations, flat, healthy, ramp
-from uptrend.doctor.held_out import held_out_change, is_learned
-from uptrend.doctor.trend import trend_of
+from uptrend.doctor.case import Case
 from uptrend.records import Run, RunView, TrendKind, view_of
 
+REWARD, SPREAD, ENTROPY = "reward/mean", "reward/group_std/mean", "learner/entropy/mean"
+LEARNING, FLAT, FALLING, SHORT = TrendKind.LEARNING, TrendKind.FLAT, TrendKind.FALLING, TrendKind.TOO_SHORT
+COLLAPSED = np.concatenate([np.full(5, 0.89), [0.4], np.full(34, 0.001)]) + flat(0, 40, 0.01)
+AT_ONCE = np.concatenate([flat(-0.4, 26, 0.1), flat(0.9, 24, 0.01)])
+SLOW = np.cumsum(np.random.default_rng(0).normal(0, 0.02, 50))
+FROZEN = {ENTROPY: np.exp(ramp(0, -9)), "gradient/norm/before": np.exp(ramp(0, -14)), "reward/max": 2.0}
 
-def test_a_constant_reward_is_said_in_one_figure() -> None:
-    trend = trend_of(healthy(**{"reward/mean": np.full(120, 0.25)}))
-    assert trend.kind is TrendKind.FLAT
-    assert trend.sentence == "Constant: training reward 0.25 at each of 120 points to step 120."
+TRENDS: dict[str, tuple[dict[str, Any], TrendKind]] = {
+    "a rise": ({}, LEARNING),
+    "a fall": ({REWARD: ramp(0.7, 0.3, noise=0.05)}, FALLING),
+    "nothing": ({REWARD: flat()}, FLAT),
+    "eight points": ({"steps": 8, REWARD: flat(0.3, 8)}, SHORT),
+    "three points": ({"steps": 3}, SHORT),
+    "noise in which a change could hide": ({"steps": 30, REWARD: flat(0.3, 30, 0.4), SPREAD: 0.3}, SHORT),
+    "a plain rise in twelve points": ({"steps": 12, REWARD: ramp(0.1, 0.9, 12, 0.03)}, LEARNING),
+    "a collapse that no line fits": ({"steps": 40, REWARD: COLLAPSED}, FALLING),
+    "a step up that no line fits": ({"steps": 50, REWARD: AT_ONCE, SPREAD: 0.15}, LEARNING),
+    "a walk that no rollout would notice": ({"steps": 50, REWARD: SLOW, SPREAD: 0.5}, FLAT),
+    "a drift of dead groups": ({"advantage/dead/share": 0.99}, FLAT),
+    "a drift without updates": ({"weights/update/norm": 0.0}, FLAT),
+    "a drift of a frozen policy": (FROZEN, FLAT),
+    "a constant": ({REWARD: 1.0}, FLAT),
+    "a replay": ({"info": {"kind": "replay"}}, SHORT),
+    "no reward": ({"without": (REWARD,)}, SHORT),
+}
 
 
-def test_learning_with_its_interval_and_power() -> None:
-    trend = trend_of(healthy())
+@pytest.mark.parametrize("name", TRENDS)
+def test_trends(name: str) -> None:
+    bent, kind = TRENDS[name]
+    trend = Case(healthy(**bent)).trend
+    assert trend.kind is kind, trend.sentence
+
+
+def test_figures_of_a_trend() -> None:
+    trend = Case(healthy()).trend
     low, high = trend.interval or (0, 0)
-    assert trend.kind is TrendKind.LEARNING
     assert low < 0.4 < high
     assert trend.effect == pytest.approx(0.4, abs=0.05)
-    assert trend.power is not None
-    assert trend.power > 0.8
+    assert (trend.power or 0) > 0.8
     assert "0.343 in the first quarter and 0.651 in the last" in trend.sentence
-
-
-def test_falling_flat_and_too_short() -> None:
-    assert trend_of(healthy(**{"reward/mean": ramp(0.7, 0.3, noise=0.05)})).kind is TrendKind.FALLING
-    assert trend_of(healthy(**{"reward/mean": flat()})).kind is TrendKind.FLAT
-    assert trend_of(healthy(8, **{"reward/mean": flat(0.3, 8)})).kind is TrendKind.TOO_SHORT
-    assert trend_of(healthy(3)).kind is TrendKind.TOO_SHORT
-    noisy = healthy(30, **{"reward/mean": flat(0.3, 30, 0.4), "reward/group_std/mean": 0.3})
-    assert trend_of(noisy).kind is TrendKind.TOO_SHORT
-
-
-def test_a_short_run_with_a_plain_trend_is_not_too_short() -> None:
-    assert trend_of(healthy(12, **{"reward/mean": ramp(0.1, 0.9, 12, 0.03)})).kind is TrendKind.LEARNING
-
-
-def test_a_collapse_is_falling_although_no_line_fits() -> None:
-    rewards = np.concatenate([np.full(5, 0.89), [0.4], np.full(34, 0.001)]) + flat(0, 40, 0.01)
-    assert trend_of(healthy(40, **{"reward/mean": rewards})).kind is TrendKind.FALLING
-
-
-def test_a_step_up_is_learning_although_no_line_fits() -> None:
-    rewards = np.concatenate([flat(-0.4, 26, 0.1), flat(0.9, 24, 0.01)])
-    trend = trend_of(healthy(50, **{"reward/mean": rewards, "reward/group_std/mean": 0.15}))
-    assert (trend.kind, trend.sentence.partition(":")[0]) == (TrendKind.LEARNING, "It rose at once and stayed there")
-    slow = np.cumsum(np.random.default_rng(0).normal(0, 0.02, 50))  # a walk that no rollout would notice
-    assert trend_of(healthy(50, **{"reward/mean": slow, "reward/group_std/mean": 0.5})).kind is not TrendKind.LEARNING
-
-
-@pytest.mark.parametrize(
-    "dead",
-    [{"advantage/dead/share": 0.99}, {"weights/update/norm": 0.0},
-     {"learner/entropy/mean": np.exp(ramp(0, -9)), "gradient/norm/before": np.exp(ramp(0, -14)), "reward/max": 2.0}],
-)  # fmt: skip
-def test_a_drift_without_learning_is_flat(dead: dict[str, object]) -> None:
-    assert trend_of(healthy(**dead)).kind is TrendKind.FLAT
-
-
-def test_a_constant_reward_is_flat() -> None:
-    assert trend_of(healthy(**{"reward/mean": 1.0})).kind is TrendKind.FLAT
-
-
-def test_no_reward() -> None:
-    trend = trend_of(RunView(source="log", trainer="unknown", name="", steps=np.arange(9), metrics={}))
-    assert (trend.kind, trend.effect, trend.power) == (TrendKind.TOO_SHORT, None, None)
+    constant = Case(healthy(**{REWARD: np.full(120, 0.25)})).trend
+    assert constant.sentence == "Constant: training reward 0.25 at each of 120 points to step 120."
+    unknown = Case(RunView(source="log", trainer="unknown", name="", steps=np.arange(9), metrics={})).trend
+    assert (unknown.effect, unknown.power) == (None, None)
 
 
 def test_held_out_stands_beside_and_does_not_enter() -> None:
-    trend = trend_of(healthy(evals=evaluations(0.6, 0.4, tasks=100)))
-    assert trend.kind is TrendKind.LEARNING
+    trend = Case(healthy(evals=evaluations(0.6, 0.4, tasks=100))).trend
+    assert trend.kind is LEARNING
     assert trend.held_out["effect"] == pytest.approx(-0.2)
-    low, high = trend.held_out["interval"]
-    assert low == pytest.approx(-0.334, abs=0.01)
-    assert high == pytest.approx(-0.066, abs=0.01)
+    assert trend.held_out["interval"] == pytest.approx((-0.334, -0.066), abs=0.01)
+
+
+def test_held_out_without_counts_scatters_about_its_line() -> None:
+    scores = ({"step": step, "reward": score} for step, score in enumerate((0.1, 0.2, 0.3, 0.4, 0.5, 0.6)))
+    change = Case(healthy(evals=tuple(scores))).held_out
+    assert change is not None
+    assert change.interval == pytest.approx((0.304, 0.696), abs=1e-3)
+    assert not change.paired
 
 
 def test_held_out_is_paired_where_rollouts_were_kept(make_run: Callable[..., Path]) -> None:
-    view = view_of(Run(make_run("run", steps=20, rights=(15, 28))))
-    held_out = trend_of(view).held_out
-    assert (held_out["effect"], held_out["tasks"]) == (pytest.approx(13 / 40), 40)
+    held_out = Case(view_of(Run(make_run("run", steps=20, rights=(15, 28))))).trend.held_out
+    assert (held_out["effect"], held_out["tasks"], held_out["paired"]) == (pytest.approx(13 / 40), 40, True)
     assert held_out["interval"][0] < 13 / 40 < held_out["interval"][1]
-
-
-def test_the_last_verdict_is_kept_for_its_own_run_only() -> None:
-    rising, falling = healthy(), healthy(**{"reward/mean": ramp(0.7, 0.3, noise=0.05)})
-    assert [trend_of(v).kind for v in (rising, falling, rising)] == [
-        TrendKind.LEARNING,
-        TrendKind.FALLING,
-        TrendKind.LEARNING,
-    ]
-    assert trend_of(rising) is trend_of(rising)
 
 
 def test_of_several_attempts_the_greedy_answer_is_paired() -> None:
@@ -108,10 +88,32 @@ def test_of_several_attempts_the_greedy_answer_is_paired() -> None:
     def held_out(step: int) -> pa.Table:
         return pa.table({"task": [*tasks, *tasks], "correct": [step > 0] * 20 + [step == 0] * 20})
 
-    evals = [{"step": step, "accuracy": float(step > 0), "tasks": 20} for step in (0, 10)]
+    evals = tuple({"step": step, "accuracy": float(step > 0), "tasks": 20} for step in (0, 10))
     view = replace(healthy(), evals=evals, held_out=held_out)
-    change = held_out_change(view)
+    change = Case(view).held_out
     assert change is not None
     assert change.interval == (1.0, 1.0)
-    assert is_learned(view)
-    assert not is_learned(replace(view, evals=evals[:1]))
+    assert Case(view).is_learned
+    assert not Case(replace(view, evals=evals[:1])).is_learned
+
+
+KL, LOSS = "kl/reference/mean", "loss/total"
+MOVES, NOISE, FADES = np.abs(flat(0.02, noise=0.015)), flat(0.0, noise=0.003), ramp(0.7, 0.1, noise=0.02)
+
+
+@pytest.mark.parametrize(
+    ("bent", "kl", "entropy"),
+    [
+        ({KL: MOVES, LOSS: 10 * MOVES + NOISE}, 10, 0),
+        ({KL: MOVES, LOSS: NOISE}, 0, 0),
+        ({"without": (LOSS,), KL: MOVES}, 0, 0),
+        ({ENTROPY: FADES, LOSS: -0.5 * FADES}, 0, 0.5),
+        ({ENTROPY: FADES, LOSS: 5 * FADES}, 0, -5),
+        # A constant that something else adds is no bonus, though a steady entropy is a constant too.
+        ({ENTROPY: flat(0.7, noise=0.02), LOSS: ramp(3.5, 3.5, noise=0.01, seed=2)}, 0, 0),
+        ({KL: MOVES, LOSS: 10 * MOVES, "config": {"learning": {"kl": {"beta": 0.04}, "entropy": 0.01}}}, 0.04, 0.01),
+    ],
+)
+def test_the_weights_of_penalties_are_read_off_the_loss(bent: dict[str, Any], kl: float, entropy: float) -> None:
+    case = Case(healthy(**bent))
+    assert (case.kl_weight, case.entropy_weight) == (pytest.approx(kl, rel=0.02), pytest.approx(entropy))

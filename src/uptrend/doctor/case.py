@@ -1,78 +1,110 @@
 """A run under diagnosis: its view, and what several checks read from it, each computed once."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
+from typing import Any, TypeVar
 
-from uptrend.doctor import collapse, curves, held_out, kept, penalties, trend
-from uptrend.doctor.rows import Rows
-from uptrend.records import RunView, Trend
-from uptrend.records.view import Floats
+import numpy as np
+
+from uptrend.doctor.curves import RunCurves
+from uptrend.doctor.rows import Grouped, Rows, grouped
+from uptrend.doctor.trend import Collapse, HeldOutChange, find_collapse, held_out_change, judge_trend
+from uptrend.records import RecordError, RunView, Trend
+
+# At most so many steps are read. The first of them follow each other: an epoch's repeats show only there.
+MOST = 8
+FIRST = 3
+
+# Held-out change above which a run has learned; its whole interval must lie above.
+LEARNED = 0.05
+
+T = TypeVar("T")
 
 
-class Case:
+class Case(RunCurves):
     """One run, with everything that checks share."""
 
     def __init__(self, view: RunView) -> None:
-        self.view = view
-        self._curves: dict[str, curves.Curve | None] = {}
+        super().__init__(view)
+        self._known: dict[Hashable, Any] = {}
 
-    def course(self, metric: str) -> curves.Curve | None:
-        """Return a metric's course over the run; None where it was not logged."""
-        if metric not in self._curves:
-            self._curves[metric] = curves.course(self.view, metric)
-        return self._curves[metric]
+    def once(self, read: Callable[["Case"], T]) -> T:
+        """Return a reading of this run, computed at the first call and kept for the next."""
+        if read not in self._known:
+            self._known[read] = read(self)
+        found: T = self._known[read]
+        return found
+
+    @cached_property
+    def chosen_steps(self) -> tuple[int, ...]:
+        """Steps whose rollouts are read: the first, the last, and some between; empty where none can be."""
+        steps = sorted(self.view.rollout_steps) if not self._no_rollouts else []
+        if len(steps) <= MOST:
+            return tuple(steps)
+        rest = np.linspace(FIRST - 1, len(steps) - 1, MOST - FIRST + 1).round().astype(int)[1:]
+        return (*steps[:FIRST], *(steps[i] for i in rest))
 
     @cached_property
     def rows(self) -> list[Rows]:
         """Rollouts of the steps that are read (the first, the last and some between); empty where none were kept."""
-        return kept.read_rows(self.view)
+        return [Rows(step, table) for step, table in self._tables.items() if table is not None and table.num_rows]
+
+    def rows_with(self, *columns: str) -> list[Rows]:
+        """Return the rollouts of the steps that have all of these columns."""
+        return [r for r in self.rows if r.has(*columns)]
+
+    @cached_property
+    def groups(self) -> list[Grouped]:
+        """Rollouts by true groups, of the steps that have group ids and rewards."""
+        return [g for g in map(grouped, self.rows) if g is not None]
+
+    @cached_property
+    def damaged_steps(self) -> tuple[int, ...]:
+        """Steps, of those that are read and done, whose rollouts are damaged."""
+        last = int(self.view.steps[-1]) if len(self.view.steps) else -1
+        return tuple(step for step, table in self._tables.items() if table is None and step <= last)
 
     @cached_property
     def trend(self) -> Trend:
         """Trend of the training reward."""
-        return trend.trend_of(self.view)
+        return judge_trend(self, self.collapse, self.held_out)
 
     @cached_property
-    def collapse(self) -> collapse.Collapse | None:
+    def collapse(self) -> Collapse | None:
         """A lasting fall of the reward after progress; None where there is none."""
-        return collapse.find_collapse(self.view)
+        return find_collapse(self)
 
     @cached_property
-    def held_out(self) -> held_out.HeldOutChange | None:
+    def held_out(self) -> HeldOutChange | None:
         """Change of the held-out score from the first evaluation to the last; None where it was not measured twice."""
-        return held_out.held_out_change(self.view)
+        return held_out_change(self.view)
 
-    @cached_property
+    @property
     def is_learned(self) -> bool:
-        """True where the task is as good as solved."""
-        return held_out.is_learned(self.view)
-
-    @cached_property
-    def dead_groups(self) -> Floats:
-        """Share of groups without spread, one value per point."""
-        return curves.dead_groups(self.view)
-
-    @cached_property
-    def cut_by_length(self) -> Floats:
-        """Share of rollouts that ended by length, one value per point."""
-        return curves.cut_by_length(self.view)
-
-    @cached_property
-    def rollout_spread(self) -> float:
-        """Distance between rewards of single rollouts: the unit in which a change of the mean is measured."""
-        return curves.rollout_spread(self.view)
-
-    @cached_property
-    def kl_weight(self) -> float:
-        """Weight of the KL penalty; 0 where it is unknown."""
-        return penalties.kl_weight(self.view)
-
-    @cached_property
-    def entropy_weight(self) -> float:
-        """Weight of the entropy bonus; 0 where it is unknown."""
-        return penalties.entropy_weight(self.view)
+        """True where held-out tasks show beyond doubt that the model got better, whatever its noisy rewards say."""
+        change = self.held_out
+        return change is not None and change.interval is not None and change.interval[0] > LEARNED
 
     def why_no_rollouts(self, columns: Sequence[str] = ()) -> str:
         """Return why rollouts with these columns can't be read; empty where they can."""
-        lacking = kept.cannot_tell(self.view, [""], *columns)
-        return lacking[0].needs if lacking else ""
+        if self._no_rollouts or not self.rows:
+            return self._no_rollouts or "the rollouts can't be read"
+        missing = [name for name in columns if not any(r.has(name) for r in self.rows)]
+        return f"rollouts have no column {' and '.join(missing)}" if missing else ""
+
+    @cached_property
+    def _no_rollouts(self) -> str:
+        if self.view.has("warmstart/loss/mean"):
+            return "a warm start learns from an expert's rollouts, not from sampled ones"
+        return "" if self.view.rollout_steps else "no rollouts were kept"
+
+    @cached_property
+    def _tables(self) -> dict[int, Any]:
+        """The table of each chosen step; None where it is damaged or being written."""
+        tables: dict[int, Any] = {}
+        for step in self.chosen_steps:
+            try:
+                tables[step] = self.view.read_rollouts(step)
+            except RecordError:  # the others are still worth reading
+                tables[step] = None
+        return tables

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from uptrend.doctor.case import Case
 from uptrend.doctor.catalogue import CATALOGUE, resolve_experiment, resolve_fix
+from uptrend.doctor.rank import alarms
 from uptrend.records import CannotTell, Confidence, Evidence, Finding, RunView, Severity
 
 Outcome = list[Finding | CannotTell]
@@ -68,6 +69,10 @@ class Check:
         answer = [Lacking(lacking)] if lacking else self.judge(case)
         answers = [] if answer is None else [answer] if isinstance(answer, Found | Lacking) else answer
         return [outcome for given in answers for outcome in self._outcomes(case, given)]
+
+    def alarms(self, case: Case) -> list[Finding]:
+        """Return the findings of this check that ask for something to be done."""
+        return alarms(outcome for outcome in self(case) if isinstance(outcome, Finding))
 
     def lacks(self, case: Case) -> str:
         """Return what this check lacks; empty where it has all it needs."""

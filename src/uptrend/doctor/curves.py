@@ -1,9 +1,8 @@
-"""Readings of a run's curves that several checks share."""
+"""Readings of a run's curves that several checks share, each computed once."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +12,8 @@ from uptrend.records.view import Floats
 from uptrend.stats.trend import TrendTest, end, measure_trend, neighbor_noise, start
 
 REWARD = "reward/mean"
+# A trend with a smaller p-value is taken for one.
 LEVEL = 0.05
-"""A trend with a smaller p-value is taken for one."""
 
 
 @dataclass(frozen=True)
@@ -22,19 +21,24 @@ class Curve:
     """Course of a metric over a run."""
 
     metric: str
-    """Its name."""
     values: Floats
     """Its finite values."""
     begin: float
-    """The median of its first points, a twentieth of them: before fast changes."""
+    """Median of its first points, a twentieth of them: before fast changes."""
     first: float
-    """The median of its first quarter."""
+    """Median of its first quarter."""
     last: float
-    """The median of its last quarter."""
+    """Median of its last quarter."""
     step: int
     """The last step that has it."""
     trend: TrendTest | None
     """Its straight trend, where there are enough points."""
+
+    @staticmethod
+    def of(metric: str, steps: NDArray[np.int64], values: Floats) -> "Curve":
+        """Measure a curve of at least one point."""
+        levels = start(values, 0.05), start(values), end(values)
+        return Curve(metric, values, *levels, int(steps[-1]), measure_trend(values))
 
     @property
     def rises(self) -> bool:
@@ -47,98 +51,142 @@ class Curve:
         return self.trend is not None and self.trend.p < LEVEL and self.trend.effect < 0
 
     def evidence(self, text: str) -> Evidence:
-        """Its last level as evidence."""
+        """Return its last level as evidence."""
         return Evidence(text, self.last, self.metric, self.step)
 
 
-def course(view: RunView, metric: str) -> Curve | None:
-    """Return a metric's course; None where it was not logged."""
-    steps, values = view.curve(metric)
-    if len(values) == 0:
-        return None
-    return Curve(metric, values, start(values, 0.05), start(values), end(values), int(steps[-1]), measure_trend(values))
+class RunCurves:
+    """The curves of one run."""
+
+    def __init__(self, view: RunView) -> None:
+        self.view = view
+        self._courses: dict[str, Curve | None] = {}
+
+    def course(self, metric: str) -> Curve | None:
+        """Return a metric's course over the run; None where it was not logged."""
+        if metric not in self._courses:
+            steps, values = self.view.curve(metric)
+            self._courses[metric] = Curve.of(metric, steps, values) if len(values) else None
+        return self._courses[metric]
+
+    @cached_property
+    def cut_by_length(self) -> Floats:
+        """Share of rollouts that ended by length, one value per point; 0 where only other endings are named."""
+        metrics = self.view.metrics
+        own = metrics.get("sampling/ended/length/share", np.full(len(self.view.steps), np.nan))
+        others = [v for k, v in metrics.items() if k.startswith("sampling/ended/") and k.endswith("/share")]
+        known = np.isfinite(np.array(others)).any(axis=0) if others else np.isfinite(own)
+        return np.where(np.isfinite(own), own, 0.0)[known]
+
+    @cached_property
+    def dead_groups(self) -> Floats:
+        """Share of groups without spread, one value per point."""
+        view = self.view
+        if view.has("advantage/dead/share"):
+            return view.curve("advantage/dead/share")[1]
+        if view.has("advantage/dead_low/share", "advantage/dead_high/share"):
+            both = view.metrics["advantage/dead_low/share"] + view.metrics["advantage/dead_high/share"]
+            return np.asarray(both[np.isfinite(both)])
+        # A mean deviation of exactly 0 means that every group of the step was dead; anything above, that one lived.
+        return (np.abs(view.curve("reward/group_std/mean")[1]) < 1e-6).astype(np.float64)
+
+    @cached_property
+    def rollout_spread(self) -> float:
+        """Distance between rewards of single rollouts: the unit in which a change of the mean is measured."""
+        for metric in ("reward/std", "reward/group_std/mean"):
+            values = self.view.curve(metric)[1]
+            if len(values) and float(values.mean()) > 0:
+                return float(values.mean())
+        rewards, tops, bottoms = (self.view.curve(metric)[1] for metric in (REWARD, "reward/max", "reward/min"))
+        if len(tops) and len(bottoms) and float(tops.mean()) > float(bottoms.mean()):
+            return float(tops.mean() - bottoms.mean()) / 2
+        if len(tops) and len(rewards):
+            # The most spread that rewards with this mean can have between these bounds: that of right or wrong.
+            mean, low = float(rewards.mean()), min(0.0, float(rewards.min()))
+            return math.sqrt(max(0.0, (float(tops.max()) - mean) * (mean - low)))
+        # A step's mean is of four rollouts at least.
+        return 2 * neighbor_noise(rewards)
+
+    @cached_property
+    def reward_range(self) -> tuple[float, float]:
+        """The least and the largest reward that is known of; a reward that is never negative may be 0."""
+        values = np.concatenate([self.view.curve(metric)[1] for metric in (REWARD, "reward/min", "reward/max")])
+        return min(float(values.min()), 0.0), float(values.max())
+
+    def height(self, value: float) -> float:
+        """Place a reward between the least and the largest seen: 0 at the bottom, 1 at the top."""
+        low, high = self.reward_range
+        return (value - low) / (high - low) if high > low else 0.5
+
+    @cached_property
+    def kl_weight(self) -> float:
+        """Weight of the KL penalty, as the config says or the loss shows; 0 where nothing shows one."""
+        told = self.view.value("learning.kl.beta")
+        return float(told) if isinstance(told, int | float) else max(0.0, self._loss_ratio("kl/reference/mean"))
+
+    @cached_property
+    def entropy_weight(self) -> float:
+        """Weight of the entropy bonus, negative where low entropy is paid; 0 where nothing shows one."""
+        told = self.view.value("learning.entropy")
+        return float(told) if isinstance(told, int | float) else -self._loss_ratio("learner/entropy/mean")
+
+    def _loss_ratio(self, metric: str) -> float:
+        """Return the ratio of the loss to a metric that it follows all run long; 0 where it does not.
+
+        loss = policy part + beta · KL − bonus · entropy. With centered advantages and one update per batch the policy
+        part is 0 by construction, so such a loss shows a weight that nobody logged.
+        """
+        if not self.view.has("loss/total", metric):
+            return 0.0
+        loss, values = self.view.metrics["loss/total"], self.view.metrics[metric]
+        both = np.isfinite(loss) & np.isfinite(values)
+        x, y = values[both], loss[both]
+        if len(x) < 10 or np.ptp(x) == 0 or np.ptp(y) == 0 or abs(np.corrcoef(x, y)[0, 1]) < 0.95:
+            return 0.0
+        slope = float(x @ y / (x @ x))
+        # A line through the origin may leave a tenth of the loss, in squares, unexplained.
+        return slope if float(np.sum((y - slope * x) ** 2)) < 0.1 * float(y @ y) else 0.0
 
 
 def thinned(steps: NDArray[np.int64], values: Floats, pieces: int = 200) -> tuple[tuple[int, float], ...]:
-    """A curve as means over at most so many stretches of equal length, each at its first step."""
+    """Return a curve as means over at most so many stretches of equal length, each at its first step."""
     pieces = min(len(steps), pieces)
     if pieces == 0:
         return ()
     firsts = np.linspace(0, len(steps), pieces, endpoint=False).astype(int)
-    counts = np.diff([*firsts, len(steps)])
-    means = np.add.reduceat(values, firsts) / counts
+    means = np.add.reduceat(values, firsts) / np.diff([*firsts, len(steps)])
     return tuple((int(step), float(mean)) for step, mean in zip(steps[firsts], means, strict=True))
 
 
 def trend_until(view: RunView, metric: str, step: int, after: int = -1) -> TrendTest | None:
-    """Return a metric's trend up to a step, and after another: the steps that held-out figures are compared over."""
+    """Return a metric's trend up to a step, and after another: the steps that held-out scores are compared over."""
     steps, values = view.curve(metric)
     return measure_trend(values[(steps > after) & (steps <= step)])
 
 
+# The functions below serve checks of the old form, and go away with the last of them.
+
+
+def course(view: RunView, metric: str) -> Curve | None:
+    """Return a metric's course."""
+    return RunCurves(view).course(metric)
+
+
 def cut_by_length(view: RunView) -> Floats:
-    """The share of rollouts that ended by length, a value a point; a point that names other endings only has 0."""
-    own = view.metrics.get("sampling/ended/length/share", np.full(len(view.steps), np.nan))
-    others = [v for k, v in view.metrics.items() if k.startswith("sampling/ended/") and k.endswith("/share")]
-    known = np.isfinite(np.array(others)).any(axis=0) if others else np.isfinite(own)
-    return np.where(np.isfinite(own), own, 0.0)[known]
+    """Return the share of rollouts that ended by length."""
+    return RunCurves(view).cut_by_length
 
 
 def dead_groups(view: RunView) -> Floats:
-    """The share of groups without spread, a value a point; from the groups' mean deviation where it was not counted.
-
-    A mean deviation of exactly 0 means that every group of the step was dead; anything above, that some was alive.
-    """
-    if view.has("advantage/dead/share"):
-        return view.curve("advantage/dead/share")[1]
-    if view.has("advantage/dead_low/share", "advantage/dead_high/share"):
-        both = view.metrics["advantage/dead_low/share"] + view.metrics["advantage/dead_high/share"]
-        return np.asarray(both[np.isfinite(both)])
-    spread = view.curve("reward/group_std/mean")[1]
-    return (np.abs(spread) < 1e-6).astype(np.float64)
+    """Return the share of groups without spread."""
+    return RunCurves(view).dead_groups
 
 
 def rollout_spread(view: RunView) -> float:
-    """Return how far rewards of single rollouts lie apart: the unit in which a change of the mean is measured."""
-    for metric in ("reward/std", "reward/group_std/mean"):
-        values = view.curve(metric)[1]
-        if len(values) and float(values.mean()) > 0:
-            return float(values.mean())
-    rewards, tops, bottoms = (view.curve(metric)[1] for metric in (REWARD, "reward/max", "reward/min"))
-    if len(tops) and len(bottoms) and float(tops.mean()) > float(bottoms.mean()):
-        return float(tops.mean() - bottoms.mean()) / 2
-    if len(tops) and len(rewards):
-        # The most spread that rewards with this mean can have between these bounds: that of right or wrong.
-        mean, low = float(rewards.mean()), min(0.0, float(rewards.min()))
-        return math.sqrt(max(0.0, (float(tops.max()) - mean) * (mean - low)))
-    # A step's mean is of four rollouts at least.
-    return 2 * neighbor_noise(rewards)
-
-
-def reward_range(view: RunView) -> tuple[float, float]:
-    """The least and the largest reward that is known of; a reward that is never negative may be 0."""
-    seen = [view.curve(metric)[1] for metric in (REWARD, "reward/min", "reward/max")]
-    values = np.concatenate(seen)
-    low, high = float(values.min()), float(values.max())
-    return min(low, 0.0) if low >= 0 else low, high
+    """Return the distance between rewards of single rollouts."""
+    return RunCurves(view).rollout_spread
 
 
 def height(view: RunView, value: float) -> float:
-    """Place a reward between the least and the largest seen: 0 at the bottom, 1 at the top."""
-    low, high = reward_range(view)
-    return (value - low) / (high - low) if high > low else 0.5
-
-
-def group_size(view: RunView) -> int:
-    """Rollouts a group, or 0 where it is not known."""
-    size = view.value("sampling.size", 0)
-    return int(size) if isinstance(size, int | float) else 0
-
-
-def score_of(evaluation: Mapping[str, Any]) -> float | None:
-    """An evaluation's figure: its accuracy, else its reward."""
-    for key in ("accuracy", "reward"):
-        value = evaluation.get(key)
-        if isinstance(value, int | float) and np.isfinite(value):
-            return float(value)
-    return None
+    """Place a reward between the least and the largest seen."""
+    return RunCurves(view).height(value)

@@ -2,25 +2,29 @@
 
 Nothing here loops over tokens. Where a trainer did not keep a column, its array is None, and the check says so.
 
-n = rollout, r = row (a sequence of a rollout), t = token of all rows one after another.
+n = rollout, r = row (a sequence of a rollout), t = token of all rows one after another, m = message, g = group.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypedDict
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from uptrend.records import Ending, Role
+from uptrend.records import Ending, Evidence, Role
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
+# Endings of rollouts that were cut.
 CUT = (Ending.LENGTH.value, Ending.CONTEXT_FULL.value)
-"""Endings of rollouts that were cut."""
+# What trainers add to a deviation before they divide by it.
+EPSILON = 1e-4
 
 
 @dataclass(frozen=True)
@@ -28,25 +32,19 @@ class Talk:
     """Messages as flat columns."""
 
     rollout_m: Ints
-    """Which rollout each belongs to."""
+    """The rollout that each belongs to."""
     role_m: NDArray[np.str_]
-    """Who said it."""
     content_m: pa.Array
-    """What was said."""
     calls_m: pa.Array
-    """The tools that it asks for, as JSON; null for none."""
+    """Tools that it asks for, as JSON; null for none."""
     problem_m: pa.Array
-    """What was wrong with a call that could not be read; null for nothing."""
+    """Error of a call that could not be read; null for none."""
 
-    def matches(self, pattern: str) -> Flags:
-        """Where a regular expression is found in what was said."""
-        found = pc.fill_null(pc.match_substring_regex(self.content_m, pattern, ignore_case=True), False)
-        return np.asarray(found.to_numpy(zero_copy_only=False), np.bool_)
-
-    def is_short(self, most: int) -> Flags:
-        """What has at most so many characters."""
-        length = pc.fill_null(pc.utf8_length(self.content_m), 0)
-        return np.asarray(length.to_numpy(zero_copy_only=False) <= most)
+    def matches(self, pattern: str, most: int = 2**31) -> Flags:
+        """Flag messages of at most so many characters in which a regular expression is found."""
+        found = pc.match_substring_regex(self.content_m, pattern, ignore_case=True)
+        is_short = pc.less_equal(pc.utf8_length(self.content_m), most)
+        return np.asarray(pc.fill_null(pc.and_(found, is_short), False).to_numpy(zero_copy_only=False), np.bool_)
 
 
 class Rows:
@@ -55,72 +53,72 @@ class Rows:
     def __init__(self, step: int, table: pa.Table) -> None:
         self.step = step
         self.table = table.combine_chunks()
-        sequence_r = self.numbers("sequence")
-        starts_r = ~(sequence_r > 0)
+        starts_r = ~(self.numbers("sequence") > 0)
         self.heads_n: Ints = np.flatnonzero(starts_r)
         """The first row of each rollout."""
         self.rollout_r: Ints = np.cumsum(starts_r) - 1
-        """Which rollout each row belongs to."""
+        """The rollout that each row belongs to."""
 
     def __len__(self) -> int:
         return len(self.heads_n)
 
     def numbers(self, name: str) -> Floats:
-        """A plain column by row, as numbers; NaN where it is null."""
+        """Return a plain column by row, as numbers; NaN where it is null."""
         return np.asarray(pc.cast(self._column(name), pa.float64()).to_numpy(zero_copy_only=False), np.float64)
 
     def texts(self, name: str) -> list[str | None]:
-        """A column of texts by rollout."""
+        """Return a column of texts by rollout."""
         found: list[str | None] = self._column(name).take(pa.array(self.heads_n)).to_pylist()
         return found
 
     def by_rollout(self, name: str) -> Floats:
-        """A plain column by rollout, as numbers; NaN where it is null."""
+        """Return a plain column by rollout, as numbers; NaN where it is null."""
         return self.numbers(name)[self.heads_n]
 
     def has(self, *names: str) -> bool:
-        """Whether each of these columns was kept at all."""
-        return all(name in self.table.column_names and self._is_kept(name) for name in names)
+        """True where each of these columns was kept at all."""
+        columns = [self.table.column(name) for name in names if name in self.table.column_names]
+        return len(columns) == len(names) and all(column.null_count < len(column) for column in columns)
 
     def name(self, rollout: int) -> str:
-        """How a person opens a rollout: `step/group/index`."""
+        """Return the name by which a person opens a rollout: `step/group/index`."""
         row = int(self.heads_n[rollout])
         group, index = (self._column(key)[row].as_py() for key in ("group", "index"))
         return f"{self.step}/{group}/{index}"
 
     @cached_property
     def reward_n(self) -> Floats:
-        """What each rollout earned; NaN where it was not scored."""
+        """Reward of each rollout; NaN where it was not scored."""
         return self.by_rollout("reward")
 
     @cached_property
     def kept_n(self) -> Flags:
-        """Whether it was learned from, as far as that is known."""
+        """True where it was learned from, as far as that is known."""
         return np.asarray(self.by_rollout("kept") != 0)
 
     @cached_property
     def group_n(self) -> Ints | None:
-        """The number of each rollout's true group; None without ids."""
+        """Number of each rollout's true group; None without ids."""
         return _codes(self.texts("group"))
 
     @cached_property
     def task_n(self) -> Ints | None:
-        """The number of each rollout's task within this step; None without ids."""
+        """Number of each rollout's task within this step; None without ids."""
         return _codes(self.texts("task"))
 
     @cached_property
     def ended_n(self) -> NDArray[np.str_]:
-        """How each rollout ended; empty where that is not known."""
+        """Ending of each rollout; empty where it is not known."""
         return np.array([text or "" for text in self.texts("ended")], dtype=np.str_)
 
     @cached_property
     def cut_n(self) -> Flags:
-        """Which rollouts were cut by length."""
+        """True where a rollout was cut by length."""
         return np.asarray(np.isin(self.ended_n, CUT))
 
     @cached_property
     def said_n(self) -> list[str | None]:
-        """The last thing that the model said; None where it said nothing."""
+        """The model's last message; None where it said nothing."""
         spoken = np.flatnonzero(self.talk.role_m == "assistant")
         said: list[str | None] = [None] * len(self)
         texts = self.talk.content_m.take(pa.array(spoken)).to_pylist()
@@ -129,13 +127,7 @@ class Rows:
         return said
 
     @cached_property
-    def messages_n(self) -> list[list[dict[str, str | None]]]:
-        """All that was said, for the few checks that read conversations."""
-        column = self._column("messages").take(pa.array(self.heads_n))
-        return [messages or [] for messages in column.to_pylist()]
-
-    @cached_property
-    def talk(self) -> "Talk":
+    def talk(self) -> Talk:
         """All messages of all rollouts, one after another."""
         column = self._column("messages").take(pa.array(self.heads_n))
         flat = column.flatten()
@@ -146,32 +138,32 @@ class Rows:
     @cached_property
     def length_r(self) -> Ints:
         """Tokens of each row."""
-        return _lengths(self._column("ids" if self._is_kept("ids") else "roles"))
+        return _lengths(self._column("ids" if self.has("ids") else "roles"))
 
     @cached_property
     def row_t(self) -> Ints:
-        """Each token's row."""
+        """Row of each token."""
         return np.repeat(np.arange(len(self.length_r)), self.length_r)
 
     @cached_property
     def rollout_t(self) -> Ints:
-        """Each token's rollout."""
+        """Rollout of each token."""
         return self.rollout_r[self.row_t]
 
     @cached_property
     def starts_r(self) -> Ints:
-        """The place of each row's first token."""
+        """Place of each row's first token."""
         return np.asarray(np.cumsum(self.length_r) - self.length_r, np.int64)
 
     @cached_property
     def role_t(self) -> Ints:
-        """Who wrote each token; -1 where that is not known."""
+        """Role of each token; -1 where it is not known."""
         role = self.tokens("roles")
         return np.full(len(self.row_t), -1) if role is None else np.nan_to_num(role, nan=-1).astype(np.int64)
 
     @cached_property
     def model_t(self) -> Flags:
-        """Which tokens the model wrote."""
+        """True where the model wrote a token."""
         return np.asarray(self.role_t == Role.MODEL)
 
     @cached_property
@@ -181,19 +173,24 @@ class Rows:
 
     @cached_property
     def lag_n(self) -> Floats | None:
-        """How many updates the weights that sampled each rollout were behind; None where that is not known."""
+        """Updates that the weights that sampled each rollout were behind; None where they are not known."""
         versions = self.tokens("versions")
         if versions is None:
             return None
-        known = self.model_t & np.isfinite(versions)
-        sums = np.bincount(self.rollout_t[known], weights=versions[known], minlength=len(self))
-        counts = np.bincount(self.rollout_t[known], minlength=len(self))
-        return self.step - 1 - np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+        return self.step - 1 - self.mean_n(versions, self.model_t & np.isfinite(versions))
+
+    def mean_n(self, values_t: Floats, among_t: Flags) -> Floats:
+        """Return the mean over some tokens of each rollout; NaN where it has none."""
+        sums = np.bincount(self.rollout_t[among_t], weights=values_t[among_t], minlength=len(self))
+        counts = np.bincount(self.rollout_t[among_t], minlength=len(self))
+        return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
 
     def tokens(self, name: str) -> Floats | None:
-        """A column by token as numbers, NaN where it is null; None where it was not kept."""
-        if not self.has(name):
-            return None
+        """Return a column by token as numbers, NaN where it is null; None where it was not kept."""
+        return self.read_tokens(name) if self.has(name) else None
+
+    def read_tokens(self, name: str) -> Floats:
+        """Return a column by token of which it is known that it was kept."""
         column = self._column(name)
         given_r = _lengths(column)
         whole_r = (given_r == self.length_r) & (given_r > 0)
@@ -205,25 +202,132 @@ class Rows:
         return values
 
     def any_n(self, flags_t: Flags) -> Flags:
-        """Which rollouts have a token with the flag."""
+        """Flag rollouts that have a flagged token."""
         return np.asarray(np.bincount(self.rollout_t[flags_t], minlength=len(self)) > 0)
 
-    def ragged_r(self, name: str) -> Flags:
-        """Rows in which a token column is there, but not as long as the row."""
+    def ragged_n(self, name: str) -> Flags:
+        """Flag rollouts in which a token column is there, but not as long as the row."""
         given_r = _lengths(self._column(name))
-        return np.asarray((given_r > 0) & (given_r != self.length_r))
+        ragged_r = (given_r > 0) & (given_r != self.length_r)
+        return np.asarray(np.bincount(self.rollout_r[ragged_r], minlength=len(self)) > 0)
 
     def _column(self, name: str) -> pa.Array:
         column = self.table.column(name)
         return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
-    def _is_kept(self, name: str) -> bool:
-        column = self.table.column(name)
-        return bool(column.null_count < len(column))
+
+@dataclass(frozen=True)
+class Grouped:
+    """The scored and kept rollouts of one step, by the true group of each.
+
+    Advantages are computed as trainers do, written once more in numpy and fp64: a check that used the trainer's own
+    functions would repeat their mistakes.
+    """
+
+    rows: Rows
+    place_n: Ints
+    """Their numbers among all rollouts of the step."""
+    group_n: Ints
+    """Their groups, from 0."""
+    reward_n: Floats
+    advantage_n: Floats | None
+    """Recorded advantages; None where nothing was recorded."""
+
+    def whole(self, flags: Flags) -> Flags:
+        """Spread flags of these rollouts over all of the step."""
+        return spread(self.rows, self.place_n, flags)
+
+    @cached_property
+    def size_g(self) -> Ints:
+        """Rollouts of each group."""
+        return np.bincount(self.group_n)
+
+    @cached_property
+    def dead_g(self) -> Flags:
+        """Groups whose rewards are all the same number, to fp32's precision, which trainers compare in."""
+        reward = self.reward_n.astype(np.float32)
+        low, high = np.full(len(self.size_g), np.inf, np.float32), np.full(len(self.size_g), -np.inf, np.float32)
+        np.minimum.at(low, self.group_n, reward)
+        np.maximum.at(high, self.group_n, reward)
+        return np.asarray(low == high)
+
+    @cached_property
+    def centered_n(self) -> Floats:
+        """Rewards less the mean of their group."""
+        return self.reward_n - (group_sum(self.reward_n, self.group_n) / self.size_g)[self.group_n]
+
+    @cached_property
+    def deviation_g(self) -> Floats:
+        """Deviation of each group's rewards."""
+        squares = group_sum(self.centered_n**2, self.group_n)
+        return np.asarray(np.sqrt(squares / np.maximum(self.size_g - 1, 1)))
+
+
+def grouped(r: Rows) -> Grouped | None:
+    """Return a step by true groups; None without group ids or rewards."""
+    if r.group_n is None or not r.has("reward"):
+        return None
+    place_n = np.flatnonzero(r.kept_n & np.isfinite(r.reward_n))
+    if not len(place_n):
+        return None
+    group_n = np.unique(r.group_n[place_n], return_inverse=True)[1].astype(np.int64)
+    advantage, weight = r.tokens("advantages"), r.tokens("weights")
+    if advantage is None:
+        return Grouped(r, place_n, group_n, r.reward_n[place_n], None)
+    # Tokens left out of the loss were never given an advantage: a mask that forgets them is no fault of the groups.
+    known = r.model_t & np.isfinite(advantage)
+    if weight is not None:
+        known &= np.nan_to_num(weight) != 0
+    return Grouped(r, place_n, group_n, r.reward_n[place_n], r.mean_n(advantage, known)[place_n])
+
+
+def recomputed(g: Grouped, scale: str, baseline: str) -> Floats:
+    """Return the advantages that these rewards give in these groups."""
+    size_n = g.size_g[g.group_n]
+    advantage_n = g.centered_n
+    if baseline == "leave_one_out":
+        advantage_n = advantage_n * size_n / np.maximum(size_n - 1, 1)
+    if scale == "group":
+        advantage_n = advantage_n / (g.deviation_g[g.group_n] + EPSILON)
+    elif scale == "batch" and len(g.reward_n) > 1:
+        advantage_n = advantage_n / (np.std(g.reward_n, ddof=1) + EPSILON)
+    return np.where(g.dead_g[g.group_n], 0.0, advantage_n)
+
+
+class Where(TypedDict):
+    """Place of an observation, for `Evidence`."""
+
+    step: int | None
+    rollout: str
+
+
+def point(rows: Sequence[Rows], flags: Sequence[Flags]) -> Where:
+    """Return the place of the first flagged rollout; `flags` are by rollout, one array per step."""
+    for r, flags_n in zip(rows, flags, strict=True):
+        if flags_n.any():
+            return {"step": r.step, "rollout": r.name(int(flags_n.argmax()))}
+    return {"step": None, "rollout": ""}
+
+
+def seen_in(rows: Sequence[Rows], flags: Sequence[Flags], text: str, value: float, metric: str = "") -> Evidence:
+    """Return evidence that points at the first flagged rollout."""
+    return Evidence(text, value, metric, **point(rows, flags))
+
+
+def count_flags(flags: Iterable[Flags]) -> int:
+    """Return the number of flags that are set, over all steps."""
+    return sum(int(f.sum()) for f in flags)
+
+
+def spread(r: Rows, place_n: Ints, flags: Flags) -> Flags:
+    """Spread flags of some rollouts, by their places, over all rollouts of a step."""
+    whole = np.zeros(len(r), np.bool_)
+    whole[place_n[flags]] = True
+    return whole
 
 
 def group_sum(values: Floats, codes: Ints) -> Floats:
-    """The sum over each group, by group."""
+    """Return the sum over each group."""
     return np.bincount(codes, weights=values, minlength=int(codes.max(initial=-1)) + 1).astype(np.float64)
 
 

@@ -1,125 +1,228 @@
-"""Whether the training reward rose: learning, flat, falling, or too short to tell.
+"""Trend of the training reward, a lasting fall of it, and the change of the held-out score.
 
-Held-out figures stand beside the trend and do not enter it. Too short is said only where the run can't tell either
-way: few points, or noise in which even a change as large as the spread between rollouts could hide.
+Held-out scores stand beside the trend and do not enter it. A run is too short only where it can't tell either way: few
+points, or noise in which even a change as large as the spread between rollouts could hide.
 """
 
-import weakref
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from uptrend.doctor.collapse import find_collapse
-from uptrend.doctor.curves import LEVEL, REWARD, course, dead_groups, height, rollout_spread
-from uptrend.doctor.held_out import held_out_change
-from uptrend.records import RunView, Trend
-from uptrend.records.finding import TrendKind
+from uptrend.doctor.curves import LEVEL, REWARD, RunCurves
+from uptrend.records import RecordError, RunView, Trend, TrendKind
 from uptrend.records.view import Floats
 from uptrend.stats.formatting import change, interval, plural
-from uptrend.stats.trend import TrendTest as Line
-from uptrend.stats.trend import measure_trend
+from uptrend.stats.intervals import normal_interval
+from uptrend.stats.trend import TrendTest, measure_trend, neighbor_noise
 
+# Without a trend, fewer points than this say nothing.
 FEWEST_POINTS = 20
-"""Without a trend, fewer points than this say nothing: a tenth of the steps of a short run."""
+# The smallest effect that matters, in deviations between rollouts: ten points where half of them succeed.
 SMALLEST = 0.2
-"""The smallest effect that matters, in deviations between rollouts: ten points where half of them succeed."""
-CONSTANT = "Constant"
+# From this share of dead groups on, over the whole run, a drift of the reward is the mix of prompts.
 ALL_DEAD = 0.97
-"""From this share of dead groups on, over the whole run, a drift of the reward is the mix of prompts."""
+CONSTANT = "Constant"
+# Points below which a fall can't be told from noise, and the least share of all gains that a collapse loses.
+SHORTEST = 12
+SHARE_LOST = 0.5
 
 
-_last: tuple[weakref.ref[RunView], Trend] | None = None
+@dataclass(frozen=True)
+class Collapse:
+    """A fall of the reward that was not made good."""
+
+    best: float
+    """The best level, over a tenth of the run."""
+    last: float
+    """The level of the last quarter."""
+    index: int
+    """The first point that lies nearer to the last level than to the best, for good."""
 
 
-def trend_of(view: RunView) -> Trend:
-    """The trend on a run by its training reward alone; most checks ask for it, so that the last one is kept."""
-    global _last
-    if _last is None or _last[0]() is not view:
-        _last = weakref.ref(view), _trend_of(view)
-    return _last[1]
+@dataclass(frozen=True)
+class HeldOutChange:
+    """Change of the held-out score from the first evaluation to the last."""
+
+    first: float
+    last: float
+    steps: tuple[int, int]
+    """Steps of the first and the last evaluation."""
+    scores: tuple[float, ...]
+    """Score of each evaluation, in order."""
+    at: tuple[int, ...]
+    """Step of each evaluation."""
+    interval: tuple[float, float] | None
+    """The change's 95% interval; None where neither counts nor several evaluations give one."""
+    tasks: int
+    """Number of tasks; 0 where it is not known."""
+    paired: bool
+    """True where the same tasks were compared one by one."""
+
+    @property
+    def effect(self) -> float:
+        """Last score less the first."""
+        return self.last - self.first
 
 
-def _trend_of(view: RunView) -> Trend:
-    if view.info.get("kind") == "replay":
-        said = "Its rewards are those of the run that it replays; held-out accuracy and the update are its own."
-        return _trend(view, TrendKind.TOO_SHORT, said, None)
-    steps, values = view.curve(REWARD)
-    line = measure_trend(values)
-    if line is None:
-        return _trend(view, TrendKind.TOO_SHORT, f"{plural(len(values), 'point')} of reward can't show a trend.", None)
-    quarter = len(values) // 4 or 1
-    moved = f"{values[:quarter].mean():.3g} in the first quarter and {values[-quarter:].mean():.3g} in the last"
-    at = f"training reward {moved}, over {plural(len(values), 'point')} to step {steps[-1]}"
-    trend, why = _decide(view, values, line)
-    figures = f"fitted change {change(line.effect)}, 95% interval {interval(*line.interval())}"
-    if why == CONSTANT:
-        at, figures = (
-            f"training reward {values[-1]:.3g}",
-            f"at each of {plural(len(values), 'point')} to step {steps[-1]}",
-        )
-        return _trend(view, trend, f"{why}: {at} {figures}.", line)
-    return _trend(view, trend, f"{why}: {at} ({figures}).", line)
+def find_collapse(curves: RunCurves) -> Collapse | None:
+    """Return the collapse of a run's reward; None where it had none."""
+    values = curves.view.curve(REWARD)[1]
+    if len(values) < SHORTEST:
+        return None
+    width = max(3, len(values) // 10)
+    levels = np.convolve(values, np.ones(width) / width, "valid")
+    peak = int(np.argmax(levels))
+    best, last = float(levels[peak]), float(values[-max(width, len(values) // 4) :].mean())
+    fall, middle = best - last, (best + last) / 2
+    # Large against the noise of the levels, against the spread of rollouts, and against what the run ever gained.
+    noise = neighbor_noise(values) * np.sqrt(2 / width)
+    least = max(5 * noise, 0.5 * curves.rollout_spread, SHARE_LOST * (best - float(levels.min())))
+    if len(levels) - peak < width or fall <= least or bool((levels[-width:] > middle).any()):
+        return None
+    return Collapse(best, last, int(np.flatnonzero(levels > middle)[-1]) + width // 2 + 1)
 
 
-def _decide(view: RunView, values: Floats, line: Line) -> tuple[TrendKind, str]:
-    artifact = _artifact(view, values)
+def held_out_change(view: RunView) -> HeldOutChange | None:
+    """Return the held-out change; None with fewer than two evaluations."""
+    scored = [(entry, score) for entry in view.evals if (score := _score(entry)) is not None]
+    if len(scored) < 2:
+        return None
+    (first, before), (last, after) = scored[0], scored[-1]
+    scores = tuple(score for _, score in scored)
+    at = tuple(int(entry.get("step", 0)) for entry, _ in scored)
+    found = _paired_interval(view, at[0], at[-1])
+    is_paired = found is not None
+    if found is None:
+        found = _interval_of_counts(first, last, after - before) or _interval_of_scatter(np.array(scores))
+    return HeldOutChange(before, after, (at[0], at[-1]), scores, at, found, int(last.get("tasks") or 0), is_paired)
+
+
+def judge_trend(curves: RunCurves, collapse: Collapse | None, held_out: HeldOutChange | None) -> Trend:
+    """Return the trend of a run by its training reward alone."""
+    is_replay = curves.view.info.get("kind") == "replay"
+    steps, values = curves.view.curve(REWARD)
+    line = None if is_replay else measure_trend(values)
+    kind, sentence = TrendKind.TOO_SHORT, f"{plural(len(values), 'point')} of reward can't show a trend."
+    if is_replay:
+        sentence = "Its rewards are those of the run that it replays; held-out accuracy and the update are its own."
+    if line is not None:
+        kind, why = _decide(curves, values, line, collapse)
+        points, quarter = f"{plural(len(values), 'point')} to step {steps[-1]}", len(values) // 4 or 1
+        moved = f"{values[:quarter].mean():.3g} in the first quarter and {values[-quarter:].mean():.3g} in the last"
+        figures = f"fitted change {change(line.effect)}, 95% interval {interval(*line.interval())}"
+        sentence = f"{why}: training reward {moved}, over {points} ({figures})."
+        if why == CONSTANT:
+            sentence = f"{why}: training reward {values[-1]:.3g} at each of {points}."
+    told = ("first", "last", "effect", "interval", "tasks", "paired")
+    return Trend(
+        kind=kind,
+        sentence=sentence,
+        effect=None if line is None else line.effect,
+        interval=None if line is None else line.interval(),
+        power=None if line is None else line.power(SMALLEST * curves.rollout_spread),
+        held_out={} if held_out is None else {key: getattr(held_out, key) for key in told},
+    )
+
+
+def _decide(curves: RunCurves, values: Floats, line: TrendTest, collapse: Collapse | None) -> tuple[TrendKind, str]:
+    """Return the kind of trend, and why in a few words."""
+    artifact = _artifact(curves, values)
     if artifact:
         return TrendKind.FLAT, artifact
-    collapse = find_collapse(view)
     if collapse is not None:
         return TrendKind.FALLING, f"It fell from {collapse.best:.3g} and stayed down"
     if line.p < LEVEL:
         return (TrendKind.LEARNING, "It is learning") if line.effect > 0 else (TrendKind.FALLING, "It is falling")
     if len(values) < FEWEST_POINTS:
         return TrendKind.TOO_SHORT, "Too short to tell"
-    if _is_far_above(values, rollout_spread(view)):
+    # A line fits a step badly: its residuals look like noise with a long memory, in which any trend could hide. So all
+    # of the last quarter above all of the first, by more than rollouts differ, is learning too.
+    quarter, spread = len(values) // 4, curves.rollout_spread
+    if float(values[-quarter:].min() - values[:quarter].max()) > spread > 0:
         return TrendKind.LEARNING, "It rose at once and stayed there"
-    reach = max(abs(end) for end in line.interval(0.9))
-    if reach < rollout_spread(view):
+    if max(abs(end) for end in line.interval(0.9)) < spread:
         return TrendKind.FLAT, "No trend"
     return TrendKind.TOO_SHORT, "Too short or too noisy to tell"
 
 
-def _is_far_above(values: Floats, spread: float) -> bool:
-    """Whether all of the last quarter lies above all of the first by more than rollouts differ.
-
-    A line fits a step badly, so that its residuals look like noise with a long memory, in which any trend could hide.
-    """
-    quarter = len(values) // 4
-    return float(values[-quarter:].min() - values[:quarter].max()) > spread > 0
-
-
-def _artifact(view: RunView, values: Floats) -> str:
-    """Why a change, if there is one, is not the policy's; empty where it may be."""
+def _artifact(curves: RunCurves, values: Floats) -> str:
+    """Return why a change, if there is one, is not the policy's; empty where it may be."""
     if np.ptp(values) <= 1e-9 * max(1.0, float(np.abs(values).max())) and len(values) >= 5:
         return CONSTANT
-    dead = dead_groups(view)
+    dead = curves.dead_groups
     if len(dead) >= 5 and float(dead.mean()) >= ALL_DEAD and float(dead[: len(dead) // 4 or 1].mean()) >= ALL_DEAD:
         return "Groups had no spread to learn from, so that a drift is the mix of prompts"
-    update = view.curve("weights/update/norm")[1]
+    update = curves.view.curve("weights/update/norm")[1]
     if len(update) >= 5 and not update.any():
         return "No weight ever changed, so that a drift is the mix of prompts"
-    return _frozen(view, values)
-
-
-def _frozen(view: RunView, values: Floats) -> str:
-    """The policy became one fixed answer below the best that it had seen, and nothing has moved since."""
-    entropy, gradient = course(view, "learner/entropy/mean"), course(view, "gradient/norm/before")
+    entropy, gradient = curves.course("learner/entropy/mean"), curves.course("gradient/norm/before")
     if entropy is None or gradient is None or len(values) < FEWEST_POINTS:
         return ""
+    # One fixed answer, below the best that was seen, and nothing has moved since.
     half = values[len(values) // 2 :]
     is_fixed = entropy.last < 0.01 * entropy.first and gradient.last < 0.001 * gradient.first
-    if is_fixed and measure_trend(half) is not None and height(view, float(np.median(half))) < 0.7:
+    if is_fixed and measure_trend(half) is not None and curves.height(float(np.median(half))) < 0.7:
         return "The policy froze into one answer below the best it had seen"
     return ""
 
 
-def _trend(view: RunView, trend: TrendKind, sentence: str, line: Line | None) -> Trend:
-    held_out = held_out_change(view)
-    return Trend(
-        kind=trend,
-        sentence=sentence,
-        effect=None if line is None else line.effect,
-        interval=None if line is None else line.interval(),
-        power=None if line is None else line.power(SMALLEST * rollout_spread(view)),
-        held_out={} if held_out is None else held_out.as_table(),
-    )
+def _score(evaluation: Mapping[str, Any]) -> float | None:
+    """Return an evaluation's accuracy, else its reward."""
+    for key in ("accuracy", "reward"):
+        value = evaluation.get(key)
+        if isinstance(value, int | float) and np.isfinite(value):
+            return float(value)
+    return None
+
+
+def _paired_interval(view: RunView, first: int, last: int) -> tuple[float, float] | None:
+    """Return the interval from the tasks that changed sides; None where rollouts of an evaluation were not kept."""
+    try:
+        before, after = (_right_by_task(view, step) for step in (first, last))
+    except (OSError, KeyError, RecordError):  # one torn file must not cost the whole report
+        return None
+    shared = before.keys() & after.keys()
+    if len(shared) < 10:
+        return None
+    moves = np.array([float(after[task]) - float(before[task]) for task in sorted(shared)])
+    return normal_interval(float(moves.mean()), float(moves.std(ddof=1)) / math.sqrt(len(moves)))
+
+
+def _right_by_task(view: RunView, step: int) -> dict[str, bool]:
+    """Return by task whether its greedy answer was right: it comes first in the file, and sampled attempts follow."""
+    table = view.held_out(step)
+    found = dict[str, bool]()
+    for task, is_right in zip(table.column("task").to_pylist(), table.column("correct").to_pylist(), strict=True):
+        found.setdefault(task, bool(is_right))
+    return found
+
+
+def _interval_of_counts(first: Mapping[str, Any], last: Mapping[str, Any], effect: float) -> tuple[float, float] | None:
+    variance = 0.0
+    for entry in (first, last):
+        accuracy, tasks = entry.get("accuracy"), entry.get("tasks")
+        if not isinstance(accuracy, int | float) or not isinstance(tasks, int) or tasks < 1:
+            return None
+        # One task more of each kind, so that 0 of 20 has an error too.
+        rate = (accuracy * tasks + 1) / (tasks + 2)
+        variance += rate * (1 - rate) / tasks
+    return normal_interval(effect, math.sqrt(variance))
+
+
+def _interval_of_scatter(scores: Floats) -> tuple[float, float] | None:
+    """Return the interval from how evaluations scatter about their line; None with too few of them."""
+    if len(scores) < 6:
+        return None
+    return normal_interval(float(scores[-1] - scores[0]), neighbor_noise(scores) * math.sqrt(2))
+
+
+# The function below serves checks of the old form, and goes away with the last of them.
+
+
+def trend_of(view: RunView) -> Trend:
+    """Return the trend of a run."""
+    curves = RunCurves(view)
+    return judge_trend(curves, find_collapse(curves), held_out_change(view))

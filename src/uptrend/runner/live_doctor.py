@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from uptrend.doctor.listening import Listening
+from uptrend.doctor.live import DoctorProcess
 from uptrend.records import Run, RunDirectory
 from uptrend.training.observer import StepRecord, Stop
 
@@ -15,14 +15,14 @@ class LiveDoctor:
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
-        self._doctor: Listening | None = None
+        self._doctor: DoctorProcess | None = None
 
     def before(self, run: Run) -> None:
         """Start the doctor."""
         wishes = run.config.get("doctor", {"live": False})  # a run of an older version that goes on
         self._directory = RunDirectory(run.path)
         self._stops = STOPS[wishes.get("stop_on", "never")]
-        self._doctor = Listening(run.path) if wishes["live"] else None
+        self._doctor = DoctorProcess(run.path) if wishes["live"] else None
 
     def step(self, record: StepRecord) -> Stop | None:
         """Pass on new findings, without waiting for any."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from uptrend.doctor.check import finding
-from uptrend.doctor.listening import Listening
+from uptrend.doctor.live import DoctorProcess
 from uptrend.doctor.rank import SEVERITIES, all_symptoms
 from uptrend.doctor.report import finding_table
 from uptrend.records import Confidence, Evidence, RunView, Severity
@@ -25,7 +25,7 @@ class FindingsLog:
     def __init__(self, view: RunView, path: Path, event: Callable[..., None]) -> None:
         self._view, self._event = view, event
         self._lock = threading.Lock()
-        self._doctor = Listening(path)
+        self._doctor = DoctorProcess(path)
         self.said: dict[str, int] = {}
         """Rank of the worst severity reported of each id."""
 

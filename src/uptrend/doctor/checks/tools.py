@@ -1,64 +1,169 @@
-"""Tools and scoring by count: tool.never-called, tool.errors-swallowed and reward.error-scored."""
+"""Tools and the tasks' own state: tools that are never called, that fail and are scored, and rollouts that mix."""
+
+import re
 
 import numpy as np
 
-from uptrend.doctor.check import Outcome, finding
-from uptrend.doctor.curves import course
-from uptrend.doctor.trend import trend_of
-from uptrend.records import CannotTell, Confidence, Evidence, Finding, RunView, Severity, TrendKind
+from uptrend.doctor.case import Case
+from uptrend.doctor.check import Answer, Found, Lacking, check
+from uptrend.doctor.rows import Flags, Rows, count_flags, seen_in
+from uptrend.records import Confidence, Ending, Evidence, Severity, TrendKind
 
-NEVER, SWALLOWED, SCORED = "tool.never-called", "tool.errors-swallowed", "reward.error-scored"
+TURNS = "sampling/turns/mean"
+# Steps, and rollouts or tool results, below which a share is chance.
 FEWEST = 5
+ENOUGH = 32
+# The share of rollouts that fail from which something is broken.
 MANY = 0.05
-"""The share of rollouts that fail from which something is broken."""
+SPOKEN_OF = r"\b(tools?|functions?)\b"
+# What a tool says that failed by itself; other errors are often the model's own.
+BROKEN = (
+    r"timed[ -]?out|timeout|connection (refused|reset|aborted|error)|service unavailable|internal server error"
+    r"|bad gateway|too many requests|rate limit|broken pipe|no space left|out of memory"
+)
+# Characters of a message that can be an error; a document may speak of anything.
+SHORT = 500
+# Clocks and durations differ by right.
+NUMBERS = re.compile(r"\d+")
 
 
-def check(view: RunView) -> Outcome:
-    """Count tools' turns and failed rollouts."""
-    outcome: Outcome = []
-    failed = _failed(view)
-    if failed is None:
-        outcome.append(CannotTell(SCORED, "failed rollouts were not counted"))
-    found = [f for f in (failed, _never(view)) if isinstance(f, Finding)]
-    if not view.has("sampling/turns/mean"):
-        outcome.append(CannotTell(NEVER, "turns were not counted"))
-    return [*outcome, *found]
-
-
-def _failed(view: RunView) -> Finding | bool | None:
-    """More than a few rollouts that could not be scored; False for none, None where they were not counted."""
-    failed, rollouts = view.curve("sampling/failed/count")[1], view.curve("sampling/rollouts/count")[1]
+def too_many_failed(case: Case, by_tool: bool) -> Found | Lacking | None:
+    """Report rollouts that could not be scored because of tools, or else because of tasks and scorers."""
+    failed, rollouts = (case.view.curve(f"sampling/{kind}/count")[1] for kind in ("failed", "rollouts"))
     if len(failed) == 0 or len(rollouts) == 0:
-        return None
+        return Lacking("failed rollouts were not counted")
     share = float(failed.sum() / max(1.0, rollouts.sum()))
-    if share < MANY or len(failed) < FEWEST:
-        return False
-    tools = course(view, "sampling/ended/tool-error/share")
-    by_tool = tools is not None and float(np.mean(tools.values)) > share / 2
-    what = "a tool failed" if by_tool else "a task or a scorer failed"
-    text = (
-        f"{share:.0%} of rollouts could not be scored because {what}: they teach nothing, and the rest is a selection."
-    )
+    ended = case.course("sampling/ended/tool-error/share")
+    is_by_tool = ended is not None and float(np.mean(ended.values)) > share / 2
+    if share < MANY or len(failed) < FEWEST or is_by_tool is not by_tool:
+        return None
+    text = f"{share:.0%} of rollouts could not be scored because {'a tool' if by_tool else 'a task or a scorer'} failed"
     shown = Evidence(f"{failed.sum():.0f} of {rollouts.sum():.0f} rollouts.", share, "sampling/failed/count")
     severity = Severity.CRITICAL if share > 0.5 else Severity.WARNING
-    return finding(view, SWALLOWED if by_tool else SCORED, severity, Confidence.MEDIUM, text, [shown])
+    summary = f"{text}: they teach nothing, and the rest is a selection."
+    return Found(severity, Confidence.MEDIUM, summary, [shown])
 
 
-def _never(view: RunView) -> Finding | None:
-    """Rollouts of one turn where several are allowed, and no token from a tool."""
-    turns, allowed = course(view, "sampling/turns/mean"), view.value("sampling.max_turns")
-    told = course(view, "tokens/tool/count")
+@check("tool.never-called")
+def never_called(case: Case) -> Answer:
+    """Report tools that are there, with turns to use them in, and that no rollout calls."""
+    turns = _single_turns(case)
+    answers = [turns] if turns else []
+    if lacking := case.why_no_rollouts(["messages"]):
+        return [Lacking(lacking), *answers]
+    rows, total = case.rows_with("messages"), sum(map(len, case.rows_with("messages")))
+    if _results(rows) or sum(len(r.talk.calls_m) - r.talk.calls_m.null_count for r in rows):
+        return answers
+    spoken = [_by_rollout(r, np.isin(r.talk.role_m, ("system", "user")) & r.talk.matches(SPOKEN_OF)) for r in rows]
+    has_turns = (case.view.value("sampling.max_turns") or 1) >= 2
+    if not has_turns or total < ENOUGH or count_flags(spoken) < 0.9 * total:
+        return answers
+    tried = sum(len(r.talk.problem_m) - r.talk.problem_m.null_count for r in rows)
+    text = f"0 of {total} rollouts call a tool, though prompts speak of tools; {tried} tried and could not be read"
+    summary = "The model never calls a tool, so what tools would show it never sees."
+    shown = seen_in(rows, spoken, text, 0.0, TURNS)
+    return [*answers, Found(Severity.WARNING, Confidence.MEDIUM, summary, [shown])]
+
+
+@check("tool.errors-swallowed")
+def errors_swallowed(case: Case) -> Answer:
+    """Report tools that break down in rollouts that are scored as if the model had been wrong."""
+    failed = too_many_failed(case, by_tool=True)
+    answers = [failed] if isinstance(failed, Found) else []
+    if lacking := case.why_no_rollouts(["messages"]):
+        return [*answers, Lacking(lacking)]
+    rows = case.rows_with("messages")
+    results = _results(rows)
+    if not results and not any(r.talk.calls_m.null_count < len(r.talk.calls_m) for r in rows):
+        return answers
+    if not any(r.has("reward") for r in rows):
+        return [*answers, Lacking("no rewards")]
+    broken = [(r.talk.role_m == "tool") & r.talk.matches(BROKEN, SHORT) for r in rows]
+    crashed = [(r.ended_n == Ending.TOOL_ERROR.value) & np.isfinite(r.reward_n) for r in rows]
+    flags = [
+        (_by_rollout(r, b) & np.isfinite(r.reward_n) & ~(r.by_rollout("correct") == 1)) | c
+        for r, b, c in zip(rows, broken, crashed, strict=True)
+    ]
+    count, scored, has_ended = count_flags(broken), count_flags(flags), count_flags(crashed) > 0
+    if not has_ended and (results < ENOUGH or count < 0.1 * results or scored < 3):
+        return answers
+    text = f"{count} of {results} tool results are breakdowns; {scored} rollouts with one were scored as wrong answers"
+    evidence = [seen_in(rows, flags, text, count / max(results, 1))]
+    for r, b in zip(rows, broken, strict=True):
+        if b.any() and len(evidence) == 1:
+            said = re.sub(r"\s+", " ", str(r.talk.content_m[int(b.argmax())].as_py()))[:80]
+            name = r.name(int(r.talk.rollout_m[b.argmax()]))
+            evidence.append(Evidence(f"such as {said!r}", step=r.step, rollout=name))
+    confidence = Confidence.HIGH if has_ended else Confidence.MEDIUM
+    return [*answers, Found(Severity.WARNING, confidence, "Tools fail, and the model is scored for it.", evidence)]
+
+
+@check("task.state-leaks", columns=["messages", "task"])
+def state_leaks(case: Case) -> Answer:
+    """Report rollouts of a task that did exactly the same and were shown different things, early or late."""
+    rows = case.rows_with("messages", "task")
+    repeated, differing = 0, list[tuple[Rows, int, str]]()
+    for r in dict.fromkeys((rows[0], rows[-1])):
+        again, others = _compare(r)
+        repeated, differing = repeated + again, differing + others
+    if not repeated:
+        return Lacking("no two rollouts of a task did the same and were answered")
+    if len(differing) < 2 or len(differing) < 0.02 * repeated:
+        return None
+    r, rollout, said = differing[0]
+    text = f"{len(differing)} of {repeated} answers of the task differ from the first one to the very same history"
+    evidence = [
+        Evidence(text, len(differing) / repeated, step=r.step, rollout=r.name(rollout)),
+        Evidence(f"such as {said!r}"),
+    ]
+    summary = "The same actions bring different observations: rollouts share state, or the task is random."
+    return Found(Severity.WARNING, Confidence.MEDIUM, summary, evidence)
+
+
+def _single_turns(case: Case) -> Found | Lacking | None:
+    """Judge by scalars: rollouts of one turn where several are allowed, and no token from a tool."""
+    turns, allowed = case.course(TURNS), case.view.value("sampling.max_turns")
+    if turns is None:
+        return Lacking("turns were not counted")
     # TRL counts calls only where it was given tools.
-    is_counted = view.trainer == "trl" and not view.rollout_steps
+    is_counted = case.view.trainer == "trl" and not case.view.rollout_steps
     has_tools = allowed >= 2 if isinstance(allowed, int) else is_counted
-    if turns is None or not has_tools or len(turns.values) < FEWEST:
+    told = case.course("tokens/tool/count")
+    is_told = told is not None and told.last > 0
+    if not has_tools or len(turns.values) < FEWEST or turns.last > 1.02 or is_told:
         return None
-    if turns.last > 1.02 or (told is not None and told.last > 0):
-        return None
-    is_learning = trend_of(view).kind is TrendKind.LEARNING
-    room = f"up to {allowed} turns are allowed" if allowed else "there are tools"
-    text = f"Rollouts have {turns.last:.2f} turns though {room}: the tools are never called."
-    severity = Severity.NOTE if is_learning else Severity.WARNING
-    return finding(
-        view, NEVER, severity, Confidence.MEDIUM, text, [turns.evidence(f"{turns.last:.2f} turns a rollout.")]
-    )
+    reason = f"up to {allowed} turns are allowed" if allowed else "there are tools"
+    text = f"Rollouts have {turns.last:.2f} turns though {reason}: the tools are never called."
+    severity = Severity.NOTE if case.trend.kind is TrendKind.LEARNING else Severity.WARNING
+    return Found(severity, Confidence.MEDIUM, text, [turns.evidence(f"{turns.last:.2f} turns per rollout.")])
+
+
+def _results(rows: list[Rows]) -> int:
+    return sum(int((r.talk.role_m == "tool").sum()) for r in rows)
+
+
+def _by_rollout(r: Rows, flags_m: Flags) -> Flags:
+    return np.asarray(np.bincount(r.talk.rollout_m[flags_m], minlength=len(r)) > 0)
+
+
+def _compare(r: Rows) -> tuple[int, list[tuple[Rows, int, str]]]:
+    """Count the task's answers to a history that had one already, and return those that were other ones.
+
+    Everything before an answer is the key: the same words and calls must bring the same answer.
+    """
+    first: dict[int, str] = {}
+    repeated, differing = 0, list[tuple[Rows, int, str]]()
+    tasks, talk, speaker = r.texts("task"), r.talk, -1
+    messages = zip(talk.rollout_m, talk.role_m, talk.content_m.to_pylist(), talk.calls_m.to_pylist(), strict=True)
+    for n, role, said, calls in messages:
+        if n != speaker:
+            speaker, history, is_spoken = n, hash(tasks[n]), False
+        content = said or ""
+        if is_spoken and role in ("tool", "user"):
+            plain = NUMBERS.sub("#", content)
+            repeated += history in first
+            if first.setdefault(history, plain) != plain:
+                differing.append((r, int(n), content[:80]))
+        is_spoken |= role == "assistant"
+        history = hash((history, role, content, calls))
+    return repeated, differing

@@ -1,0 +1,342 @@
+"""Sampler against learner: the probabilities that they give the same tokens, and the weights that sampled them.
+
+    d = log π_learner − log π_sampler      per token that the model wrote, both at the sampling temperature
+
+Numerics leave small gaps of both signs everywhere: about 1e-5 in fp32, 1e-2 in bf16. Other causes have other shapes:
+
+    one-sided, or in proportion to the log-probability   sampling.truncated-distribution
+    none at first, then more from step to step           sync.stale-weights
+    only after a tool has answered                       tokens.template
+    only in some rollouts                                tokens.padding
+    everywhere and large, from the first step on         precision.mismatch
+    a whole nat                                          mask.attention-blind or tokens.padding may be why
+    small at first, large later                          sync.off-policy
+
+t = token that both gave a log-probability, n = rollout.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from uptrend.doctor.case import Case
+from uptrend.doctor.check import Found, Lacking, check
+from uptrend.doctor.rows import Flags, Floats, Ints, Rows, point
+from uptrend.records import Confidence, Evidence, Severity
+
+MISMATCH, STALE, OFF_POLICY = "precision.mismatch", "sync.stale-weights", "sync.off-policy"
+DISTRIBUTION, TEMPLATE, PADDING = "sampling.truncated-distribution", "tokens.template", "tokens.padding"
+BLIND = "mask.attention-blind"
+
+GAP, KL, RATIO, ESS = "sampler/gap/mean", "sampler/kl/mean", "sampler/ratio/mean", "sampler/ess/share"
+
+# KL of learner from sampler that no numerics explain, and that is worth a warning; 0.01 is healthy.
+APART, DOUBTFUL = 0.1, 0.03
+# KL that a sampler with old weights must have reached, as logged and as computed from tokens.
+GROWN, GROWN_BY_TOKEN = 0.02, 0.01
+# Mean |d| that no numerics explain: public logs have 0.01, smollm2-135m in bf16 has 0.05, single rollouts 0.03.
+MEAN_APART = 0.08
+# Mean |d| from which the learner must be reading something else.
+ELSEWHERE = 1.0
+# Mean |d| from the second step on, and against the first step's, where an update did not arrive.
+LEFT_BEHIND, TIMES = 0.02, 10.0
+# Ranges of a learner that gets its own words: least, most, usual.
+HEALTHY = {
+    KL: (-np.inf, APART, "below 0.01 is healthy"),
+    RATIO: (0.5, 2.0, "1 is exact"),
+    ESS: (0.3, np.inf, "1 is exact"),
+}
+# Updates behind, beyond which a run is off-policy whatever the probabilities say.
+FAR = 4
+# Log-probability below which the sampler had a choice; elsewhere every cause leaves a gap of nearly 0.
+UNSURE = -0.1
+# Gap that fp32 does not leave.
+VISIBLE = 5e-3
+# Tokens that a shape must show on.
+ENOUGH = 50
+# Distance of the ratio from 1 that the same weights do not leave.
+DROPOUT = 1e-3
+
+
+@check(STALE, OFF_POLICY, MISMATCH, DISTRIBUTION, TEMPLATE, PADDING, BLIND)
+def sampler_gap(case: Case) -> list[Found | Lacking]:
+    """Judge the gap by every record of it: versions, its mean, its other curves, and tokens."""
+    return [*_by_version(case), *_by_mean(case), *_by_curves(case), *_by_token(case)]
+
+
+@check("policy.dropout-on")
+def dropout(case: Case) -> Found | None:
+    """Report a ratio of new to old probability that is not 1 although one update means one set of weights."""
+    view, ratio = case.view, case.course("learner/ratio/mean")
+    is_single = view.value("learning.updates", 1) == 1 and view.value("learning.minibatches", 1) == 1
+    if view.trainer != "uptrend" or ratio is None or not is_single:
+        return None
+    worst = float(np.abs(ratio.values - 1).max())
+    if worst < DROPOUT:
+        return None
+    text = f"New / old probability is off 1 by {worst:.2g} on the same weights: the learner has dropout on."
+    return Found(Severity.WARNING, Confidence.HIGH, text, [ratio.evidence(f"Off by up to {worst:.2g}.")])
+
+
+def _by_version(case: Case) -> list[Found | Lacking]:
+    """Compare the version that sampled each token with the step that learned from it."""
+    lacking = case.why_no_rollouts(("versions", "roles"))
+    known = [] if lacking else [(r, r.lag_n) for r in case.rows if r.lag_n is not None and np.isfinite(r.lag_n).any()]
+    rows, lags = [r for r, _ in known], [float(np.nanmean(lag_n)) for _, lag_n in known]
+    if not rows or min(lags) < 0:
+        return [Lacking(lacking or "versions do not count this run's updates", id) for id in (OFF_POLICY, STALE)]
+    last, versions = rows[-1], [r.step - 1 - lag for r, lag in zip(rows, lags, strict=True)][-3:]
+    moved = case.view.curve("weights/update/norm")[1]
+    if len(versions) == 3 and np.ptp(versions) <= 1e-6 and (len(moved) == 0 or (moved > 0).any()):
+        text = f"rollouts of steps {rows[-3].step} and {last.step} were both sampled by version {versions[0]:.0f}"
+        shown = Evidence(text, lags[-1], **point([last], [np.ones(len(last), np.bool_)]))
+        summary = "The sampler keeps old weights: its version stands still while the learner goes on."
+        return [Found(Severity.CRITICAL, Confidence.HIGH, summary, [shown], STALE)]
+    lag = float(np.median(lags))
+    if lag < 0.5:
+        return []
+    worst, lag_n = known[int(np.argmax(lags))]
+    where = point([worst], [np.nan_to_num(lag_n) == np.nanmax(lag_n)])
+    evidence = [Evidence(f"rollouts are {lag:.1f} updates behind the learner (median of steps)", lag, **where)]
+    serious = lag > FAR
+    if apart := [gaps_of(r).kl for r in rows if r.has("sampler", "learner")]:
+        kl = float(np.median(apart))
+        evidence.append(Evidence(f"KL from sampler to learner is {kl:.2g}", kl, KL))
+        serious = kl > DOUBTFUL
+    summary = "Rollouts were sampled by older weights than those that learn from them."
+    severity = Severity.WARNING if serious else Severity.NOTE
+    return [Found(severity, Confidence.HIGH, summary, evidence, OFF_POLICY)]
+
+
+def _by_mean(case: Case) -> Iterable[Found]:
+    """Judge the mean of |d| at the first steps: later a policy that turns to noise widens every gap."""
+    steps, gaps = case.view.curve(GAP)
+    if len(gaps) < 4:
+        return
+    first, begin, later = float(gaps[0]), float(np.median(gaps[:5])), float(np.median(gaps[1:5]))
+    text = f"Mean difference {', '.join(f'{g:.2g}' for g in gaps[:5])} at first."
+    shown = [Evidence(text, begin, GAP, int(steps[0]))]
+    if steps[0] <= 1 and later > max(LEFT_BEHIND, TIMES * first):
+        agree = f"Sampler and learner agree at the first step ({first:.2g} nats per token) and not after it"
+        summary = f"{agree} ({later:.2g}): the sampler does not get the new weights."
+        yield Found(Severity.CRITICAL, Confidence.MEDIUM, summary, shown, STALE)
+    elif begin > MEAN_APART:
+        summary = f"Sampler and learner differ by {begin:.2g} nats per token from the first steps on; 0.01 is usual."
+        yield Found(Severity.CRITICAL, Confidence.MEDIUM, summary, shown, MISMATCH)
+        if begin > ELSEWHERE:
+            blind = "The learner may not see the prompt: swap it, and its log-probabilities must move."
+            padded = "The learner may read padded rows wrongly: score one rollout alone and in a batch."
+            yield Found(Severity.WARNING, Confidence.LOW, blind, shown, BLIND)
+            yield Found(Severity.WARNING, Confidence.LOW, padded, shown, PADDING)
+
+
+def _by_curves(case: Case) -> list[Found | Lacking]:
+    """Judge KL, ratio and effective share: a gap that grows, one that was there at the start, or one that came late."""
+    if not any(map(case.view.has, (KL, RATIO, ESS, GAP))):
+        return [Lacking("no sampler-learner mismatch was logged", id) for id in (MISMATCH, STALE, OFF_POLICY)]
+    found = _growing(case) or _wrong_at_first(case) or _wrong_at_last(case)
+    return [found] if found else []
+
+
+def _growing(case: Case) -> Found | None:
+    """Report a sampler that keeps its first weights: it falls behind a little at every step, from nothing."""
+    gap, entropy = case.course(KL), case.course("learner/entropy/mean")
+    if gap is None or len(gap.values) < 8 or gap.last < GROWN or not gap.rises:
+        return None
+    begin, quarters = float(np.median(gap.values[:3])), [float(np.median(q)) for q in np.array_split(gap.values, 4)]
+    # A policy that turns to noise widens every gap: then the gap is the symptom.
+    is_noise = entropy is not None and entropy.last > 2 * entropy.first
+    if gap.last < 10 * max(begin, 1e-12) or quarters != sorted(quarters) or is_noise:
+        return None
+    parting = f"Sampler and learner part a little more at every step ({begin:.2g} → {gap.last:.2g} nats per token)"
+    summary = f"{parting}: the sampler does not get the new weights."
+    shown = gap.evidence(f"Mismatch by quarters: {', '.join(f'{q:.2g}' for q in quarters)}.")
+    return Found(Severity.CRITICAL, Confidence.MEDIUM, summary, [shown], STALE)
+
+
+def _wrong_at_first(case: Case) -> Found | None:
+    """Report a gap from the first steps on, when both have the same weights."""
+    wrong = []
+    for metric, (low, high, usual) in HEALTHY.items():
+        curve = case.course(metric)
+        begin = float(np.median(curve.values[:5])) if curve is not None else low
+        if not low <= begin <= high:
+            wrong.append(Evidence(f"{metric} {begin:.3g}; {usual}.", begin, metric))
+    summary = "Sampler and learner disagree on the same tokens from the first steps on."
+    return Found(Severity.CRITICAL, Confidence.MEDIUM, summary, wrong, MISMATCH) if wrong else None
+
+
+def _wrong_at_last(case: Case) -> Found | None:
+    """Report data that is no longer the learner's own."""
+    for metric in (RATIO, ESS):
+        curve, (low, high, _) = case.course(metric), HEALTHY[metric]
+        if curve is not None and not low <= curve.last <= high:
+            summary = f"The learner no longer gets its own data ({metric} {curve.first:.3g} → {curve.last:.3g})."
+            shown = [curve.evidence("Healthy at first, and not now.")]
+            return Found(Severity.WARNING, Confidence.LOW, summary, shown, OFF_POLICY)
+    return None
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """Tokens of one step that both gave a log-probability."""
+
+    rows: Rows
+    place_t: Ints
+    """Their places among all tokens."""
+    sampler_t: Floats
+    gap_t: Floats
+
+    @property
+    def kl(self) -> float:
+        """KL from the sampler to the learner, by the estimator exp(d) − 1 − d."""
+        d = np.clip(self.gap_t, -50, 20)
+        return float(np.mean(np.exp(d) - 1 - d)) if len(d) else 0.0
+
+    @property
+    def unsure_t(self) -> Flags:
+        """True where the sampler had a choice."""
+        return np.asarray(self.sampler_t < UNSURE)
+
+    @property
+    def size_n(self) -> Floats:
+        """Mean |d| of each rollout where the sampler had a choice; NaN where it had none."""
+        rollout, size = self.rows.rollout_t[self.place_t][self.unsure_t], np.abs(self.gap_t[self.unsure_t])
+        counts = np.bincount(rollout, minlength=len(self.rows))
+        sums = np.bincount(rollout, weights=size, minlength=len(self.rows))
+        return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+
+    def evidence(self) -> Evidence:
+        """Its KL as evidence, at the rollout with the largest gaps."""
+        size_n = np.nan_to_num(self.size_n)
+        where = point([self.rows], [size_n == size_n.max(initial=-1.0)])
+        text = f"KL from sampler to learner is {self.kl:.2g} at step {self.rows.step}, over {len(self.gap_t):,} tokens"
+        return Evidence(text, self.kl, KL, **where)
+
+
+def gaps_of(r: Rows) -> Gaps:
+    """Return the gaps of a step."""
+    sampler, learner = r.tokens("sampler"), r.tokens("learner")
+    assert sampler is not None
+    assert learner is not None
+    place = np.flatnonzero(r.model_t & np.isfinite(sampler) & np.isfinite(learner))
+    return Gaps(r, place, sampler[place], (learner - sampler)[place])
+
+
+def _by_token(case: Case) -> list[Found | Lacking]:
+    """Return the first shape that fits the gaps of single tokens."""
+    columns = ("roles", "sampler", "learner")
+    if lacking := case.why_no_rollouts(columns):
+        return [Lacking(lacking, id) for id in (DISTRIBUTION, STALE, TEMPLATE, PADDING, MISMATCH)]
+    steps = [gaps_of(r) for r in case.rows_with(*columns)]
+    steps = [gaps for gaps in steps if len(gaps.gap_t) >= ENOUGH]
+    if not steps:
+        return []
+    lags = [np.nanmean(gaps.rows.lag_n) for gaps in steps if gaps.rows.lag_n is not None]
+    found = _left_out(case, steps[0]) or _tempered(case, steps[0])
+    # Weights that are known to be behind explain gaps of any other shape, and versions say so.
+    if found is None and not (lags and float(np.median(lags)) >= 0.5):
+        found = _parting(steps) or _misread(steps[0]) or _padded(steps[0]) or _everywhere(steps)
+    return [found] if found else []
+
+
+def _left_out(case: Case, first: Gaps) -> Found | None:
+    """Report gaps that are never above 0 and not far below: the sampler left tokens out and renormalized."""
+    seen = first.gap_t[np.abs(first.gap_t) > VISIBLE]
+    if len(seen) < ENOUGH or len(seen) < 0.02 * len(first.gap_t):
+        return None
+    if np.mean(seen < 0) < 0.995 or seen.min() <= np.log(0.05):
+        return None
+    mean = float(seen.mean())
+    top_p, top_k = case.view.value("sampling.top_p"), case.view.value("sampling.top_k")
+    text = f"where they differ, the learner's log-probability is always the lower one, by {-mean:.3f} on average"
+    summary = "The sampler leaves tokens out (top-p or top-k) that the learner's log-probabilities count in."
+    return _other_distribution(first, top_p not in (None, 1.0) or top_k not in (None, 0), summary, text, mean)
+
+
+def _tempered(case: Case, first: Gaps) -> Found | None:
+    """Report gaps in proportion to the log-probability: the slope is about the temperature that the learner ignored."""
+    s, d = first.sampler_t[first.unsure_t], first.gap_t[first.unsure_t]
+    if len(s) < ENOUGH or np.std(s) < 0.1 or np.std(s + d) < 1e-6 or np.corrcoef(s, s + d)[0, 1] < 0.93:
+        return None
+    slope = 1 + float(np.cov(s, d)[0, 1] / np.var(s, ddof=1))
+    error = float(np.std(d) / (np.std(s) * np.sqrt(len(s))))
+    if abs(slope - 1) <= max(0.07, 4 * error):
+        return None
+    temperature = case.view.value("sampling.temperature")
+    is_known = temperature is not None and abs(temperature - slope) < 0.25 * abs(temperature - 1)
+    text = f"the learner's log-probabilities are {slope:.2f} times the sampler's"
+    summary = f"The learner ignores the sampling temperature, which its log-probabilities say is about {slope:.2f}."
+    return _other_distribution(first, is_known, summary, text, slope)
+
+
+def _other_distribution(first: Gaps, is_known: bool, summary: str, text: str, value: float) -> Found:
+    evidence = [Evidence(f"at step {first.rows.step} {text}", value, step=first.rows.step), first.evidence()]
+    severity = Severity.CRITICAL if first.kl > APART else Severity.WARNING
+    return Found(severity, Confidence.HIGH if is_known else Confidence.MEDIUM, summary, evidence, DISTRIBUTION)
+
+
+def _parting(steps: list[Gaps]) -> Found | None:
+    """Report gaps that begin after the first step: the learner moved and the sampler did not follow."""
+    kl = np.array([gaps.kl for gaps in steps])
+    late = float(np.median(kl[len(kl) // 2 :]))
+    if len(kl) < 3 or late < GROWN_BY_TOKEN or kl[0] > 0.1 * late or kl[1:].min() < 3 * kl[0]:
+        return None
+    summary = "The sampler does not have the learner's weights: they agree at first and drift apart as it learns."
+    severity = Severity.CRITICAL if late > DOUBTFUL else Severity.WARNING
+    return Found(severity, Confidence.MEDIUM, summary, [steps[0].evidence(), steps[-1].evidence()], STALE)
+
+
+def _misread(first: Gaps) -> Found | None:
+    """Report gaps that begin after the first answer of a tool."""
+    turns = first.rows.tokens("turns")
+    if turns is None:
+        return None
+    later, size = turns[first.place_t][first.unsure_t] > 0, np.abs(first.gap_t[first.unsure_t])
+    if min(later.sum(), (~later).sum()) < ENOUGH:
+        return None
+    before, after = float(size[~later].mean()), float(size[later].mean())
+    if after < 0.05 or before > after / 10:
+        return None
+    text = f"mean gap {before:.1g} before the first tool result and {after:.2g} after it"
+    summary = "Sampler and learner agree until a tool answers: they do not read the same result, or it is hidden."
+    evidence = [Evidence(text, after, step=first.rows.step), first.evidence()]
+    return Found(Severity.CRITICAL, Confidence.MEDIUM, summary, evidence, TEMPLATE)
+
+
+def _padded(first: Gaps) -> Found | None:
+    """Report gaps in some rollouts of a step and none in others."""
+    size_n = first.size_n
+    known = np.isfinite(size_n)
+    if known.sum() < 8:
+        return None
+    floor = float(np.quantile(size_n[known], 0.05))
+    off_n = known & (size_n > max(MEAN_APART, 20 * floor))
+    share = off_n.sum() / known.sum()
+    if not 0.02 <= share <= 0.98 or off_n.sum() < 3 or np.quantile(size_n[known & ~off_n], 0.9) > VISIBLE:
+        return None
+    mean = float(size_n[off_n].mean())
+    text = f"{off_n.sum()} of {known.sum()} rollouts have a mean gap of {mean:.2g}, the others of {floor:.1g}"
+    evidence = [Evidence(text, mean, **point([first.rows], [off_n])), first.evidence()]
+    # What a rollout is padded with depends on its length: where length tells the two kinds apart, padding is sure.
+    length_n = np.bincount(first.rows.rollout_t, minlength=len(first.rows))
+    longer = length_n[off_n][:, None] - length_n[known & ~off_n]
+    above = float(np.mean(longer > 0) + np.mean(longer == 0) / 2)
+    told = max(above, 1 - above)
+    if told >= 0.9:
+        text = f"which of them can be told by their length in {told:.0%} of pairs, as padding depends on it"
+        evidence.append(Evidence(text, told, step=first.rows.step))
+    summary = "Some rollouts of a batch get other log-probabilities than alone: what they are padded with leaks in."
+    severity = Severity.CRITICAL if first.kl > DOUBTFUL else Severity.WARNING
+    return Found(severity, Confidence.HIGH if told >= 0.9 else Confidence.MEDIUM, summary, evidence, PADDING)
+
+
+def _everywhere(steps: list[Gaps]) -> Found | None:
+    """Report large gaps without a shape."""
+    worst = max(steps, key=lambda gaps: gaps.kl)
+    if np.median([gaps.kl for gaps in steps]) < DOUBTFUL:
+        return None
+    summary = "Sampler and learner give the same tokens different probabilities, everywhere and from the start."
+    severity = Severity.CRITICAL if worst.kl > APART else Severity.WARNING
+    return Found(severity, Confidence.MEDIUM, summary, [steps[0].evidence(), worst.evidence()], MISMATCH)
