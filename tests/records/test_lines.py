@@ -75,7 +75,7 @@ def test_nobody_sees_half_of_a_whole_file(tmp_path: Path) -> None:
     script = """
         import itertools, sys
         from pathlib import Path
-        from uptrend.records.lines import write_whole
+        from uptrend.records.directory import write_whole
         for i in itertools.count():
             write_whole(Path(sys.argv[1]), bytes([i % 256]) * 2_000_000)
             print(i, flush=True)
@@ -129,7 +129,7 @@ def test_a_file_that_may_not_grow_is_a_plain_sentence_and_leaves_nothing_half(tm
         import resource, sys
         from pathlib import Path
         from uptrend.records import RecordError
-        from uptrend.records.lines import append_line, write_whole
+        from uptrend.records.directory import append_line, write_whole
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
         folder = Path(sys.argv[1])
         append_line(folder / "m.jsonl", {"step": 1})

@@ -15,7 +15,7 @@ All of them end the command with exit code 2. Assertions are for our own bugs.
 
 
 class UptrendError(Exception):
-    """What was wrong, where, and what would be right, in one or two sentences."""
+    """An error for a person: one or two sentences on what was wrong, where, and what would be right."""
 
 
 class ConfigError(UptrendError):
