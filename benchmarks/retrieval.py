@@ -24,7 +24,7 @@ import numpy as np
 
 from uptrend.records import Task
 from uptrend.stats.intervals import bootstrap_mean
-from uptrend.tasks.musique.retrieval import Index, Name, Retriever, retriever
+from uptrend.tasks.musique.retrieval import Index, Retriever, RetrieverName, retriever
 from uptrend.tasks.musique.rows import Document, documents_of, read_file, to_tasks
 
 COUNTS = (2, 4, 8)
@@ -50,7 +50,7 @@ class Measured:
         self.shown.setdefault(how, []).append(len(found))
 
 
-async def measure(tasks: Sequence[Task], retrievers: dict[Name, Retriever]) -> dict[Name, Measured]:
+async def measure(tasks: Sequence[Task], retrievers: dict[RetrieverName, Retriever]) -> dict[RetrieverName, Measured]:
     """Every question with every retriever, another one first each time."""
     results = {name: Measured() for name in retrievers}
     names = list(retrievers)
@@ -122,7 +122,7 @@ def summary(measured: Measured) -> dict[str, Any]:
     return {"ready_ms": quartiles(measured.ready_s), "query_ms": quartiles(measured.query_s), "found": found}
 
 
-def show(file: str, questions: int, figures: dict[Name, dict[str, Any]]) -> None:
+def show(file: str, questions: int, figures: dict[RetrieverName, dict[str, Any]]) -> None:
     """Two tables that can be pasted."""
 
     def spread(value: dict[str, float], digits: int) -> str:
@@ -148,7 +148,9 @@ def main() -> None:
     parser.add_argument("--embedder", default="minilm")
     parser.add_argument("--json", action="store_true", help="print figures as JSON")
     args = parser.parse_args()
-    retrievers: dict[Name, Retriever] = {name: retriever(name, args.embedder) for name in get_args(Name)}
+    retrievers: dict[RetrieverName, Retriever] = {
+        name: retriever(name, args.embedder) for name in get_args(RetrieverName)
+    }
     everything: dict[str, Any] = {"threads": os.environ.get("OMP_NUM_THREADS"), "files": {}}
     for number, file in enumerate(args.files):
         tasks = list(to_tasks(read_file(file), 1.0))

@@ -19,7 +19,7 @@ import typer
 from uptrend.cli.main import call
 from uptrend.config import Config, load_config, to_table
 from uptrend.records import ConfigError, RecordError
-from uptrend.tasks.musique.retrieval import Name as Retriever
+from uptrend.tasks.musique.retrieval import RetrieverName as Retriever
 from uptrend.tasks.pool import heldout, pool, resolve_options
 
 LossType = Literal["grpo", "dr_grpo", "bnpo"]

@@ -26,9 +26,9 @@ from uptrend.tasks.taskset import play_script
 HOPS = ("range", "capital")
 """The relations that every question asks along: between places, whose names are one word."""
 MOST = 2500
-"""How many questions there are: as mountains have names, less a few that hardly ever come up."""
+"""Number of questions: as many as mountains have names, less a few that hardly ever come up."""
 PARAGRAPHS = 4
-"""Documents a question: its own two, and a near miss for each."""
+"""Documents per question: its own two, and a near miss for each."""
 READ = 500
 """Demonstrations that the vocabulary is made from."""
 WORDS = 1200
@@ -65,23 +65,13 @@ def write_small(folder: Path, options: dict[str, Any], seed: int = 0, **changes:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     tokenizer = _tokenizer(options)
-    config = LlamaConfig(
-        **{
-            "vocab_size": len(tokenizer),
-            "hidden_size": 64,
-            "intermediate_size": 128,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 4,
-            "max_position_embeddings": 512,
-            "initializer_range": 0.12,
-            "tie_word_embeddings": True,
-            "eos_token_id": tokenizer.eos_token_id,
-            "pad_token_id": tokenizer.pad_token_id,
-            "bos_token_id": None,
-            **changes,
-        }
-    )
+    shape = {
+        "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 4, "max_position_embeddings": 512, "initializer_range": 0.12,
+        "tie_word_embeddings": True, "bos_token_id": None,
+    }  # fmt: skip
+    tokens = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    config = LlamaConfig(**{"vocab_size": len(tokenizer), **shape, **tokens, **changes})
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config)
@@ -122,7 +112,8 @@ def _tokenizer(options: dict[str, Any]) -> Any:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    chats = _demonstrated(options)
+    taskset = make_taskset("musique", options, 0)
+    chats = [asyncio.run(play_script(taskset, task, taskset.gold(task)))[0] for task in taskset.train(READ)]
     core.train_from_iterator(_texts(chats), trainer)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=core, pad_token="<pad>", eos_token="<end>", additional_special_tokens=["<turn>"]
@@ -131,15 +122,6 @@ def _tokenizer(options: dict[str, Any]) -> Any:
     prompt = tokenizer.decode(Renderer(tokenizer, [tokenizer.eos_token_id], chat=True).first(chats[0][:1], TOOLS))
     tokenizer.add_tokens([prompt.removeprefix("<turn>").partition("<end>")[0]])  # instructions and tools
     return tokenizer
-
-
-def _demonstrated(options: dict[str, Any]) -> list[list[Message]]:
-    taskset = make_taskset("musique", options, 0)
-
-    async def play() -> list[list[Message]]:
-        return [(await play_script(taskset, task, taskset.gold(task)))[0] for task in taskset.train(READ)]
-
-    return asyncio.run(play())
 
 
 def _texts(chats: Iterable[Sequence[Message]]) -> Iterator[str]:

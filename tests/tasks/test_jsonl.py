@@ -5,168 +5,126 @@ import json
 
 import pytest
 
-from uptrend.records import Message, TasksetError
+from uptrend.records import TasksetError
 from uptrend.tasks.jsonl import Jsonl, JsonlOptions
-from uptrend.tasks.taskset import play_script
+from uptrend.tasks.taskset import play_script, say, shortfall
 from uptrend.tasks.validate import validate
 
-
-def write(path, rows):
-    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows))
-    return str(path)
+SUMS = [{"prompt": f"{n} + {n} = ", "answer": str(2 * n)} for n in range(80)]
 
 
-def sums(count):
-    return [{"prompt": f"{n} + {n} = ", "answer": str(2 * n)} for n in range(count)]
+@pytest.fixture
+def make(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # relative paths start at the current folder
+
+    def made(rows, seed=0, **options):
+        text = "\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows)
+        (tmp_path / "t.jsonl").write_text(text)
+        return Jsonl(JsonlOptions(file="t.jsonl", **options), seed)
+
+    return made
 
 
-def make(file, seed=0, **options):
-    return Jsonl(JsonlOptions(file=file, **options), seed)
-
-
-def test_rows_become_tasks(tmp_path):
+def test_rows_become_tasks(make):
     row = {"prompt": "2 + 3 = ", "answer": 5, "difficulty": "hard", "family": "sums", "topic": "addition"}
-    file = write(tmp_path / "t.jsonl", [row, "", {"prompt": "Sky? ", "answer": "Blue"}])
-    five, blue = sorted(make(file, split=False).heldout(10), key=lambda task: task.answer)
-    assert (five.answer, five.family, five.difficulty) == ("5", "sums", 3.0)
-    assert five.data["topic"] == "addition"
+    more = [{"prompt": "Sky? ", "answer": "Blue"}, {"prompt": "Sea? ", "answer": "Deep", "difficulty": []}]
+    five, blue, deep = sorted(make([row, "", *more], split=False).heldout(10), key=lambda task: task.answer)
+    assert (five.answer, five.family, five.difficulty, five.data["topic"]) == ("5", "sums", 3.0, "addition")
     assert five.messages[0].content == "2 + 3 = "
-    assert (blue.answer, blue.family, blue.difficulty) == ("Blue", "t", 0.0)
+    assert (blue.answer, blue.family, blue.difficulty, deep.difficulty) == ("Blue", "t", 0.0, 0.0)
 
 
-def test_a_quarter_is_held_out_whatever_the_seed(tmp_path):
-    file = write(tmp_path / "t.jsonl", sums(80))
-    first, other = make(file, seed=0), make(file, seed=1)
-    assert (len(first.train(60)), len(first.heldout(20))) == (60, 20)
-    assert first.notes == []
-    assert {t.id for t in first.heldout(80)} == {t.id for t in other.heldout(80)}
+def test_a_quarter_is_held_out_whatever_the_seed(make):
+    first, other = make(SUMS, seed=0), make(SUMS, seed=1)
+    assert (len(first.train(60)), len(first.heldout(20)), first.notes) == (60, 20, [])
+    held_out = {t.id for t in first.heldout(80)}
+    assert held_out == {t.id for t in other.heldout(80)}
+    assert held_out.isdisjoint(t.id for t in other.train(80))
     assert first.train(60) != other.train(60)
-    assert not {t.id for t in first.train(80)} & {t.id for t in other.heldout(80)}
     assert len(first.train(80, exclude=[t.id for t in first.train(5)])) == 55
 
 
-def test_a_short_file_is_split_three_to_one_and_says_so(tmp_path):
-    file = write(tmp_path / "t.jsonl", sums(8))
-    taskset = make(file)
+def test_a_short_file_says_so(make):
+    taskset = make(SUMS[:8])
     assert (len(taskset.train(500)), len(taskset.heldout(200))) == (6, 2)
-    assert taskset.notes == [f"{file} has 8 tasks, fewer than asked for: 6 to train on, 2 held out (3 to 1)"]
+    assert taskset.notes == [shortfall("t.jsonl", 6, 2)]
+    whole = make(SUMS[:8], split=False)
+    assert (whole.train(8), len(whole.heldout(8))) == ([], 8)
+    assert whole.notes == ["t.jsonl has 8 tasks, fewer than asked for: all are held out"]
 
 
-def test_without_a_split_everything_is_held_out(tmp_path):
-    taskset = make(write(tmp_path / "t.jsonl", sums(8)), split=False)
-    assert len(taskset.heldout(8)) == 8
-    assert taskset.train(8) == []
-
-
-def test_duplicates_are_removed_and_noted(tmp_path):
-    file = write(tmp_path / "t.jsonl", [*sums(8), *sums(2), {"prompt": "0 + 0 = ", "answer": "1"}])
-    taskset = make(file, split=False)
-    assert len(taskset.heldout(8)) == 8
-    assert (taskset.rows, taskset.duplicate_rows) == (11, 3)
-    assert taskset.notes == [
-        f"{file}: 3 of 11 rows repeat an earlier prompt and were removed; 1 of them have another answer than the first"
-    ]
+def test_duplicates_are_removed_and_noted(make):
+    taskset = make([*SUMS[:8], *SUMS[:2], {"prompt": "0 + 0 = ", "answer": "1"}], split=False)
     assert {t.answer for t in taskset.heldout(8) if t.messages[0].content == "0 + 0 = "} == {"0"}
+    (note,) = taskset.notes
+    assert "3 of 11 rows" in note
+    assert "1 of them have another answer" in note
 
 
 @pytest.mark.parametrize(("allowed", "passed"), [(0.2, True), (0.19, False)])
-def test_validate_objects_to_more_duplicates_than_allowed(tmp_path, allowed, passed):
-    file = write(tmp_path / "t.jsonl", [*sums(40), *sums(10)])
-    report = validate(lambda: make(file, duplicates=allowed), 30, 10)
-    (check,) = [check for check in report.checks if check.name == "duplicates are few"]
-    assert check.passed is passed
-    assert check.figure == f"10 of 50 rows (20.0%), {allowed:.1%} allowed"
+def test_validate_objects_to_more_duplicates_than_allowed(make, allowed, passed):
+    report = validate(lambda: make([*SUMS[:40], *SUMS[:10]], duplicates=allowed), 30, 10)
+    figures = {check.name: check.figure for check in report.checks}
+    assert figures["duplicates are few"] == f"10 of 50 rows (20.0%), {allowed:.1%} allowed"
     assert report.passed is passed
 
 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("{", "t.jsonl:2 is not JSON"),
-        ("[1]", "t.jsonl:2 should be an object"),
-        ('{"answer": "1"}', "t.jsonl:2 has no prompt"),
-        ('{"prompt": "a"}', "t.jsonl:2 has no answer"),
-        ('{"prompt": " ", "answer": "1"}', "t.jsonl:2: prompt = ' ' should be a text"),
-        ('{"prompt": 5, "answer": "1"}', "t.jsonl:2: prompt = 5 should be a text"),
-        ('{"prompt": "a", "answer": ""}', "t.jsonl:2: answer = '' can't be graded"),
-        ('{"prompt": "a", "answer": null}', "t.jsonl:2: answer = None can't be graded"),
-        ('{"prompt": "a", "answer": true}', "t.jsonl:2: answer = True can't be graded"),
-        ('{"prompt": "a", "answer": "New York"}', "t.jsonl:2: answer = 'New York' can't be graded"),
-        ('{"prompt": "a", "answer": 7.5}', "t.jsonl:2: answer = 7.5 can't be graded"),
+        ("{", "is not JSON"),
+        ("[1]", "should be an object"),
+        ('{"answer": "1"}', "has no prompt"),
+        ('{"prompt": "a"}', "has no answer"),
+        ('{"prompt": " ", "answer": "1"}', "prompt = ' ' should be a text"),
+        ('{"prompt": 5, "answer": "1"}', "prompt = 5 should be a text"),
+        *(
+            (f'{{"prompt": "a", "answer": {answer}}}', "can't be graded")
+            for answer in ('""', "null", "true", '"New York"', "7.5")
+        ),
     ],
 )
-def test_bad_rows_are_named(tmp_path, line, said):
-    file = write(tmp_path / "t.jsonl", [*sums(1), line])
+def test_bad_rows_are_named(make, line, said):
     with pytest.raises(TasksetError) as error:
-        make(file)
+        make([SUMS[0], line])
+    assert "t.jsonl:2" in str(error.value)
     assert said in str(error.value)
 
 
-def test_files_that_cannot_be_read(tmp_path):
-    with pytest.raises(TasksetError, match="can't be read: No such file"):
-        make(str(tmp_path / "none.jsonl"))
-    with pytest.raises(TasksetError, match="can't be read"):
-        make(str(tmp_path))
-    (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe")
-    with pytest.raises(TasksetError, match="not UTF-8"):
-        make(str(tmp_path / "binary.jsonl"))
-    (tmp_path / "empty.jsonl").write_text("\n\n")
-    with pytest.raises(TasksetError, match="has no rows"):
-        make(str(tmp_path / "empty.jsonl"))
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("none", None, "No such file"),
+        (".", None, "can't be read"),
+        ("b", b"\xff", "not UTF-8"),
+        ("e", b"\n", "no rows"),
+    ],
+)
+def test_files_that_cannot_be_read(tmp_path, name, content, said):
+    if content:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(TasksetError, match=said):
+        Jsonl(JsonlOptions(file=str(tmp_path / name)), 0)
 
 
-def test_relative_paths_start_at_the_current_folder(tmp_path, monkeypatch):
-    write(tmp_path / "t.jsonl", sums(8))
-    monkeypatch.chdir(tmp_path)
-    assert len(make("t.jsonl").train(6)) == 6
-
-
-def test_numbers_are_graded_by_distance_and_words_exactly(tmp_path):
-    operands = {"a": 6, "b": 7, "operation": "*"}
+def test_numbers_are_graded_by_distance_and_words_exactly(make):
     rows = [
-        {"prompt": "n", "answer": 42.0, "metadata": operands},
+        {"prompt": "n", "answer": 42.0, "metadata": {"a": 6, "b": 7, "operation": "*"}},
         {"prompt": "w", "answer": "blue", "base": 16},
         {"prompt": "o", "answer": "42", "a": "six", "b": 7, "operation": "*"},
     ]
-    taskset = make(write(tmp_path / "t.jsonl", rows), reward="partial", split=False)
+    taskset = make(rows, reward="partial", split=False)
     tasks = {task.messages[0].content: task for task in taskset.heldout(3)}
-
-    def total(key, said):
-        play = taskset.open(tasks[key], 0)
-        asyncio.run(play.respond(Message("assistant", said)))
-        return asyncio.run(play.score()).total
-
-    assert [total("n", said) for said in ("42", "43", "13", "99")] == [1.0, 0.5, -0.5, -1.0]
-    assert [total("w", said) for said in ("Blue.", "red", "7")] == [1.0, -1.0, -1.0]
-    assert [total("o", said) for said in ("42", "43", "13")] == [1.0, 0.5, -1.0]
-
-
-LEVELS = ["very_easy", "easy", "medium", "hard", "very_hard"]
+    earned = {
+        "n": {"42": 1.0, "43": 0.5, "13": -0.5, "99": -1.0},
+        "w": {"Blue.": 1.0, "red": -1.0, "7": -1.0},
+        "o": {"42": 1.0, "43": 0.5, "13": -1.0},
+    }
+    for key, totals in earned.items():
+        played = {said: asyncio.run(play_script(taskset, tasks[key], say(said)))[1].total for said in totals}
+        assert played == totals
 
 
-def evaluation_rows(count):
-    """Write sums and divisions in the format of a standard arithmetic evaluation; each tenth repeats."""
-    rows = []
-    for n in range(count):
-        if n % 10 == 9:
-            rows.append(rows[-1])
-            continue
-        a, b, operation = (n * (n + 2), n + 2, "/") if n % 7 == 0 else (n, 3, "+")
-        result = a // b if operation == "/" else a + b
-        facts = {"a": a, "b": b, "operation": operation, "result": result}
-        prompt = f"Calculate: {a} {operation} {b} = "
-        rows.append({"prompt": prompt, "answer": str(result), "difficulty": LEVELS[n % 5], "metadata": facts})
-    return rows
-
-
-def test_an_evaluation_with_metadata_and_repetitions_loads_and_is_proved(tmp_path):
-    file = write(tmp_path / "evaluation.jsonl", evaluation_rows(200))
-    taskset = make(file, split=False)
-    tasks = taskset.heldout(500)
-    assert (taskset.rows, len(tasks)) == (200, 180)
-    assert sum(task.data["operation"] == "/" for task in tasks) == 26
-    assert all(task.data["metadata"]["result"] == int(task.answer) for task in tasks)
-    assert {task.difficulty for task in tasks} == {0.0, 1.0, 2.0, 3.0, 4.0}
-    for task in tasks[:20]:
-        assert asyncio.run(play_script(taskset, task, taskset.gold(task)))[1].total == 1.0
-    assert validate(lambda: make(file), 100, 40).passed
+def test_a_file_is_proved(make):
+    words = [{"prompt": f"Say {n}. ", "answer": "yes" if n % 2 else "maybe"} for n in range(40)]
+    assert validate(lambda: make([*SUMS, *words]), 60, 20).passed

@@ -38,6 +38,13 @@ def draw_ids(filled, steps, count, cursor=None, first=1):
     return drawn, cursor
 
 
+class Leaky(Arithmetic):
+    """Arithmetic that trains on a held-out task."""
+
+    def train(self, count, exclude=()):
+        return [*super().train(count - 1, exclude), *self.heldout(1)]
+
+
 @pytest.mark.parametrize(
     ("tasks", "evaluation", "said"),
     [
@@ -45,135 +52,80 @@ def draw_ids(filled, steps, count, cursor=None, first=1):
         ({"trian": 3}, {}, "tasks.trian is not a known key. Did you mean train?"),
         ({}, {"operatoins": ["+"]}, "eval.operatoins is not a known key. Did you mean operations?"),
         ({"high": "ten"}, {}, "tasks.high = 'ten' should be a whole number"),
-        (
-            {"reward": "exakt"},
-            {},
-            "tasks.reward = 'exakt' is not one of exact, partial, rich. Did you mean exact?",
-        ),
-        ({"name": "mixed", "arithmetic": {"hgh": 3}}, {}, "tasks.arithmetic.hgh is not a known key"),
         ({"name": "jsonl"}, {}, "tasks.file is missing"),
-        (
-            {"stages": [{"start": 1, "hig": 3}]},
-            {},
-            "tasks.stages[0].hig is not a known key. Did you mean high?",
-        ),
+        ({"stages": [{"start": 1, "hig": 3}]}, {}, "tasks.stages[0].hig is not a known key. Did you mean high?"),
         ({"stages": [{"start": 1, "stages": []}]}, {}, "tasks.stages[0].stages"),
         ({}, {"name": "musique", "atlas": {"paragraphs": 2}}, "eval.atlas.paragraphs = 2 should be from 6"),
-        ({"name": "musique", "atlas": {"hops": [7]}}, {}, "tasks.atlas.hops = [7] should have some of 2, 3 and 4"),
-        (
-            {"stages": [{"start": 1, "name": "musique", "atlas": {"paragraphs": 99}}]},
-            {},
-            "tasks.stages[0].atlas.paragraphs = 99 should be from 6",
-        ),
+        ({"stages": [{"start": 1, "name": "musique", "atlas": {"hops": [7]}}]}, {}, "tasks.stages[0].atlas.hops = [7]"),
+        ({}, {"low": 0, "high": 0, "operations": ["+"]}, "eval: arithmetic has no held-out tasks"),
+        ({"name": "binary"}, {}, "tasks has 12 tasks, fewer than sampling.groups = 16: lower"),
+        ({"stages": [{"start": 1}, {"start": 2, "name": "binary"}]}, {}, "tasks.stages[1] has 12 tasks"),
+        ({"name": "leaky_tasks:Leaky"}, {}, "trains on 1 held-out tasks"),
     ],
 )
-def test_wrong_keys_are_named(tasks, evaluation, said):
-    with pytest.raises(ConfigError) as error:
-        fill(configure(tasks, evaluation))
+def test_sections_that_can_not_work(tasks, evaluation, said, monkeypatch):
+    module = types.ModuleType("leaky_tasks")
+    module.Leaky = Leaky
+    monkeypatch.setitem(sys.modules, "leaky_tasks", module)
+    with pytest.raises((ConfigError, TasksetError)) as error:
+        fill(configure(tasks, evaluation, groups=16))
     assert said in str(error.value)
 
 
 def test_make_taskset():
     taskset = make_taskset("arithmetic", {"high": 3, "operations": ["+"]}, 5, "tasks")
-    assert isinstance(taskset, Arithmetic)
     assert taskset.options == Arithmetic.Options(high=3, operations=("+",))
-    assert taskset.seed == 5
+    assert (taskset.name, taskset.seed) == ("arithmetic", 5)
 
 
 def test_the_held_out_set_does_not_depend_on_what_is_trained_on():
-    first = heldout(configure({"high": 10, "seed": 3}, seed=9))
-    second = heldout(configure({"name": "mixed"}))
-    assert first.hash == second.hash == tasks_hash(first.tasks)
-    assert len(first.tasks) == 200
-    assert first.hash != heldout(configure(evaluation={"seed": 1})).hash
-    assert first.describe() == {
-        "name": "arithmetic", "version": "1", "seed": 0, "count": 200, "hash": first.hash
-    }  # fmt: skip
+    first, second = heldout(configure({"high": 10, "seed": 3}, seed=9)), heldout(configure({"name": "mixed"}))
+    assert first.hash == second.hash == tasks_hash(first.tasks) != heldout(configure(evaluation={"seed": 1})).hash
+    described = {"name": "arithmetic", "version": "1", "seed": 0, "count": 200, "hash": first.hash}
+    assert first.describe() == described
 
 
-def test_an_evaluation_without_tasks_is_refused():
-    with pytest.raises(TasksetError, match="eval: arithmetic has no held-out tasks"):
-        heldout(configure(evaluation={"low": 0, "high": 0, "operations": ["+"]}))
-
-
-def write_sums(path, count):
-    rows = [{"prompt": f"Calculate: {n} + {n} = ", "answer": str(2 * n)} for n in range(count)]
-    path.write_text("\n".join(map(json.dumps, rows)))
-    return str(path)
-
-
-def test_a_file_that_only_evaluates_is_used_whole(tmp_path):
-    file = write_sums(tmp_path / "t.jsonl", 20)
-    config = configure({"train": 2000}, {"name": "jsonl", "file": file})
-    held_out = heldout(config)
-    assert len(held_out.tasks) == 20
-    trained = {task.id for task in pool(config, held_out).stages[0].tasks}
-    assert not trained & {task.id for task in held_out.tasks}
-    assert resolve_options(config).eval.options["split"] is False
-
-
-@pytest.mark.parametrize("stages", [[], [{"start": 1, "name": "arithmetic"}, {"start": 2}]])
-def test_a_file_that_is_also_trained_on_is_split(tmp_path, monkeypatch, stages):
-    file = write_sums(tmp_path / "t.jsonl", 20)
+@pytest.mark.parametrize(
+    ("tasks", "sizes", "split"),
+    [
+        ({"train": 30}, (20, 30), False),  # a file that only evaluates is used whole
+        ({"name": "jsonl", "file": "t.jsonl"}, (5, 15), True),
+        (
+            {"name": "jsonl", "file": "t.jsonl", "stages": [{"start": 1, "name": "arithmetic"}, {"start": 2}]},
+            (5, 15),
+            True,
+        ),
+    ],
+)
+def test_a_file_that_is_also_trained_on_is_split(tmp_path, monkeypatch, tasks, sizes, split):
+    rows = [{"prompt": f"Calculate: {n} + {n} = ", "answer": str(2 * n)} for n in range(20)]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
     monkeypatch.chdir(tmp_path)
-    config = configure({"name": "jsonl", "file": file, "stages": stages}, {"name": "jsonl", "file": "t.jsonl"})
+    config = configure(tasks, {"name": "jsonl", "file": str(tmp_path / "t.jsonl")})
     held_out = heldout(config)
-    assert len(held_out.tasks) == 5
-    assert len(pool(config, held_out).stages[-1].tasks) == 15
-    assert resolve_options(config).eval.options["split"] is True
-
-
-def test_too_few_tasks_for_a_step():
-    with pytest.raises(TasksetError, match=r"tasks has 12 tasks, fewer than sampling\.groups = 16: lower"):
-        fill(configure({"name": "binary"}, groups=16))
-    with pytest.raises(TasksetError, match=r"tasks\.stages\[1\] has 12 tasks"):
-        fill(configure({"stages": [{"start": 1}, {"start": 2, "name": "binary"}]}, groups=16))
-
-
-def test_a_taskset_that_leaks_is_refused(monkeypatch):
-    class Leaky(Arithmetic):
-        def train(self, count, exclude=()):
-            return [*super().train(count - 1, exclude), *self.heldout(1)]
-
-    module = types.ModuleType("leaky_tasks")
-    module.Leaky = Leaky
-    monkeypatch.setitem(sys.modules, "leaky_tasks", module)
-    with pytest.raises(TasksetError, match="trains on 1 held-out tasks"):
-        fill(configure({"name": "leaky_tasks:Leaky"}))
+    trained = pool(config, held_out).stages[-1].tasks
+    assert (len(held_out.tasks), len(trained)) == sizes
+    assert {task.id for task in trained}.isdisjoint(task.id for task in held_out.tasks)
+    assert resolve_options(config).eval.options["split"] is split
 
 
 def test_stages_lie_over_the_section():
     filled = fill(configure({"reward": "rich", "train": 60, "stages": CURRICULUM}))
-    first, second, third = filled.stages
-    assert [stage.start for stage in filled.stages] == [1, 4, 6]
-    assert [len(stage.tasks) for stage in filled.stages] == [60, 60, 40]
-    assert {task.data["operation"] for task in first.tasks} == {"+"}
-    assert {task.data["operation"] for task in second.tasks} == {"+", "-", "*"}
-    assert max(task.data["a"] for task in second.tasks) == 10
-    assert max(task.data["a"] for task in third.tasks) == 20
+    assert [(stage.start, len(stage.tasks)) for stage in filled.stages] == [(1, 60), (4, 60), (6, 40)]
+    operations = [{task.data["operation"] for task in stage.tasks} for stage in filled.stages]
+    assert operations[:2] == [{"+"}, {"+", "-", "*"}]
+    assert [max(task.data["a"] for task in stage.tasks) for stage in filled.stages] == [10, 10, 20]
     assert all(stage.options["reward"] == "rich" for stage in filled.stages)
 
 
 def test_a_stage_changes_a_family_table_key_by_key_and_shares_as_a_whole():
-    mix = {
-        "name": "mixed",
-        "arithmetic": {"operations": ["+"], "high": 20},
-        "shares": {"arithmetic": 1, "binary": 1},
-    }
+    family = {"operations": ["+"], "high": 20}
+    mix = {"name": "mixed", "train": 20, "arithmetic": family, "shares": {"arithmetic": 1, "binary": 1}}
     stages = [{"start": 1, "arithmetic": {"high": 10}}, {"start": 2, "shares": {"arithmetic": 1}}]
-    first, second = fill(configure({**mix, "train": 20, "stages": stages})).stages
-    assert first.options["arithmetic"] == {"operations": ["+"], "low": 0, "high": 10}
-    assert second.options["arithmetic"] == {"operations": ["+"], "low": 0, "high": 20}
+    first, second = fill(configure({**mix, "stages": stages})).stages
+    assert first.options["arithmetic"] == {**family, "low": 0, "high": 10}
+    assert second.options["arithmetic"] == {**family, "low": 0}
     assert second.options["shares"] == {"arithmetic": 1.0}
-
-
-def test_a_stage_of_another_taskset_keeps_the_options_that_both_have():
-    stages = [{"start": 1}, {"start": 2, "name": "comparison"}]
-    _, second = fill(
-        configure({"operations": ["+"], "high": 7, "reward": "rich", "train": 40, "stages": stages})
-    ).stages
-    assert second.taskset.name == "comparison"
-    assert second.options == {"reward": "rich", "chat": False, "low": 0, "high": 7}
 
 
 @pytest.mark.parametrize(
@@ -181,108 +133,73 @@ def test_a_stage_of_another_taskset_keeps_the_options_that_both_have():
     [
         ({}, {"name": "musique"}, {"chat": True, "split": "quarter"}),
         ({"chat": False}, {"name": "musique"}, {"chat": False}),
-        ({"name": "jsonl"}, {"name": "musique"}, {"chat": True, "split": "quarter", "file": None}),
+        ({"name": "jsonl"}, {"name": "musique"}, {"chat": True, "split": "quarter", "file": "t.jsonl"}),
         ({"name": "jsonl"}, {"name": "musique", "file": ""}, {"split": "quarter", "file": ""}),
-        ({"name": "jsonl"}, {"name": "comparison", "seed": 3}, {"chat": False}),
+        ({"operations": ["+"], "high": 7, "reward": "rich"}, {"name": "comparison", "seed": 3},
+         {"reward": "rich", "chat": False, "low": 0, "high": 7}),
     ],
-)
-def test_a_stage_inherits_what_was_written_and_not_what_was_filled_in(tmp_path, base, stage, options):
+)  # fmt: skip
+def test_a_stage_inherits_what_was_written_and_not_what_was_filled_in(tmp_path, monkeypatch, base, stage, options):
     """Also after the config was resolved, kept and read again."""
-    if base.get("name") == "jsonl":
-        rows = [
-            {"id": f"2hop__{n}", "question": f"Who is {n}?", "prompt": f"{n} = ", "answer": str(n)} for n in range(40)
-        ]
-        for row in rows:
-            row["paragraphs"] = [{"idx": 0, "title": "t", "paragraph_text": row["answer"], "is_supporting": True}]
-            part = {"id": 1, "question": "Who?", "answer": row["answer"], "paragraph_support_idx": 0}
-            row["question_decomposition"] = [part]
-        (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
-        base = {**base, "file": str(tmp_path / "t.jsonl")}
-    config = configure({**base, "train": 20, "stages": [{"start": 1}, {"start": 5, **stage}]})
+    paragraph = {"idx": 0, "title": "t", "paragraph_text": "text", "is_supporting": True}
+    rows = [
+        {"question": f"Who is {n}?", "prompt": f"{n} = ", "answer": n, "paragraphs": [paragraph]} for n in range(40)
+    ]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    monkeypatch.chdir(tmp_path)
+    file = {"file": "t.jsonl"} if base.get("name") == "jsonl" else {}
+    config = configure({**base, **file, "train": 20, "stages": [{"start": 1}, {"start": 5, **stage}]})
     resolved = resolve_options(config)
     again = load_config(json.loads(json.dumps(to_table(resolved))))
-    assert again == resolved
-    assert resolve_options(again) == resolved
-    expected = fill(config).describe()
-    assert fill(resolved).describe() == fill(again).describe() == expected
+    assert again == resolved == resolve_options(again)
+    assert fill(resolved).describe() == fill(again).describe() == fill(config).describe()
     last = fill(again).stages[1]
-    wanted = {key: base.get("file") if value is None else value for key, value in options.items()}
-    assert {key: last.options[key] for key in wanted} == wanted
-    assert resolved.tasks.stages[1] == {
-        "start": 5,
-        "name": stage["name"],
-        "seed": last.seed,
-        "train": 20,
-        **last.options,
-    }
-    assert last.seed == stage.get("seed", 0)
+    assert options.items() <= last.options.items()
+    own = {"start": 5, "name": stage["name"], "seed": stage.get("seed", 0), "train": 20}
+    assert resolved.tasks.stages[1] == {**own, **last.options}
 
 
 def test_a_step_never_repeats_a_task_and_an_epoch_leaves_none_twice():
-    filled = fill(configure({"train": 10}))
-    drawn, cursor = draw_ids(filled, 4, 4)
+    drawn, cursor = draw_ids(fill(configure({"train": 10})), 4, 4)
     assert all(len(set(step)) == 4 for step in drawn)
     assert len({*drawn[0], *drawn[1]}) == 8
-    assert cursor == Cursor(stage=0, epoch=1, position=8)
-    assert drawn[:2] != drawn[2:]
-
-
-def test_a_whole_epoch_is_drawn_where_it_divides():
+    assert (cursor, drawn[:2] != drawn[2:]) == (Cursor(stage=0, epoch=1, position=8), True)
     drawn, cursor = draw_ids(fill(configure({"train": 12})), 3, 4)
-    assert len({task for step in drawn for task in step}) == 12
-    assert cursor == Cursor(0, 0, 12)
+    assert (len({task for step in drawn for task in step}), cursor) == (12, Cursor(0, 0, 12))
 
 
-def test_stages_begin_at_their_beginning():
-    filled = fill(configure({"train": 60, "stages": CURRICULUM}))
-    _, cursor = draw_ids(filled, 3, 4)
-    assert cursor == Cursor(0, 0, 12)
-    tasks, cursor = filled.draw(4, 4, cursor)
+def test_stages_begin_at_their_beginning_and_go_on_from_a_saved_cursor():
+    filled = fill(configure({"train": 30, "stages": CURRICULUM}))
+    whole, _ = draw_ids(filled, 12, 4)
+    assert draw_ids(filled, 3, 4)[1] == Cursor(0, 0, 12)
+    tasks, cursor = filled.draw(4, 4, Cursor(0, 0, 12))
     assert cursor == Cursor(1, 0, 4)
     assert all(taskset is filled.stages[1].taskset for _, taskset in tasks)
     assert filled.draw(100, 4, cursor)[1] == Cursor(2, 0, 4)
-
-
-def test_drawing_goes_on_from_a_saved_cursor():
-    config = configure({"train": 30, "stages": CURRICULUM})
-    whole, _ = draw_ids(fill(config), 12, 4)
-    _, cursor = draw_ids(fill(config), 5, 4)
-    saved = Cursor(**json.loads(json.dumps(dataclasses.asdict(cursor))))
-    rest, _ = draw_ids(fill(config), 7, 4, saved, first=6)
-    assert rest == whole[5:]
+    saved = Cursor(**json.loads(json.dumps(dataclasses.asdict(draw_ids(filled, 5, 4)[1]))))
+    assert draw_ids(filled, 7, 4, saved, first=6)[0] == whole[5:]
+    with pytest.raises(TasksetError, match="41 tasks were to be drawn of the 40"):
+        filled.draw(100, 41, Cursor())
 
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 9), st.integers(0, 9), st.integers(4, 40), st.integers(1, 4))
 def test_the_order_is_a_matter_of_both_seeds(task_seed, run_seed, train, count):
-    config = configure({"seed": task_seed, "train": train}, {"tasks": 5}, seed=run_seed)
-    drawn, _ = draw_ids(fill(config), 20, count)
-    assert drawn == draw_ids(fill(config), 20, count)[0]
+    filled, again, other = (
+        fill(configure({"seed": task_seed, "train": train}, {"tasks": 5}, seed=run_seed + more)) for more in (0, 0, 1)
+    )
+    drawn, _ = draw_ids(filled, 20, count)
+    assert drawn == draw_ids(again, 20, count)[0] != draw_ids(other, 20, count)[0]
     assert all(len(set(step)) == count for step in drawn)
-
-
-def test_the_run_seed_changes_the_order_and_not_the_tasks():
-    one, two = fill(configure({"train": 100}, seed=0)), fill(configure({"train": 100}, seed=1))
-    assert one.stages[0].tasks == two.stages[0].tasks
-    assert draw_ids(one, 1, 4)[0] != draw_ids(two, 1, 4)[0]
-
-
-def test_more_than_there_are_cannot_be_drawn():
-    with pytest.raises(TasksetError, match="5 tasks were to be drawn of the 4"):
-        fill(configure({"train": 4})).draw(1, 5, Cursor())
+    assert filled.stages[0].tasks == other.stages[0].tasks
 
 
 def test_describe_says_what_is_trained_on():
     filled = fill(configure({"train": 100, "stages": CURRICULUM}))
     described = filled.describe()
     assert json.loads(json.dumps(described)) == described
-    assert described["name"] == "arithmetic"
-    assert described["count"] == 96 + 100 + 40
-    assert described["notes"] == [
-        "arithmetic has 121 tasks, fewer than asked for: 96 to train on, 25 held out (about 3 to 1)"
-    ]
-    first = described["stages"][0]
-    assert first == {
+    assert (described["name"], described["count"], len(described["notes"])) == ("arithmetic", 96 + 100 + 40, 1)
+    assert described["stages"][0] == {
         "start": 1, "name": "arithmetic", "version": "1", "seed": 0, "count": 96,
         "hash": tasks_hash(filled.stages[0].tasks),
         "options": {"reward": "exact", "chat": False, "operations": ["+"], "low": 0, "high": 10},
@@ -292,12 +209,10 @@ def test_describe_says_what_is_trained_on():
 def test_resolved_options_have_every_value_and_change_nothing():
     config = configure({"name": "mixed", "train": 50, "arithmetic": {"high": 10}}, {"high": 30})
     resolved = resolve_options(config)
-    assert resolved.eval.options == {
-        "reward": "exact", "chat": False, "operations": ["+", "-", "*"], "low": 0, "high": 30
-    }  # fmt: skip
-    assert resolved.tasks.options["arithmetic"] == {"operations": ["+", "-", "*"], "low": 0, "high": 10}
+    problems = {"operations": ["+", "-", "*"], "low": 0}
+    assert resolved.eval.options == {"reward": "exact", "chat": False, **problems, "high": 30}
+    assert resolved.tasks.options["arithmetic"] == {**problems, "high": 10}
     assert resolved.tasks.options["binary"] == {"high": 15}
     assert dataclasses.replace(resolved, tasks=config.tasks, eval=config.eval) == config
     again = load_config(json.loads(json.dumps(to_table(resolved))))
     assert resolve_options(again) == resolved
-    assert fill(again).describe() == fill(config).describe()

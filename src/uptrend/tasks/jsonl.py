@@ -1,44 +1,18 @@
 """`jsonl`: questions and answers from a file of JSON lines."""
 
 import json
-import random
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
 from uptrend.records import Message, Task, TasksetError
 from uptrend.tasks.arithmetic import NUMBER, Grading, OneTurnTaskset, is_right
-from uptrend.tasks.taskset import held_out_quarter, shortfall
-
-
-def read_json_lines(path: Path, example: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every object of a file with its place, as file:line; blank lines are skipped. `example` shows what is right."""
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise TasksetError(f"The task file {path} can't be read: {reason}.") from None
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            yield f"{path}:{number}", _object(line, f"{path}:{number}", example)
-
-
-def _object(line: str, where: str, example: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise TasksetError(f"{where} is not JSON: {error}.") from None
-    if not isinstance(row, dict):
-        raise TasksetError(f"{where} should be an object, for example {example}.")
-    return row
-
+from uptrend.tasks.taskset import GivenTasks
 
 EXAMPLE = '{"prompt": "2 + 2 = ", "answer": "4"}'
-"""Example of a row."""
+# Words that files use for difficulty, as numbers from 0.
 LEVELS = ("very_easy", "easy", "medium", "hard", "very_hard")
-"""Words that files use for difficulty, as numbers from 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,53 +37,40 @@ class Jsonl(OneTurnTaskset):
 
     def __init__(self, options: JsonlOptions, seed: int) -> None:
         super().__init__(options, seed)
-        rows = read_tasks(Path(options.file))
-        unique: dict[str, Task] = {}
-        for task in rows:
-            unique.setdefault(task.id, task)
-        self.rows = len(rows)
-        self.duplicate_rows = len(rows) - len(unique)
-        self.duplicates_allowed: float = options.duplicates
-        self._tasks = list(unique.values())
-        random.Random(f"{self.name}-{seed}").shuffle(self._tasks)
-        if self.duplicate_rows:
-            self.note(self._say_duplicates(rows, unique))
+        path = Path(options.file)
+        tasks = [read_row(row, where, path.stem) for where, row in read_json_lines(path, EXAMPLE)]
+        if not tasks:
+            raise TasksetError(f"The task file {path} has no rows.")
+        self.given = GivenTasks(
+            options.file, tasks, "quarter" if options.split else "heldout", f"{self.name}-{seed}", options.duplicates,
+            self.notes,
+        )  # fmt: skip
 
     def train(self, count: int, exclude: Collection[str] = ()) -> list[Task]:
-        """Rows of the three quarters to train on."""
-        left_out = self._held_out.union(exclude)
-        return self._limit([task for task in self._tasks if task.id not in left_out], count)
+        return self.given.train(count, exclude)
 
     def heldout(self, count: int) -> list[Task]:
-        """Rows of the quarter that is held out."""
-        return self._limit([task for task in self._tasks if task.id in self._held_out], count)
-
-    @cached_property
-    def _held_out(self) -> frozenset[str]:
-        ids = [task.id for task in self._tasks]
-        return held_out_quarter(ids) if self.options.split else frozenset(ids)
-
-    def _limit(self, tasks: list[Task], count: int) -> list[Task]:
-        if len(tasks) < count and self.options.split:
-            held = len(self._held_out)
-            self.note(shortfall(self.options.file, len(self._tasks) - held, held))
-        elif len(tasks) < count:
-            self.note(f"{self.options.file} has {len(self._tasks)} tasks, fewer than asked for: all are held out")
-        return tasks[:count]
-
-    def _say_duplicates(self, rows: list[Task], unique: dict[str, Task]) -> str:
-        repeated = f"{self.duplicate_rows} of {self.rows} rows repeat an earlier prompt and were removed"
-        differing = sum(task.answer != unique[task.id].answer for task in rows)
-        also = f"; {differing} of them have another answer than the first" if differing else ""
-        return f"{self.options.file}: {repeated}{also}"
+        return self.given.heldout(count)
 
 
-def read_tasks(path: Path) -> list[Task]:
-    """Every row of a file as a task; blank lines are skipped."""
-    tasks = [read_row(row, where, path.stem) for where, row in read_json_lines(path, EXAMPLE)]
-    if not tasks:
-        raise TasksetError(f"The task file {path} has no rows.")
-    return tasks
+def read_json_lines(path: Path, example: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every object of a file with its place, as file:line; blank lines are skipped. `example` shows what is right."""
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise TasksetError(f"The task file {path} can't be read: {reason}.") from None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        where = f"{path}:{number}"
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise TasksetError(f"{where} is not JSON: {error}.") from None
+        if not isinstance(row, dict):
+            raise TasksetError(f"{where} should be an object, for example {example}.")
+        yield where, row
 
 
 def read_row(row: dict[str, Any], where: str, family: str) -> Task:
@@ -120,9 +81,15 @@ def read_row(row: dict[str, Any], where: str, family: str) -> Task:
     prompt, answer = row.pop("prompt"), _answer(row.pop("answer"), where)
     if not isinstance(prompt, str) or not prompt.strip():
         raise TasksetError(f"{where}: prompt = {prompt!r} should be a text that is not empty.")
-    kind = row.get("family")
-    data = {**_operands(row), **row, "base": 10 if NUMBER.fullmatch(answer) else None}
-    return Task((Message("user", prompt),), answer, kind if isinstance(kind, str) else family, _difficulty(row), data)
+    # Operands may stand in `metadata`; by them the partial rule knows the result of another operation.
+    metadata = row.get("metadata")
+    facts = metadata if isinstance(metadata, dict) else row
+    has_operands = "operation" in facts and all(type(facts.get(key)) is int for key in ("a", "b"))
+    operands = {key: facts[key] for key in ("a", "b", "operation")} if has_operands else {}
+    data = {**operands, **row, "base": 10 if NUMBER.fullmatch(answer) else None}
+    kind, level = row.get("family"), row.get("difficulty", 0.0)
+    difficulty = LEVELS.index(level) if level in LEVELS else level if isinstance(level, int | float) else 0.0
+    return Task((Message("user", prompt),), answer, kind if isinstance(kind, str) else family, float(difficulty), data)
 
 
 def _answer(value: Any, where: str) -> str:
@@ -133,19 +100,3 @@ def _answer(value: Any, where: str) -> str:
     if isinstance(value, str) and value.strip() and is_right(value, value.strip()):
         return value.strip()
     raise TasksetError(f"{where}: answer = {value!r} can't be graded; it should be a whole number or one word.")
-
-
-def _operands(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the operands out of `metadata`, by which the partial rule knows a wrong operation."""
-    metadata = row.get("metadata")
-    found = metadata if isinstance(metadata, dict) else row
-    if "operation" not in found or not all(type(found.get(key)) is int for key in ("a", "b")):
-        return {}
-    return {key: found[key] for key in ("a", "b", "operation")}
-
-
-def _difficulty(row: dict[str, Any]) -> float:
-    value = row.get("difficulty", 0.0)
-    if value in LEVELS:
-        return float(LEVELS.index(value))
-    return float(value) if isinstance(value, int | float) else 0.0

@@ -5,13 +5,14 @@ messages, answers each message of the model until the end, and scores what happe
 tool may take minutes; many plays go on at once."""
 
 import hashlib
+import random
 from collections.abc import Collection, Generator, Iterable, Sequence
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from uptrend.records import Message, Reward, Task, Tool
 
+# A scripted player: yields what the model would say, and is sent what the task answers.
 Script = Generator[Message, Sequence[Message], None]
-"""A scripted player: yields what the model would say, and is sent what the task answers."""
 
 
 class Play(Protocol):
@@ -68,8 +69,13 @@ class Taskset(Protocol):
         """Scripted players that must stay below the maximum."""
 
 
+def say(text: str) -> Script:
+    """Return a script of one message."""
+    yield Message("assistant", text)
+
+
 async def play_script(taskset: Taskset, task: Task, script: Script, seed: int = 0) -> tuple[list[Message], Reward]:
-    """Everything that was said, and what it earned; the script hears each of the task's answers."""
+    """Play a script; return everything that was said, and the reward."""
     play = taskset.open(task, seed)
     try:
         messages = list(play.messages)
@@ -80,23 +86,23 @@ async def play_script(taskset: Taskset, task: Task, script: Script, seed: int = 
             if answers is None:
                 break
             messages.extend(answers)
-            said = _go_on(script, answers)
+            try:
+                said = script.send(answers)
+            except StopIteration:
+                break
         return messages, await play.score()
     finally:
         script.close()
         await play.close()
 
 
-def _go_on(script: Script, answers: Sequence[Message]) -> Message | None:
-    try:
-        return script.send(answers)
-    except StopIteration:
-        return None
-
-
 # The first of uptrend-0, uptrend-1, … that splits binary's 16 tasks 12 to 4, comparison's 441 (0 to 20)
 # 331 to 110, and arithmetic's 1323 (0 to 20) within 5 of 3 to 1. Another salt makes other held-out sets.
 SALT = "uptrend-53"
+
+
+def _hash(task_id: str) -> int:
+    return int.from_bytes(hashlib.sha256(f"{SALT}{task_id}".encode()).digest()[:8], "big")
 
 
 def may_be_held_out(task_id: str) -> bool:
@@ -105,7 +111,7 @@ def may_be_held_out(task_id: str) -> bool:
 
 
 def held_out_quarter(task_ids: Collection[str]) -> frozenset[str]:
-    """The quarter of a file's tasks that is held out: at least one of two or more."""
+    """Return the quarter of a file's tasks that is held out: at least one of two or more."""
     by_rank = sorted(set(task_ids), key=_hash)
     return frozenset(by_rank[: (len(by_rank) + 2) // 4])
 
@@ -117,5 +123,46 @@ def shortfall(name: str, train: int, heldout: int) -> str:
     return f"{name} has {count} tasks, fewer than asked for: {train} to train on, {heldout} held out ({ratio})"
 
 
-def _hash(task_id: str) -> int:
-    return int.from_bytes(hashlib.sha256(f"{SALT}{task_id}".encode()).digest()[:8], "big")
+def add_note(notes: list[str], note: str) -> None:
+    """Add a note, once."""
+    if note not in notes:
+        notes.append(note)
+
+
+class GivenTasks:
+    """Tasks read from a file or dataset: each once, shuffled, some of them held out."""
+
+    def __init__(
+        self, source: str, rows: Sequence[Task], split: Literal["quarter", "train", "heldout"], order: str,
+        duplicates_allowed: float, notes: list[str],
+    ) -> None:  # fmt: skip
+        unique: dict[str, Task] = {}
+        for task in rows:
+            unique.setdefault(task.id, task)
+        self._source, self._split, self._notes = source, split, notes
+        self.rows, self.duplicate_rows, self.duplicates_allowed = len(rows), len(rows) - len(unique), duplicates_allowed
+        self._tasks = list(unique.values())
+        random.Random(order).shuffle(self._tasks)
+        by_split = {"quarter": held_out_quarter(unique), "train": frozenset[str](), "heldout": frozenset(unique)}
+        self._held_out = by_split[split]
+        if self.duplicate_rows:
+            differing = sum(task.answer != unique[task.id].answer for task in rows)
+            also = f"; {differing} of them have another answer than the first" if differing else ""
+            repeated = f"{self.duplicate_rows} of {self.rows} rows repeat an earlier prompt and were removed"
+            add_note(notes, f"{source}: {repeated}{also}")
+
+    def train(self, count: int, exclude: Collection[str] = ()) -> list[Task]:
+        left_out = self._held_out.union(exclude)
+        return self._limit([task for task in self._tasks if task.id not in left_out], count)
+
+    def heldout(self, count: int) -> list[Task]:
+        return self._limit([task for task in self._tasks if task.id in self._held_out], count)
+
+    def _limit(self, tasks: list[Task], count: int) -> list[Task]:
+        if len(tasks) < count and self._split == "quarter":
+            held = len(self._held_out)
+            add_note(self._notes, shortfall(self._source, len(self._tasks) - held, held))
+        elif len(tasks) < count:
+            side = {"train": "to train on", "heldout": "held out"}[self._split]
+            add_note(self._notes, f"{self._source} has {len(self._tasks)} tasks, fewer than asked for: all are {side}")
+        return tasks[:count]

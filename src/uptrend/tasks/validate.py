@@ -9,13 +9,13 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from uptrend.records import Message, MissingExtra, Reward, Task, tasks_hash
-from uptrend.tasks.taskset import Script, Taskset, play_script
+from uptrend.records import MissingExtra, Reward, Task, tasks_hash
+from uptrend.tasks.taskset import GivenTasks, Script, Taskset, play_script
 
+# Sums of parts may miss a bound by this much.
 NEAR = 1e-9
-"""Sums of parts may miss a bound by this much."""
+# Tasks on which each variant's ceiling is measured, and cheaters play: a semantic retriever takes its time.
 CEILING = 50
-"""Tasks on which each variant's ceiling is measured, and cheaters play: a semantic retriever takes its time."""
 
 
 @dataclass(frozen=True)
@@ -44,18 +44,6 @@ class ValidationReport:
 
 
 @runtime_checkable
-class ReadsRows(Protocol):
-    """A taskset that reads rows, some of which may repeat others."""
-
-    rows: int
-    """Number of rows read; 0 where these tasks were not read but made."""
-    duplicate_rows: int
-    """Rows that repeat an earlier one."""
-    duplicates_allowed: float
-    """Share that may."""
-
-
-@runtime_checkable
 class HasVariants(Protocol):
     """A taskset whose expert reaches the maximum only under some of its options."""
 
@@ -76,12 +64,10 @@ class HasCheaters(Protocol):
 
 @dataclass(frozen=True)
 class Played:
-    """One script, played twice with the same seed."""
+    """One script, played once or more with the same seed."""
 
     prompt: str
-    """The first of the task's messages."""
     said: str
-    """The script's last message."""
     is_gold: bool
     rewards: tuple[Reward, ...]
     """Reward of each play; empty where one failed."""
@@ -112,8 +98,15 @@ def validate(
     tasks = [*to_train, *held_out]
     chosen = random.Random(0).sample(tasks, min(limit, len(tasks)))
     proving = taskset.proof() if isinstance(taskset, HasVariants) else taskset
+    enough = bool(to_train or not train) and bool(held_out or not heldout)
+    empty = sum(not any(message.content.strip() for message in task.messages) for task in tasks)
+    shared = {task.id for task in to_train} & {task.id for task in held_out}
+    a, b = tasks_hash(tasks), tasks_hash(repeated)
     found = (
-        *_of_tasks(to_train, held_out, repeated, (train, heldout)),
+        Requirement("there are tasks", enough, f"{len(to_train)} to train on, {len(held_out)} held out"),
+        Requirement("prompts are not empty", not empty, f"{empty} of {len(tasks)} empty"),
+        Requirement("none that is held out is trained on", not shared, f"{len(shared)} in both"),
+        Requirement("the same seed gives the same tasks", a == b, a if a == b else f"{a}, then {b}"),
         _duplicates(taskset, to_train, held_out),
         order(to_train),
         *_of_plays(asyncio.run(_play(proving, chosen))),
@@ -123,33 +116,20 @@ def validate(
     return ValidationReport(taskset.name, found, tuple(taskset.notes))
 
 
-def _of_tasks(
-    train: Sequence[Task], heldout: Sequence[Task], repeated: Sequence[Task], asked: tuple[int, int]
-) -> Iterator[Requirement]:
-    tasks = [*train, *heldout]
-    enough = bool(train or not asked[0]) and bool(heldout or not asked[1])
-    yield Requirement("there are tasks", enough, f"{len(train)} to train on, {len(heldout)} held out")
-    empty = sum(not any(message.content.strip() for message in task.messages) for task in tasks)
-    yield Requirement("prompts are not empty", not empty, f"{empty} of {len(tasks)} empty")
-    shared = {task.id for task in train} & {task.id for task in heldout}
-    yield Requirement("none that is held out is trained on", not shared, f"{len(shared)} in both")
-    a, b = tasks_hash(tasks), tasks_hash(repeated)
-    yield Requirement("the same seed gives the same tasks", a == b, a if a == b else f"{a}, then {b}")
-
-
+# Tasks are unique; a file may repeat as many rows as it allows.
 def _duplicates(taskset: Taskset, train: Sequence[Task], heldout: Sequence[Task]) -> Requirement:
-    """Tasks are unique; a file may repeat as many rows as it allows."""
     repeated = sum(len(tasks) - len({task.id for task in tasks}) for tasks in (train, heldout))
     figure, passed = f"{repeated} repeated among the tasks", not repeated
-    if isinstance(taskset, ReadsRows) and taskset.rows:
-        share, allowed = taskset.duplicate_rows / taskset.rows, taskset.duplicates_allowed
-        figure = f"{taskset.duplicate_rows} of {taskset.rows} rows ({share:.1%}), {allowed:.1%} allowed"
-        passed = passed and share <= allowed
+    given = getattr(taskset, "given", None)
+    if isinstance(given, GivenTasks):
+        share = given.duplicate_rows / given.rows
+        figure = f"{given.duplicate_rows} of {given.rows} rows ({share:.1%}), {given.duplicates_allowed:.1%} allowed"
+        passed = passed and share <= given.duplicates_allowed
     return Requirement("duplicates are few", passed, figure)
 
 
 def order(train: Sequence[Task]) -> Requirement:
-    """Neither easy tasks nor one family come first; difficulty is compared within a family."""
+    """Check that neither easy tasks nor one family come first; difficulty is compared within a family."""
     from uptrend.stats.trend import rank_correlation  # scipy only where tasks are checked: `tasks list` stays quick
 
     ranks: dict[str, list[float]] = defaultdict(list)
@@ -172,6 +152,10 @@ def order(train: Sequence[Task]) -> Requirement:
     return Requirement("difficulty is shuffled", passed, figure)
 
 
+def _none_of(name: str, wrong: Sequence[Played], plays: Sequence[Played]) -> Requirement:
+    return Requirement(name, bool(plays) and not wrong, f"{len(wrong)} of {len(plays)} do{_example(wrong)}")
+
+
 def _of_plays(played: Sequence[Played]) -> Iterator[Requirement]:
     failed = [play for play in played if play.error]
     yield Requirement("no play fails", not failed, f"{len(failed)} of {len(played)} failed{_example(failed)}")
@@ -179,9 +163,7 @@ def _of_plays(played: Sequence[Played]) -> Iterator[Requirement]:
     short = [play for play in experts if not play.is_best or not play.rewards[0].correct]
     figure = f"{len(experts) - len(short)} of {len(experts)} do{_example(short)}"
     yield Requirement("gold answers reach the maximum", bool(experts) and not short, figure)
-    best = [play for play in others if play.is_best]
-    figure = f"{len(best)} of {len(others)} do{_example(best)}"
-    yield Requirement("corrupted answers stay below it", bool(others) and not best, figure)
+    yield _none_of("corrupted answers stay below it", [play for play in others if play.is_best], others)
     rewards = [(play, reward) for play in played for reward in play.rewards]
     outside = [play for play, reward in rewards if not _is_within(reward)]
     lows, highs = {reward.low for _, reward in rewards}, {reward.high for _, reward in rewards}
@@ -194,18 +176,17 @@ def _of_plays(played: Sequence[Played]) -> Iterator[Requirement]:
     yield Requirement("scoring twice gives the same", not differing, figure)
 
 
+# Going for the reward does not pay, where the taskset has players that try.
 def _cheated(taskset: Taskset, tasks: Sequence[Task]) -> Iterator[Requirement]:
-    """Going for the reward does not pay, where the taskset has players that try."""
     if isinstance(taskset, HasCheaters):
-        played = asyncio.run(_play(taskset, tasks, 1, taskset.cheaters, has_gold=False))
+        played = asyncio.run(_play(taskset, tasks, 1, taskset.cheaters))
         # A cheater's answer is never the right one, so that a scorer which calls it correct was taken in.
         through = [play for play in played if play.is_best or (play.rewards and play.rewards[0].correct)]
-        figure = f"{len(through)} of {len(played)} do{_example(through)}"
-        yield Requirement("cheaters stay below it", bool(played) and not through, figure)
+        yield _none_of("cheaters stay below it", through, played)
 
 
+# The expert's reward under each variant, where the maximum may be out of reach; nobody lazy earns as much.
 def _ceilings(taskset: Taskset, tasks: Sequence[Task]) -> Iterator[Requirement]:
-    """The expert's reward under each variant, where the maximum may be out of reach; nobody lazy earns as much."""
     for variant, make in (taskset.variants() if isinstance(taskset, HasVariants) else {}).items():
         name = f"ceiling of gold under {variant}"
         try:
@@ -218,17 +199,15 @@ def _ceilings(taskset: Taskset, tasks: Sequence[Task]) -> Iterator[Requirement]:
         others = [play for play in played if not play.is_gold and play.rewards]
         as_good = [play for play in others if play.rewards[0].total >= gold_by_task.get(play.prompt, -np.inf) - NEAR]
         failed = [play for play in played if play.error]
-        totals = np.array([play.rewards[0].total / play.rewards[0].high for play in experts])
-        figure = f"{totals.mean():.3f} of the maximum on average, least {totals.min():.3f}" if len(totals) else "none"
-        figure += "".join(f"; {part} {value:.2f}" for part, value in _mean_parts(experts).items() if value < 1 - NEAR)
+        totals = [play.rewards[0].total / play.rewards[0].high for play in experts]
+        figure = f"{np.mean(totals):.3f} of the maximum on average, least {min(totals):.3f}" if totals else "none"
+        values: dict[str, list[float]] = defaultdict(list)
+        for part in (part for play in experts for part in play.rewards[0].parts if part.weight):
+            values[part.name].append(part.value)
+        means = {part: float(np.mean(each)) for part, each in values.items()}
+        figure += "".join(f"; {part} {mean:.2f}" for part, mean in means.items() if mean < 1 - NEAR)
         figure += f"; {len(as_good)} of {len(others)} corrupted earn as much{_example(as_good or failed)}"
         yield Requirement(name, bool(experts) and not as_good and not failed, figure)
-
-
-def _mean_parts(plays: Sequence[Played]) -> dict[str, float]:
-    names = [part.name for part in plays[0].rewards[0].parts if part.weight] if plays else []
-    by_name = [{part.name: part.value for part in play.rewards[0].parts} for play in plays]
-    return {name: float(np.mean([parts[name] for parts in by_name])) for name in names}
 
 
 def _is_within(reward: Reward) -> bool:
@@ -240,35 +219,28 @@ def _example(plays: Sequence[Played]) -> str:
     return f": {plays[0]}" if plays else ""
 
 
+# Play every script of every task (gold and corrupted ones, or those given); tasks go on side by side.
 async def _play(
-    taskset: Taskset,
-    tasks: Sequence[Task],
-    times: int = 2,
-    scripts: Callable[[Task], Iterable[Script]] | None = None,
-    *,
-    has_gold: bool = True,
+    taskset: Taskset, tasks: Sequence[Task], times: int = 2, scripts: Callable[[Task], Iterable[Script]] | None = None
 ) -> list[Played]:
-    """Play every script of every task, so many times; tasks go on side by side, as rollouts do."""
     given = scripts or (lambda task: (taskset.gold(task), *taskset.corrupted(task)))
 
     async def play_task(task: Task) -> list[Played]:
         repeats = enumerate(zip(*(given(task) for _ in range(times)), strict=False))
-        return [await _play_repeats(taskset, task, repeated, has_gold and i == 0) for i, repeated in repeats]
+        return [await _play_repeats(taskset, task, repeated, not scripts and i == 0) for i, repeated in repeats]
 
     return [play for plays in await asyncio.gather(*map(play_task, tasks)) for play in plays]
 
 
 async def _play_repeats(taskset: Taskset, task: Task, scripts: Sequence[Script], is_gold: bool) -> Played:
     prompt = next((m.content for m in task.messages if m.role != "system"), "")
-    messages: list[Message] = []
-    rewards: list[Reward] = []
+    played = []
     try:
         for script in scripts:
-            messages, reward = await play_script(taskset, task, script)
-            rewards.append(reward)
+            played.append(await play_script(taskset, task, script))
     except MissingExtra:  # nothing is wrong with the taskset
         raise
     except Exception as error:  # a taskset's own bug is what we are here to report
         return Played(prompt, "", is_gold, (), f"{type(error).__name__}: {error}")
-    said = [message.content for message in messages if message.role == "assistant"]
-    return Played(prompt, said[-1] if said else "", is_gold, tuple(rewards))
+    said = [message.content for message in played[-1][0] if message.role == "assistant"]
+    return Played(prompt, said[-1] if said else "", is_gold, tuple(reward for _, reward in played))

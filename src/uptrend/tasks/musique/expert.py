@@ -6,13 +6,12 @@ opens only IDs that a tool has shown it.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from uptrend.records import Message, Task, ToolCall
-from uptrend.tasks.musique.play import OPEN, SEARCH
-from uptrend.tasks.musique.rewards import exact_match, write_reply
+from uptrend.tasks.musique.play import ARGUMENTS, OPEN, SEARCH
+from uptrend.tasks.musique.rewards import write_reply
 from uptrend.tasks.musique.rows import Document
 from uptrend.tasks.taskset import Script
 
@@ -31,41 +30,46 @@ class ExpertStep:
     """Its answer; empty where the row has none."""
 
 
+def steps_of(task: Task, documents: Sequence[Document]) -> list[ExpertStep]:
+    """Return each supporting document with what is asked of it, in the order in which they are needed."""
+    by_id = {document.id: document for document in documents if document.supporting}
+    answers: dict[str, str] = {}
+    steps = []
+    for number, part in enumerate(task.data["decomposition"], 1):
+        question = re.sub(r"#\d+", lambda found: answers.get(found[0], found[0]), part["question"].replace(">>", " "))
+        answers[f"#{number}"] = part["answer"]
+        if document := by_id.get(part["support"]):
+            steps.append(ExpertStep(document, " ".join(question.split()) or document.title, part["answer"]))
+    named = {step.document.id for step in steps}
+    return steps + [ExpertStep(document, document.title, "") for i, document in by_id.items() if i not in named]
+
+
 def expert(task: Task, documents: Sequence[Document]) -> Script:
     """Look everything up, then answer."""
-    seen: dict[str, None] = {}
-    for step in _steps(task, documents):
-        for query in _queries(step):
+    steps = steps_of(task, documents)
+    seen: set[str] = set()
+    for step in steps:
+        title = step.document.title
+        for query in (step.question, title, f"{title} {step.question}"):
             if step.document.id in seen:
                 break
-            heard = yield _search(query)
-            seen |= dict.fromkeys(i for message in heard for i in ID.findall(message.content))
-    found = [step for step in _steps(task, documents) if step.document.id in seen]
+            heard = yield _call(SEARCH.name, query)
+            seen.update(_ids(heard))
+    found = [step for step in steps if step.document.id in seen]
     think = " ".join(f"{step.answer}." for step in found[:-1] if step.answer)
     cited = tuple(dict.fromkeys(step.document.id for step in found))
     yield Message("assistant", write_reply(think, cited, task.answer))
 
 
-def blind(task: Task) -> Script:
-    """The right answer without having looked anything up."""
-    yield Message("assistant", write_reply("I know this.", (), task.answer))
-
-
 def lazy(task: Task, documents: Sequence[Document]) -> Script:
-    """Looks for the first step alone and answers with what it finds there."""
-    step = _steps(task, documents)[0]
-    heard = yield _search(step.question)
-    seen = [i for message in heard for i in ID.findall(message.content)]
-    yield Message("assistant", write_reply("The first that I found.", tuple(seen), step.answer))
-
-
-def first_answer(task: Task, documents: Sequence[Document]) -> str:
-    """Return the lazy player's answer."""
-    return _steps(task, documents)[0].answer
+    """Look for the first step alone and answer with what is found there."""
+    step = steps_of(task, documents)[0]
+    heard = yield _call(SEARCH.name, step.question)
+    yield Message("assistant", write_reply("The first that I found.", tuple(_ids(heard)), step.answer))
 
 
 def citing(task: Task, documents: Sequence[Document], cited: tuple[str, ...]) -> Script:
-    """Looks everything up as the expert does, and cites something else."""
+    """Look everything up as the expert does, and cite something else."""
     script = expert(task, documents)
     said = next(script)
     while said.calls:
@@ -74,54 +78,17 @@ def citing(task: Task, documents: Sequence[Document], cited: tuple[str, ...]) ->
     yield Message("assistant", write_reply("I cite as I like.", cited, task.answer))
 
 
-def spraying(task: Task, documents: Sequence[Document]) -> Script:
-    """The answer and then every title, each in a tag of its own, the last one wrong."""
-    wrong = [d.title for d in documents if not exact_match(d.title, task.data["accepted"])]
-    answers = [task.answer, *wrong, "none of these"]
-    tags = "".join(f"<answer>{answer}</answer>" for answer in answers)
-    yield Message("assistant", f"<think>One of these.</think>\n<cite></cite>\n{tags}")
-
-
 def hoarding(documents: Sequence[Document]) -> Script:
-    """Opens and cites every document, and answers with a pattern that fits anything."""
+    """Open and cite every document, and answer with a pattern that fits anything."""
     for document in documents:
-        yield Message("assistant", "", (ToolCall(OPEN.name, {"doc_id": document.id}),))
+        yield _call(OPEN.name, document.id)
     cited = tuple(document.id for document in documents)
     yield Message("assistant", write_reply("It is in one of them.", cited, ".*"))
 
 
-def silent() -> Script:
-    """Says nothing of use."""
-    yield Message("assistant", "I do not know.")
+def _call(tool: str, argument: str) -> Message:
+    return Message("assistant", "", (ToolCall(tool, {ARGUMENTS[tool]: argument}),))
 
 
-def _steps(task: Task, documents: Sequence[Document]) -> list[ExpertStep]:
-    """Each supporting document with what is asked of it, in the order in which they are needed."""
-    by_id = {document.id: document for document in documents}
-    answers: list[str] = []
-    steps = []
-    for part in task.data["decomposition"]:
-        document = by_id.get(part["support"])
-        question = re.sub(r"#(\d+)", partial(_earlier, answers), part["question"].replace(">>", " "))
-        answers.append(part["answer"])
-        if document is not None and document.supporting:
-            steps.append(ExpertStep(document, " ".join(question.split()) or document.title, answers[-1]))
-    named = {step.document.id for step in steps}
-    rest = [document for document in documents if document.supporting and document.id not in named]
-    return steps + [ExpertStep(document, document.title, "") for document in rest]
-
-
-def _earlier(answers: list[str], reference: re.Match[str]) -> str:
-    number = int(reference[1])
-    return answers[number - 1] if 0 < number <= len(answers) else reference[0]
-
-
-def _queries(step: ExpertStep) -> Iterator[str]:
-    title = step.document.title
-    yield step.question
-    yield title
-    yield f"{title} {step.question}"
-
-
-def _search(query: str) -> Message:
-    return Message("assistant", "", (ToolCall(SEARCH.name, {"query": query}),))
+def _ids(heard: Sequence[Message]) -> list[str]:
+    return [found for message in heard for found in ID.findall(message.content)]

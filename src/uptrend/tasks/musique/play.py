@@ -1,27 +1,70 @@
-"""One rollout's side of a question: two tools over its own documents, the reply's format, and the score."""
+"""The options of `musique`, and one rollout: two tools over the question's documents, and the score."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from typing import Annotated, Literal
 
-from uptrend.records import Message, Reward, Task, Tool, ToolCall
-from uptrend.tasks.musique.retrieval import Index
+from annotated_types import Ge, Le
+
+from uptrend.records import ConfigError, Message, Reward, Task, Tool
+from uptrend.tasks.musique.atlas import AtlasOptions
+from uptrend.tasks.musique.retrieval import Index, RetrieverName
 from uptrend.tasks.musique.rewards import Reply, RewardWeights, read_reply, reward
 from uptrend.tasks.musique.rows import Document
 
-SEARCH = Tool(
-    "retrieve_documents",
-    "Searches the documents and shows the best ones.",
-    {"type": "object", "properties": {"query": {"type": "string", "description": "What to look for."}},
-     "required": ["query"]},
+
+@dataclass(frozen=True, kw_only=True)
+class MusiqueOptions:
+    """The options of `musique`."""
+
+    file: str = ""
+    """JSON lines in MuSiQue's own schema; a relative path starts at the current folder."""
+    datasets: str = ""
+    """Hub datasets as path,config,split, several joined by a semicolon."""
+    atlas: AtlasOptions = field(default_factory=AtlasOptions)
+    """The invented world that questions come from where neither a file nor datasets are named."""
+    split: Literal["quarter", "train", "heldout"] = "quarter"
+    """Of a file or datasets: hold out a quarter, train on every row, or hold out every row."""
+    noise_rate: Annotated[float, Ge(0), Le(1)] = 1.0
+    """The chance that a paragraph which does not support the answer is kept: 1 keeps all, 0 none."""
+    retriever: RetrieverName = "lexical"
+    """Retriever: golden, lexical, semantic or hybrid."""
+    returned: Annotated[int, Ge(1)] = 2
+    """Number of documents that a search shows."""
+    embedder: str = "minilm"
+    """Model of semantic and hybrid: minilm, or any sentence-transformers model."""
+    longest: Annotated[int, Ge(0)] = 8000
+    """Characters of a document that are shown; 0 for all."""
+    weights: RewardWeights = field(default_factory=RewardWeights)
+    """Weight of each part of the reward."""
+    scale_by_hops: bool = False
+    """Multiply the reward by hops/2, so that its maximum is 1 for two hops and 2 for four."""
+    duplicates: float = 0.1
+    """The share of rows that may repeat an earlier question before `uptrend tasks validate` objects."""
+    chat: bool = True
+    """Send prompts through the model's chat template."""
+
+    def __post_init__(self) -> None:
+        weights = asdict(self.weights).values()
+        if self.file and self.datasets:
+            raise ConfigError("file and datasets are both given; name one of them.", is_of_field=True)
+        if min(weights) < 0 or not sum(weights):
+            raise ConfigError("weights should be 0 or more, and not all 0.", is_of_field=True)
+
+
+def _tool(name: str, does: str, argument: str, meaning: str) -> Tool:
+    properties = {argument: {"type": "string", "description": meaning}}
+    return Tool(name, does, {"type": "object", "properties": properties, "required": [argument]})
+
+
+SEARCH = _tool(
+    "retrieve_documents", "Searches the documents and shows the best ones.", "query", "What to look for."
 )  # fmt: skip
-OPEN = Tool(
-    "get_document",
-    "Shows one document.",
-    {"type": "object", "properties": {"doc_id": {"type": "string", "description": "Its ID."}}, "required": ["doc_id"]},
-)
+OPEN = _tool("get_document", "Shows one document.", "doc_id", "Its ID.")
 TOOLS = (SEARCH, OPEN)
 ARGUMENTS = {SEARCH.name: "query", OPEN.name: "doc_id"}
-"""The one argument of each."""
+NEITHER = "Call a tool, or finish with <think>, <cite> and <answer>."
+BOTH = "You called a tool and answered in the same turn. Do one of them."
 
 
 class WrongCall(Exception):  # noqa: N818 (what it is)
@@ -29,15 +72,12 @@ class WrongCall(Exception):  # noqa: N818 (what it is)
 
 
 def argument(message: Message) -> tuple[str, str]:
-    """The tool that a message calls, and its argument."""
+    """Return the tool that a message calls, and its argument."""
     if message.problem:
         raise WrongCall(message.problem)
     if len(message.calls) > 1:
         raise WrongCall(f"You made {len(message.calls)} calls in one turn, and none was carried out. Make one a turn.")
-    return _argument(message.calls[0])
-
-
-def _argument(call: ToolCall) -> tuple[str, str]:
+    call = message.calls[0]
     if call.name not in ARGUMENTS:
         raise WrongCall(f"There is no tool {call.name!r}. There are {' and '.join(ARGUMENTS)}.")
     name = ARGUMENTS[call.name]
@@ -50,51 +90,27 @@ def _argument(call: ToolCall) -> tuple[str, str]:
     return call.name, str(value).strip()
 
 
-NEITHER = "Call a tool, or finish with <think>, <cite> and <answer>."
-BOTH = "You called a tool and answered in the same turn. Do one of them."
-
-
-@dataclass(frozen=True)
-class Rules:
-    """Rules that all rollouts of a taskset share."""
-
-    weights: RewardWeights
-    """Weights of the reward's parts."""
-    scale_by_hops: bool
-    """Let the maximum grow with the hops."""
-    returned: int
-    """Documents that a search shows."""
-    longest: int
-    """Characters of a document that are shown; 0 for all."""
-
-
 @dataclass
 class QuestionPlay:
     """A rollout in progress."""
 
     task: Task
-    """The question."""
     documents: Sequence[Document]
     index: Index
-    rules: Rules
+    options: MusiqueOptions
     shown: dict[str, None] = field(default_factory=dict)
     """IDs of the documents that a tool has shown, in order."""
     turns: int = 0
-    """Turns of the model."""
     mistakes: int = 0
     """Calls that could not be carried out."""
     reply: Reply = field(default_factory=lambda: read_reply(""))
     """The last thing that was said."""
+    tools: Sequence[Tool] = TOOLS
 
     @property
     def messages(self) -> tuple[Message, ...]:
         """Instructions and the question."""
         return self.task.messages
-
-    @property
-    def tools(self) -> Sequence[Tool]:
-        """Search, and look at one."""
-        return TOOLS
 
     async def respond(self, message: Message) -> Sequence[Message] | None:
         """Carry out a call; an answer ends the rollout."""
@@ -116,9 +132,10 @@ class QuestionPlay:
 
     async def _carry_out(self, tool: str, wanted: str) -> str:
         if tool == SEARCH.name:
-            places = await self.index.search(wanted, self.rules.returned)
-            found = [self.documents[place] for place in places]
-            return "\n\n".join(map(self._show, found)) or "No document matches. Use other words."
+            places = await self.index.search(wanted, self.options.returned)
+            return "\n\n".join(self._show(self.documents[place]) for place in places) or (
+                "No document matches. Use other words."
+            )
         for document in self.documents:
             if document.id == wanted:
                 return self._show(document)
@@ -126,7 +143,7 @@ class QuestionPlay:
 
     def _show(self, document: Document) -> str:
         self.shown[document.id] = None
-        text, longest = document.shown(), self.rules.longest
+        text, longest = document.shown(), self.options.longest
         if longest and len(text) > longest:
             return f"{text[:longest]}\n[Cut: the first {longest:,} of the document's {len(text):,} characters.]"
         return text
@@ -134,15 +151,10 @@ class QuestionPlay:
     async def score(self) -> Reward:
         """Score the last reply with the documents that were shown."""
         supporting = [document.id for document in self.documents if document.supporting]
-        return reward(
-            self.reply,
-            self.task.data["accepted"],
-            supporting,
-            self.shown,
-            self.rules.weights,
-            scale=len(supporting) / 2 if self.rules.scale_by_hops else 1.0,
-            clean=1 - self.mistakes / max(1, self.turns),
-        )
+        scale = len(supporting) / 2 if self.options.scale_by_hops else 1.0
+        clean = 1 - self.mistakes / max(1, self.turns)
+        accepted, weights = self.task.data["accepted"], self.options.weights
+        return reward(self.reply, accepted, supporting, self.shown, weights, scale, clean)
 
     async def close(self) -> None:
         """Nothing is held."""

@@ -5,17 +5,19 @@ import importlib
 import logging
 import re
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from itertools import chain, islice, zip_longest
 from typing import Any, Literal, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from uptrend.tasks.musique.embedding import Encode, load_encoder, need, need_packages
+from uptrend.tasks.musique.embedding import Encode, Floats, load_encoder, need, need_packages
 from uptrend.tasks.musique.rows import Document
+
+RetrieverName = Literal["golden", "lexical", "semantic", "hybrid"]
+WORD = re.compile(r"\w+")
 
 
 class Index(Protocol):
@@ -25,23 +27,19 @@ class Index(Protocol):
     """
 
     async def search(self, query: str, count: int) -> list[int]:
-        """The places of the best documents in the order given to the retriever, best first.
+        """Return the places of the best documents in the order given to the retriever, best first.
 
         At most `count`, no repeats; none for a blank query.
         """
-        ...
 
 
+# One way of searching: makes a question's documents ready to be searched.
 Retriever = Callable[[Sequence[Document]], Index]
-"""One way of searching: makes a question's documents ready to be searched."""
 
 
 def searchable(document: Document) -> str:
     """Return the text to search: the title too, which often is the only place that names the subject."""
     return f"{document.title}\n{document.text}"
-
-
-WORD = re.compile(r"\w+")
 
 
 class Golden:
@@ -65,7 +63,7 @@ class Golden:
 
 
 def words(text: str) -> frozenset[str]:
-    """The distinct words of a text, in small letters."""
+    """Return the distinct words of a text, in small letters."""
     return frozenset(WORD.findall(text.lower()))
 
 
@@ -73,9 +71,8 @@ class Lexical:
     """Gives the documents with the query's words, the rarer ones counting more."""
 
     def __init__(self, documents: Sequence[Document]) -> None:
-        self._stemmer = _stemmer()
         self._bm25 = _bm25s().BM25(method="lucene", k1=1.5, b=0.75, backend="numpy")
-        stems = self._stems([searchable(document) for document in documents])
+        stems = _stems([searchable(document) for document in documents])
         self._has_words = any(stems)
         if self._has_words:  # or bm25s would divide by a mean length of 0
             self._bm25.index(stems, create_empty_token=False, show_progress=False)
@@ -88,19 +85,17 @@ class Lexical:
         best = np.argsort(-scores, kind="stable")
         return [int(place) for place in best[:count] if scores[place] > 0]
 
-    def scores(self, query: str) -> NDArray[np.float32]:
-        """Return each document's fit to the query; 0 where they share no word.
-
-        This goes around `BM25.retrieve`, whose options, threads and selections cost more than 20 documents do.
-        """
-        found: NDArray[np.float32] = self._bm25.get_scores_from_ids(self._bm25.get_tokens_ids(self._stems([query])[0]))
+    def scores(self, query: str) -> Floats:
+        """Return each document's fit to the query; 0 where they share no word."""
+        # This goes around `BM25.retrieve`, whose options, threads and selections cost more than 20 documents do.
+        found: Floats = self._bm25.get_scores_from_ids(self._bm25.get_tokens_ids(_stems([query])[0]))
         return found
 
-    def _stems(self, texts: list[str]) -> list[list[str]]:
-        stems: list[list[str]] = _bm25s().tokenize(
-            texts, stopwords="english", stemmer=self._stemmer, return_ids=False, show_progress=False
-        )
-        return stems
+
+def _stems(texts: list[str]) -> Any:
+    return _bm25s().tokenize(
+        texts, stopwords="english", stemmer=_stemmer(), return_ids=False, show_progress=False
+    )  # fmt: skip
 
 
 @cache
@@ -110,8 +105,8 @@ def _stemmer() -> Any:
     return Stemmer.Stemmer("english")
 
 
+# Return bm25s without JAX: where that is installed it is tried out at import, and takes most of a GPU's memory.
 def _bm25s() -> Any:
-    """bm25s without JAX: where that is installed it is tried out at import, and takes most of a GPU's memory."""
     if "bm25s" in sys.modules or "jax" in sys.modules:
         return importlib.import_module("bm25s")
     sys.modules["jax"] = None  # type: ignore[assignment]
@@ -124,20 +119,16 @@ def _bm25s() -> Any:
     return bm25s
 
 
-@dataclass
-class _Batch:
-    loop: asyncio.AbstractEventLoop
-    """The loop that its requests wait in."""
-    requests: list[tuple[Sequence[str], asyncio.Future[NDArray[np.float32]]]] = field(default_factory=list)
-    """Each one's texts, and where their vectors go."""
-
-
 class Embedder:
-    """One embedding model, shared by everything in this process that searches with it."""
+    """One embedding model, shared by everything in this process that searches with it.
+
+    Searches that are ready at the same time become one call of the model.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._batch: _Batch | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._waiting: list[tuple[Sequence[str], asyncio.Future[Floats]]] = []
         self.calls = 0
         """Calls of the model, for the record of what batching saves."""
         self.embedded = 0
@@ -147,22 +138,21 @@ class Embedder:
     def _encode(self) -> Encode:
         return load_encoder(self._name)
 
-    async def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """A row of length 1 for each text."""
+    async def embed(self, texts: Sequence[str]) -> Floats:
+        """Return a row of length 1 for each text."""
         loop = asyncio.get_running_loop()
-        batch = self._batch
-        # An embedder outlives its loops: what an ended loop left behind is never answered, and must not be joined.
-        if batch is None or batch.loop is not loop:
-            batch = self._batch = _Batch(loop)
-            loop.call_soon(self._flush, batch)  # after every search that is ready now has asked
-        answer: asyncio.Future[NDArray[np.float32]] = loop.create_future()
-        batch.requests.append((texts, answer))
+        # An embedder outlives its loops: what an ended loop left behind must not be joined, but keeps its own list,
+        # which its own call below answers should the loop go on.
+        if not self._waiting or self._loop is not loop:
+            self._loop, self._waiting = loop, []
+            loop.call_soon(self._flush, self._waiting)  # after every search that is ready now has asked
+        answer: asyncio.Future[Floats] = loop.create_future()
+        self._waiting.append((texts, answer))
         return await answer
 
-    def _flush(self, batch: _Batch) -> None:
-        if self._batch is batch:
-            self._batch = None
-        waiting = [(texts, answer) for texts, answer in batch.requests if not answer.done()]  # some were cancelled
+    def _flush(self, requests: list[tuple[Sequence[str], asyncio.Future[Floats]]]) -> None:
+        waiting = [(texts, answer) for texts, answer in requests if not answer.done()]  # some were cancelled
+        requests.clear()  # the next request begins another batch
         if not waiting:
             return
         distinct = list(dict.fromkeys(text for texts, _ in waiting for text in texts))
@@ -181,7 +171,7 @@ class Embedder:
 
 @cache
 def embedder(name: str) -> Embedder:
-    """The one of that name; its model is loaded when it is first asked."""
+    """Return the one of that name; its model is loaded when it is first asked."""
     return Embedder(name)
 
 
@@ -194,10 +184,9 @@ class Semantic:
     def __init__(self, documents: Sequence[Document], embedder: Embedder) -> None:
         self._texts = [searchable(document) for document in documents]
         self._embedder = embedder
-        self._vectors: NDArray[np.float32] | None = None
+        self._vectors: Floats | None = None
 
     async def search(self, query: str, count: int) -> list[int]:
-        """See Index."""
         if not query.strip() or not self._texts:
             return []
         if self._vectors is None:
@@ -229,11 +218,7 @@ class Hybrid:
         return list(islice(dict.fromkeys(place for place in in_turn if place is not None), count))
 
 
-Name = Literal["golden", "lexical", "semantic", "hybrid"]
-"""Names of the retrievers in recipes."""
-
-
-def retriever(name: Name, model: str = "minilm") -> Retriever:
+def retriever(name: RetrieverName, model: str = "minilm") -> Retriever:
     """Return the retriever of that name; `model` embeds for those that search by meaning."""
     if name == "golden":
         return Golden
@@ -248,23 +233,18 @@ def retriever(name: Name, model: str = "minilm") -> Retriever:
     return lambda documents: Hybrid(lexical(documents), semantic(documents))
 
 
-class Shelf:
-    """Indices by key; where there is no room, the one that was not asked for the longest goes."""
+class IndexCache:
+    """Indices by key; beyond the limit, the one that was not asked for the longest goes."""
 
     def __init__(self, retriever: Retriever, limit: int = 512) -> None:
-        self._retriever = retriever
-        self._limit = limit
-        self._indices: dict[str, Index] = {}  # from the longest not asked for to the latest
-        self.built = 0
-        """Indices that were built, for the record of what sharing saves."""
+        self._retriever, self._limit = retriever, limit
+        self._indices: OrderedDict[str, Index] = OrderedDict()
 
     def index(self, key: str, documents: Sequence[Document]) -> Index:
-        """The index of a key (a task's id), built if it is not here."""
-        found = self._indices.pop(key, None)
-        if found is None:
-            found = self._retriever(documents)
-            self.built += 1
-        self._indices[key] = found
+        """Return the index of a key (a task's id), built if it is not here."""
+        if key not in self._indices:
+            self._indices[key] = self._retriever(documents)
+        self._indices.move_to_end(key)
         if len(self._indices) > self._limit:
-            del self._indices[next(iter(self._indices))]
-        return found
+            self._indices.popitem(last=False)
+        return self._indices[key]

@@ -30,94 +30,74 @@ def read_reply(text: str) -> Reply:
     found = {tag: re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL) for tag in TAGS}
     cited = re.split(r"[,;\s]+", found["cite"][-1]) if found["cite"] else []
     ids = [c.strip("[]#.\"'") for c in cited]
-    return Reply(
-        answer=found["answer"][-1].strip() if found["answer"] else None,
-        cited=tuple(dict.fromkeys(i for i in ids if i)),
-        format=_format(text),
-    )
-
-
-def write_reply(think: str, cited: tuple[str, ...], answer: str) -> str:
-    """A reply in the format that is asked for."""
-    return f"<think>{think}</think>\n<cite>{', '.join(cited)}</cite>\n<answer>{answer}</answer>"
-
-
-def _format(text: str) -> float:
     # Counted tag by tag, so that a second opening or closing spoils the tag that it belongs to.
     once = [tag for tag in TAGS if text.count(f"<{tag}>") == text.count(f"</{tag}>") == 1]
     marks = [text.index(mark) for tag in once for mark in (f"<{tag}>", f"</{tag}>")]
     whole = sum(text.index(f"<{tag}>") < text.index(f"</{tag}>") for tag in once)
-    in_order = marks == sorted(marks)
-    return min(whole, len(TAGS) if in_order else len(TAGS) - 1) / len(TAGS)
+    return Reply(
+        answer=found["answer"][-1].strip() if found["answer"] else None,
+        cited=tuple(dict.fromkeys(i for i in ids if i)),
+        format=min(whole, len(TAGS) if marks == sorted(marks) else len(TAGS) - 1) / len(TAGS),
+    )
 
 
-SMALL = [
-    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
-    "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
-]  # fmt: skip
+def write_reply(think: str, cited: tuple[str, ...], answer: str) -> str:
+    """Return a reply in the format that is asked for."""
+    return f"<think>{think}</think>\n<cite>{', '.join(cited)}</cite>\n<answer>{answer}</answer>"
+
+
+SMALL = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen"
+)
+SMALL_ORDINALS = (
+    "zeroth first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth fourteenth "
+    "fifteenth sixteenth seventeenth eighteenth nineteenth"
+)
 TENS = {
     "twenty": 20, "thirty": 30, "forty": 40, "fifty": 50, "sixty": 60, "seventy": 70, "eighty": 80, "ninety": 90,
 }  # fmt: skip
-ORDINALS = [
-    "zeroth", "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth",
-    "eleventh", "twelfth", "thirteenth", "fourteenth", "fifteenth", "sixteenth", "seventeenth", "eighteenth",
-    "nineteenth",
-]  # fmt: skip
+NUMBERS = {word: n for n, word in enumerate(SMALL.split())} | TENS
+ORDINALS = {word: n for n, word in enumerate(SMALL_ORDINALS.split())} | {f"{w[:-1]}ieth": n for w, n in TENS.items()}
 
 
 def normalize(text: str) -> str:
-    """SQuAD's: lower case, without punctuation and articles, single spaces."""
+    """Return a text by SQuAD's rules: lower case, without punctuation and articles, single spaces."""
     text = "".join(c for c in text.lower() if c not in string.punctuation)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
 
 
-def _plain(text: str) -> str:
-    """Normalized; an answer of nothing but articles ("A", a vitamin) keeps them, or every silence would be right."""
-    return normalize(text) or " ".join("".join(c for c in text if c not in string.punctuation).split())
-
-
 def exact_match(said: str, accepted: Iterable[str]) -> float:
-    """1 where what was said is one of the accepted answers, else 0."""
+    """Return 1 where what was said is one of the accepted answers, else 0."""
     words = _words(said)
     return float(any(words == _words(answer) for answer in accepted))
 
 
 def f1(said: str, accepted: Iterable[str]) -> float:
-    """The harmonic mean of precision and recall over words, the best of the accepted answers."""
-    return max((_f1(_words(said), _words(answer)) for answer in accepted), default=0.0)
+    """Return the harmonic mean of precision and recall over words, the best of the accepted answers."""
+    words, best = _words(said), 0.0
+    for answer in map(_words, accepted):
+        shared = sum((Counter(words) & Counter(answer)).values())
+        best = max(best, 2 * shared / (len(words) + len(answer)) if words and answer else float(words == answer))
+    return best
 
 
-def _f1(said: list[str], answer: list[str]) -> float:
-    if not said or not answer:
-        return float(said == answer)
-    shared = sum((Counter(said) & Counter(answer)).values())
-    return 2 * shared / (len(said) + len(answer))
-
-
+# Normalized words, numbers and ordinals in digits.
 def _words(text: str) -> list[str]:
-    """Normalized words, numbers and ordinals in digits."""
-    words: list[str] = []
     # A hyphen inside a number ("twenty-one") would otherwise glue its words together.
-    for word in _plain(re.sub(rf"\b({'|'.join(TENS)})-(?=[a-z])", r"\1 ", text.lower())).split():
-        tens = TENS.get(words[-1]) if words else None
-        if tens is not None and word in SMALL[1:10]:
-            words[-1] = str(tens + SMALL.index(word))
-        elif tens is not None and word in ORDINALS[1:10]:
-            words[-1] = _ordinal(tens + ORDINALS.index(word))
+    text = re.sub(rf"\b({'|'.join(TENS)})-(?=[a-z])", r"\1 ", text.lower())
+    # An answer of nothing but articles ("A", a vitamin) keeps them, or every silence would be right.
+    plain = normalize(text) or "".join(c for c in text if c not in string.punctuation)
+    words: list[str] = []
+    for word in plain.split():
+        tens = TENS.get(words[-1], 0) if words else 0
+        if tens and 1 <= NUMBERS.get(word, 0) <= 9:
+            words[-1] = str(tens + NUMBERS[word])
+        elif tens and 1 <= ORDINALS.get(word, 0) <= 9:
+            words[-1] = _ordinal(tens + ORDINALS[word])
         else:
             words.append(word)
-    return [_digits(word) for word in words]
-
-
-def _digits(word: str) -> str:
-    if word in SMALL:
-        return str(SMALL.index(word))
-    if word in TENS:
-        return str(TENS[word])
-    if word in ORDINALS:
-        return _ordinal(ORDINALS.index(word))
-    tenth = word.removesuffix("ieth") + "y"
-    return _ordinal(TENS[tenth]) if word.endswith("ieth") and tenth in TENS else word
+    return [str(NUMBERS[w]) if w in NUMBERS else _ordinal(ORDINALS[w]) if w in ORDINALS else w for w in words]
 
 
 def _ordinal(number: int) -> str:
@@ -149,18 +129,18 @@ def reward(
     reply: Reply, accepted: Collection[str], supporting: Collection[str], shown: Collection[str],
     weights: RewardWeights, scale: float, clean: float,
 ) -> Reward:  # fmt: skip
-    """The reward of a reply, given which documents support the answer and which the tools showed.
+    """Return the reward of a reply, given which documents support the answer and which the tools showed.
 
     `clean` is the share of turns without a mistake in a call: recorded, not rewarded.
     """
-    said = [reply.answer] if reply.answer is not None else []
+    answer = reply.answer
     values = {
-        "exact_match": max((exact_match(answer, accepted) for answer in said), default=0.0),
-        "f1": max((f1(answer, accepted) for answer in said), default=0.0),
-        "retrieval_recall": recall(shown, supporting),
-        "retrieval_precision": precision(shown, supporting),
-        "citation_recall": recall(reply.cited, supporting),
-        "citation_precision": precision(reply.cited, supporting),
+        "exact_match": 0.0 if answer is None else exact_match(answer, accepted),
+        "f1": 0.0 if answer is None else f1(answer, accepted),
+        "retrieval_recall": _overlap(shown, supporting) / len(supporting),
+        "retrieval_precision": _overlap(shown, supporting) / max(1, len(shown)),
+        "citation_recall": _overlap(reply.cited, supporting) / len(supporting),
+        "citation_precision": _overlap(reply.cited, supporting) / max(1, len(reply.cited)),
         "format": reply.format,
     }
     given = asdict(weights)
@@ -171,11 +151,5 @@ def reward(
     return Reward(min(total, scale), 0.0, scale, bool(values["exact_match"]), tuple(parts))
 
 
-def recall(found: Collection[str], wanted: Collection[str]) -> float:
-    """The share of what is wanted that was found."""
-    return len(set(found) & set(wanted)) / len(set(wanted))
-
-
-def precision(found: Collection[str], wanted: Collection[str]) -> float:
-    """The share of what was found that is wanted; 0 where nothing was found."""
-    return len(set(found) & set(wanted)) / len(set(found)) if found else 0.0
+def _overlap(found: Collection[str], wanted: Collection[str]) -> int:
+    return len(set(found) & set(wanted))

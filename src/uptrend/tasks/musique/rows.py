@@ -17,6 +17,7 @@ When you have found the answer, say it like this:
 <think>what you found, step by step</think>
 <cite>the IDs of the documents that you used, such as 3, 7</cite>
 <answer>the answer alone</answer>"""
+FIELDS = "a row of MuSiQue has question, answer, paragraphs and more."
 
 
 @dataclass(frozen=True)
@@ -24,24 +25,19 @@ class Document:
     """One paragraph that a question may be answered from."""
 
     id: str
-    """Id that the model uses."""
     title: str
     text: str
-    """Its body."""
     supporting: bool
     """True where the answer needs it."""
 
     def shown(self) -> str:
-        """As a tool's result shows it."""
+        """Return the document as a tool's result shows it."""
         return f"Document ID: {self.id}\n# {self.title}\n{self.text}"
 
 
-NEEDED = ("question", "answer", "paragraphs")
-
-
-def read_file(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Every row of a file of JSON lines, with where it stands."""
-    return read_json_lines(path, '{"question": "…", "answer": "…", "paragraphs": […]}')
+def documents_of(task: Task) -> list[Document]:
+    """Return the documents of a task."""
+    return [Document(**document) for document in task.data["documents"]]
 
 
 def to_tasks(rows: Iterable[tuple[str, Mapping[str, Any]]], noise_rate: float) -> Iterator[Task]:
@@ -56,7 +52,7 @@ def to_task(row: Mapping[str, Any], where: str, noise_rate: float = 1.0) -> Task
     question, answer = _text(row, "question", where), _text(row, "answer", where)
     paragraphs = [_paragraph(p, f"{where}: paragraphs[{n}]", n) for n, p in enumerate(_list(row, "paragraphs", where))]
     if not paragraphs:
-        raise TasksetError(f"{where} has no paragraphs; a row of MuSiQue has {', '.join(NEEDED)} and more.")
+        raise TasksetError(f"{where} has no paragraphs; {FIELDS}")
     if len({p["id"] for p in paragraphs}) < len(paragraphs):
         raise TasksetError(f"{where}: two paragraphs have the same idx, so that neither can be cited.")
     hops = sum(p["supporting"] for p in paragraphs)
@@ -68,6 +64,8 @@ def to_task(row: Mapping[str, Any], where: str, noise_rate: float = 1.0) -> Task
     # Known by the question alone: other instructions or fewer documents do not make it another task.
     asked = Message("user", question)
     identity = task_id([asked])
+    chance = random.Random(f"noise-{identity}")  # so that a question always has the same documents
+    kept = [chance.random() < noise_rate for _ in paragraphs]
     aliases = [_as_text(alias, f"{where}: answer_aliases") for alias in _list(row, "answer_aliases", where)]
     return Task(
         messages=(Message("system", INSTRUCTIONS), asked),
@@ -76,24 +74,12 @@ def to_task(row: Mapping[str, Any], where: str, noise_rate: float = 1.0) -> Task
         difficulty=float(hops),
         data={
             "accepted": list(dict.fromkeys([answer, *aliases])),
-            "documents": _with_noise(paragraphs, noise_rate, identity),
+            "documents": [p for p, keep in zip(paragraphs, kept, strict=True) if keep or p["supporting"]],
             "decomposition": [_step(s, where) for s in _list(row, "question_decomposition", where)],
             "source": str(row.get("id", where)),
         },
         id=identity,
     )
-
-
-def documents_of(task: Task) -> list[Document]:
-    """Return the documents of a task."""
-    return [Document(**document) for document in task.data["documents"]]
-
-
-def _with_noise(paragraphs: list[dict[str, Any]], rate: float, identity: str) -> list[dict[str, Any]]:
-    """Every supporting paragraph, and each other one with this probability: by the question, so always the same."""
-    chance = random.Random(f"noise-{identity}")
-    kept = [chance.random() < rate for _ in paragraphs]
-    return [p for p, keep in zip(paragraphs, kept, strict=True) if keep or p["supporting"]]
 
 
 def _paragraph(given: Any, where: str, number: int) -> dict[str, Any]:
@@ -107,16 +93,16 @@ def _paragraph(given: Any, where: str, number: int) -> dict[str, Any]:
     }
 
 
-def _step(given: Any, where: str) -> dict[str, Any]:
+def _step(given: Any, where: str) -> dict[str, str]:
     if not isinstance(given, Mapping):
         raise TasksetError(f"{where}: question_decomposition should hold objects, not {given!r}.")
-    step = {key: str(given.get(key, "")) for key in ("question", "answer")}
-    return {**step, "support": str(given.get("paragraph_support_idx", ""))}
+    keys = {"question": "question", "answer": "answer", "support": "paragraph_support_idx"}
+    return {ours: str(given.get(theirs, "")) for ours, theirs in keys.items()}
 
 
 def _text(given: Mapping[str, Any], key: str, where: str) -> str:
     if given.get(key) in (None, ""):
-        raise TasksetError(f"{where} has no {key}; a row of MuSiQue has {', '.join(NEEDED)} and more.")
+        raise TasksetError(f"{where} has no {key}; {FIELDS}")
     return _as_text(given[key], f"{where}: {key}")
 
 
@@ -141,21 +127,32 @@ def _flag(given: Mapping[str, Any], key: str, where: str, *, otherwise: bool | N
     return value
 
 
+def read_file(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every row of a file of JSON lines, with where it stands."""
+    return read_json_lines(path, '{"question": "…", "answer": "…", "paragraphs": […]}')
+
+
 @dataclass(frozen=True)
 class HubSource:
-    """One dataset."""
+    """One dataset: its id on the hub or a folder, its configuration (empty for the only one), and its split."""
 
     path: str
-    """Its id on the hub, or a folder."""
     config: str
-    """Its configuration; empty for the only one."""
     split: str
-    """Its split, with a slice where one was given, as in train[:256]."""
 
 
 def read_sources(text: str) -> list[HubSource]:
     """The datasets that a string names."""
-    return [_source(part.strip()) for part in text.split(";") if part.strip()]
+    sources = []
+    for named in filter(None, map(str.strip, text.split(";"))):
+        parts = [part.strip() for part in named.split(",")]
+        if len(parts) != 3 or not parts[0] or not re.fullmatch(r"[\w.+-]+(\[[^\[\]]*\])?", parts[2]):
+            raise ConfigError(
+                f"datasets = {named!r} should be path,config,split, for example "
+                "bdsaglam/musique,answerable,train[:256]; several are joined by a semicolon."
+            )
+        sources.append(HubSource(*parts))
+    return sources
 
 
 def read_hub(text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -174,13 +171,3 @@ def read_hub(text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
             raise TasksetError(f"The dataset {name} can't be loaded: {reason or type(error).__name__}.") from error
         for number, row in enumerate(rows):
             yield f"{name}, row {number}", row
-
-
-def _source(text: str) -> HubSource:
-    parts = [part.strip() for part in text.split(",")]
-    if len(parts) != 3 or not parts[0] or not re.fullmatch(r"[\w.+-]+(\[[^\[\]]*\])?", parts[2]):
-        raise ConfigError(
-            f"datasets = {text!r} should be path,config,split, for example bdsaglam/musique,answerable,train[:256]; "
-            "several are joined by a semicolon."
-        )
-    return HubSource(*parts)
