@@ -4,8 +4,8 @@
     attention   what the model may look at                   `attention_mask`
     loss        what is trained                              `loss_mask`
 
-verifiers 0.1.2 to 0.1.6 used the loss mask as the attention mask: the learner saw neither the question nor
-the documents that its answers were about, and learned to answer without them.
+verifiers 0.1.2 to 0.1.6 used the loss mask as the attention mask: the learner saw neither the question nor the
+documents that its answers were about, and learned to answer without them.
 
 b = row (one sequence of a rollout), t = token.
 """

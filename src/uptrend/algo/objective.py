@@ -13,8 +13,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from uptrend.algo.kl import ESTIMATORS
-from uptrend.algo.losses import LOSSES, mean_of_tokens
+from uptrend.algo.losses import ESTIMATORS, LOSSES, mean_of_tokens
 from uptrend.algo.masks import rollout_sum, within
 from uptrend.config.schema import Correction, Estimator, Learning
 
@@ -24,15 +23,13 @@ class Batch:
     """The rows of one optimizer update, or of one of its micro-batches."""
 
     mask_bt: Tensor
-    """The loss mask."""
     rollouts_b: Tensor
     """Number of the rollout that each row belongs to; any numbers."""
     advantages_bt: Tensor
-    """Each token's advantage."""
     weights_bt: Tensor
     """Each token's weight in the loss, from counts over the whole update."""
     entropy_weights_bt: Tensor
-    """Each token's weight in the entropy bonus: the mean over all trained tokens of the update."""
+    """The same in the entropy bonus: the mean over all trained tokens of the update."""
     old_bt: Tensor | None
     """Log-probabilities before the step's first update; None where this is the first: they are the same."""
     sampler_bt: Tensor | None
@@ -95,9 +92,8 @@ class Sums:
     entropy_bonus: Tensor
     """entropy · Σ v · H."""
     clipped_low: Tensor
-    """Trained tokens whose gradient the lower clip cut."""
+    """Trained tokens whose gradient the lower clip cut; below, the upper."""
     clipped_high: Tensor
-    """Trained tokens whose gradient the upper clip cut."""
     ratio: Tensor
     """Σ π/π_old over trained tokens."""
     kl: Tensor
@@ -105,10 +101,8 @@ class Sums:
     entropy: Tensor
     """Σ H over trained tokens."""
     tokens: Tensor
-    """Number of trained tokens."""
 
     def __add__(self, other: "Sums") -> "Sums":
-        """Return the sums over both."""
         return Sums(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
 
@@ -140,13 +134,7 @@ def objective(logprobs_bt: Tensor, entropy_bt: Tensor, batch: Batch, learning: L
 
 
 def correction_weights(
-    learner_bt: Tensor,
-    sampler_bt: Tensor,
-    mask_bt: Tensor,
-    rollouts_b: Tensor,
-    *,
-    level: Correction,
-    cap: float,
+    learner_bt: Tensor, sampler_bt: Tensor, mask_bt: Tensor, rollouts_b: Tensor, *, level: Correction, cap: float
 ) -> Tensor:
     """Return truncated importance weights from sampler to learner, by token: [B, T], no gradient.
 

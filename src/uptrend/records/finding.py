@@ -1,4 +1,4 @@
-"""What the doctor says of a run: findings, what it could not tell, and the report that holds both."""
+"""The doctor's words on a run: findings, checks that lacked data, and the report that holds both."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Severity(StrEnum):
-    """How much a finding matters."""
+    """Weight of a finding."""
 
     CRITICAL = "critical"
     """The run can't learn what it is meant to, or its figures can't be believed."""
@@ -18,7 +18,7 @@ class Severity(StrEnum):
 
 
 class Confidence(StrEnum):
-    """How sure the doctor is that this is the cause."""
+    """Certainty that this is the cause."""
 
     HIGH = "high"
     """An invariant is broken or a probe has shown it."""
@@ -29,7 +29,7 @@ class Confidence(StrEnum):
 
 
 class TrendKind(StrEnum):
-    """What the training reward did over the run."""
+    """Course of the training reward over the run."""
 
     LEARNING = "learning"
     FLAT = "flat"
@@ -46,9 +46,8 @@ class Evidence:
     value: float | None = None
     """The figure that the sentence turns on."""
     metric: str = ""
-    """Which metric it is of, by Uptrend's name."""
     step: int | None = None
-    """At which step; none for the whole run."""
+    """None for the whole run."""
     rollout: str = ""
     """A rollout that shows it, as `step/group/index`: `uptrend runs show RUN --rollout 12/abc/3` opens it."""
 
@@ -60,7 +59,6 @@ class Rival:
     id: str
     """Its id in the catalogue, or a plain name where it is no fault."""
     tells_apart: str
-    """What tells the two apart."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,6 @@ class Times:
     """A config value relative to the one the run had."""
 
     factor: float
-    """What to multiply it by."""
 
     def __str__(self) -> str:
         return f"{self.factor:g} × its value" if self.factor >= 1 else f"its value / {1 / self.factor:g}"
@@ -76,30 +73,27 @@ class Times:
 
 @dataclass(frozen=True)
 class Experiment:
-    """What decides between a cause and its rivals, as the lab can run it."""
+    """Test that decides between a cause and its rivals, as the lab can run it."""
 
     claim: str
-    """The claim that it tests."""
     probe: str = ""
     """A probe of `uptrend preflight` that settles it without training; empty where there is none."""
     arms: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Config overrides of each arm by Uptrend's keys, the control among them as {}; empty where a probe settles it."""
     metric: str = "eval/accuracy"
-    """What is compared."""
     direction: str = "up"
-    """Where the claim says that the arm goes, against the control: up or down."""
+    """Claimed direction of the arm against the control: up or down."""
     smallest: float = 0.05
     """The smallest effect that matters."""
     steps: int = 0
-    """How many steps an arm needs; 0 for those of the recipe."""
+    """Steps per arm; 0 for those of the recipe."""
 
 
 @dataclass(frozen=True)
 class Fix:
-    """What to change."""
+    """Change that removes a cause."""
 
     sentence: str
-    """In words."""
     changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The same as config differences, by trainer. A cause gives ours and what only another trainer has; a finding has
     ours translated for every trainer that has such a setting."""
@@ -114,21 +108,14 @@ class Finding:
     """One named cause."""
 
     id: str
-    """Its id in the catalogue."""
     severity: Severity
-    """How much it matters."""
     confidence: Confidence
-    """How sure it is."""
     summary: str
     """One sentence that names the cause."""
     evidence: tuple[Evidence, ...]
-    """What shows it."""
     rivals: tuple[Rival, ...] = ()
-    """What else it could be."""
     experiment: Experiment | None = None
-    """What decides."""
     fix: Fix | None = None
-    """What to do."""
     explains: tuple["Finding", ...] = ()
     """Findings that are symptoms of this one."""
     page: str = ""
@@ -142,17 +129,16 @@ class CannotTell:
     id: str
     """The cause that it looks for."""
     needs: str
-    """What it would need, or why what is there does not do."""
+    """Data that it would need, or why what is there does not do."""
 
 
 @dataclass(frozen=True)
 class Trend:
-    """Whether the training reward rose, by how much, and whether the run was long enough to tell."""
+    """Change of the training reward, and the chance that this run would have shown one."""
 
     kind: TrendKind
-    """In one word."""
     sentence: str
-    """The same in a sentence with its figures."""
+    """The same in words, with its figures."""
     effect: float | None = None
     """The fitted change of the mean reward from the first step to the last."""
     interval: tuple[float, float] | None = None
@@ -165,26 +151,23 @@ class Trend:
 
 @dataclass(frozen=True)
 class Report:
-    """All that the doctor says of one run."""
+    """Everything that the doctor says of one run."""
 
     source: str
-    """What was read."""
+    """Folder or file that was read."""
     trainer: str
-    """Whose run it is."""
     name: str
     """The run's name, where one is known."""
     steps: int
-    """How many logged points it has."""
+    """Number of logged points."""
     trend: Trend
-    """Whether it learns."""
     findings: tuple[Finding, ...]
     """The causes, likeliest first; symptoms folded under them."""
     cannot_tell: tuple[CannotTell, ...]
-    """What could not be looked for."""
     notes: tuple[str, ...] = ()
-    """What the reader of the log did to make sense of it."""
+    """Sentences on how the log was read."""
     unknown: tuple[str, ...] = ()
-    """Columns that it does not know."""
+    """Columns without a translation."""
     curve: tuple[tuple[int, float], ...] = ()
     """Step and mean training reward, thinned for a picture."""
     runs: tuple["Report", ...] = ()

@@ -54,7 +54,6 @@ class SignFlip:
     down: float
     """One-sided p of a mean below 0."""
     both: float
-    """Two-sided p."""
 
 
 def sign_flip(differences: Floats) -> SignFlip:

@@ -77,9 +77,7 @@ class Spread:
     """Paired differences in three figures."""
 
     seeds: int
-    """Number of differences."""
     mean: float
-    """Their mean."""
     deviation: float
     """Their deviation between seeds (n − 1); 0 where all are equal but for rounding."""
 

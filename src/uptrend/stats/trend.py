@@ -203,15 +203,12 @@ class Shift:
     """Change of level at a point of a curve."""
 
     before: float
-    """Mean before the point."""
     after: float
-    """Mean from the point on."""
     z: float
     """Change in standard errors of `neighbor_noise`, which a slow drift does not inflate."""
 
     @property
     def change(self) -> float:
-        """After less before."""
         return self.after - self.before
 
 
