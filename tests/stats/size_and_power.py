@@ -26,7 +26,7 @@ def share_found(points: int, rho: float, rise: float, curves: int, seed: int = 0
 
 
 def main() -> None:
-    """Print the figures that the docstring of `uptrend.stats.trend` quotes."""
+    """Print the figures that docs/stats.md quotes."""
     curves = int(sys.argv[1]) if len(sys.argv) > 1 else 2000
     for points, rise in RISES.items():
         false = [share_found(points, rho, 0.0, curves) for rho in (0, 0.3, 0.6, 0.9)]

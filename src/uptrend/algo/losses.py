@@ -1,4 +1,4 @@
-"""The losses, each Σ_bt weight_bt · term_bt, and the estimates of KL divergence.
+"""The losses, each Σ_bt weight_bt · term_bt, and estimates of the KL divergence from the reference.
 
 `weights` sees all rows of one optimizer update at once and does all counting (tokens, lengths, rollouts); `terms`
 sees one micro-batch and holds all gradients. So a micro-batch never needs to know how many others there are.
@@ -13,18 +13,6 @@ The clipped surrogate is PPO's (Schulman et al. 2017, arXiv 1707.06347), with r 
     dr_grpo  1/(N · max_tokens) Σ_i Σ_t term   Liu et al. 2025, arXiv 2503.20783
     gspo     1/N Σ_i term with one ratio per rollout, exp(mean_t log r)    Zheng et al. 2025, arXiv 2507.18071
     cispo    −1/Σ_i|o_i| Σ_i Σ_t stop_gradient(min(r, clip_high)) A log π  MiniMax-M1 2025, arXiv 2506.13585
-
-The distance to the reference is estimated from one sampled token each, with d = log π(token) − log π_ref(token)
-(Schulman 2020, "Approximating KL Divergence", http://joschu.net/blog/kl-approx.html):
-
-    k1 = d                      unbiased, but noisy and often negative
-    k2 = d² / 2                 biased, never negative
-    k3 = exp(−d) − 1 + d        unbiased, never negative; GRPO's choice (Shao et al. 2024, eq. 4)
-
-As losses, on-policy, they pull differently: k2's gradient is d · ∇ log π, whose mean is the gradient of KL(π ‖ π_ref);
-k3's is (1 − exp(−d)) · ∇ log π, whose mean is the gradient of KL(π_ref ‖ π). k1 in the loss would only add noise: its
-gradient is ∇ log π, whose mean is 0. Subtracted from the reward it multiplies ∇ log π instead, and E[d · ∇ log π] is
-the gradient of KL(π ‖ π_ref). So k2 and k3 act in the loss, k1 in the reward.
 
 b = row, t = token. A new loss is one entry in `LOSSES`.
 """
@@ -47,7 +35,7 @@ class Terms:
     ratio_bt: Tensor
     """π / π_old, before clipping."""
     clipped_low_bt: Tensor
-    """True where the clip cuts the gradient, here and above."""
+    """True where the lower clip cuts the gradient."""
     clipped_high_bt: Tensor
 
 
@@ -68,8 +56,8 @@ def fixed_length(mask_bt: Tensor, rollouts_b: Tensor, max_tokens: int) -> Tensor
     return mask_bt / (count_rollouts(rollouts_b) * max_tokens)
 
 
+# (ratio_bt, advantages_bt, logprobs_bt, clip_low, clip_high) -> the loss, and where the lower and the upper clip cut it
 Surrogate = Callable[[Tensor, Tensor, Tensor, float, float], tuple[Tensor, Tensor, Tensor]]
-"""(ratio_bt, advantages_bt, logprobs_bt, clip_low, clip_high) -> the loss, and where its gradient is clipped."""
 
 
 def clipped(
@@ -145,18 +133,26 @@ LOSSES: dict[str, Loss] = {
 }
 
 
+# The distance to the reference is estimated from one sampled token each, with d = log π(token) − log π_ref(token)
+# (Schulman 2020, "Approximating KL Divergence", http://joschu.net/blog/kl-approx.html). As losses, on-policy, they pull
+# differently: k2's gradient is d · ∇ log π, whose mean is the gradient of KL(π ‖ π_ref); k3's is
+# (1 − exp(−d)) · ∇ log π, whose mean is the gradient of KL(π_ref ‖ π). k1 in the loss would do nothing but add noise:
+# its gradient is ∇ log π, and Σ_tokens π · ∇ log π = ∇ Σ_tokens π = ∇ 1 = 0. Subtracted from the reward, it multiplies
+# ∇ log π instead, and E[d · ∇ log π] is the gradient of KL(π ‖ π_ref). So k2 and k3 act in the loss, k1 in the reward.
+
+
 def k1(learner_bt: Tensor, reference_bt: Tensor) -> Tensor:
-    """Return log(π/π_ref): unbiased, of either sign."""
+    """Return d: unbiased, but noisy and often negative."""
     return learner_bt - reference_bt
 
 
 def k2(learner_bt: Tensor, reference_bt: Tensor) -> Tensor:
-    """Return half the squared log-ratio."""
+    """Return d² / 2: biased, never negative."""
     return (learner_bt - reference_bt) ** 2 / 2
 
 
 def k3(learner_bt: Tensor, reference_bt: Tensor) -> Tensor:
-    """Return π_ref/π − 1 − log(π_ref/π): k1 with a control variate, so never negative."""
+    """Return exp(−d) − 1 + d: unbiased, never negative; GRPO's choice (Shao et al. 2024, eq. 4)."""
     back_bt = reference_bt - learner_bt
     return torch.expm1(back_bt) - back_bt
 

@@ -80,19 +80,15 @@ def prepare(
 
 @dataclass(frozen=True)
 class Sums:
-    """Detached scalars that add up over micro-batches; the loss is policy + kl − entropy bonus.
+    """Detached scalars that add up over micro-batches; the loss is policy + kl − entropy bonus."""
 
-    They stay tensors, so that a micro-batch does not wait for the device.
-    """
+    # They stay tensors, so that a micro-batch does not wait for the device.
 
     policy_loss: Tensor
-    """Σ w · term · correction."""
     kl_loss: Tensor
-    """beta · Σ w · kl."""
     entropy_bonus: Tensor
-    """entropy · Σ v · H."""
     clipped_low: Tensor
-    """Trained tokens whose gradient the lower clip cut; below, the upper."""
+    """Trained tokens whose gradient the lower clip cut."""
     clipped_high: Tensor
     ratio: Tensor
     """Σ π/π_old over trained tokens."""
@@ -138,11 +134,11 @@ def correction_weights(
 ) -> Tensor:
     """Return truncated importance weights from sampler to learner, by token: [B, T], no gradient.
 
-    A sampler in another precision, with other kernels or with older weights gives the same tokens other
-    probabilities. The ratio corrects the expectation, and truncating it bounds the variance, at the price of a
-    little bias (Ionides 2008, "Truncated Importance Sampling"). With level "sequence" the ratio is the product over
-    all trained tokens of the rollout.
+    With level "sequence" the ratio is the product over all trained tokens of the rollout.
     """
+    # A sampler in another precision, with other kernels or with older weights gives the same tokens other
+    # probabilities. The ratio corrects the expectation, and truncating it bounds the variance, at the price of a
+    # little bias (Ionides 2008, "Truncated Importance Sampling").
     log_ratio_bt = within(learner_bt - sampler_bt, mask_bt).detach()
     if level == "none":
         return torch.ones_like(log_ratio_bt)

@@ -13,13 +13,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+# Trainers whose settings are known.
 TRAINERS = ("trl", "verifiers", "prime-rl", "verl")
-"""Trainers whose settings are known."""
+# Trainers whose metrics are known, in the order in which a name is looked up that is not of the log's own trainer.
 LOGGERS = ("trl", "verl", "prime-rl", "verifiers", "tinker", "open-instruct", "openrlhf", "plain")
-"""Trainers whose metrics are known, in the order in which a name is looked up that is not of the log's own trainer."""
-
+# Looks up a value by name; None where there is none.
 Find = Callable[[str], Any]
-"""Looks up a value by name; None where there is none."""
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,4 @@
-"""Writing a run directory: one process at a time, nothing half-written, readable whenever it is killed.
-
-run.json            resolved config, versions, tasksets with their hashes
-metrics.jsonl       one line per step
-evals.jsonl         one line per evaluation
-events.jsonl        one line per event: started, checkpoint, finished, … (events.toml)
-rollouts/000012/    part-0.parquet, the rollouts of step 12
-evals/000050.parquet
-checkpoints/step-000050/
-.lock               held while a process writes; a dead process holds nothing
+"""Writing a run directory, whose files docs/records.md lists: one process at a time, readable whenever it is killed.
 
 Whole files are written beside their place and renamed; lines are flushed. Neither a kill nor a full disk leaves half.
 """
@@ -73,7 +64,9 @@ class RunDirectory:
             raise RecordError(f"{path} holds no run (no run.json).")
         directory = cls(path)
         directory.lock()
-        remove_unfinished(path)
+        for left in (*path.glob(".*.*"), *path.glob("rollouts/*/.*"), *path.glob("evals/.*")):
+            if left.suffix[1:].isdigit() and left.is_file():  # a killed process left it half-written
+                left.unlink()
         return directory
 
     def lock(self) -> None:
@@ -86,7 +79,6 @@ class RunDirectory:
                 raise RunLocked(message) from None
 
     def unlock(self) -> None:
-        """Give the lock back."""
         self._lock.release()
 
     def __enter__(self) -> Self:
@@ -96,7 +88,6 @@ class RunDirectory:
         self.unlock()
 
     def write_info(self, info: dict[str, Any]) -> None:
-        """Write run.json whole."""
         write_whole(self.path / "run.json", json.dumps(info, indent=2, ensure_ascii=False).encode())
 
     def event(self, kind: str, **values: Any) -> None:
@@ -108,7 +99,6 @@ class RunDirectory:
         append_line(self.path / "events.jsonl", {"event": kind, "time": time.time(), **values})
 
     def metrics(self, line: dict[str, Any]) -> None:
-        """Append a step's metrics."""
         append_line(self.path / "metrics.jsonl", line)
 
     def evaluation(self, line: dict[str, Any], table: pa.Table) -> None:
@@ -140,10 +130,7 @@ def _write_parquet(path: Path, table: pa.Table) -> None:
 
 
 def append_line(path: Path, value: dict[str, Any]) -> None:
-    """Append one object as one line, out of this process when this returns.
-
-    A torn line that a killed process left behind is ended first, so that it can't swallow this one.
-    """
+    """Append one object as one line, out of this process when this returns."""
     line = to_line(value)
     with plain_disk_errors(path):
         before = path.stat().st_size if path.exists() else 0
@@ -151,7 +138,7 @@ def append_line(path: Path, value: dict[str, Any]) -> None:
             with path.open("a+b") as file:
                 if before > 0:
                     file.seek(-1, os.SEEK_END)
-                    if file.read(1) != b"\n":
+                    if file.read(1) != b"\n":  # a killed process tore a line, which must not swallow this one
                         line = b"\n" + line
                 file.write(line)
         except OSError:
@@ -205,13 +192,6 @@ def write_whole(path: Path, data: bytes) -> None:
             beside.unlink(missing_ok=True)
 
 
-def remove_unfinished(folder: Path) -> None:
-    """Remove files that a killed process left half-written; only for the holder of the lock."""
-    for path in (*folder.glob(".*.*"), *folder.glob("rollouts/*/.*"), *folder.glob("evals/.*")):
-        if path.suffix[1:].isdigit() and path.is_file():
-            path.unlink()
-
-
 _REASONS = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the disk quota is used up",
@@ -232,11 +212,9 @@ def plain_disk_errors(path: Path) -> Iterator[None]:
 
 
 def is_being_written(folder: Path) -> bool:
-    """Return True where a living process holds the lock of a run directory.
-
-    Asked with a shared lock on a file opened to read: readers neither take each other for the writer nor
-    need the right to write.
-    """
+    """Return True where a living process holds the lock of a run directory."""
+    # Asked with a shared lock on a file opened to read: readers neither take each other for the writer nor need the
+    # right to write.
     path = folder / ".lock"
     if sys.platform == "win32":
         lock = filelock.FileLock(path, timeout=0.05)
@@ -262,7 +240,6 @@ class Stop:
     """Wish to end a run after the current step, with its origin; the run's record keeps it."""
 
     reason: str
-    """One sentence."""
     by: StoppedBy = "observer"
     finding: str = ""
     """Cause that the doctor or the preflight found; empty for others."""

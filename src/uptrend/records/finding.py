@@ -42,9 +42,7 @@ class Evidence:
     """One observation behind a finding."""
 
     text: str
-    """A sentence with its figures in it."""
     value: float | None = None
-    """The figure that the sentence turns on."""
     metric: str = ""
     step: int | None = None
     """None for the whole run."""
@@ -84,7 +82,6 @@ class Experiment:
     direction: str = "up"
     """Claimed direction of the arm against the control: up or down."""
     smallest: float = 0.05
-    """The smallest effect that matters."""
     steps: int = 0
     """Steps per arm; 0 for those of the recipe."""
 
@@ -100,7 +97,6 @@ class Fix:
     untranslated: tuple[str, ...] = ()
     """Keys of ours whose value suits no other trainer."""
     notes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Advice on the changes, by trainer."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +107,6 @@ class Finding:
     severity: Severity
     confidence: Confidence
     summary: str
-    """One sentence that names the cause."""
     evidence: tuple[Evidence, ...]
     rivals: tuple[Rival, ...] = ()
     experiment: Experiment | None = None
@@ -119,7 +114,6 @@ class Finding:
     explains: tuple["Finding", ...] = ()
     """Findings that are symptoms of this one."""
     page: str = ""
-    """Its page in the documentation."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +121,6 @@ class CannotTell:
     """A check that lacked its data."""
 
     id: str
-    """The cause that it looks for."""
     needs: str
     """Data that it would need, or why what is there does not do."""
 
@@ -138,7 +131,6 @@ class Trend:
 
     kind: TrendKind
     sentence: str
-    """The same in words, with its figures."""
     effect: float | None = None
     """The fitted change of the mean reward from the first step to the last."""
     interval: tuple[float, float] | None = None
@@ -154,12 +146,9 @@ class Report:
     """Everything that the doctor says of one run."""
 
     source: str
-    """Folder or file that was read."""
     trainer: str
     name: str
-    """The run's name, where one is known."""
     steps: int
-    """Number of logged points."""
     trend: Trend
     findings: tuple[Finding, ...]
     """The causes, likeliest first; symptoms folded under them."""
@@ -167,7 +156,6 @@ class Report:
     notes: tuple[str, ...] = ()
     """Sentences on how the log was read."""
     unknown: tuple[str, ...] = ()
-    """Columns without a translation."""
     curve: tuple[tuple[int, float], ...] = ()
     """Step and mean training reward, thinned for a picture."""
     runs: tuple["Report", ...] = ()

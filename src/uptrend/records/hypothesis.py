@@ -80,9 +80,7 @@ class Hypothesis:
     status: Status = Status.PENDING
     confidence: Confidence | None = None
     cause: str = ""
-    """The catalogue id that it is about; empty for none."""
     explains: str = ""
-    """Observation that it would explain, in a sentence."""
     metric: str = "eval/accuracy"
     """Compared quantity: eval/accuracy, eval/reward, eval/part/NAME, eval/pass@K, or a metric of the steps."""
     direction: Direction = Direction.UP
@@ -95,7 +93,6 @@ class Hypothesis:
     """Steps per run; 0 for the recipe's."""
     method: Method = Method.TRAIN
     source: Source | None = None
-    """Rollouts to replay; None for training runs."""
     stops_early: bool = True
     """End when the confidence sequence over seeds is clear or hopeless."""
     validated_if: str = VALIDATED_IF
@@ -122,7 +119,6 @@ class Measured:
     arm: str
     seed: int
     value: float
-    """The hypothesis's metric at the end."""
     before: float | None = None
     """The same before the first step, where it is known."""
     tasks: Mapping[str, float] = field(default_factory=dict)
@@ -148,9 +144,7 @@ class Comparison:
     arm: str
     seeds: tuple[int, ...]
     differences: tuple[float, ...]
-    """Arm less control by seed, in the claimed direction."""
     control_mean: float
-    """The control's mean over these seeds, as measured."""
     arm_mean: float
     interval: Interval
     """Over seeds: Student's paired interval at `level`, or the confidence sequence's where it stopped early."""
@@ -166,7 +160,6 @@ class Comparison:
     sign_flip_least: float
     """The least one-sided p that this many seeds can give."""
     improvement: Interval
-    """The chance that a run of the arm beats one of the control."""
     tasks_too: Interval | None
     """The effect with its interval over seeds and tasks both: about other tasks of the kind too."""
     iqm: Interval | None
@@ -187,7 +180,6 @@ class Verdict:
     status: Status
     confidence: Confidence
     because: str
-    """The rule that gave that confidence."""
     sentence: str
     comparisons: tuple[Comparison, ...]
     stopped_early: bool = False
@@ -196,4 +188,3 @@ class Verdict:
     """Reason why it does not count; empty where it does."""
     refused: Mapping[str, str] = field(default_factory=dict)
     specification: str = ""
-    """The hash that was written before the first step."""

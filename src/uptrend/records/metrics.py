@@ -27,7 +27,6 @@ class Metric:
 
     key: str
     unit: str
-    """share, nats, tokens, seconds, …"""
     meaning: str
     healthy: str = ""
     warns: tuple[Sign, ...] = ()
@@ -46,7 +45,6 @@ class Metric:
 
     @property
     def is_share(self) -> bool:
-        """True for a fraction of one, shown in percent or points."""
         return self.unit == "share"
 
 

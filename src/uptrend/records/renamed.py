@@ -15,8 +15,8 @@ from typing import Any
 
 _ALWAYS_EXIST = ("loss/", "gradient/", "sampler/", "weights/")
 _OF_THE_UPDATE = ("learner/", "clip/", "kl/")
+# Openings of schema 1's reasons.
 _STOPPED_BY = {"preflight": "preflight: ", "doctor": "the doctor found ", "user": "interrupted by the user"}
-"""Openings of schema 1's reasons."""
 
 
 class RenamedWarning(FutureWarning):
@@ -90,11 +90,9 @@ def _pattern(*sections: str) -> re.Pattern[str]:
 
 
 def upgrade_metrics(line: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a metrics line of schema 1 as schema 2 has it.
-
-    Schema 1 wrote null for a number that is not finite and for one that does not exist, such as the entropy of a step
-    whose groups were all dead. Where loss and gradient are finite, a null beside them is of the second kind.
-    """
+    """Return a metrics line of schema 1 as schema 2 has it."""
+    # Schema 1 wrote null for a number that is not finite and for one that does not exist, such as the entropy of a step
+    # whose groups were all dead. Where loss and gradient are finite, a null beside them is of the second kind.
     broken = any(value is None for key, value in line.items() if key.startswith(("loss/", "gradient/")))
     kept = _ALWAYS_EXIST + (_OF_THE_UPDATE if broken else ())
     known = names("metrics")

@@ -60,7 +60,6 @@ class Task:
     messages: tuple[Message, ...]
     answer: str
     family: str
-    """Kind of task, for reports by kind."""
     difficulty: float = 0.0
     """Larger is harder, comparable within a family."""
     data: Mapping[str, Any] = field(default_factory=dict)
@@ -104,7 +103,6 @@ class Reward:
     """The score of one rollout, between `low` and `high`."""
 
     total: float
-    """Number that the learner is given."""
     low: float
     high: float
     """A gold answer reaches it."""
@@ -114,7 +112,6 @@ class Reward:
 
     @classmethod
     def of(cls, name: str, value: float, low: float, high: float, correct: bool) -> "Reward":
-        """Return a reward of one part."""
         return cls(value, low, high, correct, (Part(name, value, low, high),))
 
 
@@ -139,10 +136,7 @@ class Ending(StrEnum):
 
 
 def boundary_of(error: str | None) -> str:
-    """Return where a rollout failed: open, prompt, turn N, respond, score, close or gold; empty where nothing did.
-
-    An error begins with its boundary, before a colon.
-    """
+    """Return where a rollout failed: open, prompt, turn N, respond, score, close or gold; empty where nothing did."""
     return (error or "").partition(":")[0]
 
 
@@ -151,7 +145,6 @@ class Sequence:
     """One row of token columns; the learner's columns are empty until an update has seen it."""
 
     ids: Ints
-    """Token ids, exactly as sampled."""
     turns: Ints
     """The turn that each token belongs to; the first prompt and the first answer are turn 0."""
     roles: Bytes
@@ -171,7 +164,6 @@ class Sequence:
 
     @property
     def sampled(self) -> Flags:
-        """True for tokens that the model wrote."""
         return np.asarray(self.roles == int(Role.MODEL))  # numpy compares with a plain int ten times faster
 
 
@@ -182,7 +174,6 @@ class Rollout:
     step: int
     """The step that sampled it; 0 for an evaluation before the first step."""
     group: str
-    """The id of the group that it is compared within."""
     index: int
     task: str
     family: str
@@ -197,7 +188,6 @@ class Rollout:
     error: str | None
     """The boundary that failed, a colon and the error (`boundary_of` reads it); None where nothing failed."""
     seconds: float
-    """Duration from its first prompt to its score."""
     kept: bool = True
     """False where its group was dead and another was sampled in its place."""
 
@@ -219,7 +209,6 @@ class Evaluation:
     """Steps before it; 0 is the model before training."""
     tasks: int
     correct: int
-    """Tasks whose greedy answer was right."""
     low: float
     high: float
     """Ends of the accuracy's 95% interval."""
@@ -236,5 +225,4 @@ class Evaluation:
 
     @property
     def accuracy(self) -> float:
-        """Fraction of held-out tasks answered right."""
         return self.correct / self.tasks if self.tasks else math.nan

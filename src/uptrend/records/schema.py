@@ -22,10 +22,10 @@ VERSION = 2
 
 _PART = pa.struct([("name", pa.string()), *((name, pa.float64()) for name in ("value", "low", "high", "weight"))])
 _MESSAGE = pa.struct([(name, pa.string()) for name in ("role", "content", "calls", "problem")])
+# Columns that are fields of a rollout as they are.
 _SAME = ("step", "group", "index", "task", "family", "answer", "seed", "error", "seconds")
-"""Columns that are fields of a rollout as they are."""
+# Token columns that every sequence has; the others are empty until an update has seen it.
 _OF_THE_SAMPLER = ("turns", "roles", "versions", "sampler")
-"""Token columns that every sequence has; the others are empty until an update has seen it."""
 
 TOKEN_COLUMNS: dict[str, pa.DataType] = {
     "ids": pa.int32(),

@@ -28,7 +28,6 @@ class RunView:
     """One run, read."""
 
     source: str
-    """Folder or file that was read."""
     trainer: str
     """uptrend, trl, verl, prime-rl, verifiers, tinker, or unknown."""
     name: str
@@ -50,9 +49,7 @@ class RunView:
     read_rollouts: Callable[[int], pa.Table] = _no_rollouts
     """The rollouts of a step with the columns of `records.schema`; null where the trainer did not keep one."""
     held_out: Callable[[int], pa.Table] = _no_rollouts
-    """The held-out rollouts of an evaluation, likewise."""
     unknown: Mapping[str, Floats] = field(default_factory=dict)
-    """Columns without a translation, under their own names."""
     runs_in_log: int = 1
     """Number of runs that the log held one after the other; this is one of them."""
     notes: tuple[str, ...] = ()
