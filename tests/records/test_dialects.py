@@ -11,10 +11,10 @@ from uptrend.records import Times
 from uptrend.records.dialects import (
     LOGGERS,
     TRAINERS,
-    Setting,
     metric_names,
     names_of,
     read_setting,
+    recognize,
     settings,
     to_ours,
     to_theirs,
@@ -35,14 +35,10 @@ def test_every_key_is_one_of_ours() -> None:
     assert all(setting.name or setting.note for entry in settings().values() for setting in entry.values())
 
 
-def names(setting: Setting) -> set[str]:
-    """Every name that a setting may be written under."""
-    tables = [table for table in setting.values.values() if isinstance(table, dict)]
-    return {*setting.name, *setting.beside, *(name for table in tables for name in table)}
-
-
 def test_trl_has_these_arguments() -> None:
-    written = {name for entry in settings().values() if "trl" in entry for name in names(entry["trl"])}
+    ours = [entry["trl"] for entry in settings().values() if "trl" in entry]
+    tables = [table for setting in ours for table in setting.values.values() if isinstance(table, dict)]
+    written = {name for setting in ours for name in (*setting.name, *setting.beside)}.union(*tables)
     assert len(written) > 30
     assert written - trl_options() == {"model_init_kwargs.dtype"}
     assert "model_init_kwargs" in trl_options()
@@ -63,6 +59,9 @@ def test_a_name_means_one_metric(trainer: str) -> None:
     for theirs, ours in metric_names(trainer).items():
         filled = theirs.replace("NAME", "exact").replace("AGENT", "solver")
         assert translate(filled, trainer) == ours.replace("NAME", "exact")
+    assert translate("no/such/column", trainer) is None
+    assert recognize(["kl", "frac_reward_zero_std", "rewards/f/mean"]) == "trl"
+    assert (recognize(["optimizer/lr"]), recognize(["a"])) == ("uptrend", "unknown")
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
@@ -100,12 +99,9 @@ def test_settings_in_other_words(key: str, value: Any, trainer: str, told: dict[
     assert found.settings == told
 
 
-def test_what_no_trainer_has() -> None:
+def test_the_surest_name_counts_and_what_no_trainer_has_is_none() -> None:
     assert to_theirs("learning.baseline", "mean", "trl") is None
     assert to_theirs("tasks.name", "mixed", "prime-rl") is None
-
-
-def test_the_surest_name_counts() -> None:
     facts = {"trainer.optim.lr": 1.0, "learning_rate": 2.0, "lr": 3.0}
     assert read_setting("learning.lr", "trl", facts.get) == 1.0
     assert names_of("learning.lr", "verl")[0] == "actor_rollout_ref.actor.optim.lr"
