@@ -34,12 +34,7 @@ def full(loss: str, **changes: object) -> Learning:
     ("name", "rows", "parts", "changes"),
     [
         *((name, APART, split, {}) for name in NAMES for split in SPLITS.values()),
-        *(
-            (name, ROLLOUTS, split, {})
-            for name in NAMES
-            for split in SPLITS.values()
-            if not LOSSES[name].whole_rollouts
-        ),
+        *((name, ROLLOUTS, split, {}) for name in NAMES for split in SPLITS.values() if name != "gspo"),
         *((name, ROLLOUTS, TOGETHER, {"correction": "sequence"}) for name in NAMES),
         ("gspo", [0, 1, 2, 0], [torch.tensor([0]), torch.tensor([1, 2])], {}),  # the last row has nothing to train
     ],
