@@ -32,24 +32,15 @@ LLAMA_WORDS = (
 )
 """How Llama 3's tokenizer cuts a text into words."""
 
-SEARCH = Tool(
-    "search",
-    "Searches\nthe documents.",
-    {
-        "type": "object",
-        "properties": {"query": {"type": "string"}, "most": {"type": "integer"}},
-        "required": ["query"],
-    },
-)
+ARGUMENTS = {"query": {"type": "string"}, "most": {"type": "integer"}}
+SEARCH = Tool("search", "Searches\nthe documents.", {"type": "object", "properties": ARGUMENTS, "required": ["query"]})
 FINISH = Tool("finish", "Ends.", {"type": "object", "properties": {}})
 
 
 def put_on(tokenizer: Any, name: str, *, all_special: bool = False) -> tuple[Any, list[int]]:
     """The tokenizer with a model's template and tokens, and its stop ids; the turn's close is not the first."""
     added = list(ADDED.get(name, ()))
-    tokenizer.add_special_tokens(
-        {"additional_special_tokens": [*SPECIAL[name], *(added if all_special else ())]},
-    )
+    tokenizer.add_special_tokens({"additional_special_tokens": [*SPECIAL[name], *(added if all_special else ())]})
     tokenizer.add_tokens(added)
     if name in STARTS:
         tokenizer.bos_token = STARTS[name]

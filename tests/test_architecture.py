@@ -21,6 +21,10 @@ from uptrend.records import Run
 
 SOURCE = Path(uptrend.__file__).parent
 PACKAGES = sorted(path.parent.name for path in SOURCE.glob("*/__init__.py"))
+NO_TORCH = (
+    "uptrend.stats.comparison, uptrend.stats.trend, uptrend.stats.drawing, uptrend.tasks.registry, "
+    "uptrend.training.observer"
+)
 HEAVY = ("torch", "transformers", "peft", "accelerate")
 LIGHT = [
     ["--help"],
@@ -52,10 +56,11 @@ def loaded_after(code: str, folder: Path) -> set[str]:
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 
-def test_importing_uptrend_loads_no_torch(tmp_path: Path) -> None:
-    loaded = loaded_after("import uptrend\nassert callable(uptrend.train)", tmp_path)
+@pytest.mark.parametrize("modules", ["uptrend", "uptrend.records, uptrend.config", NO_TORCH])
+def test_what_is_imported_loads_no_torch(modules: str, tmp_path: Path) -> None:
+    loaded = loaded_after(f"import {modules}\nassert callable(uptrend.train)", tmp_path)
     assert "uptrend" in loaded
-    assert loaded.isdisjoint(HEAVY)
+    assert loaded.isdisjoint((*HEAVY, "pandas", "polars") if modules != NO_TORCH else HEAVY)
 
 
 @pytest.mark.parametrize("arguments", LIGHT, ids=" ".join)
@@ -88,12 +93,6 @@ def test_commands_that_only_look_need_no_extra(arguments: list[str], tmp_path: P
     assert [name for name in loaded if core.isdisjoint(map(canonicalize_name, known[name]))] == []
 
 
-def test_a_package_loads_no_torch_that_says_so(tmp_path: Path) -> None:
-    code = "import uptrend.records, uptrend.config, uptrend.stats.comparison, uptrend.stats.trend"
-    code += ", uptrend.tasks.registry, uptrend.training.observer"
-    assert loaded_after(code, tmp_path).isdisjoint(HEAVY)
-
-
 def test_the_public_surface() -> None:
     names = {
         "Observer", "Report", "Reward", "Run", "Task", "Taskset", "diagnose", "evaluate", "load_config", "replay",
@@ -115,23 +114,11 @@ def test_train_returns_its_run(tmp_path: Path) -> None:
     assert (run.path, run.status, run.last_step) == (tmp_path / "one", "finished", 1)
 
 
-def test_a_class_name_is_defined_once() -> None:
-    names = Counter(
-        node.name
-        for path in SOURCE.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ClassDef)
-    )
+def test_a_class_name_is_defined_once_and_every_module_says_what_it_is() -> None:
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in SOURCE.rglob("*.py")}
+    nodes = (node for tree in trees.values() for node in ast.walk(tree))
+    names = Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
     assert not {name: count for name, count in names.items() if count > 1}
-
-
-def test_no_file_is_named_for_nothing() -> None:
-    files = [*SOURCE.rglob("*.py"), *Path(__file__).parent.rglob("*.py")]
-    assert not [path for path in files if path.stem in ("utils", "util", "common", "helpers", "misc")]
-
-
-@pytest.mark.parametrize("package", PACKAGES)
-def test_every_package_does_something_and_says_what(package: str) -> None:
-    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in (SOURCE / package).rglob("*.py")}
-    assert any(isinstance(node, ast.FunctionDef) for tree in trees.values() for node in ast.walk(tree))
     assert not [path for path, tree in trees.items() if not ast.get_docstring(tree)]
+    files = [*trees, *Path(__file__).parent.rglob("*.py")]
+    assert not [path for path in files if path.stem in ("utils", "util", "common", "helpers", "misc")]
