@@ -10,7 +10,7 @@ from uptrend.config import Lora, Model
 from uptrend.policy.known import find_model
 from uptrend.policy.policy import Policy, load_policy
 
-TYPES: dict[str, tuple[str, dict[str, Any]]] = {
+TYPES: dict[str, tuple[str, dict[str, Any]]] = {  # class name, and what it sets beside the sizes
     "llama": ("Llama", {"tie_word_embeddings": True}),
     "mistral": ("Mistral", {"sliding_window": None, "head_dim": 12}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
@@ -21,7 +21,6 @@ TYPES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi": ("Phi", {}),
     "granite": ("Granite", {"logits_scaling": 2.0}),
 }
-"""Each type's class name, and what it sets beside the sizes."""
 
 
 def character_tokenizer() -> Any:

@@ -124,11 +124,9 @@ def test_what_lies_outside_the_mask_does_not_matter_and_padding_can_be_dropped()
 
 
 def test_what_an_option_needs_has_to_be_there() -> None:
-    case = make_case(0, [0, 1, 2, 3])
-    for needed, learning in {
-        "sampler": learning_for("grpo", correction="token"),
-        "reference": learning_for("grpo", kl=kl(0.1)),
-    }.items():
+    case, needs = make_case(0, [0, 1, 2, 3]), {"sampler": {"correction": "token"}, "reference": {"kl": kl(0.1)}}
+    for needed, changes in needs.items():
+        learning = learning_for("grpo", **changes)
         with pytest.raises(AssertionError, match=needed):
             prepare(case.mask_bt, case.rollouts_b, case.advantages_bt, learning, MAX_TOKENS)
 

@@ -203,33 +203,6 @@ def test_nobody_sees_half_of_a_whole_file(tmp_path: Path) -> None:
     assert len({content[0] for content in contents}) > 1
 
 
-@pytest.fixture
-def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real file system of 64 KiB, where we may mount one."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
-    if sys.platform != "linux" or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("mounting needs root")
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
-
-
-def test_a_full_disk_is_a_plain_sentence_and_leaves_nothing_half(tiny_disk: Path) -> None:
-    write_whole(tiny_disk / "run.json", b"{}")
-    append_line(tiny_disk / "m.jsonl", {"step": 1})
-    with pytest.raises(RecordError, match=r"part-0\.parquet could not be written: the disk is full\."):
-        write_whole(tiny_disk / "part-0.parquet", os.urandom(100_000))
-    assert sorted(p.name for p in tiny_disk.iterdir()) == ["m.jsonl", "run.json"]
-    with pytest.raises(RecordError, match=r"m\.jsonl could not be written: the disk is full\."):
-        append_line(tiny_disk / "m.jsonl", {"step": 2, "text": "x" * 100_000})
-    assert (tiny_disk / "m.jsonl").read_bytes() == to_line({"step": 1})
-    append_line(tiny_disk / "m.jsonl", {"step": 3})
-    assert [line["step"] for line in read_lines(tiny_disk / "m.jsonl")] == [1, 3]
-    with pytest.raises(RecordError, match=r"no/run\.json could not be written: No such file"):
-        write_whole(tiny_disk / "no" / "run.json", b"")
-
-
 def test_a_file_that_may_not_grow_is_a_plain_sentence_and_leaves_nothing_half(tmp_path: Path) -> None:
     script = """
         import resource, sys
@@ -253,6 +226,8 @@ def test_a_file_that_may_not_grow_is_a_plain_sentence_and_leaves_nothing_half(tm
     assert all(line.endswith("could not be written: it would be larger than a file may be here.") for line in told)
     assert [p.name for p in tmp_path.iterdir()] == ["m.jsonl"]
     assert (tmp_path / "m.jsonl").read_bytes() == to_line({"step": 1}) + to_line({"step": 2})
+    with pytest.raises(RecordError, match=r"no/run\.json could not be written: No such file"):
+        write_whole(tmp_path / "no" / "run.json", b"")
 
 
 if __name__ == "__main__":

@@ -97,35 +97,39 @@ def test_rollouts_survive_the_disk_to_the_bit(made: list[Rollout]) -> None:
                 np.testing.assert_array_equal(x, y, err_msg=name)
 
 
-def tool_rollout() -> Rollout:
-    """Two sequences: the second is the history as a template rewrote it, with a tool's answer in it."""
-    nan, (prompt, model, tool) = np.nan, Role
-    first: dict[str, Any] = {
-        "ids": [10, 11, 12], "turns": [0, 0, 0], "roles": [prompt, model, model], "versions": [-1, 3, 3],
-        "sampler": [nan, -0.5, -0.25], "weights": [0, 1, 1], "attended": [True] * 3, "advantages": [0, 1.5, 1.5],
-        "learner": [nan, -0.5, -0.375], "reference": [nan, -0.75, -0.5],
-    }  # fmt: skip
-    second: dict[str, Any] = {
-        "ids": [10, 20, 21, 13], "turns": [0, 1, 1, 1], "roles": [prompt, tool, tool, model],
-        "versions": [-1, -1, -1, 4], "sampler": [nan, nan, nan, -1.0],
-    }  # fmt: skip
-    said = (
-        Message("user", "Größe?"),
-        Message("assistant", "<call>", (ToolCall("search", {"query": "größe", "n": 3}),)),
-        Message("assistant", "<tool>{", problem="It is not closed."),
+# Two sequences as they stand on disk: the second is the history as a template rewrote it, with a tool's answer in it.
+FIRST: dict[str, Any] = {
+    "ids": [10, 11, 12], "turns": [0, 0, 0], "roles": [0, 1, 1], "versions": [None, 3, 3],
+    "sampler": [None, -0.5, -0.25], "weights": [0, 1, 1], "attended": [True] * 3, "advantages": [0, 1.5, 1.5],
+    "learner": [None, -0.5, -0.375], "reference": [None, -0.75, -0.5],
+}  # fmt: skip
+SECOND: dict[str, Any] = {
+    "ids": [10, 20, 21, 13], "turns": [0, 1, 1, 1], "roles": [0, 2, 2, 1], "versions": [None, None, None, 4],
+    "sampler": [None, None, None, -1.0],
+}  # fmt: skip
+
+
+def in_memory(columns: dict[str, Any]) -> Sequence:
+    """Return the sequence with NaN, and -1 for versions, where the disk has null; as int64 and float64."""
+    nothing = {"versions": -1}
+    return Sequence(
+        **{name: np.array([nothing.get(name, np.nan) if v is None else v for v in x]) for name, x in columns.items()}
     )
-    reward = Reward(1.1, -0.2, 1.2, True, (Part("answer", 1.0, 0.0, 1.0), Part("format", 0.5, -1.0, 1.0, 0.2)))
-    both = tuple(Sequence(**{name: np.array(x) for name, x in each.items()}) for each in (first, second))
-    return Rollout(7, "g3", 2, "t9", "lookup", "12", 2**40, said, both, reward, Ending.TURN_LIMIT, None, 1.25)
 
 
 def test_the_columns_hold_what_the_page_says() -> None:
-    """Numpy gave int64 and float64; what was not sampled, or not seen by an update, is null."""
-    table = rollouts_table("demo", [tool_rollout()])
+    calls = (ToolCall("search", {"query": "größe", "n": 3}),)
+    said = (
+        Message("user", "Größe?"),
+        Message("assistant", "<call>", calls),
+        Message("assistant", "<tool>{", problem="It is not closed."),
+    )
+    reward = Reward(1.1, -0.2, 1.2, True, (Part("answer", 1.0, 0.0, 1.0), Part("format", 0.5, -1.0, 1.0, 0.2)))
+    both = (in_memory(FIRST), in_memory(SECOND))
+    made = Rollout(7, "g3", 2, "t9", "lookup", "12", 2**40, said, both, reward, Ending.TURN_LIMIT, None, 1.25)
+    table = rollouts_table("demo", [made])
     assert table.schema.equals(ROLLOUTS, check_metadata=True)
     assert table.schema.metadata == {b"uptrend.schema": b"2"}
-    first, second = table.to_pylist()
-    calls = '[{"name": "search", "arguments": {"query": "größe", "n": 3}}]'
     shared = {
         "run": "demo", "step": 7, "group": "g3", "index": 2, "task": "t9", "family": "lookup", "answer": "12",
         "seed": 2**40, "reward": 1.1, "reward_low": -0.2, "reward_high": 1.2, "correct": True,
@@ -135,20 +139,16 @@ def test_the_columns_hold_what_the_page_says() -> None:
         ],
         "messages": [
             {"role": "user", "content": "Größe?", "calls": None, "problem": None},
-            {"role": "assistant", "content": "<call>", "calls": calls, "problem": None},
+            {"role": "assistant", "content": "<call>", "problem": None,
+             "calls": '[{"name": "search", "arguments": {"query": "größe", "n": 3}}]'},
             {"role": "assistant", "content": "<tool>{", "calls": None, "problem": "It is not closed."},
         ],
         "ended": "turn-limit", "error": None, "seconds": 1.25, "kept": True,
     }  # fmt: skip
-    assert first == shared | {
-        "sequence": 0, "ids": [10, 11, 12], "turns": [0, 0, 0], "roles": [0, 1, 1], "versions": [None, 3, 3],
-        "sampler": [None, -0.5, -0.25], "weights": [0, 1, 1], "attended": [True] * 3, "advantages": [0, 1.5, 1.5],
-        "learner": [None, -0.5, -0.375], "reference": [None, -0.75, -0.5],
-    }  # fmt: skip
-    assert second == shared | dict.fromkeys(LEARNED) | {
-        "sequence": 1, "ids": [10, 20, 21, 13], "turns": [0, 1, 1, 1], "roles": [0, 2, 2, 1],
-        "versions": [None, None, None, 4], "sampler": [None, None, None, -1.0],
-    }  # fmt: skip
+    assert table.to_pylist() == [
+        shared | {"sequence": 0, **FIRST},
+        shared | {"sequence": 1, **SECOND} | dict.fromkeys(LEARNED),
+    ]
 
 
 def test_a_rollout_that_failed_keeps_its_row() -> None:

@@ -42,6 +42,5 @@ def advantages(rewards_n: Tensor, groups_n: Tensor, *, scale: Scale, baseline: B
 
 
 def _group_sum(values_n: Tensor, index_n: Tensor) -> Tensor:
-    """Return the sum over each rollout's group, at each rollout."""
     groups = int(index_n.max()) + 1 if len(index_n) else 0
     return values_n.new_zeros(groups).index_add(0, index_n, values_n)[index_n]

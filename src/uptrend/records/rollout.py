@@ -1,7 +1,6 @@
 """The nouns of training: task, message, reward, rollout, evaluation.
 
-A rollout is one attempt at one task, with every token that the learner sees. Its arrays are over the tokens of one
-sequence. It has one sequence where the history is only appended to, and several where a chat template rewrites it.
+A rollout has one sequence of tokens where its history is only appended to, several where a chat template rewrites it.
 """
 
 import hashlib

@@ -34,7 +34,6 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Name of the run's folder."""
         return self.path.resolve().name
 
     @property
@@ -146,7 +145,6 @@ class Run:
 
     @property
     def _turning_point(self) -> dict[str, Any]:
-        """Last event that says that the run began or ended; empty where there is none."""
         return next((event for event in reversed(self.events) if event.get("event") in STARTS + ENDS), {})
 
     @property
@@ -194,7 +192,6 @@ def to_pandas(table: pa.Table) -> Any:
 
 
 def _table(lines: list[dict[str, Any]]) -> pa.Table:
-    """Join rows that may differ in their keys, in the order that keys first appear."""
     keys = list(dict.fromkeys(key for line in lines for key in line))
     return pa.table({key: pa.array([line.get(key) for line in lines]) for key in keys})
 

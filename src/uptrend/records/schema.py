@@ -144,7 +144,6 @@ def _message_of(said: dict[str, Any]) -> Message:
 
 
 def _sequences(columns: dict[str, list[NDArray[Any] | None]], rows: range) -> tuple[Sequence, ...]:
-    """Return the sequences of one rollout; none where it failed before its first token."""
     sampled = [at for at in rows if columns["ids"][at] is not None]
     if lacking := [name for name in _OF_THE_SAMPLER for at in sampled if columns[name][at] is None]:
         raise RecordError(f"These rollouts have no column {lacking[0]}: not all that was sampled was kept.")

@@ -51,7 +51,7 @@ class RunView:
     held_out: Callable[[int], pa.Table] = _no_rollouts
     unknown: Mapping[str, Floats] = field(default_factory=dict)
     runs_in_log: int = 1
-    """Number of runs that the log held one after the other; this is one of them."""
+    """Runs that the log held one after the other; this is one of them."""
     notes: tuple[str, ...] = ()
     """Sentences on how the log was read: restarts split, repeated values dropped, torn lines."""
 

@@ -152,7 +152,6 @@ def _expected_lag_one(points: int, degree: int) -> Floats:
 
 
 def _diagonal_sums(matrix: Floats) -> Floats:
-    """Return the sums of a matrix's entries at each distance from the diagonal."""
     return np.array([np.trace(matrix, k) + (np.trace(matrix, -k) if k else 0.0) for k in range(len(matrix))])
 
 
