@@ -13,7 +13,7 @@ import pytest
 from synthetic import info_of
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.doctor.probes import PROBES
-from uptrend.records import RecordError, Run, RunDirectory, Stop, to_pandas, to_polars, view_of
+from uptrend.records import RecordError, Run, RunDirectory, Stop, from_lines, to_pandas, to_polars, view_of
 from uptrend.records.directory import append_line, read_lines
 from uptrend.records.renamed import RenamedWarning, current, names, upgrade_keys, upgrade_metrics
 
@@ -78,6 +78,19 @@ def test_a_run_that_has_just_begun_reads(tmp_path: Path) -> None:
         (tmp_path / "run" / "findings.json").write_text("{")
         with pytest.raises(RecordError, match=r"findings\.json is not JSON.*Write it again: uptrend doctor"):
             print(run.report)
+
+
+def test_a_view_has_curves_values_and_parts(make_run: MakeRun) -> None:
+    view = view_of(Run(make_run("demo", steps=4)))
+    assert view.has("reward/mean", "loss/total")
+    assert not view.has("reward/mean", "no/such")
+    assert [len(x) for x in view.curve("no/such")] == [0, 0]
+    assert view.curve("loss/total")[0].tolist() == [1, 3, 4]
+    assert (view.nonfinite, view.rollout_steps) == ({"loss/total": (2,)}, (1, 2, 3, 4))
+    assert (view.value("sampling.size"), view.value("sampling.no.key", 7)) == (16, 7)
+    lines = [{"step": 1, "reward/part/exact/mean": 0.5}]
+    other = from_lines(lines, "trl", source="log", name="")
+    assert (other.parts(), other.read_rollouts(1).num_rows) == (["exact"], 0)
 
 
 def test_frames(make_run: MakeRun) -> None:
