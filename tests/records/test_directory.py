@@ -8,7 +8,7 @@ import random
 import signal
 import subprocess
 import sys
-import textwrap
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -182,25 +182,22 @@ def test_numbers_of_numpy_are_numbers_and_those_not_finite_null() -> None:
 
 
 def test_nobody_sees_half_of_a_whole_file(tmp_path: Path) -> None:
-    script = """
-        import itertools, sys
-        from pathlib import Path
-        from uptrend.records.directory import write_whole
+    path, seen = tmp_path / "part-0.parquet", list[bytes]()
+    write_whole(path, bytes(2_000_000))
+
+    def write() -> None:
         for i in itertools.count():
-            write_whole(Path(sys.argv[1]), bytes([i % 256]) * 2_000_000)
-            print(i, flush=True)
-    """
-    path = tmp_path / "part-0.parquet"
-    command = [sys.executable, "-c", textwrap.dedent(script), str(path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        try:
-            assert process.stdout
-            process.stdout.readline()
-            contents = [path.read_bytes() for _ in range(200)]
-        finally:
-            process.kill()
-    assert all(content == content[:1] * 2_000_000 for content in contents)
-    assert len({content[0] for content in contents}) > 1
+            write_whole(path, bytes([i % 256]) * 2_000_000)
+            if len(seen) == 200:
+                return
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    while len(seen) < 200:
+        seen.append(path.read_bytes())
+    thread.join()
+    assert all(content == content[:1] * 2_000_000 for content in seen)
+    assert len({content[0] for content in seen}) > 1
 
 
 def test_a_file_that_may_not_grow_is_a_plain_sentence_and_leaves_nothing_half(tmp_path: Path) -> None:
