@@ -18,7 +18,9 @@ from uptrend.config.load import bounds_of, in_words
 from uptrend.doctor.catalogue import CATALOGUE, FOLDER, Cause, complete_fix
 from uptrend.records import Times
 from uptrend.records.dialects import LOGGERS, metric_names
+from uptrend.records.directory import event_fields
 from uptrend.records.metrics import Metric, MetricSection, sections
+from uptrend.records.schema import ROLLOUTS
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
@@ -84,6 +86,33 @@ def formats_page(page: str) -> str:
             raise ValueError(f"formats.md has no section ### {trainer} with a table `| its name | ours |`.")
         page = head + mark + TABLE.sub(lambda _, table=table: table, section, count=1)
     return page
+
+
+def records_page(page: str) -> str:
+    """Return docs/records.md with the events of events.toml and the columns of the schema, each with its meaning."""
+    rows = [
+        f"| `{kind}` | {'; '.join(f'`{name}`: {meaning}' for name, meaning in fields.items())} |"
+        for kind, fields in event_fields().items()
+    ]
+    page = _with_table(page, "| event | fields |", rows)
+    meanings = dict(re.findall(r"(?m)^\| `(\w+)` \| [^|]+ \| (.+) \|$", page.partition("\n| column | type")[2]))
+    # A column without a line on the page is a KeyError: write its meaning there.
+    columns = [f"| `{field.name}` | {_column_type(field.type)} | {meanings[field.name]} |" for field in ROLLOUTS]
+    return _with_table(page, "| column | type | meaning |", columns)
+
+
+def _with_table(page: str, head: str, rows: list[str]) -> str:
+    table = re.compile(rf"(?m)^{re.escape(head)}\n(\|[-|]+\n)(?:\|.*\n)+")
+    written, count = table.subn(lambda match: "\n".join([f"{head}\n{match[1]}" + rows[0], *rows[1:], ""]), page)
+    if count != 1:
+        raise ValueError(f"The page has {count} tables {head}, not one.")
+    return written
+
+
+def _column_type(kind: Any) -> str:
+    if hasattr(kind, "value_type"):
+        return f"list of {_column_type(kind.value_type)}"
+    return f"({', '.join(field.name for field in kind)})" if hasattr(kind, "fields") and kind.num_fields else str(kind)
 
 
 TYPES = {int: "whole number", float: "number", str: "text", bool: "true, false"}
@@ -255,7 +284,7 @@ def _toml(value: Any) -> str:
 def pages() -> dict[Path, str]:
     """Return every generated page by its path."""
     found = {DOCS / "metrics.md": metrics_page()}
-    for name, write in {"formats.md": formats_page, "config.md": config_page}.items():
+    for name, write in {"formats.md": formats_page, "config.md": config_page, "records.md": records_page}.items():
         found[DOCS / name] = write((DOCS / name).read_text(encoding="utf-8"))
     return found | {DOCS / "findings" / name: page for name, page in finding_pages().items()}
 

@@ -9,7 +9,7 @@ from uptrend.records import Message, Tool, ToolCall
 from uptrend.rollout.calls import schemas
 
 FOLDER = Path(__file__).parent / "data" / "templates"
-SPECIAL = {
+SPECIAL = {  # tokens that the models' own tokenizers call special
     "qwen2_5": ("<|im_start|>", "<|im_end|>", "<|endoftext|>"),
     "qwen3": ("<|im_start|>", "<|im_end|>", "<|endoftext|>"),
     "llama3_1": (
@@ -17,39 +17,26 @@ SPECIAL = {
     ),
     "gemma3": ("<bos>", "<start_of_turn>", "<end_of_turn>"),
 }  # fmt: skip
-"""Tokens that the models' own tokenizers call special."""
-ADDED = {
+ADDED = {  # tokens that they have, and do not call special
     "qwen2_5": ("<tool_call>", "</tool_call>"),
     "qwen3": ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"),
 }
-"""Tokens that they have, and do not call special."""
 STARTS = {"llama3_1": "<|begin_of_text|>", "gemma3": "<bos>"}
 ENDS = {"qwen2_5": "<|im_end|>", "qwen3": "<|im_end|>", "llama3_1": "<|eot_id|>", "gemma3": "<end_of_turn>"}
-"""The token that closes a turn."""
-LLAMA_WORDS = (
+LLAMA_WORDS = (  # as Llama 3's tokenizer cuts a text
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""How Llama 3's tokenizer cuts a text into words."""
 
-SEARCH = Tool(
-    "search",
-    "Searches\nthe documents.",
-    {
-        "type": "object",
-        "properties": {"query": {"type": "string"}, "most": {"type": "integer"}},
-        "required": ["query"],
-    },
-)
+ARGUMENTS = {"query": {"type": "string"}, "most": {"type": "integer"}}
+SEARCH = Tool("search", "Searches\nthe documents.", {"type": "object", "properties": ARGUMENTS, "required": ["query"]})
 FINISH = Tool("finish", "Ends.", {"type": "object", "properties": {}})
 
 
 def put_on(tokenizer: Any, name: str, *, all_special: bool = False) -> tuple[Any, list[int]]:
     """The tokenizer with a model's template and tokens, and its stop ids; the turn's close is not the first."""
     added = list(ADDED.get(name, ()))
-    tokenizer.add_special_tokens(
-        {"additional_special_tokens": [*SPECIAL[name], *(added if all_special else ())]},
-    )
+    tokenizer.add_special_tokens({"additional_special_tokens": [*SPECIAL[name], *(added if all_special else ())]})
     tokenizer.add_tokens(added)
     if name in STARTS:
         tokenizer.bos_token = STARTS[name]

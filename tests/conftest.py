@@ -6,7 +6,6 @@ import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch loads; workers and what they start share the cores
 
@@ -15,8 +14,7 @@ import pytest
 from synthetic import write_run
 from uptrend.records import ModelError
 
-PROGRAMS = {"bubblewrap": "bwrap"}
-"""Programs by Debian package, where their names differ."""
+PROGRAMS = {"bubblewrap": "bwrap"}  # by Debian package, where names differ
 
 
 def pytest_configure() -> None:
@@ -37,11 +35,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture
 def make_run(tmp_path: Path) -> Callable[..., Path]:
     """`make_run("name", steps=20, …)` writes a run under a fresh `runs` folder and gives its path."""
-
-    def make(name: str, **options: Any) -> Path:
-        return write_run(tmp_path / "runs" / name, **options)
-
-    return make
+    return lambda name, **options: write_run(tmp_path / "runs" / name, **options)
 
 
 @pytest.fixture(scope="session")

@@ -13,14 +13,11 @@ from uptrend.tasks.taskset import Script
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of `letters`."""
+    """Options; every fourth task is held out. 0 is never for `dead`, `infinite` and `fails`."""
 
     count: int = 40
-    """How many tasks there are; every fourth is held out."""
     turns: int = 1
-    """After how many turns a play ends."""
     opening: str = "Say letters"
-    """What every prompt begins with."""
     dead: int = 0
     """Every so many tasks, all answers earn the same."""
     infinite: int = 0
@@ -28,7 +25,6 @@ class Options:
     fails: int = 0
     """Every so many tasks, the score fails."""
     chat: bool = False
-    """Whether prompts go through the chat template."""
 
 
 class Letters:
@@ -78,13 +74,15 @@ class Letter:
         return None if len(self._said) == self._options.turns else [Message("user", " More? ")]
 
     async def score(self) -> Reward:
-        if self._options.fails and self._number % self._options.fails == 0:
+        dead, infinite, fails = (
+            every and self._number % every == 0
+            for every in (self._options.dead, self._options.infinite, self._options.fails)
+        )
+        if fails:
             raise RuntimeError("the scorer fails")
         said = "".join(self._said)
-        share = sum(c.isalpha() for c in said) / max(1, len(said))
-        if self._options.dead and self._number % self._options.dead == 0:
-            share = 0.0
-        if self._options.infinite and self._number % self._options.infinite == 0:
+        share = 0.0 if dead else sum(c.isalpha() for c in said) / max(1, len(said))
+        if infinite:
             share = math.inf if share > 0.5 else 0.0
         return Reward.of("letters", share, 0.0, 1.0, share > 0.6)
 

@@ -10,7 +10,7 @@ from uptrend.config import Lora, Model
 from uptrend.policy.known import find_model
 from uptrend.policy.policy import Policy, load_policy
 
-TYPES: dict[str, tuple[str, dict[str, Any]]] = {
+TYPES: dict[str, tuple[str, dict[str, Any]]] = {  # class name, and what it sets beside the sizes
     "llama": ("Llama", {"tie_word_embeddings": True}),
     "mistral": ("Mistral", {"sliding_window": None, "head_dim": 12}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
@@ -21,7 +21,6 @@ TYPES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi": ("Phi", {}),
     "granite": ("Granite", {"logits_scaling": 2.0}),
 }
-"""Each type's class name, and what it sets beside the sizes."""
 
 
 def character_tokenizer() -> Any:
@@ -33,22 +32,12 @@ def write_model(folder: Path, kind: str = "llama", seed: int = 0, **changes: Any
     """A model of two layers whose every weight is random, biases and norms included."""
     tokenizer = character_tokenizer()
     name, own = TYPES[kind]
-    config = getattr(transformers, f"{name}Config")(
-        **{
-            "vocab_size": len(tokenizer),
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 512,
-            "eos_token_id": tokenizer.eos_token_id,
-            "pad_token_id": tokenizer.pad_token_id,
-            "bos_token_id": None,
-            **own,
-            **changes,
-        }
-    )
+    sizes = {
+        "vocab_size": len(tokenizer), "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
+        "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None,
+    }  # fmt: skip
+    config = getattr(transformers, f"{name}Config")(**{**sizes, **own, **changes})
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = getattr(transformers, f"{name}ForCausalLM")(config)
@@ -75,9 +64,7 @@ def make_policy(folder: str | Path, lora: bool = False, reference: bool = False,
 
 
 def encode(policy: Policy, text: str) -> list[int]:
-    """A text's ids."""
-    ids: list[int] = policy.tokenizer(text).input_ids
-    return ids
+    return list(policy.tokenizer(text).input_ids)
 
 
 def full_logits(policy: Policy, ids: list[int]) -> torch.Tensor:

@@ -9,15 +9,13 @@ import pytest
 
 def trl_options() -> set[str]:
     """Return the arguments of TRL's GRPOConfig, those it inherits, and `peft_config.` with those of a LoRA."""
-    named = (
-        fields_of("trl.trainer.grpo_config", "GRPOConfig")
-        | fields_of("trl.trainer.base_config", "_BaseConfig")
-        | fields_of("transformers.training_args", "TrainingArguments")
+    adapters = {f"peft_config.{name}" for name in fields_of("peft.tuners.lora.config", "LoraConfig")}
+    return adapters.union(
+        {"peft_config"},
+        fields_of("trl.trainer.grpo_config", "GRPOConfig"),
+        fields_of("trl.trainer.base_config", "_BaseConfig"),
+        fields_of("transformers.training_args", "TrainingArguments"),
     )
-    return named | {
-        "peft_config",
-        *(f"peft_config.{name}" for name in fields_of("peft.tuners.lora.config", "LoraConfig")),
-    }
 
 
 def fields_of(module: str, name: str) -> set[str]:
@@ -26,7 +24,6 @@ def fields_of(module: str, name: str) -> set[str]:
     if spec is None or spec.origin is None:
         pytest.skip(f"{module} is not installed")
     path = Path(spec.origin).parent.joinpath(*module.split(".")[1:]).with_suffix(".py")
-    (found,) = (
-        n for n in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(n, ast.ClassDef) and n.name == name
-    )
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    (found,) = (node for node in body if isinstance(node, ast.ClassDef) and node.name == name)
     return {n.target.id for n in found.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)}

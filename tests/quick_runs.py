@@ -32,27 +32,20 @@ class QuickLauncher:
         self.held_out = held_out or {}
 
     def resolve(self, recipe: Path, overrides: Mapping[str, Any]) -> Resolved:
-        """The recipe as it is, one thread; lr decides how many are right, and arms may have their own held-out set."""
-        config = load_config(recipe, [f"{key}={_text(value)}" for key, value in overrides.items()])
+        """Resolve the recipe for one thread; the learning rate decides how many tasks it gets right."""
+        config = load_config(recipe, overrides)
         compute = dataclasses.replace(config.compute, threads=1, device="cpu")
         table = to_table(dataclasses.replace(config, compute=compute))
         return Resolved(table, "aa", self.held_out.get(config.name, "bb"))
 
     def command(self, planned: PlannedRun) -> list[str]:
-        """This file as a program."""
         config = planned.folder.with_name(f"{planned.folder.name}.json")
         config.write_text(json.dumps(planned.config))
         return [sys.executable, __file__, str(planned.folder), str(config)]
 
 
-def _text(value: Any) -> str:
-    from uptrend.config.tables import to_toml
-
-    return to_toml(value)
-
-
 def right_of(seed: int, lr: float) -> int:
-    """How many of 40 a run of this seed gets right: more with a greater learning rate."""
+    """Return the number of 40 tasks that a run of this seed gets right: more with a greater learning rate."""
     return 12 + random.Random(f"{seed} {lr}").randint(0, 3) + round(1000 * lr)
 
 
@@ -60,13 +53,8 @@ class QuickWorkers(Workers):
     """Makes runs one after the other in this very process."""
 
     def run(
-        self,
-        planned_runs: Sequence[PlannedRun],
-        launcher: Launcher,
-        wanted: Callable[[PlannedRun], bool],
-        watch: Progress,
+        self, planned_runs: Sequence[PlannedRun], launcher: Launcher, wanted: Callable[..., bool], watch: Progress
     ) -> Generator[Outcome, None, None]:
-        """The runs that are wanted when their turn comes."""
         for planned in planned_runs:
             if not wanted(planned):
                 continue
@@ -81,18 +69,12 @@ class QuickWorkers(Workers):
             yield outcome(planned, 0.0, code)
 
 
-UNLUCKY = "/unlucky.py"
-"""A command that can't be started, as far as QuickWorkers are concerned."""
+UNLUCKY = "/unlucky.py"  # a command that can't be started, as far as QuickWorkers are concerned
 
 
 def main(folder: Path, config: dict[str, Any], asked: list[int]) -> int:
     """Make the run, or go on with it; `asked` grows when somebody wants it to stop."""
-    seed, steps, lr, how = (
-        config["seed"],
-        config["learning"]["steps"],
-        config["learning"]["lr"],
-        config["model"]["name"],
-    )
+    seed, how, (steps, lr) = config["seed"], config["model"]["name"], map(config["learning"].get, ("steps", "lr"))
     resumes = (folder / "run.json").exists()
     info = info_of(folder.name) | {"config": config}
     directory = RunDirectory.reopen(folder) if resumes else RunDirectory.create(folder, info)
@@ -130,7 +112,6 @@ def _step(directory: RunDirectory, step: int, steps: int, seed: int, lr: float, 
 
 
 def _was_here(folder: Path) -> bool:
-    """Whether this is the second try."""
     mark = folder.with_name(f"{folder.name}.tried")
     before = mark.exists()
     mark.touch()

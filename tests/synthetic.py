@@ -1,5 +1,7 @@
 """Synthetic runs, written by the real writer, for every test that only reads run directories."""
 
+# ruff: noqa: I001 (names of records side by side)
+
 import math
 import random
 import time
@@ -10,41 +12,28 @@ import numpy as np
 
 from uptrend.config import load_config, to_table
 from uptrend.records import (
-    Ending,
-    Evaluation,
-    Message,
-    Reward,
-    Role,
-    Rollout,
-    RunDirectory,
-    Sequence,
-    rollouts_table,
-)
+    Ending, Evaluation, Message, Reward, Role, Rollout, RunDirectory, Sequence, rollouts_table,
+)  # fmt: skip
 from uptrend.records.schema import VERSION
 from uptrend.stats.intervals import wilson
 
 
 def info_of(name: str, overrides: tuple[str, ...] = ()) -> dict[str, Any]:
-    """A run.json as `uptrend train` writes it."""
-    config = to_table(load_config({"name": name, "model": {"name": "tiny"}}, overrides))
+    """Return a run.json as `uptrend train` writes it."""
     return {
-        "schema": VERSION,
-        "name": name,
-        "created": "2025-11-03T10:00:00+00:00",
-        "uptrend": "0.1.0",
-        "python": "3.11",
-        "packages": {"numpy": "2.0"},
+        "schema": VERSION, "name": name, "created": "2025-11-03T10:00:00+00:00",
+        "uptrend": "0.1.0", "python": "3.11", "packages": {"numpy": "2.0"},
         "machine": {"device": "cpu", "threads": 2, "cpu": "a cpu", "gpu": None},
-        "config": config,
+        "config": to_table(load_config({"name": name, "model": {"name": "tiny"}}, overrides)),
         "tasks": {"name": "arithmetic", "version": 1, "seed": 0, "count": 500, "hash": "aa"},
         "eval": {"name": "arithmetic", "version": 1, "seed": 0, "count": 40, "hash": "bb"},
         "model": {"name": "tiny", "parameters": 1_000_000, "trainable": 1_000_000, "digest": "cc"},
         "notes": [],
-    }
+    }  # fmt: skip
 
 
 def rollout_of(step: int, group: str = "g0", index: int = 0, correct: bool = True, task: str = "t0") -> Rollout:
-    """A rollout of five tokens: two of prompt, three sampled."""
+    """Return a rollout of five tokens: two of prompt, three sampled."""
     sequence = Sequence(
         ids=np.array([1, 2, 3, 4, 5], np.int32),
         turns=np.zeros(5, np.int32),
@@ -58,7 +47,7 @@ def rollout_of(step: int, group: str = "g0", index: int = 0, correct: bool = Tru
 
 
 def metrics_of(step: int, steps: int, noise: random.Random, lift: float = 0.5) -> dict[str, Any]:
-    """A metrics line of a run that learns."""
+    """Return a metrics line of a run that learns."""
     progress = step / steps
     dead_low, dead_high = 0.3 * (1 - progress), 0.3 * progress**2
     return {
@@ -74,38 +63,20 @@ def metrics_of(step: int, steps: int, noise: random.Random, lift: float = 0.5) -
         "kl/reference/mean": 0.02 * progress,
         "gradient/norm/before": 0.5 + noise.gauss(0, 0.05),
         "loss/total": math.nan if step == 2 else 0.0,
-        "seconds/sample": 0.6,
-        "seconds/score": 0.05,
-        "seconds/update": 0.3,
-        "seconds/record": 0.05,
+        **{"seconds/sample": 0.6, "seconds/score": 0.05, "seconds/update": 0.3, "seconds/record": 0.05},
         "seconds/step": 1.0,
     }
 
 
 def evaluation_of(step: int, correct: int, tasks: int) -> Evaluation:
-    """An evaluation with so many right."""
+    """Return an evaluation with so many right."""
     share, (low, high) = correct / tasks, wilson(correct, tasks)
     return Evaluation(step, tasks, correct, low, high, 0, share, {"add": share}, {"exact": share}, {}, 0.5)
 
 
 def line_of(evaluation: Evaluation) -> dict[str, Any]:
-    """An evaluation as its line in evals.jsonl."""
-    return {
-        "step": evaluation.step,
-        "accuracy": evaluation.accuracy,
-        "low": evaluation.low,
-        "high": evaluation.high,
-        "tasks": evaluation.tasks,
-        "correct": evaluation.correct,
-        "failed": 0,
-        "reward": evaluation.reward,
-        "by_family": evaluation.by_family,
-        "parts": evaluation.parts,
-        "pass_at": {},
-        "seconds": 0.5,
-        "time": time.time(),
-        "hash": "bb",
-    }
+    """Return an evaluation as its line in evals.jsonl."""
+    return vars(evaluation) | {"accuracy": evaluation.accuracy, "time": time.time(), "hash": "bb"}
 
 
 def write_run(
@@ -128,10 +99,8 @@ def write_run(
                 directory.metrics(metrics_of(step, steps, noise, lift))
             if step in (0, steps // 2, steps):
                 right = rights[0] + (rights[1] - rights[0]) * step // steps
-                table = rollouts_table(
-                    path.name, [rollout_of(step, f"e{i}", 0, i < right, f"task-{i}") for i in range(40)]
-                )
-                directory.evaluation(line_of(evaluation_of(step, right, 40)), table)
+                answers = [rollout_of(step, f"e{i}", 0, i < right, f"task-{i}") for i in range(40)]
+                directory.evaluation(line_of(evaluation_of(step, right, 40)), rollouts_table(path.name, answers))
         if end:
             directory.event(end, **({} if end == "failed" else {"step": steps}))
     return path

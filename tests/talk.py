@@ -8,8 +8,7 @@ from torch import Tensor
 
 from uptrend.rollout.sampler import Extension, Limits, Sampler
 
-Ask = tuple[int, Sequence[int], int]
-"""A stream, what it hears, and its seed."""
+Ask = tuple[int, Sequence[int], int]  # a stream, what it hears, and its seed
 
 
 def speak(sampler: Sampler, asks: Sequence[Ask], limits: Limits) -> list[Extension]:

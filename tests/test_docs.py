@@ -20,17 +20,16 @@ PAGES = sorted(
     path for pattern in ("*.md", "docs/**/*.md", "recipes/**/*.md", "benchmarks/**/*.md") for path in ROOT.glob(pattern)
 )
 RECIPES = sorted((ROOT / "recipes").rglob("*.toml"))
-LINK = re.compile(r"(!?)\[[^\]]*\]\(([^)\s]+)\)")
 
 
 def name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def linked(page: Path, pictures: bool) -> list[Path]:
-    """The files that a page's relative links or pictures point to."""
-    found = LINK.findall(page.read_text(encoding="utf-8"))
-    targets = [target.partition("#")[0] for mark, target in found if bool(mark) == pictures]
+def linked(page: Path) -> list[Path]:
+    """Return the files that a page's relative links and pictures point to."""
+    found = re.findall(r"\[[^\]]*\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
+    targets = [target.partition("#")[0] for target in found]
     return [page.parent / target for target in targets if target and "://" not in target]
 
 
@@ -46,28 +45,24 @@ def commands() -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_links_lead_somewhere(page: Path) -> None:
-    assert not [path for path in linked(page, pictures=False) if not path.exists()]
-
-
-def test_pictures_are_there() -> None:
-    assert not [path for page in PAGES for path in linked(page, pictures=True) if not path.exists()]
+def test_links_and_pictures_are_there_and_snippets_are_python_and_toml(page: Path) -> None:
+    assert not [path for path in linked(page) if not path.exists()]
+    for snippet in blocks(page, "python"):
+        ast.parse(snippet)
+    for recipe in blocks(page, "toml"):
+        tomllib.loads(recipe)
 
 
 def test_the_index_has_every_page_and_every_package_has_one() -> None:
     pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
-    listed = linked(ROOT / "docs" / "README.md", pictures=False)
+    listed = linked(ROOT / "docs" / "README.md")
     assert {path.name for path in listed if path.resolve().parent == ROOT / "docs"} == pages
     packages = {path.parent.name for path in Path(uptrend.__file__).parent.glob("*/__init__.py")}
     assert {f"{package}.md" for package in packages - {"runner"}} <= pages
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=name)
-def test_recipes_load(recipe: Path) -> None:
-    assert load_config(recipe).name == recipe.stem.replace("_", "-")
-
-
-def test_the_readme_shows_the_quickstart() -> None:
+def test_recipes_load_and_the_readme_shows_the_quickstart() -> None:
+    assert [load_config(recipe).name for recipe in RECIPES] == [path.stem.replace("_", "-") for path in RECIPES]
     (shown,) = blocks(ROOT / "README.md", "toml")
     assert load_config(tomllib.loads(shown)) == load_config(ROOT / "recipes" / "quickstart.toml")
 
@@ -79,14 +74,6 @@ def test_the_readme_snippet_runs(
     (snippet,) = blocks(ROOT / "README.md", "python")
     exec(compile(snippet, "README.md", "exec"), {})
     assert "reward/mean" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_snippets_are_python_and_toml(page: Path) -> None:
-    for snippet in blocks(page, "python"):
-        ast.parse(snippet)
-    for recipe in blocks(page, "toml"):
-        tomllib.loads(recipe)
 
 
 @pytest.mark.parametrize("line", commands())

@@ -35,8 +35,7 @@ class Case:
 
     def batch(self, learning: Learning) -> Batch:
         """The whole update, weighed."""
-        keys = ("old_bt", "sampler_bt", "reference_bt")
-        others = {key: getattr(self, key) for key in keys}
+        others = {key: getattr(self, key) for key in ("old_bt", "sampler_bt", "reference_bt")}
         return prepare(self.mask_bt, self.rollouts_b, self.advantages_bt, learning, MAX_TOKENS, **others)
 
     def learn(self, learning: Learning, *parts: Tensor) -> tuple[Tensor, Sums, Tensor, Tensor]:
@@ -49,9 +48,7 @@ class Case:
             loss, more = objective(logprobs[rows], entropy[rows], batch.rows(rows), learning)
             loss.backward()
             total, sums = total + loss.detach(), more if sums is None else sums + more
-        assert sums is not None
-        assert logprobs.grad is not None
-        assert entropy.grad is not None
+        assert sums is not None and logprobs.grad is not None and entropy.grad is not None  # noqa: PT018
         return total, sums, logprobs.grad, entropy.grad
 
 

@@ -1,6 +1,7 @@
 """Advantages: by group id, whatever the order."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -42,23 +43,16 @@ def test_hand_computed_groups_of_unequal_size_out_of_order() -> None:
     torch.testing.assert_close(by_step, centered / (deviation + 1e-4))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(steps(), st.sampled_from(SCALES), st.sampled_from(BASELINES), st.randoms())
-def test_order_of_rows_changes_nothing(step: tuple[Tensor, Tensor], scale: str, baseline: str, random) -> None:  # type: ignore[no-untyped-def]
-    rewards, groups = step
-    order = list(range(len(rewards)))
-    random.shuffle(order)
-    straight = advantages(rewards, groups, scale=scale, baseline=baseline)
-    shuffled = advantages(rewards[order], groups[order], scale=scale, baseline=baseline)
-    torch.testing.assert_close(shuffled, straight[order], atol=1e-9, rtol=1e-9)
-    assert straight.isfinite().all()
-
-
-@settings(max_examples=150, deadline=None)
-@given(steps(), st.sampled_from(SCALES), st.sampled_from(BASELINES))
-def test_sums_bounds_and_dead_groups(step: tuple[Tensor, Tensor], scale: str, baseline: str) -> None:
+def test_order_sums_bounds_and_dead_groups(step: tuple[Tensor, Tensor], scale: Any, baseline: Any, random: Any) -> None:
     rewards, groups = step
     result = advantages(rewards, groups, scale=scale, baseline=baseline)
+    assert result.isfinite().all()
+    order = list(range(len(rewards)))
+    random.shuffle(order)
+    shuffled = advantages(rewards[order], groups[order], scale=scale, baseline=baseline)
+    torch.testing.assert_close(shuffled, result[order], atol=1e-9, rtol=1e-9)
     for group in groups.unique():
         inside = (groups == group) & ~rewards.isnan()
         size = int(inside.sum())
@@ -71,28 +65,17 @@ def test_sums_bounds_and_dead_groups(step: tuple[Tensor, Tensor], scale: str, ba
     assert (result[rewards.isnan()] == 0).all()
 
 
-def test_the_mean_of_the_others_is_taken_without_oneself() -> None:
-    rewards, groups = of([0.3, -1.0, 2.5, 0.0]), torch.zeros(4, dtype=torch.long)
-    result = advantages(rewards, groups, scale="none", baseline="leave_one_out")
-    for i in range(4):
-        others = torch.cat([rewards[:i], rewards[i + 1 :]])
-        assert float(result[i]) == pytest.approx(float(rewards[i] - others.mean()))
-
-
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("baseline", BASELINES)
-def test_equal_rewards_give_exactly_zero(scale: str, baseline: str) -> None:
+def test_equal_rewards_give_exactly_zero(scale: Any, baseline: Any) -> None:
     # 0.1 is not a binary fraction: the mean of seven of them is not 0.1, and 1e-4 would magnify the rest.
     rewards = torch.tensor([0.1] * 7 + [0.0, 1.0])
     groups = torch.tensor([1] * 7 + [2, 2])
     assert (advantages(rewards, groups, scale=scale, baseline=baseline)[:7] == 0).all()
 
 
-def test_an_unscored_rollout_counts_for_nothing() -> None:
+def test_an_unscored_rollout_counts_for_nothing_and_no_rollouts_have_no_advantages() -> None:
     groups = torch.tensor([1, 1, 1, 2, 2])
     result = advantages(of([0, 1, NAN, NAN, 5]), groups, scale="none", baseline="mean")
     torch.testing.assert_close(result, of([-0.5, 0.5, 0, 0, 0]))
-
-
-def test_a_step_without_rollouts_has_no_advantages() -> None:
     assert advantages(of([]), of([]).long(), scale="group", baseline="mean").shape == (0,)

@@ -1,4 +1,4 @@
-"""Each loss by hand and by finite differences; rollouts of several rows."""
+"""Each loss and KL estimate by hand, against exact values and by finite differences; rollouts of several rows."""
 
 import math
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from uptrend.algo import LOSSES, Terms
+from uptrend.algo import ESTIMATORS, LOSSES, Terms, kl_penalty
 
 from .cases import MAX_TOKENS, NAMES, learning_for, make_case
 
@@ -14,112 +14,77 @@ MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [0, 1, 0, 1], [0, 0, 0, 0]]).bo
 ROLLOUTS = torch.tensor([0, 1, 0, 2])
 WEIGHTS = {  # rollout 0 has six tokens in two rows, rollout 1 has two, rollout 2 none
     "grpo": (1 / 18, 1 / 6),
-    "gspo": (1 / 18, 1 / 6),
     "bnpo": (1 / 8, 1 / 8),
-    "dapo": (1 / 8, 1 / 8),
-    "cispo": (1 / 8, 1 / 8),
     "dr_grpo": (1 / 36, 1 / 36),
+    "dapo": (1 / 8, 1 / 8),
+    "gspo": (1 / 18, 1 / 6),
+    "cispo": (1 / 8, 1 / 8),
 }
 
 
-def terms_of(name: str, ratios: list[float], advantages: list[float], low: float, high: float) -> Terms:
-    """One row of tokens whose old probability is 0.1, each a rollout's only token."""
-    logprobs = (0.1 * torch.tensor(ratios, dtype=torch.float64)).log()[:, None].requires_grad_()
-    old = torch.full_like(logprobs, math.log(0.1))
-    mask = torch.ones_like(logprobs, dtype=torch.bool)
-    given = torch.tensor(advantages, dtype=torch.float64)[:, None]
-    return LOSSES[name].terms(logprobs, old, given, mask, torch.arange(len(ratios)), low, high)
-
-
-def gradient(name: str, ratios: list[float], advantages: list[float], low: float, high: float) -> list[float]:
-    """The gradient of each token's term by its log-probability."""
-    logprobs = (0.1 * torch.tensor(ratios, dtype=torch.float64)).log()[:, None].requires_grad_()
-    old = torch.full_like(logprobs, math.log(0.1))
-    mask = torch.ones_like(logprobs, dtype=torch.bool)
-    given = torch.tensor(advantages, dtype=torch.float64)[:, None]
-    rollouts = torch.arange(len(ratios))
-    LOSSES[name].terms(logprobs, old, given, mask, rollouts, low, high).loss_bt.sum().backward()
-    assert logprobs.grad is not None
-    return logprobs.grad[:, 0].tolist()
-
-
-def test_the_names_are_those_of_the_config() -> None:
-    assert tuple(LOSSES) == NAMES
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", LOSSES)
 def test_weights_by_hand_where_a_rollout_has_two_rows(name: str) -> None:
+    assert tuple(LOSSES) == tuple(WEIGHTS) == NAMES
     weights = LOSSES[name].weights(MASK, ROLLOUTS, MAX_TOKENS)
     first, second = WEIGHTS[name]
-    expected = MASK * torch.tensor([first, second, first, 0.0])[:, None]
-    torch.testing.assert_close(weights, expected)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_weights_do_not_depend_on_rows_or_on_numbers(name: str) -> None:
+    torch.testing.assert_close(weights, MASK * torch.tensor([first, second, first, 0.0])[:, None])
     order = torch.tensor([2, 0, 3, 1])
-    straight = LOSSES[name].weights(MASK, ROLLOUTS, MAX_TOKENS)
     shuffled = LOSSES[name].weights(MASK[order], 100 - 7 * ROLLOUTS[order], MAX_TOKENS)
-    assert shuffled.equal(straight[order])
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_nothing_to_train_is_a_loss_of_zero(name: str) -> None:
+    assert shuffled.equal(weights[order])
     assert (LOSSES[name].weights(torch.zeros(2, 3, dtype=torch.bool), torch.tensor([0, 1]), 8) == 0).all()
 
 
-@pytest.mark.parametrize("name", ["grpo", "bnpo", "dr_grpo", "dapo", "gspo"])
+def terms_and_gradient(name: str, ratios: list[float], advantages: list[float], high: float) -> tuple[Terms, Tensor]:
+    """Return terms of tokens whose old probability is 0.1, each a rollout's only one, and their gradient."""
+    logprobs = (0.1 * torch.tensor(ratios, dtype=torch.float64)).log()[:, None].requires_grad_()
+    old, mask = torch.full_like(logprobs, math.log(0.1)), torch.ones_like(logprobs, dtype=torch.bool)
+    given = torch.tensor(advantages, dtype=torch.float64)[:, None]
+    terms = LOSSES[name].terms(logprobs, old, given, mask, torch.arange(len(ratios)), 0.2, high)
+    return terms, torch.autograd.grad(terms.loss_bt.sum(), logprobs)[0][:, 0]
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n != "cispo"])
 def test_the_clip_acts_only_where_it_holds_the_policy_back(name: str) -> None:
-    ratios, advantages = [0.5, 0.5, 1.0, 2.0, 2.0], [1.0, -1.0, 3.0, 1.0, -1.0]
-    terms = terms_of(name, ratios, advantages, 0.2, 0.3)
+    ratios = [0.5, 0.5, 1.0, 2.0, 2.0]
+    terms, gradient = terms_and_gradient(name, ratios, [1.0, -1.0, 3.0, 1.0, -1.0], 0.3)
     assert terms.loss_bt[:, 0].tolist() == pytest.approx([-0.5, 0.8, -3.0, -1.3, 2.0])
     assert terms.clipped_low_bt[:, 0].tolist() == [False, True, False, False, False]
     assert terms.clipped_high_bt[:, 0].tolist() == [False, False, False, True, False]
     assert terms.ratio_bt[:, 0].tolist() == pytest.approx(ratios)
     assert not terms.ratio_bt.requires_grad
-    assert gradient(name, ratios, advantages, 0.2, 0.3) == pytest.approx([-0.5, 0, -3, 0, 2])
+    assert gradient.tolist() == pytest.approx([-0.5, 0, -3, 0, 2])
 
 
 def test_cispo_keeps_the_gradient_of_every_token() -> None:
-    ratios, advantages = [0.5, 2.0, 8.0, 8.0, 8.0], [1.0, -1.0, 1.0, -2.0, 0.0]
-    terms = terms_of("cispo", ratios, advantages, 0.2, 5.0)
+    ratios = [0.5, 2.0, 8.0, 8.0, 8.0]
+    terms, gradient = terms_and_gradient("cispo", ratios, [1.0, -1.0, 1.0, -2.0, 0.0], 5.0)
     logs = [math.log(0.1 * r) for r in ratios]
-    by_hand = [-0.5 * logs[0], 2 * logs[1], -5 * logs[2], 10 * logs[3], 0]
-    assert terms.loss_bt[:, 0].tolist() == pytest.approx(by_hand)
+    assert terms.loss_bt[:, 0].tolist() == pytest.approx([-0.5 * logs[0], 2 * logs[1], -5 * logs[2], 10 * logs[3], 0])
     assert terms.clipped_high_bt[:, 0].tolist() == [False, False, True, True, False]
     assert not terms.clipped_low_bt.any()
-    assert gradient("cispo", ratios, advantages, 0.2, 5.0) == pytest.approx([-0.5, 2, -5, 10, 0])
+    assert gradient.tolist() == pytest.approx([-0.5, 2, -5, 10, 0])
 
 
 def test_gspo_has_one_ratio_over_all_rows_of_a_rollout() -> None:
     logs = torch.tensor([[0.3, -0.1, 9.0], [0.2, 9.0, 0.4], [0.6, 0.0, 9.0]], dtype=torch.float64)
     mask = torch.tensor([[True, True, False], [True, False, True], [True, True, False]])
-    ones = torch.ones_like(logs)
-    terms = LOSSES["gspo"].terms(logs, 0 * logs, ones, mask, torch.tensor([5, 6, 5]), 10.0, 10.0)
+    terms = LOSSES["gspo"].terms(logs, 0 * logs, torch.ones_like(logs), mask, torch.tensor([5, 6, 5]), 10.0, 10.0)
     first, second = math.exp((0.3 - 0.1 + 0.6 + 0.0) / 4), math.exp((0.2 + 0.4) / 2)
-    expected = mask * torch.tensor([[first], [second], [first]], dtype=torch.float64)
-    torch.testing.assert_close(terms.ratio_bt, expected)
+    torch.testing.assert_close(terms.ratio_bt, mask * torch.tensor([[first], [second], [first]], dtype=torch.float64))
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if n != "cispo"])
+@pytest.mark.parametrize("name", NAMES)
 def test_gradients_by_finite_differences(name: str) -> None:
     case, learning = make_case(11, [0, 1, 1, 2, 0, 3]), learning_for(name)
-
-    def loss(logprobs: Tensor) -> Tensor:
-        rest = (case.old_bt, case.advantages_bt, case.mask_bt, case.rollouts_b)
-        return LOSSES[name].terms(logprobs, *rest, learning.clip_low, learning.clip_high).loss_bt
-
-    assert torch.autograd.gradcheck(loss, case.logprobs_bt.clone().requires_grad_())
-
-
-def test_cispo_has_the_policy_gradient_where_nothing_is_clipped() -> None:
-    """Its weight is detached, so finite differences do not apply: r · A · ∇log π is ∇(r · A)."""
-    case = make_case(11, [0, 1, 2, 3, 4, 5])
-    logprobs = case.logprobs_bt.clone().requires_grad_()
     rest = (case.old_bt, case.advantages_bt, case.mask_bt, case.rollouts_b)
-    LOSSES["cispo"].terms(logprobs, *rest, 0.2, 1e9).loss_bt.sum().backward()
-    expected = -(case.logprobs_bt - case.old_bt).exp() * case.advantages_bt * case.mask_bt
-    torch.testing.assert_close(logprobs.grad, expected)
+    logprobs = case.logprobs_bt.clone().requires_grad_()
+    if name == "cispo":  # its weight is detached, so they do not apply: unclipped, r · A · ∇log π is ∇(r · A)
+        LOSSES[name].terms(logprobs, *rest, 0.2, 1e9).loss_bt.sum().backward()
+        expected = -(case.logprobs_bt - case.old_bt).exp() * case.advantages_bt * case.mask_bt
+        torch.testing.assert_close(logprobs.grad, expected)
+    else:
+        clips = learning.clip_low, learning.clip_high
+        assert torch.autograd.gradcheck(lambda x: LOSSES[name].terms(x, *rest, *clips).loss_bt, logprobs)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -131,10 +96,53 @@ def test_what_lies_outside_the_mask_does_not_matter(name: str) -> None:
         logprobs = filled[0].requires_grad_()
         given = (logprobs, -filled[1], filled[2], case.mask_bt, case.rollouts_b)
         terms = LOSSES[name].terms(*given, learning.clip_low, learning.clip_high)
-        terms.loss_bt.sum().backward()
-        assert logprobs.grad is not None
-        results.append((terms.loss_bt, terms.ratio_bt, terms.clipped_low_bt, terms.clipped_high_bt, logprobs.grad))
+        results.append([*vars(terms).values(), torch.autograd.grad(terms.loss_bt.sum(), logprobs)[0]])
     for other in results[1:]:
-        for a, b in zip(results[0], other, strict=True):
-            assert a.equal(b)
+        assert all(a.equal(b) for a, b in zip(results[0], other, strict=True))
     assert (results[0][0][~case.mask_bt] == 0).all()
+
+
+LOGITS = torch.randn(2, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def expected(name: str, policy: Tensor, reference: Tensor) -> Tensor:
+    """Return the estimator's mean over tokens sampled from the policy, exactly: the sampling carries no gradient."""
+    learner, other = policy.log_softmax(0), reference.log_softmax(0)
+    return (learner.exp().detach() * ESTIMATORS[name](learner, other)).sum()
+
+
+def exact(policy: Tensor, reference: Tensor) -> Tensor:
+    """Return KL(policy ‖ reference)."""
+    learner, other = policy.log_softmax(0), reference.log_softmax(0)
+    return (learner.exp() * (learner - other)).sum()
+
+
+def test_estimates_of_the_divergence() -> None:
+    policy, reference = LOGITS
+    for name in ("k1", "k3"):  # unbiased
+        torch.testing.assert_close(expected(name, policy, reference), exact(policy, reference))
+    near = reference + 0.01 * policy  # k2 agrees for small moves
+    assert float(expected("k2", near, reference)) == pytest.approx(float(exact(near, reference)), rel=0.02)
+    d = torch.linspace(-3, 3, 101, dtype=torch.float64)
+    assert [name for name, estimate in ESTIMATORS.items() if (estimate(d, torch.zeros_like(d)) < 0).any()] == ["k1"]
+    half, two = torch.tensor([0.5, 0.25]).log(), math.log(2)
+    for name, value in {"k1": two, "k2": two**2 / 2, "k3": 0.5 - 1 + two}.items():
+        assert float(ESTIMATORS[name](*half)) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_gradients_of_the_estimates(name: str) -> None:
+    """In expectation k1 has none, k2 that of KL(π ‖ ref), k3 that of KL(ref ‖ π)."""
+    policy, reference = LOGITS[0].clone().requires_grad_(), LOGITS[1]
+    toward = {"k1": 0 * policy.sum(), "k2": exact(policy, reference), "k3": exact(reference, policy)}[name]
+    ours, theirs = (torch.autograd.grad(x, policy)[0] for x in (expected(name, policy, reference), toward))
+    torch.testing.assert_close(ours, theirs)
+    assert torch.autograd.gradcheck(lambda x: ESTIMATORS[name](x, reference), policy)
+
+
+def test_penalty_sums_k1_over_trained_tokens_without_gradient() -> None:
+    learner = torch.tensor([[-1.0, -2.0, 50.0], [-1.0, -1.0, -1.0]], requires_grad=True)
+    reference = torch.tensor([[-1.5, -1.0, float("nan")], [-1.0, -2.0, -4.0]])
+    penalty = kl_penalty(learner, reference, torch.tensor([[True, True, False], [False, True, True]]))
+    assert penalty.tolist() == [-0.5, 4.0]
+    assert not penalty.requires_grad

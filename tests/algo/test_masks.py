@@ -1,29 +1,21 @@
-"""Masks: who is seen, who is trained."""
+"""Masks: who is seen, who is trained, and sums over rollouts of several rows."""
 
 import torch
 
 from uptrend.algo import attention_mask, loss_mask
-from uptrend.algo.masks import within
+from uptrend.algo.masks import count_rollouts, rollout_sum, within
 from uptrend.records import Role
 
-P, M, T = Role.PROMPT, Role.MODEL, Role.TOOL
+P, M, T = Role
 ROLES = torch.tensor([[P, M, T, M, P], [P, M, M, M, M]], dtype=torch.int8)
 REAL = torch.tensor([[1, 1, 1, 1, 0], [1, 1, 1, 0, 0]])
 
 
-def test_every_real_token_is_seen_whoever_wrote_it() -> None:
-    assert attention_mask(REAL).dtype == torch.bool
+def test_every_real_token_is_seen_and_only_the_models_are_trained() -> None:
     assert attention_mask(REAL).equal(REAL.bool())
-
-
-def test_only_the_models_real_tokens_are_trained() -> None:
-    mask = loss_mask(ROLES, REAL, torch.tensor([False, False]))
-    assert mask.equal(torch.tensor([[0, 1, 0, 1, 0], [0, 1, 1, 0, 0]]).bool())
-
-
-def test_rows_left_out_are_seen_but_not_trained() -> None:
-    assert not loss_mask(ROLES, REAL, torch.tensor([False, True]))[1].any()
-    assert attention_mask(REAL)[1].any()
+    trained = torch.tensor([[0, 1, 0, 1, 0], [0, 1, 1, 0, 0]]).bool()
+    assert loss_mask(ROLES, REAL, torch.tensor([False, False])).equal(trained)
+    assert not loss_mask(ROLES, REAL, torch.tensor([False, True]))[1].any()  # left out, and still seen
 
 
 def test_nothing_outside_a_mask_reaches_sum_or_gradient() -> None:
@@ -33,3 +25,11 @@ def test_nothing_outside_a_mask_reaches_sum_or_gradient() -> None:
     assert inside.tolist() == [[1.0, 0.0, 0.0]]
     assert values.grad is not None
     assert values.grad[0, 1:].tolist() == [0.0, 0.0]
+
+
+def test_rows_of_a_rollout_share_its_sum_and_its_gradient() -> None:
+    values = torch.tensor([[1.0, 2.0], [10.0, 0.0], [5.0, 5.0], [0.5, 0.0]], dtype=torch.float64, requires_grad=True)
+    rollouts = torch.tensor([30, 4, 30, 99])
+    assert rollout_sum(values, rollouts).tolist() == [[13.0], [10.0], [13.0], [0.5]]
+    assert count_rollouts(rollouts) == 3
+    assert torch.autograd.gradcheck(lambda x: rollout_sum(x, rollouts) ** 2, values)

@@ -7,19 +7,8 @@ import pytest
 from other_trainers import trl_options
 from uptrend.config import load_config, to_table
 from uptrend.config.tables import flatten
-from uptrend.records import Times
-from uptrend.records.dialects import (
-    LOGGERS,
-    TRAINERS,
-    Setting,
-    metric_names,
-    names_of,
-    read_setting,
-    settings,
-    to_ours,
-    to_theirs,
-    translate,
-)
+from uptrend.records import Times, dialects
+from uptrend.records.dialects import LOGGERS, TRAINERS, settings
 
 TEXTS = {
     "model.weights": ("fp32", "bf16"),
@@ -35,14 +24,10 @@ def test_every_key_is_one_of_ours() -> None:
     assert all(setting.name or setting.note for entry in settings().values() for setting in entry.values())
 
 
-def names(setting: Setting) -> set[str]:
-    """Every name that a setting may be written under."""
-    tables = [table for table in setting.values.values() if isinstance(table, dict)]
-    return {*setting.name, *setting.beside, *(name for table in tables for name in table)}
-
-
 def test_trl_has_these_arguments() -> None:
-    written = {name for entry in settings().values() if "trl" in entry for name in names(entry["trl"])}
+    ours = [entry["trl"] for entry in settings().values() if "trl" in entry]
+    tables = [table for setting in ours for table in setting.values.values() if isinstance(table, dict)]
+    written = {name for setting in ours for name in (*setting.name, *setting.beside)}.union(*tables)
     assert len(written) > 30
     assert written - trl_options() == {"model_init_kwargs.dtype"}
     assert "model_init_kwargs" in trl_options()
@@ -54,24 +39,27 @@ def test_a_name_means_one_setting(trainer: str) -> None:
     assert len(written) == len(set(written))
     for key, entry in settings().items():
         if trainer in entry and entry[trainer].name:
-            assert to_ours(trainer, entry[trainer].name[0]) == key
-    assert to_ours(trainer, "no_such_setting") is None
+            assert dialects.to_ours(trainer, entry[trainer].name[0]) == key
+    assert dialects.to_ours(trainer, "no_such_setting") is None
 
 
 @pytest.mark.parametrize("trainer", LOGGERS)
 def test_a_name_means_one_metric(trainer: str) -> None:
-    for theirs, ours in metric_names(trainer).items():
+    for theirs, ours in dialects.metric_names(trainer).items():
         filled = theirs.replace("NAME", "exact").replace("AGENT", "solver")
-        assert translate(filled, trainer) == ours.replace("NAME", "exact")
+        assert dialects.translate(filled, trainer) == ours.replace("NAME", "exact")
+    assert dialects.translate("no/such/column", trainer) is None
+    assert dialects.recognize(["kl", "frac_reward_zero_std", "rewards/f/mean"]) == "trl"
+    assert (dialects.recognize(["optimizer/lr"]), dialects.recognize(["a"])) == ("uptrend", "unknown")
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
 @pytest.mark.parametrize("key", TEXTS)
 def test_what_is_written_is_read_back(key: str, trainer: str) -> None:
     for value in TEXTS[key]:
-        told = to_theirs(key, value, trainer)
+        told = dialects.to_theirs(key, value, trainer)
         if told and settings()[key][trainer].name and settings()[key][trainer].name[0] in told.settings:
-            assert read_setting(key, trainer, told.settings.get) == value
+            assert dialects.read_setting(key, trainer, told.settings.get) == value
 
 
 @pytest.mark.parametrize(
@@ -95,20 +83,17 @@ def test_what_is_written_is_read_back(key: str, trainer: str) -> None:
     ],
 )
 def test_settings_in_other_words(key: str, value: Any, trainer: str, told: dict[str, Any]) -> None:
-    found = to_theirs(key, value, trainer)
+    found = dialects.to_theirs(key, value, trainer)
     assert found is not None
     assert found.settings == told
 
 
-def test_what_no_trainer_has() -> None:
-    assert to_theirs("learning.baseline", "mean", "trl") is None
-    assert to_theirs("tasks.name", "mixed", "prime-rl") is None
-
-
-def test_the_surest_name_counts() -> None:
+def test_the_surest_name_counts_and_what_no_trainer_has_is_none() -> None:
+    assert dialects.to_theirs("learning.baseline", "mean", "trl") is None
+    assert dialects.to_theirs("tasks.name", "mixed", "prime-rl") is None
     facts = {"trainer.optim.lr": 1.0, "learning_rate": 2.0, "lr": 3.0}
-    assert read_setting("learning.lr", "trl", facts.get) == 1.0
-    assert names_of("learning.lr", "verl")[0] == "actor_rollout_ref.actor.optim.lr"
-    assert "n" in names_of("sampling.size", "verl")
-    assert "n" not in names_of("sampling.size", "trl")
-    assert "batch_size" not in names_of("sampling.groups", "verifiers"), "it counts rollouts, not groups"
+    assert dialects.read_setting("learning.lr", "trl", facts.get) == 1.0
+    assert dialects.names_of("learning.lr", "verl")[0] == "actor_rollout_ref.actor.optim.lr"
+    assert "n" in dialects.names_of("sampling.size", "verl")
+    assert "n" not in dialects.names_of("sampling.size", "trl")
+    assert "batch_size" not in dialects.names_of("sampling.groups", "verifiers"), "it counts rollouts, not groups"

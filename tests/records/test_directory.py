@@ -1,29 +1,52 @@
-"""A run directory has one writer, and reads at whatever moment the writer dies."""
+"""A run directory has one writer, and reads at whatever moment it is killed, its line torn or its disk full."""
 
+import itertools
+import json
+import math
 import os
 import random
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from synthetic import info_of, rollout_of
+from synthetic import evaluation_of, info_of, line_of, metrics_of, rollout_of
 from uptrend.records import RecordError, Run, RunDirectory, RunLocked, rollouts_table
+from uptrend.records.directory import append_line, read_lines, to_line, write_whole
 
-TESTS = Path(__file__).parent.parent
 MakeRun = Callable[..., Path]
+
+
+def write_forever(path: Path) -> None:
+    """Create or continue a run; one line on stdout once the lock is held."""
+    exists = (path / "run.json").exists()
+    with RunDirectory.reopen(path) if exists else RunDirectory.create(path, info_of(path.name)) as directory:
+        metrics = path / "metrics.jsonl"
+        first = 1 + metrics.read_bytes().count(b"\n") if metrics.exists() else 1
+        directory.event("resumed" if exists else "started", step=first - 1)
+        print("writing", flush=True)
+        for step in itertools.count(first):
+            rollouts = [rollout_of(step, f"g{i}") for i in range(200)]
+            directory.rollouts(step, rollouts_table(path.name, rollouts))
+            directory.metrics({**metrics_of(step, 100, random.Random(step)), "padding": "x" * 20_000})
+            directory.evaluation(line_of(evaluation_of(step, 1, 2)), rollouts_table(path.name, rollouts[:2]))
 
 
 @contextmanager
 def writer(path: Path) -> Iterator[subprocess.Popen[str]]:
     """A living process that writes a run; killed at the end, if it is not dead by then."""
-    command = [sys.executable, str(TESTS / "records" / "writer.py"), str(path)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
+    inherited = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(inherited)}
+    command = [sys.executable, __file__, str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout
         try:
@@ -34,8 +57,7 @@ def writer(path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_a_killed_run_reads_at_every_moment(tmp_path: Path) -> None:
-    path, chance = tmp_path / "run", random.Random(0)
-    seen = 0
+    path, chance, seen = tmp_path / "run", random.Random(0), 0
     for attempt in range(6):
         with writer(path) as process:
             with pytest.raises(subprocess.TimeoutExpired):
@@ -50,29 +72,13 @@ def test_a_killed_run_reads_at_every_moment(tmp_path: Path) -> None:
         steps = [line["step"] for line in run.metric_lines]
         assert steps == sorted(steps)
         assert all(len(line["padding"]) == 20_000 for line in run.metric_lines)
-        for line in run.metric_lines:
-            assert run.rollouts(line["step"]).num_rows == 200
-        for line in run.eval_lines:
-            assert run.eval_rollouts(line["step"]).num_rows == 2
+        assert all(run.rollouts(step).num_rows == 200 for step in steps)
+        assert all(run.eval_rollouts(line["step"]).num_rows == 2 for line in run.eval_lines)
         for file in path.rglob("*.parquet"):
             pq.read_table(file)
         assert len(steps) >= seen
         seen = len(steps)
     assert seen > 0
-
-
-def test_what_a_killed_process_left_beside_is_removed_on_reopening(make_run: MakeRun) -> None:
-    path = make_run("demo", steps=2)
-    left = [
-        path / ".run.json.123",
-        path / "rollouts/000001/.part-0.parquet.123",
-        path / "evals/.000000.parquet.9",
-    ]
-    for file in left:
-        file.write_bytes(b"half")
-    with RunDirectory.reopen(path):
-        assert not any(file.exists() for file in left)
-    assert Run(path).rollouts().num_rows == 2
 
 
 def test_a_second_writer_is_refused_while_the_first_lives(tmp_path: Path) -> None:
@@ -88,26 +94,37 @@ def test_a_second_writer_is_refused_while_the_first_lives(tmp_path: Path) -> Non
         assert Run(path).status == "running"
 
 
-def test_readers_are_not_taken_for_the_writer(make_run: MakeRun) -> None:
+def test_what_a_killed_process_left_beside_is_removed_on_reopening(make_run: MakeRun) -> None:
+    path = make_run("demo", steps=2)
+    left = [path / ".run.json.123", path / "rollouts/000001/.part-0.parquet.123", path / "evals/.000000.parquet.9"]
+    for file in left:
+        file.write_bytes(b"half")
+    with RunDirectory.reopen(path):
+        assert not any(file.exists() for file in left)
+    assert Run(path).rollouts().num_rows == 2
+
+
+def test_readers_are_not_taken_for_the_writer_and_leave_no_lock(make_run: MakeRun) -> None:
     fcntl = pytest.importorskip("fcntl")
     path = make_run("demo", steps=1)
     with (path / ".lock").open("rb") as another_reader:
         fcntl.flock(another_reader, fcntl.LOCK_SH)
         assert Run(path).status == "finished"
-
-
-def test_reading_leaves_no_lock_behind(make_run: MakeRun) -> None:
-    path = make_run("demo", steps=1)
     (path / ".lock").unlink()
     assert Run(path).status == "finished"
     assert not (path / ".lock").exists()
 
 
-def test_a_run_is_created_once(make_run: MakeRun) -> None:
+def test_a_run_is_created_once_and_there_is_one_to_reopen(make_run: MakeRun, tmp_path: Path) -> None:
     path = make_run("demo", steps=1)
     with pytest.raises(RecordError, match=r"already holds a run\. Choose another --name"):
         RunDirectory.create(path, info_of("demo"))
     assert Run(path).last_step == 1
+    with pytest.raises(RecordError, match=r"holds no run \(no run\.json\)"):
+        RunDirectory.reopen(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RecordError, match=r"file could not be written: File exists"):
+        RunDirectory.create(tmp_path / "file", info_of("run"))
 
 
 def test_a_failed_creation_holds_no_lock(tmp_path: Path) -> None:
@@ -115,17 +132,6 @@ def test_a_failed_creation_holds_no_lock(tmp_path: Path) -> None:
         RunDirectory.create(tmp_path / "run", {"not json": object()})
     with RunDirectory.create(tmp_path / "run", info_of("run")):
         assert caught.tb  # as long as the error is kept, so is all that its frames hold
-
-
-def test_a_path_that_is_a_file_is_a_plain_sentence(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(RecordError, match=r"file could not be written: File exists"):
-        RunDirectory.create(tmp_path / "file", info_of("run"))
-
-
-def test_there_is_nothing_to_reopen(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match=r"holds no run \(no run\.json\)"):
-        RunDirectory.reopen(tmp_path)
 
 
 def test_rewind_forgets_later_steps_alone(make_run: MakeRun) -> None:
@@ -149,3 +155,69 @@ def test_several_processes_write_parts_of_one_step(tmp_path: Path) -> None:
             table = rollouts_table("run", [rollout_of(1, f"g{part}", i) for i in range(2)])
             directory.rollouts(1, table, part)
     assert Run(tmp_path / "run").rollouts(1)["group"].to_pylist() == ["g0", "g0", "g1", "g1"]
+
+
+@pytest.mark.parametrize("cut", [0, 1, 5, 9, 10])
+def test_a_torn_line_is_left_out_and_swallows_nothing(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "m.jsonl"
+    assert list(read_lines(path)) == []
+    append_line(path, {"step": 1, "text": "a\nb – ü", "nested": {"k": [1, 2]}})
+    path.write_bytes(path.read_bytes() + to_line({"step": 2})[:cut])
+    whole = [2] if cut == 10 else []  # only its line break is missing
+    assert [line["step"] for line in read_lines(path)] == [1, *whole]
+    append_line(path, {"step": 3})
+    assert [line["step"] for line in read_lines(path)] == [1, *whole, 3]
+
+
+@given(st.dictionaries(st.text(), st.floats() | st.integers() | st.text() | st.none()))
+def test_every_object_is_one_line_of_json(value: dict[str, object]) -> None:
+    line = to_line(value)
+    assert line.count(b"\n") == 1
+    assert list(json.loads(line)) == list(value)
+
+
+def test_numbers_of_numpy_are_numbers_and_those_not_finite_null() -> None:
+    value = {"a": math.nan, "b": [math.inf, 1.0], "c": {"d": -math.inf}, "e": np.float32("nan"), "f": np.int64(3)}
+    assert to_line(value) == b'{"a":null,"b":[null,1.0],"c":{"d":null},"e":null,"f":3}\n'
+
+
+def test_nobody_sees_half_of_a_whole_file(tmp_path: Path) -> None:
+    path, seen = tmp_path / "part-0.parquet", list[bytes]()
+    write_whole(path, bytes(2_000_000))
+
+    def write() -> None:
+        for i in itertools.count():
+            write_whole(path, bytes([i % 256]) * 2_000_000)
+            if len(seen) == 200:
+                return
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    while len(seen) < 200:
+        seen.append(path.read_bytes())
+    thread.join()
+    assert all(content == content[:1] * 2_000_000 for content in seen)
+    assert len({content[0] for content in seen}) > 1
+
+
+def test_a_file_that_may_not_grow_is_a_plain_sentence_and_leaves_nothing_half(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    path, limits = tmp_path / "m.jsonl", resource.getrlimit(resource.RLIMIT_FSIZE)
+    append_line(path, {"step": 1})
+    writes = [lambda: write_whole(tmp_path / "big", bytes(5000)), lambda: append_line(path, {"text": "x" * 5000})]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        for write in writes:
+            with pytest.raises(RecordError, match="could not be written: it would be larger than a file may be here"):
+                write()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    append_line(path, {"step": 2})
+    assert [p.name for p in tmp_path.iterdir()] == ["m.jsonl"]
+    assert path.read_bytes() == to_line({"step": 1}) + to_line({"step": 2})
+    with pytest.raises(RecordError, match=r"no/run\.json could not be written: No such file"):
+        write_whole(tmp_path / "no" / "run.json", b"")
+
+
+if __name__ == "__main__":
+    write_forever(Path(sys.argv[1]))

@@ -1,35 +1,40 @@
-"""Reading a run directory."""
+"""Reading a run directory: of today, of schema 1 (tests/data/schema1 is as Uptrend 0.1 wrote it), and what is none."""
 
 import json
-import subprocess
-import sys
+import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from synthetic import info_of
-from uptrend.records import RecordError, Run, RunDirectory, to_pandas, to_polars
+from uptrend.doctor.catalogue import CATALOGUE
+from uptrend.doctor.probes import PROBES
+from uptrend.records import RecordError, Run, RunDirectory, Stop, from_lines, to_pandas, to_polars, view_of
+from uptrend.records.directory import append_line, read_lines
+from uptrend.records.renamed import RenamedWarning, current, names, upgrade_keys, upgrade_metrics
 
 MakeRun = Callable[..., Path]
+PAGE = (Path(__file__).parents[2] / "docs" / "records.md").read_text(encoding="utf-8")
+SCHEMA1 = Path(__file__).parents[1] / "data" / "schema1"
 
 
-@pytest.mark.parametrize("end", ["finished", "stopped", "failed"])
-def test_status_is_how_the_run_ended(make_run: MakeRun, end: str) -> None:
-    assert Run(make_run("demo", steps=1, end=end)).status == end
-
-
-def test_status_without_an_end_is_killed(make_run: MakeRun) -> None:
-    assert Run(make_run("demo", steps=1, end=None)).status == "killed"
+@pytest.mark.parametrize(("end", "status"), [(end, end or "killed") for end in ("finished", "stopped", "failed", None)])
+def test_status_is_how_the_run_ended(make_run: MakeRun, end: str | None, status: str) -> None:
+    path = make_run("demo", steps=1, end=end)
+    assert Run(path).status == status
+    assert all(file.name in PAGE for file in path.iterdir())
 
 
 def test_a_resumed_run_is_running_then_killed_then_finished(make_run: MakeRun) -> None:
     path = make_run("demo", steps=1, end="stopped")
+    assert Run(path).stopped == Stop("", "observer")
     with RunDirectory.reopen(path) as directory:
         directory.event("resumed", step=1)
-        assert Run(path).status == "running"
+        assert (Run(path).status, Run(path).stopped) == ("running", None)
         directory.event("checkpoint", step=1)
     assert Run(path).status == "killed"
     with RunDirectory.reopen(path) as directory:
@@ -37,102 +42,168 @@ def test_a_resumed_run_is_running_then_killed_then_finished(make_run: MakeRun) -
     assert Run(path).status == "finished"
 
 
-def test_metrics_are_one_row_a_step(make_run: MakeRun) -> None:
-    metrics = Run(make_run("demo", steps=4)).metrics
-    assert isinstance(metrics, pa.Table)
-    assert metrics["step"].to_pylist() == [1, 2, 3, 4]
-    assert metrics["reward/mean"].type == pa.float64()
-    assert metrics["loss/total"].to_pylist() == [0, None, 0, 0]
-
-
-def test_a_metric_that_appears_late_is_null_before(tmp_path: Path) -> None:
-    with RunDirectory.create(tmp_path / "run", info_of("run")) as directory:
-        directory.metrics({"step": 1, "a": 1})
-        directory.metrics({"step": 2, "b": 2.5, "a": 1.5})
-    assert Run(tmp_path / "run").metrics.to_pydict() == {"step": [1, 2], "a": [1, 1.5], "b": [None, 2.5]}
-
-
-def test_evals_and_their_rollouts(make_run: MakeRun) -> None:
+def test_lines_are_tables(make_run: MakeRun, tmp_path: Path) -> None:
     run = Run(make_run("demo", steps=4))
+    assert run.metrics["step"].to_pylist() == [1, 2, 3, 4]
+    assert run.metrics["reward/mean"].type == pa.float64()
+    assert run.metrics["loss/total"].to_pylist() == [0, None, 0, 0]
     assert run.evals["step"].to_pylist() == [0, 2, 4]
     assert run.evals["accuracy"].to_pylist()[0] == 15 / 40
-    assert run.eval_rollouts(0).num_rows == 40
-    assert sum(run.eval_rollouts(4)["correct"].to_pylist()) == 28
-    with pytest.raises(RecordError, match="has no evaluation after step 3; it has 0, 2, 4"):
-        run.eval_rollouts(3)
+    with RunDirectory.create(tmp_path / "late", info_of("late")) as directory:
+        directory.metrics({"step": 1, "a": 1})
+        directory.metrics({"step": 2, "b": 2.5, "a": 1.5})
+    assert Run(tmp_path / "late").metrics.to_pydict() == {"step": [1, 2], "a": [1, 1.5], "b": [None, 2.5]}
 
 
-def test_rollouts_of_one_step_and_of_all(make_run: MakeRun) -> None:
+def test_rollouts_of_one_step_of_all_and_of_an_evaluation(make_run: MakeRun) -> None:
     run = Run(make_run("demo", steps=4))
     assert run.rollouts(3)["step"].to_pylist() == [3]
     assert run.rollouts()["step"].to_pylist() == [1, 2, 3, 4]
+    assert [sum(run.eval_rollouts(step)["correct"].to_pylist()) for step in (0, 4)] == [15, 28]
+    with pytest.raises(RecordError, match="has no evaluation after step 3; it has 0, 2, 4"):
+        run.eval_rollouts(3)
     with pytest.raises(RecordError, match="has no rollouts of step 9; it has 1 to 4"):
         run.rollouts(9)
+    (run.path / "rollouts" / "000001" / "part-0.parquet").write_bytes(b"PAR1 nothing")
+    with pytest.raises(RecordError, match=r"part-0\.parquet is damaged"):
+        run.rollouts(1)
 
 
 def test_a_run_that_has_just_begun_reads(tmp_path: Path) -> None:
     with RunDirectory.create(tmp_path / "run", info_of("run")):
         run = Run(tmp_path / "run")
-        assert (run.last_step, run.metrics.num_rows, run.evals.num_rows, run.rollouts().num_rows) == (
-            0,
-            0,
-            0,
-            0,
-        )
-        assert (run.events, run.checkpoints, run.name) == ([], [], "run")
+        assert [run.last_step, run.metrics.num_rows, run.evals.num_rows, run.rollouts().num_rows] == [0] * 4
+        assert (run.events, run.checkpoints, run.name, run.report) == ([], [], "run", None)
         assert repr(run).endswith("running, 0 of 100 steps)")
+        (tmp_path / "run" / "findings.json").write_text("{")
+        with pytest.raises(RecordError, match=r"findings\.json is not JSON.*Write it again: uptrend doctor"):
+            print(run.report)
+
+
+def test_a_view_has_curves_values_and_parts(make_run: MakeRun) -> None:
+    view = view_of(Run(make_run("demo", steps=4)))
+    assert view.has("reward/mean", "loss/total")
+    assert not view.has("reward/mean", "no/such")
+    assert [len(x) for x in view.curve("no/such")] == [0, 0]
+    assert view.curve("loss/total")[0].tolist() == [1, 3, 4]
+    assert (view.nonfinite, view.rollout_steps) == ({"loss/total": (2,)}, (1, 2, 3, 4))
+    assert (view.value("sampling.size"), view.value("sampling.no.key", 7)) == (16, 7)
+    lines = [{"step": 1, "reward/part/exact/mean": 0.5}]
+    other = from_lines(lines, "trl", source="log", name="")
+    assert (other.parts(), other.read_rollouts(1).num_rows) == (["exact"], 0)
 
 
 def test_frames(make_run: MakeRun) -> None:
     run = Run(make_run("demo", steps=4))
     for table in (run.metrics, run.evals, run.rollouts(), run.eval_rollouts(4)):
         assert len(to_pandas(table)) == to_polars(table).height == table.num_rows
-    assert to_pandas(run.metrics)["reward/mean"].dtype == "float64"
     assert to_polars(run.rollouts())["versions"].to_list()[0] == [None, None, 1, 1, 1]
 
 
-def test_a_column_that_an_older_writer_lacked_is_null(make_run: MakeRun) -> None:
-    path = make_run("demo", steps=1) / "rollouts" / "000001" / "part-0.parquet"
-    pq.write_table(pq.read_table(path).drop_columns(["kept"]), path)
-    assert Run(path.parents[2]).rollouts(1)["kept"].to_pylist() == [None]
+def test_the_page_has_every_key_of_run_json_and_its_snippet_runs(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert set(re.findall(r"`(\w+)`", PAGE.split("## run.json")[1].split("##")[0])) >= set(info_of("demo"))
+    monkeypatch.chdir(make_run("quickstart", steps=4).parents[1])
+    (snippet,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    exec(compile(snippet, "records.md", "exec"), {})
+    told = capsys.readouterr().out
+    assert "finished, 4 of 4 steps" in told
+    assert "0.375" in told
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (
-            json.dumps({**info_of("x"), "schema": 3}),
-            "was written by a newer Uptrend (schema 3, this one reads 2)",
-        ),
+        (json.dumps({**info_of("x"), "schema": 3}), "was written by a newer Uptrend (schema 3, this one reads 2)"),
         ("{", "run.json is not JSON"),
         ("[]", "does not describe a run: it needs schema and config"),
-        ("{}", "does not describe a run: it needs schema and config"),
         ('{"schema": "one", "config": {}}', "does not describe a run"),
+        (None, "holds no run (no run.json)"),
     ],
 )
-def test_what_is_not_a_run_is_refused_with_a_sentence(tmp_path: Path, text: str, said: str) -> None:
-    (tmp_path / "run.json").write_text(text)
-    with pytest.raises(RecordError) as caught:
+def test_what_is_not_a_run_is_refused_with_a_sentence(tmp_path: Path, text: str | None, said: str) -> None:
+    if text is not None:
+        (tmp_path / "run.json").write_text(text)
+    with pytest.raises(RecordError, match=re.escape(said)):
         Run(tmp_path)
-    assert said in str(caught.value)
 
 
-def test_no_run_is_refused_with_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match=r"nowhere holds no run \(no run\.json\)"):
-        Run(tmp_path / "nowhere")
-    (tmp_path / "file").write_text("")
-    with pytest.raises(RecordError, match="holds no run"):
-        Run(tmp_path / "file")
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """Run of schema 1 that a test may write to."""
+    return Path(shutil.copytree(SCHEMA1, tmp_path / "schema1"))
 
 
-def test_a_damaged_file_is_named(make_run: MakeRun) -> None:
-    path = make_run("demo", steps=1)
-    (path / "rollouts" / "000001" / "part-0.parquet").write_bytes(b"PAR1 nothing")
-    with pytest.raises(RecordError, match=r"part-0\.parquet is damaged"):
-        Run(path).rollouts(1)
+def test_schema_1_reads_under_todays_names() -> None:
+    run = Run(SCHEMA1)
+    assert (run.schema, run.status, run.last_step) == (1, "finished", 3)
+    assert {"optimizer/lr", "optimizer/updates/count", "optimizer/skipped/count"} <= set(run.metrics.column_names)
+    assert not [key for line in run.metric_lines for key in line if key in names("metrics")]
+    assert (run.rollouts(3).num_rows, run.eval_rollouts(3).num_rows) == (8, 4)
+    assert len(view_of(run).curve("optimizer/lr")[0]) == 3
+    written = json.loads((SCHEMA1 / "findings.json").read_text())
+    report = run.report
+    assert report is not None
+    assert "verdict" not in report
+    assert (report["trend"], report["sentence"]) == (written["verdict"], written["sentence"])
+    assert {lack["id"] for lack in report["cannot_tell"]} <= set(CATALOGUE)
 
 
-def test_records_and_config_load_no_torch() -> None:
-    script = "import sys, uptrend.records, uptrend.config; print({'torch', 'pandas', 'polars'} & set(sys.modules))"
-    command = [sys.executable, "-c", script]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "set()\n"
+def test_a_null_of_schema_1_beside_a_finite_loss_is_a_value_that_does_not_exist() -> None:
+    assert next(read_lines(SCHEMA1 / "metrics.jsonl"))["learner/entropy/mean"] is None  # all groups were dead
+    run = Run(SCHEMA1)
+    assert "learner/entropy/mean" not in run.metric_lines[0]
+    assert "learner/entropy/mean" in run.metric_lines[2]
+    assert view_of(run).nonfinite == {}
+    line = {"loss/total": 0.5, "gradient/norm/before": 1.0, "learner/entropy/mean": None, "reward/mean": None}
+    assert set(upgrade_metrics(line)) == {"loss/total", "gradient/norm/before"}
+    for broken in ("loss/total", "gradient/norm/before"):
+        assert set(upgrade_metrics(line | {broken: None})) == set(line) - {"reward/mean"}  # nothing was scored
+
+
+@pytest.mark.parametrize(
+    ("reason", "stop"),
+    [
+        ("the doctor found optimiser.frozen: No bit changes.", Stop("No bit changes.", "doctor", "optimizer.frozen")),
+        ("preflight: data.memorised: It knows them.", Stop("It knows them.", "preflight", "data.memorized")),
+        ("interrupted by the user", Stop("interrupted by the user", "user")),
+        ("enough: it learns", Stop("enough: it learns", "observer")),
+    ],
+)
+def test_events_of_schema_1_have_todays_ids_and_fields(copy: Path, reason: str, stop: Stop) -> None:
+    found = {"event": "finding", "id": "optimiser.lr-small", "summary": "The optimiser/lr is small.", "step": 2}
+    append_line(copy / "events.jsonl", found)
+    append_line(copy / "events.jsonl", {"event": "stopped", "time": 1.0, "step": 2, "reason": reason})
+    run = Run(copy)
+    assert run.events[-2] == {**found, "id": "optimizer.lr-small"}
+    assert run.stopped == stop
+
+
+def test_reading_schema_1_says_nothing_and_changes_no_file(copy: Path, recwarn: pytest.WarningsRecorder) -> None:
+    before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+    run = Run(copy)
+    assert all([run.metrics.num_rows, run.events, run.report, run.config])
+    assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
+    assert not [w for w in recwarn if issubclass(w.category, RenamedWarning)]
+
+
+def test_an_old_name_is_accepted_with_a_note_and_any_other_name_without() -> None:
+    known: dict[str, Any] = {"causes": CATALOGUE, "probes": PROBES}
+    for section, table in known.items():
+        assert set(names(section).values()) <= set(table)
+        assert not set(names(section)) & set(table)
+    with pytest.warns(RenamedWarning, match=r"optimiser\.frozen is called optimizer\.frozen now"):
+        assert current("optimiser.frozen") == "optimizer.frozen"
+    assert current("no.such-cause") == "no.such-cause"
+
+
+def test_renamed_config_keys_move_within_their_table() -> None:
+    renamed = {"learning.rate": "learning.lr", "sampling.kl": "learning.kl.beta"}
+    old = {"learning": {"rate": 1e-4, "steps": 3}, "sampling": {"kl": 0.1}, "name": "x"}
+    with pytest.warns(RenamedWarning) as noted:
+        new = upgrade_keys(old, renamed=renamed)
+    assert len(noted) == 2
+    assert new == {"learning": {"lr": 1e-4, "steps": 3, "kl": {"beta": 0.1}}, "sampling": {}, "name": "x"}
+    assert old["learning"] == {"rate": 1e-4, "steps": 3}
+    assert upgrade_keys({"learning": "fast"}, renamed=renamed) == {"learning": "fast"}

@@ -1,154 +1,181 @@
-"""A rollout becomes rows, and the rows say all that it said."""
+"""Tasks, evaluations, and rollouts as rows: what the columns hold, and that the rows become the same rollouts again."""
+
+# ruff: noqa: I001 (names of records side by side)
 
 import json
+import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
-from synthetic import rollout_of
-from uptrend.records import Ending, Message, Part, Reward, Role, Rollout, Run, Sequence, ToolCall, rollouts_table
+from synthetic import evaluation_of, rollout_of
+from uptrend.records import (
+    Ending, Evaluation, Message, Part, RecordError, Reward, Role, Rollout, Run, Sequence, Task, ToolCall, rollouts_of,
+    rollouts_table, tasks_hash,
+)  # fmt: skip
 from uptrend.records.schema import ROLLOUTS, TOKEN_COLUMNS
 
-NAN = np.nan
+LEARNED = ("weights", "attended", "advantages", "learner", "reference")
+ASK = (Message("user", "2 + 3 ="),)
+numbers, texts = st.floats(allow_nan=False), st.text(max_size=5)
 
 
-def tool_rollout() -> Rollout:
-    """Two sequences: the second is the history as a template rewrote it, with a tool's answer in it."""
-    first = Sequence(
-        ids=np.array([10, 11, 12], np.int32),
-        turns=np.array([0, 0, 0], np.int32),
-        roles=np.array([Role.PROMPT, Role.MODEL, Role.MODEL], np.int8),
-        versions=np.array([-1, 3, 3], np.int32),
-        sampler=np.array([NAN, -0.5, -0.25], np.float32),
-        weights=np.array([0, 1, 1], np.float32),
-        attended=np.array([True, True, True]),
-        advantages=np.array([0, 1.5, 1.5], np.float32),
-        learner=np.array([NAN, -0.5, -0.375], np.float32),
-        reference=np.array([NAN, -0.75, -0.5], np.float32),
+def test_a_task_is_known_by_its_question_and_a_list_by_questions_answers_and_order() -> None:
+    one, two = Task(ASK, "5", "add"), Task((Message("user", "1 + 1 ="),), "2", "add")
+    assert one.id == Task(ASK, "6", "other", 3.0, {"a": 1}).id
+    assert len({one.id, two.id, Task((Message("system", "2 + 3 ="),), "5", "add").id}) == 3
+    assert tasks_hash([one, two]) == tasks_hash([one, two]) != tasks_hash([two, one])
+    assert tasks_hash([one]) != tasks_hash([Task(ASK, "6", "add")])
+
+
+def test_accuracy_is_the_share_right_and_nothing_without_tasks() -> None:
+    assert evaluation_of(0, 30, 40).accuracy == 0.75
+    assert math.isnan(Evaluation(0, 0, 0, 0.0, 1.0, 0, 0.0, {}, {}, {}, 0.0).accuracy)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | numbers.filter(math.isfinite) | texts,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(texts, inner, max_size=2),
+    max_leaves=3,
+)
+calls = st.builds(ToolCall, texts, st.dictionaries(texts, json_values, max_size=2))
+speakers = st.sampled_from(["system", "user", "assistant", "tool"])
+messages = st.builds(Message, speakers, texts, st.lists(calls, max_size=2).map(tuple), texts)
+parts = st.builds(Part, texts, numbers, numbers, numbers, numbers)
+rewards = st.builds(Reward, numbers, numbers, numbers, st.booleans(), st.lists(parts, max_size=3).map(tuple))
+
+
+@st.composite
+def sequences(draw: st.DrawFn) -> Sequence:
+    size = draw(st.integers(0, 6))
+    elements: dict[str, Any] = {"versions": st.integers(-1, 2**31 - 1), "roles": st.sampled_from([*map(int, Role)])}
+
+    def column(name: str) -> Any:
+        if name in LEARNED and draw(st.booleans()):
+            return None
+        return draw(hnp.arrays(TOKEN_COLUMNS[name].to_pandas_dtype(), size, elements=elements.get(name)))
+
+    return Sequence(**{name: column(name) for name in TOKEN_COLUMNS})
+
+
+rollouts = st.builds(
+    Rollout,
+    **{name: st.integers(-(2**31), 2**31 - 1) for name in ("step", "index")},
+    **dict.fromkeys(("group", "task", "family", "answer"), texts),
+    seed=st.integers(-(2**63), 2**63 - 1),
+    messages=st.lists(messages, max_size=3).map(tuple),
+    sequences=st.lists(sequences(), max_size=3).map(tuple),
+    reward=st.none() | rewards,
+    ended=st.sampled_from(Ending),
+    error=st.none() | texts,
+    seconds=numbers,
+    kept=st.booleans(),
+)
+
+
+@settings(max_examples=50, deadline=None, phases=(Phase.generate,))  # a failing example is small enough as it is
+@given(st.lists(rollouts, max_size=4))
+def test_rollouts_survive_the_disk_to_the_bit(made: list[Rollout]) -> None:
+    buffer = pa.BufferOutputStream()
+    pq.write_table(rollouts_table("demo", made), buffer, compression="zstd")
+    read = rollouts_of(pq.read_table(pa.BufferReader(buffer.getvalue())))
+    assert [replace(one, sequences=()) for one in read] == [replace(one, sequences=()) for one in made]
+    for one, other in zip(made, read, strict=True):
+        for a, b in zip(one.sequences, other.sequences, strict=True):
+            for name in (field.name for field in fields(Sequence)):
+                x, y = getattr(a, name), getattr(b, name)
+                assert getattr(x, "dtype", None) == getattr(y, "dtype", None), name
+                np.testing.assert_array_equal(x, y, err_msg=name)
+
+
+# Two sequences as they stand on disk: the second is the history as a template rewrote it, with a tool's answer in it.
+FIRST: dict[str, Any] = {
+    "ids": [10, 11, 12], "turns": [0, 0, 0], "roles": [0, 1, 1], "versions": [None, 3, 3],
+    "sampler": [None, -0.5, -0.25], "weights": [0, 1, 1], "attended": [True] * 3, "advantages": [0, 1.5, 1.5],
+    "learner": [None, -0.5, -0.375], "reference": [None, -0.75, -0.5],
+}  # fmt: skip
+SECOND: dict[str, Any] = {
+    "ids": [10, 20, 21, 13], "turns": [0, 1, 1, 1], "roles": [0, 2, 2, 1], "versions": [None, None, None, 4],
+    "sampler": [None, None, None, -1.0],
+}  # fmt: skip
+
+
+def in_memory(columns: dict[str, Any]) -> Sequence:
+    """Return the sequence with NaN, and -1 for versions, where the disk has null; as int64 and float64."""
+    nothing = {"versions": -1}
+    return Sequence(
+        **{name: np.array([nothing.get(name, np.nan) if v is None else v for v in x]) for name, x in columns.items()}
     )
-    second = Sequence(
-        ids=np.array([10, 20, 21, 13], np.int32),
-        turns=np.array([0, 1, 1, 1], np.int32),
-        roles=np.array([Role.PROMPT, Role.TOOL, Role.TOOL, Role.MODEL], np.int8),
-        versions=np.array([-1, -1, -1, 4], np.int32),
-        sampler=np.array([NAN, NAN, NAN, -1.0], np.float32),
-    )
+
+
+def test_the_columns_hold_what_the_page_says() -> None:
+    calls = (ToolCall("search", {"query": "größe", "n": 3}),)
     said = (
-        Message("system", "You have tools."),
         Message("user", "Größe?"),
-        Message("assistant", "<call>", (ToolCall("search", {"query": "größe", "n": 3}),)),
-        Message("tool", "12"),
-        Message("assistant", "12"),
+        Message("assistant", "<call>", calls),
+        Message("assistant", "<tool>{", problem="It is not closed."),
     )
-    parts = (Part("answer", 1.0, 0.0, 1.0), Part("format", 0.5, -1.0, 1.0, 0.2))
-    reward = Reward(1.1, -0.2, 1.2, True, parts)
-    return Rollout(
-        7, "g3", 2, "t9", "lookup", "12", 2**40, said, (first, second), reward, Ending.TURN_LIMIT, None, 1.25
-    )
-
-
-def test_every_field_survives_the_disk(tmp_path: Path) -> None:
-    pq.write_table(rollouts_table("demo", [tool_rollout()]), tmp_path / "r.parquet")
-    rows = pq.read_table(tmp_path / "r.parquet").to_pylist()
-    assert [row["sequence"] for row in rows] == [0, 1]
-    for row in rows:
-        assert {k: row[k] for k in ("run", "step", "group", "index", "task", "family", "answer", "seed")} == {
-            "run": "demo", "step": 7, "group": "g3", "index": 2, "task": "t9", "family": "lookup",
-            "answer": "12", "seed": 2**40,
-        }  # fmt: skip
-        assert (row["reward"], row["reward_low"], row["reward_high"], row["correct"]) == (
-            1.1,
-            -0.2,
-            1.2,
-            True,
-        )
-        assert row["parts"] == [
-            {"name": "answer", "value": 1.0, "low": 0.0, "high": 1.0, "weight": 1.0},
-            {"name": "format", "value": 0.5, "low": -1.0, "high": 1.0, "weight": 0.2},
-        ]
-        assert (row["ended"], row["error"], row["seconds"], row["kept"]) == ("turn-limit", None, 1.25, True)
-        assert [m["role"] for m in row["messages"]] == ["system", "user", "assistant", "tool", "assistant"]
-        assert json.loads(row["messages"][2]["calls"]) == [{"name": "search", "arguments": {"query": "größe", "n": 3}}]
-        assert row["messages"][1] == {"role": "user", "content": "Größe?", "calls": None, "problem": None}
-
-
-def test_a_call_that_could_not_be_read_says_why() -> None:
-    said = (Message("assistant", "<tool>{", problem="It is not closed."), Message("assistant", "12"))
-    (row,) = rollouts_table("demo", [replace(rollout_of(1), messages=said)]).to_pylist()
-    assert [m["problem"] for m in row["messages"]] == ["It is not closed.", None]
-
-
-def test_messages_that_were_written_before_problems_were(make_run: Callable[..., Path]) -> None:
-    path = make_run("demo", steps=2)
-    (part,) = (path / "rollouts" / "000001").iterdir()
-    table = pq.read_table(part)
-    older = [[{k: m[k] for k in ("role", "content", "calls")} for m in row] for row in table["messages"].to_pylist()]
-    place = table.schema.get_field_index("messages")
-    pq.write_table(table.set_column(place, "messages", [older]), part)
-    rows = Run(path).rollouts().to_pylist()
-    assert {row["step"] for row in rows} == {1, 2}
-    assert {m["problem"] for row in rows for m in row["messages"]} == {None}
-    assert all(m["content"] for row in rows for m in row["messages"])
-
-
-def test_tokens_are_null_where_nothing_was_sampled() -> None:
-    first, second = rollouts_table("demo", [tool_rollout()]).to_pylist()
-    assert first["ids"] == [10, 11, 12]
-    assert first["versions"] == [None, 3, 3]
-    assert first["sampler"] == [None, -0.5, -0.25]
-    assert first["weights"] == [0, 1, 1]
-    assert first["attended"] == [True, True, True]
-    assert first["advantages"] == [0, 1.5, 1.5]
-    assert first["learner"] == [None, -0.5, -0.375]
-    assert first["reference"] == [None, -0.75, -0.5]
-    assert second["roles"] == [Role.PROMPT, Role.TOOL, Role.TOOL, Role.MODEL]
-    assert second["turns"] == [0, 1, 1, 1]
-    assert second["versions"] == [None, None, None, 4]
-
-
-def test_columns_that_the_learner_did_not_fill_are_null_lists() -> None:
-    table = rollouts_table("demo", [tool_rollout()])
-    for name in ("weights", "attended", "advantages", "learner", "reference"):
-        assert table[name].is_null().to_pylist() == [False, True], name
-    only_sampled = rollouts_table("demo", [rollout_of(1)])
-    assert only_sampled["attended"].to_pylist() == [None]
-
-
-def test_types_are_the_schema_s_whatever_numpy_gave() -> None:
-    wide = Sequence(
-        ids=np.arange(2),
-        turns=np.zeros(2, np.int64),
-        roles=np.zeros(2, np.int64),
-        versions=np.full(2, -1),
-        sampler=np.full(2, NAN),
-        weights=np.zeros(2),
-    )
-    table = rollouts_table("demo", [replace(rollout_of(1), sequences=(wide,)), tool_rollout()])
+    reward = Reward(1.1, -0.2, 1.2, True, (Part("answer", 1.0, 0.0, 1.0), Part("format", 0.5, -1.0, 1.0, 0.2)))
+    both = (in_memory(FIRST), in_memory(SECOND))
+    made = Rollout(7, "g3", 2, "t9", "lookup", "12", 2**40, said, both, reward, Ending.TURN_LIMIT, None, 1.25)
+    table = rollouts_table("demo", [made])
     assert table.schema.equals(ROLLOUTS, check_metadata=True)
     assert table.schema.metadata == {b"uptrend.schema": b"2"}
-    for name, kind in TOKEN_COLUMNS.items():
-        assert table.schema.field(name).type == pa.list_(kind)
+    shared = {
+        "run": "demo", "step": 7, "group": "g3", "index": 2, "task": "t9", "family": "lookup", "answer": "12",
+        "seed": 2**40, "reward": 1.1, "reward_low": -0.2, "reward_high": 1.2, "correct": True,
+        "parts": [
+            {"name": "answer", "value": 1.0, "low": 0.0, "high": 1.0, "weight": 1.0},
+            {"name": "format", "value": 0.5, "low": -1.0, "high": 1.0, "weight": 0.2},
+        ],
+        "messages": [
+            {"role": "user", "content": "Größe?", "calls": None, "problem": None},
+            {"role": "assistant", "content": "<call>", "problem": None,
+             "calls": '[{"name": "search", "arguments": {"query": "größe", "n": 3}}]'},
+            {"role": "assistant", "content": "<tool>{", "calls": None, "problem": "It is not closed."},
+        ],
+        "ended": "turn-limit", "error": None, "seconds": 1.25, "kept": True,
+    }  # fmt: skip
+    assert table.to_pylist() == [
+        shared | {"sequence": 0, **FIRST},
+        shared | {"sequence": 1, **SECOND} | dict.fromkeys(LEARNED),
+    ]
 
 
-def test_an_unscored_rollout_has_no_reward_and_says_why() -> None:
-    failed = replace(rollout_of(1), reward=None, ended=Ending.TASK_ERROR, error="score: no number")
-    (row,) = rollouts_table("demo", [failed]).to_pylist()
-    assert [row[k] for k in ("reward", "reward_low", "reward_high", "correct")] == [None] * 4
-    assert row["parts"] == []
-    assert (row["ended"], row["error"]) == ("task-error", "score: no number")
-
-
-def test_a_rollout_that_failed_before_its_first_token_keeps_its_row() -> None:
+def test_a_rollout_that_failed_keeps_its_row() -> None:
     failed = replace(rollout_of(1), sequences=(), reward=None, ended=Ending.TASK_ERROR, error="open: no file")
-    rows = rollouts_table("demo", [failed, rollout_of(1, index=1)]).to_pylist()
-    assert [(row["index"], row["ids"]) for row in rows] == [(0, None), (1, [1, 2, 3, 4, 5])]
+    row, other = rollouts_table("demo", [failed, rollout_of(1, index=1)]).to_pylist()
+    assert [row[k] for k in ("reward", "reward_low", "reward_high", "correct", "ids")] == [None] * 5
+    assert (row["parts"], row["ended"], row["error"]) == ([], "task-error", "open: no file")
+    assert (other["index"], other["ids"], other["attended"]) == (1, [1, 2, 3, 4, 5], None)
+    assert rollouts_table("demo", []).schema.equals(ROLLOUTS)
 
 
-def test_no_rollouts_are_an_empty_table() -> None:
-    table = rollouts_table("demo", [])
-    assert table.num_rows == 0
-    assert table.schema.equals(ROLLOUTS)
+def test_files_of_an_older_writer(make_run: Callable[..., Path]) -> None:
+    """They lack the column `kept` and the field `problem`."""
+    path = make_run("demo", steps=2)
+    (part,) = (path / "rollouts" / "000001").iterdir()
+    table = pq.read_table(part).drop_columns(["kept"])
+    older = [[{k: m[k] for k in ("role", "content", "calls")} for m in row] for row in table["messages"].to_pylist()]
+    pq.write_table(table.set_column(table.schema.get_field_index("messages"), "messages", [older]), part)
+    rows = Run(path).rollouts().to_pylist()
+    assert [(row["step"], row["kept"]) for row in rows] == [(1, None), (2, True)]
+    assert {m["problem"] for row in rows for m in row["messages"]} == {None}
+    assert [(r.kept, json.dumps([m.content for m in r.messages])) for r in rollouts_of(Run(path).rollouts())] == [
+        (True, '["2 + 3 =", "5"]')
+    ] * 2
+
+
+def test_rows_without_the_sampler_s_probabilities_are_refused() -> None:
+    table = rollouts_table("demo", [rollout_of(1)]).drop_columns(["sampler"])
+    with pytest.raises(RecordError, match="no column sampler"):
+        rollouts_of(table)

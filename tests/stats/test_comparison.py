@@ -1,5 +1,7 @@
 """Tests of arms, and power, against scipy, statsmodels, enumeration and simulation."""
 
+# ruff: noqa: I001 (names of one module side by side)
+
 import itertools
 import math
 
@@ -12,14 +14,7 @@ from statsmodels.stats.power import TTestPower
 
 from uptrend.stats import comparison
 from uptrend.stats.comparison import (
-    benjamini_hochberg,
-    chances,
-    fewest,
-    fewest_seeds,
-    mcnemar,
-    outliers,
-    paired_p,
-    sign_flip,
+    benjamini_hochberg, chances, fewest, fewest_seeds, mcnemar, outliers, paired_p, sign_flip,
 )  # fmt: skip
 from uptrend.stats.intervals import likely_deviation, paired_interval, spread_of, student_reach
 
@@ -45,6 +40,7 @@ def test_one_seed_excludes_nothing() -> None:
     assert (interval.effect, interval.low, interval.high) == (0.3, -math.inf, math.inf)
     assert paired_p(spread_of(np.array([0.3]))) == 1.0
     assert student_reach(1, 0.05) == math.inf
+    assert chances(0.05, 0.01, 1, 0.05).decided == 0.0
 
 
 def test_equal_differences_are_left_to_the_sign_flip_test() -> None:
@@ -56,6 +52,11 @@ def test_equal_differences_are_left_to_the_sign_flip_test() -> None:
     assert paired_interval(six, alpha=0.025).low == -math.inf
     assert paired_p(spread_of(six)) == 2**-5
     assert paired_p(spread_of(np.zeros(6))) == 1.0
+    assert chances(0.05, 0.0, 5, 0.05).decided == 0.0
+    assert chances(0.05, 0.0, 6, 0.05).validated == 1.0
+    assert chances(-0.05, 0.0, 6, 0.05).invalidated == 1.0
+    assert chances(-0.05, 0.0, 6, 0.05, either=True).validated == 1.0
+    assert chances(0.0, 0.0, 6, 0.0).decided == 0.0
 
 
 @pytest.mark.parametrize("seeds", [5, 8, 16])
@@ -103,19 +104,10 @@ def test_sign_flip_by_hand() -> None:
     # 1, 2, -1: sums over the eight flips are ±4, ±2, ±2, 0, 0; seen is 2.
     found = sign_flip(np.array([1.0, 2.0, -1.0]))
     assert (found.up, found.down, found.both) == (3 / 8, 7 / 8, 6 / 8)
-
-
-@pytest.mark.parametrize(("seeds", "one", "two"), [(5, 0.03125, 0.0625), (6, 0.015625, 0.03125), (8, 1 / 256, 1 / 128)])
-def test_the_least_sign_flip_p(seeds: int, one: float, two: float) -> None:
-    found = sign_flip(np.linspace(0.1, 0.2, seeds))
-    assert (found.up, found.both) == (one, two)
-
-
-def test_ties_but_for_rounding_are_ties() -> None:
-    assert sign_flip(np.array([0.1, 0.2, 0.3, 0.1 + 0.2, 0.3 - 1e-17])).up == 2**-5
-
-
-def test_how_many_seeds_can_reach_a_level() -> None:
+    for seeds in (5, 6, 8):  # the least that so many can give
+        found = sign_flip(np.linspace(0.1, 0.2, seeds))
+        assert (found.up, found.both) == (2**-seeds, 2 ** (1 - seeds))
+    assert sign_flip(np.array([0.1, 0.2, 0.3, 0.1 + 0.2, 0.3 - 1e-17])).up == 2**-5  # ties but for rounding
     assert [fewest_seeds(alpha) for alpha in (0.5, 0.05, 0.025, 0.0625, 0.05 / 8)] == [2, 6, 7, 5, 9]
 
 
@@ -134,10 +126,6 @@ def test_adjusted_p_is_statsmodels(count: int) -> None:
     ps = np.random.default_rng(count).random(count) ** 2
     ps[: count // 4] = ps[-1]  # ties
     assert benjamini_hochberg(ps.tolist()) == pytest.approx(multipletests(ps, method="fdr_bh")[1])
-
-
-def test_benjamini_hochberg_by_hand() -> None:
-    assert benjamini_hochberg([0.01, 0.04, 0.03, 0.9]) == pytest.approx([0.04, 0.16 / 3, 0.16 / 3, 0.9])
     assert benjamini_hochberg([]) == []
 
 
@@ -165,21 +153,10 @@ def test_both_chances_are_what_a_simulation_gives(effect: float, either: bool) -
     assert found.decided == found.validated + found.invalidated
 
 
-def test_without_deviation_the_sign_flip_test_sets_the_seeds() -> None:
-    assert chances(0.05, 0.0, 5, 0.05).decided == 0.0
-    assert chances(0.05, 0.0, 6, 0.05).validated == 1.0
-    assert chances(-0.05, 0.0, 6, 0.05).invalidated == 1.0
-    assert chances(-0.05, 0.0, 6, 0.05, either=True).validated == 1.0
-    assert chances(0.05, 0.01, 1, 0.05).decided == 0.0
-
-
 @pytest.mark.parametrize("threshold", [2, 3, 7, 8, 9, 100, 1000])
 def test_the_fewest_that_are_enough(threshold: int) -> None:
     assert fewest(lambda count: count >= threshold) == threshold
     assert fewest(lambda count: count >= 1001) is None
     assert fewest(lambda count: count >= threshold, least=50, most=4000) == max(50, threshold)
-
-
-def test_seeds_for_a_power_are_statsmodels() -> None:
     expected = TTestPower().solve_power(0.05 / 0.06, power=0.8, alpha=0.025, alternative="larger")
     assert fewest(lambda n: chances(0.05, 0.06, n, smallest=0.0).validated >= 0.8) == math.ceil(expected)

@@ -1,12 +1,15 @@
-"""Each kind of figure has one form."""
+"""Each kind of figure has one form, and pictures fit their page."""
 
 import math
+import re
 import tomllib
+from pathlib import Path
 
 import pytest
 
 from uptrend.records import Times
 from uptrend.stats import formatting as say
+from uptrend.stats.drawing import COLORS, moving_mean, plotting, save, to_svg
 
 
 @pytest.mark.parametrize(
@@ -48,3 +51,23 @@ def test_settings_are_toml() -> None:
 def test_a_table_keeps_its_columns_whatever_its_cells_hold() -> None:
     table = say.markdown_table(("a", "b"), [("x | y", "two\nlines"), ("", "z")])
     assert table.splitlines() == ["| a | b |", "|---|---|", r"| x \| y | two lines |", "|  | z |"]
+    assert moving_mean([0.0, 3.0, 6.0], 3) == [1.5, 3.0, 4.5]
+
+
+def test_an_svg_for_a_page_takes_its_colors_and_keeps_texts_whole(tmp_path: Path) -> None:
+    with plotting() as plt:
+        figure, axes = plt.subplots()
+        axes.plot([0, 1], [0.1234567, 0.2], color=COLORS[1], label="$a <b>")
+        axes.set_yticks([0.15], ["0.1234567"])
+        axes.legend()
+        svg = to_svg(figure, 'curves "of" <b>')
+        files = [save(figure, tmp_path / name).read_bytes() for name in ("a.svg", "b.svg", "c.png")]
+    assert files[0] == files[1]
+    assert files[2].startswith(b"\x89PNG")
+    assert svg.startswith('<svg role="img" aria-label="curves &quot;of&quot; &lt;b&gt;"')
+    assert f"var(--c1, {COLORS[1]})" in svg
+    assert "0.1234567" in svg
+    assert "$a &lt;b&gt;" in svg
+    assert not re.search(r"<style|<metadata|xmlns|https?:", svg)
+    ids = re.findall(r' id="([^"]*)"', svg)
+    assert all(f"#{id}" in svg for id in ids)

@@ -1,5 +1,7 @@
 """Intervals against scipy, statsmodels, arch, numeric integration, and their coverage by simulation."""
 
+# ruff: noqa: I001 (names of one module side by side)
+
 import itertools
 import math
 
@@ -15,38 +17,21 @@ from statsmodels.stats.nonparametric import rank_compare_2indep
 from uptrend.records.view import Floats
 from uptrend.stats.comparison import sequence_p
 from uptrend.stats.intervals import (
-    G,
-    Spread,
-    all_right,
-    bayes_factor,
-    bootstrap_mean,
-    chance_of_improvement,
-    crossed_half,
-    crossed_interval,
-    interquartile_mean,
-    iqm_difference,
-    mean_squares,
-    paired_interval,
-    pass_at_k,
-    sequence_interval,
-    sequence_reach,
-    spread_of,
-    student_reach,
-    wilson,
+    G, Spread, all_right, bayes_factor, bootstrap_mean, chance_of_improvement, crossed_half, crossed_interval,
+    interquartile_mean, iqm_difference, mean_squares, normal_interval, paired_interval, pass_at_k, sequence_interval,
+    sequence_reach, spread_of, student_reach, wilson,
 )  # fmt: skip
 
 RANDOM = np.random.default_rng(8)
 
 
 @pytest.mark.parametrize("trials", [1, 2, 7, 40, 200, 2000])
-def test_wilson_is_scipy_s(trials: int) -> None:
+def test_wilson_is_scipys(trials: int) -> None:
     for successes in {0, 1, trials // 3, trials // 2, trials - 1, trials}:
         expected = stats.binomtest(successes, trials).proportion_ci(method="wilson")
         assert wilson(successes, trials) == pytest.approx((expected.low, expected.high), abs=1e-7)
-
-
-def test_wilson_of_nothing_knows_nothing() -> None:
     assert wilson(0, 0) == (0.0, 1.0)
+    assert normal_interval(2.0, 0.5, 0.1) == pytest.approx(stats.norm(2.0, 0.5).interval(0.9))
 
 
 def test_pass_at_k_counts_every_choice_of_k() -> None:
@@ -56,9 +41,6 @@ def test_pass_at_k_counts_every_choice_of_k() -> None:
             choices = list(itertools.combinations(answers, k))
             expected = sum(map(any, choices)) / len(choices)
             assert pass_at_k(correct, attempts, k) == pytest.approx(expected), (correct, attempts, k)
-
-
-def test_pass_at_k_needs_k_attempts() -> None:
     with pytest.raises(ValueError, match="pass@8 needs at least 8"):
         pass_at_k(0, 4, 8)
 
@@ -131,19 +113,12 @@ def test_sequence_and_final_interval_together_err_as_often_as_they_may(either: b
     assert 0.02 < wrong.mean() < 0.05
 
 
-def test_g_is_near_the_best_for_five_to_eight_seeds() -> None:
-    grid = np.geomspace(0.1, 100, 400)
-    for alpha in (0.05, 0.025):
-        for seeds in (5, 6, 7, 8):
-            best = min(sequence_reach(seeds, alpha, g) for g in grid)
-            assert sequence_reach(seeds, alpha) < 1.04 * best
-
-
-def test_three_seeds_never_end_an_experiment() -> None:
-    for alpha in (0.05, 0.025):
-        assert math.isinf(sequence_reach(3, alpha))
-        assert math.isfinite(sequence_reach(4, alpha))
-    assert math.isinf(sequence_reach(1, 0.05))
+@pytest.mark.parametrize("alpha", [0.05, 0.025])
+def test_g_is_near_the_best_for_five_to_eight_seeds_and_three_never_end_an_experiment(alpha: float) -> None:
+    for seeds in (5, 6, 7, 8):
+        best = min(sequence_reach(seeds, alpha, g) for g in np.geomspace(0.1, 100, 400))
+        assert sequence_reach(seeds, alpha) < 1.04 * best
+    assert [math.isinf(sequence_reach(seeds, alpha)) for seeds in (1, 3, 4)] == [True, True, False]
     assert bayes_factor(Spread(1, 0.3, 0.0)) == 1.0
 
 
@@ -161,16 +136,12 @@ def tables(experiments: int, seeds: int, tasks: int, of_seeds: float, of_tasks: 
     return np.asarray(made + random.normal(0, 0.5, (experiments, seeds, tasks)))
 
 
-def test_the_mean_squares_are_statsmodels() -> None:
+def test_the_mean_squares_are_statsmodels_and_the_crossed_half_width_is_theirs_by_hand() -> None:
     table = tables(1, 4, 7, 0.3, 0.4)[0]
     frame = pd.DataFrame([(s, t, table[s, t]) for s in range(4) for t in range(7)], columns=["seed", "task", "d"])
     expected = sm.stats.anova_lm(ols("d ~ C(seed) + C(task)", frame).fit())["mean_sq"]
-    assert [float(found) for found in mean_squares(table)] == pytest.approx(list(expected))
-
-
-def test_crossed_half_width_by_hand() -> None:
-    table = tables(1, 4, 7, 0.3, 0.4)[0]
     of_seeds, of_tasks, rest = (float(found) for found in mean_squares(table))
+    assert (of_seeds, of_tasks, rest) == pytest.approx(tuple(expected))
     more = of_tasks - rest
     assert more > 0
     quantile = (stats.t.ppf(0.975, 3) * of_seeds + stats.t.ppf(0.975, 6) * more) / (of_seeds + more)
@@ -195,16 +166,18 @@ def test_crossed_coverage_is_near_what_it_says(seeds: int, of_seeds: float, of_t
 
 
 def test_crossed_needs_two_of_each_and_something_that_deviates() -> None:
-    assert crossed_interval(np.ones((1, 9))) is None
-    assert crossed_interval(np.ones((9, 1))) is None
-    assert crossed_interval(np.zeros((5, 0))) is None
-    assert crossed_interval(np.tile(np.arange(9.0), (5, 1))) is None
+    for table in (np.ones((1, 9)), np.ones((9, 1)), np.zeros((5, 0)), np.tile(np.arange(9.0), (5, 1))):
+        assert crossed_interval(table) is None
 
 
-def test_the_chance_is_mann_and_whitneys_averaged_over_tasksets() -> None:
+def test_the_chance_is_mann_and_whitneys_averaged_over_tasksets_and_with_many_seeds_statsmodels() -> None:
     arm, control = np.round(RANDOM.normal(0.6, 0.05, (8, 3)), 2), np.round(RANDOM.normal(0.56, 0.05, (8, 3)), 2)
     each = [stats.mannwhitneyu(a, c).statistic / 64 for a, c in zip(arm.T, control.T, strict=True)]
     assert chance_of_improvement(arm, control).effect == pytest.approx(np.mean(each))
+    arm, control = RANDOM.exponential(1.4, 400), RANDOM.exponential(1.0, 400)
+    theirs = rank_compare_2indep(arm, control).conf_int(alpha=0.05)
+    found = chance_of_improvement(arm[:, None], control[:, None])
+    assert (found.low, found.high) == pytest.approx(theirs, abs=0.004)
 
 
 @pytest.mark.parametrize("seeds", [3, 5, 8])
@@ -215,20 +188,9 @@ def test_the_chances_ends_are_where_hanley_and_mcneils_error_ends(seeds: int) ->
         q1, q2 = end / (2 - end), 2 * end**2 / (1 + end)
         variance = (end * (1 - end) + (seeds - 1) * (q1 - end**2 + q2 - end**2)) / seeds**2
         assert abs(found.effect - end) == pytest.approx(1.959964 * math.sqrt(variance), rel=1e-5)
-
-
-def test_with_many_seeds_the_chance_is_statsmodels() -> None:
-    arm, control = RANDOM.exponential(1.4, 400), RANDOM.exponential(1.0, 400)
-    theirs = rank_compare_2indep(arm, control).conf_int(alpha=0.05)
-    found = chance_of_improvement(arm[:, None], control[:, None])
-    assert (found.low, found.high) == pytest.approx(theirs, abs=0.004)
-
-
-def test_where_every_run_beats_every_other_there_is_doubt_left() -> None:
-    found = chance_of_improvement(np.array([[0.7], [0.8], [0.9]]), np.array([[0.1], [0.2], [0.3]]))
-    assert found.effect == 1.0
-    assert found.high == pytest.approx(1.0)
-    assert 0.3 < found.low < 0.6
+    certain = chance_of_improvement(arm + 2, control)  # every run beats every other, and there is doubt left
+    assert (certain.effect, certain.high) == (1.0, pytest.approx(1.0))
+    assert 0.3 < certain.low < 0.9
 
 
 @pytest.mark.parametrize("seeds", [5, 8, 16])
@@ -256,6 +218,9 @@ def test_the_interquartile_mean_is_scipys(count: int) -> None:
 
 
 def test_the_iqm_difference_is_scipys_and_its_error_archs() -> None:
+    assert iqm_difference(ARM, CONTROL) == iqm_difference(ARM, CONTROL)
+    assert iqm_difference(ARM, CONTROL, 0.1).low > iqm_difference(ARM, CONTROL, 0.01).low
+    assert iqm_difference(ARM[:1], CONTROL[:1]).high == math.inf
     arm, control = ARM[:4], CONTROL[:4]
     found = iqm_difference(arm, control)
     assert found.effect == pytest.approx(difference(arm, control))
@@ -274,9 +239,3 @@ def test_the_iqm_difference_covers(seeds: int) -> None:
         found = iqm_difference(arm, control)
         inside += found.low <= 0.05 <= found.high
     assert 0.92 <= inside / 400 <= 0.985
-
-
-def test_the_iqm_difference_is_the_same_at_every_call_and_endless_for_one_seed() -> None:
-    assert iqm_difference(ARM, CONTROL) == iqm_difference(ARM, CONTROL)
-    assert iqm_difference(ARM, CONTROL, 0.1).low > iqm_difference(ARM, CONTROL, 0.01).low
-    assert iqm_difference(ARM[:1], CONTROL[:1]).high == math.inf

@@ -2,7 +2,7 @@
 
     rewards ─ advantages ─┐
     roles   ─ masks ──────┼─ prepare (weights, once per update) ─ objective (one micro-batch) ─ loss, sums
-    log-probabilities ────┘            losses · kl
+    log-probabilities ────┘                  losses
 
 Every loss is Σ_bt weight_bt · term_bt. The weights are computed once, over all that one optimizer update
 sees, so micro-batches only add up: their size changes memory and speed, never the gradient.
@@ -12,8 +12,7 @@ Log-probabilities stand at the token that they score. What lies outside the loss
 """
 
 from uptrend.algo.advantages import advantages
-from uptrend.algo.kl import ESTIMATORS, kl_penalty
-from uptrend.algo.losses import LOSSES, Loss, Terms
+from uptrend.algo.losses import ESTIMATORS, LOSSES, Loss, Terms, kl_penalty
 from uptrend.algo.masks import attention_mask, loss_mask
 from uptrend.algo.objective import Batch, Sums, correction_weights, objective, prepare
 

@@ -4,9 +4,8 @@
     RLOO   A_i = r_i − mean of the others' rewards          Ahmadian et al. 2024, arXiv 2402.14740
     none   A_i = r_i − mean(r)                              Dr. GRPO, Liu et al. 2025, arXiv 2503.20783
 
-Groups are found by their id, never by position: a failed, dropped or reordered rollout must not shift its
-neighbors into another group. A reward of NaN means that the rollout could not be scored: it counts for
-nothing in its group's statistics, and its advantage is 0.
+A reward of NaN means that the rollout could not be scored: it counts for nothing in its group's statistics, and its
+advantage is 0.
 
 n = rollout, g = group.
 """
@@ -16,12 +15,13 @@ from torch import Tensor
 
 from uptrend.config.schema import Baseline, Scale
 
+# Added to a deviation before dividing by it; TRL's value, so that results can be compared.
 EPSILON = 1e-4
-"""Added to a deviation before dividing by it; TRL's value, so that results can be compared."""
 
 
 def advantages(rewards_n: Tensor, groups_n: Tensor, *, scale: Scale, baseline: Baseline) -> Tensor:
     """Return each rollout's advantage over its group; 0 where the group's rewards are all equal."""
+    # By id, never by position: a failed, dropped or reordered rollout must not shift its neighbors into another group.
     index_n = torch.unique(groups_n, return_inverse=True)[1]
     scored_n = ~rewards_n.isnan()
     rewards_n = rewards_n.masked_fill(~scored_n, 0)
@@ -36,21 +36,11 @@ def advantages(rewards_n: Tensor, groups_n: Tensor, *, scale: Scale, baseline: B
     elif scale == "batch" and scored_n.sum() > 1:
         centered_n = centered_n / (rewards_n[scored_n].std() + EPSILON)
     # Rounding of the mean leaves about 1e-8, which 1/EPSILON would make visible.
-    return centered_n.masked_fill(_equal_in_group(rewards_n, scored_n, index_n), 0)
+    empty_g, scored = rewards_n.new_zeros(len(index_n)), (index_n[scored_n], rewards_n[scored_n])
+    low_g, high_g = (empty_g.scatter_reduce(0, *scored, kind, include_self=False) for kind in ("amin", "amax"))
+    return centered_n.masked_fill((low_g == high_g)[index_n], 0)
 
 
 def _group_sum(values_n: Tensor, index_n: Tensor) -> Tensor:
-    """Return the sum over each rollout's group, at each rollout."""
     groups = int(index_n.max()) + 1 if len(index_n) else 0
     return values_n.new_zeros(groups).index_add(0, index_n, values_n)[index_n]
-
-
-def _equal_in_group(rewards_n: Tensor, scored_n: Tensor, index_n: Tensor) -> Tensor:
-    """True where all scored rewards of the rollout's group are equal."""
-    low_g, high_g = (
-        rewards_n.new_zeros(len(index_n)).scatter_reduce(
-            0, index_n[scored_n], rewards_n[scored_n], kind, include_self=False
-        )
-        for kind in ("amin", "amax")
-    )
-    return (low_g == high_g)[index_n]

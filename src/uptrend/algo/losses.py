@@ -1,4 +1,4 @@
-"""The losses. Each is Σ_bt weight_bt · term_bt; they differ in the two factors.
+"""The losses, each Σ_bt weight_bt · term_bt, and estimates of the KL divergence from the reference.
 
 `weights` sees all rows of one optimizer update at once and does all counting (tokens, lengths, rollouts); `terms`
 sees one micro-batch and holds all gradients. So a micro-batch never needs to know how many others there are.
@@ -37,19 +37,6 @@ class Terms:
     clipped_low_bt: Tensor
     """True where the lower clip cuts the gradient."""
     clipped_high_bt: Tensor
-    """True where the upper clip cuts the gradient."""
-
-
-@dataclass(frozen=True)
-class Loss:
-    """Two functions; all losses are called alike, so some ignore a parameter."""
-
-    weights: Callable[[Tensor, Tensor, int], Tensor]
-    """(mask_bt, rollouts_b, max_tokens) over a whole update -> each token's weight, 0 outside the mask."""
-    terms: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, float, float], Terms]
-    """(logprobs_bt, old_bt, advantages_bt, mask_bt, rollouts_b, clip_low, clip_high) -> Terms."""
-    whole_rollouts: bool = False
-    """True where all rows of a rollout have to be in the same micro-batch."""
 
 
 def mean_of_rollouts(mask_bt: Tensor, rollouts_b: Tensor, _max_tokens: int) -> Tensor:
@@ -69,87 +56,112 @@ def fixed_length(mask_bt: Tensor, rollouts_b: Tensor, max_tokens: int) -> Tensor
     return mask_bt / (count_rollouts(rollouts_b) * max_tokens)
 
 
-def token_terms(
-    logprobs_bt: Tensor,
-    old_bt: Tensor,
-    advantages_bt: Tensor,
-    mask_bt: Tensor,
-    _rollouts_b: Tensor,
-    clip_low: float,
-    clip_high: float,
-) -> Terms:
-    """Clip each token by its own ratio."""
-    ratio_bt = within(logprobs_bt - old_bt, mask_bt).exp()
-    return clipped_terms(ratio_bt, advantages_bt, mask_bt, clip_low, clip_high)
+# (ratio_bt, advantages_bt, logprobs_bt, clip_low, clip_high) -> the loss, and where the lower and the upper clip cut it
+Surrogate = Callable[[Tensor, Tensor, Tensor, float, float], tuple[Tensor, Tensor, Tensor]]
 
 
-def rollout_terms(
-    logprobs_bt: Tensor,
-    old_bt: Tensor,
-    advantages_bt: Tensor,
-    mask_bt: Tensor,
-    rollouts_b: Tensor,
-    clip_low: float,
-    clip_high: float,
-) -> Terms:
-    """Clip all tokens of a rollout by the geometric mean of their ratios."""
-    log_ratio_b1 = rollout_sum(within(logprobs_bt - old_bt, mask_bt), rollouts_b)
-    tokens_b1 = rollout_sum(mask_bt.long(), rollouts_b).clamp(min=1)
-    ratio_bt = (log_ratio_b1 / tokens_b1).exp().expand_as(logprobs_bt)
-    return clipped_terms(ratio_bt, advantages_bt, mask_bt, clip_low, clip_high)
-
-
-def clipped_terms(ratio_bt: Tensor, advantages_bt: Tensor, mask_bt: Tensor, clip_low: float, clip_high: float) -> Terms:
-    """Return PPO's clipped surrogate for given ratios."""
-    advantages_bt = within(advantages_bt, mask_bt)
+def clipped(
+    ratio_bt: Tensor, advantages_bt: Tensor, _logprobs_bt: Tensor, clip_low: float, clip_high: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return PPO's clipped surrogate."""
     clamped_bt = ratio_bt.clamp(1 - clip_low, 1 + clip_high)
-    return Terms(
-        loss_bt=-torch.minimum(ratio_bt * advantages_bt, clamped_bt * advantages_bt),
-        ratio_bt=within(ratio_bt, mask_bt).detach(),
-        clipped_low_bt=(ratio_bt < 1 - clip_low) & (advantages_bt < 0),
-        clipped_high_bt=(ratio_bt > 1 + clip_high) & (advantages_bt > 0),
-    )
+    loss_bt = -torch.minimum(ratio_bt * advantages_bt, clamped_bt * advantages_bt)
+    low_bt, high_bt = ratio_bt < 1 - clip_low, ratio_bt > 1 + clip_high
+    return loss_bt, low_bt & (advantages_bt < 0), high_bt & (advantages_bt > 0)
 
 
-def bounded_terms(
-    logprobs_bt: Tensor,
-    old_bt: Tensor,
-    advantages_bt: Tensor,
-    mask_bt: Tensor,
-    _rollouts_b: Tensor,
-    _clip_low: float,
-    clip_high: float,
-) -> Terms:
+def bounded(
+    ratio_bt: Tensor, advantages_bt: Tensor, logprobs_bt: Tensor, _clip_low: float, clip_high: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """Weight each token's log-probability by its ratio, detached and at most `clip_high`."""
-    logprobs_bt, advantages_bt = within(logprobs_bt, mask_bt), within(advantages_bt, mask_bt)
-    ratio_bt = within(logprobs_bt.detach() - old_bt, mask_bt).exp()
-    clipped_bt = (ratio_bt > clip_high) & (advantages_bt != 0)
-    return Terms(
-        loss_bt=-ratio_bt.clamp(max=clip_high) * advantages_bt * logprobs_bt,
-        ratio_bt=within(ratio_bt, mask_bt),
-        clipped_low_bt=clipped_bt.new_zeros(clipped_bt.shape),
-        clipped_high_bt=clipped_bt,
-    )
+    ratio_bt = ratio_bt.detach()
+    high_bt = (ratio_bt > clip_high) & (advantages_bt != 0)
+    return -ratio_bt.clamp(max=clip_high) * advantages_bt * logprobs_bt, torch.zeros_like(high_bt), high_bt
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Weights of tokens, and the surrogate of the ratio π / π_old."""
+
+    weights: Callable[[Tensor, Tensor, int], Tensor]
+    """(mask_bt, rollouts_b, max_tokens) over a whole update -> each token's weight, 0 outside the mask."""
+    surrogate: Surrogate = clipped
+    whole_rollouts: bool = False
+    """True where the ratio is the geometric mean over a rollout, whose rows need to be in the same micro-batch."""
+
+    def terms(
+        self,
+        logprobs_bt: Tensor,
+        old_bt: Tensor,
+        advantages_bt: Tensor,
+        mask_bt: Tensor,
+        rollouts_b: Tensor,
+        clip_low: float,
+        clip_high: float,
+    ) -> Terms:
+        """Return the terms of a micro-batch."""
+        log_ratio_bt = within(logprobs_bt - old_bt, mask_bt)
+        ratio_bt = log_ratio_bt.exp()
+        if self.whole_rollouts:
+            tokens_b1 = rollout_sum(mask_bt.long(), rollouts_b).clamp(min=1)
+            ratio_bt = (rollout_sum(log_ratio_bt, rollouts_b) / tokens_b1).exp().expand_as(logprobs_bt)
+        inside = within(advantages_bt, mask_bt), within(logprobs_bt, mask_bt)
+        loss_bt, low_bt, high_bt = self.surrogate(ratio_bt, *inside, clip_low, clip_high)
+        return Terms(loss_bt, within(ratio_bt, mask_bt).detach(), low_bt, high_bt)
 
 
 LOSSES: dict[str, Loss] = {
     # Every rollout counts the same, so a token of a short answer weighs more: long wrong answers are punished least.
-    "grpo": Loss(mean_of_rollouts, token_terms),
+    "grpo": Loss(mean_of_rollouts),
     # In TRL the mean is over a micro-batch and depends on how rows are split. Here weights always cover the whole
     # update, which leaves DAPO's weighting; the name is kept for recipes that use it.
-    "bnpo": Loss(mean_of_tokens, token_terms),
+    "bnpo": Loss(mean_of_tokens),
     # No length in the denominator, so none is favored. The paper also drops the division by the group's deviation,
     # which favors tasks that are almost always or almost never solved: use it with scale = "none".
-    "dr_grpo": Loss(fixed_length, token_terms),
+    "dr_grpo": Loss(fixed_length),
     # Every token counts the same: long wrong answers are punished in full. The paper's other ideas are options of
     # any loss: clip-higher (clip_high = 0.28), dynamic sampling (sampling.resample), overlong filtering
     # (mask_truncated).
-    "dapo": Loss(mean_of_tokens, token_terms),
+    "dapo": Loss(mean_of_tokens),
     # Rewards are given to whole rollouts, so the ratio is the rollout's too: single tokens with a noisy ratio (from a
     # mixture of experts) no longer clip. The mean ratio stays near 1: the paper clips at 3e-4 and 4e-4.
-    "gspo": Loss(mean_of_rollouts, rollout_terms, whole_rollouts=True),
+    "gspo": Loss(mean_of_rollouts, whole_rollouts=True),
     # PPO's clip silences a token once its ratio leaves the range, and the rare tokens that turn a chain of thought
     # ("However", "Wait") leave it first. Here they keep learning with a bounded weight. The bound is on the ratio
     # itself (5, say, not 1 + ε), and there is none below.
-    "cispo": Loss(mean_of_tokens, bounded_terms),
+    "cispo": Loss(mean_of_tokens, bounded),
 }
+
+
+# The distance to the reference is estimated from one sampled token each, with d = log π(token) − log π_ref(token)
+# (Schulman 2020, "Approximating KL Divergence", http://joschu.net/blog/kl-approx.html). As losses, on-policy, they pull
+# differently: k2's gradient is d · ∇ log π, whose mean is the gradient of KL(π ‖ π_ref); k3's is
+# (1 − exp(−d)) · ∇ log π, whose mean is the gradient of KL(π_ref ‖ π). k1 in the loss would do nothing but add noise:
+# its gradient is ∇ log π, and Σ_tokens π · ∇ log π = ∇ Σ_tokens π = ∇ 1 = 0. Subtracted from the reward, it multiplies
+# ∇ log π instead, and E[d · ∇ log π] is the gradient of KL(π ‖ π_ref). So k2 and k3 act in the loss, k1 in the reward.
+
+
+def k1(learner_bt: Tensor, reference_bt: Tensor) -> Tensor:
+    """Return d: unbiased, but noisy and often negative."""
+    return learner_bt - reference_bt
+
+
+def k2(learner_bt: Tensor, reference_bt: Tensor) -> Tensor:
+    """Return d² / 2: biased, never negative."""
+    return (learner_bt - reference_bt) ** 2 / 2
+
+
+def k3(learner_bt: Tensor, reference_bt: Tensor) -> Tensor:
+    """Return exp(−d) − 1 + d: unbiased, never negative; GRPO's choice (Shao et al. 2024, eq. 4)."""
+    back_bt = reference_bt - learner_bt
+    return torch.expm1(back_bt) - back_bt
+
+
+# TRL 1.16 multiplies k3 by π/π_old unless told not to (DeepSeek-V3.2 2025, arXiv 2512.02556); on-policy that is k2's
+# gradient exactly.
+ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
+
+
+def kl_penalty(learner_bt: Tensor, reference_bt: Tensor, mask_bt: Tensor) -> Tensor:
+    """Return each row's Σ_t k1, no gradient: beta times this is taken from the reward, before advantages."""
+    return within(k1(learner_bt, reference_bt), mask_bt).sum(dim=1).detach()

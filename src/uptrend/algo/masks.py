@@ -4,9 +4,6 @@
     attention   what the model may look at                   `attention_mask`
     loss        what is trained                              `loss_mask`
 
-verifiers 0.1.2 to 0.1.6 used the loss mask as the attention mask: the learner saw neither the question nor
-the documents that its answers were about, and learned to answer without them.
-
 b = row (one sequence of a rollout), t = token.
 """
 
@@ -17,20 +14,17 @@ from uptrend.records import Role
 
 
 def attention_mask(real_bt: Tensor) -> Tensor:
-    """Return the tokens that the model may look at: every real one, whoever wrote it, trained or not.
-
-    This is the one place where attention is decided. It takes neither roles nor a loss mask, so that neither
-    can hide a token from the model; only padding is invisible.
-    """
+    """Return the tokens that the model may look at: every real one, whoever wrote it, trained or not."""
+    # The one place where attention is decided. It takes neither roles nor a loss mask, so that neither can hide a token
+    # from the model. verifiers 0.1.2 to 0.1.6 used the loss mask here: the learner saw neither the question nor the
+    # documents that its answers were about, and learned to answer without them.
     return real_bt.bool()
 
 
 def loss_mask(roles_bt: Tensor, real_bt: Tensor, left_out_b: Tensor) -> Tensor:
-    """Return the tokens that are trained: real ones that the model wrote, in rows that are not left out.
-
-    Left out are rollouts cut by length (`mask_truncated`, DAPO's overlong filtering), rollouts that failed,
-    and dropped groups: they stay in the batch, so that what they would have taught can be looked at.
-    """
+    """Return the tokens that are trained: real ones that the model wrote, in rows that are not left out."""
+    # Left out are rollouts cut by length (`mask_truncated`, DAPO's overlong filtering), rollouts that failed, and
+    # dropped groups: they stay in the batch, so that what they would have taught can be looked at.
     return (roles_bt == Role.MODEL) & real_bt.bool() & ~left_out_b.bool()[:, None]
 
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from uptrend.algo.kl import ESTIMATORS
-from uptrend.algo.losses import LOSSES, mean_of_tokens
+from uptrend.algo.losses import ESTIMATORS, LOSSES, mean_of_tokens
 from uptrend.algo.masks import rollout_sum, within
 from uptrend.config.schema import Correction, Estimator, Learning
 
@@ -24,15 +23,13 @@ class Batch:
     """The rows of one optimizer update, or of one of its micro-batches."""
 
     mask_bt: Tensor
-    """The loss mask."""
     rollouts_b: Tensor
     """Number of the rollout that each row belongs to; any numbers."""
     advantages_bt: Tensor
-    """Each token's advantage."""
     weights_bt: Tensor
     """Each token's weight in the loss, from counts over the whole update."""
     entropy_weights_bt: Tensor
-    """Each token's weight in the entropy bonus: the mean over all trained tokens of the update."""
+    """The same in the entropy bonus: the mean over all trained tokens of the update."""
     old_bt: Tensor | None
     """Log-probabilities before the step's first update; None where this is the first: they are the same."""
     sampler_bt: Tensor | None
@@ -83,21 +80,16 @@ def prepare(
 
 @dataclass(frozen=True)
 class Sums:
-    """Detached scalars that add up over micro-batches; the loss is policy + kl − entropy bonus.
+    """Detached scalars that add up over micro-batches; the loss is policy + kl − entropy bonus."""
 
-    They stay tensors, so that a micro-batch does not wait for the device.
-    """
+    # They stay tensors, so that a micro-batch does not wait for the device.
 
     policy_loss: Tensor
-    """Σ w · term · correction."""
     kl_loss: Tensor
-    """beta · Σ w · kl."""
     entropy_bonus: Tensor
-    """entropy · Σ v · H."""
     clipped_low: Tensor
     """Trained tokens whose gradient the lower clip cut."""
     clipped_high: Tensor
-    """Trained tokens whose gradient the upper clip cut."""
     ratio: Tensor
     """Σ π/π_old over trained tokens."""
     kl: Tensor
@@ -105,10 +97,8 @@ class Sums:
     entropy: Tensor
     """Σ H over trained tokens."""
     tokens: Tensor
-    """Number of trained tokens."""
 
     def __add__(self, other: "Sums") -> "Sums":
-        """Return the sums over both."""
         return Sums(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
 
@@ -140,21 +130,15 @@ def objective(logprobs_bt: Tensor, entropy_bt: Tensor, batch: Batch, learning: L
 
 
 def correction_weights(
-    learner_bt: Tensor,
-    sampler_bt: Tensor,
-    mask_bt: Tensor,
-    rollouts_b: Tensor,
-    *,
-    level: Correction,
-    cap: float,
+    learner_bt: Tensor, sampler_bt: Tensor, mask_bt: Tensor, rollouts_b: Tensor, *, level: Correction, cap: float
 ) -> Tensor:
     """Return truncated importance weights from sampler to learner, by token: [B, T], no gradient.
 
-    A sampler in another precision, with other kernels or with older weights gives the same tokens other
-    probabilities. The ratio corrects the expectation, and truncating it bounds the variance, at the price of a
-    little bias (Ionides 2008, "Truncated Importance Sampling"). With level "sequence" the ratio is the product over
-    all trained tokens of the rollout.
+    With level "sequence" the ratio is the product over all trained tokens of the rollout.
     """
+    # A sampler in another precision, with other kernels or with older weights gives the same tokens other
+    # probabilities. The ratio corrects the expectation, and truncating it bounds the variance, at the price of a
+    # little bias (Ionides 2008, "Truncated Importance Sampling").
     log_ratio_bt = within(learner_bt - sampler_bt, mask_bt).detach()
     if level == "none":
         return torch.ones_like(log_ratio_bt)

@@ -1,19 +1,11 @@
 """Load, validate, resolve, override and diff a run's config."""
 
+# ruff: noqa: I001 (one section per line would be as long as the list below)
+
 from uptrend.config.load import build, load_config, to_table
 from uptrend.config.schema import (
-    Checkpoints,
-    Compute,
-    Config,
-    Doctor,
-    Eval,
-    Kl,
-    Learning,
-    Lora,
-    Model,
-    Sampling,
-    Tasks,
-)
+    Checkpoints, Compute, Config, Doctor, Eval, Kl, Learning, Lora, Model, Sampling, Tasks,
+)  # fmt: skip
 from uptrend.config.tables import difference
 
 __all__ = [

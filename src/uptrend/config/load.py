@@ -6,11 +6,12 @@ options of a taskset follow the same rules.
 
 import dataclasses
 import difflib
+import operator
 import sys
 import tomllib
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
@@ -24,8 +25,11 @@ from uptrend.records.renamed import current, upgrade_keys
 
 T = TypeVar("T")
 
+# Largest values that seeds, steps and tensors can hold; NaN and infinity are beyond them.
 LARGEST = {int: 2**63 - 1, float: sys.float_info.max}
-"""Largest values that seeds, steps and tensors can hold; NaN and infinity are beyond them."""
+BOUNDS: dict[type, tuple[str, Callable[[Any, Any], bool]]] = {
+    Ge: ("at least", operator.ge), Gt: ("above", operator.gt), Le: ("at most", operator.le), Lt: ("below", operator.lt),
+}  # fmt: skip
 
 
 def load_config(
@@ -36,11 +40,10 @@ def load_config(
     Without `checked`, bounds and rules across keys are not applied; keys and types always are.
     """
     table = upgrade_keys(source if isinstance(source, Mapping) else read_toml(Path(source)))
-    if isinstance(overrides, Mapping):
-        for key, value in overrides.items():
-            set_value(table, key, value, key)
-    else:
-        for override in overrides:
+    for override in overrides:
+        if isinstance(overrides, Mapping):
+            set_value(table, override, overrides[override], override)
+        else:
             apply_override(table, override)
     config = build(Config, table)
     if checked:
@@ -114,8 +117,15 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
             given[key] = convert(hints[key], value, join(where, key))
         elif "options" not in fields:
             raise ConfigError(unknown(join(where, key), key, known, where))
+        elif key == "options":  # under its own name, as a dataclass turned into plain values has it
+            if not isinstance(value, Mapping):
+                raise ConfigError(f"{where}.options = {value!r} should be a table; write options in [{where}] itself.")
+            if misplaced := [name for name in value if name in known]:
+                right = f"is a key of [{where}] itself: write {where}.{misplaced[0]}."
+                raise ConfigError(f"{where}.options.{misplaced[0]} {right}")
+            options |= value
         else:
-            options |= _options(value, known, where) if key == "options" else {key: value}
+            options[key] = value
     if "options" in fields:
         given["options"] = options
     for name, field in fields.items():
@@ -126,17 +136,6 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
         return cls(**given)
     except ConfigError as error:  # a dataclass knows its fields, and not where it stands
         raise ConfigError(join(where, str(error)) if error.is_of_field else str(error)) from None
-
-
-def _options(value: Any, known: list[str], where: str) -> dict[str, Any]:
-    """Read a table of options under its own name, as a dataclass turned into plain values has it."""
-    full = join(where, "options")
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{full} = {value!r} should be a table; write options in [{where}] itself.")
-    for key in value:
-        if key in known:
-            raise ConfigError(f"{full}.{key} is a key of [{where}] itself: write {join(where, key)}.")
-    return dict(value)
 
 
 def convert(kind: Any, value: Any, where: str) -> Any:
@@ -206,8 +205,13 @@ def join(where: str, key: str) -> str:
 def check(config: Config) -> None:
     """Raise a ConfigError at the first value that can't work, naming its key and what would be right."""
     check_bounds(config)
-    _check_stages(config)
-    _check_rules(config)
+    starts = [stage.get("start") for stage in config.tasks.stages]
+    for i, start in enumerate(starts):
+        if isinstance(start, bool) or not isinstance(start, int):
+            raise ConfigError(f"tasks.stages[{i}].start = {start!r} should be the step at which it begins.")
+    for sentence, holds in _rules(config, starts).items():
+        if not holds:
+            raise ConfigError(sentence)
 
 
 def check_bounds(section: Any, where: str = "") -> None:
@@ -231,45 +235,29 @@ def bounds_of(hint: Any) -> tuple[Any, ...]:
 
 def in_words(bounds: Iterable[Any]) -> str:
     """Return numeric bounds in words, for messages and for docs/config.md; empty where there are none."""
-    words = {Ge: "at least {}", Gt: "above {}", Le: "at most {}", Lt: "below {}"}
-    limits = [bound for bound in bounds if type(bound) in words]
-    if len(limits) == 1 and limits[0] == Ge(0):
+    limits = [bound for bound in bounds if type(bound) in BOUNDS]
+    if limits == [Ge(0)]:
         return "0 or more"
-    return " and ".join(words[type(limit)].format(getattr(limit, type(limit).__name__.lower())) for limit in limits)
+    return " and ".join(f"{BOUNDS[type(limit)][0]} {_limit(limit)}" for limit in limits)
+
+
+def _limit(bound: Any) -> Any:
+    return dataclasses.astuple(bound)[0]  # each of them has one field, under another name
 
 
 def _holds(bound: Any, value: Any) -> bool:
-    match bound:
-        case Ge(least):
-            return bool(value >= least)
-        case Gt(low):
-            return bool(value > low)
-        case Le(most):
-            return bool(value <= most)
-        case Lt(high):
-            return bool(value < high)
-        case Predicate(holds):
-            return bool(holds(value))
-    return True
+    if isinstance(bound, Predicate):
+        return bool(bound.func(value))
+    return type(bound) not in BOUNDS or BOUNDS[type(bound)][1](value, _limit(bound))
 
 
-def _check_stages(config: Config) -> None:
-    starts: list[int] = []
-    for i, stage in enumerate(config.tasks.stages):
-        start = stage.get("start")
-        if isinstance(start, bool) or not isinstance(start, int):
-            raise ConfigError(f"tasks.stages[{i}].start = {start!r} should be the step at which it begins.")
-        starts.append(start)
-    if starts and (starts[0] != 1 or starts != sorted(set(starts))):
-        raise ConfigError(
-            f"tasks.stages start at {starts}: the first should start at 1, and each later than the one before."
-        )
-
-
-def _check_rules(config: Config) -> None:
+def _rules(config: Config, starts: list[Any]) -> dict[str, bool]:
+    """Return True where a rule across keys holds, by the sentence to say where it does not."""
     s, w = config.sampling, config.learning
     clips_low = w.loss == "cispo" or w.clip_low < 1  # cispo has no lower clip
-    rules = {
+    return {
+        f"tasks.stages start at {starts}: the first should start at 1, and each later than the one before.":
+            not starts or (starts[0] == 1 and starts == sorted(set(starts))),
         f"sampling.context = {s.context} should exceed sampling.max_tokens = {s.max_tokens}: it holds the prompt too.":
             s.context > s.max_tokens,
         f"learning.warmup = {w.warmup} should be between 0 and learning.steps = {w.steps}.": w.warmup <= w.steps,
@@ -281,6 +269,3 @@ def _check_rules(config: Config) -> None:
         "learning.skip_dead = true needs learning.kl.beta = 0 and learning.entropy = 0: with either of them dead "
         "groups teach too.": not w.skip_dead or (w.kl.beta == 0 and w.entropy == 0),
     }  # fmt: skip
-    for sentence, holds in rules.items():
-        if not holds:
-            raise ConfigError(sentence)

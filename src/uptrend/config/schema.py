@@ -1,7 +1,6 @@
-"""Keys of a recipe: each with its default, its bounds and its meaning.
+"""Keys of a recipe: each with its default, its bounds and its meaning, which docs/config.md is made from.
 
-`[tasks]` and `[eval]` also take the options of the taskset that they name; those are kept as given in
-`options` and checked against the taskset's own dataclass by `runner`.
+`[tasks]` and `[eval]` also take the options of the taskset that they name: `runner` checks them against its dataclass.
 """
 
 import re

@@ -18,8 +18,7 @@ def plain(value: Any) -> Any:
 def difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return the dotted keys whose values differ between two plain configs, with both values (None where absent)."""
     flat_a, flat_b = flatten(a), flatten(b)
-    keys = dict.fromkeys([*flat_a, *flat_b])
-    pairs = {key: (flat_a.get(key), flat_b.get(key)) for key in keys}
+    pairs = {key: (flat_a.get(key), flat_b.get(key)) for key in flat_a | flat_b}
     return {key: (one, other) for key, (one, other) in pairs.items() if one != other}
 
 

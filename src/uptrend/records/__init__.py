@@ -1,60 +1,22 @@
 """The nouns, and a run directory's reader and writer. Imports nothing else of ours, and no torch."""
 
+# ruff: noqa: I001 (one name per line would be sixty lines)
+
 from uptrend.records.directory import RunDirectory, Stop, StoppedBy
 from uptrend.records.errors import (
-    CheckpointError,
-    ConfigError,
-    LabError,
-    MissingExtra,
-    ModelError,
-    RecordError,
-    RunLocked,
-    TasksetError,
+    CheckpointError, ConfigError, LabError, MissingExtra, ModelError, RecordError, RunLocked, TasksetError,
     UptrendError,
-)
+)  # fmt: skip
 from uptrend.records.finding import (
-    CannotTell,
-    Confidence,
-    Evidence,
-    Experiment,
-    Finding,
-    Fix,
-    Report,
-    Rival,
-    Severity,
-    Times,
-    Trend,
-    TrendKind,
-)
+    CannotTell, Confidence, Evidence, Experiment, Finding, Fix, Report, Rival, Severity, Times, Trend, TrendKind,
+)  # fmt: skip
 from uptrend.records.hypothesis import (
-    Arm,
-    Comparison,
-    Direction,
-    Hypothesis,
-    Interval,
-    Measured,
-    Method,
-    Priority,
-    Source,
-    Status,
-    Verdict,
-)
+    Arm, Comparison, Direction, Hypothesis, Interval, Measured, Method, Priority, Source, Status, Verdict,
+)  # fmt: skip
 from uptrend.records.rollout import (
-    Ending,
-    Evaluation,
-    Message,
-    Part,
-    Reward,
-    Role,
-    Rollout,
-    Sequence,
-    Task,
-    Tool,
-    ToolCall,
-    boundary_of,
-    task_id,
+    Ending, Evaluation, Message, Part, Reward, Role, Rollout, Sequence, Task, Tool, ToolCall, boundary_of, task_id,
     tasks_hash,
-)
+)  # fmt: skip
 from uptrend.records.run import Run, to_pandas, to_polars
 from uptrend.records.schema import rollouts_of, rollouts_table
 from uptrend.records.view import RunView, from_lines, view_of

@@ -7,19 +7,18 @@ Metrics go one way, from a column of a log to our name: `translate`.
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
+# Trainers whose settings are known.
 TRAINERS = ("trl", "verifiers", "prime-rl", "verl")
-"""Trainers whose settings are known."""
+# Trainers whose metrics are known, in the order in which a name is looked up that is not of the log's own trainer.
 LOGGERS = ("trl", "verl", "prime-rl", "verifiers", "tinker", "open-instruct", "openrlhf", "plain")
-"""Trainers whose metrics are known, in the order in which a name is looked up that is not of the log's own trainer."""
-
+# Looks up a value by name; None where there is none.
 Find = Callable[[str], Any]
-"""Looks up a value by name; None where there is none."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,6 @@ class Assignment:
     settings: Mapping[str, Any]
     """Values by name; empty where the trainer can't be told."""
     note: str = ""
-    """Advice to show beside them."""
 
 
 @dataclass(frozen=True)
@@ -64,18 +62,13 @@ class Setting:
 
     def read(self, value: Any, find: Find) -> list[Any]:
         """Return our values that a value may mean, the surest first: those that need several settings to say."""
-        sure = [
-            ours
-            for ours, theirs in self.values.items()
-            if isinstance(theirs, dict)
-            and self.name[0] in theirs
-            and all(_is_same(find(name), each) for name, each in theirs.items())
-        ]
-        others = [
-            ours
-            for ours, theirs in self.values.items()
-            if any(_is_same(value, each) for each in (theirs if isinstance(theirs, tuple) else (theirs,)))
-        ]
+        sure, others = [], []
+        for ours, theirs in self.values.items():
+            if isinstance(theirs, dict):
+                if self.name[0] in theirs and all(_is_same(find(name), each) for name, each in theirs.items()):
+                    sure.append(ours)
+            elif any(_is_same(value, each) for each in (theirs if isinstance(theirs, tuple) else (theirs,))):
+                others.append(ours)
         return [*sure, *(text for text in self.same if _is_same(value, text)), *others]
 
 
@@ -96,16 +89,14 @@ def to_theirs(key: str, value: Any, trainer: str, known: Find = lambda _: None) 
 
 def to_ours(trainer: str, name: str) -> str | None:
     """Return our key of another trainer's setting, None where it is no translation of one."""
-    return _keys(trainer).get(name)
+    found = (key for key, entry in settings().items() if trainer in entry and name in entry[trainer].name[:1])
+    return next(found, None)
 
 
 def read_setting(key: str, trainer: str, find: Find) -> Any:
     """Return our value of a setting from what a trainer was told, None where that does not say."""
-    for name in names_of(key, trainer):
-        value = find(name)
-        if value is not None:
-            return our_value(key, value, trainer, find)
-    return None
+    value = next((value for name in names_of(key, trainer) if (value := find(name)) is not None), None)
+    return None if value is None else our_value(key, value, trainer, find)
 
 
 def our_value(key: str, value: Any, trainer: str, find: Find = lambda _: None) -> Any:
@@ -194,7 +185,7 @@ def rank(column: str, trainer: str) -> tuple[int, str] | None:
     name = plain_name(column)
     if trainer == "uptrend":
         return (0, name)
-    key = _lowered(name)
+    key = re.sub(r"\s+", "_", name).lower()
     # The trainer's own names, then home-made ones, then everybody else's.
     own = [trainer] if trainer in LOGGERS else []
     for at, who in enumerate(dict.fromkeys([*own, "plain", *LOGGERS])):
@@ -211,7 +202,7 @@ def rank(column: str, trainer: str) -> tuple[int, str] | None:
 
 def recognize(columns: list[str]) -> str:
     """Return the trainer whose own names a log has most of; unknown where they could be anybody's."""
-    keys = {_lowered(plain_name(column)) for column in columns}
+    keys = {re.sub(r"\s+", "_", plain_name(column)).lower() for column in columns}
     if {"advantage/dead/share", "optimizer/lr"} & keys:
         return "uptrend"
     scores = {
@@ -224,7 +215,7 @@ def recognize(columns: list[str]) -> str:
 
 @cache
 def _table() -> Mapping[str, Any]:
-    return tomllib.loads(resources.files(__package__).joinpath("dialects.toml").read_text(encoding="utf-8"))
+    return tomllib.loads(Path(__file__).with_name("dialects.toml").read_text(encoding="utf-8"))
 
 
 def _parsed(entry: str | list[str] | dict[str, Any]) -> Setting:
@@ -240,33 +231,21 @@ def _listed(names: str | list[str]) -> list[str]:
 
 
 def _typed(key: str) -> Any:
-    """Our value that a TOML key stands for: keys are always texts there."""
     try:
-        return json.loads(key)
+        return json.loads(key)  # our value may be a number, and a TOML key is always a text
     except ValueError:
         return key
-
-
-@cache
-def _keys(trainer: str) -> Mapping[str, str]:
-    return {name: key for key, entry in settings().items() if trainer in entry for name in entry[trainer].name[:1]}
 
 
 def _is_same(one: Any, other: Any) -> bool:
     return str(one).lower() == str(other).lower()
 
 
-def _lowered(name: str) -> str:
-    return re.sub(r"\s+", "_", name).lower()
-
-
 @cache
-def _patterns(trainer: str) -> tuple[tuple[int, re.Pattern[str], str], ...]:
-    return tuple(_compiled(trainer))
-
-
-def _compiled(trainer: str) -> Iterator[tuple[int, re.Pattern[str], str]]:
+def _patterns(trainer: str) -> list[tuple[int, re.Pattern[str], str]]:
+    found = []
     for place, (theirs, ours) in enumerate(metric_names(trainer).items()):
         if "NAME" in theirs or "AGENT" in theirs:
             text = re.escape(theirs).replace("AGENT", "[^/]+").replace("NAME", r"(?P<name>[^/\s]+)")
-            yield place, re.compile(text), ours
+            found.append((place, re.compile(text), ours))
+    return found

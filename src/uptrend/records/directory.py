@@ -1,13 +1,4 @@
-"""Writing a run directory: one process at a time, nothing half-written, readable whenever it is killed.
-
-run.json            resolved config, versions, tasksets with their hashes
-metrics.jsonl       one line per step
-evals.jsonl         one line per evaluation
-events.jsonl        one line per event: started, checkpoint, finished, … (events.toml)
-rollouts/000012/    part-0.parquet, the rollouts of step 12
-evals/000050.parquet
-checkpoints/step-000050/
-.lock               held while a process writes; a dead process holds nothing
+"""Writing a run directory, whose files docs/records.md lists: one process at a time, readable whenever it is killed.
 
 Whole files are written beside their place and renamed; lines are flushed. Neither a kill nor a full disk leaves half.
 """
@@ -25,9 +16,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self
 
 import filelock
@@ -37,7 +26,9 @@ import pyarrow.parquet as pq
 
 from uptrend.records.errors import RecordError, RunLocked
 
-LINES = ("metrics.jsonl", "evals.jsonl")
+STARTS = ("started", "resumed")
+ENDS = ("finished", "stopped", "failed")
+StoppedBy = Literal["user", "doctor", "preflight", "observer"]
 
 
 class RunDirectory:
@@ -45,7 +36,8 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock = WriterLock(path)
+        # A reader that asks whether the lock is held holds it for a moment itself: wait that long.
+        self._lock = filelock.FileLock(path / ".lock", timeout=1, thread_local=False)
 
     @classmethod
     def create(cls, path: Path, info: dict[str, Any]) -> Self:
@@ -72,37 +64,41 @@ class RunDirectory:
             raise RecordError(f"{path} holds no run (no run.json).")
         directory = cls(path)
         directory.lock()
-        remove_unfinished(path)
+        for left in (*path.glob(".*.*"), *path.glob("rollouts/*/.*"), *path.glob("evals/.*")):
+            if left.suffix[1:].isdigit() and left.is_file():  # a killed process left it half-written
+                left.unlink()
         return directory
 
     def lock(self) -> None:
         """Take the lock, or raise RunLocked."""
         with plain_disk_errors(self.path / ".lock"):
-            self._lock.acquire()
+            try:
+                self._lock.acquire()
+            except filelock.Timeout:
+                message = f"{self.path} is being written by another process. Wait for it, or choose another --name."
+                raise RunLocked(message) from None
 
     def unlock(self) -> None:
-        """Give the lock back."""
         self._lock.release()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.unlock()
 
     def write_info(self, info: dict[str, Any]) -> None:
-        """Write run.json whole."""
         write_whole(self.path / "run.json", json.dumps(info, indent=2, ensure_ascii=False).encode())
 
     def event(self, kind: str, **values: Any) -> None:
-        """Append to events.jsonl; kinds and fields are those of events.toml."""
-        check_event(kind, values)
+        """Append to events.jsonl; kinds and fields are those of events.toml, which readers trust."""
+        known = event_fields()
+        assert kind in known, f"{kind} is no kind of event: add it to events.toml"
+        unknown = [field for field in values if field not in known[kind]]
+        assert not unknown, f"the event {kind} has no field {', '.join(unknown)}: add it to events.toml"
         append_line(self.path / "events.jsonl", {"event": kind, "time": time.time(), **values})
 
     def metrics(self, line: dict[str, Any]) -> None:
-        """Append a step's metrics."""
         append_line(self.path / "metrics.jsonl", line)
 
     def evaluation(self, line: dict[str, Any], table: pa.Table) -> None:
@@ -116,7 +112,7 @@ class RunDirectory:
 
     def rewind(self, step: int) -> None:
         """Remove what was recorded after a step, so that the run can go on from its checkpoint."""
-        for name in LINES:
+        for name in ("metrics.jsonl", "evals.jsonl"):
             kept = [line for line in read_lines(self.path / name) if line["step"] <= step]
             write_whole(self.path / name, b"".join(map(to_line, kept)))
         for folder in ("rollouts", "evals"):
@@ -134,10 +130,7 @@ def _write_parquet(path: Path, table: pa.Table) -> None:
 
 
 def append_line(path: Path, value: dict[str, Any]) -> None:
-    """Append one object as one line, out of this process when this returns.
-
-    A torn line that a killed process left behind is ended first, so that it can't swallow this one.
-    """
+    """Append one object as one line, out of this process when this returns."""
     line = to_line(value)
     with plain_disk_errors(path):
         before = path.stat().st_size if path.exists() else 0
@@ -145,7 +138,7 @@ def append_line(path: Path, value: dict[str, Any]) -> None:
             with path.open("a+b") as file:
                 if before > 0:
                     file.seek(-1, os.SEEK_END)
-                    if file.read(1) != b"\n":
+                    if file.read(1) != b"\n":  # a killed process tore a line, which must not swallow this one
                         line = b"\n" + line
                 file.write(line)
         except OSError:
@@ -199,13 +192,6 @@ def write_whole(path: Path, data: bytes) -> None:
             beside.unlink(missing_ok=True)
 
 
-def remove_unfinished(folder: Path) -> None:
-    """Remove files that a killed process left half-written; only for the holder of the lock."""
-    for path in (*folder.glob(".*.*"), *folder.glob("rollouts/*/.*"), *folder.glob("evals/.*")):
-        if path.suffix[1:].isdigit() and path.is_file():
-            path.unlink()
-
-
 _REASONS = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the disk quota is used up",
@@ -225,34 +211,10 @@ def plain_disk_errors(path: Path) -> Iterator[None]:
         raise RecordError(f"{path} could not be written: {reason}.") from error
 
 
-class WriterLock:
-    """The right to write a run directory."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        # A reader that asks whether the lock is held holds it for a moment itself: wait that long.
-        self._lock = filelock.FileLock(folder / ".lock", timeout=1, thread_local=False)
-
-    def acquire(self) -> None:
-        """Take it, or raise RunLocked."""
-        try:
-            self._lock.acquire()
-        except filelock.Timeout:
-            raise RunLocked(
-                f"{self._folder} is being written by another process. Wait for it, or choose another --name."
-            ) from None
-
-    def release(self) -> None:
-        """Give it back."""
-        self._lock.release()
-
-
 def is_being_written(folder: Path) -> bool:
-    """Return True where a living process holds the lock of a run directory.
-
-    Asked with a shared lock on a file opened to read: readers neither take each other for the writer nor
-    need the right to write.
-    """
+    """Return True where a living process holds the lock of a run directory."""
+    # Asked with a shared lock on a file opened to read: readers neither take each other for the writer nor need the
+    # right to write.
     path = folder / ".lock"
     if sys.platform == "win32":
         lock = filelock.FileLock(path, timeout=0.05)
@@ -273,20 +235,12 @@ def is_being_written(folder: Path) -> bool:
         return False
 
 
-StoppedBy = Literal["user", "doctor", "preflight", "observer"]
-
-STARTS = ("started", "resumed")
-ENDS = ("finished", "stopped", "failed")
-
-
 @dataclass(frozen=True)
 class Stop:
-    """Wish to end a run after the current step; the run's record keeps it."""
+    """Wish to end a run after the current step, with its origin; the run's record keeps it."""
 
     reason: str
-    """One sentence."""
     by: StoppedBy = "observer"
-    """Origin of the wish."""
     finding: str = ""
     """Cause that the doctor or the preflight found; empty for others."""
 
@@ -300,21 +254,7 @@ class Stop:
         return {"stopped_by": self.by, **({"finding": self.finding} if self.finding else {}), "reason": self.reason}
 
 
-def stop_of(event: Mapping[str, Any]) -> Stop:
-    """Read an event of the kind `stopped`."""
-    return Stop(str(event.get("reason", "")), event.get("stopped_by", "observer"), str(event.get("finding", "")))
-
-
 @cache
 def event_fields() -> Mapping[str, Mapping[str, str]]:
     """Return the meaning of each field by kind of event."""
-    text = resources.files("uptrend.records").joinpath("events.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
-
-
-def check_event(kind: str, values: Mapping[str, Any]) -> None:
-    """Assert that an event is one of events.toml, whose fields its readers trust."""
-    known = event_fields()
-    assert kind in known, f"{kind} is no kind of event: add it to events.toml"
-    unknown = [field for field in values if field not in known[kind]]
-    assert not unknown, f"the event {kind} has no field {', '.join(unknown)}: add it to events.toml"
+    return tomllib.loads(Path(__file__).with_name("events.toml").read_text(encoding="utf-8"))

@@ -19,14 +19,11 @@ class UptrendError(Exception):
 
 
 class ConfigError(UptrendError):
-    """A recipe or an override that cannot be used; the message names the key.
-
-    `is_of_field` is for a dataclass that checks itself: the message begins with one of its fields, before which the
-    reader of the recipe puts the section.
-    """
+    """A recipe or an override that cannot be used; the message names the key."""
 
     def __init__(self, message: str, *, is_of_field: bool = False) -> None:
         super().__init__(message)
+        # Of a dataclass that checks itself: its message begins with a field, before which `build` puts the section.
         self.is_of_field = is_of_field
 
 

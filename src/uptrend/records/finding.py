@@ -1,4 +1,4 @@
-"""The doctor's report on a run: findings, causes that could not be judged, and the trend."""
+"""The doctor's words on a run: findings, checks that lacked data, and the report that holds both."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Severity(StrEnum):
-    """Importance of a finding."""
+    """Weight of a finding."""
 
     CRITICAL = "critical"
     """The run can't learn what it is meant to, or its figures can't be believed."""
@@ -42,13 +42,10 @@ class Evidence:
     """One observation behind a finding."""
 
     text: str
-    """A sentence with its figures in it."""
     value: float | None = None
-    """The figure that the sentence turns on."""
     metric: str = ""
-    """Metric of the figure, by Uptrend's name."""
     step: int | None = None
-    """Step of the observation; None for the whole run."""
+    """None for the whole run."""
     rollout: str = ""
     """A rollout that shows it, as `step/group/index`: `uptrend runs show RUN --rollout 12/abc/3` opens it."""
 
@@ -60,7 +57,6 @@ class Rival:
     id: str
     """Its id in the catalogue, or a plain name where it is no fault."""
     tells_apart: str
-    """Observation that tells the two apart."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +71,9 @@ class Times:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Experiment that decides between a cause and its rivals, as the lab can run it."""
+    """Test that decides between a cause and its rivals, as the lab can run it."""
 
     claim: str
-    """The claim that it tests."""
     probe: str = ""
     """A probe of `uptrend preflight` that settles it without training; empty where there is none."""
     arms: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -87,14 +82,13 @@ class Experiment:
     direction: str = "up"
     """Claimed direction of the arm against the control: up or down."""
     smallest: float = 0.05
-    """The smallest effect that matters."""
     steps: int = 0
-    """Steps that an arm needs; 0 for those of the recipe."""
+    """Steps per arm; 0 for those of the recipe."""
 
 
 @dataclass(frozen=True)
 class Fix:
-    """A change that removes a cause."""
+    """Change that removes a cause."""
 
     sentence: str
     changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -103,7 +97,6 @@ class Fix:
     untranslated: tuple[str, ...] = ()
     """Keys of ours whose value suits no other trainer."""
     notes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Advice on the changes, by trainer."""
 
 
 @dataclass(frozen=True)
@@ -111,11 +104,9 @@ class Finding:
     """One named cause."""
 
     id: str
-    """Its id in the catalogue."""
     severity: Severity
     confidence: Confidence
     summary: str
-    """One sentence that names the cause."""
     evidence: tuple[Evidence, ...]
     rivals: tuple[Rival, ...] = ()
     experiment: Experiment | None = None
@@ -123,7 +114,6 @@ class Finding:
     explains: tuple["Finding", ...] = ()
     """Findings that are symptoms of this one."""
     page: str = ""
-    """Its page in the documentation."""
 
 
 @dataclass(frozen=True)
@@ -131,18 +121,16 @@ class CannotTell:
     """A check that lacked its data."""
 
     id: str
-    """The cause that it looks for."""
     needs: str
-    """Missing data, or why the data at hand do not do."""
+    """Data that it would need, or why what is there does not do."""
 
 
 @dataclass(frozen=True)
 class Trend:
-    """Change of the training reward over the run, and whether the run is long enough to tell."""
+    """Change of the training reward, and the chance that this run would have shown one."""
 
     kind: TrendKind
     sentence: str
-    """The trend in a sentence with its figures."""
     effect: float | None = None
     """The fitted change of the mean reward from the first step to the last."""
     interval: tuple[float, float] | None = None
@@ -155,24 +143,19 @@ class Trend:
 
 @dataclass(frozen=True)
 class Report:
-    """The doctor's report on one run."""
+    """Everything that the doctor says of one run."""
 
     source: str
-    """Folder or file that was read."""
     trainer: str
     name: str
-    """The run's name, where one is known."""
     steps: int
-    """Number of logged points."""
     trend: Trend
     findings: tuple[Finding, ...]
     """The causes, likeliest first; symptoms folded under them."""
     cannot_tell: tuple[CannotTell, ...]
-    """Causes that could not be judged."""
     notes: tuple[str, ...] = ()
     """Sentences on how the log was read."""
     unknown: tuple[str, ...] = ()
-    """Columns that it does not know."""
     curve: tuple[tuple[int, float], ...] = ()
     """Step and mean training reward, thinned for a picture."""
     runs: tuple["Report", ...] = ()

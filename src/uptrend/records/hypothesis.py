@@ -12,11 +12,8 @@ class Status(StrEnum):
     """State of a hypothesis."""
 
     PENDING = "pending"
-    """Nothing was run yet."""
     TESTING = "testing"
-    """Its experiment has begun."""
     VALIDATED = "validated"
-    """Its validation criterion is met."""
     INVALIDATED = "invalidated"
     """Its invalidation criterion is met: an effect that matters is excluded."""
     INCONCLUSIVE = "inconclusive"
@@ -37,14 +34,12 @@ class Direction(StrEnum):
     UP = "up"
     DOWN = "down"
     EITHER = "either"
-    """A difference in either direction."""
 
 
 class Method(StrEnum):
     """Way to make an arm."""
 
     TRAIN = "train"
-    """A run of its own."""
     REPLAY = "replay"
     """The recorded rollouts of another run, updated from again; nothing is sampled."""
 
@@ -58,11 +53,9 @@ class Arm:
     """One side of a comparison."""
 
     name: str
-    """Short; no slash."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """Config values by dotted key, on top of the base recipe."""
     is_control: bool = False
-    """True for the arm that the others are compared with."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +63,6 @@ class Source:
     """Rollouts that a replay takes."""
 
     run: str
-    """A run directory, relative to the lab's folder."""
     step: int = 0
     """The step whose weights it begins with; 0 is the model before training."""
 
@@ -80,36 +72,27 @@ class Hypothesis:
     """One claim; its criteria, arms, recipe and seeds are hashed before the first step."""
 
     id: str
-    """h01, h02, …"""
     title: str
-    """The claim in a few words."""
     recipe: str
     """The base recipe, relative to the lab's folder."""
     arms: tuple[Arm, ...]
-    """The sides that are compared; one of them is the control."""
     priority: Priority = Priority.MEDIUM
     status: Status = Status.PENDING
-    """State; written by the program."""
     confidence: Confidence | None = None
-    """Weight of the evidence; written by the program."""
     cause: str = ""
-    """The catalogue id that it is about; empty for none."""
     explains: str = ""
-    """Observation that it would explain, in a sentence."""
     metric: str = "eval/accuracy"
     """Compared quantity: eval/accuracy, eval/reward, eval/part/NAME, eval/pass@K, or a metric of the steps."""
     direction: Direction = Direction.UP
     smallest: float = 0.05
     """The smallest effect that matters, in the metric's unit."""
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
-    """The same in every arm."""
     alpha: float = 0.05
     """The chance of a wrong verdict that is accepted."""
     steps: int = 0
     """Steps per run; 0 for the recipe's."""
     method: Method = Method.TRAIN
     source: Source | None = None
-    """Rollouts to replay; None for training runs."""
     stops_early: bool = True
     """End when the confidence sequence over seeds is clear or hopeless."""
     validated_if: str = VALIDATED_IF
@@ -117,18 +100,15 @@ class Hypothesis:
     invalidated_if: str = INVALIDATED_IF
     """Likewise; where both are met, it is invalidated: an effect, but smaller than matters."""
     prerequisites: tuple[str, ...] = ()
-    """Ids of hypotheses to decide first."""
     allows: tuple[str, ...] = ()
     """Catalogue ids that may be found in an arm besides the cause itself."""
 
     @property
     def control(self) -> Arm:
-        """The arm that the others are compared with."""
         return next(arm for arm in self.arms if arm.is_control)
 
     @property
     def treated(self) -> tuple[Arm, ...]:
-        """The arms that are compared with the control."""
         return tuple(arm for arm in self.arms if not arm.is_control)
 
 
@@ -139,13 +119,11 @@ class Measured:
     arm: str
     seed: int
     value: float
-    """The hypothesis's metric at the end."""
     before: float | None = None
     """The same before the first step, where it is known."""
     tasks: Mapping[str, float] = field(default_factory=dict)
     """The same by held-out task; empty for a metric that has none."""
     families: Mapping[str, str] = field(default_factory=dict)
-    """Taskset of each of those tasks."""
     run: str = ""
     """The run directory, relative to the lab's folder."""
     reached: bool = True
@@ -167,17 +145,13 @@ class Comparison:
 
     arm: str
     seeds: tuple[int, ...]
-    """Seeds that both have."""
     differences: tuple[float, ...]
-    """Arm less control by seed, in the claimed direction."""
     control_mean: float
-    """The control's mean over these seeds, as measured."""
     arm_mean: float
-    """The arm's."""
     interval: Interval
     """Over seeds: Student's paired interval at `level`, or the confidence sequence's where it stopped early."""
     level: float
-    """The interval's level: 1 − alpha, shared among the arms."""
+    """1 − alpha, shared among the arms."""
     p: float
     """Of the paired t test, two-sided; the confidence sequence's where that is the interval."""
     p_adjusted: float | None
@@ -185,11 +159,9 @@ class Comparison:
     sign_flip: float
     """The exact sign-flip test's p, one-sided in the claimed direction."""
     sign_flip_both: float
-    """The same, two-sided."""
     sign_flip_least: float
     """The least one-sided p that this many seeds can give."""
     improvement: Interval
-    """The chance that a run of the arm beats one of the control."""
     tasks_too: Interval | None
     """The effect with its interval over seeds and tasks both: about other tasks of the kind too."""
     iqm: Interval | None
@@ -199,9 +171,7 @@ class Comparison:
     seeds_needed: int | None
     """Number of seeds that would decide, where these did not; None where they did or it can't be told."""
     status: Status
-    """Verdict of this comparison alone."""
     sentence: str
-    """The same with its figures."""
 
 
 @dataclass(frozen=True)
@@ -210,20 +180,13 @@ class Verdict:
 
     hypothesis: str
     status: Status
-    """validated, invalidated or inconclusive."""
     confidence: Confidence
-    """Weight of the evidence."""
     because: str
-    """The rule that gave that confidence."""
     sentence: str
-    """The verdict in a sentence with its figures."""
     comparisons: tuple[Comparison, ...]
-    """Every arm against the control."""
     stopped_early: bool = False
     """True where the confidence sequence decided before all seeds were run."""
     void: str = ""
     """Reason why it does not count; empty where it does."""
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Arms that were refused, and why."""
     specification: str = ""
-    """The hash that was written before the first step."""

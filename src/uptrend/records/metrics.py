@@ -9,11 +9,8 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any, Literal
-
-LABELED = ("nats", "tokens", "seconds", "GiB")
-"""Units that a plot's heading names."""
 
 
 @dataclass(frozen=True)
@@ -21,9 +18,7 @@ class Sign:
     """Behavior of a metric, and the causes that it points to."""
 
     when: str
-    """Description of the behavior."""
     causes: tuple[str, ...]
-    """Ids of causes."""
 
 
 @dataclass(frozen=True)
@@ -31,19 +26,12 @@ class Metric:
     """One row of the table."""
 
     key: str
-    """Key in its file."""
     unit: str
-    """Unit of its values: share, nats, tokens, seconds."""
     meaning: str
-    """Definition."""
     healthy: str = ""
-    """Values that are no reason to worry."""
     warns: tuple[Sign, ...] = ()
-    """Behavior that points to causes."""
     low: float | None = None
-    """Lower bound; None where there is none."""
     high: float | None = None
-    """Upper bound; None where there is none."""
     title: str = ""
     """Heading of a plot; empty for the key."""
     better: Literal["", "more"] = ""
@@ -57,7 +45,6 @@ class Metric:
 
     @property
     def is_share(self) -> bool:
-        """True for a fraction of one, shown in percent or points."""
         return self.unit == "share"
 
 
@@ -66,20 +53,29 @@ class MetricSection:
     """Metrics that are read together."""
 
     title: str
-    """Its heading."""
     intro: str
-    """Text for all of its metrics."""
     file: str
     """File whose lines have these keys."""
     metrics: tuple[Metric, ...]
-    """Its rows, in order."""
 
 
 @cache
 def sections() -> tuple[MetricSection, ...]:
     """The whole table."""
-    table = tomllib.loads((files("uptrend.records") / "metrics.toml").read_text(encoding="utf-8"))
-    return tuple(_section(row, table["units"]) for row in table["section"])
+    table = tomllib.loads(Path(__file__).with_name("metrics.toml").read_text(encoding="utf-8"))
+    found = []
+    for row in table["section"]:
+        rest = {"own": row.get("own", True), "compared": row.get("compared", True)}
+        metrics = tuple(_metric(rest | metric, table["units"]) for metric in row["metric"])
+        found.append(MetricSection(row["title"], row.get("intro", ""), row.get("file", "metrics.jsonl"), metrics))
+    return tuple(found)
+
+
+def _metric(row: Mapping[str, Any], units: Mapping[str, Mapping[str, float]]) -> Metric:
+    compared = row["compared"]
+    named = compared if isinstance(compared, str) else row["key"] if compared else ""
+    warns = tuple(Sign(sign["when"], tuple(sign["causes"])) for sign in row.get("warns", ()))
+    return Metric(**{**units[row["unit"]], **row, "compared": named, "warns": warns})
 
 
 def step_metrics() -> Iterator[Metric]:
@@ -99,12 +95,26 @@ def find_metric(name: str) -> Metric | None:
     return exact.get(name) or next((metric for pattern, metric in patterns if pattern.fullmatch(name)), None)
 
 
+@cache
+def _index() -> tuple[Mapping[str, Metric], tuple[tuple[re.Pattern[str], Metric], ...]]:
+    """Metrics by name where it is fixed, and by pattern where it has a placeholder."""
+    named = {metric.key: metric for metric in step_metrics()}
+    named |= {m.compared: m for section in sections() for m in section.metrics if m.compared}
+    patterns = {
+        name: re.compile(re.sub("[A-Z]+", "[^/]+", name.replace("@K", "@[1-9][0-9]*")))
+        for name in named
+        if re.search("[A-Z]", name)
+    }
+    exact = {name: metric for name, metric in named.items() if name not in patterns}
+    return exact, tuple((pattern, named[name]) for name, pattern in patterns.items())
+
+
 def label_of(name: str) -> str:
-    """Heading of a plot: the title with its unit, or the name where there is no title."""
+    """Heading of a plot: the title with its unit where a reader needs it, or the name where there is no title."""
     metric = find_metric(name)
     if metric is None or not metric.title:
         return name
-    return f"{metric.title} ({metric.unit})" if metric.unit in LABELED else metric.title
+    return f"{metric.title} ({metric.unit})" if metric.unit in ("nats", "tokens", "seconds", "GiB") else metric.title
 
 
 @cache
@@ -112,30 +122,3 @@ def must_be_finite(key: str) -> bool:
     """True where null or NaN in a line means that the arithmetic broke."""
     metric = find_metric(key)
     return metric is not None and metric.finite
-
-
-@cache
-def _index() -> tuple[Mapping[str, Metric], tuple[tuple[re.Pattern[str], Metric], ...]]:
-    """Metrics by name where it is fixed, and by pattern where it has a placeholder."""
-    named = {metric.key: metric for metric in step_metrics()}
-    named |= {m.compared: m for section in sections() for m in section.metrics if m.compared}
-    placed = {name for name in named if re.search("[A-Z]", name)}
-    exact = {name: metric for name, metric in named.items() if name not in placed}
-    return exact, tuple((_pattern(name), named[name]) for name in named if name in placed)
-
-
-def _pattern(key: str) -> re.Pattern[str]:
-    return re.compile(re.sub("[A-Z]+", "[^/]+", key.replace("@K", "@[1-9][0-9]*")))
-
-
-def _section(row: Mapping[str, Any], units: Mapping[str, Mapping[str, float]]) -> MetricSection:
-    rest = {"own": row.get("own", True), "compared": row.get("compared", True)}
-    metrics = tuple(_metric(rest | metric, units) for metric in row["metric"])
-    return MetricSection(row["title"], row.get("intro", ""), row.get("file", "metrics.jsonl"), metrics)
-
-
-def _metric(row: Mapping[str, Any], units: Mapping[str, Mapping[str, float]]) -> Metric:
-    compared = row["compared"]
-    named = compared if isinstance(compared, str) else row["key"] if compared else ""
-    warns = tuple(Sign(sign["when"], tuple(sign["causes"])) for sign in row.get("warns", ()))
-    return Metric(**{**units[row["unit"]], **row, "compared": named, "warns": warns})

@@ -10,11 +10,13 @@ import tomllib
 import warnings
 from collections.abc import Mapping
 from functools import cache
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
-GIVEN = ("metrics", "causes", "probes", "config")
-"""Sections whose names people write."""
+_ALWAYS_EXIST = ("loss/", "gradient/", "sampler/", "weights/")
+_OF_THE_UPDATE = ("learner/", "clip/", "kl/")
+# Openings of schema 1's reasons.
+_STOPPED_BY = {"preflight": "preflight: ", "doctor": "the doctor found ", "user": "interrupted by the user"}
 
 
 class RenamedWarning(FutureWarning):
@@ -24,14 +26,13 @@ class RenamedWarning(FutureWarning):
 @cache
 def names(*sections: str) -> Mapping[str, str]:
     """Return today's name by old name, of these sections of renamed.toml."""
-    text = resources.files("uptrend.records").joinpath("renamed.toml").read_text(encoding="utf-8")
-    tables = tomllib.loads(text)
+    tables = tomllib.loads(Path(__file__).with_name("renamed.toml").read_text(encoding="utf-8"))
     return {old: new for section in sections for old, new in tables[section].items()}
 
 
 def current(name: str) -> str:
     """Return today's name of a metric, cause, probe or config key; an old one is noted once."""
-    new = names(*GIVEN).get(name, name)
+    new = names("metrics", "causes", "probes", "config").get(name, name)
     if new != name:
         _note(name, new)
     return new
@@ -85,23 +86,17 @@ def upgrade(value: Any, *sections: str) -> Any:
 
 @cache
 def _pattern(*sections: str) -> re.Pattern[str]:
-    return re.compile("|".join(rf"(?<![\w.-]){re.escape(old)}(?![\w-])" for old in names(*sections)) or r"(?!)")
+    return re.compile("|".join(rf"(?<![\w.-]){re.escape(old)}(?![\w-])" for old in names(*sections)))
 
 
 def upgrade_metrics(line: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a metrics line of schema 1 as schema 2 has it.
-
-    Schema 1 wrote null for a number that is not finite and for one that does not exist, such as the entropy of a step
-    whose groups were all dead. Where loss and gradient are finite, a null beside them is of the second kind.
-    """
+    """Return a metrics line of schema 1 as schema 2 has it."""
+    # Schema 1 wrote null for a number that is not finite and for one that does not exist, such as the entropy of a step
+    # whose groups were all dead. Where loss and gradient are finite, a null beside them is of the second kind.
     broken = any(value is None for key, value in line.items() if key.startswith(("loss/", "gradient/")))
     kept = _ALWAYS_EXIST + (_OF_THE_UPDATE if broken else ())
     known = names("metrics")
     return {known.get(key, key): value for key, value in line.items() if value is not None or key.startswith(kept)}
-
-
-_ALWAYS_EXIST = ("loss/", "gradient/", "sampler/", "weights/")
-_OF_THE_UPDATE = ("learner/", "clip/", "kl/")
 
 
 def upgrade_event(event: Mapping[str, Any]) -> dict[str, Any]:
@@ -116,7 +111,3 @@ def upgrade_event(event: Mapping[str, Any]) -> dict[str, Any]:
             finding, _, new["reason"] = reason.partition(": ")
             new["finding"] = names("causes").get(finding, finding)
     return new
-
-
-_STOPPED_BY = {"preflight": "preflight: ", "doctor": "the doctor found ", "user": "interrupted by the user"}
-"""Openings of schema 1's reasons."""

@@ -1,7 +1,6 @@
 """The nouns of training: task, message, reward, rollout, evaluation.
 
-A rollout is one attempt at one task, with every token that the learner sees. Its arrays are over the tokens of one
-sequence. It has one sequence where the history is only appended to, and several where a chat template rewrites it.
+A rollout has one sequence of tokens where its history is only appended to, several where a chat template rewrites it.
 """
 
 import hashlib
@@ -29,7 +28,6 @@ class ToolCall:
 
     name: str
     arguments: Mapping[str, Any]
-    """Its arguments by name."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,6 @@ class Message:
     content: str
     """The text, as the model wrote it or shall read it; calls that could be read are not in it."""
     calls: tuple[ToolCall, ...] = ()
-    """The tools that an assistant's message asks for."""
     problem: str = ""
     """The fault of a call that the model tried to make and that could not be read."""
 
@@ -51,7 +48,6 @@ class Tool:
 
     name: str
     description: str
-    """Text for the model to read."""
     parameters: Mapping[str, Any]
     """Its arguments as a JSON schema."""
 
@@ -61,11 +57,8 @@ class Task:
     """One problem with a way to check an answer."""
 
     messages: tuple[Message, ...]
-    """First messages to the model."""
     answer: str
-    """The gold answer."""
     family: str
-    """Kind of task, for reports by kind."""
     difficulty: float = 0.0
     """Larger is harder, comparable within a family."""
     data: Mapping[str, Any] = field(default_factory=dict)
@@ -100,31 +93,24 @@ class Part:
     name: str
     value: float
     low: float
-    """The least it can be."""
     high: float
-    """The most it can be."""
     weight: float = 1.0
-    """Its factor in the total."""
 
 
 @dataclass(frozen=True)
 class Reward:
-    """The score of one rollout."""
+    """The score of one rollout, between `low` and `high`."""
 
     total: float
-    """Number that the learner is given."""
     low: float
-    """The least that the total can be."""
     high: float
-    """The most that the total can be; a gold answer reaches it."""
+    """A gold answer reaches it."""
     correct: bool
     """True where the answer is right, however it is graded: held-out accuracy counts these."""
     parts: tuple[Part, ...] = ()
-    """The components, in a fixed order."""
 
     @classmethod
     def of(cls, name: str, value: float, low: float, high: float, correct: bool) -> "Reward":
-        """Return a reward of one part."""
         return cls(value, low, high, correct, (Part(name, value, low, high),))
 
 
@@ -149,10 +135,7 @@ class Ending(StrEnum):
 
 
 def boundary_of(error: str | None) -> str:
-    """Return where a rollout failed: open, prompt, turn N, respond, score, close or gold; empty where nothing did.
-
-    An error begins with its boundary, before a colon.
-    """
+    """Return where a rollout failed: open, prompt, turn N, respond, score, close or gold; empty where nothing did."""
     return (error or "").partition(":")[0]
 
 
@@ -161,11 +144,9 @@ class Sequence:
     """One row of token columns; the learner's columns are empty until an update has seen it."""
 
     ids: Ints
-    """Token ids, exactly as sampled."""
     turns: Ints
     """The turn that each token belongs to; the first prompt and the first answer are turn 0."""
     roles: Bytes
-    """Author of each token (Role)."""
     versions: Ints
     """The policy version that sampled each token; -1 where it was not sampled."""
     sampler: Floats
@@ -175,7 +156,6 @@ class Sequence:
     attended: Flags | None = None
     """True where attention could see the token."""
     advantages: Floats | None = None
-    """Each token's advantage."""
     learner: Floats | None = None
     """The learner's log-probability before the update, at the sampling temperature; NaN where not sampled."""
     reference: Floats | None = None
@@ -183,7 +163,6 @@ class Sequence:
 
     @property
     def sampled(self) -> Flags:
-        """True for tokens that the model wrote."""
         return np.asarray(self.roles == int(Role.MODEL))  # numpy compares with a plain int ten times faster
 
 
@@ -194,35 +173,25 @@ class Rollout:
     step: int
     """The step that sampled it; 0 for an evaluation before the first step."""
     group: str
-    """The id of the group that it is compared within."""
     index: int
-    """Its place in its group."""
     task: str
-    """The task's id."""
     family: str
-    """The task's kind."""
     answer: str
-    """The task's gold answer."""
     seed: int
-    """The seed that it was sampled with."""
     messages: tuple[Message, ...]
     """All that was said, the task's first messages included."""
     sequences: tuple[Sequence, ...]
-    """Its tokens."""
     reward: Reward | None
     """Its reward; None where it could not be scored, and then `error` says why."""
     ended: Ending
-    """Its end."""
     error: str | None
     """The boundary that failed, a colon and the error (`boundary_of` reads it); None where nothing failed."""
     seconds: float
-    """Duration from its first prompt to its score."""
     kept: bool = True
     """False where its group was dead and another was sampled in its place."""
 
     @property
     def sampled_tokens(self) -> int:
-        """Number of tokens that the model wrote."""
         return int(sum(s.sampled.sum() for s in self.sequences))
 
     @property
@@ -238,27 +207,21 @@ class Evaluation:
     step: int
     """Steps before it; 0 is the model before training."""
     tasks: int
-    """Tasks that were played."""
     correct: int
-    """Tasks whose greedy answer was right."""
     low: float
-    """Lower end of the accuracy's 95% interval."""
     high: float
-    """Upper end of the accuracy's 95% interval."""
+    """Ends of the accuracy's 95% interval."""
     failed: int
     """Tasks that could not be scored; they count as not right, and are shown apart."""
     reward: float | None
     """Mean reward over the tasks that were scored; None where none was."""
     by_family: dict[str, float]
-    """Accuracy by kind of task."""
     parts: dict[str, float]
     """Mean of each component of the reward over the tasks that were scored."""
     pass_at: dict[int, float]
     """Chance that one of k sampled answers is right, by k; empty unless asked for."""
     seconds: float
-    """Duration."""
 
     @property
     def accuracy(self) -> float:
-        """Fraction of held-out tasks answered right."""
         return self.correct / self.tasks if self.tasks else math.nan

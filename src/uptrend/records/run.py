@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from uptrend.records.directory import ENDS, STARTS, Stop, is_being_written, read_lines, stop_of
+from uptrend.records.directory import ENDS, STARTS, Stop, is_being_written, read_lines
 from uptrend.records.errors import MissingExtra, RecordError
 from uptrend.records.renamed import upgrade, upgrade_event, upgrade_keys, upgrade_metrics
 from uptrend.records.schema import ROLLOUTS, VERSION
@@ -34,7 +34,6 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Name of the run: its folder's."""
         return self.path.resolve().name
 
     @property
@@ -94,8 +93,15 @@ class Run:
             return _parquet(sorted(folder.glob("[0-9]*/part-*.parquet")))
         parts = sorted((folder / f"{step:06d}").glob("part-*.parquet"))
         if not parts:
-            raise RecordError(f"{self.path} has no rollouts of step {step}; it has {self._steps_recorded()}.")
+            steps = self.rollout_steps
+            recorded = f"{steps[0]} to {steps[-1]}" if steps else "none yet"
+            raise RecordError(f"{self.path} has no rollouts of step {step}; it has {recorded}.")
         return _parquet(parts)
+
+    @property
+    def rollout_steps(self) -> list[int]:
+        """Steps whose rollouts were recorded, ascending."""
+        return sorted(int(path.name) for path in (self.path / "rollouts").glob("[0-9]*"))
 
     def eval_rollouts(self, step: int) -> pa.Table:
         """Read the held-out rollouts of the evaluation after a step."""
@@ -126,28 +132,25 @@ class Run:
         """State: running, finished, stopped (interrupted, or by an observer), failed, or killed."""
         if is_being_written(self.path):
             return "running"
-        last = self._turning_points[-1:]
-        return str(last[0]["event"]) if last and last[0]["event"] in ENDS else "killed"
+        kind = self._turning_point.get("event")
+        return str(kind) if kind in ENDS else "killed"
 
     @property
     def stopped(self) -> Stop | None:
         """Reason of a run that was stopped, and by whom; None for a run that ended otherwise or goes on."""
-        last = self._turning_points[-1:]
-        return stop_of(last[0]) if last and last[0]["event"] == "stopped" else None
+        last = self._turning_point
+        if last.get("event") != "stopped":
+            return None
+        return Stop(str(last.get("reason", "")), last.get("stopped_by", "observer"), str(last.get("finding", "")))
 
     @property
-    def _turning_points(self) -> list[dict[str, Any]]:
-        """Events that say that the run began or ended."""
-        return [event for event in self.events if event.get("event") in STARTS + ENDS]
+    def _turning_point(self) -> dict[str, Any]:
+        return next((event for event in reversed(self.events) if event.get("event") in STARTS + ENDS), {})
 
     @property
     def checkpoints(self) -> list[Path]:
         """Checkpoints, oldest first."""
         return sorted(p for p in (self.path / "checkpoints").glob("step-*") if p.is_dir())
-
-    def _steps_recorded(self) -> str:
-        steps = sorted(int(p.name) for p in (self.path / "rollouts").glob("[0-9]*"))
-        return f"{steps[0]} to {steps[-1]}" if steps else "none yet"
 
 
 def _read_info(folder: Path) -> dict[str, Any]:
@@ -189,19 +192,16 @@ def to_pandas(table: pa.Table) -> Any:
 
 
 def _table(lines: list[dict[str, Any]]) -> pa.Table:
-    """Join rows that may differ in their keys, in the order that keys first appear."""
     keys = list(dict.fromkeys(key for line in lines for key in line))
     return pa.table({key: pa.array([line.get(key) for line in lines]) for key in keys})
 
 
 def _parquet(paths: list[Path]) -> pa.Table:
     """Read several files as one table; a column that an older version lacks is null."""
-    tables = [_one_parquet(path) for path in paths]
-    return pa.concat_tables([ROLLOUTS.empty_table(), *tables], promote_options="default")
-
-
-def _one_parquet(path: Path) -> pa.Table:
-    try:
-        return pq.read_table(path, partitioning=None)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise RecordError(f"{path} is damaged: {str(error).splitlines()[0]}") from None
+    tables = [ROLLOUTS.empty_table()]
+    for path in paths:
+        try:
+            tables.append(pq.read_table(path, partitioning=None))
+        except (pa.ArrowInvalid, OSError) as error:
+            raise RecordError(f"{path} is damaged: {str(error).splitlines()[0]}") from None
+    return pa.concat_tables(tables, promote_options="default")

@@ -20,13 +20,12 @@ from uptrend.records.rollout import Ending, Message, Part, Reward, Rollout, Sequ
 
 VERSION = 2
 
-_PART = pa.struct(
-    [("name", pa.string()), ("value", pa.float64()), ("low", pa.float64()), ("high", pa.float64()),
-     ("weight", pa.float64())]
-)  # fmt: skip
-_MESSAGE = pa.struct(
-    [("role", pa.string()), ("content", pa.string()), ("calls", pa.string()), ("problem", pa.string())]
-)
+_PART = pa.struct([("name", pa.string()), *((name, pa.float64()) for name in ("value", "low", "high", "weight"))])
+_MESSAGE = pa.struct([(name, pa.string()) for name in ("role", "content", "calls", "problem")])
+# Columns that are fields of a rollout as they are.
+_SAME = ("step", "group", "index", "task", "family", "answer", "seed", "error", "seconds")
+# Token columns that every sequence has; the others are empty until an update has seen it.
+_OF_THE_SAMPLER = ("turns", "roles", "versions", "sampler")
 
 TOKEN_COLUMNS: dict[str, pa.DataType] = {
     "ids": pa.int32(),
@@ -43,26 +42,26 @@ TOKEN_COLUMNS: dict[str, pa.DataType] = {
 
 ROLLOUTS = pa.schema(
     [
-        pa.field("run", pa.string()),
-        pa.field("step", pa.int32()),
-        pa.field("group", pa.string()),
-        pa.field("index", pa.int32()),
-        pa.field("sequence", pa.int32()),
-        pa.field("task", pa.string()),
-        pa.field("family", pa.string()),
-        pa.field("answer", pa.string()),
-        pa.field("seed", pa.int64()),
-        pa.field("messages", pa.list_(_MESSAGE)),
-        pa.field("reward", pa.float64()),
-        pa.field("reward_low", pa.float64()),
-        pa.field("reward_high", pa.float64()),
-        pa.field("correct", pa.bool_()),
-        pa.field("parts", pa.list_(_PART)),
-        pa.field("ended", pa.string()),
-        pa.field("error", pa.string()),
-        pa.field("seconds", pa.float64()),
-        pa.field("kept", pa.bool_()),
-        *(pa.field(name, pa.list_(kind)) for name, kind in TOKEN_COLUMNS.items()),
+        ("run", pa.string()),
+        ("step", pa.int32()),
+        ("group", pa.string()),
+        ("index", pa.int32()),
+        ("sequence", pa.int32()),
+        ("task", pa.string()),
+        ("family", pa.string()),
+        ("answer", pa.string()),
+        ("seed", pa.int64()),
+        ("messages", pa.list_(_MESSAGE)),
+        ("reward", pa.float64()),
+        ("reward_low", pa.float64()),
+        ("reward_high", pa.float64()),
+        ("correct", pa.bool_()),
+        ("parts", pa.list_(_PART)),
+        ("ended", pa.string()),
+        ("error", pa.string()),
+        ("seconds", pa.float64()),
+        ("kept", pa.bool_()),
+        *((name, pa.list_(kind)) for name, kind in TOKEN_COLUMNS.items()),
     ],
     metadata={"uptrend.schema": str(VERSION)},
 )
@@ -70,32 +69,20 @@ ROLLOUTS = pa.schema(
 
 def rollouts_table(run: str, rollouts: Iterable[Rollout]) -> pa.Table:
     """Make the rows of some rollouts; one that failed before its first token has a row too, without tokens."""
-    rows = [(r, i, s) for r in rollouts for i, s in enumerate(r.sequences or (None,))]
-    plain: dict[str, list[Any]] = {name: [] for name in ROLLOUTS.names if name not in TOKEN_COLUMNS}
-    for rollout, index, _ in rows:
-        for name, value in _plain_columns(run, rollout, index).items():
-            plain[name].append(value)
+    pairs = [(r, i, s) for r in rollouts for i, s in enumerate(r.sequences or (None,))]
+    rows = [_row_of(r) | {"run": run, "sequence": i} for r, i, _ in pairs]
     columns = [
-        _token_column([s for _, _, s in rows], field.name)
+        _token_column([s for _, _, s in pairs], field.name)
         if field.name in TOKEN_COLUMNS
-        else pa.array(plain[field.name], field.type)
+        else pa.array([row[field.name] for row in rows], field.type)
         for field in ROLLOUTS
     ]
     return pa.Table.from_arrays(columns, schema=ROLLOUTS)
 
 
-def _plain_columns(run: str, r: Rollout, sequence: int) -> dict[str, Any]:
+def _row_of(r: Rollout) -> dict[str, Any]:
     reward = r.reward
-    return {
-        "run": run,
-        "step": r.step,
-        "group": r.group,
-        "index": r.index,
-        "sequence": sequence,
-        "task": r.task,
-        "family": r.family,
-        "answer": r.answer,
-        "seed": r.seed,
+    return {name: getattr(r, name) for name in _SAME} | {
         "messages": [_message(m) for m in r.messages],
         "reward": None if reward is None else reward.total,
         "reward_low": None if reward is None else reward.low,
@@ -103,20 +90,14 @@ def _plain_columns(run: str, r: Rollout, sequence: int) -> dict[str, Any]:
         "correct": None if reward is None else reward.correct,
         "parts": [] if reward is None else [vars(part) for part in reward.parts],
         "ended": str(r.ended),
-        "error": r.error,
-        "seconds": r.seconds,
         "kept": r.kept,
     }
 
 
 def _message(message: Message) -> dict[str, str | None]:
     calls = [{"name": call.name, "arguments": dict(call.arguments)} for call in message.calls]
-    return {
-        "role": message.role,
-        "content": message.content,
-        "calls": json.dumps(calls, ensure_ascii=False) if calls else None,
-        "problem": message.problem or None,
-    }
+    said = json.dumps(calls, ensure_ascii=False) if calls else None
+    return {"role": message.role, "content": message.content, "calls": said, "problem": message.problem or None}
 
 
 def _token_column(sequences: list[Sequence | None], name: str) -> pa.Array:
@@ -135,36 +116,26 @@ def _token_column(sequences: list[Sequence | None], name: str) -> pa.Array:
     return pc.if_else(absent, pa.scalar(None, pa.list_(kind)), column)
 
 
-OF_THE_SAMPLER = ("turns", "roles", "versions", "sampler")
-"""Token columns that every sequence has; the others are empty until an update has seen it."""
-
-
 def rollouts_of(table: pa.Table) -> list[Rollout]:
     """Return the rollouts of a table, in its order; a row whose sequence is 0 begins the next one."""
     table = pa.concat_tables([ROLLOUTS.empty_table(), table], promote_options="default").combine_chunks()
-    rows = table.select([name for name in ROLLOUTS.names if name not in TOKEN_COLUMNS]).to_pylist()
+    rows = table.drop_columns(list(TOKEN_COLUMNS)).to_pylist()
     columns = {name: _arrays(table[name], name) for name in TOKEN_COLUMNS}
     starts = [*(at for at, row in enumerate(rows) if not row["sequence"]), len(rows)]
     return [_rollout_of(rows[a], _sequences(columns, range(a, b))) for a, b in pairwise(starts)]
 
 
 def _rollout_of(row: dict[str, Any], sequences: tuple[Sequence, ...]) -> Rollout:
-    plain = ("step", "group", "index", "task", "family", "answer", "seed", "error", "seconds")
+    bounds = row["reward_low"], row["reward_high"]
+    parts = tuple(Part(**part) for part in row["parts"] or ())
     return Rollout(
-        **{name: row[name] for name in plain},
+        **{name: row[name] for name in _SAME},
         messages=tuple(_message_of(m) for m in row["messages"] or ()),
         sequences=sequences,
-        reward=_reward(row),
+        reward=None if row["reward"] is None else Reward(row["reward"], *bounds, row["correct"], parts),
         ended=Ending(row["ended"]),
         kept=row["kept"] is not False,  # null where it was written before groups could be dropped
     )
-
-
-def _reward(row: dict[str, Any]) -> Reward | None:
-    if row["reward"] is None:
-        return None
-    parts = tuple(Part(**part) for part in row["parts"] or ())
-    return Reward(row["reward"], row["reward_low"], row["reward_high"], row["correct"], parts)
 
 
 def _message_of(said: dict[str, Any]) -> Message:
@@ -173,18 +144,11 @@ def _message_of(said: dict[str, Any]) -> Message:
 
 
 def _sequences(columns: dict[str, list[NDArray[Any] | None]], rows: range) -> tuple[Sequence, ...]:
-    """Return the sequences of one rollout; none where it failed before its first token."""
-    return tuple(
-        _sequence({name: column[at] for name, column in columns.items()})
-        for at in rows
-        if columns["ids"][at] is not None
-    )
-
-
-def _sequence(arrays: dict[str, Any]) -> Sequence:
-    if lacking := [name for name in OF_THE_SAMPLER if arrays[name] is None]:
+    sampled = [at for at in rows if columns["ids"][at] is not None]
+    if lacking := [name for name in _OF_THE_SAMPLER for at in sampled if columns[name][at] is None]:
         raise RecordError(f"These rollouts have no column {lacking[0]}: not all that was sampled was kept.")
-    return Sequence(**arrays)
+    arrays: list[dict[str, Any]] = [{name: column[at] for name, column in columns.items()} for at in sampled]
+    return tuple(Sequence(**each) for each in arrays)
 
 
 def _arrays(column: pa.ChunkedArray, name: str) -> list[NDArray[Any] | None]:

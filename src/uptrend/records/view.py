@@ -19,8 +19,7 @@ from uptrend.records.schema import ROLLOUTS
 Floats = NDArray[np.float64]
 
 
-def _no_rollouts(step: int) -> pa.Table:
-    del step
+def _no_rollouts(_: int) -> pa.Table:
     return ROLLOUTS.empty_table()
 
 
@@ -29,11 +28,9 @@ class RunView:
     """One run, read."""
 
     source: str
-    """Folder or file that was read."""
     trainer: str
     """uptrend, trl, verl, prime-rl, verifiers, tinker, or unknown."""
     name: str
-    """The run's name, or empty."""
     steps: NDArray[np.int64]
     """The step of each logged point, ascending."""
     metrics: Mapping[str, Floats]
@@ -47,17 +44,14 @@ class RunView:
     info: Mapping[str, Any] = field(default_factory=dict)
     """Rest of run.json: task hashes, versions; empty for other trainers."""
     events: tuple[Mapping[str, Any], ...] = ()
-    """Events of the run, in order."""
     rollout_steps: tuple[int, ...] = ()
     """The steps whose rollouts were kept."""
     read_rollouts: Callable[[int], pa.Table] = _no_rollouts
     """The rollouts of a step with the columns of `records.schema`; null where the trainer did not keep one."""
     held_out: Callable[[int], pa.Table] = _no_rollouts
-    """The held-out rollouts of an evaluation, likewise."""
     unknown: Mapping[str, Floats] = field(default_factory=dict)
-    """Columns without a translation, under their own names."""
     runs_in_log: int = 1
-    """Number of runs that the log held one after the other; this is one of them."""
+    """Runs that the log held one after the other; this is one of them."""
     notes: tuple[str, ...] = ()
     """Sentences on how the log was read: restarts split, repeated values dropped, torn lines."""
 
@@ -90,18 +84,16 @@ class RunView:
 
 def view_of(run: Run) -> RunView:
     """A run directory as a view."""
-    info = {key: value for key, value in run.info.items() if key != "config"}
-    kept = sorted(int(path.name) for path in (run.path / "rollouts").glob("[0-9]*"))
     return from_lines(
         run.metric_lines,
         trainer=str(run.info.get("trainer", "uptrend")),
         source=str(run.path),
         name=run.name,
         config=run.config,
-        info=info,
+        info={key: value for key, value in run.info.items() if key != "config"},
         evals=tuple(run.eval_lines),
         events=tuple(run.events),
-        rollout_steps=tuple(kept),
+        rollout_steps=tuple(run.rollout_steps),
         read_rollouts=run.rollouts,
         held_out=run.eval_rollouts,
     )

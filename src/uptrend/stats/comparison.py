@@ -11,19 +11,16 @@ from scipy.special import bdtr, ndtr, stdtr, stdtrit
 from uptrend.records.view import Floats
 from uptrend.stats.intervals import Spread, bayes_factor, spread_of, student_reach
 
+# Seeds up to which the sign-flip test counts all flips: a million at most.
 MOST_EXACT = 20
-"""Seeds up to which the sign-flip test counts all flips: a million at most."""
+# Flips drawn beyond it, always the same ones.
 FLIPS = 200_000
-"""Flips drawn beyond it, always the same ones."""
+# Nobody runs more seeds than this.
 MOST_SEEDS = 1000
-"""Nobody runs more seeds than this."""
 
 
 def paired_p(spread: Spread, null: float = 0.0) -> float:
-    """Return the paired t test's two-sided p of a mean of `null`.
-
-    1 below two seeds; the sign-flip test's where all differences agree.
-    """
+    """Return the paired t test's two-sided p; 1 below two seeds, the sign-flip test's where all differences agree."""
     if spread.seeds < 2:
         return 1.0
     if spread.deviation == 0:
@@ -38,10 +35,8 @@ def sequence_p(spread: Spread, null: float = 0.0) -> float:
 
 
 def mcnemar(only_a: int, only_b: int) -> float:
-    """Return the exact two-sided p-value of a paired comparison, from the tasks that only one side answered right.
-
-    If neither were better, each such task would fall to either side like a fair coin (McNemar 1947).
-    """
+    """Return the exact two-sided p-value of a paired comparison, from the tasks that only one side answered right."""
+    # If neither were better, each such task would fall to either side like a fair coin (McNemar 1947).
     return min(1.0, float(2 * bdtr(min(only_a, only_b), only_a + only_b, 0.5)))
 
 
@@ -54,16 +49,13 @@ class SignFlip:
     down: float
     """One-sided p of a mean below 0."""
     both: float
-    """Two-sided p."""
 
 
 def sign_flip(differences: Floats) -> SignFlip:
-    """Return the exact sign-flip test on differences by seed.
-
-    If an arm did nothing, each seed's difference could as well have had the other sign: p is the share of the 2ⁿ ways
-    to flip signs whose sum lies as far out as the one seen. It supposes nothing but that symmetry, and is coarse: with
-    n seeds the least p is 2⁻ⁿ one-sided and 2¹⁻ⁿ two-sided, so 5 seeds can't go below .031 and .0625.
-    """
+    """Return the exact sign-flip test on differences by seed."""
+    # If an arm did nothing, each seed's difference could as well have had the other sign: p is the share of the 2ⁿ ways
+    # to flip signs whose sum lies as far out as the one seen. It supposes nothing but that symmetry, and is coarse:
+    # with n seeds the least p is 2⁻ⁿ one-sided and 2¹⁻ⁿ two-sided, so 5 seeds can't go below .031 and .0625.
     seen = float(np.sum(differences))
     slack = 1e-9 * float(np.abs(differences).sum())  # flips that tie but for rounding count as ties
     sums = _flipped_sums(differences)
@@ -88,11 +80,9 @@ def fewest_seeds(alpha: float) -> int:
 
 
 def outliers(differences: Floats, level: float = 0.02) -> list[int]:
-    """Return the places of differences too far from the others for a normal spread; none below 5 seeds.
-
-    Grubbs 1950, one at a time: each is told from the rest by Student's t, at a level shared by all: 2% of experiments
-    without an outlier have one.
-    """
+    """Return the places of differences too far from the others for a normal spread; none below 5 seeds."""
+    # Grubbs 1950, one at a time: each is told from the rest by Student's t, at a level shared by all: 2% of experiments
+    # without an outlier have one.
     count = len(differences)
     if count < 5:
         return []
@@ -122,21 +112,20 @@ class Chances:
 
     @property
     def decided(self) -> float:
-        """Chance of either."""
         return self.validated + self.invalidated
 
 
 def chances(
     effect: float, deviation: float, seeds: int, smallest: float, alpha: float = 0.05, either: bool = False
 ) -> Chances:
-    """Return the chances of `low > 0` and of `high < smallest`, the second first, where the true effect is this.
-
-    Given u = s/σ, which follows √(χ²/ν), the mean is normal: each chance is a normal probability integrated over u.
-    """
-    if seeds < 2:
+    """Return the chances of `low > 0` and of `high < smallest`, the second first, where the true effect is this."""
+    if deviation == 0 and seeds >= fewest_seeds(alpha):  # the sign-flip test decides, as in `interval_of`
+        is_small = (abs(effect) if either else effect) < smallest
+        is_nothing = effect == 0 >= smallest
+        return Chances(float(not is_small and not is_nothing), float(is_small))
+    if seeds < 2 or deviation == 0:
         return Chances(0.0, 0.0)
-    if deviation == 0:
-        return _chances_without_deviation(abs(effect) if either else effect, seeds, smallest, alpha)
+    # Given u = s/σ, which follows √(χ²/ν), the mean is normal: each chance is a normal probability integrated over u.
     u, mass = deviation_ratios(seeds - 1)
     half, error = student_reach(seeds, alpha) * deviation * u, deviation / math.sqrt(seeds)
     above = np.maximum(half, smallest - half)
@@ -145,12 +134,6 @@ def chances(
         validated += ndtr((-effect - above) / error)
         invalidated = np.maximum(0.0, invalidated - ndtr((half - smallest - effect) / error))
     return Chances(float(mass @ validated), float(mass @ invalidated))
-
-
-def _chances_without_deviation(effect: float, seeds: int, smallest: float, alpha: float) -> Chances:
-    if seeds < fewest_seeds(alpha) or effect == 0 >= smallest:
-        return Chances(0.0, 0.0)
-    return Chances(0.0, 1.0) if effect < smallest else Chances(1.0, 0.0)
 
 
 @lru_cache(maxsize=256)

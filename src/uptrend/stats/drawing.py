@@ -6,39 +6,16 @@ matplotlib is imported when the first picture is drawn, never when the package i
 import html
 import io
 import re
+import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+# Colors that color-blind readers can tell apart, too.
 COLORS = ("#2463a8", "#d1662b", "#2f8f5b", "#8a4fa3", "#b3902a", "#4a4f57")
-"""Colors that color-blind readers can tell apart, too."""
-INK, FAINT = "#22262b", "#d9dde2"
-
-STYLE = {
-    "font.family": "sans-serif",
-    "font.size": 10,
-    "text.color": INK,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "axes.linewidth": 0.8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlesize": 11,
-    "axes.titlelocation": "left",
-    "axes.titleweight": "bold",
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.axisbelow": True,
-    "grid.color": FAINT,
-    "grid.linewidth": 0.7,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "legend.frameon": False,
-    "svg.hashsalt": "uptrend",  # the same picture gives the same file
-    "svg.fonttype": "none",  # text stays text: it can be searched and takes the page's font
-    "text.parse_math": False,  # a name with dollar signs is a name, not a formula
-}
+STYLE: dict[str, Any] = tomllib.loads(Path(__file__).with_name("style.toml").read_text(encoding="utf-8"))
+INK, FAINT = STYLE["text.color"], STYLE["grid.color"]
 
 
 @contextmanager

@@ -17,15 +17,13 @@ from scipy.special import bdtr, betaln, chdtri, ndtri, stdtrit
 from uptrend.records.hypothesis import Interval
 from uptrend.records.view import Floats
 
+# Bootstrap draws, always the same ones.
 DRAWS = 2000
-"""Bootstrap draws, always the same ones."""
+# Prior variance of the effect size in the confidence sequence; it sets where the sequence is tight. The reach is least
+# at g = 5.5, 3.6, 2.6 and 2.0 for 5, 6, 7 and 8 seeds (alpha .05), and at 8.3, 5.1, 3.6 and 2.7 for alpha .025, as with
+# two arms. 4 is within 4% of the least in all of these, and infinite below 4 seeds at either alpha: three runs never
+# end an experiment, however alike they are.
 G = 4.0
-"""Prior variance of the effect size in the confidence sequence; it sets where the sequence is tight.
-
-The reach is least at g = 5.5, 3.6, 2.6 and 2.0 for 5, 6, 7 and 8 seeds (alpha .05), and at 8.3, 5.1, 3.6 and 2.7 for
-alpha .025, as with two arms. 4 is within 4% of the least in all of these, and infinite below 4 seeds at either alpha:
-three runs never end an experiment, however alike they are.
-"""
 
 
 def normal_reach(alpha: float = 0.05) -> float:
@@ -51,10 +49,7 @@ def wilson(successes: int, trials: int, alpha: float = 0.05) -> tuple[float, flo
 
 
 def pass_at_k(correct: int, attempts: int, k: int) -> float:
-    """Return the unbiased chance that one of k attempts is right, from `correct` of all `attempts`.
-
-    Chen et al. 2021, Evaluating large language models trained on code, equation 1.
-    """
+    """Return the unbiased chance that one of k attempts is right (Chen et al. 2021, arXiv 2107.03374, eq. 1)."""
     if not (0 <= correct <= attempts and 1 <= k <= attempts):
         raise ValueError(f"pass@{k} needs at least {k} attempts, and at most as many right; {correct} of {attempts}.")
     return 1 - math.comb(attempts - correct, k) / math.comb(attempts, k)
@@ -77,9 +72,7 @@ class Spread:
     """Paired differences in three figures."""
 
     seeds: int
-    """Number of differences."""
     mean: float
-    """Their mean."""
     deviation: float
     """Their deviation between seeds (n − 1); 0 where all are equal but for rounding."""
 
@@ -93,10 +86,8 @@ def spread_of(differences: Floats) -> Spread:
 
 
 def likely_deviation(spread: Spread) -> float:
-    """Return the deviation that lies as often below the true one as above it; s itself is too small more often.
-
-    Power computed from it is as often too high as too low: s² is divided by the median of χ²/ν.
-    """
+    """Return the deviation that lies as often below the true one as above it; s itself is too small more often."""
+    # Power computed from it is as often too high as too low: s² is divided by the median of χ²/ν.
     df = spread.seeds - 1
     return spread.deviation / math.sqrt(chdtri(df, 0.5) / df) if df > 0 else 0.0
 
@@ -107,10 +98,8 @@ def student_reach(seeds: int, alpha: float) -> float:
 
 
 def sequence_reach(seeds: int, alpha: float, g: float = G) -> float:
-    """Return the deviations that the confidence sequence reaches to either side; infinite for few seeds.
-
-    An interval that may be looked at after every seed: the set of means whose `bayes_factor` stays below 1/alpha.
-    """
+    """Return the deviations that the confidence sequence reaches to either side; infinite for few seeds."""
+    # An interval that may be looked at after every seed: the set of means whose `bayes_factor` stays below 1/alpha.
     if seeds < 2:
         return math.inf
     r = 1 + seeds * g
@@ -119,16 +108,15 @@ def sequence_reach(seeds: int, alpha: float, g: float = G) -> float:
 
 
 def bayes_factor(spread: Spread, null: float = 0.0, g: float = G) -> float:
-    """Return the evidence against a mean of `null`, which holds at every look.
-
-    For a normal mean with unknown deviation, mix the effect size (mean / deviation) over N(0, g) and the deviation over
-    its right Haar measure. With n seeds, ν = n − 1 and t = √n (x̄ − μ) / s, the Bayes factor against the mean μ is
-
-        BF(μ) = (1 + ng)^(−1/2) · [(1 + t²/ν) / (1 + t²/(ν(1 + ng)))]^((ν+1)/2),
-
-    a martingale in n for the true μ (Lai 1976; Wang and Ramdas 2024, Anytime-valid t-tests and confidence sequences for
-    Gaussian means with unknown variance). By Ville's inequality it ever reaches 1/alpha with a chance of at most alpha.
-    """
+    """Return the evidence against a mean of `null`, which holds at every look."""
+    # For a normal mean with unknown deviation, mix the effect size (mean / deviation) over N(0, g) and the deviation
+    # over its right Haar measure. With n seeds, ν = n − 1 and t = √n (x̄ − μ) / s, the factor against the mean μ is
+    #
+    #     BF(μ) = (1 + ng)^(−1/2) · [(1 + t²/ν) / (1 + t²/(ν(1 + ng)))]^((ν+1)/2),
+    #
+    # a martingale in n for the true μ (Lai 1976; Wang and Ramdas 2024, Anytime-valid t-tests and confidence sequences
+    # for Gaussian means with unknown variance). By Ville's inequality it ever reaches 1/alpha with a chance of at most
+    # alpha.
     n = spread.seeds
     if n < 2:
         return 1.0
@@ -140,15 +128,12 @@ def bayes_factor(spread: Spread, null: float = 0.0, g: float = G) -> float:
 
 
 def interval_of(spread: Spread, reach: float, alpha: float) -> Interval:
-    """Return mean ± reach · deviation.
-
-    Equal differences have no deviation, and an interval without width is not believed: a coarse metric can give them.
-    There the exact sign-flip test stands in, which excludes every other effect once 2^(1−n) ≤ alpha, and none before.
-    """
+    """Return mean ± reach · deviation; where all differences are equal, the sign-flip test's interval."""
+    half = reach * spread.deviation
     if spread.deviation == 0:
+        # An interval without width is not believed: a coarse metric can give equal differences. The exact sign-flip
+        # test excludes every other effect once 2^(1−n) ≤ alpha, and none before.
         half = 0.0 if math.isfinite(reach) and 2.0 ** (1 - spread.seeds) <= alpha else math.inf
-    else:
-        half = reach * spread.deviation
     return Interval(spread.mean, spread.mean - half, spread.mean + half)
 
 
@@ -187,15 +172,13 @@ def mean_squares(tables: Floats) -> tuple[Floats, Floats, Floats]:
 
 
 def crossed_half(tables: Floats, alpha: float = 0.05) -> Floats:
-    """Return the half-width of the interval over seeds and tasks, for tables in the last two axes.
-
-    With d = effect + seed + task + rest, the mean's variance is (MS_seeds + MS_tasks − MS_rest) / (S·J); tasks that
-    deviate by chance less than the rest count as not deviating. The seeds' part has S − 1 degrees of freedom and the
-    tasks' nearly J − 1, so Student's quantile is the mean of the two, weighted by their variances (Cochran and Cox
-    1950). Measured over shares of the tasks from none to nearly all, with 50 and 200 tasks, 6,000 tables each: coverage
-    of 94.4 to 96.9% at 5 and 8 seeds, and to 97.4% at 3. Satterthwaite's degrees of freedom gave 92.7 to 99.6%: where
-    few seeds happen to agree, they trust them too far.
-    """
+    """Return the half-width of the interval over seeds and tasks, for tables in the last two axes."""
+    # With d = effect + seed + task + rest, the mean's variance is (MS_seeds + MS_tasks − MS_rest) / (S·J); tasks that
+    # deviate by chance less than the rest count as not deviating. The seeds' part has S − 1 degrees of freedom and the
+    # tasks' nearly J − 1, so Student's quantile is the mean of the two, weighted by their variances (Cochran and Cox
+    # 1950). Measured over shares of the tasks from none to nearly all, with 50 and 200 tasks, 6,000 tables each:
+    # coverage of 94.4 to 96.9% at 5 and 8 seeds, and to 97.4% at 3. Satterthwaite's degrees of freedom gave 92.7 to
+    # 99.6%: where few seeds happen to agree, they trust them too far.
     seeds, tasks = tables.shape[-2:]
     of_seeds, of_tasks, rest = mean_squares(tables)
     more = np.maximum(0.0, of_tasks - rest)
@@ -206,10 +189,7 @@ def crossed_half(tables: Floats, alpha: float = 0.05) -> Floats:
 
 
 def crossed_interval(table: Floats, alpha: float = 0.05) -> Interval | None:
-    """Return the effect to expect from other seeds on other tasks of the kind.
-
-    None below two of either, or where seeds do not deviate.
-    """
+    """Return the effect to expect from other seeds on other tasks of the kind; None below two, or without deviation."""
     if min(table.shape) < 2:
         return None
     mean, half = float(table.mean()), float(crossed_half(table, alpha))
@@ -220,14 +200,14 @@ def crossed_interval(table: Floats, alpha: float = 0.05) -> Interval | None:
 def chance_of_improvement(arm: Floats, control: Floats, alpha: float = 0.05) -> Interval:
     """Return the chance that a run of one arm beats a run of the other, whatever the seeds; ties count half.
 
-    One row per seed in either, one column per taskset; averaged over tasksets, as rliable does (Agarwal et al. 2021,
-    Deep reinforcement learning at the edge of the statistical precipice). With one taskset it is Mann and Whitney's U.
-
-    Its interval is not rliable's bootstrap, which knows of no doubt where every run beat every other, and covered in
-    55, 86, 88 and 92% of 1,000 experiments with 3, 5, 8 and 16 seeds. It is Newcombe's (Statistics in Medicine 25,
-    2006, the fifth of his methods): all chances θ with |θ̂ − θ| ≤ z √V(θ), where V is Hanley and McNeil's variance. It
-    supposes independent runs, and is too wide where those of one seed resemble each other or tasksets are averaged.
+    One row per seed in either, one column per taskset; averaged over tasksets.
     """
+    # As in rliable (Agarwal et al. 2021, Deep reinforcement learning at the edge of the statistical precipice); with
+    # one taskset it is Mann and Whitney's U. The interval is not rliable's bootstrap, which knows of no doubt where
+    # every run beat every other, and covered in 55, 86, 88 and 92% of 1,000 experiments with 3, 5, 8 and 16 seeds. It
+    # is Newcombe's (Statistics in Medicine 25, 2006, the fifth of his methods): all chances θ with |θ̂ − θ| ≤ z √V(θ),
+    # where V is Hanley and McNeil's variance. It supposes independent runs, and is too wide where those of one seed
+    # resemble each other or tasksets are averaged.
     wins = np.sign(arm[:, None] - control[None, :]).mean(axis=-1) / 2 + 0.5
     chance, seeds, z = float(wins.mean()), len(arm), normal_reach(alpha)
 
@@ -253,13 +233,11 @@ def interquartile_mean(scores: Floats) -> Floats:
 
 
 def iqm_difference(arm: Floats, control: Floats, alpha: float = 0.05) -> Interval:
-    """Return the arm's interquartile mean less the control's; one row per seed, one column per taskset.
-
-    As in rliable, but for the interval. A run is scored on all tasksets and paired with the other arm's by its seed, so
-    whole seeds are drawn again. Percentiles of such draws covered in 75, 85, 89 and 91% of 1,000 experiments with 3, 5,
-    8 and 16 seeds. So the draws give the standard error, times √(n/(n − 1)) for what drawing from n lacks, and
-    Student's quantile the rest: 95, 96, 95 and 94% of the same experiments.
-    """
+    """Return the arm's interquartile mean less the control's; one row per seed, one column per taskset."""
+    # As in rliable, but for the interval. A run is scored on all tasksets and paired with the other arm's by its seed,
+    # so whole seeds are drawn again. Percentiles of such draws covered in 75, 85, 89 and 91% of 1,000 experiments with
+    # 3, 5, 8 and 16 seeds. So the draws give the standard error, times √(n/(n − 1)) for what drawing from n lacks, and
+    # Student's quantile the rest: 95, 96, 95 and 94% of the same experiments.
     seeds = len(arm)
 
     def difference(rows: NDArray[np.int64]) -> Floats:

@@ -1,29 +1,6 @@
 """Statistics of short, noisy, autocorrelated curves: trend, noise, levels, shifts and rank correlation.
 
-`measure_trend` keeps its false-positive rate on such curves. The curve is projected on orthonormal polynomials in time.
-The linear one carries the trend; from 60 points on the next two are left to the bend of a curve that rises and levels
-off; the K after them carry noise alone, and under AR(1) each has a known share of it, so that
-t = a₁/√s₁ ÷ √(mean aₖ²/sₖ) follows Student's t with K degrees of freedom, with sₖ = vₖ'Σ(ρ)vₖ (after the series
-estimators of Phillips 2005 and Sun 2011, pre-whitened). ρ is the bias-corrected lag-1 autocorrelation plus one standard
-error: to think noise less autocorrelated than it is costs false alarms, the other way only power. K is at most 12, for
-slow noise that is not AR(1). That helps and does not cure: white noise plus AR(1) of .9 with half its deviation gave
-16 / 16 / 11 / 4% false positives with 50 / 100 / 200 / 1000 points (500 curves, before the bends were left out).
-
-Measured with tests/stats/size_and_power.py, 500 curves each (1000 for 20 and 50): false positives at 5% nominal at
-autocorrelation 0 / .3 / .6 / .9, and power at 0 / .3 for a rise of 4, 2, 1.4, 1 and .45 noise deviations.
-
-| points | false positives | power |
-|---|---|---|
-| 20 | 3.9 / 5.7 / 6.4 / 9.9% | 94 / 75% |
-| 50 | 2.9 / 4.4 / 4.4 / 7.6% | 94 / 75% |
-| 100 | 4.0 / 5.6 / 5.6 / 7.2% | 96 / 76% |
-| 200 | 3.2 / 4.4 / 4.8 / 4.4% | 96 / 81% |
-| 1000 | 6.0 / 4.8 / 4.4 / 5.8% | 98 / 81% |
-
-A rise of 1.5 times that size which levels off after an eighth of the run is found in 88% of curves with 100 points and
-91% with 200; with the bends counted as noise it was 71 and 72% (300 curves, independent noise).
-
-Ordinary Newey-West with |t| ≥ 2 gives 18 / 21 / 31 / 56% with 20 points and 7 / 10 / 20 / 47% with 100 (300 curves).
+`measure_trend` keeps its false-positive rate on such curves; docs/stats.md has the rates and the power, as measured.
 """
 
 import math
@@ -35,18 +12,18 @@ from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
 from uptrend.records.view import Floats
 
+# Longer curves are averaged in blocks down to about this many points: same trend, less work, less autocorrelation.
 MOST_POINTS = 240
-"""Longer curves are averaged in blocks down to about this many points: same trend, less work, less autocorrelation."""
-MOST_DIRECTIONS = 12
-"""Most polynomials that measure the noise."""
+# Points below which a trend has no error.
 FEWEST_POINTS = 6
-"""Points below which a trend has no error."""
+# Most polynomials that measure the noise.
+MOST_DIRECTIONS = 12
+# Polynomials after the linear one that are left out of the noise: a curve that rises and levels off has them.
 BENDS = 2
-"""Polynomials after the linear one that are left out of the noise: a curve that rises and levels off has them."""
+# Points from which bends are left out; shorter curves need every direction for their error.
 ENOUGH_TO_BEND = 60
-"""Points from which bends are left out; shorter curves need every direction for their error."""
+# Grid over which the bias of the autocorrelation is inverted.
 RHOS = np.concatenate([np.linspace(-0.6, 0.9, 31), np.linspace(0.91, 0.995, 18)])
-"""Grid over which the bias of the autocorrelation is inverted."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +35,6 @@ class TrendTest:
     error: float
     """Its standard error, autocorrelation included."""
     df: int
-    """Degrees of freedom of that error."""
     rho: float
     """Lag-1 autocorrelation that was allowed for."""
 
@@ -71,7 +47,6 @@ class TrendTest:
 
     @property
     def p(self) -> float:
-        """Two-sided p-value."""
         return float(2 * stdtr(self.df, -abs(self.t)))
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
@@ -89,6 +64,14 @@ class TrendTest:
 
 def measure_trend(values: Floats) -> TrendTest | None:
     """Return the trend of a curve with its error; none where there are too few points for an error."""
+    # The curve is projected on orthonormal polynomials in time. The linear one carries the trend; from 60 points on the
+    # next two are left to the bend of a curve that rises and levels off; the K after them carry noise alone, and under
+    # AR(1) each has a known share of it, so that t = a₁/√s₁ ÷ √(mean aₖ²/sₖ) follows Student's t with K degrees of
+    # freedom, with sₖ = vₖ'Σ(ρ)vₖ (after the series estimators of Phillips 2005 and Sun 2011, pre-whitened). ρ is the
+    # bias-corrected lag-1 autocorrelation plus one standard error: to think noise less autocorrelated than it is costs
+    # false alarms, the other way only power. K is at most 12, for slow noise that is not AR(1). That helps and does not
+    # cure: white noise plus AR(1) of .9 with half its deviation gave 16 / 16 / 11 / 4% false positives with 50 / 100 /
+    # 200 / 1000 points (500 curves, before the bends were left out).
     if len(values) < FEWEST_POINTS:
         return None
     blocks = _averaged(values)
@@ -98,23 +81,19 @@ def measure_trend(values: Floats) -> TrendTest | None:
     first = 2 + bends
     basis = polynomials(points, directions + 1 + bends)
     loads = basis.T @ blocks
-    rho = _cautious(lag_one(blocks, 1 + bends // 2), points)
+    rho = lag_one(blocks, 1 + bends // 2)
+    # One standard error is added; the second term is what the asymptotic error lacks on short curves.
+    rho = min(0.99, max(0.0, rho + math.sqrt((1 - rho * rho) / points + (2.5 / points) ** 2)))
     shares = _noise_shares(points, directions + 1 + bends, round(rho, 3))
     noise = float(np.mean(loads[first:] ** 2 / shares[first:]))
     # Blocks' centers lie a little inside the curve's ends.
     span = float(basis[-1, 1] - basis[0, 1]) * (len(values) - 1) / (len(values) * (1 - 1 / points))
-    effect, error = (_without_rounding(x, values) * span for x in (float(loads[1]), math.sqrt(noise * shares[1])))
+    # What is only rounding counts as 0: a noiseless curve has no error, and a constant one no trend.
+    rounding = 1e-12 * float(np.abs(values).max())
+    effect, error = (
+        0.0 if abs(load) < rounding else load * span for load in (float(loads[1]), math.sqrt(noise * shares[1]))
+    )
     return TrendTest(effect, error, directions, rho)
-
-
-def _cautious(rho: float, points: int) -> float:
-    """Add one standard error; the second term is what the asymptotic error lacks on short curves."""
-    return min(0.99, max(0.0, rho + math.sqrt((1 - rho * rho) / points + (2.5 / points) ** 2)))
-
-
-def _without_rounding(load: float, values: Floats) -> float:
-    """Return 0 for what is only rounding: a noiseless curve has no error, and a constant one no trend."""
-    return 0.0 if abs(load) < 1e-12 * float(np.abs(values).max()) else load
 
 
 def _averaged(values: Floats) -> Floats:
@@ -148,12 +127,10 @@ def residuals(values: Floats, degree: int) -> Floats:
 
 
 def lag_one(values: Floats, degree: int = 1) -> float:
-    """Return the lag-1 autocorrelation of the noise about a polynomial, corrected for bias; 0 for noiseless curves.
-
-    The raw estimate r = Σ eᵢeᵢ₊₁ / Σ eᵢ² from residuals is too small, by about (2 + 4ρ) / n after a straight line.
-    Under AR(1) its expectation is known: with A the projector onto the residuals and D the shift,
-    E r ≈ tr(A D A Σ(ρ)) / tr(A Σ(ρ)). That is inverted over a grid of ρ.
-    """
+    """Return the lag-1 autocorrelation of the noise about a polynomial, corrected for bias; 0 for noiseless curves."""
+    # The raw estimate r = Σ eᵢeᵢ₊₁ / Σ eᵢ² from residuals is too small, by about (2 + 4ρ) / n after a straight line.
+    # Under AR(1) its expectation is known: with A the projector onto the residuals and D the shift,
+    # E r ≈ tr(A D A Σ(ρ)) / tr(A Σ(ρ)). That is inverted over a grid of ρ.
     if len(values) < degree + 5:
         return 0.0
     noise = residuals(values, degree)
@@ -175,9 +152,7 @@ def _expected_lag_one(points: int, degree: int) -> Floats:
 
 
 def _diagonal_sums(matrix: Floats) -> Floats:
-    """Return the sums of a matrix's entries at each distance from the diagonal."""
-    sums = [np.trace(matrix, k) + (np.trace(matrix, -k) if k else 0.0) for k in range(len(matrix))]
-    return np.array(sums)
+    return np.array([np.trace(matrix, k) + (np.trace(matrix, -k) if k else 0.0) for k in range(len(matrix))])
 
 
 def power_of_rise(effect: float, noise: float, points: int, alpha: float) -> float:
@@ -203,15 +178,12 @@ class Shift:
     """Change of level at a point of a curve."""
 
     before: float
-    """Mean before the point."""
     after: float
-    """Mean from the point on."""
     z: float
     """Change in standard errors of `neighbor_noise`, which a slow drift does not inflate."""
 
     @property
     def change(self) -> float:
-        """After less before."""
         return self.after - self.before
 
 
