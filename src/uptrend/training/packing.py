@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Ints = NDArray[np.int64]
+# Prompts are shared where that costs less than this part of going row by row.
 WORTH_IT = 0.8
-"""Prompts are shared where that costs less than this part of going row by row."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class Micro:
     mask: Tensor | None  # attention mask, bool [r, 1, t, t]; None for plain causal attention
     predictors_m: Tensor  # place, in the flattened rows, of the hidden state that predicts each sampled token
     targets_m: Tensor  # the sampled tokens
+    # Each sampled token's row of `lines` and its place among that line's sampled tokens; filler goes behind them.
     at_m: tuple[Tensor, Tensor]
-    """Each sampled token's row of `lines` and its place among that line's sampled tokens; filler goes behind them."""
     numbers: tuple[int, ...]  # the same sequences, for the host
     padding: float  # share of `ids_rt` that is padding
 
