@@ -9,10 +9,10 @@ from itertools import groupby, pairwise
 from uptrend.bridge.importers.readers import Log, Row, columns_in, folded, number
 from uptrend.records.dialects import is_bookkeeping, names_for, plain_name
 
+# Learning rates in a row that, repeated, tell a restart.
 _SCHEDULE = 5
-"""Learning rates in a row that, repeated, tell a restart."""
+# Fewest blocks of equal points, and the share of points in blocks of one length, that tell repeated values.
 _BLOCKS, _SHARE = 5, 0.8
-"""Fewest blocks of equal points, and the share of points in blocks of one length, that tell repeated values."""
 
 
 def step_column(rows: Sequence[Row]) -> str | None:
@@ -79,7 +79,19 @@ def starts(rows: Sequence[Row], counter: str | None) -> set[int]:
     repeats = _repeats([number(row.get(rate or "")) for row in rows])
     if growing is None:
         return set() if counter is not None else repeats
-    found = _falls([number(row.get(growing)) for row in rows])
+    found: set[int] = set()
+    first, top = None, 0.0
+    for at, value in enumerate(number(row.get(growing)) for row in rows):
+        if value is None or value != value:
+            continue
+        if first is None:
+            first = value
+        # A resumed run falls back a little; only a fall to the beginning, or about there and far below what was
+        # reached, is a restart.
+        elif value < top and (value <= first or (value <= 1.5 * first and value < 0.5 * top) or value < 0.01 * top):
+            found.add(at)
+            first, top = value, value
+        top = max(top, value)
     # W&B's _step counts calls, and goes on over a restart.
     if counter is None or plain_name(counter) == "_step":
         return found
@@ -92,23 +104,6 @@ def _first_column(rows: Sequence[Row], role: str) -> str | None:
     """Find the surest column of a role among the first rows."""
     columns = {folded(column): column for column in reversed(columns_in(rows[:3]))}
     return next((columns[name] for name in names_for(role) if name in columns), None)
-
-
-def _falls(values: list[float | None]) -> set[int]:
-    """Return where values fall back to their beginning, or about there and far below what was reached."""
-    found: set[int] = set()
-    first, top = None, 0.0
-    for at, value in enumerate(values):
-        if value is None or value != value:
-            continue
-        if first is None:
-            first = value
-        # A resumed run falls back a little; only a fall to about the beginning is a restart.
-        elif value < top and (value <= first or (value <= 1.5 * first and value < 0.5 * top) or value < 0.01 * top):
-            found.add(at)
-            first, top = value, value
-        top = max(top, value)
-    return found
 
 
 def _repeats(rates: list[float | None]) -> set[int]:
