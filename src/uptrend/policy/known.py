@@ -61,22 +61,6 @@ def local_folder(name: str) -> Path | None:
     return folder if folder.is_dir() else None
 
 
-def made_once(name: str, make: Callable[[Path], Path]) -> Path:
-    """Return a model's folder in the cache; if it is missing, one process of several makes it beside and renames it.
-
-    `make` gets an empty folder to work in and returns the finished model's folder inside it.
-    """
-    folder = home() / "models" / name
-    if folder.exists():
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with filelock.FileLock(folder.with_suffix(".lock")):
-        if not folder.exists():
-            with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{name}-") as beside:
-                make(Path(beside)).rename(folder)
-    return folder
-
-
 def need_train_extra() -> None:
     """Raise MissingExtra, which names the extra to install, where a package for training is missing."""
     for package in ("torch", "transformers", "peft"):
@@ -141,17 +125,24 @@ def smollm2(
 
     `gguf` is the model's file where it is already at hand: on a machine without a network, say.
     """
-
-    def make(beside: Path) -> Path:
-        file = gguf or _download(beside)
+    folder = home() / "models" / "smollm2-135m"
+    if folder.exists():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        filelock.FileLock(folder.with_suffix(".lock")),
+        tempfile.TemporaryDirectory(dir=folder.parent, prefix=".smollm2-135m-") as beside,
+    ):
+        if folder.exists():  # another process made it meanwhile
+            return folder
+        file = gguf or _download(Path(beside))
         with file.open("rb") as opened:
             digest = hashlib.file_digest(opened, "sha256").hexdigest()
         if digest != sha256:
             raise ModelError(f"{file.name} is not the model that was expected: its sha256 is {digest}, not {sha256}.")
-        convert(file, beside / "model")
-        return beside / "model"
-
-    return made_once("smollm2-135m", make)
+        convert(file, Path(beside) / "model")
+        (Path(beside) / "model").rename(folder)
+    return folder
 
 
 # Prefixes of names that can only be folders; warm starts write to `models/`.

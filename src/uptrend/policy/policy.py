@@ -100,8 +100,9 @@ class Policy:
         ids: set[int] = set()
         for source in (self.core.generation_config, self.core.config, self.tokenizer):
             value = getattr(source, "eos_token_id", None)
-            ids |= set(value if isinstance(value, list | tuple) else [value])
-        return tuple(sorted(ids - {None}))
+            values = value if isinstance(value, list | tuple) else [value]
+            ids |= {i for i in values if i is not None}
+        return tuple(sorted(ids))
 
 
 def choose_device(wish: str) -> torch.device:

@@ -180,9 +180,9 @@ class _Layer:
             (mlp.down_proj,),
         )
         self._fused = [_empty(modules, dtype) for modules in self._sources]
-        norms = (layer.input_layernorm, layer.post_attention_layernorm)
-        norms += tuple(getattr(attention, name, None) for name in ("q_norm", "k_norm"))
-        self.weights = LayerWeights(*(getattr(norm, "weight", None) for norm in norms), *self._fused)
+        q_norm, k_norm = (getattr(getattr(attention, n, None), "weight", None) for n in ("q_norm", "k_norm"))
+        before, between = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
+        self.weights = LayerWeights(before, between, q_norm, k_norm, *self._fused)
         config = attention.config
         self.shape = Shape(
             config.num_attention_heads, config.num_key_value_heads, attention.head_dim, attention.scaling,

@@ -161,8 +161,8 @@ class InProcessSampler:
         self.prefilled += sum(map(len, distinct))
         shares = -(-ids_ut.numel() // PREFILL)
         parts = [self._compute(*part) for part in zip(ids_ut.chunk(shares), lengths_u.chunk(shares), strict=True)]
-        logits, keys, values = zip(*parts, strict=True)
-        logits_uv, keys, values = torch.cat(logits), torch.cat(keys, 1), torch.cat(values, 1)
+        logits_uv = torch.cat([part[0] for part in parts])
+        keys, values = (torch.cat([part[i] for part in parts], 1) for i in (1, 2))
         place = {context: i for i, context in enumerate(distinct)}
         which = torch.tensor([place[c] for c in contexts], device=self._policy.device)
         rows = self._decoding.rows_for(first + len(contexts))

@@ -108,10 +108,8 @@ def _limits(target: str, table: dict[str, Any], note: Callable[[str], None]) -> 
         return []
     # A taskset says what it needs where [sampling]'s defaults (one turn of 8 tokens) would be useless; most don't.
     there, given = {} if own is None else own["sampling"], table.get("sampling", {})
-    missing = []
-    for key, value in getattr(find(name), "LIMITS", {}).items():
-        if key not in given and there.get(key, 0) < value:
-            missing.append(f"sampling.{key}={value}")
+    needed = getattr(find(name), "LIMITS", {}).items()
+    missing = [f"sampling.{key}={value}" for key, value in needed if key not in given and there.get(key, 0) < value]
     if missing:
         note(f"{name} is played with {', '.join(missing).replace('=', ' = ')}; --set changes them.")
     return missing

@@ -12,7 +12,7 @@ b = sequence, r = row through the model, t = place in it, m = sampled token, s =
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -77,9 +77,7 @@ class Micro:
         """Return a copy on another device."""
         tensors = (self.lines, *self.tensors)
         moved: list[Any] = [None if x is None else x.to(device, non_blocking=True) for x in tensors]
-        lines, ids, positions, mask, predictors, targets, *at = moved
-        return replace(self, lines=lines, ids_rt=ids, positions_rt=positions, mask=mask, predictors_m=predictors,
-                       targets_m=targets, at_m=(at[0], at[1]))  # fmt: skip
+        return Micro(*moved[:6], (moved[6], moved[7]), self.numbers, self.padding)
 
 
 def pack(

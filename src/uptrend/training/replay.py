@@ -106,9 +106,7 @@ def _changed(before: Config, config: Config, step: int) -> dict[str, tuple[Any, 
     differs = {key: pair for key, pair in both.items() if not key.startswith(BESIDES)}
     for key in differs:
         if key == "learning.steps":
-            raise ConfigError(
-                "--set learning.steps is the length of the run's schedule; say --steps for a shorter replay."
-            )
+            raise ConfigError("--set learning.steps is the run's schedule; say --steps for a shorter replay.")
         if key.startswith("model.lora") and step:
             raise ConfigError(f"--set {key}: the checkpoint of step {step} fits the run's own adapters. Use --step 0.")
         if not key.startswith(FACTORS):

@@ -43,6 +43,7 @@ def split_runs(log: Log) -> tuple[list[Segment], Log]:
         notes.append(f"The rows have no step; they were numbered in order{apart}.")
     found = [Segment()]
     without_step = numbered = 0
+    step: int | None
     for at, (training, results) in enumerate(parted):
         if at in begin and found[-1].points:
             found.append(Segment())

@@ -60,23 +60,26 @@ def _naming_column(rows: list[Row]) -> str | None:
         if any(value is None or isinstance(value, list | dict) for value in values):
             continue
         # A run has at least three points; a column with more names counts something else.
-        if 2 <= len(set(values)) <= max(2, len(rows) // 3) and _climb_apart(rows, column, steps):
+        if not 2 <= len(set(values)) <= max(2, len(rows) // 3):
+            continue
+        # Steps never fall within a name, but do over all rows.
+        numbered = [(row[column], step) for row in rows if (step := number(row.get(steps))) is not None]
+        falls = any(after <= before for (_, before), (_, after) in pairwise(numbered))
+        together = sorted(numbered, key=lambda entry: str(entry[0]))
+        if falls and all(one[0] != other[0] or one[1] <= other[1] for one, other in pairwise(together)):
             return column
     return None
-
-
-def _climb_apart(rows: list[Row], names: str, steps: str) -> bool:
-    """Return True where steps never fall within a name, but do over all rows."""
-    numbered = [(row[names], step) for row in rows if (step := number(row.get(steps))) is not None]
-    falls = any(after <= before for (_, before), (_, after) in pairwise(numbered))
-    together = sorted(numbered, key=lambda entry: str(entry[0]))
-    return falls and all(one[0] != other[0] or one[1] <= other[1] for one, other in pairwise(together))
 
 
 def starts(rows: Sequence[Row], counter: str | None) -> set[int]:
     """Return the first row of each run but the first: where something that only grows begins again."""
     rate, growing = _first_column(rows, "rates"), _first_column(rows, "growing")
-    repeats = _repeats([number(row.get(rate or "")) for row in rows])
+    rates = [number(row.get(rate or "")) for row in rows]
+    head, repeats = rates[:_SCHEDULE], set[int]()
+    # A warmup gives distinct rates, which hardly repeat by chance; a constant one tells nothing.
+    if len(rates) >= 2 * _SCHEDULE and None not in head and len(set(head)) == _SCHEDULE:
+        places = range(_SCHEDULE, len(rates) - _SCHEDULE + 1)
+        repeats = {at for at in places if rates[at : at + _SCHEDULE] == head}
     if growing is None:
         return set() if counter is not None else repeats
     found: set[int] = set()
@@ -104,15 +107,6 @@ def _first_column(rows: Sequence[Row], role: str) -> str | None:
     """Find the surest column of a role among the first rows."""
     columns = {folded(column): column for column in reversed(columns_in(rows[:3]))}
     return next((columns[name] for name in names_for(role) if name in columns), None)
-
-
-def _repeats(rates: list[float | None]) -> set[int]:
-    """Return where the first learning rates come again, number for number; a constant one tells nothing."""
-    # A warmup gives distinct rates, which hardly repeat by chance.
-    head = rates[:_SCHEDULE]
-    if len(rates) < 2 * _SCHEDULE or None in head or len(set(head)) < _SCHEDULE:
-        return set()
-    return {at for at in range(_SCHEDULE, len(rates) - _SCHEDULE + 1) if rates[at : at + _SCHEDULE] == head}
 
 
 def without_repeats(points: Mapping[int, Row]) -> tuple[dict[int, Row], int]:
