@@ -49,27 +49,13 @@ def generated(policy: Policy, ids: list[int], count: int) -> list[int]:
     return list(out[0, len(ids) :].tolist())
 
 
-def check_against_generate(policy: Policy, prompts: list[str], limits: Limits) -> None:
-    contexts = [encode(policy, p) for p in prompts]
-    said = speak(InProcessSampler(policy), [(i, c, 0) for i, c in enumerate(contexts)], limits)
-    for context, extension in zip(contexts, said, strict=True):
-        assert extension.ids.tolist() == generated(policy, context, limits.max_tokens)
-        whole = [*context, *extension.ids.tolist()]
-        expected = expected_logprobs(full_logits(policy, whole), whole, extension.ids.tolist(), limits)
-        np.testing.assert_allclose(extension.logprobs, expected, atol=1e-4)
-
-
-def test_greedy_is_generate_for_tiny(tiny_folder: str) -> None:
-    check_against_generate(make_policy(tiny_folder), PROMPTS, GREEDY)
-
-
-@pytest.mark.parametrize("weights", ["fp32", "bf16"])
-def test_greedy_is_generate_in_either_precision(llama_folder: Path, weights: str) -> None:
-    policy = make_policy(llama_folder, weights=weights)
+@pytest.mark.parametrize(("model", "weights"), [("tiny", "fp32"), ("random", "fp32"), ("random", "bf16")])
+def test_greedy_is_generate(tiny_folder: str, llama_folder: Path, model: str, weights: str) -> None:
+    policy = make_policy(tiny_folder if model == "tiny" else llama_folder, weights=weights)
     contexts = [encode(policy, p) for p in PROMPTS]
     said = speak(InProcessSampler(policy), [(i, c, 0) for i, c in enumerate(contexts)], GREEDY)
     for context, extension in zip(contexts, said, strict=True):
-        theirs = generated(policy, context, 1 if weights == "bf16" else 12)
+        theirs = generated(policy, context, 1 if weights == "bf16" else GREEDY.max_tokens)
         assert extension.ids.tolist()[: len(theirs)] == theirs
 
 

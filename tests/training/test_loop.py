@@ -204,16 +204,6 @@ def test_a_run_goes_on_where_every_score_fails_or_no_prompt_fits(start: Start) -
     assert [line["tokens/model/count"] for line in run.metric_lines] == [0] * 3
 
 
-def test_the_divergence_from_the_reference_begins_at_0(start: Start) -> None:
-    run = start("learning.kl.beta=0.1", "learning.lr=1e-2", "model.lora={r=4}")
-    divergence = [line["kl/reference/mean"] for line in run.metric_lines]
-    assert divergence[0] == pytest.approx(0.0, abs=1e-6)
-    assert min(divergence[1:]) > 1e-4
-    for row in rows(run, 1):
-        reference, learner = (np.array(row[column], float) for column in ("reference", "learner"))
-        np.testing.assert_allclose(reference, learner, atol=1e-5)
-
-
 def test_k1_is_taken_from_the_reward(start: Start) -> None:
     beta = 0.5
     kl, turns = f"learning.kl={{beta={beta}, estimator='k1'}}", ("tasks.turns=2", "sampling.max_turns=2")

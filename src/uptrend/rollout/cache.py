@@ -85,6 +85,6 @@ class SlotCache:
         """Return the first rows' keys and values ([n, k, l, d]) as far as attention reaches, to read and to write."""
         return self.keys[layer, :n, :, : self.reach], self.values[layer, :n, :, : self.reach]
 
+    # transformers asks for it; unused with explicit positions.
     def get_seq_length(self, *_: Any) -> int:
-        """Unused with explicit positions; transformers asks."""
         return 0

@@ -74,10 +74,10 @@ class Micro:
         return self.ids_rt, self.positions_rt, self.mask, self.predictors_m, self.targets_m, *self.at_m
 
     def to(self, device: torch.device) -> "Micro":
-        """Return a copy on another device."""
         tensors = (self.lines, *self.tensors)
         moved: list[Any] = [None if x is None else x.to(device, non_blocking=True) for x in tensors]
-        return Micro(*moved[:6], (moved[6], moved[7]), self.numbers, self.padding)
+        lines, ids, positions, mask, predictors, targets, *at = moved
+        return Micro(lines, ids, positions, mask, predictors, targets, (at[0], at[1]), self.numbers, self.padding)
 
 
 def pack(
@@ -135,7 +135,6 @@ def _length(lines: Sequence[Line], row: list[int]) -> int:
 
 
 def _lay_out(lines: Sequence[Line], rows: list[list[int]], grain: Grain, longest: int) -> Micro:
-    """Lay rows out as tensors."""
     width = _round_up(max(_length(lines, row) for row in rows), grain.width)
     ids, positions = np.zeros((2, len(rows), width), np.int64)
     part = np.full((len(rows), width), -1, np.int64)  # -1 is padding, 0 a shared prompt, n the n-th tail
@@ -191,7 +190,6 @@ def see(part_rt: Tensor, visible_rt: Tensor) -> Tensor:
 
 
 def _group_by(items: Sequence[int], keys: Sequence[int]) -> list[list[int]]:
-    """Items with the same key together, in the order of first appearance."""
     found: dict[int, list[int]] = {}
     for item, key in zip(items, keys, strict=True):
         found.setdefault(key, []).append(item)
