@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,7 @@ def test_two_at_once_make_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     def convert(file: Path, into: Path) -> None:
         made.append(file)
+        time.sleep(0.2)  # so that the other one waits
         into.mkdir()
 
     def ask() -> None:

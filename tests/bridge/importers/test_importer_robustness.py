@@ -124,7 +124,7 @@ def test_rows_become_runs(content: str | bytes | Rows, points: list[int], note: 
 @pytest.mark.parametrize("names", [("up", "down"), (1, 0)])
 def test_runs_told_apart_by_a_column(names: tuple[Any, Any], tmp_path: Path) -> None:
     rows = [
-        {"seed": name, "step": s, "reward": s * sign}
+        {"run_id": f"{name} {s}", "seed": name, "step": s, "reward": s * sign}  # an id per row names no run
         for s in range(1, 11)
         for name, sign in zip(names, (1, -1), strict=True)
     ]
