@@ -28,7 +28,7 @@ from uptrend.lab.notebook import Notebook
 from uptrend.lab.plan import PlannedRun
 from uptrend.lab.workers.work import Outcome
 from uptrend.records import Arm, Hypothesis, LabError, Method, Run, Source
-from uptrend.runner.launcher import TrainLauncher
+from uptrend.runner.runs import TrainLauncher
 
 Uptrend = Callable[..., Any]
 QUICK = 'name = "quick"\nmodel = { name = "finish" }\nlearning = { steps = 1 }\n'

@@ -13,8 +13,7 @@ from uptrend.records import CheckpointError, Run
 from uptrend.records.directory import read_lines, to_line
 from uptrend.records.renamed import names
 from uptrend.runner.evaluation import load_for_eval
-from uptrend.runner.replays import replay
-from uptrend.runner.runs import resume, train
+from uptrend.runner.runs import replay, resume, train
 
 SCHEMA1 = Path(__file__).parents[1] / "data" / "schema1"
 Uptrend = Callable[..., Any]

@@ -9,7 +9,7 @@ from uptrend.lab import specification
 from uptrend.lab.experiment import ExperimentRuns
 from uptrend.lab.journal.stored import read_verdict
 from uptrend.lab.notebook import Notebook
-from uptrend.runner.launcher import TrainLauncher
+from uptrend.runner.runs import TrainLauncher
 
 JOURNAL = Path(__file__).parents[2] / "examples" / "journal"
 IDS = [h.id for h in Notebook(JOURNAL).hypotheses]

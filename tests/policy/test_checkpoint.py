@@ -1,6 +1,5 @@
 """A checkpoint brings everything back exactly, is refused when damaged, and is ready for others to use."""
 
-import json
 import random
 from pathlib import Path
 from typing import Any
@@ -146,24 +145,7 @@ def test_only_the_newest_are_kept(llama_folder: Path, tmp_path: Path) -> None:
     assert [p.name for p in sorted((tmp_path / "checkpoints").iterdir())] == ["step-000003", "step-000004"]
 
 
-def test_saving_a_step_again_replaces_it(llama_folder: Path, tmp_path: Path) -> None:
-    policy, optimizer = start(llama_folder)
-    save(tmp_path, policy, optimizer)
-    learn(policy, optimizer)
-    place = save(tmp_path, policy, optimizer)
-    again, memory = start(llama_folder)
-    load_checkpoint(place, again, memory)
-    assert digest(again.flat) == digest(policy.flat)
-    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-000003"]
-
-
 def test_a_checkpoint_that_cannot_be_written_says_so(llama_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("in the way")
     with pytest.raises(CheckpointError, match="could not be written"):
         save(tmp_path, *start(llama_folder))
-
-
-def test_the_state_lists_every_file(llama_folder: Path, tmp_path: Path) -> None:
-    place = save(tmp_path, *start(llama_folder))
-    files = {str(f.relative_to(place)) for f in place.rglob("*") if f.is_file()} - {"state.json"}
-    assert set(json.loads((place / "state.json").read_text())["files"]) == files

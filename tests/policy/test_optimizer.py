@@ -42,16 +42,6 @@ def test_steps_equal_torchs_on_the_plain_parameters(llama_folder: Path, max_norm
         torch.testing.assert_close(dict(policy.model.named_parameters())[name], weight, atol=1e-6, rtol=1e-4)
 
 
-def test_the_gradient_is_cleared_and_stays_attached(llama_folder: Path) -> None:
-    policy = make_policy(llama_folder)
-    optimizer = Optimizer(policy.flat, Learning())
-    gradient(policy.model)
-    optimizer.apply(1e-3)
-    assert policy.flat.gradient.abs().max() == 0
-    gradient(policy.model)
-    assert optimizer.apply(1e-3).norm_before > 0
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_gradient_that_is_not_finite_changes_nothing(llama_folder: Path, value: float) -> None:
     policy = make_policy(llama_folder)

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,7 @@ def test_two_at_once_make_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     def convert(file: Path, into: Path) -> None:
         made.append(file)
+        time.sleep(0.2)  # so that the other one waits
         into.mkdir()
 
     def ask() -> None:
@@ -108,16 +110,11 @@ def test_folders_and_hub_ids_are_taken_as_they_are(llama_folder: Path, tmp_path:
         find_model(str(tmp_path))
 
 
-def test_a_hub_id_that_is_not_there_may_have_been_meant_as_a_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_transformers_cannot_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelError, match="'no-owner/no-name' can't be loaded: there is no folder of that name, and"):
         load_model(find_model("no-owner/no-name"), torch.float32)
-
-
-def test_a_folder_that_transformers_cannot_load(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "no-such-type"}')
     with pytest.raises(ModelError, match=r"can't be loaded: (?!there is no folder)"):
         load_model(find_model(str(tmp_path)), torch.float32)

@@ -13,7 +13,6 @@ from scripts.make_tiny import ALPHABET, lessons
 from transformers import AutoModelForCausalLM
 
 from models import character_tokenizer
-from uptrend.policy.known import find_model
 from uptrend.rollout.inprocess import InProcessSampler
 from uptrend.runner.evaluation import load_for_eval
 from uptrend.tasks.pool import make_taskset
@@ -36,12 +35,6 @@ def test_the_package_holds_the_bytes_that_its_digests_name(tiny_folder: str) -> 
         **told, "SHA256SUMS": hashlib.sha256((folder / "SHA256SUMS").read_bytes()).hexdigest(),
     }  # fmt: skip
     assert sum(file.stat().st_size for file in folder.iterdir()) < 2_100_000
-
-
-def test_nothing_is_made_or_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UPTREND_HOME", str(tmp_path / "home"))
-    assert Path(find_model("tiny")).is_relative_to(ROOT / "src")
-    assert not (tmp_path / "home").exists()
 
 
 def test_it_is_half_precision_on_disk_and_single_when_loaded(tiny_folder: str) -> None:

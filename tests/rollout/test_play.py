@@ -1,54 +1,72 @@
-"""Rollouts from open to close, with a real sampler: turns, tools, limits, and everything that can fail."""
+"""Rollouts from open to close, of a real sampler and of scripts: turns, tools, limits, and everything that can fail."""
 
 # ruff: noqa: ARG002
 
 import asyncio
-import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import numpy as np
 import pytest
 
-from models import encode, full_logits, make_policy
-from talk import expected_logprobs
+from chats import SEARCH, calling, put_on
+from chats import whole as template
+from models import character_tokenizer, encode, make_policy
 from uptrend.policy.policy import Policy
-from uptrend.records import Ending, Message, Reward, Role, Rollout, Task, Tool, ToolCall
+from uptrend.records import Ending, Message, Reward, Role, Rollout, Task, TasksetError, Tool, ToolCall
 from uptrend.rollout.calls import FORMATS
 from uptrend.rollout.inprocess import InProcessSampler
-from uptrend.rollout.play import RolloutRequest, play_all
+from uptrend.rollout.play import RolloutRequest, demonstrate, play_all
 from uptrend.rollout.render import Renderer
 from uptrend.rollout.sampler import Extension, Limits
+from uptrend.tasks.taskset import Script, play_script
 
-LIMITS = Limits(max_tokens=6, context=500)
-QUESTION = Task((Message("user", "Guess a number."),), "7", "guess")
+LIMITS = Limits(max_tokens=6, context=4000)
+QUESTION = Task((Message("system", "Be brief."), Message("user", "Which color?")), "purple", "colors")
+RIGHT = Reward.of("turns", 3.0, 0.0, 9.0, True)
 
 
-class Guessing:
-    """A taskset whose every play talks for some turns, and fails where it is told to."""
+class Colors:
+    """A taskset whose plays take some turns and fail where told to; its expert searches twice and answers."""
 
-    chat = True
-    tools = (Tool("look", "Looks.", {}),)
+    def __init__(self, turns: int = 3, fails_at: str = "", gold: str = "right", chat: bool = True) -> None:
+        self.turns, self.fails_at, self.script, self.chat = turns, fails_at, gold, chat
+        self.tools: tuple[Tool, ...] = (SEARCH,)
+        self.plays: list[Color] = []
+        self.most_at_once = self.scripts_closed = 0
 
-    def __init__(self, turns: int = 3, fails_at: str = "", opened: "list[Guess] | None" = None) -> None:
-        self.turns, self.fails_at = turns, fails_at
-        self.plays: list[Guess] = [] if opened is None else opened
-        self.most_at_once = 0
-
-    def open(self, task: Task, seed: int) -> "Guess":
+    def open(self, task: Task, seed: int) -> "Color":
         if self.fails_at == "open":
             raise OSError("no sandbox")
-        self.plays.append(Guess(task, self))
+        self.plays.append(Color(task, self))
         self.most_at_once = max(self.most_at_once, sum(p.closed == 0 for p in self.plays))
         return self.plays[-1]
 
+    def gold(self, task: Task) -> Script:
+        try:
+            if self.script == "silent":
+                return
+            heard = yield calling("", "first")
+            assert [m.content for m in heard] == ["result 1", "Go on."], "a script hears what the task answers"
+            if self.script == "fails":
+                raise LookupError("no document")
+            if self.script == "two at once":
+                yield calling("", "second", "third")
+            yield calling("" if self.script == "no words" else "Hm.", "second")
+            if self.script != "gives up":
+                yield Message("assistant", "purple")
+        finally:
+            self.scripts_closed += 1
+
 
 @dataclass
-class Guess:
+class Color:
     """One rollout's side."""
 
     task: Task
-    taskset: Guessing
+    taskset: Colors
     heard: list[str] = field(default_factory=list)
     closed: int = 0
 
@@ -60,8 +78,6 @@ class Guess:
 
     @property
     def tools(self) -> tuple[Tool, ...]:
-        if self.taskset.fails_at == "tools":
-            raise KeyError("tools")
         return self.taskset.tools
 
     async def respond(self, message: Message) -> list[Message] | None:
@@ -89,82 +105,49 @@ def policy(llama_folder: Path) -> Policy:
     return make_policy(llama_folder)
 
 
+def requests_of(taskset: Colors, count: int) -> list[RolloutRequest]:
+    return [RolloutRequest(QUESTION, taskset, 4, "g", i, 50 + i) for i in range(count)]  # type: ignore[arg-type]
+
+
 def play(
-    policy: Policy,
-    taskset: Guessing,
-    count: int = 3,
-    max_turns: int = 5,
-    limits: Limits = LIMITS,
-    rows: int = 0,
-) -> list[Rollout]:
-    requests = [RolloutRequest(QUESTION, taskset, 4, "g", i, 50 + i) for i in range(count)]  # type: ignore[arg-type]
+    policy: Policy, taskset: Colors, count: int = 3, max_turns: int = 5, limits: Limits = LIMITS, rows: int = 0,
+    sampler: Any = None,
+) -> list[Rollout]:  # fmt: skip
+    """Let the model play, and see that whatever was opened is closed once."""
     renderers = {True: Renderer(policy.tokenizer, policy.stop_ids, chat=True)}
-    return asyncio.run(play_all(requests, InProcessSampler(policy), renderers, limits, max_turns, rows))
+    sampler = sampler or InProcessSampler(policy)
+    try:
+        return asyncio.run(play_all(requests_of(taskset, count), sampler, renderers, limits, max_turns, rows))
+    finally:
+        assert all(p.closed == 1 for p in taskset.plays)
 
 
 def test_a_rollout_of_three_turns(policy: Policy) -> None:
-    taskset = Guessing()
-    rollouts = play(policy, taskset)
-    for index, (rollout, opened) in enumerate(zip(rollouts, taskset.plays, strict=True)):
+    taskset = Colors()
+    for index, (rollout, opened) in enumerate(zip(play(policy, taskset), taskset.plays, strict=True)):
         assert (rollout.step, rollout.group, rollout.index, rollout.seed) == (4, "g", index, 50 + index)
-        assert [m.role for m in rollout.messages] == [
-            "user", "assistant", "tool", "user", "assistant", "tool", "user", "assistant",
-        ]  # fmt: skip
+        turn = ["assistant", "tool", "user"]
+        assert [m.role for m in rollout.messages] == ["system", "user", *turn, *turn, "assistant"]
         assert [m.content for m in rollout.messages if m.role == "assistant"] == opened.heard
-        assert (rollout.reward, rollout.error) == (Reward.of("turns", 3.0, 0.0, 9.0, True), None)
+        assert (rollout.reward, rollout.error) == (RIGHT, None)
         assert rollout.ended in (Ending.STOP_TOKEN, Ending.LENGTH)
-        assert opened.closed == 1
-
-
-def test_every_token_is_accounted_for(policy: Policy) -> None:
-    for rollout in play(policy, Guessing()):
-        (s,) = rollout.sequences
-        assert s.roles[0] == Role.PROMPT
-        changes = np.flatnonzero(np.diff(s.roles)) + 1
-        parts = [(Role(int(p[0])).name, len(p)) for p in np.split(s.roles, changes)]
-        assert [name for name, _ in parts] == ["PROMPT", "MODEL", "TOOL", "MODEL", "TOOL", "MODEL"]
-        assert s.turns[np.r_[0, changes]].tolist() == [0, 0, 1, 1, 2, 2]
-        assert np.array_equal(s.versions >= 0, s.sampled)
-        assert np.array_equal(~np.isnan(s.sampler), s.sampled)
-        whole = s.ids.tolist()
-        logits = full_logits(policy, whole)
-        for place in np.flatnonzero(s.sampled):
-            (expected,) = expected_logprobs(logits[:place], whole[: place + 1], [whole[place]], LIMITS)
-            assert s.sampler[place] == pytest.approx(expected, abs=2e-4)
-
-
-def test_the_tokens_are_the_templates_and_the_models(policy: Policy) -> None:
-    (rollout,) = play(policy, Guessing(turns=2), count=1)
-    (s,) = rollout.sequences
-    text = policy.tokenizer.decode(s.ids)
-    assert text.startswith("<turn>system\nYou can call these tools:\nlook(): Looks.\n")
-    assert "<turn>user\nGuess a number.<end>\n<turn>assistant\n" in text
-    assert "<turn>user\n<result>\nresult 1\n</result>\nGo on.<end>\n<turn>assistant\n" in text
-    for message in rollout.messages:
-        assert message.content in text
 
 
 def test_too_many_turns(policy: Policy) -> None:
-    taskset = Guessing(turns=9)
-    for rollout in play(policy, taskset, max_turns=2):
-        assert rollout.ended == Ending.TURN_LIMIT
-        assert rollout.reward is not None
-        assert rollout.reward.total == 2.0
-        assert rollout.sequences[0].turns.max() == 1
-    assert all(p.closed == 1 for p in taskset.plays)
+    for rollout in play(policy, Colors(turns=9), max_turns=2):
+        assert (rollout.ended, rollout.sequences[0].turns.max()) == (Ending.TURN_LIMIT, 1)
+        assert rollout.reward == Reward.of("turns", 2.0, 0.0, 9.0, False)
 
 
-def first_prompt(policy: Policy, taskset: Guessing) -> int:
-    """How many tokens it has."""
-    renderer = Renderer(policy.tokenizer, policy.stop_ids, chat=True)
-    return len(renderer.first(QUESTION.messages, taskset.tools))
+def first_prompt(policy: Policy) -> int:
+    """Count its tokens."""
+    return len(Renderer(policy.tokenizer, policy.stop_ids, chat=True).first(QUESTION.messages, [SEARCH]))
 
 
-@pytest.mark.parametrize("room", [3, 12, 40, 90, 103, 104, 106])
-def test_a_context_that_fills_up(policy: Policy, room: int) -> None:
+@pytest.mark.parametrize("space", [3, 12, 40, 90, 103, 104, 106])
+def test_a_context_that_fills_up(policy: Policy, space: int) -> None:
     """In a turn or between two: what the task answered last is kept, though the model never read it."""
-    limits = Limits(max_tokens=6, context=first_prompt(policy, Guessing()) + room)
-    taskset = Guessing(turns=9)
+    limits, taskset = Limits(max_tokens=6, context=first_prompt(policy) + space), Colors(turns=9)
     for rollout, opened in zip(play(policy, taskset, limits=limits), taskset.plays, strict=True):
         assert (rollout.ended, rollout.error) == (Ending.CONTEXT_FULL, None)
         assert rollout.reward is not None
@@ -172,59 +155,38 @@ def test_a_context_that_fills_up(policy: Policy, room: int) -> None:
         assert [m.content for m in rollout.messages[-2:]] == [f"result {len(opened.heard)}", "Go on."]
 
 
-@pytest.mark.parametrize("missing", [0, 5, -1])
-def test_a_prompt_that_does_not_fit_has_failed(policy: Policy, missing: int) -> None:
-    tokens = first_prompt(policy, Guessing())
-    (rollout,) = play(policy, Guessing(turns=1), count=1, limits=Limits(max_tokens=6, context=tokens - missing))
-    if missing < 0:  # room for one token
-        assert (rollout.error, rollout.sampled_tokens) == (None, 1)
-    else:
+@pytest.mark.parametrize("limit", ["context", "max_prompt", ""])
+def test_a_prompt_that_does_not_fit_has_failed(policy: Policy, limit: str) -> None:
+    tokens = first_prompt(policy)
+    limits = Limits(6, 4000, prompt=tokens - 1) if limit == "max_prompt" else Limits(6, tokens + (limit == ""))
+    (rollout,) = play(policy, Colors(turns=1), count=1, limits=limits)
+    if limit:
         assert (rollout.ended, rollout.sampled_tokens, rollout.reward) == (Ending.CONTEXT_FULL, 0, None)
-        assert rollout.error == f"prompt: {tokens} tokens do not fit into sampling.context = {tokens - missing}"
+        assert f"prompt: {tokens} tokens " in str(rollout.error)
+        assert f"sampling.{limit} = " in str(rollout.error)
+    else:  # one token fits
+        assert (rollout.error, rollout.sampled_tokens) == (None, 1)
 
 
-def test_long_numbers_are_easy_to_read(policy: Policy) -> None:
-    question = replace(QUESTION, messages=(Message("user", "x" * 5000),))
-    request = RolloutRequest(question, Guessing(), 1, "g", 0, 0)  # type: ignore[arg-type]
-    renderers = {True: Renderer(policy.tokenizer, policy.stop_ids, chat=True)}
-    (rollout,) = asyncio.run(play_all([request], InProcessSampler(policy), renderers, Limits(6, 2048), 5))
-    assert rollout.error is not None
-    assert re.fullmatch(r"prompt: 5,\d\d\d tokens do not fit into sampling\.context = 2,048", rollout.error)
-
-
-CALL = '<tool>{"name": "look", "arguments": {}}</tool>'
-
-
-class Parrot:
-    """A sampler that always says the same."""
-
-    def __init__(self, policy: Policy, text: str) -> None:
-        self.ids = np.array([*encode(policy, text), policy.tokenizer.eos_token_id], np.int32)
-
-    async def extend(self, *_: object) -> Extension:
-        return Extension(self.ids, np.zeros(len(self.ids), np.float32), Ending.STOP_TOKEN, 0)
-
-    def release(self, stream: int) -> None:
-        pass
+CALL = '<tool>{"name": "search", "arguments": {}}</tool>'
 
 
 @pytest.mark.parametrize(
     ("text", "tools", "message"),
     [
-        (f"So.\n{CALL}", True, Message("assistant", "So.", (ToolCall("look", {}),))),
-        (f"{CALL}{CALL}", True, Message("assistant", "", (ToolCall("look", {}),) * 2)),
+        (f"So.\n{CALL}", True, Message("assistant", "So.", (ToolCall("search", {}),))),
+        (f"{CALL}{CALL}", True, Message("assistant", "", (ToolCall("search", {}),) * 2)),
         ("<tool>{}</tool>", True, FORMATS["plain"].read("<tool>{}</tool>")),
         (f"So.\n{CALL}", False, Message("assistant", f"So.\n{CALL}")),
     ],
     ids=["call", "calls", "problem", "no tools"],
 )
 def test_the_task_hears_calls_where_it_has_tools(policy: Policy, text: str, tools: bool, message: Message) -> None:
-    taskset = Guessing(turns=1)
-    taskset.tools = taskset.tools if tools else ()  # type: ignore[assignment]
-    request = RolloutRequest(QUESTION, taskset, 1, "g", 0, 0)  # type: ignore[arg-type]
-    renderers = {True: Renderer(policy.tokenizer, policy.stop_ids, chat=True)}
-    parrot = Parrot(policy, text)
-    (rollout,) = asyncio.run(play_all([request], parrot, renderers, LIMITS, 5))  # type: ignore[arg-type]
+    taskset = Colors(turns=1)
+    taskset.tools = taskset.tools if tools else ()
+    ids = np.array([*encode(policy, text), policy.tokenizer.eos_token_id], np.int32)
+    said = Extension(ids, np.zeros(len(ids), np.float32), Ending.STOP_TOKEN, 0)
+    (rollout,) = play(policy, taskset, count=1, sampler=Mock(extend=AsyncMock(return_value=said)))
     assert rollout.messages[-1] == message
     assert taskset.plays[0].heard == [message.content]
 
@@ -234,79 +196,101 @@ def test_the_task_hears_calls_where_it_has_tools(policy: Policy, text: str, tool
     [
         ("open", Ending.TASK_ERROR, "open: OSError('no sandbox')", 0),
         ("messages", Ending.TASK_ERROR, "open: KeyError('question')", 0),
-        ("tools", Ending.TASK_ERROR, "open: KeyError('tools')", 0),
         ("respond", Ending.TOOL_ERROR, "respond: TimeoutError('the tool hangs')", 2),
         ("score", Ending.TASK_ERROR, "score: ValueError('no judge')", 3),
     ],
 )
 def test_what_fails_in_a_task_is_data(policy: Policy, where: str, ended: Ending, said: str, turns: int) -> None:
-    taskset = Guessing(fails_at=where)
-    for rollout in play(policy, taskset):
+    for rollout in play(policy, Colors(fails_at=where)):
         assert (rollout.ended, rollout.error, rollout.reward) == (ended, said, None)
         assert sum(m.role == "assistant" for m in rollout.messages) == turns
         assert bool(rollout.sampled_tokens) == bool(turns)
-    assert all(p.closed == 1 for p in taskset.plays)
 
 
 def test_a_play_that_cannot_be_closed_keeps_its_reward(policy: Policy) -> None:
-    for rollout in play(policy, Guessing(fails_at="close")):
-        assert rollout.error == "close: RuntimeError('still running')"
-        assert rollout.reward is not None
-        assert rollout.ended in (Ending.STOP_TOKEN, Ending.LENGTH)
-
-
-def test_one_that_fails_does_not_disturb_the_others(policy: Policy) -> None:
-    alone = play(policy, Guessing(), count=1)[0]
-    requests = [
-        RolloutRequest(QUESTION, taskset, 4, "g", i, 50 + i)  # type: ignore[arg-type]
-        for i, taskset in enumerate((Guessing(), Guessing(fails_at="respond"), Guessing(fails_at="open")))
-    ]
-    renderers = {True: Renderer(policy.tokenizer, policy.stop_ids, chat=True)}
-    together = asyncio.run(play_all(requests, InProcessSampler(policy), renderers, LIMITS, 5))
-    assert [r.error is None for r in together] == [True, False, False]
-    assert together[0].messages == alone.messages
-    np.testing.assert_allclose(together[0].sequences[0].sampler, alone.sequences[0].sampler, atol=1e-4)
-
-
-class Broken:
-    """A sampler whose server is gone."""
-
-    async def extend(self, *_: object) -> None:
-        raise ConnectionError("the server is gone")
-
-    def release(self, stream: int) -> None:
-        pass
+    for rollout in play(policy, Colors(fails_at="close")):
+        assert (rollout.error, rollout.reward) == ("close: RuntimeError('still running')", RIGHT)
 
 
 def test_what_fails_in_the_sampler_ends_the_run(policy: Policy) -> None:
-    taskset = Guessing()
-    requests = [RolloutRequest(QUESTION, taskset, 1, "g", i, i) for i in range(3)]  # type: ignore[arg-type]
-    renderers = {True: Renderer(policy.tokenizer, policy.stop_ids, chat=True)}
     with pytest.raises(ConnectionError, match="the server is gone"):
-        asyncio.run(play_all(requests, Broken(), renderers, LIMITS, 5))  # type: ignore[arg-type]
-    assert all(p.closed == 1 for p in taskset.plays)
+        play(policy, Colors(), sampler=Mock(extend=AsyncMock(side_effect=ConnectionError("the server is gone"))))
 
 
 @pytest.mark.parametrize(("rows", "most"), [(0, 7), (1, 1), (3, 3)])
 def test_so_many_side_by_side(policy: Policy, rows: int, most: int) -> None:
-    taskset = Guessing(turns=2)
-    rollouts = play(policy, taskset, count=7, rows=rows)
-    assert [r.index for r in rollouts] == list(range(7))
+    taskset = Colors(turns=2)
+    assert [r.index for r in play(policy, taskset, count=7, rows=rows)] == list(range(7))
     assert taskset.most_at_once == most
 
 
-def test_rows_do_not_change_what_is_said(policy: Policy) -> None:
-    free, few = (play(policy, Guessing(), count=5, rows=rows) for rows in (0, 2))
-    for one, other in zip(free, few, strict=True):
-        assert one.messages == other.messages
-        assert one.sequences[0].ids.tolist() == other.sequences[0].ids.tolist()
+def show(taskset: Colors, name: str = "qwen2_5", count: int = 1, turns: int = 9, context: int = 4000) -> list[Rollout]:
+    """Let the expert play in a template's tokens, and see that everything is closed."""
+    tokenizer, stops = put_on(character_tokenizer(), name)
+    renderers = {taskset.chat: Renderer(tokenizer, stops, chat=taskset.chat)}
+    rollouts = asyncio.run(demonstrate(requests_of(taskset, count), renderers, Limits(200, context), turns, rows=2))
+    assert all(p.closed == 1 for p in taskset.plays)
+    assert taskset.scripts_closed == count
+    return rollouts
 
 
-def test_streams_are_released(policy: Policy) -> None:
-    """The same sampler plays again under the same numbers, and nothing is left of the first time."""
-    sampler = InProcessSampler(policy)
-    renderers = {True: Renderer(policy.tokenizer, policy.stop_ids, chat=True)}
-    requests = [RolloutRequest(QUESTION, Guessing(fails_at=f), 4, "g", i, i) for i, f in enumerate(("", "respond", ""))]  # type: ignore[arg-type]
-    first, second = (asyncio.run(play_all(requests, sampler, renderers, LIMITS, 5)) for _ in range(2))
-    for one, other in zip(first, second, strict=True):
-        assert one.sequences[0].ids.tolist() == other.sequences[0].ids.tolist()
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "llama3_1"])
+def test_a_demonstration_is_the_conversation_in_the_models_format(name: str) -> None:
+    tokenizer, stops = put_on(character_tokenizer(), name)
+    (rollout,) = show(Colors(gold="no words" if name == "llama3_1" else "right"), name)
+    assert (rollout.reward, rollout.error, rollout.ended) == (RIGHT, None, Ending.STOP_TOKEN)
+    prompt = template(tokenizer, list(rollout.messages[:-1]), [SEARCH], speak=True)
+    said = tokenizer("purple", add_special_tokens=False).input_ids
+    assert rollout.sequences[0].ids.tolist() == [*prompt, *said, stops[1]]
+
+
+def test_roles_turns_and_logprobs_are_as_in_a_rollout() -> None:
+    for rollout in show(Colors(), count=5):
+        (s,) = rollout.sequences
+        changes = np.flatnonzero(np.diff(s.roles)) + 1
+        starts = np.r_[0, changes]
+        assert s.roles[starts].tolist() == [Role.PROMPT, Role.MODEL, Role.TOOL, Role.MODEL, Role.TOOL, Role.MODEL]
+        assert s.turns[starts].tolist() == [0, 0, 1, 1, 2, 2]
+        assert np.isnan(s.sampler).all()  # nobody sampled them
+        assert set(s.versions) == {-1}
+
+
+@pytest.mark.parametrize("chat", [True, False], ids=["in words", "raw"])
+def test_it_says_what_the_script_says_without_a_model(chat: bool) -> None:
+    taskset = Colors(chat=chat)
+    (rollout,) = show(taskset)
+    messages, reward = asyncio.run(play_script(taskset, QUESTION, taskset.gold(QUESTION)))  # type: ignore[arg-type]
+    assert (list(rollout.messages), rollout.reward) == (messages, reward)
+
+
+@pytest.mark.parametrize(("gold", "turns"), [("gives up", 2), ("silent", 0)])
+def test_a_script_that_ends_before_the_task_does(gold: str, turns: int) -> None:
+    (rollout,) = show(Colors(gold=gold))
+    assert (rollout.ended, rollout.error) == (Ending.STOP_TOKEN, None)
+    assert rollout.reward is not None
+    assert sum(m.role == "assistant" for m in rollout.messages) == turns
+    assert bool(rollout.sampled_tokens) == bool(turns)
+
+
+def test_a_script_that_fails_or_cannot_begin_is_data() -> None:
+    taskset = Colors(gold="fails")
+    rollouts = show(taskset, count=2)
+    taskset.gold = Mock(side_effect=LookupError("no document"))  # type: ignore[method-assign]
+    for rollout in (*rollouts, *show(taskset, count=2)):
+        assert (rollout.ended, rollout.reward) == (Ending.TASK_ERROR, None)
+        assert rollout.error == "gold: LookupError('no document')"
+
+
+def test_a_script_that_the_model_has_no_words_for_is_refused() -> None:
+    with pytest.raises(TasksetError, match="holds one call a turn"):
+        show(Colors(gold="two at once"), "llama3_1")
+
+
+def test_limits_hold_for_scripts_too() -> None:
+    (rollout,) = show(Colors(), turns=2)
+    assert rollout.ended == Ending.TURN_LIMIT
+    tokenizer, stops = put_on(character_tokenizer(), "qwen2_5")
+    first = len(Renderer(tokenizer, stops, chat=True).first(QUESTION.messages, [SEARCH]))
+    (rollout,) = show(Colors(), context=first + 9)
+    assert (rollout.ended, rollout.reward, rollout.sampled_tokens) == (Ending.CONTEXT_FULL, None, 0)
+    assert str(rollout.error).startswith("turn 0: ")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from chats import ENDS, FINISH, SEARCH, calling, put_on
+from chats import FINISH, SEARCH, calling, put_on
 from chats import whole as template
 from models import character_tokenizer
 from uptrend.records import Message, TasksetError, ToolCall
@@ -31,8 +31,8 @@ def tokenizer(request):
     return character_tokenizer() if request.param == "characters" else deepcopy(request.getfixturevalue("smollm2"))
 
 
-def converse(tokenizer, end):
-    """Three turns; what is appended is compared with the template's rendering each time."""
+def test_what_is_appended_is_what_the_template_would_say(tokenizer):
+    end = tokenizer.eos_token_id
     renderer = Renderer(tokenizer, [end], chat=True)
     messages = list(QUESTION)
     ids = list(renderer.first(messages, ()))
@@ -44,16 +44,6 @@ def converse(tokenizer, end):
         ids += [*said, *renderer.later(said, answers, ())]
         messages += [Message("assistant", words), *answers]
         assert ids == template(tokenizer, messages, [], speak=True)
-    return renderer
-
-
-def test_a_conversation_with_tinys_template():
-    tokenizer = character_tokenizer()
-    converse(tokenizer, tokenizer.eos_token_id)
-
-
-def test_a_conversation_with_smollm2s_template(smollm2):
-    converse(smollm2, smollm2.eos_token_id)
 
 
 def test_a_turn_that_did_not_close_is_closed():
@@ -153,19 +143,6 @@ def test_thoughts_that_qwen3_would_forget_stay_as_they_were_said():
     )
 
 
-@pytest.mark.parametrize("name", TURNS)
-@pytest.mark.parametrize("all_special", [False, True], ids=["as published", "markup is special"])
-def test_what_is_written_is_read(tokenizer, name, all_special):
-    tokenizer, stops = put_on(tokenizer, name, all_special=all_special)
-    renderer = Renderer(tokenizer, stops, chat=True)
-    for message in TURNS[name]:
-        ids = renderer.write(message)
-        assert ids[-1] == tokenizer.convert_tokens_to_ids(ENDS[name])
-        if len(tokenizer) > 1000:  # the other one does not know every character
-            assert renderer.read(ids) == message
-            assert renderer.read(ids[:-1]) == message
-
-
 def test_llamas_tag_is_read_though_it_is_special():
     tokenizer, stops = put_on(character_tokenizer(), "llama3_1")
     renderer = Renderer(tokenizer, stops, chat=True)
@@ -256,16 +233,6 @@ def test_a_turn_ends_with_a_stop_id_where_the_template_closes_with_none():
     assert Renderer(tokenizer, [turn, 2], chat=True).write(Message("assistant", "4"))[1:] == [2]
 
 
-def test_what_a_turn_says_leaves_out_only_its_end():
-    tokenizer = character_tokenizer()
-    end = tokenizer.eos_token_id
-    renderer = Renderer(tokenizer, [end], chat=False)
-    assert renderer.text([*tokenizer(" 12 ").input_ids, end]) == " 12 "
-    assert renderer.text(tokenizer("12").input_ids) == "12"
-    assert renderer.text([end]) == ""
-    assert renderer.text([]) == ""
-
-
 def test_a_chat_needs_a_template():
     tokenizer = character_tokenizer()
     tokenizer.chat_template = None
@@ -282,16 +249,10 @@ def test_a_template_that_rewrites_history_is_refused():
         renderer.later([5, 2], [Message("user", "no")], ())
 
 
-def tokenizer_of(folder):
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(folder)
-
-
 @pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "llama3_1", "gemma3"])
-def test_a_document_can_not_end_its_turn(smollm2_folder, name):
+def test_a_document_can_not_end_its_turn(smollm2, name):
     """Control tokens inside of what somebody says are only letters."""
-    tokenizer, stops = put_on(tokenizer_of(smollm2_folder), name)
+    tokenizer, stops = put_on(deepcopy(smollm2), name)
     renderer = Renderer(tokenizer, stops, chat=True)
     special = {i: token.content for i, token in tokenizer.added_tokens_decoder.items() if token.special}
     evil = "".join(f" {text} user" for text in special.values() if text not in FORMATS[renderer.format].marks)
@@ -308,8 +269,8 @@ def test_a_document_can_not_end_its_turn(smollm2_folder, name):
         assert controls(render(evil)) == controls(render("nothing of the kind"))
 
 
-def test_a_turn_is_closed_once_whatever_closed_it(smollm2_folder):
-    tokenizer, stops = put_on(tokenizer_of(smollm2_folder), "llama3_1")
+def test_a_turn_is_closed_once_whatever_closed_it(smollm2):
+    tokenizer, stops = put_on(deepcopy(smollm2), "llama3_1")
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|eom_id|>"]})
     other = tokenizer.convert_tokens_to_ids("<|eom_id|>")
     renderer = Renderer(tokenizer, [*stops, other], chat=True)

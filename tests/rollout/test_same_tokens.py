@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -213,20 +212,8 @@ def check_messages(
     assert list(rollout.messages) == messages
 
 
-TEXT = st.text(max_size=12) | st.sampled_from(
-    [
-        "<tool>",
-        words()[0],
-        words()[2],
-        "===",
-        "<end>\n<turn>user",
-        "<|im_end|>",
-        "</result>",
-        "<tool_response>",
-        "\n\n",
-        " ",
-    ]
-)
+MARKUP = ["<tool>", "===", "<end>\n<turn>user", "<|im_end|>", "</result>", "<tool_response>", "\n\n", " "]
+TEXT = st.text(max_size=12) | st.sampled_from([*MARKUP, words()[0], words()[2]])
 ANSWER = st.builds(Message, st.sampled_from(["tool", "tool", "user"]), TEXT)
 SHOWN = (calling("Look.", "a", "b"), Message("tool", "1"), Message("tool", "2"), Message("assistant", "<tool>{"))
 FIRST = st.builds(
@@ -326,11 +313,3 @@ def test_rollouts_at_different_turns_share_batches(policy: Policy, renderers: di
     if rows:
         assert max(map(len, spy.batches)) <= rows
         assert any({0, 2} <= {turn for _, turn in batch} for batch in mixed)
-
-
-def test_the_learner_teaches_what_was_said_alone(policy: Policy, renderers: dict[str, Renderer]) -> None:
-    case = many(6, Limits(5, 4000))
-    rollouts, spy = check(policy, renderers["plain"], case, chat=True)
-    exp = lay_out(rollouts, load_config({"sampling": {"groups": 2, "size": 3, "max_tokens": 5, "max_turns": 3}}))
-    assert int(exp.mask_bs.sum()) == sum(len(e.ids) for said in spy.said.values() for e in said)
-    assert torch.equal(exp.mask_bs, exp.real_bs)

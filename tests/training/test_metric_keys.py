@@ -68,8 +68,6 @@ def test_every_metric_of_our_own_is_written(run: Run, warm: Run) -> None:
         pattern = re.compile(re.sub("[A-Z]+", "[^/]+", metric.key))
         assert any(pattern.fullmatch(name) for name in written) is metric.own, metric.key
 
-
-def test_the_keys_of_an_evaluation_are_those_of_the_table(run: Run, warm: Run) -> None:
     keys = [metric.key for section in sections() if section.file == "evals.jsonl" for metric in section.metrics]
     for line in [*run.eval_lines, *warm.eval_lines]:
         assert sorted(line) == sorted(keys)

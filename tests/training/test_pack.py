@@ -78,8 +78,3 @@ def test_who_sees_whom() -> None:
         [1, 0, 0, 0, 0, 1],
     ])  # fmt: skip
     assert torch.equal(see(part, visible)[0, 0].int(), expected.int())
-
-
-def test_padding_is_counted() -> None:
-    (micro,) = pack(lines_of([(5, [5]), (5, [1])]), range(2), 1000, ALONE, Grain(width=1), 5)
-    assert micro.padding == pytest.approx(4 / 20)

@@ -6,6 +6,7 @@ import types
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,11 +16,12 @@ from letters import Letter, Letters
 from models import full_logits, make_policy
 from uptrend.config import load_config
 from uptrend.policy.optimizer import Optimizer
-from uptrend.records import ModelError, RecordError, Reward, Role, Run, Task, TasksetError
+from uptrend.records import ModelError, RecordError, Reward, Role, Task, TasksetError
 from uptrend.runner.evaluation import load_for_eval
 from uptrend.runner.runs import resume, warmstart
 from uptrend.tasks.pool import heldout, pool
 from uptrend.training.learner import Learner, lay_out
+from uptrend.training.observer import Stop
 from uptrend.training.warmstart import demonstrate, supervised
 
 
@@ -86,17 +88,12 @@ def test_a_model_learns_what_the_expert_says(llama_folder: Path, tmp_path: Path)
 def test_demonstrations_that_the_model_could_not_say_are_left_out(llama_folder: Path, tmp_path: Path) -> None:
     short = table(llama_folder)
     short["sampling"]["max_tokens"] = 2
-    with pytest.raises(TasksetError) as refused:
+    with pytest.raises(TasksetError, match=r"16 exceeded sampling.max_tokens = 2 \(the longest turn: 4\)"):
         warmstart(load_config(short), tmp_path / "model", runs=tmp_path / "runs")
-    assert str(refused.value) == (
-        "16 of 16 demonstrations were left out: 16 exceeded sampling.max_tokens = 2 (the longest turn: 4)."
-    )
     some = table(llama_folder)
     some["tasks"]["fails"] = 5
     run = warmstart(load_config(some), tmp_path / "model", runs=tmp_path / "runs")
-    assert (
-        "3 of 16 demonstrations were left out: 3 failed, the first with score: RuntimeError('the scorer fails')."
-    ) in run.info["notes"]
+    assert "3 of 16 demonstrations were left out: 3 failed" in run.info["notes"][0]
     assert run.last_step == 2
 
 
@@ -181,16 +178,8 @@ def test_the_first_stages_own_count_does_not_count(llama_folder: Path, tmp_path:
 
 
 def test_a_warm_start_that_is_stopped_makes_no_folder(llama_folder: Path, tmp_path: Path) -> None:
-    from uptrend.training.observer import StepRecord, Stop
-
-    class AfterOne:
-        def before(self, run: Run) -> None: ...
-        def step(self, record: StepRecord) -> Stop | None:
-            return Stop("enough") if record.step == 1 else None
-
-        def after(self, run: Run) -> None: ...
-
     config = load_config(table(llama_folder, epochs=3))
-    run = warmstart(config, tmp_path / "model", runs=tmp_path / "runs", observers=[AfterOne()])
+    enough = Mock(step=lambda record: Stop("enough") if record.step == 1 else None)
+    run = warmstart(config, tmp_path / "model", runs=tmp_path / "runs", observers=[enough])
     assert (run.status, run.last_step) == ("stopped", 1)
     assert not (tmp_path / "model").exists()

@@ -24,7 +24,7 @@ from uptrend.cli.console import (
 from uptrend.cli.summary import held_out, open_run
 from uptrend.cli.view import choose_view
 from uptrend.records import Run
-from uptrend.runner.replays import replay
+from uptrend.runner.runs import replay
 from uptrend.stats.formatting import number, percent, setting
 from uptrend.training.observer import Observer
 

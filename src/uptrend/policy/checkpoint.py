@@ -24,7 +24,6 @@ from torch import Tensor
 
 from uptrend.policy.optimizer import Optimizer
 from uptrend.policy.policy import Policy
-from uptrend.policy.weights import FlatWeights
 from uptrend.records import CheckpointError, Run
 from uptrend.records.schema import VERSION
 
@@ -41,8 +40,8 @@ def save_checkpoint(folder: Path, policy: Policy, optimizer: Optimizer, state: d
         tensors = {name: value.reshape(-1) for name, value in memory.items() if isinstance(value, Tensor)}
         save_file({name: t.contiguous() for name, t in tensors.items()}, beside / "optimizer.safetensors")
         sums = {str(f.relative_to(beside)): _check_sum(f) for f in sorted(beside.rglob("*")) if f.is_file()}
-        said = {**state, "random": _random_states(), "files": sums}
-        (beside / "state.json").write_text(json.dumps(said, indent=1))
+        whole = {**state, "random": _random_states(), "files": sums}
+        (beside / "state.json").write_text(json.dumps(whole, indent=1))
         shutil.rmtree(place, ignore_errors=True)
         beside.rename(place)
     except OSError as error:
@@ -55,17 +54,14 @@ def save_checkpoint(folder: Path, policy: Policy, optimizer: Optimizer, state: d
 
 
 def export(policy: Policy, folder: Path) -> Path:
-    """The model as a transformers folder, or the adapter as PEFT's."""
+    """Write the model as a transformers folder, or the adapter as PEFT's; return that folder."""
     name = "adapter" if policy.has_adapters else "model"
     # Weights are views of one buffer, which safetensors would take for shared: give it tensors of their own.
     own = {k: v.detach().clone() for k, v in policy.model.state_dict().items()}
-    if policy.has_adapters:
-        policy.model.save_pretrained(folder / name, state_dict=own)
-    else:
+    if not policy.has_adapters and getattr(policy.model.config, "tie_word_embeddings", False):
         tied = set(getattr(policy.model, "_tied_weights_keys", None) or ())
-        if getattr(policy.model.config, "tie_word_embeddings", False):
-            own = {k: v for k, v in own.items() if k not in tied}
-        policy.model.save_pretrained(folder / name, state_dict=own)
+        own = {k: v for k, v in own.items() if k not in tied}
+    policy.model.save_pretrained(folder / name, state_dict=own)
     policy.tokenizer.save_pretrained(folder / name)
     return folder / name
 
@@ -77,7 +73,13 @@ def load_checkpoint(place: Path, policy: Policy, optimizer: Optimizer) -> dict[s
     if memory:
         like = policy.flat.values
         optimizer.adamw.state[like] = {n: v.reshape(()) if n == "step" else v.to(like.dtype) for n, v in memory.items()}
-    _restore_random(state["random"])
+    # Components may draw from any of these generators.
+    states = {name: pickle.loads(base64.b64decode(text)) for name, text in state["random"].items()}
+    random.setstate(states["python"])
+    np.random.set_state(states["numpy"])
+    torch.set_rng_state(torch.from_numpy(states["torch"]))
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all([torch.from_numpy(s) for s in states["cuda"]])
     return state
 
 
@@ -98,12 +100,18 @@ def load_weights(place: Path, policy: Policy) -> dict[str, Any]:
     weights: dict[str, Tensor] = {}
     for file in sorted((place / name).glob("*.safetensors")):
         weights |= load_file(file)
-    _put_weights(policy.flat, weights, place)
+    with torch.no_grad():
+        for slot in policy.flat.slots:
+            # PEFT leaves the adapter's name out of its file's keys; otherwise names are the model's.
+            key = slot.name if slot.name in weights else slot.name.replace(".default.", ".")
+            if key not in weights or weights[key].shape != slot.shape:
+                raise CheckpointError(f"{place} does not fit this model: {slot.name} is missing or has another shape.")
+            policy.flat.values.data[slot.start : slot.start + slot.shape.numel()] = weights[key].reshape(-1)
     return state
 
 
 def read_state(place: Path) -> dict[str, Any]:
-    """A checkpoint's state, after every file was checked."""
+    """Return a checkpoint's state, after checking every file."""
     try:
         state: dict[str, Any] = json.loads((place / "state.json").read_text())
         for name, expected in state["files"].items():
@@ -119,16 +127,6 @@ def read_state(place: Path) -> dict[str, Any]:
     return state
 
 
-def _put_weights(flat: FlatWeights, weights: dict[str, Tensor], place: Path) -> None:
-    """PEFT leaves the adapter's name out of its file's keys; otherwise names are the model's."""
-    with torch.no_grad():
-        for slot in flat.slots:
-            name = slot.name if slot.name in weights else slot.name.replace(".default.", ".")
-            if name not in weights or weights[name].shape != slot.shape:
-                raise CheckpointError(f"{place} does not fit this model: {slot.name} is missing or has another shape.")
-            flat.values.data[slot.start : slot.start + slot.shape.numel()] = weights[name].reshape(-1)
-
-
 def _check_sum(path: Path) -> list[int]:
     total = 0
     with path.open("rb") as file:
@@ -138,20 +136,7 @@ def _check_sum(path: Path) -> list[int]:
 
 
 def _random_states() -> dict[str, str]:
-    states = {
-        "python": random.getstate(),
-        "numpy": np.random.get_state(),
-        "torch": torch.get_rng_state().numpy(),
-    }
+    states = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state().numpy()}
     if torch.cuda.is_available():
         states["cuda"] = [s.numpy() for s in torch.cuda.get_rng_state_all()]
     return {name: base64.b64encode(pickle.dumps(value)).decode() for name, value in states.items()}
-
-
-def _restore_random(states: dict[str, str]) -> None:
-    values = {name: pickle.loads(base64.b64decode(text)) for name, text in states.items()}
-    random.setstate(values["python"])
-    np.random.set_state(values["numpy"])
-    torch.set_rng_state(torch.from_numpy(values["torch"]))
-    if "cuda" in values and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all([torch.from_numpy(s) for s in values["cuda"]])

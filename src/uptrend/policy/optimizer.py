@@ -16,27 +16,18 @@ from uptrend.policy.weights import FlatWeights
 class Applied:
     """Result of one optimizer call."""
 
-    norm_before: float
-    """The gradient's length as it came."""
-    norm_after: float
-    """Its length after clipping."""
-    skipped: bool
-    """True where the gradient was not finite and the weights were left alone."""
+    norm_before: float  # the gradient's length as it came
+    norm_after: float  # its length after clipping
+    skipped: bool  # true where the gradient was not finite and the weights were left alone
 
 
 class Optimizer:
     """One AdamW over one long parameter."""
 
     def __init__(self, flat: FlatWeights, learning: Learning) -> None:
-        self._flat = flat
-        self._max_norm = learning.max_grad_norm
-        self.adamw = torch.optim.AdamW(
-            [flat.values],
-            lr=learning.lr,
-            betas=(learning.beta1, learning.beta2),
-            weight_decay=learning.weight_decay,
-            fused=True,
-        )
+        self._flat, self._max_norm = flat, learning.max_grad_norm
+        betas, decay = (learning.beta1, learning.beta2), learning.weight_decay
+        self.adamw = torch.optim.AdamW([flat.values], lr=learning.lr, betas=betas, weight_decay=decay, fused=True)
 
     def apply(self, lr: float) -> Applied:
         """Clip, step, and clear the gradient; a gradient that is not finite is counted, not applied."""
@@ -56,7 +47,7 @@ class Optimizer:
 
 
 def learning_rate(learning: Learning, step: int) -> float:
-    """The learning rate of a step, from 1: a linear warm-up, then constant, or down to 0 after the last step."""
+    """Return the learning rate of a step, from 1: a linear warm-up, then constant, or down to 0 after the last step."""
     if step <= learning.warmup:
         return learning.lr * step / learning.warmup
     if learning.schedule == "constant":

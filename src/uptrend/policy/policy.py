@@ -16,8 +16,8 @@ from uptrend.policy.logprobs import token_logprobs
 from uptrend.policy.weights import FlatWeights
 from uptrend.records import ModelError
 
+# Steps from which compiling is taken to pay back on a GPU: a guess, from 11 to 22 s of compiling.
 COMPILE_FROM = 400
-"""Steps from which compiling is taken to pay back on a GPU: a guess, from 11 to 22 s of compiling."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -25,17 +25,13 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 class Policy:
     """Everything that turns token ids into log-probabilities, and can learn."""
 
-    model: Any
-    """The transformers model, wrapped by PEFT where adapters train."""
+    model: Any  # the transformers model, wrapped by PEFT where adapters train
     tokenizer: Any
-    """Its tokenizer."""
     device: torch.device
-    flat: FlatWeights
-    """The weights that train."""
-    compiled: bool = False
-    """True where layers run compiled."""
+    flat: FlatWeights  # the weights that train
+    compiled: bool = False  # true where layers run compiled
+    # A frozen copy of the model at the start; None where there is no KL penalty, or adapters can be switched off.
     reference: Any | None = None
-    """A frozen copy of the model at the start; None where there is no KL penalty, or adapters can be switched off."""
 
     @property
     def core(self) -> Any:
@@ -49,7 +45,7 @@ class Policy:
 
     @contextlib.contextmanager
     def arithmetic(self) -> Iterator[None]:
-        """bf16 arithmetic on a GPU, fp32 on a CPU, whatever the weights are."""
+        """Compute in bf16 on a GPU and in fp32 on a CPU, whatever the weights are."""
         if self.device.type != "cuda":
             yield
             return
@@ -62,7 +58,7 @@ class Policy:
     def hidden(
         self, ids_rt: Tensor, positions_rt: Tensor | None, mask: Tensor | None, *, reference: bool = False
     ) -> Tensor:
-        """The last hidden states; `mask` is None for plain causal attention, else bool [r, 1, t, t]."""
+        """Return the last hidden states; `mask` is None for plain causal attention, else bool [r, 1, t, t]."""
         model = self.reference if reference and self.reference is not None else self.core
         with self.arithmetic():
             out = model.get_decoder()(input_ids=ids_rt, position_ids=positions_rt, attention_mask=mask, use_cache=False)
@@ -72,14 +68,14 @@ class Policy:
     def logprobs(
         self, hidden_mh: Tensor, targets_m: Tensor, temperature: float, *, reference: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """Log-probabilities of targets, and entropies, from the hidden states that predict them."""
+        """Compute log-probabilities of targets, and entropies, from the hidden states that predict them."""
         model = self.reference if reference and self.reference is not None else self.core
         with self.arithmetic():
             return token_logprobs(hidden_mh, model.get_output_embeddings().weight, targets_m, temperature)
 
     @contextlib.contextmanager
     def as_reference(self) -> Iterator[None]:
-        """No gradients; adapters off where they are what trains."""
+        """Switch gradients off, and adapters where they are what trains."""
         with torch.no_grad(), contextlib.ExitStack() as stack:
             if self.has_adapters:
                 stack.enter_context(self.model.disable_adapter())
@@ -101,19 +97,16 @@ class Policy:
     @property
     def stop_ids(self) -> tuple[int, ...]:
         """Every token that ends a turn, wherever the model's files say so."""
-        said = (
-            self.core.generation_config.eos_token_id if self.core.generation_config else None,
-            self.core.config.eos_token_id,
-            self.tokenizer.eos_token_id,
-        )
         ids: set[int] = set()
-        for value in said:
-            ids |= set(value) if isinstance(value, list | tuple) else {value} if value is not None else set()
+        for source in (self.core.generation_config, self.core.config, self.tokenizer):
+            value = getattr(source, "eos_token_id", None)
+            values = value if isinstance(value, list | tuple) else [value]
+            ids |= {i for i in values if i is not None}
         return tuple(sorted(ids))
 
 
 def choose_device(wish: str) -> torch.device:
-    """`auto` is the GPU where there is one."""
+    """Choose the device that the recipe asks for; `auto` is the GPU where there is one."""
     if wish == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if wish.startswith("cuda") and not torch.cuda.is_available():
@@ -124,7 +117,7 @@ def choose_device(wish: str) -> torch.device:
 def load_policy(
     source: str, wish: Model, device: torch.device, *, seed: int, keep_reference: bool, compiled: bool = False
 ) -> Policy:
-    """A policy ready to train from a folder or hub id."""
+    """Load a policy, ready to train, from a folder or hub id."""
     model, tokenizer = load_model(source, DTYPES[wish.weights])
     model = model.to(device)
     if wish.gradient_checkpointing:
@@ -153,7 +146,7 @@ def pays_to_compile(wish: Compute, device: torch.device, steps: int) -> bool:
 
 
 def load_model(source: str, dtype: torch.dtype) -> tuple[Any, Any]:
-    """A transformers model and its tokenizer; a PEFT adapter's folder is merged into its base."""
+    """Load a transformers model and its tokenizer; a PEFT adapter's folder is merged into its base."""
     from peft import PeftConfig, PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
@@ -169,32 +162,24 @@ def load_model(source: str, dtype: torch.dtype) -> tuple[Any, Any]:
     except (OSError, ValueError) as error:
         no_folder = "" if Path(source).exists() else "there is no folder of that name, and of the hub: "
         raise ModelError(f"The model {source!r} can't be loaded: {no_folder}{str(error).splitlines()[0]}") from error
-    _check_head(source, model)
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    return model, tokenizer
-
-
-def _check_head(source: str, model: Any) -> None:
-    """Refuse models whose logits are more than hidden states times the head: they would be trained as others."""
-    head = model.get_output_embeddings()
-    more = {"a bias of its output layer": getattr(head, "bias", None) is not None}
+    # Logits must be hidden states times the head and no more: the learner would train another model.
+    more = {"a bias of its output layer": getattr(model.get_output_embeddings(), "bias", None) is not None}
     for name, plain in (("final_logit_softcapping", None), ("logits_scaling", 1.0), ("logit_scale", 1.0)):
         more[name] = getattr(model.config, name, plain) not in (plain, None)
     if found := [name for name, there in more.items() if there]:
         raise ModelError(f"{source} changes its logits by {found[0]}, which the learner does not do yet.")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return model, tokenizer
 
 
 def _add_adapters(model: Any, wish: Lora) -> Any:
     from peft import LoraConfig, get_peft_model
 
     config = LoraConfig(
-        r=wish.r,
-        lora_alpha=wish.alpha,
-        lora_dropout=wish.dropout,
-        target_modules=list(wish.targets) or "all-linear",
-        task_type="CAUSAL_LM",
-    )
+        r=wish.r, lora_alpha=wish.alpha, lora_dropout=wish.dropout,
+        target_modules=list(wish.targets) or "all-linear", task_type="CAUSAL_LM",
+    )  # fmt: skip
     try:
         return get_peft_model(model, config)
     except ValueError as error:

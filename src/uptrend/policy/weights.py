@@ -25,14 +25,10 @@ GROUPS = {
 class Slot:
     """Place of one parameter in the flat tensor."""
 
-    name: str
-    """The parameter's name in the model."""
-    group: str
-    """Its layer group."""
-    start: int
-    """Its first element in the flat tensor."""
+    name: str  # the parameter's name in the model
+    group: str  # its layer group
+    start: int  # its first element in the flat tensor
     shape: torch.Size
-    """Its shape."""
 
 
 class FlatWeights:
@@ -52,11 +48,9 @@ class FlatWeights:
         start = 0
         with torch.no_grad():
             for name, parameter in named:
-                slot = Slot(name, group_of(name), start, parameter.shape)
+                self.slots.append(Slot(name, group_of(name), start, parameter.shape))
                 view = self.values.data[start : start + parameter.numel()].view(parameter.shape)
-                view.copy_(parameter)
-                parameter.data = view
-                self.slots.append(slot)
+                parameter.data = view.copy_(parameter)
                 start += parameter.numel()
         self.attach_gradients()
 
@@ -83,54 +77,48 @@ class FlatWeights:
 
 
 def group_of(name: str) -> str:
-    """The layer group that a parameter's name belongs to; a norm inside attention is a norm."""
+    """Return the layer group that a parameter's name belongs to; a norm inside attention is a norm."""
     if "norm" in name:
         return "norm"
     return next((group for group, words in GROUPS.items() if any(word in name for word in words)), "other")
 
 
 BLOCK, EVERY = 4096, 16
+# Fewer weights than this are all measured.
 SMALL = 1 << 24
-"""Fewer weights than this are all looked at."""
 
 
 @dataclass(frozen=True)
 class Movement:
     """Change of the trained weights in a step."""
 
-    norm: float
-    """The length of all weights after it."""
-    update: float
-    """The length of the change."""
-    by_group: dict[str, float]
-    """The length of the change by layer group."""
-    changed: float
-    """The share of weights whose bits changed."""
+    norm: float  # the length of all weights after it
+    update: float  # the length of the change
+    by_group: dict[str, float]  # the length of the change by layer group
+    changed: float  # the share of weights whose bits changed
 
 
 class WeightMeter:
     """Remembers the weights before a step and measures what moved after it."""
 
     def __init__(self, flat: FlatWeights) -> None:
-        self._flat = flat
-        whole = flat.values.numel() < SMALL
-        self._spans = flat.spans()
-        self._every = 1 if whole else EVERY
+        self._flat, self._spans = flat, flat.spans()
+        self._every = 1 if flat.values.numel() < SMALL else EVERY
         self._before: dict[str, Tensor] = {}
 
     def before(self) -> None:
-        """Call ahead of a step's first update."""
-        self._before = {group: self._look(span).clone() for group, span in self._spans.items()}
+        """Remember the weights, ahead of a step's first update."""
+        self._before = {group: self._measured(span).clone() for group, span in self._spans.items()}
 
     def after(self) -> Movement:
-        """Call after a step's last update."""
+        """Measure the change, after a step's last update."""
         figures = []
         for group, span in self._spans.items():
-            now = self._look(span)
+            now = self._measured(span)
             figures.append(change_of(self._before[group], now, (span.stop - span.start) / max(1, now.numel())))
         return movement_of(self._spans, torch.stack(figures), self._flat.values.numel())
 
-    def _look(self, span: slice) -> Tensor:
+    def _measured(self, span: slice) -> Tensor:
         stretch = self._flat.values.data[span]
         blocks = stretch.numel() // BLOCK
         if self._every == 1 or blocks < 2 * self._every:
@@ -159,7 +147,7 @@ def movement_of(groups: Iterable[str], figures: Tensor, total: int) -> Movement:
 
 
 def movable_share(flat: FlatWeights, lr: float) -> float:
-    """The share of weights that a step of size `lr` changes at their precision.
+    """Return the share of weights that a step of size `lr` changes at their precision.
 
     Adam's update is about the learning rate for every weight, whatever its gradient; a bf16 weight moves
     only if that exceeds half the distance to its neighbor (about |w| / 512).
@@ -176,7 +164,7 @@ def movable_part(values: Tensor, lr: float) -> float:
 
 
 def digest(flat: FlatWeights) -> str:
-    """A fingerprint of the weights' bits, made on their device; equal weights, equal fingerprint."""
+    """Compute a fingerprint of the weights' bits, on their device; equal weights have equal fingerprints."""
     values = flat.values.data
     bits = values.view(torch.int32 if values.element_size() == 4 else torch.int16)
     plain = weighted = 0

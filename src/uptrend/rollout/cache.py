@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# Lengths are rounded up to this, so that buffers are reused between steps.
 ROUND = 32
-"""Lengths are rounded up to this, so that buffers are reused between steps."""
+# And to this on a GPU, where each length that attention covers has a graph of its own.
 ROUND_ON_GPU = 256
-"""And to this on a GPU, where each length that is looked over has a graph of its own."""
 
 
 class SlotCache:
@@ -25,8 +25,7 @@ class SlotCache:
         self.keys = torch.empty(layers, 0, 0, 0, 0)
         self.values = torch.empty(layers, 0, 0, 0, 0)
         self.is_sliding = [False] * layers  # asked for by transformers' masking
-        self.reach = 0
-        """Length that attention covers: as far as the rows at hand need, not to the end of the buffers."""
+        self.reach = 0  # length that attention covers: as far as the rows at hand need, not to the end of the buffers
         self._device = device
         self._grain = ROUND if device.type == "cpu" else ROUND_ON_GPU
         self._positions = torch.empty(0)
@@ -62,30 +61,30 @@ class SlotCache:
         self.keys[:, rows, :, :length] = keys.to(self.keys.dtype)
         self.values[:, rows, :, :length] = values.to(self.values.dtype)
 
-    def look(self, length: int) -> None:
-        """Let attention reach so far, until said otherwise: every position that is aimed at lies within."""
+    def cover(self, length: int) -> None:
+        """Let attention reach so far, until the next call: every position that is aimed at lies within."""
         self.reach = min(self._rounded(length), self.shape[1])
 
     def _rounded(self, length: int) -> int:
         return -(-length // self._grain) * self._grain
 
     def aim(self, positions_nq: Tensor) -> Tensor:
-        """Say where the next tokens of the first rows go; gives the mask of what each may see."""
+        """Set the positions of the next tokens of the first rows; return the mask of what each may see."""
         self._positions = positions_nq
         self._rows = torch.arange(positions_nq.shape[0], device=self._device)[:, None]
         return torch.arange(self.reach, device=self._device) <= positions_nq[:, None, :, None]
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Write the new tokens' keys and values ([n, k, q, d]) and give back all of the rows'."""
+        """Write the new tokens' keys and values ([n, k, q, d]) and return all of the rows'."""
         mine, theirs = self.rows(layer, keys.shape[0])
         mine[self._rows, :, self._positions] = keys.transpose(1, 2).to(mine.dtype)
         theirs[self._rows, :, self._positions] = values.transpose(1, 2).to(theirs.dtype)
         return mine, theirs
 
     def rows(self, layer: int, n: int) -> tuple[Tensor, Tensor]:
-        """The first rows' keys and values ([n, k, l, d]) as far as attention looks, to read and to write."""
+        """Return the first rows' keys and values ([n, k, l, d]) as far as attention reaches, to read and to write."""
         return self.keys[layer, :n, :, : self.reach], self.values[layer, :n, :, : self.reach]
 
+    # transformers asks for it; unused with explicit positions.
     def get_seq_length(self, *_: Any) -> int:
-        """Unused with explicit positions; transformers asks."""
         return 0

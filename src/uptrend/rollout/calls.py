@@ -12,51 +12,43 @@ from typing import Any, Protocol
 
 from uptrend.records import Message, TasksetError, Tool, ToolCall
 
+# A value of each type of JSON schema, for an example; other types are texts.
 EXAMPLES = {"integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}}
-"""A value of each type of JSON schema, for an example; other types are texts."""
 
 
 def schemas(tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """Tools as chat templates expect them."""
+    """Return tools as chat templates expect them."""
     told = [{"name": t.name, "description": t.description, "parameters": dict(t.parameters)} for t in tools]
     return [{"type": "function", "function": function} for function in told]
 
 
 def describe(tools: Sequence[Tool]) -> str:
-    """The tools in words: a line each."""
-    lines = (f"{t.name}({', '.join(_arguments(t))}): {' '.join(t.description.split())}" for t in tools)
-    return "\n".join(["You can call these tools:", *lines])
+    """Describe tools in words, one line each."""
+    lines = ["You can call these tools:"]
+    for tool in tools:
+        arguments = []
+        for name, (schema, is_needed) in _arguments(tool).items():
+            kinds = schema.get("type", "any")
+            kind = " or ".join(kinds) if isinstance(kinds, list) else str(kinds)
+            if schema.get("enum"):
+                kind = " or ".join(json.dumps(value, ensure_ascii=False) for value in schema["enum"])
+            arguments.append(f"{name}: {kind if is_needed else f'optional {kind}'}")
+        lines.append(f"{tool.name}({', '.join(arguments)}): {' '.join(tool.description.split())}")
+    return "\n".join(lines)
 
 
 def example_call(tool: Tool) -> ToolCall:
-    """A call of a tool, with a value for each argument that it needs."""
-    needed = _required(tool)
-    return ToolCall(tool.name, {name: _value(schema) for name, schema in _properties(tool).items() if name in needed})
+    """Make a call of a tool, with a value for each argument that it needs."""
+    needed = {name: schema for name, (schema, is_needed) in _arguments(tool).items() if is_needed}
+    values = {name: (s.get("enum") or [EXAMPLES.get(str(s.get("type")), "...")])[0] for name, s in needed.items()}
+    return ToolCall(tool.name, values)
 
 
-def _properties(tool: Tool) -> dict[str, Any]:
-    return dict(tool.parameters.get("properties", {}))
-
-
-def _required(tool: Tool) -> list[str]:
-    return list(tool.parameters.get("required", _properties(tool)))
-
-
-def _arguments(tool: Tool) -> list[str]:
-    """Each argument with its type, and whether it can be left out."""
-    needed = _required(tool)
-    return [f"{n}: {'' if n in needed else 'optional '}{_kind(s)}" for n, s in _properties(tool).items()]
-
-
-def _kind(schema: dict[str, Any]) -> str:
-    kinds = schema.get("type", "any")
-    if schema.get("enum"):
-        return " or ".join(json.dumps(value, ensure_ascii=False) for value in schema["enum"])
-    return " or ".join(kinds) if isinstance(kinds, list) else str(kinds)
-
-
-def _value(schema: dict[str, Any]) -> Any:
-    return schema["enum"][0] if schema.get("enum") else EXAMPLES.get(str(schema.get("type")), "...")
+def _arguments(tool: Tool) -> dict[str, tuple[dict[str, Any], bool]]:
+    """Return each argument's schema, and True where it can't be left out."""
+    properties = tool.parameters.get("properties", {})
+    needed = tool.parameters.get("required", properties)
+    return {name: (schema, name in needed) for name, schema in properties.items()}
 
 
 PYTHON_TAG = "<|python_tag|>"
@@ -67,13 +59,13 @@ class CallFormat(Protocol):
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """The markup; a tokenizer may have a special token for each."""
+        """Markup; a tokenizer may have a special token for each piece."""
 
     def read(self, text: str) -> Message:
         """Read a turn: its words, its calls, or what is wrong with them."""
 
     def write(self, message: Message) -> str:
-        """The text of a turn; what `read` makes of it is the message."""
+        """Return the text of a turn; what `read` makes of it is the message."""
 
 
 class _Unreadable(Exception):  # noqa: N818 (what a call is)
@@ -84,22 +76,19 @@ class _Unreadable(Exception):  # noqa: N818 (what a call is)
 class Tagged:
     """Each call as JSON between two tags, anywhere in the text."""
 
-    opening: str
-    """The tag before a call."""
-    closing: str
-    """The tag after it."""
-    gap: str = ""
-    """Text between a tag and the JSON."""
+    opening: str  # the tag before a call
+    closing: str  # the tag after it
+    gap: str = ""  # text between a tag and the JSON
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """See CallFormat."""
         return self.opening, self.closing
 
     def read(self, text: str) -> Message:
-        """See CallFormat."""
         words, calls, place = "", list[ToolCall](), 0
-        begin = text.find(self.opening, _end_of_thoughts(text))
+        # A call inside the thoughts that open a turn is not made.
+        thoughts = max(0, text.find("</think>")) if text.lstrip().startswith("<think>") else 0
+        begin = text.find(self.opening, thoughts)
         try:
             while begin >= 0:
                 call, end = self._call(text, begin + len(self.opening))
@@ -112,12 +101,11 @@ class Tagged:
         return Message("assistant", words + text[place:], tuple(calls))
 
     def write(self, message: Message) -> str:
-        """See CallFormat."""
         calls = [f"{self.opening}{self.gap}{_dump(c, 'arguments')}{self.gap}{self.closing}" for c in message.calls]
         return "\n".join([message.content, *calls] if message.content else calls)
 
     def _call(self, text: str, place: int) -> tuple[ToolCall, int]:
-        """The call whose tag ends at a place, and where its closing tag ends."""
+        """Read the call whose tag ends at a place; return where its closing tag ends too."""
         unclosed = _Unreadable(f"A call begins with {self.opening}, but {self.closing} is missing")
         if self.closing not in text[place:]:
             raise unclosed
@@ -140,7 +128,6 @@ class Bare:
     marks = (PYTHON_TAG,)
 
     def read(self, text: str) -> Message:
-        """See CallFormat."""
         words, tag, said = text.partition(PYTHON_TAG)
         if text.lstrip().startswith("{"):
             words, said = "", text
@@ -153,7 +140,6 @@ class Bare:
             return Message("assistant", text, problem=f"{problem}; {right}")
 
     def write(self, message: Message) -> str:
-        """See CallFormat."""
         if len(message.calls) > 1:
             raise TasksetError(
                 f"A scripted turn makes {len(message.calls)} tool calls, but this model's format holds one call a "
@@ -180,12 +166,12 @@ FORMATS: dict[str, CallFormat] = {
     "qwen": Tagged("<tool_call>", "</tool_call>", "\n"),
     "llama": Bare(),
 }
+# Text in a chat template by which a format is recognized.
 SIGNS = {"qwen": "<tool_call>", "llama": "ipython"}
-"""Text in a chat template by which a format is recognized."""
 
 
 def format_of(tokenizer: Any) -> str:
-    """The name of the format in which a tokenizer's chat template has calls; plain where it knows no tools."""
+    """Name the format in which a tokenizer's chat template has calls; plain where it knows no tools."""
     tool = Tool("probe_tool", "Probes.", {"type": "object", "properties": {"word": {"type": "string"}}})
     call = ToolCall(tool.name, {"word": "x"})
     asked, functions = [{"role": "user", "content": "x"}], schemas([tool])
@@ -209,13 +195,8 @@ def _render(tokenizer: Any, messages: list[dict[str, Any]], tools: list[dict[str
     return text
 
 
-def _end_of_thoughts(text: str) -> int:
-    """Return the end of the thoughts that open a turn: a call inside them is not made."""
-    return max(0, text.find("</think>")) if text.lstrip().startswith("<think>") else 0
-
-
 def _parse(text: str, place: int) -> tuple[Any, int]:
-    """The JSON value at a place, and where it ends."""
+    """Return the JSON value at a place, and where it ends."""
     place += len(text[place:]) - len(text[place:].lstrip())
     try:
         value, end = json.JSONDecoder().raw_decode(text, place)
@@ -229,27 +210,22 @@ def _parse(text: str, place: int) -> tuple[Any, int]:
 
 
 def _call_of(value: Any) -> ToolCall:
-    """A JSON value as a call, with the liberties that models take."""
+    """Read a JSON value as a call, with the liberties that models take."""
     if not isinstance(value, dict):
         raise _Unreadable("The call is not a JSON object")
     name = value.get("name")
     if not isinstance(name, str) or not name:
         raise _Unreadable("The call has no name that says which tool")
     arguments = value.get("arguments", value.get("parameters", {}))
-    if isinstance(arguments, str):
-        arguments = _whole(arguments)
+    if isinstance(arguments, str):  # JSON inside JSON
+        try:
+            inner, end = _parse(arguments, 0)
+            arguments = None if arguments[end:].strip() else inner
+        except _Unreadable:
+            arguments = None
     if not isinstance(arguments, dict):
         raise _Unreadable("The call's arguments are not a JSON object")
     return ToolCall(name, arguments)
-
-
-def _whole(text: str) -> Any:
-    """The JSON value that a text is; None where it is not one."""
-    try:
-        value, end = _parse(text, 0)
-    except _Unreadable:
-        return None
-    return None if text[end:].strip() else value
 
 
 def _dump(call: ToolCall, word: str) -> str:

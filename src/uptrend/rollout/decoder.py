@@ -28,11 +28,11 @@ class Decoder(Protocol):
         """Take over the policy's weights as they are now."""
 
     def __call__(self, tokens_n: Tensor, positions_n: Tensor, cache: SlotCache) -> Tensor:
-        """Write each row's token at its position; the logits after it, [n, v]."""
+        """Write each row's token at its position; return the logits after it, [n, v]."""
 
 
 def make_decoder(policy: Policy) -> Decoder:
-    """The lean decoder where the model's shape allows it."""
+    """Make the lean decoder where the model's shape allows it, else the plain one."""
     config = policy.core.config
     kinds = getattr(config, "layer_types", None) or ["full_attention"]
     is_plain = config.model_type in LEAN_TYPES and set(kinds) == {"full_attention"} and config.hidden_act == "silu"
@@ -50,28 +50,23 @@ class PlainDecoder:
         """Nothing to do: these are the weights that train."""
 
     def __call__(self, tokens_n: Tensor, positions_n: Tensor, cache: SlotCache) -> Tensor:
-        """See Decoder."""
         hidden = append(self._policy, tokens_n[:, None], positions_n[:, None], cache)
         return head(self._policy, hidden[:, 0])
 
 
 def append(policy: Policy, ids_nq: Tensor, positions_nq: Tensor, cache: SlotCache) -> Tensor:
-    """Several tokens onto every row through the model's own forward; their hidden states."""
+    """Run several tokens onto every row through the model's own forward; return their hidden states."""
     mask = cache.aim(positions_nq)
     with policy.arithmetic(), torch.compiler.set_stance("force_eager"):
         out = policy.core.get_decoder()(
-            input_ids=ids_nq,
-            position_ids=positions_nq,
-            attention_mask=mask,
-            past_key_values=cache,
-            use_cache=True,
+            input_ids=ids_nq, position_ids=positions_nq, attention_mask=mask, past_key_values=cache, use_cache=True
         )
     hidden: Tensor = out.last_hidden_state
     return hidden
 
 
 def head(policy: Policy, hidden_nh: Tensor) -> Tensor:
-    """Logits from hidden states."""
+    """Compute logits from hidden states."""
     with policy.arithmetic():
         return F.linear(hidden_nh, policy.core.get_output_embeddings().weight)
 
@@ -97,7 +92,6 @@ class LeanDecoder:
             self._head_t.copy_(self._head.weight.T)
 
     def __call__(self, tokens_n: Tensor, positions_n: Tensor, cache: SlotCache) -> Tensor:
-        """See Decoder."""
         n = len(tokens_n)
         mask = cache.aim(positions_n[:, None])
         x = self._trunk.embed_tokens(tokens_n)
@@ -113,42 +107,29 @@ class LeanDecoder:
 class Shape(NamedTuple):
     """Values that all layers share."""
 
-    heads: int
-    """Query heads."""
-    shared: int
-    """Key-value heads."""
-    size: int
-    """Channels a head."""
-    scaling: float
-    """Factor of the products of queries and keys."""
-    epsilon: float
-    """The norms'."""
+    heads: int  # query heads
+    shared: int  # key-value heads
+    size: int  # channels per head
+    scaling: float  # factor of the products of queries and keys
+    epsilon: float  # epsilon of the norms
 
 
 class Linear(NamedTuple):
     """Linear modules of one input as one product, with their adapters beside it."""
 
-    weight: Tensor
-    """[in, out]."""
-    bias: Tensor | None
-    """[out]."""
-    down: Tensor | None
-    """All adapters' A, [in, rank]."""
-    up: Tensor | None
-    """All adapters' B times their scale, [rank, out]."""
+    weight: Tensor  # [in, out]
+    bias: Tensor | None  # [out]
+    down: Tensor | None  # all adapters' A, [in, rank]
+    up: Tensor | None  # all adapters' B times their scale, [rank, out]
 
 
 class LayerWeights(NamedTuple):
     """One layer's weights."""
 
-    before: Tensor
-    """The norm before attention."""
-    between: Tensor
-    """The norm before the MLP."""
-    q_norm: Tensor | None
-    """Qwen3's norm of queries."""
-    k_norm: Tensor | None
-    """And of keys."""
+    before: Tensor  # the norm before attention
+    between: Tensor  # the norm before the MLP
+    q_norm: Tensor | None  # Qwen3's norm of queries
+    k_norm: Tensor | None  # and of keys
     qkv: Linear
     out: Linear
     gate_up: Linear
@@ -159,7 +140,7 @@ def layer_step(
     x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, rows: Tensor, positions: Tensor, keys: Tensor, values: Tensor,
     w: LayerWeights, shape: Shape,
 ) -> Tensor:  # fmt: skip
-    """One layer for one new token a row, [n, h]; writes its key and value into the cache."""
+    """Run one layer on one new token per row, [n, h]; write its key and value into the cache."""
     n, dtype = x.shape[0], w.qkv.weight.dtype
     qkv = _linear(_norm(x, w.before, shape).to(dtype), w.qkv).view(n, -1, shape.size)
     qk, v = qkv[:, : shape.heads + shape.shared], qkv[:, shape.heads + shape.shared :]
@@ -198,18 +179,10 @@ class _Layer:
             (mlp.gate_proj, mlp.up_proj),
             (mlp.down_proj,),
         )
-        qkv, out, gate_up, down = (_room(modules, dtype) for modules in self._sources)
-        q_norm, k_norm = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
-        self.weights = LayerWeights(
-            before=layer.input_layernorm.weight,
-            between=layer.post_attention_layernorm.weight,
-            q_norm=None if q_norm is None else q_norm.weight,
-            k_norm=None if k_norm is None else k_norm.weight,
-            qkv=qkv,
-            out=out,
-            gate_up=gate_up,
-            down=down,
-        )
+        self._fused = [_empty(modules, dtype) for modules in self._sources]
+        q_norm, k_norm = (getattr(getattr(attention, n, None), "weight", None) for n in ("q_norm", "k_norm"))
+        before, between = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
+        self.weights = LayerWeights(before, between, q_norm, k_norm, *self._fused)
         config = attention.config
         self.shape = Shape(
             config.num_attention_heads, config.num_key_value_heads, attention.head_dim, attention.scaling,
@@ -217,13 +190,11 @@ class _Layer:
         )  # fmt: skip
 
     def renew(self) -> None:
-        """Copy the layer's weights as they are now."""
-        fused = (self.weights.qkv, self.weights.out, self.weights.gate_up, self.weights.down)
-        for modules, linear in zip(self._sources, fused, strict=True):
+        for modules, linear in zip(self._sources, self._fused, strict=True):
             _copy(modules, linear)
 
 
-def _room(modules: Sequence[Any], dtype: torch.dtype) -> Linear:
+def _empty(modules: Sequence[Any], dtype: torch.dtype) -> Linear:
     bases = [getattr(m, "base_layer", m) for m in modules]
     width, depth, device = sum(b.out_features for b in bases), bases[0].in_features, bases[0].weight.device
     rank = sum(m.r["default"] for m in modules if hasattr(m, "lora_A"))

@@ -11,7 +11,6 @@ sizes, so that a graph captured once serves the turns to come; the rows that fil
 n = row, v = vocabulary, c = block, w = place in a block, m = sampled token of a turn.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,26 +28,20 @@ BLOCK = 256
 
 
 def choose(logits_nv: Tensor, uniforms_n: Tensor, limits: Limits) -> tuple[Tensor, Tensor]:
-    """A token a row, and its log-probability in the distribution that it was drawn from."""
+    """Choose one token per row; return its log-probability in the distribution that it was drawn from too."""
     logits = logits_nv.float()
     if limits.temperature not in (0, 1):
         logits = logits / limits.temperature
     logits = _truncate(logits, limits)
     top_n, best_n = logits.max(-1)
-    mass_ncw = _blocks((logits - top_n[:, None]).exp_())
+    mass_nv = (logits - top_n[:, None]).exp_()
+    mass_nv = torch.nn.functional.pad(mass_nv, (0, -mass_nv.shape[-1] % BLOCK))  # the last block is filled up
+    mass_ncw = mass_nv.reshape(len(mass_nv), -1, BLOCK)
     mass_nc = mass_ncw.sum(-1)
     total_n = mass_nc.sum(-1)
     token_n = best_n if limits.temperature == 0 else _invert(mass_ncw, mass_nc, uniforms_n)
     chosen_n = logits.gather(-1, token_n[:, None]).squeeze(-1)
     return token_n, chosen_n - top_n - total_n.log()
-
-
-def _blocks(mass_nv: Tensor) -> Tensor:
-    """The vocabulary cut into blocks, the last filled up with nothing."""
-    missing = -mass_nv.shape[-1] % BLOCK
-    if missing:
-        mass_nv = torch.nn.functional.pad(mass_nv, (0, missing))
-    return mass_nv.reshape(len(mass_nv), -1, BLOCK)
 
 
 def _invert(mass_ncw: Tensor, mass_nc: Tensor, uniforms_n: Tensor) -> Tensor:
@@ -85,14 +78,12 @@ class Endings:
     """Knows every token that ends a turn, by itself or because its text holds a stop text."""
 
     def __init__(self, tokenizer: Any, stop_ids: tuple[int, ...], vocabulary: int, device: torch.device) -> None:
-        self._tokenizer = tokenizer
-        self._stop_ids = set(stop_ids)
-        self._vocabulary = vocabulary
-        self._device = device
+        self._tokenizer, self._stop_ids = tokenizer, set(stop_ids)
+        self._vocabulary, self._device = vocabulary, device
         self._tables: dict[tuple[str, ...], Tensor] = {}
 
     def table(self, limits: Limits) -> Tensor:
-        """For each token of the vocabulary, whether a turn surely ends with it."""
+        """Return one flag per token of the vocabulary: True where a turn surely ends with it."""
         if limits.stop not in self._tables:
             known = min(self._vocabulary, len(self._tokenizer))
             texts = self._tokenizer.batch_decode([[i] for i in range(known)]) if limits.stop else []
@@ -104,54 +95,39 @@ class Endings:
 
     def find(self, ids: NDArray[np.int64], limits: Limits) -> tuple[int, Ending]:
         """Return the number of sampled tokens that belong to the turn, and what ended it."""
+        # A token is at least a byte of a stop text: no more than these last ones can hold it.
+        last = max([16, *(len(stop.encode()) for stop in limits.stop)])
         for count, token in enumerate(ids, 1):
             if int(token) in self._stop_ids:
                 return count, Ending.STOP_TOKEN
-            if limits.stop and self._has_stop(ids[:count], limits.stop):
+            text = self._tokenizer.decode(ids[max(0, count - last) : count]) if limits.stop else ""
+            if any(stop in text for stop in limits.stop):
                 return count, Ending.STOP_TEXT
         return len(ids), Ending.LENGTH if len(ids) == limits.max_tokens else Ending.CONTEXT_FULL
 
-    def _has_stop(self, ids: NDArray[np.int64], stop: tuple[str, ...]) -> bool:
-        longest = max(len(s.encode()) for s in stop)  # a token is at least a byte of it
-        text = self._tokenizer.decode(ids[-max(16, longest) :])
-        return any(s in text for s in stop)
 
-
+# Rows are moved together once no more than this share of them is alive.
 RETIRE = 0.75
-"""Rows are moved together once no more than this share of them is alive."""
+# On a GPU, the rows that a batch has at least: fewer would hardly be faster.
 FEWEST = 8
-"""On a GPU, the rows that a batch has at least: fewer would hardly be faster."""
+# On a GPU, how many tokens are decoded before the host asks who is done: asking waits for the device.
 LOOK_EVERY = 8
-"""On a GPU, how many tokens are decoded before the host asks who is done: asking waits for the device."""
 
 
-@dataclass
 class _State:
-    """State that changes from token to token, in tensors that keep their addresses."""
+    """State of up to n rows that changes from token to token, in tensors that keep their addresses."""
 
-    tokens: Tensor
-    positions: Tensor
-    done: Tensor
-    budget: Tensor
-    uniforms_nm: Tensor
-    ids_nm: Tensor
-    logprobs_nm: Tensor
-    order: Tensor
-    turn: Tensor
-    """Number of tokens that each row has sampled."""
+    def __init__(self, n: int, m: int, device: torch.device) -> None:
+        self.tokens, self.positions, self.budget, self.order = torch.zeros(4, n, dtype=torch.long, device=device)
+        self.turn = torch.zeros(n, dtype=torch.long, device=device)  # number of tokens that each row has sampled
+        self.done = torch.zeros(n, dtype=torch.bool, device=device)
+        self.uniforms_nm, self.logprobs_nm = torch.zeros(2, n, m, device=device)
+        self.ids_nm = torch.zeros(n, m, dtype=torch.long, device=device)
 
-    @classmethod
-    def empty(cls, n: int, m: int, device: torch.device) -> "_State":
-        def ints(*shape: int) -> Tensor:
-            return torch.zeros(*shape, dtype=torch.long, device=device)
-
-        def floats(*shape: int) -> Tensor:
-            return torch.zeros(*shape, device=device)
-
-        return cls(
-            ints(n), ints(n), torch.zeros(n, dtype=torch.bool, device=device), ints(n), floats(n, m), ints(n, m),
-            floats(n, m), ints(n), ints(n),
-        )  # fmt: skip
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All of it."""
+        return list(vars(self).values())
 
 
 class Decoding:
@@ -163,7 +139,7 @@ class Decoding:
         self._graphs: dict[tuple[int, int, int, Limits], torch.cuda.CUDAGraph] = {}
 
     def forget_graphs(self) -> None:
-        """The cache's buffers have moved."""
+        """Drop all graphs: the cache's buffers have moved."""
         self._graphs.clear()
 
     def rows_for(self, n: int) -> int:
@@ -171,25 +147,29 @@ class Decoding:
         return n if self._device.type == "cpu" else max(FEWEST, 1 << (n - 1).bit_length())
 
     def run(
-        self,
-        logits_nv: Tensor,
-        lengths: list[int],
-        uniforms_nm: NDArray[np.float32],
-        budget: NDArray[np.int64],
-        limits: Limits,
-        stops_v: Tensor,
-    ) -> tuple[NDArray[np.int64], NDArray[np.float32], list[int]]:
-        """Token ids and log-probabilities in the order given, and which of the rows given now sits in each row.
+        self, logits_nv: Tensor, lengths: list[int], uniforms_nm: NDArray[np.float32], budget: NDArray[np.int64],
+        limits: Limits, stops_v: Tensor,
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32], list[int]]:  # fmt: skip
+        """Return token ids and log-probabilities in the order given, and the given row that now sits in each row.
 
         Rows that only fill up have numbers from `len(lengths)` on.
         """
         n, m = uniforms_nm.shape
         began = rows = self.rows_for(n)
-        state = self._room(rows, m)
-        self._cache.look(max(lengths) + int(budget.max()))
+        state = self._states.get(m)
+        if state is None or len(state.tokens) < rows:
+            self.forget_graphs()  # those over a smaller state are useless
+            state = self._states[m] = _State(rows, m, self._device)
+        self._cache.cover(max(lengths) + int(budget.max()))
         if self._device.type == "cuda":
             self._graph(state, rows, limits, stops_v)  # capturing scribbles on the state: first
-        self._begin(state, rows, lengths, uniforms_nm, budget)
+        for tensor in (state.turn, state.budget, state.positions):
+            tensor[:rows] = 0
+        state.order[:rows] = torch.arange(rows, device=self._device)
+        state.positions[:n] = (torch.tensor(lengths) - 1).to(self._device)  # `_take` moves on to the first free place
+        state.uniforms_nm[:n] = torch.from_numpy(uniforms_nm).to(self._device)
+        state.budget[:n] = torch.from_numpy(budget).to(self._device)
+        state.done[:rows] = state.budget[:rows] <= 0
         self._take(state, n, logits_nv, limits, stops_v)
         for k in range(1, int(budget.max())):
             if self._device.type == "cpu" or k % LOOK_EVERY == 0:
@@ -197,32 +177,14 @@ class Decoding:
                 if alive == 0:
                     break
                 rows = self._retire(state, rows, alive)
-            self._advance(state, rows, limits, stops_v)
+            if self._device.type == "cuda":
+                self._graph(state, rows, limits, stops_v).replay()
+            else:
+                self._step(state, rows, limits, stops_v)
         order = state.order[:began].cpu()
         back = torch.argsort(order)[:n]
         ids_nm, logprobs_nm = (x[:began].cpu()[back].numpy() for x in (state.ids_nm, state.logprobs_nm))
         return ids_nm, logprobs_nm, order.tolist()
-
-    def _room(self, rows: int, m: int) -> _State:
-        """A state with room for so many rows; a larger one makes graphs over the smaller one useless."""
-        state = self._states.get(m)
-        if state is None or len(state.tokens) < rows:
-            self.forget_graphs()
-            state = self._states[m] = _State.empty(rows, m, self._device)
-        return state
-
-    def _begin(
-        self, s: _State, rows: int, lengths: list[int], uniforms_nm: NDArray[np.float32], budget: NDArray[np.int64]
-    ) -> None:
-        n = len(lengths)
-        s.order[:rows] = torch.arange(rows, device=self._device)
-        s.turn[:rows] = 0
-        s.budget[:rows] = 0
-        s.positions[:rows] = 0
-        s.positions[:n] = (torch.tensor(lengths) - 1).to(self._device)  # `_take` moves on to the first free place
-        s.uniforms_nm[:n] = torch.from_numpy(uniforms_nm).to(self._device)
-        s.budget[:n] = torch.from_numpy(budget).to(self._device)
-        s.done[:rows] = s.budget[:rows] <= 0
 
     def _take(self, s: _State, rows: int, logits_nv: Tensor, limits: Limits, stops_v: Tensor) -> None:
         """Choose each row's next token and note it."""
@@ -240,17 +202,11 @@ class Decoding:
         logits = self._decoder(s.tokens[:rows], s.positions[:rows], self._cache)
         self._take(s, rows, logits, limits, stops_v)
 
-    def _advance(self, s: _State, rows: int, limits: Limits, stops_v: Tensor) -> None:
-        if self._device.type == "cuda":
-            self._graph(s, rows, limits, stops_v).replay()
-        else:
-            self._step(s, rows, limits, stops_v)
-
     def _graph(self, s: _State, rows: int, limits: Limits, stops_v: Tensor) -> torch.cuda.CUDAGraph:
-        """The step for so many rows as one launch, captured at its first use."""
+        """Return the step for so many rows as one launch, captured at its first use."""
         key = (s.uniforms_nm.shape[1], rows, self._cache.reach, limits)
         if key not in self._graphs:
-            saved = [t.clone() for t in vars(s).values()]
+            saved = [tensor.clone() for tensor in s.tensors]
             s.positions.fill_(self._cache.reach - 1)  # warm-ups write where a real token will be written over
             side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             side.wait_stream(torch.cuda.current_stream())
@@ -261,27 +217,17 @@ class Decoding:
             with torch.cuda.graph(graph, pool=shared_pool(self._device)):
                 self._step(s, rows, limits, stops_v)
             self._graphs[key] = graph
-            for tensor, value in zip(vars(s).values(), saved, strict=True):
+            for tensor, value in zip(s.tensors, saved, strict=True):
                 tensor.copy_(value)
         return self._graphs[key]
 
     def _retire(self, s: _State, rows: int, alive: int) -> int:
-        """Put rows that are alive in front, where few enough are; how many are decoded from now on."""
+        """Put rows that are alive in front, where few enough are; return how many are decoded from now on."""
         wanted = self.rows_for(alive)
         if wanted > RETIRE * rows:
             return rows
         front = torch.argsort(s.done[:rows].int(), stable=True)
-        for tensor in (
-            s.tokens,
-            s.positions,
-            s.done,
-            s.budget,
-            s.uniforms_nm,
-            s.ids_nm,
-            s.logprobs_nm,
-            s.order,
-            s.turn,
-        ):
+        for tensor in s.tensors:
             tensor[:rows] = tensor[:rows][front]
         self._cache.permute(front)
         return wanted

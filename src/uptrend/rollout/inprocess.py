@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from uptrend.policy.graphed import Graphed
@@ -23,22 +22,18 @@ from uptrend.rollout.decoder import append, head, make_decoder
 from uptrend.rollout.decoding import Decoding, Endings
 from uptrend.rollout.sampler import Extension, Limits
 
+# On a GPU prompts are padded to a multiple of this, so that their graphs are reused.
 GRAIN = 16
-"""On a GPU prompts are padded to a multiple of this, so that their graphs are reused."""
+# Tokens of contexts that go through the model at once.
 PREFILL = 1 << 15
-"""Tokens of contexts that go through the model at once."""
 
 
 @dataclass
 class _SamplerStream:
-    row: int
-    """Its row in the cache."""
-    length: int
-    """Number of its tokens in the cache."""
-    draws: np.random.Generator
-    """Its own source of chance."""
-    waiting: list[int] = field(default_factory=list)
-    """Its newest sampled token, not yet in the cache."""
+    row: int  # its row in the cache
+    length: int  # number of its tokens in the cache
+    draws: np.random.Generator  # random generator of this rollout
+    waiting: list[int] = field(default_factory=list)  # its newest sampled token, not yet in the cache
 
 
 @dataclass(frozen=True)
@@ -64,11 +59,9 @@ class InProcessSampler:
         self._pending: list[_Request] = []
         self._version = 0
         self._stale = True
-        self.prefilled = 0
-        """Tokens that have gone through a prefill, for the record of what sharing saves."""
+        self.prefilled = 0  # tokens that have gone through a prefill, for the record of what sharing saves
 
     async def extend(self, stream: int, ids: Sequence[int], limits: Limits, seed: int) -> Extension:
-        """See Sampler."""
         loop = asyncio.get_running_loop()
         request = _Request(stream, ids, limits, seed, loop.create_future())
         self._pending.append(request)
@@ -77,11 +70,10 @@ class InProcessSampler:
         return await request.answer
 
     def release(self, stream: int) -> None:
-        """See Sampler."""
         self._streams.pop(stream, None)
 
     def load(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """See Sampler; the weights are the learner's own, so only what was copied from them is renewed."""
+        """Take the new version; the weights are the learner's own, so only what was copied from them is renewed."""
         del tensors
         self._version = version
         self._stale = True
@@ -117,16 +109,15 @@ class InProcessSampler:
         for row, original in enumerate(order):
             if original < len(streams):
                 streams[original].row = row
-        return [self._finish(s, ids[i], logprobs[i], int(budget[i]), limits) for i, s in enumerate(streams)]
-
-    def _finish(
-        self, stream: _SamplerStream, ids: NDArray[np.int64], logprobs: NDArray[np.float32], budget: int, limits: Limits
-    ) -> Extension:
-        count, ended = self._endings.find(ids[:budget], limits)
-        if count:
-            stream.length += count - 1  # the last sampled token has not been read back yet
-            stream.waiting = [int(ids[count - 1])]
-        return Extension(ids[:count].astype(np.int32), logprobs[:count].astype(np.float32), ended, self._version)
+        extensions = []
+        for stream, said, scores, most in zip(streams, ids, logprobs, budget, strict=True):
+            count, ended = self._endings.find(said[:most], limits)
+            if count:
+                stream.length += count - 1  # the last sampled token has not been read back yet
+                stream.waiting = [int(said[count - 1])]
+            turn = said[:count].astype(np.int32), scores[:count].astype(np.float32)
+            extensions.append(Extension(*turn, ended, self._version))
+        return extensions
 
     def _place(self, batch: list[_Request]) -> list[_SamplerStream]:
         """Give each stream of the batch the row of its place in it; other streams move behind all that it takes."""
@@ -149,7 +140,7 @@ class InProcessSampler:
         return streams
 
     def _read(self, batch: list[_Request], streams: list[_SamplerStream], budget: int) -> Tensor:
-        """Take in what is new of every stream; the logits after it, a row each."""
+        """Take in what is new of every stream; return the logits after it, one row each."""
         device, vocabulary = self._policy.device, self._policy.core.config.vocab_size
         logits_nv = torch.empty(len(batch), vocabulary, device=device)
         later = sum(s.length > 0 for s in streams)
@@ -164,15 +155,14 @@ class InProcessSampler:
         return logits_nv
 
     def _prefill(self, contexts: list[tuple[int, ...]], first: int, budget: int) -> Tensor:
-        """Each distinct context once, then copied to every row that has it."""
+        """Compute each distinct context once, then copy it to every row that has it."""
         distinct = list(dict.fromkeys(contexts))
         ids_ut, lengths_u = _pad(distinct, self._policy.device, GRAIN)
         self.prefilled += sum(map(len, distinct))
         shares = -(-ids_ut.numel() // PREFILL)
         parts = [self._compute(*part) for part in zip(ids_ut.chunk(shares), lengths_u.chunk(shares), strict=True)]
-        logits_uv, keys, values = (
-            torch.cat(x, dim) for x, dim in zip(zip(*parts, strict=True), (0, 1, 1), strict=True)
-        )
+        logits_uv = torch.cat([part[0] for part in parts])
+        keys, values = (torch.cat([part[i] for part in parts], 1) for i in (1, 2))
         place = {context: i for i, context in enumerate(distinct)}
         which = torch.tensor([place[c] for c in contexts], device=self._policy.device)
         rows = self._decoding.rows_for(first + len(contexts))
@@ -195,14 +185,14 @@ class InProcessSampler:
         return logits_uv, keys, values
 
     def _reread(self, news: list[list[int]], streams: list[_SamplerStream], budget: int) -> Tensor:
-        """A later turn: only what was said since goes through the model."""
+        """Read a later turn: only what was said since goes through the model."""
         ids_nq, lengths_n = _pad(news, self._policy.device)
         self.prefilled += sum(map(len, news))
         starts = torch.tensor([s.length for s in streams], device=self._policy.device)
         positions_nq = starts[:, None] + torch.arange(ids_nq.shape[1], device=self._policy.device)
         last = int(positions_nq.max()) + 1
         self._grow(0, last + budget)
-        self._cache.look(last)
+        self._cache.cover(last)
         hidden = append(self._policy, ids_nq, positions_nq, self._cache)
         return head(self._policy, hidden[torch.arange(len(news)), lengths_n - 1]).float()
 
@@ -213,7 +203,7 @@ class InProcessSampler:
 
 
 def _pad(lists: Sequence[Sequence[int]], device: torch.device, grain: int = 1) -> tuple[Tensor, Tensor]:
-    """Right-padded ids and true lengths: causal attention never looks at what follows."""
+    """Pad ids to the right: causal attention never sees what follows. Return the true lengths too."""
     width = max(map(len, lists))
     width = -(-width // grain) * grain if device.type == "cuda" else width
     ids = torch.tensor([[*tokens, *[0] * (width - len(tokens))] for tokens in lists])

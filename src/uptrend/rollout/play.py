@@ -7,14 +7,14 @@ is ours.
 
 import asyncio
 import hashlib
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import numpy as np
 
-from uptrend.records import Ending, Message, Reward, Role, Rollout, Task, Tool, UptrendError
+from uptrend.records import Ending, Message, Role, Rollout, Task, Tool, UptrendError
 from uptrend.records import Sequence as Tokens
 from uptrend.rollout.render import Renderer
 from uptrend.rollout.sampler import Extension, Limits, Sampler
@@ -22,34 +22,13 @@ from uptrend.tasks.taskset import Play, Script, Taskset
 
 
 def derive(*parts: int | str) -> int:
-    """A 63-bit seed from any identifying parts."""
+    """Derive a 63-bit seed from any identifying parts."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
-class Speaker(Protocol):
-    """One side of a rollout, which takes its turn whenever the task has answered."""
-
-    async def say(self, new: Sequence[int], heard: Sequence[Message]) -> Extension | None:
-        """Hear what is new, as tokens and as messages, and speak; None where there is nothing more to say."""
-
-
-@dataclass(frozen=True)
-class ModelSpeaker:
-    """The model, in a stream of a sampler."""
-
-    sampler: Sampler
-    stream: int
-    """The stream's number; whoever chose it releases it."""
-    limits: Limits
-    """Sampling parameters of a turn, and what ends it."""
-    seed: int
-    """The stream's seed."""
-
-    async def say(self, new: Sequence[int], heard: Sequence[Message]) -> Extension | None:
-        """See Speaker; a model hears tokens alone."""
-        del heard
-        return await self.sampler.extend(self.stream, new, self.limits, self.seed)
+# The model's side of a rollout: hears what is new, as tokens and as messages, and speaks; None where it is done.
+Say = Callable[[Sequence[int], Sequence[Message]], Awaitable[Extension | None]]
 
 
 class ScriptSpeaker:
@@ -58,25 +37,14 @@ class ScriptSpeaker:
     def __init__(self, script: Script, renderer: Renderer) -> None:
         self._script, self._renderer = script, renderer
         self._began = False
-        self.error: str | None = None
-        """Error in the script; it then says nothing more."""
+        self.error: str | None = None  # error in the script; it then says nothing more
 
     async def say(self, new: Sequence[int], heard: Sequence[Message]) -> Extension | None:
-        """See Speaker; a script hears messages alone."""
+        """Speak the script's next turn; a script hears messages alone."""
         del new
-        message = self._next(heard)
-        if message is None:
-            return None
-        ids = np.array(self._renderer.write(message), np.int32)
-        # Nobody sampled them: they have no log-probability and no version, as prompts have none.
-        return Extension(ids, np.full(len(ids), np.nan, np.float32), Ending.STOP_TOKEN, version=-1)
-
-    def _next(self, heard: Sequence[Message]) -> Message | None:
         try:
-            if self._began:
-                return self._script.send(heard)
+            message = self._script.send(heard) if self._began else next(self._script)
             self._began = True
-            return next(self._script)
         except StopIteration:
             return None
         except UptrendError:
@@ -84,11 +52,14 @@ class ScriptSpeaker:
         except Exception as problem:
             self.error = f"gold: {problem!r}"
             return None
+        ids = np.array(self._renderer.write(message), np.int32)
+        # Nobody sampled them: they have no log-probability and no version, as prompts have none.
+        return Extension(ids, np.full(len(ids), np.nan, np.float32), Ending.STOP_TOKEN, version=-1)
 
 
 @dataclass(frozen=True)
 class RolloutRequest:
-    """One rollout to be played: which task, and who it is."""
+    """One rollout to be played: its task, and its place in the run."""
 
     task: Task
     taskset: Taskset
@@ -108,23 +79,15 @@ class _Transcript:
     versions: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
-    def read(self, ids: Sequence[int], turn: int, role: Role) -> None:
-        """Tokens that somebody else wrote."""
-        self._add(ids, [float("nan")] * len(ids), turn, role, -1)
-
-    def say(self, said: Extension, turn: int) -> None:
-        """Tokens that the model sampled."""
-        self._add(said.ids.tolist(), said.logprobs.tolist(), turn, Role.MODEL, said.version)
-
-    def _add(self, ids: Sequence[int], logprobs: Sequence[float], turn: int, role: Role, version: int) -> None:
+    def add(self, ids: Sequence[int], turn: int, role: Role, said: Extension | None = None) -> None:
+        """Add tokens of one role; `said` is the model's turn where it wrote them."""
         self.ids += ids
-        self.logprobs += logprobs
         self.turns += [turn] * len(ids)
         self.roles += [int(role)] * len(ids)
-        self.versions += [version] * len(ids)
+        self.versions += [-1 if said is None else said.version] * len(ids)
+        self.logprobs += [math.nan] * len(ids) if said is None else said.logprobs.tolist()
 
     def tokens(self) -> Tokens:
-        """As a recorded sequence."""
         return Tokens(
             ids=np.array(self.ids, np.int32),
             turns=np.array(self.turns, np.int32),
@@ -132,28 +95,6 @@ class _Transcript:
             versions=np.array(self.versions, np.int32),
             sampler=np.array(self.logprobs, np.float32),
         )
-
-
-@dataclass(frozen=True)
-class _Conversation:
-    """A rollout in progress: who takes part, under which limits, and what has been said."""
-
-    opened: Play
-    """The task's side."""
-    tools: tuple[Tool, ...]
-    """Tools that the model may call."""
-    speaker: Speaker
-    """The model's side."""
-    renderer: Renderer
-    """Turns messages into tokens and back."""
-    limits: Limits
-    """The most tokens."""
-    max_turns: int
-    """The most turns."""
-    messages: list[Message]
-    """All that was said so far."""
-    tokens: _Transcript
-    """All tokens so far."""
 
 
 async def play_all(
@@ -167,9 +108,12 @@ async def play_all(
     """Let the model play every request, at most `rows` side by side (0 for all), in the order given."""
 
     async def one(stream: int, request: RolloutRequest) -> Rollout:
-        speaker = ModelSpeaker(sampler, stream, limits, request.seed)
+        async def say(new: Sequence[int], heard: Sequence[Message]) -> Extension:
+            del heard  # a model hears tokens alone
+            return await sampler.extend(stream, new, limits, request.seed)
+
         try:
-            return await play(request, speaker, renderers[request.taskset.chat], limits, max_turns)
+            return await play(request, say, renderers[request.taskset.chat], limits, max_turns)
         finally:
             sampler.release(stream)
 
@@ -181,11 +125,15 @@ async def demonstrate(
 ) -> list[Rollout]:
     """Let each task's scripted expert play its request, in the tokens that the model would have to say."""
 
+    def gold(request: RolloutRequest) -> Script:
+        # Begun at its first turn: also what fails before that is the script's failure.
+        yield from request.taskset.gold(request.task)
+
     async def one(_: int, request: RolloutRequest) -> Rollout:
-        renderer, script = renderers[request.taskset.chat], _gold(request)
+        renderer, script = renderers[request.taskset.chat], gold(request)
         speaker = ScriptSpeaker(script, renderer)
         try:
-            rollout = await play(request, speaker, renderer, limits, max_turns)
+            rollout = await play(request, speaker.say, renderer, limits, max_turns)
         finally:
             script.close()
         if speaker.error is None:
@@ -193,11 +141,6 @@ async def demonstrate(
         return replace(rollout, reward=None, ended=Ending.TASK_ERROR, error=speaker.error)
 
     return await _side_by_side(one, requests, rows)
-
-
-def _gold(request: RolloutRequest) -> Script:
-    """The expert's script, begun at its first turn: also what fails before that is the script's failure."""
-    yield from request.taskset.gold(request.task)
 
 
 async def _side_by_side(
@@ -212,10 +155,8 @@ async def _side_by_side(
     return list(await asyncio.gather(*(gated(i, request) for i, request in enumerate(requests))))
 
 
-async def play(
-    request: RolloutRequest, speaker: Speaker, renderer: Renderer, limits: Limits, max_turns: int
-) -> Rollout:
-    """One rollout, from its first prompt to its score."""
+async def play(request: RolloutRequest, say: Say, renderer: Renderer, limits: Limits, max_turns: int) -> Rollout:
+    """Play one rollout, from its first prompt to its score."""
     began = time.perf_counter()
     tokens, messages, tools, reward = _Transcript(), list(request.task.messages), tuple[Tool, ...](), None
     opened: Play | None = None
@@ -227,12 +168,17 @@ async def play(
         except Exception as problem:
             error = f"open: {problem!r}"
         if opened is not None and error is None:
-            talk = _Conversation(opened, tools, speaker, renderer, limits, max_turns, messages, tokens)
-            ended, error = await _converse(talk)
-            if error is None:
-                reward, ended, error = await _score(opened, ended)
+            ended, error = await _converse(opened, tools, messages, tokens, say, renderer, limits, max_turns)
+            try:
+                reward = await opened.score() if error is None else None
+            except Exception as problem:
+                ended, error = Ending.TASK_ERROR, f"score: {problem!r}"
     finally:
-        error = await _close(opened, error)
+        try:
+            if opened is not None:
+                await opened.close()
+        except Exception as problem:
+            error = error or f"close: {problem!r}"  # what failed before counts more
     return Rollout(
         step=request.step, group=request.group, index=request.index, task=request.task.id, family=request.task.family,
         answer=request.task.answer, seed=request.seed, messages=tuple(messages), sequences=(tokens.tokens(),),
@@ -240,59 +186,38 @@ async def play(
     )  # fmt: skip
 
 
-async def _converse(talk: _Conversation) -> tuple[Ending, str | None]:
-    """Turn after turn, until something ends it; what ended it, and what failed."""
-    heard: Sequence[Message] = talk.messages[:]
-    new, role = talk.renderer.first(heard, talk.tools), Role.PROMPT
-    if 0 < talk.limits.prompt < len(new):
-        return Ending.CONTEXT_FULL, f"prompt: {len(new):,} tokens exceed sampling.max_prompt = {talk.limits.prompt:,}"
-    for turn in range(talk.max_turns):
-        if len(talk.tokens.ids) + len(new) >= talk.limits.context:
-            return Ending.CONTEXT_FULL, None if turn else _too_long("prompt", len(new), talk.limits)
-        said = await talk.speaker.say(new, heard)
+async def _converse(
+    opened: Play, tools: Sequence[Tool], messages: list[Message], tokens: _Transcript, say: Say, renderer: Renderer,
+    limits: Limits, max_turns: int,
+) -> tuple[Ending, str | None]:  # fmt: skip
+    """Play turn after turn, adding to messages and tokens; return what ended it, and what failed."""
+    heard: Sequence[Message] = messages[:]
+    new, role = renderer.first(heard, tools), Role.PROMPT
+    if 0 < limits.prompt < len(new):
+        return Ending.CONTEXT_FULL, f"prompt: {len(new):,} tokens exceed sampling.max_prompt = {limits.prompt:,}"
+    too_long = f"tokens do not fit into sampling.context = {limits.context:,}"
+    for turn in range(max_turns):
+        if len(tokens.ids) + len(new) >= limits.context:
+            return Ending.CONTEXT_FULL, None if turn else f"prompt: {len(new):,} {too_long}"
+        said = await say(new, heard)
         if said is None:
             return Ending.STOP_TOKEN, None
-        whole = len(talk.tokens.ids) + len(new) + len(said.ids)
-        if whole > talk.limits.context:  # a script's turn: a sampler's is cut
-            return Ending.CONTEXT_FULL, _too_long(f"turn {turn}", whole, talk.limits)
-        talk.tokens.read(new, turn, role)
-        talk.tokens.say(said, turn)
-        message = _message(talk, said)
-        talk.messages.append(message)
+        ids = said.ids.tolist()
+        whole = len(tokens.ids) + len(new) + len(ids)
+        if whole > limits.context:  # a script's turn: a sampler's is cut
+            return Ending.CONTEXT_FULL, f"turn {turn}: {whole:,} {too_long}"
+        tokens.add(new, turn, role)
+        tokens.add(ids, turn, Role.MODEL, said)
+        # Without tools nothing is a call, whatever it looks like.
+        message = renderer.read(ids) if tools else Message("assistant", renderer.text(ids))
+        messages.append(message)
         try:
-            answers = await talk.opened.respond(message)
+            answers = await opened.respond(message)
         except Exception as problem:
             return Ending.TOOL_ERROR, f"respond: {problem!r}"
         heard = answers or ()
-        talk.messages.extend(heard)
+        messages.extend(heard)
         if answers is None or said.ended == Ending.CONTEXT_FULL:
             return said.ended, None
-        new, role = talk.renderer.later(said.ids.tolist(), heard, talk.tools), Role.TOOL
+        new, role = renderer.later(ids, heard, tools), Role.TOOL
     return Ending.TURN_LIMIT, None
-
-
-def _message(talk: _Conversation, said: Extension) -> Message:
-    """Return the message; without tools nothing is a call, whatever it looks like."""
-    ids = said.ids.tolist()
-    return talk.renderer.read(ids) if talk.tools else Message("assistant", talk.renderer.text(ids))
-
-
-def _too_long(what: str, tokens: int, limits: Limits) -> str:
-    return f"{what}: {tokens:,} tokens do not fit into sampling.context = {limits.context:,}"
-
-
-async def _score(opened: Play, ended: Ending) -> tuple[Reward | None, Ending, str | None]:
-    try:
-        return await opened.score(), ended, None
-    except Exception as problem:
-        return None, Ending.TASK_ERROR, f"score: {problem!r}"
-
-
-async def _close(opened: Play | None, error: str | None) -> str | None:
-    """Free what the play holds; what failed before counts more than what fails here."""
-    try:
-        if opened is not None:
-            await opened.close()
-    except Exception as problem:
-        return error or f"close: {problem!r}"
-    return error

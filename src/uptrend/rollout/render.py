@@ -16,8 +16,8 @@ from uptrend.records import Message, TasksetError, Tool
 from uptrend.rollout.calls import FORMATS, describe, example_call, format_of, schemas
 
 _LAST_WORDS = "uptrend-last-words"
+# Number of first prompts that are kept rendered.
 REMEMBERED = 4096
-"""Number of first prompts that are kept rendered."""
 
 
 class Renderer:
@@ -29,35 +29,37 @@ class Renderer:
                 "These tasks are asked as a chat, but the model has no chat template. "
                 "Set chat = false in [tasks] and [eval]."
             )
-        self._tokenizer, self._stop_ids, self._chat = tokenizer, tuple(stop_ids), chat
-        self._trim = trim
-        self.format = format_of(tokenizer) if chat else "plain"
-        """The name of the format in which the model calls tools."""
+        self._tokenizer, self._stop_ids, self._chat, self._trim = tokenizer, tuple(stop_ids), chat, trim
+        self.format = format_of(tokenizer) if chat else "plain"  # the name of the format in which the model calls tools
         self._calls = FORMATS[self.format]
-        self._dropped = _special_ids(tokenizer, but=self._calls.marks)
-        self._control = _control_texts(tokenizer, but=self._calls.marks)
+        # Special tokens are no part of what is said, and no text may be taken for one; the markup of calls is both.
+        added, marks = tokenizer.added_tokens_decoder.items(), self._calls.marks
+        special = {i for i, token in added if token.special} | set(tokenizer.all_special_ids)
+        self._dropped = frozenset(special - {i for i, token in added if token.content in marks})
+        texts = {token.content for _, token in added if token.special} | set(tokenizer.all_special_tokens)
+        longest_first = sorted((text for text in texts - set(marks) if len(text) > 1), key=len, reverse=True)
+        self._control = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+        # The wrapped tokenizer, where there is one, decodes several times faster, and tidies nothing up.
+        self._backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
         self._firsts: dict[tuple[object, ...], list[int]] = {}
         self._close: list[int] | None = None
 
     def first(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
-        """The ids of a rollout's first prompt."""
+        """Return the ids of a rollout's first prompt."""
         told = self._told(self._written(messages, tools), tools)
         key = (*((m.role, m.content) for m in told), json.dumps(schemas(tools), sort_keys=True))
         if key not in self._firsts:  # a group asks for the same prompt many times
             if len(self._firsts) > REMEMBERED:
                 self._firsts.clear()
-            self._firsts[key] = self._first(told, tools)
+            if self._chat:
+                self._firsts[key] = self._encode(self._template(told, tools, speak=True))
+            else:
+                text = "".join(m.content for m in told)
+                self._firsts[key] = self._tokenizer(text.rstrip(" ") if self._trim else text).input_ids
         return self._firsts[key]
 
-    def _first(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
-        if not self._chat:
-            text = "".join(m.content for m in messages)
-            ids: list[int] = self._tokenizer(text.rstrip(" ") if self._trim else text).input_ids
-            return ids
-        return self._encode(self._template(messages, tools, speak=True))
-
     def later(self, said: Sequence[int], messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
-        """The ids between a model's turn and its next one: the turn's close, the answers, the next opening."""
+        """Return the ids between a model's turn and its next one: the turn's close, the answers, the next opening."""
         written = self._written(messages, tools)
         if not self._chat:
             return self._encode("".join(m.content for m in written))
@@ -72,39 +74,31 @@ class Renderer:
         return text
 
     def read(self, ids: Sequence[int]) -> Message:
-        """A model's turn as a message, its calls taken out of the text."""
+        """Read a model's turn as a message, its calls taken out of the text."""
         # A tokenizer may count the markup of calls among its special tokens, which `text` leaves out.
         kept = [i for i in self._unstopped(ids) if i not in self._dropped]
         return self._calls.read(self._backend.decode(kept, skip_special_tokens=False))
 
     def write(self, message: Message) -> list[int]:
-        """The ids that a model would have sampled to say this message, the one that ends its turn included."""
+        """Return the ids that a model would have sampled to say this message, the one that ends its turn included."""
         if self._close is None:
-            self._close = self._find_close()
+            closing = self._encode(self._after_words([], (), speak=False))[:1] if self._chat else []
+            self._close = closing if closing and closing[0] in self._stop_ids else list(self._stop_ids[:1])
         return [*self._encode(self._harmless(self._calls.write(message))), *self._close]
-
-    def _find_close(self) -> list[int]:
-        closing = self._encode(self._after_words([], (), speak=False))[:1] if self._chat else []
-        return closing if closing and closing[0] in self._stop_ids else list(self._stop_ids[:1])
 
     def _unstopped(self, ids: Sequence[int]) -> list[int]:
         return list(ids[:-1] if len(ids) and ids[-1] in self._stop_ids else ids)
-
-    @property
-    def _backend(self) -> Any:
-        """The wrapped tokenizer itself, where there is one: several times faster, and nothing is tidied up."""
-        return getattr(self._tokenizer, "backend_tokenizer", self._tokenizer)
 
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer(text, add_special_tokens=False).input_ids
         return ids
 
     def _harmless(self, text: str) -> str:
-        """A text in which nothing is a control token: a document could otherwise end its turn and begin another."""
+        """Break up control tokens in a text: a document could otherwise end its turn and begin another."""
         return self._control.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text) if self._control else text
 
     def _written(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
-        """Messages whose contents are all that they say; in the plain format, results are a user's words."""
+        """Write calls into the contents of messages; in the plain format, results are a user's words."""
         written = [replace(m, content=self._harmless(self._calls.write(m)), calls=()) for m in messages]
         if not tools or self.format != "plain":
             return written
@@ -123,7 +117,7 @@ class Renderer:
         return joined
 
     def _told(self, messages: list[Message], tools: Sequence[Tool]) -> list[Message]:
-        """The first messages, with the tools in words where the template does not say them."""
+        """Add the tools in words to the first messages where the template does not say them."""
         if not tools or self.format != "plain":
             return messages
         example = self._calls.write(Message("assistant", "", (example_call(tools[0]),)))
@@ -161,18 +155,3 @@ class Renderer:
 
 def _result(message: Message) -> str:
     return f"<result>\n{message.content}\n</result>"
-
-
-def _control_texts(tokenizer: Any, but: Sequence[str]) -> re.Pattern[str] | None:
-    """Return a pattern of the texts that the tokenizer takes for special tokens, except the markup of calls."""
-    added = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
-    special = (added | set(tokenizer.all_special_tokens)) - set(but)
-    texts = sorted((text for text in special if len(text) > 1), key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, texts))) if texts else None
-
-
-def _special_ids(tokenizer: Any, but: Sequence[str]) -> frozenset[int]:
-    """The special tokens, which are no part of what is said, but for some."""
-    added = tokenizer.added_tokens_decoder.items()
-    special = {i for i, token in added if token.special} | set(tokenizer.all_special_ids)
-    return frozenset(special - {i for i, token in added if token.content in but})

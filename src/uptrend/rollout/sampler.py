@@ -1,4 +1,4 @@
-"""The interface of a sampler: three calls, so that a server fits it as well as this process does."""
+"""Interface of a sampler: three calls, so that a server fits it as well as this process does."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,34 +15,23 @@ if TYPE_CHECKING:
 class Limits:
     """Sampling parameters of a turn, and what ends it."""
 
-    max_tokens: int
-    """The most tokens that the model may say in this turn."""
-    context: int
-    """The most tokens of the whole stream."""
-    temperature: float = 1.0
-    """Divides the logits; 0 takes the likeliest token."""
-    top_p: float = 1.0
-    """Keep the likeliest tokens that together reach this probability."""
-    top_k: int = 0
-    """Keep this many likeliest tokens; 0 for all."""
-    stop: tuple[str, ...] = ()
-    """Texts that end the turn."""
-    prompt: int = 0
-    """The most tokens of a stream's first prompt; 0 for as many as the context holds."""
+    max_tokens: int  # the most tokens that the model may say in this turn
+    context: int  # the most tokens of the whole stream
+    temperature: float = 1.0  # divides the logits; 0 takes the likeliest token
+    top_p: float = 1.0  # keep the likeliest tokens that together reach this probability
+    top_k: int = 0  # keep this many likeliest tokens; 0 for all
+    stop: tuple[str, ...] = ()  # texts that end the turn
+    prompt: int = 0  # the most tokens of a stream's first prompt; 0 for as many as the context holds
 
 
 @dataclass(frozen=True, repr=False)
 class Extension:
     """One turn of the model."""
 
-    ids: Ints
-    """The tokens, the one that ended the turn included."""
-    logprobs: Floats
-    """Their log-probabilities in the distribution that they were drawn from."""
-    ended: Ending
-    """stop-token, stop-text, length or context-full."""
-    version: int
-    """The policy version that said it."""
+    ids: Ints  # the tokens, the one that ended the turn included
+    logprobs: Floats  # their log-probabilities in the distribution that they were drawn from
+    ended: Ending  # stop-token, stop-text, length or context-full
+    version: int  # the policy version that said it
 
 
 class Sampler(Protocol):

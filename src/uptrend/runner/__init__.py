@@ -1,29 +1,13 @@
 """Joins the packages into runs: train, resume, evaluate, warm start, replay, preflight, diagnose. Loads no torch."""
 
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from uptrend.records import Report, Run
+from uptrend.records import Report
 from uptrend.runner.evaluation import evaluate
-from uptrend.runner.runs import resume, train
+from uptrend.runner.runs import replay, resume, train
 
 __all__ = ["diagnose", "evaluate", "replay", "reports_of", "resume", "train"]
-
-
-def replay(
-    run: str | Path,
-    step: int,
-    *,
-    steps: int | None = None,
-    overrides: Iterable[str] = (),
-    runs: str | Path = "runs",
-    name: str | None = None,
-) -> Run:
-    """Learn again from a run's recorded rollouts, starting at `step`, with part of the update changed."""
-    from uptrend.runner.replays import replay as launch
-
-    return launch(Run(run), step, steps=steps, overrides=overrides, runs=Path(runs), name=name)
 
 
 def diagnose(path: str | Path) -> Report:

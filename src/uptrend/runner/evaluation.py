@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from uptrend.config import Config, load_config, to_table
 from uptrend.config.load import apply_override
 from uptrend.policy.known import need_train_extra
-from uptrend.records import CheckpointError, Evaluation, RecordError, Rollout, Run
-from uptrend.runner.prepare import is_warmstart, make_policy, resolve, way_on
+from uptrend.records import CheckpointError, Evaluation, Rollout, Run
+from uptrend.runner.prepare import make_policy, refuse_warmstart, resolve
 from uptrend.tasks.pool import HeldOut, heldout
 from uptrend.tasks.registry import find
 
@@ -27,18 +27,12 @@ Watch = Callable[[HeldOut, int], AbstractContextManager[HeldOut]]
 class Scored:
     """Result of an evaluation."""
 
-    target: str
-    """Model or run that was evaluated."""
+    target: str  # model or run that was evaluated
     held: Evaluation
-    """Figures."""
-    rollouts: list[Rollout]
-    """Greedy rollouts, one per task."""
-    attempts: list[Rollout]
-    """Sampled attempts; empty unless asked for."""
-    hash: str
-    """Hash of the tasks: equal where figures can be compared."""
-    seconds: float
-    """Time that playing them took."""
+    rollouts: list[Rollout]  # greedy rollouts, one per task
+    attempts: list[Rollout]  # sampled attempts; empty unless asked for
+    hash: str  # hash of the tasks: equal where figures can be compared
+    seconds: float  # time that playing them took
 
 
 def evaluate(
@@ -79,11 +73,15 @@ def find_tasks(
     if tasks is not None and tasks.endswith(".jsonl") and (rows := count_musique(Path(tasks))):
         given = [*source_overrides(file=tasks, tasks=rows), *given]
         tasks = musique_of(target)
-    return tasks, [*_limits(target, _as_table(tasks, given), note), *given]
+    # A recipe of what was asked for, to look into.
+    table: dict[str, Any] = {"eval": {} if tasks is None else eval_section(tasks)}
+    for override in given:
+        apply_override(table, override)
+    return tasks, [*_limits(target, table, note), *given]
 
 
 def eval_section(tasks: str) -> dict[str, Any]:
-    """`[eval]` for what --tasks names."""
+    """Return the `[eval]` for what --tasks names."""
     if tasks.endswith(".toml"):
         return dict(to_table(load_config(tasks))["eval"])
     if tasks.endswith(".jsonl"):
@@ -92,13 +90,13 @@ def eval_section(tasks: str) -> dict[str, Any]:
 
 
 def musique_of(target: str) -> str | None:
-    """The taskset to name for questions of MuSiQue; None leaves a run of that kind its own retriever and reward."""
+    """Name the taskset for questions of MuSiQue; None leaves a run of that kind its own retriever and reward."""
     own = _run_config(target)
     return None if own is not None and own["eval"]["name"] == "musique" else "musique"
 
 
 def source_overrides(*, file: str = "", datasets: str = "", tasks: int) -> list[str]:
-    """Overrides that make [eval] play every question of a file or of hub datasets; of the atlas where neither is."""
+    """Make [eval] play every question of a file or of hub datasets; of the atlas where neither is given."""
     source = {"file": file, "datasets": datasets, "split": "heldout", "tasks": tasks}
     return [f"eval.{key}={json.dumps(value, ensure_ascii=False)}" for key, value in source.items()]
 
@@ -108,30 +106,17 @@ def _limits(target: str, table: dict[str, Any], note: Callable[[str], None]) -> 
     name, own = table["eval"].get("name"), _run_config(target)
     if name is None or (own is not None and own["eval"]["name"] == name):
         return []
-    # What a taskset needs where [sampling]'s defaults (one turn of 8 tokens) would be useless; most need nothing.
-    needed: dict[str, int] = getattr(find(name), "LIMITS", {})
-    there = {} if own is None else own["sampling"]
-    given = table.get("sampling", {})
-    missing = {
-        f"sampling.{key}": value for key, value in needed.items() if key not in given and there.get(key, 0) < value
-    }
+    # A taskset says what it needs where [sampling]'s defaults (one turn of 8 tokens) would be useless; most don't.
+    there, given = {} if own is None else own["sampling"], table.get("sampling", {})
+    needed = getattr(find(name), "LIMITS", {}).items()
+    missing = [f"sampling.{key}={value}" for key, value in needed if key not in given and there.get(key, 0) < value]
     if missing:
-        said = ", ".join(f"{key} = {value}" for key, value in missing.items())
-        note(f"{name} is played with {said}; --set changes them.")
-    return [f"{key}={value}" for key, value in missing.items()]
+        note(f"{name} is played with {', '.join(missing).replace('=', ' = ')}; --set changes them.")
+    return missing
 
 
 def _run_config(target: str) -> dict[str, Any] | None:
-    """The config of a run; None where the target is a model."""
     return Run(target).config if (Path(target) / "run.json").exists() else None
-
-
-def _as_table(tasks: str | None, overrides: list[str]) -> dict[str, Any]:
-    """A recipe of what was asked for, to look into."""
-    table: dict[str, Any] = {"eval": {} if tasks is None else eval_section(tasks)}
-    for override in overrides:
-        apply_override(table, override)
-    return table
 
 
 def count_musique(path: Path) -> int:
@@ -147,21 +132,19 @@ def count_musique(path: Path) -> int:
 def load_for_eval(target: str, tasks: str | None, overrides: Iterable[str]) -> tuple[Config, "Policy", HeldOut]:
     """Prepare `uptrend eval`: a model or a run's last checkpoint, and the held-out tasks to play."""
     need_train_extra()
-    is_run = (Path(target) / "run.json").exists()
-    if is_run and is_warmstart(run := Run(target)):
-        raise RecordError(f"{target} is a warm start, which keeps no checkpoint. {way_on(run, 'eval ')}")
-    table = dict(Run(target).config) if is_run else {"model": {"name": target}}
+    run = Run(target) if (Path(target) / "run.json").exists() else None
+    if run is not None:
+        refuse_warmstart(run, "keeps no checkpoint", "eval ")
+    table = {"model": {"name": target}} if run is None else dict(run.config)
     if tasks is not None:
         table["eval"] = eval_section(tasks)
     config = resolve(load_config(table, overrides))
     held_out = heldout(config)
-    if not is_run:
-        return config, make_policy(config), held_out
-    checkpoints = Run(target).checkpoints
-    if not checkpoints:
+    if run is not None and not run.checkpoints:
         raise CheckpointError(f"{target} has no checkpoint to evaluate.")
-    from uptrend.policy.checkpoint import load_weights
-
     policy = make_policy(config)
-    load_weights(checkpoints[-1], policy)
+    if run is not None:
+        from uptrend.policy.checkpoint import load_weights
+
+        load_weights(run.checkpoints[-1], policy)
     return config, policy, held_out

@@ -1,35 +1,30 @@
-"""Runs: train, resume and warm start."""
+"""Runs: train, resume, warm start and replay; and the launcher through which the lab starts them."""
 
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from uptrend.config import Config, difference, load_config, to_table
+from uptrend.config.tables import to_recipe, to_toml
 from uptrend.policy.known import need_train_extra
-from uptrend.records import CheckpointError, ConfigError, ModelError, RecordError, Run, RunDirectory
+from uptrend.records import CheckpointError, ConfigError, LabError, Method, ModelError, RecordError, Run, RunDirectory
+from uptrend.records.directory import write_whole
 from uptrend.runner.preflight import Preflight, check_first
-from uptrend.runner.prepare import (
-    Prepared,
-    check_tasks,
-    free_place,
-    info_of,
-    is_warmstart,
-    make_policy,
-    prepare,
-    recorded,
-    resolve,
-    way_on,
-    with_components,
-)
+from uptrend.runner.prepare import Prepared, free_place, make_policy, prepare, recorded, refuse_warmstart, resolve
 from uptrend.tasks.pool import heldout, pool
 from uptrend.training.observer import Observer
 
 if TYPE_CHECKING:
-    pass
+    from uptrend.lab.plan import PlannedRun, Resolved
 
+# Settings that a resumed run may change: nothing that would make it another run.
 MAY_CHANGE = ("learning.steps", "eval.every", "checkpoints.every", "checkpoints.keep", "compute.threads")
-"""Settings that a resumed run may change: nothing that would make it another run."""
+# Causes that a gap between sampler and learner points to elsewhere; in a replay another policy sampled, by design.
+BY_CONSTRUCTION = ("precision.mismatch", "sync.stale-weights", "sync.off-policy", "policy.dropout-on")
+# Keys that a replay takes from its source, whatever the recipe says.
+NOT_REPLAYED = ("name", "seed", "checkpoints", "doctor", "compute")
 
 
 def train(
@@ -64,9 +59,14 @@ def start(
     on_preflight: Callable[[Preflight], None] = lambda _: None,
 ) -> Run:
     """Train a prepared recipe into a new run directory; see `train`."""
-    p = prepared
-    with RunDirectory.create(path, info_of(path, p.config, p.pool, p.held_out, p.policy)) as directory:
-        _go(p, directory, observers, resume=False, preflight=preflight, allows=allows, on_preflight=on_preflight)
+    from uptrend.training.loop import train as loop
+
+    with RunDirectory.create(path, prepared.info(path)) as directory, recorded(directory, resume=False) as outcome:
+        if preflight:
+            report, outcome.stop = check_first(prepared, directory, allows)
+            on_preflight(report)
+        if outcome.stop is None:
+            outcome.stop = loop(prepared.parts(directory, observers))
     return Run(path)
 
 
@@ -78,36 +78,37 @@ def resume(
 ) -> Run:
     """Continue a run from its last checkpoint; drop what was recorded after it. `alter` may replace parts."""
     need_train_extra()
-    path = Path(path)
     run = Run(path)
-    if is_warmstart(run):
-        raise RecordError(
-            f"{path} is a warm start, which can't be resumed. {way_on(run, 'train RECIPE --set model.name=')}"
-        )
+    refuse_warmstart(run, "can't be resumed", "train RECIPE --set model.name=")
     if run.info.get("kind") == "replay":
         raise RecordError(f"{path} is a replay, which is short: make it again with uptrend replay.")
     from uptrend.policy.checkpoint import check_resumable, read_state
+    from uptrend.training.loop import train as loop
 
     check_resumable(run)
-    config = _changed(run, overrides)
+    config = load_config(run.config, overrides)
+    wrong = [key for key in difference(run.config, to_table(config)) if key not in MAY_CHANGE]
+    if wrong:
+        raise ConfigError(
+            f"--set {wrong[0]} would make {run.path} another run. "
+            f"A resumed run may change {', '.join(MAY_CHANGE)}; start a new one for the rest."
+        )
     if not run.checkpoints:
         raise CheckpointError(
             f"{path} has no checkpoint to resume from. Start it again, with checkpoints.every set to save on the way."
         )
-    with RunDirectory.reopen(path) as directory:
+    with RunDirectory.reopen(run.path) as directory:
         step = int(read_state(run.checkpoints[-1])["step"])
         if step >= config.learning.steps:
             raise ConfigError(
                 f"{path} is finished: {step} steps are done. To go on, add --set learning.steps={step * 2}."
             )
-        held_out = heldout(config)
-        tasks = pool(config, held_out)
-        check_tasks(run, tasks, held_out)
-        parts = alter(with_components(config, make_policy(config), tasks, held_out))
+        prepared = alter(prepare(config, run))
         directory.rewind(step)
-        directory.write_info({**run.info, "config": to_table(config)})
-        _go(parts, directory, observers, resume=True)
-    return Run(path)
+        directory.write_info({**run.info, "config": to_table(prepared.config)})
+        with recorded(directory, resume=True) as outcome:
+            outcome.stop = loop(prepared.parts(directory, observers), resume=True)
+    return Run(run.path)
 
 
 def warmstart(
@@ -116,75 +117,132 @@ def warmstart(
     """Teach the recipe's model the expert's rollouts, and put it into the folder `out`; its run is recorded too."""
     need_train_extra()
     path = free_place(runs, name, f"{config.name}-warmstart", "Choose another --name for this warm start.")
-    _free_folder(out)
+    if out.exists():
+        raise ModelError(f"{out} exists already. Choose another --out, or remove it.")
+    out.parent.mkdir(parents=True, exist_ok=True)
     config = resolve(replace(config, model=replace(config.model, lora=None)))
     held_out = heldout(config)
-    tasks = pool(_of_the_first_stage(config), held_out)
+    # Of the first stage, as many tasks as the expert demonstrates.
+    count = config.warmstart.tasks
+    stages = tuple({**stage, "train": count} for stage in config.tasks.stages[:1])
+    shown = replace(config, tasks=replace(config.tasks, train=count, stages=stages))
+    tasks = pool(replace(shown, sampling=replace(config.sampling, groups=1)), held_out)
     policy = make_policy(config)
 
     from uptrend.policy.checkpoint import export
-    from uptrend.training.components import Parts
+    from uptrend.training.components import Components
     from uptrend.training.warmstart import demonstrate, supervised
     from uptrend.training.warmstart import warmstart as learn
 
     demonstrations, notes = demonstrate(policy, tasks, config)
-    config = supervised(config, len(demonstrations))
-    info = info_of(path, config, tasks, held_out, policy)
+    taught = Prepared(supervised(config, len(demonstrations)), policy, tasks, held_out, Components())
+    info = taught.info(path)
     info |= {"kind": "warmstart", "notes": [*info["notes"], *notes]}
     with RunDirectory.create(path, info) as directory, recorded(directory, resume=False) as outcome:
-        outcome.stop = learn(Parts(config, policy, tasks, held_out, directory, observers), demonstrations)
+        outcome.stop = learn(taught.parts(directory, observers), demonstrations)
         if outcome.stop is None:
-            beside = out.with_name(f".{out.name}")
+            beside = out.with_name(f".{out.name}")  # renamed when it is whole
             export(policy, beside).rename(out)
             beside.rmdir()
             directory.event("exported", folder=str(out))
     return Run(path)
 
 
-def _of_the_first_stage(config: Config) -> Config:
-    """With as many tasks of the first stage as the expert demonstrates."""
-    count = config.warmstart.tasks
-    stages = tuple({**stage, "train": count} for stage in config.tasks.stages[:1])
-    shown = replace(config.tasks, train=count, stages=stages)
-    return replace(config, tasks=shown, sampling=replace(config.sampling, groups=1))
-
-
-def _free_folder(out: Path) -> None:
-    if out.exists():
-        raise ModelError(f"{out} exists already. Choose another --out, or remove it.")
-    out.parent.mkdir(parents=True, exist_ok=True)
-
-
-def _go(
-    prepared: Prepared,
-    directory: RunDirectory,
-    observers: Sequence[Observer],
+def replay(
+    run: Run | str | Path,
+    step: int,
     *,
-    resume: bool,
-    preflight: bool = False,
-    allows: Collection[str] = (),
-    on_preflight: Callable[[Preflight], None] = lambda _: None,
-) -> None:
-    from uptrend.training.components import Parts
-    from uptrend.training.loop import train as loop
+    steps: int | None = None,
+    overrides: Iterable[str] = (),
+    runs: str | Path = "runs",
+    name: str | None = None,
+    observers: Sequence[Observer] = (),
+) -> Run:
+    """Learn again from a run's recorded rollouts, starting at `step`, with part of the update changed."""
+    need_train_extra()
+    from uptrend.training.replay import check_start, plan
+    from uptrend.training.replay import replay as learn_again
 
-    p = prepared
-    with recorded(directory, resume=resume) as outcome:
-        if preflight:
-            report, outcome.stop = check_first(prepared, directory, allows)
-            on_preflight(report)
-        if outcome.stop is None:
-            outcome.stop = loop(
-                Parts(p.config, p.policy, p.pool, p.held_out, directory, observers, p.components), resume
-            )
+    run, runs = run if isinstance(run, Run) else Run(run), Path(runs)
+    asked = plan(run, step, steps, overrides)
+    changed = {key: list(pair) for key, pair in asked.changed.items()}
+    about = {"source": str(run.path.resolve()), "step": step, "last": asked.last, "changed": changed}
+    # The same replay, begun and not finished, is made again in its place: it gives the same numbers.
+    is_begun = name is not None and (runs / name / "run.json").exists()
+    if is_begun:
+        there = Run(runs / str(name))
+        is_begun = there.info.get("replay") == about and there.status != "finished"
+    path = runs / str(name) if is_begun else free_place(runs, name, f"{run.name}-replay", "Choose another --name.")
+    # The model is checked as the run had it, then made as it shall be.
+    prepared = prepare(replace(asked.config, model=load_config(run.config).model), run)
+    check_start(prepared.policy, asked)
+    config = replace(prepared.config, model=asked.config.model)
+    if config != prepared.config:
+        prepared = replace(prepared, config=config, policy=make_policy(config))
+    info = prepared.info(path)
+    notes = list(info["notes"])
+    if len(changed) > 1:
+        notes.append(f"{len(changed)} keys were changed at once; what each of them does can't be told apart.")
+    if elsewhere := [key for key in ("machine", "packages", "uptrend") if info[key] != run.info.get(key)]:
+        notes.append(f"{run.path} was made with other {' and '.join(elsewhere)}: the last bits may differ.")
+    info |= {"kind": "replay", "replay": about, "notes": notes}
+    directory = RunDirectory.reopen(path) if is_begun else RunDirectory.create(path, info)
+    if is_begun:
+        directory.rewind(step - 1)  # of its evaluation before the first step too
+        directory.write_info(info)
+    with directory, recorded(directory, resume=is_begun) as outcome:
+        reason = "a replay's rewards are those of the run that it replays"
+        directory.event("acquitted", id="run.too-short", reason=reason)
+        for id in BY_CONSTRUCTION if changed else ():
+            directory.event("acquitted", id=id, reason="a replay learns from another policy's rollouts")
+        outcome.stop = learn_again(prepared.parts(directory, observers), asked)
+    return Run(path)
 
 
-def _changed(run: Run, overrides: Iterable[str]) -> Config:
-    config = load_config(run.config, overrides)
-    wrong = [key for key in difference(run.config, to_table(config)) if key not in MAY_CHANGE]
-    if wrong:
-        raise ConfigError(
-            f"--set {wrong[0]} would make {run.path} another run. "
-            f"A resumed run may change {', '.join(MAY_CHANGE)}; start a new one for the rest."
-        )
-    return config
+class TrainLauncher:
+    """Resolves the lab's recipes as `uptrend train` does, and starts `uptrend train` or `uptrend replay`."""
+
+    def resolve(self, recipe: Path, overrides: Mapping[str, Any]) -> "Resolved":
+        """Load a recipe with overrides (the seed among them), make its tasks, and hash them."""
+        from uptrend.lab.plan import Resolved
+
+        config = load_config(recipe, overrides)
+        # One thread where the recipe does not say: several runs of one thread get more done than one of several.
+        compute = replace(config.compute, threads=config.compute.threads or 1)
+        # Nobody looks on: the lab has the doctor judge the records of finished runs.
+        config = resolve(replace(config, compute=compute, doctor=replace(config.doctor, live=False, stop_on="never")))
+        held_out = heldout(config)
+        return Resolved(to_table(config), pool(config, held_out).describe()["hash"], held_out.hash)
+
+    def command(self, planned: "PlannedRun") -> list[str]:
+        """Return the command line that makes a planned run in a process of its own, or goes on with it."""
+        uptrend, folder = [sys.executable, "-m", "uptrend"], planned.folder
+        if planned.method is Method.REPLAY:
+            return [*uptrend, *self._replay(planned)]
+        if (folder / "run.json").exists() and Run(folder).checkpoints:
+            return [*uptrend, "train", "--resume", str(folder)]
+        recipe = folder.with_name(f"{folder.name}.toml")
+        write_whole(recipe, to_recipe(planned.config).encode())
+        allows = [word for id in planned.allows for word in ("--allow", id)] if planned.asks else ["--no-preflight"]
+        return [*uptrend, "train", str(recipe), "--runs", str(folder.parent), "--name", folder.name, *allows]
+
+    def _replay(self, planned: "PlannedRun") -> list[str]:
+        assert planned.source is not None
+        source = Run(planned.source.run)
+        differs = difference(source.config, planned.config)
+        steps, sets = list[str](), list[str]()
+        # Of the arm only what differs from the run that is replayed.
+        for key, (_, value) in differs.items():
+            if key.startswith(NOT_REPLAYED):
+                continue
+            if value is None:
+                raise LabError(
+                    f"{source.path} has {key}, and arm {planned.arm} has none: a replay can't leave it out. "
+                    "Replay a run without it, or write it into the recipe as the run has it."
+                )
+            if key == "learning.steps":
+                steps = ["--steps", str(value)]
+            else:
+                sets += ["--set", f"{key}={to_toml(value)}"]
+        where = ["--runs", str(planned.folder.parent), "--name", planned.folder.name]
+        return ["replay", str(source.path), "--step", str(planned.source.step), *steps, *where, *sets, "--quiet"]

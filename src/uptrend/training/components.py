@@ -31,22 +31,17 @@ from uptrend.training.observer import Observer
 class Components:
     """Parts of the training loop, each a function or a class that makes it."""
 
-    sampler: Callable[[Policy], Sampler] = InProcessSampler
-    """Makes the sampler that plays rollouts."""
-    gather: Callable[[RolloutPlayer, Pool, Cursor, int, Config], Gathered] = gather
-    """Samples the groups of a step."""
-    layout: Layout = lay_out
-    """Lays rollouts out for the learner: tokens, loss mask and attention mask."""
+    sampler: Callable[[Policy], Sampler] = InProcessSampler  # makes the sampler that plays rollouts
+    gather: Callable[[RolloutPlayer, Pool, Cursor, int, Config], Gathered] = gather  # samples the groups of a step
+    layout: Layout = lay_out  # lays rollouts out for the learner: tokens, loss mask and attention mask
+    # Computes advantages by group id: `(rewards_n, groups_n, *, scale, baseline)`.
     advantages: Callable[..., Tensor] = algo.advantages
-    """Computes advantages by group id: `(rewards_n, groups_n, *, scale, baseline)`."""
+    # Makes the learner: log-probabilities, loss and gradient.
     learner: Callable[[Policy, Optimizer, Config], Learner] = Learner
-    """Makes the learner: log-probabilities, loss and gradient."""
-    optimizer: Callable[[FlatWeights, Learning], Optimizer] = Optimizer
-    """Makes the optimizer."""
-    metrics: Callable[[Learned], dict[str, Any]] = step_metrics
-    """Computes a step's metrics line."""
+    optimizer: Callable[[FlatWeights, Learning], Optimizer] = Optimizer  # makes the optimizer
+    metrics: Callable[[Learned], dict[str, Any]] = step_metrics  # computes a step's metrics line
+    # Loads a checkpoint into policy and optimizer; returns the loop's state.
     restore: Callable[[Path, Policy, Optimizer], dict[str, Any]] = load_checkpoint
-    """Loads a checkpoint into policy and optimizer; returns the loop's state."""
 
 
 @dataclass(frozen=True)
@@ -66,16 +61,11 @@ class Parts:
 class Course:
     """Beginning and end of a run, and the source of its rollouts."""
 
-    gather: Callable[[RolloutPlayer, Cursor, int], Gathered]
-    """Provides a step's rollouts."""
-    last: int
-    """Last step."""
-    checkpoint: Path | None = None
-    """Checkpoint to begin with; None for the model as it was loaded."""
-    is_new: bool = True
-    """True where the run has not begun yet, so that the model is evaluated first."""
-    saves: bool = True
-    """True where checkpoints are written."""
+    gather: Callable[[RolloutPlayer, Cursor, int], Gathered]  # provides a step's rollouts
+    last: int  # last step
+    checkpoint: Path | None = None  # checkpoint to begin with; None for the model as it was loaded
+    is_new: bool = True  # true where the run has not begun yet, so that the model is evaluated first
+    saves: bool = True  # true where checkpoints are written
 
     def is_due(self, step: int, every: int) -> bool:
         """Return True for every `every`-th step and for the last one; 0 is the last one alone."""

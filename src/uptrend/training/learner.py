@@ -4,13 +4,11 @@ b = sequence, s = sampled token of it (padded), m = sampled tokens of a micro-ba
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from uptrend.algo import Batch, Sums, attention_mask, loss_mask, objective, prepare
@@ -19,14 +17,13 @@ from uptrend.policy.graphed import Graphed
 from uptrend.policy.optimizer import Applied, Optimizer, learning_rate
 from uptrend.policy.policy import Policy
 from uptrend.records import Role, Rollout
-from uptrend.records import Sequence as Tokens
 from uptrend.training.packing import Cost, Grain, Line, Micro, pack
 
 MODEL = int(Role.MODEL)
+# Loss and its sums, from log-probabilities and entropies of a micro-batch's tokens.
 Objective = Callable[[Tensor, Tensor, Batch, Learning], tuple[Tensor, Sums]]
-"""Loss and its sums, from log-probabilities and entropies of a micro-batch's tokens."""
+# Tensors of a micro-batch's part of the update, in order.
 BATCH = [f.name for f in fields(Batch) if f.name != "whole_rollouts"]
-"""Tensors of a micro-batch's part of the update, in order."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +36,8 @@ class Experience:
     mask_bs: Tensor  # true for tokens that are trained
     real_bs: Tensor  # true for tokens, False for padding
     sampler_bs: Tensor  # log-probabilities by the sampler
+    # Log-probabilities by the learner of the recorded run; None where the rollouts are this run's own.
     behavior_bs: Tensor | None = None
-    """Log-probabilities by the learner of the recorded run; None where the rollouts are this run's own."""
 
 
 @dataclass(frozen=True)
@@ -67,15 +64,25 @@ def lay_out(rollouts: Sequence[Rollout], config: Config, *, recorded: bool = Fal
     """Lay out the sampled tokens of rollouts; failed and dropped ones are included, but not trained."""
     numbers = {group: i for i, group in enumerate(dict.fromkeys(r.group for r in rollouts))}
     flat = [(n, r, s) for n, r in enumerate(rollouts) for s in r.sequences]
-    visible = _visible([len(s.ids) for _, _, s in flat])
-    lines = [_line(s, v, numbers[r.group], n) for (n, r, s), v in zip(flat, visible, strict=True)]
+    lengths = [len(s.ids) for _, _, s in flat]
+    seen_bt = attention_mask(torch.arange(max(lengths, default=0)) < torch.tensor(lengths)[:, None]).numpy()
+    lines = []
+    for seen, (n, r, s) in zip(seen_bt, flat, strict=True):
+        sampled = (s.roles == MODEL).nonzero()[0]
+        prompt = int(sampled[0]) if len(sampled) else len(s.ids)
+        lines.append(Line(s.ids.astype(np.int64), sampled, seen[: len(s.ids)], prompt, numbers[r.group], n))
     longest = max(1, *(len(line.sampled) for line in lines))
     longest = min(_most_tokens(config), -(-longest // 32) * 32)  # few shapes: see Grain
-    sampler = np.zeros((len(flat), longest), np.float32)
+    sampler, behavior = np.zeros((2, len(flat), longest), np.float32)
     real = np.zeros((len(flat), longest), bool)
     for b, (line, (_, _, s)) in enumerate(zip(lines, flat, strict=True)):
-        sampler[b, : len(line.sampled)] = s.sampler[line.sampled]
-        real[b, : len(line.sampled)] = True
+        places = slice(len(line.sampled))
+        real[b, places] = True
+        sampler[b, places] = behavior[b, places] = s.sampler[line.sampled]
+        if recorded and s.learner is not None:
+            # The recorded learner's log-probabilities before its update; the sampler's where it computed none.
+            learner = s.learner[line.sampled]
+            behavior[b, places] = np.where(np.isnan(learner), sampler[b, places], learner)
     out = [r.reward is None or not r.kept or (config.learning.mask_truncated and r.is_truncated) for _, r, _ in flat]
     real_bs = torch.from_numpy(real)
     return Experience(
@@ -85,30 +92,8 @@ def lay_out(rollouts: Sequence[Rollout], config: Config, *, recorded: bool = Fal
         mask_bs=loss_mask(torch.full(real.shape, MODEL), real_bs, torch.tensor(out)),
         real_bs=real_bs,
         sampler_bs=torch.from_numpy(sampler),
-        behavior_bs=_behavior([s for _, _, s in flat], lines, sampler) if recorded else None,
+        behavior_bs=torch.from_numpy(behavior) if recorded else None,
     )
-
-
-def _behavior(sequences: Sequence[Tokens], lines: Sequence[Line], sampler: NDArray[np.float32]) -> Tensor:
-    """Take the recorded learner's log-probabilities before its update; the sampler's where it computed none."""
-    behavior = sampler.copy()
-    for b, (line, tokens) in enumerate(zip(lines, sequences, strict=True)):
-        if tokens.learner is not None:
-            learner = tokens.learner[line.sampled]
-            behavior[b, : len(learner)] = np.where(np.isnan(learner), sampler[b, : len(learner)], learner)
-    return torch.from_numpy(behavior)
-
-
-def _visible(lengths: list[int]) -> list[NDArray[np.bool_]]:
-    real_bt = torch.arange(max(lengths, default=0)) < torch.tensor(lengths)[:, None]
-    seen_bt = attention_mask(real_bt).numpy()
-    return [row[:length] for row, length in zip(seen_bt, lengths, strict=True)]
-
-
-def _line(tokens: Tokens, visible: NDArray[np.bool_], group: int, rollout: int) -> Line:
-    sampled = (tokens.roles == MODEL).nonzero()[0]
-    prompt = int(sampled[0]) if len(sampled) else len(tokens.ids)
-    return Line(tokens.ids.astype(np.int64), sampled, visible, prompt, group, rollout)
 
 
 def _most_tokens(config: Config) -> int:
@@ -215,13 +200,17 @@ class Learner:
         micro, given = tensors[: -len(BATCH)], tensors[-len(BATCH) :]
         values: dict[str, Any] = dict(zip(BATCH, given, strict=True))
         part = Batch(**values, whole_rollouts=False)
-        with self._training_mode():
+        # Training mode only where it matters: for dropout, and for transformers' gradient checkpointing.
+        self._policy.model.train(self._dropout or self._config.model.gradient_checkpointing)
+        try:
             logprobs_m, entropy_m = self._forward(*micro)
             rows, length = part.weights_bt.shape
             empty_bs = torch.zeros(rows, length + 1, device=self._policy.device)
             logprobs_bs, entropy_bs = (empty_bs.index_put(micro[-2:], x)[:, :-1] for x in (logprobs_m, entropy_m))
             loss, sums = self._objective(logprobs_bs, entropy_bs, part, self._config.learning)
             loss.backward()  # type: ignore[no-untyped-call]
+        finally:
+            self._policy.model.eval()
         return logprobs_m.detach(), torch.stack([getattr(sums, f.name).float() for f in fields(sums)])
 
     def _minibatches(self, exp: Experience) -> Iterator[tuple[bool, Tensor]]:
@@ -241,23 +230,11 @@ class Learner:
             self._packed = (exp, wanted, [micro.to(self._policy.device) for micro in micros])
         return self._packed[2]
 
-    def _forward(self, *tensors: Tensor | None, reference: bool = False) -> tuple[Tensor, Tensor]:
+    def _forward(self, *tensors: Any, reference: bool = False) -> tuple[Tensor, Tensor]:
         ids_rt, positions_rt, mask, predictors_m, targets_m, *_ = tensors
-        assert ids_rt is not None
-        assert predictors_m is not None
-        assert targets_m is not None
         hidden = self._policy.hidden(ids_rt, positions_rt, mask, reference=reference)
         chosen_mh = hidden.flatten(0, 1).index_select(0, predictors_m)
         return self._policy.logprobs(chosen_mh, targets_m, self._config.sampling.temperature, reference=reference)
-
-    @contextmanager
-    def _training_mode(self) -> Iterator[None]:
-        """Put the model in training mode only where that matters: dropout, transformers' gradient checkpointing."""
-        self._policy.model.train(self._dropout or self._config.model.gradient_checkpointing)
-        try:
-            yield
-        finally:
-            self._policy.model.eval()
 
 
 def _padded_shape(exp: Experience) -> tuple[int, int]:

@@ -44,13 +44,13 @@ class Learned:
 
 def step_metrics(learned: Learned) -> Line:
     """Compute the metrics of a training step."""
-    gathered, exp, update = learned.gathered, learned.exp, learned.update
+    rollouts = learned.gathered.rollouts
     return {
-        **reward_metrics(gathered.rollouts),
-        **sampling_metrics(gathered.rollouts, gathered.dropped),
-        **advantage_metrics(gathered.rollouts, learned.advantages_n),
-        **learner_metrics(exp, update),
-        **token_metrics(gathered.rollouts, exp, update),
+        **reward_metrics(rollouts),
+        **sampling_metrics(rollouts, learned.gathered.dropped),
+        **advantage_metrics(rollouts, learned.advantages_n),
+        **learner_metrics(learned.exp, learned.update),
+        **token_metrics(rollouts, learned.exp, learned.update),
         **weight_metrics(learned.moved),
     }
 
@@ -67,12 +67,8 @@ def reward_metrics(rollouts: Sequence[Rollout], correct: Sequence[bool | None] |
         totals = np.array([r.total for r in rewards])
         with np.errstate(invalid="ignore"):  # an infinite reward has no deviation
             spread = float(totals.std())
-        line = {
-            "reward/mean": float(totals.mean()),
-            "reward/std": spread,
-            "reward/min": float(totals.min()),
-            "reward/max": float(totals.max()),
-        }
+        low, high = float(totals.min()), float(totals.max())
+        line = {"reward/mean": float(totals.mean()), "reward/std": spread, "reward/min": low, "reward/max": high}
     if known:
         line["reward/correct/share"] = float(np.mean(known))
     return line | {f"reward/part/{name}/mean": float(np.mean(values)) for name, values in part_values(rewards).items()}
@@ -99,11 +95,12 @@ def advantage_metrics(rollouts: Sequence[Rollout], advantages_n: Floats, groups:
     line["advantage/dead/share"] = len(dead) / len(scored)
     if any(np.isnan([r.low, r.high]).any() for rewards in scored for r in rewards):
         return line  # a watched trainer states no bounds, and has not shown two values yet
-    at_low = [bool(np.isclose(r.total, r.low)) for r in dead]
-    at_high = [bool(np.isclose(r.total, r.high)) and not low for r, low in zip(dead, at_low, strict=True)]
-    line["advantage/dead_low/share"] = sum(at_low) / len(scored)
-    line["advantage/dead_high/share"] = sum(at_high) / len(scored)
-    return line
+    low = [bool(np.isclose(r.total, r.low)) for r in dead]
+    high = [bool(np.isclose(r.total, r.high)) and not at_low for r, at_low in zip(dead, low, strict=True)]
+    return line | {
+        "advantage/dead_low/share": sum(low) / len(scored),
+        "advantage/dead_high/share": sum(high) / len(scored),
+    }
 
 
 def rewards_by_group(rollouts: Sequence[Rollout], groups: Sequence[str] | None = None) -> list[list[Reward]]:
@@ -310,8 +307,8 @@ class Clock:
     """Seconds by phase of a step."""
 
     def __init__(self, device: "torch.device") -> None:
-        self._device, self._began, self.phases = device, time.perf_counter(), dict[str, float]()
-        self._last = self._began
+        self._device, self._phases = device, dict[str, float]()
+        self._began = self._last = time.perf_counter()
 
     def lap(self, phase: str) -> None:
         """Count the time since the last lap as this phase."""
@@ -320,11 +317,9 @@ class Clock:
 
             # A GPU works behind the host: without waiting, its seconds would count in a later phase.
             torch.cuda.synchronize(self._device)
-        now = time.perf_counter()
-        self.phases[phase] = self.phases.get(phase, 0.0) + now - self._last
-        self._last = now
+        before, self._last = self._last, time.perf_counter()
+        self._phases[f"seconds/{phase}"] = self._last - before
 
     def metrics(self) -> Line:
-        """One key per phase, and the whole step."""
-        phases = {f"seconds/{phase}": seconds for phase, seconds in self.phases.items()}
-        return phases | {"seconds/step": time.perf_counter() - self._began}
+        """Return one key per phase, and one for the whole step."""
+        return {**self._phases, "seconds/step": time.perf_counter() - self._began}

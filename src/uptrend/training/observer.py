@@ -13,14 +13,10 @@ __all__ = ["Observer", "StepRecord", "Stop"]
 class StepRecord:
     """Step as an observer sees it; step 0 is the evaluation before the first one."""
 
-    step: int
-    """Number of the step."""
-    metrics: dict[str, Any]
-    """Its metrics line; empty for step 0."""
-    rollouts: Sequence[Rollout]
-    """Its rollouts, with everything that the learner computed on them; empty for step 0."""
-    evaluation: Evaluation | None
-    """The evaluation after it, if there was one."""
+    step: int  # number of the step
+    metrics: dict[str, Any]  # its metrics line; empty for step 0
+    rollouts: Sequence[Rollout]  # its rollouts, with everything that the learner computed on them; empty for step 0
+    evaluation: Evaluation | None  # the evaluation after it, if there was one
 
 
 class Observer(Protocol):

@@ -12,7 +12,7 @@ b = sequence, r = row through the model, t = place in it, m = sampled token, s =
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Ints = NDArray[np.int64]
+# Prompts are shared where that costs less than this part of going row by row.
 WORTH_IT = 0.8
-"""Prompts are shared where that costs less than this part of going row by row."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class Micro:
     mask: Tensor | None  # attention mask, bool [r, 1, t, t]; None for plain causal attention
     predictors_m: Tensor  # place, in the flattened rows, of the hidden state that predicts each sampled token
     targets_m: Tensor  # the sampled tokens
+    # Each sampled token's row of `lines` and its place among that line's sampled tokens; filler goes behind them.
     at_m: tuple[Tensor, Tensor]
-    """Each sampled token's row of `lines` and its place among that line's sampled tokens; filler goes behind them."""
     numbers: tuple[int, ...]  # the same sequences, for the host
     padding: float  # share of `ids_rt` that is padding
 
@@ -74,12 +74,10 @@ class Micro:
         return self.ids_rt, self.positions_rt, self.mask, self.predictors_m, self.targets_m, *self.at_m
 
     def to(self, device: torch.device) -> "Micro":
-        """Return a copy on another device."""
         tensors = (self.lines, *self.tensors)
         moved: list[Any] = [None if x is None else x.to(device, non_blocking=True) for x in tensors]
         lines, ids, positions, mask, predictors, targets, *at = moved
-        return replace(self, lines=lines, ids_rt=ids, positions_rt=positions, mask=mask, predictors_m=predictors,
-                       targets_m=targets, at_m=(at[0], at[1]))  # fmt: skip
+        return Micro(lines, ids, positions, mask, predictors, targets, (at[0], at[1]), self.numbers, self.padding)
 
 
 def pack(
@@ -137,7 +135,6 @@ def _length(lines: Sequence[Line], row: list[int]) -> int:
 
 
 def _lay_out(lines: Sequence[Line], rows: list[list[int]], grain: Grain, longest: int) -> Micro:
-    """Lay rows out as tensors."""
     width = _round_up(max(_length(lines, row) for row in rows), grain.width)
     ids, positions = np.zeros((2, len(rows), width), np.int64)
     part = np.full((len(rows), width), -1, np.int64)  # -1 is padding, 0 a shared prompt, n the n-th tail
@@ -193,7 +190,6 @@ def see(part_rt: Tensor, visible_rt: Tensor) -> Tensor:
 
 
 def _group_by(items: Sequence[int], keys: Sequence[int]) -> list[list[int]]:
-    """Items with the same key together, in the order of first appearance."""
     found: dict[int, list[int]] = {}
     for item, key in zip(items, keys, strict=True):
         found.setdefault(key, []).append(item)

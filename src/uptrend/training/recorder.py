@@ -19,8 +19,8 @@ from uptrend.records import Rollout, RunDirectory, rollouts_table
 if TYPE_CHECKING:
     from uptrend.training.learner import Experience, Update
 
-WAITING = 4
-"""Steps that may wait before the loop waits for the disk."""
+# Files that may wait before the loop waits for the disk: four steps.
+WAITING = 8
 
 
 class Recorder:
@@ -36,12 +36,8 @@ class Recorder:
 
     def step(self, step: int, rollouts: Sequence[Rollout], metrics: dict[str, Any]) -> None:
         """Record a step's rollouts, then its metrics."""
-
-        def write() -> None:
-            self._directory.rollouts(step, rollouts_table(self._name, rollouts))
-            self._directory.metrics(metrics)
-
-        self._put(write)
+        self._put(lambda: self._directory.rollouts(step, rollouts_table(self._name, rollouts)))
+        self._put(lambda: self._directory.metrics(metrics))
 
     def evaluation(self, line: dict[str, Any], rollouts: Sequence[Rollout]) -> None:
         """Record an evaluation's rollouts, then its line."""
@@ -94,12 +90,9 @@ class Annotated(UserList[Rollout]):
     @cached_property
     def data(self) -> list[Rollout]:  # type: ignore[override]
         update, learner = self._update, self._update.learner_bs.numpy()
-        reference = None if update.reference_bs is None else update.reference_bs.numpy()
+        reference = np.full_like(learner, np.nan) if update.reference_bs is None else update.reference_bs.numpy()
         advantages = np.broadcast_to(update.advantages_b.numpy()[:, None], learner.shape)
-        missing = np.full_like(learner, np.nan)
-        computed = np.stack(
-            [update.weights_bs.numpy(), advantages, learner, missing if reference is None else reference]
-        )
+        computed = np.stack([update.weights_bs.numpy(), advantages, learner, reference])
         lines = iter(enumerate(self._exp.lines))
         made = []
         for rollout in self._rollouts:
@@ -110,7 +103,7 @@ class Annotated(UserList[Rollout]):
                 columns[:, line.sampled] = computed[:, b, : len(line.sampled)]
                 sequences.append(
                     replace(sequence, weights=columns[0], attended=line.visible, advantages=columns[1],
-                            learner=columns[2], reference=None if reference is None else columns[3])
+                            learner=columns[2], reference=None if update.reference_bs is None else columns[3])
                 )  # fmt: skip
             made.append(replace(rollout, sequences=tuple(sequences)))
         return [*made, *self._dropped]

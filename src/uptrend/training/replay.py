@@ -20,13 +20,13 @@ from uptrend.training.gather import Gathered, RolloutPlayer
 from uptrend.training.loop import run_course
 from uptrend.training.observer import Stop
 
+# Settings that make the update.
 FACTORS = ("learning.", "model.weights", "model.lora")
-"""Settings that make the update."""
+# Settings that may differ and change no result but by rounding.
 BESIDES = (
     "eval.every", "eval.attempts", "checkpoints.", "compute.", "doctor.", "model.gradient_checkpointing",
     "learning.tokens",
 )  # fmt: skip
-"""Settings that may differ and change no result but by rounding."""
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,10 @@ class Replay:
 
     run: Run  # source of the rollouts
     step: int  # step whose weights it begins with; 0 is the model that the run began with
+    checkpoint: Path | None  # folder of these weights; None for the model that the run began with
     last: int  # last step whose rollouts are learned from
     config: Config  # the run's recipe, with the changes
     changed: dict[str, tuple[Any, Any]]  # changed settings that make the update, each with its old and new value
-
-    @property
-    def checkpoint(self) -> Path | None:
-        """Folder of its weights; None for the model that the run began with."""
-        return _checkpoints(self.run)[self.step] if self.step else None
 
 
 def plan(run: Run, step: int, steps: int | None, overrides: Iterable[str]) -> Replay:
@@ -50,7 +46,7 @@ def plan(run: Run, step: int, steps: int | None, overrides: Iterable[str]) -> Re
     if "trainer" in run.info or "kind" in run.info:
         kind = run.info.get("kind") or f"run of {run.info['trainer']}"
         raise RecordError(f"{run.path} is a {kind}; only a run of uptrend train can be replayed.")
-    found = _checkpoints(run)
+    found = {int(path.name.removeprefix("step-")): path for path in run.checkpoints}
     if step and step not in found:
         steps_there = f"0 (the model that it began with){' and ' if found else ''}{', '.join(map(str, found))}"
         raise CheckpointError(
@@ -68,7 +64,7 @@ def plan(run: Run, step: int, steps: int | None, overrides: Iterable[str]) -> Re
     changed = _changed(load_config(run.config), config, step)
     if not any(override.strip().startswith("checkpoints.") for override in sets):
         config = replace(config, checkpoints=Checkpoints())  # only after the last step
-    return Replay(run, step, step + (steps or recorded), config, changed)
+    return Replay(run, step, found.get(step), step + (steps or recorded), config, changed)
 
 
 def check_start(policy: Policy, asked: Replay) -> None:
@@ -110,9 +106,7 @@ def _changed(before: Config, config: Config, step: int) -> dict[str, tuple[Any, 
     differs = {key: pair for key, pair in both.items() if not key.startswith(BESIDES)}
     for key in differs:
         if key == "learning.steps":
-            raise ConfigError(
-                "--set learning.steps is the length of the run's schedule; say --steps for a shorter replay."
-            )
+            raise ConfigError("--set learning.steps is the run's schedule; say --steps for a shorter replay.")
         if key.startswith("model.lora") and step:
             raise ConfigError(f"--set {key}: the checkpoint of step {step} fits the run's own adapters. Use --step 0.")
         if not key.startswith(FACTORS):
@@ -122,7 +116,3 @@ def _changed(before: Config, config: Config, step: int) -> dict[str, tuple[Any, 
                 f"model.lora; besides, {', '.join(f'{key}…' if key.endswith('.') else key for key in BESIDES[:4])}."
             )
     return differs
-
-
-def _checkpoints(run: Run) -> dict[int, Path]:
-    return {int(path.name.removeprefix("step-")): path for path in run.checkpoints}

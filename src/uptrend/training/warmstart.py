@@ -7,7 +7,7 @@ seen and not trained, as in RL, because it is the same code.
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,8 +27,8 @@ from uptrend.training.gather import Gathered, RolloutPlayer
 from uptrend.training.loop import run_course
 from uptrend.training.observer import Stop
 
+# Metrics of a step that a warm start has as well.
 KEPT = ("learner/entropy/", "gradient/", "optimizer/", "tokens/", "weights/")
-"""Metrics of a step that a warm start has as well."""
 
 
 def supervised(config: Config, demonstrations: int) -> Config:
@@ -54,26 +54,24 @@ def demonstrate(policy: Policy, pool: Pool, config: Config) -> tuple[list[Rollou
         RolloutRequest(task, stage.taskset, 0, f"gold-{number:06d}", 0, 0)
         for number, task in enumerate(stage.tasks[: config.warmstart.tasks])
     ]
-    rollouts = RolloutPlayer(policy, None, config).demonstrate(requests)
-    left_out = [request for request, r in zip(requests, rollouts, strict=True) if not _can_be_learned(r, config)]
-    notes = []
+    kept, left_out, notes = list[Rollout](), list[RolloutRequest](), list[str]()
+    for request, rollout in zip(requests, RolloutPlayer(policy, None, config).demonstrate(requests), strict=True):
+        turns = [sequence.turns[sequence.sampled] for sequence in rollout.sequences]
+        # The model itself could have written this within its limits, and it is right.
+        fits = all(len(t) and np.bincount(t).max() <= config.sampling.max_tokens for t in turns)
+        if measure.is_correct(rollout) and fits:
+            kept.append(rollout)
+        else:
+            left_out.append(request)
     if left_out:
         # Played again without limits, to say which limits would be enough.
         unlimited = replace(config.sampling, max_turns=1_000, context=1_000_000, max_prompt=0)
         played = RolloutPlayer(policy, None, replace(config, sampling=unlimited)).demonstrate(left_out)
         causes = why_left_out(played, config.sampling)
         notes.append(f"{len(left_out)} of {len(requests)} demonstrations were left out: {'; '.join(causes)}.")
-    kept = [r for r in rollouts if _can_be_learned(r, config)]
     if not kept:
         raise TasksetError(notes[0] if notes else f"{pool.name} has no training task to demonstrate.")
     return kept, notes
-
-
-def _can_be_learned(rollout: Rollout, config: Config) -> bool:
-    """Return True where the model itself could have written this within its limits, and it is right."""
-    turns = [sequence.turns[sequence.sampled] for sequence in rollout.sequences]
-    fits = all(len(t) and np.bincount(t).max() <= config.sampling.max_tokens for t in turns)
-    return measure.is_correct(rollout) and fits
 
 
 def why_left_out(rollouts: Sequence[Rollout], limits: Sampling) -> list[str]:
@@ -104,26 +102,21 @@ def why_left_out(rollouts: Sequence[Rollout], limits: Sampling) -> list[str]:
 
 def warmstart(parts: Parts, demonstrations: Sequence[Rollout]) -> Stop | None:
     """Learn the demonstrations, and evaluate before and after; `parts.config` comes from `supervised`."""
-    batches = _batches(demonstrations, parts.config)
-
-    def demonstrated(player: RolloutPlayer, cursor: Cursor, step: int) -> Gathered:  # noqa: ARG001 (nothing is played)
-        return Gathered(next(batches), [], cursor)
-
-    taught = replace(parts.components, advantages=_ones, metrics=_metrics)
-    return run_course(replace(parts, components=taught), Course(demonstrated, parts.config.learning.steps, saves=False))
-
-
-def _batches(demonstrations: Sequence[Rollout], config: Config) -> Iterator[list[Rollout]]:
-    """Yield every demonstration once per epoch, each epoch in another order."""
-    for epoch in range(config.warmstart.epochs):
+    config, warm = parts.config, parts.config.warmstart
+    batches: list[list[Rollout]] = []
+    for epoch in range(warm.epochs):  # every demonstration once per epoch, each epoch in another order
         order = list(demonstrations)
         random.Random(f"warmstart-{config.seed}-{epoch}").shuffle(order)
-        for start in range(0, len(order), config.warmstart.batch):
-            yield order[start : start + config.warmstart.batch]
+        batches += [order[start : start + warm.batch] for start in range(0, len(order), warm.batch)]
 
+    def demonstrated(player: RolloutPlayer, cursor: Cursor, step: int) -> Gathered:  # noqa: ARG001 (nothing is played)
+        return Gathered(batches[step - 1], [], cursor)
 
-def _ones(rewards_n: Tensor, groups_n: Tensor, **_: str) -> Tensor:  # noqa: ARG001 (every demonstration counts)
-    return torch.ones_like(rewards_n)
+    def ones(rewards_n: Tensor, groups_n: Tensor, **_: str) -> Tensor:  # noqa: ARG001 (every demonstration counts)
+        return torch.ones_like(rewards_n)
+
+    taught = replace(parts.components, advantages=ones, metrics=_metrics)
+    return run_course(replace(parts, components=taught), Course(demonstrated, config.learning.steps, saves=False))
 
 
 def _metrics(learned: measure.Learned) -> dict[str, Any]:

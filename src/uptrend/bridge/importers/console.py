@@ -78,7 +78,13 @@ def _dictionaries(text: str) -> tuple[list[Row], bool, int]:
     rows: list[Row] = []
     is_torn, start = False, 0
     for match in _DICTIONARY.finditer(text):
-        row = _parsed(match[0])
+        # A terminal wraps in the middle of a word, so the pieces are joined as they are.
+        printed = match[0].replace("\r", "").replace("\n", "")
+        try:
+            row: Row = json.loads(printed.replace("'", '"'))
+        except ValueError:  # nan, None, np.float64(…), an apostrophe, or torn
+            pairs = _PAIR.findall(printed)
+            row = {key.strip(): value if "/" in value else number(value) for key, value in pairs}
         if not _are_metrics(tuple(row)):
             continue
         is_torn = not match[0].endswith("}")
@@ -90,16 +96,6 @@ def _dictionaries(text: str) -> tuple[list[Row], bool, int]:
             # The step may stand on the line before the dictionary; a bar may lag behind.
             rows.append(row if is_counted or place is None or place.is_bar else {"step": place.step, **row})
     return rows, is_torn, start
-
-
-def _parsed(text: str) -> Row:
-    """Parse a printed dictionary; a terminal wraps in the middle of a word, so the pieces are joined as they are."""
-    text = text.replace("\r", "").replace("\n", "")
-    try:
-        found = json.loads(text.replace("'", '"'))
-    except ValueError:  # nan, None, np.float64(…), an apostrophe, or torn
-        return {key.strip(): value if "/" in value else number(value) for key, value in _PAIR.findall(text)}
-    return found if isinstance(found, dict) else {}
 
 
 @lru_cache(maxsize=1024)
@@ -117,18 +113,12 @@ def _are_metrics(names: tuple[str, ...]) -> bool:
 class _Place:
     """Step that a line is of, as printed."""
 
-    step: int
-    """Step; within the epoch where there is one."""
-    total: int = 0
-    """Number of steps, likewise; 0 where it is not said."""
-    epoch: int | None = None
-    """Epoch, counted from 0 or 1."""
-    epochs: int = 1
-    """Number of epochs."""
-    is_bar: bool = False
-    """True where a progress bar says it."""
-    end: int = 0
-    """End of the characters of the line that say it."""
+    step: int  # step; within the epoch where there is one
+    total: int = 0  # number of steps, likewise; 0 where it is not said
+    epoch: int | None = None  # epoch, counted from 0 or 1
+    epochs: int = 1  # number of epochs
+    is_bar: bool = False  # true where a progress bar says it
+    end: int = 0  # end of the characters of the line that say it
 
 
 def _place(head: str) -> _Place | None:
@@ -187,7 +177,14 @@ def _line(line: str) -> tuple[_Place, Row] | None:
     has_step = _STEP.search(line) is not None
     if not has_step and not _COUNT.search(line):
         return None
-    pairs = [] if "{" in line else list(_signed(line))
+    stamped = _STAMP.sub(_blank, line)
+    # `name: number` and `name=number` with where they begin; counters and files' lines are none.
+    signed = [] if "{" in line else _SIGNED.finditer(stamped)
+    pairs = [
+        (found.start(), found[1], number(found[2] + (found[3] or "")))
+        for found in signed
+        if not is_bookkeeping(found[1]) and not found[1].endswith(".py")
+    ]
     first = next((start for start, name, _ in pairs if _is_metric(name)), len(line))
     place = _place(line if has_step else _STAMP.sub(_blank, line[:first]))
     if place is None:
@@ -198,15 +195,16 @@ def _line(line: str) -> tuple[_Place, Row] | None:
     if is_verl:
         named = list(_dashed(rest))
     elif has_step:
-        named = [*_labeled(rest), *named]
-    row: Row = {}
-    seen = {"step"}
+        # Labels and numbers, with or without a sign: `| Reward: 0.5 | Grad. Norm 0.1`, `, reward=0.5, loss=0.1`.
+        pieces = re.split(r"[|,;]|\s(?=[A-Za-z_/]+=)", rest)
+        found = (entry for piece in pieces for entry in _LABELED.findall(piece))
+        named = [*((label.strip(), number(numeral + percent)) for label, numeral, percent in found), *named]
+    firsts: dict[str, tuple[str, float | None]] = {}
     # The first of a name counts: another process may have written into the line's end.
     for name, value in named:
-        plain = re.sub(r"[\s_]+", "_", name.strip()).lower()
-        if plain not in seen:
-            seen.add(plain)
-            row[name] = value
+        firsts.setdefault(re.sub(r"[\s_]+", "_", name.strip()).lower(), (name, value))
+    firsts.pop("step", None)
+    row: Row = dict(firsts.values())
     # One number beside a step is often a count; verl's lines and rewards are sure.
     is_enough = len(row) >= 2 or is_verl or any(translate(name, "prime-rl") == "reward/mean" for name in row)
     return (place, row) if is_enough and any(map(_is_metric, row)) else None
@@ -220,14 +218,6 @@ def _blank(match: re.Match[str]) -> str:
     return "|" * len(match[0])
 
 
-def _signed(line: str) -> Iterator[tuple[int, str, float | None]]:
-    """Yield `name: number` and `name=number` pairs with where they begin; counters and files' lines are none."""
-    for found in _SIGNED.finditer(_STAMP.sub(_blank, line)):
-        name = found[1]
-        if not is_bookkeeping(name) and not name.endswith(".py"):
-            yield found.start(), name, number(found[2] + (found[3] or ""))
-
-
 def _dashed(text: str) -> Iterator[tuple[str, float | None]]:
     """Yield the pairs of `critic/score/mean:0.5 - actor/lr:np.float64(1e-06)`, as verl prints."""
     for piece in text.replace("np.float64(", "").replace("np.float32(", "").split(" - "):
@@ -238,13 +228,6 @@ def _dashed(text: str) -> Iterator[tuple[str, float | None]]:
             yield name, float(value) * float(unit)
         except ValueError:
             continue
-
-
-def _labeled(text: str) -> Iterator[tuple[str, float | None]]:
-    """Yield labels and numbers, with or without a sign: `| Reward: 0.5 | Grad. Norm 0.1`, `, reward=0.5, loss=0.1`."""
-    for piece in re.split(r"[|,;]|\s(?=[A-Za-z_/]+=)", text):
-        for label, numeral, percent in _LABELED.findall(piece):
-            yield label.strip(), number(numeral + percent)
 
 
 def _progress(text: str, rows: int, planned: int | None) -> tuple[int, int]:

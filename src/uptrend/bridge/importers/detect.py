@@ -24,8 +24,8 @@ from uptrend.records.run import Run
 from uptrend.records.view import RunView, view_of
 
 Reader = Callable[[LogFile], list[Log] | None]
+# Readers of files, in the order in which they are tried: the console takes any text that has metrics.
 READERS: tuple[Reader, ...] = (read_wandb, read_events, read_json, read_csv, read_console)
-"""Readers of files, in the order in which they are tried: the console takes any text that has metrics."""
 
 _SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".log", ".txt", ".out", ".gz", ".ndjson")
 # Files of a model or of Python packages, which are no logs.

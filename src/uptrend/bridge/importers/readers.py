@@ -20,28 +20,21 @@ _BYTE_ORDER_MARKS = ((b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"), (b"\xef\x
 class Log:
     """One log as its trainer wrote it, before any translation."""
 
-    rows: list[Row]
-    """One dictionary per logged point, in the order of the file, under the trainer's names."""
-    name: str = ""
-    """Name of the run, where the format has one."""
-    trainer: str = ""
-    """Trainer that wrote it, where the format tells; else it is recognized by the names."""
+    rows: list[Row]  # one dictionary per logged point, in the order of the file, under the trainer's names
+    name: str = ""  # name of the run, where the format has one
+    trainer: str = ""  # trainer that wrote it, where the format tells; else it is recognized by the names
+    # Settings that the log mentions, under the trainer's names, nested as found.
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """Settings that the log mentions, under the trainer's names, nested as found."""
-    last_step: int = 0
-    """Last step of a progress bar; 0 without one. Rows without a step are spread over it."""
-    notes: tuple[str, ...] = ()
-    """Sentences on how the log was read."""
+    last_step: int = 0  # last step of a progress bar; 0 without one. Rows without a step are spread over it.
+    notes: tuple[str, ...] = ()  # sentences on how the log was read
 
 
 @dataclass(frozen=True)
 class LogFile:
     """Content of one file."""
 
-    path: Path
-    """Place of the file."""
-    data: bytes
-    """Content, decompressed."""
+    path: Path  # place of the file
+    data: bytes  # content, decompressed
 
     @cached_property
     def text(self) -> str:

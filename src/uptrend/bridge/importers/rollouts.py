@@ -76,7 +76,15 @@ def with_completions(view: RunView, files: Mapping[int, Path]) -> RunView:
 
 def view_of_completions(paths: Sequence[Path]) -> RunView:
     """Return completions without a trainer's state as a curve."""
-    files = dict(sorted((_step_of(path), path) for path in paths))
+    steps = []
+    for path in paths:
+        try:
+            column = pq.ParquetFile(path).read(columns=["step"])["step"]
+            steps.append(int(column[0].as_py()) if len(column) else 0)
+        except (pa.ArrowInvalid, OSError, KeyError, TypeError):
+            match = re.search(r"(\d+)\.parquet$", path.name)
+            steps.append(int(match[1]) if match else 0)
+    files = dict(sorted(zip(steps, paths, strict=True)))
     source = str(paths[0] if len(paths) == 1 else paths[0].parent)
     notes = ("Only completions were found: the curve is made from them.", _GROUPED, _SUMMED)
     return _curve(source, "trl", "", list(files), _completion_reader(files, frozenset()), notes)
@@ -98,15 +106,6 @@ def _curve(
         read_rollouts=read,
         notes=notes,
     )
-
-
-def _step_of(path: Path) -> int:
-    try:
-        column = pq.ParquetFile(path).read(columns=["step"])["step"]
-        return int(column[0].as_py()) if len(column) else 0
-    except (pa.ArrowInvalid, OSError, KeyError, TypeError):
-        match = re.search(r"(\d+)\.parquet$", path.name)
-        return int(match[1]) if match else 0
 
 
 def _completion_reader(files: Mapping[int, Path], parts: frozenset[str]) -> Callable[[int], pa.Table]:

@@ -16,14 +16,10 @@ from uptrend.stats.formatting import plural
 class Segment:
     """One run of a log."""
 
-    points: dict[int, Row] = field(default_factory=dict)
-    """Row of each step."""
-    evals: list[dict[str, Any]] = field(default_factory=list)
-    """Evaluations in order, as `evaluation` returns them."""
-    repeated: int = 0
-    """Number of points that were written again, by a resumed run or twice."""
-    resumed: bool = False
-    """True where it went back to an earlier step and on from there."""
+    points: dict[int, Row] = field(default_factory=dict)  # row of each step
+    evals: list[dict[str, Any]] = field(default_factory=list)  # evaluations in order, as `evaluation` returns them
+    repeated: int = 0  # number of points that were written again, by a resumed run or twice
+    resumed: bool = False  # true where it went back to an earlier step and on from there
 
 
 def split_runs(log: Log) -> tuple[list[Segment], Log]:
@@ -41,19 +37,22 @@ def split_runs(log: Log) -> tuple[list[Segment], Log]:
     begin = starts(rows, column)
     held_out = {column for column in columns_in(rows) if is_evaluation(column)}
     parted = [_part(row, held_out) for row in rows]
+    stride = 1 if begin else max(1, log.last_step // max(1, sum(bool(training) for training, _ in parted)))
     if column is None:
-        trains = [bool(training) for training, _ in parted]
-        stride = 1 if begin else max(1, log.last_step // max(1, sum(trains)))
         apart = f", {stride} steps apart" if stride > 1 else ""
         notes.append(f"The rows have no step; they were numbered in order{apart}.")
-        steps = _numbered(trains, stride, begin)
-    else:
-        steps = [_whole(row.get(column)) for row in rows]
     found = [Segment()]
-    without_step = 0
-    for at, (step, (training, results)) in enumerate(zip(steps, parted, strict=True)):
+    without_step = numbered = 0
+    step: int | None
+    for at, (training, results) in enumerate(parted):
         if at in begin and found[-1].points:
             found.append(Segment())
+        if column is None:  # training rows a stride apart, each run from its beginning
+            step = numbered = (0 if at in begin else numbered) + stride * bool(training)
+        else:
+            value = number(rows[at].get(column))
+            # NaN fails the comparison too; damaged event files hold steps beyond any real one.
+            step = None if value is None or not abs(value) < 2**62 else int(value)
         if step is None:
             without_step += 1
             # A row without a step often holds settings, such as the first line of a home-made log.
@@ -100,8 +99,7 @@ def evaluation(row: Row, step: int) -> dict[str, Any]:
     if not found:
         return {}
 
-    def shortest(role: str) -> str | None:
-        """Find the whole before its components."""
+    def shortest(role: str) -> str | None:  # the whole before its components
         names = [name for name in found if matches(name, role) and not matches(name, "spread")]
         return min(names, key=len, default=None)
 
@@ -122,28 +120,17 @@ def _part(row: Row, held_out: set[str]) -> tuple[Row, Row]:
     return (training if any(value == value and number(value) is not None for value in values) else {}), results
 
 
-def _whole(value: Any) -> int | None:
-    found = number(value)
-    # NaN fails the comparison too; damaged event files hold steps beyond any real one.
-    return None if found is None or not abs(found) < 2**62 else int(found)
-
-
-def _numbered(trains: list[bool], stride: int, begin: set[int]) -> list[int | None]:
-    """Number rows that nothing counts: training rows a stride apart, each run from its beginning."""
-    steps, step = list[int | None](), 0
-    for at, is_training in enumerate(trains):
-        step = (0 if at in begin else step) + stride * is_training
-        steps.append(step)
-    return steps
-
-
 def _add(found: list[Segment], step: int, row: Row) -> bool:
     """Add a row to the latest run, or to a new one; return False for a row that only summarizes the run."""
     run = found[-1]
     before, last = run.points.get(step), next(reversed(run.points), 0)
-    is_alike = bool(run.points) and step <= last and _is_same_kind(run.points[last], row)
+    # Most metrics are in the latest point too: this is no late half of an earlier point.
+    metrics = [key for key in row if not is_bookkeeping(key)]
+    is_alike = step <= last and sum(key in run.points.get(last, {}) for key in metrics) * 2 > len(metrics)
+    known = [key for key in metrics if before is not None and key in before and row[key] == row[key]]  # no NaN
+    differs = before is not None and any(before[key] != row[key] for key in known)
     # A row of the same step adds to the point: trackers write reward and KL by different calls.
-    if before is not None and not _differ(before, row) and (step == last or not is_alike):
+    if before is not None and not differs and (step == last or not is_alike):
         run.points[step] = before | row
     # A short row at the last step that contradicts it gives means over the whole run.
     elif before is not None and step == last and len(row) * 2 < len(before) and len(run.points) > 1:
@@ -161,19 +148,6 @@ def _add(found: list[Segment], step: int, row: Row) -> bool:
                 del run.points[at]
         run.points[step] = row
     return True
-
-
-def _differ(before: Row, after: Row) -> bool:
-    return any(
-        key in before and before[key] != value and not is_bookkeeping(key) and value == value
-        for key, value in after.items()
-    )
-
-
-def _is_same_kind(latest: Row, row: Row) -> bool:
-    """Return True where most metrics are in the latest point too, so that this is no late half of an earlier point."""
-    metrics = [key for key in row if not is_bookkeeping(key)]
-    return sum(key in latest for key in metrics) * 2 > len(metrics)
 
 
 def _notes(found: list[Segment], summaries: int, without_step: int) -> Iterator[str]:

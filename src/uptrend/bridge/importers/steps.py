@@ -9,10 +9,10 @@ from itertools import groupby, pairwise
 from uptrend.bridge.importers.readers import Log, Row, columns_in, folded, number
 from uptrend.records.dialects import is_bookkeeping, names_for, plain_name
 
+# Learning rates in a row that, repeated, tell a restart.
 _SCHEDULE = 5
-"""Learning rates in a row that, repeated, tell a restart."""
+# Fewest blocks of equal points, and the share of points in blocks of one length, that tell repeated values.
 _BLOCKS, _SHARE = 5, 0.8
-"""Fewest blocks of equal points, and the share of points in blocks of one length, that tell repeated values."""
 
 
 def step_column(rows: Sequence[Row]) -> str | None:
@@ -60,26 +60,41 @@ def _naming_column(rows: list[Row]) -> str | None:
         if any(value is None or isinstance(value, list | dict) for value in values):
             continue
         # A run has at least three points; a column with more names counts something else.
-        if 2 <= len(set(values)) <= max(2, len(rows) // 3) and _climb_apart(rows, column, steps):
+        if not 2 <= len(set(values)) <= max(2, len(rows) // 3):
+            continue
+        # Steps never fall within a name, but do over all rows.
+        numbered = [(row[column], step) for row in rows if (step := number(row.get(steps))) is not None]
+        falls = any(after <= before for (_, before), (_, after) in pairwise(numbered))
+        together = sorted(numbered, key=lambda entry: str(entry[0]))
+        if falls and all(one[0] != other[0] or one[1] <= other[1] for one, other in pairwise(together)):
             return column
     return None
-
-
-def _climb_apart(rows: list[Row], names: str, steps: str) -> bool:
-    """Return True where steps never fall within a name, but do over all rows."""
-    numbered = [(row[names], step) for row in rows if (step := number(row.get(steps))) is not None]
-    falls = any(after <= before for (_, before), (_, after) in pairwise(numbered))
-    together = sorted(numbered, key=lambda entry: str(entry[0]))
-    return falls and all(one[0] != other[0] or one[1] <= other[1] for one, other in pairwise(together))
 
 
 def starts(rows: Sequence[Row], counter: str | None) -> set[int]:
     """Return the first row of each run but the first: where something that only grows begins again."""
     rate, growing = _first_column(rows, "rates"), _first_column(rows, "growing")
-    repeats = _repeats([number(row.get(rate or "")) for row in rows])
+    rates = [number(row.get(rate or "")) for row in rows]
+    head, repeats = rates[:_SCHEDULE], set[int]()
+    # A warmup gives distinct rates, which hardly repeat by chance; a constant one tells nothing.
+    if len(rates) >= 2 * _SCHEDULE and None not in head and len(set(head)) == _SCHEDULE:
+        places = range(_SCHEDULE, len(rates) - _SCHEDULE + 1)
+        repeats = {at for at in places if rates[at : at + _SCHEDULE] == head}
     if growing is None:
         return set() if counter is not None else repeats
-    found = _falls([number(row.get(growing)) for row in rows])
+    found: set[int] = set()
+    first, top = None, 0.0
+    for at, value in enumerate(number(row.get(growing)) for row in rows):
+        if value is None or value != value:
+            continue
+        if first is None:
+            first = value
+        # A resumed run falls back a little; only a fall to the beginning, or about there and far below what was
+        # reached, is a restart.
+        elif value < top and (value <= first or (value <= 1.5 * first and value < 0.5 * top) or value < 0.01 * top):
+            found.add(at)
+            first, top = value, value
+        top = max(top, value)
     # W&B's _step counts calls, and goes on over a restart.
     if counter is None or plain_name(counter) == "_step":
         return found
@@ -92,32 +107,6 @@ def _first_column(rows: Sequence[Row], role: str) -> str | None:
     """Find the surest column of a role among the first rows."""
     columns = {folded(column): column for column in reversed(columns_in(rows[:3]))}
     return next((columns[name] for name in names_for(role) if name in columns), None)
-
-
-def _falls(values: list[float | None]) -> set[int]:
-    """Return where values fall back to their beginning, or about there and far below what was reached."""
-    found: set[int] = set()
-    first, top = None, 0.0
-    for at, value in enumerate(values):
-        if value is None or value != value:
-            continue
-        if first is None:
-            first = value
-        # A resumed run falls back a little; only a fall to about the beginning is a restart.
-        elif value < top and (value <= first or (value <= 1.5 * first and value < 0.5 * top) or value < 0.01 * top):
-            found.add(at)
-            first, top = value, value
-        top = max(top, value)
-    return found
-
-
-def _repeats(rates: list[float | None]) -> set[int]:
-    """Return where the first learning rates come again, number for number; a constant one tells nothing."""
-    # A warmup gives distinct rates, which hardly repeat by chance.
-    head = rates[:_SCHEDULE]
-    if len(rates) < 2 * _SCHEDULE or None in head or len(set(head)) < _SCHEDULE:
-        return set()
-    return {at for at in range(_SCHEDULE, len(rates) - _SCHEDULE + 1) if rates[at : at + _SCHEDULE] == head}
 
 
 def without_repeats(points: Mapping[int, Row]) -> tuple[dict[int, Row], int]:

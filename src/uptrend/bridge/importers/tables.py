@@ -92,7 +92,12 @@ def _logs_of(value: Any) -> list[Log]:
     if not rows:
         return []
     facts = {name: item for name, item in value.items() if name != key and name not in names_for("progress")}
-    return [Log([*rows, *_evaluations(value)], trainer="trl" if key == _STATE else "", facts=facts)]
+    # Rows of held-out results beside the history: their names are marked as such.
+    held_out = [value[name] for name in value if name.lower() in names_for("evaluations")]
+    for row in (row for results in held_out if isinstance(results, list) for row in _rows(results)):
+        counters = ("step", "global_step", "epoch")
+        rows.append({name if name in counters else f"eval/{name}": item for name, item in row.items()})
+    return [Log(rows, trainer="trl" if key == _STATE else "", facts=facts)]
 
 
 def _history(table: Mapping[str, Any]) -> tuple[str, list[Row]]:
@@ -111,42 +116,23 @@ def _history(table: Mapping[str, Any]) -> tuple[str, list[Row]]:
     return key, found[key]
 
 
-def _evaluations(table: Mapping[str, Any]) -> list[Row]:
-    """Return the rows of held-out results beside the history, their names marked as such."""
-    lists = [table[key] for key in table if key.lower() in names_for("evaluations") and isinstance(table[key], list)]
-    return [
-        {key if key in ("step", "global_step", "epoch") else f"eval/{key}": value for key, value in row.items()}
-        for rows in lists
-        for row in _rows(rows)
-    ]
-
-
 def _rows(value: Any) -> list[Row]:
-    if isinstance(value, dict):
-        return _by_step(value) or _from_columns(value)
-    return [row for row in value if isinstance(row, dict)]
-
-
-def _by_step(table: Mapping[str, Any]) -> list[Row]:
-    """Return `{"1": {"reward": 0.1}, "2": {…}}` as rows."""
-    if len(table) < 2 or not all(key.isdigit() and isinstance(row, dict) for key, row in table.items()):
-        return []
-    return [{"step": int(key), **row} for key, row in table.items()]
-
-
-def _from_columns(table: Mapping[str, Any]) -> list[Row]:
-    """Return `{"step": [1, 2], "reward": [0.1, 0.2]}` as rows; columns of another length are left out."""
+    """Return a list's objects, `{"1": {"reward": 0.1}, …}`, or `{"step": [1, 2], "reward": [0.1, 0.2]}` as rows."""
+    if not isinstance(value, dict):
+        return [row for row in value if isinstance(row, dict)]
+    if len(value) >= 2 and all(key.isdigit() and isinstance(row, dict) for key, row in value.items()):
+        return [{"step": int(key), **row} for key, row in value.items()]
     columns = {
-        key: value
-        for key, value in table.items()
-        if isinstance(value, list) and value and all(isinstance(item, int | float | None) for item in value)
+        key: column
+        for key, column in value.items()
+        if isinstance(column, list) and column and all(isinstance(item, int | float | None) for item in column)
     }
     # Columns of another length count something else, such as evaluations.
     lengths = [len(column) for column in columns.values()]
     length = max(set(lengths), key=lengths.count, default=0)
+    columns = {key: column for key, column in columns.items() if len(column) == length}
     if length < 2:
         return []
-    columns = {key: column for key, column in columns.items() if len(column) == length}
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
@@ -166,7 +152,17 @@ def read_csv(file: LogFile) -> list[Log] | None:
     runs = [run for run in (name.rpartition(" - ")[0] for name in names) if run]
     if not runs or len(runs) < len(names) - 2:
         return [Log(rows, notes=notes)]
-    return [Log(_charted_rows(rows, run, names), name=run, notes=notes) for run in dict.fromkeys(runs)]
+    logs = []
+    axes = {name: name for name in names if " - " not in name}
+    for run in dict.fromkeys(runs):
+        head = f"{run} - "
+        # W&B exports the bands drawn around a curve too.
+        is_band = re.compile("__(MIN|MAX)$").search
+        mine = {name: name[len(head) :] for name in names if name.startswith(head) and not is_band(name)}
+        shown = [row for row in rows if any(name in row for name in mine)]
+        charted = [{title: row[name] for name, title in (axes | mine).items() if name in row} for row in shown]
+        logs.append(Log(charted, name=run, notes=notes))
+    return logs
 
 
 def _delimiter(head: list[str]) -> str | None:
@@ -191,15 +187,3 @@ def _cells(lines: Iterable[str], delimiter: str) -> list[list[str]]:
     with contextlib.suppress(csv.Error):
         cells.extend(csv.reader(lines, delimiter=delimiter))
     return cells
-
-
-def _charted_rows(rows: list[Row], run: str, names: list[str]) -> list[Row]:
-    """Return one run's rows of a chart that W&B exported, without the bands drawn around its curves."""
-    head = f"{run} - "
-    axes = {name: name for name in names if " - " not in name}
-    mine = {name: name[len(head) :] for name in names if name.startswith(head) and not re.search("__(MIN|MAX)$", name)}
-    return [
-        {shown: row[name] for name, shown in (axes | mine).items() if name in row}
-        for row in rows
-        if any(name in row for name in mine)
-    ]

@@ -11,8 +11,8 @@ from typing import Any
 
 from uptrend.bridge.importers.readers import Log, LogFile, Row
 
+# A decoded field: a varint, or the raw bytes of anything else.
 Field = int | bytes
-"""A decoded field: a varint, or the raw bytes of anything else."""
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Field]]:
@@ -70,7 +70,15 @@ _DTYPES = {1: "<f", 2: "<d", 3: "<i", 9: "<q"}
 
 def read_events(file: LogFile) -> list[Log] | None:
     """Return the scalars of an event file, one row per step in the order of writing; None where it is none."""
-    if not _is_events(file.data):
+    length = int.from_bytes(file.data[:8], "little")
+    # Any text's first 8 bytes are a huge number; a first Event is a few bytes.
+    if not 0 < length <= min(len(file.data), 1 << 20):
+        return None
+    try:
+        begun = dict(_fields(file.data[_EVENT_HEAD : _EVENT_HEAD + length])).get(1)
+    except ValueError:
+        return None
+    if not isinstance(begun, bytes) or len(begun) != 8:
         return None
     rows: list[Row] = []
     at, is_torn = 0, False
@@ -86,19 +94,6 @@ def read_events(file: LogFile) -> list[Log] | None:
             rows[-1][tag] = value
         at += _EVENT_HEAD + length + 4
     return [Log(rows, notes=("The event file is cut off; what came before was read.",) if is_torn else ())]
-
-
-def _is_events(data: bytes) -> bool:
-    """Return True for a chain of records whose first is an Event."""
-    length = int.from_bytes(data[:8], "little")
-    # Any text's first 8 bytes are a huge number; a first Event is a few bytes.
-    if not 0 < length <= min(len(data), 1 << 20):
-        return False
-    try:
-        time = dict(_fields(data[_EVENT_HEAD : _EVENT_HEAD + length])).get(1)
-    except ValueError:
-        return False
-    return isinstance(time, bytes) and len(time) == 8
 
 
 def _scalars(record: bytes) -> Iterator[tuple[int, float, str, float]]:

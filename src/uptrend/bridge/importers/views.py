@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from uptrend.bridge.importers.readers import Log, Row, columns_in, flatten, number
+from uptrend.bridge.importers.readers import Log, columns_in, flatten, number
 from uptrend.bridge.importers.runs import Segment, split_runs
 from uptrend.bridge.importers.settings import config_of, setting_words
 from uptrend.bridge.importers.steps import by_run, without_repeats
@@ -54,7 +54,19 @@ def _view(log: Log, run: Segment, runs_in_log: int, source: str) -> RunView:
     points = {
         step: {old_names.get(key, key): value for key, value in row.items()} for step, row in sorted(points.items())
     }
-    columns, nonfinite = _columns_of(points)
+    # Each numeric column, NaN where a point lacks it; and the steps where it was written as not finite.
+    steps = list(points)
+    columns: Columns = {}
+    nonfinite: dict[str, tuple[int, ...]] = {}
+    for key in columns_in(points.values()):
+        raw = [row.get(key) for row in points.values()]
+        numbers = [value if isinstance(value, float) else number(value) for value in raw]
+        values = np.array(numbers, dtype=np.float64)  # None becomes NaN
+        gaps = np.flatnonzero(~np.isfinite(values))
+        nonfinite[key] = tuple(steps[at] for at in gaps if numbers[at] is not None)
+        if len(gaps) < len(values) or nonfinite[key]:
+            values[gaps] = np.nan
+            columns[key] = values
     # A log of evaluations alone is recognized by their names.
     trainer = log.trainer or recognize([*columns, *(key for entry in run.evals for key in entry)])
     sources, unknown = _translated(columns, trainer)
@@ -70,7 +82,7 @@ def _view(log: Log, run: Segment, runs_in_log: int, source: str) -> RunView:
         source=source,
         trainer=trainer if trainer != "plain" else "unknown",
         name=log.name,
-        steps=np.array(list(points), dtype=np.int64),
+        steps=np.array(steps, dtype=np.int64),
         metrics=metrics,
         nonfinite={ours: nonfinite[key] for ours, key in sources.items() if nonfinite.get(key) and ours in metrics},
         evals=tuple(run.evals),
@@ -79,23 +91,6 @@ def _view(log: Log, run: Segment, runs_in_log: int, source: str) -> RunView:
         notes=tuple(notes),
         runs_in_log=runs_in_log,
     )
-
-
-def _columns_of(points: Mapping[int, Row]) -> tuple[Columns, dict[str, tuple[int, ...]]]:
-    """Return each numeric column, NaN where a point lacks it; and the steps where it was written as not finite."""
-    steps = list(points)
-    columns: Columns = {}
-    nonfinite: dict[str, tuple[int, ...]] = {}
-    for key in columns_in(points.values()):
-        raw = [row.get(key) for row in points.values()]
-        numbers = [value if isinstance(value, float) else number(value) for value in raw]
-        values = np.array(numbers, dtype=np.float64)  # None becomes NaN
-        gaps = np.flatnonzero(~np.isfinite(values))
-        nonfinite[key] = tuple(steps[at] for at in gaps if numbers[at] is not None)
-        if len(gaps) < len(values) or nonfinite[key]:
-            values[gaps] = np.nan
-            columns[key] = values
-    return columns, nonfinite
 
 
 def _translated(columns: Columns, trainer: str) -> tuple[dict[str, str], Columns]:

@@ -41,7 +41,7 @@ from uptrend.lab.workers.work import Outcome, Workers, outcome
 from uptrend.policy.known import need_train_extra
 from uptrend.records import Hypothesis, LabError, Measured, Run, Status, Verdict
 from uptrend.records.directory import write_whole
-from uptrend.runner.launcher import TrainLauncher
+from uptrend.runner.runs import TrainLauncher
 from uptrend.stats.formatting import NONE, p_value, percent, plural
 
 SUPPOSED = 0.05
