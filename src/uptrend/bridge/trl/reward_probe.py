@@ -178,10 +178,10 @@ def gold_of(scorer: Scorer) -> Gold | None:
                 for side, answer in zip(rows, answers, strict=True):
                     side.append((prompt, _completion(prompt, form.format(answer)), example))
         right, wrong = (scorer.call(function, side).reshape(len(RENDERINGS), -1) for side in rows)
-        for form in np.flatnonzero((right > wrong).mean(1) >= 0.75):
-            value = float(np.nanmean(right[form]))
+        for n in np.flatnonzero((right > wrong).mean(1) >= 0.75):
+            value = float(np.nanmean(right[n]))
             if best is None or value > best.right:
-                best = Gold(function, value, float(np.nanmean(wrong[form])), RENDERINGS[form])
+                best = Gold(function, value, float(np.nanmean(wrong[n])), RENDERINGS[n])
     return best
 
 
@@ -362,11 +362,11 @@ def texts_agree(prompts: Sequence[str], answers: Sequence[str]) -> bool:
     """Return True where answers have anything to do with their prompts: in numbers, in words or in length."""
     numbers = [NUMBER.findall(answer.replace(",", "")) for answer in answers]
     have = [i for i, found in enumerate(numbers) if found and NUMBER.search(prompts[i])]
-    pairs = [([len(p) for p in prompts], [len(a) for a in answers])]
+    pairs: list[tuple[list[Any], list[Any]]] = [([len(p) for p in prompts], [len(a) for a in answers])]
     if len(have) >= 16:
         values = [float(numbers[i][-1]) for i in have]
         asked = [[abs(float(n)) for n in NUMBER.findall(prompts[i])] for i in have]
-        pairs += [(list(map(summary, asked)), values) for summary in (max, sum, len, min)]
+        pairs += [([summary(given) for given in asked], values) for summary in (max, sum, len, min)]
     # A rank correlation without a cause has a deviation of about 1/√n; three of them are the limit.
     if any(abs(rank_correlation(np.array(a, float), np.array(b, float))) > 3.0 / len(a) ** 0.5 for a, b in pairs):
         return True

@@ -165,9 +165,7 @@ def loss_weights(mask: NDArray[Any], loss: str, max_tokens: int) -> NDArray[np.f
 
 def _messages(said: Any, role: str) -> tuple[Message, ...]:
     """Return a prompt or completion as messages; a plain text is of one role."""
-    if isinstance(said, str):
-        return (Message(role, said),)
-    return tuple(map(_message, said))
+    return tuple(map(_message, [{"role": role, "content": said}] if isinstance(said, str) else said))
 
 
 def _message(message: Mapping[str, Any]) -> Message:
