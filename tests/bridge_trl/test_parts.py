@@ -12,7 +12,7 @@ from uptrend.bridge.trl.batch import Call, TrlBatch, roles_of
 from uptrend.bridge.trl.findings_log import FindingsLog
 from uptrend.bridge.trl.reward_probe import core_of, corrupted, gold_column, texts_agree
 from uptrend.bridge.trl.rollouts import RewardRange, loss_weights
-from uptrend.bridge.trl.weights import WatchedWeights, movable_share
+from uptrend.bridge.trl.weights import WatchedWeights
 from uptrend.bridge.trl.writer import spread_metrics
 from uptrend.records import Evidence, Reward, Role, RunView, Severity
 from uptrend.training.metrics import weight_metrics
@@ -111,15 +111,6 @@ def test_a_digest_is_of_every_bit(dtype: torch.dtype) -> None:
         seen.add(weights.digest())
     values[:4096], values[4096:8192] = values[4096:8192].clone(), values[:4096].clone()
     assert len(seen | {weights.digest()}) == 6
-
-
-def test_movable_share_is_what_rounding_leaves() -> None:
-    model = torch.nn.Linear(400, 400)
-    torch.nn.init.normal_(model.weight, std=0.02)
-    snapshot = WatchedWeights(model).snapshot()
-    assert movable_share(snapshot, torch.float32, 5e-6) > 0.99
-    assert movable_share(snapshot, torch.bfloat16, 5e-6) < 0.15
-    assert movable_share(snapshot, torch.bfloat16, 1e-2) > 0.99
 
 
 def test_each_finding_is_printed_once_and_a_symptom_of_a_printed_one_is_not(
