@@ -105,20 +105,17 @@ class WatchedWeights:
         return values[: blocks * BLOCK].view(blocks, BLOCK)[:: self._every].reshape(-1)
 
 
-def movable_share(snapshot: Snapshot, dtype: torch.dtype, lr: float) -> float:
-    """Return the share of weights that an update of size `lr` changes in a precision: about Adam's, everywhere."""
-    return movable_part(snapshot.values.to(dtype), lr) if len(snapshot.values) else 1.0
-
-
-def _movable(weights: Snapshot, lr: float) -> float:
-    return movable_share(weights, getattr(torch, weights.precision.removeprefix("torch.")), lr)
+def movable_share(weights: Snapshot, lr: float) -> float:
+    """Return the share of weights that an update of size `lr`, which Adam's is about everywhere, changes."""
+    dtype = getattr(torch, weights.precision.removeprefix("torch."))  # values of mixed precision were widened
+    return movable_part(weights.values.to(dtype), lr) if len(weights.values) else 1.0
 
 
 def judge_cast(log: FindingsLog, before: Snapshot, now: Snapshot, lr: float, step: int) -> None:
     """Report that the trainer has cast its own weights: from here on, all is learned in that precision."""
     if now.precision not in HALF or before.precision in HALF:
         return
-    share = _movable(now, lr)
+    share = movable_share(now, lr)
     cast = f"{dtype_name(before.precision)}→{dtype_name(now.precision)}"
     lost = ": most of each update rounds to nothing" if share < LOST else ""
     summary = f"The trained weights were cast {cast} while the run went on{lost}."
@@ -134,7 +131,7 @@ def judge_update(log: FindingsLog, step: TrlStep, changed: float, weights: Snaps
     gradient = float(step.gradient or 0.0)
     if weights.precision not in HALF or changed >= LOST or not gradient > 0 or not step.lr > 0:
         return
-    share, name = _movable(weights, lr), dtype_name(weights.precision)
+    share, name = movable_share(weights, lr), dtype_name(weights.precision)
     if share >= LOST:
         return
     summary = f"The weights are {name} and the learning rate is {lr:g}: most of each update rounds to nothing."
