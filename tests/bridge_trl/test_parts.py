@@ -12,9 +12,9 @@ from uptrend.bridge.trl.batch import Call, TrlBatch, roles_of
 from uptrend.bridge.trl.findings_log import FindingsLog
 from uptrend.bridge.trl.reward_probe import core_of, corrupted, gold_column, texts_agree
 from uptrend.bridge.trl.rollouts import RewardRange, loss_weights
-from uptrend.bridge.trl.weights import WatchedWeights, movable_share
+from uptrend.bridge.trl.weights import WatchedWeights
 from uptrend.bridge.trl.writer import spread_metrics
-from uptrend.records import Confidence, Evidence, Reward, Role, RunView, Severity
+from uptrend.records import Evidence, Reward, Role, RunView, Severity
 from uptrend.training.metrics import weight_metrics
 
 P, M, T = Role.PROMPT, Role.MODEL, Role.TOOL
@@ -113,15 +113,6 @@ def test_a_digest_is_of_every_bit(dtype: torch.dtype) -> None:
     assert len(seen | {weights.digest()}) == 6
 
 
-def test_movable_share_is_what_rounding_leaves() -> None:
-    model = torch.nn.Linear(400, 400)
-    torch.nn.init.normal_(model.weight, std=0.02)
-    snapshot = WatchedWeights(model).snapshot()
-    assert movable_share(snapshot, torch.float32, 5e-6) > 0.99
-    assert movable_share(snapshot, torch.bfloat16, 5e-6) < 0.15
-    assert movable_share(snapshot, torch.bfloat16, 1e-2) > 0.99
-
-
 def test_each_finding_is_printed_once_and_a_symptom_of_a_printed_one_is_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -129,9 +120,9 @@ def test_each_finding_is_printed_once_and_a_symptom_of_a_printed_one_is_not(
     view = RunView("", "trl", "", np.zeros(0, np.int64), {}, rollout_steps=(1,))
     log = FindingsLog(view, tmp_path, lambda *_, **values: events.append(values["id"]))
     cause, symptom = "reward.gold-rejected", "optimizer.dead-steps"
-    log.say(cause, Severity.CRITICAL, Confidence.HIGH, "Gold is rejected.", [Evidence("0 of 8", step=1)])
-    log.say(cause, Severity.WARNING, Confidence.HIGH, "Gold is rejected again.", [Evidence("0 of 8", step=1)])
-    log.say(symptom, Severity.WARNING, Confidence.HIGH, "No gradient.", [Evidence("0 of 8", step=1)])
+    log.say(cause, Severity.CRITICAL, "Gold is rejected.", [Evidence("0 of 8", step=1)])
+    log.say(cause, Severity.WARNING, "Gold is rejected again.", [Evidence("0 of 8", step=1)])
+    log.say(symptom, Severity.WARNING, "No gradient.", [Evidence("0 of 8", step=1)])
     log.end()
     assert events == [cause, symptom]
     printed = capsys.readouterr().err

@@ -117,7 +117,7 @@ def test_an_interrupted_run_is_recorded_to_its_last_step(tiny_folder: str, tmp_p
 
 def test_a_process_that_takes_nothing_is_waited_for_but_not_forever() -> None:
     troubles: list[str] = []
-    recorder = SubprocessRecorder(lambda _: None, lambda *_: None, troubles.append, patience=0.1, deadline=0.3)
+    recorder = SubprocessRecorder(lambda *_: None, troubles.append, patience=0.1, deadline=0.3)
     assert recorder.pid is not None
     os.kill(recorder.pid, signal.SIGSTOP)
     began, steps = time.monotonic(), WAITING + 4
@@ -132,7 +132,7 @@ def test_a_process_that_takes_nothing_is_waited_for_but_not_forever() -> None:
 def test_without_a_process_nothing_is_recorded_and_the_trainer_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     troubles: list[str] = []
-    recorder = SubprocessRecorder(lambda _: None, lambda *_: None, troubles.append)
+    recorder = SubprocessRecorder(lambda *_: None, troubles.append)
     recorder.send("take_step", tuple, 1)
     assert recorder.close() == [1]
     assert recorder.pid is None

@@ -39,8 +39,10 @@ class LiveDoctor:
         report = doctor.last()
         if report is None:
             self._say(f"The doctor did not answer. Ask again: uptrend doctor {run.path}")
-        else:
-            self._say(_in_short(report, run))
+            return
+        alarms = [f["id"] for f in report["findings"] if f["severity"] != "note" and f["symptom_of"] is None]
+        told = f"; {', '.join(alarms[:3])}. Read why: uptrend doctor {run.path}"
+        self._say(f"Doctor: {report['trend']}{told if alarms else ', nothing that asks for a change.'}")
 
     def _pass_on(self, finding: dict[str, Any]) -> Stop | None:
         kept = {key: finding[key] for key in ("id", "severity", "confidence", "summary", "step")}
@@ -49,11 +51,3 @@ class LiveDoctor:
         if finding["severity"] in self._stops:
             return Stop(finding["summary"], by="doctor", finding=finding["id"])
         return None
-
-
-def _in_short(report: dict[str, Any], run: Run) -> str:
-    alarms = [f for f in report["findings"] if f["severity"] != "note" and f["symptom_of"] is None]
-    if not alarms:
-        return f"Doctor: {report['trend']}, nothing that asks for a change."
-    named = ", ".join(f["id"] for f in alarms[:3])
-    return f"Doctor: {report['trend']}; {named}. Read why: uptrend doctor {run.path}"

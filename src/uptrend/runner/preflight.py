@@ -22,14 +22,10 @@ VERSION = 1  # of the JSON form
 class Preflight:
     """Results of the probes on one recipe."""
 
-    recipe: str
-    """Name or path of the recipe."""
-    results: "Sequence[Result]"
-    """One result per probe."""
-    findings: Sequence[Finding]
-    """Causes in order, symptoms folded under them."""
+    recipe: str  # name or path
+    results: "Sequence[Result]"  # one per probe
+    findings: Sequence[Finding]  # causes in order, symptoms folded under them
     seconds: float
-    """Duration."""
 
     def is_grave(self, severities: Collection[Severity] = (Severity.CRITICAL,)) -> bool:
         """Tell whether a finding has one of these severities."""

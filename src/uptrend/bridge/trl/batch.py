@@ -14,11 +14,11 @@ from uptrend.records import Role
 
 PROMPT, MODEL, TOOL = (int(role) for role in (Role.PROMPT, Role.MODEL, Role.TOOL))
 HALF = ("torch.bfloat16", "torch.float16")
+# Tensors that the records are made from, of all that TRL keeps for the loss.
 RECORDED = (
     "prompt_ids", "prompt_mask", "completion_mask", "tool_mask", "advantages", "old_per_token_logps",
     "ref_per_token_logps", "sampling_per_token_logps",
 )  # fmt: skip
-"""Tensors that the records are made from, of all that TRL keeps for the loss."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,11 @@ class TrlBatch:
         return len(self.written)
 
     @property
+    def is_whole(self) -> bool:
+        """True once the loss has passed over every row."""
+        return self.seen >= self.size
+
+    @property
     def loss_mask(self) -> NDArray[np.bool_]:
         """True for tokens of the completions that TRL trains [B, T]."""
         mask = as_numpy(self.output["completion_mask"]) != 0
@@ -120,11 +125,10 @@ class TrlBatch:
             self.passes.append(seen)
             self.seen += len(seen.rows)
 
-    def portable(self) -> Self:
+    def portable(self) -> Any:
         """Copy it for another process; passes of the loss are sent by themselves."""
         output = {name: self.output[name] for name in RECORDED if self.output.get(name) is not None}
-        copy: Self = portable(replace(self, examples=[], output=output, passes=[], seen=0))
-        return copy
+        return portable(replace(self, examples=[], output=output, passes=[], seen=0))
 
 
 @dataclass
@@ -145,9 +149,9 @@ class TrlStep:
     waited: float = 0.0  # seconds that the trainer waited for the watch
     memory: float = 0.0  # peak so far, in GiB
 
-    def portable(self) -> Self:
+    def portable(self) -> Any:
         """Copy it for another process."""
-        copy: Self = portable(replace(self, batches=[], passes=[replace(seen, ids=None) for seen in self.passes]))
+        copy = portable(replace(self, batches=[], passes=[replace(seen, ids=None) for seen in self.passes]))
         return replace(copy, batches=[batch.portable() for batch in self.batches])
 
 
@@ -171,6 +175,11 @@ def as_numpy(tensor: Any) -> NDArray[Any]:
         return np.asarray(tensor)
     tensor = tensor.detach()
     return np.asarray((tensor.float() if str(tensor.dtype) in HALF else tensor).cpu())
+
+
+def last_text(said: Any) -> str:
+    """Return the text of a prompt or completion: of a conversation, its last message."""
+    return said if isinstance(said, str) else str(said[-1].get("content") or "")
 
 
 def roles_of(

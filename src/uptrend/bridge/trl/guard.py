@@ -1,7 +1,6 @@
-"""Errors of the watch stay inside it: they are written down, printed once, and the run goes on."""
+"""Errors of the watch stay inside it: they are written down, printed once, and the run goes on. No torch."""
 
 import functools
-import random
 import sys
 import time
 import traceback
@@ -9,11 +8,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-import torch
+PATIENCE = 3  # failures of one part after which it is left alone
 
-PATIENCE = 3
-"""Failures of one part after which it is left alone."""
+
+def describe_error(error: Exception) -> str:
+    """Return an error as one line, with the place that raised it."""
+    where = traceback.extract_tb(error.__traceback__)[-1:]
+    return f"{type(error).__name__}: {error}" + "".join(f" ({at.filename}:{at.lineno})" for at in where)
 
 
 class Guard:
@@ -22,8 +23,7 @@ class Guard:
     def __init__(self, tell: Callable[[str, str], None]) -> None:
         self._tell = tell
         self._failures: dict[str, int] = {}
-        self._depth = 0
-        self._seconds = 0.0
+        self._depth, self._seconds = 0, 0.0
 
     @contextmanager
     def __call__(self, part: str) -> Iterator[None]:
@@ -32,16 +32,11 @@ class Guard:
         try:
             yield
         except Exception as error:
-            self.failed(part, error)
+            self.note(part, describe_error(error))
         finally:
             self._depth -= 1
-            if self._depth == 0:
+            if self._depth == 0:  # guards may be nested, and seconds must count once
                 self._seconds += time.perf_counter() - began
-
-    def failed(self, part: str, error: Exception) -> None:
-        """Write an error down."""
-        where = traceback.extract_tb(error.__traceback__)[-1] if error.__traceback__ else None
-        self.note(part, f"{type(error).__name__}: {error}" + (f" ({where.filename}:{where.lineno})" if where else ""))
 
     def note(self, part: str, text: str) -> None:
         """Write a failure down; print the first of each part."""
@@ -59,9 +54,8 @@ class Guard:
         self,
         trainer: Any,
         name: str,
-        *,
-        before: Callable[..., None] | None = None,
         after: Callable[..., None] | None = None,
+        before: Callable[..., None] | None = None,
     ) -> None:
         """Call `before(*args)` and `after(result, *args)` around a method of one trainer; TRL's class stays as it is.
 
@@ -69,28 +63,16 @@ class Guard:
         """
         original = getattr(trainer, name)
 
+        def attempt(what: Callable[..., None] | None, *args: Any, **kwargs: Any) -> None:
+            if what is not None and self._failures.get(name, 0) < PATIENCE:
+                with self(name):
+                    what(*args, **kwargs)
+
         @functools.wraps(original)
         def tapped(*args: Any, **kwargs: Any) -> Any:
-            if before is not None and self._failures.get(name, 0) < PATIENCE:
-                with self(name):
-                    before(*args, **kwargs)
+            attempt(before, *args, **kwargs)
             result = original(*args, **kwargs)
-            if after is not None and self._failures.get(name, 0) < PATIENCE:
-                with self(name):
-                    after(result, *args, **kwargs)
+            attempt(after, result, *args, **kwargs)
             return result
 
         setattr(trainer, name, tapped)
-
-
-@contextmanager
-def same_randomness() -> Iterator[None]:
-    """Put every random generator back as it was: a watched run draws what an unwatched one draws."""
-    python, numpy = random.getstate(), np.random.get_state()
-    devices: Any = list(range(torch.cuda.device_count()))
-    with torch.random.fork_rng(devices=devices):
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)

@@ -4,6 +4,7 @@ Only this process writes run.json and events.jsonl, and prints; only the other o
 """
 
 import contextlib
+import itertools
 import multiprocessing
 import os
 import queue
@@ -20,7 +21,7 @@ import numpy as np
 
 from uptrend.bridge.trl.batch import Settings, TrlBatch, TrlStep
 from uptrend.bridge.trl.findings_log import FindingsLog
-from uptrend.bridge.trl.guard import Guard
+from uptrend.bridge.trl.guard import Guard, describe_error
 from uptrend.bridge.trl.rollouts import RewardRange
 from uptrend.bridge.trl.settings import describe_run
 from uptrend.bridge.trl.weights import Move, WatchedWeights, judge_update
@@ -28,33 +29,28 @@ from uptrend.records import Run, RunDirectory, RunView
 from uptrend.records.schema import VERSION
 from uptrend.training.metrics import peak_memory_gib, weight_metrics
 
-WAITING = 8
-"""Steps that may wait before the trainer waits."""
-PATIENCE = 20.0
-"""Seconds that the trainer waits for a process that takes nothing; then steps are left out until it does."""
-DEADLINE = 60.0
-"""Seconds that the rest may take once the training is over."""
+WAITING = 8  # steps that may wait before the trainer waits
+PATIENCE = 20.0  # seconds that the trainer waits for a process that takes nothing, before steps are left out
+DEADLINE = 60.0  # seconds that the rest may take once the training is over
 THREADS = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 Make = Callable[[], tuple[Any, ...]]
 
 
 class SubprocessRecorder:
-    """Sends steps to the process that records, in order.
+    """Sends steps to the process that records, in order, and receives what it has to say.
 
-    The trainer's thread only puts things into a queue; one thread sends them, another receives what comes back.
-    Records come before speed: where the process can't keep up, the trainer waits, but not forever, and what is not
-    written in the end is reported.
+    The trainer's thread only puts things into a queue; another thread makes and sends them. Records come before speed:
+    where the process can't keep up, the trainer waits, but not forever, and what is not written in the end is reported.
     """
 
     def __init__(
-        self, hear: Callable[..., None], failed: Callable[[str, Exception], None], trouble: Callable[[str], None],
+        self, hear: Callable[..., None], trouble: Callable[[str], None],
         *, patience: float = PATIENCE, deadline: float = DEADLINE,
     ) -> None:  # fmt: skip
-        self._patience, self._deadline = patience, deadline
-        self._hear, self._failed, self._trouble = hear, failed, trouble
+        self._hear, self._trouble, self._patience, self._deadline = hear, trouble, patience, deadline
         self._jobs: queue.Queue[tuple[str, Make] | None] = queue.Queue(WAITING)
-        self._open: set[int] = set()
+        self._open: set[int] = set()  # steps that are not written
         self._is_over = self._is_stuck = False
         self._gone = threading.Event()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as the process
@@ -72,12 +68,8 @@ class SubprocessRecorder:
             self._gone.set()
             self._trouble(f"no process to record with could be started ({error}); nothing is recorded")
         theirs.close()
-        self._threads = [
-            threading.Thread(target=work, name=f"uptrend-{work.__name__}", daemon=True)
-            for work in (self._deliver, self._listen)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._thread = threading.Thread(target=self._deliver, name="uptrend-deliver", daemon=True)
+        self._thread.start()
 
     def send(self, kind: str, make: Make, step: int | None = None) -> None:
         """Queue a call of one of the writer's methods; `make` gives its arguments later, on another thread."""
@@ -90,9 +82,8 @@ class SubprocessRecorder:
             self._is_stuck = False
         except queue.Full:
             if not self._is_stuck:
-                self._trouble(
-                    f"the process that records has taken nothing for {self._patience:g} s; steps are left out"
-                )
+                text = f"the process that records has taken nothing for {self._patience:g} s; steps are left out"
+                self._trouble(text)
             self._is_stuck = True
 
     def close(self) -> list[int]:
@@ -101,14 +92,12 @@ class SubprocessRecorder:
         until = time.monotonic() + self._deadline
         with contextlib.suppress(queue.Full):
             self._jobs.put(None, timeout=self._deadline)
-        self._threads[0].join(max(0.0, until - time.monotonic()))
+        self._thread.join(max(0.0, until - time.monotonic()))
         if self._process is not None:
-            try:
-                self._process.wait(max(0.0, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
+            if self._thread.is_alive():
                 self._process.kill()
-                self._process.wait()
-        self._threads[1].join(1.0)
+            self._process.wait()
+        self._thread.join(1.0)
         self._socket.close()
         self._errors.close()
         return sorted(self._open)
@@ -118,37 +107,37 @@ class SubprocessRecorder:
         """Process that records; None where it could not be started."""
         return None if self._process is None else self._process.pid
 
-    # On threads of their own
-
     def _deliver(self) -> None:
+        """Send what is queued; on a thread of its own."""
         while (job := self._jobs.get()) is not None:
             if self._gone.is_set():
                 continue
             try:
                 self._socket.send((job[0], job[1]()))
-            except OSError:
+                while self._socket.poll():
+                    self._receive()
+            except (OSError, EOFError):
                 self._report_gone()
             except Exception as error:
-                self._failed("records", error)
-        with contextlib.suppress(OSError):
+                self._hear("note", "records", describe_error(error))
+        with contextlib.suppress(OSError, EOFError):
             self._socket.send(None)
+            while True:  # until it ends
+                self._receive()
 
-    def _listen(self) -> None:
-        with contextlib.suppress(EOFError, OSError):
-            while True:
-                kind, args, values = self._socket.recv()
-                try:
-                    if kind == "written":
-                        self._open.difference_update(*args)
-                    else:
-                        self._hear(kind, *args, **values)
-                except Exception as error:
-                    self._failed("what was recorded", error)
-        self._report_gone()
+    def _receive(self) -> None:
+        kind, args, values = self._socket.recv()
+        try:
+            if kind == "written":
+                self._open.difference_update(*args)
+            else:
+                self._hear(kind, *args, **values)
+        except Exception as error:
+            self._hear("note", "what was recorded", describe_error(error))
 
     def _report_gone(self) -> None:
         """Report once that the process has ended; after the training, close() says which steps were not written."""
-        if self._gone.is_set() or self._is_over or self._process is None:
+        if self._is_over or self._process is None:
             return
         self._gone.set()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -169,7 +158,9 @@ class Record:
         self._settings = Settings.of(trainer)
         dtypes, step = weights.dtypes(), trainer.state.global_step
         goes_on = bool(step and (path / "run.json").exists() and Run(path).schema == VERSION)
-        self.path = path if goes_on else free_path(path)
+        numbered = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
+        free = (place for place in itertools.chain([path], numbered) if not (place / "run.json").exists())
+        self.path = path if goes_on else next(free)
         info = describe_run(trainer, self.path, dtypes)
         self._directory = RunDirectory.reopen(path) if goes_on else RunDirectory.create(self.path, info)
         if goes_on:
@@ -180,7 +171,7 @@ class Record:
             config=info["config"], rollout_steps=(1,),
         )  # fmt: skip
         self.scale = RewardRange.of(trainer.reward_func_names, trainer.reward_weights.tolist())
-        self.subprocess_recorder = SubprocessRecorder(self._hear, guard.failed, self._trouble)
+        self.subprocess_recorder = SubprocessRecorder(self._hear, self._trouble)
         self.subprocess_recorder.send("begin", lambda: (self.path, self._settings, self.scale))
         self.findings_log = FindingsLog(view, self.path, self.event)
         self.event("resumed" if step else "started", step=step)
@@ -195,7 +186,18 @@ class Record:
     def take(self, step: TrlStep, move: Move | None) -> None:
         """Take a step of the trainer."""
         step.memory = peak_memory_gib(self._device)
-        self.subprocess_recorder.send("take_step", lambda: (self._finish(step, move),), step.step)
+
+        def finish() -> tuple[TrlStep]:
+            # Reads what the devices have computed by now; on the sending thread, so that the trainer does not wait.
+            whole: TrlStep = step.portable()
+            if move is not None:
+                moved = self._weights.movement(move)
+                whole.moved = weight_metrics(moved)
+                judge_update(self.findings_log, whole, moved.changed, move[1], self._settings.lr)
+            self.findings_log.hear()
+            return (whole,)
+
+        self.subprocess_recorder.send("take_step", finish, step.step)
 
     def take_evaluation(self, batches: list[TrlBatch], seconds: float | None, step: int) -> None:
         """Take an evaluation."""
@@ -212,18 +214,8 @@ class Record:
         self.findings_log.end()
         self._directory.unlock()
 
-    def _finish(self, step: TrlStep, move: Move | None) -> TrlStep:
-        """Read what the devices have computed by now, and judge it; on the sending thread, so nobody waits."""
-        whole = step.portable()
-        if move is not None:
-            moved = self._weights.movement(move)
-            whole.moved = weight_metrics(moved)
-            judge_update(self.findings_log, whole, moved.changed, move.after, self._settings.lr)
-        self.findings_log.hear()
-        return whole
-
     def _hear(self, kind: str, *args: Any, **values: Any) -> None:
-        """Take a message of the process that records."""
+        """Take a message of the process that records: `say`, `event` or `note`."""
         takers: dict[str, Callable[..., None]] = {"say": self.findings_log.say, "event": self.event}
         takers.get(kind, self._guard.note)(*args, **values)
 
@@ -231,12 +223,3 @@ class Record:
         """Report lost records, in the terminal and in the events."""
         print(f"uptrend: {text}. The training goes on.", file=sys.stderr, flush=True)
         self.event("records-lost", reason=text, **values)
-
-
-def free_path(path: Path) -> Path:
-    """Return the path, or its next free neighbor where a run is already."""
-    number, free = 1, path
-    while (free / "run.json").exists():
-        number += 1
-        free = path.with_name(f"{path.name}-{number}")
-    return free

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -28,19 +28,14 @@ class RewardRange:
     right: float = float("nan")  # what it gives a gold answer
 
     @classmethod
-    def of(cls, names: Sequence[str], weights: Sequence[float]) -> "RewardRange":
+    def of(cls, names: Sequence[str], weights: Sequence[float]) -> Self:
         """Begin with nothing seen."""
         return cls(list(names), list(weights), np.full(len(names), np.inf), np.full(len(names), -np.inf))
 
     def widen(self, rewards: NDArray[np.float64]) -> None:
         """Widen the range by some rewards, one column per function."""
-        with np.errstate(all="ignore"):
-            self.low = np.fmin(self.low, np.nanmin(np.vstack([rewards, self.low]), axis=0))
-            self.high = np.fmax(self.high, np.nanmax(np.vstack([rewards, self.high]), axis=0))
-
-    def is_right(self, rewards: NDArray[np.float64]) -> bool | None:
-        """Return True for a rollout with a right answer; None where that is unknown."""
-        return None if self.judge is None else bool(rewards[self.judge] >= self.right - 1e-6)
+        self.low = np.fmin.reduce([*rewards, self.low])  # of a number and NaN, the number
+        self.high = np.fmax.reduce([*rewards, self.high])
 
     def bounds(self) -> tuple[float, float]:
         """Return the least and the most that the total can be; NaN while only one value was ever seen."""
@@ -53,64 +48,51 @@ class RewardRange:
             return None
         sides = zip(self.names, rewards, self.low, self.high, self.weights, strict=True)
         parts = tuple(Part(name, *map(float, values)) for name, *values in sides if not np.isnan(values[0]))
-        return Reward(
-            sum(part.value * part.weight for part in parts), *self.bounds(), bool(self.is_right(rewards)), parts
-        )
+        is_right = self.judge is not None and bool(rewards[self.judge] >= self.right - 1e-6)
+        return Reward(sum(part.value * part.weight for part in parts), *self.bounds(), is_right, parts)
 
 
-@dataclass(frozen=True)
-class Made:
-    """Rollouts, with what our rows can say of TRL's and our classes can't."""
-
-    rollouts: list[Rollout]
-    known: list[bool | None]  # right or wrong; None where that is unknown
-    passes: int = 0  # passes of the loss that they hold
-
-    def table(self, run: str) -> pa.Table:
-        """Make the rows, with null where TRL keeps nothing."""
-        table = rollouts_table(run, self.rollouts)
-        sizes = [max(1, len(r.sequences)) for r in self.rollouts]
-        known = [value for value, size in zip(self.known, sizes, strict=True) for _ in range(size)]
-        columns = {"correct": pa.array(known, pa.bool_())}
-        for name in ("reward_low", "reward_high"):
-            columns[name] = pa.array(table[name].to_numpy(zero_copy_only=False), pa.float64(), from_pandas=True)
-        for name in ("sampler", "learner"):
-            if not any(np.isfinite(getattr(s, name)).any() for r in self.rollouts for s in r.sequences):
-                columns[name] = pa.nulls(len(table), table.schema.field(name).type)  # not one value: TRL kept none
-        for name, column in columns.items():
-            at = table.schema.get_field_index(name)
-            table = table.set_column(at, table.schema.field(at), column)
-        return table
+def correctness(rollouts: Sequence[Rollout], scale: RewardRange) -> list[bool | None]:
+    """Return right or wrong for each rollout; None where that is unknown."""
+    return [None if scale.judge is None or r.reward is None else r.reward.correct for r in rollouts]
 
 
-def join(made: Sequence[Made]) -> Made:
-    """Join the rollouts of several generations."""
-    return Made([r for m in made for r in m.rollouts], [k for m in made for k in m.known])
+def make_table(run: str, rollouts: Sequence[Rollout], scale: RewardRange) -> pa.Table:
+    """Make the rows, with null where TRL keeps nothing."""
+    table = rollouts_table(run, rollouts)
+    columns = {"correct": pa.array(correctness(rollouts, scale), pa.bool_())}
+    for name in ("reward_low", "reward_high"):
+        columns[name] = pa.array(table[name].to_numpy(zero_copy_only=False), pa.float64(), from_pandas=True)
+    for name in ("sampler", "learner"):
+        if not any(np.isfinite(getattr(r.sequences[0], name)).any() for r in rollouts):
+            columns[name] = pa.nulls(len(table), table.schema.field(name).type)  # not one value: TRL kept none
+    for name, column in columns.items():
+        at = table.schema.get_field_index(name)
+        table = table.set_column(at, table.schema.field(at), column)
+    return table
 
 
-def make_rollouts(batch: TrlBatch, scale: RewardRange, settings: Settings) -> Made:
-    """Make every rollout of a generation, with all that the learner computed on its tokens."""
-    tasks = [prompt_messages(prompt) for prompt in batch.prompts]
+def make_rollouts(batch: TrlBatch, scale: RewardRange, settings: Settings) -> list[Rollout]:
+    """Make every rollout of a generation, with all that the learner computed on its tokens; each is one sequence."""
+    tasks = [_messages(prompt, "user") for prompt in batch.prompts]
     groups = groups_of([task_id(task) for task in tasks], settings.size)
-    rewards = as_numpy(batch.rewards)
     places: dict[str, int] = {}
-    rollouts, known = [], []
+    rollouts = []
     for row, tokens in enumerate(token_columns(batch, settings)):
-        group, written, completion = groups[row], batch.written[row], batch.completions[row]
+        group, written = groups[row], batch.written[row]
         index = places[group] = places.get(group, -1) + 1
-        reward = scale.reward(rewards[row])
+        reward = scale.reward(as_numpy(batch.rewards)[row])
         stopped = bool(written) and written[-1] in settings.stops
-        said = [Message("assistant", completion)] if isinstance(completion, str) else map(_message, completion)
         rollouts.append(
             Rollout(
                 step=batch.step, group=group, index=index, task=task_id(tasks[row]), family="",
-                answer=batch.answers[row], seed=settings.seed, messages=(*tasks[row], *said), sequences=(tokens,),
+                answer=batch.answers[row], seed=settings.seed,
+                messages=(*tasks[row], *_messages(batch.completions[row], "assistant")), sequences=(tokens,),
                 reward=reward, ended=Ending.STOP_TOKEN if stopped else Ending.LENGTH,
                 error=None if reward is not None else UNSCORED, seconds=batch.seconds,
             )
         )  # fmt: skip
-        known.append(None if reward is None else scale.is_right(rewards[row]))
-    return Made(rollouts, known, len(batch.passes))
+    return rollouts
 
 
 def groups_of(tasks: Sequence[str], size: int) -> list[str]:
@@ -141,6 +123,7 @@ def token_columns(batch: TrlBatch, settings: Settings) -> list[Tokens]:
         rows = as_numpy(seen.rows)
         learner[rows] = as_numpy(seen.logprobs)
         attention[rows] = as_numpy(seen.attention) != 0
+    advantages, tools = as_numpy(out["advantages"]), out.get("tool_mask")
     sequences = []
     for row, written in enumerate(batch.written):
         prompt, size = batch.prompt(row), len(written)
@@ -148,8 +131,8 @@ def token_columns(batch: TrlBatch, settings: Settings) -> list[Tokens]:
         if batch.calls:
             roles, turns = roles_of(prompt, written, batch.calls, row)
         else:  # the user's own function sampled: TRL's tool mask is all there is
-            tools = np.ones(size) if out.get("tool_mask") is None else as_numpy(out["tool_mask"])[row, :size]
-            roles = np.concatenate([before + PROMPT, np.where(tools != 0, MODEL, TOOL)]).astype(np.int8)
+            own = np.ones(size) if tools is None else as_numpy(tools)[row, :size]
+            roles = np.concatenate([before + PROMPT, np.where(own != 0, MODEL, TOOL)]).astype(np.int8)
             turns = np.zeros(len(roles), np.int32)
         logprobs = []
         for values in (sampler, learner, reference):
@@ -157,8 +140,8 @@ def token_columns(batch: TrlBatch, settings: Settings) -> list[Tokens]:
             if values is not None:
                 column[len(prompt) :] = np.where(roles[len(prompt) :] == MODEL, values[row, :size], np.nan)
             logprobs.append(column)
-        advantage = as_numpy(out["advantages"])[row]  # one per rollout, or one per token where a subclass gives those
-        tail = np.full(size, advantage) if np.ndim(advantage) == 0 else advantage[:size]
+        # One per rollout, or one per token where a subclass gives those.
+        tail = np.full(size, advantages[row]) if advantages.ndim == 1 else advantages[row, :size]
         sequences.append(Tokens(
             ids=np.array(prompt + written, np.int32), turns=turns, roles=roles,
             versions=np.where(roles == MODEL, batch.version, -1).astype(np.int32), sampler=logprobs[0],
@@ -180,9 +163,9 @@ def loss_weights(mask: NDArray[Any], loss: str, max_tokens: int) -> NDArray[np.f
     return np.asarray(mask / max(1.0, float(mask.sum())))
 
 
-def prompt_messages(prompt: Any) -> tuple[Message, ...]:
-    """Return a prompt as messages; a plain text is the user's."""
-    return (Message("user", prompt),) if isinstance(prompt, str) else tuple(map(_message, prompt))
+def _messages(said: Any, role: str) -> tuple[Message, ...]:
+    """Return a prompt or completion as messages; a plain text is of one role."""
+    return tuple(map(_message, [{"role": role, "content": said}] if isinstance(said, str) else said))
 
 
 def _message(message: Mapping[str, Any]) -> Message:

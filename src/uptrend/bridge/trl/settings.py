@@ -2,7 +2,7 @@
 
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -13,34 +13,33 @@ from uptrend.records.dialects import our_value, read_setting
 from uptrend.records.schema import VERSION
 
 PACKAGES = ("trl", "torch", "transformers", "accelerate", "peft", "datasets", "vllm", "pyarrow")
+# Settings that are arguments of TRL under another name; the rest of a recipe is computed.
 TRANSLATED = (
     "seed", "model.gradient_checkpointing", "sampling.size", "sampling.temperature", "sampling.top_p", "sampling.top_k",
     "sampling.max_tokens", "learning.lr", "learning.schedule", "learning.loss", "learning.scale", "learning.clip_low",
     "learning.kl.beta", "learning.entropy", "learning.mask_truncated", "learning.updates", "learning.max_grad_norm",
     "learning.weight_decay", "learning.beta1", "learning.beta2",
 )  # fmt: skip
-"""Settings that are arguments of TRL under another name; the rest of a recipe is computed."""
 
 
 def describe_run(trainer: Any, path: Path, dtypes: Mapping[str, int]) -> dict[str, Any]:
     """Return run.json: TRL's settings under our keys where they have one, and all as TRL has them."""
-    model = trainer.model
-    parameters = list(model.parameters())
+    parameters, config = list(trainer.model.parameters()), recipe(trainer, dtypes)
     return {
         "schema": VERSION,
         "name": path.name,
         "trainer": "trl",
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "uptrend": _version("uptrend") or "unknown",
+        "uptrend": _or_none(metadata.version, "uptrend") or "unknown",
         "python": platform.python_version(),
-        "packages": {name: found for name in PACKAGES if (found := _version(name))},
+        "packages": {name: found for name in PACKAGES if (found := _or_none(metadata.version, name))},
         "machine": {"device": str(trainer.accelerator.device), "processes": trainer.accelerator.num_processes},
-        "config": recipe(trainer, dtypes),
+        "config": config,
         "raw": json.loads(json.dumps(trainer.args.to_dict(), default=str)),
-        "tasks": {"name": "trl dataset", "train": _length(trainer.train_dataset)},
-        "eval": {"name": "trl dataset", "tasks": _length(getattr(trainer, "eval_dataset", None))},
+        "tasks": {"name": "trl dataset", "train": _or_none(len, trainer.train_dataset)},
+        "eval": {"name": "trl dataset", "tasks": _or_none(len, getattr(trainer, "eval_dataset", None))},
         "model": {
-            "name": _model_name(model),
+            "name": config["model"]["name"],
             "parameters": sum(p.numel() for p in parameters),
             "trainable": sum(p.numel() for p in parameters if p.requires_grad),
         },
@@ -50,8 +49,13 @@ def describe_run(trainer: Any, path: Path, dtypes: Mapping[str, int]) -> dict[st
 
 def recipe(trainer: Any, dtypes: Mapping[str, int]) -> dict[str, Any]:
     """Return TRL's arguments as the nested table of a recipe; those without an equivalent are only in `raw`."""
-    args = trainer.args
+    args, model = trainer.args, trainer.model
     steps = int(trainer.state.max_steps or args.max_steps)
+    turns: int | None = 1
+    if getattr(trainer, "tools", None) or getattr(trainer, "environments", None):
+        # TRL limits calls of tools, and the answer comes after the last of them.
+        calls = getattr(args, "max_tool_calling_iterations", None)
+        turns = None if calls is None else int(calls) + 1
 
     def argument(name: str) -> Any:
         value = getattr(args, name, None)
@@ -60,13 +64,13 @@ def recipe(trainer: Any, dtypes: Mapping[str, int]) -> dict[str, Any]:
     told = {key: read_setting(key, "trl", argument) for key in TRANSLATED}
     return nest({
         "name": Path(args.output_dir).name,
-        "model.name": _model_name(trainer.model),
+        "model.name": str(getattr(model.config, "_name_or_path", "") or type(model).__name__),
         "model.weights": dtype_name(max(dtypes, key=lambda kind: dtypes[kind], default="torch.float32")),
-        **_lora(trainer.model),
+        **_lora(model),
         "tasks.name": "trl dataset",
-        "tasks.train": _length(trainer.train_dataset) or 0,
+        "tasks.train": _or_none(len, trainer.train_dataset) or 0,
         "sampling.groups": args.generation_batch_size // args.num_generations,
-        "sampling.max_turns": _max_turns(trainer),
+        "sampling.max_turns": turns,
         **told,
         "sampling.top_k": told["sampling.top_k"] or 0,
         "learning.steps": steps,
@@ -83,18 +87,6 @@ def dtype_name(kind: str) -> str:
     return str(our_value("model.weights", kind.removeprefix("torch."), "trl"))
 
 
-def _max_turns(trainer: Any) -> int | None:
-    """Return 1 without tools; with tools TRL's limit plus the answer after it, None without a limit."""
-    if not (getattr(trainer, "tools", None) or getattr(trainer, "environments", None)):
-        return 1
-    most = getattr(trainer.args, "max_tool_calling_iterations", None)
-    return None if most is None else int(most) + 1
-
-
-def _model_name(model: Any) -> str:
-    return str(getattr(model.config, "_name_or_path", "") or type(model).__name__)
-
-
 def _lora(model: Any) -> dict[str, Any]:
     adapters = getattr(model, "peft_config", None)
     adapter = adapters.get("default") if isinstance(adapters, Mapping) else None
@@ -104,15 +96,9 @@ def _lora(model: Any) -> dict[str, Any]:
     return {"model.lora.r": adapter.r, "model.lora.alpha": alpha, "model.lora.dropout": dropout}
 
 
-def _length(dataset: Any) -> int | None:
+def _or_none(ask: Callable[[Any], Any], given: Any) -> Any:
+    """Return the version of a package or the length of a dataset; None where there is none."""
     try:
-        return len(dataset)
-    except TypeError:
-        return None
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
+        return ask(given)
+    except (TypeError, metadata.PackageNotFoundError):
         return None

@@ -14,19 +14,16 @@ import torch
 from transformers import TrainerCallback
 
 from uptrend.bridge.trl.batch import Call, Pass, TrlBatch, TrlStep
-from uptrend.bridge.trl.guard import Guard, same_randomness
-from uptrend.bridge.trl.learner_probe import probe_learner
+from uptrend.bridge.trl.guard import Guard
+from uptrend.bridge.trl.learner_probe import probe_learner, same_randomness
 from uptrend.bridge.trl.record import Record
 from uptrend.bridge.trl.reward_probe import answers_of, probe_rewards
 from uptrend.bridge.trl.weights import Move, Snapshot, WatchedWeights, judge_cast
 from uptrend.records import Stop
 
-EVERY = 50
-"""Steps between two probes of the model."""
-ROWS = "uptrend_rows"
-"""Key under which a generation's rows carry their numbers through TRL's shuffle."""
-MANY = 1_000_000
-"""More rows than any generation has: numbers them across generations."""
+EVERY = 50  # steps between two probes of the model
+ROWS = "uptrend_rows"  # key under which a generation's rows carry their numbers through TRL's shuffle
+MANY = 1_000_000  # more rows than any generation has: numbers them across generations
 
 
 def watch(
@@ -62,19 +59,19 @@ class Watch(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, trainer: Any, path: str | Path | None, *, every: int, probes: bool, rescore: bool) -> None:
         self.trainer = trainer
+        # Run directory; settled when training begins.
         self.path = Path(path) if path is not None else Path(trainer.args.output_dir) / "uptrend"
-        """Run directory; settled when training begins."""
         self._every, self._probes, self._rescore = max(1, every), probes, rescore
         self.guard = Guard(lambda part, text: self._event("watch-failed", part=part, error=text))
         self.record: Record | None = None
         self._weights: WatchedWeights | None = None
         self._before: Snapshot | None = None
-        self._batches: dict[int, TrlBatch] = {}
+        self._batches: dict[int, TrlBatch] = {}  # generations that the loss has not passed over completely
         self._calls: list[Call] = []
         self._scoring = self._sampling = 0.0
         self._scored: tuple[Any, ...] = ()
-        self._passes: list[Pass] | None = None
-        self._rows: Any = None
+        self._pass: Pass | None = None
+        self._rows: Any = None  # of the loss that is being computed; None outside of one, and in an evaluation
         self._is_first = True
         self._now = TrlStep()
         self._move: Move | None = None
@@ -86,12 +83,12 @@ class Watch(TrainerCallback):  # type: ignore[misc]
 
     def _install(self) -> None:
         trainer, tap = self.trainer, functools.partial(self.guard.tap, self.trainer)
-        tap("_generate_single_turn", after=self._after_sampling)
-        tap("_calculate_rewards", before=self._before_scoring, after=self._after_scoring)
-        tap("_generate_and_score_completions", before=self._before_batch, after=self._after_batch)
-        tap("_compute_loss", before=self._before_loss, after=self._after_loss)
-        tap("_get_per_token_logps_and_entropies", after=self._after_logprobs)
-        tap("_get_grad_norm", after=self._after_gradient)
+        tap("_generate_single_turn", self._after_sampling)
+        tap("_calculate_rewards", self._after_scoring, self._before_scoring)
+        tap("_generate_and_score_completions", self._after_batch, self._before_batch)
+        tap("_compute_loss", self._after_loss, self._before_loss)
+        tap("_get_per_token_logps_and_entropies", self._after_logprobs)
+        tap("_get_grad_norm", self._after_gradient)
         trainer.add_callback(self)
         train = trainer.train
 
@@ -142,8 +139,8 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         self._scored = (inputs, list(prompts), list(completions), written, rewards[start : start + len(prompts)])
 
     def _after_batch(self, output: dict[str, Any], *_: Any) -> None:
-        trainer, is_training = self.trainer, self.trainer.model.training
-        if self.record is None:
+        trainer, is_training, record = self.trainer, self.trainer.model.training, self.record
+        if record is None:
             return
         dead = trainer._metrics["train" if is_training else "eval"].get("frac_reward_zero_std")
         step = trainer.state.global_step
@@ -158,52 +155,45 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         if not is_training:
             self._evaluated.append(batch)
             return
-        self._batches = {n: b for n, b in self._batches.items() if b.seen < b.size} | {number: batch}
+        self._batches = {n: b for n, b in self._batches.items() if not b.is_whole} | {number: batch}
         output[ROWS] = torch.arange(batch.size) + number * MANY  # on the CPU: reading it must not wait for a GPU
         self._now.batches.append(batch)
         self._now.sampling += batch.seconds
-        self._check_precision(batch.step)
+        before = self._before
+        if self._weights is not None and before is not None and self._weights.dtypes() != before.dtypes:
+            # The trainer has cast its weights while they sampled.
+            now = self._before = self._weights.snapshot()
+            self._event("precision", step=batch.step, before=before.dtypes, after=now.dtypes)
+            judge_cast(record.findings_log, before, now, trainer.args.learning_rate, batch.step)
         if self._is_first and self._rescore and self._is_alone:
             with self.guard("the reward functions"):
-                record = self.record
                 record.know(probe_rewards(trainer, batch, self._scoring, record.scale, record.findings_log))
-
-    def _check_precision(self, step: int) -> None:
-        """Report weights whose precision has changed while they sampled."""
-        weights, before = self._weights, self._before
-        if weights is None or before is None or self.record is None or weights.dtypes() == before.dtypes:
-            return
-        self._before = weights.snapshot()
-        self._event("precision", step=step, before=before.dtypes, after=self._before.dtypes)
-        judge_cast(self.record.findings_log, before.dtypes, self._before, self.trainer.args.learning_rate, step)
 
     # The loss
 
     def _before_loss(self, model: Any, inputs: Any) -> None:
         del model
-        self._rows = inputs.get(ROWS) if hasattr(inputs, "get") else None
-        self._passes = [] if self._rows is not None and self.record is not None else None
+        self._pass = None
+        self._rows = inputs.get(ROWS) if self.record is not None and hasattr(inputs, "get") else None
 
     def _after_logprobs(
         self, result: Any, model: Any, ids: Any = None, attention: Any = None, *_: Any, **named: Any
     ) -> None:
         del model
-        if self._passes is None:
+        if self._rows is None or self._pass is not None:  # of several in one loss, the first is the policy's
             return
-        ids = named.get("input_ids") if ids is None else ids
-        attention = named.get("attention_mask") if attention is None else attention
+        ids, attention = named.get("input_ids", ids), named.get("attention_mask", attention)
         entropies = None if result[1] is None else result[1].detach()
         number = int(self._rows[0]) // MANY
-        self._passes.append(Pass(number, self._rows % MANY, ids, attention, result[0].detach(), entropies))
+        self._pass = Pass(number, self._rows % MANY, ids, attention, result[0].detach(), entropies)
 
     def _after_loss(self, loss: Any, *_: Any) -> None:
-        passes, self._passes = self._passes, None
-        batch = self._batches.get(passes[0].batch) if passes else None
-        if not passes or batch is None:
+        seen, self._pass, self._rows = self._pass, None, None
+        batch = self._batches.get(seen.batch) if seen is not None else None
+        if seen is None or batch is None:
             return
-        seen = passes[0]
         seen.loss = loss.detach()
-        seen.is_first = batch.seen < batch.size  # later passes over the same rows are after an update
+        seen.is_first = not batch.is_whole  # later passes over the same rows are after an update
         batch.take(seen)
         self._now.passes.append(seen)
 
@@ -228,36 +218,33 @@ class Watch(TrainerCallback):  # type: ignore[misc]
     def on_pre_optimizer_step(self, *_: Any, optimizer: Any = None, **__: Any) -> None:
         """Probe the model: gradients are there, and the weights are still those that sampled."""
         with self.guard("updates"):
-            step = self.trainer.state.global_step + 1
-            self._now.lr = float(optimizer.param_groups[0]["lr"])
+            now, step = self._now, self.trainer.state.global_step + 1
+            now.lr = float(optimizer.param_groups[0]["lr"])
             is_due = self._is_first or step % self._every == 0
-            if self.record is None or not self._now.passes or not (self._probes and self._is_alone and is_due):
-                return
-            with self.guard("the learner"), same_randomness():
-                seen = self._now.passes[0]
-                batch = self._batches[seen.batch]
-                self._now.gaps = probe_learner(self.trainer, batch, seen, self.record.findings_log, step)
+            if self.record is not None and now.passes and self._probes and self._is_alone and is_due:
+                with self.guard("the learner"), same_randomness():
+                    seen = now.passes[0]
+                    log = self.record.findings_log
+                    now.gaps = probe_learner(self.trainer, self._batches[seen.batch], seen, log, step)
 
     def on_optimizer_step(self, *_: Any, **__: Any) -> None:
         """Compare the weights with those before the update."""
         with self.guard("weights"):
-            if self._weights is None:
-                return
-            before, self._before = self._before, self._weights.snapshot()
-            self._move = None if before is None else self._weights.compare(before, self._before)
-            self._now.skipped = bool(self.trainer.accelerator.optimizer_step_was_skipped)
+            if self._weights is not None:
+                before, self._before = self._before, self._weights.snapshot()
+                self._move = None if before is None else self._weights.compare(before, self._before)
+                self._now.skipped = bool(self.trainer.accelerator.optimizer_step_was_skipped)
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         """Hand the step over."""
         with self.guard("steps"):
-            if self.record is None:
-                return
             now = self._now
             now.step = self.trainer.state.global_step
             now.seconds = time.perf_counter() - now.began
             now.waited = self.guard.take_seconds()
-            self.record.take(now, self._move)
-            self._is_first = False
+            if self.record is not None:
+                self.record.take(now, self._move)
+                self._is_first = False
 
     def on_evaluate(self, *_: Any, metrics: dict[str, Any] | None = None, **__: Any) -> None:
         """Hand an evaluation over."""

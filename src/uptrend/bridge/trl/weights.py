@@ -13,18 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from uptrend.bridge.trl.batch import TrlStep
+from uptrend.bridge.trl.batch import HALF, TrlStep
 from uptrend.bridge.trl.findings_log import FindingsLog
 from uptrend.bridge.trl.settings import dtype_name
 from uptrend.policy.weights import Movement, change_of, group_of, movable_part, movement_of
-from uptrend.records import Confidence, Evidence, Severity
+from uptrend.records import Evidence, Severity
 
-SAMPLE = 1 << 16
-"""About how many weights are sampled."""
+SAMPLE = 1 << 16  # about how many weights are sampled
 BLOCK = 256
-HALF = {"torch.bfloat16": torch.bfloat16, "torch.float16": torch.float16}
-LOST = 0.5
-"""Share of weights that move, below which most of each update is lost."""
+LOST = 0.5  # share of weights that move, below which most of each update is lost
+CHANGED = "weights/changed/share"
+UNDERFLOW = "precision.update-underflow"
 
 
 @dataclass(frozen=True)
@@ -34,13 +33,13 @@ class Snapshot:
     values: Tensor  # all of them, side by side
     dtypes: dict[str, int]  # number of trainable weights by precision
 
+    @property
+    def precision(self) -> str:
+        """Precision of most weights."""
+        return max(self.dtypes, key=lambda kind: self.dtypes[kind], default="")
 
-@dataclass(frozen=True)
-class Move:
-    """Two snapshots, compared on their device."""
 
-    figures: Tensor  # change_of each layer group
-    after: Snapshot  # the later one
+Move = tuple[Tensor, Snapshot]  # change_of each layer group, and the later of the two snapshots compared
 
 
 class WatchedWeights:
@@ -77,11 +76,11 @@ class WatchedWeights:
         """Sum up the change by layer group, without waiting for the device."""
         groups = self._groups.values()
         rows = [change_of(before.values[places], after.values[places], scale) for places, scale in groups]
-        return Move(torch.stack(rows) if rows else torch.zeros(0, 3), after)
+        return torch.stack(rows) if rows else torch.zeros(0, 3), after
 
     def movement(self, move: Move) -> Movement:
         """Return norms of the weights and of their change, by layer group, and the share that changed."""
-        return movement_of(self._groups, move.figures, max(1, self._total))
+        return movement_of(self._groups, move[0], max(1, self._total))
 
     def digest(self) -> str:
         """Return a fingerprint of every bit of the trainable weights, from sums that are made on their device."""
@@ -89,7 +88,7 @@ class WatchedWeights:
         for parameter in self._parameters:
             values = parameter.detach().contiguous().view(-1).view(torch.uint8)
             whole = values.numel() // (8 * BLOCK) * (8 * BLOCK)
-            if values.storage_offset() % 8:
+            if values.storage_offset() % 8:  # 8-byte words must begin at their own places
                 values = values.clone()
             words = values[:whole].view(torch.int64).view(-1, BLOCK)
             for part in (words.sum(0), words.sum(1), values[whole:]):
@@ -106,47 +105,37 @@ class WatchedWeights:
         return values[: blocks * BLOCK].view(blocks, BLOCK)[:: self._every].reshape(-1)
 
 
-def movable_share(snapshot: Snapshot, dtype: torch.dtype, lr: float) -> float:
-    """Return the share of weights that an update of size `lr` changes in a precision: about Adam's, everywhere."""
-    return movable_part(snapshot.values.to(dtype), lr) if len(snapshot.values) else 1.0
+def movable_share(weights: Snapshot, lr: float) -> float:
+    """Return the share of weights that an update of size `lr`, which Adam's is about everywhere, changes."""
+    dtype = getattr(torch, weights.precision.removeprefix("torch."))  # values of mixed precision were widened
+    return movable_part(weights.values.to(dtype), lr) if len(weights.values) else 1.0
 
 
-def judge_cast(log: FindingsLog, before: dict[str, int], now: Snapshot, lr: float, step: int) -> None:
+def judge_cast(log: FindingsLog, before: Snapshot, now: Snapshot, lr: float, step: int) -> None:
     """Report that the trainer has cast its own weights: from here on, all is learned in that precision."""
-    was, becomes = _commonest(before), _commonest(now.dtypes)
-    if becomes not in HALF or was in HALF:
+    if now.precision not in HALF or before.precision in HALF:
         return
-    share = movable_share(now, HALF[becomes], lr)
-    cast = f"{dtype_name(was)}→{dtype_name(becomes)}"
+    share = movable_share(now, lr)
+    cast = f"{dtype_name(before.precision)}→{dtype_name(now.precision)}"
     lost = ": most of each update rounds to nothing" if share < LOST else ""
-    log.say(
-        "precision.update-underflow", Severity.CRITICAL if share < LOST else Severity.WARNING, Confidence.HIGH,
-        f"The trained weights were cast {cast} while the run went on{lost}.",
-        [Evidence(f"weights were cast {cast} at step {step}, in the generation before its update "
-                  "(use_transformers_continuous_batching does so when bf16 or fp16 is set).", step=step),
-         Evidence(f"An update of the learning rate's size, {lr:g}, changes {share:.1%} of them.", share,
-                  "weights/changed/share", step)],
-    )  # fmt: skip
+    summary = f"The trained weights were cast {cast} while the run went on{lost}."
+    text = f"weights were cast {cast} at step {step}, in the generation before its update "
+    text += "(use_transformers_continuous_batching does so when bf16 or fp16 is set)."
+    moves = f"An update of the learning rate's size, {lr:g}, changes {share:.1%} of them."
+    evidence = [Evidence(text, step=step), Evidence(moves, share, CHANGED, step)]
+    log.say(UNDERFLOW, Severity.CRITICAL if share < LOST else Severity.WARNING, summary, evidence)
 
 
 def judge_update(log: FindingsLog, step: TrlStep, changed: float, weights: Snapshot, lr: float) -> None:
     """Report an update of half-precision weights that changes few bits, now and at the full learning rate."""
-    kind, gradient = _commonest(weights.dtypes), float(step.gradient or 0.0)
-    if kind not in HALF or changed >= LOST or not gradient > 0 or not step.lr > 0:
+    gradient = float(step.gradient or 0.0)
+    if weights.precision not in HALF or changed >= LOST or not gradient > 0 or not step.lr > 0:
         return
-    share = movable_share(weights, HALF[kind], lr)
+    share, name = movable_share(weights, lr), dtype_name(weights.precision)
     if share >= LOST:
         return
-    name = dtype_name(kind)
-    log.say(
-        "precision.update-underflow", Severity.CRITICAL, Confidence.HIGH,
-        f"The weights are {name} and the learning rate is {lr:g}: most of each update rounds to nothing.",
-        [Evidence(f"Step {step.step} changed the bits of {changed:.1%} of the weights, at a gradient of "
-                  f"length {gradient:.3g}.", changed, "weights/changed/share", step.step),
-         Evidence(f"An update of the learning rate's size changes {share:.1%} of {name} weights; of fp32 weights, "
-                  "all.", share)],
-    )  # fmt: skip
-
-
-def _commonest(dtypes: dict[str, int]) -> str:
-    return max(dtypes, key=lambda kind: dtypes[kind], default="")
+    summary = f"The weights are {name} and the learning rate is {lr:g}: most of each update rounds to nothing."
+    text = f"Step {step.step} changed the bits of {changed:.1%} of the weights, at a gradient of length {gradient:.3g}."
+    moves = f"An update of the learning rate's size changes {share:.1%} of {name} weights; of fp32 weights, all."
+    evidence = [Evidence(text, changed, CHANGED, step.step), Evidence(moves, share)]
+    log.say(UNDERFLOW, Severity.CRITICAL, summary, evidence)

@@ -85,7 +85,8 @@ def advantages_by_group(case: Case) -> Answer:
 @check("advantage.metric-blind", columns=["group", "reward"])
 def metric_blind(case: Case) -> Answer:
     """Compare the logged share of dead groups with the one that true group ids give at the same step."""
-    metric = "advantage/dead/share"
+    # A watched TRL run has the true share under our name, and TRL's own beside it.
+    metric = "trl/frac_reward_zero_std" if case.view.has("trl/frac_reward_zero_std") else "advantage/dead/share"
     at = {int(step): float(value) for step, value in zip(*case.view.curve(metric), strict=True)}
     pairs = [(g, float(np.mean(g.dead_g)), at[g.rows.step]) for g in case.groups if g.rows.step in at]
     if not pairs:
@@ -98,7 +99,10 @@ def metric_blind(case: Case) -> Answer:
     text = f"at step {g.rows.step} {true:.0%} of the groups are dead by their ids, and the trainer logged {said:.0%}"
     shown = seen_in([g.rows], [g.whole(g.dead_g[g.group_n])], text, true - said, metric)
     summary = f"The trainer's own share of dead groups is wrong in {len(off)} of {len(pairs)} steps looked at."
-    return Found(Severity.WARNING, Confidence.HIGH, summary, [shown])
+    # With scale_rewards = "batch", TRL misses dead groups by design: worth a warning where they are many.
+    dead, told = np.mean([true for _, true, _ in pairs]), np.mean([said for _, _, said in pairs])
+    is_small = metric.startswith("trl/") and (dead < 0.3 or dead - told < 0.2)
+    return Found(Severity.NOTE if is_small else Severity.WARNING, Confidence.HIGH, summary, [shown])
 
 
 @check(LOW, HIGH)

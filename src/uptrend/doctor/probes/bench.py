@@ -50,24 +50,19 @@ class Updated:
     update: Update
     exp: Experience
     rollouts: list[Rollout]
-    before_bs: Tensor
-    """Learner's log-probabilities before the update."""
+    before_bs: Tensor  # learner's log-probabilities before the update
     after_bs: Tensor
-    nudged_bs: Tensor
-    """Log-probabilities a little way along the update, where they show its effect to first order."""
+    nudged_bs: Tensor  # log-probabilities a little way along the update, where they show its effect to first order
     moved: Movement
-    gradient_share: float
-    """Share of weights that had a gradient."""
+    gradient_share: float  # share of weights that had a gradient
 
 
 @dataclass(frozen=True)
 class ScoredPlay:
     """One play of a task without the model."""
 
-    texts: tuple[tuple[str, ...], ...]
-    """Replies of the task to each turn; for a script, its own turns."""
-    reward: Reward | None
-    """Reward; None where the task failed, and then the error is the last text."""
+    texts: tuple[tuple[str, ...], ...]  # replies of the task to each turn; for a script, its own turns
+    reward: Reward | None  # None where the task failed, and then the error is the last text
 
 
 class RecordingSampler:
@@ -101,7 +96,6 @@ class GradientCatcher:
         self._flat, self.gradients = policy.flat, list[Tensor]()
 
     def apply(self, lr: float) -> Applied:  # noqa: ARG002 (the optimizer's signature)
-        """Take the gradient away."""
         self.gradients.append(self._flat.gradient.clone())
         self._flat.gradient.zero_()
         return Applied(0.0, 0.0, skipped=False)
@@ -144,8 +138,8 @@ class Bench:
     @property
     def more_turns(self) -> Fix:
         """Fix for rollouts that are cut by turns; the catalogue's is for those cut by tokens."""
-        turns = {"uptrend": {"sampling.max_turns": 2 * self.config.sampling.max_turns}}
-        return Fix("Give rollouts as many turns as the task takes.", turns)
+        turns = {"sampling.max_turns": 2 * self.config.sampling.max_turns}
+        return Fix("Give rollouts as many turns as the task takes.", {"uptrend": turns})
 
     @cached_property
     def tasks(self) -> dict[str, tuple[Task, Taskset]]:
@@ -155,15 +149,11 @@ class Bench:
     @cached_property
     def tools(self) -> tuple[Tool, ...]:
         """Tools of the first task."""
-
-        async def read() -> tuple[Tool, ...]:
-            play = self.stage.taskset.open(self.stage.tasks[0], 0)
-            try:
-                return tuple(play.tools)
-            finally:
-                await play.close()
-
-        return asyncio.run(read())
+        play = self.stage.taskset.open(self.stage.tasks[0], 0)
+        try:
+            return tuple(play.tools)
+        finally:
+            asyncio.run(play.close())
 
     @cached_property
     def renderer(self) -> Renderer:
@@ -182,7 +172,7 @@ class Bench:
         """Rollouts that training would learn from."""
         return self.gathered.rollouts
 
-    @property
+    @cached_property
     def played(self) -> list[Rollout]:
         """All rollouts of the step, those of dropped groups included."""
         return [*self.gathered.rollouts, *self.gathered.dropped]
@@ -205,9 +195,7 @@ class Bench:
         requests = [RolloutRequest(task, taskset, 0, f"gold-{n}", 0, 0) for n, task in enumerate(tasks)]
         return self._player.demonstrate(requests)
 
-    def play(
-        self, tasks: Plays, size: int, word: str, temperature: float | None = None, **limits: int
-    ) -> list[Rollout]:
+    def play(self, tasks: Plays, size: int, word: str, **limits: float) -> list[Rollout]:
         """Play groups of some tasks; `word` makes their seeds, and `limits` replace values of [sampling].
 
         With other limits and the same word, rollouts say the same as far as the limits let them.
@@ -219,7 +207,7 @@ class Bench:
             for n, (task, taskset) in enumerate(tasks)
             for i in range(size)
         ]
-        return player.play(requests, temperature=sampling.temperature if temperature is None else temperature)
+        return player.play(requests, temperature=sampling.temperature)
 
     def replay(
         self,
@@ -284,10 +272,6 @@ class Bench:
         """Compute advantages and make an update, as the loop does."""
         return learn(self.components, learner, exp, rollouts, step, config)[0]
 
-    def synchronize(self, version: int = 0) -> None:
-        """Give the sampler the weights as they are, as the loop does after an update."""
-        self.sampler.load((), version=version)
-
     @contextmanager
     def scratch(self) -> Iterator[None]:
         """Let weights change inside; afterwards they and all random states are as before, and the sampler has them."""
@@ -297,7 +281,7 @@ class Bench:
         finally:
             self.policy.flat.values.data.copy_(self.original)
             self.policy.flat.gradient.zero_()
-        self.synchronize()
+        self.sampler.load((), version=0)
 
     @cached_property
     def updated(self) -> Updated:

@@ -27,7 +27,7 @@ def control(bench: Bench) -> Answer:
     learning = replace(config.learning, lr=lr, steps=24, schedule="constant", warmup=0, beta2=0.99)
     config = replace(config, learning=learning)
     exp, plays, means = bench.experience(gold, config), [bench.tasks[r.task] for r in gold], list[float]()
-    before = bench.play(plays, 1, "control", 0.0)
+    before = bench.play(plays, 1, "control", temperature=0.0)
     with bench.scratch():
         learner, _ = bench.make_learner(config)
         for step in range(1, learning.steps + 1):
@@ -36,8 +36,8 @@ def control(bench: Bench) -> Answer:
             if means[-1] > LEARNED and step > 2:
                 break
         low, high = means[0], float(bench.logprobs(exp, learner)[exp.mask_bs].nanmean())
-        bench.synchronize(version=1)
-        after = bench.play(plays, 1, "control", 0.0)
+        bench.sampler.load((), version=1)
+        after = bench.play(plays, 1, "control", temperature=0.0)
     wrong, right = (sum(bool(r.reward and r.reward.correct) for r in rs) / len(rs) for rs in (before, after))
     earned, earns = (sum(r.reward.total if r.reward else 0.0 for r in rs) / len(rs) for rs in (before, after))
     change = f"log-probability {low:.2f} → {high:.2f}"
@@ -72,7 +72,7 @@ def rl_control(bench: Bench) -> Answer:
             rollouts = bench.play(tasks, config.sampling.size, f"rl-{step}")
             means.append(float(np.mean([r.reward.total for r in rollouts if r.reward])))
             bench.learn(learner, bench.experience(rollouts, config), rollouts, step, config)
-            bench.synchronize(version=step)
+            bench.sampler.load((), version=step)
     first, last = float(np.mean(means[:3])), float(np.mean(means[-3:]))
     yield f"{steps} RL steps on {len(tasks)} tasks: reward {first:.2f} → {last:.2f}"
     if not last > first:

@@ -2,7 +2,6 @@
 
 import random
 import re
-from collections.abc import Iterator
 from itertools import chain
 
 import numpy as np
@@ -11,7 +10,6 @@ from uptrend.doctor.probes.bench import Bench, ScoredPlay, play_scripts
 from uptrend.doctor.probes.probe import CRITICAL, NOTE, WARNING, Answer, probe
 from uptrend.records import Ending, Finding, Task, boundary_of
 from uptrend.tasks.pool import Cursor
-from uptrend.tasks.taskset import Taskset
 from uptrend.tasks.validate import NEAR, HasVariants
 from uptrend.tasks.validate import order as check_order
 from uptrend.training.warmstart import why_left_out
@@ -21,11 +19,17 @@ from uptrend.training.warmstart import why_left_out
 def gold(bench: Bench) -> Answer:
     """Score gold and corrupted answers of 50 tasks, and gold answers in the model's tokens."""
     low, high, right, corrupted = list[str](), list[str](), 0, 0
-    for task, taskset in _tasks_to_prove(bench):
-        first, *others = play_scripts(taskset, task, chain([taskset.gold(task)], taskset.corrupted(task)))
-        right, corrupted = right + _is_best(first), corrupted + len(others)
-        low += [] if _is_best(first) else [_describe(task, first)]
-        high += [_describe(task, other) for other in others if _is_best(other)]
+    stage, held, generator = bench.stage, bench.held_out, random.Random(0)
+    evaluated = min(25, len(held.tasks))
+    trained = min(50 - evaluated, len(stage.tasks))
+    for tasks, count, given in ((stage.tasks, trained, stage.taskset), (held.tasks, evaluated, held.taskset)):
+        # Under some options not even gold reaches the maximum: those that prove the reward are played.
+        taskset = given.proof() if isinstance(given, HasVariants) else given
+        for task in generator.sample(tasks, count):
+            first, *others = play_scripts(taskset, task, chain([taskset.gold(task)], taskset.corrupted(task)))
+            right, corrupted = right + _is_best(first), corrupted + len(others)
+            low += [] if _is_best(first) else [_describe(task, first)]
+            high += [_describe(task, other) for other in others if _is_best(other)]
     golds = right + len(low)
     yield f"{right} of {golds} gold answers reach the maximum, {len(high)} of {corrupted} corrupted ones do"
     if low:
@@ -38,17 +42,6 @@ def gold(bench: Bench) -> Answer:
         yield bench.found("reward.gold-rejected", severity, summary, high[0])
     if not low:
         yield from _gold_in_tokens(bench)
-
-
-def _tasks_to_prove(bench: Bench) -> Iterator[tuple[Task, Taskset]]:
-    """Draw 50 tasks, half of them held out, each with the taskset under which gold can reach the maximum."""
-    stage, held, generator = bench.stage, bench.held_out, random.Random(0)
-    evaluated = min(25, len(held.tasks))
-    trained = min(50 - evaluated, len(stage.tasks))
-    for tasks, count, taskset in ((stage.tasks, trained, stage.taskset), (held.tasks, evaluated, held.taskset)):
-        proving = taskset.proof() if isinstance(taskset, HasVariants) else taskset
-        for task in generator.sample(tasks, count):
-            yield task, proving
 
 
 def _is_best(played: ScoredPlay) -> bool:

@@ -30,8 +30,7 @@ class Piece:
 
 
 Printout = tuple[Piece, ...]
-Answer = Iterator[str | Finding | Printout]
-"""The figure, in one or more parts; findings; rollouts to show."""
+Answer = Iterator[str | Finding | Printout]  # the figure, in one or more parts; findings; rollouts to show
 
 
 class NotApplicableError(Exception):
@@ -49,12 +48,10 @@ class Result:
     """Outcome of one probe."""
 
     name: str
-    figure: str = ""
-    """One line with the number that decides."""
+    figure: str = ""  # one line with the number that decides
     findings: tuple[Finding, ...] = ()
     printout: tuple[Printout, ...] = ()
-    skipped: str = ""
-    """Reason why the probe does not apply; empty where it does."""
+    skipped: str = ""  # reason why the probe does not apply; empty where it does
     seconds: float = 0.0
 
     @property
@@ -63,8 +60,8 @@ class Result:
         return all(finding.severity == "note" for finding in self.findings)
 
 
+# A condition without which several probes have nothing to look at, and the reason to give.
 Need = tuple[Callable[[Bench], object], str]
-"""A condition without which several probes have nothing to look at, and the reason to give."""
 SAMPLED: Need = (lambda bench: any(r.sampled_tokens for r in bench.rollouts), "nothing was sampled")
 SCORED: Need = (lambda bench: any(r.reward is not None for r in bench.played), "no rollout could be scored")
 TOOLS: Need = (lambda bench: bench.tools, "no tools")
@@ -76,23 +73,18 @@ class Probe:
     """One question to the bench."""
 
     name: str
-    about: str
-    """First line of the function's docstring."""
+    about: str  # first line of the function's docstring
     ask: Callable[[Bench], Answer]
-    finds: frozenset[str]
-    """Ids of the causes that it can report."""
+    finds: frozenset[str]  # ids of the causes that it can report
     need: Need | None
-    cheap: bool
-    """True where `uptrend train` asks it before the first step."""
-    full: bool
-    """True where it is asked only with --full."""
+    cheap: bool  # `uptrend train` asks it before the first step
+    full: bool  # asked only with --full
 
     def run(self, bench: Bench) -> Result:
         """Ask, unless something that the probe needs is missing."""
         try:
             if self.need is not None:
-                holds, reason = self.need
-                require(holds(bench), reason)
+                require(self.need[0](bench), self.need[1])
             told = list(self.ask(bench))
         except NotApplicableError as error:
             return Result(self.name, skipped=str(error))

@@ -16,7 +16,11 @@ from uptrend.tasks.validate import NEAR, HasCheaters
 )
 def rescoring(bench: Bench) -> Answer:
     """Say up to 64 rollouts to the tasks they name again, twice, and compare rewards with the recorded ones."""
-    yield from _count_rewards(bench)
+    size, groups = bench.config.sampling.size, by_group(bench.played)
+    if odd := [(name, len(members)) for name, members in groups.items() if len(members) != size]:
+        summary = f"{len(odd)} of {len(groups)} groups came back with another number of rewards than rollouts."
+        text = f"group {odd[0][0]} has {odd[0][1]} rollouts, sampling.size = {size}"
+        yield bench.found("reward.wrong-length", CRITICAL, summary, text, odd[0][1])
     rollouts = np.array([r for r in bench.played if r.reward is not None and r.task in bench.tasks][:64], object)
     # One question may stand there with two golds, which is another fault: each is scored by its own.
     own = {(t.id, t.answer): (t, stage.taskset) for stage in reversed(bench.pool.stages) for t in stage.tasks}
@@ -56,22 +60,12 @@ def _total(reward: Reward | None) -> float:
     return np.nan if reward is None else reward.total
 
 
-def _count_rewards(bench: Bench) -> Answer:
-    """Report groups that came back with more or fewer rollouts than were asked for."""
-    size, groups = bench.config.sampling.size, by_group(bench.played)
-    odd = [(name, len(members)) for name, members in groups.items() if len(members) != size]
-    if odd:
-        summary = f"{len(odd)} of {len(groups)} groups came back with another number of rewards than rollouts."
-        text = f"group {odd[0][0]} has {odd[0][1]} rollouts, sampling.size = {size}"
-        yield bench.found("reward.wrong-length", CRITICAL, summary, text, odd[0][1])
-
-
 @probe("state", finds=["task.state-leaks"])
 def state(bench: Bench) -> Answer:
     """Replay up to 24 of the expert's and the model's rollouts one by one, then in pairs side by side with others."""
-    played = [r for r in (*bench.demonstrations, *bench.rollouts) if r.task in bench.tasks and r.error is None]
+    everyone = [r for r in (*bench.demonstrations, *bench.rollouts) if r.task in bench.tasks and r.error is None]
     # Of rollouts that say the same to the same task, one is enough.
-    chosen = list({(r.task, tuple(m.content for m in r.messages)): r for r in played}.values())[:24]
+    chosen = list({(r.task, tuple(m.content for m in r.messages)): r for r in everyone}.values())[:24]
     require(chosen, "no rollout went through")
     alone, again = bench.replay(chosen), bench.replay(chosen)
     together = bench.replay([*chosen, *chosen], at_once=True)
@@ -82,20 +76,18 @@ def state(bench: Bench) -> Answer:
     observed = sum(len(p.texts) for p in alone)
     yield f"{len(leaks)} of {len(sure)} rollouts ({observed} observations) differ side by side from alone"
     if leaks:
-        first = leaks[0]
+        first, shown = leaks[0], list[str]()
+        for played in (alone[first], together[first]):
+            texts = ["", *(text for replies in played.texts for text in replies)]
+            shown.append(f"{texts[-1][-60:]} → {played.reward.total if played.reward else 'failed'}")
         summary = f"Rollouts of this taskset share state: {len(leaks)} of {len(sure)} see something else in company."
-        text = f"alone {_last_seen(alone[first])!r}, side by side {_last_seen(together[first])!r}"
+        text = f"alone {shown[0]!r}, side by side {shown[1]!r}"
         yield bench.found("task.state-leaks", CRITICAL, summary, text, len(leaks) / len(sure), chosen[first])
 
 
 def _same(a: ScoredPlay, b: ScoredPlay, scored: bool = True) -> bool:
     rewards = [None if p.reward is None else round(p.reward.total, 9) for p in (a, b)]
     return a.texts == b.texts and (not scored or rewards[0] == rewards[1])
-
-
-def _last_seen(played: ScoredPlay) -> str:
-    texts = ["", *(text for replies in played.texts for text in replies)]
-    return f"{texts[-1][-60:]} → {played.reward.total if played.reward else 'failed'}"
 
 
 @probe("cheater", finds=["task.evaluator-exposed", "reward.hackable"])

@@ -1,17 +1,17 @@
 """Probes of what the model's rollouts show: dead groups, temperature, parsing, endings, evaluation, and power."""
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
+from uptrend.doctor.checks.scoring import says_somehow
 from uptrend.doctor.probes.bench import Bench, by_group, last_words, seen
 from uptrend.doctor.probes.data import question
 from uptrend.doctor.probes.probe import CRITICAL, LOW, MEDIUM, NOTE, SCORED, WARNING, Answer, probe, require
-from uptrend.records import Rollout, Task
+from uptrend.records import Role, Rollout, Task
 from uptrend.stats.intervals import all_right, wilson
 from uptrend.stats.trend import points_for, power_of_rise
 
@@ -21,12 +21,9 @@ class PassRates:
     """Rewards of the groups that were played, one entry per group with a scored rollout."""
 
     rewards: tuple[tuple[float, ...], ...]
-    lows: tuple[float, ...]
-    """Least possible reward."""
-    highs: tuple[float, ...]
-    """Largest possible reward."""
-    distinct: float
-    """Mean share of a group's rollouts that say something different."""
+    lows: tuple[float, ...]  # least possible reward
+    highs: tuple[float, ...]  # largest possible reward
+    distinct: float  # mean share of a group's rollouts that say something different
 
     @property
     def dead(self) -> list[bool]:
@@ -81,9 +78,9 @@ def predict_dead(groups: PassRates, size: int) -> float:
 def dead_groups(bench: Bench) -> Answer:
     """Count groups that are all wrong or all right, and predict them at other sizes."""
     groups, size = pass_rates(bench.played), bench.config.sampling.size
-    dead = [d for d in zip(groups.dead, groups.rewards, groups.lows, groups.highs, strict=True) if d[0]]
-    low = sum(rewards[0] <= least + 1e-6 for _, rewards, least, _ in dead)
-    high = sum(rewards[0] >= most - 1e-6 for _, rewards, _, most in dead)
+    sides = zip(groups.dead, groups.rewards, groups.lows, groups.highs, strict=True)
+    dead = [(rewards[0], least, most) for is_dead, rewards, least, most in sides if is_dead]
+    low, high = sum(x <= least + 1e-6 for x, least, _ in dead), sum(x >= most - 1e-6 for x, _, most in dead)
     sizes = ", ".join(f"{predict_dead(groups, g):.0%} at {g}" for g in dict.fromkeys((size, 16, 32)))
     n, rate = len(groups.rewards), groups.pass_rate
     yield f"pass rate {rate:.0%}; {len(dead)} of {n} groups dead ({low} low, {high} high); predicted by size: {sizes}"
@@ -104,7 +101,7 @@ def temperature(bench: Bench) -> Answer:
     if s.temperature >= 1 or groups.distinct > 0.3 or groups.dead_share < 0.4:
         return
     tasks = bench.drawn[:8]
-    warm = pass_rates(bench.play(tasks, s.size, "warm", 1.0))
+    warm = pass_rates(bench.play(tasks, s.size, "warm", temperature=1.0))
     cold = pass_rates(r for r in bench.rollouts if r.task in {task.id for task, _ in tasks})
     before, after = cold.dead_share, warm.dead_share
     yield f"; at 1 {warm.distinct:.0%} do, and dead groups go from {before:.0%} to {after:.0%}"
@@ -127,21 +124,12 @@ def group_size(bench: Bench) -> Answer:
         yield bench.found("sampling.few-generations", WARNING, summary, text, now, confidence=MEDIUM)
 
 
-NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
-FORMS = (
-    r"\\boxed\{([^{}]*)\}",
-    r"<answer>\s*(.*?)\s*</answer>",
-    r"####\s*(\S+)",
-    r"(?:answer|result)(?:\s+is|\s*[:=])\s*\**\s*([^\n.;]+)",
-)
-
-
 @probe("parser", finds=["reward.strict-parser"], cheap=False)
 def parser(bench: Bench) -> Answer:
     """Read leniently what was counted wrong: a strict parser loses right answers."""
     wrong = [r for r in bench.rollouts if r.reward is not None and not r.reward.correct]
     require(wrong, "no rollout was counted wrong")
-    lost = [r for r in wrong if is_meant(last_words(r), r.answer)]
+    lost = [r for r in wrong if says_somehow(last_words(r), r.answer)]
     share = len(lost) / len(wrong)
     yield f"a lenient reader accepts {len(lost)} of {len(wrong)} rollouts that were counted wrong"
     if len(lost) > 2 and share > 0.02:
@@ -149,22 +137,6 @@ def parser(bench: Bench) -> Answer:
         different = list({last_words(r): r for r in lost}.items())[:3]
         evidence = [seen(f"{words[-80:]!r} for {r.answer!r}", share, r) for words, r in different]
         yield bench.found("reward.strict-parser", WARNING, summary, evidence, confidence=MEDIUM)
-
-
-def is_meant(text: str, answer: str) -> bool:
-    """Tell whether a text gives this answer and no other, in any form."""
-    wanted = _plain(answer)
-    candidates = {_plain(found) for form in FORMS for found in re.findall(form, text, re.IGNORECASE | re.DOTALL)}
-    if candidates or not wanted:
-        return bool(wanted) and candidates == {wanted}
-    numbers = {_plain(n) for n in NUMBER.findall(text)}
-    return _plain(text) == wanted or (bool(NUMBER.fullmatch(answer)) and numbers == {wanted})
-
-
-def _plain(text: str) -> str:
-    """Reduce an answer to what is compared: no case, spaces, commas in numbers, or marks around a word."""
-    text = " ".join(text.lower().split()).strip(" .,:;!?*$`'\"()[]")
-    return re.sub(r"(?<=\d),(?=\d{3})", "", text).removesuffix(".0")
 
 
 @probe("wrong-gold", finds=["data.wrong-gold"], cheap=False)
@@ -186,19 +158,18 @@ def wrong_gold(bench: Bench) -> Answer:
     right = sum(correct) / max(1, len(correct))
     is_good = len(groups) > 7 and right >= 0.5
     require(is_good, f"the model is right in {right:.0%}: what it agrees on says nothing about gold")
-    against = [group[0] for group in groups if _agrees_on_wrong(group)]
+    against = []
+    for group in groups:
+        said = [(" ".join(last_words(r).split()), r.reward is not None and r.reward.correct) for r in group]
+        words, count = Counter(words for words, _ in said).most_common(1)[0]
+        if count >= 0.9 * len(group) and (words, False) in said:
+            against.append(group[0])
     share = len(against) / len(groups)
     yield f"{len(against)} of {len(groups)} groups agree on another answer than gold"
     if share >= 0.2:
         summary = f"In {len(against)} of {len(groups)} groups nearly all rollouts give one answer that is not gold."
         text = f"{last_words(against[0])[-40:]!r} against {against[0].answer!r}"
         yield bench.found("data.wrong-gold", NOTE, summary, text, share, against[0], LOW)
-
-
-def _agrees_on_wrong(group: list[Rollout]) -> bool:
-    said = [(" ".join(last_words(r).split()), r.reward is not None and r.reward.correct) for r in group]
-    words, count = Counter(words for words, _ in said).most_common(1)[0]
-    return count >= 0.9 * len(group) and (words, False) in said
 
 
 @probe("endings", finds=["context.completion-truncated", "sampling.no-stop"], cheap=False)
@@ -218,9 +189,8 @@ def endings(bench: Bench) -> Answer:
         return
     roomy = {"max_tokens": 2 * s.max_tokens, "context": 2 * s.context}
     plain, more = (bench.play(bench.drawn[:8], 4, "budget", **limits) for limits in ({}, roomy))
-    gains = [b.reward.total - a.reward.total for a, b in zip(plain, more, strict=True) if a.reward and b.reward] or [
-        0.0
-    ]
+    pairs = [(a.reward, b.reward) for a, b in zip(plain, more, strict=True)]
+    gains = [after.total - before.total for before, after in pairs if before and after] or [0.0]
     gain, noise = float(np.mean(gains)), float(np.std(gains) / max(1, len(gains) - 1) ** 0.5)
     yield f"; twice the budget changes the reward by {gain:+.2f} ± {noise:.2f}"
     text = f"{share:.0%} are cut; {gain:+.3f} ± {noise:.3f} with twice the tokens"
@@ -244,8 +214,9 @@ def evaluation(bench: Bench) -> Answer:
     ours, theirs, tasks = bench.stage.taskset, bench.held_out.taskset, bench.held_out.tasks[:8]
     is_alike = type(ours) is type(theirs)
     require(is_alike, f"[eval] is another taskset ({theirs.name}) than [tasks] ({ours.name})")
-    by_eval, by_train = (bench.play([(t, ts) for t in tasks], 1, "eval", 0.0) for ts in (theirs, ours))
-    asked = sum(_prompt(a) != _prompt(b) for a, b in zip(by_eval, by_train, strict=True))
+    by_eval, by_train = (bench.play([(t, ts) for t in tasks], 1, "eval", temperature=0.0) for ts in (theirs, ours))
+    pairs = [(a.sequences[0], b.sequences[0]) for a, b in zip(by_eval, by_train, strict=True)]
+    asked = sum(not np.array_equal(a.ids[a.roles == Role.PROMPT], b.ids[b.roles == Role.PROMPT]) for a, b in pairs)
     known = {t.id: t for t in bench.held_out.tasks} | {id: task for id, (task, _) in bench.tasks.items()}
     rollouts = [r for r in [*by_eval, *bench.rollouts][:64] if r.reward is not None and r.task in known]
     again = [bench.replay(rollouts, [(known[r.task], ts) for r in rollouts]) for ts in (theirs, ours)]
@@ -261,11 +232,6 @@ def evaluation(bench: Bench) -> Answer:
     elif asked:
         summary = "Held-out tasks are not asked as training tasks are: [eval] and [tasks] render different prompts."
         yield bench.found("eval.unlike-training", WARNING, summary, f"{asked} of {len(tasks)} prompts differ", asked)
-
-
-def _prompt(rollout: Rollout) -> list[int]:
-    s = rollout.sequences[0]
-    return [int(id) for id in s.ids[s.roles == 0]]
 
 
 @probe("power", finds=["run.too-short"], cheap=False)

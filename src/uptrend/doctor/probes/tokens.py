@@ -12,24 +12,26 @@ from uptrend.doctor.probes.probe import CRITICAL, NOTE, SAMPLED, TOOLS, WARNING,
 from uptrend.records import Finding, Message, Role, Rollout
 from uptrend.rollout.calls import example_call
 
+STILL = 1e-3  # nats: an unseen prompt moves nothing at all, a seen one a good part of a nat
+
 
 @probe("tool-calls", finds=["tool.multi-call"], need=TOOLS)
 def tool_calls(bench: Bench) -> Answer:
     """Render two results after a turn; render two calls in a turn, and read them back."""
-    renderer, call = bench.renderer, example_call(bench.tools[0])
+    renderer, call, results = bench.renderer, example_call(bench.tools[0]), 0
     try:
         results = len(renderer.later([], [Message("tool", "one"), Message("tool", "two")], bench.tools))
-    except Exception as error:  # templates raise what they like
-        yield f"two results in a turn fail: {error}"
-        summary = "The chat template can't show two tool results after a turn: such a rollout would fail."
-        yield bench.found("tool.multi-call", CRITICAL, summary, str(error))
-        return
-    try:
         back = len(renderer.read(renderer.write(Message("assistant", "", (call, call)))).calls)
-    except Exception as error:
-        yield f"two results are {results} tokens; two calls are refused: {error}"
-        summary = "The model's format holds one tool call per turn; a script that makes two is refused."
-        yield bench.found("tool.multi-call", NOTE, summary, str(error))
+    except Exception as error:  # templates raise what they like
+        if results:
+            yield f"two results are {results} tokens; two calls are refused: {error}"
+            severity = NOTE
+            summary = "The model's format holds one tool call per turn; a script that makes two is refused."
+        else:
+            yield f"two results in a turn fail: {error}"
+            severity = CRITICAL
+            summary = "The chat template can't show two tool results after a turn: such a rollout would fail."
+        yield bench.found("tool.multi-call", severity, summary, str(error))
         return
     figure = f"two calls are read back as {back}, two results are {results} tokens"
     yield figure
@@ -92,12 +94,8 @@ def prompt_swap(bench: Bench) -> Answer:
     groups = [group[:4] for group in by_group(r for r in bench.rollouts if r.sampled_tokens).values()][:4]
     require(len(groups) > 1, "fewer than two groups said anything")
     pairs = [(r, other[0]) for group, other in zip(groups, [*groups[1:], groups[0]], strict=True) for r in group]
-    moved, over = _swap(bench, pairs, Role.PROMPT)
-    require(over, "all prompts are the same")
-    yield f"another prompt moves the answers' log-probabilities by {moved:.3g} nats (a blind learner: 0)"
-    if moved <= STILL:
-        summary = "The learner can't see the prompt: another question leaves its log-probabilities where they were."
-        yield bench.found("mask.attention-blind", CRITICAL, summary, f"{moved:.2g} nats on average over {over}", moved)
+    summary = "The learner can't see the prompt: another question leaves its log-probabilities where they were."
+    yield from _swap(bench, pairs, Role.PROMPT, "another prompt moves the answers' log-probabilities", summary)
 
 
 @probe("tool-swap", finds=["mask.attention-blind"], need=TOOLS)
@@ -105,19 +103,13 @@ def tool_swap(bench: Bench) -> Answer:
     """Exchange tool results between the expert's rollouts, which call tools whatever the model can do."""
     heard = [r for r in bench.demonstrations if (r.sequences[0].roles == int(Role.TOOL)).any()][:8]
     require(len(heard) > 1, "the expert heard nothing from a tool")
-    moved, over = _swap(bench, list(zip(heard, [*heard[1:], heard[0]], strict=True)), Role.TOOL)
-    require(over, "all tool results are the same")
-    yield f"another tool result moves what is said after it by {moved:.3g} nats (a blind learner: 0)"
-    if moved <= STILL:
-        summary = "The learner can't see tool results: other documents leave its log-probabilities where they were."
-        yield bench.found("mask.attention-blind", CRITICAL, summary, f"{moved:.2g} nats on average over {over}", moved)
+    pairs = list(zip(heard, [*heard[1:], heard[0]], strict=True))
+    summary = "The learner can't see tool results: other documents leave its log-probabilities where they were."
+    yield from _swap(bench, pairs, Role.TOOL, "another tool result moves what is said after it", summary)
 
 
-STILL = 1e-3  # nats: an unseen prompt moves nothing at all, a seen one a good part of a nat
-
-
-def _swap(bench: Bench, pairs: Sequence[tuple[Rollout, Rollout]], role: Role) -> tuple[float, str]:
-    """Give each rollout the other's tokens of this role; return how far, in nats, and over what it moves."""
+def _swap(bench: Bench, pairs: Sequence[tuple[Rollout, Rollout]], role: Role, what: str, summary: str) -> Answer:
+    """Give each rollout the other's tokens of this role; a learner that sees them moves."""
     before, after = [rollout for rollout, _ in pairs], list[Rollout]()
     for rollout, other in pairs:
         mine, theirs = rollout.sequences[0], other.sequences[0]
@@ -134,7 +126,12 @@ def _swap(bench: Bench, pairs: Sequence[tuple[Rollout, Rollout]], role: Role) ->
         if len(differ) and (before[line.rollout].sequences[0].roles[differ] == int(role)).all():
             counted_bs[b, : len(line.sampled)] = torch.from_numpy(line.sampled > differ[0])
     values = moved_bs[counted_bs & ~moved_bs.isnan()]
-    return float(values.mean()), f"{len(values)} tokens of {len(pairs)} rollouts" if len(values) else ""
+    require(len(values), f"all {'prompts' if role is Role.PROMPT else 'tool results'} are the same")
+    moved = float(values.mean())
+    yield f"{what} by {moved:.3g} nats (a blind learner: 0)"
+    if moved <= STILL:
+        text = f"{moved:.2g} nats on average over {len(values)} tokens of {len(pairs)} rollouts"
+        yield bench.found("mask.attention-blind", CRITICAL, summary, text, moved)
 
 
 @probe("padding", finds=["tokens.padding"], need=SAMPLED)

@@ -4,7 +4,7 @@ b = sequence, s = sampled token of it.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import cast
 
@@ -69,8 +69,8 @@ def _untrained(bench: Bench, rows: list[tuple[Rollout, Sequence]]) -> Answer:
     else:
         stopped = sum(int(np.isin(s.ids[s.versions >= 0], stops).sum()) for _, s in rows)
         summary = f"{missing} of {stopped} stop tokens that the model sampled are not in the loss: "
-        text = f"{missing / stopped:.0%} of sampled stop tokens"
         summary += "it can't learn when to stop."
+        text = f"{missing / stopped:.0%} of sampled stop tokens"
         yield bench.found("mask.stop-untrained", CRITICAL, summary, text, missing, example)
 
 
@@ -223,18 +223,12 @@ def step_size(bench: Bench) -> Answer:
         yield bench.found("optimizer.lr-small", NOTE, summary, text, kl)
 
 
-@dataclass(frozen=True)
-class Rehearsal:
-    """Passes over the same rollouts, with and without learning, compared."""
+def _rehearse(bench: Bench) -> tuple[dict[str, float], float, float, int]:
+    """Compute a step's gradient without a step, in several passes, with and without learning.
 
-    forward: dict[str, float]  # mean distance of log-probabilities in nats, of two passes each
-    gradients: float  # length of the difference between micro-batches and one pass / length of one pass
-    ratio: float  # length of the micro-batches' gradient / length of that of one pass
-    rows: int
-
-
-def _rehearse(bench: Bench) -> Rehearsal:
-    """Compute a step's gradient without a step."""
+    Returns distances of log-probabilities between two passes each (mean, in nats); how far the gradient of
+    micro-batches is from that of one pass, and how long it is, both relative to the latter; and the number of rows.
+    """
     # Rollouts of different lengths, from several groups: equal parts would hide a wrong mean.
     said = sorted((r for r in bench.batch if r.sampled_tokens), key=lambda r: r.sampled_tokens)
     require(said, "nothing was sampled")
@@ -259,14 +253,14 @@ def _rehearse(bench: Bench) -> Rehearsal:
     whole, _, parts = catcher.gradients
     length = max(float(torch.linalg.vector_norm(whole)), 1e-12)
     gradients, ratio = (float(torch.linalg.vector_norm(x)) / length for x in (parts - whole, parts))
-    return Rehearsal(forward, gradients, ratio, len(exp.lines))
+    return forward, gradients, ratio, len(exp.lines)
 
 
 @probe("dropout", finds=["policy.dropout-on"], cheap=False)
 def dropout(bench: Bench) -> Answer:
     """Run the same forward twice with and without learning, and compare the two modes."""
     near, lora = bench.near(1e-4, 3e-2), bench.config.model.lora
-    gaps = {name: gap for name, gap in bench.once(_rehearse).forward.items() if name != "micro-batches"}
+    gaps = {name: gap for name, gap in bench.once(_rehearse)[0].items() if name != "micro-batches"}
     worst = max(gaps, key=lambda name: gaps[name])
     yield f"the same forward twice differs by {gaps[worst]:.1e} nats (below {near:g})"
     if gaps[worst] > near:
@@ -281,14 +275,13 @@ def dropout(bench: Bench) -> Answer:
 @probe("accumulation", finds=["optimizer.accumulation"], cheap=False)
 def accumulation(bench: Bench) -> Answer:
     """Compare the gradient of one pass with that of micro-batches of one rollout each."""
-    done, near = bench.once(_rehearse), bench.near(1e-3, 5e-2)
-    require(done.forward["micro-batches"] <= near, "forward passes differ, so gradients can't be compared")
-    apart = done.gradients
-    yield f"gradients of one pass and of {done.rows} rows in micro-batches differ by {apart:.1e} "
+    (forward, apart, ratio, rows), near = bench.once(_rehearse), bench.near(1e-3, 5e-2)
+    require(forward["micro-batches"] <= near, "forward passes differ, so gradients can't be compared")
+    yield f"gradients of one pass and of {rows} rows in micro-batches differ by {apart:.1e} "
     yield f"of their length (below {near:g})"
     if not apart <= near:
         summary = "Gradients of micro-batches do not add up to those of one pass: their number changes what is learned."
-        text = f"{apart:.2g} of the length apart, {done.ratio:.2f} times as long"
+        text = f"{apart:.2g} of the length apart, {ratio:.2f} times as long"
         yield bench.found("optimizer.accumulation", CRITICAL if apart > 0.5 else WARNING, summary, text, apart)
 
 
