@@ -9,16 +9,16 @@ from typing import Any
 
 from uptrend.doctor.report import plain
 from uptrend.lab import judge, measure, plan, refuse, specification
-from uptrend.lab.faults import allowed, faults
-from uptrend.lab.journal.stored import VERDICT, read_verdict
+from uptrend.lab.journal.stored import RUNS, VERDICT, read_verdict
 from uptrend.lab.notebook import Notebook
 from uptrend.lab.plan import Launcher, PlannedRun
-from uptrend.lab.workers.work import Outcome, Progress, Workers
+from uptrend.lab.refuse import allowed, faults
+from uptrend.lab.workers import Outcome, Progress, Workers
 from uptrend.records import Confidence, Hypothesis, Measured, Run, Status, Verdict
 from uptrend.records.directory import write_whole
 
-RUNS = "runs.json"
 SCHEMA = 1
+Faults = Callable[[Run, set[str]], list[str]]
 
 
 class ExperimentRuns:
@@ -31,7 +31,7 @@ class ExperimentRuns:
         launcher: Launcher,
         *,
         makes_runs: bool = True,
-        examine: Callable[[Run, set[str]], list[str]] = faults,
+        examine: Faults = faults,
     ) -> None:
         refuse.check(h, notebook.folder)
         self._find_faults = examine
@@ -141,13 +141,8 @@ class ExperimentRuns:
         # A run still to come makes this an early look, if only by half a pair.
         changes = "; ".join(self.changes)
         is_early = self.decided is not None or bool(self.specification.more) or "waiting" in statuses.values()
-        verdict = judge.judge(
-            self.h,
-            measured,
-            stopped_early=is_early,
-            refused=self.refused,
-            void=f"the specification changed after the first step: {changes}" if changes else "",
-        )
+        void = f"the specification changed after the first step: {changes}" if changes else ""
+        verdict = judge.judge(self.h, measured, stopped_early=is_early, refused=self.refused, void=void)
         verdict = replace(verdict, specification=self.specification.hash)
         seen = specification.seen_before(self.notebook, self.h.id) | self._older_pairs()
         again = sum(planned.hash in seen for planned in self.planned_runs)
@@ -180,19 +175,13 @@ class ExperimentRuns:
             status = self._status(planned)
             has_run = (planned.folder / "run.json").exists()
             measured = self._measure(planned) if status == "finished" else None
-            rows.append(
-                {
-                    "arm": planned.arm,
-                    "seed": planned.seed,
-                    "hash": planned.hash,
-                    "folder": planned.folder.relative_to(self.notebook.folder).as_posix() if has_run else "",
-                    "status": status,
-                    "value": measured.value if measured else None,
-                    "before": measured.before if measured else None,
-                    "seconds": seconds_of(Run(planned.folder)) if has_run else None,
-                    "reason": outcome.reason if outcome else self.refused.get(planned.arm, ""),
-                }
-            )
+            folder = planned.folder.relative_to(self.notebook.folder).as_posix() if has_run else ""
+            rows.append({
+                "arm": planned.arm, "seed": planned.seed, "hash": planned.hash, "folder": folder, "status": status,
+                "value": measured.value if measured else None, "before": measured.before if measured else None,
+                "seconds": seconds_of(Run(planned.folder)) if has_run else None,
+                "reason": outcome.reason if outcome else self.refused.get(planned.arm, ""),
+            })  # fmt: skip
         return rows
 
     def rows_before(self) -> list[dict[str, Any]]:

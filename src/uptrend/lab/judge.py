@@ -46,23 +46,20 @@ def judge(
     blemishes += ["judged by the confidence sequence"] if stopped_early else []
     if any(one.broken or (one.waiting and not stopped_early) for one in pairs):
         blemishes.append("seeds are missing")
-    confidence, because = _confidence(h, status, deciding, blemishes)
+    confidence, because = Confidence.LOW, "neither criterion is met"
+    if status is not Status.INCONCLUSIVE:
+        # One arm is enough to validate, so the surest counts; to invalidate takes all of them, so the least sure does.
+        graded = [_confidence_of_arm(h, comparison, blemishes) for comparison in deciding]
+        ranked = sorted(graded, key=lambda one: list(Confidence).index(one[0]))
+        confidence, because = ranked[0] if status is Status.VALIDATED else ranked[-1]
     if status is Status.INVALIDATED and _nobody_learned(h, pairs):
         confidence = Confidence.LOW
         because = f"no arm got better by {amount(h.metric, h.smallest)}, so that runs which hardly learn were compared"
     deciding_first = sorted(compared, key=lambda one: one.status is not status)
     sentence = _say("verdict", h=h, status=status, compared=deciding_first, pairs=pairs, refused=refused, void=void)
-    return Verdict(
-        hypothesis=h.id,
-        status=status,
-        confidence=confidence,
-        because="the experiment is void" if void else because,
-        sentence=sentence,
-        comparisons=tuple(compared),
-        stopped_early=stopped_early,
-        void=void,
-        refused=dict(refused),
-    )
+    because = "the experiment is void" if void else because
+    told = {"stopped_early": stopped_early, "void": void, "refused": dict(refused)}
+    return Verdict(h.id, status, confidence, because, sentence, tuple(compared), **told)
 
 
 def is_decided(h: Hypothesis, measured: Sequence[Measured]) -> Status | None:
@@ -73,8 +70,7 @@ def is_decided(h: Hypothesis, measured: Sequence[Measured]) -> Status | None:
 
 
 def _overall(h: Hypothesis, statuses: Sequence[Status]) -> Status:
-    """One arm is enough to validate; to invalidate takes all of them."""
-    if Status.VALIDATED in statuses:
+    if Status.VALIDATED in statuses:  # one arm is enough to validate; to invalidate takes all of them
         return Status.VALIDATED
     is_excluded = len(statuses) == len(h.treated) and all(status is Status.INVALIDATED for status in statuses)
     return Status.INVALIDATED if is_excluded else Status.INCONCLUSIVE
@@ -88,21 +84,8 @@ def _nobody_learned(h: Hypothesis, pairs: Sequence[Pairs]) -> bool:
     return max(sum(run.value - (run.before or 0.0) for run in side) / len(side) for side in sides) < h.smallest
 
 
-def _confidence(
-    h: Hypothesis, status: Status, deciding: Sequence[Comparison], blemishes: Sequence[str]
-) -> tuple[Confidence, str]:
-    """Return the confidence and the rule that gave it (docs/verdicts.md).
-
-    One arm is enough to validate, so the surest counts; all must be excluded to invalidate, so the least sure does.
-    """
-    if status is Status.INCONCLUSIVE:
-        return Confidence.LOW, "neither criterion is met"
-    graded = [_confidence_of_arm(h, comparison, blemishes) for comparison in deciding]
-    ranked = sorted(graded, key=lambda one: list(Confidence).index(one[0]))
-    return ranked[0] if status is Status.VALIDATED else ranked[-1]
-
-
 def _confidence_of_arm(h: Hypothesis, one: Comparison, blemishes: Sequence[str]) -> tuple[Confidence, str]:
+    """Return the confidence and the rule that gave it (docs/verdicts.md)."""
     seeds, differences = len(one.seeds), np.array(one.differences)
     if seeds < ENOUGH_SEEDS:
         return Confidence.LOW, f"{seeds} paired seeds; {ENOUGH_SEEDS} are the least for medium"
@@ -191,17 +174,13 @@ def _adjusted(verdict: Verdict, p: float, count: int) -> Verdict:
         open_ = {Status.VALIDATED: Status.INCONCLUSIVE}
         comparisons = [replace(one, status=open_.get(one.status, one.status)) for one in comparisons]
     verdict = replace(verdict, comparisons=tuple(comparisons))
-    few = min(len(one.seeds) for one in comparisons) < MANY_SEEDS
-    asks = f" Run {MANY_SEEDS} seeds or more where several hypotheses are judged together." if few else ""
     if verdict.status is not Status.VALIDATED:
         return verdict
+    few = min(len(one.seeds) for one in comparisons) < MANY_SEEDS
+    asks = f" Run {MANY_SEEDS} seeds or more where several hypotheses are judged together." if few else ""
     if p <= RATE:
         return replace(verdict, sentence=f"{verdict.sentence} Among {count} hypotheses, adjusted p {p_value(p)}.{asks}")
     reason = f"validated by itself, and not among {count} hypotheses judged together (adjusted p {p_value(p)})"
-    return replace(
-        verdict,
-        status=Status.INCONCLUSIVE,
-        confidence=Confidence.LOW,
-        because=reason,
-        sentence=f"Inconclusive: {reason}. By itself: {verdict.sentence}{asks}",
-    )
+    sentence = f"Inconclusive: {reason}. By itself: {verdict.sentence}{asks}"
+    changes = {"status": Status.INCONCLUSIVE, "confidence": Confidence.LOW, "because": reason, "sentence": sentence}
+    return replace(verdict, **changes)

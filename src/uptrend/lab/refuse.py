@@ -1,4 +1,7 @@
-"""Hypotheses that no experiment could decide, refused before anything runs; texts.toml has the sentences."""
+"""Hypotheses that no experiment could decide, refused before anything runs, and faults for which an arm is refused.
+
+texts.toml has the sentences.
+"""
 
 import math
 import os
@@ -12,10 +15,12 @@ from uptrend.config import load_config, to_table
 from uptrend.config.load import nearest, read_toml
 from uptrend.config.tables import difference, flatten
 from uptrend.doctor.catalogue import CATALOGUE
+from uptrend.doctor.diagnose import diagnose
+from uptrend.doctor.rank import all_symptoms
 from uptrend.lab import criteria, measure, texts
 from uptrend.lab.notebook import Notebook, is_lab
 from uptrend.lab.plan import what_matters
-from uptrend.records import Arm, ConfigError, Hypothesis, LabError, Method
+from uptrend.records import Arm, Confidence, ConfigError, Hypothesis, LabError, Method, Run, Severity, view_of
 from uptrend.stats.comparison import fewest_seeds
 
 # Short, and nothing that would be a path.
@@ -179,3 +184,19 @@ def _circle(start: str, hypotheses: Mapping[str, Hypothesis]) -> list[str]:
                 seen.add(id)
                 ways.append([*way, id])
     return []
+
+
+def allowed(h: Hypothesis) -> tuple[str, ...]:
+    """Return catalogue ids that may be found in an arm: the cause, what it explains, and what the author allows."""
+    ids = [id for id in (h.cause, *h.allows) if id in CATALOGUE]
+    return tuple(dict.fromkeys(id for known in ids for id in (known, *sorted(all_symptoms(known)))))
+
+
+def faults(run: Run, allows: set[str]) -> list[str]:
+    """Return the critical faults that would make a comparison worthless, each in a sentence; a mere guess is none."""
+    asked = [event for event in run.events if event.get("event") == "preflight"]
+    found = [(each["id"], each["summary"], each) for each in (asked[-1]["findings"] if asked else ())]
+    told = [(id, said) for id, said, x in found if x["severity"] == Severity.CRITICAL and x["symptom_of"] is None]
+    sure = [x for x in diagnose(view_of(run)).findings if x.confidence is not Confidence.LOW]
+    told += [(x.id, x.summary) for x in sure if x.severity is Severity.CRITICAL]
+    return [f"{id}: {said}" for id, said in told if id not in allows]

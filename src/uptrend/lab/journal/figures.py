@@ -13,8 +13,8 @@ from uptrend.records import Direction, Hypothesis, Verdict
 from uptrend.stats.drawing import COLORS, INK, moving_mean, plotting, save, to_svg
 from uptrend.stats.formatting import percent, plural
 
+# Inches of one picture on the page.
 PANEL = (4.2, 2.9)
-"""Inches of one picture on the page."""
 
 
 def place_of(h: Hypothesis, arm: str) -> int:

@@ -11,12 +11,12 @@ from uptrend.records.metrics import label_of
 from uptrend.stats import formatting
 from uptrend.stats.formatting import NONE, assignments, duration, markdown_table, p_value, percent, plural
 
+# Head and rows of texts.
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
-"""Head and rows of texts."""
 
 WAYS = {Direction.UP: "up", Direction.DOWN: "down", Direction.EITHER: "either way"}
+# Config keys that differ between runs and say nothing about the arms.
 QUIET = ("name", "seed")
-"""Config keys that differ between runs and say nothing about the arms."""
 
 
 def title_of(metric: str) -> str:
@@ -143,6 +143,7 @@ def differences(entry: Entry) -> list[tuple[str, str]]:
     return told
 
 
+# Functions that the templates call.
 HELPERS: Mapping[str, Any] = {
     function.__name__: function
     for function in (
@@ -150,4 +151,3 @@ HELPERS: Mapping[str, Any] = {
         plural, runs_table, span,
     )
 } | {"ways": WAYS}  # fmt: skip
-"""Functions that the templates call."""

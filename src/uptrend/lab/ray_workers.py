@@ -21,9 +21,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from uptrend.lab import lab_error
 from uptrend.lab.plan import Launcher, PlannedRun, is_finished
-from uptrend.lab.workers.work import Job, Outcome, Progress, Workers, log_of, outcome, start, threads_of, uses_gpu
-from uptrend.records import LabError, MissingExtra
+from uptrend.lab.workers import Job, Outcome, Progress, Workers, log_of, outcome, start, threads_of, uses_gpu
+from uptrend.records import MissingExtra
 from uptrend.records.directory import is_being_written
 
 # Times that Ray starts a run again whose worker was lost.
@@ -76,7 +77,7 @@ class RayWorkers(Workers):
         by_cores = int(has.get("CPU", 1)) // threads_of(planned)
         by_gpus = int(has.get("GPU", 0) / self.gpus) if uses_gpu(planned) else by_cores
         if uses_gpu(planned) and not by_gpus:
-            raise LabError("The Ray cluster has no GPU for this run. Start nodes with GPUs, or set compute.device.")
+            raise lab_error("no-gpu")
         return max(1, min(by_cores, by_gpus))
 
     def _is_going(self, job: Job) -> bool:
@@ -124,9 +125,7 @@ def _connected(address: str) -> Iterator[Any]:
         ray.init(**own, **quiet)
     except (ConnectionError, OSError, RuntimeError, ValueError) as error:
         said = str(error).strip().splitlines()[0]
-        raise LabError(
-            f"There is no Ray cluster at {address}: {said} Start one with `ray start --head`, or use --address local."
-        ) from None
+        raise lab_error("no-cluster", address=address, said=said) from None
     try:
         yield ray
     finally:
