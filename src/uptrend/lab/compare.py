@@ -62,19 +62,19 @@ class Pairs:
     @property
     def by_family(self) -> tuple[Floats, Floats] | None:
         """Control and arm as seeds × tasksets, in the claimed direction; None where the tasks are of one taskset."""
-        scores = [[_family_means(run) for run in side] for side in (self.control, self.treated)]
+        scores = list[list[dict[str, float]]]()
+        for side in (self.control, self.treated):
+            scores.append([])
+            for run in side:
+                of = dict[str, list[float]]()
+                for task, value in run.tasks.items():
+                    of.setdefault(run.families.get(task, ""), []).append(value)
+                scores[-1].append({family: sum(values) / len(values) for family, values in of.items()})
         families = sorted(scores[0][0]) if scores[0] else []
         if len(families) < 2 or any(sorted(run) != families for side in scores for run in side):
             return None
         control, arm = (self.sign * np.array([[run[name] for name in families] for run in side]) for side in scores)
         return control, arm
-
-
-def _family_means(run: Measured) -> dict[str, float]:
-    of: dict[str, list[float]] = {}
-    for task, value in run.tasks.items():
-        of.setdefault(run.families.get(task, ""), []).append(value)
-    return {family: sum(values) / len(values) for family, values in of.items()}
 
 
 def pair(h: Hypothesis, measured: Sequence[Measured], arm: str) -> Pairs:
@@ -84,8 +84,8 @@ def pair(h: Hypothesis, measured: Sequence[Measured], arm: str) -> Pairs:
     both = [seed for seed in h.seeds if seed in control and seed in treated]
     seeds = tuple(seed for seed in both if math.isfinite(control[seed].value + treated[seed].value))
     broken = tuple(seed for seed in h.seeds if seed not in (*seeds, *waiting))
-    sides = (tuple(side[seed] for seed in seeds) for side in (control, treated))
-    return Pairs(arm, -1.0 if h.direction is Direction.DOWN else 1.0, seeds, *sides, broken, waiting)
+    before, after = (tuple(side[seed] for seed in seeds) for side in (control, treated))
+    return Pairs(arm, -1.0 if h.direction is Direction.DOWN else 1.0, seeds, before, after, broken, waiting)
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,6 @@ def parse(text: str) -> Criterion:
 
 
 def _truth(node: ast.expr, values: Mapping[str, Any]) -> Any:
-    """Return the truth of comparisons, joined; elementwise where the figures are arrays."""
     if isinstance(node, ast.BoolOp):
         return reduce(OPERATORS[type(node.op)], [_truth(value, values) for value in node.values])
     if not isinstance(node, ast.Compare) or not all(type(op) in OPERATORS for op in node.ops):
@@ -80,7 +79,7 @@ def _truth(node: ast.expr, values: Mapping[str, Any]) -> Any:
 
 
 def _figure(node: ast.expr, values: Mapping[str, Any]) -> Any:
-    """Return numbers and names, added, subtracted and multiplied."""
+    # Numbers and names, added, subtracted and multiplied.
     match node:
         case ast.BinOp(left, op, right) if type(op) in OPERATORS:
             return OPERATORS[type(op)](_figure(left, values), _figure(right, values))
@@ -109,7 +108,7 @@ def possible(criterion: Criterion, smallest: float, bounds: tuple[float, float] 
 
 
 def _imagine_outcomes(levels: Floats, width: float, floor: float) -> dict[str, Floats]:
-    """Return possible figures of an experiment: ordered, arms within bounds, a small p where 0 is excluded."""
+    # Possible figures of an experiment: ordered, arms within bounds, a small p where 0 is excluded.
     random = np.random.default_rng(0)
     steps = np.concatenate([levels - 1e-6 * width, levels, levels + 1e-6 * width, width * np.geomspace(1e-3, 1, 12)])
     choices = np.concatenate([steps, -steps])

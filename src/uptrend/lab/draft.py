@@ -91,7 +91,7 @@ def of_cause(id: str, cause: Cause, recipe: Path | None, folder: Path, finding: 
 
 
 def _same_in_every_arm(experiment: Experiment, table: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the metric by the lab's name, and the values that all arms need so that each of them can be run."""
+    # The metric by the lab's name, and the values that all arms need so that each of them can be run.
     same, metric, learning = dict[str, Any](), experiment.metric, table["learning"]
     if metric == "eval/pass_at":
         attempts = table["eval"]["attempts"] or ATTEMPTS

@@ -9,7 +9,7 @@ from typing import Any
 
 from uptrend.doctor.report import plain
 from uptrend.lab import judge, measure, plan, refuse, specification
-from uptrend.lab.journal.stored import RUNS, VERDICT, read_verdict
+from uptrend.lab.journal.stored import RUNS, SCHEMA, VERDICT, read_verdict
 from uptrend.lab.notebook import Notebook
 from uptrend.lab.plan import Launcher, PlannedRun
 from uptrend.lab.refuse import allowed, faults
@@ -17,7 +17,6 @@ from uptrend.lab.workers import Outcome, Progress, Workers
 from uptrend.records import Confidence, Hypothesis, Measured, Run, Status, Verdict
 from uptrend.records.directory import write_whole
 
-SCHEMA = 1
 Faults = Callable[[Run, set[str]], list[str]]
 
 
@@ -58,12 +57,11 @@ class ExperimentRuns:
     @property
     def notes(self) -> tuple[str, ...]:
         """Remarks that a reader of the verdict needs."""
-        before, more = self.specification.before, ", ".join(map(str, self.specification.more))
         told = [f"since the first step: {change}" for change in self.changes]
-        if before:
-            times = "once" if before == 1 else f"{before} times"
+        if count := self.specification.before:
+            times = "once" if count == 1 else f"{count} times"
             told.append(f"begun anew {times}; what had been found before is kept under before-N")
-        if more:
+        if more := ", ".join(map(str, self.specification.more)):
             told.append(f"seeds {more} were added after results could be seen; judged by the confidence sequence")
         return tuple(told)
 
@@ -98,7 +96,7 @@ class ExperimentRuns:
             self.write_runs()
 
     def _examine(self, arm: str) -> None:
-        """Have the doctor look at an arm's first run by the order of seeds: the same one however work is shared out."""
+        # Have the doctor look at an arm's first run by the order of seeds: the same one however work is shared out.
         own = [planned for planned in self.planned_runs if planned.arm == arm]
         first = next((planned for planned in own if self._ended(planned) != "failed"), None)
         if first is None or self._ended(first) != "finished" or first.hash in self._examined:
@@ -112,7 +110,7 @@ class ExperimentRuns:
         return self.outcomes[planned.hash].status if planned.hash in self.outcomes else None
 
     def _look(self) -> None:
-        """Ask the confidence sequence about whole seeds in their order, as far as all their runs have ended."""
+        # Ask the confidence sequence about whole seeds in their order, as far as all their runs have ended.
         for count in range(2, len(self.h.seeds)):
             seeds = self.h.seeds[:count]
             chosen = [planned for planned in self.planned_runs if planned.seed in seeds]
@@ -153,7 +151,7 @@ class ExperimentRuns:
         return replace(verdict, confidence=Confidence.LOW, because=because)
 
     def _older_pairs(self) -> set[str]:
-        """Return runs of both sides that ended before the criteria were written, made by a sweep or a hypothesis."""
+        # Runs of both sides that ended before the criteria were written, made by a sweep or a hypothesis.
         written = datetime.fromisoformat(self.specification.written).timestamp()
         ended = [e for e in self.planned_runs if self._ended(e) == "finished"]
         events = {e.hash: [x for x in Run(e.folder).events if x["event"] == "finished"] for e in ended}

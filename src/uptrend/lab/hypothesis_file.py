@@ -188,7 +188,6 @@ def get_block(text: str, name: str) -> str | None:
 
 
 def _marks(text: str, name: str) -> tuple[re.Match[str], re.Match[str]] | None:
-    """Return both marks of a block."""
     both = f"<!-- uptrend:{name} -->", f"<!-- /uptrend:{name} -->"
     starts, ends = ([*re.finditer(rf"^{re.escape(mark)}(?=[ \t\r]*$)", text, re.MULTILINE)] for mark in both)
     if not starts and not ends:
@@ -210,5 +209,5 @@ def in_order(hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
 
 
 def _lines(text: str) -> list[str]:
-    """Return lines with their ends; only "\\n" ends one, as in TOML."""
+    # Lines with their ends; only "\n" ends one, as in TOML.
     return re.findall(r"[^\n]*\n|[^\n]+$", text)

@@ -98,7 +98,6 @@ def _value(run: Run, line: Row, metric: str) -> float:
 
 
 def _by_task(run: Run, step: int, metric: str) -> tuple[dict[str, float], dict[str, str]]:
-    """Return the metric of each held-out task, and the taskset of each."""
     columns = ["group", "sequence", "task", "family", "correct", "reward", "parts"]
     rows = [row for row in run.eval_rollouts(step).select(columns).to_pylist() if row["sequence"] == 0]
     # The greedy answer of each task comes first in the file; sampled attempts follow.
@@ -111,18 +110,14 @@ def _by_task(run: Run, step: int, metric: str) -> tuple[dict[str, float], dict[s
         k = int(metric.removeprefix("eval/pass@"))
         values = {task: pass_at_k(sum(right), len(right), k) for task, right in attempts.items()}
     else:
-        scores = {row["task"]: _score(row, metric) for row in greedy.values()}
-        values = {task: score for task, score in scores.items() if score is not None}
+        values, part = dict[str, float](), metric.removeprefix("eval/part/")
+        for row in greedy.values():
+            scores = {each["name"]: each["value"] for each in row["parts"]}
+            score = row["reward"] if metric == "eval/reward" else scores.get(part)
+            score = bool(row["correct"]) if metric == "eval/accuracy" else score
+            if score is not None:  # an answer that was not scored counts in the accuracy only
+                values[row["task"]] = float(score)
     return values, {row["task"]: row["family"] for row in greedy.values() if row["task"] in values}
-
-
-def _score(row: Row, metric: str) -> float | None:
-    if metric == "eval/accuracy":
-        return float(bool(row["correct"]))
-    if metric == "eval/reward":
-        return None if row["reward"] is None else float(row["reward"])
-    name = metric.removeprefix("eval/part/")
-    return next((part["value"] for part in row["parts"] if part["name"] == name), None)
 
 
 def is_share(metric: str) -> bool:

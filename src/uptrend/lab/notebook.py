@@ -148,7 +148,7 @@ class Notebook:
             write_whole(path, new.encode())
 
     def _note(self, h: Hypothesis) -> str:
-        """Return the first sentence of the verdict; without one, the sentence on what it would explain."""
+        # The first sentence of the verdict; without one, the sentence on what it would explain.
         path = self.folder / "experimental-results" / h.id / "verdict.json"
         try:
             said = json.loads(path.read_text(encoding="utf-8")).get("sentence", "")
@@ -159,7 +159,7 @@ class Notebook:
         return f"{first.rstrip('.')}." if first else h.explains
 
     def _files(self) -> dict[str, Path]:
-        """Return every hypothesis's file by id; two of one id are an error."""
+        # Every hypothesis's file by id; two of one id are an error.
         found = dict[str, Path]()
         paths = (self.folder / "hypotheses").glob("h[0-9]*.md")
         for path in sorted(paths, key=lambda path: (int(re.findall(r"\d+", path.name)[0]), path.name)):

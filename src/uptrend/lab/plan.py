@@ -114,7 +114,7 @@ def run_hash(
     """Hash everything that could change a run's result, for a replay all that its source recorded."""
     files = [Path(source.run) / name for name in ("run.json", "metrics.jsonl")] if source else []
     recorded = digest([_ends(file) for file in files if file.exists()])
-    table = {"config": what_matters(config), "tasks": tasks, "held_out": held_out, "uptrend": made_by}
+    table: dict[str, Any] = {"config": what_matters(config), "tasks": tasks, "held_out": held_out, "uptrend": made_by}
     table |= {"method": str(method), "model": fingerprint(config)}
     return digest({**table, "source": None if source is None else [recorded, source.step]})
 
@@ -134,7 +134,7 @@ def is_finished(planned: PlannedRun) -> bool:
 
 
 def _source(h: Hypothesis, seed: int, lab: Path) -> Source | None:
-    """Return the run that a replay of this seed replays: each seed its own, since the same rollouts would repeat it."""
+    # The run that a replay of this seed replays: each seed its own, since the same rollouts would repeat it.
     if h.source is None:
         return None
     if "{seed}" not in h.source.run and len(h.seeds) > 1:
@@ -156,7 +156,7 @@ def fingerprint(config: Mapping[str, Any]) -> list[tuple[str, str]] | None:
 
 
 def _ends(path: Path) -> str:
-    """Hash a file by its size and both its ends: weights are large, and their first bytes are names and shapes."""
+    # Hash a file by its size and both its ends: weights are large, and their first bytes are names and shapes.
     size = path.stat().st_size
     with path.open("rb") as file:
         head = file.read(ENDS)

@@ -35,7 +35,11 @@ SOURCE = 'source = { run = "runs/NAME-s{seed}-*", step = 0 }'
 def check(h: Hypothesis, folder: Path) -> None:
     """Raise a LabError at the first thing that keeps a hypothesis from being decided."""
     _check_arms(h, folder)
-    _check_seeds(h)
+    repeated = sorted({seed for seed in h.seeds if h.seeds.count(seed) > 1})
+    _require(h, not repeated, "repeated-seeds", seeds=", ".join(map(str, repeated)))
+    _require(h, len(h.seeds) > 1, "one-seed", seeds=list(h.seeds))
+    _require(h, min(h.seeds) >= 0, "negative-seed", seed=min(h.seeds))
+    _require(h, h.steps >= 0, "negative-steps")
     _check_metric(h)
     _check_criteria(h)
     for key, id in (("cause", h.cause), *(("allows", id) for id in h.allows)):
@@ -64,14 +68,6 @@ def _check_arms(h: Hypothesis, folder: Path) -> None:
     _require(h, bool(controls), "no-control", names=", ".join(names) or "none at all")
     _require(h, len(controls) == 1, "two-controls", names=" and ".join(controls))
     _require(h, len(h.arms) > 1, "one-arm")
-
-
-def _check_seeds(h: Hypothesis) -> None:
-    repeated = sorted({seed for seed in h.seeds if h.seeds.count(seed) > 1})
-    _require(h, not repeated, "repeated-seeds", seeds=", ".join(map(str, repeated)))
-    _require(h, len(h.seeds) > 1, "one-seed", seeds=list(h.seeds))
-    _require(h, min(h.seeds) >= 0, "negative-seed", seed=min(h.seeds))
-    _require(h, h.steps >= 0, "negative-steps")
 
 
 def _check_metric(h: Hypothesis) -> None:
@@ -138,7 +134,6 @@ def resolve(h: Hypothesis, arm: Arm, recipe: Mapping[str, Any]) -> dict[str, Any
 
 
 def _check_configs(h: Hypothesis, folder: Path) -> None:
-    """Refuse arms that can't be run, or of which two can't be compared."""
     recipe = read_recipe(h, folder)
     configs = {arm.name: resolve(h, arm, recipe) for arm in h.arms}
     for (one, a), (other, b) in combinations(configs.items(), 2):
@@ -168,22 +163,15 @@ def _check_prerequisites(h: Hypothesis, folder: Path) -> None:
     known = ", ".join(sorted(set(others) - {h.id})) or "no other"
     for id in h.prerequisites:
         _require(h, id in others, "prerequisite", id=id, known=known)
-    way = _circle(h.id, others)
-    _require(h, not way, "circle", way=" waits for ".join(way))
-
-
-def _circle(start: str, hypotheses: Mapping[str, Hypothesis]) -> list[str]:
-    """Return the way from a hypothesis over prerequisites back to itself, or nothing."""
-    ways, seen = [[start]], {start}
+    # Follow prerequisites from the hypothesis; a way back to it is a circle.
+    ways, seen = [[h.id]], {h.id}
     while ways:
         way = ways.pop()
-        for id in hypotheses[way[-1]].prerequisites if way[-1] in hypotheses else ():
-            if id == start:
-                return [*way, start]
+        for id in others[way[-1]].prerequisites if way[-1] in others else ():
+            _require(h, id != h.id, "circle", way=" waits for ".join([*way, h.id]))
             if id not in seen:
                 seen.add(id)
                 ways.append([*way, id])
-    return []
 
 
 def allowed(h: Hypothesis) -> tuple[str, ...]:

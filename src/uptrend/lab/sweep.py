@@ -7,6 +7,7 @@ hypothesis, on seeds that it has not used.
 import itertools
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,23 +81,21 @@ def make(recipe: Path | None, sets: Sequence[str], listed: Path | None, seeds: s
 
 
 def _points(arms: Sequence[Arm], values: Mapping[str, Sequence[Any]]) -> tuple[Arm, ...]:
-    """Return every arm with every combination of values, the last key's changing fastest; the first is the control."""
+    # Every arm with every combination of values, the last key's changing fastest; the first is the control.
     found = list[Arm]()
-    for arm in arms or [Arm("")]:
-        for each in itertools.product(*values.values()):
-            point = dict(zip(values, each, strict=True))
-            said = {key: value if isinstance(value, str) else to_toml(value) for key, value in point.items()}
-            name = " ".join([arm.name, *(f"{key.rpartition('.')[2]}={value}" for key, value in said.items())]).strip()
-            found.append(Arm(name or "as it is", {**arm.overrides, **point}, is_control=not found))
+    for arm, each in itertools.product(arms or [Arm("")], itertools.product(*values.values())):
+        point = dict(zip(values, each, strict=True))
+        said = {key: value if isinstance(value, str) else to_toml(value) for key, value in point.items()}
+        name = " ".join([arm.name, *(f"{key.rpartition('.')[2]}={value}" for key, value in said.items())]).strip()
+        found.append(Arm(name or "as it is", {**arm.overrides, **point}, is_control=not found))
     for key, why in RESERVED.items():
         if any(key in arm.overrides for arm in found):
             raise LabError(f"A sweep can't set {key}: {why}. Seeds are given with --seeds.")
     if len(found) < 2:
         raise lab_error("sweep-points")
-    names = [arm.name for arm in found]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise LabError(f"The sweep has {twice} more than once.")
+    for name, count in Counter(arm.name for arm in found).items():
+        if count > 1:
+            raise LabError(f"The sweep has {name} more than once.")
     return tuple(found)
 
 

@@ -73,86 +73,6 @@ class Job:
     place: str = ""  # GPU, by name
 
 
-class Workers:
-    """Maker of runs from a queue; subclasses say how one is started, watched and stopped."""
-
-    keep_checkpoints = False
-    poll = 0.1  # seconds between looks at what is running
-    look = 1.0  # seconds between looks for room, where nothing has ended: asking a GPU takes its time
-
-    def _open(self, _: Sequence[PlannedRun]) -> AbstractContextManager[None]:
-        """Hold what the runs need while they are made."""
-        return nullcontext()
-
-    def _start(self, job: Job, running: Sequence[Job], launcher: Launcher) -> bool:
-        """Begin a run, or return False where there is no room for it yet."""
-        raise NotImplementedError
-
-    def _is_going(self, job: Job) -> bool:
-        """Return True while a run is being made, here for another process's."""
-        return is_being_written(job.planned.folder)
-
-    def _outcome(self, job: Job) -> Outcome:
-        """Return the end of a run of ours."""
-        raise NotImplementedError
-
-    def _stop(self, running: Sequence[Job], watch: Progress) -> None:
-        """Have every run of ours end its step and write a checkpoint."""
-        raise NotImplementedError
-
-    def run(
-        self, planned_runs: Sequence[PlannedRun], launcher: Launcher, wanted: Wanted, watch: Progress
-    ) -> Generator[Outcome, None, None]:
-        """Make the runs that are wanted when their turn comes, and yield the end of each; closing it stops them."""
-        waiting, running = deque(Job(planned) for planned in planned_runs), list[Job]()
-        next_look = 0.0
-        with self._open(planned_runs):
-            try:
-                while waiting or running:
-                    while waiting and time.monotonic() >= next_look:
-                        job = waiting.popleft()
-                        if not wanted(job.planned):
-                            continue
-                        if is_finished(job.planned):
-                            if job.began:  # we waited for it: whoever began it is gone
-                                self._tidy(job.planned)
-                            yield Outcome(job.planned, "finished", was_there=True)
-                            continue
-                        is_anothers = is_being_written(job.planned.folder)
-                        if not (is_anothers or self._start(job, running, launcher)):
-                            waiting.appendleft(job)
-                            next_look = time.monotonic() + self.look
-                            break
-                        job.began = time.monotonic()
-                        running.append(job)
-                        note = f"try {job.tries}" if job.tries > 1 else ""
-                        watch.began(job.planned, "made by another process" if is_anothers else note)
-                    ended = [job for job in running if not self._is_going(job)]
-                    for job in ended:
-                        next_look = 0.0
-                        running.remove(job)
-                        if job.handle is None:
-                            waiting.appendleft(job)  # another's: look again, and make it if they did not
-                            continue
-                        told = self._outcome(job)
-                        if told.status == "failed" and job.tries < TRIES:
-                            waiting.appendleft(Job(job.planned, job.tries + 1))
-                            continue
-                        if told.status == "finished":
-                            self._tidy(job.planned)
-                        yield told
-                    if running and not ended:
-                        watch.tick()
-                        time.sleep(self.poll)
-            finally:
-                self._stop([job for job in running if job.handle is not None], watch)
-
-    def _tidy(self, planned: PlannedRun) -> None:
-        """Remove a finished run's checkpoints: they are the most of it, and no verdict needs them."""
-        if not self.keep_checkpoints:
-            shutil.rmtree(planned.folder / "checkpoints", ignore_errors=True)
-
-
 def threads_of(planned: PlannedRun) -> int:
     """Return the CPU threads of a run."""
     return max(1, int(planned.config["compute"]["threads"]))
@@ -252,7 +172,7 @@ def free_gib(on_gpu: bool) -> dict[str, float]:
 
 
 def _memory() -> float:
-    """Return the bytes that the system could still give, within the limit of a container."""
+    # The bytes that the system could still give, within the limit of a container.
     try:
         found = re.search(r"MemAvailable:\s*(\d+)", Path("/proc/meminfo").read_text())
         available = float(found[1]) * 1024 if found else math.inf
@@ -265,8 +185,10 @@ def _memory() -> float:
     return min(available, limit - used)
 
 
-class LocalWorkers(Workers):
-    """Processes of this machine."""
+class Workers:
+    """Maker of runs from a queue, as processes of this machine; a subclass may start, watch and stop them otherwise."""
+
+    poll = 0.1  # seconds between looks at what is running
 
     def __init__(
         self,
@@ -275,13 +197,72 @@ class LocalWorkers(Workers):
         *,
         cores: Callable[[], int] = cores,
         free_gib: Callable[[bool], dict[str, float]] = free_gib,
-        look: float = Workers.look,
+        look: float = 1.0,
     ) -> None:
-        self.at_once, self.keep_checkpoints, self.look = at_once, keep_checkpoints, look
+        self.at_once, self.keep_checkpoints = at_once, keep_checkpoints
+        # Seconds between looks for room, where nothing has ended: asking a GPU takes its time.
+        self.look = look
         self._cores, self._free_gib = cores, free_gib
         self._need: float | None = None
 
+    def _open(self, _: Sequence[PlannedRun]) -> AbstractContextManager[None]:
+        # Hold what the runs need while they are made.
+        return nullcontext()
+
+    def run(
+        self, planned_runs: Sequence[PlannedRun], launcher: Launcher, wanted: Wanted, watch: Progress
+    ) -> Generator[Outcome, None, None]:
+        """Make the runs that are wanted when their turn comes, and yield the end of each; closing it stops them."""
+        waiting, running = deque(Job(planned) for planned in planned_runs), list[Job]()
+        next_look = 0.0
+        with self._open(planned_runs):
+            try:
+                while waiting or running:
+                    while waiting and time.monotonic() >= next_look:
+                        job = waiting.popleft()
+                        if not wanted(job.planned):
+                            continue
+                        if is_finished(job.planned):
+                            if job.began:  # we waited for it: whoever began it is gone
+                                self._tidy(job.planned)
+                            yield Outcome(job.planned, "finished", was_there=True)
+                            continue
+                        is_anothers = is_being_written(job.planned.folder)
+                        if not (is_anothers or self._start(job, running, launcher)):
+                            waiting.appendleft(job)
+                            next_look = time.monotonic() + self.look
+                            break
+                        job.began = time.monotonic()
+                        running.append(job)
+                        note = f"try {job.tries}" if job.tries > 1 else ""
+                        watch.began(job.planned, "made by another process" if is_anothers else note)
+                    ended = [job for job in running if not self._is_going(job)]
+                    for job in ended:
+                        next_look = 0.0
+                        running.remove(job)
+                        if job.handle is None:
+                            waiting.appendleft(job)  # another's: look again, and make it if they did not
+                            continue
+                        told = self._outcome(job)
+                        if told.status == "failed" and job.tries < TRIES:
+                            waiting.appendleft(Job(job.planned, job.tries + 1))
+                            continue
+                        if told.status == "finished":
+                            self._tidy(job.planned)
+                        yield told
+                    if running and not ended:
+                        watch.tick()
+                        time.sleep(self.poll)
+            finally:
+                self._stop([job for job in running if job.handle is not None], watch)
+
+    def _tidy(self, planned: PlannedRun) -> None:
+        # Remove a finished run's checkpoints: they are the most of it, and no verdict needs them.
+        if not self.keep_checkpoints:
+            shutil.rmtree(planned.folder / "checkpoints", ignore_errors=True)
+
     def _start(self, job: Job, running: Sequence[Job], launcher: Launcher) -> bool:
+        # Begin a run, or return False where there is no room for it yet.
         place = self._find_place(job.planned, [other for other in running if other.handle is not None])
         if place is None:
             return False
@@ -289,7 +270,7 @@ class LocalWorkers(Workers):
         return True
 
     def _find_place(self, planned: PlannedRun, own: Sequence[Job]) -> str | None:
-        """Return a place for one more run: a GPU's name, or '' for the machine's memory; None where there is none."""
+        # A place for one more run: a GPU's name, or '' for the machine's memory; None where there is none.
         if not own or self.at_once is not None:
             if self.at_once is not None and len(own) >= self.at_once:
                 return None
@@ -309,13 +290,13 @@ class LocalWorkers(Workers):
         return place if place is not None and free[place] >= self._need else None
 
     def _is_going(self, job: Job) -> bool:
-        return super()._is_going(job) if job.handle is None else job.handle.poll() is None
+        return is_being_written(job.planned.folder) if job.handle is None else job.handle.poll() is None
 
     def _outcome(self, job: Job) -> Outcome:
         return outcome(job.planned, time.monotonic() - job.began, job.handle.returncode)
 
     def _stop(self, running: Sequence[Job], watch: Progress) -> None:
-        """Have every child end its step and write a checkpoint; an impatient second Ctrl-C kills them."""
+        # Have every child end its step and write a checkpoint; an impatient second Ctrl-C kills them.
         processes = [job.handle for job in running if job.handle.poll() is None]
         for process in processes:
             process.send_signal(signal.SIGINT)

@@ -43,7 +43,15 @@ def import_journals(paths: Sequence[Path], notebook: Notebook) -> Imported:
     imported = Imported([read_journal(path) for path in paths])
     _add_hypotheses(notebook, imported)
     for journal in imported.journals:
-        _add_entries(notebook, imported, journal)
+        seen, entries = Counter[str](), dict[str, str]()
+        for one in journal.experiments:
+            name = one.key or one.title
+            seen[name] += 1  # of several experiments that are called the same, the place is part of the key
+            key = _key(journal.title, "experiment", name, str(seen[name]))
+            entries[key] = _render("imported-entry.md", one, journal.name)
+        new = _put(notebook, imported, LOG, entries)
+        imported.entries += new
+        imported.already += len(entries) - new
         text = "\n".join(line.text for line in journal.lines) if journal.is_problem else _rest(journal)
         page = PROBLEM if journal.is_problem else f"{KEPT}/{Path(journal.name).stem}.md"
         _put(notebook, imported, page, {_key(journal.title): text})
@@ -61,7 +69,7 @@ def _key(*names: str) -> str:
 
 
 def _add_hypotheses(notebook: Notebook, imported: Imported) -> None:
-    """Write new hypotheses; numbered ones go first, since they keep their numbers where those are free."""
+    # Write new hypotheses; numbered ones go first, since they keep their numbers where those are free.
     files = list((notebook.folder / "hypotheses").glob("h[0-9]*.md"))
     there = "\n".join(path.read_text(encoding="utf-8") for path in files)
     found = [(one, journal) for journal in imported.journals for one in journal.hypotheses]
@@ -86,21 +94,8 @@ def _add_hypotheses(notebook: Notebook, imported: Imported) -> None:
         imported.written.append(notebook.add(h, sections(text)))
 
 
-def _add_entries(notebook: Notebook, imported: Imported, journal: Journal) -> None:
-    """Write entries of the log; of several experiments that are called the same, the place is part of the key."""
-    seen, entries = Counter[str](), dict[str, str]()
-    for one in journal.experiments:
-        name = one.key or one.title
-        seen[name] += 1
-        key = _key(journal.title, "experiment", name, str(seen[name]))
-        entries[key] = _render("imported-entry.md", one, journal.name)
-    new = _put(notebook, imported, LOG, entries)
-    imported.entries += new
-    imported.already += len(entries) - new
-
-
 def _render(template: str, one: JournalItem, source: str, **more: Any) -> str:
-    """Render facts and quoted lines; a quotation keeps their headings from being the page's."""
+    # Render facts and quoted lines; a quotation keeps their headings from being the page's.
     spans = list[str]()
     for _, pairs in groupby(enumerate(line.number for line in one.lines), lambda pair: pair[1] - pair[0]):
         numbers = [number for _, number in pairs]
@@ -114,7 +109,7 @@ def _render(template: str, one: JournalItem, source: str, **more: Any) -> str:
 
 
 def _put(notebook: Notebook, imported: Imported, page: str, texts: dict[str, str]) -> int:
-    """Write texts into blocks of a page, by key, and count the new ones; an empty problem statement is replaced."""
+    # Write texts into blocks of a page, by key, and count the new ones; an empty problem statement is replaced.
     path = notebook.folder / page
     there = path.read_bytes().decode() if path.exists() else ""
     empty = new_pages("", "").get(page, "")
@@ -131,7 +126,7 @@ def _put(notebook: Notebook, imported: Imported, page: str, texts: dict[str, str
 
 
 def _rest(journal: Journal) -> str:
-    """Return a journal's lines in order, those that went elsewhere as one line with a link."""
+    # A journal's lines in order, those that went elsewhere as one line with a link.
     lines = list[str]()
     for went, own in groupby(journal.lines, lambda line: journal.elsewhere.get(line.number, "")):
         is_hypothesis = re.fullmatch(r"h\d+", went)

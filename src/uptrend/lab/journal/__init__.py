@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from uptrend.doctor.catalogue import CATALOGUE, complete_fix
 from uptrend.doctor.report import TRAINERS
 from uptrend.lab.hypothesis_file import put_block, read_page
 from uptrend.lab.journal.figures import kinds, save_curves, save_intervals
-from uptrend.lab.journal.stored import CURVES, VERDICT, ArmRun, Curves, Entry, keep_curves, write_verdict
+from uptrend.lab.journal.stored import CURVES, VERDICT, ArmRun, Curves, Entry, keep_curves, write
 from uptrend.lab.journal.verdicts import HELPERS, changed, decisive, level, sign_of
 from uptrend.lab.measure import interval_text, name_of
 from uptrend.lab.notebook import Notebook
@@ -31,7 +32,8 @@ def record(notebook: Notebook, h: Hypothesis, verdict: Verdict, entry: Entry) ->
     Only marked blocks are rewritten. A second verdict replaces the Results and adds to the log.
     """
     folder = notebook.results(h.id)
-    written = [write_verdict(folder / VERDICT, verdict, entry), folder / CURVES]
+    # The verdict's fields stand as they are, and under `entry` how the experiment was made.
+    written = [write(folder / VERDICT, {**asdict(verdict), "entry": asdict(entry)}, indent=1), folder / CURVES]
     curves = keep_curves(folder / CURVES, notebook.folder, h.metric, entry.runs)
     pictures = list[Path]()
     with plain_disk_errors(folder):
@@ -60,7 +62,7 @@ def record(notebook: Notebook, h: Hypothesis, verdict: Verdict, entry: Entry) ->
 
 
 def _put(path: Path, name: str, content: str) -> None:
-    """Write a block of a page that may not be there yet."""
+    # Write a block of a page that may not be there yet.
     text = path.read_bytes().decode() if path.exists() else ""
     write_whole(path, put_block(text, name, content).encode())
 
@@ -95,7 +97,7 @@ def change_of(h: Hypothesis, verdict: Verdict, entry: Entry) -> ConfigChange | N
 def _write_fix(
     notebook: Notebook, h: Hypothesis, verdict: Verdict, entry: Entry, curves: Sequence[Curves]
 ) -> list[Path]:
-    """Write the fix's page, override and picture; the page of one that no longer holds says so."""
+    # Write the fix's page, override and picture; the page of one that no longer holds says so.
     name, folder = notebook.path_of(h.id).stem, notebook.folder / "fixes"
     page, override, picture = (folder / f"{name}.{kind}" for kind in ("md", "toml", "png"))
     change = change_of(h, verdict, entry)
@@ -118,7 +120,7 @@ def _write_fix(
 
 
 def _fix_page(h: Hypothesis, verdict: Verdict, entry: Entry, change: ConfigChange, name: str, picture: str) -> str:
-    """Return a fix as Markdown: the change, its effect, and how to make it in other trainers."""
+    # A fix as Markdown: the change, its effect, and how to make it in other trainers.
     c, to_arm = change.comparison, change.before == h.control.name
     means = (c.control_mean, c.arm_mean) if to_arm else (c.arm_mean, c.control_mean)
     gain = interval_text(h.metric, c.interval, sign_of(h) * (1 if to_arm else -1))

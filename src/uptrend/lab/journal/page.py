@@ -108,7 +108,7 @@ def page(notebook: Notebook) -> str:
 
 
 def _entries(notebook: Notebook) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Return heads and bodies (HTML) of the log, and of what other journals brought; people's text has no head."""
+    # Heads and bodies (HTML) of the log, and of what other journals brought; people's text has no head.
     log, imported = list[tuple[str, str]](), list[tuple[str, str]]()
     parts = BLOCK.split(notebook.text(notebook.log.name))  # words, then name, content and words again, by block
     for words, name, text in zip(parts[::3], [*parts[1::3], ""], [*parts[2::3], ""], strict=True):

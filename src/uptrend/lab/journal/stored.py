@@ -73,11 +73,6 @@ class Curves:
     metric: tuple[Point, ...] = ()  # the hypothesis's own metric, where it is neither
 
 
-def write_verdict(path: Path, verdict: Verdict, entry: Entry) -> Path:
-    """Write a verdict's fields as they are, and under `entry` how the experiment was made."""
-    return _write(path, {"schema": SCHEMA, **asdict(verdict), "entry": asdict(entry)}, indent=1)
-
-
 def read_verdict(path: Path) -> tuple[Verdict, Entry | None] | None:
     """Read a verdict and its entry; None before the first verdict."""
 
@@ -101,12 +96,11 @@ def keep_curves(path: Path, lab: Path, metric: str, runs: Sequence[ArmRun]) -> t
         found = found or before.get(run.folder)
         if found is not None:
             kept.append(replace(found, arm=run.arm, seed=run.seed, folder=run.folder))
-    _write(path, {"schema": SCHEMA, "metric": metric, "runs": [asdict(curves) for curves in kept]})
+    write(path, {"metric": metric, "runs": [asdict(curves) for curves in kept]})
     return tuple(kept)
 
 
 def _curves_of(folder: Path, metric: str) -> Curves | None:
-    """Read and thin the curves of a run directory; None where it can't be read."""
     try:
         run = Run(folder)
         view = view_of(run)
@@ -125,7 +119,9 @@ def _curves_of(folder: Path, metric: str) -> Curves | None:
     return Curves("", 0, "", points(ACCURACY), points(REWARD), own)
 
 
-def _write(path: Path, value: Any, indent: int | None = None) -> Path:
+def write(path: Path, value: Mapping[str, Any], indent: int | None = None) -> Path:
+    """Write a table as JSON, whole, with its schema."""
+    value = {"schema": SCHEMA, **value}
     write_whole(path, json.dumps(plain(value), indent=indent, ensure_ascii=False, allow_nan=False).encode() + b"\n")
     return path
 
@@ -148,7 +144,7 @@ def build(kind: type[T], table: Mapping[str, Any]) -> T:
 
 
 def _value(kind: Any, value: Any) -> Any:
-    """Convert a value to its field's type; JSON has null for a number that was not finite."""
+    # Convert a value to its field's type; JSON has null for a number that was not finite.
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin is types.UnionType:
         return None if value is None else _value(next(k for k in inner if k is not type(None)), value)
