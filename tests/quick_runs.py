@@ -19,7 +19,7 @@ from typing import Any
 from synthetic import evaluation_of, info_of, line_of, metrics_of, rollout_of
 from uptrend.config import load_config, to_table
 from uptrend.lab.plan import Launcher, PlannedRun, Resolved, is_finished
-from uptrend.lab.workers.work import Outcome, Progress, Workers, make_way, outcome
+from uptrend.lab.workers import Outcome, Progress, Workers, make_way, outcome
 from uptrend.records import Run, RunDirectory, Stop, rollouts_table
 
 TASKS = 40

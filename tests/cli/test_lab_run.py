@@ -26,7 +26,7 @@ from uptrend.cli.lab.view import Board, LabView
 from uptrend.lab.experiment import ExperimentRuns, together
 from uptrend.lab.notebook import Notebook
 from uptrend.lab.plan import PlannedRun
-from uptrend.lab.workers.work import Outcome
+from uptrend.lab.workers import Outcome
 from uptrend.records import Arm, Hypothesis, LabError, Method, Run, Source
 from uptrend.runner.runs import TrainLauncher
 
@@ -172,7 +172,7 @@ def test_what_it_does_not_run(tmp_path: Path, uptrend: Uptrend) -> None:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs that are made at once, without a model."""
     monkeypatch.setattr(experiments, "TrainLauncher", QuickLauncher)
-    monkeypatch.setattr(experiments, "LocalWorkers", lambda *_: QuickWorkers())
+    monkeypatch.setattr(experiments, "Workers", lambda *_: QuickWorkers())
 
 
 @pytest.mark.usefixtures("quick")

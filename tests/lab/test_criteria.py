@@ -46,7 +46,7 @@ def test_a_figure_that_is_no_number_meets_nothing() -> None:
     ],
 )  # fmt: skip
 def test_nonsense_is_refused_with_what_to_write(text: str) -> None:
-    with pytest.raises(LabError, match=r"of effect, low, high, smallest, control, arm, p, joined by and/or: 'low > 0'"):
+    with pytest.raises(LabError, match=r"of effect, low, high, smallest, control, arm, p, joined by and/or"):
         parse(text)
 
 
@@ -63,8 +63,4 @@ POSSIBLE = {
 @pytest.mark.parametrize("text", POSSIBLE)
 def test_what_no_outcome_could_meet_is_known(text: str) -> None:
     assert possible(parse(text), 0.05, (0.0, 1.0)) is POSSIBLE[text]
-
-
-@pytest.mark.parametrize("text", ["low > 1.5", "effect > 40"])
-def test_without_bounds_more_is_possible(text: str) -> None:
-    assert possible(parse(text), 0.05)
+    assert possible(parse("low > 1.5"), 0.05)  # without bounds

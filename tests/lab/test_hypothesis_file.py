@@ -7,15 +7,24 @@ from enum import StrEnum
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from uptrend.config.tables import to_toml
-from uptrend.lab.hypothesis_file import COMMENTS, SECTIONS, read, read_page, render, sections, set_values, split
+from uptrend.lab.hypothesis_file import (
+    BLOCK,
+    COMMENTS,
+    SECTIONS,
+    get_block,
+    put_block,
+    read,
+    read_page,
+    render,
+    set_values,
+)  # fmt: skip
 from uptrend.records import Arm, Confidence, Direction, Hypothesis, LabError, Method, Priority, Source, Status
 
 DOCS = (Path(__file__).parents[2] / "docs" / "hypotheses.md").read_text(encoding="utf-8")
-PATH = Path("h01-x.md")
 KL = Hypothesis(
     id="h03",
     title="A KL penalty is required",
@@ -82,13 +91,6 @@ def test_every_key_is_taught_in_the_file_and_on_its_page() -> None:
         if isinstance(field.default, StrEnum):
             assert kinds == ", ".join(type(field.default))
     assert all(section in DOCS for section in SECTIONS)
-
-
-def test_the_sections_stand_in_their_order() -> None:
-    prose = {"Results": "Nothing yet.", "Description": "What might be wrong.", "Reported": "VALIDATED!"}
-    found = sections(split(render(KL, prose), PATH).body)
-    written = {name: prose.get(name, "") for name in (*SECTIONS, "Reported")}
-    assert list(found.items()) == [("", "# H03: A KL penalty is required"), *written.items()]
 
 
 def test_the_pages_example_is_read(tmp_path: Path) -> None:
@@ -181,8 +183,12 @@ def pages(draw: st.DrawFn) -> str:
 
 @given(pages())
 @settings(max_examples=200, deadline=None)
-def test_setting_status_and_confidence_changes_two_lines_and_no_other_byte(text: str) -> None:
-    page = split(text, PATH)
+def test_setting_status_and_confidence_changes_two_lines_and_no_other_byte(
+    tmp_path_factory: pytest.TempPathFactory, text: str
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "h01-x.md"
+    path.write_bytes(text.encode())
+    page = read_page(path)
     new = set_values(page, {"status": "validated", "confidence": "high"})
     old_lines, new_lines = text.split("\n"), (new.head + new.body).split("\n")
     changed = [place for place, (a, b) in enumerate(zip(old_lines, new_lines, strict=True)) if a != b]
@@ -194,14 +200,59 @@ def test_setting_status_and_confidence_changes_two_lines_and_no_other_byte(text:
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_a_key_that_is_absent_gets_a_line_at_the_top(end: str) -> None:
-    page = split(f'+++{end}title = "x"{end}[arms.a]{end}status = "pending"{end}+++{end}text', PATH)
-    new = set_values(page, {"status": "testing"})
-    assert new.head == f'+++{end}status = "testing"{end}title = "x"{end}[arms.a]{end}status = "pending"{end}+++{end}'
-
-
-def test_a_byte_order_mark_and_a_comment_are_kept(tmp_path: Path) -> None:
+def test_an_absent_key_gets_a_line_at_the_top_and_every_other_byte_is_kept(tmp_path: Path, end: str) -> None:
     path = tmp_path / "h01-x.md"
-    path.write_bytes(b'\xef\xbb\xbf+++\r\nstatus = "pending"  # mine\r\n+++\r\nText\x0c\xe2\x80\xa8more')
+    rest = f'title = "x"  # mine{end}[arms.a]{end}status = "pending"{end}+++{end}Text\x0c\u2028more'
+    path.write_bytes(f"\ufeff+++{end}{rest}".encode())
     new = set_values(read_page(path), {"status": "testing"})
-    assert (new.head + new.body).encode() == path.read_bytes().replace(b"pending", b"testing")
+    assert new.head + new.body == f'\ufeff+++{end}status = "testing"{end}{rest}'
+
+
+unmarked = st.text(st.characters(exclude_categories=["Cs"]), max_size=120).filter(lambda text: "uptrend:" not in text)
+contents = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r"), max_size=80)
+OPEN, CLOSE = "<!-- uptrend:results -->", "<!-- /uptrend:results -->"
+RESULTS = f"{OPEN}\nx\n{CLOSE}\n"
+
+
+@given(unmarked, unmarked, contents, contents)
+@settings(max_examples=100, deadline=None)
+def test_replacing_a_block_leaves_every_byte_around_it(before: str, after: str, old: str, new: str) -> None:
+    written = put_block(f"{before}\n{OPEN}\n{old}\n{CLOSE}\n{after}", "results", new)
+    assert written.startswith(f"{before}\n{OPEN}")
+    assert written.endswith(f"{CLOSE}\n{after}")
+    assert put_block(written, "results", new) == written
+
+
+@given(unmarked, contents.filter(lambda text: "uptrend:" not in text))
+@example("\r", "")
+@settings(max_examples=100, deadline=None)
+def test_a_new_block_keeps_all_that_was_there(text: str, content: str) -> None:
+    written = put_block(text, "results", content, "## Results")
+    assert written.startswith(text)
+    end = "\r\n" if "\r\n" in text or text.endswith("\r") else "\n"
+    assert get_block(written, "results") == content.strip("\r\n").replace("\n", end)
+    assert put_block(written, "results", content, "## Results") == written
+
+
+@pytest.mark.parametrize(
+    ("text", "after", "expected"),
+    [
+        ("## Results\n\nMine.\n\n## Next\n", "## Results", f"## Results\n\n{RESULTS}\nMine.\n\n## Next\n"),
+        ("## Results", "## Results", f"## Results\n\n{RESULTS}"),
+        ("## Results in short\n", "## Results", f"## Results in short\n\n## Results\n\n{RESULTS}"),
+        ("Log.\n", "", f"Log.\n\n{RESULTS}"),
+        ("a\r\n## Results\r\nb\r\n", "## Results", f"a\n## Results\n\n{RESULTS}\nb\n".replace("\n", "\r\n")),
+    ],
+)
+def test_where_a_new_block_goes(text: str, after: str, expected: str) -> None:
+    assert put_block(text, "results", "x", after) == expected
+
+
+def test_content_can_not_end_its_own_block_and_marks_come_in_pairs() -> None:
+    text = put_block("", "results", f"{CLOSE}\n<!-- uptrend:status -->\nmore")
+    assert get_block(text, "results") == "&lt;!-- /uptrend:results -->\n&lt;!-- uptrend:status -->\nmore"
+    assert [name for name, _ in BLOCK.findall(text)] == ["results"]
+    assert get_block(f"see {OPEN} and {CLOSE}", "results") is None
+    for broken in (OPEN, CLOSE, f"{CLOSE}\n{OPEN}", f"{OPEN}\n{CLOSE}\n{OPEN}\n{CLOSE}"):
+        with pytest.raises(LabError, match="The marks of the block results are not a pair"):
+            put_block(broken, "results", "x")

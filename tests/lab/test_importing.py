@@ -9,11 +9,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from uptrend.lab import blocks
+from uptrend.lab.hypothesis_file import get_block
 from uptrend.lab.importing import import_journals, reading
 from uptrend.lab.importing.reading import Journal, JournalItem, read_journal, repair, reported
 from uptrend.lab.notebook import Notebook
-from uptrend.records import Arm, Hypothesis, LabError, Priority, Status
+from uptrend.records import LabError, Priority, Status
 
 DATA = Path(__file__).parents[1] / "data" / "journals"
 JOURNALS = sorted(DATA.glob("00*.txt"))
@@ -73,18 +73,7 @@ def test_experiments_with_settings_figures_and_outcomes(read: list[Journal]) -> 
     assert [sum(len(one.commands) for one in journal.experiments) for journal in (read[0], read[4])] == [3, 2]
     assert experiment(read[0], "D1").commands[0].startswith('--loss-type "bnpo" \\\n--learning-rate')
     told = [reported(one.statuses) for one in (*read[3].experiments, *read[4].experiments) if one.key]
-    assert told == [
-        "validated",
-        "validated",
-        "failing",
-        "struggling",
-        "",
-        "",
-        "finished",
-        "testing",
-        "pending",
-        "pending",
-    ]
+    assert " ".join(told) == "validated validated failing struggling   finished testing pending pending"
     assert experiment(read[3], "qk7wm2xa").title == "Twice as Long (80 epochs)"
     assert {one.date for one in read[3].experiments} == {f"2026-03-0{day}" for day in (2, 3, 4, 5)}
     assert experiment(read[4], "1.0").date == "2026-05-11"
@@ -135,7 +124,7 @@ def test_the_lab_that_comes_of_the_five(lab: Notebook) -> None:
     assert hypotheses[2].priority is Priority.LOW
     page = lab.path_of("h02").read_text()
     assert "Reported: partially validated, confidence high: Without it the gradient is sane, the reward level." in page
-    assert blocks.get(page, "results")
+    assert get_block(page, "results")
     problem = (lab.folder / "00-problem-statement.md").read_text()
     assert "# Timetables That Do Not Improve: Problem Statement" in problem
     assert "*What does not happen that should?" not in problem
@@ -192,24 +181,6 @@ def test_a_small_journal_and_later_a_longer_one(lab: Notebook, tmp_path: Path) -
     assert [h.id for h in lab.hypotheses] == ["h02", "h03"]
 
 
-def test_a_number_that_is_taken_is_given_anew_and_prerequisites_follow(lab: Notebook, tmp_path: Path) -> None:
-    lab.add(Hypothesis("h02", "Mine", "r.toml", (Arm("a", {}, is_control=True), Arm("b"))), {})
-    text = "# J\n## H01: One\n- **Prerequisites**: H02 first\n## H02: Two\n- **Issue**: x\n"
-    import_journals([write(tmp_path, text)], lab)
-    titles = {h.id: (h.title, h.prerequisites) for h in lab.hypotheses}
-    assert titles == {"h01": ("One", ("h03",)), "h02": ("Mine", ()), "h03": ("Two", ())}
-
-
-def test_a_problem_that_somebody_wrote_is_added_to(lab: Notebook, tmp_path: Path) -> None:
-    path = lab.folder / "00-problem-statement.md"
-    path.write_text("# Mine\n")
-    source = write(tmp_path, "# The problem statement\n\nIt is flat.\n")
-    for _ in range(2):
-        import_journals([source], lab)
-        assert path.read_text().startswith("# Mine\n")
-        assert path.read_text().count("It is flat.") == 1
-
-
 pieces = st.sampled_from((DATA / "pieces.md").read_text(encoding="utf-8").split("\n"))
 
 
@@ -244,15 +215,6 @@ def test_facts_of_a_line() -> None:
     measured = {text: [list(one[:2]) for one in reading.figures_in(text, 1)] for text in EXPECTED["measured"]}
     assert measured == EXPECTED["measured"]
     assert reading.runs_in("Results (ab12cd34) and (standard)") == ["ab12cd34"]
-    assert reading.runs_in("Smaller (ulgmyabn)", {"ulgmyabn"}) == ["ulgmyabn"]
     assert reading.fields_in("**Run ID**: `a` | **Script**: `b.py`  ") == {"Run ID": "`a`", "Script": "`b.py`"}
-    assert reading.fields_in("**Date:** 2026-02-05") == {"Date": "2026-02-05"}
-    assert reading.settings_in('lr=5e-6, loss_type="grpo", smoother than beta=0.1') == {
-        "lr": "5e-6",
-        "loss_type": "grpo",
-    }
-    command = '--bf16 \\\n--datasets "a,b" --lora-r 8'
-    assert reading.settings_in(command, is_command=True) == {"bf16": "true", "datasets": "a,b", "lora-r": "8"}
     assert [section.title for section in reading.sections_of("# A\n```bash\n# no\n```\n## B")] == ["", "A", "B"]
     assert reported(("testing", "validated", "testing")) == "validated"
-    assert reported(("pending", "testing")) == "testing"

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from uptrend.lab.hypothesis_file import in_order
-from uptrend.lab.notebook import Notebook, slug
-from uptrend.lab.overview import roadmap
+from uptrend.lab.notebook import Notebook, roadmap, slug
 from uptrend.records import Arm, Confidence, Hypothesis, LabError, Priority, Status
 
 KL = Hypothesis(
@@ -115,16 +114,7 @@ def test_the_roadmap_goes_by_priority_prerequisites_and_what_is_open() -> None:
         replace(KL, id="h05", title="five", status=Status.INCONCLUSIVE, priority=Priority.LOW),
     ]
     text = roadmap(hypotheses)
-    parts = (
-        "Phase 1",
-        "H02: two",
-        "Phase 2",
-        "H03: three",
-        "H01: one** (after H03).",
-        "Phase 3",
-        "H05: five",
-        "Decided",
-    )
+    parts = ("Phase 1", "H02: two", "Phase 2", "H03: three", "H01: one** (after H03).", "Phase 3", "H05", "Decided")
     places = [text.index(part) for part in parts]
     assert places == sorted(places)
     assert text.endswith("- ❌ H04: four")

@@ -53,25 +53,6 @@ def test_the_hash_is_of_what_could_change_the_result(arms: dict[str, Resolved], 
     assert hashes[0] == hashes[1] != hashes[2]
 
 
-def test_another_hypothesis_finds_the_run_under_its_name(arms: dict[str, Resolved], tmp_path: Path) -> None:
-    (first, *_) = plan.planned_runs(H, arms, tmp_path)
-    first.folder.mkdir(parents=True)
-    (first.folder.parent / f"{first.folder.name}.log").touch()
-    renamed = replace(H, id="h02", arms=(Arm("base", {}, True), H.arms[1]))
-    base = replace(arms["a"], config={**arms["a"].config, "name": "another"})
-    (same, *_) = plan.planned_runs(renamed, {"base": base, "b": arms["b"]}, tmp_path)
-    assert (same.arm, same.folder) == ("base", first.folder)
-
-
-def test_a_run_that_two_need_is_made_once_for_both(arms: dict[str, Resolved], tmp_path: Path) -> None:
-    one = plan.planned_runs(H, arms, tmp_path, allows=("kl.strangles",))
-    other = plan.planned_runs(replace(H, seeds=(7,)), arms, tmp_path, allows=("eval.noise",))
-    shared = list(plan.shared([*one, *other]).values())
-    assert [planned.hash for planned in shared] == [planned.hash for planned in one]
-    assert shared[2].allows == ("kl.strangles", "eval.noise")
-    assert (one[2].asks, shared[2].asks) == (False, True)
-
-
 def test_runs_that_can_not_be_compared_are_refused(arms: dict[str, Resolved], tmp_path: Path) -> None:
     with pytest.raises(LabError, match=r"different held-out tasks \(a bb, b cc\).*Write one \[eval\]"):
         plan.planned_runs(H, {**arms, "b": replace(arms["b"], held_out="cc")}, tmp_path)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from test_workers import PATHS, Watching, has_steps, lines, make, pid_of, planned_runs
 
-from uptrend.lab.workers.ray import RayWorkers
+from uptrend.lab.ray_workers import RayWorkers
 from uptrend.records import LabError, Run
 
 pytestmark = pytest.mark.slow
@@ -65,12 +65,6 @@ class TestCluster:
         assert [event["event"] for event in Run(work.folder).events] == ["started", "finished"]
         assert pid_of(work) not in lost
 
-    def test_a_run_that_fails_is_tried_once_more_and_then_told(self, tmp_path: Path) -> None:
-        (work, *_), watch = planned_runs(tmp_path, "fail"), Watching()
-        (outcome,) = make([work], watch, RayWorkers())
-        assert (outcome.status, outcome.reason) == ("failed", "RuntimeError: out of luck")
-        assert watch.begun == [("a0", ""), ("a0", "try 2")]
-
     def test_a_run_comes_back_from_a_node_that_does_not_see_the_folder(self, tmp_path: Path) -> None:
         class Unseen(RayWorkers):
             @contextlib.contextmanager
@@ -109,7 +103,7 @@ CLIENT = """
 import sys
 from pathlib import Path
 from test_workers import Watching, make, planned_runs
-from uptrend.lab.workers.ray import RayWorkers
+from uptrend.lab.ray_workers import RayWorkers
 work = planned_runs(Path(sys.argv[1]))
 print([o.status + o.reason for o in make(work, Watching(), RayWorkers(sys.argv[2]))])
 """

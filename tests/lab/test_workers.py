@@ -16,9 +16,7 @@ import pytest
 from quick_runs import QuickLauncher
 from uptrend.lab import plan
 from uptrend.lab.plan import PlannedRun
-from uptrend.lab.workers import local
-from uptrend.lab.workers.local import LocalWorkers
-from uptrend.lab.workers.work import Outcome, log_of
+from uptrend.lab.workers import Outcome, Workers, free_gib, log_of, need_gib
 from uptrend.records import Arm, Hypothesis, Run
 from uptrend.records.directory import is_being_written
 
@@ -56,7 +54,7 @@ def planned_runs(folder: Path, how: str = "finish", seeds: tuple[int, ...] = (0,
 
 
 def make(work: list[PlannedRun], watch: Watching, workers: Any = None) -> list[Outcome]:
-    return list((workers or LocalWorkers(2)).run(work, QuickLauncher(), lambda _: True, watch))
+    return list((workers or Workers(2)).run(work, QuickLauncher(), lambda _: True, watch))
 
 
 def lines(folder: Path) -> list[object]:
@@ -84,7 +82,7 @@ def test_every_run_is_made_and_none_twice(tmp_path: Path) -> None:
 def test_what_is_not_wanted_when_its_turn_comes_is_left_out(tmp_path: Path) -> None:
     done: list[Outcome] = []
     work = planned_runs(tmp_path, seeds=(0, 1))
-    for outcome in LocalWorkers(1).run(work, QuickLauncher(), lambda _: not done, Watching()):
+    for outcome in Workers(1).run(work, QuickLauncher(), lambda _: not done, Watching()):
         done.append(outcome)
     assert [o.planned.arm for o in done] == ["a"]
 
@@ -114,7 +112,7 @@ def test_a_command_that_makes_no_run_is_told_by_its_last_line_and_has_its_enviro
 
     (work, *_) = planned_runs(tmp_path)
     work = replace(work, config={**work.config, "compute": {**work.config["compute"], "device": "cuda"}})
-    workers = LocalWorkers(1, free_gib=lambda _: {"7": 80.0})
+    workers = Workers(1, free_gib=lambda _: {"7": 80.0})
     (outcome,) = workers.run([work], Broken(), lambda _: True, Watching())
     assert (outcome.status, outcome.reason) == ("failed", "PASSIVE 1 7 (it ended with exit code 1)")
     assert log_of(work).read_text() == "PASSIVE 1 7\n" * 2
@@ -221,7 +219,7 @@ def test_as_many_run_as_cores_and_memory_allow(tmp_path: Path, cores: int, free:
             super().began(planned, note)
 
     watch = Looking(lambda: going.append(sum(is_being_written(e.folder) for e in work)))
-    make(work, watch, LocalWorkers(cores=lambda: cores, free_gib=lambda _: {"": free}, look=0.0))
+    make(work, watch, Workers(cores=lambda: cores, free_gib=lambda _: {"": free}, look=0.0))
     assert max(going) == most
     assert steps_seen == [False, True]  # the first is alone until it has told what it takes
 
@@ -234,19 +232,19 @@ def test_gpus_are_told_by_nvidia_smi_within_those_that_may_be_used(
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert local.free_gib(True) == {"0": pytest.approx(139.65, abs=0.01), "1": 70.0}
+    assert free_gib(True) == {"0": pytest.approx(139.65, abs=0.01), "1": 70.0}
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-bb")
-    assert local.free_gib(True) == {"GPU-bb": 70.0}
+    assert free_gib(True) == {"GPU-bb": 70.0}
     monkeypatch.setenv("PATH", "")
-    assert local.free_gib(True) == {}
-    assert local.free_gib(False)[""] > 0
+    assert free_gib(True) == {}
+    assert free_gib(False)[""] > 0
 
 
 def test_a_run_on_a_gpu_needs_more_than_it_says(tmp_path: Path) -> None:
     (work, *_) = planned_runs(tmp_path)
-    assert local.need_gib(work) is None
+    assert need_gib(work) is None
     work.folder.mkdir(parents=True)
     (work.folder / "metrics.jsonl").write_text(json.dumps({"step": 1, "memory/peak/gib": 8.0}) + "\n")
-    assert local.need_gib(work) == 10.0
+    assert need_gib(work) == 10.0
     config = {**work.config, "compute": {**work.config["compute"], "device": "cuda"}}
-    assert local.need_gib(replace(work, config=config)) == 11.0
+    assert need_gib(replace(work, config=config)) == 11.0

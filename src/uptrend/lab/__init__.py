@@ -4,7 +4,9 @@ import tomllib
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from uptrend.records import LabError
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -14,6 +16,11 @@ if TYPE_CHECKING:
 def texts(section: str) -> Mapping[str, str]:
     """Return the sentences of one section of texts.toml."""
     return dict(tomllib.loads((files("uptrend.lab") / "texts.toml").read_text(encoding="utf-8"))[section])
+
+
+def lab_error(reason: str, **values: Any) -> LabError:
+    """Return an error with a sentence of texts.toml."""
+    return LabError(texts("errors")[reason].format(**values))
 
 
 @cache

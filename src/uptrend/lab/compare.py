@@ -8,7 +8,7 @@ import numpy as np
 from scipy.special import ndtri, stdtr
 
 from uptrend.lab import criteria
-from uptrend.lab.criteria import alpha_of, has_own_criteria, status_by
+from uptrend.lab.criteria import alpha_of, has_own_criteria, towards
 from uptrend.lab.measure import first_step
 from uptrend.records import Comparison, Direction, Hypothesis, Interval, Measured, Status
 from uptrend.records.view import Floats
@@ -62,7 +62,14 @@ class Pairs:
     @property
     def by_family(self) -> tuple[Floats, Floats] | None:
         """Control and arm as seeds × tasksets, in the claimed direction; None where the tasks are of one taskset."""
-        scores = [[_family_means(run) for run in side] for side in (self.control, self.treated)]
+        scores = list[list[dict[str, float]]]()
+        for side in (self.control, self.treated):
+            scores.append([])
+            for run in side:
+                of = dict[str, list[float]]()
+                for task, value in run.tasks.items():
+                    of.setdefault(run.families.get(task, ""), []).append(value)
+                scores[-1].append({family: sum(values) / len(values) for family, values in of.items()})
         families = sorted(scores[0][0]) if scores[0] else []
         if len(families) < 2 or any(sorted(run) != families for side in scores for run in side):
             return None
@@ -70,31 +77,15 @@ class Pairs:
         return control, arm
 
 
-def _family_means(run: Measured) -> dict[str, float]:
-    of: dict[str, list[float]] = {}
-    for task, value in run.tasks.items():
-        of.setdefault(run.families.get(task, ""), []).append(value)
-    return {family: sum(values) / len(values) for family, values in of.items()}
-
-
 def pair(h: Hypothesis, measured: Sequence[Measured], arm: str) -> Pairs:
     """Put one arm's runs beside the control's; seeds that the hypothesis does not name do not count."""
     control, treated = ({run.seed: run for run in measured if run.arm == name} for name in (h.control.name, arm))
     waiting = tuple(seed for seed in h.seeds if seed not in control and seed not in treated)
-    seeds = tuple(
-        seed
-        for seed in h.seeds
-        if seed in control and seed in treated and math.isfinite(control[seed].value + treated[seed].value)
-    )
-    return Pairs(
-        arm,
-        -1.0 if h.direction is Direction.DOWN else 1.0,
-        seeds,
-        tuple(control[seed] for seed in seeds),
-        tuple(treated[seed] for seed in seeds),
-        tuple(seed for seed in h.seeds if seed not in (*seeds, *waiting)),
-        waiting,
-    )
+    both = [seed for seed in h.seeds if seed in control and seed in treated]
+    seeds = tuple(seed for seed in both if math.isfinite(control[seed].value + treated[seed].value))
+    broken = tuple(seed for seed in h.seeds if seed not in (*seeds, *waiting))
+    before, after = (tuple(side[seed] for seed in seeds) for side in (control, treated))
+    return Pairs(arm, -1.0 if h.direction is Direction.DOWN else 1.0, seeds, before, after, broken, waiting)
 
 
 @dataclass(frozen=True)
@@ -115,7 +106,7 @@ def foresee(h: Hypothesis, effect: float, deviation: float, seeds: int, control:
 
 
 def _by_criteria(h: Hypothesis, effect: float, deviation: float, seeds: int, control: float) -> Chances:
-    """Return the same for criteria of one's own: outcomes on a grid of means and deviations, each with its weight."""
+    # Outcomes on a grid of means and deviations, each with its weight.
     ratio, mass = comparison.deviation_ratios(seeds - 1)
     error = deviation * ratio[None, :] / math.sqrt(seeds)
     mean = effect + deviation / math.sqrt(seeds) * ndtri((np.arange(MEANS) + 0.5) / MEANS)[:, None]
@@ -137,19 +128,12 @@ def plan(h: Hypothesis, deviation: float) -> Plan:
     return Plan(len(h.seeds), deviation, power, needed)
 
 
-def seeds_to_decide(h: Hypothesis, effect: float, deviation: float, control: float) -> int | None:
-    """Return the seeds that give a verdict with a chance of 80%, where effect and deviation are as they seem."""
-    return comparison.fewest(lambda seeds: foresee(h, effect, deviation, seeds, control).decided >= ENOUGH)
-
-
 def tasks_to_decide(h: Hypothesis, effect: float, deviation: float, seeds: int, tasks: int, rest: float) -> int | None:
-    """Return the held-out tasks that do, with these seeds: `rest` is the variance that is a task's own.
-
-    Of the variance between seeds rest/tasks is chance on these tasks and falls with their number; the seeds' own stays.
-    """
-    own = max(0.0, deviation**2 - rest / tasks)
+    """Return the held-out tasks that decide with a chance of 80%, if `rest` is the variance that is a task's own."""
     if has_own_criteria(h) or rest <= 0 or deviation == 0:
         return None
+    # Of the variance between seeds rest/tasks is chance on these tasks and falls with their number.
+    own = max(0.0, deviation**2 - rest / tasks)
 
     def is_enough(count: int) -> bool:
         return foresee(h, effect, math.sqrt(own + rest / count), seeds).decided >= ENOUGH
@@ -172,17 +156,22 @@ def interval_and_p(h: Hypothesis, pairs: Pairs, by_sequence: bool) -> tuple[Inte
         return found, comparison.mcnemar(int((low > 0).sum()), int((high < 0).sum()))
     if by_sequence:
         return intervals.sequence_interval(spread, alpha), comparison.sequence_p(spread)
-    return intervals.interval_of(spread, intervals.student_reach(spread.seeds, alpha), alpha), comparison.paired_p(
-        spread
-    )
+    reach = intervals.student_reach(spread.seeds, alpha)
+    return intervals.interval_of(spread, reach, alpha), comparison.paired_p(spread)
 
 
 def status_of(h: Hypothesis, pairs: Pairs, interval: Interval, p: float) -> Status:
-    """Apply the criteria to the pairs' figures; one seed decides nothing, whatever the criterion."""
+    """Apply the criteria, invalidated first: an effect may be there and smaller than matters.
+
+    One seed decides nothing, whatever the criterion.
+    """
     if len(pairs.seeds) < 2:
         return Status.INCONCLUSIVE
     control, arm = (float(np.mean([run.value for run in side])) for side in (pairs.control, pairs.treated))
-    return status_by(h, interval, control, arm, p)
+    values = {**towards(h, interval), "smallest": h.smallest, "control": control, "arm": arm, "p": p}
+    if criteria.parse(h.invalidated_if).holds(values):
+        return Status.INVALIDATED
+    return Status.VALIDATED if criteria.parse(h.validated_if).holds(values) else Status.INCONCLUSIVE
 
 
 def compare(h: Hypothesis, pairs: Pairs, by_sequence: bool) -> Comparison:
@@ -197,26 +186,19 @@ def compare(h: Hypothesis, pairs: Pairs, by_sequence: bool) -> Comparison:
     families = pairs.by_family
     deviation = intervals.likely_deviation(spread)
     is_open = status is Status.INCONCLUSIVE and spread.seeds > 1 and not is_ranked
-    needed = seeds_to_decide(h, spread.mean, deviation, control) if is_open else None
+    needed = None
+    if is_open:
+        needed = comparison.fewest(lambda n: foresee(h, spread.mean, deviation, n, control).decided >= ENOUGH)
     before, after = families or (pairs.sign * sides[0], pairs.sign * sides[1])
     return Comparison(
-        arm=pairs.arm,
-        seeds=pairs.seeds,
-        differences=tuple(float(d) for d in pairs.differences),
-        control_mean=control,
-        arm_mean=arm,
-        interval=interval,
-        level=1 - alpha_of(h),
-        p=p,
-        p_adjusted=None,
+        arm=pairs.arm, seeds=pairs.seeds, differences=tuple(float(d) for d in pairs.differences),
+        control_mean=control, arm_mean=arm, interval=interval, level=1 - alpha_of(h), p=p, p_adjusted=None,
         sign_flip=min(flipped.up, flipped.down) if h.direction is Direction.EITHER else flipped.up,
-        sign_flip_both=flipped.both,
-        sign_flip_least=2.0**-spread.seeds,
+        sign_flip_both=flipped.both, sign_flip_least=2.0**-spread.seeds,
         improvement=intervals.chance_of_improvement(after, before, h.alpha),
         tasks_too=intervals.crossed_interval(pairs.table, alpha_of(h)),
         iqm=intervals.iqm_difference(after, before, h.alpha) if families else None,
         power=math.nan if is_ranked else foresee(h, h.smallest, deviation, spread.seeds, control).validated,
         seeds_needed=needed and max(needed, spread.seeds + 1),  # these should have been enough, and were not
-        status=status,
-        sentence="",
-    )
+        status=status, sentence="",
+    )  # fmt: skip

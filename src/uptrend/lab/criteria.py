@@ -21,15 +21,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from uptrend.lab.imagined import imagined_outcomes
-from uptrend.records import Direction, Hypothesis, Interval, LabError, Status
+from uptrend.records import Direction, Hypothesis, Interval, LabError
 from uptrend.records.hypothesis import INVALIDATED_IF, VALIDATED_IF
 from uptrend.records.view import Floats
 
 NAMES = ("effect", "low", "high", "smallest", "control", "arm", "p")
-FORM = (
-    f"Write comparisons (<, <=, >, >=) of numbers and of {', '.join(NAMES)}, joined by and/or: 'low > 0', for example."
-)
+# Outcomes that are tried before a criterion is called impossible.
+OUTCOMES = 100_000
+FORM = f"Write comparisons (<, <=, >, >=) of numbers and of {', '.join(NAMES)}, joined by and/or, such as 'low > 0'."
 OPERATORS: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
@@ -70,7 +69,6 @@ def parse(text: str) -> Criterion:
 
 
 def _truth(node: ast.expr, values: Mapping[str, Any]) -> Any:
-    """Return the truth of comparisons, joined; elementwise where the figures are arrays."""
     if isinstance(node, ast.BoolOp):
         return reduce(OPERATORS[type(node.op)], [_truth(value, values) for value in node.values])
     if not isinstance(node, ast.Compare) or not all(type(op) in OPERATORS for op in node.ops):
@@ -81,7 +79,7 @@ def _truth(node: ast.expr, values: Mapping[str, Any]) -> Any:
 
 
 def _figure(node: ast.expr, values: Mapping[str, Any]) -> Any:
-    """Return numbers and names, added, subtracted and multiplied."""
+    # Numbers and names, added, subtracted and multiplied.
     match node:
         case ast.BinOp(left, op, right) if type(op) in OPERATORS:
             return OPERATORS[type(op)](_figure(left, values), _figure(right, values))
@@ -105,8 +103,27 @@ def possible(criterion: Criterion, smallest: float, bounds: tuple[float, float] 
             with suppress(KeyError):  # an expression with a measured figure in it is no number yet
                 levels.append(float(_figure(node, {"smallest": smallest})))
     width = bounds[1] - bounds[0] if bounds else 10 * max(1.0, *(abs(level) for level in levels))
-    outcomes = imagined_outcomes(np.array(levels), width, bounds[0] if bounds else -width / 2)
+    outcomes = _imagine_outcomes(np.array(levels), width, bounds[0] if bounds else -width / 2)
     return bool(np.any(_truth(criterion.tree, {**outcomes, "smallest": smallest})))
+
+
+def _imagine_outcomes(levels: Floats, width: float, floor: float) -> dict[str, Floats]:
+    # Possible figures of an experiment: ordered, arms within bounds, a small p where 0 is excluded.
+    random = np.random.default_rng(0)
+    steps = np.concatenate([levels - 1e-6 * width, levels, levels + 1e-6 * width, width * np.geomspace(1e-3, 1, 12)])
+    choices = np.concatenate([steps, -steps])
+    low, effect, high = np.sort(random.choice(choices, size=(3, OUTCOMES)), axis=0)
+    room = width - np.abs(effect)
+    near, anywhere = random.random(OUTCOMES) < 0.5, random.choice(choices, OUTCOMES)
+    lesser = np.where(near, anywhere, floor + random.random(OUTCOMES) * room)
+    greater = lesser + np.abs(effect)
+    is_up = random.random(OUTCOMES) < 0.5
+    p = np.where(random.random(OUTCOMES) < 0.5, random.random(OUTCOMES), random.choice(choices, OUTCOMES))
+    happens = (room >= 0) & (lesser >= floor) & (greater <= floor + width) & (p >= 0) & (p <= 1)
+    happens &= ~((low > 0) | (high < 0)) | (p < 0.5)
+    figures = {"effect": effect, "low": low, "high": high, "p": p}
+    figures |= {"control": np.where(is_up, lesser, greater), "arm": np.where(is_up, greater, lesser)}
+    return {name: values[happens] for name, values in figures.items()}
 
 
 def alpha_of(h: Hypothesis) -> float:
@@ -123,14 +140,6 @@ def alpha_of(h: Hypothesis) -> float:
 def has_own_criteria(h: Hypothesis) -> bool:
     """Return True if the criteria are other than the usual two."""
     return (h.validated_if.strip(), h.invalidated_if.strip()) != (VALIDATED_IF, INVALIDATED_IF)
-
-
-def status_by(h: Hypothesis, interval: Interval, control: float, arm: float, p: float) -> Status:
-    """Apply the criteria; invalidated first: an effect may be there and smaller than matters."""
-    values = {**towards(h, interval), "smallest": h.smallest, "control": control, "arm": arm, "p": p}
-    if parse(h.invalidated_if).holds(values):
-        return Status.INVALIDATED
-    return Status.VALIDATED if parse(h.validated_if).holds(values) else Status.INCONCLUSIVE
 
 
 def towards(h: Hypothesis, interval: Interval) -> dict[str, float]:

@@ -10,31 +10,21 @@ from typing import Any
 from uptrend.config import load_config, to_table
 from uptrend.config.load import nearest
 from uptrend.doctor.catalogue import CATALOGUE, Cause, resolve_experiment
-from uptrend.lab import hypothesis_file
-from uptrend.lab.hypothesis_file import read_page
+from uptrend.lab import lab_error
+from uptrend.lab.hypothesis_file import read, read_page, sections
 from uptrend.lab.refuse import read_recipe, resolve
-from uptrend.records import (
-    Arm,
-    ConfigError,
-    Direction,
-    Experiment,
-    Finding,
-    Hypothesis,
-    LabError,
-    Priority,
-    from_lines,
-)
+from uptrend.records import Arm, ConfigError, Direction, Experiment, Finding, Hypothesis, LabError, Priority, from_lines
 from uptrend.records.renamed import current
 from uptrend.stats.formatting import assignments, plural
 from uptrend.stats.pages import render
 
 CONTROL = "control"
+# Smallest effect that matters where an experiment is about whether there is an effect at all.
 SMALLEST = 0.01
-"""Smallest effect that matters where an experiment is about whether there is an effect at all."""
+# KL penalty too small to pull; without any the KL is not measured.
 WATCHED = 1e-6
-"""KL penalty too small to pull; without any the KL is not measured."""
+# Attempts for pass@k, where the recipe samples none.
 ATTEMPTS = 8
-"""Attempts for pass@k, where the recipe samples none."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +39,7 @@ def by_hand(id: str, recipe: Path | None, folder: Path) -> Draft:
     """Return a file to fill in: a control, and an arm in which nothing is changed yet."""
     arms = (Arm(CONTROL, {}, is_control=True), Arm("changed"))
     h = Hypothesis(id, "Say what you suspect", relative(recipe, folder), arms)
-    return Draft(h, _sections(render("lab/templates/by-hand.md")))
+    return Draft(h, sections(render("lab/templates/by-hand.md")))
 
 
 def retitled(draft: Draft, title: str) -> Draft:
@@ -70,13 +60,8 @@ def of_cause(id: str, cause: Cause, recipe: Path | None, folder: Path, finding: 
     """Return a cause of the catalogue as a hypothesis, its experiment's arms made concrete for a recipe."""
     experiment = (finding and finding.experiment) or cause.experiment
     if not experiment.arms:
-        probe = cause.experiment.probe
-        how = (
-            f"A probe decides it without training: uptrend preflight {recipe or 'RECIPE'} --only {probe}"
-            if probe
-            else f"The doctor reads it from a run's records. What decides: {cause.experiment.claim}"
-        )
-        raise LabError(f"{cause.id} can't be decided by comparing arms. {how}")
+        kind = "probe" if cause.experiment.probe else "doctor"
+        raise lab_error(f"{kind}-decides", cause=cause, recipe=recipe or "RECIPE")
     named = relative(recipe, folder)
     try:
         table = to_table(load_config(folder / named))
@@ -89,20 +74,12 @@ def of_cause(id: str, cause: Cause, recipe: Path | None, folder: Path, finding: 
         if section and view.value(section) is None:
             raise LabError(f"{cause.id} is about {section}.{name}, and {named} has no {section}: name one that has.")
     metric, same = _same_in_every_arm(resolved, table)
+    arms = tuple(Arm(name, {**same, **keys}, name == CONTROL) for name, keys in resolved.arms.items())
     h = Hypothesis(
-        id,
-        resolved.claim.rstrip("."),
-        named,
-        tuple(Arm(name, {**same, **keys}, name == CONTROL) for name, keys in resolved.arms.items()),
-        priority=Priority.HIGH if finding else Priority.MEDIUM,
-        cause=cause.id,
-        explains=cause.what,
-        metric=metric,
-        direction=Direction(resolved.direction),
-        smallest=resolved.smallest or SMALLEST,
-        steps=resolved.steps,
-        allows=cause.explains,
-    )
+        id, resolved.claim.rstrip("."), named, arms, Priority.HIGH if finding else Priority.MEDIUM,
+        cause=cause.id, explains=cause.what, metric=metric, direction=Direction(resolved.direction),
+        smallest=resolved.smallest or SMALLEST, steps=resolved.steps, allows=cause.explains,
+    )  # fmt: skip
     base = read_recipe(h, folder)
     control = resolve(h, h.control, base)
     kept = tuple(arm for arm in h.arms if arm.is_control or resolve(h, arm, base) != control)
@@ -110,11 +87,11 @@ def of_cause(id: str, cause: Cause, recipe: Path | None, folder: Path, finding: 
         h = replace(h, arms=kept)
     told = {"h": h, "cause": cause, "finding": finding, "catalogue": CATALOGUE}
     text = render("lab/templates/cause.md", plural=plural, assignments=assignments, **told)
-    return Draft(h, _sections(text))
+    return Draft(h, sections(text))
 
 
 def _same_in_every_arm(experiment: Experiment, table: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the metric by the lab's name, and the values that all arms need so that each of them can be run."""
+    # The metric by the lab's name, and the values that all arms need so that each of them can be run.
     same, metric, learning = dict[str, Any](), experiment.metric, table["learning"]
     if metric == "eval/pass_at":
         attempts = table["eval"]["attempts"] or ATTEMPTS
@@ -134,7 +111,7 @@ def _same_in_every_arm(experiment: Experiment, table: Mapping[str, Any]) -> tupl
 def all_ready() -> dict[str, Draft]:
     """Return the ready hypotheses by id; their recipes are relative to the repository's root."""
     paths = sorted((Path(__file__).parent / "ready").glob("h*.md"))
-    drafts = [Draft(hypothesis_file.read(path), _sections(read_page(path).body)) for path in paths]
+    drafts = [Draft(read(path), sections(read_page(path).body)) for path in paths]
     return {draft.hypothesis.id: draft for draft in drafts}
 
 
@@ -157,14 +134,7 @@ def of_ready(named: str, id: str, recipe: Path | None, folder: Path, there: Sequ
 def relative(recipe: Path | None, folder: Path) -> str:
     """Return a recipe's path as a hypothesis has it: from the lab's folder."""
     if recipe is None:
-        raise LabError(
-            "Name the recipe that the arms start from with --recipe, for example --recipe recipes/tiny.toml."
-        )
+        raise lab_error("no-recipe")
     if not recipe.is_file():
-        raise LabError(f"There is no recipe at {recipe}. Name one with --recipe, for example recipes/tiny.toml.")
+        raise lab_error("no-recipe-file", recipe=recipe)
     return Path(os.path.relpath(recipe, folder)).as_posix()
-
-
-def _sections(text: str) -> dict[str, str]:
-    """Return the sections of a text without its title, which is written anew."""
-    return {name: said for name, said in hypothesis_file.sections(text).items() if name}

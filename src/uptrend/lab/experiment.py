@@ -9,16 +9,15 @@ from typing import Any
 
 from uptrend.doctor.report import plain
 from uptrend.lab import judge, measure, plan, refuse, specification
-from uptrend.lab.faults import allowed, faults
-from uptrend.lab.journal.stored import VERDICT, read_verdict
+from uptrend.lab.journal.stored import RUNS, SCHEMA, VERDICT, read_verdict
 from uptrend.lab.notebook import Notebook
 from uptrend.lab.plan import Launcher, PlannedRun
-from uptrend.lab.workers.work import Outcome, Progress, Workers
+from uptrend.lab.refuse import allowed, faults
+from uptrend.lab.workers import Outcome, Progress, Workers
 from uptrend.records import Confidence, Hypothesis, Measured, Run, Status, Verdict
 from uptrend.records.directory import write_whole
 
-RUNS = "runs.json"
-SCHEMA = 1
+Faults = Callable[[Run, set[str]], list[str]]
 
 
 class ExperimentRuns:
@@ -31,7 +30,7 @@ class ExperimentRuns:
         launcher: Launcher,
         *,
         makes_runs: bool = True,
-        examine: Callable[[Run, set[str]], list[str]] = faults,
+        examine: Faults = faults,
     ) -> None:
         refuse.check(h, notebook.folder)
         self._find_faults = examine
@@ -58,12 +57,11 @@ class ExperimentRuns:
     @property
     def notes(self) -> tuple[str, ...]:
         """Remarks that a reader of the verdict needs."""
-        before, more = self.specification.before, ", ".join(map(str, self.specification.more))
         told = [f"since the first step: {change}" for change in self.changes]
-        if before:
-            times = "once" if before == 1 else f"{before} times"
+        if count := self.specification.before:
+            times = "once" if count == 1 else f"{count} times"
             told.append(f"begun anew {times}; what had been found before is kept under before-N")
-        if more:
+        if more := ", ".join(map(str, self.specification.more)):
             told.append(f"seeds {more} were added after results could be seen; judged by the confidence sequence")
         return tuple(told)
 
@@ -98,7 +96,7 @@ class ExperimentRuns:
             self.write_runs()
 
     def _examine(self, arm: str) -> None:
-        """Have the doctor look at an arm's first run by the order of seeds: the same one however work is shared out."""
+        # Have the doctor look at an arm's first run by the order of seeds: the same one however work is shared out.
         own = [planned for planned in self.planned_runs if planned.arm == arm]
         first = next((planned for planned in own if self._ended(planned) != "failed"), None)
         if first is None or self._ended(first) != "finished" or first.hash in self._examined:
@@ -112,7 +110,7 @@ class ExperimentRuns:
         return self.outcomes[planned.hash].status if planned.hash in self.outcomes else None
 
     def _look(self) -> None:
-        """Ask the confidence sequence about whole seeds in their order, as far as all their runs have ended."""
+        # Ask the confidence sequence about whole seeds in their order, as far as all their runs have ended.
         for count in range(2, len(self.h.seeds)):
             seeds = self.h.seeds[:count]
             chosen = [planned for planned in self.planned_runs if planned.seed in seeds]
@@ -141,13 +139,8 @@ class ExperimentRuns:
         # A run still to come makes this an early look, if only by half a pair.
         changes = "; ".join(self.changes)
         is_early = self.decided is not None or bool(self.specification.more) or "waiting" in statuses.values()
-        verdict = judge.judge(
-            self.h,
-            measured,
-            stopped_early=is_early,
-            refused=self.refused,
-            void=f"the specification changed after the first step: {changes}" if changes else "",
-        )
+        void = f"the specification changed after the first step: {changes}" if changes else ""
+        verdict = judge.judge(self.h, measured, stopped_early=is_early, refused=self.refused, void=void)
         verdict = replace(verdict, specification=self.specification.hash)
         seen = specification.seen_before(self.notebook, self.h.id) | self._older_pairs()
         again = sum(planned.hash in seen for planned in self.planned_runs)
@@ -158,7 +151,7 @@ class ExperimentRuns:
         return replace(verdict, confidence=Confidence.LOW, because=because)
 
     def _older_pairs(self) -> set[str]:
-        """Return runs of both sides that ended before the criteria were written, made by a sweep or a hypothesis."""
+        # Runs of both sides that ended before the criteria were written, made by a sweep or a hypothesis.
         written = datetime.fromisoformat(self.specification.written).timestamp()
         ended = [e for e in self.planned_runs if self._ended(e) == "finished"]
         events = {e.hash: [x for x in Run(e.folder).events if x["event"] == "finished"] for e in ended}
@@ -180,19 +173,13 @@ class ExperimentRuns:
             status = self._status(planned)
             has_run = (planned.folder / "run.json").exists()
             measured = self._measure(planned) if status == "finished" else None
-            rows.append(
-                {
-                    "arm": planned.arm,
-                    "seed": planned.seed,
-                    "hash": planned.hash,
-                    "folder": planned.folder.relative_to(self.notebook.folder).as_posix() if has_run else "",
-                    "status": status,
-                    "value": measured.value if measured else None,
-                    "before": measured.before if measured else None,
-                    "seconds": seconds_of(Run(planned.folder)) if has_run else None,
-                    "reason": outcome.reason if outcome else self.refused.get(planned.arm, ""),
-                }
-            )
+            folder = planned.folder.relative_to(self.notebook.folder).as_posix() if has_run else ""
+            rows.append({
+                "arm": planned.arm, "seed": planned.seed, "hash": planned.hash, "folder": folder, "status": status,
+                "value": measured.value if measured else None, "before": measured.before if measured else None,
+                "seconds": seconds_of(Run(planned.folder)) if has_run else None,
+                "reason": outcome.reason if outcome else self.refused.get(planned.arm, ""),
+            })  # fmt: skip
         return rows
 
     def rows_before(self) -> list[dict[str, Any]]:

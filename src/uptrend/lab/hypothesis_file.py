@@ -1,7 +1,8 @@
 """A hypothesis as a Markdown file: TOML front matter between two `+++` lines, then sections that people write.
 
-Writing changes one value on one line. Everything else stays byte for byte, so texts are read as bytes (line ends as
-they are) and lines end at "\\n" only.
+Writing changes one value on one line, or the block between two marks, `<!-- uptrend:results -->` and
+`<!-- /uptrend:results -->`. Everything else stays byte for byte, so texts are read as bytes (line ends as they are)
+and lines end at "\\n" only.
 """
 
 import re
@@ -15,11 +16,13 @@ from typing import Any
 
 from uptrend.config.load import convert, unknown
 from uptrend.config.tables import flatten, to_toml
-from uptrend.lab import templates, texts
+from uptrend.lab import lab_error, templates, texts
 from uptrend.records import Arm, Confidence, ConfigError, Hypothesis, LabError
 from uptrend.records.renamed import current
 
 FENCE = "+++"
+# Any block that the machine writes within people's text: its name, and its content.
+BLOCK = re.compile(r"^<!-- uptrend:(.+?) -->[ \t\r]*\n(.*?)^<!-- /uptrend:\1 -->[ \t\r]*$", re.MULTILINE | re.DOTALL)
 # Name of a file without its ending: the id, then a few words.
 NAME = re.compile(r"(h\d{2,})-[\w-]+")
 # Headings of the prose, in their order.
@@ -63,7 +66,7 @@ class Page:
 
 
 def read_page(path: Path) -> Page:
-    """Read a file's two parts."""
+    """Read a file's two parts; an error says where a fence is missing."""
     try:
         text = path.read_bytes().decode("utf-8")
     except FileNotFoundError:
@@ -72,11 +75,6 @@ def read_page(path: Path) -> Page:
         raise LabError(f"{path} is not UTF-8 at byte {error.start}: save it as UTF-8.") from None
     except OSError as error:
         raise LabError(f"{path} could not be read: {error.strerror}.") from None
-    return split(text, path)
-
-
-def split(text: str, path: Path) -> Page:
-    """Return the two parts of a text; an error says where a fence is missing."""
     lines = _lines(text)
     if not lines or lines[0].removeprefix("\ufeff").rstrip() != FENCE:
         raise LabError(f"{path}:1: a hypothesis begins with a line {FENCE}, then TOML, then {FENCE} again.")
@@ -160,11 +158,43 @@ def render(h: Hypothesis, prose: Mapping[str, str]) -> str:
 
 
 def sections(body: str) -> dict[str, str]:
-    """Return the prose under each `##` heading; text before the first has the name ""."""
-    parts = re.split(r"^## (.+?)[ \t\r]*$\n?", body, flags=re.MULTILINE)
-    found = {"": parts[0].strip("\n")}
-    found |= {name: text.strip("\n") for name, text in zip(parts[1::2], parts[2::2], strict=True)}
-    return found
+    """Return the prose under each `##` heading; the title before the first is left out."""
+    _, *parts = re.split(r"^## (.+?)[ \t\r]*$\n?", body, flags=re.MULTILINE)
+    return {name: text.strip("\n") for name, text in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def put_block(text: str, name: str, content: str, after: str = "") -> str:
+    """Return a text with a block's content replaced; a new block goes under the heading `after`, or to the end."""
+    end = "\r\n" if "\r\n" in text or text.endswith("\r") else "\n"
+    lines = content.strip("\r\n").replace("\r\n", "\n").split("\n")
+    # A content that quotes a mark must not end its own block.
+    inner = end.join(re.sub(r"^<!--(?= /?uptrend:)", "&lt;!--", line) for line in lines)
+    block = f"<!-- uptrend:{name} -->{end}{inner}{end}<!-- /uptrend:{name} -->"
+    if marks := _marks(text, name):
+        return text[: marks[0].start()] + block + text[marks[1].end() :]
+    heading = re.search(rf"^{re.escape(after)}[ \t\r]*$\n?", text, re.MULTILINE) if after else None
+    if heading is None:
+        before = text if not text or text.endswith("\n") else text + end
+        return f"{before}{end if before.strip() else ''}{f'{after}{end}{end}' if after else ''}{block}{end}"
+    before, rest = text[: heading.end()], text[heading.end() :]
+    before += "" if before.endswith("\n") else end
+    return f"{before}{end}{block}{end}{rest if not rest or rest.startswith(end) else end + rest}"
+
+
+def get_block(text: str, name: str) -> str | None:
+    """Return a block's content; None where there is no such block."""
+    marks = _marks(text, name)
+    return text[marks[0].end() : marks[1].start()].strip("\r\n") if marks else None
+
+
+def _marks(text: str, name: str) -> tuple[re.Match[str], re.Match[str]] | None:
+    both = f"<!-- uptrend:{name} -->", f"<!-- /uptrend:{name} -->"
+    starts, ends = ([*re.finditer(rf"^{re.escape(mark)}(?=[ \t\r]*$)", text, re.MULTILINE)] for mark in both)
+    if not starts and not ends:
+        return None
+    if len(starts) != 1 or len(ends) != 1 or ends[0].start() < starts[0].start():
+        raise lab_error("block-marks", name=name, both=both)
+    return starts[0], ends[0]
 
 
 def in_order(hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
@@ -179,5 +209,5 @@ def in_order(hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
 
 
 def _lines(text: str) -> list[str]:
-    """Return lines with their ends; only "\\n" ends one, as in TOML."""
+    # Lines with their ends; only "\n" ends one, as in TOML.
     return re.findall(r"[^\n]*\n|[^\n]+$", text)

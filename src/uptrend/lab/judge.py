@@ -46,23 +46,26 @@ def judge(
     blemishes += ["judged by the confidence sequence"] if stopped_early else []
     if any(one.broken or (one.waiting and not stopped_early) for one in pairs):
         blemishes.append("seeds are missing")
-    confidence, because = _confidence(h, status, deciding, blemishes)
-    if status is Status.INVALIDATED and _nobody_learned(h, pairs):
+    confidence, because = Confidence.LOW, "neither criterion is met"
+    if status is not Status.INCONCLUSIVE:
+        # One arm is enough to validate, so the surest counts; to invalidate takes all of them, so the least sure does.
+        graded = [_confidence_of_arm(h, comparison, blemishes) for comparison in deciding]
+        ranked = sorted(graded, key=lambda one: list(Confidence).index(one[0]))
+        confidence, because = ranked[0] if status is Status.VALIDATED else ranked[-1]
+    # Settings of runs that do not learn can hardly differ.
+    sides = [side for one in pairs for side in (one.control, one.treated) if side]
+    gains = [[run.value - run.before for run in side if run.before is not None] for side in sides]
+    is_known = h.metric.startswith("eval/") and [len(gain) for gain in gains] == [len(side) for side in sides]
+    if status is Status.INVALIDATED and is_known and max(sum(gain) / len(gain) for gain in gains) < h.smallest:
         confidence = Confidence.LOW
         because = f"no arm got better by {amount(h.metric, h.smallest)}, so that runs which hardly learn were compared"
     deciding_first = sorted(compared, key=lambda one: one.status is not status)
     sentence = _say("verdict", h=h, status=status, compared=deciding_first, pairs=pairs, refused=refused, void=void)
+    because = "the experiment is void" if void else because
     return Verdict(
-        hypothesis=h.id,
-        status=status,
-        confidence=confidence,
-        because="the experiment is void" if void else because,
-        sentence=sentence,
-        comparisons=tuple(compared),
-        stopped_early=stopped_early,
-        void=void,
+        h.id, status, confidence, because, sentence, tuple(compared), stopped_early=stopped_early, void=void,
         refused=dict(refused),
-    )
+    )  # fmt: skip
 
 
 def is_decided(h: Hypothesis, measured: Sequence[Measured]) -> Status | None:
@@ -73,36 +76,14 @@ def is_decided(h: Hypothesis, measured: Sequence[Measured]) -> Status | None:
 
 
 def _overall(h: Hypothesis, statuses: Sequence[Status]) -> Status:
-    """One arm is enough to validate; to invalidate takes all of them."""
-    if Status.VALIDATED in statuses:
+    if Status.VALIDATED in statuses:  # one arm is enough to validate; to invalidate takes all of them
         return Status.VALIDATED
     is_excluded = len(statuses) == len(h.treated) and all(status is Status.INVALIDATED for status in statuses)
     return Status.INVALIDATED if is_excluded else Status.INCONCLUSIVE
 
 
-def _nobody_learned(h: Hypothesis, pairs: Sequence[Pairs]) -> bool:
-    """Return True if no side got better by what matters: settings of runs that do not learn can hardly differ."""
-    sides = [side for one in pairs for side in (one.control, one.treated) if side]
-    if not h.metric.startswith("eval/") or not sides or any(run.before is None for side in sides for run in side):
-        return False
-    return max(sum(run.value - (run.before or 0.0) for run in side) / len(side) for side in sides) < h.smallest
-
-
-def _confidence(
-    h: Hypothesis, status: Status, deciding: Sequence[Comparison], blemishes: Sequence[str]
-) -> tuple[Confidence, str]:
-    """Return the confidence and the rule that gave it (docs/verdicts.md).
-
-    One arm is enough to validate, so the surest counts; all must be excluded to invalidate, so the least sure does.
-    """
-    if status is Status.INCONCLUSIVE:
-        return Confidence.LOW, "neither criterion is met"
-    graded = [_confidence_of_arm(h, comparison, blemishes) for comparison in deciding]
-    ranked = sorted(graded, key=lambda one: list(Confidence).index(one[0]))
-    return ranked[0] if status is Status.VALIDATED else ranked[-1]
-
-
 def _confidence_of_arm(h: Hypothesis, one: Comparison, blemishes: Sequence[str]) -> tuple[Confidence, str]:
+    # The confidence and the rule that gave it (docs/verdicts.md).
     seeds, differences = len(one.seeds), np.array(one.differences)
     if seeds < ENOUGH_SEEDS:
         return Confidence.LOW, f"{seeds} paired seeds; {ENOUGH_SEEDS} are the least for medium"
@@ -134,7 +115,7 @@ def _confidence_of_arm(h: Hypothesis, one: Comparison, blemishes: Sequence[str])
 
 
 def _sentence(h: Hypothesis, pairs: Pairs, one: Comparison, by_sequence: bool, *, is_void: bool) -> str:
-    """Write an arm's verdict with its figures (unless it is void), then what limits it (templates/comparison.jinja)."""
+    # Write an arm's verdict with its figures (unless it is void), then what limits it (templates/comparison.jinja).
     differences, table = pairs.differences, pairs.table
     spread = spread_of(differences)
     moves = pairs.sign * table[0] if len(pairs.seeds) == 1 else np.zeros(0)
@@ -160,7 +141,7 @@ def _sentence(h: Hypothesis, pairs: Pairs, one: Comparison, by_sequence: bool, *
 
 
 def _say(template: str, **values: Any) -> str:
-    """Render sentences of which each stands on a line, or several."""
+    # Render sentences of which each stands on a line, or several.
     return " ".join(templates().get_template(f"{template}.jinja").render(values).split())
 
 
@@ -181,7 +162,7 @@ def adjust(verdicts: Sequence[Verdict]) -> list[Verdict]:
 
 
 def _scaled_p(comparison: Comparison) -> float:
-    """Scale a p so that 5% is the level that it was judged at: shared among arms, or halved for early stops."""
+    # Scale a p so that 5% is the level that it was judged at: shared among arms, or halved for early stops.
     return min(1.0, comparison.p * RATE / (1 - comparison.level))
 
 
@@ -191,17 +172,13 @@ def _adjusted(verdict: Verdict, p: float, count: int) -> Verdict:
         open_ = {Status.VALIDATED: Status.INCONCLUSIVE}
         comparisons = [replace(one, status=open_.get(one.status, one.status)) for one in comparisons]
     verdict = replace(verdict, comparisons=tuple(comparisons))
-    few = min(len(one.seeds) for one in comparisons) < MANY_SEEDS
-    asks = f" Run {MANY_SEEDS} seeds or more where several hypotheses are judged together." if few else ""
     if verdict.status is not Status.VALIDATED:
         return verdict
+    few = min(len(one.seeds) for one in comparisons) < MANY_SEEDS
+    asks = f" Run {MANY_SEEDS} seeds or more where several hypotheses are judged together." if few else ""
     if p <= RATE:
         return replace(verdict, sentence=f"{verdict.sentence} Among {count} hypotheses, adjusted p {p_value(p)}.{asks}")
     reason = f"validated by itself, and not among {count} hypotheses judged together (adjusted p {p_value(p)})"
-    return replace(
-        verdict,
-        status=Status.INCONCLUSIVE,
-        confidence=Confidence.LOW,
-        because=reason,
-        sentence=f"Inconclusive: {reason}. By itself: {verdict.sentence}{asks}",
-    )
+    sentence = f"Inconclusive: {reason}. By itself: {verdict.sentence}{asks}"
+    low = Confidence.LOW
+    return replace(verdict, status=Status.INCONCLUSIVE, confidence=low, because=reason, sentence=sentence)

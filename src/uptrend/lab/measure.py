@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from uptrend.config.load import nearest
+from uptrend.lab import lab_error
 from uptrend.records import Interval, LabError, Measured, Run
 from uptrend.records.metrics import compared_metrics, find_metric
 from uptrend.stats import formatting
@@ -38,14 +39,11 @@ def is_known(metric: str) -> bool:
     return row is not None and bool(row.compared)
 
 
-def unknown_metric(metric: str) -> str:
-    """Explain that a metric is unknown, and name the nearest one and those of the held-out tasks."""
+def unknown_metric(metric: str) -> LabError:
+    """Return an error that names the nearest metric and those of the held-out tasks."""
     known = compared_metrics()
     held_out = ", ".join(name for name in known if name.startswith("eval/"))
-    return (
-        f"is no metric.{nearest(metric, known)} Write {held_out}, one of these with a value to reach "
-        "(eval/accuracy/first-step@0.8), or one of docs/metrics.md: reward/mean."
-    )
+    return lab_error("unknown-metric", metric=metric, hint=nearest(metric, known), known=held_out)
 
 
 def bounds(metric: str) -> tuple[float, float] | None:
@@ -57,7 +55,7 @@ def bounds(metric: str) -> tuple[float, float] | None:
 def measure(run: Run, metric: str, arm: str, seed: int, folder: Path) -> Measured:
     """Return a finished run as a verdict sees it; its path is told relative to `folder`."""
     if not is_known(metric):
-        raise LabError(f"{metric} {unknown_metric(metric)}")
+        raise unknown_metric(metric)
     if run.status != "finished":
         raise LabError(f"{run.path} is {run.status}, after {run.last_step} steps; only a finished run is compared.")
     path, lab = run.path.resolve(), folder.resolve()
@@ -95,18 +93,11 @@ def _value(run: Run, line: Row, metric: str) -> float:
     found = in_line(line, metric)
     if found is not None:
         return found
-    if metric.startswith("eval/part/"):
-        why = f"Its reward has the parts {', '.join(line.get('parts', ())) or 'none'}."
-    elif metric.startswith("eval/pass@"):
-        has = ", ".join(f"pass@{k}" for k in line.get("pass_at", ()))
-        why = f"It has {has}." if has else "Set eval.attempts to sample several answers per task."
-    else:
-        why = "No held-out task could be scored."
-    raise LabError(f"{run.path} has no {metric} after step {line['step']}. {why}")
+    has = ", ".join([*line.get("parts", ()), *(f"pass@{k}" for k in line.get("pass_at", ()))])
+    raise lab_error("no-metric", run=run.path, metric=metric, step=line["step"], has=has or "none")
 
 
 def _by_task(run: Run, step: int, metric: str) -> tuple[dict[str, float], dict[str, str]]:
-    """Return the metric of each held-out task, and the taskset of each."""
     columns = ["group", "sequence", "task", "family", "correct", "reward", "parts"]
     rows = [row for row in run.eval_rollouts(step).select(columns).to_pylist() if row["sequence"] == 0]
     # The greedy answer of each task comes first in the file; sampled attempts follow.
@@ -119,19 +110,14 @@ def _by_task(run: Run, step: int, metric: str) -> tuple[dict[str, float], dict[s
         k = int(metric.removeprefix("eval/pass@"))
         values = {task: pass_at_k(sum(right), len(right), k) for task, right in attempts.items()}
     else:
-        scores = {row["task"]: _score(row, metric) for row in greedy.values()}
-        values = {task: score for task, score in scores.items() if score is not None}
+        values, part = dict[str, float](), metric.removeprefix("eval/part/")
+        for row in greedy.values():
+            scores = {each["name"]: each["value"] for each in row["parts"]}
+            score = row["reward"] if metric == "eval/reward" else scores.get(part)
+            score = bool(row["correct"]) if metric == "eval/accuracy" else score
+            if score is not None:  # an answer that was not scored counts in the accuracy only
+                values[row["task"]] = float(score)
     return values, {row["task"]: row["family"] for row in greedy.values() if row["task"] in values}
-
-
-def _score(row: Row, metric: str) -> float | None:
-    """Return the score of one greedy answer; None where it was not scored and the metric counts scored ones only."""
-    if metric == "eval/accuracy":
-        return float(bool(row["correct"]))
-    if metric == "eval/reward":
-        return None if row["reward"] is None else float(row["reward"])
-    name = metric.removeprefix("eval/part/")
-    return next((part["value"] for part in row["parts"] if part["name"] == name), None)
 
 
 def is_share(metric: str) -> bool:

@@ -3,20 +3,35 @@
 import json
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from uptrend.config.load import nearest
-from uptrend.lab import blocks, hypothesis_file, overview
-from uptrend.lab.hypothesis_file import read_page, set_values
-from uptrend.lab.overview import roadmap, status_table
-from uptrend.records import Confidence, Hypothesis, LabError, Status
+from uptrend.lab import hypothesis_file
+from uptrend.lab.hypothesis_file import in_order, put_block, read_page, set_values
+from uptrend.records import Confidence, Hypothesis, LabError, Priority, Status
 from uptrend.records.directory import plain_disk_errors, write_whole
+from uptrend.stats.formatting import NONE, markdown_table
+from uptrend.stats.pages import render
 
 README = "README.md"
 PROBLEM = "00-problem-statement.md"
 LOG = "01-experiments-log.md"
 FOLDERS = ("hypotheses", "experimental-results", "fixes")
+NO_PROBLEM = "*What does not happen that should? Say it with its figures.*"
+# Symbols of statuses in a table.
+MARKS = {
+    Status.PENDING: "⏳",
+    Status.TESTING: "🧪",
+    Status.VALIDATED: "✅",
+    Status.INVALIDATED: "❌",
+    Status.INCONCLUSIVE: "🤔",
+}
+PHASES = {
+    Priority.HIGH: "Phase 1: high priority, test these first",
+    Priority.MEDIUM: "Phase 2: medium priority",
+    Priority.LOW: "Phase 3: low priority",
+}
 
 
 class Notebook:
@@ -33,13 +48,12 @@ class Notebook:
         folder = Path(folder)
         if is_lab(folder):
             raise LabError(f"{folder} is a lab already. Add to it with: uptrend lab new --dir {folder}")
-        pages = overview.new_pages(folder.absolute().name, problem)
+        pages = new_pages(folder.absolute().name, problem)
         for name in pages:
             if (folder / name).exists():
                 raise LabError(f"{folder / name} is there already. A lab needs a folder of its own: name another.")
-        with plain_disk_errors(folder):
-            for name in FOLDERS:
-                (folder / name).mkdir(parents=True, exist_ok=True)
+        for name in FOLDERS:
+            _made(folder / name)
         for name, text in pages.items():
             write_whole(folder / name, text.encode())
         ignored = folder / ".gitignore"
@@ -82,12 +96,12 @@ class Notebook:
 
     def results(self, id: str) -> Path:
         """Return the folder of a hypothesis's specification, runs and verdict; it is made if missing."""
-        return self._made(self.folder / "experimental-results" / normal_id(id))
+        return _made(self.folder / "experimental-results" / normal_id(id))
 
     @property
     def runs(self) -> Path:
         """Folder of the run directories, shared by all hypotheses; it is made if missing."""
-        return self._made(self.folder / "runs")
+        return _made(self.folder / "runs")
 
     @property
     def log(self) -> Path:
@@ -115,7 +129,7 @@ class Notebook:
         """Write a new hypothesis's file."""
         if h.id in self._files():
             raise LabError(f"{self.path_of(h.id)} is {h.id} already; the next free id is {self.next_id()}.")
-        path = self._made(self.folder / "hypotheses") / f"{h.id}-{slug(h.title)}.md"
+        path = _made(self.folder / "hypotheses") / f"{h.id}-{slug(h.title)}.md"
         write_whole(path, hypothesis_file.render(h, prose).encode())
         self.refresh()
         return path
@@ -123,29 +137,29 @@ class Notebook:
     def refresh(self) -> None:
         """Write the README's status table and roadmap anew; the rest of it is people's."""
         path = self.folder / README
-        made = overview.new_pages(self.folder.absolute().name, "")[README]
-        text = path.read_bytes().decode() if path.exists() else made
+        text = path.read_bytes().decode() if path.exists() else new_pages(self.folder.absolute().name, "")[README]
         hypotheses, broken = self.readable
         links = {id: file.relative_to(self.folder).as_posix() for id, file in self._files().items()}
         notes = {h.id: self._note(h) for h in hypotheses}
         unread = "".join(f"\n\n{reason}" for reason in broken)
-        new = blocks.put(text, "status", status_table(hypotheses, links, notes) + unread, "## Status")
-        new = blocks.put(new, "roadmap", roadmap(hypotheses), "## Roadmap")
+        new = put_block(text, "status", status_table(hypotheses, links, notes) + unread, "## Status")
+        new = put_block(new, "roadmap", roadmap(hypotheses), "## Roadmap")
         if new != text or not path.exists():
             write_whole(path, new.encode())
 
     def _note(self, h: Hypothesis) -> str:
-        """Return the first sentence of the verdict; without one, the sentence on what it would explain."""
+        # The first sentence of the verdict; without one, the sentence on what it would explain.
         path = self.folder / "experimental-results" / h.id / "verdict.json"
         try:
             said = json.loads(path.read_text(encoding="utf-8")).get("sentence", "")
         except (OSError, ValueError, AttributeError):
             said = ""
-        first = re.split(r"(?<=[a-z)])\.\s", str(said))[0]  # p .03 does not end a sentence
+        # The 3 of "p .03" must not end a sentence.
+        first = re.split(r"(?<=[a-z)])\.\s", str(said))[0]
         return f"{first.rstrip('.')}." if first else h.explains
 
     def _files(self) -> dict[str, Path]:
-        """Return every hypothesis's file by id; two of one id are an error."""
+        # Every hypothesis's file by id; two of one id are an error.
         found = dict[str, Path]()
         paths = (self.folder / "hypotheses").glob("h[0-9]*.md")
         for path in sorted(paths, key=lambda path: (int(re.findall(r"\d+", path.name)[0]), path.name)):
@@ -155,10 +169,11 @@ class Notebook:
             found[id] = path
         return found
 
-    def _made(self, folder: Path) -> Path:
-        with plain_disk_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-        return folder
+
+def _made(folder: Path) -> Path:
+    with plain_disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def is_lab(folder: Path) -> bool:
@@ -176,3 +191,36 @@ def normal_id(id: str) -> str:
     """Return h03 for H3, 3, h03 or h03-kl-penalty.md."""
     match = re.fullmatch(r"[hH]?(\d+)(?:-.*)?", Path(id).name)
     return f"h{int(match[1]):02d}" if match else id
+
+
+def new_pages(name: str, problem: str) -> dict[str, str]:
+    """Return the pages of a new lab by file name."""
+    told = {"name": name, "problem": problem.strip() or NO_PROBLEM}
+    templates = {README: "readme", PROBLEM: "problem", LOG: "log"}
+    return {page: render(f"lab/templates/{template}.md", **told) + "\n" for page, template in templates.items()}
+
+
+def status_table(hypotheses: Sequence[Hypothesis], links: Mapping[str, str], notes: Mapping[str, str]) -> str:
+    """Return one row per hypothesis: priority, status, confidence and a note, such as its verdict's sentence."""
+    if not hypotheses:
+        return "No hypotheses yet. Write one with `uptrend lab new`."
+    rows = []
+    for h in hypotheses:
+        name = f"[{h.id.upper()}: {h.title}]({links[h.id]})"
+        rows.append((name, h.priority, f"{MARKS[h.status]} {h.status}", h.confidence or NONE, notes.get(h.id, "")))
+    return markdown_table(("Hypothesis", "Priority", "Status", "Confidence", "Notes"), rows)
+
+
+def phases(hypotheses: Sequence[Hypothesis]) -> dict[str, list[Hypothesis]]:
+    """Return the hypotheses still to decide by phase, each after its prerequisites; empty phases are left out."""
+    is_open = [h for h in hypotheses if h.status not in (Status.VALIDATED, Status.INVALIDATED)]
+    by_phase = {phase: in_order([h for h in is_open if h.priority is priority]) for priority, phase in PHASES.items()}
+    return {phase: found for phase, found in by_phase.items() if found}
+
+
+def roadmap(hypotheses: Sequence[Hypothesis]) -> str:
+    """Return Markdown of the hypotheses still to decide, by phase, and then of those decided."""
+    to_do = phases(hypotheses)
+    is_open = [h.id for found in to_do.values() for h in found]
+    told = {"phases": to_do, "is_open": is_open, "hypotheses": hypotheses, "marks": MARKS}
+    return render("lab/templates/roadmap.md", **told).strip() or "Nothing to test yet."

@@ -8,6 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
 
+from uptrend.lab import lab_error
 from uptrend.records import Arm, Hypothesis, LabError, Method, Run, Source
 
 # Sections of a config that can't change a run's numbers: its name, what is kept of it, who looks on.
@@ -81,10 +82,7 @@ def planned_runs(
     hashes = {name: resolved.held_out for name, resolved in arms.items()}
     if len(set(hashes.values())) > 1:
         told = ", ".join(f"{name} {hash[:LENGTH]}" for name, hash in hashes.items())
-        raise LabError(
-            f"The arms are evaluated on different held-out tasks ({told}), so that they can't be compared. "
-            "Write one [eval] into the recipe, with its own name and options, and change it in no arm."
-        )
+        raise lab_error("held-out", told=told)
     found = list[PlannedRun]()
     for seed in h.seeds:
         source, runs = _source(h, seed, lab), lab / "runs"
@@ -95,8 +93,8 @@ def planned_runs(
             # Not by the arm's name: another hypothesis may need this very run, or another recipe have made it.
             there = sorted(runs.glob(f"*-s{seed}-{hash[:LENGTH]}/"))
             folder = there[0] if there else runs / f"{config['name']}-s{seed}-{hash[:LENGTH]}"
-            is_first = seed == h.seeds[0]
-            found.append(PlannedRun(arm.name, seed, hash, config, folder, allows, h.method, source, asks=is_first))
+            asks = seed == h.seeds[0]
+            found.append(PlannedRun(arm.name, seed, hash, config, folder, allows, h.method, source, asks))
     return found
 
 
@@ -116,17 +114,9 @@ def run_hash(
     """Hash everything that could change a run's result, for a replay all that its source recorded."""
     files = [Path(source.run) / name for name in ("run.json", "metrics.jsonl")] if source else []
     recorded = digest([_ends(file) for file in files if file.exists()])
-    return digest(
-        {
-            "config": what_matters(config),
-            "tasks": tasks,
-            "held_out": held_out,
-            "uptrend": made_by,
-            "method": str(method),
-            "model": fingerprint(config),
-            "source": None if source is None else [recorded, source.step],
-        }
-    )
+    table: dict[str, Any] = {"config": what_matters(config), "tasks": tasks, "held_out": held_out, "uptrend": made_by}
+    table |= {"method": str(method), "model": fingerprint(config)}
+    return digest({**table, "source": None if source is None else [recorded, source.step]})
 
 
 def what_matters(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,21 +129,16 @@ def is_finished(planned: PlannedRun) -> bool:
     if not (planned.folder / "run.json").exists() or (run := Run(planned.folder)).status != "finished":
         return False
     if planned.method is Method.TRAIN and what_matters(run.config) != what_matters(planned.config):
-        raise LabError(
-            f"{planned.folder} has the name of a run of arm {planned.arm}, and another config. Rename or remove it."
-        )
+        raise lab_error("other-config", planned=planned)
     return True
 
 
 def _source(h: Hypothesis, seed: int, lab: Path) -> Source | None:
-    """Return the run that a replay of this seed replays: each seed its own, since the same rollouts would repeat it."""
+    # The run that a replay of this seed replays: each seed its own, since the same rollouts would repeat it.
     if h.source is None:
         return None
     if "{seed}" not in h.source.run and len(h.seeds) > 1:
-        raise LabError(
-            f"{h.id} replays {h.source.run} for each of {len(h.seeds)} seeds, which would be one outcome over again. "
-            'Name one run per seed, for example source = { run = "runs/base-s{seed}" }; * stands for anything.'
-        )
+        raise lab_error("one-source", h=h, count=len(h.seeds))
     pattern = h.source.run.replace("{seed}", str(seed))
     found = [Path(pattern)] if Path(pattern).is_absolute() else sorted(lab.glob(pattern))
     found = [path for path in found if (path / "run.json").exists()]
@@ -171,7 +156,7 @@ def fingerprint(config: Mapping[str, Any]) -> list[tuple[str, str]] | None:
 
 
 def _ends(path: Path) -> str:
-    """Hash a file by its size and both its ends: weights are large, and their first bytes are names and shapes."""
+    # Hash a file by its size and both its ends: weights are large, and their first bytes are names and shapes.
     size = path.stat().st_size
     with path.open("rb") as file:
         head = file.read(ENDS)

@@ -1,4 +1,7 @@
-"""Hypotheses that no experiment could decide, refused before anything runs; texts.toml has the sentences."""
+"""Hypotheses that no experiment could decide, refused before anything runs, and faults for which an arm is refused.
+
+texts.toml has the sentences.
+"""
 
 import math
 import os
@@ -12,10 +15,12 @@ from uptrend.config import load_config, to_table
 from uptrend.config.load import nearest, read_toml
 from uptrend.config.tables import difference, flatten
 from uptrend.doctor.catalogue import CATALOGUE
+from uptrend.doctor.diagnose import diagnose
+from uptrend.doctor.rank import all_symptoms
 from uptrend.lab import criteria, measure, texts
 from uptrend.lab.notebook import Notebook, is_lab
 from uptrend.lab.plan import what_matters
-from uptrend.records import Arm, ConfigError, Hypothesis, LabError, Method
+from uptrend.records import Arm, Confidence, ConfigError, Hypothesis, LabError, Method, Run, Severity, view_of
 from uptrend.stats.comparison import fewest_seeds
 
 # Short, and nothing that would be a path.
@@ -30,7 +35,11 @@ SOURCE = 'source = { run = "runs/NAME-s{seed}-*", step = 0 }'
 def check(h: Hypothesis, folder: Path) -> None:
     """Raise a LabError at the first thing that keeps a hypothesis from being decided."""
     _check_arms(h, folder)
-    _check_seeds(h)
+    repeated = sorted({seed for seed in h.seeds if h.seeds.count(seed) > 1})
+    _require(h, not repeated, "repeated-seeds", seeds=", ".join(map(str, repeated)))
+    _require(h, len(h.seeds) > 1, "one-seed", seeds=list(h.seeds))
+    _require(h, min(h.seeds) >= 0, "negative-seed", seed=min(h.seeds))
+    _require(h, h.steps >= 0, "negative-steps")
     _check_metric(h)
     _check_criteria(h)
     for key, id in (("cause", h.cause), *(("allows", id) for id in h.allows)):
@@ -59,14 +68,6 @@ def _check_arms(h: Hypothesis, folder: Path) -> None:
     _require(h, bool(controls), "no-control", names=", ".join(names) or "none at all")
     _require(h, len(controls) == 1, "two-controls", names=" and ".join(controls))
     _require(h, len(h.arms) > 1, "one-arm")
-
-
-def _check_seeds(h: Hypothesis) -> None:
-    repeated = sorted({seed for seed in h.seeds if h.seeds.count(seed) > 1})
-    _require(h, not repeated, "repeated-seeds", seeds=", ".join(map(str, repeated)))
-    _require(h, len(h.seeds) > 1, "one-seed", seeds=list(h.seeds))
-    _require(h, min(h.seeds) >= 0, "negative-seed", seed=min(h.seeds))
-    _require(h, h.steps >= 0, "negative-steps")
 
 
 def _check_metric(h: Hypothesis) -> None:
@@ -133,7 +134,6 @@ def resolve(h: Hypothesis, arm: Arm, recipe: Mapping[str, Any]) -> dict[str, Any
 
 
 def _check_configs(h: Hypothesis, folder: Path) -> None:
-    """Refuse arms that can't be run, or of which two can't be compared."""
     recipe = read_recipe(h, folder)
     configs = {arm.name: resolve(h, arm, recipe) for arm in h.arms}
     for (one, a), (other, b) in combinations(configs.items(), 2):
@@ -163,19 +163,28 @@ def _check_prerequisites(h: Hypothesis, folder: Path) -> None:
     known = ", ".join(sorted(set(others) - {h.id})) or "no other"
     for id in h.prerequisites:
         _require(h, id in others, "prerequisite", id=id, known=known)
-    way = _circle(h.id, others)
-    _require(h, not way, "circle", way=" waits for ".join(way))
-
-
-def _circle(start: str, hypotheses: Mapping[str, Hypothesis]) -> list[str]:
-    """Return the way from a hypothesis over prerequisites back to itself, or nothing."""
-    ways, seen = [[start]], {start}
+    # Follow prerequisites from the hypothesis; a way back to it is a circle.
+    ways, seen = [[h.id]], {h.id}
     while ways:
         way = ways.pop()
-        for id in hypotheses[way[-1]].prerequisites if way[-1] in hypotheses else ():
-            if id == start:
-                return [*way, start]
+        for id in others[way[-1]].prerequisites if way[-1] in others else ():
+            _require(h, id != h.id, "circle", way=" waits for ".join([*way, h.id]))
             if id not in seen:
                 seen.add(id)
                 ways.append([*way, id])
-    return []
+
+
+def allowed(h: Hypothesis) -> tuple[str, ...]:
+    """Return catalogue ids that may be found in an arm: the cause, what it explains, and what the author allows."""
+    ids = [id for id in (h.cause, *h.allows) if id in CATALOGUE]
+    return tuple(dict.fromkeys(id for known in ids for id in (known, *sorted(all_symptoms(known)))))
+
+
+def faults(run: Run, allows: set[str]) -> list[str]:
+    """Return the critical faults that would make a comparison worthless, each in a sentence; a mere guess is none."""
+    asked = [event for event in run.events if event.get("event") == "preflight"]
+    found = [(each["id"], each["summary"], each) for each in (asked[-1]["findings"] if asked else ())]
+    told = [(id, said) for id, said, x in found if x["severity"] == Severity.CRITICAL and x["symptom_of"] is None]
+    sure = [x for x in diagnose(view_of(run)).findings if x.confidence is not Confidence.LOW]
+    told += [(x.id, x.summary) for x in sure if x.severity is Severity.CRITICAL]
+    return [f"{id}: {said}" for id, said in told if id not in allows]

@@ -16,11 +16,11 @@ from typing import Any
 
 from uptrend.config import Config, difference, to_table
 from uptrend.config.tables import flatten
-from uptrend.lab import texts
+from uptrend.lab import lab_error
 from uptrend.lab.measure import first_step
 from uptrend.lab.notebook import Notebook
 from uptrend.lab.plan import Launcher, Resolved, digest, fingerprint, planned_runs, resolve, version, what_matters
-from uptrend.records import Direction, Hypothesis, LabError
+from uptrend.records import Direction, Hypothesis
 from uptrend.records.directory import write_whole
 from uptrend.records.renamed import upgrade, upgrade_keys
 from uptrend.stats.formatting import setting
@@ -75,14 +75,10 @@ def describe(notebook: Notebook, h: Hypothesis, launcher: Launcher, like: Specif
         compute = like.arms[arm.name]["config"].get("compute", {}) if like and arm.name in like.arms else {}
         threads = {"compute.threads": compute["threads"]} if "threads" in compute else {}
         resolved = resolve(h, arm, notebook.folder / h.recipe, launcher, **threads)
-        arms[arm.name] = {
-            "control": arm.is_control,
-            "config": json.loads(json.dumps(resolved.config)),
-            "tasks": resolved.tasks,
-            "held_out": resolved.held_out,
-        }
-        files = fingerprint(resolved.config)
-        arms[arm.name] |= {} if files is None else {"model": digest(files)}
+        arms[arm.name] = {"control": arm.is_control, "config": json.loads(json.dumps(resolved.config))}
+        arms[arm.name] |= {"tasks": resolved.tasks, "held_out": resolved.held_out}
+        if (files := fingerprint(resolved.config)) is not None:
+            arms[arm.name]["model"] = digest(files)
     values = {key: getattr(h, key) for key in CRITERIA}
     plain = {key: asdict(value) if is_dataclass(value) else value for key, value in values.items()}  # type: ignore[arg-type]
     written = datetime.now(UTC).isoformat(timespec="seconds")
@@ -96,8 +92,7 @@ def changed(then: Specification, now: Specification) -> list[str]:
     nor is a name that was changed (records/renamed.toml).
     """
     criteria = upgrade(then.criteria, "metrics", "causes")
-    pairs = {key: (criteria[key], value) for key, value in now.criteria.items() if key in criteria}
-    found = _differences(pairs)
+    found = _differences({key: (criteria[key], value) for key, value in now.criteria.items() if key in criteria})
     found += [f"arm {name} is gone" for name in then.arms if name not in now.arms]
     found += [f"arm {name} is new" for name in now.arms if name not in then.arms]
     common = [name for name in now.arms if name in then.arms]
@@ -105,13 +100,12 @@ def changed(then: Specification, now: Specification) -> list[str]:
     for name in common:
         for change in _changes(then.arms[name], now.arms[name]):
             where.setdefault(change, []).append(name)
-    return found + [
-        change if len(names) == len(common) else f"{' and '.join(names)}: {change}" for change, names in where.items()
-    ]
+    for change, names in where.items():
+        found.append(change if len(names) == len(common) else f"{' and '.join(names)}: {change}")
+    return found
 
 
 def _changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Name the changes in one arm."""
     before, defaults = upgrade_keys(then["config"], noted=False), flatten(to_table(Config()))
     known = tuple(flatten(before))
     keys = difference(what_matters(before), what_matters(now["config"]))
@@ -135,7 +129,7 @@ def extend(notebook: Notebook, then: Specification, count: int) -> Specification
     """Add seeds to a specification, recorded as added after results could be seen."""
     either = then.criteria["direction"] == Direction.EITHER and not then.criteria["stops_early"]
     if either or first_step(then.criteria["metric"]):
-        raise LabError(texts("extend")["either" if either else "median"].format(id=then.hypothesis, **then.criteria))
+        raise lab_error(f"extend-{'either' if either else 'median'}", id=then.hypothesis, **then.criteria)
     first = max([*then.criteria["seeds"], *then.more]) + 1
     extended = replace(then, more=(*then.more, *range(first, first + count)))
     write(notebook, extended)
@@ -176,12 +170,10 @@ def read(notebook: Notebook, id: str) -> Specification | None:
         values = {field.name: table[field.name] for field in fields(Specification)}
         found = replace(Specification(**values), more=tuple(table["more"]))
     except (ValueError, KeyError, TypeError) as error:
-        raise LabError(f"{path} is damaged ({error!r}). Begin anew with: uptrend lab run {id} --restart") from None
+        raise lab_error("specification-damaged", path=path, error=error, id=id) from None
     if found.hash != table.get("hash"):
-        raise LabError(
-            f"{path} was edited: its hash is {found.hash[:10]}, and it says {str(table.get('hash'))[:10]}. "
-            f"Put it back, or begin anew with: uptrend lab run {id} --restart"
-        )
+        said = str(table.get("hash"))[:10]
+        raise lab_error("specification-edited", path=path, found=found.hash[:10], said=said, id=id)
     return found
 
 

@@ -7,8 +7,9 @@ hypothesis, on seeds that it has not used.
 import itertools
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from uptrend.config.load import parse_value, read_toml, unknown
 from uptrend.config.tables import flatten, to_toml
-from uptrend.lab import texts
+from uptrend.lab import lab_error, texts
 from uptrend.lab.measure import first_step, is_known, unknown_metric
 from uptrend.lab.refuse import RESERVED
 from uptrend.records import Arm, Interval, LabError, Measured
@@ -27,6 +28,8 @@ from uptrend.stats.intervals import paired_interval
 # Keys of a list's file.
 KEYS = ("title", "recipe", "metric", "seeds", "steps", "grid", "arms")
 ALPHA = 0.05
+# A value up to the next comma; those in brackets (nested once), braces and quotes belong to it.
+VALUE = re.compile(r"""(?:\[(?:[^\[\]]|\[[^]]*\])*\]|\{[^}]*\}|"[^"]*"|'[^']*'|[^,])+""")
 
 
 @dataclass(frozen=True)
@@ -47,26 +50,9 @@ def grid(sets: Sequence[str]) -> dict[str, list[Any]]:
     for each in sets:
         key, equals, text = each.partition("=")
         if not equals or not key.strip() or not text.strip():
-            raise LabError(f"--set {each}: write key=value,value,…, for example --set learning.lr=1e-6,1e-5.")
-        found[key.strip()] = [parse_value(part.strip()) for part in _split(text)]
+            raise lab_error("sweep-set", each=each)
+        found[key.strip()] = [parse_value(part.strip()) for part in VALUE.findall(text)]
     return found
-
-
-def _split(text: str) -> list[str]:
-    """Split a text at its outer commas."""
-    parts, depth, quote = [""], 0, ""
-    for letter in text:
-        if quote:
-            quote = "" if letter == quote else quote
-        elif letter in "\"'":
-            quote = letter
-        else:
-            depth += (letter in "[{") - (letter in "]}")
-        if letter == "," and depth == 0 and not quote:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    return parts
 
 
 def make(recipe: Path | None, sets: Sequence[str], listed: Path | None, seeds: str, metric: str, steps: int) -> Sweep:
@@ -76,7 +62,7 @@ def make(recipe: Path | None, sets: Sequence[str], listed: Path | None, seeds: s
         if key not in KEYS:
             raise LabError(f"{listed}: {unknown(key, key, KEYS, 'A sweep')}")
     if recipe is None and "recipe" not in table:
-        raise LabError("A sweep needs a recipe: uptrend lab sweep RECIPE --set …, or recipe = … in the list's file.")
+        raise lab_error("sweep-recipe")
     base = recipe or (listed or Path()).parent / table["recipe"]
     values = flatten(table.get("grid", {}))
     for key, tried in values.items():
@@ -86,7 +72,7 @@ def make(recipe: Path | None, sets: Sequence[str], listed: Path | None, seeds: s
     arms = _points([Arm(name, flatten(each)) for name, each in table.get("arms", {}).items()], values)
     metric = current(metric or table.get("metric", "eval/accuracy"))
     if not is_known(metric):
-        raise LabError(f"{metric} {unknown_metric(metric)}")
+        raise unknown_metric(metric)
     if first_step(metric):
         raise LabError(f"{metric} has no mean to sweep over. Compare it in a hypothesis: uptrend lab new.")
     title = table.get("title") or f"{base.stem}: {', '.join(values)}"
@@ -95,25 +81,21 @@ def make(recipe: Path | None, sets: Sequence[str], listed: Path | None, seeds: s
 
 
 def _points(arms: Sequence[Arm], values: Mapping[str, Sequence[Any]]) -> tuple[Arm, ...]:
-    """Return every arm with every combination of values, the last key's changing fastest; the first is the control."""
+    # Every arm with every combination of values, the last key's changing fastest; the first is the control.
     found = list[Arm]()
-    for arm in arms or [Arm("")]:
-        for each in itertools.product(*values.values()):
-            point = dict(zip(values, each, strict=True))
-            said = {key: value if isinstance(value, str) else to_toml(value) for key, value in point.items()}
-            name = " ".join([arm.name, *(f"{key.rpartition('.')[2]}={value}" for key, value in said.items())]).strip()
-            found.append(Arm(name or "as it is", {**arm.overrides, **point}, is_control=not found))
+    for arm, each in itertools.product(arms or [Arm("")], itertools.product(*values.values())):
+        point = dict(zip(values, each, strict=True))
+        said = {key: value if isinstance(value, str) else to_toml(value) for key, value in point.items()}
+        name = " ".join([arm.name, *(f"{key.rpartition('.')[2]}={value}" for key, value in said.items())]).strip()
+        found.append(Arm(name or "as it is", {**arm.overrides, **point}, is_control=not found))
     for key, why in RESERVED.items():
         if any(key in arm.overrides for arm in found):
             raise LabError(f"A sweep can't set {key}: {why}. Seeds are given with --seeds.")
     if len(found) < 2:
-        raise LabError(
-            "A sweep compares at least two points: --set learning.lr=1e-6,1e-5, or [arms.NAME] tables in --list FILE."
-        )
-    names = [arm.name for arm in found]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise LabError(f"The sweep has {twice} more than once.")
+        raise lab_error("sweep-points")
+    for name, count in Counter(arm.name for arm in found).items():
+        if count > 1:
+            raise LabError(f"The sweep has {name} more than once.")
     return tuple(found)
 
 
@@ -149,22 +131,22 @@ def rows(sweep: Sweep, measured: Sequence[Measured]) -> list[SweepRow]:
     by_arm = {arm.name: {run.seed: run for run in measured if run.arm == arm.name} for arm in sweep.arms}
     first = by_arm[sweep.arms[0].name]
     shared = ALPHA / max(1, len(sweep.arms) - 1)
-    return [_row(name, runs, first, shared) for name, runs in by_arm.items() if runs]
-
-
-def _row(name: str, runs: Mapping[int, Measured], first: Mapping[int, Measured], alpha: float) -> SweepRow:
-    values = np.array([run.value for run in runs.values()])
-    both = [seed for seed in runs if seed in first and first is not runs]
-    differences = np.array([runs[seed].value - first[seed].value for seed in both])
-    interval = paired_interval(values) if len(values) > 1 else None
-    difference = paired_interval(differences, alpha) if len(both) > 1 else None
-    row = SweepRow(name, tuple(runs), float(values.mean()), interval, difference)
-    if len(both) != 1 or len(runs) != 1:
-        return row
-    one, other = runs[both[0]].tasks, first[both[0]].tasks
-    moves = [one[task] - other[task] for task in one.keys() & other.keys()]
-    only = sum(m > 0 for m in moves), sum(m < 0 for m in moves)
-    return replace(row, only=only, p=mcnemar(*only)) if moves else row
+    found = list[SweepRow]()
+    for name, runs in by_arm.items():
+        values = np.array([run.value for run in runs.values()])
+        both = [seed for seed in runs if seed in first and first is not runs]
+        differences = np.array([runs[seed].value - first[seed].value for seed in both])
+        interval = paired_interval(values) if len(values) > 1 else None
+        difference = paired_interval(differences, shared) if len(both) > 1 else None
+        only = None
+        if len(both) == len(runs) == 1:
+            one, other = runs[both[0]].tasks, first[both[0]].tasks
+            moves = [one[task] - other[task] for task in one.keys() & other.keys()]
+            only = (sum(m > 0 for m in moves), sum(m < 0 for m in moves)) if moves else None
+        if runs:
+            p = mcnemar(*only) if only else None
+            found.append(SweepRow(name, tuple(runs), float(values.mean()), interval, difference, only, p))
+    return found
 
 
 def best(sweep: Sweep, found: Sequence[SweepRow]) -> str:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import asdict
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -25,19 +26,18 @@ from uptrend.doctor.report import plain
 from uptrend.lab import journal, plan, refuse, specification
 from uptrend.lab import judge as judging
 from uptrend.lab.experiment import ExperimentRuns, judge_all, together
-from uptrend.lab.faults import faults
 from uptrend.lab.hypothesis_file import in_order
-from uptrend.lab.journal.stored import asdict, build
+from uptrend.lab.journal.stored import build
 from uptrend.lab.journal.verdicts import level
 from uptrend.lab.measure import amount, bounds, change, interval_text, is_share, measure
 from uptrend.lab.notebook import Notebook, slug
 from uptrend.lab.plan import PlannedRun
+from uptrend.lab.refuse import faults
 from uptrend.lab.sweep import Sweep, SweepRow
 from uptrend.lab.sweep import best as best_point
 from uptrend.lab.sweep import make as make_sweep
 from uptrend.lab.sweep import rows as sweep_rows
-from uptrend.lab.workers.local import LocalWorkers
-from uptrend.lab.workers.work import Outcome, Workers, outcome
+from uptrend.lab.workers import Outcome, Workers, outcome
 from uptrend.policy.known import need_train_extra
 from uptrend.records import Hypothesis, LabError, Measured, Run, Status, Verdict
 from uptrend.records.directory import write_whole
@@ -166,8 +166,8 @@ def _ended(planned: PlannedRun, before: Mapping[str, Any]) -> Outcome | None:
 
 def _make_workers(on: On, address: str, at_once: int | None, gpus: float, keep_checkpoints: bool) -> Workers:
     if on is On.LOCAL:
-        return LocalWorkers(at_once, keep_checkpoints)
-    from uptrend.lab.workers.ray import RayWorkers
+        return Workers(at_once, keep_checkpoints)
+    from uptrend.lab.ray_workers import RayWorkers
 
     return RayWorkers(address, at_once, gpus, keep_checkpoints)
 

@@ -19,8 +19,7 @@ from uptrend.lab.draft import Draft, all_ready, by_hand, find_cause, of_cause, o
 from uptrend.lab.importing import Imported, hypothesis_key, import_journals
 from uptrend.lab.importing.reading import Journal, reported
 from uptrend.lab.journal.page import page, to_markdown, to_table
-from uptrend.lab.notebook import Notebook, is_lab
-from uptrend.lab.overview import MARKS
+from uptrend.lab.notebook import MARKS, Notebook, is_lab
 from uptrend.lab.refuse import check
 from uptrend.records import Finding, Hypothesis, LabError, Run
 from uptrend.records.directory import write_whole

@@ -14,7 +14,7 @@ from uptrend.cli.console import columns
 from uptrend.lab.journal.verdicts import level
 from uptrend.lab.measure import measure
 from uptrend.lab.plan import PlannedRun
-from uptrend.lab.workers.work import Outcome
+from uptrend.lab.workers import Outcome
 from uptrend.records import Run, UptrendError
 from uptrend.stats.formatting import duration, percent
 

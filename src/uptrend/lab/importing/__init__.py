@@ -13,10 +13,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from uptrend.lab import blocks, hypothesis_file
+from uptrend.lab.hypothesis_file import get_block, put_block, sections
 from uptrend.lab.importing.reading import FIELDS, Journal, JournalItem, read_journal, reported
-from uptrend.lab.notebook import LOG, PROBLEM, Notebook
-from uptrend.lab.overview import new_pages
+from uptrend.lab.notebook import LOG, PROBLEM, Notebook, new_pages
 from uptrend.records import Hypothesis, Priority
 from uptrend.records.directory import plain_disk_errors, write_whole
 from uptrend.stats.formatting import cell
@@ -24,8 +23,8 @@ from uptrend.stats.pages import render
 
 __all__ = ["Imported", "hypothesis_key", "import_journals"]
 
+# Folder of what is neither an experiment nor a hypothesis.
 KEPT = "imported"
-"""Folder of what is neither an experiment nor a hypothesis."""
 
 
 @dataclass
@@ -44,7 +43,15 @@ def import_journals(paths: Sequence[Path], notebook: Notebook) -> Imported:
     imported = Imported([read_journal(path) for path in paths])
     _add_hypotheses(notebook, imported)
     for journal in imported.journals:
-        _add_entries(notebook, imported, journal)
+        seen, entries = Counter[str](), dict[str, str]()
+        for one in journal.experiments:
+            name = one.key or one.title
+            seen[name] += 1  # of several experiments that are called the same, the place is part of the key
+            key = _key(journal.title, "experiment", name, str(seen[name]))
+            entries[key] = _render("imported-entry.md", one, journal.name)
+        new = _put(notebook, imported, LOG, entries)
+        imported.entries += new
+        imported.already += len(entries) - new
         text = "\n".join(line.text for line in journal.lines) if journal.is_problem else _rest(journal)
         page = PROBLEM if journal.is_problem else f"{KEPT}/{Path(journal.name).stem}.md"
         _put(notebook, imported, page, {_key(journal.title): text})
@@ -62,11 +69,11 @@ def _key(*names: str) -> str:
 
 
 def _add_hypotheses(notebook: Notebook, imported: Imported) -> None:
-    """Write new hypotheses; numbered ones go first, since they keep their numbers where those are free."""
+    # Write new hypotheses; numbered ones go first, since they keep their numbers where those are free.
     files = list((notebook.folder / "hypotheses").glob("h[0-9]*.md"))
     there = "\n".join(path.read_text(encoding="utf-8") for path in files)
     found = [(one, journal) for journal in imported.journals for one in journal.hypotheses]
-    new = [(one, journal) for one, journal in found if _mark(hypothesis_key(one, journal)) not in there]
+    new = [(one, journal) for one, journal in found if hypothesis_key(one, journal) not in there]
     new.sort(key=lambda pair: not pair[0].key)
     imported.already += len(found) - len(new)
     taken = [path.name.partition("-")[0] for path in files]
@@ -78,40 +85,17 @@ def _add_hypotheses(notebook: Notebook, imported: Imported) -> None:
     for (one, journal), id in zip(new, ids, strict=True):
         key = hypothesis_key(one, journal)
         first = [f"h{int(number):02d}" for number in re.findall(r"\bH(\d+)", one.fields.get("Prerequisites", ""))]
-        h = Hypothesis(
-            id,
-            one.title.rstrip(".") or f"{one.key.upper()}, as it was called",
-            recipe="",
-            arms=(),
-            priority=Priority(one.priority or "medium"),
-            explains=one.fields.get("Impact", ""),
-            prerequisites=tuple(named[other] for other in first if other in named),
-        )
-        text = _render("imported-hypothesis.md", one, journal.name, fields=FIELDS, mark=_mark(key))
-        prose = {name: said for name, said in hypothesis_file.sections(text).items() if name}
+        title = one.title.rstrip(".") or f"{one.key.upper()}, as it was called"
+        waits = tuple(named[other] for other in first if other in named)
+        priority, explains = Priority(one.priority or "medium"), one.fields.get("Impact", "")
+        h = Hypothesis(id, title, "", (), priority, explains=explains, prerequisites=waits)
+        text = _render("imported-hypothesis.md", one, journal.name, fields=FIELDS, key=key)
         imported.ids[key] = id
-        imported.written.append(notebook.add(h, prose))
-
-
-def _mark(key: str) -> str:
-    return f"<!-- imported {key} -->"
-
-
-def _add_entries(notebook: Notebook, imported: Imported, journal: Journal) -> None:
-    """Write entries of the log; of several experiments that are called the same, the place is part of the key."""
-    seen, entries = Counter[str](), dict[str, str]()
-    for one in journal.experiments:
-        name = one.key or one.title
-        seen[name] += 1
-        key = _key(journal.title, "experiment", name, str(seen[name]))
-        entries[key] = _render("imported-entry.md", one, journal.name)
-    new = _put(notebook, imported, LOG, entries)
-    imported.entries += new
-    imported.already += len(entries) - new
+        imported.written.append(notebook.add(h, sections(text)))
 
 
 def _render(template: str, one: JournalItem, source: str, **more: Any) -> str:
-    """Render facts and quoted lines; a quotation keeps their headings from being the page's."""
+    # Render facts and quoted lines; a quotation keeps their headings from being the page's.
     spans = list[str]()
     for _, pairs in groupby(enumerate(line.number for line in one.lines), lambda pair: pair[1] - pair[0]):
         numbers = [number for _, number in pairs]
@@ -125,14 +109,14 @@ def _render(template: str, one: JournalItem, source: str, **more: Any) -> str:
 
 
 def _put(notebook: Notebook, imported: Imported, page: str, texts: dict[str, str]) -> int:
-    """Write texts into blocks of a page, by key, and count the new ones; an empty problem statement is replaced."""
+    # Write texts into blocks of a page, by key, and count the new ones; an empty problem statement is replaced.
     path = notebook.folder / page
     there = path.read_bytes().decode() if path.exists() else ""
     empty = new_pages("", "").get(page, "")
     text = "" if page == PROBLEM and there == empty else there or empty
-    new = sum(blocks.get(text, f"{KEPT} {key}") is None for key in texts)
+    new = sum(get_block(text, f"{KEPT} {key}") is None for key in texts)
     for key, content in texts.items():
-        text = blocks.put(text, f"{KEPT} {key}", content)
+        text = put_block(text, f"{KEPT} {key}", content)
     if texts and text != there:
         with plain_disk_errors(path.parent):
             path.parent.mkdir(exist_ok=True)
@@ -142,7 +126,7 @@ def _put(notebook: Notebook, imported: Imported, page: str, texts: dict[str, str
 
 
 def _rest(journal: Journal) -> str:
-    """Return a journal's lines in order, those that went elsewhere as one line with a link."""
+    # A journal's lines in order, those that went elsewhere as one line with a link.
     lines = list[str]()
     for went, own in groupby(journal.lines, lambda line: journal.elsewhere.get(line.number, "")):
         is_hypothesis = re.fullmatch(r"h\d+", went)

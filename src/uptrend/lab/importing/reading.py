@@ -218,21 +218,17 @@ def _date_in(texts: Iterable[str]) -> str:
     return next((match[1] for text in texts if (match := FORMS["date"].search(text))), "")
 
 
-def _run_fields(lines: Iterable[OutlineLine]) -> list[str]:
-    return [run for line in lines if "Run ID" in line.text for run in runs_in(line.text)]
-
-
 def _read(one: JournalItem, known: Collection[str] = ()) -> JournalItem:
-    """Add all that the lines of something tell of it."""
     prose = [line for line in one.lines if not line.in_code]
     fields = {name: value for line in prose for name, value in fields_in(line.text).items()}
     code = groupby(one.lines, lambda line: line.in_code and not FORMS["fence"].match(line.text))
     commands = ["\n".join(line.text for line in block) for is_code, block in code if is_code]
     named = runs_in(one.lines[0].text, known) if one.lines[0].text.startswith("#") else []
+    named += [run for line in one.lines if "Run ID" in line.text for run in runs_in(line.text)]
     return replace(
         one,
         date=_date_in(line.text for line in prose) or one.date,
-        runs=one.runs or tuple(dict.fromkeys([*named, *_run_fields(one.lines)])),
+        runs=one.runs or tuple(dict.fromkeys(named)),
         statuses=statuses_in(*(line.text for line in prose)),
         fields=fields,
         settings=_settings(one.lines, commands, fields),
@@ -242,7 +238,7 @@ def _read(one: JournalItem, known: Collection[str] = ()) -> JournalItem:
 
 
 def _settings(lines: Iterable[OutlineLine], commands: Iterable[str], fields: dict[str, str]) -> dict[str, str]:
-    """Collect parameters from tables of two columns, key=value pairs, a command's flags and what was tried."""
+    # Collect parameters from tables of two columns, key=value pairs, a command's flags and what was tried.
     pairs, is_table = list[tuple[str, str]](), False
     for line in lines:
         row = FORMS["pair"].match(line.text)
@@ -259,7 +255,7 @@ def _settings(lines: Iterable[OutlineLine], commands: Iterable[str], fields: dic
 
 
 def _joined(found: Iterable[JournalItem]) -> list[JournalItem]:
-    """Join mentions of one run or of one numbered hypothesis, in the place of the first, whose words stay."""
+    # Join mentions of one run or of one numbered hypothesis, in the place of the first, whose words stay.
     by_key = dict[str, JournalItem]()
     for place, one in enumerate(found):
         key = one.key if one.kind == "hypothesis" else one.runs[0] if one.runs else f"#{place}"
@@ -274,7 +270,7 @@ def _joined(found: Iterable[JournalItem]) -> list[JournalItem]:
 
 
 def _told_in_sections(sections: Sequence[Section]) -> list[JournalItem]:
-    """Return what has a section of its own, with the sections under it."""
+    # What has a section of its own, with the sections under it.
     known = {run for section in sections for line in section.lines for run in runs_in(line.text)}
     coded = [section for section in sections if FORMS["experiment"].match(section.title)]
     chapters = {above for section in coded for above in section.above if FORMS["chapter"].match(above)}
@@ -292,7 +288,6 @@ def _told_in_sections(sections: Sequence[Section]) -> list[JournalItem]:
 
 
 def _begun(section: Section, known: Collection[str]) -> JournalItem | None:
-    """Return the hypothesis or experiment that a section begins."""
     title, lines, date = section.title, tuple(section.lines), _date_in(section.above)
     body = section.lines[1:] if section.level else section.lines
     if match := FORMS["hypothesis"].match(title):
@@ -303,14 +298,14 @@ def _begun(section: Section, known: Collection[str]) -> JournalItem | None:
     # A heading such as « B. No PEFT » may be a chapter: it is an experiment where it has fields or code.
     if match and (len(match[1]) > 1 or any(line.in_code or fields_in(line.text) for line in body)):
         return JournalItem("experiment", match[1], match[2].strip(), lines, date)
-    named = [*runs_in(title, known), *_run_fields(body)]
+    named = runs_in(title, known) + [run for line in body if "Run ID" in line.text for run in runs_in(line.text)]
     if named or any(name in fields_in(line.text) for line in body if not line.in_code for name in FIELDS["claim"]):
         return JournalItem("experiment", (named or [""])[0], FORMS["around_title"].sub("", title).strip(), lines, date)
     return None
 
 
 def _told_in_a_line(sections: Iterable[Section], told: Collection[str]) -> list[JournalItem]:
-    """Return the runs that only a sentence tells of: « Run ljokc85g achieved 0.75 reward with beta=0.1 »."""
+    # The runs that only a sentence tells of: « Run ljokc85g achieved 0.75 reward with beta=0.1 ».
     found = list[JournalItem]()
     for section in sections:
         date = _date_in([section.title, *section.above])
@@ -321,7 +316,7 @@ def _told_in_a_line(sections: Iterable[Section], told: Collection[str]) -> list[
 
 
 def _listed(lines: Sequence[OutlineLine]) -> list[JournalItem]:
-    """Return the hypotheses of drawn folders, then those of status tables, which say what became of them."""
+    # The hypotheses of drawn folders, then those of status tables, which say what became of them.
     found = list[JournalItem]()
     for form in (FORMS["listed"], FORMS["tabled"]):
         for line, match in ((line, match) for line in lines if (match := form.search(line.text))):
@@ -334,7 +329,7 @@ def _listed(lines: Sequence[OutlineLine]) -> list[JournalItem]:
 
 
 def _claimed(experiments: Iterable[JournalItem]) -> list[JournalItem]:
-    """Return the hypotheses that an experiment states without a number; its statuses and runs are theirs."""
+    # The hypotheses that an experiment states without a number; its statuses and runs are theirs.
     found = list[JournalItem]()
     for one in experiments:
         for at, line in enumerate(one.lines):

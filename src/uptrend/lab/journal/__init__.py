@@ -1,6 +1,145 @@
-"""Journal of a lab: entries after each verdict, fixes, and the page that shows it all."""
+"""Journal of a lab. Here a verdict is written down: figures, pictures, the Results block, status, the log, and the fix.
 
-from uptrend.lab.journal.recording import record
-from uptrend.lab.journal.stored import ArmRun, Entry
+`stored` reads and writes the records, `verdicts` words them, `figures` draws, `page` shows it all.
+"""
 
-__all__ = ["ArmRun", "Entry", "record"]
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from uptrend.config.tables import nest, to_recipe, to_toml
+from uptrend.doctor.catalogue import CATALOGUE, complete_fix
+from uptrend.doctor.report import TRAINERS
+from uptrend.lab.hypothesis_file import put_block, read_page
+from uptrend.lab.journal.figures import kinds, save_curves, save_intervals
+from uptrend.lab.journal.stored import CURVES, VERDICT, ArmRun, Curves, Entry, keep_curves, write
+from uptrend.lab.journal.verdicts import HELPERS, changed, decisive, level, sign_of
+from uptrend.lab.measure import interval_text, name_of
+from uptrend.lab.notebook import Notebook
+from uptrend.records import Comparison, Direction, Hypothesis, Status, Verdict, dialects
+from uptrend.records.directory import plain_disk_errors, write_whole
+from uptrend.records.metrics import find_metric
+from uptrend.stats.formatting import assignments, duration, markdown_table, percent, plural
+from uptrend.stats.pages import render
+
+__all__ = ["ArmRun", "ConfigChange", "Entry", "change_of", "record"]
+
+
+def record(notebook: Notebook, h: Hypothesis, verdict: Verdict, entry: Entry) -> list[Path]:
+    """Write a verdict down everywhere it belongs, and return the files that were written.
+
+    Only marked blocks are rewritten. A second verdict replaces the Results and adds to the log.
+    """
+    folder = notebook.results(h.id)
+    # The verdict's fields stand as they are, and under `entry` how the experiment was made.
+    written = [write(folder / VERDICT, {**asdict(verdict), "entry": asdict(entry)}, indent=1), folder / CURVES]
+    curves = keep_curves(folder / CURVES, notebook.folder, h.metric, entry.runs)
+    pictures = list[Path]()
+    with plain_disk_errors(folder):
+        if verdict.comparisons:
+            pictures.append(save_intervals(folder / "intervals.png", h, verdict))
+        if kinds(h, curves):
+            pictures.append(save_curves(folder / "curves.png", h, curves))
+    place = folder.relative_to(notebook.folder).as_posix()
+    told = {"h": h, "verdict": verdict, "entry": entry, "place": place, **HELPERS}
+
+    page = read_page(notebook.path_of(h.id))
+    results = render("lab/templates/results.md", pictures=pictures, **told)
+    write_whole(page.path, (page.head + put_block(page.body, "results", results, "## Results")).encode())
+    notebook.set_status(h.id, verdict.status, verdict.confidence)
+
+    fixed = _write_fix(notebook, h, verdict, entry, curves)
+    fix = f"fixes/{fixed[0].name}" if len(fixed) > 1 else ""
+    ended = [run.status for run in entry.runs]
+    counts = [f"{ended.count(status)} {status}" for status in dict.fromkeys(ended)]
+    if worked := sum(run.seconds or 0.0 for run in entry.runs):
+        counts.append(f"{duration(worked)} of work")
+    # The same verdict at the same second is the same entry.
+    text = render("lab/templates/entry.md", ended=", ".join(counts), fix=fix, **told)
+    _put(notebook.log, f"entry {h.id} {entry.date}", text)
+    return [*written, *pictures, page.path, *fixed, notebook.log, notebook.folder / "README.md"]
+
+
+def _put(path: Path, name: str, content: str) -> None:
+    # Write a block of a page that may not be there yet.
+    text = path.read_bytes().decode() if path.exists() else ""
+    write_whole(path, put_block(text, name, content).encode())
+
+
+class ConfigChange(NamedTuple):
+    """Change from one side of a comparison to the better one."""
+
+    before: str  # arm to leave
+    after: str  # arm to go to
+    values: dict[str, Any]  # config values by dotted key that lead there
+    comparison: Comparison  # evidence for it
+
+
+def change_of(h: Hypothesis, verdict: Verdict, entry: Entry) -> ConfigChange | None:
+    """Return the change that a validated hypothesis calls for.
+
+    None where it is not validated, does not count, or no config value differs.
+    """
+    best = decisive(h, verdict)
+    if verdict.status is not Status.VALIDATED or verdict.void or best is None:
+        return None
+    metric = find_metric(h.metric)
+    if metric is not None and metric.better == "more":
+        to_arm = best.arm_mean >= best.control_mean
+    else:  # of a metric that is neither good nor bad in itself, what was claimed is what is wanted
+        to_arm = h.direction is not Direction.EITHER or best.interval.effect > 0
+    values = changed(entry, best.arm, to_control=not to_arm)
+    sides = (h.control.name, best.arm) if to_arm else (best.arm, h.control.name)
+    return ConfigChange(*sides, values, best) if values else None
+
+
+def _write_fix(
+    notebook: Notebook, h: Hypothesis, verdict: Verdict, entry: Entry, curves: Sequence[Curves]
+) -> list[Path]:
+    # Write the fix's page, override and picture; the page of one that no longer holds says so.
+    name, folder = notebook.path_of(h.id).stem, notebook.folder / "fixes"
+    page, override, picture = (folder / f"{name}.{kind}" for kind in ("md", "toml", "png"))
+    change = change_of(h, verdict, entry)
+    if change is None:
+        if not page.exists():
+            return []
+        override.unlink(missing_ok=True)
+        _put(page, "fix", f"**Taken back** on {entry.date[:10]}: {verdict.sentence}")
+        return [page]
+    both = [c for c in curves if c.arm in (change.before, change.after)]
+    with plain_disk_errors(folder):
+        folder.mkdir(exist_ok=True)
+        drawn = [save_curves(picture, h, both)] if kinds(h, both) else []
+    gone = [key for key, value in change.values.items() if value is None]
+    head = f"# {h.id.upper()}: {' '.join(h.title.split())}\n# Put these values into a recipe; {change.after}.\n"
+    head += "".join(f"# Leave out {key}.\n" for key in gone if not any(key.startswith(f"{k}.") for k in gone))
+    write_whole(override, f"{head}\n{to_recipe(nest(change.values))}".encode())
+    _put(page, "fix", _fix_page(h, verdict, entry, change, name, picture.name if drawn else ""))
+    return [page, override, *drawn]
+
+
+def _fix_page(h: Hypothesis, verdict: Verdict, entry: Entry, change: ConfigChange, name: str, picture: str) -> str:
+    # A fix as Markdown: the change, its effect, and how to make it in other trainers.
+    c, to_arm = change.comparison, change.before == h.control.name
+    means = (c.control_mean, c.arm_mean) if to_arm else (c.arm_mean, c.control_mean)
+    gain = interval_text(h.metric, c.interval, sign_of(h) * (1 if to_arm else -1))
+    levels = [
+        (f"mean over {plural(len(c.seeds), 'seed')}", *(level(h.metric, mean) for mean in means)),
+        (f"effect, {percent(c.level, trim=True)} interval", "", gain),
+    ]
+    elsewhere = list[list[str]]()
+    for key, value in change.values.items():
+        elsewhere.append([f"`{assignments({key: value})}`"])
+        for trainer in dialects.TRAINERS:
+            found = dialects.to_theirs(key, value, trainer, change.values.get) or dialects.Assignment({})
+            told = f"`{assignments(found.settings)}`" if found.settings else "no setting of this name"
+            elsewhere[-1].append(told + (f" ({found.note})" if found.note else ""))
+    return render(
+        "lab/templates/fix.md", h=h, verdict=verdict, entry=entry, change=change, name=name, picture=picture,
+        levels=markdown_table((name_of(h.metric), f"before: {change.before}", f"after: {change.after}"), levels),
+        sets=[f"{key}={to_toml(value)}" for key, value in change.values.items() if value is not None],
+        elsewhere=markdown_table(("Uptrend", *(TRAINERS[who] for who in dialects.TRAINERS)), elsewhere),
+        advice=complete_fix(CATALOGUE[h.cause].fix) if h.cause in CATALOGUE else None,
+        trainers=TRAINERS, assignments=assignments,
+    )  # fmt: skip

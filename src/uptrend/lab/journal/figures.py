@@ -13,8 +13,8 @@ from uptrend.records import Direction, Hypothesis, Verdict
 from uptrend.stats.drawing import COLORS, INK, moving_mean, plotting, save, to_svg
 from uptrend.stats.formatting import percent, plural
 
+# Inches of one picture on the page.
 PANEL = (4.2, 2.9)
-"""Inches of one picture on the page."""
 
 
 def place_of(h: Hypothesis, arm: str) -> int:
@@ -36,13 +36,6 @@ def arms_with(h: Hypothesis, curves: Sequence[Curves], kind: str) -> dict[str, l
     return {arm: lines for arm, lines in found.items() if lines}
 
 
-def mean_of(lines: Sequence[Sequence[Point]]) -> list[Point]:
-    """Return the mean over seeds at the steps that all of them have."""
-    tables = [dict(line) for line in lines]
-    shared = sorted(set.intersection(*(set(table) for table in tables)))
-    return [(step, sum(table[step] for table in tables) / len(tables)) for step in shared]
-
-
 def draw_curves(axes: Any, h: Hypothesis, curves: Sequence[Curves], kind: str) -> None:
     """Draw curves of one kind: a thin line per seed, a thick one for their mean."""
     metric = kinds(h, curves)[kind]
@@ -51,12 +44,13 @@ def draw_curves(axes: Any, h: Hypothesis, curves: Sequence[Curves], kind: str) -
         color = COLORS[place_of(h, arm)]
         for line in lines:
             axes.plot([s for s, _ in line], [scale * v for _, v in line], color=color, alpha=0.28, linewidth=0.8)
-        mean = mean_of(lines)
-        values = [scale * value for _, value in mean]
+        tables = [dict(line) for line in lines]
+        steps = sorted(set.intersection(*(set(table) for table in tables)))  # those that all seeds have
+        values = [scale * (sum(table[step] for table in tables) / len(tables)) for step in steps]
         if kind != "accuracy":  # of held-out accuracy there are few points, and each is a mean over tasks already
             values = moving_mean(values, max(1, len(values) // 15))
         label = f"{arm} ({plural(len(lines), 'seed')})"
-        axes.plot([step for step, _ in mean], values, color=color, linewidth=2.4, label=label)
+        axes.plot(steps, values, color=color, linewidth=2.4, label=label)
     axes.set_xlabel("step")
     if is_share(metric):
         axes.yaxis.set_major_formatter("{x:.0f}%")

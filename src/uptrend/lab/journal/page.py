@@ -3,7 +3,7 @@
 import math
 import posixpath
 import re
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from markdown_it import MarkdownIt
@@ -11,24 +11,21 @@ from markdown_it.token import Token
 
 from uptrend.doctor.report import plain
 from uptrend.lab import hypothesis_file
-from uptrend.lab.hypothesis_file import read_page
+from uptrend.lab.hypothesis_file import BLOCK, read_page
 from uptrend.lab.journal import figures, stored
-from uptrend.lab.journal.stored import ArmRun, Curves, Entry, asdict
+from uptrend.lab.journal.stored import ArmRun, Curves, Entry
 from uptrend.lab.journal.verdicts import HELPERS, decisive, differences
-from uptrend.lab.notebook import PROBLEM, README, Notebook
-from uptrend.lab.overview import phases, roadmap, status_table
+from uptrend.lab.notebook import PROBLEM, README, Notebook, phases, roadmap, status_table
 from uptrend.records import Comparison, Direction, Hypothesis, LabError, Verdict
 from uptrend.stats.formatting import assignments
 from uptrend.stats.pages import render
 
-BLOCK = re.compile(r"^<!-- uptrend:(.+?) -->[ \t\r]*\n(.*?)^<!-- /uptrend:\1 -->[ \t\r]*$", re.MULTILINE | re.DOTALL)
-"""A block of the machine's within people's text."""
+# A comment on a line of its own.
 COMMENT = re.compile(r"^<!--.*?-->[ \t]*$\n?", re.MULTILINE | re.DOTALL)
-"""A comment on a line of its own."""
+# First word of a block that another journal brought, and the folder of what else it brought.
 IMPORTED = "imported"
-"""First word of a block that another journal brought, and the folder of what else it brought."""
+# Bounds of an effect's strip, in units of the smallest effect that matters.
 NEAREST, FURTHEST = 2.0, 8.0
-"""Bounds of an effect's strip, in units of the smallest effect that matters."""
 
 
 @dataclass(frozen=True)
@@ -36,19 +33,14 @@ class Chapter:
     """A hypothesis, its prose and its results, gathered from the lab's files; run directories are not needed."""
 
     h: Hypothesis
-    file: str
-    """Its file, relative to the lab's folder."""
-    prose: dict[str, str]
-    """Sections that people wrote, by heading."""
+    file: str  # its file, relative to the lab's folder
+    prose: dict[str, str]  # sections that people wrote, by heading
     verdict: Verdict | None = None
     entry: Entry | None = None
-    runs: tuple[ArmRun, ...] = ()
-    """Runs, begun or finished."""
+    runs: tuple[ArmRun, ...] = ()  # runs, begun or finished
     curves: tuple[Curves, ...] = ()
-    fix: str = ""
-    """Page of its fix, relative to the lab's folder."""
-    trouble: str = ""
-    """Reason why its results could not be read."""
+    fix: str = ""  # page of its fix, relative to the lab's folder
+    trouble: str = ""  # reason why its results could not be read
 
     @property
     def deciding(self) -> Comparison | None:
@@ -58,9 +50,9 @@ class Chapter:
     @property
     def ends(self) -> tuple[float, float, float] | None:
         """Interval of the deciding arm (low, effect, high) in units of the smallest effect that matters."""
-        if self.deciding is None:
+        if (best := self.deciding) is None:
             return None
-        unit, interval = self.h.smallest, self.deciding.interval
+        unit, interval = self.h.smallest, best.interval
         return interval.low / unit, interval.effect / unit, interval.high / unit
 
     @property
@@ -73,28 +65,27 @@ class Chapter:
     @property
     def words(self) -> str:
         """People's prose without the machine's blocks."""
-        written = {name: BLOCK.sub("", text).strip() for name, text in self.prose.items() if name}
+        written = {name: BLOCK.sub("", text).strip() for name, text in self.prose.items()}
         return "\n\n".join(f"## {name}\n\n{text}" for name, text in written.items() if text)
 
 
 def chapters(notebook: Notebook) -> list[Chapter]:
     """Return every hypothesis of a lab, by id."""
-    return [_chapter(notebook, h) for h in notebook.hypotheses]
-
-
-def _chapter(notebook: Notebook, h: Hypothesis) -> Chapter:
-    path = notebook.path_of(h.id)
-    folder = notebook.folder / "experimental-results" / h.id
-    known = Chapter(h, path.relative_to(notebook.folder).as_posix(), hypothesis_file.sections(read_page(path).body))
-    try:
-        verdict, entry = stored.read_verdict(folder / stored.VERDICT) or (None, None)
-        runs = entry.runs if entry else stored.read_runs(folder / stored.RUNS)
-        curves = stored.read_curves(folder / stored.CURVES)
-    except LabError as error:
-        return replace(known, trouble=str(error))
-    # The page of a fix that was taken back stays; its override does not.
-    fix = f"fixes/{path.stem}.md" if (notebook.folder / "fixes" / f"{path.stem}.toml").exists() else ""
-    return replace(known, verdict=verdict, entry=entry, runs=runs, curves=curves, fix=fix)
+    found = list[Chapter]()
+    for h in notebook.hypotheses:
+        path, folder = notebook.path_of(h.id), notebook.folder / "experimental-results" / h.id
+        known = Chapter(h, path.relative_to(notebook.folder).as_posix(), hypothesis_file.sections(read_page(path).body))
+        try:
+            verdict, entry = stored.read_verdict(folder / stored.VERDICT) or (None, None)
+            runs = entry.runs if entry else stored.read_rows(ArmRun, folder / stored.RUNS)
+            curves = stored.read_rows(Curves, folder / stored.CURVES)
+        except LabError as error:
+            found.append(replace(known, trouble=str(error)))
+            continue
+        # The page of a fix that was taken back stays; its override does not.
+        fix = f"fixes/{path.stem}.md" if (notebook.folder / "fixes" / f"{path.stem}.toml").exists() else ""
+        found.append(replace(known, verdict=verdict, entry=entry, runs=runs, curves=curves, fix=fix))
+    return found
 
 
 def page(notebook: Notebook) -> str:
@@ -107,40 +98,26 @@ def page(notebook: Notebook) -> str:
     reach = min(FURTHEST, max(NEAREST, *finite, 0.0))
     log, imported = _entries(notebook)
     return render(
-        "lab/templates/journal.html",
-        title=_title(notebook),
-        question=problem[:second],
-        rest=problem[second:],
-        chapters=told,
+        "lab/templates/journal.html", title=_title(notebook), question=problem[:second], rest=problem[second:],
+        chapters=told, phases=phases([chapter.h for chapter in told]), log=log, imported=imported,
         runs=len({run.folder for chapter in told for run in chapter.runs if run.folder}),
         last=max((chapter.entry.date[:10] for chapter in told if chapter.entry), default=""),
-        phases=phases([chapter.h for chapter in told]),
-        log=log,
-        imported=imported,
-        to_html=to_html,
-        panels=figures.panels,
-        arms_with=figures.arms_with,
-        place_of=figures.place_of,
-        strip=lambda chapter: figures.strip(chapter.ends, reach, chapter.h.direction is Direction.EITHER),
-        **HELPERS,
-    )
+        to_html=to_html, panels=figures.panels, arms_with=figures.arms_with, place_of=figures.place_of,
+        strip=lambda chapter: figures.strip(chapter.ends, reach, chapter.h.direction is Direction.EITHER), **HELPERS,
+    )  # fmt: skip
 
 
 def _entries(notebook: Notebook) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Return heads and bodies (HTML) of the log, and of what other journals brought; people's text has no head."""
+    # Heads and bodies (HTML) of the log, and of what other journals brought; people's text has no head.
     log, imported = list[tuple[str, str]](), list[tuple[str, str]]()
-    between, *blocks = BLOCK.split(notebook.text(notebook.log.name))
-    texts = [
-        ("", between),
-        *(pair for i in range(0, len(blocks), 3) for pair in (blocks[i : i + 2], ("", blocks[i + 2]))),
-    ]
-    for name, text in texts:
-        head, _, rest = text.strip().partition("\n")
+    parts = BLOCK.split(notebook.text(notebook.log.name))  # words, then name, content and words again, by block
+    for words, name, text in zip(parts[::3], [*parts[1::3], ""], [*parts[2::3], ""], strict=True):
+        if between := without_title(words).strip():
+            log.append(("", to_html(between)))
         if name:
+            head, _, rest = text.strip().partition("\n")
             entries = imported if name.startswith(f"{IMPORTED} ") else log
             entries.append((head.lstrip("# "), to_html(rest)))
-        elif words := without_title(text).strip():
-            log.append(("", to_html(words)))
     for path in sorted((notebook.folder / IMPORTED).glob("*.md")):
         text = path.read_text(encoding="utf-8", errors="replace")
         imported.append((plain_title(text) or path.stem, to_html(text, place=IMPORTED)))
@@ -149,21 +126,14 @@ def _entries(notebook: Notebook) -> tuple[list[tuple[str, str]], list[tuple[str,
 
 def to_table(notebook: Notebook) -> dict[str, Any]:
     """Return every hypothesis with its verdict and its runs for JSON; keys are added, never renamed."""
-    rows = [
-        {
-            **asdict(chapter.h),
-            "file": chapter.file,
-            "fix": chapter.fix or None,
-            "verdict": asdict(chapter.verdict) if chapter.verdict else None,
-            "experiment": asdict(chapter.entry) if chapter.entry else None,
-            "runs": [asdict(run) for run in chapter.runs],
-            "trouble": chapter.trouble or None,
-        }
-        for chapter in chapters(notebook)
-    ]
-    whole = {"schema": stored.SCHEMA, "title": _title(notebook), "problem": notebook.text(PROBLEM), "hypotheses": rows}
-    table: dict[str, Any] = plain(whole)
-    return table
+    rows = list[dict[str, Any]]()
+    for chapter in chapters(notebook):
+        told = asdict(chapter)
+        row = {**told["h"], "file": chapter.file, "fix": chapter.fix or None, "verdict": told["verdict"]}
+        row |= {"experiment": told["entry"], "runs": told["runs"], "trouble": chapter.trouble or None}
+        rows.append(row)
+    problem = notebook.text(PROBLEM)
+    return dict(plain({"schema": stored.SCHEMA, "title": _title(notebook), "problem": problem, "hypotheses": rows}))
 
 
 def to_markdown(notebook: Notebook) -> str:
@@ -172,16 +142,9 @@ def to_markdown(notebook: Notebook) -> str:
     hypotheses = [chapter.h for chapter in told]
     links = {chapter.h.id: chapter.file for chapter in told}
     notes = {chapter.h.id: chapter.verdict.sentence for chapter in told if chapter.verdict}
-    text = render(
-        "lab/templates/report.md",
-        title=_title(notebook),
-        problem=without_title(notebook.text(PROBLEM)).strip(),
-        status=status_table(hypotheses, links, notes),
-        roadmap=roadmap(hypotheses),
-        chapters=told,
-        **HELPERS,
-    )
-    return text.rstrip("\n") + "\n"
+    status, plan, problem = status_table(hypotheses, links, notes), roadmap(hypotheses), notebook.text(PROBLEM)
+    pages = {"title": _title(notebook), "problem": without_title(problem).strip(), "status": status, "roadmap": plan}
+    return render("lab/templates/report.md", chapters=told, **pages, **HELPERS).rstrip("\n") + "\n"
 
 
 def _title(notebook: Notebook) -> str:

@@ -8,8 +8,8 @@ import json
 import math
 import types
 import typing
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,8 @@ Point = tuple[float, float]
 SCHEMA = 1
 VERDICT, RUNS, CURVES = "verdict.json", "runs.json", "curves.json"
 ACCURACY = "eval/accuracy"
+# Points kept of a curve.
 POINTS = 100
-"""Points kept of a curve."""
 
 
 @dataclass(frozen=True)
@@ -37,41 +37,28 @@ class ArmRun:
 
     arm: str
     seed: int
-    status: str
-    """finished, stopped, failed, killed, running, refused, or skipped where an early stop made it needless."""
-    folder: str = ""
-    """Run directory, relative to the lab's folder; empty where none was made."""
-    value: float | None = None
-    """The hypothesis's metric at the end."""
-    before: float | None = None
-    """The same before the first step, where it is known."""
+    status: str  # finished, stopped, failed, killed, running, refused, or skipped where an early stop made it needless
+    folder: str = ""  # run directory, relative to the lab's folder; empty where none was made
+    value: float | None = None  # the hypothesis's metric at the end
+    before: float | None = None  # the same before the first step, where it is known
     seconds: float | None = None
-    reason: str = ""
-    """Reason for a failure or a refusal."""
+    reason: str = ""  # reason for a failure or a refusal
 
 
 @dataclass(frozen=True)
 class Entry:
     """One experiment, as its dated entry in the log describes it."""
 
-    date: str
-    """Time of the verdict: ISO 8601, to the second."""
-    command: str
-    """Command line that made it."""
-    recipe: str
-    """Base recipe, relative to the lab's folder."""
+    date: str  # time of the verdict: ISO 8601, to the second
+    command: str  # command line that made it
+    recipe: str  # base recipe, relative to the lab's folder
+    # Config keys by arm, without the control, that differ from the control: its value and the arm's.
     differences: Mapping[str, Mapping[str, tuple[Any, Any]]] = field(default_factory=dict)
-    """Config keys by arm, without the control, that differ from the control: its value and the arm's."""
-    runs: tuple[ArmRun, ...] = ()
-    """Every run, in the order of arms and seeds."""
-    seconds: float | None = None
-    """Time from the first run's start to the verdict."""
-    machine: str = ""
-    """Machine of the runs, in words."""
-    version: str = ""
-    """Uptrend's version."""
-    notes: tuple[str, ...] = ()
-    """Anything else to know: files that changed, seeds that lack an arm."""
+    runs: tuple[ArmRun, ...] = ()  # every run, in the order of arms and seeds
+    seconds: float | None = None  # time from the first run's start to the verdict
+    machine: str = ""  # machine of the runs, in words
+    version: str = ""  # Uptrend's version
+    notes: tuple[str, ...] = ()  # anything else to know: files that changed, seeds that lack an arm
 
 
 @dataclass(frozen=True)
@@ -80,57 +67,40 @@ class Curves:
 
     arm: str
     seed: int
-    folder: str
-    """Run directory, relative to the lab's folder."""
-    accuracy: tuple[Point, ...] = ()
-    """Held-out accuracy."""
-    reward: tuple[Point, ...] = ()
-    """Mean training reward."""
-    metric: tuple[Point, ...] = ()
-    """The hypothesis's own metric, where it is neither."""
-
-
-def write_verdict(path: Path, verdict: Verdict, entry: Entry) -> Path:
-    """Write a verdict's fields as they are, and under `entry` how the experiment was made."""
-    return _write(path, {"schema": SCHEMA, **asdict(verdict), "entry": asdict(entry)}, indent=1)
+    folder: str  # run directory, relative to the lab's folder
+    accuracy: tuple[Point, ...] = ()  # held-out accuracy
+    reward: tuple[Point, ...] = ()  # mean training reward
+    metric: tuple[Point, ...] = ()  # the hypothesis's own metric, where it is neither
 
 
 def read_verdict(path: Path) -> tuple[Verdict, Entry | None] | None:
     """Read a verdict and its entry; None before the first verdict."""
-    table = _read(path)
-    if table is None:
-        return None
-    try:
+
+    def make(table: Any) -> tuple[Verdict, Entry | None]:
         return build(Verdict, table), build(Entry, table["entry"]) if table.get("entry") else None
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise LabError(f"{path} is no verdict: {type(error).__name__} {error}. Judge again to write it anew.") from None
+
+    return _read(path, make)
 
 
-def read_runs(path: Path) -> tuple[ArmRun, ...]:
-    """Read the runs that an experiment has begun: all there is before a verdict."""
-    return _read_rows(ArmRun, path)
-
-
-def read_curves(path: Path) -> tuple[Curves, ...]:
-    """Read the curves that were written beside a verdict; nothing where there are none."""
-    return _read_rows(Curves, path)
+def read_rows(kind: type[T], path: Path) -> tuple[T, ...]:
+    """Read the runs or the curves that an experiment has so far; nothing where there are none."""
+    return _read(path, lambda table: tuple(build(kind, row) for row in table.get("runs", []))) or ()
 
 
 def keep_curves(path: Path, lab: Path, metric: str, runs: Sequence[ArmRun]) -> tuple[Curves, ...]:
     """Write the curves of these runs; of one whose folder is gone, those that were written before."""
-    before = {curves.folder: curves for curves in read_curves(path)}
+    before = {curves.folder: curves for curves in read_rows(Curves, path)}
     kept = list[Curves]()
     for run in runs:
         found = _curves_of(lab / run.folder, metric) if run.folder else None
         found = found or before.get(run.folder)
         if found is not None:
             kept.append(replace(found, arm=run.arm, seed=run.seed, folder=run.folder))
-    _write(path, {"schema": SCHEMA, "metric": metric, "runs": [asdict(curves) for curves in kept]})
+    write(path, {"metric": metric, "runs": [asdict(curves) for curves in kept]})
     return tuple(kept)
 
 
 def _curves_of(folder: Path, metric: str) -> Curves | None:
-    """Read and thin the curves of a run directory; None where it can't be read."""
     try:
         run = Run(folder)
         view = view_of(run)
@@ -149,39 +119,21 @@ def _curves_of(folder: Path, metric: str) -> Curves | None:
     return Curves("", 0, "", points(ACCURACY), points(REWARD), own)
 
 
-def _write(path: Path, value: Any, indent: int | None = None) -> Path:
+def write(path: Path, value: Mapping[str, Any], indent: int | None = None) -> Path:
+    """Write a table as JSON, whole, with its schema."""
+    value = {"schema": SCHEMA, **value}
     write_whole(path, json.dumps(plain(value), indent=indent, ensure_ascii=False, allow_nan=False).encode() + b"\n")
     return path
 
 
-def _read(path: Path) -> Any:
+def _read(path: Path, make: Callable[[Any], T]) -> T | None:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return make(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
-        raise LabError(f"{path} could not be read: {error}. Judge again to write it anew.") from None
-
-
-def _read_rows(kind: type[T], path: Path) -> tuple[T, ...]:
-    table = _read(path) or {}
-    try:
-        return tuple(build(kind, row) for row in table.get("runs", []))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise LabError(f"{path} holds no runs: {type(error).__name__} {error}. Judge again to write it anew.") from None
-
-
-def asdict(record: Any) -> dict[str, Any]:
-    """Return a dataclass as a table; unlike `dataclasses.asdict` it takes every kind of mapping."""
-    return {field.name: _table(getattr(record, field.name)) for field in dataclasses.fields(record)}
-
-
-def _table(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        return asdict(value)
-    if isinstance(value, Mapping):
-        return {key: _table(item) for key, item in value.items()}
-    return [_table(item) for item in value] if isinstance(value, tuple | list) else value
+    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        said = f"{type(error).__name__} {error}"
+        raise LabError(f"{path} could not be read: {said}. Judge again to write it anew.") from None
 
 
 def build(kind: type[T], table: Mapping[str, Any]) -> T:
@@ -192,7 +144,7 @@ def build(kind: type[T], table: Mapping[str, Any]) -> T:
 
 
 def _value(kind: Any, value: Any) -> Any:
-    """Convert a value to its field's type; JSON has null for a number that was not finite."""
+    # Convert a value to its field's type; JSON has null for a number that was not finite.
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin is types.UnionType:
         return None if value is None else _value(next(k for k in inner if k is not type(None)), value)

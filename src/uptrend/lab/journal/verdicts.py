@@ -6,17 +6,17 @@ from typing import Any
 
 from uptrend.lab.journal.stored import ArmRun, Entry
 from uptrend.lab.measure import amount, change, interval_text, is_share, name_of
-from uptrend.records import Comparison, Direction, Hypothesis, Interval, Status, Verdict
+from uptrend.records import Comparison, Direction, Hypothesis, Interval, Verdict
 from uptrend.records.metrics import label_of
 from uptrend.stats import formatting
 from uptrend.stats.formatting import NONE, assignments, duration, markdown_table, p_value, percent, plural
 
+# Head and rows of texts.
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
-"""Head and rows of texts."""
 
 WAYS = {Direction.UP: "up", Direction.DOWN: "down", Direction.EITHER: "either way"}
+# Config keys that differ between runs and say nothing about the arms.
 QUIET = ("name", "seed")
-"""Config keys that differ between runs and say nothing about the arms."""
 
 
 def title_of(metric: str) -> str:
@@ -35,20 +35,9 @@ def level(metric: str, value: float | None) -> str:
     return formatting.level(value, is_share(metric))
 
 
-def effect(h: Hypothesis, value: float) -> str:
-    """Format an effect as measured, with its unit: −4.2 points."""
-    unit = " points" if is_share(h.metric) and not math.isnan(value) else ""
-    return f"{change(h.metric, sign_of(h) * value)}{unit}"
-
-
 def span(h: Hypothesis, interval: Interval | None) -> str:
     """Format an interval's two ends as measured: −7.3 to −1.0."""
     return NONE if interval is None else interval_text(h.metric, interval, sign_of(h))
-
-
-def levels(verdict: Verdict) -> str:
-    """Name the confidence levels of a verdict's intervals: 95%, or 97.5% or 95%."""
-    return " or ".join(dict.fromkeys(percent(c.level, trim=True) for c in verdict.comparisons))
 
 
 def decisive(h: Hypothesis, verdict: Verdict) -> Comparison | None:
@@ -56,18 +45,6 @@ def decisive(h: Hypothesis, verdict: Verdict) -> Comparison | None:
     agreeing = [c for c in verdict.comparisons if c.status is verdict.status] or verdict.comparisons
     size = abs if h.direction is Direction.EITHER else float
     return max(agreeing, key=lambda c: size(c.interval.effect), default=None)
-
-
-def headline(h: Hypothesis, verdict: Verdict) -> str:
-    """Return verdict, claim, and the number of seeds that would still decide, where it is known."""
-    if verdict.void:
-        return f"DOES NOT COUNT: {h.title}"
-    after = ""
-    if verdict.status is Status.INCONCLUSIVE:
-        undecided = [c for c in verdict.comparisons if c.status is Status.INCONCLUSIVE and c.seeds_needed is not None]
-        missing = max((c.seeds_needed - len(c.seeds) for c in undecided if c.seeds_needed is not None), default=0)
-        after = f"; {plural(missing, 'more seed')} would decide" if missing > 0 else ""
-    return f"{verdict.status.upper()}: {h.title}{after}"
 
 
 def caveats(verdict: Verdict) -> list[str]:
@@ -81,17 +58,12 @@ def caveats(verdict: Verdict) -> list[str]:
     return said
 
 
-def confidence(verdict: Verdict) -> str:
-    """Return a verdict's confidence and the rule behind it."""
-    why = f": {verdict.because.rstrip('.')}" if verdict.because else ""
-    return f"{verdict.confidence}{why}"
-
-
 def arms_table(h: Hypothesis, verdict: Verdict) -> Table:
     """Return one row per arm, the control first: its mean, and its effect by every method."""
     chance = "chance of a fall" if h.direction is Direction.DOWN else "chance of improvement"
+    levels = " or ".join(dict.fromkeys(percent(c.level, trim=True) for c in verdict.comparisons))
     head = (
-        "arm", "seeds", "mean", "effect", f"{levels(verdict)} interval", "p", "sign-flip p (least)", chance,
+        "arm", "seeds", "mean", "effect", f"{levels} interval", "p", "sign-flip p (least)", chance,
         "interval over tasks too", "power",
     )  # fmt: skip
     first = verdict.comparisons[0]
@@ -99,12 +71,13 @@ def arms_table(h: Hypothesis, verdict: Verdict) -> Table:
     rows = [(*control, *[""] * (len(head) - len(control)))]
     for c in verdict.comparisons:
         adjusted = f", adjusted {p_value(c.p_adjusted)}" if c.p_adjusted is not None else ""
-        better = c.improvement
+        better, effect = c.improvement, change(h.metric, sign_of(h) * c.interval.effect)
+        unit = " points" if is_share(h.metric) and not math.isnan(c.interval.effect) else ""
         rows.append((
             c.arm,
             str(len(c.seeds)),
             level(h.metric, c.arm_mean),
-            effect(h, c.interval.effect),
+            f"{effect}{unit}",
             span(h, c.interval),
             f"{p_value(c.p)}{adjusted}",
             f"{p_value(c.sign_flip)} ({p_value(c.sign_flip_least)})",
@@ -143,11 +116,10 @@ def differences(entry: Entry) -> list[tuple[str, str]]:
     return told
 
 
+# Functions that the templates call.
 HELPERS: Mapping[str, Any] = {
     function.__name__: function
     for function in (
-        amount, arms_table, assignments, caveats, confidence, differences, headline, level, markdown_table, name_of,
-        plural, runs_table, span,
+        amount, arms_table, assignments, caveats, differences, level, markdown_table, name_of, plural, runs_table, span,
     )
 } | {"ways": WAYS}  # fmt: skip
-"""Functions that the templates call."""

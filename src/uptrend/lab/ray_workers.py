@@ -21,9 +21,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from uptrend.lab import lab_error
 from uptrend.lab.plan import Launcher, PlannedRun, is_finished
-from uptrend.lab.workers.work import Job, Outcome, Progress, Workers, log_of, outcome, start, threads_of, uses_gpu
-from uptrend.records import LabError, MissingExtra
+from uptrend.lab.workers import Job, Outcome, Progress, Workers, log_of, outcome, start, threads_of, uses_gpu
+from uptrend.records import MissingExtra
 from uptrend.records.directory import is_being_written
 
 # Times that Ray starts a run again whose worker was lost.
@@ -40,47 +41,61 @@ class RayWorkers(Workers):
     def __init__(
         self, address: str = "local", at_once: int | None = None, gpus: float = 1.0, keep_checkpoints: bool = False
     ) -> None:
-        self.address, self.at_once, self.gpus, self.keep_checkpoints = address, at_once, gpus, keep_checkpoints
+        super().__init__(at_once, keep_checkpoints)
+        self.address, self.gpus = address, gpus
         self._ray: Any = None
         self._mark = Path()
 
     @contextlib.contextmanager
     def _open(self, planned_runs: Sequence[PlannedRun]) -> Iterator[None]:
-        """Connect to Ray, and leave a file by which a node knows that it sees the lab's folder."""
+        # Start or join Ray, and leave a file by which a node knows that it sees the lab's folder.
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent to anybody
+        try:
+            import ray
+        except ImportError:
+            raise MissingExtra("ray", "ray") from None
+        self._ray, is_own = ray, not ray.is_initialized()  # one that was running before is left running
+        options: dict[str, Any] = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+        try:
+            if is_own:
+                options = options if self.address == "local" else {"address": self.address}
+                ray.init(**options, log_to_driver=False, configure_logging=False)
+        except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+            said = str(error).strip().splitlines()[0]
+            raise lab_error("no-cluster", address=self.address, said=said) from None
         folder = planned_runs[0].folder.parent.absolute() if planned_runs else Path(tempfile.gettempdir())
         folder.mkdir(parents=True, exist_ok=True)
         self._mark = folder / f".seen-{uuid.uuid4().hex}"
-        with _connected(self.address) as self._ray:
-            self._mark.touch()
-            try:
-                yield
-            finally:
-                self._mark.unlink(missing_ok=True)
+        self._mark.touch()
+        try:
+            yield
+        finally:
+            self._mark.unlink(missing_ok=True)
+            if is_own:
+                ray.shutdown()
 
     def _start(self, job: Job, running: Sequence[Job], launcher: Launcher) -> bool:
         planned = job.planned
         if sum(other.handle is not None for other in running) >= (self.at_once or self._capacity(planned)):
             return False
-        task = self._ray.remote(make).options(
-            num_cpus=threads_of(planned),
-            num_gpus=self.gpus if uses_gpu(planned) else 0,
-            max_retries=LOST,
-            name=planned.folder.name,
-        )
+        needs = {"num_cpus": threads_of(planned), "num_gpus": self.gpus if uses_gpu(planned) else 0}
+        task = self._ray.remote(make).options(**needs, max_retries=LOST, name=planned.folder.name)
         job.handle = task.remote(planned, launcher, str(self._mark))
         return True
 
     def _capacity(self, planned: PlannedRun) -> int:
-        """Return the number of runs that the cluster can take at once; it may grow meanwhile."""
+        # The number of runs that the cluster can take at once; it may grow meanwhile.
         has = self._ray.cluster_resources()
         by_cores = int(has.get("CPU", 1)) // threads_of(planned)
         by_gpus = int(has.get("GPU", 0) / self.gpus) if uses_gpu(planned) else by_cores
         if uses_gpu(planned) and not by_gpus:
-            raise LabError("The Ray cluster has no GPU for this run. Start nodes with GPUs, or set compute.device.")
+            raise lab_error("no-gpu")
         return max(1, min(by_cores, by_gpus))
 
     def _is_going(self, job: Job) -> bool:
-        return super()._is_going(job) if job.handle is None else not self._ray.wait([job.handle], timeout=0)[0]
+        if job.handle is None:
+            return super()._is_going(job)
+        return not self._ray.wait([job.handle], timeout=0)[0]
 
     def _outcome(self, job: Job) -> Outcome:
         try:
@@ -96,7 +111,7 @@ class RayWorkers(Workers):
         return replace(told, planned=job.planned)
 
     def _stop(self, running: Sequence[Job], watch: Progress) -> None:
-        """Have every run end its step and write a checkpoint; an impatient second Ctrl-C ends them with Ray."""
+        # Have every run end its step and write a checkpoint; an impatient second Ctrl-C ends them with Ray.
         if not running:
             return
         watch.say(f"Stopping {len(running)} runs after this step; Ctrl-C again ends at once.")
@@ -105,32 +120,6 @@ class RayWorkers(Workers):
         until = time.monotonic() + PATIENCE
         while time.monotonic() < until and any(is_being_written(job.planned.folder) for job in running):
             time.sleep(0.1)
-
-
-@contextlib.contextmanager
-def _connected(address: str) -> Iterator[Any]:
-    """Start or join Ray; one that was running before is left running."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent to anybody
-    try:
-        import ray
-    except ImportError:
-        raise MissingExtra("ray", "ray") from None
-    if ray.is_initialized():
-        yield ray
-        return
-    quiet: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
-    own = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"} if address == "local" else {"address": address}
-    try:
-        ray.init(**own, **quiet)
-    except (ConnectionError, OSError, RuntimeError, ValueError) as error:
-        said = str(error).strip().splitlines()[0]
-        raise LabError(
-            f"There is no Ray cluster at {address}: {said} Start one with `ray start --head`, or use --address local."
-        ) from None
-    try:
-        yield ray
-    finally:
-        ray.shutdown()
 
 
 def make(planned: PlannedRun, launcher: Launcher, mark: str) -> tuple[Outcome, bytes | None]:
@@ -166,7 +155,7 @@ def _make(planned: PlannedRun, launcher: Launcher) -> Outcome:
 
 
 def _end_with_parent() -> None:
-    """Ask the system to kill this process when its parent dies: a lost worker must not leave its run behind."""
+    # Ask the system to kill this process when its parent dies: a lost worker must not leave its run behind.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # Ray's workers block Ctrl-C, and a child would inherit that
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
