@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 from uptrend.doctor.case import Case
 from uptrend.doctor.catalogue import CATALOGUE, resolve_experiment, resolve_fix
-from uptrend.doctor.rank import alarms
+from uptrend.doctor.rank import CRITICAL, HIGH, MEDIUM, NOTE, WARNING, alarms
 from uptrend.records import CannotTell, Confidence, Evidence, Finding, RunView, Severity
 
 Outcome = list[Finding | CannotTell]
 
-CRITICAL, WARNING, NOTE = Severity.CRITICAL, Severity.WARNING, Severity.NOTE
-HIGH, MEDIUM, LOW = Confidence.HIGH, Confidence.MEDIUM, Confidence.LOW
+# A summary where the first sentence of the cause's page says it as well.
+AS_PAGE = ""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Found:
     severity: Severity
     confidence: Confidence
     summary: str
-    """One sentence that names the cause, with its figures."""
+    """One sentence that names the cause, with its figures; `AS_PAGE` where these are in the evidence."""
     evidence: Sequence[Evidence]
     id: str = ""
     """The cause; needed only from a check that decides between several."""
@@ -114,7 +114,7 @@ def finding(
         id=id,
         severity=severity,
         confidence=confidence,
-        summary=summary,
+        summary=summary or cause.what,
         evidence=tuple(evidence),
         rivals=cause.rivals,
         experiment=resolve_experiment(cause.experiment, view),

@@ -6,6 +6,8 @@ from dataclasses import replace
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.records import Confidence, Finding, Severity
 
+CRITICAL, WARNING, NOTE = Severity.CRITICAL, Severity.WARNING, Severity.NOTE
+HIGH, MEDIUM, LOW = Confidence.HIGH, Confidence.MEDIUM, Confidence.LOW
 # Worst first, and surest first.
 SEVERITIES, CONFIDENCES = list(Severity), list(Confidence)
 # Links that nearly every log measures. Cut completions may kill groups and so hold the policy; where groups are alive,
@@ -29,7 +31,7 @@ def rank(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 def alarms(findings: Iterable[Finding]) -> list[Finding]:
     """Return the findings that ask for something to be done."""
-    return [finding for finding in findings if finding.severity is not Severity.NOTE]
+    return [finding for finding in findings if finding.severity is not NOTE]
 
 
 def at_least(finding: Finding, severity: Severity) -> bool:
@@ -66,12 +68,8 @@ def _explains(cause: Finding, symptom: Finding, found: Set[str]) -> bool:
     suspicions stand side by side. And a note explains nothing away: what asks for no action can't account for what
     does.
     """
-    is_guess = cause.confidence is Confidence.LOW
-    if (
-        cause.id == symptom.id
-        or cause.severity is Severity.NOTE
-        or (is_guess and symptom.severity is not Severity.NOTE)
-    ):
+    is_guess = cause.confidence is LOW
+    if cause.id == symptom.id or cause.severity is NOTE or (is_guess and symptom.severity is not NOTE):
         return False
     less_sure = CONFIDENCES.index(cause.confidence) - CONFIDENCES.index(symptom.confidence)
     return less_sure <= (0 if is_guess else 1) and symptom.id in all_symptoms(cause.id, found)

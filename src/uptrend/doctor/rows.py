@@ -260,7 +260,7 @@ class Grouped:
 
 def grouped(r: Rows) -> Grouped | None:
     """Return a step by true groups; None without group ids or rewards."""
-    place_n = np.flatnonzero(r.kept_n & np.isfinite(r.reward_n)) if r.has("reward") else []
+    place_n = np.flatnonzero(r.kept_n & np.isfinite(r.reward_n) & r.has("reward"))
     if r.group_n is None or not len(place_n):
         return None
     group_n = np.unique(r.group_n[place_n], return_inverse=True)[1].astype(np.int64)
@@ -272,7 +272,7 @@ def grouped(r: Rows) -> Grouped | None:
         if weight is not None:
             known &= np.nan_to_num(weight) != 0
         advantage_n = r.mean_n(advantage, known)[place_n]
-    return Grouped(r, np.asarray(place_n), group_n, r.reward_n[place_n], advantage_n)
+    return Grouped(r, place_n, group_n, r.reward_n[place_n], advantage_n)
 
 
 def recomputed(g: Grouped, scale: str, baseline: str) -> Floats:

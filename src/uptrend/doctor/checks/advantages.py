@@ -5,9 +5,10 @@ import math
 import numpy as np
 
 from uptrend.doctor.case import Case
-from uptrend.doctor.check import CRITICAL, HIGH, LOW, MEDIUM, NOTE, WARNING, Answer, Found, Lacking, check
+from uptrend.doctor.check import AS_PAGE, Answer, Found, Lacking, check
 from uptrend.doctor.checks.rewards import constant_reward
 from uptrend.doctor.curves import REWARD
+from uptrend.doctor.rank import CRITICAL, HIGH, LOW, MEDIUM, NOTE, WARNING
 from uptrend.doctor.rows import Flags, Floats, Grouped, group_sum, recomputed, seen_in
 from uptrend.records import Confidence, Evidence, TrendKind
 from uptrend.stats.intervals import normal_reach
@@ -29,9 +30,8 @@ def group_of_one(case: Case) -> Answer:
     elif share >= 0.5:
         text = f"{share:.0%} of {sum(len(g.size_g) for g in case.groups)} groups have one rollout, by their ids"
         first = case.groups[0].rows
-        summary = "Groups have one rollout each: nothing to compare it with, and its advantage is 0 or its score."
         shown = seen_in([first], [np.ones(len(first), np.bool_)], text, share)
-        answers.append(Found(CRITICAL, HIGH, summary, [shown]))
+        answers.append(Found(CRITICAL, HIGH, AS_PAGE, [shown]))
     size = case.value("sampling.size", 0)
     if not isinstance(size, int | float) or int(size) == 0:
         answers.append(Lacking("the group size is not known"))
@@ -80,8 +80,7 @@ def _membership(case: Case, steps: list[Grouped]) -> Found | Lacking | None:
         return _wrong(case, steps)
     wrong = [(g.centered_n > 0) & (_advantage(g) < 0) for g in steps]
     text = f"in {np.mean(signs < 0):.0%} of {len(signs)} live groups the better rollouts have the lower advantages"
-    summary = "Advantages have the wrong sign: the run learns to do worse."
-    return Found(CRITICAL, HIGH, summary, [_seen(steps, wrong, text, float(np.mean(signs < 0)))], SIGN)
+    return Found(CRITICAL, HIGH, AS_PAGE, [_seen(steps, wrong, text, float(np.mean(signs < 0)))], SIGN)
 
 
 def _mixed(steps: list[Grouped]) -> Found | None:
@@ -98,8 +97,7 @@ def _mixed(steps: list[Grouped]) -> Found | None:
     if not groups:
         return None
     shown = _seen(steps, flags, f"{groups} of {total} groups hold rollouts of more than one task", groups / total)
-    summary = "Rollouts of different tasks are compared with each other as if they were of one."
-    return Found(CRITICAL, HIGH, summary, [shown], WRONG)
+    return Found(CRITICAL, HIGH, AS_PAGE, [shown], WRONG)
 
 
 def _wrong(case: Case, steps: list[Grouped]) -> Found | None:
@@ -133,8 +131,7 @@ def _wrong(case: Case, steps: list[Grouped]) -> Found | None:
     if sums:
         text = f"in {sums} of them advantages do not sum to 0 (their mean is up to {worst:.2g})"
         evidence.append(_seen(steps, bad, text, worst, SIZE))
-    summary = "Advantages were computed in other groups than the rollouts belong to."
-    return Found(CRITICAL, HIGH, summary, evidence, WRONG)
+    return Found(CRITICAL, HIGH, AS_PAGE, evidence, WRONG)
 
 
 def _is_multiple(g: Grouped) -> bool:
@@ -165,8 +162,7 @@ def _size(case: Case, steps: list[Grouped]) -> Found | Lacking | None:
     if not worst:
         return _slim(case.groups)
     text = f"an advantage of {worst * bound:.3g}, where groups of this size can give {bound:.2g} at most"
-    summary = "Advantages are larger than any rewards can make them: a deviation of almost 0 was divided by."
-    return Found(CRITICAL, HIGH, summary, [_seen(steps, flags, text, worst * bound, SIZE)], BLOWN)
+    return Found(CRITICAL, HIGH, AS_PAGE, [_seen(steps, flags, text, worst * bound, SIZE)], BLOWN)
 
 
 def _slim(steps: list[Grouped]) -> Found | None:

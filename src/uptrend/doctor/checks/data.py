@@ -5,9 +5,10 @@ import math
 import numpy as np
 
 from uptrend.doctor.case import FIRST, Case
-from uptrend.doctor.check import CRITICAL, HIGH, MEDIUM, NOTE, WARNING, Answer, Found, Lacking, check
+from uptrend.doctor.check import AS_PAGE, Answer, Found, Lacking, check
 from uptrend.doctor.checks.rewards import falls_alone, stands_still
 from uptrend.doctor.curves import trend_until
+from uptrend.doctor.rank import CRITICAL, HIGH, MEDIUM, NOTE, WARNING
 from uptrend.doctor.rows import seen_in
 from uptrend.records import Evidence, RecordError
 
@@ -48,8 +49,7 @@ def order(case: Case) -> Answer:
         return None
     most = int(moved.argmax())
     text = f"{names[most]} is {shares[0, most]:.0%} of the tasks early and {shares[1, most]:.0%} late"
-    summary = "Tasks come in an order: what the run trains on late is not what it trained on early."
-    return Found(WARNING, HIGH, summary, [Evidence(text, float(moved.sum() / 2), step=rows[half].step)])
+    return Found(WARNING, HIGH, AS_PAGE, [Evidence(text, float(moved.sum() / 2), step=rows[half].step)])
 
 
 # Different tasks / those that random draws would give, in the first steps and in all steps read.
@@ -76,12 +76,10 @@ def repeats(case: Case) -> Answer:
     most, total, unique = max(map(len, drawn)), sum(map(len, drawn)), sum(len(set(d)) for d in drawn)
     if declared is not None and most > declared:
         shown = Evidence(f"a step has {most} groups, and there are {declared} tasks", most, step=rows[0].step)
-        summary = "A step draws more tasks than there are, so that some come twice in it."
-        return Found(WARNING, HIGH, summary, [shown], EXCEEDS)
+        return Found(WARNING, HIGH, AS_PAGE, [shown], EXCEEDS)
     if unique < 0.9 * total:
         text = f"of {total} groups in {len(rows)} steps {total - unique} have a task that another group of the step has"
-        summary = "Steps hold the same task several times: there are fewer different tasks than groups."
-        return Found(WARNING, HIGH, summary, [seen_in(rows, second, text, unique / total)], DUPLICATES)
+        return Found(WARNING, HIGH, AS_PAGE, [seen_in(rows, second, text, unique / total)], DUPLICATES)
     if declared is None or case.value("tasks.stages"):
         return None
     for steps, least in ((FIRST, VARIED_AT_FIRST), (len(rows), VARIED)):
@@ -89,9 +87,8 @@ def repeats(case: Case) -> Answer:
         expected, different = declared * (1 - np.exp(-len(tasks) / declared)), len(set(tasks))
         if len(tasks) >= 20 and different < least * expected and different < 0.9 * min(len(tasks), declared):
             text = f"{different} different tasks in {len(tasks)} groups, where {declared} should give {expected:.0f}"
-            summary = "The run trains on far fewer different tasks than its taskset claims to have."
             shown = Evidence(text, different / expected, step=rows[:steps][-1].step)
-            return Found(WARNING, HIGH, summary, [shown], DUPLICATES)
+            return Found(WARNING, HIGH, AS_PAGE, [shown], DUPLICATES)
     return None
 
 
@@ -115,8 +112,7 @@ def leak(case: Case) -> Answer:
     if not shared:
         return None
     text = f"{len(shared)} of {len(held)} held-out tasks are among the {len(trained)} trained on in {len(rows)} steps"
-    summary = "Held-out tasks are trained on: held-out accuracy measures memory."
-    return Found(CRITICAL, HIGH, summary, [seen_in(rows, flags, text, len(shared) / len(held))])
+    return Found(CRITICAL, HIGH, AS_PAGE, [seen_in(rows, flags, text, len(shared) / len(held))])
 
 
 # Share by which right answers in training must have left those held out, and how often each task was met then.

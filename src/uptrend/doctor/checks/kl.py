@@ -5,8 +5,9 @@ from collections.abc import Callable
 import numpy as np
 
 from uptrend.doctor.case import Case
-from uptrend.doctor.check import CRITICAL, HIGH, LOW, MEDIUM, NOTE, WARNING, Check, Found, Lacking, check, warn_if
+from uptrend.doctor.check import Check, Found, Lacking, check, warn_if
 from uptrend.doctor.curves import Curve
+from uptrend.doctor.rank import CRITICAL, HIGH, LOW, MEDIUM, NOTE, WARNING
 from uptrend.records import Evidence
 
 KL, GRADIENT = "kl/reference/mean", "gradient/norm/before"

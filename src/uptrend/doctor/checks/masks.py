@@ -3,7 +3,8 @@
 import numpy as np
 
 from uptrend.doctor.case import Case
-from uptrend.doctor.check import CRITICAL, HIGH, WARNING, Found, Lacking, by_share, check
+from uptrend.doctor.check import AS_PAGE, Found, Lacking, by_share, check
+from uptrend.doctor.rank import CRITICAL, HIGH, WARNING
 from uptrend.doctor.rows import Flags, Floats, Ints, Rows, count_flags, group_sum, seen_in
 from uptrend.records import Ending, Evidence, Role
 
@@ -27,8 +28,7 @@ def loss_by_role(case: Case) -> list[Found]:
         for role, count, share, flags in _foreign(rows, [np.nan_to_num(w) != 0 for w in weights])
     ]
     if evidence:
-        text = "The loss is also on tokens that the model did not write: it learns to say what prompts or tools said."
-        found.append(Found(CRITICAL, HIGH, text, evidence, "mask.tool-trained"))
+        found.append(Found(CRITICAL, HIGH, AS_PAGE, evidence, "mask.tool-trained"))
     expected = [_expected_t(case, r, w) for r, w in zip(rows, weights, strict=True)]
     stops = [_stop_t(r) & e for r, e in zip(rows, expected, strict=True)]
     missing = [e & (w == 0) for e, w in zip(expected, weights, strict=True)]
@@ -42,8 +42,7 @@ def loss_by_role(case: Case) -> list[Found]:
     lost = [m & s for m, s in zip(missing, stops, strict=True)]
     if count := count_flags(lost):
         text = f"{count:,} of {count_flags(stops):,} sampled stop tokens have no weight in the loss"
-        summary = "The stop token that the model sampled is outside the loss: it can't learn when to stop."
-        found.append(Found(WARNING, HIGH, summary, [_seen(rows, lost, text, float(count))], "mask.stop-untrained"))
+        found.append(Found(WARNING, HIGH, AS_PAGE, [_seen(rows, lost, text, float(count))], "mask.stop-untrained"))
     return found
 
 
@@ -57,8 +56,7 @@ def attention_blind(case: Case) -> Found | Lacking | None:
     ]
     if evidence:
         severity = by_share(max(e.value or 0.0 for e in evidence), critical=MUCH_HIDDEN)
-        text = "The learner could not see its question or its tool results: attention left them out."
-        return Found(severity, HIGH, text, evidence)
+        return Found(severity, HIGH, AS_PAGE, evidence)
     if deaf := _unmoved(case.rows_with("roles", "ids", "learner", "sampler", "task")):
         text = "The learner's log-probabilities do not depend on the question: it can't see its prompt."
         return Found(CRITICAL, HIGH, text, [deaf])
@@ -84,8 +82,7 @@ def retokenized(case: Case) -> list[Found]:
     if count := count_flags(unsampled):
         total = count_flags(r.model_t for r in rows)
         text = f"{count:,} of {total:,} generated tokens in the loss have no log-probability or version of a sampler"
-        summary = "Tokens were trained that were never sampled: the text was tokenized anew on its way to the learner."
-        found.append(Found(CRITICAL, HIGH, summary, [_seen(rows, unsampled, text, count / total)]))
+        found.append(Found(CRITICAL, HIGH, AS_PAGE, [_seen(rows, unsampled, text, count / total)]))
     ragged = {name: [r.ragged_n(name) for r in rows] for name in BY_TOKEN if any(r.has(name) for r in rows)}
     evidence = [
         seen_in(rows, flags, f"in {count:,} rollouts {name} has another number of tokens than ids", count)
@@ -93,8 +90,7 @@ def retokenized(case: Case) -> list[Found]:
         if (count := count_flags(flags))
     ]
     if evidence:
-        summary = "The learner's tokens are not those of the sampler: their numbers differ."
-        found.append(Found(CRITICAL, HIGH, summary, evidence))
+        found.append(Found(CRITICAL, HIGH, AS_PAGE, evidence))
     return found
 
 

@@ -7,8 +7,9 @@ import numpy as np
 
 from uptrend.doctor.case import Case
 from uptrend.doctor.catalogue import CATALOGUE
-from uptrend.doctor.check import CRITICAL, HIGH, MEDIUM, NOTE, WARNING, Answer, Found, Lacking, check
+from uptrend.doctor.check import AS_PAGE, Answer, Found, Lacking, check
 from uptrend.doctor.curves import LEVEL, REWARD
+from uptrend.doctor.rank import CRITICAL, HIGH, MEDIUM, NOTE, WARNING
 from uptrend.doctor.trend import FEWEST_POINTS, SHORTEST, SMALLEST
 from uptrend.records import Confidence, Evidence, RunView, Severity, Trend, TrendKind
 from uptrend.records.metrics import must_be_finite
@@ -43,9 +44,9 @@ def nonfinite(case: Case) -> Found | None:
             bad[metric] = left
     if not bad:
         return None
-    first, count, steps = min(steps[0] for steps in bad.values()), max(map(len, bad.values())), case.view.steps
+    first, count = min(steps[0] for steps in bad.values()), max(map(len, bad.values()))
     names = [metric for metric, steps in bad.items() if steps[0] == first]
-    is_last = max(steps[-1] for steps in bad.values()) >= (int(steps[-1]) if len(steps) else first)
+    is_last = max(steps[-1] for steps in bad.values()) >= max(case.view.steps, default=first)
     tail = ", and the run ends so" if is_last else f", {plural(count, 'time')} in all"
     text = f"{' and '.join(names)} {'are' if len(names) > 1 else 'is'} not finite at step {first}{tail}."
     shown = [
@@ -223,7 +224,7 @@ def ranks_diverge(case: Case) -> Answer:
             shown = Evidence(
                 f"at step {step} {len(held)} processes hold {count} different sets of weights", count, step=step
             )
-            return Found(CRITICAL, HIGH, "Processes of the same run have different weights.", [shown])
+            return Found(CRITICAL, HIGH, AS_PAGE, [shown])
     return None
 
 

@@ -7,8 +7,9 @@ the rate, and 2e-3 is a good part of a weight.
 import numpy as np
 
 from uptrend.doctor.case import Case
-from uptrend.doctor.check import CRITICAL, HIGH, LOW, MEDIUM, WARNING, Answer, Found, Lacking, check, warn_if
+from uptrend.doctor.check import AS_PAGE, Answer, Found, Lacking, check, warn_if
 from uptrend.doctor.curves import REWARD
+from uptrend.doctor.rank import CRITICAL, HIGH, LOW, MEDIUM, WARNING
 from uptrend.records import Evidence, TrendKind
 from uptrend.records.view import Floats
 
@@ -45,7 +46,7 @@ def skipped_updates(case: Case) -> Answer:
     first = int(idle[0] if len(idle) else steps[np.flatnonzero(skipped)[0]])
     text = f"{lost:.0f} of {total:.0f} updates were skipped, and {len(idle)} of {points} steps made none"
     shown = Evidence(text, share, SKIPPED, first)
-    return Found(severity, HIGH, "Steps are counted whose updates were never made.", [shown])
+    return Found(severity, HIGH, AS_PAGE, [shown])
 
 
 @check("optimizer.dead-steps", at_least=FEWEST)

@@ -8,8 +8,9 @@ from itertools import combinations
 import numpy as np
 
 from uptrend.doctor.case import Case
-from uptrend.doctor.check import HIGH, LOW, MEDIUM, NOTE, WARNING, Answer, Found, Lacking, by_share, check, warn_if
+from uptrend.doctor.check import Answer, Found, Lacking, by_share, check, warn_if
 from uptrend.doctor.curves import LEVEL, REWARD, Curve, trend_until
+from uptrend.doctor.rank import HIGH, LOW, MEDIUM, NOTE, WARNING
 from uptrend.doctor.rows import Floats
 from uptrend.doctor.trend import HeldOutChange
 from uptrend.records import Evidence, TrendKind

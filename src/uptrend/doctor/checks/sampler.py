@@ -21,7 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from uptrend.doctor.case import Case
-from uptrend.doctor.check import CRITICAL, HIGH, LOW, MEDIUM, WARNING, Answer, Found, Lacking, check, warn_if
+from uptrend.doctor.check import AS_PAGE, Answer, Found, Lacking, check, warn_if
+from uptrend.doctor.rank import CRITICAL, HIGH, LOW, MEDIUM, WARNING
 from uptrend.doctor.rows import Flags, Floats, Ints, Rows, seen_in
 from uptrend.records import Evidence
 
@@ -79,8 +80,7 @@ def _by_version(case: Case) -> Iterable[Found | Lacking]:
     if len(versions) == 3 and np.ptp(versions) <= 1e-6 and (len(moved) == 0 or (moved > 0).any()):
         text = f"rollouts of steps {rows[-3].step} and {last.step} were both sampled by version {versions[0]:.0f}"
         shown = seen_in([last], [np.ones(len(last), np.bool_)], text, lags[-1])
-        summary = "The sampler keeps old weights: its version stands still while the learner goes on."
-        return [Found(CRITICAL, HIGH, summary, [shown], STALE)]
+        return [Found(CRITICAL, HIGH, AS_PAGE, [shown], STALE)]
     lag = float(np.median(lags))
     if lag < 0.5:
         return []
@@ -151,8 +151,7 @@ def _by_curves(case: Case) -> Iterable[Found | Lacking]:
             shown = [case.evidence(metric, "Healthy at first, and not now.")]
             at_last.append(Found(WARNING, LOW, summary, shown, OFF_POLICY))
     if at_first:
-        summary = "Sampler and learner disagree on the same tokens from the first steps on."
-        return [Found(CRITICAL, MEDIUM, summary, at_first, MISMATCH)]
+        return [Found(CRITICAL, MEDIUM, AS_PAGE, at_first, MISMATCH)]
     return at_last[:1]
 
 
@@ -271,9 +270,8 @@ def _parting(steps: list[Gaps]) -> Found | None:
     late = float(np.median(kl[len(kl) // 2 :]))
     if len(kl) < 3 or late < GROWN_BY_TOKEN or kl[0] > 0.1 * late or kl[1:].min() < 3 * kl[0]:
         return None
-    summary = "The sampler does not have the learner's weights: they agree at first and drift apart as it learns."
     severity = CRITICAL if late > DOUBTFUL else WARNING
-    return Found(severity, MEDIUM, summary, [steps[0].evidence(), steps[-1].evidence()], STALE)
+    return Found(severity, MEDIUM, AS_PAGE, [steps[0].evidence(), steps[-1].evidence()], STALE)
 
 
 def _misread(first: Gaps) -> Found | None:
@@ -315,9 +313,8 @@ def _padded(first: Gaps) -> Found | None:
     if told >= 0.9:
         text = f"which of them can be told by their length in {told:.0%} of pairs, as padding depends on it"
         evidence.append(Evidence(text, told, step=first.rows.step))
-    summary = "Some rollouts of a batch get other log-probabilities than alone: what they are padded with leaks in."
     severity = CRITICAL if first.kl > DOUBTFUL else WARNING
-    return Found(severity, HIGH if told >= 0.9 else MEDIUM, summary, evidence, PADDING)
+    return Found(severity, HIGH if told >= 0.9 else MEDIUM, AS_PAGE, evidence, PADDING)
 
 
 def _everywhere(steps: list[Gaps]) -> Found | None:
@@ -325,6 +322,5 @@ def _everywhere(steps: list[Gaps]) -> Found | None:
     worst = max(steps, key=lambda gaps: gaps.kl)
     if np.median([gaps.kl for gaps in steps]) < DOUBTFUL:
         return None
-    summary = "Sampler and learner give the same tokens different probabilities, everywhere and from the start."
     severity = CRITICAL if worst.kl > APART else WARNING
-    return Found(severity, MEDIUM, summary, [steps[0].evidence(), worst.evidence()], MISMATCH)
+    return Found(severity, MEDIUM, AS_PAGE, [steps[0].evidence(), worst.evidence()], MISMATCH)

@@ -3,22 +3,10 @@
 import numpy as np
 
 from uptrend.doctor.case import FIRST, Case
-from uptrend.doctor.check import (
-    CRITICAL,
-    HIGH,
-    LOW,
-    MEDIUM,
-    NOTE,
-    WARNING,
-    Answer,
-    Found,
-    Lacking,
-    by_share,
-    check,
-    warn_if,
-)
+from uptrend.doctor.check import AS_PAGE, Answer, Found, Lacking, by_share, check, warn_if
 from uptrend.doctor.checks import advantages, kl, optimizer
 from uptrend.doctor.curves import REWARD, Curve
+from uptrend.doctor.rank import CRITICAL, HIGH, LOW, MEDIUM, NOTE, WARNING
 from uptrend.doctor.rows import Flags, Floats, Grouped, count_flags, grouped, seen_in
 from uptrend.records import Ending, Evidence, Role, TrendKind, boundary_of
 from uptrend.stats.intervals import all_right
@@ -203,9 +191,8 @@ def _endings_by_rollout(case: Case) -> Found | Lacking | None:
         fail = float(np.concatenate(failed).mean())
         stops = count_flags(r.ended_n == Ending.STOP_TOKEN.value for r in rows)
         text = f"{share:.0%} of the rollouts are cut by length, {stops} ended with a stop token, and {fail:.0%} fail"
-        summary = "Rollouts never stop by themselves and are cut before they answer."
         shown = seen_in(rows, cut_flags, text, share, LENGTH_ENDED)
-        return Found(WARNING, MEDIUM, summary, [shown], NO_STOP) if fail >= ALL else None
+        return Found(WARNING, MEDIUM, AS_PAGE, [shown], NO_STOP) if fail >= ALL else None
     if len(pairs) < 8:
         return None
     both = np.array(pairs)
@@ -216,8 +203,7 @@ def _endings_by_rollout(case: Case) -> Found | Lacking | None:
         return None
     fails = f"{cut_fails:.0%} of the cut ones and {whole_fails:.0%} of the others earn the least there is"
     text = f"{share:.0%} of the rollouts are cut; in {len(pairs)} groups that have both kinds {fails}"
-    summary = "Rollouts are cut before they answer, and fail for it."
-    return Found(WARNING, MEDIUM, summary, [seen_in(rows, failed_flags, text, share, LENGTH_ENDED)], CUT)
+    return Found(WARNING, MEDIUM, AS_PAGE, [seen_in(rows, failed_flags, text, share, LENGTH_ENDED)], CUT)
 
 
 @check("context.prompt-truncated")
@@ -251,8 +237,7 @@ def _prompts_by_rollout(case: Case) -> Found | Lacking | None:
     if count < 0.05 * total:
         return None
     text = f"{count} of {total} prompts have exactly the {limit} tokens that are allowed"
-    summary = "Prompts are cut at their limit, and what the answer needs may be in the part that is gone."
-    return Found(WARNING, MEDIUM, summary, [seen_in(rows, full, text, count / total)])
+    return Found(WARNING, MEDIUM, AS_PAGE, [seen_in(rows, full, text, count / total)])
 
 
 # Groups that it takes to judge their variety, and the group size to compare with.

@@ -14,24 +14,12 @@ from functools import lru_cache
 import numpy as np
 
 from uptrend.doctor.case import Case
-from uptrend.doctor.check import (
-    CRITICAL,
-    HIGH,
-    LOW,
-    MEDIUM,
-    NOTE,
-    WARNING,
-    Answer,
-    Found,
-    Lacking,
-    by_share,
-    check,
-    warn_if,
-)
+from uptrend.doctor.check import AS_PAGE, Answer, Found, Lacking, by_share, check, warn_if
 from uptrend.doctor.checks.advantages import ALL_DEAD, suspect_of_dead_run
 from uptrend.doctor.checks.rewards import constant_reward
 from uptrend.doctor.checks.tools import too_many_failed
 from uptrend.doctor.curves import REWARD
+from uptrend.doctor.rank import CRITICAL, HIGH, LOW, MEDIUM, NOTE, WARNING
 from uptrend.doctor.rows import Flags, Ints, Rows, count_flags, seen_in, spread
 from uptrend.records import Ending, Evidence, boundary_of
 
@@ -164,9 +152,8 @@ def error_scored(case: Case) -> Answer:
         return failed
     error = next(r.texts("error")[int(f.argmax())] for r, f in zip(rows, flags, strict=True) if f.any())
     text = f"{count} of {total} rollouts have an error and a reward, such as {str(error)[:80]!r}"
-    summary = "Failures were scored as if they were answers: they should have no reward."
     shown = seen_in(rows, flags, text, count / total)
-    return [failed, Found(warn_if(count >= 0.01 * total), HIGH, summary, [shown])]
+    return [failed, Found(warn_if(count >= 0.01 * total), HIGH, AS_PAGE, [shown])]
 
 
 @check("reward.never-computed")
@@ -192,8 +179,7 @@ def never_computed(case: Case) -> Answer:
         return None
     text = f"{count} of {total} rollouts ran out of turns or tokens, and {bottom} of these earned the least there is"
     shown = seen_in(rows, low, text, count / total, "sampling/ended/turn-limit/share")
-    summary = "Rollouts end before they do what is rewarded: the event that gives a reward hardly ever happens."
-    return Found(WARNING, MEDIUM, summary, [shown])
+    return Found(WARNING, MEDIUM, AS_PAGE, [shown])
 
 
 @check("reward.misaligned")
@@ -218,8 +204,7 @@ def misaligned(case: Case) -> Answer:
     text = f"{out} of {right} rollouts that say their task's answer are not counted as right"
     others = f"{odd} of {rewarded} that are counted as right say something else; {fits:.0%} of these say another answer"
     evidence = [_seen(steps, rejected, text, out / right), _seen(steps, strange, f"{others} of the step", fits)]
-    summary = "Rollouts are scored against the answers of other tasks."
-    return Found(CRITICAL, HIGH if fits >= 0.8 else MEDIUM, summary, evidence)
+    return Found(CRITICAL, HIGH if fits >= 0.8 else MEDIUM, AS_PAGE, evidence)
 
 
 @check("reward.wrong-length")
@@ -236,7 +221,7 @@ def wrong_length(case: Case) -> Answer:
             count = count_flags(unexplained)
             text = f"{count} of {total} rollouts have no reward, and no error says why"
             shown = seen_in(rows, unexplained, text, count / total, REWARD)
-            answers.append(Found(CRITICAL, HIGH, "There are fewer rewards than rollouts.", [shown]))
+            answers.append(Found(CRITICAL, HIGH, AS_PAGE, [shown]))
     if lacking := _why_no_answers(case):
         return [*answers, Lacking(lacking)]
     return [*answers, None if case.once(misaligned.judge) else case.once(_broadcast)]
@@ -266,7 +251,7 @@ def nondeterministic(case: Case) -> Found | None:
     text = f"{bad} of {repeated} rollouts that say exactly what another of their group says have another reward"
     shown = seen_in(rows, [flags for _, flags in counts], text, bad / repeated)
     severity = by_share(bad / repeated, critical=0.2)
-    return Found(severity, HIGH, "The same rollout is given different rewards.", [shown])
+    return Found(severity, HIGH, AS_PAGE, [shown])
 
 
 @check("reward.strict-parser")
@@ -367,9 +352,8 @@ def _broadcast(case: Case) -> Found | None:
     if np.ptp(np.concatenate([a.rows.reward_n for a in steps])) == 0:
         return None  # one reward for everything: a scorer that always says the same, not one that says it once
     text = f"in {flat} of {mixed} groups with right and wrong answers all rollouts have the same reward"
-    summary = "One reward is given to all rollouts of a group or step, whatever each of them said."
     shown = _seen(steps, flags, text, flat / mixed, "reward/group_std/mean")
-    return Found(CRITICAL, HIGH, summary, [shown])
+    return Found(CRITICAL, HIGH, AS_PAGE, [shown])
 
 
 def _rejected(case: Case) -> Found | None:
@@ -383,11 +367,10 @@ def _rejected(case: Case) -> Found | None:
         return None
     at_low = count_flags(flags & a.low_n for a, flags in zip(steps, rejected, strict=True))
     text = f"{out} of {right} rollouts that say the gold answer are not counted as right; {at_low} earned the least"
-    summary = "The reward rejects gold answers: what the model said was right and it was told that it was wrong."
     shown = [_seen(steps, rejected, text, out / right)]
     if at_low < 0.5 * out:  # a task may ask for more than its last answer, and pay for what there is of it
-        return Found(NOTE, LOW, summary, shown)
-    return Found(CRITICAL, HIGH, summary, shown)
+        return Found(NOTE, LOW, AS_PAGE, shown)
+    return Found(CRITICAL, HIGH, AS_PAGE, shown)
 
 
 def _conflicts(r: Rows) -> tuple[int, Flags]:

@@ -5,7 +5,8 @@ import re
 import numpy as np
 
 from uptrend.doctor.case import Case
-from uptrend.doctor.check import CRITICAL, HIGH, MEDIUM, WARNING, Answer, Found, Lacking, check, warn_if
+from uptrend.doctor.check import AS_PAGE, Answer, Found, Lacking, check, warn_if
+from uptrend.doctor.rank import CRITICAL, HIGH, MEDIUM, WARNING
 from uptrend.doctor.rows import Flags, Rows, count_flags, seen_in
 from uptrend.records import Ending, Evidence
 
@@ -59,8 +60,7 @@ def never_called(case: Case) -> Answer:
         return answers
     tried = sum(len(r.talk.problem_m) - r.talk.problem_m.null_count for r in rows)
     text = f"0 of {total} rollouts call a tool, though prompts speak of tools; {tried} tried and could not be read"
-    summary = "The model never calls a tool, so what tools would show it never sees."
-    return [*answers, Found(WARNING, MEDIUM, summary, [seen_in(rows, spoken, text, 0.0, TURNS)])]
+    return [*answers, Found(WARNING, MEDIUM, AS_PAGE, [seen_in(rows, spoken, text, 0.0, TURNS)])]
 
 
 def _single_turns(case: Case) -> Found | Lacking | None:
@@ -109,8 +109,7 @@ def errors_swallowed(case: Case) -> Answer:
         return answers
     text = f"{count} of {results} tool results are breakdowns; {scored} rollouts with one were scored as wrong answers"
     shown = [seen_in(rows, flags, text, count / max(results, 1)), *examples[:1]]
-    summary = "Tools fail, and the model is scored for it."
-    return [*answers, Found(WARNING, HIGH if has_ended else MEDIUM, summary, shown)]
+    return [*answers, Found(WARNING, HIGH if has_ended else MEDIUM, AS_PAGE, shown)]
 
 
 @check("task.state-leaks", columns=["messages", "task"])
@@ -128,8 +127,7 @@ def state_leaks(case: Case) -> Answer:
     r, rollout, said = differing[0]
     text = f"{len(differing)} of {repeated} answers of the task differ from the first one to the very same history"
     first = Evidence(text, len(differing) / repeated, step=r.step, rollout=r.name(rollout))
-    summary = "The same actions bring different observations: rollouts share state, or the task is random."
-    return Found(WARNING, MEDIUM, summary, [first, Evidence(f"such as {said!r}")])
+    return Found(WARNING, MEDIUM, AS_PAGE, [first, Evidence(f"such as {said!r}")])
 
 
 def _results(rows: list[Rows]) -> int:
