@@ -1,7 +1,6 @@
 """From views to reports: what is told, what could not be, and in which order."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
