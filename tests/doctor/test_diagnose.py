@@ -178,7 +178,7 @@ def test_what_explains_a_still_policy(
     reward: float,
     cut: float,
     dead: float,
-    rate: Callable[[int], float],
+    rate: Any,
     first: set[str],
     also: set[str],
     tmp_path: Path,

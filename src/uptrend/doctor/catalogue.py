@@ -98,15 +98,10 @@ CATALOGUE: dict[str, Cause] = {
 }
 
 
-def resolve_fix(fix: Fix, view: RunView) -> Fix:
-    """Return the fix for all trainers, with every `Times` of ours and of the run's own trainer made concrete."""
-    return complete_fix(fix, view.trainer, view.value)
-
-
 def complete_fix(fix: Fix, trainer: str = "", known: Find = lambda _: None) -> Fix:
     """Return the fix with the changes of every trainer: ours translated, and those that are the trainer's alone.
 
-    `known` gives values of a run of `trainer` by our keys.
+    `known` gives values of a run of `trainer` by our keys: with them every `Times` of ours and of its own is concrete.
     """
     ours = fix.changes.get("uptrend", {})
     changes, notes = {"uptrend": _concrete(ours, known)}, dict[str, tuple[str, ...]]()

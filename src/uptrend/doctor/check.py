@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from uptrend.doctor.case import Case
-from uptrend.doctor.catalogue import CATALOGUE, resolve_experiment, resolve_fix
+from uptrend.doctor.catalogue import CATALOGUE, complete_fix, resolve_experiment
 from uptrend.doctor.rank import CRITICAL, HIGH, MEDIUM, NOTE, WARNING, alarms
 from uptrend.records import CannotTell, Confidence, Evidence, Finding, RunView, Severity
 
@@ -118,6 +118,6 @@ def finding(
         evidence=tuple(evidence),
         rivals=cause.rivals,
         experiment=resolve_experiment(cause.experiment, view),
-        fix=resolve_fix(cause.fix, view),
+        fix=complete_fix(cause.fix, view.trainer, view.value),
         page=f"docs/findings/{id}.md",
     )

@@ -17,12 +17,6 @@ from uptrend.stats.pages import render
 
 SCHEMA = 2
 TRAINERS = {"uptrend": "Uptrend", "trl": "TRL", "verifiers": "verifiers", "prime-rl": "prime-rl", "verl": "verl"}
-HEADLINES = {
-    TrendKind.LEARNING: "Learning",
-    TrendKind.FLAT: "Not learning: flat",
-    TrendKind.FALLING: "Not learning: falling",
-    TrendKind.TOO_SHORT: "Too short to tell",
-}
 STYLES = {
     TrendKind.LEARNING: "bold green",
     TrendKind.FLAT: "bold red",
@@ -163,12 +157,10 @@ def to_html(reports: Sequence[Report]) -> str:
 
 
 def _section(report: Report, only_own: bool) -> dict[str, Any]:
-    """Return the values that the templates show of one run."""
     rows = [(lack.id, lack.needs) for lack in report.cannot_tell]
     return {
         "report": report,
         "title": _title(report),
-        "headline": HEADLINES[report.trend.kind],
         "held_out": _held_out(report),
         "lacks": formatting.markdown_table(("cause", "needs"), rows),
         "findings": [
@@ -197,7 +189,6 @@ def _picture(curve: Sequence[tuple[int, float]]) -> str:
 
 
 def _title(report: Report) -> str:
-    """Return source, name, trainer and number of points."""
     trainer = TRAINERS.get(report.trainer, report.trainer) if report.trainer != "unknown" else ""
     name = report.name if report.name != Path(report.source).name else ""
     return ", ".join(filter(None, [report.source, name, trainer, plural(report.steps, "point")]))

@@ -150,11 +150,6 @@ class Rows:
         return self.rollout_r[self.row_t]
 
     @cached_property
-    def starts_r(self) -> Ints:
-        """Place of each row's first token."""
-        return np.asarray(np.cumsum(self.length_r) - self.length_r, np.int64)
-
-    @cached_property
     def role_t(self) -> Ints:
         """Role of each token; -1 where it is not known."""
         role = self.tokens("roles")

@@ -46,8 +46,6 @@ class HeldOutChange:
 
     first: float
     last: float
-    steps: tuple[int, int]
-    """Steps of the first and the last evaluation."""
     scores: tuple[float, ...]
     """Score of each evaluation, in order."""
     at: tuple[int, ...]
@@ -100,7 +98,7 @@ def held_out_change(view: RunView) -> HeldOutChange | None:
     if found is None and len(scores) >= 6:  # how evaluations scatter about their line
         found = normal_interval(after - before, neighbor_noise(np.array(scores)) * math.sqrt(2))
     tasks = int(last.get("tasks") or 0)
-    return HeldOutChange(before, after, (at[0], at[-1]), scores, at, found, tasks, paired is not None)
+    return HeldOutChange(before, after, scores, at, found, tasks, paired is not None)
 
 
 def judge_trend(curves: RunCurves, collapse: Collapse | None, held_out: HeldOutChange | None) -> Trend:
@@ -131,7 +129,6 @@ def judge_trend(curves: RunCurves, collapse: Collapse | None, held_out: HeldOutC
 
 
 def _decide(curves: RunCurves, values: Floats, line: TrendTest, collapse: Collapse | None) -> tuple[TrendKind, str]:
-    """Return the kind of trend, and why in a few words."""
     artifact = _artifact(curves, values)
     if artifact:
         return TrendKind.FLAT, artifact

@@ -84,7 +84,6 @@ def _membership(case: Case, steps: list[Grouped]) -> Found | Lacking | None:
 
 
 def _mixed(steps: list[Grouped]) -> Found | None:
-    """Find groups with rollouts of two tasks."""
     flags, groups, total = [], 0, sum(len(g.size_g) for g in steps)
     for g in steps:
         if g.rows.task_n is None:

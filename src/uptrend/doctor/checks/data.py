@@ -126,7 +126,7 @@ def memorized(case: Case) -> Answer:
     if right is None or change is None:
         return Lacking("it takes the share of right answers in training and two held-out evaluations")
     unit = math.sqrt(max(0.01, right.last * (1 - right.last)))
-    rise = trend_until(case.view, right.metric, change.steps[1])
+    rise = trend_until(case.view, right.metric, change.at[-1])
     if rise is None or rise.effect - change.effect < GAP:
         return None
     is_left_behind = case.is_learning and stands_still(case, right.metric, unit, change)
@@ -141,7 +141,7 @@ def memorized(case: Case) -> Answer:
     met = f" Each task was met about {rounds:.0f} times." if rounds else ""
     shown = [
         case.evidence(right.metric, f"Right in training {right.first:.3g} → {right.last:.3g}."),
-        Evidence(f"Held out {change.effect:+.3g} by step {change.steps[1]}.", change.effect, "eval", change.steps[1]),
+        Evidence(f"Held out {change.effect:+.3g} by step {change.at[-1]}.", change.effect, "eval", change.at[-1]),
     ]
     summary = f"{trained}, and {held_out}: the run learned its tasks by heart.{met}"
     return Found(WARNING, MEDIUM, summary, shown)
@@ -160,5 +160,5 @@ def eval_noise(case: Case) -> Answer:
         return None
     on = f" on {change.tasks} tasks" if change.tasks else ""
     inside = f"The held-out change of {change.effect:+.3g}{on} lies inside its 95% interval, {low:+.3g} to {high:+.3g}"
-    shown = Evidence(f"{change.first:.3g} → {change.last:.3g}.", change.effect, "eval", change.steps[1])
+    shown = Evidence(f"{change.first:.3g} → {change.last:.3g}.", change.effect, "eval", change.at[-1])
     return Found(NOTE, HIGH, f"{inside}: it shows neither a gain nor a loss.", [shown])

@@ -127,7 +127,7 @@ def _stop_t(r: Rows) -> Flags:
     stop = np.zeros(len(r.row_t), np.bool_)
     last_r = np.append(r.heads_n[1:], len(r.length_r)) - 1
     last_r = last_r[r.length_r[last_r] > 0]
-    stop[(r.starts_r + r.length_r - 1)[last_r]] = True
+    stop[np.cumsum(r.length_r)[last_r] - 1] = True
     return np.asarray(stop & r.model_t & (r.ended_n == Ending.STOP_TOKEN.value)[r.rollout_t])
 
 

@@ -291,7 +291,6 @@ def underflow(case: Case) -> Answer:
 
 
 def _rounded(case: Case) -> Found | None:
-    """Report weights of which most keep their bits in a step."""
     changed, update, lacking = _weight_changes(case)
     if lacking or len(changed) < 2 or _is_frozen(update):
         return None

@@ -184,8 +184,8 @@ def hackable(case: Case) -> Answer:
 
 def _beside_held_out(case: Case, change: HeldOutChange) -> Found | None:
     """Judge a held-out score that fell alone, or did not follow: not at all, or not beyond its first evaluations."""
-    line = trend_until(case.view, REWARD, change.steps[1])
-    first, last = change.steps
+    line = trend_until(case.view, REWARD, change.at[-1])
+    first, last = change.at[0], change.at[-1]
     told = f"Held out {change.effect:+.3g} between steps {first} and {last}, {len(change.scores)} evaluations."
     shown = [Evidence(told, change.effect, "eval", last)]
     moved = f"{change.first:.3g} → {change.last:.3g}"

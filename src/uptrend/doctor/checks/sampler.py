@@ -213,7 +213,6 @@ def gaps_of(r: Rows) -> Gaps:
 
 
 def _by_token(case: Case) -> Iterable[Found | Lacking]:
-    """Return the first shape that fits the gaps of single tokens."""
     columns = ("roles", "sampler", "learner")
     if lacking := case.why_no_rollouts(columns):
         return [Lacking(lacking, id) for id in (DISTRIBUTION, STALE, TEMPLATE, PADDING, MISMATCH)]
@@ -275,7 +274,6 @@ def _parting(steps: list[Gaps]) -> Found | None:
 
 
 def _misread(first: Gaps) -> Found | None:
-    """Report gaps that begin after the first answer of a tool."""
     turns = first.rows.tokens("turns")
     if turns is None:
         return None
@@ -318,7 +316,6 @@ def _padded(first: Gaps) -> Found | None:
 
 
 def _everywhere(steps: list[Gaps]) -> Found | None:
-    """Report large gaps without a shape."""
     worst = max(steps, key=lambda gaps: gaps.kl)
     if np.median([gaps.kl for gaps in steps]) < DOUBTFUL:
         return None

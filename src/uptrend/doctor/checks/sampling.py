@@ -165,7 +165,6 @@ def _suspected_endings(case: Case) -> Found | None:
 
 
 def _endings_by_rollout(case: Case) -> Found | Lacking | None:
-    """Compare cut rollouts with the others of their own groups."""
     if lacking := case.why_no_rollouts(("ended", "reward", "group")):
         return Lacking(lacking)
     if not case.groups:
@@ -273,7 +272,6 @@ def _suspected_copies(case: Case) -> Found | None:
 
 
 def _copies(case: Case, steps: list[Grouped], dead: float) -> Found | None:
-    """Report rollouts of a group that say the same thing."""
     if not all(g.rows.has("ids", "roles") for g in steps):
         return None
     distinct = float(np.mean(np.concatenate([_distinct(g) for g in steps])))
