@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from uptrend.doctor.check import Check
-from uptrend.records import CannotTell, Finding, Role, RunView
+from uptrend.records import Role, RunView
 from uptrend.records.schema import ROLLOUTS
 
 Row = dict[str, Any]
@@ -49,16 +48,6 @@ def without(view: RunView, *columns: str) -> RunView:
         return table
 
     return replace(view, read_rollouts=read)
-
-
-def findings(check: Check, view: RunView) -> dict[str, Finding]:
-    """What a check found, by id."""
-    return {f.id: f for f in check(view) if isinstance(f, Finding)}
-
-
-def untold(check: Check, view: RunView) -> dict[str, str]:
-    """What it could not tell, with the reason."""
-    return {f.id: f.needs for f in check(view) if isinstance(f, CannotTell)}
 
 
 def places(row: Row, role: Role) -> list[int]:

@@ -10,7 +10,7 @@ from scripts.docs import DOCS, pages
 
 from other_trainers import trl_options
 from uptrend.config import load_config, to_table
-from uptrend.doctor.catalogue import CATALOGUE, Cause, Kind, complete_fix, parse_cause, resolve_experiment, resolve_fix
+from uptrend.doctor.catalogue import CATALOGUE, Cause, Kind, complete_fix, parse_cause, resolve_experiment
 from uptrend.doctor.probes import PROBES
 from uptrend.records import ConfigError, Times, from_lines
 from uptrend.records.dialects import TRAINERS
@@ -105,7 +105,7 @@ def test_experiments_and_fixes_load(cause: Cause) -> None:
         assert all(arm for name, arm in experiment.arms.items() if name != "control")
     assert experiment.probe or experiment.arms or cause.kind is not Kind.PROBE
     view = from_lines([{"step": 1, "reward/mean": 0.0}], source="", name="", config=to_table(load_config({})))
-    fix = resolve_fix(cause.fix, view).changes.get("uptrend", {})
+    fix = complete_fix(cause.fix, view.trainer, view.value).changes.get("uptrend", {})
     for keys in (fix, *resolve_experiment(experiment, view).arms.values()):
         assert not any(isinstance(value, Times) for value in keys.values()), "only numbers can be multiplied"
         load(keys)
@@ -128,7 +128,7 @@ def test_trl_options_exist() -> None:
 
 def test_a_fix_is_given_for_every_trainer() -> None:
     view = from_lines([{"step": 1}], trainer="verl", source="", name="", config={"learning": {"lr": 1e-6}})
-    changes = resolve_fix(CATALOGUE["optimizer.lr-small"].fix, view).changes
+    changes = complete_fix(CATALOGUE["optimizer.lr-small"].fix, view.trainer, view.value).changes
     assert changes["uptrend"] == {"learning.lr": pytest.approx(1e-5)}
     assert changes["verl"] == {"actor_rollout_ref.actor.optim.lr": pytest.approx(1e-5)}
     assert changes["trl"] == {"learning_rate": Times(10)}, "of another trainer the value is not known"
@@ -137,7 +137,7 @@ def test_a_fix_is_given_for_every_trainer() -> None:
 @pytest.mark.parametrize(("size", "rollouts"), [({"size": 4}, 32), ({}, "8 × orchestrator.group_size")])
 def test_a_step_counted_in_rollouts_is_multiplied_where_the_group_is_known(size: Any, rollouts: Any) -> None:
     view = from_lines([{"step": 1}], trainer="prime-rl", source="", name="", config={"sampling": size})
-    changes = resolve_fix(CATALOGUE["data.batch-exceeds"].fix, view).changes
+    changes = complete_fix(CATALOGUE["data.batch-exceeds"].fix, view.trainer, view.value).changes
     assert changes["prime-rl"] == {"orchestrator.batch_size": rollouts}
 
 

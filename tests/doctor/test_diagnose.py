@@ -1,7 +1,6 @@
 """From views to reports: what is told, what could not be, and in which order."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -24,7 +23,6 @@ from uptrend.records import (
     Report,
     RunView,
     Severity,
-    Times,
     TrendKind,
     from_lines,
 )
@@ -59,34 +57,16 @@ def shown(told: Report, width: int = 80, verbose: bool = False) -> str:
 def test_a_rising_reward_is_learning_and_raises_no_alarm() -> None:
     told = report()
     assert told.trend.kind is TrendKind.LEARNING
-    low, high = told.trend.interval or (0, 0)
-    assert 0.4 < low < high < 0.8
     assert not [f for f in told.findings if f.severity is not Severity.NOTE]
     lacking = {lack.id: lack.needs for lack in told.cannot_tell}
     assert len(lacking) > 20
-    assert all(lacking.values())
     assert "mask.tool-trained" in lacking
-
-
-def test_a_cause_that_was_found_is_not_also_one_that_could_not_be_told() -> None:
-    told = report(**BROKEN)
-    assert told.findings[0].id == "run.nonfinite"
-    assert "run.nonfinite" not in {lack.id for lack in told.cannot_tell}
+    assert all(lacking.values())
 
 
 def test_hidden_causes_are_only_suspected_without_rollouts() -> None:
     for id, confidence in {"mask.attention-blind": Confidence.MEDIUM, "run.nonfinite": Confidence.HIGH}.items():
         assert finding(view_of(5), id, Severity.CRITICAL, Confidence.HIGH, "It is so.", []).confidence is confidence
-
-
-def test_relative_values_become_concrete_where_the_run_says_what_it_had() -> None:
-    def rate(view: RunView) -> Any:
-        fix = finding(view, "optimizer.lr-large", Severity.WARNING, Confidence.LOW, "Too large.", []).fix
-        assert fix is not None
-        return fix.changes["uptrend"]["learning.lr"]
-
-    assert rate(view_of(5, {"learning": {"lr": 3e-6}})) == pytest.approx(1e-6)
-    assert isinstance(rate(view_of(5)), Times)
 
 
 def test_what_probes_excluded_is_not_told() -> None:
@@ -178,25 +158,32 @@ def test_a_page_escapes_what_a_log_can_say() -> None:
     assert "<b>" not in to_html([told]).replace("<b>Fix.</b>", "")
 
 
-def test_from_python(tmp_path: Path) -> None:
-    log = tmp_path / "metrics.jsonl"
-    log.write_text("".join(json.dumps({"step": i, "reward": 0.01 * i}) + "\n" for i in range(40)))
-    told = uptrend.diagnose(log)
-    assert told.trend.kind is TrendKind.LEARNING
-    assert told.runs == ()
+SMALL, DEAD, SCHEDULE = "optimizer.lr-small", "advantage.dead-groups-low", "optimizer.schedule"
+CUT = {"sampling.no-stop", "context.completion-truncated"}
 
 
-@pytest.mark.parametrize(("trained", "broken"), [(0, False), (9, True)])
-def test_a_mean_of_nothing_is_no_broken_number(trained: int, broken: bool) -> None:
-    empty = {
-        "tokens/trained/model/count": lambda i: trained if i == 7 else 99,
-        "learner/entropy/mean": lambda i: None if i == 7 else 0.5,
-    }
-    assert ("run.nonfinite" in {f.id for f in report(60, **empty).findings}) is broken
-
-
-def still_policy(path: Path, reward: float, cut: float, dead: float, rate: Callable[[int], float]) -> Report:
-    """Diagnose TRL's state of a still policy: KL rises to 0.004 in ten steps and stays; gradients are normal."""
+@pytest.mark.parametrize(
+    ("reward", "cut", "dead", "rate", "first", "also"),
+    [
+        (0.05, 0.9, 0.1, lambda _: 1e-6, {SMALL}, CUT),
+        (-0.7, 1.0, 0.1, lambda _: 1e-6, {SMALL}, CUT),
+        (0.05, 0.95, 0.1, lambda step: 1e-5 * max(0.0, 1 - step / 10), {SCHEDULE}, CUT),
+        # Many groups are dead: they come before truncation, or the small rate does.
+        (0.05, 0.99, 0.75, lambda _: 1e-6, {SMALL, DEAD}, {SMALL}),
+        # Nearly all groups are dead, so that no update could move it.
+        (0.05, 0.99, 0.96, lambda _: 1e-6, {"sampling.no-stop"}, {SMALL}),
+    ],
+)
+def test_what_explains_a_still_policy(
+    reward: float,
+    cut: float,
+    dead: float,
+    rate: Any,
+    first: set[str],
+    also: set[str],
+    tmp_path: Path,
+) -> None:
+    """KL rises to 0.004 in ten steps and stays; gradients are normal."""
     noise = np.random.default_rng(4).standard_normal
     history = [
         {
@@ -209,32 +196,8 @@ def still_policy(path: Path, reward: float, cut: float, dead: float, rate: Calla
         }
         for step in range(1, 121)
     ]  # fmt: skip
+    path = tmp_path / "trainer_state.json"
     path.write_text(json.dumps({"global_step": 120, "max_steps": 500, "log_history": history}))
-    return uptrend.diagnose(path)
-
-
-@pytest.mark.parametrize("reward", [0.05, -0.7])
-@pytest.mark.parametrize("cut", [0.9, 0.95, 1.0])
-def test_a_policy_that_does_not_move_is_explained_by_its_updates(reward: float, cut: float, tmp_path: Path) -> None:
-    ids = [f.id for f in still_policy(tmp_path / "trainer_state.json", reward, cut, 0.1, lambda _: 1e-6).findings]
-    assert ids[0] == "optimizer.lr-small"
-    assert {"sampling.no-stop", "context.completion-truncated"} & set(ids[1:]), "and the cut completions after it"
-
-
-@pytest.mark.parametrize(
-    ("cut", "dead", "rate", "expected"),
-    [
-        (0.95, 0.1, lambda step: 1e-5 * max(0.0, 1 - step / 10), {"optimizer.schedule"}),
-        # Many groups are dead: they come before truncation, or the small rate does.
-        (0.99, 0.75, lambda _: 1e-6, {"optimizer.lr-small", "advantage.dead-groups-low"}),
-        # Nearly all groups are dead, so that no update could move it.
-        (0.99, 0.96, lambda _: 1e-6, {"sampling.no-stop"}),
-    ],
-)
-def test_what_explains_a_still_policy(
-    cut: float, dead: float, rate: Callable[[int], float], expected: set[str], tmp_path: Path
-) -> None:
-    first = still_policy(tmp_path / "trainer_state.json", 0.05, cut, dead, rate).findings[0]
-    assert first.id in expected
-    if "optimizer.schedule" not in expected:
-        assert "optimizer.lr-small" in {first.id, *(f.id for f in first.explains)}
+    causes = uptrend.diagnose(path).findings
+    assert causes[0].id in first
+    assert also & {f.id for cause in causes for f in (cause, *cause.explains)}

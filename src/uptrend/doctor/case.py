@@ -9,12 +9,10 @@ import numpy as np
 from uptrend.doctor.curves import RunCurves
 from uptrend.doctor.rows import Grouped, Rows, grouped
 from uptrend.doctor.trend import Collapse, HeldOutChange, find_collapse, held_out_change, judge_trend
-from uptrend.records import RecordError, RunView, Trend
+from uptrend.records import RecordError, RunView, Trend, TrendKind
 
 # At most so many steps are read. The first of them follow each other: an epoch's repeats show only there.
-MOST = 8
-FIRST = 3
-
+MOST, FIRST = 8, 3
 # Held-out change above which a run has learned; its whole interval must lie above.
 LEARNED = 0.05
 
@@ -46,7 +44,7 @@ class Case(RunCurves):
 
     @cached_property
     def rows(self) -> list[Rows]:
-        """Rollouts of the steps that are read (the first, the last and some between); empty where none were kept."""
+        """Rollouts of the steps that are read; empty where none were kept."""
         return [Rows(step, table) for step, table in self._tables.items() if table is not None and table.num_rows]
 
     def rows_with(self, *columns: str) -> list[Rows]:
@@ -68,6 +66,16 @@ class Case(RunCurves):
     def trend(self) -> Trend:
         """Trend of the training reward."""
         return judge_trend(self, self.collapse, self.held_out)
+
+    @property
+    def is_learning(self) -> bool:
+        """True where the training reward rises."""
+        return self.trend.kind is TrendKind.LEARNING
+
+    @property
+    def is_stuck(self) -> bool:
+        """True where the training reward surely does not rise."""
+        return self.trend.kind in (TrendKind.FLAT, TrendKind.FALLING)
 
     @cached_property
     def collapse(self) -> Collapse | None:
@@ -94,17 +102,16 @@ class Case(RunCurves):
 
     @cached_property
     def _no_rollouts(self) -> str:
-        if self.view.has("warmstart/loss/mean"):
+        if self.has("warmstart/loss/mean"):
             return "a warm start learns from an expert's rollouts, not from sampled ones"
         return "" if self.view.rollout_steps else "no rollouts were kept"
 
     @cached_property
     def _tables(self) -> dict[int, Any]:
-        """The table of each chosen step; None where it is damaged or being written."""
         tables: dict[int, Any] = {}
         for step in self.chosen_steps:
             try:
                 tables[step] = self.view.read_rollouts(step)
-            except RecordError:  # the others are still worth reading
+            except RecordError:  # damaged, or being written: the others are still worth reading
                 tables[step] = None
         return tables

@@ -61,14 +61,12 @@ def parse_cause(id: str, page: str) -> Cause:
     what, _, body = text.removeprefix(f"# {id}\n").strip().partition("\n\n")
     experiment, fix = table["experiment"], table["fix"]
     how, commands = experiment.pop("how", ""), experiment.pop("commands", ())
-    arms = {name: _values(changes) for name, changes in experiment.pop("arms", {}).items()}
-    changes = {trainer: _values(keys) for trainer, keys in fix.get("set", {}).items()}
     return Cause(
         id,
         Kind[table["kind"].upper()],
         what,
-        Fix(fix["say"], changes, tuple(fix.get("untranslated", ()))),
-        Experiment(**experiment, arms=arms),
+        Fix(fix["say"], _values_by_name(fix.get("set", {})), tuple(fix.get("untranslated", ()))),
+        Experiment(**{**experiment, "arms": _values_by_name(experiment.get("arms", {}))}),
         rivals=tuple(Rival(other, apart) for other, apart in table.get("rivals", {}).items()),
         explains=tuple(table.get("explains", ())),
         in_scalars=table.get("in_scalars", False),
@@ -79,8 +77,8 @@ def parse_cause(id: str, page: str) -> Cause:
     )
 
 
-def _values(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with `{ times = 10 }`, `{ divide = 3 }` and `{ unset = true }` in the place of plain values."""
+def _values_by_name(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return settings by name, with `{ times = 10 }`, `{ divide = 3 }` and `{ unset = true }` read as values."""
 
     def value(given: Any) -> Any:
         match given:
@@ -92,7 +90,7 @@ def _values(keys: Mapping[str, Any]) -> dict[str, Any]:
                 return None
         return given
 
-    return {key: value(given) for key, given in keys.items()}
+    return {name: {key: value(given) for key, given in keys.items()} for name, keys in tables.items()}
 
 
 CATALOGUE: dict[str, Cause] = {
@@ -100,57 +98,39 @@ CATALOGUE: dict[str, Cause] = {
 }
 
 
-def resolve_fix(fix: Fix, view: RunView) -> Fix:
-    """Return the fix for all trainers, with every `Times` of ours and of the run's own trainer made concrete."""
-    return complete_fix(fix, view.trainer, view.value)
-
-
 def complete_fix(fix: Fix, trainer: str = "", known: Find = lambda _: None) -> Fix:
     """Return the fix with the changes of every trainer: ours translated, and those that are the trainer's alone.
 
-    `known` gives values of a run of `trainer` by our keys.
+    `known` gives values of a run of `trainer` by our keys: with them every `Times` of ours and of its own is concrete.
     """
     ours = fix.changes.get("uptrend", {})
-    concrete = _concrete(ours, "uptrend", known)
-    changes, notes = {"uptrend": concrete}, dict[str, tuple[str, ...]]()
+    changes, notes = {"uptrend": _concrete(ours, known)}, dict[str, tuple[str, ...]]()
     for who in TRAINERS:
-        is_own = who == trainer
-        changes[who], notes[who] = _translated(concrete if is_own else ours, who, fix, known if is_own else None)
-        alone = fix.changes.get(who, {})
-        changes[who] |= _concrete(alone, who, known) if is_own else alone
+        # Of another trainer than the run's own the values are not known: relative ones stay relative.
+        known_here: Find = known if who == trainer else lambda _: None
+        settings: dict[str, Any] = {}
+        for key, value in _concrete(ours, known_here).items():
+            found = to_theirs(key, value, who, known_here) if key not in fix.untranslated else None
+            if found is not None and found.settings:
+                settings |= found.settings
+                note = (f"{next(iter(found.settings))}: {found.note}",) if found.note else ()
+                notes[who] = (*notes.get(who, ()), *note)
+        changes[who] = settings | _concrete(fix.changes.get(who, {}), known_here, who)
     given = {who: keys for who, keys in changes.items() if keys}
     return replace(fix, changes=given, notes={who: notes[who] for who in given if notes.get(who)})
 
 
 def resolve_experiment(experiment: Experiment, view: RunView) -> Experiment:
     """Return the experiment with its arms' values made concrete."""
-    arms = {name: _concrete(keys, "uptrend", view.value) for name, keys in experiment.arms.items()}
-    return replace(experiment, arms=arms)
+    return replace(experiment, arms={name: _concrete(keys, view.value) for name, keys in experiment.arms.items()})
 
 
-def _translated(
-    ours: Mapping[str, Any], trainer: str, fix: Fix, known: Find | None
-) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return a trainer's settings for changes of ours, and the notes on them."""
-    settings, notes = dict[str, Any](), []
-    for key, value in ours.items():
-        found = to_theirs(key, value, trainer, known or (lambda _: None)) if key not in fix.untranslated else None
-        if found is not None and found.settings:
-            settings |= found.settings
-            notes += [f"{next(iter(found.settings))}: {found.note}"] if found.note else []
-    return settings, tuple(notes)
-
-
-def _concrete(keys: Mapping[str, Any], trainer: str, known: Find) -> dict[str, Any]:
-    return {
-        key: _value(key if trainer == "uptrend" else to_ours(trainer, key) or key, value, known)
-        for key, value in keys.items()
-    }
-
-
-def _value(key: str, value: Any, known: Find) -> Any:
-    now = known(key)
-    if not isinstance(value, Times) or isinstance(now, bool) or not isinstance(now, int | float):
-        return value
-    scaled = now * value.factor
-    return round(scaled) if isinstance(now, int) else float(f"{scaled:.3g}")
+def _concrete(keys: Mapping[str, Any], known: Find, trainer: str = "uptrend") -> dict[str, Any]:
+    """Return settings with each `Times` multiplied, where the value that it multiplies is known."""
+    made = dict(keys)
+    for key, value in keys.items():
+        now = known(key if trainer == "uptrend" else to_ours(trainer, key) or key)
+        if isinstance(value, Times) and isinstance(now, int | float) and not isinstance(now, bool):
+            scaled = now * value.factor
+            made[key] = round(scaled) if isinstance(now, int) else float(f"{scaled:.3g}")
+    return made

@@ -50,24 +50,26 @@ class Curve:
         """True where it fell for certain."""
         return self.trend is not None and self.trend.p < LEVEL and self.trend.effect < 0
 
-    def evidence(self, text: str) -> Evidence:
-        """Return its last level as evidence."""
-        return Evidence(text, self.last, self.metric, self.step)
-
 
 class RunCurves:
     """The curves of one run."""
 
     def __init__(self, view: RunView) -> None:
-        self.view = view
+        self.view, self.curve, self.value, self.has = view, view.curve, view.value, view.has
         self._courses: dict[str, Curve | None] = {}
 
     def course(self, metric: str) -> Curve | None:
         """Return a metric's course over the run; None where it was not logged."""
         if metric not in self._courses:
-            steps, values = self.view.curve(metric)
+            steps, values = self.curve(metric)
             self._courses[metric] = Curve.of(metric, steps, values) if len(values) else None
         return self._courses[metric]
+
+    def evidence(self, metric: str, text: str) -> Evidence:
+        """Return the last level of a metric that was logged as evidence."""
+        course = self.course(metric)
+        assert course is not None
+        return Evidence(text, course.last, metric, course.step)
 
     @cached_property
     def cut_by_length(self) -> Floats:
@@ -81,23 +83,23 @@ class RunCurves:
     @cached_property
     def dead_groups(self) -> Floats:
         """Share of groups without spread, one value per point."""
-        view = self.view
-        if view.has("advantage/dead/share"):
-            return view.curve("advantage/dead/share")[1]
-        if view.has("advantage/dead_low/share", "advantage/dead_high/share"):
-            both = view.metrics["advantage/dead_low/share"] + view.metrics["advantage/dead_high/share"]
+        metrics = self.view.metrics
+        if self.has("advantage/dead/share"):
+            return self.curve("advantage/dead/share")[1]
+        if self.has("advantage/dead_low/share", "advantage/dead_high/share"):
+            both = metrics["advantage/dead_low/share"] + metrics["advantage/dead_high/share"]
             return np.asarray(both[np.isfinite(both)])
         # A mean deviation of exactly 0 means that every group of the step was dead; anything above, that one lived.
-        return (np.abs(view.curve("reward/group_std/mean")[1]) < 1e-6).astype(np.float64)
+        return (np.abs(self.curve("reward/group_std/mean")[1]) < 1e-6).astype(np.float64)
 
     @cached_property
     def rollout_spread(self) -> float:
         """Distance between rewards of single rollouts: the unit in which a change of the mean is measured."""
         for metric in ("reward/std", "reward/group_std/mean"):
-            values = self.view.curve(metric)[1]
+            values = self.curve(metric)[1]
             if len(values) and float(values.mean()) > 0:
                 return float(values.mean())
-        rewards, tops, bottoms = (self.view.curve(metric)[1] for metric in (REWARD, "reward/max", "reward/min"))
+        rewards, tops, bottoms = (self.curve(metric)[1] for metric in (REWARD, "reward/max", "reward/min"))
         if len(tops) and len(bottoms) and float(tops.mean()) > float(bottoms.mean()):
             return float(tops.mean() - bottoms.mean()) / 2
         if len(tops) and len(rewards):
@@ -110,7 +112,7 @@ class RunCurves:
     @cached_property
     def reward_range(self) -> tuple[float, float]:
         """The least and the largest reward that is known of; a reward that is never negative may be 0."""
-        values = np.concatenate([self.view.curve(metric)[1] for metric in (REWARD, "reward/min", "reward/max")])
+        values = np.concatenate([self.curve(metric)[1] for metric in (REWARD, "reward/min", "reward/max")])
         return min(float(values.min()), 0.0), float(values.max())
 
     def height(self, value: float) -> float:
@@ -121,13 +123,13 @@ class RunCurves:
     @cached_property
     def kl_weight(self) -> float:
         """Weight of the KL penalty, as the config says or the loss shows; 0 where nothing shows one."""
-        told = self.view.value("learning.kl.beta")
+        told = self.value("learning.kl.beta")
         return float(told) if isinstance(told, int | float) else max(0.0, self._loss_ratio("kl/reference/mean"))
 
     @cached_property
     def entropy_weight(self) -> float:
         """Weight of the entropy bonus, negative where low entropy is paid; 0 where nothing shows one."""
-        told = self.view.value("learning.entropy")
+        told = self.value("learning.entropy")
         return float(told) if isinstance(told, int | float) else -self._loss_ratio("learner/entropy/mean")
 
     def _loss_ratio(self, metric: str) -> float:
@@ -136,7 +138,7 @@ class RunCurves:
         loss = policy part + beta · KL − bonus · entropy. With centered advantages and one update per batch the policy
         part is 0 by construction, so such a loss shows a weight that nobody logged.
         """
-        if not self.view.has("loss/total", metric):
+        if not self.has("loss/total", metric):
             return 0.0
         loss, values = self.view.metrics["loss/total"], self.view.metrics[metric]
         both = np.isfinite(loss) & np.isfinite(values)
@@ -162,31 +164,3 @@ def trend_until(view: RunView, metric: str, step: int, after: int = -1) -> Trend
     """Return a metric's trend up to a step, and after another: the steps that held-out scores are compared over."""
     steps, values = view.curve(metric)
     return measure_trend(values[(steps > after) & (steps <= step)])
-
-
-# The functions below serve checks of the old form, and go away with the last of them.
-
-
-def course(view: RunView, metric: str) -> Curve | None:
-    """Return a metric's course."""
-    return RunCurves(view).course(metric)
-
-
-def cut_by_length(view: RunView) -> Floats:
-    """Return the share of rollouts that ended by length."""
-    return RunCurves(view).cut_by_length
-
-
-def dead_groups(view: RunView) -> Floats:
-    """Return the share of groups without spread."""
-    return RunCurves(view).dead_groups
-
-
-def rollout_spread(view: RunView) -> float:
-    """Return the distance between rewards of single rollouts."""
-    return RunCurves(view).rollout_spread
-
-
-def height(view: RunView, value: float) -> float:
-    """Place a reward between the least and the largest seen."""
-    return RunCurves(view).height(value)

@@ -33,7 +33,11 @@ def diagnose(view: RunView) -> Report:
 
 def _acquitted(view: RunView) -> set[str]:
     """Return causes that a probe has excluded, whatever records look like: gold in another format was not rejected."""
-    told = {str(event.get("id")) for event in view.events if event.get("event") == "acquitted"}
-    asked = [probe for event in view.events if event.get("event") == "preflight" for probe in event.get("probes", ())]
-    gold = any(probe.get("name") == "gold" and probe.get("ok") and not probe.get("skipped") for probe in asked)
-    return told | ({"reward.gold-rejected"} if gold else set())
+    excluded = set[str]()
+    for event in view.events:
+        if event.get("event") == "acquitted":
+            excluded.add(str(event.get("id")))
+        for probe in event.get("probes", ()) if event.get("event") == "preflight" else ():
+            if probe.get("name") == "gold" and probe.get("ok") and not probe.get("skipped"):
+                excluded.add("reward.gold-rejected")
+    return excluded

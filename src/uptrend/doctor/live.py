@@ -15,15 +15,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
 from uptrend.doctor.catalogue import CATALOGUE, Kind
 from uptrend.doctor.diagnose import diagnose
-from uptrend.doctor.rank import SEVERITIES, alarms
+from uptrend.doctor.rank import alarms, at_least
 from uptrend.doctor.report import finding_table, to_table
-from uptrend.records import Finding, RecordError, Report, Run, view_of
+from uptrend.records import Finding, RecordError, Report, Run, Severity, view_of
 from uptrend.records.directory import write_whole
 
 # Seconds between two diagnoses: at least so many, and so many times what the last one took, which leaves the doctor at
@@ -71,14 +71,13 @@ class DoctorProcess:
         return next((line["report"] for line in lines if "report" in line), None)
 
 
-@dataclass
 class Announced:
     """Alarms that have been told already, and those that wait to be seen a second time."""
 
-    told: dict[str, int] = field(default_factory=dict)
-    """Index of the severity that was told, by id."""
-    seen_at: dict[str, int] = field(default_factory=dict)
-    """Step from which on every diagnosis has had the alarm, by id."""
+    def __init__(self) -> None:
+        self._told: dict[str, Severity] = {}
+        # Step from which on every diagnosis has had the alarm.
+        self._since: dict[str, int] = {}
 
     def news(self, report: Report, step: int) -> list[Finding]:
         """Return alarms that hold and were not told, or not as bad.
@@ -87,14 +86,13 @@ class Announced:
         diagnosis, a tenth of the run on, still has it. An invariant is broken or it is not.
         """
         now = alarms(report.findings)
-        self.seen_at = {f.id: self.seen_at.get(f.id, step) for f in now}
+        self._since = {f.id: self._since.get(f.id, step) for f in now}
         news = []
         for finding in now:
-            is_curve = CATALOGUE[finding.id].kind is Kind.CURVE
-            holds = not is_curve or step - self.seen_at[finding.id] >= max(3, step // 10)
-            severity = SEVERITIES.index(finding.severity)
-            if holds and severity < self.told.get(finding.id, len(SEVERITIES)):
-                self.told[finding.id] = severity
+            is_curve, told = CATALOGUE[finding.id].kind is Kind.CURVE, self._told.get(finding.id)
+            holds = not is_curve or step - self._since[finding.id] >= max(3, step // 10)
+            if holds and (told is None or not at_least(replace(finding, severity=told), finding.severity)):
+                self._told[finding.id] = finding.severity
                 news.append(finding)
         return news
 

@@ -17,12 +17,6 @@ from uptrend.stats.pages import render
 
 SCHEMA = 2
 TRAINERS = {"uptrend": "Uptrend", "trl": "TRL", "verifiers": "verifiers", "prime-rl": "prime-rl", "verl": "verl"}
-HEADLINES = {
-    TrendKind.LEARNING: "Learning",
-    TrendKind.FLAT: "Not learning: flat",
-    TrendKind.FALLING: "Not learning: falling",
-    TrendKind.TOO_SHORT: "Too short to tell",
-}
 STYLES = {
     TrendKind.LEARNING: "bold green",
     TrendKind.FLAT: "bold red",
@@ -39,26 +33,20 @@ MARGIN = 3
 
 def to_table(reports: Sequence[Report]) -> dict[str, Any]:
     """Return the longest run's report as JSON, and under `runs` the report of each run."""
-    runs = [_report_table(report) for report in reports]
+    runs = [_run_table(report) for report in reports]
     # A log may hold several runs, of which short ones are often false starts: the longest stands for the file.
     longest = max(range(len(reports)), key=lambda i: (reports[i].steps, i))
     return {"schema": SCHEMA, **runs[longest], "runs": runs}
 
 
-def _report_table(report: Report) -> dict[str, Any]:
-    trend = report.trend
+def _run_table(report: Report) -> dict[str, Any]:
+    symptoms = [finding_table(symptom, cause.id) for cause in report.findings for symptom in cause.explains]
     return {
-        "source": report.source,
-        "trainer": report.trainer,
-        "name": report.name,
-        "steps": report.steps,
-        "trend": str(trend.kind),
-        **{key: plain(getattr(trend, key)) for key in ("sentence", "effect", "interval", "power", "held_out")},
-        "findings": [
-            *(finding_table(cause) for cause in report.findings),
-            *(finding_table(symptom, cause.id) for cause in report.findings for symptom in cause.explains),
-        ],
-        "cannot_tell": [{"id": lack.id, "needs": lack.needs} for lack in report.cannot_tell],
+        **{key: getattr(report, key) for key in ("source", "trainer", "name", "steps")},
+        "trend": str(report.trend.kind),
+        **{key: plain(value) for key, value in vars(report.trend).items() if key != "kind"},
+        "findings": [*map(finding_table, report.findings), *symptoms],
+        "cannot_tell": [dict(vars(lack)) for lack in report.cannot_tell],
         "notes": list(report.notes),
         "unknown": list(report.unknown),
     }
@@ -67,21 +55,18 @@ def _report_table(report: Report) -> dict[str, Any]:
 def finding_table(finding: Finding, cause: str | None = None) -> dict[str, Any]:
     """Return a finding as JSON; a symptom names its cause."""
     experiment, fix = finding.experiment, finding.fix
-    empty_to_null = {"metric": None, "rollout": None, "probe": None, "steps": None}
     return {
         "id": finding.id,
         "severity": str(finding.severity),
         "confidence": str(finding.confidence),
         "summary": finding.summary,
         "evidence": [
-            {key: plain(value) if value != "" else empty_to_null[key] for key, value in vars(evidence).items()}
-            for evidence in finding.evidence
+            {**plain(vars(e)), "metric": e.metric or None, "rollout": e.rollout or None} for e in finding.evidence
         ],
-        "rivals": [{"id": rival.id, "tells_apart": rival.tells_apart} for rival in finding.rivals],
-        "experiment": None
-        if experiment is None
-        else {**plain(vars(experiment)), "probe": experiment.probe or None, "steps": experiment.steps or None},
-        "fix": None if fix is None else {"sentence": fix.sentence, "changes": plain(fix.changes)},
+        "rivals": [plain(vars(rival)) for rival in finding.rivals],
+        "experiment": experiment
+        and {**plain(vars(experiment)), "probe": experiment.probe or None, "steps": experiment.steps or None},
+        "fix": fix and {"sentence": fix.sentence, "changes": plain(fix.changes)},
         "explains": [symptom.id for symptom in finding.explains],
         "symptom_of": cause,
         "page": finding.page,
@@ -172,12 +157,10 @@ def to_html(reports: Sequence[Report]) -> str:
 
 
 def _section(report: Report, only_own: bool) -> dict[str, Any]:
-    """Return the values that the templates show of one run."""
     rows = [(lack.id, lack.needs) for lack in report.cannot_tell]
     return {
         "report": report,
         "title": _title(report),
-        "headline": HEADLINES[report.trend.kind],
         "held_out": _held_out(report),
         "lacks": formatting.markdown_table(("cause", "needs"), rows),
         "findings": [
@@ -206,7 +189,6 @@ def _picture(curve: Sequence[tuple[int, float]]) -> str:
 
 
 def _title(report: Report) -> str:
-    """Return source, name, trainer and number of points."""
     trainer = TRAINERS.get(report.trainer, report.trainer) if report.trainer != "unknown" else ""
     name = report.name if report.name != Path(report.source).name else ""
     return ", ".join(filter(None, [report.source, name, trainer, plural(report.steps, "point")]))

@@ -8,7 +8,6 @@ n = rollout, r = row (a sequence of a rollout), t = token of all rows one after 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -151,11 +150,6 @@ class Rows:
         return self.rollout_r[self.row_t]
 
     @cached_property
-    def starts_r(self) -> Ints:
-        """Place of each row's first token."""
-        return np.asarray(np.cumsum(self.length_r) - self.length_r, np.int64)
-
-    @cached_property
     def role_t(self) -> Ints:
         """Role of each token; -1 where it is not known."""
         role = self.tokens("roles")
@@ -175,9 +169,7 @@ class Rows:
     def lag_n(self) -> Floats | None:
         """Updates that the weights that sampled each rollout were behind; None where they are not known."""
         versions = self.tokens("versions")
-        if versions is None:
-            return None
-        return self.step - 1 - self.mean_n(versions, self.model_t & np.isfinite(versions))
+        return None if versions is None else self.step - 1 - self.mean_n(versions, self.model_t & np.isfinite(versions))
 
     def mean_n(self, values_t: Floats, among_t: Flags) -> Floats:
         """Return the mean over some tokens of each rollout; NaN where it has none."""
@@ -190,14 +182,12 @@ class Rows:
         return self.read_tokens(name) if self.has(name) else None
 
     def read_tokens(self, name: str) -> Floats:
-        """Return a column by token of which it is known that it was kept."""
+        """Return a column by token of which it is known that it was kept; NaN in rows of another length."""
         column = self._column(name)
         given_r = _lengths(column)
         whole_r = (given_r == self.length_r) & (given_r > 0)
-        flat = np.asarray(pc.cast(column.flatten(), pa.float64()).to_numpy(zero_copy_only=False), np.float64)
-        if whole_r.all() and len(flat) == len(self.row_t):
-            return flat
         values = np.full(len(self.row_t), np.nan)
+        flat = pc.cast(column.flatten(), pa.float64()).to_numpy(zero_copy_only=False)
         values[whole_r[self.row_t]] = flat[np.repeat(whole_r, given_r)]
         return values
 
@@ -265,20 +255,19 @@ class Grouped:
 
 def grouped(r: Rows) -> Grouped | None:
     """Return a step by true groups; None without group ids or rewards."""
-    if r.group_n is None or not r.has("reward"):
-        return None
-    place_n = np.flatnonzero(r.kept_n & np.isfinite(r.reward_n))
-    if not len(place_n):
+    place_n = np.flatnonzero(r.kept_n & np.isfinite(r.reward_n) & r.has("reward"))
+    if r.group_n is None or not len(place_n):
         return None
     group_n = np.unique(r.group_n[place_n], return_inverse=True)[1].astype(np.int64)
     advantage, weight = r.tokens("advantages"), r.tokens("weights")
-    if advantage is None:
-        return Grouped(r, place_n, group_n, r.reward_n[place_n], None)
-    # Tokens left out of the loss were never given an advantage: a mask that forgets them is no fault of the groups.
-    known = r.model_t & np.isfinite(advantage)
-    if weight is not None:
-        known &= np.nan_to_num(weight) != 0
-    return Grouped(r, place_n, group_n, r.reward_n[place_n], r.mean_n(advantage, known)[place_n])
+    advantage_n = None
+    if advantage is not None:
+        # Tokens left out of the loss were never given an advantage: a mask that forgets them is no fault of the groups.
+        known = r.model_t & np.isfinite(advantage)
+        if weight is not None:
+            known &= np.nan_to_num(weight) != 0
+        advantage_n = r.mean_n(advantage, known)[place_n]
+    return Grouped(r, place_n, group_n, r.reward_n[place_n], advantage_n)
 
 
 def recomputed(g: Grouped, scale: str, baseline: str) -> Floats:
@@ -294,29 +283,12 @@ def recomputed(g: Grouped, scale: str, baseline: str) -> Floats:
     return np.where(g.dead_g[g.group_n], 0.0, advantage_n)
 
 
-class Where(TypedDict):
-    """Place of an observation, for `Evidence`."""
-
-    step: int | None
-    rollout: str
-
-
-def point(rows: Sequence[Rows], flags: Sequence[Flags]) -> Where:
-    """Return the place of the first flagged rollout; `flags` are by rollout, one array per step."""
+def seen_in(rows: Sequence[Rows], flags: Sequence[Flags], text: str, value: float, metric: str = "") -> Evidence:
+    """Return evidence that points at the first flagged rollout; `flags` are by rollout, one array per step."""
     for r, flags_n in zip(rows, flags, strict=True):
         if flags_n.any():
-            return {"step": r.step, "rollout": r.name(int(flags_n.argmax()))}
-    return {"step": None, "rollout": ""}
-
-
-def seen_in(rows: Sequence[Rows], flags: Sequence[Flags], text: str, value: float, metric: str = "") -> Evidence:
-    """Return evidence that points at the first flagged rollout."""
-    return Evidence(text, value, metric, **point(rows, flags))
-
-
-def count_flags(flags: Iterable[Flags]) -> int:
-    """Return the number of flags that are set, over all steps."""
-    return sum(int(f.sum()) for f in flags)
+            return Evidence(text, value, metric, r.step, r.name(int(flags_n.argmax())))
+    return Evidence(text, value, metric)
 
 
 def spread(r: Rows, place_n: Ints, flags: Flags) -> Flags:
@@ -324,6 +296,11 @@ def spread(r: Rows, place_n: Ints, flags: Flags) -> Flags:
     whole = np.zeros(len(r), np.bool_)
     whole[place_n[flags]] = True
     return whole
+
+
+def count_flags(flags: Iterable[Flags]) -> int:
+    """Return the number of flags that are set, over all steps."""
+    return sum(int(f.sum()) for f in flags)
 
 
 def group_sum(values: Floats, codes: Ints) -> Floats:

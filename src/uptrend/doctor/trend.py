@@ -35,9 +35,7 @@ class Collapse:
     """A fall of the reward that was not made good."""
 
     best: float
-    """The best level, over a tenth of the run."""
     last: float
-    """The level of the last quarter."""
     index: int
     """The first point that lies nearer to the last level than to the best, for good."""
 
@@ -48,8 +46,6 @@ class HeldOutChange:
 
     first: float
     last: float
-    steps: tuple[int, int]
-    """Steps of the first and the last evaluation."""
     scores: tuple[float, ...]
     """Score of each evaluation, in order."""
     at: tuple[int, ...]
@@ -69,7 +65,7 @@ class HeldOutChange:
 
 def find_collapse(curves: RunCurves) -> Collapse | None:
     """Return the collapse of a run's reward; None where it had none."""
-    values = curves.view.curve(REWARD)[1]
+    values = curves.curve(REWARD)[1]
     if len(values) < SHORTEST:
         return None
     width = max(3, len(values) // 10)
@@ -86,24 +82,29 @@ def find_collapse(curves: RunCurves) -> Collapse | None:
 
 
 def held_out_change(view: RunView) -> HeldOutChange | None:
-    """Return the held-out change; None with fewer than two evaluations."""
-    scored = [(entry, score) for entry in view.evals if (score := _score(entry)) is not None]
+    """Return the change of the accuracy, else of the reward; None with fewer than two evaluations."""
+    scored: list[tuple[Mapping[str, Any], float]] = []
+    for entry in view.evals:
+        values = [entry.get(key) for key in ("accuracy", "reward")]
+        known = [float(value) for value in values if isinstance(value, int | float) and np.isfinite(value)]
+        scored += [(entry, known[0])] if known else []
     if len(scored) < 2:
         return None
     (first, before), (last, after) = scored[0], scored[-1]
     scores = tuple(score for _, score in scored)
     at = tuple(int(entry.get("step", 0)) for entry, _ in scored)
-    found = _paired_interval(view, at[0], at[-1])
-    is_paired = found is not None
-    if found is None:
-        found = _interval_of_counts(first, last, after - before) or _interval_of_scatter(np.array(scores))
-    return HeldOutChange(before, after, (at[0], at[-1]), scores, at, found, int(last.get("tasks") or 0), is_paired)
+    paired = _paired_interval(view, at[0], at[-1])
+    found = paired or _interval_of_counts(first, last, after - before)
+    if found is None and len(scores) >= 6:  # how evaluations scatter about their line
+        found = normal_interval(after - before, neighbor_noise(np.array(scores)) * math.sqrt(2))
+    tasks = int(last.get("tasks") or 0)
+    return HeldOutChange(before, after, scores, at, found, tasks, paired is not None)
 
 
 def judge_trend(curves: RunCurves, collapse: Collapse | None, held_out: HeldOutChange | None) -> Trend:
     """Return the trend of a run by its training reward alone."""
     is_replay = curves.view.info.get("kind") == "replay"
-    steps, values = curves.view.curve(REWARD)
+    steps, values = curves.curve(REWARD)
     line = None if is_replay else measure_trend(values)
     kind, sentence = TrendKind.TOO_SHORT, f"{plural(len(values), 'point')} of reward can't show a trend."
     if is_replay:
@@ -128,7 +129,6 @@ def judge_trend(curves: RunCurves, collapse: Collapse | None, held_out: HeldOutC
 
 
 def _decide(curves: RunCurves, values: Floats, line: TrendTest, collapse: Collapse | None) -> tuple[TrendKind, str]:
-    """Return the kind of trend, and why in a few words."""
     artifact = _artifact(curves, values)
     if artifact:
         return TrendKind.FLAT, artifact
@@ -152,10 +152,9 @@ def _artifact(curves: RunCurves, values: Floats) -> str:
     """Return why a change, if there is one, is not the policy's; empty where it may be."""
     if np.ptp(values) <= 1e-9 * max(1.0, float(np.abs(values).max())) and len(values) >= 5:
         return CONSTANT
-    dead = curves.dead_groups
+    dead, update = curves.dead_groups, curves.curve("weights/update/norm")[1]
     if len(dead) >= 5 and float(dead.mean()) >= ALL_DEAD and float(dead[: len(dead) // 4 or 1].mean()) >= ALL_DEAD:
         return "Groups had no spread to learn from, so that a drift is the mix of prompts"
-    update = curves.view.curve("weights/update/norm")[1]
     if len(update) >= 5 and not update.any():
         return "No weight ever changed, so that a drift is the mix of prompts"
     entropy, gradient = curves.course("learner/entropy/mean"), curves.course("gradient/norm/before")
@@ -169,35 +168,22 @@ def _artifact(curves: RunCurves, values: Floats) -> str:
     return ""
 
 
-def _score(evaluation: Mapping[str, Any]) -> float | None:
-    """Return an evaluation's accuracy, else its reward."""
-    for key in ("accuracy", "reward"):
-        value = evaluation.get(key)
-        if isinstance(value, int | float) and np.isfinite(value):
-            return float(value)
-    return None
-
-
 def _paired_interval(view: RunView, first: int, last: int) -> tuple[float, float] | None:
     """Return the interval from the tasks that changed sides; None where rollouts of an evaluation were not kept."""
-    try:
-        before, after = (_right_by_task(view, step) for step in (first, last))
-    except (OSError, KeyError, RecordError):  # one torn file must not cost the whole report
-        return None
-    shared = before.keys() & after.keys()
+    right: list[dict[str, bool]] = []
+    for step in (first, last):
+        try:
+            table = view.held_out(step)
+            pairs = zip(table.column("task").to_pylist(), table.column("correct").to_pylist(), strict=True)
+        except (OSError, KeyError, RecordError):  # one torn file must not cost the whole report
+            return None
+        # A task's greedy answer comes first in the file, and sampled attempts follow: the first counts.
+        right.append({task: bool(is_right) for task, is_right in reversed(list(pairs))})
+    shared = sorted(right[0].keys() & right[1].keys())
     if len(shared) < 10:
         return None
-    moves = np.array([float(after[task]) - float(before[task]) for task in sorted(shared)])
+    moves = np.array([float(right[1][task]) - float(right[0][task]) for task in shared])
     return normal_interval(float(moves.mean()), float(moves.std(ddof=1)) / math.sqrt(len(moves)))
-
-
-def _right_by_task(view: RunView, step: int) -> dict[str, bool]:
-    """Return by task whether its greedy answer was right: it comes first in the file, and sampled attempts follow."""
-    table = view.held_out(step)
-    found = dict[str, bool]()
-    for task, is_right in zip(table.column("task").to_pylist(), table.column("correct").to_pylist(), strict=True):
-        found.setdefault(task, bool(is_right))
-    return found
 
 
 def _interval_of_counts(first: Mapping[str, Any], last: Mapping[str, Any], effect: float) -> tuple[float, float] | None:
@@ -210,19 +196,3 @@ def _interval_of_counts(first: Mapping[str, Any], last: Mapping[str, Any], effec
         rate = (accuracy * tasks + 1) / (tasks + 2)
         variance += rate * (1 - rate) / tasks
     return normal_interval(effect, math.sqrt(variance))
-
-
-def _interval_of_scatter(scores: Floats) -> tuple[float, float] | None:
-    """Return the interval from how evaluations scatter about their line; None with too few of them."""
-    if len(scores) < 6:
-        return None
-    return normal_interval(float(scores[-1] - scores[0]), neighbor_noise(scores) * math.sqrt(2))
-
-
-# The function below serves checks of the old form, and goes away with the last of them.
-
-
-def trend_of(view: RunView) -> Trend:
-    """Return the trend of a run."""
-    curves = RunCurves(view)
-    return judge_trend(curves, find_collapse(curves), held_out_change(view))

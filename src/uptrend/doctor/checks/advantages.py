@@ -5,43 +5,19 @@ import math
 import numpy as np
 
 from uptrend.doctor.case import Case
-from uptrend.doctor.check import Answer, Found, Lacking, check
+from uptrend.doctor.check import AS_PAGE, Answer, Found, Lacking, check
 from uptrend.doctor.checks.rewards import constant_reward
 from uptrend.doctor.curves import REWARD
-from uptrend.doctor.rows import Floats, Grouped, Rows, group_sum, recomputed, seen_in
-from uptrend.records import Confidence, Evidence, RunView, Severity, TrendKind
+from uptrend.doctor.rank import CRITICAL, HIGH, LOW, MEDIUM, NOTE, WARNING
+from uptrend.doctor.rows import Flags, Floats, Grouped, group_sum, recomputed, seen_in
+from uptrend.records import Confidence, Evidence, TrendKind
 from uptrend.stats.intervals import normal_reach
 
 WRONG, SIGN, BLOWN = "advantage.wrong-groups", "advantage.sign", "advantage.blow-up"
-LOW, HIGH = "advantage.dead-groups-low", "advantage.dead-groups-high"
+AT_BOTTOM, AT_TOP = "advantage.dead-groups-low", "advantage.dead-groups-high"
 ONE = "config.group-of-one"
-
-# Left by fp32 and the deviation's epsilon, relative to the largest advantage of the group.
-TOLERANCE = 2e-3
-# Trainers whose advantages are centered by group unless their config says otherwise.
-CENTERED = ("uptrend", "trl", "verifiers", "prime-rl")
-# A deviation, as a part of the reward's range, that is rounding or noise rather than a difference.
-SLIM = 1e-3
-
-# The share of dead groups from which most of a step is wasted, and the share in some quarter that is worth a note.
-MOST = 0.5
-NOTED = 0.4
-NEARLY_ALL = 0.9
-# The share of dead groups that leaves none alive.
-ALL = 0.999
-# Nats per token below which completions of one prompt are mostly one text.
-SURE_OF_ITSELF = 0.1
-# Spread within groups against the range of rewards, and against its own start, below which groups hardly differ.
-SMALL = 0.15
-SHRUNK = 0.65
-FEWEST = 5
-
-# Length bias: steps compared at either end, rollouts of each kind there, the gain of wrong rollouts beyond right ones
-# against their first length, and standard errors (rollouts of one task are alike, so the nominal error is too small).
-ENDS = 3
-FEWEST_OF_A_KIND = 30
-GROWTH = 0.3
-STANDARD_ERRORS = 5.0
+DEAD, SIZE = "advantage/dead/share", "advantage/abs/mean"
+ALL_DEAD = Evidence("All groups of every step are dead.", 1.0, DEAD)
 
 
 @check(ONE)
@@ -54,23 +30,27 @@ def group_of_one(case: Case) -> Answer:
     elif share >= 0.5:
         text = f"{share:.0%} of {sum(len(g.size_g) for g in case.groups)} groups have one rollout, by their ids"
         first = case.groups[0].rows
-        summary = "Groups have one rollout each: nothing to compare it with, and its advantage is 0 or its score."
         shown = seen_in([first], [np.ones(len(first), np.bool_)], text, share)
-        answers.append(Found(Severity.CRITICAL, Confidence.HIGH, summary, [shown]))
-    size = case.view.value("sampling.size", 0)
+        answers.append(Found(CRITICAL, HIGH, AS_PAGE, [shown]))
+    size = case.value("sampling.size", 0)
     if not isinstance(size, int | float) or int(size) == 0:
         answers.append(Lacking("the group size is not known"))
     elif int(size) == 1:
         text = "Groups have 1 rollout, so that the advantage is the raw score or 0, and never a comparison."
-        shown = Evidence("Rollouts per group: 1.", 1.0, "sampling.size")
-        answers.append(Found(Severity.CRITICAL, Confidence.HIGH, text, [shown]))
+        answers.append(Found(CRITICAL, HIGH, text, [Evidence("Rollouts per group: 1.", 1.0, "sampling.size")]))
     if suspect_of_dead_run(case) == ONE:
-        text = (
-            "Rollouts of a step differ in their rewards, and those of a group never do: groups may have one rollout "
-            "each, or the reward sees the prompt alone. The group size would settle it."
-        )
-        answers.append(Found(Severity.NOTE, Confidence.LOW, text, [ALL_DEAD]))
+        differ = "Rollouts of a step differ in their rewards, and those of a group never do"
+        text = f"{differ}: groups may have one rollout each, or the reward sees the prompt alone."
+        answers.append(Found(NOTE, LOW, text, [ALL_DEAD]))
     return answers
+
+
+# Left by fp32 and the deviation's epsilon, relative to the largest advantage of the group.
+TOLERANCE = 2e-3
+# Trainers whose advantages are centered by group unless their config says otherwise.
+CENTERED = ("uptrend", "trl", "verifiers", "prime-rl")
+# A deviation, as a part of the reward's range, that is rounding or noise rather than a difference.
+SLIM = 1e-3
 
 
 @check(WRONG, SIGN, BLOWN, columns=["group", "reward"])
@@ -79,117 +59,7 @@ def advantages_by_group(case: Case) -> Answer:
     if not case.groups:
         return Lacking("some rollouts have no group id or no reward")
     steps = [g for g in case.groups if g.advantage_n is not None]
-    return [answer for answer in (_membership(case, steps), _size(case, steps)) if answer is not None]
-
-
-@check("advantage.metric-blind", columns=["group", "reward"])
-def metric_blind(case: Case) -> Answer:
-    """Compare the logged share of dead groups with the one that true group ids give at the same step."""
-    # A watched TRL run has the true share under our name, and TRL's own beside it.
-    metric = "trl/frac_reward_zero_std" if case.view.has("trl/frac_reward_zero_std") else "advantage/dead/share"
-    at = {int(step): float(value) for step, value in zip(*case.view.curve(metric), strict=True)}
-    pairs = [(g, float(np.mean(g.dead_g)), at[g.rows.step]) for g in case.groups if g.rows.step in at]
-    if not pairs:
-        return Lacking("no share of dead groups was logged" if case.groups else "some rollouts have no group id")
-    off = [(g, true, said) for g, true, said in pairs if abs(true - said) > max(0.05, 0.6 / len(g.size_g))]
-    # Another trainer's line may be a mean over several steps: one that differs proves nothing.
-    if not off or (case.view.trainer != "uptrend" and len(off) < max(2, len(pairs) / 2)):
-        return None
-    g, true, said = max(off, key=lambda pair: abs(pair[1] - pair[2]))
-    text = f"at step {g.rows.step} {true:.0%} of the groups are dead by their ids, and the trainer logged {said:.0%}"
-    shown = seen_in([g.rows], [g.whole(g.dead_g[g.group_n])], text, true - said, metric)
-    summary = f"The trainer's own share of dead groups is wrong in {len(off)} of {len(pairs)} steps looked at."
-    # With scale_rewards = "batch", TRL misses dead groups by design: worth a warning where they are many.
-    dead, told = np.mean([true for _, true, _ in pairs]), np.mean([said for _, _, said in pairs])
-    is_small = metric.startswith("trl/") and (dead < 0.3 or dead - told < 0.2)
-    return Found(Severity.NOTE if is_small else Severity.WARNING, Confidence.HIGH, summary, [shown])
-
-
-@check(LOW, HIGH)
-def dead_groups(case: Case) -> Answer:
-    """Report groups whose rollouts all score alike, by parts of the run and by where the reward lies."""
-    dead = case.dead_groups
-    if len(dead) == 0:
-        return _narrowing(case) or Lacking("no share of dead groups was logged")
-    if len(dead) < FEWEST:
-        return Lacking(f"fewer than {FEWEST} steps")
-    mean, quarters = float(dead.mean()), [float(part.mean()) for part in np.array_split(dead, 4)]
-    if max(quarters) < NOTED:
-        return _narrowing(case)
-    side, confidence, known_by = _side(case, int(np.argmax(quarters)))
-    trend, severity = case.trend.kind, Severity.WARNING
-    # A run that learns all the same is told, not warned; so is one that is dead because it has learned.
-    is_unsure = trend is TrendKind.TOO_SHORT and min(mean, quarters[-1]) < 0.6
-    if trend is TrendKind.LEARNING or mean < MOST or is_unsure:
-        severity = Severity.NOTE
-    elif mean >= NEARLY_ALL and trend is not TrendKind.TOO_SHORT:
-        severity = Severity.CRITICAL
-    place = ("probably " if confidence is Confidence.LOW else "") + {LOW: "at the bottom", HIGH: "at the top"}[side]
-    text = (
-        f"{mean:.0%} of groups had no spread in their rewards ({quarters[0]:.0%} in the first quarter, "
-        f"{quarters[-1]:.0%} in the last), most of them {place}: they have no gradient."
-    )
-    by_quarter = f"Dead groups by quarters: {', '.join(f'{q:.2f}' for q in quarters)}."
-    return Found(severity, confidence, text, [Evidence(by_quarter, mean, "advantage/dead/share"), known_by], side)
-
-
-@check("advantage.length-bias", columns=["correct", "roles"])
-def length_bias(case: Case) -> Answer:
-    """Report wrong rollouts that lengthen faster than right ones from the start to the end of the run."""
-    rows = case.rows
-    if len(rows) < 2 * ENDS:
-        return Lacking(f"rollouts of fewer than {2 * ENDS} steps were kept")
-    early, late = rows[:ENDS], rows[-ENDS:]
-    lengths = [_lengths(part, is_right) for part in (early, late) for is_right in (True, False)]
-    if min(map(len, lengths)) < FEWEST_OF_A_KIND:
-        return Lacking(f"fewer than {FEWEST_OF_A_KIND} right or wrong rollouts at one end of the run")
-    right, wrong, right_late, wrong_late = (float(part.mean()) for part in lengths)
-    gained = (wrong_late - wrong) - (right_late - right)
-    error = math.sqrt(sum(float(part.var(ddof=1)) / len(part) for part in lengths))
-    if gained < max(GROWTH * wrong, 2.0, STANDARD_ERRORS * error):
-        return None
-    text = (
-        f"Wrong rollouts grew from {wrong:.0f} to {wrong_late:.0f} tokens and right ones from {right:.0f} to "
-        f"{right_late:.0f}: a mean over each rollout's tokens lets long wrong answers off lightly."
-    )
-    told = f"Wrong ones gained {gained:.3g} tokens more (± {normal_reach() * error:.2g})."
-    return Found(Severity.WARNING, Confidence.MEDIUM, text, [Evidence(told, gained, "", late[-1].step)])
-
-
-ALL_DEAD = Evidence("All groups of every step are dead.", 1.0, "advantage/dead/share")
-
-
-def suspect_of_dead_run(case: Case) -> str:
-    """Return the cause to suspect where scalars show not one live group, though rewards move; empty for none.
-
-    With rollouts the checks that read them decide instead.
-    """
-    dead, view = case.dead_groups, case.view
-    if view.rollout_steps or len(dead) < FEWEST or float(dead.min()) < ALL or constant_reward.alarms(case):
-        return ""
-    # The deviation of rewards over whole batches: as logged, or of the sole component that they consist of.
-    parts = [view.curve(f"reward/part/{name}/std")[1] for name in view.parts()]
-    spread = view.curve("reward/std")[1]
-    if not len(spread) and len(parts) == 1:
-        spread = parts[0]
-    if not len(spread):
-        return ""
-    entropy = case.course("learner/entropy/mean")
-    if float(np.max(spread)) < 1e-6 < float(np.ptp(view.curve(REWARD)[1])):
-        return "reward.wrong-length"
-    is_varied = float(np.median(spread)) > 1e-6 and entropy is not None and entropy.begin > SURE_OF_ITSELF
-    return ONE if is_varied else ""
-
-
-def unexplained_dead_groups(case: Case) -> str:
-    """Return the id of an alarm of dead groups that only scalars show and that nothing about rewards explains."""
-    if case.view.rollout_steps or constant_reward.alarms(case) or suspect_of_dead_run(case):
-        return ""
-    return next((finding.id for finding in dead_groups.alarms(case)), "")
-
-
-def _share_of_singles(case: Case) -> float:
-    return float(np.mean(np.concatenate([g.size_g for g in case.groups]) == 1)) if case.groups else 0.0
+    return [_membership(case, steps), _size(case, steps)]
 
 
 def _membership(case: Case, steps: list[Grouped]) -> Found | Lacking | None:
@@ -200,47 +70,39 @@ def _membership(case: Case, steps: list[Grouped]) -> Found | Lacking | None:
         return mixed
     if not steps:
         return Lacking("no advantages were recorded", WRONG)
-    view = case.view
-    is_penalized = view.value("learning.kl.estimator") == "k1" and (view.value("learning.kl.beta") or 0) > 0
-    if is_penalized or (view.trainer not in CENTERED and view.value("learning.baseline") is None):
+    is_penalized = case.value("learning.kl.estimator") == "k1" and (case.value("learning.kl.beta") or 0) > 0
+    if is_penalized or (case.view.trainer not in CENTERED and case.value("learning.baseline") is None):
         return Lacking("advantages hold more than rewards: a penalty, or another baseline", WRONG)
     # Covariances of rewards and advantages, in groups that have both.
     together = [group_sum(g.centered_n * _advantage(g), g.group_n) for g in steps]
     signs = np.concatenate([t[~g.dead_g & (t != 0)] for t, g in zip(together, steps, strict=True)])
     if len(signs) < 3 or np.mean(signs < 0) < 0.9:
-        return _wrong(view, steps)
-    wrong = [g.whole((g.centered_n > 0) & (_advantage(g) < 0)) for g in steps]
+        return _wrong(case, steps)
+    wrong = [(g.centered_n > 0) & (_advantage(g) < 0) for g in steps]
     text = f"in {np.mean(signs < 0):.0%} of {len(signs)} live groups the better rollouts have the lower advantages"
-    shown = seen_in([g.rows for g in steps], wrong, text, float(np.mean(signs < 0)))
-    summary = "Advantages have the wrong sign: the run learns to do worse."
-    return Found(Severity.CRITICAL, Confidence.HIGH, summary, [shown], SIGN)
+    return Found(CRITICAL, HIGH, AS_PAGE, [_seen(steps, wrong, text, float(np.mean(signs < 0)))], SIGN)
 
 
 def _mixed(steps: list[Grouped]) -> Found | None:
-    """Find groups with rollouts of two tasks."""
-    flags, groups = [], 0
+    flags, groups, total = [], 0, sum(len(g.size_g) for g in steps)
     for g in steps:
         if g.rows.task_n is None:
             return None
         task = g.rows.task_n[g.place_n]
         first_g = np.zeros(len(g.size_g), np.int64)
         first_g[g.group_n[::-1]] = task[::-1]
-        other_n = task != first_g[g.group_n]
-        groups += len(np.unique(g.group_n[other_n]))
-        flags.append(g.whole(other_n))
+        flags.append(task != first_g[g.group_n])
+        groups += len(np.unique(g.group_n[flags[-1]]))
     if not groups:
         return None
-    total = sum(len(g.size_g) for g in steps)
-    text = f"{groups} of {total} groups hold rollouts of more than one task"
-    summary = "Rollouts of different tasks are compared with each other as if they were of one."
-    shown = seen_in([g.rows for g in steps], flags, text, groups / total)
-    return Found(Severity.CRITICAL, Confidence.HIGH, summary, [shown], WRONG)
+    shown = _seen(steps, flags, f"{groups} of {total} groups hold rollouts of more than one task", groups / total)
+    return Found(CRITICAL, HIGH, AS_PAGE, [shown], WRONG)
 
 
-def _wrong(view: RunView, steps: list[Grouped]) -> Found | None:
+def _wrong(case: Case, steps: list[Grouped]) -> Found | None:
     """Find groups whose advantages do not sum to 0, or, where the formula is known, are other ones."""
-    scale, baseline = view.value("learning.scale"), view.value("learning.baseline")
-    is_exact = view.trainer == "uptrend" and scale in ("group", "batch", "none") and baseline is not None
+    scale, baseline = case.value("learning.scale"), case.value("learning.baseline")
+    is_exact = case.view.trainer == "uptrend" and scale in ("group", "batch", "none") and baseline is not None
     bad, count, sums, total, worst = [], 0, 0, 0, 0.0
     for g in steps:
         assert g.advantage_n is not None
@@ -256,22 +118,19 @@ def _wrong(view: RunView, steps: list[Grouped]) -> Found | None:
         off_g &= group_sum(np.isnan(g.advantage_n).astype(float), g.group_n) == 0
         worst = max(worst, float(mean_g.max(initial=0.0)))
         count, total = count + int(off_g.sum()), total + len(off_g)
-        bad.append(g.whole(off_g[g.group_n]))
+        bad.append(off_g[g.group_n])
     if not count:
         return None
-    rows = [g.rows for g in steps]
-    if not sums and all(_is_multiple(g) for g in steps):
+    if not sums and all(map(_is_multiple, steps)):
         text = f"{count} of {total} groups have advantages that are a multiple of what their rewards give"
         summary = "Advantages are not scaled as the recipe says: groups are right, and the size is not."
-        shown = seen_in(rows, bad, text, count / total, "advantage/abs/mean")
-        return Found(Severity.WARNING, Confidence.HIGH, summary, [shown], BLOWN)
+        return Found(WARNING, HIGH, summary, [_seen(steps, bad, text, count / total, SIZE)], BLOWN)
     text = f"{count} of {total} groups have advantages that their own rewards do not give"
-    evidence = [seen_in(rows, bad, text, count / total)]
+    evidence = [_seen(steps, bad, text, count / total)]
     if sums:
         text = f"in {sums} of them advantages do not sum to 0 (their mean is up to {worst:.2g})"
-        evidence.append(seen_in(rows, bad, text, worst, "advantage/abs/mean"))
-    summary = "Advantages were computed in other groups than the rollouts belong to."
-    return Found(Severity.CRITICAL, Confidence.HIGH, summary, evidence, WRONG)
+        evidence.append(_seen(steps, bad, text, worst, SIZE))
+    return Found(CRITICAL, HIGH, AS_PAGE, evidence, WRONG)
 
 
 def _is_multiple(g: Grouped) -> bool:
@@ -282,21 +141,9 @@ def _is_multiple(g: Grouped) -> bool:
     return bool((off_n <= TOLERANCE * np.maximum(_largest(g), 0.1)[g.group_n]).all() and (slope[~g.dead_g] > 0).all())
 
 
-def _largest(g: Grouped) -> Floats:
-    largest = np.zeros(len(g.size_g))
-    np.maximum.at(largest, g.group_n, np.abs(_advantage(g)))
-    return largest
-
-
-def _advantage(g: Grouped) -> Floats:
-    """Return the recorded advantages; a rollout without tokens has 0."""
-    assert g.advantage_n is not None
-    return np.nan_to_num(g.advantage_n)
-
-
 def _size(case: Case, steps: list[Grouped]) -> Found | Lacking | None:
     """Judge advantages that no rewards of a group can give, and deviations of almost 0 that are divided by."""
-    scale = case.view.value("learning.scale")
+    scale = case.value("learning.scale")
     if scale is None or not steps:
         return Lacking("no advantages, or no word on how they are scaled", BLOWN)
     if scale != "group":
@@ -305,18 +152,16 @@ def _size(case: Case, steps: list[Grouped]) -> Found | Lacking | None:
     for g in steps:
         size_n = g.size_g[g.group_n].astype(float)
         most_n = np.sqrt(np.maximum(size_n - 1, 1))  # G rewards give √(G−1) at most
-        if case.view.value("learning.baseline") == "leave_one_out":
+        if case.value("learning.baseline") == "leave_one_out":
             most_n *= size_n / np.maximum(size_n - 1, 1)
         over_n = np.abs(_advantage(g)) / most_n
-        flags.append(g.whole(over_n > 1.05))
+        flags.append(over_n > 1.05)
         if over_n.max(initial=0) > max(worst, 1.05):
             worst, bound = float(over_n.max()), float(most_n[over_n.argmax()])
     if not worst:
         return _slim(case.groups)
     text = f"an advantage of {worst * bound:.3g}, where groups of this size can give {bound:.2g} at most"
-    shown = seen_in([g.rows for g in steps], flags, text, worst * bound, "advantage/abs/mean")
-    summary = "Advantages are larger than any rewards can make them: a deviation of almost 0 was divided by."
-    return Found(Severity.CRITICAL, Confidence.HIGH, summary, [shown], BLOWN)
+    return Found(CRITICAL, HIGH, AS_PAGE, [_seen(steps, flags, text, worst * bound, SIZE)], BLOWN)
 
 
 def _slim(steps: list[Grouped]) -> Found | None:
@@ -327,13 +172,65 @@ def _slim(steps: list[Grouped]) -> Found | None:
         spread = float(np.nanmax(high) - np.nanmin(low)) if np.isfinite(high).any() else float(np.ptp(g.reward_n))
         slim_g = ~g.dead_g & (g.deviation_g < SLIM * spread)
         slim, live = slim + int(slim_g.sum()), live + int((~g.dead_g).sum())
-        flags.append(g.whole(slim_g[g.group_n]))
+        flags.append(slim_g[g.group_n])
     if slim < 3 or slim < 0.1 * live:
         return None
     text = f"{slim} of {live} live groups have rewards that differ by less than {SLIM:g} of the reward's range"
-    shown = seen_in([g.rows for g in steps], flags, text, slim / live, "reward/group_std/mean")
     summary = "Scaling by the group's deviation turns differences of next to nothing into full advantages."
-    return Found(Severity.WARNING, Confidence.MEDIUM, summary, [shown], BLOWN)
+    return Found(WARNING, MEDIUM, summary, [_seen(steps, flags, text, slim / live, "reward/group_std/mean")], BLOWN)
+
+
+@check("advantage.metric-blind", columns=["group", "reward"])
+def metric_blind(case: Case) -> Answer:
+    """Compare the logged share of dead groups with the one that true group ids give at the same step."""
+    # A watched TRL run has the true share under our name, and TRL's own beside it.
+    metric = "trl/frac_reward_zero_std" if case.has("trl/frac_reward_zero_std") else DEAD
+    at = {int(step): float(value) for step, value in zip(*case.curve(metric), strict=True)}
+    pairs = [(g, float(np.mean(g.dead_g)), at[g.rows.step]) for g in case.groups if g.rows.step in at]
+    if not pairs:
+        return Lacking("no share of dead groups was logged" if case.groups else "some rollouts have no group id")
+    off = [(g, true, said) for g, true, said in pairs if abs(true - said) > max(0.05, 0.6 / len(g.size_g))]
+    # Another trainer's line may be a mean over several steps: one that differs proves nothing.
+    if not off or (case.view.trainer != "uptrend" and len(off) < max(2, len(pairs) / 2)):
+        return None
+    g, true, said = max(off, key=lambda pair: abs(pair[1] - pair[2]))
+    text = f"at step {g.rows.step} {true:.0%} of the groups are dead by their ids, and the trainer logged {said:.0%}"
+    summary = f"The trainer's own share of dead groups is wrong in {len(off)} of {len(pairs)} steps looked at."
+    # With scale_rewards = "batch", TRL misses dead groups by design: worth a warning where they are many.
+    dead, told = np.mean([true for _, true, _ in pairs]), np.mean([said for _, _, said in pairs])
+    is_small = metric.startswith("trl/") and (dead < 0.3 or dead - told < 0.2)
+    shown = _seen([g], [g.dead_g[g.group_n]], text, true - said, metric)
+    return Found(NOTE if is_small else WARNING, HIGH, summary, [shown])
+
+
+# The share of dead groups from which most of a step is wasted, and the share in some quarter that is worth a note.
+MOST, NOTED, NEARLY_ALL = 0.5, 0.4, 0.9
+FEWEST = 5
+
+
+@check(AT_BOTTOM, AT_TOP)
+def dead_groups(case: Case) -> Answer:
+    """Report groups whose rollouts all score alike, by parts of the run and by where the reward lies."""
+    dead = case.dead_groups
+    if len(dead) == 0:
+        return _narrowing(case) or Lacking("no share of dead groups was logged")
+    if len(dead) < FEWEST:
+        return Lacking(f"fewer than {FEWEST} steps")
+    mean, quarters = float(dead.mean()), [float(part.mean()) for part in np.array_split(dead, 4)]
+    if max(quarters) < NOTED:
+        return _narrowing(case)
+    side, confidence, known_by = _side(case, int(np.argmax(quarters)))
+    is_short, severity = case.trend.kind is TrendKind.TOO_SHORT, WARNING
+    # A run that learns all the same is told, not warned; so is one that is dead because it has learned.
+    if case.is_learning or mean < MOST or (is_short and min(mean, quarters[-1]) < 0.6):
+        severity = NOTE
+    elif mean >= NEARLY_ALL and not is_short:
+        severity = CRITICAL
+    place = ("probably " if confidence is LOW else "") + ("at the bottom" if side == AT_BOTTOM else "at the top")
+    ends = f"{quarters[0]:.0%} in the first quarter, {quarters[-1]:.0%} in the last"
+    text = f"{mean:.0%} of groups had no spread in their rewards ({ends}), most of them {place}: they have no gradient."
+    by_quarter = f"Dead groups by quarters: {', '.join(f'{q:.2f}' for q in quarters)}."
+    return Found(severity, confidence, text, [Evidence(by_quarter, mean, DEAD), known_by], side)
 
 
 def _side(case: Case, quarter: int) -> tuple[str, Confidence, Evidence]:
@@ -342,15 +239,18 @@ def _side(case: Case, quarter: int) -> tuple[str, Confidence, Evidence]:
     if low is not None and high is not None:
         counts = [float(np.array_split(c.values, 4)[quarter].mean()) for c in (low, high)]
         text = f"Counted: {counts[0]:.2f} at the lower bound and {counts[1]:.2f} at the upper."
-        shown = Evidence(text, max(counts), "advantage/dead_low/share")
-        return LOW if counts[0] >= counts[1] else HIGH, Confidence.HIGH, shown
-    level = float(np.array_split(case.view.curve(REWARD)[1], 4)[quarter].mean())
+        return AT_BOTTOM if counts[0] >= counts[1] else AT_TOP, HIGH, Evidence(text, max(counts), low.metric)
+    level = float(np.array_split(case.curve(REWARD)[1], 4)[quarter].mean())
     # Means alone do not show how high a reward goes; one that stays between 0 and 1 is taken to go to 1.
-    is_share = case.reward_range[0] >= 0 and case.reward_range[1] <= 1 and not case.view.has("reward/max")
+    is_share = case.reward_range[0] >= 0 and case.reward_range[1] <= 1 and not case.has("reward/max")
     at = level if is_share else case.height(level)
-    sure = Confidence.MEDIUM if at < 0.25 or at > 0.75 else Confidence.LOW
     text = f"Their side was not logged; judged by the reward, {level:.3g}, which lies at {at:.0%} of its range."
-    return HIGH if at > 0.5 else LOW, sure, Evidence(text, level, REWARD)
+    side, sure = AT_TOP if at > 0.5 else AT_BOTTOM, MEDIUM if at < 0.25 or at > 0.75 else LOW
+    return side, sure, Evidence(text, level, REWARD)
+
+
+# Spread within groups against the range of rewards, and against its own start, below which groups hardly differ.
+SMALL, SHRUNK = 0.15, 0.65
 
 
 def _narrowing(case: Case) -> Found | None:
@@ -367,11 +267,85 @@ def _narrowing(case: Case) -> Found | None:
         return None
     text = f"The reward lies at {reward.last:.3g}, high in its range, with little spread to learn from"
     moves = f"Spread {spread.first:.3g} → {spread.last:.3g}; reward {reward.first:.3g} → {reward.last:.3g}."
-    summary = f"{text}: it may be near its ceiling."
-    return Found(Severity.NOTE, Confidence.LOW, summary, [spread.evidence(moves)], HIGH)
+    return Found(NOTE, LOW, f"{text}: it may be near its ceiling.", [case.evidence(spread.metric, moves)], AT_TOP)
 
 
-def _lengths(rows: list[Rows], is_right: bool) -> Floats:
-    """Return the number of the model's tokens in each right or wrong rollout."""
-    chosen = [r.lengths_n[r.by_rollout("correct") == float(is_right)] for r in rows]
-    return np.concatenate(chosen).astype(np.float64)
+# Steps compared at either end, rollouts of each kind there, the gain of wrong rollouts beyond right ones against their
+# first length, and standard errors (rollouts of one task are alike, so the nominal error is too small).
+ENDS, FEWEST_OF_A_KIND, GROWTH, STANDARD_ERRORS = 3, 30, 0.3, 5.0
+
+
+@check("advantage.length-bias", columns=["correct", "roles"])
+def length_bias(case: Case) -> Answer:
+    """Report wrong rollouts that lengthen faster than right ones from the start to the end of the run."""
+    rows = case.rows
+    if len(rows) < 2 * ENDS:
+        return Lacking(f"rollouts of fewer than {2 * ENDS} steps were kept")
+    lengths = []
+    for part in (rows[:ENDS], rows[-ENDS:]):
+        for is_right in (1.0, 0.0):
+            chosen = [r.lengths_n[r.by_rollout("correct") == is_right] for r in part]
+            lengths.append(np.concatenate(chosen).astype(np.float64))
+    if min(map(len, lengths)) < FEWEST_OF_A_KIND:
+        return Lacking(f"fewer than {FEWEST_OF_A_KIND} right or wrong rollouts at one end of the run")
+    right, wrong, right_late, wrong_late = (float(part.mean()) for part in lengths)
+    gained = (wrong_late - wrong) - (right_late - right)
+    error = math.sqrt(sum(float(part.var(ddof=1)) / len(part) for part in lengths))
+    if gained < max(GROWTH * wrong, 2.0, STANDARD_ERRORS * error):
+        return None
+    grew = f"Wrong rollouts grew from {wrong:.0f} to {wrong_late:.0f} tokens"
+    also = f"right ones from {right:.0f} to {right_late:.0f}"
+    text = f"{grew} and {also}: a mean over each rollout's tokens lets long wrong answers off lightly."
+    told = f"Wrong ones gained {gained:.3g} tokens more (± {normal_reach() * error:.2g})."
+    return Found(WARNING, MEDIUM, text, [Evidence(told, gained, "", rows[-1].step)])
+
+
+def suspect_of_dead_run(case: Case) -> str:
+    """Return the cause to suspect where scalars show not one live group, though rewards move; empty for none.
+
+    With rollouts the checks that read them decide instead.
+    """
+    dead, view = case.dead_groups, case.view
+    if view.rollout_steps or len(dead) < FEWEST or float(dead.min()) < 0.999 or constant_reward.alarms(case):
+        return ""
+    # The deviation of rewards over whole batches: as logged, or of the sole component that they consist of.
+    parts = view.parts()
+    spread = case.curve("reward/std")[1]
+    if not len(spread) and len(parts) == 1:
+        spread = case.curve(f"reward/part/{parts[0]}/std")[1]
+    if not len(spread):
+        return ""
+    entropy = case.course("learner/entropy/mean")
+    if float(np.max(spread)) < 1e-6 < float(np.ptp(case.curve(REWARD)[1])):
+        return "reward.wrong-length"
+    # Below a tenth of a nat per token, completions of one prompt are mostly one text.
+    return ONE if float(np.median(spread)) > 1e-6 and entropy is not None and entropy.begin > 0.1 else ""
+
+
+def unexplained_dead_groups(case: Case) -> str:
+    """Return the id of an alarm of dead groups that only scalars show and that nothing about rewards explains."""
+    if case.view.rollout_steps or constant_reward.alarms(case) or suspect_of_dead_run(case):
+        return ""
+    return next((finding.id for finding in dead_groups.alarms(case)), "")
+
+
+def _seen(steps: list[Grouped], flags: list[Flags], text: str, value: float, metric: str = "") -> Evidence:
+    return seen_in(
+        [g.rows for g in steps], [g.whole(f) for g, f in zip(steps, flags, strict=True)], text, value, metric
+    )
+
+
+def _share_of_singles(case: Case) -> float:
+    return float(np.mean(np.concatenate([g.size_g for g in case.groups]) == 1)) if case.groups else 0.0
+
+
+def _largest(g: Grouped) -> Floats:
+    largest = np.zeros(len(g.size_g))
+    np.maximum.at(largest, g.group_n, np.abs(_advantage(g)))
+    return largest
+
+
+def _advantage(g: Grouped) -> Floats:
+    """Return the recorded advantages; a rollout without tokens has 0."""
+    assert g.advantage_n is not None
+    return np.nan_to_num(g.advantage_n)

@@ -3,18 +3,16 @@
 import numpy as np
 
 from uptrend.doctor.case import Case
-from uptrend.doctor.check import Found, Lacking, check
+from uptrend.doctor.check import AS_PAGE, Found, Lacking, by_share, check
+from uptrend.doctor.rank import CRITICAL, HIGH, WARNING
 from uptrend.doctor.rows import Flags, Floats, Ints, Rows, count_flags, group_sum, seen_in
-from uptrend.records import Confidence, Ending, Evidence, Role, RunView, Severity
+from uptrend.records import Ending, Evidence, Role
 
 # Share of the model's tokens outside the loss, and of prompt or tool tokens hidden, from which little can be learned.
-MOST_UNTRAINED = 0.5
-MUCH_HIDDEN = 0.05
+MOST_UNTRAINED, MUCH_HIDDEN = 0.5, 0.05
 # Nats by which the sampler must move between tasks for the learner's silence to mean anything, and the share of that
 # below which the learner does not react, over at least so many comparable tokens.
-SAMPLER_MOVES = 0.1
-LEARNER_MOVES = 0.02
-ENOUGH = 20
+SAMPLER_MOVES, LEARNER_MOVES, ENOUGH = 0.1, 0.02, 20
 # An odd number without a pattern, for hashing.
 FACTOR = 0x9E3779B97F4A7C15
 BY_TOKEN = ("turns", "roles", "versions", "sampler", "weights", "attended", "advantages", "learner")
@@ -30,28 +28,21 @@ def loss_by_role(case: Case) -> list[Found]:
         for role, count, share, flags in _foreign(rows, [np.nan_to_num(w) != 0 for w in weights])
     ]
     if evidence:
-        text = (
-            "The loss is also on tokens that the model did not write: it learns to say what its prompt or tools said."
-        )
-        found.append(Found(Severity.CRITICAL, Confidence.HIGH, text, evidence, "mask.tool-trained"))
-    expected = [_expected_t(case.view, r, w) for r, w in zip(rows, weights, strict=True)]
+        found.append(Found(CRITICAL, HIGH, AS_PAGE, evidence, "mask.tool-trained"))
+    expected = [_expected_t(case, r, w) for r, w in zip(rows, weights, strict=True)]
     stops = [_stop_t(r) & e for r, e in zip(rows, expected, strict=True)]
     missing = [e & (w == 0) for e, w in zip(expected, weights, strict=True)]
     lost = [m & ~s for m, s in zip(missing, stops, strict=True)]
     if count := count_flags(lost):
         share, total = count / count_flags(expected), count_flags(expected)
         text = f"{count:,} of {total:,} generated tokens have no weight in the loss, and no record says why"
-        severity = Severity.CRITICAL if share >= MOST_UNTRAINED else Severity.WARNING
         summary = f"{share:.1%} of what the model wrote is left out of the loss without a reason."
-        found.append(
-            Found(severity, Confidence.HIGH, summary, [_seen(rows, lost, text, share)], "mask.model-untrained")
-        )
+        severity, shown = by_share(share, critical=MOST_UNTRAINED), _seen(rows, lost, text, share)
+        found.append(Found(severity, HIGH, summary, [shown], "mask.model-untrained"))
     lost = [m & s for m, s in zip(missing, stops, strict=True)]
     if count := count_flags(lost):
         text = f"{count:,} of {count_flags(stops):,} sampled stop tokens have no weight in the loss"
-        summary = "The stop token that the model sampled is outside the loss: it can't learn when to stop."
-        evidence = [_seen(rows, lost, text, float(count))]
-        found.append(Found(Severity.WARNING, Confidence.HIGH, summary, evidence, "mask.stop-untrained"))
+        found.append(Found(WARNING, HIGH, AS_PAGE, [_seen(rows, lost, text, float(count))], "mask.stop-untrained"))
     return found
 
 
@@ -64,13 +55,11 @@ def attention_blind(case: Case) -> Found | Lacking | None:
         for role, count, share, flags in _foreign(rows, [r.read_tokens("attended") == 0 for r in rows])
     ]
     if evidence:
-        severity = Severity.CRITICAL if max(e.value or 0.0 for e in evidence) >= MUCH_HIDDEN else Severity.WARNING
-        text = "The learner could not see its question or its tool results: attention left them out."
-        return Found(severity, Confidence.HIGH, text, evidence)
-    deaf = _unmoved(case.rows_with("roles", "ids", "learner", "sampler", "task"))
-    if deaf is not None:
+        severity = by_share(max(e.value or 0.0 for e in evidence), critical=MUCH_HIDDEN)
+        return Found(severity, HIGH, AS_PAGE, evidence)
+    if deaf := _unmoved(case.rows_with("roles", "ids", "learner", "sampler", "task")):
         text = "The learner's log-probabilities do not depend on the question: it can't see its prompt."
-        return Found(Severity.CRITICAL, Confidence.HIGH, text, [deaf])
+        return Found(CRITICAL, HIGH, text, [deaf])
     if any(r.has("attended") for r in case.rows):
         return None
     return Lacking("what attention could see was not recorded; preflight's prompt swap asks the model")
@@ -82,14 +71,18 @@ def retokenized(case: Case) -> list[Found]:
 
     A sampled token has the sampler's log-probability and the version of the weights that sampled it.
     """
-    rows, found = case.rows_with("ids", "roles", "sampler"), []
-    unsampled = [_unsampled_t(r) for r in rows]
+    rows, found, unsampled = case.rows_with("ids", "roles", "sampler"), [], []
+    for r in rows:
+        versions, weights, missing = r.tokens("versions"), r.tokens("weights"), np.isnan(r.read_tokens("sampler"))
+        if versions is not None:  # a trainer that keeps no versions is believed
+            missing |= np.isnan(versions)
+        if weights is not None:
+            missing &= np.nan_to_num(weights) != 0
+        unsampled.append(r.model_t & missing)
     if count := count_flags(unsampled):
-        total = sum(int(r.model_t.sum()) for r in rows)
+        total = count_flags(r.model_t for r in rows)
         text = f"{count:,} of {total:,} generated tokens in the loss have no log-probability or version of a sampler"
-        summary = "Tokens were trained that were never sampled: the text was tokenized anew on its way to the learner."
-        evidence = [_seen(rows, unsampled, text, count / total)]
-        found.append(Found(Severity.CRITICAL, Confidence.HIGH, summary, evidence))
+        found.append(Found(CRITICAL, HIGH, AS_PAGE, [_seen(rows, unsampled, text, count / total)]))
     ragged = {name: [r.ragged_n(name) for r in rows] for name in BY_TOKEN if any(r.has(name) for r in rows)}
     evidence = [
         seen_in(rows, flags, f"in {count:,} rollouts {name} has another number of tokens than ids", count)
@@ -97,8 +90,7 @@ def retokenized(case: Case) -> list[Found]:
         if (count := count_flags(flags))
     ]
     if evidence:
-        summary = "The learner's tokens are not those of the sampler: their numbers differ."
-        found.append(Found(Severity.CRITICAL, Confidence.HIGH, summary, evidence))
+        found.append(Found(CRITICAL, HIGH, AS_PAGE, evidence))
     return found
 
 
@@ -112,12 +104,12 @@ def _foreign(rows: list[Rows], flags: list[Flags]) -> list[tuple[str, int, float
     for role in (Role.PROMPT, Role.TOOL):
         flagged = [(r.role_t == role) & f for r, f in zip(rows, flags, strict=True)]
         if count := count_flags(flagged):
-            total = sum(int((r.role_t == role).sum()) for r in rows)
+            total = count_flags(r.role_t == role for r in rows)
             found.append((role.name.lower(), count, count / total, flagged))
     return found
 
 
-def _expected_t(view: RunView, r: Rows, weight_t: Floats) -> Flags:
+def _expected_t(case: Case, r: Rows, weight_t: Floats) -> Flags:
     """Flag tokens that should be trained: generated, in a rollout that was scored, kept and not left out by config.
 
     Tokens that the learner skips because their advantage is 0 keep their weight.
@@ -125,7 +117,7 @@ def _expected_t(view: RunView, r: Rows, weight_t: Floats) -> Flags:
     taught_n = r.kept_n.copy()
     if r.has("reward"):
         taught_n &= ~np.isnan(r.reward_n)
-    if view.value("learning.mask_truncated", view.trainer != "uptrend"):
+    if case.value("learning.mask_truncated", case.view.trainer != "uptrend"):
         taught_n &= ~r.cut_n
     return np.asarray(r.model_t & ~np.isnan(weight_t) & taught_n[r.rollout_t])
 
@@ -133,21 +125,10 @@ def _expected_t(view: RunView, r: Rows, weight_t: Floats) -> Flags:
 def _stop_t(r: Rows) -> Flags:
     """Flag the last token of each rollout that ended with a stop token, where the model wrote it."""
     stop = np.zeros(len(r.row_t), np.bool_)
-    stop[(r.starts_r + r.length_r - 1)[r.length_r > 0]] = True
-    last_row_r = np.zeros(len(r.length_r), np.bool_)
-    last_row_r[np.append(r.heads_n[1:], len(r.length_r)) - 1] = True
-    stopped_n = r.ended_n == Ending.STOP_TOKEN.value
-    return np.asarray(stop & r.model_t & last_row_r[r.row_t] & stopped_n[r.rollout_t])
-
-
-def _unsampled_t(r: Rows) -> Flags:
-    """Flag trained tokens of the model that lack what sampling gives; a trainer that keeps no versions is believed."""
-    versions, weights = r.tokens("versions"), r.tokens("weights")
-    missing = np.isnan(r.read_tokens("sampler"))
-    if versions is not None:
-        missing |= np.isnan(versions)
-    trained = np.ones(len(missing), np.bool_) if weights is None else np.nan_to_num(weights) != 0
-    return np.asarray(r.model_t & trained & missing)
+    last_r = np.append(r.heads_n[1:], len(r.length_r)) - 1
+    last_r = last_r[r.length_r[last_r] > 0]
+    stop[np.cumsum(r.length_r)[last_r] - 1] = True
+    return np.asarray(stop & r.model_t & (r.ended_n == Ending.STOP_TOKEN.value)[r.rollout_t])
 
 
 def _unmoved(rows: list[Rows]) -> Evidence | None:
@@ -163,10 +144,8 @@ def _unmoved(rows: list[Rows]) -> Evidence | None:
     sampler, learner = (float(np.sqrt(sum(m[side] * m[2] for m in moves) / count)) for side in (0, 1))
     if sampler < SAMPLER_MOVES or learner > LEARNER_MOVES * sampler:
         return None
-    text = (
-        f"over {count:,} tokens with which several tasks' rollouts begin alike, the sampler's log-probability deviates "
-        f"by {sampler:.2f} from task to task and the learner's by {learner:.1g}"
-    )
+    over = f"over {count:,} tokens with which several tasks' rollouts begin alike"
+    text = f"{over}, log-probabilities deviate from task to task by {sampler:.2f} (sampler) and {learner:.1g} (learner)"
     return seen_in(rows, [np.ones(len(r), np.bool_) for r in rows], text, learner)
 
 
@@ -181,9 +160,13 @@ def _movement(r: Rows) -> tuple[float, float, int]:
     # One token of each kind per task, or equal tokens of one task would hide how little is compared.
     once = np.unique(np.stack([kind, r.task_n[r.rollout_t[place]]]), axis=1, return_index=True)[1]
     place, kind = place[once], kind[once]
-    several = np.bincount(kind)[kind] > 1 if len(kind) else np.zeros(0, np.bool_)
+    several = np.bincount(kind, minlength=1)[kind] > 1
     place, kind = place[several], kind[several]
-    return _within(sampler[place], kind), _within(learner[place], kind), len(place)
+    if not len(place):
+        return 0.0, 0.0, 0
+    counts = np.maximum(np.bincount(kind), 1)
+    within = [values - (group_sum(values, kind) / counts)[kind] for values in (sampler[place], learner[place])]
+    return float(np.mean(within[0] ** 2)), float(np.mean(within[1] ** 2)), len(place)
 
 
 def _said_alike(r: Rows) -> tuple[Ints, Ints]:
@@ -206,11 +189,3 @@ def _said_alike(r: Rows) -> tuple[Ints, Ints]:
     if turns is None:
         said, so_far = said[place == 0], so_far[place == 0]
     return said, np.unique(so_far, return_inverse=True)[1].astype(np.int64)
-
-
-def _within(values: Floats, kind: Ints) -> float:
-    """Return the variance around the mean of each kind."""
-    if not len(values):
-        return 0.0
-    counts = np.maximum(np.bincount(kind), 1)
-    return float(np.mean((values - (group_sum(values, kind) / counts)[kind]) ** 2))

@@ -7,8 +7,9 @@ import numpy as np
 
 from uptrend.doctor.case import Case
 from uptrend.doctor.catalogue import CATALOGUE
-from uptrend.doctor.check import Found, Lacking, check
+from uptrend.doctor.check import AS_PAGE, Answer, Found, Lacking, check
 from uptrend.doctor.curves import LEVEL, REWARD
+from uptrend.doctor.rank import CRITICAL, HIGH, MEDIUM, NOTE, WARNING
 from uptrend.doctor.trend import FEWEST_POINTS, SHORTEST, SMALLEST
 from uptrend.records import Confidence, Evidence, RunView, Severity, Trend, TrendKind
 from uptrend.records.metrics import must_be_finite
@@ -19,23 +20,6 @@ from uptrend.stats.trend import measure_trend, points_for, robust_spread, shift_
 # Metrics that drive the update, and counts of the tokens that others are averages over.
 DRIVERS = ("loss/", "gradient/", "weights/")
 TOKENS = ("tokens/model/count", "tokens/trained/model/count", "sampling/length/mean")
-# Metrics whose departure may come before a collapse.
-SIGNALS = {
-    "kl/reference/mean": "KL",
-    "learner/entropy/mean": "entropy",
-    "sampling/length/mean": "length",
-    "gradient/norm/before": "the gradient",
-    "sampler/kl/mean": "the gap between sampler and learner",
-}
-# Points on either side of a resume that are compared, how many it takes, and the jump of the weights' length / the
-# largest move around it where they were not restored.
-WINDOW, BESIDE, TIMES = 15, 6, 5.0
-# Power that a run should have, and points from which a trend that shows needs no repeating.
-ENOUGH, FEW = 0.8, 50
-# More than so many times the points is no advice.
-OUT_OF_REACH = 100
-# Spread between rollouts / what the mean moved through, below which there is none.
-NOTHING = 0.001
 
 
 @check("run.nonfinite")
@@ -46,11 +30,15 @@ def nonfinite(case: Case) -> Found | None:
     entropy, ratios and gaps are averages over tokens: at a step that trains nothing (no tokens, or no live group under
     `skip_dead`) NaN is another word for absent.
     """
-    view = case.view
-    empty = {step for metric in TOKENS for step in _steps_at(view, metric, 0.0)}
-    idle = empty | _steps_at(view, "gradient/norm/before", 0.0) | _steps_at(view, "advantage/dead/share", 1.0)
+
+    def steps_at(metric: str, value: float) -> set[int]:
+        steps, values = case.curve(metric)
+        return set(steps[values == value].tolist())
+
+    empty = {step for metric in TOKENS for step in steps_at(metric, 0.0)}
+    idle = empty | steps_at("gradient/norm/before", 0.0) | steps_at("advantage/dead/share", 1.0)
     bad = dict[str, list[int]]()
-    for metric, steps in sorted(view.nonfinite.items()):
+    for metric, steps in sorted(case.view.nonfinite.items()):
         excused = empty if metric.startswith(DRIVERS) else idle
         if (must_be_finite(metric) or metric == REWARD) and (left := [s for s in steps if s not in excused]):
             bad[metric] = left
@@ -58,50 +46,48 @@ def nonfinite(case: Case) -> Found | None:
         return None
     first, count = min(steps[0] for steps in bad.values()), max(map(len, bad.values()))
     names = [metric for metric, steps in bad.items() if steps[0] == first]
-    last_step = int(view.steps[-1]) if len(view.steps) else first
-    is_last = any(steps[-1] >= last_step for steps in bad.values())
-    is_lasting = is_last or count > 0.05 * len(view.steps)
+    is_last = max(steps[-1] for steps in bad.values()) >= max(case.view.steps, default=first)
     tail = ", and the run ends so" if is_last else f", {plural(count, 'time')} in all"
     text = f"{' and '.join(names)} {'are' if len(names) > 1 else 'is'} not finite at step {first}{tail}."
     shown = [
-        Evidence(f"{metric} at step{'s' * (len(steps) > 1)} {_list_few(steps)}.", None, metric, steps[0])
+        Evidence(f"{metric} from step {steps[0]} on: {plural(len(steps), 'time')}.", None, metric, steps[0])
         for metric, steps in bad.items()
     ]
-    return Found(Severity.CRITICAL if is_lasting else Severity.WARNING, Confidence.HIGH, text, shown)
+    return Found(CRITICAL if is_last or count > 0.05 * len(case.view.steps) else WARNING, HIGH, text, shown)
 
 
-def _steps_at(view: RunView, metric: str, value: float) -> set[int]:
-    """Return the steps at which a metric has exactly this value."""
-    steps, values = view.curve(metric)
-    return {int(step) for step in steps[values == value]}
-
-
-def _list_few(steps: list[int]) -> str:
-    return ", ".join(map(str, steps[:5])) + (f" and {len(steps) - 5} more" if len(steps) > 5 else "")
+# Metrics whose departure may come before a collapse.
+SIGNALS = {
+    "kl/reference/mean": "KL",
+    "learner/entropy/mean": "entropy",
+    "sampling/length/mean": "length",
+    "gradient/norm/before": "the gradient",
+    "sampler/kl/mean": "the gap between sampler and learner",
+}
 
 
 @check("run.collapsed")
-def collapsed(case: Case) -> Found | Lacking | None:
+def collapsed(case: Case) -> Answer:
     """Report a reward that fell from its best and stayed down, and what moved before it."""
-    steps, values = case.view.curve(REWARD)
+    steps, values = case.curve(REWARD)
     if len(values) < SHORTEST:
         return Lacking(f"fewer than {SHORTEST} points of reward")
     fall = case.collapse
     if fall is None:
         return None
     step = int(steps[fall.index - 1])
-    departures = ((_departure(case.view, metric, step), name, metric) for metric, name in SIGNALS.items())
+    departures = ((_departure(case, metric, step), name, metric) for metric, name in SIGNALS.items())
     moved = sorted((at, name, metric) for at, name, metric in departures if at is not None)
     first = f"; {moved[0][1]} went first, at step {moved[0][0]}" if moved else ""
     text = f"The reward fell from {fall.best:.3g} to {fall.last:.3g} near step {step} and stayed down{first}."
     shown = [Evidence(f"Best level {fall.best:.3g}, last {fall.last:.3g}.", fall.last, REWARD, step)]
     shown += [Evidence(f"{name} left its range at step {at}.", None, metric, at) for at, name, metric in moved]
-    return Found(Severity.CRITICAL, Confidence.HIGH, text, shown)
+    return Found(CRITICAL, HIGH, text, shown)
 
 
-def _departure(view: RunView, metric: str, fall: int) -> int | None:
+def _departure(case: Case, metric: str, fall: int) -> int | None:
     """Return the first step, up to a little after the fall, from which a metric stays outside its early range."""
-    steps, values = view.curve(metric)
+    steps, values = case.curve(metric)
     early = values[: max(4, int(np.searchsorted(steps, fall)) // 2)]
     if len(values) < 8 or len(early) < 4:
         return None
@@ -117,21 +103,24 @@ def _departure(view: RunView, metric: str, fall: int) -> int | None:
 def restarts(case: Case) -> Found | None:
     """Report a log of several runs in a row."""
     runs = case.view.runs_in_log
-    if runs <= 1:
-        return None
     text = f"The log holds {runs} runs one after the other; each is judged alone."
-    return Found(Severity.NOTE, Confidence.HIGH, text, [Evidence(text, runs)])
+    return Found(NOTE, HIGH, text, [Evidence(text, runs)]) if runs > 1 else None
+
+
+# Points on either side of a resume that are compared, how many it takes, and the jump of the weights' length / the
+# largest move around it where they were not restored.
+WINDOW, BESIDE, TIMES = 15, 6, 5.0
 
 
 @check("run.resume-jump")
-def resume_jump(case: Case) -> list[Found]:
+def resume_jump(case: Case) -> Answer:
     """Report weights or a reward that jump where the run was resumed."""
     found, last = [], 0  # a resume goes on from the last step that an event before it names
     for event in case.view.events:
         last = int(event.get("step") or last)
         if event.get("event") == "resumed":
             found.append(_weights_jump(case.view, last) or _reward_jump(case, last))
-    return [f for f in found if f]
+    return found
 
 
 def _weights_jump(view: RunView, step: int) -> Found | None:
@@ -148,12 +137,12 @@ def _weights_jump(view: RunView, step: int) -> Found | None:
     jumped = f"The weights' length jumped from {norms[at - 1]:.6g} to {norms[at]:.6g}"
     text = f"{jumped} where the run was resumed, at step {step}: they were not restored."
     largest = f"The largest move of {len(moves) - 1} steps around it is {usual:.2g}."
-    return Found(Severity.WARNING, Confidence.HIGH, text, [Evidence(largest, jump, "weights/norm", step)])
+    return Found(WARNING, HIGH, text, [Evidence(largest, jump, "weights/norm", step)])
 
 
 def _reward_jump(case: Case, step: int) -> Found | None:
     """Report a level shift exactly at a resume, against the noise of its neighborhood."""
-    steps, values = case.view.curve(REWARD)
+    steps, values = case.curve(REWARD)
     at = int(np.searchsorted(steps, step, side="right"))
     window, index = values[max(0, at - WINDOW) : at + WINDOW], min(at, WINDOW)
     if index < BESIDE or len(window) - index < BESIDE:
@@ -163,36 +152,39 @@ def _reward_jump(case: Case, step: int) -> Found | None:
         return None
     jumped = f"The reward jumped from {shift.before:.3g} to {shift.after:.3g}"
     text = f"{jumped} where the run was resumed, at step {step}: something was not restored."
-    shown = Evidence(f"A shift of {shift.z:.1f} standard errors.", shift.change, REWARD, step)
-    return Found(Severity.WARNING, Confidence.MEDIUM, text, [shown])
+    return Found(
+        WARNING, MEDIUM, text, [Evidence(f"A shift of {shift.z:.1f} standard errors.", shift.change, REWARD, step)]
+    )
+
+
+# Power that a run should have, and points from which a trend that shows needs no repeating.
+ENOUGH, FEW = 0.8, 50
+# More than so many times the points is no advice.
+OUT_OF_REACH = 100
+# Spread between rollouts / what the mean moved through, below which there is none.
+NOTHING = 0.001
 
 
 @check("run.too-short")
-def too_short(case: Case) -> Found | Lacking | None:
+def too_short(case: Case) -> Answer:
     """Report a run that can't show the smallest effect that matters, with its power and the points that would do."""
-    values, trend = case.view.curve(REWARD)[1], case.trend
+    values, trend = case.curve(REWARD)[1], case.trend
     if len(values) == 0:
         return Lacking("no reward was logged")
-    power = trend.power or 0.0
-    if power >= ENOUGH or _is_decided(trend, len(values)):
+    # Nobody would ask for more where it falls, surely rises by much, or has been flat for long.
+    is_decided = trend.kind is TrendKind.FALLING or (trend.kind is TrendKind.FLAT and len(values) >= 4 * FEWEST_POINTS)
+    if case.is_learning and trend.effect is not None and trend.interval is not None:
+        is_decided = len(values) >= FEW or trend.interval[0] > trend.effect / 2
+    power, smallest = trend.power or 0.0, SMALLEST * case.rollout_spread
+    if power >= ENOUGH or is_decided:
         return None
-    smallest = SMALLEST * case.rollout_spread
     if trend.power is not None and smallest < NOTHING * float(np.ptp(values)):
         return Lacking("rollouts hardly differ, so that there is no scale for an effect")
     shows = f"a change of {smallest:.2g}, the smallest that matters, would show in {power:.0%} of such runs"
-    confidence = Confidence.HIGH if trend.kind is TrendKind.TOO_SHORT else Confidence.MEDIUM
+    confidence = HIGH if trend.kind is TrendKind.TOO_SHORT else MEDIUM
     shown = Evidence(f"{shows}.", power, REWARD, int(case.view.steps[-1]))
     # A note: the trend says it already, and a short run is no fault of the recipe.
-    return Found(Severity.NOTE, confidence, _advice(values, smallest, shows, trend), [shown])
-
-
-def _is_decided(trend: Trend, points: int) -> bool:
-    """Tell whether nobody would ask for more: it falls, it surely rises by much, or it has been flat for long."""
-    if trend.kind is TrendKind.FLAT:
-        return points >= 4 * FEWEST_POINTS
-    if trend.kind is not TrendKind.LEARNING or trend.effect is None or trend.interval is None:
-        return trend.kind is TrendKind.FALLING
-    return points >= FEW or trend.interval[0] > trend.effect / 2
+    return Found(NOTE, confidence, _advice(values, smallest, shows, trend), [shown])
 
 
 def _advice(values: Floats, smallest: float, shows: str, trend: Trend) -> str:
@@ -213,7 +205,7 @@ def _advice(values: Floats, smallest: float, shows: str, trend: Trend) -> str:
 
 
 @check("run.ranks-diverge")
-def ranks_diverge(case: Case) -> Found | Lacking | None:
+def ranks_diverge(case: Case) -> Answer:
     """Report processes of one run with different weights, by digests of the parameters.
 
     No trainer writes such events by itself: they are a callback's, where several processes train.
@@ -222,18 +214,18 @@ def ranks_diverge(case: Case) -> Found | Lacking | None:
     for event in case.view.events:
         if {"digest", "process", "step"} <= event.keys():
             digests[int(event["step"])][int(event["process"])] = str(event["digest"])
-    several = {step: set(held.values()) for step, held in sorted(digests.items()) if len(held) > 1}
+    several = {step: held for step, held in sorted(digests.items()) if len(held) > 1}
     if not several and case.view.trainer == "uptrend":
         return Lacking("Uptrend trains in one process: there is no other to compare with")
     if not several:
         return Lacking("no digests of the parameters: events with step, process and digest, which a callback can write")
-    step = next((step for step, held in several.items() if len(held) > 1), None)
-    if step is None:
-        return None
-    count = len(several[step])
-    text = f"at step {step} {len(digests[step])} processes hold {count} different sets of weights"
-    summary = "Processes of the same run have different weights."
-    return Found(Severity.CRITICAL, Confidence.HIGH, summary, [Evidence(text, float(count), step=step)])
+    for step, held in several.items():
+        if (count := len(set(held.values()))) > 1:
+            shown = Evidence(
+                f"at step {step} {len(held)} processes hold {count} different sets of weights", count, step=step
+            )
+            return Found(CRITICAL, HIGH, AS_PAGE, [shown])
+    return None
 
 
 @check()

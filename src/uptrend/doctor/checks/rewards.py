@@ -8,11 +8,12 @@ from itertools import combinations
 import numpy as np
 
 from uptrend.doctor.case import Case
-from uptrend.doctor.check import Answer, Found, Lacking, check
+from uptrend.doctor.check import Answer, Found, Lacking, by_share, check, warn_if
 from uptrend.doctor.curves import LEVEL, REWARD, Curve, trend_until
+from uptrend.doctor.rank import HIGH, LOW, MEDIUM, NOTE, WARNING
 from uptrend.doctor.rows import Floats
 from uptrend.doctor.trend import HeldOutChange
-from uptrend.records import Confidence, Evidence, RunView, Severity, TrendKind
+from uptrend.records import Evidence, TrendKind
 from uptrend.stats.trend import TrendTest, rank_correlation
 
 CORRECT = "reward/correct/share"
@@ -20,6 +21,34 @@ LENGTH = "sampling/length/mean"
 
 # Steps of one value in a row that chance does not make.
 CONSTANT_STEPS = 5
+# A share, or a place in the reward's range, from which on little is left to gain.
+TOP = 0.95
+
+
+@check("reward.constant", needs=[REWARD])
+def constant_reward(case: Case) -> Found | None:
+    """Report the longest stretch in which every rollout had one reward, whatever the value."""
+    steps, values = case.curve(REWARD)
+    metrics, spread = case.view.metrics, np.full(len(values), np.nan)
+    if logged := [metric for metric in ("reward/std", "reward/group_std/mean") if case.has(metric)]:
+        spread = metrics[logged[0]][np.isfinite(metrics[REWARD])]
+    is_flat = ~(spread > 1e-9)
+    goes_on = np.append(False, is_flat[1:] & is_flat[:-1] & (values[1:] == values[:-1]))
+    begins = np.flatnonzero(is_flat & ~goes_on)
+    lengths = np.bincount(np.cumsum(is_flat & ~goes_on)[is_flat], minlength=len(begins) + 1)[1:]
+    length = int(lengths.max(initial=0))
+    if length < CONSTANT_STEPS:
+        return None
+    begin = int(begins[lengths.argmax()])
+    share, value = length / len(values), float(values[begin])
+    is_top = case.is_learning and case.height(value) > TOP
+    # A stretch that the run left again is worth knowing, unless it is half of the run.
+    is_past = share < 0.5 and begin + length < len(values)
+    severity = NOTE if is_top or is_past else by_share(share, critical=0.5)
+    text = f"Every rollout had the reward {value:.3g} on {length} logged steps in a row, from step {steps[begin]}"
+    shown = Evidence(f"That is {share:.0%} of the run.", value, REWARD, int(steps[begin]))
+    return Found(severity, HIGH, f"{text}: there was nothing to learn from.", [shown])
+
 
 # Components are told apart by their names: paid for how an answer looks, or for being right.
 FORMAT = re.compile(
@@ -33,48 +62,18 @@ RIGHT = re.compile(
 # The rise, in deviations between rollouts, that a component which stands still can at most have had.
 NOTHING = 0.1
 # Shares of the variance: below the first a component teaches nothing, from the second on it is all that is taught.
-DEAD = 0.02
-DOMINANT = 0.7
+DEAD, DOMINANT = 0.02, 0.7
 # Correlation of two components' changes from which they are one thing, counted twice.
 SAME = 0.99
 FEWEST_STEPS = 10
 
-# A component that never reaches this share of another, with the answer in neither's name, has not been earned.
-FLOOR = 0.05
-# The share of the training score's rise that the held-out one can at most have moved by.
-HALF = 0.5
-# Evaluations below which a fall may be one bad draw.
-EVALUATIONS = 4
-# The share of training's rise that a held-out score at the same level may lie below it.
-STILL = 0.25
-# A share from which on little is left to gain.
-TOP = 0.95
-
-# Growth of answers for more than a note, and for a note.
-GROWTH = 1.5
-NOTED = 1.15
-# Rank correlation of length and reward that says that they go together.
-TOGETHER = 0.5
-# The shares cut by length at first and at last, where answers have grown into their limit.
-ENDED, UNENDED = 0.25, 0.9
-# Correlation of changes between neighboring steps, where longer answers pay.
-STEP_BY_STEP = 0.3
-
-# Bounds: steps at either end that are compared, how far the mean upper bound must move against its size, the steps and
-# the groups in each half that a correlation needs, and its deviations from chance.
-ENDS = 3
-MOVED = 0.2
-STEPS, GROUPS = 4, 16
-DEVIATIONS = 5.0
-
 
 @dataclass(frozen=True)
 class PartCurve:
-    """One component of the reward."""
+    """One component of the reward, by its mean over the rollouts of a step."""
 
     name: str
     mean: Curve
-    """Its mean over the rollouts of a step."""
     variance: float
     """Variance that it brings: between rollouts where that was logged, and of its mean over the run."""
 
@@ -83,32 +82,22 @@ class PartCurve:
         """True where its name says that it pays for how an answer looks."""
         return bool(FORMAT.search(self.name.lower()))
 
-    @property
-    def is_answer(self) -> bool:
-        """True where its name says that it pays for being right."""
-        return not self.is_format and bool(RIGHT.search(self.name.lower()))
-
     def stands_still(self, unit: float) -> bool:
         """Tell whether noise can't hide a rise that matters."""
         line = self.mean.trend
         return line is not None and not self.mean.rises and line.interval()[1] < NOTHING * unit
 
 
-@check("reward.constant", needs=[REWARD])
-def constant_reward(case: Case) -> Found | None:
-    """Report the longest stretch in which every rollout had one reward, whatever the value."""
-    steps, values = case.view.curve(REWARD)
-    begin, length = _longest_stretch(case.view, values)
-    if length < CONSTANT_STEPS:
-        return None
-    share, value = length / len(values), float(values[begin])
-    is_top = case.trend.kind is TrendKind.LEARNING and case.height(value) > TOP
-    severity = Severity.NOTE
-    if not is_top and (share >= 0.5 or begin + length == len(values)):
-        severity = Severity.CRITICAL if share >= 0.5 else Severity.WARNING
-    text = f"Every rollout had the reward {value:.3g} on {length} logged steps in a row, from step {steps[begin]}"
-    shown = Evidence(f"That is {share:.0%} of the run.", value, REWARD, int(steps[begin]))
-    return Found(severity, Confidence.HIGH, f"{text}: there was nothing to learn from.", [shown])
+def parts_of(case: Case) -> list[PartCurve]:
+    """Return the components whose means were logged, less those that are differences of others."""
+    found = []
+    for name in case.view.parts():
+        mean = case.course(f"reward/part/{name}/mean")
+        if mean is not None and "_minus_" not in name:
+            between = case.curve(f"reward/part/{name}/std")[1]
+            inside = float(np.mean(between**2)) if len(between) else 0.0
+            found.append(PartCurve(name, mean, inside + float(np.var(mean.values))))
+    return found
 
 
 @check("reward.component-dead", "reward.component-dominates")
@@ -121,101 +110,116 @@ def components(case: Case) -> Answer:
     if total == 0:
         return Lacking("no component of the reward ever varied", "reward.component-dominates")
     dead = [_dead(case, part, part.variance / total) for part in parts if part.variance / total < DEAD]
-    others = [found for found in (_dominant(case, parts, total), _doubled(parts)) if found is not None]
-    return [*dead, *others]
+    return [*dead, _dominant(case, parts, total), _doubled(parts)]
+
+
+def _dead(case: Case, part: PartCurve, share: float) -> Found:
+    values, last = part.mean.values, part.mean.last
+    is_fixed = float(np.ptp(values)) <= 1e-6 * max(1.0, abs(last))
+    # One that is constant above 0 may be earned by everybody, rightly; one stuck at 0 or below is earned by nobody.
+    is_floor = is_fixed and last <= 0 and not part.is_format and case.trend.kind is not TrendKind.TOO_SHORT
+    stays = "is constant at" if is_fixed else "hardly moves from"
+    text = f"The component {part.name} {stays} {last:.3g} all run long, so that it teaches nothing."
+    spans = f"{values.min():.3g} to {values.max():.3g} over {len(values)} points"
+    shown = case.evidence(part.mean.metric, f"{part.name} brings {share:.2%} of the reward's variance; {spans}.")
+    return Found(warn_if(is_floor), HIGH if is_fixed else MEDIUM, text, [shown], "reward.component-dead")
+
+
+def _dominant(case: Case, parts: list[PartCurve], total: float) -> Found | None:
+    part = max(parts, key=lambda p: p.variance)
+    share, others = part.variance / total, [p for p in parts if not p.is_format]
+    if share < DOMINANT or not part.is_format or not others:
+        return None
+    is_still = all(p.stands_still(case.rollout_spread) for p in others)
+    text = f"{part.name} brings {share:.0%} of the reward's variance: the run learns that, and hardly the task."
+    shown = _courses(case, [part, *others])
+    return Found(warn_if(is_still and case.is_learning), MEDIUM, text, shown, "reward.component-dominates")
+
+
+def _courses(case: Case, parts: list[PartCurve]) -> list[Evidence]:
+    return [case.evidence(p.mean.metric, f"{p.name}: {p.mean.first:.3g} → {p.mean.last:.3g}.") for p in parts]
+
+
+def _doubled(parts: list[PartCurve]) -> Found | None:
+    """Find two components that are numerically one series: one signal with twice the weight."""
+    for one, other in combinations(parts, 2):
+        if len(one.mean.values) != len(other.mean.values) or len(one.mean.values) < 20:
+            continue
+        # Differences, so that two that merely rise together are not taken for one.
+        moves = np.diff(one.mean.values), np.diff(other.mean.values)
+        likeness = float(np.corrcoef(*moves)[0, 1]) if np.ptp(moves[0]) > 0 and np.ptp(moves[1]) > 0 else 0.0
+        if likeness > SAME:
+            text = f"The components {one.name} and {other.name} are one series, so that one thing is paid for twice."
+            shown = Evidence(f"Their changes from step to step correlate at {likeness:.3f}.", likeness, one.mean.metric)
+            return Found(NOTE, HIGH, text, [shown], "reward.component-dominates")
+    return None
+
+
+# A component that never reaches this share of another, with the answer in neither's name, has not been earned.
+FLOOR = 0.05
+# The share of the training score's rise that the held-out one can at most have moved by.
+HALF = 0.5
+# Evaluations below which a fall may be one bad draw.
+EVALUATIONS = 4
+# The share of training's rise that a held-out score at the same level may lie below it.
+STILL = 0.25
 
 
 @check("reward.hackable")
 def hackable(case: Case) -> Answer:
     """Report a reward that rises while what it stands for does not."""
-    change, parts, is_share = case.held_out, case.once(parts_of), case.view.has(CORRECT)
-    if case.trend.kind is not TrendKind.LEARNING:
-        return _fallen(case, change) if change and not is_share else None
-    if change is None and len(parts) < 2 and not is_share:
+    change, parts, right = case.held_out, case.once(parts_of), case.course(CORRECT)
+    found = _beside_held_out(case, change) if change and right is None else None
+    if not case.is_learning:
+        return found
+    if change is None and len(parts) < 2 and right is None:
         return Lacking("neither held-out evaluations nor components of the reward were logged")
-    found = (_left_behind(case, change) if change and not is_share else None) or _only_format(case, parts)
-    right = case.course(CORRECT)
+    found = found or _only_format(case, parts)
     if found or right is None or not right.falls:
         return found
     text = f"The reward rose while the share of right answers fell from {right.first:.0%} to {right.last:.0%}."
-    shown = right.evidence(f"Right answers {right.first:.3g} → {right.last:.3g}.")
-    return Found(Severity.WARNING, Confidence.HIGH, text, [shown])
+    shown = case.evidence(CORRECT, f"Right answers {right.first:.3g} → {right.last:.3g}.")
+    return Found(WARNING, HIGH, text, [shown])
 
 
-@check("reward.length-hacking", needs=[LENGTH, REWARD])
-def length_hacking(case: Case) -> Found | None:
-    """Report answers that grow, with a reward that grows with them and nothing else."""
-    length = case.course(LENGTH)
-    assert length is not None
-    growth = length.last / length.begin if length.begin > 0 else 1.0
-    if growth < NOTED or not (length.rises or growth >= GROWTH):
+def _beside_held_out(case: Case, change: HeldOutChange) -> Found | None:
+    """Judge a held-out score that fell alone, or did not follow: not at all, or not beyond its first evaluations."""
+    line = trend_until(case.view, REWARD, change.at[-1])
+    first, last = change.at[0], change.at[-1]
+    told = f"Held out {change.effect:+.3g} between steps {first} and {last}, {len(change.scores)} evaluations."
+    shown = [Evidence(told, change.effect, "eval", last)]
+    moved = f"{change.first:.3g} → {change.last:.3g}"
+    if not case.is_learning:
+        if not falls_alone(case, line, case.rollout_spread, change):
+            return None
+        text = f"The held-out figure fell ({moved}) while the training reward did not"
+        return Found(WARNING, MEDIUM, f"{text}: what the run learns holds for its tasks or its reward alone.", shown)
+    if line is None or not stands_still(case, REWARD, case.rollout_spread, change):
         return None
-    lengths, rewards = case.view.metrics[LENGTH], case.view.metrics[REWARD]
-    both = np.isfinite(lengths) & np.isfinite(rewards)
-    together, change = rank_correlation(lengths[both], rewards[both]), case.held_out
-    is_paid = case.trend.kind is TrendKind.LEARNING and growth >= GROWTH and together > TOGETHER
-    is_empty = change is not None and change.interval is not None and change.interval[0] <= 0 and change.effect < 0.02
-    is_boundless = is_paid and _runs_into_its_limit(case, lengths[both], rewards[both])
-    is_hack = is_paid and (is_empty or is_boundless)
-    text = f"Completions grew from {length.begin:.0f} to {length.last:.0f} tokens"
-    if abs(together) > TOGETHER:
-        text += ", together with the reward" if together > 0 else ", and the reward fell as they did"
-    if is_boundless:
-        text += ", until nearly all are cut by the limit"
-    if is_hack and is_empty:
-        text += ", and the held-out figure does not follow"
-    evidence = [
-        length.evidence(f"Length × {growth:.2f} from the first steps to the last quarter."),
-        Evidence(f"Rank correlation of length and reward {together:+.2f}.", together, REWARD),
-    ]
-    severity, confidence = (Severity.WARNING, Confidence.MEDIUM) if is_hack else (Severity.NOTE, Confidence.LOW)
-    return Found(severity, confidence, f"{text}.", evidence)
+    later = change.scores[len(change.scores) // 4 :]
+    rested = f"did not follow ({moved})"
+    if change.interval is not None and change.interval[0] > 0:
+        rested = f"only at its first evaluations (then {min(later):.3g} to {max(later):.3g} in {len(later)} of them)"
+    text = f"The training reward rose by {line.effect:.3g} and the held-out figure {rested}"
+    shown.insert(0, Evidence(f"Training reward {line.effect:+.3g} to that step.", line.effect, REWARD, last))
+    return Found(WARNING, MEDIUM, f"{text}: the reward may be had without the task.", shown)
 
 
-@check("reward.scale-moves", columns=["reward_high"])
-def scale_moves(case: Case) -> Answer:
-    """Report bounds of the reward that change over the run, so that its curve shows the order of the tasks."""
-    answers: list[Found | Lacking] = []
-    tops = [r.by_rollout("reward_high") for r in case.rows]
-    known = [top[np.isfinite(top)] for top in tops]
-    ends = [np.concatenate(part) for part in (known[:ENDS], known[-ENDS:])]
-    if len(tops) < 2 * ENDS or not len(ends[0]) or not len(ends[1]):
-        answers.append(Lacking(f"rollouts with bounds of their rewards were kept at fewer than {2 * ENDS} steps"))
-    else:
-        first, last = (float(end.mean()) for end in ends)
-        # A mix of bounds that is shuffled scatters between steps by its own deviation over the root of the tasks.
-        noise = float(np.std([np.nanmean(top) for top in tops[:ENDS]]))
-        if abs(last - first) >= max(MOVED * max(abs(first), abs(last)), 3 * noise):
-            answers.append(_moved(first, last, last, case.rows[-1].step))
-    # A curriculum that the config states is no fault.
-    rows = [r for r in case.rows if r.group_n is not None and not case.view.value("tasks.stages")]
-    heads = [np.unique(r.group_n, return_index=True)[1] for r in rows if r.group_n is not None]
-    high, half = [r.by_rollout("reward_high")[h] for r, h in zip(rows, heads, strict=True)], len(rows) // 2
-    if len(rows) < STEPS or min(sum(map(len, high[:half])), sum(map(len, high[half:]))) < GROUPS:
-        is_stated = bool(case.view.value("tasks.stages"))
-        return answers if is_stated else [*answers, Lacking(f"fewer than {STEPS} steps, or {GROUPS} groups in a half")]
-    step = np.concatenate([np.full(len(h), r.step, float) for r, h in zip(rows, high, strict=True)])
-    bound = np.concatenate(high)
-    step, bound = step[np.isfinite(bound)], bound[np.isfinite(bound)]
-    if len(bound) < 2 * GROUPS or np.ptp(bound) == 0:
-        return answers
-    correlation = float(np.corrcoef(step, bound)[0, 1])
-    first, last = (float(np.nanmean(np.concatenate(part))) for part in (high[:2], high[-2:]))
-    if abs(correlation) * np.sqrt(len(bound)) >= DEVIATIONS and abs(last - first) >= 0.1 * abs(first):
-        answers.append(_moved(first, last, last - first, rows[-1].step))
-    return answers
-
-
-def parts_of(case: Case) -> list[PartCurve]:
-    """Return the components whose means were logged, less those that are differences of others."""
-    found = []
-    for name in case.view.parts():
-        mean = case.course(f"reward/part/{name}/mean")
-        if mean is not None and "_minus_" not in name:
-            between = case.view.curve(f"reward/part/{name}/std")[1]
-            inside = float(np.mean(between**2)) if len(between) else 0.0
-            found.append(PartCurve(name, mean, inside + float(np.var(mean.values))))
-    return found
+def _only_format(case: Case, parts: list[PartCurve]) -> Found | None:
+    """Find a rise of format components alone, or a component about the answer that lies at its floor throughout."""
+    risen = [p for p in parts if p.mean.rises]
+    largest = max((abs(p.mean.last) for p in risen), default=0.0)
+    floored = [p for p in parts if not p.is_format and float(abs(p.mean.values).max()) < FLOOR * largest]
+    risen = [p for p in risen if p not in floored]
+    still = floored or [p for p in parts if not p.is_format and p.stands_still(case.rollout_spread)]
+    if not risen or not still or any(not p.is_format and RIGHT.search(p.name.lower()) for p in risen):
+        return None
+    if not floored and not all(p.is_format for p in risen):
+        return None
+    carrier, left = max(risen, key=lambda p: p.mean.last - p.mean.first), still[0]
+    rose = f"What rose is {carrier.name} ({carrier.mean.first:.3g} → {carrier.mean.last:.3g})"
+    text = f"{rose}, while {left.name} stayed at {left.mean.last:.3g}: the reward may be had without the task."
+    return Found(WARNING, MEDIUM, text, _courses(case, [carrier, *still]))
 
 
 def stands_still(case: Case, metric: str, unit: float, change: HeldOutChange) -> bool:
@@ -245,10 +249,9 @@ def falls_alone(case: Case, rise: TrendTest | None, unit: float, change: HeldOut
     """Tell whether the held-out score surely fell, at every later evaluation by much, while training did not."""
     if case.trend.kind is TrendKind.FALLING or rise is None or rise.effect < 0 or change.interval is None:
         return False
-    is_much = len(change.scores) >= EVALUATIONS and (
-        change.first - max(change.scores[1:]) > HALF * _deviation(change, unit)
-    )
-    return is_much and change.interval[1] < 0
+    if len(change.scores) < EVALUATIONS or change.interval[1] >= 0:
+        return False
+    return change.first - max(change.scores[1:]) > HALF * _deviation(change, unit)
 
 
 def _sure_rise(case: Case, metric: str, unit: float, change: HeldOutChange, skipped: int) -> float:
@@ -264,111 +267,43 @@ def _deviation(change: HeldOutChange, unit: float) -> float:
     return math.sqrt(max(0.01, change.last * (1 - change.last))) if 0 <= change.last <= 1 else unit
 
 
-def _longest_stretch(view: RunView, values: Floats) -> tuple[int, int]:
-    """Return where the longest run of equal points without spread begins, and its length."""
-    logged = next((metric for metric in ("reward/std", "reward/group_std/mean") if view.has(metric)), "")
-    spread = view.metrics[logged][np.isfinite(view.metrics[REWARD])] if logged else np.full(len(values), np.nan)
-    is_flat = ~(spread > 1e-9)
-    goes_on = np.append(False, is_flat[1:] & is_flat[:-1] & (values[1:] == values[:-1]))
-    begins = np.flatnonzero(is_flat & ~goes_on)
-    lengths = np.bincount(np.cumsum(is_flat & ~goes_on)[is_flat], minlength=len(begins) + 1)[1:]
-    return (int(begins[lengths.argmax()]), int(lengths.max())) if len(begins) else (0, 0)
+# Growth of answers for more than a note, and for a note.
+GROWTH, NOTED = 1.5, 1.15
+# Rank correlation of length and reward that says that they go together.
+TOGETHER = 0.5
+# The shares cut by length at first and at last, where answers have grown into their limit.
+ENDED, UNENDED = 0.25, 0.9
+# Correlation of changes between neighboring steps, where longer answers pay.
+STEP_BY_STEP = 0.3
 
 
-def _dead(case: Case, part: PartCurve, share: float) -> Found:
-    values, last = part.mean.values, part.mean.last
-    is_fixed = float(np.ptp(values)) <= 1e-6 * max(1.0, abs(last))
-    # One that is constant above 0 may be earned by everybody, rightly; one stuck at 0 or below is earned by nobody.
-    is_floor = is_fixed and last <= 0 and not part.is_format and case.trend.kind is not TrendKind.TOO_SHORT
-    stays = "is constant at" if is_fixed else "hardly moves from"
-    spans = f"{values.min():.3g} to {values.max():.3g} over {len(values)} points"
-    return Found(
-        Severity.WARNING if is_floor else Severity.NOTE,
-        Confidence.HIGH if is_fixed else Confidence.MEDIUM,
-        f"The component {part.name} {stays} {last:.3g} all run long, so that it teaches nothing.",
-        [part.mean.evidence(f"{part.name} brings {share:.2%} of the reward's variance; {spans}.")],
-        "reward.component-dead",
-    )
-
-
-def _dominant(case: Case, parts: list[PartCurve], total: float) -> Found | None:
-    part = max(parts, key=lambda p: p.variance)
-    share = part.variance / total
-    others = [p for p in parts if not p.is_format]
-    if share < DOMINANT or not part.is_format or not others:
+@check("reward.length-hacking", needs=[LENGTH, REWARD])
+def length_hacking(case: Case) -> Found | None:
+    """Report answers that grow, with a reward that grows with them and nothing else."""
+    length, change = case.course(LENGTH), case.held_out
+    assert length is not None
+    growth = length.last / length.begin if length.begin > 0 else 1.0
+    if growth < NOTED or not (length.rises or growth >= GROWTH):
         return None
-    is_still = all(p.stands_still(case.rollout_spread) for p in others)
-    severity = Severity.WARNING if is_still and case.trend.kind is TrendKind.LEARNING else Severity.NOTE
-    text = f"{part.name} brings {share:.0%} of the reward's variance: the run learns that, and hardly the task."
-    shown = [p.mean.evidence(f"{p.name} went from {p.mean.first:.3g} to {p.mean.last:.3g}.") for p in (part, *others)]
-    return Found(severity, Confidence.MEDIUM, text, shown, "reward.component-dominates")
-
-
-def _doubled(parts: list[PartCurve]) -> Found | None:
-    """Find two components that are numerically one series: one signal with twice the weight."""
-    for one, other in combinations(parts, 2):
-        if len(one.mean.values) != len(other.mean.values) or len(one.mean.values) < 20:
-            continue
-        # Differences, so that two that merely rise together are not taken for one.
-        moves = np.diff(one.mean.values), np.diff(other.mean.values)
-        likeness = float(np.corrcoef(*moves)[0, 1]) if np.ptp(moves[0]) > 0 and np.ptp(moves[1]) > 0 else 0.0
-        if likeness > SAME:
-            text = f"The components {one.name} and {other.name} are one series, so that one thing is paid for twice."
-            shown = Evidence(f"Their changes from step to step correlate at {likeness:.3f}.", likeness, one.mean.metric)
-            return Found(Severity.NOTE, Confidence.HIGH, text, [shown], "reward.component-dominates")
-    return None
-
-
-def _fallen(case: Case, change: HeldOutChange) -> Found | None:
-    """Judge a held-out score that fell alone."""
-    if not falls_alone(case, trend_until(case.view, REWARD, change.steps[1]), case.rollout_spread, change):
-        return None
-    text = (
-        f"The held-out figure fell from {change.first:.3g} to {change.last:.3g} while the training reward did not: "
-        "what the run learns holds for its own tasks alone, or for its reward alone."
-    )
-    told = f"Held out {change.effect:+.3g} by step {change.steps[1]}."
-    return Found(Severity.WARNING, Confidence.MEDIUM, text, [Evidence(told, change.effect, "eval", change.steps[1])])
-
-
-def _left_behind(case: Case, change: HeldOutChange) -> Found | None:
-    """Judge a held-out score that did not follow: not at all, or not beyond its first evaluations."""
-    line = trend_until(case.view, REWARD, change.steps[1])
-    if line is None or not stands_still(case, REWARD, case.rollout_spread, change):
-        return None
-    first, last = change.steps
-    low, high = change.interval or (change.effect, change.effect)
-    later = change.scores[len(change.scores) // 4 :]
-    rested = f"only at its first evaluations (then {min(later):.3g} to {max(later):.3g} in {len(later)} of them)"
-    if change.interval is None or change.interval[0] <= 0:
-        rested = f"did not follow ({change.first:.3g} → {change.last:.3g})"
-    text = f"The training reward rose by {line.effect:.3g} and the held-out figure {rested}"
-    told = f"Held out {change.effect:+.3g} ({low:+.3g} to {high:+.3g}) between steps {first} and {last}"
+    lengths, rewards = case.view.metrics[LENGTH], case.view.metrics[REWARD]
+    both = np.isfinite(lengths) & np.isfinite(rewards)
+    together = rank_correlation(lengths[both], rewards[both])
+    is_paid = case.is_learning and growth >= GROWTH and together > TOGETHER
+    is_empty = change is not None and change.interval is not None and change.interval[0] <= 0 and change.effect < 0.02
+    is_boundless = is_paid and _runs_into_its_limit(case, lengths[both], rewards[both])
+    text = f"Completions grew from {length.begin:.0f} to {length.last:.0f} tokens"
+    if abs(together) > TOGETHER:
+        text += ", together with the reward" if together > 0 else ", and the reward fell as they did"
+    if is_boundless:
+        text += ", until nearly all are cut by the limit"
+    if is_paid and is_empty:
+        text += ", and the held-out figure does not follow"
     evidence = [
-        Evidence(f"Training reward {line.effect:+.3g} to that step.", line.effect, REWARD, last),
-        Evidence(f"{told}, {len(change.scores)} evaluations.", change.effect, "eval", last),
+        case.evidence(LENGTH, f"Length × {growth:.2f} from the first steps to the last quarter."),
+        Evidence(f"Rank correlation of length and reward {together:+.2f}.", together, REWARD),
     ]
-    return Found(Severity.WARNING, Confidence.MEDIUM, f"{text}: the reward may be had without the task.", evidence)
-
-
-def _only_format(case: Case, parts: list[PartCurve]) -> Found | None:
-    """Find a rise of format components alone, or a component about the answer that lies at its floor throughout."""
-    risen = [p for p in parts if p.mean.rises]
-    largest = max((abs(p.mean.last) for p in risen), default=0.0)
-    floored = [p for p in parts if not p.is_format and float(abs(p.mean.values).max()) < FLOOR * largest]
-    risen = [p for p in risen if p not in floored]
-    still = floored or [p for p in parts if not p.is_format and p.stands_still(case.rollout_spread)]
-    if not risen or not still or any(p.is_answer for p in risen):
-        return None
-    if not floored and not all(p.is_format for p in risen):
-        return None
-    carrier, left = max(risen, key=lambda p: p.mean.last - p.mean.first), still[0]
-    text = (
-        f"What rose is {carrier.name} ({carrier.mean.first:.3g} → {carrier.mean.last:.3g}), while {left.name} stayed "
-        f"at {left.mean.last:.3g}: the reward may be had without the task."
-    )
-    shown = [p.mean.evidence(f"{p.name}: {p.mean.first:.3g} → {p.mean.last:.3g}.") for p in (carrier, *still)]
-    return Found(Severity.WARNING, Confidence.MEDIUM, text, shown)
+    sure = (WARNING, MEDIUM) if is_paid and (is_empty or is_boundless) else (NOTE, LOW)
+    return Found(*sure, f"{text}.", evidence)
 
 
 def _runs_into_its_limit(case: Case, lengths: Floats, rewards: Floats) -> bool:
@@ -384,8 +319,50 @@ def _runs_into_its_limit(case: Case, lengths: Floats, rewards: Floats) -> bool:
     return float(np.corrcoef(np.diff(lengths), np.diff(rewards))[0, 1]) > STEP_BY_STEP
 
 
+# Bounds: steps at either end that are compared, how far the mean upper bound must move against its size, the steps and
+# the groups in each half that a correlation needs, and its deviations from chance.
+ENDS, MOVED, STEPS, GROUPS, DEVIATIONS = 3, 0.2, 4, 16, 5.0
+
+
+@check("reward.scale-moves", columns=["reward_high"])
+def scale_moves(case: Case) -> Answer:
+    """Report bounds of the reward that change over the run, so that its curve shows the order of the tasks."""
+    # A curriculum that the config states is no fault of the order.
+    return [_bounds_at_ends(case), None if case.value("tasks.stages") else _bounds_by_group(case)]
+
+
+def _bounds_at_ends(case: Case) -> Found | Lacking | None:
+    tops = [r.by_rollout("reward_high") for r in case.rows]
+    ends = [np.concatenate(part)[np.isfinite(np.concatenate(part))] for part in (tops[:ENDS], tops[-ENDS:])]
+    if len(tops) < 2 * ENDS or not len(ends[0]) or not len(ends[1]):
+        return Lacking(f"rollouts with bounds of their rewards were kept at fewer than {2 * ENDS} steps")
+    first, last = (float(end.mean()) for end in ends)
+    # A mix of bounds that is shuffled scatters between steps by its own deviation over the root of the tasks.
+    noise = float(np.std([np.nanmean(top) for top in tops[:ENDS]]))
+    is_far = abs(last - first) >= max(MOVED * max(abs(first), abs(last)), 3 * noise)
+    return _moved(first, last, last, case.rows[-1].step) if is_far else None
+
+
+def _bounds_by_group(case: Case) -> Found | Lacking | None:
+    high, steps = list[Floats](), list[float]()
+    for r in case.rows:
+        if r.group_n is not None:
+            high.append(r.by_rollout("reward_high")[np.unique(r.group_n, return_index=True)[1]])
+            steps.append(r.step)
+    half = len(high) // 2
+    if len(high) < STEPS or min(sum(map(len, high[:half])), sum(map(len, high[half:]))) < GROUPS:
+        return Lacking(f"fewer than {STEPS} steps, or {GROUPS} groups in a half")
+    step, bound = np.repeat(steps, [len(h) for h in high]), np.concatenate(high)
+    step, bound = step[np.isfinite(bound)], bound[np.isfinite(bound)]
+    if len(bound) < 2 * GROUPS or np.ptp(bound) == 0:
+        return None
+    correlation = float(np.corrcoef(step, bound)[0, 1])
+    first, last = (float(np.nanmean(np.concatenate(part))) for part in (high[:2], high[-2:]))
+    is_far = abs(correlation) * np.sqrt(len(bound)) >= DEVIATIONS and abs(last - first) >= 0.1 * abs(first)
+    return _moved(first, last, last - first, int(steps[-1])) if is_far else None
+
+
 def _moved(first: float, last: float, value: float, step: int) -> Found:
     text = f"The most that a rollout can earn moves from {first:.3g} to {last:.3g} on average over the run"
     shown = Evidence(f"Mean upper bound {first:.3g} at first, {last:.3g} at last.", value, "reward/max", step)
-    summary = f"{text}: its reward curve shows the order of the tasks."
-    return Found(Severity.WARNING, Confidence.HIGH, summary, [shown])
+    return Found(WARNING, HIGH, f"{text}: its reward curve shows the order of the tasks.", [shown])

@@ -21,9 +21,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from uptrend.doctor.case import Case
-from uptrend.doctor.check import Found, Lacking, check
-from uptrend.doctor.rows import Flags, Floats, Ints, Rows, point
-from uptrend.records import Confidence, Evidence, Severity
+from uptrend.doctor.check import AS_PAGE, Answer, Found, Lacking, check, warn_if
+from uptrend.doctor.rank import CRITICAL, HIGH, LOW, MEDIUM, WARNING
+from uptrend.doctor.rows import Flags, Floats, Ints, Rows, seen_in
+from uptrend.records import Evidence
 
 MISMATCH, STALE, OFF_POLICY = "precision.mismatch", "sync.stale-weights", "sync.off-policy"
 DISTRIBUTION, TEMPLATE, PADDING = "sampling.truncated-distribution", "tokens.template", "tokens.padding"
@@ -33,34 +34,18 @@ GAP, KL, RATIO, ESS = "sampler/gap/mean", "sampler/kl/mean", "sampler/ratio/mean
 
 # KL of learner from sampler that no numerics explain, and that is worth a warning; 0.01 is healthy.
 APART, DOUBTFUL = 0.1, 0.03
-# KL that a sampler with old weights must have reached, as logged and as computed from tokens.
-GROWN, GROWN_BY_TOKEN = 0.02, 0.01
 # Mean |d| that no numerics explain: public logs have 0.01, smollm2-135m in bf16 has 0.05, single rollouts 0.03.
 MEAN_APART = 0.08
-# Mean |d| from which the learner must be reading something else.
-ELSEWHERE = 1.0
-# Mean |d| from the second step on, and against the first step's, where an update did not arrive.
-LEFT_BEHIND, TIMES = 0.02, 10.0
-# Ranges of a learner that gets its own words: least, most, usual.
-HEALTHY = {
-    KL: (-np.inf, APART, "below 0.01 is healthy"),
-    RATIO: (0.5, 2.0, "1 is exact"),
-    ESS: (0.3, np.inf, "1 is exact"),
-}
-# Updates behind, beyond which a run is off-policy whatever the probabilities say.
-FAR = 4
 # Log-probability below which the sampler had a choice; elsewhere every cause leaves a gap of nearly 0.
 UNSURE = -0.1
 # Gap that fp32 does not leave.
 VISIBLE = 5e-3
 # Tokens that a shape must show on.
 ENOUGH = 50
-# Distance of the ratio from 1 that the same weights do not leave.
-DROPOUT = 1e-3
 
 
 @check(STALE, OFF_POLICY, MISMATCH, DISTRIBUTION, TEMPLATE, PADDING, BLIND)
-def sampler_gap(case: Case) -> list[Found | Lacking]:
+def sampler_gap(case: Case) -> Answer:
     """Judge the gap by every record of it: versions, its mean, its other curves, and tokens."""
     return [*_by_version(case), *_by_mean(case), *_by_curves(case), *_by_token(case)]
 
@@ -68,18 +53,22 @@ def sampler_gap(case: Case) -> list[Found | Lacking]:
 @check("policy.dropout-on")
 def dropout(case: Case) -> Found | None:
     """Report a ratio of new to old probability that is not 1 although one update means one set of weights."""
-    view, ratio = case.view, case.course("learner/ratio/mean")
-    is_single = view.value("learning.updates", 1) == 1 and view.value("learning.minibatches", 1) == 1
-    if view.trainer != "uptrend" or ratio is None or not is_single:
+    ratio = case.course("learner/ratio/mean")
+    is_single = case.value("learning.updates", 1) == 1 and case.value("learning.minibatches", 1) == 1
+    if case.view.trainer != "uptrend" or ratio is None or not is_single:
         return None
     worst = float(np.abs(ratio.values - 1).max())
-    if worst < DROPOUT:
+    if worst < 1e-3:  # the same weights leave less
         return None
     text = f"New / old probability is off 1 by {worst:.2g} on the same weights: the learner has dropout on."
-    return Found(Severity.WARNING, Confidence.HIGH, text, [ratio.evidence(f"Off by up to {worst:.2g}.")])
+    return Found(WARNING, HIGH, text, [case.evidence(ratio.metric, f"Off by up to {worst:.2g}.")])
 
 
-def _by_version(case: Case) -> list[Found | Lacking]:
+# Updates behind, beyond which a run is off-policy whatever the probabilities say.
+FAR = 4
+
+
+def _by_version(case: Case) -> Iterable[Found | Lacking]:
     """Compare the version that sampled each token with the step that learned from it."""
     lacking = case.why_no_rollouts(("versions", "roles"))
     known = [] if lacking else [(r, r.lag_n) for r in case.rows if r.lag_n is not None and np.isfinite(r.lag_n).any()]
@@ -87,31 +76,35 @@ def _by_version(case: Case) -> list[Found | Lacking]:
     if not rows or min(lags) < 0:
         return [Lacking(lacking or "versions do not count this run's updates", id) for id in (OFF_POLICY, STALE)]
     last, versions = rows[-1], [r.step - 1 - lag for r, lag in zip(rows, lags, strict=True)][-3:]
-    moved = case.view.curve("weights/update/norm")[1]
+    moved = case.curve("weights/update/norm")[1]
     if len(versions) == 3 and np.ptp(versions) <= 1e-6 and (len(moved) == 0 or (moved > 0).any()):
         text = f"rollouts of steps {rows[-3].step} and {last.step} were both sampled by version {versions[0]:.0f}"
-        shown = Evidence(text, lags[-1], **point([last], [np.ones(len(last), np.bool_)]))
-        summary = "The sampler keeps old weights: its version stands still while the learner goes on."
-        return [Found(Severity.CRITICAL, Confidence.HIGH, summary, [shown], STALE)]
+        shown = seen_in([last], [np.ones(len(last), np.bool_)], text, lags[-1])
+        return [Found(CRITICAL, HIGH, AS_PAGE, [shown], STALE)]
     lag = float(np.median(lags))
     if lag < 0.5:
         return []
     worst, lag_n = known[int(np.argmax(lags))]
-    where = point([worst], [np.nan_to_num(lag_n) == np.nanmax(lag_n)])
-    evidence = [Evidence(f"rollouts are {lag:.1f} updates behind the learner (median of steps)", lag, **where)]
-    serious = lag > FAR
+    text = f"rollouts are {lag:.1f} updates behind the learner (median of steps)"
+    evidence = [seen_in([worst], [np.nan_to_num(lag_n) == np.nanmax(lag_n)], text, lag)]
+    is_serious = lag > FAR
     if apart := [gaps_of(r).kl for r in rows if r.has("sampler", "learner")]:
         kl = float(np.median(apart))
         evidence.append(Evidence(f"KL from sampler to learner is {kl:.2g}", kl, KL))
-        serious = kl > DOUBTFUL
+        is_serious = kl > DOUBTFUL
     summary = "Rollouts were sampled by older weights than those that learn from them."
-    severity = Severity.WARNING if serious else Severity.NOTE
-    return [Found(severity, Confidence.HIGH, summary, evidence, OFF_POLICY)]
+    return [Found(warn_if(is_serious), HIGH, summary, evidence, OFF_POLICY)]
+
+
+# Mean |d| from which the learner must be reading something else.
+ELSEWHERE = 1.0
+# Mean |d| from the second step on, and against the first step's, where an update did not arrive.
+LEFT_BEHIND, TIMES = 0.02, 10.0
 
 
 def _by_mean(case: Case) -> Iterable[Found]:
     """Judge the mean of |d| at the first steps: later a policy that turns to noise widens every gap."""
-    steps, gaps = case.view.curve(GAP)
+    steps, gaps = case.curve(GAP)
     if len(gaps) < 4:
         return
     first, begin, later = float(gaps[0]), float(np.median(gaps[:5])), float(np.median(gaps[1:5]))
@@ -119,24 +112,47 @@ def _by_mean(case: Case) -> Iterable[Found]:
     shown = [Evidence(text, begin, GAP, int(steps[0]))]
     if steps[0] <= 1 and later > max(LEFT_BEHIND, TIMES * first):
         agree = f"Sampler and learner agree at the first step ({first:.2g} nats per token) and not after it"
-        summary = f"{agree} ({later:.2g}): the sampler does not get the new weights."
-        yield Found(Severity.CRITICAL, Confidence.MEDIUM, summary, shown, STALE)
+        yield Found(CRITICAL, MEDIUM, f"{agree} ({later:.2g}): the sampler does not get the new weights.", shown, STALE)
     elif begin > MEAN_APART:
         summary = f"Sampler and learner differ by {begin:.2g} nats per token from the first steps on; 0.01 is usual."
-        yield Found(Severity.CRITICAL, Confidence.MEDIUM, summary, shown, MISMATCH)
+        yield Found(CRITICAL, MEDIUM, summary, shown, MISMATCH)
         if begin > ELSEWHERE:
             blind = "The learner may not see the prompt: swap it, and its log-probabilities must move."
             padded = "The learner may read padded rows wrongly: score one rollout alone and in a batch."
-            yield Found(Severity.WARNING, Confidence.LOW, blind, shown, BLIND)
-            yield Found(Severity.WARNING, Confidence.LOW, padded, shown, PADDING)
+            yield Found(WARNING, LOW, blind, shown, BLIND)
+            yield Found(WARNING, LOW, padded, shown, PADDING)
 
 
-def _by_curves(case: Case) -> list[Found | Lacking]:
+# KL that a sampler with old weights must have reached, as logged and as computed from tokens.
+GROWN, GROWN_BY_TOKEN = 0.02, 0.01
+# Ranges of a learner that gets its own words: least, most, usual.
+HEALTHY = {
+    KL: (-np.inf, APART, "below 0.01 is healthy"),
+    RATIO: (0.5, 2.0, "1 is exact"),
+    ESS: (0.3, np.inf, "1 is exact"),
+}
+
+
+def _by_curves(case: Case) -> Iterable[Found | Lacking]:
     """Judge KL, ratio and effective share: a gap that grows, one that was there at the start, or one that came late."""
-    if not any(map(case.view.has, (KL, RATIO, ESS, GAP))):
+    if not any(map(case.has, (KL, RATIO, ESS, GAP))):
         return [Lacking("no sampler-learner mismatch was logged", id) for id in (MISMATCH, STALE, OFF_POLICY)]
-    found = _growing(case) or _wrong_at_first(case) or _wrong_at_last(case)
-    return [found] if found else []
+    if growing := _growing(case):
+        return [growing]
+    at_first, at_last = [], []
+    for metric, (low, high, usual) in HEALTHY.items():
+        if (curve := case.course(metric)) is None:
+            continue
+        begin = float(np.median(curve.values[:5]))
+        if not low <= begin <= high:
+            at_first.append(Evidence(f"{metric} {begin:.3g}; {usual}.", begin, metric))
+        if metric != KL and not low <= curve.last <= high:
+            summary = f"The learner no longer gets its own data ({metric} {curve.first:.3g} → {curve.last:.3g})."
+            shown = [case.evidence(metric, "Healthy at first, and not now.")]
+            at_last.append(Found(WARNING, LOW, summary, shown, OFF_POLICY))
+    if at_first:
+        return [Found(CRITICAL, MEDIUM, AS_PAGE, at_first, MISMATCH)]
+    return at_last[:1]
 
 
 def _growing(case: Case) -> Found | None:
@@ -150,32 +166,8 @@ def _growing(case: Case) -> Found | None:
     if gap.last < 10 * max(begin, 1e-12) or quarters != sorted(quarters) or is_noise:
         return None
     parting = f"Sampler and learner part a little more at every step ({begin:.2g} → {gap.last:.2g} nats per token)"
-    summary = f"{parting}: the sampler does not get the new weights."
-    shown = gap.evidence(f"Mismatch by quarters: {', '.join(f'{q:.2g}' for q in quarters)}.")
-    return Found(Severity.CRITICAL, Confidence.MEDIUM, summary, [shown], STALE)
-
-
-def _wrong_at_first(case: Case) -> Found | None:
-    """Report a gap from the first steps on, when both have the same weights."""
-    wrong = []
-    for metric, (low, high, usual) in HEALTHY.items():
-        curve = case.course(metric)
-        begin = float(np.median(curve.values[:5])) if curve is not None else low
-        if not low <= begin <= high:
-            wrong.append(Evidence(f"{metric} {begin:.3g}; {usual}.", begin, metric))
-    summary = "Sampler and learner disagree on the same tokens from the first steps on."
-    return Found(Severity.CRITICAL, Confidence.MEDIUM, summary, wrong, MISMATCH) if wrong else None
-
-
-def _wrong_at_last(case: Case) -> Found | None:
-    """Report data that is no longer the learner's own."""
-    for metric in (RATIO, ESS):
-        curve, (low, high, _) = case.course(metric), HEALTHY[metric]
-        if curve is not None and not low <= curve.last <= high:
-            summary = f"The learner no longer gets its own data ({metric} {curve.first:.3g} → {curve.last:.3g})."
-            shown = [curve.evidence("Healthy at first, and not now.")]
-            return Found(Severity.WARNING, Confidence.LOW, summary, shown, OFF_POLICY)
-    return None
+    shown = case.evidence(KL, f"Mismatch by quarters: {', '.join(f'{q:.2g}' for q in quarters)}.")
+    return Found(CRITICAL, MEDIUM, f"{parting}: the sampler does not get the new weights.", [shown], STALE)
 
 
 @dataclass(frozen=True)
@@ -202,35 +194,29 @@ class Gaps:
     @property
     def size_n(self) -> Floats:
         """Mean |d| of each rollout where the sampler had a choice; NaN where it had none."""
-        rollout, size = self.rows.rollout_t[self.place_t][self.unsure_t], np.abs(self.gap_t[self.unsure_t])
-        counts = np.bincount(rollout, minlength=len(self.rows))
-        sums = np.bincount(rollout, weights=size, minlength=len(self.rows))
-        return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+        size_t, among_t = np.zeros(len(self.rows.row_t)), np.zeros(len(self.rows.row_t), np.bool_)
+        size_t[self.place_t], among_t[self.place_t] = np.abs(self.gap_t), self.unsure_t
+        return self.rows.mean_n(size_t, among_t)
 
     def evidence(self) -> Evidence:
         """Its KL as evidence, at the rollout with the largest gaps."""
         size_n = np.nan_to_num(self.size_n)
-        where = point([self.rows], [size_n == size_n.max(initial=-1.0)])
         text = f"KL from sampler to learner is {self.kl:.2g} at step {self.rows.step}, over {len(self.gap_t):,} tokens"
-        return Evidence(text, self.kl, KL, **where)
+        return seen_in([self.rows], [size_n == size_n.max(initial=-1.0)], text, self.kl, KL)
 
 
 def gaps_of(r: Rows) -> Gaps:
     """Return the gaps of a step."""
-    sampler, learner = r.tokens("sampler"), r.tokens("learner")
-    assert sampler is not None
-    assert learner is not None
+    sampler, learner = r.read_tokens("sampler"), r.read_tokens("learner")
     place = np.flatnonzero(r.model_t & np.isfinite(sampler) & np.isfinite(learner))
     return Gaps(r, place, sampler[place], (learner - sampler)[place])
 
 
-def _by_token(case: Case) -> list[Found | Lacking]:
-    """Return the first shape that fits the gaps of single tokens."""
+def _by_token(case: Case) -> Iterable[Found | Lacking]:
     columns = ("roles", "sampler", "learner")
     if lacking := case.why_no_rollouts(columns):
         return [Lacking(lacking, id) for id in (DISTRIBUTION, STALE, TEMPLATE, PADDING, MISMATCH)]
-    steps = [gaps_of(r) for r in case.rows_with(*columns)]
-    steps = [gaps for gaps in steps if len(gaps.gap_t) >= ENOUGH]
+    steps = [gaps for r in case.rows_with(*columns) if len((gaps := gaps_of(r)).gap_t) >= ENOUGH]
     if not steps:
         return []
     lags = [np.nanmean(gaps.rows.lag_n) for gaps in steps if gaps.rows.lag_n is not None]
@@ -249,10 +235,10 @@ def _left_out(case: Case, first: Gaps) -> Found | None:
     if np.mean(seen < 0) < 0.995 or seen.min() <= np.log(0.05):
         return None
     mean = float(seen.mean())
-    top_p, top_k = case.view.value("sampling.top_p"), case.view.value("sampling.top_k")
+    is_known = case.value("sampling.top_p") not in (None, 1.0) or case.value("sampling.top_k") not in (None, 0)
     text = f"where they differ, the learner's log-probability is always the lower one, by {-mean:.3f} on average"
     summary = "The sampler leaves tokens out (top-p or top-k) that the learner's log-probabilities count in."
-    return _other_distribution(first, top_p not in (None, 1.0) or top_k not in (None, 0), summary, text, mean)
+    return _other_distribution(first, is_known, summary, text, mean)
 
 
 def _tempered(case: Case, first: Gaps) -> Found | None:
@@ -264,7 +250,7 @@ def _tempered(case: Case, first: Gaps) -> Found | None:
     error = float(np.std(d) / (np.std(s) * np.sqrt(len(s))))
     if abs(slope - 1) <= max(0.07, 4 * error):
         return None
-    temperature = case.view.value("sampling.temperature")
+    temperature = case.value("sampling.temperature")
     is_known = temperature is not None and abs(temperature - slope) < 0.25 * abs(temperature - 1)
     text = f"the learner's log-probabilities are {slope:.2f} times the sampler's"
     summary = f"The learner ignores the sampling temperature, which its log-probabilities say is about {slope:.2f}."
@@ -273,8 +259,8 @@ def _tempered(case: Case, first: Gaps) -> Found | None:
 
 def _other_distribution(first: Gaps, is_known: bool, summary: str, text: str, value: float) -> Found:
     evidence = [Evidence(f"at step {first.rows.step} {text}", value, step=first.rows.step), first.evidence()]
-    severity = Severity.CRITICAL if first.kl > APART else Severity.WARNING
-    return Found(severity, Confidence.HIGH if is_known else Confidence.MEDIUM, summary, evidence, DISTRIBUTION)
+    severity = CRITICAL if first.kl > APART else WARNING
+    return Found(severity, HIGH if is_known else MEDIUM, summary, evidence, DISTRIBUTION)
 
 
 def _parting(steps: list[Gaps]) -> Found | None:
@@ -283,13 +269,11 @@ def _parting(steps: list[Gaps]) -> Found | None:
     late = float(np.median(kl[len(kl) // 2 :]))
     if len(kl) < 3 or late < GROWN_BY_TOKEN or kl[0] > 0.1 * late or kl[1:].min() < 3 * kl[0]:
         return None
-    summary = "The sampler does not have the learner's weights: they agree at first and drift apart as it learns."
-    severity = Severity.CRITICAL if late > DOUBTFUL else Severity.WARNING
-    return Found(severity, Confidence.MEDIUM, summary, [steps[0].evidence(), steps[-1].evidence()], STALE)
+    severity = CRITICAL if late > DOUBTFUL else WARNING
+    return Found(severity, MEDIUM, AS_PAGE, [steps[0].evidence(), steps[-1].evidence()], STALE)
 
 
 def _misread(first: Gaps) -> Found | None:
-    """Report gaps that begin after the first answer of a tool."""
     turns = first.rows.tokens("turns")
     if turns is None:
         return None
@@ -301,8 +285,8 @@ def _misread(first: Gaps) -> Found | None:
         return None
     text = f"mean gap {before:.1g} before the first tool result and {after:.2g} after it"
     summary = "Sampler and learner agree until a tool answers: they do not read the same result, or it is hidden."
-    evidence = [Evidence(text, after, step=first.rows.step), first.evidence()]
-    return Found(Severity.CRITICAL, Confidence.MEDIUM, summary, evidence, TEMPLATE)
+    shown = [Evidence(text, after, step=first.rows.step), first.evidence()]
+    return Found(CRITICAL, MEDIUM, summary, shown, TEMPLATE)
 
 
 def _padded(first: Gaps) -> Found | None:
@@ -318,7 +302,7 @@ def _padded(first: Gaps) -> Found | None:
         return None
     mean = float(size_n[off_n].mean())
     text = f"{off_n.sum()} of {known.sum()} rollouts have a mean gap of {mean:.2g}, the others of {floor:.1g}"
-    evidence = [Evidence(text, mean, **point([first.rows], [off_n])), first.evidence()]
+    evidence = [seen_in([first.rows], [off_n], text, mean), first.evidence()]
     # What a rollout is padded with depends on its length: where length tells the two kinds apart, padding is sure.
     length_n = np.bincount(first.rows.rollout_t, minlength=len(first.rows))
     longer = length_n[off_n][:, None] - length_n[known & ~off_n]
@@ -327,16 +311,13 @@ def _padded(first: Gaps) -> Found | None:
     if told >= 0.9:
         text = f"which of them can be told by their length in {told:.0%} of pairs, as padding depends on it"
         evidence.append(Evidence(text, told, step=first.rows.step))
-    summary = "Some rollouts of a batch get other log-probabilities than alone: what they are padded with leaks in."
-    severity = Severity.CRITICAL if first.kl > DOUBTFUL else Severity.WARNING
-    return Found(severity, Confidence.HIGH if told >= 0.9 else Confidence.MEDIUM, summary, evidence, PADDING)
+    severity = CRITICAL if first.kl > DOUBTFUL else WARNING
+    return Found(severity, HIGH if told >= 0.9 else MEDIUM, AS_PAGE, evidence, PADDING)
 
 
 def _everywhere(steps: list[Gaps]) -> Found | None:
-    """Report large gaps without a shape."""
     worst = max(steps, key=lambda gaps: gaps.kl)
     if np.median([gaps.kl for gaps in steps]) < DOUBTFUL:
         return None
-    summary = "Sampler and learner give the same tokens different probabilities, everywhere and from the start."
-    severity = Severity.CRITICAL if worst.kl > APART else Severity.WARNING
-    return Found(severity, Confidence.MEDIUM, summary, [steps[0].evidence(), worst.evidence()], MISMATCH)
+    severity = CRITICAL if worst.kl > APART else WARNING
+    return Found(severity, MEDIUM, AS_PAGE, [steps[0].evidence(), worst.evidence()], MISMATCH)

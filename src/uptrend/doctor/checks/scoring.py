@@ -14,13 +14,14 @@ from functools import lru_cache
 import numpy as np
 
 from uptrend.doctor.case import Case
-from uptrend.doctor.check import Answer, Found, Lacking, check
+from uptrend.doctor.check import AS_PAGE, Answer, Found, Lacking, by_share, check, warn_if
 from uptrend.doctor.checks.advantages import ALL_DEAD, suspect_of_dead_run
 from uptrend.doctor.checks.rewards import constant_reward
 from uptrend.doctor.checks.tools import too_many_failed
 from uptrend.doctor.curves import REWARD
+from uptrend.doctor.rank import CRITICAL, HIGH, LOW, MEDIUM, NOTE, WARNING
 from uptrend.doctor.rows import Flags, Ints, Rows, count_flags, seen_in, spread
-from uptrend.records import Confidence, Ending, Evidence, Severity, boundary_of
+from uptrend.records import Ending, Evidence, boundary_of
 
 # Rollouts below which their endings are chance, and rollouts that must show a wrong score.
 ENOUGH = 32
@@ -109,59 +110,50 @@ class Answers:
         """Return for each rollout the gold answer of another task of its step; its own where there is no other."""
         gold_of = {int(task): gold for task, gold in zip(self.task_n, self.gold_n, strict=True)}
         tasks = sorted(gold_of)
-        following = {task: gold_of[tasks[(i + 1) % len(tasks)]] for i, task in enumerate(tasks)}
-        return [following[int(task)] for task in self.task_n]
+        following = dict(zip(tasks, tasks[1:] + tasks[:1], strict=True))
+        return [gold_of[following[int(task)]] for task in self.task_n]
 
 
 def read_answers(case: Case) -> list[Answers]:
     """Return the answers of each step that has texts, gold answers, tasks and rewards."""
-    return [a for a in map(_answers_of, case.rows_with("messages", "answer", "reward")) if a is not None]
-
-
-def _answers_of(r: Rows) -> Answers | None:
-    said, gold = r.said_n, r.texts("answer")
-    scored = np.isfinite(r.reward_n) & np.array([e is None for e in r.texts("error")], np.bool_)
-    place = np.array([n for n in np.flatnonzero(scored) if said[n] is not None and gold[n]], np.int64)
-    if r.task_n is None or not len(place):
-        return None
-    texts, golds = [said[n] or "" for n in place], [gold[n] or "" for n in place]
-    is_said = {pair: says(*pair) for pair in set(zip(texts, golds, strict=True))}  # groups say the same thing often
-    reward, low, high = (r.by_rollout(key)[place] for key in ("reward", "reward_low", "reward_high"))
-    low = np.where(np.isfinite(low), low, np.nanmin(reward))
-    high = np.where(np.isfinite(high), high, np.nanmax(reward))
-    correct = r.by_rollout("correct")[place]
-    return Answers(
-        rows=r,
-        place_n=place,
-        said_n=texts,
-        gold_n=golds,
-        task_n=r.task_n[place],
-        right_n=np.array([is_said[pair] for pair in zip(texts, golds, strict=True)], np.bool_),
-        rewarded_n=np.where(np.isfinite(correct), correct != 0, reward >= high - 1e-6).astype(np.bool_),
-        low_n=(reward <= low + 1e-6) & (high > low),
-    )
+    found = []
+    for r in case.rows_with("messages", "answer", "reward"):
+        said, gold = r.said_n, r.texts("answer")
+        scored = np.isfinite(r.reward_n) & np.array([e is None for e in r.texts("error")], np.bool_)
+        place = np.array([n for n in np.flatnonzero(scored) if said[n] is not None and gold[n]], np.int64)
+        if r.task_n is None or not len(place):
+            continue
+        texts, golds = [said[n] or "" for n in place], [gold[n] or "" for n in place]
+        is_said = {pair: says(*pair) for pair in set(zip(texts, golds, strict=True))}  # groups say the same thing often
+        right = np.array([is_said[pair] for pair in zip(texts, golds, strict=True)], np.bool_)
+        reward, low, high, correct = (
+            r.by_rollout(key)[place] for key in ("reward", "reward_low", "reward_high", "correct")
+        )
+        low = np.where(np.isfinite(low), low, np.nanmin(reward))
+        high = np.where(np.isfinite(high), high, np.nanmax(reward))
+        rewarded = np.where(np.isfinite(correct), correct != 0, reward >= high - 1e-6).astype(np.bool_)
+        is_low = (reward <= low + 1e-6) & (high > low)
+        found.append(Answers(r, place, texts, golds, r.task_n[place], right, rewarded, is_low))
+    return found
 
 
 @check("reward.error-scored")
 def error_scored(case: Case) -> Answer:
     """Report rollouts that failed and have a reward all the same, or that fail so often that scoring is broken."""
     failed = too_many_failed(case, by_tool=False)
-    answers = [failed] if failed else []
-    lacking = _why_no_scores(case)
-    if lacking:
-        return [Lacking(lacking), *answers]
-    rows = case.rows
+    if lacking := _why_no_scores(case):
+        return [Lacking(lacking), failed]
+    rows, total = case.rows, sum(map(len, case.rows))
     # An error while closing comes after the score, and changes nothing.
-    flags = [np.array([boundary_of(e) not in ("", "close") for e in r.texts("error")], np.bool_) for r in rows]
-    flags = [f & np.isfinite(r.reward_n) for r, f in zip(rows, flags, strict=True)]
-    count, total = count_flags(flags), sum(map(len, rows))
+    errors = [np.array([boundary_of(e) not in ("", "close") for e in r.texts("error")], np.bool_) for r in rows]
+    flags = [f & np.isfinite(r.reward_n) for r, f in zip(rows, errors, strict=True)]
+    count = count_flags(flags)
     if not count:
-        return answers
+        return failed
     error = next(r.texts("error")[int(f.argmax())] for r, f in zip(rows, flags, strict=True) if f.any())
     text = f"{count} of {total} rollouts have an error and a reward, such as {str(error)[:80]!r}"
-    severity = Severity.WARNING if count >= 0.01 * total else Severity.NOTE
-    summary = "Failures were scored as if they were answers: they should have no reward."
-    return [*answers, Found(severity, Confidence.HIGH, summary, [seen_in(rows, flags, text, count / total)])]
+    shown = seen_in(rows, flags, text, count / total)
+    return [failed, Found(warn_if(count >= 0.01 * total), HIGH, AS_PAGE, [shown])]
 
 
 @check("reward.never-computed")
@@ -169,15 +161,15 @@ def never_computed(case: Case) -> Answer:
     """Report runs in which nothing is scored, or what would give a reward hardly ever happens."""
     if (paid := _never_paid(case)) is not None and paid.value == 0:
         text = "The event that gives a reward may never occur: count it in a few rollouts to settle it."
-        return Found(Severity.NOTE, Confidence.LOW, text, [paid])
+        return Found(NOTE, LOW, text, [paid])
     if lacking := _why_no_scores(case):
         return Lacking(lacking)
     rows, total = case.rows, sum(map(len, case.rows))
     unscored = [np.isnan(r.reward_n) for r in rows]
     if (count := count_flags(unscored)) >= 0.5 * total:
         shown = seen_in(rows, unscored, f"{count} of {total} rollouts have no reward", count / total, REWARD)
-        return Found(Severity.CRITICAL, Confidence.HIGH, "Most rollouts were never scored.", [shown])
-    if _missing_scores(rows) or (case.view.value("sampling.max_turns") or 1) < 2:
+        return Found(CRITICAL, HIGH, "Most rollouts were never scored.", [shown])
+    if _missing_scores(rows) or (case.value("sampling.max_turns") or 1) < 2:
         return None
     # Rollouts of several turns that run out before anything gives a reward.
     out = [np.isin(r.ended_n, RAN_OUT) for r in rows]
@@ -187,12 +179,11 @@ def never_computed(case: Case) -> Answer:
         return None
     text = f"{count} of {total} rollouts ran out of turns or tokens, and {bottom} of these earned the least there is"
     shown = seen_in(rows, low, text, count / total, "sampling/ended/turn-limit/share")
-    summary = "Rollouts end before they do what is rewarded: the event that gives a reward hardly ever happens."
-    return Found(Severity.WARNING, Confidence.MEDIUM, summary, [shown])
+    return Found(WARNING, MEDIUM, AS_PAGE, [shown])
 
 
 @check("reward.misaligned")
-def misaligned(case: Case) -> Found | Lacking | None:
+def misaligned(case: Case) -> Answer:
     """Report scores against the answers of other tasks: right answers rejected, and rewarded ones that say others."""
     if lacking := _why_no_answers(case):
         return Lacking(lacking)
@@ -202,46 +193,38 @@ def misaligned(case: Case) -> Found | Lacking | None:
     out, odd = count_flags(rejected), count_flags(strange)
     if min(out, odd) < FEWEST or out < 0.3 * right or odd < 0.3 * rewarded:
         return None
-    golds = [set(map(fold, a.gold_n)) for a in steps]
-    says_anothers = sum(
-        answer_of(a.said_n[n]) in known
-        for a, known, flags in zip(steps, golds, strange, strict=True)
-        for n in np.flatnonzero(flags)
-    )
-    fits, turns = says_anothers / odd, case.view.curve("sampling/turns/mean")[1]
+    anothers = 0
+    for a, flags in zip(steps, strange, strict=True):
+        golds = set(map(fold, a.gold_n))
+        anothers += sum(answer_of(a.said_n[n]) in golds for n in np.flatnonzero(flags))
+    fits, turns = anothers / odd, case.curve("sampling/turns/mean")[1]
     has_turns = len(turns) > 0 and float(turns.mean()) > 1.1
     if fits < 0.5 and (has_turns or case.once(_broadcast)):  # an answer may be in earlier turns
         return None
     text = f"{out} of {right} rollouts that say their task's answer are not counted as right"
     others = f"{odd} of {rewarded} that are counted as right say something else; {fits:.0%} of these say another answer"
     evidence = [_seen(steps, rejected, text, out / right), _seen(steps, strange, f"{others} of the step", fits)]
-    confidence = Confidence.HIGH if fits >= 0.8 else Confidence.MEDIUM
-    return Found(Severity.CRITICAL, confidence, "Rollouts are scored against the answers of other tasks.", evidence)
+    return Found(CRITICAL, HIGH if fits >= 0.8 else MEDIUM, AS_PAGE, evidence)
 
 
 @check("reward.wrong-length")
 def wrong_length(case: Case) -> Answer:
     """Report fewer rewards than rollouts, or one reward spread over all rollouts of a group or step."""
     if suspect_of_dead_run(case) == "reward.wrong-length":
-        text = (
-            "All rollouts of a step have one reward, and another one at the next: one score may be spread over all. "
-            "The rewards of one batch, with its texts, would settle it."
-        )
-        return Found(Severity.WARNING, Confidence.MEDIUM, text, [ALL_DEAD])
-    answers: list[Found | Lacking] = []
+        text = "All rollouts of a step have one reward, and another one at the next: one score may be spread over all."
+        return Found(WARNING, MEDIUM, text, [ALL_DEAD])
+    answers: list[Found | Lacking | None] = []
     if not _why_no_scores(case):
         rows, total = case.rows, sum(map(len, case.rows))
-        unexplained, unscored = _missing_scores(rows), sum(int(np.isnan(r.reward_n).sum()) for r in rows)
+        unexplained, unscored = _missing_scores(rows), count_flags(np.isnan(r.reward_n) for r in rows)
         if unexplained and unscored < 0.5 * total:
             count = count_flags(unexplained)
             text = f"{count} of {total} rollouts have no reward, and no error says why"
             shown = seen_in(rows, unexplained, text, count / total, REWARD)
-            summary = "There are fewer rewards than rollouts."
-            answers.append(Found(Severity.CRITICAL, Confidence.HIGH, summary, [shown]))
+            answers.append(Found(CRITICAL, HIGH, AS_PAGE, [shown]))
     if lacking := _why_no_answers(case):
         return [*answers, Lacking(lacking)]
-    found = None if case.once(misaligned.judge) else case.once(_broadcast)
-    return [*answers, found] if found else answers
+    return [*answers, None if case.once(misaligned.judge) else case.once(_broadcast)]
 
 
 @check("reward.gold-rejected")
@@ -249,7 +232,7 @@ def gold_rejected(case: Case) -> Answer:
     """Report answers that say the gold answer, word for word, and are not rewarded."""
     if paid := _never_paid(case):
         text = "The scorer may reject every answer: score a few gold answers to settle it."
-        return Found(Severity.NOTE, Confidence.LOW, text, [paid])
+        return Found(NOTE, LOW, text, [paid])
     if lacking := _why_no_answers(case):
         return Lacking(lacking)
     return None if case.once(misaligned.judge) or case.once(_broadcast) else case.once(_rejected)
@@ -267,8 +250,8 @@ def nondeterministic(case: Case) -> Found | None:
         return None
     text = f"{bad} of {repeated} rollouts that say exactly what another of their group says have another reward"
     shown = seen_in(rows, [flags for _, flags in counts], text, bad / repeated)
-    severity = Severity.CRITICAL if bad >= 0.2 * repeated else Severity.WARNING
-    return Found(severity, Confidence.HIGH, "The same rollout is given different rewards.", [shown])
+    severity = by_share(bad / repeated, critical=0.2)
+    return Found(severity, HIGH, AS_PAGE, [shown])
 
 
 @check("reward.strict-parser")
@@ -276,7 +259,7 @@ def strict_parser(case: Case) -> Answer:
     """Report answers that a lenient reader finds where the scorer did not."""
     if (paid := _never_paid(case)) is not None and paid.value != 0:
         text = "The scorer may fail to read the answers: read a few rollouts to settle it."
-        return Found(Severity.NOTE, Confidence.LOW, text, [paid])
+        return Found(NOTE, LOW, text, [paid])
     if lacking := _why_no_answers(case):
         return Lacking(lacking)
     steps = case.once(read_answers)
@@ -290,15 +273,13 @@ def strict_parser(case: Case) -> Answer:
         return None
     text = f"a lenient reader takes {count} of {total} wrong rollouts for right ({chance} by chance)"
     summary = f"The scorer does not read {share:.0%} of what it calls wrong as a person would."
-    severity = Severity.WARNING if share >= WARNED else Severity.NOTE
-    return Found(severity, Confidence.MEDIUM, summary, [_seen(steps, accepted, text, share)])
+    return Found(warn_if(share >= WARNED), MEDIUM, summary, [_seen(steps, accepted, text, share)])
 
 
 @check("data.wrong-gold")
 def wrong_gold(case: Case) -> Answer:
     """Report a question with two gold answers, or a model that agrees with itself and never with the gold answer."""
-    lacking = _why_no_answers(case)
-    if lacking:
+    if lacking := _why_no_answers(case):
         return Lacking(lacking)
     steps = case.once(read_answers)
     golds, bad, flags = dict[str, str](), set[str](), []
@@ -310,10 +291,11 @@ def wrong_gold(case: Case) -> Answer:
         bad |= {tasks[n] for n in np.flatnonzero(flags[-1])}
     if not bad:
         return _outvoted(steps)
-    text = f"{len(bad)} of {len(golds)} tasks have more than one gold answer"
+    shown = _seen(
+        steps, flags, f"{len(bad)} of {len(golds)} tasks have more than one gold answer", len(bad) / len(golds)
+    )
     summary = "The same question has different gold answers, so at least one of them is wrong."
-    severity = Severity.WARNING if len(bad) >= 0.02 * len(golds) else Severity.NOTE
-    return Found(severity, Confidence.HIGH, summary, [_seen(steps, flags, text, len(bad) / len(golds))])
+    return Found(warn_if(len(bad) >= 0.02 * len(golds)), HIGH, summary, [shown])
 
 
 def _why_no_scores(case: Case) -> str:
@@ -337,7 +319,7 @@ def _never_paid(case: Case) -> Evidence | None:
 
     Broken scorers are more common than tasks of which not one attempt succeeds. With rollouts, those decide.
     """
-    steps, values = case.view.curve(REWARD)
+    steps, values = case.curve(REWARD)
     if case.view.rollout_steps or not constant_reward.alarms(case) or np.ptp(values) > 0 or values[0] > 0:
         return None
     value = float(values[0])
@@ -370,9 +352,8 @@ def _broadcast(case: Case) -> Found | None:
     if np.ptp(np.concatenate([a.rows.reward_n for a in steps])) == 0:
         return None  # one reward for everything: a scorer that always says the same, not one that says it once
     text = f"in {flat} of {mixed} groups with right and wrong answers all rollouts have the same reward"
-    summary = "One reward is given to all rollouts of a group or step, whatever each of them said."
     shown = _seen(steps, flags, text, flat / mixed, "reward/group_std/mean")
-    return Found(Severity.CRITICAL, Confidence.HIGH, summary, [shown])
+    return Found(CRITICAL, HIGH, AS_PAGE, [shown])
 
 
 def _rejected(case: Case) -> Found | None:
@@ -386,11 +367,10 @@ def _rejected(case: Case) -> Found | None:
         return None
     at_low = count_flags(flags & a.low_n for a, flags in zip(steps, rejected, strict=True))
     text = f"{out} of {right} rollouts that say the gold answer are not counted as right; {at_low} earned the least"
-    summary = "The reward rejects gold answers: what the model said was right and it was told that it was wrong."
     shown = [_seen(steps, rejected, text, out / right)]
     if at_low < 0.5 * out:  # a task may ask for more than its last answer, and pay for what there is of it
-        return Found(Severity.NOTE, Confidence.LOW, summary, shown)
-    return Found(Severity.CRITICAL, Confidence.HIGH, summary, shown)
+        return Found(NOTE, LOW, AS_PAGE, shown)
+    return Found(CRITICAL, HIGH, AS_PAGE, shown)
 
 
 def _conflicts(r: Rows) -> tuple[int, Flags]:
@@ -431,4 +411,4 @@ def _outvoted(steps: list[Answers]) -> Found | None:
         return None
     text = f"on {sure} of {tasks} tasks nearly all rollouts agree on an answer that is not the gold one"
     summary = "The model is mostly right and sure of other answers than the gold ones on some tasks: look at these."
-    return Found(Severity.NOTE, Confidence.LOW, summary, [_seen(steps, flags, text, sure / tasks)])
+    return Found(NOTE, LOW, summary, [_seen(steps, flags, text, sure / tasks)])

@@ -5,16 +5,14 @@ import re
 import numpy as np
 
 from uptrend.doctor.case import Case
-from uptrend.doctor.check import Answer, Found, Lacking, check
+from uptrend.doctor.check import AS_PAGE, Answer, Found, Lacking, check, warn_if
+from uptrend.doctor.rank import CRITICAL, HIGH, MEDIUM, WARNING
 from uptrend.doctor.rows import Flags, Rows, count_flags, seen_in
-from uptrend.records import Confidence, Ending, Evidence, Severity, TrendKind
+from uptrend.records import Ending, Evidence
 
 TURNS = "sampling/turns/mean"
 # Steps, and rollouts or tool results, below which a share is chance.
-FEWEST = 5
-ENOUGH = 32
-# The share of rollouts that fail from which something is broken.
-MANY = 0.05
+FEWEST, ENOUGH = 5, 32
 SPOKEN_OF = r"\b(tools?|functions?)\b"
 # What a tool says that failed by itself; other errors are often the model's own.
 BROKEN = (
@@ -29,40 +27,57 @@ NUMBERS = re.compile(r"\d+")
 
 def too_many_failed(case: Case, by_tool: bool) -> Found | Lacking | None:
     """Report rollouts that could not be scored because of tools, or else because of tasks and scorers."""
-    failed, rollouts = (case.view.curve(f"sampling/{kind}/count")[1] for kind in ("failed", "rollouts"))
+    failed, rollouts = (case.curve(f"sampling/{kind}/count")[1] for kind in ("failed", "rollouts"))
     if len(failed) == 0 or len(rollouts) == 0:
         return Lacking("failed rollouts were not counted")
     share = float(failed.sum() / max(1.0, rollouts.sum()))
     ended = case.course("sampling/ended/tool-error/share")
     is_by_tool = ended is not None and float(np.mean(ended.values)) > share / 2
-    if share < MANY or len(failed) < FEWEST or is_by_tool is not by_tool:
+    # From a twentieth on something is broken.
+    if share < 0.05 or len(failed) < FEWEST or is_by_tool is not by_tool:
         return None
     text = f"{share:.0%} of rollouts could not be scored because {'a tool' if by_tool else 'a task or a scorer'} failed"
     shown = Evidence(f"{failed.sum():.0f} of {rollouts.sum():.0f} rollouts.", share, "sampling/failed/count")
-    severity = Severity.CRITICAL if share > 0.5 else Severity.WARNING
-    summary = f"{text}: they teach nothing, and the rest is a selection."
-    return Found(severity, Confidence.MEDIUM, summary, [shown])
+    severity, summary = (
+        CRITICAL if share > 0.5 else WARNING,
+        f"{text}: they teach nothing, and the rest is a selection.",
+    )
+    return Found(severity, MEDIUM, summary, [shown])
 
 
 @check("tool.never-called")
 def never_called(case: Case) -> Answer:
     """Report tools that are there, with turns to use them in, and that no rollout calls."""
-    turns = _single_turns(case)
-    answers = [turns] if turns else []
+    answers = [_single_turns(case)]
     if lacking := case.why_no_rollouts(["messages"]):
         return [Lacking(lacking), *answers]
     rows, total = case.rows_with("messages"), sum(map(len, case.rows_with("messages")))
-    if _results(rows) or sum(len(r.talk.calls_m) - r.talk.calls_m.null_count for r in rows):
+    if _results(rows) or any(r.talk.calls_m.null_count < len(r.talk.calls_m) for r in rows):
         return answers
     spoken = [_by_rollout(r, np.isin(r.talk.role_m, ("system", "user")) & r.talk.matches(SPOKEN_OF)) for r in rows]
-    has_turns = (case.view.value("sampling.max_turns") or 1) >= 2
+    has_turns = (case.value("sampling.max_turns") or 1) >= 2
     if not has_turns or total < ENOUGH or count_flags(spoken) < 0.9 * total:
         return answers
     tried = sum(len(r.talk.problem_m) - r.talk.problem_m.null_count for r in rows)
     text = f"0 of {total} rollouts call a tool, though prompts speak of tools; {tried} tried and could not be read"
-    summary = "The model never calls a tool, so what tools would show it never sees."
-    shown = seen_in(rows, spoken, text, 0.0, TURNS)
-    return [*answers, Found(Severity.WARNING, Confidence.MEDIUM, summary, [shown])]
+    return [*answers, Found(WARNING, MEDIUM, AS_PAGE, [seen_in(rows, spoken, text, 0.0, TURNS)])]
+
+
+def _single_turns(case: Case) -> Found | Lacking | None:
+    """Judge by scalars: rollouts of one turn where several are allowed, and no token from a tool."""
+    turns, told, allowed = case.course(TURNS), case.course("tokens/tool/count"), case.value("sampling.max_turns")
+    if turns is None:
+        return Lacking("turns were not counted")
+    # TRL counts calls only where it was given tools.
+    is_counted = case.view.trainer == "trl" and not case.view.rollout_steps
+    has_tools = allowed >= 2 if isinstance(allowed, int) else is_counted
+    is_told = told is not None and told.last > 0
+    if not has_tools or len(turns.values) < FEWEST or turns.last > 1.02 or is_told:
+        return None
+    reason = f"up to {allowed} turns are allowed" if allowed else "there are tools"
+    text = f"Rollouts have {turns.last:.2f} turns though {reason}: the tools are never called."
+    shown = case.evidence(TURNS, f"{turns.last:.2f} turns per rollout.")
+    return Found(warn_if(not case.is_learning), MEDIUM, text, [shown])
 
 
 @check("tool.errors-swallowed")
@@ -78,24 +93,23 @@ def errors_swallowed(case: Case) -> Answer:
         return answers
     if not any(r.has("reward") for r in rows):
         return [*answers, Lacking("no rewards")]
-    broken = [(r.talk.role_m == "tool") & r.talk.matches(BROKEN, SHORT) for r in rows]
-    crashed = [(r.ended_n == Ending.TOOL_ERROR.value) & np.isfinite(r.reward_n) for r in rows]
-    flags = [
-        (_by_rollout(r, b) & np.isfinite(r.reward_n) & ~(r.by_rollout("correct") == 1)) | c
-        for r, b, c in zip(rows, broken, crashed, strict=True)
-    ]
-    count, scored, has_ended = count_flags(broken), count_flags(flags), count_flags(crashed) > 0
+    flags, examples, count, has_ended = [], list[Evidence](), 0, False
+    for r in rows:
+        broken_m = (r.talk.role_m == "tool") & r.talk.matches(BROKEN, SHORT)
+        crashed = (r.ended_n == Ending.TOOL_ERROR.value) & np.isfinite(r.reward_n)
+        wrong = np.isfinite(r.reward_n) & ~(r.by_rollout("correct") == 1)
+        flags.append((_by_rollout(r, broken_m) & wrong) | crashed)
+        count, has_ended = count + int(broken_m.sum()), has_ended or bool(crashed.any())
+        if broken_m.any():
+            at = int(broken_m.argmax())
+            said, name = " ".join(str(r.talk.content_m[at].as_py()).split())[:80], r.name(int(r.talk.rollout_m[at]))
+            examples.append(Evidence(f"such as {said!r}", step=r.step, rollout=name))
+    scored = count_flags(flags)
     if not has_ended and (results < ENOUGH or count < 0.1 * results or scored < 3):
         return answers
     text = f"{count} of {results} tool results are breakdowns; {scored} rollouts with one were scored as wrong answers"
-    evidence = [seen_in(rows, flags, text, count / max(results, 1))]
-    for r, b in zip(rows, broken, strict=True):
-        if b.any() and len(evidence) == 1:
-            said = re.sub(r"\s+", " ", str(r.talk.content_m[int(b.argmax())].as_py()))[:80]
-            name = r.name(int(r.talk.rollout_m[b.argmax()]))
-            evidence.append(Evidence(f"such as {said!r}", step=r.step, rollout=name))
-    confidence = Confidence.HIGH if has_ended else Confidence.MEDIUM
-    return [*answers, Found(Severity.WARNING, confidence, "Tools fail, and the model is scored for it.", evidence)]
+    shown = [seen_in(rows, flags, text, count / max(results, 1)), *examples[:1]]
+    return [*answers, Found(WARNING, HIGH if has_ended else MEDIUM, AS_PAGE, shown)]
 
 
 @check("task.state-leaks", columns=["messages", "task"])
@@ -112,34 +126,12 @@ def state_leaks(case: Case) -> Answer:
         return None
     r, rollout, said = differing[0]
     text = f"{len(differing)} of {repeated} answers of the task differ from the first one to the very same history"
-    evidence = [
-        Evidence(text, len(differing) / repeated, step=r.step, rollout=r.name(rollout)),
-        Evidence(f"such as {said!r}"),
-    ]
-    summary = "The same actions bring different observations: rollouts share state, or the task is random."
-    return Found(Severity.WARNING, Confidence.MEDIUM, summary, evidence)
-
-
-def _single_turns(case: Case) -> Found | Lacking | None:
-    """Judge by scalars: rollouts of one turn where several are allowed, and no token from a tool."""
-    turns, allowed = case.course(TURNS), case.view.value("sampling.max_turns")
-    if turns is None:
-        return Lacking("turns were not counted")
-    # TRL counts calls only where it was given tools.
-    is_counted = case.view.trainer == "trl" and not case.view.rollout_steps
-    has_tools = allowed >= 2 if isinstance(allowed, int) else is_counted
-    told = case.course("tokens/tool/count")
-    is_told = told is not None and told.last > 0
-    if not has_tools or len(turns.values) < FEWEST or turns.last > 1.02 or is_told:
-        return None
-    reason = f"up to {allowed} turns are allowed" if allowed else "there are tools"
-    text = f"Rollouts have {turns.last:.2f} turns though {reason}: the tools are never called."
-    severity = Severity.NOTE if case.trend.kind is TrendKind.LEARNING else Severity.WARNING
-    return Found(severity, Confidence.MEDIUM, text, [turns.evidence(f"{turns.last:.2f} turns per rollout.")])
+    first = Evidence(text, len(differing) / repeated, step=r.step, rollout=r.name(rollout))
+    return Found(WARNING, MEDIUM, AS_PAGE, [first, Evidence(f"such as {said!r}")])
 
 
 def _results(rows: list[Rows]) -> int:
-    return sum(int((r.talk.role_m == "tool").sum()) for r in rows)
+    return count_flags(r.talk.role_m == "tool" for r in rows)
 
 
 def _by_rollout(r: Rows, flags_m: Flags) -> Flags:
