@@ -20,9 +20,9 @@ from rich.console import Console
 from quick_runs import QuickLauncher, QuickWorkers
 from quick_runs import main as make_quick_run
 from synthetic import write_run
-from uptrend.cli.lab import experiments
-from uptrend.cli.lab.experiments import take_runs
-from uptrend.cli.lab.view import Board, LabView
+from uptrend.cli import experiments
+from uptrend.cli.experiments import take_runs
+from uptrend.cli.view import Board, LabView
 from uptrend.lab.experiment import ExperimentRuns, together
 from uptrend.lab.notebook import Notebook
 from uptrend.lab.plan import PlannedRun

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.live import Live
 
 from synthetic import evaluation_of, info_of, metrics_of, write_run
-from uptrend.cli.console import stop_on_interrupt
+from uptrend.cli.view import stop_on_interrupt
 from uptrend.cli.view import LineView, LiveView, QuietView, choose_view
 from uptrend.records import Run, RunDirectory
 from uptrend.training.observer import StepRecord
