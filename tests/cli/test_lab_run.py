@@ -256,9 +256,10 @@ def board(folder: Path, seeds: int = 2, title: str = "h01 more is more") -> Boar
 
 def drawn(boards: list[Board], width: int) -> list[str]:
     """Draw boards whose first two runs are done and whose third is running."""
-    view = LabView(boards, Console(file=io.StringIO(), width=width), clock=lambda: 0.0)
+    view = LabView(boards, Console(file=io.StringIO(), width=width))
     for each in boards:
-        view.began(each.planned_runs[2])
+        for planned in each.planned_runs[2:3]:
+            view.began(planned)
         for planned in each.planned_runs[:2]:
             view.ended(Outcome(planned, "finished", 30.0))
     console = Console(file=io.StringIO(), width=width, record=True)
@@ -278,20 +279,9 @@ def test_the_table_of_an_experiment(tmp_path: Path) -> None:
     lines = drawn([one], 60)
     assert lines[3].split() == ["fast", "50.0%", "refused", "50.0%"]
     assert lines[4].startswith("1 of 2 runs")
-    for width in (30, 40, 120):
-        assert all(len(line) <= width for line in drawn([board(tmp_path / str(width), seeds=8)], width))
-
-
-def test_of_many_tables_finished_ones_are_left_out(tmp_path: Path) -> None:
-    boards = [board(tmp_path / str(n), title=f"h0{n} x") for n in range(6)]
-    view = LabView(boards, Console(file=io.StringIO(), width=60), clock=lambda: 0.0)
-    for planned in boards[0].planned_runs[:3]:
-        view.ended(Outcome(planned, "finished", 1.0))
-    view.ended(Outcome(boards[0].planned_runs[3], "failed", 1.0))
-    shown = Console(file=io.StringIO(), width=60, record=True)
-    shown.print(view.draw())
-    text = shown.export_text()
-    assert [title for title in ("h00", "h01", "h04", "h05") if title in text] == ["h01", "h04"]
+    done = replace(board(tmp_path / "done", title="h02 done"), planned_runs=one.planned_runs[:2])
+    assert "h02" not in " ".join(drawn([one, done], 60))  # finished tables make room for the others
+    assert all(len(line) <= 30 for line in drawn([board(tmp_path / "narrow", seeds=8)], 30))
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])

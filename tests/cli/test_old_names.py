@@ -21,13 +21,9 @@ Uptrend = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
-def old(llama_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def old(letters: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Run with a checkpoint, as 0.1 would have written it."""
-    table = {
-        "name": "old", "model": {"name": str(llama_folder)}, "tasks": {"name": "letters:Letters", "train": 30},
-        "eval": {"name": "letters:Letters", "tasks": 4, "every": 0}, "learning": {"steps": 2, "lr": 1e-3},
-        "sampling": {"groups": 4, "size": 4, "max_tokens": 6}, "compute": {"threads": 1},
-    }  # fmt: skip
+    table = {**letters, "checkpoints": {"every": 2}}
     run = train(load_config(table), runs=tmp_path_factory.mktemp("runs"))
     info = json.loads((run.path / "run.json").read_text())
     (run.path / "run.json").write_text(json.dumps({**info, "schema": 1, "uptrend": "0.1.0"}))

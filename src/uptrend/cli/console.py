@@ -33,7 +33,7 @@ LabFolder = Annotated[Path, typer.Option("--dir", help="Folder of the lab.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print only the outcome.")]
 
 
-def make_app(help: str | None = None) -> typer.Typer:
+def make_app(help: str) -> typer.Typer:
     """Make a verb with commands under it."""
     # Help texts hold [sections] and code: no markup.
     return typer.Typer(help=help, no_args_is_help=True, add_completion=False, rich_markup_mode=None)

@@ -316,7 +316,10 @@ def sweep(
     measured = [measure(Run(e.folder), asked.metric, e.arm, e.seed, folder) for e in finished]
     rows, failed = sweep_rows(asked, measured), [o for o in outcomes if o.status != "finished"]
     notes = [f"{o.planned.arm}, seed {o.planned.seed} {o.status}: {o.reason}" for o in failed]
-    for planned in {planned.arm: planned for planned in reversed(finished)}.values():  # every point's first run
+    examined = dict[str, PlannedRun]()
+    for planned in finished:
+        examined.setdefault(planned.arm, planned)  # the first run of every point
+    for planned in examined.values():
         notes += [f"{planned.arm}: the doctor found {fault}" for fault in faults(Run(planned.folder), set())]
     result = plain(
         {
@@ -355,7 +358,7 @@ def _print_rows(asked: Sweep, rows: Sequence[SweepRow]) -> None:
         if d is not None:
             against = f"{change(metric, d.effect)} ({interval_text(metric, d, 1.0)})"
         if row.only is not None:
-            against = f"{row.only[0]} and {row.only[1]} tasks only one got right (McNemar p {p_value(row.p)})"
+            against = f"{row.only[0]} and {row.only[1]} tasks (McNemar p {p_value(row.p)})"
         lines.append([row.arm, str(len(row.seeds)), level(metric, row.mean), ends, against])
     numbers = ["seeds", metric, "95% interval of the mean", f"against {asked.arms[0].name}"]
     terminal().print(columns("point", *numbers, rows=lines, right=numbers))

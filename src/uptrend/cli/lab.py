@@ -26,13 +26,7 @@ from uptrend.records.renamed import current
 from uptrend.runner import diagnose
 from uptrend.stats.formatting import NONE
 
-app = make_app()
-PAGE = "report.html"
-JournalFormat = Literal["markdown", "json", "html"]
-
-
-@app.callback()
-def lab() -> None:
+app = make_app(
     """Test one suspicion at a time; the verdict is computed.
 
     \b
@@ -41,6 +35,9 @@ def lab() -> None:
     uptrend lab run h01 --dir debug     run it, and judge it
     uptrend lab report debug --html     write the journal
     """
+)
+PAGE = "report.html"
+JournalFormat = Literal["markdown", "json", "html"]
 
 
 @app.command("init")

@@ -74,12 +74,12 @@ def call(commands: typer.Typer, arguments: list[str] | None = None) -> Any:
     """Run a command line; an error that the user can fix is printed in a sentence and exits with 2."""
     show_by_default = warnings.showwarning
 
-    def show_warning(message: Warning | str, category: type[Warning], *where: Any) -> None:
+    def show_warning(*warning: Any, **options: Any) -> None:
         # An old name is news for the person who typed it: one line, without our file and line number.
-        if issubclass(category, RenamedWarning):
-            print(f"note: {message}", file=sys.stderr)
+        if issubclass(warning[1], RenamedWarning):
+            print(f"note: {warning[0]}", file=sys.stderr)
         else:
-            show_by_default(message, category, *where)
+            show_by_default(*warning, **options)
 
     try:
         with warnings.catch_warnings():

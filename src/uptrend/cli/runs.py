@@ -269,8 +269,8 @@ def _spans_table(row: dict[str, Any], decode: Decode | None) -> Table:
     tokens = {name: row[name] or [None] * len(row["ids"] or ()) for name in TOKEN_COLUMNS}
     trained = [None if weight is None else weight != 0 for weight in tokens["weights"]]
     kinds = zip(tokens["turns"], tokens["roles"], trained, tokens["attended"], tokens["advantages"], strict=True)
-    marks = {None: NONE, True: "yes", False: Text("no", "dim")}
-    sights = {None: NONE, True: "yes", False: Text("hidden", "red")}
+    marks: dict[bool | None, str | Text] = {None: NONE, True: "yes", False: Text("no", "dim")}
+    sights = {**marks, False: Text("hidden", "red")}
     rows: list[list[str | Text]] = []
     for (turn, role, is_trained, is_seen, advantage), span in groupby(enumerate(kinds), key=lambda pair: pair[1]):
         places = [place for place, _ in span]

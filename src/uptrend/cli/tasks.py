@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -49,7 +49,7 @@ def show(
     _, where, section = stage_sections(config)[0]
     taskset = make_taskset(section.name, section.options, section.seed, where)
     train, held_out = taskset.train(section.train), taskset.heldout(config.eval.tasks)
-    facts = {
+    facts: dict[str, Any] = {
         "name": taskset.name,
         "version": taskset.version,
         "seed": section.seed,

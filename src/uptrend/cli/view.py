@@ -62,6 +62,10 @@ class InterruptObserver(Observer):
         with suppress(RuntimeError):  # the signal came while this very stream was being written
             print("Stopping after this step; Ctrl-C again ends at once.", file=sys.stderr, flush=True)
 
+    def before(self, run: Run) -> None: ...
+
+    def after(self, run: Run) -> None: ...
+
     def step(self, record: StepRecord | None) -> Stop | None:  # noqa: ARG002 (an observer's signature)
         """Stop if asked to."""
         return Stop("interrupted by the user", by="user") if self.is_asked else None
@@ -262,6 +266,8 @@ class LabView(View, Progress):
         self.running.add(planned.hash)
         self.most_at_once = max(self.most_at_once, len(self.running))
         self.say(f"{self._name(planned)}: begun{f' ({note})' if note else ''}")
+
+    def tick(self) -> None: ...
 
     def ended(self, outcome: Outcome) -> None:
         """Print how a run ended, its value, and what is left."""
