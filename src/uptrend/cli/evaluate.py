@@ -126,7 +126,6 @@ def break_down(rollouts: Sequence[Rollout]) -> list[dict[str, Any]]:
 
 
 def _mean(of: Sequence[float], *, is_fraction: bool) -> Mean:
-    """Return the mean over tasks with the ends of its 95% interval."""
     values = np.array(of, np.float64)
     # Wilson's interval for fractions, the percentile bootstrap over tasks (Efron 1979) for everything else.
     low, high = wilson(int(values.sum()), len(values)) if is_fraction else bootstrap_mean(values)

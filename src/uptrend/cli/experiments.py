@@ -222,7 +222,6 @@ def _announce(experiment: ExperimentRuns) -> Iterator[str]:
 def _finish(
     experiments: Sequence[ExperimentRuns], verdicts: Sequence[Verdict], seconds: float | None, format: Format
 ) -> None:
-    """Write every verdict into the journal, and print it."""
     judged = list(zip(experiments, verdicts, strict=True))
     written = [journal.record(e.notebook, e.h, verdict, _entry(e, seconds)) for e, verdict in judged]
     if format == "json":
@@ -240,7 +239,6 @@ def _finish(
 
 
 def _entry(experiment: ExperimentRuns, seconds: float | None) -> journal.Entry:
-    """Describe how an experiment was made, for the log."""
     arms, control = experiment.specification.arms, experiment.h.control.name
     differences = {
         name: difference(plan.what_matters(arms[control]["config"]), plan.what_matters(arm["config"]))

@@ -84,15 +84,13 @@ def new(
     elif not what:
         _write(notebook, retitled(by_hand(notebook.next_id(), recipe, notebook.folder), title), is_whole=False)
     for named in what or ():
-        _write(notebook, retitled(_from_name(notebook, named, recipe), title))
-
-
-def _from_name(notebook: Notebook, named: str, recipe: Path | None) -> Draft:
-    if not re.fullmatch(r"h\d+", named):
-        return of_cause(notebook.next_id(), find_cause(named), recipe, notebook.folder)
-    there = notebook.hypotheses
-    id = notebook.next_id() if any(h.id == named for h in there) else named
-    return of_ready(named, id, recipe, notebook.folder, there)
+        there, next_id = notebook.hypotheses, notebook.next_id()
+        if re.fullmatch(r"h\d+", named):
+            id = next_id if any(h.id == named for h in there) else named
+            draft = of_ready(named, id, recipe, notebook.folder, there)
+        else:
+            draft = of_cause(next_id, find_cause(named), recipe, notebook.folder)
+        _write(notebook, retitled(draft, title))
 
 
 def _from_finding(notebook: Notebook, found: str, recipe: Path | None) -> Draft:
@@ -262,7 +260,6 @@ def import_files(
 
 
 def _counts(journal: Journal) -> dict[str, int]:
-    """Count what was recognized in a file, by kind."""
     experiments = journal.experiments
     return {
         "experiments": len(experiments),
@@ -276,7 +273,6 @@ def _counts(journal: Journal) -> dict[str, int]:
 
 
 def _plain_import(brought: Imported) -> dict[str, Any]:
-    """Return an import as JSON."""
     files, experiments, hypotheses = list[Any](), list[Any](), list[Any]()
     for journal in brought.journals:
         lines = {"lines": sum(bool(line.text.strip()) for line in journal.lines), "recognized": len(journal.recognized)}

@@ -71,7 +71,6 @@ def _overview(plt: Any, runs: Colored) -> Any:
 
 
 def _metrics(plt: Any, runs: Colored, metrics: list[str]) -> Any:
-    """Draw one panel per metric."""
     columns = min(len(metrics), 2)
     rows = math.ceil(len(metrics) / columns)
     size = (5.5 * columns, 0.8 + 2.9 * rows)

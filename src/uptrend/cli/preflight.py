@@ -108,7 +108,6 @@ def _rollout_lines(results: Sequence["Result"]) -> Iterator[Text]:
 
 
 def _finding_lines(findings: Sequence[Finding]) -> Iterator[Text]:
-    """Show each finding: cause, evidence, symptoms, fix."""
     for finding in findings:
         yield Text.assemble("\n", (f"{finding.severity.value}  {finding.id}", COLORS[finding.severity.value]))
         yield Text(f"  {finding.summary}")

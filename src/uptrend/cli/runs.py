@@ -140,7 +140,6 @@ def compare_runs(a: RunArgument, b: RunArgument, as_json: AsJson = False) -> Non
 
 
 def _held_out(run: dict[str, Any], has_intervals: bool) -> str:
-    """Format held-out accuracy at the start and now."""
     held = [None if one is None else HeldOutSummary(**one) for one in (run["before"], run["after"])]
     before, after = [NONE if h is None else str(h) if has_intervals else percent(h.accuracy) for h in held]
     return before if after == NONE else f"{before} → {after}"
@@ -154,7 +153,6 @@ def _headline(run: dict[str, Any]) -> Text:
 
 
 def _facts(run: dict[str, Any]) -> list[tuple[str, str]]:
-    """List the model, tasks, main settings and machine."""
     config, machine = flatten(run["config"]), run["machine"] or {}
     count = (run["weights"] or {}).get("parameters")
     rows = [("model", f"{run['model']}" + (f", {plural(count, 'parameter')}" if count else ""))]
@@ -190,7 +188,6 @@ def _curves(curves: Mapping[str, Any], width: int) -> list[tuple[str, Text]]:
 
 
 def _results(run: dict[str, Any]) -> list[tuple[str, str]]:
-    """List the evaluations, the time by phase and the files."""
     held_out = [HeldOutSummary(**line) for line in run["evaluations"]]
     rows = [(f"held-out after step {held.step}", f"{held}  {held.correct} of {held.tasks}") for held in held_out]
     if run["phases"]:
@@ -232,7 +229,6 @@ def _decoder(run: Run) -> Decode | None:
 
 
 def _print_rollout(console: Console, rows: list[dict[str, Any]], decode: Decode | None) -> None:
-    """Print headline, reward, conversation and tokens."""
     first = rows[0]
     facts = [f"task {first['task']}", f"family {first['family']}", f"ended {first['ended']}"]
     if first["seconds"] is not None:

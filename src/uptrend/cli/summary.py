@@ -3,10 +3,9 @@
 import itertools
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from uptrend.config import difference
 from uptrend.config.load import nearest
@@ -36,11 +35,6 @@ class HeldOutSummary:
     high: float
     correct: int
     tasks: int
-
-    @classmethod
-    def of(cls, evaluation: Mapping[str, Any]) -> Self:
-        """Take the fields from a line of evals.jsonl or the fields of an Evaluation."""
-        return cls(**{field.name: evaluation[field.name] for field in fields(cls)})
 
     def __str__(self) -> str:
         return estimate(self.accuracy, self.low, self.high)
@@ -72,7 +66,8 @@ def find_runs(folder: Path) -> tuple[list[dict[str, Any]], dict[Path, str]]:
 
 def held_out(run: Run) -> list[HeldOutSummary]:
     """Return a run's evaluations in order."""
-    return [HeldOutSummary.of(line) for line in run.eval_lines]
+    names = [field.name for field in fields(HeldOutSummary)]
+    return [HeldOutSummary(**{name: line[name] for name in names}) for line in run.eval_lines]
 
 
 def summarize(run: Run) -> dict[str, Any]:

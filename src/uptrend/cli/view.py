@@ -118,8 +118,8 @@ class QuietView(View):
         """Add a step."""
         if record.metrics:
             self.metrics.append(record.metrics)
-        if (found := record.evaluation) is not None:
-            self.evaluations.append(HeldOutSummary.of({**vars(found), "accuracy": found.accuracy}))
+        if (e := record.evaluation) is not None:
+            self.evaluations.append(HeldOutSummary(e.step, e.accuracy, e.low, e.high, e.correct, e.tasks))
         self.times.append((self.clock(), self.last_step))
 
     def after(self, run: Run) -> None:
@@ -262,7 +262,6 @@ class LabView(View, Progress):
         self._live.stop()
 
     def began(self, planned: PlannedRun, note: str = "") -> None:
-        """Print that a run started."""
         self.running.add(planned.hash)
         self.most_at_once = max(self.most_at_once, len(self.running))
         self.say(f"{self._name(planned)}: begun{f' ({note})' if note else ''}")
@@ -331,7 +330,6 @@ class LabView(View, Progress):
 
 
 def _share_done(planned: PlannedRun) -> float:
-    """Return the share of its steps that a run has done."""
     try:
         lines = (planned.folder / "metrics.jsonl").read_bytes().count(b"\n")
     except OSError:
