@@ -49,9 +49,6 @@ def test_a_run_of_schema_1_is_shown_compared_drawn_and_diagnosed(uptrend: Uptren
     assert "run.nonfinite" not in {finding["id"] for finding in report["findings"]}
     drawn = uptrend("plot", SCHEMA1, "--metric", "optimiser/lr", "--out", tmp_path / "lr.svg")
     assert "note: optimiser/lr is called optimizer/lr now" in drawn.err
-    shutil.copy(SCHEMA1 / "metrics.jsonl", tmp_path / "metrics.jsonl")
-    report = uptrend("doctor", tmp_path / "metrics.jsonl", "--format", "json").json
-    assert not [name for name in report["unknown"] if name.startswith("optimi")]
 
 
 def test_a_schema_1_checkpoint_is_not_resumed_and_its_weights_can_be_evaluated(old: Run) -> None:
@@ -66,8 +63,6 @@ def test_a_schema_1_run_is_replayed_from_its_first_step_alone(old: Run, tmp_path
     again = replay(old, 0, runs=tmp_path)
     assert [line["reward/mean"] for line in again.metric_lines] == [line["reward/mean"] for line in old.metric_lines]
     assert again.schema == 2
-    longer = json.loads((old.path / "run.json").read_text())
-    assert longer["schema"] == 1
     with pytest.raises(CheckpointError, match="checkpoints this version can't go on from"):
         replay(old, 2, runs=tmp_path)
 

@@ -194,11 +194,9 @@ class _Counted:
 @contextmanager
 def show_progress(held_out: HeldOut, rollouts: int) -> Iterator[HeldOut]:
     """Yield the same tasks, counted on stderr as their rollouts end, where that is a terminal."""
-    if not sys.stderr.isatty():
-        yield held_out
-        return
     bar = (TextColumn("playing"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*bar, console=Console(stderr=True), transient=True) as progress:
+    is_off = not sys.stderr.isatty()
+    with Progress(*bar, console=Console(stderr=True), transient=True, disable=is_off) as progress:
         task = progress.add_task("", total=rollouts)
         taskset = _Counted(held_out.taskset, lambda: progress.advance(task))
         yield replace(held_out, taskset=cast(Taskset, taskset))

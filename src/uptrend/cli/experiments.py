@@ -164,11 +164,7 @@ def _make_workers(on: On, address: str, at_once: int | None, gpus: float, keep_c
 @contextmanager
 def _stoppable(again: str) -> Iterator[None]:
     """Treat SIGTERM, with which clusters end jobs, as Ctrl-C, and print how to continue."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     except KeyboardInterrupt:
