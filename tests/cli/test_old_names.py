@@ -20,13 +20,9 @@ Uptrend = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
-def old(llama_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def old(letters: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Run with a checkpoint, as 0.1 would have written it."""
-    table = {
-        "name": "old", "model": {"name": str(llama_folder)}, "tasks": {"name": "letters:Letters", "train": 30},
-        "eval": {"name": "letters:Letters", "tasks": 4, "every": 0}, "learning": {"steps": 2, "lr": 1e-3},
-        "sampling": {"groups": 4, "size": 4, "max_tokens": 6}, "compute": {"threads": 1},
-    }  # fmt: skip
+    table = {**letters, "checkpoints": {"every": 2}}
     run = train(load_config(table), runs=tmp_path_factory.mktemp("runs"))
     info = json.loads((run.path / "run.json").read_text())
     (run.path / "run.json").write_text(json.dumps({**info, "schema": 1, "uptrend": "0.1.0"}))
@@ -52,9 +48,6 @@ def test_a_run_of_schema_1_is_shown_compared_drawn_and_diagnosed(uptrend: Uptren
     assert "run.nonfinite" not in {finding["id"] for finding in report["findings"]}
     drawn = uptrend("plot", SCHEMA1, "--metric", "optimiser/lr", "--out", tmp_path / "lr.svg")
     assert "note: optimiser/lr is called optimizer/lr now" in drawn.err
-    shutil.copy(SCHEMA1 / "metrics.jsonl", tmp_path / "metrics.jsonl")
-    report = uptrend("doctor", tmp_path / "metrics.jsonl", "--format", "json").json
-    assert not [name for name in report["unknown"] if name.startswith("optimi")]
 
 
 def test_a_schema_1_checkpoint_is_not_resumed_and_its_weights_can_be_evaluated(old: Run) -> None:
@@ -69,8 +62,6 @@ def test_a_schema_1_run_is_replayed_from_its_first_step_alone(old: Run, tmp_path
     again = replay(old, 0, runs=tmp_path)
     assert [line["reward/mean"] for line in again.metric_lines] == [line["reward/mean"] for line in old.metric_lines]
     assert again.schema == 2
-    longer = json.loads((old.path / "run.json").read_text())
-    assert longer["schema"] == 1
     with pytest.raises(CheckpointError, match="checkpoints this version can't go on from"):
         replay(old, 2, runs=tmp_path)
 

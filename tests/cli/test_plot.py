@@ -18,37 +18,25 @@ def texts(svg: Path) -> list[str]:
     return [str(node.text) for node in ET.parse(svg).iter() if node.tag.endswith("text")]
 
 
-def test_a_png_of_one_run(make_run: MakeRun, tmp_path: Path, uptrend: Uptrend) -> None:
+def test_pictures(make_run: MakeRun, tmp_path: Path, uptrend: Uptrend) -> None:
+    first, second = make_run("first"), make_run("second", steps=10, rights=(10, 20))
     out = tmp_path / "pictures" / "demo.png"
-    assert str(out) in uptrend("plot", make_run("demo"), "--out", out).out
-    assert out.read_bytes().startswith(b"\x89PNG")
+    assert str(out) in uptrend("plot", first, "--out", out).out
     assert struct.unpack(">II", out.read_bytes()[16:24]) == (1760, 1024)
-
-
-def test_an_svg_of_two_runs_names_its_panels_and_runs(make_run: MakeRun, tmp_path: Path, uptrend: Uptrend) -> None:
-    runs = make_run("first"), make_run("second", steps=10, rights=(10, 20))
     for name in ("two.svg", "again.svg"):
-        uptrend("plot", *runs, "--out", tmp_path / name, "--title", "Both")
+        uptrend("plot", first, second, "--out", tmp_path / name, "--title", "Both")
     assert (tmp_path / "two.svg").read_bytes() == (tmp_path / "again.svg").read_bytes()
     assert {
         "Both", "first", "second", "Training reward", "Held-out accuracy, 95% intervals", "Dead groups", "low", "high",
         "Entropy (nats)", "Length (tokens)", "KL to the start (nats)", "70.0%", "50.0%",
     } <= set(texts(tmp_path / "two.svg"))  # fmt: skip
-
-
-def test_chosen_metrics(make_run: MakeRun, tmp_path: Path, uptrend: Uptrend) -> None:
     metrics = ("reward/std", "seconds/step", "loss/total")
-    chosen = [part for key in metrics for part in ("--metric", key)]
-    uptrend("plot", make_run("demo"), "-o", tmp_path / "m.svg", *chosen)
+    uptrend("plot", first, "-o", tmp_path / "m.svg", *(part for key in metrics for part in ("--metric", key)))
     assert set(metrics) <= set(texts(tmp_path / "m.svg"))
     assert "Training reward" not in texts(tmp_path / "m.svg")
-
-
-def test_a_run_without_steps_says_so(make_run: MakeRun, tmp_path: Path, uptrend: Uptrend) -> None:
-    run = make_run("demo")
     for name in ("metrics.jsonl", "evals.jsonl"):
-        (run / name).unlink()
-    uptrend("plot", run, "--out", tmp_path / "empty.svg")
+        (first / name).unlink()
+    uptrend("plot", first, "--out", tmp_path / "empty.svg")
     assert texts(tmp_path / "empty.svg").count("not recorded") == 5
     assert "not evaluated" in texts(tmp_path / "empty.svg")
 

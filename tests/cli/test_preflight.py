@@ -1,17 +1,14 @@
 """`uptrend preflight`, and the probes that `uptrend train` asks by itself."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from uptrend.cli.main import main
 from uptrend.records import Run
-from uptrend.runner.runs import train
 
-Call = Callable[..., tuple[int, str, str]]
+Call = Callable[..., Any]
 SETTINGS = (
     "sampling.groups=4", "sampling.size=8", "compute.threads=1", "compute.device=cpu", "learning.steps=2",
     "learning.warmup=0", "eval.tasks=8",
@@ -22,17 +19,10 @@ REJECTED = "reward.gold-rejected"
 
 
 @pytest.fixture
-def call(capsys: pytest.CaptureFixture[str], tiny_folder: str) -> Call:
-    """Run a command; return its exit code, stdout and stderr."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        sets = [word for value in (*SETTINGS, f"model.name={tiny_folder}") for word in ("--set", value)]
-        with pytest.raises(SystemExit) as end:
-            main([*map(str, arguments), *sets])
-        said = capsys.readouterr()
-        return int(end.value.code or 0), said.out, said.err
-
-    return run
+def call(uptrend: Call, tiny_folder: str) -> Call:
+    """Run a command on a small recipe."""
+    sets = [word for value in (*SETTINGS, f"model.name={tiny_folder}") for word in ("--set", value)]
+    return lambda *arguments, code=0: uptrend(*arguments, *sets, code=code)
 
 
 def only(*names: str) -> list[str]:
@@ -40,9 +30,7 @@ def only(*names: str) -> list[str]:
 
 
 def test_a_healthy_recipe_passes_with_one_line_per_probe(call: Call) -> None:
-    code, out, _ = call("preflight", RECIPE, *only("gold", "agreement", "masks", "tool-swap"))
-    lines = out.splitlines()
-    assert code == 0
+    lines = call("preflight", RECIPE, *only("gold", "agreement", "masks", "tool-swap")).out.splitlines()
     assert [line.split()[:2] for line in lines[:4]] == [
         ["✓", "gold"], ["✓", "agreement"], ["✓", "masks"], ["–", "tool-swap"],
     ]  # fmt: skip
@@ -53,22 +41,19 @@ def test_a_healthy_recipe_passes_with_one_line_per_probe(call: Call) -> None:
 
 
 def test_a_critical_finding_exits_with_1_and_says_what_to_do(call: Call) -> None:
-    code, out, _ = call("preflight", RECIPE, *CUT, *only("gold", "dead-groups"))
-    assert code == 1
+    out = call("preflight", RECIPE, *CUT, *only("gold", "dead-groups"), code=1).out
     for words in ("✗ gold", f"critical  {REJECTED}", "also explains: advantage.dead-groups-low", "  fix: "):
         assert words in out
 
 
 def test_json_is_one_object(call: Call) -> None:
     asked = ("preflight", RECIPE, *only("step-size"), "--set", "learning.lr=1e-9")
-    code, out, _ = call(*asked, "--format", "json")
-    told: dict[str, Any] = json.loads(out)
-    assert (code, told["version"], told["passed"]) == (0, 1, True)
+    told = call(*asked, "--format", "json").json
+    assert (told["version"], told["passed"]) == (1, True)
     (probe,), (finding,) = told["probes"], told["findings"]
     assert (probe["name"], probe["ok"], probe["findings"]) == ("step-size", False, ["optimizer.lr-small"])
     assert (finding["id"], finding["severity"]) == ("optimizer.lr-small", "warning")
-    assert {"confidence", "summary", "evidence", "rivals", "experiment", "fix", "explains", "page"} <= set(finding)
-    assert call(*asked, "--fail-on", "warning")[0] == 1
+    call(*asked, "--fail-on", "warning", code=1)
 
 
 @pytest.mark.parametrize(
@@ -80,52 +65,26 @@ def test_json_is_one_object(call: Call) -> None:
     ],
 )
 def test_bad_input_is_a_sentence_and_exit_code_2(call: Call, arguments: tuple[object, ...], words: str) -> None:
-    code, _, err = call(*arguments)
-    assert code == 2
-    assert words in err
+    assert words in call(*arguments, code=2).err
 
 
 @pytest.mark.slow
-def test_training_asks_first_and_keeps_the_figures(call: Call, tmp_path: Path) -> None:
-    code, _, err = call("train", RECIPE, "--runs", tmp_path, "--quiet")
-    assert code == 0
-    assert "preflight: nothing found by " in err
-    run = Run(tmp_path / "tiny")
-    assert [e["event"] for e in run.events][:2] == ["started", "preflight"]
-    assert run.events[1]["passed"]
-    assert {p["name"] for p in run.events[1]["probes"]} >= {"gold", "prompt-swap", "agreement", "masks", "sign"}
-    code, _, err = call("train", RECIPE, "--runs", tmp_path, "--quiet", "--no-preflight", "--name", "unasked")
-    assert (code, err) == (0, "")
-    unasked = Run(tmp_path / "unasked")
-    assert [line["reward/mean"] for line in unasked.metric_lines] == [line["reward/mean"] for line in run.metric_lines]
-    assert unasked.info["model"]["digest"] == run.info["model"]["digest"]
-    states = [(r.checkpoints[-1] / "model" / "model.safetensors").read_bytes() for r in (run, unasked)]
+def test_training_asks_first_and_does_not_begin_on_a_critical_finding_unless_allowed(
+    call: Call, tmp_path: Path
+) -> None:
+    ask = ("train", RECIPE, "--runs", tmp_path, "--quiet")
+    assert "preflight: nothing found by " in call(*ask, "--name", "asked").err
+    assert call(*ask, "--no-preflight", "--name", "unasked").err == ""
+    asked, unasked = Run(tmp_path / "asked"), Run(tmp_path / "unasked")
+    assert [e["event"] for e in asked.events][:2] == ["started", "preflight"]
+    assert {p["name"] for p in asked.events[1]["probes"]} >= {"gold", "prompt-swap", "agreement", "masks", "sign"}
+    states = [(r.checkpoints[-1] / "model" / "model.safetensors").read_bytes() for r in (asked, unasked)]
     assert states[0] == states[1]
-
-
-@pytest.mark.slow
-def test_training_does_not_begin_on_a_critical_finding_unless_it_is_allowed(call: Call, tmp_path: Path) -> None:
-    cut = ("train", RECIPE, *CUT, "--runs", tmp_path, "--quiet")
-    code, _, err = call(*cut)
-    assert code == 1
-    assert REJECTED in err
-    run = Run(tmp_path / "tiny")
+    assert REJECTED in call(*ask, *CUT, "--name", "refused", code=1).err
+    run = Run(tmp_path / "refused")
     assert (run.status, run.last_step, run.eval_lines) == ("stopped", 0, [])
     assert run.stopped is not None
     assert (run.stopped.by, run.stopped.finding) == ("preflight", REJECTED)
-    assert call(*cut, "--no-preflight", "--name", "unasked")[0] == 0
-    assert call(*cut, "--allow", REJECTED, "--name", "allowed")[0] == 0
+    call(*ask, *CUT, "--allow", REJECTED, "--name", "allowed")
     told = next(event for event in Run(tmp_path / "allowed").events if event["event"] == "preflight")
     assert (told["passed"], REJECTED in [found["id"] for found in told["findings"]]) == (False, True)
-    assert Run(tmp_path / "unasked").last_step == 2
-
-
-def test_python_asks_only_when_told_to(llama_folder: Path, tmp_path: Path) -> None:
-    recipe = {
-        "model": {"name": str(llama_folder)}, "tasks": {"name": "letters:Letters", "train": 30},
-        "eval": {"name": "letters:Letters", "tasks": 4, "every": 0}, "learning": {"steps": 1, "lr": 1e-3},
-        "sampling": {"groups": 4, "size": 4, "max_tokens": 6}, "compute": {"threads": 1},
-    }  # fmt: skip
-    for asked in (False, True):
-        events = [e["event"] for e in train(recipe, runs=tmp_path, name=str(asked), preflight=asked).events]
-        assert (("preflight" in events), events[-1]) == (asked, "finished")

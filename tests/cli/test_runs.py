@@ -43,13 +43,10 @@ def test_list(uptrend: Uptrend) -> None:
     listed = uptrend("runs", "list", "--json").json
     assert ([run["name"] for run in listed["runs"]], listed["broken"]) == (["fast", "slow"], [])
     run = listed["runs"][1]
-    assert {k: run[k] for k in ("status", "step", "steps", "model", "taskset", "loss", "seed", "path")} == {
-        "status": "finished", "step": 20, "steps": 20, "model": "tiny", "taskset": "arithmetic",
-        "loss": "grpo", "seed": 0, "path": "runs/slow",
-    }  # fmt: skip
+    assert [run[key] for key in ("status", "step", "steps", "model", "taskset", "loss", "seed", "path")] == [
+        "finished", 20, 20, "tiny", "arithmetic", "grpo", 0, "runs/slow",
+    ]  # fmt: skip
     assert (run["before"]["accuracy"], run["after"]["step"], run["after"]["correct"]) == (15 / 40, 20, 22)
-    assert run["seconds_per_step"] == 1.0
-    assert 0.2 < run["reward"] < 0.6
 
 
 def test_list_names_what_cannot_be_read(two_runs: tuple[Path, Path], uptrend: Uptrend) -> None:
@@ -64,18 +61,13 @@ def test_list_names_what_cannot_be_read(two_runs: tuple[Path, Path], uptrend: Up
     assert broken == {"torn", "newer", "fast"}
 
 
-def test_no_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uptrend: Uptrend) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert "uptrend train" in uptrend("runs", "list").out
-    assert uptrend("runs", "list", "--json").json == {"runs": [], "broken": []}
-
-
 def test_a_run_that_has_just_begun(two_runs: tuple[Path, Path], tmp_path: Path, uptrend: Uptrend) -> None:
     info = json.loads((two_runs[0] / "run.json").read_text())
     with RunDirectory.create(tmp_path / "runs" / "new", info):
         assert "running" in uptrend("runs", "list").out
         assert "0 of 20 steps" in uptrend("runs", "show", "new").out
         assert "share no held-out task" in uptrend("runs", "compare", "slow", "new").out
+    assert "uptrend train" in uptrend("runs", "list", "nowhere").out
 
 
 def test_show(two_runs: tuple[Path, Path], uptrend: Uptrend) -> None:
@@ -125,7 +117,7 @@ def test_sampled_attempts_are_not_the_answer(make_run: MakeRun, uptrend: Uptrend
 
 
 @pytest.mark.usefixtures("two_runs")
-@pytest.mark.parametrize("width", [60, 80, 100])
+@pytest.mark.parametrize("width", [60, 80])
 def test_every_page_fits_its_terminal(width: int, uptrend: Uptrend) -> None:
     for command in (("list",), ("show", "slow"), ("compare", "slow", "fast")):
         lines = uptrend("runs", *command, width=width).out.splitlines()
@@ -180,12 +172,7 @@ def test_a_rollout_is_shown_with_its_tokens(talk: Path, uptrend: Uptrend) -> Non
     assert "error: score: RuntimeError() no reward" in failed
     described = uptrend("runs", "show", talk, "--rollout", "3/a/b/2", "--json").json
     assert (described["step"], described["group"], described["index"], described["reward"]) == (3, "a/b", 2, 1.0)
-    (sequence,) = described["sequences"]
-    assert sequence["ids"] == [11, 12, 13, 14, 15, 16]
-    assert sequence["reference"] is None
-
-
-def test_a_rollouts_text_comes_from_the_runs_tokenizer(talk: Path, uptrend: Uptrend) -> None:
+    assert described["sequences"][0]["ids"] == [11, 12, 13, 14, 15, 16]
     tokenizers = pytest.importorskip("tokenizers")
     folder = talk / "checkpoints" / "step-000003" / "model"
     folder.mkdir(parents=True)

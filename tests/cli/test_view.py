@@ -13,8 +13,7 @@ from rich.console import Console
 from rich.live import Live
 
 from synthetic import evaluation_of, info_of, metrics_of, write_run
-from uptrend.cli.console import stop_on_interrupt
-from uptrend.cli.view import LineView, LiveView, QuietView, choose_view
+from uptrend.cli.view import LineView, LiveView, QuietView, choose_view, stop_on_interrupt
 from uptrend.records import Run, RunDirectory
 from uptrend.training.observer import StepRecord
 
@@ -38,17 +37,15 @@ def record(step: int, evaluated: bool) -> StepRecord:
 
 
 def watch(
-    make: Callable[..., Any], path: Path, width: int = 200, pace: float = 0.3, until: int = STEPS,
-    evaluations: tuple[int, ...] = (0, 10, STEPS),
-) -> tuple[Any, list[str]]:  # fmt: skip
+    make: Callable[..., Any], path: Path, width: int = 200, pace: float = 0.3, until: int = STEPS
+) -> tuple[Any, list[str]]:
     """Show a run to a view; return the view and the lines that it wrote."""
     clock, out = Clock(), io.StringIO()
-    console = Console(file=out, width=width, force_terminal=make is LiveView, color_system=None)
-    view = make(console, clock)
+    view = make(Console(file=out, width=width, force_terminal=make is LiveView, color_system=None), clock)
     with RunDirectory.create(path, info_of(path.name, (f"learning.steps={STEPS}",))):
         view.before(Run(path))
         for step in range(until + 1):
-            assert view.step(record(step, step in evaluations)) is None
+            assert view.step(record(step, step in (0, 10, STEPS))) is None
             clock.now += pace
         view.after(Run(path))
     return view, out.getvalue().splitlines()
@@ -60,67 +57,50 @@ def drawn(view: LiveView, width: int) -> list[str]:
     return view.console.export_text().splitlines()
 
 
-def test_quiet_prints_only_the_outcome(tmp_path: Path) -> None:
-    _, lines = watch(QuietView, tmp_path / "a[red]b", width=60)
-    assert len(lines) == 2
-    assert "37.5% (24.2–53.0) before, 87.5% (73.9–94.5) after step 20; 40 tasks" in lines[0]
-    assert lines[1] == f"Run: {tmp_path / 'a[red]b'}"  # brackets are not markup
+@pytest.mark.parametrize("make", [QuietView, LineView, LiveView])
+def test_the_outcome_comes_last(tmp_path: Path, make: type[QuietView]) -> None:
+    for name, until, said in (
+        ("a[red]b", STEPS, "37.5% (24.2–53.0) before, 87.5% (73.9–94.5) after step 20; 40 tasks, 95% intervals."),
+        ("stopped", 3, "37.5% (24.2–53.0) before, not evaluated after; 40 tasks, 95% intervals."),
+        ("failed", -1, "Held-out accuracy: not evaluated."),
+    ):
+        _, lines = watch(make, tmp_path / name, until=until)
+        assert lines[-2].endswith(said)
+        assert lines[-1] == f"Run: {tmp_path / name}"  # brackets are not markup
+        assert len(lines) == 2 or make is not QuietView
 
 
 @pytest.mark.parametrize(("pace", "expected"), [(0.3, [1, 5, 9, 10, 14, 18, 20]), (1.0, list(range(1, 21)))])
 def test_lines_come_at_most_once_per_second(tmp_path: Path, pace: float, expected: list[int]) -> None:
-    _, lines = watch(LineView, tmp_path / "demo", pace=pace)
-    assert [int(line.split()[1].split("/")[0]) for line in lines if line.startswith("step ")] == expected
-
-
-def test_a_line_has_the_figures_and_is_not_broken(tmp_path: Path) -> None:
-    _, lines = watch(LineView, tmp_path / "demo", width=60, pace=2.0)
+    _, lines = watch(LineView, tmp_path / "demo", width=60, pace=pace)
+    steps = [line for line in lines if line.startswith("step ")]
+    assert [int(line.split()[1].split("/")[0]) for line in steps] == expected
     assert lines[0].startswith("held-out after step 0: 37.5% (24.2–53.0) of 40 tasks")
-    assert lines[1].startswith("step 1/20  reward 0.2")
-    assert "dead groups 29% (28% low, 0% high)" in lines[1]
-    assert lines[1].endswith("1.0 s per step  38 s left")
-    assert "left" not in next(line for line in lines if line.startswith("step 20/"))
+    assert steps[0].startswith("step 1/20  reward 0.2")
+    assert "dead groups 29% (28% low, 0% high)" in steps[0]
+    assert steps[0].endswith(f"1.0 s per step  {'5.7' if pace < 1 else '19'} s left")
+    assert "left" not in steps[-1]
 
 
-def test_a_stopped_run_shows_its_last_step(tmp_path: Path) -> None:
-    _, lines = watch(LineView, tmp_path / "demo", until=3, evaluations=(0,))
-    assert [line.split("  ")[0] for line in lines[1:3]] == ["step 1/20", "step 3/20"]
-    assert "37.5% (24.2–53.0) before, not evaluated after; 40 tasks" in lines[3]
-
-
-@pytest.mark.parametrize("make", [QuietView, LineView, LiveView])
-def test_a_run_that_failed_before_anything(tmp_path: Path, make: type[QuietView]) -> None:
-    _, lines = watch(make, tmp_path / "demo", until=-1)
-    assert lines[-2].endswith("Held-out accuracy: not evaluated.")
-    assert lines[-1] == f"Run: {tmp_path / 'demo'}"
-
-
-@pytest.mark.parametrize("width", [60, 80, 100, 120])
+@pytest.mark.parametrize("width", [60, 80, 120])
 def test_the_panel_fits_and_shows_everything(tmp_path: Path, width: int) -> None:
-    view, lines = watch(LiveView, tmp_path / "c[red]d", width=width, until=12)
+    view, _ = watch(LiveView, tmp_path / "c[red]d", width=width, until=12)
     panel = drawn(view, width)
     assert {len(line) for line in panel} == {width}
     assert len(panel) == 11
-    text = "\n".join(panel)
     assert "c[red]d · tiny · arithmetic" in panel[0]
     assert "12/20  2.1 s left" in panel[1]
     for shown in (
         "37.5% → 62.5% (47.0–75.8)", "23% (12% low, 11% high)", "reward", "length", "KL", "entropy", "gradient",
         "sample 60%",
     ):  # fmt: skip
-        assert shown in text
-    assert lines[-1] == f"Run: {tmp_path / 'c[red]d'}"
+        assert shown in "\n".join(panel)
 
 
-def test_the_panel_before_the_first_step(tmp_path: Path) -> None:
-    view, _ = watch(LiveView, tmp_path / "demo", until=-1)
-    assert "0/20  evaluating" in "\n".join(drawn(view, 60))
-    view, _ = watch(LiveView, tmp_path / "other", until=0)
-    assert "0/20  first step" in drawn(view, 60)[1]
-
-
-def test_a_resumed_run_shows_what_came_before(tmp_path: Path) -> None:
-    path = write_run(tmp_path / "demo", steps=20)
+def test_the_panel_before_the_first_step_and_of_a_resumed_run(tmp_path: Path) -> None:
+    assert "0/20  evaluating" in drawn(watch(LiveView, tmp_path / "demo", until=-1)[0], 60)[1]
+    assert "0/20  first step" in drawn(watch(LiveView, tmp_path / "other", until=0)[0], 60)[1]
+    path = write_run(tmp_path / "resumed", steps=20)
     with RunDirectory.reopen(path) as directory:
         directory.rewind(12)
         view = LiveView(Console(file=io.StringIO(), width=80, force_terminal=True), Clock())
@@ -149,12 +129,9 @@ def test_the_first_ctrl_c_stops_after_the_step_and_the_second_at_once(capsys: py
         assert stop.by == "user"
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
-
-
-def test_ctrl_c_prints_above_a_live_panel(capsys: pytest.CaptureFixture[str]) -> None:
     with stop_on_interrupt(), Live("panel", console=Console(force_terminal=True), auto_refresh=False):
         capsys.readouterr()
         os.kill(os.getpid(), signal.SIGINT)
     out, err = capsys.readouterr()
     assert err == ""
-    assert out.index(SAID.strip()) < out.index("panel")
+    assert out.index(SAID.strip()) < out.index("panel")  # above a live panel

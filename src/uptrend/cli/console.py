@@ -1,14 +1,11 @@
-"""Parts that verbs share: options, console and tables, sparklines, and Ctrl-C during a run."""
+"""Parts that verbs share: options, console, tables and sparklines."""
 
 import itertools
 import json
 import math
 import os
-import signal
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from enum import StrEnum
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,27 +13,14 @@ import typer
 from rich.console import Console, RenderableType
 from rich.table import Table
 
-from uptrend.records import Run
+from uptrend.records.directory import write_whole
 from uptrend.stats.formatting import NONE, percent
-from uptrend.training.observer import Stop
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 
-class Format(StrEnum):
-    """Output formats of most verbs."""
-
-    TEXT = "text"
-    JSON = "json"
-
-
-class FailOn(StrEnum):
-    """Least severity at which the exit code is 1."""
-
-    CRITICAL = "critical"
-    WARNING = "warning"
-
-
+Format = Literal["text", "json"]
+FailOn = Literal["critical", "warning"]
 AsFormat = Annotated[Format, typer.Option("--format", "-f", help="Output format.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Sets = Annotated[
@@ -45,7 +29,14 @@ Sets = Annotated[
 ]
 RunArgument = Annotated[str, typer.Argument(help="Run directory, or a name under ./runs.")]
 RunsFolder = Annotated[Path, typer.Option(help="Folder for run directories.")]
+LabFolder = Annotated[Path, typer.Option("--dir", help="Folder of the lab.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print only the outcome.")]
+
+
+def make_app(help: str) -> typer.Typer:
+    """Make a verb with commands under it."""
+    # Help texts hold [sections] and code: no markup.
+    return typer.Typer(help=help, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
 
 def terminal(**options: Any) -> Console:
@@ -60,6 +51,15 @@ def terminal(**options: Any) -> Console:
 def print_json(value: Any) -> None:
     """Print one JSON value on stdout."""
     print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def write_text(text: str, out: Path | None) -> None:
+    """Write a text to a file, or to stdout if there is none."""
+    if out is None:
+        sys.stdout.write(text)
+    else:
+        write_whole(out, text.encode())
+        typer.echo(f"Wrote {out}", err=True)
 
 
 def columns(
@@ -113,38 +113,3 @@ def phase_shares(seconds: dict[str, float]) -> str:
     total = sum(seconds.values()) or math.nan
     shares = {phase: seconds[phase] / total for phase in sorted(seconds, key=lambda phase: -seconds[phase])}
     return ", ".join(f"{phase} {percent(share, 0)}" for phase, share in shares.items() if share >= 0.01) or NONE
-
-
-class InterruptObserver:
-    """Observer that stops the run after the step during which the user pressed Ctrl-C."""
-
-    is_asked = False
-
-    def interrupt(self, *_: object) -> None:
-        """Handle SIGINT: the first waits for the step, the second does not."""
-        if self.is_asked:
-            raise KeyboardInterrupt
-        self.is_asked = True
-        with suppress(RuntimeError):  # the signal came while this very stream was being written
-            print("Stopping after this step; Ctrl-C again ends at once.", file=sys.stderr, flush=True)
-
-    def before(self, run: Run) -> None:
-        """Do nothing."""
-
-    def step(self, record: object) -> Stop | None:  # noqa: ARG002 (an observer's signature)
-        """Stop if asked to."""
-        return Stop("interrupted by the user", by="user") if self.is_asked else None
-
-    def after(self, run: Run) -> None:
-        """Do nothing."""
-
-
-@contextmanager
-def stop_on_interrupt() -> Iterator[InterruptObserver]:
-    """Treat Ctrl-C as a request to stop after the step."""
-    observer = InterruptObserver()
-    before = signal.signal(signal.SIGINT, observer.interrupt)
-    try:
-        yield observer
-    finally:
-        signal.signal(signal.SIGINT, before)

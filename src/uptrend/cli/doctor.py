@@ -2,40 +2,27 @@
 
 import contextlib
 import json
-import sys
-from enum import StrEnum
 from io import StringIO
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from uptrend.cli.console import FailOn, terminal
+from uptrend.cli.console import FailOn, terminal, write_text
 from uptrend.doctor.rank import at_least
 from uptrend.doctor.report import print_report, to_html, to_markdown, to_table
 from uptrend.records import RecordError, Report, Severity
 from uptrend.records.directory import write_whole
 from uptrend.runner import reports_of
 
-
-class ReportFormat(StrEnum):
-    """Output formats of a report."""
-
-    TEXT = "text"
-    JSON = "json"
-    MARKDOWN = "markdown"
-    HTML = "html"
+ReportFormat = Literal["text", "json", "markdown", "html"]
 
 
 def command(
-    paths: Annotated[
-        list[Path], typer.Argument(help="Run directories, or logs and folders of other trainers.", readable=False)
-    ],
-    format: Annotated[ReportFormat, typer.Option("--format", "-f", help="Output format.")] = ReportFormat.TEXT,
+    paths: Annotated[list[Path], typer.Argument(help="Runs, or logs and folders of other trainers.", readable=False)],
+    format: Annotated[ReportFormat, typer.Option("--format", "-f", help="Output format.")] = "text",
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the report to this file.")] = None,
-    fail_on: Annotated[
-        FailOn | None, typer.Option("--fail-on", help="Exit with 1 if a finding is at least this severe.")
-    ] = None,
+    fail_on: Annotated[FailOn | None, typer.Option(help="Exit with 1 if a finding is at least this severe.")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="List every cause that could not be told.")] = False,
     no_save: Annotated[bool, typer.Option("--no-save", help="Write no findings.json into an Uptrend run.")] = False,
 ) -> None:
@@ -49,25 +36,8 @@ def command(
     uptrend doctor runs/quickstart --format json \\
         --fail-on critical                  for scripts
 
-    Known formats and metric names: docs/formats.md. The JSON: docs/doctor.md.
-
-    Exit codes: 0 done, 1 a finding as severe as --fail-on, 2 something could not be read.
+    Known formats: docs/formats.md. The JSON: docs/doctor.md. Exit code 2: something could not be read.
     """
-    reports, broken = _read_all(paths)
-    if reports:
-        _write(reports, format, out, verbose)
-        if not no_save:
-            _save(reports)
-    for message in broken:
-        typer.echo(f"error: {message}", err=True)
-    if broken:
-        raise typer.Exit(2)
-    if fail_on is not None and any(at_least(f, Severity(fail_on)) for report in reports for f in report.findings):
-        raise typer.Exit(1)
-
-
-def _read_all(paths: list[Path]) -> tuple[list[Report], list[str]]:
-    """Return the reports of what could be read, and the reasons for the rest."""
     reports, broken = list[Report](), list[str]()
     for path in paths:
         try:
@@ -76,17 +46,32 @@ def _read_all(paths: list[Path]) -> tuple[list[Report], list[str]]:
             broken.append(str(error))
         except OSError as error:
             broken.append(f"{error.filename or path} could not be read: {error.strerror or error}.")
-    return reports, broken
+    if reports:
+        _write(reports, format, out, verbose)
+        for path in () if no_save else {Path(report.source) for report in reports}:
+            own = [report for report in reports if Path(report.source) == path]
+            if (path / "run.json").exists():
+                with contextlib.suppress(RecordError):  # a read-only run was still reported
+                    write_whole(
+                        path / "findings.json", json.dumps(to_table(own), indent=1, ensure_ascii=False).encode()
+                    )
+    for message in broken:
+        typer.echo(f"error: {message}", err=True)
+    if broken:
+        raise typer.Exit(2)
+    if fail_on is not None and any(at_least(f, Severity(fail_on)) for report in reports for f in report.findings):
+        raise typer.Exit(1)
 
 
 def _write(reports: list[Report], format: ReportFormat, out: Path | None, verbose: bool) -> None:
-    if format is ReportFormat.JSON:
+    if format == "json":
         text = json.dumps(to_table(reports), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    elif format is ReportFormat.MARKDOWN:
+    elif format == "markdown":
         text = to_markdown(reports)
-    elif format is ReportFormat.HTML:
+    elif format == "html":
         text = to_html(reports)
     else:
+        # Straight to a terminal, for its colors and width; through a page of 100 columns into a file.
         page = StringIO()
         console = terminal() if out is None else terminal(file=page, width=100)
         for place, report in enumerate(reports):
@@ -94,17 +79,4 @@ def _write(reports: list[Report], format: ReportFormat, out: Path | None, verbos
                 console.rule()
             print_report(report, console, verbose)
         text = page.getvalue()
-    if out is not None:
-        write_whole(out, text.encode())
-        typer.echo(f"Wrote {out}", err=True)
-    else:
-        sys.stdout.write(text)
-
-
-def _save(reports: list[Report]) -> None:
-    """Write findings.json into every run directory that was read and can be written."""
-    for path in {Path(report.source) for report in reports}:
-        own = [report for report in reports if Path(report.source) == path]
-        if (path / "run.json").exists():
-            with contextlib.suppress(RecordError):  # a read-only run was still reported
-                write_whole(path / "findings.json", json.dumps(to_table(own), indent=1, ensure_ascii=False).encode())
+    write_text(text, out)

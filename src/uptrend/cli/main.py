@@ -3,7 +3,7 @@
 import importlib
 import sys
 import warnings
-from typing import Any, TextIO
+from typing import Any
 
 import typer
 from typer.core import TyperGroup
@@ -14,13 +14,13 @@ from uptrend.records.renamed import RenamedWarning
 VERBS = {
     "train": ("uptrend.cli.train", "command", "Train a model on a recipe and record everything."),
     "preflight": ("uptrend.cli.preflight", "command", "Probe a recipe for faults before it runs."),
-    "warmstart": ("uptrend.cli.warmstart", "command", "Teach a model a taskset's expert rollouts."),
+    "warmstart": ("uptrend.cli.train", "teach", "Teach a model a taskset's expert rollouts."),
     "eval": ("uptrend.cli.evaluate", "command", "Score a model or checkpoint on held-out tasks."),
     "doctor": ("uptrend.cli.doctor", "command", "Explain why a run does not learn."),
     "lab": ("uptrend.cli.lab", "app", "Test hypotheses by experiment; keep a journal."),
     "replay": ("uptrend.cli.replay", "command", "Repeat a run's updates with one setting changed."),
     "runs": ("uptrend.cli.runs", "app", "List, show and compare run directories."),
-    "plot": ("uptrend.cli.plot", "plot", "Draw the curves of runs as PNG or SVG."),
+    "plot": ("uptrend.cli.plot", "command", "Draw the curves of runs as PNG or SVG."),
     "tasks": ("uptrend.cli.tasks", "app", "List, show and validate tasksets."),
     "models": ("uptrend.cli.models", "app", "List, pull and show models."),
 }
@@ -72,9 +72,18 @@ def main(arguments: list[str] | None = None) -> Any:
 
 def call(commands: typer.Typer, arguments: list[str] | None = None) -> Any:
     """Run a command line; an error that the user can fix is printed in a sentence and exits with 2."""
+    show_by_default = warnings.showwarning
+
+    def show_warning(*warning: Any, **options: Any) -> None:
+        # An old name is news for the person who typed it: one line, without our file and line number.
+        if issubclass(warning[1], RenamedWarning):
+            print(f"note: {warning[0]}", file=sys.stderr)
+        else:
+            show_by_default(*warning, **options)
+
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = _show_warning
+            warnings.showwarning = show_warning
             return commands(arguments, standalone_mode=True)
     except UptrendError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -82,17 +91,3 @@ def call(commands: typer.Typer, arguments: list[str] | None = None) -> Any:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
-
-
-_show_by_default = warnings.showwarning
-
-
-def _show_warning(
-    message: Warning | str, category: type[Warning], filename: str, lineno: int,
-    file: TextIO | None = None, line: str | None = None,
-) -> None:  # fmt: skip
-    # An old name is news for the person who typed it: one line, without our file and line number.
-    if issubclass(category, RenamedWarning):
-        print(f"note: {message}", file=sys.stderr)
-    else:
-        _show_by_default(message, category, filename, lineno, file, line)

@@ -5,19 +5,21 @@ from typing import Annotated
 
 import typer
 
-from uptrend.cli.console import AsJson, columns, print_json, terminal
+from uptrend.cli.console import AsJson, columns, make_app, print_json, terminal
 from uptrend.policy.known import KNOWN, home, local_folder, need_train_extra
 from uptrend.records import ModelError
 from uptrend.stats.formatting import size
 
-app = typer.Typer(help="List, pull and show models.", no_args_is_help=True, rich_markup_mode=None)
+app = make_app("List, pull and show models.")
 
 
 @app.command("list")
 def list_models(as_json: AsJson = False) -> None:
     """List the models that need no hub."""
-    folders = {name: local_folder(name) for name in KNOWN}
-    models = [{**vars(m), "cached": [str(folder)] if (folder := folders[m.name]) else []} for m in KNOWN.values()]
+    models = []
+    for name, model in KNOWN.items():
+        folder = local_folder(name)
+        models.append({**vars(model), "cached": [str(folder)] if folder else []})
     if as_json:
         print_json({"home": str(home()), "models": models})
         return
@@ -37,7 +39,12 @@ def pull(
     \b
     uptrend models pull smollm2-135m
     """
-    typer.echo(_find(name, gguf))
+    need_train_extra()
+    from uptrend.policy.known import find_model, smollm2
+
+    if gguf is not None and name != "smollm2-135m":
+        raise ModelError("--gguf is for smollm2-135m.")
+    typer.echo(find_model(name) if gguf is None else smollm2(gguf))
 
 
 @app.command()
@@ -47,9 +54,12 @@ def show(name: Annotated[str, typer.Argument(help="Known model, hub id or folder
     \b
     uptrend models show tiny --json
     """
-    folder = _find(name, None)  # names the missing extra, before transformers is imported
+    need_train_extra()
     from transformers import AutoConfig, AutoTokenizer
 
+    from uptrend.policy.known import find_model
+
+    folder = find_model(name)
     config = AutoConfig.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     figures = {
@@ -69,14 +79,3 @@ def show(name: Annotated[str, typer.Argument(help="Known model, hub id or folder
     else:
         rows = [(key, size(value) if key == "bytes" else str(value)) for key, value in figures.items()]
         terminal().print(columns(rows=rows))
-
-
-def _find(name: str, gguf: Path | None) -> str:
-    need_train_extra()
-    from uptrend.policy.known import find_model, smollm2
-
-    if gguf is None:
-        return find_model(name)
-    if name != "smollm2-135m":
-        raise ModelError("--gguf is for smollm2-135m.")
-    return str(smollm2(gguf))

@@ -13,12 +13,12 @@ from uptrend.records.metrics import find_metric, label_of
 from uptrend.records.renamed import current
 from uptrend.stats.drawing import COLORS, INK, moving_mean, plotting, save
 
-DASHES = {"low": "-", "high": (0, (4, 2))}
+DASHES = ("-", (0, (4, 2)))
 SMALL = ("learner/entropy/mean", "sampling/length/mean", "kl/reference/mean")
 Colored = list[tuple[Run, str]]
 
 
-def plot(
+def command(
     runs: Annotated[list[Path], typer.Argument(help="Run directories, or names under ./runs.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="File to draw: .png or .svg.")] = Path("uptrend.png"),
     metric: Annotated[list[str] | None, typer.Option("--metric", help="Draw this metric; repeatable.")] = None,
@@ -42,7 +42,13 @@ def plot(
     with plotting() as plt:
         figure = _metrics(plt, colored, metrics) if metrics else _overview(plt, colored)
         figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
-        _add_heading(figure, colored, title)
+        if title or len(runs) == 1:
+            figure.suptitle(title or colored[0][0].name, x=0.01, ha="left", fontsize=14, fontweight="bold")
+        if len(runs) > 1:
+            keys = [
+                figure.axes[0].plot([], [], color=color, linewidth=2.5, label=run.name)[0] for run, color in colored
+            ]
+            figure.legend(handles=keys, loc="outside lower center", ncols=min(len(runs), 4), fontsize=10)
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
             save(figure, out, dpi=160)
@@ -55,20 +61,16 @@ def _overview(plt: Any, runs: Colored) -> Any:
     """Draw reward and held-out accuracy large, the metrics that explain them small."""
     figure = plt.figure(figsize=(11, 6.4), layout="constrained")
     grid = figure.add_gridspec(2, 12, height_ratios=(1.6, 1))
-    reward, accuracy = figure.add_subplot(grid[0, :6]), figure.add_subplot(grid[0, 6:])
     small = [figure.add_subplot(grid[1, i * 3 : i * 3 + 3]) for i in range(4)]
-    _draw_metric(reward, runs, "reward/mean")
-    _draw_held_out(accuracy, runs)
+    _draw_metric(figure.add_subplot(grid[0, :6]), runs, "reward/mean")
+    _draw_held_out(figure.add_subplot(grid[0, 6:]), runs)
     _draw_dead_groups(small[0], runs)
     for axes, key in zip(small[1:], SMALL, strict=True):
         _draw_metric(axes, runs, key)
-    for axes in (reward, accuracy, *small):
-        axes.set_xlabel("step", fontsize=9)
     return figure
 
 
 def _metrics(plt: Any, runs: Colored, metrics: list[str]) -> Any:
-    """Draw one panel per metric."""
     columns = min(len(metrics), 2)
     rows = math.ceil(len(metrics) / columns)
     size = (5.5 * columns, 0.8 + 2.9 * rows)
@@ -76,30 +78,33 @@ def _metrics(plt: Any, runs: Colored, metrics: list[str]) -> Any:
     for axes, key in zip(grid.flat, metrics, strict=False):
         _draw_metric(axes, runs, key)
         metric = find_metric(key)
-        axes.set(title=key, xlabel="step", ylabel="" if metric is None or metric.unit == "none" else metric.unit)
+        axes.set(title=key, ylabel="" if metric is None or metric.unit == "none" else metric.unit)
     for axes in grid.flat[len(metrics) :]:
         axes.set_visible(False)
     return figure
 
 
-def _draw_metric(axes: Any, runs: Colored, key: str) -> None:
-    """Draw the values faintly, and their moving mean over them."""
-    axes.set_title(label_of(key))
+def _draw_metric(axes: Any, runs: Colored, *keys: str) -> None:
+    """Draw the values faintly, and their moving mean over them; of two metrics, the second dashed."""
+    axes.set_title(label_of(keys[0]))
     for run, color in runs:
-        steps, values = _points(run, key)
-        axes.plot(steps, values, color=color, alpha=0.25, linewidth=1)
-        axes.plot(steps, _smooth(values), color=color, linewidth=2, solid_capstyle="round")
+        for key, dashes in zip(keys, DASHES, strict=False):
+            lines = [line for line in run.metric_lines if isinstance(line.get(key), int | float)]
+            steps, values = [line["step"] for line in lines], [line[key] for line in lines]
+            # A fifteenth of the run: wide enough to see a trend in noise, narrow enough to see a collapse.
+            smooth = moving_mean(values, window=max(1, len(values) // 15))
+            axes.plot(steps, values, color=color, alpha=0.25, linewidth=1)
+            axes.plot(steps, smooth, color=color, linestyle=dashes, linewidth=2)
     _finish_axes(axes, "not recorded")
 
 
-def _points(run: Run, key: str) -> tuple[list[int], list[float]]:
-    lines = [line for line in run.metric_lines if isinstance(line.get(key), int | float)]
-    return [line["step"] for line in lines], [line[key] for line in lines]
-
-
-def _smooth(values: list[float]) -> list[float]:
-    # A fifteenth of the run: wide enough to see a trend in noise, narrow enough to see a collapse.
-    return moving_mean(values, window=max(1, len(values) // 15))
+def _draw_dead_groups(axes: Any, runs: Colored) -> None:
+    """Draw groups without a signal, by the end at which all their rewards lie."""
+    _draw_metric(axes, runs, "advantage/dead_low/share", "advantage/dead_high/share")
+    axes.set_title(label_of("advantage/dead/share"))
+    axes.yaxis.set_major_formatter("{x:.0%}")
+    keys = [axes.plot([], [], color=INK, linestyle=dashes)[0] for dashes in DASHES]
+    axes.legend(keys, ["low", "high"], fontsize=8, handlelength=1.6)
 
 
 def _draw_held_out(axes: Any, runs: Colored) -> None:
@@ -109,55 +114,21 @@ def _draw_held_out(axes: Any, runs: Colored) -> None:
         # Runs stand a little apart, so that bars at the same step do not hide each other.
         apart = (i - (len(runs) - 1) / 2) * 0.012 * max(1, longest)
         evaluations = held_out(run)
-        steps = [e.step + apart for e in evaluations]
-        heights = [100 * e.accuracy for e in evaluations]
-        errors = [100 * (e.accuracy - e.low) for e in evaluations], [100 * (e.high - e.accuracy) for e in evaluations]
-        axes.errorbar(
-            steps, heights, errors, color=color, fmt="-o", markersize=5.5, linewidth=2, elinewidth=1.2, capsize=3
-        )
+        steps, heights = [e.step + apart for e in evaluations], [e.accuracy for e in evaluations]
+        errors = [e.accuracy - e.low for e in evaluations], [e.high - e.accuracy for e in evaluations]
+        axes.errorbar(steps, heights, errors, color=color, fmt="-o", linewidth=2, elinewidth=1.2, capsize=3)
         if evaluations and len(runs) <= 2:  # more labels would lie over each other
-            axes.annotate(
-                f"{heights[-1]:.1f}%", (steps[-1], heights[-1]), (7, 7 - 14 * i), textcoords="offset points",
-                va="center", color=color, fontweight="bold",
-            )  # fmt: skip
-    axes.yaxis.set_major_formatter("{x:.0f}%")
+            place = {"xytext": (7, 7 - 14 * i), "textcoords": "offset points", "va": "center"}
+            axes.annotate(f"{heights[-1]:.1%}", (steps[-1], heights[-1]), color=color, fontweight="bold", **place)
+    axes.yaxis.set_major_formatter("{x:.0%}")
     axes.margins(x=0.18)
     _finish_axes(axes, "not evaluated")
 
 
-def _draw_dead_groups(axes: Any, runs: Colored) -> None:
-    """Draw groups without a signal, by the end at which all their rewards lie."""
-    axes.set_title(label_of("advantage/dead/share"))
-    for run, color in runs:
-        for end, dashes in DASHES.items():
-            steps, shares = _points(run, f"advantage/dead_{end}/share")
-            values = [100 * share for share in _smooth(shares)]
-            axes.plot(steps, values, color=color, linestyle=dashes, linewidth=1.8)
-    axes.yaxis.set_major_formatter("{x:.0f}%")
-    if _finish_axes(axes, "not recorded"):
-        return
-    axes.set_ylim(bottom=0)
-    keys = [axes.plot([], [], color=INK, linewidth=1.8, linestyle=dashes)[0] for dashes in DASHES.values()]
-    # Beside the title, over no line.
-    place = {"loc": "lower right", "bbox_to_anchor": (1.1, 1.0), "borderaxespad": 0}
-    legend = axes.legend(keys, list(DASHES), fontsize=8, ncols=2, handlelength=1.6, columnspacing=0.9, **place)
-    legend.set_in_layout(False)
-
-
-def _finish_axes(axes: Any, why: str) -> bool:
-    """Use whole numbers for steps; write why a panel without data is empty, and return True for such a one."""
+def _finish_axes(axes: Any, why: str) -> None:
+    """Use whole numbers for steps; write why a panel without data is empty."""
+    axes.set_xlabel("step", fontsize=9)
     axes.locator_params(axis="x", integer=True)
-    if any(len(line.get_xdata()) for line in axes.lines):
-        return False
-    axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center", va="center", color="#8a9099")
-    axes.set(xticks=[], yticks=[])
-    return True
-
-
-def _add_heading(figure: Any, runs: Colored, title: str | None) -> None:
-    """Add the heading, and a legend where there are several runs."""
-    if title or len(runs) == 1:
-        figure.suptitle(title or runs[0][0].name, x=0.01, ha="left", fontsize=14, fontweight="bold")
-    if len(runs) > 1:
-        keys = [figure.axes[0].plot([], [], color=color, linewidth=2.5, label=run.name)[0] for run, color in runs]
-        figure.legend(handles=keys, loc="outside lower center", ncols=min(len(runs), 4), fontsize=10)
+    if not any(len(line.get_xdata()) for line in axes.lines):
+        axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center", va="center", color="#8a9099")
+        axes.set(xticks=[], yticks=[])

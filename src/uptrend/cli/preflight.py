@@ -1,9 +1,7 @@
 """`uptrend preflight`: ask the real model, tasks and learner what could keep a run from learning, before it runs."""
 
-import json
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,8 +9,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from uptrend.cli.console import FailOn, Format
+from uptrend.cli.console import FailOn, Format, Sets, print_json, terminal
 from uptrend.config import load_config
+from uptrend.doctor.rank import at_least
 from uptrend.policy.known import need_train_extra
 from uptrend.records import ConfigError, Finding, Role, Severity
 from uptrend.records.renamed import current
@@ -21,10 +20,9 @@ from uptrend.runner.prepare import prepare
 from uptrend.stats.formatting import duration, plural
 
 if TYPE_CHECKING:
-    from uptrend.doctor.probes.probe import Piece, Result
+    from uptrend.doctor.probes.probe import Result
 
 GROUPS = 16  # groups that the probes play
-GRAVE = {FailOn.CRITICAL: (Severity.CRITICAL,), FailOn.WARNING: (Severity.CRITICAL, Severity.WARNING)}
 COLORS = {"critical": "bold red", "warning": "yellow", "note": "cyan"}
 STYLES = {Role.PROMPT: "dim", Role.MODEL: "green", Role.TOOL: "blue"}
 WRONG = "bold white on red"  # trained or untrained by mistake, or hidden from attention
@@ -32,14 +30,11 @@ WRONG = "bold white on red"  # trained or untrained by mistake, or hidden from a
 
 def command(
     recipe: Annotated[Path, typer.Argument(help="A recipe: a TOML file.")],
-    sets: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Override one value: --set learning.lr=2e-5. Repeat for more."),
-    ] = None,
+    sets: Sets = None,
     only: Annotated[list[str] | None, typer.Option(help="Ask only this probe. Repeat for more.")] = None,
     full: Annotated[bool, typer.Option("--full", help="Also learn 16 tasks by RL: minutes.")] = False,
-    format: Annotated[Format, typer.Option(help="Output format.")] = Format.TEXT,
-    fail_on: Annotated[FailOn, typer.Option(help="Exit with 1 from this severity on.")] = FailOn.CRITICAL,
+    format: Annotated[Format, typer.Option(help="Output format.")] = "text",
+    fail_on: Annotated[FailOn, typer.Option(help="Exit with 1 from this severity on.")] = "critical",
 ) -> None:
     """Ask the real model, tasks and learner what could keep a run from learning, before it runs.
 
@@ -58,18 +53,12 @@ def command(
         if name not in PROBES:
             raise ConfigError(f"--only {name}: there is no such probe. There are {', '.join(PROBES)}.")
     names = names or [name for name, probe in PROBES.items() if full or not probe.full]
-    began, is_text = time.perf_counter(), format is Format.TEXT
-    console, errors = Console(highlight=False, markup=False, emoji=False), Console(stderr=True, highlight=False)
-    status = errors.status("Loading the model and its tasks…") if is_text and errors.is_terminal else None
-
-    def show(name: str) -> None:
-        if status is not None:
-            status.update(f"{name}: {PROBES[name].about}")
-
-    results: list[Result] = []
-    with status or nullcontext():
+    began, is_text = time.perf_counter(), format == "text"
+    console, results = terminal(), list["Result"]()
+    # On stderr, and only in a terminal: stdout may be JSON for a program.
+    with Console(stderr=True).status("Loading the model and its tasks…") as status:
         prepared = prepare(load_config(recipe, sets or ()))
-        for result in ask_probes(prepared, names, GROUPS, show):
+        for result in ask_probes(prepared, names, GROUPS, lambda name: status.update(f"{name}: {PROBES[name].about}")):
             results.append(result)
             if is_text:
                 console.print(_result_line(result), soft_wrap=True)
@@ -77,12 +66,11 @@ def command(
     if is_text:
         for line in (*_rollout_lines(results), *_finding_lines(report.findings)):
             console.print(line, soft_wrap=True)
-        skipped = len(results) - report.asked
-        asked = f"{plural(report.asked, 'probe')} ({skipped} do not apply)"
+        asked = f"{plural(report.asked, 'probe')} ({len(results) - report.asked} do not apply)"
         console.print(f"{report.count} by {asked}, {duration(report.seconds)}.")
     else:
-        typer.echo(json.dumps(report.to_table(), indent=2, ensure_ascii=False))
-    if report.is_grave(GRAVE[fail_on]):
+        print_json(report.to_table())
+    if any(at_least(finding, Severity(fail_on)) for finding in report.findings):
         raise typer.Exit(1)
 
 
@@ -109,19 +97,17 @@ def _rollout_lines(results: Sequence["Result"]) -> Iterator[Text]:
             ("tool", STYLES[Role.TOOL]), ", ", ("trained or hidden by mistake", WRONG),
         )  # fmt: skip
     for pieces in shown:
-        yield Text.assemble("  ", *map(_painted, pieces))
-
-
-def _painted(piece: "Piece") -> tuple[str, str]:
-    text = piece.text.replace("\n", "⏎")
-    if len(text) > 400:
-        text = f"{text[:200]} … {text[-200:]}"
-    right = piece.trained == (piece.role is Role.MODEL) and piece.attended
-    return text, STYLES[piece.role] if right else WRONG
+        line = Text("  ")
+        for piece in pieces:
+            text = piece.text.replace("\n", "⏎")
+            if len(text) > 400:
+                text = f"{text[:200]} … {text[-200:]}"
+            is_right = piece.trained == (piece.role is Role.MODEL) and piece.attended
+            line.append(text, STYLES[piece.role] if is_right else WRONG)
+        yield line
 
 
 def _finding_lines(findings: Sequence[Finding]) -> Iterator[Text]:
-    """Show each finding: cause, evidence, symptoms, fix."""
     for finding in findings:
         yield Text.assemble("\n", (f"{finding.severity.value}  {finding.id}", COLORS[finding.severity.value]))
         yield Text(f"  {finding.summary}")

@@ -1,34 +1,23 @@
 """`uptrend replay`: learn from a run's rollouts again, with one setting of the update changed."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
 from rich.console import Console
-from rich.text import Text
 
-from uptrend.cli.console import (
-    AsFormat,
-    Format,
-    Quiet,
-    RunArgument,
-    RunsFolder,
-    Sets,
-    columns,
-    print_json,
-    stop_on_interrupt,
-    terminal,
-)
+from uptrend.cli.console import AsFormat, Quiet, RunArgument, RunsFolder, Sets, columns, print_json, terminal
 from uptrend.cli.summary import held_out, open_run
-from uptrend.cli.view import choose_view
+from uptrend.cli.view import choose_view, stop_on_interrupt
 from uptrend.records import Run
 from uptrend.runner.runs import replay
 from uptrend.stats.formatting import number, percent, setting
 from uptrend.training.observer import Observer
 
-Line = dict[str, Any]
+# Columns of the table, and the metrics that they show.
 FIGURES = {
     "loss": "loss/total",
     "gradient": "gradient/norm/before",
@@ -37,13 +26,9 @@ FIGURES = {
     "ESS": "sampler/ess/share",
     "|log ratio|": "sampler/gap/mean",
 }
-"""Columns of the table, and the metrics that they show."""
-MACHINE_KEYS = ("time", "seconds/", "memory/")
-"""Prefixes of metrics that differ between two equal runs."""
-LOW_ESS = 0.5
-"""Effective share of tokens below which a step says little about the policy that learns from it."""
-ROWS = 16
-"""Steps that the table shows; the JSON has all."""
+MACHINE_KEYS = ("time", "seconds/", "memory/")  # prefixes of metrics that differ between two equal runs
+LOW_ESS = 0.5  # effective share of tokens below which a step says little about the policy that learns from it
+ROWS = 16  # steps that the table shows; the JSON has all
 
 
 def command(
@@ -53,7 +38,7 @@ def command(
     sets: Sets = None,
     name: Annotated[str | None, typer.Option(help="Name of the run directory. Default: RUN-replay.")] = None,
     runs: RunsFolder = Path("runs"),
-    format: AsFormat = Format.TEXT,
+    format: AsFormat = "text",
     quiet: Quiet = False,
 ) -> None:
     """Repeat a run's updates from its recorded rollouts, with one setting of the update changed.
@@ -65,16 +50,15 @@ def command(
     uptrend replay runs/tiny --step 100 \\
         --set learning.kl.beta=0.1 --format json
 
-    Nothing is sampled except the held-out evaluations before and after. Without --set the result must equal the run's
-    own weights. Only the first step is on-policy; the table shows how far the later ones are from it.
+    Nothing is sampled except held-out evaluations. Only the first step is on-policy: docs/replay.md.
     """
     with stop_on_interrupt() as interrupt:
         observers: list[Observer] = [interrupt]
-        if format is Format.TEXT:
+        if format == "text":
             observers.insert(0, choose_view(quiet=quiet, is_terminal=sys.stdout.isatty()))
         done = replay(open_run(run), step, steps=steps, overrides=sets or (), runs=runs, name=name, observers=observers)
     compared = compare_with_source(done)
-    if format is Format.JSON:
+    if format == "json":
         print_json(compared)
         return
     print_replay(compared, terminal())
@@ -88,8 +72,14 @@ def compare_with_source(run: Run) -> dict[str, Any]:
     source = Run(about["source"])
     theirs = {line["step"]: line for line in source.metric_lines}
     pairs = [(theirs[line["step"]], line) for line in run.metric_lines if line["step"] in theirs]
-    # An unchanged replay must repeat the run exactly: any difference is a bug of ours or another machine.
-    difference = None if about["changed"] else _first_difference(pairs)
+    # An unchanged replay must repeat the run to the bit: any difference is a bug of ours or another machine.
+    differences = (
+        {"step": b["step"], "metric": key, "source": a[key], "replay": b[key]}
+        for a, b in pairs
+        for key in b
+        if not key.startswith(MACHINE_KEYS) and key in a and a[key] != b[key]
+    )
+    difference = None if about["changed"] else next(differences, None)
     # A share that is not finite is recorded as null: no token counts.
     low = (b["step"] for _, b in pairs if (b.get("sampler/ess/share", 1.0) or 0.0) < LOW_ESS)
     return {
@@ -111,18 +101,9 @@ def compare_with_source(run: Run) -> dict[str, Any]:
     }
 
 
-def _figures(line: Line) -> dict[str, float | None]:
+def _figures(line: dict[str, Any]) -> dict[str, float | None]:
     clipped = [line[key] for key in ("clip/low/share", "clip/high/share") if line.get(key) is not None]
     return {key: line.get(key) for key in FIGURES.values()} | {"clip/share": sum(clipped) if clipped else None}
-
-
-def _first_difference(pairs: list[tuple[Line, Line]]) -> dict[str, Any] | None:
-    """Return the first metric of the first step that differs from the run's, to the bit."""
-    for a, b in pairs:
-        for key in b:
-            if not key.startswith(MACHINE_KEYS) and key in a and a[key] != b[key]:
-                return {"step": b["step"], "metric": key, "source": a[key], "replay": b[key]}
-    return None
 
 
 def print_replay(compared: dict[str, Any], console: Console) -> None:
@@ -135,39 +116,38 @@ def print_replay(compared: dict[str, Any], console: Console) -> None:
     if not steps:
         return
     shown = sorted({int(i) for i in np.linspace(0, len(steps) - 1, min(ROWS, len(steps))).round()})
-    rows: list[list[str | Text]] = []
+    rows = []
     for line in [steps[i] for i in shown]:
-        for side in ("source", "replay"):
-            is_run, accuracy = side == "source", compared["held_out"][side].get(str(line["step"]))
-            head = [str(line["step"]), number(line["reward"])] if is_run else ["", ""]
+        for name, side in {"run": "source", "replay": "replay"}.items():
+            head = [str(line["step"]), number(line["reward"])] if name == "run" else ["", ""]
+            accuracy = percent(compared["held_out"][side].get(str(line["step"])))
             figures = [number(line[side][key]) for key in FIGURES.values()]
-            figures += [percent(line[side]["clip/share"]), percent(accuracy)]
-            style = "dim" if is_run else ""
-            rows.append([*head, *(Text(cell, style) for cell in ("run" if is_run else "replay", *figures))])
+            rows.append([*head, name, *figures, percent(line[side]["clip/share"]), accuracy])
     numbers = ("step", "reward", *FIGURES, "clipped", "held-out")
     console.print(columns("step", "reward", "", *numbers[2:], rows=rows, right=numbers))
     console.print("\n".join(_sentences(compared)), soft_wrap=True)
 
 
-def _sentences(compared: dict[str, Any]) -> list[str]:
+def _sentences(compared: dict[str, Any]) -> Iterator[str]:
     """Write held-out accuracy, and how far the replay can be trusted."""
-    step, at = compared["step"], compared["differs_at"]
+    step, at, few_from = compared["step"], compared["differs_at"], compared["few_from"]
     accuracies = {"run": compared["held_out"]["source"], "replay": compared["held_out"]["replay"]}
-    before = percent(accuracies["replay"].get(str(step)))
     last = {side: max(map(int, by_step), default=0) for side, by_step in accuracies.items()}
-    after = [f"{side} {percent(accuracies[side][str(at)])} after step {at}" for side, at in last.items() if at > step]
-    said = [f"Held-out accuracy: {before} after step {step}; {', '.join(after) or 'not evaluated again'}."]
+    after = [
+        f"{side} {percent(accuracies[side][str(end)])} after step {end}" for side, end in last.items() if end > step
+    ]
+    before = percent(accuracies["replay"].get(str(step)))
+    yield f"Held-out accuracy: {before} after step {step}; {', '.join(after) or 'not evaluated again'}."
     if compared["same"]:
-        return [*said, "Every figure of every step equals the run's, to the bit: the replay is faithful."]
-    if at is not None:
-        changed = f"{at['metric']} of step {at['step']} was {at['source']} and is {at['replay']}"
-        return [*said, f"It differs from the run: {changed}."]
-    said.append(f"Step {step + 1} is on-policy. From step {step + 2} on, another policy sampled the rollouts.")
-    if compared["few_from"] is not None:
+        yield "Every figure of every step equals the run's, to the bit: the replay is faithful."
+    elif at is not None:
+        yield f"It differs from the run: {at['metric']} of step {at['step']} was {at['source']} and is {at['replay']}."
+    else:
+        yield f"Step {step + 1} is on-policy. From step {step + 2} on, another policy sampled the rollouts."
+    if few_from is not None and compared["changed"]:
         shares = [line["replay"]["sampler/ess/share"] for line in compared["steps"]]
         low = min((share for share in shares if share is not None), default=0.0)
-        said.append(
-            f"warning: from step {compared['few_from']} on, the effective sample size is below {LOW_ESS:g} of the "
-            f"tokens (the least is {number(low)}): later steps say little about a real run with this change."
+        yield (
+            f"warning: from step {few_from} on, the effective sample size is below {LOW_ESS:g} of the tokens (the "
+            f"least is {number(low)}): later steps say little about a real run with this change."
         )
-    return said

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from uptrend.cli.console import AsJson, RunArgument, columns, phase_shares, print_json, sparkline, terminal
+from uptrend.cli.console import AsJson, RunArgument, columns, make_app, phase_shares, print_json, sparkline, terminal
 from uptrend.cli.summary import HELD_OUT, HeldOutSummary, compare, describe, find_runs, open_run
 from uptrend.config.load import nearest
 from uptrend.config.tables import flatten
@@ -20,14 +20,18 @@ from uptrend.records import RecordError, Role, Run
 from uptrend.records.schema import TOKEN_COLUMNS
 from uptrend.stats.formatting import NONE, duration, number, p_value, percent, plural, setting, size
 
-app = typer.Typer(help="List runs, show one, compare two.", no_args_is_help=True, rich_markup_mode=None)
-
+app = make_app("List runs, show one, compare two.")
+Decode = Callable[[Sequence[int]], str]
 STATUS_COLORS = {"running": "cyan", "finished": "green", "stopped": "yellow", "failed": "red", "killed": "red"}
 ROLE_COLORS = {"system": "dim", "user": "cyan", "assistant": "green", "tool": "yellow"}
 TOKEN_COLORS = {Role.PROMPT: "cyan", Role.MODEL: "green", Role.TOOL: "yellow"}
-INTERVALS_FROM, ALL_FROM = 90, 140
-"""Terminal widths from which a list of runs shows intervals, and all columns."""
+WIDE_FROM = 140
+"""Terminal width from which a list of runs shows intervals and settings."""
 WIDE = ("model", "taskset", "loss", "started", "per step")
+SETTINGS = {
+    "sampling": ("groups", "size", "temperature", "max_tokens", "max_turns"),
+    "learning": ("loss", "scale", "lr", "kl.beta", "updates", "minibatches"),
+}
 IDS = 12
 """Token ids of a span that are printed where there is no tokenizer."""
 
@@ -50,8 +54,19 @@ def list_runs(
     console = terminal()
     if not runs and not broken:
         console.print(f"There are no runs in {folder}/. Make one with: uptrend train recipe.toml", soft_wrap=True)
-    if runs:
-        console.print(_runs_table(runs, console.width))
+    is_wide, rows = console.width >= WIDE_FROM, []
+    for run in runs:
+        status = Text(run["status"], STATUS_COLORS.get(run["status"], ""))
+        row = [run["name"], status, f"{run['step']}/{run['steps'] or NONE}", _held_out(run, is_wide)]
+        row.append(number(run["reward"]))
+        if is_wide:
+            started = str(run["started"] or NONE)[:16].replace("T", " ")
+            row += [*(str(run[key]) for key in WIDE[:3]), started, duration(run["seconds_per_step"])]
+        rows.append(row)
+    if rows:
+        held_out = "held-out (95% interval)" if is_wide else "held-out"
+        headings = ("run", "status", "step", held_out, "reward", *(WIDE if is_wide else ()))
+        console.print(columns(*headings, rows=rows, wraps="run"))
     for path, why in broken.items():
         console.print(Text.assemble((path.name, "bold"), (" can't be read: ", "red"), why))
 
@@ -70,20 +85,19 @@ def show_run(
 
     Of a run: config, curves, evaluations, time and files. Of a rollout: messages, reward and tokens.
     """
-    opened = open_run(run)
+    opened, console = open_run(run), terminal()
     if rollout:
         rows = _find_rollout(opened, rollout)
         if as_json:
             rest = {key: value for key, value in rows[0].items() if key not in (*TOKEN_COLUMNS, "sequence")}
             print_json({**rest, "sequences": [{name: row[name] for name in TOKEN_COLUMNS} for row in rows]})
         else:
-            _print_rollout(terminal(), rows, _decoder(opened))
+            _print_rollout(console, rows, _decoder(opened))
         return
     described = describe(opened)
     if as_json:
         print_json(described)
         return
-    console = terminal()
     console.print(_headline(described))
     for section in (_facts(described), _curves(described["curves"], console.width), _results(described)):
         if section:
@@ -104,65 +118,48 @@ def compare_runs(a: RunArgument, b: RunArgument, as_json: AsJson = False) -> Non
     if as_json:
         print_json(compared)
         return
-    console = terminal()
+    console, paired = terminal(), compared["paired"]
     for side in ("a", "b"):
         console.print(Text(f"{side.upper()}  ", "bold").append_text(_headline(compared[side])))
+    rows = [(key, *(setting(v, quote=False) for v in pair)) for key, pair in compared["difference"].items()]
     console.print()
-    if compared["difference"]:
-        rows = [(key, *(setting(v, quote=False) for v in pair)) for key, pair in compared["difference"].items()]
-        console.print(columns("config", "A", "B", rows=rows))
-    else:
-        console.print("The configs are the same.")
+    console.print(columns("config", "A", "B", rows=rows) if rows else "The configs are the same.")
     console.print()
     console.print(columns(rows=_curves(compared["curves"], console.width)))
     console.print()
-    console.print(_paired_sentences(compared))
+    for side in ("a", "b"):
+        console.print(Text(side.upper(), "bold").append(f"  held-out {_held_out(compared[side], True)}", "not bold"))
+    if paired is None:
+        console.print("They share no held-out task, so their accuracies can't be paired.")
+        return
+    console.print(
+        f"Of {paired['tasks']} tasks that both were asked (A after step {paired['step_a']}, B after step "
+        f"{paired['step_b']}), {paired['only_a']} were answered correctly by A alone and {paired['only_b']} by B alone "
+        f"(exact McNemar p {p_value(paired['p'])}). {paired['caveat']}"
+    )
 
 
-def _runs_table(runs: list[dict[str, Any]], width: int) -> Table:
-    """Make one row per run, with the columns that fit."""
-    has_intervals = width >= INTERVALS_FROM
-    rows = []
-    for run in runs:
-        step = f"{run['step']}/{run['steps'] or NONE}"
-        status = Text(run["status"], STATUS_COLORS.get(run["status"], ""))
-        row = [run["name"], status, step, _before_after(run, has_intervals), number(run["reward"])]
-        if width >= ALL_FROM:
-            started = str(run["started"] or NONE)[:16].replace("T", " ")
-            row += [*(str(run[key]) for key in WIDE[:3]), started, duration(run["seconds_per_step"])]
-        rows.append(row)
-    held_out = "held-out (95% interval)" if has_intervals else "held-out"
-    wide = WIDE if width >= ALL_FROM else ()
-    return columns("run", "status", "step", held_out, "reward", *wide, rows=rows, wraps="run")
-
-
-def _before_after(run: dict[str, Any], has_intervals: bool) -> str:
-    """Format held-out accuracy at the start and now."""
+def _held_out(run: dict[str, Any], has_intervals: bool) -> str:
     held = [None if one is None else HeldOutSummary(**one) for one in (run["before"], run["after"])]
     before, after = [NONE if h is None else str(h) if has_intervals else percent(h.accuracy) for h in held]
     return before if after == NONE else f"{before} → {after}"
 
 
 def _headline(run: dict[str, Any]) -> Text:
-    seconds = run["seconds_per_step"]
-    pace = "" if seconds is None else f", {duration(seconds)} per step"
+    pace = "" if run["seconds_per_step"] is None else f", {duration(run['seconds_per_step'])} per step"
     status = (run["status"], STATUS_COLORS.get(run["status"], ""))
     where = f"  {run['step']} of {run['steps']} steps{pace}  {run['path']}"
     return Text.assemble((run["name"], "bold"), "  ", status, where)
 
 
 def _facts(run: dict[str, Any]) -> list[tuple[str, str]]:
-    """List the model, tasks, main settings and machine."""
     config, machine = flatten(run["config"]), run["machine"] or {}
     count = (run["weights"] or {}).get("parameters")
     rows = [("model", f"{run['model']}" + (f", {plural(count, 'parameter')}" if count else ""))]
     for section in ("tasks", "eval"):
         scalars = [(k, v) for k, v in (run[section] or {}).items() if isinstance(v, str | int | float)]
         rows.append((section, ", ".join(f"{key} {value}" for key, value in scalars)))
-    for section, keys in {
-        "sampling": ("groups", "size", "temperature", "max_tokens", "max_turns"),
-        "learning": ("loss", "scale", "lr", "kl.beta", "updates", "minibatches"),
-    }.items():
+    for section, keys in SETTINGS.items():
         settings = [f"{key} {setting(config.get(f'{section}.{key}'), quote=False)}" for key in keys]
         rows.append((section, ", ".join(settings)))
     threads = f"{machine['threads']} threads" if machine.get("threads") else None
@@ -191,28 +188,11 @@ def _curves(curves: Mapping[str, Any], width: int) -> list[tuple[str, Text]]:
 
 
 def _results(run: dict[str, Any]) -> list[tuple[str, str]]:
-    """List the evaluations, the time by phase and the files."""
-    rows = []
-    for held in [HeldOutSummary(**line) for line in run["evaluations"]]:
-        rows.append((f"held-out after step {held.step}", f"{held}  {held.correct} of {held.tasks}"))
+    held_out = [HeldOutSummary(**line) for line in run["evaluations"]]
+    rows = [(f"held-out after step {held.step}", f"{held}  {held.correct} of {held.tasks}") for held in held_out]
     if run["phases"]:
         rows.append(("step time", phase_shares(run["phases"])))
-    rows.append(("files", ", ".join(f"{name} {size(count)}" for name, count in run["files"].items())))
-    return rows
-
-
-def _paired_sentences(compared: dict[str, Any]) -> Text:
-    text, paired = Text(), compared["paired"]
-    for side in ("a", "b"):
-        text.append(side.upper(), "bold").append(f"  held-out {_before_after(compared[side], True)}\n")
-    if paired is None:
-        return text.append("They share no held-out task, so their accuracies can't be paired.")
-    text.append(
-        f"Of {paired['tasks']} tasks that both were asked (A after step {paired['step_a']}, B after step "
-        f"{paired['step_b']}), {paired['only_a']} were answered correctly by A alone and {paired['only_b']} by B alone "
-        f"(exact McNemar p {p_value(paired['p'])}). "
-    )
-    return text.append(paired["caveat"], "dim")
+    return [*rows, ("files", ", ".join(f"{name} {size(count)}" for name, count in run["files"].items()))]
 
 
 def _find_rollout(run: Run, named: str) -> list[dict[str, Any]]:
@@ -234,33 +214,7 @@ def _find_rollout(run: Run, named: str) -> list[dict[str, Any]]:
     raise RecordError(f"Step {step} of {run.path} has no rollout {index} in a group {group}.{there}")
 
 
-def _print_rollout(console: Console, rows: list[dict[str, Any]], decode: Callable[[Sequence[int]], str] | None) -> None:
-    """Print headline, reward, conversation and tokens."""
-    first = rows[0]
-    facts = [f"task {first['task']}", f"family {first['family']}", f"ended {first['ended']}"]
-    if first["seconds"] is not None:
-        facts.append(duration(first["seconds"]))
-    if first["kept"] is False:
-        facts.append("not learned from: its group was dead and another was sampled")
-    name = f"{first['step']}/{first['group']}/{first['index']}"
-    console.print(Text.assemble((name, "bold"), "  ", "  ".join(facts)))
-    if first["error"]:
-        console.print(Text(f"error: {first['error']}", "red"))
-    console.print(_reward(first))
-    for message in first["messages"] or ():
-        text = Text.assemble(
-            (f"\n{message['role']}: ", f"bold {ROLE_COLORS.get(message['role'], '')}"), message["content"] or ""
-        )
-        text.append(f"\ncalls {message['calls']}" if message["calls"] else "", "yellow")
-        console.print(text.append(f"\n{message['problem']}" if message["problem"] else "", "red"))
-    for row in rows:
-        console.print()
-        console.print(_spans_table(row, decode))
-    if decode is None:
-        console.print("Tokens are ids: the run has no checkpoint with a tokenizer.", style="dim")
-
-
-def _decoder(run: Run) -> Callable[[Sequence[int]], str] | None:
+def _decoder(run: Run) -> Decode | None:
     """Return the decoder of the run's last checkpoint that has a tokenizer."""
     paths = [path / "model" / "tokenizer.json" for path in run.checkpoints]
     found = [path for path in paths if path.exists()]
@@ -274,23 +228,45 @@ def _decoder(run: Run) -> Callable[[Sequence[int]], str] | None:
     return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
 
 
-def _reward(row: dict[str, Any]) -> Text:
-    text = Text("no reward")
-    if row["reward"] is not None:
-        mark = {True: (" correct", "green"), False: (" wrong", "red"), None: ("", "")}[row["correct"]]
-        bounds = (f" of {number(row['reward_low'])} to {number(row['reward_high'])}", "dim")
-        text = Text.assemble(f"reward {number(row['reward'])}", mark, bounds)
-        for part in row["parts"] or ():
-            text.append(f"  {part['name']} {number(part['value'])}")
-            text.append(f" × {number(part['weight'])}" if part["weight"] != 1 else "", "dim")
-    return text.append(f"  gold answer {row['answer']!r}", "dim")
+def _print_rollout(console: Console, rows: list[dict[str, Any]], decode: Decode | None) -> None:
+    first = rows[0]
+    facts = [f"task {first['task']}", f"family {first['family']}", f"ended {first['ended']}"]
+    if first["seconds"] is not None:
+        facts.append(duration(first["seconds"]))
+    if first["kept"] is False:
+        facts.append("not learned from: its group was dead and another was sampled")
+    name = f"{first['step']}/{first['group']}/{first['index']}"
+    console.print(Text.assemble((name, "bold"), "  ", "  ".join(facts)))
+    if first["error"]:
+        console.print(Text(f"error: {first['error']}", "red"))
+    reward = ["no reward"]
+    if first["reward"] is not None:
+        mark = {True: " correct", False: " wrong", None: ""}[first["correct"]]
+        bounds = f"{number(first['reward_low'])} to {number(first['reward_high'])}"
+        reward = [f"reward {number(first['reward'])}{mark} of {bounds}"]
+        for part in first["parts"] or ():
+            weight = f" × {number(part['weight'])}" if part["weight"] != 1 else ""
+            reward.append(f"{part['name']} {number(part['value'])}{weight}")
+    console.print("  ".join([*reward, f"gold answer {first['answer']!r}"]))
+    for message in first["messages"] or ():
+        role = (f"\n{message['role']}: ", f"bold {ROLE_COLORS.get(message['role'], '')}")
+        text = Text.assemble(role, message["content"] or "")
+        text.append(f"\ncalls {message['calls']}" if message["calls"] else "", "yellow")
+        console.print(text.append(f"\n{message['problem']}" if message["problem"] else "", "red"))
+    for row in rows:
+        console.print()
+        console.print(_spans_table(row, decode))
+    if decode is None:
+        console.print("Tokens are ids: the run has no checkpoint with a tokenizer.", style="dim")
 
 
-def _spans_table(row: dict[str, Any], decode: Callable[[Sequence[int]], str] | None) -> Table:
+def _spans_table(row: dict[str, Any], decode: Decode | None) -> Table:
     """Make one line per span of tokens with the same turn, role, trained or not, visibility and advantage."""
     tokens = {name: row[name] or [None] * len(row["ids"] or ()) for name in TOKEN_COLUMNS}
     trained = [None if weight is None else weight != 0 for weight in tokens["weights"]]
     kinds = zip(tokens["turns"], tokens["roles"], trained, tokens["attended"], tokens["advantages"], strict=True)
+    marks: dict[bool | None, str | Text] = {None: NONE, True: "yes", False: Text("no", "dim")}
+    sights = {**marks, False: Text("hidden", "red")}
     rows: list[list[str | Text]] = []
     for (turn, role, is_trained, is_seen, advantage), span in groupby(enumerate(kinds), key=lambda pair: pair[1]):
         places = [place for place, _ in span]
@@ -301,17 +277,8 @@ def _spans_table(row: dict[str, Any], decode: Callable[[Sequence[int]], str] | N
             means.append(number(sum(known) / len(known) if known else None))
         text = decode(ids) if decode else " ".join(map(str, ids[:IDS])) + (" …" if len(ids) > IDS else "")
         color = TOKEN_COLORS.get(role, "")
-        rows.append(
-            [
-                number(turn),
-                Text(NONE if role is None else Role(role).name.lower(), color),
-                str(len(places)),
-                NONE if is_trained is None else "yes" if is_trained else Text("no", "dim"),
-                NONE if is_seen is None else "yes" if is_seen else Text("hidden", "red"),
-                number(advantage),
-                *means,
-                Text(text, color),
-            ]
-        )
+        who = Text(NONE if role is None else Role(role).name.lower(), color)
+        figures = (marks[is_trained], sights[is_seen], number(advantage), *means)
+        rows.append([number(turn), who, str(len(places)), *figures, Text(text, color)])
     headings = ("turn", "role", "tokens", "trained", "attended", "advantage", "sampler", "learner", "text")
     return columns(*headings, rows=rows, wraps="text")

@@ -1,10 +1,11 @@
 """Summaries of runs as plain objects: the same for tables and for --json (docs/records.md)."""
 
+import itertools
 import statistics
-from collections.abc import Mapping
+from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from uptrend.config import difference
 from uptrend.config.load import nearest
@@ -13,14 +14,11 @@ from uptrend.records import RecordError, Run
 from uptrend.stats.formatting import estimate
 
 CURVES = (
-    "reward/mean",
-    "advantage/dead/share",
-    "sampling/length/mean",
-    "kl/reference/mean",
-    "learner/entropy/mean",
+    "reward/mean", "advantage/dead/share", "sampling/length/mean", "kl/reference/mean", "learner/entropy/mean",
     "gradient/norm/before",
-)
+)  # fmt: skip
 HELD_OUT = "held-out accuracy"
+SETTINGS = {"model": "model.name", "taskset": "tasks.name", "loss": "learning.loss", "seed": "seed"}
 CAVEAT = (
     "This compares these two models on these tasks. It does not say that one config is better than the "
     "other: another seed of the same config is another model."
@@ -37,11 +35,6 @@ class HeldOutSummary:
     high: float
     correct: int
     tasks: int
-
-    @classmethod
-    def of(cls, evaluation: Mapping[str, Any]) -> Self:
-        """Take the fields from a line of evals.jsonl or the fields of an Evaluation."""
-        return cls(**{field.name: evaluation[field.name] for field in fields(cls)})
 
     def __str__(self) -> str:
         return estimate(self.accuracy, self.low, self.high)
@@ -73,12 +66,13 @@ def find_runs(folder: Path) -> tuple[list[dict[str, Any]], dict[Path, str]]:
 
 def held_out(run: Run) -> list[HeldOutSummary]:
     """Return a run's evaluations in order."""
-    return [HeldOutSummary.of(line) for line in run.eval_lines]
+    names = [field.name for field in fields(HeldOutSummary)]
+    return [HeldOutSummary(**{name: line[name] for name in names}) for line in run.eval_lines]
 
 
 def summarize(run: Run) -> dict[str, Any]:
     """Summarize a run for one line of a list."""
-    config, evaluations = flatten(run.config), held_out(run)
+    config, evaluations = flatten(run.config), [asdict(e) for e in held_out(run)]
     seconds = [line["seconds/step"] for line in run.metric_lines if line.get("seconds/step") is not None]
     return {
         "name": run.name,
@@ -86,12 +80,9 @@ def summarize(run: Run) -> dict[str, Any]:
         "status": run.status,
         "step": run.last_step,
         "steps": run.steps,
-        "model": config.get("model.name"),
-        "taskset": config.get("tasks.name"),
-        "loss": config.get("learning.loss"),
-        "seed": config.get("seed"),
-        "before": asdict(evaluations[0]) if evaluations and evaluations[0].step == run.start else None,
-        "after": asdict(evaluations[-1]) if evaluations and evaluations[-1].step > run.start else None,
+        **{name: config.get(key) for name, key in SETTINGS.items()},
+        "before": next((e for e in evaluations if e["step"] == run.start), None),
+        "after": next((e for e in reversed(evaluations) if e["step"] > run.start), None),
         "reward": run.metric_lines[-1].get("reward/mean") if run.metric_lines else None,
         "started": run.info.get("created"),
         "seconds_per_step": statistics.median(seconds) if seconds else None,
@@ -108,23 +99,20 @@ def curves(run: Run) -> dict[str, list[float | None]]:
 
 def phases(lines: list[dict[str, Any]]) -> dict[str, float]:
     """Return the mean seconds of each phase of a step."""
-    sums: dict[str, float] = {}
-    for line in lines:
-        for key, value in line.items():
-            group, _, phase = key.partition("/")
-            if group == "seconds" and phase != "step" and value is not None:
-                sums[phase] = sums.get(phase, 0.0) + value
+    sums: defaultdict[str, float] = defaultdict(float)
+    for key, value in itertools.chain.from_iterable(line.items() for line in lines):
+        if key.startswith("seconds/") and key != "seconds/step" and value is not None:
+            sums[key.removeprefix("seconds/")] += value
     return {phase: total / len(lines) for phase, total in sums.items()}
 
 
 def describe(run: Run) -> dict[str, Any]:
     """Describe a run in full."""
-    files: dict[str, int] = {}
+    files = Counter[str]()
     for path in sorted(run.path.rglob("*")):
         if path.is_file() and not path.name.startswith("."):
             top = path.relative_to(run.path).parts[0]
-            name = f"{top}/" if path.parent != run.path else top
-            files[name] = files.get(name, 0) + path.stat().st_size
+            files[f"{top}/" if path.parent != run.path else top] += path.stat().st_size
     return {
         **summarize(run),
         "config": run.config,
@@ -154,21 +142,20 @@ def compare(a: Run, b: Run) -> dict[str, Any]:
 def _pair_up(a: Run, b: Run) -> dict[str, Any] | None:
     """Compare the last evaluations of two runs task by task; None where they share no task."""
     correct_a, correct_b = _correct_tasks(a), _correct_tasks(b)
-    answers = [(correct_a[task], correct_b[task]) for task in correct_a if task in correct_b]
+    answers = Counter((correct_a[task], correct_b[task]) for task in correct_a if task in correct_b)
     if not answers:
         return None
     from uptrend.stats.comparison import mcnemar  # scipy only where two runs are compared: `runs list` stays fast
 
-    only_a, only_b = answers.count((True, False)), answers.count((False, True))
     return {
         "step_a": a.eval_lines[-1]["step"],
         "step_b": b.eval_lines[-1]["step"],
-        "tasks": len(answers),
-        "both": answers.count((True, True)),
-        "only_a": only_a,
-        "only_b": only_b,
-        "neither": answers.count((False, False)),
-        "p": mcnemar(only_a, only_b),
+        "tasks": answers.total(),
+        "both": answers[True, True],
+        "only_a": answers[True, False],
+        "only_b": answers[False, True],
+        "neither": answers[False, False],
+        "p": mcnemar(answers[True, False], answers[False, True]),
         "caveat": CAVEAT,
     }
 

@@ -10,20 +10,16 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from uptrend.cli.console import AsJson, Sets, columns, print_json, terminal
+from uptrend.cli.console import AsJson, Sets, columns, make_app, print_json, terminal
 from uptrend.config import Config, load_config
-from uptrend.records import ConfigError, Task
+from uptrend.records import ConfigError
 from uptrend.runner.evaluation import count_musique
 from uptrend.stats.formatting import assignments
 from uptrend.tasks.pool import eval_options, heldout, make_taskset, pool, resolved, stage_sections
 from uptrend.tasks.registry import names
-from uptrend.tasks.validate import ValidationReport, validate
+from uptrend.tasks.validate import validate
 
-app = typer.Typer(
-    help="Look at tasksets, and check without a model that they are fit to train on.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = make_app("Look at tasksets, and check without a model that they are fit to train on.")
 Name = Annotated[
     str, typer.Argument(help="Taskset: name, module:Class, .jsonl file, or recipe (.toml).", metavar="NAME")
 ]
@@ -53,7 +49,7 @@ def show(
     _, where, section = stage_sections(config)[0]
     taskset = make_taskset(section.name, section.options, section.seed, where)
     train, held_out = taskset.train(section.train), taskset.heldout(config.eval.tasks)
-    facts = {
+    facts: dict[str, Any] = {
         "name": taskset.name,
         "version": taskset.version,
         "seed": section.seed,
@@ -64,8 +60,17 @@ def show(
     }
     if as_json:
         print_json({**facts, "tasks": [asdict(task) for task in train[:count]]})
-    else:
-        _print_tasks(facts, train[:count])
+        return
+    console = terminal()
+    console.print(f"{taskset.name}: {len(train)} to train on, {len(held_out)} held out", style="bold")
+    console.print(assignments(facts["options"]), style="dim")
+    rows = []
+    for task in train[:count]:
+        told = [m for m in task.messages if m.role != "system"] or task.messages  # instructions are the same for all
+        said = "\n".join(message.content for message in told)
+        rows.append((repr(said), task.answer, f"{task.difficulty:g}", task.family))
+    console.print(columns("prompt", "answer", "difficulty", "family", rows=rows))
+    _print_notes(console, taskset.notes)
 
 
 @app.command("validate")
@@ -79,20 +84,32 @@ def validate_tasksets(name: Name, overrides: Sets = None, as_json: AsJson = Fals
         --set tasks.duplicates=0.02
     uptrend tasks validate recipes/arithmetic/mixed.toml
 
-    Gold answers must earn the maximum reward, corrupted ones must not, and nothing may leak. Of a recipe, every stage
-    and the evaluation are checked. Exit code 1 when a check fails.
+    Gold answers must earn the maximum reward, corrupted ones must not, and nothing may leak; exit code 1 otherwise.
     """
-    config = _config(name, overrides or ())
+    config, is_recipe = _config(name, overrides or ()), name.endswith(".toml")
     # On stderr: stdout may be JSON for a program.
     with Console(stderr=True).status("Playing gold, corrupted and cheating answers…"):
-        reports = _reports(config, is_recipe=name.endswith(".toml"))
+        reports = {}
+        for _, where, section in stage_sections(config):
+            make = partial(make_taskset, section.name, section.options, section.seed, where)
+            # A recipe evaluates on something else: ask its stages only for a share that a 3 to 1 split can give.
+            held_out = max(1, section.train // 4) if is_recipe else config.eval.tasks
+            reports[where] = validate(make, section.train, held_out, only_trains=is_recipe)
+        if is_recipe:
+            pool(config, heldout(config))  # sections that do not go together are an error, not a failed check
+            make = partial(make_taskset, config.eval.name, eval_options(config), config.eval.seed, "eval")
+            reports["eval"] = validate(make, train=0, heldout=config.eval.tasks)
     passed = all(report.passed for report in reports.values())
     if as_json:
         listed = [{"section": where, "passed": r.passed, **asdict(r)} for where, r in reports.items()]
         print_json({"passed": passed, "reports": listed})
     else:
+        console, marks = terminal(), {True: Text("✓", "green"), False: Text("✗", "red")}
         for where, report in reports.items():
-            _print_report(where, report)
+            console.print(f"[{where}] {report.taskset}", style="bold")
+            rows = [(marks[check.passed], check.name, check.figure) for check in report.checks]
+            console.print(columns("", "check", "figures", rows=rows))
+            _print_notes(console, report.notes)
     if not passed:
         raise typer.Exit(1)
 
@@ -109,43 +126,6 @@ def _config(name: str, overrides: Iterable[str]) -> Config:
     if name.endswith(".jsonl"):
         named = {"name": "musique" if count_musique(Path(name)) else "jsonl", "file": name}
     return load_config({"tasks": named}, overrides)
-
-
-def _reports(config: Config, is_recipe: bool) -> dict[str, ValidationReport]:
-    reports = {}
-    for _, where, section in stage_sections(config):
-        make = partial(make_taskset, section.name, section.options, section.seed, where)
-        # A recipe evaluates on something else: ask its stages only for a share that a 3 to 1 split can give.
-        held_out = max(1, section.train // 4) if is_recipe else config.eval.tasks
-        reports[where] = validate(make, section.train, held_out, only_trains=is_recipe)
-    if is_recipe:
-        pool(config, heldout(config))  # sections that do not go together are an error, not a failed check
-        make = partial(make_taskset, config.eval.name, eval_options(config), config.eval.seed, "eval")
-        reports["eval"] = validate(make, train=0, heldout=config.eval.tasks)
-    return reports
-
-
-def _print_tasks(facts: dict[str, Any], tasks: list[Task]) -> None:
-    console = terminal()
-    console.print(
-        Text(facts["name"], "bold").append(f": {facts['train']} to train on, {facts['heldout']} held out", "")
-    )
-    console.print(assignments(facts["options"]), style="dim")
-    rows = []
-    for task in tasks:
-        told = [m for m in task.messages if m.role != "system"] or task.messages  # instructions are the same for all
-        said = "\n".join(message.content for message in told)
-        rows.append((repr(said), task.answer, f"{task.difficulty:g}", task.family))
-    console.print(columns("prompt", "answer", "difficulty", "family", rows=rows))
-    _print_notes(console, facts["notes"])
-
-
-def _print_report(where: str, report: ValidationReport) -> None:
-    console = terminal()
-    console.print(f"[{where}] {report.taskset}", style="bold")
-    marks = {True: Text("✓", "green"), False: Text("✗", "red")}
-    console.print(columns("", "check", "figures", rows=[(marks[c.passed], c.name, c.figure) for c in report.checks]))
-    _print_notes(console, report.notes)
 
 
 def _print_notes(console: Console, notes: Iterable[str]) -> None:

@@ -1,4 +1,4 @@
-"""`uptrend train`: run a recipe, or resume a run."""
+"""`uptrend train` and `uptrend warmstart`: run a recipe, resume a run, or teach a model an expert's rollouts."""
 
 import sys
 from pathlib import Path
@@ -6,16 +6,16 @@ from typing import Annotated
 
 import typer
 
-from uptrend.cli.console import Quiet, RunsFolder, Sets, stop_on_interrupt
+from uptrend.cli.console import Quiet, RunsFolder, Sets
 from uptrend.cli.preflight import tell_preflight
-from uptrend.cli.view import choose_view
+from uptrend.cli.view import choose_view, stop_on_interrupt
 from uptrend.config import load_config
 from uptrend.config.load import nearest
 from uptrend.doctor.catalogue import CATALOGUE
-from uptrend.records import ConfigError, Run
+from uptrend.records import ConfigError
 from uptrend.records.renamed import current
 from uptrend.runner.live_doctor import LiveDoctor
-from uptrend.runner.runs import resume, train
+from uptrend.runner.runs import resume, train, warmstart
 from uptrend.training.observer import Observer
 
 
@@ -27,10 +27,7 @@ def command(
     resumes: Annotated[Path | None, typer.Option("--resume", help="Resume this run from its last checkpoint.")] = None,
     quiet: Quiet = False,
     no_preflight: Annotated[bool, typer.Option("--no-preflight", help="Start without the cheap probes.")] = False,
-    allow: Annotated[
-        list[str] | None,
-        typer.Option(help="Start even if the probes find this cause: --allow kl.strangles. Repeatable."),
-    ] = None,
+    allow: Annotated[list[str] | None, typer.Option(help="Start even if the probes find this cause.")] = None,
 ) -> None:
     """Train a model on a recipe and record everything.
 
@@ -43,9 +40,7 @@ def command(
     Ctrl-C finishes the step and writes a checkpoint; a second Ctrl-C ends at once.
     """
     if (recipe is None) == (resumes is None):
-        raise ConfigError(
-            "Give either a recipe (uptrend train RECIPE) or a run to resume (uptrend train --resume RUN)."
-        )
+        raise ConfigError("Give either a recipe (uptrend train RECIPE) or a run (uptrend train --resume RUN).")
     allowed = [current(id) for id in allow or ()]
     for id in allowed:
         if id not in CATALOGUE:
@@ -61,11 +56,6 @@ def command(
                 load_config(recipe, sets or ()), runs=runs, name=name, observers=observers, preflight=not no_preflight,
                 allows=allowed, on_preflight=tell_preflight,
             )  # fmt: skip
-    _print_stop(run)
-
-
-def _print_stop(run: Run) -> None:
-    """Print who stopped a run and how to resume it; a refusal by the preflight exits with 1."""
     stop = run.stopped
     if stop is None:
         return
@@ -81,3 +71,30 @@ def _print_stop(run: Run) -> None:
         typer.echo(f"Stopped after step {run.last_step}. Resume with: uptrend train --resume {run.path}")
     else:
         typer.echo("Stopped before the first step: there is no checkpoint to resume from.")
+
+
+def teach(
+    recipe: Annotated[Path, typer.Argument(help="Recipe: a TOML file with a [warmstart] section.")],
+    out: Annotated[Path | None, typer.Option(help="Model folder to make. Default: models/NAME.")] = None,
+    sets: Sets = None,
+    name: Annotated[str | None, typer.Option(help="Name of the run directory. Default: NAME-warmstart.")] = None,
+    runs: RunsFolder = Path("runs"),
+    quiet: Quiet = False,
+) -> None:
+    """Teach a model the rollouts of a taskset's expert, so that RL has something to improve.
+
+    \b
+    uptrend warmstart recipes/musique/warmstart.toml \\
+        --out models/musique-warm
+    uptrend train recipes/musique/atlas.toml \\
+        --set model.name=models/musique-warm
+
+    The expert plays training tasks with the real tools. The loss is on the expert's turns only.
+    """
+    config = load_config(recipe, sets or ())
+    folder = out or Path("models") / config.name
+    with stop_on_interrupt() as interrupt:
+        observers: list[Observer] = [choose_view(quiet=quiet, is_terminal=sys.stdout.isatty()), interrupt]
+        run = warmstart(config, folder, runs=runs, name=name, observers=observers)
+    stopped = f"Stopped after step {run.last_step}; no model folder was made."
+    typer.echo(stopped if run.status == "stopped" else f"Model: {folder}")

@@ -1,7 +1,12 @@
-"""Observers that show a run in the terminal: a live panel, plain lines, or only the outcome."""
+"""Views of a run (live panel, lines, or only the outcome) and of an experiment (lines, and a live table)."""
 
+import signal
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console, Group
@@ -13,9 +18,13 @@ from rich.text import Text
 
 from uptrend.cli.console import columns, phase_shares, sparkline
 from uptrend.cli.summary import HeldOutSummary, held_out, phases
-from uptrend.records import Run
+from uptrend.lab.journal.verdicts import level
+from uptrend.lab.measure import measure
+from uptrend.lab.plan import PlannedRun
+from uptrend.lab.workers import Outcome, Progress
+from uptrend.records import Run, UptrendError
 from uptrend.stats.formatting import duration, number, percent
-from uptrend.training.observer import StepRecord
+from uptrend.training.observer import Observer, StepRecord, Stop
 
 FIGURES = {
     "loss": "warmstart/loss/mean",
@@ -26,6 +35,7 @@ FIGURES = {
     "entropy": "learner/entropy/mean",
     "gradient": "gradient/norm/before",
 }
+Curve = tuple[str, str, list[float | None]]
 NAME, VALUE = 11, 25
 """Widths of the panel's first two columns; the curves have the rest."""
 RECENT = 20
@@ -39,13 +49,58 @@ def choose_view(quiet: bool, is_terminal: bool) -> "QuietView":
     return LiveView() if is_terminal else LineView()
 
 
-class QuietView:
+class InterruptObserver(Observer):
+    """Observer that stops the run after the step during which the user pressed Ctrl-C."""
+
+    is_asked = False
+
+    def interrupt(self, *_: object) -> None:
+        """Handle SIGINT: the first waits for the step, the second does not."""
+        if self.is_asked:
+            raise KeyboardInterrupt
+        self.is_asked = True
+        with suppress(RuntimeError):  # the signal came while this very stream was being written
+            print("Stopping after this step; Ctrl-C again ends at once.", file=sys.stderr, flush=True)
+
+    def before(self, run: Run) -> None: ...
+
+    def after(self, run: Run) -> None: ...
+
+    def step(self, record: StepRecord | None) -> Stop | None:  # noqa: ARG002 (an observer's signature)
+        """Stop if asked to."""
+        return Stop("interrupted by the user", by="user") if self.is_asked else None
+
+
+@contextmanager
+def stop_on_interrupt() -> Iterator[InterruptObserver]:
+    """Treat Ctrl-C as a request to stop after the step."""
+    observer = InterruptObserver()
+    before = signal.signal(signal.SIGINT, observer.interrupt)
+    try:
+        yield observer
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class View:
+    """Prints plain lines."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+
+    def say(self, line: str) -> None:
+        """Print a plain line, however long."""
+        self.console.print(line, soft_wrap=True, markup=False, highlight=False)
+
+
+class QuietView(View):
     """View that prints only the outcome; the others add to it."""
 
+    title, start, steps = "", 0, 0
+
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self.console = console or Console(highlight=False)
+        super().__init__(console or Console(highlight=False))
         self.clock = clock
-        self.title, self.start, self.steps = "", 0, 0
         self.metrics: list[dict[str, Any]] = []
         self.evaluations: list[HeldOutSummary] = []
         self.times: list[tuple[float, int]] = []
@@ -63,26 +118,20 @@ class QuietView:
         """Add a step."""
         if record.metrics:
             self.metrics.append(record.metrics)
-        if record.evaluation is not None:
-            self.evaluations.append(
-                HeldOutSummary.of({**vars(record.evaluation), "accuracy": record.evaluation.accuracy})
-            )
+        if (e := record.evaluation) is not None:
+            self.evaluations.append(HeldOutSummary(e.step, e.accuracy, e.low, e.high, e.correct, e.tasks))
         self.times.append((self.clock(), self.last_step))
 
     def after(self, run: Run) -> None:
         """Print held-out accuracy before and after, and the run's path."""
-        before, after = self.accuracies
-        if before is None and after is None:
-            self.say("Held-out accuracy: not evaluated.")
-        else:
+        held = "not evaluated"
+        if self.evaluations:
+            before, after = self.accuracies
             start = f"{before} before" if before else "not evaluated before"
             end = f"{after} after step {after.step}" if after else "not evaluated after"
-            self.say(f"Held-out accuracy: {start}, {end}; {self.evaluations[-1].tasks} tasks, 95% intervals.")
+            held = f"{start}, {end}; {self.evaluations[-1].tasks} tasks, 95% intervals"
+        self.say(f"Held-out accuracy: {held}.")
         self.say(f"Run: {run.path}")
-
-    def say(self, line: str) -> None:
-        """Print a plain line, however long."""
-        self.console.print(line, soft_wrap=True, markup=False, highlight=False)
 
     @property
     def last_step(self) -> int:
@@ -98,11 +147,9 @@ class QuietView:
     @property
     def time_left(self) -> str:
         """Estimated time for the rest; empty until two steps have been timed, and at the end."""
-        if not self.times or self.last_step >= self.steps:
-            return ""
         # Counted from the first evaluation or step of this process: loading the model says nothing about the pace.
-        (start, first), (now, step) = self.times[0], self.times[-1]
-        if step <= first:
+        (start, first), (now, step) = (self.times[0], self.times[-1]) if self.times else ((0.0, 0), (0.0, 0))
+        if step <= first or step >= self.steps:
             return ""
         pace = (now - start) / (step - first)
         return f"{duration(max(0.0, pace * (self.steps - step) - (self.clock() - now)))} left"
@@ -119,89 +166,179 @@ class QuietView:
 class LineView(QuietView):
     """View that prints one line per step, at most one per second, and one per evaluation."""
 
-    printed: tuple[float, int] | None = None
-    """Clock and step of the last line."""
+    printed: float | None = None
+    """Clock of the last line."""
 
     def step(self, record: StepRecord) -> None:
-        """Print the step, unless the last line is younger than a second."""
         super().step(record)
         # Tiny models do dozens of steps per second: a log of every one would be slower than the training.
-        is_due = self.printed is None or self.clock() - self.printed[0] >= 1
+        is_due = self.printed is None or self.clock() - self.printed >= 1
         if record.metrics and (is_due or record.step >= self.steps or record.evaluation is not None):
-            self._print_step()
+            self.printed = self.clock()
+            line = f"step {self.last_step}/{self.steps}"
+            for name, key in FIGURES.items():
+                line += f"  {name} {self.figure(key)}" if record.metrics.get(key) is not None else ""
+            self.say(f"{line}  {duration(record.metrics.get('seconds/step'))} per step  {self.time_left}".rstrip())
         if record.evaluation is not None:
             held = self.evaluations[-1]
             self.say(f"held-out after step {held.step}: {held} of {held.tasks} tasks, 95% interval")
-
-    def after(self, run: Run) -> None:
-        """Print the last step if it was passed over, then the outcome."""
-        if self.printed is not None and self.last_step > self.printed[1]:
-            self._print_step()
-        super().after(run)
-
-    def _print_step(self) -> None:
-        self.printed = self.clock(), self.last_step
-        last = self.metrics[-1]
-        parts = [f"step {self.last_step}/{self.steps}"]
-        parts += [f"{name} {self.figure(key)}" for name, key in FIGURES.items() if last.get(key) is not None]
-        if last.get("seconds/step") is not None:
-            parts.append(f"{duration(last['seconds/step'])} per step")
-        self.say("  ".join(filter(None, [*parts, self.time_left])))
 
 
 class LiveView(QuietView):
     """Panel that redraws itself, for terminals of 60 to 120 columns."""
 
     def before(self, run: Run) -> None:
-        """Draw the panel."""
         super().before(run)
         self._live = Live(get_renderable=self.draw, console=self.console, refresh_per_second=4)
         self._live.start(refresh=True)
 
     def step(self, record: StepRecord) -> None:
-        """Draw it again."""
         super().step(record)
         self._live.refresh()
 
     def after(self, run: Run) -> None:
-        """Leave the last panel, and print the outcome."""
         self._live.stop()
         super().after(run)
 
     def draw(self) -> Panel:
-        """Draw the run as it is now."""
+        """Draw the run as it is now: progress, then figures with their curves."""
         width = min(self.console.width, 120)
-        body = Group(self._progress(width - 4), self._figures(width - 4))
-        return Panel(body, title=Text(self.title), title_align="left", width=width)
-
-    def _progress(self, width: int) -> Table:
         state = self.time_left
         if self.last_step == self.start:
             state = "first step" if self.evaluations else "evaluating"
-        text = f"{self.last_step}/{self.steps}  {state}".rstrip()
-        bar = ProgressBar(total=max(self.steps, 1), completed=self.last_step, width=width - len(text) - 3)
-        line = Table.grid(padding=(0, 2, 0, 0))
-        line.add_row(bar, text)
-        return line
+        progress = Table.grid(padding=(0, 2, 0, 0), expand=True)
+        progress.add_column(ratio=1)
+        progress.add_row(ProgressBar(max(self.steps, 1), self.last_step), f"{self.last_step}/{self.steps}  {state}")
+        return Panel(Group(progress, self._figures(width - 4)), title=Text(self.title), title_align="left", width=width)
 
     def _figures(self, width: int) -> Table:
-        space = max(1, width - NAME - VALUE - 4)
-        rows: list[tuple[str, Text]] = []
-        for name, key in FIGURES.items():
-            values = [line.get(key) for line in self.metrics]
-            if any(value is not None for value in values):
-                line = Text(f"{self.figure(key):<{VALUE}} ")
-                rows.append((name, line.append(sparkline(values, space), "cyan")))
-            if key == "reward/mean" and self.evaluations:
-                rows.append(("held-out", self._held_out(space)))
+        before, after = self.accuracies
+        start = f"{percent(before.accuracy)} → " if before and after else ""
+        held: Curve = ("held-out", f"{start}{after or before}", [e.accuracy for e in self.evaluations])
+        curves: list[Curve] = [
+            (name, self.figure(key), [line.get(key) for line in self.metrics]) for name, key in FIGURES.items()
+        ]
+        curves.insert(2, held)  # after the reward
+        rows = []
+        for name, value, values in curves:
+            if any(each is not None for each in values):
+                line = sparkline(values, max(1, width - NAME - VALUE - 4))
+                rows.append((f"{name:{NAME}}", Text(f"{value:<{VALUE}} ").append(line, "cyan")))
         if seconds := phases(self.metrics[-RECENT:]):
             rows.append(("step time", Text(phase_shares(seconds), overflow="ellipsis", no_wrap=True)))
-        return columns(rows=[(f"{name:{NAME}}", line) for name, line in rows])
+        return columns(rows=rows)
 
-    def _held_out(self, space: int) -> Text:
-        before, after = self.accuracies
-        text = Text(f"{percent(before.accuracy)} → " if before and after else "")
-        has_risen = before and after and after.accuracy > before.accuracy
-        text.append(str(after or before), "bold green" if has_risen else "bold")
-        text.pad_right(VALUE + 1 - text.cell_len)
-        return text.append(sparkline([e.accuracy for e in self.evaluations], space), "green")
+
+@dataclass(frozen=True)
+class Board:
+    """Runs that are shown together: those of a hypothesis, or of a sweep."""
+
+    title: str
+    metric: str
+    planned_runs: Sequence[PlannedRun]
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Refused arms with the reason; grows during the experiment."""
+
+
+class LabView(View, Progress):
+    """One line for every run that starts or ends; in a terminal, a live table under them."""
+
+    def __init__(self, boards: Sequence[Board], console: Console) -> None:
+        super().__init__(console)
+        self.boards = boards
+        self.running: set[str] = set()
+        self.outcomes: dict[str, Outcome] = {}
+        self.values: dict[tuple[str, str], float] = {}
+        self.seconds: list[float] = []
+        self.most_at_once = 0
+        self._live = Live(get_renderable=self.draw, console=console, refresh_per_second=2)
+
+    def __enter__(self) -> "LabView":
+        if self.console.is_terminal:
+            self._live.start(refresh=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def began(self, planned: PlannedRun, note: str = "") -> None:
+        self.running.add(planned.hash)
+        self.most_at_once = max(self.most_at_once, len(self.running))
+        self.say(f"{self._name(planned)}: begun{f' ({note})' if note else ''}")
+
+    def tick(self) -> None: ...
+
+    def ended(self, outcome: Outcome) -> None:
+        """Print how a run ended, its value, and what is left."""
+        planned = outcome.planned
+        self.running.discard(planned.hash)
+        self.outcomes[planned.hash] = outcome
+        if outcome.seconds is not None and outcome.status == "finished":
+            self.seconds.append(outcome.seconds)
+        line = f"{self._name(planned)}: {'there already' if outcome.was_there else outcome.status}"
+        for board in [board for board in self.boards if any(own.hash == planned.hash for own in board.planned_runs)]:
+            if outcome.status == "finished":
+                self.values[board.title, planned.hash] = _measured(planned, board.metric)
+            line += f", {board.metric} {level(board.metric, self.values.get((board.title, planned.hash)))}"
+        line += "" if outcome.seconds is None else f", {duration(outcome.seconds)}"
+        line += f": {outcome.reason}" if outcome.reason else ""
+        self.say(f"{line}  [{self.progress()}]")
+
+    def progress(self) -> str:
+        """Format the number of finished runs and the time left at the present pace."""
+        runs = {e.hash: e for board in self.boards for e in board.planned_runs if e.arm not in board.refused}
+        left = [planned for hash, planned in runs.items() if hash not in self.outcomes]
+        text = f"{len(runs) - len(left)} of {len(runs)} runs"
+        if self.seconds and left:
+            work = sum(1 - _share_done(planned) if planned.hash in self.running else 1.0 for planned in left)
+            # Runs side by side share the work; towards the end there are fewer than could run.
+            at_once = max(1, min(self.most_at_once, len(left)))
+            text += f", about {duration(work * fmean(self.seconds) / at_once)} left"
+        return text
+
+    def draw(self) -> Group:
+        """Draw one table per board: arms with the value of every seed and their mean."""
+        # A terminal cuts off what is too high for it: tables that are done make room for the others.
+        going = [b for b in self.boards if any(e.hash not in self.outcomes for e in b.planned_runs)]
+        return Group(*(self._table(board) for board in going or self.boards), Text(self.progress(), "dim"))
+
+    def _table(self, board: Board) -> Table:
+        rows = []
+        for arm in dict.fromkeys(planned.arm for planned in board.planned_runs):
+            runs = [planned for planned in board.planned_runs if planned.arm == arm]
+            known = [self.values[board.title, e.hash] for e in runs if (board.title, e.hash) in self.values]
+            cells = Text("  ").join(self._cell(board, planned) for planned in runs)  # wraps where it is too long
+            rows.append((arm, cells, Text(level(board.metric, fmean(known)) if known else "", "bold")))
+        table = columns("arm", "by seed", "mean", rows=rows, right=["mean"])
+        table.title, table.title_justify, table.title_style = board.title, "left", "bold"
+        return table
+
+    def _cell(self, board: Board, planned: PlannedRun) -> Text:
+        if (board.title, planned.hash) in self.values:
+            return Text(level(board.metric, self.values[board.title, planned.hash]), "green")
+        if planned.hash in self.running:
+            return Text(percent(_share_done(planned), 0), "cyan")
+        if planned.arm in board.refused:
+            return Text("refused", "red")
+        outcome = self.outcomes.get(planned.hash)
+        return Text("·", "dim") if outcome is None else Text(outcome.status, "red")
+
+    def _name(self, planned: PlannedRun) -> str:
+        own = [(board, e) for board in self.boards for e in board.planned_runs if e.hash == planned.hash]
+        titles = ", ".join(f"{board.title.partition(' ')[0]} {e.arm}" for board, e in own)
+        return f"{titles}, seed {planned.seed}"
+
+
+def _share_done(planned: PlannedRun) -> float:
+    try:
+        lines = (planned.folder / "metrics.jsonl").read_bytes().count(b"\n")
+    except OSError:
+        return 0.0
+    return lines / max(1, int(planned.config["learning"]["steps"]))
+
+
+def _measured(planned: PlannedRun, metric: str) -> float:
+    try:
+        return measure(Run(planned.folder), metric, planned.arm, planned.seed, planned.folder).value
+    except UptrendError:
+        return float("nan")  # the verdict says what is wrong with it

@@ -1,18 +1,16 @@
-"""`uptrend lab init, new, list, report and import`: the files of a lab. No torch."""
+"""`uptrend lab`: test hypotheses by experiment; here its files: init, new, list, report and import. No torch."""
 
 import json
 import re
-import sys
 import webbrowser
-from collections.abc import Iterator
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.table import Table
 
-from uptrend.cli.console import AsFormat, Format, columns, print_json, terminal
+from uptrend.cli import experiments
+from uptrend.cli.console import AsFormat, LabFolder, columns, make_app, print_json, terminal, write_text
 from uptrend.config.tables import to_recipe
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.lab.draft import Draft, all_ready, by_hand, find_cause, of_cause, of_ready, retitled
@@ -21,24 +19,27 @@ from uptrend.lab.importing.reading import Journal, reported
 from uptrend.lab.journal.page import page, to_markdown, to_table
 from uptrend.lab.notebook import MARKS, Notebook, is_lab
 from uptrend.lab.refuse import check
-from uptrend.records import Finding, Hypothesis, LabError, Run
+from uptrend.records import Hypothesis, LabError, Run
 from uptrend.records.directory import write_whole
 from uptrend.records.renamed import current
 from uptrend.runner import diagnose
 from uptrend.stats.formatting import NONE
 
-LabFolder = Annotated[Path, typer.Option("--dir", help="Folder of the lab.")]
+app = make_app(
+    """Test one suspicion at a time; the verdict is computed.
+
+    \b
+    uptrend lab init debug              make a lab
+    uptrend lab new h01 h03 --dir debug add ready hypotheses
+    uptrend lab run h01 --dir debug     run it, and judge it
+    uptrend lab report debug --html     write the journal
+    """
+)
 PAGE = "report.html"
+JournalFormat = Literal["markdown", "json", "html"]
 
 
-class JournalFormat(StrEnum):
-    """Output formats of a lab's report."""
-
-    MARKDOWN = "markdown"
-    JSON = "json"
-    HTML = "html"
-
-
+@app.command("init")
 def init(
     folder: Annotated[Path, typer.Argument(help="Folder of the lab; made if it is missing.", metavar="DIR")],
     problem: Annotated[str, typer.Option(help="The problem in one sentence.")] = "",
@@ -47,19 +48,15 @@ def init(
 
     \b
     uptrend lab init debug --problem "Reward stays at 65%."
-
-    A lab is a folder with the problem statement, hypotheses, experiments log, results and fixes.
     """
     notebook = Notebook.init(folder, problem)
     typer.echo(f"Made {notebook.folder}/ with README.md, 00-problem-statement.md and 01-experiments-log.md.")
     typer.echo(f"Next: uptrend lab new --dir {notebook.folder} --recipe RECIPE, or uptrend lab list --ready")
 
 
+@app.command("new")
 def new(
-    what: Annotated[
-        list[str] | None,
-        typer.Argument(help="Ready hypotheses (h03) or catalogue ids (kl.strangles); none for a file to fill in."),
-    ] = None,
+    what: Annotated[list[str] | None, typer.Argument(help="Ready hypotheses (h03) or ids (kl.strangles).")] = None,
     folder: LabFolder = Path("."),
     recipe: Annotated[Path | None, typer.Option(help="Recipe that the arms start from.")] = None,
     title: Annotated[str, typer.Option(help="The claim in a few words.")] = "",
@@ -76,8 +73,7 @@ def new(
     uptrend lab new --dir debug --recipe recipes/tiny.toml \\
         --title "A larger group learns more"
 
-    It is a Markdown file with arms and criteria; its keys: docs/hypotheses.md. `uptrend lab list --ready` lists what
-    to start from.
+    It is a Markdown file with arms and criteria: docs/hypotheses.md. `uptrend lab list --ready` lists ready ones.
     """
     notebook = Notebook(folder)
     if what and found:
@@ -87,15 +83,13 @@ def new(
     elif not what:
         _write(notebook, retitled(by_hand(notebook.next_id(), recipe, notebook.folder), title), is_whole=False)
     for named in what or ():
-        _write(notebook, retitled(_from_name(notebook, named, recipe), title))
-
-
-def _from_name(notebook: Notebook, named: str, recipe: Path | None) -> Draft:
-    if not re.fullmatch(r"h\d+", named):
-        return of_cause(notebook.next_id(), find_cause(named), recipe, notebook.folder)
-    there = notebook.hypotheses
-    id = notebook.next_id() if any(h.id == named for h in there) else named
-    return of_ready(named, id, recipe, notebook.folder, there)
+        there, next_id = notebook.hypotheses, notebook.next_id()
+        if re.fullmatch(r"h\d+", named):
+            id = next_id if any(h.id == named for h in there) else named
+            draft = of_ready(named, id, recipe, notebook.folder, there)
+        else:
+            draft = of_cause(next_id, find_cause(named), recipe, notebook.folder)
+        _write(notebook, retitled(draft, title))
 
 
 def _from_finding(notebook: Notebook, found: str, recipe: Path | None) -> Draft:
@@ -103,19 +97,12 @@ def _from_finding(notebook: Notebook, found: str, recipe: Path | None) -> Draft:
     run, _, id = found.rpartition("#")
     if not run or not id:
         raise LabError(f"--from {found}: write a run and a finding of it, for example runs/quickstart#kl.strangles.")
-    id = current(id)
-    report = diagnose(run)
-    findings = {finding.id: finding for finding in _with_symptoms(report.findings)}
+    id, report = current(id), diagnose(run)
+    findings = {finding.id: finding for cause in report.findings for finding in (cause, *cause.explains)}
     if id not in findings:
         raise LabError(f"The doctor finds no {id} in {run}; it finds {', '.join(findings) or 'nothing'}.")
     recipe = recipe or _recipe_of(notebook, Path(report.source))
     return of_cause(notebook.next_id(), find_cause(id), recipe, notebook.folder, findings[id])
-
-
-def _with_symptoms(findings: tuple[Finding, ...]) -> Iterator[Finding]:
-    for finding in findings:
-        yield finding
-        yield from _with_symptoms(finding.explains)
 
 
 def _recipe_of(notebook: Notebook, run: Path) -> Path:
@@ -148,10 +135,11 @@ def _write(notebook: Notebook, draft: Draft, is_whole: bool = True) -> None:
         typer.echo(f"{before}: uptrend lab run {h.id} --dir {notebook.folder}")
 
 
+@app.command("list")
 def list_hypotheses(
     folder: LabFolder = Path("."),
     ready: Annotated[bool, typer.Option("--ready", help="List what a hypothesis can start from.")] = False,
-    format: AsFormat = Format.TEXT,
+    format: AsFormat = "text",
 ) -> None:
     """List hypotheses, or ready ones to start from.
 
@@ -163,7 +151,7 @@ def list_hypotheses(
     if ready:
         hypotheses = [draft.hypothesis for draft in all_ready().values()]
         causes = {id: cause.experiment for id, cause in CATALOGUE.items() if cause.experiment.arms}
-        if format is Format.JSON:
+        if format == "json":
             listed = [{"id": id, "claim": one.claim, "arms": list(one.arms)} for id, one in causes.items()]
             print_json({"ready": [_plain(h) for h in hypotheses], "causes": listed})
             return
@@ -174,7 +162,7 @@ def list_hypotheses(
         return
     notebook = Notebook(folder)
     hypotheses, broken = notebook.readable
-    if format is Format.JSON:
+    if format == "json":
         listed = [{**_plain(h), "path": str(notebook.path_of(h.id))} for h in hypotheses]
         print_json({"hypotheses": listed, "broken": broken})
         return
@@ -202,6 +190,12 @@ def _plain(h: Hypothesis) -> dict[str, Any]:
     return _pick(h, *keys) | {"arms": {a.name: {"control": a.is_control, "overrides": a.overrides} for a in h.arms}}
 
 
+app.command("run")(experiments.run)
+app.command("judge")(experiments.judge)
+app.command("sweep")(experiments.sweep)
+
+
+@app.command("report")
 def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the lab.")] = Path(),
     html: Annotated[bool, typer.Option("--html", help=f"Write one self-contained page: DIR/{PAGE}, or --out.")] = False,
@@ -216,32 +210,28 @@ def report(
     uptrend lab report debug > debug.md
     uptrend lab report debug --format json
 
-    It has the problem, the hypotheses with their verdicts, the runs and the log. The page needs neither run
-    directories nor a network. The JSON: docs/journal.md.
+    The page needs neither run directories nor a network. The JSON: docs/journal.md.
     """
-    if (html or opens) and format not in (None, JournalFormat.HTML):
+    if (html or opens) and format not in (None, "html"):
         raise LabError(f"--{'html' if html else 'open'} and --format {format} ask for two things: leave one out.")
     notebook = Notebook(folder)
     place = out
-    if html or opens or format is JournalFormat.HTML:
+    if html or opens or format == "html":
         text, place = page(notebook), out or folder / PAGE
-    elif format is JournalFormat.JSON:
+    elif format == "json":
         text = json.dumps(to_table(notebook), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     else:
         text = to_markdown(notebook)
-    if place is None:
-        sys.stdout.write(text)
-        return
-    write_whole(place, text.encode())
-    typer.echo(f"Wrote {place}", err=True)
-    if opens:
+    write_text(text, place)
+    if opens and place:
         webbrowser.open(place.resolve().as_uri())
 
 
+@app.command("import")
 def import_files(
     files: Annotated[list[Path], typer.Argument(help="Journals in Markdown or plain text.", readable=False)],
     into: Annotated[Path, typer.Option("--into", help="Folder of the lab; made if it is missing.")],
-    format: AsFormat = Format.TEXT,
+    format: AsFormat = "text",
 ) -> None:
     """Read hand-written journals into a lab.
 
@@ -249,20 +239,18 @@ def import_files(
     uptrend lab import notes/*.md --into debug
     uptrend lab import journal.txt --into debug --format json
 
-    Experiments, hypotheses, run ids and figures are recognized; the rest stays prose. Reported results stay reports:
-    every hypothesis is pending. Importing the same text again adds nothing.
+    Reported results stay reports: every hypothesis is pending. Importing the same text again adds nothing.
     """
     brought = import_journals(files, Notebook(into) if is_lab(into) else Notebook.init(into))
-    if format is Format.JSON:
+    if format == "json":
         print_json(_plain_import(brought))
         return
-    counts = {journal.name: _counts(journal) for journal in brought.journals}
     rows = []
     for journal in brought.journals:
         spans = ", ".join(str(first) if first == last else f"{first}–{last}" for first, last in journal.prose)
-        rows.append((journal.name, *map(str, counts[journal.name].values()), spans or "none"))
+        rows.append((journal.name, *map(str, _counts(journal).values()), spans or "none"))
     console = terminal()
-    console.print(columns("file", *next(iter(counts.values())), "lines kept as prose", rows=rows))
+    console.print(columns("file", *_counts(brought.journals[0]), "lines kept as prose", rows=rows))
     console.print(
         f"\nNew in {into}/: {len(brought.ids)} hypotheses, {brought.entries} log entries; {brought.already} were there "
         f"already. All are pending: nothing was run here.\nNext: uptrend lab list --dir {into}",
@@ -271,13 +259,11 @@ def import_files(
 
 
 def _counts(journal: Journal) -> dict[str, int]:
-    """Count what was recognized in a file, by kind."""
     experiments = journal.experiments
-    statuses = [*(one.statuses for one in experiments), *(h.statuses for h in journal.hypotheses)]
     return {
         "experiments": len(experiments),
         "hypotheses": len(journal.hypotheses),
-        "statuses": sum(map(bool, statuses)),
+        "statuses": sum(bool(one.statuses) for one in (*experiments, *journal.hypotheses)),
         "runs": len({run for one in experiments for run in one.runs}),
         "figures": sum(len(one.figures) for one in experiments),
         "commands": sum(len(one.commands) for one in experiments),
@@ -286,26 +272,20 @@ def _counts(journal: Journal) -> dict[str, int]:
 
 
 def _plain_import(brought: Imported) -> dict[str, Any]:
-    """Return an import as JSON."""
     files, experiments, hypotheses = list[Any](), list[Any](), list[Any]()
     for journal in brought.journals:
-        files.append(
-            {
-                **_pick(journal, "name", "title", "is_problem", "prose"),
-                "lines": sum(bool(line.text.strip()) for line in journal.lines),
-                "recognized": len(journal.recognized),
-                **_counts(journal),
-            }
-        )
-        for one in journal.experiments:
-            where = {"file": journal.name, "line": one.lines[0].number, "status": reported(one.statuses)}
-            figures = {"figures": [_pick(figure, "name", "value", "line") for figure in one.figures]}
-            about = _pick(one, "key", "title", "date", "runs", "settings", "commands", "outcome")
-            experiments.append({**where, **about, **figures})
-        for h in journal.hypotheses:
-            where = {"file": journal.name, "line": h.lines[0].number, "reported": reported(h.statuses)}
-            ids = {"id": brought.ids.get(hypothesis_key(h, journal)), "named": h.key, "claim": h.title}
-            hypotheses.append({**ids, **where, **_pick(h, "priority", "confidence", "notes", "runs")})
+        lines = {"lines": sum(bool(line.text.strip()) for line in journal.lines), "recognized": len(journal.recognized)}
+        files.append(_pick(journal, "name", "title", "is_problem", "prose") | lines | _counts(journal))
+        for one in (*journal.experiments, *journal.hypotheses):
+            where = {"file": journal.name, "line": one.lines[0].number}
+            if one.kind == "experiment":
+                figures = [_pick(figure, "name", "value", "line") for figure in one.figures]
+                about = _pick(one, "key", "title", "date", "runs", "settings", "commands", "outcome")
+                experiments.append({**where, "status": reported(one.statuses), **about, "figures": figures})
+            else:
+                ids = {"id": brought.ids.get(hypothesis_key(one, journal)), "named": one.key, "claim": one.title}
+                about = _pick(one, "priority", "confidence", "notes", "runs")
+                hypotheses.append({**ids, **where, "reported": reported(one.statuses), **about})
     return {
         "files": files,
         "experiments": experiments,

@@ -11,16 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.text import Text
 
-from uptrend.cli.console import AsFormat, Format, columns, print_json, terminal
-from uptrend.cli.lab.files import LabFolder
-from uptrend.cli.lab.view import Board, LabView
+from uptrend.cli.console import AsFormat, Format, LabFolder, columns, print_json, terminal
+from uptrend.cli.view import Board, LabView
 from uptrend.config import difference
 from uptrend.doctor.report import plain
 from uptrend.lab import journal, plan, refuse, specification
@@ -39,7 +37,7 @@ from uptrend.lab.sweep import make as make_sweep
 from uptrend.lab.sweep import rows as sweep_rows
 from uptrend.lab.workers import Outcome, Workers, outcome
 from uptrend.policy.known import need_train_extra
-from uptrend.records import Hypothesis, LabError, Measured, Run, Status, Verdict
+from uptrend.records import Hypothesis, LabError, Run, Status, Verdict
 from uptrend.records.directory import write_whole
 from uptrend.runner.runs import TrainLauncher
 from uptrend.stats.formatting import NONE, p_value, percent, plural
@@ -49,13 +47,7 @@ SUPPOSED = 0.05
 COLORS = {Status.VALIDATED: "bold green", Status.INVALIDATED: "bold red", Status.INCONCLUSIVE: "bold yellow"}
 
 
-class On(StrEnum):
-    """Places where runs are made."""
-
-    LOCAL = "local"
-    RAY = "ray"
-
-
+On = Literal["local", "ray"]
 AtOnce = Annotated[int | None, typer.Option(min=1, help="Runs side by side. Default: as many as fit.")]
 OnOption = Annotated[On, typer.Option("--on", help="Make runs in processes here, or on a Ray cluster.")]
 Address = Annotated[str, typer.Option(help="Ray cluster: local, auto, HOST:PORT or ray://HOST:PORT.")]
@@ -68,14 +60,14 @@ def run(
     all_: Annotated[bool, typer.Option("--all", help="Every hypothesis without a verdict.")] = False,
     folder: LabFolder = Path("."),
     at_once: AtOnce = None,
-    on: OnOption = On.LOCAL,
+    on: OnOption = "local",
     address: Address = "local",
     gpus: Gpus = 1.0,
     keep_checkpoints: Keep = False,
     restart: Annotated[bool, typer.Option("--restart", help="Start again; earlier results are kept aside.")] = False,
     seeds_more: Annotated[int, typer.Option(min=0, help="Add seeds, judged by the confidence sequence.")] = 0,
     anyway: Annotated[bool, typer.Option("--anyway", help="Run though prerequisites are not decided.")] = False,
-    format: AsFormat = Format.TEXT,
+    format: AsFormat = "text",
 ) -> None:
     """Run hypotheses over seeds, and judge them.
 
@@ -85,14 +77,12 @@ def run(
     uptrend lab run --all --dir debug --on ray \\
         --address ray://head:10001
 
-    The criteria are written down before the first step. Existing runs are reused, and a stopped experiment continues.
-    After Ctrl-C every run finishes its step and writes a checkpoint.
+    The criteria are written down before the first step. Existing runs are reused; a stopped experiment continues.
     """
     need_train_extra()
     began = time.time()
     notebook, launcher = Notebook(folder), TrainLauncher()
-    chosen = _chosen(notebook, ids or [], all_)
-    _check_prerequisites(notebook, chosen, anyway)
+    chosen = _choose(notebook, ids or [], all_, anyway)
     for h in chosen if restart or seeds_more else ():
         refuse.check(h, notebook.folder)  # before anything is set aside or added
     for h in chosen:
@@ -103,7 +93,7 @@ def run(
     workers = _make_workers(on, address, at_once, gpus, keep_checkpoints)
     experiments = [ExperimentRuns(notebook, h, launcher) for h in chosen]
     boards = [Board(f"{e.h.id} {e.h.title}", e.h.metric, e.planned_runs, e.refused) for e in experiments]
-    view = LabView(boards, terminal(stderr=format is Format.JSON))
+    view = LabView(boards, terminal(stderr=format == "json"))
     for line in [line for experiment in experiments for line in _announce(experiment)]:
         view.say(line)
     with _stoppable(f"uptrend lab run {' '.join(h.id for h in chosen)} --dir {folder}"), view:
@@ -116,7 +106,7 @@ def run(
 def judge(
     ids: Annotated[list[str], typer.Argument(help="Hypotheses: h01 h02 …; several are judged as one family.")],
     folder: LabFolder = Path("."),
-    format: AsFormat = Format.TEXT,
+    format: AsFormat = "text",
 ) -> None:
     """Judge hypotheses from existing runs.
 
@@ -144,9 +134,8 @@ def take_runs(experiment: ExperimentRuns) -> ExperimentRuns:
     gone = [row["folder"] for row in before.values() if row["status"] == "finished" and not ended.get(row["hash"])]
     if gone and not experiment.changes:
         raise LabError(
-            f"{experiment.h.id}: {len(gone)} of its runs are missing ({gone[0]} for one), and a verdict without them "
-            f"would differ. Put them back, or make them again: uptrend lab run {experiment.h.id} "
-            f"--dir {experiment.notebook.folder}"
+            f"{experiment.h.id}: {len(gone)} of its runs are missing ({gone[0]} for one). Put them back, or make them "
+            f"again: uptrend lab run {experiment.h.id} --dir {experiment.notebook.folder}"
         )
     for found in filter(None, ended.values()):
         experiment.take(found)
@@ -165,7 +154,7 @@ def _ended(planned: PlannedRun, before: Mapping[str, Any]) -> Outcome | None:
 
 
 def _make_workers(on: On, address: str, at_once: int | None, gpus: float, keep_checkpoints: bool) -> Workers:
-    if on is On.LOCAL:
+    if on == "local":
         return Workers(at_once, keep_checkpoints)
     from uptrend.lab.ray_workers import RayWorkers
 
@@ -175,11 +164,7 @@ def _make_workers(on: On, address: str, at_once: int | None, gpus: float, keep_c
 @contextmanager
 def _stoppable(again: str) -> Iterator[None]:
     """Treat SIGTERM, with which clusters end jobs, as Ctrl-C, and print how to continue."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     except KeyboardInterrupt:
@@ -189,68 +174,60 @@ def _stoppable(again: str) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _chosen(notebook: Notebook, ids: Sequence[str], all_: bool) -> list[Hypothesis]:
+def _choose(notebook: Notebook, ids: Sequence[str], all_: bool, anyway: bool) -> list[Hypothesis]:
+    """Return the hypotheses to run; refuse one whose prerequisites are neither decided nor run along with it."""
     if bool(ids) == all_:
         raise LabError("Name hypotheses (uptrend lab run h01 h02), or all without a verdict (uptrend lab run --all).")
-    if not all_:
-        return in_order([notebook.hypothesis(id) for id in dict.fromkeys(ids)])
-    found = [h for h in notebook.hypotheses if h.status in (Status.PENDING, Status.TESTING)]
-    if not found:
+    chosen = [notebook.hypothesis(id) for id in dict.fromkeys(ids)]
+    if all_:
+        chosen = [h for h in notebook.hypotheses if h.status in (Status.PENDING, Status.TESTING)]
+    if not chosen:
         raise LabError(f"Every hypothesis of {notebook.folder} has a verdict. Name one to run it again.")
-    return in_order(found)
-
-
-def _check_prerequisites(notebook: Notebook, chosen: Sequence[Hypothesis], anyway: bool) -> None:
-    """Refuse hypotheses whose prerequisites are neither decided nor run along with them."""
-    together = {h.id for h in chosen}
     for h in chosen:
-        waits = [notebook.hypothesis(id) for id in h.prerequisites if id not in together]
+        waits = [notebook.hypothesis(id) for id in h.prerequisites if id not in {h.id for h in chosen}]
         undecided = [f"{w.id} ({w.status})" for w in waits if w.status not in (Status.VALIDATED, Status.INVALIDATED)]
         if undecided and not anyway:
             raise LabError(f"{h.id} waits for {', '.join(undecided)}. Run that first, or run this one with --anyway.")
         if undecided:
             typer.echo(f"warning: {h.id} waits for {', '.join(undecided)}.", err=True)
+    return in_order(chosen)
 
 
-def _announce(experiment: ExperimentRuns) -> list[str]:
+def _announce(experiment: ExperimentRuns) -> Iterator[str]:
     """Describe the runs to make, and the power of so many seeds."""
     h = experiment.h
     if experiment.changes:
-        return [
+        yield (
             f"{h.id}: the specification changed after the first step: {'; '.join(experiment.changes)}. Nothing is run, "
             f"and the verdict is void. Undo the change, or start again: uptrend lab run {h.id} --restart"
-        ]
+        )
+        return
     there = sum(plan.is_finished(planned) for planned in experiment.planned_runs)
     runs = f"{len(h.arms)} arms × {len(h.seeds)} seeds = {len(experiment.planned_runs)} runs"
-    lines = [f"{h.id} {h.title}: {runs}{f', {there} there already' if there else ''}"]
+    yield f"{h.id} {h.title}: {runs}{f', {there} there already' if there else ''}"
     # Before any run only shares have a known scale; other metrics deviate by who knows how much.
     if is_share(h.metric):
         seen = judging.plan(h, SUPPOSED)
         needed = f"; 80% would take {seen.seeds_for_80} seeds" if seen.seeds_for_80 and seen.power < 0.8 else ""
-        lines.append(
+        yield (
             f"{h.id}: if differences deviate by {amount(h.metric, SUPPOSED)} between seeds, an effect of "
             f"{amount(h.metric, h.smallest)} is validated with a chance of {percent(seen.power, 0)}{needed}"
         )
-    return lines
 
 
 def _finish(
     experiments: Sequence[ExperimentRuns], verdicts: Sequence[Verdict], seconds: float | None, format: Format
 ) -> None:
-    """Write every verdict into the journal, and print it."""
-    written = [
-        journal.record(e.notebook, e.h, v, _entry(e, seconds)) for e, v in zip(experiments, verdicts, strict=True)
-    ]
-    if format is Format.JSON:
-        pairs = zip(experiments, verdicts, strict=True)
-        print_json([plain({**asdict(verdict), "runs": experiment.rows()}) for experiment, verdict in pairs])
+    judged = list(zip(experiments, verdicts, strict=True))
+    written = [journal.record(e.notebook, e.h, verdict, _entry(e, seconds)) for e, verdict in judged]
+    if format == "json":
+        print_json([plain({**asdict(verdict), "runs": experiment.rows()}) for experiment, verdict in judged])
         return
     console = terminal(soft_wrap=True)
-    for experiment, verdict, paths in zip(experiments, verdicts, written, strict=True):
+    for (experiment, verdict), paths in zip(judged, written, strict=True):
         head = Text(f"\n{experiment.h.id} {experiment.h.title}: ", "bold")
         console.print(head.append(str(verdict.status), COLORS[verdict.status]))
-        console.print(verdict.sentence)
-        console.print(f"Confidence {verdict.confidence}: {verdict.because}.")
+        console.print(f"{verdict.sentence}\nConfidence {verdict.confidence}: {verdict.because}.")
         for note in experiment.notes:
             console.print(f"note: {note}")
         for path in [path for path in paths if path.suffix == ".md"][:1]:
@@ -258,7 +235,6 @@ def _finish(
 
 
 def _entry(experiment: ExperimentRuns, seconds: float | None) -> journal.Entry:
-    """Describe how an experiment was made, for the log."""
     arms, control = experiment.specification.arms, experiment.h.control.name
     differences = {
         name: difference(plan.what_matters(arms[control]["config"]), plan.what_matters(arm["config"]))
@@ -286,21 +262,18 @@ def _entry(experiment: ExperimentRuns, seconds: float | None) -> journal.Entry:
 
 def sweep(
     recipe: Annotated[Path | None, typer.Argument(help="Recipe: a TOML file.", show_default=False)] = None,
-    sets: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Values to try: --set learning.lr=1e-6,1e-5. Repeat for every combination."),
-    ] = None,
+    sets: Annotated[list[str] | None, typer.Option("--set", help="Values to try: learning.lr=1e-6,1e-5.")] = None,
     listed: Annotated[Path | None, typer.Option("--list", help="TOML file with recipe, [grid], [arms.NAME].")] = None,
     seeds: Annotated[str, typer.Option(help="0-4, or 0,2,5.", show_default="0-4")] = "",
     metric: Annotated[str, typer.Option(help="Metric to compare.", show_default="eval/accuracy")] = "",
     steps: Annotated[int, typer.Option(min=0, help="Steps per run; 0 for the recipe's.")] = 0,
     folder: Annotated[Path, typer.Option("--dir", help="Folder for runs and results; a lab, or any.")] = Path("."),
     at_once: AtOnce = None,
-    on: OnOption = On.LOCAL,
+    on: OnOption = "local",
     address: Address = "local",
     gpus: Gpus = 1.0,
     keep_checkpoints: Keep = False,
-    format: AsFormat = Format.TEXT,
+    format: AsFormat = "text",
 ) -> None:
     """Compare config values over seeds.
 
@@ -309,8 +282,7 @@ def sweep(
         --set learning.lr=1e-5,2.5e-4 --seeds 0-4
     uptrend lab sweep --list examples/sweeps/d1.toml
 
-    Values come from a grid or a list. Existing runs are reused and shared with hypotheses. A sweep shows where to
-    look: it has no verdict.
+    Existing runs are reused and shared with hypotheses. A sweep shows where to look: it has no verdict.
     """
     need_train_extra()
     asked = make_sweep(recipe, sets or (), listed, seeds, metric, steps)
@@ -319,59 +291,31 @@ def sweep(
     fixed = {"learning.steps": asked.steps} if asked.steps else {}
     resolved = {arm.name: plan.resolve(h, arm, asked.recipe, launcher, **fixed) for arm in h.arms}
     planned_runs = plan.planned_runs(h, resolved, folder)
-    _refuse_duplicates(planned_runs)
-    view = LabView([Board(asked.title, asked.metric, planned_runs)], terminal(stderr=format is Format.JSON))
+    # Points with the same config would show a difference of exactly 0.
+    first = dict[str, PlannedRun]()
+    for planned in planned_runs:
+        if (other := first.setdefault(planned.hash, planned)) is not planned:
+            raise LabError(f"The points {other.arm} and {planned.arm} have the same config. Leave one of them out.")
+    view = LabView([Board(asked.title, asked.metric, planned_runs)], terminal(stderr=format == "json"))
     points, count = plural(len(asked.arms), "point"), plural(len(planned_runs), "run")
     view.say(f"{asked.title}: {points} × {plural(len(asked.seeds), 'seed')} = {count}")
     workers = _make_workers(on, address, at_once, gpus, keep_checkpoints)
     outcomes: list[Outcome] = []
-    with (
-        _stoppable("the same command"),
-        view,
-        closing(workers.run(planned_runs, launcher, lambda _: True, view)) as ended,
-    ):
+    making = closing(workers.run(planned_runs, launcher, lambda _: True, view))
+    with _stoppable("the same command"), view, making as ended:
         for each in ended:
             outcomes.append(each)
             view.ended(each)
     finished = sorted((o.planned for o in outcomes if o.status == "finished"), key=planned_runs.index)
     measured = [measure(Run(e.folder), asked.metric, e.arm, e.seed, folder) for e in finished]
-    rows = sweep_rows(asked, measured)
-    result = _sweep_result(asked, rows, measured, _sweep_notes(asked, outcomes))
-    path = folder / "sweeps" / f"{slug(asked.title)}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps(result, indent=1, ensure_ascii=False).encode() + b"\n")
-    if format is Format.JSON:
-        print_json(result)
-        return
-    print_rows(asked, rows)
-    for note in result["notes"]:
-        typer.echo(f"note: {note}")
-    typer.echo(f"{result['says']}\nWritten: {path}")
-
-
-def _refuse_duplicates(planned_runs: Sequence[PlannedRun]) -> None:
-    """Refuse points with the same config: they would show a difference of exactly 0."""
-    first = dict[str, PlannedRun]()
-    for planned in planned_runs:
-        if (other := first.setdefault(planned.hash, planned)) is not planned:
-            raise LabError(f"The points {other.arm} and {planned.arm} have the same config. Leave one of them out.")
-
-
-def _sweep_notes(asked: Sweep, outcomes: Sequence[Outcome]) -> list[str]:
-    """List failed and refused runs, and what the doctor finds in every point's first run."""
-    failed = [o for o in outcomes if o.status != "finished"]
+    rows, failed = sweep_rows(asked, measured), [o for o in outcomes if o.status != "finished"]
     notes = [f"{o.planned.arm}, seed {o.planned.seed} {o.status}: {o.reason}" for o in failed]
-    for arm in asked.arms:
-        finished = [o.planned for o in outcomes if o.planned.arm == arm.name and o.status == "finished"]
-        for planned in finished[:1]:
-            notes += [f"{arm.name}: the doctor found {fault}" for fault in faults(Run(planned.folder), set())]
-    return notes
-
-
-def _sweep_result(
-    asked: Sweep, rows: Sequence[SweepRow], measured: Sequence[Measured], notes: Sequence[str]
-) -> dict[str, Any]:
-    result: dict[str, Any] = plain(
+    examined = dict[str, PlannedRun]()
+    for planned in finished:
+        examined.setdefault(planned.arm, planned)  # the first run of every point
+    for planned in examined.values():
+        notes += [f"{planned.arm}: the doctor found {fault}" for fault in faults(Run(planned.folder), set())]
+    result = plain(
         {
             "schema": 1,
             **{key: getattr(asked, key) for key in ("title", "recipe", "metric", "seeds")},
@@ -384,27 +328,31 @@ def _sweep_result(
             "says": best_point(asked, rows),
         }
     )
-    return result
+    path = folder / "sweeps" / f"{slug(asked.title)}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, json.dumps(result, indent=1, ensure_ascii=False).encode() + b"\n")
+    if format == "json":
+        print_json(result)
+        return
+    _print_rows(asked, rows)
+    for note in result["notes"]:
+        typer.echo(f"note: {note}")
+    typer.echo(f"{result['says']}\nWritten: {path}")
 
 
-def print_rows(asked: Sweep, rows: Sequence[SweepRow]) -> None:
+def _print_rows(asked: Sweep, rows: Sequence[SweepRow]) -> None:
     """Print one row per point: over seeds with intervals, or with one seed by tasks."""
-    metric, against = asked.metric, f"against {asked.arms[0].name}"
-    has_seeds = len(asked.seeds) > 1
+    metric = asked.metric
     least, most = bounds(metric) or (-math.inf, math.inf)
     lines = []
     for row in rows:
-        line = [row.arm, str(len(row.seeds)), level(metric, row.mean)]
-        if not has_seeds:
-            tasks = "" if row.only is None else f"{row.only[0]} and {row.only[1]} (McNemar p {p_value(row.p)})"
-            lines.append([*line, tasks])
-            continue
-        ends = NONE
+        ends, against, d = NONE, "", row.difference
         if row.interval is not None and math.isfinite(row.interval.low):  # no wider than the metric itself can be
             ends = f"{level(metric, max(least, row.interval.low))} to {level(metric, min(most, row.interval.high))}"
-        d = row.difference
-        effect = "" if d is None else f"{change(metric, d.effect)} ({interval_text(metric, d, 1.0)})"
-        lines.append([*line, ends, effect])
-    headings = ["95% interval of the mean", against] if has_seeds else [f"{against}: tasks only one got right"]
-    numbers = ["seeds", metric, *headings]
+        if d is not None:
+            against = f"{change(metric, d.effect)} ({interval_text(metric, d, 1.0)})"
+        if row.only is not None:
+            against = f"{row.only[0]} and {row.only[1]} tasks (McNemar p {p_value(row.p)})"
+        lines.append([row.arm, str(len(row.seeds)), level(metric, row.mean), ends, against])
+    numbers = ["seeds", metric, "95% interval of the mean", f"against {asked.arms[0].name}"]
     terminal().print(columns("point", *numbers, rows=lines, right=numbers))
