@@ -15,17 +15,8 @@ from curve_runs import healthy
 from uptrend.doctor.check import finding
 from uptrend.doctor.diagnose import diagnose
 from uptrend.doctor.report import print_report, to_html, to_markdown, to_table
-from uptrend.records import (
-    CannotTell,
-    Confidence,
-    Evidence,
-    RecordError,
-    Report,
-    RunView,
-    Severity,
-    TrendKind,
-    from_lines,
-)
+from uptrend.records import CannotTell, Confidence, Evidence, RecordError, Report, Severity, TrendKind, from_lines
+from uptrend.records.view import RunView
 
 BROKEN = {"loss/total": lambda i: float("nan") if i > 50 else 0.1}
 
@@ -103,12 +94,10 @@ def test_the_json_is_the_contract() -> None:
 def test_the_json_lists_symptoms_after_all_causes() -> None:
     dead = {"advantage/dead/share": lambda _: 1.0, "reward/group_std/mean": lambda _: 0.0, "reward/mean": lambda _: 0.0}
     findings = to_table([report(60, **dead)])["findings"]
-    causes = [f for f in findings if f["symptom_of"] is None]
-    symptoms = [f for f in findings if f["symptom_of"] is not None]
-    assert symptoms
+    causes, symptoms = ([f for f in findings if (f["symptom_of"] is None) is top] for top in (True, False))
     assert findings == causes + symptoms
-    for symptom in symptoms:
-        assert symptom["id"] in next(f["explains"] for f in causes if f["id"] == symptom["symptom_of"])
+    assert symptoms
+    assert {(f["id"], id) for f in causes for id in f["explains"]} == {(f["symptom_of"], f["id"]) for f in symptoms}
 
 
 def test_every_form_names_the_trend_the_cause_and_what_is_lacking() -> None:
@@ -175,13 +164,7 @@ CUT = {"sampling.no-stop", "context.completion-truncated"}
     ],
 )
 def test_what_explains_a_still_policy(
-    reward: float,
-    cut: float,
-    dead: float,
-    rate: Any,
-    first: set[str],
-    also: set[str],
-    tmp_path: Path,
+    reward: float, cut: float, dead: float, rate: Any, first: set[str], also: set[str], tmp_path: Path
 ) -> None:
     """KL rises to 0.004 in ten steps and stays; gradients are normal."""
     noise = np.random.default_rng(4).standard_normal

@@ -64,7 +64,6 @@ class Case(RunCurves):
 
     @cached_property
     def trend(self) -> Trend:
-        """Trend of the training reward."""
         return judge_trend(self, self.collapse, self.held_out)
 
     @property

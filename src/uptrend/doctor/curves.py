@@ -18,27 +18,20 @@ LEVEL = 0.05
 
 @dataclass(frozen=True)
 class Curve:
-    """Course of a metric over a run."""
+    """Finite values of a metric over a run; levels are medians of their points."""
 
     metric: str
     values: Floats
-    """Its finite values."""
     begin: float
-    """Median of its first points, a twentieth of them: before fast changes."""
+    """Level of the first twentieth: before fast changes."""
     first: float
-    """Median of its first quarter."""
+    """Level of the first quarter."""
     last: float
-    """Median of its last quarter."""
+    """Level of the last quarter."""
     step: int
     """The last step that has it."""
     trend: TrendTest | None
     """Its straight trend, where there are enough points."""
-
-    @staticmethod
-    def of(metric: str, steps: NDArray[np.int64], values: Floats) -> "Curve":
-        """Measure a curve of at least one point."""
-        levels = start(values, 0.05), start(values), end(values)
-        return Curve(metric, values, *levels, int(steps[-1]), measure_trend(values))
 
     @property
     def rises(self) -> bool:
@@ -62,7 +55,10 @@ class RunCurves:
         """Return a metric's course over the run; None where it was not logged."""
         if metric not in self._courses:
             steps, values = self.curve(metric)
-            self._courses[metric] = Curve.of(metric, steps, values) if len(values) else None
+            self._courses[metric] = None
+            if len(values):
+                levels = start(values, 0.05), start(values), end(values)
+                self._courses[metric] = Curve(metric, values, *levels, int(steps[-1]), measure_trend(values))
         return self._courses[metric]
 
     def evidence(self, metric: str, text: str) -> Evidence:
@@ -83,11 +79,10 @@ class RunCurves:
     @cached_property
     def dead_groups(self) -> Floats:
         """Share of groups without spread, one value per point."""
-        metrics = self.view.metrics
         if self.has("advantage/dead/share"):
             return self.curve("advantage/dead/share")[1]
         if self.has("advantage/dead_low/share", "advantage/dead_high/share"):
-            both = metrics["advantage/dead_low/share"] + metrics["advantage/dead_high/share"]
+            both = self.view.metrics["advantage/dead_low/share"] + self.view.metrics["advantage/dead_high/share"]
             return np.asarray(both[np.isfinite(both)])
         # A mean deviation of exactly 0 means that every group of the step was dead; anything above, that one lived.
         return (np.abs(self.curve("reward/group_std/mean")[1]) < 1e-6).astype(np.float64)
@@ -133,11 +128,9 @@ class RunCurves:
         return float(told) if isinstance(told, int | float) else -self._loss_ratio("learner/entropy/mean")
 
     def _loss_ratio(self, metric: str) -> float:
-        """Return the ratio of the loss to a metric that it follows all run long; 0 where it does not.
-
-        loss = policy part + beta · KL − bonus · entropy. With centered advantages and one update per batch the policy
-        part is 0 by construction, so such a loss shows a weight that nobody logged.
-        """
+        """Return the ratio of the loss to a metric that it follows all run long; 0 where it does not."""
+        # loss = policy part + beta · KL − bonus · entropy. With centered advantages and one update per batch the policy
+        # part is 0 by construction, so such a loss shows a weight that nobody logged.
         if not self.has("loss/total", metric):
             return 0.0
         loss, values = self.view.metrics["loss/total"], self.view.metrics[metric]

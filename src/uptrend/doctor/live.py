@@ -80,11 +80,9 @@ class Announced:
         self._since: dict[str, int] = {}
 
     def news(self, report: Report, step: int) -> list[Finding]:
-        """Return alarms that hold and were not told, or not as bad.
-
-        A curve that is judged again and again will look bad once by chance: what rests on one is told when a later
-        diagnosis, a tenth of the run on, still has it. An invariant is broken or it is not.
-        """
+        """Return alarms that hold and were not told, or not as bad."""
+        # A curve that is judged again and again will look bad once by chance: what rests on one is told when a later
+        # diagnosis, a tenth of the run on, still has it. An invariant is broken or it is not.
         now = alarms(report.findings)
         self._since = {f.id: self._since.get(f.id, step) for f in now}
         news = []

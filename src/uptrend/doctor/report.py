@@ -26,8 +26,8 @@ STYLES = {
     Severity.WARNING: "yellow",
     Severity.NOTE: "cyan",
 }
+# Pieces of evidence, and unknown columns, that are shown; JSON has all.
 EVIDENCE_SHOWN, COLUMNS_SHOWN = 6, 8
-"""Pieces of evidence, and unknown columns, that are shown; JSON has all."""
 MARGIN = 3
 
 
@@ -111,8 +111,7 @@ def print_report(report: Report, console: Console, verbose: bool = False) -> Non
         _print(console, f"cannot tell {len(report.cannot_tell)} causes: {named}{more}", "dim")
     if report.unknown:
         shown = report.unknown if verbose else report.unknown[:COLUMNS_SHOWN]
-        hidden = len(report.unknown) - len(shown)
-        more = f" and {hidden} more" if hidden else ""
+        more = f" and {len(report.unknown) - len(shown)} more" if len(shown) < len(report.unknown) else ""
         _print(console, f"columns not known: {', '.join(shown)}{more}", "dim")
     if not verbose and (report.cannot_tell or any(f.severity is Severity.NOTE for f in report.findings)):
         _print(console, "--verbose lists everything, and how to fix notes.", "dim")
@@ -177,7 +176,6 @@ def _section(report: Report, only_own: bool) -> dict[str, Any]:
 
 
 def _picture(curve: Sequence[tuple[int, float]]) -> str:
-    """Draw the training reward over steps as SVG; nothing for fewer than two points."""
     if len(curve) < 2:
         return ""
     with plotting() as plt:
@@ -195,9 +193,7 @@ def _title(report: Report) -> str:
 
 
 def _held_out(report: Report) -> str:
-    """Return the held-out change in a sentence; empty where there is none."""
-    change = report.trend.held_out
-    if not change:
+    if not (change := report.trend.held_out):
         return ""
     ends = f", 95% interval {formatting.interval(*change['interval'])}" if change["interval"] else ""
     tasks = f" on {plural(change['tasks'], 'task')}" if change["tasks"] else ""
@@ -206,10 +202,7 @@ def _held_out(report: Report) -> str:
 
 
 def _changes(fix: Fix | None, trainer: str, only_own: bool) -> list[tuple[str, str]]:
-    """Return a fix as pairs of trainer and config line, the run's own trainer first.
-
-    With `only_own`, the others are left out where the run's own trainer has a line.
-    """
+    """Return a fix as pairs of trainer and config line: the run's own trainer first, or with `only_own` alone."""
     if fix is None:
         return []
     # Nobody edits five configs: the terminal and the page show the line of the run's own trainer.

@@ -31,7 +31,6 @@ class Talk:
     """Messages as flat columns."""
 
     rollout_m: Ints
-    """The rollout that each belongs to."""
     role_m: NDArray[np.str_]
     content_m: pa.Array
     calls_m: pa.Array
@@ -54,9 +53,8 @@ class Rows:
         self.table = table.combine_chunks()
         starts_r = ~(self.numbers("sequence") > 0)
         self.heads_n: Ints = np.flatnonzero(starts_r)
-        """The first row of each rollout."""
+        """First row of each rollout."""
         self.rollout_r: Ints = np.cumsum(starts_r) - 1
-        """The rollout that each row belongs to."""
 
     def __len__(self) -> int:
         return len(self.heads_n)
@@ -136,17 +134,14 @@ class Rows:
 
     @cached_property
     def length_r(self) -> Ints:
-        """Tokens of each row."""
         return _lengths(self._column("ids" if self.has("ids") else "roles"))
 
     @cached_property
     def row_t(self) -> Ints:
-        """Row of each token."""
         return np.repeat(np.arange(len(self.length_r)), self.length_r)
 
     @cached_property
     def rollout_t(self) -> Ints:
-        """Rollout of each token."""
         return self.rollout_r[self.row_t]
 
     @cached_property
@@ -191,15 +186,14 @@ class Rows:
         values[whole_r[self.row_t]] = flat[np.repeat(whole_r, given_r)]
         return values
 
-    def any_n(self, flags_t: Flags) -> Flags:
-        """Flag rollouts that have a flagged token."""
-        return np.asarray(np.bincount(self.rollout_t[flags_t], minlength=len(self)) > 0)
+    def flag(self, rollouts: Ints) -> Flags:
+        """Flag the rollouts with these numbers."""
+        return np.asarray(np.bincount(rollouts, minlength=len(self)) > 0)
 
     def ragged_n(self, name: str) -> Flags:
         """Flag rollouts in which a token column is there, but not as long as the row."""
         given_r = _lengths(self._column(name))
-        ragged_r = (given_r > 0) & (given_r != self.length_r)
-        return np.asarray(np.bincount(self.rollout_r[ragged_r], minlength=len(self)) > 0)
+        return self.flag(self.rollout_r[(given_r > 0) & (given_r != self.length_r)])
 
     def _column(self, name: str) -> pa.Array:
         column = self.table.column(name)
@@ -207,29 +201,32 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Grouped:
-    """The scored and kept rollouts of one step, by the true group of each.
-
-    Advantages are computed as trainers do, written once more in numpy and fp64: a check that used the trainer's own
-    functions would repeat their mistakes.
-    """
+class Chosen:
+    """Some rollouts of one step."""
 
     rows: Rows
     place_n: Ints
     """Their numbers among all rollouts of the step."""
+
+    def whole(self, flags: Flags) -> Flags:
+        """Spread flags of these rollouts over all of the step."""
+        whole = np.zeros(len(self.rows), np.bool_)
+        whole[self.place_n[flags]] = True
+        return whole
+
+
+@dataclass(frozen=True)
+class Grouped(Chosen):
+    """The scored and kept rollouts of one step, by the true group of each."""
+
     group_n: Ints
     """Their groups, from 0."""
     reward_n: Floats
     advantage_n: Floats | None
     """Recorded advantages; None where nothing was recorded."""
 
-    def whole(self, flags: Flags) -> Flags:
-        """Spread flags of these rollouts over all of the step."""
-        return spread(self.rows, self.place_n, flags)
-
     @cached_property
     def size_g(self) -> Ints:
-        """Rollouts of each group."""
         return np.bincount(self.group_n)
 
     @cached_property
@@ -248,7 +245,7 @@ class Grouped:
 
     @cached_property
     def deviation_g(self) -> Floats:
-        """Deviation of each group's rewards."""
+        """Standard deviation of each group's rewards."""
         squares = group_sum(self.centered_n**2, self.group_n)
         return np.asarray(np.sqrt(squares / np.maximum(self.size_g - 1, 1)))
 
@@ -272,6 +269,7 @@ def grouped(r: Rows) -> Grouped | None:
 
 def recomputed(g: Grouped, scale: str, baseline: str) -> Floats:
     """Return the advantages that these rewards give in these groups."""
+    # Written once more in numpy and fp64: a check that used the trainer's own functions would repeat their mistakes.
     size_n = g.size_g[g.group_n]
     advantage_n = g.centered_n
     if baseline == "leave_one_out":
@@ -291,11 +289,10 @@ def seen_in(rows: Sequence[Rows], flags: Sequence[Flags], text: str, value: floa
     return Evidence(text, value, metric)
 
 
-def spread(r: Rows, place_n: Ints, flags: Flags) -> Flags:
-    """Spread flags of some rollouts, by their places, over all rollouts of a step."""
-    whole = np.zeros(len(r), np.bool_)
-    whole[place_n[flags]] = True
-    return whole
+def seen_among(steps: Sequence[Chosen], flags: Sequence[Flags], text: str, value: float, metric: str = "") -> Evidence:
+    """Return evidence that points at the first flagged one of the chosen rollouts."""
+    whole = [chosen.whole(f) for chosen, f in zip(steps, flags, strict=True)]
+    return seen_in([chosen.rows for chosen in steps], whole, text, value, metric)
 
 
 def count_flags(flags: Iterable[Flags]) -> int:

@@ -1,8 +1,4 @@
-"""Trend of the training reward, a lasting fall of it, and the change of the held-out score.
-
-Held-out scores stand beside the trend and do not enter it. A run is too short only where it can't tell either way: few
-points, or noise in which even a change as large as the spread between rollouts could hide.
-"""
+"""Trend of the training reward, a lasting fall of it, and the held-out change, which does not enter the trend."""
 
 import math
 from collections.abc import Mapping
@@ -47,9 +43,8 @@ class HeldOutChange:
     first: float
     last: float
     scores: tuple[float, ...]
-    """Score of each evaluation, in order."""
     at: tuple[int, ...]
-    """Step of each evaluation."""
+    """Step of each score."""
     interval: tuple[float, float] | None
     """The change's 95% interval; None where neither counts nor several evaluations give one."""
     tasks: int
@@ -59,7 +54,6 @@ class HeldOutChange:
 
     @property
     def effect(self) -> float:
-        """Last score less the first."""
         return self.last - self.first
 
 
@@ -90,15 +84,14 @@ def held_out_change(view: RunView) -> HeldOutChange | None:
         scored += [(entry, known[0])] if known else []
     if len(scored) < 2:
         return None
-    (first, before), (last, after) = scored[0], scored[-1]
-    scores = tuple(score for _, score in scored)
-    at = tuple(int(entry.get("step", 0)) for entry, _ in scored)
-    paired = _paired_interval(view, at[0], at[-1])
-    found = paired or _interval_of_counts(first, last, after - before)
+    entries, scores = zip(*scored, strict=True)
+    at = tuple(int(entry.get("step", 0)) for entry in entries)
+    paired, effect = _paired_interval(view, at[0], at[-1]), scores[-1] - scores[0]
+    found = paired or _interval_of_counts(entries[0], entries[-1], effect)
     if found is None and len(scores) >= 6:  # how evaluations scatter about their line
-        found = normal_interval(after - before, neighbor_noise(np.array(scores)) * math.sqrt(2))
-    tasks = int(last.get("tasks") or 0)
-    return HeldOutChange(before, after, scores, at, found, tasks, paired is not None)
+        found = normal_interval(effect, neighbor_noise(np.array(scores)) * math.sqrt(2))
+    tasks = int(entries[-1].get("tasks") or 0)
+    return HeldOutChange(scores[0], scores[-1], scores, at, found, tasks, paired is not None)
 
 
 def judge_trend(curves: RunCurves, collapse: Collapse | None, held_out: HeldOutChange | None) -> Trend:
@@ -129,8 +122,7 @@ def judge_trend(curves: RunCurves, collapse: Collapse | None, held_out: HeldOutC
 
 
 def _decide(curves: RunCurves, values: Floats, line: TrendTest, collapse: Collapse | None) -> tuple[TrendKind, str]:
-    artifact = _artifact(curves, values)
-    if artifact:
+    if artifact := _artifact(curves, values):
         return TrendKind.FLAT, artifact
     if collapse is not None:
         return TrendKind.FALLING, f"It fell from {collapse.best:.3g} and stayed down"
@@ -145,6 +137,7 @@ def _decide(curves: RunCurves, values: Floats, line: TrendTest, collapse: Collap
         return TrendKind.LEARNING, "It rose at once and stayed there"
     if max(abs(end) for end in line.interval(0.9)) < spread:
         return TrendKind.FLAT, "No trend"
+    # Noise in which even a change as large as the spread between rollouts could hide.
     return TrendKind.TOO_SHORT, "Too short or too noisy to tell"
 
 

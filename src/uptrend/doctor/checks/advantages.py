@@ -9,7 +9,7 @@ from uptrend.doctor.check import AS_PAGE, Answer, Found, Lacking, check
 from uptrend.doctor.checks.rewards import constant_reward
 from uptrend.doctor.curves import REWARD
 from uptrend.doctor.rank import CRITICAL, HIGH, LOW, MEDIUM, NOTE, WARNING
-from uptrend.doctor.rows import Flags, Floats, Grouped, group_sum, recomputed, seen_in
+from uptrend.doctor.rows import Floats, Grouped, group_sum, recomputed, seen_among
 from uptrend.records import Confidence, Evidence, TrendKind
 from uptrend.stats.intervals import normal_reach
 
@@ -23,15 +23,13 @@ ALL_DEAD = Evidence("All groups of every step are dead.", 1.0, DEAD)
 @check(ONE)
 def group_of_one(case: Case) -> Answer:
     """Report groups of one rollout: by the config, by group ids, or suspected from scalars."""
-    answers: list[Found | Lacking] = []
-    lacking, share = case.why_no_rollouts(["group"]), _share_of_singles(case)
-    if lacking:
+    answers, share = list[Found | Lacking](), _share_of_singles(case)
+    if lacking := case.why_no_rollouts(["group"]):
         answers.append(Lacking(lacking))
     elif share >= 0.5:
         text = f"{share:.0%} of {sum(len(g.size_g) for g in case.groups)} groups have one rollout, by their ids"
         first = case.groups[0].rows
-        shown = seen_in([first], [np.ones(len(first), np.bool_)], text, share)
-        answers.append(Found(CRITICAL, HIGH, AS_PAGE, [shown]))
+        answers.append(Found(CRITICAL, HIGH, AS_PAGE, [Evidence(text, share, step=first.step, rollout=first.name(0))]))
     size = case.value("sampling.size", 0)
     if not isinstance(size, int | float) or int(size) == 0:
         answers.append(Lacking("the group size is not known"))
@@ -63,7 +61,7 @@ def advantages_by_group(case: Case) -> Answer:
 
 
 def _membership(case: Case, steps: list[Grouped]) -> Found | Lacking | None:
-    """Judge whether advantages belong to the groups that rollouts are in, and whether they follow the rewards."""
+    """Judge the groups that advantages belong to, and their sign."""
     if _share_of_singles(case) >= 0.5:
         return None
     if mixed := _mixed(case.groups):
@@ -80,7 +78,7 @@ def _membership(case: Case, steps: list[Grouped]) -> Found | Lacking | None:
         return _wrong(case, steps)
     wrong = [(g.centered_n > 0) & (_advantage(g) < 0) for g in steps]
     text = f"in {np.mean(signs < 0):.0%} of {len(signs)} live groups the better rollouts have the lower advantages"
-    return Found(CRITICAL, HIGH, AS_PAGE, [_seen(steps, wrong, text, float(np.mean(signs < 0)))], SIGN)
+    return Found(CRITICAL, HIGH, AS_PAGE, [seen_among(steps, wrong, text, float(np.mean(signs < 0)))], SIGN)
 
 
 def _mixed(steps: list[Grouped]) -> Found | None:
@@ -95,7 +93,7 @@ def _mixed(steps: list[Grouped]) -> Found | None:
         groups += len(np.unique(g.group_n[flags[-1]]))
     if not groups:
         return None
-    shown = _seen(steps, flags, f"{groups} of {total} groups hold rollouts of more than one task", groups / total)
+    shown = seen_among(steps, flags, f"{groups} of {total} groups hold rollouts of more than one task", groups / total)
     return Found(CRITICAL, HIGH, AS_PAGE, [shown], WRONG)
 
 
@@ -124,12 +122,12 @@ def _wrong(case: Case, steps: list[Grouped]) -> Found | None:
     if not sums and all(map(_is_multiple, steps)):
         text = f"{count} of {total} groups have advantages that are a multiple of what their rewards give"
         summary = "Advantages are not scaled as the recipe says: groups are right, and the size is not."
-        return Found(WARNING, HIGH, summary, [_seen(steps, bad, text, count / total, SIZE)], BLOWN)
+        return Found(WARNING, HIGH, summary, [seen_among(steps, bad, text, count / total, SIZE)], BLOWN)
     text = f"{count} of {total} groups have advantages that their own rewards do not give"
-    evidence = [_seen(steps, bad, text, count / total)]
+    evidence = [seen_among(steps, bad, text, count / total)]
     if sums:
         text = f"in {sums} of them advantages do not sum to 0 (their mean is up to {worst:.2g})"
-        evidence.append(_seen(steps, bad, text, worst, SIZE))
+        evidence.append(seen_among(steps, bad, text, worst, SIZE))
     return Found(CRITICAL, HIGH, AS_PAGE, evidence, WRONG)
 
 
@@ -161,7 +159,7 @@ def _size(case: Case, steps: list[Grouped]) -> Found | Lacking | None:
     if not worst:
         return _slim(case.groups)
     text = f"an advantage of {worst * bound:.3g}, where groups of this size can give {bound:.2g} at most"
-    return Found(CRITICAL, HIGH, AS_PAGE, [_seen(steps, flags, text, worst * bound, SIZE)], BLOWN)
+    return Found(CRITICAL, HIGH, AS_PAGE, [seen_among(steps, flags, text, worst * bound, SIZE)], BLOWN)
 
 
 def _slim(steps: list[Grouped]) -> Found | None:
@@ -177,7 +175,8 @@ def _slim(steps: list[Grouped]) -> Found | None:
         return None
     text = f"{slim} of {live} live groups have rewards that differ by less than {SLIM:g} of the reward's range"
     summary = "Scaling by the group's deviation turns differences of next to nothing into full advantages."
-    return Found(WARNING, MEDIUM, summary, [_seen(steps, flags, text, slim / live, "reward/group_std/mean")], BLOWN)
+    shown = seen_among(steps, flags, text, slim / live, "reward/group_std/mean")
+    return Found(WARNING, MEDIUM, summary, [shown], BLOWN)
 
 
 @check("advantage.metric-blind", columns=["group", "reward"])
@@ -199,7 +198,7 @@ def metric_blind(case: Case) -> Answer:
     # With scale_rewards = "batch", TRL misses dead groups by design: worth a warning where they are many.
     dead, told = np.mean([true for _, true, _ in pairs]), np.mean([said for _, _, said in pairs])
     is_small = metric.startswith("trl/") and (dead < 0.3 or dead - told < 0.2)
-    shown = _seen([g], [g.dead_g[g.group_n]], text, true - said, metric)
+    shown = seen_among([g], [g.dead_g[g.group_n]], text, true - said, metric)
     return Found(NOTE if is_small else WARNING, HIGH, summary, [shown])
 
 
@@ -259,8 +258,7 @@ def _narrowing(case: Case) -> Found | None:
     spread = within or case.course("reward/std")
     if reward is None or spread is None or len(reward.values) < 20 or case.height(reward.last) < 0.75:
         return None
-    low, high = case.reward_range
-    is_small = within is not None and within.last < SMALL * (high - low)
+    is_small = within is not None and within.last < SMALL * float(np.ptp(case.reward_range))
     middle = float(np.median(np.array_split(reward.values, 4)[2]))
     is_level = abs(reward.last - middle) <= 0.25 * max(abs(reward.last - reward.first), 1e-12) or not reward.rises
     if not is_small and not (is_level and spread.last < SHRUNK * spread.first):
@@ -301,11 +299,9 @@ def length_bias(case: Case) -> Answer:
 
 
 def suspect_of_dead_run(case: Case) -> str:
-    """Return the cause to suspect where scalars show not one live group, though rewards move; empty for none.
-
-    With rollouts the checks that read them decide instead.
-    """
+    """Return the cause to suspect where scalars show not one live group, though rewards move; empty for none."""
     dead, view = case.dead_groups, case.view
+    # With rollouts the checks that read them decide instead.
     if view.rollout_steps or len(dead) < FEWEST or float(dead.min()) < 0.999 or constant_reward.alarms(case):
         return ""
     # The deviation of rewards over whole batches: as logged, or of the sole component that they consist of.
@@ -327,12 +323,6 @@ def unexplained_dead_groups(case: Case) -> str:
     if case.view.rollout_steps or constant_reward.alarms(case) or suspect_of_dead_run(case):
         return ""
     return next((finding.id for finding in dead_groups.alarms(case)), "")
-
-
-def _seen(steps: list[Grouped], flags: list[Flags], text: str, value: float, metric: str = "") -> Evidence:
-    return seen_in(
-        [g.rows for g in steps], [g.whole(f) for g, f in zip(steps, flags, strict=True)], text, value, metric
-    )
 
 
 def _share_of_singles(case: Case) -> float:

@@ -67,10 +67,8 @@ def attention_blind(case: Case) -> Found | Lacking | None:
 
 @check("tokens.retokenized", columns=["ids", "roles", "sampler"])
 def retokenized(case: Case) -> list[Found]:
-    """Report trained tokens that were not sampled as they stand: decoded and tokenized anew, or put there.
-
-    A sampled token has the sampler's log-probability and the version of the weights that sampled it.
-    """
+    """Report trained tokens that were not sampled as they stand: decoded and tokenized anew, or put there."""
+    # A sampled token has the sampler's log-probability and the version of the weights that sampled it.
     rows, found, unsampled = case.rows_with("ids", "roles", "sampler"), [], []
     for r in rows:
         versions, weights, missing = r.tokens("versions"), r.tokens("weights"), np.isnan(r.read_tokens("sampler"))
@@ -95,7 +93,7 @@ def retokenized(case: Case) -> list[Found]:
 
 
 def _seen(rows: list[Rows], flags: list[Flags], text: str, value: float) -> Evidence:
-    return seen_in(rows, [r.any_n(f) for r, f in zip(rows, flags, strict=True)], text, value)
+    return seen_in(rows, [r.flag(r.rollout_t[f]) for r, f in zip(rows, flags, strict=True)], text, value)
 
 
 def _foreign(rows: list[Rows], flags: list[Flags]) -> list[tuple[str, int, float, list[Flags]]]:
@@ -110,10 +108,8 @@ def _foreign(rows: list[Rows], flags: list[Flags]) -> list[tuple[str, int, float
 
 
 def _expected_t(case: Case, r: Rows, weight_t: Floats) -> Flags:
-    """Flag tokens that should be trained: generated, in a rollout that was scored, kept and not left out by config.
-
-    Tokens that the learner skips because their advantage is 0 keep their weight.
-    """
+    """Flag tokens that should be trained: generated, in a rollout that was scored, kept and not left out by config."""
+    # Tokens that the learner skips because their advantage is 0 keep their weight.
     taught_n = r.kept_n.copy()
     if r.has("reward"):
         taught_n &= ~np.isnan(r.reward_n)
@@ -132,11 +128,9 @@ def _stop_t(r: Rows) -> Flags:
 
 
 def _unmoved(rows: list[Rows]) -> Evidence | None:
-    """Return evidence where the sampler's log-probabilities depend on the question and the learner's do not.
-
-    Where two rollouts of different tasks begin with the same words, only the prompts can make a difference: a learner
-    that can't see them gives the same words the same log-probabilities. No record of attention is needed.
-    """
+    """Return evidence where the sampler's log-probabilities depend on the question and the learner's do not."""
+    # Where two rollouts of different tasks begin with the same words, only the prompts can make a difference: a learner
+    # that can't see them gives the same words the same log-probabilities. No record of attention is needed.
     moves = [_movement(r) for r in rows]
     count = sum(n for _, _, n in moves)
     if count < ENOUGH:
@@ -146,7 +140,7 @@ def _unmoved(rows: list[Rows]) -> Evidence | None:
         return None
     over = f"over {count:,} tokens with which several tasks' rollouts begin alike"
     text = f"{over}, log-probabilities deviate from task to task by {sampler:.2f} (sampler) and {learner:.1g} (learner)"
-    return seen_in(rows, [np.ones(len(r), np.bool_) for r in rows], text, learner)
+    return Evidence(text, learner, step=rows[0].step, rollout=rows[0].name(0))
 
 
 def _movement(r: Rows) -> tuple[float, float, int]:
@@ -172,7 +166,7 @@ def _movement(r: Rows) -> tuple[float, float, int]:
 def _said_alike(r: Rows) -> tuple[Ints, Ints]:
     """Return the first turn's tokens, and a number that is equal where all that the model said so far is equal."""
     ids, turns = r.read_tokens("ids"), r.tokens("turns")
-    said = np.flatnonzero(r.model_t & (turns == 0)) if turns is not None else np.flatnonzero(r.model_t)
+    said = np.flatnonzero(r.model_t if turns is None else r.model_t & (turns == 0))
     if not len(said):
         return said, said
     row = r.row_t[said]

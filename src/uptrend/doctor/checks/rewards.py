@@ -184,8 +184,8 @@ def hackable(case: Case) -> Answer:
 
 def _beside_held_out(case: Case, change: HeldOutChange) -> Found | None:
     """Judge a held-out score that fell alone, or did not follow: not at all, or not beyond its first evaluations."""
-    line = trend_until(case.view, REWARD, change.at[-1])
     first, last = change.at[0], change.at[-1]
+    line = trend_until(case.view, REWARD, last)
     told = f"Held out {change.effect:+.3g} between steps {first} and {last}, {len(change.scores)} evaluations."
     shown = [Evidence(told, change.effect, "eval", last)]
     moved = f"{change.first:.3g} → {change.last:.3g}"
@@ -196,9 +196,9 @@ def _beside_held_out(case: Case, change: HeldOutChange) -> Found | None:
         return Found(WARNING, MEDIUM, f"{text}: what the run learns holds for its tasks or its reward alone.", shown)
     if line is None or not stands_still(case, REWARD, case.rollout_spread, change):
         return None
-    later = change.scores[len(change.scores) // 4 :]
     rested = f"did not follow ({moved})"
     if change.interval is not None and change.interval[0] > 0:
+        later = change.scores[len(change.scores) // 4 :]
         rested = f"only at its first evaluations (then {min(later):.3g} to {max(later):.3g} in {len(later)} of them)"
     text = f"The training reward rose by {line.effect:.3g} and the held-out figure {rested}"
     shown.insert(0, Evidence(f"Training reward {line.effect:+.3g} to that step.", line.effect, REWARD, last))
@@ -223,10 +223,8 @@ def _only_format(case: Case, parts: list[PartCurve]) -> Found | None:
 
 
 def stands_still(case: Case, metric: str, unit: float, change: HeldOutChange) -> bool:
-    """Tell whether the held-out score surely rose much less than a training score did over the same steps.
-
-    The two may have different scales, so that each is measured in its own deviation between rollouts.
-    """
+    """Tell whether the held-out score surely rose much less than a training score did over the same steps."""
+    # The two may have different scales, so that each is measured in its own deviation between rollouts.
     rise = _sure_rise(case, metric, unit, change, 0)
     if rise <= 0 or change.interval is None:
         return False
@@ -307,11 +305,9 @@ def length_hacking(case: Case) -> Found | None:
 
 
 def _runs_into_its_limit(case: Case, lengths: Floats, rewards: Floats) -> bool:
-    """Tell whether answers grew until nearly all are cut, and steps with longer ones pay more.
-
-    Reasoning that pays grows too, but has to end in order to answer. Two curves that both rise go together anyway, so
-    that their changes from step to step are compared as well.
-    """
+    """Tell whether answers grew until nearly all are cut, and steps with longer ones pay more."""
+    # Reasoning that pays grows too, but has to end in order to answer. Two curves that both rise go together anyway, so
+    # that their changes from step to step are compared as well.
     cut = case.cut_by_length
     quarter = len(cut) // 4
     if quarter < 3 or float(cut[:quarter].mean()) > ENDED or float(cut[-quarter:].mean()) < UNENDED:
@@ -344,22 +340,19 @@ def _bounds_at_ends(case: Case) -> Found | Lacking | None:
 
 
 def _bounds_by_group(case: Case) -> Found | Lacking | None:
-    high, steps = list[Floats](), list[float]()
-    for r in case.rows:
-        if r.group_n is not None:
-            high.append(r.by_rollout("reward_high")[np.unique(r.group_n, return_index=True)[1]])
-            steps.append(r.step)
+    rows = [(r, r.group_n) for r in case.rows if r.group_n is not None]
+    high = [r.by_rollout("reward_high")[np.unique(group_n, return_index=True)[1]] for r, group_n in rows]
     half = len(high) // 2
     if len(high) < STEPS or min(sum(map(len, high[:half])), sum(map(len, high[half:]))) < GROUPS:
         return Lacking(f"fewer than {STEPS} steps, or {GROUPS} groups in a half")
-    step, bound = np.repeat(steps, [len(h) for h in high]), np.concatenate(high)
+    step, bound = np.repeat([r.step for r, _ in rows], [len(h) for h in high]), np.concatenate(high)
     step, bound = step[np.isfinite(bound)], bound[np.isfinite(bound)]
     if len(bound) < 2 * GROUPS or np.ptp(bound) == 0:
         return None
     correlation = float(np.corrcoef(step, bound)[0, 1])
     first, last = (float(np.nanmean(np.concatenate(part))) for part in (high[:2], high[-2:]))
     is_far = abs(correlation) * np.sqrt(len(bound)) >= DEVIATIONS and abs(last - first) >= 0.1 * abs(first)
-    return _moved(first, last, last - first, int(steps[-1])) if is_far else None
+    return _moved(first, last, last - first, rows[-1][0].step) if is_far else None
 
 
 def _moved(first: float, last: float, value: float, step: int) -> Found:

@@ -1,8 +1,6 @@
 """Scores of single rollouts: given where nothing failed, to the rollout that earned them, and for the answer it says.
 
-Answers are read once more by a second reader, independent of every taskset's own. `says` is strict: the gold answer
-must be what the text says, plainly or where answers are put. `says_somehow` also takes what a person would: a box, a
-sentence that names the answer, a number in another format.
+Answers are read once more by a second reader, independent of every taskset's own: a strict one and a lenient one.
 """
 
 import re
@@ -20,7 +18,7 @@ from uptrend.doctor.checks.rewards import constant_reward
 from uptrend.doctor.checks.tools import too_many_failed
 from uptrend.doctor.curves import REWARD
 from uptrend.doctor.rank import CRITICAL, HIGH, LOW, MEDIUM, NOTE, WARNING
-from uptrend.doctor.rows import Flags, Ints, Rows, count_flags, seen_in, spread
+from uptrend.doctor.rows import Chosen, Flags, Ints, Rows, count_flags, seen_among, seen_in
 from uptrend.records import Ending, Evidence, boundary_of
 
 # Rollouts below which their endings are chance, and rollouts that must show a wrong score.
@@ -54,13 +52,14 @@ def answer_of(text: str) -> str:
     return fold(text.strip().partition("\n")[0][:LONGEST])
 
 
+@lru_cache(maxsize=4096)  # groups say the same thing often
 def says(text: str, gold: str) -> bool:
-    """Tell whether the answer is the gold one, word for word."""
+    """Tell whether the answer is the gold one, word for word, plainly or where answers are put."""
     return answer_of(text) == fold(gold) and bool(fold(gold))
 
 
 def says_somehow(text: str, gold: str) -> bool:
-    """Tell whether a person would take it as the gold answer."""
+    """Tell whether a person would take it as the gold answer: boxed, in a sentence, or a number in another format."""
     return bool(({fold(gold), _number(gold)} - {""}) & _readings(text))
 
 
@@ -85,12 +84,9 @@ def _number(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Answers:
+class Answers(Chosen):
     """The scored rollouts of one step that said something to a task with a gold answer."""
 
-    rows: Rows
-    place_n: Ints
-    """Their numbers among all rollouts of the step."""
     said_n: list[str]
     gold_n: list[str]
     task_n: Ints
@@ -107,11 +103,11 @@ class Answers:
         return np.array([bool(is_among) and says_somehow(said, gold) for is_among, said, gold in trios], np.bool_)
 
     def golds_of_others(self) -> list[str]:
-        """Return for each rollout the gold answer of another task of its step; its own where there is no other."""
-        gold_of = {int(task): gold for task, gold in zip(self.task_n, self.gold_n, strict=True)}
+        """Return for each rollout the gold answer of the next task of its step; its own where there is no other."""
+        gold_of = dict(zip(self.task_n.tolist(), self.gold_n, strict=True))
         tasks = sorted(gold_of)
         following = dict(zip(tasks, tasks[1:] + tasks[:1], strict=True))
-        return [gold_of[following[int(task)]] for task in self.task_n]
+        return [gold_of[following[task]] for task in self.task_n.tolist()]
 
 
 def read_answers(case: Case) -> list[Answers]:
@@ -124,8 +120,7 @@ def read_answers(case: Case) -> list[Answers]:
         if r.task_n is None or not len(place):
             continue
         texts, golds = [said[n] or "" for n in place], [gold[n] or "" for n in place]
-        is_said = {pair: says(*pair) for pair in set(zip(texts, golds, strict=True))}  # groups say the same thing often
-        right = np.array([is_said[pair] for pair in zip(texts, golds, strict=True)], np.bool_)
+        right = np.array(list(map(says, texts, golds)), np.bool_)
         reward, low, high, correct = (
             r.by_rollout(key)[place] for key in ("reward", "reward_low", "reward_high", "correct")
         )
@@ -152,8 +147,8 @@ def error_scored(case: Case) -> Answer:
         return failed
     error = next(r.texts("error")[int(f.argmax())] for r, f in zip(rows, flags, strict=True) if f.any())
     text = f"{count} of {total} rollouts have an error and a reward, such as {str(error)[:80]!r}"
-    shown = seen_in(rows, flags, text, count / total)
-    return [failed, Found(warn_if(count >= 0.01 * total), HIGH, AS_PAGE, [shown])]
+    severity, shown = warn_if(count >= 0.01 * total), seen_in(rows, flags, text, count / total)
+    return [failed, Found(severity, HIGH, AS_PAGE, [shown])]
 
 
 @check("reward.never-computed")
@@ -202,8 +197,9 @@ def misaligned(case: Case) -> Answer:
     if fits < 0.5 and (has_turns or case.once(_broadcast)):  # an answer may be in earlier turns
         return None
     text = f"{out} of {right} rollouts that say their task's answer are not counted as right"
-    others = f"{odd} of {rewarded} that are counted as right say something else; {fits:.0%} of these say another answer"
-    evidence = [_seen(steps, rejected, text, out / right), _seen(steps, strange, f"{others} of the step", fits)]
+    rest = f"{odd} of {rewarded} that are counted as right say something else"
+    other = f"{rest}; {fits:.0%} of these say another answer of the step"
+    evidence = [seen_among(steps, rejected, text, out / right), seen_among(steps, strange, other, fits)]
     return Found(CRITICAL, HIGH if fits >= 0.8 else MEDIUM, AS_PAGE, evidence)
 
 
@@ -250,8 +246,7 @@ def nondeterministic(case: Case) -> Found | None:
         return None
     text = f"{bad} of {repeated} rollouts that say exactly what another of their group says have another reward"
     shown = seen_in(rows, [flags for _, flags in counts], text, bad / repeated)
-    severity = by_share(bad / repeated, critical=0.2)
-    return Found(severity, HIGH, AS_PAGE, [shown])
+    return Found(by_share(bad / repeated, critical=0.2), HIGH, AS_PAGE, [shown])
 
 
 @check("reward.strict-parser")
@@ -273,7 +268,7 @@ def strict_parser(case: Case) -> Answer:
         return None
     text = f"a lenient reader takes {count} of {total} wrong rollouts for right ({chance} by chance)"
     summary = f"The scorer does not read {share:.0%} of what it calls wrong as a person would."
-    return Found(warn_if(share >= WARNED), MEDIUM, summary, [_seen(steps, accepted, text, share)])
+    return Found(warn_if(share >= WARNED), MEDIUM, summary, [seen_among(steps, accepted, text, share)])
 
 
 @check("data.wrong-gold")
@@ -291,15 +286,14 @@ def wrong_gold(case: Case) -> Answer:
         bad |= {tasks[n] for n in np.flatnonzero(flags[-1])}
     if not bad:
         return _outvoted(steps)
-    shown = _seen(
-        steps, flags, f"{len(bad)} of {len(golds)} tasks have more than one gold answer", len(bad) / len(golds)
-    )
+    text = f"{len(bad)} of {len(golds)} tasks have more than one gold answer"
+    shown = seen_among(steps, flags, text, len(bad) / len(golds))
     summary = "The same question has different gold answers, so at least one of them is wrong."
     return Found(warn_if(len(bad) >= 0.02 * len(golds)), HIGH, summary, [shown])
 
 
 def _why_no_scores(case: Case) -> str:
-    """Return why rollouts can't be asked for their scores; ours always have a place for one."""
+    # Our own rollouts always have a place for a score.
     return case.why_no_rollouts(() if case.view.trainer == "uptrend" else ("reward",))
 
 
@@ -315,20 +309,13 @@ def _missing_scores(rows: list[Rows]) -> list[Flags]:
 
 
 def _never_paid(case: Case) -> Evidence | None:
-    """Return evidence where scalars alone show that no rollout was ever paid more than the least.
-
-    Broken scorers are more common than tasks of which not one attempt succeeds. With rollouts, those decide.
-    """
+    """Return evidence where scalars alone show that no rollout was ever paid more than the least."""
+    # Broken scorers are more common than tasks of which not one attempt succeeds. With rollouts, those decide.
     steps, values = case.curve(REWARD)
     if case.view.rollout_steps or not constant_reward.alarms(case) or np.ptp(values) > 0 or values[0] > 0:
         return None
     value = float(values[0])
     return Evidence(f"{value:.3g} at each of {len(values)} points, from the first on.", value, REWARD, int(steps[0]))
-
-
-def _seen(steps: list[Answers], flags: list[Flags], text: str, value: float, metric: str = "") -> Evidence:
-    whole = [spread(a.rows, a.place_n, f) for a, f in zip(steps, flags, strict=True)]
-    return seen_in([a.rows for a in steps], whole, text, value, metric)
 
 
 def _broadcast(case: Case) -> Found | None:
@@ -352,8 +339,7 @@ def _broadcast(case: Case) -> Found | None:
     if np.ptp(np.concatenate([a.rows.reward_n for a in steps])) == 0:
         return None  # one reward for everything: a scorer that always says the same, not one that says it once
     text = f"in {flat} of {mixed} groups with right and wrong answers all rollouts have the same reward"
-    shown = _seen(steps, flags, text, flat / mixed, "reward/group_std/mean")
-    return Found(CRITICAL, HIGH, AS_PAGE, [shown])
+    return Found(CRITICAL, HIGH, AS_PAGE, [seen_among(steps, flags, text, flat / mixed, "reward/group_std/mean")])
 
 
 def _rejected(case: Case) -> Found | None:
@@ -367,10 +353,9 @@ def _rejected(case: Case) -> Found | None:
         return None
     at_low = count_flags(flags & a.low_n for a, flags in zip(steps, rejected, strict=True))
     text = f"{out} of {right} rollouts that say the gold answer are not counted as right; {at_low} earned the least"
-    shown = [_seen(steps, rejected, text, out / right)]
-    if at_low < 0.5 * out:  # a task may ask for more than its last answer, and pay for what there is of it
-        return Found(NOTE, LOW, AS_PAGE, shown)
-    return Found(CRITICAL, HIGH, AS_PAGE, shown)
+    # A task may ask for more than its last answer, and pay for what there is of it.
+    sure = (NOTE, LOW) if at_low < 0.5 * out else (CRITICAL, HIGH)
+    return Found(*sure, AS_PAGE, [seen_among(steps, rejected, text, out / right)])
 
 
 def _conflicts(r: Rows) -> tuple[int, Flags]:
@@ -380,11 +365,11 @@ def _conflicts(r: Rows) -> tuple[int, Flags]:
         return 0, flags
     ids, golds = r.read_tokens("ids"), r.texts("answer")  # one question with two golds is another fault
     first: dict[tuple[int, str | None, bytes, str], float] = {}
-    ends = np.append(np.flatnonzero(np.diff(r.rollout_t)) + 1, len(ids))
-    for start, end in zip(np.append(0, ends[:-1]), ends, strict=True):
-        n = int(r.rollout_t[start]) if end > start else -1
-        if n < 0 or not np.isfinite(r.reward_n[n]):
+    # Rollouts without tokens have no place in `rollout_t`, and are not compared.
+    for n, start in zip(*np.unique(r.rollout_t, return_index=True), strict=True):
+        if not np.isfinite(r.reward_n[n]):
             continue
+        end = np.searchsorted(r.rollout_t, n, "right")
         key = (int(r.task_n[n]), golds[n], ids[start:end].tobytes(), str(r.ended_n[n]))
         repeated += key in first
         flags[n] = abs(first.setdefault(key, r.reward_n[n]) - r.reward_n[n]) > 1e-6
@@ -411,4 +396,4 @@ def _outvoted(steps: list[Answers]) -> Found | None:
         return None
     text = f"on {sure} of {tasks} tasks nearly all rollouts agree on an answer that is not the gold one"
     summary = "The model is mostly right and sure of other answers than the gold ones on some tasks: look at these."
-    return Found(NOTE, LOW, summary, [_seen(steps, flags, text, sure / tasks)])
+    return Found(NOTE, LOW, summary, [seen_among(steps, flags, text, sure / tasks)])

@@ -7,7 +7,7 @@ import numpy as np
 from uptrend.doctor.case import Case
 from uptrend.doctor.check import AS_PAGE, Answer, Found, Lacking, check, warn_if
 from uptrend.doctor.rank import CRITICAL, HIGH, MEDIUM, WARNING
-from uptrend.doctor.rows import Flags, Rows, count_flags, seen_in
+from uptrend.doctor.rows import Rows, count_flags, seen_in
 from uptrend.records import Ending, Evidence
 
 TURNS = "sampling/turns/mean"
@@ -37,12 +37,9 @@ def too_many_failed(case: Case, by_tool: bool) -> Found | Lacking | None:
     if share < 0.05 or len(failed) < FEWEST or is_by_tool is not by_tool:
         return None
     text = f"{share:.0%} of rollouts could not be scored because {'a tool' if by_tool else 'a task or a scorer'} failed"
+    summary = f"{text}: they teach nothing, and the rest is a selection."
     shown = Evidence(f"{failed.sum():.0f} of {rollouts.sum():.0f} rollouts.", share, "sampling/failed/count")
-    severity, summary = (
-        CRITICAL if share > 0.5 else WARNING,
-        f"{text}: they teach nothing, and the rest is a selection.",
-    )
-    return Found(severity, MEDIUM, summary, [shown])
+    return Found(CRITICAL if share > 0.5 else WARNING, MEDIUM, summary, [shown])
 
 
 @check("tool.never-called")
@@ -54,7 +51,8 @@ def never_called(case: Case) -> Answer:
     rows, total = case.rows_with("messages"), sum(map(len, case.rows_with("messages")))
     if _results(rows) or any(r.talk.calls_m.null_count < len(r.talk.calls_m) for r in rows):
         return answers
-    spoken = [_by_rollout(r, np.isin(r.talk.role_m, ("system", "user")) & r.talk.matches(SPOKEN_OF)) for r in rows]
+    spoken_m = [np.isin(r.talk.role_m, ("system", "user")) & r.talk.matches(SPOKEN_OF) for r in rows]
+    spoken = [r.flag(r.talk.rollout_m[flags]) for r, flags in zip(rows, spoken_m, strict=True)]
     has_turns = (case.value("sampling.max_turns") or 1) >= 2
     if not has_turns or total < ENOUGH or count_flags(spoken) < 0.9 * total:
         return answers
@@ -98,7 +96,7 @@ def errors_swallowed(case: Case) -> Answer:
         broken_m = (r.talk.role_m == "tool") & r.talk.matches(BROKEN, SHORT)
         crashed = (r.ended_n == Ending.TOOL_ERROR.value) & np.isfinite(r.reward_n)
         wrong = np.isfinite(r.reward_n) & ~(r.by_rollout("correct") == 1)
-        flags.append((_by_rollout(r, broken_m) & wrong) | crashed)
+        flags.append((r.flag(r.talk.rollout_m[broken_m]) & wrong) | crashed)
         count, has_ended = count + int(broken_m.sum()), has_ended or bool(crashed.any())
         if broken_m.any():
             at = int(broken_m.argmax())
@@ -134,15 +132,9 @@ def _results(rows: list[Rows]) -> int:
     return count_flags(r.talk.role_m == "tool" for r in rows)
 
 
-def _by_rollout(r: Rows, flags_m: Flags) -> Flags:
-    return np.asarray(np.bincount(r.talk.rollout_m[flags_m], minlength=len(r)) > 0)
-
-
 def _compare(r: Rows) -> tuple[int, list[tuple[Rows, int, str]]]:
-    """Count the task's answers to a history that had one already, and return those that were other ones.
-
-    Everything before an answer is the key: the same words and calls must bring the same answer.
-    """
+    """Count the task's answers to a history that had one already, and return those that were other ones."""
+    # Everything before an answer is the key: the same words and calls must bring the same answer.
     first: dict[int, str] = {}
     repeated, differing = 0, list[tuple[Rows, int, str]]()
     tasks, talk, speaker = r.texts("task"), r.talk, -1
