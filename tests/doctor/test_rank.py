@@ -3,7 +3,7 @@
 import pytest
 
 from uptrend.doctor.catalogue import CATALOGUE
-from uptrend.doctor.rank import CRITICAL, HIGH, LOW, MEDIUM, NOTE, WARNING, alarms, all_symptoms, at_least, rank
+from uptrend.doctor.rank import CRITICAL, HIGH, LOW, MEDIUM, NOTE, WARNING, all_symptoms, rank
 from uptrend.records import Confidence, Evidence, Finding, Severity
 
 
@@ -56,9 +56,3 @@ def test_several_checks_that_see_one_cause_make_one_finding() -> None:
     (one,) = rank([found("mask.tool-trained", WARNING, MEDIUM, "b", "c"), sure])
     assert (one.severity, one.confidence) == (CRITICAL, HIGH)
     assert [evidence.text for evidence in one.evidence] == ["a", "b", "c"]
-
-
-@pytest.mark.parametrize(("severity", "counts"), [(CRITICAL, True), (NOTE, False)])
-def test_at_least(severity: Severity, counts: bool) -> None:
-    assert at_least(found("eval.noise", severity), WARNING) is counts
-    assert (found("eval.noise", severity) in alarms([found("eval.noise", severity)])) is counts

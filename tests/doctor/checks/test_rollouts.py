@@ -414,15 +414,8 @@ DISTRIBUTION, TEMPLATE, PADDING = "sampling.truncated-distribution", "tokens.tem
 GAPS = (MISMATCH, "sync.", DISTRIBUTION, TEMPLATE, PADDING, BLIND)
 
 
-def by_token(view: RunView) -> dict[str, Severity]:
-    """Return what tokens and versions say; the curves of the run are left out."""
-    return dict(severities(replace(view, metrics={"reward/mean": view.metrics["reward/mean"]}), GAPS))
-
-
-def with_logits(
-    view: RunView, sampled: float = 1.0, learned: float = 1.0, top_p: float = 1.0, noise: float = 0.0
-) -> RunView:
-    """Return log-probabilities as softmaxes of made-up logits would give them, at two temperatures."""
+def softmaxes(sampled: float = 1.0, learned: float = 1.0, top_p: float = 1.0, noise: float = 0.0) -> Edit:
+    """Give log-probabilities as softmaxes of made-up logits would, at two temperatures."""
 
     def edit(rows: list[Row]) -> None:
         for n, row in enumerate(rows):
@@ -438,21 +431,12 @@ def with_logits(
                 row["sampler"][place] = float(np.log(q[choice]))
                 row["learner"][place] = float(seen[kept[choice]] - np.log(np.exp(seen).sum()))
 
-    return tampered(view, edit)
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [({"noise": 0.0}, {}), ({"noise": 0.1}, {}), ({"noise": 1.0}, {MISMATCH: CRITICAL}),
-     ({"sampled": 0.7, "learned": 0.7}, {}), ({"top_p": 0.8}, {DISTRIBUTION: WARNING})],
-)  # fmt: skip
-def test_gaps_of_two_softmaxes(tiny: RunView, options: dict[str, float], expected: dict[str, Severity]) -> None:
-    assert by_token(with_logits(tiny, **options)) == expected
+    return edit
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.3])
 def test_a_temperature_that_the_learner_ignores(tiny: RunView, temperature: float) -> None:
-    view = changed(with_logits(tiny, sampled=temperature), list, {"sampling": {"temperature": temperature}})
+    view = changed(tiny, softmaxes(sampled=temperature), {"sampling": {"temperature": temperature}})
     found = findings(view, DISTRIBUTION)[DISTRIBUTION]
     assert found.confidence is Confidence.HIGH
     assert found.evidence[0].value == pytest.approx(temperature, abs=0.12)
@@ -494,6 +478,11 @@ def lag(version: int, step: int) -> int:
 
 AFTER_TOOLS = gaps(lambda row, _: [0.5 * (row["turns"][place] > 0) for place in places(row, MODEL)])
 SHAPES: dict[str, tuple[str, Edit, dict[str, tuple[Severity, Confidence]]]] = {
+    "equal softmaxes": ("tiny", softmaxes(), {}),
+    "little noise": ("tiny", softmaxes(noise=0.1), {}),
+    "much noise": ("tiny", softmaxes(noise=1.0), {MISMATCH: (CRITICAL, Confidence.MEDIUM)}),
+    "one temperature": ("tiny", softmaxes(sampled=0.7, learned=0.7), {}),
+    "a cut distribution": ("tiny", softmaxes(top_p=0.8), {DISTRIBUTION: (WARNING, Confidence.MEDIUM)}),
     "from the second step on": (
         "tiny", gaps(lambda row, _: 0.15 * (row["step"] - 1)), {STALE: (CRITICAL, Confidence.MEDIUM)}),
     "after tool results alone": ("musique", AFTER_TOOLS, {TEMPLATE: (CRITICAL, Confidence.MEDIUM)}),
@@ -508,8 +497,8 @@ SHAPES: dict[str, tuple[str, Edit, dict[str, tuple[Severity, Confidence]]]] = {
 
 @pytest.mark.parametrize(("run", "edit", "expected"), SHAPES.values(), ids=SHAPES)
 def test_shapes_of_the_gap(run: str, edit: Edit, expected: Any, request: pytest.FixtureRequest) -> None:
-    view = tampered(request.getfixturevalue(run), edit)
-    found = findings(replace(view, metrics={"reward/mean": view.metrics["reward/mean"]}), GAPS)
+    view = request.getfixturevalue(run)
+    found = findings(tampered(view, edit, metrics={"reward/mean": view.metrics["reward/mean"]}), GAPS)
     assert {id: (f.severity, f.confidence) for id, f in found.items()} == expected
 
 
