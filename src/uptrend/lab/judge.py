@@ -124,10 +124,8 @@ def _sentence(h: Hypothesis, pairs: Pairs, one: Comparison, by_sequence: bool, *
     if one.status is Status.INCONCLUSIVE and min(table.shape) > 1:
         rest = float(mean_squares(table)[2])
         more_tasks = tasks_to_decide(h, spread.mean, likely_deviation(spread), spread.seeds, table.shape[1], rest)
-    never = {
-        name: sum(not run.reached for run in side)
-        for name, side in ((h.control.name, pairs.control), (pairs.arm, pairs.treated))
-    }
+    sides = {h.control.name: pairs.control, pairs.arm: pairs.treated}
+    never = {name: sum(not run.reached for run in side) for name, side in sides.items()}
     return _say(
         "comparison", h=h, pairs=pairs, one=one, by_sequence=by_sequence, is_void=is_void,
         is_ranked=first_step(h.metric) is not None, own_criteria=has_own_criteria(h), claimed=CLAIMED[h.direction],
@@ -180,5 +178,5 @@ def _adjusted(verdict: Verdict, p: float, count: int) -> Verdict:
         return replace(verdict, sentence=f"{verdict.sentence} Among {count} hypotheses, adjusted p {p_value(p)}.{asks}")
     reason = f"validated by itself, and not among {count} hypotheses judged together (adjusted p {p_value(p)})"
     sentence = f"Inconclusive: {reason}. By itself: {verdict.sentence}{asks}"
-    low = Confidence.LOW
-    return replace(verdict, status=Status.INCONCLUSIVE, confidence=low, because=reason, sentence=sentence)
+    verdict = replace(verdict, status=Status.INCONCLUSIVE, confidence=Confidence.LOW)
+    return replace(verdict, because=reason, sentence=sentence)
