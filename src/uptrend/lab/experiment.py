@@ -124,10 +124,9 @@ class ExperimentRuns:
         finished = [e for e in self.planned_runs if statuses[e.hash] == "finished" and e.arm not in self.refused]
         measured = [self._measure(planned) for planned in finished if planned.seed in self.seeds_used]
         if self.changes:  # figures of the runs made before; they decide nothing any more
-            names, lab = {arm.name for arm in self.h.arms}, self.notebook.folder
+            names, lab, metric = {arm.name for arm in self.h.arms}, self.notebook.folder, self.h.metric
             rows = [row for row in self.rows_before() if row["status"] == "finished" and row["arm"] in names]
-            runs = [(Run(lab / row["folder"]), row["arm"], row["seed"]) for row in rows]
-            measured = [measure.measure(run, self.h.metric, arm, seed, lab) for run, arm, seed in runs]
+            measured = [measure.measure(Run(lab / x["folder"]), metric, x["arm"], x["seed"], lab) for x in rows]
         # A run still to come makes this an early look, if only by half a pair.
         changes = "; ".join(self.changes)
         is_early = self.decided is not None or bool(self.specification.more) or "waiting" in statuses.values()
@@ -161,8 +160,7 @@ class ExperimentRuns:
             return self.rows_before()
         rows = []
         for planned in self.planned_runs:
-            outcome = self.outcomes.get(planned.hash)
-            status = self._status(planned)
+            outcome, status = self.outcomes.get(planned.hash), self._status(planned)
             has_run = (planned.folder / "run.json").exists()
             measured = self._measure(planned) if status == "finished" else None
             folder = planned.folder.relative_to(self.notebook.folder).as_posix() if has_run else ""

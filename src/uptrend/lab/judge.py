@@ -36,10 +36,9 @@ def judge(
     pairs = [pair(h, measured, arm.name) for arm in h.treated if not {arm.name, h.control.name} & set(refused)]
     by_sequence = stopped_early or any(one.waiting for one in pairs)
     compared = list[Comparison]()
-    for one in pairs:
-        if one.seeds:
-            found = compare(h, one, by_sequence)
-            compared.append(replace(found, sentence=_sentence(h, one, found, by_sequence, is_void=bool(void))))
+    for one in [one for one in pairs if one.seeds]:
+        found = compare(h, one, by_sequence)
+        compared.append(replace(found, sentence=_sentence(h, one, found, by_sequence, is_void=bool(void))))
     status = Status.INCONCLUSIVE if void else _overall(h, [one.status for one in compared])
     deciding = [one for one in compared if one.status is status]
     blemishes = [f"arm {arm} was refused" for arm in refused]

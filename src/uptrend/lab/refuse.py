@@ -152,9 +152,7 @@ def _check_configs(h: Hypothesis, folder: Path) -> None:
 
 
 def _check_prerequisites(h: Hypothesis, folder: Path) -> None:
-    if not h.prerequisites:
-        return
-    others = {other.id: other for other in Notebook(folder).readable[0]} if is_lab(folder) else {}
+    others = {other.id: other for other in Notebook(folder).readable[0]} if h.prerequisites and is_lab(folder) else {}
     others[h.id] = h
     known = ", ".join(sorted(set(others) - {h.id})) or "no other"
     for id in h.prerequisites:
