@@ -10,13 +10,8 @@ from uptrend.lab.hypothesis_file import in_order
 from uptrend.lab.notebook import Notebook, roadmap, slug
 from uptrend.records import Arm, Confidence, Hypothesis, LabError, Priority, Status
 
-KL = Hypothesis(
-    id="h01",
-    title="A KL penalty is required",
-    recipe="../tiny.toml",
-    arms=(Arm("without", {}, is_control=True), Arm("with", {"learning.kl.beta": 0.1})),
-    explains="Runs without one collapse.",
-)
+ARMS = (Arm("without", {}, is_control=True), Arm("with", {"learning.kl.beta": 0.1}))
+KL = Hypothesis("h01", "A KL penalty is required", "../tiny.toml", ARMS, explains="Runs without one collapse.")
 
 
 def files(folder: Path) -> dict[str, bytes]:

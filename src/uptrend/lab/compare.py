@@ -53,28 +53,25 @@ class Pairs:
         """Differences by seed and task, for the tasks that all these runs have."""
         runs = (*self.control, *self.treated)
         tasks = [task for task in runs[0].tasks if all(task in run.tasks for run in runs)] if runs else []
-        before, after = (
-            np.array([[run.tasks[task] for task in tasks] for run in side]) for side in (self.control, self.treated)
-        )
-        table = self.sign * (after - before)
-        return np.asarray(table[:, np.isfinite(table).all(axis=0)]) if tasks else np.zeros((len(self.seeds), 0))
+        values = np.array([[run.tasks[task] for task in tasks] for run in runs], dtype=np.float64)
+        before, after = values.reshape(2, len(self.seeds), len(tasks))
+        table: Floats = self.sign * (after - before)
+        return table[:, np.isfinite(table).all(axis=0)]
 
     @property
     def by_family(self) -> tuple[Floats, Floats] | None:
         """Control and arm as seeds × tasksets, in the claimed direction; None where the tasks are of one taskset."""
-        scores = list[list[dict[str, float]]]()
-        for side in (self.control, self.treated):
-            scores.append([])
-            for run in side:
-                of = dict[str, list[float]]()
-                for task, value in run.tasks.items():
-                    of.setdefault(run.families.get(task, ""), []).append(value)
-                scores[-1].append({family: sum(values) / len(values) for family, values in of.items()})
-        families = sorted(scores[0][0]) if scores[0] else []
-        if len(families) < 2 or any(sorted(run) != families for side in scores for run in side):
+        means = list[dict[str, float]]()
+        for run in (*self.control, *self.treated):
+            of = dict[str, list[float]]()
+            for task, value in run.tasks.items():
+                of.setdefault(run.families.get(task, ""), []).append(value)
+            means.append({family: sum(values) / len(values) for family, values in of.items()})
+        families = sorted(means[0]) if means else []
+        if len(families) < 2 or any(sorted(run) != families for run in means):
             return None
-        control, arm = (self.sign * np.array([[run[name] for name in families] for run in side]) for side in scores)
-        return control, arm
+        table = self.sign * np.array([[run[name] for name in families] for run in means])
+        return table[: len(self.seeds)], table[len(self.seeds) :]
 
 
 def pair(h: Hypothesis, measured: Sequence[Measured], arm: str) -> Pairs:
@@ -92,9 +89,7 @@ def pair(h: Hypothesis, measured: Sequence[Measured], arm: str) -> Pairs:
 class Plan:
     """Chances of an experiment, for a deviation between seeds that is supposed or was measured."""
 
-    seeds: int  # number planned
-    deviation: float  # deviation of the paired differences between seeds
-    power: float  # chance that they validate the smallest effect that matters, where it is there
+    power: float  # chance that the planned seeds validate the smallest effect that matters, where it is there
     seeds_for_80: int | None  # number that validates it with a chance of 80%; None beyond 1,000
 
 
@@ -125,7 +120,7 @@ def plan(h: Hypothesis, deviation: float) -> Plan:
     """Return what the planned seeds can show where paired differences deviate by this much between seeds."""
     power = foresee(h, h.smallest, deviation, len(h.seeds)).validated
     needed = comparison.fewest(lambda seeds: foresee(h, h.smallest, deviation, seeds).validated >= ENOUGH)
-    return Plan(len(h.seeds), deviation, power, needed)
+    return Plan(power, needed)
 
 
 def tasks_to_decide(h: Hypothesis, effect: float, deviation: float, seeds: int, tasks: int, rest: float) -> int | None:
@@ -185,9 +180,8 @@ def compare(h: Hypothesis, pairs: Pairs, by_sequence: bool) -> Comparison:
     flipped = comparison.sign_flip(np.sign(low) * (np.sign(low) == np.sign(high)) if is_ranked else pairs.differences)
     families = pairs.by_family
     deviation = intervals.likely_deviation(spread)
-    is_open = status is Status.INCONCLUSIVE and spread.seeds > 1 and not is_ranked
     needed = None
-    if is_open:
+    if status is Status.INCONCLUSIVE and spread.seeds > 1 and not is_ranked:
         needed = comparison.fewest(lambda n: foresee(h, spread.mean, deviation, n, control).decided >= ENOUGH)
     before, after = families or (pairs.sign * sides[0], pairs.sign * sides[1])
     return Comparison(

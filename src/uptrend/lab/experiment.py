@@ -24,13 +24,7 @@ class ExperimentRuns:
     """One hypothesis's runs, as far as they are made."""
 
     def __init__(
-        self,
-        notebook: Notebook,
-        h: Hypothesis,
-        launcher: Launcher,
-        *,
-        makes_runs: bool = True,
-        examine: Faults = faults,
+        self, notebook: Notebook, h: Hypothesis, launcher: Launcher, makes_runs: bool = True, examine: Faults = faults
     ) -> None:
         refuse.check(h, notebook.folder)
         self._find_faults = examine
@@ -43,8 +37,7 @@ class ExperimentRuns:
         if not self.changes:
             arms, folder, by = frozen.resolved(), notebook.folder, frozen.uptrend
             self.planned_runs = plan.planned_runs(self.h, arms, folder, allowed(self.h), made_by=by)
-        is_other = frozen.uptrend != now.uptrend
-        if makes_runs and is_other and not all(map(plan.is_finished, self.planned_runs)):
+        if makes_runs and frozen.uptrend != now.uptrend and not all(map(plan.is_finished, self.planned_runs)):
             # Runs of two versions can't be compared; those of the first one alone can still be judged.
             self.changes, self.planned_runs = [*self.changes, f"uptrend {frozen.uptrend} → {now.uptrend}"], []
         self.outcomes: dict[str, Outcome] = {}
@@ -102,8 +95,7 @@ class ExperimentRuns:
         if first is None or self._ended(first) != "finished" or first.hash in self._examined:
             return
         self._examined.add(first.hash)
-        found = self._find_faults(Run(first.folder), set(first.allows))
-        if found:
+        if found := self._find_faults(Run(first.folder), set(first.allows)):
             self.refused[arm] = f"the doctor found {found[0]} (in {first.folder.name})"
 
     def _ended(self, planned: PlannedRun) -> str | None:
@@ -132,10 +124,9 @@ class ExperimentRuns:
         finished = [e for e in self.planned_runs if statuses[e.hash] == "finished" and e.arm not in self.refused]
         measured = [self._measure(planned) for planned in finished if planned.seed in self.seeds_used]
         if self.changes:  # figures of the runs made before; they decide nothing any more
-            names, lab = {arm.name for arm in self.h.arms}, self.notebook.folder
+            names, lab, metric = {arm.name for arm in self.h.arms}, self.notebook.folder, self.h.metric
             rows = [row for row in self.rows_before() if row["status"] == "finished" and row["arm"] in names]
-            runs = [(Run(lab / row["folder"]), row["arm"], row["seed"]) for row in rows]
-            measured = [measure.measure(run, self.h.metric, arm, seed, lab) for run, arm, seed in runs]
+            measured = [measure.measure(Run(lab / x["folder"]), metric, x["arm"], x["seed"], lab) for x in rows]
         # A run still to come makes this an early look, if only by half a pair.
         changes = "; ".join(self.changes)
         is_early = self.decided is not None or bool(self.specification.more) or "waiting" in statuses.values()
@@ -169,8 +160,7 @@ class ExperimentRuns:
             return self.rows_before()
         rows = []
         for planned in self.planned_runs:
-            outcome = self.outcomes.get(planned.hash)
-            status = self._status(planned)
+            outcome, status = self.outcomes.get(planned.hash), self._status(planned)
             has_run = (planned.folder / "run.json").exists()
             measured = self._measure(planned) if status == "finished" else None
             folder = planned.folder.relative_to(self.notebook.folder).as_posix() if has_run else ""
@@ -205,11 +195,9 @@ def together(
             experiment.notebook.set_status(experiment.h.id, Status.TESTING, None)
             experiment.write_runs()
 
-    def wanted(planned: PlannedRun) -> bool:
-        return any(experiment.wants(planned) for experiment in experiments)
-
     in_turn = sorted(unique.values(), key=lambda planned: planned.seed)  # whole seeds of every hypothesis first
-    with closing(workers.run(in_turn, launcher, wanted, watch)) as outcomes:
+    making = workers.run(in_turn, launcher, lambda planned: any(e.wants(planned) for e in experiments), watch)
+    with closing(making) as outcomes:
         for outcome in outcomes:
             for experiment in experiments:
                 experiment.take(outcome)
@@ -225,8 +213,7 @@ def judge_all(experiments: Sequence[ExperimentRuns]) -> list[Verdict]:
     ids = {experiment.h.id for experiment in experiments}
     # Judged again alone, a hypothesis that was adjusted with others is still one of several.
     paths = {path for e in experiments for path in e.notebook.folder.glob(f"experimental-results/h*/{VERDICT}")}
-    stored = {path.parent.name: read_verdict(path) for path in sorted(paths)}
-    found = {id: pair[0] for id, pair in stored.items() if pair}
+    found = {path.parent.name: pair[0] for path in sorted(paths) if (pair := read_verdict(path))}
     adjusted = {id: v for id, v in found.items() if any(one.p_adjusted is not None for one in v.comparisons)}
     family = [verdict for id, verdict in adjusted.items() if id not in ids] if adjusted.keys() & ids else []
     return judge.adjust([*verdicts, *family])[: len(verdicts)]

@@ -119,11 +119,9 @@ def read(path: Path) -> Hypothesis:
 def _value(page: Page, key: str, value: Any) -> Any:
     if key not in COMMENTS:
         raise LabError(f"{page.at(key)}: {unknown(key, key, [*COMMENTS, 'arms'], 'The front matter')}")
-    kind = typing.get_type_hints(Hypothesis)[key]
-    if key == "confidence":
-        kind = Confidence
-        if not value:
-            return None
+    if key == "confidence" and not value:
+        return None
+    kind = Confidence if key == "confidence" else typing.get_type_hints(Hypothesis)[key]
     is_choice = isinstance(kind, type) and issubclass(kind, StrEnum)
     try:
         if is_choice:

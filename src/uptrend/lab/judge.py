@@ -36,10 +36,9 @@ def judge(
     pairs = [pair(h, measured, arm.name) for arm in h.treated if not {arm.name, h.control.name} & set(refused)]
     by_sequence = stopped_early or any(one.waiting for one in pairs)
     compared = list[Comparison]()
-    for one in pairs:
-        if one.seeds:
-            found = compare(h, one, by_sequence)
-            compared.append(replace(found, sentence=_sentence(h, one, found, by_sequence, is_void=bool(void))))
+    for one in [one for one in pairs if one.seeds]:
+        found = compare(h, one, by_sequence)
+        compared.append(replace(found, sentence=_sentence(h, one, found, by_sequence, is_void=bool(void))))
     status = Status.INCONCLUSIVE if void else _overall(h, [one.status for one in compared])
     deciding = [one for one in compared if one.status is status]
     blemishes = [f"arm {arm} was refused" for arm in refused]
@@ -124,10 +123,8 @@ def _sentence(h: Hypothesis, pairs: Pairs, one: Comparison, by_sequence: bool, *
     if one.status is Status.INCONCLUSIVE and min(table.shape) > 1:
         rest = float(mean_squares(table)[2])
         more_tasks = tasks_to_decide(h, spread.mean, likely_deviation(spread), spread.seeds, table.shape[1], rest)
-    never = {
-        name: sum(not run.reached for run in side)
-        for name, side in ((h.control.name, pairs.control), (pairs.arm, pairs.treated))
-    }
+    sides = {h.control.name: pairs.control, pairs.arm: pairs.treated}
+    never = {name: sum(not run.reached for run in side) for name, side in sides.items()}
     return _say(
         "comparison", h=h, pairs=pairs, one=one, by_sequence=by_sequence, is_void=is_void,
         is_ranked=first_step(h.metric) is not None, own_criteria=has_own_criteria(h), claimed=CLAIMED[h.direction],
@@ -180,5 +177,5 @@ def _adjusted(verdict: Verdict, p: float, count: int) -> Verdict:
         return replace(verdict, sentence=f"{verdict.sentence} Among {count} hypotheses, adjusted p {p_value(p)}.{asks}")
     reason = f"validated by itself, and not among {count} hypotheses judged together (adjusted p {p_value(p)})"
     sentence = f"Inconclusive: {reason}. By itself: {verdict.sentence}{asks}"
-    low = Confidence.LOW
-    return replace(verdict, status=Status.INCONCLUSIVE, confidence=low, because=reason, sentence=sentence)
+    verdict = replace(verdict, status=Status.INCONCLUSIVE, confidence=Confidence.LOW)
+    return replace(verdict, because=reason, sentence=sentence)

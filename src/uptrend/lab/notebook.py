@@ -20,13 +20,7 @@ LOG = "01-experiments-log.md"
 FOLDERS = ("hypotheses", "experimental-results", "fixes")
 NO_PROBLEM = "*What does not happen that should? Say it with its figures.*"
 # Symbols of statuses in a table.
-MARKS = {
-    Status.PENDING: "⏳",
-    Status.TESTING: "🧪",
-    Status.VALIDATED: "✅",
-    Status.INVALIDATED: "❌",
-    Status.INCONCLUSIVE: "🤔",
-}
+MARKS = dict(zip(Status, ("⏳", "🧪", "✅", "❌", "🤔"), strict=True))
 PHASES = {
     Priority.HIGH: "Phase 1: high priority, test these first",
     Priority.MEDIUM: "Phase 2: medium priority",

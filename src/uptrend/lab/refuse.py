@@ -40,8 +40,7 @@ def check(h: Hypothesis, folder: Path) -> None:
     _require(h, len(h.seeds) > 1, "one-seed", seeds=list(h.seeds))
     _require(h, min(h.seeds) >= 0, "negative-seed", seed=min(h.seeds))
     _require(h, h.steps >= 0, "negative-steps")
-    _check_metric(h)
-    _check_criteria(h)
+    _check_metric_and_criteria(h)
     for key, id in (("cause", h.cause), *(("allows", id) for id in h.allows)):
         hint = nearest(id, CATALOGUE) or texts("refusals")["no-hint"]
         _require(h, not id or id in CATALOGUE, "catalogue", key=key, id=id, hint=hint)
@@ -70,7 +69,7 @@ def _check_arms(h: Hypothesis, folder: Path) -> None:
     _require(h, len(h.arms) > 1, "one-arm")
 
 
-def _check_metric(h: Hypothesis) -> None:
+def _check_metric_and_criteria(h: Hypothesis) -> None:
     _require(h, measure.is_known(h.metric), "metric", why=measure.unknown_metric(h.metric))
     _require(h, 0 < h.alpha < 0.5, "alpha")
     _require(h, 0 < h.smallest < math.inf, "smallest")
@@ -82,9 +81,6 @@ def _check_metric(h: Hypothesis) -> None:
         _require(h, not h.stops_early, "reached-early")
         alpha, count = criteria.alpha_of(h), len(h.seeds)
         _require(h, count >= fewest_seeds(alpha), "reached-seeds", count=count, alpha=alpha, least=fewest_seeds(alpha))
-
-
-def _check_criteria(h: Hypothesis) -> None:
     for key in ("validated_if", "invalidated_if"):
         text, usual = getattr(h, key), Hypothesis.__dataclass_fields__[key].default
         try:
@@ -156,9 +152,7 @@ def _check_configs(h: Hypothesis, folder: Path) -> None:
 
 
 def _check_prerequisites(h: Hypothesis, folder: Path) -> None:
-    if not h.prerequisites:
-        return
-    others = {other.id: other for other in Notebook(folder).readable[0]} if is_lab(folder) else {}
+    others = {other.id: other for other in Notebook(folder).readable[0]} if h.prerequisites and is_lab(folder) else {}
     others[h.id] = h
     known = ", ".join(sorted(set(others) - {h.id})) or "no other"
     for id in h.prerequisites:
@@ -183,8 +177,8 @@ def allowed(h: Hypothesis) -> tuple[str, ...]:
 def faults(run: Run, allows: set[str]) -> list[str]:
     """Return the critical faults that would make a comparison worthless, each in a sentence; a mere guess is none."""
     asked = [event for event in run.events if event.get("event") == "preflight"]
-    found = [(each["id"], each["summary"], each) for each in (asked[-1]["findings"] if asked else ())]
-    told = [(id, said) for id, said, x in found if x["severity"] == Severity.CRITICAL and x["symptom_of"] is None]
+    found = asked[-1]["findings"] if asked else []
+    told = [(x["id"], x["summary"]) for x in found if x["severity"] == Severity.CRITICAL and x["symptom_of"] is None]
     sure = [x for x in diagnose(view_of(run)).findings if x.confidence is not Confidence.LOW]
     told += [(x.id, x.summary) for x in sure if x.severity is Severity.CRITICAL]
     return [f"{id}: {said}" for id, said in told if id not in allows]

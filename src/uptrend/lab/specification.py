@@ -9,7 +9,7 @@ the confidence sequence, which may be looked at as often as one likes.
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -75,14 +75,13 @@ def describe(notebook: Notebook, h: Hypothesis, launcher: Launcher, like: Specif
         compute = like.arms[arm.name]["config"].get("compute", {}) if like and arm.name in like.arms else {}
         threads = {"compute.threads": compute["threads"]} if "threads" in compute else {}
         resolved = resolve(h, arm, notebook.folder / h.recipe, launcher, **threads)
-        arms[arm.name] = {"control": arm.is_control, "config": json.loads(json.dumps(resolved.config))}
-        arms[arm.name] |= {"tasks": resolved.tasks, "held_out": resolved.held_out}
+        # Through JSON, so that it compares and hashes like one that was read from the file.
+        arms[arm.name] = {"control": arm.is_control, **json.loads(json.dumps(asdict(resolved)))}
         if (files := fingerprint(resolved.config)) is not None:
             arms[arm.name]["model"] = digest(files)
-    values = {key: getattr(h, key) for key in CRITERIA}
-    plain = {key: asdict(value) if is_dataclass(value) else value for key, value in values.items()}  # type: ignore[arg-type]
-    written = datetime.now(UTC).isoformat(timespec="seconds")
-    return Specification(h.id, json.loads(json.dumps(plain)), arms, version(), written)
+    values = asdict(h)
+    criteria = json.loads(json.dumps({key: values[key] for key in CRITERIA}))
+    return Specification(h.id, criteria, arms, version(), datetime.now(UTC).isoformat(timespec="seconds"))
 
 
 def changed(then: Specification, now: Specification) -> list[str]:
@@ -107,11 +106,10 @@ def changed(then: Specification, now: Specification) -> list[str]:
 
 def _changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     before, defaults = upgrade_keys(then["config"], noted=False), flatten(to_table(Config()))
-    known = tuple(flatten(before))
     keys = difference(what_matters(before), what_matters(now["config"]))
     for key, (_, value) in list(keys.items()):
         # `model.lora.r` had its place too where `model.lora` was null.
-        had_place = any(key == old or key.startswith(f"{old}.") for old in known)
+        had_place = any(f"{key}.".startswith(f"{old}.") for old in flatten(before))
         if key.startswith("compute.device") or not (had_place or value != defaults.get(key, value)):
             del keys[key]
     # A model's folder that is not on this machine is no change: judging needs only the runs.

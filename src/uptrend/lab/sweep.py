@@ -93,9 +93,9 @@ def _points(arms: Sequence[Arm], values: Mapping[str, Sequence[Any]]) -> tuple[A
             raise LabError(f"A sweep can't set {key}: {why}. Seeds are given with --seeds.")
     if len(found) < 2:
         raise lab_error("sweep-points")
-    for name, count in Counter(arm.name for arm in found).items():
-        if count > 1:
-            raise LabError(f"The sweep has {name} more than once.")
+    name, count = Counter(arm.name for arm in found).most_common(1)[0]
+    if count > 1:
+        raise LabError(f"The sweep has {name} more than once.")
     return tuple(found)
 
 

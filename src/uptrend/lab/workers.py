@@ -129,8 +129,7 @@ def outcome(planned: PlannedRun, seconds: float, code: int | None) -> Outcome:
         if is_finished(planned):
             return Outcome(planned, "finished", seconds)
         run = Run(planned.folder)
-        stop = run.stopped
-        if stop is not None and stop.by == "preflight":
+        if (stop := run.stopped) is not None and stop.by == "preflight":
             return Outcome(planned, "refused", seconds, stop.sentence)
         reason = stop.sentence if stop is not None else str(run.events[-1].get("error", "")) if run.events else ""
     if not reason:  # the last line that the process wrote
@@ -161,22 +160,18 @@ def free_gib(on_gpu: bool) -> dict[str, float]:
         return {}
     query = [program, "--query-gpu=index,uuid,memory.free", "--format=csv,noheader,nounits"]
     told = subprocess.run(query, capture_output=True, text=True, check=False, timeout=60).stdout
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    wanted = None if visible is None else [name.strip() for name in visible.split(",")]
-    free = dict[str, float]()
-    for line in told.splitlines():
-        index, uuid, mib = (word.strip() for word in line.split(","))
-        if wanted is None or index in wanted or uuid in wanted:
-            free[index if wanted is None or index in wanted else uuid] = float(mib) / 1024
-    return free
+    gpus = [[word.strip() for word in line.split(",")] for line in told.splitlines()]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(index for index, _, _ in gpus))
+    wanted = {name.strip() for name in visible.split(",")}
+    # A GPU keeps the name, index or UUID, by which the user chose it.
+    return {name: float(mib) / 1024 for *names, mib in gpus for name in names if name in wanted}
 
 
 def _memory() -> float:
     # The bytes that the system could still give, within the limit of a container.
     try:
-        found = re.search(r"MemAvailable:\s*(\d+)", Path("/proc/meminfo").read_text())
-        available = float(found[1]) * 1024 if found else math.inf
-    except OSError:  # a system that does not say
+        available = 1024 * float(re.findall(r"MemAvailable:\s*(\d+)", Path("/proc/meminfo").read_text())[0])
+    except (OSError, IndexError):  # a system that does not say
         available = math.inf
     try:
         limit, used = (float(Path(f"/sys/fs/cgroup/memory.{name}").read_text()) for name in ("max", "current"))
