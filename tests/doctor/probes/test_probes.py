@@ -177,7 +177,7 @@ def settings(**values: Any) -> tuple[Alter, dict[str, Any]]:
 
 
 ALONE: list[tuple[str, str, str, tuple[Alter, dict[str, Any]]]] = [
-    ("leak", "data.leak", "critical", (respell, {})),
+    ("leak", "data.leak", "warning", (respell, {})),
     ("state", "task.state-leaks", "critical", (plays(Shared), {})),
     ("prompts", "context.prompt-truncated", "critical", settings(sampling__max_prompt=10)),
     ("gold", "context.completion-truncated", "critical", settings(sampling__max_tokens=1)),
