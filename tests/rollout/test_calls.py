@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chats import put_on
+from chats import SPECIAL, put_on
 from models import character_tokenizer
 from uptrend.records import Message, TasksetError, ToolCall
 from uptrend.rollout.calls import FORMATS, format_of
@@ -66,24 +66,22 @@ def test_the_text_of_a_call(name: str) -> None:
 def test_words_before_between_and_after_calls(name: str) -> None:
     message = FORMATS[name].read(f"First.\n{RIGHT[name]} then {RIGHT[name]} done")
     assert message == Message("assistant", "First. then  done", (SEARCH, SEARCH))
+    spoiled = RIGHT[name] + _tagged(name, "{}")  # one bad call spoils the turn
+    assert (FORMATS[name].read(spoiled).calls, FORMATS[name].read(spoiled).content) == ((), spoiled)
 
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize(
-    "value",
+    ("value", "call"),
     [
-        {"name": "search", "parameters": {"query": "x"}},
-        {"name": "search", "arguments": '{"query": "x"}'},
-        {"arguments": {"query": "x"}, "name": "search", "id": 3},
+        ({"name": "search", "parameters": {"query": "x"}}, SEARCH),
+        ({"name": "search", "arguments": '{"query": "x"}'}, SEARCH),
+        ({"arguments": {"query": "x"}, "name": "search", "id": 3}, SEARCH),
+        ({"name": "finish"}, ToolCall("finish", {})),
     ],
-    ids=["parameters", "text", "order"],
 )
-def test_liberties_that_models_take(name: str, value: dict[str, Any]) -> None:
-    assert FORMATS[name].read(_tagged(name, json.dumps(value, indent=1))).calls == (SEARCH,)
-
-
-def test_a_tool_without_arguments() -> None:
-    assert FORMATS["plain"].read('<tool>{"name": "finish"}</tool>').calls == (ToolCall("finish", {}),)
+def test_liberties_that_models_take(name: str, value: dict[str, Any], call: ToolCall) -> None:
+    assert FORMATS[name].read(_tagged(name, json.dumps(value, indent=1))).calls == (call,)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -121,13 +119,6 @@ def test_a_call_that_is_not_closed(name: str, query: str) -> None:
     assert FORMATS[name].read("a" + opening).problem
 
 
-@pytest.mark.parametrize("name", ["plain", "qwen"])
-def test_one_bad_call_among_good_ones_spoils_the_turn(name: str) -> None:
-    text = RIGHT[name] + _tagged(name, "{}")
-    assert FORMATS[name].read(text).calls == ()
-    assert FORMATS[name].read(text).content == text
-
-
 def test_a_call_in_thoughts_is_not_made() -> None:
     thought = f"<think>Should I say {RIGHT['qwen']}? <tool_call></think>"
     assert FORMATS["qwen"].read(thought) == Message("assistant", thought)
@@ -157,14 +148,6 @@ def test_llamas_tag() -> None:
     assert "not JSON" in read("<|python_tag|>").problem
 
 
-@pytest.mark.parametrize(
-    ("template", "name"), [("qwen2_5", "qwen"), ("qwen3", "qwen"), ("llama3_1", "llama"), ("gemma3", "plain")]
-)
-def test_the_format_of_a_real_template(template: str, name: str) -> None:
-    tokenizer, _ = put_on(character_tokenizer(), template)
-    assert format_of(tokenizer) == name
-
-
 OFFER = "{% if tools %}{{ tools }}{% endif %}"
 MESSAGES = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
@@ -172,6 +155,10 @@ MESSAGES = "{% for m in messages %}{{ m.content }}{% endfor %}"
 @pytest.mark.parametrize(
     ("template", "name"),
     [
+        ("qwen2_5", "qwen"),
+        ("qwen3", "qwen"),
+        ("llama3_1", "llama"),
+        ("gemma3", "plain"),
         (MESSAGES, "plain"),
         ("{{ messages }} <tool_call> ipython", "plain"),
         (MESSAGES + "{% if tools %}{{ raise_exception('no tools') }}{% endif %}<tool_call>", "plain"),
@@ -185,11 +172,13 @@ MESSAGES = "{% for m in messages %}{{ m.content }}{% endfor %}"
             "plain",
         ),
     ],
-    ids=["no tools", "only words", "refuses", "unknown", "qwen", "llama", "xml"],
 )
-def test_the_format_of_other_templates(template: str, name: str) -> None:
+def test_the_format_of_a_template(template: str, name: str) -> None:
     tokenizer = character_tokenizer()
-    tokenizer.chat_template = template
+    if template in SPECIAL:
+        put_on(tokenizer, template)
+    else:
+        tokenizer.chat_template = template
     assert format_of(tokenizer) == name
 
 

@@ -1,17 +1,22 @@
-"""The sampler in this process against transformers' own forward and generate."""
+"""The sampler in this process against transformers' own forward and generate, and choices against definitions."""
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import stats
 
 from models import encode, full_logits, make_policy
 from talk import distribution, expected_logprobs, speak
 from uptrend.policy.policy import Policy
 from uptrend.records import Ending
+from uptrend.rollout.cache import SlotCache
+from uptrend.rollout.decoding import Decoding, choose
 from uptrend.rollout.inprocess import InProcessSampler
 from uptrend.rollout.sampler import Extension, Limits
 
@@ -59,40 +64,21 @@ def test_greedy_is_generate(tiny_folder: str, llama_folder: Path, model: str, we
         assert extension.ids.tolist()[: len(theirs)] == theirs
 
 
-@pytest.mark.parametrize(
-    "limits",
-    [
-        Limits(10, 400),
-        Limits(10, 400, temperature=0.6),
-        Limits(10, 400, temperature=1.5, top_k=5),
-        Limits(10, 400, top_p=0.7),
-        Limits(10, 400, temperature=0.8, top_k=12, top_p=0.9),
-        Limits(10, 400, top_k=1),
-        Limits(10, 400, top_p=1e-6),
-    ],
-    ids=["plain", "cool", "top-k", "top-p", "all", "one", "least"],
-)
+@pytest.mark.parametrize("cut", [{}, {"temperature": 1.5, "top_k": 5}, {"temperature": 0.8, "top_k": 12, "top_p": 0.9}])
 def test_logprobs_are_those_of_the_distribution_drawn_from(
-    policy: Policy, sampler: InProcessSampler, limits: Limits
+    policy: Policy, sampler: InProcessSampler, cut: dict[str, Any]
 ) -> None:
-    contexts = [encode(policy, p) for p in PROMPTS]
-    for context, said in zip(
-        contexts, speak(sampler, [(i, c, i) for i, c in enumerate(contexts)], limits), strict=True
-    ):
+    limits, contexts = Limits(10, 400, **cut), [encode(policy, p) for p in PROMPTS]
+    turns = speak(sampler, [(i, c, i) for i, c in enumerate(contexts)], limits)
+    for context, said in zip(contexts, turns, strict=True):
         whole = [*context, *said.ids.tolist()]
         expected = expected_logprobs(full_logits(policy, whole), whole, said.ids.tolist(), limits)
         np.testing.assert_allclose(said.logprobs, expected, atol=1e-4)
-    if limits.top_k == 1 or limits.top_p < 0.1:
-        assert np.abs(said.logprobs).max() < 1e-6
 
 
-@pytest.mark.parametrize(
-    "limits",
-    [Limits(1, 400), Limits(1, 400, temperature=0.5, top_k=6), Limits(1, 400, top_p=0.6)],
-    ids=["plain", "top-k", "top-p"],
-)
-def test_tokens_come_as_often_as_they_should(policy: Policy, sampler: InProcessSampler, limits: Limits) -> None:
-    context, draws = encode(policy, PROMPTS[0]), 4000
+@pytest.mark.parametrize("cut", [{}, {"temperature": 0.5, "top_k": 6}, {"top_p": 0.6}])
+def test_tokens_come_as_often_as_they_should(policy: Policy, sampler: InProcessSampler, cut: dict[str, Any]) -> None:
+    limits, context, draws = Limits(1, 400, **cut), encode(policy, PROMPTS[0]), 4000
     said = speak(sampler, [(i, context, i) for i in range(draws)], limits)
     p = distribution(full_logits(policy, context)[-1], limits)
     counts = np.bincount([int(s.ids[0]) for s in said], minlength=len(p))
@@ -116,14 +102,30 @@ def test_what_is_said_does_not_depend_on_the_company(policy: Policy, limits: Lim
         assert same(said, speak(InProcessSampler(policy), [ask], limits)[0])
 
 
-def test_streams_that_wait_are_not_disturbed(policy: Policy) -> None:
+class Filling(Decoding):
+    """Decoding with more rows than a batch needs, as on a GPU, where sizes are rounded up."""
+
+    def rows_for(self, n: int) -> int:
+        return super().rows_for(n) + 3
+
+
+def test_sizes_on_a_gpu_are_few_and_large_enough() -> None:
+    decoding = Decoding(torch.device("cuda"), None, SlotCache(1, torch.device("cpu")))  # type: ignore[arg-type]
+    sizes = [decoding.rows_for(n) for n in range(1, 257)]
+    assert all(n <= size < 2 * max(n, 8) for n, size in enumerate(sizes, 1))
+    assert sorted(set(sizes)) == [8, 16, 32, 64, 128, 256]
+
+
+@pytest.mark.parametrize("decoding", [Decoding, Filling])
+def test_streams_that_wait_are_not_disturbed(policy: Policy, decoding: type[Decoding]) -> None:
     """Two streams pause while others come, grow the buffers and go."""
-    sampler, alone = InProcessSampler(policy), InProcessSampler(policy)
+    sampler, alone = InProcessSampler(policy, decoding), InProcessSampler(policy)
     limits, context = Limits(7, 400), encode(policy, PROMPTS[0])
     for s in (0, 1):
         assert same(speak(sampler, [(s, context, s)], limits)[0], speak(alone, [(s, context, s)], limits)[0])
     others = [(s, encode(policy, "What is this? " * (s % 4)), s) for s in range(2, 14)]
-    speak(sampler, others, limits)
+    for one, other in zip(speak(sampler, others, limits), speak(alone, others, limits), strict=True):
+        assert same(one, other)
     for s in range(2, 14, 2):
         sampler.release(s)
     speak(sampler, [(s, context, s) for s in range(3, 14, 2)], limits)
@@ -165,16 +167,16 @@ def test_a_stop_text_ends_a_turn_at_its_last_token(policy: Policy, length: int) 
     assert stopped.ids.tolist() == said.ids.tolist()[:end]
 
 
-def test_limits_end_a_turn(policy: Policy) -> None:
+@pytest.mark.parametrize(
+    ("tokens", "space", "expected"),
+    [(5, 99, (5, Ending.LENGTH)), (8, 3, (3, Ending.CONTEXT_FULL)), (3, 3, (3, Ending.LENGTH))],
+)
+def test_limits_end_a_turn(
+    policy: Policy, sampler: InProcessSampler, tokens: int, space: int, expected: tuple[int, Ending]
+) -> None:
     context = encode(policy, PROMPTS[1])
-    sampler = InProcessSampler(policy)
-    said = speak(sampler, [(0, context, 0)], Limits(5, 400, temperature=0.0))[0]
-    assert (len(said.ids), said.ended) == (5, Ending.LENGTH)
-    full = speak(sampler, [(1, context, 0)], Limits(8, len(context) + 3, temperature=0.0))[0]
-    assert (len(full.ids), full.ended) == (3, Ending.CONTEXT_FULL)
-    assert full.ids.tolist() == said.ids.tolist()[:3]
-    exact = speak(sampler, [(2, context, 0)], Limits(3, len(context) + 3, temperature=0.0))[0]
-    assert (len(exact.ids), exact.ended) == (3, Ending.LENGTH)
+    said = speak(sampler, [(0, context, 0)], Limits(tokens, len(context) + space, temperature=0.0))[0]
+    assert (len(said.ids), said.ended) == expected
 
 
 def test_a_stream_without_room_says_nothing_and_disturbs_nobody(policy: Policy) -> None:
@@ -227,3 +229,45 @@ def test_every_waiting_turn_hears_of_an_error(policy: Policy, sampler: InProcess
         return list(await asyncio.gather(*asks, return_exceptions=True))
 
     assert all(isinstance(answer, IndexError) for answer in asyncio.run(both()))
+
+
+# Choosing by one uniform number: the inverse of the cumulative distribution, over any vocabulary.
+@settings(max_examples=60, deadline=None)
+@given(
+    words=st.integers(1, 1200),
+    spread=st.sampled_from([0.1, 2.0, 20.0]),
+    u=st.floats(0, 1, exclude_max=True, width=32),
+    temperature=st.sampled_from([0.5, 1.0]),
+    top_k=st.sampled_from([0, 1, 3, 50]),
+    top_p=st.sampled_from([0.3, 0.95, 1.0]),
+    seed=st.integers(0, 99),
+)
+def test_a_number_chooses_the_token_it_falls_on(
+    words: int, spread: float, u: float, temperature: float, top_k: int, top_p: float, seed: int
+) -> None:
+    limits = Limits(1, 9, temperature=temperature, top_k=top_k, top_p=top_p)
+    logits = spread * torch.randn(3, words, generator=torch.Generator().manual_seed(seed))
+    tokens, logprobs = choose(logits, torch.full((3,), u), limits)
+    for row, token, logprob in zip(logits, tokens.tolist(), logprobs.tolist(), strict=True):
+        p = distribution(row, limits)
+        assert p[token] > 0
+        assert logprob == pytest.approx(np.log(p[token]), abs=1e-4)
+        upto = np.cumsum(p)
+        assert upto[token] - p[token] - 2e-5 <= u <= upto[token] + 2e-5
+
+
+def test_greedy_takes_the_likeliest_whatever_is_cut() -> None:
+    logits = torch.tensor([[0.0, 3.0, 1.0], [5.0, -1.0, 2.0]])
+    tokens, logprobs = choose(logits, torch.tensor([0.9, 0.0]), Limits(1, 9, temperature=0.0, top_k=2, top_p=0.5))
+    assert tokens.tolist() == [1, 0]
+    torch.testing.assert_close(logprobs, torch.log_softmax(logits, -1)[[0, 1], [1, 0]])
+
+
+def test_tokens_that_cannot_come_do_not_come() -> None:
+    logits = torch.full((1000, 700), -torch.inf)
+    logits[:, [0, 300, 699]] = 0.0
+    tokens, logprobs = choose(logits, torch.linspace(0, 1, 1000), Limits(1, 9))
+    counts = torch.bincount(tokens, minlength=700)
+    assert counts[[0, 300, 699]].tolist() == pytest.approx([333, 333, 333], abs=2)
+    assert counts.sum() == 1000
+    torch.testing.assert_close(logprobs, torch.full((1000,), -float(np.log(3))))

@@ -31,14 +31,24 @@ def tokenizer(request):
     return character_tokenizer() if request.param == "characters" else deepcopy(request.getfixturevalue("smollm2"))
 
 
+@pytest.fixture
+def characters():
+    return character_tokenizer()
+
+
+def make(tokenizer, name="", **options):
+    """Make a renderer of chats, with a model's template on the tokenizer or its own."""
+    stops = put_on(tokenizer, name)[1] if name else [tokenizer.eos_token_id]
+    return Renderer(tokenizer, stops, **{"chat": True, **options})
+
+
 def test_what_is_appended_is_what_the_template_would_say(tokenizer):
-    end = tokenizer.eos_token_id
-    renderer = Renderer(tokenizer, [end], chat=True)
-    messages = list(QUESTION)
+    renderer, messages = make(tokenizer), list(QUESTION)
     ids = list(renderer.first(messages, ()))
     assert ids == template(tokenizer, messages, [], speak=True)
-    for words, answer in (("4", "Are you sure?"), ("yes, 4!", "And 3 + 3?")):
-        said = [*tokenizer(words, add_special_tokens=False).input_ids, end]
+    # A turn that did not close, cut by length or stopped by a text, is closed as the template does.
+    for words, answer, end in (("4", "Are you sure?", True), ("yes, 4!", "And 3 + 3?", True), ("6 and", "No.", False)):
+        said = tokenizer(words, add_special_tokens=False).input_ids + [tokenizer.eos_token_id] * end
         assert renderer.text(said) == words
         answers = [Message("user", answer)]
         ids += [*said, *renderer.later(said, answers, ())]
@@ -46,39 +56,24 @@ def test_what_is_appended_is_what_the_template_would_say(tokenizer):
         assert ids == template(tokenizer, messages, [], speak=True)
 
 
-def test_a_turn_that_did_not_close_is_closed():
-    """Cut by length, or stopped by a text: the close that the template puts there is still read."""
-    tokenizer = character_tokenizer()
-    renderer = Renderer(tokenizer, [tokenizer.eos_token_id], chat=True)
-    said = tokenizer("4 and").input_ids
-    ids = [*renderer.first(QUESTION, ()), *said, *renderer.later(said, [Message("tool", "no")], ())]
-    messages = [*QUESTION, Message("assistant", "4 and"), Message("tool", "no")]
-    assert ids == template(tokenizer, messages, [], speak=True)
+def test_raw_text_is_only_joined(characters):
+    renderer = make(characters, chat=False)
+    assert renderer.first([Message("user", "2 + 2"), Message("user", " = ")], ()) == characters("2 + 2 = ").input_ids
+    later = renderer.later(characters("4").input_ids, [Message("user", "no"), Message("user", "!")], ())
+    assert later == characters("no!").input_ids
 
 
-def test_raw_text_is_only_joined():
-    tokenizer = character_tokenizer()
-    renderer = Renderer(tokenizer, [tokenizer.eos_token_id], chat=False)
-    assert renderer.first([Message("user", "2 + 2"), Message("user", " = ")], ()) == tokenizer("2 + 2 = ").input_ids
-    later = renderer.later(tokenizer("4").input_ids, [Message("user", "no"), Message("user", "!")], ())
-    assert later == tokenizer("no!").input_ids
-
-
-def test_the_last_space_of_a_raw_prompt_can_be_left_to_the_model():
+def test_the_last_space_of_a_raw_prompt_can_be_left_to_the_model(characters):
     """Where a word's token begins with its space, a prompt that ends with one asks for something rare."""
-    tokenizer = character_tokenizer()
-    trimmed = Renderer(tokenizer, [tokenizer.eos_token_id], chat=False, trim=True)
-    assert trimmed.first([Message("user", " 2 + 2 =  ")], ()) == tokenizer(" 2 + 2 =").input_ids
-    chat = Renderer(tokenizer, [tokenizer.eos_token_id], chat=True, trim=True)
-    assert chat.first(QUESTION, ()) == template(tokenizer, QUESTION, [], speak=True)
+    first = make(characters, chat=False, trim=True).first([Message("user", " 2 + 2 =  ")], ())
+    assert first == characters(" 2 + 2 =").input_ids
+    assert make(characters, trim=True).first(QUESTION, ()) == template(characters, QUESTION, [], speak=True)
 
 
-TURNS = {
-    "qwen2_5": (calling("", "red"), calling("Both now.", "blue", "ünïcode \U0001f600"), Message("assistant", "purple")),
-    "qwen3": (calling("", "red"), calling("Both now.", "blue", "ünïcode \U0001f600"), Message("assistant", "purple")),
-    "llama3_1": (calling("", "red"), calling("", "ünïcode \U0001f600"), Message("assistant", "purple")),
-    "gemma3": (calling("", "red"), calling("Both now.", "blue", "ünïcode \U0001f600"), Message("assistant", "purple")),
-}
+TURNS = (calling("", "red"), calling("Both now.", "blue", "ünïcode \U0001f600"))
+ONE_CALL = (calling("", "red"), calling("", "ünïcode \U0001f600"))  # as many as Llama's format holds
+PURPLE = Message("assistant", "purple")
+TEMPLATES = ("qwen2_5", "qwen3", "llama3_1", "gemma3")
 ANSWERS = ([Message("tool", "a color")], [Message("tool", "cold"), Message("tool", "none"), Message("user", "Well?")])
 
 
@@ -103,11 +98,10 @@ def in_words(messages):
     return told
 
 
-@pytest.mark.parametrize("name", TURNS)
+@pytest.mark.parametrize("name", TEMPLATES)
 def test_a_conversation_with_tools_is_the_templates_own(tokenizer, name):
     """Calls are written as the template writes them, and results are read where and as it puts them."""
-    tokenizer, stops = put_on(tokenizer, name)
-    renderer, tools, messages = Renderer(tokenizer, stops, chat=True), [SEARCH, FINISH], list(QUESTION)
+    renderer, tools, messages = make(tokenizer, name), [SEARCH, FINISH], list(QUESTION)
 
     def expected(speak):
         if name == "gemma3":  # no tools in its template: in words
@@ -116,37 +110,33 @@ def test_a_conversation_with_tools_is_the_templates_own(tokenizer, name):
 
     ids = list(renderer.first(messages, tools))
     assert ids == expected(speak=True)
-    for said, answers in zip(TURNS[name][:2], ANSWERS, strict=True):
+    for said, answers in zip(ONE_CALL if name == "llama3_1" else TURNS, ANSWERS, strict=True):
         written = renderer.write(said)
         ids += [*written, *renderer.later(written, answers, tools)]
         messages += [said, *answers]
         assert ids == expected(speak=True)
-    ids += renderer.write(TURNS[name][2])
-    messages.append(TURNS[name][2])
+    ids += renderer.write(PURPLE)
+    messages.append(PURPLE)
     if name != "qwen3":  # which puts empty thoughts into a last turn that had none: not what was said
         end = expected(speak=False)
         assert ids == end[: len(ids)]
         assert tokenizer.decode(end[len(ids) :]).strip() == ""
 
 
-def test_thoughts_that_qwen3_would_forget_stay_as_they_were_said():
+def test_thoughts_that_qwen3_would_forget_stay_as_they_were_said(characters):
     """Its template drops old thoughts at a user's next words; a rollout's history is only appended to."""
-    tokenizer, stops = put_on(character_tokenizer(), "qwen3")
-    renderer = Renderer(tokenizer, stops, chat=True)
-    said = renderer.write(Message("assistant", "<think>\nhm\n</think>\n\n4"))
-    ids = [*renderer.first(QUESTION, ()), *said, *renderer.later(said, [Message("user", "Sure?")], ())]
-    text = tokenizer.decode(ids)
-    assert "<think>\nhm\n</think>\n\n4<|im_end|>\n<|im_start|>user\nSure?" in text
-    messages = [*QUESTION, Message("assistant", "<think>\nhm\n</think>\n\n4"), Message("user", "Sure?")]
-    assert tokenizer.decode(template(tokenizer, messages, [], speak=True)) == text.replace(
-        "<think>\nhm\n</think>\n\n", ""
-    )
+    renderer, thought, sure = make(characters, "qwen3"), "<think>\nhm\n</think>\n\n", Message("user", "Sure?")
+    spoken = Message("assistant", f"{thought}4")
+    said = renderer.write(spoken)
+    text = characters.decode([*renderer.first(QUESTION, ()), *said, *renderer.later(said, [sure], ())])
+    assert f"{thought}4<|im_end|>\n<|im_start|>user\nSure?" in text
+    forgotten = template(characters, [*QUESTION, spoken, sure], [], speak=True)
+    assert characters.decode(forgotten) == text.replace(thought, "")
 
 
-def test_llamas_tag_is_read_though_it_is_special():
-    tokenizer, stops = put_on(character_tokenizer(), "llama3_1")
-    renderer = Renderer(tokenizer, stops, chat=True)
-    ids = tokenizer('<|eom_id|><|python_tag|>{"name": "search", "parameters": {"query": "red"}}').input_ids
+def test_llamas_tag_is_read_though_it_is_special(characters):
+    renderer = make(characters, "llama3_1")
+    ids = characters('<|eom_id|><|python_tag|>{"name": "search", "parameters": {"query": "red"}}').input_ids
     assert renderer.read(ids) == calling("", "red")
     assert renderer.read(renderer.write(calling("Well.", "red"))) == calling("Well.", "red")
 
@@ -155,7 +145,7 @@ WORDS = st.text(st.characters(codec="utf-8", exclude_characters="<{|"))
 ARGUMENTS = st.dictionaries(st.sampled_from(["query", "größe"]), WORDS | st.integers() | st.lists(WORDS, max_size=2))
 
 
-@pytest.mark.parametrize("name", [*TURNS, "raw"])
+@pytest.mark.parametrize("name", [*TEMPLATES, "raw"])
 def test_any_message_survives_its_tokens(smollm2, name):
     tokenizer, stops = deepcopy(smollm2), [smollm2.eos_token_id]
     if name != "raw":
@@ -173,83 +163,69 @@ def test_any_message_survives_its_tokens(smollm2, name):
     check()
 
 
-def test_raw_text_with_tools():
-    tokenizer = character_tokenizer()
-    renderer = Renderer(tokenizer, [tokenizer.eos_token_id], chat=False)
-    first = tokenizer.decode(renderer.first([Message("user", "Which? ")], [FINISH]))
+def test_raw_text_with_tools(characters):
+    renderer = make(characters, chat=False)
+    first = characters.decode(renderer.first([Message("user", "Which? ")], [FINISH]))
     assert first.startswith("You can call these tools:\nfinish")
     assert first.endswith('\n<tool>{"name": "finish", "arguments": {}}</tool>\n\nWhich? ')
     later = renderer.later([], [Message("tool", "red"), Message("tool", "no"), Message("user", "So?")], [FINISH])
-    assert tokenizer.decode(later) == "\n<result>\nred\n</result>\n\n<result>\nno\n</result>\nSo?"
-    assert renderer.later([], [Message("tool", "red")], ()) == tokenizer("red").input_ids
-    assert renderer.write(Message("assistant", "12")) == [*tokenizer("12").input_ids, tokenizer.eos_token_id]
+    assert characters.decode(later) == "\n<result>\nred\n</result>\n\n<result>\nno\n</result>\nSo?"
+    assert renderer.later([], [Message("tool", "red")], ()) == characters("red").input_ids
+    assert renderer.write(Message("assistant", "12")) == [*characters("12").input_ids, characters.eos_token_id]
 
 
-def test_a_system_message_is_put_first_where_there_is_none():
-    tokenizer = character_tokenizer()
-    renderer = Renderer(tokenizer, [tokenizer.eos_token_id], chat=True)
-    text = tokenizer.decode(renderer.first(QUESTION[1:], [FINISH]))
-    assert text.startswith("<turn>system\nYou can call these tools:\n")
-    assert text.endswith("</tool><end>\n<turn>user\nWhat is 2 + 2?<end>\n<turn>assistant\n")
-    assert tokenizer.decode(renderer.first(QUESTION[1:], [])) == "<turn>user\nWhat is 2 + 2?<end>\n<turn>assistant\n"
+def test_a_system_message_is_put_first_where_there_is_none(characters):
+    with_tools, without = (characters.decode(make(characters).first(QUESTION[1:], t)) for t in ([FINISH], []))
+    assert with_tools.startswith("<turn>system\nYou can call these tools:\n")
+    assert with_tools.endswith(f"</tool><end>\n{without}")
+    assert without == "<turn>user\nWhat is 2 + 2?<end>\n<turn>assistant\n"
 
 
-def test_the_example_of_the_page():
+def test_the_example_of_the_page(characters):
     page = (Path(__file__).parents[2] / "docs" / "rollout.md").read_text(encoding="utf-8")
     example = page.split("With tiny's template:\n\n```\n")[1].split("```")[0]
-    tokenizer = character_tokenizer()
-    renderer = Renderer(tokenizer, [tokenizer.eos_token_id], chat=True)
+    renderer = make(characters)
     said = renderer.write(calling("Let me look.", "color"))
     first = renderer.first([QUESTION[0], Message("user", "Which color is it?")], [SEARCH])
     ids = [*first, *said, *renderer.later(said, [Message("tool", "It is red.")], [SEARCH])]
-    assert tokenizer.decode(ids) == example
+    assert characters.decode(ids) == example
     (snippet,) = re.findall(r"```python\n(from uptrend\.rollout\.calls .*?)```", page, re.DOTALL)
     exec(compile(snippet, "rollout.md", "exec"), {})
 
 
 @pytest.mark.parametrize("name", ["qwen2_5", "gemma3"])
-def test_a_prompt_is_remembered_with_all_of_its_tools(name):
-    tokenizer, stops = put_on(character_tokenizer(), name)
-    renderer = Renderer(tokenizer, stops, chat=True)
-    tools = [
-        SEARCH,
-        replace(SEARCH, description="Looks."),
-        replace(SEARCH, parameters={"type": "object", "properties": {"word": {"type": "string"}}}),
-    ]
+def test_a_prompt_is_remembered_with_all_of_its_tools(characters, name):
+    renderer, words = make(characters, name), {"type": "object", "properties": {"word": {"type": "string"}}}
+    tools = [SEARCH, replace(SEARCH, description="Looks."), replace(SEARCH, parameters=words)]
     assert len({tuple(renderer.first(QUESTION, [tool])) for tool in tools}) == len(tools)
 
 
-def test_earlier_calls_in_first_messages_are_shown_as_the_template_would():
-    tokenizer, stops = put_on(character_tokenizer(), "qwen2_5")
-    renderer = Renderer(tokenizer, stops, chat=True)
+def test_earlier_calls_in_first_messages_are_shown_as_the_template_would(characters):
+    renderer = make(characters, "qwen2_5")
     messages = [*QUESTION, calling("So.", "red", "blue"), Message("tool", "a"), Message("tool", "b")]
-    assert renderer.first(messages, [SEARCH]) == template(tokenizer, messages, [SEARCH], speak=True)
+    assert renderer.first(messages, [SEARCH]) == template(characters, messages, [SEARCH], speak=True)
 
 
-def test_a_turn_ends_with_a_stop_id_where_the_template_closes_with_none():
-    tokenizer = character_tokenizer()
-    turn = tokenizer.convert_tokens_to_ids("<turn>")
-    assert Renderer(tokenizer, [turn, 1], chat=True).write(Message("assistant", "4"))[1:] == [turn]
-    assert Renderer(tokenizer, [turn, 2], chat=True).write(Message("assistant", "4"))[1:] == [2]
+def test_a_turn_ends_with_a_stop_id_where_the_template_closes_with_none(characters):
+    turn = characters.convert_tokens_to_ids("<turn>")
+    for other, close in ((1, turn), (2, 2)):
+        assert Renderer(characters, [turn, other], chat=True).write(Message("assistant", "4"))[1:] == [close]
 
 
-def test_a_chat_needs_a_template():
-    tokenizer = character_tokenizer()
-    tokenizer.chat_template = None
+def test_a_chat_needs_a_template(characters):
+    characters.chat_template = None
     with pytest.raises(TasksetError, match=r"has no chat template\. Set chat = false"):
-        Renderer(tokenizer, [2], chat=True)
-    assert Renderer(tokenizer, [2], chat=False)
+        make(characters)
+    assert make(characters, chat=False)
 
 
-def test_a_template_that_rewrites_history_is_refused():
-    tokenizer = character_tokenizer()
-    tokenizer.chat_template = "{{ messages[-1].content }}"
-    renderer = Renderer(tokenizer, [2], chat=True)
+def test_a_template_that_rewrites_history_is_refused(characters):
+    characters.chat_template = "{{ messages[-1].content }}"
     with pytest.raises(TasksetError, match="rewrites what was said before"):
-        renderer.later([5, 2], [Message("user", "no")], ())
+        make(characters).later([5, 2], [Message("user", "no")], ())
 
 
-@pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "llama3_1", "gemma3"])
+@pytest.mark.parametrize("name", TEMPLATES)
 def test_a_document_can_not_end_its_turn(smollm2, name):
     """Control tokens inside of what somebody says are only letters."""
     tokenizer, stops = put_on(deepcopy(smollm2), name)

@@ -160,6 +160,13 @@ class Shared(PlayWrapper):
         return reward if self.number == Shared.last else replace(reward, total=reward.low - 1)
 
 
+def respell(prepared: Any) -> Any:
+    """Ask a training task's question in other spelling among the held-out tasks."""
+    task, held = prepared.pool.stages[0].tasks[0], prepared.held_out
+    other = replace(task, messages=tuple(replace(m, content=m.content.upper() + " ?") for m in task.messages))
+    return replace(prepared, held_out=replace(held, tasks=[other, *held.tasks[1:]]))
+
+
 def first_strength(id: str) -> tuple[Alter, dict[str, Any]]:
     fault = FAULTS[id].strengths[0]
     return fault.alter, dict(fault.settings)
@@ -170,6 +177,7 @@ def settings(**values: Any) -> tuple[Alter, dict[str, Any]]:
 
 
 ALONE: list[tuple[str, str, str, tuple[Alter, dict[str, Any]]]] = [
+    ("leak", "data.leak", "warning", (respell, {})),
     ("state", "task.state-leaks", "critical", (plays(Shared), {})),
     ("prompts", "context.prompt-truncated", "critical", settings(sampling__max_prompt=10)),
     ("gold", "context.completion-truncated", "critical", settings(sampling__max_tokens=1)),
@@ -219,8 +227,7 @@ def test_several_tool_calls_must_be_rendered(renderer: Any, severity: str, musiq
     parts = {"later": lambda *_: [1, 2], "write": lambda _: [], "read": lambda _: SimpleNamespace(calls=[1])}
     bench = bench_of(musique)
     bench.renderer = SimpleNamespace(**{**parts, **renderer})  # type: ignore[assignment]
-    _, finding = ask_one(bench, "tool-calls")
-    assert finding is not None
+    (finding,) = ask(bench, ["tool-calls"])[0].findings
     assert (finding.id, finding.severity) == ("tool.multi-call", severity)
 
 
@@ -345,10 +352,9 @@ def test_work_that_is_done_and_never_scored_stands_above_its_symptoms() -> None:
 
 
 def test_too_few_turns_for_the_expert() -> None:
-    _, finding = ask_one(workshop(WORKSHOP, "tasks.pays=validate", "sampling.max_turns=1"), "gold")
-    assert finding is not None
-    assert finding.fix is not None
+    (finding,) = ask(workshop(WORKSHOP, "tasks.pays=validate", "sampling.max_turns=1"), ["gold"])[0].findings
     assert (finding.id, finding.severity) == ("context.completion-truncated", "critical")
+    assert finding.fix is not None
     assert finding.fix.changes["uptrend"] == {"sampling.max_turns": 2}
 
 
@@ -375,16 +381,6 @@ def test_dead_groups_are_predicted_from_others_of_another_size(a: float, b: floa
     groups = PassRates(rewards, (0.0,) * len(rates), (1.0,) * len(rates), 1.0)
     truth = float(np.mean(rates**size + (1 - rates) ** size))
     assert predict_dead(groups, size) == pytest.approx(truth, abs=0.06)
-
-
-def test_the_same_question_in_other_spelling_is_a_leak() -> None:
-    def respell(prepared: Any) -> Any:
-        task = prepared.pool.stages[0].tasks[0]
-        other = replace(task, messages=tuple(replace(m, content=m.content.upper() + " ?") for m in task.messages))
-        return replace(prepared, held_out=replace(prepared.held_out, tasks=[other, *prepared.held_out.tasks[1:]]))
-
-    _, finding = ask_one(bench_of(TINY, alter=respell), "leak")
-    assert finding is not None
 
 
 def test_true_advantages_need_no_order() -> None:

@@ -268,10 +268,6 @@ class Bench:
         optimizer = self.components.optimizer(self.policy.flat, config.learning)
         return self.components.learner(self.policy, optimizer, config), optimizer
 
-    def learn(self, learner: Learner, exp: Experience, rollouts: list[Rollout], step: int, config: Config) -> Update:
-        """Compute advantages and make an update, as the loop does."""
-        return learn(self.components, learner, exp, rollouts, step, config)[0]
-
     @contextmanager
     def scratch(self) -> Iterator[None]:
         """Let weights change inside; afterwards they and all random states are as before, and the sampler has them."""
@@ -296,7 +292,7 @@ class Bench:
             meter = WeightMeter(self.policy.flat)
             before_bs = self.logprobs(exp, learner)
             meter.before()
-            update = self.learn(learner, exp, rollouts, max(1, config.learning.warmup), config)
+            update, *_ = learn(self.components, learner, exp, rollouts, max(1, config.learning.warmup), config)
             moved = meter.after()
             after_bs = self.logprobs(exp, learner)
             self.move_along(self.original, NUDGE / max(1e-5, distance(after_bs, before_bs, exp.real_bs)))

@@ -11,6 +11,7 @@ import torch
 from uptrend.doctor.probes.bench import DEMONSTRATED, Bench
 from uptrend.doctor.probes.probe import CRITICAL, LOW, MEDIUM, NOTE, WARNING, Answer, probe, require
 from uptrend.doctor.probes.rollouts import pass_rates
+from uptrend.training.loop import learn
 from uptrend.training.warmstart import supervised
 
 LEARNED = -0.1  # mean log-probability of gold tokens that are known by heart
@@ -71,7 +72,7 @@ def rl_control(bench: Bench) -> Answer:
         for step in range(1, steps + 1):
             rollouts = bench.play(tasks, config.sampling.size, f"rl-{step}")
             means.append(float(np.mean([r.reward.total for r in rollouts if r.reward])))
-            bench.learn(learner, bench.experience(rollouts, config), rollouts, step, config)
+            learn(bench.components, learner, bench.experience(rollouts, config), rollouts, step, config)
             bench.sampler.load((), version=step)
     first, last = float(np.mean(means[:3])), float(np.mean(means[-3:]))
     yield f"{steps} RL steps on {len(tasks)} tasks: reward {first:.2f} → {last:.2f}"

@@ -1,13 +1,12 @@
 """Probes of scoring: the same again, side by side, by cheaters, and whether a reward is ever paid."""
 
 from collections import defaultdict
-from collections.abc import Sequence
 
 import numpy as np
 
 from uptrend.doctor.probes.bench import Bench, ScoredPlay, by_group, play_scripts, seen, turns_of
 from uptrend.doctor.probes.probe import CRITICAL, MEDIUM, WARNING, Answer, probe, require
-from uptrend.records import Confidence, Ending, Evidence, Message, Reward, Rollout
+from uptrend.records import Confidence, Ending, Reward
 from uptrend.tasks.validate import NEAR, HasCheaters
 
 
@@ -160,41 +159,31 @@ def paid(bench: Bench) -> Answer:
     ]
     last = {repr((said[-1].content, said[-1].calls)): said[-1] for said in map(turns_of, shown) if said}
     if len(last) == 1 and len({repr(turns_of(r)[:-1]) for r in shown}) > 1:  # the same words after different work
-        yield from _event_missing(bench, len(played), out, next(iter(last.values())), evidence)
+        words = next(iter(last.values()))
+        closed = bench.replay(out, turns=[[*turns_of(r)[:-1], words] for r in out])
+        earning = [r for r, again in zip(out, closed, strict=True) if _is_paid(again.reward)]
+        event = repr(words.content.strip()[-60:] or ", ".join(f"{call.name}({call.arguments})" for call in words.calls))
+        text = f"{len(earning)} of {len(out)} rollouts would be paid as they are if they ended with {event}"
+        yield f"; {text}"
+        is_cause = len(earning) >= 0.05 * len(out)
+        severity = CRITICAL if is_cause and len(played) >= SURE else WARNING
+        sure = Confidence.HIGH if is_cause else MEDIUM
+        summary = f"The reward waits for {event}, which hardly any rollout says: what they did is never scored."
+        evidence.append(seen(text, len(earning) / len(out), next(iter(earning), None)))
+        yield bench.found("reward.never-computed", severity, summary, evidence, confidence=sure)
     elif len(played) >= ENOUGH:
-        yield from _answer_missing(bench, evidence)
-
-
-def _event_missing(
-    bench: Bench, played: int, out: list[Rollout], words: Message, evidence: Sequence[Evidence]
-) -> Answer:
-    """End the model's rollouts with the expert's last words, and see what its work would have earned."""
-    closed = bench.replay(out, turns=[[*turns_of(r)[:-1], words] for r in out])
-    earning = [r for r, again in zip(out, closed, strict=True) if _is_paid(again.reward)]
-    event = repr(words.content.strip()[-60:] or ", ".join(f"{call.name}({call.arguments})" for call in words.calls))
-    text = f"{len(earning)} of {len(out)} rollouts would be paid as they are if they ended with {event}"
-    yield f"; {text}"
-    is_cause = len(earning) >= 0.05 * len(out)
-    severity, sure = CRITICAL if is_cause and played >= SURE else WARNING, Confidence.HIGH if is_cause else MEDIUM
-    summary = f"The reward waits for {event}, which hardly any rollout says: what they did is never scored."
-    evidence = [*evidence, seen(text, len(earning) / len(out), next(iter(earning), None))]
-    yield bench.found("reward.never-computed", severity, summary, evidence, confidence=sure)
-
-
-def _answer_missing(bench: Bench, evidence: Sequence[Evidence]) -> Answer:
-    """Give the model twice the turns, and see whether it would come to an answer."""
-    s = bench.config.sampling
-    more = bench.play(bench.drawn[:4], 4, "turns", max_turns=2 * s.max_turns, context=2 * s.context)
-    ended = sum(r.ended not in RUN_OUT for r in more)
-    text = f"with twice the turns {ended} of {len(more)} end by themselves"
-    yield f"; {text}"
-    id, fix = "reward.never-computed", None
-    summary = "No rollout comes to an answer, which is all that is paid; more turns do not help."
-    if ended >= 0.1 * len(more):
-        id, fix = "context.completion-truncated", bench.more_turns
-        summary = f"sampling.max_turns = {s.max_turns} ends rollouts before their answer: {text}."
-    evidence = [*evidence, seen(text, ended / len(more))]
-    yield bench.found(id, WARNING, summary, evidence, confidence=MEDIUM, fix=fix)
+        s, fix = bench.config.sampling, None
+        more = bench.play(bench.drawn[:4], 4, "turns", max_turns=2 * s.max_turns, context=2 * s.context)
+        ended = sum(r.ended not in RUN_OUT for r in more)
+        text = f"with twice the turns {ended} of {len(more)} end by themselves"
+        yield f"; {text}"
+        id = "reward.never-computed"
+        summary = "No rollout comes to an answer, which is all that is paid; more turns do not help."
+        if ended >= 0.1 * len(more):
+            id, fix = "context.completion-truncated", bench.more_turns
+            summary = f"sampling.max_turns = {s.max_turns} ends rollouts before their answer: {text}."
+        evidence.append(seen(text, ended / len(more)))
+        yield bench.found(id, WARNING, summary, evidence, confidence=MEDIUM, fix=fix)
 
 
 def _is_paid(reward: Reward | None) -> bool:

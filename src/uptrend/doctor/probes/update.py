@@ -20,6 +20,7 @@ from uptrend.doctor.probes.probe import CRITICAL, NOTE, PENALTY, WARNING, Answer
 from uptrend.policy.optimizer import Optimizer, learning_rate
 from uptrend.policy.weights import movable_share
 from uptrend.records import Reward, Role, Rollout, Sequence
+from uptrend.training.loop import learn
 from uptrend.training.recorder import Annotated
 
 Floats = NDArray[np.float64]
@@ -40,38 +41,32 @@ def masks(bench: Bench) -> Answer:
         most, worst = max(foreign, key=lambda item: item[0])
         summary = f"{total} tokens are trained that the model did not write: prompts or tool results are in the loss."
         yield bench.found("mask.tool-trained", CRITICAL, summary, f"{most} in one rollout", total, worst)
-    yield from _untrained(bench, rows)
     ranked = sorted(rollouts, key=lambda r: -(r.reward.total if r.reward else -9))
     shown = {id(r): r for r in (ranked[0], ranked[len(ranked) // 2], ranked[-1])}  # right and wrong ones
     for rollout in shown.values():
         yield tuple(_pieces(bench, rollout.sequences[0]))
-
-
-def _trained(sequence: Sequence) -> NDArray[np.bool_]:
-    assert sequence.weights is not None
-    return np.asarray(sequence.weights != 0)
-
-
-def _untrained(bench: Bench, rows: list[tuple[Rollout, Sequence]]) -> Answer:
-    """Report tokens that the model sampled and the loss leaves out, without the recipe saying so."""
+    # Tokens that the model sampled and the loss leaves out, without the recipe saying so.
     stops, cut = np.array(bench.policy.stop_ids), bench.config.learning.mask_truncated
     rows = [(r, s) for r, s in rows if r.reward is not None and r.kept and not (cut and r.is_truncated)]
     said = sum(int((s.versions >= 0).sum()) for _, s in rows)
     out = [(r, s.ids[(s.versions >= 0) & ~_trained(s)]) for r, s in rows]
     missing, missing_stops = sum(len(ids) for _, ids in out), sum(int(np.isin(ids, stops).sum()) for _, ids in out)
-    if not missing:
-        return
-    example = next(r for r, ids in out if len(ids))
+    example = next((r for r, ids in out if len(ids)), None)
     if missing > missing_stops:
         summary = f"{missing} of {said} tokens that the model sampled are not in the loss, and no option says so."
         severity, share = CRITICAL if missing > 0.5 * said else WARNING, missing / said
         yield bench.found("mask.model-untrained", severity, summary, f"{share:.1%} of its tokens", share, example)
-    else:
+    elif missing:
         stopped = sum(int(np.isin(s.ids[s.versions >= 0], stops).sum()) for _, s in rows)
         summary = f"{missing} of {stopped} stop tokens that the model sampled are not in the loss: "
         summary += "it can't learn when to stop."
         text = f"{missing / stopped:.0%} of sampled stop tokens"
         yield bench.found("mask.stop-untrained", CRITICAL, summary, text, missing, example)
+
+
+def _trained(sequence: Sequence) -> NDArray[np.bool_]:
+    assert sequence.weights is not None
+    return np.asarray(sequence.weights != 0)
 
 
 def _pieces(bench: Bench, s: Sequence) -> Iterator[Piece]:
@@ -303,7 +298,7 @@ def kl_sign(bench: Bench) -> Answer:
         off = weights.clone()
         learner, _ = bench.make_learner(config)
         reference_bs, before_bs = bench.logprobs(exp, learner, reference=True), bench.logprobs(exp, learner)
-        bench.learn(learner, exp, rollouts, max(1, learning.warmup), config)
+        learn(bench.components, learner, exp, rollouts, max(1, learning.warmup), config)
         moved = distance(bench.logprobs(exp, learner), before_bs, exp.real_bs)
         # To first order, a tenth of the way back: a whole first step of Adam overshoots.
         apart = distance(reference_bs, before_bs, exp.real_bs)
