@@ -44,21 +44,17 @@ def test_a_quarter_is_held_out_whatever_the_seed(make):
     assert len(first.train(80, exclude=[t.id for t in first.train(5)])) == 55
 
 
-def test_a_short_file_says_so(make):
+def test_few_tasks_and_duplicates_are_noted(make):
     taskset = make(SUMS[:8])
     assert (len(taskset.train(500)), len(taskset.heldout(200))) == (6, 2)
     assert taskset.notes == [shortfall("t.jsonl", 6, 2)]
-    whole = make(SUMS[:8], split=False)
-    assert (whole.train(8), len(whole.heldout(8))) == ([], 8)
-    assert whole.notes == ["t.jsonl has 8 tasks, fewer than asked for: all are held out"]
-
-
-def test_duplicates_are_removed_and_noted(make):
     taskset = make([*SUMS[:8], *SUMS[:2], {"prompt": "0 + 0 = ", "answer": "1"}], split=False)
     assert {t.answer for t in taskset.heldout(8) if t.messages[0].content == "0 + 0 = "} == {"0"}
-    (note,) = taskset.notes
-    assert "3 of 11 rows" in note
-    assert "1 of them have another answer" in note
+    assert (taskset.train(8), len(taskset.heldout(9))) == ([], 8)
+    repeated, short = taskset.notes
+    assert "3 of 11 rows" in repeated
+    assert "1 of them have another answer" in repeated
+    assert short == "t.jsonl has 8 tasks, fewer than asked for: all are held out"
 
 
 @pytest.mark.parametrize(("allowed", "passed"), [(0.2, True), (0.19, False)])
@@ -123,8 +119,3 @@ def test_numbers_are_graded_by_distance_and_words_exactly(make):
     for key, totals in earned.items():
         played = {said: asyncio.run(play_script(taskset, tasks[key], say(said)))[1].total for said in totals}
         assert played == totals
-
-
-def test_a_file_is_proved(make):
-    words = [{"prompt": f"Say {n}. ", "answer": "yes" if n % 2 else "maybe"} for n in range(40)]
-    assert validate(lambda: make([*SUMS, *words]), 60, 20).passed

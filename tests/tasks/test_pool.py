@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from uptrend.config import load_config, to_table
 from uptrend.records import ConfigError, TasksetError, tasks_hash
 from uptrend.tasks.arithmetic import Arithmetic
-from uptrend.tasks.pool import Cursor, heldout, make_taskset, pool, resolve_options
+from uptrend.tasks.pool import Cursor, heldout, pool, resolve_options
 
 CURRICULUM = [
     {"start": 1, "operations": ["+"], "high": 10},
@@ -24,6 +24,17 @@ CURRICULUM = [
 def configure(tasks=None, evaluation=None, groups=4, seed=0):
     table = {"seed": seed, "tasks": tasks or {}, "eval": evaluation or {}, "sampling": {"groups": groups}}
     return load_config(table)
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    """Write rows that both jsonl and musique read to t.jsonl in the current folder."""
+    paragraph = {"idx": 0, "title": "t", "paragraph_text": "text", "is_supporting": True}
+    rows = [{"question": f"Who is {n}?", "prompt": f"{n} = ", "answer": n, "paragraphs": [paragraph]}
+            for n in range(40)]  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return tmp_path / "t.jsonl"
 
 
 def fill(config):
@@ -72,12 +83,6 @@ def test_sections_that_can_not_work(tasks, evaluation, said, monkeypatch):
     assert said in str(error.value)
 
 
-def test_make_taskset():
-    taskset = make_taskset("arithmetic", {"high": 3, "operations": ["+"]}, 5, "tasks")
-    assert taskset.options == Arithmetic.Options(high=3, operations=("+",))
-    assert (taskset.name, taskset.seed) == ("arithmetic", 5)
-
-
 def test_the_held_out_set_does_not_depend_on_what_is_trained_on():
     first, second = heldout(configure({"high": 10, "seed": 3}, seed=9)), heldout(configure({"name": "mixed"}))
     assert first.hash == second.hash == tasks_hash(first.tasks) != heldout(configure(evaluation={"seed": 1})).hash
@@ -86,27 +91,22 @@ def test_the_held_out_set_does_not_depend_on_what_is_trained_on():
 
 
 @pytest.mark.parametrize(
-    ("tasks", "sizes", "split"),
+    ("name", "tasks", "sizes", "split"),
     [
-        ({"train": 30}, (20, 30), False),  # a file that only evaluates is used whole
-        ({"name": "jsonl", "file": "t.jsonl"}, (5, 15), True),
-        (
-            {"name": "jsonl", "file": "t.jsonl", "stages": [{"start": 1, "name": "arithmetic"}, {"start": 2}]},
-            (5, 15),
-            True,
-        ),
+        ("jsonl", {"train": 30}, (40, 30), False),  # a file that only evaluates is used whole
+        ("musique", {"train": 30}, (40, 30), "heldout"),
+        *((name, {"name": name, "file": "t.jsonl", **stages}, (10, 30), split)
+          for name, split in (("jsonl", True), ("musique", "quarter"))
+          for stages in ({}, {"stages": [{"start": 1, "name": "arithmetic"}, {"start": 2}]})),
     ],
-)
-def test_a_file_that_is_also_trained_on_is_split(tmp_path, monkeypatch, tasks, sizes, split):
-    rows = [{"prompt": f"Calculate: {n} + {n} = ", "answer": str(2 * n)} for n in range(20)]
-    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    monkeypatch.chdir(tmp_path)
-    config = configure(tasks, {"name": "jsonl", "file": str(tmp_path / "t.jsonl")})
+)  # fmt: skip
+def test_a_file_that_is_also_trained_on_is_split(file, name, tasks, sizes, split):
+    config = configure(tasks, {"name": name, "file": str(file)})
     held_out = heldout(config)
     trained = pool(config, held_out).stages[-1].tasks
     assert (len(held_out.tasks), len(trained)) == sizes
     assert {task.id for task in trained}.isdisjoint(task.id for task in held_out.tasks)
-    assert resolve_options(config).eval.options["split"] is split
+    assert resolve_options(config).eval.options["split"] == split
 
 
 def test_stages_lie_over_the_section():
@@ -139,16 +139,10 @@ def test_a_stage_changes_a_family_table_key_by_key_and_shares_as_a_whole():
          {"reward": "rich", "chat": False, "low": 0, "high": 7}),
     ],
 )  # fmt: skip
-def test_a_stage_inherits_what_was_written_and_not_what_was_filled_in(tmp_path, monkeypatch, base, stage, options):
+def test_a_stage_inherits_what_was_written_and_not_what_was_filled_in(file, base, stage, options):
     """Also after the config was resolved, kept and read again."""
-    paragraph = {"idx": 0, "title": "t", "paragraph_text": "text", "is_supporting": True}
-    rows = [
-        {"question": f"Who is {n}?", "prompt": f"{n} = ", "answer": n, "paragraphs": [paragraph]} for n in range(40)
-    ]
-    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    monkeypatch.chdir(tmp_path)
-    file = {"file": "t.jsonl"} if base.get("name") == "jsonl" else {}
-    config = configure({**base, **file, "train": 20, "stages": [{"start": 1}, {"start": 5, **stage}]})
+    source = {"file": file.name} if base.get("name") == "jsonl" else {}
+    config = configure({**base, **source, "train": 20, "stages": [{"start": 1}, {"start": 5, **stage}]})
     resolved = resolve_options(config)
     again = load_config(json.loads(json.dumps(to_table(resolved))))
     assert again == resolved == resolve_options(again)
@@ -157,6 +151,7 @@ def test_a_stage_inherits_what_was_written_and_not_what_was_filled_in(tmp_path, 
     assert options.items() <= last.options.items()
     own = {"start": 5, "name": stage["name"], "seed": stage.get("seed", 0), "train": 20}
     assert resolved.tasks.stages[1] == {**own, **last.options}
+    assert dataclasses.replace(resolved, tasks=config.tasks, eval=config.eval) == config
 
 
 def test_a_step_never_repeats_a_task_and_an_epoch_leaves_none_twice():
@@ -204,15 +199,3 @@ def test_describe_says_what_is_trained_on():
         "hash": tasks_hash(filled.stages[0].tasks),
         "options": {"reward": "exact", "chat": False, "operations": ["+"], "low": 0, "high": 10},
     }  # fmt: skip
-
-
-def test_resolved_options_have_every_value_and_change_nothing():
-    config = configure({"name": "mixed", "train": 50, "arithmetic": {"high": 10}}, {"high": 30})
-    resolved = resolve_options(config)
-    problems = {"operations": ["+", "-", "*"], "low": 0}
-    assert resolved.eval.options == {"reward": "exact", "chat": False, **problems, "high": 30}
-    assert resolved.tasks.options["arithmetic"] == {**problems, "high": 10}
-    assert resolved.tasks.options["binary"] == {"high": 15}
-    assert dataclasses.replace(resolved, tasks=config.tasks, eval=config.eval) == config
-    again = load_config(json.loads(json.dumps(to_table(resolved))))
-    assert resolve_options(again) == resolved

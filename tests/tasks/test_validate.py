@@ -1,4 +1,4 @@
-"""Tasksets that are wrong in one way each, and the check that says so; and scripts of several turns."""
+"""Tasksets that are wrong in one way each, and the check that says so."""
 
 # ruff: noqa: ARG001, ARG002, ARG005
 # Stand-ins keep to the interface and ignore what they do not need.
@@ -11,7 +11,7 @@ import pytest
 
 from uptrend.records import Message, Part, Reward
 from uptrend.tasks.arithmetic import FAMILIES, Arithmetic, Mixed, OneTurn, grade
-from uptrend.tasks.taskset import play_script, say
+from uptrend.tasks.taskset import play_script
 from uptrend.tasks.validate import validate
 
 
@@ -149,70 +149,20 @@ def test_tasks_that_are_not_asked_for_need_not_be_there():
     assert failed(HoldsOut, only_trains=True)
 
 
-class CodePlay:
-    """Ask for the code, which is made for this play alone, then say it."""
+def test_a_play_is_closed_whatever_the_script_does():
+    closed = []
 
-    tools = ()
+    class Closing(OneTurn):
+        async def close(self):
+            closed.append(self)
 
-    def __init__(self, task, seed):
-        self.messages, self.is_closed = task.messages, False
-        self._code, self._heard = str(seed + 7), []
+    class Taskset(Arithmetic):
+        def open(self, task, seed):
+            return Closing(task, "exact")
 
-    async def respond(self, message):
-        await asyncio.sleep(0)
-        self._heard.append(message.content)
-        return None if message.content != "code?" else [Message("tool", f"code {self._code}")]
-
-    async def score(self):
-        asked, said = float("code?" in self._heard), float(self._code in self._heard)
-        parts = (Part("asked", asked, 0, 1, 0.5), Part("said", said, 0, 1, 1.5))
-        return Reward(0.5 * asked + 1.5 * said, 0.0, 2.0, bool(said), parts)
-
-    async def close(self):
-        self.is_closed = True
-
-
-class Vault(Arithmetic):
-    """Tasks of two turns."""
-
-    def __init__(self, options, seed):
-        super().__init__(options, seed)
-        self.opened = []
-
-    def open(self, task, seed):
-        self.opened.append(CodePlay(task, seed))
-        return self.opened[-1]
-
-    def gold(self, task):
-        answers = yield Message("assistant", "code?")
-        yield Message("assistant", answers[0].content.removeprefix("code "))
-
-    def corrupted(self, task):
-        return [say("1234"), say("code?"), say("")]
-
-
-def test_several_turns_and_state_in_the_play():
-    vault = Vault(Vault.Options(), 0)
-    (task,) = vault.train(1)
-
-    async def together():
-        return await asyncio.gather(*(play_script(vault, task, vault.gold(task), seed) for seed in (1, 2)))
-
-    (first, reward), (second, _) = asyncio.run(together())
-    assert [message.role for message in first] == ["user", "assistant", "tool", "assistant"]
-    assert (first[2].content, first[3].content, second[3].content) == ("code 8", "8", "9")
-    assert (reward.total, reward.high, reward.correct) == (2.0, 2.0, True)
-    # A script that ends early is scored for what it did.
-    totals = [asyncio.run(play_script(vault, task, s))[1].total for s in vault.corrupted(task)]
-    assert totals == [0.0, 0.5, 0.0]
+    taskset = Taskset(Taskset.Options(), 0)
+    (task,) = taskset.train(1)
+    assert asyncio.run(play_script(taskset, task, taskset.gold(task)))[1].correct
     with pytest.raises(AttributeError):
-        asyncio.run(play_script(vault, task, (said for said in ["no message"])))
-    assert all(play.is_closed for play in vault.opened)
-
-
-def test_a_taskset_of_several_turns_can_be_validated():
-    report = validate(lambda: Vault(Vault.Options(), 0), 100, 30)
-    figures = {check.name: check.figure for check in report.checks}
-    assert report.passed
-    assert figures["corrupted answers stay below it"] == "0 of 390 do"
-    assert figures["rewards keep their bounds"] == "1040 rewards, between 0 and 2"
+        asyncio.run(play_script(taskset, task, (said for said in ["no message"])))
+    assert len(closed) == 2

@@ -203,9 +203,7 @@ class NumberRange:
     """Numbers that problems are made of."""
 
     low: int = 0
-    """The least number."""
     high: int = 20
-    """The largest number."""
 
     def __post_init__(self) -> None:
         if self.low > self.high:
@@ -310,8 +308,7 @@ class ComparisonFamily(Family):
 class BinaryProblems:
     """Numbers to convert."""
 
-    high: Annotated[int, Ge(0)] = 15
-    """The largest number; the least is 0."""
+    high: Annotated[int, Ge(0)] = 15  # largest number; the least is 0
 
 
 @dataclass(frozen=True, kw_only=True)

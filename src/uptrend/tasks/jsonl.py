@@ -78,7 +78,14 @@ def read_row(row: dict[str, Any], where: str, family: str) -> Task:
     for key in ("prompt", "answer"):
         if key not in row:
             raise TasksetError(f"{where} has no {key}; each row needs a prompt and an answer.")
-    prompt, answer = row.pop("prompt"), _answer(row.pop("answer"), where)
+    prompt, answer = row.pop("prompt"), row.pop("answer")
+    if isinstance(answer, float) and answer.is_integer():
+        answer = int(answer)
+    if isinstance(answer, int) and not isinstance(answer, bool):
+        answer = str(answer)
+    if not isinstance(answer, str) or not answer.strip() or not is_right(answer, answer.strip()):
+        raise TasksetError(f"{where}: answer = {answer!r} can't be graded; it should be a whole number or one word.")
+    answer = answer.strip()
     if not isinstance(prompt, str) or not prompt.strip():
         raise TasksetError(f"{where}: prompt = {prompt!r} should be a text that is not empty.")
     # Operands may stand in `metadata`; by them the partial rule knows the result of another operation.
@@ -90,13 +97,3 @@ def read_row(row: dict[str, Any], where: str, family: str) -> Task:
     kind, level = row.get("family"), row.get("difficulty", 0.0)
     difficulty = LEVELS.index(level) if level in LEVELS else level if isinstance(level, int | float) else 0.0
     return Task((Message("user", prompt),), answer, kind if isinstance(kind, str) else family, float(difficulty), data)
-
-
-def _answer(value: Any, where: str) -> str:
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    if isinstance(value, str) and value.strip() and is_right(value, value.strip()):
-        return value.strip()
-    raise TasksetError(f"{where}: answer = {value!r} can't be graded; it should be a whole number or one word.")

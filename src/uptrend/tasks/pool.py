@@ -100,10 +100,8 @@ class HeldOut:
     taskset: Taskset
     tasks: tuple[Task, ...]
     seed: int
-    hash: str
-    """Equal for runs whose numbers can be compared."""
-    notes: tuple[str, ...]
-    """Notes for a person."""
+    hash: str  # equal for runs whose numbers can be compared
+    notes: tuple[str, ...]  # notes for a person
 
     def describe(self) -> dict[str, Any]:
         """Return the entry in run.json."""
@@ -114,13 +112,11 @@ class HeldOut:
 class Stage:
     """A part of the curriculum."""
 
-    start: int
-    """The step, from 1, at which it begins."""
+    start: int  # step, from 1, at which it begins
     taskset: Taskset
     tasks: tuple[Task, ...]
     seed: int
-    options: Mapping[str, Any]
-    """Every option of its taskset."""
+    options: Mapping[str, Any]  # every option of its taskset
 
 
 @dataclass(frozen=True)
@@ -128,24 +124,18 @@ class Cursor:
     """Place of a run in its tasks: plain numbers, kept in checkpoints."""
 
     stage: int = 0
-    epoch: int = 0
-    """Times that the stage's tasks were all drawn."""
-    position: int = 0
-    """Tasks of this epoch that were drawn."""
+    epoch: int = 0  # times that the stage's tasks were all drawn
+    position: int = 0  # tasks of this epoch that were drawn
 
 
 @dataclass(frozen=True)
 class Pool:
     """Tasks that a run trains on."""
 
-    name: str
-    """The taskset that `[tasks]` names."""
-    stages: tuple[Stage, ...]
-    """One, or a curriculum."""
-    seed: int
-    """tasks.seed."""
-    run_seed: int
-    """The run's seed; with the other it orders the tasks."""
+    name: str  # taskset that `[tasks]` names
+    stages: tuple[Stage, ...]  # one, or a curriculum
+    seed: int  # tasks.seed
+    run_seed: int  # run's seed; with the other it orders the tasks
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -24,8 +24,7 @@ class Requirement:
 
     name: str
     passed: bool
-    figure: str
-    """The numbers, and an example where it does not hold."""
+    figure: str  # numbers, and an example where it does not hold
 
 
 @dataclass(frozen=True)
@@ -34,8 +33,7 @@ class ValidationReport:
 
     taskset: str
     checks: tuple[Requirement, ...]
-    notes: tuple[str, ...]
-    """Notes of the taskset itself."""
+    notes: tuple[str, ...]  # notes of the taskset itself
 
     @property
     def passed(self) -> bool:
@@ -69,8 +67,7 @@ class Played:
     prompt: str
     said: str
     is_gold: bool
-    rewards: tuple[Reward, ...]
-    """Reward of each play; empty where one failed."""
+    rewards: tuple[Reward, ...]  # reward of each play; empty where one failed
     error: str = ""
 
     @property

@@ -1,12 +1,13 @@
 """Meaning of numbers where the name alone does not tell, and translations of names and settings."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from scripts.docs import formats_page
-from written_logs import noted, read, trl_rows
+from written_logs import noted, only, read, trl_rows, write
 
 from uptrend.bridge.importers.settings import config_of
 from uptrend.records.dialects import LOGGERS, metric_names, translate
@@ -54,6 +55,12 @@ def test_names(column: str, trainer: str, ours: str | None) -> None:
 )
 def test_settings_that_depend_on_others_or_are_wrapped(facts: Any, trainer: str, config: dict[str, Any]) -> None:
     assert config_of(facts, trainer) == config
+
+
+def test_a_file_of_settings_is_no_curve(tmp_path: Path) -> None:
+    settings = {"num_generations": 8, "max_completion_length": 768, "max_steps": 400, "model_name": "m"}
+    view = only(write(tmp_path / "summary.json", json.dumps(settings)))
+    assert (len(view.steps), view.config["sampling"]) == (0, {"size": 8, "max_tokens": 768})
 
 
 @pytest.mark.parametrize("name", ["kl", "entropy", "sampling/sampling_logp_difference/max"])

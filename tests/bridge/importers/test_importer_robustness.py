@@ -38,10 +38,10 @@ TORN: dict[str, tuple[str | bytes, int]] = {
 def test_a_torn_end_costs_the_last_point_at_most(content: str | bytes, points: int, tmp_path: Path) -> None:
     view = only(write(tmp_path / "log", content))
     np.testing.assert_allclose(view.metrics["reward/mean"], REWARDS[:points], rtol=1e-6)
+    assert noted(view, "1 line could not be read") == (content == lines(ROWS)[:-30])
 
 
-def test_a_torn_line_is_noted_and_a_torn_archive_gives_its_beginning(tmp_path: Path) -> None:
-    assert noted(only(write(tmp_path / "log", lines(ROWS)[:-30])), "1 line could not be read")
+def test_a_torn_archive_gives_its_beginning(tmp_path: Path) -> None:
     data = gzip.compress(lines(ROWS).encode())
     assert 0 < len(only(write(tmp_path / "torn.gz", data[: len(data) * 3 // 4])).steps) < 30
 
@@ -131,12 +131,6 @@ def test_runs_told_apart_by_a_column(names: tuple[Any, Any], tmp_path: Path) -> 
     views = read_views(write(tmp_path / "log", lines(rows)))
     assert [view.metrics["reward/mean"][-1] for view in views] == [10, -10]
     assert views[0].name == str(names[0])
-
-
-def test_settings_alone_are_no_curve(tmp_path: Path) -> None:
-    settings = {"num_generations": 8, "max_completion_length": 768, "max_steps": 400, "model_name": "m"}
-    view = only(write(tmp_path / "summary.json", json.dumps(settings)))
-    assert (len(view.steps), view.config["sampling"]) == (0, {"size": 8, "max_tokens": 768})
 
 
 class Trap:

@@ -43,8 +43,7 @@ def read_views(path: Path) -> list[RunView]:
         return _read_file(path)
     # The first that finds anything wins: a Trainer's output holds event files too, with fewer settings.
     for read in (_run_directories, _trainer_output, _wandb_runs, _event_files, _loose_logs):
-        views = read(path)
-        if views:
+        if views := read(path):
             return views
     raise RecordError(
         f"{path} holds nothing that is known here: expected is run.json, trainer_state.json, event files, "
@@ -57,8 +56,7 @@ def _read_file(path: Path) -> list[RunView]:
     if file.data.startswith(b"PAR1"):
         return [rollouts.view_of_completions([path])]
     # A config or summary would otherwise be taken for a log of one row.
-    alone = settings_in(path)
-    if alone:
+    if alone := settings_in(path):
         return [view_of_settings(alone, str(path))]
     logs = _read_logs(file)
     if len(logs) == 1 and rollouts.is_rollouts(logs[0].rows):
@@ -126,7 +124,6 @@ def _trainer_output(folder: Path) -> list[RunView]:
 
 
 def _from_json(path: Path, key: str, default: int) -> int:
-    """Return a whole number in a JSON object."""
     try:
         return int(json.loads(path.read_bytes())[key])
     except (OSError, ValueError, KeyError, TypeError):
@@ -134,7 +131,6 @@ def _from_json(path: Path, key: str, default: int) -> int:
 
 
 def _filled(config: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Fill what a config's tables lack."""
     return {key: {**more.get(key, {}), **config.get(key, {})} for key in sorted({*config, *more})}
 
 
@@ -159,7 +155,6 @@ def _event_files(folder: Path) -> list[RunView]:
 
 
 def _as_one(logs: list[Log], source: Path) -> list[RunView]:
-    """Return the runs of several logs that are parts of one."""
     notes = tuple(dict.fromkeys(note for log in logs for note in log.notes))
     return views_of_log(Log([row for log in logs for row in log.rows], notes=notes), str(source)) if logs else []
 

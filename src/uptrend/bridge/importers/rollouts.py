@@ -93,7 +93,6 @@ def view_of_completions(paths: Sequence[Path]) -> RunView:
 def _curve(
     source: str, trainer: str, name: str, steps: list[int], read: Callable[[int], pa.Table], notes: tuple[str, ...]
 ) -> RunView:
-    """Make a view whose metrics are those of its rollouts."""
     lines = [_step_metrics(read(step)) for step in steps]
     keys = dict.fromkeys(key for line in lines for key in line)
     return RunView(
@@ -187,9 +186,8 @@ def _step_metrics(table: pa.Table) -> dict[str, float]:
     for group, reward in zip(table["group"].to_pylist(), rewards, strict=True):
         if np.isfinite(reward):
             groups[group].append(reward)
-    found = {"reward/mean": np.nan, "sampling/rollouts/count": float(table.num_rows)}
-    if groups:
-        found["reward/mean"] = float(np.nanmean(rewards))
+    mean = float(np.nanmean(rewards)) if groups else np.nan
+    found = {"reward/mean": mean, "sampling/rollouts/count": float(table.num_rows)}
     many = [values for values in groups.values() if len(values) > 1]
     if many:
         found["reward/group_std/mean"] = float(np.mean([np.std(values, ddof=1) for values in many]))

@@ -95,8 +95,7 @@ def printed_settings(text: str, rows_begin: int) -> dict[str, Any]:
     head = text[: min(rows_begin, _LONGEST_HEAD)]
     facts = _printed_config(head)
     for pattern, key, where in ((_STEPS, "max_steps", text), *((*entry, head) for entry in _IN_WORDS.items())):
-        match = pattern.search(where)
-        if match:
+        if match := pattern.search(where):
             facts.setdefault(key, _value(match[1].replace(",", "")))
     # A model's own config has a temperature that is not the training's.
     for name, value in _NAMED.findall(_MODEL_CONFIG.sub("", head)):

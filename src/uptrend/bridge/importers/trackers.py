@@ -57,7 +57,6 @@ def _text(value: Field) -> str:
 
 
 def _messages(data: bytes, number: int) -> Iterator[bytes]:
-    """Yield the messages in one field."""
     return (value for key, value in _fields(data) if key == number and isinstance(value, bytes))
 
 
@@ -105,8 +104,7 @@ def _scalars(record: bytes) -> Iterator[tuple[int, float, str, float]]:
         for summary in _messages(record, 5):
             for value in _messages(summary, 1):
                 parts = dict(_fields(value))
-                found = _scalar(parts)
-                if found is not None:
+                if (found := _scalar(parts)) is not None:
                     yield step, seconds, _text(parts.get(1, b"")), found
     except (ValueError, struct.error):
         return

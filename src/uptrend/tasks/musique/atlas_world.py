@@ -23,16 +23,12 @@ class Relation:
     name: str
     subject: Kind
     object: Kind | Literal["year"]
-    phrase: str
-    """The object as a noun phrase; it ends with {s}, so that phrases nest without closing words piling up."""
-    ask: str
-    """A question for the object; {s} is a name, a noun phrase, or the number of an earlier answer."""
-    sentences: Sequence[str]
-    """Ways to state it in 10 to 20 words; {s} is the subject's name, or a short form of it."""
+    phrase: str  # object as a noun phrase; it ends with {s}, so that phrases nest without closing words piling up
+    ask: str  # question for the object; {s} is a name, a noun phrase, or the number of an earlier answer
+    sentences: Sequence[str]  # ways to state it in 10 to 20 words; {s} is the subject's name, or a short form of it
     older: Sequence[int] = (0, 0)
     """By how many years the object is older than the subject, at least and at most; negative for younger."""
-    female: bool | None = None
-    """True where the object is a woman; None where it may be anybody."""
+    female: bool | None = None  # True where the object is a woman; None where it may be anybody
     bars: Sequence[str] = ()
     """Relations that the object's own paragraph must not state, as they would undo or contradict this one."""
 
@@ -106,10 +102,8 @@ class Entity:
     """Somebody or something; equal only to itself, as names are unique and hashing by identity is quick."""
 
     kind: Kind
-    name: str
-    """Its whole name, which no other entity of its world has."""
-    year: int
-    """When it began; every entity of a world has a year of its own."""
+    name: str  # whole name, which no other entity of its world has
+    year: int  # when it began; every entity of a world has a year of its own
 
     @property
     def called(self) -> str:
@@ -130,10 +124,8 @@ class Fact:
 
     subject: Entity
     relation: Relation
-    object: Entity | None
-    """Entity that the relation leads to; None where that is the subject's year."""
-    wording: int
-    """Number of the relation's sentence that states it."""
+    object: Entity | None  # entity that the relation leads to; None where that is the subject's year
+    wording: int  # number of the relation's sentence that states it
 
     @property
     def answer(self) -> str:

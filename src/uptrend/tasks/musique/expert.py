@@ -22,12 +22,9 @@ ID = re.compile(r"^Document ID: (.+)$", re.MULTILINE)
 class ExpertStep:
     """One hop."""
 
-    document: Document
-    """Document to find."""
-    question: str
-    """Question to it, with earlier answers filled in."""
-    answer: str
-    """Its answer; empty where the row has none."""
+    document: Document  # document to find
+    question: str  # question to it, with earlier answers filled in
+    answer: str  # answer; empty where the row has none
 
 
 def steps_of(task: Task, documents: Sequence[Document]) -> list[ExpertStep]:

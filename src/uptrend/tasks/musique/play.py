@@ -98,13 +98,10 @@ class QuestionPlay:
     documents: Sequence[Document]
     index: Index
     options: MusiqueOptions
-    shown: dict[str, None] = field(default_factory=dict)
-    """IDs of the documents that a tool has shown, in order."""
+    shown: dict[str, None] = field(default_factory=dict)  # IDs of the documents that a tool has shown, in order
     turns: int = 0
-    mistakes: int = 0
-    """Calls that could not be carried out."""
-    reply: Reply = field(default_factory=lambda: read_reply(""))
-    """The last thing that was said."""
+    mistakes: int = 0  # calls that could not be carried out
+    reply: Reply = field(default_factory=lambda: read_reply(""))  # last thing that was said
     tools: Sequence[Tool] = TOOLS
 
     @property

@@ -129,10 +129,8 @@ class Embedder:
         self._name = name
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: list[tuple[Sequence[str], asyncio.Future[Floats]]] = []
-        self.calls = 0
-        """Calls of the model, for the record of what batching saves."""
-        self.embedded = 0
-        """Texts that went through it."""
+        self.calls = 0  # calls of the model, for the record of what batching saves
+        self.embedded = 0  # texts that went through it
 
     @cached_property
     def _encode(self) -> Encode:

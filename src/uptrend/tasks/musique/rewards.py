@@ -17,12 +17,9 @@ TAGS = ("think", "cite", "answer")
 class Reply:
     """A message's tags, read."""
 
-    answer: str | None
-    """The text of the last answer; None where there is none."""
-    cited: tuple[str, ...]
-    """The document IDs of the last citation, each once."""
-    format: float
-    """The share of the three tags that stand there exactly once, closed; 1 only where they are in order."""
+    answer: str | None  # text of the last answer; None where there is none
+    cited: tuple[str, ...]  # document IDs of the last citation, each once
+    format: float  # share of the three tags that stand there exactly once, closed; 1 only where they are in order
 
 
 def read_reply(text: str) -> Reply:
@@ -134,13 +131,14 @@ def reward(
     `clean` is the share of turns without a mistake in a call: recorded, not rewarded.
     """
     answer = reply.answer
+    found, cited = (len(set(ids) & set(supporting)) for ids in (shown, reply.cited))
     values = {
         "exact_match": 0.0 if answer is None else exact_match(answer, accepted),
         "f1": 0.0 if answer is None else f1(answer, accepted),
-        "retrieval_recall": _overlap(shown, supporting) / len(supporting),
-        "retrieval_precision": _overlap(shown, supporting) / max(1, len(shown)),
-        "citation_recall": _overlap(reply.cited, supporting) / len(supporting),
-        "citation_precision": _overlap(reply.cited, supporting) / max(1, len(reply.cited)),
+        "retrieval_recall": found / len(supporting),
+        "retrieval_precision": found / max(1, len(shown)),
+        "citation_recall": cited / len(supporting),
+        "citation_precision": cited / max(1, len(reply.cited)),
         "format": reply.format,
     }
     given = asdict(weights)
@@ -149,7 +147,3 @@ def reward(
     total = sum(part.weight * part.value for part in parts)
     parts.append(Part("clean_turns", clean, 0.0, 1.0, 0.0))
     return Reward(min(total, scale), 0.0, scale, bool(values["exact_match"]), tuple(parts))
-
-
-def _overlap(found: Collection[str], wanted: Collection[str]) -> int:
-    return len(set(found) & set(wanted))

@@ -27,8 +27,7 @@ class Document:
     id: str
     title: str
     text: str
-    supporting: bool
-    """True where the answer needs it."""
+    supporting: bool  # True where the answer needs it
 
     def shown(self) -> str:
         """Return the document as a tool's result shows it."""
