@@ -116,8 +116,7 @@ class TrlBatch:
         if self.calls and len(self.calls[0].prompts) == self.size:
             return self.calls[0].prompts[row]
         ids, mask = (as_numpy(self.output[name])[row] for name in ("prompt_ids", "prompt_mask"))
-        found: list[int] = ids[mask != 0].astype(int).tolist()
-        return found
+        return list(map(int, ids[mask != 0]))
 
     def take(self, seen: Pass) -> None:
         """Add a pass of the loss, where it is the first over its rows."""

@@ -23,20 +23,15 @@ class FindingsLog:
     """Writes findings to the run's event log, and prints them."""
 
     def __init__(self, view: RunView, path: Path, event: Callable[..., None]) -> None:
-        self.event = event
+        self.event, self._view = event, view
         self.said: dict[str, int] = {}  # rank of the worst severity reported of each id
-        self._view = view
         self._lock = threading.Lock()  # findings come from the trainer's thread and from two of the recorder's
         self._doctor = DoctorProcess(path)
 
     def say(
-        self,
-        id: str,
-        severity: Severity,
-        summary: str,
-        evidence: Sequence[Evidence],
+        self, id: str, severity: Severity, summary: str, evidence: Sequence[Evidence],
         confidence: Confidence = Confidence.HIGH,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Report what a probe found."""
         self._report("probed", finding_table(finding(self._view, id, severity, confidence, summary, evidence)))
 

@@ -51,11 +51,7 @@ class Guard:
         return seconds
 
     def tap(
-        self,
-        trainer: Any,
-        name: str,
-        after: Callable[..., None] | None = None,
-        before: Callable[..., None] | None = None,
+        self, trainer: Any, name: str, after: Callable[..., None], before: Callable[..., None] | None = None
     ) -> None:
         """Call `before(*args)` and `after(result, *args)` around a method of one trainer; TRL's class stays as it is.
 

@@ -29,7 +29,13 @@ Flags = NDArray[np.bool_]
 
 def probe_learner(trainer: Any, batch: TrlBatch, seen: Pass, log: FindingsLog, step: int) -> dict[str, Any]:
     """Run the probes on some rows of a pass; return the metrics of learner against sampler."""
-    picked, keep = _pick(batch, seen), seen.logprobs.shape[1]
+    order: dict[str, list[int]] = {}
+    for place, row in enumerate(as_numpy(seen.rows)):
+        order.setdefault(str(batch.prompts[int(row)]), []).append(place)
+    # Rows of different prompts first.
+    turns = sorted((rank, place) for places in order.values() for rank, place in enumerate(places))
+    device, keep = seen.ids.device, seen.logprobs.shape[1]
+    picked = torch.tensor([place for _, place in turns[:ROWS]], device=device)
     ids, attention = seen.ids[picked], seen.attention[picked]
     mask = as_numpy(attention[:, -keep:]) != 0
     # Each variant of the rows: ids, attention, the tokens that must move, and what was changed.
@@ -41,7 +47,9 @@ def probe_learner(trainer: Any, batch: TrlBatch, seen: Pass, log: FindingsLog, s
         given = [torch.cat(sides) for sides in zip((ids, attention), *(swap[:2] for swap in swaps), strict=True)]
         logprobs = trainer._get_per_token_logps_and_entropies(trainer.model, *given, keep)[0]
         base, *swapped = (as_numpy(part).astype(np.float64) for part in torch.split(logprobs, len(picked)))
-        alone = [_alone(trainer, batch, int(seen.rows[row])) for row in picked.tolist()]
+        # Each row by the plain model, without padding and without TRL's fused head.
+        rows = [(batch.prompt(row), batch.written[row]) for row in as_numpy(seen.rows)[as_numpy(picked)].tolist()]
+        alone = [answer_logprobs(trainer, *(torch.tensor(side, device=device) for side in both)) for both in rows]
     for (_, _, must_move, what), now in zip(swaps, swapped, strict=True):
         largest = float(np.abs(base - now)[must_move].max(initial=0.0))
         if largest <= BLIND:
@@ -68,25 +76,14 @@ def probe_learner(trainer: Any, batch: TrlBatch, seen: Pass, log: FindingsLog, s
     return gap_metrics(learner, single)
 
 
-def _pick(batch: TrlBatch, seen: Pass) -> Tensor:
-    """Pick rows of a pass, those of different prompts first."""
-    order: dict[str, list[int]] = {}
-    for place, row in enumerate(as_numpy(seen.rows)):
-        order.setdefault(str(batch.prompts[int(row)]), []).append(place)
-    turns = sorted((rank, place) for places in order.values() for rank, place in enumerate(places))
-    return torch.tensor([place for _, place in turns[:ROWS]], device=seen.ids.device)
-
-
 def _swap_prompts(seen: Pass, picked: Tensor, keep: int) -> tuple[Tensor, Tensor]:
     """Put completions behind another row's prompt; behind their own prompt backwards where all are the same."""
     ids, attention = seen.ids[picked].clone(), seen.attention[picked].clone()
     width = ids.shape[1] - keep
     others = torch.roll(picked, 1)
-    if bool((seen.ids[picked, :width] == seen.ids[others, :width]).all()):
-        ids[:, :width] = ids[:, :width].flip(1)
-        attention[:, :width] = attention[:, :width].flip(1)
-    else:
-        ids[:, :width], attention[:, :width] = seen.ids[others, :width], seen.attention[others, :width]
+    is_same = bool((seen.ids[picked, :width] == seen.ids[others, :width]).all())
+    for mine, given in ((ids, seen.ids), (attention, seen.attention)):
+        mine[:, :width] = mine[:, :width].flip(1) if is_same else given[others, :width]
     return ids, attention
 
 
@@ -118,21 +115,13 @@ def _judge_dropout(trainer: Any, log: FindingsLog, apart: Floats, noise: float, 
         log.say("policy.dropout-on", Severity.WARNING, summary, [Evidence(text, gap, step=step)])
 
 
-def _alone(trainer: Any, batch: TrlBatch, row: int) -> Floats:
-    """Compute a row's log-probabilities by the plain model, without padding and without TRL's fused head."""
-    device = batch.output["prompt_ids"].device
-    prompt, written = (torch.tensor(ids, device=device) for ids in (batch.prompt(row), batch.written[row]))
-    return answer_logprobs(trainer, prompt, written)
-
-
 def answer_logprobs(trainer: Any, prompt: Tensor, written: Tensor) -> Floats:
     """Compute the plain model's log-probability of each token behind a prompt, at TRL's temperature."""
     ids = torch.cat([prompt, written])[None]
     with trainer.accelerator.autocast():
         logits = trainer.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0]
-    said = logits[len(prompt) - 1 : -1].float() / trainer.temperature
-    found = torch.log_softmax(said, -1).gather(1, written[:, None])[:, 0]
-    return as_numpy(found).astype(np.float64)
+    said = torch.log_softmax(logits[len(prompt) - 1 : -1].float() / trainer.temperature, -1)
+    return as_numpy(said.gather(1, written[:, None])[:, 0]).astype(np.float64)
 
 
 @contextmanager

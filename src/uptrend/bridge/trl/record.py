@@ -82,8 +82,8 @@ class SubprocessRecorder:
             self._is_stuck = False
         except queue.Full:
             if not self._is_stuck:
-                text = f"the process that records has taken nothing for {self._patience:g} s; steps are left out"
-                self._trouble(text)
+                waited = f"{self._patience:g} s"
+                self._trouble(f"the process that records has taken nothing for {waited}; steps are left out")
             self._is_stuck = True
 
     def close(self) -> list[int]:
@@ -145,9 +145,8 @@ class SubprocessRecorder:
         self._errors.seek(0)
         last = (self._errors.read().decode(errors="replace").strip().splitlines() or [""])[-1]
         said = f" saying {last!r}" if last else ""
-        self._trouble(
-            f"the process that records has ended (code {self._process.returncode}){said}; nothing more is recorded"
-        )
+        ended = f"has ended (code {self._process.returncode}){said}"
+        self._trouble(f"the process that records {ended}; nothing more is recorded")
 
 
 class Record:

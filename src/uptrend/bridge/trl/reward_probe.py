@@ -9,13 +9,13 @@ import inspect
 import re
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from uptrend.bridge.trl.batch import TrlBatch, last_text
+from uptrend.bridge.trl.batch import TrlBatch, as_numpy, last_text
 from uptrend.bridge.trl.findings_log import FindingsLog
 from uptrend.bridge.trl.learner_probe import answer_logprobs, quiet, same_randomness
 from uptrend.bridge.trl.rollouts import RewardRange
@@ -45,6 +45,7 @@ NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 Floats = NDArray[np.float64]
 Row = tuple[Any, Any, dict[str, Any]]  # prompt, completion and row of the dataset, as TRL passes them
+Gold = tuple[int, float, float, str]  # function that tells right from wrong, what it gives each, and the answers' form
 # Answer column, and the reward functions that read it and accepted no gold answer: the run's own rewards decide.
 Suspects = tuple[str, list[str]]
 
@@ -97,21 +98,16 @@ def corrupted(core: str, others: Sequence[str]) -> str:
 # Calling reward functions again
 
 
-class Gold(NamedTuple):
-    """Rewards of right and wrong answers."""
-
-    judge: int  # function that tells them apart
-    right: float
-    wrong: float
-    form: str  # of the answers, one of RENDERINGS
-
-
 class Scorer:
     """Calls the user's reward functions again."""
 
     def __init__(self, trainer: Any, batch: TrlBatch, column: str) -> None:
         self._trainer, self.batch, self.column, self._seconds = trainer, batch, column, 0.0
-        self.functions = [i for i, f in enumerate(trainer.reward_funcs) if _is_plain(f)]
+        self.functions = [
+            i for i, f in enumerate(trainer.reward_funcs)
+            if callable(f) and not isinstance(f, torch.nn.Module)
+            and not any(map(inspect.iscoroutinefunction, (f, type(f).__call__)))
+        ]  # fmt: skip
 
     @property
     def is_spent(self) -> bool:
@@ -143,29 +139,22 @@ class Scorer:
 
     def recorded(self, function: int) -> Floats:
         """Return what TRL recorded of one function."""
-        rewards: Floats = self.batch.rewards[:, function].double().cpu().numpy()
-        return rewards
+        return as_numpy(self.batch.rewards)[:, function].astype(np.float64)
 
     def tasks(self) -> list[tuple[Any, str, str, dict[str, Any]]]:
         """Return a few different tasks of the generation: prompt, right answer, wrong answer, row."""
         found: dict[str, tuple[Any, dict[str, Any]]] = {}
-        for prompt, example in zip(self.batch.prompts, self.batch.examples, strict=True):
-            if answer_of(example.get(self.column)):
-                found.setdefault(str(prompt), (prompt, example))
-        rows = list(found.values())[:TASKS]
-        cores = [core_of(answer_of(example[self.column])) for _, example in rows]
-        both = zip(rows, cores, strict=True)
-        return [(prompt, core, corrupted(core, cores), example) for (prompt, example), core in both]
+        for prompt, row in zip(self.batch.prompts, self.batch.examples, strict=True):
+            if answer_of(row.get(self.column)):
+                found.setdefault(str(prompt), (prompt, row))
+        rows = [(core_of(answer_of(row[self.column])), prompt, row) for prompt, row in list(found.values())[:TASKS]]
+        cores = [core for core, _, _ in rows]
+        return [(prompt, core, corrupted(core, cores), row) for core, prompt, row in rows]
 
 
-def _is_plain(function: Any) -> bool:
-    asynchronous = any(inspect.iscoroutinefunction(f) for f in (function, type(function).__call__))
-    return callable(function) and not isinstance(function, torch.nn.Module) and not asynchronous
-
-
-def _completion(prompt: Any, text: str) -> Any:
-    """Return a text as TRL would pass the completion of this prompt."""
-    return text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
+def _row(prompt: Any, text: str, example: dict[str, Any]) -> Row:
+    """Return a text as TRL would pass it as the completion of this prompt."""
+    return prompt, text if isinstance(prompt, str) else [{"role": "assistant", "content": text}], example
 
 
 def gold_of(scorer: Scorer) -> Gold | None:
@@ -176,12 +165,12 @@ def gold_of(scorer: Scorer) -> Gold | None:
         for form in RENDERINGS:
             for prompt, *answers, example in scorer.tasks():
                 for side, answer in zip(rows, answers, strict=True):
-                    side.append((prompt, _completion(prompt, form.format(answer)), example))
+                    side.append(_row(prompt, form.format(answer), example))
         right, wrong = (scorer.call(function, side).reshape(len(RENDERINGS), -1) for side in rows)
         for n in np.flatnonzero((right > wrong).mean(1) >= 0.75):
             value = float(np.nanmean(right[n]))
-            if best is None or value > best.right:
-                best = Gold(function, value, float(np.nanmean(wrong[n])), RENDERINGS[n])
+            if best is None or value > best[1]:
+                best = function, value, float(np.nanmean(wrong[n])), RENDERINGS[n]
     return best
 
 
@@ -198,23 +187,12 @@ def cut_of(scorer: Scorer) -> tuple[int, str] | None:
                 length = len(last_text(prompt))
                 for text in map(form.format, answers):
                     for kind, filler in enumerate((length, max(0, length - len(text)), 0)):
-                        rows[kind].append((prompt, _completion(prompt, "x" * filler + text), example))
+                        rows[kind].append(_row(prompt, "x" * filler + text, example))
             # Right and wrong answers take turns: every right one must earn more than the wrong one behind it.
             scores = [scorer.call(function, kind) for kind in rows]
             if [bool((score[0::2] > score[1::2]).all()) for score in scores] == [True, False, False]:
                 return function, form
     return None
-
-
-def order_matters(scorer: Scorer, function: int, size: int) -> int | None:
-    """Count the rows whose reward changes when groups change places; None where a second call differs by itself."""
-    batch, recorded = scorer.batch, scorer.recorded(function)
-    rows = list(zip(batch.prompts, batch.completions, batch.examples, strict=True))
-    places = np.arange(batch.size).reshape(-1, size)[::-1].reshape(-1)
-    again, turned = scorer.call(function, rows), scorer.call(function, [rows[i] for i in places])
-    if not np.allclose(again, recorded, atol=1e-5, equal_nan=True):
-        return None
-    return int((~np.isclose(turned, recorded[places], atol=1e-5, equal_nan=True)).sum())
 
 
 # Findings
@@ -224,8 +202,7 @@ def probe_rewards(
     trainer: Any, batch: TrlBatch, scoring: float, scale: RewardRange, log: FindingsLog
 ) -> Suspects | None:
     """Re-score gold answers, corrupted ones and the generation itself through the user's reward functions."""
-    column, step = gold_column(batch.examples[0]), batch.step
-    reason = ""
+    column, reason = gold_column(batch.examples[0]), ""
     if getattr(trainer, "environments", None):
         reason = "environments own the rewards"
     elif column is None:
@@ -245,7 +222,7 @@ def probe_rewards(
             summary += "do not hold the prompt: right answers are cut away before they are looked at."
             text = "Behind a filler as long as the prompt it does; behind one that is shorter by the answer's own "
             text += "length it does not. The border moves with each task's prompt."
-            earned = Evidence(f"A gold answer written as {form!r} earns no more than a wrong one.", step=step)
+            earned = Evidence(f"A gold answer written as {form!r} earns no more than a wrong one.", step=batch.step)
             log.say("reward.gold-rejected", Severity.CRITICAL, summary, [earned, Evidence(text)])
             return None
         gold = None if scorer.is_spent else gold_of(scorer)
@@ -253,27 +230,32 @@ def probe_rewards(
         if gold is None:
             named = [scale.names[f] for f in scorer.functions if scorer.names_column(f)]
             return (column, named) if named and not scorer.is_spent else None
-        told = f"written as {gold.form.format('GOLD')!r}, gold answers earn {gold.right:g}, wrong ones {gold.wrong:g}"
+        judge, right, wrong, form = gold
+        told = f"written as {form.format('GOLD')!r}, gold answers earn {right:g}, wrong ones {wrong:g}"
         log.event("acquitted", id="reward.gold-rejected", reason=told)
-        scale.judge, scale.right = gold.judge, gold.right
+        scale.judge, scale.right = judge, right
         bounds = np.full((2, len(scale.names)), np.nan)
-        bounds[:, gold.judge] = gold.right, gold.wrong
+        bounds[:, judge] = right, wrong
         scale.widen(bounds)
         if not scorer.is_spent and hasattr(trainer.train_dataset, "__getitem__"):
-            _judge_alignment(trainer, log, scorer, gold.judge)
+            _judge_alignment(trainer, log, scorer, judge)
     return None
 
 
 def _judge_order(log: FindingsLog, scorer: Scorer, size: int, names: Sequence[str]) -> None:
     """Check that moving whole groups moves their rewards with them."""
-    count, step = scorer.batch.size, scorer.batch.step
+    batch, count, step = scorer.batch, scorer.batch.size, scorer.batch.step
     if count % size or count // size < 2:
         return
+    rows = list(zip(batch.prompts, batch.completions, batch.examples, strict=True))
+    places = np.arange(count).reshape(-1, size)[::-1].reshape(-1)
     for function in scorer.functions:
         if scorer.is_spent:
             return
-        changed, name = order_matters(scorer, function, size), names[function]
-        if changed is None:
+        name, recorded = names[function], scorer.recorded(function)
+        again, turned = scorer.call(function, rows), scorer.call(function, [rows[i] for i in places])
+        changed = int((~np.isclose(turned, recorded[places], atol=1e-5, equal_nan=True)).sum())
+        if not np.allclose(again, recorded, atol=1e-5, equal_nan=True):
             summary = f"The reward function {name} gave other scores to the same rollouts when asked again."
             shown = Evidence(f"{count} rollouts of step {step}.", step=step)
             log.say("reward.nondeterministic", Severity.NOTE, summary, [shown], Confidence.MEDIUM)
@@ -299,8 +281,7 @@ def _judge_alignment(trainer: Any, log: FindingsLog, scorer: Scorer, judge: int)
     # An effect of half a deviation is small for a model that knows anything: it must be excluded.
     if known is None or known.mean + 2.0 * _error(known) >= 0.5 * known.deviation:
         return
-    summary = f"The answers in the column {scorer.column!r} do not belong to their prompts: nothing ties the two "
-    summary += "together."
+    summary = f"The answers in the column {scorer.column!r} do not belong to their prompts: nothing ties them together."
     text = f"The model finds answers {known.mean:+.2f} ± {_error(known):.2f} nats likelier behind their own prompts "
     text += f"than behind others' ({known.seeds} rows); with the right ones it is well above 0."
     evidence = [
@@ -383,7 +364,6 @@ def rows_of(dataset: Any, column: str, most: int) -> tuple[list[Any], list[str]]
     found: dict[str, tuple[Any, str]] = {}
     for place in sorted(set(np.linspace(0, count - 1, min(most, count)).astype(int).tolist())):
         row = dataset[place]
-        answer = core_of(answer_of(row.get(column)))
-        if answer:
+        if answer := core_of(answer_of(row.get(column))):
             found.setdefault(str(row["prompt"]), (row["prompt"], answer))
     return [prompt for prompt, _ in found.values()], [answer for _, answer in found.values()]

@@ -36,10 +36,8 @@ def watch(
     probes   probe the model (a forward pass of six short rows)
     rescore  call the reward functions again, at the first step
     """
-    existing = getattr(trainer, "_uptrend", None)
-    if isinstance(existing, Watch):
-        return existing
-    return Watch(trainer, path, every=every, probes=probes, rescore=rescore)
+    found = getattr(trainer, "_uptrend", None)
+    return found if isinstance(found, Watch) else Watch(trainer, path, every=every, probes=probes, rescore=rescore)
 
 
 def watched(cls: type[Any], path: str | Path | None = None, **options: Any) -> type[Any]:
@@ -163,7 +161,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         if self._weights is not None and before is not None and self._weights.dtypes() != before.dtypes:
             # The trainer has cast its weights while they sampled.
             now = self._before = self._weights.snapshot()
-            self._event("precision", step=batch.step, before=before.dtypes, after=now.dtypes)
+            record.event("precision", step=batch.step, before=before.dtypes, after=now.dtypes)
             judge_cast(record.findings_log, before, now, trainer.args.learning_rate, batch.step)
         if self._is_first and self._rescore and self._is_alone:
             with self.guard("the reward functions"):
@@ -223,9 +221,8 @@ class Watch(TrainerCallback):  # type: ignore[misc]
             is_due = self._is_first or step % self._every == 0
             if self.record is not None and now.passes and self._probes and self._is_alone and is_due:
                 with self.guard("the learner"), same_randomness():
-                    seen = now.passes[0]
-                    log = self.record.findings_log
-                    now.gaps = probe_learner(self.trainer, self._batches[seen.batch], seen, log, step)
+                    batch, seen = self._batches[now.passes[0].batch], now.passes[0]
+                    now.gaps = probe_learner(self.trainer, batch, seen, self.record.findings_log, step)
 
     def on_optimizer_step(self, *_: Any, **__: Any) -> None:
         """Compare the weights with those before the update."""
@@ -239,9 +236,8 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         """Hand the step over."""
         with self.guard("steps"):
             now = self._now
-            now.step = self.trainer.state.global_step
+            now.step, now.waited = self.trainer.state.global_step, self.guard.take_seconds()
             now.seconds = time.perf_counter() - now.began
-            now.waited = self.guard.take_seconds()
             if self.record is not None:
                 self.record.take(now, self._move)
                 self._is_first = False

@@ -58,8 +58,7 @@ class Writer:
         for batch, seen in passes:
             batch.take(seen)
         norms = [] if step.gradient is None else [float(step.gradient)]
-        limit = self._settings.max_norm or np.inf
-        clipped = [min(norm, limit) for norm in norms]
+        clipped = [min(norm, self._settings.max_norm or np.inf) for norm in norms]
         line: Line = {
             "step": step.step,
             "time": time.time(),
