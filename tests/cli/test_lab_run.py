@@ -81,10 +81,7 @@ def command(*words: object) -> list[str]:
 def calm(tmp_path_factory: pytest.TempPathFactory) -> Notebook:
     """An experiment that nobody disturbed."""
     notebook = make_lab(tmp_path_factory.mktemp("calm") / "lab")
-    done = subprocess.run(
-        command("h01", "--dir", notebook.folder, "--at-once", 2), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    subprocess.run(command("h01", "--dir", notebook.folder, "--at-once", 2), check=True)
     return notebook
 
 
@@ -96,10 +93,9 @@ def test_the_verdict_is_written_where_it_belongs(calm: Notebook) -> None:
     assert verdict["entry"]["differences"] == {"nothing": {"learning.lr": [5e-4, 1e-9]}}
     assert f"uptrend:entry h01 {verdict['entry']['date']}" in calm.log.read_text()
     runs = read(calm, "runs.json")["runs"]
-    assert [(row["arm"], row["seed"], row["status"]) for row in runs] == [
-        ("control", 0, "finished"), ("nothing", 0, "finished"), ("control", 1, "finished"), ("nothing", 1, "finished"),
-    ]  # fmt: skip
+    assert {row["status"] for row in runs} == {"finished"}
     values = {(row["arm"], row["seed"]): row["value"] for row in runs}
+    assert list(values) == [("control", 0), ("nothing", 0), ("control", 1), ("nothing", 1)]
     expected = [values["nothing", seed] - values["control", seed] for seed in (0, 1)]
     assert verdict["comparisons"][0]["differences"] == pytest.approx(expected)
     for run in map(Run, calm.runs.glob("*/")):
@@ -134,7 +130,7 @@ def test_an_experiment_that_was_killed_and_continued_on_ray_equals_an_undisturbe
     pytest.importorskip("ray", reason="Ray is not installed")
     lab = make_lab(tmp_path / "lab")
     started = command("h01", "--dir", lab.folder, "--at-once", 2)
-    parent = subprocess.Popen(started, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=os.environ)
+    parent = subprocess.Popen(started, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     for _ in range(1200):
         steps = [path for path in lab.folder.glob("runs/*/checkpoints/step-*") if path.name[-1] in "123"]
         if steps or parent.poll() is not None:

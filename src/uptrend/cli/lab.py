@@ -101,24 +101,20 @@ def _from_finding(notebook: Notebook, found: str, recipe: Path | None) -> Draft:
     findings = {finding.id: finding for cause in report.findings for finding in (cause, *cause.explains)}
     if id not in findings:
         raise LabError(f"The doctor finds no {id} in {run}; it finds {', '.join(findings) or 'nothing'}.")
-    recipe = recipe or _recipe_of(notebook, Path(report.source))
+    if recipe is None:  # the run's config becomes a recipe of the lab, without the machine that it ran on
+        source = Path(report.source)
+        if not (source / "run.json").is_file():
+            raise LabError(f"{source} has no config of Uptrend: name a recipe with --recipe.")
+        opened, place = Run(source), 1
+        text = to_recipe({key: value for key, value in opened.config.items() if key != "compute"})
+        recipe = notebook.folder / "recipes" / f"{opened.name}.toml"
+        recipe.parent.mkdir(exist_ok=True)
+        # The same recipe is written once; another one of this name is never overwritten, as verdicts refer to it.
+        while recipe.exists() and recipe.read_text(encoding="utf-8") != text:
+            place += 1
+            recipe = recipe.with_name(f"{opened.name}-{place}.toml")
+        write_whole(recipe, text.encode())
     return of_cause(notebook.next_id(), find_cause(id), recipe, notebook.folder, findings[id])
-
-
-def _recipe_of(notebook: Notebook, run: Path) -> Path:
-    """Write a run's config as a recipe of the lab, without the machine that it ran on."""
-    if not (run / "run.json").is_file():
-        raise LabError(f"{run} has no config of Uptrend: name a recipe with --recipe.")
-    opened = Run(run)
-    text = to_recipe({key: value for key, value in opened.config.items() if key != "compute"})
-    # The same recipe is written once; another one of this name is never overwritten, as verdicts refer to it.
-    path, place = notebook.folder / "recipes" / f"{opened.name}.toml", 1
-    path.parent.mkdir(exist_ok=True)
-    while path.exists() and path.read_text(encoding="utf-8") != text:
-        place += 1
-        path = path.with_name(f"{opened.name}-{place}.toml")
-    write_whole(path, text.encode())
-    return path
 
 
 def _write(notebook: Notebook, draft: Draft, is_whole: bool = True) -> None:
@@ -215,16 +211,15 @@ def report(
     if (html or opens) and format not in (None, "html"):
         raise LabError(f"--{'html' if html else 'open'} and --format {format} ask for two things: leave one out.")
     notebook = Notebook(folder)
-    place = out
     if html or opens or format == "html":
-        text, place = page(notebook), out or folder / PAGE
+        out = out or folder / PAGE
+        write_text(page(notebook), out)
     elif format == "json":
-        text = json.dumps(to_table(notebook), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        write_text(json.dumps(to_table(notebook), indent=1, ensure_ascii=False, allow_nan=False) + "\n", out)
     else:
-        text = to_markdown(notebook)
-    write_text(text, place)
-    if opens and place:
-        webbrowser.open(place.resolve().as_uri())
+        write_text(to_markdown(notebook), out)
+    if opens and out:
+        webbrowser.open(out.resolve().as_uri())
 
 
 @app.command("import")
@@ -286,14 +281,9 @@ def _plain_import(brought: Imported) -> dict[str, Any]:
                 ids = {"id": brought.ids.get(hypothesis_key(one, journal)), "named": one.key, "claim": one.title}
                 about = _pick(one, "priority", "confidence", "notes", "runs")
                 hypotheses.append({**ids, **where, "reported": reported(one.statuses), **about})
-    return {
-        "files": files,
-        "experiments": experiments,
-        "hypotheses": hypotheses,
-        "new": {"hypotheses": len(brought.ids), "entries": brought.entries},
-        "already": brought.already,
-        "written": [str(path) for path in brought.written],
-    }
+    new = {"hypotheses": len(brought.ids), "entries": brought.entries}
+    told = {"files": files, "experiments": experiments, "hypotheses": hypotheses, "new": new}
+    return {**told, "already": brought.already, "written": [str(path) for path in brought.written]}
 
 
 def _pick(source: object, *names: str) -> dict[str, Any]:

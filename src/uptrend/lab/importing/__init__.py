@@ -77,10 +77,10 @@ def _add_hypotheses(notebook: Notebook, imported: Imported) -> None:
     new.sort(key=lambda pair: not pair[0].key)
     imported.already += len(found) - len(new)
     taken = [path.name.partition("-")[0] for path in files]
-    ids = list[str]()
     for one, _ in new:
-        last = max((int(id[1:]) for id in (*taken, *ids)), default=0)
-        ids.append(one.key if one.key and one.key not in (*taken, *ids) else f"h{last + 1:02d}")
+        last = max((int(id[1:]) for id in taken), default=0)
+        taken.append(one.key if one.key and one.key not in taken else f"h{last + 1:02d}")
+    ids = taken[len(files) :]
     named = {one.key: id for (one, _), id in zip(new, ids, strict=True) if one.key}
     for (one, journal), id in zip(new, ids, strict=True):
         key = hypothesis_key(one, journal)

@@ -155,8 +155,7 @@ def sections_of(text: str) -> list[Section]:
         line = OutlineLine(number, raw.rstrip("\r"), bool(fence) or is_fence)
         if mark and is_fence:
             fence = "" if fence else mark[1]
-        heading = None if line.in_code else FORMS["heading"].match(line.text)
-        if heading:
+        if not line.in_code and (heading := FORMS["heading"].match(line.text)):
             level, above = len(heading[1]), list[Section]()
             for section in reversed(found):
                 if section.level < (above[-1].level if above else level):
@@ -205,15 +204,6 @@ def figures_in(text: str, line: int) -> list[Figure]:
     return found
 
 
-def settings_in(text: str, is_command: bool = False) -> dict[str, str]:
-    """Return the settings that a line or a command gives: lr=5e-6, --lora-r 16."""
-    if is_command:
-        return {match[1]: (match[2] or "true").strip("\"'") for match in FORMS["flag"].finditer(text)}
-    own = [match for match in FORMS["setting"].finditer(text) if not FORMS["expected"].search(text[: match.start()])]
-    own = [match for match in own if not FORMS["measured"].fullmatch(match[1].lower())]
-    return {match[1]: match[2].strip("\"'").rstrip(".") for match in own}
-
-
 def _date_in(texts: Iterable[str]) -> str:
     return next((match[1] for text in texts if (match := FORMS["date"].search(text))), "")
 
@@ -246,9 +236,13 @@ def _settings(lines: Iterable[OutlineLine], commands: Iterable[str], fields: dic
         is_table = begins or (is_table and line.text.lstrip().startswith("|"))
         if is_table and row and not begins:
             pairs.append((row[1], row[2].strip("`")))
-        elif not line.in_code and not line.text.startswith("#"):
-            pairs += settings_in(line.text).items()
-    pairs += [pair for command in commands for pair in settings_in(command, is_command=True).items()]
+        elif not line.in_code and not line.text.startswith("#"):  # lr=5e-6, unless it is hoped for or measured
+            own = [m for m in FORMS["setting"].finditer(line.text) if not FORMS["measured"].fullmatch(m[1].lower())]
+            own = [match for match in own if not FORMS["expected"].search(line.text[: match.start()])]
+            pairs += {match[1]: match[2].strip("\"'").rstrip(".") for match in own}.items()
+    for command in commands:  # --lora-r 16
+        flags = FORMS["flag"].finditer(command)
+        pairs += {match[1]: (match[2] or "true").strip("\"'") for match in flags}.items()
     pairs += [(name, fields[name]) for name in FIELDS["tried"] if fields.get(name)]
     values = {name: dict.fromkeys(value for other, value in pairs if other == name) for name, _ in pairs}
     return {name: ", ".join(several) for name, several in values.items()}

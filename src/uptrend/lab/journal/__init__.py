@@ -3,6 +3,7 @@
 `stored` reads and writes the records, `verdicts` words them, `figures` draws, `page` shows it all.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -51,8 +52,7 @@ def record(notebook: Notebook, h: Hypothesis, verdict: Verdict, entry: Entry) ->
 
     fixed = _write_fix(notebook, h, verdict, entry, curves)
     fix = f"fixes/{fixed[0].name}" if len(fixed) > 1 else ""
-    ended = [run.status for run in entry.runs]
-    counts = [f"{ended.count(status)} {status}" for status in dict.fromkeys(ended)]
+    counts = [f"{count} {status}" for status, count in Counter(run.status for run in entry.runs).items()]
     if worked := sum(run.seconds or 0.0 for run in entry.runs):
         counts.append(f"{duration(worked)} of work")
     # The same verdict at the same second is the same entry.
@@ -115,12 +115,6 @@ def _write_fix(
     head = f"# {h.id.upper()}: {' '.join(h.title.split())}\n# Put these values into a recipe; {change.after}.\n"
     head += "".join(f"# Leave out {key}.\n" for key in gone if not any(key.startswith(f"{k}.") for k in gone))
     write_whole(override, f"{head}\n{to_recipe(nest(change.values))}".encode())
-    _put(page, "fix", _fix_page(h, verdict, entry, change, name, picture.name if drawn else ""))
-    return [page, override, *drawn]
-
-
-def _fix_page(h: Hypothesis, verdict: Verdict, entry: Entry, change: ConfigChange, name: str, picture: str) -> str:
-    # A fix as Markdown: the change, its effect, and how to make it in other trainers.
     c, to_arm = change.comparison, change.before == h.control.name
     means = (c.control_mean, c.arm_mean) if to_arm else (c.arm_mean, c.control_mean)
     gain = interval_text(h.metric, c.interval, sign_of(h) * (1 if to_arm else -1))
@@ -128,18 +122,21 @@ def _fix_page(h: Hypothesis, verdict: Verdict, entry: Entry, change: ConfigChang
         (f"mean over {plural(len(c.seeds), 'seed')}", *(level(h.metric, mean) for mean in means)),
         (f"effect, {percent(c.level, trim=True)} interval", "", gain),
     ]
-    elsewhere = list[list[str]]()
+    elsewhere = list[list[str]]()  # one row per value: the same in other trainers
     for key, value in change.values.items():
         elsewhere.append([f"`{assignments({key: value})}`"])
         for trainer in dialects.TRAINERS:
             found = dialects.to_theirs(key, value, trainer, change.values.get) or dialects.Assignment({})
             told = f"`{assignments(found.settings)}`" if found.settings else "no setting of this name"
             elsewhere[-1].append(told + (f" ({found.note})" if found.note else ""))
-    return render(
-        "lab/templates/fix.md", h=h, verdict=verdict, entry=entry, change=change, name=name, picture=picture,
+    text = render(
+        "lab/templates/fix.md", h=h, verdict=verdict, entry=entry, change=change, name=name,
+        picture=picture.name if drawn else "",
         levels=markdown_table((name_of(h.metric), f"before: {change.before}", f"after: {change.after}"), levels),
         sets=[f"{key}={to_toml(value)}" for key, value in change.values.items() if value is not None],
         elsewhere=markdown_table(("Uptrend", *(TRAINERS[who] for who in dialects.TRAINERS)), elsewhere),
         advice=complete_fix(CATALOGUE[h.cause].fix) if h.cause in CATALOGUE else None,
         trainers=TRAINERS, assignments=assignments,
     )  # fmt: skip
+    _put(page, "fix", text)
+    return [page, override, *drawn]

@@ -49,8 +49,7 @@ def draw_curves(axes: Any, h: Hypothesis, curves: Sequence[Curves], kind: str) -
         values = [scale * (sum(table[step] for table in tables) / len(tables)) for step in steps]
         if kind != "accuracy":  # of held-out accuracy there are few points, and each is a mean over tasks already
             values = moving_mean(values, max(1, len(values) // 15))
-        label = f"{arm} ({plural(len(lines), 'seed')})"
-        axes.plot(steps, values, color=color, linewidth=2.4, label=label)
+        axes.plot(steps, values, color=color, linewidth=2.4, label=f"{arm} ({plural(len(lines), 'seed')})")
     axes.set_xlabel("step")
     if is_share(metric):
         axes.yaxis.set_major_formatter("{x:.0f}%")
@@ -72,10 +71,8 @@ def draw_intervals(axes: Any, h: Hypothesis, verdict: Verdict) -> None:
         color = COLORS[place_of(h, c.arm)]
         # An interval without an end is drawn to the edge.
         ends = [max(low - room, min(high + room, scale * end)) for end in (c.interval.low, c.interval.high)]
-        axes.plot(
-            [scale * d for d in c.differences], [row + 0.22] * len(c.differences), "o", color=color, alpha=0.5,
-            markersize=4, markeredgewidth=0,
-        )  # fmt: skip
+        dots = [scale * difference for difference in c.differences]
+        axes.plot(dots, [row + 0.22] * len(dots), "o", color=color, alpha=0.5, markersize=4, markeredgewidth=0)
         axes.plot(ends, [row, row], color=color, linewidth=3, solid_capstyle="butt")
         axes.plot(scale * c.interval.effect, row, "D", color=color, markersize=7)
     axes.set_ylim(len(compared) - 0.55, -0.6)
@@ -125,7 +122,7 @@ def panels(h: Hypothesis, verdict: Verdict | None, curves: Sequence[Curves]) -> 
     return made
 
 
-def strip(ends: tuple[float, float, float], reach: float, both: bool) -> str:
+def strip(ends: Sequence[float], reach: float, both: bool) -> str:
     """Draw one interval (low, effect, high) on a line, in units of the smallest effect that matters: a table's cell."""
     low, effect, high = (max(-reach, min(reach, end)) for end in ends)
     with plotting() as plt:

@@ -22,6 +22,8 @@ from uptrend.stats.pages import render
 
 # A comment on a line of its own.
 COMMENT = re.compile(r"^<!--.*?-->[ \t]*$\n?", re.MULTILINE | re.DOTALL)
+# First heading of a text, wherever it stands, and one that the text begins with.
+TITLE, FIRST_TITLE = re.compile(r"^# +(.+?)[ \t#]*$", re.MULTILINE), re.compile(r"\A\s*# +.+\n?")
 # First word of a block that another journal brought, and the folder of what else it brought.
 IMPORTED = "imported"
 # Bounds of an effect's strip, in units of the smallest effect that matters.
@@ -48,12 +50,10 @@ class Chapter:
         return decisive(self.h, self.verdict) if self.verdict else None
 
     @property
-    def ends(self) -> tuple[float, float, float] | None:
+    def ends(self) -> list[float]:
         """Interval of the deciding arm (low, effect, high) in units of the smallest effect that matters."""
-        if (best := self.deciding) is None:
-            return None
-        unit, interval = self.h.smallest, best.interval
-        return interval.low / unit, interval.effect / unit, interval.high / unit
+        found = self.deciding and self.deciding.interval
+        return [end / self.h.smallest for end in (found.low, found.effect, found.high)] if found else []
 
     @property
     def arms(self) -> list[tuple[str, str]]:
@@ -91,10 +91,10 @@ def chapters(notebook: Notebook) -> list[Chapter]:
 def page(notebook: Notebook) -> str:
     """Return a page that needs nothing else: no script, no font, no network, no run directories."""
     told = chapters(notebook)
-    problem = without_title(notebook.text(PROBLEM)).strip()
+    problem = FIRST_TITLE.sub("", notebook.text(PROBLEM)).strip()
     starts = [match.start() for match in re.finditer(r"^## ", problem, re.MULTILINE)]
     second = starts[1] if len(starts) > 1 else len(problem)
-    finite = [abs(end) for chapter in told for end in chapter.ends or () if math.isfinite(end)]
+    finite = [abs(end) for chapter in told for end in chapter.ends if math.isfinite(end)]
     reach = min(FURTHEST, max(NEAREST, *finite, 0.0))
     log, imported = _entries(notebook)
     return render(
@@ -112,7 +112,7 @@ def _entries(notebook: Notebook) -> tuple[list[tuple[str, str]], list[tuple[str,
     log, imported = list[tuple[str, str]](), list[tuple[str, str]]()
     parts = BLOCK.split(notebook.text(notebook.log.name))  # words, then name, content and words again, by block
     for words, name, text in zip(parts[::3], [*parts[1::3], ""], [*parts[2::3], ""], strict=True):
-        if between := without_title(words).strip():
+        if between := FIRST_TITLE.sub("", words).strip():
             log.append(("", to_html(between)))
         if name:
             head, _, rest = text.strip().partition("\n")
@@ -120,18 +120,17 @@ def _entries(notebook: Notebook) -> tuple[list[tuple[str, str]], list[tuple[str,
             entries.append((head.lstrip("# "), to_html(rest)))
     for path in sorted((notebook.folder / IMPORTED).glob("*.md")):
         text = path.read_text(encoding="utf-8", errors="replace")
-        imported.append((plain_title(text) or path.stem, to_html(text, place=IMPORTED)))
+        match = TITLE.search(text)
+        imported.append((match[1] if match else path.stem, to_html(text, place=IMPORTED)))
     return log, imported
 
 
 def to_table(notebook: Notebook) -> dict[str, Any]:
     """Return every hypothesis with its verdict and its runs for JSON; keys are added, never renamed."""
     rows = list[dict[str, Any]]()
-    for chapter in chapters(notebook):
-        told = asdict(chapter)
-        row = {**told["h"], "file": chapter.file, "fix": chapter.fix or None, "verdict": told["verdict"]}
-        row |= {"experiment": told["entry"], "runs": told["runs"], "trouble": chapter.trouble or None}
-        rows.append(row)
+    for told in map(asdict, chapters(notebook)):
+        row = {**told["h"], "file": told["file"], "fix": told["fix"] or None, "verdict": told["verdict"]}
+        rows.append(row | {"experiment": told["entry"], "runs": told["runs"], "trouble": told["trouble"] or None})
     problem = notebook.text(PROBLEM)
     return dict(plain({"schema": stored.SCHEMA, "title": _title(notebook), "problem": problem, "hypotheses": rows}))
 
@@ -142,24 +141,16 @@ def to_markdown(notebook: Notebook) -> str:
     hypotheses = [chapter.h for chapter in told]
     links = {chapter.h.id: chapter.file for chapter in told}
     notes = {chapter.h.id: chapter.verdict.sentence for chapter in told if chapter.verdict}
-    status, plan, problem = status_table(hypotheses, links, notes), roadmap(hypotheses), notebook.text(PROBLEM)
-    pages = {"title": _title(notebook), "problem": without_title(problem).strip(), "status": status, "roadmap": plan}
-    return render("lab/templates/report.md", chapters=told, **pages, **HELPERS).rstrip("\n") + "\n"
+    text = render(
+        "lab/templates/report.md", title=_title(notebook), problem=FIRST_TITLE.sub("", notebook.text(PROBLEM)).strip(),
+        status=status_table(hypotheses, links, notes), roadmap=roadmap(hypotheses), chapters=told, **HELPERS,
+    )  # fmt: skip
+    return text.rstrip("\n") + "\n"
 
 
 def _title(notebook: Notebook) -> str:
-    return plain_title(notebook.text(README)) or notebook.folder.absolute().name
-
-
-def plain_title(text: str) -> str:
-    """Return the first heading of a Markdown text; empty where it has none."""
-    match = re.search(r"^# +(.+?)[ \t#]*$", text, re.MULTILINE)
-    return match[1] if match else ""
-
-
-def without_title(text: str) -> str:
-    """Return a text without its first heading."""
-    return re.sub(r"\A\s*# +.+\n?", "", text)
+    match = TITLE.search(notebook.text(README))
+    return match[1] if match else notebook.folder.absolute().name
 
 
 def to_html(text: str, below: int = 1, place: str = "") -> str:

@@ -74,16 +74,11 @@ def arms_table(h: Hypothesis, verdict: Verdict) -> Table:
         better, effect = c.improvement, change(h.metric, sign_of(h) * c.interval.effect)
         unit = " points" if is_share(h.metric) and not math.isnan(c.interval.effect) else ""
         rows.append((
-            c.arm,
-            str(len(c.seeds)),
-            level(h.metric, c.arm_mean),
-            f"{effect}{unit}",
-            span(h, c.interval),
+            c.arm, str(len(c.seeds)), level(h.metric, c.arm_mean), f"{effect}{unit}", span(h, c.interval),
             f"{p_value(c.p)}{adjusted}",
             f"{p_value(c.sign_flip)} ({p_value(c.sign_flip_least)})",
             f"{percent(better.effect, 0)} ({percent(better.low, 0)} to {percent(better.high, 0)})",
-            span(h, c.tasks_too),
-            percent(c.power, 0),
+            span(h, c.tasks_too), percent(c.power, 0),
         ))  # fmt: skip
     return head, rows
 
