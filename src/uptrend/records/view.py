@@ -34,7 +34,7 @@ class RunView:
     steps: NDArray[np.int64]
     """The step of each logged point, ascending."""
     metrics: Mapping[str, Floats]
-    """Each metric by Uptrend's name, a value a point; NaN where the point lacks it or where it is not finite."""
+    """Each metric by Uptrend's name, one value per point; NaN where the point lacks it or where it is not finite."""
     nonfinite: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """The steps where a metric was written down as NaN or infinite."""
     evals: tuple[Mapping[str, Any], ...] = ()
