@@ -36,11 +36,6 @@ class Graphed:
         self._seen: Counter[tuple[object, ...]] = Counter()
         self._captures: dict[tuple[object, ...], Capture] = {}
 
-    def forget(self) -> None:
-        """Drop all graphs: something that the function writes has moved."""
-        self._captures.clear()
-        self._seen.clear()
-
     def __call__(self, *inputs: Tensor | None) -> tuple[Tensor, ...]:
         if self._device.type != "cuda":
             return self._function(*inputs)

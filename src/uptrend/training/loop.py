@@ -110,7 +110,7 @@ def learn(
     rewards_n = torch.tensor([torch.nan if r.reward is None else r.reward.total for r in rollouts])
     groups_n = torch.empty(len(rollouts), dtype=torch.long)
     groups_n[exp.rollouts_b] = exp.groups_b
-    # k1 is taken from the reward, because in the loss its gradient is 0 on average (algo/kl.py).
+    # k1 is taken from the reward, because in the loss its gradient is 0 on average (algo/losses.py).
     if kl.beta > 0 and kl.estimator == "k1" and old_bs is not None and reference_bs is not None:
         penalty_b = kl_penalty(old_bs.cpu(), reference_bs.cpu(), exp.mask_bs)
         rewards_n = rewards_n - kl.beta * torch.zeros(len(rollouts)).index_add(0, exp.rollouts_b, penalty_b)

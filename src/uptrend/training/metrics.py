@@ -165,7 +165,7 @@ def role_metrics(rollouts: Sequence[Rollout], trained: Flags) -> Line:
 
 
 def k3(log_ratio: Floats) -> Floats:
-    """Schulman's estimator of KL(p ‖ q) by token, from log q − log p of tokens sampled from p (algo/kl.py)."""
+    """Schulman's estimator of KL(p ‖ q) by token, from log q − log p of tokens sampled from p (algo/losses.py)."""
     return np.asarray(np.expm1(log_ratio) - log_ratio)
 
 
