@@ -146,3 +146,9 @@ def test_penalty_sums_k1_over_trained_tokens_without_gradient() -> None:
     penalty = kl_penalty(learner, reference, torch.tensor([[True, True, False], [False, True, True]]))
     assert penalty.tolist() == [-0.5, 4.0]
     assert not penalty.requires_grad
+
+
+@pytest.mark.parametrize("name", sorted({*LOSSES} - {"dr_grpo"}))
+def test_weights_of_one_trained_token_sum_to_one(name: str) -> None:
+    mask = torch.tensor([[False, True, False]])
+    assert float(LOSSES[name].weights(mask, torch.tensor([0]), 8).sum()) == 1.0
