@@ -25,6 +25,8 @@ class Options:
     fails: int = 0
     """Every so many tasks, the score fails."""
     chat: bool = False
+    by_turn: bool = False
+    """Give each turn its own reward."""
 
 
 class Letters:
@@ -84,6 +86,9 @@ class Letter:
         share = 0.0 if dead else sum(c.isalpha() for c in said) / max(1, len(said))
         if infinite:
             share = math.inf if share > 0.5 else 0.0
+        if self._options.by_turn:
+            turns = tuple(sum(c.isalpha() for c in said) / max(1, len(said)) for said in self._said)
+            return Reward(sum(turns), 0.0, float(self._options.turns), False, turns=turns)
         return Reward.of("letters", share, 0.0, 1.0, share > 0.6)
 
     async def close(self) -> None:

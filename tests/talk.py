@@ -20,14 +20,21 @@ def speak(sampler: Sampler, asks: Sequence[Ask], limits: Limits) -> list[Extensi
     return asyncio.run(all_of_them())
 
 
-def distribution(logits: Tensor, limits: Limits) -> np.ndarray:
-    """The probabilities that a token is drawn from, by the definitions of temperature, top-k and top-p."""
-    z = logits.double().numpy() / (limits.temperature or 1.0)
+def distribution(logits: Tensor, limits: Limits, context: Sequence[int] = ()) -> np.ndarray:
+    """The probabilities that a token is drawn from, by definition: penalty, temperature, top-k, top-p, min-p."""
+    z = logits.double().numpy().copy()
+    seen = z[list(dict.fromkeys(context))]
+    penalty = limits.repetition_penalty
+    z[list(dict.fromkeys(context))] = np.where(seen > 0, seen / penalty, seen * penalty)
+    z /= limits.temperature or 1.0
     p = np.exp(z - z.max())
     order = np.argsort(-p, kind="stable")
     if limits.top_k:
         p[order[limits.top_k :]] = 0
     p /= p.sum()
+    if limits.width:
+        p[order[limits.width :]] = 0
+        p[p < limits.min_p * p.max()] = 0
     if limits.top_p < 1:  # at 1 all stay, also those that no longer count in a sum of floats
         before = np.concatenate([[0.0], np.cumsum(p[order])[:-1]])
         p[order[before >= limits.top_p]] = 0
@@ -37,4 +44,4 @@ def distribution(logits: Tensor, limits: Limits) -> np.ndarray:
 def expected_logprobs(logits: Tensor, ids: Sequence[int], said: Sequence[int], limits: Limits) -> np.ndarray:
     """The log-probabilities of the last tokens of `ids`, from the logits after each token of them."""
     first = len(ids) - len(said)
-    return np.array([np.log(distribution(logits[first + i - 1], limits)[token]) for i, token in enumerate(said)])
+    return np.array([np.log(distribution(logits[at - 1], limits, ids[:at])[ids[at]]) for at in range(first, len(ids))])

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from uptrend.algo import ESTIMATORS, LOSSES, Terms, kl_penalty
+from uptrend.algo.losses import Clips
 
 from .cases import MAX_TOKENS, NAMES, learning_for, make_case
 
@@ -34,12 +35,14 @@ def test_weights_by_hand_where_a_rollout_has_two_rows(name: str) -> None:
     assert (LOSSES[name].weights(torch.zeros(2, 3, dtype=torch.bool), torch.tensor([0, 1]), 8) == 0).all()
 
 
-def terms_and_gradient(name: str, ratios: list[float], advantages: list[float], high: float) -> tuple[Terms, Tensor]:
+def terms_and_gradient(
+    name: str, ratios: list[float], advantages: list[float], high: float, most: float = 0.0
+) -> tuple[Terms, Tensor]:
     """Return terms of tokens whose old probability is 0.1, each a rollout's only one, and their gradient."""
     logprobs = (0.1 * torch.tensor(ratios, dtype=torch.float64)).log()[:, None].requires_grad_()
     old, mask = torch.full_like(logprobs, math.log(0.1)), torch.ones_like(logprobs, dtype=torch.bool)
     given = torch.tensor(advantages, dtype=torch.float64)[:, None]
-    terms = LOSSES[name].terms(logprobs, old, given, mask, torch.arange(len(ratios)), 0.2, high)
+    terms = LOSSES[name].terms(logprobs, old, given, mask, torch.arange(len(ratios)), Clips(0.2, high, most))
     return terms, torch.autograd.grad(terms.loss_bt.sum(), logprobs)[0][:, 0]
 
 
@@ -55,6 +58,15 @@ def test_the_clip_acts_only_where_it_holds_the_policy_back(name: str) -> None:
     assert gradient.tolist() == pytest.approx([-0.5, 0, -3, 0, 2])
 
 
+def test_two_sided_clipping_bounds_what_a_negative_advantage_can_add() -> None:
+    terms, gradient = terms_and_gradient("grpo", [3.0, 9.0, 9.0, 0.5], [-1.0, -1.0, 1.0, -1.0], 0.3, most=4.0)
+    assert terms.loss_bt[:, 0].tolist() == pytest.approx([3.0, 4.0, -1.3, 0.8])
+    assert terms.clipped_high_bt[:, 0].tolist() == [False, True, True, False]
+    assert terms.clipped_low_bt[:, 0].tolist() == [False, False, False, True]
+    assert gradient.tolist() == pytest.approx([3, 0, 0, 0])
+    assert terms.ratio_bt[1, 0] == pytest.approx(9.0), "the ratio is told as it is"
+
+
 def test_cispo_keeps_the_gradient_of_every_token() -> None:
     ratios = [0.5, 2.0, 8.0, 8.0, 8.0]
     terms, gradient = terms_and_gradient("cispo", ratios, [1.0, -1.0, 1.0, -2.0, 0.0], 5.0)
@@ -68,7 +80,9 @@ def test_cispo_keeps_the_gradient_of_every_token() -> None:
 def test_gspo_has_one_ratio_over_all_rows_of_a_rollout() -> None:
     logs = torch.tensor([[0.3, -0.1, 9.0], [0.2, 9.0, 0.4], [0.6, 0.0, 9.0]], dtype=torch.float64)
     mask = torch.tensor([[True, True, False], [True, False, True], [True, True, False]])
-    terms = LOSSES["gspo"].terms(logs, 0 * logs, torch.ones_like(logs), mask, torch.tensor([5, 6, 5]), 10.0, 10.0)
+    terms = LOSSES["gspo"].terms(
+        logs, 0 * logs, torch.ones_like(logs), mask, torch.tensor([5, 6, 5]), Clips(10.0, 10.0)
+    )
     first, second = math.exp((0.3 - 0.1 + 0.6 + 0.0) / 4), math.exp((0.2 + 0.4) / 2)
     torch.testing.assert_close(terms.ratio_bt, mask * torch.tensor([[first], [second], [first]], dtype=torch.float64))
 
@@ -79,12 +93,12 @@ def test_gradients_by_finite_differences(name: str) -> None:
     rest = (case.old_bt, case.advantages_bt, case.mask_bt, case.rollouts_b)
     logprobs = case.logprobs_bt.clone().requires_grad_()
     if name == "cispo":  # its weight is detached, so they do not apply: unclipped, r · A · ∇log π is ∇(r · A)
-        LOSSES[name].terms(logprobs, *rest, 0.2, 1e9).loss_bt.sum().backward()
+        LOSSES[name].terms(logprobs, *rest, Clips(0.2, 1e9)).loss_bt.sum().backward()
         expected = -(case.logprobs_bt - case.old_bt).exp() * case.advantages_bt * case.mask_bt
         torch.testing.assert_close(logprobs.grad, expected)
     else:
-        clips = learning.clip_low, learning.clip_high
-        assert torch.autograd.gradcheck(lambda x: LOSSES[name].terms(x, *rest, *clips).loss_bt, logprobs)
+        clips = Clips.of(learning)
+        assert torch.autograd.gradcheck(lambda x: LOSSES[name].terms(x, *rest, clips).loss_bt, logprobs)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -95,7 +109,7 @@ def test_what_lies_outside_the_mask_does_not_matter(name: str) -> None:
         filled = [x.masked_fill(~case.mask_bt, junk) for x in (case.logprobs_bt, -case.old_bt, case.advantages_bt)]
         logprobs = filled[0].requires_grad_()
         given = (logprobs, -filled[1], filled[2], case.mask_bt, case.rollouts_b)
-        terms = LOSSES[name].terms(*given, learning.clip_low, learning.clip_high)
+        terms = LOSSES[name].terms(*given, Clips.of(learning))
         results.append([*vars(terms).values(), torch.autograd.grad(terms.loss_bt.sum(), logprobs)[0]])
     for other in results[1:]:
         assert all(a.equal(b) for a, b in zip(results[0], other, strict=True))

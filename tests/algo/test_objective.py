@@ -136,22 +136,28 @@ SAMPLER = torch.tensor([[0.25, 0.3, math.nan], [0.4, 0.5, math.nan]], dtype=torc
 
 
 @pytest.mark.parametrize(
-    ("level", "cap", "rollouts", "weights"),
+    ("level", "bounds", "mode", "rollouts", "weights"),
     [
-        ("token", 2.5, [0, 1], [[2, 2.5, 1], [0.5, 0.8, 1]]),
-        ("sequence", 100, [0, 1], [[6, 6, 6], [0.4, 0.4, 0.4]]),
-        ("sequence", 2, [0, 1], [[2, 2, 2], [0.4, 0.4, 0.4]]),
-        ("sequence", 100, [3, 3], [[2.4] * 3] * 2),
-        ("none", 2, [0, 1], [[1.0] * 3] * 2),
+        ("token", (0, 2.5), "truncate", [0, 1], [[2, 2.5, 1], [0.5, 0.8, 1]]),
+        ("token", (0.6, 2.5), "truncate", [0, 1], [[2, 2.5, 1], [0.6, 0.8, 1]]),
+        ("token", (0.6, 2.5), "mask", [0, 1], [[2, 0, 1], [0, 0.8, 1]]),
+        ("sequence", (0, 100), "truncate", [0, 1], [[6, 6, 6], [0.4, 0.4, 0.4]]),
+        ("sequence", (0, 2), "truncate", [0, 1], [[2, 2, 2], [0.4, 0.4, 0.4]]),
+        ("sequence", (0, 2), "mask", [0, 1], [[0, 0, 0], [0.4, 0.4, 0.4]]),
+        ("sequence", (0, 100), "truncate", [3, 3], [[2.4] * 3] * 2),
+        ("none", (0, 2), "mask", [0, 1], [[1.0] * 3] * 2),
     ],
 )
-def test_importance_weights(level: Any, cap: float, rollouts: list[int], weights: list[list[float]]) -> None:
-    mask = torch.tensor([[True, True, False]] * 2)
-    found = correction_weights(LEARNER, SAMPLER, mask, torch.tensor(rollouts), level=level, cap=cap)
+def test_importance_weights(
+    level: Any, bounds: tuple[float, float], mode: Any, rollouts: list[int], weights: list[list[float]]
+) -> None:
+    mask, (floor, cap) = torch.tensor([[True, True, False]] * 2), bounds
+    learning = Learning(correction=level, correction_floor=floor, correction_cap=cap, correction_mode=mode)
+    found = correction_weights(LEARNER, SAMPLER, mask, torch.tensor(rollouts), learning)
     torch.testing.assert_close(found, torch.tensor(weights, dtype=torch.float64))
     assert not found.requires_grad
     far, ones = torch.full((1, 2000), 5.0), torch.ones(1, 2000, dtype=torch.bool)
-    saturated = correction_weights(far, -far, ones, torch.tensor([0]), level="sequence", cap=2.0)
+    saturated = correction_weights(far, -far, ones, torch.tensor([0]), Learning(correction="sequence"))
     assert (saturated == 2).all(), "a long sequence reaches the cap, not infinity"
 
 

@@ -83,6 +83,7 @@ def options_for(learning: Learning) -> dict[str, object]:
         "beta": learning.kl.beta,
         "epsilon": learning.clip_low,
         "epsilon_high": learning.clip_high,
+        "delta": learning.clip_max or None,
         "entropy_coef": learning.entropy,
         "use_bias_correction_kl": False,  # the plain k3 of the GRPO paper; see the test of k2 below
     }
@@ -111,6 +112,22 @@ def test_every_loss_equals_trl(make_trainer: Make, loss: str, beta: float, entro
     print(f"\n{loss} beta={beta} entropy={entropy}: greatest difference from TRL {worst:.1e}")
 
 
+@pytest.mark.parametrize("loss", [name for name in NAMES if name != "cispo"])
+def test_two_sided_clipping_equals_trl(make_trainer: Make, loss: str) -> None:
+    # Line 3115: `delta`, at a bound that ratios of negative advantages pass.
+    plain = learning_for(loss)
+    learning = replace(plain, clip_max=1 + plain.clip_high + 0.02)
+    trainer, apart = make_trainer(**options_for(learning)), 0.0
+    for seed in range(5):
+        case = make_case(seed, list(range(8)), dtype=torch.float32)
+        ours, _, gradient, _ = case.learn(learning)
+        theirs, their_gradient, _ = trl_loss(trainer, case)
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+        torch.testing.assert_close(gradient, their_gradient, atol=1e-5, rtol=0)
+        apart += float((gradient - case.learn(plain)[2]).abs().sum())
+    assert apart > 1e-3, "the bound was never reached, so it was not compared"
+
+
 def test_k2_on_policy_has_the_gradient_of_trl_with_its_default_kl(make_trainer: Make) -> None:
     # Line 3104: TRL multiplies k3 by π/π_old, whose gradient adds k3 · ∇log π. With d = log π/π_ref,
     # (1 − exp(−d)) + (exp(−d) − 1 + d) = d, which is k2's.
@@ -125,18 +142,26 @@ def test_k2_on_policy_has_the_gradient_of_trl_with_its_default_kl(make_trainer: 
     assert float((plain - theirs).abs().max()) > 1e-4
 
 
+@pytest.mark.parametrize("mode", ["truncate", "mask"])
 @pytest.mark.parametrize("level", ["token", "sequence"])
-def test_correction_meets_the_loss_where_trl_has_it(make_trainer: Make, level: str) -> None:
-    # TRL makes the weights while it generates (lines 2660-2685), which needs vLLM: written out here.
-    learning = learning_for("grpo", kl=kl(0.1), correction=level, correction_cap=1.5)
+def test_correction_meets_the_loss_where_trl_has_it(make_trainer: Make, level: str, mode: str) -> None:
+    # TRL makes the weights while it generates (lines 2660-2704), which needs vLLM: written out here.
+    bounds = {"correction_floor": 0.5, "correction_cap": 1.5, "correction_mode": mode}
+    learning = learning_for("grpo", kl=kl(0.1), correction=level, **bounds)
     trainer = make_trainer(**options_for(learning))
     trainer.use_vllm, trainer.vllm_importance_sampling_correction = True, True
     case = make_case(3, list(range(8)), dtype=torch.float32)
     difference = (case.old_bt - case.sampler_bt) * case.mask_bt
     if level == "sequence":
         difference = difference.sum(-1, keepdim=True)
-    theirs, their_gradient, _ = trl_loss(trainer, case, difference.exp().clamp(max=1.5))
-    loss, _, gradient, _ = case.learn(learning)
+    ratio = difference.exp()
+    outside = (ratio < 0.5) | (ratio > 1.5)
+    assert outside.any()
+    weights = ratio.masked_fill(outside, 0.0) if mode == "mask" else ratio.clamp(0.5, 1.5)
+    theirs, their_gradient, _ = trl_loss(trainer, case, weights)
+    loss, sums, gradient, _ = case.learn(learning)
+    assert int(sums.masked) == (int((outside & case.mask_bt).sum()) if mode == "mask" else 0)
+    assert float(sums.correction) == pytest.approx(float((weights * case.mask_bt).sum()), rel=1e-5)
     assert float((loss - theirs).abs()) < 1e-5
     assert float((gradient - their_gradient).abs().max()) < 1e-5
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from uptrend.policy.logprobs import token_logprobs
+from uptrend.policy.logprobs import Shaping, token_logprobs
 
 Case = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
@@ -58,6 +58,37 @@ def test_values_and_gradients_are_the_definition(
     parts = case(tokens, words, hidden, seed)
     mine = with_gradients(token_logprobs, parts, temperature, torch.float32)
     close(mine, with_gradients(plainly, parts, temperature, torch.float64))
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.6])
+@pytest.mark.parametrize("kept", [0, 3])
+@pytest.mark.parametrize("chunk", [31 * 2, 1 << 26])
+def test_a_changed_distribution_has_the_values_and_gradients_of_its_definition(
+    penalty: float, kept: int, chunk: int
+) -> None:
+    parts = case(12, 31, 8, seed=4)
+    targets = parts[2]
+    g = torch.Generator().manual_seed(5)
+    contexts, places = torch.randint(31, (3, 9), generator=g), torch.randint(1, 10, (12,), generator=g)
+    lines = torch.arange(12) % 3
+    support = torch.cat([targets[:, None], torch.randint(31, (12, kept), generator=g)], 1) if kept else None
+    seen = Shaping(support, penalty, contexts, lines, places) if penalty != 1 else Shaping(support)
+
+    def slowly(h: Tensor, w: Tensor, y: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        logprobs, entropies = [], []
+        for m, token in enumerate(y.tolist()):
+            z = w @ h[m]
+            if penalty != 1:
+                for v in set(contexts[lines[m], : places[m]].tolist()):
+                    z = torch.cat([z[:v], (z[v] / penalty if z[v] > 0 else z[v] * penalty)[None], z[v + 1 :]])
+            ids = sorted(set(support[m].tolist())) if support is not None else list(range(31))
+            logp = torch.log_softmax(z[ids] / temperature, -1)
+            logprobs.append(logp[ids.index(token)])
+            entropies.append(-(logp.exp() * logp).sum())
+        return torch.stack(logprobs), torch.stack(entropies)
+
+    mine = with_gradients(partial(token_logprobs, chunk=chunk, shaping=seen), parts, 0.7, torch.float32)
+    close(mine, with_gradients(slowly, parts, 0.7, torch.float64))
 
 
 @pytest.mark.parametrize("rows", [1, 3, 7, 40])

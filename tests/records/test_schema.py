@@ -24,7 +24,7 @@ from uptrend.records import (
 )  # fmt: skip
 from uptrend.records.schema import ROLLOUTS, TOKEN_COLUMNS
 
-LEARNED = ("weights", "attended", "advantages", "learner", "reference")
+LEARNED = ("weights", "attended", "advantages", "learner", "reference", "support")
 ASK = (Message("user", "2 + 3 ="),)
 numbers, texts = st.floats(allow_nan=False), st.text(max_size=5)
 
@@ -51,7 +51,10 @@ calls = st.builds(ToolCall, texts, st.dictionaries(texts, json_values, max_size=
 speakers = st.sampled_from(["system", "user", "assistant", "tool"])
 messages = st.builds(Message, speakers, texts, st.lists(calls, max_size=2).map(tuple), texts)
 parts = st.builds(Part, texts, numbers, numbers, numbers, numbers)
-rewards = st.builds(Reward, numbers, numbers, numbers, st.booleans(), st.lists(parts, max_size=3).map(tuple))
+plain_rewards = st.builds(Reward, numbers, numbers, numbers, st.booleans(), st.lists(parts, max_size=3).map(tuple))
+rewards = plain_rewards | plain_rewards.map(
+    lambda r: replace(r, turns=(r.total, 0.0) if math.isfinite(r.total) else ())
+)
 
 
 @st.composite
@@ -62,6 +65,9 @@ def sequences(draw: st.DrawFn) -> Sequence:
     def column(name: str) -> Any:
         if name in LEARNED and draw(st.booleans()):
             return None
+        if name == "support":
+            sizes = draw(hnp.arrays(np.int32, size, elements=st.integers(0, 3)))
+            return sizes, draw(hnp.arrays(np.int32, int(sizes.sum())))
         return draw(hnp.arrays(TOKEN_COLUMNS[name].to_pandas_dtype(), size, elements=elements.get(name)))
 
     return Sequence(**{name: column(name) for name in TOKEN_COLUMNS})
@@ -93,15 +99,16 @@ def test_rollouts_survive_the_disk_to_the_bit(made: list[Rollout]) -> None:
         for a, b in zip(one.sequences, other.sequences, strict=True):
             for name in (field.name for field in fields(Sequence)):
                 x, y = getattr(a, name), getattr(b, name)
-                assert getattr(x, "dtype", None) == getattr(y, "dtype", None), name
-                np.testing.assert_array_equal(x, y, err_msg=name)
+                for u, v in zip(x, y, strict=True) if isinstance(x, tuple) else [(x, y)]:
+                    assert getattr(u, "dtype", None) == getattr(v, "dtype", None), name
+                    np.testing.assert_array_equal(u, v, err_msg=name)
 
 
 # Two sequences as they stand on disk: the second is the history as a template rewrote it, with a tool's answer in it.
 FIRST: dict[str, Any] = {
     "ids": [10, 11, 12], "turns": [0, 0, 0], "roles": [0, 1, 1], "versions": [None, 3, 3],
     "sampler": [None, -0.5, -0.25], "weights": [0, 1, 1], "attended": [True] * 3, "advantages": [0, 1.5, 1.5],
-    "learner": [None, -0.5, -0.375], "reference": [None, -0.75, -0.5],
+    "learner": [None, -0.5, -0.375], "reference": [None, -0.75, -0.5], "support": [[], [11, 30], [12]],
 }  # fmt: skip
 SECOND: dict[str, Any] = {
     "ids": [10, 20, 21, 13], "turns": [0, 1, 1, 1], "roles": [0, 2, 2, 1], "versions": [None, None, None, 4],
@@ -112,9 +119,11 @@ SECOND: dict[str, Any] = {
 def in_memory(columns: dict[str, Any]) -> Sequence:
     """Return the sequence with NaN, and -1 for versions, where the disk has null; as int64 and float64."""
     nothing = {"versions": -1}
-    return Sequence(
-        **{name: np.array([nothing.get(name, np.nan) if v is None else v for v in x]) for name, x in columns.items()}
-    )
+    plain = {name: x for name, x in columns.items() if name != "support"}
+    arrays = {name: np.array([nothing.get(name, np.nan) if v is None else v for v in x]) for name, x in plain.items()}
+    lists = columns.get("support")
+    support = None if lists is None else (np.array([*map(len, lists)]), np.array([i for part in lists for i in part]))
+    return Sequence(**arrays, support=support)
 
 
 def test_the_columns_hold_what_the_page_says() -> None:
@@ -124,7 +133,9 @@ def test_the_columns_hold_what_the_page_says() -> None:
         Message("assistant", "<call>", calls),
         Message("assistant", "<tool>{", problem="It is not closed."),
     )
-    reward = Reward(1.1, -0.2, 1.2, True, (Part("answer", 1.0, 0.0, 1.0), Part("format", 0.5, -1.0, 1.0, 0.2)))
+    reward = Reward(
+        1.1, -0.2, 1.2, True, (Part("answer", 1.0, 0.0, 1.0), Part("format", 0.5, -1.0, 1.0, 0.2)), (0.25, 0.85)
+    )
     both = (in_memory(FIRST), in_memory(SECOND))
     made = Rollout(7, "g3", 2, "t9", "lookup", "12", 2**40, said, both, reward, Ending.TURN_LIMIT, None, 1.25)
     table = rollouts_table("demo", [made])
@@ -133,6 +144,7 @@ def test_the_columns_hold_what_the_page_says() -> None:
     shared = {
         "run": "demo", "step": 7, "group": "g3", "index": 2, "task": "t9", "family": "lookup", "answer": "12",
         "seed": 2**40, "reward": 1.1, "reward_low": -0.2, "reward_high": 1.2, "correct": True,
+        "turn_rewards": [0.25, 0.85],
         "parts": [
             {"name": "answer", "value": 1.0, "low": 0.0, "high": 1.0, "weight": 1.0},
             {"name": "format", "value": 0.5, "low": -1.0, "high": 1.0, "weight": 0.2},

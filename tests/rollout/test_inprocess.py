@@ -64,7 +64,17 @@ def test_greedy_is_generate(tiny_folder: str, llama_folder: Path, model: str, we
         assert extension.ids.tolist()[: len(theirs)] == theirs
 
 
-@pytest.mark.parametrize("cut", [{}, {"temperature": 1.5, "top_k": 5}, {"temperature": 0.8, "top_k": 12, "top_p": 0.9}])
+@pytest.mark.parametrize(
+    "cut",
+    [
+        {},
+        {"temperature": 1.5, "top_k": 5},
+        {"temperature": 0.8, "top_k": 12, "top_p": 0.9},
+        {"min_p": 0.3},
+        {"repetition_penalty": 1.7},
+        {"temperature": 1.3, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 0.8},
+    ],
+)
 def test_logprobs_are_those_of_the_distribution_drawn_from(
     policy: Policy, sampler: InProcessSampler, cut: dict[str, Any]
 ) -> None:
@@ -74,6 +84,13 @@ def test_logprobs_are_those_of_the_distribution_drawn_from(
         whole = [*context, *said.ids.tolist()]
         expected = expected_logprobs(full_logits(policy, whole), whole, said.ids.tolist(), limits)
         np.testing.assert_allclose(said.logprobs, expected, atol=1e-4)
+        assert (said.support is not None) == bool(limits.width)
+        if said.support is not None:
+            supports = np.split(said.support[1], np.cumsum(said.support[0])[:-1])
+            for at, (token, support) in enumerate(zip(said.ids, supports, strict=True), len(context)):
+                p = distribution(full_logits(policy, whole)[at - 1], limits, whole[:at])
+                assert sorted(support) == np.flatnonzero(p).tolist()
+                assert token in support
 
 
 @pytest.mark.parametrize("cut", [{}, {"temperature": 0.5, "top_k": 6}, {"top_p": 0.6}])
@@ -247,18 +264,36 @@ def test_a_number_chooses_the_token_it_falls_on(
 ) -> None:
     limits = Limits(1, 9, temperature=temperature, top_k=top_k, top_p=top_p)
     logits = spread * torch.randn(3, words, generator=torch.Generator().manual_seed(seed))
-    tokens, logprobs = choose(logits, torch.full((3,), u), limits)
+    tokens, logprobs, _ = choose(logits, torch.full((3,), u), limits)
     for row, token, logprob in zip(logits, tokens.tolist(), logprobs.tolist(), strict=True):
         p = distribution(row, limits)
         assert p[token] > 0
         assert logprob == pytest.approx(np.log(p[token]), abs=1e-4)
-        upto = np.cumsum(p)
-        assert upto[token] - p[token] - 2e-5 <= u <= upto[token] + 2e-5
+        order = np.argsort(-p, kind="stable") if limits.width else np.arange(words)
+        upto = np.cumsum(p[order])[np.flatnonzero(order == token)[0]]
+        assert upto - p[token] - 2e-5 <= u <= upto + 2e-5
+
+
+@pytest.mark.parametrize("changes", [{"top_p": 0.7}, {"top_k": 4, "min_p": 0.1}, {"repetition_penalty": 1.4}])
+def test_the_distribution_is_that_of_transformers(changes: dict[str, Any]) -> None:
+    from transformers import generation as theirs
+
+    limits = Limits(1, 9, temperature=0.7, **changes)
+    logits, context = 3 * torch.randn(2, 50, generator=torch.Generator().manual_seed(1)), [1, 4, 4, 9]
+    warpers: list[Any] = [theirs.RepetitionPenaltyLogitsProcessor(limits.repetition_penalty)]
+    warpers += [theirs.TemperatureLogitsWarper(0.7)]
+    warpers += [theirs.TopKLogitsWarper(limits.top_k)] if limits.top_k else []
+    warpers += [theirs.TopPLogitsWarper(limits.top_p), theirs.MinPLogitsWarper(limits.min_p)]
+    expected = logits.clone()
+    for warper in warpers:
+        expected = warper(torch.tensor([context] * 2), expected)
+    ours = np.stack([distribution(row, limits, context) for row in logits])
+    np.testing.assert_allclose(ours, torch.softmax(expected, -1), atol=1e-6)
 
 
 def test_greedy_takes_the_likeliest_whatever_is_cut() -> None:
     logits = torch.tensor([[0.0, 3.0, 1.0], [5.0, -1.0, 2.0]])
-    tokens, logprobs = choose(logits, torch.tensor([0.9, 0.0]), Limits(1, 9, temperature=0.0, top_k=2, top_p=0.5))
+    tokens, logprobs, _ = choose(logits, torch.tensor([0.9, 0.0]), Limits(1, 9, temperature=0.0, top_k=2, top_p=0.5))
     assert tokens.tolist() == [1, 0]
     torch.testing.assert_close(logprobs, torch.log_softmax(logits, -1)[[0, 1], [1, 0]])
 
@@ -266,7 +301,7 @@ def test_greedy_takes_the_likeliest_whatever_is_cut() -> None:
 def test_tokens_that_cannot_come_do_not_come() -> None:
     logits = torch.full((1000, 700), -torch.inf)
     logits[:, [0, 300, 699]] = 0.0
-    tokens, logprobs = choose(logits, torch.linspace(0, 1, 1000), Limits(1, 9))
+    tokens, logprobs, _ = choose(logits, torch.linspace(0, 1, 1000), Limits(1, 9))
     counts = torch.bincount(tokens, minlength=700)
     assert counts[[0, 300, 699]].tolist() == pytest.approx([333, 333, 333], abs=2)
     assert counts.sum() == 1000

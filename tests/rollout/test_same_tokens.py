@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from chats import FOLDER, SEARCH, SPECIAL, calling
 from models import character_tokenizer, full_logits, make_policy, write_model
+from talk import distribution
 from uptrend.config import load_config
 from uptrend.policy.optimizer import Optimizer
 from uptrend.policy.policy import Policy
@@ -164,6 +165,7 @@ def check(policy: Policy, renderer: Renderer, case: Case, chat: bool) -> tuple[l
             "sampling": {
                 "groups": 2, "size": 2, "max_tokens": case.limits.max_tokens, "max_turns": case.max_turns,
                 "temperature": case.limits.temperature, "context": case.limits.context,
+                "repetition_penalty": case.limits.repetition_penalty,
             }
         }
     )  # fmt: skip
@@ -189,8 +191,8 @@ def check(policy: Policy, renderer: Renderer, case: Case, chat: bool) -> tuple[l
             sampled = np.concatenate([extension.logprobs for extension in said])
             np.testing.assert_array_equal(exp.sampler_bs[b, : len(sampled)], sampled)
             np.testing.assert_allclose(learner_bs[b, : len(sampled)], sampled, atol=1e-4)
-            logits = full_logits(policy, s.ids.tolist()) / case.limits.temperature
-            whole = logits.log_softmax(-1)[line.sampled - 1, s.ids[line.sampled]]
+            logits, ids = full_logits(policy, s.ids.tolist()), s.ids.tolist()
+            whole = [np.log(distribution(logits[at - 1], case.limits, ids[:at])[ids[at]]) for at in line.sampled]
             np.testing.assert_allclose(whole, sampled, atol=1e-4)
     return rollouts, spy
 
@@ -293,6 +295,28 @@ def test_a_later_turn_does_not_pay_for_earlier_ones(
     assert len(spy.said[0]) == turns
     (s,) = rollout.sequences
     assert spy.prefilled == int((~s.sampled).sum()) + turns - 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"top_p": 0.8},
+        {"top_k": 7},
+        {"min_p": 0.2},
+        {"repetition_penalty": 1.5},
+        {"top_p": 0.9, "repetition_penalty": 2},
+    ],
+)
+def test_learner_and_sampler_agree_on_changed_distributions(
+    policy: Policy, renderers: dict[str, Renderer], changes: dict[str, float]
+) -> None:
+    """Over several turns, where what a tool said is in the context too."""
+    rollouts, _ = check(policy, renderers["qwen"], many(8, Limits(8, 4000, **changes)), chat=True)  # type: ignore[arg-type]
+    assert max(s.turns.max() for r in rollouts for s in r.sequences) > 0
+    for s in (s for r in rollouts for s in r.sequences):
+        assert (s.support is None) == ("repetition_penalty" in changes and len(changes) == 1)
+        if s.support is not None:
+            assert (s.support[0] > 0).tolist() == s.sampled.tolist()
 
 
 def test_a_group_pays_for_its_prompt_once(policy: Policy, renderers: dict[str, Renderer]) -> None:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from models import make_policy
-from uptrend.algo import advantages, objective, prepare
-from uptrend.config import Config, Lora, Model, load_config
+from uptrend.algo import Batch, Sums, advantages, objective, prepare
+from uptrend.config import Config, Learning, Lora, Model, load_config
 from uptrend.policy.optimizer import Applied, Optimizer
 from uptrend.policy.policy import Policy, load_policy
 from uptrend.policy.weights import FlatWeights
@@ -97,13 +97,14 @@ def fit(values_bs: Tensor, like: Tensor) -> Tensor:
 
 def advantages_of(rollouts: Sequence[Rollout], exp: Experience, config: Config) -> Tensor:
     rewards = torch.tensor([torch.nan if r.reward is None else r.reward.total for r in rollouts])
-    return advantages(rewards, exp.groups_b, scale=config.learning.scale, baseline=config.learning.baseline)
+    groups = torch.tensor([int(r.group[1:]) for r in rollouts])
+    given_n = advantages(rewards, groups, scale=config.learning.scale, baseline=config.learning.baseline)
+    return given_n[exp.rollouts_b, None].expand(exp.mask_bs.shape)
 
 
 def by_hand(policy: Policy, rollouts: Sequence[Rollout], config: Config, old: Tensor | None = None) -> Tensor:
     """The gradient of the whole step's objective, through plain forwards."""
     exp = lay_out(rollouts, config)
-    advantages_b = advantages_of(rollouts, exp, config)
     reference = None
     if config.learning.kl.beta:
         assert policy.reference is not None
@@ -111,7 +112,7 @@ def by_hand(policy: Policy, rollouts: Sequence[Rollout], config: Config, old: Te
             other = replace(policy, model=policy.reference)
             reference = fit(plain_logprobs(other, rollouts, config.sampling.temperature)[0], exp.mask_bs)
     batch = prepare(
-        exp.mask_bs, exp.rollouts_b, advantages_b[:, None].expand(exp.mask_bs.shape), config.learning, 32,
+        exp.mask_bs, exp.rollouts_b, advantages_of(rollouts, exp, config), config.learning, 32,
         old_bt=old, sampler_bt=exp.sampler_bs, reference_bt=reference,
     )  # fmt: skip
     logprobs, entropy = plain_logprobs(policy, rollouts, config.sampling.temperature)
@@ -250,13 +251,85 @@ def test_failed_dropped_and_cut_rollouts_are_not_trained(policy: Policy) -> None
     rollouts[2] = replace(rollouts[2], kept=False)
     rollouts[3] = replace(rollouts[3], ended=Ending.LENGTH)
     rollouts[4] = replace(rollouts[4], ended=Ending.CONTEXT_FULL)
-    for masked, out in ((False, [1, 2]), (True, [1, 2, 3, 4])):
+    rollouts[5] = replace(rollouts[5], ended=Ending.TURN_LIMIT)
+    for masked, out in ((False, [1, 2]), (True, [1, 2, 3, 4, 5])):
         config = config_of(mask_truncated=masked)
         done, (gradient,) = update(policy, rollouts, config)
         trained = (done.weights_bs != 0).any(1).tolist()
         assert trained == [i not in out for i in range(6)]
         close(gradient, by_hand(policy, rollouts, config))
         assert float(done.sums.tokens) == 3 * (6 - len(out))
+
+
+@pytest.mark.parametrize("loss", ["grpo", "dapo", "gspo"])
+def test_a_loss_is_the_mean_over_the_minibatches_of_a_pass(policy: Policy, loss: str) -> None:
+    """Groups are alike, so that a part of them has the loss of the whole."""
+    one = rollouts_of([(6, [[3], [5]])])
+    rollouts = [replace(r, group=f"g{i}") for i in range(4) for r in one]
+    changes = {"loss": loss, "correction": "token", "entropy": 0.1}
+    configs = [config_of("sampling.groups=4", minibatches=n, **changes) for n in (1, 2, 4)]
+    sums = [update(policy, rollouts, config)[0].sums for config in configs]
+    assert abs(float(sums[0].policy_loss)) > 1e-3
+    for other in sums[1:]:
+        for name in ("policy_loss", "entropy_bonus"):
+            assert float(getattr(other, name)) == pytest.approx(float(getattr(sums[0], name)), rel=1e-4)
+        assert float(other.tokens) == float(sums[0].tokens)
+
+
+@pytest.mark.parametrize("skip_dead", [False, True])
+@pytest.mark.parametrize("minibatches", [1, 3])
+def test_before_its_first_change_a_policy_is_its_old_self_to_the_bit(
+    tiny_folder: str, minibatches: int, skip_dead: bool
+) -> None:
+    """Another layout of the same tokens rounds otherwise, and GSPO clips at 0.0003."""
+    policy, rollouts = (
+        make_policy(tiny_folder),
+        rollouts_of([(6 + 19 * i, [[2 + i], [9], [3 + 2 * i]]) for i in range(3)]),
+    )
+    for r in rollouts:
+        r.sequences[0].ids[:] %= 20  # a small vocabulary
+    rollouts[:3] = [replace(r, reward=Reward.of("r", 1.0, 0.0, 1.0, True)) for r in rollouts[:3]]
+    config = config_of(loss="gspo", updates=2, minibatches=minibatches, skip_dead=skip_dead, tokens=256)
+    apart = []
+
+    def spy(logprobs: Tensor, entropy: Tensor, part: Batch, learning: Learning) -> tuple[Tensor, Sums]:
+        assert part.old_bt is not None
+        apart.append(float((logprobs.detach() - part.old_bt)[part.mask_bt].abs().max()))
+        return objective(logprobs, entropy, part, learning)
+
+    kept: Any = Kept(policy.flat)  # the weights stay, so that every pass is the first
+    learner, exp = Learner(policy, kept, config, objective=spy), lay_out(rollouts, config)
+    given = advantages_of(rollouts, exp, config)
+    old = learner.logprobs(exp, reference=False, advantages_bs=given)
+    learner.update(exp, given, 1, old_bs=old, reference_bs=None)
+    assert len(apart) >= 2 * (minibatches - skip_dead)
+    assert apart == [0.0] * len(apart)
+
+
+def near_uniform(rollout: Rollout) -> Rollout:
+    """The rollout with log-probabilities by the sampler that a random model over 90 tokens could have."""
+    (s,) = rollout.sequences
+    return replace(rollout, sequences=(replace(s, sampler=s.sampler / 5 - 4.2),))
+
+
+def in_two(rollout: Rollout) -> Rollout:
+    """The rollout as a template leaves it that rewrites history: the same tokens, its two turns in two sequences."""
+    (s,) = rollout.sequences
+    said = np.flatnonzero(s.sampled)
+    first, second = s.roles.copy(), s.roles.copy()
+    first[said[len(said) // 2 :]] = int(Role.TOOL)
+    second[said[: len(said) // 2]] = int(Role.TOOL)
+    return replace(rollout, sequences=(replace(s, roles=first), replace(s, roles=second)))
+
+
+@pytest.mark.parametrize("changes", [{"loss": "gspo"}, {"correction": "sequence"}], ids=["gspo", "sequence correction"])
+@pytest.mark.parametrize("tokens", [1, 60, 16384])
+def test_rollouts_of_several_sequences_stay_together(policy: Policy, changes: dict[str, Any], tokens: int) -> None:
+    rollouts = [near_uniform(r) for r in rollouts_of([(6, [[4], [8], [2]]), (20, [[6], [4]])])]
+    _, (whole,) = update(policy, rollouts, config_of(**changes))
+    _, (parted,) = update(policy, [in_two(r) for r in rollouts], config_of(tokens=tokens, **changes))
+    assert whole.norm() > 1e-3
+    close(parted, whole)
 
 
 def test_tokens_of_tools_are_not_trained() -> None:

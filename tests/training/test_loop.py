@@ -11,8 +11,10 @@ import torch
 
 from uptrend.algo import advantages
 from uptrend.config import load_config
-from uptrend.records import RecordError, Run
-from uptrend.runner.runs import resume, train
+from uptrend.config.schema import Sampling
+from uptrend.records import Ending, RecordError, Reward, Rollout, Run, Sequence
+from uptrend.runner.runs import replay, resume, train
+from uptrend.training.gather import penalize_length
 from uptrend.training.observer import StepRecord, Stop
 
 Start = Callable[..., Run]
@@ -204,22 +206,85 @@ def test_a_run_goes_on_where_every_score_fails_or_no_prompt_fits(start: Start) -
     assert [line["tokens/model/count"] for line in run.metric_lines] == [0] * 3
 
 
-def test_k1_is_taken_from_the_reward(start: Start) -> None:
+@pytest.mark.parametrize("scale", ["none", "group", "batch"])
+def test_k1_is_taken_from_the_reward(start: Start, scale: Any) -> None:
     beta = 0.5
     kl, turns = f"learning.kl={{beta={beta}, estimator='k1'}}", ("tasks.turns=2", "sampling.max_turns=2")
-    run = start(kl, "learning.lr=1e-2", "learning.scale=none", *turns)
+    run = start(kl, "learning.lr=1e-2", f"learning.scale={scale}", *turns)
     for step in (1, 2, 3):
         table = rows(run, step)
         numbers = {g: i for i, g in enumerate(dict.fromkeys(r["group"] for r in table))}
         gaps = [sum(a - b for a, b in zip(r["learner"], r["reference"], strict=True) if a is not None) for r in table]
         rewards = torch.tensor([r["reward"] for r in table])
         groups = torch.tensor([numbers[r["group"]] for r in table])
-        taught = advantages(rewards - beta * torch.tensor(gaps), groups, scale="none", baseline="mean")
+        plain = advantages(rewards, groups, scale=scale, baseline="mean")
+        # Scaled, the penalty would not depend on beta any more: a group's deviation has it too.
+        taught = plain - beta * advantages(torch.tensor(gaps), groups, scale="none", baseline="mean")
         told = torch.tensor([max(r["advantages"], key=abs) for r in table])
         torch.testing.assert_close(told, taught, atol=1e-5, rtol=1e-4)
-        plain = advantages(rewards, groups, scale="none", baseline="mean")
         assert torch.allclose(told, plain, atol=1e-6) == (step == 1)
         assert run.metric_lines[step - 1]["loss/kl"] == 0.0
+
+
+def test_a_turn_earns_what_follows_it(start: Start) -> None:
+    turns = ("tasks.turns=3", "tasks.by_turn=true", "eval.turns=3", "sampling.max_turns=3", "sampling.context=256")
+    run = start(*turns, "learning.credit=turn", "learning.scale=none", "learning.steps=1")
+    table = rows(run, 1)
+    for group in {r["group"] for r in table}:
+        members = [r for r in table if r["group"] == group]
+        returns = np.array([np.cumsum(r["turn_rewards"][::-1])[::-1] for r in members])
+        expected = returns - returns.mean(0)  # each turn against the same turn of the others
+        for row, wanted in zip(members, expected, strict=True):
+            said = np.array(row["roles"]) == 1
+            np.testing.assert_allclose(
+                np.array(row["advantages"])[said], wanted[np.array(row["turns"])[said]], atol=1e-5
+            )
+    assert len({round(a, 6) for a in table[0]["advantages"]}) > 2
+    whole = start(*turns, "learning.scale=none", "learning.steps=1", name="whole")
+    for row in rows(whole, 1):
+        assert len({a for a, role in zip(row["advantages"], row["roles"], strict=True) if role == 1}) == 1
+
+
+def test_turns_without_rewards_are_credited_as_the_rollout_is(start: Start) -> None:
+    turns = ("tasks.turns=2", "sampling.max_turns=2", "learning.steps=1")
+    one, other = (start(*turns, f"learning.credit={credit}", name=credit) for credit in ("rollout", "turn"))
+    assert [r["advantages"] for r in rows(one)] == [r["advantages"] for r in rows(other)]
+
+
+@pytest.mark.parametrize("cut", ["sampling.top_p=0.7", "sampling.top_k=5", "sampling.min_p=0.3"])
+def test_correction_has_nothing_to_correct_where_tokens_are_left_out(start: Start, cut: str) -> None:
+    run = start(cut, "sampling.max_tokens=64", "learning.correction=sequence", "learning.kl.beta=0.1")
+    for line in run.metric_lines:
+        assert line["correction/weight/mean"] == pytest.approx(1.0, abs=1e-3)
+        assert line["sampler/gap/max"] < 1e-4
+    assert run.metric_lines[0]["kl/reference/mean"] == pytest.approx(0.0, abs=1e-7)
+    for row in rows(run, 1):
+        said = np.array(row["roles"]) == 1
+        for token, support, sampled in zip(row["ids"], row["support"], said, strict=True):
+            assert token in support if sampled else support == []
+    again = replay(run, 0, runs=run.path.parent, name="again")
+    for line, other in zip(run.metric_lines, again.metric_lines, strict=True):
+        assert line["weights/norm"] == other["weights/norm"]
+        assert line["correction/weight/mean"] == other["correction/weight/mean"]
+
+
+@pytest.mark.parametrize("length", range(1, 9))
+def test_a_long_rollout_is_penalized_as_by_trl(length: int) -> None:
+    from trl.rewards import get_soft_overlong_punishment
+
+    sampling = Sampling(max_tokens=8, overlong=4, overlong_penalty=0.5)
+    ids = np.arange(length + 3, dtype=np.int32)
+    roles = np.array([0] * 3 + [1] * length, np.int8)
+    sequence = Sequence(ids, 0 * ids, roles, 0 * ids, np.zeros(length + 3, np.float32))
+    reward = Reward.of("r", 1.0, 0.0, 1.0, True)
+    rollout = Rollout(1, "g", 0, "t", "f", "", 0, (), (sequence,), reward, Ending.STOP_TOKEN, None, 0.0)
+    (theirs,) = get_soft_overlong_punishment(8, 4)(completion_ids=[ids[3:].tolist()])
+    shaped = penalize_length(rollout, sampling).reward
+    assert shaped is not None
+    assert shaped.total == pytest.approx(1.0 + 0.5 * theirs)
+    assert (shaped.low, shaped.high, shaped.correct) == (-0.5, 1.0, True)
+    assert [p.value for p in shaped.parts] == pytest.approx([1.0, 0.5 * theirs])
+    assert penalize_length(rollout, Sampling(max_tokens=8)) is rollout
 
 
 def test_pass_at_k_is_that_of_the_recorded_attempts(start: Start) -> None:

@@ -28,6 +28,15 @@ class TemperatureIgnored(Policy):
         return super().logprobs(hidden_mh, targets_m, 1.0, **how)
 
 
+class ShapingIgnored(Policy):
+    """Policy that scores tokens in the whole distribution, whatever the sampler left out."""
+
+    def logprobs(self, *given: Any, shaping: Any = None, **how: Any) -> tuple[Tensor, Tensor]:
+        """Score as if every token could have been drawn."""
+        del shaping
+        return super().logprobs(*given, **how)
+
+
 FAULTS = (
     Fault("sampling.temperature-low", (
         Strength("temperature-low", settings={"sampling.temperature": 0.02}, probe="temperature"),
@@ -41,8 +50,9 @@ FAULTS = (
                 fix=("learning.entropy", "sampling.temperature")),
     Fault("sampling.truncated-distribution", (
         Strength("temperature-ignored", policy(TemperatureIgnored), {"sampling.temperature": 0.6}),
-        Strength("top-p", settings={"sampling.top_p": 0.6, "sampling.temperature": 1.0}, probe="agreement"),
-        Strength("top-k 3", settings={"sampling.top_k": 3}))),
+        Strength("top-p", policy(ShapingIgnored), {"sampling.top_p": 0.6, "sampling.temperature": 1.0},
+                 probe="agreement"),
+        Strength("top-k 3", policy(ShapingIgnored), {"sampling.top_k": 3}))),
     Fault("sampling.no-stop", (Strength("stop ids unknown", policy(Unending), {"sampling.max_tokens": 16}),),
           also=("context.completion-truncated", "reward.gold-rejected")),
     of_settings("context.completion-truncated", {"sampling.max_tokens": 1}, {"sampling.max_tokens": 2}, probe="gold"),

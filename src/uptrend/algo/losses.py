@@ -7,6 +7,9 @@ The clipped surrogate is PPO's (Schulman et al. 2017, arXiv 1707.06347), with r 
 
     term = −min(r · A, clamp(r, 1 − clip_low, 1 + clip_high) · A)
 
+With clip_max, r is also at most that where A < 0, which PPO leaves unbounded: one token whose probability rose a lot
+would outweigh all others (two-sided clipping, INTELLECT-2 2025, arXiv 2505.07291).
+
     grpo     1/N Σ_i 1/|o_i| Σ_t term          Shao et al. 2024, arXiv 2402.03300, eq. 3
     dapo     1/Σ_i|o_i| Σ_i Σ_t term           Yu et al. 2025, arXiv 2503.14476, eq. 8
     bnpo     the same; the name that TRL uses
@@ -24,6 +27,7 @@ import torch
 from torch import Tensor
 
 from uptrend.algo.masks import count_rollouts, rollout_sum, within
+from uptrend.config.schema import Learning
 
 
 @dataclass(frozen=True)
@@ -56,27 +60,44 @@ def fixed_length(mask_bt: Tensor, rollouts_b: Tensor, max_tokens: int) -> Tensor
     return mask_bt / (count_rollouts(rollouts_b) * max_tokens)
 
 
-# (ratio_bt, advantages_bt, logprobs_bt, clip_low, clip_high) -> the loss, and where the lower and the upper clip cut it
-Surrogate = Callable[[Tensor, Tensor, Tensor, float, float], tuple[Tensor, Tensor, Tensor]]
+@dataclass(frozen=True)
+class Clips:
+    """Bounds of the ratio."""
+
+    low: float
+    high: float
+    most: float = 0.0
+    """Bound on the side that PPO leaves open; 0 for none."""
+
+    @classmethod
+    def of(cls, learning: Learning) -> "Clips":
+        return cls(learning.clip_low, learning.clip_high, learning.clip_max)
+
+
+# (ratio_bt, advantages_bt, logprobs_bt, clips) -> the loss, and where the lower and the upper clip cut it
+Surrogate = Callable[[Tensor, Tensor, Tensor, Clips], tuple[Tensor, Tensor, Tensor]]
 
 
 def clipped(
-    ratio_bt: Tensor, advantages_bt: Tensor, _logprobs_bt: Tensor, clip_low: float, clip_high: float
+    ratio_bt: Tensor, advantages_bt: Tensor, _logprobs_bt: Tensor, clips: Clips
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return PPO's clipped surrogate."""
-    clamped_bt = ratio_bt.clamp(1 - clip_low, 1 + clip_high)
-    loss_bt = -torch.minimum(ratio_bt * advantages_bt, clamped_bt * advantages_bt)
-    low_bt, high_bt = ratio_bt < 1 - clip_low, ratio_bt > 1 + clip_high
-    return loss_bt, low_bt & (advantages_bt < 0), high_bt & (advantages_bt > 0)
+    clamped_bt = ratio_bt.clamp(1 - clips.low, 1 + clips.high)
+    low_bt = (ratio_bt < 1 - clips.low) & (advantages_bt < 0)
+    high_bt = (ratio_bt > 1 + clips.high) & (advantages_bt > 0)
+    if clips.most:
+        high_bt = high_bt | (ratio_bt > clips.most) & (advantages_bt < 0)
+        ratio_bt = ratio_bt.clamp(max=clips.most)
+    return -torch.minimum(ratio_bt * advantages_bt, clamped_bt * advantages_bt), low_bt, high_bt
 
 
 def bounded(
-    ratio_bt: Tensor, advantages_bt: Tensor, logprobs_bt: Tensor, _clip_low: float, clip_high: float
+    ratio_bt: Tensor, advantages_bt: Tensor, logprobs_bt: Tensor, clips: Clips
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Weight each token's log-probability by its ratio, detached and at most `clip_high`."""
+    """Weight each token's log-probability by its ratio, detached and at most `clips.high`."""
     ratio_bt = ratio_bt.detach()
-    high_bt = (ratio_bt > clip_high) & (advantages_bt != 0)
-    return -ratio_bt.clamp(max=clip_high) * advantages_bt * logprobs_bt, torch.zeros_like(high_bt), high_bt
+    high_bt = (ratio_bt > clips.high) & (advantages_bt != 0)
+    return -ratio_bt.clamp(max=clips.high) * advantages_bt * logprobs_bt, torch.zeros_like(high_bt), high_bt
 
 
 @dataclass(frozen=True)
@@ -96,8 +117,7 @@ class Loss:
         advantages_bt: Tensor,
         mask_bt: Tensor,
         rollouts_b: Tensor,
-        clip_low: float,
-        clip_high: float,
+        clips: Clips,
     ) -> Terms:
         """Return the terms of a micro-batch."""
         log_ratio_bt = within(logprobs_bt - old_bt, mask_bt)
@@ -106,7 +126,7 @@ class Loss:
             tokens_b1 = rollout_sum(mask_bt.long(), rollouts_b).clamp(min=1)
             ratio_bt = (rollout_sum(log_ratio_bt, rollouts_b) / tokens_b1).exp().expand_as(logprobs_bt)
         inside = within(advantages_bt, mask_bt), within(logprobs_bt, mask_bt)
-        loss_bt, low_bt, high_bt = self.surrogate(ratio_bt, *inside, clip_low, clip_high)
+        loss_bt, low_bt, high_bt = self.surrogate(ratio_bt, *inside, clips)
         return Terms(loss_bt, within(ratio_bt, mask_bt).detach(), low_bt, high_bt)
 
 
@@ -121,7 +141,7 @@ LOSSES: dict[str, Loss] = {
     "dr_grpo": Loss(fixed_length),
     # Every token counts the same: long wrong answers are punished in full. The paper's other ideas are options of
     # any loss: clip-higher (clip_high = 0.28), dynamic sampling (sampling.resample), overlong filtering
-    # (mask_truncated).
+    # (mask_truncated), the soft overlong penalty (sampling.overlong).
     "dapo": Loss(mean_of_tokens),
     # Rewards are given to whole rollouts, so the ratio is the rollout's too: single tokens with a noisy ratio (from a
     # mixture of experts) no longer clip. The mean ratio stays near 1: the paper clips at 3e-4 and 4e-4.

@@ -13,9 +13,9 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from uptrend.algo.losses import ESTIMATORS, LOSSES, mean_of_tokens
+from uptrend.algo.losses import ESTIMATORS, LOSSES, Clips, mean_of_tokens
 from uptrend.algo.masks import rollout_sum, within
-from uptrend.config.schema import Correction, Estimator, Learning
+from uptrend.config.schema import Estimator, Learning
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,10 @@ class Sums:
     """Σ k3 to the reference over trained tokens, whatever the estimator; 0 without a reference."""
     entropy: Tensor
     """Σ H over trained tokens."""
+    correction: Tensor
+    """Σ of the weights that correct for the sampler, over trained tokens."""
+    masked: Tensor
+    """Trained tokens that a correction leaves out."""
     tokens: Tensor
 
     def __add__(self, other: "Sums") -> "Sums":
@@ -104,13 +108,11 @@ class Sums:
 
 def objective(logprobs_bt: Tensor, entropy_bt: Tensor, batch: Batch, learning: Learning) -> tuple[Tensor, Sums]:
     """Return the micro-batch's part of the loss, and its sums; the two tensors are the learner's, now."""
-    mask_bt, clips = batch.mask_bt, (learning.clip_low, learning.clip_high)
+    mask_bt, clips = batch.mask_bt, Clips.of(learning)
     old_bt = logprobs_bt.detach() if batch.old_bt is None else batch.old_bt
     sampler_bt = old_bt if batch.sampler_bt is None else batch.sampler_bt
-    terms = LOSSES[learning.loss].terms(logprobs_bt, old_bt, batch.advantages_bt, mask_bt, batch.rollouts_b, *clips)
-    correction_bt = correction_weights(
-        old_bt, sampler_bt, mask_bt, batch.rollouts_b, level=learning.correction, cap=learning.correction_cap
-    )
+    terms = LOSSES[learning.loss].terms(logprobs_bt, old_bt, batch.advantages_bt, mask_bt, batch.rollouts_b, clips)
+    correction_bt = correction_weights(old_bt, sampler_bt, mask_bt, batch.rollouts_b, learning)
     policy = (batch.weights_bt * terms.loss_bt * correction_bt).sum()
     kl = learning.kl.beta * (batch.weights_bt * _kl(logprobs_bt, batch, learning.kl.estimator)).sum()
     entropy_bt = within(entropy_bt, mask_bt)
@@ -124,27 +126,33 @@ def objective(logprobs_bt: Tensor, entropy_bt: Tensor, batch: Batch, learning: L
         ratio=terms.ratio_bt.sum(),
         kl=_kl(logprobs_bt.detach(), batch, "k3").sum(),
         entropy=entropy_bt.detach().sum(),
+        correction=within(correction_bt, mask_bt).sum(),
+        masked=((correction_bt == 0) & mask_bt).sum(),
         tokens=mask_bt.sum(),
     )
     return policy + kl - bonus, sums
 
 
 def correction_weights(
-    learner_bt: Tensor, sampler_bt: Tensor, mask_bt: Tensor, rollouts_b: Tensor, *, level: Correction, cap: float
+    learner_bt: Tensor, sampler_bt: Tensor, mask_bt: Tensor, rollouts_b: Tensor, learning: Learning
 ) -> Tensor:
-    """Return truncated importance weights from sampler to learner, by token: [B, T], no gradient.
+    """Return importance weights from sampler to learner, truncated or masked, by token: [B, T], no gradient.
 
-    With level "sequence" the ratio is the product over all trained tokens of the rollout.
+    With correction "sequence" the ratio is the product over all trained tokens of the rollout.
     """
     # A sampler in another precision, with other kernels or with older weights gives the same tokens other
     # probabilities. The ratio corrects the expectation, and truncating it bounds the variance, at the price of a
-    # little bias (Ionides 2008, "Truncated Importance Sampling").
+    # little bias (Ionides 2008, "Truncated Importance Sampling"). Masking trusts no token whose ratio is outside the
+    # bounds: such a token is rather a fault of the sampler than news (IcePop 2025, in Ring-1T, arXiv 2510.18855).
     log_ratio_bt = within(learner_bt - sampler_bt, mask_bt).detach()
-    if level == "none":
+    if learning.correction == "none":
         return torch.ones_like(log_ratio_bt)
-    if level == "sequence":
+    if learning.correction == "sequence":
         log_ratio_bt = rollout_sum(log_ratio_bt, rollouts_b).expand_as(log_ratio_bt)
-    return log_ratio_bt.exp().clamp(max=cap)
+    ratio_bt, low, high = log_ratio_bt.exp(), learning.correction_floor, learning.correction_cap
+    if learning.correction_mode == "truncate":
+        return ratio_bt.clamp(low, high)
+    return ratio_bt.masked_fill((ratio_bt < low) | (ratio_bt > high), 0)
 
 
 def _kl(logprobs_bt: Tensor, batch: Batch, estimator: Estimator) -> Tensor:

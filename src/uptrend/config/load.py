@@ -266,6 +266,12 @@ def _rules(config: Config, starts: list[Any]) -> dict[str, bool]:
         f"learning.clip_high = {w.clip_high}: cispo clips the ratio itself at clip_high. Use 1 or more, for example 5.":
             w.loss != "cispo" or w.clip_high >= 1,
         f"learning.clip_low = {w.clip_low} should be below 1.": clips_low,
+        f"learning.clip_max = {w.clip_max} should be above 1 + clip_high = {1 + w.clip_high:g}; cispo has none.":
+            w.clip_max == 0 or (w.loss != "cispo" and w.clip_max > 1 + w.clip_high),
+        f"learning.correction_floor = {w.correction_floor} should be below learning.correction_cap = "
+        f"{w.correction_cap}.": w.correction_floor < w.correction_cap,
+        f"sampling.overlong = {s.overlong} should be at most the {s.max_tokens * s.max_turns} tokens of a rollout "
+        "(sampling.max_tokens x max_turns).": s.overlong <= s.max_tokens * s.max_turns,
         "learning.skip_dead = true needs learning.kl.beta = 0 and learning.entropy = 0: with either of them dead "
         "groups teach too.": not w.skip_dead or (w.kl.beta == 0 and w.entropy == 0),
     }  # fmt: skip

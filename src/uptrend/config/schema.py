@@ -15,6 +15,8 @@ Scale = Literal["group", "batch", "none"]
 Baseline = Literal["mean", "leave_one_out"]
 Estimator = Literal["k1", "k2", "k3"]
 Correction = Literal["none", "token", "sequence"]
+CorrectionMode = Literal["truncate", "mask"]
+Credit = Literal["rollout", "turn"]
 Schedule = Literal["constant", "linear", "cosine"]
 
 DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
@@ -105,7 +107,11 @@ class Sampling:
     top_p: Annotated[float, Gt(0), Le(1)] = 1.0
     """Keep the likeliest tokens that together reach this probability; 1 keeps all."""
     top_k: Annotated[int, Ge(0)] = 0
-    """Keep this many likeliest tokens; 0 keeps all."""
+    """Keep this many likeliest tokens; 0 keeps all (with top_p or min_p: of the 1,024 likeliest)."""
+    min_p: Annotated[float, Ge(0), Lt(1)] = 0.0
+    """Keep tokens that are at least so likely as this part of the likeliest one's probability; 0 keeps all."""
+    repetition_penalty: Annotated[float, Gt(0)] = 1.0
+    """Divides positive logits of tokens that the context holds already, multiplies negative ones; 1 for none."""
     max_tokens: Annotated[int, Ge(1)] = 8
     """The most tokens that the model may say in a turn."""
     max_turns: Annotated[int, Ge(1)] = 1
@@ -120,6 +126,10 @@ class Sampling:
     """Texts that end a turn."""
     trim: bool = False
     """Leave a raw prompt's last spaces for the model to say: most tokenizers join them to the word that follows."""
+    overlong: Annotated[int, Ge(0)] = 0
+    """Tokens before the limit over which a penalty of a rollout's length rises from 0 to `overlong_penalty`."""
+    overlong_penalty: Annotated[float, Gt(0)] = 1.0
+    """The most that is taken from the reward for length: all of it where the limit cut a rollout off."""
     resample: Annotated[int, Ge(0)] = 0
     """Number of times to draw groups in place of dead ones (all rewards equal); 0 keeps them."""
     rows: Annotated[int, Ge(0)] = 0
@@ -154,10 +164,14 @@ class Learning:
     """Divide advantages by the deviation of the group's rewards, of the step's, or not at all."""
     baseline: Baseline = "mean"
     """Level that a reward is compared with: its group's mean, or the mean of the others."""
+    credit: Credit = "rollout"
+    """Who earns a reward: the whole rollout, or, where a task gives rewards by turn, each turn what follows it."""
     clip_low: Annotated[float, Ge(0)] = 0.2
     """The ratio of new to old probability is clipped below at 1 - clip_low."""
     clip_high: Annotated[float, Ge(0)] = 0.2
     """And above at 1 + clip_high (for cispo: at clip_high itself)."""
+    clip_max: Annotated[float, Ge(0)] = 0.0
+    """Bound of the ratio where the advantage is negative (two-sided clipping), for example 4; 0 for none."""
     kl: Kl = field(default_factory=Kl)
     """The penalty for leaving the reference."""
     entropy: float = 0.0
@@ -165,11 +179,15 @@ class Learning:
     skip_dead: bool = False
     """Keep groups whose advantages are all 0 from the learner: same update, less time, fewer records."""
     mask_truncated: bool = False
-    """Leave rollouts that were cut by length out of the loss."""
+    """Leave rollouts that were cut by length, context or the turn limit out of the loss."""
     correction: Correction = "none"
     """Weight tokens or sequences by learner/sampler probability, for a sampler that is not exact."""
     correction_cap: Annotated[float, Gt(0)] = 2.0
     """The most that such a weight may be."""
+    correction_floor: Annotated[float, Ge(0)] = 0.0
+    """The least."""
+    correction_mode: CorrectionMode = "truncate"
+    """Weights outside these bounds are set to the bound, or to 0 (mask, as IcePop does with 0.5 to 5)."""
     updates: Annotated[int, Ge(1)] = 1
     """Passes over a step's rollouts."""
     minibatches: Annotated[int, Ge(1)] = 1

@@ -6,9 +6,13 @@ They are made a chunk at a time, and once more in the backward pass:
     log p(y) = z_y - logsumexp(z),   z = h Wᵀ / temperature
     ∂ log p(y) / ∂z = onehot(y) - p,   ∂H / ∂z = -p (log p + H)
 
-m = token, v = vocabulary, h = hidden.
+A sampler may change the distribution further: it leaves tokens out (top-p, top-k, min-p) or turns down tokens that the
+context holds (a repetition penalty). Then p is the changed distribution's, over the same tokens as the sampler's.
+
+m = token, v = vocabulary, h = hidden, k = token that could be drawn, s = sequence, t = its token.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,24 +22,62 @@ from torch import Tensor
 CHUNK_ELEMENTS = 1 << 26
 
 
+# The logit of a token that is left out: exp gives 0, and 0 times it is still 0.
+LEFT_OUT = -1e30
+
+
+@dataclass(frozen=True)
+class Shaping:
+    """Changes of the distributions that tokens were drawn from, beside the temperature."""
+
+    support_mk: Tensor | None = None  # tokens that could be drawn, filled up with any of them; None for all
+    penalty: float = 1.0  # repetition penalty
+    contexts_st: Tensor | None = None  # with a penalty: ids of each sequence
+    lines_m: Tensor | None = None  # sequence of each token
+    places_m: Tensor | None = None  # its place there: what stands before it is its context
+
+    def seen(self, part: slice, width: int) -> Tensor | None:
+        """Return the tokens of the vocabulary that the contexts of some tokens hold; None without a penalty."""
+        if self.contexts_st is None or self.lines_m is None or self.places_m is None:
+            return None
+        ids_mt, places_m1 = self.contexts_st[self.lines_m[part]], self.places_m[part, None]
+        before_mt = torch.arange(ids_mt.shape[1], device=ids_mt.device) < places_m1
+        ids_mt = torch.where(before_mt, ids_mt, ids_mt[:, :1])  # the first one is in every context
+        return torch.zeros(len(ids_mt), width, dtype=torch.bool, device=ids_mt.device).scatter_(1, ids_mt, True)
+
+
+PLAIN = Shaping()
+
+
+def penalize(logits_nv: Tensor, seen_nv: Tensor, penalty: float) -> Tensor:
+    """Apply a repetition penalty (Keskar et al. 2019, arXiv 1909.05858), as transformers and vLLM do."""
+    return logits_nv * _slope(logits_nv, seen_nv, penalty)
+
+
+def _slope(logits_nv: Tensor, seen_nv: Tensor, penalty: float) -> Tensor:
+    return torch.where(logits_nv > 0, 1 / penalty, penalty).masked_fill_(~seen_nv, 1)
+
+
 def token_logprobs(
-    hidden_mh: Tensor, weight_vh: Tensor, targets_m: Tensor, temperature: float, chunk: int = CHUNK_ELEMENTS
-) -> tuple[Tensor, Tensor]:
+    hidden_mh: Tensor, weight_vh: Tensor, targets_m: Tensor, temperature: float, chunk: int = CHUNK_ELEMENTS,
+    shaping: Shaping = PLAIN,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Compute each target's log-probability and its distribution's entropy, both with gradients."""
     size = max(1, chunk // weight_vh.shape[0])
-    logprobs, entropies = _TokenLogprobs.apply(hidden_mh, weight_vh, targets_m, temperature, size)  # type: ignore[no-untyped-call]
+    logprobs, entropies = _TokenLogprobs.apply(hidden_mh, weight_vh, targets_m, temperature, size, shaping)  # type: ignore[no-untyped-call]
     return logprobs, entropies
 
 
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden_mh: Tensor, weight_vh: Tensor, targets_m: Tensor, temperature: float, size: int
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any, hidden_mh: Tensor, weight_vh: Tensor, targets_m: Tensor, temperature: float, size: int,
+        shaping: Shaping,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         ctx.set_materialize_grads(False)  # no gradient of the entropy, no work for it
         logprobs, entropies, totals = [], [], []
-        for h, y in _chunks(hidden_mh, targets_m, size):
-            z = _logits(h, weight_vh, temperature)
+        for part, h, y in _chunks(hidden_mh, targets_m, size):
+            z, _ = _logits(h, weight_vh, temperature, shaping, part)
             total = torch.logsumexp(z, -1)
             logprobs.append(z.gather(-1, y[:, None]).squeeze(-1) - total)
             totals.append(total)
@@ -43,7 +85,7 @@ class _TokenLogprobs(torch.autograd.Function):
             entropies.append(-(p.mul_(z)).sum(-1))
         entropies_m, kind = torch.cat(entropies), hidden_mh.device.type
         ctx.save_for_backward(hidden_mh, weight_vh, targets_m, torch.cat(totals), entropies_m)
-        ctx.temperature, ctx.size = temperature, size
+        ctx.temperature, ctx.size, ctx.shaping = temperature, size, shaping
         ctx.compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         return torch.cat(logprobs), entropies_m
 
@@ -54,21 +96,20 @@ class _TokenLogprobs(torch.autograd.Function):
         weight = weight_vh.to(compute)
         grad_hidden = torch.empty_like(hidden_mh)
         grad_weight: Tensor | None = None
-        start = 0
         with torch.autocast(hidden_mh.device.type, enabled=False):
-            for h, y in _chunks(hidden_mh, targets_m, ctx.size):
-                part = slice(start, start + len(h))
-                start += len(h)
+            for part, h, y in _chunks(hidden_mh, targets_m, ctx.size):
                 h = h.to(compute)
-                z = _logits(h, weight, ctx.temperature).sub_(totals[part, None])
+                z, slope = _logits(h, weight, ctx.temperature, ctx.shaping, part)
+                z = z.sub_(totals[part, None])
                 grad_logprob, grad_entropy = (None if grad is None else grad[part] for grad in grads)
                 grad_z = _grad_logits(z, y, grad_logprob, grad_entropy, entropies[part])
-                grad_z = grad_z.div_(ctx.temperature).to(compute)
+                grad_z = grad_z.div_(ctx.temperature)
+                grad_z = (grad_z if slope is None else grad_z.mul_(slope)).to(compute)
                 grad_hidden[part] = (grad_z @ weight).to(grad_hidden.dtype)
                 if ctx.needs_input_grad[1]:
                     share = (grad_z.T @ h).to(weight_vh.dtype)
                     grad_weight = share if grad_weight is None else grad_weight.add_(share)
-        return grad_hidden, grad_weight, None, None, None
+        return grad_hidden, grad_weight, None, None, None, None
 
 
 def _grad_logits(
@@ -83,9 +124,20 @@ def _grad_logits(
     return grad if bonus is None else grad.sub_(bonus)
 
 
-def _logits(h: Tensor, weight: Tensor, temperature: float) -> Tensor:
-    return torch.nn.functional.linear(h, weight).float().div_(temperature)
+def _logits(
+    h: Tensor, weight: Tensor, temperature: float, shaping: Shaping, part: slice
+) -> tuple[Tensor, Tensor | None]:
+    """Compute a chunk's logits, and the penalty's factor of each where there is one."""
+    z = torch.nn.functional.linear(h, weight).float()
+    seen = shaping.seen(part, z.shape[1])
+    slope = None if seen is None else _slope(z, seen, shaping.penalty)
+    z = (z if slope is None else z.mul_(slope)).div_(temperature)
+    if shaping.support_mk is not None:
+        is_left_out = torch.ones_like(z, dtype=torch.bool).scatter_(1, shaping.support_mk[part], False)
+        z.masked_fill_(is_left_out, LEFT_OUT)
+    return z, slope
 
 
-def _chunks(hidden_mh: Tensor, targets_m: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
-    return list(zip(torch.split(hidden_mh, size), torch.split(targets_m, size), strict=True))
+def _chunks(hidden_mh: Tensor, targets_m: Tensor, size: int) -> list[tuple[slice, Tensor, Tensor]]:
+    parts = [slice(start, start + size) for start in range(0, len(targets_m), size)]
+    return [(part, hidden_mh[part], targets_m[part]) for part in parts]

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from uptrend.config import Compute, Lora, Model
-from uptrend.policy.logprobs import token_logprobs
+from uptrend.policy.logprobs import PLAIN, Shaping, token_logprobs
 from uptrend.policy.weights import FlatWeights
 from uptrend.records import ModelError
 
@@ -66,12 +66,14 @@ class Policy:
         return states
 
     def logprobs(
-        self, hidden_mh: Tensor, targets_m: Tensor, temperature: float, *, reference: bool = False
-    ) -> tuple[Tensor, Tensor]:
+        self, hidden_mh: Tensor, targets_m: Tensor, temperature: float, *, shaping: Shaping = PLAIN,
+        reference: bool = False,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Compute log-probabilities of targets, and entropies, from the hidden states that predict them."""
         model = self.reference if reference and self.reference is not None else self.core
         with self.arithmetic():
-            return token_logprobs(hidden_mh, model.get_output_embeddings().weight, targets_m, temperature)
+            weight = model.get_output_embeddings().weight
+            return token_logprobs(hidden_mh, weight, targets_m, temperature, shaping=shaping)
 
     @contextlib.contextmanager
     def as_reference(self) -> Iterator[None]:

@@ -108,6 +108,12 @@ class Reward:
     correct: bool
     """True where the answer is right, however it is graded: held-out accuracy counts these."""
     parts: tuple[Part, ...] = ()
+    turns: tuple[float, ...] = ()
+    """Rewards by turn, which add up to the total; empty where the task gives none."""
+
+    def __post_init__(self) -> None:
+        if self.turns and not math.isclose(sum(self.turns), self.total, rel_tol=1e-6, abs_tol=1e-6):
+            raise ValueError(f"rewards by turn {self.turns} do not add up to the total {self.total}")
 
     @classmethod
     def of(cls, name: str, value: float, low: float, high: float, correct: bool) -> "Reward":
@@ -160,6 +166,11 @@ class Sequence:
     """The learner's log-probability before the update, at the sampling temperature; NaN where not sampled."""
     reference: Floats | None = None
     """The reference model's log-probability; NaN where there is none."""
+    support: tuple[Ints, Ints] | None = None
+    """Tokens that each one was drawn from: their number by token, and all their ids in a row.
+
+    None where all could be drawn, and 0 where nothing was sampled: top-p, top-k and min-p leave tokens out.
+    """
 
     @property
     def sampled(self) -> Flags:

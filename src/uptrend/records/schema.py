@@ -38,6 +38,7 @@ TOKEN_COLUMNS: dict[str, pa.DataType] = {
     "advantages": pa.float32(),
     "learner": pa.float32(),
     "reference": pa.float32(),
+    "support": pa.list_(pa.int32()),
 }
 
 ROLLOUTS = pa.schema(
@@ -57,6 +58,7 @@ ROLLOUTS = pa.schema(
         ("reward_high", pa.float64()),
         ("correct", pa.bool_()),
         ("parts", pa.list_(_PART)),
+        ("turn_rewards", pa.list_(pa.float64())),
         ("ended", pa.string()),
         ("error", pa.string()),
         ("seconds", pa.float64()),
@@ -89,6 +91,7 @@ def _row_of(r: Rollout) -> dict[str, Any]:
         "reward_high": None if reward is None else reward.high,
         "correct": None if reward is None else reward.correct,
         "parts": [] if reward is None else [vars(part) for part in reward.parts],
+        "turn_rewards": list(reward.turns) if reward is not None and reward.turns else None,
         "ended": str(r.ended),
         "kept": r.kept,
     }
@@ -103,17 +106,26 @@ def _message(message: Message) -> dict[str, str | None]:
 def _token_column(sequences: list[Sequence | None], name: str) -> pa.Array:
     """Make a list column straight from the arrays: NaN log-probabilities and unsampled versions become null."""
     kind = TOKEN_COLUMNS[name]
-    arrays: list[NDArray[Any] | None] = [None if s is None else getattr(s, name) for s in sequences]
-    sizes = [0 if a is None else len(a) for a in arrays]
-    offsets = pa.array(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32))
+    found: list[Any] = [None if s is None else getattr(s, name) for s in sequences]
+    # A list of lists has the inner ones' sizes in the place of its values.
+    arrays: list[NDArray[Any] | None] = [a[0] if isinstance(a, tuple) else a for a in found]
     present = [a for a in arrays if a is not None]
-    values = np.concatenate(present) if present else np.zeros(0, kind.to_pandas_dtype())
-    missing = values < 0 if name == "versions" else np.isnan(values) if kind == pa.float32() else None
-    column = pa.ListArray.from_arrays(offsets, pa.array(values, kind, mask=missing))
+    if pa.types.is_list(kind):
+        inner = np.concatenate([np.zeros(0, np.int32), *(a[1] for a in found if a is not None)])
+        items = pa.ListArray.from_arrays(_offsets([int(n) for a in present for n in a]), pa.array(inner, pa.int32()))
+    else:
+        values = np.concatenate(present) if present else np.zeros(0, kind.to_pandas_dtype())
+        missing = values < 0 if name == "versions" else np.isnan(values) if kind == pa.float32() else None
+        items = pa.array(values, kind, mask=missing)
+    column = pa.ListArray.from_arrays(_offsets([0 if a is None else len(a) for a in arrays]), items)
     if len(present) == len(arrays):
         return column
     absent = pa.array([a is None for a in arrays])
     return pc.if_else(absent, pa.scalar(None, pa.list_(kind)), column)
+
+
+def _offsets(sizes: list[int]) -> pa.Array:
+    return pa.array(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32))
 
 
 def rollouts_of(table: pa.Table) -> list[Rollout]:
@@ -127,12 +139,12 @@ def rollouts_of(table: pa.Table) -> list[Rollout]:
 
 def _rollout_of(row: dict[str, Any], sequences: tuple[Sequence, ...]) -> Rollout:
     bounds = row["reward_low"], row["reward_high"]
-    parts = tuple(Part(**part) for part in row["parts"] or ())
+    parts, turns = tuple(Part(**part) for part in row["parts"] or ()), tuple(row["turn_rewards"] or ())
     return Rollout(
         **{name: row[name] for name in _SAME},
         messages=tuple(_message_of(m) for m in row["messages"] or ()),
         sequences=sequences,
-        reward=None if row["reward"] is None else Reward(row["reward"], *bounds, row["correct"], parts),
+        reward=None if row["reward"] is None else Reward(row["reward"], *bounds, row["correct"], parts, turns),
         ended=Ending(row["ended"]),
         kept=row["kept"] is not False,  # null where it was written before groups could be dropped
     )
@@ -151,12 +163,26 @@ def _sequences(columns: dict[str, list[NDArray[Any] | None]], rows: range) -> tu
     return tuple(Sequence(**each) for each in arrays)
 
 
-def _arrays(column: pa.ChunkedArray, name: str) -> list[NDArray[Any] | None]:
-    """Return a list column as one array per row, None where the list is null; nulls become NaN, or -1 for versions."""
-    lists = column.combine_chunks()
-    flat = lists.flatten()
-    values = (pc.fill_null(flat, -1) if name == "versions" else flat).to_numpy(zero_copy_only=False)
-    values = values.astype(TOKEN_COLUMNS[name].to_pandas_dtype(), copy=False)
-    sizes = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
-    cut = np.split(values, np.cumsum(sizes)[:-1]) if len(sizes) else []
-    return [None if absent else part for part, absent in zip(cut, lists.is_null().to_pylist(), strict=True)]
+def _arrays(column: pa.ChunkedArray, name: str) -> list[Any]:
+    """Return a list column as one array per row, None where the list is null; nulls become NaN, or -1 for versions.
+
+    Lists of lists become pairs: the sizes of the inner ones, and their values in a row.
+    """
+    lists, kind = column.combine_chunks(), TOKEN_COLUMNS[name]
+    flat, absent = lists.flatten(), lists.is_null().to_pylist()
+    if pa.types.is_list(kind):
+        sizes = _split(_sizes(flat), _sizes(lists))
+        values = _split(flat.flatten().to_numpy(zero_copy_only=False), np.array([each.sum() for each in sizes], int))
+        return [None if gone else (n, v) for gone, n, v in zip(absent, sizes, values, strict=True)]
+    plain = (pc.fill_null(flat, -1) if name == "versions" else flat).to_numpy(zero_copy_only=False)
+    parts = _split(plain.astype(kind.to_pandas_dtype(), copy=False), _sizes(lists))
+    return [None if gone else part for gone, part in zip(absent, parts, strict=True)]
+
+
+def _sizes(lists: pa.ListArray) -> NDArray[np.int32]:
+    sizes: NDArray[np.int32] = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+    return sizes
+
+
+def _split(values: NDArray[Any], sizes: NDArray[Any]) -> list[NDArray[Any]]:
+    return np.split(values, np.cumsum(sizes)[:-1]) if len(sizes) else []

@@ -8,7 +8,7 @@ vocabulary would take longer than the model's own step on a GPU.
 Turns of many rollouts come in batches of every size. On a GPU the number of rows is rounded up to one of few
 sizes, so that a graph captured once serves the turns to come; the rows that fill up belong to nobody.
 
-n = row, v = vocabulary, c = block, w = place in a block, m = sampled token of a turn.
+n = row, v = vocabulary, c = block, w = place in a block, m = sampled token of a turn, k = token that could be drawn.
 """
 
 from typing import Any
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from uptrend.policy.graphed import shared_pool
+from uptrend.policy.logprobs import penalize
 from uptrend.records import Ending
 from uptrend.rollout.cache import SlotCache
 from uptrend.rollout.decoder import Decoder
@@ -27,12 +28,20 @@ from uptrend.rollout.sampler import Limits
 BLOCK = 256
 
 
-def choose(logits_nv: Tensor, uniforms_n: Tensor, limits: Limits) -> tuple[Tensor, Tensor]:
-    """Choose one token per row; return its log-probability in the distribution that it was drawn from too."""
+def choose(
+    logits_nv: Tensor, uniforms_n: Tensor, limits: Limits, seen_nv: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Choose one token per row; return its log-probability in the distribution that it was drawn from too.
+
+    Where limits leave tokens out, those that could be drawn are returned as well, -1 in the place of the others.
+    """
     logits = logits_nv.float()
+    if seen_nv is not None:
+        logits = penalize(logits, seen_nv, limits.repetition_penalty)
     if limits.temperature not in (0, 1):
         logits = logits / limits.temperature
-    logits = _truncate(logits, limits)
+    if limits.width:
+        return _choose_among_likeliest(logits, uniforms_n, limits)
     top_n, best_n = logits.max(-1)
     mass_nv = (logits - top_n[:, None]).exp_()
     mass_nv = torch.nn.functional.pad(mass_nv, (0, -mass_nv.shape[-1] % BLOCK))  # the last block is filled up
@@ -41,7 +50,7 @@ def choose(logits_nv: Tensor, uniforms_n: Tensor, limits: Limits) -> tuple[Tenso
     total_n = mass_nc.sum(-1)
     token_n = best_n if limits.temperature == 0 else _invert(mass_ncw, mass_nc, uniforms_n)
     chosen_n = logits.gather(-1, token_n[:, None]).squeeze(-1)
-    return token_n, chosen_n - top_n - total_n.log()
+    return token_n, chosen_n - top_n - total_n.log(), None
 
 
 def _invert(mass_ncw: Tensor, mass_nc: Tensor, uniforms_n: Tensor) -> Tensor:
@@ -59,19 +68,19 @@ def _invert(mass_ncw: Tensor, mass_nc: Tensor, uniforms_n: Tensor) -> Tensor:
     return block_n * BLOCK + place_n
 
 
-def _truncate(logits: Tensor, limits: Limits) -> Tensor:
-    """Leave out what top-k and top-p leave out; the likeliest token always stays."""
-    if limits.temperature == 0:
-        return logits
-    if 0 < limits.top_k < logits.shape[-1]:
-        least = logits.topk(limits.top_k, -1).values[:, -1:]
-        logits = logits.masked_fill(logits < least, -torch.inf)
+def _choose_among_likeliest(logits: Tensor, uniforms_n: Tensor, limits: Limits) -> tuple[Tensor, Tensor, Tensor]:
+    """Choose where top-k, then top-p, then min-p leave tokens out; the likeliest one always stays."""
+    top_nk, ids_nk = logits.topk(min(limits.width, logits.shape[-1]), -1)
+    log_p_nk = top_nk - (top_nk if limits.top_k else logits).logsumexp(-1, keepdim=True)
+    p_nk = log_p_nk.exp()
+    beyond_nk = p_nk < limits.min_p * p_nk[:, :1]
     if limits.top_p < 1:
-        ordered, order = logits.sort(-1, descending=True)
-        p = torch.softmax(ordered, -1)
-        beyond = p.cumsum(-1) - p >= limits.top_p  # what came before already reached it
-        logits = logits.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), -torch.inf)
-    return logits
+        beyond_nk |= p_nk.cumsum(-1) - p_nk >= limits.top_p  # what came before already reached it
+    sum_nk = p_nk.masked_fill(beyond_nk, 0).cumsum(-1)
+    aim_n1 = uniforms_n[:, None].clamp(max=1 - 1e-6) * sum_nk[:, -1:]
+    place_n1 = (sum_nk <= aim_n1).sum(-1, keepdim=True).clamp(max=sum_nk.shape[1] - 1)
+    logprob_n = (log_p_nk.gather(-1, place_n1) - sum_nk[:, -1:].log()).squeeze(-1)
+    return ids_nk.gather(-1, place_n1).squeeze(-1), logprob_n, ids_nk.masked_fill(beyond_nk, -1)
 
 
 class Endings:
@@ -117,12 +126,14 @@ LOOK_EVERY = 8
 class _State:
     """State of up to n rows that changes from token to token, in tensors that keep their addresses."""
 
-    def __init__(self, n: int, m: int, device: torch.device) -> None:
+    def __init__(self, n: int, m: int, k: int, v: int, device: torch.device) -> None:
         self.tokens, self.positions, self.budget, self.order = torch.zeros(4, n, dtype=torch.long, device=device)
         self.turn = torch.zeros(n, dtype=torch.long, device=device)  # number of tokens that each row has sampled
         self.done = torch.zeros(n, dtype=torch.bool, device=device)
         self.uniforms_nm, self.logprobs_nm = torch.zeros(2, n, m, device=device)
         self.ids_nm = torch.zeros(n, m, dtype=torch.long, device=device)
+        self.support_nmk = torch.zeros(n, m, k, dtype=torch.int32, device=device)  # k is 0 where all can be drawn
+        self.seen_nv = torch.zeros(n, v, dtype=torch.bool, device=device)  # v is 0 without a repetition penalty
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -135,7 +146,7 @@ class Decoding:
 
     def __init__(self, device: torch.device, decoder: Decoder, cache: SlotCache) -> None:
         self._device, self._decoder, self._cache = device, decoder, cache
-        self._states: dict[int, _State] = {}
+        self._states: dict[tuple[int, int, int], _State] = {}
         self._graphs: dict[tuple[int, int, int, Limits], torch.cuda.CUDAGraph] = {}
 
     def forget_graphs(self) -> None:
@@ -148,18 +159,20 @@ class Decoding:
 
     def run(
         self, logits_nv: Tensor, lengths: list[int], uniforms_nm: NDArray[np.float32], budget: NDArray[np.int64],
-        limits: Limits, stops_v: Tensor,
-    ) -> tuple[NDArray[np.int64], NDArray[np.float32], list[int]]:  # fmt: skip
-        """Return token ids and log-probabilities in the order given, and the given row that now sits in each row.
+        limits: Limits, stops_v: Tensor, seen_nv: Tensor | None = None,
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int32], list[int]]:  # fmt: skip
+        """Return token ids, log-probabilities and supports in the order given, and the row that sits in each row now.
 
-        Rows that only fill up have numbers from `len(lengths)` on.
+        Rows that only fill up have numbers from `len(lengths)` on. `seen_nv` has the tokens of each row's context,
+        for a repetition penalty.
         """
         n, m = uniforms_nm.shape
         began = rows = self.rows_for(n)
-        state = self._states.get(m)
+        shape = m, min(limits.width, logits_nv.shape[1]), 0 if seen_nv is None else logits_nv.shape[1]
+        state = self._states.get(shape)
         if state is None or len(state.tokens) < rows:
             self.forget_graphs()  # those over a smaller state are useless
-            state = self._states[m] = _State(rows, m, self._device)
+            state = self._states[shape] = _State(rows, *shape, self._device)
         self._cache.cover(max(lengths) + int(budget.max()))
         if self._device.type == "cuda":
             self._graph(state, rows, limits, stops_v)  # capturing scribbles on the state: first
@@ -170,6 +183,8 @@ class Decoding:
         state.uniforms_nm[:n] = torch.from_numpy(uniforms_nm).to(self._device)
         state.budget[:n] = torch.from_numpy(budget).to(self._device)
         state.done[:rows] = state.budget[:rows] <= 0
+        if seen_nv is not None:
+            state.seen_nv[:n] = seen_nv
         self._take(state, n, logits_nv, limits, stops_v)
         for k in range(1, int(budget.max())):
             if self._device.type == "cpu" or k % LOOK_EVERY == 0:
@@ -183,15 +198,22 @@ class Decoding:
                 self._step(state, rows, limits, stops_v)
         order = state.order[:began].cpu()
         back = torch.argsort(order)[:n]
-        ids_nm, logprobs_nm = (x[:began].cpu()[back].numpy() for x in (state.ids_nm, state.logprobs_nm))
-        return ids_nm, logprobs_nm, order.tolist()
+        said = (x[:began].cpu()[back].numpy() for x in (state.ids_nm, state.logprobs_nm, state.support_nmk))
+        return (*said, order.tolist())
 
     def _take(self, s: _State, rows: int, logits_nv: Tensor, limits: Limits, stops_v: Tensor) -> None:
         """Choose each row's next token and note it."""
         turn = s.turn[:rows, None]
-        tokens, logprobs = choose(logits_nv, s.uniforms_nm[:rows].gather(1, turn).squeeze(1), limits)
+        seen_nv = s.seen_nv[:rows] if s.seen_nv.shape[1] else None
+        uniforms_n = s.uniforms_nm[:rows].gather(1, turn).squeeze(1)
+        tokens, logprobs, support_nk = choose(logits_nv, uniforms_n, limits, seen_nv)
         s.ids_nm[:rows].scatter_(1, turn, tokens[:, None])
         s.logprobs_nm[:rows].scatter_(1, turn, logprobs[:, None])
+        if support_nk is not None:
+            place = turn[:, :, None].expand(-1, -1, support_nk.shape[1])
+            s.support_nmk[:rows].scatter_(1, place, support_nk[:, None].int())
+        if seen_nv is not None:
+            seen_nv.scatter_(1, tokens[:, None], True)
         s.tokens[:rows] = tokens
         last = s.uniforms_nm.shape[1] - 1
         s.turn[:rows] = (s.turn[:rows] + 1).clamp(max=last)
@@ -204,7 +226,7 @@ class Decoding:
 
     def _graph(self, s: _State, rows: int, limits: Limits, stops_v: Tensor) -> torch.cuda.CUDAGraph:
         """Return the step for so many rows as one launch, captured at its first use."""
-        key = (s.uniforms_nm.shape[1], rows, self._cache.reach, limits)
+        key = (s.uniforms_nm.shape[1], rows, self._cache.reach, limits)  # limits decide on the state's other sizes
         if key not in self._graphs:
             saved = [tensor.clone() for tensor in s.tensors]
             s.positions.fill_(self._cache.reach - 1)  # warm-ups write where a real token will be written over

@@ -34,6 +34,7 @@ class _SamplerStream:
     length: int  # number of its tokens in the cache
     draws: np.random.Generator  # random generator of this rollout
     waiting: list[int] = field(default_factory=list)  # its newest sampled token, not yet in the cache
+    context: list[int] = field(default_factory=list)  # all its tokens, kept for a repetition penalty alone
 
 
 @dataclass(frozen=True)
@@ -103,21 +104,34 @@ class InProcessSampler:
         logits_nv = self._read(batch, streams, int(budget.max()))
         uniforms = np.stack([s.draws.random(limits.max_tokens, dtype=np.float32) for s in streams])
         lengths = [s.length for s in streams]
-        ids, logprobs, order = self._decoding.run(
-            logits_nv, lengths, uniforms, budget, limits, self._endings.table(limits)
+        seen_nv = self._seen(batch, streams) if limits.repetition_penalty != 1 else None
+        ids, logprobs, supports, order = self._decoding.run(
+            logits_nv, lengths, uniforms, budget, limits, self._endings.table(limits), seen_nv
         )
         for row, original in enumerate(order):
             if original < len(streams):
                 streams[original].row = row
         extensions = []
-        for stream, said, scores, most in zip(streams, ids, logprobs, budget, strict=True):
+        for stream, said, scores, drawn, most in zip(streams, ids, logprobs, supports, budget, strict=True):
             count, ended = self._endings.find(said[:most], limits)
             if count:
                 stream.length += count - 1  # the last sampled token has not been read back yet
                 stream.waiting = [int(said[count - 1])]
             turn = said[:count].astype(np.int32), scores[:count].astype(np.float32)
-            extensions.append(Extension(*turn, ended, self._version))
+            if seen_nv is not None:
+                stream.context += turn[0].tolist()
+            could_mk = drawn[:count] >= 0
+            support = (could_mk.sum(1).astype(np.int32), drawn[:count][could_mk]) if limits.width else None
+            extensions.append(Extension(*turn, ended, self._version, support))
         return extensions
+
+    def _seen(self, batch: list[_Request], streams: list[_SamplerStream]) -> Tensor:
+        """Mark the tokens of the vocabulary that each stream's context holds."""
+        seen_nv = torch.zeros(len(batch), self._policy.core.config.vocab_size, dtype=torch.bool)
+        for row_v, request, stream in zip(seen_nv, batch, streams, strict=True):
+            stream.context += request.ids
+            row_v[stream.context] = True
+        return seen_nv.to(self._policy.device)
 
     def _place(self, batch: list[_Request]) -> list[_SamplerStream]:
         """Give each stream of the batch the row of its place in it; other streams move behind all that it takes."""

@@ -16,6 +16,7 @@ import numpy as np
 
 from uptrend.records import Ending, Message, Role, Rollout, Task, Tool, UptrendError
 from uptrend.records import Sequence as Tokens
+from uptrend.records.rollout import Ints
 from uptrend.rollout.render import Renderer
 from uptrend.rollout.sampler import Extension, Limits, Sampler
 from uptrend.tasks.taskset import Play, Script, Taskset
@@ -78,6 +79,8 @@ class _Transcript:
     roles: list[int] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)  # of the supports
+    supports: list[Ints] = field(default_factory=list)  # tokens that each sampled one was drawn from
 
     def add(self, ids: Sequence[int], turn: int, role: Role, said: Extension | None = None) -> None:
         """Add tokens of one role; `said` is the model's turn where it wrote them."""
@@ -86,6 +89,10 @@ class _Transcript:
         self.roles += [int(role)] * len(ids)
         self.versions += [-1 if said is None else said.version] * len(ids)
         self.logprobs += [math.nan] * len(ids) if said is None else said.logprobs.tolist()
+        sizes, support = ([0] * len(ids), None) if said is None or said.support is None else said.support
+        self.sizes += list(sizes)
+        if support is not None:
+            self.supports.append(support)
 
     def tokens(self) -> Tokens:
         return Tokens(
@@ -94,6 +101,7 @@ class _Transcript:
             roles=np.array(self.roles, np.int8),
             versions=np.array(self.versions, np.int32),
             sampler=np.array(self.logprobs, np.float32),
+            support=(np.array(self.sizes, np.int32), np.concatenate(self.supports)) if self.supports else None,
         )
 
 

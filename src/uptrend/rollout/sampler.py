@@ -11,6 +11,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+# Tokens that top_p and min_p choose among. Each sampled token keeps those that it was drawn from, so there has to be a
+# bound; what lies beyond it is less likely than 1 in 1,024.
+LIKELIEST = 1024
+
+
 @dataclass(frozen=True)
 class Limits:
     """Sampling parameters of a turn, and what ends it."""
@@ -20,8 +25,16 @@ class Limits:
     temperature: float = 1.0  # divides the logits; 0 takes the likeliest token
     top_p: float = 1.0  # keep the likeliest tokens that together reach this probability
     top_k: int = 0  # keep this many likeliest tokens; 0 for all
+    min_p: float = 0.0  # keep tokens with at least this part of the likeliest one's probability
+    repetition_penalty: float = 1.0  # divides the logits of tokens that the context holds, where positive
     stop: tuple[str, ...] = ()  # texts that end the turn
     prompt: int = 0  # the most tokens of a stream's first prompt; 0 for as many as the context holds
+
+    @property
+    def width(self) -> int:
+        """The most tokens that one is drawn from; 0 for all."""
+        is_cut = self.temperature > 0 and (self.top_p < 1 or self.top_k > 0 or self.min_p > 0)
+        return (self.top_k or LIKELIEST) if is_cut else 0
 
 
 @dataclass(frozen=True, repr=False)
@@ -32,6 +45,7 @@ class Extension:
     logprobs: Floats  # their log-probabilities in the distribution that they were drawn from
     ended: Ending  # stop-token, stop-text, length or context-full
     version: int  # the policy version that said it
+    support: tuple[Ints, Ints] | None = None  # tokens that each was drawn from, as a sequence has them; None for all
 
 
 class Sampler(Protocol):

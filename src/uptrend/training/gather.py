@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from uptrend.config import Config
+from uptrend.config import Config, Sampling
 from uptrend.policy.policy import Policy
-from uptrend.records import Evaluation, Rollout
+from uptrend.records import Evaluation, Part, Rollout
 from uptrend.rollout.play import RolloutRequest, demonstrate, derive, play_all
 from uptrend.rollout.render import Renderer
 from uptrend.rollout.sampler import Limits, Sampler
@@ -43,9 +43,9 @@ class RolloutPlayer:
         """Play rollouts at a temperature; 0 is greedy, and then nothing is cut off the distribution."""
         assert self._sampler is not None
         s = self._config.sampling
-        limits = Limits(s.max_tokens, s.context, temperature, stop=s.stop, prompt=s.max_prompt)
-        if temperature > 0:
-            limits = replace(limits, top_p=s.top_p, top_k=s.top_k)
+        limits = Limits(
+            s.max_tokens, s.context, temperature, s.top_p, s.top_k, s.min_p, s.repetition_penalty, s.stop, s.max_prompt
+        )
         return _run(play_all(requests, self._sampler, self._renderers_for(requests), limits, s.max_turns, s.rows))
 
     def demonstrate(self, requests: Sequence[RolloutRequest]) -> list[Rollout]:
@@ -86,7 +86,7 @@ def gather(player: RolloutPlayer, pool: Pool, cursor: Cursor, step: int, config:
             for i in range(s.size)
         ]
         number += len(drawn)
-        rollouts = player.play(requests, temperature=s.temperature)
+        rollouts = [penalize_length(r, s) for r in player.play(requests, temperature=s.temperature)]
         for group in (rollouts[i : i + s.size] for i in range(0, len(rollouts), s.size)):
             rewards = [r.reward.total for r in group if r.reward is not None]
             if attempt < s.resample and is_dead(rewards):
@@ -96,6 +96,19 @@ def gather(player: RolloutPlayer, pool: Pool, cursor: Cursor, step: int, config:
         if len(kept) == s.groups:
             break
     return Gathered([r for group in kept for r in group], dropped, cursor)
+
+
+def penalize_length(rollout: Rollout, sampling: Sampling) -> Rollout:
+    """Take DAPO's soft overlong penalty (Yu et al. 2025, arXiv 2503.14476, eq. 13) from the reward, as a part of it."""
+    buffer, most, reward = sampling.overlong, sampling.overlong_penalty, rollout.reward
+    if not buffer or reward is None:
+        return rollout
+    begins = sampling.max_tokens * sampling.max_turns - buffer
+    penalty = most * min(1.0, max(0.0, (rollout.sampled_tokens - begins) / buffer))
+    turns = (*reward.turns[:-1], reward.turns[-1] - penalty) if reward.turns else ()
+    parts = (*reward.parts, Part("overlong", -penalty, -most, 0.0))
+    shaped = replace(reward, total=reward.total - penalty, low=reward.low - most, parts=parts, turns=turns)
+    return replace(rollout, reward=shaped)
 
 
 def evaluate(player: RolloutPlayer, held_out: HeldOut, step: int, config: Config) -> tuple[Evaluation, list[Rollout]]:

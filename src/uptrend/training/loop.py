@@ -18,6 +18,7 @@ from torch import Tensor
 
 from uptrend.algo import kl_penalty
 from uptrend.config import Config
+from uptrend.config.schema import Credit
 from uptrend.policy.checkpoint import save_checkpoint
 from uptrend.policy.weights import WeightMeter
 from uptrend.records import Evaluation, Rollout, Run
@@ -104,20 +105,50 @@ def learn(
     components: Components, learner: Learner, exp: Experience, rollouts: Sequence[Rollout], step: int, config: Config
 ) -> tuple[Update, Tensor]:
     """Compute the advantage of each rollout and make the update that they cause; return both."""
-    kl = config.learning.kl
+    learning, kl = config.learning, config.learning.kl
     reference_bs = learner.logprobs(exp, reference=True) if kl.beta > 0 else None
-    old_bs = learner.logprobs(exp, reference=False) if learner.needs_old else None
-    rewards_n = torch.tensor([torch.nan if r.reward is None else r.reward.total for r in rollouts])
     groups_n = torch.empty(len(rollouts), dtype=torch.long)
     groups_n[exp.rollouts_b] = exp.groups_b
-    # k1 is taken from the reward, because in the loss its gradient is 0 on average (algo/losses.py).
-    if kl.beta > 0 and kl.estimator == "k1" and old_bs is not None and reference_bs is not None:
+    # One column for a reward of the whole rollout, else one per turn. They are compared among rollouts of a group, and
+    # turns with the same turn of the others.
+    returns_nk = returns_of(exp, rollouts, learning.credit)
+    turns = returns_nk.shape[1]
+    groups_nk = groups_n[:, None] * turns + torch.arange(turns)
+    how = {"scale": learning.scale, "baseline": learning.baseline}
+    advantages_nk = components.advantages(returns_nk.flatten(), groups_nk.flatten(), **how).view(-1, turns)
+    old_bs = None
+    # k1 is taken from the reward, because in the loss its gradient is 0 on average (algo/losses.py); after scaling, as
+    # the deviation of the rewards would take beta out again.
+    if reference_bs is not None and kl.estimator == "k1":
+        old_bs = learner.logprobs(exp, reference=False)
         penalty_b = kl_penalty(old_bs.cpu(), reference_bs.cpu(), exp.mask_bs)
-        rewards_n = rewards_n - kl.beta * torch.zeros(len(rollouts)).index_add(0, exp.rollouts_b, penalty_b)
-    scale, baseline = config.learning.scale, config.learning.baseline
-    advantages_n = components.advantages(rewards_n, groups_n, scale=scale, baseline=baseline)
-    update = learner.update(exp, advantages_n[exp.rollouts_b], step, old_bs=old_bs, reference_bs=reference_bs)
-    return update, advantages_n
+        penalty_n = torch.zeros(len(rollouts)).index_add(0, exp.rollouts_b, penalty_b)
+        penalty_n[returns_nk.isnan().all(1)] = torch.nan
+        centered_n = components.advantages(penalty_n, groups_n, **how | {"scale": "none"})
+        advantages_nk = advantages_nk - kl.beta * centered_n[:, None]
+    advantages_bs = advantages_nk[exp.rollouts_b[:, None], exp.turns_bs.clamp(max=turns - 1)]
+    if learner.needs_old and old_bs is None:
+        old_bs = learner.logprobs(exp, reference=False, advantages_bs=advantages_bs)
+    update = learner.update(exp, advantages_bs, step, old_bs=old_bs, reference_bs=reference_bs)
+    return update, advantages_nk.sum(1) / (~returns_nk.isnan()).sum(1).clamp(min=1)
+
+
+def returns_of(exp: Experience, rollouts: Sequence[Rollout], credit: Credit) -> Tensor:
+    """Return each rollout's reward, or by turn the rewards from there on; NaN where there is none: [n, k]."""
+    rewards_n1 = torch.tensor([[torch.nan if r.reward is None else r.reward.total] for r in rollouts])
+    if credit == "rollout" or not any(r.reward is not None and r.reward.turns for r in rollouts):
+        return rewards_n1
+    # Rewards without turns came with the last one: they follow every turn.
+    returns_nk = rewards_n1.repeat(1, int(exp.turns_bs.max()) + 1)
+    last_n = torch.zeros(len(rollouts), dtype=torch.long).scatter_reduce(
+        0, exp.rollouts_b, (exp.turns_bs * exp.real_bs).amax(1), "amax"
+    )
+    for row_k, r, last in zip(returns_nk, rollouts, last_n.tolist(), strict=True):
+        if r.reward is not None and r.reward.turns:
+            for turn in range(len(row_k)):
+                row_k[turn] = sum(r.reward.turns[turn:])
+        row_k[last + 1 :] = torch.nan
+    return returns_nk
 
 
 @contextmanager

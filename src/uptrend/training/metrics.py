@@ -195,6 +195,8 @@ def pass_metrics(sums: Mapping[str, float | None]) -> Line:
         "learner/ratio/mean": "ratio",
         "clip/low/share": "clipped_low",
         "clip/high/share": "clipped_high",
+        "correction/weight/mean": "correction",
+        "correction/masked/share": "masked",
     }
     found = {key: sums.get(name) for key, name in keys.items()}
     return {key: total / tokens for key, total in found.items() if total is not None} if tokens else {}
@@ -230,7 +232,7 @@ def learner_metrics(exp: "Experience", update: "Update") -> Line:
     s = {name: float(value) for name, value in vars(update.sums).items()}
     return {
         **gap_metrics(update.learner_bs[computed].numpy(), exp.sampler_bs[computed].numpy()),
-        **pass_metrics(s if update.reference_bs is not None else s | {"kl": None}),
+        **pass_metrics(s | dict.fromkeys(_unasked(update))),
         "loss/total": s["policy_loss"] + s["kl_loss"] - s["entropy_bonus"],
         "loss/policy": s["policy_loss"],
         "loss/kl": s["kl_loss"],
@@ -240,6 +242,12 @@ def learner_metrics(exp: "Experience", update: "Update") -> Line:
         ),
         **({"tokens/padding/share": update.padding} if s["tokens"] else {}),
     }
+
+
+def _unasked(update: "Update") -> list[str]:
+    """Name the sums that say nothing: of a reference or a correction that there is none of."""
+    without_reference = ["kl"] if update.reference_bs is None else []
+    return without_reference if update.corrects else [*without_reference, "correction", "masked"]
 
 
 def token_metrics(rollouts: Sequence[Rollout], exp: "Experience", update: "Update") -> Line:

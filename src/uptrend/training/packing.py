@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Ints = NDArray[np.int64]
+# Rows that stay in one micro-batch, each a list of sequences: all of a rollout's, for sums over whole rollouts.
+Unit = list[list[int]]
 # Prompts are shared where that costs less than this part of going row by row.
 WORTH_IT = 0.8
 
@@ -67,38 +69,45 @@ class Micro:
     at_m: tuple[Tensor, Tensor]
     numbers: tuple[int, ...]  # the same sequences, for the host
     padding: float  # share of `ids_rt` that is padding
+    support_mk: Tensor | None = None  # tokens that each sampled one was drawn from; None for all
+    contexts_st: Tensor | None = None  # ids of each line, for a repetition penalty
+    places_m: Tensor | None = None  # place of each sampled token in its line, for the same
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
         """Inputs of a forward pass, in order."""
-        return self.ids_rt, self.positions_rt, self.mask, self.predictors_m, self.targets_m, *self.at_m
+        shaping = self.support_mk, self.contexts_st, self.places_m
+        return self.ids_rt, self.positions_rt, self.mask, self.predictors_m, self.targets_m, *shaping, *self.at_m
 
     def to(self, device: torch.device) -> "Micro":
         tensors = (self.lines, *self.tensors)
         moved: list[Any] = [None if x is None else x.to(device, non_blocking=True) for x in tensors]
-        lines, ids, positions, mask, predictors, targets, *at = moved
-        return Micro(lines, ids, positions, mask, predictors, targets, (at[0], at[1]), self.numbers, self.padding)
+        lines, ids, positions, mask, predictors, targets, *shaping, line_m, place_m = moved
+        parts = lines, ids, positions, mask, predictors, targets, (line_m, place_m)
+        return Micro(*parts, self.numbers, self.padding, *shaping)
 
 
 def pack(
     lines: Sequence[Line], numbers: Sequence[int], budget: int, cost: Cost, grain: Grain, longest: int
 ) -> list[Micro]:
-    """Make micro-batches of at most `budget` tokens, padding included; a row longer than that goes alone."""
-    rows: list[list[int]] = []
+    """Make micro-batches of at most `budget` tokens, padding included; a rollout longer than that goes alone."""
+    units: list[Unit] = []
     for group in _group_by(numbers, [lines[i].group for i in numbers]):
-        rows += _share(lines, group, cost, budget, grain)
-    rows.sort(key=lambda row: -_length(lines, row))  # similar lengths together: less padding
+        units += _share(lines, group, cost, budget, grain)
+    longest_of = {id(unit): max(_length(lines, row) for row in unit) for unit in units}
+    units.sort(key=lambda unit: -longest_of[id(unit)])  # similar lengths together: less padding
     batches: list[list[list[int]]] = []
-    while rows:
-        most = max(1, budget // _round_up(_length(lines, rows[0]), grain.width))
+    while units:
+        rows = max(1, budget // _round_up(longest_of[id(units[0])], grain.width))
+        most = max(1, rows // max(map(len, units)))
         # Even shares rather than a full batch and a remainder: one shape, one graph.
-        share = -(-len(rows) // -(-len(rows) // most))
-        batches.append(rows[:share])
-        rows = rows[share:]
+        share = -(-len(units) // -(-len(units) // most))
+        batches.append([row for unit in units[:share] for row in unit])
+        units = units[share:]
     return [_lay_out(lines, batch, grain, longest) for batch in batches]
 
 
-def _share(lines: Sequence[Line], group: list[int], cost: Cost, budget: int, grain: Grain) -> list[list[int]]:
+def _share(lines: Sequence[Line], group: list[int], cost: Cost, budget: int, grain: Grain) -> list[Unit]:
     """Cut a group into rows, with as many rollouts per row as is cheapest."""
     rollouts = _group_by(group, [lines[i].rollout for i in group])
     prompt = lines[group[0]].ids[: lines[group[0]].prompt]
@@ -107,7 +116,7 @@ def _share(lines: Sequence[Line], group: list[int], cost: Cost, budget: int, gra
         for r in rollouts
     )
     if not is_shared:
-        return [[i] for r in rollouts for i in r]
+        return [[[i] for i in r] for r in rollouts]
     singles = [r[0] for r in rollouts]
     tails = np.array([len(lines[i].ids) - len(prompt) for i in singles])
     sizes = sorted({*(1 << k for k in range(len(singles).bit_length())), len(singles)})
@@ -115,7 +124,7 @@ def _share(lines: Sequence[Line], group: list[int], cost: Cost, budget: int, gra
     best = min(sizes, key=lambda size: prices[size])
     # Shared rows come in many shapes and need a mask: they have to save a good part of the work.
     size = best if prices[best] < WORTH_IT * prices[1] else 1
-    return [singles[i : i + size] for i in range(0, len(singles), size)]
+    return [[singles[i : i + size]] for i in range(0, len(singles), size)]
 
 
 def _price(tails: Ints, prompt: int, size: int, cost: Cost, budget: int, grain: Grain) -> float:

@@ -91,7 +91,7 @@ class Annotated(UserList[Rollout]):
     def data(self) -> list[Rollout]:  # type: ignore[override]
         update, learner = self._update, self._update.learner_bs.numpy()
         reference = np.full_like(learner, np.nan) if update.reference_bs is None else update.reference_bs.numpy()
-        advantages = np.broadcast_to(update.advantages_b.numpy()[:, None], learner.shape)
+        advantages = update.advantages_bs.numpy()
         computed = np.stack([update.weights_bs.numpy(), advantages, learner, reference])
         lines = iter(enumerate(self._exp.lines))
         made = []

@@ -32,12 +32,12 @@ KEPT = ("learner/entropy/", "gradient/", "optimizer/", "tokens/", "weights/")
 
 
 def supervised(config: Config, demonstrations: int) -> Config:
-    """Return the recipe with the update that learns demonstrations: token-wise mean, no penalty, temperature 1."""
+    """Return the recipe with the update that learns demonstrations: token-wise mean, no penalties, temperature 1."""
     warm, learning = config.warmstart, config.learning
     steps = warm.epochs * -(-demonstrations // warm.batch)
     return replace(
         config,
-        sampling=replace(config.sampling, temperature=1.0),
+        sampling=replace(config.sampling, temperature=1.0, repetition_penalty=1.0),
         eval=replace(config.eval, every=0),
         learning=Learning(
             steps=steps, lr=warm.lr, schedule=warm.schedule, warmup=min(warm.warmup, steps), loss="dapo", kl=Kl(),

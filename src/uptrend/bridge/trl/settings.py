@@ -16,9 +16,10 @@ PACKAGES = ("trl", "torch", "transformers", "accelerate", "peft", "datasets", "v
 # Settings that are arguments of TRL under another name; the rest of a recipe is computed.
 TRANSLATED = (
     "seed", "model.gradient_checkpointing", "sampling.size", "sampling.temperature", "sampling.top_p", "sampling.top_k",
-    "sampling.max_tokens", "learning.lr", "learning.schedule", "learning.loss", "learning.scale", "learning.clip_low",
-    "learning.kl.beta", "learning.entropy", "learning.mask_truncated", "learning.updates", "learning.max_grad_norm",
-    "learning.weight_decay", "learning.beta1", "learning.beta2",
+    "sampling.min_p", "sampling.repetition_penalty", "sampling.max_tokens", "learning.lr", "learning.schedule",
+    "learning.loss", "learning.scale", "learning.clip_low", "learning.kl.beta", "learning.entropy",
+    "learning.mask_truncated", "learning.updates", "learning.max_grad_norm", "learning.weight_decay", "learning.beta1",
+    "learning.beta2",
 )  # fmt: skip
 
 

@@ -69,8 +69,9 @@ def _membership(case: Case, steps: list[Grouped]) -> Found | Lacking | None:
     if not steps:
         return Lacking("no advantages were recorded", WRONG)
     is_penalized = case.value("learning.kl.estimator") == "k1" and (case.value("learning.kl.beta") or 0) > 0
+    is_penalized |= case.value("learning.credit") == "turn"
     if is_penalized or (case.view.trainer not in CENTERED and case.value("learning.baseline") is None):
-        return Lacking("advantages hold more than rewards: a penalty, or another baseline", WRONG)
+        return Lacking("advantages hold more than rewards: a penalty, another baseline, or turns of their own", WRONG)
     # Covariances of rewards and advantages, in groups that have both.
     together = [group_sum(g.centered_n * _advantage(g), g.group_n) for g in steps]
     signs = np.concatenate([t[~g.dead_g & (t != 0)] for t, g in zip(together, steps, strict=True)])

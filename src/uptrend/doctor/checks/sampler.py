@@ -235,7 +235,8 @@ def _left_out(case: Case, first: Gaps) -> Found | None:
     if np.mean(seen < 0) < 0.995 or seen.min() <= np.log(0.05):
         return None
     mean = float(seen.mean())
-    is_known = case.value("sampling.top_p") not in (None, 1.0) or case.value("sampling.top_k") not in (None, 0)
+    harmless = {"sampling.top_p": 1, "sampling.top_k": 0, "sampling.min_p": 0}
+    is_known = any(case.value(key) not in (None, value) for key, value in harmless.items())
     text = f"where they differ, the learner's log-probability is always the lower one, by {-mean:.3f} on average"
     summary = "The sampler leaves tokens out (top-p or top-k) that the learner's log-probabilities count in."
     return _other_distribution(first, is_known, summary, text, mean)

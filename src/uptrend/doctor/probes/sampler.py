@@ -4,6 +4,7 @@ m = sampled token of a sequence, v = token of the vocabulary.
 """
 
 import itertools
+import math
 import re
 from collections import Counter
 from collections.abc import Collection
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from uptrend.doctor.probes.bench import Bench, distance, kl_between
 from uptrend.doctor.probes.probe import CRITICAL, MEDIUM, NOTE, PENALTY, SAMPLED, WARNING, Answer, probe, require
+from uptrend.policy.logprobs import penalize
 from uptrend.records import Finding
 from uptrend.rollout.sampler import Limits
 from uptrend.training.learner import Experience
@@ -56,11 +58,13 @@ def agreement(bench: Bench) -> Answer:
 def _distributions(bench: Bench) -> tuple[str, str]:
     """Name the distributions that learner and sampler have; empty where a side plainly has none of those meant."""
     s, policy = bench.config.sampling, bench.policy
-    cut = "".join([f", top_p {s.top_p:g}"] * (s.top_p < 1) + [f", top_k {s.top_k}"] * (s.top_k > 0))
+    shaping = {"top_p": s.top_p, "top_k": s.top_k, "min_p": s.min_p, "repetition_penalty": s.repetition_penalty}
+    plain = vars(Limits(1, 1))
+    cut = "".join(f", {name} {value:g}" for name, value in shaping.items() if value != plain[name])
     candidates = {}
     for temperature in dict.fromkeys((s.temperature, 1.0)):
         candidates[f"temperature {temperature:g}"] = Limits(1, 1, temperature)
-        candidates[f"temperature {temperature:g}{cut}"] = Limits(1, 1, temperature, top_p=s.top_p, top_k=s.top_k)
+        candidates[f"temperature {temperature:g}{cut}"] = Limits(1, 1, temperature, **shaping)  # type: ignore[arg-type]
     sides = (bench.logprobs_bs, bench.exp.sampler_bs)
     apart = [{name: list[Tensor]() for name in candidates} for _ in sides]
     for b in [b for b, line in enumerate(bench.exp.lines) if len(line.sampled)][:8]:
@@ -71,7 +75,7 @@ def _distributions(bench: Bench) -> tuple[str, str]:
             hidden = policy.hidden(ids[None], None, None)[0, places_m - 1]
             logits_mv = torch.nn.functional.linear(hidden, policy.core.get_output_embeddings().weight).float()
         for name, limits in candidates.items():
-            plain_m = _chosen(logits_mv, ids[places_m], limits).cpu()
+            plain_m = _chosen(logits_mv, ids, places_m, limits).cpu()
             for side_bs, gaps in zip(sides, apart, strict=True):
                 gaps[name].append(side_bs[b, : len(plain_m)] - plain_m)
     names = []
@@ -81,13 +85,20 @@ def _distributions(bench: Bench) -> tuple[str, str]:
     return names[0], names[1]
 
 
-def _chosen(logits_mv: Tensor, targets_m: Tensor, limits: Limits) -> Tensor:
-    """Return the targets' log-probabilities in the distribution that the limits leave."""
+def _chosen(logits_mv: Tensor, ids_t: Tensor, places_m: Tensor, limits: Limits) -> Tensor:
+    """Return the log-probabilities of tokens at some places in the distribution that the limits leave."""
+    targets_m = ids_t[places_m]
+    if limits.repetition_penalty != 1:
+        seen_mv = torch.zeros_like(logits_mv, dtype=torch.bool)
+        for seen_v, place in zip(seen_mv, places_m.tolist(), strict=True):
+            seen_v[ids_t[:place]] = True
+        logits_mv = penalize(logits_mv, seen_mv, limits.repetition_penalty)
     z = torch.log_softmax(logits_mv / limits.temperature, -1)
     ordered, order = z.sort(-1, descending=True)
     beyond = ordered.exp().cumsum(-1) - ordered.exp() >= limits.top_p if limits.top_p < 1 else ordered.isnan()
-    if limits.top_k:
-        beyond[:, limits.top_k :] = True
+    if limits.width:
+        beyond[:, limits.width :] = True
+        beyond |= ordered < ordered[:, :1] + math.log(limits.min_p or 1e-30)
     z = z.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), -torch.inf)
     return torch.log_softmax(z, -1).gather(-1, targets_m[:, None]).squeeze(-1)
 

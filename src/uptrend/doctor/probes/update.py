@@ -100,11 +100,12 @@ def advantages(bench: Bench) -> Answer:
     """Compare the learner's advantages with those of true groups, by rollout and summed by group."""
     done, learning, size = bench.updated, bench.config.learning, bench.config.sampling.size
     given = np.zeros(len(done.rollouts))
-    given[done.exp.rollouts_b.numpy()] = done.update.advantages_b.numpy()
+    given[done.exp.rollouts_b.numpy()] = done.update.advantages_bs[:, 0].numpy()
     expected = true_advantages(done.rollouts, learning.scale, learning.baseline)
     names, groups = np.array([r.group for r in done.rollouts]), by_group(done.rollouts)
     sums = max(abs(float(given[names == name].sum())) for name in groups)
-    in_reward = learning.kl.beta > 0 and learning.kl.estimator == "k1"  # then the penalty is in it too
+    # Then the penalty is in it too, or it is the first turn's.
+    in_reward = (learning.kl.beta > 0 and learning.kl.estimator == "k1") or learning.credit == "turn"
     apart = 0.0 if in_reward else float(np.abs(given - expected).max())
     yield f"advantages differ by {apart:.1e} from those of true groups; the largest sum of a group is {sums:.1e}"
     mixed = sum(len({r.task for r in group}) > 1 for group in groups.values())
@@ -173,7 +174,7 @@ def movement(bench: Bench) -> Answer:
     """Measure the share of weights with a gradient whose bits change at this learning rate and precision."""
     done, flat, lr = bench.updated, bench.policy.flat, bench.config.learning.lr
     # The gradient of a KL penalty is 0 at the reference itself.
-    learns = done.update.advantages_b.any() or bench.config.learning.entropy != 0
+    learns = done.update.advantages_bs.any() or bench.config.learning.entropy != 0
     require(learns, "all groups are dead: there is no gradient")
     bits, changed, count = {4: "fp32", 2: "bf16"}[flat.values.element_size()], done.moved.changed, flat.values.numel()
     share = min(1.0, changed / (done.gradient_share or 1.0))
@@ -198,7 +199,7 @@ def movement(bench: Bench) -> Answer:
 def step_size(bench: Bench) -> Answer:
     """Measure the policy's KL of one step; Adam's first step is its longest, so no step does more."""
     done, learning, real_bs = bench.updated, bench.config.learning, bench.updated.exp.real_bs
-    learns = done.update.advantages_b.any() or learning.kl.beta != 0
+    learns = done.update.advantages_bs.any() or learning.kl.beta != 0
     require(learns, "all groups are dead: there is no update")
     kl = kl_between(done.before_bs, done.after_bs, real_bs)
     worth = sum(learning_rate(learning, step) for step in range(1, learning.steps + 1)) / learning.lr
@@ -229,7 +230,8 @@ def _rehearse(bench: Bench) -> tuple[dict[str, float], float, float, int]:
     require(said, "nothing was sampled")
     chosen = sorted([*said[:4], *said[-4:]] if len(said) > 8 else said, key=lambda r: (r.group, r.index))
     exp, catcher, learned = bench.experience(chosen), GradientCatcher(bench.policy), list[Tensor]()
-    advantages_b = torch.where(torch.arange(len(exp.lines)) % 3 == 0, 1.0, -0.5)  # any that are not 0 will do
+    # Any that are not 0 will do.
+    advantages_bs = torch.where(torch.arange(len(exp.lines)) % 3 == 0, 1.0, -0.5)[:, None].expand_as(exp.sampler_bs)
     with bench.scratch():
         # Twice the same layout, where only dropout can differ; then one row per micro-batch, where a fault of packing
         # shows too: rows that share a prompt might all fit into a larger one.
@@ -237,7 +239,7 @@ def _rehearse(bench: Bench) -> tuple[dict[str, float], float, float, int]:
             learning = replace(bench.config.learning, tokens=tokens, updates=1, minibatches=1, kl=Kl(), skip_dead=False)
             config = replace(bench.config, learning=learning)
             learner = bench.components.learner(bench.policy, cast(Optimizer, catcher), config)
-            learned.append(learner.update(exp, advantages_b, 1, old_bs=None, reference_bs=None).learner_bs)
+            learned.append(learner.update(exp, advantages_bs, 1, old_bs=None, reference_bs=None).learner_bs)
         look_bs, again_bs = bench.logprobs(exp), bench.logprobs(exp)
     one_bs, two_bs, micro_bs = learned
     pairs = {
