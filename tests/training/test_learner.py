@@ -1,7 +1,9 @@
 """The learner's update against the same computed by hand, row by row, with transformers' plain forward."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,10 @@ from uptrend.config import Config, Learning, Lora, Model, load_config
 from uptrend.policy.optimizer import Applied, Optimizer
 from uptrend.policy.policy import Policy, load_policy
 from uptrend.policy.weights import FlatWeights
-from uptrend.records import Ending, Reward, Role, Rollout
+from uptrend.records import Ending, ModelError, Reward, Role, Rollout
 from uptrend.records import Sequence as Tokens
 from uptrend.training.learner import Experience, Learner, Update, lay_out
+from uptrend.training.memory import MOST, SHARE, bytes_of, free_bytes
 
 Shapes = list[tuple[int, list[list[int]]]]
 """By group: the prompt's length, and for each rollout the lengths of its turns, model and tool by turns."""
@@ -373,3 +376,52 @@ def test_a_step_without_a_word_teaches_nothing(policy: Policy) -> None:
     done, (gradient,) = update(policy, rollouts, config_of())
     assert gradient.abs().max() == 0
     assert float(done.sums.tokens) == 0
+
+
+def fitted(folder: str, free: float, *overrides: str) -> tuple[Learner, Tensor]:
+    """A learner that measured its own room after an update, and the gradient."""
+    policy, rollouts = make_policy(folder), rollouts_of([(40, [[8], [5]]), (60, [[7], [3]])])
+    for r in rollouts:
+        r.sequences[0].ids[:] %= 20
+    config = config_of("sampling.context=128", *overrides, tokens=0, scale="none")
+    kept: Any = Kept(policy.flat)
+    learner, exp = Learner(policy, kept, config, free=lambda _: free), lay_out(rollouts, config)
+    before = torch.get_rng_state()
+    learner.update(exp, advantages_of(rollouts, exp, config), 1, old_bs=None, reference_bs=None)
+    assert torch.equal(torch.get_rng_state(), before)
+    return learner, kept.gradients[0]
+
+
+def test_a_micro_batch_is_as_large_as_memory_allows(tiny_folder: str) -> None:
+    plenty, gradient = fitted(tiny_folder, 64 * 2**30)
+    assert plenty.fitted is not None
+    assert plenty.fitted.tokens == MOST["cpu"]
+    assert not plenty.fitted.gradient_checkpointing
+    some, same = fitted(tiny_folder, 60 * 2**20)
+    assert some.fitted is not None
+    assert 128 <= some.fitted.tokens < MOST["cpu"] / 4
+    assert not some.fitted.gradient_checkpointing
+    close(same, gradient)
+    # A pass of that size keeps what was predicted, to a tenth.
+    exp = lay_out(rollouts_of([(40, [[8]])]), config_of())
+    exp.lines[0].ids[:] %= 20
+    ran, kept = bytes_of(partial(some._try, exp), some.fitted.tokens, torch.device("cpu"))
+    assert kept == pytest.approx(SHARE * 60 * 2**20 * ran / some.fitted.tokens, rel=0.1)
+
+
+def test_activations_are_recomputed_where_a_rollout_does_not_fit_otherwise(tiny_folder: str) -> None:
+    free = 30 * 2**20
+    plain, gradient = fitted(tiny_folder, free)
+    tight, same = fitted(tiny_folder, free, "sampling.context=2000")
+    assert plain.fitted is not None
+    assert tight.fitted is not None
+    assert (plain.fitted.gradient_checkpointing, tight.fitted.gradient_checkpointing) == (False, True)
+    assert tight.fitted.bytes_per_token < plain.fitted.bytes_per_token / 3
+    close(same, gradient)
+    with pytest.raises(ModelError, match="A rollout of 67 tokens does not fit into"):
+        fitted(tiny_folder, 2**20)
+
+
+def test_free_memory_is_what_the_system_says() -> None:
+    free = free_bytes(torch.device("cpu"))
+    assert 2**27 < free <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -200,8 +200,8 @@ class Learning:
     """AdamW's memory of the gradient."""
     beta2: Annotated[float, Ge(0), Lt(1)] = 0.999
     """AdamW's memory of its square."""
-    tokens: Annotated[int, Ge(1)] = 16384
-    """Tokens per micro-batch, padding included; changes memory and speed, never the result."""
+    tokens: Annotated[int, Ge(0)] = 16384
+    """Tokens per micro-batch, padding included; changes memory and speed, never the result. 0 takes as many as fit."""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ b = sequence, s = sampled token of it (padded), m = sampled tokens of a micro-ba
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,7 +19,8 @@ from uptrend.policy.graphed import Graphed
 from uptrend.policy.logprobs import Shaping
 from uptrend.policy.optimizer import Applied, Optimizer, learning_rate
 from uptrend.policy.policy import Policy
-from uptrend.records import Ending, Role, Rollout
+from uptrend.records import Ending, ModelError, Role, Rollout
+from uptrend.training.memory import Fitted, free_bytes, room_for
 from uptrend.training.packing import Cost, Grain, Line, Micro, pack
 
 MODEL = int(Role.MODEL)
@@ -123,14 +125,17 @@ class Learner:
         objective: Objective = objective,
         pack: Callable[..., list[Micro]] = pack,
         schedule: Callable[[Learning, int], float] = learning_rate,
+        free: Callable[[torch.device], float] = free_bytes,
     ) -> None:
         self._policy, self._optimizer, self._config = policy, optimizer, config
-        self._objective, self._pack, self._schedule = objective, pack, schedule
+        self._objective, self._pack, self._schedule, self._free = objective, pack, schedule, free
         core = policy.core.config
         layers = sum(p.numel() for n, p in policy.core.named_parameters() if "embed" not in n and "lm_head" not in n)
         # A pair of tokens costs two multiplications per channel and layer: query times key, and weight times value.
         self._cost = Cost(token=layers, pair=2.0 * core.hidden_size * core.num_hidden_layers)
         self._dropout = config.model.lora is not None and config.model.lora.dropout > 0
+        self._recomputes = config.model.gradient_checkpointing
+        self.fitted: Fitted | None = None  # result of the measurement where `learning.tokens` is 0
         device = policy.device
         self._grain = Grain(16, 512) if device.type == "cuda" else Grain()
         self._packed: tuple[Experience | None, dict[tuple[int, ...], list[Micro]]] = (None, {})
@@ -223,7 +228,7 @@ class Learner:
         values: dict[str, Any] = dict(zip(BATCH, given, strict=True))
         part = Batch(**values, whole_rollouts=False)
         # Training mode only where it matters: for dropout, and for transformers' gradient checkpointing.
-        self._policy.model.train(self._dropout or self._config.model.gradient_checkpointing)
+        self._policy.model.train(self._dropout or self._recomputes)
         try:
             logprobs_m, entropy_m = self._forward(*micro)
             rows, length = part.weights_bt.shape
@@ -253,9 +258,47 @@ class Learner:
             self._packed = (exp, {})
         if wanted not in self._packed[1]:
             tokens, longest = self._config.learning.tokens, exp.sampler_bs.shape[1]
+            tokens = tokens or (self._fit(exp).tokens if wanted else 1)
             micros = self._pack(exp.lines, wanted, tokens, self._cost, self._grain, longest) if wanted else []
             self._packed[1][wanted] = [self._shaped(micro, exp).to(self._policy.device) for micro in micros]
         return self._packed[1][wanted]
+
+    def _fit(self, exp: Experience) -> Fitted:
+        """Measure how many tokens fit into memory; recompute activations where a rollout might not."""
+        if self.fitted is not None:
+            return self.fitted
+        asked, device = self._config.model.gradient_checkpointing, self._policy.device
+        free, longest, fits = self._free(device), max(len(line.ids) for line in exp.lines), 0
+        # Before any gradient of the step, which passes of a measurement would be added to.
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):  # dropout draws
+            for recompute in (True,) if asked else (False, True):
+                self._recomputes = recompute
+                if recompute and not asked:
+                    self._policy.core.gradient_checkpointing_enable({"use_reentrant": False})
+                fits, each = room_for(partial(self._try, exp), device, free)
+                self.fitted = Fitted(fits, recompute, each, free / 2**30)
+                if fits >= self._config.sampling.context:
+                    break
+        self._policy.flat.gradient.zero_()
+        if fits < longest or self.fitted is None:
+            raise ModelError(
+                f"A rollout of {longest:,} tokens does not fit into {free / 2**30:.2g} GiB of free memory, even with "
+                "gradient checkpointing. Use a smaller model, model.lora, or a lower sampling.context."
+            )
+        return self.fitted
+
+    def _try(self, exp: Experience, tokens: int) -> int:
+        """Make a pass over so many tokens at least, of the longest answer again and again; return how many they are."""
+        line, device = max(exp.lines, key=lambda line: len(line.sampled)), self._policy.device
+        count, said = -(-tokens // len(line.ids)), len(line.sampled)
+        lines = [replace(line, group=i, rollout=i) for i in range(count)]
+        (micro,) = pack(lines, range(count), 1 << 60, self._cost, self._grain, said)
+        ones_bs = torch.ones(count, said, device=device)
+        given = dict.fromkeys(("old_bt", "sampler_bt", "reference_bt"), ones_bs)
+        rollouts_b = torch.arange(count, device=device)
+        batch = prepare(ones_bs > 0, rollouts_b, 0 * ones_bs, self._config.learning, said, **given)
+        self._gradient(*micro.to(device).tensors, *(getattr(batch, name) for name in BATCH))
+        return micro.ids_rt.numel()
 
     def _shaped(self, micro: Micro, exp: Experience) -> Micro:
         """Add what the sampler did to the distributions of a micro-batch's tokens."""

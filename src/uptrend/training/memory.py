@@ -1,0 +1,83 @@
+"""Room for a micro-batch: as many tokens as free memory holds, measured on the model itself.
+
+A forward and a backward pass are run on two small micro-batches. What a token more costs is their difference, and what
+is left of the free memory is divided by it.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+# Tokens of the first measurement, and the most that a micro-batch gets. More are no faster: on a CPU from far fewer on.
+FIRST = 1024
+MOST = {"cuda": 1 << 17, "cpu": 1 << 14}
+# Part of the free memory that is used: rows are padded, and the sampler's cache may still grow.
+SHARE = 0.7
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Result of a measurement."""
+
+    tokens: int  # tokens per micro-batch
+    gradient_checkpointing: bool  # true where activations are recomputed, because a rollout did not fit otherwise
+    bytes_per_token: int  # memory that a token more takes
+    free_gib: float  # memory that was free
+
+
+def room_for(run: Callable[[int], int], device: torch.device, free: float) -> tuple[int, int]:
+    """Return the tokens that fit, 0 where even few do not, and bytes per token.
+
+    `run(n)` makes a pass over at least n tokens, and returns how many they were.
+    """
+    try:
+        (few, small), (more, large) = (bytes_of(run, tokens, device) for tokens in (FIRST, 2 * FIRST))
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        return 0, 0
+    each = max(1.0, (large - small) / (more - few))
+    fits = few + (SHARE * free - small) / each
+    return max(0, int(min(fits, MOST[device.type]))), round(each)
+
+
+def bytes_of(run: Callable[[int], int], tokens: int, device: torch.device) -> tuple[int, int]:
+    """Make a pass; return its tokens and the memory it took at its peak (on a CPU, what it kept for its way back)."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        ran = run(tokens)
+        torch.cuda.synchronize(device)
+        return ran, torch.cuda.max_memory_allocated(device) - before
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        ran = run(tokens)
+    return ran, sum(kept.values())
+
+
+def free_bytes(device: torch.device) -> float:
+    """Return the memory that is free: of the device on a GPU, of this machine or container on a CPU."""
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return float(torch.cuda.mem_get_info(device)[0] + unused)
+    free = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"))
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):  # memory in use by the disk cache alone counts as free
+                free = 1024.0 * int(line.split()[1])
+        group = Path("/sys/fs/cgroup")
+        limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
+        free = min(free, limit - used)
+    except (OSError, ValueError):  # another system, or no limit
+        pass
+    return free
