@@ -20,7 +20,7 @@ def table(llama_folder: Path) -> dict[str, Any]:
         "tasks": {"name": "letters:Letters", "train": 30, "turns": 2, "fails": 7},
         "eval": {"name": "letters:Letters", "tasks": 4, "attempts": 2},
         "sampling": {"groups": 8, "size": 4, "max_tokens": 6, "max_turns": 2, "resample": 1, "stop": ["q"]},
-        "learning": {"steps": 2, "kl": {"beta": 0.1}, "entropy": 0.01},
+        "learning": {"steps": 2, "kl": {"beta": 0.1}, "entropy": 0.01, "correction": "token"},
         "warmstart": {"tasks": 8, "batch": 4},
         "compute": {"threads": 1},
     }

@@ -48,7 +48,7 @@ def test_the_update_is_the_gradient_of_the_mean_negative_log_probability(llama_f
     optimizer = Optimizer(policy.flat, config.learning)
     exp = lay_out(rollouts, config)
     update = Learner(policy, optimizer, config).update(
-        exp, torch.ones(len(exp.lines)), 1, old_bs=None, reference_bs=None
+        exp, torch.ones_like(exp.sampler_bs), 1, old_bs=None, reference_bs=None
     )
 
     other = make_policy(llama_folder)

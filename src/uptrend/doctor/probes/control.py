@@ -32,7 +32,7 @@ def control(bench: Bench) -> Answer:
     with bench.scratch():
         learner, _ = bench.make_learner(config)
         for step in range(1, learning.steps + 1):
-            update = learner.update(exp, torch.ones(len(exp.lines)), step, old_bs=None, reference_bs=None)
+            update = learner.update(exp, torch.ones_like(exp.sampler_bs), step, old_bs=None, reference_bs=None)
             means.append(float(update.learner_bs[exp.mask_bs].nanmean()))
             if means[-1] > LEARNED and step > 2:
                 break
