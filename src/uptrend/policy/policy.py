@@ -49,11 +49,16 @@ class Policy:
         if self.device.type != "cuda":
             yield
             return
+        with torch.autocast("cuda", dtype=torch.bfloat16), self.kernels():
+            yield
+
+    def kernels(self) -> contextlib.AbstractContextManager[None]:
+        """Choose the kernels of attention; around a backward pass too, which may compute a forward pass again."""
+        if self.device.type != "cuda":
+            return contextlib.nullcontext()
         # Without cuDNN's attention, which plans anew for every shape. With rollouts of all lengths an attention call
         # took 1.1 ms of the host's time on an H200; that planning is the cause is inferred, not measured.
-        kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-        with torch.autocast("cuda", dtype=torch.bfloat16), sdpa_kernel(kernels):
-            yield
+        return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 
     def hidden(
         self, ids_rt: Tensor, positions_rt: Tensor | None, mask: Tensor | None, *, reference: bool = False

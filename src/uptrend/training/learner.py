@@ -188,8 +188,9 @@ class Learner:
             place = {b: i for i, b in enumerate(rows.tolist())}
             for micro in self._micros(exp, self._teaching(rows, advantages_bs)):
                 part = whole.rows(torch.tensor([place[b] for b in micro.numbers], device=device))
-                # Sums over whole rollouts depend on which rows there are, which a graph can't follow.
-                gradient = self._gradient if part.whole_rollouts else self._by_gradient
+                # Sums over whole rollouts depend on which rows there are, which a graph can't follow; and one that
+                # recomputes activations would have to remember random states.
+                gradient = self._gradient if part.whole_rollouts or self._recomputes else self._by_gradient
                 logprobs_m, sums = gradient(*micro.tensors, *(getattr(part, name) for name in BATCH))
                 if number > len(minibatches) * (learning.updates - 1):  # the last pass
                     total = sums if total is None else total + sums
@@ -235,7 +236,8 @@ class Learner:
             empty_bs = torch.zeros(rows, length + 1, device=self._policy.device)
             logprobs_bs, entropy_bs = (empty_bs.index_put(micro[-2:], x)[:, :-1] for x in (logprobs_m, entropy_m))
             loss, sums = self._objective(logprobs_bs, entropy_bs, part, self._config.learning)
-            loss.backward()  # type: ignore[no-untyped-call]
+            with self._policy.kernels():
+                loss.backward()  # type: ignore[no-untyped-call]
         finally:
             self._policy.model.eval()
         return logprobs_m.detach(), torch.stack([getattr(sums, f.name).float() for f in fields(sums)])
@@ -275,7 +277,9 @@ class Learner:
                 self._recomputes = recompute
                 if recompute and not asked:
                     self._policy.core.gradient_checkpointing_enable({"use_reentrant": False})
-                fits, each = room_for(partial(self._try, exp), device, free)
+                # A graph keeps the memory of a pass for itself, beside that of passes without one.
+                has_graphs = device.type == "cuda" and isinstance(self._by_gradient, Graphed) and not recompute
+                fits, each = room_for(partial(self._try, exp), device, free / 2 if has_graphs else free)
                 self.fitted = Fitted(fits, recompute, each, free / 2**30)
                 if fits >= self._config.sampling.context:
                     break
