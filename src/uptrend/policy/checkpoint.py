@@ -10,7 +10,6 @@ Written beside and renamed: a checkpoint that is there is whole, and one that is
 
 import base64
 import json
-import pickle
 import random
 import shutil
 import zlib
@@ -68,18 +67,13 @@ def export(policy: Policy, folder: Path) -> Path:
 
 def load_checkpoint(place: Path, policy: Policy, optimizer: Optimizer) -> dict[str, Any]:
     """Put weights, optimizer and random states back as they were; the rest of the state is returned."""
-    state = load_weights(place, policy)
+    state = read_resumable(place)
+    _put_weights(place, policy)
     memory = load_file(place / "optimizer.safetensors", device=str(policy.device))
     if memory:
         like = policy.flat.values
         optimizer.adamw.state[like] = {n: v.reshape(()) if n == "step" else v.to(like.dtype) for n, v in memory.items()}
-    # Components may draw from any of these generators.
-    states = {name: pickle.loads(base64.b64decode(text)) for name, text in state["random"].items()}
-    random.setstate(states["python"])
-    np.random.set_state(states["numpy"])
-    torch.set_rng_state(torch.from_numpy(states["torch"]))
-    if "cuda" in states and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all([torch.from_numpy(s) for s in states["cuda"]])
+    _put_random_states(place, state.get("random", {}))
     return state
 
 
@@ -96,6 +90,11 @@ def check_resumable(run: Run) -> None:
 def load_weights(place: Path, policy: Policy) -> dict[str, Any]:
     """Put the weights alone back, of a checkpoint of any version; the checkpoint's state is returned."""
     state = read_state(place)
+    _put_weights(place, policy)
+    return state
+
+
+def _put_weights(place: Path, policy: Policy) -> None:
     name = "adapter" if policy.has_adapters else "model"
     weights: dict[str, Tensor] = {}
     for file in sorted((place / name).glob("*.safetensors")):
@@ -107,7 +106,6 @@ def load_weights(place: Path, policy: Policy) -> dict[str, Any]:
             if key not in weights or weights[key].shape != slot.shape:
                 raise CheckpointError(f"{place} does not fit this model: {slot.name} is missing or has another shape.")
             policy.flat.values.data[slot.start : slot.start + slot.shape.numel()] = weights[key].reshape(-1)
-    return state
 
 
 def read_state(place: Path) -> dict[str, Any]:
@@ -127,6 +125,18 @@ def read_state(place: Path) -> dict[str, Any]:
     return state
 
 
+def read_resumable(place: Path) -> dict[str, Any]:
+    """Return a checkpoint's state as `read_state` does; refuse random states that only running code could restore."""
+    state = read_state(place)
+    if isinstance(state.get("random", {}).get("python"), str):
+        raise CheckpointError(
+            f"{place} keeps its random states as pickles, as Uptrend 0.2 wrote them; opening those could run code, so "
+            "it can't be gone on from. Its weights can still be evaluated with `uptrend eval`, or begin a new run with "
+            f"--set model.name={place}/model (or adapter)."
+        )
+    return state
+
+
 def _check_sum(path: Path) -> list[int]:
     total = 0
     with path.open("rb") as file:
@@ -135,8 +145,37 @@ def _check_sum(path: Path) -> list[int]:
     return [path.stat().st_size, total]
 
 
-def _random_states() -> dict[str, str]:
-    states = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state().numpy()}
+# Components may draw from any of these generators. Their states are numbers and raw bytes: a run directory may come from
+# anybody, and a pickle would run its author's code.
+def _random_states() -> dict[str, Any]:
+    version, words, gauss = random.getstate()
+    name, keys, *rest = np.random.get_state()
+    states = {
+        "python": [version, _to_text(np.array(words, np.uint32)), gauss],
+        "numpy": [name, _to_text(np.asarray(keys)), *rest],
+        "torch": _to_text(torch.get_rng_state().numpy()),
+    }
     if torch.cuda.is_available():
-        states["cuda"] = [s.numpy() for s in torch.cuda.get_rng_state_all()]
-    return {name: base64.b64encode(pickle.dumps(value)).decode() for name, value in states.items()}
+        states["cuda"] = [_to_text(state.numpy()) for state in torch.cuda.get_rng_state_all()]
+    return states
+
+
+def _put_random_states(place: Path, states: dict[str, Any]) -> None:
+    try:
+        version, words, gauss = states["python"]
+        random.setstate((version, tuple(_from_text(words, np.uint32).tolist()), gauss))
+        name, keys, *rest = states["numpy"]
+        np.random.set_state((name, _from_text(keys, np.uint32), *rest))
+        torch.set_rng_state(torch.from_numpy(_from_text(states["torch"], np.uint8)))
+        if "cuda" in states and torch.cuda.is_available():
+            torch.cuda.set_rng_state_all([torch.from_numpy(_from_text(text, np.uint8)) for text in states["cuda"]])
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"{place} has random states that can't be restored: {error}.") from error
+
+
+def _to_text(array: np.ndarray) -> str:
+    return base64.b64encode(array.tobytes()).decode()
+
+
+def _from_text(text: str, kind: type[np.generic]) -> np.ndarray:
+    return np.frombuffer(bytearray(base64.b64decode(text)), kind)  # bytes that can be written to, as torch wants

@@ -156,10 +156,20 @@ def load_model(source: str, dtype: torch.dtype) -> tuple[Any, Any]:
         tokenizer = AutoTokenizer.from_pretrained(source)
         adapter = (Path(source) / "adapter_config.json").exists()
         base = PeftConfig.from_pretrained(source).base_model_name_or_path if adapter else source
-        model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype, attn_implementation="sdpa")
+        for folder in {source, base}:
+            _refuse_pickles(Path(folder))
+        model = AutoModelForCausalLM.from_pretrained(
+            base, dtype=dtype, attn_implementation="sdpa", use_safetensors=True
+        )
         if adapter:
             model = PeftModel.from_pretrained(model, source).merge_and_unload().requires_grad_(True)
     except (OSError, ValueError) as error:
+        if "use_safetensors" in str(error):  # a hub's
+            raise ModelError(
+                f"{source} has its weights only as pickles, which could run code and are not opened here. If you trust "
+                "its author, load it in Python with use_safetensors=False, save it and its tokenizer into a folder "
+                "with save_pretrained, and name that folder in model.name."
+            ) from error
         no_folder = "" if Path(source).exists() else "there is no folder of that name, and of the hub: "
         raise ModelError(f"The model {source!r} can't be loaded: {no_folder}{str(error).splitlines()[0]}") from error
     # Logits must be hidden states times the head and no more: the learner would train another model.
@@ -171,6 +181,27 @@ def load_model(source: str, dtype: torch.dtype) -> tuple[Any, Any]:
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return model, tokenizer
+
+
+def _refuse_pickles(folder: Path) -> None:
+    """Refuse a folder whose weights are only pickles, which could run code; PEFT would open them without being asked."""
+    for name, safe in (("pytorch_model", "model"), ("adapter_model", "adapter_model")):
+        pickled = next(iter(sorted(folder.glob(f"{name}*.bin"))), None)
+        if pickled is None or any(folder.glob(f"{safe}*.safetensors")):
+            continue
+        convert = (
+            f"from transformers import AutoModelForCausalLM as Model; place = {str(folder)!r}; "
+            "Model.from_pretrained(place, use_safetensors=False).save_pretrained(place)"
+        )
+        if name == "adapter_model":
+            convert = (
+                f"import torch; from safetensors.torch import save_file; place = {str(folder / name)!r}; "
+                "save_file(torch.load(place + '.bin', weights_only=True), place + '.safetensors')"
+            )
+        raise ModelError(
+            f"{folder} has its weights only as {pickled.name}: a pickle, which could run code, is not opened here. If you "
+            f'trust its author, convert it once: python -c "{convert}"'
+        )
 
 
 def _add_adapters(model: Any, wish: Lora) -> Any:

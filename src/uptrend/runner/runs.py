@@ -82,7 +82,7 @@ def resume(
     refuse_warmstart(run, "can't be resumed", "train RECIPE --set model.name=")
     if run.info.get("kind") == "replay":
         raise RecordError(f"{path} is a replay, which is short: make it again with uptrend replay.")
-    from uptrend.policy.checkpoint import check_resumable, read_state
+    from uptrend.policy.checkpoint import check_resumable, read_resumable
     from uptrend.training.loop import train as loop
 
     check_resumable(run)
@@ -98,7 +98,7 @@ def resume(
             f"{path} has no checkpoint to resume from. Start it again, with checkpoints.every set to save on the way."
         )
     with RunDirectory.reopen(run.path) as directory:
-        step = int(read_state(run.checkpoints[-1])["step"])
+        step = int(read_resumable(run.checkpoints[-1])["step"])
         if step >= config.learning.steps:
             raise ConfigError(
                 f"{path} is finished: {step} steps are done. To go on, add --set learning.steps={step * 2}."

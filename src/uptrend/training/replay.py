@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from uptrend.config import Checkpoints, Config, difference, load_config, to_table
-from uptrend.policy.checkpoint import check_resumable
+from uptrend.policy.checkpoint import check_resumable, read_resumable
 from uptrend.policy.policy import Policy
 from uptrend.policy.weights import digest
 from uptrend.records import CheckpointError, ConfigError, ModelError, RecordError, Run, rollouts_of
@@ -55,6 +55,7 @@ def plan(run: Run, step: int, steps: int | None, overrides: Iterable[str]) -> Re
         )
     if step:
         check_resumable(run)
+        read_resumable(found[step])
     recorded = run.last_step - step
     if recorded < 1 or not 1 <= (steps or 1) <= recorded:
         asked = f"--steps {steps}: " if steps is not None else ""
