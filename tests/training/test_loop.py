@@ -1,5 +1,9 @@
 """Whole runs, a fraction of a second a step: what they record, how they stop, and that numbers add up."""
 
+import base64
+import json
+import pickle
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,10 +13,12 @@ import numpy as np
 import pytest
 import torch
 
+from models import write_model
 from uptrend.algo import advantages
 from uptrend.config import load_config
-from uptrend.records import RecordError, Run
-from uptrend.runner.runs import resume, train
+from uptrend.records import CheckpointError, ModelError, RecordError, Run
+from uptrend.runner.evaluation import evaluate
+from uptrend.runner.runs import replay, resume, train
 from uptrend.training.observer import StepRecord, Stop
 
 Start = Callable[..., Run]
@@ -242,3 +248,57 @@ def test_bf16_weights_come_with_a_note_and_hardly_move(start: Start) -> None:
     (note,) = run.info["notes"]
     assert "bf16 weights: an update of learning.lr = 1e-06 can change" in note
     assert all(line["weights/changed/share"] < 0.1 for line in run.metric_lines)
+
+
+def files(run: Run) -> dict[str, bytes]:
+    """Content of every file of a run."""
+    return {str(p.relative_to(run.path)): p.read_bytes() for p in run.path.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+def test_a_run_does_not_go_on_with_another_model(start: Start, tmp_path: Path, lora: bool) -> None:
+    folder = write_model(tmp_path / "model")
+    adapters = ["model.lora={r=4}"] if lora else []
+    every = ("learning.steps=4", "checkpoints.every=2", "checkpoints.keep=9", f"model.name={folder}", *adapters)
+    run = start(*every, observers=[Watcher("a", [], stop_at=3)])
+    shutil.rmtree(run.checkpoints[-1])  # what was recorded of step 3 would be removed
+    write_model(folder, seed=1)
+    before = files(run)
+    said = r"is not the model any more.*have the digest [0-9a-f]{32}, and had [0-9a-f]{32}"
+    with pytest.raises(ModelError, match=said) as told:
+        resume(run.path)
+    assert run.info["model"]["base_digest" if lora else "digest"] in str(told.value)
+    assert files(run) == before
+    if lora:
+        with pytest.raises(ModelError, match=said):
+            replay(run, 2, runs=tmp_path, name="again")
+        assert not (tmp_path / "again").exists()
+    write_model(folder)
+    assert resume(run.path).status == "finished"
+
+
+def test_adapters_may_have_been_made_elsewhere(start: Start) -> None:
+    run = start("model.lora={r=4}", "learning.steps=2", observers=[Watcher("a", [], stop_at=1)])
+    info = json.loads((run.path / "run.json").read_text())
+    assert info["model"]["base_digest"] != info["model"]["digest"]
+    del info["model"]["base_digest"]  # as in 0.2
+    info["model"]["digest"] = "0" * 32  # on another device
+    (run.path / "run.json").write_text(json.dumps(info))
+    assert resume(run.path).status == "finished"
+
+
+def test_a_checkpoint_with_pickles_is_evaluated_and_not_resumed(start: Start, tmp_path: Path) -> None:
+    every = ("learning.steps=4", "checkpoints.every=2")
+    run = start(*every, observers=[Watcher("a", [], stop_at=3)])
+    shutil.rmtree(run.checkpoints[-1])
+    place = start(*every, name="other").checkpoints[-1].rename(run.path / "checkpoints" / "step-000002")
+    state = json.loads((place / "state.json").read_text())
+    pickled = base64.b64encode(pickle.dumps(np.random.get_state())).decode()
+    state |= {"step": 2, "random": {"python": pickled, "numpy": pickled, "torch": pickled}}
+    (place / "state.json").write_text(json.dumps(state))
+    before = files(run)
+    for go_on in (lambda: resume(run.path), lambda: replay(run, 2, runs=tmp_path, name="again")):
+        with pytest.raises(CheckpointError, match="random states as pickles"):
+            go_on()
+    assert files(run) == before
+    assert evaluate(run.path).held.tasks == 6

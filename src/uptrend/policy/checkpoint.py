@@ -23,7 +23,8 @@ from torch import Tensor
 
 from uptrend.policy.optimizer import Optimizer
 from uptrend.policy.policy import Policy
-from uptrend.records import CheckpointError, Run
+from uptrend.policy.weights import digest, digest_of
+from uptrend.records import CheckpointError, ModelError, Run
 from uptrend.records.schema import VERSION
 
 
@@ -85,6 +86,25 @@ def check_resumable(run: Run) -> None:
             "from: finish it with that version, evaluate it with `uptrend eval`, or begin a new run from its weights "
             f"with --set model.name={run.path}/checkpoints/step-N/model."
         )
+
+
+def digests(policy: Policy) -> dict[str, str]:
+    """Return the digests that run.json keeps of a model as a run begins: of what trains, and of a frozen base."""
+    frozen = [p for p in policy.model.parameters() if not p.requires_grad]
+    return {"digest": digest(policy.flat)} | ({"base_digest": digest_of(frozen)} if frozen else {})
+
+
+def check_model(policy: Policy, run: Run, *, from_start: bool) -> None:
+    """Refuse a model whose frozen base is not the one that a run began with; `from_start`, also what trains."""
+    was, now = run.info["model"], digests(policy)
+    for key in ("base_digest", "digest") if from_start else ("base_digest",):
+        if key in now and now[key] != was.get(key, now[key]):  # 0.2 knew no digest of the base
+            base, device = ("frozen ", "") if key == "base_digest" else ("", ", or are adapters made on another device")
+            raise ModelError(
+                f"{was['name']} is not the model any more that {run.path} began with: its {base}weights have the digest "
+                f"{now[key]}, and had {was[key]}. Was its folder changed{device if policy.has_adapters else ''}? Put the "
+                "model back as it was, or begin a new run."
+            )
 
 
 def load_weights(place: Path, policy: Policy) -> dict[str, Any]:

@@ -165,11 +165,17 @@ def movable_part(values: Tensor, lr: float) -> float:
 
 def digest(flat: FlatWeights) -> str:
     """Compute a fingerprint of the weights' bits, on their device; equal weights have equal fingerprints."""
-    values = flat.values.data
-    bits = values.view(torch.int32 if values.element_size() == 4 else torch.int16)
-    plain = weighted = 0
-    for start, chunk in zip(range(0, bits.numel(), 1 << 24), torch.split(bits, 1 << 24), strict=True):
-        places = torch.arange(start, start + chunk.numel(), device=chunk.device) % 65521 + 1
-        plain += int(chunk.long().sum())
-        weighted += int((chunk.long() * places).sum())
+    return digest_of([flat.values.data])
+
+
+def digest_of(tensors: Iterable[Tensor]) -> str:
+    """Compute the fingerprint of several tensors as if they stood side by side."""
+    plain = weighted = start = 0
+    for values in tensors:
+        bits = values.detach().reshape(-1).view(torch.int32 if values.element_size() == 4 else torch.int16)
+        for chunk in torch.split(bits, 1 << 24):
+            places = torch.arange(start, start + chunk.numel(), device=chunk.device) % 65521 + 1
+            plain += int(chunk.long().sum())
+            weighted += int((chunk.long() * places).sum())
+            start += chunk.numel()
     return f"{plain % 2**64:016x}{weighted % 2**64:016x}"

@@ -42,7 +42,8 @@ class Prepared:
         """Return the content of run.json."""
         import torch
 
-        from uptrend.policy.weights import digest, movable_share
+        from uptrend.policy.checkpoint import digests
+        from uptrend.policy.weights import movable_share
 
         config, policy = self.config, self.policy
         notes = list(dict.fromkeys([*self.pool.notes, *self.held_out.notes]))  # one family may be short of both
@@ -78,7 +79,7 @@ class Prepared:
                 "name": config.model.name,
                 "parameters": policy.parameters,
                 "trainable": policy.flat.values.numel(),
-                "digest": digest(policy.flat),
+                **digests(policy),
             },
             "notes": notes,
         }

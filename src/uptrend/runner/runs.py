@@ -82,7 +82,7 @@ def resume(
     refuse_warmstart(run, "can't be resumed", "train RECIPE --set model.name=")
     if run.info.get("kind") == "replay":
         raise RecordError(f"{path} is a replay, which is short: make it again with uptrend replay.")
-    from uptrend.policy.checkpoint import check_resumable, read_resumable
+    from uptrend.policy.checkpoint import check_model, check_resumable, read_resumable
     from uptrend.training.loop import train as loop
 
     check_resumable(run)
@@ -103,7 +103,10 @@ def resume(
             raise ConfigError(
                 f"{path} is finished: {step} steps are done. To go on, add --set learning.steps={step * 2}."
             )
-        prepared = alter(prepare(config, run))
+        prepared = prepare(config, run)
+        # A checkpoint brings the weights that train, adapters included, but not the base under them.
+        check_model(prepared.policy, run, from_start=not prepared.policy.has_adapters)
+        prepared = alter(prepared)
         directory.rewind(step)
         directory.write_info({**run.info, "config": to_table(prepared.config)})
         with recorded(directory, resume=True) as outcome:
