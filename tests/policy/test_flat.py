@@ -7,8 +7,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from models import encode, full_logits, make_policy
+from models import encode, full_logits, make_policy, write_model
+from uptrend.config import Lora, Model
+from uptrend.policy.policy import load_policy
 from uptrend.policy.weights import group_of
+from uptrend.records import ModelError
 
 IDS = list(range(5, 17))
 
@@ -86,6 +89,21 @@ def test_with_lora_only_adapters_train(llama_folder: Path) -> None:
     assert policy.flat.gradient.abs().sum() > 0
     base = [p for n, p in policy.model.named_parameters() if "lora_" not in n]
     assert all(p.grad is None and not p.requires_grad for p in base)
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "gpt_neox"], ids=["tied", "untied", "of-another-name"])
+def test_an_adapter_of_the_head_is_refused(kind: str, tmp_path: Path) -> None:
+    folder, head = write_model(tmp_path, kind), "embed_out" if kind == "gpt_neox" else "lm_head"
+
+    def load(*targets: str) -> int:
+        wish = Model(name=str(folder), lora=Lora(r=4, targets=targets))
+        return len(load_policy(str(folder), wish, torch.device("cpu"), seed=0, keep_reference=False).flat.slots)
+
+    linear = "dense" if kind == "gpt_neox" else "q_proj"
+    for targets in ((head,), (linear, head)):
+        with pytest.raises(ModelError, match=rf"model\.lora\.targets.*{head}.*train nothing.*Leave {head} out"):
+            load(*targets)
+    assert load() > load(linear) > 0
 
 
 def test_adapters_switched_off_are_the_reference(llama_folder: Path) -> None:

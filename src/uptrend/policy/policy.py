@@ -206,14 +206,24 @@ def _refuse_pickles(folder: Path) -> None:
 
 def _add_adapters(model: Any, wish: Lora) -> Any:
     from peft import LoraConfig, get_peft_model
+    from peft.tuners.tuners_utils import BaseTunerLayer
 
     config = LoraConfig(
         r=wish.r, lora_alpha=wish.alpha, lora_dropout=wish.dropout,
         target_modules=list(wish.targets) or "all-linear", task_type="CAUSAL_LM",
     )  # fmt: skip
     try:
-        return get_peft_model(model, config)
+        adapted = get_peft_model(model, config)
     except ValueError as error:
         raise ModelError(
             f"model.lora.targets = {list(wish.targets)} fits nothing in this model: {str(error).splitlines()[0]}"
         ) from error
+    head = adapted.get_base_model().get_output_embeddings()
+    if isinstance(head, BaseTunerLayer):
+        name = next(name for name, module in adapted.get_base_model().named_modules() if module is head)
+        raise ModelError(
+            f"model.lora.targets = {list(wish.targets)} adapts the output layer {name}, and log-probabilities are "
+            f"computed from its own weight: that adapter would train nothing. Leave {name} out; an empty list adapts "
+            "every other linear module."
+        )
+    return adapted
