@@ -177,7 +177,7 @@ class Learning:
     max_grad_norm: Annotated[float, Ge(0)] = 1.0
     """Gradients longer than this are shortened to it; 0 for never."""
     weight_decay: Annotated[float, Ge(0)] = 0.0
-    """AdamW's."""
+    """AdamW's, of all weights but norms and biases."""
     beta1: Annotated[float, Ge(0), Lt(1)] = 0.9
     """AdamW's memory of the gradient."""
     beta2: Annotated[float, Ge(0), Lt(1)] = 0.999
