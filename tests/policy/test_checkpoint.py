@@ -169,7 +169,9 @@ def test_random_states_that_are_pickles_are_not_opened(llama_folder: Path, tmp_p
     place = save(tmp_path, *start(llama_folder))
     state = json.loads((place / "state.json").read_text())
     trap = base64.b64encode(pickle.dumps(Trap(tmp_path / "sprung"))).decode()
-    (place / "state.json").write_text(json.dumps({**state, "random": dict.fromkeys(("python", "numpy", "torch"), trap)}))
+    (place / "state.json").write_text(
+        json.dumps({**state, "random": dict.fromkeys(("python", "numpy", "torch"), trap)})
+    )
     policy, optimizer = start(llama_folder, seed=1)
     before = digest(policy.flat)
     with pytest.raises(CheckpointError, match=r"random states as pickles.*uptrend eval"):

@@ -16,8 +16,9 @@ import torch
 from models import write_model
 from uptrend.algo import advantages
 from uptrend.config import load_config
-from uptrend.records import CheckpointError, ModelError, RecordError, Run
+from uptrend.records import CheckpointError, ModelError, RecordError, Run, RunDirectory
 from uptrend.runner.evaluation import evaluate
+from uptrend.runner.prepare import Ending
 from uptrend.runner.runs import replay, resume, train
 from uptrend.training.observer import StepRecord, Stop
 
@@ -302,3 +303,42 @@ def test_a_checkpoint_with_pickles_is_evaluated_and_not_resumed(start: Start, tm
             go_on()
     assert files(run) == before
     assert evaluate(run.path).held.tasks == 6
+
+
+def interrupted(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("place", ["an-observer", "the-event", "the-boundary"])
+@pytest.mark.parametrize("kind", ["stopped", "finished"])
+def test_ctrl_c_while_a_run_closes_leaves_its_ending(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, kind: str
+) -> None:
+    plain = RunDirectory.event
+
+    def interrupted_once(self: RunDirectory, kind: str, **values: Any) -> None:
+        if kind in ("stopped", "finished"):
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+        plain(self, kind, **values)
+
+    closing = Mock(step=lambda _: None, after=interrupted if place == "an-observer" else Mock())
+    if place == "the-event":
+        monkeypatch.setattr(RunDirectory, "event", interrupted_once)
+    if place == "the-boundary":
+        monkeypatch.setattr(Ending, "__exit__", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        start("learning.steps=2", observers=[Watcher("a", [], stop_at=1 if kind == "stopped" else -1), closing])
+    run = Run(tmp_path / "runs" / "run")
+    assert [event["event"] for event in run.events] == ["started", "checkpoint", kind]
+    assert run.events[-1]["step"] == run.last_step == (1 if kind == "stopped" else 2)
+
+
+def test_ctrl_c_in_the_middle_of_a_step_is_told_in_words(start: Start, tmp_path: Path) -> None:
+    watcher = Mock(step=lambda record: interrupted() if record.step == 2 else None)
+    with pytest.raises(KeyboardInterrupt):
+        start("checkpoints.every=1", observers=[watcher])
+    run = Run(tmp_path / "runs" / "run")
+    assert (run.status, [p.name for p in run.checkpoints]) == ("failed", ["step-000001"])
+    assert run.events[-1]["error"] == "KeyboardInterrupt: ended at once by the user"
+    watcher.after.assert_called_once()

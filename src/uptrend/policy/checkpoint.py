@@ -101,9 +101,9 @@ def check_model(policy: Policy, run: Run, *, from_start: bool) -> None:
         if key in now and now[key] != was.get(key, now[key]):  # 0.2 knew no digest of the base
             base, device = ("frozen ", "") if key == "base_digest" else ("", ", or are adapters made on another device")
             raise ModelError(
-                f"{was['name']} is not the model any more that {run.path} began with: its {base}weights have the digest "
-                f"{now[key]}, and had {was[key]}. Was its folder changed{device if policy.has_adapters else ''}? Put the "
-                "model back as it was, or begin a new run."
+                f"{was['name']} is not the model any more that {run.path} began with: its {base}weights have the "
+                f"digest {now[key]}, and had {was[key]}. Was its folder changed{device if policy.has_adapters else ''}? "
+                "Put the model back as it was, or begin a new run."
             )
 
 
@@ -165,8 +165,8 @@ def _check_sum(path: Path) -> list[int]:
     return [path.stat().st_size, total]
 
 
-# Components may draw from any of these generators. Their states are numbers and raw bytes: a run directory may come from
-# anybody, and a pickle would run its author's code.
+# Components may draw from any of these generators. Their states are numbers and raw bytes: a run directory may come
+# from anybody, and a pickle would run its author's code.
 def _random_states() -> dict[str, Any]:
     version, words, gauss = random.getstate()
     name, keys, *rest = np.random.get_state()

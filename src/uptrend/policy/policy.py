@@ -184,7 +184,7 @@ def load_model(source: str, dtype: torch.dtype) -> tuple[Any, Any]:
 
 
 def _refuse_pickles(folder: Path) -> None:
-    """Refuse a folder whose weights are only pickles, which could run code; PEFT would open them without being asked."""
+    """Refuse a folder whose weights are only pickles, which could run code; PEFT would open them."""
     for name, safe in (("pytorch_model", "model"), ("adapter_model", "adapter_model")):
         pickled = next(iter(sorted(folder.glob(f"{name}*.bin"))), None)
         if pickled is None or any(folder.glob(f"{safe}*.safetensors")):
@@ -199,8 +199,8 @@ def _refuse_pickles(folder: Path) -> None:
                 "save_file(torch.load(place + '.bin', weights_only=True), place + '.safetensors')"
             )
         raise ModelError(
-            f"{folder} has its weights only as {pickled.name}: a pickle, which could run code, is not opened here. If you "
-            f'trust its author, convert it once: python -c "{convert}"'
+            f"{folder} has its weights only as {pickled.name}: a pickle, which could run code, is not opened here. "
+            f'If you trust its author, convert it once: python -c "{convert}"'
         )
 
 

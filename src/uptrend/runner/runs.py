@@ -12,9 +12,9 @@ from uptrend.policy.known import need_train_extra
 from uptrend.records import CheckpointError, ConfigError, LabError, Method, ModelError, RecordError, Run, RunDirectory
 from uptrend.records.directory import write_whole
 from uptrend.runner.preflight import Preflight, check_first
-from uptrend.runner.prepare import Prepared, free_place, make_policy, prepare, recorded, refuse_warmstart, resolve
+from uptrend.runner.prepare import Ending, Prepared, free_place, make_policy, prepare, refuse_warmstart, resolve
 from uptrend.tasks.pool import heldout, pool
-from uptrend.training.observer import Observer
+from uptrend.training.observer import Observer, Stop
 
 if TYPE_CHECKING:
     from uptrend.lab.plan import PlannedRun, Resolved
@@ -61,12 +61,14 @@ def start(
     """Train a prepared recipe into a new run directory; see `train`."""
     from uptrend.training.loop import train as loop
 
-    with RunDirectory.create(path, prepared.info(path)) as directory, recorded(directory, resume=False) as outcome:
+    with RunDirectory.create(path, prepared.info(path)) as directory, Ending(directory, resume=False) as ending:
         if preflight:
-            report, outcome.stop = check_first(prepared, directory, allows)
+            report, refusal = check_first(prepared, directory, allows)
             on_preflight(report)
-        if outcome.stop is None:
-            outcome.stop = loop(prepared.parts(directory, observers))
+            if refusal is not None:
+                ending.record(refusal)
+                return Run(path)
+        loop(prepared.parts(directory, observers, ending.record))
     return Run(path)
 
 
@@ -109,8 +111,8 @@ def resume(
         prepared = alter(prepared)
         directory.rewind(step)
         directory.write_info({**run.info, "config": to_table(prepared.config)})
-        with recorded(directory, resume=True) as outcome:
-            outcome.stop = loop(prepared.parts(directory, observers), resume=True)
+        with Ending(directory, resume=True) as ending:
+            loop(prepared.parts(directory, observers, ending.record), resume=True)
     return Run(run.path)
 
 
@@ -141,13 +143,17 @@ def warmstart(
     taught = Prepared(supervised(config, len(demonstrations)), policy, tasks, held_out, Components())
     info = taught.info(path)
     info |= {"kind": "warmstart", "notes": [*info["notes"], *notes]}
-    with RunDirectory.create(path, info) as directory, recorded(directory, resume=False) as outcome:
-        outcome.stop = learn(taught.parts(directory, observers), demonstrations)
-        if outcome.stop is None:
-            beside = out.with_name(f".{out.name}")  # renamed when it is whole
-            export(policy, beside).rename(out)
-            beside.rmdir()
-            directory.event("exported", folder=str(out))
+    with RunDirectory.create(path, info) as directory, Ending(directory, resume=False) as ending:
+
+        def export_and_end(stop: Stop | None) -> None:
+            if stop is None:
+                beside = out.with_name(f".{out.name}")  # renamed when it is whole
+                export(policy, beside).rename(out)
+                beside.rmdir()
+                directory.event("exported", folder=str(out))
+            ending.record(stop)
+
+        learn(taught.parts(directory, observers, export_and_end), demonstrations)
     return Run(path)
 
 
@@ -193,12 +199,12 @@ def replay(
     if is_begun:
         directory.rewind(step - 1)  # of its evaluation before the first step too
         directory.write_info(info)
-    with directory, recorded(directory, resume=is_begun) as outcome:
+    with directory, Ending(directory, resume=is_begun) as ending:
         reason = "a replay's rewards are those of the run that it replays"
         directory.event("acquitted", id="run.too-short", reason=reason)
         for id in BY_CONSTRUCTION if changed else ():
             directory.event("acquitted", id=id, reason="a replay learns from another policy's rollouts")
-        outcome.stop = learn_again(prepared.parts(directory, observers), asked)
+        learn_again(prepared.parts(directory, observers, ending.record), asked)
     return Run(path)
 
 

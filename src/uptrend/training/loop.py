@@ -97,7 +97,10 @@ def run_course(parts: Parts, course: Course) -> Stop | None:
                 state = {"step": step, "cursor": asdict(cursor)}
                 save_checkpoint(parts.directory.path, policy, optimizer, state, config.checkpoints.keep)
                 parts.directory.event("checkpoint", step=step)
-    return stop if step < course.last else None  # a wish after the last step stops nothing
+        stop = stop if step < course.last else None  # a wish after the last step stops nothing
+        recorder.drain()
+        parts.ended(stop)
+    return stop
 
 
 def learn(
@@ -128,7 +131,6 @@ def recording(parts: Parts) -> Iterator[Recorder]:
         observer.before(Run(parts.directory.path))
     try:
         yield recorder
-        recorder.drain()
     finally:
         try:
             recorder.close()
