@@ -16,6 +16,7 @@ import torch
 from models import write_model
 from uptrend.algo import advantages
 from uptrend.config import load_config
+from uptrend.policy.checkpoint import read_state
 from uptrend.records import CheckpointError, ModelError, RecordError, Run, RunDirectory
 from uptrend.runner.evaluation import evaluate
 from uptrend.runner.prepare import Ending
@@ -303,6 +304,43 @@ def test_a_checkpoint_with_pickles_is_evaluated_and_not_resumed(start: Start, tm
             go_on()
     assert files(run) == before
     assert evaluate(run.path).held.tasks == 6
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+def test_the_best_checkpoint_is_kept_beside_the_last(start: Start, lora: bool) -> None:
+    each = ("learning.steps=5", "eval.every=1", "learning.lr=1e-2", "checkpoints.best=true", "checkpoints.every=1")
+    run = start(*each, "checkpoints.keep=3", *(["model.lora={r=4}", "learning.lr=3e-2"] if lora else []))
+    accuracies = [line["accuracy"] for line in run.eval_lines]
+    first = accuracies.index(max(accuracies))
+    assert 0 < first < 5, "it must be reached, and held by a later step too"
+    assert [p.name for p in run.checkpoints] == ["step-000003", "step-000004", "step-000005"]
+    best = run.path / "checkpoints" / "best"
+    state = read_state(best)
+    assert (state["step"], state["accuracy"]) == (first, max(accuracies))
+    assert {p.name for p in best.iterdir()} == {p.name for p in run.checkpoints[-1].iterdir()}
+    notes: list[str] = []
+    assert evaluate(run.path, checkpoint="best", note=notes.append).held.accuracy == max(accuracies)
+    assert notes == [f"Checkpoint of step {first}."]
+    assert evaluate(run.path, checkpoint=4).held.accuracy == accuracies[4]
+    assert evaluate(run.path).held.accuracy == accuracies[5]
+    with pytest.raises(CheckpointError, match=r"no checkpoint 9; it has 3, 4, 5, best\."):
+        evaluate(run.path, checkpoint=9)
+
+
+def test_a_best_checkpoint_from_after_the_resumed_step_is_removed(start: Start) -> None:
+    each = ("learning.steps=3", "eval.every=1", "learning.lr=1e-2", "checkpoints.best=true", "checkpoints.every=1")
+    run = start(*each, "checkpoints.keep=9")
+    best = run.path / "checkpoints" / "best"
+    before, found = read_state(best), list[bool]()
+    for place in run.checkpoints:
+        if int(place.name[-6:]) >= before["step"]:
+            shutil.rmtree(place)
+    assert run.checkpoints, "the best must not be the first"
+    again = resume(run.path, observers=[Mock(before=lambda _: found.append(best.exists()), step=lambda _: None)])
+    assert found == [False]
+    assert read_state(best)["files"] == before["files"]
+    assert resume(again.path, ["learning.steps=4"]).status == "finished"
+    assert read_state(best)["step"] == before["step"]  # of an earlier step, so it stays
 
 
 def interrupted(*_: object, **__: object) -> None:

@@ -212,6 +212,8 @@ class Checkpoints:
     """Save every so many steps; 0 for only after the last (and when interrupted)."""
     keep: Annotated[int, Ge(1)] = 1
     """Number to keep; older ones are removed."""
+    best: bool = False
+    """Also keep the checkpoint of the highest held-out accuracy, as `checkpoints/best`; of equal ones the earliest."""
 
 
 @dataclass(frozen=True)

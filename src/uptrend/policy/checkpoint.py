@@ -4,6 +4,7 @@ step-000050/
     model/ or adapter/      a transformers folder, or a PEFT adapter: ready for use by anybody
     optimizer.safetensors   AdamW's memory, flat, in the order of the weights
     state.json              step, cursor, random states, and a check sum of every file
+best/                       the same, of the step with the highest held-out accuracy, which state.json has too
 
 Written beside and renamed: a checkpoint that is there is whole, and one that is damaged later is refused.
 """
@@ -27,10 +28,14 @@ from uptrend.policy.weights import digest, digest_of
 from uptrend.records import CheckpointError, ModelError, Run
 from uptrend.records.schema import VERSION
 
+BEST = "best"  # name of the checkpoint with the highest held-out accuracy
 
-def save_checkpoint(folder: Path, policy: Policy, optimizer: Optimizer, state: dict[str, Any], keep: int) -> Path:
-    """Write `checkpoints/step-N` under a run, and remove the oldest beyond `keep`."""
-    place = folder / "checkpoints" / f"step-{state['step']:06d}"
+
+def save_checkpoint(
+    folder: Path, policy: Policy, optimizer: Optimizer, state: dict[str, Any], keep: int, name: str = ""
+) -> Path:
+    """Write `checkpoints/step-N` (or `name`) under a run, and remove the oldest steps beyond `keep`."""
+    place = folder / "checkpoints" / (name or f"step-{state['step']:06d}")
     beside = place.with_name(f".{place.name}")
     shutil.rmtree(beside, ignore_errors=True)
     try:
@@ -51,6 +56,30 @@ def save_checkpoint(folder: Path, policy: Policy, optimizer: Optimizer, state: d
     for old in sorted(place.parent.glob("step-*"))[:-keep]:
         shutil.rmtree(old)
     return place
+
+
+def find_checkpoint(run: Run, which: str | int | None = None) -> Path:
+    """Return a run's checkpoint: of a step, the `best`, or the last one."""
+    places = {str(int(path.name.removeprefix("step-"))): path for path in run.checkpoints}
+    if which is None and places:
+        return run.checkpoints[-1]
+    if (best := run.path / "checkpoints" / BEST).is_dir():
+        places[BEST] = best
+    if str(which) not in places:
+        wanted = f" {which}; it has {', '.join(places) or 'none'}" if which is not None else " to evaluate"
+        raise CheckpointError(f"{run.path} has no checkpoint{wanted}.")
+    return places[str(which)]
+
+
+def remove_later_best(run: Path, step: int) -> None:
+    """Remove the best checkpoint where it is of a step after this one, which is going to be made again."""
+    place = run / "checkpoints" / BEST
+    try:
+        is_later = json.loads((place / "state.json").read_text())["step"] > step
+    except (OSError, ValueError, KeyError, TypeError):
+        is_later = True  # there is none, or it can't be read
+    if is_later:
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def export(policy: Policy, folder: Path) -> Path:
@@ -102,8 +131,8 @@ def check_model(policy: Policy, run: Run, *, from_start: bool) -> None:
             base, device = ("frozen ", "") if key == "base_digest" else ("", ", or are adapters made on another device")
             raise ModelError(
                 f"{was['name']} is not the model any more that {run.path} began with: its {base}weights have the "
-                f"digest {now[key]}, and had {was[key]}. Was its folder changed{device if policy.has_adapters else ''}? "
-                "Put the model back as it was, or begin a new run."
+                f"digest {now[key]}, and had {was[key]}. Was its folder changed"
+                f"{device if policy.has_adapters else ''}? Put the model back as it was, or begin a new run."
             )
 
 

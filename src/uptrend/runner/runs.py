@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from uptrend.lab.plan import PlannedRun, Resolved
 
 # Settings that a resumed run may change: nothing that would make it another run.
-MAY_CHANGE = ("learning.steps", "eval.every", "checkpoints.every", "checkpoints.keep", "compute.threads")
+MAY_CHANGE = (
+    "learning.steps", "eval.every", "checkpoints.every", "checkpoints.keep", "checkpoints.best", "compute.threads",
+)  # fmt: skip
 # Causes that a gap between sampler and learner points to elsewhere; in a replay another policy sampled, by design.
 BY_CONSTRUCTION = ("precision.mismatch", "sync.stale-weights", "sync.off-policy", "policy.dropout-on")
 # Keys that a replay takes from its source, whatever the recipe says.
@@ -84,7 +86,7 @@ def resume(
     refuse_warmstart(run, "can't be resumed", "train RECIPE --set model.name=")
     if run.info.get("kind") == "replay":
         raise RecordError(f"{path} is a replay, which is short: make it again with uptrend replay.")
-    from uptrend.policy.checkpoint import check_model, check_resumable, read_resumable
+    from uptrend.policy.checkpoint import check_model, check_resumable, read_resumable, remove_later_best
     from uptrend.training.loop import train as loop
 
     check_resumable(run)
@@ -110,6 +112,7 @@ def resume(
         check_model(prepared.policy, run, from_start=not prepared.policy.has_adapters)
         prepared = alter(prepared)
         directory.rewind(step)
+        remove_later_best(run.path, step)
         directory.write_info({**run.info, "config": to_table(prepared.config)})
         with Ending(directory, resume=True) as ending:
             loop(prepared.parts(directory, observers, ending.record), resume=True)
@@ -169,6 +172,7 @@ def replay(
 ) -> Run:
     """Learn again from a run's recorded rollouts, starting at `step`, with part of the update changed."""
     need_train_extra()
+    from uptrend.policy.checkpoint import remove_later_best
     from uptrend.training.replay import check_start, plan
     from uptrend.training.replay import replay as learn_again
 
@@ -198,6 +202,7 @@ def replay(
     directory = RunDirectory.reopen(path) if is_begun else RunDirectory.create(path, info)
     if is_begun:
         directory.rewind(step - 1)  # of its evaluation before the first step too
+        remove_later_best(path, step - 1)
         directory.write_info(info)
     with directory, Ending(directory, resume=is_begun) as ending:
         reason = "a replay's rewards are those of the run that it replays"

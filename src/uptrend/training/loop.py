@@ -18,7 +18,7 @@ from torch import Tensor
 
 from uptrend.algo import kl_penalty
 from uptrend.config import Config
-from uptrend.policy.checkpoint import save_checkpoint
+from uptrend.policy.checkpoint import BEST, save_checkpoint
 from uptrend.policy.weights import WeightMeter
 from uptrend.records import Evaluation, Rollout, Run
 from uptrend.tasks.pool import Cursor
@@ -52,6 +52,7 @@ def run_course(parts: Parts, course: Course) -> Stop | None:
     step, cursor = 0, Cursor()
     stop: Stop | None = None
     held: Evaluation | None
+    best = max((float(line["accuracy"]) for line in Run(parts.directory.path).eval_lines), default=-1.0)
     # Rollouts have generators of their own; dropout and whatever a component draws depend on this one.
     torch.manual_seed(config.seed)
 
@@ -63,6 +64,7 @@ def run_course(parts: Parts, course: Course) -> Stop | None:
         # The accuracy before training is what every later one is compared with.
         if course.is_new:
             held = evaluate_held_out(parts, player, recorder, step)
+            best = max(best, held.accuracy)
             stop = tell_observers(parts, StepRecord(step, {}, (), held))
         while step < course.last and stop is None:
             step += 1
@@ -92,11 +94,17 @@ def run_course(parts: Parts, course: Course) -> Stop | None:
             is_due = course.is_due(step, config.eval.every)
             held = evaluate_held_out(parts, player, recorder, step) if is_due else None
             stop = tell_observers(parts, StepRecord(step, line, rollouts, held))
-            if course.saves and (course.is_due(step, config.checkpoints.every) or stop is not None):
+            saved, state = config.checkpoints, {"step": step, "cursor": asdict(cursor)}
+            if course.saves and (course.is_due(step, saved.every) or stop is not None):
                 recorder.drain()  # records first: a checkpoint is never ahead of them
-                state = {"step": step, "cursor": asdict(cursor)}
-                save_checkpoint(parts.directory.path, policy, optimizer, state, config.checkpoints.keep)
+                save_checkpoint(parts.directory.path, policy, optimizer, state, saved.keep)
                 parts.directory.event("checkpoint", step=step)
+            if held is not None and held.accuracy > best:
+                best = held.accuracy
+                if course.saves and saved.best:
+                    recorder.drain()
+                    state["accuracy"] = best
+                    save_checkpoint(parts.directory.path, policy, optimizer, state, saved.keep, BEST)
         stop = stop if step < course.last else None  # a wish after the last step stops nothing
         recorder.drain()
         parts.ended(stop)
