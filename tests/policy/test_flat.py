@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
+from trl.trainer.callbacks import SyncRefModelCallback
 
 from models import encode, full_logits, make_policy, write_model
 from uptrend.config import Lora, Model
@@ -113,6 +114,35 @@ def test_adapters_switched_off_are_the_reference(llama_folder: Path) -> None:
     base = plain(llama_folder).get_decoder()(ids).last_hidden_state
     torch.testing.assert_close(off, base)
     assert not torch.allclose(policy.hidden(ids, positions, None), base, atol=1e-3)
+
+
+def test_a_reset_reference_is_trls(llama_folder: Path) -> None:
+    policy = make_policy(llama_folder, reference=True)
+    addresses = [p.data_ptr() for p in policy.reference.parameters()]
+    theirs = plain(llama_folder)
+    with torch.no_grad():
+        policy.flat.values.mul_(1.1)
+    SyncRefModelCallback._sync_target_model(policy.model, theirs, 1.0)  # ref_model_mixup_alpha = 1
+    policy.reset_reference()
+    pairs = zip(policy.reference.parameters(), theirs.parameters(), strict=True)
+    assert all(torch.equal(mine, other) for mine, other in pairs)
+    assert [p.data_ptr() for p in policy.reference.parameters()] == addresses  # CUDA graphs read them there
+
+
+def test_a_reset_reference_of_adapters_is_a_snapshot(llama_folder: Path) -> None:
+    policy = make_policy(llama_folder, lora=True, reference=True)
+    ids, positions = torch.tensor([IDS]), torch.arange(len(IDS))[None]
+    then, address = policy.hidden(ids, positions, None), policy.flat.values.data_ptr()
+    policy.reset_reference()
+    with torch.no_grad():
+        policy.flat.values.mul_(1.5)
+    now = policy.hidden(ids, positions, None)
+    with pytest.raises(ZeroDivisionError), policy.as_reference():  # what fails in the pass leaves nothing behind
+        assert torch.equal(policy.hidden(ids, positions, None, reference=True), then)
+        assert policy.flat.values.data_ptr() == address
+        1 / 0  # noqa: B018
+    assert torch.equal(policy.hidden(ids, positions, None), now)
+    assert not torch.allclose(now, then)
 
 
 def test_every_stop_token_is_known(llama_folder: Path) -> None:

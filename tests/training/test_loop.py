@@ -1,6 +1,7 @@
 """Whole runs, a fraction of a second a step: what they record, how they stop, and that numbers add up."""
 
 import base64
+import hashlib
 import json
 import pickle
 import shutil
@@ -283,7 +284,7 @@ def test_adapters_may_have_been_made_elsewhere(start: Start) -> None:
     run = start("model.lora={r=4}", "learning.steps=2", observers=[Watcher("a", [], stop_at=1)])
     info = json.loads((run.path / "run.json").read_text())
     assert info["model"]["base_digest"] != info["model"]["digest"]
-    del info["model"]["base_digest"]  # as in 0.2
+    del info["model"]["base_digest"], info["config"]["learning"]["kl"]["reset_every"]  # as in 0.2
     info["model"]["digest"] = "0" * 32  # on another device
     (run.path / "run.json").write_text(json.dumps(info))
     assert resume(run.path).status == "finished"
@@ -341,6 +342,49 @@ def test_a_best_checkpoint_from_after_the_resumed_step_is_removed(start: Start) 
     assert read_state(best)["files"] == before["files"]
     assert resume(again.path, ["learning.steps=4"]).status == "finished"
     assert read_state(best)["step"] == before["step"]  # of an earlier step, so it stays
+
+
+RESETS = ("learning.kl={beta=0.1, reset_every=2}", "learning.lr=1e-2", "learning.steps=5", "checkpoints.every=1")
+
+
+@pytest.fixture(params=[(), ("model.lora={r=4}",)], ids=["full", "lora"])
+def resets(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    """A recipe whose reference is replaced after steps 2 and 4."""
+    return (*RESETS, "checkpoints.keep=9", *request.param)
+
+
+def test_a_reset_makes_the_policy_the_reference(start: Start, resets: tuple[str, ...]) -> None:
+    run = start(*resets)
+    kl = [line["kl/reference/mean"] for line in run.metric_lines]
+    assert [value == 0.0 for value in kl] == [True, False, True, False, True]
+    assert [e["step"] for e in run.events if e["event"] == "reference-reset"] == [2, 4]
+    carried = [(path / "reference.safetensors").exists() for path in run.checkpoints]
+    assert carried == [False, True, True, True, True]
+    plain = start(*resets, "learning.kl.reset_every=0", name="plain")
+    assert [line["kl/reference/mean"] for line in plain.metric_lines][:2] == kl[:2]
+    assert plain.metric_lines[2]["kl/reference/mean"] > 0
+    for step in (3, 4):  # against the policy of step 2, which sampled step 3
+        for row in rows(run, step):
+            assert row["reference"] == row["learner"] if step == 3 else row["reference"] != row["learner"]
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_a_run_with_resets_goes_on_exactly(start: Start, tmp_path: Path, resets: tuple[str, ...], step: int) -> None:
+    def essence(run: Run) -> list[Any]:
+        names = ("seconds", "memory", "time")
+        lines = [{k: v for k, v in line.items() if k.split("/")[0] not in names} for line in run.metric_lines]
+        files = sorted(run.checkpoints[-1].rglob("*.safetensors"))
+        assert len(files) == 3
+        return [lines, *(hashlib.sha256(file.read_bytes()).hexdigest() for file in files)]
+
+    if "model.lora={r=4}" in resets:
+        resets = (*resets, "model.lora.dropout=0.1")  # random numbers too
+    whole = start(*resets, name="whole")
+    stopped = start(*resets, observers=[Watcher("a", [], stop_at=step)])
+    assert essence(resume(stopped.path)) == essence(whole)
+    rest = replay(whole, step, overrides=["checkpoints.every=1"], runs=tmp_path, name="rest")
+    assert essence(rest)[0] == essence(whole)[0][step:]
+    assert essence(rest)[1:] == essence(whole)[1:]
 
 
 def interrupted(*_: object, **__: object) -> None:

@@ -266,6 +266,8 @@ def _rules(config: Config, starts: list[Any]) -> dict[str, bool]:
         f"learning.clip_high = {w.clip_high}: cispo clips the ratio itself at clip_high. Use 1 or more, for example 5.":
             w.loss != "cispo" or w.clip_high >= 1,
         f"learning.clip_low = {w.clip_low} should be below 1.": clips_low,
+        f"learning.kl.reset_every = {w.kl.reset_every} needs learning.kl.beta above 0: without a penalty there is no "
+        "reference to reset.": w.kl.reset_every == 0 or w.kl.beta > 0,
         "learning.skip_dead = true needs learning.kl.beta = 0 and learning.entropy = 0: with either of them dead "
         "groups teach too.": not w.skip_dead or (w.kl.beta == 0 and w.entropy == 0),
     }  # fmt: skip

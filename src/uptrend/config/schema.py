@@ -134,6 +134,8 @@ class Kl:
     """The penalty's weight; at 0 no reference model is kept."""
     estimator: Estimator = "k3"
     """k2 and k3 act in the loss, k1 in the reward."""
+    reset_every: Annotated[int, Ge(0)] = 0
+    """The policy becomes the reference after every so many steps; 0 for never."""
 
 
 @dataclass(frozen=True)

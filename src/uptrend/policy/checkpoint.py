@@ -3,6 +3,7 @@
 step-000050/
     model/ or adapter/      a transformers folder, or a PEFT adapter: ready for use by anybody
     optimizer.safetensors   AdamW's memory, flat, in the order of the weights
+    reference.safetensors   weights of the KL penalty's reference, once it was reset
     state.json              step, cursor, random states, and a check sum of every file
 best/                       the same, of the step with the highest held-out accuracy, which state.json has too
 
@@ -28,6 +29,7 @@ from uptrend.policy.weights import digest, digest_of
 from uptrend.records import CheckpointError, ModelError, Run
 from uptrend.records.schema import VERSION
 
+REFERENCE = "reference.safetensors"
 BEST = "best"  # name of the checkpoint with the highest held-out accuracy
 
 
@@ -44,6 +46,9 @@ def save_checkpoint(
         memory = optimizer.adamw.state.get(policy.flat.values, {})
         tensors = {name: value.reshape(-1) for name, value in memory.items() if isinstance(value, Tensor)}
         save_file({name: t.contiguous() for name, t in tensors.items()}, beside / "optimizer.safetensors")
+        if policy.anchor.is_reset:
+            reference = {name: weight.clone() for name, weight in policy.reference_weights().items()}
+            save_file(reference, beside / REFERENCE)
         sums = {str(f.relative_to(beside)): _check_sum(f) for f in sorted(beside.rglob("*")) if f.is_file()}
         whole = {**state, "random": _random_states(), "files": sums}
         (beside / "state.json").write_text(json.dumps(whole, indent=1))
@@ -103,6 +108,8 @@ def load_checkpoint(place: Path, policy: Policy, optimizer: Optimizer) -> dict[s
     if memory:
         like = policy.flat.values
         optimizer.adamw.state[like] = {n: v.reshape(()) if n == "step" else v.to(like.dtype) for n, v in memory.items()}
+    if REFERENCE in state["files"]:
+        policy.put_reference(load_file(place / REFERENCE, device=str(policy.device)))
     _put_random_states(place, state.get("random", {}))
     return state
 
@@ -154,7 +161,7 @@ def _put_weights(place: Path, policy: Policy) -> None:
             key = slot.name if slot.name in weights else slot.name.replace(".default.", ".")
             if key not in weights or weights[key].shape != slot.shape:
                 raise CheckpointError(f"{place} does not fit this model: {slot.name} is missing or has another shape.")
-            policy.flat.values.data[slot.start : slot.start + slot.shape.numel()] = weights[key].reshape(-1)
+            policy.flat.view(slot).copy_(weights[key])
 
 
 def read_state(place: Path) -> dict[str, Any]:

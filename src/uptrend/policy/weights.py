@@ -64,8 +64,12 @@ class FlatWeights:
         """Make every parameter's gradient a view of the flat one; autograd then adds into it."""
         assert self.values.grad is not None
         for slot, parameter in zip(self.slots, self._parameters, strict=True):
-            stretch = self.values.grad[slot.start : slot.start + parameter.numel()]
-            parameter.grad = stretch.view(parameter.shape)
+            parameter.grad = self.view(slot, self.values.grad)
+
+    def view(self, slot: Slot, flat: Tensor | None = None) -> Tensor:
+        """Return a parameter's part of the flat tensor, or of another one of the same order, in its shape."""
+        whole = self.values.data if flat is None else flat
+        return whole[slot.start : slot.start + slot.shape.numel()].view(slot.shape)
 
     @property
     def gradient(self) -> Tensor:

@@ -114,10 +114,10 @@ def make_policy(config: Config) -> "Policy":
     torch.set_num_threads(config.compute.threads)
     device = choose_device(config.compute.device)
     compiled = pays_to_compile(config.compute, device, config.learning.steps)
-    needs_reference = config.learning.kl.beta > 0
+    kl = config.learning.kl
     policy = load_policy(
         find_model(config.model.name), config.model, device,
-        seed=config.seed, keep_reference=needs_reference, compiled=compiled,
+        seed=config.seed, keep_reference=kl.beta > 0, resets=kl.reset_every > 0, compiled=compiled,
     )  # fmt: skip
     # The masks and the cache here let every token see all before it.
     if policy.window is not None and config.sampling.context > policy.window:

@@ -91,7 +91,8 @@ def resume(
 
     check_resumable(run)
     config = load_config(run.config, overrides)
-    wrong = [key for key in difference(run.config, to_table(config)) if key not in MAY_CHANGE]
+    before = to_table(load_config(run.config))  # with the keys that the version which wrote it did not know
+    wrong = [key for key in difference(before, to_table(config)) if key not in MAY_CHANGE]
     if wrong:
         raise ConfigError(
             f"--set {wrong[0]} would make {run.path} another run. "

@@ -90,6 +90,10 @@ def run_course(parts: Parts, course: Course) -> Stop | None:
             line |= clock.metrics() | {"memory/peak/gib": peak_memory_gib(policy.device)}
             recorder.step(step, rollouts, line)
 
+            if config.learning.kl.reset_every and step % config.learning.kl.reset_every == 0:
+                policy.reset_reference()
+                parts.directory.event("reference-reset", step=step)
+
             # Evaluate, let observers see it all, and save where it is due or one of them stops the run here.
             is_due = course.is_due(step, config.eval.every)
             held = evaluate_held_out(parts, player, recorder, step) if is_due else None
