@@ -87,3 +87,17 @@ def test_a_class_name_is_defined_once_and_every_module_says_what_it_is() -> None
     assert not [path for path, tree in trees.items() if not ast.get_docstring(tree)]
     files = [*trees, *Path(__file__).parent.rglob("*.py")]
     assert not [path for path in files if path.stem in ("utils", "util", "common", "helpers", "misc")]
+
+
+def test_nothing_is_unpickled() -> None:
+    """A run directory or a model may come from anybody, and opening a pickle runs its code."""
+    loaders, found = ("torch.load", "np.load", "numpy.load", "joblib.load"), []
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            modules += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
+            names = {module.partition(".")[0] for module in modules}
+            called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            if names & {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"} or called in loaders:
+                found.append(f"{path.relative_to(SOURCE)}:{node.lineno}")
+    assert found == []

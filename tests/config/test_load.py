@@ -116,6 +116,7 @@ WRONG = [
     ("learning.clip_low", 1.0, "should be below 1"),
     ("learning.minibatches", 3, "should divide sampling.groups = 16"),
     ("learning", {"skip_dead": True, "kl": {"beta": 0.1}}, "skip_dead = true needs learning.kl.beta = 0"),
+    ("learning", {"kl": {"reset_every": 10}}, "learning.kl.reset_every = 10 needs learning.kl.beta above 0"),
     ("learning", {"skip_dead": True, "entropy": 0.01}, "skip_dead = true needs learning.kl.beta = 0"),
     ("compute.device", "gpu", "should be auto, cpu or cuda"),
     ("learnig", {}, "learnig is not a known key. Did you mean learning?"),

@@ -1,5 +1,8 @@
 """A checkpoint brings everything back exactly, is refused when damaged, and is ready for others to use."""
 
+import base64
+import json
+import pickle
 import random
 from pathlib import Path
 from typing import Any
@@ -8,15 +11,16 @@ import numpy as np
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from models import full_logits, make_policy, write_model
 from uptrend.config import Learning
-from uptrend.policy.checkpoint import load_checkpoint, read_state, save_checkpoint
+from uptrend.policy.checkpoint import load_checkpoint, load_weights, read_state, save_checkpoint
 from uptrend.policy.optimizer import Optimizer
 from uptrend.policy.policy import Policy
 from uptrend.policy.weights import digest
-from uptrend.records import CheckpointError
+from uptrend.records import CheckpointError, ModelError
 
 BATCH = torch.arange(4, 28).view(2, 12)
 IDS = list(range(5, 17))
@@ -149,3 +153,71 @@ def test_a_checkpoint_that_cannot_be_written_says_so(llama_folder: Path, tmp_pat
     (tmp_path / "checkpoints").write_text("in the way")
     with pytest.raises(CheckpointError, match="could not be written"):
         save(tmp_path, *start(llama_folder))
+
+
+class Trap:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.file,)
+
+
+def test_random_states_that_are_pickles_are_not_opened(llama_folder: Path, tmp_path: Path) -> None:
+    place = save(tmp_path, *start(llama_folder))
+    state = json.loads((place / "state.json").read_text())
+    trap = base64.b64encode(pickle.dumps(Trap(tmp_path / "sprung"))).decode()
+    (place / "state.json").write_text(
+        json.dumps({**state, "random": dict.fromkeys(("python", "numpy", "torch"), trap)})
+    )
+    policy, optimizer = start(llama_folder, seed=1)
+    before = digest(policy.flat)
+    with pytest.raises(CheckpointError, match=r"random states as pickles.*uptrend eval"):
+        load_checkpoint(place, policy, optimizer)
+    assert not (tmp_path / "sprung").exists()
+    assert digest(policy.flat) == before
+    assert load_weights(place, policy)["step"] == 3  # all that an evaluation needs
+
+
+@pytest.mark.parametrize("name", ["python", "numpy", "torch"])
+@pytest.mark.parametrize("value", [None, "", [3, "AAAA", None]])
+def test_random_states_that_make_no_sense_are_refused(
+    llama_folder: Path, tmp_path: Path, name: str, value: Any
+) -> None:
+    place = save(tmp_path, *start(llama_folder))
+    state = json.loads((place / "state.json").read_text())
+    (place / "state.json").write_text(json.dumps({**state, "random": {**state["random"], name: value}}))
+    with pytest.raises(CheckpointError, match="random states"):
+        load_checkpoint(place, *start(llama_folder))
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["model", "adapter"])
+@pytest.mark.parametrize("content", ["weights", "trap"])
+def test_weights_that_are_only_pickles_are_refused(
+    llama_folder: Path, tmp_path: Path, lora: bool, content: str
+) -> None:
+    place = save(tmp_path, *start(llama_folder, lora=lora)) / ("adapter" if lora else "model")
+    file = next(place.glob("*.safetensors"))
+    pickled = place / ("adapter_model.bin" if lora else "pytorch_model.bin")
+    torch.save(load_file(file) if content == "weights" else Trap(tmp_path / "sprung"), pickled)
+    make_policy(place)  # a pickle beside safetensors is not opened
+    file.unlink()
+    with pytest.raises(ModelError, match=rf"{pickled.name}.*pickle.*convert"):
+        make_policy(place)
+    assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["model", "adapter"])
+def test_the_way_to_convert_pickles_works(llama_folder: Path, tmp_path: Path, lora: bool) -> None:
+    policy, optimizer = start(llama_folder, lora=lora)
+    place = save(tmp_path, policy, optimizer) / ("adapter" if lora else "model")
+    file = next(place.glob("*.safetensors"))
+    torch.save(load_file(file), place / ("adapter_model.bin" if lora else "pytorch_model.bin"))
+    file.unlink()
+    with pytest.raises(ModelError) as told:
+        make_policy(place)
+    command = str(told.value).partition(": python -c ")[2].strip('"')
+    exec(command, {})
+    torch.testing.assert_close(full_logits(make_policy(place), IDS), full_logits(policy, IDS), atol=1e-4, rtol=1e-4)

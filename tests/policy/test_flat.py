@@ -6,9 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
+from trl.trainer.callbacks import SyncRefModelCallback
 
-from models import encode, full_logits, make_policy
+from models import encode, full_logits, make_policy, write_model
+from uptrend.config import Lora, Model
+from uptrend.policy.policy import load_policy
 from uptrend.policy.weights import group_of
+from uptrend.records import ModelError
 
 IDS = list(range(5, 17))
 
@@ -88,6 +92,20 @@ def test_with_lora_only_adapters_train(llama_folder: Path) -> None:
     assert all(p.grad is None and not p.requires_grad for p in base)
 
 
+@pytest.mark.parametrize("kind", ["llama", "mistral"], ids=["tied", "untied"])
+def test_an_adapter_of_the_head_is_refused(kind: str, tmp_path: Path) -> None:
+    folder = write_model(tmp_path, kind)
+
+    def load(*targets: str) -> int:
+        wish = Model(name=str(folder), lora=Lora(r=4, targets=targets))
+        return len(load_policy(str(folder), wish, torch.device("cpu"), seed=0, keep_reference=False).flat.slots)
+
+    for targets in (("lm_head",), ("q_proj", "lm_head")):
+        with pytest.raises(ModelError, match=r"model\.lora\.targets.*lm_head.*train nothing.*Leave lm_head out"):
+            load(*targets)
+    assert load() > load("q_proj") > 0
+
+
 def test_adapters_switched_off_are_the_reference(llama_folder: Path) -> None:
     policy = make_policy(llama_folder, lora=True)
     ids, positions = torch.tensor([IDS]), torch.arange(len(IDS))[None]
@@ -96,6 +114,35 @@ def test_adapters_switched_off_are_the_reference(llama_folder: Path) -> None:
     base = plain(llama_folder).get_decoder()(ids).last_hidden_state
     torch.testing.assert_close(off, base)
     assert not torch.allclose(policy.hidden(ids, positions, None), base, atol=1e-3)
+
+
+def test_a_reset_reference_is_trls(llama_folder: Path) -> None:
+    policy = make_policy(llama_folder, reference=True)
+    addresses = [p.data_ptr() for p in policy.reference.parameters()]
+    theirs = plain(llama_folder)
+    with torch.no_grad():
+        policy.flat.values.mul_(1.1)
+    SyncRefModelCallback._sync_target_model(policy.model, theirs, 1.0)  # ref_model_mixup_alpha = 1
+    policy.reset_reference()
+    pairs = zip(policy.reference.parameters(), theirs.parameters(), strict=True)
+    assert all(torch.equal(mine, other) for mine, other in pairs)
+    assert [p.data_ptr() for p in policy.reference.parameters()] == addresses  # CUDA graphs read them there
+
+
+def test_a_reset_reference_of_adapters_is_a_snapshot(llama_folder: Path) -> None:
+    policy = make_policy(llama_folder, lora=True, reference=True)
+    ids, positions = torch.tensor([IDS]), torch.arange(len(IDS))[None]
+    then, address = policy.hidden(ids, positions, None), policy.flat.values.data_ptr()
+    policy.reset_reference()
+    with torch.no_grad():
+        policy.flat.values.mul_(1.5)
+    now = policy.hidden(ids, positions, None)
+    with pytest.raises(ZeroDivisionError), policy.as_reference():  # what fails in the pass leaves nothing behind
+        assert torch.equal(policy.hidden(ids, positions, None, reference=True), then)
+        assert policy.flat.values.data_ptr() == address
+        1 / 0  # noqa: B018
+    assert torch.equal(policy.hidden(ids, positions, None), now)
+    assert not torch.allclose(now, then)
 
 
 def test_every_stop_token_is_known(llama_folder: Path) -> None:

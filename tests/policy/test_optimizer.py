@@ -5,15 +5,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Trainer
 
-from models import make_policy
+from models import make_policy, write_model
 from uptrend.config import Learning
 from uptrend.policy.optimizer import Optimizer, learning_rate
 from uptrend.policy.policy import Policy
 from uptrend.policy.weights import digest
 
 BATCH = torch.arange(4, 28).view(2, 12)
+
+
+def decay_names(model: torch.nn.Module) -> set[str]:
+    """Return the parameters that transformers' Trainer decays; it reads nothing of itself for that."""
+    return set(Trainer.get_decay_parameter_names(None, model))
 
 
 def gradient(model: torch.nn.Module) -> None:
@@ -26,7 +31,10 @@ def test_steps_equal_torchs_on_the_plain_parameters(llama_folder: Path, max_norm
     learning = Learning(lr=3e-3, weight_decay=0.1, beta1=0.8, beta2=0.95, max_grad_norm=max_norm)
     mine = Optimizer(policy.flat, learning)
     plain = AutoModelForCausalLM.from_pretrained(llama_folder, dtype=torch.float32)
-    theirs = torch.optim.AdamW(plain.parameters(), lr=3e-3, betas=(0.8, 0.95), weight_decay=0.1)
+    names = decay_names(plain)
+    kinds = [[p for n, p in plain.named_parameters() if (n in names) is decays] for decays in (True, False)]
+    groups = [{"params": kinds[0], "weight_decay": 0.1}, {"params": kinds[1], "weight_decay": 0.0}]
+    theirs = torch.optim.AdamW(groups, lr=3e-3, betas=(0.8, 0.95))
     for step in range(1, 4):
         gradient(policy.model)
         applied = mine.apply(3e-3 / step)
@@ -40,6 +48,40 @@ def test_steps_equal_torchs_on_the_plain_parameters(llama_folder: Path, max_norm
         assert applied.norm_after == pytest.approx(min(float(norm), max_norm or math.inf), rel=1e-4)
     for name, weight in plain.named_parameters():
         torch.testing.assert_close(dict(policy.model.named_parameters())[name], weight, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "stablelm", "gpt_neox"])
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+def test_norms_and_biases_are_not_decayed(kind: str, lora: bool, tmp_path: Path) -> None:
+    policy = make_policy(write_model(tmp_path, kind), lora=lora)
+    trained = {n for n, p in policy.model.named_parameters() if p.requires_grad}
+    expected = decay_names(policy.model) & trained
+    assert {slot.name for slot in policy.flat.slots if slot.decays} == expected
+    assert (expected == trained) is lora
+    before = {n: p.detach().clone() for n, p in policy.model.named_parameters()}
+    Optimizer(policy.flat, Learning(weight_decay=0.5)).apply(0.1)  # without a gradient, only decay moves a weight
+    for name, weight in policy.model.named_parameters():
+        torch.testing.assert_close(weight.detach(), before[name] * (0.95 if name in expected else 1.0))
+
+
+def test_decay_apart_from_adamw_is_adamws_of_two_parameter_groups(tmp_path: Path) -> None:
+    policy = make_policy(write_model(tmp_path, "qwen2"))
+    mine = Optimizer(policy.flat, Learning(weight_decay=0.1, max_grad_norm=0))
+    stretches = [slice(slot.start, slot.start + slot.shape.numel()) for slot in policy.flat.slots]
+    copies = [torch.nn.Parameter(policy.flat.values.data[stretch].clone()) for stretch in stretches]
+    groups = [
+        {"params": [c for c, s in zip(copies, policy.flat.slots, strict=True) if s.decays is decays], "weight_decay": d}
+        for decays, d in ((True, 0.1), (False, 0.0))
+    ]
+    theirs = torch.optim.AdamW(groups, lr=1e-2, fused=True)
+    for _ in range(5):
+        policy.flat.gradient.normal_()
+        for copy, stretch in zip(copies, stretches, strict=True):
+            copy.grad = policy.flat.gradient[stretch].clone()
+        mine.apply(1e-2)
+        theirs.step()
+    # The same formula but for one rounding: torch's kernel subtracts lr * decay * w, its plain loop multiplies as here.
+    torch.testing.assert_close(policy.flat.values.data, torch.cat([c.data for c in copies]), rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

@@ -1,5 +1,10 @@
 """Whole runs, a fraction of a second a step: what they record, how they stop, and that numbers add up."""
 
+import base64
+import hashlib
+import json
+import pickle
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,10 +14,24 @@ import numpy as np
 import pytest
 import torch
 
+from models import write_model
 from uptrend.algo import advantages
 from uptrend.config import load_config
 from uptrend.config.schema import Sampling
-from uptrend.records import Ending, RecordError, Reward, Rollout, Run, Sequence
+from uptrend.policy.checkpoint import read_state
+from uptrend.records import (
+    CheckpointError,
+    Ending,
+    ModelError,
+    RecordError,
+    Reward,
+    Rollout,
+    Run,
+    RunDirectory,
+    Sequence,
+)
+from uptrend.runner.evaluation import evaluate
+from uptrend.runner.prepare import RunEnding
 from uptrend.runner.runs import replay, resume, train
 from uptrend.training.gather import penalize_length
 from uptrend.training.observer import StepRecord, Stop
@@ -307,3 +326,176 @@ def test_bf16_weights_come_with_a_note_and_hardly_move(start: Start) -> None:
     (note,) = run.info["notes"]
     assert "bf16 weights: an update of learning.lr = 1e-06 can change" in note
     assert all(line["weights/changed/share"] < 0.1 for line in run.metric_lines)
+
+
+def files(run: Run) -> dict[str, bytes]:
+    """Content of every file of a run."""
+    return {str(p.relative_to(run.path)): p.read_bytes() for p in run.path.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+def test_a_run_does_not_go_on_with_another_model(start: Start, tmp_path: Path, lora: bool) -> None:
+    folder = write_model(tmp_path / "model")
+    adapters = ["model.lora={r=4}"] if lora else []
+    every = ("learning.steps=4", "checkpoints.every=2", "checkpoints.keep=9", f"model.name={folder}", *adapters)
+    run = start(*every, observers=[Watcher("a", [], stop_at=3)])
+    shutil.rmtree(run.checkpoints[-1])  # what was recorded of step 3 would be removed
+    write_model(folder, seed=1)
+    before = files(run)
+    said = r"is not the model any more.*have the digest [0-9a-f]{32}, and had [0-9a-f]{32}"
+    with pytest.raises(ModelError, match=said) as told:
+        resume(run.path)
+    assert run.info["model"]["base_digest" if lora else "digest"] in str(told.value)
+    assert files(run) == before
+    if lora:
+        with pytest.raises(ModelError, match=said):
+            replay(run, 2, runs=tmp_path, name="again")
+        assert not (tmp_path / "again").exists()
+    write_model(folder)
+    assert resume(run.path).status == "finished"
+
+
+def test_adapters_may_have_been_made_elsewhere(start: Start) -> None:
+    run = start("model.lora={r=4}", "learning.steps=2", observers=[Watcher("a", [], stop_at=1)])
+    info = json.loads((run.path / "run.json").read_text())
+    assert info["model"]["base_digest"] != info["model"]["digest"]
+    del info["model"]["base_digest"], info["config"]["learning"]["kl"]["reset_every"]  # as in 0.2
+    info["model"]["digest"] = "0" * 32  # on another device
+    (run.path / "run.json").write_text(json.dumps(info))
+    assert resume(run.path).status == "finished"
+
+
+def test_a_checkpoint_with_pickles_is_evaluated_and_not_resumed(start: Start, tmp_path: Path) -> None:
+    every = ("learning.steps=4", "checkpoints.every=2")
+    run = start(*every, observers=[Watcher("a", [], stop_at=3)])
+    shutil.rmtree(run.checkpoints[-1])
+    place = start(*every, name="other").checkpoints[-1].rename(run.path / "checkpoints" / "step-000002")
+    state = json.loads((place / "state.json").read_text())
+    pickled = base64.b64encode(pickle.dumps(np.random.get_state())).decode()
+    state |= {"step": 2, "random": {"python": pickled, "numpy": pickled, "torch": pickled}}
+    (place / "state.json").write_text(json.dumps(state))
+    before = files(run)
+    for go_on in (lambda: resume(run.path), lambda: replay(run, 2, runs=tmp_path, name="again")):
+        with pytest.raises(CheckpointError, match="random states as pickles"):
+            go_on()
+    assert files(run) == before
+    assert evaluate(run.path).held.tasks == 6
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+def test_the_best_checkpoint_is_kept_beside_the_last(start: Start, lora: bool) -> None:
+    each = ("learning.steps=5", "eval.every=1", "learning.lr=1e-2", "checkpoints.best=true", "checkpoints.every=1")
+    run = start(*each, "checkpoints.keep=3", *(["model.lora={r=4}", "learning.lr=3e-2"] if lora else []))
+    accuracies = [line["accuracy"] for line in run.eval_lines]
+    first = accuracies.index(max(accuracies))
+    assert 0 < first < 5, "it must be reached, and held by a later step too"
+    assert [p.name for p in run.checkpoints] == ["step-000003", "step-000004", "step-000005"]
+    best = run.path / "checkpoints" / "best"
+    state = read_state(best)
+    assert (state["step"], state["accuracy"]) == (first, max(accuracies))
+    assert {p.name for p in best.iterdir()} == {p.name for p in run.checkpoints[-1].iterdir()}
+    notes: list[str] = []
+    assert evaluate(run.path, checkpoint="best", note=notes.append).held.accuracy == max(accuracies)
+    assert notes == [f"Checkpoint of step {first}."]
+    assert evaluate(run.path, checkpoint=4).held.accuracy == accuracies[4]
+    assert evaluate(run.path).held.accuracy == accuracies[5]
+    with pytest.raises(CheckpointError, match=r"no checkpoint 9; it has 3, 4, 5, best\."):
+        evaluate(run.path, checkpoint=9)
+
+
+def test_a_best_checkpoint_from_after_the_resumed_step_is_removed(start: Start) -> None:
+    each = ("learning.steps=3", "eval.every=1", "learning.lr=1e-2", "checkpoints.best=true", "checkpoints.every=1")
+    run = start(*each, "checkpoints.keep=9")
+    best = run.path / "checkpoints" / "best"
+    before, found = read_state(best), list[bool]()
+    for place in run.checkpoints:
+        if int(place.name[-6:]) >= before["step"]:
+            shutil.rmtree(place)
+    assert run.checkpoints, "the best must not be the first"
+    again = resume(run.path, observers=[Mock(before=lambda _: found.append(best.exists()), step=lambda _: None)])
+    assert found == [False]
+    assert read_state(best)["files"] == before["files"]
+    assert resume(again.path, ["learning.steps=4"]).status == "finished"
+    assert read_state(best)["step"] == before["step"]  # of an earlier step, so it stays
+
+
+RESETS = ("learning.kl={beta=0.1, reset_every=2}", "learning.lr=1e-2", "learning.steps=5", "checkpoints.every=1")
+
+
+@pytest.fixture(params=[(), ("model.lora={r=4}",)], ids=["full", "lora"])
+def resets(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    """A recipe whose reference is replaced after steps 2 and 4."""
+    return (*RESETS, "checkpoints.keep=9", *request.param)
+
+
+def test_a_reset_makes_the_policy_the_reference(start: Start, resets: tuple[str, ...]) -> None:
+    run = start(*resets)
+    kl = [line["kl/reference/mean"] for line in run.metric_lines]
+    assert [value == 0.0 for value in kl] == [True, False, True, False, True]
+    assert [e["step"] for e in run.events if e["event"] == "reference-reset"] == [2, 4]
+    carried = [(path / "reference.safetensors").exists() for path in run.checkpoints]
+    assert carried == [False, True, True, True, True]
+    plain = start(*resets, "learning.kl.reset_every=0", name="plain")
+    assert [line["kl/reference/mean"] for line in plain.metric_lines][:2] == kl[:2]
+    assert plain.metric_lines[2]["kl/reference/mean"] > 0
+    for step in (3, 4):  # against the policy of step 2, which sampled step 3
+        for row in rows(run, step):
+            assert row["reference"] == row["learner"] if step == 3 else row["reference"] != row["learner"]
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_a_run_with_resets_goes_on_exactly(start: Start, tmp_path: Path, resets: tuple[str, ...], step: int) -> None:
+    def essence(run: Run) -> list[Any]:
+        names = ("seconds", "memory", "time")
+        lines = [{k: v for k, v in line.items() if k.split("/")[0] not in names} for line in run.metric_lines]
+        files = sorted(run.checkpoints[-1].rglob("*.safetensors"))
+        assert len(files) == 3
+        return [lines, *(hashlib.sha256(file.read_bytes()).hexdigest() for file in files)]
+
+    if "model.lora={r=4}" in resets:
+        resets = (*resets, "model.lora.dropout=0.1")  # random numbers too
+    whole = start(*resets, name="whole")
+    stopped = start(*resets, observers=[Watcher("a", [], stop_at=step)])
+    assert essence(resume(stopped.path)) == essence(whole)
+    rest = replay(whole, step, overrides=["checkpoints.every=1"], runs=tmp_path, name="rest")
+    assert essence(rest)[0] == essence(whole)[0][step:]
+    assert essence(rest)[1:] == essence(whole)[1:]
+
+
+def interrupted(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("place", ["an-observer", "the-event", "the-boundary"])
+@pytest.mark.parametrize("kind", ["stopped", "finished"])
+def test_ctrl_c_while_a_run_closes_leaves_its_ending(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, kind: str
+) -> None:
+    plain = RunDirectory.event
+
+    def interrupted_once(self: RunDirectory, kind: str, **values: Any) -> None:
+        if kind in ("stopped", "finished"):
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+        plain(self, kind, **values)
+
+    closing = Mock(step=lambda _: None, after=interrupted if place == "an-observer" else Mock())
+    if place == "the-event":
+        monkeypatch.setattr(RunDirectory, "event", interrupted_once)
+    if place == "the-boundary":
+        monkeypatch.setattr(RunEnding, "__exit__", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        start("learning.steps=2", observers=[Watcher("a", [], stop_at=1 if kind == "stopped" else -1), closing])
+    run = Run(tmp_path / "runs" / "run")
+    assert [event["event"] for event in run.events] == ["started", "checkpoint", kind]
+    assert run.events[-1]["step"] == run.last_step == (1 if kind == "stopped" else 2)
+
+
+def test_ctrl_c_in_the_middle_of_a_step_is_told_in_words(start: Start, tmp_path: Path) -> None:
+    watcher = Mock(step=lambda record: interrupted() if record.step == 2 else None)
+    with pytest.raises(KeyboardInterrupt):
+        start("checkpoints.every=1", observers=[watcher])
+    run = Run(tmp_path / "runs" / "run")
+    assert (run.status, [p.name for p in run.checkpoints]) == ("failed", ["step-000001"])
+    assert run.events[-1]["error"] == "KeyboardInterrupt: ended at once by the user"
+    watcher.after.assert_called_once()

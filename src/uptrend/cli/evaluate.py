@@ -1,4 +1,4 @@
-"""`uptrend eval`: score a model, or a run's last checkpoint, on held-out tasks."""
+"""`uptrend eval`: score a model, or a run's checkpoint, on held-out tasks."""
 
 import json
 import sys
@@ -33,18 +33,20 @@ def command(
     ] = None,
     sets: Sets = None,
     attempts: Annotated[int, typer.Option(help="Sampled attempts per task, for pass@k.")] = 0,
+    checkpoint: Annotated[str | None, typer.Option(help="Step, or best. Default: the run's last.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the rollouts: .jsonl, or .parquet for every token.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Score a model or a run's last checkpoint on held-out tasks, greedily.
+    """Score a model or a run's checkpoint on held-out tasks, greedily.
 
     \b
     uptrend eval runs/quickstart
+    uptrend eval runs/quickstart --checkpoint best
     uptrend eval smollm2-135m --tasks arithmetic
     uptrend eval tiny --tasks problems.jsonl --attempts 8
     uptrend eval runs/quickstart --out answers.jsonl --json
     """
-    scored = score(target, tasks, sets or (), attempts, out)
+    scored = score(target, tasks, sets or (), attempts, out, checkpoint)
     if as_json:
         facts = {"target": scored.target, "accuracy": scored.held.accuracy, "hash": scored.hash}
         print_json({**vars(scored.held), **facts, "breakdown": break_down(scored.rollouts)})
@@ -53,7 +55,12 @@ def command(
 
 
 def score(
-    target: str, tasks: str | None, overrides: Iterable[str] = (), attempts: int = 0, out: Path | None = None
+    target: str,
+    tasks: str | None,
+    overrides: Iterable[str] = (),
+    attempts: int = 0,
+    out: Path | None = None,
+    checkpoint: str | None = None,
 ) -> Scored:
     """Evaluate with progress on the terminal, and write the rollouts to `out` if given."""
     if out is not None:  # before the work, which may take long
@@ -62,8 +69,9 @@ def score(
         if not out.parent.is_dir():
             raise RecordError(f"{out} can't be written: there is no folder {out.parent}.")
     scored = evaluate(
-        target, tasks, overrides, attempts=attempts, note=lambda text: typer.echo(text, err=True), watch=show_progress
-    )
+        target, tasks, overrides, attempts=attempts, checkpoint=checkpoint,
+        note=lambda text: typer.echo(text, err=True), watch=show_progress,
+    )  # fmt: skip
     if out is not None:
         _write_rollouts(out, target, scored.rollouts, scored.attempts)
     return scored

@@ -272,6 +272,8 @@ def _rules(config: Config, starts: list[Any]) -> dict[str, bool]:
         f"{w.correction_cap}.": w.correction_floor < w.correction_cap,
         f"sampling.overlong = {s.overlong} should be at most the {s.max_tokens * s.max_turns} tokens of a rollout "
         "(sampling.max_tokens x max_turns).": s.overlong <= s.max_tokens * s.max_turns,
+        f"learning.kl.reset_every = {w.kl.reset_every} needs learning.kl.beta above 0: without a penalty there is no "
+        "reference to reset.": w.kl.reset_every == 0 or w.kl.beta > 0,
         "learning.skip_dead = true needs learning.kl.beta = 0 and learning.entropy = 0: with either of them dead "
         "groups teach too.": not w.skip_dead or (w.kl.beta == 0 and w.entropy == 0),
     }  # fmt: skip

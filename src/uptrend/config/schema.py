@@ -144,6 +144,8 @@ class Kl:
     """The penalty's weight; at 0 no reference model is kept."""
     estimator: Estimator = "k3"
     """k2 and k3 act in the loss, k1 in the reward."""
+    reset_every: Annotated[int, Ge(0)] = 0
+    """The policy becomes the reference after every so many steps; 0 for never."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +197,7 @@ class Learning:
     max_grad_norm: Annotated[float, Ge(0)] = 1.0
     """Gradients longer than this are shortened to it; 0 for never."""
     weight_decay: Annotated[float, Ge(0)] = 0.0
-    """AdamW's."""
+    """AdamW's, of all weights but norms and biases."""
     beta1: Annotated[float, Ge(0), Lt(1)] = 0.9
     """AdamW's memory of the gradient."""
     beta2: Annotated[float, Ge(0), Lt(1)] = 0.999
@@ -230,6 +232,8 @@ class Checkpoints:
     """Save every so many steps; 0 for only after the last (and when interrupted)."""
     keep: Annotated[int, Ge(1)] = 1
     """Number to keep; older ones are removed."""
+    best: bool = False
+    """Also keep the checkpoint of the highest held-out accuracy, as `checkpoints/best`; of equal ones the earliest."""
 
 
 @dataclass(frozen=True)

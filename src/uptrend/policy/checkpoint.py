@@ -3,14 +3,15 @@
 step-000050/
     model/ or adapter/      a transformers folder, or a PEFT adapter: ready for use by anybody
     optimizer.safetensors   AdamW's memory, flat, in the order of the weights
+    reference.safetensors   weights of the KL penalty's reference, once it was reset
     state.json              step, cursor, random states, and a check sum of every file
+best/                       the same, of the step with the highest held-out accuracy, which state.json has too
 
 Written beside and renamed: a checkpoint that is there is whole, and one that is damaged later is refused.
 """
 
 import base64
 import json
-import pickle
 import random
 import shutil
 import zlib
@@ -24,13 +25,19 @@ from torch import Tensor
 
 from uptrend.policy.optimizer import Optimizer
 from uptrend.policy.policy import Policy
-from uptrend.records import CheckpointError, Run
+from uptrend.policy.weights import digest, digest_of
+from uptrend.records import CheckpointError, ModelError, Run
 from uptrend.records.schema import VERSION
 
+REFERENCE = "reference.safetensors"
+BEST = "best"  # name of the checkpoint with the highest held-out accuracy
 
-def save_checkpoint(folder: Path, policy: Policy, optimizer: Optimizer, state: dict[str, Any], keep: int) -> Path:
-    """Write `checkpoints/step-N` under a run, and remove the oldest beyond `keep`."""
-    place = folder / "checkpoints" / f"step-{state['step']:06d}"
+
+def save_checkpoint(
+    folder: Path, policy: Policy, optimizer: Optimizer, state: dict[str, Any], keep: int, name: str = ""
+) -> Path:
+    """Write `checkpoints/step-N` (or `name`) under a run, and remove the oldest steps beyond `keep`."""
+    place = folder / "checkpoints" / (name or f"step-{state['step']:06d}")
     beside = place.with_name(f".{place.name}")
     shutil.rmtree(beside, ignore_errors=True)
     try:
@@ -39,6 +46,9 @@ def save_checkpoint(folder: Path, policy: Policy, optimizer: Optimizer, state: d
         memory = optimizer.adamw.state.get(policy.flat.values, {})
         tensors = {name: value.reshape(-1) for name, value in memory.items() if isinstance(value, Tensor)}
         save_file({name: t.contiguous() for name, t in tensors.items()}, beside / "optimizer.safetensors")
+        if policy.anchor.is_reset:
+            reference = {name: weight.clone() for name, weight in policy.reference_weights().items()}
+            save_file(reference, beside / REFERENCE)
         sums = {str(f.relative_to(beside)): _check_sum(f) for f in sorted(beside.rglob("*")) if f.is_file()}
         whole = {**state, "random": _random_states(), "files": sums}
         (beside / "state.json").write_text(json.dumps(whole, indent=1))
@@ -51,6 +61,30 @@ def save_checkpoint(folder: Path, policy: Policy, optimizer: Optimizer, state: d
     for old in sorted(place.parent.glob("step-*"))[:-keep]:
         shutil.rmtree(old)
     return place
+
+
+def find_checkpoint(run: Run, which: str | int | None = None) -> Path:
+    """Return a run's checkpoint: of a step, the `best`, or the last one."""
+    places = {str(int(path.name.removeprefix("step-"))): path for path in run.checkpoints}
+    if which is None and places:
+        return run.checkpoints[-1]
+    if (best := run.path / "checkpoints" / BEST).is_dir():
+        places[BEST] = best
+    if str(which) not in places:
+        wanted = f" {which}; it has {', '.join(places) or 'none'}" if which is not None else " to evaluate"
+        raise CheckpointError(f"{run.path} has no checkpoint{wanted}.")
+    return places[str(which)]
+
+
+def remove_later_best(run: Path, step: int) -> None:
+    """Remove the best checkpoint where it is of a step after this one, which is going to be made again."""
+    place = run / "checkpoints" / BEST
+    try:
+        is_later = json.loads((place / "state.json").read_text())["step"] > step
+    except (OSError, ValueError, KeyError, TypeError):
+        is_later = True  # there is none, or it can't be read
+    if is_later:
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def export(policy: Policy, folder: Path) -> Path:
@@ -68,18 +102,15 @@ def export(policy: Policy, folder: Path) -> Path:
 
 def load_checkpoint(place: Path, policy: Policy, optimizer: Optimizer) -> dict[str, Any]:
     """Put weights, optimizer and random states back as they were; the rest of the state is returned."""
-    state = load_weights(place, policy)
+    state = read_resumable(place)
+    _put_weights(place, policy)
     memory = load_file(place / "optimizer.safetensors", device=str(policy.device))
     if memory:
         like = policy.flat.values
         optimizer.adamw.state[like] = {n: v.reshape(()) if n == "step" else v.to(like.dtype) for n, v in memory.items()}
-    # Components may draw from any of these generators.
-    states = {name: pickle.loads(base64.b64decode(text)) for name, text in state["random"].items()}
-    random.setstate(states["python"])
-    np.random.set_state(states["numpy"])
-    torch.set_rng_state(torch.from_numpy(states["torch"]))
-    if "cuda" in states and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all([torch.from_numpy(s) for s in states["cuda"]])
+    if REFERENCE in state["files"]:
+        policy.put_reference(load_file(place / REFERENCE, device=str(policy.device)))
+    _put_random_states(place, state.get("random", {}))
     return state
 
 
@@ -93,9 +124,33 @@ def check_resumable(run: Run) -> None:
         )
 
 
+def digests(policy: Policy) -> dict[str, str]:
+    """Return the digests that run.json keeps of a model as a run begins: of what trains, and of a frozen base."""
+    frozen = [p for p in policy.model.parameters() if not p.requires_grad]
+    return {"digest": digest(policy.flat)} | ({"base_digest": digest_of(frozen)} if frozen else {})
+
+
+def check_model(policy: Policy, run: Run, *, from_start: bool) -> None:
+    """Refuse a model whose frozen base is not the one that a run began with; `from_start`, also what trains."""
+    was, now = run.info["model"], digests(policy)
+    for key in ("base_digest", "digest") if from_start else ("base_digest",):
+        if key in now and now[key] != was.get(key, now[key]):  # 0.2 knew no digest of the base
+            base, device = ("frozen ", "") if key == "base_digest" else ("", ", or are adapters made on another device")
+            raise ModelError(
+                f"{was['name']} is not the model any more that {run.path} began with: its {base}weights have the "
+                f"digest {now[key]}, and had {was[key]}. Was its folder changed"
+                f"{device if policy.has_adapters else ''}? Put the model back as it was, or begin a new run."
+            )
+
+
 def load_weights(place: Path, policy: Policy) -> dict[str, Any]:
     """Put the weights alone back, of a checkpoint of any version; the checkpoint's state is returned."""
     state = read_state(place)
+    _put_weights(place, policy)
+    return state
+
+
+def _put_weights(place: Path, policy: Policy) -> None:
     name = "adapter" if policy.has_adapters else "model"
     weights: dict[str, Tensor] = {}
     for file in sorted((place / name).glob("*.safetensors")):
@@ -106,8 +161,7 @@ def load_weights(place: Path, policy: Policy) -> dict[str, Any]:
             key = slot.name if slot.name in weights else slot.name.replace(".default.", ".")
             if key not in weights or weights[key].shape != slot.shape:
                 raise CheckpointError(f"{place} does not fit this model: {slot.name} is missing or has another shape.")
-            policy.flat.values.data[slot.start : slot.start + slot.shape.numel()] = weights[key].reshape(-1)
-    return state
+            policy.flat.view(slot).copy_(weights[key])
 
 
 def read_state(place: Path) -> dict[str, Any]:
@@ -127,6 +181,18 @@ def read_state(place: Path) -> dict[str, Any]:
     return state
 
 
+def read_resumable(place: Path) -> dict[str, Any]:
+    """Return a checkpoint's state as `read_state` does; refuse random states that only running code could restore."""
+    state = read_state(place)
+    if isinstance(state.get("random", {}).get("python"), str):
+        raise CheckpointError(
+            f"{place} keeps its random states as pickles, as Uptrend 0.2 wrote them; opening those could run code, so "
+            "it can't be gone on from. Its weights can still be evaluated with `uptrend eval`, or begin a new run with "
+            f"--set model.name={place}/model (or adapter)."
+        )
+    return state
+
+
 def _check_sum(path: Path) -> list[int]:
     total = 0
     with path.open("rb") as file:
@@ -135,8 +201,37 @@ def _check_sum(path: Path) -> list[int]:
     return [path.stat().st_size, total]
 
 
-def _random_states() -> dict[str, str]:
-    states = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state().numpy()}
+# Components may draw from any of these generators. Their states are numbers and raw bytes: a run directory may come
+# from anybody, and a pickle would run its author's code.
+def _random_states() -> dict[str, Any]:
+    version, words, gauss = random.getstate()
+    name, keys, *rest = np.random.get_state()
+    states = {
+        "python": [version, _to_text(np.array(words, np.uint32)), gauss],
+        "numpy": [name, _to_text(np.asarray(keys)), *rest],
+        "torch": _to_text(torch.get_rng_state().numpy()),
+    }
     if torch.cuda.is_available():
-        states["cuda"] = [s.numpy() for s in torch.cuda.get_rng_state_all()]
-    return {name: base64.b64encode(pickle.dumps(value)).decode() for name, value in states.items()}
+        states["cuda"] = [_to_text(state.numpy()) for state in torch.cuda.get_rng_state_all()]
+    return states
+
+
+def _put_random_states(place: Path, states: dict[str, Any]) -> None:
+    try:
+        version, words, gauss = states["python"]
+        random.setstate((version, tuple(_from_text(words, np.uint32).tolist()), gauss))
+        name, keys, *rest = states["numpy"]
+        np.random.set_state((name, _from_text(keys, np.uint32), *rest))
+        torch.set_rng_state(torch.from_numpy(_from_text(states["torch"], np.uint8)))
+        if "cuda" in states and torch.cuda.is_available():
+            torch.cuda.set_rng_state_all([torch.from_numpy(_from_text(text, np.uint8)) for text in states["cuda"]])
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"{place} has random states that can't be restored: {error}.") from error
+
+
+def _to_text(array: np.ndarray) -> str:
+    return base64.b64encode(array.tobytes()).decode()
+
+
+def _from_text(text: str, kind: type[np.generic]) -> np.ndarray:
+    return np.frombuffer(bytearray(base64.b64decode(text)), kind)  # bytes that can be written to, as torch wants

@@ -26,8 +26,10 @@ class Optimizer:
 
     def __init__(self, flat: FlatWeights, learning: Learning) -> None:
         self._flat, self._max_norm = flat, learning.max_grad_norm
-        betas, decay = (learning.beta1, learning.beta2), learning.weight_decay
-        self.adamw = torch.optim.AdamW([flat.values], lr=learning.lr, betas=betas, weight_decay=decay, fused=True)
+        self._decay, self._decayed = learning.weight_decay, flat.decayed()
+        betas = (learning.beta1, learning.beta2)
+        # Decay is made here, since it spares norms and biases and AdamW would decay the one parameter whole.
+        self.adamw = torch.optim.AdamW([flat.values], lr=learning.lr, betas=betas, weight_decay=0.0, fused=True)
 
     def apply(self, lr: float) -> Applied:
         """Clip, step, and clear the gradient; a gradient that is not finite is counted, not applied."""
@@ -41,6 +43,8 @@ class Optimizer:
             gradient.mul_(shrink)
         for group in self.adamw.param_groups:
             group["lr"] = lr
+        if self._decay > 0 and self._decayed:
+            torch._foreach_mul_(self._decayed, 1 - lr * self._decay)
         self.adamw.step()
         gradient.zero_()
         return Applied(norm, norm * shrink, skipped=False)

@@ -2,8 +2,8 @@
 
 import contextlib
 import copy
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,14 @@ COMPILE_FROM = 400
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
+@dataclass
+class Anchor:
+    """State of a reference that a run replaces on its way (`learning.kl.reset_every`)."""
+
+    adapters: Tensor | None = None  # flat values of the reference's adapters; None where adapters are switched off
+    is_reset: bool = False  # true once the policy became the reference: checkpoints then carry it
+
+
 @dataclass(frozen=True)
 class Policy:
     """Everything that turns token ids into log-probabilities, and can learn."""
@@ -32,6 +40,7 @@ class Policy:
     compiled: bool = False  # true where layers run compiled
     # A frozen copy of the model at the start; None where there is no KL penalty, or adapters can be switched off.
     reference: Any | None = None
+    anchor: Anchor = field(default_factory=Anchor)
 
     @property
     def core(self) -> Any:
@@ -82,11 +91,34 @@ class Policy:
 
     @contextlib.contextmanager
     def as_reference(self) -> Iterator[None]:
-        """Switch gradients off, and adapters where they are what trains."""
+        """Switch gradients off, and adapters where they are what trains, or put the reference's in their place."""
+        adapters, own = self.anchor.adapters, self.flat.values.data
         with torch.no_grad(), contextlib.ExitStack() as stack:
-            if self.has_adapters:
+            if adapters is not None:
+                stack.callback(own.copy_, own.clone())
+                own.copy_(adapters)  # in place: CUDA graphs read them there
+            elif self.has_adapters:
                 stack.enter_context(self.model.disable_adapter())
             yield
+
+    def reset_reference(self) -> None:
+        """Make the policy as it is now the reference, in place."""
+        self.put_reference({slot.name: self.flat.view(slot) for slot in self.flat.slots})
+
+    def put_reference(self, weights: Mapping[str, Tensor]) -> None:
+        """Replace the reference's weights, in place; those of adapters where they are what trains."""
+        if self.has_adapters and self.anchor.adapters is None:
+            self.anchor.adapters = torch.empty_like(self.flat.values.data)
+        for name, weight in self.reference_weights().items():
+            weight.copy_(weights[name])
+        self.anchor.is_reset = True
+
+    def reference_weights(self) -> dict[str, Tensor]:
+        """Return the reference's weights by name, not copied; empty where nothing but switched off adapters is kept."""
+        if self.anchor.adapters is not None:
+            return {slot.name: self.flat.view(slot, self.anchor.adapters) for slot in self.flat.slots}
+        named = {} if self.reference is None else dict(self.reference.named_parameters())
+        return {slot.name: named[slot.name].data for slot in self.flat.slots if named}
 
     @property
     def parameters(self) -> int:
@@ -122,9 +154,16 @@ def choose_device(wish: str) -> torch.device:
 
 
 def load_policy(
-    source: str, wish: Model, device: torch.device, *, seed: int, keep_reference: bool, compiled: bool = False
+    source: str,
+    wish: Model,
+    device: torch.device,
+    *,
+    seed: int,
+    keep_reference: bool,
+    resets: bool = False,
+    compiled: bool = False,
 ) -> Policy:
-    """Load a policy, ready to train, from a folder or hub id."""
+    """Load a policy, ready to train, from a folder or hub id; `resets` says that its reference will be replaced."""
     model, tokenizer = load_model(source, DTYPES[wish.weights])
     model = model.to(device)
     if wish.gradient_checkpointing:
@@ -137,6 +176,9 @@ def load_policy(
         reference = copy.deepcopy(model).requires_grad_(False).eval()
     model.eval()
     policy = Policy(model, tokenizer, device, FlatWeights(model), compiled, reference)
+    if resets and policy.has_adapters:
+        # Fresh adapters add nothing, as if they were off; but a CUDA graph of the reference then outlives a reset.
+        policy.anchor.adapters = policy.flat.values.data.clone()
     if compiled:
         torch._dynamo.config.recompile_limit = 64  # with and without gradient, mask, adapters; learner and reference
         for each in (policy.core, reference):
@@ -163,10 +205,20 @@ def load_model(source: str, dtype: torch.dtype) -> tuple[Any, Any]:
         tokenizer = AutoTokenizer.from_pretrained(source)
         adapter = (Path(source) / "adapter_config.json").exists()
         base = PeftConfig.from_pretrained(source).base_model_name_or_path if adapter else source
-        model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype, attn_implementation="sdpa")
+        for folder in {source, base}:
+            _refuse_pickles(Path(folder))
+        model = AutoModelForCausalLM.from_pretrained(
+            base, dtype=dtype, attn_implementation="sdpa", use_safetensors=True
+        )
         if adapter:
             model = PeftModel.from_pretrained(model, source).merge_and_unload().requires_grad_(True)
     except (OSError, ValueError) as error:
+        if "use_safetensors" in str(error):  # a hub's
+            raise ModelError(
+                f"{source} has its weights only as pickles, which could run code and are not opened here. If you trust "
+                "its author, load it in Python with use_safetensors=False, save it and its tokenizer into a folder "
+                "with save_pretrained, and name that folder in model.name."
+            ) from error
         no_folder = "" if Path(source).exists() else "there is no folder of that name, and of the hub: "
         raise ModelError(f"The model {source!r} can't be loaded: {no_folder}{str(error).splitlines()[0]}") from error
     # Logits must be hidden states times the head and no more: the learner would train another model.
@@ -180,16 +232,47 @@ def load_model(source: str, dtype: torch.dtype) -> tuple[Any, Any]:
     return model, tokenizer
 
 
+def _refuse_pickles(folder: Path) -> None:
+    """Refuse a folder whose weights are only pickles, which could run code; PEFT would open them."""
+    for name, safe in (("pytorch_model", "model"), ("adapter_model", "adapter_model")):
+        pickled = next(iter(sorted(folder.glob(f"{name}*.bin"))), None)
+        if pickled is None or any(folder.glob(f"{safe}*.safetensors")):
+            continue
+        convert = (
+            f"from transformers import AutoModelForCausalLM as Model; place = {str(folder)!r}; "
+            "Model.from_pretrained(place, use_safetensors=False).save_pretrained(place)"
+        )
+        if name == "adapter_model":
+            convert = (
+                f"import torch; from safetensors.torch import save_file; place = {str(folder / name)!r}; "
+                "save_file(torch.load(place + '.bin', weights_only=True), place + '.safetensors')"
+            )
+        raise ModelError(
+            f"{folder} has its weights only as {pickled.name}: a pickle, which could run code, is not opened here. "
+            f'If you trust its author, convert it once: python -c "{convert}"'
+        )
+
+
 def _add_adapters(model: Any, wish: Lora) -> Any:
     from peft import LoraConfig, get_peft_model
+    from peft.tuners.tuners_utils import BaseTunerLayer
 
     config = LoraConfig(
         r=wish.r, lora_alpha=wish.alpha, lora_dropout=wish.dropout,
         target_modules=list(wish.targets) or "all-linear", task_type="CAUSAL_LM",
     )  # fmt: skip
     try:
-        return get_peft_model(model, config)
+        adapted = get_peft_model(model, config)
     except ValueError as error:
         raise ModelError(
             f"model.lora.targets = {list(wish.targets)} fits nothing in this model: {str(error).splitlines()[0]}"
         ) from error
+    head = adapted.get_base_model().get_output_embeddings()
+    if isinstance(head, BaseTunerLayer):
+        name = next(name for name, module in adapted.get_base_model().named_modules() if module is head)
+        raise ModelError(
+            f"model.lora.targets = {list(wish.targets)} adapts the output layer {name}, and log-probabilities are "
+            f"computed from its own weight: that adapter would train nothing. Leave {name} out; an empty list adapts "
+            "every other linear module."
+        )
+    return adapted

@@ -7,6 +7,7 @@ checkpoint of the optimizer is three tensors.
 Up to some millions, every weight is measured. Of more than that, a fixed sixteenth stands for the rest (evenly
 spread blocks, the same at every step): remembering all of them would cost their memory once more."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -19,6 +20,8 @@ GROUPS = {
     "mlp": ("mlp", "feed_forward", "experts"),
     "norm": ("norm",),
 }
+# Names of norms and biases, as transformers' Trainer.get_decay_parameter_names has them (beside all of nn.LayerNorm).
+NOT_DECAYED = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class Slot:
     group: str  # its layer group
     start: int  # its first element in the flat tensor
     shape: torch.Size
+    decays: bool  # false for norms and biases, which weight decay leaves alone
 
 
 class FlatWeights:
@@ -45,10 +49,12 @@ class FlatWeights:
         self.values.grad = torch.zeros(total, device=device, dtype=dtype)
         self.slots: list[Slot] = []
         self._parameters = [p for _, p in named]
+        layer_norms = tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, nn.LayerNorm))
         start = 0
         with torch.no_grad():
             for name, parameter in named:
-                self.slots.append(Slot(name, group_of(name), start, parameter.shape))
+                decays = not (NOT_DECAYED.search(name.lower()) or name.startswith(layer_norms))
+                self.slots.append(Slot(name, group_of(name), start, parameter.shape, decays))
                 view = self.values.data[start : start + parameter.numel()].view(parameter.shape)
                 parameter.data = view.copy_(parameter)
                 start += parameter.numel()
@@ -58,8 +64,12 @@ class FlatWeights:
         """Make every parameter's gradient a view of the flat one; autograd then adds into it."""
         assert self.values.grad is not None
         for slot, parameter in zip(self.slots, self._parameters, strict=True):
-            stretch = self.values.grad[slot.start : slot.start + parameter.numel()]
-            parameter.grad = stretch.view(parameter.shape)
+            parameter.grad = self.view(slot, self.values.grad)
+
+    def view(self, slot: Slot, flat: Tensor | None = None) -> Tensor:
+        """Return a parameter's part of the flat tensor, or of another one of the same order, in its shape."""
+        whole = self.values.data if flat is None else flat
+        return whole[slot.start : slot.start + slot.shape.numel()].view(slot.shape)
 
     @property
     def gradient(self) -> Tensor:
@@ -74,6 +84,16 @@ class FlatWeights:
             first = spans.get(slot.group, slice(slot.start, slot.start)).start
             spans[slot.group] = slice(first, slot.start + slot.shape.numel())
         return spans
+
+    def decayed(self) -> list[Tensor]:
+        """Stretches of the flat tensor that weight decay shrinks, as views; neighbors are one."""
+        edges: list[list[int]] = []
+        for slot in self.slots:
+            if slot.decays and edges and edges[-1][1] == slot.start:
+                edges[-1][1] += slot.shape.numel()
+            elif slot.decays:
+                edges.append([slot.start, slot.start + slot.shape.numel()])
+        return [self.values.data[start:stop] for start, stop in edges]
 
 
 def group_of(name: str) -> str:
@@ -165,11 +185,17 @@ def movable_part(values: Tensor, lr: float) -> float:
 
 def digest(flat: FlatWeights) -> str:
     """Compute a fingerprint of the weights' bits, on their device; equal weights have equal fingerprints."""
-    values = flat.values.data
-    bits = values.view(torch.int32 if values.element_size() == 4 else torch.int16)
-    plain = weighted = 0
-    for start, chunk in zip(range(0, bits.numel(), 1 << 24), torch.split(bits, 1 << 24), strict=True):
-        places = torch.arange(start, start + chunk.numel(), device=chunk.device) % 65521 + 1
-        plain += int(chunk.long().sum())
-        weighted += int((chunk.long() * places).sum())
+    return digest_of([flat.values.data])
+
+
+def digest_of(tensors: Iterable[Tensor]) -> str:
+    """Compute the fingerprint of several tensors as if they stood side by side."""
+    plain = weighted = start = 0
+    for values in tensors:
+        bits = values.detach().reshape(-1).view(torch.int32 if values.element_size() == 4 else torch.int16)
+        for chunk in torch.split(bits, 1 << 24):
+            places = torch.arange(start, start + chunk.numel(), device=chunk.device) % 65521 + 1
+            plain += int(chunk.long().sum())
+            weighted += int((chunk.long() * places).sum())
+            start += chunk.numel()
     return f"{plain % 2**64:016x}{weighted % 2**64:016x}"

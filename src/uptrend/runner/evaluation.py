@@ -1,4 +1,4 @@
-"""Evaluation of a model or of a run's last checkpoint on held-out tasks."""
+"""Evaluation of a model or of a run's checkpoint on held-out tasks."""
 
 import json
 import time
@@ -41,15 +41,17 @@ def evaluate(
     overrides: Iterable[str] = (),
     *,
     attempts: int = 0,
+    checkpoint: str | int | None = None,
     note: Callable[[str], None] = lambda _: None,
     watch: Watch = lambda held_out, _: nullcontext(held_out),
 ) -> Scored:
-    """Score a model or a run's last checkpoint on held-out tasks, greedily, and with `attempts` for pass@k.
+    """Score a model or a run's checkpoint on held-out tasks, greedily, and with `attempts` for pass@k.
 
-    `tasks` is a taskset, a JSONL file or a recipe, else the run's own; `note` receives what a user should know.
+    `tasks` is a taskset, a JSONL file or a recipe, else the run's own; `checkpoint` is a step or "best", else the last;
+    `note` receives what a user should know.
     """
     chosen, given = find_tasks(str(target), tasks, overrides, note)
-    config, policy, held_out = load_for_eval(str(target), chosen, given)
+    config, policy, held_out = load_for_eval(str(target), chosen, given, checkpoint, note)
 
     from uptrend.rollout.inprocess import InProcessSampler
     from uptrend.training.gather import RolloutPlayer
@@ -129,22 +131,31 @@ def count_musique(path: Path) -> int:
     return len(rows) if isinstance(first, dict) and "paragraphs" in first else 0
 
 
-def load_for_eval(target: str, tasks: str | None, overrides: Iterable[str]) -> tuple[Config, "Policy", HeldOut]:
-    """Prepare `uptrend eval`: a model or a run's last checkpoint, and the held-out tasks to play."""
+def load_for_eval(
+    target: str,
+    tasks: str | None,
+    overrides: Iterable[str],
+    checkpoint: str | int | None = None,
+    note: Callable[[str], None] = lambda _: None,
+) -> tuple[Config, "Policy", HeldOut]:
+    """Prepare `uptrend eval`: a model or a run's checkpoint, and the held-out tasks to play."""
     need_train_extra()
+    from uptrend.policy.checkpoint import find_checkpoint, load_weights
+
     run = Run(target) if (Path(target) / "run.json").exists() else None
     if run is not None:
         refuse_warmstart(run, "keeps no checkpoint", "eval ")
+    elif checkpoint is not None:
+        raise CheckpointError(f"--checkpoint {checkpoint}: {target} is a model, not a run.")
     table = {"model": {"name": target}} if run is None else dict(run.config)
     if tasks is not None:
         table["eval"] = eval_section(tasks)
     config = resolve(load_config(table, overrides))
     held_out = heldout(config)
-    if run is not None and not run.checkpoints:
-        raise CheckpointError(f"{target} has no checkpoint to evaluate.")
+    place = None if run is None else find_checkpoint(run, checkpoint)
     policy = make_policy(config)
-    if run is not None:
-        from uptrend.policy.checkpoint import load_weights
-
-        load_weights(run.checkpoints[-1], policy)
+    if place is not None:
+        state = load_weights(place, policy)
+        if checkpoint is not None:
+            note(f"Checkpoint of step {state['step']}.")
     return config, policy, held_out

@@ -2,14 +2,13 @@
 
 import os
 import platform
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib import metadata
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from uptrend.config import Config, to_table
 from uptrend.records import ModelError, RecordError, Run, RunDirectory
@@ -32,17 +31,20 @@ class Prepared:
     held_out: HeldOut
     components: "Components"
 
-    def parts(self, directory: RunDirectory, observers: Sequence[Observer]) -> "Parts":
+    def parts(
+        self, directory: RunDirectory, observers: Sequence[Observer], ended: Callable[[Stop | None], None]
+    ) -> "Parts":
         """Return the ingredients of a loop that records into a directory."""
         from uptrend.training.components import Parts
 
-        return Parts(self.config, self.policy, self.pool, self.held_out, directory, observers, self.components)
+        return Parts(self.config, self.policy, self.pool, self.held_out, directory, observers, self.components, ended)
 
     def info(self, path: Path) -> dict[str, Any]:
         """Return the content of run.json."""
         import torch
 
-        from uptrend.policy.weights import digest, movable_share
+        from uptrend.policy.checkpoint import digests
+        from uptrend.policy.weights import movable_share
 
         config, policy = self.config, self.policy
         notes = list(dict.fromkeys([*self.pool.notes, *self.held_out.notes]))  # one family may be short of both
@@ -78,7 +80,7 @@ class Prepared:
                 "name": config.model.name,
                 "parameters": policy.parameters,
                 "trainable": policy.flat.values.numel(),
-                "digest": digest(policy.flat),
+                **digests(policy),
             },
             "notes": notes,
         }
@@ -112,10 +114,10 @@ def make_policy(config: Config) -> "Policy":
     torch.set_num_threads(config.compute.threads)
     device = choose_device(config.compute.device)
     compiled = pays_to_compile(config.compute, device, config.learning.steps)
-    needs_reference = config.learning.kl.beta > 0
+    kl = config.learning.kl
     policy = load_policy(
         find_model(config.model.name), config.model, device,
-        seed=config.seed, keep_reference=needs_reference, compiled=compiled,
+        seed=config.seed, keep_reference=kl.beta > 0, resets=kl.reset_every > 0, compiled=compiled,
     )  # fmt: skip
     # The masks and the cache here let every token see all before it.
     if policy.window is not None and config.sampling.context > policy.window:
@@ -150,26 +152,39 @@ def free_place(runs: Path, name: str | None, recipe: str, otherwise: str) -> Pat
     return runs / name
 
 
-@dataclass
-class _Outcome:
-    stop: Stop | None = None
+class RunEnding:
+    """Writes into a run's events how it began and how it ended.
 
+    The loop records its ending before observers are told, so that a Ctrl-C while they close changes nothing of it. No
+    generator: one that is dropped at the boundary of `with` would take the interruption for a failure of the run.
+    """
 
-@contextmanager
-def recorded(directory: RunDirectory, *, resume: bool) -> Iterator[_Outcome]:
-    """Write into a run's events how it began and how it ended."""
-    directory.event("resumed" if resume else "started", pid=os.getpid())
-    outcome = _Outcome()
-    try:
-        yield outcome
-    except BaseException as error:
-        directory.event("failed", error=f"{type(error).__name__}: {error}")
-        raise
-    step = Run(directory.path).last_step
-    if outcome.stop is None:
-        directory.event("finished", step=step)
-    else:
-        directory.event("stopped", step=step, **outcome.stop.to_event())
+    def __init__(self, directory: RunDirectory, *, resume: bool) -> None:
+        self._directory, self._begins = directory, "resumed" if resume else "started"
+        self._known: tuple[str, dict[str, Any]] | None = None
+        self._is_written = False
+
+    def __enter__(self) -> Self:
+        self._directory.event(self._begins, pid=os.getpid())
+        return self
+
+    def record(self, stop: Stop | None) -> None:
+        """Record that the run was stopped, or reached its end."""
+        step = Run(self._directory.path).last_step
+        self._known = ("finished", {"step": step}) if stop is None else ("stopped", {"step": step, **stop.to_event()})
+        self._write()
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, KeyboardInterrupt) and self._known is not None:
+            self._write()  # it may have come before the line was written
+        elif error is not None:
+            told = "ended at once by the user" if isinstance(error, KeyboardInterrupt) else str(error)
+            self._directory.event("failed", error=f"{type(error).__name__}: {told}")
+
+    def _write(self) -> None:
+        if self._known is not None and not self._is_written:
+            self._directory.event(self._known[0], **self._known[1])
+            self._is_written = True
 
 
 def refuse_warmstart(run: Run, refusal: str, verb: str) -> None:

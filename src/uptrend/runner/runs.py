@@ -12,15 +12,17 @@ from uptrend.policy.known import need_train_extra
 from uptrend.records import CheckpointError, ConfigError, LabError, Method, ModelError, RecordError, Run, RunDirectory
 from uptrend.records.directory import write_whole
 from uptrend.runner.preflight import Preflight, check_first
-from uptrend.runner.prepare import Prepared, free_place, make_policy, prepare, recorded, refuse_warmstart, resolve
+from uptrend.runner.prepare import RunEnding, Prepared, free_place, make_policy, prepare, refuse_warmstart, resolve
 from uptrend.tasks.pool import heldout, pool
-from uptrend.training.observer import Observer
+from uptrend.training.observer import Observer, Stop
 
 if TYPE_CHECKING:
     from uptrend.lab.plan import PlannedRun, Resolved
 
 # Settings that a resumed run may change: nothing that would make it another run.
-MAY_CHANGE = ("learning.steps", "eval.every", "checkpoints.every", "checkpoints.keep", "compute.threads")
+MAY_CHANGE = (
+    "learning.steps", "eval.every", "checkpoints.every", "checkpoints.keep", "checkpoints.best", "compute.threads",
+)  # fmt: skip
 # Causes that a gap between sampler and learner points to elsewhere; in a replay another policy sampled, by design.
 BY_CONSTRUCTION = ("precision.mismatch", "sync.stale-weights", "sync.off-policy", "policy.dropout-on")
 # Keys that a replay takes from its source, whatever the recipe says.
@@ -61,12 +63,14 @@ def start(
     """Train a prepared recipe into a new run directory; see `train`."""
     from uptrend.training.loop import train as loop
 
-    with RunDirectory.create(path, prepared.info(path)) as directory, recorded(directory, resume=False) as outcome:
+    with RunDirectory.create(path, prepared.info(path)) as directory, RunEnding(directory, resume=False) as ending:
         if preflight:
-            report, outcome.stop = check_first(prepared, directory, allows)
+            report, refusal = check_first(prepared, directory, allows)
             on_preflight(report)
-        if outcome.stop is None:
-            outcome.stop = loop(prepared.parts(directory, observers))
+            if refusal is not None:
+                ending.record(refusal)
+                return Run(path)
+        loop(prepared.parts(directory, observers, ending.record))
     return Run(path)
 
 
@@ -82,12 +86,13 @@ def resume(
     refuse_warmstart(run, "can't be resumed", "train RECIPE --set model.name=")
     if run.info.get("kind") == "replay":
         raise RecordError(f"{path} is a replay, which is short: make it again with uptrend replay.")
-    from uptrend.policy.checkpoint import check_resumable, read_state
+    from uptrend.policy.checkpoint import check_model, check_resumable, read_resumable, remove_later_best
     from uptrend.training.loop import train as loop
 
     check_resumable(run)
     config = load_config(run.config, overrides)
-    wrong = [key for key in difference(run.config, to_table(config)) if key not in MAY_CHANGE]
+    before = to_table(load_config(run.config))  # with the keys that the version which wrote it did not know
+    wrong = [key for key in difference(before, to_table(config)) if key not in MAY_CHANGE]
     if wrong:
         raise ConfigError(
             f"--set {wrong[0]} would make {run.path} another run. "
@@ -98,16 +103,20 @@ def resume(
             f"{path} has no checkpoint to resume from. Start it again, with checkpoints.every set to save on the way."
         )
     with RunDirectory.reopen(run.path) as directory:
-        step = int(read_state(run.checkpoints[-1])["step"])
+        step = int(read_resumable(run.checkpoints[-1])["step"])
         if step >= config.learning.steps:
             raise ConfigError(
                 f"{path} is finished: {step} steps are done. To go on, add --set learning.steps={step * 2}."
             )
-        prepared = alter(prepare(config, run))
+        prepared = prepare(config, run)
+        # A checkpoint brings the weights that train, adapters included, but not the base under them.
+        check_model(prepared.policy, run, from_start=not prepared.policy.has_adapters)
+        prepared = alter(prepared)
         directory.rewind(step)
+        remove_later_best(run.path, step)
         directory.write_info({**run.info, "config": to_table(prepared.config)})
-        with recorded(directory, resume=True) as outcome:
-            outcome.stop = loop(prepared.parts(directory, observers), resume=True)
+        with RunEnding(directory, resume=True) as ending:
+            loop(prepared.parts(directory, observers, ending.record), resume=True)
     return Run(run.path)
 
 
@@ -138,13 +147,17 @@ def warmstart(
     taught = Prepared(supervised(config, len(demonstrations)), policy, tasks, held_out, Components())
     info = taught.info(path)
     info |= {"kind": "warmstart", "notes": [*info["notes"], *notes]}
-    with RunDirectory.create(path, info) as directory, recorded(directory, resume=False) as outcome:
-        outcome.stop = learn(taught.parts(directory, observers), demonstrations)
-        if outcome.stop is None:
-            beside = out.with_name(f".{out.name}")  # renamed when it is whole
-            export(policy, beside).rename(out)
-            beside.rmdir()
-            directory.event("exported", folder=str(out))
+    with RunDirectory.create(path, info) as directory, RunEnding(directory, resume=False) as ending:
+
+        def export_and_end(stop: Stop | None) -> None:
+            if stop is None:
+                beside = out.with_name(f".{out.name}")  # renamed when it is whole
+                export(policy, beside).rename(out)
+                beside.rmdir()
+                directory.event("exported", folder=str(out))
+            ending.record(stop)
+
+        learn(taught.parts(directory, observers, export_and_end), demonstrations)
     return Run(path)
 
 
@@ -160,6 +173,7 @@ def replay(
 ) -> Run:
     """Learn again from a run's recorded rollouts, starting at `step`, with part of the update changed."""
     need_train_extra()
+    from uptrend.policy.checkpoint import remove_later_best
     from uptrend.training.replay import check_start, plan
     from uptrend.training.replay import replay as learn_again
 
@@ -189,13 +203,14 @@ def replay(
     directory = RunDirectory.reopen(path) if is_begun else RunDirectory.create(path, info)
     if is_begun:
         directory.rewind(step - 1)  # of its evaluation before the first step too
+        remove_later_best(path, step - 1)
         directory.write_info(info)
-    with directory, recorded(directory, resume=is_begun) as outcome:
+    with directory, RunEnding(directory, resume=is_begun) as ending:
         reason = "a replay's rewards are those of the run that it replays"
         directory.event("acquitted", id="run.too-short", reason=reason)
         for id in BY_CONSTRUCTION if changed else ():
             directory.event("acquitted", id=id, reason="a replay learns from another policy's rollouts")
-        outcome.stop = learn_again(prepared.parts(directory, observers), asked)
+        learn_again(prepared.parts(directory, observers, ending.record), asked)
     return Run(path)
 
 

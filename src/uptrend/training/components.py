@@ -24,7 +24,7 @@ from uptrend.tasks.pool import Cursor, HeldOut, Pool
 from uptrend.training.gather import Gathered, RolloutPlayer, gather
 from uptrend.training.learner import Layout, Learner, lay_out
 from uptrend.training.metrics import Learned, step_metrics
-from uptrend.training.observer import Observer
+from uptrend.training.observer import Observer, Stop
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,8 @@ class Parts:
     directory: RunDirectory
     observers: Sequence[Observer] = ()
     components: Components = field(default_factory=Components)
+    # Called at the loop's end, before observers are told of it, with the wish that stopped it.
+    ended: Callable[[Stop | None], None] = lambda _: None
 
 
 @dataclass(frozen=True)

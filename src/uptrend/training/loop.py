@@ -19,7 +19,7 @@ from torch import Tensor
 from uptrend.algo import kl_penalty
 from uptrend.config import Config
 from uptrend.config.schema import Credit
-from uptrend.policy.checkpoint import save_checkpoint
+from uptrend.policy.checkpoint import BEST, save_checkpoint
 from uptrend.policy.weights import WeightMeter
 from uptrend.records import Evaluation, Rollout, Run
 from uptrend.tasks.pool import Cursor
@@ -53,6 +53,7 @@ def run_course(parts: Parts, course: Course) -> Stop | None:
     step, cursor = 0, Cursor()
     stop: Stop | None = None
     held: Evaluation | None
+    best = max((float(line["accuracy"]) for line in Run(parts.directory.path).eval_lines), default=-1.0)
     # Rollouts have generators of their own; dropout and whatever a component draws depend on this one.
     torch.manual_seed(config.seed)
 
@@ -64,6 +65,7 @@ def run_course(parts: Parts, course: Course) -> Stop | None:
         # The accuracy before training is what every later one is compared with.
         if course.is_new:
             held = evaluate_held_out(parts, player, recorder, step)
+            best = max(best, held.accuracy)
             stop = tell_observers(parts, StepRecord(step, {}, (), held))
         while step < course.last and stop is None:
             step += 1
@@ -89,16 +91,29 @@ def run_course(parts: Parts, course: Course) -> Stop | None:
             line |= clock.metrics() | {"memory/peak/gib": peak_memory_gib(policy.device)}
             recorder.step(step, rollouts, line)
 
+            if config.learning.kl.reset_every and step % config.learning.kl.reset_every == 0:
+                policy.reset_reference()
+                parts.directory.event("reference-reset", step=step)
+
             # Evaluate, let observers see it all, and save where it is due or one of them stops the run here.
             is_due = course.is_due(step, config.eval.every)
             held = evaluate_held_out(parts, player, recorder, step) if is_due else None
             stop = tell_observers(parts, StepRecord(step, line, rollouts, held))
-            if course.saves and (course.is_due(step, config.checkpoints.every) or stop is not None):
+            saved, state = config.checkpoints, {"step": step, "cursor": asdict(cursor)}
+            if course.saves and (course.is_due(step, saved.every) or stop is not None):
                 recorder.drain()  # records first: a checkpoint is never ahead of them
-                state = {"step": step, "cursor": asdict(cursor)}
-                save_checkpoint(parts.directory.path, policy, optimizer, state, config.checkpoints.keep)
+                save_checkpoint(parts.directory.path, policy, optimizer, state, saved.keep)
                 parts.directory.event("checkpoint", step=step)
-    return stop if step < course.last else None  # a wish after the last step stops nothing
+            if held is not None and held.accuracy > best:
+                best = held.accuracy
+                if course.saves and saved.best:
+                    recorder.drain()
+                    state["accuracy"] = best
+                    save_checkpoint(parts.directory.path, policy, optimizer, state, saved.keep, BEST)
+        stop = stop if step < course.last else None  # a wish after the last step stops nothing
+        recorder.drain()
+        parts.ended(stop)
+    return stop
 
 
 def learn(
@@ -159,7 +174,6 @@ def recording(parts: Parts) -> Iterator[Recorder]:
         observer.before(Run(parts.directory.path))
     try:
         yield recorder
-        recorder.drain()
     finally:
         try:
             recorder.close()

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from uptrend.config import Checkpoints, Config, difference, load_config, to_table
-from uptrend.policy.checkpoint import check_resumable
+from uptrend.policy.checkpoint import check_model, check_resumable, read_resumable
 from uptrend.policy.policy import Policy
-from uptrend.policy.weights import digest
-from uptrend.records import CheckpointError, ConfigError, ModelError, RecordError, Run, rollouts_of
+from uptrend.records import CheckpointError, ConfigError, RecordError, Run, rollouts_of
 from uptrend.tasks.pool import Cursor
 from uptrend.training.components import Course, Parts
 from uptrend.training.gather import Gathered, RolloutPlayer
@@ -55,6 +54,7 @@ def plan(run: Run, step: int, steps: int | None, overrides: Iterable[str]) -> Re
         )
     if step:
         check_resumable(run)
+        read_resumable(found[step])
     recorded = run.last_step - step
     if recorded < 1 or not 1 <= (steps or 1) <= recorded:
         asked = f"--steps {steps}: " if steps is not None else ""
@@ -68,13 +68,8 @@ def plan(run: Run, step: int, steps: int | None, overrides: Iterable[str]) -> Re
 
 
 def check_start(policy: Policy, asked: Replay) -> None:
-    """Check that the model is the one that the run began with, where the replay depends on it."""
-    was, now = asked.run.info["model"]["digest"], digest(policy.flat)
-    if (asked.step == 0 or policy.reference is not None) and was != now:
-        raise ModelError(
-            f"{asked.config.model.name} is not the model any more that {asked.run.path} began with: its weights have "
-            f"the digest {now}, and had {was}. Was its folder changed, or are adapters made on another device?"
-        )
+    """Check that the model is the one that the run began with, as far as the replay depends on it."""
+    check_model(policy, asked.run, from_start=asked.step == 0 or policy.reference is not None)
 
 
 def replay(parts: Parts, asked: Replay) -> Stop | None:
