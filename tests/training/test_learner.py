@@ -34,6 +34,8 @@ SHAPES: Shapes = [(6, [[3], [5], [1]]), (11, [[2, 4, 3], [4], [6]]), (2, [[7], [
 class Kept:
     """An optimizer that only keeps the gradients."""
 
+    has_memory = True
+
     def __init__(self, flat: FlatWeights) -> None:
         self.flat, self.gradients = flat, list[Tensor]()
 

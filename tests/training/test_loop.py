@@ -306,6 +306,21 @@ def test_a_long_rollout_is_penalized_as_by_trl(length: int) -> None:
     assert penalize_length(rollout, Sampling(max_tokens=8)) is rollout
 
 
+def test_a_run_that_goes_on_takes_the_room_that_was_measured(start: Start) -> None:
+    changes = ("learning.tokens=0", "checkpoints.every=1", "checkpoints.keep=9", "sampling.context=256")
+    whole = start(*changes)
+    (told,) = [event for event in whole.events if event["event"] == "fitted"]
+    assert (told["step"], told["tokens"], told["gradient_checkpointing"]) == (1, 16384, False)
+    state = whole.checkpoints[0] / "state.json"
+    changed = {**read_state(whole.checkpoints[0]), "fitted": {**json.loads(state.read_text())["fitted"], "tokens": 300}}
+    state.write_text(json.dumps(changed))
+    for checkpoint in whole.checkpoints[1:]:
+        shutil.rmtree(checkpoint)
+    again = resume(whole.path)
+    told = [event for event in again.events if event["event"] == "fitted"][-1]
+    assert (told["step"], told["tokens"]) == (2, 300)
+
+
 def test_pass_at_k_is_that_of_the_recorded_attempts(start: Start) -> None:
     run = start("eval.attempts=3", "learning.steps=1")
     (before, _) = run.eval_lines

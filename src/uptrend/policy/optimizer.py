@@ -31,6 +31,11 @@ class Optimizer:
         # Decay is made here, since it spares norms and biases and AdamW would decay the one parameter whole.
         self.adamw = torch.optim.AdamW([flat.values], lr=learning.lr, betas=betas, weight_decay=0.0, fused=True)
 
+    @property
+    def has_memory(self) -> bool:
+        """True after the first step, which makes AdamW's memory."""
+        return bool(self.adamw.state)
+
     def apply(self, lr: float) -> Applied:
         """Clip, step, and clear the gradient; a gradient that is not finite is counted, not applied."""
         gradient = self._flat.gradient

@@ -12,7 +12,7 @@ from uptrend.policy.known import need_train_extra
 from uptrend.records import CheckpointError, ConfigError, LabError, Method, ModelError, RecordError, Run, RunDirectory
 from uptrend.records.directory import write_whole
 from uptrend.runner.preflight import Preflight, check_first
-from uptrend.runner.prepare import RunEnding, Prepared, free_place, make_policy, prepare, refuse_warmstart, resolve
+from uptrend.runner.prepare import Prepared, RunEnding, free_place, make_policy, prepare, refuse_warmstart, resolve
 from uptrend.tasks.pool import heldout, pool
 from uptrend.training.observer import Observer, Stop
 

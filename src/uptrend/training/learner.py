@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from uptrend.algo import Batch, Sums, attention_mask, loss_mask, objective, prepare
+from uptrend.algo import LOSSES, Batch, Sums, attention_mask, loss_mask, objective, prepare
 from uptrend.config import Config, Learning
 from uptrend.policy.graphed import Graphed
 from uptrend.policy.logprobs import Shaping
@@ -139,10 +139,9 @@ class Learner:
         device = policy.device
         self._grain = Grain(16, 512) if device.type == "cuda" else Grain()
         self._packed: tuple[Experience | None, dict[tuple[int, ...], list[Micro]]] = (None, {})
-        self._by_policy = Graphed(lambda *x: self._forward(*x)[:1], device)
-        self._by_reference = Graphed(lambda *x: self._forward(*x, reference=True)[:1], device)
-        # Rollouts of several turns have all lengths: graphs would take memory and hardly ever be used again.
-        self._by_gradient = Graphed(self._gradient, device) if config.sampling.max_turns == 1 else self._gradient
+        self._by_policy = Graphed(self._look, device)
+        self._by_reference = Graphed(partial(self._look, reference=True), device)
+        self._by_gradient = Graphed(self._gradient, device)
 
     def logprobs(self, exp: Experience, *, reference: bool, advantages_bs: Tensor | None = None) -> Tensor:
         """Compute log-probabilities of every sampled token without a gradient, by the policy or the reference.
@@ -150,9 +149,11 @@ class Learner:
         With `advantages_bs`, of those that the update will look at.
         """
         out_bs = torch.full(_padded_shape(exp), torch.nan, device=self._policy.device)
-        forward = self._by_reference if reference else self._by_policy
+        forward: Callable[..., tuple[Tensor, ...]] = self._by_reference if reference else self._by_policy
+        if not reference and not self._has_graphs:
+            forward = self._look  # a graph rounds otherwise than the same kernels without one, too
         with self._policy.as_reference() if reference else torch.no_grad():
-            # In the micro-batches of the update: another layout rounds otherwise, by 0.05 nats in bf16, and GSPO clips
+            # In the micro-batches of the update: another layout rounds otherwise, by 0.03 nats in bf16, and GSPO clips
             # ratios that leave 1 by 0.0003.
             for rows in self._minibatches(exp):
                 for micro in self._micros(exp, self._teaching(rows, advantages_bs)):
@@ -188,9 +189,7 @@ class Learner:
             place = {b: i for i, b in enumerate(rows.tolist())}
             for micro in self._micros(exp, self._teaching(rows, advantages_bs)):
                 part = whole.rows(torch.tensor([place[b] for b in micro.numbers], device=device))
-                # Sums over whole rollouts depend on which rows there are, which a graph can't follow; and one that
-                # recomputes activations would have to remember random states.
-                gradient = self._gradient if part.whole_rollouts or self._recomputes else self._by_gradient
+                gradient = self._by_gradient if self._has_graphs else self._gradient
                 logprobs_m, sums = gradient(*micro.tensors, *(getattr(part, name) for name in BATCH))
                 if number > len(minibatches) * (learning.updates - 1):  # the last pass
                     total = sums if total is None else total + sums
@@ -222,6 +221,19 @@ class Learner:
         """True where log-probabilities before the update must be computed apart from it."""
         learning = self._config.learning
         return learning.updates * learning.minibatches > 1 or self._dropout or learning.kl.estimator == "k1"
+
+    @property
+    def _has_graphs(self) -> bool:
+        """True where the update runs as CUDA graphs, on a GPU."""
+        # Rollouts of several turns have all lengths: graphs would take memory and hardly ever be used again. Sums over
+        # whole rollouts depend on which rows there are, which a graph can't follow. One that recomputes activations
+        # would have to remember random states.
+        learning = self._config.learning
+        is_whole = LOSSES[learning.loss].whole_rollouts or learning.correction == "sequence"
+        return self._config.sampling.max_turns == 1 and not is_whole and not self._recomputes
+
+    def _look(self, *tensors: Tensor | None, reference: bool = False) -> tuple[Tensor]:
+        return self._forward(*tensors, reference=reference)[:1]
 
     def _gradient(self, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
         """Add a micro-batch's gradient; forward, objective and backward as one function of tensors, for a graph."""
@@ -265,20 +277,30 @@ class Learner:
             self._packed[1][wanted] = [self._shaped(micro, exp).to(self._policy.device) for micro in micros]
         return self._packed[1][wanted]
 
+    def adopt(self, fitted: dict[str, Any]) -> None:
+        """Take the result of an earlier measurement, of the run that goes on."""
+        self.fitted = Fitted(**fitted)
+        self._recompute(self.fitted.gradient_checkpointing)
+
+    def _recompute(self, wish: bool) -> None:
+        if wish and not self._config.model.gradient_checkpointing:
+            self._policy.core.gradient_checkpointing_enable({"use_reentrant": False})
+        self._recomputes = wish
+
     def _fit(self, exp: Experience) -> Fitted:
         """Measure how many tokens fit into memory; recompute activations where a rollout might not."""
         if self.fitted is not None:
             return self.fitted
         asked, device = self._config.model.gradient_checkpointing, self._policy.device
         free, longest, fits = self._free(device), max(len(line.ids) for line in exp.lines), 0
+        if not self._optimizer.has_memory:  # it makes two numbers per weight at its first step
+            free -= 2 * self._policy.flat.values.nbytes
         # Before any gradient of the step, which passes of a measurement would be added to.
         with torch.random.fork_rng([device] if device.type == "cuda" else []):  # dropout draws
             for recompute in (True,) if asked else (False, True):
-                self._recomputes = recompute
-                if recompute and not asked:
-                    self._policy.core.gradient_checkpointing_enable({"use_reentrant": False})
+                self._recompute(recompute)
                 # A graph keeps the memory of a pass for itself, beside that of passes without one.
-                has_graphs = device.type == "cuda" and isinstance(self._by_gradient, Graphed) and not recompute
+                has_graphs = device.type == "cuda" and self._has_graphs
                 fits, each = room_for(partial(self._try, exp), device, free / 2 if has_graphs else free)
                 self.fitted = Fitted(fits, recompute, each, free / 2**30)
                 if fits >= self._config.sampling.context:

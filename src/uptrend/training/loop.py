@@ -50,7 +50,7 @@ def run_course(parts: Parts, course: Course) -> Stop | None:
     sampler = components.sampler(policy)
     player = RolloutPlayer(policy, sampler, config)
     meter = WeightMeter(policy.flat)
-    step, cursor = 0, Cursor()
+    step, cursor, told = 0, Cursor(), False
     stop: Stop | None = None
     held: Evaluation | None
     best = max((float(line["accuracy"]) for line in Run(parts.directory.path).eval_lines), default=-1.0)
@@ -60,6 +60,8 @@ def run_course(parts: Parts, course: Course) -> Stop | None:
     if course.checkpoint is not None:
         state = components.restore(course.checkpoint, policy, optimizer)
         step, cursor = state["step"], Cursor(**state["cursor"])
+        if "fitted" in state:
+            learner.adopt(state["fitted"])
         sampler.load((), version=step)
     with recording(parts) as recorder:
         # The accuracy before training is what every later one is compared with.
@@ -82,6 +84,10 @@ def run_course(parts: Parts, course: Course) -> Stop | None:
             update, advantages_n = learn(components, learner, exp, gathered.rollouts, step, config)
             sampler.load((), version=step)
             clock.lap("update")
+            fitted = {} if learner.fitted is None else {"fitted": asdict(learner.fitted)}
+            if fitted and not told:
+                parts.directory.event("fitted", step=step, **fitted["fitted"])
+                told = True
 
             # Record. Rows and files are made on the recorder's thread, while the next step samples.
             rollouts = Annotated(gathered.rollouts, exp, update, gathered.dropped)
@@ -99,7 +105,7 @@ def run_course(parts: Parts, course: Course) -> Stop | None:
             is_due = course.is_due(step, config.eval.every)
             held = evaluate_held_out(parts, player, recorder, step) if is_due else None
             stop = tell_observers(parts, StepRecord(step, line, rollouts, held))
-            saved, state = config.checkpoints, {"step": step, "cursor": asdict(cursor)}
+            saved, state = config.checkpoints, {"step": step, "cursor": asdict(cursor), **fitted}
             if course.saves and (course.is_due(step, saved.every) or stop is not None):
                 recorder.drain()  # records first: a checkpoint is never ahead of them
                 save_checkpoint(parts.directory.path, policy, optimizer, state, saved.keep)
