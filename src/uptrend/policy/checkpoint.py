@@ -134,7 +134,7 @@ def check_model(policy: Policy, run: Run, *, from_start: bool) -> None:
     """Refuse a model whose frozen base is not the one that a run began with; `from_start`, also what trains."""
     was, now = run.info["model"], digests(policy)
     for key in ("base_digest", "digest") if from_start else ("base_digest",):
-        if key in now and now[key] != was.get(key, now[key]):  # 0.2 knew no digest of the base
+        if key in now and now[key] != was.get(key, now[key]):  # earlier runs have none of the base
             base, device = ("frozen ", "") if key == "base_digest" else ("", ", or are adapters made on another device")
             raise ModelError(
                 f"{was['name']} is not the model any more that {run.path} began with: its {base}weights have the "
@@ -186,7 +186,7 @@ def read_resumable(place: Path) -> dict[str, Any]:
     state = read_state(place)
     if isinstance(state.get("random", {}).get("python"), str):
         raise CheckpointError(
-            f"{place} keeps its random states as pickles, as Uptrend 0.2 wrote them; opening those could run code, so "
+            f"{place} keeps its random states as pickles, as earlier versions did; opening those could run code, so "
             "it can't be gone on from. Its weights can still be evaluated with `uptrend eval`, or begin a new run with "
             f"--set model.name={place}/model (or adapter)."
         )
