@@ -20,7 +20,7 @@ from uptrend.config import load_config
 from uptrend.policy.checkpoint import read_state
 from uptrend.records import CheckpointError, ModelError, RecordError, Run, RunDirectory
 from uptrend.runner.evaluation import evaluate
-from uptrend.runner.prepare import Ending
+from uptrend.runner.prepare import RunEnding
 from uptrend.runner.runs import replay, resume, train
 from uptrend.training.observer import StepRecord, Stop
 
@@ -408,7 +408,7 @@ def test_ctrl_c_while_a_run_closes_leaves_its_ending(
     if place == "the-event":
         monkeypatch.setattr(RunDirectory, "event", interrupted_once)
     if place == "the-boundary":
-        monkeypatch.setattr(Ending, "__exit__", interrupted)
+        monkeypatch.setattr(RunEnding, "__exit__", interrupted)
     with pytest.raises(KeyboardInterrupt):
         start("learning.steps=2", observers=[Watcher("a", [], stop_at=1 if kind == "stopped" else -1), closing])
     run = Run(tmp_path / "runs" / "run")

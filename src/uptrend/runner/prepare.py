@@ -161,7 +161,7 @@ def free_place(runs: Path, name: str | None, recipe: str, otherwise: str) -> Pat
     return runs / name
 
 
-class Ending:
+class RunEnding:
     """Writes into a run's events how it began and how it ended.
 
     The loop records its ending before observers are told, so that a Ctrl-C while they close changes nothing of it. No

@@ -13,7 +13,7 @@ from uptrend.records import CheckpointError, ConfigError, LabError, Method, Mode
 from uptrend.records.directory import write_whole
 from uptrend.runner.preflight import Preflight, check_first
 from uptrend.runner.prepare import (
-    Ending,
+    RunEnding,
     Prepared,
     free_place,
     make_policy,
@@ -72,7 +72,7 @@ def start(
     """Train a prepared recipe into a new run directory; see `train`."""
     from uptrend.training.loop import train as loop
 
-    with RunDirectory.create(path, prepared.info(path)) as directory, Ending(directory, resume=False) as ending:
+    with RunDirectory.create(path, prepared.info(path)) as directory, RunEnding(directory, resume=False) as ending:
         if preflight:
             report, refusal = check_first(prepared, directory, allows)
             on_preflight(report)
@@ -124,7 +124,7 @@ def resume(
         directory.rewind(step)
         remove_later_best(run.path, step)
         directory.write_info({**run.info, "config": to_table(prepared.config)})
-        with Ending(directory, resume=True) as ending:
+        with RunEnding(directory, resume=True) as ending:
             loop(prepared.parts(directory, observers, ending.record), resume=True)
     return Run(run.path)
 
@@ -156,7 +156,7 @@ def warmstart(
     taught = Prepared(supervised(config, len(demonstrations)), policy, tasks, held_out, Components())
     info = taught.info(path)
     info |= {"kind": "warmstart", "notes": [*info["notes"], *notes]}
-    with RunDirectory.create(path, info) as directory, Ending(directory, resume=False) as ending:
+    with RunDirectory.create(path, info) as directory, RunEnding(directory, resume=False) as ending:
 
         def export_and_end(stop: Stop | None) -> None:
             if stop is None:
@@ -214,7 +214,7 @@ def replay(
         directory.rewind(step - 1)  # of its evaluation before the first step too
         remove_later_best(path, step - 1)
         directory.write_info(info)
-    with directory, Ending(directory, resume=is_begun) as ending:
+    with directory, RunEnding(directory, resume=is_begun) as ending:
         reason = "a replay's rewards are those of the run that it replays"
         directory.event("acquitted", id="run.too-short", reason=reason)
         for id in BY_CONSTRUCTION if changed else ():
