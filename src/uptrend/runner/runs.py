@@ -13,8 +13,8 @@ from uptrend.records import CheckpointError, ConfigError, LabError, Method, Mode
 from uptrend.records.directory import write_whole
 from uptrend.runner.preflight import Preflight, check_first
 from uptrend.runner.prepare import (
-    RunEnding,
     Prepared,
+    RunEnding,
     free_place,
     make_policy,
     need_extras,
