@@ -19,8 +19,8 @@ from uptrend.records import Run
 SOURCE = Path(uptrend.__file__).parent
 # What only the extras bring; pandas is not here, since pyarrow loads it of its own accord.
 EXTRAS = {
-    "accelerate", "bm25s", "datasets", "gguf", "peft", "polars", "ray", "safetensors", "sentence_transformers",
-    "statsmodels", "tokenizers", "torch", "transformers", "trl",
+    "accelerate", "bitsandbytes", "bm25s", "datasets", "gguf", "peft", "polars", "ray", "safetensors",
+    "sentence_transformers", "statsmodels", "tokenizers", "torch", "transformers", "trl",
 }  # fmt: skip
 LIGHT = [
     "--help", "tasks list", "tasks show arithmetic", "tasks validate binary", "doctor demo --no-save", "runs list",

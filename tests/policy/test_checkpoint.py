@@ -38,12 +38,18 @@ def save(folder: Path, policy: Policy, optimizer: Optimizer, step: int = 3, keep
     return save_checkpoint(folder, policy, optimizer, {"step": step, "cursor": {"position": 5}}, keep)
 
 
-def start(folder: Path, **wish: Any) -> tuple[Policy, Optimizer]:
+def start(folder: Path, optimizer: Any = "adamw", **wish: Any) -> tuple[Policy, Optimizer]:
+    if optimizer == "adamw-8bit":
+        pytest.importorskip("bitsandbytes", reason="the extra eightbit is not installed")
     policy = make_policy(folder, **wish)
-    return policy, Optimizer(policy.flat, Learning())
+    return policy, Optimizer(policy.flat, Learning(optimizer=optimizer))
 
 
-@pytest.mark.parametrize("wish", [{}, {"lora": True}, {"weights": "bf16"}], ids=["full", "lora", "bf16"])
+@pytest.mark.parametrize(
+    "wish",
+    [{}, {"lora": True}, {"weights": "bf16"}, {"optimizer": "adamw-8bit"}, {"optimizer": "adamw-8bit", "lora": True}],
+    ids=["full", "lora", "bf16", "8bit", "lora-8bit"],
+)
 def test_going_on_from_a_checkpoint_is_going_on(llama_folder: Path, tmp_path: Path, wish: dict[str, Any]) -> None:
     policy, optimizer = start(llama_folder, **wish)
     torch.manual_seed(1)
@@ -153,6 +159,14 @@ def test_a_checkpoint_that_cannot_be_written_says_so(llama_folder: Path, tmp_pat
     (tmp_path / "checkpoints").write_text("in the way")
     with pytest.raises(CheckpointError, match="could not be written"):
         save(tmp_path, *start(llama_folder))
+
+
+def test_another_optimizers_memory_is_refused(llama_folder: Path, tmp_path: Path) -> None:
+    policy, optimizer = start(llama_folder, "adamw-8bit")
+    learn(policy, optimizer)
+    place = save(tmp_path, policy, optimizer)
+    with pytest.raises(CheckpointError, match=r"step-000003 .* another optimizer.*learning\.optimizer"):
+        load_checkpoint(place, *start(llama_folder))
 
 
 class Trap:

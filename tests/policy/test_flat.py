@@ -138,10 +138,11 @@ def test_a_reset_reference_of_adapters_is_a_snapshot(llama_folder: Path) -> None
     with torch.no_grad():
         policy.flat.values.mul_(1.5)
     now = policy.hidden(ids, positions, None)
-    with contextlib.suppress(ZeroDivisionError), policy.as_reference():  # what fails in the pass leaves nothing behind
+    with policy.as_reference():
         assert torch.equal(policy.hidden(ids, positions, None, reference=True), then)
         assert policy.flat.values.data_ptr() == address
-        1 / 0  # noqa: B018
+    with contextlib.suppress(KeyboardInterrupt), policy.as_reference():  # what ends the pass leaves nothing behind
+        raise KeyboardInterrupt
     assert torch.equal(policy.hidden(ids, positions, None), now)
     assert not torch.allclose(now, then)
 

@@ -1,10 +1,13 @@
 """One AdamW over one long vector is AdamW over the parameters."""
 
 import math
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM, Trainer
 
 from models import make_policy, write_model
@@ -12,6 +15,7 @@ from uptrend.config import Learning
 from uptrend.policy.optimizer import Optimizer, learning_rate
 from uptrend.policy.policy import Policy
 from uptrend.policy.weights import digest
+from uptrend.records import MissingExtra
 
 BATCH = torch.arange(4, 28).view(2, 12)
 
@@ -82,6 +86,60 @@ def test_decay_apart_from_adamw_is_adamws_of_two_parameter_groups(tmp_path: Path
         theirs.step()
     # The same formula but for one rounding: torch's kernel subtracts lr * decay * w, its plain loop multiplies as here.
     torch.testing.assert_close(policy.flat.values.data, torch.cat([c.data for c in copies]), rtol=1e-6, atol=1e-7)
+
+
+def train_both(folder: Path, steps: int) -> tuple[Policy, Optimizer, Policy, Optimizer]:
+    """Learn one batch by heart with AdamW's memory in 8 bits, and in full."""
+    made: list[Any] = []
+    for name in ("adamw-8bit", "adamw"):
+        policy = make_policy(folder)
+        optimizer = Optimizer(policy.flat, Learning(optimizer=name, weight_decay=0.1))  # type: ignore[arg-type]
+        for _ in range(steps):
+            gradient(policy.model)
+            optimizer.apply(3e-3)
+        made += [policy, optimizer]
+    return made[0], made[1], made[2], made[3]
+
+
+def test_eight_bits_are_close_to_adamw(llama_folder: Path) -> None:
+    pytest.importorskip("bitsandbytes", reason="the extra eightbit is not installed")
+    start = make_policy(llama_folder).flat.values.data
+    eight, memory, full, whole = train_both(llama_folder, 20)
+    moved, expected = eight.flat.values.data - start, full.flat.values.data - start
+    assert not torch.equal(moved, expected)
+    assert float(torch.cosine_similarity(moved, expected, dim=0)) > 0.98
+    assert float(moved.norm()) == pytest.approx(float(expected.norm()), rel=0.05)
+    losses = [p.model(input_ids=BATCH, labels=BATCH).loss.item() for p in (eight, full)]
+    assert losses[0] == pytest.approx(losses[1], rel=0.1)
+    sizes = [sum(t.numel() * t.element_size() for t in o.memory().values()) for o in (memory, whole)]
+    assert 0.24 < sizes[0] / sizes[1] < 0.30
+
+
+def test_eight_bits_over_weights_in_parts(llama_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("bitsandbytes", reason="the extra eightbit is not installed")
+
+    def steps() -> tuple[Tensor, Optimizer]:
+        policy, noise = make_policy(llama_folder), torch.Generator().manual_seed(0)
+        optimizer = Optimizer(policy.flat, Learning(optimizer="adamw-8bit"))
+        for _ in range(3):
+            policy.flat.gradient.normal_(generator=noise)
+            optimizer.apply(1e-2)
+        return policy.flat.values.data, optimizer
+
+    whole, _ = steps()
+    monkeypatch.setattr("uptrend.policy.optimizer.MOST", 4096)  # a whole number of blocks
+    several, optimizer = steps()
+    parts = -(-whole.numel() // 4096)
+    assert {int(name.split(".")[0]) for name in optimizer.memory()} == set(range(parts))
+    full = (parts - 1) * 4096  # the last part is too short for 8 bits to pay
+    assert torch.equal(several[:full], whole[:full])
+    assert optimizer.reached() > 0.9
+
+
+def test_eight_bits_need_their_extra(llama_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(MissingExtra, match=r"pip install 'uptrend\[eightbit\]'"):
+        Optimizer(make_policy(llama_folder).flat, Learning(optimizer="adamw-8bit"))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

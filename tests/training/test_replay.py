@@ -168,6 +168,7 @@ def test_other_weights_and_adapters(again: Start, run: Run, tmp_path: Path) -> N
         (["learning.steps=9"], {}, ConfigError, "say --steps"),
         (["learning.minibatches=3"], {}, ConfigError, "should divide"),
         (["model.lora={r=4}"], {"step": 2}, ConfigError, "Use --step 0"),
+        (["learning.optimizer=adamw-8bit"], {"step": 2}, ConfigError, "own optimizer. Use --step 0"),
         ([], {"step": 7}, CheckpointError, r"it has 0 .* and 1, 2, 3\."),
         ([], {"step": 3}, RecordError, "has recorded 0 steps after step 3"),
         ([], {"steps": 9}, RecordError, r"--steps 9: .* has recorded 3 steps after step 0"),

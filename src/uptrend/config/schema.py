@@ -17,6 +17,7 @@ Estimator = Literal["k1", "k2", "k3"]
 Correction = Literal["none", "token", "sequence"]
 CorrectionMode = Literal["truncate", "mask"]
 Credit = Literal["rollout", "turn"]
+Optimizers = Literal["adamw", "adamw-8bit"]
 Schedule = Literal["constant", "linear", "cosine"]
 
 DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
@@ -196,6 +197,8 @@ class Learning:
     """Optimizer updates per pass; must divide sampling.groups."""
     max_grad_norm: Annotated[float, Ge(0)] = 1.0
     """Gradients longer than this are shortened to it; 0 for never."""
+    optimizer: Optimizers = "adamw"
+    """`adamw-8bit` keeps AdamW's memory in 8 bits: 2 bytes per weight instead of 8 (extra `eightbit`)."""
     weight_decay: Annotated[float, Ge(0)] = 0.0
     """AdamW's, of all weights but norms and biases."""
     beta1: Annotated[float, Ge(0), Lt(1)] = 0.9

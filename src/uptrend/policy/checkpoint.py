@@ -43,9 +43,7 @@ def save_checkpoint(
     try:
         beside.mkdir(parents=True)
         export(policy, beside)
-        memory = optimizer.adamw.state.get(policy.flat.values, {})
-        tensors = {name: value.reshape(-1) for name, value in memory.items() if isinstance(value, Tensor)}
-        save_file({name: t.contiguous() for name, t in tensors.items()}, beside / "optimizer.safetensors")
+        save_file({name: t.contiguous() for name, t in optimizer.memory().items()}, beside / "optimizer.safetensors")
         if policy.anchor.is_reset:
             reference = {name: weight.clone() for name, weight in policy.reference_weights().items()}
             save_file(reference, beside / REFERENCE)
@@ -105,9 +103,11 @@ def load_checkpoint(place: Path, policy: Policy, optimizer: Optimizer) -> dict[s
     state = read_resumable(place)
     _put_weights(place, policy)
     memory = load_file(place / "optimizer.safetensors", device=str(policy.device))
-    if memory:
-        like = policy.flat.values
-        optimizer.adamw.state[like] = {n: v.reshape(()) if n == "step" else v.to(like.dtype) for n, v in memory.items()}
+    if not optimizer.restore(memory):
+        raise CheckpointError(
+            f"{place} has the memory of another optimizer: learning.optimizer should be as in its run, or a replay "
+            "start from step 0."
+        )
     if REFERENCE in state["files"]:
         policy.put_reference(load_file(place / REFERENCE, device=str(policy.device)))
     _put_random_states(place, state.get("random", {}))

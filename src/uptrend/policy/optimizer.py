@@ -1,15 +1,24 @@
 """AdamW over the flat weights, the schedule of its learning rate, and clipping.
 
-AdamW: Loshchilov and Hutter, "Decoupled weight decay regularization" (ICLR 2019).
+AdamW: Loshchilov and Hutter, "Decoupled weight decay regularization" (ICLR 2019). Its memory in 8 bits: Dettmers et
+al., "8-bit optimizers via block-wise quantization" (ICLR 2022), by bitsandbytes.
 """
 
+import logging
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from uptrend.config import Learning
 from uptrend.policy.weights import FlatWeights
+from uptrend.records import MissingExtra
+
+# Most weights that bitsandbytes takes at once, whose kernels count in 32 bits; whole blocks of 256.
+MOST = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -29,7 +38,11 @@ class Optimizer:
         self._decay, self._decayed = learning.weight_decay, flat.decayed()
         betas = (learning.beta1, learning.beta2)
         # Decay is made here, since it spares norms and biases and AdamW would decay the one parameter whole.
-        self.adamw = torch.optim.AdamW([flat.values], lr=learning.lr, betas=betas, weight_decay=0.0, fused=True)
+        self.is_8bit = learning.optimizer == "adamw-8bit"
+        if self.is_8bit:
+            self.adamw = _adamw_8bit(flat, learning.lr, betas)
+        else:
+            self.adamw = torch.optim.AdamW([flat.values], lr=learning.lr, betas=betas, weight_decay=0.0, fused=True)
 
     @property
     def has_memory(self) -> bool:
@@ -53,6 +66,54 @@ class Optimizer:
         self.adamw.step()
         gradient.zero_()
         return Applied(norm, norm * shrink, skipped=False)
+
+    def memory(self) -> dict[str, Tensor]:
+        """Return the memory as plain tensors, named by the number of the parameter; empty before the first step."""
+        states = {str(i): self.adamw.state.get(part, {}) for i, part in enumerate(self._parts)}
+        return {f"{i}.{n}": torch.as_tensor(v).reshape(-1) for i, state in states.items() for n, v in state.items()}
+
+    def restore(self, memory: Mapping[str, Tensor]) -> bool:
+        """Put such a memory back; return False where it is another optimizer's."""
+        if memory and ("0.state1" in memory) is not self.is_8bit:
+            return False
+        for i, part in enumerate(self._parts):
+            found = {name.partition(".")[2]: v for name, v in memory.items() if name.partition(".")[0] == str(i)}
+            if found:
+                # Two moments have the precision of the weights, which a replay may change; codes and scales do not.
+                state = found if self.is_8bit else {name: v.to(part.dtype) for name, v in found.items()}
+                step = int(found["step"]) if self.is_8bit else found["step"].reshape(())
+                self.adamw.state[part] = {**state, "step": step}
+        return True
+
+    def reached(self) -> float:
+        """Return the share of weights with a gradient in memory; one that 8 bits round to 0 is not."""
+        reached = total = 0
+        for part in self._parts:
+            state = self.adamw.state.get(part, {})
+            first = state.get("exp_avg", state.get("state1"))
+            zero = (state["qmap1"] == 0).nonzero().flatten()[0] if "qmap1" in state else 0
+            reached += 0 if first is None else int((first != zero).sum())
+            total += part.numel()
+        return reached / total
+
+    @property
+    def _parts(self) -> list[Any]:
+        return [part for group in self.adamw.param_groups for part in group["params"]]
+
+
+def _adamw_8bit(flat: FlatWeights, lr: float, betas: tuple[float, float]) -> torch.optim.Optimizer:
+    # It warns of a kernel for 4 bits, which nothing here uses, when it is first imported on a machine without a GPU.
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+    try:
+        import bitsandbytes
+    except ImportError:
+        raise MissingExtra("bitsandbytes", "eightbit") from None
+    parts = []
+    for values, gradient in zip(torch.split(flat.values.data, MOST), torch.split(flat.gradient, MOST), strict=True):
+        parts.append(nn.Parameter(values))  # of the same memory, and so is its gradient
+        parts[-1].grad = gradient
+    made: torch.optim.Optimizer = bitsandbytes.optim.AdamW8bit(parts, lr=lr, betas=betas, weight_decay=0.0)
+    return made
 
 
 def learning_rate(learning: Learning, step: int) -> float:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from uptrend.config import Config, to_table
+from uptrend.policy.known import need_extra, need_train_extra
 from uptrend.records import ModelError, RecordError, Run, RunDirectory
 from uptrend.records.schema import VERSION
 from uptrend.tasks.pool import HeldOut, Pool, heldout, pool, resolve_options
@@ -90,6 +91,7 @@ def prepare(config: Config, run: Run | None = None) -> Prepared:
     """Resolve a recipe, make its tasks and load its model; where `run` is given, its tasks must be the same."""
     from uptrend.training.components import Components
 
+    need_extras(config)
     config = resolve(config)
     held_out = heldout(config)
     tasks = pool(config, held_out)
@@ -102,6 +104,13 @@ def prepare(config: Config, run: Run | None = None) -> Prepared:
                     f"(hash {now['hash']}, it was {then['hash']}). Was a task file changed?"
                 )
     return Prepared(config, make_policy(config), tasks, held_out, Components())
+
+
+def need_extras(config: Config) -> None:
+    """Raise MissingExtra before anything is made, where a package that training needs is missing."""
+    need_train_extra()
+    if config.learning.optimizer == "adamw-8bit":
+        need_extra("bitsandbytes", "eightbit")
 
 
 def make_policy(config: Config) -> "Policy":

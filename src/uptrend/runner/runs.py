@@ -12,7 +12,16 @@ from uptrend.policy.known import need_train_extra
 from uptrend.records import CheckpointError, ConfigError, LabError, Method, ModelError, RecordError, Run, RunDirectory
 from uptrend.records.directory import write_whole
 from uptrend.runner.preflight import Preflight, check_first
-from uptrend.runner.prepare import Prepared, RunEnding, free_place, make_policy, prepare, refuse_warmstart, resolve
+from uptrend.runner.prepare import (
+    Prepared,
+    RunEnding,
+    free_place,
+    make_policy,
+    need_extras,
+    prepare,
+    refuse_warmstart,
+    resolve,
+)
 from uptrend.tasks.pool import heldout, pool
 from uptrend.training.observer import Observer, Stop
 
@@ -124,7 +133,7 @@ def warmstart(
     config: Config, out: Path, *, runs: Path = Path("runs"), name: str | None = None, observers: Sequence[Observer] = ()
 ) -> Run:
     """Teach the recipe's model the expert's rollouts, and put it into the folder `out`; its run is recorded too."""
-    need_train_extra()
+    need_extras(config)
     path = free_place(runs, name, f"{config.name}-warmstart", "Choose another --name for this warm start.")
     if out.exists():
         raise ModelError(f"{out} exists already. Choose another --out, or remove it.")

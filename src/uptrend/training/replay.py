@@ -102,8 +102,9 @@ def _changed(before: Config, config: Config, step: int) -> dict[str, tuple[Any, 
     for key in differs:
         if key == "learning.steps":
             raise ConfigError("--set learning.steps is the run's schedule; say --steps for a shorter replay.")
-        if key.startswith("model.lora") and step:
-            raise ConfigError(f"--set {key}: the checkpoint of step {step} fits the run's own adapters. Use --step 0.")
+        if key.startswith(("model.lora", "learning.optimizer")) and step:
+            own = "optimizer" if key == "learning.optimizer" else "adapters"
+            raise ConfigError(f"--set {key}: the checkpoint of step {step} fits the run's own {own}. Use --step 0.")
         if not key.startswith(FACTORS):
             raise ConfigError(
                 f"--set {key} would take new rollouts, and a replay samples none. It may change what makes the update: "

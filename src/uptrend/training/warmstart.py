@@ -42,7 +42,7 @@ def supervised(config: Config, demonstrations: int) -> Config:
         learning=Learning(
             steps=steps, lr=warm.lr, schedule=warm.schedule, warmup=min(warm.warmup, steps), loss="dapo", kl=Kl(),
             max_grad_norm=learning.max_grad_norm, weight_decay=learning.weight_decay, beta1=learning.beta1,
-            beta2=learning.beta2, tokens=learning.tokens,
+            beta2=learning.beta2, tokens=learning.tokens, optimizer=learning.optimizer,
         ),
     )  # fmt: skip
 

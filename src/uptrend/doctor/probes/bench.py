@@ -297,8 +297,7 @@ class Bench:
             after_bs = self.logprobs(exp, learner)
             self.move_along(self.original, NUDGE / max(1e-5, distance(after_bs, before_bs, exp.real_bs)))
             nudged_bs = self.logprobs(exp, learner) if self.exact else after_bs
-            memory = optimizer.adamw.state.get(self.policy.flat.values, {}).get("exp_avg")
-            share = 0.0 if memory is None else float((memory != 0).float().mean())
+            share = optimizer.reached()
         return Updated(update, exp, rollouts, before_bs, after_bs, nudged_bs, moved, share)
 
     def move_along(self, start: Tensor, part: float) -> None:
