@@ -18,6 +18,7 @@ from uptrend.records import Ending, Message, Role, Rollout, Task, Tool, UptrendE
 from uptrend.records import Sequence as Tokens
 from uptrend.rollout.render import Renderer
 from uptrend.rollout.sampler import Extension, Limits, Sampler
+from uptrend.tasks.event_loop import together
 from uptrend.tasks.taskset import Play, Script, Taskset
 
 
@@ -152,7 +153,7 @@ async def _side_by_side(
         async with gate:
             return await one(number, request)
 
-    return list(await asyncio.gather(*(gated(i, request) for i, request in enumerate(requests))))
+    return await together(gated(i, request) for i, request in enumerate(requests))
 
 
 async def play(request: RolloutRequest, say: Say, renderer: Renderer, limits: Limits, max_turns: int) -> Rollout:

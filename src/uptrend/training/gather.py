@@ -4,9 +4,8 @@ Where the recipe asks for it, dead groups of a step are replaced by newly drawn 
 greedily for accuracy, and on request several times at the sampling temperature for pass@k.
 """
 
-import asyncio
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,6 +17,7 @@ from uptrend.rollout.play import RolloutRequest, demonstrate, derive, play_all
 from uptrend.rollout.render import Renderer
 from uptrend.rollout.sampler import Limits, Sampler
 from uptrend.stats.intervals import pass_at_k
+from uptrend.tasks import event_loop
 from uptrend.tasks.pool import Cursor, HeldOut, Pool
 from uptrend.training.metrics import evaluation_of, is_correct, is_dead
 
@@ -46,30 +46,19 @@ class RolloutPlayer:
         limits = Limits(s.max_tokens, s.context, temperature, stop=s.stop, prompt=s.max_prompt)
         if temperature > 0:
             limits = replace(limits, top_p=s.top_p, top_k=s.top_k)
-        return _run(play_all(requests, self._sampler, self._renderers_for(requests), limits, s.max_turns, s.rows))
+        return event_loop.run(play_all(requests, self._sampler, self._renderers_for(requests), limits, s.max_turns, s.rows))
 
     def demonstrate(self, requests: Sequence[RolloutRequest]) -> list[Rollout]:
         """Let each task's scripted expert play, in the model's tokens."""
         s = self._config.sampling
         limits = Limits(s.max_tokens, s.context, prompt=s.max_prompt)
-        return _run(demonstrate(requests, self._renderers_for(requests), limits, s.max_turns, s.rows))
+        return event_loop.run(demonstrate(requests, self._renderers_for(requests), limits, s.max_turns, s.rows))
 
     def _renderers_for(self, requests: Sequence[RolloutRequest]) -> dict[bool, Renderer]:
         for chat in {request.taskset.chat for request in requests} - set(self._renderers):
             trim = self._config.sampling.trim
             self._renderers[chat] = Renderer(self._policy.tokenizer, self._policy.stop_ids, chat, trim)
         return self._renderers
-
-
-def _run(play: Coroutine[None, None, list[Rollout]]) -> list[Rollout]:
-    # Not asyncio.run(play): that formats the whole result of its task, for a log that is off.
-    rollouts: list[Rollout] = []
-
-    async def collect() -> None:
-        rollouts.extend(await play)
-
-    asyncio.run(collect())
-    return rollouts
 
 
 def gather(player: RolloutPlayer, pool: Pool, cursor: Cursor, step: int, config: Config) -> Gathered:

@@ -28,6 +28,7 @@ from uptrend.records import Confidence, Evidence, Finding, Fix, Message, Reward,
 from uptrend.rollout.play import RolloutRequest, derive
 from uptrend.rollout.render import Renderer
 from uptrend.rollout.sampler import Extension, Limits, Sampler
+from uptrend.tasks import event_loop
 from uptrend.tasks.pool import Cursor, HeldOut, Pool
 from uptrend.tasks.taskset import Script, Taskset, play_script
 from uptrend.training.components import Components
@@ -153,7 +154,7 @@ class Bench:
         try:
             return tuple(play.tools)
         finally:
-            asyncio.run(play.close())
+            event_loop.run(play.close())
 
     @cached_property
     def renderer(self) -> Renderer:
@@ -223,9 +224,9 @@ class Bench:
         waiting = [_say(said, *play, r.seed) for said, play, r in zip(turns, plays, rollouts, strict=True)]
 
         async def run() -> list[ScoredPlay]:
-            return list(await asyncio.gather(*waiting)) if at_once else [await each for each in waiting]
+            return await event_loop.together(waiting) if at_once else [await each for each in waiting]
 
-        return asyncio.run(run())
+        return event_loop.run(run())
 
     @property
     def exact(self) -> bool:
@@ -367,7 +368,7 @@ def play_scripts(taskset: Taskset, task: Task, scripts: Iterable[Script]) -> lis
     played = []
     for script in scripts:
         try:
-            messages, reward = asyncio.run(play_script(taskset, task, script))
+            messages, reward = event_loop.run(play_script(taskset, task, script))
             played.append(ScoredPlay(tuple((m.content,) for m in messages if m.role == "assistant"), reward))
         except Exception as error:  # a taskset's own failure is an observation too
             played.append(ScoredPlay(((f"{type(error).__name__}: {error}",),), None))
