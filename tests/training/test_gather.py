@@ -14,7 +14,7 @@ from letters import Letter, Letters
 from models import make_policy
 from uptrend.config import Config, load_config
 from uptrend.policy.policy import Policy
-from uptrend.records import Message, Run, Task
+from uptrend.records import Ending, Message, Reward, Task
 from uptrend.rollout.inprocess import InProcessSampler
 from uptrend.rollout.play import RolloutRequest
 from uptrend.runner.runs import train
@@ -99,3 +99,86 @@ def test_timers_go_on_while_the_model_speaks(policy: Policy, llama_folder: Path)
     rollouts = RolloutPlayer(policy, Slow(policy), config_of(llama_folder)).play(requests, temperature=1.0)
     assert [r.error for r in rollouts] == [None, None]
     assert max(Timed.late) < 0.2
+
+
+class Hanging(Letter):
+    """Hangs for one of three tasks where it is told to."""
+
+    where: ClassVar[str] = ""
+    closed: ClassVar[list[int]] = []
+
+    async def _hang(self, where: str) -> None:
+        if where == Hanging.where and self._number == 4:
+            await asyncio.sleep(600)
+
+    async def respond(self, message: Message) -> Sequence[Message] | None:
+        await self._hang("respond")
+        return await super().respond(message)
+
+    async def score(self) -> Reward:
+        await self._hang("score")
+        return await super().score()
+
+    async def close(self) -> None:
+        Hanging.closed.append(self._number)
+        await self._hang("close")
+
+
+def requests_of(taskset: Letters, count: int) -> list[RolloutRequest]:
+    return [RolloutRequest(task, taskset, 1, f"g{i}", 0, i) for i, task in enumerate(taskset.heldout(count))]
+
+
+@pytest.mark.parametrize(
+    ("where", "ended"), [("respond", Ending.TOOL_ERROR), ("score", Ending.TASK_ERROR), ("close", None)]
+)
+def test_a_tool_that_does_not_answer(policy: Policy, llama_folder: Path, where: str, ended: Ending | None) -> None:
+    Hanging.where, taskset = where, Letters(Letters.Options(), 0)
+    Hanging.closed.clear()
+    taskset.open = lambda task, seed: Hanging(task, taskset.options)  # type: ignore[method-assign, misc]
+    config = config_of(llama_folder, **{"sampling.tool_timeout": 0.2})
+    fine, hung, too = RolloutPlayer(policy, InProcessSampler(policy), config).play(
+        requests_of(taskset, 3), temperature=1.0
+    )
+    assert (fine.error, too.error, sorted(Hanging.closed)) == (None, None, [0, 4, 8])
+    assert hung.error == f"{where}: no answer within sampling.tool_timeout = 0.2 s"
+    assert (hung.reward is None) == (ended is not None)
+    assert ended in (None, hung.ended)
+
+
+class Noting(Letters):
+    """Notes the seeds that its plays are opened with."""
+
+    opened: ClassVar[list[tuple[str, int]]] = []
+
+    def open(self, task: Task, seed: int) -> Letter:
+        Noting.opened.append((task.id, seed))
+        return super().open(task, seed)
+
+
+def test_seeds_of_groups_and_of_held_out_tasks(llama_folder: Path, tmp_path: Path) -> None:
+    def seeds(run_seed: int, eval_seed: int) -> tuple[dict[str, set[int]], list[Any], list[Any]]:
+        Noting.opened.clear()
+        wishes = {"seed": run_seed, "eval.seed": eval_seed, "eval.attempts": 2}
+        config = config_of(llama_folder, "test_gather:Noting", **wishes)
+        run = train(config, runs=tmp_path, name=f"{run_seed}-{eval_seed}")
+        opened: dict[str, set[int]] = {}
+        for task, seed in Noting.opened:
+            opened.setdefault(task, set()).add(seed)
+        rows = [[(r["task"], r["index"], r["seed"]) for r in run.eval_rollouts(step).to_pylist()] for step in (0, 2)]
+        assert rows[0] == rows[1]
+        groups: dict[str, set[int]] = {}
+        for row in run.rollouts().to_pylist():
+            groups.setdefault(row["group"], set()).add(row["seed"])
+        assert [len(each) for each in groups.values()] == [4] * 8  # each samples with its own
+        return opened, rows[0], list(groups.values())
+
+    opened, held_out, sampled = seeds(0, 0)
+    assert {len(each) for each in opened.values()} == {1}  # a group's rollouts find their task the same
+    assert len({seed for each in opened.values() for seed in each}) == len(opened)
+    other, same, others = seeds(1, 0)
+    assert same == held_out
+    assert others != sampled
+    tasks = {task for task, _, _ in held_out}
+    assert {t: opened[t] for t in tasks} == {t: other[t] for t in tasks}
+    assert not {s for t in opened.keys() - tasks for s in opened[t]} & {s for t in other.keys() - tasks for s in other[t]}
+    assert seeds(0, 1)[1] != held_out

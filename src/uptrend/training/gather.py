@@ -13,7 +13,7 @@ import numpy as np
 from uptrend.config import Config
 from uptrend.policy.policy import Policy
 from uptrend.records import Evaluation, Rollout
-from uptrend.rollout.play import RolloutRequest, demonstrate, derive, play_all
+from uptrend.rollout.play import RolloutRequest, demonstrate, derive, derive_open_seed, play_all
 from uptrend.rollout.render import Renderer
 from uptrend.rollout.sampler import Limits, Sampler
 from uptrend.stats.intervals import pass_at_k
@@ -46,13 +46,16 @@ class RolloutPlayer:
         limits = Limits(s.max_tokens, s.context, temperature, stop=s.stop, prompt=s.max_prompt)
         if temperature > 0:
             limits = replace(limits, top_p=s.top_p, top_k=s.top_k)
-        return event_loop.run(play_all(requests, self._sampler, self._renderers_for(requests), limits, s.max_turns, s.rows))
+        renderers = self._renderers_for(requests)
+        plays = play_all(requests, self._sampler, renderers, limits, s.max_turns, s.rows, s.tool_timeout)
+        return event_loop.run(plays)
 
     def demonstrate(self, requests: Sequence[RolloutRequest]) -> list[Rollout]:
         """Let each task's scripted expert play, in the model's tokens."""
         s = self._config.sampling
         limits = Limits(s.max_tokens, s.context, prompt=s.max_prompt)
-        return event_loop.run(demonstrate(requests, self._renderers_for(requests), limits, s.max_turns, s.rows))
+        renderers = self._renderers_for(requests)
+        return event_loop.run(demonstrate(requests, renderers, limits, s.max_turns, s.rows, s.tool_timeout))
 
     def _renderers_for(self, requests: Sequence[RolloutRequest]) -> dict[bool, Renderer]:
         for chat in {request.taskset.chat for request in requests} - set(self._renderers):
@@ -70,8 +73,10 @@ def gather(player: RolloutPlayer, pool: Pool, cursor: Cursor, step: int, config:
     for attempt in range(s.resample + 1):
         drawn, cursor = pool.draw(step, s.groups - len(kept), cursor)
         requests = [
-            RolloutRequest(task, taskset, step, f"{step:06d}-{n:04d}", i, derive(config.seed, step, n, i))
+            RolloutRequest(task, taskset, step, group, i, derive(config.seed, step, n, i), open_seed)
             for n, (task, taskset) in enumerate(drawn, number)
+            for group in [f"{step:06d}-{n:04d}"]
+            for open_seed in [derive_open_seed(config.seed, group)]
             for i in range(s.size)
         ]
         number += len(drawn)
@@ -93,8 +98,9 @@ def evaluate(player: RolloutPlayer, held_out: HeldOut, step: int, config: Config
 
     def requests(attempts: int) -> list[RolloutRequest]:
         return [
+            # Seeds of the set and the task alone: at every step, and in every run, the same random numbers.
             RolloutRequest(task, held_out.taskset, step, f"eval-{step:06d}-{n:04d}", i,
-                           derive(config.seed, "eval", step, n, i))
+                           derive(held_out.seed, "eval", task.id, i), derive(held_out.seed, "open", task.id))
             for n, task in enumerate(held_out.tasks)
             for i in range(attempts)
         ]  # fmt: skip

@@ -25,7 +25,7 @@ from uptrend.policy.optimizer import Applied, Optimizer
 from uptrend.policy.policy import Policy
 from uptrend.policy.weights import Movement, WeightMeter
 from uptrend.records import Confidence, Evidence, Finding, Fix, Message, Reward, Rollout, RunView, Severity, Task, Tool
-from uptrend.rollout.play import RolloutRequest, derive
+from uptrend.rollout.play import RolloutRequest, derive, derive_open_seed
 from uptrend.rollout.render import Renderer
 from uptrend.rollout.sampler import Extension, Limits, Sampler
 from uptrend.tasks import event_loop
@@ -192,8 +192,11 @@ class Bench:
     @cached_property
     def demonstrations(self) -> list[Rollout]:
         """The expert's rollouts on training tasks, in the model's tokens."""
-        tasks, taskset = self.stage.tasks[:DEMONSTRATED], self.stage.taskset
-        requests = [RolloutRequest(task, taskset, 0, f"gold-{n}", 0, 0) for n, task in enumerate(tasks)]
+        tasks, taskset, seed = self.stage.tasks[:DEMONSTRATED], self.stage.taskset, self.config.seed
+        requests = [
+            RolloutRequest(task, taskset, 0, f"gold-{n}", 0, 0, derive_open_seed(seed, f"gold-{n}"))
+            for n, task in enumerate(tasks)
+        ]
         return self._player.demonstrate(requests)
 
     def play(self, tasks: Plays, size: int, word: str, **limits: float) -> list[Rollout]:
@@ -203,9 +206,11 @@ class Bench:
         """
         sampling = replace(self.config.sampling, **limits)  # type: ignore[arg-type]
         player = RolloutPlayer(self.policy, self.sampler, replace(self.config, sampling=sampling))
+        seed = self.config.seed
         requests = [
-            RolloutRequest(task, taskset, 0, f"{word}-{n:04d}", i, derive(self.config.seed, word, n, i))
+            RolloutRequest(task, taskset, 0, group, i, derive(seed, word, n, i), derive_open_seed(seed, group))
             for n, (task, taskset) in enumerate(tasks)
+            for group in [f"{word}-{n:04d}"]
             for i in range(size)
         ]
         return player.play(requests, temperature=sampling.temperature)
@@ -221,7 +226,8 @@ class Bench:
         """Say each rollout's turns (or others) to its task (or another) again, one by one or all side by side."""
         plays = [self.tasks[r.task] for r in rollouts] if plays is None else plays
         turns = list(map(turns_of, rollouts)) if turns is None else turns
-        waiting = [_say(said, *play, r.seed) for said, play, r in zip(turns, plays, rollouts, strict=True)]
+        seeds = [derive_open_seed(self.config.seed, r.group) for r in rollouts]
+        waiting = [_say(*each) for each in zip(turns, plays, seeds, strict=True)]
 
         async def run() -> list[ScoredPlay]:
             return await event_loop.together(waiting) if at_once else [await each for each in waiting]
@@ -375,7 +381,8 @@ def play_scripts(taskset: Taskset, task: Task, scripts: Iterable[Script]) -> lis
     return played
 
 
-async def _say(said: Sequence[Message], task: Task, taskset: Taskset, seed: int) -> ScoredPlay:
+async def _say(said: Sequence[Message], played: tuple[Task, Taskset], seed: int) -> ScoredPlay:
+    task, taskset = played
     play, observed = taskset.open(task, seed), list[tuple[str, ...]]()
     try:
         observed.append(tuple(m.content for m in play.messages))
