@@ -50,7 +50,6 @@ class ScriptSpeaker:
 
     async def say(self, new: Sequence[int], heard: Sequence[Message]) -> Extension | None:
         """Speak the script's next turn; a script hears messages alone."""
-        del new
         try:
             message = self._script.send(heard) if self._began else next(self._script)
             self._began = True
@@ -61,7 +60,7 @@ class ScriptSpeaker:
         except Exception as problem:
             self.error = f"gold: {problem!r}"
             return None
-        ids = np.array(self._renderer.write(message), np.int32)
+        ids = np.array(self._renderer.write(message, new), np.int32)
         # Nobody sampled them: they have no log-probability and no version, as prompts have none.
         return Extension(ids, np.full(len(ids), np.nan, np.float32), Ending.STOP_TOKEN, version=-1)
 
@@ -251,7 +250,7 @@ async def _converse(
         tokens.add(new, turn, role)
         tokens.add(ids, turn, Role.MODEL, said)
         # Without tools nothing is a call, whatever it looks like.
-        message = renderer.read(ids) if tools else Message("assistant", renderer.text(ids))
+        message = renderer.read(ids, new) if tools else Message("assistant", renderer.text(ids, new))
         messages.append(message)
         try:
             answers = await _within(timeout, opened.respond(message))
