@@ -18,7 +18,8 @@ from uptrend.records import Ending, Message, Reward, Task
 from uptrend.rollout.inprocess import InProcessSampler
 from uptrend.rollout.play import RolloutRequest
 from uptrend.runner.runs import train
-from uptrend.training.gather import RolloutPlayer
+from uptrend.tasks.pool import Cursor, heldout, pool
+from uptrend.training.gather import RolloutPlayer, gather
 
 
 @pytest.fixture(scope="module")
@@ -182,3 +183,20 @@ def test_seeds_of_groups_and_of_held_out_tasks(llama_folder: Path, tmp_path: Pat
     assert {t: opened[t] for t in tasks} == {t: other[t] for t in tasks}
     assert not {s for t in opened.keys() - tasks for s in opened[t]} & {s for t in other.keys() - tasks for s in other[t]}
     assert seeds(0, 1)[1] != held_out
+
+
+@pytest.mark.parametrize(("tasks", "replaced"), [(20, 8), (6, 2), (4, 0)])
+def test_no_task_comes_twice_in_a_step(policy: Policy, llama_folder: Path, tasks: int, replaced: int) -> None:
+    changes = {"tasks.train": tasks, "tasks.dead": 1, "eval.dead": 1, "sampling.resample": 2}
+    config = config_of(llama_folder, **changes)
+    player, drawn = RolloutPlayer(policy, InProcessSampler(policy), config), pool(config, heldout(config))
+    cursor = Cursor()
+    for step in range(1, 6):
+        gathered, again = (gather(player, drawn, cursor, step, config) for _ in range(2))
+        played = [*gathered.rollouts, *gathered.dropped]
+        assert [(r.task, r.group) for r in played] == [(r.task, r.group) for r in (*again.rollouts, *again.dropped)]
+        groups = {r.group: r.task for r in played}
+        assert len(set(groups.values())) == len(groups) == 4 + replaced
+        assert len(gathered.rollouts) == 4 * 4
+        cursor = gathered.cursor
+    assert cursor.epoch > 0

@@ -65,13 +65,18 @@ class RolloutPlayer:
 
 
 def gather(player: RolloutPlayer, pool: Pool, cursor: Cursor, step: int, config: Config) -> Gathered:
-    """Sample one step: full groups of the same task; dead ones are drawn again up to `sampling.resample` times."""
+    """Sample one step: full groups of the same task; dead ones are drawn again up to `sampling.resample` times.
+
+    No task comes twice in a step: where too few others are left, dead groups are kept.
+    """
     s = config.sampling
     kept: list[list[Rollout]] = []
     dropped: list[Rollout] = []
-    number = 0
+    number, seen = 0, set[str]()
     for attempt in range(s.resample + 1):
-        drawn, cursor = pool.draw(step, s.groups - len(kept), cursor)
+        drawn, cursor = pool.draw(step, s.groups - len(kept), cursor, seen)
+        seen |= {task.id for task, _ in drawn}
+        others = len(pool.stages[pool.stage_at(step)].tasks) - len(seen) if attempt < s.resample else 0
         requests = [
             RolloutRequest(task, taskset, step, group, i, derive(config.seed, step, n, i), open_seed)
             for n, (task, taskset) in enumerate(drawn, number)
@@ -83,7 +88,8 @@ def gather(player: RolloutPlayer, pool: Pool, cursor: Cursor, step: int, config:
         rollouts = player.play(requests, temperature=s.temperature)
         for group in (rollouts[i : i + s.size] for i in range(0, len(rollouts), s.size)):
             rewards = [r.reward.total for r in group if r.reward is not None]
-            if attempt < s.resample and is_dead(rewards):
+            if others and is_dead(rewards):
+                others -= 1
                 dropped += [replace(r, kept=False) for r in group]
             else:
                 kept.append(group)
