@@ -86,7 +86,7 @@ def run_course(parts: Parts, course: Course) -> Stop | None:
             line = {"step": step, "time": time.time(), **components.metrics(learned)}
             clock.lap("record")
             line |= clock.metrics() | {"memory/peak/gib": peak_memory_gib(policy.device)}
-            recorder.step(step, rollouts, line)
+            recorder.step(line, rollouts)
 
             # Evaluate, let observers see it all, and save where it is due or one of them stops the run here.
             is_due = course.is_due(step, config.eval.every)
