@@ -33,7 +33,11 @@ SEARCH = Tool("search", "Searches\nthe documents.", {"type": "object", "properti
 FINISH = Tool("finish", "Ends.", {"type": "object", "properties": {}})
 
 
-def put_on(tokenizer: Any, name: str, *, all_special: bool = False) -> tuple[Any, list[int]]:
+# Ends a template as DeepSeek-R1's and Qwen3-Thinking's do: the model begins inside its thoughts.
+PREFILL = "{%- if add_generation_prompt %}{{- '<think>\n' }}{%- endif %}"
+
+
+def put_on(tokenizer: Any, name: str, *, all_special: bool = False, thinks: bool = False) -> tuple[Any, list[int]]:
     """The tokenizer with a model's template and tokens, and its stop ids; the turn's close is not the first."""
     added = list(ADDED.get(name, ()))
     tokenizer.add_special_tokens({"additional_special_tokens": [*SPECIAL[name], *(added if all_special else ())]})
@@ -45,7 +49,7 @@ def put_on(tokenizer: Any, name: str, *, all_special: bool = False) -> tuple[Any
         split = pre_tokenizers.Split(Regex(LLAMA_WORDS), "isolated")
         level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, level])
-    tokenizer.chat_template = (FOLDER / f"{name}.jinja").read_text(encoding="utf-8")
+    tokenizer.chat_template = (FOLDER / f"{name}.jinja").read_text(encoding="utf-8") + PREFILL * thinks
     return tokenizer, [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids(ENDS[name])]
 
 

@@ -96,7 +96,7 @@ def write_runs(lab: Path, h: Hypothesis, values: Values, steps: int = 4) -> None
         with RunDirectory.create(path, info_of(path.name, (f"learning.steps={steps}", f"seed={seed}"))) as directory:
             directory.event("started", step=0)
             for step in range(1, steps + 1):
-                directory.metrics(metrics_of(step, steps, noise, right / 40))
+                directory.step(metrics_of(step, steps, noise, right / 40))
             for step in (0, steps // 2, steps):
                 append_line(path / "evals.jsonl", line_of(evaluation_of(step, 5 + (right - 5) * step // steps, 40)))
             directory.event("finished", step=steps)

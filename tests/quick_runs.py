@@ -101,7 +101,7 @@ def main(folder: Path, config: dict[str, Any], asked: list[int]) -> int:
 def _step(directory: RunDirectory, step: int, steps: int, seed: int, lr: float, how: str) -> None:
     if step:
         line = metrics_of(step, steps, random.Random(f"{seed} {step}"))
-        directory.metrics(line | {"time": 0.0, "memory/peak/gib": 0.25})
+        directory.step(line | {"time": 0.0, "memory/peak/gib": 0.25})
     if step in (0, steps):
         right = right_of(seed, lr if step else 0.0)
         rows = [rollout_of(step, f"e{i}", 0, i < right, f"task-{i}") for i in range(TASKS)]

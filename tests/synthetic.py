@@ -95,8 +95,8 @@ def write_run(
         directory.event("started", step=0)
         for step in range(steps + 1):
             if step:
-                directory.rollouts(step, rollouts_table(path.name, [rollout_of(step)]))
-                directory.metrics(metrics_of(step, steps, noise, lift))
+                line = metrics_of(step, steps, noise, lift)
+                directory.step(line, rollouts_table(path.name, [rollout_of(step)]))
             if step in (0, steps // 2, steps):
                 right = rights[0] + (rights[1] - rights[0]) * step // steps
                 answers = [rollout_of(step, f"e{i}", 0, i < right, f"task-{i}") for i in range(40)]

@@ -152,7 +152,7 @@ def talk(tmp_path: Path) -> Path:
     failed = type(untrained)(**{**vars(untrained), "index": 3, "reward": None, "error": "score: RuntimeError()"})
     folder = tmp_path / "runs" / "demo"
     with RunDirectory.create(folder, info_of("demo")) as directory:
-        directory.rollouts(3, rollouts_table("demo", [untrained, trained, failed]))
+        directory.step({"step": 3}, rollouts_table("demo", [untrained, trained, failed]))
     return folder
 
 

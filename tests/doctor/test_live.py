@@ -72,7 +72,7 @@ def with_nan(path: Path) -> Path:
     rows: list[dict[str, Any]] = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     (path / "metrics.jsonl").unlink()
     for row in rows:
-        RunDirectory(path).metrics({**row, "loss/total": None})
+        RunDirectory(path).step({**row, "loss/total": None})
     return path
 
 

@@ -36,8 +36,8 @@ def write_forever(path: Path) -> None:
         print("writing", flush=True)
         for step in itertools.count(first):
             rollouts = [rollout_of(step, f"g{i}") for i in range(200)]
-            directory.rollouts(step, rollouts_table(path.name, rollouts))
-            directory.metrics({**metrics_of(step, 100, random.Random(step)), "padding": "x" * 20_000})
+            line = {**metrics_of(step, 100, random.Random(step)), "padding": "x" * 20_000}
+            directory.step(line, rollouts_table(path.name, rollouts))
             directory.evaluation(line_of(evaluation_of(step, 1, 2)), rollouts_table(path.name, rollouts[:2]))
 
 
@@ -151,9 +151,8 @@ def test_rewind_forgets_later_steps_alone(make_run: MakeRun) -> None:
 
 def test_several_processes_write_parts_of_one_step(tmp_path: Path) -> None:
     with RunDirectory.create(tmp_path / "run", info_of("run")) as directory:
-        for part in range(2):
-            table = rollouts_table("run", [rollout_of(1, f"g{part}", i) for i in range(2)])
-            directory.rollouts(1, table, part)
+        parts = [rollouts_table("run", [rollout_of(1, f"g{part}", i) for i in range(2)]) for part in range(2)]
+        directory.step({"step": 1}, *parts)
     assert Run(tmp_path / "run").rollouts(1)["group"].to_pylist() == ["g0", "g0", "g1", "g1"]
 
 

@@ -50,8 +50,8 @@ def test_lines_are_tables(make_run: MakeRun, tmp_path: Path) -> None:
     assert run.evals["step"].to_pylist() == [0, 2, 4]
     assert run.evals["accuracy"].to_pylist()[0] == 15 / 40
     with RunDirectory.create(tmp_path / "late", info_of("late")) as directory:
-        directory.metrics({"step": 1, "a": 1})
-        directory.metrics({"step": 2, "b": 2.5, "a": 1.5})
+        directory.step({"step": 1, "a": 1})
+        directory.step({"step": 2, "b": 2.5, "a": 1.5})
     assert Run(tmp_path / "late").metrics.to_pydict() == {"step": [1, 2], "a": [1, 1.5], "b": [None, 2.5]}
 
 

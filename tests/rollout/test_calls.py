@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from chats import SPECIAL, put_on
 from models import character_tokenizer
 from uptrend.records import Message, TasksetError, ToolCall
-from uptrend.rollout.calls import FORMATS, format_of
+from uptrend.rollout.calls import FORMATS, format_of, read_turn
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -119,11 +119,13 @@ def test_a_call_that_is_not_closed(name: str, query: str) -> None:
     assert FORMATS[name].read("a" + opening).problem
 
 
-def test_a_call_in_thoughts_is_not_made() -> None:
-    thought = f"<think>Should I say {RIGHT['qwen']}? <tool_call></think>"
-    assert FORMATS["qwen"].read(thought) == Message("assistant", thought)
-    assert FORMATS["qwen"].read(f"{thought}\n{RIGHT['qwen']}") == Message("assistant", thought, (SEARCH,))
-    assert FORMATS["qwen"].read(f"<think>\n{RIGHT['qwen']}").calls == (SEARCH,)
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_call_in_thoughts_is_not_made(name: str) -> None:
+    thought = f"<think>Should I say {''.join(FORMATS[name].marks[:1])}{RIGHT[name]}?</think>"
+    assert read_turn(FORMATS[name], thought) == Message("assistant", thought)
+    assert read_turn(FORMATS[name], f"{thought}\n{RIGHT[name]}") == Message("assistant", thought, (SEARCH,))
+    never_closed = f"<think>\n{RIGHT[name]}"
+    assert read_turn(FORMATS[name], never_closed) == Message("assistant", never_closed)
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -11,7 +11,7 @@ from unittest.mock import AsyncMock, Mock
 import numpy as np
 import pytest
 
-from chats import SEARCH, calling, put_on
+from chats import PREFILL, SEARCH, calling, put_on
 from chats import whole as template
 from models import character_tokenizer, encode, make_policy
 from uptrend.policy.policy import Policy
@@ -221,9 +221,20 @@ def test_so_many_side_by_side(policy: Policy, rows: int, most: int) -> None:
     assert taskset.most_at_once == most
 
 
-def show(taskset: Colors, name: str = "qwen2_5", count: int = 1, turns: int = 9, context: int = 4000) -> list[Rollout]:
+def templated(name: str, thinks: bool) -> tuple[Any, list[int]]:
+    """A tokenizer with a model's template, or with its own; `thinks` ends prompts inside thoughts."""
+    if name:
+        return put_on(character_tokenizer(), name, thinks=thinks)
+    tokenizer = character_tokenizer()
+    tokenizer.chat_template += PREFILL * thinks
+    return tokenizer, [tokenizer.eos_token_id]
+
+
+def show(
+    taskset: Colors, name: str = "qwen2_5", count: int = 1, turns: int = 9, context: int = 4000, thinks: bool = False
+) -> list[Rollout]:
     """Let the expert play in a template's tokens, and see that everything is closed."""
-    tokenizer, stops = put_on(character_tokenizer(), name)
+    tokenizer, stops = templated(name, thinks)
     renderers = {taskset.chat: Renderer(tokenizer, stops, chat=taskset.chat)}
     rollouts = asyncio.run(demonstrate(requests_of(taskset, count), renderers, Limits(200, context), turns, rows=2))
     assert all(p.closed == 1 for p in taskset.plays)
@@ -239,6 +250,37 @@ def test_a_demonstration_is_the_conversation_in_the_models_format(name: str) -> 
     prompt = template(tokenizer, list(rollout.messages[:-1]), [SEARCH], speak=True)
     said = tokenizer("purple", add_special_tokens=False).input_ids
     assert rollout.sequences[0].ids.tolist() == [*prompt, *said, stops[1]]
+
+
+THINKING = ["qwen3", "llama3_1", ""]  # one of each format
+
+
+@pytest.mark.parametrize("name", THINKING)
+def test_a_script_closes_the_thoughts_that_the_prompt_begins(name: str) -> None:
+    taskset = Colors(gold="no words" if name == "llama3_1" else "right")
+    (rollout,) = show(taskset, name, thinks=True)
+    messages, reward = asyncio.run(play_script(taskset, QUESTION, taskset.gold(QUESTION)))  # type: ignore[arg-type]
+    assert (list(rollout.messages), rollout.reward) == (messages, reward)
+    tokenizer, stops = templated(name, thinks=True)
+    assert tokenizer.decode(rollout.sequences[0].ids).count("<think>\n\n</think>\n\n") == 3
+    renderer = Renderer(tokenizer, stops, chat=True)
+    prompt = renderer.first(QUESTION.messages, ())
+    assert renderer.text(renderer.write(Message("assistant", " 12"), prompt), prompt) == " 12"  # without tools
+
+
+@pytest.mark.parametrize("name", THINKING)
+@pytest.mark.parametrize("closed", [True, False])
+def test_thoughts_that_the_prompt_begins_hold_no_call(policy: Policy, name: str, closed: bool) -> None:
+    tokenizer, stops = templated(name, thinks=True)
+    renderer = Renderer(tokenizer, stops, chat=True)
+    call = FORMATS[renderer.format].write(calling("", "red"))
+    text = f"{call} or not?{'</think>' if closed else ''}"
+    for said, calls in ((text, ()), (f"{text}\n{call}", calling("", "red").calls if closed else ())):
+        ids = np.array([*tokenizer(said, add_special_tokens=False).input_ids, stops[-1]], np.int32)
+        extension = Extension(ids, np.zeros(len(ids), np.float32), Ending.STOP_TOKEN, 0)
+        sampler = Mock(extend=AsyncMock(return_value=extension))
+        (rollout,) = asyncio.run(play_all(requests_of(Colors(turns=1), 1), sampler, {True: renderer}, LIMITS, 1))
+        assert rollout.messages[-1] == Message("assistant", text if calls else said, calls)
 
 
 def test_roles_turns_and_logprobs_are_as_in_a_rollout() -> None:

@@ -86,10 +86,10 @@ class Spy(InProcessSampler):
         self.said.setdefault(stream, []).append(said)
         return said
 
-    def _flush(self) -> None:
+    async def _flush(self) -> None:
         """A batch is begun: the streams in it, each with its turn."""
         self.batches.append([(r.stream, len(self.read[r.stream]) - 1) for r in self._pending])
-        super()._flush()
+        await super()._flush()
 
 
 @dataclass

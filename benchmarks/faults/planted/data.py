@@ -1,6 +1,6 @@
 """Tasks: repeated, leaked, sorted, mislabeled, too few."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from benchmarks.faults.fault import Fault, Strength, of_settings, pool, train_tasks
@@ -14,8 +14,11 @@ from uptrend.tasks.taskset import Taskset
 class SortedPool(Pool):
     """Pool that draws the easiest tasks first."""
 
-    def draw(self, step: int, count: int, cursor: Cursor) -> tuple[list[tuple[Task, Taskset]], Cursor]:
+    def draw(
+        self, step: int, count: int, cursor: Cursor, drawn: Collection[str] = ()
+    ) -> tuple[list[tuple[Task, Taskset]], Cursor]:
         """Draw on from an epoch in the order of difficulty."""
+        del drawn  # the faulty recipes replace no groups
         _, after = super().draw(step, count, cursor)
         epoch, _ = super().draw(step, len(self.stages[after.stage].tasks), replace(after, position=0))
         ordered = sorted(epoch, key=lambda drawn: drawn[0].difficulty)
@@ -25,10 +28,12 @@ class SortedPool(Pool):
 class RepeatingPool(Pool):
     """Pool that draws each task twice in a step."""
 
-    def draw(self, step: int, count: int, cursor: Cursor) -> tuple[list[tuple[Task, Taskset]], Cursor]:
+    def draw(
+        self, step: int, count: int, cursor: Cursor, drawn: Collection[str] = ()
+    ) -> tuple[list[tuple[Task, Taskset]], Cursor]:
         """Draw half of the tasks two times."""
-        drawn, cursor = super().draw(step, count, cursor)
-        return [drawn[i // 2] for i in range(count)], cursor
+        tasks, cursor = super().draw(step, count, cursor, drawn)
+        return [tasks[i // 2] for i in range(count)], cursor
 
 
 def _respelled(task: Task) -> Task:

@@ -135,6 +135,8 @@ class Sampling:
     """Number of times to draw groups in place of dead ones (all rewards equal); 0 keeps them."""
     rows: Annotated[int, Ge(0)] = 0
     """The most rollouts sampled side by side; 0 for all of a step's."""
+    tool_timeout: Annotated[float, Ge(0)] = 600.0
+    """Seconds that a play may take to respond, to score or to close; one that takes longer has failed. 0 for no limit."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Writing a run directory, whose files docs/records.md lists: one process at a time, readable whenever it is killed.
 
 Whole files are written beside their place and renamed; lines are flushed. Neither a kill nor a full disk leaves half.
+A step counts as recorded with its line, which is written after its rollouts; so does an evaluation.
 """
 
 import contextlib
@@ -13,7 +14,7 @@ import shutil
 import sys
 import time
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -26,6 +27,7 @@ import pyarrow.parquet as pq
 
 from uptrend.records.errors import RecordError, RunLocked
 
+LINES = {"rollouts": "metrics.jsonl", "evals": "evals.jsonl"}  # folders of rollouts, and the lines that they go with
 STARTS = ("started", "resumed")
 ENDS = ("finished", "stopped", "failed")
 StoppedBy = Literal["user", "doctor", "preflight", "observer"]
@@ -67,6 +69,9 @@ class RunDirectory:
         for left in (*path.glob(".*.*"), *path.glob("rollouts/*/.*"), *path.glob("evals/.*")):
             if left.suffix[1:].isdigit() and left.is_file():  # a killed process left it half-written
                 left.unlink()
+        for folder, name in LINES.items():  # or without the line that counts
+            steps = {line["step"] for line in read_lines(path / name)}
+            directory._remove(folder, lambda step, steps=steps: step not in steps)  # type: ignore[misc]
         return directory
 
     def lock(self) -> None:
@@ -98,27 +103,46 @@ class RunDirectory:
         assert not unknown, f"the event {kind} has no field {', '.join(unknown)}: add it to events.toml"
         append_line(self.path / "events.jsonl", {"event": kind, "time": time.time(), **values})
 
-    def metrics(self, line: dict[str, Any]) -> None:
-        append_line(self.path / "metrics.jsonl", line)
+    def step(self, line: dict[str, Any], *tables: pa.Table) -> None:
+        """Write a step: its rollouts, in parts, then its line, with which it counts as recorded."""
+        with self._all_or_nothing("rollouts", line["step"]):
+            for part, table in enumerate(tables):
+                self.rollouts(line["step"], table, part)
+            append_line(self.path / "metrics.jsonl", line)
 
     def evaluation(self, line: dict[str, Any], table: pa.Table) -> None:
-        """Write an evaluation's rollouts, then its line."""
-        _write_parquet(self.path / "evals" / f"{line['step']:06d}.parquet", table)
-        append_line(self.path / "evals.jsonl", line)
+        """Write an evaluation: its rollouts, then its line, with which it counts as recorded."""
+        with self._all_or_nothing("evals", line["step"]):
+            _write_parquet(self.path / "evals" / f"{line['step']:06d}.parquet", table)
+            append_line(self.path / "evals.jsonl", line)
 
     def rollouts(self, step: int, table: pa.Table, part: int = 0) -> None:
-        """Write one process's rollouts of a step."""
+        """Write a part of a step's rollouts apart from its line; without a line nobody reads them."""
         _write_parquet(self.path / "rollouts" / f"{step:06d}" / f"part-{part}.parquet", table)
+
+    @contextlib.contextmanager
+    def _all_or_nothing(self, folder: str, step: int) -> Iterator[None]:
+        """Take the rollouts back where they or the line could not be written."""
+        try:
+            yield
+        except Exception:  # not KeyboardInterrupt: the line may be written by then, and may not be without rollouts
+            with contextlib.suppress(OSError):
+                self._remove(folder, lambda other: other == step)
+            raise
+
+    def _remove(self, folder: str, chosen: Callable[[int], bool]) -> None:
+        """Remove the rollouts of some steps."""
+        for item in (self.path / folder).glob("[0-9]*"):
+            if chosen(int(item.name[:6])):
+                shutil.rmtree(item) if item.is_dir() else item.unlink()
 
     def rewind(self, step: int) -> None:
         """Remove what was recorded after a step, so that the run can go on from its checkpoint."""
-        for name in ("metrics.jsonl", "evals.jsonl"):
+        for name in LINES.values():
             kept = [line for line in read_lines(self.path / name) if line["step"] <= step]
             write_whole(self.path / name, b"".join(map(to_line, kept)))
-        for folder in ("rollouts", "evals"):
-            for item in (self.path / folder).glob("[0-9]*"):
-                if int(item.name[:6]) > step:
-                    shutil.rmtree(item) if item.is_dir() else item.unlink()
+        for folder in LINES:
+            self._remove(folder, lambda other: other > step)
 
 
 def _write_parquet(path: Path, table: pa.Table) -> None:

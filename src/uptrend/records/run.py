@@ -88,27 +88,26 @@ class Run:
 
     def rollouts(self, step: int | None = None) -> pa.Table:
         """Read the rollouts of one step, or of all; one row per sequence."""
-        folder = self.path / "rollouts"
-        if step is None:
-            return _parquet(sorted(folder.glob("[0-9]*/part-*.parquet")))
-        parts = sorted((folder / f"{step:06d}").glob("part-*.parquet"))
-        if not parts:
-            steps = self.rollout_steps
+        steps = self.rollout_steps
+        if step is not None and step not in steps:
             recorded = f"{steps[0]} to {steps[-1]}" if steps else "none yet"
             raise RecordError(f"{self.path} has no rollouts of step {step}; it has {recorded}.")
-        return _parquet(parts)
+        folders = [self.path / "rollouts" / f"{one:06d}" for one in (steps if step is None else [step])]
+        return _parquet([part for folder in folders for part in sorted(folder.glob("part-*.parquet"))])
 
     @property
     def rollout_steps(self) -> list[int]:
-        """Steps whose rollouts were recorded, ascending."""
-        return sorted(int(path.name) for path in (self.path / "rollouts").glob("[0-9]*"))
+        """Steps whose rollouts were recorded, ascending; a step counts where its line is, which comes after them."""
+        lines = {line["step"] for line in self.metric_lines}
+        return sorted(lines.intersection(int(path.name) for path in (self.path / "rollouts").glob("[0-9]*")))
 
     def eval_rollouts(self, step: int) -> pa.Table:
         """Read the held-out rollouts of the evaluation after a step."""
         path = self.path / "evals" / f"{step:06d}.parquet"
-        if not path.exists():
-            steps = ", ".join(str(line["step"]) for line in self.eval_lines) or "none"
-            raise RecordError(f"{self.path} has no evaluation after step {step}; it has {steps}.")
+        steps = [line["step"] for line in self.eval_lines]
+        if step not in steps or not path.exists():
+            recorded = ", ".join(map(str, steps)) or "none"
+            raise RecordError(f"{self.path} has no evaluation after step {step}; it has {recorded}.")
         return _parquet([path])
 
     @property

@@ -7,7 +7,7 @@ that the task can show to the model.
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from uptrend.records import Message, TasksetError, Tool, ToolCall
@@ -52,6 +52,7 @@ def _arguments(tool: Tool) -> dict[str, tuple[dict[str, Any], bool]]:
 
 
 PYTHON_TAG = "<|python_tag|>"
+THINK, END_THINK = "<think>", "</think>"
 
 
 class CallFormat(Protocol):
@@ -62,7 +63,7 @@ class CallFormat(Protocol):
         """Markup; a tokenizer may have a special token for each piece."""
 
     def read(self, text: str) -> Message:
-        """Read a turn: its words, its calls, or what is wrong with them."""
+        """Read a turn without thoughts: its words, its calls, or what is wrong with them."""
 
     def write(self, message: Message) -> str:
         """Return the text of a turn; what `read` makes of it is the message."""
@@ -86,9 +87,7 @@ class Tagged:
 
     def read(self, text: str) -> Message:
         words, calls, place = "", list[ToolCall](), 0
-        # A call inside the thoughts that open a turn is not made.
-        thoughts = max(0, text.find("</think>")) if text.lstrip().startswith("<think>") else 0
-        begin = text.find(self.opening, thoughts)
+        begin = text.find(self.opening)
         try:
             while begin >= 0:
                 call, end = self._call(text, begin + len(self.opening))
@@ -159,6 +158,15 @@ class Bare:
                 raise _Unreadable("More text follows the call")
             place = len(said) - len(rest)
         return calls
+
+
+def read_turn(calls: CallFormat, text: str, *, in_thoughts: bool = False) -> Message:
+    """Read a turn; a call inside the thoughts that begin it, or that its prompt began, is not made."""
+    if not in_thoughts and not text.lstrip().startswith(THINK):
+        return calls.read(text)
+    thought, closing, said = text.partition(END_THINK)
+    message = calls.read(said)  # nothing where the thoughts were never closed
+    return replace(message, content=thought + closing + message.content)
 
 
 FORMATS: dict[str, CallFormat] = {

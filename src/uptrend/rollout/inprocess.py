@@ -2,7 +2,8 @@
 
 All turns that are waited for at once are one batch: contexts that are the same (a group's) are computed once
 and shared, later turns pay only for what is new, rows that are done are retired, and on a GPU the decoding
-step is a CUDA graph. A batch runs until all its turns have ended.
+step is a CUDA graph. A batch runs until all its turns have ended; turns that ask meanwhile make the next one. It runs
+in the thread that waits for the plays, so that their tools' timers and connections go on.
 
 n = row (a stream), u = distinct context, q = new token.
 """
@@ -10,6 +11,7 @@ n = row (a stream), u = distinct context, q = new token.
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -21,11 +23,15 @@ from uptrend.rollout.cache import SlotCache
 from uptrend.rollout.decoder import append, head, make_decoder
 from uptrend.rollout.decoding import Decoding, Endings
 from uptrend.rollout.sampler import Extension, Limits
+from uptrend.tasks.event_loop import in_caller
 
 # On a GPU prompts are padded to a multiple of this, so that their graphs are reused.
 GRAIN = 16
 # Tokens of contexts that go through the model at once.
 PREFILL = 1 << 15
+# Rounds of the event loop that a batch lasts at least. A tool that takes fewer (it awaits, but nothing outside of this
+# process) has its next turn in the next batch however fast decoding is, so that batches do not depend on time.
+PATIENCE = 16
 
 
 @dataclass
@@ -58,6 +64,9 @@ class InProcessSampler:
         self._compute = Graphed(self.read_contexts, policy.device)
         self._streams: dict[int, _SamplerStream] = {}
         self._pending: list[_Request] = []
+        self._serving: asyncio.Task[None] | None = None
+        self._is_decoding = False
+        self._released: list[int] = []
         self._version = 0
         self._stale = True
         self.prefilled = 0  # tokens that have gone through a prefill, for the record of what sharing saves
@@ -66,12 +75,13 @@ class InProcessSampler:
         loop = asyncio.get_running_loop()
         request = _Request(stream, ids, limits, seed, loop.create_future())
         self._pending.append(request)
-        if len(self._pending) == 1:
-            loop.call_soon(self._flush)  # after every turn that is ready now has asked
+        if self._serving is None or self._serving.done():
+            self._serving = loop.create_task(self._serve())  # begins after every turn that is ready now has asked
         return await request.answer
 
     def release(self, stream: int) -> None:
-        self._streams.pop(stream, None)
+        self._released.append(stream)
+        self._forget_released()
 
     def load(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Take the new version; the weights are the learner's own, so only what was copied from them is renewed."""
@@ -79,20 +89,43 @@ class InProcessSampler:
         self._version = version
         self._stale = True
 
-    def _flush(self) -> None:
+    async def _serve(self) -> None:
+        """Decode batch after batch while turns wait; those that ask meanwhile make the next batch."""
+        while self._pending:
+            await self._flush()
+            await asyncio.sleep(0)  # turns that were answered, and whose tools answer at once, ask again
+
+    async def _flush(self) -> None:
         requests, self._pending = self._pending, []
+        requests = [r for r in requests if not r.answer.done()]  # some were cancelled
         for limits in dict.fromkeys(r.limits for r in requests):
             batch = [r for r in requests if r.limits == limits]
             batch.sort(key=lambda r: r.stream not in self._streams)  # streams with a past take the first rows
+            self._is_decoding = True
+            decoding = asyncio.ensure_future(in_caller(partial(self._decode, batch, limits)))
             try:
-                with torch.inference_mode():
-                    extensions = self._run(batch, limits)
+                for _ in range(PATIENCE):
+                    await asyncio.sleep(0)
+                for request, extension in zip(batch, await decoding, strict=True):
+                    if not request.answer.done():  # its rollout was cancelled meanwhile
+                        request.answer.set_result(extension)
             except Exception as error:  # every waiting turn must hear of it
                 for request in batch:
-                    request.answer.set_exception(error)
-                continue
-            for request, extension in zip(batch, extensions, strict=True):
-                request.answer.set_result(extension)
+                    if not request.answer.done():
+                        request.answer.set_exception(error)
+            finally:
+                for request in batch:
+                    request.answer.cancel()  # an interruption: all others are done by now
+                self._is_decoding = False
+                self._forget_released()
+
+    def _forget_released(self) -> None:
+        while self._released and not self._is_decoding:  # decoding, in another thread, goes through the streams
+            self._streams.pop(self._released.pop(), None)
+
+    def _decode(self, batch: list[_Request], limits: Limits) -> list[Extension]:
+        with torch.inference_mode():
+            return self._run(batch, limits)
 
     def _run(self, batch: list[_Request], limits: Limits) -> list[Extension]:
         if self._stale:

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -19,13 +20,21 @@ from uptrend.records import Sequence as Tokens
 from uptrend.records.rollout import Ints
 from uptrend.rollout.render import Renderer
 from uptrend.rollout.sampler import Extension, Limits, Sampler
+from uptrend.tasks.event_loop import together
 from uptrend.tasks.taskset import Play, Script, Taskset
+
+T = TypeVar("T")
 
 
 def derive(*parts: int | str) -> int:
     """Derive a 63-bit seed from any identifying parts."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
+
+
+def derive_open_seed(run_seed: int, group: str) -> int:
+    """Derive the seed that a group's rollouts open their task with; the group's name has its step and its number."""
+    return derive(run_seed, "open", group)
 
 
 # The model's side of a rollout: hears what is new, as tokens and as messages, and speaks; None where it is done.
@@ -42,7 +51,6 @@ class ScriptSpeaker:
 
     async def say(self, new: Sequence[int], heard: Sequence[Message]) -> Extension | None:
         """Speak the script's next turn; a script hears messages alone."""
-        del new
         try:
             message = self._script.send(heard) if self._began else next(self._script)
             self._began = True
@@ -53,7 +61,7 @@ class ScriptSpeaker:
         except Exception as problem:
             self.error = f"gold: {problem!r}"
             return None
-        ids = np.array(self._renderer.write(message), np.int32)
+        ids = np.array(self._renderer.write(message, new), np.int32)
         # Nobody sampled them: they have no log-probability and no version, as prompts have none.
         return Extension(ids, np.full(len(ids), np.nan, np.float32), Ending.STOP_TOKEN, version=-1)
 
@@ -67,7 +75,12 @@ class RolloutRequest:
     step: int
     group: str
     index: int
-    seed: int
+    seed: int  # seed of its sampling
+    open_seed: int = 0  # seed that its task is opened with, the same for a whole group
+
+
+class _NoAnswer(Exception):  # noqa: N818 (what the task gives)
+    """A call of the task that took too long."""
 
 
 @dataclass
@@ -112,8 +125,12 @@ async def play_all(
     limits: Limits,
     max_turns: int,
     rows: int = 0,
+    timeout: float = 0.0,
 ) -> list[Rollout]:
-    """Let the model play every request, at most `rows` side by side (0 for all), in the order given."""
+    """Let the model play every request, at most `rows` side by side (0 for all), in the order given.
+
+    A task that takes longer than `timeout` seconds (0 for any time) to answer, to score or to close has failed.
+    """
 
     async def one(stream: int, request: RolloutRequest) -> Rollout:
         async def say(new: Sequence[int], heard: Sequence[Message]) -> Extension:
@@ -121,7 +138,7 @@ async def play_all(
             return await sampler.extend(stream, new, limits, request.seed)
 
         try:
-            return await play(request, say, renderers[request.taskset.chat], limits, max_turns)
+            return await play(request, say, renderers[request.taskset.chat], limits, max_turns, timeout)
         finally:
             sampler.release(stream)
 
@@ -129,7 +146,12 @@ async def play_all(
 
 
 async def demonstrate(
-    requests: Sequence[RolloutRequest], renderers: dict[bool, Renderer], limits: Limits, max_turns: int, rows: int = 0
+    requests: Sequence[RolloutRequest],
+    renderers: dict[bool, Renderer],
+    limits: Limits,
+    max_turns: int,
+    rows: int = 0,
+    timeout: float = 0.0,
 ) -> list[Rollout]:
     """Let each task's scripted expert play its request, in the tokens that the model would have to say."""
 
@@ -141,7 +163,7 @@ async def demonstrate(
         renderer, script = renderers[request.taskset.chat], gold(request)
         speaker = ScriptSpeaker(script, renderer)
         try:
-            rollout = await play(request, speaker.say, renderer, limits, max_turns)
+            rollout = await play(request, speaker.say, renderer, limits, max_turns, timeout)
         finally:
             script.close()
         if speaker.error is None:
@@ -160,10 +182,12 @@ async def _side_by_side(
         async with gate:
             return await one(number, request)
 
-    return list(await asyncio.gather(*(gated(i, request) for i, request in enumerate(requests))))
+    return await together(gated(i, request) for i, request in enumerate(requests))
 
 
-async def play(request: RolloutRequest, say: Say, renderer: Renderer, limits: Limits, max_turns: int) -> Rollout:
+async def play(
+    request: RolloutRequest, say: Say, renderer: Renderer, limits: Limits, max_turns: int, timeout: float = 0.0
+) -> Rollout:
     """Play one rollout, from its first prompt to its score."""
     began = time.perf_counter()
     tokens, messages, tools, reward = _Transcript(), list(request.task.messages), tuple[Tool, ...](), None
@@ -171,22 +195,22 @@ async def play(request: RolloutRequest, say: Say, renderer: Renderer, limits: Li
     ended, error = Ending.TASK_ERROR, None
     try:
         try:
-            opened = request.taskset.open(request.task, request.seed)
+            opened = request.taskset.open(request.task, request.open_seed)
             messages, tools = list(opened.messages), tuple(opened.tools)
         except Exception as problem:
-            error = f"open: {problem!r}"
+            error = _failure("open", problem)
         if opened is not None and error is None:
-            ended, error = await _converse(opened, tools, messages, tokens, say, renderer, limits, max_turns)
+            ended, error = await _converse(opened, tools, messages, tokens, say, renderer, limits, max_turns, timeout)
             try:
-                reward = await opened.score() if error is None else None
+                reward = await _within(timeout, opened.score()) if error is None else None
             except Exception as problem:
-                ended, error = Ending.TASK_ERROR, f"score: {problem!r}"
+                ended, error = Ending.TASK_ERROR, _failure("score", problem)
     finally:
         try:
             if opened is not None:
-                await opened.close()
+                await _within(timeout, opened.close())
         except Exception as problem:
-            error = error or f"close: {problem!r}"  # what failed before counts more
+            error = error or _failure("close", problem)  # what failed before counts more
     return Rollout(
         step=request.step, group=request.group, index=request.index, task=request.task.id, family=request.task.family,
         answer=request.task.answer, seed=request.seed, messages=tuple(messages), sequences=(tokens.tokens(),),
@@ -194,9 +218,26 @@ async def play(request: RolloutRequest, say: Say, renderer: Renderer, limits: Li
     )  # fmt: skip
 
 
+async def _within(seconds: float, call: Awaitable[T]) -> T:
+    """Wait so long for a call of the task (0 for any time), then cancel it and raise."""
+    if not seconds:
+        return await call
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            return await call
+    except TimeoutError:
+        if limit.expired():
+            raise _NoAnswer(f"no answer within sampling.tool_timeout = {seconds:g} s") from None
+        raise  # the task's own
+
+
+def _failure(where: str, problem: Exception) -> str:
+    return f"{where}: {problem if isinstance(problem, _NoAnswer) else repr(problem)}"
+
+
 async def _converse(
     opened: Play, tools: Sequence[Tool], messages: list[Message], tokens: _Transcript, say: Say, renderer: Renderer,
-    limits: Limits, max_turns: int,
+    limits: Limits, max_turns: int, timeout: float,
 ) -> tuple[Ending, str | None]:  # fmt: skip
     """Play turn after turn, adding to messages and tokens; return what ended it, and what failed."""
     heard: Sequence[Message] = messages[:]
@@ -217,12 +258,12 @@ async def _converse(
         tokens.add(new, turn, role)
         tokens.add(ids, turn, Role.MODEL, said)
         # Without tools nothing is a call, whatever it looks like.
-        message = renderer.read(ids) if tools else Message("assistant", renderer.text(ids))
+        message = renderer.read(ids, new) if tools else Message("assistant", renderer.text(ids, new))
         messages.append(message)
         try:
-            answers = await opened.respond(message)
+            answers = await _within(timeout, opened.respond(message))
         except Exception as problem:
-            return Ending.TOOL_ERROR, f"respond: {problem!r}"
+            return Ending.TOOL_ERROR, _failure("respond", problem)
         heard = answers or ()
         messages.extend(heard)
         if answers is None or said.ended == Ending.CONTEXT_FULL:

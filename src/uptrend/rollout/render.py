@@ -13,11 +13,13 @@ from dataclasses import replace
 from typing import Any
 
 from uptrend.records import Message, TasksetError, Tool
-from uptrend.rollout.calls import FORMATS, describe, example_call, format_of, schemas
+from uptrend.rollout.calls import END_THINK, FORMATS, THINK, describe, example_call, format_of, read_turn, schemas
 
 _LAST_WORDS = "uptrend-last-words"
 # Number of first prompts that are kept rendered.
 REMEMBERED = 4096
+# Said by a script where its prompt began thoughts; nothing of them is left in the message.
+NO_THOUGHTS = f"\n{END_THINK}\n\n"
 
 
 class Renderer:
@@ -35,7 +37,7 @@ class Renderer:
         # Special tokens are no part of what is said, and no text may be taken for one; the markup of calls is both.
         added, marks = tokenizer.added_tokens_decoder.items(), self._calls.marks
         special = {i for i, token in added if token.special} | set(tokenizer.all_special_ids)
-        self._dropped = frozenset(special - {i for i, token in added if token.content in marks})
+        self._dropped = frozenset(special - {i for i, token in added if token.content in (*marks, THINK, END_THINK)})
         texts = {token.content for _, token in added if token.special} | set(tokenizer.all_special_tokens)
         longest_first = sorted((text for text in texts - set(marks) if len(text) > 1), key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
@@ -68,23 +70,36 @@ class Renderer:
         # A model may close a turn with another of its stop tokens than the template does: it is closed once.
         return ids[1:] if closed and ids[0] in self._stop_ids else ids
 
-    def text(self, ids: Sequence[int]) -> str:
-        """Return the text of a model's turn, without the token that ended it."""
+    def text(self, ids: Sequence[int], prompt: Sequence[int] = ()) -> str:
+        """Return the text of a model's turn, without the token that ended it; `prompt` is what it had just read."""
         text: str = self._backend.decode(self._unstopped(ids), skip_special_tokens=True)
-        return text
+        return self._spoken(text, prompt)[0]
 
-    def read(self, ids: Sequence[int]) -> Message:
-        """Read a model's turn as a message, its calls taken out of the text."""
+    def read(self, ids: Sequence[int], prompt: Sequence[int] = ()) -> Message:
+        """Read a model's turn as a message, its calls taken out of the text; `prompt` is what it had just read."""
         # A tokenizer may count the markup of calls among its special tokens, which `text` leaves out.
         kept = [i for i in self._unstopped(ids) if i not in self._dropped]
-        return self._calls.read(self._backend.decode(kept, skip_special_tokens=False))
+        text, in_thoughts = self._spoken(self._backend.decode(kept, skip_special_tokens=False), prompt)
+        return read_turn(self._calls, text, in_thoughts=in_thoughts)
 
-    def write(self, message: Message) -> list[int]:
-        """Return the ids that a model would have sampled to say this message, the one that ends its turn included."""
+    def write(self, message: Message, prompt: Sequence[int] = ()) -> list[int]:
+        """Return the ids that a model would sample after `prompt` to say this message and to end its turn."""
         if self._close is None:
             closing = self._encode(self._after_words([], (), speak=False))[:1] if self._chat else []
             self._close = closing if closing and closing[0] in self._stop_ids else list(self._stop_ids[:1])
-        return [*self._encode(self._harmless(self._calls.write(message))), *self._close]
+        text = self._harmless(self._calls.write(message))
+        return [*self._encode(NO_THOUGHTS + text if self._opens_thoughts(prompt) else text), *self._close]
+
+    def _opens_thoughts(self, prompt: Sequence[int]) -> bool:
+        """Return True where a prompt ends inside thoughts, as DeepSeek-R1's template and Qwen3-Thinking's do."""
+        return self._backend.decode(list(prompt[-16:]), skip_special_tokens=False).rstrip().endswith(THINK)
+
+    def _spoken(self, text: str, prompt: Sequence[int]) -> tuple[str, bool]:
+        """Return a turn's text without empty thoughts that its prompt began, and True where it begins in others."""
+        if not self._opens_thoughts(prompt):
+            return text, False
+        said = text.removeprefix(NO_THOUGHTS)
+        return said, said == text
 
     def _unstopped(self, ids: Sequence[int]) -> list[int]:
         return list(ids[:-1] if len(ids) and ids[-1] in self._stop_ids else ids)

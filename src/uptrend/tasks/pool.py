@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -142,19 +142,32 @@ class Pool:
         """Notes for a person on the tasks."""
         return tuple(dict.fromkeys(note for stage in self.stages for note in stage.taskset.notes))
 
-    def draw(self, step: int, count: int, cursor: Cursor) -> tuple[list[tuple[Task, Taskset]], Cursor]:
-        """Return the next `count` tasks, all different, and where to go on from."""
-        index = max(i for i, stage in enumerate(self.stages) if stage.start <= step)
+    def stage_at(self, step: int) -> int:
+        """Return the index of a step's stage."""
+        return max(i for i, stage in enumerate(self.stages) if stage.start <= step)
+
+    def draw(
+        self, step: int, count: int, cursor: Cursor, drawn: Collection[str] = ()
+    ) -> tuple[list[tuple[Task, Taskset]], Cursor]:
+        """Return the next `count` tasks and where to go on from; none with an id in `drawn`, those of this step."""
+        index = self.stage_at(step)
         stage = self.stages[index]
-        if count > len(stage.tasks):
-            raise TasksetError(f"{count} tasks were to be drawn of the {len(stage.tasks)} that there are.")
+        if count > len(stage.tasks) - len(drawn):
+            raise TasksetError(f"{count} tasks were to be drawn of the {len(stage.tasks) - len(drawn)} that there are.")
         at = cursor if cursor.stage == index else Cursor(stage=index)
-        if at.position + count > len(stage.tasks):
+        left = self._left(at, drawn)
+        if count > len(left):
             # The rest of the epoch is left undrawn, so that no step repeats a task.
             at = Cursor(index, at.epoch + 1)
-        order, end = list(stage.tasks), at.position + count
-        random.Random(f"{self.seed}-{self.run_seed}-{index}-{at.epoch}").shuffle(order)
-        return [(task, stage.taskset) for task in order[at.position : end]], replace(at, position=end)
+            left = self._left(at, drawn)
+        end = left[count - 1][0] + 1 if count else at.position
+        return [(task, stage.taskset) for _, task in left[:count]], replace(at, position=end)
+
+    def _left(self, at: Cursor, drawn: Collection[str]) -> list[tuple[int, Task]]:
+        """Return what is left of an epoch, with each task's place in it."""
+        order = list(self.stages[at.stage].tasks)
+        random.Random(f"{self.seed}-{self.run_seed}-{at.stage}-{at.epoch}").shuffle(order)
+        return [(i, task) for i, task in enumerate(order) if i >= at.position and task.id not in drawn]
 
     def describe(self) -> dict[str, Any]:
         """Return the entry in run.json: the whole, and each stage."""

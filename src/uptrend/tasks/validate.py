@@ -1,6 +1,5 @@
 """Proof of a taskset without a model: gold answers reach the maximum; corrupted ones and cheaters do not."""
 
-import asyncio
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -10,6 +9,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from uptrend.records import MissingExtra, Reward, Task, tasks_hash
+from uptrend.tasks import event_loop
 from uptrend.tasks.taskset import GivenTasks, Script, Taskset, play_script
 
 # Sums of parts may miss a bound by this much.
@@ -106,7 +106,7 @@ def validate(
         Requirement("the same seed gives the same tasks", a == b, a if a == b else f"{a}, then {b}"),
         _duplicates(taskset, to_train, held_out),
         order(to_train),
-        *_of_plays(asyncio.run(_play(proving, chosen))),
+        *_of_plays(event_loop.run(_play(proving, chosen))),
         *_cheated(proving, chosen[:CEILING]),
         *_ceilings(taskset, chosen[:CEILING]),
     )
@@ -176,7 +176,7 @@ def _of_plays(played: Sequence[Played]) -> Iterator[Requirement]:
 # Going for the reward does not pay, where the taskset has players that try.
 def _cheated(taskset: Taskset, tasks: Sequence[Task]) -> Iterator[Requirement]:
     if isinstance(taskset, HasCheaters):
-        played = asyncio.run(_play(taskset, tasks, 1, taskset.cheaters))
+        played = event_loop.run(_play(taskset, tasks, 1, taskset.cheaters))
         # A cheater's answer is never the right one, so that a scorer which calls it correct was taken in.
         through = [play for play in played if play.is_best or (play.rewards and play.rewards[0].correct)]
         yield _none_of("cheaters stay below it", through, played)
@@ -187,7 +187,7 @@ def _ceilings(taskset: Taskset, tasks: Sequence[Task]) -> Iterator[Requirement]:
     for variant, make in (taskset.variants() if isinstance(taskset, HasVariants) else {}).items():
         name = f"ceiling of gold under {variant}"
         try:
-            played = asyncio.run(_play(make(), tasks, times=1))
+            played = event_loop.run(_play(make(), tasks, times=1))
         except MissingExtra as missing:  # the proof itself does not need it
             yield Requirement(name, True, f"not measured: {missing}")
             continue
@@ -226,7 +226,7 @@ async def _play(
         repeats = enumerate(zip(*(given(task) for _ in range(times)), strict=False))
         return [await _play_repeats(taskset, task, repeated, not scripts and i == 0) for i, repeated in repeats]
 
-    return [play for plays in await asyncio.gather(*map(play_task, tasks)) for play in plays]
+    return [play for plays in await event_loop.together(map(play_task, tasks)) for play in plays]
 
 
 async def _play_repeats(taskset: Taskset, task: Task, scripts: Sequence[Script], is_gold: bool) -> Played:

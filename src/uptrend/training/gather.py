@@ -4,9 +4,8 @@ Where the recipe asks for it, dead groups of a step are replaced by newly drawn 
 greedily for accuracy, and on request several times at the sampling temperature for pass@k.
 """
 
-import asyncio
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,10 +13,11 @@ import numpy as np
 from uptrend.config import Config, Sampling
 from uptrend.policy.policy import Policy
 from uptrend.records import Evaluation, Part, Rollout
-from uptrend.rollout.play import RolloutRequest, demonstrate, derive, play_all
+from uptrend.rollout.play import RolloutRequest, demonstrate, derive, derive_open_seed, play_all
 from uptrend.rollout.render import Renderer
 from uptrend.rollout.sampler import Limits, Sampler
 from uptrend.stats.intervals import pass_at_k
+from uptrend.tasks import event_loop
 from uptrend.tasks.pool import Cursor, HeldOut, Pool
 from uptrend.training.metrics import evaluation_of, is_correct, is_dead
 
@@ -46,13 +46,16 @@ class RolloutPlayer:
         limits = Limits(
             s.max_tokens, s.context, temperature, s.top_p, s.top_k, s.min_p, s.repetition_penalty, s.stop, s.max_prompt
         )
-        return _run(play_all(requests, self._sampler, self._renderers_for(requests), limits, s.max_turns, s.rows))
+        renderers = self._renderers_for(requests)
+        plays = play_all(requests, self._sampler, renderers, limits, s.max_turns, s.rows, s.tool_timeout)
+        return event_loop.run(plays)
 
     def demonstrate(self, requests: Sequence[RolloutRequest]) -> list[Rollout]:
         """Let each task's scripted expert play, in the model's tokens."""
         s = self._config.sampling
         limits = Limits(s.max_tokens, s.context, prompt=s.max_prompt)
-        return _run(demonstrate(requests, self._renderers_for(requests), limits, s.max_turns, s.rows))
+        renderers = self._renderers_for(requests)
+        return event_loop.run(demonstrate(requests, renderers, limits, s.max_turns, s.rows, s.tool_timeout))
 
     def _renderers_for(self, requests: Sequence[RolloutRequest]) -> dict[bool, Renderer]:
         for chat in {request.taskset.chat for request in requests} - set(self._renderers):
@@ -61,35 +64,32 @@ class RolloutPlayer:
         return self._renderers
 
 
-def _run(play: Coroutine[None, None, list[Rollout]]) -> list[Rollout]:
-    # Not asyncio.run(play): that formats the whole result of its task, for a log that is off.
-    rollouts: list[Rollout] = []
-
-    async def collect() -> None:
-        rollouts.extend(await play)
-
-    asyncio.run(collect())
-    return rollouts
-
-
 def gather(player: RolloutPlayer, pool: Pool, cursor: Cursor, step: int, config: Config) -> Gathered:
-    """Sample one step: full groups of the same task; dead ones are drawn again up to `sampling.resample` times."""
+    """Sample one step: full groups of the same task; dead ones are drawn again up to `sampling.resample` times.
+
+    No task comes twice in a step: where too few others are left, dead groups are kept.
+    """
     s = config.sampling
     kept: list[list[Rollout]] = []
     dropped: list[Rollout] = []
-    number = 0
+    number, seen = 0, set[str]()
     for attempt in range(s.resample + 1):
-        drawn, cursor = pool.draw(step, s.groups - len(kept), cursor)
+        drawn, cursor = pool.draw(step, s.groups - len(kept), cursor, seen)
+        seen |= {task.id for task, _ in drawn}
+        others = len(pool.stages[pool.stage_at(step)].tasks) - len(seen) if attempt < s.resample else 0
         requests = [
-            RolloutRequest(task, taskset, step, f"{step:06d}-{n:04d}", i, derive(config.seed, step, n, i))
+            RolloutRequest(task, taskset, step, group, i, derive(config.seed, step, n, i), open_seed)
             for n, (task, taskset) in enumerate(drawn, number)
+            for group in [f"{step:06d}-{n:04d}"]
+            for open_seed in [derive_open_seed(config.seed, group)]
             for i in range(s.size)
         ]
         number += len(drawn)
         rollouts = [penalize_length(r, s) for r in player.play(requests, temperature=s.temperature)]
         for group in (rollouts[i : i + s.size] for i in range(0, len(rollouts), s.size)):
             rewards = [r.reward.total for r in group if r.reward is not None]
-            if attempt < s.resample and is_dead(rewards):
+            if others and is_dead(rewards):
+                others -= 1
                 dropped += [replace(r, kept=False) for r in group]
             else:
                 kept.append(group)
@@ -117,8 +117,9 @@ def evaluate(player: RolloutPlayer, held_out: HeldOut, step: int, config: Config
 
     def requests(attempts: int) -> list[RolloutRequest]:
         return [
+            # Seeds of the set and the task alone: at every step, and in every run, the same random numbers.
             RolloutRequest(task, held_out.taskset, step, f"eval-{step:06d}-{n:04d}", i,
-                           derive(config.seed, "eval", step, n, i))
+                           derive(held_out.seed, "eval", task.id, i), derive(held_out.seed, "open", task.id))
             for n, task in enumerate(held_out.tasks)
             for i in range(attempts)
         ]  # fmt: skip

@@ -95,7 +95,7 @@ def run_course(parts: Parts, course: Course) -> Stop | None:
             line = {"step": step, "time": time.time(), **components.metrics(learned)}
             clock.lap("record")
             line |= clock.metrics() | {"memory/peak/gib": peak_memory_gib(policy.device)}
-            recorder.step(step, rollouts, line)
+            recorder.step(line, rollouts)
 
             if config.learning.kl.reset_every and step % config.learning.kl.reset_every == 0:
                 policy.reset_reference()

@@ -19,8 +19,8 @@ from uptrend.records import Rollout, RunDirectory, rollouts_table
 if TYPE_CHECKING:
     from uptrend.training.learner import Experience, Update
 
-# Files that may wait before the loop waits for the disk: four steps.
-WAITING = 8
+# Steps and evaluations that may wait before the loop waits for the disk.
+WAITING = 4
 
 
 class Recorder:
@@ -31,16 +31,16 @@ class Recorder:
         self._name = directory.path.resolve().name
         self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue(WAITING)
         self._error: Exception | None = None
+        self._has_failed = False
         self._thread = threading.Thread(target=self._work, name="recorder", daemon=True)
         self._thread.start()
 
-    def step(self, step: int, rollouts: Sequence[Rollout], metrics: dict[str, Any]) -> None:
-        """Record a step's rollouts, then its metrics."""
-        self._put(lambda: self._directory.rollouts(step, rollouts_table(self._name, rollouts)))
-        self._put(lambda: self._directory.metrics(metrics))
+    def step(self, line: dict[str, Any], rollouts: Sequence[Rollout]) -> None:
+        """Record a step: its rollouts and its metrics, or neither."""
+        self._put(lambda: self._directory.step(line, rollouts_table(self._name, rollouts)))
 
     def evaluation(self, line: dict[str, Any], rollouts: Sequence[Rollout]) -> None:
-        """Record an evaluation's rollouts, then its line."""
+        """Record an evaluation: its rollouts and its line, or neither."""
         self._put(lambda: self._directory.evaluation(line, rollouts_table(self._name, rollouts)))
 
     def drain(self) -> None:
@@ -66,10 +66,10 @@ class Recorder:
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:
-                if self._error is None:  # nothing later may be written past a hole
+                if not self._has_failed:  # nothing later may be written past a hole
                     job()
             except Exception as error:
-                self._error = error
+                self._error, self._has_failed = error, True
             finally:
                 self._jobs.task_done()
         self._jobs.task_done()

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from uptrend.bridge.trl.batch import MODEL, Pass, Settings, TrlBatch, TrlStep, as_numpy
 from uptrend.bridge.trl.guard import describe_error
@@ -77,19 +78,21 @@ class Writer:
 
     def write(self, line: Line | None) -> None:
         """Write generations that the loss has passed over completely, then the step's line; all, without a line."""
-        parts: dict[int, int] = {}
+        tables: dict[int, list[pa.Table]] = {}
         left = []
         for batch, rollouts in self._unwritten:
             if line is not None and not batch.is_whole:
                 left.append((batch, rollouts))
                 continue
-            part = parts[batch.step] = parts.get(batch.step, -1) + 1
             made = make_rollouts(batch, self._scale, self._settings) if rollouts is None else rollouts
-            self._directory.rollouts(batch.step, make_table(self._name, made, self._scale), part)
+            tables.setdefault(batch.step, []).append(make_table(self._name, made, self._scale))
         self._unwritten = left
+        own = [] if line is None else tables.pop(line["step"], [])
+        for step, parts in tables.items():  # generations of earlier steps, whose lines are written
+            for part, table in enumerate(parts):
+                self._directory.rollouts(step, table, part)
         if line is not None:
-            # After its rollouts: who reads the line finds them.
-            self._directory.metrics(line)
+            self._directory.step(line, *own)
             self._waiting.append(line["step"])
         still_open = {batch.step for batch, _ in left}
         if done := [step for step in self._waiting if step not in still_open]:

@@ -25,9 +25,10 @@ from uptrend.policy.optimizer import Applied, Optimizer
 from uptrend.policy.policy import Policy
 from uptrend.policy.weights import Movement, WeightMeter
 from uptrend.records import Confidence, Evidence, Finding, Fix, Message, Reward, Rollout, RunView, Severity, Task, Tool
-from uptrend.rollout.play import RolloutRequest, derive
+from uptrend.rollout.play import RolloutRequest, derive, derive_open_seed
 from uptrend.rollout.render import Renderer
 from uptrend.rollout.sampler import Extension, Limits, Sampler
+from uptrend.tasks import event_loop
 from uptrend.tasks.pool import Cursor, HeldOut, Pool
 from uptrend.tasks.taskset import Script, Taskset, play_script
 from uptrend.training.components import Components
@@ -153,7 +154,7 @@ class Bench:
         try:
             return tuple(play.tools)
         finally:
-            asyncio.run(play.close())
+            event_loop.run(play.close())
 
     @cached_property
     def renderer(self) -> Renderer:
@@ -191,8 +192,11 @@ class Bench:
     @cached_property
     def demonstrations(self) -> list[Rollout]:
         """The expert's rollouts on training tasks, in the model's tokens."""
-        tasks, taskset = self.stage.tasks[:DEMONSTRATED], self.stage.taskset
-        requests = [RolloutRequest(task, taskset, 0, f"gold-{n}", 0, 0) for n, task in enumerate(tasks)]
+        tasks, taskset, seed = self.stage.tasks[:DEMONSTRATED], self.stage.taskset, self.config.seed
+        requests = [
+            RolloutRequest(task, taskset, 0, f"gold-{n}", 0, 0, derive_open_seed(seed, f"gold-{n}"))
+            for n, task in enumerate(tasks)
+        ]
         return self._player.demonstrate(requests)
 
     def play(self, tasks: Plays, size: int, word: str, **limits: float) -> list[Rollout]:
@@ -202,9 +206,11 @@ class Bench:
         """
         sampling = replace(self.config.sampling, **limits)  # type: ignore[arg-type]
         player = RolloutPlayer(self.policy, self.sampler, replace(self.config, sampling=sampling))
+        seed = self.config.seed
         requests = [
-            RolloutRequest(task, taskset, 0, f"{word}-{n:04d}", i, derive(self.config.seed, word, n, i))
+            RolloutRequest(task, taskset, 0, group, i, derive(seed, word, n, i), derive_open_seed(seed, group))
             for n, (task, taskset) in enumerate(tasks)
+            for group in [f"{word}-{n:04d}"]
             for i in range(size)
         ]
         return player.play(requests, temperature=sampling.temperature)
@@ -220,12 +226,13 @@ class Bench:
         """Say each rollout's turns (or others) to its task (or another) again, one by one or all side by side."""
         plays = [self.tasks[r.task] for r in rollouts] if plays is None else plays
         turns = list(map(turns_of, rollouts)) if turns is None else turns
-        waiting = [_say(said, *play, r.seed) for said, play, r in zip(turns, plays, rollouts, strict=True)]
+        seeds = [derive_open_seed(self.config.seed, r.group) for r in rollouts]
+        waiting = [_say(*each) for each in zip(turns, plays, seeds, strict=True)]
 
         async def run() -> list[ScoredPlay]:
-            return list(await asyncio.gather(*waiting)) if at_once else [await each for each in waiting]
+            return await event_loop.together(waiting) if at_once else [await each for each in waiting]
 
-        return asyncio.run(run())
+        return event_loop.run(run())
 
     @property
     def exact(self) -> bool:
@@ -366,14 +373,15 @@ def play_scripts(taskset: Taskset, task: Task, scripts: Iterable[Script]) -> lis
     played = []
     for script in scripts:
         try:
-            messages, reward = asyncio.run(play_script(taskset, task, script))
+            messages, reward = event_loop.run(play_script(taskset, task, script))
             played.append(ScoredPlay(tuple((m.content,) for m in messages if m.role == "assistant"), reward))
         except Exception as error:  # a taskset's own failure is an observation too
             played.append(ScoredPlay(((f"{type(error).__name__}: {error}",),), None))
     return played
 
 
-async def _say(said: Sequence[Message], task: Task, taskset: Taskset, seed: int) -> ScoredPlay:
+async def _say(said: Sequence[Message], played: tuple[Task, Taskset], seed: int) -> ScoredPlay:
+    task, taskset = played
     play, observed = taskset.open(task, seed), list[tuple[str, ...]]()
     try:
         observed.append(tuple(m.content for m in play.messages))

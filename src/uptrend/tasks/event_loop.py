@@ -1,0 +1,100 @@
+"""The event loop on which every play of this process runs, in a thread of its own.
+
+There is one for as long as the process lives, so that a lock or an HTTP client that a taskset keeps works in every
+step. The thread that asked for the plays waits, and meanwhile does what would block the loop: decoding. It is that
+thread and not one more, because each thread that computes has OpenMP threads of its own, and Ctrl-C must end it.
+"""
+
+import asyncio
+import contextlib
+import contextvars
+import os
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+Jobs = SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
+
+# By process: a forked child inherits the loop without its thread, and needs another.
+_LOOPS: dict[int, asyncio.AbstractEventLoop] = {}
+_CALLER: contextvars.ContextVar[Jobs | None] = contextvars.ContextVar("caller", default=None)
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine on the loop and wait for it; an interruption cancels it and waits until it has cleaned up."""
+    loop, jobs, tasks = _loop(), Jobs(), list[asyncio.Task[T]]()
+    context = contextvars.copy_context()
+    context.run(_CALLER.set, jobs)
+
+    def begin() -> None:
+        tasks.append(loop.create_task(work))
+        for _ in range(2):  # the second for an interruption that comes with the first
+            tasks[0].add_done_callback(lambda _: jobs.put(None))
+
+    loop.call_soon_threadsafe(begin, context=context)
+    given = None
+    try:
+        while (given := jobs.get()) is not None:
+            done, job = given
+            if done.set_running_or_notify_cancel():
+                try:
+                    done.set_result(job())
+                except Exception as error:
+                    done.set_exception(error)
+    except BaseException as interruption:
+        loop.call_soon_threadsafe(lambda: tasks[0].cancel())
+        while (waiting := jobs.get()) is not None:
+            waiting[0].cancel()
+        if (
+            given is not None and not given[0].done()
+        ):  # after the plays have ended: they must not take it for an error of theirs
+            given[0].set_exception(RuntimeError(f"interrupted by {interruption!r}"))
+        raise
+    return tasks[0].result()
+
+
+async def in_caller(job: Callable[[], T]) -> T:
+    """Do something slow in the thread that waits in `run`; on any other loop, right here."""
+    jobs = _CALLER.get()
+    if jobs is None:
+        return job()
+    done: Future[T] = Future()
+    jobs.put((done, job))
+    return await asyncio.wrap_future(done)
+
+
+async def together(works: Iterable[Awaitable[T]]) -> list[T]:
+    """Wait for all; where one fails or somebody interrupts, the others are cancelled and waited for."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    if not tasks:
+        return []
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for task in tasks:
+            task.cancel()  # once: a second time would cut short what it does to clean up
+        await asyncio.wait(tasks)
+    failed = [error for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
+    if failed:
+        raise failed[0]
+    return [task.result() for task in tasks]
+
+
+def _loop() -> asyncio.AbstractEventLoop:
+    if (loop := _LOOPS.get(os.getpid())) is None:
+        made = asyncio.new_event_loop()
+        loop = _LOOPS.setdefault(os.getpid(), made)  # of two threads that come at once, one is first
+        if loop is made:
+            threading.Thread(target=_forever, args=(loop,), name="plays", daemon=True).start()
+        else:
+            made.close()
+    return loop
+
+
+def _forever(loop: asyncio.AbstractEventLoop) -> None:
+    while True:
+        with contextlib.suppress(BaseException):  # a play that calls sys.exit() ends its caller's run, not this loop
+            loop.run_forever()
