@@ -9,11 +9,14 @@ mean reward of the last ten steps, the gap between learner and sampler, the weig
 """
 
 import argparse
+import gc
 import json
 import statistics
 import tempfile
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from uptrend.config import load_config
 from uptrend.records import Run
@@ -64,6 +67,10 @@ def main() -> None:
     for name in args.only:
         for seed in args.seeds:
             overrides = [f"seed={seed}", f"learning.steps={args.steps}", *args.sets, *VARIANTS[name]]
+            gc.collect()  # the run before: its model, graphs and optimizer
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats()
             try:
                 with tempfile.TemporaryDirectory() as folder:
                     run = train(load_config(BASE, overrides), runs=folder, name="run")

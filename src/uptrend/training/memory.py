@@ -15,8 +15,10 @@ from torch import Tensor
 # Tokens of the first measurement, and the most that a micro-batch gets. More are no faster: on a CPU from far fewer on.
 FIRST = 1024
 MOST = {"cuda": 1 << 17, "cpu": 1 << 14}
-# Part of the free memory that is used: rows are padded, and the sampler's cache may still grow.
+# Part of the free memory that is used: what was measured is not all that can come.
 SHARE = 0.7
+# On a GPU, bytes that are left to the sampler, whose cache and graphs still grow after the first step.
+SAMPLER = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def free_bytes(device: torch.device) -> float:
     """Return the memory that is free: of the device on a GPU, of this machine or container on a CPU."""
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return float(torch.cuda.mem_get_info(device)[0] + unused)
+        return float(torch.cuda.mem_get_info(device)[0] + unused - SAMPLER)
     free = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"))
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
