@@ -4,6 +4,7 @@ torch is imported only where a file is converted, so that `models list` is quick
 """
 
 import hashlib
+import logging
 import os
 import shutil
 import subprocess
@@ -17,6 +18,9 @@ from pathlib import Path
 import filelock
 
 from uptrend.records import MissingExtra, ModelError
+
+# PEFT imports bitsandbytes where it is installed, which warns of an unused 4-bit kernel where there is no GPU.
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
 @dataclass(frozen=True)

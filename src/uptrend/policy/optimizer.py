@@ -4,7 +4,6 @@ AdamW: Loshchilov and Hutter, "Decoupled weight decay regularization" (ICLR 2019
 al., "8-bit optimizers via block-wise quantization" (ICLR 2022), by bitsandbytes.
 """
 
-import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -102,8 +101,6 @@ class Optimizer:
 
 
 def _adamw_8bit(flat: FlatWeights, lr: float, betas: tuple[float, float]) -> torch.optim.Optimizer:
-    # It warns of a kernel for 4 bits, which nothing here uses, when it is first imported on a machine without a GPU.
-    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     try:
         import bitsandbytes
     except ImportError:
