@@ -249,7 +249,7 @@ def test_further_held_out_sets_with_limits_of_their_own(
     assert [e["step"] for e in shown["sets"]["odd"]] == [0, 2]
     assert len(shown["curves"]["eval/set/odd/accuracy"]) == 2
     plot([run.path], out=tmp_path / "drawn.svg")
-    assert "<!-- odd -->" in (tmp_path / "drawn.svg").read_text()
+    assert ">odd<" in (tmp_path / "drawn.svg").read_text()
     scored = evaluate(run.path)
     assert scored.sets["odd"].held.correct == run.eval_lines[-1]["sets"]["odd"]["correct"]
     assert scored.held.correct == run.eval_lines[-1]["correct"]
