@@ -270,7 +270,7 @@ def test_a_script_closes_the_thoughts_that_the_prompt_begins(name: str) -> None:
 
 @pytest.mark.parametrize("name", THINKING)
 @pytest.mark.parametrize("closed", [True, False])
-def test_thoughts_that_the_prompt_begins_hold_no_call(policy: Policy, name: str, closed: bool) -> None:
+def test_thoughts_that_the_prompt_begins_hold_no_call(name: str, closed: bool) -> None:
     tokenizer, stops = templated(name, thinks=True)
     renderer = Renderer(tokenizer, stops, chat=True)
     call = FORMATS[renderer.format].write(calling("", "red"))

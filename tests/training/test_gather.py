@@ -1,8 +1,9 @@
 """Playing groups and held-out tasks: the loop that tools live on, limits, seeds, and tasks drawn again."""
 
-# ruff: noqa: ARG002
+# ruff: noqa: ARG002, ARG005
 
 import asyncio
+import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,12 +13,16 @@ import pytest
 
 from letters import Letter, Letters
 from models import make_policy
+from uptrend.cli.plot import command as plot
+from uptrend.cli.summary import describe
+from uptrend.cli.view import LineView
 from uptrend.config import Config, load_config
 from uptrend.policy.policy import Policy
-from uptrend.records import Ending, Message, Reward, Task
+from uptrend.records import ConfigError, Ending, Message, RecordError, Reward, Task
 from uptrend.rollout.inprocess import InProcessSampler
 from uptrend.rollout.play import RolloutRequest
-from uptrend.runner.runs import train
+from uptrend.runner.evaluation import evaluate
+from uptrend.runner.runs import resume, train
 from uptrend.tasks.pool import Cursor, heldout, pool
 from uptrend.training.gather import RolloutPlayer, gather
 
@@ -202,3 +207,74 @@ def test_no_task_comes_twice_in_a_step(policy: Policy, llama_folder: Path, tasks
         assert len(gathered.rollouts) == 4 * 4
         cursor = gathered.cursor
     assert cursor.epoch > 0
+
+
+class Odd(Letters):
+    """Holds out tasks that the others train on."""
+
+    def heldout(self, count: int) -> list[Task]:
+        return [self._task(i) for i in range(1, self.options.count, 4)][:count]
+
+
+SETS = [{"label": "odd", "name": "test_gather:Odd", "tasks": 3, "max_tokens": 2, "attempts": 2, "temperature": 0.5},
+        {"label": "more-turns", "turns": 2, "max_turns": 2}]  # fmt: skip
+
+
+def test_further_held_out_sets_with_limits_of_their_own(
+    llama_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = config_of(llama_folder, **{"eval.sets": SETS, "eval.max_tokens": 3, "sampling.max_turns": 1})
+    alone = config_of(llama_folder, **{"eval.max_tokens": 3, "sampling.max_turns": 1, "learning.steps": 1})
+    steps = [line.copy() for line in train(alone, runs=tmp_path, name="alone").eval_lines]
+    run = train(config, runs=tmp_path, name="run", observers=[LineView()])
+    assert "odd after step 2: " in capsys.readouterr().out
+    assert [list(line["sets"]) for line in run.eval_lines] == [["odd", "more-turns"]] * 2
+    first = run.eval_lines[0]
+    for key in ("accuracy", "correct", "tasks", "hash", "reward"):  # what further sets do not change
+        assert first[key] == steps[0][key]
+    assert (first["sets"]["odd"]["tasks"], list(first["sets"]["odd"]["pass_at"])) == (3, ["1", "2"])
+
+    def lengths(label: str) -> int:
+        return max(sum(role == 1 for role in row["roles"]) for row in run.eval_rollouts(2, label).to_pylist())
+
+    assert [lengths(label) for label in ("", "odd", "more-turns")] == [3, 2, 6]
+    assert run.eval_rollouts(2, "odd").num_rows == 3 * 3
+    trained = {row["task"] for row in run.rollouts().to_pylist()}
+    assert not trained & {row["task"] for row in run.eval_rollouts(2, "odd").to_pylist()}
+    described = run.info["eval"]["sets"]
+    assert {label: entry["hash"] for label, entry in described.items()} == {
+        label: entry["hash"] for label, entry in first["sets"].items()
+    }
+    shown = describe(run)
+    assert [e["step"] for e in shown["sets"]["odd"]] == [0, 2]
+    assert len(shown["curves"]["eval/set/odd/accuracy"]) == 2
+    plot([run.path], out=tmp_path / "drawn.svg")
+    assert ">odd<" in (tmp_path / "drawn.svg").read_text()
+    scored = evaluate(run.path)
+    assert scored.sets["odd"].held.correct == run.eval_lines[-1]["sets"]["odd"]["correct"]
+    assert scored.held.correct == run.eval_lines[-1]["correct"]
+    again = resume(run.path, ["learning.steps=3"])
+    assert [line["step"] for line in again.eval_lines] == [0, 2, 3]
+    info = json.loads((run.path / "run.json").read_text())
+    info["eval"]["sets"]["odd"]["hash"] = "another"
+    (run.path / "run.json").write_text(json.dumps(info))
+    with pytest.raises(RecordError, match=r"\[eval\.sets\.odd\] gives other tasks now"):
+        resume(run.path, ["learning.steps=4"])
+
+
+@pytest.mark.parametrize(
+    ("sets", "said"),
+    [
+        ([{"tasks": 3}], r"eval.sets\[0\].label = None should be a name of letters, digits and hyphens"),
+        ([{"label": "a/b"}], "label = 'a/b' should be a name"),
+        ([{"label": "a"}, {"label": "a"}], r"eval.sets\[1\].label = 'a' is another set's already"),
+        ([{"label": "a", "every": 3}], r"eval.sets\[0\].every: all sets are evaluated at the same steps"),
+        ([{"label": "a", "sets": []}], "a set has no sets of its own"),
+        ([{"label": "a", "tasks": 0}], r"eval.sets\[0\].tasks = 0 should be at least 1"),
+        ([{"label": "a", "max_tokens": 5000}], r"eval.sets\[0\].context = 2048 should exceed max_tokens = 5000"),
+        ([{"label": "a", "turn": 2}], r"eval.sets.a.turn is not a known key. Did you mean turns"),
+    ],
+)
+def test_wrong_sets(llama_folder: Path, sets: list[dict[str, Any]], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        heldout(config_of(llama_folder, **{"eval.sets": sets}))

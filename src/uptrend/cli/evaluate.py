@@ -48,10 +48,16 @@ def command(
     """
     scored = score(target, tasks, sets or (), attempts, out, checkpoint)
     if as_json:
-        facts = {"target": scored.target, "accuracy": scored.held.accuracy, "hash": scored.hash}
-        print_json({**vars(scored.held), **facts, "breakdown": break_down(scored.rollouts)})
-    else:
-        tell(scored)
+        further = {label: _facts(one) for label, one in scored.sets.items()}
+        print_json(_facts(scored) | ({"sets": further} if further else {}))
+        return
+    for one in (scored, *scored.sets.values()):
+        tell(one)
+
+
+def _facts(scored: Scored) -> dict[str, Any]:
+    facts = {"target": scored.target, "accuracy": scored.held.accuracy, "hash": scored.hash}
+    return {**vars(scored.held), **facts, "breakdown": break_down(scored.rollouts)}
 
 
 def score(

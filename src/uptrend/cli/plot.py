@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from uptrend.cli.summary import held_out, open_run
+from uptrend.cli.summary import further_sets, held_out, open_run
 from uptrend.config.load import nearest
 from uptrend.records import RecordError, Run, UptrendError
 from uptrend.records.metrics import find_metric, label_of
@@ -120,6 +120,18 @@ def _draw_held_out(axes: Any, runs: Colored) -> None:
         if evaluations and len(runs) <= 2:  # more labels would lie over each other
             place = {"xytext": (7, 7 - 14 * i), "textcoords": "offset points", "va": "center"}
             axes.annotate(f"{heights[-1]:.1%}", (steps[-1], heights[-1]), color=color, fontweight="bold", **place)
+        for label, found in further_sets(run).items():
+            steps, heights = [e.step + apart for e in found], [e.accuracy for e in found]
+            axes.plot(steps, heights, color=color, linestyle=DASHES[1], linewidth=1.5)
+            axes.annotate(
+                label,
+                (steps[-1], heights[-1]),
+                color=color,
+                fontsize=8,
+                xytext=(7, 0),
+                textcoords="offset points",
+                va="center",
+            )
     axes.yaxis.set_major_formatter("{x:.0%}")
     axes.margins(x=0.18)
     _finish_axes(axes, "not evaluated")

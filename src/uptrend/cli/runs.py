@@ -178,7 +178,7 @@ def _curves(curves: Mapping[str, Any], width: int) -> list[tuple[str, Text]]:
         finite = [v for values in pair.values() for v in values if v is not None and math.isfinite(v)]
         for place, (side, values) in enumerate(pair.items()):
             # A shorter run gets a shorter line, so that equal places are equal steps.
-            share = space if key == HELD_OUT else max(1, space * len(values) // longest)
+            share = space if key == HELD_OUT or key.startswith("eval/") else max(1, space * len(values) // longest)
             line = sparkline(values, share, min(finite, default=0), max(finite, default=0))
             known = [value for value in values if value is not None]
             ends = f"{number(known[0])} → {number(known[-1])}" if known else NONE
@@ -189,7 +189,9 @@ def _curves(curves: Mapping[str, Any], width: int) -> list[tuple[str, Text]]:
 
 def _results(run: dict[str, Any]) -> list[tuple[str, str]]:
     held_out = [HeldOutSummary(**line) for line in run["evaluations"]]
-    rows = [(f"held-out after step {held.step}", f"{held}  {held.correct} of {held.tasks}") for held in held_out]
+    named = [("held-out", held) for held in held_out]
+    named += [(label, HeldOutSummary(**line)) for label, lines in run["sets"].items() for line in lines]
+    rows = [(f"{name} after step {held.step}", f"{held}  {held.correct} of {held.tasks}") for name, held in named]
     if run["phases"]:
         rows.append(("step time", phase_shares(run["phases"])))
     return [*rows, ("files", ", ".join(f"{name} {size(count)}" for name, count in run["files"].items()))]

@@ -64,10 +64,16 @@ def find_runs(folder: Path) -> tuple[list[dict[str, Any]], dict[Path, str]]:
     return sorted(runs, key=lambda run: str(run["started"] or ""), reverse=True), broken
 
 
-def held_out(run: Run) -> list[HeldOutSummary]:
-    """Return a run's evaluations in order."""
+def held_out(run: Run, label: str = "") -> list[HeldOutSummary]:
+    """Return a run's evaluations in order; those on a further set by its label."""
     names = [field.name for field in fields(HeldOutSummary)]
-    return [HeldOutSummary(**{name: line[name] for name in names}) for line in run.eval_lines]
+    lines = [line.get("sets", {}).get(label) if label else line for line in run.eval_lines]
+    return [HeldOutSummary(**{name: line[name] for name in names}) for line in lines if line is not None]
+
+
+def further_sets(run: Run) -> dict[str, list[HeldOutSummary]]:
+    """Return a run's evaluations on further held-out sets, by label."""
+    return {label: held_out(run, label) for line in run.eval_lines for label in line.get("sets", ())}
 
 
 def summarize(run: Run) -> dict[str, Any]:
@@ -92,6 +98,7 @@ def summarize(run: Run) -> dict[str, Any]:
 def curves(run: Run) -> dict[str, list[float | None]]:
     """Return the curves to show, by metric: one value per step, or per evaluation."""
     shown: dict[str, list[float | None]] = {HELD_OUT: [e.accuracy for e in held_out(run)]}
+    shown |= {f"eval/set/{label}/accuracy": [e.accuracy for e in found] for label, found in further_sets(run).items()}
     for key in CURVES:
         shown[key] = [line.get(key) for line in run.metric_lines]
     return {key: values for key, values in shown.items() if any(value is not None for value in values)}
@@ -119,6 +126,7 @@ def describe(run: Run) -> dict[str, Any]:
         **{key: run.info.get(key) for key in ("uptrend", "tasks", "eval", "machine", "notes")},
         "weights": run.info.get("model"),
         "evaluations": [asdict(e) for e in held_out(run)],
+        "sets": {label: [asdict(e) for e in found] for label, found in further_sets(run).items()},
         "curves": curves(run),
         "phases": phases(run.metric_lines),
         "checkpoints": [path.name for path in run.checkpoints],

@@ -15,7 +15,7 @@ from uptrend.config import Config, load_config
 from uptrend.records import ConfigError
 from uptrend.runner.evaluation import count_musique
 from uptrend.stats.formatting import assignments
-from uptrend.tasks.pool import eval_options, heldout, make_taskset, pool, resolved, stage_sections
+from uptrend.tasks.pool import eval_options, eval_sections, heldout, make_taskset, pool, resolved, stage_sections
 from uptrend.tasks.registry import names
 from uptrend.tasks.validate import validate
 
@@ -97,8 +97,10 @@ def validate_tasksets(name: Name, overrides: Sets = None, as_json: AsJson = Fals
             reports[where] = validate(make, section.train, held_out, only_trains=is_recipe)
         if is_recipe:
             pool(config, heldout(config))  # sections that do not go together are an error, not a failed check
-            make = partial(make_taskset, config.eval.name, eval_options(config), config.eval.seed, "eval")
-            reports["eval"] = validate(make, train=0, heldout=config.eval.tasks)
+            for label, held in eval_sections(config).items():
+                where = f"eval.sets.{label}" if label else "eval"
+                make = partial(make_taskset, held.name, eval_options(config, held), held.seed, where)
+                reports[where] = validate(make, train=0, heldout=held.tasks)
     passed = all(report.passed for report in reports.values())
     if as_json:
         listed = [{"section": where, "passed": r.passed, **asdict(r)} for where, r in reports.items()]

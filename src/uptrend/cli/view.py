@@ -17,12 +17,12 @@ from rich.table import Table
 from rich.text import Text
 
 from uptrend.cli.console import columns, phase_shares, sparkline
-from uptrend.cli.summary import HeldOutSummary, held_out, phases
+from uptrend.cli.summary import HeldOutSummary, further_sets, held_out, phases
 from uptrend.lab.journal.verdicts import level
 from uptrend.lab.measure import measure
 from uptrend.lab.plan import PlannedRun
 from uptrend.lab.workers import Outcome, Progress
-from uptrend.records import Run, UptrendError
+from uptrend.records import Evaluation, Run, UptrendError
 from uptrend.stats.formatting import duration, number, percent
 from uptrend.training.observer import Observer, StepRecord, Stop
 
@@ -103,6 +103,8 @@ class QuietView(View):
         self.clock = clock
         self.metrics: list[dict[str, Any]] = []
         self.evaluations: list[HeldOutSummary] = []
+        self.sets: dict[str, list[HeldOutSummary]] = {}
+        """Evaluations on further held-out sets, by label."""
         self.times: list[tuple[float, int]] = []
         """Clock and step after every step that this process made."""
 
@@ -110,7 +112,7 @@ class QuietView(View):
         """Start from what the run directory holds, and print its notes."""
         self.title = f"{run.name} · {run.config['model']['name']} · {run.config['tasks']['name']}"
         self.start, self.steps = run.start, run.steps or 0
-        self.metrics, self.evaluations = list(run.metric_lines), held_out(run)
+        self.metrics, self.evaluations, self.sets = list(run.metric_lines), held_out(run), further_sets(run)
         for note in run.info.get("notes", ()):
             self.say(f"note: {note}")
 
@@ -118,19 +120,22 @@ class QuietView(View):
         """Add a step."""
         if record.metrics:
             self.metrics.append(record.metrics)
-        if (e := record.evaluation) is not None:
-            self.evaluations.append(HeldOutSummary(e.step, e.accuracy, e.low, e.high, e.correct, e.tasks))
+        if record.evaluation is not None:
+            self.evaluations.append(_summary(record.evaluation))
+        for label, held in record.sets.items():
+            self.sets.setdefault(label, []).append(_summary(held))
         self.times.append((self.clock(), self.last_step))
 
     def after(self, run: Run) -> None:
         """Print held-out accuracy before and after, and the run's path."""
-        held = "not evaluated"
-        if self.evaluations:
-            before, after = self.accuracies
-            start = f"{before} before" if before else "not evaluated before"
-            end = f"{after} after step {after.step}" if after else "not evaluated after"
-            held = f"{start}, {end}; {self.evaluations[-1].tasks} tasks, 95% intervals"
-        self.say(f"Held-out accuracy: {held}.")
+        for name, evaluations in {"Held-out accuracy": self.evaluations, **self.sets}.items():
+            held = "not evaluated"
+            if evaluations:
+                before, after = self.accuracies(evaluations)
+                start = f"{before} before" if before else "not evaluated before"
+                end = f"{after} after step {after.step}" if after else "not evaluated after"
+                held = f"{start}, {end}; {evaluations[-1].tasks} tasks, 95% intervals"
+            self.say(f"{name}: {held}.")
         self.say(f"Run: {run.path}")
 
     @property
@@ -138,11 +143,10 @@ class QuietView(View):
         """Last step done."""
         return int(self.metrics[-1]["step"]) if self.metrics else self.start
 
-    @property
-    def accuracies(self) -> tuple[HeldOutSummary | None, HeldOutSummary | None]:
+    def accuracies(self, evaluations: Sequence[HeldOutSummary]) -> tuple[HeldOutSummary | None, HeldOutSummary | None]:
         """Evaluation before the first step, and the last one of a trained model."""
-        before = next((e for e in self.evaluations if e.step == self.start), None)
-        return before, next((e for e in reversed(self.evaluations) if e.step > self.start), None)
+        before = next((e for e in evaluations if e.step == self.start), None)
+        return before, next((e for e in reversed(evaluations) if e.step > self.start), None)
 
     @property
     def time_left(self) -> str:
@@ -163,6 +167,10 @@ class QuietView(View):
         return f"{share} ({low} low, {high} high)"
 
 
+def _summary(e: Evaluation) -> HeldOutSummary:
+    return HeldOutSummary(e.step, e.accuracy, e.low, e.high, e.correct, e.tasks)
+
+
 class LineView(QuietView):
     """View that prints one line per step, at most one per second, and one per evaluation."""
 
@@ -180,8 +188,8 @@ class LineView(QuietView):
                 line += f"  {name} {self.figure(key)}" if record.metrics.get(key) is not None else ""
             self.say(f"{line}  {duration(record.metrics.get('seconds/step'))} per step  {self.time_left}".rstrip())
         if record.evaluation is not None:
-            held = self.evaluations[-1]
-            self.say(f"held-out after step {held.step}: {held} of {held.tasks} tasks, 95% interval")
+            for name, (*_, held) in {"held-out": self.evaluations, **self.sets}.items():
+                self.say(f"{name} after step {held.step}: {held} of {held.tasks} tasks, 95% interval")
 
 
 class LiveView(QuietView):
@@ -212,13 +220,15 @@ class LiveView(QuietView):
         return Panel(Group(progress, self._figures(width - 4)), title=Text(self.title), title_align="left", width=width)
 
     def _figures(self, width: int) -> Table:
-        before, after = self.accuracies
-        start = f"{percent(before.accuracy)} → " if before and after else ""
-        held: Curve = ("held-out", f"{start}{after or before}", [e.accuracy for e in self.evaluations])
         curves: list[Curve] = [
             (name, self.figure(key), [line.get(key) for line in self.metrics]) for name, key in FIGURES.items()
         ]
-        curves.insert(2, held)  # after the reward
+        held = list[Curve]()
+        for name, evaluations in {"held-out": self.evaluations, **self.sets}.items():
+            before, after = self.accuracies(evaluations)
+            start = f"{percent(before.accuracy)} → " if before and after else ""
+            held.append((name, f"{start}{after or before}", [e.accuracy for e in evaluations]))
+        curves[2:2] = held  # after the reward
         rows = []
         for name, value, values in curves:
             if any(each is not None for each in values):

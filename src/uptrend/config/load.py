@@ -7,6 +7,7 @@ options of a taskset follow the same rules.
 import dataclasses
 import difflib
 import operator
+import re
 import sys
 import tomllib
 import types
@@ -209,6 +210,12 @@ def check(config: Config) -> None:
     for i, start in enumerate(starts):
         if isinstance(start, bool) or not isinstance(start, int):
             raise ConfigError(f"tasks.stages[{i}].start = {start!r} should be the step at which it begins.")
+    labels = [table.get("label") for table in config.eval.sets]
+    for i, label in enumerate(labels):
+        if not isinstance(label, str) or not re.fullmatch("[A-Za-z0-9-]+", label):
+            raise ConfigError(f"eval.sets[{i}].label = {label!r} should be a name of letters, digits and hyphens.")
+        if label in labels[:i]:
+            raise ConfigError(f"eval.sets[{i}].label = {label!r} is another set's already.")
     for sentence, holds in _rules(config, starts).items():
         if not holds:
             raise ConfigError(sentence)
@@ -253,13 +260,15 @@ def _holds(bound: Any, value: Any) -> bool:
 
 def _rules(config: Config, starts: list[Any]) -> dict[str, bool]:
     """Return True where a rule across keys holds, by the sentence to say where it does not."""
-    s, w = config.sampling, config.learning
+    s, w, e = config.sampling, config.learning, config.eval
     clips_low = w.loss == "cispo" or w.clip_low < 1  # cispo has no lower clip
     return {
         f"tasks.stages start at {starts}: the first should start at 1, and each later than the one before.":
             not starts or (starts[0] == 1 and starts == sorted(set(starts))),
         f"sampling.context = {s.context} should exceed sampling.max_tokens = {s.max_tokens}: it holds the prompt too.":
             s.context > s.max_tokens,
+        f"eval.context = {e.context or s.context} should exceed eval.max_tokens = {e.max_tokens or s.max_tokens}: "
+        "it holds the prompt too.": (e.context or s.context) > (e.max_tokens or s.max_tokens),
         f"learning.warmup = {w.warmup} should be between 0 and learning.steps = {w.steps}.": w.warmup <= w.steps,
         f"learning.minibatches = {w.minibatches} should divide sampling.groups = {s.groups}.":
             s.groups % w.minibatches == 0,

@@ -88,7 +88,17 @@ class Eval:
     every: Annotated[int, Ge(0)] = 20
     """Evaluate every so many steps; 0 for only before the first and after the last."""
     attempts: Annotated[int, Ge(0)] = 0
-    """Sampled attempts per task for pass@k, at the sampling temperature; 0 for greedy accuracy alone."""
+    """Sampled attempts per task for pass@k; 0 for greedy accuracy alone."""
+    max_tokens: Annotated[int, Ge(0)] = 0
+    """The most tokens of a turn in evaluations; 0 for sampling.max_tokens."""
+    max_turns: Annotated[int, Ge(0)] = 0
+    """The most turns in evaluations; 0 for sampling.max_turns."""
+    context: Annotated[int, Ge(0)] = 0
+    """The most tokens of a rollout in evaluations; 0 for sampling.context."""
+    temperature: Annotated[float, Ge(0)] = 0.0
+    """Temperature of the sampled attempts; 0 for sampling.temperature."""
+    sets: tuple[dict[str, Any], ...] = ()
+    """Further held-out sets: tables with `label` and whatever changes of this section. Accuracy is the first set's."""
     options: dict[str, Any] = field(default_factory=dict)
     """The taskset's own options."""
 
@@ -136,7 +146,7 @@ class Sampling:
     rows: Annotated[int, Ge(0)] = 0
     """The most rollouts sampled side by side; 0 for all of a step's."""
     tool_timeout: Annotated[float, Ge(0)] = 600.0
-    """Seconds that a play may take to respond, to score or to close; one that takes longer has failed. 0 for no limit."""
+    """Seconds that a play may take to respond, to score or to close before it has failed; 0 for no limit."""
 
 
 @dataclass(frozen=True)

@@ -110,10 +110,11 @@ class RunDirectory:
                 self.rollouts(line["step"], table, part)
             append_line(self.path / "metrics.jsonl", line)
 
-    def evaluation(self, line: dict[str, Any], table: pa.Table) -> None:
-        """Write an evaluation: its rollouts, then its line, with which it counts as recorded."""
+    def evaluation(self, line: dict[str, Any], table: pa.Table, sets: Mapping[str, pa.Table] | None = None) -> None:
+        """Write an evaluation: its rollouts, those on further sets by label, then the line with which it counts."""
         with self._all_or_nothing("evals", line["step"]):
-            _write_parquet(self.path / "evals" / f"{line['step']:06d}.parquet", table)
+            for label, one in {"": table, **(sets or {})}.items():
+                _write_parquet(eval_path(self.path, line["step"], label), one)
             append_line(self.path / "evals.jsonl", line)
 
     def rollouts(self, step: int, table: pa.Table, part: int = 0) -> None:
@@ -143,6 +144,11 @@ class RunDirectory:
             write_whole(self.path / name, b"".join(map(to_line, kept)))
         for folder in LINES:
             self._remove(folder, lambda other: other > step)
+
+
+def eval_path(folder: Path, step: int, label: str = "") -> Path:
+    """Return the file of an evaluation's rollouts; further held-out sets have a label."""
+    return folder / "evals" / f"{step:06d}{f'-{label}' if label else ''}.parquet"
 
 
 def _write_parquet(path: Path, table: pa.Table) -> None:

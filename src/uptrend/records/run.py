@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from uptrend.records.directory import ENDS, STARTS, Stop, is_being_written, read_lines
+from uptrend.records.directory import ENDS, STARTS, Stop, eval_path, is_being_written, read_lines
 from uptrend.records.errors import MissingExtra, RecordError
 from uptrend.records.renamed import upgrade, upgrade_event, upgrade_keys, upgrade_metrics
 from uptrend.records.schema import ROLLOUTS, VERSION
@@ -101,13 +101,14 @@ class Run:
         lines = {line["step"] for line in self.metric_lines}
         return sorted(lines.intersection(int(path.name) for path in (self.path / "rollouts").glob("[0-9]*")))
 
-    def eval_rollouts(self, step: int) -> pa.Table:
-        """Read the held-out rollouts of the evaluation after a step."""
-        path = self.path / "evals" / f"{step:06d}.parquet"
+    def eval_rollouts(self, step: int, label: str = "") -> pa.Table:
+        """Read the held-out rollouts of the evaluation after a step; those of a further set by its label."""
+        path = eval_path(self.path, step, label)
         steps = [line["step"] for line in self.eval_lines]
         if step not in steps or not path.exists():
             recorded = ", ".join(map(str, steps)) or "none"
-            raise RecordError(f"{self.path} has no evaluation after step {step}; it has {recorded}.")
+            on = f" on {label}" if label else ""
+            raise RecordError(f"{self.path} has no evaluation{on} after step {step}; it has {recorded}.")
         return _parquet([path])
 
     @property

@@ -92,7 +92,8 @@ class Renderer:
 
     def _opens_thoughts(self, prompt: Sequence[int]) -> bool:
         """Return True where a prompt ends inside thoughts, as DeepSeek-R1's template and Qwen3-Thinking's do."""
-        return self._backend.decode(list(prompt[-16:]), skip_special_tokens=False).rstrip().endswith(THINK)
+        end: str = self._backend.decode(list(prompt[-16:]), skip_special_tokens=False)
+        return end.rstrip().endswith(THINK)
 
     def _spoken(self, text: str, prompt: Sequence[int]) -> tuple[str, bool]:
         """Return a turn's text without empty thoughts that its prompt began, and True where it begins in others."""

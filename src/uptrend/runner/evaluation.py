@@ -2,9 +2,9 @@
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from uptrend.config.load import apply_override
 from uptrend.policy.known import need_train_extra
 from uptrend.records import CheckpointError, Evaluation, Rollout, Run
 from uptrend.runner.prepare import make_policy, refuse_warmstart, resolve
-from uptrend.tasks.pool import HeldOut, heldout
+from uptrend.tasks.pool import HeldOut, eval_sections, heldout
 from uptrend.tasks.registry import find
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ class Scored:
     attempts: list[Rollout]  # sampled attempts; empty unless asked for
     hash: str  # hash of the tasks: equal where figures can be compared
     seconds: float  # time that playing them took
+    sets: Mapping[str, "Scored"] = field(default_factory=dict)  # results on further sets of [eval], by label
 
 
 def evaluate(
@@ -57,14 +58,19 @@ def evaluate(
     from uptrend.training.gather import RolloutPlayer
     from uptrend.training.gather import evaluate as play
 
-    config = replace(config, eval=replace(config.eval, attempts=attempts or config.eval.attempts))
     for text in held_out.notes:
         note(text)
-    began = time.perf_counter()
-    with watch(held_out, len(held_out.tasks) * (1 + config.eval.attempts)) as playing:
-        held, rollouts = play(RolloutPlayer(policy, InProcessSampler(policy), config), playing, 0, config)
-    seconds = time.perf_counter() - began
-    return Scored(str(target), held, rollouts[: held.tasks], rollouts[held.tasks :], held_out.hash, seconds)
+    player, sections, scored = RolloutPlayer(policy, InProcessSampler(policy), config), eval_sections(config), {}
+    for label, one in held_out.by_label.items():
+        section = replace(sections[label], attempts=attempts or sections[label].attempts)
+        began = time.perf_counter()
+        with watch(one, len(one.tasks) * (1 + section.attempts)) as playing:
+            held, rollouts = play(player, playing, 0, replace(config, eval=section))
+        greedy, sampled, seconds = rollouts[: held.tasks], rollouts[held.tasks :], time.perf_counter() - began
+        scored[label] = Scored(
+            f"{target} on {label}" if label else str(target), held, greedy, sampled, one.hash, seconds
+        )
+    return replace(scored.pop(""), sets=scored)
 
 
 def find_tasks(

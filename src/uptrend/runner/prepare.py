@@ -96,8 +96,10 @@ def prepare(config: Config, run: Run | None = None) -> Prepared:
     held_out = heldout(config)
     tasks = pool(config, held_out)
     if run is not None:  # compared before the model is loaded, which takes longer
-        for section, now in (("tasks", tasks.describe()), ("eval", held_out.describe())):
-            then = run.info[section]
+        described = [("tasks", run.info["tasks"], tasks.describe()), ("eval", run.info["eval"], held_out.describe())]
+        for label, held in held_out.sets.items():
+            described.append((f"eval.sets.{label}", run.info["eval"]["sets"][label], held.describe()))
+        for section, then, now in described:
             if then["hash"] != now["hash"]:
                 raise RecordError(
                     f"{run.path} can't go on: [{section}] gives other tasks now "

@@ -3,9 +3,9 @@
 import json
 import random
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from uptrend.config import Config, Eval, Tasks, build
 from uptrend.config.load import check_bounds, join, unknown
@@ -13,8 +13,15 @@ from uptrend.records import ConfigError, Task, TasksetError, tasks_hash
 from uptrend.tasks.registry import find
 from uptrend.tasks.taskset import Taskset
 
-# Keys of `[tasks]` that a stage can change beside its taskset's options.
-STAGE_KEYS = [f.name for f in fields(Tasks) if f.name not in ("options", "stages")]
+# Keys that a stage of `[tasks]`, or another set of `[eval]`, can't change.
+FIXED = {"stages": "a stage has no stages of its own", "sets": "a set has no sets of its own",
+         "every": "all sets are evaluated at the same steps"}  # fmt: skip
+Section = TypeVar("Section", Tasks, Eval)
+
+
+def _keys(section: type) -> list[str]:
+    """Return the keys of a section that its tables can change, beside its taskset's options."""
+    return [f.name for f in fields(section) if f.name not in ("options", *FIXED)]
 
 
 def make_taskset(name: str, options: Mapping[str, Any], seed: int, where: str = "tasks") -> Taskset:
@@ -34,7 +41,7 @@ def _options(name: str, table: Mapping[str, Any], where: str) -> Any:
     known = [f.name for f in fields(cls)]
     for key in table:
         if key not in known:
-            others = [f.name for f in fields(Eval if where == "eval" else Tasks) if f.name != "options"]
+            others = [f.name for f in fields(Eval if where.startswith("eval") else Tasks) if f.name != "options"]
             raise ConfigError(unknown(join(where, key), key, [*others, *known], where))
     options = build(cls, table, where)
     check_bounds(options, where)
@@ -46,14 +53,28 @@ def stage_sections(config: Config) -> list[tuple[int, str, Tasks]]:
     if not config.tasks.stages:
         return [(1, "tasks", config.tasks)]
     tables = {f"tasks.stages[{i}]": table for i, table in enumerate(config.tasks.stages)}
-    return [(table["start"], where, _section(config.tasks, where, table)) for where, table in tables.items()]
+    return [(table["start"], where, _section(config.tasks, where, table, "start")) for where, table in tables.items()]
 
 
-def _section(base: Tasks, where: str, table: Mapping[str, Any]) -> Tasks:
-    if "stages" in table:
-        raise ConfigError(f"{where}.stages: a stage has no stages of its own.")
-    changes = {key: value for key, value in table.items() if key != "start"}
-    given = build(Tasks, {key: getattr(base, key) for key in STAGE_KEYS} | changes, where)
+def eval_sections(config: Config) -> dict[str, Eval]:
+    """Return `[eval]` as it stands for each held-out set, by label; the first has none."""
+    sections, s = {"": config.eval}, config.sampling
+    for i, table in enumerate(config.eval.sets):
+        where = f"eval.sets[{i}]"
+        sections[table["label"]] = e = _section(config.eval, where, table, "label")
+        check_bounds(e, where)
+        if (most := e.max_tokens or s.max_tokens) >= (context := e.context or s.context):
+            raise ConfigError(
+                f"{where}.context = {context} should exceed max_tokens = {most}: it holds the prompt too."
+            )
+    return sections
+
+
+def _section(base: Section, where: str, table: Mapping[str, Any], own: str) -> Section:
+    for key in table.keys() & FIXED.keys() & {f.name for f in fields(base)}:
+        raise ConfigError(f"{where}.{key}: {FIXED[key]}.")
+    changes = {key: value for key, value in table.items() if key != own}
+    given = build(type(base), {key: getattr(base, key) for key in _keys(type(base))} | changes, where)
     hints = get_type_hints(find(given.name).Options)
     # Another taskset takes over the options that it knows.
     options = {k: value for k, value in base.options.items() if k in hints or given.name == base.name}
@@ -70,21 +91,31 @@ def resolve_options(config: Config) -> Config:
     stages: list[dict[str, Any]] = []
     # In full, as a stage of another taskset is to inherit what somebody wrote and not what is filled in here.
     for start, where, section in stage_sections(config) if config.tasks.stages else ():
-        own = {key: getattr(section, key) for key in STAGE_KEYS}
+        own = {key: getattr(section, key) for key in _keys(Tasks)}
         stages.append({"start": start, **own, **resolved(section.name, section.options, where)})
     options = resolved(config.tasks.name, config.tasks.options, "tasks")
-    evaluation = replace(config.eval, options=resolved(config.eval.name, eval_options(config), "eval"))
+    sets = []
+    for label, held in eval_sections(config).items():
+        own = {key: getattr(held, key) for key in _keys(Eval)}
+        sets.append({"label": label, **own, **resolved(held.name, eval_options(config, held), _where(label))})
+    whole = resolved(config.eval.name, eval_options(config), "eval")
+    evaluation = replace(config.eval, options=whole, sets=tuple(sets[1:]))
     return replace(config, tasks=replace(config.tasks, options=options, stages=tuple(stages)), eval=evaluation)
 
 
-def eval_options(config: Config) -> dict[str, Any]:
-    """Return `[eval]`'s options; a source that nothing trains on is held out whole."""
-    options = dict(config.eval.options)
+def _where(label: str) -> str:
+    return f"eval.sets.{label}" if label else "eval"
+
+
+def eval_options(config: Config, section: Eval | None = None) -> dict[str, Any]:
+    """Return the options of `[eval]`, or of another set; a source that nothing trains on is held out whole."""
+    section = section or config.eval
+    options = dict(section.options)
     # What a taskset that reads files or datasets is told to hold out all of them; others have no such options.
-    whole: dict[str, Any] = getattr(find(config.eval.name), "WHOLE", {})
+    whole: dict[str, Any] = getattr(find(section.name), "WHOLE", {})
     if not any(_source(options)) or whole.keys() & options.keys():
         return options
-    trained = [_source(s.options) for _, _, s in stage_sections(config) if s.name == config.eval.name]
+    trained = [_source(s.options) for _, _, s in stage_sections(config) if s.name == section.name]
     return options if _source(options) in trained else options | whole
 
 
@@ -102,10 +133,17 @@ class HeldOut:
     seed: int
     hash: str  # equal for runs whose numbers can be compared
     notes: tuple[str, ...]  # notes for a person
+    sets: Mapping[str, "HeldOut"] = field(default_factory=dict)  # further sets, by label
+
+    @property
+    def by_label(self) -> dict[str, "HeldOut"]:
+        """This set, which has no label, and the further ones."""
+        return {"": self, **self.sets}
 
     def describe(self) -> dict[str, Any]:
         """Return the entry in run.json."""
-        return _describe(self.taskset, self.seed, self.tasks)
+        sets = {label: held.describe() for label, held in self.sets.items()}
+        return _describe(self.taskset, self.seed, self.tasks) | ({"sets": sets} if sets else {})
 
 
 @dataclass(frozen=True)
@@ -180,17 +218,22 @@ class Pool:
 
 
 def heldout(config: Config) -> HeldOut:
-    """Return the set that `[eval]` names."""
-    taskset = make_taskset(config.eval.name, eval_options(config), config.eval.seed, "eval")
-    tasks = tuple(taskset.heldout(config.eval.tasks))
-    if not tasks:
-        raise TasksetError(f"eval: {config.eval.name} has no held-out tasks with these options; widen them.")
-    return HeldOut(taskset, tasks, config.eval.seed, tasks_hash(tasks), tuple(taskset.notes))
+    """Return the set that `[eval]` names, with the further ones."""
+    sets: dict[str, HeldOut] = {}
+    for label, section in eval_sections(config).items():
+        taskset = make_taskset(section.name, eval_options(config, section), section.seed, _where(label))
+        tasks = tuple(taskset.heldout(section.tasks))
+        if not tasks:
+            raise TasksetError(f"{_where(label)}: {section.name} has no held-out tasks with these options; widen them.")
+        sets[label] = HeldOut(taskset, tasks, section.seed, tasks_hash(tasks), tuple(taskset.notes))
+    notes = tuple(dict.fromkeys(note for held in sets.values() for note in held.notes))
+    return replace(sets.pop(""), notes=notes, sets=sets)
 
 
 def pool(config: Config, held_out: HeldOut) -> Pool:
     """Return the tasks of `[tasks]`, without any that is held out."""
-    ids, groups, stages = frozenset(task.id for task in held_out.tasks), config.sampling.groups, list[Stage]()
+    ids = frozenset(task.id for held in held_out.by_label.values() for task in held.tasks)
+    groups, stages = config.sampling.groups, list[Stage]()
     for start, where, section in stage_sections(config):
         taskset = make_taskset(section.name, section.options, section.seed, where)
         tasks = tuple(taskset.train(section.train, ids))

@@ -39,10 +39,15 @@ class RolloutPlayer:
         self._policy, self._sampler, self._config = policy, sampler, config
         self._renderers: dict[bool, Renderer] = {}
 
-    def play(self, requests: Sequence[RolloutRequest], *, temperature: float) -> list[Rollout]:
-        """Play rollouts at a temperature; 0 is greedy, and then nothing is cut off the distribution."""
+    def play(
+        self, requests: Sequence[RolloutRequest], *, temperature: float, sampling: Sampling | None = None
+    ) -> list[Rollout]:
+        """Play rollouts at a temperature, within `[sampling]` or another `sampling`.
+
+        0 is greedy, and then nothing is cut off the distribution.
+        """
         assert self._sampler is not None
-        s = self._config.sampling
+        s = sampling or self._config.sampling
         limits = Limits(
             s.max_tokens, s.context, temperature, s.top_p, s.top_k, s.min_p, s.repetition_penalty, s.stop, s.max_prompt
         )
@@ -112,8 +117,10 @@ def penalize_length(rollout: Rollout, sampling: Sampling) -> Rollout:
 
 
 def evaluate(player: RolloutPlayer, held_out: HeldOut, step: int, config: Config) -> tuple[Evaluation, list[Rollout]]:
-    """Play the held-out set; return the result with the rollouts behind it, greedy ones first."""
-    began = time.perf_counter()
+    """Play a held-out set as `[eval]` says; return the result with the rollouts behind it, greedy ones first."""
+    began, e, s = time.perf_counter(), config.eval, config.sampling
+    limits = {key: getattr(e, key) or getattr(s, key) for key in ("max_tokens", "max_turns", "context", "temperature")}
+    sampling = replace(s, **limits)
 
     def requests(attempts: int) -> list[RolloutRequest]:
         return [
@@ -124,9 +131,8 @@ def evaluate(player: RolloutPlayer, held_out: HeldOut, step: int, config: Config
             for i in range(attempts)
         ]  # fmt: skip
 
-    rollouts = player.play(requests(1), temperature=0.0)
-    attempts = config.eval.attempts
-    sampled = player.play(requests(attempts), temperature=config.sampling.temperature) if attempts else []
+    rollouts, attempts = player.play(requests(1), temperature=0.0, sampling=sampling), e.attempts
+    sampled = player.play(requests(attempts), temperature=sampling.temperature, sampling=sampling) if attempts else []
     pass_at: dict[int, float] = {}
     if sampled:
         correct = np.array([is_correct(r) for r in sampled]).reshape(-1, attempts).sum(1)

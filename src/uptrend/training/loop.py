@@ -11,7 +11,7 @@ watches, warns or stops is an observer.
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from uptrend.config.schema import Credit
 from uptrend.policy.checkpoint import BEST, save_checkpoint
 from uptrend.policy.weights import WeightMeter
 from uptrend.records import Evaluation, Rollout, Run
-from uptrend.tasks.pool import Cursor
+from uptrend.tasks.pool import Cursor, eval_sections
 from uptrend.training.components import Components, Course, Parts
 from uptrend.training.gather import Gathered, RolloutPlayer, evaluate
 from uptrend.training.learner import Experience, Learner, Update
@@ -53,6 +53,7 @@ def run_course(parts: Parts, course: Course) -> Stop | None:
     step, cursor, told = 0, Cursor(), False
     stop: Stop | None = None
     held: Evaluation | None
+    others: dict[str, Evaluation]
     best = max((float(line["accuracy"]) for line in Run(parts.directory.path).eval_lines), default=-1.0)
     # Rollouts have generators of their own; dropout and whatever a component draws depend on this one.
     torch.manual_seed(config.seed)
@@ -66,9 +67,9 @@ def run_course(parts: Parts, course: Course) -> Stop | None:
     with recording(parts) as recorder:
         # The accuracy before training is what every later one is compared with.
         if course.is_new:
-            held = evaluate_held_out(parts, player, recorder, step)
+            held, others = evaluate_held_out(parts, player, recorder, step)
             best = max(best, held.accuracy)
-            stop = tell_observers(parts, StepRecord(step, {}, (), held))
+            stop = tell_observers(parts, StepRecord(step, {}, (), held, others))
         while step < course.last and stop is None:
             step += 1
             clock = Clock(policy.device)
@@ -103,8 +104,8 @@ def run_course(parts: Parts, course: Course) -> Stop | None:
 
             # Evaluate, let observers see it all, and save where it is due or one of them stops the run here.
             is_due = course.is_due(step, config.eval.every)
-            held = evaluate_held_out(parts, player, recorder, step) if is_due else None
-            stop = tell_observers(parts, StepRecord(step, line, rollouts, held))
+            held, others = evaluate_held_out(parts, player, recorder, step) if is_due else (None, {})
+            stop = tell_observers(parts, StepRecord(step, line, rollouts, held, others))
             saved, state = config.checkpoints, {"step": step, "cursor": asdict(cursor), **fitted}
             if course.saves and (course.is_due(step, saved.every) or stop is not None):
                 recorder.drain()  # records first: a checkpoint is never ahead of them
@@ -188,11 +189,21 @@ def recording(parts: Parts) -> Iterator[Recorder]:
                 observer.after(Run(parts.directory.path))
 
 
-def evaluate_held_out(parts: Parts, player: RolloutPlayer, recorder: Recorder, step: int) -> Evaluation:
-    """Evaluate on the held-out tasks and record the result."""
-    held, rollouts = evaluate(player, parts.held_out, step, parts.config)
-    recorder.evaluation(evaluation_line(held) | {"hash": parts.held_out.hash}, rollouts)
-    return held
+def evaluate_held_out(
+    parts: Parts, player: RolloutPlayer, recorder: Recorder, step: int
+) -> tuple[Evaluation, dict[str, Evaluation]]:
+    """Evaluate on the held-out tasks and record the results; return those of the first set, and of others by label."""
+    sections, sets = eval_sections(parts.config), parts.held_out.by_label
+    played = {
+        label: evaluate(player, held_out, step, replace(parts.config, eval=sections[label]))
+        for label, held_out in sets.items()
+    }
+    lines = {label: evaluation_line(held) | {"hash": sets[label].hash} for label, (held, _) in played.items()}
+    rollouts = {label: found for label, (_, found) in played.items()}
+    line = lines.pop("")
+    recorder.evaluation(line | ({"sets": lines} if lines else {}), rollouts.pop(""), rollouts)
+    results = {label: held for label, (held, _) in played.items()}
+    return results.pop(""), results
 
 
 def tell_observers(parts: Parts, record: StepRecord) -> Stop | None:

@@ -1,7 +1,7 @@
 """Interface through which others watch the loop: the doctor, the terminal view and trackers."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from uptrend.records import Evaluation, Rollout, Run, Stop
@@ -17,6 +17,7 @@ class StepRecord:
     metrics: dict[str, Any]  # its metrics line; empty for step 0
     rollouts: Sequence[Rollout]  # its rollouts, with everything that the learner computed on them; empty for step 0
     evaluation: Evaluation | None  # the evaluation after it, if there was one
+    sets: Mapping[str, Evaluation] = field(default_factory=dict)  # the same on further held-out sets, by label
 
 
 class Observer(Protocol):

@@ -7,7 +7,7 @@ line appears only when its rollouts are on disk. An error on that thread is rais
 import queue
 import threading
 from collections import UserList
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -39,9 +39,16 @@ class Recorder:
         """Record a step: its rollouts and its metrics, or neither."""
         self._put(lambda: self._directory.step(line, rollouts_table(self._name, rollouts)))
 
-    def evaluation(self, line: dict[str, Any], rollouts: Sequence[Rollout]) -> None:
-        """Record an evaluation: its rollouts and its line, or neither."""
-        self._put(lambda: self._directory.evaluation(line, rollouts_table(self._name, rollouts)))
+    def evaluation(
+        self, line: dict[str, Any], rollouts: Sequence[Rollout], sets: Mapping[str, Sequence[Rollout]] | None = None
+    ) -> None:
+        """Record an evaluation: its rollouts, those on further sets by label, and its line, or nothing."""
+
+        def write() -> None:
+            others = {label: rollouts_table(self._name, found) for label, found in (sets or {}).items()}
+            self._directory.evaluation(line, rollouts_table(self._name, rollouts), others)
+
+        self._put(write)
 
     def drain(self) -> None:
         """Wait until everything is on disk."""

@@ -91,6 +91,8 @@ def strangles(case: Case, kl: Curve) -> Found | None:
     beta, norms = case.kl_weight, case.curve(GRADIENT)[1]
     if case.is_learning or len(kl.values) < FEWEST or beta < LARGE_BETA:
         return None
+    if case.value("learning.kl.reset_every"):  # near a reference that follows it, the policy is not held
+        return None
     # At the first step, where KL is 0, the gradient is the policy's alone.
     is_ruled = len(norms) > 0 and abs(float(kl.values[0])) <= 1e-6
     is_ruled = is_ruled and float(np.median(norms[1:])) > RULES * float(norms[0]) > 0
