@@ -107,6 +107,41 @@ def test_timers_go_on_while_the_model_speaks(policy: Policy, llama_folder: Path)
     assert max(Timed.late) < 0.2
 
 
+class Uneven(Letter):
+    """Takes some rounds of the event loop to answer."""
+
+    async def respond(self, message: Message) -> Sequence[Message] | None:
+        for _ in range(self._number % 5):
+            await asyncio.sleep(0)
+        return await super().respond(message)
+
+
+class Batches(InProcessSampler):
+    """Notes who is sampled together, and takes its time."""
+
+    def __init__(self, policy: Policy, seconds: Sequence[float]) -> None:
+        super().__init__(policy)
+        self.seconds, self.batches = seconds, list[list[int]]()
+
+    def _run(self, batch: Any, limits: Any) -> Any:
+        time.sleep(self.seconds[len(self.batches) % len(self.seconds)])
+        self.batches.append([request.stream for request in batch])
+        return super()._run(batch, limits)
+
+
+def test_batches_and_rollouts_do_not_depend_on_time(policy: Policy, llama_folder: Path) -> None:
+    taskset = Letters(Letters.Options(turns=3), 0)
+    taskset.open = lambda task, seed: Uneven(task, taskset.options)  # type: ignore[method-assign, misc]
+    config, seen = config_of(llama_folder, **{"sampling.rows": 5}), []
+    for seconds in ([0.0], [0.03], [0.0, 0.02, 0.05]):
+        sampler = Batches(policy, seconds)
+        rollouts = RolloutPlayer(policy, sampler, config).play(requests_of(taskset, 9), temperature=1.0)
+        tokens = [(r.sequences[0].ids.tobytes(), r.sequences[0].sampler.tobytes()) for r in rollouts]
+        seen.append((sampler.batches, tokens))
+    assert seen[0] == seen[1] == seen[2]
+    assert len(seen[0][0]) > 3
+
+
 class Hanging(Letter):
     """Hangs for one of three tasks where it is told to."""
 

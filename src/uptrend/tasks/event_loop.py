@@ -48,9 +48,8 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         loop.call_soon_threadsafe(lambda: tasks[0].cancel())
         while (waiting := jobs.get()) is not None:
             waiting[0].cancel()
-        if (
-            given is not None and not given[0].done()
-        ):  # after the plays have ended: they must not take it for an error of theirs
+        # After the plays have ended: they must not take it for an error of theirs.
+        if given is not None and not given[0].done():
             given[0].set_exception(RuntimeError(f"interrupted by {interruption!r}"))
         raise
     return tasks[0].result()
