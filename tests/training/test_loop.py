@@ -306,9 +306,12 @@ def test_a_long_rollout_is_penalized_as_by_trl(length: int) -> None:
     assert penalize_length(rollout, Sampling(max_tokens=8)) is rollout
 
 
-def test_a_run_that_goes_on_takes_the_room_that_was_measured(start: Start) -> None:
+@pytest.mark.parametrize(
+    "more", [(), ("model.lora={}", "learning.kl.beta=0.1", "learning.updates=2")], ids=["", "lora"]
+)
+def test_a_run_that_goes_on_takes_the_room_that_was_measured(start: Start, more: tuple[str, ...]) -> None:
     changes = ("learning.tokens=0", "checkpoints.every=1", "checkpoints.keep=9", "sampling.context=256")
-    whole = start(*changes)
+    whole = start(*changes, *more)
     (told,) = [event for event in whole.events if event["event"] == "fitted"]
     assert (told["step"], told["tokens"], told["gradient_checkpointing"]) == (1, 16384, False)
     state = whole.checkpoints[0] / "state.json"

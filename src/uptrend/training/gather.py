@@ -21,6 +21,9 @@ from uptrend.tasks import event_loop
 from uptrend.tasks.pool import Cursor, HeldOut, Pool
 from uptrend.training.metrics import evaluation_of, is_correct, is_dead
 
+# Name of the part of a reward that is not the task's: the penalty for length.
+OVERLONG = "overlong"
+
 
 @dataclass(frozen=True)
 class Gathered:
@@ -111,7 +114,7 @@ def penalize_length(rollout: Rollout, sampling: Sampling) -> Rollout:
     begins = sampling.max_tokens * sampling.max_turns - buffer
     penalty = most * min(1.0, max(0.0, (rollout.sampled_tokens - begins) / buffer))
     turns = (*reward.turns[:-1], reward.turns[-1] - penalty) if reward.turns else ()
-    parts = (*reward.parts, Part("overlong", -penalty, -most, 0.0))
+    parts = (*reward.parts, Part(OVERLONG, -penalty, -most, 0.0))
     shaped = replace(reward, total=reward.total - penalty, low=reward.low - most, parts=parts, turns=turns)
     return replace(rollout, reward=shaped)
 

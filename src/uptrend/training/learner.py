@@ -148,6 +148,7 @@ class Learner:
 
         With `advantages_bs`, of those that the update will look at.
         """
+        self._fit(exp)
         out_bs = torch.full(_padded_shape(exp), torch.nan, device=self._policy.device)
         forward: Callable[..., tuple[Tensor, ...]] = self._by_reference if reference else self._by_policy
         if not reference and not self._has_graphs:
@@ -168,6 +169,7 @@ class Learner:
 
         Ratios are against `old_bs`, or against the policy that sampled where the experience knows it.
         """
+        self._fit(exp)
         learning, device = self._config.learning, self._policy.device
         logprobs_bs = torch.full(_padded_shape(exp), torch.nan, device=device)
         weights_bs = torch.zeros(exp.sampler_bs.shape, device=device)
@@ -272,7 +274,7 @@ class Learner:
             self._packed = (exp, {})
         if wanted not in self._packed[1]:
             tokens, longest = self._config.learning.tokens, exp.sampler_bs.shape[1]
-            tokens = tokens or (self._fit(exp).tokens if wanted else 1)
+            tokens = tokens if self.fitted is None else self.fitted.tokens
             micros = self._pack(exp.lines, wanted, tokens, self._cost, self._grain, longest) if wanted else []
             self._packed[1][wanted] = [self._shaped(micro, exp).to(self._policy.device) for micro in micros]
         return self._packed[1][wanted]
@@ -287,16 +289,17 @@ class Learner:
             self._policy.core.gradient_checkpointing_enable({"use_reentrant": False})
         self._recomputes = wish
 
-    def _fit(self, exp: Experience) -> Fitted:
-        """Measure how many tokens fit into memory; recompute activations where a rollout might not."""
-        if self.fitted is not None:
-            return self.fitted
+    def _fit(self, exp: Experience) -> None:
+        """Measure how many tokens fit into memory, where asked; recompute activations where a rollout might not."""
+        if self._config.learning.tokens or self.fitted is not None or not exp.real_bs.any():
+            return
         asked, device = self._config.model.gradient_checkpointing, self._policy.device
         free, longest, fits = self._free(device), max(len(line.ids) for line in exp.lines), 0
         if not self._optimizer.has_memory:  # it makes two numbers per weight at its first step
             free -= 2 * self._policy.flat.values.nbytes
         # Before any gradient of the step, which passes of a measurement would be added to.
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):  # dropout draws
+        random = torch.random.fork_rng([device] if device.type == "cuda" else [])  # dropout draws
+        with torch.enable_grad(), random:
             for recompute in (True,) if asked else (False, True):
                 self._recompute(recompute)
                 # A graph keeps the memory of a pass for itself, beside that of passes without one.
@@ -306,12 +309,11 @@ class Learner:
                 if fits >= self._config.sampling.context:
                     break
         self._policy.flat.gradient.zero_()
-        if fits < longest or self.fitted is None:
+        if fits < longest:
             raise ModelError(
                 f"A rollout of {longest:,} tokens does not fit into {free / 2**30:.2g} GiB of free memory, even with "
                 "gradient checkpointing. Use a smaller model, model.lora, or a lower sampling.context."
             )
-        return self.fitted
 
     def _try(self, exp: Experience, tokens: int) -> int:
         """Make a pass over so many tokens at least, of the longest answer again and again; return how many they are."""

@@ -99,8 +99,11 @@ HEALTHY: dict[str, tuple[str, ...]] = {
     "batch-scaled": ("learning.scale=batch", "learning.baseline=leave_one_out", "sampling.resample=1"),
     "temperature-1": ("sampling.temperature=1.0", "learning.correction=token"),
     "entropy": ("learning.entropy=0.01", "learning.skip_dead=false"),
+    "left-out": ("sampling.top_p=0.9", "sampling.min_p=0.02", "sampling.repetition_penalty=1.1", "learning.tokens=0"),
+    "guarded": ("learning.clip_max=3.0", "learning.correction=token", "learning.correction_mode=mask",
+                "learning.correction_floor=0.5", "sampling.overlong=2"),
     "bf16": ("model.weights=bf16",),
-}
+}  # fmt: skip
 
 
 @pytest.mark.slow

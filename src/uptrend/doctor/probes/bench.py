@@ -93,6 +93,8 @@ class RecordingSampler:
 class GradientCatcher:
     """Stands in for the optimizer: keeps each gradient and changes nothing."""
 
+    has_memory = True  # it never makes one
+
     def __init__(self, policy: Policy) -> None:
         self._flat, self.gradients = policy.flat, list[Tensor]()
 

@@ -8,6 +8,7 @@ from uptrend.doctor.probes.bench import Bench, ScoredPlay, by_group, play_script
 from uptrend.doctor.probes.probe import CRITICAL, MEDIUM, WARNING, Answer, probe, require
 from uptrend.records import Confidence, Ending, Reward
 from uptrend.tasks.validate import NEAR, HasCheaters
+from uptrend.training.gather import OVERLONG
 
 
 @probe(
@@ -25,7 +26,9 @@ def rescoring(bench: Bench) -> Answer:
     own = {(t.id, t.answer): (t, stage.taskset) for stage in reversed(bench.pool.stages) for t in stage.tasks}
     plays = [own.get((r.task, r.answer), bench.tasks[r.task]) for r in rollouts]
     first, second = (np.array([_total(p.reward) for p in bench.replay(list(rollouts), plays)]) for _ in range(2))
-    recorded = np.array([_total(r.reward) for r in rollouts])
+    recorded = np.array(
+        [_total(r.reward) - sum(p.value for p in r.reward.parts if p.name == OVERLONG) for r in rollouts]
+    )
     unsure = ~np.isclose(first, second, rtol=0, atol=1e-6, equal_nan=True)
     failed = np.isnan(first) & ~unsure
     if failed.any():
