@@ -86,6 +86,10 @@ def tasks_hash(tasks: Several[Task]) -> str:
     return digest.hexdigest()[:16]
 
 
+# Name of a part of the reward that is not the task's: the penalty of `sampling.overlong`.
+OVERLONG = "overlong"
+
+
 @dataclass(frozen=True)
 class Part:
     """One component of a reward."""

@@ -13,6 +13,7 @@ import numpy as np
 from uptrend.config import Config, Sampling
 from uptrend.policy.policy import Policy
 from uptrend.records import Evaluation, Part, Rollout
+from uptrend.records.rollout import OVERLONG
 from uptrend.rollout.play import RolloutRequest, demonstrate, derive, derive_open_seed, play_all
 from uptrend.rollout.render import Renderer
 from uptrend.rollout.sampler import Limits, Sampler
@@ -20,10 +21,6 @@ from uptrend.stats.intervals import pass_at_k
 from uptrend.tasks import event_loop
 from uptrend.tasks.pool import Cursor, HeldOut, Pool
 from uptrend.training.metrics import evaluation_of, is_correct, is_dead
-
-# Name of the part of a reward that is not the task's: the penalty for length.
-OVERLONG = "overlong"
-
 
 @dataclass(frozen=True)
 class Gathered:

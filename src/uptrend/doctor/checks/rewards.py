@@ -14,6 +14,7 @@ from uptrend.doctor.rank import HIGH, LOW, MEDIUM, NOTE, WARNING
 from uptrend.doctor.rows import Floats
 from uptrend.doctor.trend import HeldOutChange
 from uptrend.records import Evidence, TrendKind
+from uptrend.records.rollout import OVERLONG
 from uptrend.stats.trend import TrendTest, rank_correlation
 
 CORRECT = "reward/correct/share"
@@ -93,7 +94,8 @@ def parts_of(case: Case) -> list[PartCurve]:
     found = []
     for name in case.view.parts():
         mean = case.course(f"reward/part/{name}/mean")
-        if mean is not None and "_minus_" not in name:
+        # A penalty for length that nobody incurs is as it should be.
+        if mean is not None and "_minus_" not in name and name != OVERLONG:
             between = case.curve(f"reward/part/{name}/std")[1]
             inside = float(np.mean(between**2)) if len(between) else 0.0
             found.append(PartCurve(name, mean, inside + float(np.var(mean.values))))

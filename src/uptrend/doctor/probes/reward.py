@@ -7,8 +7,8 @@ import numpy as np
 from uptrend.doctor.probes.bench import Bench, ScoredPlay, by_group, play_scripts, seen, turns_of
 from uptrend.doctor.probes.probe import CRITICAL, MEDIUM, WARNING, Answer, probe, require
 from uptrend.records import Confidence, Ending, Reward
+from uptrend.records.rollout import OVERLONG
 from uptrend.tasks.validate import NEAR, HasCheaters
-from uptrend.training.gather import OVERLONG
 
 
 @probe(
