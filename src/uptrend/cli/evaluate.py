@@ -61,13 +61,9 @@ def _facts(scored: Scored) -> dict[str, Any]:
 
 
 def score(
-    target: str,
-    tasks: str | None,
-    overrides: Iterable[str] = (),
-    attempts: int = 0,
-    out: Path | None = None,
+    target: str, tasks: str | None, overrides: Iterable[str] = (), attempts: int = 0, out: Path | None = None,
     checkpoint: str | None = None,
-) -> Scored:
+) -> Scored:  # fmt: skip
     """Evaluate with progress on the terminal, and write the rollouts to `out` if given."""
     if out is not None:  # before the work, which may take long
         if out.suffix not in (".jsonl", ".parquet"):

@@ -124,14 +124,9 @@ def _draw_held_out(axes: Any, runs: Colored) -> None:
             steps, heights = [e.step + apart for e in found], [e.accuracy for e in found]
             axes.plot(steps, heights, color=color, linestyle=DASHES[1], linewidth=1.5)
             axes.annotate(
-                label,
-                (steps[-1], heights[-1]),
-                color=color,
-                fontsize=8,
-                xytext=(7, 0),
-                textcoords="offset points",
+                label, (steps[-1], heights[-1]), color=color, fontsize=8, xytext=(7, 0), textcoords="offset points",
                 va="center",
-            )
+            )  # fmt: skip
     axes.yaxis.set_major_formatter("{x:.0%}")
     axes.margins(x=0.18)
     _finish_axes(axes, "not evaluated")

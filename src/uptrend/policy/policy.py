@@ -154,15 +154,9 @@ def choose_device(wish: str) -> torch.device:
 
 
 def load_policy(
-    source: str,
-    wish: Model,
-    device: torch.device,
-    *,
-    seed: int,
-    keep_reference: bool,
-    resets: bool = False,
+    source: str, wish: Model, device: torch.device, *, seed: int, keep_reference: bool, resets: bool = False,
     compiled: bool = False,
-) -> Policy:
+) -> Policy:  # fmt: skip
     """Load a policy, ready to train, from a folder or hub id; `resets` says that its reference will be replaced."""
     model, tokenizer = load_model(source, DTYPES[wish.weights])
     model = model.to(device)

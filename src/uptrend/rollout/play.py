@@ -146,13 +146,9 @@ async def play_all(
 
 
 async def demonstrate(
-    requests: Sequence[RolloutRequest],
-    renderers: dict[bool, Renderer],
-    limits: Limits,
-    max_turns: int,
-    rows: int = 0,
-    timeout: float = 0.0,
-) -> list[Rollout]:
+    requests: Sequence[RolloutRequest], renderers: dict[bool, Renderer], limits: Limits, max_turns: int,
+    rows: int = 0, timeout: float = 0.0,
+) -> list[Rollout]:  # fmt: skip
     """Let each task's scripted expert play its request, in the tokens that the model would have to say."""
 
     def gold(request: RolloutRequest) -> Script:

@@ -21,7 +21,7 @@ from uptrend.runner.prepare import (
     prepare,
     refuse_warmstart,
     resolve,
-)
+)  # fmt: skip
 from uptrend.tasks.pool import heldout, pool
 from uptrend.training.observer import Observer, Stop
 

@@ -22,6 +22,7 @@ from uptrend.tasks import event_loop
 from uptrend.tasks.pool import Cursor, HeldOut, Pool
 from uptrend.training.metrics import evaluation_of, is_correct, is_dead
 
+
 @dataclass(frozen=True)
 class Gathered:
     """Rollouts of a step."""
