@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from letters import Letter, Letters
@@ -17,14 +18,16 @@ from uptrend.cli.plot import command as plot
 from uptrend.cli.summary import describe
 from uptrend.cli.view import LineView
 from uptrend.config import Config, load_config
+from uptrend.config.schema import Sampling
 from uptrend.policy.policy import Policy
-from uptrend.records import ConfigError, Ending, Message, RecordError, Reward, Task
+from uptrend.records import ConfigError, Ending, Message, RecordError, Reward, Rollout, Task
+from uptrend.records import Sequence as Tokens
 from uptrend.rollout.inprocess import InProcessSampler
 from uptrend.rollout.play import RolloutRequest
 from uptrend.runner.evaluation import evaluate
 from uptrend.runner.runs import resume, train
 from uptrend.tasks.pool import Cursor, heldout, pool
-from uptrend.training.gather import RolloutPlayer, gather
+from uptrend.training.gather import RolloutPlayer, gather, penalize_length
 
 
 @pytest.fixture(scope="module")
@@ -313,3 +316,22 @@ def test_further_held_out_sets_with_limits_of_their_own(
 def test_wrong_sets(llama_folder: Path, sets: list[dict[str, Any]], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         heldout(config_of(llama_folder, **{"eval.sets": sets}))
+
+
+@pytest.mark.parametrize("length", range(1, 9))
+def test_a_long_rollout_is_penalized_as_by_trl(length: int) -> None:
+    from trl.rewards import get_soft_overlong_punishment
+
+    sampling = Sampling(max_tokens=8, overlong=4, overlong_penalty=0.5)
+    ids = np.arange(length + 3, dtype=np.int32)
+    roles = np.array([0] * 3 + [1] * length, np.int8)
+    sequence = Tokens(ids, 0 * ids, roles, 0 * ids, np.zeros(length + 3, np.float32))
+    reward = Reward.of("r", 1.0, 0.0, 1.0, True)
+    rollout = Rollout(1, "g", 0, "t", "f", "", 0, (), (sequence,), reward, Ending.STOP_TOKEN, None, 0.0)
+    (theirs,) = get_soft_overlong_punishment(8, 4)(completion_ids=[ids[3:].tolist()])
+    shaped = penalize_length(rollout, sampling).reward
+    assert shaped is not None
+    assert shaped.total == pytest.approx(1.0 + 0.5 * theirs)
+    assert (shaped.low, shaped.high, shaped.correct) == (-0.5, 1.0, True)
+    assert [p.value for p in shaped.parts] == pytest.approx([1.0, 0.5 * theirs])
+    assert penalize_length(rollout, Sampling(max_tokens=8)) is rollout

@@ -17,23 +17,17 @@ import torch
 from models import write_model
 from uptrend.algo import advantages
 from uptrend.config import load_config
-from uptrend.config.schema import Sampling
 from uptrend.policy.checkpoint import read_state
 from uptrend.records import (
     CheckpointError,
-    Ending,
     ModelError,
     RecordError,
-    Reward,
-    Rollout,
     Run,
     RunDirectory,
-    Sequence,
 )
 from uptrend.runner.evaluation import evaluate
 from uptrend.runner.prepare import RunEnding
 from uptrend.runner.runs import replay, resume, train
-from uptrend.training.gather import penalize_length
 from uptrend.training.observer import StepRecord, Stop
 
 Start = Callable[..., Run]
@@ -285,25 +279,6 @@ def test_correction_has_nothing_to_correct_where_tokens_are_left_out(start: Star
     for line, other in zip(run.metric_lines, again.metric_lines, strict=True):
         assert line["weights/norm"] == other["weights/norm"]
         assert line["correction/weight/mean"] == other["correction/weight/mean"]
-
-
-@pytest.mark.parametrize("length", range(1, 9))
-def test_a_long_rollout_is_penalized_as_by_trl(length: int) -> None:
-    from trl.rewards import get_soft_overlong_punishment
-
-    sampling = Sampling(max_tokens=8, overlong=4, overlong_penalty=0.5)
-    ids = np.arange(length + 3, dtype=np.int32)
-    roles = np.array([0] * 3 + [1] * length, np.int8)
-    sequence = Sequence(ids, 0 * ids, roles, 0 * ids, np.zeros(length + 3, np.float32))
-    reward = Reward.of("r", 1.0, 0.0, 1.0, True)
-    rollout = Rollout(1, "g", 0, "t", "f", "", 0, (), (sequence,), reward, Ending.STOP_TOKEN, None, 0.0)
-    (theirs,) = get_soft_overlong_punishment(8, 4)(completion_ids=[ids[3:].tolist()])
-    shaped = penalize_length(rollout, sampling).reward
-    assert shaped is not None
-    assert shaped.total == pytest.approx(1.0 + 0.5 * theirs)
-    assert (shaped.low, shaped.high, shaped.correct) == (-0.5, 1.0, True)
-    assert [p.value for p in shaped.parts] == pytest.approx([1.0, 0.5 * theirs])
-    assert penalize_length(rollout, Sampling(max_tokens=8)) is rollout
 
 
 @pytest.mark.parametrize(

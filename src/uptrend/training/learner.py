@@ -273,8 +273,8 @@ class Learner:
         if self._packed[0] is not exp:
             self._packed = (exp, {})
         if wanted not in self._packed[1]:
-            tokens, longest = self._config.learning.tokens, exp.sampler_bs.shape[1]
-            tokens = tokens if self.fitted is None else self.fitted.tokens
+            tokens = self._config.learning.tokens if self.fitted is None else self.fitted.tokens
+            longest = exp.sampler_bs.shape[1]
             micros = self._pack(exp.lines, wanted, tokens, self._cost, self._grain, longest) if wanted else []
             self._packed[1][wanted] = [self._shaped(micro, exp).to(self._policy.device) for micro in micros]
         return self._packed[1][wanted]

@@ -75,6 +75,7 @@ REFERENCE: Table = {
     "runs away for nothing": ({KL: ramp(0, 3), **FLAT}, {"kl.runaway": WARNING}),
     "runs away for a reward": ({KL: ramp(0, 3)}, {"kl.runaway": NOTE}),
     "a heavy penalty strangles": (STILL | learning(kl={"beta": 1.0}), {"kl.strangles": WARNING}),
+    "a reference that follows the policy": (STILL | learning(kl={"beta": 1.0, "reset_every": 10}), {}),
     "a light one does not": (STILL | learning(kl={"beta": 0.001}), {}),
     "a penalty that only the loss gives away": (HELD, {"kl.strangles": WARNING}),
     "a light one in the loss": (HELD | {LOSS: 0.01 * HELD_KL}, {}),
@@ -213,6 +214,7 @@ REWARDS: Table = {
     "a component at its floor": (
         parts(equation=0.0, format=ramp(0.1, 0.5, noise=0.05)) | {REWARD: ramp(0.1, 0.5, noise=0.05)},
         {NO_PART: WARNING, ONE_PART: WARNING, HACKABLE: WARNING}),
+    "a penalty for length that nobody incurs": (parts(correctness=ramp(0.1, 0.5, noise=0.05), overlong=0.0), {}),
     "a component that everybody earns": (parts(correctness=ramp(0.1, 0.5, noise=0.05), format=1.0), {NO_PART: NOTE}),
     "format that rises alone": (
         parts(json_format=RISE, env=flat(0.96, noise=0.001)) | {REWARD: RISE + 0.96},
