@@ -22,6 +22,7 @@ from uptrend.tasks.taskset import Script, add_note, may_be_held_out, say, shortf
 
 NUMBER = re.compile(r"-?[0-9]+")
 Rule = Literal["exact", "partial", "rich"]
+Place = Literal["start", "end"]
 # Rewards of a wrong number: up to this distance from the answer, this much.
 NEAR_MISSES: dict[Rule, tuple[tuple[float, float], ...]] = {
     "partial": ((1, 0.5), (5, 0.25)),
@@ -29,9 +30,15 @@ NEAR_MISSES: dict[Rule, tuple[tuple[float, float], ...]] = {
 }
 
 
-def extract(completion: str) -> str:
-    """Return the answer in what a model said: a number at its start, else its first word; empty where it is silent."""
+def extract(completion: str, place: Place = "start") -> str:
+    """Return the answer in what a model said: a number at its start, else its first word; empty where it is silent.
+
+    With `place` "end", the last number of the first line that has text: what stands before it is how it was found.
+    """
     text = completion.strip()
+    if place == "end":
+        numbers = NUMBER.findall(text.partition("\n")[0])
+        return numbers[-1] if numbers else ""
     if number := NUMBER.match(text):
         return number.group()
     return fold(text.split(maxsplit=1)[0]) if text else ""
@@ -42,9 +49,9 @@ def fold(word: str) -> str:
     return word.lower().rstrip(".,;:!?'\")")
 
 
-def is_right(completion: str, answer: str) -> bool:
+def is_right(completion: str, answer: str, place: Place = "start") -> bool:
     """Return True where a completion is the answer."""
-    return extract(completion) == fold(answer)
+    return extract(completion, place) == fold(answer)
 
 
 def read_number(text: str, base: int) -> int | None:
@@ -57,11 +64,11 @@ def read_number(text: str, base: int) -> int | None:
         return None
 
 
-def grade(rule: Rule, completion: str, task: Task) -> Reward:
+def grade(rule: Rule, completion: str, task: Task, place: Place = "start") -> Reward:
     """Return the reward of a completion under a rule; answers that are no numbers are always graded exactly."""
-    correct = is_right(completion, task.answer)
+    correct = is_right(completion, task.answer, place)
     applied: Rule = rule if task.data.get("base") else "exact"
-    value = 1.0 if correct else _grade_wrong(applied, extract(completion), task)
+    value = 1.0 if correct else _grade_wrong(applied, extract(completion, place), task)
     return Reward.of(applied, value, -1.0, 1.0, correct)
 
 
@@ -84,16 +91,16 @@ class OneTurn:
 
     tools: Sequence[Tool] = ()
 
-    def __init__(self, task: Task, rule: Rule) -> None:
+    def __init__(self, task: Task, rule: Rule, place: Place = "start") -> None:
         self.messages = task.messages
-        self._task, self._rule, self._said = task, rule, ""
+        self._task, self._rule, self._place, self._said = task, rule, place, ""
 
     async def respond(self, message: Message) -> Sequence[Message] | None:
         self._said = message.content
         return None
 
     async def score(self) -> Reward:
-        return grade(self._rule, self._said, self._task)
+        return grade(self._rule, self._said, self._task, self._place)
 
     async def close(self) -> None:
         """Nothing is held."""
@@ -118,7 +125,7 @@ class OneTurnTaskset:
         self.notes: list[str] = []
 
     def open(self, task: Task, seed: int) -> OneTurn:  # noqa: ARG002 (nothing is random in these tasks)
-        return OneTurn(task, self.options.reward)
+        return OneTurn(task, self.options.reward, getattr(self.options, "place", "start"))
 
     def gold(self, task: Task) -> Script:
         return say(task.answer)
@@ -223,6 +230,11 @@ class ArithmeticProblems(NumberRange):
 class ArithmeticOptions(ArithmeticProblems, Grading):
     """The options of `arithmetic`."""
 
+    examples: str = ""
+    """Text before every question: worked examples, say."""
+    place: Place = "start"
+    """Place of the answer: at the start, or at the end of the first line, after how it was found."""
+
 
 class Arithmetic(Family):
     """Sums, differences and products of two numbers: `Calculate: 12 - 7 = `."""
@@ -238,7 +250,7 @@ class Arithmetic(Family):
         """Harder is a larger result."""
         a, operation, b = problem
         result = {"+": a + b, "-": a - b, "*": a * b}[operation]
-        prompt = f"Calculate: {a} {operation} {b} = "
+        prompt = f"{self.options.examples}Calculate: {a} {operation} {b} = "
         return self._task(prompt, str(result), abs(result), a=a, b=b, operation=operation, base=10)
 
 

@@ -1,0 +1,93 @@
+"""Attention over sequences that stand back to back in one row, each seeing its own keys alone.
+
+Sequences of all lengths then go through the model without padding, in few shapes. A segment is a stretch of queries
+with its keys: the last query sees all of them, the one before all but the last, and so on. Segments that begin with the
+same prompt may share its tokens: each has the prompt's keys among its own.
+
+t = token (query), k = key, n = segment.
+"""
+
+import inspect
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
+
+NAME = "uptrend"
+# torch 2.11's has neither; keys and values are repeated there.
+_HAS_GROUPS = "enable_gqa" in inspect.signature(varlen_attn).parameters
+
+
+class Packed(NamedTuple):
+    """Segments of a row."""
+
+    starts_n: Tensor  # int32, first query of each segment, and their number at the end; filled up with that number
+    key_starts_n: Tensor  # the same of keys
+    longest: int  # most queries of a segment, or more
+    longest_keys: int  # the same of keys
+    keys_k: Tensor | None = None  # place of each key among the tokens; None where the keys are the queries' own
+
+
+def register() -> str:
+    """Make this attention known to transformers; return its name there."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, attend)
+    return NAME
+
+
+def attend(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *, scaling: float,
+    dropout: float = 0.0, packed: Packed | None = None, **kwargs: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
+    """Attend as transformers asks for it; without segments, as its own `sdpa` does."""
+    if packed is None:
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )  # type: ignore[return-value]
+    q_thd, k_khd, v_khd = (x[0].transpose(0, 1) for x in (query, key, value))
+    if packed.keys_k is not None:
+        # In fp32 because the gradients of a key that many segments see are added up.
+        k_khd, v_khd = (x.float().index_select(0, packed.keys_k).to(x.dtype) for x in (k_khd, v_khd))
+    by_device = attend_on_gpu if query.device.type == "cuda" else attend_one_by_one
+    return by_device(q_thd, k_khd, v_khd, packed, scaling)[None], None
+
+
+def attend_on_gpu(q_thd: Tensor, k_khd: Tensor, v_khd: Tensor, packed: Packed, scaling: float) -> Tensor:
+    """Attend in one kernel."""
+    options: dict[str, Any] = {"scale": scaling, "window_size": (-1, 0)}
+    if _HAS_GROUPS:
+        options["enable_gqa"] = True
+    elif (share := q_thd.shape[1] // k_khd.shape[1]) > 1:
+        k_khd, v_khd = (x.repeat_interleave(share, 1) for x in (k_khd, v_khd))
+    out: Tensor = varlen_attn(
+        q_thd, k_khd, v_khd, packed.starts_n, packed.key_starts_n, packed.longest, packed.longest_keys, **options
+    )
+    return out
+
+
+def attend_one_by_one(q_thd: Tensor, k_khd: Tensor, v_khd: Tensor, packed: Packed, scaling: float) -> Tensor:
+    """Attend segment by segment; those of one shape together."""
+    edges, key_edges = packed.starts_n.tolist(), packed.key_starts_n.tolist()
+    shapes: dict[tuple[int, int], list[int]] = {}
+    for n, (start, stop) in enumerate(zip(edges, edges[1:], strict=False)):
+        if stop > start:
+            shapes.setdefault((stop - start, key_edges[n + 1] - key_edges[n]), []).append(n)
+    outs, places = [], []
+    for (queries, keys), segments in shapes.items():
+        at = torch.tensor([edges[n] for n in segments])[:, None] + torch.arange(queries)
+        key_at = torch.tensor([key_edges[n] for n in segments])[:, None] + torch.arange(keys)
+        q, k, v = q_thd[at].transpose(1, 2), k_khd[key_at].transpose(1, 2), v_khd[key_at].transpose(1, 2)
+        mask = None if queries in (1, keys) else torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=1 < queries == keys, scale=scaling, enable_gqa=True
+        )
+        outs.append(out.transpose(1, 2).flatten(0, 1))
+        places.append(at.flatten())
+    if len(outs) == 1 and len(outs[0]) == len(q_thd):
+        return outs[0]
+    return torch.zeros_like(q_thd).index_copy(0, torch.cat(places), torch.cat(outs))
