@@ -5,7 +5,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart check test test-fast coverage docs faults faults-full lab-demo format clean
+.PHONY: help setup quickstart check test test-fast test-gpu coverage docs faults faults-full lab-demo format clean
 
 help:  ## Show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ test: .venv/.all  ## Run all tests (10 minutes on two cores)
 
 test-fast: .venv/.all  ## Run all tests but the slow ones (3 minutes)
 	$(PYTEST) -m 'not slow'
+
+test-gpu: .venv/.all  ## Run the tests that need a GPU, one after the other; without one all are skipped
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -p no:xdist tests/gpu || test $$? -eq 5  # 5: whole modules were skipped
 
 coverage: .venv/.all  ## Run all tests and print the branch coverage, in percent
 	$(PYTEST) --cov --cov-report=

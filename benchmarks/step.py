@@ -25,7 +25,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -34,19 +33,22 @@ import torch
 
 from step_work import (
     SHAPES,
+    WARM,
     Cost,
     PhasedLearner,
     Replies,
-    Work,
-    device,
+    Timing,
     make_shape,
+    memory,
     phase,
     print_profile,
+    rows_of,
+    summary,
     sync,
     text_of,
     with_ends,
     work_of,
-)
+)  # fmt: skip
 from uptrend.config import Config, load_config
 from uptrend.policy.known import find_model
 from uptrend.policy.policy import DTYPES
@@ -57,9 +59,6 @@ from uptrend.tasks.arithmetic import is_right
 from uptrend.tasks.pool import heldout, pool
 from uptrend.training import loop
 from uptrend.training.gather import gather
-from uptrend.training.metrics import peak_memory_gib
-
-WARM = 3
 
 
 @dataclass
@@ -86,32 +85,16 @@ class Baton:
             self.changed.notify_all()
 
 
-@dataclass
-class Timing:
-    """Course of one contestant, with one entry per step."""
-
-    seconds: list[float] = field(default_factory=list)
-    work: list[Work] = field(default_factory=list)
-    rewards: list[float] = field(default_factory=list)
-    phases: list[dict[str, float]] = field(default_factory=list)
-    recorder: list[float] = field(default_factory=list)  # CPU seconds of the recorder's thread, so far
-    used: float = 0.0  # GiB of the device in use at most, at the end of a step, by whoever
-
-    def add(self, began: float) -> None:
-        """Take the time of a step; before anything else is counted."""
-        sync()
-        self.seconds.append(time.perf_counter() - began)
-        if torch.cuda.is_available():
-            free, whole = torch.cuda.mem_get_info()
-            self.used = max(self.used, (whole - free) / 2**30)
-
-
 class StepWatch:
     """An observer of Uptrend's loop that times steps between batons, and profiles the one after the last."""
 
     def __init__(self, baton: Baton, timing: Timing, last: int, *, profile: bool) -> None:
         self.baton, self.timing, self.began, self.last = baton, timing, 0.0, last
         self.profiler = torch.profiler.profile() if profile else None
+        if profile:  # graphs tell of their kernels where a profiler was there before them
+            os.environ["TEARDOWN_CUPTI"] = "0"
+            with torch.profiler.profile():
+                sync()
         self.rollouts: list[Any] = []
 
     def gather(self, *given: Any) -> Any:
@@ -145,14 +128,6 @@ class StepWatch:
 
     def after(self, run: Any) -> None:  # noqa: ARG002
         self.baton.give("uptrend", last=True)
-
-
-def rows_of(rollout: Any) -> Iterator[tuple[str, int, int, int]]:
-    """Return group, prompt, tail and sampled tokens of each sequence of a rollout."""
-    for sequence in rollout.sequences:
-        sampled, whole = int(sequence.sampled.sum()), len(sequence.ids)
-        prompt = int(sequence.sampled.argmax()) if sampled else whole
-        yield rollout.group, prompt, whole - prompt, sampled
 
 
 class NoRecorder:
@@ -281,6 +256,9 @@ def compete(args: argparse.Namespace, config: Config, names: list[str]) -> dict[
     jobs = {"uptrend": run_uptrend, "trl": run_trl}
     with tempfile.TemporaryDirectory() as folder:
         given = {name: (config, args, Path(folder), baton, timings[name]) for name in names}
+        if len(names) == 1:  # here: torch's profiler sees kernels from the main thread alone
+            jobs[names[0]](*given[names[0]])
+            return timings
         threads = [threading.Thread(target=jobs[name], args=given[name]) for name in names]
         for thread in threads:
             thread.start()
@@ -299,33 +277,6 @@ def run_apart(argv: list[str], model: str, *more: str) -> dict[str, Any]:
             print(done.stderr[-2000:], file=sys.stderr)
             return {}
         return next(iter(json.loads(Path(file.name).read_text())["rows"].values()), {})
-
-
-def memory(timing: Timing) -> dict[str, float]:
-    """GiB at most in this process: torch's on a GPU, and the whole device's at the ends of steps; else the host's."""
-    peak = {"allocated": peak_memory_gib(device())}
-    if torch.cuda.is_available():
-        # Graphs keep their memory in pools of their own, which are reserved; the driver's share counts in `used`.
-        peak |= {"reserved": torch.cuda.max_memory_reserved() / 2**30, "used": timing.used}
-    return peak
-
-
-def summary(timing: Timing, cost: Cost, peak: float | None) -> dict[str, Any]:
-    warm, work = timing.seconds[WARM:], timing.work[WARM:]
-    quartiles = statistics.quantiles(warm, n=4) if len(warm) > 1 else [float("nan")] * 3
-    phases = {k: statistics.median(p[k] for p in timing.phases[WARM:] if k in p) for k in (timing.phases or [{}])[-1]}
-    rates = {
-        "sampled_per_s": statistics.median(w.sampled / s for w, s in zip(work, warm, strict=True)),
-        "tokens_per_s": statistics.median(cost.tokens(w) / s for w, s in zip(work, warm, strict=True)),
-        "tflops": statistics.median(cost.flops(w) / s / 1e12 for w, s in zip(work, warm, strict=True)),
-    }
-    return {
-        "median": statistics.median(warm), "q1": quartiles[0], "q3": quartiles[2], "first": timing.seconds[0],
-        "steps": len(warm), "seconds": timing.seconds, "reward_first": statistics.mean(timing.rewards[:3]),
-        "reward_last": statistics.mean(timing.rewards[-3:]), "phases": phases,
-        "length": sum(w.sampled for w in work) / sum(w.rollouts for w in work), **rates,
-        "mfu": rates["tflops"] / peak if peak else None,
-    }  # fmt: skip
 
 
 def record_cost(argv: list[str], model: str) -> dict[str, float]:
@@ -376,9 +327,10 @@ def parse() -> argparse.Namespace:
         )  # fmt: skip
     add("--record-cost", action="store_true",
         help="also run Uptrend alone with --records all and none, in two processes one after the other, with the same "
-        "seeds. The cost is the median over steps of how much longer the first one's step takes: metrics, measuring "
-        "the weights' movement, waiting for the recorder's thread and for whatever it and the doctor's process take "
-        "from the step. Their CPU time is told apart, as it may run beside the step")  # fmt: skip
+        "seeds (take --steps 30 or more, as the doctor starts in the first). The cost is the median over steps of how "
+        "much longer the first one's step takes: metrics, measuring the weights' movement, waiting for the recorder's "
+        "thread, and whatever it and the doctor's process take from the step. Their CPU time is told apart, as it may "
+        "run beside the step")  # fmt: skip
     add("--out", type=Path)
     args = parser.parse_args()
     if args.turns > 1 or args.profile:

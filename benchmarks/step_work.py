@@ -1,4 +1,4 @@
-"""Work that benchmarks/step.py gives: models by shape, ends of rollouts, several turns; its cost, and its profile.
+"""Work that benchmarks/step.py gives: models by shape, ends of rollouts, several turns; and the figures of a step.
 
 Models are folders, so that every trainer reads the same.
 """
@@ -6,10 +6,12 @@ Models are folders, so that every trainer reads the same.
 import json
 import random
 import shutil
+import statistics
+import time
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,6 +24,8 @@ from uptrend.records import Message, Task
 from uptrend.tasks.arithmetic import Arithmetic, ArithmeticOptions, OneTurn
 from uptrend.training.learner import Learner
 
+# Steps of each contestant that are reported apart.
+WARM = 3
 # Names of LlamaConfig's fields, and their values by shape; `trial` is for a CPU.
 FIELDS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size",
           "vocab_size", "tie_word_embeddings", "dtype")  # fmt: skip
@@ -87,7 +91,8 @@ def choose_ends(ids_nt: np.ndarray, vocabulary: int, rate: float) -> tuple[list[
         lengths_n = np.where(ended_n, is_end_nt.argmax(1) + 1, ids_nt.shape[1])
         return float(ended_n.sum() / lengths_n.sum())
 
-    chosen = max(1, bisect_left(range(len(candidates)), rate, key=share))
+    enough = bisect_left(range(len(candidates)), rate, key=share)
+    chosen = max(1, min(enough, enough - 1, key=lambda count: abs(share(count) - rate)))
     return candidates[:chosen], share(chosen)
 
 
@@ -162,6 +167,14 @@ class Work:
     pairs: int  # pairs of tokens in attention
 
 
+def rows_of(rollout: Any) -> Iterator[tuple[str, int, int, int]]:
+    """Return group, prompt, tail and sampled tokens of each sequence of a rollout."""
+    for sequence in rollout.sequences:
+        sampled, whole = int(sequence.sampled.sum()), len(sequence.ids)
+        prompt = int(sequence.sampled.argmax()) if sampled else whole
+        yield rollout.group, prompt, whole - prompt, sampled
+
+
 def work_of(rollouts: Iterable[tuple[str, int, int, int]]) -> Work:
     """Add up rollouts: group, tokens of the prompt, tokens after it, and how many of those the model wrote."""
     rows, prompts = list(rollouts), dict[str, int]()
@@ -206,6 +219,55 @@ class Cost:
     def tokens(self, work: Work) -> int:
         """Tokens through the model, in all passes of a step."""
         return (1 + self.forwards + self.updates) * work.tokens
+
+
+@dataclass
+class Timing:
+    """Course of one contestant, with one entry per step."""
+
+    seconds: list[float] = field(default_factory=list)
+    work: list[Work] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    phases: list[dict[str, float]] = field(default_factory=list)
+    recorder: list[float] = field(default_factory=list)  # CPU seconds of the recorder's thread, so far
+    used: float = 0.0  # GiB of the device in use at most, at the end of a step, by whoever
+
+    def add(self, began: float) -> None:
+        """Take the time of a step; before anything else is counted."""
+        sync()
+        self.seconds.append(time.perf_counter() - began)
+        if torch.cuda.is_available():
+            free, whole = torch.cuda.mem_get_info()
+            self.used = max(self.used, (whole - free) / 2**30)
+
+
+def memory(timing: Timing) -> dict[str, float]:
+    """GiB at most in this process: torch's on a GPU, and the whole device's at the ends of steps; else the host's."""
+    if torch.cuda.is_available():
+        # Graphs keep their memory in pools of their own, which are reserved; the driver's share counts in `used`.
+        peaks = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+        return {"allocated": peaks[0] / 2**30, "reserved": peaks[1] / 2**30, "used": timing.used}
+    # Not getrusage, which in a process that was just started counts the peak of the one that started it.
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return {"host": int(status["VmHWM"].split()[0]) / 2**20}
+
+
+def summary(timing: Timing, cost: Cost, peak: float | None) -> dict[str, Any]:
+    warm, work = timing.seconds[WARM:], timing.work[WARM:]
+    quartiles = statistics.quantiles(warm, n=4) if len(warm) > 1 else [float("nan")] * 3
+    phases = {k: statistics.median(p[k] for p in timing.phases[WARM:] if k in p) for k in (timing.phases or [{}])[-1]}
+    rates = {
+        "sampled_per_s": statistics.median(w.sampled / s for w, s in zip(work, warm, strict=True)),
+        "tokens_per_s": statistics.median(cost.tokens(w) / s for w, s in zip(work, warm, strict=True)),
+        "tflops": statistics.median(cost.flops(w) / s / 1e12 for w, s in zip(work, warm, strict=True)),
+    }
+    return {
+        "median": statistics.median(warm), "q1": quartiles[0], "q3": quartiles[2], "first": timing.seconds[0],
+        "steps": len(warm), "seconds": timing.seconds, "reward_first": statistics.mean(timing.rewards[:3]),
+        "reward_last": statistics.mean(timing.rewards[-3:]), "phases": phases,
+        "length": sum(w.sampled for w in work) / sum(w.rollouts for w in work), **rates,
+        "mfu": rates["tflops"] / peak if peak else None,
+    }  # fmt: skip
 
 
 @contextmanager
