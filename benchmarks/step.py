@@ -99,7 +99,7 @@ class StepWatch:
 
     def gather(self, *given: Any) -> Any:
         """Sample a step's groups, and keep them to be counted when the step's time has been taken."""
-        with phase("sample", self.profiler):
+        with phase("sample", is_on=self.profiler is not None):
             gathered = gather(*given)
         self.rollouts = gathered.rollouts
         return gathered
@@ -114,7 +114,7 @@ class StepWatch:
             self.timing.phases.append({k[8:]: v for k, v in record.metrics.items() if k.startswith("seconds/")})
             self.timing.work.append(work_of(row for rollout in self.rollouts for row in rows_of(rollout)))
             for thread in threading.enumerate():
-                if thread.name == "recorder" and thread.ident:
+                if thread.name == "recorder" and thread.ident and hasattr(time, "pthread_getcpuclockid"):
                     self.timing.recorder.append(time.clock_gettime(time.pthread_getcpuclockid(thread.ident)))
         elif record.step > self.last and self.profiler:
             sync()
@@ -175,6 +175,7 @@ def run_uptrend(config: Config, args: argparse.Namespace, folder: Path, baton: B
         if args.records == "none":  # in a process of its own: nothing else would be recorded either
             parts = replace(parts, metrics=lambda _: {})
             loop.Recorder = loop.WeightMeter = NoRecorder  # type: ignore[misc, assignment]
+        loop.save_checkpoint = lambda *_: None  # type: ignore[assignment]  # after the last step; a large model's disk
         doctor = [LiveDoctor(lambda _: None)] if args.records == "all" else []
         start(replace(prepared, components=parts), folder / "run", [watch, *doctor])
     finally:
@@ -369,7 +370,7 @@ def main() -> None:
 def race(args: argparse.Namespace) -> None:
     config, names = recipe(args), [args.only] if args.only else ["uptrend", "trl"]
     learning = config.learning
-    forwards = (args.beta > 0) + (learning.updates * learning.minibatches > 1)
+    forwards = (learning.kl.beta > 0) + (learning.updates * learning.minibatches > 1)
     cost = Cost.of(find_model(args.model), forwards=forwards, updates=learning.updates, frozen=args.lora)
     timings = compete(args, config, names)
     rows = {n: summary(t, cost, args.peak_tflops) for n, t in timings.items() if len(t.seconds) > WARM}

@@ -248,8 +248,9 @@ def memory(timing: Timing) -> dict[str, float]:
         peaks = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
         return {"allocated": peaks[0] / 2**30, "reserved": peaks[1] / 2**30, "used": timing.used}
     # Not getrusage, which in a process that was just started counts the peak of the one that started it.
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return {"host": int(status["VmHWM"].split()[0]) / 2**20}
+    status = Path("/proc/self/status")  # Linux's
+    told = status.read_text().partition("VmHWM:")[2] if status.exists() else ""
+    return {"host": int(told.split()[0]) / 2**20} if told else {}
 
 
 def summary(timing: Timing, cost: Cost, peak: float | None) -> dict[str, Any]:
@@ -271,9 +272,9 @@ def summary(timing: Timing, cost: Cost, peak: float | None) -> dict[str, Any]:
 
 
 @contextmanager
-def phase(name: str, profiler: Any) -> Iterator[None]:
+def phase(name: str, *, is_on: bool = True) -> Iterator[None]:
     """Name a phase in the profile; a GPU's kernels are waited for, so that they begin inside of it."""
-    if profiler is None:
+    if not is_on:
         yield
         return
     with torch.profiler.record_function(f"phase/{name}"):
@@ -285,11 +286,11 @@ class PhasedLearner(Learner):
     """Learner whose passes are phases of a profile."""
 
     def logprobs(self, *given: Any, **named: Any) -> Any:
-        with phase("reference" if named["reference"] else "old", self):
+        with phase("reference" if named["reference"] else "old"):
             return super().logprobs(*given, **named)
 
     def update(self, *given: Any, **named: Any) -> Any:
-        with phase("update", self):
+        with phase("update"):
             return super().update(*given, **named)
 
 
