@@ -45,11 +45,17 @@ class Case:
         entropy = self.entropy_bt.detach().requires_grad_()
         total, sums = torch.zeros(()), None
         for rows in parts or (torch.arange(len(self.mask_bt)),):
-            loss, more = objective(logprobs[rows], entropy[rows], batch.rows(rows), learning)
+            loss, more = objective(*(x[rows].reshape(1, -1) for x in (logprobs, entropy)), some(batch, rows), learning)
             loss.backward()
             total, sums = total + loss.detach(), more if sums is None else sums + more
         assert sums is not None and logprobs.grad is not None and entropy.grad is not None  # noqa: PT018
         return total, sums, logprobs.grad, entropy.grad
+
+
+def some(batch: Batch, rows: Tensor) -> Batch:
+    """The tokens of some rows."""
+    places = torch.arange(batch.mask_bt.shape[1])
+    return batch.tokens(rows.repeat_interleave(len(places)), places.repeat(len(rows)), torch.tensor(True))
 
 
 def make_case(seed: int, rollouts_b: list[int], tokens: int = 9, dtype: torch.dtype = torch.float64) -> Case:

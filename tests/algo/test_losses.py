@@ -8,6 +8,7 @@ from torch import Tensor
 
 from uptrend.algo import ESTIMATORS, LOSSES, Terms, kl_penalty
 from uptrend.algo.losses import Clips
+from uptrend.algo.masks import number_rollouts
 
 from .cases import MAX_TOKENS, NAMES, learning_for, make_case
 
@@ -26,13 +27,15 @@ WEIGHTS = {  # rollout 0 has six tokens in two rows, rollout 1 has two, rollout 
 @pytest.mark.parametrize("name", LOSSES)
 def test_weights_by_hand_where_a_rollout_has_two_rows(name: str) -> None:
     assert tuple(LOSSES) == tuple(WEIGHTS) == NAMES
-    weights = LOSSES[name].weights(MASK, ROLLOUTS, MAX_TOKENS)
+    weights = LOSSES[name].weights(MASK, *number_rollouts(ROLLOUTS, MASK), MAX_TOKENS)
     first, second = WEIGHTS[name]
     torch.testing.assert_close(weights, MASK * torch.tensor([first, second, first, 0.0])[:, None])
     order = torch.tensor([2, 0, 3, 1])
-    shuffled = LOSSES[name].weights(MASK[order], 100 - 7 * ROLLOUTS[order], MAX_TOKENS)
+    others = number_rollouts(100 - 7 * ROLLOUTS[order], MASK)
+    shuffled = LOSSES[name].weights(MASK[order], *others, MAX_TOKENS)
     assert shuffled.equal(weights[order])
-    assert (LOSSES[name].weights(torch.zeros(2, 3, dtype=torch.bool), torch.tensor([0, 1]), 8) == 0).all()
+    none = torch.zeros(2, 3, dtype=torch.bool)
+    assert (LOSSES[name].weights(none, *number_rollouts(torch.tensor([0, 1]), none), 8) == 0).all()
 
 
 def terms_and_gradient(
@@ -41,8 +44,11 @@ def terms_and_gradient(
     """Return terms of tokens whose old probability is 0.1, each a rollout's only one, and their gradient."""
     logprobs = (0.1 * torch.tensor(ratios, dtype=torch.float64)).log()[:, None].requires_grad_()
     old, mask = torch.full_like(logprobs, math.log(0.1)), torch.ones_like(logprobs, dtype=torch.bool)
-    given = torch.tensor(advantages, dtype=torch.float64)[:, None]
-    terms = LOSSES[name].terms(logprobs, old, given, mask, torch.arange(len(ratios)), Clips(0.2, high, most))
+    given, each = (
+        torch.tensor(advantages, dtype=torch.float64)[:, None],
+        number_rollouts(torch.arange(len(ratios)), mask),
+    )
+    terms = LOSSES[name].terms(logprobs, old, given, mask, *each, Clips(0.2, high, most))
     return terms, torch.autograd.grad(terms.loss_bt.sum(), logprobs)[0][:, 0]
 
 
@@ -80,9 +86,8 @@ def test_cispo_keeps_the_gradient_of_every_token() -> None:
 def test_gspo_has_one_ratio_over_all_rows_of_a_rollout() -> None:
     logs = torch.tensor([[0.3, -0.1, 9.0], [0.2, 9.0, 0.4], [0.6, 0.0, 9.0]], dtype=torch.float64)
     mask = torch.tensor([[True, True, False], [True, False, True], [True, True, False]])
-    terms = LOSSES["gspo"].terms(
-        logs, 0 * logs, torch.ones_like(logs), mask, torch.tensor([5, 6, 5]), Clips(10.0, 10.0)
-    )
+    rollouts = number_rollouts(torch.tensor([5, 6, 5]), mask)
+    terms = LOSSES["gspo"].terms(logs, 0 * logs, torch.ones_like(logs), mask, *rollouts, Clips(10.0, 10.0))
     first, second = math.exp((0.3 - 0.1 + 0.6 + 0.0) / 4), math.exp((0.2 + 0.4) / 2)
     torch.testing.assert_close(terms.ratio_bt, mask * torch.tensor([[first], [second], [first]], dtype=torch.float64))
 
@@ -90,7 +95,7 @@ def test_gspo_has_one_ratio_over_all_rows_of_a_rollout() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients_by_finite_differences(name: str) -> None:
     case, learning = make_case(11, [0, 1, 1, 2, 0, 3]), learning_for(name)
-    rest = (case.old_bt, case.advantages_bt, case.mask_bt, case.rollouts_b)
+    rest = (case.old_bt, case.advantages_bt, case.mask_bt, *number_rollouts(case.rollouts_b, case.mask_bt))
     logprobs = case.logprobs_bt.clone().requires_grad_()
     if name == "cispo":  # its weight is detached, so they do not apply: unclipped, r · A · ∇log π is ∇(r · A)
         LOSSES[name].terms(logprobs, *rest, Clips(0.2, 1e9)).loss_bt.sum().backward()
@@ -108,7 +113,8 @@ def test_what_lies_outside_the_mask_does_not_matter(name: str) -> None:
     for junk in (0.0, 1e4, float("nan")):
         filled = [x.masked_fill(~case.mask_bt, junk) for x in (case.logprobs_bt, -case.old_bt, case.advantages_bt)]
         logprobs = filled[0].requires_grad_()
-        given = (logprobs, -filled[1], filled[2], case.mask_bt, case.rollouts_b)
+        rollouts = number_rollouts(case.rollouts_b, case.mask_bt)
+        given = (logprobs, -filled[1], filled[2], case.mask_bt, *rollouts)
         terms = LOSSES[name].terms(*given, Clips.of(learning))
         results.append([*vars(terms).values(), torch.autograd.grad(terms.loss_bt.sum(), logprobs)[0]])
     for other in results[1:]:
@@ -165,4 +171,4 @@ def test_penalty_sums_k1_over_trained_tokens_without_gradient() -> None:
 @pytest.mark.parametrize("name", sorted({*LOSSES} - {"dr_grpo"}))
 def test_weights_of_one_trained_token_sum_to_one(name: str) -> None:
     mask = torch.tensor([[False, True, False]])
-    assert float(LOSSES[name].weights(mask, torch.tensor([0]), 8).sum()) == 1.0
+    assert float(LOSSES[name].weights(mask, *number_rollouts(torch.tensor([0]), mask), 8).sum()) == 1.0

@@ -3,7 +3,7 @@
 import torch
 
 from uptrend.algo import attention_mask, loss_mask
-from uptrend.algo.masks import count_rollouts, rollout_sum, within
+from uptrend.algo.masks import number_rollouts, rollout_sum, within
 from uptrend.records import Role
 
 P, M, T = Role
@@ -29,7 +29,8 @@ def test_nothing_outside_a_mask_reaches_sum_or_gradient() -> None:
 
 def test_rows_of_a_rollout_share_its_sum_and_its_gradient() -> None:
     values = torch.tensor([[1.0, 2.0], [10.0, 0.0], [5.0, 5.0], [0.5, 0.0]], dtype=torch.float64, requires_grad=True)
-    rollouts = torch.tensor([30, 4, 30, 99])
-    assert rollout_sum(values, rollouts).tolist() == [[13.0], [10.0], [13.0], [0.5]]
-    assert count_rollouts(rollouts) == 3
-    assert torch.autograd.gradcheck(lambda x: rollout_sum(x, rollouts) ** 2, values)
+    rollouts, count = number_rollouts(torch.tensor([30, 4, 30, 99]), values)
+    assert count == 3
+    sums = rollout_sum(values, rollouts, count)
+    assert sums.tolist() == [[13.0] * 2, [10.0] * 2, [13.0] * 2, [0.5] * 2]
+    assert torch.autograd.gradcheck(lambda x: rollout_sum(x, rollouts, count) ** 2, values)

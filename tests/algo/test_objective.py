@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from uptrend.algo import ESTIMATORS, LOSSES, correction_weights, objective, prepare
+from uptrend.algo.masks import number_rollouts
 from uptrend.config.schema import Learning
 
 from .cases import MAX_TOKENS, NAMES, kl, learning_for, make_case
@@ -48,12 +49,6 @@ def test_accumulation_changes_nothing(name: str, rows: list[int], parts: list[to
         pairs = [(loss, split_loss), *zip(gradients, split_gradients, strict=True)]
         pairs += [(getattr(sums, f.name), getattr(split_sums, f.name)) for f in fields(sums)]
         assert max(float((a - b).abs().max()) for a, b in pairs) < 1e-10
-
-
-@pytest.mark.parametrize("learning", [full("gspo"), full("grpo", correction="sequence")])
-def test_a_split_rollout_is_refused_where_it_would_be_wrong(learning: Learning) -> None:
-    with pytest.raises(AssertionError, match="all rows of a rollout"):
-        make_case(0, ROLLOUTS).batch(learning).rows(torch.arange(4))
 
 
 def test_the_parts_add_up_by_hand() -> None:
@@ -118,8 +113,9 @@ def test_what_lies_outside_the_mask_does_not_matter_and_padding_can_be_dropped()
     assert loss == other
     assert all(a.equal(b) for a, b in zip(gradients, others, strict=True))
     short = replace(case, mask_bt=case.mask_bt & (torch.arange(9) < 5))
-    batch = short.batch(learning).rows(torch.arange(4), length=5)
-    cut = objective(case.logprobs_bt[:, :5], case.entropy_bt[:, :5], batch, learning)
+    rows, places = torch.arange(4).repeat_interleave(5), torch.arange(5).repeat(4)
+    batch = short.batch(learning).tokens(rows, places, torch.tensor(True))
+    cut = objective(*(x[:, :5].reshape(1, -1) for x in (case.logprobs_bt, case.entropy_bt)), batch, learning)
     assert float(cut[0]) == pytest.approx(float(short.learn(learning)[0]), abs=1e-12)
 
 
@@ -153,11 +149,12 @@ def test_importance_weights(
 ) -> None:
     mask, (floor, cap) = torch.tensor([[True, True, False]] * 2), bounds
     learning = Learning(correction=level, correction_floor=floor, correction_cap=cap, correction_mode=mode)
-    found = correction_weights(LEARNER, SAMPLER, mask, torch.tensor(rollouts), learning)
+    found = correction_weights(LEARNER, SAMPLER, mask, *number_rollouts(torch.tensor(rollouts), mask), learning)
     torch.testing.assert_close(found, torch.tensor(weights, dtype=torch.float64))
     assert not found.requires_grad
     far, ones = torch.full((1, 2000), 5.0), torch.ones(1, 2000, dtype=torch.bool)
-    saturated = correction_weights(far, -far, ones, torch.tensor([0]), Learning(correction="sequence"))
+    one = torch.zeros(1, 2000, dtype=torch.long), 1
+    saturated = correction_weights(far, -far, ones, *one, Learning(correction="sequence"))
     assert (saturated == 2).all(), "a long sequence reaches the cap, not infinity"
 
 

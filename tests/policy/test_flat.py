@@ -109,12 +109,12 @@ def test_an_adapter_of_the_head_is_refused(kind: str, tmp_path: Path) -> None:
 
 def test_adapters_switched_off_are_the_reference(llama_folder: Path) -> None:
     policy = make_policy(llama_folder, lora=True)
-    ids, positions = torch.tensor([IDS]), torch.arange(len(IDS))[None]
+    ids, positions = torch.tensor(IDS), torch.arange(len(IDS))
     with policy.as_reference():
-        off = policy.hidden(ids, positions, None, reference=True)
-    base = plain(llama_folder).get_decoder()(ids).last_hidden_state
+        off = policy.hidden(ids, positions, reference=True)
+    base = plain(llama_folder).get_decoder()(ids[None]).last_hidden_state[0]
     torch.testing.assert_close(off, base)
-    assert not torch.allclose(policy.hidden(ids, positions, None), base, atol=1e-3)
+    assert not torch.allclose(policy.hidden(ids, positions), base, atol=1e-3)
 
 
 def test_a_reset_reference_is_trls(llama_folder: Path) -> None:
@@ -132,18 +132,18 @@ def test_a_reset_reference_is_trls(llama_folder: Path) -> None:
 
 def test_a_reset_reference_of_adapters_is_a_snapshot(llama_folder: Path) -> None:
     policy = make_policy(llama_folder, lora=True, reference=True)
-    ids, positions = torch.tensor([IDS]), torch.arange(len(IDS))[None]
-    then, address = policy.hidden(ids, positions, None), policy.flat.values.data_ptr()
+    ids, positions = torch.tensor(IDS), torch.arange(len(IDS))
+    then, address = policy.hidden(ids, positions), policy.flat.values.data_ptr()
     policy.reset_reference()
     with torch.no_grad():
         policy.flat.values.mul_(1.5)
-    now = policy.hidden(ids, positions, None)
+    now = policy.hidden(ids, positions)
     with policy.as_reference():
-        assert torch.equal(policy.hidden(ids, positions, None, reference=True), then)
+        assert torch.equal(policy.hidden(ids, positions, reference=True), then)
         assert policy.flat.values.data_ptr() == address
     with contextlib.suppress(KeyboardInterrupt), policy.as_reference():  # what ends the pass leaves nothing behind
         raise KeyboardInterrupt
-    assert torch.equal(policy.hidden(ids, positions, None), now)
+    assert torch.equal(policy.hidden(ids, positions), now)
     assert not torch.allclose(now, then)
 
 

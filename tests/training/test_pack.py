@@ -1,12 +1,12 @@
-"""Rows that share a prompt give what each sequence gives alone, with fewer tokens."""
+"""Sequences back to back: who stands where, who sees whom, and how sizes are filled up."""
 
 import numpy as np
 import pytest
 import torch
 
-from uptrend.training.packing import Cost, Grain, Line, pack, see
+from uptrend.training.packing import Line, Micro, Shapes, Size, pack
 
-SHARE, ALONE = Cost(token=1.0, pair=0.0), Cost(token=0.0, pair=1.0)
+ALWAYS, NEVER = 0.0, 1.1
 
 
 def lines_of(shapes: list[tuple[int, list[int]]]) -> list[Line]:
@@ -22,59 +22,90 @@ def lines_of(shapes: list[tuple[int, list[int]]]) -> list[Line]:
     return lines
 
 
-def test_a_group_shares_its_prompt_where_that_is_cheaper() -> None:
+def contexts(micro: Micro) -> list[list[tuple[int, int]]]:
+    """What each token sees, as (position, id) in order, from the definition of segments."""
+    starts, key_starts = micro.starts_n.tolist(), micro.key_starts_n.tolist()
+    keys = np.arange(len(micro.ids_t)) if micro.keys_k is None else micro.keys_k.numpy()
+    seen: list[list[tuple[int, int]]] = []
+    for n in range(len(starts) - 1):
+        queries, own = starts[n + 1] - starts[n], keys[key_starts[n] : key_starts[n + 1]]
+        assert max(queries, len(own)) <= micro.longest
+        for q in range(queries):
+            some = own[: len(own) - queries + q + 1]
+            seen.append([(int(micro.positions_t[k]), int(micro.ids_t[k])) for k in some])
+    return seen
+
+
+def test_a_group_shares_its_prompt_where_that_saves_enough() -> None:
     lines = lines_of([(20, [3, 4, 5, 2])])
-    (shared,) = pack(lines, range(4), 1000, SHARE, Grain(width=1), 5)
-    assert shared.ids_rt.shape == (1, 20 + 14)
-    assert shared.mask is not None
-    (alone,) = pack(lines, range(4), 1000, ALONE, Grain(width=1), 5)
-    assert alone.ids_rt.shape == (4, 25)
-    assert alone.mask is None
+    (shared,) = pack(lines, range(4), 1000, ALWAYS, Shapes(), 5)
+    assert len(shared.ids_t) == 20 + 10  # a rollout's last token predicts nothing
+    assert shared.keys_k is not None
+    (alone,) = pack(lines, range(4), 1000, 0.7, Shapes(), 5)
+    assert len(alone.ids_t) == 4 * 20 + 10
+    assert alone.keys_k is None
 
 
 def test_different_prompts_are_never_shared() -> None:
     lines = lines_of([(20, [3, 4]), (20, [3, 4])])
-    for micro in pack(lines, range(4), 1000, SHARE, Grain(width=1), 4):
-        assert micro.ids_rt.shape == (2, 27)
     mixed = [Line(x.ids, x.sampled, x.visible, x.prompt, 0, x.rollout) for x in lines]
-    assert sum(len(m.ids_rt) for m in pack(mixed, range(4), 1000, SHARE, Grain(), 4)) == 4
+    (micro,) = pack(mixed, range(4), 1000, ALWAYS, Shapes(), 4)
+    assert micro.keys_k is None
 
 
-@pytest.mark.parametrize("cost", [SHARE, ALONE, Cost(token=100.0, pair=1.0)])
+SHAPES = [(9, [3, 9, 30, 1]), (17, [4] * 7), (1, [2, 2]), (33, [60])]
+
+
+@pytest.mark.parametrize("worth", [ALWAYS, NEVER])
 @pytest.mark.parametrize("budget", [1, 30, 64, 100, 257, 5000])
-@pytest.mark.parametrize("grain", [Grain(), Grain(width=1), Grain(64, 512)])
-def test_a_micro_batch_keeps_to_its_budget(cost: Cost, budget: int, grain: Grain) -> None:
-    lines = lines_of([(9, [3, 9, 30, 1]), (17, [4] * 7), (1, [2, 2]), (33, [60])])
-    micros = pack(lines, range(len(lines)), budget, cost, grain, 60)
+def test_a_micro_batch_keeps_to_its_budget(worth: float, budget: int) -> None:
+    lines = lines_of(SHAPES)
+    micros = pack(lines, range(len(lines)), budget, worth, Shapes(), 60)
     assert sorted(i for m in micros for i in m.numbers) == list(range(len(lines)))
     for micro in micros:
-        assert micro.ids_rt.numel() <= budget or len(micro.numbers) == 1
+        assert len(micro.ids_t) <= budget or len(micro.numbers) == 1
+    if budget == 257 and worth == NEVER:
+        assert len(micros) == 2
 
 
-def test_every_sampled_token_is_predicted_from_the_token_before_it() -> None:
-    lines = lines_of([(9, [3, 5]), (4, [7, 2, 6])])
-    for cost in (SHARE, ALONE):
-        for micro in pack(lines, [0, 1, 2, 4], 40, cost, Grain(), 7):
-            flat = micro.ids_rt.flatten()
-            at = zip(*(x.tolist() for x in micro.at_m), strict=True)
-            for (line, place), predictor, target in zip(
-                at, micro.predictors_m.tolist(), micro.targets_m.tolist(), strict=True
-            ):
-                source = lines[micro.numbers[line]]
-                assert target == source.ids[source.sampled[place]]
-                assert flat[predictor] == source.ids[source.sampled[place] - 1]
+@pytest.mark.parametrize("worth", [ALWAYS, NEVER])
+@pytest.mark.parametrize("is_free", [True, False], ids=["as they come", "filled up"])
+def test_every_token_is_predicted_from_its_own_context(worth: float, is_free: bool) -> None:
+    lines = lines_of(SHAPES)
+    for line in lines[4:9]:
+        line.visible[10:17] = False  # one hidden place predicts, the others are left out
+    lines[5].visible[18] = lines[9].visible[2] = False
+    for micro in pack(lines, range(len(lines)), 150, worth, Shapes(is_free), 60):
+        seen = contexts(micro)
+        assert len(seen) == len(micro.ids_t)
+        real = micro.places_m < 60
+        assert is_free <= bool(real.all())
+        columns = (x[real].tolist() for x in (micro.lines_m, micro.places_m, micro.predictors_m, micro.targets_m))
+        found = set()
+        for row, place, predictor, target in zip(*columns, strict=True):
+            line = lines[micro.numbers[row]]
+            at = int(line.sampled[place])
+            assert target == line.ids[at]
+            sees = [i for i in range(at) if line.visible[i] or i == at - 1]
+            assert seen[predictor] == [(i, int(line.ids[i])) for i in sees]
+            found.add((row, at))
+        assert len(found) == sum(len(lines[i].sampled) for i in micro.numbers)
 
 
-def test_who_sees_whom() -> None:
-    """Two tails of two and one token behind a prompt of two whose second token is hidden, and padding."""
-    part = torch.tensor([[0, 0, 1, 1, 2, -1]])
-    visible = torch.tensor([[True, False, True, True, True, False]])
-    expected = torch.tensor([
-        [1, 0, 0, 0, 0, 0],
-        [1, 1, 0, 0, 0, 0],
-        [1, 0, 1, 0, 0, 0],
-        [1, 0, 1, 1, 0, 0],
-        [1, 0, 0, 0, 1, 0],
-        [1, 0, 0, 0, 0, 1],
-    ])  # fmt: skip
-    assert torch.equal(see(part, visible)[0, 0].int(), expected.int())
+def test_few_sizes_serve_many_lengths() -> None:
+    chance, shapes = np.random.default_rng(1), Shapes(is_free=False)
+    for _ in range(40):
+        lines = lines_of([(12, chance.integers(40, 64, 16).tolist()) for _ in range(16)])
+        for worth in (ALWAYS, NEVER):
+            (micro,) = pack(lines, range(256), 1 << 15, worth, shapes, 64)
+            assert micro.padding < 0.16
+    assert len(shapes.known) <= 4
+
+
+@pytest.mark.parametrize("fill", [(0, 0), (1, 0), (900, 0), (900, 5000)])
+def test_sizes_hold_what_they_must(fill: tuple[int, int]) -> None:
+    least = Size(1000 + fill[0], fill[1], 17, 333, 129)
+    size = Shapes(is_free=False).fit(least)
+    assert all(have >= need for have, need in zip(size, least, strict=True))
+    assert size.tokens <= 1.13 * least.tokens
+    assert torch.tensor(size).dtype == torch.int64

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from benchmarks.faults.fault import Alter, Fault, Strength, gathered, learner, wrapped
 from numpy.typing import NDArray
 
@@ -96,12 +97,18 @@ def _doubled(s: Tokens) -> Tokens:
 
 def _left_over_positions(pack: Any) -> Any:
     """Count positions on through a row, whatever stands before."""
-    return lambda *given: [replace(micro, positions_rt=None) for micro in pack(*given)]
+    return lambda *given: [replace(x, positions_t=torch.arange(len(x.ids_t))) for x in pack(*given)]
 
 
 def _unmasked(pack: Any) -> Any:
-    """Let rollouts that share a prompt see each other."""
-    return lambda *given: [replace(micro, mask=None) for micro in pack(*given)]
+    """Let sequences see those before them."""
+
+    def run(*given: Any) -> Any:
+        for micro in pack(*given):
+            ends = torch.tensor([0, len(micro.ids_t)], dtype=torch.int32)
+            yield replace(micro, starts_n=ends, key_starts_n=ends, longest=len(micro.ids_t), keys_k=None)
+
+    return run
 
 
 FAULTS = (

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from uptrend.algo.masks import count_rollouts, rollout_sum, within
+from uptrend.algo.masks import rollout_sum, within
 from uptrend.config.schema import Learning
 
 
@@ -43,21 +43,20 @@ class Terms:
     clipped_high_bt: Tensor
 
 
-def mean_of_rollouts(mask_bt: Tensor, rollouts_b: Tensor, _max_tokens: int) -> Tensor:
+def mean_of_rollouts(mask_bt: Tensor, rollouts_bt: Tensor, count: int, _max_tokens: int) -> Tensor:
     """Return 1 / (rollouts · tokens of this rollout): the mean over rollouts of each one's token mean."""
     # Every rollout is counted, also those with nothing to train: leaving some out must not make the rest count more.
-    tokens_b1 = rollout_sum(mask_bt.long(), rollouts_b).clamp(min=1)
-    return mask_bt / (tokens_b1 * count_rollouts(rollouts_b))
+    return mask_bt / (rollout_sum(mask_bt.long(), rollouts_bt, count).clamp(min=1) * count)
 
 
-def mean_of_tokens(mask_bt: Tensor, _rollouts_b: Tensor, _max_tokens: int) -> Tensor:
+def mean_of_tokens(mask_bt: Tensor, _rollouts_bt: Tensor, _count: int, _max_tokens: int) -> Tensor:
     """Return 1 / trained tokens of the update."""
     return mask_bt / mask_bt.sum().clamp(min=1)
 
 
-def fixed_length(mask_bt: Tensor, rollouts_b: Tensor, max_tokens: int) -> Tensor:
+def fixed_length(mask_bt: Tensor, _rollouts_bt: Tensor, count: int, max_tokens: int) -> Tensor:
     """Return 1 / (rollouts · the most tokens that a rollout may have)."""
-    return mask_bt / (count_rollouts(rollouts_b) * max_tokens)
+    return mask_bt / (count * max_tokens)
 
 
 @dataclass(frozen=True)
@@ -104,11 +103,11 @@ def bounded(
 class Loss:
     """Weights of tokens, and the surrogate of the ratio π / π_old."""
 
-    weights: Callable[[Tensor, Tensor, int], Tensor]
-    """(mask_bt, rollouts_b, max_tokens) over a whole update -> each token's weight, 0 outside the mask."""
+    weights: Callable[[Tensor, Tensor, int, int], Tensor]
+    """(mask_bt, rollouts_bt, count, max_tokens) over a whole update -> each token's weight, 0 outside the mask."""
     surrogate: Surrogate = clipped
     whole_rollouts: bool = False
-    """True where the ratio is the geometric mean over a rollout, whose rows need to be in the same micro-batch."""
+    """True where the ratio is the geometric mean over a rollout, whose tokens need to be in the same micro-batch."""
 
     def terms(
         self,
@@ -116,15 +115,16 @@ class Loss:
         old_bt: Tensor,
         advantages_bt: Tensor,
         mask_bt: Tensor,
-        rollouts_b: Tensor,
+        rollouts_bt: Tensor,
+        count: int,
         clips: Clips,
     ) -> Terms:
         """Return the terms of a micro-batch."""
         log_ratio_bt = within(logprobs_bt - old_bt, mask_bt)
         ratio_bt = log_ratio_bt.exp()
         if self.whole_rollouts:
-            tokens_b1 = rollout_sum(mask_bt.long(), rollouts_b).clamp(min=1)
-            ratio_bt = (rollout_sum(log_ratio_bt, rollouts_b) / tokens_b1).exp().expand_as(logprobs_bt)
+            tokens_bt = rollout_sum(mask_bt.long(), rollouts_bt, count).clamp(min=1)
+            ratio_bt = (rollout_sum(log_ratio_bt, rollouts_bt, count) / tokens_bt).exp()
         inside = within(advantages_bt, mask_bt), within(logprobs_bt, mask_bt)
         loss_bt, low_bt, high_bt = self.surrogate(ratio_bt, *inside, clips)
         return Terms(loss_bt, within(ratio_bt, mask_bt).detach(), low_bt, high_bt)

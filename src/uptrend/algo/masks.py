@@ -37,13 +37,13 @@ def within(values_bt: Tensor, mask_bt: Tensor) -> Tensor:
 # reward, so where a formula says "sequence" (a length, a sequence's probability) it means all rows of a rollout.
 
 
-def count_rollouts(rollouts_b: Tensor) -> int:
-    """Return the number of different rollouts that the rows belong to."""
-    return int(torch.unique(rollouts_b).numel())
-
-
-def rollout_sum(values_bt: Tensor, rollouts_b: Tensor) -> Tensor:
-    """Return the sum over all tokens of a rollout, at each of its rows: [B, 1]."""
+def number_rollouts(rollouts_b: Tensor, like_bt: Tensor) -> tuple[Tensor, int]:
+    """Number the rollouts of rows from 0 on, by token, and count them."""
     numbers, index_b = torch.unique(rollouts_b, return_inverse=True)
-    values_b = values_bt.sum(dim=1)
-    return values_b.new_zeros(numbers.numel()).index_add(0, index_b, values_b)[index_b][:, None]
+    return index_b[:, None].expand_as(like_bt), numbers.numel()
+
+
+def rollout_sum(values_bt: Tensor, rollouts_bt: Tensor, count: int) -> Tensor:
+    """Return the sum over all tokens of a rollout, at each of them."""
+    index = rollouts_bt.flatten()
+    return values_bt.new_zeros(count).index_add(0, index, values_bt.flatten())[index].view_as(values_bt)

@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 
 from uptrend.algo.losses import ESTIMATORS, LOSSES, Clips, mean_of_tokens
-from uptrend.algo.masks import rollout_sum, within
+from uptrend.algo.masks import number_rollouts, rollout_sum, within
 from uptrend.config.schema import Estimator, Learning
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The rows of one optimizer update, or of one of its micro-batches."""
+    """The tokens of one optimizer update, or of one of its micro-batches."""
 
     mask_bt: Tensor
-    rollouts_b: Tensor
-    """Number of the rollout that each row belongs to; any numbers."""
+    rollouts_bt: Tensor
+    """Number of the rollout that each token belongs to."""
     advantages_bt: Tensor
     weights_bt: Tensor
     """Each token's weight in the loss, from counts over the whole update."""
@@ -36,18 +36,19 @@ class Batch:
     """The sampler's log-probabilities, for a correction."""
     reference_bt: Tensor | None
     """The reference's log-probabilities, for a KL penalty."""
-    whole_rollouts: bool
-    """True where a micro-batch has to hold all rows of a rollout."""
+    count: int
+    """Number of rollouts of the update."""
 
-    def rows(self, rows: Tensor, length: int | None = None) -> "Batch":
-        """Return some of the rows, by number, cut to their first `length` tokens: a micro-batch."""
-        if self.whole_rollouts:
-            missing_b = torch.isin(self.rollouts_b, self.rollouts_b[rows]) & self.mask_bt.any(dim=1)
-            missing_b[rows] = False
-            assert not missing_b.any(), "this loss needs all rows of a rollout in one micro-batch"
+    def tokens(self, rows_m: Tensor, places_m: Tensor, is_real_m: Tensor) -> "Batch":
+        """Return some of the tokens, by row and place, as one row: a micro-batch. Those not real only fill up.
+
+        All of a rollout's have to be among them where the loss or the correction sums over rollouts.
+        """
         tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.name.endswith("_bt")}
-        cut = {name: x[rows, :length] for name, x in tensors.items() if x is not None}
-        return replace(self, rollouts_b=self.rollouts_b[rows], **cut)
+        index_m = rows_m * self.mask_bt.shape[1] + places_m
+        some = {name: x.reshape(-1)[index_m][None] for name, x in tensors.items() if x is not None}
+        some["mask_bt"] &= is_real_m
+        return replace(self, **some)
 
 
 def prepare(
@@ -65,16 +66,17 @@ def prepare(
     assert sampler_bt is not None or learning.correction == "none", "a correction needs the sampler's log-probabilities"
     assert reference_bt is not None or learning.kl.beta == 0, "a KL penalty needs the reference's log-probabilities"
     loss = LOSSES[learning.loss]
+    rollouts_bt, count = number_rollouts(rollouts_b, mask_bt)
     return Batch(
         mask_bt=mask_bt,
-        rollouts_b=rollouts_b,
+        rollouts_bt=rollouts_bt,
         advantages_bt=advantages_bt,
-        weights_bt=loss.weights(mask_bt, rollouts_b, max_tokens),
-        entropy_weights_bt=mean_of_tokens(mask_bt, rollouts_b, max_tokens),
+        weights_bt=loss.weights(mask_bt, rollouts_bt, count, max_tokens),
+        entropy_weights_bt=mean_of_tokens(mask_bt, rollouts_bt, count, max_tokens),
         old_bt=old_bt,
         sampler_bt=sampler_bt,
         reference_bt=reference_bt,
-        whole_rollouts=loss.whole_rollouts or learning.correction == "sequence",
+        count=count,
     )
 
 
@@ -111,8 +113,9 @@ def objective(logprobs_bt: Tensor, entropy_bt: Tensor, batch: Batch, learning: L
     mask_bt, clips = batch.mask_bt, Clips.of(learning)
     old_bt = logprobs_bt.detach() if batch.old_bt is None else batch.old_bt
     sampler_bt = old_bt if batch.sampler_bt is None else batch.sampler_bt
-    terms = LOSSES[learning.loss].terms(logprobs_bt, old_bt, batch.advantages_bt, mask_bt, batch.rollouts_b, clips)
-    correction_bt = correction_weights(old_bt, sampler_bt, mask_bt, batch.rollouts_b, learning)
+    rollouts = batch.rollouts_bt, batch.count
+    terms = LOSSES[learning.loss].terms(logprobs_bt, old_bt, batch.advantages_bt, mask_bt, *rollouts, clips)
+    correction_bt = correction_weights(old_bt, sampler_bt, mask_bt, *rollouts, learning)
     policy = (batch.weights_bt * terms.loss_bt * correction_bt).sum()
     kl = learning.kl.beta * (batch.weights_bt * _kl(logprobs_bt, batch, learning.kl.estimator)).sum()
     entropy_bt = within(entropy_bt, mask_bt)
@@ -134,7 +137,7 @@ def objective(logprobs_bt: Tensor, entropy_bt: Tensor, batch: Batch, learning: L
 
 
 def correction_weights(
-    learner_bt: Tensor, sampler_bt: Tensor, mask_bt: Tensor, rollouts_b: Tensor, learning: Learning
+    learner_bt: Tensor, sampler_bt: Tensor, mask_bt: Tensor, rollouts_bt: Tensor, count: int, learning: Learning
 ) -> Tensor:
     """Return importance weights from sampler to learner, truncated or masked, by token: [B, T], no gradient.
 
@@ -148,7 +151,7 @@ def correction_weights(
     if learning.correction == "none":
         return torch.ones_like(log_ratio_bt)
     if learning.correction == "sequence":
-        log_ratio_bt = rollout_sum(log_ratio_bt, rollouts_b).expand_as(log_ratio_bt)
+        log_ratio_bt = rollout_sum(log_ratio_bt, rollouts_bt, count)
     ratio_bt, low, high = log_ratio_bt.exp(), learning.correction_floor, learning.correction_cap
     if learning.correction_mode == "truncate":
         return ratio_bt.clamp(low, high)

@@ -8,6 +8,7 @@ t = token (query), k = key, n = segment.
 """
 
 import inspect
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -46,9 +47,10 @@ def attend(
     if packed is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-        return sdpa_attention_forward(
+        out, _ = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
-        )  # type: ignore[return-value]
+        )
+        return out, None
     q_thd, k_khd, v_khd = (x[0].transpose(0, 1) for x in (query, key, value))
     if packed.keys_k is not None:
         # In fp32 because the gradients of a key that many segments see are added up.
@@ -64,9 +66,9 @@ def attend_on_gpu(q_thd: Tensor, k_khd: Tensor, v_khd: Tensor, packed: Packed, s
         options["enable_gqa"] = True
     elif (share := q_thd.shape[1] // k_khd.shape[1]) > 1:
         k_khd, v_khd = (x.repeat_interleave(share, 1) for x in (k_khd, v_khd))
-    out: Tensor = varlen_attn(
-        q_thd, k_khd, v_khd, packed.starts_n, packed.key_starts_n, packed.longest, packed.longest_keys, **options
-    )
+    lengths = packed.starts_n, packed.key_starts_n, packed.longest, packed.longest_keys
+    out = varlen_attn(q_thd, k_khd, v_khd, *lengths, **options)
+    assert isinstance(out, Tensor)
     return out
 
 
@@ -74,7 +76,7 @@ def attend_one_by_one(q_thd: Tensor, k_khd: Tensor, v_khd: Tensor, packed: Packe
     """Attend segment by segment; those of one shape together."""
     edges, key_edges = packed.starts_n.tolist(), packed.key_starts_n.tolist()
     shapes: dict[tuple[int, int], list[int]] = {}
-    for n, (start, stop) in enumerate(zip(edges, edges[1:], strict=False)):
+    for n, (start, stop) in enumerate(pairwise(edges)):
         if stop > start:
             shapes.setdefault((stop - start, key_edges[n + 1] - key_edges[n]), []).append(n)
     outs, places = [], []

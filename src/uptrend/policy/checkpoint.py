@@ -126,8 +126,9 @@ def check_resumable(run: Run) -> None:
 
 def digests(policy: Policy) -> dict[str, str]:
     """Return the digests that run.json keeps of a model as a run begins: of what trains, and of a frozen base."""
-    frozen = [p for p in policy.model.parameters() if not p.requires_grad]
-    return {"digest": digest(policy.flat)} | ({"base_digest": digest_of(frozen)} if frozen else {})
+    # In bf16, which is what a GPU keeps of a frozen base.
+    frozen = (p.to(torch.bfloat16) for p in policy.model.parameters() if not p.requires_grad)
+    return {"digest": digest(policy.flat)} | ({"base_digest": digest_of(frozen)} if policy.has_adapters else {})
 
 
 def check_model(policy: Policy, run: Run, *, from_start: bool) -> None:

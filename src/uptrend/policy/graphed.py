@@ -1,61 +1,74 @@
 """A function of tensors as CUDA graphs, one for each shape of its inputs.
 
 Launching a small model's thousands of kernels takes the host several times longer than the device takes to
-run them. A graph launches all of them at once. It is captured when a shape has come often enough to come again, so
-that rare shapes cost nothing; on a CPU the function is simply called.
+run them. A graph launches all of them at once. It is captured when a shape comes for the first time: a graph rounds
+otherwise than the same kernels without one, so that two passes that are compared have to be graphs both. On a CPU the
+function is simply called.
 
 What the function writes besides its outputs must keep its address: the flat gradient does, and so does the
 cache.
 """
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-# Calls with a shape before it gets a graph: capturing takes as long as some ten calls.
-SEEN = 3
 # The most graphs of one function; further shapes run as they are.
 MOST = 32
-
-
-# A graph with the tensors that it reads and writes.
-Capture = tuple[torch.cuda.CUDAGraph, list[Tensor | None], tuple[Tensor, ...]]
+Inputs = tuple[Any, ...]
 
 
 class Graphed:
-    """Calls a function, through a CUDA graph where that is possible."""
+    """Calls a function, through a CUDA graph where that is possible.
+
+    Its inputs are tensors, None, or numbers that decide on shapes. `harmless` makes inputs of the same shapes from
+    given ones, with which a call changes nothing: one is made before a graph is captured, so that whatever is loaded,
+    compiled or tuned at first use is there.
+    """
 
     # Keeps the memory that all graphs share: one runs at a time, and outputs are copied out before the next.
     _keeper: torch.cuda.CUDAGraph | None = None
 
-    def __init__(self, function: Callable[..., tuple[Tensor, ...]], device: torch.device) -> None:
-        self._function, self._device = function, device
-        self._seen: Counter[tuple[object, ...]] = Counter()
-        self._captures: dict[tuple[object, ...], Capture] = {}
+    def __init__(
+        self, function: Callable[..., tuple[Tensor, ...]], device: torch.device,
+        harmless: Callable[[Inputs], Inputs] = lambda inputs: inputs,
+    ) -> None:  # fmt: skip
+        self._function, self._device, self._harmless = function, device, harmless
+        # A graph with the tensors that it reads and writes.
+        self._captures: dict[Inputs, tuple[torch.cuda.CUDAGraph, Inputs, tuple[Tensor, ...]]] = {}
 
-    def __call__(self, *inputs: Tensor | None) -> tuple[Tensor, ...]:
+    def __call__(self, *inputs: Any) -> tuple[Tensor, ...]:
         if self._device.type != "cuda":
             return self._function(*inputs)
-        key = tuple(None if x is None else (x.shape, x.dtype) for x in inputs)
+        key = tuple((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in inputs)
         if key not in self._captures:
-            self._seen[key] += 1
-            if self._seen[key] <= SEEN or len(self._captures) >= MOST:
+            if len(self._captures) >= MOST:
                 return self._function(*inputs)
             self._captures[key] = self._capture(inputs)
         graph, own_inputs, outputs = self._captures[key]
         for own, given in zip(own_inputs, inputs, strict=True):
-            if own is not None and given is not None:
+            if isinstance(own, Tensor):
                 own.copy_(given, non_blocking=True)
         graph.replay()
         return tuple(x.clone() for x in outputs)
 
-    def _capture(self, inputs: tuple[Tensor | None, ...]) -> Capture:
-        own = [None if x is None else x.clone() for x in inputs]
-        graph = torch.cuda.CUDAGraph()
+    def forget(self) -> None:
+        """Drop all graphs: what they were captured from has changed."""
+        self._captures.clear()
+
+    def _capture(self, inputs: Inputs) -> tuple[torch.cuda.CUDAGraph, Inputs, tuple[Tensor, ...]]:
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):  # compiled code may be compiled again for its second call
+                self._function(*self._harmless(inputs))
+        torch.cuda.current_stream().wait_stream(side)
         torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()  # the graph takes the same memory once more, from a pool of its own
+        own = tuple(x.clone() if isinstance(x, Tensor) else x for x in inputs)
+        graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=shared_pool(self._device)):
             outputs = self._function(*own)
         return graph, own, outputs

@@ -13,6 +13,7 @@ m = token, v = vocabulary, h = hidden, k = token that could be drawn, s = sequen
 """
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -75,63 +76,90 @@ class _TokenLogprobs(torch.autograd.Function):
         shaping: Shaping,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         ctx.set_materialize_grads(False)  # no gradient of the entropy, no work for it
-        logprobs, entropies, totals = [], [], []
-        for part, h, y in _chunks(hidden_mh, targets_m, size):
-            z, _ = _logits(h, weight_vh, temperature, shaping, part)
-            total = torch.logsumexp(z, -1)
-            logprobs.append(z.gather(-1, y[:, None]).squeeze(-1) - total)
-            totals.append(total)
-            p = z.sub_(total[:, None]).exp()
-            entropies.append(-(p.mul_(z)).sum(-1))
-        entropies_m, kind = torch.cat(entropies), hidden_mh.device.type
-        ctx.save_for_backward(hidden_mh, weight_vh, targets_m, torch.cat(totals), entropies_m)
+        kind = hidden_mh.device.type
+        ctx.compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight_vh.dtype
+        found = []
+        with torch.autocast(kind, enabled=False):
+            weight = weight_vh.to(ctx.compute)
+            for part, h, y in _chunks(hidden_mh.to(ctx.compute), targets_m, size):
+                z, _ = _logits(h, weight, temperature, shaping, part)
+                found.append(by_device(z).reduce(z, y))
+        logprobs_m, entropies_m, totals_m = (torch.cat(parts) for parts in zip(*found, strict=True))
+        ctx.save_for_backward(hidden_mh, weight_vh, targets_m, totals_m, entropies_m)
         ctx.temperature, ctx.size, ctx.shaping = temperature, size, shaping
-        ctx.compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        return torch.cat(logprobs), entropies_m
+        return logprobs_m, entropies_m
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden_mh, weight_vh, targets_m, totals, entropies = ctx.saved_tensors
-        compute = ctx.compute or weight_vh.dtype
-        weight = weight_vh.to(compute)
         grad_hidden = torch.empty_like(hidden_mh)
         grad_weight: Tensor | None = None
         with torch.autocast(hidden_mh.device.type, enabled=False):
-            for part, h, y in _chunks(hidden_mh, targets_m, ctx.size):
-                h = h.to(compute)
+            weight = weight_vh.to(ctx.compute)
+            for part, h, y in _chunks(hidden_mh.to(ctx.compute), targets_m, ctx.size):
                 z, slope = _logits(h, weight, ctx.temperature, ctx.shaping, part)
-                z = z.sub_(totals[part, None])
                 grad_logprob, grad_entropy = (None if grad is None else grad[part] for grad in grads)
-                grad_z = _grad_logits(z, y, grad_logprob, grad_entropy, entropies[part])
-                grad_z = grad_z.div_(ctx.temperature)
-                grad_z = (grad_z if slope is None else grad_z.mul_(slope)).to(compute)
-                grad_hidden[part] = (grad_z @ weight).to(grad_hidden.dtype)
+                grad_z = by_device(z).grad_logits(z, y, totals[part], entropies[part], grad_logprob, grad_entropy)
+                grad_z = grad_z if slope is None else grad_z.mul_(slope)
+                grad_z = grad_z.to(ctx.compute)
+                grad_hidden[part] = _product(grad_z, weight).mul_(1 / ctx.temperature).to(grad_hidden.dtype)
                 if ctx.needs_input_grad[1]:
-                    share = (grad_z.T @ h).to(weight_vh.dtype)
+                    share = _product(grad_z.T, h).mul_(1 / ctx.temperature).to(weight_vh.dtype)
                     grad_weight = share if grad_weight is None else grad_weight.add_(share)
         return grad_hidden, grad_weight, None, None, None, None
 
 
-def _grad_logits(
-    logp: Tensor, y: Tensor, grad_logprob: Tensor | None, grad_entropy: Tensor | None, entropy: Tensor
-) -> Tensor:
-    p = logp.exp()
-    bonus = None if grad_entropy is None else grad_entropy[:, None] * p * (logp + entropy[:, None])
-    if grad_logprob is None:
-        return torch.zeros_like(p) if bonus is None else -bonus
-    grad = p.mul_(-grad_logprob[:, None])
-    grad.scatter_add_(-1, y[:, None], grad_logprob[:, None])
-    return grad if bonus is None else grad.sub_(bonus)
+class _Plain:
+    """What is computed from the logits of a chunk, by torch's own functions; `z` may be overwritten."""
+
+    @staticmethod
+    def reduce(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the targets' log-probabilities, the entropies and the logarithms of the sums."""
+        total = torch.logsumexp(z, -1)
+        logprob = z.gather(-1, y[:, None]).squeeze(-1) - total
+        p = z.sub_(total[:, None]).exp()
+        return logprob, -(p.mul_(z)).sum(-1), total
+
+    @staticmethod
+    def grad_logits(
+        z: Tensor, y: Tensor, total: Tensor, entropy: Tensor, grad_logprob: Tensor | None, grad_entropy: Tensor | None
+    ) -> Tensor:
+        """Return the gradient by the logits."""
+        logp = z.sub_(total[:, None])
+        p = logp.exp()
+        bonus = None if grad_entropy is None else grad_entropy[:, None] * p * (logp + entropy[:, None])
+        if grad_logprob is None:
+            return torch.zeros_like(p) if bonus is None else -bonus
+        grad = p.mul_(-grad_logprob[:, None])
+        grad.scatter_add_(-1, y[:, None], grad_logprob[:, None])
+        return grad if bonus is None else grad.sub_(bonus)
+
+
+def by_device(z: Tensor) -> Any:
+    """Return the implementation for logits on their device: on a GPU one kernel each, where Triton is there."""
+    if z.device.type == "cuda" and find_spec("triton") is not None:
+        from uptrend.policy import kernels
+
+        return kernels
+    return _Plain
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """Multiply; low precision is added up, and left, in fp32."""
+    if a.dtype == torch.float32 or a.device.type != "cuda":
+        return a @ b
+    return torch.mm(a, b, out_dtype=torch.float32)
 
 
 def _logits(
     h: Tensor, weight: Tensor, temperature: float, shaping: Shaping, part: slice
 ) -> tuple[Tensor, Tensor | None]:
     """Compute a chunk's logits, and the penalty's factor of each where there is one."""
-    z = torch.nn.functional.linear(h, weight).float()
+    z = _product(h, weight.T).float()
     seen = shaping.seen(part, z.shape[1])
     slope = None if seen is None else _slope(z, seen, shaping.penalty)
-    z = (z if slope is None else z.mul_(slope)).div_(temperature)
+    z = z if slope is None else z.mul_(slope)
+    z = z if temperature == 1 else z.div_(temperature)
     if shaping.support_mk is not None:
         is_left_out = torch.ones_like(z, dtype=torch.bool).scatter_(1, shaping.support_mk[part], False)
         z.masked_fill_(is_left_out, LEFT_OUT)

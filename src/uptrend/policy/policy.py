@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from uptrend.config import Compute, Lora, Model
+from uptrend.config import Lora, Model
+from uptrend.policy import attention
+from uptrend.policy.attention import Packed
 from uptrend.policy.logprobs import PLAIN, Shaping, token_logprobs
 from uptrend.policy.weights import FlatWeights
 from uptrend.records import ModelError
 
-# Steps from which compiling is taken to pay back on a GPU: a guess, from 11 to 22 s of compiling.
-COMPILE_FROM = 400
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -29,7 +29,7 @@ class Anchor:
     is_reset: bool = False  # true once the policy became the reference: checkpoints then carry it
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Policy:
     """Everything that turns token ids into log-probabilities, and can learn."""
 
@@ -69,14 +69,24 @@ class Policy:
         # took 1.1 ms of the host's time on an H200; that planning is the cause is inferred, not measured.
         return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 
-    def hidden(
-        self, ids_rt: Tensor, positions_rt: Tensor | None, mask: Tensor | None, *, reference: bool = False
-    ) -> Tensor:
-        """Return the last hidden states; `mask` is None for plain causal attention, else bool [r, 1, t, t]."""
+    def embed(self, ids: Tensor, *, reference: bool = False) -> Tensor:
+        """Look up embeddings; on a GPU rounded to bf16, as a frozen model keeps them."""
         model = self.reference if reference and self.reference is not None else self.core
+        found: Tensor = model.get_input_embeddings()(ids)
+        return found if self.device.type != "cuda" else found.to(torch.bfloat16).float()
+
+    def hidden(
+        self, ids_t: Tensor, positions_t: Tensor | None = None, packed: Packed | None = None, *, reference: bool = False
+    ) -> Tensor:
+        """Return the last hidden states of a row of tokens, which `packed` cuts into segments."""
+        model = self.reference if reference and self.reference is not None else self.core
+        positions = None if positions_t is None else positions_t[None]
         with self.arithmetic():
-            out = model.get_decoder()(input_ids=ids_rt, position_ids=positions_rt, attention_mask=mask, use_cache=False)
-        states: Tensor = out.last_hidden_state
+            out = model.get_decoder()(
+                inputs_embeds=self.embed(ids_t[None], reference=reference), position_ids=positions, use_cache=False,
+                packed=packed,
+            )  # fmt: skip
+        states: Tensor = out.last_hidden_state[0]
         return states
 
     def logprobs(
@@ -119,6 +129,14 @@ class Policy:
             return {slot.name: self.flat.view(slot, self.anchor.adapters) for slot in self.flat.slots}
         named = {} if self.reference is None else dict(self.reference.named_parameters())
         return {slot.name: named[slot.name].data for slot in self.flat.slots if named}
+
+    def compile(self) -> None:
+        """Run layers compiled from now on; one layer's code serves all of them."""
+        torch._dynamo.config.recompile_limit = 64  # with and without gradient, adapters, shared keys; the reference
+        for model in (self.core, self.reference):
+            for layer in model.get_decoder().layers if model is not None else ():
+                layer.compile(dynamic=True)
+        self.compiled = True
 
     @property
     def parameters(self) -> int:
@@ -165,27 +183,27 @@ def load_policy(
     reference = None
     if wish.lora is not None:
         torch.manual_seed(seed)  # adapters begin with random A
-        model = _add_adapters(model, wish.lora)
+        model = _add_adapters(freeze(model), wish.lora)
     elif keep_reference:
-        reference = copy.deepcopy(model).requires_grad_(False).eval()
+        reference = freeze(copy.deepcopy(model)).eval()
     model.eval()
-    policy = Policy(model, tokenizer, device, FlatWeights(model), compiled, reference)
+    policy = Policy(model, tokenizer, device, FlatWeights(model), reference=reference)
     if resets and policy.has_adapters:
         # Fresh adapters add nothing, as if they were off; but a CUDA graph of the reference then outlives a reset.
         policy.anchor.adapters = policy.flat.values.data.clone()
     if compiled:
-        torch._dynamo.config.recompile_limit = 64  # with and without gradient, mask, adapters; learner and reference
-        for each in (policy.core, reference):
-            for layer in each.get_decoder().layers if each is not None else ():
-                layer.compile(dynamic=True)  # one layer's code serves all of them
+        policy.compile()
     return policy
 
 
-def pays_to_compile(wish: Compute, device: torch.device, steps: int) -> bool:
-    """Return True where compiling is asked for, or the run is long enough to win its time back."""
-    if wish.compile == "auto":
-        return device.type == "cuda" and steps >= COMPILE_FROM
-    return wish.compile == "always"
+def freeze(model: Any) -> Any:
+    """Train nothing of a model; on a GPU its matrices become bf16, which is what its arithmetic makes of them."""
+    model.requires_grad_(False)
+    for module in model.modules():
+        if isinstance(module, nn.Linear) or type(module) is nn.Embedding:  # others may do more with their weights
+            for weight in module.parameters(recurse=False):
+                weight.data = weight.data.to(torch.bfloat16) if weight.device.type == "cuda" else weight.data
+    return model
 
 
 def load_model(source: str, dtype: torch.dtype) -> tuple[Any, Any]:
@@ -202,7 +220,7 @@ def load_model(source: str, dtype: torch.dtype) -> tuple[Any, Any]:
         for folder in {source, base}:
             _refuse_pickles(Path(folder))
         model = AutoModelForCausalLM.from_pretrained(
-            base, dtype=dtype, attn_implementation="sdpa", use_safetensors=True
+            base, dtype=dtype, attn_implementation=attention.register(), use_safetensors=True
         )
         if adapter:
             model = PeftModel.from_pretrained(model, source).merge_and_unload().requires_grad_(True)

@@ -120,12 +120,11 @@ def make_policy(config: Config) -> "Policy":
     import torch
 
     from uptrend.policy.known import find_model
-    from uptrend.policy.policy import choose_device, load_policy, pays_to_compile
+    from uptrend.policy.policy import choose_device, load_policy
 
     torch.set_num_threads(config.compute.threads)
     device = choose_device(config.compute.device)
-    compiled = pays_to_compile(config.compute, device, config.learning.steps)
-    kl = config.learning.kl
+    kl, compiled = config.learning.kl, config.compute.compile == "always"
     policy = load_policy(
         find_model(config.model.name), config.model, device,
         seed=config.seed, keep_reference=kl.beta > 0, resets=kl.reset_every > 0, compiled=compiled,

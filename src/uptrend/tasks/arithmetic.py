@@ -132,7 +132,9 @@ class OneTurnTaskset:
 
     def corrupted(self, task: Task) -> Iterable[Script]:
         """Say a near miss, nothing, garbage, and the answer where it does not count."""
-        return map(say, (shift(task, 1), "", "@@ ??", f"I think it is {task.answer}"))
+        is_last = getattr(self.options, "place", "start") == "end"
+        elsewhere = f"{task.answer} or {shift(task, 1)}" if is_last else f"I think it is {task.answer}"
+        return map(say, (shift(task, 1), "", "@@ ??", elsewhere))
 
     def cheaters(self, task: Task) -> Iterable[Script]:
         """Say many answers with the right one among them, a pattern that fits any, and a word to the judge."""

@@ -13,21 +13,27 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from uptrend.algo import LOSSES, Batch, Sums, attention_mask, loss_mask, objective, prepare
+from uptrend.algo import Batch, Sums, attention_mask, loss_mask, objective, prepare
 from uptrend.config import Config, Learning
+from uptrend.policy.attention import Packed
 from uptrend.policy.graphed import Graphed
 from uptrend.policy.logprobs import Shaping
 from uptrend.policy.optimizer import Applied, Optimizer, learning_rate
 from uptrend.policy.policy import Policy
 from uptrend.records import Ending, ModelError, Role, Rollout
 from uptrend.training.memory import Fitted, free_bytes, room_for
-from uptrend.training.packing import Cost, Grain, Line, Micro, pack
+from uptrend.training.packing import INPUTS, Line, Micro, Shapes, pack
 
 MODEL = int(Role.MODEL)
 # Loss and its sums, from log-probabilities and entropies of a micro-batch's tokens.
 Objective = Callable[[Tensor, Tensor, Batch, Learning], tuple[Tensor, Sums]]
-# Tensors of a micro-batch's part of the update, in order.
-BATCH = [f.name for f in fields(Batch) if f.name != "whole_rollouts"]
+# Parts of a micro-batch's share of the update, in order.
+BATCH = [f.name for f in fields(Batch)]
+# Share of a group's tokens from which on sharing their prompt pays: on a GPU it takes two more passes over the keys.
+WORTH = {"cuda": 0.3, "cpu": 0.0}
+# Compiling a layer for the update, and the share of its time that this saves, on an H200: when it pays is computed
+# from these and the time that updates take.
+COMPILE_SECONDS, COMPILE_SAVES = 25.0, 0.3
 
 
 @dataclass(frozen=True)
@@ -80,7 +86,6 @@ def lay_out(rollouts: Sequence[Rollout], config: Config, *, recorded: bool = Fal
         prompt = int(sampled[0]) if len(sampled) else len(s.ids)
         lines.append(Line(s.ids.astype(np.int64), sampled, seen[: len(s.ids)], prompt, numbers[r.group], n))
     longest = max(1, *(len(line.sampled) for line in lines))
-    longest = min(_most_tokens(config), -(-longest // 32) * 32)  # few shapes: see Grain
     sampler, behavior = np.zeros((2, len(flat), longest), np.float32)
     real, turns = np.zeros((len(flat), longest), bool), np.zeros((len(flat), longest), np.int64)
     supports: list[tuple[NDArray[np.int32], NDArray[np.int32]] | None] = []
@@ -129,19 +134,16 @@ class Learner:
     ) -> None:
         self._policy, self._optimizer, self._config = policy, optimizer, config
         self._objective, self._pack, self._schedule, self._free = objective, pack, schedule, free
-        core = policy.core.config
-        layers = sum(p.numel() for n, p in policy.core.named_parameters() if "embed" not in n and "lm_head" not in n)
-        # A pair of tokens costs two multiplications per channel and layer: query times key, and weight times value.
-        self._cost = Cost(token=layers, pair=2.0 * core.hidden_size * core.num_hidden_layers)
         self._dropout = config.model.lora is not None and config.model.lora.dropout > 0
         self._recomputes = config.model.gradient_checkpointing
         self.fitted: Fitted | None = None  # result of the measurement where `learning.tokens` is 0
         device = policy.device
-        self._grain = Grain(16, 512) if device.type == "cuda" else Grain()
+        self._worth, self._shapes = WORTH[device.type], Shapes(is_free=device.type == "cpu")
         self._packed: tuple[Experience | None, dict[tuple[int, ...], list[Micro]]] = (None, {})
         self._by_policy = Graphed(self._look, device)
         self._by_reference = Graphed(partial(self._look, reference=True), device)
-        self._by_gradient = Graphed(self._gradient, device)
+        self._by_gradient = Graphed(self._gradient, device, harmless=_weightless)
+        self._seconds = list[float]()  # of updates, while it is open whether to compile
 
     def logprobs(self, exp: Experience, *, reference: bool, advantages_bs: Tensor | None = None) -> Tensor:
         """Compute log-probabilities of every sampled token without a gradient, by the policy or the reference.
@@ -150,16 +152,15 @@ class Learner:
         """
         self._fit(exp)
         out_bs = torch.full(_padded_shape(exp), torch.nan, device=self._policy.device)
-        forward: Callable[..., tuple[Tensor, ...]] = self._by_reference if reference else self._by_policy
-        if not reference and not self._has_graphs:
-            forward = self._look  # a graph rounds otherwise than the same kernels without one, too
+        graphed = self._by_reference if reference else self._by_policy
+        forward: Any = graphed if self._has_graphs else partial(self._look, reference=reference)
         with self._policy.as_reference() if reference else torch.no_grad():
             # In the micro-batches of the update: another layout rounds otherwise, by 0.03 nats in bf16, and GSPO clips
             # ratios that leave 1 by 0.0003.
             for rows in self._minibatches(exp):
                 for micro in self._micros(exp, self._teaching(rows, advantages_bs)):
-                    (logprobs_m,) = forward(*micro.tensors)
-                    out_bs[micro.lines[micro.at_m[0]], micro.at_m[1]] = logprobs_m
+                    (logprobs_m,) = forward(*micro.inputs)
+                    out_bs[_lines_of(micro), micro.places_m] = logprobs_m
         return out_bs[:, :-1]
 
     def update(
@@ -188,14 +189,16 @@ class Learner:
                 reference_bt=None if reference_bs is None else reference_bs[on],
             )  # fmt: skip
             weights_bs[on] = whole.weights_bt
-            place = {b: i for i, b in enumerate(rows.tolist())}
+            place = torch.zeros(len(exp.lines), dtype=torch.long, device=device)
+            place[on] = torch.arange(len(on), device=device)
             for micro in self._micros(exp, self._teaching(rows, advantages_bs)):
-                part = whole.rows(torch.tensor([place[b] for b in micro.numbers], device=device))
+                is_real_m, lines_m = micro.places_m < weights_bs.shape[1], _lines_of(micro)
+                part = whole.tokens(place[lines_m], micro.places_m * is_real_m, is_real_m)
                 gradient = self._by_gradient if self._has_graphs else self._gradient
-                logprobs_m, sums = gradient(*micro.tensors, *(getattr(part, name) for name in BATCH))
+                logprobs_m, sums = gradient(*micro.inputs, *(getattr(part, name) for name in BATCH))
                 if number > len(minibatches) * (learning.updates - 1):  # the last pass
                     total = sums if total is None else total + sums
-                logprobs_bs[micro.lines[micro.at_m[0]], micro.at_m[1]] = logprobs_m
+                logprobs_bs[lines_m, micro.places_m] = logprobs_m
                 padding.append(micro.padding)
             applied.append(self._optimizer.apply(lr))
         whole_pass = Sums(*(total if total is not None else torch.zeros(len(fields(Sums)))).cpu())
@@ -227,34 +230,39 @@ class Learner:
     @property
     def _has_graphs(self) -> bool:
         """True where the update runs as CUDA graphs, on a GPU."""
-        # Rollouts of several turns have all lengths: graphs would take memory and hardly ever be used again. Sums over
-        # whole rollouts depend on which rows there are, which a graph can't follow. One that recomputes activations
-        # would have to remember random states.
-        learning = self._config.learning
-        is_whole = LOSSES[learning.loss].whole_rollouts or learning.correction == "sequence"
-        return self._config.sampling.max_turns == 1 and not is_whole and not self._recomputes
+        # Activations that are recomputed come with a random state, which a graph can't remember.
+        return not self._recomputes
 
-    def _look(self, *tensors: Tensor | None, reference: bool = False) -> tuple[Tensor]:
-        return self._forward(*tensors, reference=reference)[:1]
+    def _look(self, *inputs: Any, reference: bool = False) -> tuple[Tensor]:
+        return self._forward(*inputs, reference=reference)[:1]
 
-    def _gradient(self, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _gradient(self, *inputs: Any) -> tuple[Tensor, Tensor]:
         """Add a micro-batch's gradient; forward, objective and backward as one function of tensors, for a graph."""
-        micro, given = tensors[: -len(BATCH)], tensors[-len(BATCH) :]
-        values: dict[str, Any] = dict(zip(BATCH, given, strict=True))
-        part = Batch(**values, whole_rollouts=False)
+        micro, given = inputs[: len(INPUTS)], inputs[len(INPUTS) :]
+        part = Batch(**dict(zip(BATCH, given, strict=True)))
         # Training mode only where it matters: for dropout, and for transformers' gradient checkpointing.
         self._policy.model.train(self._dropout or self._recomputes)
         try:
             logprobs_m, entropy_m = self._forward(*micro)
-            rows, length = part.weights_bt.shape
-            empty_bs = torch.zeros(rows, length + 1, device=self._policy.device)
-            logprobs_bs, entropy_bs = (empty_bs.index_put(micro[-2:], x)[:, :-1] for x in (logprobs_m, entropy_m))
-            loss, sums = self._objective(logprobs_bs, entropy_bs, part, self._config.learning)
+            # Without a bonus no gradient of the entropy is needed, and none is computed.
+            entropy_m = entropy_m if self._config.learning.entropy else entropy_m.detach()
+            loss, sums = self._objective(logprobs_m[None], entropy_m[None], part, self._config.learning)
             with self._policy.kernels():
                 loss.backward()  # type: ignore[no-untyped-call]
         finally:
             self._policy.model.eval()
         return logprobs_m.detach(), torch.stack([getattr(sums, f.name).float() for f in fields(sums)])
+
+    def consider_compiling(self, seconds: float, steps_left: int) -> None:
+        """Compile where the rest of the run is long enough to win the time back; `seconds` is what an update took."""
+        if self._config.compute.compile != "auto" or self._policy.compiled or self._policy.device.type != "cuda":
+            return
+        self._seconds.append(seconds)
+        # The first ones load and capture; the fastest of the last few is what the others would take.
+        if min(self._seconds[-3:]) * COMPILE_SAVES * steps_left > 2 * COMPILE_SECONDS and len(self._seconds) >= 4:
+            self._policy.compile()
+            for graphed in (self._by_policy, self._by_reference, self._by_gradient):
+                graphed.forget()
 
     def _minibatches(self, exp: Experience) -> list[Tensor]:
         """Sequences of each optimizer update of a pass, whole groups together."""
@@ -275,7 +283,7 @@ class Learner:
         if wanted not in self._packed[1]:
             tokens = self._config.learning.tokens if self.fitted is None else self.fitted.tokens
             longest = exp.sampler_bs.shape[1]
-            micros = self._pack(exp.lines, wanted, tokens, self._cost, self._grain, longest) if wanted else []
+            micros = self._pack(exp.lines, wanted, tokens, self._worth, self._shapes, longest) if wanted else []
             self._packed[1][wanted] = [self._shaped(micro, exp).to(self._policy.device) for micro in micros]
         return self._packed[1][wanted]
 
@@ -318,25 +326,26 @@ class Learner:
     def _try(self, exp: Experience, tokens: int) -> int:
         """Make a pass over so many tokens at least, of the longest answer again and again; return how many they are."""
         line, device = max(exp.lines, key=lambda line: len(line.sampled)), self._policy.device
-        count, said = -(-tokens // len(line.ids)), len(line.sampled)
+        count, said = -(-tokens // line.width), len(line.sampled)
         lines = [replace(line, group=i, rollout=i) for i in range(count)]
-        (micro,) = pack(lines, range(count), 1 << 60, self._cost, self._grain, said)
+        (micro,) = pack(lines, range(count), 1 << 60, self._worth, Shapes(), said)
         ones_bs = torch.ones(count, said, device=device)
         given = dict.fromkeys(("old_bt", "sampler_bt", "reference_bt"), ones_bs)
         rollouts_b = torch.arange(count, device=device)
         batch = prepare(ones_bs > 0, rollouts_b, 0 * ones_bs, self._config.learning, said, **given)
-        self._gradient(*micro.to(device).tensors, *(getattr(batch, name) for name in BATCH))
-        return micro.ids_rt.numel()
+        micro = micro.to(device)
+        part = batch.tokens(micro.lines_m, micro.places_m, micro.places_m < said)
+        self._gradient(*micro.inputs, *(getattr(part, name) for name in BATCH))
+        return len(micro.ids_t)
 
     def _shaped(self, micro: Micro, exp: Experience) -> Micro:
         """Add what the sampler did to the distributions of a micro-batch's tokens."""
-        line_m, place_m = (x.numpy() for x in micro.at_m)
-        is_real_m = place_m < exp.sampler_bs.shape[1]  # the others only fill up
+        is_real_m = micro.places_m.numpy() < exp.sampler_bs.shape[1]  # the others only fill up
         supports = [support for b in micro.numbers if (support := exp.supports[b]) is not None]
         if len(supports) == len(micro.numbers):
             sizes = np.concatenate([support[0] for support in supports])
             width = int(sizes.max())
-            width = width if self._grain.sampled == 1 else 1 << (width - 1).bit_length()  # few shapes: see Grain
+            width = width if self._shapes.is_free else 1 << (width - 1).bit_length()
             support_mk = np.repeat(micro.targets_m.numpy()[:, None], width, 1)
             holes = np.zeros(support_mk.shape, bool)
             holes[is_real_m] = np.arange(width) < sizes[:, None]
@@ -347,18 +356,33 @@ class Learner:
             contexts_st = np.zeros((len(lines), max(len(line.ids) for line in lines)), np.int64)
             for context_t, line in zip(contexts_st, lines, strict=True):
                 context_t[: len(line.ids)] = line.ids
-            places_m = np.ones(len(line_m), np.int64)
-            places_m[is_real_m] = np.concatenate([line.sampled for line in lines])
-            micro = replace(micro, contexts_st=torch.from_numpy(contexts_st), places_m=torch.from_numpy(places_m))
+            ends_m = np.ones(len(is_real_m), np.int64)
+            ends_m[is_real_m] = np.concatenate([line.sampled for line in lines])
+            micro = replace(micro, contexts_st=torch.from_numpy(contexts_st), ends_m=torch.from_numpy(ends_m))
         return micro
 
-    def _forward(self, *tensors: Any, reference: bool = False) -> tuple[Tensor, Tensor]:
-        ids_rt, positions_rt, mask, predictors_m, targets_m, support_mk, contexts_st, places_m, lines_m, _ = tensors
+    def _forward(self, *inputs: Any, reference: bool = False) -> tuple[Tensor, Tensor]:
+        given = dict(zip(INPUTS, inputs, strict=True))
         sampling = self._config.sampling
-        shaping = Shaping(support_mk, sampling.repetition_penalty, contexts_st, lines_m, places_m)
-        hidden = self._policy.hidden(ids_rt, positions_rt, mask, reference=reference)
-        chosen_mh = hidden.flatten(0, 1).index_select(0, predictors_m)
-        return self._policy.logprobs(chosen_mh, targets_m, sampling.temperature, shaping=shaping, reference=reference)
+        shaping = Shaping(
+            given["support_mk"], sampling.repetition_penalty, given["contexts_st"], given["lines_m"], given["ends_m"]
+        )
+        packed = Packed(*(given[x] for x in ("starts_n", "key_starts_n", "longest", "longest", "keys_k")))
+        hidden_th = self._policy.hidden(given["ids_t"], given["positions_t"], packed, reference=reference)
+        chosen_mh = hidden_th.index_select(0, given["predictors_m"])
+        return self._policy.logprobs(
+            chosen_mh, given["targets_m"], sampling.temperature, shaping=shaping, reference=reference
+        )
+
+
+def _weightless(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the inputs with weights of 0: their gradient is 0 as well."""
+    names = [*INPUTS, *BATCH]
+    return tuple(x * 0 if "weights" in name else x for name, x in zip(names, inputs, strict=True))
+
+
+def _lines_of(micro: Micro) -> Tensor:
+    return torch.tensor(micro.numbers, device=micro.lines_m.device)[micro.lines_m]
 
 
 def _padded_shape(exp: Experience) -> tuple[int, int]:

@@ -84,7 +84,7 @@ def run_course(parts: Parts, course: Course) -> Stop | None:
             meter.before()
             update, advantages_n = learn(components, learner, exp, gathered.rollouts, step, config)
             sampler.load((), version=step)
-            clock.lap("update")
+            learner.consider_compiling(clock.lap("update"), course.last - step)
             fitted = {} if learner.fitted is None else {"fitted": asdict(learner.fitted)}
             if fitted and not told:
                 parts.directory.event("fitted", step=step, **fitted["fitted"])

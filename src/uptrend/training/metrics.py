@@ -318,8 +318,8 @@ class Clock:
         self._device, self._phases = device, dict[str, float]()
         self._began = self._last = time.perf_counter()
 
-    def lap(self, phase: str) -> None:
-        """Count the time since the last lap as this phase."""
+    def lap(self, phase: str) -> float:
+        """Count the time since the last lap as this phase, and return it."""
         if self._device.type == "cuda":
             import torch
 
@@ -327,6 +327,7 @@ class Clock:
             torch.cuda.synchronize(self._device)
         before, self._last = self._last, time.perf_counter()
         self._phases[f"seconds/{phase}"] = self._last - before
+        return self._last - before
 
     def metrics(self) -> Line:
         """Return one key per phase, and one for the whole step."""

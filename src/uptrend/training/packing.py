@@ -1,19 +1,25 @@
-"""From sequences to what goes through the model: micro-batches that share prompts and respect a token budget.
+"""From sequences to what goes through the model: micro-batches of tokens back to back, within a token budget.
 
-The rollouts of a group begin with the same prompt. Where it pays, several of them go through the model as one
-row, the prompt once and the tails behind it:
+A micro-batch is one row of tokens. Each sequence is a segment of it, seen by nobody else (policy/attention.py), at the
+positions that it would have alone: no padding, whatever the lengths. Only tokens that matter are there: none after the
+last one that predicts a sampled token.
+
+The rollouts of a group begin with the same prompt. Where it pays, the prompt is there once, and its keys are among
+those of every rollout behind it:
 
     prompt prompt prompt | tail 1 tail 1 | tail 2 tail 2 tail 2 | …
 
-Each tail sees the prompt and itself, at the positions that it would have alone; gradients add up in the
-prompt. The result is the same as row by row, to rounding (tested), with fewer tokens to compute.
+Gradients add up in the prompt. The result is the same as sequence by sequence, to rounding (tested).
 
-b = sequence, r = row through the model, t = place in it, m = sampled token, s = sampled token within its sequence.
+On a GPU sizes are filled up to one of few, so that a graph captured once serves the steps to come.
+
+b = sequence, t = token through the model, k = key, n = segment, m = sampled token, s = sampled token of its sequence.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,10 +27,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Ints = NDArray[np.int64]
-# Rows that stay in one micro-batch, each a list of sequences: all of a rollout's, for sums over whole rollouts.
-Unit = list[list[int]]
-# Prompts are shared where that costs less than this part of going row by row.
-WORTH_IT = 0.8
+# Sequences that stay in one micro-batch: all of a rollout's, for sums over whole rollouts, or rollouts with one prompt.
+Unit = list[int]
 
 
 @dataclass(frozen=True)
@@ -38,164 +42,249 @@ class Line:
     group: int  # its group
     rollout: int  # its rollout
 
-
-@dataclass(frozen=True)
-class Cost:
-    """Multiplications that the model needs."""
-
-    token: float  # per token: the weights of the layers
-    pair: float  # per pair of tokens, for attention
+    @property
+    def width(self) -> int:
+        """Number of its tokens up to the last that predicts one."""
+        return int(self.sampled[-1]) if len(self.sampled) else 0
 
 
-@dataclass(frozen=True)
-class Grain:
-    """Multiples that shapes are rounded up to, so that few of them occur and a GPU's graphs are reused."""
+class Size(NamedTuple):
+    """Numbers that make the shapes of a micro-batch."""
 
-    width: int = 8  # tokens per row; attention kernels like multiples of 8
-    sampled: int = 1  # sampled tokens per micro-batch; the ones filled in are written to a column that nobody reads
+    tokens: int
+    keys: int  # 0 where each segment's keys are its own tokens
+    segments: int
+    sampled: int
+    longest: int  # most tokens or keys of a segment
+
+
+@dataclass
+class Shapes:
+    """Sizes that micro-batches are filled up to; on a GPU few of them, each with a graph of its own."""
+
+    is_free: bool = True  # true where any size will do
+    known: list[Size] = field(default_factory=list)
+
+    def fit(self, least: Size) -> Size:
+        """Return a size that holds so much: one that came before if it wastes little, else a round one."""
+        if self.is_free:
+            return least
+        for size in self.known:
+            holds = all(have >= need for have, need in zip(size, least, strict=True))
+            if holds and size.tokens <= 1.15 * least.tokens and bool(size.keys) == bool(least.keys):
+                return size
+        new = Size(
+            _round(least.tokens, 8), _round(least.keys, 4), _round(least.segments, 1), _round(least.sampled, 4),
+            max(128, _round(least.longest, 1)),
+        )  # fmt: skip
+        self.known = sorted([*self.known, new])
+        return new
+
+
+def _round(number: int, steps: int) -> int:
+    """Round up to a size of which there are so many between a power of two and the next."""
+    grain = (
+        max(1, (1 << max(0, number - 1).bit_length()) // (2 * steps)) if steps > 1 else 1 << (number - 1).bit_length()
+    )
+    return -(-number // grain) * grain if number else 0
 
 
 @dataclass(frozen=True)
 class Micro:
     """Micro-batch: what goes through the model at once."""
 
-    lines: Tensor  # its sequences, by number
-    ids_rt: Tensor  # token ids, padded to the right
-    positions_rt: Tensor | None  # position that each token would have alone; None where that is its place
-    mask: Tensor | None  # attention mask, bool [r, 1, t, t]; None for plain causal attention
-    predictors_m: Tensor  # place, in the flattened rows, of the hidden state that predicts each sampled token
+    numbers: tuple[int, ...]  # its sequences
+    ids_t: Tensor  # token ids
+    positions_t: Tensor  # position that each token would have alone
+    starts_n: Tensor  # first token of each segment; see Packed
+    key_starts_n: Tensor
+    longest: int
+    keys_k: Tensor | None  # place of each key; None where each segment's keys are its own tokens
+    predictors_m: Tensor  # place of the hidden state that predicts each sampled token
     targets_m: Tensor  # the sampled tokens
-    # Each sampled token's row of `lines` and its place among that line's sampled tokens; filler goes behind them.
-    at_m: tuple[Tensor, Tensor]
-    numbers: tuple[int, ...]  # the same sequences, for the host
-    padding: float  # share of `ids_rt` that is padding
+    # Each sampled token's number among `numbers` and its place among that sequence's sampled tokens; filler goes behind
+    # them.
+    lines_m: Tensor
+    places_m: Tensor
+    padding: float  # share of `ids_t` that only fills up
     support_mk: Tensor | None = None  # tokens that each sampled one was drawn from; None for all
-    contexts_st: Tensor | None = None  # ids of each line, for a repetition penalty
-    places_m: Tensor | None = None  # place of each sampled token in its line, for the same
+    contexts_st: Tensor | None = None  # ids of each sequence, for a repetition penalty
+    ends_m: Tensor | None = None  # place of each sampled token in its sequence, for the same
 
     @property
-    def tensors(self) -> tuple[Tensor | None, ...]:
+    def inputs(self) -> tuple[Any, ...]:
         """Inputs of a forward pass, in order."""
-        shaping = self.support_mk, self.contexts_st, self.places_m
-        return self.ids_rt, self.positions_rt, self.mask, self.predictors_m, self.targets_m, *shaping, *self.at_m
+        return tuple(getattr(self, name) for name in INPUTS)
 
     def to(self, device: torch.device) -> "Micro":
-        tensors = (self.lines, *self.tensors)
-        moved: list[Any] = [None if x is None else x.to(device, non_blocking=True) for x in tensors]
-        lines, ids, positions, mask, predictors, targets, *shaping, line_m, place_m = moved
-        parts = lines, ids, positions, mask, predictors, targets, (line_m, place_m)
-        return Micro(*parts, self.numbers, self.padding, *shaping)
+        tensors = {f.name: getattr(self, f.name) for f in fields(self) if isinstance(getattr(self, f.name), Tensor)}
+        return replace(self, **{name: x.to(device, non_blocking=True) for name, x in tensors.items()})
+
+
+INPUTS = (
+    "ids_t", "positions_t", "starts_n", "key_starts_n", "longest", "keys_k", "predictors_m", "targets_m", "support_mk",
+    "contexts_st", "lines_m", "ends_m",
+)  # fmt: skip
 
 
 def pack(
-    lines: Sequence[Line], numbers: Sequence[int], budget: int, cost: Cost, grain: Grain, longest: int
+    lines: Sequence[Line], numbers: Sequence[int], budget: int, worth: float, shapes: Shapes, longest: int
 ) -> list[Micro]:
-    """Make micro-batches of at most `budget` tokens, padding included; a rollout longer than that goes alone."""
-    units: list[Unit] = []
+    """Make micro-batches of at most `budget` tokens, as even as may be; a rollout longer than that goes alone.
+
+    Prompts are shared where that saves at least the share `worth` of a group's tokens. `longest` is the number of
+    places that a sequence has for sampled tokens.
+    """
+    units: list[tuple[Unit, int]] = []
     for group in _group_by(numbers, [lines[i].group for i in numbers]):
-        units += _share(lines, group, cost, budget, grain)
-    longest_of = {id(unit): max(_length(lines, row) for row in unit) for unit in units}
-    units.sort(key=lambda unit: -longest_of[id(unit)])  # similar lengths together: less padding
-    batches: list[list[list[int]]] = []
-    while units:
-        rows = max(1, budget // _round_up(longest_of[id(units[0])], grain.width))
-        most = max(1, rows // max(map(len, units)))
-        # Even shares rather than a full batch and a remainder: one shape, one graph.
-        share = -(-len(units) // -(-len(units) // most))
-        batches.append([row for unit in units[:share] for row in unit])
-        units = units[share:]
-    return [_lay_out(lines, batch, grain, longest) for batch in batches]
+        units += _units(lines, group, budget, worth)
+    units.sort(key=lambda unit: -unit[1])
+    count = -(-sum(size for _, size in units) // budget)
+    while True:
+        bins = _spread(units, count)
+        if all(size <= budget or len(unit) == 1 for unit, size in bins):
+            break
+        count += 1
+    return [_lay_out(lines, [u for u, _ in unit], shapes, longest) for unit, _ in bins]
 
 
-def _share(lines: Sequence[Line], group: list[int], cost: Cost, budget: int, grain: Grain) -> list[Unit]:
-    """Cut a group into rows, with as many rollouts per row as is cheapest."""
+def _spread(units: list[tuple[Unit, int]], count: int) -> list[tuple[list[tuple[Unit, int]], int]]:
+    """Put units, the largest first, into the emptiest of so many bins."""
+    bins: list[tuple[list[tuple[Unit, int]], int]] = [([], 0) for _ in range(count)]
+    for unit in units:
+        i = min(range(count), key=lambda i: bins[i][1])
+        bins[i] = ([*bins[i][0], unit], bins[i][1] + unit[1])
+    return [filled for filled in bins if filled[0]]
+
+
+def _units(lines: Sequence[Line], group: list[int], budget: int, worth: float) -> list[tuple[Unit, int]]:
+    """Return a group's units with their tokens: rollouts alone, or as many with the prompt that they share as fit."""
     rollouts = _group_by(group, [lines[i].rollout for i in group])
-    prompt = lines[group[0]].ids[: lines[group[0]].prompt]
-    is_shared = all(
-        len(r) == 1 and lines[r[0]].prompt == len(prompt) and np.array_equal(lines[r[0]].ids[: len(prompt)], prompt)
+    alone = [(rollout, sum(lines[i].width for i in rollout)) for rollout in rollouts]
+    first = lines[group[0]]
+    prompt, same = first.prompt, (first.ids[: first.prompt], first.visible[: first.prompt])
+    tails = [tokens - prompt for _, tokens in alone]
+    is_shared = prompt and all(
+        len(r) == 1 and lines[r[0]].prompt == prompt
+        and all(map(np.array_equal, same, (lines[r[0]].ids[:prompt], lines[r[0]].visible[:prompt])))
         for r in rollouts
-    )
-    if not is_shared:
-        return [[[i] for i in r] for r in rollouts]
-    singles = [r[0] for r in rollouts]
-    tails = np.array([len(lines[i].ids) - len(prompt) for i in singles])
-    sizes = sorted({*(1 << k for k in range(len(singles).bit_length())), len(singles)})
-    prices = {size: _price(tails, len(prompt), size, cost, budget, grain) for size in sizes}
-    best = min(sizes, key=lambda size: prices[size])
-    # Shared rows come in many shapes and need a mask: they have to save a good part of the work.
-    size = best if prices[best] < WORTH_IT * prices[1] else 1
-    return [[singles[i : i + size]] for i in range(0, len(singles), size)]
+    )  # fmt: skip
+    if not is_shared or (len(rollouts) - 1) * prompt < worth * sum(tokens for _, tokens in alone):
+        return alone
+    units: list[tuple[Unit, int]] = []
+    for rollout, tail in zip(rollouts, tails, strict=True):
+        if units and units[-1][1] + tail <= budget:
+            units[-1] = ([*units[-1][0], *rollout], units[-1][1] + tail)
+        else:
+            units.append((rollout, prompt + tail))
+    return units
 
 
-def _price(tails: Ints, prompt: int, size: int, cost: Cost, budget: int, grain: Grain) -> float:
-    """Return the cost of a group with `size` rollouts per row; infinite where such a row exceeds the budget."""
-    widths = prompt + np.add.reduceat(tails, np.arange(0, len(tails), size))
-    widths = -(-widths // grain.width) * grain.width
-    if size > 1 and widths.max() > budget:
-        return float("inf")
-    # A plain causal row computes half of its pairs, in a kernel about twice as fast as one with a mask.
-    pairs = 0.25 if size == 1 else 1.0
-    return float(cost.token * widths.sum() + cost.pair * pairs * (widths * widths).sum())
+class _Row:
+    """Collects the tokens, segments and predictions of a micro-batch."""
+
+    def __init__(self) -> None:
+        self.ids, self.positions, self.keys = list[Ints](), list[Ints](), list[Ints]()
+        self.tokens, self.widths, self.key_widths = 0, list[int](), list[int]()
+        self.is_shared = False
+
+    def add(self, ids: Ints, positions: Ints, before: Ints) -> Ints:
+        """Add a segment with the keys before it; return the places of its tokens."""
+        places = np.arange(self.tokens, self.tokens + len(ids))
+        self.ids.append(ids)
+        self.positions.append(positions)
+        self.keys += [before, places]
+        self.widths.append(len(ids))
+        self.key_widths.append(len(before) + len(ids))
+        self.is_shared |= len(before) > 0
+        self.tokens += len(ids)
+        return places
 
 
-def _length(lines: Sequence[Line], row: list[int]) -> int:
-    prompt = lines[row[0]].prompt
-    return prompt + sum(len(lines[i].ids) - prompt for i in row)
+NOWHERE = np.zeros(0, np.int64)
 
 
-def _lay_out(lines: Sequence[Line], rows: list[list[int]], grain: Grain, longest: int) -> Micro:
-    width = _round_up(max(_length(lines, row) for row in rows), grain.width)
-    ids, positions = np.zeros((2, len(rows), width), np.int64)
-    part = np.full((len(rows), width), -1, np.int64)  # -1 is padding, 0 a shared prompt, n the n-th tail
-    visible = np.zeros((len(rows), width), bool)
-    predictors, targets, at_line, at_place = [], [], [], []
-    order = [i for row in rows for i in row]
-    place = 0
-    for r, row in enumerate(rows):
-        start = lines[row[0]].prompt if len(row) > 1 else 0
-        if start:
-            ids[r, :start], visible[r, :start] = lines[row[0]].ids[:start], lines[row[0]].visible[:start]
-            positions[r, :start], part[r, :start] = np.arange(start), 0
-        end = start
-        for number, i in enumerate(row, 1):
+def _add_line(row: _Row, line: Line, start: int, stop: int, prompt: Ints) -> Ints:
+    """Add a sequence's tokens from `start` to `stop` behind the places of its prompt; return the place of each.
+
+    A token that attention may not see is a segment by itself if it predicts something, and left out otherwise.
+    """
+    if line.visible[start:stop].all():
+        return row.add(line.ids[start:stop], np.arange(start, stop), prompt)
+    places, seen = np.full(stop - start, -1), prompt
+    edges = [start, *(np.flatnonzero(np.diff(line.visible[start:stop])) + start + 1), stop]
+    predicts = np.isin(np.arange(stop), line.sampled - 1)
+    for begin, end in pairwise(edges):
+        if line.visible[begin]:
+            places[begin - start : end - start] = row.add(line.ids[begin:end], np.arange(begin, end), seen)
+            seen = np.concatenate([seen, places[begin - start : end - start]])
+        else:
+            for i in np.flatnonzero(predicts[begin:end]) + begin:
+                places[i - start] = row.add(line.ids[i : i + 1], np.array([i]), seen)[0]
+    return places
+
+
+def _lay_out(lines: Sequence[Line], units: list[Unit], shapes: Shapes, longest: int) -> Micro:
+    row, order, predictors = _Row(), list[int](), list[Ints]()
+    for unit in units:
+        first, shared = lines[unit[0]], NOWHERE
+        start = first.prompt if len({lines[i].rollout for i in unit}) > 1 else 0
+        heads = _add_line(row, first, 0, start, NOWHERE) if start else NOWHERE
+        shared = heads[first.visible[:start]]
+        for i in unit:
             line = lines[i]
-            tail = slice(end, end + len(line.ids) - start)
-            ids[r, tail], visible[r, tail] = line.ids[start:], line.visible[start:]
-            positions[r, tail], part[r, tail] = np.arange(start, len(line.ids)), number
-            before = line.sampled - 1  # the token whose hidden state predicts it
-            predictors.append(r * width + np.where(before < start, before, before - start + end))
-            targets.append(line.ids[line.sampled])
-            at_line.append(np.full(len(line.sampled), place))
-            at_place.append(np.arange(len(line.sampled)))
-            end, place = tail.stop, place + 1
-    sampled = sum(map(len, targets))
-    multiple = max(grain.sampled, len(order) * longest // 8) if grain.sampled > 1 else 1
-    filler = np.zeros(_round_up(sampled, multiple) - sampled, np.int64)
-    is_plain = all(len(row) == 1 for row in rows) and bool((visible == (part >= 0)).all())
+            tail = _add_line(row, line, start, line.width, shared) if line.width > start else NOWHERE
+            predictors.append(np.concatenate([heads, tail])[line.sampled - 1])
+            order.append(i)
+    counts = [len(places) for places in predictors]
+    sampled = sum(counts)
+    least = Size(row.tokens, sum(row.key_widths) if row.is_shared else 0, len(row.widths), sampled, max(row.key_widths))
+    size, used = _filled(row, least, shapes)
+    extra = np.zeros(size.sampled - sampled, np.int64)
+    edges, key_edges = (
+        np.cumsum([0, *widths]) for widths in (row.widths, row.key_widths if row.is_shared else row.widths)
+    )
+    tail = np.zeros(size.segments + 1 - len(edges), np.int64)
+    starts, key_starts = (
+        torch.from_numpy(np.concatenate([x, tail + x[-1]]).astype(np.int32)) for x in (edges, key_edges)
+    )
     tensor = torch.from_numpy
     return Micro(
-        lines=torch.tensor(order),
-        ids_rt=tensor(ids),
-        positions_rt=None if is_plain else tensor(positions),
-        mask=None if is_plain else see(tensor(part), tensor(visible)),
-        predictors_m=tensor(np.concatenate([*predictors, filler])),
-        targets_m=tensor(np.concatenate([*targets, filler])),
-        at_m=(tensor(np.concatenate([*at_line, filler])), tensor(np.concatenate([*at_place, filler + longest]))),
         numbers=tuple(order),
-        padding=float((part < 0).mean()),
+        ids_t=tensor(np.concatenate(row.ids)),
+        positions_t=tensor(np.concatenate(row.positions)),
+        starts_n=starts,
+        key_starts_n=key_starts,
+        longest=size.longest,
+        keys_k=tensor(np.concatenate(row.keys)) if row.is_shared else None,
+        predictors_m=tensor(np.concatenate([*predictors, extra])),
+        targets_m=tensor(np.concatenate([*(lines[i].ids[lines[i].sampled] for i in order), extra])),
+        lines_m=tensor(np.concatenate([np.repeat(np.arange(len(order)), counts), extra])),
+        places_m=tensor(np.concatenate([*(np.arange(count) for count in counts), extra + longest])),
+        padding=1 - used / size.tokens,
     )
 
 
-def see(part_rt: Tensor, visible_rt: Tensor) -> Tensor:
-    """Make the attention mask: backwards, to the prompt (part 0) and one's own part, never to hidden tokens.
-
-    Every place sees itself, so that padding has something to attend to and gives no NaN.
-    """
-    width = part_rt.shape[1]
-    backwards = torch.ones(width, width, dtype=torch.bool).tril()
-    related = (part_rt[:, :, None] == part_rt[:, None, :]) | (part_rt[:, None, :] == 0)
-    seen = backwards & related & visible_rt[:, None, :]
-    return (seen | torch.eye(width, dtype=torch.bool))[:, None]
+def _filled(row: _Row, least: Size, shapes: Shapes) -> tuple[Size, int]:
+    """Fill a row up to a size, with segments that nobody looks at; return it and the tokens that are no filler."""
+    used, size = row.tokens, shapes.fit(least)
+    if size == least:
+        return size, used
+    # Each filling segment has a token at least, and no more keys than the longest.
+    parts = fill = 1
+    while True:
+        keys = least.keys + fill if row.is_shared else 0
+        size = shapes.fit(least._replace(tokens=used + fill, keys=keys, segments=least.segments + parts))
+        needed = -(-max(size.tokens - used, size.keys - least.keys) // size.longest)
+        if needed <= parts and (size.tokens - used == fill or not row.is_shared):
+            break
+        parts, fill = max(parts, needed), max(size.tokens - used, needed)
+    tokens = np.array_split(np.zeros(size.tokens - used, np.int64), parts)
+    widths = [len(part) for part in np.array_split(np.zeros(size.keys - least.keys), parts)]
+    for ids, width in zip(tokens, widths, strict=True):
+        # Further keys are its own first token again.
+        row.add(ids, np.arange(len(ids)), np.full(max(0, width - len(ids)), row.tokens))
+    return size, used
 
 
 def _group_by(items: Sequence[int], keys: Sequence[int]) -> list[list[int]]:
@@ -203,7 +292,3 @@ def _group_by(items: Sequence[int], keys: Sequence[int]) -> list[list[int]]:
     for item, key in zip(items, keys, strict=True):
         found.setdefault(key, []).append(item)
     return list(found.values())
-
-
-def _round_up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple

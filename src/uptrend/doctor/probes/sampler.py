@@ -72,7 +72,7 @@ def _distributions(bench: Bench) -> tuple[str, str]:
         line = bench.exp.lines[b]
         ids, places_m = (torch.from_numpy(x).to(policy.device) for x in (line.ids, line.sampled))
         with torch.no_grad(), policy.arithmetic():
-            hidden = policy.hidden(ids[None], None, None)[0, places_m - 1]
+            hidden = policy.hidden(ids)[places_m - 1]
             logits_mv = torch.nn.functional.linear(hidden, policy.core.get_output_embeddings().weight).float()
         for name, limits in candidates.items():
             plain_m = _chosen(logits_mv, ids, places_m, limits).cpu()
