@@ -60,7 +60,8 @@ def attend(
 
 
 def attend_on_gpu(q_thd: Tensor, k_khd: Tensor, v_khd: Tensor, packed: Packed, scaling: float) -> Tensor:
-    """Attend in one kernel."""
+    """Attend in one kernel, which takes bf16; rotated queries and keys come in fp32."""
+    q_thd, k_khd, v_khd = (x.to(torch.bfloat16) for x in (q_thd, k_khd, v_khd))
     options: dict[str, Any] = {"scale": scaling, "window_size": (-1, 0)}
     if _HAS_GROUPS:
         options["enable_gqa"] = True

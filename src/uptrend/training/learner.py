@@ -30,7 +30,7 @@ Objective = Callable[[Tensor, Tensor, Batch, Learning], tuple[Tensor, Sums]]
 # Parts of a micro-batch's share of the update, in order.
 BATCH = [f.name for f in fields(Batch)]
 # Share of a group's tokens from which on sharing their prompt pays: on a GPU it takes two more passes over the keys.
-WORTH = {"cuda": 0.3, "cpu": 0.0}
+WORTH = {"cuda": 0.1, "cpu": 0.0}
 # Compiling a layer for the update, and the share of its time that this saves, on an H200: when it pays is computed
 # from these and the time that updates take.
 COMPILE_SECONDS, COMPILE_SAVES = 25.0, 0.3

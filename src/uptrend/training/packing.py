@@ -267,9 +267,9 @@ def _lay_out(lines: Sequence[Line], units: list[Unit], shapes: Shapes, longest: 
 
 def _filled(row: _Row, least: Size, shapes: Shapes) -> tuple[Size, int]:
     """Fill a row up to a size, with segments that nobody looks at; return it and the tokens that are no filler."""
-    used, size = row.tokens, shapes.fit(least)
-    if size == least:
-        return size, used
+    used = row.tokens
+    if shapes.is_free:
+        return least, used
     # Each filling segment has a token at least, and no more keys than the longest.
     parts = fill = 1
     while True:
