@@ -110,11 +110,7 @@ WAYS = {
 def test_graphs_have_the_gradient_of_the_cpu(folder: Path, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice: the first step captures, the second replays; rollouts of several turns and lengths."""
     wish, learning = (dict(x) for x in WAYS[way])
-    monkeypatch.setitem(
-        __import__("uptrend.training.learner").training.learner.WORTH,
-        "cuda",
-        0.0 if learning.pop("share", False) else 1.1,
-    )
+    monkeypatch.setitem(WORTH, "cuda", 0.0 if learning.pop("share", False) else 1.1)
     config = config_of(kl={"beta": 0.1}, scale="none", **learning)
     on_cpu = make_policy(folder, lora=wish.get("lora", False), reference=True)
     policy = policy_of(folder, **wish)

@@ -79,11 +79,15 @@ class _TokenLogprobs(torch.autograd.Function):
         kind = hidden_mh.device.type
         ctx.compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight_vh.dtype
         found = []
+        ctx.kept = None
         with torch.autocast(kind, enabled=False):
             weight = weight_vh.to(ctx.compute)
             for part, h, y in _chunks(hidden_mh.to(ctx.compute), targets_m, size):
-                z, _ = _logits(h, weight, temperature, shaping, part)
+                z, slope = _logits(h, weight, temperature, shaping, part)
                 found.append(by_device(z).reduce(z, y))
+                # A product over the vocabulary takes a CPU longer than keeping the result; reducing leaves it changed.
+                if kind == "cpu" and size >= len(targets_m) and hidden_mh.requires_grad:
+                    ctx.kept = z.add_(found[-1][2][:, None]), slope
         logprobs_m, entropies_m, totals_m = (torch.cat(parts) for parts in zip(*found, strict=True))
         ctx.save_for_backward(hidden_mh, weight_vh, targets_m, totals_m, entropies_m)
         ctx.temperature, ctx.size, ctx.shaping = temperature, size, shaping
@@ -97,7 +101,7 @@ class _TokenLogprobs(torch.autograd.Function):
         with torch.autocast(hidden_mh.device.type, enabled=False):
             weight = weight_vh.to(ctx.compute)
             for part, h, y in _chunks(hidden_mh.to(ctx.compute), targets_m, ctx.size):
-                z, slope = _logits(h, weight, ctx.temperature, ctx.shaping, part)
+                z, slope = ctx.kept or _logits(h, weight, ctx.temperature, ctx.shaping, part)
                 grad_logprob, grad_entropy = (None if grad is None else grad[part] for grad in grads)
                 grad_z = by_device(z).grad_logits(z, y, totals[part], entropies[part], grad_logprob, grad_entropy)
                 grad_z = grad_z if slope is None else grad_z.mul_(slope)
