@@ -9,9 +9,10 @@ import asyncio
 import hashlib
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -218,6 +219,11 @@ async def _within(seconds: float, call: Awaitable[T]) -> T:
     """Wait so long for a call of the task (0 for any time), then cancel it and raise."""
     if not seconds:
         return await call
+    if isinstance(call, Coroutine):
+        try:
+            call = _Begun(call, call.send(None))
+        except StopIteration as done:  # most calls never wait, and a timer takes longer than they do
+            return done.value  # type: ignore[no-any-return]
     try:
         async with asyncio.timeout(seconds) as limit:
             return await call
@@ -225,6 +231,26 @@ async def _within(seconds: float, call: Awaitable[T]) -> T:
         if limit.expired():
             raise _NoAnswer(f"no answer within sampling.tool_timeout = {seconds:g} s") from None
         raise  # the task's own
+
+
+class _Begun(Awaitable[T]):
+    """A coroutine that has begun to wait for something, to be waited for further."""
+
+    def __init__(self, call: Coroutine[Any, Any, T], waits_for: Any) -> None:
+        self._call, self._waits_for = call, waits_for
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        while True:
+            try:
+                sent = yield self._waits_for
+            except BaseException as problem:
+                step = partial(self._call.throw, problem)
+            else:
+                step = partial(self._call.send, sent)
+            try:
+                self._waits_for = step()
+            except StopIteration as done:
+                return done.value  # type: ignore[no-any-return]
 
 
 def _failure(where: str, problem: Exception) -> str:

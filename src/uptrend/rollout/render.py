@@ -44,20 +44,28 @@ class Renderer:
         # The wrapped tokenizer, where there is one, decodes several times faster, and tidies nothing up.
         self._backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
         self._firsts: dict[tuple[object, ...], list[int]] = {}
+        self._plain_firsts: dict[tuple[Message, ...], list[int]] = {}
+        self._opened: dict[tuple[int, ...], bool] = {}
         self._close: list[int] | None = None
 
     def first(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
-        """Return the ids of a rollout's first prompt."""
+        """Return the ids of a rollout's first prompt; they may be another rollout's too."""
+        is_plain = not tools and not any(m.calls for m in messages)
+        if is_plain and (known := self._plain_firsts.get(tuple(messages))) is not None:
+            return known
         told = self._told(self._written(messages, tools), tools)
         key = (*((m.role, m.content) for m in told), json.dumps(schemas(tools), sort_keys=True))
         if key not in self._firsts:  # a group asks for the same prompt many times
             if len(self._firsts) > REMEMBERED:
                 self._firsts.clear()
+                self._plain_firsts.clear()
             if self._chat:
                 self._firsts[key] = self._encode(self._template(told, tools, speak=True))
             else:
                 text = "".join(m.content for m in told)
                 self._firsts[key] = self._tokenizer(text.rstrip(" ") if self._trim else text).input_ids
+        if is_plain:
+            self._plain_firsts[tuple(messages)] = self._firsts[key]
         return self._firsts[key]
 
     def later(self, said: Sequence[int], messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
@@ -92,8 +100,13 @@ class Renderer:
 
     def _opens_thoughts(self, prompt: Sequence[int]) -> bool:
         """Return True where a prompt ends inside thoughts, as DeepSeek-R1's template and Qwen3-Thinking's do."""
-        end: str = self._backend.decode(list(prompt[-16:]), skip_special_tokens=False)
-        return end.rstrip().endswith(THINK)
+        last = tuple(prompt[-16:])
+        if last not in self._opened:
+            if len(self._opened) > REMEMBERED:
+                self._opened.clear()
+            end: str = self._backend.decode(list(last), skip_special_tokens=False)
+            self._opened[last] = end.rstrip().endswith(THINK)
+        return self._opened[last]
 
     def _spoken(self, text: str, prompt: Sequence[int]) -> tuple[str, bool]:
         """Return a turn's text without empty thoughts that its prompt began, and True where it begins in others."""
