@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from models import make_policy
+from models import make_policy, write_model
 from steps import SHAPES, Kept, Shapes, advantages_of, config_of, rollouts_of, update
 from uptrend.algo import Batch, Sums, objective, prepare
 from uptrend.config import Config, Learning, Lora, Model
@@ -108,6 +108,15 @@ def test_every_loss_has_the_gradient_of_its_formula(policy: Policy, loss: str) -
     assert gradient.norm() > 1e-3
     close(gradient, by_hand(policy, rollouts, config))
     assert float(done.sums.tokens) == sum(r.sampled_tokens for r in rollouts)
+
+
+@pytest.mark.parametrize("kind", ["mistral", "qwen3", "stablelm", "gemma", "gpt_neox"])
+def test_sequences_of_a_row_do_not_see_each_other_in_any_model(tmp_path: Path, kind: str) -> None:
+    """Stable LM's layers do not pass segments on to its attention, so that it gets a mask."""
+    policy, config, rollouts = make_policy(write_model(tmp_path, kind)), config_of(), rollouts_of(SHAPES)
+    assert policy.packs is (kind != "stablelm")
+    _, (gradient,) = update(policy, rollouts, config)
+    close(gradient, by_hand(policy, rollouts, config))
 
 
 @pytest.mark.parametrize(

@@ -94,3 +94,16 @@ def attend_one_by_one(q_thd: Tensor, k_khd: Tensor, v_khd: Tensor, packed: Packe
     if len(outs) == 1 and len(outs[0]) == len(q_thd):
         return outs[0]
     return torch.zeros_like(q_thd).index_copy(0, torch.cat(places), torch.cat(outs))
+
+
+def mask_of(packed: Packed, tokens: int) -> Tensor:
+    """Return the segments as a mask of who sees whom, [1, 1, t, t]: for models whose attention is not told of them."""
+    device = packed.starts_n.device
+    seen_tt = torch.eye(tokens, dtype=torch.bool)  # tokens of no segment see themselves
+    keys = torch.arange(tokens) if packed.keys_k is None else packed.keys_k.cpu()
+    edges, key_edges = packed.starts_n.tolist(), packed.key_starts_n.tolist()
+    for n, (start, stop) in enumerate(pairwise(edges)):
+        own = keys[key_edges[n] : key_edges[n + 1]]
+        for i in range(stop - start):
+            seen_tt[start + i, own[: len(own) - (stop - start) + i + 1]] = True
+    return seen_tt[None, None].to(device)

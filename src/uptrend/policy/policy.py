@@ -54,6 +54,16 @@ class Policy:
         return hasattr(self.model, "peft_config")
 
     @cached_property
+    def packs(self) -> bool:
+        """True where the model tells its attention of segments; a mask does the same for the few that do not."""
+        ids, starts = torch.arange(2, device=self.device)[None], torch.arange(3, dtype=torch.int32, device=self.device)
+        decoder, common = self.core.get_decoder(), {"position_ids": 0 * ids, "use_cache": False}
+        with torch.no_grad(), self.arithmetic(), torch.compiler.set_stance("force_eager"):
+            both = decoder(input_ids=ids, packed=Packed(starts, starts, 1, 1), **common).last_hidden_state[0, 1]
+            alone = decoder(input_ids=ids[:, 1:].repeat(1, 2), **common).last_hidden_state[0, 0]
+        return bool(torch.allclose(both.float(), alone.float(), atol=2e-2, rtol=2e-2))
+
+    @cached_property
     def adapted(self) -> list[Any]:
         """The modules with adapters."""
         return [m for m in self.core.modules() if hasattr(m, "_disable_adapters")] if self.has_adapters else []
@@ -88,12 +98,14 @@ class Policy:
     ) -> Tensor:
         """Return the last hidden states of a row of tokens, which `packed` cuts into segments."""
         model = self.reference if reference and self.reference is not None else self.core
-        positions = None if positions_t is None else positions_t[None]
+        given: dict[str, Any] = {} if positions_t is None else {"position_ids": positions_t[None]}
+        if packed is not None and self.packs:
+            given["packed"] = packed
+        elif packed is not None:
+            given["attention_mask"] = attention.mask_of(packed, len(ids_t))
         with self.arithmetic():
-            out = model.get_decoder()(
-                inputs_embeds=self.embed(ids_t[None], reference=reference), position_ids=positions, use_cache=False,
-                packed=packed,
-            )  # fmt: skip
+            embedded = self.embed(ids_t[None], reference=reference)
+            out = model.get_decoder()(inputs_embeds=embedded, use_cache=False, **given)
         states: Tensor = out.last_hidden_state[0]
         return states
 
