@@ -86,10 +86,10 @@ class Spy(InProcessSampler):
         self.said.setdefault(stream, []).append(said)
         return said
 
-    async def _flush(self) -> None:
-        """A batch is begun: the streams in it, each with its turn."""
-        self.batches.append([(r.stream, len(self.read[r.stream]) - 1) for r in self._pending])
-        await super()._flush()
+    def _begin(self, *given: Any) -> None:
+        """Some turns join: the streams that are running now, each with its turn."""
+        self.batches.append([(r.stream, len(self.read[r.stream]) - 1) for r, _ in self._running.values()])
+        super()._begin(*given)
 
 
 @dataclass

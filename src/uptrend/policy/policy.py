@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from uptrend.config import Compute, Lora, Model
+from uptrend.policy import attention
 from uptrend.policy.logprobs import PLAIN, Shaping, token_logprobs
 from uptrend.policy.weights import FlatWeights
 from uptrend.records import ModelError
@@ -202,7 +203,7 @@ def load_model(source: str, dtype: torch.dtype) -> tuple[Any, Any]:
         for folder in {source, base}:
             _refuse_pickles(Path(folder))
         model = AutoModelForCausalLM.from_pretrained(
-            base, dtype=dtype, attn_implementation="sdpa", use_safetensors=True
+            base, dtype=dtype, attn_implementation=attention.register(), use_safetensors=True
         )
         if adapter:
             model = PeftModel.from_pretrained(model, source).merge_and_unload().requires_grad_(True)
