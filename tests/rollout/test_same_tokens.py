@@ -333,7 +333,6 @@ def test_rollouts_at_different_turns_share_batches(policy: Policy, renderers: di
     rollouts, spy = check(policy, renderers["plain"], case, chat=True)
     assert {len(spy.said[r.index]) for r in rollouts} == {1, 2, 3}
     mixed = [batch for batch in spy.batches if len({turn for _, turn in batch}) > 1]
-    assert mixed
     if rows:
         assert max(map(len, spy.batches)) <= rows
         assert any({0, 2} <= {turn for _, turn in batch} for batch in mixed)

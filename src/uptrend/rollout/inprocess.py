@@ -78,6 +78,7 @@ class InProcessSampler:
         self._running: dict[Turn, tuple[_Request, int]] = {}  # with the version that began it
         self._serving: asyncio.Task[None] | None = None
         self._is_decoding = False
+        self._patience = 0  # rounds of the event loop before the next job
         self._released: list[int] = []
         self._version = 0
         self._stale = True
@@ -107,15 +108,22 @@ class InProcessSampler:
         self._compute = Graphed(self.read_contexts, self._policy.device)
 
     async def _serve(self) -> None:
-        """Do job after job while turns wait or run."""
+        """Do job after job while somebody waits for a turn."""
         while self._pending or self._queue or self._running:
+            for _ in range(self._patience):
+                await asyncio.sleep(0)
             self._queue += self._pending
             self._pending = []
+            requests = [*self._queue, *(request for request, _ in self._running.values())]
+            if all(request.answer.done() for request in requests):
+                self._drop_all()  # all were cancelled; a job would find no caller
+                break
             released, self._released = self._released, []
             self._is_decoding = True
-            answers: list[Answer] = []
+            self._patience = 1
             try:
                 answers = await in_caller(partial(self._work, released))
+                self._patience = PATIENCE if answers else 1
                 for request, answer in answers:
                     if request.answer.done():  # its rollout was cancelled meanwhile
                         continue
@@ -133,8 +141,6 @@ class InProcessSampler:
                 raise
             finally:
                 self._is_decoding = False
-            for _ in range(PATIENCE if answers else 1):
-                await asyncio.sleep(0)
         self._forget(self._released)
 
     def _forget(self, released: list[int]) -> None:
