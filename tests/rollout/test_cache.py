@@ -4,10 +4,10 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from test_inprocess import same
 
 from models import encode, make_policy
 from talk import speak
-from test_inprocess import same
 from uptrend.policy.policy import Policy
 from uptrend.records import ModelError
 from uptrend.rollout.cache import LOADS
@@ -115,4 +115,6 @@ def test_the_pool_shrinks_when_little_of_it_is_used(policy: Policy) -> None:
         speak(sampler, [(0, prompt, 0)], LIMITS)
     assert large >= 100
     assert sampler.cache.pages < 10
-    assert same(speak(sampler, [(1, prompt, 5)], LIMITS)[0], speak(InProcessSampler(policy), [(1, prompt, 5)], LIMITS)[0])
+    assert same(
+        speak(sampler, [(1, prompt, 5)], LIMITS)[0], speak(InProcessSampler(policy), [(1, prompt, 5)], LIMITS)[0]
+    )

@@ -89,7 +89,9 @@ class PrefixCaching(InProcessSampler):
             if stop > start and not positions_q[start]:
                 slots = slots_q[start:stop]
                 own = logits[n].clone(), self.cache.pool[:, :, :, slots]
-                logits[n], self.cache.pool[:, :, :, slots] = self._kept.setdefault(tuple(ids_q[start:stop].tolist()), own)
+                logits[n], self.cache.pool[:, :, :, slots] = self._kept.setdefault(
+                    tuple(ids_q[start:stop].tolist()), own
+                )
         return (logits,)
 
 

@@ -106,7 +106,7 @@ class PagedCache:
         """Copy pages; layer by layer, as the copy in between takes memory."""
         if sources:
             pages = torch.tensor([sources, targets]).to(self.pool.device)
-            for layer in self._by_page():
+            for layer in self.pool.view(*self.pool.shape[:3], -1, self.page, self.pool.shape[4]):
                 layer[:, :, pages[1]] = layer[:, :, pages[0]]
 
     def settle(self) -> None:
@@ -128,9 +128,6 @@ class PagedCache:
         heapq.heapify(self._free)
         self._on_move()
 
-    def _by_page(self) -> Tensor:
-        return self.pool.unflatten(3, (-1, self.page))
-
     # One new token for each row.
     def cover(self, length: int, firsts: Sequence[int] = ()) -> None:
         """Let attention reach so far, until the next call.
@@ -140,7 +137,8 @@ class PagedCache:
         """
         self.reach = self.pages_for(length) * self.page
         step = firsts[1] - firsts[0] if len(firsts) > 1 else 1
-        in_order = bool(firsts) and all(firsts) and step > 0 and list(firsts) == list(range(firsts[0], firsts[-1] + 1, step))
+        in_order = bool(firsts) and all(firsts) and step > 0
+        in_order = in_order and list(firsts) == list(range(firsts[0], firsts[-1] + 1, step))
         fits = in_order and firsts[-1] * self.page + self.reach <= self.pool.shape[3]
         self._order = (firsts[0], step) if fits else None
 
@@ -179,7 +177,8 @@ class PagedCache:
                 pool.storage_offset() + first,
             )
         else:
-            chosen = pool.unflatten(2, (-1, self.page)).index_select(2, self._pages_np.flatten())
+            by_page = pool.view(2, pool.shape[1], -1, self.page * pool.shape[3])
+            chosen = by_page.index_select(2, self._pages_np.flatten())
             whole = chosen.view(2, pool.shape[1], len(keys), self.reach, -1).transpose(1, 2)
         return whole[0], whole[1]
 

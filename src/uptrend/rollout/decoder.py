@@ -26,7 +26,7 @@ LEAN_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 class Decoder(Protocol):
     """Computes the logits of the next token."""
 
-    packs: bool  # true where the model's attention takes segments (`policy.attention.Packed`), false where it needs a mask
+    packs: bool  # true where the model's attention takes segments (`Packed`), false where it needs a mask
     has_reach: bool  # true where attention covers `cache.reach`, false where it follows each row's own length
 
     def renew(self) -> None:
@@ -44,9 +44,7 @@ def cache_dtype(policy: Policy) -> torch.dtype:
     return torch.bfloat16 if policy.device.type == "cuda" else policy.flat.values.dtype
 
 
-def make_cache(
-    policy: Policy, budget: float | None = None, on_move: Callable[[], None] = lambda: None
-) -> PagedCache:
+def make_cache(policy: Policy, budget: float | None = None, on_move: Callable[[], None] = lambda: None) -> PagedCache:
     """Make an empty cache of the shape that the model's own one has after a token."""
     from transformers import DynamicCache
 
@@ -117,7 +115,8 @@ class LeanDecoder:
         self._head = _Fused([policy.core.get_output_embeddings()], self._dtype, is_input_major)
         self._before, self._after = before_attention, after_attention
         if policy.compiled:
-            self._before, self._after = (torch.compile(f, dynamic=True) for f in (self._before, self._after))
+            self._before = torch.compile(before_attention, dynamic=True)
+            self._after = torch.compile(after_attention, dynamic=True)
 
     def renew(self) -> None:
         """Copy the weights anew, into the same places; those that do not train only where they changed."""
@@ -287,7 +286,7 @@ class _Fused:
             self._seen = versions
             if self._is_copy:
                 parts = self._weights if (whole := _as_one(self._weights)) is None else [whole]
-                places = self.linear.weight.split([len(part) for part in parts], 1)
+                places = torch.split(self.linear.weight, [len(part) for part in parts], 1)
                 for place, part in zip(places, parts, strict=True):
                     place.copy_(part.T)
             if self.linear.bias is not None:
@@ -319,5 +318,5 @@ def _lay_side_by_side(weights: Sequence[Tensor]) -> None:
     """Move weights that do not train next to each other; their modules use them there from now on."""
     if _as_one(weights) is None:
         whole = torch.cat([weight.data for weight in weights])
-        for weight, place in zip(weights, whole.split([len(weight) for weight in weights]), strict=True):
+        for weight, place in zip(weights, torch.split(whole, [len(weight) for weight in weights]), strict=True):
             weight.data = place

@@ -6,9 +6,9 @@ in two levels, over blocks of the vocabulary and then inside the block that u fa
 vocabulary would take longer than the model's own step on a GPU.
 
 Each running turn has a seat: its places in tensors that keep their addresses. A step takes the seats that are alive as
-its rows, so that turns come and go without anything being moved. On a GPU the number of rows is rounded up to one of few
-sizes, each with a graph that is captured once; seat 0 belongs to nobody and fills up. A turn that is done stays as it is
-until the host has seen so.
+its rows, so that turns come and go without anything being moved. On a GPU the number of rows is rounded up to one of
+few sizes, each with a graph that is captured once; seat 0 belongs to nobody and fills up. A turn that is done stays as
+it is until the host has seen so.
 
 n = row, v = vocabulary, c = block, w = place in a block, m = sampled token of a turn, k = token that could be drawn.
 """
@@ -177,8 +177,8 @@ class Decoding:
 
     def __init__(self, device: torch.device, decoder: Decoder, cache: PagedCache) -> None:
         self._device, self._decoder, self._cache = device, decoder, cache
-        self._states: dict[tuple[int, ...], _State] = {}
-        self._shape: tuple[int, ...] = ()
+        self._states: dict[tuple[int, int, int, int], _State] = {}
+        self._shape = 0, 0, 0, 0
         self._limits, self._stops_v = Limits(0, 0), torch.empty(0)
         self._graphs: dict[tuple[int, int, Limits], torch.cuda.CUDAGraph] = {}
         self._turns: dict[int, Turn] = {}  # by seat
@@ -209,9 +209,11 @@ class Decoding:
         for turn, seat in zip(turns, free, strict=False):
             turn.seat, turn.since = seat, self._steps
             self._turns[seat] = turn
-        # `_take` moves on to the first free position.
-        rows = [[t.seat, t.budget, t.length - 1, *t.pages, *[0] * (width - len(t.pages))] for t in turns]
-        about = torch.tensor(rows).to(self._device, non_blocking=True)
+        rows = np.zeros((len(turns), 3 + width), np.int64)
+        for row, turn in zip(rows, turns, strict=True):
+            row[:3] = turn.seat, turn.budget, turn.length - 1  # `_take` moves on to the first free position
+            row[3 : 3 + len(turn.pages)] = turn.pages
+        about = torch.from_numpy(rows).to(self._device, non_blocking=True)
         at = about[:, 0]
         s.budget[at], s.positions[at], s.table_np[at] = about[:, 1], about[:, 2], about[:, 3:]
         s.turn[at], s.done[at] = 0, False

@@ -1,9 +1,9 @@
 """The sampler in this process, on the weights that train.
 
 Turns run side by side and join between tokens: what is new of their contexts is read, back to back in one row, with
-contexts that are the same (a group's) computed once and shared. The work is done in short jobs, in the thread that waits
-for the plays: see who is done, read the contexts of those that wait, launch the next tokens. Plays are answered, and
-their tools work, while a GPU decodes on.
+contexts that are the same (a group's) computed once and shared. The work is done in short jobs, in the thread that
+waits for the plays: see who is done, read the contexts of those that wait, launch the next tokens. Plays are answered,
+and their tools work, while a GPU decodes on.
 
 Streams keep their tokens on the host. One that has to give its pages to others while it waits for a tool is read again.
 
@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -300,15 +301,14 @@ class InProcessSampler:
         """Lay new tokens of streams back to back; on a GPU filled up to one of few shapes with tokens of nobody."""
         lengths, totals = [len(s.ids) - s.cached for s in streams], [len(s.ids) for s in streams]
         longest, longest_keys = max(lengths), max(totals)
-        rounded = _keep if self._policy.device.type == "cpu" else _rounded
-        if self._policy.device.type == "cuda":
+        if fills_up := self._policy.device.type == "cuda":
             longest, longest_keys = (1 << (x - 1).bit_length() for x in (longest, longest_keys))
             fill = _rounded(sum(lengths)) - sum(lengths)
             fillers = [longest] * (fill // longest) + [fill % longest]
             fillers += [0] * ((1 << (len(lengths) + len(fillers)).bit_length()) - len(lengths) - len(fillers))
             lengths, totals = lengths + fillers, totals + fillers
         ids, positions, slots = np.zeros((3, sum(lengths)), np.int64)
-        key_slots = np.zeros(rounded(sum(totals)), np.int64)
+        key_slots = np.zeros(_rounded(sum(totals)) if fills_up else sum(totals), np.int64)
         starts, key_starts = np.zeros((2, len(lengths) + 1), np.int32)
         np.cumsum(lengths, out=starts[1:])
         np.cumsum(totals, out=key_starts[1:])
@@ -336,10 +336,10 @@ class InProcessSampler:
         """
         self.cache.aim_packed(slots_q, slots_l)
         if self._decoder.packs:
-            about = {"packed": Packed(starts_n, key_starts_n, *longests.shape[:2])}
+            about: dict[str, Any] = {"packed": Packed(starts_n, key_starts_n, *longests.shape[:2])}
         else:
             keys = torch.arange(len(slots_q if slots_l is None else slots_l), device=ids_q.device)
-            segment_q = torch.bucketize(torch.arange(len(ids_q), device=ids_q.device), starts_n[1:], right=True)
+            segment_q = torch.bucketize(torch.arange(len(ids_q), device=ids_q.device), starts_n[1:].long(), right=True)
             place_ql = keys - key_starts_n[segment_q][:, None]
             about = {"attention_mask": ((place_ql >= 0) & (place_ql <= positions_q[:, None]))[None, None]}
         # Compiled layers would be compiled anew for every layer.
@@ -361,10 +361,6 @@ class _Joining:
     which: list[int] = field(default_factory=list)  # the number of each turn's reader
     sources: list[int] = field(default_factory=list)  # pages of readers
     targets: list[int] = field(default_factory=list)  # and their copies
-
-
-def _keep(n: int) -> int:
-    return n
 
 
 def _rounded(n: int) -> int:

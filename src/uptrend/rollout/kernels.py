@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _attend(  # type: ignore[no-untyped-def]
     qkv, out, cos, sin, keys, values, table, positions, q_norm, k_norm, head_stride, width, scaling, epsilon,
     heads: tl.constexpr, shared: tl.constexpr, group: tl.constexpr, group_rows: tl.constexpr, size: tl.constexpr,
@@ -67,7 +67,7 @@ def _attend(  # type: ignore[no-untyped-def]
     tl.store(out_at, (seen / total[:, None]).to(out.dtype.element_ty), mask=is_query)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _add_norm(x, y, weight, out, width, epsilon, block: tl.constexpr, has_y: tl.constexpr):  # type: ignore[no-untyped-def]
     n, h = tl.program_id(0), tl.arange(0, block)
     inside = h < width
@@ -80,18 +80,13 @@ def _add_norm(x, y, weight, out, width, epsilon, block: tl.constexpr, has_y: tl.
     tl.store(out + n * width + h, z.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _gate(gate_up, out, width, block: tl.constexpr):  # type: ignore[no-untyped-def]
     n, h = tl.program_id(0), tl.program_id(1) * block + tl.arange(0, block)
     inside = h < width
     gate = tl.load(gate_up + 2 * n * width + h, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + (2 * n + 1) * width + h, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + n * width + h, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=inside)
-
-
-def fits(size: int) -> bool:
-    """Return True where heads of so many channels can be attended to."""
-    return 16 <= size <= 256 and size & (size - 1) == 0
 
 
 def attend(
