@@ -10,7 +10,7 @@ import torch
 from models import encode, full_logits, make_policy, write_model
 from talk import expected_logprobs, speak
 from uptrend.policy.policy import Policy
-from uptrend.rollout.decoder import LEAN_TYPES, LeanDecoder, PlainDecoder, make_decoder
+from uptrend.rollout.decoder import LEAN_TYPES, Decoder, LeanDecoder, PlainDecoder, make_cache, make_decoder
 from uptrend.rollout.inprocess import InProcessSampler
 from uptrend.rollout.sampler import Limits
 
@@ -22,6 +22,10 @@ OTHERS = ("stablelm", "gemma", "gpt_neox")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     kinds = (*LEAN_TYPES, *OTHERS)
     return {kind: write_model(tmp_path_factory.mktemp(kind), kind) for kind in kinds}
+
+
+def decoder_of(policy: Policy) -> Decoder:
+    return make_decoder(policy, make_cache(policy))
 
 
 def check(policy: Policy) -> None:
@@ -43,7 +47,7 @@ def check(policy: Policy) -> None:
 @pytest.mark.parametrize("kind", LEAN_TYPES)
 def test_the_lean_decoder_is_transformers_forward(folders: dict[str, Path], kind: str, lora: bool) -> None:
     policy = make_policy(folders[kind], lora=lora)
-    assert isinstance(make_decoder(policy), LeanDecoder)
+    assert isinstance(decoder_of(policy), LeanDecoder)
     if lora:
         ids = encode(policy, PROMPTS[0])
         off = full_logits(make_policy(folders[kind]), ids)
@@ -54,7 +58,7 @@ def test_the_lean_decoder_is_transformers_forward(folders: dict[str, Path], kind
 @pytest.mark.parametrize("kind", OTHERS)
 def test_other_models_go_through_their_own_forward(folders: dict[str, Path], kind: str) -> None:
     policy = make_policy(folders[kind])
-    assert isinstance(make_decoder(policy), PlainDecoder)
+    assert isinstance(decoder_of(policy), PlainDecoder)
     check(policy)
 
 
@@ -81,12 +85,12 @@ def test_adapters_on_some_modules_alone(folders: dict[str, Path]) -> None:
 )
 def test_llamas_of_other_shapes(tmp_path: Path, changes: dict[str, Any]) -> None:
     policy = make_policy(write_model(tmp_path, **changes))
-    assert isinstance(make_decoder(policy), LeanDecoder)
+    assert isinstance(decoder_of(policy), LeanDecoder)
     check(policy)
 
 
 def test_a_sliding_window_is_right_as_long_as_it_holds_the_context(tmp_path: Path) -> None:
     policy = make_policy(write_model(tmp_path, "mistral", sliding_window=60))
-    assert isinstance(make_decoder(policy), PlainDecoder)
+    assert isinstance(decoder_of(policy), PlainDecoder)
     assert policy.window == 60
     check(policy)

@@ -15,7 +15,6 @@ from models import encode, full_logits, make_policy
 from talk import distribution, expected_logprobs, speak
 from uptrend.policy.policy import Policy
 from uptrend.records import Ending
-from uptrend.rollout.cache import SlotCache
 from uptrend.rollout.decoding import Decoding, choose
 from uptrend.rollout.inprocess import InProcessSampler
 from uptrend.rollout.sampler import Extension, Limits
@@ -127,7 +126,7 @@ class Filling(Decoding):
 
 
 def test_sizes_on_a_gpu_are_few_and_large_enough() -> None:
-    decoding = Decoding(torch.device("cuda"), None, SlotCache(1, torch.device("cpu")))  # type: ignore[arg-type]
+    decoding = Decoding(torch.device("cuda"), None, None)  # type: ignore[arg-type]
     sizes = [decoding.rows_for(n) for n in range(1, 257)]
     assert all(n <= size < 2 * max(n, 8) for n, size in enumerate(sizes, 1))
     assert sorted(set(sizes)) == [8, 16, 32, 64, 128, 256]

@@ -85,9 +85,9 @@ def test_what_a_taskset_keeps_works_in_every_step_and_evaluation(llama_folder: P
 
 
 class Slow(InProcessSampler):
-    def _run(self, *given: Any) -> Any:
+    def _begin(self, *given: Any) -> None:
         time.sleep(0.4)
-        return super()._run(*given)
+        super()._begin(*given)
 
 
 class Timed(Letter):
@@ -126,10 +126,10 @@ class Batches(InProcessSampler):
         super().__init__(policy)
         self.seconds, self.batches = seconds, list[list[int]]()
 
-    def _run(self, batch: Any, limits: Any) -> Any:
+    def _begin(self, *given: Any) -> None:
         time.sleep(self.seconds[len(self.batches) % len(self.seconds)])
-        self.batches.append([request.stream for request in batch])
-        return super()._run(batch, limits)
+        self.batches.append([request.stream for request, _ in self._running.values()])
+        super()._begin(*given)
 
 
 def test_batches_and_rollouts_do_not_depend_on_time(policy: Policy, llama_folder: Path) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -76,17 +77,22 @@ class PrefixCaching(InProcessSampler):
 
     def __init__(self, trained: Policy) -> None:
         super().__init__(trained)
-        self._kept: dict[tuple[int, ...], tuple[Tensor, Tensor, Tensor]] = {}
+        self._kept: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
 
-    def read_contexts(self, ids_ut: Tensor, lengths_u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def read_contexts(
+        self, ids_q: Tensor, positions_q: Tensor, slots_q: Tensor, starts_n: Tensor, key_starts_n: Tensor,
+        longests: Tensor, slots_l: Tensor | None,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
         """Take what is known of a context from the cache, whatever weights computed it."""
-        out = super().read_contexts(ids_ut, lengths_u)
-        for u, (ids, width) in enumerate(zip(ids_ut.tolist(), lengths_u.tolist(), strict=True)):
-            own = out[0][u], out[1][:, u, :, :width], out[2][:, u, :, :width]
-            kept = self._kept.setdefault(tuple(ids[:width]), (own[0].clone(), own[1].clone(), own[2].clone()))
-            for place, value in zip(own, kept, strict=True):
-                place.copy_(value)
-        return out
+        (logits,) = super().read_contexts(ids_q, positions_q, slots_q, starts_n, key_starts_n, longests, slots_l)
+        for n, (start, stop) in enumerate(pairwise(starts_n.tolist())):
+            if stop > start and not positions_q[start]:
+                slots = slots_q[start:stop]
+                own = logits[n].clone(), self.cache.pool[:, :, :, slots]
+                logits[n], self.cache.pool[:, :, :, slots] = self._kept.setdefault(
+                    tuple(ids_q[start:stop].tolist()), own
+                )
+        return (logits,)
 
 
 class Rough(SamplerWrapper):

@@ -1,14 +1,16 @@
 """One token more for every row: the model's own forward, or a leaner one where the model is shaped like a Llama.
 
-The lean decoder does what transformers' module tree does with fewer and larger operations: weights of one
-input side by side, stored input-major (2 to 5 times faster for few rows on a CPU), adapters as two thin
-products beside them, grouped query heads as the query length of one attention call. Its copy of the weights is
-renewed after each update. Equality with transformers' forward is tested for each model type listed.
+The lean decoders do what transformers' module tree does with fewer and larger operations: weights of one input side by
+side, and adapters as two thin products beside them. On a CPU they are stored input-major (2 to 5 times faster for few
+rows), and grouped query heads are the query length of one attention call. On a GPU the rest is three Triton kernels,
+which attend to each row's own length through its pages. What is copied of the weights is renewed after each update.
+Equality with transformers' forward is tested for each model type listed.
 
-n = row, h = hidden, v = vocabulary.
+n = row, p = page of a row, h = hidden, v = vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -16,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from uptrend.policy.policy import Policy
-from uptrend.rollout.cache import SlotCache
+from uptrend.rollout.cache import PagedCache
 
 LEAN_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -24,84 +26,146 @@ LEAN_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 class Decoder(Protocol):
     """Computes the logits of the next token."""
 
+    packs: bool  # true where the model's attention takes segments (`Packed`), false where it needs a mask
+    has_reach: bool  # true where attention covers `cache.reach`, false where it follows each row's own length
+
     def renew(self) -> None:
         """Take over the policy's weights as they are now."""
 
-    def __call__(self, tokens_n: Tensor, positions_n: Tensor, cache: SlotCache) -> Tensor:
-        """Write each row's token at its position; return the logits after it, [n, v]."""
+    def logits(self, hidden_nh: Tensor) -> Tensor:
+        """Compute logits from the model's last hidden states, in fp32 on a GPU."""
+
+    def __call__(self, tokens_n: Tensor, positions_n: Tensor, table_np: Tensor) -> Tensor:
+        """Write each row's token at its position in its pages; return the logits after it, [n, v]."""
 
 
-def make_decoder(policy: Policy) -> Decoder:
-    """Make the lean decoder where the model's shape allows it, else the plain one."""
+def cache_dtype(policy: Policy) -> torch.dtype:
+    """Return the precision of keys and values."""
+    return torch.bfloat16 if policy.device.type == "cuda" else policy.flat.values.dtype
+
+
+def make_cache(policy: Policy, budget: float | None = None, on_move: Callable[[], None] = lambda: None) -> PagedCache:
+    """Make an empty cache of the shape that the model's own one has after a token."""
+    from transformers import DynamicCache
+
+    past = DynamicCache()
+    with torch.no_grad(), policy.arithmetic(), torch.compiler.set_stance("force_eager"):
+        token = torch.zeros(1, 1, dtype=torch.long, device=policy.device)
+        policy.core.get_decoder()(input_ids=token, past_key_values=past, use_cache=True)
+    _, heads, _, size = past.layers[0].keys.shape
+    return PagedCache((len(past.layers), heads, size), policy.device, cache_dtype(policy), budget, on_move)
+
+
+def make_decoder(policy: Policy, cache: PagedCache) -> Decoder:
+    """Make a lean decoder where the model's shape allows it, else the plain one."""
     config = policy.core.config
     kinds = getattr(config, "layer_types", None) or ["full_attention"]
     is_plain = config.model_type in LEAN_TYPES and set(kinds) == {"full_attention"} and config.hidden_act == "silu"
     is_plain = is_plain and not (config.model_type == "mistral" and getattr(config, "sliding_window", None))
-    return LeanDecoder(policy) if is_plain else PlainDecoder(policy)
+    if not is_plain:
+        return PlainDecoder(policy, cache)
+    if policy.device.type == "cpu":
+        return LeanDecoder(policy, cache)
+    size = cache.pool.shape[-1]
+    fits = find_spec("triton") is not None and 16 <= size <= 256 and size.bit_count() == 1
+    return KernelDecoder(policy, cache) if fits else PlainDecoder(policy, cache)
 
 
 class PlainDecoder:
     """The model's own forward."""
 
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
+    has_reach = True
+
+    def __init__(self, policy: Policy, cache: PagedCache) -> None:
+        self._policy, self._cache, self.packs = policy, cache, policy.packs
 
     def renew(self) -> None:
         """Nothing to do: these are the weights that train."""
 
-    def __call__(self, tokens_n: Tensor, positions_n: Tensor, cache: SlotCache) -> Tensor:
-        hidden = append(self._policy, tokens_n[:, None], positions_n[:, None], cache)
-        return head(self._policy, hidden[:, 0])
+    def logits(self, hidden_nh: Tensor) -> Tensor:
+        return _logits(hidden_nh, self._policy.core.get_output_embeddings().weight, cache_dtype(self._policy))
+
+    def __call__(self, tokens_n: Tensor, positions_n: Tensor, table_np: Tensor) -> Tensor:
+        mask = self._cache.aim(positions_n, table_np)
+        with self._policy.arithmetic(), torch.compiler.set_stance("force_eager"):
+            out = self._policy.core.get_decoder()(
+                inputs_embeds=self._policy.embed(tokens_n[:, None]), position_ids=positions_n[:, None],
+                attention_mask=mask,
+                past_key_values=self._cache, use_cache=True,
+            )  # fmt: skip
+        return self.logits(out.last_hidden_state[:, 0])
 
 
-def append(policy: Policy, ids_nq: Tensor, positions_nq: Tensor, cache: SlotCache) -> Tensor:
-    """Run several tokens onto every row through the model's own forward; return their hidden states."""
-    mask = cache.aim(positions_nq)
-    with policy.arithmetic(), torch.compiler.set_stance("force_eager"):
-        out = policy.core.get_decoder()(
-            input_ids=ids_nq, position_ids=positions_nq, attention_mask=mask, past_key_values=cache, use_cache=True
-        )
-    hidden: Tensor = out.last_hidden_state
-    return hidden
-
-
-def head(policy: Policy, hidden_nh: Tensor) -> Tensor:
-    """Compute logits from hidden states."""
-    with policy.arithmetic():
-        return F.linear(hidden_nh, policy.core.get_output_embeddings().weight)
+def _logits(hidden_nh: Tensor, weight_vh: Tensor, dtype: torch.dtype) -> Tensor:
+    hidden_nh, weight_vh = hidden_nh.to(dtype), weight_vh.to(dtype)
+    if hidden_nh.device.type == "cpu":
+        return F.linear(hidden_nh, weight_vh)
+    return torch.mm(hidden_nh, weight_vh.t(), out_dtype=torch.float32)  # not rounded to bf16 on their way
 
 
 class LeanDecoder:
-    """A Llama-shaped model's decoding step on fused copies of its weights."""
+    """A Llama-shaped model's decoding step on fused weights."""
 
-    def __init__(self, policy: Policy) -> None:
-        core = policy.core
-        self._trunk = core.get_decoder()
-        self._head = core.get_output_embeddings()
-        self._dtype = torch.bfloat16 if policy.device.type == "cuda" else policy.flat.values.dtype
-        self._layers = [_Layer(layer, self._dtype) for layer in self._trunk.layers]
-        width, depth = self._head.weight.shape
-        self._head_t = torch.empty(depth, width, dtype=self._dtype, device=policy.device)
-        self._step = torch.compile(layer_step, dynamic=True) if policy.compiled else layer_step
+    packs, has_reach = True, True
+
+    def __init__(self, policy: Policy, cache: PagedCache) -> None:
+        self._cache, self._dtype = cache, cache_dtype(policy)
+        self._trunk, self._embed = policy.core.get_decoder(), policy.embed
+        is_input_major = policy.device.type == "cpu"
+        self._layers = [_Layer(layer, self._dtype, is_input_major) for layer in self._trunk.layers]
+        self._head = _Fused([policy.core.get_output_embeddings()], self._dtype, is_input_major)
+        self._before, self._after = before_attention, after_attention
+        if policy.compiled:
+            self._before = torch.compile(before_attention, dynamic=True)
+            self._after = torch.compile(after_attention, dynamic=True)
 
     def renew(self) -> None:
-        """Copy the weights anew, into the same places."""
+        """Copy the weights anew, into the same places; those that do not train only where they changed."""
         with torch.no_grad():
-            for layer in self._layers:
-                layer.renew()
-            self._head_t.copy_(self._head.weight.T)
+            for fused in (*(fused for layer in self._layers for fused in layer.fused), self._head):
+                fused.renew()
 
-    def __call__(self, tokens_n: Tensor, positions_n: Tensor, cache: SlotCache) -> Tensor:
-        n = len(tokens_n)
-        mask = cache.aim(positions_n[:, None])
-        x = self._trunk.embed_tokens(tokens_n)
+    def logits(self, hidden_nh: Tensor) -> Tensor:
+        return hidden_nh.to(self._dtype) @ self._head.linear.weight
+
+    def __call__(self, tokens_n: Tensor, positions_n: Tensor, table_np: Tensor) -> Tensor:
+        mask = self._cache.aim(positions_n, table_np)
+        x = self._embed(tokens_n)
         cos, sin = (part[:, 0, None] for part in self._trunk.rotary_emb(x[:, None], positions_n[:, None]))
-        rows = torch.arange(n, device=x.device)
         for index, layer in enumerate(self._layers):
-            keys, values = cache.rows(index, n)
-            x = self._step(x, cos, sin, mask, rows, positions_n, keys, values, layer.weights, layer.shape)
-        last = F.rms_norm(x, (x.shape[-1],), self._trunk.norm.weight.to(x.dtype), self._trunk.norm.variance_epsilon)
-        return last.to(self._dtype) @ self._head_t
+            q, k, v = self._before(x, cos, sin, layer.weights, layer.shape)
+            keys, values = self._cache.append(index, k, v)
+            seen = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=layer.shape.scaling)
+            x = self._after(x, seen, layer.weights, layer.shape)
+        norm = self._trunk.norm
+        return self.logits(F.rms_norm(x, (x.shape[-1],), norm.weight.to(x.dtype), norm.variance_epsilon))
+
+
+class KernelDecoder(LeanDecoder):
+    """The same on a GPU, with kernels that follow each row's own length."""
+
+    has_reach = False
+
+    def logits(self, hidden_nh: Tensor) -> Tensor:
+        return _logits(hidden_nh, self._head.linear.weight.t(), self._dtype)
+
+    def __call__(self, tokens_n: Tensor, positions_n: Tensor, table_np: Tensor) -> Tensor:
+        from uptrend.rollout import kernels
+
+        x, y = self._embed(tokens_n), None  # sums of all layers are kept in fp32
+        turns = self._trunk.rotary_emb(x[:, None], positions_n[:, None])
+        cos, sin = (part[:, 0].contiguous() for part in turns)
+        for layer, pool in zip(self._layers, self._cache.pool, strict=True):
+            w, shape = layer.weights, layer.shape
+            qkv = _linear(kernels.add_norm(x, y, w.before, shape.epsilon, self._dtype), w.qkv)
+            seen = kernels.attend(
+                qkv, cos, sin, pool, table_np, positions_n, self._cache.page, shape.heads, shape.scaling,
+                shape.epsilon, w.q_norm, w.k_norm,
+            )  # fmt: skip
+            inner = kernels.add_norm(x, _linear(seen, w.out), w.between, shape.epsilon, self._dtype)
+            y = _linear(kernels.gate(_linear(inner, w.gate_up)), w.down)
+        norm = self._trunk.norm
+        return self.logits(kernels.add_norm(x, y, norm.weight, norm.variance_epsilon, self._dtype))
 
 
 class Shape(NamedTuple):
@@ -136,11 +200,10 @@ class LayerWeights(NamedTuple):
     down: Linear
 
 
-def layer_step(
-    x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, rows: Tensor, positions: Tensor, keys: Tensor, values: Tensor,
-    w: LayerWeights, shape: Shape,
-) -> Tensor:  # fmt: skip
-    """Run one layer on one new token per row, [n, h]; write its key and value into the cache."""
+def before_attention(
+    x: Tensor, cos: Tensor, sin: Tensor, w: LayerWeights, shape: Shape
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute one layer's queries, keys and values of one new token per row, [n, h]."""
     n, dtype = x.shape[0], w.qkv.weight.dtype
     qkv = _linear(_norm(x, w.before, shape).to(dtype), w.qkv).view(n, -1, shape.size)
     qk, v = qkv[:, : shape.heads + shape.shared], qkv[:, shape.heads + shape.shared :]
@@ -149,13 +212,14 @@ def layer_step(
         qk = torch.cat((_norm(q, w.q_norm, shape), _norm(k, w.k_norm, shape)), 1)
     first, second = qk.chunk(2, -1)
     qk = (qk * cos + torch.cat((-second, first), -1) * sin).to(dtype)
-    keys[rows, :, positions] = qk[:, shape.heads :]
-    values[rows, :, positions] = v
     # Query heads that share keys stand as one query's length: no key is copied, one call attends for all.
-    q = qk[:, : shape.heads].reshape(n, shape.shared, -1, shape.size)
-    seen = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=shape.scaling)
-    x = x + _linear(seen.reshape(n, -1), w.out)
-    gate, up = _linear(_norm(x, w.between, shape).to(dtype), w.gate_up).chunk(2, -1)
+    return qk[:, : shape.heads].reshape(n, shape.shared, -1, shape.size), qk[:, shape.heads :], v
+
+
+def after_attention(x: Tensor, seen: Tensor, w: LayerWeights, shape: Shape) -> Tensor:
+    """Finish the layer with what attention saw."""
+    x = x + _linear(seen.reshape(len(x), -1), w.out)
+    gate, up = _linear(_norm(x, w.between, shape).to(w.qkv.weight.dtype), w.gate_up).chunk(2, -1)
     return x + _linear(F.silu(gate) * up, w.down)
 
 
@@ -169,54 +233,90 @@ def _norm(x: Tensor, weight: Tensor, shape: Shape) -> Tensor:
 
 
 class _Layer:
-    """Keeps one layer's fused weights and renews them."""
+    """Keeps one layer's weights."""
 
-    def __init__(self, layer: Any, dtype: torch.dtype) -> None:
+    def __init__(self, layer: Any, dtype: torch.dtype, is_input_major: bool) -> None:
         attention, mlp = layer.self_attn, layer.mlp
-        self._sources = (
+        sources = (
             (attention.q_proj, attention.k_proj, attention.v_proj),
             (attention.o_proj,),
             (mlp.gate_proj, mlp.up_proj),
             (mlp.down_proj,),
         )
-        self._fused = [_empty(modules, dtype) for modules in self._sources]
+        self.fused = [_Fused(modules, dtype, is_input_major) for modules in sources]
         q_norm, k_norm = (getattr(getattr(attention, n, None), "weight", None) for n in ("q_norm", "k_norm"))
         before, between = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
-        self.weights = LayerWeights(before, between, q_norm, k_norm, *self._fused)
+        self.weights = LayerWeights(before, between, q_norm, k_norm, *(fused.linear for fused in self.fused))
         config = attention.config
         self.shape = Shape(
             config.num_attention_heads, config.num_key_value_heads, attention.head_dim, attention.scaling,
             layer.input_layernorm.variance_epsilon,
         )  # fmt: skip
 
+
+class _Fused:
+    """Keeps modules of one input side by side: in the modules' own memory where it can be so, else in a copy."""
+
+    def __init__(self, modules: Sequence[Any], dtype: torch.dtype, is_input_major: bool) -> None:
+        self._modules, self._bases = modules, [getattr(m, "base_layer", m) for m in modules]
+        self._weights = [base.weight for base in self._bases]
+        self._seen: list[int] | None = None
+        like = {"dtype": dtype, "device": self._weights[0].device}
+        width, depth = sum(map(len, self._weights)), self._weights[0].shape[1]
+        rank = sum(m.r["default"] for m in modules if hasattr(m, "lora_A"))
+        fits = not is_input_major and all(weight.dtype == dtype for weight in self._weights)
+        if fits and not any(weight.requires_grad for weight in self._weights):
+            _lay_side_by_side(self._weights)
+        own = _as_one(self._weights) if fits else None
+        self._is_copy = own is None
+        if own is None:
+            own = torch.empty(depth, width, **like).t() if is_input_major else torch.empty(width, depth, **like)
+        self.linear = Linear(
+            own.t(),
+            None if getattr(self._bases[0], "bias", None) is None else torch.empty(width, **like),
+            torch.zeros(depth, rank, **like) if rank else None,
+            torch.zeros(rank, width, **like) if rank else None,
+        )
+
     def renew(self) -> None:
-        for modules, linear in zip(self._sources, self._fused, strict=True):
-            _copy(modules, linear)
+        """Copy what may have changed."""
+        # Weights that train are views of a flat tensor, whose changes their own counters do not show.
+        trains, versions = any(w.requires_grad for w in self._weights), [w._version for w in self._weights]
+        if trains or versions != self._seen:
+            self._seen = versions
+            if self._is_copy:
+                parts = self._weights if (whole := _as_one(self._weights)) is None else [whole]
+                places = torch.split(self.linear.weight, [len(part) for part in parts], 1)
+                for place, part in zip(places, parts, strict=True):
+                    place.copy_(part.T)
+            if self.linear.bias is not None:
+                self.linear.bias.copy_(torch.cat([base.bias for base in self._bases]))
+        if self.linear.down is None or self.linear.up is None:
+            return
+        column = row = 0
+        for module, weight in zip(self._modules, self._weights, strict=True):
+            if hasattr(module, "lora_A"):
+                a, b = module.lora_A["default"].weight, module.lora_B["default"].weight
+                self.linear.down[:, row : row + len(a)].copy_(a.T)
+                place = self.linear.up[row : row + len(a), column : column + len(weight)]
+                place.copy_(b.T * module.scaling["default"])
+                row += len(a)
+            column += len(weight)
 
 
-def _empty(modules: Sequence[Any], dtype: torch.dtype) -> Linear:
-    bases = [getattr(m, "base_layer", m) for m in modules]
-    width, depth, device = sum(b.out_features for b in bases), bases[0].in_features, bases[0].weight.device
-    rank = sum(m.r["default"] for m in modules if hasattr(m, "lora_A"))
-    return Linear(
-        torch.empty(depth, width, dtype=dtype, device=device),
-        None if bases[0].bias is None else torch.empty(width, dtype=dtype, device=device),
-        torch.zeros(depth, rank, dtype=dtype, device=device) if rank else None,
-        torch.zeros(rank, width, dtype=dtype, device=device) if rank else None,
-    )
+def _as_one(weights: Sequence[Tensor]) -> Tensor | None:
+    """Return weights that follow each other in memory as one tensor of all their rows; None where they do not."""
+    ends = [weight.data_ptr() + weight.nbytes for weight in weights]
+    follow = all(weight.data_ptr() == end for weight, end in zip(weights[1:], ends, strict=False))
+    is_one = len({weight.untyped_storage().data_ptr() for weight in weights}) == 1
+    if not (follow and is_one and all(weight.is_contiguous() for weight in weights)):
+        return None
+    return weights[0].data.as_strided((sum(map(len, weights)), weights[0].shape[1]), (weights[0].shape[1], 1))
 
 
-def _copy(modules: Sequence[Any], into: Linear) -> None:
-    column = row = 0
-    for module in modules:
-        base = getattr(module, "base_layer", module)
-        place = slice(column, column + base.out_features)
-        into.weight[:, place].copy_(base.weight.T)
-        if into.bias is not None:
-            into.bias[place].copy_(base.bias)
-        if into.down is not None and into.up is not None and hasattr(module, "lora_A"):
-            a, b = module.lora_A["default"].weight, module.lora_B["default"].weight
-            into.down[:, row : row + len(a)].copy_(a.T)
-            into.up[row : row + len(a), place].copy_(b.T * module.scaling["default"])
-            row += len(a)
-        column = place.stop
+def _lay_side_by_side(weights: Sequence[Tensor]) -> None:
+    """Move weights that do not train next to each other; their modules use them there from now on."""
+    if _as_one(weights) is None:
+        whole = torch.cat([weight.data for weight in weights])
+        for weight, place in zip(weights, torch.split(whole, [len(weight) for weight in weights]), strict=True):
+            weight.data = place

@@ -1,17 +1,22 @@
-"""The decoding loop of a batch: choose, write, advance; retire rows that are done; a CUDA graph on a GPU.
+"""The decoding loop of all turns that run: choose, write, advance; a CUDA graph on a GPU.
 
 A token is chosen from its logits with one uniform number: the token at which the cumulative probability passes u. One
 number per token from the rollout's own generator makes a rollout independent of the others in its batch. The sum runs
 in two levels, over blocks of the vocabulary and then inside the block that u falls into: a running sum over the whole
 vocabulary would take longer than the model's own step on a GPU.
 
-Turns of many rollouts come in batches of every size. On a GPU the number of rows is rounded up to one of few
-sizes, so that a graph captured once serves the turns to come; the rows that fill up belong to nobody.
+Each running turn has a seat: its places in tensors that keep their addresses. A step takes the seats that are alive as
+its rows, so that turns come and go without anything being moved. On a GPU the number of rows is rounded up to one of
+few sizes, each with a graph that is captured once; seat 0 belongs to nobody and fills up. A turn that is done stays as
+it is until the host has seen so.
 
 n = row, v = vocabulary, c = block, w = place in a block, m = sampled token of a turn, k = token that could be drawn.
 """
 
-from typing import Any
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +26,7 @@ from torch import Tensor
 from uptrend.policy.graphed import shared_pool
 from uptrend.policy.logprobs import penalize
 from uptrend.records import Ending
-from uptrend.rollout.cache import SlotCache
+from uptrend.rollout.cache import PagedCache
 from uptrend.rollout.decoder import Decoder
 from uptrend.rollout.sampler import Limits
 
@@ -104,152 +109,213 @@ class Endings:
 
     def find(self, ids: NDArray[np.int64], limits: Limits) -> tuple[int, Ending]:
         """Return the number of sampled tokens that belong to the turn, and what ended it."""
-        # A token is at least a byte of a stop text: no more than these last ones can hold it.
-        last = max([16, *(len(stop.encode()) for stop in limits.stop)])
-        for count, token in enumerate(ids, 1):
-            if int(token) in self._stop_ids:
-                return count, Ending.STOP_TOKEN
-            text = self._tokenizer.decode(ids[max(0, count - last) : count]) if limits.stop else ""
-            if any(stop in text for stop in limits.stop):
-                return count, Ending.STOP_TEXT
+        stopped = np.flatnonzero(np.isin(ids, list(self._stop_ids)))
+        count = int(stopped[0]) + 1 if len(stopped) else len(ids)
+        if limits.stop and self._has_stop(ids[:count], limits):
+            # A text that holds a stop text holds it with more tokens too.
+            text_at = bisect_left(range(1, count + 1), True, key=lambda n: self._has_stop(ids[:n], limits)) + 1
+            if text_at < count or not len(stopped):
+                return text_at, Ending.STOP_TEXT
+        if len(stopped):
+            return count, Ending.STOP_TOKEN
         return len(ids), Ending.LENGTH if len(ids) == limits.max_tokens else Ending.CONTEXT_FULL
 
+    def _has_stop(self, ids: NDArray[np.int64], limits: Limits) -> bool:
+        texts = self._tokenizer.batch_decode([ids, ids[-1:]])  # the last one by itself, as in the table
+        return any(stop in text for text in texts for stop in limits.stop)
 
-# Rows are moved together once no more than this share of them is alive.
-RETIRE = 0.75
-# On a GPU, the rows that a batch has at least: fewer would hardly be faster.
+
+# On a GPU, the rows that a step has at least: fewer would hardly be faster.
 FEWEST = 8
-# On a GPU, how many tokens are decoded before the host asks who is done: asking waits for the device.
+# Tokens that are decoded before the host looks who is done: on a GPU looking waits for the device.
 LOOK_EVERY = 8
+# On a GPU, what attention covers is rounded up to this where it does not follow each row's length.
+REACH = 256
+
+
+@dataclass(eq=False)
+class Turn:
+    """A turn that runs."""
+
+    pages: list[int]  # pages of its stream, enough for all that it may say
+    length: int  # tokens of its context
+    budget: int  # the most tokens that it may say
+    seat: int = 0
+    since: int = 0  # number of steps that were made before it came
+
+
+class Said(NamedTuple):
+    """Everything that was sampled for a turn."""
+
+    ids: NDArray[np.int64]
+    logprobs: NDArray[np.float32]
+    support_mk: NDArray[np.int32]
 
 
 class _State:
-    """State of up to n rows that changes from token to token, in tensors that keep their addresses."""
+    """State of turns that changes from token to token, one row for each seat."""
 
-    def __init__(self, n: int, m: int, k: int, v: int, device: torch.device) -> None:
-        self.tokens, self.positions, self.budget, self.order = torch.zeros(4, n, dtype=torch.long, device=device)
-        self.turn = torch.zeros(n, dtype=torch.long, device=device)  # number of tokens that each row has sampled
-        self.done = torch.zeros(n, dtype=torch.bool, device=device)
-        self.uniforms_nm, self.logprobs_nm = torch.zeros(2, n, m, device=device)
-        self.ids_nm = torch.zeros(n, m, dtype=torch.long, device=device)
-        self.support_nmk = torch.zeros(n, m, k, dtype=torch.int32, device=device)  # k is 0 where all can be drawn
-        self.seen_nv = torch.zeros(n, v, dtype=torch.bool, device=device)  # v is 0 without a repetition penalty
+    def __init__(self, seats: int, m: int, k: int, v: int, p: int, device: torch.device) -> None:
+        self.tokens, self.positions, self.budget, self.turn = torch.zeros(4, seats, dtype=torch.long, device=device)
+        self.done = torch.ones(seats, dtype=torch.bool, device=device)
+        self.table_np = torch.zeros(seats, p, dtype=torch.long, device=device)
+        # The last column is written by those that are done.
+        self.uniforms_nm, self.logprobs_nm = torch.zeros(2, seats, m + 1, device=device)
+        self.ids_nm = torch.zeros(seats, m + 1, dtype=torch.long, device=device)
+        self.support_nmk = torch.zeros(seats, m + 1, k, dtype=torch.int32, device=device)  # k is 0 where all can come
+        self.seen_nv = torch.zeros(seats, v, dtype=torch.bool, device=device)  # v is 0 without a repetition penalty
+        self.rows = torch.zeros(seats, dtype=torch.long, device=device)  # seats that a step decodes
 
-    @property
-    def tensors(self) -> list[Tensor]:
-        """All of it."""
-        return list(vars(self).values())
+    def take_over(self, other: "_State") -> None:
+        """Copy the first seats from a smaller state."""
+        for name, tensor in vars(other).items():
+            getattr(self, name)[: len(tensor)] = tensor
 
 
 class Decoding:
-    """Samples turns to their end from the logits after their contexts."""
+    """Samples turns from the logits after their contexts on, all of the same limits."""
 
-    def __init__(self, device: torch.device, decoder: Decoder, cache: SlotCache) -> None:
+    def __init__(self, device: torch.device, decoder: Decoder, cache: PagedCache) -> None:
         self._device, self._decoder, self._cache = device, decoder, cache
-        self._states: dict[tuple[int, int, int], _State] = {}
-        self._graphs: dict[tuple[int, int, int, Limits], torch.cuda.CUDAGraph] = {}
+        self._states: dict[tuple[int, int, int, int], _State] = {}
+        self._shape = 0, 0, 0, 0
+        self._limits, self._stops_v = Limits(0, 0), torch.empty(0)
+        self._graphs: dict[tuple[int, int, Limits], torch.cuda.CUDAGraph] = {}
+        self._turns: dict[int, Turn] = {}  # by seat
+        self._steps = 0
 
     def forget_graphs(self) -> None:
-        """Drop all graphs: the cache's buffers have moved."""
+        """Drop all graphs: buffers have moved."""
         self._graphs.clear()
 
     def rows_for(self, n: int) -> int:
-        """Return the rows of the cache that a batch of n takes: on a GPU 8, 16, 32, 64, … of them."""
+        """Return the rows of a step for n turns: on a GPU 8, 16, 32, 64, … of them."""
         return n if self._device.type == "cpu" else max(FEWEST, 1 << (n - 1).bit_length())
 
-    def run(
-        self, logits_nv: Tensor, lengths: list[int], uniforms_nm: NDArray[np.float32], budget: NDArray[np.int64],
-        limits: Limits, stops_v: Tensor, seen_nv: Tensor | None = None,
-    ) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int32], list[int]]:  # fmt: skip
-        """Return token ids, log-probabilities and supports in the order given, and the row that sits in each row now.
+    def join(
+        self, turns: Sequence[Turn], logits_nv: Tensor, uniforms_nm: NDArray[np.float32], limits: Limits,
+        stops_v: Tensor, seen_nv: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """Seat turns beside those that run and choose their first tokens.
 
-        Rows that only fill up have numbers from `len(lengths)` on. `seen_nv` has the tokens of each row's context,
-        for a repetition penalty.
+        `seen_nv` has the tokens of each turn's context, for a repetition penalty.
         """
-        n, m = uniforms_nm.shape
-        began = rows = self.rows_for(n)
-        shape = m, min(limits.width, logits_nv.shape[1]), 0 if seen_nv is None else logits_nv.shape[1]
-        state = self._states.get(shape)
-        if state is None or len(state.tokens) < rows:
-            self.forget_graphs()  # those over a smaller state are useless
-            state = self._states[shape] = _State(rows, *shape, self._device)
-        self._cache.cover(max(lengths) + int(budget.max()))
+        v = logits_nv.shape[1]
+        width = self._cache.pages_for(limits.context)
+        self._shape = limits.max_tokens, min(limits.width, v), 0 if seen_nv is None else v, width
+        self._limits, self._stops_v = limits, stops_v
+        s = self._with_seats(len(self._turns) + len(turns))
+        free = (seat for seat in range(1, len(s.done)) if seat not in self._turns)
+        for turn, seat in zip(turns, free, strict=False):
+            turn.seat, turn.since = seat, self._steps
+            self._turns[seat] = turn
+        rows = np.zeros((len(turns), 3 + width), np.int64)
+        for row, turn in zip(rows, turns, strict=True):
+            row[:3] = turn.seat, turn.budget, turn.length - 1  # `_take` moves on to the first free position
+            row[3 : 3 + len(turn.pages)] = turn.pages
+        about = torch.from_numpy(rows).to(self._device, non_blocking=True)
+        at = about[:, 0]
+        s.budget[at], s.positions[at], s.table_np[at] = about[:, 1], about[:, 2], about[:, 3:]
+        s.turn[at], s.done[at] = 0, False
+        s.uniforms_nm[at, :-1] = torch.from_numpy(uniforms_nm).to(self._device, non_blocking=True)
+        if seen_nv is not None:
+            s.seen_nv[at] = seen_nv
+        self._take(s, at, logits_nv)
+
+    def run(self) -> None:
+        """Decode some tokens; on a CPU until somebody is done, on a GPU without waiting for the device."""
+        turns = list(self._turns.values())
+        steps = min(LOOK_EVERY, max((t.budget - self._steps + t.since for t in turns), default=1) - 1)
+        if steps <= 0:
+            return
+        s, n = self._states[self._shape], self.rows_for(len(turns))
+        rows = [turn.seat for turn in turns] + [0] * (n - len(turns))
         if self._device.type == "cuda":
-            self._graph(state, rows, limits, stops_v)  # capturing scribbles on the state: first
-        for tensor in (state.turn, state.budget, state.positions):
-            tensor[:rows] = 0
-        state.order[:rows] = torch.arange(rows, device=self._device)
-        state.positions[:n] = (torch.tensor(lengths) - 1).to(self._device)  # `_take` moves on to the first free place
-        state.uniforms_nm[:n] = torch.from_numpy(uniforms_nm).to(self._device)
-        state.budget[:n] = torch.from_numpy(budget).to(self._device)
-        state.done[:rows] = state.budget[:rows] <= 0
-        if seen_nv is not None:
-            state.seen_nv[:n] = seen_nv
-        self._take(state, n, logits_nv, limits, stops_v)
-        for k in range(1, int(budget.max())):
-            if self._device.type == "cpu" or k % LOOK_EVERY == 0:
-                alive = int((~state.done[:rows]).sum())
-                if alive == 0:
-                    break
-                rows = self._retire(state, rows, alive)
-            if self._device.type == "cuda":
-                self._graph(state, rows, limits, stops_v).replay()
-            else:
-                self._step(state, rows, limits, stops_v)
-        order = state.order[:began].cpu()
-        back = torch.argsort(order)[:n]
-        said = (x[:began].cpu()[back].numpy() for x in (state.ids_nm, state.logprobs_nm, state.support_nmk))
-        return (*said, order.tolist())
+            replay = self._graph(s, n, turns).replay  # a capture fills the rows with nobody: first
+            s.rows[:n] = torch.tensor(rows).to(self._device, non_blocking=True)
+            for _ in range(steps):
+                replay()
+            self._steps += steps
+            return
+        s.rows[:n] = torch.tensor(rows)
+        firsts = [t.pages[0] if t.pages == list(range(t.pages[0], t.pages[-1] + 1)) else 0 for t in turns]
+        firsts += [0] * (n - len(turns))
+        reach = max(turn.length - turn.since for turn in turns) + 1
+        while steps and not s.done[s.rows[: len(turns)]].any():
+            self._cache.cover(reach + self._steps, firsts)
+            self._step(s, s.rows[:n])
+            self._steps += 1
+            steps -= 1
 
-    def _take(self, s: _State, rows: int, logits_nv: Tensor, limits: Limits, stops_v: Tensor) -> None:
-        """Choose each row's next token and note it."""
-        turn = s.turn[:rows, None]
-        seen_nv = s.seen_nv[:rows] if s.seen_nv.shape[1] else None
-        uniforms_n = s.uniforms_nm[:rows].gather(1, turn).squeeze(1)
-        tokens, logprobs, support_nk = choose(logits_nv, uniforms_n, limits, seen_nv)
-        s.ids_nm[:rows].scatter_(1, turn, tokens[:, None])
-        s.logprobs_nm[:rows].scatter_(1, turn, logprobs[:, None])
+    def ended(self) -> list[Turn]:
+        """Return turns that are done, in the order in which they came; waits for the device."""
+        if not self._turns:
+            return []
+        done = self._states[self._shape].done.tolist()
+        return [turn for seat, turn in self._turns.items() if done[seat]]
+
+    def drop(self, turns: Iterable[Turn]) -> None:
+        """Free the turns' seats."""
+        for turn in turns:
+            self._turns.pop(turn.seat, None)
+
+    def take_out(self, turns: Sequence[Turn]) -> list[Said]:
+        """Free the turns' seats; return what they said."""
+        s = self._states[self._shape]
+        at = torch.tensor([turn.seat for turn in turns]).to(self._device)
+        self.drop(turns)
+        counts = s.turn[at].tolist()
+        said = [x[at, : max(counts)].cpu().numpy() for x in (s.ids_nm, s.logprobs_nm, s.support_nmk)]
+        return [Said(*(x[row, :count] for x in said)) for row, count in enumerate(counts)]
+
+    def _with_seats(self, count: int) -> _State:
+        """Return the state of these limits with seats for so many turns and for nobody."""
+        old = self._states.get(self._shape)
+        seats = self.rows_for(count) + 1
+        if old is None or len(old.done) < seats:
+            self.forget_graphs()  # those over a smaller state are useless
+            new = self._states[self._shape] = _State(seats, *self._shape, self._device)
+            if old is not None:
+                new.take_over(old)
+        return self._states[self._shape]
+
+    def _take(self, s: _State, rows: Tensor, logits_nv: Tensor) -> None:
+        """Choose each row's next token and note it; rows that are done stay as they are."""
+        turn, done, positions = s.turn[rows], s.done[rows], s.positions[rows]
+        place = turn.masked_fill(done, s.ids_nm.shape[1] - 1)
+        seen_nv = s.seen_nv[rows] if s.seen_nv.shape[1] else None
+        tokens, logprobs, support_nk = choose(logits_nv, s.uniforms_nm[rows, place], self._limits, seen_nv)
+        s.ids_nm[rows, place] = tokens
+        s.logprobs_nm[rows, place] = logprobs
         if support_nk is not None:
-            place = turn[:, :, None].expand(-1, -1, support_nk.shape[1])
-            s.support_nmk[:rows].scatter_(1, place, support_nk[:, None].int())
+            s.support_nmk[rows, place] = support_nk.int()
         if seen_nv is not None:
-            seen_nv.scatter_(1, tokens[:, None], True)
-        s.tokens[:rows] = tokens
-        last = s.uniforms_nm.shape[1] - 1
-        s.turn[:rows] = (s.turn[:rows] + 1).clamp(max=last)
-        s.positions[:rows] = (s.positions[:rows] + 1).clamp(max=self._cache.reach - 1)
-        s.done[:rows] |= stops_v[tokens] | (s.turn[:rows] >= s.budget[:rows])
+            s.seen_nv[rows, tokens] = True
+        s.tokens[rows] = torch.where(done, s.tokens[rows], tokens)
+        s.turn[rows] = turn + ~done
+        s.positions[rows] = positions + ~done
+        s.done[rows] = done | self._stops_v[tokens] | (turn + 1 >= s.budget[rows])
 
-    def _step(self, s: _State, rows: int, limits: Limits, stops_v: Tensor) -> None:
-        logits = self._decoder(s.tokens[:rows], s.positions[:rows], self._cache)
-        self._take(s, rows, logits, limits, stops_v)
+    def _step(self, s: _State, rows: Tensor) -> None:
+        table_np = s.table_np[:, : self._cache.reach // self._cache.page][rows]
+        self._take(s, rows, self._decoder(s.tokens[rows], s.positions[rows], table_np))
 
-    def _graph(self, s: _State, rows: int, limits: Limits, stops_v: Tensor) -> torch.cuda.CUDAGraph:
+    def _graph(self, s: _State, n: int, turns: Sequence[Turn]) -> torch.cuda.CUDAGraph:
         """Return the step for so many rows as one launch, captured at its first use."""
-        key = (s.uniforms_nm.shape[1], rows, self._cache.reach, limits)  # limits decide on the state's other sizes
+        reach = self._limits.context
+        if self._decoder.has_reach:
+            reach = min(reach, -(-max(turn.length + turn.budget for turn in turns) // REACH) * REACH)
+        key = n, reach, self._limits
         if key not in self._graphs:
-            saved = [tensor.clone() for tensor in s.tensors]
-            s.positions.fill_(self._cache.reach - 1)  # warm-ups write where a real token will be written over
+            self._cache.cover(reach)
+            s.rows[:n] = 0
             side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
-                self._step(s, rows, limits, stops_v)
+                self._step(s, s.rows[:n])
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=shared_pool(self._device)):
-                self._step(s, rows, limits, stops_v)
+                self._step(s, s.rows[:n])
             self._graphs[key] = graph
-            for tensor, value in zip(s.tensors, saved, strict=True):
-                tensor.copy_(value)
         return self._graphs[key]
-
-    def _retire(self, s: _State, rows: int, alive: int) -> int:
-        """Put rows that are alive in front, where few enough are; return how many are decoded from now on."""
-        wanted = self.rows_for(alive)
-        if wanted > RETIRE * rows:
-            return rows
-        front = torch.argsort(s.done[:rows].int(), stable=True)
-        for tensor in s.tensors:
-            tensor[:rows] = tensor[:rows][front]
-        self._cache.permute(front)
-        return wanted

@@ -1,49 +1,56 @@
 """The sampler in this process, on the weights that train.
 
-All turns that are waited for at once are one batch: contexts that are the same (a group's) are computed once
-and shared, later turns pay only for what is new, rows that are done are retired, and on a GPU the decoding
-step is a CUDA graph. A batch runs until all its turns have ended; turns that ask meanwhile make the next one. It runs
-in the thread that waits for the plays, so that their tools' timers and connections go on.
+Turns run side by side and join between tokens: what is new of their contexts is read, back to back in one row, with
+contexts that are the same (a group's) computed once and shared. The work is done in short jobs, in the thread that
+waits for the plays: see who is done, read the contexts of those that wait, launch the next tokens. Plays are answered,
+and their tools work, while a GPU decodes on.
 
-n = row (a stream), u = distinct context, q = new token.
+Streams keep their tokens on the host. One that has to give its pages to others while it waits for a tool is read again.
+
+n = row (a turn), u = distinct context, q = new token, l = token of a context, v = vocabulary.
 """
 
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from uptrend.policy.attention import Packed
 from uptrend.policy.graphed import Graphed
 from uptrend.policy.policy import Policy
-from uptrend.rollout.cache import SlotCache
-from uptrend.rollout.decoder import append, head, make_decoder
-from uptrend.rollout.decoding import Decoding, Endings
+from uptrend.records import ModelError
+from uptrend.rollout.decoder import make_cache, make_decoder
+from uptrend.rollout.decoding import Decoding, Endings, Said, Turn
 from uptrend.rollout.sampler import Extension, Limits
 from uptrend.tasks.event_loop import in_caller
 
-# On a GPU prompts are padded to a multiple of this, so that their graphs are reused.
-GRAIN = 16
-# Tokens of contexts that go through the model at once.
-PREFILL = 1 << 15
-# Rounds of the event loop that a batch lasts at least. A tool that takes fewer (it awaits, but nothing outside of this
-# process) has its next turn in the next batch however fast decoding is, so that batches do not depend on time.
+# Tokens of contexts that go through the model at once; fewer where attention needs a mask of them all.
+PREFILL, PREFILL_MASKED = 1 << 15, 1 << 12
+# Rounds of the event loop after turns were answered, before the next tokens are asked for. A tool that takes fewer (it
+# awaits, but nothing outside of this process) has its next turn there however fast decoding is: what runs side by side
+# does not depend on time.
 PATIENCE = 16
+# On a CPU, turns wait until they are this part of those that run: reading one takes as long as a token of many.
+JOIN = 0.25
 
 
-@dataclass
-class _SamplerStream:
-    row: int  # its row in the cache
-    length: int  # number of its tokens in the cache
-    draws: np.random.Generator  # random generator of this rollout
-    waiting: list[int] = field(default_factory=list)  # its newest sampled token, not yet in the cache
-    context: list[int] = field(default_factory=list)  # all its tokens, kept for a repetition penalty alone
+@dataclass(eq=False)
+class _Stream:
+    seed: int  # seed of this rollout's random numbers
+    drawn: int = 0  # number of them that were drawn
+    ids: list[int] = field(default_factory=list)  # all its tokens
+    cached: int = 0  # number of them whose keys and values are in its pages
+    pages: list[int] = field(default_factory=list)
+    runs: bool = False  # true while a turn of it runs
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Request:
     stream: int
     ids: Sequence[int]
@@ -52,20 +59,28 @@ class _Request:
     answer: asyncio.Future[Extension]
 
 
+Answer = tuple[_Request, Extension | ModelError]
+
+
 class InProcessSampler:
     """A sampler that shares its weights with the learner."""
 
-    def __init__(self, policy: Policy, decoding: type[Decoding] = Decoding) -> None:
+    def __init__(self, policy: Policy, decoding: type[Decoding] = Decoding, budget: float | None = None) -> None:
+        """Make a sampler whose cache takes up to `budget` bytes; None for a part of what is free."""
         self._policy = policy
-        self._decoder = make_decoder(policy)
-        self._cache = SlotCache(policy.core.config.num_hidden_layers, policy.device)
-        self._decoding = decoding(policy.device, self._decoder, self._cache)
-        self._endings = Endings(policy.tokenizer, policy.stop_ids, policy.core.config.vocab_size, policy.device)
-        self._compute = Graphed(self.read_contexts, policy.device)
-        self._streams: dict[int, _SamplerStream] = {}
-        self._pending: list[_Request] = []
+        config, device = policy.core.config, policy.device
+        self.cache = make_cache(policy, budget, self._forget_graphs)
+        self._decoder = make_decoder(policy, self.cache)
+        self._decoding = decoding(device, self._decoder, self.cache)
+        self._endings = Endings(policy.tokenizer, policy.stop_ids, config.vocab_size, device)
+        self._compute = Graphed(self.read_contexts, device)
+        self._streams: dict[int, _Stream] = {}  # those whose last turn ended long ago first
+        self._pending: list[_Request] = []  # not yet seen by a job
+        self._queue: list[_Request] = []
+        self._running: dict[Turn, tuple[_Request, int]] = {}  # with the version that began it
         self._serving: asyncio.Task[None] | None = None
         self._is_decoding = False
+        self._patience = 0  # rounds of the event loop before the next job
         self._released: list[int] = []
         self._version = 0
         self._stale = True
@@ -81,7 +96,8 @@ class InProcessSampler:
 
     def release(self, stream: int) -> None:
         self._released.append(stream)
-        self._forget_released()
+        if not (self._is_decoding or self._running):  # jobs, in another thread, go through the streams
+            self._forget(self._released)
 
     def load(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Take the new version; the weights are the learner's own, so only what was copied from them is renewed."""
@@ -89,169 +105,285 @@ class InProcessSampler:
         self._version = version
         self._stale = True
 
-    async def _serve(self) -> None:
-        """Decode batch after batch while turns wait; those that ask meanwhile make the next batch."""
-        while self._pending:
-            await self._flush()
-            await asyncio.sleep(0)  # turns that were answered, and whose tools answer at once, ask again
+    def _forget_graphs(self) -> None:
+        self._decoding.forget_graphs()
+        self._compute = Graphed(self.read_contexts, self._policy.device)
 
-    async def _flush(self) -> None:
-        requests, self._pending = self._pending, []
-        requests = [r for r in requests if not r.answer.done()]  # some were cancelled
-        for limits in dict.fromkeys(r.limits for r in requests):
-            batch = [r for r in requests if r.limits == limits]
-            batch.sort(key=lambda r: r.stream not in self._streams)  # streams with a past take the first rows
+    async def _serve(self) -> None:
+        """Do job after job while somebody waits for a turn."""
+        while self._pending or self._queue or self._running:
+            for _ in range(self._patience):
+                await asyncio.sleep(0)
+            self._queue += self._pending
+            self._pending = []
+            requests = [*self._queue, *(request for request, _ in self._running.values())]
+            if all(request.answer.done() for request in requests):
+                self._drop_all()  # all were cancelled; a job would find no caller
+                break
+            released, self._released = self._released, []
             self._is_decoding = True
-            decoding = asyncio.ensure_future(in_caller(partial(self._decode, batch, limits)))
+            self._patience = 1
             try:
-                for _ in range(PATIENCE):
-                    await asyncio.sleep(0)
-                for request, extension in zip(batch, await decoding, strict=True):
-                    if not request.answer.done():  # its rollout was cancelled meanwhile
-                        request.answer.set_result(extension)
+                answers = await in_caller(partial(self._work, released))
+                self._patience = PATIENCE if answers else 1
+                for request, answer in answers:
+                    if request.answer.done():  # its rollout was cancelled meanwhile
+                        continue
+                    if isinstance(answer, ModelError):
+                        request.answer.set_exception(answer)
+                    else:
+                        request.answer.set_result(answer)
             except Exception as error:  # every waiting turn must hear of it
-                for request in batch:
+                for request in self._drop_all():
                     if not request.answer.done():
                         request.answer.set_exception(error)
+            except BaseException:  # an interruption
+                for request in self._drop_all():
+                    request.answer.cancel()
+                raise
             finally:
-                for request in batch:
-                    request.answer.cancel()  # an interruption: all others are done by now
                 self._is_decoding = False
-                self._forget_released()
+        self._forget(self._released)
 
-    def _forget_released(self) -> None:
-        while self._released and not self._is_decoding:  # decoding, in another thread, goes through the streams
-            self._streams.pop(self._released.pop(), None)
+    def _forget(self, released: list[int]) -> None:
+        while released:
+            if (stream := self._streams.pop(released.pop(), None)) is not None:
+                self.cache.give(stream.pages)
 
-    def _decode(self, batch: list[_Request], limits: Limits) -> list[Extension]:
+    def _drop_all(self) -> list[_Request]:
+        """End all turns without an answer; return their requests. No stream's keys and values are relied on."""
+        requests = [*(request for request, _ in self._running.values()), *self._queue]
+        self._decoding.drop(self._running)
+        self._running, self._queue = {}, []
+        for stream in self._streams.values():
+            self._evict(stream)
+        return requests
+
+    def _evict(self, stream: _Stream) -> None:
+        self.cache.give(stream.pages)
+        stream.pages, stream.cached, stream.runs = [], 0, False
+
+    def _work(self, released: list[int]) -> list[Answer]:
+        """See who is done, let those that wait join, decode on; return the answers that there are."""
         with torch.inference_mode():
-            return self._run(batch, limits)
+            answers = self._collect(set(released))
+            self._forget(released)
+            if self._stale:
+                self.cache.settle()
+                self._decoder.renew()
+                self._stale = False
+            answers += self._admit()
+            self._decoding.run()
+        return answers
 
-    def _run(self, batch: list[_Request], limits: Limits) -> list[Extension]:
-        if self._stale:
-            self._decoder.renew()
-            self._stale = False
-        streams = self._place(batch)
-        room = [limits.context - s.length - len(s.waiting) - len(r.ids) for s, r in zip(streams, batch, strict=True)]
-        budget = np.clip(room, 0, limits.max_tokens)
-        logits_nv = self._read(batch, streams, int(budget.max()))
-        uniforms = np.stack([s.draws.random(limits.max_tokens, dtype=np.float32) for s in streams])
-        lengths = [s.length for s in streams]
-        seen_nv = self._seen(batch, streams) if limits.repetition_penalty != 1 else None
-        ids, logprobs, supports, order = self._decoding.run(
-            logits_nv, lengths, uniforms, budget, limits, self._endings.table(limits), seen_nv
+    def _collect(self, released: set[int]) -> list[Answer]:
+        """Take out turns that are done, and those that nobody waits for any more."""
+        out = dict.fromkeys(self._decoding.ended())
+        for turn, (request, _) in self._running.items():
+            if request.answer.done() or request.stream in released:
+                out[turn] = None
+        said = self._decoding.take_out(list(out)) if out else []
+        return [self._end(*self._running.pop(turn), each) for turn, each in zip(out, said, strict=True)]
+
+    def _end(self, request: _Request, version: int, said: Said) -> Answer:
+        """Keep what belongs to the turn in its stream, with the pages that it needs."""
+        limits = request.limits
+        count, ended = self._endings.find(said.ids, limits)
+        stream = self._streams.pop(request.stream)
+        self._streams[request.stream] = stream  # the last to lose its pages
+        ids = said.ids[:count].astype(np.int32)
+        if stream.runs:
+            stream.cached = len(stream.ids) + count - 1  # the last token has not been read
+            stream.runs = False
+            kept = self.cache.pages_for(stream.cached)
+            self.cache.give(stream.pages[kept:])
+            del stream.pages[kept:]
+        stream.ids += ids.tolist()
+        could_mk = said.support_mk[:count] >= 0
+        support = (could_mk.sum(1).astype(np.int32), said.support_mk[:count][could_mk]) if limits.width else None
+        return request, Extension(ids, said.logprobs[:count].astype(np.float32), ended, version, support)
+
+    def _admit(self) -> list[Answer]:
+        """Let turns that wait join those that run, as far as their limits are the same and pages are left."""
+        self._queue = [request for request in self._queue if not request.answer.done()]  # some were cancelled
+        running = [request.limits for request, _ in self._running.values()]
+        limits = next((x for x in (*running, *(r.limits for r in self._queue))), None)
+        waiting = [request for request in self._queue if request.limits == limits]
+        if limits is None or (self._policy.device.type == "cpu" and len(waiting) < JOIN * len(running)):
+            return []
+        answers: list[Answer] = []
+        joining, gone = _Joining(), set[_Request]()
+        for request in waiting:
+            if request.stream not in self._streams:
+                self._streams[request.stream] = _Stream(request.seed)
+            stream = self._streams[request.stream]
+            length = len(stream.ids) + len(request.ids)
+            budget = max(0, min(limits.context - length, limits.max_tokens))
+            if budget and (needed := self.cache.pages_for(length + budget)) > self.cache.most:
+                answers.append((request, self._too_large(length + budget, needed)))
+            elif budget and not self._place(stream, request.ids, needed, joining):
+                break  # until others have ended
+            else:
+                stream.ids += request.ids
+                if budget:
+                    joining.turns.append(Turn(stream.pages, length, budget))
+                    joining.draws.append((stream.seed, stream.drawn))
+                    self._running[joining.turns[-1]] = request, self._version
+                else:
+                    nothing = Said(np.zeros(0, np.int64), np.zeros(0, np.float32), np.zeros((0, 0), np.int32))
+                    answers.append(self._end(request, self._version, nothing))
+                stream.drawn += limits.max_tokens
+            gone.add(request)
+        self._queue = [request for request in self._queue if request not in gone]
+        if joining.turns:
+            self._begin(joining, limits)
+        return answers
+
+    def _too_large(self, tokens: int, pages: int) -> ModelError:
+        gib = self.cache.page_bytes / 2**30
+        return ModelError(
+            f"A turn of {tokens} tokens takes {pages * gib:.2f} GiB of keys and values, and the sampler's cache may "
+            f"have {self.cache.most * gib:.2f} GiB. Lower sampling.context or sampling.max_tokens."
         )
-        for row, original in enumerate(order):
-            if original < len(streams):
-                streams[original].row = row
-        extensions = []
-        for stream, said, scores, drawn, most in zip(streams, ids, logprobs, supports, budget, strict=True):
-            count, ended = self._endings.find(said[:most], limits)
-            if count:
-                stream.length += count - 1  # the last sampled token has not been read back yet
-                stream.waiting = [int(said[count - 1])]
-            turn = said[:count].astype(np.int32), scores[:count].astype(np.float32)
-            if seen_nv is not None:
-                stream.context += turn[0].tolist()
-            could_mk = drawn[:count] >= 0
-            support = (could_mk.sum(1).astype(np.int32), drawn[:count][could_mk]) if limits.width else None
-            extensions.append(Extension(*turn, ended, self._version, support))
-        return extensions
 
-    def _seen(self, batch: list[_Request], streams: list[_SamplerStream]) -> Tensor:
-        """Mark the tokens of the vocabulary that each stream's context holds."""
-        seen_nv = torch.zeros(len(batch), self._policy.core.config.vocab_size, dtype=torch.bool)
-        for row_v, request, stream in zip(seen_nv, batch, streams, strict=True):
-            stream.context += request.ids
-            row_v[stream.context] = True
-        return seen_nv.to(self._policy.device)
+    def _place(self, stream: _Stream, ids: Sequence[int], needed: int, joining: "_Joining") -> bool:
+        """Get a turn's pages, of which those that its prompt fills may be another's; False where too few are left."""
+        whole = (*stream.ids, *ids) if stream.cached == 0 else (id(stream),)
+        number, first = joining.readers.setdefault(whole, (len(joining.readers), stream))
+        full = len(whole) // self.cache.page if first is not stream else 0
+        shared = first.pages[:full] if full >= self.cache.least_shared else []
+        while (pages := self.cache.take(needed - len(shared or stream.pages))) is None:
+            idle = (s for s in self._streams.values() if s.pages and not s.runs and s is not stream)
+            if (oldest := next(idle, None)) is None:
+                if first is stream:
+                    del joining.readers[whole]
+                return False
+            self._evict(oldest)
+        self.cache.share(shared)
+        stream.pages = [*(shared or stream.pages), *pages]
+        stream.runs = True
+        if first is not stream:
+            stop = self.cache.pages_for(len(whole))
+            joining.sources += first.pages[len(shared) : stop]
+            joining.targets += stream.pages[len(shared) : stop]
+        joining.which.append(number)
+        return True
 
-    def _place(self, batch: list[_Request]) -> list[_SamplerStream]:
-        """Give each stream of the batch the row of its place in it; other streams move behind all that it takes."""
-        fresh = [r for r in batch if r.stream not in self._streams]
-        for request in fresh:
-            self._streams[request.stream] = _SamplerStream(-1, 0, np.random.default_rng(request.seed))
-        streams = [self._streams[r.stream] for r in batch]
-        chosen = {id(s) for s in streams}
-        others = [s for s in self._streams.values() if s.row >= 0 and id(s) not in chosen]
-        gap: list[_SamplerStream | None] = [None] * (self._decoding.rows_for(len(batch)) - len(batch))
-        wanted = [*streams, *gap, *others]
-        self._grow(len(wanted), 0)
-        if any(s is not None and 0 <= s.row != place for place, s in enumerate(wanted)):
-            free = iter(sorted(set(range(self._cache.shape[0])) - {s.row for s in wanted if s is not None}))
-            order = [s.row if s is not None and s.row >= 0 else next(free) for s in wanted]
-            self._cache.permute(torch.tensor(order, device=self._policy.device))
-        for place, stream in enumerate(wanted):
-            if stream is not None:
-                stream.row = place
-        return streams
-
-    def _read(self, batch: list[_Request], streams: list[_SamplerStream], budget: int) -> Tensor:
-        """Take in what is new of every stream; return the logits after it, one row each."""
+    def _begin(self, joining: "_Joining", limits: Limits) -> None:
+        """Read what is new of the contexts, and seat the turns."""
+        logits_uv = self._read([stream for _, stream in joining.readers.values()])
+        self.cache.copy(joining.sources, joining.targets)
         device, vocabulary = self._policy.device, self._policy.core.config.vocab_size
-        logits_nv = torch.empty(len(batch), vocabulary, device=device)
-        later = sum(s.length > 0 for s in streams)
-        if later:
-            news = [[*s.waiting, *r.ids] for s, r in zip(streams[:later], batch[:later], strict=True)]
-            logits_nv[:later] = self._reread(news, streams[:later], budget)
-        if later < len(batch):
-            logits_nv[later:] = self._prefill([tuple(r.ids) for r in batch[later:]], later, budget)
-        for request, stream in zip(batch, streams, strict=True):
-            stream.length += len(stream.waiting) + len(request.ids)
-            stream.waiting = []
-        return logits_nv
+        seen_nv = None
+        if limits.repetition_penalty != 1:
+            seen_nv = torch.zeros(len(joining.turns), vocabulary, dtype=torch.bool)
+            for row_v, turn in zip(seen_nv, joining.turns, strict=True):
+                row_v[self._streams[self._running[turn][0].stream].ids] = True
+            seen_nv = seen_nv.to(device)
+        logits_nv = logits_uv[torch.tensor(joining.which).to(device)]
+        stops_v = self._endings.table(limits)
+        uniforms_nm = draw_uniforms(joining.draws, limits.max_tokens)
+        self._decoding.join(joining.turns, logits_nv, uniforms_nm, limits, stops_v, seen_nv)
 
-    def _prefill(self, contexts: list[tuple[int, ...]], first: int, budget: int) -> Tensor:
-        """Compute each distinct context once, then copy it to every row that has it."""
-        distinct = list(dict.fromkeys(contexts))
-        ids_ut, lengths_u = _pad(distinct, self._policy.device, GRAIN)
-        self.prefilled += sum(map(len, distinct))
-        shares = -(-ids_ut.numel() // PREFILL)
-        parts = [self._compute(*part) for part in zip(ids_ut.chunk(shares), lengths_u.chunk(shares), strict=True)]
-        logits_uv = torch.cat([part[0] for part in parts])
-        keys, values = (torch.cat([part[i] for part in parts], 1) for i in (1, 2))
-        place = {context: i for i, context in enumerate(distinct)}
-        which = torch.tensor([place[c] for c in contexts], device=self._policy.device)
-        rows = self._decoding.rows_for(first + len(contexts))
-        self._grow(max(rows, self._cache.shape[0]), ids_ut.shape[1] + budget, keys)
-        self._cache.fill(first, keys[:, which], values[:, which])
-        return logits_uv[which]
+    def _read(self, streams: list[_Stream]) -> Tensor:
+        """Take in what is new of streams; return the logits after it, one row each."""
+        parts: list[list[_Stream]] = []
+        size, most = 0, PREFILL if self._decoder.packs else PREFILL_MASKED
+        for stream in streams:
+            new = len(stream.ids) - stream.cached
+            if not parts or size + new > most:
+                parts.append([])
+                size = 0
+            parts[-1].append(stream)
+            size += new
+            self.prefilled += new
+        return torch.cat([self._compute(*self._pack(part))[0][: len(part)] for part in parts])
 
-    def read_contexts(self, ids_ut: Tensor, lengths_u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Run whole contexts through the model; return the logits after each, and all keys and values."""
-        from transformers import DynamicCache
+    def _pack(self, streams: list[_Stream]) -> tuple[Tensor | None, ...]:
+        """Lay new tokens of streams back to back; on a GPU filled up to one of few shapes with tokens of nobody."""
+        lengths, totals = [len(s.ids) - s.cached for s in streams], [len(s.ids) for s in streams]
+        longest, longest_keys = max(lengths), max(totals)
+        if fills_up := self._policy.device.type == "cuda":
+            longest, longest_keys = (1 << (x - 1).bit_length() for x in (longest, longest_keys))
+            fill = _rounded(sum(lengths)) - sum(lengths)
+            fillers = [longest] * (fill // longest) + [fill % longest]
+            fillers += [0] * ((1 << (len(lengths) + len(fillers)).bit_length()) - len(lengths) - len(fillers))
+            lengths, totals = lengths + fillers, totals + fillers
+        ids, positions, slots = np.zeros((3, sum(lengths)), np.int64)
+        key_slots = np.zeros(_rounded(sum(totals)) if fills_up else sum(totals), np.int64)
+        starts, key_starts = np.zeros((2, len(lengths) + 1), np.int32)
+        np.cumsum(lengths, out=starts[1:])
+        np.cumsum(totals, out=key_starts[1:])
+        for stream, start, key_start in zip(streams, starts.tolist(), key_starts.tolist(), strict=False):
+            at = np.arange(len(stream.ids))
+            own = np.array(stream.pages)[at // self.cache.page] * self.cache.page + at % self.cache.page
+            place = slice(start, start + len(own) - stream.cached)
+            ids[place], positions[place] = stream.ids[stream.cached :], at[stream.cached :]
+            slots[place], key_slots[key_start : key_start + len(own)] = own[stream.cached :], own
+        arrays = [ids, positions, slots, starts, key_starts, *([key_slots] if any(s.cached for s in streams) else [])]
+        ids_q, positions_q, slots_q, starts_n, key_starts_n, *keys = (
+            torch.from_numpy(x).to(self._policy.device, non_blocking=True) for x in arrays
+        )
+        # A graph is made for each shape of its inputs: of a tensor without elements the shape is all there is.
+        longests = torch.empty(longest, longest_keys, 0, device=self._policy.device)
+        return ids_q, positions_q, slots_q, starts_n, key_starts_n, longests, keys[0] if keys else None
 
-        past = DynamicCache()
-        # Compiled layers would be compiled anew for every layer of a growing cache.
+    def read_contexts(
+        self, ids_q: Tensor, positions_q: Tensor, slots_q: Tensor, starts_n: Tensor, key_starts_n: Tensor,
+        longests: Tensor, slots_l: Tensor | None,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        """Run new tokens through the model, into their slots; return the logits after each segment.
+
+        `slots_l` are those of all tokens of each segment's context, None where all of them are new.
+        """
+        self.cache.aim_packed(slots_q, slots_l)
+        if self._decoder.packs:
+            about: dict[str, Any] = {"packed": Packed(starts_n, key_starts_n, *longests.shape[:2])}
+        else:
+            keys = torch.arange(len(slots_q if slots_l is None else slots_l), device=ids_q.device)
+            segment_q = torch.bucketize(torch.arange(len(ids_q), device=ids_q.device), starts_n[1:].long(), right=True)
+            place_ql = keys - key_starts_n[segment_q][:, None]
+            about = {"attention_mask": ((place_ql >= 0) & (place_ql <= positions_q[:, None]))[None, None]}
+        # Compiled layers would be compiled anew for every layer.
         with self._policy.arithmetic(), torch.compiler.set_stance("force_eager"):
-            out = self._policy.core.get_decoder()(input_ids=ids_ut, past_key_values=past, use_cache=True)
-        rows = torch.arange(len(ids_ut), device=ids_ut.device)
-        logits_uv = head(self._policy, out.last_hidden_state[rows, lengths_u - 1]).float()
-        dtype = torch.bfloat16 if self._policy.device.type == "cuda" else past.layers[0].values.dtype
-        keys, values = (torch.stack([getattr(x, n) for x in past.layers]).to(dtype) for n in ("keys", "values"))
-        return logits_uv, keys, values
-
-    def _reread(self, news: list[list[int]], streams: list[_SamplerStream], budget: int) -> Tensor:
-        """Read a later turn: only what was said since goes through the model."""
-        ids_nq, lengths_n = _pad(news, self._policy.device)
-        self.prefilled += sum(map(len, news))
-        starts = torch.tensor([s.length for s in streams], device=self._policy.device)
-        positions_nq = starts[:, None] + torch.arange(ids_nq.shape[1], device=self._policy.device)
-        last = int(positions_nq.max()) + 1
-        self._grow(0, last + budget)
-        self._cache.cover(last)
-        hidden = append(self._policy, ids_nq, positions_nq, self._cache)
-        return head(self._policy, hidden[torch.arange(len(news)), lengths_n - 1]).float()
-
-    def _grow(self, rows: int, length: int, like: Tensor | None = None) -> None:
-        like = self._cache.keys if like is None else like
-        if like.numel() and self._cache.reserve(rows, length, like):
-            self._decoding.forget_graphs()
+            out = self._policy.core.get_decoder()(
+                inputs_embeds=self._policy.embed(ids_q[None]), position_ids=positions_q[None],
+                past_key_values=self.cache, use_cache=True, **about,
+            )  # fmt: skip
+        return (self._decoder.logits(out.last_hidden_state[0, starts_n[1:].long() - 1]).float(),)
 
 
-def _pad(lists: Sequence[Sequence[int]], device: torch.device, grain: int = 1) -> tuple[Tensor, Tensor]:
-    """Pad ids to the right: causal attention never sees what follows. Return the true lengths too."""
-    width = max(map(len, lists))
-    width = -(-width // grain) * grain if device.type == "cuda" else width
-    ids = torch.tensor([[*tokens, *[0] * (width - len(tokens))] for tokens in lists])
-    return ids.to(device), torch.tensor([len(x) for x in lists]).to(device)
+@dataclass
+class _Joining:
+    """Turns that join at once."""
+
+    turns: list[Turn] = field(default_factory=list)
+    draws: list[tuple[int, int]] = field(default_factory=list)  # seed, and random numbers drawn before
+    readers: dict[tuple[int, ...], tuple[int, _Stream]] = field(default_factory=dict)  # one for each distinct context
+    which: list[int] = field(default_factory=list)  # the number of each turn's reader
+    sources: list[int] = field(default_factory=list)  # pages of readers
+    targets: list[int] = field(default_factory=list)  # and their copies
+
+
+def draw_uniforms(draws: Sequence[tuple[int, int]], count: int) -> NDArray[np.float32]:
+    """Return so many random numbers from 0 to 1 for each seed, after those drawn before: [n, count].
+
+    A hash of seed and number (SplitMix64: Steele, Lea and Flood 2014), for all at once: a generator for each rollout
+    takes longer to make than what it draws.
+    """
+    seeds_n1 = np.array([[seed % 2**64] for seed, _ in draws], np.uint64)
+    numbers_nm = np.array([[before + 1] for _, before in draws], np.uint64) + np.arange(count, dtype=np.uint64)
+    bits_nm = _mix(_mix(seeds_n1) + numbers_nm * np.uint64(0x9E3779B97F4A7C15))
+    return (bits_nm >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def _rounded(n: int) -> int:
+    """Round up to one of four sizes between powers of two."""
+    step = max(64, 1 << (n.bit_length() - 3))
+    return -(-n // step) * step

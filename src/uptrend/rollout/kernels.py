@@ -1,0 +1,128 @@
+"""Triton kernels of a decoding step on a GPU, one new token per row. Import it only where there is Triton.
+
+n = row, h = hidden, d = head dimension, g = query head of a group that shares a key-value head, l = place in a page.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _attend(  # type: ignore[no-untyped-def]
+    qkv, out, cos, sin, keys, values, table, positions, q_norm, k_norm, head_stride, width, scaling, epsilon,
+    heads: tl.constexpr, shared: tl.constexpr, group: tl.constexpr, group_rows: tl.constexpr, size: tl.constexpr,
+    page: tl.constexpr, has_norm: tl.constexpr,
+):  # fmt: skip
+    n, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    position = tl.load(positions + n)
+    d, g, at = tl.arange(0, size), tl.arange(0, group_rows), tl.arange(0, page)
+    # Rope turns each channel together with its partner in the other half.
+    partner, sign = (d + size // 2) % size, tl.where(d < size // 2, -1.0, 1.0)
+    c, s = tl.load(cos + n * size + d), sign * tl.load(sin + n * size + d)
+    row = qkv + n * (heads + 2 * shared) * size
+
+    q_at, is_query = row + (head * group + g[:, None]) * size, g[:, None] < group
+    q = tl.load(q_at + d[None, :], mask=is_query, other=0.0).to(tl.float32)
+    q_partner = tl.load(q_at + partner[None, :], mask=is_query, other=0.0).to(tl.float32)
+    k_at = row + (heads + head) * size
+    k, k_partner = tl.load(k_at + d).to(tl.float32), tl.load(k_at + partner).to(tl.float32)
+    v = tl.load(row + (heads + shared + head) * size + d)
+    if has_norm:
+        q_scale = tl.rsqrt(tl.sum(q * q, 1) / size + epsilon)[:, None]
+        k_scale = tl.rsqrt(tl.sum(k * k, 0) / size + epsilon)
+        q *= q_scale * tl.load(q_norm + d).to(tl.float32)[None, :]
+        q_partner *= q_scale * tl.load(q_norm + partner).to(tl.float32)[None, :]
+        k *= k_scale * tl.load(k_norm + d).to(tl.float32)
+        k_partner *= k_scale * tl.load(k_norm + partner).to(tl.float32)
+    dtype = keys.dtype.element_ty
+    q = (q * c[None, :] + q_partner * s[None, :]).to(dtype)
+    k = (k * c + k_partner * s).to(dtype)
+
+    table += n * width
+    slot = tl.load(table + position // page) * page + position % page
+    keys += head * head_stride
+    values += head * head_stride
+    tl.store(keys + slot * size + d, k)
+    tl.store(values + slot * size + d, v.to(dtype))
+
+    # The new token is in registers: attention begins with it and goes on over the pages of those before.
+    top = tl.sum(q.to(tl.float32) * k.to(tl.float32)[None, :], 1) * scaling
+    total = tl.full([group_rows], 1.0, tl.float32)
+    seen = tl.zeros([group_rows, size], tl.float32) + v.to(tl.float32)[None, :]
+    for first in range(0, position, page):
+        slots = tl.load(table + first // page) * page + at
+        is_past = first + at < position
+        k_page = tl.load(keys + slots[:, None] * size + d[None, :], mask=is_past[:, None], other=0.0)
+        v_page = tl.load(values + slots[:, None] * size + d[None, :], mask=is_past[:, None], other=0.0)
+        scores = tl.dot(q, tl.trans(k_page)) * scaling
+        scores = tl.where(is_past[None, :], scores, float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, 1))
+        p, shrink = tl.exp(scores - new_top[:, None]), tl.exp(top - new_top)
+        total = total * shrink + tl.sum(p, 1)
+        seen = seen * shrink[:, None] + tl.dot(p.to(dtype), v_page)
+        top = new_top
+    out_at = out + (n * heads + head * group + g[:, None]) * size + d[None, :]
+    tl.store(out_at, (seen / total[:, None]).to(out.dtype.element_ty), mask=is_query)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _add_norm(x, y, weight, out, width, epsilon, block: tl.constexpr, has_y: tl.constexpr):  # type: ignore[no-untyped-def]
+    n, h = tl.program_id(0), tl.arange(0, block)
+    inside = h < width
+    z = tl.load(x + n * width + h, mask=inside, other=0.0)
+    if has_y:
+        z += tl.load(y + n * width + h, mask=inside, other=0.0).to(tl.float32)
+        tl.store(x + n * width + h, z, mask=inside)
+    z *= tl.rsqrt(tl.sum(z * z, 0) / width + epsilon)
+    z *= tl.load(weight + h, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + n * width + h, z.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _gate(gate_up, out, width, block: tl.constexpr):  # type: ignore[no-untyped-def]
+    n, h = tl.program_id(0), tl.program_id(1) * block + tl.arange(0, block)
+    inside = h < width
+    gate = tl.load(gate_up + 2 * n * width + h, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + (2 * n + 1) * width + h, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + n * width + h, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=inside)
+
+
+def attend(
+    qkv_n: Tensor, cos_nd: Tensor, sin_nd: Tensor, pool: Tensor, table_np: Tensor, positions_n: Tensor, page: int,
+    heads: int, scaling: float, epsilon: float, q_norm: Tensor | None, k_norm: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """Turn queries and keys by their positions, write keys and values into pages, attend; [n, heads * d].
+
+    `pool` is one layer's, [2, key-value heads, slots, d]. Queries and keys are normed where there are weights for it.
+    """
+    n, (_, shared, slots, size) = len(qkv_n), pool.shape
+    out = torch.empty(n, heads * size, dtype=qkv_n.dtype, device=qkv_n.device)
+    group = heads // shared
+    _attend[n, shared](
+        qkv_n, out, cos_nd, sin_nd, pool[0], pool[1], table_np, positions_n,
+        qkv_n if q_norm is None else q_norm, qkv_n if k_norm is None else k_norm,
+        slots * size, table_np.shape[1], scaling, epsilon, heads, shared, group,
+        max(16, triton.next_power_of_2(group)), size, page, q_norm is not None, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+def add_norm(x_nh: Tensor, y_nh: Tensor | None, weight_h: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
+    """Add y to x in place; return the root-mean-square norm of the sum."""
+    out = torch.empty_like(x_nh, dtype=dtype)
+    width = x_nh.shape[1]
+    _add_norm[len(x_nh),](
+        x_nh, x_nh if y_nh is None else y_nh, weight_h, out, width, epsilon,
+        triton.next_power_of_2(width), y_nh is not None, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+def gate(gate_up: Tensor) -> Tensor:
+    """Return silu(gate) * up."""
+    n, width = len(gate_up), gate_up.shape[1] // 2
+    out = torch.empty(n, width, dtype=gate_up.dtype, device=gate_up.device)
+    _gate[n, triton.cdiv(width, 1024)](gate_up, out, width, 1024, num_warps=4)
+    return out
