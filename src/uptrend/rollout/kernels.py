@@ -9,8 +9,8 @@ import triton.language as tl
 from torch import Tensor
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _attend(  # type: ignore[no-untyped-def]
+@triton.jit
+def _attend(
     qkv, out, cos, sin, keys, values, table, positions, q_norm, k_norm, head_stride, width, scaling, epsilon,
     heads: tl.constexpr, shared: tl.constexpr, group: tl.constexpr, group_rows: tl.constexpr, size: tl.constexpr,
     page: tl.constexpr, has_norm: tl.constexpr,
@@ -67,8 +67,8 @@ def _attend(  # type: ignore[no-untyped-def]
     tl.store(out_at, (seen / total[:, None]).to(out.dtype.element_ty), mask=is_query)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _add_norm(x, y, weight, out, width, epsilon, block: tl.constexpr, has_y: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def _add_norm(x, y, weight, out, width, epsilon, block: tl.constexpr, has_y: tl.constexpr):
     n, h = tl.program_id(0), tl.arange(0, block)
     inside = h < width
     z = tl.load(x + n * width + h, mask=inside, other=0.0)
@@ -80,8 +80,8 @@ def _add_norm(x, y, weight, out, width, epsilon, block: tl.constexpr, has_y: tl.
     tl.store(out + n * width + h, z.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _gate(gate_up, out, width, block: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def _gate(gate_up, out, width, block: tl.constexpr):
     n, h = tl.program_id(0), tl.program_id(1) * block + tl.arange(0, block)
     inside = h < width
     gate = tl.load(gate_up + 2 * n * width + h, mask=inside, other=0.0).to(tl.float32)

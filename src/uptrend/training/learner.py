@@ -230,7 +230,8 @@ class Learner:
     @property
     def _has_graphs(self) -> bool:
         """True where the update runs as CUDA graphs, on a GPU."""
-        # Activations that are recomputed come with a random state, which a graph can't remember; masks come from the host.
+        # Activations that are recomputed come with a random state, which a graph can't remember; a mask is made on the
+        # host.
         return not self._recomputes and self._policy.packs
 
     def _look(self, *inputs: Any, reference: bool = False) -> tuple[Tensor]:
