@@ -49,7 +49,8 @@ def choose(
         return _choose_among_likeliest(logits, uniforms_n, limits)
     top_n, best_n = logits.max(-1)
     mass_nv = (logits - top_n[:, None]).exp_()
-    mass_nv = torch.nn.functional.pad(mass_nv, (0, -mass_nv.shape[-1] % BLOCK))  # the last block is filled up
+    if missing := -mass_nv.shape[-1] % BLOCK:
+        mass_nv = torch.nn.functional.pad(mass_nv, (0, missing))  # the last block is filled up
     mass_ncw = mass_nv.reshape(len(mass_nv), -1, BLOCK)
     mass_nc = mass_ncw.sum(-1)
     total_n = mass_nc.sum(-1)
@@ -109,14 +110,14 @@ class Endings:
 
     def find(self, ids: NDArray[np.int64], limits: Limits) -> tuple[int, Ending]:
         """Return the number of sampled tokens that belong to the turn, and what ended it."""
-        stopped = np.flatnonzero(np.isin(ids, list(self._stop_ids)))
-        count = int(stopped[0]) + 1 if len(stopped) else len(ids)
-        if limits.stop and self._has_stop(ids[:count], limits):
+        count = len(ids)
+        has_stopped = count > 0 and int(ids[-1]) in self._stop_ids  # nothing is sampled after a stop token
+        if limits.stop and self._has_stop(ids, limits):
             # A text that holds a stop text holds it with more tokens too.
             text_at = bisect_left(range(1, count + 1), True, key=lambda n: self._has_stop(ids[:n], limits)) + 1
-            if text_at < count or not len(stopped):
+            if text_at < count or not has_stopped:
                 return text_at, Ending.STOP_TEXT
-        if len(stopped):
+        if has_stopped:
             return count, Ending.STOP_TOKEN
         return len(ids), Ending.LENGTH if len(ids) == limits.max_tokens else Ending.CONTEXT_FULL
 

@@ -373,8 +373,7 @@ def draw_uniforms(draws: Sequence[tuple[int, int]], count: int) -> NDArray[np.fl
     """
     seeds_n1 = np.array([[seed % 2**64] for seed, _ in draws], np.uint64)
     numbers_nm = np.array([[before + 1] for _, before in draws], np.uint64) + np.arange(count, dtype=np.uint64)
-    states_nm: NDArray[np.uint64] = _mix(seeds_n1) + numbers_nm * np.uint64(0x9E3779B97F4A7C15)
-    bits_nm = _mix(states_nm)
+    bits_nm = _mix(np.add(_mix(seeds_n1), numbers_nm * np.uint64(0x9E3779B97F4A7C15), dtype=np.uint64))
     return (bits_nm >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
 
 

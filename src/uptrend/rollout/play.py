@@ -10,7 +10,7 @@ import hashlib
 import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -84,38 +84,47 @@ class _NoAnswer(Exception):  # noqa: N818 (what the task gives)
     """A call of the task that took too long."""
 
 
-@dataclass
 class _Transcript:
     """The tokens of a rollout as they come."""
 
-    ids: list[int] = field(default_factory=list)
-    turns: list[int] = field(default_factory=list)
-    roles: list[int] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)  # of the supports
-    supports: list[Ints] = field(default_factory=list)  # tokens that each sampled one was drawn from
+    def __init__(self) -> None:
+        self.length = 0
+        self._parts: list[tuple[Ints, int, Role, Extension | None]] = []
 
-    def add(self, ids: Sequence[int], turn: int, role: Role, said: Extension | None = None) -> None:
+    def add(self, ids: Sequence[int] | Ints, turn: int, role: Role, said: Extension | None = None) -> None:
         """Add tokens of one role; `said` is the model's turn where it wrote them."""
-        self.ids += ids
-        self.turns += [turn] * len(ids)
-        self.roles += [int(role)] * len(ids)
-        self.versions += [-1 if said is None else said.version] * len(ids)
-        self.logprobs += [math.nan] * len(ids) if said is None else said.logprobs.tolist()
-        sizes, support = ([0] * len(ids), None) if said is None or said.support is None else said.support
-        self.sizes += list(sizes)
-        if support is not None:
-            self.supports.append(support)
+        self.length += len(ids)
+        self._parts.append((np.asarray(ids, np.int32), turn, role, said))
 
     def tokens(self) -> Tokens:
+        parts = self._parts
+        sizes = [len(ids) for ids, *_ in parts]
+
+        def column(kind: Any, values: list[Any]) -> Any:
+            return np.repeat(np.array(values, kind), sizes)
+
+        logprobs = column(np.float32, [math.nan] * len(parts))
+        end = 0
+        for ids, _, _, said in parts:
+            end += len(ids)
+            if said is not None:
+                logprobs[end - len(ids) : end] = said.logprobs
+        said_all = [said for *_, said in parts]
+        supports = [None if said is None else said.support for said in said_all]
+        support = None
+        if any(found is not None for found in supports):
+            none = [np.zeros(size, np.int32) for size in sizes]
+            support = (
+                np.concatenate([z if found is None else found[0] for z, found in zip(none, supports, strict=True)]),
+                np.concatenate([found[1] for found in supports if found is not None]),
+            )
         return Tokens(
-            ids=np.array(self.ids, np.int32),
-            turns=np.array(self.turns, np.int32),
-            roles=np.array(self.roles, np.int8),
-            versions=np.array(self.versions, np.int32),
-            sampler=np.array(self.logprobs, np.float32),
-            support=(np.array(self.sizes, np.int32), np.concatenate(self.supports)) if self.supports else None,
+            ids=np.concatenate([np.zeros(0, np.int32), *(ids for ids, *_ in parts)]),
+            turns=column(np.int32, [turn for _, turn, _, _ in parts]),
+            roles=column(np.int8, [int(role) for _, _, role, _ in parts]),
+            versions=column(np.int32, [-1 if said is None else said.version for said in said_all]),
+            sampler=logprobs,
+            support=support,
         )
 
 
@@ -268,17 +277,17 @@ async def _converse(
         return Ending.CONTEXT_FULL, f"prompt: {len(new):,} tokens exceed sampling.max_prompt = {limits.prompt:,}"
     too_long = f"tokens do not fit into sampling.context = {limits.context:,}"
     for turn in range(max_turns):
-        if len(tokens.ids) + len(new) >= limits.context:
+        if tokens.length + len(new) >= limits.context:
             return Ending.CONTEXT_FULL, None if turn else f"prompt: {len(new):,} {too_long}"
         said = await say(new, heard)
         if said is None:
             return Ending.STOP_TOKEN, None
         ids = said.ids.tolist()
-        whole = len(tokens.ids) + len(new) + len(ids)
+        whole = tokens.length + len(new) + len(ids)
         if whole > limits.context:  # a script's turn: a sampler's is cut
             return Ending.CONTEXT_FULL, f"turn {turn}: {whole:,} {too_long}"
         tokens.add(new, turn, role)
-        tokens.add(ids, turn, Role.MODEL, said)
+        tokens.add(said.ids, turn, Role.MODEL, said)
         # Without tools nothing is a call, whatever it looks like.
         message = renderer.read(ids, new) if tools else Message("assistant", renderer.text(ids, new))
         messages.append(message)

@@ -147,8 +147,10 @@ def resolve(config: Config) -> Config:
         cores = int(told)
     else:  # a container may allow fewer cores than the machine has
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    device = str(choose_device(config.compute.device))
-    compute = replace(config.compute, device=device, threads=config.compute.threads or cores)
+    device = choose_device(config.compute.device)
+    # Beside a GPU the host has little to compute, and threads that wait for it slow the others down.
+    cores = cores if device.type == "cpu" else 1
+    compute = replace(config.compute, device=str(device), threads=config.compute.threads or cores)
     return resolve_options(replace(config, compute=compute))
 
 

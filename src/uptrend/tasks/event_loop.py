@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import contextvars
 import os
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Future
@@ -82,11 +83,17 @@ async def together(works: Iterable[Awaitable[T]]) -> list[T]:
     return [task.result() for task in tasks]
 
 
+# Seconds after which a thread that computes lets another have Python. The loop, its caller and the recorder hand work
+# to each other all the time; at Python's 5 ms each would wait longer than a GPU takes for several tokens.
+SWITCH = 0.0005
+
+
 def _loop() -> asyncio.AbstractEventLoop:
     if (loop := _LOOPS.get(os.getpid())) is None:
         made = asyncio.new_event_loop()
         loop = _LOOPS.setdefault(os.getpid(), made)  # of two threads that come at once, one is first
         if loop is made:
+            sys.setswitchinterval(min(SWITCH, sys.getswitchinterval()))
             threading.Thread(target=_forever, args=(loop,), name="plays", daemon=True).start()
         else:
             made.close()
