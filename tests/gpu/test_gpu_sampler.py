@@ -20,6 +20,7 @@ from uptrend.policy.policy import Policy
 from uptrend.policy.weights import FlatWeights
 from uptrend.rollout import kernels
 from uptrend.rollout.decoder import KernelDecoder
+from uptrend.rollout.decoding import _State, choose
 from uptrend.rollout.inprocess import InProcessSampler
 from uptrend.rollout.sampler import Extension, Limits
 
@@ -96,10 +97,16 @@ def test_attention_over_pages(heads: int, shared: int, size: int, has_norm: bool
     table = (torch.randperm(79, device=DEVICE)[: n * 12] + 1).view(n, 12)
     positions = torch.tensor([0, 1, page - 1, page, 3 * page + 5, 12 * page - 1], device=DEVICE)
     qkv = torch.randn(n, (heads + 2 * shared) * size, device=DEVICE, dtype=BF16)
-    angles = 6 * torch.rand(n, size // 2, device=DEVICE)
-    cos, sin = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
+    angles = 6 * torch.rand(12 * page, size // 2, device=DEVICE)
+    turns = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
+    cos, sin = (x[positions] for x in turns)
     norms = [torch.rand(size, device=DEVICE) + 0.5 if has_norm else None for _ in range(2)]
-    out = kernels.attend(qkv, cos, sin, pool, table, positions, page, heads, size**-0.5, 1e-6, *norms)
+    # Seats in another order than rows.
+    rows = torch.randperm(n, device=DEVICE)
+    seats = torch.argsort(rows)
+    out = kernels.attend(
+        qkv, *turns, pool, table[seats], rows, positions[seats], page, heads, size**-0.5, 1e-6, *norms
+    )  # fmt: skip
     q, k, v = qkv.view(n, -1, size).split([heads, shared, shared], 1)
 
     def turned(x: Tensor, weight: Tensor | None) -> Tensor:
@@ -115,6 +122,29 @@ def test_attention_over_pages(heads: int, shared: int, size: int, has_norm: bool
         seen = F.scaled_dot_product_attention(q[i][:, None].float(), keys, values, enable_gqa=True, scale=size**-0.5)
         torch.testing.assert_close(out[i].float(), seen.flatten(), atol=0.03, rtol=0.03)
     torch.testing.assert_close(pool, expected_pool, atol=0.03, rtol=0.02)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 0.0])
+def test_the_next_token_is_that_of_plain_torch(temperature: float) -> None:
+    torch.manual_seed(0)
+    n, v, m = 64, 49152, 5
+    logits, state = 2 * torch.randn(n, v, device=DEVICE), _State(n + 1, m, 0, 0, 4, DEVICE)
+    state.uniforms_nm.uniform_()
+    state.done[1:], state.budget[:] = False, 3
+    state.turn[:] = torch.arange(n + 1, device=DEVICE) % 3
+    rows, stops = torch.arange(1, n + 1, device=DEVICE), torch.zeros(v, dtype=torch.bool, device=DEVICE)
+    rows[-1] = 0  # fills up
+    place = state.turn[rows].masked_fill(state.done[rows], m)
+    tokens, logprobs, _ = choose(logits, state.uniforms_nm[rows, place], Limits(m, 99, temperature))
+    stops[tokens[2]] = True
+    before = state.turn[rows].clone()
+    kernels.pick(logits, rows, state, stops, temperature)
+    same = state.ids_nm[rows, place] == tokens
+    assert float(same.float().mean()) > 0.96  # sums in another order: u may fall on the other side of an edge
+    torch.testing.assert_close(state.logprobs_nm[rows, place][same], logprobs[same], atol=1e-4, rtol=0)
+    assert torch.equal(state.turn[rows], before + (rows > 0))
+    assert bool(state.done[rows[2]])
+    assert torch.equal(state.done[rows][3:-1], (before + 1 >= 3)[3:-1])
 
 
 def test_norms_and_gates() -> None:

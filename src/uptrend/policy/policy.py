@@ -156,6 +156,8 @@ class Policy:
     def compile(self) -> None:
         """Run layers compiled from now on; one layer's code serves all of them."""
         torch._dynamo.config.recompile_limit = 64  # with and without gradient, adapters, shared keys; the reference
+        # Fused operations round where single ones do, so that a pass with a gradient is one without.
+        torch._inductor.config.emulate_precision_casts = True
         for model in (self.core, self.reference):
             for layer in model.get_decoder().layers if model is not None else ():
                 layer.compile(dynamic=True)

@@ -28,6 +28,7 @@ class Decoder(Protocol):
 
     packs: bool  # true where the model's attention takes segments (`Packed`), false where it needs a mask
     has_reach: bool  # true where attention covers `cache.reach`, false where it follows each row's own length
+    kernels: Any  # module with the kernels of a GPU; None without them
 
     def renew(self) -> None:
         """Take over the policy's weights as they are now."""
@@ -35,8 +36,8 @@ class Decoder(Protocol):
     def logits(self, hidden_nh: Tensor) -> Tensor:
         """Compute logits from the model's last hidden states, in fp32 on a GPU."""
 
-    def __call__(self, tokens_n: Tensor, positions_n: Tensor, table_np: Tensor) -> Tensor:
-        """Write each row's token at its position in its pages; return the logits after it, [n, v]."""
+    def __call__(self, tokens: Tensor, positions: Tensor, table: Tensor, rows_n: Tensor) -> Tensor:
+        """Write the tokens of some seats at their positions in their pages; return the logits after them, [n, v]."""
 
 
 def cache_dtype(policy: Policy) -> torch.dtype:
@@ -68,13 +69,15 @@ def make_decoder(policy: Policy, cache: PagedCache) -> Decoder:
         return LeanDecoder(policy, cache)
     size = cache.pool.shape[-1]
     fits = find_spec("triton") is not None and 16 <= size <= 256 and size.bit_count() == 1
+    # These change the turns of all positions with the length of a context.
+    fits = fits and (getattr(config, "rope_parameters", None) or {}).get("rope_type") not in ("dynamic", "longrope")
     return KernelDecoder(policy, cache) if fits else PlainDecoder(policy, cache)
 
 
 class PlainDecoder:
     """The model's own forward."""
 
-    has_reach = True
+    has_reach, kernels = True, None
 
     def __init__(self, policy: Policy, cache: PagedCache) -> None:
         self._policy, self._cache, self.packs = policy, cache, policy.packs
@@ -85,8 +88,9 @@ class PlainDecoder:
     def logits(self, hidden_nh: Tensor) -> Tensor:
         return _logits(hidden_nh, self._policy.core.get_output_embeddings().weight, cache_dtype(self._policy))
 
-    def __call__(self, tokens_n: Tensor, positions_n: Tensor, table_np: Tensor) -> Tensor:
-        mask = self._cache.aim(positions_n, table_np)
+    def __call__(self, tokens: Tensor, positions: Tensor, table: Tensor, rows_n: Tensor) -> Tensor:
+        tokens_n, positions_n = tokens[rows_n], positions[rows_n]
+        mask = self._cache.aim(positions_n, table[rows_n])
         with self._policy.arithmetic(), torch.compiler.set_stance("force_eager"):
             out = self._policy.core.get_decoder()(
                 inputs_embeds=self._policy.embed(tokens_n[:, None]), position_ids=positions_n[:, None],
@@ -106,7 +110,7 @@ def _logits(hidden_nh: Tensor, weight_vh: Tensor, dtype: torch.dtype) -> Tensor:
 class LeanDecoder:
     """A Llama-shaped model's decoding step on fused weights."""
 
-    packs, has_reach = True, True
+    packs, has_reach, kernels = True, True, None
 
     def __init__(self, policy: Policy, cache: PagedCache) -> None:
         self._cache, self._dtype = cache, cache_dtype(policy)
@@ -128,8 +132,9 @@ class LeanDecoder:
     def logits(self, hidden_nh: Tensor) -> Tensor:
         return hidden_nh.to(self._dtype) @ self._head.linear.weight
 
-    def __call__(self, tokens_n: Tensor, positions_n: Tensor, table_np: Tensor) -> Tensor:
-        mask = self._cache.aim(positions_n, table_np)
+    def __call__(self, tokens: Tensor, positions: Tensor, table: Tensor, rows_n: Tensor) -> Tensor:
+        tokens_n, positions_n = tokens[rows_n], positions[rows_n]
+        mask = self._cache.aim(positions_n, table[rows_n])
         x = self._embed(tokens_n)
         cos, sin = (part[:, 0, None] for part in self._trunk.rotary_emb(x[:, None], positions_n[:, None]))
         for index, layer in enumerate(self._layers):
@@ -146,26 +151,38 @@ class KernelDecoder(LeanDecoder):
 
     has_reach = False
 
+    def __init__(self, policy: Policy, cache: PagedCache) -> None:
+        super().__init__(policy, cache)
+        from uptrend.rollout import kernels
+
+        self.kernels = kernels
+        self._turns: tuple[Tensor, Tensor] | None = None  # cosines and sines of all positions
+
     def logits(self, hidden_nh: Tensor) -> Tensor:
         return _logits(hidden_nh, self._head.linear.weight.t(), self._dtype)
 
-    def __call__(self, tokens_n: Tensor, positions_n: Tensor, table_np: Tensor) -> Tensor:
-        from uptrend.rollout import kernels
-
-        x, y = self._embed(tokens_n), None  # sums of all layers are kept in fp32
-        turns = self._trunk.rotary_emb(x[:, None], positions_n[:, None])
-        cos, sin = (part[:, 0].contiguous() for part in turns)
+    def __call__(self, tokens: Tensor, positions: Tensor, table: Tensor, rows_n: Tensor) -> Tensor:
+        x, y, kernels = self._embed(tokens[rows_n]), None, self.kernels  # sums of all layers are kept in fp32
+        cos, sin = self._turns_of(x, table.shape[1] * self._cache.page)
         for layer, pool in zip(self._layers, self._cache.pool, strict=True):
             w, shape = layer.weights, layer.shape
             qkv = _linear(kernels.add_norm(x, y, w.before, shape.epsilon, self._dtype), w.qkv)
             seen = kernels.attend(
-                qkv, cos, sin, pool, table_np, positions_n, self._cache.page, shape.heads, shape.scaling,
+                qkv, cos, sin, pool, table, rows_n, positions, self._cache.page, shape.heads, shape.scaling,
                 shape.epsilon, w.q_norm, w.k_norm,
             )  # fmt: skip
             inner = kernels.add_norm(x, _linear(seen, w.out), w.between, shape.epsilon, self._dtype)
             y = _linear(kernels.gate(_linear(inner, w.gate_up)), w.down)
         norm = self._trunk.norm
         return self.logits(kernels.add_norm(x, y, norm.weight, norm.variance_epsilon, self._dtype))
+
+    def _turns_of(self, x: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Return what the model's own rope turns positions by, for as many as there may be."""
+        if self._turns is None or len(self._turns[0]) < length:
+            every = torch.arange(length, device=x.device)[None]
+            cos, sin = self._trunk.rotary_emb(x[None], every)
+            self._turns = cos[0].float().contiguous(), sin[0].float().contiguous()
+        return self._turns
 
 
 class Shape(NamedTuple):

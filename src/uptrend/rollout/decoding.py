@@ -282,6 +282,9 @@ class Decoding:
 
     def _take(self, s: _State, rows: Tensor, logits_nv: Tensor) -> None:
         """Choose each row's next token and note it; rows that are done stay as they are."""
+        if self._decoder.kernels is not None and s.support_nmk.shape[2] == s.seen_nv.shape[1] == 0:
+            self._decoder.kernels.pick(logits_nv, rows, s, self._stops_v, self._limits.temperature)
+            return
         turn, done, positions = s.turn[rows], s.done[rows], s.positions[rows]
         place = turn.masked_fill(done, s.ids_nm.shape[1] - 1)
         seen_nv = s.seen_nv[rows] if s.seen_nv.shape[1] else None
@@ -298,8 +301,8 @@ class Decoding:
         s.done[rows] = done | self._stops_v[tokens] | (turn + 1 >= s.budget[rows])
 
     def _step(self, s: _State, rows: Tensor) -> None:
-        table_np = s.table_np[:, : self._cache.reach // self._cache.page][rows]
-        self._take(s, rows, self._decoder(s.tokens[rows], s.positions[rows], table_np))
+        table_np = s.table_np[:, : self._cache.reach // self._cache.page] if self._decoder.has_reach else s.table_np
+        self._take(s, rows, self._decoder(s.tokens, s.positions, table_np, rows))
 
     def _graph(self, s: _State, n: int, turns: Sequence[Turn]) -> torch.cuda.CUDAGraph:
         """Return the step for so many rows as one launch, captured at its first use."""

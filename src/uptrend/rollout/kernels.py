@@ -3,6 +3,8 @@
 n = row, h = hidden, d = head dimension, g = query head of a group that shares a key-value head, l = place in a page.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -11,16 +13,17 @@ from torch import Tensor
 
 @triton.jit
 def _attend(
-    qkv, out, cos, sin, keys, values, table, positions, q_norm, k_norm, head_stride, width, scaling, epsilon,
+    qkv, out, cos, sin, keys, values, table, rows, positions, q_norm, k_norm, head_stride, width, scaling, epsilon,
     heads: tl.constexpr, shared: tl.constexpr, group: tl.constexpr, group_rows: tl.constexpr, size: tl.constexpr,
     page: tl.constexpr, has_norm: tl.constexpr,
 ):  # fmt: skip
     n, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    position = tl.load(positions + n)
+    seat = tl.load(rows + n)
+    position = tl.load(positions + seat)
     d, g, at = tl.arange(0, size), tl.arange(0, group_rows), tl.arange(0, page)
     # Rope turns each channel together with its partner in the other half.
     partner, sign = (d + size // 2) % size, tl.where(d < size // 2, -1.0, 1.0)
-    c, s = tl.load(cos + n * size + d), sign * tl.load(sin + n * size + d)
+    c, s = tl.load(cos + position * size + d), sign * tl.load(sin + position * size + d)
     row = qkv + n * (heads + 2 * shared) * size
 
     q_at, is_query = row + (head * group + g[:, None]) * size, g[:, None] < group
@@ -40,7 +43,7 @@ def _attend(
     q = (q * c[None, :] + q_partner * s[None, :]).to(dtype)
     k = (k * c + k_partner * s).to(dtype)
 
-    table += n * width
+    table += seat * width
     slot = tl.load(table + position // page) * page + position % page
     keys += head * head_stride
     values += head * head_stride
@@ -90,18 +93,19 @@ def _gate(gate_up, out, width, block: tl.constexpr):
 
 
 def attend(
-    qkv_n: Tensor, cos_nd: Tensor, sin_nd: Tensor, pool: Tensor, table_np: Tensor, positions_n: Tensor, page: int,
-    heads: int, scaling: float, epsilon: float, q_norm: Tensor | None, k_norm: Tensor | None,
+    qkv_n: Tensor, cos_ld: Tensor, sin_ld: Tensor, pool: Tensor, table_np: Tensor, rows_n: Tensor, positions_n: Tensor,
+    page: int, heads: int, scaling: float, epsilon: float, q_norm: Tensor | None, k_norm: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """Turn queries and keys by their positions, write keys and values into pages, attend; [n, heads * d].
 
-    `pool` is one layer's, [2, key-value heads, slots, d]. Queries and keys are normed where there are weights for it.
+    `pool` is one layer's, [2, key-value heads, slots, d]; `table_np` and `positions_n` are by seat, and `rows_n` has the
+    seat of each row. Queries and keys are normed where there are weights for it.
     """
     n, (_, shared, slots, size) = len(qkv_n), pool.shape
     out = torch.empty(n, heads * size, dtype=qkv_n.dtype, device=qkv_n.device)
     group = heads // shared
     _attend[n, shared](
-        qkv_n, out, cos_nd, sin_nd, pool[0], pool[1], table_np, positions_n,
+        qkv_n, out, cos_ld, sin_ld, pool[0], pool[1], table_np, rows_n, positions_n,
         qkv_n if q_norm is None else q_norm, qkv_n if k_norm is None else k_norm,
         slots * size, table_np.shape[1], scaling, epsilon, heads, shared, group,
         max(16, triton.next_power_of_2(group)), size, page, q_norm is not None, num_warps=4,
@@ -126,3 +130,58 @@ def gate(gate_up: Tensor) -> Tensor:
     out = torch.empty(n, width, dtype=gate_up.dtype, device=gate_up.device)
     _gate[n, triton.cdiv(width, 1024)](gate_up, out, width, 1024, num_warps=4)
     return out
+
+
+@triton.jit
+def _pick(
+    logits, rows, uniforms, stops, budget, turn, positions, done, tokens, ids, logprobs, v, width, temperature,
+    is_greedy: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    n = tl.program_id(0)
+    seat = tl.load(rows + n)
+    is_done = tl.load(done + seat) != 0
+    said, position = tl.load(turn + seat), tl.load(positions + seat)
+    place = tl.where(is_done, width - 1, said)  # the last column is written by those that are done
+    at, z_at = tl.arange(0, block), logits + n.to(tl.int64) * v
+    top, best, mass = -float("inf"), 0, 0.0
+    for start in range(0, v, block):
+        z = tl.load(z_at + start + at, mask=start + at < v, other=-float("inf")) / temperature
+        highest = tl.max(z, 0)
+        best = tl.where(highest > top, start + tl.argmax(z, 0), best)
+        higher = tl.maximum(top, highest)
+        mass = mass * tl.exp(top - higher) + tl.sum(tl.exp(z - higher), 0)
+        top = higher
+    token = best
+    if not is_greedy:
+        # The first token at which the running sum passes u times the whole, among those with any mass.
+        aim = tl.minimum(tl.load(uniforms + seat * width + place), 1 - 1e-6) * mass
+        before, token, last = 0.0, -1, best
+        for start in range(0, v, block):
+            if token < 0:
+                z = tl.load(z_at + start + at, mask=start + at < v, other=-float("inf")) / temperature
+                p = tl.exp(z - top)
+                upto = before + tl.cumsum(p, 0)
+                first = tl.min(tl.where((upto > aim) & (p > 0), start + at, v), 0)
+                last = tl.maximum(last, tl.max(tl.where(p > 0, start + at, 0), 0))
+                token = tl.where(first < v, first, token)
+                before += tl.sum(p, 0)
+        token = tl.where(token < 0, last, token)  # rounding left u just past the sum
+    logprob = tl.load(z_at + token) / temperature - top - tl.log(mass)
+    tl.store(ids + seat * width + place, token.to(tl.int64))
+    tl.store(logprobs + seat * width + place, logprob)
+    if not is_done:
+        ends = (tl.load(stops + token) != 0) | (said + 1 >= tl.load(budget + seat))
+        tl.store(tokens + seat, token.to(tl.int64))
+        tl.store(turn + seat, said + 1)
+        tl.store(positions + seat, position + 1)
+        tl.store(done + seat, ends.to(tl.int8))
+
+
+def pick(logits_nv: Tensor, rows_n: Tensor, state: Any, stops_v: Tensor, temperature: float) -> None:
+    """Choose each row's next token with its random number and note it in the state; 0 takes the likeliest."""
+    s = state
+    _pick[len(logits_nv),](
+        logits_nv, rows_n, s.uniforms_nm, stops_v.view(torch.int8), s.budget, s.turn, s.positions,
+        s.done.view(torch.int8), s.tokens, s.ids_nm, s.logprobs_nm, logits_nv.shape[1], s.ids_nm.shape[1],
+        temperature or 1.0, temperature == 0, 4096, num_warps=8,
+    )  # fmt: skip
