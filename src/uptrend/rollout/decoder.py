@@ -77,7 +77,8 @@ def make_decoder(policy: Policy, cache: PagedCache) -> Decoder:
 class PlainDecoder:
     """The model's own forward."""
 
-    has_reach, kernels = True, None
+    has_reach = True
+    kernels: Any = None
 
     def __init__(self, policy: Policy, cache: PagedCache) -> None:
         self._policy, self._cache, self.packs = policy, cache, policy.packs
@@ -110,7 +111,8 @@ def _logits(hidden_nh: Tensor, weight_vh: Tensor, dtype: torch.dtype) -> Tensor:
 class LeanDecoder:
     """A Llama-shaped model's decoding step on fused weights."""
 
-    packs, has_reach, kernels = True, True, None
+    packs, has_reach = True, True
+    kernels: Any = None
 
     def __init__(self, policy: Policy, cache: PagedCache) -> None:
         self._cache, self._dtype = cache, cache_dtype(policy)

@@ -98,8 +98,8 @@ def attend(
 ) -> Tensor:  # fmt: skip
     """Turn queries and keys by their positions, write keys and values into pages, attend; [n, heads * d].
 
-    `pool` is one layer's, [2, key-value heads, slots, d]; `table_np` and `positions_n` are by seat, and `rows_n` has the
-    seat of each row. Queries and keys are normed where there are weights for it.
+    `pool` is one layer's, [2, key-value heads, slots, d]; `table_np` and `positions_n` are by seat, and `rows_n` has
+    the seat of each row. Queries and keys are normed where there are weights for it.
     """
     n, (_, shared, slots, size) = len(qkv_n), pool.shape
     out = torch.empty(n, heads * size, dtype=qkv_n.dtype, device=qkv_n.device)
