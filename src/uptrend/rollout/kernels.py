@@ -167,11 +167,11 @@ def _pick(
                 before += tl.sum(p, 0)
         token = tl.where(token < 0, last, token)  # rounding left u just past the sum
     logprob = tl.load(z_at + token) / temperature - top - tl.log(mass)
-    tl.store(ids + seat * width + place, token.to(tl.int64))
+    tl.store(ids + seat * width + place, token)
     tl.store(logprobs + seat * width + place, logprob)
     if not is_done:
         ends = (tl.load(stops + token) != 0) | (said + 1 >= tl.load(budget + seat))
-        tl.store(tokens + seat, token.to(tl.int64))
+        tl.store(tokens + seat, token)
         tl.store(turn + seat, said + 1)
         tl.store(positions + seat, position + 1)
         tl.store(done + seat, ends.to(tl.int8))
