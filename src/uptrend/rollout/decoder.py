@@ -22,7 +22,7 @@ from uptrend.rollout.cache import PagedCache
 
 LEAN_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 # True where oneDNN can pack weights for later products; rows that it packs them for.
-PACKS = torch._C.has_mkldnn and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+PACKS = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")  # type: ignore[no-untyped-call]
 PACKED_FOR = 16
 
 
