@@ -215,7 +215,7 @@ class Decoding:
             row[:3] = turn.seat, turn.budget, turn.length - 1  # `_take` moves on to the first free position
             row[3 : 3 + len(turn.pages)] = turn.pages
         about = torch.from_numpy(rows).to(self._device, non_blocking=True)
-        at = about[:, 0]
+        at = about[:, 0].contiguous()
         s.budget[at], s.positions[at], s.table_np[at] = about[:, 1], about[:, 2], about[:, 3:]
         s.turn[at], s.done[at] = 0, False
         s.uniforms_nm[at, :-1] = torch.from_numpy(uniforms_nm).to(self._device, non_blocking=True)
