@@ -26,8 +26,9 @@ from uptrend.rollout.sampler import Extension, Limits
 
 DEVICE, BF16 = torch.device("cuda"), torch.bfloat16
 LIMITS = Limits(24, 600)
-# bf16 rounds at every product: log-probabilities of these models differ by hundredths.
-CLOSE = 0.08
+# bf16 rounds at every product: log-probabilities of these models differ by hundredths (0.023 on average, 0.085 at most,
+# on an H200 from a forward whose logits are rounded too).
+CLOSE = 0.12
 
 
 class Words:

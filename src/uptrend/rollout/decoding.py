@@ -294,7 +294,7 @@ class Decoding:
         if support_nk is not None:
             s.support_nmk[rows, place] = support_nk.int()
         if seen_nv is not None:
-            s.seen_nv[rows, tokens] = True
+            s.seen_nv[rows, tokens] = torch.ones_like(done)  # a number would be copied from the host
         s.tokens[rows] = torch.where(done, s.tokens[rows], tokens)
         s.turn[rows] = turn + ~done
         s.positions[rows] = positions + ~done

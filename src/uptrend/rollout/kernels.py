@@ -104,7 +104,7 @@ def attend(
     n, (_, shared, slots, size) = len(qkv_n), pool.shape
     out = torch.empty(n, heads * size, dtype=qkv_n.dtype, device=qkv_n.device)
     group = heads // shared
-    assert rows_n.is_contiguous() and qkv_n.is_contiguous() and table_np.is_contiguous()
+    assert all(x.is_contiguous() for x in (rows_n, qkv_n, table_np))
     _attend[n, shared](
         qkv_n, out, cos_ld, sin_ld, pool[0], pool[1], table_np, rows_n, positions_n,
         qkv_n if q_norm is None else q_norm, qkv_n if k_norm is None else k_norm,
@@ -181,7 +181,7 @@ def _pick(
 def pick(logits_nv: Tensor, rows_n: Tensor, state: Any, stops_v: Tensor, temperature: float) -> None:
     """Choose each row's next token with its random number and note it in the state; 0 takes the likeliest."""
     s = state
-    assert rows_n.is_contiguous() and logits_nv.is_contiguous()
+    assert all(x.is_contiguous() for x in (rows_n, logits_nv))
     _pick[len(logits_nv),](
         logits_nv, rows_n, s.uniforms_nm, stops_v.view(torch.int8), s.budget, s.turn, s.positions,
         s.done.view(torch.int8), s.tokens, s.ids_nm, s.logprobs_nm, logits_nv.shape[1], s.ids_nm.shape[1],
