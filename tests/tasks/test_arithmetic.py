@@ -12,6 +12,7 @@ from uptrend.records import ConfigError, Message, Reward, Task, TasksetError
 from uptrend.tasks.arithmetic import (
     FAMILIES,
     Arithmetic,
+    ArithmeticOptions,
     Binary,
     ComparisonFamily,
     Counting,
@@ -51,6 +52,23 @@ def families(tasks):
 )  # fmt: skip
 def test_extraction(said, read):
     assert extract(said) == read
+
+
+@pytest.mark.parametrize(
+    ("said", "read"),
+    [(" 130 + 52 = 182\nCalculate: 3", "182"), ("\n 7 - 9 = -2", "-2"), ("I can't tell", ""), ("", ""), ("12", "12")],
+)
+def test_an_answer_at_the_end_comes_after_its_working(said: str, read: str) -> None:
+    assert extract(said, "end") == read
+
+
+def test_worked_examples_stand_before_every_question() -> None:
+    options = ArithmeticOptions(examples="Calculate: 1 + 1 = 2\n", place="end")
+    taskset = Arithmetic(options, 0)
+    (task,) = taskset.heldout(1)
+    assert task.messages[0].content.startswith("Calculate: 1 + 1 = 2\nCalculate: ")
+    rewards = [grade("exact", said, task, "end").total for said in (f"3 = {task.answer}", f"{task.answer} = 3x", "3")]
+    assert rewards == [1.0, -1.0, -1.0]
 
 
 def test_answers_are_compared_as_text():

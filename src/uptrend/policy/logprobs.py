@@ -114,7 +114,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 class _Plain:
-    """What is computed from the logits of a chunk, by torch's own functions; `z` may be overwritten."""
+    """Results from the logits of a chunk, by torch's own functions; `z` may be overwritten."""
 
     @staticmethod
     def reduce(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
