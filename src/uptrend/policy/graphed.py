@@ -9,6 +9,7 @@ What the function writes besides its outputs must keep its address: the flat gra
 cache.
 """
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -59,6 +60,21 @@ class Graphed:
         self._captures.clear()
 
     def _capture(self, inputs: Inputs) -> tuple[torch.cuda.CUDAGraph, Inputs, tuple[Tensor, ...]]:
+        try:
+            self._try_out(inputs)
+        except torch.OutOfMemoryError:  # graphs of other shapes hold as much
+            self.forget()
+            gc.collect()
+            torch.cuda.empty_cache()
+            self._try_out(inputs)
+        torch.cuda.empty_cache()  # the graph takes the same memory once more, from a pool of its own
+        own = tuple(x.clone() if isinstance(x, Tensor) else x for x in inputs)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=shared_pool(self._device)):
+            outputs = self._function(*own)
+        return graph, own, outputs
+
+    def _try_out(self, inputs: Inputs) -> None:
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -66,12 +82,6 @@ class Graphed:
                 self._function(*self._harmless(inputs))
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.synchronize(self._device)
-        torch.cuda.empty_cache()  # the graph takes the same memory once more, from a pool of its own
-        own = tuple(x.clone() if isinstance(x, Tensor) else x for x in inputs)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=shared_pool(self._device)):
-            outputs = self._function(*own)
-        return graph, own, outputs
 
 
 def shared_pool(device: torch.device) -> Any:
