@@ -218,7 +218,7 @@ class Learning:
     beta2: Annotated[float, Ge(0), Lt(1)] = 0.999
     """AdamW's memory of its square."""
     tokens: Annotated[int, Ge(0)] = 16384
-    """Tokens per micro-batch, padding included; changes memory and speed, never the result. 0 takes as many as fit."""
+    """Tokens per micro-batch, filler included; changes memory and speed, never the result. 0 takes as many as fit."""
 
 
 @dataclass(frozen=True)
@@ -268,9 +268,9 @@ class Compute:
     device: Annotated[str, Predicate(DEVICE.fullmatch), Otherwise("it should be auto, cpu or cuda.")] = "auto"
     """cpu, cuda, or auto."""
     threads: Annotated[int, Ge(0)] = 0
-    """CPU threads; 0 for OMP_NUM_THREADS, else one per core. Same threads, same numbers."""
+    """CPU threads; 0 for OMP_NUM_THREADS, else one per core, or one beside a GPU. Same threads, same numbers."""
     compile: Literal["auto", "never", "always"] = "auto"
-    """Compile the model; auto does where a run is long enough to pay it back."""
+    """Compile layers; auto does on a GPU where, by the time of its updates, the rest of a run pays it back twice."""
 
 
 @dataclass(frozen=True)

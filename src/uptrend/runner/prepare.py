@@ -143,13 +143,13 @@ def resolve(config: Config) -> Config:
     from uptrend.policy.policy import choose_device
 
     told = os.environ.get("OMP_NUM_THREADS", "")
+    device = choose_device(config.compute.device)
     if told.isdecimal() and int(told) > 0:
         cores = int(told)
+    elif device.type == "cuda":
+        cores = 1  # the host has little to compute, and threads that wait for work slow the others down
     else:  # a container may allow fewer cores than the machine has
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    device = choose_device(config.compute.device)
-    # Beside a GPU the host has little to compute, and threads that wait for it slow the others down.
-    cores = cores if device.type == "cpu" else 1
     compute = replace(config.compute, device=str(device), threads=config.compute.threads or cores)
     return resolve_options(replace(config, compute=compute))
 

@@ -83,9 +83,8 @@ class Shapes:
 
 def _round(number: int, steps: int) -> int:
     """Round up to a size of which there are so many between a power of two and the next."""
-    grain = (
-        max(1, (1 << max(0, number - 1).bit_length()) // (2 * steps)) if steps > 1 else 1 << (number - 1).bit_length()
-    )
+    power = 1 << max(0, number - 1).bit_length()
+    grain = power if steps == 1 else max(1, power // (2 * steps))
     return -(-number // grain) * grain if number else 0
 
 
