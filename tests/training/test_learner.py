@@ -18,11 +18,12 @@ from models import make_policy, write_model
 from steps import SHAPES, Kept, Shapes, advantages_of, config_of, rollouts_of, update
 from uptrend.algo import Batch, Sums, objective, prepare
 from uptrend.config import Config, Learning, Lora, Model
+from uptrend.policy.memory import free_bytes
 from uptrend.policy.optimizer import Optimizer
 from uptrend.policy.policy import Policy, load_policy
 from uptrend.records import Ending, ModelError, Reward, Role, Rollout
 from uptrend.training.learner import Learner, lay_out
-from uptrend.training.memory import MOST, SHARE, bytes_of, free_bytes
+from uptrend.training.memory import MOST, SHARE, bytes_of
 
 
 @pytest.fixture(scope="module")

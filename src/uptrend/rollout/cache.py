@@ -13,11 +13,12 @@ q = new token, l = place in a context.
 import heapq
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from uptrend.policy.memory import free_bytes
 
 # Tokens per page.
 PAGE = {"cuda": 64, "cpu": 32}
@@ -67,7 +68,7 @@ class PagedCache:
     def most(self) -> int:
         """Pages that the budget holds."""
         if self._budget is None:
-            self._budget = SHARE * _free_bytes(self.pool.device)
+            self._budget = SHARE * free_bytes(self.pool.device)
         return max(0, int(self._budget // self.page_bytes) - 1)
 
     def pages_for(self, tokens: int) -> int:
@@ -185,15 +186,3 @@ class PagedCache:
     # transformers asks for it; unused with explicit positions.
     def get_seq_length(self, *_: Any) -> int:
         return 0
-
-
-def _free_bytes(device: torch.device) -> float:
-    """Return the memory that is free: of the device on a GPU, of this machine on a CPU."""
-    if device.type == "cuda":
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return float(torch.cuda.mem_get_info(device)[0] + unused)
-    try:
-        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        return 1024.0 * int(lines["MemAvailable"].split()[0])
-    except (OSError, KeyError):  # another system: a usual machine's
-        return 8.0 * 2**30

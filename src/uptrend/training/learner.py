@@ -21,7 +21,7 @@ from uptrend.policy.logprobs import Shaping
 from uptrend.policy.optimizer import Applied, Optimizer, learning_rate
 from uptrend.policy.policy import Policy
 from uptrend.records import Ending, ModelError, Role, Rollout
-from uptrend.training.memory import Fitted, free_bytes, room_for
+from uptrend.training.memory import Fitted, room, room_for
 from uptrend.training.packing import INPUTS, Line, Micro, Shapes, pack
 
 MODEL = int(Role.MODEL)
@@ -130,7 +130,7 @@ class Learner:
         objective: Objective = objective,
         pack: Callable[..., list[Micro]] = pack,
         schedule: Callable[[Learning, int], float] = learning_rate,
-        free: Callable[[torch.device], float] = free_bytes,
+        free: Callable[[torch.device], float] = room,
     ) -> None:
         self._policy, self._optimizer, self._config = policy, optimizer, config
         self._objective, self._pack, self._schedule, self._free = objective, pack, schedule, free

@@ -4,13 +4,13 @@ A forward and a backward pass are run on two small micro-batches. What a token m
 is left of the free memory is divided by it.
 """
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from uptrend.policy.memory import free_bytes
 
 # Tokens of the first measurement, and the most that a micro-batch gets. More are no faster: on a CPU from far fewer on.
 FIRST = 1024
@@ -67,19 +67,6 @@ def bytes_of(run: Callable[[int], int], tokens: int, device: torch.device) -> tu
     return ran, sum(kept.values())
 
 
-def free_bytes(device: torch.device) -> float:
-    """Return the memory that is free: of the device on a GPU, of this machine or container on a CPU."""
-    if device.type == "cuda":
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return float(torch.cuda.mem_get_info(device)[0] + unused - SAMPLER)
-    free = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"))
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):  # memory in use by the disk cache alone counts as free
-                free = 1024.0 * int(line.split()[1])
-        group = Path("/sys/fs/cgroup")
-        limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
-        free = min(free, limit - used)
-    except (OSError, ValueError):  # another system, or no limit
-        pass
-    return free
+def room(device: torch.device) -> float:
+    """Return the memory that is free for the learner."""
+    return free_bytes(device) - (SAMPLER if device.type == "cuda" else 0)
