@@ -16,7 +16,7 @@ from talk import distribution, expected_logprobs, speak
 from uptrend.policy.policy import Policy
 from uptrend.records import Ending
 from uptrend.rollout.decoding import Decoding, choose
-from uptrend.rollout.inprocess import InProcessSampler
+from uptrend.rollout.inprocess import InProcessSampler, draw_uniforms
 from uptrend.rollout.sampler import Extension, Limits
 
 LONG = Limits(max_tokens=24, context=400)
@@ -305,3 +305,18 @@ def test_tokens_that_cannot_come_do_not_come() -> None:
     assert counts[[0, 300, 699]].tolist() == pytest.approx([333, 333, 333], abs=2)
     assert counts.sum() == 1000
     torch.testing.assert_close(logprobs, torch.full((1000,), -float(np.log(3))))
+
+
+def test_random_numbers_are_a_rollouts_own() -> None:
+    """Even, without a trace of the seeds' order, and the same whoever else draws and however often."""
+    numbers = draw_uniforms([(seed, 0) for seed in range(500)], 200)
+    assert numbers.shape == (500, 200)
+    assert 0 <= numbers.min() < numbers.max() < 1
+    counts = np.histogram(numbers, 20, (0, 1))[0]
+    assert chisquare(counts).pvalue > 1e-3
+    between = np.corrcoef(numbers[:-1].ravel(), numbers[1:].ravel())[0, 1]
+    along = np.corrcoef(numbers[:, :-1].ravel(), numbers[:, 1:].ravel())[0, 1]
+    assert max(abs(between), abs(along)) < 4 / np.sqrt(numbers.size)
+    later = draw_uniforms([(7, 150), (2**63 + 5, 0), (3, 0)], 50)
+    assert np.array_equal(later[0], numbers[7, 150:])
+    assert np.array_equal(later[2], numbers[3, :50])

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -369,3 +370,18 @@ def test_activations_are_recomputed_where_a_rollout_does_not_fit_otherwise(tiny_
 def test_free_memory_is_what_the_system_says() -> None:
     free = free_bytes(torch.device("cpu"))
     assert 2**27 < free <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+@pytest.mark.parametrize(("seconds", "steps", "wish", "compiles"), [
+    (0.1, 5000, "auto", True), (0.1, 400, "auto", False), (2.0, 400, "auto", True), (2.0, 400, "never", False),
+])  # fmt: skip
+def test_layers_are_compiled_where_the_rest_of_a_run_pays_it_back(
+    policy: Policy, seconds: float, steps: int, wish: str, compiles: bool
+) -> None:
+    learner, made = Learner(policy, Kept(policy.flat), config_of(f"compute.compile={wish}")), list[int]()  # type: ignore[arg-type]
+    on_gpu: Any = SimpleNamespace(compiled=False, device=torch.device("cuda"), compile=lambda: made.append(step))
+    learner._policy = on_gpu
+    for step in range(1, 9):
+        learner.consider_compiling(9.0 if step < 3 else seconds, steps - step)  # the first ones load
+        on_gpu.compiled = bool(made)
+    assert made == ([4] if compiles else [])
