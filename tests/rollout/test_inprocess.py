@@ -313,7 +313,7 @@ def test_random_numbers_are_a_rollouts_own() -> None:
     assert numbers.shape == (500, 200)
     assert 0 <= numbers.min() < numbers.max() < 1
     counts = np.histogram(numbers, 20, (0, 1))[0]
-    assert chisquare(counts).pvalue > 1e-3
+    assert stats.chisquare(counts).pvalue > 1e-3
     between = np.corrcoef(numbers[:-1].ravel(), numbers[1:].ravel())[0, 1]
     along = np.corrcoef(numbers[:, :-1].ravel(), numbers[:, 1:].ravel())[0, 1]
     assert max(abs(between), abs(along)) < 4 / np.sqrt(numbers.size)
