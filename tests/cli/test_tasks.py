@@ -31,7 +31,8 @@ def test_list_and_show(uptrend: Uptrend) -> None:
     assert "note: " in shown
     arguments = ("arithmetic", "--set", "tasks.high=3", "--set", 'tasks.operations=["+"]', "--count", "2")
     plain = uptrend("tasks", "show", *arguments, "--json").json
-    assert plain["options"] == {"reward": "exact", "chat": False, "operations": ["+"], "low": 0, "high": 3}
+    common = {"reward": "exact", "chat": False, "examples": "", "place": "start"}
+    assert plain["options"] == {**common, "operations": ["+"], "low": 0, "high": 3}
     assert plain["train"] + plain["heldout"] == 16
     assert len(plain["tasks"]) == 2
     assert plain["tasks"][0]["messages"][0]["content"].startswith("Calculate: ")

@@ -66,7 +66,8 @@ def test_worked_examples_stand_before_every_question() -> None:
     options = ArithmeticOptions(examples="Calculate: 1 + 1 = 2\n", place="end")
     taskset = Arithmetic(options, 0)
     (task,) = taskset.heldout(1)
-    assert task.messages[0].content.startswith("Calculate: 1 + 1 = 2\nCalculate: ")
+    assert [task] == Arithmetic(ArithmeticOptions(), 0).heldout(1)  # held out by its question alone
+    assert taskset.open(task, 0).messages[0].content == f"Calculate: 1 + 1 = 2\n{task.messages[0].content}"
     rewards = [grade("exact", said, task, "end").total for said in (f"3 = {task.answer}", f"{task.answer} = 3x", "3")]
     assert rewards == [1.0, -1.0, -1.0]
 

@@ -197,5 +197,8 @@ def test_describe_says_what_is_trained_on():
     assert described["stages"][0] == {
         "start": 1, "name": "arithmetic", "version": "1", "seed": 0, "count": 96,
         "hash": tasks_hash(filled.stages[0].tasks),
-        "options": {"reward": "exact", "chat": False, "operations": ["+"], "low": 0, "high": 10},
+        "options": {
+            "reward": "exact", "chat": False, "operations": ["+"], "low": 0, "high": 10, "examples": "",
+            "place": "start",
+        },
     }  # fmt: skip

@@ -8,7 +8,7 @@ import re
 import tomllib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice, product
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -91,8 +91,10 @@ class OneTurn:
 
     tools: Sequence[Tool] = ()
 
-    def __init__(self, task: Task, rule: Rule, place: Place = "start") -> None:
-        self.messages = task.messages
+    def __init__(self, task: Task, rule: Rule, place: Place = "start", examples: str = "") -> None:
+        first, *others = task.messages
+        # Here and not in the task: whether it is held out depends on the question alone.
+        self.messages = (replace(first, content=examples + first.content), *others)
         self._task, self._rule, self._place, self._said = task, rule, place, ""
 
     async def respond(self, message: Message) -> Sequence[Message] | None:
@@ -125,7 +127,8 @@ class OneTurnTaskset:
         self.notes: list[str] = []
 
     def open(self, task: Task, seed: int) -> OneTurn:  # noqa: ARG002 (nothing is random in these tasks)
-        return OneTurn(task, self.options.reward, getattr(self.options, "place", "start"))
+        options = self.options
+        return OneTurn(task, options.reward, getattr(options, "place", "start"), getattr(options, "examples", ""))
 
     def gold(self, task: Task) -> Script:
         return say(task.answer)
@@ -252,7 +255,7 @@ class Arithmetic(Family):
         """Harder is a larger result."""
         a, operation, b = problem
         result = {"+": a + b, "-": a - b, "*": a * b}[operation]
-        prompt = f"{self.options.examples}Calculate: {a} {operation} {b} = "
+        prompt = f"Calculate: {a} {operation} {b} = "
         return self._task(prompt, str(result), abs(result), a=a, b=b, operation=operation, base=10)
 
 
