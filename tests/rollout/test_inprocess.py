@@ -320,3 +320,17 @@ def test_random_numbers_are_a_rollouts_own() -> None:
     later = draw_uniforms([(7, 150), (2**63 + 5, 0), (3, 0)], 50)
     assert np.array_equal(later[0], numbers[7, 150:])
     assert np.array_equal(later[2], numbers[3, :50])
+
+
+def test_a_later_turn_draws_on(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+
+    def spy(draws: list[tuple[int, int]], count: int) -> Any:
+        drawn.append((list(draws), count))
+        return draw_uniforms(draws, count)
+
+    monkeypatch.setattr("uptrend.rollout.inprocess.draw_uniforms", spy)
+    sampler = InProcessSampler(policy)
+    for ids in ([5, 6], [7], [8]):
+        speak(sampler, [(3, ids, 11)], Limits(4, 64))
+    assert drawn == [([(11, 0)], 4), ([(11, 4)], 4), ([(11, 8)], 4)]

@@ -23,6 +23,7 @@ from uptrend.policy.memory import free_bytes
 from uptrend.policy.optimizer import Optimizer
 from uptrend.policy.policy import Policy, load_policy
 from uptrend.records import Ending, ModelError, Reward, Role, Rollout
+from uptrend.training import packing
 from uptrend.training.learner import Learner, lay_out
 from uptrend.training.memory import MOST, SHARE, bytes_of
 
@@ -385,3 +386,17 @@ def test_layers_are_compiled_where_the_rest_of_a_run_pays_it_back(
         learner.consider_compiling(9.0 if step < 3 else seconds, steps - step)  # the first ones load
         on_gpu.compiled = bool(made)
     assert made == ([4] if compiles else [])
+
+
+@pytest.mark.parametrize("loss", ["grpo", "gspo"])
+@pytest.mark.parametrize("tokens", [60, 16384])
+def test_what_fills_up_a_size_teaches_nothing(policy: Policy, loss: str, tokens: int) -> None:
+    """As on a GPU, where few sizes are wanted."""
+    config, rollouts = config_of(loss=loss, tokens=tokens, entropy=0.1), rollouts_of(SHAPES)
+    kept: Any = Kept(policy.flat)
+    learner, exp = Learner(policy, kept, config), lay_out(rollouts, config)
+    learner._shapes = packing.Shapes(is_free=False)
+    done = learner.update(exp, advantages_of(rollouts, exp, config), 1, old_bs=None, reference_bs=None)
+    assert done.padding > 0
+    close(kept.gradients[0], by_hand(policy, rollouts, config))
+    assert float(done.sums.tokens) == int(exp.mask_bs.sum())

@@ -72,9 +72,9 @@ def test_a_micro_batch_keeps_to_its_budget(worth: float, budget: int) -> None:
 @pytest.mark.parametrize("is_free", [True, False], ids=["as they come", "filled up"])
 def test_every_token_is_predicted_from_its_own_context(worth: float, is_free: bool) -> None:
     lines = lines_of(SHAPES)
-    for line in lines[4:9]:
+    for line in lines[4:11]:
         line.visible[10:17] = False  # one hidden place predicts, the others are left out
-    lines[5].visible[18] = lines[9].visible[2] = False
+    lines[5].visible[18] = lines[12].visible[1] = False
     for micro in pack(lines, range(len(lines)), 150, worth, Shapes(is_free), 60):
         seen = contexts(micro)
         assert len(seen) == len(micro.ids_t)
