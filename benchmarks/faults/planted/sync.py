@@ -80,11 +80,10 @@ class PrefixCaching(InProcessSampler):
         self._kept: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
 
     def read_contexts(
-        self, ids_q: Tensor, positions_q: Tensor, slots_q: Tensor, starts_n: Tensor, key_starts_n: Tensor,
-        longests: Tensor, slots_l: Tensor | None,
-    ) -> tuple[Tensor, ...]:  # fmt: skip
+        self, ids_q: Tensor, positions_q: Tensor, slots_q: Tensor, starts_n: Tensor, *rest: Any
+    ) -> tuple[Tensor, ...]:
         """Take what is known of a context from the cache, whatever weights computed it."""
-        (logits,) = super().read_contexts(ids_q, positions_q, slots_q, starts_n, key_starts_n, longests, slots_l)
+        (logits,) = super().read_contexts(ids_q, positions_q, slots_q, starts_n, *rest)
         for n, (start, stop) in enumerate(pairwise(starts_n.tolist())):
             if stop > start and not positions_q[start]:
                 slots = slots_q[start:stop]

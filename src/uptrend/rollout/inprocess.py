@@ -299,7 +299,7 @@ class InProcessSampler:
             self.prefilled += new
         return torch.cat([self._compute(*self._pack(part))[0][: len(part)] for part in parts])
 
-    def _pack(self, streams: list[_Stream]) -> tuple[Tensor | None, ...]:
+    def _pack(self, streams: list[_Stream]) -> tuple[Any, ...]:
         """Lay new tokens of streams back to back; on a GPU filled up to one of few shapes with tokens of nobody."""
         lengths, totals = [len(s.ids) - s.cached for s in streams], [len(s.ids) for s in streams]
         longest, longest_keys = max(lengths), max(totals)
@@ -324,13 +324,12 @@ class InProcessSampler:
         ids_q, positions_q, slots_q, starts_n, key_starts_n, *keys = (
             torch.from_numpy(x).to(self._policy.device, non_blocking=True) for x in arrays
         )
-        # A graph is made for each shape of its inputs: of a tensor without elements the shape is all there is.
-        longests = torch.empty(longest, longest_keys, 0, device=self._policy.device)
-        return ids_q, positions_q, slots_q, starts_n, key_starts_n, longests, keys[0] if keys else None
+        slots_l = keys[0] if keys else None
+        return ids_q, positions_q, slots_q, starts_n, key_starts_n, longest, longest_keys, slots_l
 
     def read_contexts(
         self, ids_q: Tensor, positions_q: Tensor, slots_q: Tensor, starts_n: Tensor, key_starts_n: Tensor,
-        longests: Tensor, slots_l: Tensor | None,
+        longest: int, longest_keys: int, slots_l: Tensor | None,
     ) -> tuple[Tensor, ...]:  # fmt: skip
         """Run new tokens through the model, into their slots; return the logits after each segment.
 
@@ -338,7 +337,7 @@ class InProcessSampler:
         """
         self.cache.aim_packed(slots_q, slots_l)
         if self._decoder.packs:
-            about: dict[str, Any] = {"packed": Packed(starts_n, key_starts_n, *longests.shape[:2])}
+            about: dict[str, Any] = {"packed": Packed(starts_n, key_starts_n, longest, longest_keys)}
         else:
             keys = torch.arange(len(slots_q if slots_l is None else slots_l), device=ids_q.device)
             segment_q = torch.bucketize(torch.arange(len(ids_q), device=ids_q.device), starts_n[1:].long(), right=True)
