@@ -24,7 +24,7 @@ from uptrend.policy.optimizer import Optimizer
 from uptrend.policy.policy import Policy, load_policy
 from uptrend.records import Ending, ModelError, Reward, Role, Rollout
 from uptrend.training import packing
-from uptrend.training.learner import Learner, lay_out
+from uptrend.training.learner import MASKED, Learner, lay_out
 from uptrend.training.memory import MOST, SHARE, bytes_of
 
 
@@ -120,6 +120,15 @@ def test_sequences_of_a_row_do_not_see_each_other_in_any_model(tmp_path: Path, k
     assert policy.packs is (kind != "stablelm")
     _, (gradient,) = update(policy, rollouts, config)
     close(gradient, by_hand(policy, rollouts, config))
+
+
+def test_masks_are_never_large(tmp_path: Path) -> None:
+    """A mask has as many places as a micro-batch has tokens, squared."""
+    policy, config = make_policy(write_model(tmp_path, "stablelm")), config_of(tokens=1 << 20)
+    rollouts = rollouts_of([(90, [[8]] * 4)] * 24)
+    learner: Any = Learner(policy, Kept(policy.flat), config)  # type: ignore[arg-type]
+    sizes = [len(micro.ids_t) for micro in learner._micros(lay_out(rollouts, config), range(len(rollouts)))]
+    assert max(sizes) <= MASKED < sum(sizes)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
 NAME = "uptrend"
-# torch 2.11's has neither; keys and values are repeated there.
+# torch 2.11's lacks query heads that share keys; keys and values are repeated there.
 _HAS_GROUPS = "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 

@@ -29,6 +29,8 @@ MODEL = int(Role.MODEL)
 Objective = Callable[[Tensor, Tensor, Batch, Learning], tuple[Tensor, Sums]]
 # Parts of a micro-batch's share of the update, in order.
 BATCH = [f.name for f in fields(Batch)]
+# The most tokens of a micro-batch where attention needs a mask: it grows with their square.
+MASKED = 2048
 # Share of a group's tokens from which on sharing their prompt pays: on a GPU it takes two more passes over the keys.
 WORTH = {"cuda": 0.1, "cpu": 0.0}
 # Seconds that compiling took on an H200 (15 to 18), and the share of an update's time that it saved (0.46), both on the
@@ -283,6 +285,7 @@ class Learner:
             self._packed = (exp, {})
         if wanted not in self._packed[1]:
             tokens = self._config.learning.tokens if self.fitted is None else self.fitted.tokens
+            tokens = tokens if self._policy.packs else min(tokens, MASKED)
             longest = exp.sampler_bs.shape[1]
             micros = self._pack(exp.lines, wanted, tokens, self._worth, self._shapes, longest) if wanted else []
             self._packed[1][wanted] = [self._shaped(micro, exp).to(self._policy.device) for micro in micros]
