@@ -1,4 +1,4 @@
-"""`uptrend.train` and `uptrend.resume`: from Python as from the command line, with progress, preflight and the doctor."""
+"""`uptrend.train` and `uptrend.resume`: as on the command line, with progress, preflight and the live doctor."""
 
 import hashlib
 import json
@@ -17,6 +17,7 @@ from uptrend.runner.runs import resume as continue_run
 from uptrend.runner.runs import train as train_recipe
 from uptrend.tasks.data import plain
 from uptrend.tasks.rewards import Function, functions_at_hand, name_of
+from uptrend.tasks.taskset import ALL
 from uptrend.training.observer import Observer
 
 RewardLike = str | Function
@@ -120,7 +121,7 @@ def _functions(reward: Any) -> Iterator[tuple[list[str], list[float]]]:
 
 def _table_of(data: Any, names: list[str], weights: list[float], runs: Path) -> dict[str, Any]:
     """Return a recipe for data and rewards; rows in memory are kept in a file under `runs`, for resuming."""
-    tasks: dict[str, Any] = {"name": "data", "reward": names, "train": 1_000_000}
+    tasks: dict[str, Any] = {"name": "data", "reward": names, "train": ALL}
     tasks |= {"weights": weights} if weights else {}
     if isinstance(data, str | Path):
         is_file = Path(data).suffix in (".jsonl", ".json", ".csv", ".parquet") or Path(data).is_file()

@@ -79,7 +79,7 @@ def _beside(given: Any, folder: Path) -> Any:
 
 
 def _complete_eval(table: dict[str, Any]) -> None:
-    """Give an `[eval]` without a taskset that of `[tasks]`; arithmetic's held-out tasks are the same for all options."""
+    """Give an `[eval]` without a taskset that of `[tasks]`; the default one is evaluated as it is by default."""
     tasks, evaluation = table.get("tasks"), table.setdefault("eval", {})
     if not isinstance(tasks, Mapping) or not isinstance(evaluation, dict) or "name" in evaluation:
         return

@@ -90,6 +90,7 @@ class Data:
         self.options, self.seed, self.chat = options, seed, options.chat
         self.notes: list[str] = []
         source = options.file or options.dataset
+        label = "data" if Path(source).parent.name == ".data" else source  # rows that were given in memory
         rows = list(
             read_file(Path(options.file)) if options.file else read_dataset(source, options.config, options.split)
         )
@@ -104,9 +105,9 @@ class Data:
         split: Literal["quarter", "train", "heldout"] = "quarter"
         if options.hold_out != "quarter":
             split = "train" if options.hold_out == "none" else "heldout"
-        self.given = GivenTasks(source, tasks, split, f"{self.name}-{seed}", options.duplicates, self.notes)
+        self.given = GivenTasks(label, tasks, split, f"{self.name}-{seed}", options.duplicates, self.notes)
         if split == "quarter":
-            add_note(self.notes, f"{source}: a quarter of the tasks is held out, chosen by the hash of their content")
+            add_note(self.notes, f"{label}: a quarter of the tasks is held out, chosen by the hash of their content")
         if not options.bounds and any(not scorer.is_ready for scorer in self._scorers):
             least = "a part named correct, or a reward of 1 or more" if options.correct_from is None else "correct_from"
             add_note(self.notes, f"the reward's bounds are unknown (tasks.bounds); accuracy counts {least}")

@@ -136,6 +136,10 @@ def add_note(notes: list[str], note: str) -> None:
         notes.append(note)
 
 
+# A number of tasks that stands for all there are.
+ALL = 1_000_000
+
+
 class GivenTasks:
     """Tasks read from a file or dataset: each once, shuffled, some of them held out."""
 
@@ -166,6 +170,8 @@ class GivenTasks:
         return self._limit([task for task in self._tasks if task.id in self._held_out], count)
 
     def _limit(self, tasks: list[Task], count: int) -> list[Task]:
+        if count >= ALL:
+            return tasks
         if len(tasks) < count and self._split == "quarter":
             held = len(self._held_out)
             add_note(self._notes, shortfall(self._source, len(self._tasks) - held, held))
