@@ -105,7 +105,8 @@ def resume(
 def _functions(reward: Any) -> Iterator[tuple[list[str], list[float]]]:
     """Yield the names and weights of rewards, under which functions can be found meanwhile."""
     weighted = dict(reward) if isinstance(reward, Mapping) else {}
-    listed = list(weighted) or ([reward] if isinstance(reward, str) or callable(reward) else list(reward or ()))
+    is_several = isinstance(reward, list | tuple)
+    listed = list(weighted) or (list(reward) if is_several else [] if reward is None else [reward])
     names, functions = list[str](), dict[str, Function]()
     for one in listed:
         if not isinstance(one, str) and not callable(one):

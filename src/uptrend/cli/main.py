@@ -12,6 +12,7 @@ from uptrend.records import UptrendError
 from uptrend.records.renamed import RenamedWarning
 
 VERBS = {
+    "init": ("uptrend.cli.init", "command", "Start from your own data: recipe, reward, test."),
     "train": ("uptrend.cli.train", "command", "Train a model on a recipe and record everything."),
     "preflight": ("uptrend.cli.preflight", "command", "Probe a recipe for faults before it runs."),
     "warmstart": ("uptrend.cli.train", "teach", "Teach a model a taskset's expert rollouts."),

@@ -21,7 +21,7 @@ from uptrend.tasks.validate import validate
 
 app = make_app("Look at tasksets, and check without a model that they are fit to train on.")
 Name = Annotated[
-    str, typer.Argument(help="Taskset: name, module:Class, .jsonl file, or recipe (.toml).", metavar="NAME")
+    str, typer.Argument(help="Taskset: name, module:Class, file of rows, or recipe (.toml).", metavar="NAME")
 ]
 
 
@@ -125,8 +125,8 @@ def _config(name: str, overrides: Iterable[str]) -> Config:
             right = "tasks." + override.partition(".")[2].strip() if option else "tasks.KEY=VALUE"
             raise ConfigError(f"--set {override}: {name} is read as [tasks]; write --set {right}.")
     named = {"name": name}
-    if name.endswith(".jsonl"):
-        named = {"name": "musique" if count_musique(Path(name)) else "jsonl", "file": name}
+    if name.endswith((".jsonl", ".json", ".csv", ".parquet")):
+        named = {"name": "musique" if count_musique(Path(name)) else "data", "file": name}
     return load_config({"tasks": named}, overrides)
 
 

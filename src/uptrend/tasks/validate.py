@@ -191,7 +191,8 @@ def _cheated(taskset: Taskset, tasks: Sequence[Task]) -> Iterator[Requirement]:
         played = event_loop.run(_play(taskset, tasks, 1, taskset.cheaters))
         # A cheater's answer is never the right one, so that a scorer which calls it correct was taken in.
         through = [play for play in played if play.is_best or (play.rewards and play.rewards[0].correct)]
-        yield _none_of("cheaters stay below it", through, played)
+        if played:
+            yield _none_of("cheaters stay below it", through, played)
 
 
 # The expert's reward under each variant, where the maximum may be out of reach; nobody lazy earns as much.
@@ -221,7 +222,7 @@ def _ceilings(taskset: Taskset, tasks: Sequence[Task]) -> Iterator[Requirement]:
 
 def _is_within(reward: Reward) -> bool:
     spans = [(reward.low, reward.total, reward.high), *((part.low, part.value, part.high) for part in reward.parts)]
-    return all(low - NEAR <= value <= high + NEAR for low, value, high in spans)
+    return not any(value < low - NEAR or value > high + NEAR for low, value, high in spans)  # NaN: unknown
 
 
 def _example(plays: Sequence[Played]) -> str:
