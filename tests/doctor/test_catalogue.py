@@ -73,13 +73,13 @@ set.trl = { min_p = { unset = true } }
 
 The run is a test.
 
-## What it is
+## How it shows
 """
     cause = parse_cause("run.test", page)
     assert (cause.kind, cause.what, cause.explains) == (Kind.CURVE, "The run is a test.", ("run.collapsed",))
     assert cause.experiment.arms["slow"] == {"learning.lr": Times(0.25), "learning.steps": Times(2)}
     assert cause.fix.changes == {"trl": {"min_p": None}}
-    assert cause.body == "## What it is"
+    assert cause.body == "## How it shows"
 
 
 @by_id
