@@ -16,7 +16,7 @@ from uptrend.records import ConfigError
 from uptrend.runner.evaluation import count_musique
 from uptrend.stats.formatting import assignments
 from uptrend.tasks.pool import eval_options, eval_sections, heldout, make_taskset, pool, resolved, stage_sections
-from uptrend.tasks.registry import names
+from uptrend.tasks.registry import names, prefixes
 from uptrend.tasks.validate import validate
 
 app = make_app("Look at tasksets, and check without a model that they are fit to train on.")
@@ -28,7 +28,8 @@ Name = Annotated[
 @app.command("list")
 def list_tasksets() -> None:
     """List the installed tasksets, one line each."""
-    terminal().print(columns(rows=[(Text(name, "bold not dim"), line) for name, line in names().items()]))
+    lines = names() | {f"{prefix}:NAME": line for prefix, line in prefixes().items()}
+    terminal().print(columns(rows=[(Text(name, "bold not dim"), line) for name, line in lines.items()]))
 
 
 @app.command()

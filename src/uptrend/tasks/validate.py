@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from uptrend.records import MissingExtra, Reward, Task, tasks_hash
+from uptrend.records import MissingExtra, Reward, Task, TasksetError, tasks_hash
 from uptrend.tasks import event_loop
 from uptrend.tasks.taskset import GivenTasks, Script, Taskset, play_script
 
@@ -158,14 +158,15 @@ def _of_plays(played: Sequence[Played]) -> Iterator[Requirement]:
     yield Requirement("no play fails", not failed, f"{len(failed)} of {len(played)} failed{_example(failed)}")
     experts, others = ([play for play in played if play.is_gold is gold] for gold in (True, False))
     short = [play for play in experts if not play.is_best or not play.rewards[0].correct]
-    figure = f"{len(experts) - len(short)} of {len(experts)} do{_example(short)}"
-    yield Requirement("gold answers reach the maximum", bool(experts) and not short, figure)
+    figure = f"{len(experts) - len(short)} of {len(experts)} do{_example(short)}" if experts else "not judged: none"
+    yield Requirement("gold answers reach the maximum", bool(played) and not short, figure)
     yield _none_of("corrupted answers stay below it", [play for play in others if play.is_best], others)
     rewards = [(play, reward) for play in played for reward in play.rewards]
     outside = [play for play, reward in rewards if not _is_within(reward)]
     lows, highs = {reward.low for _, reward in rewards}, {reward.high for _, reward in rewards}
-    span = f"between {min(lows):g} and {max(highs):g}" if rewards else "none"
-    varying = ", the maximum differs between tasks" if len(highs) > 1 else ""
+    is_known = not np.isnan([*lows, *highs]).any()
+    span = (f"between {min(lows):g} and {max(highs):g}" if is_known else "bounds unknown") if rewards else "none"
+    varying = ", the maximum differs between tasks" if is_known and len(highs) > 1 else ""
     figure = f"{len(rewards)} rewards, {span}{varying}{_example(outside)}"
     yield Requirement("rewards keep their bounds", bool(rewards) and not outside, figure)
     differing = [play for play in played if play.rewards and play.rewards[0] != play.rewards[1]]
@@ -209,7 +210,8 @@ def _ceilings(taskset: Taskset, tasks: Sequence[Task]) -> Iterator[Requirement]:
 
 def _is_within(reward: Reward) -> bool:
     spans = [(reward.low, reward.total, reward.high), *((part.low, part.value, part.high) for part in reward.parts)]
-    return all(low - NEAR <= value <= high + NEAR for low, value, high in spans)
+    # Bounds may be unknown: NaN, which nothing is below or above.
+    return not any(value < low - NEAR or value > high + NEAR for low, value, high in spans)
 
 
 def _example(plays: Sequence[Played]) -> str:
@@ -220,13 +222,20 @@ def _example(plays: Sequence[Played]) -> str:
 async def _play(
     taskset: Taskset, tasks: Sequence[Task], times: int = 2, scripts: Callable[[Task], Iterable[Script]] | None = None
 ) -> list[Played]:
-    given = scripts or (lambda task: (taskset.gold(task), *taskset.corrupted(task)))
-
     async def play_task(task: Task) -> list[Played]:
-        repeats = enumerate(zip(*(given(task) for _ in range(times)), strict=False))
-        return [await _play_repeats(taskset, task, repeated, not scripts and i == 0) for i, repeated in repeats]
+        experts = [] if scripts else _experts(taskset, task, times)
+        others = zip(*((scripts or taskset.corrupted)(task) for _ in range(times)), strict=False)
+        golds = [await _play_repeats(taskset, task, repeated, True) for repeated in experts]
+        return golds + [await _play_repeats(taskset, task, repeated, False) for repeated in others]
 
     return [play for plays in await event_loop.together(map(play_task, tasks)) for play in plays]
+
+
+def _experts(taskset: Taskset, task: Task, times: int) -> list[list[Script]]:
+    try:
+        return [[taskset.gold(task) for _ in range(times)]]
+    except TasksetError:  # other libraries' tasks may come without an answer
+        return []
 
 
 async def _play_repeats(taskset: Taskset, task: Task, scripts: Sequence[Script], is_gold: bool) -> Played:
