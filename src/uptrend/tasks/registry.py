@@ -1,4 +1,4 @@
-"""The tasksets by name: built in, from other packages' entry points, behind a prefix, or any class as `module:Class`."""
+"""The tasksets by name: built in, other packages' entry points, behind a prefix, or any class as `module:Class`."""
 
 import inspect
 import sys
@@ -42,8 +42,8 @@ def find(name: str) -> type[Taskset]:
     if colon and prefix in _PREFIXES:
         return _PREFIXES[prefix][1](rest)
     if colon and not prefix.replace(".", "").isidentifier():
-        known = ", ".join(_PREFIXES)
-        raise TasksetError(f"{prefix!r} is neither a module nor a prefix.{nearest(prefix, _PREFIXES) or f' There are {known}.'}")
+        near = nearest(prefix, _PREFIXES) or f" There are {', '.join(_PREFIXES)}."
+        raise TasksetError(f"{prefix!r} is neither a module nor a prefix.{near}")
     if colon:
         if str(Path.cwd()) not in sys.path:  # a module of one's own lies where the command is given
             sys.path.append(str(Path.cwd()))

@@ -8,9 +8,9 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from uptrend.records import MissingExtra, Reward, Task, TasksetError, tasks_hash
+from uptrend.records import MissingExtra, Reward, Task, tasks_hash
 from uptrend.tasks import event_loop
-from uptrend.tasks.taskset import GivenTasks, Script, Taskset, play_script
+from uptrend.tasks.taskset import GivenTasks, Script, Taskset, known_gold, play_script
 
 # Sums of parts may miss a bound by this much.
 NEAR = 1e-9
@@ -223,19 +223,12 @@ async def _play(
     taskset: Taskset, tasks: Sequence[Task], times: int = 2, scripts: Callable[[Task], Iterable[Script]] | None = None
 ) -> list[Played]:
     async def play_task(task: Task) -> list[Played]:
-        experts = [] if scripts else _experts(taskset, task, times)
+        experts = zip(*([] if scripts else known_gold(taskset, task) for _ in range(times)), strict=True)
         others = zip(*((scripts or taskset.corrupted)(task) for _ in range(times)), strict=False)
         golds = [await _play_repeats(taskset, task, repeated, True) for repeated in experts]
         return golds + [await _play_repeats(taskset, task, repeated, False) for repeated in others]
 
     return [play for plays in await event_loop.together(map(play_task, tasks)) for play in plays]
-
-
-def _experts(taskset: Taskset, task: Task, times: int) -> list[list[Script]]:
-    try:
-        return [[taskset.gold(task) for _ in range(times)]]
-    except TasksetError:  # other libraries' tasks may come without an answer
-        return []
 
 
 async def _play_repeats(taskset: Taskset, task: Task, scripts: Sequence[Script], is_gold: bool) -> Played:

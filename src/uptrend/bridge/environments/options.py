@@ -4,8 +4,10 @@ import json
 import types
 import typing
 from collections.abc import Iterable
+from copy import deepcopy
 from dataclasses import MISSING, dataclass, field, fields, make_dataclass
 from enum import Enum
+from functools import partial
 from typing import Any, Literal, get_args, get_origin
 
 from uptrend.config import Eval, Tasks
@@ -31,11 +33,9 @@ def options_from(base: type[Any], found: Iterable[ForeignField], namespace: dict
         if each.name in taken or kind is None:
             continue
         value = tuple(each.default) if isinstance(each.default, list) else each.default
-        default = field() if value is MISSING else field(default_factory=lambda value=value: value)
+        default = field() if value is MISSING else field(default_factory=partial(deepcopy, value))
         members.append((each.name, kind, default))
-    return make_dataclass(
-        "ForeignOptions", members, bases=(base,), namespace=namespace, frozen=True, kw_only=True
-    )
+    return make_dataclass("ForeignOptions", members, bases=(base,), namespace=namespace, frozen=True, kw_only=True)
 
 
 def _kind(hint: Any, default: Any) -> Any:
@@ -46,7 +46,7 @@ def _kind(hint: Any, default: Any) -> Any:
     if origin in (typing.Union, types.UnionType) and len(inner) == 2 and set(inner) - {*SCALARS} == {type(None)}:
         return hint
     if origin in (list, tuple) and inner[0] in SCALARS and set(inner[1:]) <= {inner[0], ...}:
-        return tuple[inner[0], ...]
+        return tuple.__class_getitem__((inner[0], ...))
     try:
         json.dumps(None if default is MISSING else default)
     except TypeError:

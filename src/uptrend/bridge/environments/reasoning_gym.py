@@ -2,8 +2,8 @@
 
 import os
 import random
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import count as count_up
 from itertools import islice
@@ -15,8 +15,8 @@ from reasoning_gym.utils import extract_answer
 
 from uptrend.bridge.environments.options import ForeignField, options_from
 from uptrend.config.load import nearest
-from uptrend.records import ConfigError, Message, Reward, Task, TasksetError, Tool
-from uptrend.tasks.arithmetic import NUMBER
+from uptrend.records import ConfigError, Message, Reward, Task, TasksetError
+from uptrend.tasks.arithmetic import NUMBER, OneTurn
 from uptrend.tasks.taskset import Script, Taskset, add_note, may_be_held_out, say, shortfall
 
 # Entries are generated in parts of this size: some generators draw all that they shall ever give at the beginning.
@@ -24,9 +24,10 @@ PART = 500
 # A generator that repeats itself so many times in a row has given what it has.
 REPEATS = 500
 # Generators that go over sets of texts: their tasks, or only the way answers are written, depend on Python's hash seed.
-BY_HASH_SEED = frozenset(
-    "intermediate_integration isomorphic_strings knight_swap polynomial_multiplication ransom_note word_ladder".split()
-)
+BY_HASH_SEED = {
+    "intermediate_integration", "isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note",
+    "word_ladder",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,23 +42,14 @@ class GymOptions:
     """Send prompts through the model's chat template."""
 
 
-class GymPlay:
-    """A question, and the generator's own score of the last answer."""
+class GymPlay(OneTurn):
+    """A question, and the generator's own score of the answer."""
 
-    tools: Sequence[Tool] = ()
-
-    def __init__(self, messages: Sequence[Message], grade: Callable[[str], Reward]) -> None:
+    def __init__(self, messages: tuple[Message, ...], grade: Callable[[str], Reward]) -> None:
         self.messages, self._grade, self._said = messages, grade, ""
-
-    async def respond(self, message: Message) -> Sequence[Message] | None:
-        self._said = message.content
-        return None
 
     async def score(self) -> Reward:
         return self._grade(self._said)
-
-    async def close(self) -> None:
-        """Nothing is held."""
 
 
 class Gym:
@@ -141,7 +133,9 @@ class Gym:
             if not repeats:
                 seen.add(task.id)
                 if not answer:
-                    add_note(self.notes, f"{self.name} gives no gold answers to some of its tasks: they are only scored")
+                    add_note(
+                        self.notes, f"{self.name} gives no gold answers to some of its tasks: they are only scored"
+                    )
                 yield task
 
     def _take(self, count: int, wanted: Callable[[Task], bool]) -> list[Task]:
@@ -167,7 +161,7 @@ def taskset_of(name: str) -> type[Taskset]:
 def _options_of(name: str, config: type[Any]) -> type[Any]:
     """Make options of a generator's config; its seed and size are ours to set."""
     hints = get_type_hints(config)
-    defaults = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in fields(config)}
+    defaults = {each.name: getattr(config(), each.name) for each in fields(config)}
 
     def make(self: Any, **ours: Any) -> Any:
         given = {key: getattr(self, key) for key in defaults if hasattr(self, key)}

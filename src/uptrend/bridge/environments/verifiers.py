@@ -27,24 +27,21 @@ from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.mcpserver.tools import Tool as Function
 from pydantic import ValidationError
-from verifiers.v1.agent import Segment
 from verifiers.v1.configs.agent import agent_config_fields
 from verifiers.v1.dialects import parse_message
-from verifiers.v1.episode import EnvInfo, Episode
 from verifiers.v1.graph import prepare_turn
 from verifiers.v1.harnesses.utils.mcp import mcp_content_to_chat_content
-from verifiers.v1.runtimes import SubprocessConfig, provision_runtime
+from verifiers.v1.runtimes import provision_runtime
 from verifiers.v1.session import call_hook, hook_boundary
-from verifiers.v1.state import State, state_cls
-from verifiers.v1.trace import AgentInfo, TraceTask
-from verifiers.v1.types import AssistantMessage, Response, SystemMessage, ToolCall, ToolMessage, UserMessage, content_text
+from verifiers.v1.state import state_cls
+from verifiers.v1.types import content_text
 from verifiers.v1.utils.decorators import discover_decorated, invoke
-from verifiers.v1.utils.loaders import load_environment, resolve_env_config, taskset_config_type
+from verifiers.v1.utils.loaders import taskset_config_type
 
 from uptrend.bridge.environments.options import ForeignField, options_from
 from uptrend.config.load import nearest
 from uptrend.records import ConfigError, Message, Part, Reward, Task, TasksetError, Tool
-from uptrend.tasks.taskset import GivenTasks, Script, Taskset, add_note, say
+from uptrend.tasks.taskset import GivenTasks, Script, Taskset, say
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,18 +70,20 @@ class Environment:
         self._played: dict[str, tuple[Any, Any]] = {}  # environment and task of verifiers, by our id
         rows, order = self._read({}), f"{self.name}-{seed}"
         self._heldout: GivenTasks | None = None
+        self._held_ids = frozenset[str]()
         if options.heldout:
-            self._heldout = GivenTasks(self.name, self._read(options.heldout), "heldout", order, 1.0, self.notes)
+            held = self._read(options.heldout)
+            self._heldout = GivenTasks(self.name, held, "heldout", order, 1.0, self.notes)
+            self._held_ids = frozenset(task.id for task in held)
         else:
-            add_note(self.notes, f"{self.name} holds out a quarter of its tasks; tasks.heldout can name a split instead")
+            self.notes.append(f"{self.name} holds out a quarter of its tasks; tasks.heldout can name a split instead")
         self.given = GivenTasks(self.name, rows, "train" if self._heldout else "quarter", order, 1.0, self.notes)
         if not options.bounds:
             unknown = "does not tell the bounds of its reward: nothing counts as correct without tasks.bounds"
-            add_note(self.notes, f"{self.name} {unknown}")
+            self.notes.append(f"{self.name} {unknown}")
 
     def train(self, count: int, exclude: Collection[str] = ()) -> list[Task]:
-        held = (task.id for task in self._heldout.heldout(sys.maxsize)) if self._heldout else ()
-        return self.given.train(count, {*exclude, *held})
+        return self.given.train(count, self._held_ids.union(exclude))
 
     def heldout(self, count: int) -> list[Task]:
         return (self._heldout or self.given).heldout(count)
@@ -100,9 +99,9 @@ class Environment:
         return map(say, ("", "@@ ??"))
 
     def _read(self, changes: Mapping[str, Any]) -> list[Task]:
-        table = {key: value for key, value in asdict(self.options).items() if key not in EnvironmentOptions.__annotations__}
+        given = _given(self.name, {**vars(self.options), **changes})
         try:
-            environment = load_environment(resolve_env_config({"taskset": _given(self.name, table | dict(changes))}))
+            environment = vf.load_environment(vf.resolve_env_config({"taskset": given}))
             rows = list(islice(environment.taskset, self.options.limit if environment.taskset.INFINITE else None))
         except Exception as error:  # an environment's own, such as a program or a file that it lacks
             raise TasksetError(f"{self.name} gives no tasks: {error}") from error
@@ -125,8 +124,10 @@ class Seat:
     def __init__(self, environment: Any, task: Any, bounds: Sequence[float]) -> None:
         self._environment, self._task, self._bounds = environment, task, bounds
         ((self._name, spec),) = agent_config_fields(environment.config).items()
-        recorded = TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
-        self.trace = vf.Trace(task=recorded, state=state_cls(type(task))(), agent=AgentInfo(config=spec, name=self._name))
+        recorded = vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
+        self.trace = vf.Trace(
+            task=recorded, state=state_cls(type(task))(), agent=vf.AgentInfo(config=spec, name=self._name)
+        )
         self._toolsets = _toolsets(environment, task)
         self._functions: dict[str, Function] = {}
         for toolset in self._toolsets:
@@ -176,8 +177,9 @@ class Seat:
                 raise ValueError(f"the environment opens with {heard}, which is not its task's prompt")
 
     async def _hear(self) -> Sequence[Message] | None:
-        heard = await self._heard.get()
-        if heard is None and self._episode is not None:
+        assert self._episode is not None
+        heard = None if self._episode.done() else await self._heard.get()
+        if heard is None:
             await self._episode  # raises what failed in it
         return heard
 
@@ -186,7 +188,9 @@ class Seat:
         try:
             await environment.setup(agents)
             await environment.run(self._task, agents)
-            episode = Episode(env=EnvInfo(id=environment.config.env_id), task=self.trace.task, traces=[self.trace])
+            episode = vf.Episode(
+                env=vf.EnvInfo(id=environment.config.env_id), task=self.trace.task, traces=[self.trace]
+            )
             await environment.finalize(self._task, episode)
         finally:
             self._heard.put_nowait(None)
@@ -206,7 +210,7 @@ class Seat:
             raise ValueError("the environment plays a task more than once in an episode; Uptrend plays it once")
         self._task = task
         self._conversation = list(first_messages(task.data))
-        async with provision_runtime(SubprocessConfig(), self.trace.id, task.runtime_env()) as runtime:
+        async with provision_runtime(vf.SubprocessConfig(), self.trace.id, task.runtime_env()) as runtime:
             available = {"trace": self.trace, "runtime": runtime}
             await invoke(task.setup, available)
             for toolset in self._toolsets:
@@ -221,24 +225,28 @@ class Seat:
     async def turn(self, message: Any = None) -> Any:
         """Let the model speak, and its tools answer, until it calls none."""
         if isinstance(message, str):
-            message = [UserMessage(content=message)]
+            message = [vf.UserMessage(content=message)]
         told = [parse_message(m) if isinstance(m, dict) else m for m in message or ()]
         self._conversation += told
         new, before = self._conversation if message is None else told, len(self.trace.nodes)
         tools = [vf.Tool(**asdict(tool)) for tool in self.tools]
         while (said := await self._ask(new)) is not None:
-            reply = AssistantMessage(content=said.content, tool_calls=[
-                ToolCall(id=f"call-{self.trace.num_turns}-{i}", name=call.name, arguments=json.dumps(call.arguments))
+            reply = vf.AssistantMessage(content=said.content, tool_calls=[
+                vf.ToolCall(id=f"call-{self.trace.num_turns}-{i}", name=call.name, arguments=json.dumps(call.arguments))
                 for i, call in enumerate(said.calls)
             ] or None)  # fmt: skip
-            response = Response(id="", created=int(time.time()), model="", message=reply, finish_reason=None)
+            response = vf.Response(id="", created=int(time.time()), model="", message=reply, finish_reason=None)
             prepare_turn(self.trace, self._conversation, tools).commit(response)
             new = [await self._call(call, of) for call, of in zip(reply.tool_calls or (), said.calls, strict=True)]
             self._conversation += [reply, *new]
             if not new:
                 break
-        sampled = [node.message for node in self.trace.nodes[before:] if node.sampled or node.message.role == "tool"]
-        return Segment(messages=sampled, terminated=not sampled)
+        else:  # what it may not answer any more, it was still told
+            prepare_turn(self.trace, self._conversation, tools).commit_prompt()
+        nodes = self.trace.nodes[before:]
+        if not any(node.sampled for node in nodes):
+            return vf.Segment(messages=[], terminated=True)
+        return vf.Segment(messages=[n.message for n in nodes if n.sampled or n.message.role == "tool"])
 
     async def _ask(self, new: Sequence[Any]) -> Message | None:
         for stop in self._task.hooks("stop"):
@@ -263,13 +271,13 @@ class Seat:
                 content = mcp_content_to_chat_content(result.content)
             except ToolError as error:
                 content = str(error)
-        return ToolMessage(tool_call_id=call.id, content=content, name=of.name)
+        return vf.ToolMessage(tool_call_id=call.id, content=content, name=of.name)
 
 
 def first_messages(data: Any) -> list[Any]:
     """Return a task's system prompt and prompt as messages."""
-    prompt = [UserMessage(content=data.prompt)] if isinstance(data.prompt, str) else list(data.prompt or ())
-    return [*([SystemMessage(content=data.system_prompt)] if data.system_prompt else []), *prompt]
+    prompt = [vf.UserMessage(content=data.prompt)] if isinstance(data.prompt, str) else list(data.prompt or ())
+    return [*([vf.SystemMessage(content=data.system_prompt)] if data.system_prompt else []), *prompt]
 
 
 def _toolsets(environment: Any, task: Any) -> list[Any]:
@@ -281,10 +289,11 @@ def _needs(environment: Any, task: Any) -> str:
     """Return what an environment needs beyond a chat with one model, as the end of a sentence; empty if nothing."""
     agents = agent_config_fields(environment.config)
     servers = [s for s in _toolsets(environment, task) if getattr(s.config, "url", None)
-               or not isinstance(getattr(s.config, "runtime", SubprocessConfig()), SubprocessConfig)
+               or not isinstance(getattr(s.config, "runtime", vf.SubprocessConfig()), vf.SubprocessConfig)
                or type(s).register is not vf.Toolset.register]  # fmt: skip
     hooks = [hook_boundary(stop, allow_trace=True) for stop in task.hooks("stop")]
-    images = [m for m in first_messages(task.data) if isinstance(m.content, list) and any(p.type != "text" for p in m.content)]
+    contents = [m.content for m in first_messages(task.data)]
+    images = [part for content in contents if isinstance(content, list) for part in content if part.type != "text"]
     found = {
         f"plays {len(agents)} agents ({', '.join(agents)}), and Uptrend plays one": len(agents) != 1,
         "starts services of its own": type(environment).start is not vf.Env.start,
@@ -300,8 +309,9 @@ def _needs(environment: Any, task: Any) -> str:
 
 
 def _given(name: str, table: Mapping[str, Any]) -> dict[str, Any]:
-    lists = {key: list(value) if isinstance(value, tuple) else value for key, value in table.items()}
-    return {"id": name.partition(":")[2], **lists}
+    """Return an environment's own options as verifiers reads them."""
+    own = {key: value for key, value in table.items() if key not in EnvironmentOptions.__annotations__}
+    return {"id": name.partition(":")[2], **{k: list(v) if isinstance(v, tuple) else v for k, v in own.items()}}
 
 
 @cache
@@ -312,9 +322,12 @@ def taskset_of(name: str) -> type[Taskset]:
     try:
         config = taskset_config_type(name)
     except ModuleNotFoundError as error:
+        missing = getattr(error.__cause__, "name", None) or ""
+        if missing and missing != name.replace("-", "_").lower():  # a package that it imports
+            raise TasksetError(f"The verifiers environment {name!r} can't be loaded: {error.__cause__}.") from error
         installed = [d.name for d in distributions() if any(r.startswith("verifiers") for r in d.requires or ())]
         near = nearest(name, installed) or " Install its package, which exports a vf.Taskset."
-        raise TasksetError(f"There is no verifiers environment {name!r}: {error.args[0].partition('.')[0]}.{near}") from None
+        raise TasksetError(f"There is no verifiers environment {name!r} among the installed packages.{near}") from None
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise TasksetError(f"The verifiers environment {name!r} can't be loaded: {error}") from error
     full = f"verifiers:{name}"
@@ -322,10 +335,9 @@ def taskset_of(name: str) -> type[Taskset]:
     def check(self: Any) -> None:
         if self.bounds and not (len(self.bounds) == 2 and self.bounds[0] < self.bounds[1]):
             raise ConfigError(f"bounds = {list(self.bounds)} should be [lowest, highest].", is_of_field=True)
-        own = {key: value for key, value in vars(self).items() if key not in EnvironmentOptions.__annotations__}
         for where, changes in (("", {}), ("heldout.", self.heldout)):
             try:
-                config.model_validate(_given(full, own | changes))
+                config.model_validate(_given(full, {**vars(self), **changes}))
             except ValidationError as error:
                 first = error.errors()[0]
                 key = ".".join(map(str, first["loc"])) or "options"  # a rule across keys has no place

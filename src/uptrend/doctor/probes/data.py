@@ -2,7 +2,6 @@
 
 import random
 import re
-from itertools import chain
 
 import numpy as np
 
@@ -10,6 +9,7 @@ from uptrend.doctor.probes.bench import Bench, ScoredPlay, play_scripts
 from uptrend.doctor.probes.probe import CRITICAL, NOTE, WARNING, Answer, probe
 from uptrend.records import Ending, Finding, Task, boundary_of
 from uptrend.tasks.pool import Cursor
+from uptrend.tasks.taskset import known_gold
 from uptrend.tasks.validate import NEAR, HasVariants
 from uptrend.tasks.validate import order as check_order
 from uptrend.training.warmstart import why_left_out
@@ -26,21 +26,23 @@ def gold(bench: Bench) -> Answer:
         # Under some options not even gold reaches the maximum: those that prove the reward are played.
         taskset = given.proof() if isinstance(given, HasVariants) else given
         for task in generator.sample(tasks, count):
-            first, *others = play_scripts(taskset, task, chain([taskset.gold(task)], taskset.corrupted(task)))
-            right, corrupted = right + _is_best(first), corrupted + len(others)
-            low += [] if _is_best(first) else [_describe(task, first)]
+            experts = known_gold(taskset, task)
+            played = play_scripts(taskset, task, [*experts, *taskset.corrupted(task)])
+            golds, others = played[: len(experts)], played[len(experts) :]
+            right, corrupted = right + sum(map(_is_best, golds)), corrupted + len(others)
+            low += [_describe(task, first) for first in golds if not _is_best(first)]
             high += [_describe(task, other) for other in others if _is_best(other)]
-    golds = right + len(low)
-    yield f"{right} of {golds} gold answers reach the maximum, {len(high)} of {corrupted} corrupted ones do"
+    judged = right + len(low)
+    yield f"{right} of {judged} gold answers reach the maximum, {len(high)} of {corrupted} corrupted ones do"
     if low:
-        summary = f"The reward rejects {len(low)} of {golds} gold answers: what is right does not earn the most."
-        severity = CRITICAL if len(low) > 0.05 * golds else WARNING
+        summary = f"The reward rejects {len(low)} of {judged} gold answers: what is right does not earn the most."
+        severity = CRITICAL if len(low) > 0.05 * judged else WARNING
         yield bench.found("reward.gold-rejected", severity, summary, low[0])
     if high:
         summary = f"{len(high)} of {corrupted} corrupted answers earn the maximum: the reward can be had without one."
         severity = CRITICAL if len(high) > 0.05 * corrupted else WARNING
         yield bench.found("reward.gold-rejected", severity, summary, high[0])
-    if not low:
+    if judged == trained + evaluated and not low:
         yield from _gold_in_tokens(bench)
 
 
