@@ -211,7 +211,7 @@ def _ceilings(taskset: Taskset, tasks: Sequence[Task]) -> Iterator[Requirement]:
 def _is_within(reward: Reward) -> bool:
     spans = [(reward.low, reward.total, reward.high), *((part.low, part.value, part.high) for part in reward.parts)]
     # Bounds may be unknown: NaN, which nothing is below or above.
-    return not any(value < low - NEAR or value > high + NEAR for low, value, high in spans)
+    return all(np.isfinite(value) and not (value < low - NEAR or value > high + NEAR) for low, value, high in spans)
 
 
 def _example(plays: Sequence[Played]) -> str:

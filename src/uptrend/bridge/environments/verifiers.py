@@ -335,7 +335,7 @@ def taskset_of(name: str) -> type[Taskset]:
     def check(self: Any) -> None:
         if self.bounds and not (len(self.bounds) == 2 and self.bounds[0] < self.bounds[1]):
             raise ConfigError(f"bounds = {list(self.bounds)} should be [lowest, highest].", is_of_field=True)
-        for where, changes in (("", {}), ("heldout.", self.heldout)):
+        for where, changes in (("", dict[str, Any]()), ("heldout.", self.heldout)):
             try:
                 config.model_validate(_given(full, {**vars(self), **changes}))
             except ValidationError as error:
