@@ -16,7 +16,7 @@ from uptrend.records import ConfigError
 from uptrend.runner.evaluation import count_musique
 from uptrend.stats.formatting import assignments
 from uptrend.tasks.pool import eval_options, eval_sections, heldout, make_taskset, pool, resolved, stage_sections
-from uptrend.tasks.registry import names
+from uptrend.tasks.registry import names, prefixes
 from uptrend.tasks.validate import validate
 
 app = make_app("Look at tasksets, and check without a model that they are fit to train on.")
@@ -28,7 +28,8 @@ Name = Annotated[
 @app.command("list")
 def list_tasksets() -> None:
     """List the installed tasksets, one line each."""
-    terminal().print(columns(rows=[(Text(name, "bold not dim"), line) for name, line in names().items()]))
+    lines = names() | {f"{prefix}:NAME": line for prefix, line in prefixes().items()}
+    terminal().print(columns(rows=[(Text(name, "bold not dim"), line) for name, line in lines.items()]))
 
 
 @app.command()
@@ -114,6 +115,39 @@ def validate_tasksets(name: Name, overrides: Sets = None, as_json: AsJson = Fals
             _print_notes(console, report.notes)
     if not passed:
         raise typer.Exit(1)
+
+
+@app.command("export")
+def export_taskset(
+    name: Name,
+    to: Annotated[Path, typer.Option("--to", help="Folder of the package; it must not exist yet.")],
+    overrides: Sets = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a taskset as a package that verifiers loads: its tasks, tools and rewards.
+
+    \b
+    uptrend tasks export arithmetic --to sums
+    uptrend tasks export recipes/musique/atlas.toml --to questions
+    pip install ./sums
+    """
+    from uptrend.bridge.environments.export import export
+
+    config = _config(name, overrides or ())
+    _, where, section = stage_sections(config)[0]
+    held = config.eval if name.endswith(".toml") else section
+    options = eval_options(config) if held is config.eval else section.options
+    splits = {
+        "train": {"name": section.name, "options": resolved(section.name, section.options, where),
+                  "seed": section.seed, "count": section.train},
+        "eval": {"name": held.name, "options": resolved(held.name, options, "eval"),
+                 "seed": config.eval.seed, "count": config.eval.tasks},
+    }  # fmt: skip
+    title = export(splits, config.sampling.max_turns if name.endswith(".toml") else None, to)
+    if as_json:
+        print_json({"package": title, "folder": str(to)})
+    else:
+        terminal().print(f"{title} is in {to}. Install it with: pip install {to}")
 
 
 def _config(name: str, overrides: Iterable[str]) -> Config:

@@ -100,7 +100,7 @@ class Data:
         needs_answer = any(name in rewards.NAMES and name not in rewards.WITHOUT_ANSWER for name in options.reward)
         has_answers = needs_answer or any(_column(options.answer, row) is not None for _, row in rows)
         tasks = [self._task(row, where, Path(source).stem, has_answers) for where, row in rows]
-        self.has_gold = has_answers and any(scorer.uses_answer for scorer in self._scorers)
+        self._has_gold = has_answers and any(scorer.uses_answer for scorer in self._scorers)
         self._answers = sorted({task.answer for task in tasks})
         split: Literal["quarter", "train", "heldout"] = "quarter"
         if options.hold_out != "quarter":
@@ -122,10 +122,14 @@ class Data:
         return OneAnswer(task, self._scorers, self.options)
 
     def gold(self, task: Task) -> Script:
+        if not self._has_gold:
+            raise TasksetError("No answer of these tasks is known, or none matters to their reward.")
         return say(self._gold(task, task.answer))
 
     def corrupted(self, task: Task) -> Iterable[Script]:
         """Say other tasks' answers, nothing, and garbage."""
+        if not self._has_gold:
+            return ()
         # Another row's object fits a schema as well.
         others = [] if "json-schema" in self.options.reward else self._others(task)
         chosen = random.Random(task.id).sample(others, min(2, len(others)))
@@ -133,7 +137,7 @@ class Data:
 
     def cheaters(self, task: Task) -> Iterable[Script]:
         """Say every answer there is with the right one among them, a pattern that fits any, and a word to the judge."""
-        if not self.has_gold:
+        if not self._has_gold:
             return ()
         # Neither first nor last, where a scorer may look.
         others = [*self._others(task), "@@", "??"]
