@@ -165,7 +165,7 @@ def _of_plays(played: Sequence[Played]) -> Iterator[Requirement]:
         short = [play for play in experts if not play.is_best or not play.rewards[0].correct]
         figure = f"{len(experts) - len(short)} of {len(experts)} do{_example(short)}" if experts else "not judged: none"
         yield Requirement("gold answers reach the maximum", not short, figure)
-        if others and is_bounded:
+        if (experts or others) and is_bounded:
             yield _none_of("corrupted answers stay below it", [play for play in others if play.is_best], others)
     else:
         gold = {play.prompt: play.rewards[0].total for play in experts if play.rewards}
