@@ -23,8 +23,6 @@ from uptrend.bridge.trackers import Alert, Start, Tracker, make_tracker
 from uptrend.config import Track, build
 from uptrend.config.tables import flatten
 from uptrend.doctor.catalogue import CATALOGUE
-from uptrend.doctor.diagnose import diagnose
-from uptrend.doctor.report import to_table
 from uptrend.records import Role, Run, view_of
 from uptrend.records.directory import ENDS, STARTS, eval_path
 
@@ -61,6 +59,9 @@ class Tail:
 class Sender:
     """Sends what a run directory holds to one tracker, each thing once, and counts it."""
 
+    # Calls of the line at hand: those that were reached, and those that have succeeded, also in an earlier attempt.
+    _reached = _succeeded = 0
+
     def __init__(
         self, path: Path, name: str, tracker: Tracker, track: Track, say: Callable[[Event], None] = lambda _: None,
         goes_on: bool = False, since: int = 0, sent: Callable[[], None] = lambda: None,
@@ -82,16 +83,12 @@ class Sender:
             self._is_started = True
             if self.id:
                 self._say({"event": "tracked", "project": self._track.project, "id": self.id, "place": self.place})
-        for line in self._metrics:
-            if line["step"] > self._since:
-                self._send_metrics(line, numbers(line))
-                if line["step"] == 1:
-                    self._samples(1)
-            self._sent()
-        for line in self._evals:
-            if line["step"] > self._since:
-                self._evaluation(line)
-            self._sent()
+        for line in self._new(self._metrics):
+            self._send_metrics(line, numbers(line))
+            if line["step"] == 1:
+                self._samples(1)
+        for line in self._new(self._evals):
+            self._evaluation(line)
         for event in self._events:
             alarms = event["findings"] if event["event"] == "preflight" else [event]
             if event["event"] in ("finding", "probed", "preflight"):
@@ -108,6 +105,22 @@ class Sender:
         ended = [event["event"] for event in run.events if event["event"] in STARTS + ENDS]
         self._tracker.finish(ended[-1] if ended and ended[-1] in ENDS else "failed")
 
+    def _new(self, tail: Tail) -> Iterator[dict[str, Any]]:
+        for line in tail:
+            self._reached = 0
+            if line["step"] > self._since:
+                yield line
+            self._succeeded = 0
+            self._sent()
+
+    def _once(self, call: Callable[..., None], *arguments: Any, **counts: int) -> None:
+        """Make a call of a line, unless an earlier attempt at the line has."""
+        self._reached += 1
+        if self._reached > self._succeeded:
+            call(*arguments)
+            self._succeeded = self._reached
+            self.counts.update(counts)
+
     def _start(self) -> Start:
         run, track = Run(self.path), self._track
         facts = {"path": str(self.path), "uptrend": run.info.get("uptrend"), "created": run.info.get("created")}
@@ -117,8 +130,7 @@ class Sender:
         return Start(track.name or run.name, track.project, config, notes, self.path, self._earlier, step)
 
     def _send_metrics(self, line: Mapping[str, Any], values: Mapping[str, float]) -> None:
-        self._tracker.metrics(line["step"], values, line.get("time", 0.0))
-        self.counts["metrics"] += len(values)
+        self._once(self._tracker.metrics, line["step"], values, line.get("time", 0.0), metrics=len(values))
 
     def _evaluation(self, line: Mapping[str, Any]) -> None:
         step, sets = line["step"], {"": line, **line.get("sets", {})}
@@ -147,8 +159,7 @@ class Sender:
         self._table("rollouts", ("step", "task", "text", "reward", "advantage"), rows, step)
 
     def _table(self, name: str, columns: tuple[str, ...], rows: list[list[Any]], step: int) -> None:
-        self._tracker.table(name, columns, rows, step)
-        self.counts.update({"tables": 1, f"rows of {name}": len(rows)})
+        self._once(self._tracker.table, name, columns, rows, step, **{"tables": 1, f"rows of {name}": len(rows)})
 
     def _alert(self, findings: list[Mapping[str, Any]], step: int) -> None:
         for f in findings:
@@ -209,7 +220,13 @@ def _fix(finding: Mapping[str, Any]) -> str:
 
 def report_of(run: Run) -> dict[str, Any]:
     """Return the doctor's report of a run: the one on disk, or a new one."""
-    return run.report or to_table([diagnose(view_of(run))])
+    if run.report is not None:
+        return run.report
+    # Imported here: a process that follows a run needs no scipy.
+    from uptrend.doctor.diagnose import diagnose
+    from uptrend.doctor.report import to_table
+
+    return to_table([diagnose(view_of(run))])
 
 
 def follow(path: Path, name: str, since: int, orders: TextIO, say: Callable[[Event], None]) -> None:

@@ -40,7 +40,7 @@ class Tracking:
         for process in self._processes.values():
             process.ask()
         for name, process in self._processes.items():
-            lines = process.end(max(0.0, until - time.monotonic()))
+            lines = process.end(max(1.0, until - time.monotonic()))  # one that is done is read, whoever hangs
             late = f"it did not end within {PATIENCE:g} s. To send the whole run: uptrend track {run.path} --to {name}"
             self._pass_on(name, [{"event": "track-failed", "error": late}] if lines is None else lines)
         self._processes = {}
