@@ -5,7 +5,6 @@ without an API key writes offline.
 """
 
 import json
-import netrc
 import os
 import re
 import time
@@ -15,7 +14,6 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from uptrend.config import Track
 from uptrend.records import ConfigError, MissingExtra
@@ -92,9 +90,13 @@ class Wandb(Tracker):
 
     def start(self, run: Start) -> tuple[str, str]:
         import wandb
+        from wandb.sdk.lib import wbauth
 
         settings = wandb.setup().settings
-        is_offline = settings.mode == "offline" or (settings.mode == "online" and not _has_key(settings))
+        is_offline = settings.mode == "offline"
+        if settings.mode == "online":  # with a key from the environment, .netrc or a settings file, and no question
+            key = wbauth.authenticate_session(host=settings.base_url, source="uptrend", prompt=False)
+            is_offline = key is None
         self._wandb, self._run = wandb, wandb.init(
             project=run.project, name=run.name, id=run.id or None, resume="allow" if run.id else None,
             dir=os.environ.get("WANDB_DIR") or run.path, config=dict(run.config), notes=run.notes,
@@ -120,17 +122,6 @@ class Wandb(Tracker):
 
     def finish(self, status: str) -> None:
         self._run.finish(exit_code=status == "failed")
-
-
-def _has_key(settings: Any) -> bool:
-    """Return True where W&B would find credentials without asking for them."""
-    if settings.api_key or settings.identity_token_file:
-        return True
-    file, host = os.environ.get("NETRC") or Path.home() / ".netrc", urlsplit(settings.base_url).hostname or ""
-    try:
-        return netrc.netrc(file).authenticators(host) is not None
-    except (OSError, netrc.NetrcParseError):
-        return False
 
 
 class Trackio(Tracker):
@@ -217,10 +208,10 @@ class Mlflow(Tracker):
     def start(self, run: Start) -> tuple[str, str]:
         from mlflow import MlflowClient, entities
 
-        folder, uri = run.path.parent, os.environ.get("MLFLOW_TRACKING_URI")
+        folder = run.path.parent
+        uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder / 'mlflow.db'}"
         # Without a server, artifacts would go into the folder that happens to be the current one.
-        artifacts = None if uri else (folder / "mlartifacts").as_uri()
-        uri = uri or f"sqlite:///{folder / 'mlflow.db'}"
+        artifacts = (folder / "mlartifacts").as_uri() if uri.startswith("sqlite:") else None
         self._entities, self._client = entities, MlflowClient(tracking_uri=uri)
         if run.id:
             self._id = run.id

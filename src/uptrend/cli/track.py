@@ -14,7 +14,7 @@ from uptrend.bridge.tracking import Sender, report_of
 from uptrend.cli.console import AsJson, RunArgument, print_json
 from uptrend.cli.summary import open_run
 from uptrend.config import Track, build
-from uptrend.records import UptrendError
+from uptrend.records import RecordError
 
 
 def command(
@@ -34,6 +34,10 @@ def command(
     It makes a new run there. To track while training: [track] of the recipe (docs/config.md).
     """
     opened = open_run(run)
+    if opened.status == "running":
+        raise RecordError(
+            f"{opened.path} is still running. Wait for its end; [track] of a recipe tracks from the start."
+        )
     table = {key: value for key, value in opened.config.get("track", {}).items() if key != "webhook"}
     track = build(Track, {**table, "to": to}, "track")
     track = replace(track, project=project or track.project, name=name or track.name)
@@ -48,16 +52,20 @@ def command(
             task = progress.add_task(each, total=len(opened.metric_lines) + len(opened.eval_lines))
             advance = lambda task=task: progress.advance(task)  # noqa: E731
             sender = Sender(opened.path, each, make_tracker(each, track), track, sent=advance)
+            done = {"tracker": each, "project": track.project}
             try:
                 sender.send()
                 sender.finish(report)
-            except Exception as error:  # of any kind: they come from the tracker
-                raise UptrendError(f"{each} failed: {type(error).__name__}: {error}") from error
-            sent.append({"tracker": each, "project": track.project, "id": sender.id, "place": sender.place,
-                         "sent": dict(sender.counts)})  # fmt: skip
+                sent.append({**done, "id": sender.id, "place": sender.place, "sent": dict(sender.counts)})
+            except Exception as error:  # of any kind: it comes from the tracker
+                sent.append({**done, "error": f"{type(error).__name__}: {error}"})
     if as_json:
         print_json({"run": str(opened.path), "trackers": sent})
-        return
     for one in sent:
-        counts = ", ".join(f"{count} {what}" for what, count in one["sent"].items())
-        typer.echo(f"{one['tracker']}: {counts}\n{one['place']}")
+        if "error" in one:
+            typer.echo(f"error: {one['tracker']}: {one['error']}", err=True)
+        elif not as_json:
+            counts = ", ".join(f"{count} {what}" for what, count in one["sent"].items())
+            typer.echo(f"{one['tracker']}: {counts}\n{one['place']}")
+    if any("error" in one for one in sent):
+        raise typer.Exit(2)
