@@ -169,7 +169,9 @@ def _type(kind: Any, hint: Any) -> str:
     if typing.get_origin(kind) is typing.Literal:
         return ", ".join(typing.get_args(kind))
     if typing.get_origin(kind) is tuple:
-        return "list of texts" if typing.get_args(kind)[0] is str else "list of tables"
+        item = typing.get_args(kind)[0]
+        plural = {str: "texts", dict[str, Any]: "tables"}
+        return f"list of {plural.get(item) or _type(item, item)}"
     bounds = in_words(bounds_of(hint))
     return f"{TYPES[kind]}, {bounds}" if bounds else TYPES[kind]
 

@@ -22,6 +22,7 @@ VERBS = {
     "replay": ("uptrend.cli.replay", "command", "Repeat a run's updates with one setting changed."),
     "runs": ("uptrend.cli.runs", "app", "List, show and compare run directories."),
     "plot": ("uptrend.cli.plot", "command", "Draw the curves of runs as PNG or SVG."),
+    "track": ("uptrend.cli.track", "command", "Send a run to W&B, Trackio, TensorBoard or MLflow."),
     "tasks": ("uptrend.cli.tasks", "app", "List, show and validate tasksets."),
     "models": ("uptrend.cli.models", "app", "List, pull and show models."),
 }

@@ -10,6 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from uptrend.bridge.trackers import chosen
 from uptrend.config import Config, to_table
 from uptrend.policy.known import need_extra, need_train_extra
 from uptrend.records import ModelError, RecordError, Run, RunDirectory
@@ -36,9 +37,13 @@ class Prepared:
         self, directory: RunDirectory, observers: Sequence[Observer], ended: Callable[[Stop | None], None]
     ) -> "Parts":
         """Return the ingredients of a loop that records into a directory."""
+        from uptrend.runner.tracking import Tracking
         from uptrend.training.components import Parts
 
-        return Parts(self.config, self.policy, self.pool, self.held_out, directory, observers, self.components, ended)
+        # Trackers come last: the doctor's report, which its observer writes after a run, is theirs too.
+        names = chosen(self.config.track)
+        watched = [*observers, Tracking(names)] if names else observers
+        return Parts(self.config, self.policy, self.pool, self.held_out, directory, watched, self.components, ended)
 
     def info(self, path: Path) -> dict[str, Any]:
         """Return the content of run.json."""
@@ -113,6 +118,7 @@ def need_extras(config: Config) -> None:
     need_train_extra()
     if config.learning.optimizer == "adamw-8bit":
         need_extra("bitsandbytes", "eightbit")
+    chosen(config.track)
 
 
 def make_policy(config: Config) -> "Policy":

@@ -31,11 +31,12 @@ if TYPE_CHECKING:
 # Settings that a resumed run may change: nothing that would make it another run.
 MAY_CHANGE = (
     "learning.steps", "eval.every", "checkpoints.every", "checkpoints.keep", "checkpoints.best", "compute.threads",
+    "track",
 )  # fmt: skip
 # Causes that a gap between sampler and learner points to elsewhere; in a replay another policy sampled, by design.
 BY_CONSTRUCTION = ("precision.mismatch", "sync.stale-weights", "sync.off-policy", "policy.dropout-on")
 # Keys that a replay takes from its source, whatever the recipe says.
-NOT_REPLAYED = ("name", "seed", "checkpoints", "doctor", "compute")
+NOT_REPLAYED = ("name", "seed", "checkpoints", "doctor", "track", "compute")
 
 
 def train(
@@ -101,7 +102,7 @@ def resume(
     check_resumable(run)
     config = load_config(run.config, overrides)
     before = to_table(load_config(run.config))  # with the keys that the version which wrote it did not know
-    wrong = [key for key in difference(before, to_table(config)) if key not in MAY_CHANGE]
+    wrong = [key for key in difference(before, to_table(config)) if not key.startswith(MAY_CHANGE)]
     if wrong:
         raise ConfigError(
             f"--set {wrong[0]} would make {run.path} another run. "
