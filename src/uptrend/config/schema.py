@@ -294,3 +294,5 @@ class Config:
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     doctor: Doctor = field(default_factory=Doctor)
     compute: Compute = field(default_factory=Compute)
+    notes: tuple[str, ...] = field(default=(), compare=False)
+    """Sentences on values that `load_config` adjusted; no key of a recipe, and kept in run.json's notes."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from uptrend.records import ConfigError, Message, MissingExtra, Task, TasksetError
+from uptrend.records.hub import hub_problem
 from uptrend.records.rollout import task_id
 from uptrend.tasks.jsonl import read_json_lines
 
@@ -159,10 +160,14 @@ def read_hub(text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     sources = read_sources(text)
     try:
         import datasets
+        from datasets.naming import camelcase_to_snakecase
     except ImportError:
         raise MissingExtra("datasets", "hub") from None
     for source in sources:
         name = f"{source.path},{source.config},{source.split}"
+        cached = Path(datasets.config.HF_DATASETS_CACHE, camelcase_to_snakecase(source.path).replace("/", "___"))
+        if not Path(source.path).exists() and not cached.exists() and (problem := hub_problem()):
+            raise TasksetError(f"The dataset {name} is not on this machine, and {problem}.")
         try:
             rows = datasets.load_dataset(source.path, source.config or None, split=source.split)
         except Exception as error:  # the library raises whatever its back ends do
