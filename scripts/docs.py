@@ -154,7 +154,7 @@ def _keys(cls: type, where: str, meanings: Mapping[str, str]) -> Iterator[str]:
         if isinstance(kind, types.UnionType):
             kind = next(option for option in typing.get_args(kind) if option is not type(None))
         is_section = dataclasses.is_dataclass(kind)
-        if field.name in ("options", "notes") or (is_section and not where):  # a section has a table of its own
+        if field.name == "options" or (is_section and not where):  # a section has a table of its own
             continue
         plain = "" if is_section else f"`{json.dumps(list(default) if isinstance(default, tuple) else default)}`"
         meaning = meanings[f"{cls.__name__}.{field.name}"]

@@ -172,7 +172,7 @@ def _diagnosis(run: dict[str, Any]) -> list[tuple[str, str | Text]]:
     for found in findings[:1]:
         color = SEVERITY_COLORS.get(found["severity"], "")
         rows.append(("finding", Text(f"{found['severity']}: {found['id']}: {found['summary']}", color)))
-        rows += [("fix", Text(found["fix"], no_wrap=True, overflow="ellipsis"))] if found["fix"] else []
+        rows += [("fix", found["fix"])] if found["fix"] else []
     if len(findings) > 1:
         rows.append(("also", ", ".join(f"{found['id']} ({found['severity']})" for found in findings[1:])))
     return [*rows, ("more", doctor["more"])]

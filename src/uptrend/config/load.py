@@ -63,7 +63,7 @@ def shorten_warmup(config: Config) -> Config:
     if not 0 < steps < warmup:
         return config
     note = f"learning.warmup = {steps // 2}: the recipe's {warmup} would exceed learning.steps = {steps}."
-    return replace(config, learning=replace(config.learning, warmup=steps // 2), notes=(note,))
+    return replace(config, learning=replace(config.learning, warmup=steps // 2), notes=(*config.notes, note))
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def parse_value(text: str) -> Any:
 def to_table(config: Config) -> dict[str, Any]:
     """Return every value of a config, plain, as run.json keeps it; `options` stand in their section."""
     table: dict[str, Any] = plain(dataclasses.asdict(config))
-    del table["notes"]
+    del table["notes"]  # run.json has them beside the config
     for section in ("tasks", "eval"):
         table[section] |= table[section].pop("options")
     return table
@@ -126,7 +126,7 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
     """Build a dataclass from a table; unknown keys go to its `options` field if it has one, or are errors."""
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     hints = typing.get_type_hints(cls)
-    known = [name for name in fields if name != "options" and (cls is not Config or name != "notes")]
+    known = [name for name in fields if name != "options"]
     given: dict[str, Any] = {}
     options: dict[str, Any] = {}
     for key, value in values.items():
@@ -227,7 +227,7 @@ def dotted_keys(cls: Any = Config, where: str = "") -> Iterator[str]:
         section = next((kind for kind in (hint, *get_args(hint)) if dataclasses.is_dataclass(kind)), None)
         if section is not None:
             yield from dotted_keys(section, join(where, name))
-        elif name not in ("options", "notes"):
+        elif name != "options":
             yield join(where, name)
 
 

@@ -285,6 +285,8 @@ class Config:
     """Name of the run."""
     seed: Annotated[int, Ge(0)] = 0
     """The run's seed: sampling, order of tasks, dropout."""
+    notes: tuple[str, ...] = field(default=(), compare=False)
+    """Sentences for the notes of run.json; a value that was adjusted while loading adds one."""
     model: Model = field(default_factory=Model)
     tasks: Tasks = field(default_factory=Tasks)
     eval: Eval = field(default_factory=Eval)
@@ -294,5 +296,3 @@ class Config:
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     doctor: Doctor = field(default_factory=Doctor)
     compute: Compute = field(default_factory=Compute)
-    notes: tuple[str, ...] = field(default=(), compare=False)
-    """Sentences on values that `load_config` adjusted; no key of a recipe, and kept in run.json's notes."""

@@ -34,8 +34,10 @@ def hub_problem() -> str:
             said.append("")
         except (OSError, ValueError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
-            # The libraries may trust certificates that Python does not.
-            said.append("" if isinstance(reason, ssl.SSLError) else getattr(reason, "strerror", None) or str(reason))
+            if isinstance(reason, ssl.SSLError):  # the libraries may trust certificates that Python does not
+                said.append("")
+            elif not isinstance(reason, TimeoutError):
+                said.append(getattr(reason, "strerror", None) or str(reason))
 
     # In a thread, as no timeout holds for looking up a name.
     thread = threading.Thread(target=ask, daemon=True)
