@@ -255,6 +255,7 @@ def test_lists_of_rollouts_fit_their_terminal(talk: Path, width: int, uptrend: U
         assert max(map(len, lines)) <= width
     cut = uptrend("runs", "show", talk, "--rollout", "3/0", width=width).out
     assert ("…" in cut) == (width == 60)
+    assert len(cut.splitlines()) == 2 + 1 + 1 + 3  # a group, and its rollouts, on one line each
 
 
 def test_show_states_the_trend_and_the_first_finding(two_runs: tuple[Path, Path], uptrend: Uptrend) -> None:

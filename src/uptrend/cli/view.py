@@ -146,6 +146,10 @@ class QuietView(View):
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
             load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
             why = f" {load:.0f} processes compete for {plural(cores, 'core')}." if load > cores + 1 else ""
+            if (
+                why and "OMP_WAIT_POLICY" not in os.environ
+            ):  # not set for everybody: on quiet cores it slows small models
+                why += " OMP_WAIT_POLICY=PASSIVE keeps threads that wait from taking them."
             took, usual = duration(last[-1]["seconds/step"]), duration(seconds)
             self.say(f"note: step {self.last_step} took {took}; {usual} is usual.{why}")
         self.is_slow = is_slow
