@@ -78,3 +78,17 @@ def test_the_shell_completes(typed: str, offered: list[str], make_run: Callable[
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=folder, env=os.environ | asks, capture_output=True, text=True, check=False)
     assert done.stdout.split() == offered, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("load", "before", "after"), [(99.0, "", "PASSIVE"), (0.1, "", None), (99.0, "ACTIVE", "ACTIVE")]
+)
+def test_threads_do_not_spin_where_processes_compete_for_cores(
+    load: float, before: str, after: str | None, monkeypatch: pytest.MonkeyPatch, uptrend: Uptrend
+) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", before)
+    if not before:
+        monkeypatch.delenv("OMP_WAIT_POLICY")
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, load, load))
+    uptrend("--version")
+    assert os.environ.get("OMP_WAIT_POLICY") == after
