@@ -89,8 +89,8 @@ def uptrend(
 def main(arguments: list[str] | None = None) -> Any:
     """Run the console script."""
     if hasattr(os, "getloadavg") and os.getloadavg()[0] > (os.cpu_count() or 1) + 0.5:
-        # Threads that spin while they wait take the cores of the threads that they wait for: with five processes a core,
-        # steps took ten times as long. On quiet cores waking them up costs more. OpenMP reads this when torch loads.
+        # Threads that spin while they wait take the cores of those that they wait for, and steps take many times as
+        # long; on quiet cores small models are faster with them. OpenMP reads this when torch loads.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     return call(app, arguments)
 
