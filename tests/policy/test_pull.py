@@ -1,13 +1,16 @@
 """Getting models: what is refused, what is made once, and what the pulled one can do."""
 
 import hashlib
+import http.server
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import threading
 import time
 import zipfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,8 +23,10 @@ from models import write_model
 from uptrend.config import Lora, Model
 from uptrend.policy.known import KNOWN, _gemma_tokenizer, find_model, home, pull
 from uptrend.policy.policy import choose_device, load_model, load_policy
-from uptrend.records import ModelError
+from uptrend.records import ModelError, TasksetError
+from uptrend.records.hub import OFFLINE, PATIENCE, hub_problem
 from uptrend.runner.evaluation import load_for_eval
+from uptrend.tasks.musique.rows import read_hub
 
 
 def test_another_file_is_refused_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,14 +166,71 @@ def test_a_name_that_is_no_model(name: str, said: str, tmp_path: Path, monkeypat
         find_model(name)
 
 
-def test_folders_and_hub_ids_are_taken_as_they_are(llama_folder: Path, tmp_path: Path) -> None:
+def test_folders_and_hub_ids_are_taken_as_they_are(
+    llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert find_model(str(llama_folder)) == str(llama_folder)
     assert find_model("owner/name") == "owner/name"
     with pytest.raises(ModelError, match=r"is a folder without a config.json"):
         find_model(str(tmp_path))
 
 
+@pytest.fixture(params=["refused", "silent"])
+def dead_hub(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a hub that refuses to be called, or that accepts and never answers."""
+    for name in (*OFFLINE, "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        if request.param == "silent":
+            server.listen()
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+        yield "Connection refused" if request.param == "refused" else f"no answer within {PATIENCE:g} s"
+
+
+def test_a_hub_that_does_not_answer_is_one_sentence_within_seconds(dead_hub: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(ModelError, match=rf"'owner/name' is not on this machine, and http://127.*\({dead_hub}\)"):
+        find_model("owner/name")
+    pytest.importorskip("datasets")
+    with pytest.raises(TasksetError, match=rf"dataset owner/name,,train is not on this machine, and .*\({dead_hub}\)"):
+        next(read_hub("owner/name,,train"))
+    assert time.monotonic() - began < 2 * 5
+
+
+@pytest.mark.usefixtures("dead_hub")
+def test_a_cached_model_needs_no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    cached = tmp_path / "models--owner--name"
+    (cached / "snapshots" / "abc").mkdir(parents=True)
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("abc")
+    (cached / "snapshots" / "abc" / "config.json").write_text("{}")
+    assert find_model("owner/name") == str(cached / "snapshots" / "abc")
+
+
+def test_a_hub_that_answers_or_can_not_be_asked_is_left_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in OFFLINE:
+        monkeypatch.delenv(name, raising=False)
+    with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as server:  # answers HEAD by 501
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        answers = f"http://127.0.0.1:{server.server_port}"
+        monkeypatch.setenv("HF_ENDPOINT", answers)
+        assert hub_problem() == ""
+        monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+        monkeypatch.setenv("no_proxy", "")
+        monkeypatch.setenv("http_proxy", answers)
+        assert hub_problem() == ""  # through the proxy
+        monkeypatch.setenv("http_proxy", "http://127.0.0.1:2")
+        assert "can't be reached through the proxy http://127.0.0.1:2 (Connection refused)" in hub_problem()
+        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+        assert hub_problem() == ""
+        server.shutdown()
+
+
 def test_what_transformers_cannot_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelError, match="'no-owner/no-name' can't be loaded: there is no folder of that name, and"):

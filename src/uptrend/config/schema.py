@@ -307,6 +307,8 @@ class Config:
     """Name of the run."""
     seed: Annotated[int, Ge(0)] = 0
     """The run's seed: sampling, order of tasks, dropout."""
+    notes: tuple[str, ...] = field(default=(), compare=False)
+    """Sentences for the notes of run.json; a value that was adjusted while loading adds one."""
     model: Model = field(default_factory=Model)
     tasks: Tasks = field(default_factory=Tasks)
     eval: Eval = field(default_factory=Eval)

@@ -4,8 +4,10 @@ torch is imported only where a file is converted, so that `models list` is quick
 """
 
 import hashlib
+import importlib.util
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from typing import Any
 import filelock
 
 from uptrend.records import MissingExtra, ModelError
+from uptrend.records.hub import hub_problem
 
 # PEFT imports bitsandbytes where it is installed, which warns of an unused 4-bit kernel where there is no GPU.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
@@ -85,11 +88,9 @@ def need_train_extra() -> None:
 
 
 def need_extra(package: str, extra: str) -> None:
-    """Raise MissingExtra where a package of an extra is missing."""
-    try:
-        __import__(package)
-    except ImportError:
-        raise MissingExtra(package, extra) from None
+    """Raise MissingExtra where a package of an extra is missing; loads none, so that other errors come first."""
+    if importlib.util.find_spec(package) is None:
+        raise MissingExtra(package, extra)
 
 
 def _download(model: Known, into: Path) -> Path:
@@ -219,7 +220,10 @@ FOLDERS = ("models/", ".", "/", "~")
 
 
 def find_model(name: str) -> str:
-    """Return a known model's folder (pulled if missing), a folder that exists, or a hub id as it is."""
+    """Return a known model's folder (pulled if missing), a folder that exists, or a hub id.
+
+    Where the hub does not answer, a hub id becomes its folder in the hub's cache, or an error within seconds.
+    """
     if name in KNOWN:
         return str(pull(KNOWN[name]))
     path = Path(name).expanduser()
@@ -232,8 +236,15 @@ def find_model(name: str) -> str:
             f"There is no model {name!r}: there is no such folder. "
             f"A warm start makes one: uptrend warmstart RECIPE --out {name}"
         )
-    if name.count("/") != 1:
+    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name):
         raise ModelError(
             f"There is no model {name!r}: not one of {', '.join(KNOWN)}, not a folder, not a hub id (owner/name)."
         )
+    if problem := hub_problem():
+        from huggingface_hub import snapshot_download
+
+        try:
+            return str(snapshot_download(name, local_files_only=True))
+        except (OSError, ValueError):  # not in the cache
+            raise ModelError(f"The model {name!r} is not on this machine, and {problem}.") from None
     return name

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from uptrend.bridge.trackers import chosen
 from uptrend.config import Config, to_table
-from uptrend.policy.known import need_extra, need_train_extra
+from uptrend.policy.known import KNOWN, find_model, need_extra, need_train_extra
 from uptrend.records import ModelError, RecordError, Run, RunDirectory
 from uptrend.records.schema import VERSION
 from uptrend.tasks.pool import HeldOut, Pool, heldout, pool, resolve_options
@@ -53,7 +53,9 @@ class Prepared:
         from uptrend.policy.weights import movable_share
 
         config, policy = self.config, self.policy
-        notes = list(dict.fromkeys([*self.pool.notes, *self.held_out.notes]))  # one family may be short of both
+        notes = list(
+            dict.fromkeys([*config.notes, *self.pool.notes, *self.held_out.notes])
+        )  # one family may be short of both
         if config.model.weights == "bf16":
             share = movable_share(policy.flat, config.learning.lr)
             notes.append(
@@ -94,10 +96,9 @@ class Prepared:
 
 def prepare(config: Config, run: Run | None = None) -> Prepared:
     """Resolve a recipe, make its tasks and load its model; where `run` is given, its tasks must be the same."""
-    from uptrend.training.components import Components
-
+    # All that can be refused without torch comes first: loading it takes seconds.
     need_extras(config)
-    config = resolve(config)
+    config = resolve_options(config)
     held_out = heldout(config)
     tasks = pool(config, held_out)
     if run is not None:  # compared before the model is loaded, which takes longer
@@ -110,6 +111,11 @@ def prepare(config: Config, run: Run | None = None) -> Prepared:
                     f"{run.path} can't go on: [{section}] gives other tasks now "
                     f"(hash {now['hash']}, it was {then['hash']}). Was a task file changed?"
                 )
+    if config.model.name not in KNOWN:
+        find_model(config.model.name)
+    from uptrend.training.components import Components
+
+    config = resolve_compute(config)
     return Prepared(config, make_policy(config), tasks, held_out, Components())
 
 
@@ -125,7 +131,6 @@ def make_policy(config: Config) -> "Policy":
     """Load the model that the config names, on its device, ready to learn."""
     import torch
 
-    from uptrend.policy.known import find_model
     from uptrend.policy.policy import choose_device, load_policy
 
     torch.set_num_threads(config.compute.threads)
@@ -147,6 +152,11 @@ def make_policy(config: Config) -> "Policy":
 
 def resolve(config: Config) -> Config:
     """Fill in what the machine and the tasksets decide, so that run.json has every value."""
+    return resolve_compute(resolve_options(config))
+
+
+def resolve_compute(config: Config) -> Config:
+    """Fill in the device and the threads."""
     from uptrend.policy.policy import choose_device
 
     told = os.environ.get("OMP_NUM_THREADS", "")
@@ -158,7 +168,7 @@ def resolve(config: Config) -> Config:
     else:  # a container may allow fewer cores than the machine has
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     compute = replace(config.compute, device=str(device), threads=config.compute.threads or cores)
-    return resolve_options(replace(config, compute=compute))
+    return replace(config, compute=compute)
 
 
 def free_place(runs: Path, name: str | None, recipe: str, otherwise: str) -> Path:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from uptrend.config.load import nearest
 from uptrend.records import ConfigError, Message, MissingExtra, Reward, Task, TasksetError, Tool
+from uptrend.records.hub import hub_problem
 from uptrend.records.rollout import task_id
 from uptrend.tasks import rewards
 from uptrend.tasks.arithmetic import Rule
@@ -311,9 +312,13 @@ def read_dataset(path: str, config: str, split: str) -> Rows:
     """Every row of a split of a dataset, of the hub or of a folder, with its place."""
     try:
         import datasets
+        from datasets.naming import camelcase_to_snakecase
     except ImportError:
         raise MissingExtra("datasets", "hub") from None
     name = ",".join((path, config, split))
+    cached = Path(datasets.config.HF_DATASETS_CACHE, camelcase_to_snakecase(path).replace("/", "___"))
+    if not Path(path).exists() and not cached.exists() and (problem := hub_problem()):
+        raise TasksetError(f"The dataset {name} is not on this machine, and {problem}.")
     try:
         rows = datasets.load_dataset(path, config or None, split=split)
     except Exception as error:  # the library raises whatever its back ends do
