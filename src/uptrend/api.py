@@ -161,7 +161,7 @@ def _watched(start: Callable[[Sequence[Observer]], Run], progress: bool) -> Run:
         return start([view, LiveDoctor(view.say), interrupt])
 
 
-def _tell(report: Preflight) -> None:
+def _tell(report: Preflight | None) -> None:
     from uptrend.cli.preflight import tell_preflight
 
     tell_preflight(report)

@@ -47,11 +47,12 @@ def train(
     observers: Sequence[Observer] = (),
     preflight: bool = False,
     allows: Collection[str] = (),
-    on_preflight: Callable[[Preflight], None] = lambda _: None,
+    on_preflight: Callable[[Preflight | None], None] = lambda _: None,
 ) -> Run:
     """Train a recipe (a path, a table or a loaded config) and return its run.
 
-    `preflight` runs the cheap probes first and hands their report to `on_preflight`; a critical finding stops the
+    `preflight` runs the cheap probes first. `on_preflight` gets None before them and their report after; a critical
+    finding stops the
     run unless its id is in `allows`.
     """
     need_train_extra()
@@ -68,13 +69,14 @@ def start(
     *,
     preflight: bool = False,
     allows: Collection[str] = (),
-    on_preflight: Callable[[Preflight], None] = lambda _: None,
+    on_preflight: Callable[[Preflight | None], None] = lambda _: None,
 ) -> Run:
     """Train a prepared recipe into a new run directory; see `train`."""
     from uptrend.training.loop import train as loop
 
     with RunDirectory.create(path, prepared.info(path)) as directory, RunEnding(directory, resume=False) as ending:
         if preflight:
+            on_preflight(None)  # about to begin: on a slow machine it takes a while
             report, refusal = check_first(prepared, directory, allows)
             on_preflight(report)
             if refusal is not None:
