@@ -38,7 +38,7 @@ def command(
     known = list(dict.fromkeys(name for run, _ in colored for line in run.metric_lines for name in line))
     for key in metrics:
         if key not in known:
-            raise RecordError(f"No run has a metric {key}.{nearest(key, known)} docs/metrics.md lists them.")
+            raise RecordError(f"No run has a metric {key}.{nearest(key, known)} All of them: uptrend explain")
     with plotting() as plt:
         figure = _metrics(plt, colored, metrics) if metrics else _overview(plt, colored)
         figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
