@@ -1,4 +1,4 @@
-"""What the pages say is there: links, pages, recipes and snippets; commands are understood, and the first pages' run."""
+"""What the pages say is there: links, recipes, snippets. Commands are understood; those of the first pages are run."""
 
 import ast
 import importlib
@@ -26,7 +26,9 @@ from uptrend.records.dialects import LOGGERS
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
-PAGES = DOCS + sorted(path for pattern in ("*.md", "recipes/**/*.md", "benchmarks/**/*.md") for path in ROOT.glob(pattern))
+PAGES = DOCS + sorted(
+    path for pattern in ("*.md", "recipes/**/*.md", "benchmarks/**/*.md") for path in ROOT.glob(pattern)
+)
 RECIPES = sorted((ROOT / "recipes").rglob("*.toml"))
 FIRST = [f"start/{name}.md" for name in ("install", "data", "read", "doctor", "prove")]
 
@@ -56,7 +58,7 @@ def name(path: Path) -> str:
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    """Return the blocks of a language; a comment `not run: why` before one keeps the test of commands from running it."""
+    """Return the code blocks of a language."""
     text = page.read_text(encoding="utf-8")
     return re.findall(rf"```{language}\b[^\n]*\n(.*?)```", text, re.DOTALL)
 
@@ -149,7 +151,7 @@ def test_commands_are_understood(line: str) -> None:
 
 @pytest.mark.slow
 def test_the_first_pages_commands_run(tmp_path: Path) -> None:
-    """Run the bash blocks of the five first pages in order, in one folder, as a reader would."""
+    """Run the bash blocks of the first pages in order, in one folder; not those after a comment `not run: why`."""
     shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
     (tmp_path / "bin").mkdir()
     script = tmp_path / "bin" / "uptrend"

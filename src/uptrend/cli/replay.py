@@ -50,7 +50,7 @@ def command(
     uptrend replay runs/tiny --step 100 \\
         --set learning.kl.beta=0.1 --format json
 
-    Nothing is sampled except held-out evaluations. Only the first step is on-policy: the policy that samples is the run's.
+    Nothing is sampled except held-out evaluations. Only the first step is on-policy.
     """
     with stop_on_interrupt() as interrupt:
         observers: list[Observer] = [interrupt]

@@ -1,6 +1,6 @@
 """Statistics of short, noisy, autocorrelated curves: trend, noise, levels, shifts and rank correlation.
 
-`measure_trend` keeps its false-positive rate on such curves; tests/stats/test_trend_test.py measures the rates and the power.
+`measure_trend` keeps its false-positive rate on such curves; tests/stats/test_trend_test.py measures it.
 """
 
 import math
