@@ -8,7 +8,9 @@ Links from a page to a file outside docs/ work on the repository's own site; her
 become its path.
 """
 
+import dataclasses
 import inspect
+import json
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -22,7 +24,7 @@ from mkdocs.structure.pages import Page
 
 import uptrend
 from uptrend.cli.main import VERBS, app
-from uptrend.config.keys import keys
+from uptrend.config.keys import field_docs, keys
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.doctor.pages import cause_page, causes_by_section
 from uptrend.doctor.probes import PROBES
@@ -30,6 +32,7 @@ from uptrend.records.dialects import metric_names
 from uptrend.records.directory import event_fields
 from uptrend.records.metrics import Metric, sections
 from uptrend.records.schema import ROLLOUTS, column_meanings
+from uptrend.tasks.registry import BUILT_IN
 
 ROOT = Path(__file__).resolve().parents[1]
 ELSEWHERE = {
@@ -125,6 +128,27 @@ def _config() -> Iterator[str]:
         tables.setdefault(f"[{section}]" if rest else "Top level", []).append(row)
     for title, rows in tables.items():
         yield from ("", f"## {title}", "", *_table("key", "meaning", rows=iter(rows)))
+
+
+def _tasksets() -> Iterator[str]:
+    """A table of options for each built-in taskset."""
+    for name, cls in BUILT_IN.items():
+        meanings = {key: text for base in reversed(cls.Options.__mro__[:-1]) for key, text in field_docs(base).items()}
+        rows = (
+            (_code(field.name), f"{meanings.get(field.name, '')}{_default(field)}")
+            for field in dataclasses.fields(cls.Options)
+        )
+        yield from ("", f"## {name}", "", (inspect.getdoc(cls) or "").partition("\n")[0], "")
+        yield from _table("option", "meaning", rows=rows)
+
+
+def _default(field: Any) -> str:
+    if field.default_factory is not dataclasses.MISSING:
+        return ""  # a table, whose keys are listed by `uptrend tasks show`
+    if field.default is dataclasses.MISSING:
+        return " *Required.*"
+    value = list(field.default) if isinstance(field.default, tuple) else field.default
+    return f" *Default*: `{json.dumps(value)}`."
 
 
 def _metrics() -> Iterator[str]:
@@ -238,7 +262,7 @@ def _parameter(parameter: inspect.Parameter | str) -> str:
 
 
 PARTS: dict[str, Callable[..., Iterator[str]]] = {
-    "config": _config, "metrics": _metrics, "names": _names, "events": _events, "columns": _columns,
-    "probes": _probes, "cli": _cli, "api": _api,
+    "config": _config, "tasksets": _tasksets, "metrics": _metrics, "names": _names, "events": _events,
+    "columns": _columns, "probes": _probes, "cli": _cli, "api": _api,
 }  # fmt: skip
 """Generated parts of pages by name; `names` takes a trainer's name."""

@@ -38,7 +38,8 @@ def command(
     part = re.compile(rf"(^|[./]){re.escape(name)}([./]|$)")  # lr lists learning.lr and optimizer/lr
     listed = {key: table for key, table in meanings.items() if not name or part.search(key)}
     metric = find_metric(name)
-    if table := meanings.get(name) or meanings.get(metric.key if metric else ""):
+    table = meanings.get(name) or meanings.get(metric.key if metric else "")
+    if table and table.get("type") != "table":  # a table is the keys in it
         _print(table, as_json)
     elif listed and as_json:
         print_json({"names": [{key: table[key] for key in ("name", "kind", "meaning")} for table in listed.values()]})

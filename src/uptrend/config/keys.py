@@ -6,12 +6,11 @@ import inspect
 import json
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from uptrend.config import schema
 from uptrend.config.load import bounds_of, in_words
 from uptrend.config.schema import Config
 
@@ -35,21 +34,21 @@ class Key:
 @cache
 def keys() -> tuple[Key, ...]:
     """Return every key, in the schema's order."""
-    return tuple(_keys(Config, "", _meanings()))
+    return tuple(_keys(Config, ""))
 
 
-def _meanings() -> Mapping[str, str]:
-    """Return the docstring under each field of the schema, by `Class.field`."""
-    found = {}
-    for cls in ast.parse(inspect.getsource(schema)).body:
-        if isinstance(cls, ast.ClassDef):
-            for field, doc in zip(cls.body, cls.body[1:], strict=False):
-                if isinstance(field, ast.AnnAssign) and isinstance(doc, ast.Expr):
-                    found[f"{cls.name}.{ast.unparse(field.target)}"] = ast.literal_eval(doc.value)
-    return found
+def field_docs(cls: type) -> dict[str, str]:
+    """Return the docstring under each field of a dataclass, by the field's name."""
+    (node,) = ast.parse(inspect.getsource(cls)).body
+    return {
+        ast.unparse(field.target): " ".join(ast.literal_eval(doc.value).split())
+        for field, doc in zip(node.body, node.body[1:], strict=False)  # type: ignore[attr-defined]
+        if isinstance(field, ast.AnnAssign) and isinstance(doc, ast.Expr)
+    }
 
 
-def _keys(cls: type, where: str, meanings: Mapping[str, str]) -> Iterator[Key]:
+def _keys(cls: type, where: str) -> Iterator[Key]:
+    meanings = field_docs(cls)
     hints, annotated = typing.get_type_hints(cls), typing.get_type_hints(cls, include_extras=True)
     for field in dataclasses.fields(cls):
         kind, default = hints[field.name], getattr(cls(), field.name)
@@ -60,10 +59,9 @@ def _keys(cls: type, where: str, meanings: Mapping[str, str]) -> Iterator[Key]:
         is_table = dataclasses.is_dataclass(kind)
         if where or not is_table:
             plain = "" if is_table else json.dumps(list(default) if isinstance(default, tuple) else default)
-            meaning = meanings[f"{cls.__name__}.{field.name}"]
-            yield Key(f"{where}{field.name}", _type(kind, annotated[field.name]), plain, meaning)
+            yield Key(f"{where}{field.name}", _type(kind, annotated[field.name]), plain, meanings[field.name])
         if is_table:
-            yield from _keys(typing.cast(type, kind), f"{where}{field.name}.", meanings)
+            yield from _keys(typing.cast(type, kind), f"{where}{field.name}.")
 
 
 def _type(kind: Any, hint: Any) -> str:
