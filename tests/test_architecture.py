@@ -26,6 +26,7 @@ LIGHT = [
     "--help", "tasks list", "tasks show arithmetic", "tasks validate binary", "doctor demo --no-save", "runs list",
     "runs show demo", "runs compare demo demo", "plot demo --out demo.svg", "models list", "lab list --ready",
     "track demo --to tensorboard",
+    "explain optimizer.lr-large",
 ]  # fmt: skip
 CALL = """
 from uptrend.cli.main import main

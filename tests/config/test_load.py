@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from uptrend.config import Config, Eval, Kl, Learning, Lora, Model, Sampling, Tasks, build, load_config, to_table
 from uptrend.records import ConfigError
 
-PAGE = (Path(__file__).parents[2] / "docs" / "config.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "guide" / "training.md").read_text(encoding="utf-8")
 
 
 def problem(table: dict[str, Any], *overrides: str) -> str:
@@ -55,10 +55,10 @@ def test_a_recipe_is_read_from_a_file(tmp_path: Path) -> None:
     assert load_config({}) == Config()
 
 
-def test_the_page_shows_a_recipe_that_loads_and_errors_as_they_are(tmp_path: Path) -> None:
-    (recipe,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
-    (tmp_path / "recipe.toml").write_text(recipe)
-    assert load_config(tmp_path / "recipe.toml", ["learning.loss=dapo"]).learning.kl.beta == 0.1
+def test_the_page_shows_recipes_that_load_and_errors_as_they_are(tmp_path: Path) -> None:
+    for recipe in re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL):
+        (tmp_path / "recipe.toml").write_text(recipe)
+        assert load_config(tmp_path / "recipe.toml", ["learning.loss=dapo"]).learning.loss == "dapo"
     (block,) = re.findall(r"```\n(learning\.lrr.*?)```", PAGE, re.DOTALL)
     wrong = ["learning.lrr=1", "sampling.size=1", "learning.minibatches=3"]
     assert [problem({}, override) for override in wrong] == block.splitlines()

@@ -6,7 +6,6 @@ from dataclasses import fields, replace
 from typing import Any
 
 import pytest
-from scripts.docs import DOCS, pages
 
 from other_trainers import trl_options
 from uptrend.config import load_config, to_table
@@ -46,13 +45,6 @@ def is_known(key: str) -> bool:
     except ConfigError as error:
         return str(error).startswith((f"{key} ", f"{key}[")) and "is not a known key" not in str(error)
     return False
-
-
-def test_committed_pages_are_generated_from_the_catalogue() -> None:
-    written = pages()
-    stale = [path.name for path, page in written.items() if path.read_text(encoding="utf-8") != page]
-    assert not stale, "run: make docs"
-    assert {path.name for path in (DOCS / "findings").glob("*.md")} == {f"{id}.md" for id in CATALOGUE} | {"README.md"}
 
 
 def test_a_page_gives_a_cause() -> None:

@@ -20,6 +20,7 @@ VERBS = {
     "warmstart": ("uptrend.cli.train", "teach", "Teach a model a taskset's expert rollouts."),
     "eval": ("uptrend.cli.evaluate", "command", "Score a model or checkpoint on held-out tasks."),
     "doctor": ("uptrend.cli.doctor", "command", "Explain why a run does not learn."),
+    "explain": ("uptrend.cli.explain", "command", "Explain a cause, a config key or a metric."),
     "lab": ("uptrend.cli.lab", "app", "Test hypotheses by experiment; keep a journal."),
     "replay": ("uptrend.cli.replay", "command", "Repeat a run's updates with one setting changed."),
     "runs": ("uptrend.cli.runs", "app", "List, show and compare run directories."),

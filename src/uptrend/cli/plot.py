@@ -44,7 +44,7 @@ def command(
     known = list(dict.fromkeys(name for run, _ in colored for line in run.metric_lines for name in line))
     for key in metrics:
         if key not in known:
-            raise RecordError(f"No run has a metric {key}.{nearest(key, known)} docs/metrics.md lists them.")
+            raise RecordError(f"No run has a metric {key}.{nearest(key, known)} All of them: uptrend explain")
     asked = metrics or [*LARGE, *SMALL]
     drawn = [key for key in asked if _has_values(colored, key)]
     names = ", ".join(run.name for run, _ in colored)

@@ -1,4 +1,4 @@
-"""Summaries of runs as plain objects: the same for tables and for --json (docs/records.md)."""
+"""Summaries of runs as plain objects: the same for tables and for --json."""
 
 import contextlib
 import itertools

@@ -31,7 +31,7 @@ def command(
     uptrend track runs/quickstart --to wandb --to mlflow \\
         --project sums --name first
 
-    It makes a new run there. To track while training: [track] of the recipe (docs/config.md).
+    It makes a new run there. To track while training: [track] of the recipe; uptrend explain track.to tells more.
     """
     opened = open_run(run)
     if opened.status == "running":

@@ -46,7 +46,9 @@ def command(
     allowed = [current(id) for id in allow or ()]
     for id in allowed:
         if id not in CATALOGUE:
-            raise ConfigError(f"--allow {id} is not in the catalogue.{nearest(id, CATALOGUE)} See docs/findings/.")
+            raise ConfigError(
+                f"--allow {id} is not in the catalogue.{nearest(id, CATALOGUE)} All of them: uptrend explain"
+            )
     with stop_on_interrupt() as interrupt:
         view = choose_view(quiet=quiet, is_terminal=sys.stdout.isatty())
         observers: list[Observer] = [view, LiveDoctor(view.say), interrupt]

@@ -314,7 +314,7 @@ def bounds_of(hint: Any) -> tuple[Any, ...]:
 
 
 def in_words(bounds: Iterable[Any]) -> str:
-    """Return numeric bounds in words, for messages and for docs/config.md; empty where there are none."""
+    """Return numeric bounds in words, for messages and `uptrend explain`; empty where there are none."""
     limits = [bound for bound in bounds if type(bound) in BOUNDS]
     if limits == [Ge(0)]:
         return "0 or more"

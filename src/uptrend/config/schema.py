@@ -1,4 +1,4 @@
-"""Keys of a recipe: each with its default, its bounds and its meaning, which docs/config.md is made from.
+"""Keys of a recipe: each with its default, its bounds and its meaning, which `uptrend explain` and the site show.
 
 `[tasks]` and `[eval]` also take the options of the taskset that they name: `runner` checks them against its dataclass.
 """
@@ -176,7 +176,7 @@ class Learning:
     warmup: Annotated[int, Ge(0)] = 0
     """Steps over which the learning rate rises from 0."""
     loss: Loss = "grpo"
-    """Variant of the loss: how tokens are weighted and clipped; see docs/algo.md."""
+    """Variant of the loss: how tokens are weighted and clipped."""
     scale: Scale = "group"
     """Divide advantages by the deviation of the group's rewards, of the step's, or not at all."""
     baseline: Baseline = "mean"

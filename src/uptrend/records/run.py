@@ -83,7 +83,7 @@ class Run:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """Events in order; docs/records.md has their kinds and fields."""
+        """Events in order; events.toml has their kinds and fields."""
         lines = read_lines(self.path / "events.jsonl")
         return list(lines if self.schema > 1 else map(upgrade_event, lines))
 

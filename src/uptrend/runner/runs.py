@@ -52,8 +52,7 @@ def train(
     """Train a recipe (a path, a table or a loaded config) and return its run.
 
     `preflight` runs the cheap probes first. `on_preflight` gets None before them and their report after; a critical
-    finding stops the
-    run unless its id is in `allows`.
+    finding stops the run unless its id is in `allows`.
     """
     need_train_extra()
     config = config if isinstance(config, Config) else load_config(config)
