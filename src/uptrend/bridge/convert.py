@@ -5,6 +5,7 @@ What a conversion loses is found by converting back: a setting that the recipe d
 
 import json
 import math
+import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from uptrend.bridge.train_script import Script
 from uptrend.config import Config, load_config, to_table
 from uptrend.config.load import check_bounds
 from uptrend.config.tables import flatten, nest, to_recipe, to_toml
+from uptrend.policy.known import local_folder
 from uptrend.records import ConfigError
 from uptrend.records.dialects import is_machinery, names_for, names_of, other_default, our_value, settings, to_theirs
 
@@ -27,6 +29,7 @@ BATCHES = (
 )  # fmt: skip
 SOURCE = "orchestrator.train.source"
 LONGEST = 160  # characters of a reason
+ALL = 100_000  # tasks, where the number of rows is not known
 
 
 @dataclass
@@ -57,7 +60,9 @@ class Converted:
             "Not translated": [f"{name}: {why}" for name, why in self.lost.items()],
             "Left out, since they do not change what is learned": [", ".join(self.machinery)] if self.machinery else [],
         }
-        lines = [line for title, each in told.items() if each for line in ("", f"# {title}:", *(f"#   {e}" for e in each))]
+        lines = [
+            line for title, each in told.items() if each for line in ("", f"# {title}:", *(f"#   {e}" for e in each))
+        ]
         return to_recipe(nest(self.values)) + "\n".join(lines) + "\n"
 
     def finish(self, given: Mapping[str, Any], used: tuple[str, ...]) -> "Converted":
@@ -88,27 +93,30 @@ def read_any(path: Path, flags: Mapping[str, Any], processes: int = 1) -> Conver
         table = {".json": json.loads, ".toml": tomllib.loads}.get(path.suffix, lambda _: None)(text)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} can't be read: {error}.") from None
-    keys = set(table) if isinstance(table, dict) else set()
+    table = table if isinstance(table, dict) else {}
+    keys = set(table)
     if path.suffix == ".py":
         script = Script(text, path, flags)
-        found = Converted("trl", {f"tasks.{key}": value for key, value in script.tasks.items()}, script.files, script.lost)
-        return from_trl(found, script.settings, path.stem, script.rows, processes)
+        found = Converted(
+            "trl", {f"tasks.{key}": value for key, value in script.tasks.items()}, script.files, script.lost
+        )
+        return from_trl(found, script.settings, path.stem, processes)
     if path.suffix == ".json" and len(keys & set(names_for("settings"))) > 1:
         lost = {"data and rewards": "GRPOConfig has none: write tasks.file and tasks.reward"}
         found = Converted("trl", {"tasks.file": "rows.jsonl"}, lost=lost)
-        return from_trl(found, flatten(table) | dict(flags), path.stem, 0, processes)
+        return from_trl(found, flatten(table) | dict(flags), path.stem, processes)
     if {"orchestrator", "trainer"} & keys:
         return from_prime_rl(flatten(table), path.stem)
     if keys and keys <= to_table(load_config({})).keys():
         return load_config(path)
     raise ConfigError(
-        f"{path} is neither a training script of TRL (.py) nor a dumped GRPOConfig (.json), an rl.toml of prime-rl or a "
+        f"{path} is none of these: a training script of TRL (.py), a dumped GRPOConfig (.json), prime-rl's rl.toml, a "
         "recipe."
     )
 
 
-def from_trl(found: Converted, given: dict[str, Any], name: str, rows: int, processes: int) -> Converted:
-    """Convert arguments of GRPOConfig; epochs become steps where the number of `rows` is known, which is not 0."""
+def from_trl(found: Converted, given: dict[str, Any], name: str, processes: int) -> Converted:
+    """Convert arguments of GRPOConfig; epochs become steps where tasks.train is known."""
     if not given.get("use_vllm"):  # the correction is for vLLM's probabilities
         given = {key: value for key, value in given.items() if not key.startswith("vllm_importance")}
     values = _read(found, given, name)
@@ -117,17 +125,22 @@ def from_trl(found: Converted, given: dict[str, Any], name: str, rows: int, proc
     # A dump has both: their quotient knows the number of processes, which is no argument.
     whole = batch // reused if batch and reused else each * processes
     reused = reused or (batch // whole if batch else accumulated)
-    rollouts, minibatches, size = whole * max(reused, accumulated), max(1, reused // accumulated), values["sampling.size"]
+    rollouts, minibatches, size = (
+        whole * max(reused, accumulated),
+        max(1, reused // accumulated),
+        values["sampling.size"],
+    )
     if rollouts % size:
         raise ConfigError(
-            f"{rollouts} rollouts per step are no whole groups of num_generations = {size}. TRL refuses them too, unless "
-            "several processes share them: say --processes N."
+            f"{rollouts} rollouts per step are no whole groups of num_generations = {size}. TRL refuses them too, "
+            "unless several processes share them: say --processes N."
         )
     groups = values["sampling.groups"] = rollouts // size
     if groups % minibatches:
         found.lost[BATCHES[3]] = f"{reused}: its {minibatches} updates per pass do not share {groups} groups"
         minibatches = math.gcd(minibatches, groups)
     updates = minibatches * values.get("learning.updates", 1)
+    rows = found.values.get("tasks.train", 0)
     steps, epochs = int(given.get("max_steps") or 0), float(given.get("num_train_epochs") or 3)
     if steps <= 0 and rows:
         steps = max(1, math.ceil(epochs * (rows // groups))) * updates
@@ -139,7 +152,10 @@ def from_trl(found: Converted, given: dict[str, Any], name: str, rows: int, proc
     values |= {key: count for key, count in counts.items() if count > (key == "learning.minibatches")}
     values |= {"checkpoints.every": 0} if given.get("save_strategy") == "no" else {}
     values |= {key: math.ceil(values[key] / updates) for key in COUNTED if values.get(key)}
-    values |= {"tasks.name": "data"} | ({"tasks.weights": w} if (w := given.get("reward_weights")) else {})
+    # TRL trains on all rows; a quarter of them is held out here.
+    values |= {"tasks.name": "data", "tasks.train": rows or ALL} | (
+        {"tasks.weights": w} if (w := given.get("reward_weights")) else {}
+    )
     if given.get("epsilon") and not given.get("epsilon_high"):
         values["learning.clip_high"] = values["learning.clip_low"]
     if "learning.correction" not in values:
@@ -172,13 +188,19 @@ def from_prime_rl(given: dict[str, Any], name: str) -> Converted:
             values[f"{section}.name"] = f"verifiers:{taskset['id']}"
     if not trained:
         found.lost["tasks"] = "there is no environment: set tasks.name"
-    found.lost |= {key: s.note for key, e in settings().items() if (s := e.get("prime-rl")) and not s.name and s.default is None}
+    found.lost |= {
+        key: s.note for key, e in settings().items() if (s := e.get("prime-rl")) and not s.name and s.default is None
+    }
     return found.finish(given, ("orchestrator.batch_size",))
 
 
 def _take_sources(given: dict[str, Any], kind: str) -> list[dict[str, Any]]:
     """Take the environments out of flat settings, in today's and the older form; settings of the first one stay."""
-    names = (f"orchestrator.{kind}.source", f"orchestrator.{kind}.env", *(["orchestrator.env"] if kind == "train" else []))
+    names = (
+        f"orchestrator.{kind}.source",
+        f"orchestrator.{kind}.env",
+        *(["orchestrator.env"] if kind == "train" else []),
+    )
     found: list[dict[str, Any]] = next((given.pop(name) for name in names if name in given), [])
     for name, value in flatten(found[0]).items() if found else ():
         # A source's own sampling and group size win over the shared ones.
@@ -196,11 +218,13 @@ def _read(found: Converted, given: Mapping[str, Any], name: str) -> dict[str, An
     found.values |= {"name": name}
     for key, entry in settings().items():
         setting, names = entry.get(found.trainer), [n for n in names_of(key, found.trainer) if given.get(n) is not None]
-        if setting is None and not names or (key.startswith("model.lora.") and not has_adapters):
+        if (setting is None and not names) or (key.startswith("model.lora.") and not has_adapters):
             continue
         if setting and any(given.get(beside) != value for beside, value in setting.beside.items()):
             names = []
-        value = our_value(key, given[names[0]], found.trainer, given.get) if names else setting and setting.default
+        value = getattr(setting, "default", None)
+        if names:
+            value = our_value(key, given[names[0]], found.trainer, given.get)
         if value == "all-linear":
             value = []
         if value is None or (not names and ours.get(key) == value) or (key == "learning.steps" and value == -1):
@@ -217,7 +241,7 @@ def _read(found: Converted, given: Mapping[str, Any], name: str) -> dict[str, An
 
 
 def to_trainer(config: Config, trainer: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return a recipe as another trainer's settings by dotted name, and our keys that it can't be told, with reasons."""
+    """Return a recipe as another trainer's settings by dotted name, and our keys that it can't be told, with why."""
     plain, ours = flatten(to_table(config)), flatten(to_table(load_config({})))
     told, lost, w = dict[str, Any](), dict[str, str](), config.learning
     updates = w.updates * w.minibatches if trainer == "trl" else 1
@@ -235,7 +259,11 @@ def to_trainer(config: Config, trainer: str) -> tuple[dict[str, Any], dict[str, 
         groups = config.sampling.groups // w.minibatches
         # A mean over a micro-batch's tokens needs all rollouts of an update in one; other losses add up exactly.
         micro, accumulated = (groups, 1) if w.loss == "bnpo" else (1, groups)
-        told |= {BATCHES[0]: micro * config.sampling.size, BATCHES[1]: accumulated, BATCHES[3]: accumulated * w.minibatches}
+        told |= {
+            BATCHES[0]: micro * config.sampling.size,
+            BATCHES[1]: accumulated,
+            BATCHES[3]: accumulated * w.minibatches,
+        }
         told |= {"per_device_eval_batch_size": config.sampling.size, "output_dir": f"runs/{config.name}"}
         if w.warmup and w.schedule == "constant":
             told["lr_scheduler_type"] = "constant_with_warmup"
@@ -247,3 +275,35 @@ def to_trainer(config: Config, trainer: str) -> tuple[dict[str, Any], dict[str, 
     elif w.schedule == "constant" and told.pop("trainer.scheduler.warmup_steps", None):
         lost["learning.warmup"] = f"{w.warmup}: its constant schedule has no warm-up"
     return told, lost
+
+
+def write_trl(config: Config, recipe: Path, script: Path) -> tuple[str, dict[str, str]]:
+    """Return a training script of TRL with a recipe's settings, tasks and reward, and what it can't be told."""
+    told, lost = to_trainer(config, "trl")
+    arguments, adapter = nest(told), ""
+    if lora := arguments.pop("peft_config", None):
+        adapter = (
+            f"\n    peft_config=LoraConfig({', '.join(f'{k}={v!r}' for k, v in lora.items())}, task_type='CAUSAL_LM'),"
+        )
+    text = Path(__file__).parent.joinpath("templates", "train.py.txt").read_text(encoding="utf-8")
+    return text.format(
+        recipe=recipe.name, script=script, relative=os.path.relpath(recipe.resolve(), script.parent.resolve()),
+        arguments="\n".join(f"    {key}={value!r}," for key, value in arguments.items()), lora=adapter,
+        model=str(local_folder(config.model.name) or config.model.name),
+        lora_import="\nfrom peft import LoraConfig" if lora else "",
+        lost="".join(f"\n# Not translated: {key} = {why}" for key, why in lost.items()),
+    ), lost  # fmt: skip
+
+
+def write_prime_rl(config: Config) -> tuple[str, dict[str, str]]:
+    """Return prime-rl's rl.toml with a recipe's settings, and what it can't be told."""
+    told, lost = to_trainer(config, "prime-rl")
+    for section, where in (("tasks", "train"), ("eval", "eval")):
+        named = getattr(config, section)
+        if named.name.startswith("verifiers:"):
+            taskset = {"id": named.name.partition(":")[2], **named.options}
+            told[f"orchestrator.{where}.source"] = [{"env": {"taskset": taskset}}]
+        else:
+            lost[f"{section}.name"] = f"{named.name!r}: prime-rl takes environments of verifiers"
+    comments = "".join(f"# Not translated: {key} = {why}\n" for key, why in lost.items())
+    return f"{to_recipe(nest(told))}\n{comments}", lost
