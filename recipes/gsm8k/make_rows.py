@@ -6,7 +6,7 @@ import json
 import random
 from pathlib import Path
 
-COUNT = 240
+COUNT = 240  # each with another result: the right answer of one question is wrong for all others
 NAMES = "Ana Ben Carla Dev Ema Farid Grace Hugo Ines Jun Kofi Lena Mara Nils Omar Priya Rosa Sam Tara Umar".split()
 THINGS = "apples books coins eggs flowers marbles pencils shells stamps stickers tickets toys".split()
 # Question, then its steps: an expression (x is the result of the step before) and the words after it.
@@ -65,13 +65,13 @@ TEMPLATES = [
 def make(random: random.Random) -> dict[str, str] | None:
     """Return a row; None where its numbers do not come out as small whole ones."""
     question, *steps = random.choice(TEMPLATES)
-    numbers = {letter: random.randint(2, 12) for letter in "abde"} | {"c": random.randint(10, 90)}
+    numbers = {letter: random.randint(2, 15) for letter in "abde"} | {"c": random.randint(10, 250)}
     words = dict(zip("nm", random.sample(NAMES, 2), strict=True)) | {"t": random.choice(THINGS)} | numbers
     lines, x = list[str](), 0.0
     for expression, said in steps:
         result = eval(expression, {}, {**numbers, "x": x})  # templates of this file alone
         shown = "".join(str(numbers.get(part, int(x) if part == "x" else part)) for part in expression)
-        if result != int(result) or not 0 < result < 200:
+        if result != int(result) or not 0 < result < 400:
             return None
         x = int(result)
         lines.append(f"{shown} = {x} {said.format(**words)}.")
@@ -80,10 +80,10 @@ def make(random: random.Random) -> dict[str, str] | None:
 
 def main() -> None:
     """Write the file, the same each time."""
-    chance, rows = random.Random(0), dict[str, dict[str, str]]()
+    chance, rows = random.Random(0), dict[str, dict[str, str]]()  # by result
     while len(rows) < COUNT:
         if row := make(chance):
-            rows[row["question"]] = row
+            rows.setdefault(row["answer"].rpartition(" ")[2], row)
     lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows.values()]
     Path(__file__).with_name("rows.jsonl").write_text("".join(lines), encoding="utf-8")
 

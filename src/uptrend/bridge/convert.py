@@ -25,9 +25,8 @@ COUNTED = ("learning.steps", "learning.warmup", "learning.kl.reset_every", "eval
 # Arguments of TRL that together say how many groups a step has and how long a run is.
 BATCHES = (
     "per_device_train_batch_size", "gradient_accumulation_steps", "generation_batch_size", "steps_per_generation",
-    "num_train_epochs", "max_steps", "warmup_steps", "warmup_ratio", "reward_weights", "save_strategy", "eval_strategy",
+    "num_train_epochs", "max_steps", "warmup_steps", "warmup_ratio",
 )  # fmt: skip
-SOURCE = "orchestrator.train.source"
 LONGEST = 160  # characters of a reason
 ALL = 100_000  # tasks, where the number of rows is not known
 
@@ -61,9 +60,9 @@ class Converted:
             "Left out, since they do not change what is learned": [", ".join(self.machinery)] if self.machinery else [],
         }
         lines = [
-            line for title, each in told.items() if each for line in ("", f"# {title}:", *(f"#   {e}" for e in each))
+            "\n".join(("", f"# {title}:", *(f"#   {one}" for one in each), "")) for title, each in told.items() if each
         ]
-        return to_recipe(nest(self.values)) + "\n".join(lines) + "\n"
+        return to_recipe(nest(self.values)) + "".join(lines)
 
     def finish(self, given: Mapping[str, Any], used: tuple[str, ...]) -> "Converted":
         """Check the recipe, and list what converting it back does not give again."""
@@ -97,9 +96,8 @@ def read_any(path: Path, flags: Mapping[str, Any], processes: int = 1) -> Conver
     keys = set(table)
     if path.suffix == ".py":
         script = Script(text, path, flags)
-        found = Converted(
-            "trl", {f"tasks.{key}": value for key, value in script.tasks.items()}, script.files, script.lost
-        )
+        tasks = {f"tasks.{key}": value for key, value in script.tasks.items()}
+        found = Converted("trl", tasks, script.files, script.lost)
         return from_trl(found, script.settings, path.stem, processes)
     if path.suffix == ".json" and len(keys & set(names_for("settings"))) > 1:
         lost = {"data and rewards": "GRPOConfig has none: write tasks.file and tasks.reward"}
@@ -119,17 +117,14 @@ def from_trl(found: Converted, given: dict[str, Any], name: str, processes: int)
     """Convert arguments of GRPOConfig; epochs become steps where tasks.train is known."""
     if not given.get("use_vllm"):  # the correction is for vLLM's probabilities
         given = {key: value for key, value in given.items() if not key.startswith("vllm_importance")}
-    values = _read(found, given, name)
+    values = _read(found, {key: value for key, value in given.items() if key not in BATCHES}, name)
     each, accumulated = (int(given.get(key) or other_default("trl", key)) for key in BATCHES[:2])
     batch, reused = given.get(BATCHES[2]), given.get(BATCHES[3])
     # A dump has both: their quotient knows the number of processes, which is no argument.
     whole = batch // reused if batch and reused else each * processes
     reused = reused or (batch // whole if batch else accumulated)
-    rollouts, minibatches, size = (
-        whole * max(reused, accumulated),
-        max(1, reused // accumulated),
-        values["sampling.size"],
-    )
+    rollouts, minibatches = whole * max(reused, accumulated), max(1, reused // accumulated)
+    size, updates = values["sampling.size"], minibatches * values.get("learning.updates", 1)
     if rollouts % size:
         raise ConfigError(
             f"{rollouts} rollouts per step are no whole groups of num_generations = {size}. TRL refuses them too, "
@@ -139,7 +134,6 @@ def from_trl(found: Converted, given: dict[str, Any], name: str, processes: int)
     if groups % minibatches:
         found.lost[BATCHES[3]] = f"{reused}: its {minibatches} updates per pass do not share {groups} groups"
         minibatches = math.gcd(minibatches, groups)
-    updates = minibatches * values.get("learning.updates", 1)
     rows = found.values.get("tasks.train", 0)
     steps, epochs = int(given.get("max_steps") or 0), float(given.get("num_train_epochs") or 3)
     if steps <= 0 and rows:
@@ -153,16 +147,16 @@ def from_trl(found: Converted, given: dict[str, Any], name: str, processes: int)
     values |= {"checkpoints.every": 0} if given.get("save_strategy") == "no" else {}
     values |= {key: math.ceil(values[key] / updates) for key in COUNTED if values.get(key)}
     # TRL trains on all rows; a quarter of them is held out here.
-    values |= {"tasks.name": "data", "tasks.train": rows or ALL} | (
-        {"tasks.weights": w} if (w := given.get("reward_weights")) else {}
-    )
+    values |= {"tasks.name": "data", "tasks.train": rows or ALL}
+    if given.get("reward_weights"):
+        values["tasks.weights"] = given["reward_weights"]
     if given.get("epsilon") and not given.get("epsilon_high"):
         values["learning.clip_high"] = values["learning.clip_low"]
     if "learning.correction" not in values:
         values.pop("learning.correction_cap", None)
     if values["sampling.max_tokens"] > 1024:  # TRL has no limit; ours holds the prompt too
         values.setdefault("sampling.context", values["sampling.max_tokens"] + 1024)
-    return found.finish(given, BATCHES)
+    return found.finish(given, (*BATCHES, "reward_weights", "save_strategy", "eval_strategy"))
 
 
 def from_prime_rl(given: dict[str, Any], name: str) -> Converted:
@@ -172,7 +166,7 @@ def from_prime_rl(given: dict[str, Any], name: str) -> Converted:
     values = _read(found, given, name)
     rollouts, size = int(given.get("orchestrator.batch_size") or 128), values.get("sampling.size", 16)
     values["sampling.groups"], context = max(1, rollouts // size), values.get("sampling.context", 2048)
-    if values.get("learning.schedule", "constant") != "constant":
+    if values.get("learning.schedule", "constant") != "constant" and "learning.warmup" not in values:
         values["learning.warmup"] = found.defaults["learning.warmup"] = 10
     if evaluated and "eval.every" in found.defaults:
         values["eval.every"] = found.defaults["eval.every"] = 100
@@ -188,19 +182,15 @@ def from_prime_rl(given: dict[str, Any], name: str) -> Converted:
             values[f"{section}.name"] = f"verifiers:{taskset['id']}"
     if not trained:
         found.lost["tasks"] = "there is no environment: set tasks.name"
-    found.lost |= {
-        key: s.note for key, e in settings().items() if (s := e.get("prime-rl")) and not s.name and s.default is None
-    }
+    other = {key: entry["prime-rl"] for key, entry in settings().items() if "prime-rl" in entry}
+    found.lost |= {key: setting.note for key, setting in other.items() if not setting.name and setting.default is None}
     return found.finish(given, ("orchestrator.batch_size",))
 
 
 def _take_sources(given: dict[str, Any], kind: str) -> list[dict[str, Any]]:
     """Take the environments out of flat settings, in today's and the older form; settings of the first one stay."""
-    names = (
-        f"orchestrator.{kind}.source",
-        f"orchestrator.{kind}.env",
-        *(["orchestrator.env"] if kind == "train" else []),
-    )
+    names = [f"orchestrator.{kind}.source", f"orchestrator.{kind}.env"]
+    names += ["orchestrator.env"] if kind == "train" else []
     found: list[dict[str, Any]] = next((given.pop(name) for name in names if name in given), [])
     for name, value in flatten(found[0]).items() if found else ():
         # A source's own sampling and group size win over the shared ones.
@@ -227,7 +217,7 @@ def _read(found: Converted, given: Mapping[str, Any], name: str) -> dict[str, An
             value = our_value(key, given[names[0]], found.trainer, given.get)
         if value == "all-linear":
             value = []
-        if value is None or (not names and ours.get(key) == value) or (key == "learning.steps" and value == -1):
+        if value is None or (not names and ours.get(key) == value):
             continue
         try:  # types and bounds only: rules across keys need all of them
             check_bounds(load_config(nest({key: value}), checked=False))
@@ -243,6 +233,7 @@ def _read(found: Converted, given: Mapping[str, Any], name: str) -> dict[str, An
 def to_trainer(config: Config, trainer: str) -> tuple[dict[str, Any], dict[str, str]]:
     """Return a recipe as another trainer's settings by dotted name, and our keys that it can't be told, with why."""
     plain, ours = flatten(to_table(config)), flatten(to_table(load_config({})))
+    ours = {key: plain[key] if key in ("eval.name", "eval.seed") else value for key, value in ours.items()}
     told, lost, w = dict[str, Any](), dict[str, str](), config.learning
     updates = w.updates * w.minibatches if trainer == "trl" else 1
     for key, value in plain.items():
@@ -250,20 +241,15 @@ def to_trainer(config: Config, trainer: str) -> tuple[dict[str, Any], dict[str, 
         found = to_theirs(key, value * updates if key in COUNTED else value, trainer, plain.get)
         if found and (found.settings or (setting and setting.name and value in setting.values)):
             told |= found.settings
-        elif not key.startswith(("tasks.", "eval.name", "eval.seed", "eval.options")) and value != (
-            setting.default if setting else ours.get(key)
-        ):
+        elif not key.startswith("tasks.") and key in ours and value != (setting.default if setting else ours[key]):
             lost[key] = f"{to_toml(value)}: {(setting and setting.note) or f'{trainer} has no such setting'}"
     told = {name: value for name, value in told.items() if value is not None}
     if trainer == "trl":
         groups = config.sampling.groups // w.minibatches
         # A mean over a micro-batch's tokens needs all rollouts of an update in one; other losses add up exactly.
         micro, accumulated = (groups, 1) if w.loss == "bnpo" else (1, groups)
-        told |= {
-            BATCHES[0]: micro * config.sampling.size,
-            BATCHES[1]: accumulated,
-            BATCHES[3]: accumulated * w.minibatches,
-        }
+        told |= dict(zip(BATCHES, (micro * config.sampling.size, accumulated), strict=False))
+        told["steps_per_generation"] = accumulated * w.minibatches
         told |= {"per_device_eval_batch_size": config.sampling.size, "output_dir": f"runs/{config.name}"}
         if w.warmup and w.schedule == "constant":
             told["lr_scheduler_type"] = "constant_with_warmup"
@@ -282,9 +268,8 @@ def write_trl(config: Config, recipe: Path, script: Path) -> tuple[str, dict[str
     told, lost = to_trainer(config, "trl")
     arguments, adapter = nest(told), ""
     if lora := arguments.pop("peft_config", None):
-        adapter = (
-            f"\n    peft_config=LoraConfig({', '.join(f'{k}={v!r}' for k, v in lora.items())}, task_type='CAUSAL_LM'),"
-        )
+        options = ", ".join(f"{key}={value!r}" for key, value in {**lora, "task_type": "CAUSAL_LM"}.items())
+        adapter = f"\n    peft_config=LoraConfig({options}),"
     text = Path(__file__).parent.joinpath("templates", "train.py.txt").read_text(encoding="utf-8")
     return text.format(
         recipe=recipe.name, script=script, relative=os.path.relpath(recipe.resolve(), script.parent.resolve()),
@@ -305,5 +290,7 @@ def write_prime_rl(config: Config) -> tuple[str, dict[str, str]]:
             told[f"orchestrator.{where}.source"] = [{"env": {"taskset": taskset}}]
         else:
             lost[f"{section}.name"] = f"{named.name!r}: prime-rl takes environments of verifiers"
+    if not config.eval.every or "eval.name" in lost:  # it wants an evaluation whole or not at all
+        told = {name: value for name, value in told.items() if not name.startswith("orchestrator.eval.")}
     comments = "".join(f"# Not translated: {key} = {why}\n" for key, why in lost.items())
     return f"{to_recipe(nest(told))}\n{comments}", lost

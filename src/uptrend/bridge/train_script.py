@@ -60,6 +60,7 @@ class Script:
             model = model.args[0]
         self.settings["model_name_or_path"] = self._take("model", model)
         self._read_data(given.pop("train_dataset", nothing))
+        self.settings = {key: value for key, value in self.settings.items() if not key.startswith("dataset_")}
         rewards = self._follow(given.pop("reward_funcs", ast.List([])))
         self._copy_rewards(rewards.elts if isinstance(rewards, ast.List | ast.Tuple) else [rewards])
         for name, node in given.items():
