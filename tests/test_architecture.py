@@ -74,7 +74,7 @@ def test_train_returns_its_run(tmp_path: Path) -> None:
         "name": "called", "model": {"name": "tiny"}, "tasks": {"train": 8}, "eval": {"tasks": 4},
         "sampling": {"groups": 2, "size": 2, "max_tokens": 4}, "learning": {"steps": 1},
     }  # fmt: skip
-    run = uptrend.train(recipe, runs=tmp_path, name="one")
+    run = uptrend.train(recipe, runs=tmp_path, name="one", preflight=False)
     assert isinstance(run, Run)
     assert (run.path, run.status, run.last_step) == (tmp_path / "one", "finished", 1)
 

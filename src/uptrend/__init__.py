@@ -1,5 +1,6 @@
 """Uptrend: RL post-training that explains itself.
 
+    run = uptrend.train(model="smollm2-135m", data=rows, reward=f, steps=100)
     run = uptrend.train("recipes/tiny.toml")
     uptrend.Run("runs/tiny").metrics
     uptrend.resume("runs/tiny", ["learning.steps=200"])
@@ -11,9 +12,10 @@
 Importing this loads no torch; training does.
 """
 
+from uptrend.api import resume, train
 from uptrend.config import load_config
 from uptrend.records import Report, Reward, Run, Task
-from uptrend.runner import diagnose, evaluate, replay, resume, train
+from uptrend.runner import diagnose, evaluate, replay
 from uptrend.tasks.taskset import Taskset
 from uptrend.training.observer import Observer
 

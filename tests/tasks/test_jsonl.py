@@ -6,7 +6,7 @@ import json
 import pytest
 
 from uptrend.records import TasksetError
-from uptrend.tasks.jsonl import Jsonl, JsonlOptions
+from uptrend.tasks.data import Jsonl, JsonlOptions
 from uptrend.tasks.taskset import play_script, say, shortfall
 from uptrend.tasks.validate import validate
 
@@ -29,14 +29,15 @@ def test_rows_become_tasks(make):
     row = {"prompt": "2 + 3 = ", "answer": 5, "difficulty": "hard", "family": "sums", "topic": "addition"}
     more = [{"prompt": "Sky? ", "answer": "Blue"}, {"prompt": "Sea? ", "answer": "Deep", "difficulty": []}]
     five, blue, deep = sorted(make([row, "", *more], split=False).heldout(10), key=lambda task: task.answer)
-    assert (five.answer, five.family, five.difficulty, five.data["topic"]) == ("5", "sums", 3.0, "addition")
+    assert (five.answer, five.family, five.difficulty, five.data["row"]["topic"]) == ("5", "sums", 3.0, "addition")
     assert five.messages[0].content == "2 + 3 = "
     assert (blue.answer, blue.family, blue.difficulty, deep.difficulty) == ("Blue", "t", 0.0, 0.0)
 
 
 def test_a_quarter_is_held_out_whatever_the_seed(make):
     first, other = make(SUMS, seed=0), make(SUMS, seed=1)
-    assert (len(first.train(60)), len(first.heldout(20)), first.notes) == (60, 20, [])
+    assert (len(first.train(60)), len(first.heldout(20))) == (60, 20)
+    assert first.notes == ["t.jsonl: a quarter of the tasks is held out, chosen by the hash of their content"]
     held_out = {t.id for t in first.heldout(80)}
     assert held_out == {t.id for t in other.heldout(80)}
     assert held_out.isdisjoint(t.id for t in other.train(80))
@@ -47,7 +48,7 @@ def test_a_quarter_is_held_out_whatever_the_seed(make):
 def test_few_tasks_and_duplicates_are_noted(make):
     taskset = make(SUMS[:8])
     assert (len(taskset.train(500)), len(taskset.heldout(200))) == (6, 2)
-    assert taskset.notes == [shortfall("t.jsonl", 6, 2)]
+    assert taskset.notes[1:] == [shortfall("t.jsonl", 6, 2)]
     taskset = make([*SUMS[:8], *SUMS[:2], {"prompt": "0 + 0 = ", "answer": "1"}], split=False)
     assert {t.answer for t in taskset.heldout(8) if t.messages[0].content == "0 + 0 = "} == {"0"}
     assert (taskset.train(8), len(taskset.heldout(9))) == ([], 8)
@@ -76,7 +77,7 @@ def test_validate_objects_to_more_duplicates_than_allowed(make, allowed, passed)
         ('{"prompt": 5, "answer": "1"}', "prompt = 5 should be a text"),
         *(
             (f'{{"prompt": "a", "answer": {answer}}}', "can't be graded")
-            for answer in ('""', "null", "true", '"New York"', "7.5")
+            for answer in ('""', "null", '"New York"', "7.5")
         ),
     ],
 )

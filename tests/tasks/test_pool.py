@@ -63,7 +63,7 @@ class Leaky(Arithmetic):
         ({"trian": 3}, {}, "tasks.trian is not a known key. Did you mean train?"),
         ({}, {"operatoins": ["+"]}, "eval.operatoins is not a known key. Did you mean operations?"),
         ({"high": "ten"}, {}, "tasks.high = 'ten' should be a whole number"),
-        ({"name": "jsonl"}, {}, "tasks.file is missing"),
+        ({"name": "jsonl"}, {"name": "arithmetic"}, "tasks.file is missing"),
         ({"stages": [{"start": 1, "hig": 3}]}, {}, "tasks.stages[0].hig is not a known key. Did you mean high?"),
         ({"stages": [{"start": 1, "stages": []}]}, {}, "tasks.stages[0].stages"),
         ({}, {"name": "musique", "atlas": {"paragraphs": 2}}, "eval.atlas.paragraphs = 2 should be from 6"),
@@ -84,7 +84,7 @@ def test_sections_that_can_not_work(tasks, evaluation, said, monkeypatch):
 
 
 def test_the_held_out_set_does_not_depend_on_what_is_trained_on():
-    first, second = heldout(configure({"high": 10, "seed": 3}, seed=9)), heldout(configure({"name": "mixed"}))
+    first, second = heldout(configure({"high": 10, "seed": 3}, seed=9)), heldout(configure({"name": "mixed"}, {"name": "arithmetic"}))
     assert first.hash == second.hash == tasks_hash(first.tasks) != heldout(configure(evaluation={"seed": 1})).hash
     described = {"name": "arithmetic", "version": "1", "seed": 0, "count": 200, "hash": first.hash}
     assert first.describe() == described

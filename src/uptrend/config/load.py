@@ -19,7 +19,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt, Predicate
 
-from uptrend.config.schema import Config, Otherwise
+from uptrend.config.schema import Config, Otherwise, Tasks
 from uptrend.config.tables import plain
 from uptrend.records import ConfigError
 from uptrend.records.renamed import current, upgrade_keys
@@ -46,10 +46,50 @@ def load_config(
             set_value(table, override, overrides[override], override)
         else:
             apply_override(table, override)
+    if not isinstance(source, Mapping):
+        _find_beside(table, Path(source).parent)
+    _complete_eval(table)
     config = build(Config, table)
     if checked:
         check(config)
     return config
+
+
+# Options that name files, and those by which `[eval]` has rows of its own.
+_FILES = ("file", "schema", "reward")
+_SOURCES = ("file", "dataset", "config", "split")
+
+
+def _find_beside(table: dict[str, Any], folder: Path) -> None:
+    """Let relative paths that are not in the current folder start at the recipe's."""
+    sections = [s for s in (table.get("tasks"), table.get("eval")) if isinstance(s, dict)]
+    for section in [*sections, *(t for s in sections for key in ("stages", "sets") for t in s.get(key, ()))]:
+        for key in _FILES:
+            given = section.get(key)
+            if isinstance(given, list):
+                section[key] = [_beside(each, folder) for each in given]
+            elif given is not None:
+                section[key] = _beside(given, folder)
+
+
+def _beside(given: Any, folder: Path) -> Any:
+    name, colon, function = given.partition(":") if isinstance(given, str) else ("", "", "")
+    is_there = name and not Path(name).exists() and (folder / name).is_file()
+    return f"{folder / name}{colon}{function}" if is_there else given
+
+
+def _complete_eval(table: dict[str, Any]) -> None:
+    """Give an `[eval]` without a taskset that of `[tasks]`; the default one is evaluated as it is by default."""
+    tasks, evaluation = table.get("tasks"), table.setdefault("eval", {})
+    if not isinstance(tasks, Mapping) or not isinstance(evaluation, dict) or "name" in evaluation:
+        return
+    if tasks.get("name", Tasks.name) == Tasks.name:
+        return
+    own = [field.name for field in dataclasses.fields(Tasks)]
+    options = {key: value for key, value in tasks.items() if key == "name" or key not in own}
+    if any(evaluation.get(key, options.get(key)) != options.get(key) for key in _SOURCES):
+        options.pop("hold_out", None)  # of other rows
+    table["eval"] = options | evaluation
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -80,7 +80,7 @@ class Eval:
     """`[eval]`: the fixed held-out set, never trained on."""
 
     name: Annotated[str, Predicate(str.strip), Otherwise("it is empty.")] = "arithmetic"
-    """A taskset, or `module:Class`."""
+    """A taskset, or `module:Class`; where the recipe has none, that of `[tasks]` with the options given there."""
     seed: Annotated[int, Ge(0)] = 0
     """Chooses the held-out tasks; the same for all runs that are compared."""
     tasks: Annotated[int, Ge(1)] = 200

@@ -97,6 +97,7 @@ class Part:
     name: str
     value: float
     low: float
+    """NaN where its bounds are unknown."""
     high: float
     weight: float = 1.0
 
@@ -107,6 +108,7 @@ class Reward:
 
     total: float
     low: float
+    """NaN where nobody said what the bounds are."""
     high: float
     """A gold answer reaches it."""
     correct: bool
@@ -118,6 +120,16 @@ class Reward:
     def __post_init__(self) -> None:
         if self.turns and not math.isclose(sum(self.turns), self.total, rel_tol=1e-6, abs_tol=1e-6):
             raise ValueError(f"rewards by turn {self.turns} do not add up to the total {self.total}")
+
+    @property
+    def is_best(self) -> bool:
+        """True at the upper bound, up to rounding of a sum; where it is unknown, for a right answer."""
+        return self.correct if math.isnan(self.high) else self.total >= self.high - 1e-9
+
+    @property
+    def is_least(self) -> bool:
+        """True at the lower bound; never where it is unknown."""
+        return self.total <= self.low + 1e-6
 
     @classmethod
     def of(cls, name: str, value: float, low: float, high: float, correct: bool) -> "Reward":

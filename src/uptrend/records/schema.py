@@ -6,6 +6,7 @@ and a metric that does not exist at a step is absent from its line.
 """
 
 import json
+import math
 from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
@@ -87,14 +88,28 @@ def _row_of(r: Rollout) -> dict[str, Any]:
     return {name: getattr(r, name) for name in _SAME} | {
         "messages": [_message(m) for m in r.messages],
         "reward": None if reward is None else reward.total,
-        "reward_low": None if reward is None else reward.low,
-        "reward_high": None if reward is None else reward.high,
+        "reward_low": None if reward is None else _known(reward.low),
+        "reward_high": None if reward is None else _known(reward.high),
         "correct": None if reward is None else reward.correct,
-        "parts": [] if reward is None else [vars(part) for part in reward.parts],
+        "parts": [] if reward is None else [_part(part) for part in reward.parts],
         "turn_rewards": list(reward.turns) if reward is not None and reward.turns else None,
         "ended": str(r.ended),
         "kept": r.kept,
     }
+
+
+def _known(bound: float) -> float | None:
+    return None if math.isnan(bound) else bound
+
+
+def _bound(kept: float | None) -> float:
+    return math.nan if kept is None else kept
+
+
+def _part(part: Part) -> dict[str, Any]:
+    if math.isnan(part.low) or math.isnan(part.high):
+        return vars(part) | {"low": _known(part.low), "high": _known(part.high)}
+    return vars(part)
 
 
 def _message(message: Message) -> dict[str, str | None]:
@@ -138,13 +153,17 @@ def rollouts_of(table: pa.Table) -> list[Rollout]:
 
 
 def _rollout_of(row: dict[str, Any], sequences: tuple[Sequence, ...]) -> Rollout:
-    bounds = row["reward_low"], row["reward_high"]
-    parts, turns = tuple(Part(**part) for part in row["parts"] or ()), tuple(row["turn_rewards"] or ())
+    low, high = (_bound(row[key]) for key in ("reward_low", "reward_high"))
+    parts = tuple(
+        Part(part["name"], part["value"], _bound(part["low"]), _bound(part["high"]), part["weight"])
+        for part in row["parts"] or ()
+    )
+    turns = tuple(row["turn_rewards"] or ())
     return Rollout(
         **{name: row[name] for name in _SAME},
         messages=tuple(_message_of(m) for m in row["messages"] or ()),
         sequences=sequences,
-        reward=None if row["reward"] is None else Reward(row["reward"], *bounds, row["correct"], parts, turns),
+        reward=None if row["reward"] is None else Reward(row["reward"], low, high, row["correct"], parts, turns),
         ended=Ending(row["ended"]),
         kept=row["kept"] is not False,  # null where it was written before groups could be dropped
     )

@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import math
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -131,7 +131,7 @@ class _Transcript:
 async def play_all(
     requests: Sequence[RolloutRequest],
     sampler: Sampler,
-    renderers: dict[bool, Renderer],
+    renderers: Mapping[bool | None, Renderer],
     limits: Limits,
     max_turns: int,
     rows: int = 0,
@@ -156,7 +156,7 @@ async def play_all(
 
 
 async def demonstrate(
-    requests: Sequence[RolloutRequest], renderers: dict[bool, Renderer], limits: Limits, max_turns: int,
+    requests: Sequence[RolloutRequest], renderers: Mapping[bool | None, Renderer], limits: Limits, max_turns: int,
     rows: int = 0, timeout: float = 0.0,
 ) -> list[Rollout]:  # fmt: skip
     """Let each task's scripted expert play its request, in the tokens that the model would have to say."""

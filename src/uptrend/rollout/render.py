@@ -25,7 +25,8 @@ NO_THOUGHTS = f"\n{END_THINK}\n\n"
 class Renderer:
     """Turns messages into ids and a turn's ids into a message, through the model's chat template or as raw text."""
 
-    def __init__(self, tokenizer: Any, stop_ids: Sequence[int], chat: bool, trim: bool = False) -> None:
+    def __init__(self, tokenizer: Any, stop_ids: Sequence[int], chat: bool | None, trim: bool = False) -> None:
+        chat = bool(tokenizer.chat_template) if chat is None else chat
         if chat and not tokenizer.chat_template:
             raise TasksetError(
                 "These tasks are asked as a chat, but the model has no chat template. "

@@ -15,6 +15,7 @@ from uptrend.records import CheckpointError, Evaluation, Rollout, Run
 from uptrend.runner.prepare import make_policy, refuse_warmstart, resolve
 from uptrend.tasks.pool import HeldOut, eval_sections, heldout
 from uptrend.tasks.registry import find
+from uptrend.tasks.taskset import ALL
 
 if TYPE_CHECKING:
     from uptrend.policy.policy import Policy
@@ -93,7 +94,7 @@ def eval_section(tasks: str) -> dict[str, Any]:
     if tasks.endswith(".toml"):
         return dict(to_table(load_config(tasks))["eval"])
     if tasks.endswith(".jsonl"):
-        return {"name": "jsonl", "file": tasks, "split": False, "tasks": 1_000_000}
+        return {"name": "jsonl", "file": tasks, "split": False, "tasks": ALL}
     return {"name": tasks}
 
 

@@ -120,8 +120,9 @@ def eval_options(config: Config, section: Eval | None = None) -> dict[str, Any]:
 
 
 def _source(options: Mapping[str, Any]) -> tuple[Path | None, str]:
-    file = options.get("file")
-    return Path(str(file)).resolve() if file else None, str(options.get("datasets") or "")
+    file, dataset = options.get("file"), options.get("dataset")
+    split = [str(options.get(key) or "") for key in ("config", "split")] if dataset else []
+    return Path(str(file)).resolve() if file else None, ",".join([dataset or options.get("datasets") or "", *split])
 
 
 @dataclass(frozen=True)

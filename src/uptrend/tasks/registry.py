@@ -9,11 +9,11 @@ from typing import cast
 from uptrend.config.load import nearest
 from uptrend.records import TasksetError
 from uptrend.tasks.arithmetic import FAMILIES, Mixed
-from uptrend.tasks.jsonl import Jsonl
+from uptrend.tasks.data import Data, Jsonl
 from uptrend.tasks.musique.taskset import Musique
 from uptrend.tasks.taskset import Taskset
 
-BUILT_IN: dict[str, type[Taskset]] = {**FAMILIES, "mixed": Mixed, "jsonl": Jsonl, "musique": Musique}
+BUILT_IN: dict[str, type[Taskset]] = {**FAMILIES, "mixed": Mixed, "data": Data, "jsonl": Jsonl, "musique": Musique}
 GROUP = "uptrend.tasksets"
 NEEDED = ("name", "version", "Options", "train", "heldout", "open", "gold", "corrupted")
 

@@ -46,12 +46,14 @@ class Taskset(Protocol):
     """Changes when the same options would give other tasks or other rewards."""
     Options: ClassVar[type[Any]]
     """A frozen dataclass of what a recipe can set; `cli` checks `[tasks]` and `[eval]` against it."""
-    chat: bool
-    """Send prompts through the model's chat template; raw text otherwise."""
     notes: list[str]
     """Notes for a person on the tasks, such as a family smaller than asked for."""
 
     def __init__(self, options: Any, seed: int) -> None: ...
+
+    @property
+    def chat(self) -> bool | None:
+        """Send prompts through the model's chat template; raw text otherwise. None for: where the model has one."""
 
     def train(self, count: int, exclude: Collection[str] = ()) -> list[Task]:
         """At most `count` unique tasks to train on, shuffled: none held out, none with an id in `exclude`."""
@@ -67,6 +69,11 @@ class Taskset(Protocol):
 
     def corrupted(self, task: Task) -> Iterable[Script]:
         """Scripted players that must stay below the maximum."""
+
+
+def has_gold(taskset: Taskset) -> bool:
+    """Return False for a taskset that says it can't script an expert: its rows have no answers, say."""
+    return bool(getattr(taskset, "has_gold", True))
 
 
 def say(text: str) -> Script:
@@ -129,6 +136,10 @@ def add_note(notes: list[str], note: str) -> None:
         notes.append(note)
 
 
+# A number of tasks that stands for all there are.
+ALL = 1_000_000
+
+
 class GivenTasks:
     """Tasks read from a file or dataset: each once, shuffled, some of them held out."""
 
@@ -159,6 +170,8 @@ class GivenTasks:
         return self._limit([task for task in self._tasks if task.id in self._held_out], count)
 
     def _limit(self, tasks: list[Task], count: int) -> list[Task]:
+        if count >= ALL:
+            return tasks
         if len(tasks) < count and self._split == "quarter":
             held = len(self._held_out)
             add_note(self._notes, shortfall(self._source, len(self._tasks) - held, held))

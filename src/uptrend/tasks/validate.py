@@ -1,5 +1,6 @@
 """Proof of a taskset without a model: gold answers reach the maximum; corrupted ones and cheaters do not."""
 
+import math
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -10,7 +11,8 @@ import numpy as np
 
 from uptrend.records import MissingExtra, Reward, Task, tasks_hash
 from uptrend.tasks import event_loop
-from uptrend.tasks.taskset import GivenTasks, Script, Taskset, play_script
+from uptrend.tasks.rewards import Undecided
+from uptrend.tasks.taskset import GivenTasks, Script, Taskset, has_gold, play_script
 
 # Sums of parts may miss a bound by this much.
 NEAR = 1e-9
@@ -73,7 +75,7 @@ class Played:
     @property
     def is_best(self) -> bool:
         """True where it earned the maximum."""
-        return bool(self.rewards) and self.rewards[0].total >= self.rewards[0].high - NEAR
+        return bool(self.rewards) and self.rewards[0].is_best
 
     def __str__(self) -> str:
         got = f"got {self.rewards[0].total:g}" if self.rewards else f"failed with {self.error}"
@@ -106,7 +108,7 @@ def validate(
         Requirement("the same seed gives the same tasks", a == b, a if a == b else f"{a}, then {b}"),
         _duplicates(taskset, to_train, held_out),
         order(to_train),
-        *_of_plays(event_loop.run(_play(proving, chosen))),
+        *_of_plays(event_loop.run(_play(proving, chosen)), has_gold(proving)),
         *_cheated(proving, chosen[:CEILING]),
         *_ceilings(taskset, chosen[:CEILING]),
     )
@@ -153,22 +155,32 @@ def _none_of(name: str, wrong: Sequence[Played], plays: Sequence[Played]) -> Req
     return Requirement(name, bool(plays) and not wrong, f"{len(wrong)} of {len(plays)} do{_example(wrong)}")
 
 
-def _of_plays(played: Sequence[Played]) -> Iterator[Requirement]:
+def _of_plays(played: Sequence[Played], has_experts: bool) -> Iterator[Requirement]:
     failed = [play for play in played if play.error]
     yield Requirement("no play fails", not failed, f"{len(failed)} of {len(played)} failed{_example(failed)}")
     experts, others = ([play for play in played if play.is_gold is gold] for gold in (True, False))
-    short = [play for play in experts if not play.is_best or not play.rewards[0].correct]
-    figure = f"{len(experts) - len(short)} of {len(experts)} do{_example(short)}"
-    yield Requirement("gold answers reach the maximum", bool(experts) and not short, figure)
-    yield _none_of("corrupted answers stay below it", [play for play in others if play.is_best], others)
     rewards = [(play, reward) for play in played for reward in play.rewards]
+    is_bounded = not any(math.isnan(reward.low + reward.high) for _, reward in rewards)
+    if not has_experts:
+        yield Requirement("gold answers reach the maximum", True, "not judged: no answer is known that should")
+    elif is_bounded:
+        short = [play for play in experts if not play.is_best or not play.rewards[0].correct]
+        figure = f"{len(experts) - len(short)} of {len(experts)} do{_example(short)}"
+        yield Requirement("gold answers reach the maximum", bool(experts) and not short, figure)
+        yield _none_of("corrupted answers stay below it", [play for play in others if play.is_best], others)
+    else:
+        gold = {play.prompt: play.rewards[0].total for play in experts if play.rewards}
+        as_good = [p for p in others if p.rewards and p.rewards[0].total >= gold.get(p.prompt, -math.inf)]
+        yield _none_of("no corrupted answer earns as much as gold", as_good, others)
     outside = [play for play, reward in rewards if not _is_within(reward)]
     lows, highs = {reward.low for _, reward in rewards}, {reward.high for _, reward in rewards}
     span = f"between {min(lows):g} and {max(highs):g}" if rewards else "none"
+    if not is_bounded:
+        span, highs, outside = "of unknown bounds: set tasks.bounds", set(), []
     varying = ", the maximum differs between tasks" if len(highs) > 1 else ""
     figure = f"{len(rewards)} rewards, {span}{varying}{_example(outside)}"
     yield Requirement("rewards keep their bounds", bool(rewards) and not outside, figure)
-    differing = [play for play in played if play.rewards and play.rewards[0] != play.rewards[1]]
+    differing = [play for play in played if play.rewards and repr(play.rewards[0]) != repr(play.rewards[1])]
     figure = f"{len(differing)} of {len(played)} differ{_example(differing)}"
     yield Requirement("scoring twice gives the same", not differing, figure)
 
@@ -237,6 +249,8 @@ async def _play_repeats(taskset: Taskset, task: Task, scripts: Sequence[Script],
             played.append(await play_script(taskset, task, script))
     except MissingExtra:  # nothing is wrong with the taskset
         raise
+    except Undecided:  # its own answer
+        return Played(prompt, "", is_gold, ())
     except Exception as error:  # a taskset's own bug is what we are here to report
         return Played(prompt, "", is_gold, (), f"{type(error).__name__}: {error}")
     said = [message.content for message in played[-1][0] if message.role == "assistant"]

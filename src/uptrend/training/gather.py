@@ -38,7 +38,7 @@ class RolloutPlayer:
 
     def __init__(self, policy: Policy, sampler: Sampler | None, config: Config) -> None:
         self._policy, self._sampler, self._config = policy, sampler, config
-        self._renderers: dict[bool, Renderer] = {}
+        self._renderers: dict[bool | None, Renderer] = {}
 
     def play(
         self, requests: Sequence[RolloutRequest], *, temperature: float, sampling: Sampling | None = None
@@ -63,7 +63,7 @@ class RolloutPlayer:
         renderers = self._renderers_for(requests)
         return event_loop.run(demonstrate(requests, renderers, limits, s.max_turns, s.rows, s.tool_timeout))
 
-    def _renderers_for(self, requests: Sequence[RolloutRequest]) -> dict[bool, Renderer]:
+    def _renderers_for(self, requests: Sequence[RolloutRequest]) -> dict[bool | None, Renderer]:
         for chat in {request.taskset.chat for request in requests} - set(self._renderers):
             trim = self._config.sampling.trim
             self._renderers[chat] = Renderer(self._policy.tokenizer, self._policy.stop_ids, chat, trim)

@@ -1,5 +1,6 @@
 """Probes of tasks and limits: gold answers, repeated and leaked tasks, their order, the schedule, prompt lengths."""
 
+import math
 import random
 import re
 from itertools import chain
@@ -7,10 +8,11 @@ from itertools import chain
 import numpy as np
 
 from uptrend.doctor.probes.bench import Bench, ScoredPlay, play_scripts
-from uptrend.doctor.probes.probe import CRITICAL, NOTE, WARNING, Answer, probe
+from uptrend.doctor.probes.probe import CRITICAL, NOTE, WARNING, Answer, probe, require
 from uptrend.records import Ending, Finding, Task, boundary_of
 from uptrend.tasks.pool import Cursor
-from uptrend.tasks.validate import NEAR, HasVariants
+from uptrend.tasks.taskset import has_gold
+from uptrend.tasks.validate import HasVariants
 from uptrend.tasks.validate import order as check_order
 from uptrend.training.warmstart import why_left_out
 
@@ -18,8 +20,9 @@ from uptrend.training.warmstart import why_left_out
 @probe("gold", finds=["reward.gold-rejected", "context.completion-truncated", "context.prompt-truncated"])
 def gold(bench: Bench) -> Answer:
     """Score gold and corrupted answers of 50 tasks, and gold answers in the model's tokens."""
-    low, high, right, corrupted = list[str](), list[str](), 0, 0
+    low, high, right, corrupted, is_bounded = list[str](), list[str](), 0, 0, True
     stage, held, generator = bench.stage, bench.held_out, random.Random(0)
+    require(has_gold(stage.taskset) and has_gold(held.taskset), "no answer is known that should earn the most")
     evaluated = min(25, len(held.tasks))
     trained = min(50 - evaluated, len(stage.tasks))
     for tasks, count, given in ((stage.tasks, trained, stage.taskset), (held.tasks, evaluated, held.taskset)):
@@ -27,18 +30,25 @@ def gold(bench: Bench) -> Answer:
         taskset = given.proof() if isinstance(given, HasVariants) else given
         for task in generator.sample(tasks, count):
             first, *others = play_scripts(taskset, task, chain([taskset.gold(task)], taskset.corrupted(task)))
-            right, corrupted = right + _is_best(first), corrupted + len(others)
-            low += [] if _is_best(first) else [_describe(task, first)]
-            high += [_describe(task, other) for other in others if _is_best(other)]
+            if first.reward is not None and math.isnan(first.reward.high):
+                # Nobody said how much an answer can earn: gold has to earn as much as the others do.
+                is_bounded, earned = False, [p.reward.total for p in others if p.reward is not None]
+                is_right = first.reward.total >= max(earned, default=-math.inf)
+                high += [_describe(task, p) for p in others if p.reward and p.reward.total == first.reward.total]
+            else:
+                is_right = _is_best(first)
+                high += [_describe(task, other) for other in others if _is_best(other)]
+            right, corrupted = right + is_right, corrupted + len(others)
+            low += [] if is_right else [_describe(task, first)]
     golds = right + len(low)
     yield f"{right} of {golds} gold answers reach the maximum, {len(high)} of {corrupted} corrupted ones do"
     if low:
         summary = f"The reward rejects {len(low)} of {golds} gold answers: what is right does not earn the most."
-        severity = CRITICAL if len(low) > 0.05 * golds else WARNING
+        severity = CRITICAL if len(low) > 0.05 * golds and is_bounded else WARNING
         yield bench.found("reward.gold-rejected", severity, summary, low[0])
     if high:
         summary = f"{len(high)} of {corrupted} corrupted answers earn the maximum: the reward can be had without one."
-        severity = CRITICAL if len(high) > 0.05 * corrupted else WARNING
+        severity = CRITICAL if len(high) > 0.05 * corrupted and is_bounded else WARNING
         yield bench.found("reward.gold-rejected", severity, summary, high[0])
     if not low:
         yield from _gold_in_tokens(bench)
@@ -46,7 +56,7 @@ def gold(bench: Bench) -> Answer:
 
 def _is_best(played: ScoredPlay) -> bool:
     reward = played.reward
-    return reward is not None and reward.correct and reward.total >= reward.high - NEAR
+    return reward is not None and reward.correct and reward.is_best
 
 
 def _describe(task: Task, played: ScoredPlay) -> str:
@@ -61,7 +71,7 @@ def _gold_in_tokens(bench: Bench) -> Answer:
     """Judge gold in the model's tokens: a tokenizer may change the words, and limits may be too tight for them."""
     shown, s = bench.demonstrations, bench.config.sampling
     scored = [(r, r.reward) for r in shown if r.reward is not None]
-    out = sum(r.ended is Ending.TURN_LIMIT and reward.total < reward.high - NEAR for r, reward in scored)
+    out = sum(r.ended is Ending.TURN_LIMIT and not reward.is_best for r, reward in scored)
     if out > 0.5 * len(scored):  # a few rows of a dataset may be odd
         yield f"; {len(shown) - out} of {len(shown)} end within the turns"
         text = f"the expert runs out of turns in {out} of {len(shown)} tasks"

@@ -8,7 +8,7 @@ from uptrend.doctor.probes.bench import Bench, ScoredPlay, by_group, play_script
 from uptrend.doctor.probes.probe import CRITICAL, MEDIUM, WARNING, Answer, probe, require
 from uptrend.records import Confidence, Ending, Reward
 from uptrend.records.rollout import OVERLONG
-from uptrend.tasks.validate import NEAR, HasCheaters
+from uptrend.tasks.validate import HasCheaters
 
 
 @probe(
@@ -104,7 +104,7 @@ def cheater(bench: Bench) -> Answer:
         rounds = [play_scripts(taskset, task, taskset.cheaters(task)) for _ in range(2)]
         for kind, tries in enumerate(zip(*rounds, strict=True)):
             tried[kind] += 1
-            if all(p.reward and (p.reward.correct or p.reward.total >= p.reward.high - NEAR) for p in tries):
+            if all(p.reward and (p.reward.correct or p.reward.is_best) for p in tries):
                 said = " ".join(text for turn in tries[0].texts for text in turn)
                 paid[kind].append((said, bool(task.answer) and task.answer.lower() in said.lower()))
     figure = f"{sum(map(len, paid.values()))} of {sum(tried.values())} scripted cheaters earn the maximum"
@@ -190,4 +190,4 @@ def paid(bench: Bench) -> Answer:
 
 
 def _is_paid(reward: Reward | None) -> bool:
-    return reward is not None and reward.total > reward.low + 1e-6
+    return reward is not None and not reward.is_least

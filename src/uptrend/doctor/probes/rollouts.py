@@ -197,7 +197,7 @@ def endings(bench: Bench) -> Answer:
     ended, nearly_all = 1 - sum(r.is_truncated for r in more) / len(more), share >= 0.95
     # Where more room lets it stop, room is what was missing.
     never = ended < 0.02 and (stopped == 0 or (nearly_all and stopped < 0.02 * len(rollouts)))
-    span = max((r.reward.high - r.reward.low for r in rollouts if r.reward), default=1.0)
+    span = np.nanmax([1e-9, *(r.reward.high - r.reward.low for r in rollouts if r.reward)])
     if gain > 2 * noise and gain > 0.05 * span:
         what = "The model never stops, and the budget cuts it off" if never else "The budget cuts answers off"
         summary = f"{what}: with twice sampling.max_tokens and sampling.context the same rollouts earn {gain:.2f} more."

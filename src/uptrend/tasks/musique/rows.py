@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from uptrend.records import ConfigError, Message, MissingExtra, Task, TasksetError
+from uptrend.records import ConfigError, Message, Task, TasksetError
 from uptrend.records.rollout import task_id
-from uptrend.tasks.jsonl import read_json_lines
+from uptrend.tasks.data import read_dataset, read_json_lines
 
 INSTRUCTIONS = """\
 Answer the question from documents that you look up with the tools. Make one tool call a turn. \
@@ -156,17 +156,5 @@ def read_sources(text: str) -> list[HubSource]:
 
 def read_hub(text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Every row of the datasets that a string names, with where it stands."""
-    sources = read_sources(text)
-    try:
-        import datasets
-    except ImportError:
-        raise MissingExtra("datasets", "hub") from None
-    for source in sources:
-        name = f"{source.path},{source.config},{source.split}"
-        try:
-            rows = datasets.load_dataset(source.path, source.config or None, split=source.split)
-        except Exception as error:  # the library raises whatever its back ends do
-            reason = str(error).strip().split("\n")[0]
-            raise TasksetError(f"The dataset {name} can't be loaded: {reason or type(error).__name__}.") from error
-        for number, row in enumerate(rows):
-            yield f"{name}, row {number}", row
+    for source in read_sources(text):
+        yield from read_dataset(source.path, source.config, source.split)

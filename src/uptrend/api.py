@@ -1,0 +1,166 @@
+"""`uptrend.train` and `uptrend.resume`: as on the command line, with progress, preflight and the live doctor."""
+
+import hashlib
+import json
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from uptrend.config import Config, load_config
+from uptrend.records import ConfigError, Run, TasksetError
+from uptrend.records.directory import write_whole
+from uptrend.runner.preflight import Preflight
+from uptrend.runner.runs import resume as continue_run
+from uptrend.runner.runs import train as train_recipe
+from uptrend.tasks.data import plain
+from uptrend.tasks.rewards import Function, functions_at_hand, name_of
+from uptrend.tasks.taskset import ALL
+from uptrend.training.observer import Observer
+
+RewardLike = str | Function
+# What `data` and `reward` alone leave open; `overrides` change any of it.
+DEFAULTS: dict[str, Any] = {
+    "sampling": {"groups": 8, "size": 8, "max_tokens": 128}, "learning": {"lr": 1e-5, "skip_dead": True},
+    "eval": {"tasks": 100},
+}  # fmt: skip
+
+
+def train(
+    config: Config | str | Path | Mapping[str, Any] | None = None,
+    *,
+    model: str | None = None,
+    data: Iterable[Mapping[str, Any]] | str | Path | None = None,
+    reward: RewardLike | Sequence[RewardLike] | Mapping[RewardLike, float] | None = None,
+    bounds: Sequence[Any] = (),
+    prompt: str | None = None,
+    answer: str | None = None,
+    system: str | None = None,
+    steps: int | None = None,
+    overrides: Iterable[str] = (),
+    name: str | None = None,
+    runs: str | Path = "runs",
+    observers: Sequence[Observer] = (),
+    progress: bool = True,
+    preflight: bool = True,
+    allows: Collection[str] = (),
+) -> Run:
+    """Train and return the run: a recipe (path, table or config), or your own data and reward.
+
+        uptrend.train("recipe.toml")
+        uptrend.train(model="smollm2-135m", data=rows, reward=f, steps=100)
+
+    `data` is a list of dicts, a file (.jsonl, .json, .csv, .parquet) or the id of a hub dataset; `prompt` and `answer`
+    name its columns, or are templates such as "Question: {question}". `reward` is a function
+    `f(prompt, completion, answer, **row)`, one in TRL's signature, or the name of a ready reward (exact, contains,
+    number, math, …); a list of them, or a dict with weights. `bounds` are [low, high] of your functions; without them
+    bounds are unknown. `overrides` are `key=value` texts as for `--set`.
+
+    `progress` prints how it goes. `preflight` probes the recipe first, and does not start on a critical finding unless
+    its id is in `allows`: the returned run then has `stopped`.
+    """
+    with _functions(reward) as (names, weights):
+        if config is None and (data is None or reward is None):
+            raise ConfigError("Nothing to train on: give a recipe, or data and reward.")
+        if isinstance(config, Mapping) and not config:
+            raise ConfigError("The recipe is empty: name at least tasks and model, or give data and reward.")
+        if isinstance(config, Config):
+            recipe = config
+            if overrides or data is not None or model is not None or steps is not None:
+                raise ConfigError("A loaded config is trained as it is: give load_config the changes.")
+        else:
+            table = _table_of(data, names, weights, Path(runs)) if config is None else config
+            told = {"tasks.prompt": prompt, "tasks.answer": answer, "tasks.system": system, "model.name": model,
+                    "tasks.bounds": list(bounds) or None, "learning.steps": steps}  # fmt: skip
+            changes = [f"{key}={json.dumps(value)}" for key, value in told.items() if value is not None]
+            recipe = load_config(table, [*changes, *overrides])
+
+        def start(watching: Sequence[Observer]) -> Run:
+            return train_recipe(
+                recipe, runs=runs, name=name, observers=[*watching, *observers], preflight=preflight, allows=allows,
+                on_preflight=_tell if progress else lambda _: None,
+            )  # fmt: skip
+
+        run = _watched(start, progress)
+    if run.stopped is not None and run.stopped.by == "preflight":
+        print(f"Not started: {run.stopped.sentence} To train anyway: preflight=False, or allows=[…]", file=sys.stderr)
+    return run
+
+
+def resume(
+    path: str | Path, overrides: Iterable[str] = (), *, reward: RewardLike | Sequence[RewardLike] | None = None,
+    observers: Sequence[Observer] = (), progress: bool = True,
+) -> Run:  # fmt: skip
+    """Continue a run from its last checkpoint; drop what was recorded after it.
+
+    A run whose reward was a function of a script needs that function again: `reward`.
+    """
+    with _functions(reward):
+        return _watched(lambda watching: continue_run(path, overrides, [*watching, *observers]), progress)
+
+
+@contextmanager
+def _functions(reward: Any) -> Iterator[tuple[list[str], list[float]]]:
+    """Yield the names and weights of rewards, under which functions can be found meanwhile."""
+    weighted = dict(reward) if isinstance(reward, Mapping) else {}
+    listed = list(weighted) or ([reward] if isinstance(reward, str) or callable(reward) else list(reward or ()))
+    names, functions = list[str](), dict[str, Function]()
+    for one in listed:
+        if not isinstance(one, str) and not callable(one):
+            raise ConfigError(f"reward = {one!r} should be a function, or the name of one.")
+        name = one if isinstance(one, str) else name_of(one)
+        while name in functions:  # two lambdas, say
+            name += "-2"
+        names.append(name)
+        functions |= {} if isinstance(one, str) else {name: one}
+    with functions_at_hand(functions):
+        yield names, [float(weighted[one]) for one in listed] if weighted else []
+
+
+def _table_of(data: Any, names: list[str], weights: list[float], runs: Path) -> dict[str, Any]:
+    """Return a recipe for data and rewards; rows in memory are kept in a file under `runs`, for resuming."""
+    tasks: dict[str, Any] = {"name": "data", "reward": names, "train": ALL}
+    tasks |= {"weights": weights} if weights else {}
+    if isinstance(data, str | Path):
+        is_file = Path(data).suffix in (".jsonl", ".json", ".csv", ".parquet") or Path(data).is_file()
+        tasks |= {"file" if is_file else "dataset": str(data)}
+        named = Path(data).stem
+    else:
+        rows = list(data)
+        if not all(isinstance(row, Mapping) for row in rows):
+            raise TasksetError("data should be a list of dicts, a path, or the id of a hub dataset.")
+        text = "".join(json.dumps(plain(row), ensure_ascii=False) + "\n" for row in rows)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+        file = runs / ".data" / f"{digest}.jsonl"
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(file, text.encode())
+        tasks |= {"file": str(file)}
+        named = names[0].rpartition(":")[2] if len(names) == 1 else "data"
+    return {
+        "name": "".join(c if c.isalnum() or c in "-_" else "-" for c in named) or "data",
+        "tasks": tasks,
+        **DEFAULTS,
+    }
+
+
+def _watched(start: Callable[[Sequence[Observer]], Run], progress: bool) -> Run:
+    """Run with the terminal's view and the live doctor, as the command line does."""
+    if not progress:
+        return start(())
+    from uptrend.cli.view import choose_view, stop_on_interrupt
+    from uptrend.runner.live_doctor import LiveDoctor
+
+    view = choose_view(quiet=False, is_terminal=sys.stdout.isatty())
+    if threading.current_thread() is not threading.main_thread():  # which alone gets Ctrl-C
+        return start([view, LiveDoctor(view.say)])
+    with stop_on_interrupt() as interrupt:
+        return start([view, LiveDoctor(view.say), interrupt])
+
+
+def _tell(report: Preflight) -> None:
+    from uptrend.cli.preflight import tell_preflight
+
+    tell_preflight(report)
