@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import runpy
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -105,7 +104,7 @@ def test_a_script_becomes_a_recipe_with_its_rewards(uptrend: Uptrend, script: Pa
     assert 'default         learning.loss = "dapo"' in printed
 
 
-def test_settings_of_the_command_line_follow_two_dashes(uptrend: Uptrend, script: Path) -> None:
+def test_settings_of_the_command_line_are_given_as_flags(uptrend: Uptrend, script: Path) -> None:
     script.write_text(
         "from trl import *\nfrom datasets import load_dataset\n"
         "script_args, training_args, model_args = TrlParser((GRPOConfig,)).parse_args_and_config()\n"
@@ -117,11 +116,11 @@ def test_settings_of_the_command_line_follow_two_dashes(uptrend: Uptrend, script
     )
     lost = uptrend("convert", "train.py", "--out", "a", "--json").json["lost"]
     assert {"GRPOConfig", "model", "train_dataset", "reward_funcs[0]", "num_train_epochs"} <= set(lost)
-    flags = shlex.split(
+    flags = (
         "--model_name_or_path Q/Q --dataset_name=o/d --loss_type grpo --importance_sampling_level sequence "
         "--max_steps 9 --lora_target_modules q_proj v_proj --unheard_of"
     )
-    told = uptrend("convert", "train.py", "--out", "b", "--processes", "4", "--json", "--", *flags).json
+    told = uptrend("convert", "train.py", "--out", "b", "--processes", "4", "--json", "--flags", flags).json
     config = load_config("b/recipe.toml")
     assert (config.model.name, config.learning.loss, config.learning.steps) == ("Q/Q", "gspo", 9)
     assert (config.sampling.groups, config.learning.kl.beta) == (4, 0.5)
@@ -190,7 +189,7 @@ def test_what_prime_rl_has_otherwise_is_listed() -> None:
         ("x.json", '{"num_generations": 3, "beta": 0}', (), "no whole groups of num_generations = 3"),
         ("x.json", '{"num_generations": 4, "beta": 0}', ("--to", "trl"), "convert it to a recipe first"),
         ("x.toml", "seed = 1", (), "say --to trl"),
-        ("x.py", "GRPOTrainer()", ("--", "word"), "stands after no flag"),
+        ("x.py", "GRPOTrainer()", ("--flags", "word"), "stands after no flag"),
         ("missing.py", None, (), "can't be read"),
     ],
 )

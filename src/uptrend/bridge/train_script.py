@@ -138,7 +138,7 @@ class Script:
                 value = self._take(prefix + (keyword.arg or ast.unparse(keyword)), keyword.value)
                 self.settings |= flatten({prefix + keyword.arg: value} if keyword.arg else value or {})
         elif ast.unparse(call) != "None" and not self._has_flags:
-            self.lost[kind] = f"comes from {ast.unparse(call)}: give the flags of its command line after --"
+            self.lost[kind] = f"comes from {ast.unparse(call)}: give the flags of its command line with --flags"
         for name, values in self._assigned.items():
             if name.startswith(f"{ast.unparse(node)}."):
                 key = prefix + name.partition(".")[2]

@@ -1,6 +1,7 @@
 """`uptrend convert`: recipes from the settings of TRL and prime-rl, and back."""
 
 import ast
+import shlex
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,11 +18,11 @@ def command(
     file: Annotated[
         Path, typer.Argument(help="TRL's train.py or dumped GRPOConfig (.json), prime-rl's rl.toml, or a recipe.")
     ],
-    flags: Annotated[list[str] | None, typer.Argument(help="After --: flags that train.py is started with.")] = None,
     to: Annotated[
         Literal["trl", "prime-rl"] | None, typer.Option("--to", help="Write a recipe for this trainer.")
     ] = None,
     out: Annotated[Path, typer.Option("--out", help="Folder for what is written.")] = Path(),
+    flags: Annotated[str, typer.Option(help="Flags that train.py is started with, as one text.")] = "",
     processes: Annotated[int, typer.Option(min=1, help="Number of processes that train.py is started with.")] = 1,
     force: Annotated[bool, typer.Option("--force", help="Overwrite files that are there.")] = False,
     as_json: AsJson = False,
@@ -30,14 +31,14 @@ def command(
 
     \b
     uptrend convert train.py --out mine
-    uptrend convert train.py --processes 8 -- --learning_rate 1e-5
+    uptrend convert train.py --flags "--learning_rate 1e-5"
     uptrend convert rl.toml --json
     uptrend convert recipe.toml --to trl
 
     A script is read, never run; its reward functions are copied to rewards.py. What has no equivalent is listed here
     and at the end of the file, and so are values that come from the other trainer's defaults.
     """
-    found = read_any(file, _read_flags(flags or []), processes)
+    found = read_any(file, _read_flags(shlex.split(flags)), processes)
     told: dict[str, Any]
     if isinstance(found, Converted):
         if to:

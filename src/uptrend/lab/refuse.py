@@ -28,7 +28,7 @@ ARM_NAME = re.compile(r"[^\s./\\-][^/\\\x00-\x1f]{0,39}")
 # Config keys that an arm can't set, and why.
 RESERVED = {"seed": "the lab sets it, from `seeds`", "name": "the lab names its runs itself"}
 # Config keys that a replay can't change: its rollouts were recorded, and its schedule is the run's.
-FIXED = ("tasks.", "sampling.", "eval.name", "eval.seed", "eval.tasks", "model.name", "learning.steps")
+FIXED = ("tasks", "sampling.", "eval.name", "eval.seed", "eval.tasks", "model.name", "learning.steps")
 SOURCE = 'source = { run = "runs/NAME-s{seed}-*", step = 0 }'
 
 

@@ -8,7 +8,7 @@ from uptrend.config import load_config
 from uptrend.records import Task
 from uptrend.tasks.event_loop import run
 from uptrend.tasks.pool import heldout, pool
-from uptrend.tasks.rewards import CannotTell
+from uptrend.tasks.rewards import Undecided
 from uptrend.tasks.taskset import play_script, say
 
 Rows = list[dict[str, Any]]
@@ -31,7 +31,7 @@ def tasks_of(recipe: str | Path) -> tuple[Rows, Rows, Any]:
         task, taskset = known[id]
         try:
             return run(play_script(taskset, task, say(text)))[1].total
-        except CannotTell:
+        except Undecided:
             return None
 
     def reward(completions: list[Any], task: list[str], **_: Any) -> list[float | None]:
