@@ -112,7 +112,8 @@ def test_settings_of_the_command_line_are_given_as_flags(uptrend: Uptrend, scrip
         "def talk(row):\n    return {'prompt': [{'role': 'user', 'content': row['q']}]}\n"
         "data = data.map(talk)\n"
         "training_args.beta = 0.5\n"
-        "GRPOTrainer(model_args.model_name_or_path, 'owner/reward-model', training_args, data)\n"
+        "GRPOTrainer(model_args.model_name_or_path, ['owner/reward-model', undefined], training_args, data)\n"
+        "GRPOTrainer('a/second', one, the_first_counts)\n"
     )
     lost = uptrend("convert", "train.py", "--out", "a", "--json").json["lost"]
     assert {"GRPOConfig", "model", "train_dataset", "reward_funcs[0]", "num_train_epochs"} <= set(lost)
@@ -126,7 +127,7 @@ def test_settings_of_the_command_line_are_given_as_flags(uptrend: Uptrend, scrip
     assert (config.sampling.groups, config.learning.kl.beta) == (4, 0.5)
     assert config.model.lora
     assert config.model.lora.targets == ("q_proj", "v_proj")
-    assert set(told["lost"]) == {"train_dataset", "reward_funcs[0]", "unheard_of"}
+    assert set(told["lost"]) == {"train_dataset", "reward_funcs[0]", "reward_funcs[1]", "unheard_of"}
     made = Path("b/rows.py").read_text()
     compile(made, "rows.py", "exec")
     assert "def talk(row)" in made

@@ -172,6 +172,8 @@ def from_prime_rl(given: dict[str, Any], name: str) -> Converted:
         values["eval.every"] = found.defaults["eval.every"] = 100
     if values.get("sampling.max_tokens", context) >= context:  # until the context is full
         values["sampling.max_tokens"] = found.defaults["sampling.max_tokens"] = context - 1
+    if values.get("eval.max_tokens", 0) >= context:
+        del values["eval.max_tokens"]
     for section, sources in (("tasks", trained), ("eval", evaluated)):
         for i, source in enumerate(sources):
             taskset = source.get("env", {}).get("taskset", {}) or {"id": source.get("id"), **source.get("args", {})}

@@ -185,6 +185,9 @@ class Script:
             if isinstance(node, ast.Constant):
                 self.lost[f"reward_funcs[{i - 1}]"] = f"{node.value!r}: a reward model has no equivalent"
                 continue
+            if isinstance(node, ast.Name) and node.id not in self._bound:
+                self.lost[f"reward_funcs[{i - 1}]"] = f"{node.id} is not defined in the script"
+                continue
             names.append(node.id if isinstance(node, ast.Name) else f"reward_{i}")
             made += [] if isinstance(node, ast.Name) else [f"{names[-1]} = {ast.unparse(node)}"]
         written = [f"rewards.py:{name}" for name in names]
