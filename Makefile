@@ -41,8 +41,9 @@ coverage: .venv/.all  ## Run all tests and print the branch coverage, in percent
 	$(PYTEST) --cov --cov-report=
 	$(BIN)/coverage report --format=total
 
-docs: .venv/.all  ## Write the generated pages of docs/
-	$(BIN)/python scripts/docs.py
+docs: .venv/.all  ## Build the site into site/; a broken link or anchor is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "Open site/index.html, or with search: python3 -m http.server -d site"
 
 faults: .venv/.all  ## Plant a sample of faults into real runs and score the doctor (under 15 minutes)
 	$(BIN)/python -m benchmarks.faults sample --to .faults/sample
@@ -62,7 +63,7 @@ format: .venv/.all  ## Format, and fix what can be fixed
 	$(BIN)/ruff check --fix .
 
 clean:  ## Remove .venv, caches and builds; runs and models stay
-	rm -rf .venv build dist src/*.egg-info .coverage* .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv build dist site src/*.egg-info .coverage* .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.train: pyproject.toml constraints.txt

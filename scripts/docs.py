@@ -1,69 +1,165 @@
-"""Write the pages of docs/ that are generated: `make docs`. A test checks that the committed pages are these."""
+"""The site's generated parts, an mkdocs hook (mkdocs.yml): `make docs` builds the site into site/.
 
-import ast
+- A page for every cause, from src/uptrend/doctor/findings.
+- Pages that live elsewhere in the repository, such as the measurements (`ELSEWHERE`).
+- Tables in place of `<!-- generated: NAME -->` in a page: see `PARTS`.
+
+Links from a page to a file outside docs/ work on the repository's own site; here they lead to the page of that file, or
+become its path.
+"""
+
 import dataclasses
 import inspect
 import json
+import os
 import re
-import tomllib
-import types
-import typing
-from collections.abc import Iterator, Mapping
-from operator import attrgetter
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from uptrend.config import Config, load_config, schema
-from uptrend.config.load import bounds_of, in_words
-from uptrend.doctor.catalogue import CATALOGUE, FOLDER, Cause, complete_fix
-from uptrend.records import Times
-from uptrend.records.dialects import LOGGERS, metric_names
+import typer
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+import uptrend
+from uptrend.cli.main import VERBS, app
+from uptrend.config.keys import field_docs, keys
+from uptrend.doctor.catalogue import CATALOGUE
+from uptrend.doctor.pages import cause_page, causes_by_section
+from uptrend.doctor.probes import PROBES
+from uptrend.records.dialects import metric_names
 from uptrend.records.directory import event_fields
-from uptrend.records.metrics import Metric, MetricSection, sections
-from uptrend.records.schema import ROLLOUTS
+from uptrend.records.metrics import Metric, sections
+from uptrend.records.schema import ROLLOUTS, column_meanings
+from uptrend.tasks.registry import BUILT_IN
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
-
-METRICS_INTRO = """\
-<!-- Written by `make docs` from src/uptrend/records/metrics.toml; edit that file. -->
-# Metrics
-
-Every key of `metrics.jsonl`, one line per step, and of `evals.jsonl`, one line per evaluation: its \
-meaning, its unit, healthy values, and the causes that it points to ([all causes](findings/README.md)). Words in \
-capitals stand for a name.
-
-A value that does not exist at a step is absent from its line: a mean over no tokens, a reward where nothing \
-was scored. Null stands for a number that was computed and is not finite (NaN or infinity); the check \
-[run.nonfinite](findings/run.nonfinite.md) reports it.
-
-```bash
-uptrend plot runs/quickstart --metric sampling/distinct/share --metric weights/changed/share
-```
-"""
+ROOT = Path(__file__).resolve().parents[1]
+ELSEWHERE = {
+    "measured/results.md": "benchmarks/RESULTS.md",
+    "measured/scoreboard.md": "benchmarks/faults/SCOREBOARD.md",
+    "measured/verdicts.md": "benchmarks/VERDICTS.md",
+    "measured/arithmetic.md": "recipes/arithmetic/README.md",
+    "measured/musique.md": "recipes/musique/README.md",
+}
+"""Pages of the site by their place in the repository."""
 
 
-def metrics_page() -> str:
-    """Return docs/metrics.md."""
-    return "\n".join([METRICS_INTRO, *(line for section in sections() for line in _section(section))]).rstrip() + "\n"
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Add the causes to the navigation, under their sections."""
+    _, causes = causes_by_section()
+    listed = [{title: [f"causes/{cause.id}.md" for cause in found]} for title, found in causes.items()]
+    config.nav = [*(config.nav or []), {"Causes": [{"All causes": "causes/index.md"}, *listed]}]
+    return config
 
 
-def _section(section: MetricSection) -> Iterator[str]:
-    yield f"## {section.title}\n"
-    if section.intro:
-        yield f"{section.intro}\n"
-    for metric in section.metrics:
-        prefix = "" if section.file == "metrics.jsonl" else "evals: "
-        yield f"### {prefix}`{metric.key}`"
-        yield from _metric(metric)
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that are not in docs/."""
+    pages = {f"causes/{id}.md": cause_page(cause) for id, cause in CATALOGUE.items()} | {"causes/index.md": _index()}
+    pages |= {uri: (ROOT / path).read_text(encoding="utf-8") for uri, path in ELSEWHERE.items()}
+    for uri, content in pages.items():
+        files.append(File.generated(config, uri, content=content))
+    return files
 
 
-def _metric(metric: Metric) -> Iterator[str]:
-    healthy = f" **Healthy:** {metric.healthy}" if metric.healthy else ""
-    yield f"{metric.meaning}{_unit(metric)}{healthy}\n"
-    for sign in metric.warns:
-        yield f"- {sign.when} → {', '.join(f'[{cause}](findings/{cause}.md)' for cause in sign.causes)}"
-    if metric.warns:
-        yield ""
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001 (mkdocs's)
+    """Put tables in their places, and lead links to where their files are on the site."""
+    written = re.sub(r"<!-- generated: (\S+)(?: (\S+))? -->", lambda match: _part(match[1], match[2]), markdown)
+    return lead_links(written, page.file.src_uri)
+
+
+LINK = re.compile(r"(?P<picture>!?)\[(?P<text>[^\]]*)\]\((?P<path>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)")
+
+
+def lead_links(markdown: str, uri: str) -> str:
+    """Return a page with links out of docs/ led to the site's page, or written as the file's path."""
+    here = PurePosixPath(ELSEWHERE.get(uri, f"docs/{uri}")).parent
+    sites = {path: site for site, path in ELSEWHERE.items()}
+
+    def lead(match: re.Match[str]) -> str:
+        path = os.path.normpath(here / match["path"])
+        site = sites.get(path) or (path.removeprefix("docs/") if path.startswith("docs/") else "")
+        if site:
+            to = os.path.relpath(site, PurePosixPath(uri).parent)
+            return f"{match['picture']}[{match['text']}]({to}{match['anchor'] or ''})"
+        if not (ROOT / path).exists():
+            return match[0]  # mkdocs warns about it
+        name = match["text"].strip("`")
+        return f"`{path}`" if path.endswith(name) else f"{match['text']} (`{path}`)"
+
+    return LINK.sub(lead, markdown)
+
+
+def _part(name: str, argument: str | None) -> str:
+    return "\n".join([*PARTS[name](*([argument] if argument else [])), ""])
+
+
+def _table(*head: str, rows: Iterator[tuple[str, ...]]) -> Iterator[str]:
+    yield f"| {' | '.join(head)} |"
+    yield "|---" * len(head) + "|"
+    yield from (f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows)
+
+
+def _code(text: str) -> str:
+    return f"`{text}`" if text else ""
+
+
+def _causes(ids: Iterator[str]) -> str:
+    """Return links to causes, from a page of one folder below docs/."""
+    return ", ".join(f"[{id}](../causes/{id}.md)" for id in ids)
+
+
+def _index() -> str:
+    text, causes = causes_by_section()
+    lines = [text]
+    for title, found in causes.items():
+        rows = ((f"[{cause.id}]({cause.id}.md)", cause.kind, cause.what) for cause in found)
+        lines += [f"\n## {title}\n", *_table("id", "how", "what it is", rows=rows)]
+    return "\n".join(lines)
+
+
+def _config() -> Iterator[str]:
+    """A table for each section of a recipe."""
+    tables: dict[str, list[tuple[str, ...]]] = {}
+    for key in keys():
+        section, _, rest = key.name.partition(".")
+        default = f"; default `{key.default}`" if key.default else ""
+        row = (_code(key.name), f"{key.meaning} *{key.type.capitalize()}*{default}.")
+        tables.setdefault(f"[{section}]" if rest else "Top level", []).append(row)
+    for title, rows in tables.items():
+        yield from ("", f"## {title}", "", *_table("key", "meaning", rows=iter(rows)))
+
+
+def _tasksets() -> Iterator[str]:
+    """A table of options for each built-in taskset."""
+    for name, cls in BUILT_IN.items():
+        meanings = {key: text for base in reversed(cls.Options.__mro__[:-1]) for key, text in field_docs(base).items()}
+        rows = (
+            (_code(field.name), f"{meanings.get(field.name, '')}{_default(field)}")
+            for field in dataclasses.fields(cls.Options)
+        )
+        yield from ("", f"## {name}", "", (inspect.getdoc(cls) or "").partition("\n")[0], "")
+        yield from _table("option", "meaning", rows=rows)
+
+
+def _default(field: Any) -> str:
+    if field.default_factory is not dataclasses.MISSING:
+        return ""  # a table, whose keys are listed by `uptrend tasks show`
+    if field.default is dataclasses.MISSING:
+        return " *Required.*"
+    value = list(field.default) if isinstance(field.default, tuple) else field.default
+    return f" *Default*: `{json.dumps(value)}`."
+
+
+def _metrics() -> Iterator[str]:
+    for section in sections():
+        yield from ("", f"## {section.title}", "", section.intro, "")
+        for metric in section.metrics:
+            yield f"### {'' if section.file == 'metrics.jsonl' else 'evals: '}`{metric.key}`\n"
+            healthy = f" **Healthy:** {metric.healthy}" if metric.healthy else ""
+            yield f"{metric.meaning}{_unit(metric)}{healthy}\n"
+            yield from (f"- {sign.when} → {_causes(iter(sign.causes))}" for sign in metric.warns)
+            yield ""
 
 
 def _unit(metric: Metric) -> str:
@@ -73,40 +169,23 @@ def _unit(metric: Metric) -> str:
     return f" *Unit: {metric.unit}{bounds}.*"
 
 
-TABLE = re.compile(r"(?m)^\| its name \| ours \|\n(?:\|.*\n)+")
+def _names(trainer: str) -> Iterator[str]:
+    """One trainer's names of metrics, and ours."""
+    return _table("its name", "ours", rows=((_code(its), _code(ours)) for its, ours in metric_names(trainer).items()))
 
 
-def formats_page(page: str) -> str:
-    """Return docs/formats.md with the table of each trainer's section written anew."""
-    for trainer in LOGGERS:
-        rows = [f"| `{theirs}` | `{ours}` |" for theirs, ours in metric_names(trainer).items()]
-        table = "\n".join(["| its name | ours |", "|---|---|", *rows, ""])
-        head, mark, section = page.partition(f"\n### {trainer}\n")
-        if not mark or not TABLE.search(section.partition("\n### ")[0]):
-            raise ValueError(f"formats.md has no section ### {trainer} with a table `| its name | ours |`.")
-        page = head + mark + TABLE.sub(lambda _, table=table: table, section, count=1)
-    return page
-
-
-def records_page(page: str) -> str:
-    """Return docs/records.md with the events of events.toml and the columns of the schema, each with its meaning."""
-    rows = [
-        f"| `{kind}` | {'; '.join(f'`{name}`: {meaning}' for name, meaning in fields.items())} |"
+def _events() -> Iterator[str]:
+    rows = (
+        (_code(kind), "; ".join(f"`{name}`: {meaning}" for name, meaning in fields.items()))
         for kind, fields in event_fields().items()
-    ]
-    page = _with_table(page, "| event | fields |", rows)
-    meanings = dict(re.findall(r"(?m)^\| `(\w+)` \| [^|]+ \| (.+) \|$", page.partition("\n| column | type")[2]))
-    # A column without a line on the page is a KeyError: write its meaning there.
-    columns = [f"| `{field.name}` | {_column_type(field.type)} | {meanings[field.name]} |" for field in ROLLOUTS]
-    return _with_table(page, "| column | type | meaning |", columns)
+    )
+    return _table("event", "fields", rows=rows)
 
 
-def _with_table(page: str, head: str, rows: list[str]) -> str:
-    table = re.compile(rf"(?m)^{re.escape(head)}\n(\|[-|]+\n)(?:\|.*\n)+")
-    written, count = table.subn(lambda match: "\n".join([f"{head}\n{match[1]}" + rows[0], *rows[1:], ""]), page)
-    if count != 1:
-        raise ValueError(f"The page has {count} tables {head}, not one.")
-    return written
+def _columns() -> Iterator[str]:
+    meanings = column_meanings()
+    rows = ((_code(field.name), _column_type(field.type), meanings[field.name]) for field in ROLLOUTS)
+    return _table("column", "type", "meaning", rows=rows)
 
 
 def _column_type(kind: Any) -> str:
@@ -115,184 +194,75 @@ def _column_type(kind: Any) -> str:
     return f"({', '.join(field.name for field in kind)})" if hasattr(kind, "fields") and kind.num_fields else str(kind)
 
 
-TYPES = {int: "whole number", float: "number", str: "text", bool: "true, false"}
-KEYS = re.compile(r"(?m)^\| key \| type \| default \| meaning \|\n(?:\|.*\n)+")
+def _probes() -> Iterator[str]:
+    rows = (
+        (_code(probe.name) + (" *" if probe.cheap else ""), probe.about, _causes(iter(sorted(probe.finds))))
+        for probe in PROBES.values()
+    )
+    return _table("probe", "asks", "finds", rows=rows)
 
 
-def config_page(page: str) -> str:
-    """Return docs/config.md with the table of each section written anew from config/schema.py."""
-    meanings = _field_docs()
-    for title, cls, where in [("Top level", Config, ""), *_config_sections()]:
-        table = "\n".join(["| key | type | default | meaning |", "|---|---|---|---|", *_keys(cls, where, meanings), ""])
-        head, mark, section = page.partition(f"\n## {title}\n")
-        if not mark or not KEYS.search(section.partition("\n## ")[0]):
-            raise ValueError(f"config.md has no section ## {title} with a table of keys.")
-        page = head + mark + KEYS.sub(lambda _, table=table: table, section, count=1)
-    return page
-
-
-def _config_sections() -> list[tuple[str, type, str]]:
-    hints = typing.get_type_hints(Config)
-    return [(f"[{name}]", kind, f"{name}.") for name, kind in hints.items() if dataclasses.is_dataclass(kind)]
-
-
-def _field_docs() -> dict[str, str]:
-    """Return the docstring under each field of the config's schema, by `Class.field`."""
-    found = {}
-    for cls in ast.parse(inspect.getsource(schema)).body:
-        if isinstance(cls, ast.ClassDef):
-            for field, doc in zip(cls.body, cls.body[1:], strict=False):
-                if isinstance(field, ast.AnnAssign) and isinstance(doc, ast.Expr):
-                    found[f"{cls.name}.{ast.unparse(field.target)}"] = ast.literal_eval(doc.value)
-    return found
-
-
-def _keys(cls: type, where: str, meanings: Mapping[str, str]) -> Iterator[str]:
-    hints, annotated = typing.get_type_hints(cls), typing.get_type_hints(cls, include_extras=True)
-    for field in dataclasses.fields(cls):
-        kind, default = hints[field.name], getattr(cls(), field.name)
-        if isinstance(kind, types.UnionType):
-            kind = next(option for option in typing.get_args(kind) if option is not type(None))
-        is_section = dataclasses.is_dataclass(kind)
-        if field.name == "options" or (is_section and not where):  # a section has a table of its own
-            continue
-        plain = "" if is_section else f"`{json.dumps(list(default) if isinstance(default, tuple) else default)}`"
-        meaning = meanings[f"{cls.__name__}.{field.name}"]
-        yield f"| `{where}{field.name}` | {_type(kind, annotated[field.name])} | {plain} | {meaning} |"
-        if is_section:
-            yield from _keys(kind, f"{where}{field.name}.", meanings)
-
-
-def _type(kind: Any, hint: Any) -> str:
-    if dataclasses.is_dataclass(kind):
-        return "table"
-    if typing.get_origin(kind) is typing.Literal:
-        return ", ".join(typing.get_args(kind))
-    if typing.get_origin(kind) is tuple:
-        return "list of texts" if typing.get_args(kind)[0] is str else "list of tables"
-    bounds = in_words(bounds_of(hint))
-    return f"{TYPES[kind]}, {bounds}" if bounds else TYPES[kind]
-
-
-TRAINERS = {
-    "uptrend": "Uptrend", "trl": "TRL", "verifiers": "verifiers", "prime-rl": "prime-rl", "verl": "verl",
-    "any": "Any trainer",
-}  # fmt: skip
-
-
-def finding_pages() -> dict[str, str]:
-    """Return docs/findings/*.md by name: each cause's page with its front matter told in words, and the index."""
-    return {f"{id}.md": _finding_page(cause) for id, cause in CATALOGUE.items()} | {"README.md": _findings_index()}
-
-
-def _findings_index() -> str:
-    _, front, page = (FOLDER / "README.md").read_text(encoding="utf-8").split("+++\n", 2)
-    for title, families in tomllib.loads(front)["sections"].items():
-        causes = [cause for family in families for id, cause in CATALOGUE.items() if id.startswith(f"{family}.")]
-        rows = [f"| [{cause.id}]({cause.id}.md) | {cause.kind} | {cause.what} |" for cause in causes]
-        page += "\n".join([f"\n## {title}\n", "| id | how | what it is |", "|---|---|---|", *rows, ""])
-    return f"<!-- Written by `make docs` from src/uptrend/doctor/findings/; edit those files. -->\n{page}"
-
-
-def _finding_page(cause: Cause) -> str:
-    head = f"<!-- Written by `make docs` from src/uptrend/doctor/findings/{cause.id}.md; edit that file. -->"
-    rivals = [
-        f"- {f'[{rival.id}]({rival.id}.md)' if rival.id in CATALOGUE else rival.id.capitalize()}: {rival.tells_apart}."
-        for rival in cause.rivals
-    ]
-    blocks = [
-        f"{head}\n# {cause.id}",
-        cause.what,
-        cause.body,
-        "## What else it could be",
-        "\n".join(rivals),
-        "## How to prove it",
-        cause.how,
-        "\n".join(["```bash", *_proof(cause), "```"]),
-        _claim(cause),
-        "## How to fix it",
-        cause.fix.sentence,
-        "\n".join(_fixes(cause)),
-    ]
-    return "\n\n".join(block for block in blocks if block) + "\n"
-
-
-def _proof(cause: Cause) -> list[str]:
-    """Return the commands that decide: the probe, then one run per arm and its comparison with the control."""
-    probe = cause.experiment.probe
-    lines = [f"uptrend preflight recipe.toml --only {probe}"] if probe else []
-    slugs = [name.replace(" ", "-") for name in cause.experiment.arms]
-    for slug, changes in zip(slugs, cause.experiment.arms.values(), strict=True):
-        sets = "".join(f" --set {_assignment(key, value)}" for key, value in changes.items())
-        relative = [value for value in changes.values() if isinstance(value, Times)]
-        note = f"  # {relative[0]}, here of the default" if relative else ""
-        lines.append(f"uptrend train recipe.toml{sets} --name {slug}{note}")
-    lines += [f"uptrend runs compare {slugs[0]} {slug}" for slug in slugs[1:]]
-    return lines or list(cause.commands) or ["uptrend doctor runs/mine"]
-
-
-def _assignment(key: str, value: Any) -> str:
-    if isinstance(value, Times):
-        now = attrgetter(key)(load_config({}))
-        value = round(now * value.factor) if isinstance(now, int) else float(f"{now * value.factor:.3g}")
-    text = f"{key}={value if isinstance(value, str) else json.dumps(value)}"
-    return f"'{text}'" if re.search(r"[\[\]\"{} ]", text) else text
-
-
-def _claim(cause: Cause) -> str:
-    experiment = cause.experiment
-    if not experiment.arms:
-        return ""
-    after = f" after {experiment.steps} steps" if experiment.steps else ""
-    claim = experiment.claim[0].lower() + experiment.claim[1:]
-    return f"Claim: {claim} Compared is `{experiment.metric}`{after}."
-
-
-def _fixes(cause: Cause) -> Iterator[str]:
-    fix = complete_fix(cause.fix)
-    for trainer, title in TRAINERS.items():
-        notes = [note.partition(": ") for note in fix.notes.get(trainer, ())]
-        settings = ", ".join(_settings(trainer, fix.changes.get(trainer, {}), {key: note for key, _, note in notes}))
-        words = "; ".join(part for part in (settings, cause.advice.get(trainer, "")) if part)
-        if words:
-            yield f"- **{title}**: {words}"
-
-
-def _settings(trainer: str, changes: Mapping[str, Any], notes: Mapping[str, str]) -> Iterator[str]:
-    for key, value in changes.items():
-        # TRL and verifiers take Python arguments; the others, and verifiers' dotted keys, take TOML.
-        is_python = trainer == "trl" or (trainer == "verifiers" and "." not in key)
-        if isinstance(value, Times) or (isinstance(value, str) and " " in value):
-            setting = f"`{key}`: {value}"
+def _cli() -> Iterator[str]:
+    """Every verb with its help, arguments and options."""
+    group = typer.main.get_command(app)
+    context = typer.Context(group, info_name="uptrend")
+    for verb, (_, _, summary) in VERBS.items():
+        command = group.get_command(context, verb)
+        yield from ("", f"## {verb}", "")
+        if hasattr(command, "commands"):
+            yield summary
+            inner = typer.Context(command, info_name=verb, parent=context)
+            for name, each in command.commands.items():
+                yield from ("", f"### {verb} {name}", "", *_command(each, name, inner))
         else:
-            setting = f"`{key}={_python(value)}`" if is_python else f"`{key} = {_toml(value)}`"
-        yield f"{setting} ({notes[key]})" if key in notes else setting
+            yield from _command(command, verb, context)
 
 
-def _python(value: Any) -> str:
-    if isinstance(value, str):
-        return value if "(" in value else f'"{value}"'  # a call such as LoraConfig(...) is code
-    return repr(value)
+def _command(command: Any, name: str, parent: Any) -> Iterator[str]:
+    context = typer.Context(command, info_name=name, parent=parent)
+    for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
+        text = paragraph.partition("\b\n")
+        if text[1]:
+            yield f"```bash\n{inspect.cleandoc(text[2])}\n```\n"
+        else:
+            yield f"{paragraph}\n"
+    yield f"```text\n{' '.join(command.get_usage(context).split())}\n```\n"
+    records = [parameter.get_help_record(context) for parameter in command.params if "--help" not in parameter.opts]
+    rows = ((_code(shown), meaning) for shown, meaning in filter(None, records))
+    if records:
+        yield from _table("argument or option", "meaning", rows=rows)
 
 
-def _toml(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {_toml(inner)}" for key, inner in value.items()) + " }"
-    return json.dumps(value, ensure_ascii=False)
+def _api() -> Iterator[str]:
+    """The public names with their signatures and docstrings."""
+    for name in sorted(set(uptrend.__all__) - {"__version__"}, key=lambda name: (name[0].isupper(), name)):
+        found = getattr(uptrend, name)
+        yield f"### `{name}`\n"
+        if inspect.isfunction(found):
+            yield f"```python\nuptrend.{name}({', '.join(map(_parameter, _parameters(found)))})\n```\n"
+        doc = inspect.getdoc(found) or ""
+        yield re.sub(r"(?m)^ {4}", "        ", doc.partition("\n\n\n")[0]) + "\n"
 
 
-def pages() -> dict[Path, str]:
-    """Return every generated page by its path."""
-    found = {DOCS / "metrics.md": metrics_page()}
-    for name, write in {"formats.md": formats_page, "config.md": config_page, "records.md": records_page}.items():
-        found[DOCS / name] = write((DOCS / name).read_text(encoding="utf-8"))
-    return found | {DOCS / "findings" / name: page for name, page in finding_pages().items()}
+def _parameters(function: Callable[..., Any]) -> Iterator[inspect.Parameter | str]:
+    marked = False
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and not marked:
+            marked = True
+            yield "*"
+        yield parameter
 
 
-if __name__ == "__main__":
-    written = pages()
-    for stale in set((DOCS / "findings").glob("*.md")) - set(written):
-        stale.unlink()
-    for path, page in written.items():
-        path.write_text(page, encoding="utf-8")
-    print(f"Wrote {len(written)} pages to {DOCS}")
+def _parameter(parameter: inspect.Parameter | str) -> str:
+    if isinstance(parameter, str):
+        return parameter
+    if parameter.default is parameter.empty:
+        return parameter.name
+    return f"{parameter.name}={'...' if callable(parameter.default) else repr(parameter.default)}"
+
+
+PARTS: dict[str, Callable[..., Iterator[str]]] = {
+    "config": _config, "tasksets": _tasksets, "metrics": _metrics, "names": _names, "events": _events,
+    "columns": _columns, "probes": _probes, "cli": _cli, "api": _api,
+}  # fmt: skip
+"""Generated parts of pages by name; `names` takes a trainer's name."""

@@ -10,7 +10,6 @@ the test suite, as `make coverage` prints it: `python scripts/inventory.py --wri
 import argparse
 import importlib
 import json
-import re
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
@@ -20,12 +19,14 @@ from typing import Any
 import typer
 
 import uptrend
+from uptrend.bridge.importers.detect import READERS
 from uptrend.cli.main import VERBS
 from uptrend.config import Config, to_table
 from uptrend.config.schema import Lora
 from uptrend.config.tables import flatten
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.policy.known import KNOWN
+from uptrend.records.metrics import sections
 from uptrend.tasks.registry import BUILT_IN, find
 
 ROOT = Path(__file__).parent.parent
@@ -33,7 +34,7 @@ FILE = ROOT / "tests" / "data" / "inventory.json"
 
 
 def take() -> dict[str, Any]:
-    """Collect the inventory from the installed package and the docs."""
+    """Collect the inventory from the installed package."""
     from uptrend.algo import ESTIMATORS, LOSSES
     from uptrend.doctor.probes import PROBES
 
@@ -42,10 +43,10 @@ def take() -> dict[str, Any]:
         "verbs": dict(sorted(_verbs())),
         "config": sorted({**flatten(to_table(Config())), **lora}.keys() - {"model.lora"}),
         "tasksets": {name: sorted(f.name for f in fields(find(name).Options)) for name in sorted(BUILT_IN)},
-        "metrics": _headings("metrics.md"),
+        "metrics": _metrics(),
         "causes": sorted(CATALOGUE),
         "probes": sorted(PROBES),
-        "formats": _formats(),
+        "formats": sorted(reader.__name__.removeprefix("read_") for reader in READERS),
         "losses": sorted(LOSSES),
         "kl estimators": sorted(ESTIMATORS),
         "models": sorted(KNOWN),
@@ -74,15 +75,12 @@ def _commands(name: str, command: Any) -> Iterator[tuple[str, list[str]]]:
         yield from _commands(f"{name} {each}", command.get_command(context, each))
 
 
-def _headings(page: str) -> list[str]:
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    return sorted(re.findall(r"^### ((?:evals: )?`[^`]+`)", text, re.MULTILINE))
-
-
-def _formats() -> list[str]:
-    text = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8")
-    table = text.partition("## Formats")[2].partition("\n## ")[0]
-    return [row.split(" | ")[0].removeprefix("| ") for row in table.split("\n") if row.startswith("| ")][1:]
+def _metrics() -> list[str]:
+    return sorted(
+        f"{'' if section.file == 'metrics.jsonl' else 'evals: '}`{metric.key}`"
+        for section in sections()
+        for metric in section.metrics
+    )
 
 
 def main() -> None:

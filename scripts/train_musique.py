@@ -1,6 +1,6 @@
 """Train and evaluate on MuSiQue, under the flags that a public research effort used for it.
 
-Flags become a recipe and nothing else: `--dry-run` prints it. What the recipe means is in docs/musique.md.
+Flags become a recipe and nothing else: `--dry-run` prints it. What the recipe means is in docs/guide/musique.md.
 
     python scripts/train_musique.py train --datasets "bdsaglam/musique-mini,answerable,train[:100]" --max-steps 50
     python scripts/train_musique.py evaluate --model runs/musique --datasets "bdsaglam/musique,answerable,validation"

@@ -15,7 +15,7 @@ from uptrend.config.schema import Learning
 
 from .cases import MAX_TOKENS, NAMES, kl, learning_for, make_case
 
-PAGE = (Path(__file__).parents[2] / "docs" / "algo.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "guide" / "how.md").read_text(encoding="utf-8")
 SPLITS = {
     "two halves": [torch.arange(4), torch.arange(4, 8)],
     "row by row": [torch.tensor([i]) for i in range(8)],

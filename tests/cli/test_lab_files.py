@@ -82,7 +82,7 @@ def test_new_from_a_finding(lab: Lab, folder: Path, make_run: Callable[..., Path
         (["--from", "runs/x"], "for example runs/quickstart#kl.strangles"),
         (["h01", "--from", "runs/x#a"], "leave one of them out"),
         (["kl.strangle"], "There is no kl.strangle in the catalogue. Did you mean kl.strangles?"),
-        (["zzzz"], "There is no zzzz in the catalogue. Their ids: docs/findings/"),
+        (["zzzz"], "There is no zzzz in the catalogue. Their ids: uptrend explain"),
         (["kl.strangles", "--recipe", "none.toml"], "There is no recipe at none.toml"),
         (["kl.strangles", *TINY], "the arms control and beta 0 don't differ on"),
         (["h77"], "There is no ready hypothesis h77; there are h01, h02"),

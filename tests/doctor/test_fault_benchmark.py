@@ -14,6 +14,7 @@ from benchmarks.faults.planted import FAULTS
 
 from uptrend.bridge.importers import read_views
 from uptrend.doctor.catalogue import CATALOGUE
+from uptrend.doctor.pages import cause_page
 from uptrend.records import Run, view_of
 
 
@@ -75,8 +76,8 @@ def test_no_alarm_in_thirty_runs_still_has_an_upper_bound() -> None:
 def test_ids_that_the_pages_plant_can_be_planted() -> None:
     import re
 
-    pages = Path(__file__).parents[2] / "docs" / "findings"
-    named = {id for page in pages.glob("*.md") for id in re.findall(r"benchmarks\.faults ([a-z.-]+)", page.read_text())}
+    pages = [cause_page(cause) for cause in CATALOGUE.values()]
+    named = {id for page in pages for id in re.findall(r"benchmarks\.faults ([a-z.-]+)", page)}
     assert named <= set(FAULTS), named - set(FAULTS)
 
 

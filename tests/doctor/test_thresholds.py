@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from uptrend.doctor.catalogue import CATALOGUE
+from uptrend.doctor.pages import cause_page
+
 TESTS = Path(__file__).parents[1]
 WORDS = {0.1: "a tenth", 0.2: "a fifth", 0.25: "a quarter", 0.5: "half", 5.0: "five"}
 QUOTED = tomllib.loads((TESTS / "data" / "quoted_thresholds.toml").read_text(encoding="utf-8"))
@@ -13,7 +16,7 @@ QUOTED = tomllib.loads((TESTS / "data" / "quoted_thresholds.toml").read_text(enc
 
 @pytest.mark.parametrize("id", QUOTED)
 def test_a_page_quotes_the_code(id: str) -> None:
-    page = (TESTS.parent / "docs" / "findings" / f"{id}.md").read_text(encoding="utf-8")
+    page = cause_page(CATALOGUE[id])
     for constant, phrase in QUOTED[id].items():
         module, name = constant.split(".")
         value = float(getattr(import_module(f"uptrend.doctor.checks.{module}"), name))

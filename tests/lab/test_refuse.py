@@ -87,7 +87,7 @@ BAD: list[tuple[str, str, dict[str, Any], str]] = [
     ("repeated", "repeated-seeds", {"seeds": (0, 1, 1, 2, 0)}, r"seeds has 0, 1 more than once"),
     ("negative", "negative-seed", {"seeds": (0, -1)}, r"seeds has -1: a seed is 0 or more"),
     ("unknown metric", "metric", {"metric": "eval/acuracy"}, r"eval/acuracy is no .*Did you mean eval/accuracy"),
-    ("no metric", "metric", {"metric": "vibes"}, r"vibes is no metric. Write eval/accuracy, .*docs/metrics.md"),
+    ("no metric", "metric", {"metric": "vibes"}, r"vibes is no metric. Write eval/accuracy, .*uptrend explain"),
     ("attempts", "attempts", {"metric": "eval/pass@8"}, r"needs eval.attempts = 8 or more, and arm .* 0"),
     ("unmeasured", "kl", {"metric": "kl/reference/mean"}, r"only measured with a KL penalty, and arm without has none"),
     ("a probe", "probe", {"arms": (), "cause": "mask.tool-trained"}, r"preflight .*base.toml --only masks"),

@@ -18,7 +18,7 @@ from uptrend.records.directory import append_line, read_lines
 from uptrend.records.renamed import RenamedWarning, current, names, upgrade_keys, upgrade_metrics
 
 MakeRun = Callable[..., Path]
-PAGE = (Path(__file__).parents[2] / "docs" / "records.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "run.md").read_text(encoding="utf-8")
 SCHEMA1 = Path(__file__).parents[1] / "data" / "schema1"
 
 
@@ -106,7 +106,7 @@ def test_the_page_has_every_key_of_run_json_and_its_snippet_runs(
     assert set(re.findall(r"`(\w+)`", PAGE.split("## run.json")[1].split("##")[0])) >= set(info_of("demo"))
     monkeypatch.chdir(make_run("quickstart", steps=4).parents[1])
     (snippet,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    exec(compile(snippet, "records.md", "exec"), {})
+    exec(compile(snippet, "run.md", "exec"), {})
     told = capsys.readouterr().out
     assert "finished, 4 of 4 steps" in told
     assert "0.375" in told

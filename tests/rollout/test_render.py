@@ -1,9 +1,7 @@
 """What the model reads, turn after turn, is what the template would say of the whole conversation."""
 
-import re
 from copy import deepcopy
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import assume, given, settings
@@ -181,16 +179,34 @@ def test_a_system_message_is_put_first_where_there_is_none(characters):
     assert without == "<turn>user\nWhat is 2 + 2?<end>\n<turn>assistant\n"
 
 
-def test_the_example_of_the_page(characters):
-    page = (Path(__file__).parents[2] / "docs" / "rollout.md").read_text(encoding="utf-8")
-    example = page.split("With tiny's template:\n\n```\n")[1].split("```")[0]
+def test_tools_in_words_as_a_model_reads_them(characters):
     renderer = make(characters)
     said = renderer.write(calling("Let me look.", "color"))
     first = renderer.first([QUESTION[0], Message("user", "Which color is it?")], [SEARCH])
     ids = [*first, *said, *renderer.later(said, [Message("tool", "It is red.")], [SEARCH])]
-    assert characters.decode(ids) == example
-    (snippet,) = re.findall(r"```python\n(from uptrend\.rollout\.calls .*?)```", page, re.DOTALL)
-    exec(compile(snippet, "rollout.md", "exec"), {})
+    assert (
+        characters.decode(ids)
+        == """\
+<turn>system
+Be brief.
+
+You can call these tools:
+search(query: string, most: optional integer): Searches the documents.
+
+To call a tool, end your turn like this; its result comes between <result> and </result>:
+<tool>{"name": "search", "arguments": {"query": "..."}}</tool><end>
+<turn>user
+Which color is it?<end>
+<turn>assistant
+Let me look.
+<tool>{"name": "search", "arguments": {"query": "color"}}</tool><end>
+<turn>user
+<result>
+It is red.
+</result><end>
+<turn>assistant
+"""
+    )
 
 
 @pytest.mark.parametrize("name", ["qwen2_5", "gemma3"])

@@ -1,6 +1,6 @@
 """The trend test's size and power, its interval, and its parts against independent computations.
 
-python tests/stats/test_trend_test.py [CURVES] prints the false positives and the power that docs/stats.md quotes.
+python tests/stats/test_trend_test.py [CURVES] prints the false positives and the power.
 """
 
 # ruff: noqa: I001 (names of one module side by side)

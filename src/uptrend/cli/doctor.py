@@ -36,7 +36,8 @@ def command(
     uptrend doctor runs/quickstart --format json \\
         --fail-on critical                  for scripts
 
-    Known formats: docs/formats.md. The JSON: docs/doctor.md. Exit code 2: something could not be read.
+    Formats are told by content: TRL, verl, prime-rl, verifiers, tinker, TensorBoard, W&B, JSON lines, CSV, consoles.
+    `uptrend explain ID` prints a cause's page. Exit code 2: something could not be read.
     """
     reports, broken = list[Report](), list[str]()
     for path in paths:

@@ -143,7 +143,7 @@ def _mean(of: Sequence[float], *, is_fraction: bool) -> Mean:
 
 
 def example(rollout: Rollout, attempt: int | None = None) -> dict[str, Any]:
-    """Return a rollout as a line of a .jsonl file (docs/cli.md); `attempt` is None where it was greedy."""
+    """Return a rollout as a line of a .jsonl file; `attempt` is None where it was greedy."""
     reward = rollout.reward
     first = list(takewhile(lambda message: message.role != "assistant", rollout.messages))
     said = [message for message in rollout.messages if message.role == "assistant"]

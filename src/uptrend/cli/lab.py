@@ -73,7 +73,7 @@ def new(
     uptrend lab new --dir debug --recipe recipes/tiny.toml \\
         --title "A larger group learns more"
 
-    It is a Markdown file with arms and criteria: docs/hypotheses.md. `uptrend lab list --ready` lists ready ones.
+    It is a Markdown file with arms and criteria, each explained there. `uptrend lab list --ready` lists ready ones.
     """
     notebook = Notebook(folder)
     if what and found:
@@ -206,7 +206,7 @@ def report(
     uptrend lab report debug > debug.md
     uptrend lab report debug --format json
 
-    The page needs neither run directories nor a network. The JSON: docs/journal.md.
+    The page needs neither run directories nor a network.
     """
     if (html or opens) and format not in (None, "html"):
         raise LabError(f"--{'html' if html else 'open'} and --format {format} ask for two things: leave one out.")

@@ -50,7 +50,7 @@ def command(
     uptrend replay runs/tiny --step 100 \\
         --set learning.kl.beta=0.1 --format json
 
-    Nothing is sampled except held-out evaluations. Only the first step is on-policy: docs/replay.md.
+    Nothing is sampled except held-out evaluations. Only the first step is on-policy.
     """
     with stop_on_interrupt() as interrupt:
         observers: list[Observer] = [interrupt]
@@ -67,7 +67,7 @@ def command(
 
 
 def compare_with_source(run: Run) -> dict[str, Any]:
-    """Return a replay beside its source, as one object (docs/replay.md)."""
+    """Return a replay beside its source, as one object."""
     about = run.info["replay"]
     source = Run(about["source"])
     theirs = {line["step"]: line for line in source.metric_lines}

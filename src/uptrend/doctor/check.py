@@ -119,5 +119,5 @@ def finding(
         rivals=cause.rivals,
         experiment=resolve_experiment(cause.experiment, view),
         fix=complete_fix(cause.fix, view.trainer, view.value),
-        page=f"docs/findings/{id}.md",
+        page=f"uptrend explain {id}",
     )

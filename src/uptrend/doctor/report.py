@@ -1,4 +1,4 @@
-"""A report for people and programs: text for the terminal, Markdown, a page, and JSON (docs/doctor.md)."""
+"""A report for people and programs: text for the terminal, Markdown, a page, and JSON."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

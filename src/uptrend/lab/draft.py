@@ -51,7 +51,7 @@ def find_cause(id: str) -> Cause:
     """Return a cause of the catalogue by its id."""
     id = current(id)
     if id not in CATALOGUE:
-        hint = nearest(id, CATALOGUE) or " Their ids: docs/findings/. Ready ones: uptrend lab list --ready."
+        hint = nearest(id, CATALOGUE) or " Their ids: uptrend explain. Ready ones: uptrend lab list --ready."
         raise LabError(f"There is no {id} in the catalogue.{hint}")
     return CATALOGUE[id]
 

@@ -27,7 +27,7 @@ BLOCK = re.compile(r"^<!-- uptrend:(.+?) -->[ \t\r]*\n(.*?)^<!-- /uptrend:\1 -->
 NAME = re.compile(r"(h\d{2,})-[\w-]+")
 # Headings of the prose, in their order.
 SECTIONS = ("Description", "Why it explains the behavior", "Validation method", "Invalidation criteria", "Results")
-# Text to write for each key, in the file's order; docs/hypotheses.md has more.
+# Text to write for each key, in the file's order.
 COMMENTS = texts("keys")
 
 

@@ -82,7 +82,7 @@ def _overall(h: Hypothesis, statuses: Sequence[Status]) -> Status:
 
 
 def _confidence_of_arm(h: Hypothesis, one: Comparison, blemishes: Sequence[str]) -> tuple[Confidence, str]:
-    # The confidence and the rule that gave it (docs/verdicts.md).
+    # The confidence and the rule that gave it.
     seeds, differences = len(one.seeds), np.array(one.differences)
     if seeds < ENOUGH_SEEDS:
         return Confidence.LOW, f"{seeds} paired seeds; {ENOUGH_SEEDS} are the least for medium"

@@ -1,4 +1,4 @@
-"""Writing a run directory, whose files docs/records.md lists: one process at a time, readable whenever it is killed.
+"""Writing a run directory: one process at a time, readable whenever it is killed.
 
 Whole files are written beside their place and renamed; lines are flushed. Neither a kill nor a full disk leaves half.
 A step counts as recorded with its line, which is written after its rollouts; so does an evaluation.

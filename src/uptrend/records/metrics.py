@@ -1,6 +1,6 @@
 """The table of metrics: unit, bounds, meaning, healthy range and the causes that each points to.
 
-metrics.toml holds the rows; its head says what each field means. docs/metrics.md, plots, the lab and checks read them
+metrics.toml holds the rows; its head says what each field means. `uptrend explain`, plots, the lab and checks read them
 here. In a key, a word in capitals stands for a name: `reward/part/NAME/mean`.
 """
 

@@ -7,8 +7,10 @@ and a metric that does not exist at a step is absent from its line.
 
 import json
 import math
-from collections.abc import Iterable
+import tomllib
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -68,6 +70,11 @@ ROLLOUTS = pa.schema(
     ],
     metadata={"uptrend.schema": str(VERSION)},
 )
+
+
+def column_meanings() -> Mapping[str, str]:
+    """Return the meaning of each column."""
+    return tomllib.loads(Path(__file__).with_name("columns.toml").read_text(encoding="utf-8"))
 
 
 def rollouts_table(run: str, rollouts: Iterable[Rollout]) -> pa.Table:

@@ -1,6 +1,6 @@
 """Statistics of short, noisy, autocorrelated curves: trend, noise, levels, shifts and rank correlation.
 
-`measure_trend` keeps its false-positive rate on such curves; docs/stats.md has the rates and the power, as measured.
+`measure_trend` keeps its false-positive rate on such curves; tests/stats/test_trend_test.py measures it.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""The whole lab for readers and programs: one self-contained HTML page, Markdown, and JSON (docs/journal.md)."""
+"""The whole lab for readers and programs: one self-contained HTML page, Markdown, and JSON."""
 
 import math
 import posixpath

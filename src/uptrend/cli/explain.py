@@ -1,0 +1,79 @@
+"""`uptrend explain`: the meaning of a cause, a config key or a metric. No torch."""
+
+import re
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.markdown import Markdown
+
+from uptrend.cli.console import AsJson, columns, print_json, terminal
+from uptrend.config.keys import keys
+from uptrend.config.load import nearest
+from uptrend.doctor.catalogue import CATALOGUE
+from uptrend.doctor.pages import cause_page
+from uptrend.records import UptrendError
+from uptrend.records.metrics import find_metric, sections
+from uptrend.records.renamed import current
+
+ALL = "All of them: uptrend explain"
+LINK = re.compile(r"\[([^\]]+)\]\((?!https?:)[^)]+\)")  # to pages that are not here
+
+
+def command(
+    name: Annotated[str, typer.Argument(help="Cause, config key or metric, or a part of their names.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Explain a cause that the doctor names, a config key or a metric.
+
+    \b
+    uptrend explain                     list everything
+    uptrend explain optimizer.lr-large  how to see it, prove it and fix it
+    uptrend explain learning.lr         type, default, meaning
+    uptrend explain learning            all keys of a section
+    uptrend explain reward/mean         healthy values, what it warns of
+    """
+    name = current(name)
+    meanings = _meanings()
+    part = re.compile(rf"(^|[./]){re.escape(name)}([./]|$)")  # lr lists learning.lr and optimizer/lr
+    listed = {key: table for key, table in meanings.items() if not name or part.search(key)}
+    metric = find_metric(name)
+    table = meanings.get(name) or meanings.get(metric.key if metric else "")
+    if table and table.get("type") != "table":  # a table is the keys in it
+        _print(table, as_json)
+    elif listed and as_json:
+        print_json({"names": [{key: table[key] for key in ("name", "kind", "meaning")} for table in listed.values()]})
+    elif listed:
+        rows = [(table["name"], table["kind"], table["meaning"]) for table in listed.values()]
+        terminal().print(columns("name", "kind", "meaning", rows=rows))
+    else:
+        raise UptrendError(f"There is no cause, config key or metric {name}.{nearest(name, meanings)} {ALL}")
+
+
+def _meanings() -> dict[str, dict[str, Any]]:
+    """Return everything that has a meaning, by name, as plain tables."""
+    found: dict[str, dict[str, Any]] = {
+        id: {"name": id, "kind": "cause", "meaning": cause.what, "page": LINK.sub(r"\1", cause_page(cause))}
+        for id, cause in CATALOGUE.items()
+    }
+    found |= {key.name: {**vars(key), "kind": "config key"} for key in keys()}
+    for metric in (metric for section in sections() for metric in section.metrics):
+        table = {key: getattr(metric, key) for key in ("meaning", "unit", "healthy")}
+        warns = [{"when": sign.when, "causes": list(sign.causes)} for sign in metric.warns]
+        found[metric.key] = {"name": metric.key, "kind": "metric", **table, "warns": warns}
+    return found
+
+
+def _print(table: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(table)
+        return
+    page = table.get("page", "")
+    if not page:
+        facts = [f"- {key}: {table[key]}" for key in ("type", "default", "unit", "healthy") if table.get(key)]
+        facts += [f"- {sign['when']} → {', '.join(sign['causes'])}" for sign in table.get("warns", ())]
+        page = "\n\n".join([f"# {table['name']}", table["meaning"], "\n".join(facts)])
+    if sys.stdout.isatty():
+        terminal().print(Markdown(page))
+    else:
+        typer.echo(page.rstrip())

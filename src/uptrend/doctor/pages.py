@@ -1,0 +1,113 @@
+"""A cause's page, with its front matter told in words: for `uptrend explain` and the site."""
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from operator import attrgetter
+from typing import Any
+
+from uptrend.config import load_config
+from uptrend.doctor.catalogue import CATALOGUE, FOLDER, Cause, complete_fix
+from uptrend.records import Times
+
+TRAINERS = {
+    "uptrend": "Uptrend", "trl": "TRL", "verifiers": "verifiers", "prime-rl": "prime-rl", "verl": "verl",
+    "any": "Any trainer",
+}  # fmt: skip
+
+
+def causes_by_section() -> tuple[str, dict[str, list[Cause]]]:
+    """Return the text before the list of causes, and the causes by the title of their section."""
+    _, front, text = (FOLDER / "README.md").read_text(encoding="utf-8").split("+++\n", 2)
+    return text, {
+        title: [cause for family in families for id, cause in CATALOGUE.items() if id.startswith(f"{family}.")]
+        for title, families in tomllib.loads(front)["sections"].items()
+    }
+
+
+def cause_page(cause: Cause) -> str:
+    """Return a cause's page as Markdown."""
+    rivals = [
+        f"- {f'[{rival.id}]({rival.id}.md)' if rival.id in CATALOGUE else rival.id.capitalize()}: {rival.tells_apart}."
+        for rival in cause.rivals
+    ]
+    blocks = [
+        f"# {cause.id}",
+        cause.what,
+        cause.body,
+        "## What else it could be",
+        "\n".join(rivals),
+        "## How to prove it",
+        cause.how,
+        "\n".join(["```bash", *_proof(cause), "```"]),
+        _claim(cause),
+        "## How to fix it",
+        cause.fix.sentence,
+        "\n".join(_fixes(cause)),
+    ]
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _proof(cause: Cause) -> list[str]:
+    """Return the commands that decide: the probe, then one run per arm and its comparison with the control."""
+    probe = cause.experiment.probe
+    lines = [f"uptrend preflight recipe.toml --only {probe}"] if probe else []
+    slugs = [name.replace(" ", "-") for name in cause.experiment.arms]
+    for slug, changes in zip(slugs, cause.experiment.arms.values(), strict=True):
+        sets = "".join(f" --set {_assignment(key, value)}" for key, value in changes.items())
+        relative = [value for value in changes.values() if isinstance(value, Times)]
+        note = f"  # {relative[0]}, here of the default" if relative else ""
+        lines.append(f"uptrend train recipe.toml{sets} --name {slug}{note}")
+    lines += [f"uptrend runs compare {slugs[0]} {slug}" for slug in slugs[1:]]
+    return lines or list(cause.commands) or ["uptrend doctor runs/mine"]
+
+
+def _assignment(key: str, value: Any) -> str:
+    if isinstance(value, Times):
+        now = attrgetter(key)(load_config({}))
+        value = round(now * value.factor) if isinstance(now, int) else float(f"{now * value.factor:.3g}")
+    text = f"{key}={value if isinstance(value, str) else json.dumps(value)}"
+    return f"'{text}'" if re.search(r"[\[\]\"{} ]", text) else text
+
+
+def _claim(cause: Cause) -> str:
+    experiment = cause.experiment
+    if not experiment.arms:
+        return ""
+    after = f" after {experiment.steps} steps" if experiment.steps else ""
+    claim = experiment.claim[0].lower() + experiment.claim[1:]
+    return f"Claim: {claim} Compared is `{experiment.metric}`{after}."
+
+
+def _fixes(cause: Cause) -> Iterator[str]:
+    fix = complete_fix(cause.fix)
+    for trainer, title in TRAINERS.items():
+        notes = [note.partition(": ") for note in fix.notes.get(trainer, ())]
+        settings = ", ".join(_settings(trainer, fix.changes.get(trainer, {}), {key: note for key, _, note in notes}))
+        words = "; ".join(part for part in (settings, cause.advice.get(trainer, "")) if part)
+        if words:
+            yield f"- **{title}**: {words}"
+
+
+def _settings(trainer: str, changes: Mapping[str, Any], notes: Mapping[str, str]) -> Iterator[str]:
+    for key, value in changes.items():
+        # TRL and verifiers take Python arguments; the others, and verifiers' dotted keys, take TOML.
+        is_python = trainer == "trl" or (trainer == "verifiers" and "." not in key)
+        if isinstance(value, Times) or (isinstance(value, str) and " " in value):
+            setting = f"`{key}`: {value}"
+        else:
+            setting = f"`{key}={_python(value)}`" if is_python else f"`{key} = {_toml(value)}`"
+        yield f"{setting} ({notes[key]})" if key in notes else setting
+
+
+def _python(value: Any) -> str:
+    if isinstance(value, str):
+        return value if "(" in value else f'"{value}"'  # a call such as LoraConfig(...) is code
+    return repr(value)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_toml(inner)}" for key, inner in value.items()) + " }"
+    return json.dumps(value, ensure_ascii=False)

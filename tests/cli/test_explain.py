@@ -1,0 +1,47 @@
+"""`uptrend explain`: causes, config keys and metrics, with their names completed and corrected."""
+
+import json
+
+import pytest
+
+from uptrend.cli.main import main
+from uptrend.config.keys import keys
+from uptrend.doctor.catalogue import CATALOGUE
+from uptrend.records.metrics import sections
+
+
+def explain(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as end:
+        main(["explain", *arguments])
+    told = capsys.readouterr()
+    assert end.value.code == (2 if told.err.startswith("error: ") else 0)
+    return told.out + told.err
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("optimizer.lr-large", ["# optimizer.lr-large", "## How to prove it", "uptrend train recipe.toml", "**TRL**"]),
+        ("optimiser.frozen", ["note: ", "# optimizer.frozen"]),
+        ("learning.lr", ["# learning.lr", "The learning rate, once warm.", "number, above 0", "default: 1e-05"]),
+        ("sampling.stop", ["list of texts", "default: []"]),
+        ("reward/mean", ["Mean total reward.", "Flat: check dead groups first", "reward.constant"]),
+        ("reward/part/exact/mean", ["# reward/part/NAME/mean"]),
+        ("eval/accuracy", ["accuracy"]),
+        ("lr", ["learning.lr", "warmstart.lr", "optimizer/lr"]),
+        ("learnin.lr", ["error: There is no cause, config key or metric learnin.lr. Did you mean learning.lr?"]),
+    ],
+)
+def test_a_name_is_explained(name: str, said: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    told = explain(capsys, name)
+    assert [words for words in said if words not in told] == []
+    assert ".md)" not in told, "a link to a page that is not here"
+
+
+def test_programs_read_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    cause = json.loads(explain(capsys, "kl.sign", "--json"))
+    assert (cause["kind"], cause["meaning"]) == ("cause", CATALOGUE["kl.sign"].what)
+    assert json.loads(explain(capsys, "learning.lr", "--json"))["default"] == "1e-05"
+    listed = [each["name"] for each in json.loads(explain(capsys, "--json"))["names"]]
+    metrics = [metric.key for section in sections() for metric in section.metrics]
+    assert set(listed) == {*CATALOGUE, *(key.name for key in keys()), *metrics}
