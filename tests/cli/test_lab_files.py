@@ -107,7 +107,7 @@ def test_list(lab: Lab, folder: Path) -> None:
     assert Path(first["path"]).is_file()
     assert len(listed["broken"]) == 1
     ready = lab("list", "--ready", "-f", "json").json
-    assert [h["id"] for h in ready["ready"]] == [f"h0{n}" for n in range(1, 9)]
+    assert [h["id"] for h in ready["ready"]] == [f"h0{n}" for n in range(1, 10)]
     shown = lab("list", "--ready").out
     assert all(cause["id"] in shown and cause["arms"][0] == "control" for cause in ready["causes"])
 

@@ -248,6 +248,26 @@ def test_wrong_options_are_named(values: dict[str, object], said: str) -> None:
     assert str(caught.value) == said
 
 
+def test_tasks_can_be_another_recipes(tmp_path: Path) -> None:
+    (tmp_path / "other.toml").write_text(
+        "[tasks]\nname = 'data'\nfile = 'rows.jsonl'\n[eval]\ntasks = 7\n[model]\nname = 'x'\n"
+    )
+    (tmp_path / "rows.jsonl").write_text("")
+    mine = {"tasks": {"name": "arithmetic", "operations": ["+"]}, "eval": {"name": "arithmetic", "every": 3}}
+    config = load_config(mine, [f"tasks={tmp_path / 'other.toml'}", "tasks.train=5"])
+    assert (config.tasks.name, config.tasks.train, config.tasks.options) == (
+        "data", 5, {"file": str(tmp_path / "rows.jsonl")},
+    )  # fmt: skip
+    assert (config.eval.name, config.eval.tasks, config.eval.every, config.model.name) == (
+        "data",
+        7,
+        20,
+        "smollm2-135m",
+    )
+    with pytest.raises(ConfigError, match="tasks = 'arithmetic' should be a table"):
+        load_config(mine, ["tasks=arithmetic"])
+
+
 @pytest.mark.parametrize(
     ("override", "meant"),
     [

@@ -22,6 +22,17 @@ def test_accuracy_is_that_of_the_last_evaluation_and_its_tasks_add_up_to_it(make
     assert set(seen.families.values()) == {"add"}
 
 
+def test_a_gain_is_the_last_evaluation_less_the_first_and_has_no_tasks(make_run: Callable[..., Path]) -> None:
+    run = Run(make_run("a", rights=(15, 28)))
+    seen = measure.measure(run, "eval/accuracy/gain", "control", 0, run.path)
+    assert (seen.value, seen.before, seen.tasks) == (pytest.approx(13 / 40), 0.0, {})
+    assert measure.in_line(run.eval_lines[0], "eval/accuracy/gain") == 15 / 40
+    assert measure.bounds("eval/accuracy/gain") == (-1.0, 1.0)
+    assert measure.effect_text("eval/accuracy/gain", 0.1) == "+10.0 points of gain in held-out accuracy"
+    assert not measure.is_gain("eval/part/gain"), "a part of that name"
+    assert not measure.is_known("reward/mean/gain"), "steps have no first evaluation"
+
+
 def test_a_metric_of_the_steps_is_its_mean_over_the_last_quarter(make_run: Callable[..., Path]) -> None:
     run = Run(make_run("a", steps=20))
     seen = measure.measure(run, "reward/mean", "control", 0, run.path)

@@ -56,6 +56,8 @@ def test_the_hash_is_of_what_could_change_the_result(arms: dict[str, Resolved], 
 def test_runs_that_can_not_be_compared_are_refused(arms: dict[str, Resolved], tmp_path: Path) -> None:
     with pytest.raises(LabError, match=r"different held-out tasks \(a bb, b cc\).*Write one \[eval\]"):
         plan.planned_runs(H, {**arms, "b": replace(arms["b"], held_out="cc")}, tmp_path)
+    gains = replace(H, metric="eval/accuracy/gain")  # of other tasks, only what was gained compares
+    assert len(plan.planned_runs(gains, {**arms, "b": replace(arms["b"], held_out="cc")}, tmp_path)) == 4
     (planned, *_) = plan.planned_runs(H, arms, tmp_path)
     assert not plan.is_finished(planned)
     write_run(planned.folder, steps=2)

@@ -140,8 +140,8 @@ def test_a_ready_one_can_be_decided_on_its_recipe(lab: Path, id: str) -> None:
         return
     refuse.check(h, lab)
     for arm in h.arms:  # options of a taskset are only checked where tasks are made
-        sets = ["tasks.train=32", "eval.tasks=8", *(f"{key}={to_toml(value)}" for key, value in arm.overrides.items())]
-        config = load_config(lab / h.recipe, sets)
+        sets = [f"{key}={to_toml(value)}" for key, value in arm.overrides.items()]
+        config = load_config(lab / h.recipe, [*sets, "tasks.train=32", "eval.tasks=8"])
         assert pool(config, heldout(config)).describe()["count"] == 32
 
 

@@ -27,7 +27,7 @@ def test_every_key_is_one_of_ours() -> None:
 def test_trl_has_these_arguments() -> None:
     ours = [entry["trl"] for entry in settings().values() if "trl" in entry]
     tables = [table for setting in ours for table in setting.values.values() if isinstance(table, dict)]
-    written = {name for setting in ours for name in (*setting.name, *setting.beside)}.union(*tables)
+    written = {name for setting in ours for name in (*setting.name[:1], *setting.beside)}.union(*tables)
     assert len(written) > 30
     assert written - trl_options() == {"model_init_kwargs.dtype"}
     assert "model_init_kwargs" in trl_options()

@@ -28,6 +28,7 @@ VERBS = {
     "track": ("uptrend.cli.track", "command", "Send a run to W&B, Trackio, TensorBoard or MLflow."),
     "tasks": ("uptrend.cli.tasks", "app", "List, show and validate tasksets."),
     "models": ("uptrend.cli.models", "app", "List, pull and show models."),
+    "convert": ("uptrend.cli.convert", "command", "Turn TRL's or prime-rl's settings into a recipe, and back."),
 }
 """Verbs by name: module, function or app in it, and one line of help."""
 

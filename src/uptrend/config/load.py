@@ -38,6 +38,7 @@ def load_config(
 ) -> Config:
     """Load a config from a recipe's path or a plain table; overrides are `key=value` texts or values by dotted key.
 
+    `tasks` itself can be set to the path of another recipe, whose `[tasks]` and `[eval]` are then taken.
     Without `checked`, bounds and rules across keys are not applied; keys and types always are.
     """
     is_recipe = not isinstance(source, Mapping)
@@ -49,6 +50,8 @@ def load_config(
             given.add(current(override))
         else:
             given.add(apply_override(table, override))
+        if str(table.get("tasks")).endswith(".toml"):
+            _take_tasks(table, Path(str(table["tasks"])))
     if not isinstance(source, Mapping):
         _find_beside(table, Path(source).parent)
     _complete_eval(table)
@@ -63,6 +66,13 @@ def load_config(
 # Options that name files, and those by which `[eval]` has rows of its own.
 _FILES = ("file", "schema", "reward")
 _SOURCES = ("file", "dataset", "config", "split")
+
+
+def _take_tasks(table: dict[str, Any], recipe: Path) -> None:
+    """Replace `[tasks]` and `[eval]` by another recipe's, whole: one taskset's options are unknown to another."""
+    other = upgrade_keys(read_toml(recipe))
+    _find_beside(other, recipe.parent)
+    table |= {section: other.get(section, {}) for section in ("tasks", "eval")}
 
 
 def _find_beside(table: dict[str, Any], folder: Path) -> None:

@@ -2,6 +2,9 @@
 
 `eval/accuracy/first-step@0.8` is the step at which a held-out metric first reaches a value. A run that never does has
 no such step: it counts as later than every step that was run (`Measured.reached` is False), and no mean is computed.
+
+`eval/accuracy/gain` is a held-out metric's last value less its first. It alone compares arms with other held-out tasks,
+seed by seed: what a run gained means the same on each, and no task of one is a task of the other.
 """
 
 import math
@@ -32,10 +35,17 @@ def first_step(metric: str) -> tuple[str, float] | None:
     return (base, reached) if math.isfinite(reached) else None
 
 
+def is_gain(metric: str) -> bool:
+    """Return True for what a run gained of a held-out metric."""
+    return (
+        metric.startswith("eval/") and metric.endswith("/gain") and find_metric(metric) is None
+    )  # a part may be "gain"
+
+
 def is_known(metric: str) -> bool:
     """Return True for a metric that a hypothesis can be about."""
     base, _ = first_step(metric) or (metric, None)
-    row = find_metric(base)
+    row = find_metric(_ungained(base))
     return row is not None and bool(row.compared)
 
 
@@ -48,8 +58,10 @@ def unknown_metric(metric: str) -> LabError:
 
 def bounds(metric: str) -> tuple[float, float] | None:
     """Return the least and greatest value that a metric can have; None where it has no such bounds."""
-    row = find_metric(metric)
-    return None if row is None or row.low is None or row.high is None else (row.low, row.high)
+    row = find_metric(_ungained(metric))
+    if row is None or row.low is None or row.high is None:
+        return None
+    return (row.low - row.high, row.high - row.low) if is_gain(metric) else (row.low, row.high)
 
 
 def measure(run: Run, metric: str, arm: str, seed: int, folder: Path) -> Measured:
@@ -75,13 +87,17 @@ def measure(run: Run, metric: str, arm: str, seed: int, folder: Path) -> Measure
         step = steps[0] if steps else lines[-1]["step"] + 1
         return Measured(arm, seed, float(step), run=named, reached=bool(steps))
     before = _value(run, lines[0], metric) if lines[0]["step"] == run.start and len(lines) > 1 else None
+    if is_gain(metric):
+        if before is None:
+            raise LabError(f"{run.path} was not evaluated before its first step, so that it has no {metric}.")
+        return Measured(arm, seed, value - before, 0.0, run=named)
     tasks, families = _by_task(run, int(lines[-1]["step"]), metric)
     return Measured(arm, seed, value, before, tasks, families, named)
 
 
 def in_line(line: Row, metric: str) -> float | None:
     """Return a held-out metric as an evaluation's line has it, for a first step the metric that is to reach a value."""
-    base, _ = first_step(metric) or (metric, None)
+    base, _ = first_step(metric) or (_ungained(metric), None)
     kind, _, name = base.removeprefix("eval/").partition("/")
     found = line.get("parts", {}).get(name) if kind == "part" else line.get(kind)
     if kind.startswith("pass@"):
@@ -122,14 +138,20 @@ def _by_task(run: Run, step: int, metric: str) -> tuple[dict[str, float], dict[s
 
 def is_share(metric: str) -> bool:
     """Return True for a share, which is shown in percent and compared in points."""
-    row = find_metric(metric)
+    row = find_metric(_ungained(metric))
     return row is not None and row.is_share
+
+
+def _ungained(metric: str) -> str:
+    return metric.removesuffix("/gain") if is_gain(metric) else metric
 
 
 def name_of(metric: str) -> str:
     """Format a metric's name: held-out accuracy."""
     if (goal := first_step(metric)) is not None:
         return f"steps to {name_of(goal[0])} {goal[1]:g}"
+    if is_gain(metric):
+        return f"gain in {name_of(_ungained(metric))}"
     kind, _, part = metric.removeprefix("eval/").partition("/")
     if not metric.startswith("eval/"):
         return metric

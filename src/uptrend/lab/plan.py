@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from uptrend.lab import lab_error
+from uptrend.lab.measure import is_gain
 from uptrend.records import Arm, Hypothesis, LabError, Method, Run, Source
 
 # Sections of a config that can't change a run's numbers: its name, what is kept of it, who looks on.
@@ -80,7 +81,7 @@ def planned_runs(
     `made_by` is the version of Uptrend that makes them; this one by default.
     """
     hashes = {name: resolved.held_out for name, resolved in arms.items()}
-    if len(set(hashes.values())) > 1:
+    if len(set(hashes.values())) > 1 and not is_gain(h.metric):
         told = ", ".join(f"{name} {hash[:LENGTH]}" for name, hash in hashes.items())
         raise lab_error("held-out", told=told)
     found = list[PlannedRun]()

@@ -28,7 +28,7 @@ ARM_NAME = re.compile(r"[^\s./\\-][^/\\\x00-\x1f]{0,39}")
 # Config keys that an arm can't set, and why.
 RESERVED = {"seed": "the lab sets it, from `seeds`", "name": "the lab names its runs itself"}
 # Config keys that a replay can't change: its rollouts were recorded, and its schedule is the run's.
-FIXED = ("tasks.", "sampling.", "eval.name", "eval.seed", "eval.tasks", "model.name", "learning.steps")
+FIXED = ("tasks", "sampling.", "eval.name", "eval.seed", "eval.tasks", "model.name", "learning.steps")
 SOURCE = 'source = { run = "runs/NAME-s{seed}-*", step = 0 }'
 
 
@@ -136,10 +136,10 @@ def _check_configs(h: Hypothesis, folder: Path) -> None:
         differs = difference(what_matters(a), what_matters(b))
         _require(h, bool(differs), "same-arms", one=one, other=other)
         for key in differs:
-            is_same = not key.startswith("eval.") or key == "eval.every"
+            is_same = not key.startswith("eval.") or key == "eval.every" or measure.is_gain(h.metric)
             _require(h, is_same, "held-out", key=key, one=one, other=other)
     base, _ = measure.first_step(h.metric) or (h.metric, None)
-    wanted = int(base.partition("eval/pass@")[2] or 0)
+    wanted = int(base.partition("eval/pass@")[2].partition("/")[0] or 0)
     for name, config in configs.items():
         attempts = config["eval"]["attempts"]
         _require(h, attempts >= wanted, "attempts", wanted=wanted, arm=name, attempts=attempts)

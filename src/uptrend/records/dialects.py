@@ -40,6 +40,7 @@ class Setting:
     none: Any = None
     times: str = ""
     beside: Mapping[str, Any] = field(default_factory=dict)
+    default: Any = None
     note: str = ""
 
     def write(self, value: Any, times: Any) -> Mapping[str, Any]:
@@ -129,8 +130,18 @@ def settings() -> Mapping[str, Mapping[str, Setting]]:
     return {
         key: {trainer: _parsed(entry[trainer]) for trainer in TRAINERS if trainer in entry}
         for key, entry in _table().items()
-        if key != "reading" and not key.startswith("metric:")
+        if key not in ("reading", "converting") and not key.startswith("metric:")
     }
+
+
+def is_machinery(trainer: str, name: str) -> bool:
+    """Return True for a setting of the machine, of logs or of files, which does not change what is learned."""
+    return re.search(_table()["converting"][trainer], name) is not None
+
+
+def other_default(trainer: str, name: str) -> Any:
+    """Return the value of a setting without a translation where nothing is said; None where it is off."""
+    return _table()["converting"]["defaults"][trainer].get(name)
 
 
 @cache
