@@ -25,6 +25,7 @@ EXTRAS = {
 LIGHT = [
     "--help", "tasks list", "tasks show arithmetic", "tasks validate binary", "doctor demo --no-save", "runs list",
     "runs show demo", "runs compare demo demo", "plot demo --out demo.svg", "models list", "lab list --ready",
+    "track demo --to tensorboard",
     "explain optimizer.lr-large",
 ]  # fmt: skip
 CALL = """
@@ -63,7 +64,7 @@ def test_the_public_surface() -> None:
         "Observer", "Report", "Reward", "Run", "Task", "Taskset", "diagnose", "evaluate", "load_config", "replay",
         "resume", "train",
     }  # fmt: skip
-    packages = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
+    packages = {path.parent.name for path in SOURCE.glob("*/__init__.py")} | {"api"}
     assert set(uptrend.__all__) == names | {"__version__"}
     assert {name for name in vars(uptrend) if not name.startswith("_")} - packages == names
     assert uptrend.Run is Run

@@ -105,7 +105,8 @@ def resume(
 def _functions(reward: Any) -> Iterator[tuple[list[str], list[float]]]:
     """Yield the names and weights of rewards, under which functions can be found meanwhile."""
     weighted = dict(reward) if isinstance(reward, Mapping) else {}
-    listed = list(weighted) or ([reward] if isinstance(reward, str) or callable(reward) else list(reward or ()))
+    is_several = isinstance(reward, list | tuple)
+    listed = list(weighted) or (list(reward) if is_several else [] if reward is None else [reward])
     names, functions = list[str](), dict[str, Function]()
     for one in listed:
         if not isinstance(one, str) and not callable(one):
@@ -160,7 +161,7 @@ def _watched(start: Callable[[Sequence[Observer]], Run], progress: bool) -> Run:
         return start([view, LiveDoctor(view.say), interrupt])
 
 
-def _tell(report: Preflight) -> None:
+def _tell(report: Preflight | None) -> None:
     from uptrend.cli.preflight import tell_preflight
 
     tell_preflight(report)

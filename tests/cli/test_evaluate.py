@@ -190,10 +190,15 @@ def test_a_run_keeps_its_options_and_low_limits_are_raised(
         (["eval", "nothing", "--out", "answers.csv"], "answers.csv should end in .jsonl"),
         (["eval", "nothing", "--out", "no/such/folder.parquet"], "folder.parquet can't be written"),
         (["models", "show", "nothing"], "There is no model 'nothing'"),
-        (["models", "pull", "tiny", "--gguf", "x.gguf"], "--gguf is for smollm2-135m"),
+        (["models", "pull", "gemma3-270m"], "if you accept them: uptrend models pull gemma3-270m --accept-terms"),
+        (["eval", "gemma3-270m"], "Gemma is provided under and subject to the Gemma Terms of Use found at ai.google"),
+        (["models", "pull", "tiny", "--gguf", "x.gguf"], "--gguf is for smollm2-135m, gemma3-270m"),
     ],
 )
-def test_bad_input_is_one_sentence(uptrend: Uptrend, arguments: list[str], message: str) -> None:
+def test_bad_input_is_one_sentence(
+    uptrend: Uptrend, arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UPTREND_HOME", str(tmp_path))
     assert message in uptrend(*arguments, code=2).err
 
 
@@ -208,8 +213,9 @@ def test_models(tiny_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("UPTREND_HOME", str(tmp_path))
     listed = uptrend("models", "list", "--json").json
     assert listed["home"] == str(tmp_path)
-    assert set(listed["models"][0]) == {"name", "parameters", "source", "license", "download", "cached"}
-    assert {model["name"]: model["cached"] for model in listed["models"]} == {"smollm2-135m": [], "tiny": [tiny_folder]}
+    assert {"name", "parameters", "source", "license", "terms", "download", "cached"} <= set(listed["models"][0])
+    cached = {model["name"]: model["cached"] for model in listed["models"]}
+    assert cached == {"smollm2-135m": [], "gemma3-270m": [], "tiny": [tiny_folder]}
     pulled = tmp_path / "models" / "smollm2-135m"
     pulled.mkdir(parents=True)
     assert uptrend("models", "list", "--json").json["models"][0]["cached"] == [str(pulled)]

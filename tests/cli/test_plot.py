@@ -1,5 +1,6 @@
 """`uptrend plot` draws real pictures."""
 
+import json
 import struct
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
@@ -34,11 +35,24 @@ def test_pictures(make_run: MakeRun, tmp_path: Path, uptrend: Uptrend) -> None:
     uptrend("plot", first, "-o", tmp_path / "m.svg", *(part for key in metrics for part in ("--metric", key)))
     assert set(metrics) <= set(texts(tmp_path / "m.svg"))
     assert "Training reward" not in texts(tmp_path / "m.svg")
+
+
+def test_panels_without_values_are_left_out(make_run: MakeRun, tmp_path: Path, uptrend: Uptrend) -> None:
+    run = make_run("demo", steps=4)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    gone = {"learner/entropy/mean": None, "kl/reference/mean": None, "loss/total": None}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line | gone) + "\n" for line in lines))
+    uptrend("plot", run, "-o", tmp_path / "some.svg")
+    assert {"Training reward", "Dead groups", "Length (tokens)"} <= set(texts(tmp_path / "some.svg"))
+    assert not {"Entropy (nats)", "KL to the start (nats)"} & set(texts(tmp_path / "some.svg"))
+    asked = ("--metric", "reward/mean", "--metric", "loss/total")
+    assert uptrend("plot", run, "-o", tmp_path / "one.svg", *asked).err.strip().endswith("no value of it: loss/total")
+    assert "loss/total" not in texts(tmp_path / "one.svg")
+    assert "nothing to draw: demo has no value of loss/total." in uptrend("plot", run, *asked[2:], code=2).err
     for name in ("metrics.jsonl", "evals.jsonl"):
-        (first / name).unlink()
-    uptrend("plot", first, "--out", tmp_path / "empty.svg")
-    assert texts(tmp_path / "empty.svg").count("not recorded") == 5
-    assert "not evaluated" in texts(tmp_path / "empty.svg")
+        (run / name).unlink()
+    assert uptrend("plot", run, "-o", tmp_path / "empty.svg", code=2).err.count("\n") == 1
+    assert not (tmp_path / "empty.svg").exists()
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -184,14 +185,111 @@ def test_a_rollout_is_shown_with_its_tokens(talk: Path, uptrend: Uptrend) -> Non
 @pytest.mark.parametrize(
     ("named", "message"),
     [
-        ("3/a/c/2", "has no rollout 2 in a group a/c. Did you mean a/b?"),
-        ("3/a/b/7", "Its rollouts are 1 to 3."),
+        ("3/a/c/2", "has no group a/c. Did you mean a/b?"),
+        ("3/a/b/7", "has no rollout 7 in group a/b. Its rollouts are 1 to 3."),
         ("4/a/b/2", "has no rollouts of step 4; it has 3 to 3"),
-        *((named, "should be step/group/index") for named in ("3/2", "x/a/2", "3")),
+        ("3/2", "has no group 2. It has 1: 0 to 0."),
+        ("3/a/x", "has no group a/x. Did you mean a/b?"),
+        ("x/a/2", "should be STEP, STEP/GROUP or STEP/GROUP/INDEX"),
     ],
 )
 def test_a_rollout_that_is_not_there(talk: Path, named: str, message: str, uptrend: Uptrend) -> None:
     assert message in uptrend("runs", "show", talk, "--rollout", named, code=2).err
+
+
+@pytest.fixture
+def grouped(tmp_path: Path) -> Path:
+    """A run of two steps: a group with a signal, a dead one, and one that was replaced."""
+    folder = tmp_path / "runs" / "demo"
+    with RunDirectory.create(folder, info_of("demo")) as directory:
+        for step in (11, 12):
+            rollouts = []
+            for group, rights in enumerate([(True, False, False), (True,) * 3, (False,) * 3]):
+                for index, right in enumerate(rights):
+                    rollout = rollout_of(step, f"{step:06d}-{group:04d}", index, right, f"t{group}")
+                    tokens = replace(rollout.sequences[0], advantages=np.array([0, 0, 2, 2, 2 * right], np.float32))
+                    rollouts.append(replace(rollout, sequences=(tokens,), kept=group < 2))
+            directory.step({"step": step}, rollouts_table("demo", rollouts))
+    return folder
+
+
+def test_groups_of_a_step_and_rollouts_of_a_group(grouped: Path, uptrend: Uptrend) -> None:
+    groups = uptrend("runs", "show", grouped, "--rollout", 12, "--json").json["groups"]
+    assert [group["number"] for group in groups] == [0, 1, 2]
+    assert [(g["task"], g["rewards"], g["mean"], g["dead"], g["kept"]) for g in groups] == [
+        ("t0", [1, 0, 0], pytest.approx(1 / 3), False, True),
+        ("t1", [1, 1, 1], 1, True, True),
+        ("t2", [0, 0, 0], 0, True, False),
+    ]  # fmt: skip
+    lines = [" ".join(line.split()) for line in uptrend("runs", "show", grouped, "--rollout", 12).out.splitlines()]
+    assert lines == [
+        "group mean rewards task", "12/0 0.333 alive 0 ×2, 1 ×1 2 + 3 =", "12/1 1 dead 1 ×3 2 + 3 =",
+        "12/2 0 replaced 0 ×3 2 + 3 =",
+    ]  # fmt: skip
+    shown = uptrend("runs", "show", grouped, "--rollout", "12/0").out
+    assert shown == uptrend("runs", "show", grouped, "--rollout", "12/000012-0000").out
+    lines = [" ".join(line.split()) for line in shown.splitlines()]
+    assert lines[-3:] == ["12/0/0 1 2 3 stop-token 5", "12/0/1 0 1.33 3 stop-token 6", "12/0/2 0 1.33 3 stop-token 6"]
+    assert uptrend("runs", "show", grouped, "--rollout", "12/0/1").out.startswith("12/000012-0000/1  task t0")
+    listed = uptrend("runs", "show", grouped, "--rollout", "12/0", "--json").json["rollouts"]
+    assert [(r["rollout"], r["reward"], r["tokens"], r["text"]) for r in listed[:2]] == [
+        ("12/0/0", 1, 3, "5"), ("12/0/1", 0, 3, "6"),
+    ]  # fmt: skip
+
+
+def test_best_and_worst_rollouts(grouped: Path, uptrend: Uptrend) -> None:
+    of_run = uptrend("runs", "show", grouped, "--best", 5, "--worst", 2, "--json").json
+    assert [one["rollout"] for one in of_run["best"]] == ["11/0/0", "11/1/0", "11/1/1", "11/1/2", "12/0/0"]
+    assert [one["rollout"] for one in of_run["worst"]] == ["11/0/1", "11/0/2"]
+    of_step = uptrend("runs", "show", grouped, "--worst", 1, "--rollout", 12)
+    assert of_step.flat.startswith("worst 1 rollout by reward")
+    assert "12/0/1 0 1.33 3 stop-token 6" in of_step.flat
+    assert "best" not in of_step.out
+    assert "--rollout 12" in uptrend("runs", "show", grouped, "--best", 1, "--rollout", "12/0", code=2).err
+
+
+@pytest.mark.parametrize("width", [60, 160])
+def test_lists_of_rollouts_fit_their_terminal(talk: Path, width: int, uptrend: Uptrend) -> None:
+    for asked in (["--rollout", "3"], ["--rollout", "3/0"], ["--best", "2"]):
+        lines = uptrend("runs", "show", talk, *asked, width=width).out.splitlines()
+        assert max(map(len, lines)) <= width
+    cut = uptrend("runs", "show", talk, "--rollout", "3/0", width=width).out
+    assert ("…" in cut) == (width == 60)
+    assert len(cut.splitlines()) == 2 + 1 + 1 + 3  # a group, and its rollouts, on one line each
+
+
+def test_show_states_the_trend_and_the_first_finding(two_runs: tuple[Path, Path], uptrend: Uptrend) -> None:
+    doctor = uptrend("runs", "show", "slow", "--json").json["doctor"]
+    uptrend("doctor", two_runs[0])
+    saved = json.loads((two_runs[0] / "findings.json").read_text())
+    assert (doctor["trend"], doctor["sentence"]) == (saved["trend"], saved["sentence"])
+    causes = [found for found in saved["findings"] if found["symptom_of"] is None]
+    assert [found["id"] for found in doctor["findings"]] == [found["id"] for found in causes]
+    shown = uptrend("runs", "show", "slow").flat
+    assert f"trend {saved['trend']}: {saved['sentence']}" in shown
+    first = causes[0]
+    assert (
+        f"finding {first['severity']}: {first['id']}: {first['summary']} fix {first['fix']['sentence'][:60]}" in shown
+    )
+    assert "more uptrend doctor runs/slow" in shown
+    # What the file says holds as long as it is newer than the metrics, and of as many steps.
+    (two_runs[0] / "findings.json").write_text(json.dumps({**saved, "sentence": "As written."}))
+    assert "As written." in uptrend("runs", "show", "slow").out
+    (two_runs[0] / "findings.json").write_text(json.dumps({**saved, "sentence": "As written.", "steps": 3}))
+    assert "As written." not in uptrend("runs", "show", "slow").out
+    (two_runs[0] / "findings.json").write_text("{")
+    assert saved["sentence"] in uptrend("runs", "show", "slow").flat
+
+
+def test_a_curve_that_hardly_moves_is_drawn_flat() -> None:
+    noise = np.random.default_rng(0).uniform(-0.001, 0.001, 60)
+    assert len(set(sparkline(list(5 * (1 + noise)), 60))) == 1
+    assert len(set(sparkline(list(-300 * (1 + noise)), 60))) == 1
+    few = [0.001, 0.012]  # a share: a hundredth is little of 0 to 1, although it is twelve times as much
+    assert sparkline(few, 2) == "▁█"
+    assert len(set(sparkline(few, 2, metric="advantage/dead/share"))) == 1
+    assert sparkline([0.3, 0.5], 2, metric="advantage/dead/share") == "▁█"
+    assert sparkline([1.0, 0.97], 2) == "▅▃"  # visible, and no cliff
 
 
 def test_sparklines() -> None:

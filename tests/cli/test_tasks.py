@@ -44,7 +44,7 @@ def test_validate_a_file(tmp_path: Path, uptrend: Uptrend) -> None:
         assert (shown.count("✓"), shown.count("✗")) == (12, 0)
     found = uptrend("tasks", "validate", write(tmp_path / "good.jsonl", sums(40)), "--json").json
     (report,) = found["reports"]
-    assert (found["passed"], report["section"], report["taskset"]) == (True, "tasks", "jsonl")
+    assert (found["passed"], report["section"], report["taskset"]) == (True, "tasks", "data")
     assert report["checks"][0]["figure"] == "30 to train on, 10 held out"
     file = write(tmp_path / "bad.jsonl", [*sums(40), *sums(10)])
     shown = uptrend("tasks", "validate", file, code=1).out

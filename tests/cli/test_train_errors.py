@@ -1,7 +1,10 @@
 """Bad input to `uptrend train` is a sentence that names the key, with exit code 2, before anything is written."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from uptrend.records import Run
 from uptrend.runner.runs import train
 
 ErrorOf = Callable[..., str]
+TINY = Path(__file__).parents[2] / "recipes" / "tiny.toml"
 
 
 @pytest.fixture
@@ -51,6 +55,56 @@ def error_of(uptrend: Callable[..., Any]) -> ErrorOf:
 def test_a_bad_value_is_named(recipe: Path, tmp_path: Path, error_of: ErrorOf, change: str, said: str) -> None:
     assert said in error_of("train", recipe, "--runs", tmp_path / "runs", "--set", change)
     assert not (tmp_path / "runs").exists()
+
+
+WITHOUT_TORCH = {
+    "lr=1": "lr is not a known key. Did you mean learning.lr",
+    "learning.steps=many": "learning.steps = 'many' should be a whole number",
+    "learning.lr=0": "learning.lr = 0.0 should be above 0",
+    "learning.minibatches=3": "should divide sampling.groups = 32",
+    "model.name=tinny": "There is no model 'tinny'",
+    "model.name=./nowhere": "there is no such folder",
+    "model.name=owner/a b": "not a hub id (owner/name)",
+    "model.name=owner/name": "http://127.0.0.1:1 can't be reached (Connection refused)",
+    "tasks={name='jsonl',file='none.jsonl'}": "none.jsonl",
+    "tasks.turnz=2": "tasks.turnz is not a known key",
+    "tasks.operations=['?']": "tasks.operations",
+    "sampling.groups=900": "fewer than sampling.groups = 900",
+    "learning.steps=3": "torch was loaded",  # what the others did not come to
+}
+
+
+def test_what_needs_no_torch_is_refused_before_it_loads(tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise SystemExit('torch was loaded')")
+    code = f"""
+import sys
+from uptrend.cli.main import main
+for change in {list(WITHOUT_TORCH)}:
+    try:
+        main(["train", {str(TINY)!r}, "--set", change])
+    except SystemExit as end:
+        if end.code != 2:
+            print(end.code, file=sys.stderr)
+"""
+    offline = {"HF_ENDPOINT": "http://127.0.0.1:1", "HF_HUB_OFFLINE": "", "http_proxy": ""}
+    env = os.environ | offline | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
+    lines = done.stderr.splitlines()
+    assert len(lines) == len(WITHOUT_TORCH), done.stderr
+    for line, said in zip(lines, WITHOUT_TORCH.values(), strict=True):
+        assert said in line
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_shortened_warmup_is_noted_in_the_run(recipe: Path, tmp_path: Path, uptrend: Any) -> None:
+    recipe.write_text(recipe.read_text().replace("steps = 2", "steps = 20\nwarmup = 9"))
+    shown = uptrend("train", recipe, "--runs", tmp_path / "runs", "--set", "learning.steps=1").out
+    note = "learning.warmup = 0: the recipe's 9 would exceed learning.steps = 1."
+    assert f"note: {note}" in shown
+    run = Run(tmp_path / "runs" / "small")
+    assert (run.info["notes"][0], run.config["learning"]["warmup"]) == (note, 0)
 
 
 @pytest.fixture(scope="module")

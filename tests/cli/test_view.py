@@ -3,6 +3,7 @@
 import io
 import os
 import random
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -111,6 +112,38 @@ def test_the_panel_before_the_first_step_and_of_a_resumed_run(tmp_path: Path) ->
     assert "13/20" in text
     assert "37.5% → 52.5%" in text
     assert len(view.metrics) == 13
+
+
+@pytest.mark.parametrize(
+    ("seconds", "lengths", "noted"),
+    [
+        ([1.0] * 6 + [4.0] * 3 + [1.0] * 2 + [5.0] * 2, [8] * 13, [8, 13]),  # once per slow period
+        ([1.0] * 6 + [4.0, 1.0] * 2, [8] * 10, []),  # a single step says little
+        ([1.0] * 6 + [4.0] * 2, [8] * 6 + [32] * 2, []),  # four times the tokens
+        ([0.1] * 6 + [0.4] * 2, [8] * 8, []),  # nobody waits
+        ([1.0] * 4 + [9.0] * 2, [8] * 6, []),  # too early to tell
+    ],
+)
+def test_steps_that_slow_down_are_noted(
+    tmp_path: Path, seconds: list[float], lengths: list[int], noted: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (99.0, 0.0, 0.0))
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    said = []
+    for make in (QuietView, LineView):
+        out = io.StringIO()
+        view = make(Console(file=out, width=200), Clock())
+        with RunDirectory.create(tmp_path / make.__name__, info_of("demo")):
+            view.before(Run(tmp_path / make.__name__))
+            for step, (took, length) in enumerate(zip(seconds, lengths, strict=True), 1):
+                counts = {"sampling/rollouts/count": 16, "sampling/length/mean": length, "seconds/step": took}
+                view.step(StepRecord(step, {"step": step, **counts}, [], None))
+        said = [line for line in out.getvalue().splitlines() if line.startswith("note: ")]
+        assert [int(note.split()[2]) for note in said] == (noted if make is LineView else [])
+    for note in said[:1]:
+        assert re.match(
+            r"note: step 8 took 4.0 s; 1.0 s is usual. 99 processes compete for \d+ cores?\. OMP_WAIT", note
+        )
 
 
 def test_the_view_is_chosen() -> None:

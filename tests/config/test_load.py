@@ -121,7 +121,7 @@ WRONG = [
     ("compute.device", "gpu", "should be auto, cpu or cuda"),
     ("learnig", {}, "learnig is not a known key. Did you mean learning?"),
     ("learning.learning_rate", 1, "is not a known key. learning takes steps,"),
-    ("zzz", 1, "is not a known key. The top level takes name, seed, model,"),
+    ("zzz", 1, "is not a known key. The top level takes name, seed, notes, model,"),
 ]
 
 
@@ -246,3 +246,37 @@ def test_wrong_options_are_named(values: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         build(Options, values, "tasks")
     assert str(caught.value) == said
+
+
+@pytest.mark.parametrize(
+    ("override", "meant"),
+    [
+        ("lr=1e-5", "learning.lr or warmstart.lr"),
+        ("training.lr=1e-5", "learning.lr or warmstart.lr"),
+        ("learnin.lr=1e-5", "learning.lr"),
+        ("sampling.steps=3", "learning.steps"),
+        ("learning.beta=0.1", "learning.kl.beta"),
+        ("r=8", "model.lora.r"),
+        ("temprature=1", "eval.temperature or sampling.temperature"),
+        ("smpling.zzz=1", "sampling"),
+        ("sampling.temprature=1", "temperature"),
+    ],
+)
+def test_an_unknown_key_is_answered_with_the_key_that_was_meant(override: str, meant: str) -> None:
+    assert problem({}, override) == f"{override.partition('=')[0]} is not a known key. Did you mean {meant}?"
+
+
+def test_a_recipe_warms_up_within_a_shortened_run(tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_text("[learning]\nsteps = 100\nwarmup = 10")
+    shortened = load_config(tmp_path / "r.toml", ["learning.steps=5"])
+    assert shortened.learning.warmup == 2
+    assert shortened.notes == ("learning.warmup = 2: the recipe's 10 would exceed learning.steps = 5.",)
+    assert load_config(tmp_path / "r.toml", {"learning.steps": 1}).learning.warmup == 0
+    enough = load_config(tmp_path / "r.toml", ["learning.steps=10"])
+    assert (enough.learning.warmup, enough.notes) == (10, ())
+    for overrides in (["learning.steps=5", "learning.warmup=6"], ["learning.warmup=101"]):
+        with pytest.raises(ConfigError, match=r"learning.warmup = .* should be between 0 and learning.steps"):
+            load_config(tmp_path / "r.toml", overrides)
+    (tmp_path / "r.toml").write_text("[learning]\nsteps = 5\nwarmup = 10")
+    with pytest.raises(ConfigError, match=r"learning.warmup = 10 should be between 0 and learning.steps = 5"):
+        load_config(tmp_path / "r.toml")

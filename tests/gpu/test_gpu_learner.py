@@ -55,7 +55,8 @@ def apart(mine: Tensor, theirs: Tensor) -> float:
 
 @pytest.mark.parametrize("heads", [(4, 4), (9, 3), (8, 1)])
 @pytest.mark.parametrize("size", [16, 64, 128])
-def test_attention_is_that_of_sdpa(heads: tuple[int, int], size: int) -> None:
+@pytest.mark.parametrize("window", [None, 5])
+def test_attention_is_that_of_sdpa(heads: tuple[int, int], size: int, window: int | None) -> None:
     """Shared prompts too: the second and third segment see the first one's keys before their own."""
     torch.manual_seed(0)
     query, key, value = (torch.randn(40, h, size).bfloat16().requires_grad_() for h in (heads[0], heads[1], heads[1]))
@@ -68,7 +69,8 @@ def test_attention_is_that_of_sdpa(heads: tuple[int, int], size: int) -> None:
         kind = torch.float32 if device == "cpu" else torch.bfloat16
         q, k, v = (x.detach().to(device, kind).requires_grad_() for x in (query, key, value))
         own = (k.float()[places.to(device)].to(kind), v.float()[places.to(device)].to(kind))
-        out = attend(q, *own, Packed(*(x.to(device) if isinstance(x, Tensor) else x for x in packed)), size**-0.5)
+        there = Packed(*(x.to(device) if isinstance(x, Tensor) else x for x in packed))
+        out = attend(q, *own, there, size**-0.5, window)
         weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(3)).to(device, kind)
         (out * weight).sum().backward()
         grads.append([out, q.grad, k.grad, v.grad])

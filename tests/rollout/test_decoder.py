@@ -1,5 +1,6 @@
 """One token more for every row equals transformers' forward over everything, for each type of model."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from uptrend.rollout.inprocess import InProcessSampler
 from uptrend.rollout.sampler import Limits
 
 PROMPTS = ["Calculate: 7 + 8 = ", "And?", "Calculate: 13 - 20 = 1"]
-OTHERS = ("stablelm", "gemma", "gpt_neox")
+OTHERS = ("stablelm", "gemma", "gemma3_text", "gpt_neox")
 
 
 @pytest.fixture(scope="module")
@@ -28,14 +29,14 @@ def decoder_of(policy: Policy) -> Decoder:
     return make_decoder(policy, make_cache(policy))
 
 
-def check(policy: Policy) -> None:
-    """Sampled turns of three streams, twice, against the whole forward."""
+def check(policy: Policy, prompts: Sequence[str] = PROMPTS) -> None:
+    """Sampled turns of several streams, twice, against the whole forward."""
     sampler, limits = InProcessSampler(policy), Limits(12, 400)
-    whole = [encode(policy, p) for p in PROMPTS]
+    whole = [encode(policy, p) for p in prompts]
     news = whole
     for _ in range(2):
         said = speak(sampler, [(i, ids, i) for i, ids in enumerate(news)], limits)
-        news = [encode(policy, " x")] * len(PROMPTS)
+        news = [encode(policy, " x")] * len(prompts)
         for ids, extension in zip(whole, said, strict=True):
             ids += extension.ids.tolist()
             expected = expected_logprobs(full_logits(policy, ids), ids, extension.ids.tolist(), limits)
@@ -89,8 +90,10 @@ def test_llamas_of_other_shapes(tmp_path: Path, changes: dict[str, Any]) -> None
     check(policy)
 
 
-def test_a_sliding_window_is_right_as_long_as_it_holds_the_context(tmp_path: Path) -> None:
-    policy = make_policy(write_model(tmp_path, "mistral", sliding_window=60))
+@pytest.mark.parametrize("kind", ["mistral", "gemma3_text"])
+def test_a_sliding_window_ends_before_a_context_does(tmp_path: Path, kind: str) -> None:
+    """In all layers or in one; and with a prompt of so many pages that its streams share them."""
+    policy = make_policy(write_model(tmp_path, kind, sliding_window=9))
     assert isinstance(decoder_of(policy), PlainDecoder)
-    assert policy.window == 60
-    check(policy)
+    assert policy.window is None
+    check(policy, [*PROMPTS, PROMPTS[0] * 15, PROMPTS[0] * 15])

@@ -84,7 +84,10 @@ def test_sections_that_can_not_work(tasks, evaluation, said, monkeypatch):
 
 
 def test_the_held_out_set_does_not_depend_on_what_is_trained_on():
-    first, second = heldout(configure({"high": 10, "seed": 3}, seed=9)), heldout(configure({"name": "mixed"}, {"name": "arithmetic"}))
+    first, second = (
+        heldout(configure({"high": 10, "seed": 3}, seed=9)),
+        heldout(configure({"name": "mixed"}, {"name": "arithmetic"})),
+    )
     assert first.hash == second.hash == tasks_hash(first.tasks) != heldout(configure(evaluation={"seed": 1})).hash
     described = {"name": "arithmetic", "version": "1", "seed": 0, "count": 200, "hash": first.hash}
     assert first.describe() == described

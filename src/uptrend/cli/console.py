@@ -13,10 +13,29 @@ import typer
 from rich.console import Console, RenderableType
 from rich.table import Table
 
+from uptrend.config.load import dotted_keys
 from uptrend.records.directory import write_whole
+from uptrend.records.metrics import find_metric
 from uptrend.stats.formatting import NONE, percent
 
 BLOCKS = "▁▂▃▄▅▆▇█"
+LEAST_SPAN = 0.1
+"""Least height of a curve's scale, as a share of the metric's bounds, or of its largest value where it has none."""
+
+
+def complete_runs() -> list[str]:
+    """Return the names under ./runs, for shell completion; shells add paths where none of these fits."""
+    return sorted(path.parent.name for path in Path("runs").glob("*/run.json"))
+
+
+def complete_recipes() -> list[str]:
+    """Return the recipes here and under ./recipes, for shell completion."""
+    return sorted(map(str, [*Path().glob("*.toml"), *Path("recipes").glob("**/*.toml")]))
+
+
+def complete_keys() -> list[str]:
+    """Return config keys with their equals sign, for shell completion."""
+    return [f"{key}=" for key in dotted_keys()]
 
 
 Format = Literal["text", "json"]
@@ -25,9 +44,14 @@ AsFormat = Annotated[Format, typer.Option("--format", "-f", help="Output format.
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Sets = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override one config value: --set learning.lr=2e-5. Repeatable."),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override one config value: --set learning.lr=2e-5. Repeatable.",
+        autocompletion=complete_keys,
+    ),
+]  # fmt: skip
+RunArgument = Annotated[
+    str, typer.Argument(help="Run directory, or a name under ./runs.", autocompletion=complete_runs)
 ]
-RunArgument = Annotated[str, typer.Argument(help="Run directory, or a name under ./runs.")]
 RunsFolder = Annotated[Path, typer.Option(help="Folder for run directories.")]
 LabFolder = Annotated[Path, typer.Option("--dir", help="Folder of the lab.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print only the outcome.")]
@@ -80,15 +104,25 @@ def columns(
     return table
 
 
-def sparkline(values: Sequence[float | None], width: int, low: float | None = None, high: float | None = None) -> str:
+def sparkline(
+    values: Sequence[float | None], width: int, low: float | None = None, high: float | None = None, metric: str = ""
+) -> str:
     """Draw values in at most `width` blocks, each the mean of its share; a space where there is no number.
 
-    The scale runs from the least to the largest mean. Give `low` and `high` to compare two lines.
+    The scale runs from the least to the largest mean, and is never finer than `LEAST_SPAN` of the metric's bounds or of
+    the values' size: what hardly moves is drawn flat. Give `low` and `high` to compare two lines.
     """
     means = bucket_means(values, width)
     finite = [mean for mean in means if mean is not None]
     bottom = min(finite, default=0.0) if low is None else low
-    span = (max(finite, default=0.0) if high is None else high) - bottom
+    top = max(finite, default=0.0) if high is None else high
+    known = find_metric(metric) if metric else None
+    is_bounded = known is not None and known.low is not None and known.high is not None
+    full = known.high - known.low if is_bounded else max(abs(bottom), abs(top))  # type: ignore[union-attr, operator]
+    span = top - bottom
+    if span < LEAST_SPAN * full:
+        # The middle of the values comes to the middle of a block, so that noise does not step over an edge.
+        bottom, span = (bottom + top) / 2 - LEAST_SPAN * full * 3.5 / 8, LEAST_SPAN * full
     line = ""
     for mean in means:
         if mean is None:

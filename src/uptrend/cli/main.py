@@ -1,17 +1,20 @@
 """The `uptrend` command: its verbs, imported when they are called, and its errors."""
 
 import importlib
+import os
 import sys
 import warnings
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+import uptrend as package
 from uptrend.records import UptrendError
 from uptrend.records.renamed import RenamedWarning
 
 VERBS = {
+    "init": ("uptrend.cli.init", "command", "Start from your own data: recipe, reward, test."),
     "train": ("uptrend.cli.train", "command", "Train a model on a recipe and record everything."),
     "preflight": ("uptrend.cli.preflight", "command", "Probe a recipe for faults before it runs."),
     "warmstart": ("uptrend.cli.train", "teach", "Teach a model a taskset's expert rollouts."),
@@ -22,6 +25,7 @@ VERBS = {
     "replay": ("uptrend.cli.replay", "command", "Repeat a run's updates with one setting changed."),
     "runs": ("uptrend.cli.runs", "app", "List, show and compare run directories."),
     "plot": ("uptrend.cli.plot", "command", "Draw the curves of runs as PNG or SVG."),
+    "track": ("uptrend.cli.track", "command", "Send a run to W&B, Trackio, TensorBoard or MLflow."),
     "tasks": ("uptrend.cli.tasks", "app", "List, show and validate tasksets."),
     "models": ("uptrend.cli.models", "app", "List, pull and show models."),
 }
@@ -31,8 +35,9 @@ VERBS = {
 class Verbs(TyperGroup):
     """Group that imports a verb when it is called: `--help` stays fast and needs no torch."""
 
-    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 (Click's signature)
-        return list(VERBS)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands = dict.fromkeys(VERBS)  # type: ignore[assignment]  # names, to list and to suggest
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002 (Click's signature)
         if cmd_name not in VERBS:
@@ -50,12 +55,30 @@ class Verbs(TyperGroup):
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary) for name, (_, _, summary) in VERBS.items()])
 
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        if incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        from typer.core import CompletionItem  # type: ignore[attr-defined]
 
-app = typer.Typer(cls=Verbs, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+        shown = {name: summary for name, (_, _, summary) in VERBS.items() if name.startswith(incomplete)}
+        return [CompletionItem(name, help=summary) for name, summary in shown.items()]
+
+
+app = typer.Typer(cls=Verbs, no_args_is_help=True, rich_markup_mode=None)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"uptrend {package.__version__}")
+        raise typer.Exit
 
 
 @app.callback()
-def uptrend() -> None:
+def uptrend(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
     """RL post-training that explains itself.
 
     \b
@@ -68,6 +91,10 @@ def uptrend() -> None:
 
 def main(arguments: list[str] | None = None) -> Any:
     """Run the console script."""
+    if hasattr(os, "getloadavg") and os.getloadavg()[0] > (os.cpu_count() or 1) + 0.5:
+        # Threads that spin while they wait take the cores of those that they wait for, and steps take many times as
+        # long; on quiet cores small models are faster with them. OpenMP reads this when torch loads.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     return call(app, arguments)
 
 

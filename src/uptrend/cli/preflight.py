@@ -74,8 +74,11 @@ def command(
         raise typer.Exit(1)
 
 
-def tell_preflight(report: Preflight) -> None:
-    """Print on stderr what the cheap probes before a run found."""
+def tell_preflight(report: Preflight | None) -> None:
+    """Print on stderr that the cheap probes begin (None), or what they found."""
+    if report is None:
+        typer.echo("preflight: probing model, tasks and reward before the first step…", err=True)
+        return
     typer.echo(f"preflight: {report.count} by {plural(report.asked, 'probe')}, {duration(report.seconds)}", err=True)
     for line in _finding_lines([f for f in report.findings if f.severity != Severity.NOTE]):
         typer.echo(line.plain, err=True)

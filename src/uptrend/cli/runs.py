@@ -1,19 +1,30 @@
 """`uptrend runs`: list runs, show one run or one of its rollouts, compare two runs."""
 
+import heapq
 import math
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
-import pyarrow.compute as pc
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from uptrend.cli.console import AsJson, RunArgument, columns, make_app, phase_shares, print_json, sparkline, terminal
-from uptrend.cli.summary import HELD_OUT, HeldOutSummary, compare, describe, find_runs, open_run
+from uptrend.cli.summary import (
+    HELD_OUT,
+    HeldOutSummary,
+    compare,
+    describe,
+    find_runs,
+    groups_of,
+    open_run,
+    summarize_rollout,
+)  # fmt: skip
 from uptrend.config.load import nearest
 from uptrend.config.tables import flatten
 from uptrend.records import RecordError, Role, Run
@@ -23,6 +34,7 @@ from uptrend.stats.formatting import NONE, duration, number, p_value, percent, p
 app = make_app("List runs, show one, compare two.")
 Decode = Callable[[Sequence[int]], str]
 STATUS_COLORS = {"running": "cyan", "finished": "green", "stopped": "yellow", "failed": "red", "killed": "red"}
+SEVERITY_COLORS = {"critical": "red", "warning": "yellow"}
 ROLE_COLORS = {"system": "dim", "user": "cyan", "assistant": "green", "tool": "yellow"}
 TOKEN_COLORS = {Role.PROMPT: "cyan", Role.MODEL: "green", Role.TOOL: "yellow"}
 WIDE_FROM = 140
@@ -74,35 +86,37 @@ def list_runs(
 @app.command("show")
 def show_run(
     run: RunArgument,
-    rollout: Annotated[str, typer.Option(help="Show one rollout, named STEP/GROUP/INDEX, with its tokens.")] = "",
+    rollout: Annotated[str, typer.Option(help="Show a step, a group or a rollout: STEP, STEP/GROUP/INDEX.")] = "",
+    best: Annotated[int, typer.Option(min=0, help="List this many rollouts with the highest reward.")] = 0,
+    worst: Annotated[int, typer.Option(min=0, help="List this many rollouts with the lowest reward.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Show one run, or one of its rollouts.
+    """Show one run, or its rollouts.
 
     \b
     uptrend runs show quickstart
-    uptrend runs show quickstart --rollout 12/000012-0003/5
+    uptrend runs show quickstart --rollout 12      groups
+    uptrend runs show quickstart --rollout 12/3    one group
+    uptrend runs show quickstart --rollout 12/3/5  one rollout
+    uptrend runs show quickstart --worst 5
 
-    Of a run: config, curves, evaluations, time and files. Of a rollout: messages, reward and tokens.
+    Of a run: trend, findings, config, curves, evaluations, time and files. Of a rollout: messages, reward and tokens.
     """
     opened, console = open_run(run), terminal()
-    if rollout:
-        rows = _find_rollout(opened, rollout)
-        if as_json:
-            rest = {key: value for key, value in rows[0].items() if key not in (*TOKEN_COLUMNS, "sequence")}
-            print_json({**rest, "sequences": [{name: row[name] for name in TOKEN_COLUMNS} for row in rows]})
-        else:
-            _print_rollout(console, rows, _decoder(opened))
-        return
-    described = describe(opened)
-    if as_json:
-        print_json(described)
-        return
-    console.print(_headline(described))
-    for section in (_facts(described), _curves(described["curves"], console.width), _results(described)):
-        if section:
-            console.print()
-            console.print(columns(rows=section))
+    if best or worst:
+        _show_extremes(console, opened, rollout, {"best": best, "worst": worst}, as_json)
+    elif rollout:
+        _show_rollouts(console, opened, rollout, as_json)
+    elif as_json:
+        print_json(describe(opened))
+    else:
+        described = describe(opened)
+        console.print(_headline(described))
+        curves = _curves(described["curves"], console.width)
+        for section in (_diagnosis(described), _facts(described), curves, _results(described)):
+            if section:
+                console.print()
+                console.print(columns(rows=section))
 
 
 @app.command("compare")
@@ -152,6 +166,18 @@ def _headline(run: dict[str, Any]) -> Text:
     return Text.assemble((run["name"], "bold"), "  ", status, where)
 
 
+def _diagnosis(run: dict[str, Any]) -> list[tuple[str, str | Text]]:
+    doctor, findings = run["doctor"], run["doctor"]["findings"]
+    rows: list[tuple[str, str | Text]] = [("trend", f"{doctor['trend']}: {doctor['sentence']}")]
+    for found in findings[:1]:
+        color = SEVERITY_COLORS.get(found["severity"], "")
+        rows.append(("finding", Text(f"{found['severity']}: {found['id']}: {found['summary']}", color)))
+        rows += [("fix", found["fix"])] if found["fix"] else []
+    if len(findings) > 1:
+        rows.append(("also", ", ".join(f"{found['id']} ({found['severity']})" for found in findings[1:])))
+    return [*rows, ("more", doctor["more"])]
+
+
 def _facts(run: dict[str, Any]) -> list[tuple[str, str]]:
     config, machine = flatten(run["config"]), run["machine"] or {}
     count = (run["weights"] or {}).get("parameters")
@@ -179,7 +205,8 @@ def _curves(curves: Mapping[str, Any], width: int) -> list[tuple[str, Text]]:
         for place, (side, values) in enumerate(pair.items()):
             # A shorter run gets a shorter line, so that equal places are equal steps.
             share = space if key == HELD_OUT or key.startswith("eval/") else max(1, space * len(values) // longest)
-            line = sparkline(values, share, min(finite, default=0), max(finite, default=0))
+            metric = "eval/accuracy" if key == HELD_OUT else key
+            line = sparkline(values, share, min(finite, default=0), max(finite, default=0), metric)
             known = [value for value in values if value is not None]
             ends = f"{number(known[0])} → {number(known[-1])}" if known else NONE
             label = (f"{side.upper()}  " if side else "", "bold")
@@ -197,23 +224,90 @@ def _results(run: dict[str, Any]) -> list[tuple[str, str]]:
     return [*rows, ("files", ", ".join(f"{name} {size(count)}" for name, count in run["files"].items()))]
 
 
-def _find_rollout(run: Run, named: str) -> list[dict[str, Any]]:
-    """Return the rows of a rollout named `step/group/index`; a group's name may contain slashes."""
-    # Imported runs name groups freely: only the first and the last slash separate.
+def _show_rollouts(console: Console, run: Run, named: str, as_json: bool) -> None:
+    """Show what is named: a step's groups, a group's rollouts, or one rollout with its tokens."""
     step, _, rest = named.partition("/")
-    group, _, index = rest.rpartition("/")
-    if not group or not step.isdigit() or not index.isdigit():
-        raise RecordError(f"--rollout {named}: it should be step/group/index, such as 12/000012-0003/5.")
-    table = run.rollouts(int(step))
-    own = table.filter(pc.equal(table["group"], group))
-    rows: list[dict[str, Any]] = own.filter(pc.equal(own["index"], int(index))).to_pylist()
-    if rows:
-        return rows
-    groups = sorted({str(name) for name in table["group"].to_pylist()})
-    there = nearest(group, groups) or f" It has {groups[0]} to {groups[-1]}."
-    if own.num_rows:
-        there = f" Its rollouts are {pc.min(own['index'])} to {pc.max(own['index'])}."
-    raise RecordError(f"Step {step} of {run.path} has no rollout {index} in a group {group}.{there}")
+    if not step.isdigit():
+        raise RecordError(f"--rollout {named}: it should be STEP, STEP/GROUP or STEP/GROUP/INDEX, such as 12/3/5.")
+    groups = groups_of(run, int(step))
+    by_name = {str(group["number"]): group for group in groups} | {group["group"]: group for group in groups}
+    # Imported runs name groups freely, also with slashes.
+    match = None if rest in by_name else re.fullmatch(r"(.+)/(\d+)", rest)
+    name, index = match.groups() if match else (rest, None)
+    if rest and name not in by_name:
+        numbers = [group["number"] for group in groups] or [0]
+        there = nearest(name, by_name) or f" It has {len(groups)}: {min(numbers)} to {max(numbers)}."
+        raise RecordError(f"Step {step} of {run.path} has no group {name}.{there}")
+    shown = [by_name[name]] if rest else groups
+    rollouts = shown[0]["rollouts"] if rest else {}
+    if index is not None:
+        rows = rollouts.get(int(index))
+        if rows is None:
+            its = f"Its rollouts are {min(rollouts)} to {max(rollouts)}."
+            raise RecordError(f"Step {step} of {run.path} has no rollout {index} in group {name}. {its}")
+        if as_json:
+            facts = {key: value for key, value in rows[0].items() if key not in (*TOKEN_COLUMNS, "sequence")}
+            print_json({**facts, "sequences": [{name: row[name] for name in TOKEN_COLUMNS} for row in rows]})
+        else:
+            _print_rollout(console, rows, _decoder(run))
+        return
+    listed = [summarize_rollout(rows, shown[0]["number"]) for rows in rollouts.values()]
+    if as_json:
+        tables = [{key: value for key, value in group.items() if key != "rollouts"} for group in shown]
+        print_json({**tables[0], "rollouts": listed} if rest else {"step": int(step), "groups": tables})
+        return
+    _print_groups(console, shown)
+    if rest:
+        console.print()
+        _print_listed(console, listed)
+
+
+def _show_extremes(console: Console, run: Run, step: str, counts: Mapping[str, int], as_json: bool) -> None:
+    """List the rollouts with the highest or lowest reward of a run, or of a step."""
+    if step and not step.isdigit():
+        raise RecordError(f"--best and --worst list rollouts of a run or of a step: --rollout {step.partition('/')[0]}")
+    found = dict[str, list[dict[str, Any]]]()
+    for which, count in counts.items():
+        # One step at a time and without its tokens, so that a long run fits into memory; of equal rewards, the earlier.
+        rewards = (
+            (row["reward"], one, row["group"], row["index"])
+            for one in ([int(step)] if step else run.rollout_steps)
+            for row in run.rollouts(one).select(["reward", "group", "index", "sequence"]).to_pylist()
+            if row["reward"] is not None and not row["sequence"]
+        )
+        choose, listed = heapq.nlargest if which == "best" else heapq.nsmallest, []
+        for _, one, name, index in choose(count, rewards, key=lambda row: row[0]):
+            group = next(group for group in groups_of(run, one) if group["group"] == name)
+            listed.append(summarize_rollout(group["rollouts"][index], group["number"]))
+        found |= {which: listed} if count else {}
+    if as_json:
+        print_json(found)
+        return
+    for which, listed in found.items():
+        console.print(Text(f"{which} {plural(len(listed), 'rollout')} by reward", "bold"))
+        _print_listed(console, listed)
+
+
+def _print_groups(console: Console, groups: Sequence[dict[str, Any]]) -> None:
+    rows: list[Sequence[str | Text]] = []
+    for group in groups:
+        counted = Counter(group["rewards"]).most_common()
+        rewards = ", ".join(f"{number(reward)} ×{count}" for reward, count in counted[:4])
+        state = Text("dead" if group["kept"] else "replaced", "red") if group["dead"] else "alive"
+        question = Text(group["question"] or str(group["task"]), no_wrap=True, overflow="ellipsis")
+        rows.append((f"{group['step']}/{group['number']}", number(group["mean"]), state,
+                     rewards + (", …" if len(counted) > 4 else ""), question))  # fmt: skip
+    console.print(columns("group", "mean", "", "rewards", "task", rows=rows, right=["mean"], wraps="task"))
+
+
+def _print_listed(console: Console, listed: Sequence[dict[str, Any]]) -> None:
+    rows = []
+    for one in listed:
+        text = Text(one["error"] or one["text"], "red" if one["error"] else "", no_wrap=True, overflow="ellipsis")
+        figures = (number(one["reward"]), number(one["advantage"]), number(one["tokens"]))
+        rows.append((one["rollout"], *figures, one["ended"], text))
+    headings = ("rollout", "reward", "advantage", "tokens", "ended", "text")
+    console.print(columns(*headings, rows=rows, right=headings[1:4], wraps="text"))
 
 
 def _decoder(run: Run) -> Decode | None:

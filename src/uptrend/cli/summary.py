@@ -1,8 +1,10 @@
 """Summaries of runs as plain objects: the same for tables and for --json."""
 
+import contextlib
 import itertools
 import statistics
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,9 @@ from typing import Any
 from uptrend.config import difference
 from uptrend.config.load import nearest
 from uptrend.config.tables import flatten
-from uptrend.records import RecordError, Run
+from uptrend.records import RecordError, Role, Run
+from uptrend.records.directory import LINES
+from uptrend.records.view import view_of
 from uptrend.stats.formatting import estimate
 
 CURVES = (
@@ -122,6 +126,7 @@ def describe(run: Run) -> dict[str, Any]:
             files[f"{top}/" if path.parent != run.path else top] += path.stat().st_size
     return {
         **summarize(run),
+        "doctor": diagnosis(run),
         "config": run.config,
         **{key: run.info.get(key) for key in ("uptrend", "tasks", "eval", "machine", "notes")},
         "weights": run.info.get("model"),
@@ -131,6 +136,70 @@ def describe(run: Run) -> dict[str, Any]:
         "phases": phases(run.metric_lines),
         "checkpoints": [path.name for path in run.checkpoints],
         "files": files,
+    }
+
+
+def diagnosis(run: Run) -> dict[str, Any]:
+    """Return the trend and the causes of a run: those of findings.json where it is up to date, else judged now."""
+    path, report = run.path / "findings.json", None
+    lines = [run.path / name for name in LINES.values()]
+    with contextlib.suppress(OSError, RecordError):
+        if path.stat().st_mtime >= max((file.stat().st_mtime for file in lines if file.exists()), default=0.0):
+            report = run.report
+    if report is None or report["steps"] != len(run.metric_lines):
+        # scipy only where it has to judge
+        from uptrend.doctor.diagnose import diagnose
+        from uptrend.doctor.report import to_table
+
+        report = to_table([diagnose(view_of(run))])
+    causes = [finding for finding in report["findings"] if finding["symptom_of"] is None]
+    return {
+        "trend": report["trend"],
+        "sentence": report["sentence"],
+        "findings": [
+            {**{key: cause[key] for key in ("id", "severity", "confidence", "summary")},
+             "fix": cause["fix"] and cause["fix"]["sentence"]} for cause in causes
+        ],
+        "more": f"uptrend doctor {run.path}",
+    }  # fmt: skip
+
+
+def groups_of(run: Run, step: int) -> list[dict[str, Any]]:
+    """Return the groups of a step, with the rows of their rollouts by index.
+
+    A group's number is that of its name in our runs, and its place in others.
+    """
+    rows = sorted(
+        run.rollouts(step).to_pylist(), key=lambda row: (str(row["group"]), row["index"] or 0, row["sequence"] or 0)
+    )
+    groups = []
+    for place, (name, own) in enumerate(itertools.groupby(rows, key=lambda row: str(row["group"]))):
+        rollouts = {index: list(parts) for index, parts in itertools.groupby(own, key=lambda row: row["index"] or 0)}
+        firsts = [parts[0] for parts in rollouts.values()]
+        rewards = [first["reward"] for first in firsts if first["reward"] is not None]
+        number = name.removeprefix(f"{step:06d}-")
+        asked = [message["content"] or "" for message in firsts[0]["messages"] or () if message["role"] == "user"]
+        groups.append({
+            "step": step, "number": int(number) if number != name and number.isdigit() else place, "group": name,
+            "task": firsts[0]["task"], "question": " ".join("".join(asked[:1]).split()), "rewards": rewards,
+            "mean": statistics.fmean(rewards) if rewards else None, "dead": len(set(rewards)) == 1,
+            "kept": firsts[0]["kept"] is not False, "rollouts": rollouts,
+        })  # fmt: skip
+    return groups
+
+
+def summarize_rollout(rows: Sequence[dict[str, Any]], group: int) -> dict[str, Any]:
+    """Return a rollout's figures and the text that the model wrote, from the rows of its sequences."""
+    first, roles = rows[0], [role for row in rows for role in row["roles"] or ()]
+    advantages = [value for row in rows for value in row["advantages"] or [None] * len(row["roles"] or ())]
+    known = [a for a, role in zip(advantages, roles, strict=True) if role == Role.MODEL and a is not None]
+    said = [f"{m['content'] or ''} {m['calls'] or ''}" for m in first["messages"] or () if m["role"] == "assistant"]
+    return {
+        "rollout": f"{first['step']}/{group}/{first['index']}",
+        **{key: first[key] for key in ("group", "index", "task", "reward", "correct", "ended", "error")},
+        "advantage": statistics.fmean(known) if known else None,
+        "tokens": roles.count(Role.MODEL),
+        "text": " ".join(" ".join(said).split()),
     }
 
 

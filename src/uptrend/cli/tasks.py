@@ -16,19 +16,20 @@ from uptrend.records import ConfigError
 from uptrend.runner.evaluation import count_musique
 from uptrend.stats.formatting import assignments
 from uptrend.tasks.pool import eval_options, eval_sections, heldout, make_taskset, pool, resolved, stage_sections
-from uptrend.tasks.registry import names
+from uptrend.tasks.registry import names, prefixes
 from uptrend.tasks.validate import validate
 
 app = make_app("Look at tasksets, and check without a model that they are fit to train on.")
 Name = Annotated[
-    str, typer.Argument(help="Taskset: name, module:Class, .jsonl file, or recipe (.toml).", metavar="NAME")
+    str, typer.Argument(help="Taskset: name, module:Class, file of rows, or recipe (.toml).", metavar="NAME")
 ]
 
 
 @app.command("list")
 def list_tasksets() -> None:
     """List the installed tasksets, one line each."""
-    terminal().print(columns(rows=[(Text(name, "bold not dim"), line) for name, line in names().items()]))
+    lines = names() | {f"{prefix}:NAME": line for prefix, line in prefixes().items()}
+    terminal().print(columns(rows=[(Text(name, "bold not dim"), line) for name, line in lines.items()]))
 
 
 @app.command()
@@ -116,6 +117,39 @@ def validate_tasksets(name: Name, overrides: Sets = None, as_json: AsJson = Fals
         raise typer.Exit(1)
 
 
+@app.command("export")
+def export_taskset(
+    name: Name,
+    to: Annotated[Path, typer.Option("--to", help="Folder of the package; it must not exist yet.")],
+    overrides: Sets = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a taskset as a package that verifiers loads: its tasks, tools and rewards.
+
+    \b
+    uptrend tasks export arithmetic --to sums
+    uptrend tasks export recipes/musique/atlas.toml --to questions
+    pip install ./sums
+    """
+    from uptrend.bridge.environments.export import export
+
+    config = _config(name, overrides or ())
+    _, where, section = stage_sections(config)[0]
+    held = config.eval if name.endswith(".toml") else section
+    options = eval_options(config) if held is config.eval else section.options
+    splits = {
+        "train": {"name": section.name, "options": resolved(section.name, section.options, where),
+                  "seed": section.seed, "count": section.train},
+        "eval": {"name": held.name, "options": resolved(held.name, options, "eval"),
+                 "seed": config.eval.seed, "count": config.eval.tasks},
+    }  # fmt: skip
+    title = export(splits, config.sampling.max_turns if name.endswith(".toml") else None, to)
+    if as_json:
+        print_json({"package": title, "folder": str(to)})
+    else:
+        terminal().print(f"{title} is in {to}. Install it with: pip install {to}")
+
+
 def _config(name: str, overrides: Iterable[str]) -> Config:
     if name.endswith(".toml"):
         return load_config(Path(name), overrides)
@@ -125,8 +159,8 @@ def _config(name: str, overrides: Iterable[str]) -> Config:
             right = "tasks." + override.partition(".")[2].strip() if option else "tasks.KEY=VALUE"
             raise ConfigError(f"--set {override}: {name} is read as [tasks]; write --set {right}.")
     named = {"name": name}
-    if name.endswith(".jsonl"):
-        named = {"name": "musique" if count_musique(Path(name)) else "jsonl", "file": name}
+    if name.endswith((".jsonl", ".json", ".csv", ".parquet")):
+        named = {"name": "musique" if count_musique(Path(name)) else "data", "file": name}
     return load_config({"tasks": named}, overrides)
 
 

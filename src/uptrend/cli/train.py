@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from uptrend.cli.console import Quiet, RunsFolder, Sets
+from uptrend.cli.console import Quiet, RunsFolder, Sets, complete_recipes
 from uptrend.cli.preflight import tell_preflight
 from uptrend.cli.view import choose_view, stop_on_interrupt
 from uptrend.config import load_config
@@ -20,7 +20,9 @@ from uptrend.training.observer import Observer
 
 
 def command(
-    recipe: Annotated[Path | None, typer.Argument(help="Recipe: a TOML file.", show_default=False)] = None,
+    recipe: Annotated[
+        Path | None, typer.Argument(help="Recipe: a TOML file.", show_default=False, autocompletion=complete_recipes)
+    ] = None,
     sets: Sets = None,
     name: Annotated[str | None, typer.Option(help="Name of the run directory. Default: the recipe's name.")] = None,
     runs: RunsFolder = Path("runs"),
@@ -76,7 +78,9 @@ def command(
 
 
 def teach(
-    recipe: Annotated[Path, typer.Argument(help="Recipe: a TOML file with a [warmstart] section.")],
+    recipe: Annotated[
+        Path, typer.Argument(help="Recipe: a TOML file with a [warmstart] section.", autocompletion=complete_recipes)
+    ],
     out: Annotated[Path | None, typer.Option(help="Model folder to make. Default: models/NAME.")] = None,
     sets: Sets = None,
     name: Annotated[str | None, typer.Option(help="Name of the run directory. Default: NAME-warmstart.")] = None,

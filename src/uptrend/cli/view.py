@@ -1,12 +1,13 @@
 """Views of a run (live panel, lines, or only the outcome) and of an experiment (lines, and a live table)."""
 
+import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from rich.console import Console, Group
@@ -23,7 +24,7 @@ from uptrend.lab.measure import measure
 from uptrend.lab.plan import PlannedRun
 from uptrend.lab.workers import Outcome, Progress
 from uptrend.records import Evaluation, Run, UptrendError
-from uptrend.stats.formatting import duration, number, percent
+from uptrend.stats.formatting import duration, number, percent, plural
 from uptrend.training.observer import Observer, StepRecord, Stop
 
 FIGURES = {
@@ -35,11 +36,13 @@ FIGURES = {
     "entropy": "learner/entropy/mean",
     "gradient": "gradient/norm/before",
 }
-Curve = tuple[str, str, list[float | None]]
+Curve = tuple[str, str, list[float | None], str]
 NAME, VALUE = 11, 25
 """Widths of the panel's first two columns; the curves have the rest."""
 RECENT = 20
-"""Steps over which the time by phase is averaged."""
+"""Steps over which the time by phase is averaged, and which a slow step is compared with."""
+SLOW, SLOW_STEPS, SLOW_SECONDS, ENOUGH = 3.0, 2, 1.0, 5
+"""Slow steps: times the usual, how many in a row, their least seconds, and earlier steps that show what is usual."""
 
 
 def choose_view(quiet: bool, is_terminal: bool) -> "QuietView":
@@ -96,7 +99,10 @@ class View:
 class QuietView(View):
     """View that prints only the outcome; the others add to it."""
 
-    title, start, steps = "", 0, 0
+    title, start, steps, size = "", 0, 0, 0
+    known = 0
+    """Steps of the run that this process did not make."""
+    is_slow = False
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(console or Console(highlight=False))
@@ -112,6 +118,7 @@ class QuietView(View):
         """Start from what the run directory holds, and print its notes."""
         self.title = f"{run.name} · {run.config['model']['name']} · {run.config['tasks']['name']}"
         self.start, self.steps = run.start, run.steps or 0
+        self.size, self.known = run.config.get("sampling", {}).get("size", 0), len(run.metric_lines)
         self.metrics, self.evaluations, self.sets = list(run.metric_lines), held_out(run), further_sets(run)
         for note in run.info.get("notes", ()):
             self.say(f"note: {note}")
@@ -125,6 +132,32 @@ class QuietView(View):
         for label, held in record.sets.items():
             self.sets.setdefault(label, []).append(_summary(held))
         self.times.append((self.clock(), self.last_step))
+
+    def note_slow_steps(self) -> None:
+        """Print one line per slow period: steps that take much longer, and not because they sampled more tokens."""
+        timed = [line for line in self.metrics[self.known :] if line.get("seconds/step") is not None]
+        last, before = timed[-SLOW_STEPS:], timed[-SLOW_STEPS - RECENT : -SLOW_STEPS]
+        if len(before) < ENOUGH:
+            return
+        seconds, tokens = median(line["seconds/step"] for line in before), median(map(self._sampled, before)) or 1.0
+        times = [line["seconds/step"] / seconds / max(1.0, self._sampled(line) / tokens) for line in last]
+        is_slow = min(times) > SLOW and last[-1]["seconds/step"] > SLOW_SECONDS
+        if is_slow and not self.is_slow:
+            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+            why = f" {load:.0f} processes compete for {plural(cores, 'core')}." if load > cores + 1 else ""
+            if (
+                why and "OMP_WAIT_POLICY" not in os.environ
+            ):  # not set for everybody: on quiet cores it slows small models
+                why += " OMP_WAIT_POLICY=PASSIVE keeps threads that wait from taking them."
+            took, usual = duration(last[-1]["seconds/step"]), duration(seconds)
+            self.say(f"note: step {self.last_step} took {took}; {usual} is usual.{why}")
+        self.is_slow = is_slow
+
+    def _sampled(self, line: Mapping[str, Any]) -> float:
+        """Return how many tokens a step sampled, with groups that were replaced; 0 where it is unknown."""
+        rollouts = line.get("sampling/rollouts/count", 0) + line.get("sampling/resampled/groups", 0) * self.size
+        return float(rollouts * (line.get("sampling/length/mean") or 0.0))
 
     def after(self, run: Run) -> None:
         """Print held-out accuracy before and after, and the run's path."""
@@ -179,6 +212,7 @@ class LineView(QuietView):
 
     def step(self, record: StepRecord) -> None:
         super().step(record)
+        self.note_slow_steps()
         # Tiny models do dozens of steps per second: a log of every one would be slower than the training.
         is_due = self.printed is None or self.clock() - self.printed >= 1
         if record.metrics and (is_due or record.step >= self.steps or record.evaluation is not None):
@@ -202,6 +236,7 @@ class LiveView(QuietView):
 
     def step(self, record: StepRecord) -> None:
         super().step(record)
+        self.note_slow_steps()
         self._live.refresh()
 
     def after(self, run: Run) -> None:
@@ -221,18 +256,18 @@ class LiveView(QuietView):
 
     def _figures(self, width: int) -> Table:
         curves: list[Curve] = [
-            (name, self.figure(key), [line.get(key) for line in self.metrics]) for name, key in FIGURES.items()
+            (name, self.figure(key), [line.get(key) for line in self.metrics], key) for name, key in FIGURES.items()
         ]
         held = list[Curve]()
         for name, evaluations in {"held-out": self.evaluations, **self.sets}.items():
             before, after = self.accuracies(evaluations)
             start = f"{percent(before.accuracy)} → " if before and after else ""
-            held.append((name, f"{start}{after or before}", [e.accuracy for e in evaluations]))
+            held.append((name, f"{start}{after or before}", [e.accuracy for e in evaluations], "eval/accuracy"))
         curves[2:2] = held  # after the reward
         rows = []
-        for name, value, values in curves:
+        for name, value, values, metric in curves:
             if any(each is not None for each in values):
-                line = sparkline(values, max(1, width - NAME - VALUE - 4))
+                line = sparkline(values, max(1, width - NAME - VALUE - 4), metric=metric)
                 rows.append((f"{name:{NAME}}", Text(f"{value:<{VALUE}} ").append(line, "cyan")))
         if seconds := phases(self.metrics[-RECENT:]):
             rows.append(("step time", Text(phase_shares(seconds), overflow="ellipsis", no_wrap=True)))

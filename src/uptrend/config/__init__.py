@@ -4,11 +4,11 @@
 
 from uptrend.config.load import build, load_config, to_table
 from uptrend.config.schema import (
-    Checkpoints, Compute, Config, Doctor, Eval, Kl, Learning, Lora, Model, Sampling, Tasks,
+    Checkpoints, Compute, Config, Doctor, Eval, Kl, Learning, Lora, Model, Sampling, Tasks, Track,
 )  # fmt: skip
 from uptrend.config.tables import difference
 
 __all__ = [
     "Checkpoints", "Compute", "Config", "Doctor", "Eval", "Kl", "Learning", "Lora", "Model", "Sampling", "Tasks",
-    "build", "difference", "load_config", "to_table",
+    "Track", "build", "difference", "load_config", "to_table",
 ]  # fmt: skip

@@ -12,15 +12,15 @@ import sys
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import MISSING, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt, Predicate
 
 from uptrend.config.schema import Config, Otherwise, Tasks
-from uptrend.config.tables import plain
+from uptrend.config.tables import flatten, plain
 from uptrend.records import ConfigError
 from uptrend.records.renamed import current, upgrade_keys
 
@@ -40,16 +40,21 @@ def load_config(
 
     Without `checked`, bounds and rules across keys are not applied; keys and types always are.
     """
+    is_recipe = not isinstance(source, Mapping)
     table = upgrade_keys(source if isinstance(source, Mapping) else read_toml(Path(source)))
+    given = set[str]()
     for override in overrides:
         if isinstance(overrides, Mapping):
             set_value(table, override, overrides[override], override)
+            given.add(current(override))
         else:
-            apply_override(table, override)
+            given.add(apply_override(table, override))
     if not isinstance(source, Mapping):
         _find_beside(table, Path(source).parent)
     _complete_eval(table)
     config = build(Config, table)
+    if is_recipe and "learning.steps" in given and "learning.warmup" not in given:
+        config = shorten_warmup(config)
     if checked:
         check(config)
     return config
@@ -92,6 +97,15 @@ def _complete_eval(table: dict[str, Any]) -> None:
     table["eval"] = options | evaluation
 
 
+def shorten_warmup(config: Config) -> Config:
+    """Lower a recipe's warm-up that a shorter run has no room for to half of its steps, with a note."""
+    steps, warmup = config.learning.steps, config.learning.warmup
+    if not 0 < steps < warmup:
+        return config
+    note = f"learning.warmup = {steps // 2}: the recipe's {warmup} would exceed learning.steps = {steps}."
+    return replace(config, learning=replace(config.learning, warmup=steps // 2), notes=(*config.notes, note))
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file as a table."""
     try:
@@ -108,13 +122,14 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not TOML: {error}.") from None
 
 
-def apply_override(table: dict[str, Any], override: str) -> None:
-    """Set one value in place: `learning.lr=2e-5`. What is not TOML is taken as text."""
+def apply_override(table: dict[str, Any], override: str) -> str:
+    """Set one value in place: `learning.lr=2e-5`; return its key. What is not TOML is taken as text."""
     path, equals, text = override.partition("=")
     keys = [key.strip() for key in path.split(".")]
     if not equals or not all(keys):
         raise ConfigError(f"--set {override}: write it as key=value, for example --set learning.lr=2e-5.")
     set_value(table, ".".join(keys), parse_value(text.strip()), f"--set {override}")
+    return current(".".join(keys))
 
 
 def set_value(table: dict[str, Any], path: str, value: Any, given: str) -> None:
@@ -141,6 +156,7 @@ def parse_value(text: str) -> Any:
 def to_table(config: Config) -> dict[str, Any]:
     """Return every value of a config, plain, as run.json keeps it; `options` stand in their section."""
     table: dict[str, Any] = plain(dataclasses.asdict(config))
+    del table["notes"]  # run.json has them beside the config
     for section in ("tasks", "eval"):
         table[section] |= table[section].pop("options")
     return table
@@ -157,7 +173,8 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
         if key in known:
             given[key] = convert(hints[key], value, join(where, key))
         elif "options" not in fields:
-            raise ConfigError(unknown(join(where, key), key, known, where))
+            full = next(iter(flatten({key: value}, where)))  # of a whole section that is not known, its first key
+            raise ConfigError(unknown(full, key, known, where))
         elif key == "options":  # under its own name, as a dataclass turned into plain values has it
             if not isinstance(value, Mapping):
                 raise ConfigError(f"{where}.options = {value!r} should be a table; write options in [{where}] itself.")
@@ -225,9 +242,15 @@ def _scalar(kind: type, value: Any, where: str) -> Any:
 
 
 def unknown(full: str, key: str, known: Iterable[str], where: str = "") -> str:
-    """Return the message about an unknown key."""
+    """Return the message about an unknown key: where a key of its name is, else the nearest by spelling."""
     known = list(known)
-    hint = nearest(key, known)
+    is_config = not where or where.partition(".")[0] in {field.name for field in dataclasses.fields(Config)}
+    names = {path: path.rpartition(".")[2] for path in dotted_keys()} if is_config else {}
+    last = full.rpartition(".")[2]
+    hint = "" if last in names.values() else nearest(key, known)
+    if not hint and (close := difflib.get_close_matches(last, set(names.values()), n=1, cutoff=0.75)):
+        same = [path for path, name in names.items() if name == close[0]]
+        hint = f" Did you mean {' or '.join(difflib.get_close_matches(full, same, n=1, cutoff=0.8) or same)}?"
     rest = "" if hint else f" {where or 'The top level'} takes {', '.join(known)}."
     return f"{full} is not a known key.{hint}{rest}"
 
@@ -236,6 +259,16 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """Return « Did you mean …? » where a known word is near."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f" Did you mean {close[0]}?" if close else ""
+
+
+def dotted_keys(cls: Any = Config, where: str = "") -> Iterator[str]:
+    """Yield every key of a recipe but those of tasksets, as `--set` takes them."""
+    for name, hint in typing.get_type_hints(cls).items():
+        section = next((kind for kind in (hint, *get_args(hint)) if dataclasses.is_dataclass(kind)), None)
+        if section is not None:
+            yield from dotted_keys(section, join(where, name))
+        elif name != "options":
+            yield join(where, name)
 
 
 def join(where: str, key: str) -> str:

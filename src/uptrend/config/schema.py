@@ -19,9 +19,11 @@ CorrectionMode = Literal["truncate", "mask"]
 Credit = Literal["rollout", "turn"]
 Optimizers = Literal["adamw", "adamw-8bit"]
 Schedule = Literal["constant", "linear", "cosine"]
+TrackerName = Literal["wandb", "trackio", "tensorboard", "mlflow"]
 
 DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 FOLDER = re.compile(r"[^\s./\\][^/\\\x00]*")
+VARIABLE = re.compile(r"(\$[A-Za-z_]\w*)?")
 
 
 @dataclass(frozen=True)
@@ -262,6 +264,26 @@ class Doctor:
 
 
 @dataclass(frozen=True)
+class Track:
+    """`[track]`: where a run is shown, while it goes on. It changes nothing of the run."""
+
+    to: tuple[TrackerName, ...] = ()
+    """Trackers that receive metrics, evaluations, sample rollouts and findings."""
+    project: Annotated[str, Predicate(str.strip), Otherwise("it is empty.")] = "uptrend"
+    """The project, or MLflow's experiment."""
+    name: str = ""
+    """Name of the run there; empty for the name of its directory."""
+    rollouts: Annotated[int, Ge(0)] = 4
+    """Sample rollouts of the first step and of each that is evaluated; 0 for none."""
+    webhook: Annotated[
+        str,
+        Predicate(VARIABLE.fullmatch),
+        Otherwise("name the environment variable that holds the URL, such as $SLACK_URL: run.json keeps no secrets."),
+    ] = ""
+    """Environment variable with the URL that warnings and critical findings are posted to, such as `$SLACK_URL`."""
+
+
+@dataclass(frozen=True)
 class Compute:
     """`[compute]`"""
 
@@ -285,6 +307,8 @@ class Config:
     """Name of the run."""
     seed: Annotated[int, Ge(0)] = 0
     """The run's seed: sampling, order of tasks, dropout."""
+    notes: tuple[str, ...] = field(default=(), compare=False)
+    """Sentences for the notes of run.json; a value that was adjusted while loading adds one."""
     model: Model = field(default_factory=Model)
     tasks: Tasks = field(default_factory=Tasks)
     eval: Eval = field(default_factory=Eval)
@@ -293,4 +317,5 @@ class Config:
     warmstart: Warmstart = field(default_factory=Warmstart)
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     doctor: Doctor = field(default_factory=Doctor)
+    track: Track = field(default_factory=Track)
     compute: Compute = field(default_factory=Compute)

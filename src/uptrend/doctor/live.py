@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -33,13 +34,13 @@ PAUSE, REST = 1.0, 9.0
 PATIENCE = 60.0
 
 
-class DoctorProcess:
-    """A doctor that runs beside a run, and what it says, without waiting for it."""
+class SideProcess:
+    """A module of ours that runs beside a run, and the JSON lines that it prints, without waiting for them."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, module: str, *arguments: str) -> None:
         self._rest = b""
         self._process: subprocess.Popen[bytes] | None = None
-        command = [sys.executable, "-m", "uptrend.doctor.live", str(path)]
+        command = [sys.executable, "-m", module, *arguments]
         with contextlib.suppress(OSError):  # no process to be had: the run needs no doctor to go on
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -49,26 +50,45 @@ class DoctorProcess:
             os.set_blocking(self._process.stdout.fileno(), False)
 
     def heard(self) -> list[dict[str, Any]]:
-        """Return the findings it has told since the last call."""
+        """Return what it has told since the last call."""
         if self._process is None or self._process.stdout is None:
             return []
         *lines, self._rest = (self._rest + (self._process.stdout.read() or b"")).split(b"\n")
         return [json.loads(line) for line in lines if line.startswith(b"{")]
 
-    def last(self) -> dict[str, Any] | None:
-        """Ask for the report of the whole run and end the process; None where it fails."""
+    def ask(self) -> None:
+        """Ask it to say its last words and end."""
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(OSError):  # it has ended already
+                self._process.stdin.write(b"\n")
+                self._process.stdin.flush()
+
+    def end(self, patience: float) -> list[dict[str, Any]] | None:
+        """Ask, wait so many seconds for it to end, and return the rest of its lines; None where it had to be killed."""
+        self.ask()
         process, self._process = self._process, None
         if process is None or process.stdout is None:
             return None
         os.set_blocking(process.stdout.fileno(), True)
         try:
-            out, _ = process.communicate(b"\n", timeout=PATIENCE)
+            out, _ = process.communicate(timeout=patience)
         except (subprocess.TimeoutExpired, OSError):
-            process.kill()
+            with contextlib.suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)  # with the processes that it started
             process.communicate()
             return None
-        lines = [json.loads(line) for line in (self._rest + out).splitlines() if line.startswith(b"{")]
-        return next((line["report"] for line in lines if "report" in line), None)
+        return [json.loads(line) for line in (self._rest + out).splitlines() if line.startswith(b"{")]
+
+
+class DoctorProcess(SideProcess):
+    """A doctor that runs beside a run; it tells findings."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("uptrend.doctor.live", str(path))
+
+    def last(self) -> dict[str, Any] | None:
+        """Ask for the report of the whole run and end the process; None where it fails."""
+        return next((line["report"] for line in self.end(PATIENCE) or () if "report" in line), None)
 
 
 class Announced:

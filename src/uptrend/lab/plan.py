@@ -12,7 +12,7 @@ from uptrend.lab import lab_error
 from uptrend.records import Arm, Hypothesis, LabError, Method, Run, Source
 
 # Sections of a config that can't change a run's numbers: its name, what is kept of it, who looks on.
-LEFT_OUT = ("name", "checkpoints", "doctor")
+LEFT_OUT = ("name", "checkpoints", "doctor", "track")
 # Characters of the hash in a folder's name.
 LENGTH = 10
 # Bytes at either end of a large file by which it is known.

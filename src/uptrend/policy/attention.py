@@ -41,12 +41,17 @@ def register() -> str:
 
 def attend(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *, scaling: float,
-    dropout: float = 0.0, packed: Packed | None = None, **kwargs: Any,
+    dropout: float = 0.0, packed: Packed | None = None, sliding_window: int | None = None, **kwargs: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
     """Attend as transformers asks for it; without segments, as its own `sdpa` does."""
     if packed is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+        if sliding_window and key.shape[2] > sliding_window:
+            # transformers makes no masks for an attention of ours, and those from here know of no window.
+            if attention_mask is None:
+                attention_mask = causal(query.shape[2], key.shape[2], device=query.device)[None, None]
+            attention_mask = attention_mask & (attention_mask.flip(-1).cumsum(-1).flip(-1) <= sliding_window)
         out, _ = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
@@ -56,13 +61,21 @@ def attend(
         # In fp32 because the gradients of a key that many segments see are added up.
         k_khd, v_khd = (x.float().index_select(0, packed.keys_k).to(x.dtype) for x in (k_khd, v_khd))
     by_device = attend_on_gpu if query.device.type == "cuda" else attend_one_by_one
-    return by_device(q_thd, k_khd, v_khd, packed, scaling)[None], None
+    return by_device(q_thd, k_khd, v_khd, packed, scaling, sliding_window or None)[None], None
 
 
-def attend_on_gpu(q_thd: Tensor, k_khd: Tensor, v_khd: Tensor, packed: Packed, scaling: float) -> Tensor:
+def causal(queries: int, keys: int, window: int | None = None, device: torch.device | None = None) -> Tensor:
+    """Return which keys each query sees, [t, k]: those up to its own, of them the last `window`."""
+    seen_tk = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
+    return seen_tk if window is None else seen_tk.triu(keys - queries - window + 1)
+
+
+def attend_on_gpu(
+    q_thd: Tensor, k_khd: Tensor, v_khd: Tensor, packed: Packed, scaling: float, window: int | None = None
+) -> Tensor:
     """Attend in one kernel, which takes bf16; rotated queries and keys come in fp32."""
     q_thd, k_khd, v_khd = (x.to(torch.bfloat16) for x in (q_thd, k_khd, v_khd))
-    options: dict[str, Any] = {"scale": scaling, "window_size": (-1, 0)}
+    options: dict[str, Any] = {"scale": scaling, "window_size": (-1 if window is None else window - 1, 0)}
     if _HAS_GROUPS:
         options["enable_gqa"] = True
     elif (share := q_thd.shape[1] // k_khd.shape[1]) > 1:
@@ -73,7 +86,9 @@ def attend_on_gpu(q_thd: Tensor, k_khd: Tensor, v_khd: Tensor, packed: Packed, s
     return out
 
 
-def attend_one_by_one(q_thd: Tensor, k_khd: Tensor, v_khd: Tensor, packed: Packed, scaling: float) -> Tensor:
+def attend_one_by_one(
+    q_thd: Tensor, k_khd: Tensor, v_khd: Tensor, packed: Packed, scaling: float, window: int | None = None
+) -> Tensor:
     """Attend segment by segment; those of one shape together."""
     edges, key_edges = packed.starts_n.tolist(), packed.key_starts_n.tolist()
     shapes: dict[tuple[int, int], list[int]] = {}
@@ -85,9 +100,10 @@ def attend_one_by_one(q_thd: Tensor, k_khd: Tensor, v_khd: Tensor, packed: Packe
         at = torch.tensor([edges[n] for n in segments])[:, None] + torch.arange(queries)
         key_at = torch.tensor([key_edges[n] for n in segments])[:, None] + torch.arange(keys)
         q, k, v = q_thd[at].transpose(1, 2), k_khd[key_at].transpose(1, 2), v_khd[key_at].transpose(1, 2)
-        mask = None if queries in (1, keys) else torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+        is_cut = window is not None and keys > window
+        mask = causal(queries, keys, window) if is_cut or queries not in (1, keys) else None
         out = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=1 < queries == keys, scale=scaling, enable_gqa=True
+            q, k, v, attn_mask=mask, is_causal=mask is None and queries > 1, scale=scaling, enable_gqa=True
         )
         outs.append(out.transpose(1, 2).flatten(0, 1))
         places.append(at.flatten())

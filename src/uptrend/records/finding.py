@@ -1,8 +1,9 @@
 """The doctor's words on a run: findings, checks that lacked data, and the report that holds both."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from html import escape
 from typing import Any
 
 
@@ -160,3 +161,20 @@ class Report:
     """Step and mean training reward, thinned for a picture."""
     runs: tuple["Report", ...] = ()
     """Of a file that holds several runs, the report of each; then this one is the longest run's."""
+
+    def __repr__(self) -> str:
+        found = "".join(f"\n  {f.severity.value}  {f.id}: {f.summary}" for f in self.findings)
+        return f"Report({self.source!r}, {self.steps} steps, {self.trend.kind.value}){found}"
+
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks: trend, then each finding with its fix."""
+        rows = [("trend", f"{self.trend.kind.value}: {self.trend.sentence}")]
+        for f in self.findings:
+            rows.append((f"{f.severity.value}: {f.id}", f"{f.summary} {f.fix.sentence if f.fix else ''}"))
+        return html_table(rows)
+
+
+def html_table(rows: Iterable[tuple[str, str]]) -> str:
+    """Return rows of a heading and a text as HTML, for notebooks."""
+    cells = "".join(f"<tr><th>{escape(key)}</th><td>{escape(value)}</td></tr>" for key, value in rows)
+    return f"<table>{cells}</table>"

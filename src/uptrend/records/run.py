@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from uptrend.records.directory import ENDS, STARTS, Stop, eval_path, is_being_written, read_lines
 from uptrend.records.errors import MissingExtra, RecordError
+from uptrend.records.finding import html_table
 from uptrend.records.renamed import upgrade, upgrade_event, upgrade_keys, upgrade_metrics
 from uptrend.records.schema import ROLLOUTS, VERSION
 
@@ -30,7 +31,19 @@ class Run:
         self.info: dict[str, Any] = _read_info(self.path)
 
     def __repr__(self) -> str:
-        return f"Run({str(self.path)!r}, {self.status}, {self.last_step} of {self.steps} steps)"
+        told = f", {self.stopped.sentence}" if self.stopped is not None else ""
+        return f"Run({str(self.path)!r}, {self.status}, {self.last_step} of {self.steps} steps{told})"
+
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks: where it is, held-out accuracy, last metrics, findings."""
+        last = self.metric_lines[-1] if self.metric_lines else {}
+        rows = [("run", str(self.path)), ("status", f"{self.status}, {self.last_step} of {self.steps} steps")]
+        for e in [*self.eval_lines[:1], *self.eval_lines[1:][-1:]]:
+            accuracy = f"{e['accuracy']:.1%} ({e['low']:.1%} to {e['high']:.1%})"
+            rows.append((f"held-out after step {e['step']}", accuracy))
+        rows += [(key, f"{last[key]:.4g}") for key in ("reward/mean", "advantage/dead/share") if key in last]
+        found = (self.report or {}).get("findings", [])[:3]
+        return html_table([*rows, *((f["severity"], f"{f['id']}: {f['summary']}") for f in found)])
 
     @property
     def name(self) -> str:

@@ -3,11 +3,16 @@
 from dataclasses import replace
 from pathlib import Path
 
+from uptrend.bridge.environments import ENVIRONMENTS
 from uptrend.records import Report
 from uptrend.runner.evaluation import evaluate
 from uptrend.runner.runs import replay, resume, train
+from uptrend.tasks.registry import register
 
 __all__ = ["diagnose", "evaluate", "replay", "reports_of", "resume", "train"]
+
+for _prefix, (_line, _resolve) in ENVIRONMENTS.items():
+    register(_prefix, _line, _resolve)
 
 
 def diagnose(path: str | Path) -> Report:

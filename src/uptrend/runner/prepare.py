@@ -10,8 +10,9 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from uptrend.bridge.trackers import chosen
 from uptrend.config import Config, to_table
-from uptrend.policy.known import need_extra, need_train_extra
+from uptrend.policy.known import KNOWN, find_model, need_extra, need_train_extra
 from uptrend.records import ModelError, RecordError, Run, RunDirectory
 from uptrend.records.schema import VERSION
 from uptrend.tasks.pool import HeldOut, Pool, heldout, pool, resolve_options
@@ -36,9 +37,13 @@ class Prepared:
         self, directory: RunDirectory, observers: Sequence[Observer], ended: Callable[[Stop | None], None]
     ) -> "Parts":
         """Return the ingredients of a loop that records into a directory."""
+        from uptrend.runner.tracking import Tracking
         from uptrend.training.components import Parts
 
-        return Parts(self.config, self.policy, self.pool, self.held_out, directory, observers, self.components, ended)
+        # Trackers come last: the doctor's report, which its observer writes after a run, is theirs too.
+        names = chosen(self.config.track)
+        watched = [*observers, Tracking(names)] if names else observers
+        return Parts(self.config, self.policy, self.pool, self.held_out, directory, watched, self.components, ended)
 
     def info(self, path: Path) -> dict[str, Any]:
         """Return the content of run.json."""
@@ -48,7 +53,9 @@ class Prepared:
         from uptrend.policy.weights import movable_share
 
         config, policy = self.config, self.policy
-        notes = list(dict.fromkeys([*self.pool.notes, *self.held_out.notes]))  # one family may be short of both
+        notes = list(
+            dict.fromkeys([*config.notes, *self.pool.notes, *self.held_out.notes])
+        )  # one family may be short of both
         if config.model.weights == "bf16":
             share = movable_share(policy.flat, config.learning.lr)
             notes.append(
@@ -89,10 +96,9 @@ class Prepared:
 
 def prepare(config: Config, run: Run | None = None) -> Prepared:
     """Resolve a recipe, make its tasks and load its model; where `run` is given, its tasks must be the same."""
-    from uptrend.training.components import Components
-
+    # All that can be refused without torch comes first: loading it takes seconds.
     need_extras(config)
-    config = resolve(config)
+    config = resolve_options(config)
     held_out = heldout(config)
     tasks = pool(config, held_out)
     if run is not None:  # compared before the model is loaded, which takes longer
@@ -105,6 +111,11 @@ def prepare(config: Config, run: Run | None = None) -> Prepared:
                     f"{run.path} can't go on: [{section}] gives other tasks now "
                     f"(hash {now['hash']}, it was {then['hash']}). Was a task file changed?"
                 )
+    if config.model.name not in KNOWN:
+        find_model(config.model.name)
+    from uptrend.training.components import Components
+
+    config = resolve_compute(config)
     return Prepared(config, make_policy(config), tasks, held_out, Components())
 
 
@@ -113,13 +124,13 @@ def need_extras(config: Config) -> None:
     need_train_extra()
     if config.learning.optimizer == "adamw-8bit":
         need_extra("bitsandbytes", "eightbit")
+    chosen(config.track)
 
 
 def make_policy(config: Config) -> "Policy":
     """Load the model that the config names, on its device, ready to learn."""
     import torch
 
-    from uptrend.policy.known import find_model
     from uptrend.policy.policy import choose_device, load_policy
 
     torch.set_num_threads(config.compute.threads)
@@ -129,17 +140,23 @@ def make_policy(config: Config) -> "Policy":
         find_model(config.model.name), config.model, device,
         seed=config.seed, keep_reference=kl.beta > 0, resets=kl.reset_every > 0, compiled=compiled,
     )  # fmt: skip
-    # The masks and the cache here let every token see all before it.
-    if policy.window is not None and config.sampling.context > policy.window:
+    sets = (each.get("context", 0) for each in config.eval.sets)
+    longest = max(config.sampling.context, config.eval.context, *sets)
+    if policy.window is not None and longest > policy.window:
         raise ModelError(
-            f"{config.model.name} looks back over {policy.window} tokens (sliding_window), which is not done "
-            f"here yet. Set sampling.context to {policy.window} or less; it is {config.sampling.context}."
+            f"{config.model.name} looks back over {policy.window} tokens (sliding_window), which is not done here "
+            f"for its type. Set sampling.context and eval.context to {policy.window} or less; it is {longest}."
         )
     return policy
 
 
 def resolve(config: Config) -> Config:
     """Fill in what the machine and the tasksets decide, so that run.json has every value."""
+    return resolve_compute(resolve_options(config))
+
+
+def resolve_compute(config: Config) -> Config:
+    """Fill in the device and the threads."""
     from uptrend.policy.policy import choose_device
 
     told = os.environ.get("OMP_NUM_THREADS", "")
@@ -151,7 +168,7 @@ def resolve(config: Config) -> Config:
     else:  # a container may allow fewer cores than the machine has
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     compute = replace(config.compute, device=str(device), threads=config.compute.threads or cores)
-    return resolve_options(replace(config, compute=compute))
+    return replace(config, compute=compute)
 
 
 def free_place(runs: Path, name: str | None, recipe: str, otherwise: str) -> Path:

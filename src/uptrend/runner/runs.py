@@ -31,11 +31,12 @@ if TYPE_CHECKING:
 # Settings that a resumed run may change: nothing that would make it another run.
 MAY_CHANGE = (
     "learning.steps", "eval.every", "checkpoints.every", "checkpoints.keep", "checkpoints.best", "compute.threads",
+    "track",
 )  # fmt: skip
 # Causes that a gap between sampler and learner points to elsewhere; in a replay another policy sampled, by design.
 BY_CONSTRUCTION = ("precision.mismatch", "sync.stale-weights", "sync.off-policy", "policy.dropout-on")
 # Keys that a replay takes from its source, whatever the recipe says.
-NOT_REPLAYED = ("name", "seed", "checkpoints", "doctor", "compute")
+NOT_REPLAYED = ("name", "seed", "checkpoints", "doctor", "track", "compute")
 
 
 def train(
@@ -46,12 +47,12 @@ def train(
     observers: Sequence[Observer] = (),
     preflight: bool = False,
     allows: Collection[str] = (),
-    on_preflight: Callable[[Preflight], None] = lambda _: None,
+    on_preflight: Callable[[Preflight | None], None] = lambda _: None,
 ) -> Run:
     """Train a recipe (a path, a table or a loaded config) and return its run.
 
-    `preflight` runs the cheap probes first and hands their report to `on_preflight`; a critical finding stops the
-    run unless its id is in `allows`.
+    `preflight` runs the cheap probes first. `on_preflight` gets None before them and their report after; a critical
+    finding stops the run unless its id is in `allows`.
     """
     need_train_extra()
     config = config if isinstance(config, Config) else load_config(config)
@@ -67,13 +68,14 @@ def start(
     *,
     preflight: bool = False,
     allows: Collection[str] = (),
-    on_preflight: Callable[[Preflight], None] = lambda _: None,
+    on_preflight: Callable[[Preflight | None], None] = lambda _: None,
 ) -> Run:
     """Train a prepared recipe into a new run directory; see `train`."""
     from uptrend.training.loop import train as loop
 
     with RunDirectory.create(path, prepared.info(path)) as directory, RunEnding(directory, resume=False) as ending:
         if preflight:
+            on_preflight(None)  # about to begin: on a slow machine it takes a while
             report, refusal = check_first(prepared, directory, allows)
             on_preflight(report)
             if refusal is not None:
@@ -101,7 +103,7 @@ def resume(
     check_resumable(run)
     config = load_config(run.config, overrides)
     before = to_table(load_config(run.config))  # with the keys that the version which wrote it did not know
-    wrong = [key for key in difference(before, to_table(config)) if key not in MAY_CHANGE]
+    wrong = [key for key in difference(before, to_table(config)) if not key.startswith(MAY_CHANGE)]
     if wrong:
         raise ConfigError(
             f"--set {wrong[0]} would make {run.path} another run. "

@@ -1,7 +1,8 @@
-"""The tasksets by name: built in, from other packages' entry points, or any class as `module:Class`."""
+"""The tasksets by name: built in, other packages' entry points, behind a prefix, or any class as `module:Class`."""
 
 import inspect
 import sys
+from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import cast
@@ -15,7 +16,19 @@ from uptrend.tasks.taskset import Taskset
 
 BUILT_IN: dict[str, type[Taskset]] = {**FAMILIES, "mixed": Mixed, "data": Data, "jsonl": Jsonl, "musique": Musique}
 GROUP = "uptrend.tasksets"
+# Other libraries' tasksets, by prefix: `reasoning-gym:chain_sum`. `runner` fills it, as `bridge` stands above `tasks`.
+_PREFIXES: dict[str, tuple[str, Callable[[str], type[Taskset]]]] = {}
 NEEDED = ("name", "version", "Options", "train", "heldout", "open", "gold", "corrupted")
+
+
+def register(prefix: str, line: str, resolve: Callable[[str], type[Taskset]]) -> None:
+    """Let a prefix stand for a library: `resolve` gets what follows it; `line` describes it in a list."""
+    _PREFIXES[prefix] = line, resolve
+
+
+def prefixes() -> dict[str, str]:
+    """Return what each prefix stands for."""
+    return {prefix: line for prefix, (line, _) in _PREFIXES.items()}
 
 
 def find(name: str) -> type[Taskset]:
@@ -25,11 +38,17 @@ def find(name: str) -> type[Taskset]:
     plugins = _plugins()
     if name in plugins:
         return _load(plugins[name])
-    if ":" in name:
+    prefix, colon, rest = name.partition(":")
+    if colon and prefix in _PREFIXES:
+        return _PREFIXES[prefix][1](rest)
+    if colon and not prefix.replace(".", "").isidentifier():
+        near = nearest(prefix, _PREFIXES) or f" There are {', '.join(_PREFIXES)}."
+        raise TasksetError(f"{prefix!r} is neither a module nor a prefix.{near}")
+    if colon:
         if str(Path.cwd()) not in sys.path:  # a module of one's own lies where the command is given
             sys.path.append(str(Path.cwd()))
         return _load(EntryPoint(name, name, GROUP))
-    known = [*BUILT_IN, *plugins]
+    known = [*BUILT_IN, *plugins, *(f"{prefix}:NAME" for prefix in _PREFIXES)]
     near = nearest(name, known) or f" There are {', '.join(known)}; your own is written module:Class."
     raise TasksetError(f"There is no taskset {name!r}.{near}")
 

@@ -240,7 +240,7 @@ Score = Callable[[str, Task], Awaitable[float | Mapping[str, float] | None]]
 
 
 @dataclass(frozen=True)
-class Scorer:
+class RewardTerm:
     """One reward: its name, weight and bounds, and a function from a completion to its parts."""
 
     name: str
@@ -251,9 +251,9 @@ class Scorer:
     uses_answer: bool  # False where the answer can't matter
 
 
-def make_scorers(options: RewardOptions, columns: Sequence[str]) -> list[Scorer]:
+def make_scorers(options: RewardOptions, columns: Sequence[str]) -> list[RewardTerm]:
     """Return the rewards that options name; `columns` are those that a function may take."""
-    scorers: list[Scorer] = []
+    scorers: list[RewardTerm] = []
     score: Score
     for i, name in enumerate(options.reward):
         is_ready, short = name in NAMES, name.rpartition(":")[2]
@@ -266,7 +266,7 @@ def make_scorers(options: RewardOptions, columns: Sequence[str]) -> list[Scorer]
             score, uses_answer = _of_function(load_function(name), name, columns)
         unique = f"{short}-{i + 1}" if short in [scorer.name for scorer in scorers] else short
         weight = options.weights[i] if options.weights else 1.0
-        scorers.append(Scorer(unique, weight, bounds, score, is_ready, uses_answer))
+        scorers.append(RewardTerm(unique, weight, bounds, score, is_ready, uses_answer))
     return scorers
 
 
@@ -406,7 +406,7 @@ def _read(found: Any, name: str) -> float | dict[str, float] | None:
     return None if math.isnan(value) else value
 
 
-async def score(scorers: Sequence[Scorer], options: RewardOptions, completion: str, task: Task) -> Reward:
+async def score(scorers: Sequence[RewardTerm], options: RewardOptions, completion: str, task: Task) -> Reward:
     """Return the weighted sum of all rewards that can tell, with their parts; Undecided where none can."""
     parts, totals, decided = list[Part](), list[tuple[float, float, float]](), list[bool]()
     for scorer in scorers:

@@ -9,7 +9,7 @@ import random
 from collections.abc import Collection, Generator, Iterable, Sequence
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
-from uptrend.records import Message, Reward, Task, Tool
+from uptrend.records import Message, Reward, Task, TasksetError, Tool
 
 # A scripted player: yields what the model would say, and is sent what the task answers.
 Script = Generator[Message, Sequence[Message], None]
@@ -65,20 +65,23 @@ class Taskset(Protocol):
         """Begin a rollout of a task."""
 
     def gold(self, task: Task) -> Script:
-        """A scripted expert that reaches the maximum reward, on messages alone."""
+        """A scripted expert that reaches the maximum reward, on messages alone; TasksetError where none is known."""
 
     def corrupted(self, task: Task) -> Iterable[Script]:
         """Scripted players that must stay below the maximum."""
 
 
-def has_gold(taskset: Taskset) -> bool:
-    """Return False for a taskset that says it can't script an expert: its rows have no answers, say."""
-    return bool(getattr(taskset, "has_gold", True))
-
-
 def say(text: str) -> Script:
     """Return a script of one message."""
     yield Message("assistant", text)
+
+
+def known_gold(taskset: Taskset, task: Task) -> list[Script]:
+    """Return a task's expert, or nothing: other libraries' tasks may come without an answer."""
+    try:
+        return [taskset.gold(task)]
+    except TasksetError:
+        return []
 
 
 async def play_script(taskset: Taskset, task: Task, script: Script, seed: int = 0) -> tuple[list[Message], Reward]:

@@ -12,7 +12,7 @@ import numpy as np
 from uptrend.records import MissingExtra, Reward, Task, tasks_hash
 from uptrend.tasks import event_loop
 from uptrend.tasks.rewards import Undecided
-from uptrend.tasks.taskset import GivenTasks, Script, Taskset, has_gold, play_script
+from uptrend.tasks.taskset import GivenTasks, Script, Taskset, known_gold, play_script
 
 # Sums of parts may miss a bound by this much.
 NEAR = 1e-9
@@ -108,7 +108,7 @@ def validate(
         Requirement("the same seed gives the same tasks", a == b, a if a == b else f"{a}, then {b}"),
         _duplicates(taskset, to_train, held_out),
         order(to_train),
-        *_of_plays(event_loop.run(_play(proving, chosen)), has_gold(proving)),
+        *_of_plays(event_loop.run(_play(proving, chosen))),
         *_cheated(proving, chosen[:CEILING]),
         *_ceilings(taskset, chosen[:CEILING]),
     )
@@ -155,19 +155,18 @@ def _none_of(name: str, wrong: Sequence[Played], plays: Sequence[Played]) -> Req
     return Requirement(name, bool(plays) and not wrong, f"{len(wrong)} of {len(plays)} do{_example(wrong)}")
 
 
-def _of_plays(played: Sequence[Played], has_experts: bool) -> Iterator[Requirement]:
+def _of_plays(played: Sequence[Played]) -> Iterator[Requirement]:
     failed = [play for play in played if play.error]
     yield Requirement("no play fails", not failed, f"{len(failed)} of {len(played)} failed{_example(failed)}")
     experts, others = ([play for play in played if play.is_gold is gold] for gold in (True, False))
     rewards = [(play, reward) for play in played for reward in play.rewards]
     is_bounded = not any(math.isnan(reward.low + reward.high) for _, reward in rewards)
-    if not has_experts:
-        yield Requirement("gold answers reach the maximum", True, "not judged: no answer is known that should")
-    elif is_bounded:
+    if is_bounded or not experts:
         short = [play for play in experts if not play.is_best or not play.rewards[0].correct]
-        figure = f"{len(experts) - len(short)} of {len(experts)} do{_example(short)}"
-        yield Requirement("gold answers reach the maximum", bool(experts) and not short, figure)
-        yield _none_of("corrupted answers stay below it", [play for play in others if play.is_best], others)
+        figure = f"{len(experts) - len(short)} of {len(experts)} do{_example(short)}" if experts else "not judged: none"
+        yield Requirement("gold answers reach the maximum", not short, figure)
+        if (experts or others) and is_bounded:
+            yield _none_of("corrupted answers stay below it", [play for play in others if play.is_best], others)
     else:
         gold = {play.prompt: play.rewards[0].total for play in experts if play.rewards}
         as_good = [p for p in others if p.rewards and p.rewards[0].total >= gold.get(p.prompt, -math.inf)]
@@ -179,7 +178,7 @@ def _of_plays(played: Sequence[Played], has_experts: bool) -> Iterator[Requireme
         span, highs, outside = "of unknown bounds: set tasks.bounds", set(), []
     varying = ", the maximum differs between tasks" if len(highs) > 1 else ""
     figure = f"{len(rewards)} rewards, {span}{varying}{_example(outside)}"
-    yield Requirement("rewards keep their bounds", bool(rewards) and not outside, figure)
+    yield Requirement("rewards keep their bounds", bool(rewards or not played) and not outside, figure)
     differing = [play for play in played if play.rewards and repr(play.rewards[0]) != repr(play.rewards[1])]
     figure = f"{len(differing)} of {len(played)} differ{_example(differing)}"
     yield Requirement("scoring twice gives the same", not differing, figure)
@@ -191,7 +190,8 @@ def _cheated(taskset: Taskset, tasks: Sequence[Task]) -> Iterator[Requirement]:
         played = event_loop.run(_play(taskset, tasks, 1, taskset.cheaters))
         # A cheater's answer is never the right one, so that a scorer which calls it correct was taken in.
         through = [play for play in played if play.is_best or (play.rewards and play.rewards[0].correct)]
-        yield _none_of("cheaters stay below it", through, played)
+        if played:
+            yield _none_of("cheaters stay below it", through, played)
 
 
 # The expert's reward under each variant, where the maximum may be out of reach; nobody lazy earns as much.
@@ -221,7 +221,8 @@ def _ceilings(taskset: Taskset, tasks: Sequence[Task]) -> Iterator[Requirement]:
 
 def _is_within(reward: Reward) -> bool:
     spans = [(reward.low, reward.total, reward.high), *((part.low, part.value, part.high) for part in reward.parts)]
-    return all(low - NEAR <= value <= high + NEAR for low, value, high in spans)
+    # Bounds may be unknown: NaN, which nothing is below or above.
+    return all(np.isfinite(value) and not (value < low - NEAR or value > high + NEAR) for low, value, high in spans)
 
 
 def _example(plays: Sequence[Played]) -> str:
@@ -232,11 +233,11 @@ def _example(plays: Sequence[Played]) -> str:
 async def _play(
     taskset: Taskset, tasks: Sequence[Task], times: int = 2, scripts: Callable[[Task], Iterable[Script]] | None = None
 ) -> list[Played]:
-    given = scripts or (lambda task: (taskset.gold(task), *taskset.corrupted(task)))
-
     async def play_task(task: Task) -> list[Played]:
-        repeats = enumerate(zip(*(given(task) for _ in range(times)), strict=False))
-        return [await _play_repeats(taskset, task, repeated, not scripts and i == 0) for i, repeated in repeats]
+        experts = zip(*([] if scripts else known_gold(taskset, task) for _ in range(times)), strict=True)
+        others = zip(*((scripts or taskset.corrupted)(task) for _ in range(times)), strict=False)
+        golds = [await _play_repeats(taskset, task, repeated, True) for repeated in experts]
+        return golds + [await _play_repeats(taskset, task, repeated, False) for repeated in others]
 
     return [play for plays in await event_loop.together(map(play_task, tasks)) for play in plays]
 

@@ -23,7 +23,7 @@ from uptrend.training.observer import Stop
 FACTORS = ("learning.", "model.weights", "model.lora")
 # Settings that may differ and change no result but by rounding.
 BESIDES = (
-    "eval.every", "eval.attempts", "checkpoints.", "compute.", "doctor.", "model.gradient_checkpointing",
+    "eval.every", "eval.attempts", "checkpoints.", "compute.", "doctor.", "track.", "model.gradient_checkpointing",
     "learning.tokens",
 )  # fmt: skip
 

@@ -21,7 +21,6 @@ from uptrend.policy.policy import Policy
 from uptrend.records import Role, Rollout, TasksetError
 from uptrend.rollout.play import RolloutRequest
 from uptrend.tasks.pool import Cursor, Pool
-from uptrend.tasks.taskset import has_gold
 from uptrend.training import metrics as measure
 from uptrend.training.components import Course, Parts
 from uptrend.training.gather import Gathered, RolloutPlayer
@@ -51,8 +50,6 @@ def supervised(config: Config, demonstrations: int) -> Config:
 def demonstrate(policy: Policy, pool: Pool, config: Config) -> tuple[list[Rollout], list[str]]:
     """Return the expert's rollouts on training tasks, and a note on those that were left out."""
     stage = pool.stages[0]
-    if not has_gold(stage.taskset):
-        raise TasksetError(f"{pool.name} has no expert to demonstrate its tasks: no answer of theirs is known.")
     requests = [
         RolloutRequest(task, stage.taskset, 0, f"gold-{number:06d}", 0, 0)
         for number, task in enumerate(stage.tasks[: config.warmstart.tasks])

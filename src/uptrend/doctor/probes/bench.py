@@ -30,7 +30,7 @@ from uptrend.rollout.render import Renderer
 from uptrend.rollout.sampler import Extension, Limits, Sampler
 from uptrend.tasks import event_loop
 from uptrend.tasks.pool import Cursor, HeldOut, Pool
-from uptrend.tasks.taskset import Script, Taskset, has_gold, play_script
+from uptrend.tasks.taskset import Script, Taskset, known_gold, play_script
 from uptrend.training.components import Components
 from uptrend.training.gather import Gathered, RolloutPlayer
 from uptrend.training.learner import Experience, Learner, Update
@@ -193,9 +193,9 @@ class Bench:
 
     @cached_property
     def demonstrations(self) -> list[Rollout]:
-        """The expert's rollouts on training tasks, in the model's tokens."""
+        """The expert's rollouts on training tasks that have one, in the model's tokens."""
         taskset, seed = self.stage.taskset, self.config.seed
-        tasks = self.stage.tasks[:DEMONSTRATED] if has_gold(taskset) else ()
+        tasks = [task for task in self.stage.tasks[:DEMONSTRATED] if known_gold(taskset, task)]
         requests = [
             RolloutRequest(task, taskset, 0, f"gold-{n}", 0, 0, derive_open_seed(seed, f"gold-{n}"))
             for n, task in enumerate(tasks)

@@ -3,7 +3,6 @@
 import math
 import random
 import re
-from itertools import chain
 
 import numpy as np
 
@@ -11,7 +10,7 @@ from uptrend.doctor.probes.bench import Bench, ScoredPlay, play_scripts
 from uptrend.doctor.probes.probe import CRITICAL, NOTE, WARNING, Answer, probe, require
 from uptrend.records import Ending, Finding, Task, boundary_of
 from uptrend.tasks.pool import Cursor
-from uptrend.tasks.taskset import has_gold
+from uptrend.tasks.taskset import known_gold
 from uptrend.tasks.validate import HasVariants
 from uptrend.tasks.validate import order as check_order
 from uptrend.training.warmstart import why_left_out
@@ -22,35 +21,38 @@ def gold(bench: Bench) -> Answer:
     """Score gold and corrupted answers of 50 tasks, and gold answers in the model's tokens."""
     low, high, right, corrupted, is_bounded = list[str](), list[str](), 0, 0, True
     stage, held, generator = bench.stage, bench.held_out, random.Random(0)
-    require(has_gold(stage.taskset) and has_gold(held.taskset), "no answer is known that should earn the most")
     evaluated = min(25, len(held.tasks))
     trained = min(50 - evaluated, len(stage.tasks))
     for tasks, count, given in ((stage.tasks, trained, stage.taskset), (held.tasks, evaluated, held.taskset)):
         # Under some options not even gold reaches the maximum: those that prove the reward are played.
         taskset = given.proof() if isinstance(given, HasVariants) else given
         for task in generator.sample(tasks, count):
-            first, *others = play_scripts(taskset, task, chain([taskset.gold(task)], taskset.corrupted(task)))
-            if first.reward is not None and math.isnan(first.reward.high):
-                # Nobody said how much an answer can earn: gold has to earn as much as the others do.
+            experts = known_gold(taskset, task)
+            played = play_scripts(taskset, task, [*experts, *taskset.corrupted(task)])
+            golds, others = played[: len(experts)], played[len(experts) :]
+            top = next((first.reward for first in golds if first.reward is not None), None)
+            if top is not None and math.isnan(top.high):
+                # Nobody said how much an answer can earn: gold has to earn more than the others do.
                 is_bounded, earned = False, [p.reward.total for p in others if p.reward is not None]
-                is_right = first.reward.total >= max(earned, default=-math.inf)
-                high += [_describe(task, p) for p in others if p.reward and p.reward.total == first.reward.total]
+                rejected = golds if top.total < max(earned, default=-math.inf) else []
+                high += [_describe(task, p) for p in others if p.reward and p.reward.total == top.total]
             else:
-                is_right = _is_best(first)
+                rejected = [first for first in golds if not _is_best(first)]
                 high += [_describe(task, other) for other in others if _is_best(other)]
-            right, corrupted = right + is_right, corrupted + len(others)
-            low += [] if is_right else [_describe(task, first)]
-    golds = right + len(low)
-    yield f"{right} of {golds} gold answers reach the maximum, {len(high)} of {corrupted} corrupted ones do"
+            right, corrupted = right + len(golds) - len(rejected), corrupted + len(others)
+            low += [_describe(task, first) for first in rejected]
+    judged = right + len(low)
+    require(judged or corrupted, "no answer is known that should earn the most, or should not")
+    yield f"{right} of {judged} gold answers reach the maximum, {len(high)} of {corrupted} corrupted ones do"
     if low:
-        summary = f"The reward rejects {len(low)} of {golds} gold answers: what is right does not earn the most."
-        severity = CRITICAL if len(low) > 0.05 * golds and is_bounded else WARNING
+        summary = f"The reward rejects {len(low)} of {judged} gold answers: what is right does not earn the most."
+        severity = CRITICAL if len(low) > 0.05 * judged and is_bounded else WARNING
         yield bench.found("reward.gold-rejected", severity, summary, low[0])
     if high:
         summary = f"{len(high)} of {corrupted} corrupted answers earn the maximum: the reward can be had without one."
         severity = CRITICAL if len(high) > 0.05 * corrupted and is_bounded else WARNING
         yield bench.found("reward.gold-rejected", severity, summary, high[0])
-    if not low:
+    if judged == trained + evaluated and not low:
         yield from _gold_in_tokens(bench)
 
 

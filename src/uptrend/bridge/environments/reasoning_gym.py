@@ -1,0 +1,180 @@
+"""reasoning-gym's generators as tasksets: its own options, its own scoring, our split."""
+
+import os
+import random
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from itertools import count as count_up
+from itertools import islice
+from typing import Any, ClassVar, get_type_hints
+
+import reasoning_gym
+from reasoning_gym.factory import DATASETS
+from reasoning_gym.utils import extract_answer
+
+from uptrend.bridge.environments.options import ForeignField, options_from
+from uptrend.config.load import nearest
+from uptrend.records import ConfigError, Message, Reward, Task, TasksetError
+from uptrend.tasks.arithmetic import NUMBER, OneTurn
+from uptrend.tasks.taskset import Script, Taskset, add_note, may_be_held_out, say, shortfall
+
+# Entries are generated in parts of this size: some generators draw all that they shall ever give at the beginning.
+PART = 500
+# A generator that repeats itself so many times in a row has given what it has.
+REPEATS = 500
+# Generators that go over sets of texts: their tasks, or only the way answers are written, depend on Python's hash seed.
+BY_HASH_SEED = {
+    "intermediate_integration", "isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note",
+    "word_ladder",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class GymOptions:
+    """Options of every generator, beside its own."""
+
+    instruction: str = "\nGive the final answer between <answer> and </answer>."
+    """Text after every question."""
+    tagged: bool = False
+    """Count only an answer between <answer> and </answer>; otherwise one without tags is read whole."""
+    chat: bool = True
+    """Send prompts through the model's chat template."""
+
+
+class GymPlay(OneTurn):
+    """A question, and the generator's own score of the answer."""
+
+    def __init__(self, messages: tuple[Message, ...], grade: Callable[[str], Reward]) -> None:
+        self.messages, self._grade, self._said = messages, grade, ""
+
+    async def score(self) -> Reward:
+        return self._grade(self._said)
+
+
+class Gym:
+    """A generator of reasoning-gym; `taskset_of` makes a class of it for each."""
+
+    name: ClassVar[str]
+    version: ClassVar[str] = reasoning_gym.__version__
+    Options: ClassVar[type[Any]]
+    dataset: ClassVar[type[Any]]
+
+    def __init__(self, options: Any, seed: int) -> None:
+        self.options, self.chat, self.notes = options, options.chat, list[str]()
+        self._seed = random.Random(f"{self.name}-{seed}").getrandbits(31)
+        if self.name.partition(":")[2] in BY_HASH_SEED and os.environ.get("PYTHONHASHSEED", "random") == "random":
+            add_note(self.notes, f"{self.name} gives the same tasks in every process only where PYTHONHASHSEED is set")
+        self._parts: dict[int, Any] = {}
+        self._entries: dict[int, dict[str, Any]] = {}
+
+    def train(self, count: int, exclude: Collection[str] = ()) -> list[Task]:
+        left_out = frozenset(exclude)
+        return self._take(count, lambda task: not may_be_held_out(task.id) and task.id not in left_out)
+
+    def heldout(self, count: int) -> list[Task]:
+        return self._take(count, lambda task: may_be_held_out(task.id))
+
+    def open(self, task: Task, seed: int) -> GymPlay:  # noqa: ARG002 (nothing is random in these tasks)
+        question = task.messages[0]
+        # Here and not in the task: whether it is held out depends on the question alone.
+        asked = replace(question, content=question.content + self.options.instruction)
+        return GymPlay((asked,), lambda said: self._grade(task, said))
+
+    def gold(self, task: Task) -> Script:
+        if not task.answer or not self._grade(task, self._write(task.answer)).correct:
+            raise TasksetError(f"{self.name} has no gold answer for some of its tasks, such as {task.id}.")
+        return say(self._write(task.answer))
+
+    def corrupted(self, task: Task) -> Iterable[Script]:
+        """Say nothing, garbage, and a number that is one too large."""
+        near = [str(int(task.answer) + 1)] if NUMBER.fullmatch(task.answer) else []
+        return map(say, ("", *map(self._write, ("@@ ??", *near))))
+
+    def _write(self, answer: str) -> str:
+        return f"<answer>{answer}</answer>" if self.options.instruction or self.options.tagged else answer
+
+    def _grade(self, task: Task, said: str) -> Reward:
+        answer = extract_answer(said)
+        if answer is None and not self.options.tagged:
+            answer = said.strip()
+        entry = self._entry(task.data["index"])
+        try:
+            score = float(self._part(task.data["index"]).score_answer(answer, entry)) if answer else 0.0
+        except Exception:  # some generators fail at what they can't read; that their own answers pass is validated
+            score = 0.0
+        return Reward.of("score", score, 0.0, 1.0, correct=score >= 1 - 1e-9)
+
+    def _part(self, index: int) -> Any:
+        number = index // PART
+        if number not in self._parts:
+            config = self.options.make(seed=(self._seed + number * PART) % 2**31, size=PART)
+            self._parts[number] = self.dataset(config)
+        return self._parts[number]
+
+    def _entry(self, index: int) -> dict[str, Any]:
+        if index not in self._entries:
+            self._entries[index] = self._part(index)[index % PART]
+        return self._entries[index]
+
+    def _tasks(self) -> Iterator[Task]:
+        """Yield every task once, until the generator has no more."""
+        seen, repeats = set[str](), 0
+        for index in count_up():
+            try:
+                entry = self._entry(index)
+            except IndexError:  # as word_ladder does where no pair of words is left
+                return
+            answer = "" if entry["answer"] is None else str(entry["answer"])
+            task = Task((Message("user", entry["question"]),), answer, self.name, data={"index": index})
+            repeats = repeats + 1 if task.id in seen else 0
+            if repeats == REPEATS:
+                return
+            if not repeats:
+                seen.add(task.id)
+                if not answer:
+                    add_note(
+                        self.notes, f"{self.name} gives no gold answers to some of its tasks: they are only scored"
+                    )
+                yield task
+
+    def _take(self, count: int, wanted: Callable[[Task], bool]) -> list[Task]:
+        tasks = list(islice(filter(wanted, self._tasks()), count))
+        if len(tasks) < count:
+            ids = [task.id for task in self._tasks()]
+            held = sum(map(may_be_held_out, ids))
+            add_note(self.notes, shortfall(self.name, len(ids) - held, held))
+        return tasks
+
+
+@cache
+def taskset_of(name: str) -> type[Taskset]:
+    """Return the taskset of a generator."""
+    if name not in DATASETS:
+        near = nearest(name, DATASETS) or f" There are {', '.join(sorted(DATASETS))}."
+        raise TasksetError(f"reasoning-gym has no generator {name!r}.{near}")
+    dataset, config = DATASETS[name]
+    members = {"name": f"reasoning-gym:{name}", "dataset": dataset, "Options": _options_of(name, config)}
+    return type("Gym", (Gym,), members | {"__doc__": f"{dataset.__doc__ or name}"})
+
+
+def _options_of(name: str, config: type[Any]) -> type[Any]:
+    """Make options of a generator's config; its seed and size are ours to set."""
+    hints = get_type_hints(config)
+    defaults = {each.name: getattr(config(), each.name) for each in fields(config)}
+
+    def make(self: Any, **ours: Any) -> Any:
+        given = {key: getattr(self, key) for key in defaults if hasattr(self, key)}
+        # Generators tell lists from tuples; recipes have lists alone.
+        kinds = {key: type(defaults[key]) for key in given if isinstance(defaults[key], list | tuple)}
+        return config(**given | {key: kind(given[key]) for key, kind in kinds.items()}, **ours)
+
+    def check(self: Any) -> None:
+        try:
+            if hasattr(made := make(self, seed=0, size=PART), "validate"):
+                made.validate()
+        except (AssertionError, TypeError, ValueError) as error:
+            raise ConfigError(f"reasoning-gym:{name} can't be made with these options: {error}.") from None
+
+    found = [ForeignField(key, hints[key], default) for key, default in defaults.items() if key != "size"]
+    return options_from(GymOptions, found, {"make": make, "__post_init__": check})

@@ -1,0 +1,255 @@
+"""A run's records on their way to a tracker: all of a finished run, or those of a running one as they are written.
+
+    python -m uptrend.bridge.tracking runs/quickstart wandb 0
+
+The records on disk are the queue: a slow or unreachable tracker falls behind and costs the run neither time nor memory.
+It is a process, like the doctor's: a tracker that hangs, prints or waits at exit does so there.
+"""
+
+import json
+import math
+import os
+import select
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from uptrend.bridge.trackers import Alert, Start, Tracker, make_tracker
+from uptrend.config import Track, build
+from uptrend.config.tables import flatten
+from uptrend.doctor.catalogue import CATALOGUE
+from uptrend.records import Role, Run, view_of
+from uptrend.records.directory import ENDS, STARTS, eval_path
+
+# Seconds between two looks at the records, five times as many after each failure in a row, of which so many end it.
+PAUSE, FAILURES = 1.0, 4
+# Rows of a held-out table, and characters of a cell: more can't be read in a tracker. The records have all.
+ROWS, CHARACTERS = 500, 10_000
+Event = dict[str, Any]
+
+
+class Tail:
+    """Lines of a growing file, each once; one whose user raised comes again."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._at = path, 0
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._at)
+            for line in file:
+                if not line.endswith(b"\n"):  # half-written
+                    return
+                try:
+                    value = json.loads(line)
+                except ValueError:
+                    value = None
+                if isinstance(value, dict):
+                    yield value
+                self._at += len(line)
+
+
+class Sender:
+    """Sends what a run directory holds to one tracker, each thing once, and counts it."""
+
+    # Calls of the line at hand: those that were reached, and those that have succeeded, also in an earlier attempt.
+    _reached = _succeeded = 0
+
+    def __init__(
+        self, path: Path, name: str, tracker: Tracker, track: Track, say: Callable[[Event], None] = lambda _: None,
+        goes_on: bool = False, since: int = 0, sent: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        """Prepare; `goes_on` continues the tracker's run that the events name, after the step `since`."""
+        self.path, self.name, self.counts = path.resolve(), name, Counter[str]()
+        self.id = self.place = ""
+        self._tracker, self._track, self._say, self._sent, self._is_started = tracker, track, say, sent, False
+        self._metrics, self._evals, self._events = (Tail(path / f"{n}.jsonl") for n in ("metrics", "evals", "events"))
+        earlier = [event for event in Run(path).events if goes_on and event.get("tracker") == name]
+        ids = [e["id"] for e in earlier if e["event"] == "tracked" and e["project"] == track.project]
+        self._earlier, self._since = str(ids[-1]) if ids else "", since if ids else -1
+        self._told = {(e["id"], e["severity"]) for e in earlier if e["event"] == "notified"}
+
+    def send(self) -> None:
+        """Send what is new; an error leaves the rest for the next call."""
+        if not self._is_started:
+            self.id, self.place = self._tracker.start(self._start())
+            self._is_started = True
+            if self.id:
+                self._say({"event": "tracked", "project": self._track.project, "id": self.id, "place": self.place})
+        for line in self._new(self._metrics):
+            self._send_metrics(line, numbers(line))
+            if line["step"] == 1:
+                self._samples(1)
+        for line in self._new(self._evals):
+            self._evaluation(line)
+        for event in self._events:
+            alarms = event["findings"] if event["event"] == "preflight" else [event]
+            if event["event"] in ("finding", "probed", "preflight"):
+                self._alert(alarms, event.get("step") or 0)
+
+    def finish(self, report: Mapping[str, Any] | None) -> None:
+        """Send the findings of a report and end the tracker's run as the run has ended."""
+        run = Run(self.path)
+        findings = report["findings"] if report else []
+        if findings:
+            rows = [[f["id"], f["severity"], f["confidence"], f["summary"], _fix(f)] for f in findings]
+            self._table("findings", ("id", "severity", "confidence", "summary", "fix"), rows, run.last_step)
+            self._alert([f for f in findings if not f["symptom_of"]], run.last_step)
+        ended = [event["event"] for event in run.events if event["event"] in STARTS + ENDS]
+        self._tracker.finish(ended[-1] if ended and ended[-1] in ENDS else "failed")
+
+    def _new(self, tail: Tail) -> Iterator[dict[str, Any]]:
+        for line in tail:
+            self._reached = 0
+            if line["step"] > self._since:
+                yield line
+            self._succeeded = 0
+            self._sent()
+
+    def _once(self, call: Callable[..., None], *arguments: Any, **counts: int) -> None:
+        """Make a call of a line, unless an earlier attempt at the line has."""
+        self._reached += 1
+        if self._reached > self._succeeded:
+            call(*arguments)
+            self._succeeded = self._reached
+            self.counts.update(counts)
+
+    def _start(self) -> Start:
+        run, track = Run(self.path), self._track
+        facts = {"path": str(self.path), "uptrend": run.info.get("uptrend"), "created": run.info.get("created")}
+        notes = "\n\n".join([f"Run directory: {self.path}", *run.info.get("notes", ())])
+        config = {**flatten(run.config), **{f"run.{key}": value for key, value in facts.items()}}
+        step = max(self._since, 0)
+        return Start(track.name or run.name, track.project, config, notes, self.path, self._earlier, step)
+
+    def _send_metrics(self, line: Mapping[str, Any], values: Mapping[str, float]) -> None:
+        self._once(self._tracker.metrics, line["step"], values, line.get("time", 0.0), metrics=len(values))
+
+    def _evaluation(self, line: Mapping[str, Any]) -> None:
+        step, sets = line["step"], {"": line, **line.get("sets", {})}
+        self._send_metrics(line, {k: v for label, held in sets.items() for k, v in eval_numbers(held, label).items()})
+        for label, held in sets.items():
+            if eval_path(self.path, step, label).exists():
+                # Greedy answers come first, sampled attempts for pass@k after them.
+                found = _heads(Run(self.path).eval_rollouts(step, label), "task", "messages", "answer", "correct")
+                rows = [
+                    [r["task"], *_prompt_and_answer(r["messages"] or ()), r["answer"], r["correct"]]
+                    for r in found.slice(0, min(ROWS, int(held.get("tasks", ROWS)))).to_pylist()
+                ]
+                columns = ("task", "prompt", "model's answer", "answer", "correct")
+                self._table(f"held-out-{label}" if label else "held-out", columns, rows, step)
+        self._samples(step)
+
+    def _samples(self, step: int) -> None:
+        run, count = Run(self.path), self._track.rollouts
+        if not count or step not in run.rollout_steps:
+            return
+        found = _heads(run.rollouts(step), "task", "messages", "reward", "advantages", "roles")
+        # From all of the step, so that they are of several groups.
+        count = min(count, len(found))
+        chosen = found.take([i * len(found) // count for i in range(count)]).to_pylist() if count else []
+        rows = [[step, r["task"], _text(r["messages"] or ()), r["reward"], _advantage(r)] for r in chosen]
+        self._table("rollouts", ("step", "task", "text", "reward", "advantage"), rows, step)
+
+    def _table(self, name: str, columns: tuple[str, ...], rows: list[list[Any]], step: int) -> None:
+        self._once(self._tracker.table, name, columns, rows, step, **{"tables": 1, f"rows of {name}": len(rows)})
+
+    def _alert(self, findings: list[Mapping[str, Any]], step: int) -> None:
+        for f in findings:
+            key = f["id"], f["severity"]
+            if f["severity"] != "note" and not f.get("symptom_of") and key not in self._told:
+                self._tracker.alert(Alert(*key, f["summary"], _fix(f)), step)
+                self._told.add(key)
+                self.counts["alerts"] += 1
+                self._say({"event": "notified", "id": f["id"], "severity": f["severity"]})
+
+
+def numbers(line: Mapping[str, Any]) -> dict[str, float]:
+    """Return the finite numbers of a line by name, without its step and its time."""
+    found = {k: v for k, v in line.items() if isinstance(v, int | float) and k not in ("step", "time")}
+    return {key: float(value) for key, value in found.items() if math.isfinite(value)}
+
+
+def eval_numbers(line: Mapping[str, Any], label: str = "") -> dict[str, float]:
+    """Return the numbers of an evaluation under the names that the lab compares them by: `eval/accuracy`."""
+    own = numbers(line)
+    for head, key in {"part/": "parts", "pass@": "pass_at", "family/": "by_family"}.items():
+        own |= {f"{head}{name}": value for name, value in numbers(line.get(key, {})).items()}
+    return {f"eval/set/{label}/{key}" if label else f"eval/{key}": value for key, value in own.items()}
+
+
+def _heads(table: pa.Table, *columns: str) -> pa.Table:
+    """Return the first row of each rollout that was learned from."""
+    is_head = pc.and_(pc.equal(pc.fill_null(table["sequence"], 0), 0), pc.fill_null(table["kept"], True))
+    return table.filter(is_head).select(list(columns))
+
+
+def _text(messages: Any) -> str:
+    said = [f"{m['role']}: {m['content'] or ''}{' ' + m['calls'] if m['calls'] else ''}" for m in messages]
+    return "\n".join(said)[:CHARACTERS]
+
+
+def _prompt_and_answer(messages: Any) -> tuple[str, str]:
+    """Return what the model read first, and what it said last."""
+    first = next((i for i, m in enumerate(messages) if m["role"] == "assistant"), len(messages))
+    said = [m["content"] or "" for m in messages if m["role"] == "assistant"]
+    prompt = "\n".join(m["content"] or "" for m in messages[:first])
+    return prompt[:CHARACTERS], said[-1][:CHARACTERS] if said else ""
+
+
+def _advantage(row: Mapping[str, Any]) -> float | None:
+    """Return the mean advantage of the tokens that the model said."""
+    pairs = zip(row["advantages"] or (), row["roles"] or (), strict=False)
+    own = [value for value, role in pairs if role == Role.MODEL and value is not None]
+    return sum(own) / len(own) if own else None
+
+
+def _fix(finding: Mapping[str, Any]) -> str:
+    """Return the fix of a finding, or of its cause where an event has none."""
+    if "fix" in finding:
+        return finding["fix"]["sentence"] if finding["fix"] else ""
+    return CATALOGUE[finding["id"]].fix.sentence if finding["id"] in CATALOGUE else ""
+
+
+def report_of(run: Run) -> dict[str, Any]:
+    """Return the doctor's report of a run: the one on disk, or a new one."""
+    if run.report is not None:
+        return run.report
+    # Imported here: a process that follows a run needs no scipy.
+    from uptrend.doctor.diagnose import diagnose
+    from uptrend.doctor.report import to_table
+
+    return to_table([diagnose(view_of(run))])
+
+
+def follow(path: Path, name: str, since: int, orders: TextIO, say: Callable[[Event], None]) -> None:
+    """Send a growing run to a tracker until told to end; a failure is told once, and tried again a few times."""
+    track = build(Track, Run(path).config.get("track", {}), "track")
+    sender = Sender(path, name, make_tracker(name, track), track, say, goes_on=True, since=since)
+    failures, is_over, is_told = 0, False, False
+    while failures < FAILURES and not is_over:
+        is_over = bool(select.select([orders], [], [], PAUSE * 5**failures if failures else PAUSE)[0])
+        try:
+            sender.send()
+            if is_over:
+                sender.finish(Run(path).report)
+            failures = 0
+        except Exception as error:
+            failures += 1
+            if not is_told or is_over or failures == FAILURES:
+                is_told = True
+                end = "; no more is sent" if is_over or failures == FAILURES else "; it is tried again"
+                say({"event": "track-failed", "error": f"{type(error).__name__}: {error}"[:500] + end})
+
+
+if __name__ == "__main__":
+    os.nice(10)  # training goes first
+    folder, tracker, step = sys.argv[1:]
+    follow(Path(folder), tracker, int(step), sys.stdin, lambda line: print(json.dumps(line), flush=True))

@@ -1,0 +1,138 @@
+"""`uptrend.train` on data and a reward of one's own, as a script or notebook would call it."""
+# ruff: noqa: ARG001 (a reward function takes what it is given)
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import uptrend
+from uptrend.records import Confidence, ConfigError, Finding, Report, Severity, TasksetError, Trend, TrendKind
+
+ROWS = [{"prompt": f"Calculate: {a} + {b} = ", "answer": str(a + b)} for a in range(8) for b in range(8)]
+QUICK = ["tasks.chat=false", "sampling.max_tokens=4", "sampling.groups=2", "sampling.size=4", "eval.tasks=8",
+         "doctor.live=false", "checkpoints.every=1"]  # fmt: skip
+
+
+def first_number(prompt, completion, answer, **row):
+    return {"correct": float(completion.strip().startswith(answer)), "short": 0.1}
+
+
+def train(tmp_path, **given):
+    asked = {"model": "tiny", "data": ROWS, "reward": first_number, "steps": 2, "preflight": False, "progress": False}
+    return uptrend.train(**asked | given, runs=tmp_path, overrides=[*QUICK, *given.pop("overrides", ())])
+
+
+def test_rows_and_a_function_train_and_resume(tmp_path, capsys):
+    run = train(tmp_path)
+    assert (run.status, run.last_step, run.name) == ("finished", 2, "first_number")
+    assert run.config["tasks"]["reward"] == ["test_api:first_number"] == run.config["eval"]["reward"]
+    assert any("held out, chosen by the hash of their content" in note for note in run.info["notes"])
+    assert any("bounds are unknown" in note for note in run.info["notes"])
+    table = run.rollouts(1)
+    assert table["reward_low"].null_count == table.num_rows  # unknown, so absent
+    assert {part["name"] for parts in table["parts"].to_pylist() for part in parts} == {"correct", "short"}
+    assert "reward/part/correct/mean" in run.metric_lines[-1]
+    assert "advantage/dead_low/share" not in run.metric_lines[-1]
+    again = uptrend.resume(run.path, ["learning.steps=3"], progress=False)
+    assert (again.last_step, capsys.readouterr().out) == (3, "")
+
+
+def test_a_function_that_is_nowhere_is_asked_for_again(tmp_path):
+    run = train(tmp_path, reward=lambda completion: float(len(completion)), name="anonymous")
+    assert run.config["tasks"]["reward"] == ["test_api:<lambda>"]
+    with pytest.raises(TasksetError, match="has no function <lambda>"):
+        uptrend.resume(run.path, ["learning.steps=3"], progress=False)
+    done = uptrend.resume(
+        run.path, ["learning.steps=3"], reward=lambda completion: float(len(completion)), progress=False
+    )
+    assert done.last_step == 3
+
+
+def test_several_rewards_with_weights_a_file_and_bounds(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(json.dumps({"q": row["prompt"], "a": row["answer"]}) for row in ROWS))
+    run = train(tmp_path, data=file, prompt="q", answer="a", reward={"exact": 1.0, first_number: 0.5}, bounds=(0, 1.1))
+    assert run.config["tasks"]["weights"] == [1.0, 0.5]
+    assert set(run.rollouts(1)["reward_high"].to_pylist()) == {1.55}
+    assert run.name == "rows"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"config": {}}, "The recipe is empty"),
+        ({"data": ROWS}, "Nothing to train on: give a recipe, or data and reward."),
+        ({"data": ["a"], "reward": "exact"}, "data should be a list of dicts"),
+        ({"data": [], "reward": "exact"}, "data has no rows"),
+        ({"data": ROWS, "reward": 5}, "should be a function"),
+        ({"config": uptrend.load_config({}), "steps": 3}, "A loaded config is trained as it is"),
+    ],
+)
+def test_what_cannot_be_trained(tmp_path, given, said):
+    with pytest.raises((ConfigError, TasksetError, TypeError)) as error:
+        uptrend.train(**given, runs=tmp_path, progress=False, preflight=False)
+    assert said in str(error.value)
+    assert not [path for path in tmp_path.iterdir() if path.name != ".data"]
+
+
+@pytest.mark.slow
+def test_a_script_shows_progress_and_is_stopped_by_preflight(tmp_path):
+    script = tmp_path / "learn.py"
+    script.write_text(
+        "import uptrend\n"
+        f"rows = {ROWS!r}\n"
+        "def blind(completion, answer):\n    return 1.0\n"
+        "def fair(completion, answer):\n    return float(completion.strip().startswith(answer))\n"
+        f"kept = dict(model='tiny', data=rows, steps=1, bounds=(0, 1), overrides={QUICK!r})\n"
+        "print(uptrend.train(reward=fair, **kept))\n"
+        "print(repr(uptrend.train(reward=blind, **kept).stopped.by))\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "step 1/1" in done.stdout
+    assert "Run('runs/fair', finished, 1 of 1 steps)" in done.stdout
+    assert "'preflight'" in done.stdout
+    assert "Not started: " in done.stderr
+    assert "reward.gold-rejected" in done.stderr
+
+
+def test_runs_and_reports_show_themselves_in_notebooks(tmp_path):
+    run = train(tmp_path, steps=1)
+    assert repr(run) == f"Run({str(run.path)!r}, finished, 1 of 1 steps)"
+    page = run._repr_html_()
+    assert page.startswith("<table>")
+    assert "held-out after step 1" in page
+    assert "reward/mean" in page
+    finding = Finding("reward.constant", Severity.CRITICAL, Confidence.HIGH, "All <equal>.", ())
+    report = Report("x.json", "trl", "x", 9, Trend(TrendKind.FLAT, "Nothing moved."), (finding,), ())
+    assert repr(report) == "Report('x.json', 9 steps, flat)\n  critical  reward.constant: All <equal>."
+    assert "critical: reward.constant</th><td>All &lt;equal&gt;." in report._repr_html_()
+
+
+def test_init_writes_a_recipe_that_loads_validates_and_trains(tmp_path, monkeypatch, capsys):
+    from uptrend.cli.main import main
+
+    def call(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            main(list(arguments))
+        return ended.value.code, capsys.readouterr()
+
+    monkeypatch.chdir(tmp_path)
+    Path("rows.csv").write_text("question,answer\n" + "".join(f"{r['prompt']},{r['answer']}\n" for r in ROWS))
+    code, said = call("init", "mine", "--data", "rows.csv", "--reward", "own", "--model", "tiny")
+    assert (code, "48 tasks to train on, 16 held out" in said.out) == (0, True)
+    assert sorted(path.name for path in Path("mine").iterdir()) == ["recipe.toml", "rewards.py", "test_rewards.py"]
+    config = uptrend.load_config("mine/recipe.toml")
+    assert (config.name, config.tasks.options["file"]) == ("mine", "mine/../rows.csv")
+    code, said = call("tasks", "validate", "mine/recipe.toml", "--json")
+    assert (code, json.loads(said.out)["passed"]) == (0, True)
+    tested = subprocess.run([sys.executable, "-m", "pytest", "-q", "mine", "-p", "no:cacheprovider"], check=False)
+    assert tested.returncode == 0
+    code, said = call("init", "mine", "--data", "rows.csv", "--reward", "exact", "--model", "tiny")
+    assert (code, "exists already" in said.err) == (2, True)
+    code, said = call("init", "other", "--data", "rows.csv", "--reward", "exakt", "--model", "tiny")
+    assert (code, "Did you mean exact?" in said.err) == (2, True)
+    code, said = call("init", "other")
+    assert (code, "--data is missing" in said.err, Path("other").exists()) == (2, True, False)
