@@ -97,7 +97,8 @@ def _part(name: str, argument: str | None) -> str:
 def _table(*head: str, rows: Iterator[tuple[str, ...]]) -> Iterator[str]:
     yield f"| {' | '.join(head)} |"
     yield "|---" * len(head) + "|"
-    yield from (f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows)
+    for row in rows:  # a pipe inside code needs no backslash, and would show it
+        yield f"| {' | '.join(cell if cell.startswith('`') else cell.replace('|', chr(92) + '|') for cell in row)} |"
 
 
 def _code(text: str) -> str:
@@ -124,7 +125,7 @@ def _config() -> Iterator[str]:
     for key in keys():
         section, _, rest = key.name.partition(".")
         default = f"; default `{key.default}`" if key.default else ""
-        row = (_code(key.name), f"{key.meaning} *{key.type.capitalize()}*{default}.")
+        row = (_code(key.name), f"{key.meaning} ({key.type}{default})")
         tables.setdefault(f"[{section}]" if rest else "Top level", []).append(row)
     for title, rows in tables.items():
         yield from ("", f"## {title}", "", *_table("key", "meaning", rows=iter(rows)))
