@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-import uptrend as package
 from uptrend.records import UptrendError
 from uptrend.records.renamed import RenamedWarning
 
@@ -70,7 +69,7 @@ app = typer.Typer(cls=Verbs, no_args_is_help=True, rich_markup_mode=None)
 
 def _print_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"uptrend {package.__version__}")
+        typer.echo(f"uptrend {sys.modules['uptrend'].__version__}")
         raise typer.Exit
 
 
