@@ -32,7 +32,7 @@ def test_help_fits_a_narrow_terminal_and_is_not_read_as_markup(verb: str, uptren
 def test_brackets_survive(uptrend: Uptrend) -> None:
     assert "[warmstart]" in uptrend("warmstart", "--help").out
     assert """--set 'tasks.operations=["+"]'""" in uptrend("tasks", "show", "--help").out
-    assert "No such command 'trane'. Did you mean 'train'?" in uptrend("trane", code=2).err
+    assert "No such command 'trane'. Did you mean 'train'" in uptrend("trane", code=2).err
     assert "No such command 'shw'. Did you mean 'show'?" in uptrend("runs", "shw", code=2).err
 
 

@@ -52,7 +52,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "lengths": arms({"learning.steps": 200}),
     "a replay": {"method": Method.REPLAY, "source": Source("runs/old", 3)},
     "a replay from the start": REPLAY | arms({"model.lora.r": 8}),
-    "other tasks": arms({"tasks.name": "mixed"}),
+    "other tasks": arms({"tasks.name": "mixed", "eval.name": "arithmetic"}),
     "gains on other tasks": {"metric": "eval/accuracy/gain"} | arms({"tasks.name": "mixed", "eval.name": "mixed"}),
     "adapters": arms({"model.lora.r": 8, "learning.lr": 1e-4}),
     "a first step": SOON,

@@ -40,7 +40,9 @@ def pull(
 
     \b
     uptrend models pull smollm2-135m
-    uptrend models pull gemma3-270m --accept-terms      # after reading ai.google.dev/gemma/terms
+    uptrend models pull gemma3-270m --accept-terms
+
+    Gemma has terms of its own: read ai.google.dev/gemma/terms first.
     """
     need_train_extra()
     model = KNOWN.get(name)

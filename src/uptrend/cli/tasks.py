@@ -124,12 +124,14 @@ def export_taskset(
     overrides: Sets = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a taskset as a package that verifiers loads: its tasks, tools and rewards.
+    """Write a taskset as a package for verifiers.
 
     \b
     uptrend tasks export arithmetic --to sums
     uptrend tasks export recipes/musique/atlas.toml --to questions
     pip install ./sums
+
+    The package has the taskset's tasks, tools and rewards, and needs Uptrend to run.
     """
     from uptrend.bridge.environments.export import export
 
