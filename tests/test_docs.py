@@ -32,10 +32,7 @@ RECIPES = sorted((ROOT / "recipes").rglob("*.toml"))
 FIRST = [f"start/{name}.md" for name in ("install", "data", "read", "doctor", "prove")]
 
 # Parts of commands that the pages show and that are not there yet: lines with one of these are left out.
-NOT_YET = (
-    "uptrend init", "sums/recipe.toml", "uptrend track", "uptrend convert", "tasks export", "verifiers:",
-    "reasoning-gym:", "--best", "--rollout 12",
-)  # fmt: skip
+NOT_YET = ("uptrend convert", "tasks export", "verifiers:", "reasoning-gym:")
 
 # What is run in place of a page's command, so that all together take some 90 seconds: fewer tasks, steps, seeds.
 TRAIN = "uptrend train recipes/tiny.toml --set sampling.groups=8 --set eval.tasks=40 --set doctor.live=false"
@@ -47,7 +44,8 @@ SHORTER = {
     "uptrend train recipes/tiny.toml --set learning.lr=3e-3 --set learning.steps=30 --name too-fast":
         f"{TRAIN} --set learning.lr=3e-3 --set learning.steps=30 --name too-fast --no-preflight",
     "uptrend train sums/recipe.toml":
-        "uptrend train sums/recipe.toml --set learning.steps=2 --set sampling.max_tokens=8",
+        "uptrend train sums/recipe.toml --set learning.steps=2 --set sampling.max_tokens=8 --set doctor.live=false",
+    "uptrend preflight recipes/tiny.toml": "uptrend preflight recipes/tiny.toml --only gold --only masks",
     "uptrend lab run h01 --dir debug":
         "sed -i 's/^seeds = [^#]*/seeds = [0, 1] /; s/^steps = 0/steps = 10/' debug/hypotheses/*.md && "
         "uptrend lab run h01 --dir debug",
