@@ -269,7 +269,8 @@ def test_cheaters(alter: Alter, id: str | None, count: str) -> None:
     assert result.figure.startswith(count)
     assert (finding.id if finding else None) == id
     if finding is not None:
-        assert (finding.severity, finding.evidence[0].text) == ("critical", result.figure)
+        severity = "warning" if id == "reward.hackable" else "critical"
+        assert (finding.severity, finding.evidence[0].text) == (severity, result.figure)
 
 
 def test_a_taskset_without_cheaters_is_not_asked(llama_folder: Path) -> None:

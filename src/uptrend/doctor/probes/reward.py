@@ -115,13 +115,14 @@ def cheater(bench: Bench) -> Answer:
         ratio, share = f"{len(paid[kind])} of {tried[kind]}", len(paid[kind]) / tried[kind]
         # Paid without ever saying the answer, it has reached the evaluator; with it, the reward pays for too much.
         if all(says_answer for _, says_answer in paid[kind]):
-            id = "reward.hackable"
+            # Many rewards look for the answer anywhere, and a model may never find that out: no reason not to start.
+            id, severity = "reward.hackable", WARNING
             summary = f"The reward is paid in full for the answer among others: {ratio} who say everything earn it."
         else:
-            id = "task.evaluator-exposed"
+            id, severity = "task.evaluator-exposed", CRITICAL
             summary = f"The evaluator can be reached from inside a rollout: {ratio} cheaters earn the maximum."
         evidence = [seen(figure), seen(f"paid in full: {paid[kind][0][0][-80:]!r}", share)]
-        yield bench.found(id, CRITICAL, summary, evidence)
+        yield bench.found(id, severity, summary, evidence)
 
 
 RUN_OUT = (Ending.TURN_LIMIT, Ending.CONTEXT_FULL)
