@@ -51,7 +51,8 @@ class EnvironmentOptions:
     heldout: dict[str, Any] = field(default_factory=dict)
     """The environment's options for held-out tasks, such as {split = "test"}; without, a quarter is held out."""
     bounds: tuple[float, ...] = ()
-    """The lowest and the highest reward, which an environment does not tell. Without, nothing counts as correct."""
+    """The lowest and the highest reward, which an environment does not tell. Without, 1 or more counts as
+    correct."""
     limit: Annotated[int, Ge(1)] = 10_000
     """The most tasks that are read of an environment without an end."""
     chat: bool = True
@@ -79,7 +80,7 @@ class Environment:
             self.notes.append(f"{self.name} holds out a quarter of its tasks; tasks.heldout can name a split instead")
         self.given = GivenTasks(self.name, rows, "train" if self._heldout else "quarter", order, 1.0, self.notes)
         if not options.bounds:
-            unknown = "does not tell the bounds of its reward: nothing counts as correct without tasks.bounds"
+            unknown = "does not tell the bounds of its reward (tasks.bounds); accuracy counts a reward of 1 or more"
             self.notes.append(f"{self.name} {unknown}")
 
     def train(self, count: int, exclude: Collection[str] = ()) -> list[Task]:
@@ -161,7 +162,13 @@ class Seat:
             raise ValueError(f"the environment recorded the rewards {self.trace.rewards}")
         parts = tuple(Part(n, r.score, math.nan, math.nan, r.weight) for n, r in self.trace.rewards.items())
         low, high = self._bounds or (math.nan, math.nan)
-        return Reward(self.trace.reward, low, high, correct=self.trace.reward >= high - 1e-9, parts=parts)
+        return Reward(
+            self.trace.reward,
+            low,
+            high,
+            correct=self.trace.reward >= (1.0 if math.isnan(high) else high) - 1e-9,
+            parts=parts,
+        )
 
     async def close(self) -> None:
         if self._episode is not None:
