@@ -116,7 +116,7 @@ def test_recipes_load() -> None:
 @pytest.mark.slow
 def test_the_readme_snippet_runs(tmp_path: Path) -> None:
     """The first one as it stands, but with the small model and for one step."""
-    snippet = blocks(ROOT / "README.md", "python")[0].replace("smollm2-135m", "tiny").replace("steps=40", "steps=1")
+    snippet = blocks(ROOT / "README.md", "python")[0].replace("smollm2-135m", "tiny").replace("steps=60", "steps=1")
     (tmp_path / "first.py").write_text(snippet)
     done = subprocess.run([sys.executable, "first.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "Report('runs/reward', 1 steps, too-short)" in done.stdout

@@ -24,7 +24,6 @@ RewardLike = str | Function
 # What `data` and `reward` alone leave open; `overrides` change any of it.
 DEFAULTS: dict[str, Any] = {
     "sampling": {"groups": 8, "size": 8, "max_tokens": 128}, "learning": {"lr": 1e-5, "skip_dead": True},
-    "eval": {"tasks": 100},
 }  # fmt: skip
 
 
@@ -123,6 +122,7 @@ def _functions(reward: Any) -> Iterator[tuple[list[str], list[float]]]:
 def _table_of(data: Any, names: list[str], weights: list[float], runs: Path) -> dict[str, Any]:
     """Return a recipe for data and rewards; rows in memory are kept in a file under `runs`, for resuming."""
     tasks: dict[str, Any] = {"name": "data", "reward": names, "train": ALL}
+    held_out = 100
     tasks |= {"weights": weights} if weights else {}
     if isinstance(data, str | Path):
         is_file = Path(data).suffix in (".jsonl", ".json", ".csv", ".parquet") or Path(data).is_file()
@@ -139,10 +139,12 @@ def _table_of(data: Any, names: list[str], weights: list[float], runs: Path) -> 
             file.parent.mkdir(parents=True, exist_ok=True)
             write_whole(file, text.encode())
         tasks |= {"file": str(file)}
+        held_out = max(1, min(held_out, len(rows) // 4))
         named = names[0].rpartition(":")[2] if len(names) == 1 else "data"
     return {
         "name": "".join(c if c.isalnum() or c in "-_" else "-" for c in named) or "data",
         "tasks": tasks,
+        "eval": {"tasks": held_out},
         **DEFAULTS,
     }
 
