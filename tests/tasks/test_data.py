@@ -96,6 +96,7 @@ def test_templates_system_and_conversations(make):
         ("contains", "Paris", "It is Paris, I think", "It is Parish", {}),
         ("number", "so 1,234 #### 1,234.0", "first 7 then 1234", "1234 or 7", {}),
         ("number", "0.5", "-1 #### .5", "none", {}),
+        ("number", "5 #### 12", "3 #### 12 of 30", "12 #### 30", {}),
         ("regex", "blue", "color: Blue.", "blue", {"pattern": r"color: (\w+)"}),
         ("math", r"\frac{1}{2}", "so $0.5$", "0.6", {}),
         ("json-schema", "{}", 'Here: ```json\n{"a": 1}\n```', '{"a": "x"}', {"schema": "s.json"}),
@@ -152,6 +153,7 @@ FUNCTIONS = {
     "trl": lambda prompts, completions, solution, **kwargs: [float(completions[0] in solution[0])],
     "waits": waits,
     "silent": lambda completion: None,
+    "nan": lambda completion: math.nan,
 }
 
 
@@ -181,8 +183,9 @@ def test_async_functions_bounds_and_what_cannot_be_told(make):
     assert {level: (r.total, r.low, r.high, r.correct) for level, r in by_level.items()} == {
         0: (0, 0, 2, False), 1: (1, 0, 2, False), 2: (2, 0, 2, True)
     }  # fmt: skip
-    with pytest.raises(rewards.Undecided):
-        reward_of(make(**COLUMNS, reward="mine:silent", functions=FUNCTIONS), "x")
+    for silent in ("silent", "nan"):
+        with pytest.raises(rewards.Undecided):
+            reward_of(make(**COLUMNS, reward=f"mine:{silent}", functions=FUNCTIONS), "x")
 
 
 def test_trl_gets_conversations_as_they_came(make):

@@ -137,8 +137,9 @@ _DECIMAL = re.compile(r"-?\d[\d,]*(?:\.\d+)?|-?\.\d+")
 
 def final_number(text: str) -> float | None:
     """Return the number after the last ####, as GSM8K writes it, else the last number; None where there is none."""
-    found = _DECIMAL.findall(text.rpartition("####")[2])
-    return float(found[-1].replace(",", "")) if found else None
+    _, mark, rest = text.rpartition("####")
+    found = _DECIMAL.findall(rest)
+    return float(found[0 if mark else -1].replace(",", "")) if found else None
 
 
 def number(completion: str, task: Task, options: RewardOptions) -> float:  # noqa: ARG001
