@@ -216,7 +216,8 @@ def go_on(path: Path, steps: range, name: str) -> None:
     directory, since = RunDirectory(path), Run(path).last_step
     directory.event("resumed" if since else "started", pid=os.getpid())
     observer = Tracking([name])
-    if name == "tensorboard":  # the observer's process for the quickest to load, the same code here for the others
+    is_apart = name in ("tensorboard", "trackio")  # quick to load; Trackio reads its folder once per process
+    if is_apart:
         observer.before(Run(path))
     for step in steps:
         directory.step(metrics_of(step, 4, random.Random(step)), rollouts_table("demo", [rollout_of(step)]))
@@ -224,7 +225,7 @@ def go_on(path: Path, steps: range, name: str) -> None:
     rows = [rollout_of(held.step, f"e{i}", task=f"task-{i}") for i in range(40)]
     directory.evaluation(line_of(held), rollouts_table("demo", rows))
     directory.event("finished", step=held.step)
-    if name == "tensorboard":
+    if is_apart:
         observer.after(Run(path))
         return
     track = load_config(Run(path).config).track

@@ -138,6 +138,7 @@ def test_a_judge_behind_a_server(make):
         with pytest.raises(TasksetError, match="replied 'hmm'"):
             reward_of(taskset, "bad")
     server.shutdown()
+    server.server_close()
     with pytest.raises(TasksetError, match="gave no grade"):
         reward_of(taskset, "worse")
 
