@@ -68,6 +68,8 @@ def test_several_rewards_with_weights_a_file_and_bounds(tmp_path):
         ({"data": ["a"], "reward": "exact"}, "data should be a list of dicts"),
         ({"data": [], "reward": "exact"}, "data has no rows"),
         ({"data": ROWS, "reward": 5}, "should be a function"),
+        ({"data": ROWS, "reward": "exact", "bounds": 1}, "tasks.bounds = 1 should be [low, high]"),
+        ({"data": [{"prompt": "a"}], "reward": "exact"}, "data:1 has no answer"),
         ({"config": uptrend.load_config({}), "steps": 3}, "A loaded config is trained as it is"),
     ],
 )

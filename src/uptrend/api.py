@@ -24,6 +24,7 @@ RewardLike = str | Function
 # What `data` and `reward` alone leave open; `overrides` change any of it.
 DEFAULTS: dict[str, Any] = {
     "sampling": {"groups": 8, "size": 8, "max_tokens": 128}, "learning": {"lr": 1e-5, "skip_dead": True},
+    "checkpoints": {"every": 50},
 }  # fmt: skip
 
 
@@ -38,7 +39,7 @@ def train(
     answer: str | None = None,
     system: str | None = None,
     steps: int | None = None,
-    overrides: Iterable[str] = (),
+    overrides: Iterable[str] | Mapping[str, Any] = (),
     name: str | None = None,
     runs: str | Path = "runs",
     observers: Sequence[Observer] = (),
@@ -55,7 +56,7 @@ def train(
     name its columns, or are templates such as "Question: {question}". `reward` is a function
     `f(prompt, completion, answer, **row)`, one in TRL's signature, or the name of a ready reward (exact, contains,
     number, math, …); a list of them, or a dict with weights. `bounds` are [low, high] of your functions; without them
-    bounds are unknown. `overrides` are `key=value` texts as for `--set`.
+    bounds are unknown. `overrides` are `key=value` texts as for `--set`, or a dict.
 
     `progress` prints how it goes. `preflight` probes the recipe first, and does not start on a critical finding unless
     its id is in `allows`: the returned run then has `stopped`.
@@ -72,9 +73,10 @@ def train(
         else:
             table = _table_of(data, names, weights, Path(runs)) if config is None else config
             told = {"tasks.prompt": prompt, "tasks.answer": answer, "tasks.system": system, "model.name": model,
-                    "tasks.bounds": list(bounds) or None, "learning.steps": steps}  # fmt: skip
+                    "tasks.bounds": list(bounds) or None if isinstance(bounds, Sequence) else bounds,
+                    "learning.steps": steps}  # fmt: skip
             changes = [f"{key}={json.dumps(value)}" for key, value in told.items() if value is not None]
-            recipe = load_config(table, [*changes, *overrides])
+            recipe = load_config(table, [*changes, *_overrides(overrides)])
 
         def start(watching: Sequence[Observer]) -> Run:
             return train_recipe(
@@ -84,7 +86,11 @@ def train(
 
         run = _watched(start, progress)
     if run.stopped is not None and run.stopped.by == "preflight":
-        print(f"Not started: {run.stopped.sentence} To train anyway: preflight=False, or allows=[…]", file=sys.stderr)
+        way = f"allows=[{run.stopped.finding!r}]"
+        print(f"Not started: {run.stopped.sentence} To train anyway: {way}, or preflight=False", file=sys.stderr)
+    elif run.stopped is not None and run.checkpoints:
+        again = f"uptrend.resume({str(run.path)!r}" + (", reward=…)" if config is None else ")")
+        print(f"Stopped after step {run.last_step}. Resume with: {again}", file=sys.stderr)
     return run
 
 
@@ -98,6 +104,12 @@ def resume(
     """
     with _functions(reward):
         return _watched(lambda watching: continue_run(path, overrides, [*watching, *observers]), progress)
+
+
+def _overrides(given: Iterable[str] | Mapping[str, Any]) -> list[str]:
+    if isinstance(given, Mapping):
+        return [f"{key}={json.dumps(value)}" for key, value in given.items()]
+    return [given] if isinstance(given, str) else list(given)
 
 
 @contextmanager
@@ -131,7 +143,8 @@ def _table_of(data: Any, names: list[str], weights: list[float], runs: Path) -> 
     else:
         rows = list(data)
         if not all(isinstance(row, Mapping) for row in rows):
-            raise TasksetError("data should be a list of dicts, a path, or the id of a hub dataset.")
+            right = 'a list of dicts (of a DataFrame: df.to_dict("records")), a path, or the id of a hub dataset.'
+            raise TasksetError(f"data should be {right}")
         text = "".join(json.dumps(plain(row), ensure_ascii=False) + "\n" for row in rows)
         digest = hashlib.sha256(text.encode()).hexdigest()[:16]
         file = runs / ".data" / f"{digest}.jsonl"

@@ -55,6 +55,16 @@ def test_panels_without_values_are_left_out(make_run: MakeRun, tmp_path: Path, u
     assert not (tmp_path / "empty.svg").exists()
 
 
+def test_nothing_right_is_drawn_too(make_run: MakeRun, tmp_path: Path, uptrend: Uptrend) -> None:
+    """The interval of 0 of 100 may begin a rounding error above 0."""
+    run = make_run("demo", steps=4)
+    lines = [json.loads(line) for line in (run / "evals.jsonl").read_text().splitlines()]
+    zero = {"accuracy": 0.0, "correct": 0, "low": 1e-18, "high": 0.04}
+    (run / "evals.jsonl").write_text("".join(json.dumps(line | zero) + "\n" for line in lines))
+    uptrend("plot", run, "-o", tmp_path / "zero.svg")
+    assert (tmp_path / "zero.svg").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -189,6 +189,17 @@ def test_async_functions_bounds_and_what_cannot_be_told(make):
             reward_of(make(**COLUMNS, reward=f"mine:{silent}", functions=FUNCTIONS), "x")
 
 
+def test_the_first_reward_decides_and_bounds_hold(make):
+    functions = {"right": lambda completion, answer: float(completion == answer), "short": lambda completion: -0.1}
+    both = {"reward": ["mine:right", "mine:short"], "functions": functions}
+    taskset = make(**COLUMNS, **both)
+    task = taskset.train(1)[0]
+    assert reward_of(taskset, task.answer, task).correct  # 0.9 in all
+    assert not reward_of(taskset, "no", task).correct
+    with pytest.raises(TasksetError, match=r"short returned -0.1, outside tasks.bounds = \[0, 1\]"):
+        reward_of(make(**COLUMNS, **both, bounds=[0, 1]), "x")
+
+
 def test_trl_gets_conversations_as_they_came(make):
     seen = {}
 
@@ -218,6 +229,7 @@ def test_trl_gets_conversations_as_they_came(make):
         ({"reward": "none.py:f"}, "there is no file none.py"),
         ({"reward": "own.py:rewrad"}, "own.py has no function rewrad. Did you mean reward?"),
         ({"reward": "own.py:odd"}, "takes colour, which no row has"),
+        ({"reward": "own.py:asks", "answer": "anwser"}, "takes answer, which no row has. Which column is it?"),
         ({"reward": "__main__:<lambda>"}, "was a function of a script"),
         ({"prompt": "questoin"}, "has no questoin. Did you mean question?"),
         ({"answer": "{x}"}, "has no {x}; each row needs a prompt and an answer"),
@@ -227,7 +239,10 @@ def test_trl_gets_conversations_as_they_came(make):
     ],
 )
 def test_options_that_cannot_work(make, tmp_path, options, said):
-    (tmp_path / "own.py").write_text("def reward(completion): return 1\ndef odd(completion, colour): return 1\n")
+    (tmp_path / "own.py").write_text(
+        "def reward(completion): return 1\ndef odd(completion, colour): return 1\n"
+        "def asks(completion, answer): return 1\n"
+    )
     with pytest.raises((ConfigError, TasksetError)) as error:
         make(**COLUMNS | options)
     assert said in str(error.value)
@@ -274,6 +289,7 @@ def test_a_module_in_the_current_folder_and_a_file_beside_the_recipe(make, tmp_p
     )
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
+    (elsewhere / "my_rewards.py").write_text("another recipe's")  # the recipe's own comes first
     monkeypatch.chdir(elsewhere)
     config = load_config(recipe)
     assert config.tasks.options["file"] == str(tmp_path / "rows.jsonl")

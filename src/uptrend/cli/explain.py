@@ -2,19 +2,21 @@
 
 import re
 import sys
+from dataclasses import fields
 from typing import Annotated, Any
 
 import typer
 from rich.markdown import Markdown
 
 from uptrend.cli.console import AsJson, columns, print_json, terminal
-from uptrend.config.keys import keys
+from uptrend.config.keys import field_docs, keys
 from uptrend.config.load import nearest
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.doctor.pages import cause_page
 from uptrend.records import UptrendError
 from uptrend.records.metrics import find_metric, sections
 from uptrend.records.renamed import current
+from uptrend.tasks.registry import BUILT_IN
 
 ALL = "All of them: uptrend explain"
 LINK = re.compile(r"\[([^\]]+)\]\((?!https?:)[^)]+\)")  # to pages that are not here
@@ -57,6 +59,14 @@ def _meanings() -> dict[str, dict[str, Any]]:
         for id, cause in CATALOGUE.items()
     }
     found |= {key.name: {**vars(key), "kind": "config key"} for key in keys()}
+    for name, cls in BUILT_IN.items():
+        meanings = {key: text for base in reversed(cls.Options.__mro__[:-1]) for key, text in field_docs(base).items()}
+        for field in fields(cls.Options):
+            table = found.setdefault(f"tasks.{field.name}", {"name": f"tasks.{field.name}", "kind": "option"})
+            told = meanings.get(field.name, "")
+            before = table.get("meaning", "")
+            # Families share most of their options: each meaning once, with the first that has it.
+            table["meaning"] = before if told in before else f"{before} {name}: {told}".strip()
     for metric in (metric for section in sections() for metric in section.metrics):
         table = {key: getattr(metric, key) for key in ("meaning", "unit", "healthy")}
         warns = [{"when": sign.when, "causes": list(sign.causes)} for sign in metric.warns]

@@ -139,6 +139,7 @@ def _files(folder: Path, source: str, rows: int, prompt: str, answer: str, rewar
         "eval": {"tasks": min(200, max(1, (rows + 2) // 4)), "every": 20},
         "sampling": {"groups": groups, "size": 8, "max_tokens": 128},
         "learning": {"steps": 100, "lr": 1e-5},
+        "checkpoints": {"every": 50},
     }
     files = {folder / "recipe.toml": to_recipe(table)}
     if reward == OWN:

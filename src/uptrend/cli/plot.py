@@ -138,7 +138,12 @@ def _draw_held_out(axes: Any, runs: Colored) -> None:
         apart = (i - (len(runs) - 1) / 2) * 0.012 * max(1, longest)
         evaluations = held_out(run)
         steps, heights = [e.step + apart for e in evaluations], [e.accuracy for e in evaluations]
-        errors = [e.accuracy - e.low for e in evaluations], [e.high - e.accuracy for e in evaluations]
+        # At 0 and 1 an end of the interval may lie a rounding error inside.
+        below, above = [
+            [max(0.0, gap) for gap in gaps]
+            for gaps in ([e.accuracy - e.low for e in evaluations], [e.high - e.accuracy for e in evaluations])
+        ]
+        errors = below, above
         axes.errorbar(steps, heights, errors, color=color, fmt="-o", linewidth=2, elinewidth=1.2, capsize=3)
         if evaluations and len(runs) <= 2:  # more labels would lie over each other
             place = {"xytext": (7, 7 - 14 * i), "textcoords": "offset points", "va": "center"}

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from uptrend.cli.console import FailOn, Format, Sets, print_json, terminal
 from uptrend.config import load_config
+from uptrend.config.tables import to_toml
 from uptrend.doctor.rank import at_least
 from uptrend.policy.known import need_train_extra
 from uptrend.records import ConfigError, Finding, Role, Severity
@@ -121,5 +122,5 @@ def _finding_lines(findings: Sequence[Finding]) -> Iterator[Text]:
         if finding.fix is not None and finding.fix.sentence:
             yield Text(f"  fix: {finding.fix.sentence}")
         for key, value in (finding.fix.changes.get("uptrend", {}) if finding.fix else {}).items():
-            yield Text(f"       --set {key}={value}")
+            yield Text(f"       --set {key}={to_toml(value) if isinstance(value, bool) else value}")
         yield Text(f"  {finding.page}")

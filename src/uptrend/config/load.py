@@ -76,7 +76,7 @@ def _take_tasks(table: dict[str, Any], recipe: Path) -> None:
 
 
 def _find_beside(table: dict[str, Any], folder: Path) -> None:
-    """Let relative paths that are not in the current folder start at the recipe's."""
+    """Let relative paths start at the recipe's folder where the file is there."""
     sections = [s for s in (table.get("tasks"), table.get("eval")) if isinstance(s, dict)]
     for section in [*sections, *(t for s in sections for key in ("stages", "sets") for t in s.get(key, ()))]:
         for key in _FILES:
@@ -89,7 +89,7 @@ def _find_beside(table: dict[str, Any], folder: Path) -> None:
 
 def _beside(given: Any, folder: Path) -> Any:
     name, colon, function = given.partition(":") if isinstance(given, str) else ("", "", "")
-    is_there = name and not Path(name).exists() and (folder / name).is_file()
+    is_there = name and not Path(name).is_absolute() and (folder / name).is_file()
     return f"{folder / name}{colon}{function}" if is_there else given
 
 

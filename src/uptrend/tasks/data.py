@@ -28,8 +28,8 @@ class DataOptions(RewardOptions):
     """The options of `data`."""
 
     file: str = ""
-    """Rows as .jsonl, .json (a list), .csv or .parquet; a relative path starts at the current folder, or at the
-    recipe's."""
+    """Rows as .jsonl, .json (a list), .csv or .parquet; a relative path starts at the recipe's folder, else at
+    the current one."""
     dataset: str = ""
     """In place of a file: a dataset of the hub, or a folder that `datasets` can load."""
     config: str = ""
@@ -97,10 +97,10 @@ class Data:
         )
         if not rows:
             raise TasksetError(f"{label} has no rows.")
-        self._scorers = rewards.make_scorers(options, list(rows[0][1]))
         needs_answer = any(name in rewards.NAMES and name not in rewards.WITHOUT_ANSWER for name in options.reward)
         has_answers = needs_answer or any(_column(options.answer, row) is not None for _, row in rows)
-        tasks = [self._task(row, where, Path(source).stem, has_answers) for where, row in rows]
+        self._scorers = rewards.make_scorers(options, [*rows[0][1], *(["answer"] if has_answers else [])])
+        tasks = [self._task(row, where.replace(source, label), Path(label).stem, has_answers) for where, row in rows]
         self._has_gold = has_answers and any(scorer.uses_answer for scorer in self._scorers)
         self._answers = sorted({task.answer for task in tasks})
         split: Literal["quarter", "train", "heldout"] = "quarter"

@@ -74,8 +74,8 @@ class RewardOptions:
     bounds: Any = ()
     """Bounds of your functions: [low, high] for each of them, or a list of such pairs. Empty where they are unknown."""
     correct_from: float | None = None
-    """Total from which an answer counts as right. Without it a part named `correct` or the first ready reward decides,
-    else the upper bound; where that is unknown, 1."""
+    """Total from which an answer counts as right. Without it a part named `correct` decides, else the first reward: at
+    its upper bound, or from 1 where that is unknown."""
     pattern: str = ""
     """Regular expression of `regex`: what its first group (or all of it) matches must be the answer."""
     schema: str = ""
@@ -102,9 +102,9 @@ class RewardOptions:
 
 def _pairs(bounds: Any, count: int) -> tuple[tuple[float, float], ...]:
     """Return [low, high], or a list of pairs, as one pair per reward."""
-    flat = (
-        [bounds] * count if len(bounds or ()) == 2 and not isinstance(bounds[0], list | tuple) else list(bounds or ())
-    )
+    flat = list(bounds) if isinstance(bounds, list | tuple) else [bounds]
+    if len(flat) == 2 and not isinstance(flat[0], list | tuple):
+        flat = [flat] * count
     try:
         pairs = tuple((float(low), float(high)) for low, high in flat)
     except (TypeError, ValueError):
@@ -356,16 +356,17 @@ def _of_function(function: Function, name: str, columns: Sequence[str]) -> tuple
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
     named = {p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
     is_batched = "completions" in named
-    known = {*columns, "answer", *(("prompts", "completions", *_FROM_TRL) if is_batched else ("prompt", "completion"))}
+    known = {*columns, *(("prompts", "completions", *_FROM_TRL) if is_batched else ("prompt", "completion"))}
     needed = [
         p.name for p in parameters
         if p.name not in known and (p.kind is p.POSITIONAL_ONLY or (p.name in named and p.default is p.empty))
     ]  # fmt: skip
     if needed:
+        which = " Which column is it? Set tasks.answer (answer= in Python)." if needed[0] == "answer" else ""
+        others = ", ".join(column for column in columns if column != "prompt")
         raise TasksetError(
-            f"The reward {name} takes {needed[0]}, which no row has. It can take prompt, completion, answer"
-            f"{''.join(f', {column}' for column in columns if column not in ('prompt', 'answer'))}; or TRL's prompts, "
-            "completions and columns."
+            f"The reward {name} takes {needed[0]}, which no row has.{which} It can take prompt, completion, {others}; "
+            "or TRL's prompts, completions and columns."
         )
     is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
@@ -410,26 +411,29 @@ def _read(found: Any, name: str) -> float | dict[str, float] | None:
 async def score(scorers: Sequence[RewardTerm], options: RewardOptions, completion: str, task: Task) -> Reward:
     """Return the weighted sum of all rewards that can tell, with their parts; Undecided where none can."""
     parts, totals, decided = list[Part](), list[tuple[float, float, float]](), list[bool]()
+    told = list[bool]()  # by a part that is named so
     for scorer in scorers:
         value = await scorer.score(completion, task)
         if value is None:
             continue
         low, high = scorer.bounds
+        earned = sum(value.values()) if isinstance(value, Mapping) else value
+        if earned < low - 1e-6 or earned > high + 1e-6:
+            raise TasksetError(f"{scorer.name} returned {earned:g}, outside tasks.bounds = [{low:g}, {high:g}]")
         if isinstance(value, Mapping):
             prefix = f"{scorer.name}-" if len(scorers) > 1 else ""
             parts += [Part(prefix + key, each, *UNKNOWN, scorer.weight) for key, each in value.items()]
-            decided += [value["correct"] > 0] if "correct" in value else []
-            value = sum(value.values())
+            told += [value["correct"] > 0] if "correct" in value else []
+            value = earned
         else:
             parts.append(Part(scorer.name, value, low, high, scorer.weight))
-        decided += [value >= high] if scorer.is_ready else []
+        decided += [value >= (1.0 if math.isnan(high) else high) - 1e-9]
         low, high = sorted((scorer.weight * low, scorer.weight * high))
         totals.append((scorer.weight * value, low, high))
     if not totals:
         raise Undecided("no reward function could tell")
     total, low, high = (sum(each) for each in zip(*totals, strict=True))
-    least = options.correct_from if options.correct_from is not None else 1.0 if math.isnan(high) else high - 1e-9
-    is_right_answer = decided[0] if decided and options.correct_from is None else total >= least
+    is_right_answer = (told or decided)[0] if options.correct_from is None else total >= options.correct_from
     return Reward(total, low, high, is_right_answer, tuple(parts))
 
 

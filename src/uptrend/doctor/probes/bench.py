@@ -144,6 +144,11 @@ class Bench:
         turns = {"sampling.max_turns": 2 * self.config.sampling.max_turns}
         return Fix("Give rollouts as many turns as the task takes.", {"uptrend": turns})
 
+    def more_tokens(self, needed: int) -> Fix:
+        """Fix for answers that are longer than a turn may be."""
+        tokens = {"sampling.max_tokens": 2 ** (needed - 1).bit_length()}
+        return Fix("Give a turn as many tokens as the longest right answer takes.", {"uptrend": tokens})
+
     @cached_property
     def tasks(self) -> dict[str, tuple[Task, Taskset]]:
         """Every training task by id, with its taskset; the first stage's where several have it."""

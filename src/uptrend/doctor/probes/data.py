@@ -3,6 +3,7 @@
 import math
 import random
 import re
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -37,7 +38,7 @@ def gold(bench: Bench) -> Answer:
                 rejected = golds if top.total < max(earned, default=-math.inf) else []
                 high += [_describe(task, p) for p in others if p.reward and p.reward.total == top.total]
             else:
-                rejected = [first for first in golds if not _is_best(first)]
+                rejected = [first for first in golds if not _is_best(first) and not _earns_most(first, others)]
                 high += [_describe(task, other) for other in others if _is_best(other)]
             right, corrupted = right + len(golds) - len(rejected), corrupted + len(others)
             low += [_describe(task, first) for first in rejected]
@@ -59,6 +60,13 @@ def gold(bench: Bench) -> Answer:
 def _is_best(played: ScoredPlay) -> bool:
     reward = played.reward
     return reward is not None and reward.correct and reward.is_best
+
+
+def _earns_most(gold: ScoredPlay, others: Sequence[ScoredPlay]) -> bool:
+    """Return True for a right answer that a penalty, such as one for length, keeps from the maximum."""
+    reward, rivals = gold.reward, [p.reward.total for p in others if p.reward is not None]
+    is_summed = reward is not None and reward.correct and len(reward.parts) > 1
+    return reward is not None and is_summed and reward.total > max(rivals, default=-math.inf)
 
 
 def _describe(task: Task, played: ScoredPlay) -> str:
@@ -99,7 +107,9 @@ def _gold_in_tokens(bench: Bench) -> Answer:
     else:
         id, text = "reward.gold-rejected", f"The expert's words became {wrong[0].messages[-1].content!r}"
         summary = f"{share:.0%} of gold answers are wrong once they are said in the model's tokens."
-    yield bench.found(id, CRITICAL if share > 0.5 else WARNING, summary, text)
+    longest = max((max(sizes, default=0) for sizes in turns), default=0)
+    fix = bench.more_tokens(int(longest)) if id == "context.completion-truncated" and longest > s.max_tokens else None
+    yield bench.found(id, CRITICAL if share > 0.5 else WARNING, summary, text, fix=fix)
 
 
 def question(task: Task) -> str:
