@@ -87,6 +87,15 @@ def test_show(two_runs: tuple[Path, Path], uptrend: Uptrend) -> None:
     assert "runs/ holds fast, slow." in uptrend("runs", "show", "zzzzzz", code=2).err
 
 
+def test_show_says_why_a_run_was_stopped(two_runs: tuple[Path, Path], uptrend: Uptrend) -> None:
+    stop = {"event": "stopped", "time": "2026-01-01T00:00:00+00:00", "step": 0, "reason": "All equal.",
+            "stopped_by": "preflight", "finding": "reward.constant"}  # fmt: skip
+    with (two_runs[0] / "events.jsonl").open("a") as file:
+        file.write(json.dumps(stop) + "\n")
+    assert "stopped by preflight reward.constant: All equal." in uptrend("runs", "show", two_runs[0]).flat
+    assert uptrend("runs", "show", two_runs[0], "--json").json["stopped"]["by"] == "preflight"
+
+
 @pytest.mark.usefixtures("two_runs")
 def test_compare(uptrend: Uptrend) -> None:
     compared = uptrend("runs", "compare", "slow", "fast", "--json").json

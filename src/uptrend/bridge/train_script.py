@@ -30,7 +30,7 @@ OPERATORS = {
 
 
 class Script:
-    """What one script says; `flags` are those of its command line."""
+    """Settings that one script makes; `flags` are those of its command line."""
 
     def __init__(self, text: str, path: Path, flags: Mapping[str, Any]) -> None:
         self.settings: dict[str, Any] = dict(flags)

@@ -169,6 +169,8 @@ def _headline(run: dict[str, Any]) -> Text:
 def _diagnosis(run: dict[str, Any]) -> list[tuple[str, str | Text]]:
     doctor, findings = run["doctor"], run["doctor"]["findings"]
     rows: list[tuple[str, str | Text]] = [("trend", f"{doctor['trend']}: {doctor['sentence']}")]
+    if stopped := run["stopped"]:
+        rows.insert(0, (f"stopped by {stopped['by']}", stopped["why"]))
     for found in findings[:1]:
         color = SEVERITY_COLORS.get(found["severity"], "")
         rows.append(("finding", Text(f"{found['severity']}: {found['id']}: {found['summary']}", color)))

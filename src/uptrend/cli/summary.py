@@ -126,6 +126,7 @@ def describe(run: Run) -> dict[str, Any]:
             files[f"{top}/" if path.parent != run.path else top] += path.stat().st_size
     return {
         **summarize(run),
+        "stopped": None if run.stopped is None else {"by": run.stopped.by, "why": run.stopped.sentence},
         "doctor": diagnosis(run),
         "config": run.config,
         **{key: run.info.get(key) for key in ("uptrend", "tasks", "eval", "machine", "notes")},
