@@ -266,6 +266,9 @@ def test_tasks_can_be_another_recipes(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match="tasks = 'arithmetic' should be a table"):
         load_config(mine, ["tasks=arithmetic"])
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "mine.toml").write_text("")
+    assert load_config(tmp_path / "deep" / "mine.toml", ["tasks=other.toml"]).tasks.name == "data"  # from above it
 
 
 @pytest.mark.parametrize(

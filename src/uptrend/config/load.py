@@ -51,7 +51,7 @@ def load_config(
         else:
             given.add(apply_override(table, override))
         if str(table.get("tasks")).endswith(".toml"):
-            _take_tasks(table, Path(str(table["tasks"])))
+            _take_tasks(table, _from_above(Path(str(table["tasks"])), None if isinstance(source, Mapping) else source))
     if not isinstance(source, Mapping):
         _find_beside(table, Path(source).parent)
     _complete_eval(table)
@@ -66,6 +66,12 @@ def load_config(
 # Options that name files, and those by which `[eval]` has rows of its own.
 _FILES = ("file", "schema", "reward")
 _SOURCES = ("file", "dataset", "config", "split")
+
+
+def _from_above(recipe: Path, source: str | Path | None) -> Path:
+    """Return a recipe that is not here from a folder above the other one: recipes name each other from the top."""
+    folders = () if source is None or recipe.exists() else Path(source).resolve().parents
+    return next((folder / recipe for folder in folders if (folder / recipe).is_file()), recipe)
 
 
 def _take_tasks(table: dict[str, Any], recipe: Path) -> None:
