@@ -251,6 +251,8 @@ def test_options_that_cannot_work(make, tmp_path, options, said):
 def test_validate_takes_gold_from_answers_and_shuffles_them(make):
     good = validate(lambda: make(**COLUMNS, reward="number"), 30, 10)
     assert good.passed, [c for c in good.checks if not c.passed]
+    same = [row | {"solution": f"{n} less {n - 7} #### 7"} for n, row in enumerate(ROWS)]
+    assert validate(lambda: make([*same, *ROWS], **COLUMNS, reward="number", duplicates=1), 30, 10).passed
     wrong = [row | {"solution": f"#### {n}"} for n, row in enumerate(ROWS)]
     lax = validate(
         lambda: make(wrong, **COLUMNS, reward="mine:lax", bounds=[0, 1], functions={"lax": lax_reward}), 30, 10
