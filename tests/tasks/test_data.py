@@ -293,6 +293,8 @@ def test_a_module_in_the_current_folder_and_a_file_beside_the_recipe(make, tmp_p
     elsewhere.mkdir()
     (elsewhere / "my_rewards.py").write_text("another recipe's")  # the recipe's own comes first
     monkeypatch.chdir(elsewhere)
+    (tmp_path / "beside_rewards.py").write_text("ONE = 1.0\n")
+    (tmp_path / "my_rewards.py").write_text("from beside_rewards import ONE\ndef f(completion): return ONE\n")
     config = load_config(recipe)
     assert config.tasks.options["file"] == str(tmp_path / "rows.jsonl")
     assert config.tasks.options["reward"] == [f"{tmp_path / 'my_rewards.py'}:f"]

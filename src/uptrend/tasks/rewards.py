@@ -258,10 +258,9 @@ def make_scorers(options: RewardOptions, columns: Sequence[str]) -> list[RewardT
     score: Score
     for i, name in enumerate(options.reward):
         is_ready, short = name in NAMES, name.rpartition(":")[2]
-        bounds = (
-            (-1.0, 1.0) if name in RULES else (0.0, 1.0) if is_ready else (options.bounds or [UNKNOWN] * (i + 1))[i]
-        )
+        bounds = options.bounds[i] if options.bounds else UNKNOWN
         if is_ready:
+            bounds = (-1.0, 1.0) if name in RULES else (0.0, 1.0)
             score, uses_answer = _ready(name, options), name not in WITHOUT_ANSWER
         else:
             score, uses_answer = _of_function(load_function(name), name, columns)
@@ -338,6 +337,8 @@ def _load_file(path: Path) -> Any:
         raise FileNotFoundError(f"there is no file {path}")
     name = f"uptrend_rewards_{abs(hash(path.resolve()))}"
     if (loaded := sys.modules.get(name)) is None:
+        if (folder := str(path.resolve().parent)) not in sys.path:  # it may import its neighbors
+            sys.path.append(folder)
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None
         assert spec.loader is not None
