@@ -13,7 +13,7 @@ from uptrend.records import ConfigError, Message, MissingExtra, Reward, Task, Ta
 from uptrend.records.hub import hub_problem
 from uptrend.records.rollout import task_id
 from uptrend.tasks import rewards
-from uptrend.tasks.arithmetic import Rule
+from uptrend.tasks.arithmetic import NUMBER, Rule, is_right
 from uptrend.tasks.rewards import RewardOptions
 from uptrend.tasks.taskset import GivenTasks, Script, add_note, say
 
@@ -63,16 +63,16 @@ class OneAnswer:
 
     tools: Sequence[Tool] = ()
 
-    def __init__(self, task: Task, scorers: Sequence[rewards.RewardTerm], options: RewardOptions) -> None:
+    def __init__(self, task: Task, terms: Sequence[rewards.RewardTerm], options: RewardOptions) -> None:
         self.messages = task.messages
-        self._task, self._scorers, self._options, self._said = task, scorers, options, ""
+        self._task, self._terms, self._options, self._said = task, terms, options, ""
 
     async def respond(self, message: Message) -> Sequence[Message] | None:
         self._said = message.content
         return None
 
     async def score(self) -> Reward:
-        return await rewards.score(self._scorers, self._options, self._said, self._task)
+        return await rewards.score(self._terms, self._options, self._said, self._task)
 
     async def close(self) -> None:
         """Nothing is held."""
@@ -99,9 +99,9 @@ class Data:
             raise TasksetError(f"{label} has no rows.")
         needs_answer = any(name in rewards.NAMES and name not in rewards.WITHOUT_ANSWER for name in options.reward)
         has_answers = needs_answer or any(_column(options.answer, row) is not None for _, row in rows)
-        self._scorers = rewards.make_scorers(options, [*rows[0][1], *(["answer"] if has_answers else [])])
+        self._terms = rewards.make_terms(options, [*rows[0][1], *(["answer"] if has_answers else [])])
         tasks = [self._task(row, where.replace(source, label), Path(label).stem, has_answers) for where, row in rows]
-        self._has_gold = has_answers and any(scorer.uses_answer for scorer in self._scorers)
+        self._has_gold = has_answers and any(term.uses_answer for term in self._terms)
         self._answers = sorted({task.answer for task in tasks})
         split: Literal["quarter", "train", "heldout"] = "quarter"
         if options.hold_out != "quarter":
@@ -109,7 +109,7 @@ class Data:
         self.given = GivenTasks(label, tasks, split, f"{self.name}-{seed}", options.duplicates, self.notes)
         if split == "quarter":
             add_note(self.notes, f"{label}: a quarter of the tasks is held out, chosen by the hash of their content")
-        if not options.bounds and any(not scorer.is_ready for scorer in self._scorers):
+        if not options.bounds and any(not term.is_ready for term in self._terms):
             least = "a part named correct, or a reward of 1 or more" if options.correct_from is None else "correct_from"
             add_note(self.notes, f"the reward's bounds are unknown (tasks.bounds); accuracy counts {least}")
 
@@ -120,7 +120,7 @@ class Data:
         return self.given.heldout(count)
 
     def open(self, task: Task, seed: int) -> OneAnswer:  # noqa: ARG002 (nothing is random here)
-        return OneAnswer(task, self._scorers, self.options)
+        return OneAnswer(task, self._terms, self.options)
 
     def gold(self, task: Task) -> Script:
         if not self._has_gold:
@@ -168,7 +168,7 @@ class Data:
                 f"{_there(options.answer, row)} Set tasks.answer."
             )
         text = _text(answer, f"{where}: {options.answer}") if has_answers else ""
-        if any(name in rewards.RULES for name in options.reward) and not rewards.can_start_with(text):
+        if any(name in rewards.RULES for name in options.reward) and not is_right(text, text):
             raise TasksetError(
                 f"{where}: answer = {answer!r} can't be graded; it should be a whole number or one word."
             )
@@ -182,7 +182,7 @@ class Data:
         system = (Message("system", options.system),) if options.system else ()
         return Task(
             (*system, *messages), text, kind if isinstance(kind, str) else family, float(difficulty),
-            {**operands, "base": rewards.base_of(text), "row": row},
+            {**operands, "base": 10 if NUMBER.fullmatch(text) else None, "row": row},
             # By the columns alone: other words around them, or other instructions, do not make it another task.
             task_id([Message("user", content)]) if isinstance(content, str) else task_id(messages),
         )  # fmt: skip

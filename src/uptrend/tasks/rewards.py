@@ -27,7 +27,7 @@ from typing import Any
 
 from uptrend.config.load import nearest
 from uptrend.records import ConfigError, MissingExtra, Part, Reward, Task, TasksetError
-from uptrend.tasks.arithmetic import NUMBER, fold, grade, is_right
+from uptrend.tasks.arithmetic import fold, grade
 from uptrend.tasks.event_loop import in_caller
 
 UNKNOWN = (math.nan, math.nan)
@@ -234,7 +234,7 @@ NAMES = (*READY, "judge", *RULES)
 WITHOUT_ANSWER = ("json-schema", "judge")
 
 
-# ---- From names to scorers.
+# ---- From names to the terms of a reward.
 
 
 Score = Callable[[str, Task], Awaitable[float | Mapping[str, float] | None]]
@@ -252,9 +252,9 @@ class RewardTerm:
     uses_answer: bool  # False where the answer can't matter
 
 
-def make_scorers(options: RewardOptions, columns: Sequence[str]) -> list[RewardTerm]:
+def make_terms(options: RewardOptions, columns: Sequence[str]) -> list[RewardTerm]:
     """Return the rewards that options name; `columns` are those that a function may take."""
-    scorers: list[RewardTerm] = []
+    terms: list[RewardTerm] = []
     score: Score
     for i, name in enumerate(options.reward):
         is_ready, short = name in NAMES, name.rpartition(":")[2]
@@ -264,10 +264,10 @@ def make_scorers(options: RewardOptions, columns: Sequence[str]) -> list[RewardT
             score, uses_answer = _ready(name, options), name not in WITHOUT_ANSWER
         else:
             score, uses_answer = _of_function(load_function(name), name, columns)
-        unique = f"{short}-{i + 1}" if short in [scorer.name for scorer in scorers] else short
+        unique = f"{short}-{i + 1}" if short in [term.name for term in terms] else short
         weight = options.weights[i] if options.weights else 1.0
-        scorers.append(RewardTerm(unique, weight, bounds, score, is_ready, uses_answer))
-    return scorers
+        terms.append(RewardTerm(unique, weight, bounds, score, is_ready, uses_answer))
+    return terms
 
 
 def _ready(name: str, options: RewardOptions) -> Callable[[str, Task], Awaitable[float]]:
@@ -409,28 +409,28 @@ def _read(found: Any, name: str) -> float | dict[str, float] | None:
     return None if math.isnan(value) else value
 
 
-async def score(scorers: Sequence[RewardTerm], options: RewardOptions, completion: str, task: Task) -> Reward:
+async def score(terms: Sequence[RewardTerm], options: RewardOptions, completion: str, task: Task) -> Reward:
     """Return the weighted sum of all rewards that can tell, with their parts; Undecided where none can."""
     parts, totals, decided = list[Part](), list[tuple[float, float, float]](), list[bool]()
     told = list[bool]()  # by a part that is named so
-    for scorer in scorers:
-        value = await scorer.score(completion, task)
+    for term in terms:
+        value = await term.score(completion, task)
         if value is None:
             continue
-        low, high = scorer.bounds
+        low, high = term.bounds
         earned = sum(value.values()) if isinstance(value, Mapping) else value
         if earned < low - 1e-6 or earned > high + 1e-6:
-            raise TasksetError(f"{scorer.name} returned {earned:g}, outside tasks.bounds = [{low:g}, {high:g}]")
+            raise TasksetError(f"{term.name} returned {earned:g}, outside tasks.bounds = [{low:g}, {high:g}]")
         if isinstance(value, Mapping):
-            prefix = f"{scorer.name}-" if len(scorers) > 1 else ""
-            parts += [Part(prefix + key, each, *UNKNOWN, scorer.weight) for key, each in value.items()]
+            prefix = f"{term.name}-" if len(terms) > 1 else ""
+            parts += [Part(prefix + key, each, *UNKNOWN, term.weight) for key, each in value.items()]
             told += [value["correct"] > 0] if "correct" in value else []
             value = earned
         else:
-            parts.append(Part(scorer.name, value, low, high, scorer.weight))
+            parts.append(Part(term.name, value, low, high, term.weight))
         decided += [value >= (1.0 if math.isnan(high) else high) - 1e-9]
-        low, high = sorted((scorer.weight * low, scorer.weight * high))
-        totals.append((scorer.weight * value, low, high))
+        low, high = sorted((term.weight * low, term.weight * high))
+        totals.append((term.weight * value, low, high))
     if not totals:
         raise Undecided("no reward function could tell")
     total, low, high = (sum(each) for each in zip(*totals, strict=True))
@@ -447,13 +447,3 @@ def fill(template: str, row: Mapping[str, Any]) -> str:
     """Return a template with `{column}` replaced by its value; `{{` and `}}` are braces. KeyError names a column."""
     braces = {"{{": "{", "}}": "}"}
     return _COLUMN.sub(lambda found: braces.get(found[0]) or str(row[found[1]]), template)
-
-
-def can_start_with(answer: str) -> bool:
-    """Return True for an answer that arithmetic's rules can read: a whole number or one word."""
-    return bool(answer) and is_right(answer, answer)
-
-
-def base_of(answer: str) -> int | None:
-    """Return 10 for a whole number, which arithmetic's rules then grade by distance."""
-    return 10 if NUMBER.fullmatch(answer) else None
