@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import uptrend
-from uptrend.records import Confidence, ConfigError, Finding, Report, Severity, TasksetError, Trend, TrendKind
+from uptrend.records import Basis, ConfigError, Finding, Report, Severity, TasksetError, Trend, TrendKind
 
 ROWS = [{"prompt": f"Calculate: {a} + {b} = ", "answer": str(a + b)} for a in range(8) for b in range(8)]
 QUICK = ["tasks.chat=false", "sampling.max_tokens=4", "sampling.groups=2", "sampling.size=4", "eval.tasks=8",
@@ -107,7 +107,7 @@ def test_runs_and_reports_show_themselves_in_notebooks(tmp_path):
     assert page.startswith("<table>")
     assert "held-out after step 1" in page
     assert "reward/mean" in page
-    finding = Finding("reward.constant", Severity.CRITICAL, Confidence.HIGH, "All <equal>.", ())
+    finding = Finding("reward.constant", Severity.CRITICAL, Basis.PROOF, "All <equal>.", ())
     report = Report("x.json", "trl", "x", 9, Trend(TrendKind.FLAT, "Nothing moved."), (finding,), ())
     assert repr(report) == "Report('x.json', 9 steps, flat)\n  critical  reward.constant: All <equal>."
     assert "critical: reward.constant</th><td>All &lt;equal&gt;." in report._repr_html_()

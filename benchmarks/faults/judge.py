@@ -14,7 +14,7 @@ from uptrend.bridge.importers import read_views
 from uptrend.doctor.check import finding
 from uptrend.doctor.diagnose import diagnose
 from uptrend.doctor.rank import rank
-from uptrend.records import Confidence, Finding, Run, RunView, Severity, view_of
+from uptrend.records import Basis, Finding, Run, RunView, Severity, view_of
 
 LOOKS = (1, 2, 5, 10, 20, 30, 40, 60)
 """Steps after which the doctor is asked again."""
@@ -116,16 +116,16 @@ def _preflight(folder: Path, view: RunView) -> list[Finding]:
     told = json.loads((folder / "preflight.json").read_text())["findings"]
     return [
         replace(
-            _finding(view, f["id"], f["severity"], f["confidence"], f["summary"]),
-            explains=tuple(_finding(view, _id(e), "note", "low", "") for e in f["explains"]),
+            _finding(view, f["id"], f["severity"], f["basis"], f["summary"]),
+            explains=tuple(_finding(view, _id(e), "note", "suspicion", "") for e in f["explains"]),
         )
         for f in told
         if not f.get("symptom_of")
     ]
 
 
-def _finding(view: RunView, id: str, severity: str, confidence: str, summary: str) -> Finding:
-    return finding(view, id, Severity(severity), Confidence(confidence), summary, ())
+def _finding(view: RunView, id: str, severity: str, basis: str, summary: str) -> Finding:
+    return finding(view, id, Severity(severity), Basis(basis), summary, ())
 
 
 def _id(explained: Any) -> str:

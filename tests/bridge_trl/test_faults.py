@@ -37,12 +37,12 @@ def go(tiny_folder: str, tmp_path: Path) -> Go:
 
 
 @pytest.mark.parametrize(
-    ("planted", "confidence"),
-    [("index", "high"), ("shuffled answers", "medium"), ("mixed", "high"), ("dropout", "high"), ("stops", "high")],
+    ("planted", "basis"),
+    [("index", "proof"), ("shuffled answers", "signal"), ("mixed", "proof"), ("dropout", "proof"), ("stops", "proof")],
 )
-def test_a_fault_is_named(go: Go, planted: str, confidence: str) -> None:
+def test_a_fault_is_named(go: Go, planted: str, basis: str) -> None:
     found = go(planted)[PLANTED[planted].fault or ""]
-    assert (found["severity"] != "note", found["confidence"]) == (True, confidence)
+    assert (found["severity"] != "note", found["basis"]) == (True, basis)
 
 
 def wants_tags(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
@@ -72,12 +72,12 @@ def test_what_resembles_a_fault_is_not_called_one(go: Go, absent: str, options: 
 
 def test_gold_answers_that_earn_nothing_in_any_form(go: Go) -> None:
     found = go(reward=accepts_nothing, steps=5)["reward.gold-rejected"]
-    assert (found["severity"] != "note", found["confidence"]) == (True, "medium")
+    assert (found["severity"] != "note", found["basis"]) == (True, "signal")
 
 
 def test_a_reward_that_cuts_the_prompt_off_the_completion(go: Go, capsys: pytest.CaptureFixture[str]) -> None:
     found = go("slice")["reward.gold-rejected"]
-    assert (found["severity"], found["confidence"], found["evidence"][0]["step"]) == ("critical", "high", 1)
+    assert (found["severity"], found["basis"], found["evidence"][0]["step"]) == ("critical", "proof", 1)
     assert capsys.readouterr().err.count("CRITICAL reward.gold-rejected") == 1
 
 

@@ -15,7 +15,7 @@ from curve_runs import healthy
 from uptrend.doctor.check import finding
 from uptrend.doctor.diagnose import diagnose
 from uptrend.doctor.report import print_report, to_html, to_markdown, to_table
-from uptrend.records import CannotTell, Confidence, Evidence, RecordError, Report, Severity, TrendKind, from_lines
+from uptrend.records import Basis, CannotTell, Evidence, RecordError, Report, Severity, TrendKind, from_lines
 from uptrend.records.view import RunView
 
 BROKEN = {"loss/total": lambda i: float("nan") if i > 50 else 0.1}
@@ -46,8 +46,8 @@ def shown(told: Report, width: int = 80, verbose: bool = False) -> str:
 
 
 def test_hidden_causes_are_only_suspected_without_rollouts() -> None:
-    for id, confidence in {"mask.attention-blind": Confidence.MEDIUM, "run.nonfinite": Confidence.HIGH}.items():
-        assert finding(view_of(5), id, Severity.CRITICAL, Confidence.HIGH, "It is so.", []).confidence is confidence
+    for id, basis in {"mask.attention-blind": Basis.SIGNAL, "run.nonfinite": Basis.PROOF}.items():
+        assert finding(view_of(5), id, Severity.CRITICAL, Basis.PROOF, "It is so.", []).basis is basis
 
 
 def test_what_probes_excluded_is_not_told() -> None:
@@ -73,7 +73,7 @@ def test_the_json_is_the_contract() -> None:
     assert (table["schema"], table["trend"], table["steps"]) == (2, "learning", 60)
     assert [run["steps"] for run in table["runs"]] == [5, 60]
     first = table["findings"][0]
-    told = {"id", "severity", "confidence", "summary", "evidence", "rivals", "experiment", "fix"}
+    told = {"id", "severity", "basis", "confidence", "measured", "summary", "evidence", "rivals", "experiment", "fix"}
     assert set(first) == told | {"explains", "symptom_of", "page"}
     assert first["severity"] == "critical"
     assert set(first["evidence"][0]) == {"text", "value", "metric", "step", "rollout"}
@@ -123,7 +123,7 @@ def test_a_terminal_is_neither_padded_nor_told_twice() -> None:
 
 
 def test_notes_are_told_in_short_and_most_of_what_is_lacking_first() -> None:
-    note = finding(view_of(5), "optimizer.lr-large", Severity.NOTE, Confidence.LOW, "Too large.", [])
+    note = finding(view_of(5), "optimizer.lr-large", Severity.NOTE, Basis.SUSPICION, "Too large.", [])
     lacks = (CannotTell("a", "rare"), CannotTell("b", "often"), CannotTell("c", "often"))
     told = replace(report(60), findings=(note,), cannot_tell=lacks)
     assert "fix:" not in shown(told)

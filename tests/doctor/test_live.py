@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from uptrend.doctor.live import Announced
-from uptrend.records import Confidence, Finding, Report, Run, RunDirectory, Severity, Trend, TrendKind
+from uptrend.records import Basis, Finding, Report, Run, RunDirectory, Severity, Trend, TrendKind
 from uptrend.runner.live_doctor import LiveDoctor
 from uptrend.training.observer import StepRecord, Stop
 
 
 def report(*ids: str, severity: Severity = Severity.WARNING) -> Report:
-    findings = tuple(Finding(id, severity, Confidence.HIGH, f"It is {id}.", ()) for id in ids)
+    findings = tuple(Finding(id, severity, Basis.PROOF, f"It is {id}.", ()) for id in ids)
     return Report("here", "uptrend", "run", 5, Trend(TrendKind.FLAT, ""), findings, ())
 
 

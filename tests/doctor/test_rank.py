@@ -3,36 +3,36 @@
 import pytest
 
 from uptrend.doctor.catalogue import CATALOGUE
-from uptrend.doctor.rank import CRITICAL, HIGH, LOW, MEDIUM, NOTE, WARNING, all_symptoms, rank
-from uptrend.records import Confidence, Evidence, Finding, Severity
+from uptrend.doctor.rank import CRITICAL, NOTE, PROOF, SIGNAL, SUSPICION, WARNING, all_symptoms, rank
+from uptrend.records import Basis, Evidence, Finding, Severity
 
 
-def found(id: str, severity: Severity = WARNING, confidence: Confidence = HIGH, *texts: str) -> Finding:
-    return Finding(id, severity, confidence, f"It is {id}.", tuple(Evidence(text) for text in texts))
+def found(id: str, severity: Severity = WARNING, basis: Basis = PROOF, *texts: str) -> Finding:
+    return Finding(id, severity, basis, f"It is {id}.", tuple(Evidence(text) for text in texts))
 
 
 GOLD, STRICT, DEAD, DEAD_HIGH, CUT, SMALL = (
     "reward.gold-rejected", "reward.strict-parser", "advantage.dead-groups-low", "advantage.dead-groups-high",
     "context.completion-truncated", "optimizer.lr-small")  # fmt: skip
 IN_ORDER = [
-    found("mask.tool-trained", CRITICAL, HIGH),
-    found("kl.runaway", CRITICAL, MEDIUM),
-    found("data.duplicates", WARNING, HIGH),
-    found("reward.component-dead", WARNING, HIGH),
-    found("eval.noise", NOTE, HIGH),
+    found("mask.tool-trained", CRITICAL, PROOF),
+    found("kl.runaway", CRITICAL, SIGNAL),
+    found("data.duplicates", WARNING, PROOF),
+    found("reward.component-dead", WARNING, PROOF),
+    found("eval.noise", NOTE, PROOF),
 ]
 # Findings, and the causes that are left, in order.
 RANKED: dict[str, tuple[list[Finding], list[str]]] = {
     "a symptom is folded under its cause": ([found(DEAD, CRITICAL), found(GOLD)], [GOLD]),
-    "a guess does not hide what is certain": ([found(GOLD, WARNING, LOW), found(DEAD, CRITICAL)], [DEAD, GOLD]),
-    "two suspicions stand side by side": ([found(id, WARNING, LOW) for id in (GOLD, STRICT)], [GOLD, STRICT]),
-    "a suspicion explains a note": ([found(GOLD, WARNING, LOW), found(STRICT, NOTE, LOW)], [GOLD]),
-    "a note explains nothing away": ([found(GOLD, NOTE), found(DEAD, WARNING, LOW)], [DEAD, GOLD]),
+    "a guess does not hide what is certain": ([found(GOLD, WARNING, SUSPICION), found(DEAD, CRITICAL)], [DEAD, GOLD]),
+    "two suspicions stand side by side": ([found(id, WARNING, SUSPICION) for id in (GOLD, STRICT)], [GOLD, STRICT]),
+    "a suspicion explains a note": ([found(GOLD, WARNING, SUSPICION), found(STRICT, NOTE, SUSPICION)], [GOLD]),
+    "a note explains nothing away": ([found(GOLD, NOTE), found(DEAD, WARNING, SUSPICION)], [DEAD, GOLD]),
     "what is seen folds under what is concluded": (
-        [found("optimizer.dead-steps"), found(DEAD_HIGH, WARNING, MEDIUM)], [DEAD_HIGH]),
+        [found("optimizer.dead-steps"), found(DEAD_HIGH, WARNING, SIGNAL)], [DEAD_HIGH]),
     # Cut completions hold a policy by killing groups; where no group was found dead, they hold nothing.
-    "a measured link that was not found": ([found(CUT), found(SMALL, WARNING, MEDIUM)], [CUT, SMALL]),
-    "a measured link that was found": ([found(CUT), found(SMALL, WARNING, MEDIUM), found(DEAD)], [CUT]),
+    "a measured link that was not found": ([found(CUT), found(SMALL, WARNING, SIGNAL)], [CUT, SMALL]),
+    "a measured link that was found": ([found(CUT), found(SMALL, WARNING, SIGNAL), found(DEAD)], [CUT]),
     "worst first, then surest, then invariants": (IN_ORDER[::-1], [finding.id for finding in IN_ORDER]),
 }  # fmt: skip
 
@@ -52,7 +52,7 @@ def test_a_cause_is_as_bad_as_its_symptom_and_symptoms_of_symptoms_are_symptoms(
 
 
 def test_several_checks_that_see_one_cause_make_one_finding() -> None:
-    sure = found("mask.tool-trained", CRITICAL, HIGH, "a", "b")
-    (one,) = rank([found("mask.tool-trained", WARNING, MEDIUM, "b", "c"), sure])
-    assert (one.severity, one.confidence) == (CRITICAL, HIGH)
+    sure = found("mask.tool-trained", CRITICAL, PROOF, "a", "b")
+    (one,) = rank([found("mask.tool-trained", WARNING, SIGNAL, "b", "c"), sure])
+    assert (one.severity, one.basis) == (CRITICAL, PROOF)
     assert [evidence.text for evidence in one.evidence] == ["a", "b", "c"]

@@ -13,7 +13,7 @@ from uptrend.lab import hypothesis_file, refuse
 from uptrend.lab.draft import all_ready, by_hand, find_cause, of_cause, of_ready
 from uptrend.lab.hypothesis_file import SECTIONS, get_block
 from uptrend.lab.notebook import Notebook
-from uptrend.records import Confidence, Evidence, Finding, LabError, Priority, Severity
+from uptrend.records import Basis, Evidence, Finding, LabError, Priority, Severity
 from uptrend.tasks.pool import heldout, pool
 
 ROOT = Path(__file__).parents[2]
@@ -109,7 +109,7 @@ def test_a_recipe_that_the_cause_is_not_about_is_refused(lab: Path) -> None:
 
 def test_a_finding_brings_its_evidence(lab: Path) -> None:
     evidence = (Evidence("The KL is 0.9 at step 40."), Evidence("Accuracy is 31%."))
-    finding = Finding("kl.strangles", Severity.WARNING, Confidence.MEDIUM, "The penalty holds it.", evidence)
+    finding = Finding("kl.strangles", Severity.WARNING, Basis.SIGNAL, "The penalty holds it.", evidence)
     draft = of_cause("h02", find_cause("kl.strangles"), lab.parent / "pulled.toml", lab, finding)
     assert "(warning, medium confidence): The penalty holds it." in draft.prose["Description"]
     assert "- The KL is 0.9 at step 40.\n- Accuracy is 31%." in draft.prose["Description"]

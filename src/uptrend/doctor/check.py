@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from uptrend.doctor.case import Case
 from uptrend.doctor.catalogue import CATALOGUE, complete_fix, resolve_experiment
-from uptrend.doctor.rank import CRITICAL, HIGH, MEDIUM, NOTE, WARNING, alarms
-from uptrend.records import CannotTell, Confidence, Evidence, Finding, RunView, Severity
+from uptrend.doctor.measured import confidence_of
+from uptrend.doctor.rank import CRITICAL, NOTE, PROOF, SIGNAL, WARNING, alarms
+from uptrend.records import Basis, CannotTell, Evidence, Finding, RunView, Severity
 
 Outcome = list[Finding | CannotTell]
 
@@ -27,7 +28,7 @@ class Found:
     """A cause that a check sees."""
 
     severity: Severity
-    confidence: Confidence
+    basis: Basis
     summary: str
     """One sentence that names the cause, with its figures; `AS_PAGE` where these are in the evidence."""
     evidence: Sequence[Evidence]
@@ -80,7 +81,7 @@ class Check:
                 outcomes += [CannotTell(id, given.needs) for id in ([given.id] if given.id else self.ids)]
             elif given is not None:
                 assert given.id or len(self.ids) == 1, f"{self.ids}: a check of several causes must name its finding's"
-                id, told = given.id or self.ids[0], (given.severity, given.confidence, given.summary, given.evidence)
+                id, told = given.id or self.ids[0], (given.severity, given.basis, given.summary, given.evidence)
                 outcomes.append(finding(case.view, id, *told))
         return outcomes
 
@@ -104,20 +105,23 @@ def check(
 
 
 def finding(
-    view: RunView, id: str, severity: Severity, confidence: Confidence, summary: str, evidence: Sequence[Evidence]
+    view: RunView, id: str, severity: Severity, basis: Basis, summary: str, evidence: Sequence[Evidence]
 ) -> Finding:
     """Return a finding with what its page knows; without rollouts a cause that hides in them is only suspected."""
     cause = CATALOGUE[id]
-    if confidence is HIGH and cause.kind != "C" and not cause.in_scalars and not view.rollout_steps:
-        confidence = MEDIUM
+    if basis is PROOF and cause.kind != "C" and not cause.in_scalars and not view.rollout_steps:
+        basis = SIGNAL
+    confidence, measured = confidence_of(id, basis, "records" if view.rollout_steps else "scalars")
     return Finding(
         id=id,
         severity=severity,
-        confidence=confidence,
+        basis=basis,
         summary=summary or cause.what,
         evidence=tuple(evidence),
         rivals=cause.rivals,
         experiment=resolve_experiment(cause.experiment, view),
         fix=complete_fix(cause.fix, view.trainer, view.value),
+        confidence=confidence,
+        measured=measured,
         page=f"uptrend explain {id}",
     )

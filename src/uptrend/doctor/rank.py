@@ -4,12 +4,12 @@ from collections.abc import Iterable, Set
 from dataclasses import replace
 
 from uptrend.doctor.catalogue import CATALOGUE
-from uptrend.records import Confidence, Finding, Severity
+from uptrend.records import Basis, Finding, Severity
 
 CRITICAL, WARNING, NOTE = Severity.CRITICAL, Severity.WARNING, Severity.NOTE
-HIGH, MEDIUM, LOW = Confidence.HIGH, Confidence.MEDIUM, Confidence.LOW
+PROOF, SIGNAL, SUSPICION = Basis.PROOF, Basis.SIGNAL, Basis.SUSPICION
 # Worst first, and surest first.
-SEVERITIES, CONFIDENCES = list(Severity), list(Confidence)
+SEVERITIES, BASES = list(Severity), list(Basis)
 # Links that nearly every log measures. Cut completions may kill groups and so hold the policy; where groups are alive,
 # they hold nothing, and a policy that does not move is a matter of its updates.
 MEASURED = frozenset({"advantage.dead-groups-low", "advantage.dead-groups-high"})
@@ -68,13 +68,13 @@ def _explains(cause: Finding, symptom: Finding, found: Set[str]) -> bool:
     suspicions stand side by side. And a note explains nothing away: what asks for no action can't account for what
     does.
     """
-    is_guess = cause.confidence is LOW
+    is_guess = cause.basis is SUSPICION
     if cause.id == symptom.id or cause.severity is NOTE or (is_guess and symptom.severity is not NOTE):
         return False
-    less_sure = CONFIDENCES.index(cause.confidence) - CONFIDENCES.index(symptom.confidence)
+    less_sure = BASES.index(cause.basis) - BASES.index(symptom.basis)
     return less_sure <= (0 if is_guess else 1) and symptom.id in all_symptoms(cause.id, found)
 
 
 def _place(finding: Finding) -> tuple[int, int, int, int]:
-    is_worse, is_surer = SEVERITIES.index(finding.severity), CONFIDENCES.index(finding.confidence)
+    is_worse, is_surer = SEVERITIES.index(finding.severity), BASES.index(finding.basis)
     return is_worse, is_surer, -len(finding.explains), "IPC".index(CATALOGUE[finding.id].kind)

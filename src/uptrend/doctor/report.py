@@ -58,7 +58,9 @@ def finding_table(finding: Finding, cause: str | None = None) -> dict[str, Any]:
     return {
         "id": finding.id,
         "severity": str(finding.severity),
+        "basis": str(finding.basis),
         "confidence": str(finding.confidence),
+        "measured": finding.measured,
         "summary": finding.summary,
         "evidence": [
             {**plain(vars(e)), "metric": e.metric or None, "rollout": e.rollout or None} for e in finding.evidence
@@ -121,7 +123,7 @@ def _print_finding(place: int, finding: Finding, trainer: str, console: Console,
     head = (f"{place}. {finding.id}", STYLES[finding.severity])
     console.print(Text.assemble(head, (f"  {finding.severity}, {finding.confidence} confidence", "dim")))
     _print(console, finding.summary)
-    for shown in _evidence(finding):
+    for shown in [*_evidence(finding), *([finding.measured] * bool(finding.measured))]:
         _print(console, f"· {shown}", "dim")
     if finding.explains:
         _print(console, f"explains: {', '.join(symptom.id for symptom in finding.explains)}")

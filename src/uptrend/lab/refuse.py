@@ -20,7 +20,7 @@ from uptrend.doctor.rank import all_symptoms
 from uptrend.lab import criteria, measure, texts
 from uptrend.lab.notebook import Notebook, is_lab
 from uptrend.lab.plan import what_matters
-from uptrend.records import Arm, Confidence, ConfigError, Hypothesis, LabError, Method, Run, Severity, view_of
+from uptrend.records import Arm, Basis, ConfigError, Hypothesis, LabError, Method, Run, Severity, view_of
 from uptrend.stats.comparison import fewest_seeds
 
 # Short, and nothing that would be a path.
@@ -179,6 +179,6 @@ def faults(run: Run, allows: set[str]) -> list[str]:
     asked = [event for event in run.events if event.get("event") == "preflight"]
     found = asked[-1]["findings"] if asked else []
     told = [(x["id"], x["summary"]) for x in found if x["severity"] == Severity.CRITICAL and x["symptom_of"] is None]
-    sure = [x for x in diagnose(view_of(run)).findings if x.confidence is not Confidence.LOW]
+    sure = [x for x in diagnose(view_of(run)).findings if x.basis is not Basis.SUSPICION]
     told += [(x.id, x.summary) for x in sure if x.severity is Severity.CRITICAL]
     return [f"{id}: {said}" for id, said in told if id not in allows]

@@ -8,7 +8,7 @@ from uptrend.records.errors import (
     UptrendError,
 )  # fmt: skip
 from uptrend.records.finding import (
-    CannotTell, Confidence, Evidence, Experiment, Finding, Fix, Report, Rival, Severity, Times, Trend, TrendKind,
+    Basis, CannotTell, Confidence, Evidence, Experiment, Finding, Fix, Report, Rival, Severity, Times, Trend, TrendKind,
 )  # fmt: skip
 from uptrend.records.hypothesis import (
     Arm, Comparison, Direction, Hypothesis, Interval, Measured, Method, Priority, Source, Status, Verdict,
@@ -22,7 +22,7 @@ from uptrend.records.schema import rollouts_of, rollouts_table
 from uptrend.records.view import RunView, from_lines, view_of
 
 __all__ = [
-    "Arm", "CannotTell", "CheckpointError", "Comparison", "Confidence", "ConfigError", "Direction", "Ending",
+    "Arm", "Basis", "CannotTell", "CheckpointError", "Comparison", "Confidence", "ConfigError", "Direction", "Ending",
     "Evaluation", "Evidence", "Experiment", "Finding", "Fix", "Hypothesis", "Interval", "LabError",
     "Measured", "Message", "Method", "MissingExtra", "ModelError", "Part", "Priority", "RecordError", "Report",
     "Reward", "Rival", "Role", "Rollout", "Run", "RunDirectory", "RunLocked", "RunView", "Sequence", "Severity",

@@ -18,15 +18,26 @@ class Severity(StrEnum):
     """Worth knowing; nothing has to be done."""
 
 
+class Basis(StrEnum):
+    """What a finding rests on."""
+
+    PROOF = "proof"
+    """Something that must hold does not, beyond rounding."""
+    SIGNAL = "signal"
+    """A measurement beyond its noise, which other causes could give too."""
+    SUSPICION = "suspicion"
+    """Something that goes with the cause; what would show it was not recorded."""
+
+
 class Confidence(StrEnum):
-    """Certainty that this is the cause."""
+    """Certainty. Of a finding: how often such findings were right in trials, shrunk toward the mean of their kind."""
 
     HIGH = "high"
-    """An invariant is broken or a probe has shown it."""
+    """Right in at least 90%, by five runs of its own or more."""
     MEDIUM = "medium"
-    """It explains what is seen, and a rival is not excluded."""
+    """Right in 60 to 90%."""
     LOW = "low"
-    """One of several that would explain it."""
+    """Right in fewer."""
 
 
 class TrendKind(StrEnum):
@@ -106,9 +117,13 @@ class Finding:
 
     id: str
     severity: Severity
-    confidence: Confidence
+    basis: Basis
     summary: str
     evidence: tuple[Evidence, ...]
+    confidence: Confidence = Confidence.MEDIUM
+    """How often such a finding was right where it could be checked."""
+    measured: str = ""
+    """The count behind the confidence, in words."""
     rivals: tuple[Rival, ...] = ()
     experiment: Experiment | None = None
     fix: Fix | None = None

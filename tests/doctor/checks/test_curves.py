@@ -7,7 +7,7 @@ import pytest
 
 from curve_runs import STEPS, evaluations, findings, flat, healthy, lacks, ramp, severities
 from uptrend.doctor.diagnose import diagnose
-from uptrend.records import Confidence, RunView, Severity
+from uptrend.records import Basis, RunView, Severity
 
 NOTE, WARNING, CRITICAL = Severity.NOTE, Severity.WARNING, Severity.CRITICAL
 REWARD, SPREAD, CORRECT = "reward/mean", "reward/group_std/mean", "reward/correct/share"
@@ -46,25 +46,25 @@ def parts(**means: object) -> dict[str, object]:
 
 Table = dict[str, tuple[dict[str, Any], dict[str, Severity]]]
 
-LOW, HIGH, ONE = "advantage.dead-groups-low", "advantage.dead-groups-high", "config.group-of-one"
+SUSPICION, PROOF, ONE = "advantage.dead-groups-low", "advantage.dead-groups-high", "config.group-of-one"
 SIDES = {"advantage/dead_low/share": 0.7, "advantage/dead_high/share": 0.1}
 ALL_DEAD = {DEAD: 1.0, **AT_BOTTOM}
 FEW_LIVE = {SPREAD: np.where(np.arange(STEPS) % 4 == 0, 0.2, 0.0), REWARD: abs(flat(0.05, noise=0.03))}
 GROUPS: Table = {
-    "dead, with their side counted": ({REWARD: flat(0.05, noise=0.01), DEAD: 0.8, **SIDES}, {LOW: WARNING}),
-    "only sides are counted": ({"without": (DEAD,), REWARD: flat(0.05, noise=0.01), **SIDES}, {LOW: WARNING}),
-    "dead at the top": ({REWARD: flat(0.9, noise=0.01), "reward/max": 1.0, DEAD: 0.95}, {HIGH: CRITICAL}),
-    "dead at the bottom": ({REWARD: flat(0.02, noise=0.01), "reward/max": 1.0, DEAD: 0.95}, {LOW: CRITICAL}),
-    "dead because it has learned": ({DEAD: ramp(0.1, 0.9), REWARD: ramp(0.3, 0.98, noise=0.02)}, {HIGH: NOTE}),
-    "dead by the groups' deviation": ({"without": (DEAD,), **FEW_LIVE}, {LOW: WARNING}),
-    "dead in a short run": ({"steps": 8, DEAD: 0.55, REWARD: flat(0.1, 8)}, {LOW: NOTE}),
+    "dead, with their side counted": ({REWARD: flat(0.05, noise=0.01), DEAD: 0.8, **SIDES}, {SUSPICION: WARNING}),
+    "only sides are counted": ({"without": (DEAD,), REWARD: flat(0.05, noise=0.01), **SIDES}, {SUSPICION: WARNING}),
+    "dead at the top": ({REWARD: flat(0.9, noise=0.01), "reward/max": 1.0, DEAD: 0.95}, {PROOF: CRITICAL}),
+    "dead at the bottom": ({REWARD: flat(0.02, noise=0.01), "reward/max": 1.0, DEAD: 0.95}, {SUSPICION: CRITICAL}),
+    "dead because it has learned": ({DEAD: ramp(0.1, 0.9), REWARD: ramp(0.3, 0.98, noise=0.02)}, {PROOF: NOTE}),
+    "dead by the groups' deviation": ({"without": (DEAD,), **FEW_LIVE}, {SUSPICION: WARNING}),
+    "dead in a short run": ({"steps": 8, DEAD: 0.55, REWARD: flat(0.1, 8)}, {SUSPICION: NOTE}),
     "a reward that has leveled out high": (
-        {REWARD: np.minimum(ramp(0.3, 1.5), 0.95), SPREAD: ramp(0.4, 0.05), DEAD: 0.2}, {HIGH: NOTE}),
+        {REWARD: np.minimum(ramp(0.3, 1.5), 0.95), SPREAD: ramp(0.4, 0.05), DEAD: 0.2}, {PROOF: NOTE}),
     "a group of one": (config(sampling={"size": 1}), {ONE: CRITICAL}),
     "a group of eight": (config(sampling={"size": 8}), {}),
-    "groups never differ in batches that do": (ALL_DEAD | {"reward/std": 0.4}, {LOW: CRITICAL, ONE: NOTE}),
-    "some groups differ": (ALL_DEAD | {DEAD: 0.9, "reward/std": 0.4}, {LOW: CRITICAL}),
-    "groups never differ, of a sure policy": (ALL_DEAD | {"reward/std": 0.4, ENTROPY: 0.04}, {LOW: CRITICAL}),
+    "groups never differ in batches that do": (ALL_DEAD | {"reward/std": 0.4}, {SUSPICION: CRITICAL, ONE: NOTE}),
+    "some groups differ": (ALL_DEAD | {DEAD: 0.9, "reward/std": 0.4}, {SUSPICION: CRITICAL}),
+    "groups never differ, of a sure policy": (ALL_DEAD | {"reward/std": 0.4, ENTROPY: 0.04}, {SUSPICION: CRITICAL}),
 }  # fmt: skip
 
 STILL = {KL: 2e-5, **FLAT}
@@ -387,7 +387,7 @@ def test_a_healthy_run_has_none(causes: tuple[str, ...]) -> None:
 
 # Bent curves, a cause, and its first piece of evidence: the figure, and the step where it matters.
 FIGURES: list[tuple[dict[str, Any], str, float, int | None]] = [
-    (GROUPS["dead, with their side counted"][0], LOW, 0.8, None),
+    (GROUPS["dead, with their side counted"][0], SUSPICION, 0.8, None),
     ({KL: ramp(0, 3), **FLAT}, "kl.runaway", 2.625, None),
     (SIZES["half of the updates skipped"][0], SKIPS, 0.5, 1),
     ({"nonfinite": {ENTROPY: (3, 51)}, NORM: 1 - np.eye(STEPS)[2]}, NAN, 0.0, 51),
@@ -419,21 +419,21 @@ def test_a_short_run_says_how_many_points_would_do(spread: float, advice: str) -
 
 
 # Bent curves, a cause, and how sure it is.
-SURE: list[tuple[dict[str, Any], str, Confidence]] = [
-    (GROUPS["dead, with their side counted"][0], LOW, Confidence.HIGH),
-    (GROUPS["dead at the top"][0], HIGH, Confidence.MEDIUM),
-    ({REWARD: flat(0.4, noise=0.01), DEAD: 0.95}, LOW, Confidence.LOW),
-    (SIZES["a rate at which nothing moves"][0], FROZEN, Confidence.LOW),
-    (REWARDS["format that rises alone"][0], HACKABLE, Confidence.MEDIUM),
-    (CONSTANT_LOW, REJECTED, Confidence.LOW),
-    (FAILING, NO_STOP, Confidence.MEDIUM),
-    (UNMOVED, NO_STOP, Confidence.LOW),
+SURE: list[tuple[dict[str, Any], str, Basis]] = [
+    (GROUPS["dead, with their side counted"][0], SUSPICION, Basis.PROOF),
+    (GROUPS["dead at the top"][0], PROOF, Basis.SIGNAL),
+    ({REWARD: flat(0.4, noise=0.01), DEAD: 0.95}, SUSPICION, Basis.SUSPICION),
+    (SIZES["a rate at which nothing moves"][0], FROZEN, Basis.SUSPICION),
+    (REWARDS["format that rises alone"][0], HACKABLE, Basis.SIGNAL),
+    (CONSTANT_LOW, REJECTED, Basis.SUSPICION),
+    (FAILING, NO_STOP, Basis.SIGNAL),
+    (UNMOVED, NO_STOP, Basis.SUSPICION),
 ]
 
 
-@pytest.mark.parametrize(("bent", "id", "confidence"), SURE)
-def test_how_sure(bent: dict[str, Any], id: str, confidence: Confidence) -> None:
-    assert findings(healthy(**bent), id)[id].confidence is confidence
+@pytest.mark.parametrize(("bent", "id", "basis"), SURE)
+def test_how_sure(bent: dict[str, Any], id: str, basis: Basis) -> None:
+    assert findings(healthy(**bent), id)[id].basis is basis
 
 
 @pytest.mark.parametrize(
@@ -449,8 +449,8 @@ UNCOUNTED = {"evals": ({"step": 0, "reward": 0.3}, {"step": 20, "reward": 0.5})}
 OF_SIZES = ("optimizer.", ROUND)
 # A run, ids by how they begin, and all of these that could not be looked for.
 LACKING: list[tuple[RunView, Any, set[str]]] = [
-    (healthy(without=(DEAD, SPREAD)), "advantage.dead", {LOW, HIGH}),
-    (healthy(4), "advantage.dead", {LOW, HIGH}),
+    (healthy(without=(DEAD, SPREAD)), "advantage.dead", {SUSPICION, PROOF}),
+    (healthy(4), "advantage.dead", {SUSPICION, PROOF}),
     (healthy(without=(KL,)), "kl.", KLS),
     (healthy(**{KL: 0.0}), "kl.", KLS),
     (healthy(), OF_SIZES, {SKIPS, FROZEN, ROUND}),
@@ -489,7 +489,7 @@ def test_processes_with_different_weights() -> None:
 
 
 def test_the_last_word_of_a_probe_stands() -> None:
-    told = {"event": "probed", "id": PADDING, "confidence": "high", "summary": "It leaks.",
+    told = {"event": "probed", "id": PADDING, "basis": "proof", "summary": "It leaks.",
             "evidence": [{"text": "By 0.3 nats.", "value": 0.3, "metric": None, "step": 4}]}  # fmt: skip
     events = (told | {"severity": "note"}, told | {"severity": "critical"}, told | {"id": "no.such"})
     found = findings(healthy(events=events, rollout_steps=(1,)), PADDING)[PADDING]

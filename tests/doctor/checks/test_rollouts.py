@@ -17,7 +17,7 @@ from uptrend.doctor.case import Case
 from uptrend.doctor.checks.sampling import dead_share, fit_beta
 from uptrend.doctor.checks.scoring import answer_of, says, says_somehow
 from uptrend.doctor.rows import recomputed
-from uptrend.records import Confidence, Reward, Role, RunView, Sequence, Severity, rollouts_table
+from uptrend.records import Basis, Reward, Role, RunView, Sequence, Severity, rollouts_table
 from uptrend.records.schema import TOKEN_COLUMNS
 from uptrend.tasks.arithmetic import is_right
 
@@ -438,7 +438,7 @@ def softmaxes(sampled: float = 1.0, learned: float = 1.0, top_p: float = 1.0, no
 def test_a_temperature_that_the_learner_ignores(tiny: RunView, temperature: float) -> None:
     view = changed(tiny, softmaxes(sampled=temperature), {"sampling": {"temperature": temperature}})
     found = findings(view, DISTRIBUTION)[DISTRIBUTION]
-    assert found.confidence is Confidence.HIGH
+    assert found.basis is Basis.PROOF
     assert found.evidence[0].value == pytest.approx(temperature, abs=0.12)
 
 
@@ -477,21 +477,21 @@ def lag(version: int, step: int) -> int:
 
 
 AFTER_TOOLS = gaps(lambda row, _: [0.5 * (row["turns"][place] > 0) for place in places(row, MODEL)])
-SHAPES: dict[str, tuple[str, Edit, dict[str, tuple[Severity, Confidence]]]] = {
+SHAPES: dict[str, tuple[str, Edit, dict[str, tuple[Severity, Basis]]]] = {
     "equal softmaxes": ("tiny", softmaxes(), {}),
     "little noise": ("tiny", softmaxes(noise=0.1), {}),
-    "much noise": ("tiny", softmaxes(noise=1.0), {MISMATCH: (CRITICAL, Confidence.MEDIUM)}),
+    "much noise": ("tiny", softmaxes(noise=1.0), {MISMATCH: (CRITICAL, Basis.SIGNAL)}),
     "one temperature": ("tiny", softmaxes(sampled=0.7, learned=0.7), {}),
-    "a cut distribution": ("tiny", softmaxes(top_p=0.8), {DISTRIBUTION: (WARNING, Confidence.MEDIUM)}),
+    "a cut distribution": ("tiny", softmaxes(top_p=0.8), {DISTRIBUTION: (WARNING, Basis.SIGNAL)}),
     "from the second step on": (
-        "tiny", gaps(lambda row, _: 0.15 * (row["step"] - 1)), {STALE: (CRITICAL, Confidence.MEDIUM)}),
-    "after tool results alone": ("musique", AFTER_TOOLS, {TEMPLATE: (CRITICAL, Confidence.MEDIUM)}),
-    "in short rollouts alone": ("tiny", of_short_rollouts, {PADDING: (WARNING, Confidence.HIGH)}),
-    "in every third rollout": ("tiny", in_every_third, {PADDING: (CRITICAL, Confidence.MEDIUM)}),
+        "tiny", gaps(lambda row, _: 0.15 * (row["step"] - 1)), {STALE: (CRITICAL, Basis.SIGNAL)}),
+    "after tool results alone": ("musique", AFTER_TOOLS, {TEMPLATE: (CRITICAL, Basis.SIGNAL)}),
+    "in short rollouts alone": ("tiny", of_short_rollouts, {PADDING: (WARNING, Basis.PROOF)}),
+    "in every third rollout": ("tiny", in_every_third, {PADDING: (CRITICAL, Basis.SIGNAL)}),
     "rounding that some rollouts are spared": ("tiny", gaps(lambda _, n: 0.03 if n % 5 == 0 else 0), {}),
-    "versions that stand still": ("tiny", versions(lambda *_: 0), {STALE: (CRITICAL, Confidence.HIGH)}),
-    "versions that lag": ("tiny", versions(lag), {OFF_POLICY: (NOTE, Confidence.HIGH)}),
-    "versions that lag explain gaps": ("tiny", versions(lag, 0.5), {OFF_POLICY: (WARNING, Confidence.HIGH)}),
+    "versions that stand still": ("tiny", versions(lambda *_: 0), {STALE: (CRITICAL, Basis.PROOF)}),
+    "versions that lag": ("tiny", versions(lag), {OFF_POLICY: (NOTE, Basis.PROOF)}),
+    "versions that lag explain gaps": ("tiny", versions(lag, 0.5), {OFF_POLICY: (WARNING, Basis.PROOF)}),
 }  # fmt: skip
 
 
@@ -499,7 +499,7 @@ SHAPES: dict[str, tuple[str, Edit, dict[str, tuple[Severity, Confidence]]]] = {
 def test_shapes_of_the_gap(run: str, edit: Edit, expected: Any, request: pytest.FixtureRequest) -> None:
     view = request.getfixturevalue(run)
     found = findings(tampered(view, edit, metrics={"reward/mean": view.metrics["reward/mean"]}), GAPS)
-    assert {id: (f.severity, f.confidence) for id, f in found.items()} == expected
+    assert {id: (f.severity, f.basis) for id, f in found.items()} == expected
 
 
 # Columns that are not kept, and all causes of a family that can't be looked for then.

@@ -327,13 +327,13 @@ UNPAID = "reward.never-computed"
 @pytest.mark.parametrize(
     ("taskset", "overrides", "groups", "expected"),
     [
-        (WORKSHOP, ["tasks.pays=validate"], 2, (UNPAID, "warning", "high")),
-        (WORKSHOP, ["tasks.pays=validate"], 8, (UNPAID, "critical", "high")),
+        (WORKSHOP, ["tasks.pays=validate"], 2, (UNPAID, "warning", "proof")),
+        (WORKSHOP, ["tasks.pays=validate"], 8, (UNPAID, "critical", "proof")),
         # A weak model too: the wait is named, and that nothing would have been paid without it makes it less sure.
-        (WORKSHOP, ["tasks.pays=validate", *HARD[:3]], 8, (UNPAID, "warning", "medium")),
+        (WORKSHOP, ["tasks.pays=validate", *HARD[:3]], 8, (UNPAID, "warning", "signal")),
         (WORKSHOP, ["tasks.pays=end"], 4, None),
         (WORKSHOP, ["tasks.pays=end", *HARD[:3]], 8, None),
-        (SLOW, HARD, 4, ("context.completion-truncated", "warning", "medium")),
+        (SLOW, HARD, 4, ("context.completion-truncated", "warning", "signal")),
         (SLOW, HARD, 2, None),
         (SLOW, [*HARD, "sampling.max_turns=4"], 4, None),
     ],
@@ -342,7 +342,7 @@ def test_a_reward_that_waits_is_not_a_weak_model(
     taskset: str, overrides: list[str], groups: int, expected: tuple[str, ...] | None
 ) -> None:
     result, finding = ask_one(workshop(taskset, *overrides, groups=groups), "paid")
-    assert (finding and (finding.id, finding.severity, finding.confidence)) == expected, result.figure
+    assert (finding and (finding.id, finding.severity, finding.basis)) == expected, result.figure
 
 
 def test_work_that_is_done_and_never_scored_stands_above_its_symptoms() -> None:
@@ -372,7 +372,7 @@ def test_an_untaught_model_that_runs_out_of_turns(is_answer_all: bool, musique: 
     assert sum(r.ended in (Ending.TURN_LIMIT, Ending.CONTEXT_FULL) for r in bench.rollouts) == 32
     assert (finding.id if finding else None) == (UNPAID if is_answer_all else None), result.figure
     if finding is not None:
-        assert (finding.severity, finding.confidence) == ("warning", "medium")
+        assert (finding.severity, finding.basis) == ("warning", "signal")
         assert (finding.evidence[2].value or 0) < 0.1
 
 

@@ -14,7 +14,7 @@ from uptrend.doctor.check import finding
 from uptrend.doctor.live import DoctorProcess
 from uptrend.doctor.rank import SEVERITIES, all_symptoms
 from uptrend.doctor.report import finding_table
-from uptrend.records import Confidence, Evidence, RunView, Severity
+from uptrend.records import Basis, Evidence, RunView, Severity
 
 NOTE = SEVERITIES.index(Severity.NOTE)
 
@@ -30,10 +30,10 @@ class FindingsLog:
 
     def say(
         self, id: str, severity: Severity, summary: str, evidence: Sequence[Evidence],
-        confidence: Confidence = Confidence.HIGH,
+        basis: Basis = Basis.PROOF,
     ) -> None:  # fmt: skip
         """Report what a probe found."""
-        self._report("probed", finding_table(finding(self._view, id, severity, confidence, summary, evidence)))
+        self._report("probed", finding_table(finding(self._view, id, severity, basis, summary, evidence)))
 
     def hear(self) -> None:
         """Report what the doctor has found in the records."""
@@ -54,7 +54,7 @@ class FindingsLog:
                 return
             self.said[told["id"]] = rank
         step = next((e["step"] for e in told["evidence"] if e["step"] is not None), None)
-        kept = ["id", "severity", "confidence", "summary"] + ["evidence"] * (kind == "probed")
+        kept = ["id", "severity", "basis", "summary"] + ["evidence"] * (kind == "probed")
         self.event(kind, step=step, **{key: told[key] for key in kept})
         is_symptom = any(told["id"] in all_symptoms(id) for id, place in self.said.items() if place < NOTE)
         if rank >= NOTE or is_symptom:

@@ -19,7 +19,7 @@ from uptrend.bridge.trl.batch import TrlBatch, as_numpy, last_text
 from uptrend.bridge.trl.findings_log import FindingsLog
 from uptrend.bridge.trl.learner_probe import answer_logprobs, quiet, same_randomness
 from uptrend.bridge.trl.rollouts import RewardRange
-from uptrend.records import Confidence, Evidence, Severity
+from uptrend.records import Basis, Evidence, Severity
 from uptrend.stats.intervals import Spread, spread_of
 from uptrend.stats.trend import rank_correlation
 
@@ -258,7 +258,7 @@ def _judge_order(log: FindingsLog, scorer: Scorer, size: int, names: Sequence[st
         if not np.allclose(again, recorded, atol=1e-5, equal_nan=True):
             summary = f"The reward function {name} gave other scores to the same rollouts when asked again."
             shown = Evidence(f"{count} rollouts of step {step}.", step=step)
-            log.say("reward.nondeterministic", Severity.NOTE, summary, [shown], Confidence.MEDIUM)
+            log.say("reward.nondeterministic", Severity.NOTE, summary, [shown], Basis.SIGNAL)
         elif changed:
             summary = f"The reward function {name} scores completions against other prompts' answers: "
             summary += "rewards change when groups change places."
@@ -291,7 +291,7 @@ def _judge_alignment(trainer: Any, log: FindingsLog, scorer: Scorer, judge: int)
     if own is not None:
         text = f"Completions earn {own.mean:+.3f} ± {_error(own):.3f} more by their own answers than by other prompts'."
         evidence.append(Evidence(text, own.mean, step=scorer.batch.step))
-    log.say("reward.misaligned", Severity.CRITICAL, summary, evidence, Confidence.MEDIUM)
+    log.say("reward.misaligned", Severity.CRITICAL, summary, evidence, Basis.SIGNAL)
 
 
 def _error(gains: Spread) -> float:

@@ -21,7 +21,7 @@ import pyarrow as pa
 from uptrend.bridge.trl.batch import MODEL, Pass, Settings, TrlBatch, TrlStep, as_numpy
 from uptrend.bridge.trl.guard import describe_error
 from uptrend.bridge.trl.rollouts import RewardRange, correctness, make_rollouts, make_table
-from uptrend.records import Confidence, Evidence, Rollout, RunDirectory, Severity
+from uptrend.records import Basis, Evidence, Rollout, RunDirectory, Severity
 from uptrend.training import metrics as measure
 
 CONSTANT = 5  # steps of one and the same reward after which a rejected gold answer is more than a suspicion
@@ -144,7 +144,7 @@ class Writer:
         text = f"Gold and corrupted answers from the column {column!r} earned the same in every form that was tried."
         steady = Evidence(f"All {self._steady} steps so far: one reward.", mean, "reward/mean", step)
         evidence = [Evidence(text), steady]
-        self._send("say", "reward.gold-rejected", Severity.WARNING, summary, evidence, Confidence.MEDIUM)
+        self._send("say", "reward.gold-rejected", Severity.WARNING, summary, evidence, Basis.SIGNAL)
 
     def _judge_batch(self, batch: TrlBatch, rollouts: Sequence[Rollout]) -> None:
         """Check that each block of a group's size holds one prompt, and that the loss gets what the sampler wrote."""

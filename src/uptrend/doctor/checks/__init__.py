@@ -17,7 +17,7 @@ from uptrend.doctor.checks import (
 )
 from uptrend.records import RunView
 
-# The order breaks ties between findings of one severity and confidence: what a run's course shows comes last.
+# The order breaks ties between findings of one severity and basis: what a run's course shows comes last.
 _MODULES = (masks, tools, advantages, data, sampling, kl, optimizer, sampler, scoring, rewards, operation)
 
 # A module that asks another's check has it among its names too: each counts where it is defined.

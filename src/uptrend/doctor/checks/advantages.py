@@ -8,9 +8,9 @@ from uptrend.doctor.case import Case
 from uptrend.doctor.check import AS_PAGE, Answer, Found, Lacking, check
 from uptrend.doctor.checks.rewards import constant_reward
 from uptrend.doctor.curves import REWARD
-from uptrend.doctor.rank import CRITICAL, HIGH, LOW, MEDIUM, NOTE, WARNING
+from uptrend.doctor.rank import CRITICAL, NOTE, PROOF, SIGNAL, SUSPICION, WARNING
 from uptrend.doctor.rows import Floats, Grouped, group_sum, recomputed, seen_among
-from uptrend.records import Confidence, Evidence, TrendKind
+from uptrend.records import Basis, Evidence, TrendKind
 from uptrend.stats.intervals import normal_reach
 
 WRONG, SIGN, BLOWN = "advantage.wrong-groups", "advantage.sign", "advantage.blow-up"
@@ -29,17 +29,17 @@ def group_of_one(case: Case) -> Answer:
     elif share >= 0.5:
         text = f"{share:.0%} of {sum(len(g.size_g) for g in case.groups)} groups have one rollout, by their ids"
         first = case.groups[0].rows
-        answers.append(Found(CRITICAL, HIGH, AS_PAGE, [Evidence(text, share, step=first.step, rollout=first.name(0))]))
+        answers.append(Found(CRITICAL, PROOF, AS_PAGE, [Evidence(text, share, step=first.step, rollout=first.name(0))]))
     size = case.value("sampling.size", 0)
     if not isinstance(size, int | float) or int(size) == 0:
         answers.append(Lacking("the group size is not known"))
     elif int(size) == 1:
         text = "Groups have 1 rollout, so that the advantage is the raw score or 0, and never a comparison."
-        answers.append(Found(CRITICAL, HIGH, text, [Evidence("Rollouts per group: 1.", 1.0, "sampling.size")]))
+        answers.append(Found(CRITICAL, PROOF, text, [Evidence("Rollouts per group: 1.", 1.0, "sampling.size")]))
     if suspect_of_dead_run(case) == ONE:
         differ = "Rollouts of a step differ in their rewards, and those of a group never do"
         text = f"{differ}: groups may have one rollout each, or the reward sees the prompt alone."
-        answers.append(Found(NOTE, LOW, text, [ALL_DEAD]))
+        answers.append(Found(NOTE, SUSPICION, text, [ALL_DEAD]))
     return answers
 
 
@@ -79,7 +79,7 @@ def _membership(case: Case, steps: list[Grouped]) -> Found | Lacking | None:
         return _wrong(case, steps)
     wrong = [(g.centered_n > 0) & (_advantage(g) < 0) for g in steps]
     text = f"in {np.mean(signs < 0):.0%} of {len(signs)} live groups the better rollouts have the lower advantages"
-    return Found(CRITICAL, HIGH, AS_PAGE, [seen_among(steps, wrong, text, float(np.mean(signs < 0)))], SIGN)
+    return Found(CRITICAL, PROOF, AS_PAGE, [seen_among(steps, wrong, text, float(np.mean(signs < 0)))], SIGN)
 
 
 def _mixed(steps: list[Grouped]) -> Found | None:
@@ -95,7 +95,7 @@ def _mixed(steps: list[Grouped]) -> Found | None:
     if not groups:
         return None
     shown = seen_among(steps, flags, f"{groups} of {total} groups hold rollouts of more than one task", groups / total)
-    return Found(CRITICAL, HIGH, AS_PAGE, [shown], WRONG)
+    return Found(CRITICAL, PROOF, AS_PAGE, [shown], WRONG)
 
 
 def _wrong(case: Case, steps: list[Grouped]) -> Found | None:
@@ -123,13 +123,13 @@ def _wrong(case: Case, steps: list[Grouped]) -> Found | None:
     if not sums and all(map(_is_multiple, steps)):
         text = f"{count} of {total} groups have advantages that are a multiple of what their rewards give"
         summary = "Advantages are not scaled as the recipe says: groups are right, and the size is not."
-        return Found(WARNING, HIGH, summary, [seen_among(steps, bad, text, count / total, SIZE)], BLOWN)
+        return Found(WARNING, PROOF, summary, [seen_among(steps, bad, text, count / total, SIZE)], BLOWN)
     text = f"{count} of {total} groups have advantages that their own rewards do not give"
     evidence = [seen_among(steps, bad, text, count / total)]
     if sums:
         text = f"in {sums} of them advantages do not sum to 0 (their mean is up to {worst:.2g})"
         evidence.append(seen_among(steps, bad, text, worst, SIZE))
-    return Found(CRITICAL, HIGH, AS_PAGE, evidence, WRONG)
+    return Found(CRITICAL, PROOF, AS_PAGE, evidence, WRONG)
 
 
 def _is_multiple(g: Grouped) -> bool:
@@ -160,7 +160,7 @@ def _size(case: Case, steps: list[Grouped]) -> Found | Lacking | None:
     if not worst:
         return _slim(case.groups)
     text = f"an advantage of {worst * bound:.3g}, where groups of this size can give {bound:.2g} at most"
-    return Found(CRITICAL, HIGH, AS_PAGE, [seen_among(steps, flags, text, worst * bound, SIZE)], BLOWN)
+    return Found(CRITICAL, PROOF, AS_PAGE, [seen_among(steps, flags, text, worst * bound, SIZE)], BLOWN)
 
 
 def _slim(steps: list[Grouped]) -> Found | None:
@@ -177,7 +177,7 @@ def _slim(steps: list[Grouped]) -> Found | None:
     text = f"{slim} of {live} live groups have rewards that differ by less than {SLIM:g} of the reward's range"
     summary = "Scaling by the group's deviation turns differences of next to nothing into full advantages."
     shown = seen_among(steps, flags, text, slim / live, "reward/group_std/mean")
-    return Found(WARNING, MEDIUM, summary, [shown], BLOWN)
+    return Found(WARNING, SIGNAL, summary, [shown], BLOWN)
 
 
 @check("advantage.metric-blind", columns=["group", "reward"])
@@ -200,7 +200,7 @@ def metric_blind(case: Case) -> Answer:
     dead, told = np.mean([true for _, true, _ in pairs]), np.mean([said for _, _, said in pairs])
     is_small = metric.startswith("trl/") and (dead < 0.3 or dead - told < 0.2)
     shown = seen_among([g], [g.dead_g[g.group_n]], text, true - said, metric)
-    return Found(NOTE if is_small else WARNING, HIGH, summary, [shown])
+    return Found(NOTE if is_small else WARNING, PROOF, summary, [shown])
 
 
 # The share of dead groups from which most of a step is wasted, and the share in some quarter that is worth a note.
@@ -219,33 +219,33 @@ def dead_groups(case: Case) -> Answer:
     mean, quarters = float(dead.mean()), [float(part.mean()) for part in np.array_split(dead, 4)]
     if max(quarters) < NOTED:
         return _narrowing(case)
-    side, confidence, known_by = _side(case, int(np.argmax(quarters)))
+    side, basis, known_by = _side(case, int(np.argmax(quarters)))
     is_short, severity = case.trend.kind is TrendKind.TOO_SHORT, WARNING
     # A run that learns all the same is told, not warned; so is one that is dead because it has learned.
     if case.is_learning or mean < MOST or (is_short and min(mean, quarters[-1]) < 0.6):
         severity = NOTE
     elif mean >= NEARLY_ALL and not is_short:
         severity = CRITICAL
-    place = ("probably " if confidence is LOW else "") + ("at the bottom" if side == AT_BOTTOM else "at the top")
+    place = ("probably " if basis is SUSPICION else "") + ("at the bottom" if side == AT_BOTTOM else "at the top")
     ends = f"{quarters[0]:.0%} in the first quarter, {quarters[-1]:.0%} in the last"
     text = f"{mean:.0%} of groups had no spread in their rewards ({ends}), most of them {place}: they have no gradient."
     by_quarter = f"Dead groups by quarters: {', '.join(f'{q:.2f}' for q in quarters)}."
-    return Found(severity, confidence, text, [Evidence(by_quarter, mean, DEAD), known_by], side)
+    return Found(severity, basis, text, [Evidence(by_quarter, mean, DEAD), known_by], side)
 
 
-def _side(case: Case, quarter: int) -> tuple[str, Confidence, Evidence]:
+def _side(case: Case, quarter: int) -> tuple[str, Basis, Evidence]:
     """Decide whether dead groups lie at the bottom or at the top; with the evidence for it."""
     low, high = case.course("advantage/dead_low/share"), case.course("advantage/dead_high/share")
     if low is not None and high is not None:
         counts = [float(np.array_split(c.values, 4)[quarter].mean()) for c in (low, high)]
         text = f"Counted: {counts[0]:.2f} at the lower bound and {counts[1]:.2f} at the upper."
-        return AT_BOTTOM if counts[0] >= counts[1] else AT_TOP, HIGH, Evidence(text, max(counts), low.metric)
+        return AT_BOTTOM if counts[0] >= counts[1] else AT_TOP, PROOF, Evidence(text, max(counts), low.metric)
     level = float(np.array_split(case.curve(REWARD)[1], 4)[quarter].mean())
     # Means alone do not show how high a reward goes; one that stays between 0 and 1 is taken to go to 1.
     is_share = case.reward_range[0] >= 0 and case.reward_range[1] <= 1 and not case.has("reward/max")
     at = level if is_share else case.height(level)
     text = f"Their side was not logged; judged by the reward, {level:.3g}, which lies at {at:.0%} of its range."
-    side, sure = AT_TOP if at > 0.5 else AT_BOTTOM, MEDIUM if at < 0.25 or at > 0.75 else LOW
+    side, sure = AT_TOP if at > 0.5 else AT_BOTTOM, SIGNAL if at < 0.25 or at > 0.75 else SUSPICION
     return side, sure, Evidence(text, level, REWARD)
 
 
@@ -266,7 +266,7 @@ def _narrowing(case: Case) -> Found | None:
         return None
     text = f"The reward lies at {reward.last:.3g}, high in its range, with little spread to learn from"
     moves = f"Spread {spread.first:.3g} → {spread.last:.3g}; reward {reward.first:.3g} → {reward.last:.3g}."
-    return Found(NOTE, LOW, f"{text}: it may be near its ceiling.", [case.evidence(spread.metric, moves)], AT_TOP)
+    return Found(NOTE, SUSPICION, f"{text}: it may be near its ceiling.", [case.evidence(spread.metric, moves)], AT_TOP)
 
 
 # Steps compared at either end, rollouts of each kind there, the gain of wrong rollouts beyond right ones against their
@@ -296,7 +296,7 @@ def length_bias(case: Case) -> Answer:
     also = f"right ones from {right:.0f} to {right_late:.0f}"
     text = f"{grew} and {also}: a mean over each rollout's tokens lets long wrong answers off lightly."
     told = f"Wrong ones gained {gained:.3g} tokens more (± {normal_reach() * error:.2g})."
-    return Found(WARNING, MEDIUM, text, [Evidence(told, gained, "", rows[-1].step)])
+    return Found(WARNING, SIGNAL, text, [Evidence(told, gained, "", rows[-1].step)])
 
 
 def suspect_of_dead_run(case: Case) -> str:

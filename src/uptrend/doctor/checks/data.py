@@ -8,7 +8,7 @@ from uptrend.doctor.case import FIRST, Case
 from uptrend.doctor.check import AS_PAGE, Answer, Found, Lacking, check
 from uptrend.doctor.checks.rewards import falls_alone, stands_still
 from uptrend.doctor.curves import trend_until
-from uptrend.doctor.rank import CRITICAL, HIGH, MEDIUM, NOTE, WARNING
+from uptrend.doctor.rank import CRITICAL, NOTE, PROOF, SIGNAL, WARNING
 from uptrend.doctor.rows import seen_in
 from uptrend.records import Evidence, RecordError
 
@@ -49,7 +49,7 @@ def order(case: Case) -> Answer:
         return None
     most = int(moved.argmax())
     text = f"{names[most]} is {shares[0, most]:.0%} of the tasks early and {shares[1, most]:.0%} late"
-    return Found(WARNING, HIGH, AS_PAGE, [Evidence(text, float(moved.sum() / 2), step=rows[half].step)])
+    return Found(WARNING, PROOF, AS_PAGE, [Evidence(text, float(moved.sum() / 2), step=rows[half].step)])
 
 
 # Different tasks / those that random draws would give, in the first steps and in all steps read.
@@ -76,10 +76,10 @@ def repeats(case: Case) -> Answer:
     most, total, unique = max(map(len, drawn)), sum(map(len, drawn)), sum(len(set(d)) for d in drawn)
     if declared is not None and most > declared:
         shown = Evidence(f"a step has {most} groups, and there are {declared} tasks", most, step=rows[0].step)
-        return Found(WARNING, HIGH, AS_PAGE, [shown], EXCEEDS)
+        return Found(WARNING, PROOF, AS_PAGE, [shown], EXCEEDS)
     if unique < 0.9 * total:
         text = f"of {total} groups in {len(rows)} steps {total - unique} have a task that another group of the step has"
-        return Found(WARNING, HIGH, AS_PAGE, [seen_in(rows, second, text, unique / total)], DUPLICATES)
+        return Found(WARNING, PROOF, AS_PAGE, [seen_in(rows, second, text, unique / total)], DUPLICATES)
     if declared is None or case.value("tasks.stages"):
         return None
     for steps, least in ((FIRST, VARIED_AT_FIRST), (len(rows), VARIED)):
@@ -88,7 +88,7 @@ def repeats(case: Case) -> Answer:
         if len(tasks) >= 20 and different < least * expected and different < 0.9 * min(len(tasks), declared):
             text = f"{different} different tasks in {len(tasks)} groups, where {declared} should give {expected:.0f}"
             shown = Evidence(text, different / expected, step=rows[:steps][-1].step)
-            return Found(WARNING, HIGH, AS_PAGE, [shown], DUPLICATES)
+            return Found(WARNING, PROOF, AS_PAGE, [shown], DUPLICATES)
     return None
 
 
@@ -112,7 +112,7 @@ def leak(case: Case) -> Answer:
     if not shared:
         return None
     text = f"{len(shared)} of {len(held)} held-out tasks are among the {len(trained)} trained on in {len(rows)} steps"
-    return Found(CRITICAL, HIGH, AS_PAGE, [seen_in(rows, flags, text, len(shared) / len(held))])
+    return Found(CRITICAL, PROOF, AS_PAGE, [seen_in(rows, flags, text, len(shared) / len(held))])
 
 
 # Share by which right answers in training must have left those held out, and how often each task was met then.
@@ -144,7 +144,7 @@ def memorized(case: Case) -> Answer:
         Evidence(f"Held out {change.effect:+.3g} by step {change.at[-1]}.", change.effect, "eval", change.at[-1]),
     ]
     summary = f"{trained}, and {held_out}: the run learned its tasks by heart.{met}"
-    return Found(WARNING, MEDIUM, summary, shown)
+    return Found(WARNING, SIGNAL, summary, shown)
 
 
 @check("eval.noise")
@@ -161,4 +161,4 @@ def eval_noise(case: Case) -> Answer:
     on = f" on {change.tasks} tasks" if change.tasks else ""
     inside = f"The held-out change of {change.effect:+.3g}{on} lies inside its 95% interval, {low:+.3g} to {high:+.3g}"
     shown = Evidence(f"{change.first:.3g} → {change.last:.3g}.", change.effect, "eval", change.at[-1])
-    return Found(NOTE, HIGH, f"{inside}: it shows neither a gain nor a loss.", [shown])
+    return Found(NOTE, PROOF, f"{inside}: it shows neither a gain nor a loss.", [shown])

@@ -7,7 +7,7 @@ import numpy as np
 from uptrend.doctor.case import Case
 from uptrend.doctor.check import Check, Found, Lacking, check, warn_if
 from uptrend.doctor.curves import Curve
-from uptrend.doctor.rank import CRITICAL, HIGH, LOW, MEDIUM, NOTE, WARNING
+from uptrend.doctor.rank import CRITICAL, NOTE, PROOF, SIGNAL, SUSPICION, WARNING
 from uptrend.records import Evidence
 
 KL, GRADIENT = "kl/reference/mean", "gradient/norm/before"
@@ -41,7 +41,7 @@ def reference(case: Case, kl: Curve) -> Found | None:
     if first < 0.25 * float(np.median(kl.values[1:5])):
         return None
     text = f"KL to the reference is {first:.3g} at the first step, where both should be one model."
-    return Found(WARNING, MEDIUM, text, [Evidence(f"KL {first:.3g} at step {steps[0]}.", first, KL, int(steps[0]))])
+    return Found(WARNING, SIGNAL, text, [Evidence(f"KL {first:.3g} at step {steps[0]}.", first, KL, int(steps[0]))])
 
 
 @_check_kl("kl.sign")
@@ -53,7 +53,7 @@ def sign(case: Case, kl: Curve) -> Found | None:
     if not is_known or value > -1e-3:
         return None
     text = f"The KL estimate is {value:.3g} at step {step}, and this estimator can't be negative: its sign is wrong."
-    return Found(CRITICAL, HIGH, text, [Evidence(f"KL {value:.3g}.", value, KL, step)])
+    return Found(CRITICAL, PROOF, text, [Evidence(f"KL {value:.3g}.", value, KL, step)])
 
 
 # Nats per token that no fine-tuning needs, and that no policy comes back from.
@@ -71,10 +71,10 @@ def runaway(case: Case, kl: Curve) -> Found | None:
     is_gain = case.is_learning and effect / max(case.rollout_spread, 1e-12) > 0.5
     pays = is_gain and not (change and change.effect <= 0)
     went = f"KL to the reference went from {begin:.3g} to {kl.last:.3g} nats per token (at most {most:.3g})"
-    confidence = HIGH if kl.last > FAR and not pays else MEDIUM
+    basis = PROOF if kl.last > FAR and not pays else SIGNAL
     shown = case.evidence(KL, f"KL {begin:.3g} → {kl.last:.3g}.")
     summary = f"{went} for a change of the reward of {effect:+.3g}."
-    return Found(warn_if(not pays or most >= SPIKE), confidence, summary, [shown])
+    return Found(warn_if(not pays or most >= SPIKE), basis, summary, [shown])
 
 
 # Weight of a penalty that may hold the policy; KL below which it has not left its start.
@@ -99,7 +99,7 @@ def strangles(case: Case, kl: Curve) -> Found | None:
     if kl.last > NEAR and not (kl.last < HELD and (beta * kl.last >= WEIGHTY or is_ruled)):
         return None
     text = f"With beta {beta:g} the policy stays within {kl.last:.2g} nats of the reference and does not learn."
-    return Found(WARNING, MEDIUM, text, [case.evidence(KL, f"KL {kl.last:.2g} at the end of the run.")])
+    return Found(WARNING, SIGNAL, text, [case.evidence(KL, f"KL {kl.last:.2g} at the end of the run.")])
 
 
 @_check_kl("kl.dead-group-pull")
@@ -111,4 +111,4 @@ def pull(case: Case, kl: Curve) -> Found | None:
     text = f"{dead.mean():.0%} of groups are dead, so that nearly all of the gradient is the KL penalty's pull back."
     left = case.evidence(GRADIENT, f"Gradient {gradient.last:.3g} although groups are dead.")
     shown = [case.evidence(KL, f"KL {kl.last:.3g}."), left]
-    return Found(WARNING, HIGH, text, shown) if beta and not case.is_learning else Found(NOTE, LOW, text, shown)
+    return Found(WARNING, PROOF, text, shown) if beta and not case.is_learning else Found(NOTE, SUSPICION, text, shown)

@@ -4,7 +4,7 @@ import numpy as np
 
 from uptrend.doctor.case import Case
 from uptrend.doctor.check import AS_PAGE, Found, Lacking, by_share, check
-from uptrend.doctor.rank import CRITICAL, HIGH, WARNING
+from uptrend.doctor.rank import CRITICAL, PROOF, WARNING
 from uptrend.doctor.rows import Flags, Floats, Ints, Rows, count_flags, group_sum, seen_in
 from uptrend.records import Ending, Evidence, Role
 
@@ -28,7 +28,7 @@ def loss_by_role(case: Case) -> list[Found]:
         for role, count, share, flags in _foreign(rows, [np.nan_to_num(w) != 0 for w in weights])
     ]
     if evidence:
-        found.append(Found(CRITICAL, HIGH, AS_PAGE, evidence, "mask.tool-trained"))
+        found.append(Found(CRITICAL, PROOF, AS_PAGE, evidence, "mask.tool-trained"))
     expected = [_expected_t(case, r, w) for r, w in zip(rows, weights, strict=True)]
     stops = [_stop_t(r) & e for r, e in zip(rows, expected, strict=True)]
     missing = [e & (w == 0) for e, w in zip(expected, weights, strict=True)]
@@ -38,11 +38,11 @@ def loss_by_role(case: Case) -> list[Found]:
         text = f"{count:,} of {total:,} generated tokens have no weight in the loss, and no record says why"
         summary = f"{share:.1%} of what the model wrote is left out of the loss without a reason."
         severity, shown = by_share(share, critical=MOST_UNTRAINED), _seen(rows, lost, text, share)
-        found.append(Found(severity, HIGH, summary, [shown], "mask.model-untrained"))
+        found.append(Found(severity, PROOF, summary, [shown], "mask.model-untrained"))
     lost = [m & s for m, s in zip(missing, stops, strict=True)]
     if count := count_flags(lost):
         text = f"{count:,} of {count_flags(stops):,} sampled stop tokens have no weight in the loss"
-        found.append(Found(WARNING, HIGH, AS_PAGE, [_seen(rows, lost, text, float(count))], "mask.stop-untrained"))
+        found.append(Found(WARNING, PROOF, AS_PAGE, [_seen(rows, lost, text, float(count))], "mask.stop-untrained"))
     return found
 
 
@@ -56,10 +56,10 @@ def attention_blind(case: Case) -> Found | Lacking | None:
     ]
     if evidence:
         severity = by_share(max(e.value or 0.0 for e in evidence), critical=MUCH_HIDDEN)
-        return Found(severity, HIGH, AS_PAGE, evidence)
+        return Found(severity, PROOF, AS_PAGE, evidence)
     if deaf := _unmoved(case.rows_with("roles", "ids", "learner", "sampler", "task")):
         text = "The learner's log-probabilities do not depend on the question: it can't see its prompt."
-        return Found(CRITICAL, HIGH, text, [deaf])
+        return Found(CRITICAL, PROOF, text, [deaf])
     if any(r.has("attended") for r in case.rows):
         return None
     return Lacking("what attention could see was not recorded; preflight's prompt swap asks the model")
@@ -80,7 +80,7 @@ def retokenized(case: Case) -> list[Found]:
     if count := count_flags(unsampled):
         total = count_flags(r.model_t for r in rows)
         text = f"{count:,} of {total:,} generated tokens in the loss have no log-probability or version of a sampler"
-        found.append(Found(CRITICAL, HIGH, AS_PAGE, [_seen(rows, unsampled, text, count / total)]))
+        found.append(Found(CRITICAL, PROOF, AS_PAGE, [_seen(rows, unsampled, text, count / total)]))
     ragged = {name: [r.ragged_n(name) for r in rows] for name in BY_TOKEN if any(r.has(name) for r in rows)}
     evidence = [
         seen_in(rows, flags, f"in {count:,} rollouts {name} has another number of tokens than ids", count)
@@ -88,7 +88,7 @@ def retokenized(case: Case) -> list[Found]:
         if (count := count_flags(flags))
     ]
     if evidence:
-        found.append(Found(CRITICAL, HIGH, AS_PAGE, evidence))
+        found.append(Found(CRITICAL, PROOF, AS_PAGE, evidence))
     return found
 
 

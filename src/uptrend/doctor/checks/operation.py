@@ -2,6 +2,8 @@
 
 import math
 from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -9,9 +11,9 @@ from uptrend.doctor.case import Case
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.doctor.check import AS_PAGE, Answer, Found, Lacking, check
 from uptrend.doctor.curves import LEVEL, REWARD
-from uptrend.doctor.rank import CRITICAL, HIGH, MEDIUM, NOTE, WARNING
+from uptrend.doctor.rank import CRITICAL, NOTE, PROOF, SIGNAL, WARNING
 from uptrend.doctor.trend import FEWEST_POINTS, SHORTEST, SMALLEST
-from uptrend.records import Confidence, Evidence, RunView, Severity, Trend, TrendKind
+from uptrend.records import Basis, Evidence, RunView, Severity, Trend, TrendKind
 from uptrend.records.metrics import must_be_finite
 from uptrend.records.view import Floats
 from uptrend.stats.formatting import plural
@@ -53,7 +55,7 @@ def nonfinite(case: Case) -> Found | None:
         Evidence(f"{metric} from step {steps[0]} on: {plural(len(steps), 'time')}.", None, metric, steps[0])
         for metric, steps in bad.items()
     ]
-    return Found(CRITICAL if is_last or count > 0.05 * len(case.view.steps) else WARNING, HIGH, text, shown)
+    return Found(CRITICAL if is_last or count > 0.05 * len(case.view.steps) else WARNING, PROOF, text, shown)
 
 
 # Metrics whose departure may come before a collapse.
@@ -82,7 +84,7 @@ def collapsed(case: Case) -> Answer:
     text = f"The reward fell from {fall.best:.3g} to {fall.last:.3g} near step {step} and stayed down{first}."
     shown = [Evidence(f"Best level {fall.best:.3g}, last {fall.last:.3g}.", fall.last, REWARD, step)]
     shown += [Evidence(f"{name} left its range at step {at}.", None, metric, at) for at, name, metric in moved]
-    return Found(CRITICAL, HIGH, text, shown)
+    return Found(CRITICAL, PROOF, text, shown)
 
 
 def _departure(case: Case, metric: str, fall: int) -> int | None:
@@ -104,7 +106,7 @@ def restarts(case: Case) -> Found | None:
     """Report a log of several runs in a row."""
     runs = case.view.runs_in_log
     text = f"The log holds {runs} runs one after the other; each is judged alone."
-    return Found(NOTE, HIGH, text, [Evidence(text, runs)]) if runs > 1 else None
+    return Found(NOTE, PROOF, text, [Evidence(text, runs)]) if runs > 1 else None
 
 
 # Points on either side of a resume that are compared, how many it takes, and the jump of the weights' length / the
@@ -137,7 +139,7 @@ def _weights_jump(view: RunView, step: int) -> Found | None:
     jumped = f"The weights' length jumped from {norms[at - 1]:.6g} to {norms[at]:.6g}"
     text = f"{jumped} where the run was resumed, at step {step}: they were not restored."
     largest = f"The largest move of {len(moves) - 1} steps around it is {usual:.2g}."
-    return Found(WARNING, HIGH, text, [Evidence(largest, jump, "weights/norm", step)])
+    return Found(WARNING, PROOF, text, [Evidence(largest, jump, "weights/norm", step)])
 
 
 def _reward_jump(case: Case, step: int) -> Found | None:
@@ -153,7 +155,7 @@ def _reward_jump(case: Case, step: int) -> Found | None:
     jumped = f"The reward jumped from {shift.before:.3g} to {shift.after:.3g}"
     text = f"{jumped} where the run was resumed, at step {step}: something was not restored."
     return Found(
-        WARNING, MEDIUM, text, [Evidence(f"A shift of {shift.z:.1f} standard errors.", shift.change, REWARD, step)]
+        WARNING, SIGNAL, text, [Evidence(f"A shift of {shift.z:.1f} standard errors.", shift.change, REWARD, step)]
     )
 
 
@@ -181,10 +183,10 @@ def too_short(case: Case) -> Answer:
     if trend.power is not None and smallest < NOTHING * float(np.ptp(values)):
         return Lacking("rollouts hardly differ, so that there is no scale for an effect")
     shows = f"a change of {smallest:.2g}, the smallest that matters, would show in {power:.0%} of such runs"
-    confidence = HIGH if trend.kind is TrendKind.TOO_SHORT else MEDIUM
+    basis = PROOF if trend.kind is TrendKind.TOO_SHORT else SIGNAL
     shown = Evidence(f"{shows}.", power, REWARD, int(case.view.steps[-1]))
     # A note: the trend says it already, and a short run is no fault of the recipe.
-    return Found(NOTE, confidence, _advice(values, smallest, shows, trend), [shown])
+    return Found(NOTE, basis, _advice(values, smallest, shows, trend), [shown])
 
 
 def _advice(values: Floats, smallest: float, shows: str, trend: Trend) -> str:
@@ -224,7 +226,7 @@ def ranks_diverge(case: Case) -> Answer:
             shown = Evidence(
                 f"at step {step} {len(held)} processes hold {count} different sets of weights", count, step=step
             )
-            return Found(CRITICAL, HIGH, AS_PAGE, [shown])
+            return Found(CRITICAL, PROOF, AS_PAGE, [shown])
     return None
 
 
@@ -241,5 +243,11 @@ def probed(case: Case) -> list[Found]:
             Evidence(i["text"], i.get("value"), i.get("metric") or "", i.get("step"), i.get("rollout") or "")
             for i in e.get("evidence", ())
         ]
-        found.append(Found(Severity(e["severity"]), Confidence(e["confidence"]), e["summary"], shown, id))
+        found.append(Found(Severity(e["severity"]), _basis(e), e["summary"], shown, id))
     return found
+
+
+def _basis(event: Mapping[str, Any]) -> Basis:
+    """Return what a probe's finding rests on; runs of version 0.1 say so in words of confidence."""
+    old = {"high": Basis.PROOF, "medium": Basis.SIGNAL, "low": Basis.SUSPICION}
+    return Basis(event["basis"]) if "basis" in event else old[str(event.get("confidence", "medium"))]

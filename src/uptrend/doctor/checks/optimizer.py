@@ -9,7 +9,7 @@ import numpy as np
 from uptrend.doctor.case import Case
 from uptrend.doctor.check import AS_PAGE, Answer, Found, Lacking, check, warn_if
 from uptrend.doctor.curves import REWARD
-from uptrend.doctor.rank import CRITICAL, HIGH, LOW, MEDIUM, WARNING
+from uptrend.doctor.rank import CRITICAL, PROOF, SIGNAL, SUSPICION, WARNING
 from uptrend.records import Evidence, TrendKind
 from uptrend.records.view import Floats
 
@@ -46,7 +46,7 @@ def skipped_updates(case: Case) -> Answer:
     first = int(idle[0] if len(idle) else steps[np.flatnonzero(skipped)[0]])
     text = f"{lost:.0f} of {total:.0f} updates were skipped, and {len(idle)} of {points} steps made none"
     shown = Evidence(text, share, SKIPPED, first)
-    return Found(severity, HIGH, AS_PAGE, [shown])
+    return Found(severity, PROOF, AS_PAGE, [shown])
 
 
 @check("optimizer.dead-steps", at_least=FEWEST)
@@ -58,7 +58,7 @@ def dead_steps(case: Case) -> Found | None:
         return None
     text = f"The gradient is exactly 0 at {share:.0%} of the logged points: those steps changed nothing."
     shown = Evidence(f"{int((gradient == 0).sum())} of {len(gradient)} points.", share, BEFORE)
-    return Found(warn_if(case.is_stuck), HIGH, text, [shown])
+    return Found(warn_if(case.is_stuck), PROOF, text, [shown])
 
 
 @check("optimizer.lr-small")
@@ -76,7 +76,7 @@ def small_rate(case: Case) -> Answer:
     largest = _largest_rate(case)
     if largest is not None and not _is_rising(case) and 0 < (rate := largest[0]) < LEAST:
         text = f"The learning rate is never above {rate:.2g}, at which no run moves: {LEAST:g} is the least in use."
-        answers.append(Found(WARNING, MEDIUM, text, [largest[1]]))
+        answers.append(Found(WARNING, SIGNAL, text, [largest[1]]))
     return answers
 
 
@@ -112,7 +112,7 @@ def _hardly_left(case: Case) -> Found | None:
     is_on_its_way = kl is not None and is_near and kl.last > LEAVING * max(kl.first, 0.0)
     at = f" at a learning rate of {rate:.2g}" if (rate := case.value("learning.lr")) else ""
     text = f"The policy hardly left its start{at}: updates are too small or too few to show."
-    return Found(warn_if(is_long and not is_on_its_way and not is_dead), MEDIUM, text, shown)
+    return Found(warn_if(is_long and not is_on_its_way and not is_dead), SIGNAL, text, shown)
 
 
 # Share of clipped tokens, and of the weights' length in one update, from which updates are too large. Adapters, which
@@ -128,7 +128,7 @@ def large_rate(case: Case) -> Answer:
     found, largest = [_clipped(case) or _leaps(case) or _fell_at_the_peak(case)], _largest_rate(case)
     if largest is not None and largest[0] >= MOST and _is_broken(case):
         text = f"The learning rate is {largest[0]:.2g}, at which a step breaks a model: nobody uses more than {MOST:g}."
-        found.append(Found(WARNING, MEDIUM, text, [largest[1]]))
+        found.append(Found(WARNING, SIGNAL, text, [largest[1]]))
     return found
 
 
@@ -139,7 +139,7 @@ def _clipped(case: Case) -> Found | None:
         return None
     text = f"{most.last:.0%} of tokens are clipped: updates leave the region that they were computed for."
     shown = case.evidence(most.metric, f"Clipped share {most.last:.2f}.")
-    return Found(warn_if(not case.is_learning), MEDIUM, text, [shown])
+    return Found(warn_if(not case.is_learning), SIGNAL, text, [shown])
 
 
 def _leaps(case: Case) -> Found | None:
@@ -150,7 +150,7 @@ def _leaps(case: Case) -> Found | None:
         return None
     text = f"A step changes the weights by {leap:.1%} of their length, and the reward does not rise: too large a step."
     shown = Evidence(f"Update over weights {leap:.3g}; about 0.001 is usual.", leap, UPDATE)
-    return Found(WARNING, MEDIUM, text, [shown])
+    return Found(WARNING, SIGNAL, text, [shown])
 
 
 def _fell_at_the_peak(case: Case) -> Found | None:
@@ -165,7 +165,7 @@ def _fell_at_the_peak(case: Case) -> Found | None:
     fell = f"The reward fell from {case.collapse.best:.3g} to {case.collapse.last:.3g} near step {step}"
     text = f"{fell}, at a rate of {rate:.2g}, near its peak: steps are too large."
     shown = Evidence(f"Learning rate {rate:.2g} of at most {most:.2g} at the fall.", rate, RATE, step)
-    return Found(WARNING, MEDIUM, text, [shown])
+    return Found(WARNING, SIGNAL, text, [shown])
 
 
 # Share of the rate asked for that a schedule must leave on average, and share of a run that a warm-up takes at most.
@@ -183,7 +183,7 @@ def schedule(case: Case) -> list[Found]:
         if used < USED:
             text = f"The schedule left {used:.0%} of the learning rate on average: warm-up or decay ate the run."
             shown = Evidence(f"Mean rate {rates.mean():.2g} of {asked:.2g}.", used, RATE, int(steps[-1]))
-            found.append(Found(warn_if(case.is_stuck), MEDIUM, text, [shown]))
+            found.append(Found(warn_if(case.is_stuck), SIGNAL, text, [shown]))
     largest, planned = _largest_rate(case), case.value("learning.steps", 0)
     if largest is None or largest[0] >= MOST or not _is_rising(case) or len(rates) < LONG or not planned:
         return found
@@ -193,7 +193,7 @@ def schedule(case: Case) -> list[Found]:
     if np.allclose(rises, rises.mean(), rtol=0.05) and rises.mean() > 0 and reached < USUAL:
         slow = f"so slowly that after a tenth of {planned} steps it is {reached:.2g}"
         text = f"The learning rate still rises, {slow}: its warm-up eats the run, or leads to nothing."
-        found.append(Found(WARNING, MEDIUM, text, [largest[1]]))
+        found.append(Found(WARNING, SIGNAL, text, [largest[1]]))
     return found
 
 
@@ -224,7 +224,7 @@ def tight_clip(case: Case) -> Answer:
     shown = [case.evidence(BEFORE, "Clipped at every step.")]
     if (length := case.course(UPDATE)) is not None:
         shown.append(case.evidence(UPDATE, f"An update is {length.last:.2g} long."))
-    return [still, Found(WARNING, MEDIUM, text, shown)]
+    return [still, Found(WARNING, SIGNAL, text, shown)]
 
 
 # Share of dead groups below which a step has something to learn from; steps that it takes, and KL of a moved policy.
@@ -241,7 +241,7 @@ def frozen(case: Case) -> Answer:
     if not lacking and _is_frozen(update):
         text = f"No trained weight changed in {len(update)} steps with a gradient: the optimizer moves nothing."
         shown = Evidence("Length of the update exactly 0 at every step.", 0.0, UPDATE, int(case.view.steps[-1]))
-        found = Found(CRITICAL, HIGH, text, [shown])
+        found = Found(CRITICAL, PROOF, text, [shown])
     return [_no_gradient(case), _nothing_moves(case), Lacking(lacking) if lacking else found]
 
 
@@ -257,7 +257,7 @@ def _no_gradient(case: Case) -> Found | None:
         return None
     text = f"The gradient is exactly 0 at all of {len(norms)} steps that had live groups: it never reaches the weights."
     shown = Evidence(f"0 at each of {len(norms)} steps with fewer than {ALIVE:.0%} dead groups.", 0.0, BEFORE)
-    return Found(CRITICAL, MEDIUM, text, [shown])
+    return Found(CRITICAL, SIGNAL, text, [shown])
 
 
 def _nothing_moves(case: Case) -> Found | None:
@@ -272,7 +272,7 @@ def _nothing_moves(case: Case) -> Found | None:
     still = f"Nothing moves at a learning rate of {largest[0]:.2g}, at which Adam would break a model"
     text = f"{still}: updates do not arrive, or are clipped to nothing. Weights around a step would settle it."
     also = case.evidence(ENTROPY, f"Entropy {entropy.first:.3g} → {entropy.last:.3g}.")
-    return Found(WARNING, LOW, text, [largest[1], also])
+    return Found(WARNING, SUSPICION, text, [largest[1], also])
 
 
 # Share of weights that must change bits in a step with a gradient, and the steps it takes to say so.
@@ -301,7 +301,7 @@ def _rounded(case: Case) -> Found | None:
     at = f"in {precision} at a learning rate of {rate:.2g}" if rate else f"in {precision}"
     text = f"Only {typical:.1%} of the weights change bits in a step, {at}: most updates round to nothing."
     severity = CRITICAL if typical < 0.1 and not case.is_learning else WARNING
-    return Found(severity, HIGH, text, [Evidence(f"Median share of weights changed {typical:.3g}.", typical, CHANGED)])
+    return Found(severity, PROOF, text, [Evidence(f"Median share of weights changed {typical:.3g}.", typical, CHANGED)])
 
 
 def _weight_changes(case: Case) -> tuple[Floats, Floats, str]:

@@ -10,7 +10,7 @@ import numpy as np
 from uptrend.doctor.case import Case
 from uptrend.doctor.check import Answer, Found, Lacking, by_share, check, warn_if
 from uptrend.doctor.curves import LEVEL, REWARD, Curve, trend_until
-from uptrend.doctor.rank import HIGH, LOW, MEDIUM, NOTE, WARNING
+from uptrend.doctor.rank import NOTE, PROOF, SIGNAL, SUSPICION, WARNING
 from uptrend.doctor.rows import Floats
 from uptrend.doctor.trend import HeldOutChange
 from uptrend.records import Evidence, TrendKind
@@ -48,7 +48,7 @@ def constant_reward(case: Case) -> Found | None:
     severity = NOTE if is_top or is_past else by_share(share, critical=0.5)
     text = f"Every rollout had the reward {value:.3g} on {length} logged steps in a row, from step {steps[begin]}"
     shown = Evidence(f"That is {share:.0%} of the run.", value, REWARD, int(steps[begin]))
-    return Found(severity, HIGH, f"{text}: there was nothing to learn from.", [shown])
+    return Found(severity, PROOF, f"{text}: there was nothing to learn from.", [shown])
 
 
 # Components are told apart by their names: paid for how an answer looks, or for being right.
@@ -124,7 +124,7 @@ def _dead(case: Case, part: PartCurve, share: float) -> Found:
     text = f"The component {part.name} {stays} {last:.3g} all run long, so that it teaches nothing."
     spans = f"{values.min():.3g} to {values.max():.3g} over {len(values)} points"
     shown = case.evidence(part.mean.metric, f"{part.name} brings {share:.2%} of the reward's variance; {spans}.")
-    return Found(warn_if(is_floor), HIGH if is_fixed else MEDIUM, text, [shown], "reward.component-dead")
+    return Found(warn_if(is_floor), PROOF if is_fixed else SIGNAL, text, [shown], "reward.component-dead")
 
 
 def _dominant(case: Case, parts: list[PartCurve], total: float) -> Found | None:
@@ -135,7 +135,7 @@ def _dominant(case: Case, parts: list[PartCurve], total: float) -> Found | None:
     is_still = all(p.stands_still(case.rollout_spread) for p in others)
     text = f"{part.name} brings {share:.0%} of the reward's variance: the run learns that, and hardly the task."
     shown = _courses(case, [part, *others])
-    return Found(warn_if(is_still and case.is_learning), MEDIUM, text, shown, "reward.component-dominates")
+    return Found(warn_if(is_still and case.is_learning), SIGNAL, text, shown, "reward.component-dominates")
 
 
 def _courses(case: Case, parts: list[PartCurve]) -> list[Evidence]:
@@ -153,7 +153,7 @@ def _doubled(parts: list[PartCurve]) -> Found | None:
         if likeness > SAME:
             text = f"The components {one.name} and {other.name} are one series, so that one thing is paid for twice."
             shown = Evidence(f"Their changes from step to step correlate at {likeness:.3f}.", likeness, one.mean.metric)
-            return Found(NOTE, HIGH, text, [shown], "reward.component-dominates")
+            return Found(NOTE, PROOF, text, [shown], "reward.component-dominates")
     return None
 
 
@@ -181,7 +181,7 @@ def hackable(case: Case) -> Answer:
         return found
     text = f"The reward rose while the share of right answers fell from {right.first:.0%} to {right.last:.0%}."
     shown = case.evidence(CORRECT, f"Right answers {right.first:.3g} → {right.last:.3g}.")
-    return Found(WARNING, HIGH, text, [shown])
+    return Found(WARNING, PROOF, text, [shown])
 
 
 def _beside_held_out(case: Case, change: HeldOutChange) -> Found | None:
@@ -195,7 +195,7 @@ def _beside_held_out(case: Case, change: HeldOutChange) -> Found | None:
         if not falls_alone(case, line, case.rollout_spread, change):
             return None
         text = f"The held-out figure fell ({moved}) while the training reward did not"
-        return Found(WARNING, MEDIUM, f"{text}: what the run learns holds for its tasks or its reward alone.", shown)
+        return Found(WARNING, SIGNAL, f"{text}: what the run learns holds for its tasks or its reward alone.", shown)
     if line is None or not stands_still(case, REWARD, case.rollout_spread, change):
         return None
     rested = f"did not follow ({moved})"
@@ -204,7 +204,7 @@ def _beside_held_out(case: Case, change: HeldOutChange) -> Found | None:
         rested = f"only at its first evaluations (then {min(later):.3g} to {max(later):.3g} in {len(later)} of them)"
     text = f"The training reward rose by {line.effect:.3g} and the held-out figure {rested}"
     shown.insert(0, Evidence(f"Training reward {line.effect:+.3g} to that step.", line.effect, REWARD, last))
-    return Found(WARNING, MEDIUM, f"{text}: the reward may be had without the task.", shown)
+    return Found(WARNING, SIGNAL, f"{text}: the reward may be had without the task.", shown)
 
 
 def _only_format(case: Case, parts: list[PartCurve]) -> Found | None:
@@ -221,7 +221,7 @@ def _only_format(case: Case, parts: list[PartCurve]) -> Found | None:
     carrier, left = max(risen, key=lambda p: p.mean.last - p.mean.first), still[0]
     rose = f"What rose is {carrier.name} ({carrier.mean.first:.3g} → {carrier.mean.last:.3g})"
     text = f"{rose}, while {left.name} stayed at {left.mean.last:.3g}: the reward may be had without the task."
-    return Found(WARNING, MEDIUM, text, _courses(case, [carrier, *still]))
+    return Found(WARNING, SIGNAL, text, _courses(case, [carrier, *still]))
 
 
 def stands_still(case: Case, metric: str, unit: float, change: HeldOutChange) -> bool:
@@ -302,7 +302,7 @@ def length_hacking(case: Case) -> Found | None:
         case.evidence(LENGTH, f"Length × {growth:.2f} from the first steps to the last quarter."),
         Evidence(f"Rank correlation of length and reward {together:+.2f}.", together, REWARD),
     ]
-    sure = (WARNING, MEDIUM) if is_paid and (is_empty or is_boundless) else (NOTE, LOW)
+    sure = (WARNING, SIGNAL) if is_paid and (is_empty or is_boundless) else (NOTE, SUSPICION)
     return Found(*sure, f"{text}.", evidence)
 
 
@@ -360,4 +360,4 @@ def _bounds_by_group(case: Case) -> Found | Lacking | None:
 def _moved(first: float, last: float, value: float, step: int) -> Found:
     text = f"The most that a rollout can earn moves from {first:.3g} to {last:.3g} on average over the run"
     shown = Evidence(f"Mean upper bound {first:.3g} at first, {last:.3g} at last.", value, "reward/max", step)
-    return Found(WARNING, HIGH, f"{text}: its reward curve shows the order of the tasks.", [shown])
+    return Found(WARNING, PROOF, f"{text}: its reward curve shows the order of the tasks.", [shown])

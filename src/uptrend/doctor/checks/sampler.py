@@ -22,7 +22,7 @@ import numpy as np
 
 from uptrend.doctor.case import Case
 from uptrend.doctor.check import AS_PAGE, Answer, Found, Lacking, check, warn_if
-from uptrend.doctor.rank import CRITICAL, HIGH, LOW, MEDIUM, WARNING
+from uptrend.doctor.rank import CRITICAL, PROOF, SIGNAL, SUSPICION, WARNING
 from uptrend.doctor.rows import Flags, Floats, Ints, Rows, seen_in
 from uptrend.records import Evidence
 
@@ -61,7 +61,7 @@ def dropout(case: Case) -> Found | None:
     if worst < 1e-3:  # the same weights leave less
         return None
     text = f"New / old probability is off 1 by {worst:.2g} on the same weights: the learner has dropout on."
-    return Found(WARNING, HIGH, text, [case.evidence(ratio.metric, f"Off by up to {worst:.2g}.")])
+    return Found(WARNING, PROOF, text, [case.evidence(ratio.metric, f"Off by up to {worst:.2g}.")])
 
 
 # Updates behind, beyond which a run is off-policy whatever the probabilities say.
@@ -80,7 +80,7 @@ def _by_version(case: Case) -> Iterable[Found | Lacking]:
     if len(versions) == 3 and np.ptp(versions) <= 1e-6 and (len(moved) == 0 or (moved > 0).any()):
         text = f"rollouts of steps {rows[-3].step} and {last.step} were both sampled by version {versions[0]:.0f}"
         shown = seen_in([last], [np.ones(len(last), np.bool_)], text, lags[-1])
-        return [Found(CRITICAL, HIGH, AS_PAGE, [shown], STALE)]
+        return [Found(CRITICAL, PROOF, AS_PAGE, [shown], STALE)]
     lag = float(np.median(lags))
     if lag < 0.5:
         return []
@@ -93,7 +93,7 @@ def _by_version(case: Case) -> Iterable[Found | Lacking]:
         evidence.append(Evidence(f"KL from sampler to learner is {kl:.2g}", kl, KL))
         is_serious = kl > DOUBTFUL
     summary = "Rollouts were sampled by older weights than those that learn from them."
-    return [Found(warn_if(is_serious), HIGH, summary, evidence, OFF_POLICY)]
+    return [Found(warn_if(is_serious), PROOF, summary, evidence, OFF_POLICY)]
 
 
 # Mean |d| from which the learner must be reading something else.
@@ -112,15 +112,15 @@ def _by_mean(case: Case) -> Iterable[Found]:
     shown = [Evidence(text, begin, GAP, int(steps[0]))]
     if steps[0] <= 1 and later > max(LEFT_BEHIND, TIMES * first):
         agree = f"Sampler and learner agree at the first step ({first:.2g} nats per token) and not after it"
-        yield Found(CRITICAL, MEDIUM, f"{agree} ({later:.2g}): the sampler does not get the new weights.", shown, STALE)
+        yield Found(CRITICAL, SIGNAL, f"{agree} ({later:.2g}): the sampler does not get the new weights.", shown, STALE)
     elif begin > MEAN_APART:
         summary = f"Sampler and learner differ by {begin:.2g} nats per token from the first steps on; 0.01 is usual."
-        yield Found(CRITICAL, MEDIUM, summary, shown, MISMATCH)
+        yield Found(CRITICAL, SIGNAL, summary, shown, MISMATCH)
         if begin > ELSEWHERE:
             blind = "The learner may not see the prompt: swap it, and its log-probabilities must move."
             padded = "The learner may read padded rows wrongly: score one rollout alone and in a batch."
-            yield Found(WARNING, LOW, blind, shown, BLIND)
-            yield Found(WARNING, LOW, padded, shown, PADDING)
+            yield Found(WARNING, SUSPICION, blind, shown, BLIND)
+            yield Found(WARNING, SUSPICION, padded, shown, PADDING)
 
 
 # KL that a sampler with old weights must have reached, as logged and as computed from tokens.
@@ -149,9 +149,9 @@ def _by_curves(case: Case) -> Iterable[Found | Lacking]:
         if metric != KL and not low <= curve.last <= high:
             summary = f"The learner no longer gets its own data ({metric} {curve.first:.3g} → {curve.last:.3g})."
             shown = [case.evidence(metric, "Healthy at first, and not now.")]
-            at_last.append(Found(WARNING, LOW, summary, shown, OFF_POLICY))
+            at_last.append(Found(WARNING, SUSPICION, summary, shown, OFF_POLICY))
     if at_first:
-        return [Found(CRITICAL, MEDIUM, AS_PAGE, at_first, MISMATCH)]
+        return [Found(CRITICAL, SIGNAL, AS_PAGE, at_first, MISMATCH)]
     return at_last[:1]
 
 
@@ -167,7 +167,7 @@ def _growing(case: Case) -> Found | None:
         return None
     parting = f"Sampler and learner part a little more at every step ({begin:.2g} → {gap.last:.2g} nats per token)"
     shown = case.evidence(KL, f"Mismatch by quarters: {', '.join(f'{q:.2g}' for q in quarters)}.")
-    return Found(CRITICAL, MEDIUM, f"{parting}: the sampler does not get the new weights.", [shown], STALE)
+    return Found(CRITICAL, SIGNAL, f"{parting}: the sampler does not get the new weights.", [shown], STALE)
 
 
 @dataclass(frozen=True)
@@ -261,7 +261,7 @@ def _tempered(case: Case, first: Gaps) -> Found | None:
 def _other_distribution(first: Gaps, is_known: bool, summary: str, text: str, value: float) -> Found:
     evidence = [Evidence(f"at step {first.rows.step} {text}", value, step=first.rows.step), first.evidence()]
     severity = CRITICAL if first.kl > APART else WARNING
-    return Found(severity, HIGH if is_known else MEDIUM, summary, evidence, DISTRIBUTION)
+    return Found(severity, PROOF if is_known else SIGNAL, summary, evidence, DISTRIBUTION)
 
 
 def _parting(steps: list[Gaps]) -> Found | None:
@@ -271,7 +271,7 @@ def _parting(steps: list[Gaps]) -> Found | None:
     if len(kl) < 3 or late < GROWN_BY_TOKEN or kl[0] > 0.1 * late or kl[1:].min() < 3 * kl[0]:
         return None
     severity = CRITICAL if late > DOUBTFUL else WARNING
-    return Found(severity, MEDIUM, AS_PAGE, [steps[0].evidence(), steps[-1].evidence()], STALE)
+    return Found(severity, SIGNAL, AS_PAGE, [steps[0].evidence(), steps[-1].evidence()], STALE)
 
 
 def _misread(first: Gaps) -> Found | None:
@@ -287,7 +287,7 @@ def _misread(first: Gaps) -> Found | None:
     text = f"mean gap {before:.1g} before the first tool result and {after:.2g} after it"
     summary = "Sampler and learner agree until a tool answers: they do not read the same result, or it is hidden."
     shown = [Evidence(text, after, step=first.rows.step), first.evidence()]
-    return Found(CRITICAL, MEDIUM, summary, shown, TEMPLATE)
+    return Found(CRITICAL, SIGNAL, summary, shown, TEMPLATE)
 
 
 def _padded(first: Gaps) -> Found | None:
@@ -313,7 +313,7 @@ def _padded(first: Gaps) -> Found | None:
         text = f"which of them can be told by their length in {told:.0%} of pairs, as padding depends on it"
         evidence.append(Evidence(text, told, step=first.rows.step))
     severity = CRITICAL if first.kl > DOUBTFUL else WARNING
-    return Found(severity, HIGH if told >= 0.9 else MEDIUM, AS_PAGE, evidence, PADDING)
+    return Found(severity, PROOF if told >= 0.9 else SIGNAL, AS_PAGE, evidence, PADDING)
 
 
 def _everywhere(steps: list[Gaps]) -> Found | None:
@@ -321,4 +321,4 @@ def _everywhere(steps: list[Gaps]) -> Found | None:
     if np.median([gaps.kl for gaps in steps]) < DOUBTFUL:
         return None
     severity = CRITICAL if worst.kl > APART else WARNING
-    return Found(severity, MEDIUM, AS_PAGE, [steps[0].evidence(), worst.evidence()], MISMATCH)
+    return Found(severity, SIGNAL, AS_PAGE, [steps[0].evidence(), worst.evidence()], MISMATCH)

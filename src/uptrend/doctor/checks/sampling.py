@@ -6,7 +6,7 @@ from uptrend.doctor.case import FIRST, Case
 from uptrend.doctor.check import AS_PAGE, Answer, Found, Lacking, by_share, check, warn_if
 from uptrend.doctor.checks import advantages, kl, optimizer
 from uptrend.doctor.curves import REWARD, Curve
-from uptrend.doctor.rank import CRITICAL, HIGH, LOW, MEDIUM, NOTE, WARNING
+from uptrend.doctor.rank import CRITICAL, NOTE, PROOF, SIGNAL, SUSPICION, WARNING
 from uptrend.doctor.rows import Flags, Floats, Grouped, count_flags, grouped, seen_in
 from uptrend.records import Ending, Evidence, Role, TrendKind, boundary_of
 from uptrend.stats.intervals import all_right
@@ -39,7 +39,7 @@ def entropy(case: Case) -> Found | None:
     severity = {TrendKind.FALLING: CRITICAL, TrendKind.LEARNING: NOTE}.get(trend, WARNING)
     summary = f"Entropy grew from {begin:.3g} to {curve.last:.3g} nats: the text has turned towards noise."
     shown = case.evidence(ENTROPY, f"Entropy × {curve.last / begin:.1f}.")
-    return Found(severity, HIGH if trend is TrendKind.FALLING else MEDIUM, summary, [shown], EXPLOSION)
+    return Found(severity, PROOF if trend is TrendKind.FALLING else SIGNAL, summary, [shown], EXPLOSION)
 
 
 def _entropy_gone(case: Case, curve: Curve, begin: float) -> Found | None:
@@ -52,16 +52,16 @@ def _entropy_gone(case: Case, curve: Curve, begin: float) -> Found | None:
     is_at_top = reward is not None and knows_top and case.height(reward.last) >= NEAR_TOP
     is_paid = case.entropy_weight < 0  # a bonus of the wrong sign asks for it
     is_fault = case.is_stuck and (is_paid or (not is_at_top and (share < GONE or is_spent)))
-    meanwhile, confidence = "over the run", LOW
+    meanwhile, basis = "over the run", SUSPICION
     if is_fault:
         meanwhile = "while the reward stood still: there is nothing left to explore with"
-        confidence = HIGH if share < GONE or is_paid else MEDIUM
+        basis = PROOF if share < GONE or is_paid else SIGNAL
     elif is_at_top or case.is_learning:
         when = "with the reward near its top" if is_at_top else "while the reward rose"
         meanwhile = f"{when}: a policy that is right grows sure, and that is normal"
     summary = f"Entropy fell from {begin:.3g} to {curve.last:.3g} nats {meanwhile}."
     shown = case.evidence(ENTROPY, f"Entropy at {share:.1%} of its start.")
-    return Found(warn_if(is_fault), confidence, summary, [shown], COLLAPSE)
+    return Found(warn_if(is_fault), basis, summary, [shown], COLLAPSE)
 
 
 @check("sampling.length-collapse")
@@ -76,7 +76,7 @@ def length_collapse(case: Case) -> Found | None:
     is_fault = case.trend.kind is TrendKind.FALLING and length.last < 0.25 * length.begin
     text = f"Completions shrank from {length.begin:.0f} to {least:.0f} tokens{' with the reward' * is_fault}."
     share = f"In its shortest quarter {least / length.begin:.0%} of its start; {length.last:.0f} tokens at the end."
-    sure = (WARNING, MEDIUM) if is_fault else (NOTE, LOW)
+    sure = (WARNING, SIGNAL) if is_fault else (NOTE, SUSPICION)
     return Found(*sure, text, [case.evidence(LENGTH, share)])
 
 
@@ -113,8 +113,8 @@ def _endings_by_curve(case: Case) -> Found | Lacking | None:
     shown = [Evidence(told, max(quarters), LENGTH_ENDED)]
     if limit := case.value("sampling.max_tokens"):
         shown.append(Evidence(f"The limit is {limit} tokens.", float(limit), "sampling/length/max"))
-    confidence = MEDIUM if harm and not _is_unmoved(case) else LOW
-    return Found(warn_if(bool(harm)), confidence, text, shown, NO_STOP if is_always else CUT)
+    basis = SIGNAL if harm and not _is_unmoved(case) else SUSPICION
+    return Found(warn_if(bool(harm)), basis, text, shown, NO_STOP if is_always else CUT)
 
 
 def _harm(case: Case, cut: Floats) -> str:
@@ -159,7 +159,7 @@ def _suspected_endings(case: Case) -> Found | None:
     when = "after a few tokens" if is_brief else "by the length limit"
     what = "be cut before they answer" if is_brief else "never stop by themselves"
     text = f"Nearly all completions are cut {when}, and most groups fail alike: they may {what}."
-    sure = (NOTE, LOW) if _is_unmoved(case) else (WARNING, MEDIUM)
+    sure = (NOTE, SUSPICION) if _is_unmoved(case) else (WARNING, SIGNAL)
     shown = Evidence(f"At least {share:.0%} cut at every step.", share, LENGTH_ENDED)
     return Found(*sure, text, [shown], CUT if is_brief else NO_STOP)
 
@@ -191,7 +191,7 @@ def _endings_by_rollout(case: Case) -> Found | Lacking | None:
         stops = count_flags(r.ended_n == Ending.STOP_TOKEN.value for r in rows)
         text = f"{share:.0%} of the rollouts are cut by length, {stops} ended with a stop token, and {fail:.0%} fail"
         shown = seen_in(rows, cut_flags, text, share, LENGTH_ENDED)
-        return Found(WARNING, MEDIUM, AS_PAGE, [shown], NO_STOP) if fail >= ALL else None
+        return Found(WARNING, SIGNAL, AS_PAGE, [shown], NO_STOP) if fail >= ALL else None
     if len(pairs) < 8:
         return None
     both = np.array(pairs)
@@ -202,7 +202,7 @@ def _endings_by_rollout(case: Case) -> Found | Lacking | None:
         return None
     fails = f"{cut_fails:.0%} of the cut ones and {whole_fails:.0%} of the others earn the least there is"
     text = f"{share:.0%} of the rollouts are cut; in {len(pairs)} groups that have both kinds {fails}"
-    return Found(WARNING, MEDIUM, AS_PAGE, [seen_in(rows, failed_flags, text, share, LENGTH_ENDED)], CUT)
+    return Found(WARNING, SIGNAL, AS_PAGE, [seen_in(rows, failed_flags, text, share, LENGTH_ENDED)], CUT)
 
 
 @check("context.prompt-truncated")
@@ -214,7 +214,7 @@ def prompts(case: Case) -> Answer:
         return answer
     text = "No completion has a single token: prompts leave no room for an answer, or are refused."
     shown = Evidence(f"Length 0 at each of {len(lengths)} steps.", 0.0, LENGTH, int(steps[0]))
-    return [answer, Found(CRITICAL, MEDIUM, text, [shown])]
+    return [answer, Found(CRITICAL, SIGNAL, text, [shown])]
 
 
 def _prompts_by_rollout(case: Case) -> Found | Lacking | None:
@@ -225,7 +225,7 @@ def _prompts_by_rollout(case: Case) -> Found | Lacking | None:
     if count := count_flags(refused):
         text = f"{count} of {total} rollouts never began, because their prompt does not fit"
         severity, shown = by_share(count / total, 0.5, 0.01), seen_in(rows, refused, text, count / total)
-        return Found(severity, HIGH, "Prompts are longer than the run has room for.", [shown])
+        return Found(severity, PROOF, "Prompts are longer than the run has room for.", [shown])
     if case.view.trainer == "uptrend":  # its prompts are never cut
         return None
     limit, rows = int(case.value("sampling.max_prompt") or 0), case.rows_with("roles")
@@ -236,7 +236,7 @@ def _prompts_by_rollout(case: Case) -> Found | Lacking | None:
     if count < 0.05 * total:
         return None
     text = f"{count} of {total} prompts have exactly the {limit} tokens that are allowed"
-    return Found(WARNING, MEDIUM, AS_PAGE, [seen_in(rows, full, text, count / total)])
+    return Found(WARNING, SIGNAL, AS_PAGE, [seen_in(rows, full, text, count / total)])
 
 
 # Groups that it takes to judge their variety, and the group size to compare with.
@@ -268,7 +268,7 @@ def _suspected_copies(case: Case) -> Found | None:
     why = "There is almost no entropy from the first steps on, and rollouts of a group get one reward"
     text = f"{why}: they may be copies. The temperature, or the texts of one group, would settle it."
     shown = Evidence(f"Entropy {curve.begin:.2g} at first.", curve.begin, ENTROPY, int(case.view.steps[0]))
-    return Found(WARNING, MEDIUM, text, [shown], COLD)
+    return Found(WARNING, SIGNAL, text, [shown], COLD)
 
 
 def _copies(case: Case, steps: list[Grouped], dead: float) -> Found | None:
@@ -284,7 +284,7 @@ def _copies(case: Case, steps: list[Grouped], dead: float) -> Found | None:
     if temperature is not None:
         shown.append(Evidence(f"sampling.temperature is {temperature:g}", float(temperature)))
     summary = "The rollouts of a group are nearly the same: at this temperature there is nothing to compare."
-    sure = (WARNING, MEDIUM) if temperature is not None and temperature < 0.6 else (NOTE, LOW)
+    sure = (WARNING, SIGNAL) if temperature is not None and temperature < 0.6 else (NOTE, SUSPICION)
     return Found(*sure, summary, shown, COLD)
 
 
@@ -299,7 +299,7 @@ def _small_groups(steps: list[Grouped], dead: float) -> Found | None:
         return None
     text = f"{dead:.0%} of groups of {size} are dead; such pass rates predict {now:.0%}, and {then:.0%} at {LARGE}"
     summary = f"Groups of {size} are too small for these tasks: most hold only failures or only successes."
-    return Found(WARNING, MEDIUM, summary, [_seen_dead(steps, text, now - then, "advantage/dead/share")], FEW)
+    return Found(WARNING, SIGNAL, summary, [_seen_dead(steps, text, now - then, "advantage/dead/share")], FEW)
 
 
 def fit_beta(rates: Floats, size: int) -> tuple[float, float]:

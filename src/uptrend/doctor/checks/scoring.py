@@ -17,7 +17,7 @@ from uptrend.doctor.checks.advantages import ALL_DEAD, suspect_of_dead_run
 from uptrend.doctor.checks.rewards import constant_reward
 from uptrend.doctor.checks.tools import too_many_failed
 from uptrend.doctor.curves import REWARD
-from uptrend.doctor.rank import CRITICAL, HIGH, LOW, MEDIUM, NOTE, WARNING
+from uptrend.doctor.rank import CRITICAL, NOTE, PROOF, SIGNAL, SUSPICION, WARNING
 from uptrend.doctor.rows import Chosen, Flags, Ints, Rows, count_flags, seen_among, seen_in
 from uptrend.records import Ending, Evidence, boundary_of
 
@@ -148,7 +148,7 @@ def error_scored(case: Case) -> Answer:
     error = next(r.texts("error")[int(f.argmax())] for r, f in zip(rows, flags, strict=True) if f.any())
     text = f"{count} of {total} rollouts have an error and a reward, such as {str(error)[:80]!r}"
     severity, shown = warn_if(count >= 0.01 * total), seen_in(rows, flags, text, count / total)
-    return [failed, Found(severity, HIGH, AS_PAGE, [shown])]
+    return [failed, Found(severity, PROOF, AS_PAGE, [shown])]
 
 
 @check("reward.never-computed")
@@ -156,14 +156,14 @@ def never_computed(case: Case) -> Answer:
     """Report runs in which nothing is scored, or what would give a reward hardly ever happens."""
     if (paid := _never_paid(case)) is not None and paid.value == 0:
         text = "The event that gives a reward may never occur: count it in a few rollouts to settle it."
-        return Found(NOTE, LOW, text, [paid])
+        return Found(NOTE, SUSPICION, text, [paid])
     if lacking := _why_no_scores(case):
         return Lacking(lacking)
     rows, total = case.rows, sum(map(len, case.rows))
     unscored = [np.isnan(r.reward_n) for r in rows]
     if (count := count_flags(unscored)) >= 0.5 * total:
         shown = seen_in(rows, unscored, f"{count} of {total} rollouts have no reward", count / total, REWARD)
-        return Found(CRITICAL, HIGH, "Most rollouts were never scored.", [shown])
+        return Found(CRITICAL, PROOF, "Most rollouts were never scored.", [shown])
     if _missing_scores(rows) or (case.value("sampling.max_turns") or 1) < 2:
         return None
     # Rollouts of several turns that run out before anything gives a reward.
@@ -174,7 +174,7 @@ def never_computed(case: Case) -> Answer:
         return None
     text = f"{count} of {total} rollouts ran out of turns or tokens, and {bottom} of these earned the least there is"
     shown = seen_in(rows, low, text, count / total, "sampling/ended/turn-limit/share")
-    return Found(WARNING, MEDIUM, AS_PAGE, [shown])
+    return Found(WARNING, SIGNAL, AS_PAGE, [shown])
 
 
 @check("reward.misaligned")
@@ -200,7 +200,7 @@ def misaligned(case: Case) -> Answer:
     rest = f"{odd} of {rewarded} that are counted as right say something else"
     other = f"{rest}; {fits:.0%} of these say another answer of the step"
     evidence = [seen_among(steps, rejected, text, out / right), seen_among(steps, strange, other, fits)]
-    return Found(CRITICAL, HIGH if fits >= 0.8 else MEDIUM, AS_PAGE, evidence)
+    return Found(CRITICAL, PROOF if fits >= 0.8 else SIGNAL, AS_PAGE, evidence)
 
 
 @check("reward.wrong-length")
@@ -208,7 +208,7 @@ def wrong_length(case: Case) -> Answer:
     """Report fewer rewards than rollouts, or one reward spread over all rollouts of a group or step."""
     if suspect_of_dead_run(case) == "reward.wrong-length":
         text = "All rollouts of a step have one reward, and another one at the next: one score may be spread over all."
-        return Found(WARNING, MEDIUM, text, [ALL_DEAD])
+        return Found(WARNING, SIGNAL, text, [ALL_DEAD])
     answers: list[Found | Lacking | None] = []
     if not _why_no_scores(case):
         rows, total = case.rows, sum(map(len, case.rows))
@@ -217,7 +217,7 @@ def wrong_length(case: Case) -> Answer:
             count = count_flags(unexplained)
             text = f"{count} of {total} rollouts have no reward, and no error says why"
             shown = seen_in(rows, unexplained, text, count / total, REWARD)
-            answers.append(Found(CRITICAL, HIGH, AS_PAGE, [shown]))
+            answers.append(Found(CRITICAL, PROOF, AS_PAGE, [shown]))
     if lacking := _why_no_answers(case):
         return [*answers, Lacking(lacking)]
     return [*answers, None if case.once(misaligned.judge) else case.once(_broadcast)]
@@ -228,7 +228,7 @@ def gold_rejected(case: Case) -> Answer:
     """Report answers that say the gold answer, word for word, and are not rewarded."""
     if paid := _never_paid(case):
         text = "The scorer may reject every answer: score a few gold answers to settle it."
-        return Found(NOTE, LOW, text, [paid])
+        return Found(NOTE, SUSPICION, text, [paid])
     if lacking := _why_no_answers(case):
         return Lacking(lacking)
     return None if case.once(misaligned.judge) or case.once(_broadcast) else case.once(_rejected)
@@ -246,7 +246,7 @@ def nondeterministic(case: Case) -> Found | None:
         return None
     text = f"{bad} of {repeated} rollouts that say exactly what another of their group says have another reward"
     shown = seen_in(rows, [flags for _, flags in counts], text, bad / repeated)
-    return Found(by_share(bad / repeated, critical=0.2), HIGH, AS_PAGE, [shown])
+    return Found(by_share(bad / repeated, critical=0.2), PROOF, AS_PAGE, [shown])
 
 
 @check("reward.strict-parser")
@@ -254,7 +254,7 @@ def strict_parser(case: Case) -> Answer:
     """Report answers that a lenient reader finds where the scorer did not."""
     if (paid := _never_paid(case)) is not None and paid.value != 0:
         text = "The scorer may fail to read the answers: read a few rollouts to settle it."
-        return Found(NOTE, LOW, text, [paid])
+        return Found(NOTE, SUSPICION, text, [paid])
     if lacking := _why_no_answers(case):
         return Lacking(lacking)
     steps = case.once(read_answers)
@@ -268,7 +268,7 @@ def strict_parser(case: Case) -> Answer:
         return None
     text = f"a lenient reader takes {count} of {total} wrong rollouts for right ({chance} by chance)"
     summary = f"The scorer does not read {share:.0%} of what it calls wrong as a person would."
-    return Found(warn_if(share >= WARNED), MEDIUM, summary, [seen_among(steps, accepted, text, share)])
+    return Found(warn_if(share >= WARNED), SIGNAL, summary, [seen_among(steps, accepted, text, share)])
 
 
 @check("data.wrong-gold")
@@ -289,7 +289,7 @@ def wrong_gold(case: Case) -> Answer:
     text = f"{len(bad)} of {len(golds)} tasks have more than one gold answer"
     shown = seen_among(steps, flags, text, len(bad) / len(golds))
     summary = "The same question has different gold answers, so at least one of them is wrong."
-    return Found(warn_if(len(bad) >= 0.02 * len(golds)), HIGH, summary, [shown])
+    return Found(warn_if(len(bad) >= 0.02 * len(golds)), PROOF, summary, [shown])
 
 
 def _why_no_scores(case: Case) -> str:
@@ -339,7 +339,7 @@ def _broadcast(case: Case) -> Found | None:
     if np.ptp(np.concatenate([a.rows.reward_n for a in steps])) == 0:
         return None  # one reward for everything: a scorer that always says the same, not one that says it once
     text = f"in {flat} of {mixed} groups with right and wrong answers all rollouts have the same reward"
-    return Found(CRITICAL, HIGH, AS_PAGE, [seen_among(steps, flags, text, flat / mixed, "reward/group_std/mean")])
+    return Found(CRITICAL, PROOF, AS_PAGE, [seen_among(steps, flags, text, flat / mixed, "reward/group_std/mean")])
 
 
 def _rejected(case: Case) -> Found | None:
@@ -354,7 +354,7 @@ def _rejected(case: Case) -> Found | None:
     at_low = count_flags(flags & a.low_n for a, flags in zip(steps, rejected, strict=True))
     text = f"{out} of {right} rollouts that say the gold answer are not counted as right; {at_low} earned the least"
     # A task may ask for more than its last answer, and pay for what there is of it.
-    sure = (NOTE, LOW) if at_low < 0.5 * out else (CRITICAL, HIGH)
+    sure = (NOTE, SUSPICION) if at_low < 0.5 * out else (CRITICAL, PROOF)
     return Found(*sure, AS_PAGE, [seen_among(steps, rejected, text, out / right)])
 
 
@@ -396,4 +396,4 @@ def _outvoted(steps: list[Answers]) -> Found | None:
         return None
     text = f"on {sure} of {tasks} tasks nearly all rollouts agree on an answer that is not the gold one"
     summary = "The model is mostly right and sure of other answers than the gold ones on some tasks: look at these."
-    return Found(NOTE, LOW, summary, [seen_among(steps, flags, text, sure / tasks)])
+    return Found(NOTE, SUSPICION, summary, [seen_among(steps, flags, text, sure / tasks)])

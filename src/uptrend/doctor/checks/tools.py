@@ -6,7 +6,7 @@ import numpy as np
 
 from uptrend.doctor.case import Case
 from uptrend.doctor.check import AS_PAGE, Answer, Found, Lacking, check, warn_if
-from uptrend.doctor.rank import CRITICAL, HIGH, MEDIUM, WARNING
+from uptrend.doctor.rank import CRITICAL, PROOF, SIGNAL, WARNING
 from uptrend.doctor.rows import Rows, count_flags, seen_in
 from uptrend.records import Ending, Evidence
 
@@ -39,7 +39,7 @@ def too_many_failed(case: Case, by_tool: bool) -> Found | Lacking | None:
     text = f"{share:.0%} of rollouts could not be scored because {'a tool' if by_tool else 'a task or a scorer'} failed"
     summary = f"{text}: they teach nothing, and the rest is a selection."
     shown = Evidence(f"{failed.sum():.0f} of {rollouts.sum():.0f} rollouts.", share, "sampling/failed/count")
-    return Found(CRITICAL if share > 0.5 else WARNING, MEDIUM, summary, [shown])
+    return Found(CRITICAL if share > 0.5 else WARNING, SIGNAL, summary, [shown])
 
 
 @check("tool.never-called")
@@ -58,7 +58,7 @@ def never_called(case: Case) -> Answer:
         return answers
     tried = sum(len(r.talk.problem_m) - r.talk.problem_m.null_count for r in rows)
     text = f"0 of {total} rollouts call a tool, though prompts speak of tools; {tried} tried and could not be read"
-    return [*answers, Found(WARNING, MEDIUM, AS_PAGE, [seen_in(rows, spoken, text, 0.0, TURNS)])]
+    return [*answers, Found(WARNING, SIGNAL, AS_PAGE, [seen_in(rows, spoken, text, 0.0, TURNS)])]
 
 
 def _single_turns(case: Case) -> Found | Lacking | None:
@@ -75,7 +75,7 @@ def _single_turns(case: Case) -> Found | Lacking | None:
     reason = f"up to {allowed} turns are allowed" if allowed else "there are tools"
     text = f"Rollouts have {turns.last:.2f} turns though {reason}: the tools are never called."
     shown = case.evidence(TURNS, f"{turns.last:.2f} turns per rollout.")
-    return Found(warn_if(not case.is_learning), MEDIUM, text, [shown])
+    return Found(warn_if(not case.is_learning), SIGNAL, text, [shown])
 
 
 @check("tool.errors-swallowed")
@@ -107,7 +107,7 @@ def errors_swallowed(case: Case) -> Answer:
         return answers
     text = f"{count} of {results} tool results are breakdowns; {scored} rollouts with one were scored as wrong answers"
     shown = [seen_in(rows, flags, text, count / max(results, 1)), *examples[:1]]
-    return [*answers, Found(WARNING, HIGH if has_ended else MEDIUM, AS_PAGE, shown)]
+    return [*answers, Found(WARNING, PROOF if has_ended else SIGNAL, AS_PAGE, shown)]
 
 
 @check("task.state-leaks", columns=["messages", "task"])
@@ -125,7 +125,7 @@ def state_leaks(case: Case) -> Answer:
     r, rollout, said = differing[0]
     text = f"{len(differing)} of {repeated} answers of the task differ from the first one to the very same history"
     first = Evidence(text, len(differing) / repeated, step=r.step, rollout=r.name(rollout))
-    return Found(WARNING, MEDIUM, AS_PAGE, [first, Evidence(f"such as {said!r}")])
+    return Found(WARNING, SIGNAL, AS_PAGE, [first, Evidence(f"such as {said!r}")])
 
 
 def _results(rows: list[Rows]) -> int:

@@ -24,7 +24,7 @@ from uptrend.doctor.check import finding
 from uptrend.policy.optimizer import Applied, Optimizer
 from uptrend.policy.policy import Policy
 from uptrend.policy.weights import Movement, WeightMeter
-from uptrend.records import Confidence, Evidence, Finding, Fix, Message, Reward, Rollout, RunView, Severity, Task, Tool
+from uptrend.records import Basis, Evidence, Finding, Fix, Message, Reward, Rollout, RunView, Severity, Task, Tool
 from uptrend.rollout.play import RolloutRequest, derive, derive_open_seed
 from uptrend.rollout.render import Renderer
 from uptrend.rollout.sampler import Extension, Limits, Sampler
@@ -130,12 +130,12 @@ class Bench:
         evidence: str | Sequence[Evidence],
         value: float | None = None,
         rollout: Rollout | None = None,
-        confidence: Confidence = Confidence.HIGH,
+        basis: Basis = Basis.PROOF,
         fix: Fix | None = None,
     ) -> Finding:
         """Make a finding on this recipe; `value` and `rollout` go with evidence in one sentence."""
         observed = [seen(evidence, value, rollout)] if isinstance(evidence, str) else evidence
-        cause = finding(self._view, id, severity, confidence, summary, observed)
+        cause = finding(self._view, id, severity, basis, summary, observed)
         return cause if fix is None else replace(cause, fix=complete_fix(fix))
 
     @property

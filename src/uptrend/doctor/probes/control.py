@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from uptrend.doctor.probes.bench import DEMONSTRATED, Bench
-from uptrend.doctor.probes.probe import CRITICAL, LOW, MEDIUM, NOTE, WARNING, Answer, probe, require
+from uptrend.doctor.probes.probe import CRITICAL, NOTE, SIGNAL, SUSPICION, WARNING, Answer, probe, require
 from uptrend.doctor.probes.rollouts import pass_rates
 from uptrend.training.loop import learn
 from uptrend.training.warmstart import supervised
@@ -56,7 +56,7 @@ def control(bench: Bench) -> Answer:
     else:
         return
     text = f"{change}, right {wrong:.0%} → {right:.0%} in {len(means)} steps"
-    yield bench.found(id, severity, summary, text, high - low, confidence=MEDIUM)
+    yield bench.found(id, severity, summary, text, high - low, basis=SIGNAL)
 
 
 @probe("rl-control", finds=["optimizer.lr-small"], cheap=False, full=True)
@@ -79,4 +79,4 @@ def rl_control(bench: Bench) -> Answer:
     if not last > first:
         summary = f"{steps} RL steps on the same few tasks do not raise their reward."
         text = f"reward {first:.3f} in the first three steps, {last:.3f} in the last three"
-        yield bench.found("optimizer.lr-small", NOTE, summary, text, last - first, confidence=LOW)
+        yield bench.found("optimizer.lr-small", NOTE, summary, text, last - first, basis=SUSPICION)

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from uptrend.doctor.probes.bench import Bench
-from uptrend.records import Confidence, Finding, Role, Severity
+from uptrend.records import Basis, Finding, Role, Severity
 
-MEDIUM, LOW = Confidence.MEDIUM, Confidence.LOW
+SIGNAL, SUSPICION = Basis.SIGNAL, Basis.SUSPICION
 CRITICAL, WARNING, NOTE = Severity.CRITICAL, Severity.WARNING, Severity.NOTE
 
 

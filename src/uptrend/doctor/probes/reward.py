@@ -5,8 +5,8 @@ from collections import defaultdict
 import numpy as np
 
 from uptrend.doctor.probes.bench import Bench, ScoredPlay, by_group, play_scripts, seen, turns_of
-from uptrend.doctor.probes.probe import CRITICAL, MEDIUM, WARNING, Answer, probe, require
-from uptrend.records import Confidence, Ending, Reward
+from uptrend.doctor.probes.probe import CRITICAL, SIGNAL, WARNING, Answer, probe, require
+from uptrend.records import Basis, Ending, Reward
 from uptrend.records.rollout import OVERLONG
 from uptrend.tasks.validate import HasCheaters
 
@@ -171,10 +171,10 @@ def paid(bench: Bench) -> Answer:
         yield f"; {text}"
         is_cause = len(earning) >= 0.05 * len(out)
         severity = CRITICAL if is_cause and len(played) >= SURE else WARNING
-        sure = Confidence.HIGH if is_cause else MEDIUM
+        sure = Basis.PROOF if is_cause else SIGNAL
         summary = f"The reward waits for {event}, which hardly any rollout says: what they did is never scored."
         evidence.append(seen(text, len(earning) / len(out), next(iter(earning), None)))
-        yield bench.found("reward.never-computed", severity, summary, evidence, confidence=sure)
+        yield bench.found("reward.never-computed", severity, summary, evidence, basis=sure)
     elif len(played) >= ENOUGH:
         s, fix = bench.config.sampling, None
         more = bench.play(bench.drawn[:4], 4, "turns", max_turns=2 * s.max_turns, context=2 * s.context)
@@ -187,7 +187,7 @@ def paid(bench: Bench) -> Answer:
             id, fix = "context.completion-truncated", bench.more_turns
             summary = f"sampling.max_turns = {s.max_turns} ends rollouts before their answer: {text}."
         evidence.append(seen(text, ended / len(more)))
-        yield bench.found(id, WARNING, summary, evidence, confidence=MEDIUM, fix=fix)
+        yield bench.found(id, WARNING, summary, evidence, basis=SIGNAL, fix=fix)
 
 
 def _is_paid(reward: Reward | None) -> bool:

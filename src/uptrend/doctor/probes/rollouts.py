@@ -10,7 +10,7 @@ import numpy as np
 from uptrend.doctor.checks.scoring import says_somehow
 from uptrend.doctor.probes.bench import Bench, by_group, last_words, seen
 from uptrend.doctor.probes.data import question
-from uptrend.doctor.probes.probe import CRITICAL, LOW, MEDIUM, NOTE, SCORED, WARNING, Answer, probe, require
+from uptrend.doctor.probes.probe import CRITICAL, NOTE, SCORED, SIGNAL, SUSPICION, WARNING, Answer, probe, require
 from uptrend.records import Role, Rollout, Task
 from uptrend.stats.intervals import all_right, wilson
 from uptrend.stats.trend import points_for, power_of_rise
@@ -87,10 +87,10 @@ def dead_groups(bench: Bench) -> Answer:
     text = f"pass rate {rate:.1%}; dead groups predicted: {sizes}"
     if wilson(low, n)[0] > 0.5:
         summary = f"{low} of {n} groups are all wrong and teach nothing: the model needs easier tasks or larger groups."
-        yield bench.found("advantage.dead-groups-low", WARNING, summary, text, low / n, confidence=MEDIUM)
+        yield bench.found("advantage.dead-groups-low", WARNING, summary, text, low / n, basis=SIGNAL)
     elif wilson(high, n)[0] > 0.5:
         summary = f"{high} of {n} groups are all right and teach nothing: the model needs harder tasks."
-        yield bench.found("advantage.dead-groups-high", WARNING, summary, text, high / n, confidence=MEDIUM)
+        yield bench.found("advantage.dead-groups-high", WARNING, summary, text, high / n, basis=SIGNAL)
 
 
 @probe("temperature", finds=["sampling.temperature-low"], need=SCORED, cheap=False)
@@ -121,7 +121,7 @@ def group_size(bench: Bench) -> Answer:
     if now >= 0.5 and then <= now / 2:
         summary = f"Groups of {size} are too small: {now:.0%} of them will be all right or all wrong."
         text = f"{then:.0%} would be in groups of 16, at the same pass rate of {groups.pass_rate:.0%}"
-        yield bench.found("sampling.few-generations", WARNING, summary, text, now, confidence=MEDIUM)
+        yield bench.found("sampling.few-generations", WARNING, summary, text, now, basis=SIGNAL)
 
 
 @probe("parser", finds=["reward.strict-parser"], cheap=False)
@@ -136,7 +136,7 @@ def parser(bench: Bench) -> Answer:
         summary = f"The parser rejects right answers: {share:.0%} of wrong rollouts hold the answer in another form."
         different = list({last_words(r): r for r in lost}.items())[:3]
         evidence = [seen(f"{words[-80:]!r} for {r.answer!r}", share, r) for words, r in different]
-        yield bench.found("reward.strict-parser", WARNING, summary, evidence, confidence=MEDIUM)
+        yield bench.found("reward.strict-parser", WARNING, summary, evidence, basis=SIGNAL)
 
 
 @probe("wrong-gold", finds=["data.wrong-gold"], cheap=False)
@@ -169,7 +169,7 @@ def wrong_gold(bench: Bench) -> Answer:
     if share >= 0.2:
         summary = f"In {len(against)} of {len(groups)} groups nearly all rollouts give one answer that is not gold."
         text = f"{last_words(against[0])[-40:]!r} against {against[0].answer!r}"
-        yield bench.found("data.wrong-gold", NOTE, summary, text, share, against[0], LOW)
+        yield bench.found("data.wrong-gold", NOTE, summary, text, share, against[0], SUSPICION)
 
 
 @probe("endings", finds=["context.completion-truncated", "sampling.no-stop"], cheap=False)
@@ -247,4 +247,4 @@ def power(bench: Bench) -> Answer:
     if reached < 0.8:
         summary = f"{steps} steps are too few to show a rise of 10% of the range: power {reached:.0%}."
         text = f"{points_for(rise, noise, 0.8, 0.05)} steps of this size would have 80%"
-        yield bench.found("run.too-short", NOTE, summary, text, reached, confidence=MEDIUM)
+        yield bench.found("run.too-short", NOTE, summary, text, reached, basis=SIGNAL)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from uptrend.doctor.probes.bench import Bench, distance, kl_between
-from uptrend.doctor.probes.probe import CRITICAL, MEDIUM, NOTE, PENALTY, SAMPLED, WARNING, Answer, probe, require
+from uptrend.doctor.probes.probe import CRITICAL, NOTE, PENALTY, SAMPLED, SIGNAL, WARNING, Answer, probe, require
 from uptrend.policy.logprobs import penalize
 from uptrend.records import Finding
 from uptrend.rollout.sampler import Limits
@@ -52,7 +52,7 @@ def agreement(bench: Bench) -> Answer:
         yield bench.found("sampling.truncated-distribution", severity, summary, text, kl)
     else:
         summary = "Learner and sampler give the same tokens different probabilities before anything was learned."
-        yield bench.found("precision.mismatch", severity, summary, text, kl, confidence=MEDIUM)
+        yield bench.found("precision.mismatch", severity, summary, text, kl, basis=SIGNAL)
 
 
 def _distributions(bench: Bench) -> tuple[str, str]:
