@@ -14,15 +14,11 @@ import importlib
 import json
 import pkgutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 Write = Callable[["Job"], None]
-# Weights of which the values at the end are kept, to tell what a fault changed.
-SKETCH = 20_000
 
 
 @dataclass(frozen=True)
@@ -60,8 +56,6 @@ class Job:
     """True where preflight and watch take part; authors work without them."""
     through: str = ""
     """uptrend or trl, once it has trained."""
-    weights: dict[str, Any] = field(default_factory=dict)
-    """Weights at the end, by name."""
 
     @property
     def model(self) -> str:
@@ -83,9 +77,7 @@ class Job:
         if not any(str(change).startswith("seed=") for change in changes):
             changes.append(f"seed={self.seed}")
         given = {"progress": False, "preflight": self.asks, "allows": list(CATALOGUE), **given}
-        run = uptrend.train(config, overrides=changes, runs=self.folder, name="run", **given)
-        self.weights = _last_weights(run.path)
-        return run
+        return uptrend.train(config, overrides=changes, runs=self.folder, name="run", **given)
 
     def watch(self, trainer: Any) -> None:
         """`watch(trainer)` and `trainer.train()`; its own log goes to `folder`, too."""
@@ -101,16 +93,6 @@ class Job:
                 kept.path.rename(self.folder / "run")
             state = {"log_history": trainer.state.log_history, "max_steps": trainer.state.max_steps}
             (self.folder / "trainer_state.json").write_text(json.dumps(state))
-            model = trainer.accelerator.unwrap_model(trainer.model)
-            self.weights = {n: p.detach().float().cpu().numpy() for n, p in model.named_parameters()}
-
-    def sketch(self) -> Any:
-        """Return the values at the end of some weights, always the same ones."""
-        if not self.weights:
-            return np.zeros(0, np.float32)
-        flat = np.concatenate([self.weights[name].ravel() for name in sorted(self.weights)]).astype(np.float32)
-        chosen = np.random.default_rng(0).choice(len(flat), min(SKETCH, len(flat)), replace=False)
-        return flat[np.sort(chosen)]
 
 
 def fault(cause: str, *also: str, seeds: tuple[int, ...] = (0, 1)) -> Callable[[Write], Blind]:
@@ -134,11 +116,3 @@ def blind_cases(split: str) -> list[Blind]:
 def _of(modules: list[Any]) -> Iterator[Blind]:
     for module in modules:
         yield from (found for found in vars(module).values() if isinstance(found, Blind))
-
-
-def _last_weights(path: Path) -> dict[str, Any]:
-    from safetensors.numpy import load_file
-
-    files = sorted(path.glob("checkpoints/*/**/*.safetensors"))
-    last = [f for f in files if f.relative_to(path).parts[1] == files[-1].relative_to(path).parts[1]]
-    return {k: v.astype(np.float32) for f in last for k, v in load_file(f).items() if v.dtype.kind == "f"}

@@ -16,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from benchmarks.faults.blind.case import Blind, Job, blind_cases
 
 LIMIT = 300
@@ -78,7 +77,6 @@ def _make(split: str, case: Blind, seed: int, planted: bool, folder: Path, asks:
     except BaseException:  # a fault may end its run: what it left is judged
         error = traceback.format_exc()
     os.chdir(before)
-    np.save(folder / "weights.npy", job.sketch())
     shutil.rmtree(folder / "run" / "checkpoints", ignore_errors=True)
     told: dict[str, Any] = {
         "split": split, "case": case.name, "cause": case.cause, "also": list(case.also), "seed": seed,

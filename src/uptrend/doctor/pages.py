@@ -9,6 +9,7 @@ from typing import Any
 
 from uptrend.config import load_config
 from uptrend.doctor.catalogue import CATALOGUE, FOLDER, Cause, complete_fix
+from uptrend.doctor.measured import record_of
 from uptrend.records import Times
 
 TRAINERS = {
@@ -45,8 +46,21 @@ def cause_page(cause: Cause) -> str:
         "## How to fix it",
         cause.fix.sentence,
         "\n".join(_fixes(cause)),
+        "## In trials" if record_of(cause.id, "records") or record_of(cause.id, "scalars") else "",
+        "\n".join(_trials(cause)),
     ]
     return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _trials(cause: Cause) -> Iterator[str]:
+    """Yield how often it was named, and rightly, in trials."""
+    for source, words in {"records": "From a run's records", "scalars": "From scalars alone"}.items():
+        if counts := record_of(cause.id, source):
+            told = [f"right in {counts['right']} of {counts['named']} runs where it was named first"] * (
+                "named" in counts
+            )
+            found = f"among the first three in {counts.get('found')} of {counts.get('planted')} runs that had it"
+            yield f"{words}: {', '.join([*told, *[found] * ('planted' in counts)])}.\n"
 
 
 def _proof(cause: Cause) -> list[str]:
