@@ -42,7 +42,7 @@ class LiveDoctor:
             return
         alarms = [f["id"] for f in report["findings"] if f["severity"] != "note" and f["symptom_of"] is None]
         told = f"; {', '.join(alarms[:3])}. Read why: uptrend doctor {run.path}"
-        self._say(f"Doctor: {report['trend']}{told if alarms else ', nothing that asks for a change.'}")
+        self._say(f"Doctor: {report['headline']}{told if alarms else ', nothing that asks for a change.'}")
 
     def _pass_on(self, finding: dict[str, Any]) -> Stop | None:
         kept = {key: finding[key] for key in ("id", "severity", "confidence", "summary", "step")}

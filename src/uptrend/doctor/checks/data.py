@@ -7,10 +7,13 @@ import numpy as np
 from uptrend.doctor.case import FIRST, Case
 from uptrend.doctor.check import AS_PAGE, Answer, Found, Lacking, check
 from uptrend.doctor.checks.rewards import falls_alone, stands_still
-from uptrend.doctor.curves import trend_until
-from uptrend.doctor.rank import CRITICAL, NOTE, PROOF, SIGNAL, WARNING
-from uptrend.doctor.rows import seen_in
+from uptrend.doctor.curves import LEVEL, Curve, trend_until
+from uptrend.doctor.rank import CRITICAL, NOTE, PROOF, SIGNAL, SUSPICION, WARNING
+from uptrend.doctor.rows import Rows, seen_in
+from uptrend.doctor.trend import HeldOutChange
 from uptrend.records import Evidence, RecordError
+from uptrend.stats.formatting import number
+from uptrend.stats.intervals import wilson
 
 DUPLICATES, EXCEEDS = "data.duplicates", "data.batch-exceeds"
 
@@ -65,14 +68,12 @@ def repeats(case: Case) -> Answer:
         if r.group_n is None or r.task_n is None:
             return Lacking("no group ids")
         # The task of each group that was learned from, and rollouts whose task an earlier group of the step has too.
-        heads = np.unique(r.group_n[r.kept_n], return_index=True)[1]
-        drawn.append([str(task) for task in np.array(r.texts("task"))[r.kept_n][heads]])
+        drawn.append(_drawn(r))
         first = np.unique(r.task_n, return_index=True)[1]  # tasks are numbered from 0, so that first[task] is its place
         second.append(np.asarray((r.group_n[first][r.task_n] != r.group_n) & r.kept_n))
     if not rows:
         return Lacking("some rollouts have no task id")
-    count = case.view.info.get("tasks", {}).get("count") or case.value("tasks.train")
-    declared = int(count) if isinstance(count, int) and count > 0 else None
+    declared = _task_count(case)
     most, total, unique = max(map(len, drawn)), sum(map(len, drawn)), sum(len(set(d)) for d in drawn)
     if declared is not None and most > declared:
         shown = Evidence(f"a step has {most} groups, and there are {declared} tasks", most, step=rows[0].step)
@@ -90,6 +91,19 @@ def repeats(case: Case) -> Answer:
             shown = Evidence(text, different / expected, step=rows[:steps][-1].step)
             return Found(WARNING, PROOF, AS_PAGE, [shown], DUPLICATES)
     return None
+
+
+def _drawn(r: Rows) -> list[str]:
+    """Return the task of each group of a step that was learned from."""
+    assert r.group_n is not None
+    heads = np.unique(r.group_n[r.kept_n], return_index=True)[1]
+    return [str(task) for task in np.array(r.texts("task"))[r.kept_n][heads]]
+
+
+def _task_count(case: Case) -> int | None:
+    """Return the number of tasks that there are, else that were asked for; None where neither is known."""
+    count = case.view.info.get("tasks", {}).get("count") or case.value("tasks.train")
+    return int(count) if isinstance(count, int) and count > 0 else None
 
 
 @check("data.leak", columns=["task"])
@@ -119,32 +133,112 @@ def leak(case: Case) -> Answer:
 GAP, MET = 0.15, 2
 
 
-@check("data.memorized")
-def memorized(case: Case) -> Answer:
-    """Report right answers on the tasks trained on that leave those held out behind."""
+def times_met(case: Case) -> float:
+    """Return how often a task was met on average; 0 where it is not known."""
+    drawn = [task for r in case.rows if r.group_n is not None for task in _drawn(r)]
+    per_step = len(drawn) / len(case.rows) if drawn else case.value("sampling.groups", 0)
+    tasks = _task_count(case)
+    # The config may ask for more tasks than there are. As many as drawn at random would repeat so often.
+    if len(drawn) >= 20 and len(set(drawn)) < 0.9 * len(drawn):
+        seen = tasks = len(set(drawn))
+        for _ in range(50):
+            tasks = seen / (1 - math.exp(-len(drawn) / tasks))
+    return len(case.view.steps) * per_step / tasks if tasks and per_step else 0.0
+
+
+@check("data.memorized", "optimizer.lr-large", "reward.hackable")
+def held_out_falls(case: Case) -> Answer:
+    """Report right answers in training that leave those held out behind, and held-out scores that fall."""
     right, change = case.course("reward/correct/share"), case.held_out
-    if right is None or change is None:
-        return Lacking("it takes the share of right answers in training and two held-out evaluations")
+    if change is None:
+        return Lacking("it takes two held-out evaluations", "data.memorized")
+    left, rounds = _left_behind(case, right, change), times_met(case)
+    held_out = f"{number(change.first)} to {number(change.last)}"
+    shown = [Evidence(f"Held out {change.effect:+.3g} by step {change.at[-1]}.", change.effect, "eval", change.at[-1])]
+    if right is not None and left and not 0 < rounds < MET:
+        trained = f"Right answers in training went from {right.first:.0%} to {right.last:.0%}"
+        met = f" Each task was met about {rounds:.0f} times." if rounds else ""
+        shown.insert(0, case.evidence(right.metric, f"Right in training {right.first:.3g} → {right.last:.3g}."))
+        summary = f"{trained}, and held out from {held_out}: the run learned its tasks by heart.{met}"
+        return Found(WARNING, SIGNAL, summary, shown, "data.memorized")
+    if not change.fell or case.collapse is not None:
+        return None
+    fell = f"The held-out score fell from {held_out} (p = {max(change.chance, 1e-4):.2g})"
+    if case.is_learning and (right is None or not right.rises):
+        text = f"{fell}, while the training reward rose: the reward may be had without the task."
+        return Found(WARNING, SIGNAL, text, shown, "reward.hackable")
+    # Whatever else is wrong with rewards or masks lets it fall as well, and is shown by itself: only updates that are
+    # seen to be large make this more than a suspicion.
+    at = f" of {rate:.2g}" if (rate := case.value("learning.lr")) else ""
+    text = f"{fell}, and the training reward did not make up for it: steps at a learning rate{at} do more harm than good."
+    large = _large_steps(case)
+    return Found(WARNING, SIGNAL if large else SUSPICION, text, shown + large, "optimizer.lr-large")
+
+
+def _left_behind(case: Case, right: Curve | None, change: HeldOutChange) -> bool:
+    """Tell whether right answers in training rose, and those held out did not follow or fell."""
+    rise = trend_until(case.view, right.metric, change.at[-1]) if right is not None else None
+    if right is None or rise is None or rise.effect - change.effect < GAP:
+        return False
+    if change.fell and right.last - change.last > GAP:  # its own tasks are solved more often than those held out
+        return True
     unit = math.sqrt(max(0.01, right.last * (1 - right.last)))
-    rise = trend_until(case.view, right.metric, change.at[-1])
-    if rise is None or rise.effect - change.effect < GAP:
+    if case.is_learning and stands_still(case, right.metric, unit, change):
+        return True
+    return falls_alone(case, rise, unit, change)
+
+
+# Times the usual length of an update, 0.001 of the weights', and change of the entropy, that are large.
+STRIDE, STIRRED = 0.005, 0.5
+
+
+def _large_steps(case: Case) -> list[Evidence]:
+    shown = []
+    if case.has("weights/update/norm", "weights/norm") and not case.value("model.lora"):
+        stride = float(np.nanmedian(case.view.metrics["weights/update/norm"] / case.view.metrics["weights/norm"]))
+        if stride > STRIDE:
+            shown.append(Evidence(f"A step changes {stride:.1%} of the weights' length.", stride, "weights/update/norm"))
+    entropy = case.course("learner/entropy/mean")
+    if entropy is not None and abs(math.log(max(entropy.last, 1e-9) / max(entropy.begin, 1e-9))) > STIRRED:
+        shown.append(case.evidence(entropy.metric, f"Entropy {entropy.begin:.3g} → {entropy.last:.3g}."))
+    return shown
+
+
+# Held-out and training score of one model, at the first evaluation and the steps beside it: steps compared.
+BESIDE = 3
+
+
+@check("eval.unlike-training")
+def unlike_training(case: Case) -> Answer:
+    """Compare the first evaluation with the training steps beside it, which the same model sampled."""
+    steps, rights = case.curve("reward/correct/share")
+    counted = [e for e in case.view.evals if isinstance(e.get("accuracy"), int | float) and e.get("tasks")]
+    if not counted or not len(rights):
+        return Lacking("it takes the share of right answers in training and held-out accuracy on a known number of tasks")
+    named = [case.view.info.get(key, {}).get("name") for key in ("tasks", "eval")]
+    first = counted[0]
+    near = np.flatnonzero(np.abs(steps - int(first.get("step", 0))) <= BESIDE)[:BESIDE]
+    per_step, entropy = case.curve("sampling/rollouts/count")[1], case.course("learner/entropy/mean")
+    if not len(near) or named[0] != named[1]:  # another taskset may be harder
         return None
-    is_left_behind = case.is_learning and stands_still(case, right.metric, unit, change)
-    if not is_left_behind and not falls_alone(case, rise, unit, change):
+    rollouts = int(per_step[:BESIDE].mean()) * len(near) if len(per_step) else 0
+    if not rollouts:
+        return Lacking("it is not known how many rollouts a step has")
+    # Rollouts of one task are alike: a group counts as two.
+    size = int(case.value("sampling.size") or 1)
+    told, trials = float(rights[near].mean()), max(1, 2 * rollouts // max(size, 2))
+    low, high = wilson(round(told * trials), trials, LEVEL / 10)
+    held, tasks = float(first["accuracy"]), int(first["tasks"])
+    least, most = wilson(round(held * tasks), tasks, LEVEL / 10)
+    # A greedy answer that is wrong is at least as likely as the right one, so that sampled ones are right in at most
+    # half of such tasks; and it is as likely as exp(−entropy of the text) or more, on average.
+    length = case.course("sampling/length/mean")
+    sure = math.exp(-entropy.begin * length.begin) if entropy is not None and length is not None else 0.0
+    if low <= most + (1 - most) / 2 and high >= least * sure:
         return None
-    tasks, groups = case.value("tasks.train", 0), case.value("sampling.groups", 0)
-    rounds = len(case.view.steps) * groups / tasks if tasks and groups else 0.0
-    if 0 < rounds < MET:
-        return None
-    trained = f"Right answers in training went from {right.first:.0%} to {right.last:.0%}"
-    held_out = f"held out from {change.first:.0%} to {change.last:.0%}"
-    met = f" Each task was met about {rounds:.0f} times." if rounds else ""
-    shown = [
-        case.evidence(right.metric, f"Right in training {right.first:.3g} → {right.last:.3g}."),
-        Evidence(f"Held out {change.effect:+.3g} by step {change.at[-1]}.", change.effect, "eval", change.at[-1]),
-    ]
-    summary = f"{trained}, and {held_out}: the run learned its tasks by heart.{met}"
-    return Found(WARNING, SIGNAL, summary, shown)
+    text = f"The same model is right in {told:.0%} of training rollouts and {held:.0%} of held-out tasks at step {steps[near[0]]}"
+    shown = Evidence(f"95% intervals {low:.2g} to {high:.2g} and {least:.2g} to {most:.2g}.", held - told, "eval")
+    return Found(WARNING, SIGNAL, f"{text}: prompts or scorers differ.", [shown])
 
 
 @check("eval.noise")
@@ -159,6 +253,7 @@ def eval_noise(case: Case) -> Answer:
     if not low <= 0 <= high:
         return None
     on = f" on {change.tasks} tasks" if change.tasks else ""
-    inside = f"The held-out change of {change.effect:+.3g}{on} lies inside its 95% interval, {low:+.3g} to {high:+.3g}"
+    moved = f"The held-out change of {change.effect:+.3g}{on}" if change.effect else f"The held-out score{on} is the same"
+    inside = f"{moved}{' lies inside' if change.effect else ', within'} its 95% interval, {low:+.3g} to {high:+.3g}"
     shown = Evidence(f"{change.first:.3g} → {change.last:.3g}.", change.effect, "eval", change.at[-1])
     return Found(NOTE, PROOF, f"{inside}: it shows neither a gain nor a loss.", [shown])

@@ -11,7 +11,7 @@ from uptrend.doctor.case import Case
 from uptrend.doctor.check import Answer, Found, Lacking, by_share, check, warn_if
 from uptrend.doctor.curves import LEVEL, REWARD, Curve, trend_until
 from uptrend.doctor.rank import NOTE, PROOF, SIGNAL, SUSPICION, WARNING
-from uptrend.doctor.rows import Floats
+from uptrend.doctor.rows import Floats, group_sum
 from uptrend.doctor.trend import HeldOutChange
 from uptrend.records import Evidence, TrendKind
 from uptrend.records.rollout import OVERLONG
@@ -287,8 +287,10 @@ def length_hacking(case: Case) -> Found | None:
         return None
     lengths, rewards = case.view.metrics[LENGTH], case.view.metrics[REWARD]
     both = np.isfinite(lengths) & np.isfinite(rewards)
-    together = rank_correlation(lengths[both], rewards[both])
-    is_paid = case.is_learning and growth >= GROWTH and together > TOGETHER
+    together, inside = rank_correlation(lengths[both], rewards[both]), _paid_by_length(case)
+    if inside is not None and inside < STEP_BY_STEP:  # two curves that rise go together; longer rollouts earn no more
+        return None
+    is_paid = case.is_learning and growth >= GROWTH and (together if inside is None else inside) > TOGETHER
     is_empty = change is not None and change.interval is not None and change.interval[0] <= 0 and change.effect < 0.02
     is_boundless = is_paid and _runs_into_its_limit(case, lengths[both], rewards[both])
     text = f"Completions grew from {length.begin:.0f} to {length.last:.0f} tokens"
@@ -302,8 +304,19 @@ def length_hacking(case: Case) -> Found | None:
         case.evidence(LENGTH, f"Length × {growth:.2f} from the first steps to the last quarter."),
         Evidence(f"Rank correlation of length and reward {together:+.2f}.", together, REWARD),
     ]
+    if inside is not None:
+        evidence.append(Evidence(f"Between rollouts of a group they correlate at {inside:+.2f}.", inside, REWARD))
     sure = (WARNING, SIGNAL) if is_paid and (is_empty or is_boundless) else (NOTE, SUSPICION)
     return Found(*sure, f"{text}.", evidence)
+
+
+def _paid_by_length(case: Case) -> float | None:
+    """Return the correlation of length and reward between the rollouts of a group; None where it is not known."""
+    steps = [g for g in case.groups if g.rows.has("roles")]
+    centered = [(g.rows.lengths_n[g.place_n], g) for g in steps]
+    pairs = [(n - (group_sum(n, g.group_n) / g.size_g)[g.group_n], g.centered_n) for n, g in centered]
+    x, y = (np.concatenate([pair[i] for pair in pairs] or [np.zeros(0)]) for i in (0, 1))
+    return None if not len(x) else float(x @ y / math.sqrt((x @ x) * (y @ y) or 1.0))
 
 
 def _runs_into_its_limit(case: Case, lengths: Floats, rewards: Floats) -> bool:
