@@ -7,13 +7,11 @@ from uptrend.doctor.case import Case
 from uptrend.doctor.checks import examine
 from uptrend.doctor.curves import REWARD, thinned
 from uptrend.doctor.rank import alarms, rank
-from uptrend.records import CannotTell, Finding, Report, RunView, TrendKind
+from uptrend.records import CannotTell, Finding, Report, RunView
 
 # Alarms beside which a rising reward does not show that the task is learned.
-PAID_ALONE = {
-    "reward.hackable", "reward.component-dominates", "reward.length-hacking", "kl.runaway", "data.memorized",
-    "task.evaluator-exposed", "reward.misaligned", "data.leak",
-}  # fmt: skip
+PAID_ALONE = {"kl.runaway", "data.memorized", "data.leak", "task.evaluator-exposed", "reward.hackable"}
+PAID_ALONE |= {"reward.component-dominates", "reward.length-hacking", "reward.misaligned"}
 
 
 def diagnose(view: RunView) -> Report:
@@ -54,29 +52,23 @@ def _headline(case: Case, findings: Iterable[Finding]) -> str:
     return str(kind)
 
 
-# Evidence, settings that give it by trainer, and what it would show.
-HOW = {
-    "no held-out tasks": ({"uptrend": "eval.tasks = 100 and eval.every = 10", "trl": 'eval_dataset, eval_strategy = "steps"'},
-                          "would show whether it learns the task"),
-    "no rollouts": ({"trl": "uptrend.bridge.trl.watch(trainer)"}, "would show tokens, masks, advantages and texts"),
-    "no KL": ({"uptrend": "learning.kl.beta = 0.001", "trl": "beta = 0.001"}, "would show how far the policy has moved"),
-    "no entropy": ({}, "would show whether it still explores"),
-    "no endings": ({}, "would show whether the length limit cuts answers"),
-    "no dead groups": ({}, "or deviations within groups would show how much there is to learn from"),
-}  # fmt: skip
-
-
-def _missing(case: Case) -> Iterable[str]:
+def _missing(case: Case) -> list[str]:
     """Say which kinds of evidence a run lacks, and how to get each."""
-    view, kl = case.view, case.curve("kl/reference/mean")[1]
-    is_there = {
-        "no held-out tasks": case.held_out is not None, "no rollouts": bool(view.rollout_steps),
-        "no KL": bool(kl.any()) or case.has("weights/update/norm"), "no entropy": case.has("learner/entropy/mean"),
-        "no endings": len(case.cut_by_length) > 0, "no dead groups": len(case.dead_groups) > 0,
-    }  # fmt: skip
-    for what, (ways, shows) in HOW.items():
-        if not is_there[what] and len(view.steps) and not case.has("warmstart/loss/mean"):
-            yield f"{what}: {ways.get(view.trainer, what.removeprefix('no ') + ' in the log')} {shows}"
+    ours, is_trl = case.view.trainer == "uptrend", case.view.trainer == "trl"
+    moved = case.curve("kl/reference/mean")[1].any() or case.has("weights/update/norm")
+    kinds = [
+        (case.held_out, "held-out tasks", "eval.tasks = 100" if ours else "an evaluation set",
+         "whether it learns the task"),
+        (case.view.rollout_steps, "rollouts", "uptrend.bridge.trl.watch(trainer)" if is_trl else "a run directory",
+         "tokens, masks, advantages and texts"),
+        (moved, "KL", f"{'learning.kl.beta' if ours else 'a KL weight'} = 0.001", "how far the policy moved"),
+        (case.has("learner/entropy/mean"), "entropy", "its curve", "whether it still explores"),
+        (len(case.cut_by_length), "endings", "the share cut by length", "whether answers fit their limit"),
+        (len(case.dead_groups), "dead groups", "their share", "how much there is to learn from"),
+    ]  # fmt: skip
+    if case.has("warmstart/loss/mean") or not len(case.view.steps):
+        return []
+    return [f"no {what}: {how} would show {shown}" for is_there, what, how, shown in kinds if not is_there]
 
 
 def _acquitted(view: RunView) -> set[str]:

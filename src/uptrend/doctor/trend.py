@@ -178,10 +178,8 @@ def _artifact(curves: RunCurves, values: Floats) -> str:
 def _unmoved(curves: RunCurves) -> str:
     """Return how it shows that the policy never moved; empty where it may have."""
     update, norm, kl = (curves.curve(metric)[1] for metric in ("weights/update/norm", "weights/norm", KL))
-    if len(update) >= 5 and not update.any():
-        return "No weight ever changed"
-    if len(update) >= 5 and len(norm) and float(update.sum()) < UNMOVED * float(norm[0]):
-        return "The weights hardly changed"
+    if len(update) >= 5 and (not update.any() or (len(norm) and float(update.sum()) < UNMOVED * float(norm[0]))):
+        return "The weights never changed, or hardly"
     gradient = curves.curve("gradient/norm/before")[1]
     # Where updates or KL show a move, somebody rounded the norm away.
     if len(gradient) >= 5 and not gradient.any() and not update.any() and float(kl.max(initial=0.0)) <= MOVED_KL:
@@ -204,7 +202,7 @@ def _paired_change(view: RunView, first: int, last: int) -> tuple[tuple[float, f
     if len(shared) < 10:
         return None
     gained, lost = (sum(right[k][task] > right[1 - k][task] for task in shared) for k in (1, 0))
-    # Half a task more in each of the four cells (Agresti and Min 2005), so that no change in ten tasks has an error too.
+    # Half a task more in each of the four cells (Agresti and Min 2005): no change in ten tasks has an error too.
     more, less, count = gained + 0.5, lost + 0.5, len(shared) + 2
     low, high = normal_interval((more - less) / count, math.sqrt(more + less - (more - less) ** 2 / count) / count)
     chance = min(1.0, 2 * float(bdtr(min(gained, lost), gained + lost, 0.5)))

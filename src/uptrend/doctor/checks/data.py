@@ -5,17 +5,19 @@ import math
 import numpy as np
 
 from uptrend.doctor.case import FIRST, Case
-from uptrend.doctor.check import AS_PAGE, Answer, Found, Lacking, check
-from uptrend.doctor.checks.rewards import falls_alone, stands_still
+from uptrend.doctor.check import AS_PAGE, Answer, Found, Lacking, check, warn_if
+from uptrend.doctor.checks.rewards import EVALUATIONS, stands_still
 from uptrend.doctor.curves import LEVEL, Curve, trend_until
 from uptrend.doctor.rank import CRITICAL, NOTE, PROOF, SIGNAL, SUSPICION, WARNING
 from uptrend.doctor.rows import Rows, seen_in
 from uptrend.doctor.trend import HeldOutChange
-from uptrend.records import Evidence, RecordError
+from uptrend.records import Evidence, RecordError, Role, TrendKind
 from uptrend.stats.formatting import number
 from uptrend.stats.intervals import wilson
+from uptrend.stats.trend import start
 
 DUPLICATES, EXCEEDS = "data.duplicates", "data.batch-exceeds"
+RIGHT, ENTROPY, LENGTH = "reward/correct/share", "learner/entropy/mean", "sampling/length/mean"
 
 # Steps, and groups in each half of the run, that an order of tasks must show in; deviations from chance that a
 # difference between the halves must have, and the share of tasks that must have moved.
@@ -27,15 +29,19 @@ def order(case: Case) -> Answer:
     """Report families that come in another mix late than early; a curriculum in the config is no fault."""
     if case.value("tasks.stages"):
         return None
-    rows, family = [], []
+    rows, family, prompt = [], [], []
     for r in case.rows:
         if r.group_n is not None:
             heads = np.unique(r.group_n, return_index=True)[1]
             rows.append(r)
             family.append(np.array([name or "" for name in r.texts("family")])[heads])
+            prompt.append(np.bincount(r.rollout_t[r.role_t == Role.PROMPT], minlength=len(r))[heads])
     half = len(rows) // 2
     if len(rows) < STEPS or min(sum(map(len, family[:half])), sum(map(len, family[half:]))) < GROUPS:
         return Lacking(f"fewer than {STEPS} steps, or {GROUPS} groups early and late")
+    if len(set(np.concatenate(family))) < 2:  # of one kind: data that is sorted shows in the prompts' lengths
+        middle = np.median(np.concatenate(prompt))
+        family = [np.where(lengths > middle, "long prompts", "short prompts") for lengths in prompt]
     early, late = np.concatenate(family[:half]), np.concatenate(family[half:])
     names = np.union1d(early, late)
     if len(names) < 2:
@@ -75,8 +81,9 @@ def repeats(case: Case) -> Answer:
         return Lacking("some rollouts have no task id")
     declared = _task_count(case)
     most, total, unique = max(map(len, drawn)), sum(map(len, drawn)), sum(len(set(d)) for d in drawn)
-    if declared is not None and most > declared:
-        shown = Evidence(f"a step has {most} groups, and there are {declared} tasks", most, step=rows[0].step)
+    there = declared or len({task for step in drawn for task in step})
+    if most > there and (declared or len(rows) >= STEPS):
+        shown = Evidence(f"a step has {most} groups, and there are {there} tasks", most, step=rows[0].step)
         return Found(WARNING, PROOF, AS_PAGE, [shown], EXCEEDS)
     if unique < 0.9 * total:
         text = f"of {total} groups in {len(rows)} steps {total - unique} have a task that another group of the step has"
@@ -136,20 +143,17 @@ GAP, MET = 0.15, 2
 def times_met(case: Case) -> float:
     """Return how often a task was met on average; 0 where it is not known."""
     drawn = [task for r in case.rows if r.group_n is not None for task in _drawn(r)]
-    per_step = len(drawn) / len(case.rows) if drawn else case.value("sampling.groups", 0)
-    tasks = _task_count(case)
-    # The config may ask for more tasks than there are. As many as drawn at random would repeat so often.
-    if len(drawn) >= 20 and len(set(drawn)) < 0.9 * len(drawn):
-        seen = tasks = len(set(drawn))
-        for _ in range(50):
-            tasks = seen / (1 - math.exp(-len(drawn) / tasks))
+    per_step, tasks = len(drawn) / len(case.rows) if drawn else case.value("sampling.groups", 0), _task_count(case)
+    seen = len(set(drawn))
+    if len(drawn) >= 20 and seen < 0.9 * len(drawn):  # the config may ask for more tasks than there are
+        tasks = next(n for n in range(seen, 10 * len(drawn)) if n * (1 - math.exp(-len(drawn) / n)) >= seen - 0.5)
     return len(case.view.steps) * per_step / tasks if tasks and per_step else 0.0
 
 
 @check("data.memorized", "optimizer.lr-large", "reward.hackable")
 def held_out_falls(case: Case) -> Answer:
     """Report right answers in training that leave those held out behind, and held-out scores that fall."""
-    right, change = case.course("reward/correct/share"), case.held_out
+    right, change = case.course(RIGHT), case.held_out
     if change is None:
         return Lacking("it takes two held-out evaluations", "data.memorized")
     left, rounds = _left_behind(case, right, change), times_met(case)
@@ -164,15 +168,17 @@ def held_out_falls(case: Case) -> Answer:
     if not change.fell or case.collapse is not None:
         return None
     fell = f"The held-out score fell from {held_out} (p = {max(change.chance, 1e-4):.2g})"
-    if case.is_learning and (right is None or not right.rises):
-        text = f"{fell}, while the training reward rose: the reward may be had without the task."
+    is_alone = case.trend.kind is not TrendKind.FALLING and right is None and len(change.scores) >= EVALUATIONS
+    if is_alone or (case.is_learning and not (right and right.rises)):
+        text = f"{fell}, and the training reward did not: what is learned holds for its tasks or its reward alone."
         return Found(WARNING, SIGNAL, text, shown, "reward.hackable")
-    # Whatever else is wrong with rewards or masks lets it fall as well, and is shown by itself: only updates that are
-    # seen to be large make this more than a suspicion.
+    # Whatever else is wrong with rewards or masks lets it fall as well, and shows by itself. So without updates that
+    # are seen to be large it is a suspicion, and a note where sampled answers in training are as good as before.
     at = f" of {rate:.2g}" if (rate := case.value("learning.lr")) else ""
-    text = f"{fell}, and the training reward did not make up for it: steps at a learning rate{at} do more harm than good."
+    text = f"{fell}, and the training reward did not make up for it: steps at a learning rate{at} may be too large."
     large = _large_steps(case)
-    return Found(WARNING, SIGNAL if large else SUSPICION, text, shown + large, "optimizer.lr-large")
+    is_sure = large or case.trend.kind is TrendKind.FALLING or change.chance * (len(change.scores) - 1) < LEVEL / 10
+    return Found(warn_if(bool(is_sure)), SIGNAL if large else SUSPICION, text, shown + large, "optimizer.lr-large")
 
 
 def _left_behind(case: Case, right: Curve | None, change: HeldOutChange) -> bool:
@@ -183,61 +189,51 @@ def _left_behind(case: Case, right: Curve | None, change: HeldOutChange) -> bool
     if change.fell and right.last - change.last > GAP:  # its own tasks are solved more often than those held out
         return True
     unit = math.sqrt(max(0.01, right.last * (1 - right.last)))
-    if case.is_learning and stands_still(case, right.metric, unit, change):
-        return True
-    return falls_alone(case, rise, unit, change)
+    return case.is_learning and stands_still(case, right.metric, unit, change)
 
 
-# Times the usual length of an update, 0.001 of the weights', and change of the entropy, that are large.
+# An update / the weights' length, of which 0.001 is usual, and change of the log of entropy, that are large.
 STRIDE, STIRRED = 0.005, 0.5
 
 
 def _large_steps(case: Case) -> list[Evidence]:
-    shown = []
+    shown, metrics, entropy = [], case.view.metrics, case.course(ENTROPY)
     if case.has("weights/update/norm", "weights/norm") and not case.value("model.lora"):
-        stride = float(np.nanmedian(case.view.metrics["weights/update/norm"] / case.view.metrics["weights/norm"]))
-        if stride > STRIDE:
-            shown.append(Evidence(f"A step changes {stride:.1%} of the weights' length.", stride, "weights/update/norm"))
-    entropy = case.course("learner/entropy/mean")
-    if entropy is not None and abs(math.log(max(entropy.last, 1e-9) / max(entropy.begin, 1e-9))) > STIRRED:
+        stride = float(np.nanmedian(metrics["weights/update/norm"] / metrics["weights/norm"]))
+        shown += [Evidence(f"A step is {stride:.1%} of the weights' length.", stride)] if stride > STRIDE else []
+    if entropy is not None and min(entropy.begin, entropy.last) < math.exp(-STIRRED) * max(entropy.begin, entropy.last):
         shown.append(case.evidence(entropy.metric, f"Entropy {entropy.begin:.3g} → {entropy.last:.3g}."))
     return shown
 
 
-# Held-out and training score of one model, at the first evaluation and the steps beside it: steps compared.
+# Training steps beside the first evaluation that are compared with it.
 BESIDE = 3
 
 
-@check("eval.unlike-training")
+@check("eval.unlike-training", needs=[RIGHT, "sampling/rollouts/count", ENTROPY, LENGTH])
 def unlike_training(case: Case) -> Answer:
     """Compare the first evaluation with the training steps beside it, which the same model sampled."""
-    steps, rights = case.curve("reward/correct/share")
-    counted = [e for e in case.view.evals if isinstance(e.get("accuracy"), int | float) and e.get("tasks")]
-    if not counted or not len(rights):
-        return Lacking("it takes the share of right answers in training and held-out accuracy on a known number of tasks")
-    named = [case.view.info.get(key, {}).get("name") for key in ("tasks", "eval")]
-    first = counted[0]
-    near = np.flatnonzero(np.abs(steps - int(first.get("step", 0))) <= BESIDE)[:BESIDE]
-    per_step, entropy = case.curve("sampling/rollouts/count")[1], case.course("learner/entropy/mean")
-    if not len(near) or named[0] != named[1]:  # another taskset may be harder
-        return None
-    rollouts = int(per_step[:BESIDE].mean()) * len(near) if len(per_step) else 0
-    if not rollouts:
-        return Lacking("it is not known how many rollouts a step has")
+    entry = next((e for e in case.view.evals if isinstance(e.get("accuracy"), int | float) and e.get("tasks")), None)
+    if entry is None:
+        return Lacking("no held-out accuracy on a known number of tasks")
+    steps, rights = case.curve(RIGHT)
+    near, info = np.abs(steps - int(entry.get("step", 0))) <= BESIDE, case.view.info
+    if not near.any() or info.get("tasks", {}).get("name") != info.get("eval", {}).get("name"):
+        return None  # another taskset may be harder
     # Rollouts of one task are alike: a group counts as two.
-    size = int(case.value("sampling.size") or 1)
-    told, trials = float(rights[near].mean()), max(1, 2 * rollouts // max(size, 2))
-    low, high = wilson(round(told * trials), trials, LEVEL / 10)
-    held, tasks = float(first["accuracy"]), int(first["tasks"])
-    least, most = wilson(round(held * tasks), tasks, LEVEL / 10)
-    # A greedy answer that is wrong is at least as likely as the right one, so that sampled ones are right in at most
-    # half of such tasks; and it is as likely as exp(−entropy of the text) or more, on average.
-    length = case.course("sampling/length/mean")
-    sure = math.exp(-entropy.begin * length.begin) if entropy is not None and length is not None else 0.0
-    if low <= most + (1 - most) / 2 and high >= least * sure:
+    count = 2 * float(case.curve("sampling/rollouts/count")[1][0]) * near.sum() / max(2, case.value("sampling.size", 2))
+    (told, low, high), (held, least, most) = (
+        (share, *wilson(round(share * n), n, LEVEL / 10))
+        for share, n in ((float(rights[near].mean()), round(count)), (float(entry["accuracy"]), int(entry["tasks"])))
+    )
+    # A wrong greedy answer is at least as likely as the right one, so that sampled ones are right in at most half of
+    # such tasks. And a greedy answer is as likely as exp(−entropy of the text) or more, on average.
+    sure = math.exp(-start(case.curve(ENTROPY)[1], 0.05) * start(case.curve(LENGTH)[1], 0.05))
+    if low <= (1 + most) / 2 and high >= least * sure:
         return None
-    text = f"The same model is right in {told:.0%} of training rollouts and {held:.0%} of held-out tasks at step {steps[near[0]]}"
-    shown = Evidence(f"95% intervals {low:.2g} to {high:.2g} and {least:.2g} to {most:.2g}.", held - told, "eval")
+    rates = f"{told:.0%} of training rollouts, and in {held:.0%} of held-out tasks"
+    text = f"At step {steps[near][0]} the model is right in {rates}"
+    shown = Evidence(f"99.5% intervals {low:.2f} to {high:.2f}, and {least:.2f} to {most:.2f}.", held - told, "eval")
     return Found(WARNING, SIGNAL, f"{text}: prompts or scorers differ.", [shown])
 
 
@@ -253,7 +249,9 @@ def eval_noise(case: Case) -> Answer:
     if not low <= 0 <= high:
         return None
     on = f" on {change.tasks} tasks" if change.tasks else ""
-    moved = f"The held-out change of {change.effect:+.3g}{on}" if change.effect else f"The held-out score{on} is the same"
+    moved = (
+        f"The held-out change of {change.effect:+.3g}{on}" if change.effect else f"The held-out score{on} is the same"
+    )
     inside = f"{moved}{' lies inside' if change.effect else ', within'} its 95% interval, {low:+.3g} to {high:+.3g}"
     shown = Evidence(f"{change.first:.3g} → {change.last:.3g}.", change.effect, "eval", change.at[-1])
     return Found(NOTE, PROOF, f"{inside}: it shows neither a gain nor a loss.", [shown])

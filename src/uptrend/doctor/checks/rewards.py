@@ -15,7 +15,7 @@ from uptrend.doctor.rows import Floats, group_sum
 from uptrend.doctor.trend import HeldOutChange
 from uptrend.records import Evidence, TrendKind
 from uptrend.records.rollout import OVERLONG
-from uptrend.stats.trend import TrendTest, rank_correlation
+from uptrend.stats.trend import rank_correlation
 
 CORRECT = "reward/correct/share"
 LENGTH = "sampling/length/mean"
@@ -171,11 +171,11 @@ STILL = 0.25
 def hackable(case: Case) -> Answer:
     """Report a reward that rises while what it stands for does not."""
     change, parts, right = case.held_out, case.once(parts_of), case.course(CORRECT)
-    found = _beside_held_out(case, change) if change and right is None else None
     if not case.is_learning:
-        return found
+        return None
     if change is None and len(parts) < 2 and right is None:
         return Lacking("neither held-out evaluations nor components of the reward were logged")
+    found = _beside_held_out(case, change) if change and right is None else None
     found = found or _only_format(case, parts)
     if found or right is None or not right.falls:
         return found
@@ -185,17 +185,12 @@ def hackable(case: Case) -> Answer:
 
 
 def _beside_held_out(case: Case, change: HeldOutChange) -> Found | None:
-    """Judge a held-out score that fell alone, or did not follow: not at all, or not beyond its first evaluations."""
+    """Judge a held-out score that did not follow: not at all, or not beyond its first evaluations."""
     first, last = change.at[0], change.at[-1]
     line = trend_until(case.view, REWARD, last)
     told = f"Held out {change.effect:+.3g} between steps {first} and {last}, {len(change.scores)} evaluations."
     shown = [Evidence(told, change.effect, "eval", last)]
     moved = f"{change.first:.3g} → {change.last:.3g}"
-    if not case.is_learning:
-        if not falls_alone(case, line, case.rollout_spread, change):
-            return None
-        text = f"The held-out figure fell ({moved}) while the training reward did not"
-        return Found(WARNING, SIGNAL, f"{text}: what the run learns holds for its tasks or its reward alone.", shown)
     if line is None or not stands_still(case, REWARD, case.rollout_spread, change):
         return None
     rested = f"did not follow ({moved})"
@@ -243,15 +238,6 @@ def stands_still(case: Case, metric: str, unit: float, change: HeldOutChange) ->
     if len(change.scores) < 8 or is_level or is_top:
         return False
     return float(np.ptp(later)) / own < HALF * _sure_rise(case, metric, unit, change, skipped)
-
-
-def falls_alone(case: Case, rise: TrendTest | None, unit: float, change: HeldOutChange) -> bool:
-    """Tell whether the held-out score surely fell, at every later evaluation by much, while training did not."""
-    if case.trend.kind is TrendKind.FALLING or rise is None or rise.effect < 0 or change.interval is None:
-        return False
-    if len(change.scores) < EVALUATIONS or change.interval[1] >= 0:
-        return False
-    return change.first - max(change.scores[1:]) > HALF * _deviation(change, unit)
 
 
 def _sure_rise(case: Case, metric: str, unit: float, change: HeldOutChange, skipped: int) -> float:
