@@ -10,8 +10,8 @@ from uptrend.doctor.rank import alarms, rank
 from uptrend.records import CannotTell, Finding, Report, RunView
 
 # Alarms beside which a rising reward does not show that the task is learned.
-PAID_ALONE = {"kl.runaway", "data.memorized", "data.leak", "task.evaluator-exposed", "reward.hackable"}
-PAID_ALONE |= {"reward.component-dominates", "reward.length-hacking", "reward.misaligned"}
+DOUBTS = "kl.runaway data.memorized data.leak task.evaluator-exposed reward.hackable reward.misaligned"
+PAID_ALONE = {*DOUBTS.split(), "reward.component-dominates", "reward.length-hacking"}
 
 
 def diagnose(view: RunView) -> Report:

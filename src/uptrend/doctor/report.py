@@ -93,8 +93,7 @@ def print_report(report: Report, console: Console, verbose: bool = False) -> Non
     """Print the trend, the causes in order, and what could not be told; shortened unless `verbose`."""
     _print(console, _title(report), "dim", 0)
     kind, headline = report.trend.kind, report.trend.headline or str(report.trend.kind)
-    is_qualified = kind is TrendKind.LEARNING and headline != kind
-    _print(console, headline.upper(), STYLES[TrendKind.TOO_SHORT if is_qualified else kind], 0)
+    _print(console, headline.upper(), STYLES[kind if headline == kind else TrendKind.TOO_SHORT], 0)
     _print(console, report.trend.sentence)
     _print(console, _held_out(report))
     summaries = {finding.summary for finding in report.findings}

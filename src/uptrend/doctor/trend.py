@@ -22,9 +22,9 @@ SMALLEST = 0.2
 # From this share of dead groups on, over the whole run, a drift of the reward is the mix of prompts.
 ALL_DEAD = 0.97
 CONSTANT = "Constant"
-# All updates together / the weights' length below which nothing was learned, and KL of a policy that did move.
-UNMOVED, MOVED_KL = 1e-5, 1e-3
-KL = "kl/reference/mean"
+# All updates / the weights' length that teach nothing, KL of a policy that did move, and p-value of a sure rise.
+UNMOVED, MOVED_KL, BEYOND_CHANCE = 1e-5, 1e-3, 1e-3
+STILL = "weights/update/norm", "weights/norm", "gradient/norm/before", "kl/reference/mean"
 # Points below which a fall can't be told from noise, and the least share of all gains that a collapse loses.
 SHORTEST = 12
 SHARE_LOST = 0.5
@@ -136,7 +136,7 @@ def judge_trend(curves: RunCurves, collapse: Collapse | None, held_out: HeldOutC
 
 
 def _decide(curves: RunCurves, values: Floats, line: TrendTest, collapse: Collapse | None) -> tuple[TrendKind, str]:
-    if artifact := _artifact(curves, values):
+    if artifact := _artifact(curves, values, line.p):
         return TrendKind.FLAT, artifact
     if collapse is not None:
         return TrendKind.FALLING, f"It fell from {collapse.best:.3g} and stayed down"
@@ -155,15 +155,20 @@ def _decide(curves: RunCurves, values: Floats, line: TrendTest, collapse: Collap
     return TrendKind.TOO_SHORT, "Too short or too noisy to tell"
 
 
-def _artifact(curves: RunCurves, values: Floats) -> str:
+def _artifact(curves: RunCurves, values: Floats, p: float) -> str:
     """Return why a change, if there is one, is not the policy's; empty where it may be."""
     if np.ptp(values) <= 1e-9 * max(1.0, float(np.abs(values).max())) and len(values) >= 5:
         return CONSTANT
     dead = curves.dead_groups
     if len(dead) >= 5 and float(dead.mean()) >= ALL_DEAD and float(dead[: len(dead) // 4 or 1].mean()) >= ALL_DEAD:
         return "Nothing to learn from, because rewards in a group never differ; a drift is the mix of prompts"
-    if why := _unmoved(curves):
-        return f"{why}, so that a drift is chance or the mix of prompts"
+    update, norm, slope, kl = (curves.curve(metric)[1] for metric in STILL)
+    if len(update) >= 5 and float(update.sum()) <= UNMOVED * float(norm[0] if len(norm) else 0.0):
+        return "The weights never changed, or hardly, so that a drift is chance or the mix of prompts"
+    # Where updates, KL or a rise beyond all chance show a move, somebody rounded the norm away.
+    is_still = not update.any() and float(kl.max(initial=0.0)) <= MOVED_KL and p > BEYOND_CHANCE
+    if len(slope) >= 5 and not slope.any() and is_still:
+        return "The gradient is 0 at every step, so that a drift is chance or the mix of prompts"
     entropy, gradient = curves.course("learner/entropy/mean"), curves.course("gradient/norm/before")
     if entropy is None or gradient is None or len(values) < FEWEST_POINTS:
         return ""
@@ -172,18 +177,6 @@ def _artifact(curves: RunCurves, values: Floats) -> str:
     is_fixed = entropy.last < 0.01 * entropy.first and gradient.last < 0.001 * gradient.first
     if is_fixed and measure_trend(half) is not None and curves.height(float(np.median(half))) < 0.7:
         return "The policy froze into one answer below the best it had seen"
-    return ""
-
-
-def _unmoved(curves: RunCurves) -> str:
-    """Return how it shows that the policy never moved; empty where it may have."""
-    update, norm, kl = (curves.curve(metric)[1] for metric in ("weights/update/norm", "weights/norm", KL))
-    if len(update) >= 5 and (not update.any() or (len(norm) and float(update.sum()) < UNMOVED * float(norm[0]))):
-        return "The weights never changed, or hardly"
-    gradient = curves.curve("gradient/norm/before")[1]
-    # Where updates or KL show a move, somebody rounded the norm away.
-    if len(gradient) >= 5 and not gradient.any() and not update.any() and float(kl.max(initial=0.0)) <= MOVED_KL:
-        return "The gradient is 0 at every step"
     return ""
 
 

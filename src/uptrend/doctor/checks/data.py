@@ -176,38 +176,36 @@ def held_out_falls(case: Case) -> Answer:
     # are seen to be large it is a suspicion, and a note where sampled answers in training are as good as before.
     at = f" of {rate:.2g}" if (rate := case.value("learning.lr")) else ""
     text = f"{fell}, and the training reward did not make up for it: steps at a learning rate{at} may be too large."
-    large = _large_steps(case)
+    large = _large_steps(case, right)
     is_sure = large or case.trend.kind is TrendKind.FALLING or change.chance * (len(change.scores) - 1) < LEVEL / 10
     return Found(warn_if(bool(is_sure)), SIGNAL if large else SUSPICION, text, shown + large, "optimizer.lr-large")
 
 
 def _left_behind(case: Case, right: Curve | None, change: HeldOutChange) -> bool:
-    """Tell whether right answers in training rose, and those held out did not follow or fell."""
-    rise = trend_until(case.view, right.metric, change.at[-1]) if right is not None else None
+    """Tell whether training tasks are solved more often than those held out, which fell or did not follow."""
+    rise = trend_until(case.view, RIGHT, change.at[-1])
     if right is None or rise is None or rise.effect - change.effect < GAP:
         return False
-    if change.fell and right.last - change.last > GAP:  # its own tasks are solved more often than those held out
-        return True
     unit = math.sqrt(max(0.01, right.last * (1 - right.last)))
-    return case.is_learning and stands_still(case, right.metric, unit, change)
+    is_worse = change.fell and right.last - change.last > GAP
+    return is_worse or (case.is_learning and stands_still(case, RIGHT, unit, change))
 
 
 # An update / the weights' length, of which 0.001 is usual, and change of the log of entropy, that are large.
 STRIDE, STIRRED = 0.005, 0.5
 
 
-def _large_steps(case: Case) -> list[Evidence]:
-    shown, metrics, entropy = [], case.view.metrics, case.course(ENTROPY)
+def _large_steps(case: Case, right: Curve | None) -> list[Evidence]:
+    """Return what shows that steps were large: their length, the entropy, or training answers that fell as well."""
+    shown, metrics, entropy = list[Evidence](), case.view.metrics, case.course(ENTROPY)
     if case.has("weights/update/norm", "weights/norm") and not case.value("model.lora"):
         stride = float(np.nanmedian(metrics["weights/update/norm"] / metrics["weights/norm"]))
         shown += [Evidence(f"A step is {stride:.1%} of the weights' length.", stride)] if stride > STRIDE else []
     if entropy is not None and min(entropy.begin, entropy.last) < math.exp(-STIRRED) * max(entropy.begin, entropy.last):
         shown.append(case.evidence(entropy.metric, f"Entropy {entropy.begin:.3g} → {entropy.last:.3g}."))
+    if right is not None and (first := float(right.values[0])) > max(2 * right.last, right.last + GAP):
+        shown.append(case.evidence(RIGHT, f"Right in training {first:.3g} at first, {right.last:.3g} at last."))
     return shown
-
-
-# Training steps beside the first evaluation that are compared with it.
-BESIDE = 3
 
 
 @check("eval.unlike-training", needs=[RIGHT, "sampling/rollouts/count", ENTROPY, LENGTH])
@@ -217,8 +215,9 @@ def unlike_training(case: Case) -> Answer:
     if entry is None:
         return Lacking("no held-out accuracy on a known number of tasks")
     steps, rights = case.curve(RIGHT)
-    near, info = np.abs(steps - int(entry.get("step", 0))) <= BESIDE, case.view.info
-    if not near.any() or info.get("tasks", {}).get("name") != info.get("eval", {}).get("name"):
+    near = np.abs(steps - int(entry.get("step", 0))) <= 1
+    named, evaluated = (case.view.info.get(key, {}).get("name") for key in ("tasks", "eval"))
+    if not near.any() or not named or named != evaluated:
         return None  # another taskset may be harder
     # Rollouts of one task are alike: a group counts as two.
     count = 2 * float(case.curve("sampling/rollouts/count")[1][0]) * near.sum() / max(2, case.value("sampling.size", 2))
@@ -231,10 +230,9 @@ def unlike_training(case: Case) -> Answer:
     sure = math.exp(-start(case.curve(ENTROPY)[1], 0.05) * start(case.curve(LENGTH)[1], 0.05))
     if low <= (1 + most) / 2 and high >= least * sure:
         return None
-    rates = f"{told:.0%} of training rollouts, and in {held:.0%} of held-out tasks"
-    text = f"At step {steps[near][0]} the model is right in {rates}"
+    rates = f"{told:.0%} of training rollouts and {held:.0%} of held-out tasks"
     shown = Evidence(f"99.5% intervals {low:.2f} to {high:.2f}, and {least:.2f} to {most:.2f}.", held - told, "eval")
-    return Found(WARNING, SIGNAL, f"{text}: prompts or scorers differ.", [shown])
+    return Found(WARNING, SIGNAL, f"One model is right in {rates}: prompts or scorers differ.", [shown])
 
 
 @check("eval.noise")
@@ -249,9 +247,6 @@ def eval_noise(case: Case) -> Answer:
     if not low <= 0 <= high:
         return None
     on = f" on {change.tasks} tasks" if change.tasks else ""
-    moved = (
-        f"The held-out change of {change.effect:+.3g}{on}" if change.effect else f"The held-out score{on} is the same"
-    )
-    inside = f"{moved}{' lies inside' if change.effect else ', within'} its 95% interval, {low:+.3g} to {high:+.3g}"
+    inside = f"The held-out change of {change.effect:+.3g}{on} lies inside its 95% interval, {low:+.3g} to {high:+.3g}"
     shown = Evidence(f"{change.first:.3g} → {change.last:.3g}.", change.effect, "eval", change.at[-1])
     return Found(NOTE, PROOF, f"{inside}: it shows neither a gain nor a loss.", [shown])

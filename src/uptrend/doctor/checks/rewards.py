@@ -286,23 +286,21 @@ def length_hacking(case: Case) -> Found | None:
         text += ", until nearly all are cut by the limit"
     if is_paid and is_empty:
         text += ", and the held-out figure does not follow"
+    within = "" if inside is None else f", {inside:+.2f} between rollouts of a group"
     evidence = [
         case.evidence(LENGTH, f"Length × {growth:.2f} from the first steps to the last quarter."),
-        Evidence(f"Rank correlation of length and reward {together:+.2f}.", together, REWARD),
+        Evidence(f"Rank correlation of length and reward {together:+.2f}{within}.", together, REWARD),
     ]
-    if inside is not None:
-        evidence.append(Evidence(f"Between rollouts of a group they correlate at {inside:+.2f}.", inside, REWARD))
     sure = (WARNING, SIGNAL) if is_paid and (is_empty or is_boundless) else (NOTE, SUSPICION)
     return Found(*sure, f"{text}.", evidence)
 
 
 def _paid_by_length(case: Case) -> float | None:
     """Return the correlation of length and reward between the rollouts of a group; None where it is not known."""
-    steps = [g for g in case.groups if g.rows.has("roles")]
-    centered = [(g.rows.lengths_n[g.place_n], g) for g in steps]
-    pairs = [(n - (group_sum(n, g.group_n) / g.size_g)[g.group_n], g.centered_n) for n, g in centered]
-    x, y = (np.concatenate([pair[i] for pair in pairs] or [np.zeros(0)]) for i in (0, 1))
-    return None if not len(x) else float(x @ y / math.sqrt((x @ x) * (y @ y) or 1.0))
+    steps = [(g, g.rows.lengths_n[g.place_n].astype(np.float64)) for g in case.groups if g.rows.has("roles")]
+    x = np.concatenate([n - (group_sum(n, g.group_n) / g.size_g)[g.group_n] for g, n in steps] or [np.zeros(0)])
+    y = np.concatenate([g.centered_n for g, _ in steps] or [np.zeros(0)])
+    return float(x @ y / math.sqrt((x @ x) * (y @ y) or 1.0)) if len(x) else None
 
 
 def _runs_into_its_limit(case: Case, lengths: Floats, rewards: Floats) -> bool:

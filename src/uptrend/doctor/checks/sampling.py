@@ -150,8 +150,8 @@ def _is_sure_of_itself(case: Case) -> bool:
 
 def _is_brief(case: Case) -> bool:
     """Tell whether the limit leaves so few tokens that hardly any answer fits."""
-    longest = case.course("sampling/length/max")
-    return longest is not None and longest.last <= BRIEF
+    longest, limit = case.course("sampling/length/max"), case.value("sampling.max_tokens")
+    return limit <= BRIEF if limit else longest is not None and longest.last <= BRIEF
 
 
 def _suspected_endings(case: Case) -> Found | None:
@@ -288,18 +288,20 @@ def _copies(case: Case, steps: list[Grouped], dead: float) -> Found | None:
     size = int(np.median(np.concatenate([g.size_g for g in steps])))
     text = f"of {size} rollouts per group {distinct * size:.1f} differ, and {dead:.0%} of the groups are dead"
     shown = [_seen_dead(steps, text, distinct, "sampling/distinct/share")]
-    temperature = case.value("sampling.temperature")
+    temperature, entropy = case.value("sampling.temperature"), case.course(ENTROPY)
     if temperature is not None:
         shown.append(Evidence(f"sampling.temperature is {temperature:g}", float(temperature)))
+    # One text for all, before any update, from a policy that is not sure of itself: nothing was drawn at random.
+    is_greedy = float(_distinct(steps[0]).mean()) * size < 1.5 and entropy is not None and entropy.values[0] > 0.1
     summary = "The rollouts of a group are nearly the same: at this temperature there is nothing to compare."
-    sure = (WARNING, SIGNAL) if temperature is not None and temperature < 0.6 else (NOTE, SUSPICION)
+    sure = (WARNING, SIGNAL) if is_greedy or (temperature or 1.0) < 0.6 else (NOTE, SUSPICION)
     return Found(*sure, summary, shown, COLD)
 
 
 def _small_groups(steps: list[Grouped], dead: float) -> Found | None:
     """Report groups that are mostly dead at this size and would not be at 16."""
     # Rollouts that failed count: a group that lost half of them is not small.
-    size = int(np.median(np.concatenate([np.unique(g.rows.texts("group"), return_counts=True)[1] for g in steps])))
+    size = int(np.median(np.concatenate([np.bincount(g.rows.group_n) for g in steps if g.rows.group_n is not None])))
     rates = np.concatenate([np.bincount(g.group_n, weights=_right(g)) / g.size_g for g in steps])
     if not 2 <= size < 8 or rates.std() == 0:
         return None
