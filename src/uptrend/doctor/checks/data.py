@@ -215,7 +215,7 @@ def unlike_training(case: Case) -> Answer:
     if entry is None:
         return Lacking("no held-out accuracy on a known number of tasks")
     steps, rights = case.curve(RIGHT)
-    near = np.abs(steps - int(entry.get("step", 0))) <= 1
+    near = np.abs(steps - int(entry.get("step", 0))) <= FIRST
     named, evaluated = (case.view.info.get(key, {}).get("name") for key in ("tasks", "eval"))
     if not near.any() or not named or named != evaluated:
         return None  # another taskset may be harder

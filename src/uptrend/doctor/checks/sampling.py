@@ -160,7 +160,7 @@ def _suspected_endings(case: Case) -> Found | None:
     if len(cut) == 0 or (share := float(cut.min())) < ALL or _is_sure_of_itself(case):
         return None
     # A reward that is the same for all may be so because none answers; one above the least was given for something.
-    is_constant = bool(rewards.constant_reward.alarms(case)) and case.height(float(case.curve(REWARD)[1][-1])) <= 0
+    is_constant = bool(rewards.constant_reward.alarms(case)) and case.curve(REWARD)[1][-1] <= case.reward_range[0]
     if advantages.unexplained_dead_groups(case) != advantages.AT_BOTTOM and not is_constant:
         return None
     is_brief = _is_brief(case)
