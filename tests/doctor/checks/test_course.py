@@ -11,6 +11,7 @@ import pytest
 from curve_runs import evaluations, findings, flat, healthy, ramp, severities
 from tampered import Row, each, tampered
 from uptrend.doctor.case import Case
+from uptrend.doctor.checks.data import times_met
 from uptrend.doctor.diagnose import diagnose
 from uptrend.records import Basis, RunView, Severity, TrendKind
 
@@ -184,7 +185,8 @@ def test_length_is_paid_only_where_longer_rollouts_earn_more(
 
 
 def fail_half(row: Row) -> None:
-    row.update(reward=None if row["index"] >= 4 else float(row["index"] == 0 and number(row) % 3 == 0))
+    is_right = row["index"] == 0 and number(row) % 3 == 0
+    row.update(correct=is_right, reward=None if row["index"] >= 4 else float(is_right))
 
 
 def number(row: Row) -> int:
@@ -231,3 +233,8 @@ def test_a_penalty_that_rules_the_gradient(beta: float, norms: float, is_held: b
     }
     assert ("kl.strangles" in findings(healthy(**bent), "kl.strangles")) is is_held
     assert Case(healthy(**bent)).trend.kind is TrendKind.FLAT
+
+
+@pytest.mark.parametrize(("edit", "times"), [(only(8), 4.0), (lambda _: None, 32 / 200)])
+def test_tasks_are_counted_by_what_was_drawn(tiny: RunView, edit: Any, times: float) -> None:
+    assert times_met(Case(tampered(tiny, each(edit)))) == pytest.approx(times, rel=0.1)
