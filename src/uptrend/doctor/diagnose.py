@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from uptrend.doctor.case import Case
 from uptrend.doctor.checks import examine
+from uptrend.doctor.checks.rewards import TOP
 from uptrend.doctor.curves import REWARD, thinned
 from uptrend.doctor.rank import alarms, rank
 from uptrend.records import CannotTell, Finding, Report, RunView
@@ -44,7 +45,7 @@ def _headline(case: Case, findings: Iterable[Finding]) -> str:
     kind, change, found = case.trend.kind, case.held_out, {finding.id for finding in alarms(findings)}
     if "run.nonfinite" in found:
         return f"{kind}, then NaN"
-    is_left = change is not None and (change.fell or (change.effect <= 0 and change.interval is not None))
+    is_left = change is not None and (change.fell or (change.effect <= 0 and change.interval and change.last < TOP))
     if case.is_learning:
         return "reward rises, task not shown" if is_left or found & PAID_ALONE else str(kind)
     if change is not None and (change.fell or case.is_learned):

@@ -101,9 +101,8 @@ def held_out_change(view: RunView) -> HeldOutChange | None:
     found, chance = paired or (_interval_of_counts(entries[0], entries[-1], effect), None)
     if found is None and len(scores) >= 6:  # how evaluations scatter about their line
         found = normal_interval(effect, neighbor_noise(np.array(scores)) * math.sqrt(2))
-    if chance is None:
-        error = (found[1] - found[0]) / (2 * normal_reach()) if found else math.inf
-        chance = 2 * float(ndtr(-abs(effect) / max(error, 1e-12)))
+    error = (found[1] - found[0]) / (2 * normal_reach()) if found else math.inf
+    chance = 2 * float(ndtr(-abs(effect) / max(error, 1e-12))) if chance is None else chance
     tasks = int(entries[-1].get("tasks") or 0)
     return HeldOutChange(scores[0], scores[-1], scores, at, found, tasks, paired is not None, chance)
 

@@ -107,6 +107,7 @@ def test_models_that_drift_without_falling_are_seldom_blamed() -> None:
 
 HEADLINES: dict[str, tuple[dict[str, Any], str]] = {
     "a rise": (BY_HEART | held(0.3, 0.7), "learning"),
+    "a rise where held-out tasks were solved": (BY_HEART | of(5000) | held(0.97, 0.97), "learning"),
     "a rise, nothing held out": (BY_HEART, "learning"),
     "a rise that is not followed": (BY_HEART | of(5000) | held(0.7, 0.4), "reward rises, task not shown"),
     "a rise beside a runaway": (

@@ -174,8 +174,7 @@ def held_out_falls(case: Case) -> Answer:
         return Found(WARNING, SIGNAL, text, shown, "reward.hackable")
     # Whatever else is wrong with rewards or masks lets it fall as well, and shows by itself. So without updates that
     # are seen to be large it is a suspicion, and a note where sampled answers in training are as good as before.
-    at = f" of {rate:.2g}" if (rate := case.value("learning.lr")) else ""
-    text = f"{fell}, and the training reward did not make up for it: steps at a learning rate{at} may be too large."
+    text = f"{fell}, and the training reward did not make up for it: the learning rate may be too large."
     large = _large_steps(case, right)
     is_sure = large or case.trend.kind is TrendKind.FALLING or change.chance * (len(change.scores) - 1) < LEVEL / 10
     return Found(warn_if(bool(is_sure)), SIGNAL if large else SUSPICION, text, shown + large, "optimizer.lr-large")
@@ -211,13 +210,11 @@ def _large_steps(case: Case, right: Curve | None) -> list[Evidence]:
 @check("eval.unlike-training", needs=[RIGHT, "sampling/rollouts/count", ENTROPY, LENGTH])
 def unlike_training(case: Case) -> Answer:
     """Compare the first evaluation with the training steps beside it, which the same model sampled."""
-    entry = next((e for e in case.view.evals if isinstance(e.get("accuracy"), int | float) and e.get("tasks")), None)
-    if entry is None:
-        return Lacking("no held-out accuracy on a known number of tasks")
+    entry = next((e for e in case.view.evals if isinstance(e.get("accuracy"), int | float) and e.get("tasks")), {})
     steps, rights = case.curve(RIGHT)
     near = np.abs(steps - int(entry.get("step", 0))) <= FIRST
     named, evaluated = (case.view.info.get(key, {}).get("name") for key in ("tasks", "eval"))
-    if not near.any() or not named or named != evaluated:
+    if not entry or not near.any() or not named or named != evaluated:
         return None  # another taskset may be harder
     # Rollouts of one task are alike: a group counts as two.
     count = 2 * float(case.curve("sampling/rollouts/count")[1][0]) * near.sum() / max(2, case.value("sampling.size", 2))

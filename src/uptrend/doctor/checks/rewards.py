@@ -175,8 +175,7 @@ def hackable(case: Case) -> Answer:
         return None
     if change is None and len(parts) < 2 and right is None:
         return Lacking("neither held-out evaluations nor components of the reward were logged")
-    found = _beside_held_out(case, change) if change and right is None else None
-    found = found or _only_format(case, parts)
+    found = (_beside_held_out(case, change) if change and right is None else None) or _only_format(case, parts)
     if found or right is None or not right.falls:
         return found
     text = f"The reward rose while the share of right answers fell from {right.first:.0%} to {right.last:.0%}."
