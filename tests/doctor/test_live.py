@@ -43,6 +43,12 @@ def test_news(diagnoses: list[tuple[Report, int, list[str]]]) -> None:
         assert [finding.id for finding in announced.news(told, step)] == expected
 
 
+def test_a_resumed_run_is_told_only_what_got_worse() -> None:
+    announced = Announced({INVARIANT: Severity.WARNING})
+    assert announced.news(report(INVARIANT), 1) == []
+    assert announced.news(report(INVARIANT, severity=Severity.CRITICAL), 2) != []
+
+
 def test_it_ends_when_nobody_listens(make_run: Callable[..., Path]) -> None:
     command = [sys.executable, "-m", "uptrend.doctor.live", str(make_run("alone", steps=3))]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=True)

@@ -1,10 +1,18 @@
 """From a view of a run to the doctor's report. No torch."""
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 from uptrend.doctor.case import Case
 from uptrend.doctor.checks import examine
+from uptrend.doctor.checks.rewards import TOP
 from uptrend.doctor.curves import REWARD, thinned
-from uptrend.doctor.rank import rank
+from uptrend.doctor.rank import alarms, rank
 from uptrend.records import CannotTell, Finding, Report, RunView
+
+# Alarms beside which a rising reward does not show that the task is learned.
+DOUBTS = "kl.runaway data.memorized data.leak task.evaluator-exposed reward.hackable reward.misaligned"
+PAID_ALONE = {*DOUBTS.split(), "reward.component-dominates", "reward.length-hacking"}
 
 
 def diagnose(view: RunView) -> Report:
@@ -13,7 +21,7 @@ def diagnose(view: RunView) -> Report:
     outcomes = examine(view, case)
     acquitted = _acquitted(view)
     findings = rank(o for o in outcomes if isinstance(o, Finding) and o.id not in acquitted)
-    seen = {f.id for top in findings for f in (top, *top.explains)}
+    seen = {f.id: f for top in findings for f in (top, *top.explains)}
     lacking = {o.id: o for o in outcomes if isinstance(o, CannotTell) and o.id not in seen}
     damaged = f"step{'s' * (len(case.damaged_steps) > 1)} {', '.join(map(str, case.damaged_steps))}"
     damage = [f"The rollouts of {damaged} are damaged and were left out."] if case.damaged_steps else []
@@ -22,13 +30,46 @@ def diagnose(view: RunView) -> Report:
         trainer=view.trainer,
         name=view.name,
         steps=len(view.steps),
-        trend=case.trend,
+        trend=replace(case.trend, headline=_headline(case, seen.values())),
         findings=findings,
         cannot_tell=tuple(lacking[id] for id in sorted(lacking)),
+        missing=tuple(_missing(case)),
         notes=(*view.notes, *damage),
         unknown=tuple(sorted(view.unknown)),
         curve=thinned(*view.curve(REWARD)),
     )
+
+
+def _headline(case: Case, findings: Iterable[Finding]) -> str:
+    """Return the trend in words, qualified by what else is seen."""
+    kind, change, found = case.trend.kind, case.held_out, {finding.id for finding in alarms(findings)}
+    if "run.nonfinite" in found:
+        return f"{kind}, then NaN"
+    is_left = change is not None and (change.fell or (change.effect <= 0 and change.interval and change.last < TOP))
+    if case.is_learning:
+        return "reward rises, task not shown" if is_left or found & PAID_ALONE else str(kind)
+    if change is not None and (change.fell or case.is_learned):
+        return f"{kind}, held-out {'falls' if change.fell else 'rises'}"
+    return str(kind)
+
+
+def _missing(case: Case) -> list[str]:
+    """Say which kinds of evidence a run lacks, and how to get each."""
+    ours, is_trl = case.view.trainer == "uptrend", case.view.trainer == "trl"
+    moved = case.curve("kl/reference/mean")[1].any() or case.has("weights/update/norm")
+    kinds = [
+        (case.held_out, "held-out tasks", "eval.tasks = 100" if ours else "an evaluation set",
+         "whether it learns the task"),
+        (case.view.rollout_steps, "rollouts", "uptrend.bridge.trl.watch(trainer)" if is_trl else "a run directory",
+         "tokens, masks, advantages and texts"),
+        (moved, "KL", f"{'learning.kl.beta' if ours else 'a KL weight'} = 0.001", "how far the policy moved"),
+        (case.has("learner/entropy/mean"), "entropy", "its curve", "whether it still explores"),
+        (len(case.cut_by_length), "endings", "the share cut by length", "whether answers fit their limit"),
+        (len(case.dead_groups), "dead groups", "their share", "how much there is to learn from"),
+    ]  # fmt: skip
+    if case.has("warmstart/loss/mean") or not len(case.view.steps):
+        return []
+    return [f"no {what}: {how} would show {shown}" for is_there, what, how, shown in kinds if not is_there]
 
 
 def _acquitted(view: RunView) -> set[str]:

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -94,8 +94,8 @@ class DoctorProcess(SideProcess):
 class Announced:
     """Alarms that have been told already, and those that wait to be seen a second time."""
 
-    def __init__(self) -> None:
-        self._told: dict[str, Severity] = {}
+    def __init__(self, told: Mapping[str, Severity] | None = None) -> None:
+        self._told = dict(told or {})
         # Step from which on every diagnosis has had the alarm.
         self._since: dict[str, int] = {}
 
@@ -117,7 +117,9 @@ class Announced:
 
 def attend(path: Path, orders: TextIO, say: Callable[[dict[str, Any]], None]) -> None:
     """Diagnose a growing run whenever it has new steps, until told to end."""
-    announced, last_step, pause = Announced(), -1, PAUSE
+    # What a resumed run was told before is not told again.
+    told = {str(e["id"]): Severity(e["severity"]) for e in Run(path).events if e.get("event") == "finding"}
+    announced, last_step, pause = Announced(told), -1, PAUSE
     while not select.select([orders], [], [], pause)[0]:
         began = time.perf_counter()
         with contextlib.suppress(RecordError):  # half-written for a moment: the next diagnosis will do

@@ -47,6 +47,7 @@ def _run_table(report: Report) -> dict[str, Any]:
         **{key: plain(value) for key, value in vars(report.trend).items() if key != "kind"},
         "findings": [*map(finding_table, report.findings), *symptoms],
         "cannot_tell": [dict(vars(lack)) for lack in report.cannot_tell],
+        "missing": list(report.missing),
         "notes": list(report.notes),
         "unknown": list(report.unknown),
     }
@@ -91,7 +92,8 @@ def plain(value: Any) -> Any:
 def print_report(report: Report, console: Console, verbose: bool = False) -> None:
     """Print the trend, the causes in order, and what could not be told; shortened unless `verbose`."""
     _print(console, _title(report), "dim", 0)
-    _print(console, report.trend.kind.upper(), STYLES[report.trend.kind], 0)
+    kind, headline = report.trend.kind, report.trend.headline or str(report.trend.kind)
+    _print(console, headline.upper(), STYLES[kind if headline == kind else TrendKind.TOO_SHORT], 0)
     _print(console, report.trend.sentence)
     _print(console, _held_out(report))
     summaries = {finding.summary for finding in report.findings}
@@ -103,6 +105,8 @@ def print_report(report: Report, console: Console, verbose: bool = False) -> Non
         console.print()
         _print_finding(place, finding, report.trainer, console, verbose)
     console.print()
+    for line in report.missing:
+        _print(console, line, "dim")
     if verbose:
         for lack in report.cannot_tell:
             _print(console, f"cannot tell {lack.id}: {lack.needs}", "dim")

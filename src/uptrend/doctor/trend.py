@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy.special import bdtr, ndtr
 
 from uptrend.doctor.curves import LEVEL, REWARD, RunCurves
 from uptrend.records import RecordError, RunView, Trend, TrendKind
 from uptrend.records.view import Floats
 from uptrend.stats.formatting import change, interval, plural
-from uptrend.stats.intervals import normal_interval
+from uptrend.stats.intervals import normal_interval, normal_reach
 from uptrend.stats.trend import TrendTest, measure_trend, neighbor_noise
 
 # Without a trend, fewer points than this say nothing.
@@ -21,6 +22,9 @@ SMALLEST = 0.2
 # From this share of dead groups on, over the whole run, a drift of the reward is the mix of prompts.
 ALL_DEAD = 0.97
 CONSTANT = "Constant"
+# All updates / the weights' length that teach nothing, KL of a policy that did move, and p-value of a sure rise.
+UNMOVED, MOVED_KL, BEYOND_CHANCE = 1e-5, 1e-3, 1e-3
+STILL = "weights/update/norm", "weights/norm", "gradient/norm/before", "kl/reference/mean"
 # Points below which a fall can't be told from noise, and the least share of all gains that a collapse loses.
 SHORTEST = 12
 SHARE_LOST = 0.5
@@ -51,10 +55,17 @@ class HeldOutChange:
     """Number of tasks; 0 where it is not known."""
     paired: bool
     """True where the same tasks were compared one by one."""
+    chance: float = 1.0
+    """Chance of so large a change without a cause: McNemar's exact test where paired."""
 
     @property
     def effect(self) -> float:
         return self.last - self.first
+
+    @property
+    def fell(self) -> bool:
+        """True where it surely fell; each evaluation after the first was one more chance to look so."""
+        return self.effect < 0 and self.chance * (len(self.scores) - 1) < LEVEL
 
 
 def find_collapse(curves: RunCurves) -> Collapse | None:
@@ -86,12 +97,14 @@ def held_out_change(view: RunView) -> HeldOutChange | None:
         return None
     entries, scores = zip(*scored, strict=True)
     at = tuple(int(entry.get("step", 0)) for entry in entries)
-    paired, effect = _paired_interval(view, at[0], at[-1]), scores[-1] - scores[0]
-    found = paired or _interval_of_counts(entries[0], entries[-1], effect)
+    paired, effect = _paired_change(view, at[0], at[-1]), scores[-1] - scores[0]
+    found, chance = paired or (_interval_of_counts(entries[0], entries[-1], effect), None)
     if found is None and len(scores) >= 6:  # how evaluations scatter about their line
         found = normal_interval(effect, neighbor_noise(np.array(scores)) * math.sqrt(2))
+    error = (found[1] - found[0]) / (2 * normal_reach()) if found else math.inf
+    chance = 2 * float(ndtr(-abs(effect) / max(error, 1e-12))) if chance is None else chance
     tasks = int(entries[-1].get("tasks") or 0)
-    return HeldOutChange(scores[0], scores[-1], scores, at, found, tasks, paired is not None)
+    return HeldOutChange(scores[0], scores[-1], scores, at, found, tasks, paired is not None, chance)
 
 
 def judge_trend(curves: RunCurves, collapse: Collapse | None, held_out: HeldOutChange | None) -> Trend:
@@ -122,7 +135,7 @@ def judge_trend(curves: RunCurves, collapse: Collapse | None, held_out: HeldOutC
 
 
 def _decide(curves: RunCurves, values: Floats, line: TrendTest, collapse: Collapse | None) -> tuple[TrendKind, str]:
-    if artifact := _artifact(curves, values):
+    if artifact := _artifact(curves, values, line.p):
         return TrendKind.FLAT, artifact
     if collapse is not None:
         return TrendKind.FALLING, f"It fell from {collapse.best:.3g} and stayed down"
@@ -141,15 +154,20 @@ def _decide(curves: RunCurves, values: Floats, line: TrendTest, collapse: Collap
     return TrendKind.TOO_SHORT, "Too short or too noisy to tell"
 
 
-def _artifact(curves: RunCurves, values: Floats) -> str:
+def _artifact(curves: RunCurves, values: Floats, p: float) -> str:
     """Return why a change, if there is one, is not the policy's; empty where it may be."""
     if np.ptp(values) <= 1e-9 * max(1.0, float(np.abs(values).max())) and len(values) >= 5:
         return CONSTANT
-    dead, update = curves.dead_groups, curves.curve("weights/update/norm")[1]
+    dead = curves.dead_groups
     if len(dead) >= 5 and float(dead.mean()) >= ALL_DEAD and float(dead[: len(dead) // 4 or 1].mean()) >= ALL_DEAD:
-        return "Groups had no spread to learn from, so that a drift is the mix of prompts"
-    if len(update) >= 5 and not update.any():
-        return "No weight ever changed, so that a drift is the mix of prompts"
+        return "Nothing to learn from, because rewards in a group never differ; a drift is the mix of prompts"
+    update, norm, slope, kl = (curves.curve(metric)[1] for metric in STILL)
+    if len(update) >= 5 and float(update.sum()) <= UNMOVED * float(norm[0] if len(norm) else 0.0):
+        return "The weights never changed, or hardly, so that a drift is chance or the mix of prompts"
+    # Where updates, KL or a rise beyond all chance show a move, somebody rounded the norm away.
+    is_still = not update.any() and float(kl.max(initial=0.0)) <= MOVED_KL and p > BEYOND_CHANCE
+    if len(slope) >= 5 and not slope.any() and is_still:
+        return "The gradient is 0 at every step, so that a drift is chance or the mix of prompts"
     entropy, gradient = curves.course("learner/entropy/mean"), curves.course("gradient/norm/before")
     if entropy is None or gradient is None or len(values) < FEWEST_POINTS:
         return ""
@@ -161,8 +179,8 @@ def _artifact(curves: RunCurves, values: Floats) -> str:
     return ""
 
 
-def _paired_interval(view: RunView, first: int, last: int) -> tuple[float, float] | None:
-    """Return the interval from the tasks that changed sides; None where rollouts of an evaluation were not kept."""
+def _paired_change(view: RunView, first: int, last: int) -> tuple[tuple[float, float], float] | None:
+    """Return interval and p-value from the tasks that changed sides; None where an evaluation's were not kept."""
     right: list[dict[str, bool]] = []
     for step in (first, last):
         try:
@@ -175,8 +193,12 @@ def _paired_interval(view: RunView, first: int, last: int) -> tuple[float, float
     shared = sorted(right[0].keys() & right[1].keys())
     if len(shared) < 10:
         return None
-    moves = np.array([float(right[1][task]) - float(right[0][task]) for task in shared])
-    return normal_interval(float(moves.mean()), float(moves.std(ddof=1)) / math.sqrt(len(moves)))
+    gained, lost = (sum(right[k][task] > right[1 - k][task] for task in shared) for k in (1, 0))
+    # Half a task more in each of the four cells (Agresti and Min 2005): no change in ten tasks has an error too.
+    more, less, count = gained + 0.5, lost + 0.5, len(shared) + 2
+    low, high = normal_interval((more - less) / count, math.sqrt(more + less - (more - less) ** 2 / count) / count)
+    chance = min(1.0, 2 * float(bdtr(min(gained, lost), gained + lost, 0.5)))
+    return (max(-1.0, low), min(1.0, high)), chance
 
 
 def _interval_of_counts(first: Mapping[str, Any], last: Mapping[str, Any], effect: float) -> tuple[float, float] | None:

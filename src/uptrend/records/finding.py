@@ -155,6 +155,8 @@ class Trend:
     """The chance that this run would have shown the smallest effect that matters."""
     held_out: Mapping[str, Any] = field(default_factory=dict)
     """The held-out change: first, last, effect, interval, tasks; empty where nothing was held out."""
+    headline: str = ""
+    """The kind in words, qualified where held-out scores or findings disagree with it."""
 
 
 @dataclass(frozen=True)
@@ -169,6 +171,8 @@ class Report:
     findings: tuple[Finding, ...]
     """The causes, likeliest first; symptoms folded under them."""
     cannot_tell: tuple[CannotTell, ...]
+    missing: tuple[str, ...] = ()
+    """Kinds of evidence that the run lacks, each with how to get it."""
     notes: tuple[str, ...] = ()
     """Sentences on how the log was read."""
     unknown: tuple[str, ...] = ()
@@ -183,7 +187,7 @@ class Report:
 
     def _repr_html_(self) -> str:
         """Return a table for notebooks: trend, then each finding with its fix."""
-        rows = [("trend", f"{self.trend.kind.value}: {self.trend.sentence}")]
+        rows = [("trend", f"{self.trend.headline or self.trend.kind.value}: {self.trend.sentence}")]
         for f in self.findings:
             rows.append((f"{f.severity.value}: {f.id}", f"{f.summary} {f.fix.sentence if f.fix else ''}"))
         return html_table(rows)

@@ -41,8 +41,10 @@ class LiveDoctor:
             self._say(f"The doctor did not answer. Ask again: uptrend doctor {run.path}")
             return
         alarms = [f["id"] for f in report["findings"] if f["severity"] != "note" and f["symptom_of"] is None]
-        told = f"; {', '.join(alarms[:3])}. Read why: uptrend doctor {run.path}"
-        self._say(f"Doctor: {report['trend']}{told if alarms else ', nothing that asks for a change.'}")
+        named = f"; {', '.join(alarms[:3])}" if alarms else ""
+        is_fine = not alarms and report["headline"] == report["trend"]
+        end = ", nothing that asks for a change." if is_fine else f". Read why: uptrend doctor {run.path}"
+        self._say(f"Doctor: {report['headline']}{named}{end}")
 
     def _pass_on(self, finding: dict[str, Any]) -> Stop | None:
         kept = {key: finding[key] for key in ("id", "severity", "confidence", "summary", "step")}

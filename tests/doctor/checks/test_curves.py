@@ -301,10 +301,10 @@ COMPLETIONS: Table = {
     "copies where rollouts can be asked": (COPIES | {"rollout_steps": (1, 2)}, {}),
     "copies that learn": ({DEAD: 0.8, ENTROPY: 0.04}, {}),
     "no dead groups": ({ENTROPY: 0.04, **FLAT}, {}),
-    "cut after few tokens where groups fail": (FAILING | {LONGEST: 2.0}, {TRUNCATED: WARNING, NO_STOP: WARNING}),
+    "cut after few tokens where groups fail": (FAILING | {LONGEST: 2.0}, {TRUNCATED: WARNING}),
     "cut with room where groups fail": (FAILING | {LONGEST: 512.0}, {NO_STOP: WARNING}),
     "cut where groups succeed": (FAILING | {REWARD: flat(0.95, noise=0.02)}, {NO_STOP: NOTE}),
-    "cut where a reward is spread": (FAILING | {DEAD: 1.0, LONGEST: 2.0, "reward/std": 0.0}, {NO_STOP: WARNING}),
+    "cut where a reward is spread": (FAILING | {DEAD: 1.0, LONGEST: 2.0, "reward/std": 0.0}, {TRUNCATED: WARNING}),
     "cut where updates are too small": (UNMOVED, {NO_STOP: WARNING}),
 }  # fmt: skip
 

@@ -288,7 +288,7 @@ def cut(share: float, costs: bool) -> Callable[[list[Row]], None]:
 ONE_RIGHT = repeat(lambda n: 1.0 if n < 8 else -1.0)
 TOO_LONG = "prompt: 900 tokens exceed sampling.max_prompt = 512"
 COMPLETIONS: Table = {
-    "groups that say one thing": ("tiny", ONE_RIGHT, {}, {COLD: (NOTE, 1 / 8)}),
+    "groups that say one thing": ("tiny", ONE_RIGHT, {}, {COLD: (WARNING, 1 / 8)}),
     "groups that say one thing when cold": (
         "tiny", ONE_RIGHT, {"sampling": {"temperature": 0.1}}, {COLD: (WARNING, 1 / 8)}),
     "a constant reward is no matter of temperature": ("tiny", repeat(lambda _: -1.0), {}, {}),

@@ -5,14 +5,19 @@ import math
 import numpy as np
 
 from uptrend.doctor.case import FIRST, Case
-from uptrend.doctor.check import AS_PAGE, Answer, Found, Lacking, check
-from uptrend.doctor.checks.rewards import falls_alone, stands_still
-from uptrend.doctor.curves import trend_until
-from uptrend.doctor.rank import CRITICAL, NOTE, PROOF, SIGNAL, WARNING
-from uptrend.doctor.rows import seen_in
-from uptrend.records import Evidence, RecordError
+from uptrend.doctor.check import AS_PAGE, Answer, Found, Lacking, check, warn_if
+from uptrend.doctor.checks.rewards import EVALUATIONS, stands_still
+from uptrend.doctor.curves import LEVEL, Curve, trend_until
+from uptrend.doctor.rank import CRITICAL, NOTE, PROOF, SIGNAL, SUSPICION, WARNING
+from uptrend.doctor.rows import Rows, seen_in
+from uptrend.doctor.trend import HeldOutChange
+from uptrend.records import Evidence, RecordError, Role, TrendKind
+from uptrend.stats.formatting import number
+from uptrend.stats.intervals import wilson
+from uptrend.stats.trend import start
 
 DUPLICATES, EXCEEDS = "data.duplicates", "data.batch-exceeds"
+RIGHT, ENTROPY, LENGTH = "reward/correct/share", "learner/entropy/mean", "sampling/length/mean"
 
 # Steps, and groups in each half of the run, that an order of tasks must show in; deviations from chance that a
 # difference between the halves must have, and the share of tasks that must have moved.
@@ -24,15 +29,19 @@ def order(case: Case) -> Answer:
     """Report families that come in another mix late than early; a curriculum in the config is no fault."""
     if case.value("tasks.stages"):
         return None
-    rows, family = [], []
+    rows, family, prompt = [], [], []
     for r in case.rows:
         if r.group_n is not None:
             heads = np.unique(r.group_n, return_index=True)[1]
             rows.append(r)
             family.append(np.array([name or "" for name in r.texts("family")])[heads])
+            prompt.append(np.bincount(r.rollout_t[r.role_t == Role.PROMPT], minlength=len(r))[heads])
     half = len(rows) // 2
     if len(rows) < STEPS or min(sum(map(len, family[:half])), sum(map(len, family[half:]))) < GROUPS:
         return Lacking(f"fewer than {STEPS} steps, or {GROUPS} groups early and late")
+    if len(set(np.concatenate(family))) < 2:  # of one kind: data that is sorted shows in the prompts' lengths
+        middle = np.median(np.concatenate(prompt))
+        family = [np.where(lengths > middle, "long prompts", "short prompts") for lengths in prompt]
     early, late = np.concatenate(family[:half]), np.concatenate(family[half:])
     names = np.union1d(early, late)
     if len(names) < 2:
@@ -65,17 +74,16 @@ def repeats(case: Case) -> Answer:
         if r.group_n is None or r.task_n is None:
             return Lacking("no group ids")
         # The task of each group that was learned from, and rollouts whose task an earlier group of the step has too.
-        heads = np.unique(r.group_n[r.kept_n], return_index=True)[1]
-        drawn.append([str(task) for task in np.array(r.texts("task"))[r.kept_n][heads]])
+        drawn.append(_drawn(r))
         first = np.unique(r.task_n, return_index=True)[1]  # tasks are numbered from 0, so that first[task] is its place
         second.append(np.asarray((r.group_n[first][r.task_n] != r.group_n) & r.kept_n))
     if not rows:
         return Lacking("some rollouts have no task id")
-    count = case.view.info.get("tasks", {}).get("count") or case.value("tasks.train")
-    declared = int(count) if isinstance(count, int) and count > 0 else None
+    declared = _task_count(case)
     most, total, unique = max(map(len, drawn)), sum(map(len, drawn)), sum(len(set(d)) for d in drawn)
-    if declared is not None and most > declared:
-        shown = Evidence(f"a step has {most} groups, and there are {declared} tasks", most, step=rows[0].step)
+    there = declared or len({task for step in drawn for task in step})
+    if most > there and (declared or len(rows) >= STEPS):
+        shown = Evidence(f"a step has {most} groups, and there are {there} tasks", most, step=rows[0].step)
         return Found(WARNING, PROOF, AS_PAGE, [shown], EXCEEDS)
     if unique < 0.9 * total:
         text = f"of {total} groups in {len(rows)} steps {total - unique} have a task that another group of the step has"
@@ -90,6 +98,19 @@ def repeats(case: Case) -> Answer:
             shown = Evidence(text, different / expected, step=rows[:steps][-1].step)
             return Found(WARNING, PROOF, AS_PAGE, [shown], DUPLICATES)
     return None
+
+
+def _drawn(r: Rows) -> list[str]:
+    """Return the task of each group of a step that was learned from."""
+    assert r.group_n is not None
+    heads = np.unique(r.group_n[r.kept_n], return_index=True)[1]
+    return [str(task) for task in np.array(r.texts("task"))[r.kept_n][heads]]
+
+
+def _task_count(case: Case) -> int | None:
+    """Return the number of tasks that there are, else that were asked for; None where neither is known."""
+    count = case.view.info.get("tasks", {}).get("count") or case.value("tasks.train")
+    return int(count) if isinstance(count, int) and count > 0 else None
 
 
 @check("data.leak", columns=["task"])
@@ -119,32 +140,96 @@ def leak(case: Case) -> Answer:
 GAP, MET = 0.15, 2
 
 
-@check("data.memorized")
-def memorized(case: Case) -> Answer:
-    """Report right answers on the tasks trained on that leave those held out behind."""
-    right, change = case.course("reward/correct/share"), case.held_out
-    if right is None or change is None:
-        return Lacking("it takes the share of right answers in training and two held-out evaluations")
+def times_met(case: Case) -> float:
+    """Return how often a task was met on average; 0 where it is not known."""
+    drawn = [task for r in case.rows if r.group_n is not None for task in _drawn(r)]
+    per_step, tasks = len(drawn) / len(case.rows) if drawn else case.value("sampling.groups", 0), _task_count(case)
+    seen = len(set(drawn))
+    if len(drawn) >= 20 and seen < 0.9 * len(drawn):  # the config may ask for more tasks than there are
+        tasks = next(n for n in range(seen, 10 * len(drawn)) if n * (1 - math.exp(-len(drawn) / n)) >= seen - 0.5)
+    return len(case.view.steps) * per_step / tasks if tasks and per_step else 0.0
+
+
+@check("data.memorized", "optimizer.lr-large", "reward.hackable")
+def held_out_falls(case: Case) -> Answer:
+    """Report right answers in training that leave those held out behind, and held-out scores that fall."""
+    right, change = case.course(RIGHT), case.held_out
+    if change is None:
+        return Lacking("it takes two held-out evaluations", "data.memorized")
+    left, rounds = _left_behind(case, right, change), times_met(case)
+    held_out = f"{number(change.first)} to {number(change.last)}"
+    shown = [Evidence(f"Held out {change.effect:+.3g} by step {change.at[-1]}.", change.effect, "eval", change.at[-1])]
+    if right is not None and left and not 0 < rounds < MET:
+        trained = f"Right answers in training went from {right.first:.0%} to {right.last:.0%}"
+        met = f" Each task was met about {rounds:.0f} times." if rounds else ""
+        shown.insert(0, case.evidence(right.metric, f"Right in training {right.first:.3g} → {right.last:.3g}."))
+        summary = f"{trained}, and held out from {held_out}: the run learned its tasks by heart.{met}"
+        return Found(WARNING, SIGNAL, summary, shown, "data.memorized")
+    if not change.fell or case.collapse is not None:
+        return None
+    fell = f"The held-out score fell from {held_out} (p = {max(change.chance, 1e-4):.2g})"
+    is_alone = case.trend.kind is not TrendKind.FALLING and right is None and len(change.scores) >= EVALUATIONS
+    if is_alone or (case.is_learning and not (right and right.rises)):
+        text = f"{fell}, and the training reward did not: what is learned holds for its tasks or its reward alone."
+        return Found(WARNING, SIGNAL, text, shown, "reward.hackable")
+    # Whatever else is wrong with rewards or masks lets it fall as well, and shows by itself. So without updates that
+    # are seen to be large it is a suspicion, and a note where sampled answers in training are as good as before.
+    text = f"{fell}, and the training reward did not make up for it: the learning rate may be too large."
+    large = _large_steps(case, right)
+    is_sure = large or case.trend.kind is TrendKind.FALLING or change.chance * (len(change.scores) - 1) < LEVEL / 10
+    return Found(warn_if(bool(is_sure)), SIGNAL if large else SUSPICION, text, shown + large, "optimizer.lr-large")
+
+
+def _left_behind(case: Case, right: Curve | None, change: HeldOutChange) -> bool:
+    """Tell whether training tasks are solved more often than those held out, which fell or did not follow."""
+    rise = trend_until(case.view, RIGHT, change.at[-1])
+    if right is None or rise is None or rise.effect - change.effect < GAP:
+        return False
     unit = math.sqrt(max(0.01, right.last * (1 - right.last)))
-    rise = trend_until(case.view, right.metric, change.at[-1])
-    if rise is None or rise.effect - change.effect < GAP:
+    is_worse = change.fell and right.last - change.last > GAP
+    return is_worse or (case.is_learning and stands_still(case, RIGHT, unit, change))
+
+
+# An update / the weights' length, of which 0.001 is usual, and change of the log of entropy, that are large.
+STRIDE, STIRRED = 0.005, 0.5
+
+
+def _large_steps(case: Case, right: Curve | None) -> list[Evidence]:
+    """Return what shows that steps were large: their length, the entropy, or training answers that fell as well."""
+    shown, metrics, entropy = list[Evidence](), case.view.metrics, case.course(ENTROPY)
+    if case.has("weights/update/norm", "weights/norm") and not case.value("model.lora"):
+        stride = float(np.nanmedian(metrics["weights/update/norm"] / metrics["weights/norm"]))
+        shown += [Evidence(f"A step is {stride:.1%} of the weights' length.", stride)] if stride > STRIDE else []
+    if entropy is not None and min(entropy.begin, entropy.last) < math.exp(-STIRRED) * max(entropy.begin, entropy.last):
+        shown.append(case.evidence(entropy.metric, f"Entropy {entropy.begin:.3g} → {entropy.last:.3g}."))
+    if right is not None and (first := float(right.values[0])) > max(2 * right.last, right.last + GAP):
+        shown.append(case.evidence(RIGHT, f"Right in training {first:.3g} at first, {right.last:.3g} at last."))
+    return shown
+
+
+@check("eval.unlike-training", needs=[RIGHT, "sampling/rollouts/count", ENTROPY, LENGTH])
+def unlike_training(case: Case) -> Answer:
+    """Compare the first evaluation with the training steps beside it, which the same model sampled."""
+    entry = next((e for e in case.view.evals if isinstance(e.get("accuracy"), int | float) and e.get("tasks")), {})
+    steps, rights = case.curve(RIGHT)
+    near = np.abs(steps - int(entry.get("step", 0))) <= FIRST
+    named, evaluated = (case.view.info.get(key, {}).get("name") for key in ("tasks", "eval"))
+    if not entry or not near.any() or not named or named != evaluated:
+        return None  # another taskset may be harder
+    # Rollouts of one task are alike: a group counts as two.
+    count = 2 * float(case.curve("sampling/rollouts/count")[1][0]) * near.sum() / max(2, case.value("sampling.size", 2))
+    (told, low, high), (held, least, most) = (
+        (share, *wilson(round(share * n), n, LEVEL / 10))
+        for share, n in ((float(rights[near].mean()), round(count)), (float(entry["accuracy"]), int(entry["tasks"])))
+    )
+    # A wrong greedy answer is at least as likely as the right one, so that sampled ones are right in at most half of
+    # such tasks. And a greedy answer is as likely as exp(−entropy of the text) or more, on average.
+    sure = math.exp(-start(case.curve(ENTROPY)[1], 0.05) * start(case.curve(LENGTH)[1], 0.05))
+    if low <= (1 + most) / 2 and high >= least * sure:
         return None
-    is_left_behind = case.is_learning and stands_still(case, right.metric, unit, change)
-    if not is_left_behind and not falls_alone(case, rise, unit, change):
-        return None
-    tasks, groups = case.value("tasks.train", 0), case.value("sampling.groups", 0)
-    rounds = len(case.view.steps) * groups / tasks if tasks and groups else 0.0
-    if 0 < rounds < MET:
-        return None
-    trained = f"Right answers in training went from {right.first:.0%} to {right.last:.0%}"
-    held_out = f"held out from {change.first:.0%} to {change.last:.0%}"
-    met = f" Each task was met about {rounds:.0f} times." if rounds else ""
-    shown = [
-        case.evidence(right.metric, f"Right in training {right.first:.3g} → {right.last:.3g}."),
-        Evidence(f"Held out {change.effect:+.3g} by step {change.at[-1]}.", change.effect, "eval", change.at[-1]),
-    ]
-    summary = f"{trained}, and {held_out}: the run learned its tasks by heart.{met}"
-    return Found(WARNING, SIGNAL, summary, shown)
+    rates = f"{told:.0%} of training rollouts and {held:.0%} of held-out tasks"
+    shown = Evidence(f"99.5% intervals {low:.2f} to {high:.2f}, and {least:.2f} to {most:.2f}.", held - told, "eval")
+    return Found(WARNING, SIGNAL, f"One model is right in {rates}: prompts or scorers differ.", [shown])
 
 
 @check("eval.noise")

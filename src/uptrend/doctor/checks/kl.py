@@ -81,8 +81,8 @@ def runaway(case: Case, kl: Curve) -> Found | None:
 LARGE_BETA, NEAR = 0.1, 1e-3
 # KL that a penalty may hold the policy to, and what beta × KL must weigh, where advantages are about 1.
 HELD, WEIGHTY = 0.05, 0.1
-# Whole gradient / the policy's own, above which the penalty rules it.
-RULES = 2.5
+# Whole gradient / the policy's own, above which the penalty rules it; less is enough for a weight that is heavy.
+RULES, HEAVY, RULES_HEAVY = 2.5, 0.5, 2.0
 
 
 @_check_kl("kl.strangles")
@@ -95,7 +95,9 @@ def strangles(case: Case, kl: Curve) -> Found | None:
         return None
     # At the first step, where KL is 0, the gradient is the policy's alone.
     is_ruled = len(norms) > 0 and abs(float(kl.values[0])) <= 1e-6
-    is_ruled = is_ruled and float(np.median(norms[1:])) > RULES * float(norms[0]) > 0
+    is_ruled = (
+        is_ruled and float(np.median(norms[1:])) > (RULES_HEAVY if beta >= HEAVY else RULES) * float(norms[0]) > 0
+    )
     if kl.last > NEAR and not (kl.last < HELD and (beta * kl.last >= WEIGHTY or is_ruled)):
         return None
     text = f"With beta {beta:g} the policy stays within {kl.last:.2g} nats of the reference and does not learn."

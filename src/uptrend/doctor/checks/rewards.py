@@ -11,11 +11,11 @@ from uptrend.doctor.case import Case
 from uptrend.doctor.check import Answer, Found, Lacking, by_share, check, warn_if
 from uptrend.doctor.curves import LEVEL, REWARD, Curve, trend_until
 from uptrend.doctor.rank import NOTE, PROOF, SIGNAL, SUSPICION, WARNING
-from uptrend.doctor.rows import Floats
+from uptrend.doctor.rows import Floats, group_sum
 from uptrend.doctor.trend import HeldOutChange
 from uptrend.records import Evidence, TrendKind
 from uptrend.records.rollout import OVERLONG
-from uptrend.stats.trend import TrendTest, rank_correlation
+from uptrend.stats.trend import rank_correlation
 
 CORRECT = "reward/correct/share"
 LENGTH = "sampling/length/mean"
@@ -171,12 +171,11 @@ STILL = 0.25
 def hackable(case: Case) -> Answer:
     """Report a reward that rises while what it stands for does not."""
     change, parts, right = case.held_out, case.once(parts_of), case.course(CORRECT)
-    found = _beside_held_out(case, change) if change and right is None else None
     if not case.is_learning:
-        return found
+        return None
     if change is None and len(parts) < 2 and right is None:
         return Lacking("neither held-out evaluations nor components of the reward were logged")
-    found = found or _only_format(case, parts)
+    found = (_beside_held_out(case, change) if change and right is None else None) or _only_format(case, parts)
     if found or right is None or not right.falls:
         return found
     text = f"The reward rose while the share of right answers fell from {right.first:.0%} to {right.last:.0%}."
@@ -185,17 +184,12 @@ def hackable(case: Case) -> Answer:
 
 
 def _beside_held_out(case: Case, change: HeldOutChange) -> Found | None:
-    """Judge a held-out score that fell alone, or did not follow: not at all, or not beyond its first evaluations."""
+    """Judge a held-out score that did not follow: not at all, or not beyond its first evaluations."""
     first, last = change.at[0], change.at[-1]
     line = trend_until(case.view, REWARD, last)
     told = f"Held out {change.effect:+.3g} between steps {first} and {last}, {len(change.scores)} evaluations."
     shown = [Evidence(told, change.effect, "eval", last)]
     moved = f"{change.first:.3g} → {change.last:.3g}"
-    if not case.is_learning:
-        if not falls_alone(case, line, case.rollout_spread, change):
-            return None
-        text = f"The held-out figure fell ({moved}) while the training reward did not"
-        return Found(WARNING, SIGNAL, f"{text}: what the run learns holds for its tasks or its reward alone.", shown)
     if line is None or not stands_still(case, REWARD, case.rollout_spread, change):
         return None
     rested = f"did not follow ({moved})"
@@ -245,15 +239,6 @@ def stands_still(case: Case, metric: str, unit: float, change: HeldOutChange) ->
     return float(np.ptp(later)) / own < HALF * _sure_rise(case, metric, unit, change, skipped)
 
 
-def falls_alone(case: Case, rise: TrendTest | None, unit: float, change: HeldOutChange) -> bool:
-    """Tell whether the held-out score surely fell, at every later evaluation by much, while training did not."""
-    if case.trend.kind is TrendKind.FALLING or rise is None or rise.effect < 0 or change.interval is None:
-        return False
-    if len(change.scores) < EVALUATIONS or change.interval[1] >= 0:
-        return False
-    return change.first - max(change.scores[1:]) > HALF * _deviation(change, unit)
-
-
 def _sure_rise(case: Case, metric: str, unit: float, change: HeldOutChange, skipped: int) -> float:
     """Return the least that a training score rose since an evaluation, in deviations; 0 where it may not have."""
     line = trend_until(case.view, metric, change.at[-1], change.at[skipped] if skipped else -1)
@@ -287,8 +272,10 @@ def length_hacking(case: Case) -> Found | None:
         return None
     lengths, rewards = case.view.metrics[LENGTH], case.view.metrics[REWARD]
     both = np.isfinite(lengths) & np.isfinite(rewards)
-    together = rank_correlation(lengths[both], rewards[both])
-    is_paid = case.is_learning and growth >= GROWTH and together > TOGETHER
+    together, inside = rank_correlation(lengths[both], rewards[both]), _paid_by_length(case)
+    if inside is not None and inside < STEP_BY_STEP:  # two curves that rise go together; longer rollouts earn no more
+        return None
+    is_paid = case.is_learning and growth >= GROWTH and (together if inside is None else inside) > TOGETHER
     is_empty = change is not None and change.interval is not None and change.interval[0] <= 0 and change.effect < 0.02
     is_boundless = is_paid and _runs_into_its_limit(case, lengths[both], rewards[both])
     text = f"Completions grew from {length.begin:.0f} to {length.last:.0f} tokens"
@@ -298,12 +285,21 @@ def length_hacking(case: Case) -> Found | None:
         text += ", until nearly all are cut by the limit"
     if is_paid and is_empty:
         text += ", and the held-out figure does not follow"
+    within = "" if inside is None else f", {inside:+.2f} between rollouts of a group"
     evidence = [
         case.evidence(LENGTH, f"Length × {growth:.2f} from the first steps to the last quarter."),
-        Evidence(f"Rank correlation of length and reward {together:+.2f}.", together, REWARD),
+        Evidence(f"Rank correlation of length and reward {together:+.2f}{within}.", together, REWARD),
     ]
     sure = (WARNING, SIGNAL) if is_paid and (is_empty or is_boundless) else (NOTE, SUSPICION)
     return Found(*sure, f"{text}.", evidence)
+
+
+def _paid_by_length(case: Case) -> float | None:
+    """Return the correlation of length and reward between the rollouts of a group; None where it is not known."""
+    steps = [(g, g.rows.lengths_n[g.place_n].astype(np.float64)) for g in case.groups if g.rows.has("roles")]
+    x = np.concatenate([n - (group_sum(n, g.group_n) / g.size_g)[g.group_n] for g, n in steps] or [np.zeros(0)])
+    y = np.concatenate([g.centered_n for g, _ in steps] or [np.zeros(0)])
+    return float(x @ y / math.sqrt((x @ x) * (y @ y) or 1.0)) if len(x) else None
 
 
 def _runs_into_its_limit(case: Case, lengths: Floats, rewards: Floats) -> bool:

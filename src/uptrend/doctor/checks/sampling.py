@@ -4,7 +4,7 @@ import numpy as np
 
 from uptrend.doctor.case import FIRST, Case
 from uptrend.doctor.check import AS_PAGE, Answer, Found, Lacking, by_share, check, warn_if
-from uptrend.doctor.checks import advantages, kl, optimizer
+from uptrend.doctor.checks import advantages, kl, optimizer, rewards
 from uptrend.doctor.curves import REWARD, Curve
 from uptrend.doctor.rank import CRITICAL, NOTE, PROOF, SIGNAL, SUSPICION, WARNING
 from uptrend.doctor.rows import Flags, Floats, Grouped, count_flags, grouped, seen_in
@@ -114,20 +114,20 @@ def _endings_by_curve(case: Case) -> Found | Lacking | None:
     if limit := case.value("sampling.max_tokens"):
         shown.append(Evidence(f"The limit is {limit} tokens.", float(limit), "sampling/length/max"))
     basis = SIGNAL if harm and not _is_unmoved(case) else SUSPICION
-    return Found(warn_if(bool(harm)), basis, text, shown, NO_STOP if is_always else CUT)
+    return Found(warn_if(bool(harm)), basis, text, shown, NO_STOP if is_always and not _is_brief(case) else CUT)
 
 
 def _harm(case: Case, cut: Floats) -> str:
     """Tell how curves show that cut completions score lower; empty where they do not."""
-    rewards, trend = case.curve(REWARD)[1], case.trend.kind
-    if len(rewards) == len(cut) >= 20 and float(np.std(residuals(cut, 1))) > 0.02:
-        together = rank_correlation(residuals(cut, 1), residuals(rewards, 1))
+    paid, trend = case.curve(REWARD)[1], case.trend.kind
+    if len(paid) == len(cut) >= 20 and float(np.std(residuals(cut, 1))) > 0.02:
+        together = rank_correlation(residuals(cut, 1), residuals(paid, 1))
         if together < -max(0.3, 3 / np.sqrt(len(cut))):
             return f"and steps with more of them score lower (rank correlation {together:+.2f})"
     quarter = len(cut) // 4 or 1
     if trend is TrendKind.FALLING and float(cut[-quarter:].mean() - cut[:quarter].mean()) > MANY:
         return "and the reward fell as they became more"
-    is_low = len(rewards) > 0 and case.height(float(np.median(rewards))) < 0.5
+    is_low = len(paid) > 0 and case.height(float(np.median(paid))) < 0.5
     # Where more completions are right than end by themselves, those that are cut are right too.
     right = case.curve("reward/correct/share")[1]
     is_paid = len(right) > 0 and float(np.median(right)) > 1 - float(np.median(cut)) + PAID
@@ -148,14 +148,22 @@ def _is_sure_of_itself(case: Case) -> bool:
     return curve is not None and curve.begin < 0.1
 
 
+def _is_brief(case: Case) -> bool:
+    """Tell whether the limit leaves so few tokens that hardly any answer fits."""
+    longest, limit = case.course("sampling/length/max"), case.value("sampling.max_tokens")
+    return limit <= BRIEF if limit else longest is not None and longest.last <= BRIEF
+
+
 def _suspected_endings(case: Case) -> Found | None:
     """Suspect completions that are cut before they answer, where groups fail alike."""
-    cut, longest = case.cut_by_length, case.course("sampling/length/max")
+    cut = case.cut_by_length
     if len(cut) == 0 or (share := float(cut.min())) < ALL or _is_sure_of_itself(case):
         return None
-    if advantages.unexplained_dead_groups(case) != advantages.AT_BOTTOM:
+    # A reward that is the same for all may be so because none answers; one above the least was given for something.
+    is_constant = bool(rewards.constant_reward.alarms(case)) and case.curve(REWARD)[1][-1] <= case.reward_range[0]
+    if advantages.unexplained_dead_groups(case) != advantages.AT_BOTTOM and not is_constant:
         return None
-    is_brief = longest is not None and longest.last <= BRIEF
+    is_brief = _is_brief(case)
     when = "after a few tokens" if is_brief else "by the length limit"
     what = "be cut before they answer" if is_brief else "never stop by themselves"
     text = f"Nearly all completions are cut {when}, and most groups fail alike: they may {what}."
@@ -191,7 +199,7 @@ def _endings_by_rollout(case: Case) -> Found | Lacking | None:
         stops = count_flags(r.ended_n == Ending.STOP_TOKEN.value for r in rows)
         text = f"{share:.0%} of the rollouts are cut by length, {stops} ended with a stop token, and {fail:.0%} fail"
         shown = seen_in(rows, cut_flags, text, share, LENGTH_ENDED)
-        return Found(WARNING, SIGNAL, AS_PAGE, [shown], NO_STOP) if fail >= ALL else None
+        return Found(WARNING, SIGNAL, AS_PAGE, [shown], CUT if _is_brief(case) else NO_STOP) if fail >= ALL else None
     if len(pairs) < 8:
         return None
     both = np.array(pairs)
@@ -280,17 +288,20 @@ def _copies(case: Case, steps: list[Grouped], dead: float) -> Found | None:
     size = int(np.median(np.concatenate([g.size_g for g in steps])))
     text = f"of {size} rollouts per group {distinct * size:.1f} differ, and {dead:.0%} of the groups are dead"
     shown = [_seen_dead(steps, text, distinct, "sampling/distinct/share")]
-    temperature = case.value("sampling.temperature")
+    temperature, entropy = case.value("sampling.temperature"), case.course(ENTROPY)
     if temperature is not None:
         shown.append(Evidence(f"sampling.temperature is {temperature:g}", float(temperature)))
+    # One text for all, before any update, from a policy that is not sure of itself: nothing was drawn at random.
+    is_greedy = float(_distinct(steps[0]).mean()) * size < 1.5 and entropy is not None and entropy.values[0] > 0.1
     summary = "The rollouts of a group are nearly the same: at this temperature there is nothing to compare."
-    sure = (WARNING, SIGNAL) if temperature is not None and temperature < 0.6 else (NOTE, SUSPICION)
+    sure = (WARNING, SIGNAL) if is_greedy or (temperature or 1.0) < 0.6 else (NOTE, SUSPICION)
     return Found(*sure, summary, shown, COLD)
 
 
 def _small_groups(steps: list[Grouped], dead: float) -> Found | None:
     """Report groups that are mostly dead at this size and would not be at 16."""
-    size = int(np.median(np.concatenate([g.size_g for g in steps])))
+    # Rollouts that failed count: a group that lost half of them is not small.
+    size = int(np.median(np.concatenate([np.bincount(g.rows.group_n) for g in steps if g.rows.group_n is not None])))
     rates = np.concatenate([np.bincount(g.group_n, weights=_right(g)) / g.size_g for g in steps])
     if not 2 <= size < 8 or rates.std() == 0:
         return None
