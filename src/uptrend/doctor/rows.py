@@ -124,6 +124,12 @@ class Rows:
         return said
 
     @cached_property
+    def parts_n(self) -> list[dict[str, float]]:
+        """Weighted parts of each rollout's reward, by name."""
+        given = self._column("parts").take(pa.array(self.heads_n)).to_pylist()
+        return [{part["name"]: part["value"] * part["weight"] for part in parts or ()} for parts in given]
+
+    @cached_property
     def asked_n(self) -> list[str]:
         """Messages before the model's first, without instructions."""
         asked, begun = [""] * len(self), [False] * len(self)

@@ -95,6 +95,7 @@ class Scorer:
 
     def __init__(self, trainer: Any, batch: TrlBatch, column: str) -> None:
         self._trainer, self.batch, self.column, self._seconds = trainer, batch, column, 0.0
+        self.failures = list[str]()
         self.functions = [
             i for i, f in enumerate(trainer.reward_funcs)
             if callable(f) and not isinstance(f, torch.nn.Module)
@@ -113,7 +114,17 @@ class Scorer:
         return code is not None and self.column in (*code.co_varnames, *code.co_consts)
 
     def call(self, function: int, rows: Sequence[Row]) -> Floats:
-        """Return what one function gives each of these rows; it gets TRL's own arguments."""
+        """Return what one function gives each of these rows; NaN for those that it fails on, which are kept."""
+        try:
+            return self._call(function, rows)
+        except Exception as error:  # the user's code may fail in any way
+            if len(rows) == 1:
+                self.failures.append(f"{error!r} on {last_text(rows[0][1])[-40:]!r}")
+                return np.array([np.nan])
+            return np.concatenate([self.call(function, [row]) for row in rows])
+
+    def _call(self, function: int, rows: Sequence[Row]) -> Floats:
+        """Give a function TRL's own arguments."""
         trainer, began = self._trainer, time.perf_counter()
         prompts, completions, examples = (copy.deepcopy(list(column)) for column in zip(*rows, strict=True))
         keys = [key for key in examples[0] if key not in ("prompt", "completion", "completion_ids")]
@@ -225,6 +236,9 @@ def probe_rewards(
             log.say("reward.gold-rejected", Severity.CRITICAL, summary, [earned, Evidence(text)])
             return None
         gold = None if scorer.is_spent else gold_of(scorer)
+        if failed := scorer.failures:
+            summary = f"A reward function fails on some answers, which ends the training: {failed[0]}."
+            log.say("reward.error-scored", Severity.WARNING, summary, [Evidence(f"So it did {len(failed)} times.")])
         _judge_order(log, scorer, trainer.num_generations, scale.names)
         flipped = gold_of(scorer, -1) if gold is None and not scorer.is_spent else None
         weight = scale.weights[(gold or flipped or (0,))[0]]
@@ -256,31 +270,19 @@ def probe_rewards(
 
 
 def _judge_classes(trainer: Any, log: FindingsLog, scorer: Scorer, gold: Gold, name: str) -> bool:
-    """Score gold of every class of answers in the dataset, and texts without an answer; return True where gold is low."""
+    """Score gold of every class in the dataset, and texts without an answer; return True where gold is low."""
     function, top, _, form = gold
     if scorer.is_spent or not hasattr(trainer.train_dataset, "__getitem__"):
         return False
     tasks = scorer.tasks(trainer.train_dataset)
     texts = ("", "@@ ??", " ".join(map(str, range(-20, 41))), " ".join(["therefore"] * 200))
-    try:
-        right, wrong = (
-            scorer.call(
-                function,
-                [_row(prompt, form.format(answer), row) for prompt, *two, row in tasks for answer in two[k : k + 1]],
-            )
-            for k in (0, 1)
-        )
-        lax = [scorer.call(function, [_row(prompt, text, row) for prompt, _, _, row in tasks]) for text in texts]
-    except Exception as error:  # the user's code may fail in any way, and would end the training
-        summary = (
-            f"The reward function {name} fails on some answers of the dataset, or on texts without one: {error!r}."
-        )
-        log.say("reward.error-scored", Severity.WARNING, summary, [Evidence(repr(error)[:200], step=scorer.batch.step)])
-        return False
+    right, wrong, *lax = (
+        scorer.call(function, [_row(task[0], form.format(task[k]), task[3]) for task in tasks]) if isinstance(k, int)
+        else scorer.call(function, [_row(task[0], k, task[3]) for task in tasks])
+        for k in (1, 2, *texts)
+    )  # fmt: skip
     low = ~(right > wrong)
-    golds = [
-        [core for (_, core, _, _), is_low in zip(tasks, low, strict=True) if is_low is side] for side in (True, False)
-    ]
+    golds = [[task[1] for task, is_low in zip(tasks, low, strict=True) if bool(is_low) is k] for k in (True, False)]
     if low.sum() > max(1, 0.03 * len(low)):
         named = name_class(*golds) or f"{low.sum()} of {len(low)}"
         text = (

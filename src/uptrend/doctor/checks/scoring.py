@@ -138,8 +138,6 @@ class Answers(Chosen):
     reward_n: Floats
     wrong_n: Flags
     """True where it is wrong for certain: it gives another answer, and the gold one nowhere."""
-    form_n: list[str]
-    """Words around the gold answer, with numbers masked."""
 
     def accepted(self, golds: Sequence[str], among_n: Flags) -> Flags:
         """Flag those of some rollouts that the lenient reader takes for these gold answers."""
@@ -173,8 +171,7 @@ def read_answers(case: Case) -> list[Answers]:
         rewarded = np.where(np.isfinite(correct), correct != 0, reward >= high - 1e-6).astype(np.bool_)
         is_low = (reward <= low + 1e-6) & (high > low)
         wrong = np.array(list(map(is_surely_wrong, texts, golds)), np.bool_) & ~right
-        forms = list(map(_form, texts, golds))
-        found.append(Answers(r, place, texts, golds, r.task_n[place], right, rewarded, is_low, reward, wrong, forms))
+        found.append(Answers(r, place, texts, golds, r.task_n[place], right, rewarded, is_low, reward, wrong))
     return found
 
 
@@ -212,14 +209,6 @@ class Payment:
         return np.split(flags, np.cumsum([len(a.place_n) for a in self.steps])[:-1])
 
     @cached_property
-    def gains(self) -> Floats:
-        """What right answers earn above wrong ones, on each task that has both."""
-        both = set(self.task_n[self.right_n]) & set(self.task_n[self.wrong_n])
-        of = [self.task_n == task for task in sorted(both)]
-        means = [[self.reward_n[t & side].mean() for side in (self.right_n, self.wrong_n)] for t in of]
-        return np.array([right - wrong for right, wrong in means])
-
-    @cached_property
     def top(self) -> float:
         """What a right answer earns where it is accepted."""
         return float(np.quantile(self.reward_n[self.right_n], 0.9)) if self.right_n.any() else math.nan
@@ -237,12 +226,11 @@ class Payment:
 
     @property
     def is_inverted(self) -> bool:
-        """True where right answers earn less than wrong ones on nearly every task that has both, and overall."""
+        """True where right answers earn less than wrong ones as a rule."""
         if min(self.right_n.sum(), self.wrong_n.sum()) < 2 * FEWEST:
             return False
         # Against other tasks' answers a wrong one is paid now and then, but not as a rule.
-        is_less = float(np.median(self.reward_n[self.right_n])) < self.base
-        return is_less and (len(self.gains) < FEWEST or float((self.gains < 0).mean()) >= 0.9)
+        return float(np.median(self.reward_n[self.right_n])) < self.base
 
 
 def payment(case: Case) -> Payment | None:
@@ -255,8 +243,8 @@ def payment(case: Case) -> Payment | None:
     ended = np.concatenate([~np.isin(a.rows.ended_n[a.place_n], UNFINISHED) for a in steps])
     return Payment(
         steps, np.concatenate([a.right_n for a in steps]) & ended, np.concatenate([a.wrong_n for a in steps]) & ended,
-        np.concatenate([a.reward_n for a in steps]), np.concatenate(tasks),
-        [gold for a in steps for gold in a.gold_n], np.array([form for a in steps for form in a.form_n], np.str_),
+        np.concatenate([a.reward_n for a in steps]), np.concatenate(tasks), [gold for a in steps for gold in a.gold_n],
+        np.concatenate([list(map(_form, a.said_n, a.gold_n)) for a in steps]),
     )  # fmt: skip
 
 
@@ -329,7 +317,7 @@ def misaligned(case: Case) -> Answer:
         golds = set(map(fold, a.gold_n))
         anothers += sum(answer_of(a.said_n[n]) in golds for n in np.flatnonzero(flags))
     fits = anothers / odd
-    if fits < 0.5 and (case.once(_has_turns) or case.once(_broadcast)):  # an answer may be in earlier turns
+    if fits < 0.5:  # it pays for something else, or the answer is in earlier turns
         return None
     text = f"{out} of {right} rollouts that say their task's answer are not counted as right"
     rest = f"{odd} of {rewarded} that are counted as right say something else"
@@ -366,7 +354,7 @@ def gold_rejected(case: Case) -> Answer:
         return Found(NOTE, SUSPICION, text, [paid])
     if lacking := _why_no_answers(case):
         return Lacking(lacking)
-    if case.once(misaligned.judge) or case.once(_broadcast):
+    if any(isinstance(case.once(other), Found) for other in (misaligned.judge, _broadcast, _drowned)):
         return None
     return case.once(_inverted) or case.once(_rejected) or case.once(_rejected_class)
 
@@ -459,6 +447,8 @@ def unfit_golds(given: Mapping[str, tuple[str, str]]) -> Found | None:
         share, summary = len(bad) / int(known.sum()), f"{len(bad)} of {known.sum()} gold answers are wrong."
         return Found(by_share(share, critical=0.1), PROOF, summary, [Evidence(text, share)])
     heard = [n for n, text in enumerate(said) if text]
+    reckoned = [n for n in heard if results[n] == value_of(said[n])]  # the model gives what is asked
+    is_misfit = 2 * len(reckoned) > len(heard) and not fits[reckoned].mean() > 0.2
     prompts, golds, said = ([of[n] for n in heard] for of in (prompts, golds, said))
     if len(heard) < ENOUGH / 2 or len(set(golds)) < 6:
         return None
@@ -466,7 +456,7 @@ def unfit_golds(given: Mapping[str, tuple[str, str]]) -> Found | None:
     own, others = float((bare == spoken).mean()), float(np.mean([np.roll(bare, k) == spoken for k in (1, 2, 3)]))
     # The model's answers have to do with the prompts, and the gold ones with neither.
     is_tied = own > 2 * others + 0.05 or texts_agree(prompts, golds) or texts_agree(golds, said)
-    if is_tied or not texts_agree(prompts, said):
+    if not is_misfit and (is_tied or not texts_agree(prompts, said)):
         return None
     text = f"{own:.0%} of {len(said)} answers are their own prompt's gold, {others:.0%} another's: {examples}"
     summary = "The gold answers do not belong to their prompts: what the model says depends on these, the golds do not."
@@ -588,7 +578,7 @@ def _rejected(case: Case) -> Found | None:
         return None
     if paid is not None and paid.wrong_n.sum() >= 2 * FEWEST and not is_told:
         at_low = out
-    text = f"{out} of {right} rollouts that say the gold answer are not counted as right; {at_low} earned no more than wrong ones"
+    text = f"{out} of {right} rollouts that say the gold answer are not counted as right; {at_low} earned the least"
     # A task may ask for more than its last answer, and pay for what there is of it.
     sure = (NOTE, SUSPICION) if at_low < 0.5 * out else (CRITICAL, PROOF)
     return Found(*sure, AS_PAGE, [seen_among(steps, rejected, text, out / right)])
@@ -603,8 +593,7 @@ def _inverted(case: Case) -> Found | None:
     text = (
         f"{paid.right_n.sum()} right answers earn {right:.3g}, {paid.wrong_n.sum()} wrong ones {wrong:.3g} on average"
     )
-    worse = f"on {(paid.gains < 0).sum()} of {len(paid.gains)} tasks that have both, right earns less"
-    shown = [seen_among(paid.steps, paid.among(paid.right_n), text, right - wrong), Evidence(worse)]
+    shown = [seen_among(paid.steps, paid.among(paid.right_n), text, right - wrong)]
     return Found(CRITICAL, PROOF, "Right answers earn less than wrong ones: a sign of the reward is flipped.", shown)
 
 
@@ -642,13 +631,39 @@ def _has_turns(case: Case) -> bool:
     return len(turns) > 0 and float(turns.mean()) > 1.1
 
 
+@check("reward.component-dominates", columns=["parts", "reward"])
+def drowned_answers(case: Case) -> Answer:
+    """Report a part of the reward that brings most of its variance and pays right answers no more than wrong ones."""
+    return case.once(_drowned)
+
+
+def _drowned(case: Case) -> Found | Lacking | None:
+    paid = case.once(payment)
+    is_kept = all(r.has("parts") for r in case.rows)
+    if not paid or not is_kept or min(paid.right_n.sum(), paid.wrong_n.sum()) < ENOUGH / 2 or case.once(_has_turns):
+        return Lacking(f"fewer than {ENOUGH // 2} answers are surely right or wrong")
+    given = [part for a in paid.steps for part in np.array(a.rows.parts_n, object)[a.place_n]]
+    names = sorted({name for parts in given for name in parts})
+    values = {name: np.array([parts.get(name, 0.0) for parts in given]) for name in names}
+    total = sum(float(np.var(value)) for value in values.values())
+    for name, value in values.items():
+        share, right, wrong = float(np.var(value)) / max(total, 1e-12), value[paid.right_n], value[paid.wrong_n]
+        # Within these deviations it has little to do with the answer; far below, its sign is flipped.
+        is_apart = -1.2 * value.std() < right.mean() - wrong.mean() < 0.2 * value.std()
+        if len(names) > 1 and share >= 0.7 and is_apart:
+            text = f"{name} gives right answers {right.mean():.3g} and wrong ones {wrong.mean():.3g}"
+            summary = f"{name} brings {share:.0%} of the reward's variance and does not pay for right answers."
+            return Found(WARNING, SIGNAL, summary, [Evidence(text, share)])
+    return None
+
+
 @check("reward.hackable")
 def pays_wrong_answers(case: Case) -> Answer:
     """Report a reward that pays surely wrong answers as it pays right ones."""
     if lacking := _why_no_answers(case):
         return Lacking(lacking)
     paid = case.once(payment)
-    others = (misaligned.judge, _broadcast, _inverted, _conflicting)
+    others = (misaligned.judge, _broadcast, _inverted, _conflicting, _drowned)
     if paid is None or any(isinstance(case.once(other), Found) for other in others):
         return None
     flags = paid.wrong_n & (paid.reward_n >= paid.top - 1e-6)

@@ -103,7 +103,7 @@ def _rejected(played: Sequence[GoldPlay]) -> list[GoldPlay]:
     least = min((o.reward.total for p in played for o in p.others if o.reward), default=-math.inf)
     top = max((p.earned for p in played if p.earned > p.rival), default=least + 1e-9)
     rejected = []
-    for p, gold in ((p, gold) for p in played for gold in p.golds):
+    for p, gold in [(one, gold) for one in played for gold in one.golds]:
         if gold.reward and not math.isnan(gold.reward.high):
             is_low = not _is_best(gold) and not _earns_most(gold, p.others)
         else:

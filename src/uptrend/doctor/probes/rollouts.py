@@ -166,9 +166,9 @@ def wrong_gold(bench: Bench) -> Answer:
         yield bench.found("data.wrong-gold", CRITICAL if share >= 0.02 else WARNING, summary, text, share)
         return
     several = bench.play([(task, bench.stage.taskset) for task in bench.stage.tasks[:48]], 1, "golds")
-    said = {question(bench.tasks[r.task][0]): (r.answer, last_words(r)) for r in several if r.task in bench.tasks}
+    heard = {question(bench.tasks[r.task][0]): (r.answer, last_words(r)) for r in several if r.task in bench.tasks}
     everyone = {question(task): (task.answer, "") for task in tasks[:500]}
-    if found := unfit_golds(everyone | said):
+    if found := unfit_golds(everyone | heard):
         yield found.summary
         yield bench.found("data.wrong-gold", found.severity, found.summary, found.evidence, basis=found.basis)
         return
