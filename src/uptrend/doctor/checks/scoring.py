@@ -448,7 +448,7 @@ def unfit_golds(given: Mapping[str, tuple[str, str]]) -> Found | None:
         return Found(by_share(share, critical=0.1), PROOF, summary, [Evidence(text, share)])
     heard = [n for n, text in enumerate(said) if text]
     reckoned = [n for n in heard if results[n] == value_of(said[n])]  # the model gives what is asked
-    is_misfit = 2 * len(reckoned) > len(heard) and not fits[reckoned].mean() > 0.2
+    is_misfit = 4 * len(reckoned) > len(heard) and not fits[reckoned].mean() > 0.2
     prompts, golds, said = ([of[n] for n in heard] for of in (prompts, golds, said))
     if len(heard) < ENOUGH / 2 or len(set(golds)) < 6:
         return None
@@ -579,8 +579,9 @@ def _rejected(case: Case) -> Found | None:
     if paid is not None and paid.wrong_n.sum() >= 2 * FEWEST and not is_told:
         at_low = out
     text = f"{out} of {right} rollouts that say the gold answer are not counted as right; {at_low} earned the least"
-    # A task may ask for more than its last answer, and pay for what there is of it.
-    sure = (NOTE, SUSPICION) if at_low < 0.5 * out else (CRITICAL, PROOF)
+    # A task may ask for more than its last answer, and pay for what there is of it; or for other words around it, which
+    # only a probe with gold answers in such words can exclude.
+    sure = (NOTE, SUSPICION) if at_low < 0.5 * out else (CRITICAL, SIGNAL)
     return Found(*sure, AS_PAGE, [seen_among(steps, rejected, text, out / right)])
 
 
