@@ -70,6 +70,32 @@ def test_what_resembles_a_fault_is_not_called_one(go: Go, absent: str, options: 
     assert absent not in go(**options)
 
 
+def flipped(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+    return [-score for score in right(completions, answer)]
+
+
+def no_large(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+    return [score * (len(gold) < 2) for score, gold in zip(right(completions, answer), answer, strict=True)]
+
+
+def anywhere(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+    return [float(gold in completion) for completion, gold in zip(completions, answer, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("reward", "id", "said"),
+    [
+        (flipped, "reward.gold-rejected", "less than wrong ones"),
+        (no_large, "reward.gold-rejected", "two digits or more"),
+        (anywhere, "reward.hackable", "as much as the right answer"),
+    ],
+)
+def test_rewards_of_users(go: Go, reward: Any, id: str, said: str) -> None:
+    found = go(reward=reward)[id]
+    assert found["severity"] != "note"
+    assert said in found["summary"]
+
+
 def test_gold_answers_that_earn_nothing_in_any_form(go: Go) -> None:
     found = go(reward=accepts_nothing, steps=5)["reward.gold-rejected"]
     assert (found["severity"] != "note", found["basis"]) == (True, "signal")

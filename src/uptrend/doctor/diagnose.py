@@ -7,7 +7,7 @@ from uptrend.doctor.case import Case
 from uptrend.doctor.checks import examine
 from uptrend.doctor.checks.rewards import TOP
 from uptrend.doctor.curves import REWARD, thinned
-from uptrend.doctor.rank import alarms, rank
+from uptrend.doctor.rank import PROOF, alarms, rank
 from uptrend.records import CannotTell, Finding, Report, RunView
 
 # Alarms beside which a rising reward does not show that the task is learned.
@@ -20,7 +20,7 @@ def diagnose(view: RunView) -> Report:
     case = Case(view)
     outcomes = examine(view, case)
     acquitted = _acquitted(view)
-    findings = rank(o for o in outcomes if isinstance(o, Finding) and o.id not in acquitted)
+    findings = rank(o for o in outcomes if isinstance(o, Finding) and (o.basis is PROOF or o.id not in acquitted))
     seen = {f.id: f for top in findings for f in (top, *top.explains)}
     lacking = {o.id: o for o in outcomes if isinstance(o, CannotTell) and o.id not in seen}
     damaged = f"step{'s' * (len(case.damaged_steps) > 1)} {', '.join(map(str, case.damaged_steps))}"

@@ -124,6 +124,21 @@ class Rows:
         return said
 
     @cached_property
+    def parts_n(self) -> list[dict[str, float]]:
+        """Weighted parts of each rollout's reward, by name."""
+        given = self._column("parts").take(pa.array(self.heads_n)).to_pylist()
+        return [{part["name"]: part["value"] * part["weight"] for part in parts or ()} for parts in given]
+
+    @cached_property
+    def asked_n(self) -> list[str]:
+        """Messages before the model's first, without instructions."""
+        asked, begun = [""] * len(self), [False] * len(self)
+        for n, role, text in zip(self.talk.rollout_m, self.talk.role_m, self.talk.content_m.to_pylist(), strict=True):
+            begun[n] |= role == "assistant"
+            asked[n] += f"{text} " * (role != "system" and not begun[n])
+        return asked
+
+    @cached_property
     def talk(self) -> Talk:
         """All messages of all rollouts, one after another."""
         column = self._column("messages").take(pa.array(self.heads_n))

@@ -16,6 +16,7 @@ from uptrend.algo import advantages
 from uptrend.doctor.case import Case
 from uptrend.doctor.checks.sampling import dead_share, fit_beta
 from uptrend.doctor.checks.scoring import answer_of, says, says_somehow
+from uptrend.doctor.diagnose import diagnose
 from uptrend.doctor.rows import recomputed
 from uptrend.records import Basis, Reward, Role, RunView, Sequence, Severity, rollouts_table
 from uptrend.records.schema import TOKEN_COLUMNS
@@ -154,7 +155,8 @@ GROUPS: Table = {
 ERROR, NEVER, LENGTH = "reward.error-scored", "reward.never-computed", "reward.wrong-length"
 MISALIGNED, REJECTED, TWICE = "reward.misaligned", "reward.gold-rejected", "reward.nondeterministic"
 STRICT, GOLD = "reward.strict-parser", "data.wrong-gold"
-SCORING = (ERROR, NEVER, LENGTH, MISALIGNED, REJECTED, TWICE, STRICT, GOLD)
+HACKABLE, DROWNED = "reward.hackable", "reward.component-dominates"
+SCORING = (ERROR, NEVER, LENGTH, MISALIGNED, REJECTED, TWICE, STRICT, GOLD, HACKABLE, DROWNED)
 FAILED = "score: ValueError('no number')"
 
 
@@ -187,7 +189,58 @@ def fail(row: Row) -> None:
     row.update(error=FAILED, reward=None)
 
 
+def is_said(row: Row) -> bool:
+    return bool(row["messages"][-1]["content"].strip() == row["answer"])
+
+
+def reject(kind: Callable[[str], bool]) -> Callable[[Row], None]:
+    return lambda row: score(row, is_said(row) and not kind(row["answer"]))
+
+
+def add(part: Callable[[Row], float]) -> Callable[[Row], None]:
+    """Let the reward have a second part, of a name that says nothing."""
+
+    def change(row: Row) -> None:
+        bounds = {"low": None, "high": None, "weight": 1.0}
+        row["parts"] = [
+            {"name": "a", "value": float(is_said(row)), **bounds},
+            {"name": "b", "value": part(row), **bounds},
+        ]
+        row.update(reward=sum(p["value"] for p in row["parts"]), reward_low=None, reward_high=None)
+
+    return change
+
+
+def shift_golds(rows: list[Row]) -> None:
+    golds = [row["answer"] for row in rows]
+    for row, gold in zip(rows, golds[8:] + golds[:8], strict=True):
+        row["answer"] = gold
+        score(row, is_said(row))
+
+
+def spoil(row: Row) -> None:
+    row["answer"] += "0"
+    score(row, is_said(row))
+
+
 SCORES: Table = {
+    "right answers earn less": (
+        "tiny", each(lambda row: row.update(reward=-row["reward"], correct=not row["correct"])), {},
+        {REJECTED: CRITICAL}),
+    "negative answers rejected": ("tiny", each(reject(lambda gold: gold[0] == "-")), {}, {REJECTED: CRITICAL}),
+    "large answers rejected": ("tiny", each(reject(lambda gold: len(gold.strip("-")) > 1)), {}, {REJECTED: CRITICAL}),
+    "wrong answers paid": (
+        "tiny", each(lambda row: score(row, is_said(row) or len(row["messages"][-1]["content"]) > 1)), {},
+        {HACKABLE: CRITICAL}),
+    "length drowns the answer": (
+        "tiny", each(add(lambda row: 5.0 * (sum(map(ord, row["messages"][-1]["content"])) % 2))), {},
+        {DROWNED: WARNING}),
+    "a bonus beside the answer": ("tiny", each(add(lambda row: 0.2 * (row["messages"][-1]["content"] > ""))), {}, {}),
+    "partial credit": (
+        "tiny", each(add(lambda row: -0.05 * min(8, len(row["messages"][-1]["content"])))), {}, {}),
+    "golds of other prompts": ("tiny", shift_golds, {}, {GOLD: CRITICAL}),
+    "some golds that contradict their prompts": (
+        "tiny", each(spoil, range(16)), {}, {GOLD: CRITICAL}),
     "answers of other tasks": ("tiny", misalign, {}, {MISALIGNED: CRITICAL}),
     "gold answers rejected": ("tiny", each(lambda row: score(row, False)), {}, {REJECTED: (CRITICAL, 1.0)}),
     "gold answers paid in part": (
@@ -362,6 +415,20 @@ def test_planted_faults(
     assert told == expected
 
 
+def test_a_rejected_class_and_an_exception_are_named(tiny: RunView) -> None:
+    rejected = findings(tampered(tiny, each(reject(lambda gold: gold[0] == "-"))), REJECTED)[REJECTED]
+    assert "that are negative" in rejected.summary
+    failed = findings(tampered(tiny, each(fail)), NEVER)[NEVER]
+    assert "256 of 256 rollouts failed with ValueError('no number')" in failed.summary
+
+
+def test_a_passed_probe_does_not_exclude_what_records_prove(tiny: RunView) -> None:
+    told = replace(
+        tampered(tiny, each(reject(lambda gold: gold[0] == "-"))), events=[{"event": "acquitted", "id": REJECTED}]
+    )
+    assert REJECTED in {finding.id for finding in diagnose(told).findings}
+
+
 def test_counts_and_the_rollout_to_open(musique: RunView) -> None:
     (evidence,) = findings(tampered(musique, TOKENS["loss on tools"][1]), TRAINED)[TRAINED].evidence
     rows = {step: musique.read_rollouts(step).to_pylist() for step in (1, 2)}
@@ -511,7 +578,7 @@ def test_shapes_of_the_gap(run: str, edit: Edit, expected: Any, request: pytest.
         ("tiny", ["weights"], ("mask.", ANEW), {TRAINED, UNTRAINED, STOP}),
         ("tiny", ["group"], (WRONG, ONE), {WRONG, ONE}),
         ("tiny", ["advantages"], WRONG, {WRONG}),
-        ("tiny", ["answer"], SCORING, {LENGTH, MISALIGNED, REJECTED, STRICT, GOLD}),
+        ("tiny", ["answer"], SCORING, {LENGTH, MISALIGNED, REJECTED, STRICT, GOLD, HACKABLE, DROWNED}),
         ("tiny", ["ended"], (TRUNCATED, NO_STOP), {TRUNCATED, NO_STOP}),
         ("tiny", [], (UNCALLED, SWALLOWED, LEAKS), {LEAKS}),  # no two rollouts of a task were answered
         ("musique", ["messages"], (UNCALLED, SWALLOWED, LEAKS), {UNCALLED, SWALLOWED, LEAKS}),

@@ -30,6 +30,7 @@ from uptrend.policy.weights import digest
 from uptrend.records import Ending, Finding, Message, Reward, Task, Tool
 from uptrend.runner.prepare import prepare
 from uptrend.tasks.arithmetic import Arithmetic, is_right
+from uptrend.tasks.rewards import functions_at_hand
 
 ROOT = Path(__file__).parents[3]
 TINY = ROOT / "recipes" / "tiny.toml"
@@ -258,7 +259,7 @@ def lucky() -> Alter:
     [
         (unaltered, None, "0 of 24"),
         (judged(lambda said, answer: answer in said.split()), "reward.hackable", "8 of 24"),
-        (judged(lambda said, answer: bool(re.search(said, answer))), "task.evaluator-exposed", ""),
+        (judged(lambda said, answer: bool(re.search(said, answer))), "reward.hackable", ""),
         (judged(lambda *_: bool(1 / 0)), None, "0 of 24"),
         (lucky(), None, ""),
     ],
@@ -269,7 +270,7 @@ def test_cheaters(alter: Alter, id: str | None, count: str) -> None:
     assert result.figure.startswith(count)
     assert (finding.id if finding else None) == id
     if finding is not None:
-        severity = "warning" if id == "reward.hackable" else "critical"
+        severity = "warning" if count else "critical"  # paid with the answer among others, or without it
         assert (finding.severity, finding.evidence[0].text) == (severity, result.figure)
 
 
@@ -442,3 +443,81 @@ def test_an_update_is_real_and_undone(bench: Bench) -> None:
     assert 0.005 < float((done.nudged_bs - done.before_bs)[real_bs].abs().mean()) < 0.1
     assert digest(bench.policy.flat) == before
     torch.testing.assert_close(bench.logprobs(done.exp), done.before_bs, rtol=0, atol=0, equal_nan=True)
+
+
+# Rewards as users write them, of an answer and of what was said, on sums: sound ones, and with one fault each.
+def first_number(said: str) -> str:
+    found = re.search(r"-?\d+", said)
+    return found.group() if found else ""
+
+
+def distance(said: str, gold: str) -> float:
+    return -float(min(20, abs(int(first_number(said) or 99) - int(gold))))
+
+
+def fails(said: str, gold: str) -> float:
+    return float(int(said) == int(gold))
+
+
+USERS: dict[str, tuple[Callable[[str, str], float | None], str]] = {
+    "right or wrong": (lambda said, gold: float(first_number(said) == gold), ""),
+    "between -1 and 1": (lambda said, gold: 2.0 * (first_number(said) == gold) - 1, ""),
+    "by distance, never above 0": (distance, ""),
+    "partial credit": (lambda said, gold: max(0.0, 1 + distance(said, gold) / 10), ""),
+    "a penalty for length": (lambda said, gold: (first_number(said) == gold) - 0.02 * len(said), ""),
+    "boxed": (lambda said, gold: float(f"\\boxed{{{gold}}}" in said), ""),
+    "None for no number": (lambda said, gold: float(n == gold) if (n := first_number(said)) else None, ""),
+    "flipped": (lambda said, gold: -float(first_number(said) == gold), "reward.gold-rejected"),
+    "no negatives": (lambda said, gold: float(first_number(said).strip("-") == gold), "reward.gold-rejected"),
+    "no zero": (lambda said, gold: float(first_number(said) == gold != "0"), "reward.gold-rejected"),
+    "any number": (lambda said, _: float(first_number(said) != ""), "reward.hackable"),
+    "substring": (lambda said, gold: float(gold in said), "reward.hackable"),
+    "length": (lambda said, _: len(said) / 10, "reward.gold-rejected"),
+    "raises": (fails, "reward.error-scored"),
+    "None": (lambda *_: None, "reward.never-computed"),
+}
+
+
+def user_bench(
+    reward: Callable[[str, str], float | None], golds: Callable[[list[str]], list[str]], folder: Path
+) -> Bench:
+    def user(completion: str, answer: str) -> float | None:
+        return reward(completion, answer)
+
+    asked = [f"Calculate: {a} {sign} {b} = " for a in range(15) for b in range(0, 15, 2) for sign in "+-"]
+    answers = golds([str(a + b if sign == "+" else a - b) for a in range(15) for b in range(0, 15, 2) for sign in "+-"])
+    rows = [{"prompt": p, "answer": a} for p, a in zip(asked, answers, strict=True)]
+    file = folder / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tasks = {"name": "data", "file": str(file), "reward": "user:user", "chat": False}
+    with functions_at_hand({"user:user": user}):
+        return bench_of(
+            {
+                "model": {"name": "tiny"},
+                "tasks": {**tasks, "train": 150},
+                "eval": {**tasks, "tasks": 25},
+                "sampling": {"max_tokens": 6},
+            }
+        )
+
+
+@pytest.mark.parametrize("name", USERS)
+def test_rewards_of_users(name: str, tmp_path: Path) -> None:
+    reward, fault = USERS[name]
+    found = differential(ask(user_bench(reward, list, tmp_path), ["gold", "cheater"]))
+    assert (found[0].id if found else "") == fault
+
+
+@pytest.mark.parametrize(
+    ("golds", "severity", "basis"),
+    [
+        (list, "", ""),
+        (lambda golds: golds[1:] + golds[:1], "critical", "signal"),
+        (lambda golds: [str(int(g) + 3 * (n % 4 == 0)) for n, g in enumerate(golds)], "critical", "proof"),
+    ],
+    ids=["right", "shifted", "some wrong"],
+)
+def test_golds_of_users(golds: Any, severity: str, basis: str, tmp_path: Path) -> None:
+    bench = user_bench(USERS["right or wrong"][0], golds, tmp_path)
+    found = [(f.severity, f.basis) for f in ask(bench, ["wrong-gold"])[0].findings]
+    assert found == ([(severity, basis)] if severity else [])

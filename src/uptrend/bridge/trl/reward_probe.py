@@ -19,9 +19,10 @@ from uptrend.bridge.trl.batch import TrlBatch, as_numpy, last_text
 from uptrend.bridge.trl.findings_log import FindingsLog
 from uptrend.bridge.trl.learner_probe import answer_logprobs, quiet, same_randomness
 from uptrend.bridge.trl.rollouts import RewardRange
+from uptrend.doctor.checks.scoring import CLASSES, is_positive, name_class, texts_agree
 from uptrend.records import Basis, Evidence, Severity
 from uptrend.stats.intervals import Spread, spread_of
-from uptrend.stats.trend import rank_correlation
+from uptrend.tasks.rewards import RENDERINGS
 
 TASKS = 4  # tasks whose gold answers are scored
 PATIENCE = 2.0  # seconds that all extra calls together may take
@@ -34,15 +35,6 @@ COLUMNS = (
     "answer", "answers", "gold", "gold_answer", "ground_truth", "solution", "target", "final_answer", "expected",
     "expected_answer", "correct_answer", "reference_answer", "label", "labels", "result",
 )  # fmt: skip
-# Forms in which reward functions in the wild want an answer.
-RENDERINGS = (
-    "{}", " {}", "#### {}", "\\boxed{{{}}}", "$\\boxed{{{}}}$", "<answer>{}</answer>", "<answer>\n{}\n</answer>",
-    "<think>\n...\n</think>\n<answer>\n{}\n</answer>", "<think>\n...\n</think>\n\\boxed{{{}}}",
-    "<reasoning>\n...\n</reasoning>\n<answer>\n{}\n</answer>\n", "Answer: {}", "The answer is {}.",
-    "... Therefore, the final answer is {}", '{{"answer": "{}"}}', "```\n{}\n```",
-)  # fmt: skip
-NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
-
 Floats = NDArray[np.float64]
 Row = tuple[Any, Any, dict[str, Any]]  # prompt, completion and row of the dataset, as TRL passes them
 Gold = tuple[int, float, float, str]  # function that tells right from wrong, what it gives each, and the answers' form
@@ -103,6 +95,7 @@ class Scorer:
 
     def __init__(self, trainer: Any, batch: TrlBatch, column: str) -> None:
         self._trainer, self.batch, self.column, self._seconds = trainer, batch, column, 0.0
+        self.failures = list[str]()
         self.functions = [
             i for i, f in enumerate(trainer.reward_funcs)
             if callable(f) and not isinstance(f, torch.nn.Module)
@@ -121,7 +114,17 @@ class Scorer:
         return code is not None and self.column in (*code.co_varnames, *code.co_consts)
 
     def call(self, function: int, rows: Sequence[Row]) -> Floats:
-        """Return what one function gives each of these rows; it gets TRL's own arguments."""
+        """Return what one function gives each of these rows; NaN for those that it fails on, which are kept."""
+        try:
+            return self._call(function, rows)
+        except Exception as error:  # the user's code may fail in any way
+            if len(rows) == 1:
+                self.failures.append(f"{error!r} on {last_text(rows[0][1])[-40:]!r}")
+                return np.array([np.nan])
+            return np.concatenate([self.call(function, [row]) for row in rows])
+
+    def _call(self, function: int, rows: Sequence[Row]) -> Floats:
+        """Give a function TRL's own arguments."""
         trainer, began = self._trainer, time.perf_counter()
         prompts, completions, examples = (copy.deepcopy(list(column)) for column in zip(*rows, strict=True))
         keys = [key for key in examples[0] if key not in ("prompt", "completion", "completion_ids")]
@@ -141,15 +144,22 @@ class Scorer:
         """Return what TRL recorded of one function."""
         return as_numpy(self.batch.rewards)[:, function].astype(np.float64)
 
-    def tasks(self) -> list[tuple[Any, str, str, dict[str, Any]]]:
-        """Return a few different tasks of the generation: prompt, right answer, wrong answer, row."""
-        found: dict[str, tuple[Any, dict[str, Any]]] = {}
-        for prompt, row in zip(self.batch.prompts, self.batch.examples, strict=True):
-            if answer_of(row.get(self.column)):
-                found.setdefault(str(prompt), (prompt, row))
-        rows = [(core_of(answer_of(row[self.column])), prompt, row) for prompt, row in list(found.values())[:TASKS]]
-        cores = [core for core, _, _ in rows]
-        return [(prompt, core, corrupted(core, cores), row) for core, prompt, row in rows]
+    def tasks(self, dataset: Any = None) -> list[tuple[Any, str, str, dict[str, Any]]]:
+        """Return a few different tasks: prompt, right answer, wrong answer, row.
+
+        They are the generation's, or a dataset's, of every class of answers that it has.
+        """
+        examples = list(self.batch.examples)
+        if dataset is not None:
+            drawn = [dataset[n] for n in sorted(set(np.linspace(0, len(dataset) - 1, TEXTS).astype(int).tolist()))]
+            kinds = [
+                [e for e in drawn if holds(core_of(answer_of(e.get(self.column))))][:8] for holds in CLASSES.values()
+            ]
+            examples = [example for kind in [*kinds, drawn[:8]] for example in kind]
+        found = {str(e["prompt"]): e for e in reversed(examples) if answer_of(e.get(self.column))}
+        rows = list(reversed(found.values()))[: TASKS if dataset is None else ROWS]
+        cores = [core_of(answer_of(row[self.column])) for row in rows]
+        return [(row["prompt"], core, corrupted(core, cores), row) for core, row in zip(cores, rows, strict=True)]
 
 
 def _row(prompt: Any, text: str, example: dict[str, Any]) -> Row:
@@ -157,8 +167,8 @@ def _row(prompt: Any, text: str, example: dict[str, Any]) -> Row:
     return prompt, text if isinstance(prompt, str) else [{"role": "assistant", "content": text}], example
 
 
-def gold_of(scorer: Scorer) -> Gold | None:
-    """Find the reward function and the form in which it tells right answers from wrong ones best."""
+def gold_of(scorer: Scorer, sign: int = 1) -> Gold | None:
+    """Find the reward function and the form in which it tells right answers best; with sign -1, pays them less."""
     best: Gold | None = None
     for function in scorer.functions:
         rows: tuple[list[Row], list[Row]] = ([], [])
@@ -167,9 +177,9 @@ def gold_of(scorer: Scorer) -> Gold | None:
                 for side, answer in zip(rows, answers, strict=True):
                     side.append(_row(prompt, form.format(answer), example))
         right, wrong = (scorer.call(function, side).reshape(len(RENDERINGS), -1) for side in rows)
-        for n in np.flatnonzero((right > wrong).mean(1) >= 0.75):
+        for n in np.flatnonzero((sign * right > sign * wrong).mean(1) >= 0.75):
             value = float(np.nanmean(right[n]))
-            if best is None or value > best[1]:
+            if best is None or sign * value > sign * best[1]:
                 best = function, value, float(np.nanmean(wrong[n])), RENDERINGS[n]
     return best
 
@@ -226,13 +236,30 @@ def probe_rewards(
             log.say("reward.gold-rejected", Severity.CRITICAL, summary, [earned, Evidence(text)])
             return None
         gold = None if scorer.is_spent else gold_of(scorer)
+        if failed := scorer.failures:
+            summary = f"A reward function fails on some answers, which ends the training: {failed[0]}."
+            log.say("reward.error-scored", Severity.WARNING, summary, [Evidence(f"So it did {len(failed)} times.")])
         _judge_order(log, scorer, trainer.num_generations, scale.names)
+        flipped = gold_of(scorer, -1) if gold is None and not scorer.is_spent else None
+        weight = scale.weights[(gold or flipped or (0,))[0]]
+        if flipped or (gold and weight <= 0):
+            judge, right, wrong, form = flipped or gold  # type: ignore[misc]
+            summary = (
+                f"Right answers earn less than wrong ones: {scale.names[judge]}, of weight {weight:g}, gives them "
+            )
+            text = f"Written as {form.format('GOLD')!r}, gold answers get {right:g} and wrong ones {wrong:g}."
+            id = "reward.gold-rejected" if weight else "reward.component-dead"
+            log.say(
+                id, Severity.CRITICAL, f"{summary}{right:g}, wrong ones {wrong:g}.", [Evidence(text, step=batch.step)]
+            )
+            return None
         if gold is None:
             named = [scale.names[f] for f in scorer.functions if scorer.names_column(f)]
             return (column, named) if named and not scorer.is_spent else None
         judge, right, wrong, form = gold
         told = f"written as {form.format('GOLD')!r}, gold answers earn {right:g}, wrong ones {wrong:g}"
-        log.event("acquitted", id="reward.gold-rejected", reason=told)
+        if not _judge_classes(trainer, log, scorer, gold, scale.names[judge]):
+            log.event("acquitted", id="reward.gold-rejected", reason=told)
         scale.judge, scale.right = judge, right
         bounds = np.full((2, len(scale.names)), np.nan)
         bounds[:, judge] = right, wrong
@@ -240,6 +267,38 @@ def probe_rewards(
         if not scorer.is_spent and hasattr(trainer.train_dataset, "__getitem__"):
             _judge_alignment(trainer, log, scorer, judge)
     return None
+
+
+def _judge_classes(trainer: Any, log: FindingsLog, scorer: Scorer, gold: Gold, name: str) -> bool:
+    """Score gold of every class in the dataset, and texts without an answer; return True where gold is low."""
+    function, top, _, form = gold
+    if scorer.is_spent or not hasattr(trainer.train_dataset, "__getitem__"):
+        return False
+    tasks = scorer.tasks(trainer.train_dataset)
+    texts = ("", "@@ ??", " ".join(map(str, range(-20, 41))), " ".join(["therefore"] * 200))
+    right, wrong, *lax = (
+        scorer.call(function, [_row(task[0], form.format(task[k]), task[3]) for task in tasks]) if isinstance(k, int)
+        else scorer.call(function, [_row(task[0], k, task[3]) for task in tasks])
+        for k in (1, 2, *texts)
+    )  # fmt: skip
+    low = ~(right > wrong)
+    golds = [[task[1] for task, is_low in zip(tasks, low, strict=True) if bool(is_low) is k] for k in (True, False)]
+    if low.sum() > max(1, 0.03 * len(low)):
+        named = name_class(*golds) or f"{low.sum()} of {len(low)}"
+        text = (
+            f"Gold answers such as {', '.join(map(repr, golds[0][:4]))} earn no more than wrong ones; others {top:g}."
+        )
+        severity = Severity.CRITICAL if low.mean() > 0.1 else Severity.WARNING
+        summary = f"The reward function {name} rejects gold answers of one kind: {named}."
+        log.say("reward.gold-rejected", severity, summary, [Evidence(text, float(low.mean()), step=scorer.batch.step)])
+    for text, given in zip((*texts, "another answer"), (*lax, wrong), strict=True):
+        if (given >= top - 1e-6).mean() >= 0.5:
+            summary = f"The reward function {name} pays {text[:40]!r} as much as the right answer: {top:g}."
+            shown = Evidence(
+                f"So it does on {(given >= top - 1e-6).sum()} of {len(given)} tasks.", step=scorer.batch.step
+            )
+            log.say("reward.hackable", Severity.WARNING, summary, [shown])
+    return bool(low.any())
 
 
 def _judge_order(log: FindingsLog, scorer: Scorer, size: int, names: Sequence[str]) -> None:
@@ -274,7 +333,7 @@ def _judge_alignment(trainer: Any, log: FindingsLog, scorer: Scorer, judge: int)
     own = own_against_others(scorer, judge, trainer.num_generations)
     prompts, answers = rows_of(trainer.train_dataset, scorer.column, TEXTS)
     is_few = len(answers) < 2 * DISTINCT or len(set(answers)) < DISTINCT
-    if _is_positive(own) or is_few or texts_agree(list(map(last_text, prompts)), answers):
+    if is_positive(own) or is_few or texts_agree(list(map(last_text, prompts)), answers):
         return
     every = max(1, len(answers) // ROWS)
     known = likelier_behind_its_own(trainer, prompts[::every][:ROWS], answers[::every][:ROWS])
@@ -296,11 +355,6 @@ def _judge_alignment(trainer: Any, log: FindingsLog, scorer: Scorer, judge: int)
 
 def _error(gains: Spread) -> float:
     return float(gains.deviation / gains.seeds**0.5)
-
-
-def _is_positive(gains: Spread | None) -> bool:
-    """Return True where a mean gain is above 0 by more than noise."""
-    return gains is not None and gains.mean > 2.0 * _error(gains) + 1e-9
 
 
 def own_against_others(scorer: Scorer, judge: int, size: int) -> Spread | None:
@@ -337,25 +391,6 @@ def likelier_behind_its_own(trainer: Any, prompts: Sequence[Any], answers: Seque
                 own, theirs = (answer_logprobs(trainer, ids[k], answer).sum() for k in (i, other))
                 gains.append(own - theirs)
     return spread_of(np.array(gains)) if len(gains) > 1 else None
-
-
-def texts_agree(prompts: Sequence[str], answers: Sequence[str]) -> bool:
-    """Return True where answers have anything to do with their prompts: in numbers, in words or in length."""
-    numbers = [NUMBER.findall(answer.replace(",", "")) for answer in answers]
-    have = [i for i, found in enumerate(numbers) if found and NUMBER.search(prompts[i])]
-    pairs: list[tuple[list[Any], list[Any]]] = [([len(p) for p in prompts], [len(a) for a in answers])]
-    if len(have) >= 16:
-        values = [float(numbers[i][-1]) for i in have]
-        asked = [[abs(float(n)) for n in NUMBER.findall(prompts[i])] for i in have]
-        pairs += [([summary(given) for given in asked], values) for summary in (max, sum, len, min)]
-    # A rank correlation without a cause has a deviation of about 1/√n; three of them are the limit.
-    if any(abs(rank_correlation(np.array(a, float), np.array(b, float))) > 3.0 / len(a) ** 0.5 for a, b in pairs):
-        return True
-    own, others = (
-        np.array([answer.lower() in prompt.lower() for prompt, answer in zip(prompts, given, strict=True)], float)
-        for given in (answers, np.roll(answers, 1))
-    )
-    return _is_positive(spread_of(own - others))
 
 
 def rows_of(dataset: Any, column: str, most: int) -> tuple[list[Any], list[str]]:

@@ -321,6 +321,8 @@ ENDS, MOVED, STEPS, GROUPS, DEVIATIONS = 3, 0.2, 4, 16, 5.0
 @check("reward.scale-moves", columns=["reward_high"])
 def scale_moves(case: Case) -> Answer:
     """Report bounds of the reward that change over the run, so that its curve shows the order of the tasks."""
+    if case.view.trainer == "trl":  # which states no bounds: the largest reward seen so far stands for them
+        return Lacking("bounds of the reward are not declared")
     # A curriculum that the config states is no fault of the order.
     return [_bounds_at_ends(case), None if case.value("tasks.stages") else _bounds_by_group(case)]
 
@@ -333,7 +335,7 @@ def _bounds_at_ends(case: Case) -> Found | Lacking | None:
     first, last = (float(end.mean()) for end in ends)
     # A mix of bounds that is shuffled scatters between steps by its own deviation over the root of the tasks.
     noise = float(np.std([np.nanmean(top) for top in tops[:ENDS]]))
-    is_far = abs(last - first) >= max(MOVED * max(abs(first), abs(last)), 3 * noise)
+    is_far = abs(last - first) > max(MOVED * max(abs(first), abs(last)), 3 * noise, 1e-9)
     return _moved(first, last, last, case.rows[-1].step) if is_far else None
 
 

@@ -3,13 +3,16 @@
 Answers are read once more by a second reader, independent of every taskset's own: a strict one and a lenient one.
 """
 
+import math
 import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from uptrend.doctor.case import Case
 from uptrend.doctor.check import AS_PAGE, Answer, Found, Lacking, by_share, check, warn_if
@@ -18,8 +21,10 @@ from uptrend.doctor.checks.rewards import constant_reward
 from uptrend.doctor.checks.tools import too_many_failed
 from uptrend.doctor.curves import REWARD
 from uptrend.doctor.rank import CRITICAL, NOTE, PROOF, SIGNAL, SUSPICION, WARNING
-from uptrend.doctor.rows import Chosen, Flags, Ints, Rows, count_flags, seen_among, seen_in
+from uptrend.doctor.rows import Chosen, Flags, Floats, Ints, Rows, count_flags, seen_among, seen_in
 from uptrend.records import Ending, Evidence, boundary_of
+from uptrend.stats.intervals import Spread, spread_of
+from uptrend.stats.trend import rank_correlation
 
 # Rollouts below which their endings are chance, and rollouts that must show a wrong score.
 ENOUGH = 32
@@ -83,6 +88,40 @@ def _number(text: str) -> str:
     return str(int(value)) if value.is_integer() else repr(value)
 
 
+# Kinds of answers on which parsers fail, by what a gold answer has: an average over all of them hides one.
+CLASSES: dict[str, Callable[[str], bool]] = {
+    "negative": lambda gold: value_of(gold) < 0,
+    "zero": lambda gold: value_of(gold) == 0,
+    "a decimal": lambda gold: bool(re.fullmatch(r"[-+]?[\d,]*\.\d+", gold)),
+    "written with thousands separators": lambda gold: bool(re.search(r"\d,\d{3}", gold)),
+    "a number of two digits or more": lambda gold: bool(re.fullmatch(r"[-+]?\d{2,}", gold)),
+    "no number": lambda gold: math.isnan(value_of(gold)),
+    "several words": lambda gold: len(gold.split()) > 1,
+    "written with capitals": lambda gold: gold != gold.lower(),
+    "written with signs or punctuation": lambda gold: bool(re.search(r"[^\w\s.,+-]|[.,]$", gold)),
+    "longer than 8 characters": lambda gold: len(gold) > 8,
+}
+
+
+def value_of(text: str) -> float:
+    """Return the one number that a text is; NaN for any other."""
+    return float(_number(text) or "nan")
+
+
+def name_class(rejected: Sequence[str], accepted: Sequence[str]) -> str:
+    """Name what sets rejected gold answers apart from accepted ones, with counts; empty where no class does."""
+    best, told = 0.6, ""
+    for name, holds in CLASSES.items():
+        out, kept = sum(map(holds, rejected)), sum(map(holds, accepted))
+        rest = len(rejected) + len(accepted) - out - kept
+        inside, outside = out / max(1, out + kept), (len(rejected) - out) / max(1, rest)
+        # An average class explains nothing: its members must be rejected, and others not.
+        if out >= 2 and rest and inside - outside > best:
+            best = inside - outside
+            told = f"{out} of {out + kept} that are {name}, {len(rejected) - out} of {rest} others"
+    return told
+
+
 @dataclass(frozen=True)
 class Answers(Chosen):
     """The scored rollouts of one step that said something to a task with a gold answer."""
@@ -96,6 +135,9 @@ class Answers(Chosen):
     """True where the run counted it as right."""
     low_n: Flags
     """True where it earned the least that there is."""
+    reward_n: Floats
+    wrong_n: Flags
+    """True where it is wrong for certain: it gives another answer, and the gold one nowhere."""
 
     def accepted(self, golds: Sequence[str], among_n: Flags) -> Flags:
         """Flag those of some rollouts that the lenient reader takes for these gold answers."""
@@ -128,14 +170,91 @@ def read_answers(case: Case) -> list[Answers]:
         high = np.where(np.isfinite(high), high, np.nanmax(reward))
         rewarded = np.where(np.isfinite(correct), correct != 0, reward >= high - 1e-6).astype(np.bool_)
         is_low = (reward <= low + 1e-6) & (high > low)
-        found.append(Answers(r, place, texts, golds, r.task_n[place], right, rewarded, is_low))
+        wrong = np.array(list(map(is_surely_wrong, texts, golds)), np.bool_) & ~right
+        found.append(Answers(r, place, texts, golds, r.task_n[place], right, rewarded, is_low, reward, wrong))
     return found
+
+
+@lru_cache(maxsize=4096)
+def is_surely_wrong(text: str, gold: str) -> bool:
+    """Tell whether a text gives another answer: numbers of which none is near gold, or nothing of gold's words."""
+    value = value_of(gold)
+    if math.isnan(value):
+        return fold(gold) not in fold(text) and not _NUMBER.search(gold)
+    if re.search(r"[\\/%^√]|\d[eE]|[-+*=]\s*\d.*[-+*=]\s*\d", text):  # the same number may be written otherwise
+        return False
+    numbers = [float(found.replace(",", "")) for found in _NUMBER.findall(text)]
+    return all(abs(number - value) > 0.01 * abs(value) and abs(number) != abs(value) for number in numbers)
+
+
+def _form(text: str, gold: str) -> str:
+    before, _, after = text.rpartition(gold)
+    return re.sub(r"\d+", "0", f"{before[-40:]}{{}}{after[:40]}")
+
+
+@dataclass(frozen=True)
+class Payment:
+    """What right and wrong answers earn, over all steps that are read; arrays are by answer."""
+
+    steps: list[Answers]
+    right_n: Flags
+    wrong_n: Flags
+    reward_n: Floats
+    task_n: NDArray[np.str_]
+    gold_n: list[str]
+    form_n: NDArray[np.str_]
+
+    def among(self, flags: Flags) -> list[Flags]:
+        """Return flags of all answers by step."""
+        return np.split(flags, np.cumsum([len(a.place_n) for a in self.steps])[:-1])
+
+    @cached_property
+    def top(self) -> float:
+        """What a right answer earns where it is accepted."""
+        return float(np.quantile(self.reward_n[self.right_n], 0.9)) if self.right_n.any() else math.nan
+
+    @cached_property
+    def base(self) -> float:
+        """What a wrong answer earns as a rule."""
+        return float(np.median(self.reward_n[self.wrong_n])) if self.wrong_n.any() else math.nan
+
+    @cached_property
+    def lax(self) -> float:
+        """Share of surely wrong answers that earn as much as right ones."""
+        is_paid = self.top > np.min(self.reward_n)
+        return float((self.reward_n[self.wrong_n] >= self.top - 1e-6).mean()) if is_paid and self.wrong_n.any() else 0.0
+
+    @property
+    def is_inverted(self) -> bool:
+        """True where right answers earn less than wrong ones as a rule."""
+        if min(self.right_n.sum(), self.wrong_n.sum()) < 2 * FEWEST:
+            return False
+        # Against other tasks' answers a wrong one is paid now and then, but not as a rule.
+        return float(np.median(self.reward_n[self.right_n])) < self.base
+
+
+def payment(case: Case) -> Payment | None:
+    """Read what right and wrong answers earn; None without answers."""
+    steps = [a for a in case.once(read_answers) if len(a.place_n)]
+    if not steps:
+        return None
+    tasks = [np.array(a.rows.texts("task"), np.str_)[a.place_n] for a in steps]
+    # A rollout that was cut off may have had more to say.
+    ended = np.concatenate([~np.isin(a.rows.ended_n[a.place_n], UNFINISHED) for a in steps])
+    return Payment(
+        steps, np.concatenate([a.right_n for a in steps]) & ended, np.concatenate([a.wrong_n for a in steps]) & ended,
+        np.concatenate([a.reward_n for a in steps]), np.concatenate(tasks), [gold for a in steps for gold in a.gold_n],
+        np.concatenate([list(map(_form, a.said_n, a.gold_n)) for a in steps]),
+    )  # fmt: skip
 
 
 @check("reward.error-scored")
 def error_scored(case: Case) -> Answer:
     """Report rollouts that failed and have a reward all the same, or that fail so often that scoring is broken."""
     failed = too_many_failed(case, by_tool=False)
+    if isinstance(failed, Found) and (raised := _raised(case.rows)):
+        summary = failed.summary.partition(":")[0]
+        failed = replace(failed, summary=f"{summary}: {raised.text}.", evidence=[*failed.evidence, raised])
     if lacking := _why_no_scores(case):
         return [Lacking(lacking), failed]
     rows, total = case.rows, sum(map(len, case.rows))
@@ -163,7 +282,10 @@ def never_computed(case: Case) -> Answer:
     unscored = [np.isnan(r.reward_n) for r in rows]
     if (count := count_flags(unscored)) >= 0.5 * total:
         shown = seen_in(rows, unscored, f"{count} of {total} rollouts have no reward", count / total, REWARD)
-        return Found(CRITICAL, PROOF, "Most rollouts were never scored.", [shown])
+        raised = _raised(rows)
+        because = f": {raised.text}" if raised else ""
+        evidence = [shown, *([raised] if raised else [])]
+        return Found(CRITICAL, PROOF, f"Most rollouts were never scored{because}.", evidence)
     if _missing_scores(rows) or (case.value("sampling.max_turns") or 1) < 2:
         return None
     # Rollouts of several turns that run out before anything gives a reward.
@@ -182,7 +304,9 @@ def misaligned(case: Case) -> Answer:
     """Report scores against the answers of other tasks: right answers rejected, and rewarded ones that say others."""
     if lacking := _why_no_answers(case):
         return Lacking(lacking)
-    steps = case.once(read_answers)
+    steps, paid = case.once(read_answers), case.once(payment)
+    if paid is not None and (paid.is_inverted or paid.lax >= 0.5):  # it pays for other things than answers
+        return None
     rejected, strange = [a.right_n & ~a.rewarded_n for a in steps], [a.rewarded_n & ~a.right_n for a in steps]
     right, rewarded = count_flags(a.right_n for a in steps), count_flags(a.rewarded_n for a in steps)
     out, odd = count_flags(rejected), count_flags(strange)
@@ -192,9 +316,8 @@ def misaligned(case: Case) -> Answer:
     for a, flags in zip(steps, strange, strict=True):
         golds = set(map(fold, a.gold_n))
         anothers += sum(answer_of(a.said_n[n]) in golds for n in np.flatnonzero(flags))
-    fits, turns = anothers / odd, case.curve("sampling/turns/mean")[1]
-    has_turns = len(turns) > 0 and float(turns.mean()) > 1.1
-    if fits < 0.5 and (has_turns or case.once(_broadcast)):  # an answer may be in earlier turns
+    fits = anothers / odd
+    if fits < 0.5:  # it pays for something else, or the answer is in earlier turns
         return None
     text = f"{out} of {right} rollouts that say their task's answer are not counted as right"
     rest = f"{odd} of {rewarded} that are counted as right say something else"
@@ -231,14 +354,19 @@ def gold_rejected(case: Case) -> Answer:
         return Found(NOTE, SUSPICION, text, [paid])
     if lacking := _why_no_answers(case):
         return Lacking(lacking)
-    return None if case.once(misaligned.judge) or case.once(_broadcast) else case.once(_rejected)
+    if any(isinstance(case.once(other), Found) for other in (misaligned.judge, _broadcast, _drowned)):
+        return None
+    return case.once(_inverted) or case.once(_rejected) or case.once(_rejected_class)
 
 
 @check("reward.nondeterministic", columns=["reward", "task"])
 def nondeterministic(case: Case) -> Found | None:
     """Report the same tokens on the same task with two rewards, where nothing else explains them."""
-    if any(isinstance(case.once(other), Found) for other in (misaligned.judge, _broadcast, _rejected)):
-        return None
+    is_other = any(isinstance(case.once(other), Found) for other in (misaligned.judge, _broadcast))
+    return None if is_other else case.once(_conflicting)
+
+
+def _conflicting(case: Case) -> Found | None:
     rows = case.rows_with("ids", "reward", "task")
     counts = [_conflicts(r) for r in rows]
     repeated, bad = sum(again for again, _ in counts), count_flags(flags for _, flags in counts)
@@ -277,19 +405,98 @@ def wrong_gold(case: Case) -> Answer:
     if lacking := _why_no_answers(case):
         return Lacking(lacking)
     steps = case.once(read_answers)
-    golds, bad, flags = dict[str, str](), set[str](), []
+    golds, bad, flags, given = dict[str, str](), set[str](), [], dict[str, tuple[str, str]]()
     for a in steps:
-        names = a.rows.texts("task")
-        tasks = [names[n] or "" for n in a.place_n]
-        pairs = zip(tasks, map(fold, a.gold_n), strict=True)
+        asked = a.rows.asked_n
+        tasks = [plain_question(asked[n]) for n in a.place_n]
+        pairs = zip(tasks, map(_bare, a.gold_n), strict=True)
         flags.append(np.array([golds.setdefault(task, gold) != gold for task, gold in pairs], np.bool_))
         bad |= {tasks[n] for n in np.flatnonzero(flags[-1])}
+        given |= {asked[n]: (gold, said) for n, gold, said in zip(a.place_n, a.gold_n, a.said_n, strict=True)}
     if not bad:
-        return _outvoted(steps)
-    text = f"{len(bad)} of {len(golds)} tasks have more than one gold answer"
+        return unfit_golds(given) or _outvoted(steps)
+    text = f"{len(bad)} of {len(golds)} questions have more than one gold answer, such as {sorted(bad)[0][-80:]!r}"
     shown = seen_among(steps, flags, text, len(bad) / len(golds))
-    summary = "The same question has different gold answers, so at least one of them is wrong."
+    summary = f"{len(bad)} questions have different gold answers, so at least one of each is wrong."
     return Found(warn_if(len(bad) >= 0.02 * len(golds)), PROOF, summary, [shown])
+
+
+_SUM = re.compile(r"(?<![\d.)*/^])(-?\d+)\s*([-+*×])\s*(-?\d+)(?!\s*[-+*/^×.\d)])")
+
+
+def reckon(prompt: str) -> float:
+    """Return the result of the only operation on whole numbers that a prompt asks for; NaN where there is none."""
+    found = _SUM.findall(prompt)
+    if len(found) != 1 or len(re.findall(r"\d+", prompt)) != 2:
+        return math.nan
+    a, sign, b = found[0]
+    return float({"+": int(a) + int(b), "-": int(a) - int(b)}.get(sign, int(a) * int(b)))
+
+
+def unfit_golds(given: Mapping[str, tuple[str, str]]) -> Found | None:
+    """Judge gold answers, with what the model said, by prompt: some that contradict it, or all of other prompts."""
+    prompts, golds, said = list(given), [gold for gold, _ in given.values()], [answer_of(s) for _, s in given.values()]
+    results, values = np.array(list(map(reckon, prompts))), np.array(list(map(value_of, golds)))
+    known = np.isfinite(results) & np.isfinite(values)
+    fits = known & (results == values)
+    bad = np.flatnonzero(known & ~fits)
+    examples = "; ".join(f"{prompts[n][-40:]!r} has {golds[n]!r}" for n in bad[:4])
+    # Where the reckoning fits most golds it is what is asked, and the rest is wrong.
+    if known.sum() >= ENOUGH / 2 and len(bad) >= FEWEST and fits.sum() >= 0.6 * known.sum():
+        text = f"{len(bad)} of {known.sum()} gold answers are not what their prompt gives: {examples}"
+        share, summary = len(bad) / int(known.sum()), f"{len(bad)} of {known.sum()} gold answers are wrong."
+        return Found(by_share(share, critical=0.1), PROOF, summary, [Evidence(text, share)])
+    heard = [n for n, text in enumerate(said) if text]
+    reckoned = [n for n in heard if results[n] == value_of(said[n])]  # the model gives what is asked
+    is_misfit = 4 * len(reckoned) > len(heard) and not fits[reckoned].mean() > 0.2
+    prompts, golds, said = ([of[n] for n in heard] for of in (prompts, golds, said))
+    if len(heard) < ENOUGH / 2 or len(set(golds)) < 6:
+        return None
+    bare, spoken = np.array(list(map(_bare, golds))), np.array(list(map(_bare, said)))
+    own, others = float((bare == spoken).mean()), float(np.mean([np.roll(bare, k) == spoken for k in (1, 2, 3)]))
+    # The model's answers have to do with the prompts, and the gold ones with neither.
+    is_tied = own > 2 * others + 0.05 or texts_agree(prompts, golds) or texts_agree(golds, said)
+    if not is_misfit and (is_tied or not texts_agree(prompts, said)):
+        return None
+    text = f"{own:.0%} of {len(said)} answers are their own prompt's gold, {others:.0%} another's: {examples}"
+    summary = "The gold answers do not belong to their prompts: what the model says depends on these, the golds do not."
+    return Found(CRITICAL, SIGNAL, summary, [Evidence(text, own)])
+
+
+def texts_agree(prompts: Sequence[str], answers: Sequence[str]) -> bool:
+    """Return True where answers have anything to do with their prompts: in numbers, in words or in length."""
+    numbers = [re.findall(r"-?\d+(?:\.\d+)?", answer.replace(",", "")) for answer in answers]
+    asked = [[float(n) for n in re.findall(r"-?\d+(?:\.\d+)?", prompt)] for prompt in prompts]
+    have = [i for i, found in enumerate(numbers) if found and asked[i]]
+    pairs: list[tuple[list[Any], list[Any]]] = [([len(p) for p in prompts], [len(a) for a in answers])]
+    if len(have) >= 16:
+        values = [float(numbers[i][-1]) for i in have]
+        features: tuple[Callable[[list[float]], float], ...] = (
+            max, sum, len, min, lambda given: abs(given[0]) - abs(given[-1]), lambda given: abs(given[0])
+        )  # fmt: skip
+        pairs += [([feature(asked[i]) for i in have], values) for feature in features]
+    # A rank correlation without a cause has a deviation of about 1/√n; three of them are the limit.
+    if any(abs(rank_correlation(np.array(a, float), np.array(b, float))) > 3.0 / len(a) ** 0.5 for a, b in pairs):
+        return True
+    own, others = (
+        np.array([answer.lower() in prompt.lower() for prompt, answer in zip(prompts, given, strict=True)], float)
+        for given in (answers, np.roll(answers, 1))
+    )
+    return is_positive(spread_of(own - others))
+
+
+def is_positive(gains: Spread | None) -> bool:
+    """Return True where a mean gain is above 0 by more than noise."""
+    return gains is not None and gains.mean > 2.0 * gains.deviation / gains.seeds**0.5 + 1e-9
+
+
+def plain_question(text: str) -> str:
+    """Return a question without case, spaces and punctuation that carry nothing."""
+    return " ".join(re.sub(r"[?!.,;:\"'`]+(?=\s|$)", " ", text.lower()).split())
+
+
+def _bare(answer: str) -> str:
+    return _number(answer) or fold(answer)
 
 
 def _why_no_scores(case: Case) -> str:
@@ -300,6 +507,18 @@ def _why_no_scores(case: Case) -> str:
 def _why_no_answers(case: Case) -> str:
     lacking = case.why_no_rollouts(["reward", "task", "answer", "messages"])
     return lacking or ("" if case.once(read_answers) else "no scored rollout has a gold answer and a text")
+
+
+def _raised(rows: list[Rows]) -> Evidence | None:
+    """Return what the scorer said most often where it failed, with its count."""
+    errors = [[(e or "").partition("score: ")[2] for e in r.texts("error")] for r in rows]
+    most = Counter(error for of in errors for error in of if error).most_common(1)
+    if not most:
+        return None
+    flags = [np.array([error == most[0][0] for error in of], np.bool_) for of in errors]
+    kinds = len({error for of in errors for error in of if error})
+    text = f"{most[0][1]} of {sum(map(len, rows))} rollouts failed with {most[0][0][:120]}"
+    return seen_in(rows, flags, text + f", others in {kinds - 1} other ways" * (kinds > 1), float(most[0][1]))
 
 
 def _missing_scores(rows: list[Rows]) -> list[Flags]:
@@ -336,7 +555,8 @@ def _broadcast(case: Case) -> Found | None:
         flags.append(same_n)
     if raised < FEWEST or flat < 0.9 * mixed:
         return None
-    if np.ptp(np.concatenate([a.rows.reward_n for a in steps])) == 0:
+    values = Counter(float(a.reward_n[n]) for a, same in zip(steps, flags, strict=True) for n in np.flatnonzero(same))
+    if max(values.values()) > 0.8 * values.total():
         return None  # one reward for everything: a scorer that always says the same, not one that says it once
     text = f"in {flat} of {mixed} groups with right and wrong answers all rollouts have the same reward"
     return Found(CRITICAL, PROOF, AS_PAGE, [seen_among(steps, flags, text, flat / mixed, "reward/group_std/mean")])
@@ -351,11 +571,115 @@ def _rejected(case: Case) -> Found | None:
     tasks = sum(len(np.unique(a.task_n[flags])) for a, flags in zip(steps, rejected, strict=True))
     if out < FEWEST or tasks < 2 or out < 0.5 * right:
         return None
-    at_low = count_flags(flags & a.low_n for a, flags in zip(steps, rejected, strict=True))
+    at_low, paid = count_flags(flags & a.low_n for a, flags in zip(steps, rejected, strict=True)), case.once(payment)
+    is_bounded = any(np.isfinite(a.rows.by_rollout("reward_high")).any() for a in steps)
+    is_told = paid is not None and paid.top > paid.base
+    if is_told and not is_bounded:  # nobody said what counts as right: to earn more than wrong answers is enough
+        return None
+    if paid is not None and paid.wrong_n.sum() >= 2 * FEWEST and not is_told:
+        at_low = out
     text = f"{out} of {right} rollouts that say the gold answer are not counted as right; {at_low} earned the least"
-    # A task may ask for more than its last answer, and pay for what there is of it.
-    sure = (NOTE, SUSPICION) if at_low < 0.5 * out else (CRITICAL, PROOF)
+    # A task may ask for more than its last answer, and pay for what there is of it; or for other words around it, which
+    # only a probe with gold answers in such words can exclude.
+    sure = (NOTE, SUSPICION) if at_low < 0.5 * out else (CRITICAL, SIGNAL)
     return Found(*sure, AS_PAGE, [seen_among(steps, rejected, text, out / right)])
+
+
+def _inverted(case: Case) -> Found | None:
+    """Find a reward that pays wrong answers more than right ones."""
+    paid = case.once(payment)
+    if paid is None or not paid.is_inverted:
+        return None
+    right, wrong = (float(paid.reward_n[side].mean()) for side in (paid.right_n, paid.wrong_n))
+    text = (
+        f"{paid.right_n.sum()} right answers earn {right:.3g}, {paid.wrong_n.sum()} wrong ones {wrong:.3g} on average"
+    )
+    shown = [seen_among(paid.steps, paid.among(paid.right_n), text, right - wrong)]
+    return Found(CRITICAL, PROOF, "Right answers earn less than wrong ones: a sign of the reward is flipped.", shown)
+
+
+def _rejected_class(case: Case) -> Found | None:
+    """Find tasks whose right answers are paid as wrong ones, in words that are accepted on other tasks."""
+    paid = case.once(payment)
+    if paid is None or not paid.top > paid.base:
+        return None
+    rejected = paid.right_n & (paid.reward_n <= paid.base + 0.1 * (paid.top - paid.base))
+    accepted = paid.right_n & (paid.reward_n > (paid.base + paid.top) / 2)
+    common = {f for f, n in Counter(paid.form_n[accepted].tolist()).items() if n >= FEWEST}
+    rejected &= np.isin(paid.form_n, list(common))
+    tasks, fine = set(paid.task_n[rejected].tolist()), set(paid.task_n[accepted].tolist())
+    torn = tasks & fine  # paid on one occasion and not on another: noise, not a class
+    tasks -= torn
+    golds = dict(zip(paid.task_n.tolist(), paid.gold_n, strict=True))
+    share = len(tasks) / max(1, len(tasks | fine))
+    named = name_class([golds[task] for task in sorted(tasks)], [golds[task] for task in sorted(fine)])
+    # A task of several turns may ask for more than its last answer: there a class of answers must explain it.
+    is_long = case.once(_has_turns)
+    enough = 2 if named and rejected.sum() >= 2 * FEWEST else FEWEST
+    if len(tasks) < enough or len(torn) > 0.2 * len(tasks) or share < 0.03 or (is_long and not named):
+        return None
+    flags = rejected & np.isin(paid.task_n, list(tasks))
+    text = f"on {len(tasks)} of {len(tasks | fine)} tasks with right answers these are paid as wrong ones are"
+    examples = sorted({golds[task] for task in tasks}, key=len)[:6]
+    shown = seen_among(paid.steps, paid.among(flags), f"{text}, such as {', '.join(map(repr, examples))}", share)
+    summary = f"The reward rejects right answers of one kind: {named}." if named else ""
+    summary = summary or f"The reward rejects the right answers of {share:.0%} of tasks, always of the same ones."
+    return Found(by_share(share, critical=0.1), PROOF, summary, [shown])
+
+
+def _has_turns(case: Case) -> bool:
+    turns = case.curve("sampling/turns/mean")[1]
+    return len(turns) > 0 and float(turns.mean()) > 1.1
+
+
+@check("reward.component-dominates", columns=["parts", "reward"])
+def drowned_answers(case: Case) -> Answer:
+    """Report a part of the reward that brings most of its variance and pays right answers no more than wrong ones."""
+    return case.once(_drowned)
+
+
+def _drowned(case: Case) -> Found | Lacking | None:
+    paid = case.once(payment)
+    is_kept = all(r.has("parts") for r in case.rows)
+    if not paid or not is_kept or min(paid.right_n.sum(), paid.wrong_n.sum()) < ENOUGH / 2 or case.once(_has_turns):
+        return Lacking(f"fewer than {ENOUGH // 2} answers are surely right or wrong")
+    given = [part for a in paid.steps for part in np.array(a.rows.parts_n, object)[a.place_n]]
+    names = sorted({name for parts in given for name in parts})
+    values = {name: np.array([parts.get(name, 0.0) for parts in given]) for name in names}
+    total = sum(float(np.var(value)) for value in values.values())
+    for name, value in values.items():
+        share, right, wrong = float(np.var(value)) / max(total, 1e-12), value[paid.right_n], value[paid.wrong_n]
+        # Within these deviations it has little to do with the answer; far below, its sign is flipped.
+        is_apart = -1.2 * value.std() < right.mean() - wrong.mean() < 0.2 * value.std()
+        if len(names) > 1 and share >= 0.7 and is_apart:
+            text = f"{name} gives right answers {right.mean():.3g} and wrong ones {wrong.mean():.3g}"
+            summary = f"{name} brings {share:.0%} of the reward's variance and does not pay for right answers."
+            return Found(WARNING, SIGNAL, summary, [Evidence(text, share)])
+    return None
+
+
+@check("reward.hackable")
+def pays_wrong_answers(case: Case) -> Answer:
+    """Report a reward that pays surely wrong answers as it pays right ones."""
+    if lacking := _why_no_answers(case):
+        return Lacking(lacking)
+    paid = case.once(payment)
+    others = (misaligned.judge, _broadcast, _inverted, _conflicting, _drowned)
+    if paid is None or any(isinstance(case.once(other), Found) for other in others):
+        return None
+    flags = paid.wrong_n & (paid.reward_n >= paid.top - 1e-6)
+    tasks, count = len(set(paid.task_n[flags].tolist())), int(paid.wrong_n.sum())
+    if tasks < FEWEST or paid.lax < 0.03 or _has_turns(case):
+        return None
+    said = [text for a, of in zip(paid.steps, paid.among(flags), strict=True) for text in np.array(a.said_n)[of]]
+    golds = [gold for gold, is_paid in zip(paid.gold_n, flags, strict=True) if is_paid]
+    examples = "; ".join(
+        f"{text[-30:]!r} for {gold!r}" for text, gold in list(dict(zip(said, golds, strict=True)).items())[:3]
+    )
+    text = f"{flags.sum()} of {count} wrong answers earn as much as right ones ({paid.top:.3g}): {examples}"
+    summary = f"{paid.lax:.0%} of wrong answers are paid as right ones: the reward can be had without the answer."
+    shown = seen_among(paid.steps, paid.among(flags), text, paid.lax)
+    return Found(by_share(paid.lax, critical=0.5), PROOF, summary, [shown])
 
 
 def _conflicts(r: Rows) -> tuple[int, Flags]:

@@ -2,59 +2,138 @@
 
 import math
 import random
-import re
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from uptrend.doctor.probes.bench import Bench, ScoredPlay, play_scripts
+from uptrend.doctor.checks.scoring import CLASSES, name_class, plain_question
+from uptrend.doctor.probes.bench import Bench, ScoredPlay, play_scripts, seen
 from uptrend.doctor.probes.probe import CRITICAL, NOTE, WARNING, Answer, probe, require
 from uptrend.records import Ending, Finding, Task, boundary_of
 from uptrend.tasks.pool import Cursor
-from uptrend.tasks.taskset import known_gold
+from uptrend.tasks.rewards import RENDERINGS
+from uptrend.tasks.taskset import Taskset, known_gold, say
 from uptrend.tasks.validate import HasVariants
 from uptrend.tasks.validate import order as check_order
 from uptrend.training.warmstart import why_left_out
 
 
-@probe("gold", finds=["reward.gold-rejected", "context.completion-truncated", "context.prompt-truncated"])
+@dataclass(frozen=True)
+class GoldPlay:
+    """A task with what its gold answer and wrong ones earned."""
+
+    task: Task
+    golds: list[ScoredPlay]  # one; none where no gold is known
+    others: list[ScoredPlay]
+
+    @property
+    def earned(self) -> float:
+        return next((p.reward.total for p in self.golds if p.reward), math.nan)
+
+    @property
+    def rival(self) -> float:
+        """The most that a wrong answer earned."""
+        return max((p.reward.total for p in self.others if p.reward), default=-math.inf)
+
+
+@probe(
+    "gold",
+    finds=["reward.gold-rejected", "reward.hackable", "reward.error-scored", "reward.never-computed",
+           "context.completion-truncated", "context.prompt-truncated"],
+)  # fmt: skip
 def gold(bench: Bench) -> Answer:
-    """Score gold and corrupted answers of 50 tasks, and gold answers in the model's tokens."""
-    low, high, right, corrupted, is_bounded = list[str](), list[str](), 0, 0, True
-    stage, held, generator = bench.stage, bench.held_out, random.Random(0)
+    """Score gold and corrupted answers of 50 tasks, of every class of answers, and gold in the model's tokens."""
+    stage, held, generator, played = bench.stage, bench.held_out, random.Random(0), list[GoldPlay]()
     evaluated = min(25, len(held.tasks))
     trained = min(50 - evaluated, len(stage.tasks))
     for tasks, count, given in ((stage.tasks, trained, stage.taskset), (held.tasks, evaluated, held.taskset)):
         # Under some options not even gold reaches the maximum: those that prove the reward are played.
         taskset = given.proof() if isinstance(given, HasVariants) else given
-        for task in generator.sample(tasks, count):
+        for task in _of_every_class(tasks, count, generator):
             experts = known_gold(taskset, task)
-            played = play_scripts(taskset, task, [*experts, *taskset.corrupted(task)])
-            golds, others = played[: len(experts)], played[len(experts) :]
-            top = next((first.reward for first in golds if first.reward is not None), None)
-            if top is not None and math.isnan(top.high):
-                # Nobody said how much an answer can earn: gold has to earn more than the others do.
-                is_bounded, earned = False, [p.reward.total for p in others if p.reward is not None]
-                rejected = golds if top.total < max(earned, default=-math.inf) else []
-                high += [_describe(task, p) for p in others if p.reward and p.reward.total == top.total]
-            else:
-                rejected = [first for first in golds if not _is_best(first) and not _earns_most(first, others)]
-                high += [_describe(task, other) for other in others if _is_best(other)]
-            right, corrupted = right + len(golds) - len(rejected), corrupted + len(others)
-            low += [_describe(task, first) for first in rejected]
-    judged = right + len(low)
+            plays = play_scripts(taskset, task, [*experts, *taskset.corrupted(task)])
+            played.append(GoldPlay(task, plays[: len(experts)], plays[len(experts) :]))
+    rejected, form = _rejected(played), ""
+    if 2 * len(rejected) > len(played) and (form := _accepted_form(played, stage.taskset)):
+        played = [_say_in(form, p, stage.taskset) for p in played]
+        rejected = _rejected(played)
+        yield f"written as {form.format('GOLD')!r}, "
+    accepted = [p for p in played if p.golds and p not in rejected]
+    is_bounded = not any(math.isnan(r.high) for p in played for r in [g.reward for g in p.golds] if r)
+    lax = [
+        (p.task, other) for p in played for other in p.others
+        if p not in rejected and other.reward and (_is_best(other) if is_bounded else other.reward.total >= p.earned)
+    ]  # fmt: skip
+    judged, corrupted = len(accepted) + len(rejected), sum(len(p.others) for p in played)
     require(judged or corrupted, "no answer is known that should earn the most, or should not")
-    yield f"{right} of {judged} gold answers reach the maximum, {len(high)} of {corrupted} corrupted ones do"
+    yield f"{len(accepted)} of {judged} gold answers reach the maximum, {len(lax)} of {corrupted} corrupted ones do"
+    yield from _failures(bench, played)
+    low = [p for p in rejected if p.golds[0].reward]
     if low:
+        worse = [p for p in low if p.earned < p.rival]
+        named = name_class(*([p.task.answer for p in of] for of in (low, accepted)))
         summary = f"The reward rejects {len(low)} of {judged} gold answers: what is right does not earn the most."
-        severity = CRITICAL if len(low) > 0.05 * judged and is_bounded else WARNING
-        yield bench.found("reward.gold-rejected", severity, summary, low[0])
-    if high:
-        summary = f"{len(high)} of {corrupted} corrupted answers earn the maximum: the reward can be had without one."
-        severity = CRITICAL if len(high) > 0.05 * corrupted and is_bounded else WARNING
-        yield bench.found("reward.gold-rejected", severity, summary, high[0])
-    if judged == trained + evaluated and not low:
+        if len(worse) >= 0.9 * judged:
+            summary = f"Right answers earn less than wrong ones on {len(worse)} of {judged} tasks: is a sign flipped?"
+        elif named:
+            summary = f"The reward rejects gold answers of one kind: {named}."
+        # Without bounds, and where no gold is accepted, it may want words that nobody knows here.
+        severity = CRITICAL if len(low) > 0.05 * judged and (is_bounded or accepted or worse) else WARNING
+        evidence = [seen(_describe(p.task, p.golds[0])) for p in low[:3]]
+        yield bench.found("reward.gold-rejected", severity, summary, evidence)
+    if lax:
+        summary = f"{len(lax)} of {corrupted} corrupted answers earn the maximum: the reward can be had without one."
+        severity = CRITICAL if len(lax) > (0.05 if is_bounded else 0.4) * corrupted else WARNING
+        yield bench.found("reward.hackable", severity, summary, [seen(_describe(*each)) for each in lax[:3]])
+    if judged == trained + evaluated and not rejected and not form:
         yield from _gold_in_tokens(bench)
+
+
+def _of_every_class(tasks: Sequence[Task], count: int, generator: random.Random) -> list[Task]:
+    """Draw tasks, some of every class of answers that there is."""
+    drawn = generator.sample(tasks, len(tasks))
+    first = [task for holds in CLASSES.values() for task in [t for t in drawn if holds(t.answer)][: max(3, count // 8)]]
+    return list({id(task): task for task in (*first, *drawn)}.values())[:count]
+
+
+def _rejected(played: Sequence[GoldPlay]) -> list[GoldPlay]:
+    """Return plays whose gold does not earn the most; without bounds, less than a wrong one, or as little as these."""
+    least = min((o.reward.total for p in played for o in p.others if o.reward), default=-math.inf)
+    top = max((p.earned for p in played if p.earned > p.rival), default=least + 1e-9)
+    rejected = []
+    for p, gold in [(one, gold) for one in played for gold in one.golds]:
+        if gold.reward and not math.isnan(gold.reward.high):
+            is_low = not _is_best(gold) and not _earns_most(gold, p.others)
+        else:
+            is_low = not p.earned >= p.rival or (p.earned == p.rival and p.earned < top)
+        rejected += [p] if is_low else []
+    return rejected
+
+
+def _say_in(form: str, played: GoldPlay, taskset: Taskset) -> GoldPlay:
+    texts = [p.texts[-1][0] if p.texts else "" for p in played.others]
+    first, *others = play_scripts(taskset, played.task, [say(form.format(t)) for t in (played.task.answer, *texts)])
+    return GoldPlay(played.task, [first], others)
+
+
+def _accepted_form(played: Sequence[GoldPlay], taskset: Taskset) -> str:
+    """Return the words around an answer in which a reward accepts gold; empty where it does in none."""
+    few = [p for p in played if p.golds and p.golds[0].texts == ((p.task.answer,),)][:6]
+    told = (f for f in RENDERINGS[1:] if sum(p.earned > p.rival for p in (_say_in(f, p, taskset) for p in few)) > 4)
+    return next(told, "")
+
+
+def _failures(bench: Bench, played: Sequence[GoldPlay]) -> Answer:
+    """Report gold answers that a reward can't judge, and answers that it fails on, with the commonest exception."""
+    golds, every = [g for p in played for g in p.golds], [g for p in played for g in (*p.golds, *p.others)]
+    for id, among, is_none in (("reward.never-computed", golds, True), ("reward.error-scored", every, False)):
+        texts = [p.texts[-1][0] for p in among if p.reward is None]
+        if texts := [text for text in texts if text.startswith("Undecided") is is_none]:
+            (text, count), share = Counter(texts).most_common(1)[0], len(texts) / len(among)
+            summary = f"The reward gives no number for {len(texts)} of {len(among)} answers: {count} times {text}."
+            yield bench.found(id, CRITICAL if share > 0.5 else WARNING, summary, text, share)
 
 
 def _is_best(played: ScoredPlay) -> bool:
@@ -90,7 +169,8 @@ def _gold_in_tokens(bench: Bench) -> Answer:
         return
     turns = [[np.unique(t.turns[t.sampled], return_counts=True)[1].max(initial=0) for t in r.sequences] for r in shown]
     long = [r for r, sizes in zip(shown, turns, strict=True) if max(sizes, default=0) > s.max_tokens]
-    wrong = [r for r in shown if r.reward is None or not r.reward.correct]
+    # Without bounds nobody said what is right.
+    wrong = [r for r in shown if r.reward is None or not (r.reward.correct or math.isnan(r.reward.high))]
     if isinstance(bench.stage.taskset, HasVariants):
         wrong = [r for r in wrong if r.reward is None]  # a weak retriever bounds the expert too
     bad = sum(any(r is other for other in (*wrong, *long)) for r in shown)
@@ -115,7 +195,7 @@ def _gold_in_tokens(bench: Bench) -> Answer:
 def question(task: Task) -> str:
     """Return a task's question without instructions, case, spaces and punctuation that carry nothing."""
     said = " ".join(m.content for m in task.messages if m.role != "system") or task.messages[0].content
-    return " ".join(re.sub(r"[?!.,;:\"'`]+(?=\s|$)", " ", said.lower()).split())
+    return plain_question(said)
 
 
 @probe("repeats", finds=["data.duplicates", "data.batch-exceeds"])

@@ -1,13 +1,15 @@
 """Probes of scoring: the same again, side by side, by cheaters, and whether a reward is ever paid."""
 
 from collections import defaultdict
+from collections.abc import Iterable
 
 import numpy as np
 
 from uptrend.doctor.probes.bench import Bench, ScoredPlay, by_group, play_scripts, seen, turns_of
 from uptrend.doctor.probes.probe import CRITICAL, SIGNAL, WARNING, Answer, probe, require
-from uptrend.records import Basis, Ending, Reward
+from uptrend.records import Basis, Ending, Reward, Task
 from uptrend.records.rollout import OVERLONG
+from uptrend.tasks.taskset import Script, Taskset, known_gold
 from uptrend.tasks.validate import HasCheaters
 
 
@@ -58,6 +60,10 @@ def rescoring(bench: Bench) -> Answer:
         yield bench.found("reward.misaligned", CRITICAL, summary, [shifted] * (shift is not None) + evidence)
 
 
+def _earned(taskset: Taskset, task: Task, scripts: Iterable[Script]) -> list[float]:
+    return [play.reward.total for play in play_scripts(taskset, task, scripts) if play.reward]
+
+
 def _total(reward: Reward | None) -> float:
     return np.nan if reward is None else reward.total
 
@@ -100,11 +106,13 @@ def cheater(bench: Bench) -> Answer:
     assert isinstance(taskset, HasCheaters)
     paid, tried = defaultdict[int, list[tuple[str, bool]]](list), defaultdict[int, int](int)  # by kind of cheater
     for task in bench.stage.tasks[:8]:
+        golds, others = (_earned(taskset, task, of) for of in (known_gold(taskset, task), taskset.corrupted(task)))
+        most = golds[0] if golds and golds[0] > max(others, default=-np.inf) else np.inf
         # Twice: a noisy scorer pays anybody now and then, which is another fault.
         rounds = [play_scripts(taskset, task, taskset.cheaters(task)) for _ in range(2)]
         for kind, tries in enumerate(zip(*rounds, strict=True)):
             tried[kind] += 1
-            if all(p.reward and (p.reward.correct or p.reward.is_best) for p in tries):
+            if all(p.reward and (p.reward.correct or p.reward.is_best or p.reward.total >= most) for p in tries):
                 said = " ".join(text for turn in tries[0].texts for text in turn)
                 paid[kind].append((said, bool(task.answer) and task.answer.lower() in said.lower()))
     figure = f"{sum(map(len, paid.values()))} of {sum(tried.values())} scripted cheaters earn the maximum"
@@ -113,13 +121,16 @@ def cheater(bench: Bench) -> Answer:
         if len(paid[kind]) < 0.5 * tried[kind]:  # below half of the tasks it may be luck
             continue
         ratio, share = f"{len(paid[kind])} of {tried[kind]}", len(paid[kind]) / tried[kind]
-        # Paid without ever saying the answer, it has reached the evaluator; with it, the reward pays for too much.
-        if all(says_answer for _, says_answer in paid[kind]):
-            # Many rewards look for the answer anywhere, and a model may never find that out: no reason not to start.
-            id, severity = "reward.hackable", WARNING
-            summary = f"The reward is paid in full for the answer among others: {ratio} who say everything earn it."
-        else:
-            id, severity = "task.evaluator-exposed", CRITICAL
+        is_said = all(says_answer for _, says_answer in paid[kind])
+        # Where there are tools, who is paid without ever saying the answer has reached the evaluator; where there is
+        # nothing but text, the reward pays for too much.
+        id, severity = "reward.hackable", WARNING if is_said else CRITICAL
+        # Many rewards look for the answer anywhere, and a model may never find that out: no reason not to start.
+        summary = f"The reward is paid in full for the answer among others: {ratio} who say everything earn it."
+        if not is_said:
+            summary = f"The reward is paid in full without the answer: {ratio} who say something else earn it."
+        if bench.tools and not is_said:
+            id = "task.evaluator-exposed"
             summary = f"The evaluator can be reached from inside a rollout: {ratio} cheaters earn the maximum."
         evidence = [seen(figure), seen(f"paid in full: {paid[kind][0][0][-80:]!r}", share)]
         yield bench.found(id, severity, summary, evidence)

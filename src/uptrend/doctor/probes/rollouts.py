@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from uptrend.doctor.checks.scoring import says_somehow
-from uptrend.doctor.probes.bench import Bench, by_group, last_words, seen
+from uptrend.doctor.checks.scoring import says_somehow, unfit_golds
+from uptrend.doctor.probes.bench import Bench, by_group, last_words, play_scripts, seen
 from uptrend.doctor.probes.data import question
 from uptrend.doctor.probes.probe import CRITICAL, NOTE, SCORED, SIGNAL, SUSPICION, WARNING, Answer, probe, require
 from uptrend.records import Role, Rollout, Task
 from uptrend.stats.intervals import all_right, wilson
 from uptrend.stats.trend import points_for, power_of_rise
+from uptrend.tasks.taskset import known_gold
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ def parser(bench: Bench) -> Answer:
     """Read leniently what was counted wrong: a strict parser loses right answers."""
     wrong = [r for r in bench.rollouts if r.reward is not None and not r.reward.correct]
     require(wrong, "no rollout was counted wrong")
-    lost = [r for r in wrong if says_somehow(last_words(r), r.answer)]
+    lost = [r for r in wrong if says_somehow(last_words(r), r.answer) and not _earns_as_gold(bench, r)]
     share = len(lost) / len(wrong)
     yield f"a lenient reader accepts {len(lost)} of {len(wrong)} rollouts that were counted wrong"
     if len(lost) > 2 and share > 0.02:
@@ -139,19 +140,37 @@ def parser(bench: Bench) -> Answer:
         yield bench.found("reward.strict-parser", WARNING, summary, evidence, basis=SIGNAL)
 
 
+def _earns_as_gold(bench: Bench, rollout: Rollout) -> bool:
+    """Tell whether a rollout earns what gold does: without bounds nobody said what counts as right."""
+    if rollout.reward is None or not np.isnan(rollout.reward.high) or rollout.task not in bench.tasks:
+        return False
+    task, taskset = bench.tasks[rollout.task]
+    golds = [play.reward.total for play in play_scripts(taskset, task, known_gold(taskset, task)) if play.reward]
+    return any(rollout.reward.total >= total - 1e-6 for total in golds)
+
+
 @probe("wrong-gold", finds=["data.wrong-gold"], cheap=False)
 def wrong_gold(bench: Bench) -> Answer:
     """Report questions with two golds, and groups agreed on one wrong answer where the model is mostly right."""
     golds: dict[tuple[str, str], dict[str, Task]] = {}
-    for task in (task for stage in bench.pool.stages for task in stage.tasks):
-        same = task.id, json.dumps(task.data, sort_keys=True)  # the same words about other documents may differ
-        golds.setdefault(same, {}).setdefault(task.answer, task)
+    tasks = [task for stage in bench.pool.stages for task in stage.tasks]
+    for task in tasks:
+        # The same words about other documents may differ; a row holds the answer itself.
+        about = json.dumps({key: value for key, value in task.data.items() if key != "row"}, sort_keys=True)
+        golds.setdefault((question(task), about), {}).setdefault(task.answer, task)
     if torn := [answers for answers in golds.values() if len(answers) > 1]:
         share, asked = len(torn) / len(golds), question(next(iter(torn[0].values())))[:80]
         summary = f"{len(torn)} of {len(golds)} questions have more than one gold answer: at least one is wrong."
         yield summary
         text = f"{asked!r} has the golds {', '.join(sorted(torn[0]))}"
         yield bench.found("data.wrong-gold", CRITICAL if share >= 0.02 else WARNING, summary, text, share)
+        return
+    several = bench.play([(task, bench.stage.taskset) for task in bench.stage.tasks[:48]], 1, "golds")
+    heard = {question(bench.tasks[r.task][0]): (r.answer, last_words(r)) for r in several if r.task in bench.tasks}
+    everyone = {question(task): (task.answer, "") for task in tasks[:500]}
+    if found := unfit_golds(everyone | heard):
+        yield found.summary
+        yield bench.found("data.wrong-gold", found.severity, found.summary, found.evidence, basis=found.basis)
         return
     groups = list(by_group(r for r in bench.rollouts if r.reward).values())
     correct = [r.reward.correct for group in groups for r in group if r.reward]
