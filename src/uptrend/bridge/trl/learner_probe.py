@@ -21,6 +21,7 @@ from uptrend.training.metrics import gap_metrics
 
 BLIND = 1e-3  # nats that a swap must move at least one token by
 ROWS = 2  # rows that are probed: what must hold exactly needs no more
+MOVES = 0.05  # nats that the plain model must react to a swap by, for a learner's silence to say anything
 PADDED = 0.2  # nats per token, on average, above which padding is not masked; rounding in half precision stays below
 
 Floats = NDArray[np.float64]
@@ -49,10 +50,27 @@ def probe_learner(trainer: Any, batch: TrlBatch, seen: Pass, log: FindingsLog, s
         base, *swapped = (as_numpy(part).astype(np.float64) for part in torch.split(logprobs, len(picked)))
         # Each row by the plain model, without padding and without TRL's fused head.
         rows = [(batch.prompt(row), batch.written[row]) for row in as_numpy(seen.rows)[as_numpy(picked)].tolist()]
-        alone = [answer_logprobs(trainer, *(torch.tensor(side, device=device) for side in both)) for both in rows]
-    for (_, _, must_move, what), now in zip(swaps, swapped, strict=True):
+        prompts, width = [prompt for prompt, _ in rows], ids.shape[1] - keep
+        is_same = all(prompt == prompts[0] for prompt in prompts)
+        others = [prompt[::-1] for prompt in prompts] if is_same else prompts[-1:] + prompts[:-1]
+        told = [
+            (prompt, row[width : width + len(said)].tolist()) for (prompt, said), row in zip(rows, other, strict=True)
+        ]
+        changed = [rows, [(prompt, said) for prompt, (_, said) in zip(others, rows, strict=True)], told]
+        alone, *plain = (
+            [answer_logprobs(trainer, *(torch.tensor(side, device=device) for side in both)) for both in pairs]
+            for pairs in changed[: 1 + len(swaps)]
+        )
+    for (_, _, must_move, what), now, seeing in zip(swaps, swapped, plain, strict=True):
         largest = float(np.abs(base - now)[must_move].max(initial=0.0))
-        if largest <= BLIND:
+        moved = [np.abs(a - b)[m[: len(a)]] for a, b, m in zip(alone, seeing, must_move, strict=True)]
+        if largest > BLIND:
+            continue
+        # A model that has one answer for everything, as after a collapse, reacts to nothing: that is no mask.
+        if float(np.concatenate(moved).max(initial=0.0)) < MOVES:
+            reason = f"at step {step} the model itself gives one answer, whatever it is asked"
+            log.event("not-probed", id="mask.attention-blind", reason=reason)
+        else:
             summary = "The learner does not see what stands before its answer: "
             summary += f"with {what}, its log-probabilities are the same."
             text = f"{len(base)} completions behind {what}: no token's log-probability moved by more than "
@@ -68,12 +86,38 @@ def probe_learner(trainer: Any, batch: TrlBatch, seen: Pass, log: FindingsLog, s
     )
     single = np.concatenate(alone)
     gap = float(np.abs(still - single).mean()) if len(single) else 0.0
-    # A learner that is blind to the prompt can't agree with the row alone, and that is why.
-    if gap > max(PADDED, 10 * noise) and "mask.attention-blind" not in log.said:
+    # Rounding grows with the logits, in a model that has exploded. A learner that is blind to the prompt can't agree
+    # with the row alone, and that is why.
+    if gap > max(PADDED, 10 * noise, 0.05 * float(np.abs(single).mean())) and "mask.attention-blind" not in log.said:
         summary = "The learner's log-probabilities in TRL's padded batch are not those of the same row alone."
         shown = Evidence(f"{len(alone)} rows: {gap:.2f} nats per token apart on average.", gap, step=step)
         log.say("tokens.padding", Severity.CRITICAL, summary, [shown])
     return gap_metrics(learner, single)
+
+
+def logprobs_now(trainer: Any, seen: Pass) -> Tensor:
+    """Compute the learner's log-probabilities of the rows of a pass once more, by the present weights."""
+    with quiet(trainer):
+        found: Tensor = trainer._get_per_token_logps_and_entropies(
+            trainer.model, seen.ids, seen.attention, seen.logprobs.shape[1]
+        )[0]
+    return found
+
+
+def response_metrics(batch: TrlBatch, seen: Pass, before: Tensor, after: Tensor) -> dict[str, float]:
+    """Compare an update with what it is made for: rollouts with an advantage above 0 must become likelier."""
+    rows = as_numpy(seen.rows)
+    mask = batch.loss_mask[rows][:, : before.shape[1]]
+    moved = np.where(mask, (as_numpy(after).astype(np.float64) - as_numpy(before)), 0.0)
+    gain = as_numpy(batch.output["advantages"])[rows]
+    if gain.ndim > 1 or not mask.any():
+        return {}
+    each, size = gain * moved.sum(1), max(1e-12, float((np.abs(gain) * mask.sum(1)).sum()))
+    return {
+        "learner/moved/mean": float(np.abs(moved[mask]).mean()),
+        "learner/response/mean": float(each.sum() / size),
+        "learner/response/error": float(np.sqrt((each**2).sum()) / size),
+    }
 
 
 def _swap_prompts(seen: Pass, picked: Tensor, keep: int) -> tuple[Tensor, Tensor]:

@@ -15,13 +15,14 @@ from transformers import TrainerCallback
 
 from uptrend.bridge.trl.batch import Call, Pass, TrlBatch, TrlStep
 from uptrend.bridge.trl.guard import Guard
-from uptrend.bridge.trl.learner_probe import probe_learner, same_randomness
+from uptrend.bridge.trl.learner_probe import logprobs_now, probe_learner, response_metrics, same_randomness
 from uptrend.bridge.trl.record import Record
 from uptrend.bridge.trl.reward_probe import answers_of, probe_rewards
-from uptrend.bridge.trl.weights import Move, Snapshot, WatchedWeights, judge_cast
+from uptrend.bridge.trl.weights import Move, Snapshot, WatchedWeights, judge_cast, judge_sampler, strange_sampler
 from uptrend.records import Stop
 
 EVERY = 50  # steps between two probes of the model
+EARLY = 5  # first steps whose updates are compared with what they are made for: one may have nothing to learn from
 ROWS = "uptrend_rows"  # key under which a generation's rows carry their numbers through TRL's shuffle
 MANY = 1_000_000  # more rows than any generation has: numbers them across generations
 
@@ -64,6 +65,10 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         self.record: Record | None = None
         self._weights: WatchedWeights | None = None
         self._before: Snapshot | None = None
+        self._older: Snapshot | None = None  # before the last update
+        self._sampled_by: Any = None  # snapshot of what the trained model sampled with; None where it did not run
+        self._strange = 0  # generations in a row by something else than the trained weights
+        self._logprobs: Any = None  # of some rows, before an update that is probed
         self._batches: dict[int, TrlBatch] = {}  # generations that the loss has not passed over completely
         self._calls: list[Call] = []
         self._scoring = self._sampling = 0.0
@@ -81,7 +86,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]
 
     def _install(self) -> None:
         trainer, tap = self.trainer, functools.partial(self.guard.tap, self.trainer)
-        tap("_generate_single_turn", self._after_sampling)
+        tap("_generate_single_turn", self._after_sampling, self._before_sampling)
         tap("_calculate_rewards", self._after_scoring, self._before_scoring)
         tap("_generate_and_score_completions", self._after_batch, self._before_batch)
         tap("_compute_loss", self._after_loss, self._before_loss)
@@ -125,7 +130,24 @@ class Watch(TrainerCallback):  # type: ignore[misc]
     def _before_batch(self, *_: Any) -> None:
         self._calls, self._sampling = [], time.perf_counter()
 
+    def _before_sampling(self, *_: Any, **__: Any) -> None:
+        self._sampled_by = None
+
+    def _on_forward(self, *_: Any) -> None:
+        """Copy the weights at the first pass of the trained model since sampling began: those that sample."""
+        if self._sampled_by is None and self._weights is not None:
+            with self.guard("the sampler"):
+                self._sampled_by = self._before  # should the rest fail, nobody is accused
+                adapters = [m for m in self.trainer.model.modules() if hasattr(m, "merged_adapters")]
+                is_bare = bool(adapters) and all(m.disable_adapters and not m.merged for m in adapters)
+                self._sampled_by = "base" if is_bare else self._weights.snapshot()
+
     def _after_sampling(self, result: Any, prompt_ids: Any, *_: Any, **__: Any) -> None:
+        if self.record is not None and not self.trainer.use_vllm and self.trainer.model.training:
+            strange = self._weights is not None and strange_sampler(self._sampled_by, self._before)
+            self._strange = self._strange + 1 if strange else 0
+            if strange:
+                judge_sampler(self.record.findings_log, strange, self._strange, self.trainer.state.global_step + 1)
         self._calls.append(Call([list(ids) for ids in prompt_ids], [list(ids) for ids in result[0]]))
 
     def _before_scoring(self, *_: Any) -> None:
@@ -208,10 +230,15 @@ class Watch(TrainerCallback):  # type: ignore[misc]
             self.path = self.record.path
             self._before = self._weights.snapshot()
             self._is_first = True
+            self.trainer.model.get_input_embeddings().register_forward_pre_hook(self._on_forward)
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         """Begin a step, before its first micro-batch."""
         self._now, self._move = TrlStep(began=time.perf_counter()), None
+        with self.guard("weights"):
+            if self._weights is not None and self._older is not None:  # somebody may have changed them since the update
+                self._before = self._weights.snapshot()
+                self._now.undone = self._weights.compare(self._older, self._before)[0][:, 2]
 
     def on_pre_optimizer_step(self, *_: Any, optimizer: Any = None, **__: Any) -> None:
         """Probe the model: gradients are there, and the weights are still those that sampled."""
@@ -223,14 +250,24 @@ class Watch(TrainerCallback):  # type: ignore[misc]
                 with self.guard("the learner"), same_randomness():
                     batch, seen = self._batches[now.passes[0].batch], now.passes[0]
                     now.gaps = probe_learner(self.trainer, batch, seen, self.record.findings_log, step)
+            self._logprobs = None
+            if self.record is not None and now.passes and self._probes and self._is_alone and (is_due or step <= EARLY):
+                with self.guard("the update"), same_randomness():
+                    self._logprobs = logprobs_now(self.trainer, now.passes[0])
 
     def on_optimizer_step(self, *_: Any, **__: Any) -> None:
         """Compare the weights with those before the update."""
         with self.guard("weights"):
             if self._weights is not None:
-                before, self._before = self._before, self._weights.snapshot()
+                before = self._older = self._before
+                self._before = self._weights.snapshot()
                 self._move = None if before is None else self._weights.compare(before, self._before)
                 self._now.skipped = bool(self.trainer.accelerator.optimizer_step_was_skipped)
+        if self._logprobs is not None:
+            with self.guard("the update"), same_randomness():
+                seen = self._now.passes[0]
+                after = logprobs_now(self.trainer, seen)
+                self._now.gaps |= response_metrics(self._batches[seen.batch], seen, self._logprobs, after)
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         """Hand the step over."""

@@ -21,6 +21,7 @@ from uptrend.records import Evidence, Severity
 
 SAMPLE = 1 << 16  # about how many weights are sampled
 BLOCK = 256
+SEVERAL = 3  # times in a row that something must happen to be no accident
 LOST = 0.5  # share of weights that move, below which most of each update is lost
 CHANGED = "weights/changed/share"
 UNDERFLOW = "precision.update-underflow"
@@ -124,6 +125,35 @@ def judge_cast(log: FindingsLog, before: Snapshot, now: Snapshot, lr: float, ste
     moves = f"An update of the learning rate's size, {lr:g}, changes {share:.1%} of them."
     evidence = [Evidence(text, step=step), Evidence(moves, share, CHANGED, step)]
     log.say(UNDERFLOW, Severity.CRITICAL if share < LOST else Severity.WARNING, summary, evidence)
+
+
+def strange_sampler(sampled_by: Snapshot | str | None, learner: Snapshot | None) -> str:
+    """Return what sampled instead of the trained weights; empty where these did, if in another precision."""
+    if sampled_by is None:
+        return "another model (the trained one did not run)"
+    if isinstance(sampled_by, str):
+        return "the base model (the adapters were off)"
+    if learner is None or sampled_by.dtypes != learner.dtypes:  # judge_cast looks at that
+        return ""
+    return "" if torch.equal(sampled_by.values, learner.values) else "other weights than those that train"
+
+
+def judge_sampler(log: FindingsLog, what: str, times: int, step: int) -> None:
+    """Report rollouts that the trained weights did not sample, generation after generation."""
+    if times < SEVERAL:
+        return
+    summary = f"Rollouts are sampled by {what}: what is learned does not reach the sampler."
+    text = f"{times} generations in a row, up to step {step}, were made by {what}."
+    log.say("sync.stale-weights", Severity.CRITICAL, summary, [Evidence(text, float(times), step=step)])
+
+
+def judge_undone(log: FindingsLog, times: int, step: int) -> None:
+    """Report weights that something sets back after each update."""
+    if times < SEVERAL:
+        return
+    summary = "Every update is taken back: before the next one, weights are what they were before it."
+    text = f"After each of the last {times} updates, every sampled weight had its old value again at the next step."
+    log.say("optimizer.frozen", Severity.CRITICAL, summary, [Evidence(text, float(times), step=step)])
 
 
 def judge_update(log: FindingsLog, step: TrlStep, changed: float, weights: Snapshot, lr: float) -> None:

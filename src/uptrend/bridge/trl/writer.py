@@ -67,7 +67,9 @@ class Writer:
             **(learner_metrics(passes, self._settings) if passes else {}),
             **measure.optimizer_metrics(norms, clipped, [step.skipped], None if np.isnan(step.lr) else step.lr),
             **step.moved,
-            **(step.gaps or (sampler_metrics(step.batches[0]) if step.batches else {})),
+            **(sampler_metrics(step.batches[0]) if step.batches else {}),
+            **step.gaps,
+            **surprise_metrics([(batch, seen) for batch, seen in passes if batch.step == step.step]),
             "seconds/sample": step.sampling,
             "seconds/update": max(0.0, step.seconds - step.sampling - step.waited),
             "seconds/watch": step.waited,
@@ -207,6 +209,24 @@ def learner_metrics(passes: Sequence[tuple[TrlBatch, Pass]], settings: Settings)
         **({"loss/total": float(np.sum(losses))} if losses else {}),
         **({"tokens/padding/share": 1 - real / places} if places else {}),
     }
+
+
+def surprise_metrics(passes: Sequence[tuple[TrlBatch, Pass]]) -> Line:
+    """Compare how unlikely sampled tokens are for the learner with its entropy, before any update on them.
+
+    Tokens drawn from the learner's own distribution have a mean of −log p equal to its entropy. No log-probability of
+    the sampler is needed, and terms of one rollout are uncorrelated, so that their squares give the standard error.
+    """
+    excess = [
+        (-as_numpy(seen.logprobs).astype(np.float64) - as_numpy(seen.entropies))[batch.loss_mask[as_numpy(seen.rows)]]
+        for batch, seen in passes
+        if seen.is_first and seen.entropies is not None
+    ]
+    each = np.concatenate(excess) if excess else np.zeros(0)
+    if not len(each):
+        return {}
+    error = float(np.sqrt((each**2).sum())) / len(each)
+    return {"sampler/surprise/mean": float(each.mean()), "sampler/surprise/error": error}
 
 
 def sampler_metrics(batch: TrlBatch) -> Line:

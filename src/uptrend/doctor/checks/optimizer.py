@@ -1,12 +1,15 @@
 """Step sizes: updates that are not made, do not arrive, or are too small or too large.
 
-Full fine-tuning uses rates of about 5e-7 to 1e-5, adapters up to some 1e-4. A step of Adam moves every weight by about
-the rate, and 2e-3 is a good part of a weight.
+`usual_rates` says which rates suit a model. A step of Adam moves every weight by about the rate, and 2e-3 is a good
+part of a weight.
 """
+
+import re
 
 import numpy as np
 
 from uptrend.doctor.case import Case
+from uptrend.doctor.catalogue import settings_of, usual_rates
 from uptrend.doctor.check import AS_PAGE, Answer, Found, Lacking, check, warn_if
 from uptrend.doctor.curves import REWARD
 from uptrend.doctor.rank import CRITICAL, PROOF, SIGNAL, SUSPICION, WARNING
@@ -15,12 +18,15 @@ from uptrend.records.view import Floats
 
 RATE, KL, ENTROPY = "optimizer/lr", "kl/reference/mean", "learner/entropy/mean"
 BEFORE, AFTER = "gradient/norm/before", "gradient/norm/after"
+PART = re.compile(r"weights/update/\w+/norm")
 UPDATE, NORM, CHANGED = "weights/update/norm", "weights/norm", "weights/changed/share"
+MOVED_BY = "learner/moved/mean"
 SKIPPED, MADE = "optimizer/skipped/count", "optimizer/updates/count"
 
 # Points that a judgment by curves takes, and one by how they run on.
 FEWEST, LONG = 10, 20
-# Rates: the least in use, the least that recipes aim for, and more than anybody uses.
+# Rates where the model's size is not known: the least in use, the least that recipes aim for, and more than anybody
+# uses. Where it is known, a tenth of the usual ones and ten times them.
 LEAST, USUAL, MOST = 1e-7, 5e-7, 2e-3
 
 
@@ -74,9 +80,10 @@ def small_rate(case: Case) -> Answer:
     if case.value("model.weights") == "fp32":  # nothing is more precise: what rounds to nothing is too small a step
         answers.append(_rounded(case))
     largest = _largest_rate(case)
-    if largest is not None and not _is_rising(case) and 0 < (rate := largest[0]) < LEAST:
-        text = f"The learning rate is never above {rate:.2g}, at which no run moves: {LEAST:g} is the least in use."
-        answers.append(Found(WARNING, SIGNAL, text, [largest[1]]))
+    least, is_plain = _extremes(case)[0], str(case.value("learning.optimizer", "")).lower() == "sgd"
+    if largest is not None and not _is_rising(case) and not is_plain and 0 < (rate := largest[0]) < least:
+        text = f"The learning rate is never above {rate:.2g}, at which such a model does not move: {least:.1g} is the "
+        answers.append(Found(WARNING, SIGNAL, f"{text}least that makes sense.", [largest[1]]))
     return answers
 
 
@@ -107,6 +114,7 @@ def _hardly_left(case: Case) -> Found | None:
     if path is not None:
         shown.append(Evidence(f"All updates together are {path:.2g} of the weights' length.", path, UPDATE))
     is_long = case.is_stuck or (case.trend.kind is TrendKind.TOO_SHORT and int(case.view.steps[-1]) >= 50)
+    is_long |= path is not None and path < MOVED / 20
     is_dead = len(case.dead_groups) > 0 and float(case.dead_groups.mean()) > 0.9
     # A policy that leaves slowly but ever faster is on its way, and only needs time.
     is_on_its_way = kl is not None and is_near and kl.last > LEAVING * max(kl.first, 0.0)
@@ -118,6 +126,8 @@ def _hardly_left(case: Case) -> Found | None:
 # Share of clipped tokens, and of the weights' length in one update, from which updates are too large. Adapters, which
 # start at 0, are not judged by length.
 CLIPPED, LEAP = 0.2, 0.01
+# Clip range below which much is clipped by design.
+NARROW = 0.05
 # Weight of an entropy bonus, ten times what is usual, from which it may rule the update.
 HEAVY = 0.1
 
@@ -126,16 +136,28 @@ HEAVY = 0.1
 def large_rate(case: Case) -> Answer:
     """Report updates that leave their region or break the model, and a rate above any in use."""
     found, largest = [_clipped(case) or _leaps(case) or _fell_at_the_peak(case)], _largest_rate(case)
-    if largest is not None and largest[0] >= MOST and _is_broken(case):
-        text = f"The learning rate is {largest[0]:.2g}, at which a step breaks a model: nobody uses more than {MOST:g}."
+    most = _extremes(case)[1]
+    if largest is not None and largest[0] >= most and _is_broken(case):
+        text = (
+            f"The learning rate is {largest[0]:.2g}, at which a step breaks such a model: {most:.1g} is far too much."
+        )
         found.append(Found(WARNING, SIGNAL, text, [largest[1]]))
     return found
+
+
+def _extremes(case: Case) -> tuple[float, float]:
+    """Return a rate below which no model of this size moves, and one from which a step breaks it."""
+    known = settings_of(case.view)
+    low, high = usual_rates(known)
+    return (low / 10, high * 10) if known("model.parameters") else (LEAST, MOST)
 
 
 def _clipped(case: Case) -> Found | None:
     clipped = [c for side in ("low", "high", "region") if (c := case.course(f"clip/{side}/share"))]
     most = max(clipped, key=lambda c: c.last, default=None)
-    if most is None or most.last <= CLIPPED:
+    # A range of some thousandths, as GSPO has for whole sequences, clips much by design.
+    ranges = [r for side in ("low", "high") if isinstance(r := case.value(f"learning.clip_{side}"), int | float)]
+    if most is None or most.last <= CLIPPED or 0 < min(ranges, default=1.0) < NARROW:
         return None
     text = f"{most.last:.0%} of tokens are clipped: updates leave the region that they were computed for."
     shown = case.evidence(most.metric, f"Clipped share {most.last:.2f}.")
@@ -143,6 +165,11 @@ def _clipped(case: Case) -> Found | None:
 
 
 def _leaps(case: Case) -> Found | None:
+    moved = case.curve(MOVED_BY)[1]
+    if len(moved) >= 3 and float(np.median(moved)) > 1 and not case.is_learning:
+        typical = float(np.median(moved))
+        text = f"One update moves the log-probabilities of its own tokens by {typical:.2g} nats on average: too far."
+        return Found(WARNING, SIGNAL, text, [Evidence(f"{typical:.2g} nats; 0.1 is much.", typical, MOVED_BY)])
     if not case.has(UPDATE, NORM) or case.is_learning or case.value("model.lora"):
         return None
     leap = float(np.nanmedian(case.view.metrics[UPDATE] / case.view.metrics[NORM]))
@@ -170,6 +197,8 @@ def _fell_at_the_peak(case: Case) -> Found | None:
 
 # Share of the rate asked for that a schedule must leave on average, and share of a run that a warm-up takes at most.
 USED, WARM_UP = 0.2, 0.1
+# Share below which nothing is left.
+NOTHING = 0.001
 
 
 @check("optimizer.schedule", at_least=FEWEST)
@@ -183,7 +212,9 @@ def schedule(case: Case) -> list[Found]:
         if used < USED:
             text = f"The schedule left {used:.0%} of the learning rate on average: warm-up or decay ate the run."
             shown = Evidence(f"Mean rate {rates.mean():.2g} of {asked:.2g}.", used, RATE, int(steps[-1]))
-            found.append(Found(warn_if(case.is_stuck), SIGNAL, text, [shown]))
+            is_nothing = used < NOTHING
+            severity = CRITICAL if is_nothing else warn_if(not case.is_learning)
+            found.append(Found(severity, PROOF if is_nothing else SIGNAL, text, [shown]))
     largest, planned = _largest_rate(case), case.value("learning.steps", 0)
     if largest is None or largest[0] >= MOST or not _is_rising(case) or len(rates) < LONG or not planned:
         return found
@@ -214,6 +245,8 @@ def tight_clip(case: Case) -> Answer:
     if not limit or gradient is None or float(np.quantile(gradient.values, 0.05)) < 2 * limit:
         return still
     is_plain = str(case.value("learning.optimizer", "adamw")).lower() == "sgd"
+    # Adam divides by the gradient's own size plus 1e-8: below that it is plain descent, and hardly moves.
+    is_plain |= limit / np.sqrt(settings_of(case.view)("model.parameters") or 1.0) < 1e-9
     if not is_plain and case.has(UPDATE, RATE, AFTER):
         asked, update = metrics[RATE] * metrics[AFTER], metrics[UPDATE]
         known = np.isfinite(asked) & np.isfinite(update) & (np.nan_to_num(asked) > 0)
@@ -242,7 +275,29 @@ def frozen(case: Case) -> Answer:
         text = f"No trained weight changed in {len(update)} steps with a gradient: the optimizer moves nothing."
         shown = Evidence("Length of the update exactly 0 at every step.", 0.0, UPDATE, int(case.view.steps[-1]))
         found = Found(CRITICAL, PROOF, text, [shown])
-    return [_no_gradient(case), _nothing_moves(case), Lacking(lacking) if lacking else found]
+    return [_no_gradient(case), _nothing_moves(case), _mostly_still(case), Lacking(lacking) if lacking else found]
+
+
+# Share of all weights below which hardly anything trains, and rate above which fp32 rounds no update away.
+MOVING, ROUNDS = 0.1, 1e-7
+
+
+def _mostly_still(case: Case) -> Found | None:
+    """Report a full training that moves few weights: others were frozen, or never given to the optimizer."""
+    changed, update, lacking = _weight_changes(case)
+    model, rate = case.view.info.get("model") or {}, case.value("learning.lr") or 0.0
+    if lacking or len(changed) < CHANGED_STEPS or not update.any() or case.value("model.lora") or rate < ROUNDS:
+        return None
+    if case.value("model.weights") != "fp32":
+        return None
+    share = float(np.median(changed)) * model.get("trainable", 1) / max(1, model.get("parameters", 1))
+    if share >= MOVING:
+        return None
+    groups = {m.split("/")[2]: case.curve(m)[1].any() for m in case.view.metrics if PART.fullmatch(m)}
+    moving = ", ".join(sorted(group for group, moves in groups.items() if moves))
+    text = f"Only {share:.2%} of the model's weights ever change ({moving}), without adapters: the rest is frozen."
+    shown = Evidence(f"Share of all weights whose bits an update changes: {share:.2g}.", share, CHANGED)
+    return Found(warn_if(not case.is_learning), PROOF, text, [shown])
 
 
 def _no_gradient(case: Case) -> Found | None:
@@ -294,6 +349,8 @@ def _rounded(case: Case) -> Found | None:
     changed, update, lacking = _weight_changes(case)
     if lacking or len(changed) < 2 or _is_frozen(update):
         return None
+    if case.value("model.weights") == "fp32" and (case.value("learning.lr") or 0.0) >= ROUNDS:
+        return None  # what does not move was not rounded away
     typical = float(np.median(changed[1:]))  # the first step of an adapter moves one of its two halves only
     if typical >= CHANGED_LEAST:
         return None

@@ -30,6 +30,7 @@ MISMATCH, STALE, OFF_POLICY = "precision.mismatch", "sync.stale-weights", "sync.
 DISTRIBUTION, TEMPLATE, PADDING = "sampling.truncated-distribution", "tokens.template", "tokens.padding"
 BLIND = "mask.attention-blind"
 
+SURPRISE_MEAN = "sampler/surprise/mean"
 GAP, KL, RATIO, ESS = "sampler/gap/mean", "sampler/kl/mean", "sampler/ratio/mean", "sampler/ess/share"
 
 # KL of learner from sampler that no numerics explain, and that is worth a warning; 0.01 is healthy.
@@ -40,14 +41,14 @@ MEAN_APART = 0.08
 UNSURE = -0.1
 # Gap that fp32 does not leave.
 VISIBLE = 5e-3
-# Tokens that a shape must show on.
-ENOUGH = 50
+# Tokens that a shape must show on, and steps.
+ENOUGH, FEWEST = 50, 6
 
 
 @check(STALE, OFF_POLICY, MISMATCH, DISTRIBUTION, TEMPLATE, PADDING, BLIND)
 def sampler_gap(case: Case) -> Answer:
     """Judge the gap by every record of it: versions, its mean, its other curves, and tokens."""
-    return [*_by_version(case), *_by_mean(case), *_by_curves(case), *_by_token(case)]
+    return [*_by_version(case), *_by_mean(case), *_by_curves(case), *_by_token(case), *_by_surprise(case)]
 
 
 @check("policy.dropout-on")
@@ -121,6 +122,47 @@ def _by_mean(case: Case) -> Iterable[Found]:
             padded = "The learner may read padded rows wrongly: score one rollout alone and in a batch."
             yield Found(WARNING, SUSPICION, blind, shown, BLIND)
             yield Found(WARNING, SUSPICION, padded, shown, PADDING)
+
+
+# Standard errors by which sampled tokens must be likelier or less likely than the learner's own, and nats that matter.
+STANDARD_ERRORS, SURPRISE = 5.0, 0.05
+
+
+def _by_surprise(case: Case) -> Iterable[Found]:
+    """Compare how unlikely sampled tokens are with the learner's entropy, where no sampler's log-probabilities are."""
+    means, errors = (case.curve(f"sampler/surprise/{kind}")[1] for kind in ("mean", "error"))
+    if len(means) < FEWEST or len(means) != len(errors):
+        return
+    half = len(means) // 2
+    (early, early_error), (late, late_error) = (
+        (float(means[part].mean()), float(np.sqrt((errors[part] ** 2).sum()) / len(means[part])))
+        for part in (slice(None, half), slice(half, None))
+    )
+    shown = [
+        case.evidence(
+            SURPRISE_MEAN,
+            f"{early:+.2g} ± {early_error:.2g} nats in the first half, {late:+.2g} ± {late_error:.2g} in the second.",
+        )
+    ]
+    if abs(early) > max(SURPRISE, STANDARD_ERRORS * early_error):
+        way = "likelier" if early < 0 else "less likely"
+        text = f"Sampled tokens are {way} than tokens of the learner's own distribution, by {abs(early):.2g} nats each"
+        harmless = {"sampling.top_p": 1, "sampling.top_k": 0, "sampling.min_p": 0, "sampling.repetition_penalty": 1}
+        told = [
+            f"{key} = {case.value(key):g}" for key, value in harmless.items() if case.value(key) not in (None, value)
+        ]
+        if told or early < 0:
+            why = (
+                f"the sampler has {', '.join(told)}"
+                if told
+                else "it samples at a lower temperature, or leaves tokens out"
+            )
+            yield Found(WARNING, SIGNAL, f"{text}: {why}, and the learner does not.", shown, DISTRIBUTION)
+        else:
+            yield Found(CRITICAL, SIGNAL, f"{text}: another model or another prompt sampled them.", shown, MISMATCH)
+    elif late - early > max(SURPRISE, STANDARD_ERRORS * float(np.hypot(early_error, late_error))):
+        text = f"Sampled tokens become ever less likely for the learner ({early:+.2g} → {late:+.2g} nats each)"
+        yield Found(CRITICAL, SIGNAL, f"{text}: the sampler does not get the new weights.", shown, STALE)
 
 
 # KL that a sampler with old weights must have reached, as logged and as computed from tokens.
