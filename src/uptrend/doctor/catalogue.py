@@ -99,10 +99,7 @@ CATALOGUE: dict[str, Cause] = {
 
 
 def usual_rates(known: Find) -> tuple[float, float]:
-    """Return the learning rates that suit Adam: by the number of weights, and ten times as large for adapters.
-
-    From 1e-6 to 2e-5 for billions of weights to 1e-5 to 2e-4 for a million. Where the size is not known, all of these.
-    """
+    """Return the rates that suit Adam by the number of weights: 2e-5 at most for billions; adapters take ten times."""
     weights, adapter = known("model.parameters"), 10.0 if known("model.lora") else 1.0
     if not isinstance(weights, int | float) or weights <= 0:
         return 1e-6 * adapter, 2e-4 * adapter
@@ -112,8 +109,7 @@ def usual_rates(known: Find) -> tuple[float, float]:
 
 def settings_of(view: RunView) -> Find:
     """Return the run's settings by our keys, with the number of the model's weights."""
-    model = view.info.get("model")
-    weights = model.get("parameters") if isinstance(model, Mapping) else None
+    weights = (view.info.get("model") or {}).get("parameters")
     return lambda key: weights if key == "model.parameters" else view.value(key)
 
 
@@ -141,9 +137,8 @@ def complete_fix(fix: Fix, trainer: str = "", known: Find = lambda _: None) -> F
 
 def resolve_experiment(experiment: Experiment, view: RunView) -> Experiment:
     """Return the experiment with its arms' values made concrete."""
-    return replace(
-        experiment, arms={name: _concrete(keys, settings_of(view)) for name, keys in experiment.arms.items()}
-    )
+    known = settings_of(view)
+    return replace(experiment, arms={name: _concrete(keys, known) for name, keys in experiment.arms.items()})
 
 
 def _concrete(keys: Mapping[str, Any], known: Find, trainer: str = "uptrend") -> dict[str, Any]:

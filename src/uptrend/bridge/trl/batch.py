@@ -142,7 +142,6 @@ class TrlStep:
     lr: float = float("nan")
     skipped: bool = False
     moved: dict[str, float] = field(default_factory=dict)  # metrics of the weights
-    undone: Any = None  # weights by layer group that differ, at its start, from before the last update
     gaps: dict[str, Any] = field(default_factory=dict)  # metrics of probes: learner against sampler, and its update
     sampling: float = 0.0  # seconds
     seconds: float = 0.0

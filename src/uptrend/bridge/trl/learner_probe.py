@@ -50,27 +50,17 @@ def probe_learner(trainer: Any, batch: TrlBatch, seen: Pass, log: FindingsLog, s
         base, *swapped = (as_numpy(part).astype(np.float64) for part in torch.split(logprobs, len(picked)))
         # Each row by the plain model, without padding and without TRL's fused head.
         rows = [(batch.prompt(row), batch.written[row]) for row in as_numpy(seen.rows)[as_numpy(picked)].tolist()]
-        prompts, width = [prompt for prompt, _ in rows], ids.shape[1] - keep
-        is_same = all(prompt == prompts[0] for prompt in prompts)
-        others = [prompt[::-1] for prompt in prompts] if is_same else prompts[-1:] + prompts[:-1]
-        told = [
-            (prompt, row[width : width + len(said)].tolist()) for (prompt, said), row in zip(rows, other, strict=True)
-        ]
-        changed = [rows, [(prompt, said) for prompt, (_, said) in zip(others, rows, strict=True)], told]
-        alone, *plain = (
+        # Also behind prompts read backwards: a model with one answer for all, as after a collapse, reacts to nothing.
+        alone, elsewhere = (
             [answer_logprobs(trainer, *(torch.tensor(side, device=device) for side in both)) for both in pairs]
-            for pairs in changed[: 1 + len(swaps)]
+            for pairs in (rows, [(prompt[::-1], said) for prompt, said in rows])
         )
-    for (_, _, must_move, what), now, seeing in zip(swaps, swapped, plain, strict=True):
+    reacts = max(float(np.abs(a - b).max(initial=0.0)) for a, b in zip(alone, elsewhere, strict=True))
+    if reacts < MOVES:
+        log.event("not-probed", id="mask.attention-blind", reason=f"step {step}: the model has one answer for all")
+    for (_, _, must_move, what), now in zip(swaps, swapped, strict=True):
         largest = float(np.abs(base - now)[must_move].max(initial=0.0))
-        moved = [np.abs(a - b)[m[: len(a)]] for a, b, m in zip(alone, seeing, must_move, strict=True)]
-        if largest > BLIND:
-            continue
-        # A model that has one answer for everything, as after a collapse, reacts to nothing: that is no mask.
-        if float(np.concatenate(moved).max(initial=0.0)) < MOVES:
-            reason = f"at step {step} the model itself gives one answer, whatever it is asked"
-            log.event("not-probed", id="mask.attention-blind", reason=reason)
-        else:
+        if largest <= BLIND and reacts >= MOVES:
             summary = "The learner does not see what stands before its answer: "
             summary += f"with {what}, its log-probabilities are the same."
             text = f"{len(base)} completions behind {what}: no token's log-probability moved by more than "
@@ -95,29 +85,18 @@ def probe_learner(trainer: Any, batch: TrlBatch, seen: Pass, log: FindingsLog, s
     return gap_metrics(learner, single)
 
 
-def logprobs_now(trainer: Any, seen: Pass) -> Tensor:
-    """Compute the learner's log-probabilities of the rows of a pass once more, by the present weights."""
-    with quiet(trainer):
-        found: Tensor = trainer._get_per_token_logps_and_entropies(
-            trainer.model, seen.ids, seen.attention, seen.logprobs.shape[1]
-        )[0]
-    return found
-
-
-def response_metrics(batch: TrlBatch, seen: Pass, before: Tensor, after: Tensor) -> dict[str, float]:
+def probe_update(trainer: Any, batch: TrlBatch, seen: Pass) -> dict[str, float]:
     """Compare an update with what it is made for: rollouts with an advantage above 0 must become likelier."""
-    rows = as_numpy(seen.rows)
-    mask = batch.loss_mask[rows][:, : before.shape[1]]
-    moved = np.where(mask, (as_numpy(after).astype(np.float64) - as_numpy(before)), 0.0)
-    gain = as_numpy(batch.output["advantages"])[rows]
-    if gain.ndim > 1 or not mask.any():
+    width, rows, gain = seen.logprobs.shape[1], as_numpy(seen.rows), as_numpy(batch.output["advantages"])
+    mask = batch.loss_mask[rows][:, :width]
+    if gain.ndim > 1 or not mask.any():  # a subclass gives each token its own advantage
         return {}
-    each, size = gain * moved.sum(1), max(1e-12, float((np.abs(gain) * mask.sum(1)).sum()))
-    return {
-        "learner/moved/mean": float(np.abs(moved[mask]).mean()),
-        "learner/response/mean": float(each.sum() / size),
-        "learner/response/error": float(np.sqrt((each**2).sum()) / size),
-    }
+    with quiet(trainer):
+        now = trainer._get_per_token_logps_and_entropies(trainer.model, seen.ids, seen.attention, width)[0]
+    moved = np.where(mask, as_numpy(now).astype(np.float64) - as_numpy(seen.logprobs), 0.0)
+    size = float((np.abs(gain[rows]) * mask.sum(1)).sum())
+    response = {"learner/response/mean": float((gain[rows] * moved.sum(1)).sum() / size)} if size > 0 else {}
+    return {"learner/moved/mean": float(np.abs(moved[mask]).mean()), **response}
 
 
 def _swap_prompts(seen: Pass, picked: Tensor, keep: int) -> tuple[Tensor, Tensor]:

@@ -24,7 +24,7 @@ from uptrend.bridge.trl.findings_log import FindingsLog
 from uptrend.bridge.trl.guard import Guard, describe_error
 from uptrend.bridge.trl.rollouts import RewardRange
 from uptrend.bridge.trl.settings import describe_run
-from uptrend.bridge.trl.weights import Move, WatchedWeights, judge_undone, judge_update
+from uptrend.bridge.trl.weights import Move, WatchedWeights, judge_update
 from uptrend.records import Run, RunDirectory, RunView
 from uptrend.records.schema import VERSION
 from uptrend.training.metrics import peak_memory_gib, weight_metrics
@@ -155,7 +155,6 @@ class Record:
     def __init__(self, trainer: Any, path: Path, weights: WatchedWeights, guard: Guard) -> None:
         self._weights, self._guard, self._device = weights, guard, trainer.accelerator.device
         self._settings = Settings.of(trainer)
-        self._undone, self._has_moved = 0, False  # updates in a row that were taken back; the last one moved something
         dtypes, step = weights.dtypes(), trainer.state.global_step
         goes_on = bool(step and (path / "run.json").exists() and Run(path).schema == VERSION)
         numbered = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
@@ -194,10 +193,6 @@ class Record:
                 moved = self._weights.movement(move)
                 whole.moved = weight_metrics(moved)
                 judge_update(self.findings_log, whole, moved.changed, move[1], self._settings.lr)
-                if whole.undone is not None and self._has_moved:
-                    self._undone = 0 if np.any(whole.undone) else self._undone + 1
-                    judge_undone(self.findings_log, self._undone, whole.step)
-                self._has_moved = moved.update > 0
             self.findings_log.hear()
             return (whole,)
 

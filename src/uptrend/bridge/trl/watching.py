@@ -15,10 +15,10 @@ from transformers import TrainerCallback
 
 from uptrend.bridge.trl.batch import Call, Pass, TrlBatch, TrlStep
 from uptrend.bridge.trl.guard import Guard
-from uptrend.bridge.trl.learner_probe import logprobs_now, probe_learner, response_metrics, same_randomness
+from uptrend.bridge.trl.learner_probe import probe_learner, probe_update, same_randomness
 from uptrend.bridge.trl.record import Record
 from uptrend.bridge.trl.reward_probe import answers_of, probe_rewards
-from uptrend.bridge.trl.weights import Move, Snapshot, WatchedWeights, judge_cast, judge_sampler, strange_sampler
+from uptrend.bridge.trl.weights import Move, Snapshot, WatchedWeights, judge_cast, judge_repeated, strange_sampler
 from uptrend.records import Stop
 
 EVERY = 50  # steps between two probes of the model
@@ -67,8 +67,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         self._before: Snapshot | None = None
         self._older: Snapshot | None = None  # before the last update
         self._sampled_by: Any = None  # snapshot of what the trained model sampled with; None where it did not run
-        self._strange = 0  # generations in a row by something else than the trained weights
-        self._logprobs: Any = None  # of some rows, before an update that is probed
+        self._strange = self._undone = 0  # generations in a row by other weights, and updates that were taken back
         self._batches: dict[int, TrlBatch] = {}  # generations that the loss has not passed over completely
         self._calls: list[Call] = []
         self._scoring = self._sampling = 0.0
@@ -137,17 +136,17 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         """Copy the weights at the first pass of the trained model since sampling began: those that sample."""
         if self._sampled_by is None and self._weights is not None:
             with self.guard("the sampler"):
-                self._sampled_by = self._before  # should the rest fail, nobody is accused
+                self._sampled_by = self._before  # if the rest fails, nothing is concluded
                 adapters = [m for m in self.trainer.model.modules() if hasattr(m, "merged_adapters")]
                 is_bare = bool(adapters) and all(m.disable_adapters and not m.merged for m in adapters)
                 self._sampled_by = "base" if is_bare else self._weights.snapshot()
 
     def _after_sampling(self, result: Any, prompt_ids: Any, *_: Any, **__: Any) -> None:
         if self.record is not None and not self.trainer.use_vllm and self.trainer.model.training:
-            strange = self._weights is not None and strange_sampler(self._sampled_by, self._before)
-            self._strange = self._strange + 1 if strange else 0
-            if strange:
-                judge_sampler(self.record.findings_log, strange, self._strange, self.trainer.state.global_step + 1)
+            what, step = strange_sampler(self._sampled_by, self._before), self.trainer.state.global_step + 1
+            self._strange = self._strange + 1 if what else 0
+            summary = f"Rollouts are sampled by {what}: what is learned does not reach the sampler."
+            judge_repeated(self.record.findings_log, "sync.stale-weights", self._strange, summary, step)
         self._calls.append(Call([list(ids) for ids in prompt_ids], [list(ids) for ids in result[0]]))
 
     def _before_scoring(self, *_: Any) -> None:
@@ -236,9 +235,13 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         """Begin a step, before its first micro-batch."""
         self._now, self._move = TrlStep(began=time.perf_counter()), None
         with self.guard("weights"):
-            if self._weights is not None and self._older is not None:  # somebody may have changed them since the update
-                self._before = self._weights.snapshot()
-                self._now.undone = self._weights.compare(self._older, self._before)[0][:, 2]
+            if self.record is not None and self._weights is not None and self._older and self._before:
+                older, last, now = self._older.values, self._before.values, self._weights.snapshot()
+                is_undone = torch.equal(older, now.values) and not torch.equal(older, last)
+                self._undone, self._before = self._undone + 1 if is_undone else 0, now
+                text = "Every update is taken back: at the next step, weights are what they were before it."
+                step = self.trainer.state.global_step
+                judge_repeated(self.record.findings_log, "optimizer.frozen", self._undone, text, step)
 
     def on_pre_optimizer_step(self, *_: Any, optimizer: Any = None, **__: Any) -> None:
         """Probe the model: gradients are there, and the weights are still those that sampled."""
@@ -250,10 +253,6 @@ class Watch(TrainerCallback):  # type: ignore[misc]
                 with self.guard("the learner"), same_randomness():
                     batch, seen = self._batches[now.passes[0].batch], now.passes[0]
                     now.gaps = probe_learner(self.trainer, batch, seen, self.record.findings_log, step)
-            self._logprobs = None
-            if self.record is not None and now.passes and self._probes and self._is_alone and (is_due or step <= EARLY):
-                with self.guard("the update"), same_randomness():
-                    self._logprobs = logprobs_now(self.trainer, now.passes[0])
 
     def on_optimizer_step(self, *_: Any, **__: Any) -> None:
         """Compare the weights with those before the update."""
@@ -263,11 +262,11 @@ class Watch(TrainerCallback):  # type: ignore[misc]
                 self._before = self._weights.snapshot()
                 self._move = None if before is None else self._weights.compare(before, self._before)
                 self._now.skipped = bool(self.trainer.accelerator.optimizer_step_was_skipped)
-        if self._logprobs is not None:
+        step, passes = self.trainer.state.global_step + 1, self._now.passes
+        is_due = self._probes and self._is_alone and (step <= EARLY or step % self._every == 0)
+        if self.record is not None and passes and is_due:
             with self.guard("the update"), same_randomness():
-                seen = self._now.passes[0]
-                after = logprobs_now(self.trainer, seen)
-                self._now.gaps |= response_metrics(self._batches[seen.batch], seen, self._logprobs, after)
+                self._now.gaps |= probe_update(self.trainer, self._batches[passes[0].batch], passes[0])
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         """Hand the step over."""

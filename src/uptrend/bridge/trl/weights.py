@@ -138,22 +138,11 @@ def strange_sampler(sampled_by: Snapshot | str | None, learner: Snapshot | None)
     return "" if torch.equal(sampled_by.values, learner.values) else "other weights than those that train"
 
 
-def judge_sampler(log: FindingsLog, what: str, times: int, step: int) -> None:
-    """Report rollouts that the trained weights did not sample, generation after generation."""
-    if times < SEVERAL:
-        return
-    summary = f"Rollouts are sampled by {what}: what is learned does not reach the sampler."
-    text = f"{times} generations in a row, up to step {step}, were made by {what}."
-    log.say("sync.stale-weights", Severity.CRITICAL, summary, [Evidence(text, float(times), step=step)])
-
-
-def judge_undone(log: FindingsLog, times: int, step: int) -> None:
-    """Report weights that something sets back after each update."""
-    if times < SEVERAL:
-        return
-    summary = "Every update is taken back: before the next one, weights are what they were before it."
-    text = f"After each of the last {times} updates, every sampled weight had its old value again at the next step."
-    log.say("optimizer.frozen", Severity.CRITICAL, summary, [Evidence(text, float(times), step=step)])
+def judge_repeated(log: FindingsLog, id: str, times: int, summary: str, step: int) -> None:
+    """Report what has happened so often in a row that it is no accident."""
+    if times >= SEVERAL:
+        text = f"{times} times in a row, up to step {step}, by every one of the sampled weights."
+        log.say(id, Severity.CRITICAL, summary, [Evidence(text, float(times), step=step)])
 
 
 def judge_update(log: FindingsLog, step: TrlStep, changed: float, weights: Snapshot, lr: float) -> None:

@@ -212,21 +212,14 @@ def learner_metrics(passes: Sequence[tuple[TrlBatch, Pass]], settings: Settings)
 
 
 def surprise_metrics(passes: Sequence[tuple[TrlBatch, Pass]]) -> Line:
-    """Compare how unlikely sampled tokens are for the learner with its entropy, before any update on them.
-
-    Tokens drawn from the learner's own distribution have a mean of −log p equal to its entropy. No log-probability of
-    the sampler is needed, and terms of one rollout are uncorrelated, so that their squares give the standard error.
-    """
+    """Compare the mean −log p of sampled tokens with the learner's entropy: equal where it drew them itself."""
     excess = [
         (-as_numpy(seen.logprobs).astype(np.float64) - as_numpy(seen.entropies))[batch.loss_mask[as_numpy(seen.rows)]]
         for batch, seen in passes
         if seen.is_first and seen.entropies is not None
     ]
     each = np.concatenate(excess) if excess else np.zeros(0)
-    if not len(each):
-        return {}
-    error = float(np.sqrt((each**2).sum())) / len(each)
-    return {"sampler/surprise/mean": float(each.mean()), "sampler/surprise/error": error}
+    return {"sampler/surprise/mean": float(each.mean())} if len(each) else {}
 
 
 def sampler_metrics(batch: TrlBatch) -> Line:

@@ -25,8 +25,7 @@ SKIPPED, MADE = "optimizer/skipped/count", "optimizer/updates/count"
 
 # Points that a judgment by curves takes, and one by how they run on.
 FEWEST, LONG = 10, 20
-# Rates where the model's size is not known: the least in use, the least that recipes aim for, and more than anybody
-# uses. Where it is known, a tenth of the usual ones and ten times them.
+# Rates where the size is not known: the least in use, the least that recipes aim for, and more than anybody uses.
 LEAST, USUAL, MOST = 1e-7, 5e-7, 2e-3
 
 
@@ -80,10 +79,10 @@ def small_rate(case: Case) -> Answer:
     if case.value("model.weights") == "fp32":  # nothing is more precise: what rounds to nothing is too small a step
         answers.append(_rounded(case))
     largest = _largest_rate(case)
-    least, is_plain = _extremes(case)[0], str(case.value("learning.optimizer", "")).lower() == "sgd"
-    if largest is not None and not _is_rising(case) and not is_plain and 0 < (rate := largest[0]) < least:
-        text = f"The learning rate is never above {rate:.2g}, at which such a model does not move: {least:.1g} is the "
-        answers.append(Found(WARNING, SIGNAL, f"{text}least that makes sense.", [largest[1]]))
+    least = _extremes(case)[0]
+    if largest is not None and not _is_rising(case) and 0 < (rate := largest[0]) < least:
+        text = f"The learning rate is never above {rate:.2g}: below {least:.1g} such a model does not move."
+        answers.append(Found(WARNING, SIGNAL, text, [largest[1]]))
     return answers
 
 
@@ -114,7 +113,7 @@ def _hardly_left(case: Case) -> Found | None:
     if path is not None:
         shown.append(Evidence(f"All updates together are {path:.2g} of the weights' length.", path, UPDATE))
     is_long = case.is_stuck or (case.trend.kind is TrendKind.TOO_SHORT and int(case.view.steps[-1]) >= 50)
-    is_long |= path is not None and path < MOVED / 20
+    is_long |= path is not None and path < MOVED / 20  # no longer run would have moved it
     is_dead = len(case.dead_groups) > 0 and float(case.dead_groups.mean()) > 0.9
     # A policy that leaves slowly but ever faster is on its way, and only needs time.
     is_on_its_way = kl is not None and is_near and kl.last > LEAVING * max(kl.first, 0.0)
@@ -126,8 +125,6 @@ def _hardly_left(case: Case) -> Found | None:
 # Share of clipped tokens, and of the weights' length in one update, from which updates are too large. Adapters, which
 # start at 0, are not judged by length.
 CLIPPED, LEAP = 0.2, 0.01
-# Clip range below which much is clipped by design.
-NARROW = 0.05
 # Weight of an entropy bonus, ten times what is usual, from which it may rule the update.
 HEAVY = 0.1
 
@@ -138,9 +135,7 @@ def large_rate(case: Case) -> Answer:
     found, largest = [_clipped(case) or _leaps(case) or _fell_at_the_peak(case)], _largest_rate(case)
     most = _extremes(case)[1]
     if largest is not None and largest[0] >= most and _is_broken(case):
-        text = (
-            f"The learning rate is {largest[0]:.2g}, at which a step breaks such a model: {most:.1g} is far too much."
-        )
+        text = f"The learning rate is {largest[0]:.2g}; from {most:.1g} on, a step breaks such a model."
         found.append(Found(WARNING, SIGNAL, text, [largest[1]]))
     return found
 
@@ -156,8 +151,7 @@ def _clipped(case: Case) -> Found | None:
     clipped = [c for side in ("low", "high", "region") if (c := case.course(f"clip/{side}/share"))]
     most = max(clipped, key=lambda c: c.last, default=None)
     # A range of some thousandths, as GSPO has for whole sequences, clips much by design.
-    ranges = [r for side in ("low", "high") if isinstance(r := case.value(f"learning.clip_{side}"), int | float)]
-    if most is None or most.last <= CLIPPED or 0 < min(ranges, default=1.0) < NARROW:
+    if most is None or most.last <= CLIPPED or 0 < (case.value("learning.clip_low") or 1.0) < 0.05:
         return None
     text = f"{most.last:.0%} of tokens are clipped: updates leave the region that they were computed for."
     shown = case.evidence(most.metric, f"Clipped share {most.last:.2f}.")
@@ -165,11 +159,10 @@ def _clipped(case: Case) -> Found | None:
 
 
 def _leaps(case: Case) -> Found | None:
-    moved = case.curve(MOVED_BY)[1]
-    if len(moved) >= 3 and float(np.median(moved)) > 1 and not case.is_learning:
-        typical = float(np.median(moved))
-        text = f"One update moves the log-probabilities of its own tokens by {typical:.2g} nats on average: too far."
-        return Found(WARNING, SIGNAL, text, [Evidence(f"{typical:.2g} nats; 0.1 is much.", typical, MOVED_BY)])
+    moved = case.course("learner/moved/mean")
+    if moved is not None and len(moved.values) >= 3 and np.median(moved.values) > 1 and not case.is_learning:
+        text = f"One update moves log-probabilities of its own tokens by {moved.last:.2g} nats on average: too far."
+        return Found(WARNING, SIGNAL, text, [case.evidence(moved.metric, "More than 0.1 is much.")])
     if not case.has(UPDATE, NORM) or case.is_learning or case.value("model.lora"):
         return None
     leap = float(np.nanmedian(case.view.metrics[UPDATE] / case.view.metrics[NORM]))
@@ -197,8 +190,6 @@ def _fell_at_the_peak(case: Case) -> Found | None:
 
 # Share of the rate asked for that a schedule must leave on average, and share of a run that a warm-up takes at most.
 USED, WARM_UP = 0.2, 0.1
-# Share below which nothing is left.
-NOTHING = 0.001
 
 
 @check("optimizer.schedule", at_least=FEWEST)
@@ -212,9 +203,8 @@ def schedule(case: Case) -> list[Found]:
         if used < USED:
             text = f"The schedule left {used:.0%} of the learning rate on average: warm-up or decay ate the run."
             shown = Evidence(f"Mean rate {rates.mean():.2g} of {asked:.2g}.", used, RATE, int(steps[-1]))
-            is_nothing = used < NOTHING
-            severity = CRITICAL if is_nothing else warn_if(not case.is_learning)
-            found.append(Found(severity, PROOF if is_nothing else SIGNAL, text, [shown]))
+            sure = (CRITICAL, PROOF) if used < 0.001 else (warn_if(not case.is_learning), SIGNAL)
+            found.append(Found(*sure, text, [shown]))
     largest, planned = _largest_rate(case), case.value("learning.steps", 0)
     if largest is None or largest[0] >= MOST or not _is_rising(case) or len(rates) < LONG or not planned:
         return found
@@ -283,21 +273,21 @@ MOVING, ROUNDS = 0.1, 1e-7
 
 
 def _mostly_still(case: Case) -> Found | None:
-    """Report a full training that moves few weights: others were frozen, or never given to the optimizer."""
+    """Report a full training in fp32 that moves few weights: others were frozen, or never given to the optimizer."""
     changed, update, lacking = _weight_changes(case)
-    model, rate = case.view.info.get("model") or {}, case.value("learning.lr") or 0.0
-    if lacking or len(changed) < CHANGED_STEPS or not update.any() or case.value("model.lora") or rate < ROUNDS:
+    model = {"trainable": 1, "parameters": 1, **(case.view.info.get("model") or {})}
+    share = float(np.median(changed if len(changed) else 1.0)) * model["trainable"] / model["parameters"]
+    if lacking or not _never_rounds(case) or not update.any() or case.value("model.lora") or share >= MOVING:
         return None
-    if case.value("model.weights") != "fp32":
-        return None
-    share = float(np.median(changed)) * model.get("trainable", 1) / max(1, model.get("parameters", 1))
-    if share >= MOVING:
-        return None
-    groups = {m.split("/")[2]: case.curve(m)[1].any() for m in case.view.metrics if PART.fullmatch(m)}
-    moving = ", ".join(sorted(group for group, moves in groups.items() if moves))
+    parts = (m for m in case.view.metrics if re.fullmatch(r"weights/update/\w+/norm", m) and case.curve(m)[1].any())
+    moving = ", ".join(sorted(metric.split("/")[2] for metric in parts))
     text = f"Only {share:.2%} of the model's weights ever change ({moving}), without adapters: the rest is frozen."
     shown = Evidence(f"Share of all weights whose bits an update changes: {share:.2g}.", share, CHANGED)
     return Found(warn_if(not case.is_learning), PROOF, text, [shown])
+
+
+def _never_rounds(case: Case) -> bool:
+    return case.value("model.weights") == "fp32" and (case.value("learning.lr") or 0.0) >= ROUNDS
 
 
 def _no_gradient(case: Case) -> Found | None:
@@ -347,10 +337,8 @@ def underflow(case: Case) -> Answer:
 
 def _rounded(case: Case) -> Found | None:
     changed, update, lacking = _weight_changes(case)
-    if lacking or len(changed) < 2 or _is_frozen(update):
+    if lacking or len(changed) < 2 or _is_frozen(update) or _never_rounds(case):
         return None
-    if case.value("model.weights") == "fp32" and (case.value("learning.lr") or 0.0) >= ROUNDS:
-        return None  # what does not move was not rounded away
     typical = float(np.median(changed[1:]))  # the first step of an adapter moves one of its two halves only
     if typical >= CHANGED_LEAST:
         return None

@@ -30,7 +30,6 @@ MISMATCH, STALE, OFF_POLICY = "precision.mismatch", "sync.stale-weights", "sync.
 DISTRIBUTION, TEMPLATE, PADDING = "sampling.truncated-distribution", "tokens.template", "tokens.padding"
 BLIND = "mask.attention-blind"
 
-SURPRISE_MEAN = "sampler/surprise/mean"
 GAP, KL, RATIO, ESS = "sampler/gap/mean", "sampler/kl/mean", "sampler/ratio/mean", "sampler/ess/share"
 
 # KL of learner from sampler that no numerics explain, and that is worth a warning; 0.01 is healthy.
@@ -125,42 +124,29 @@ def _by_mean(case: Case) -> Iterable[Found]:
 
 
 # Standard errors by which sampled tokens must be likelier or less likely than the learner's own, and nats that matter.
-STANDARD_ERRORS, SURPRISE = 5.0, 0.05
+STANDARD_ERRORS, SURPRISE = 4.0, 0.05
+# Settings with which the whole distribution is sampled from.
+WHOLE = {"sampling.top_p": 1, "sampling.top_k": 0, "sampling.min_p": 0, "sampling.repetition_penalty": 1}
 
 
 def _by_surprise(case: Case) -> Iterable[Found]:
     """Compare how unlikely sampled tokens are with the learner's entropy, where no sampler's log-probabilities are."""
-    means, errors = (case.curve(f"sampler/surprise/{kind}")[1] for kind in ("mean", "error"))
-    if len(means) < FEWEST or len(means) != len(errors):
+    means = case.curve("sampler/surprise/mean")[1]
+    if len(means) < FEWEST:
         return
-    half = len(means) // 2
-    (early, early_error), (late, late_error) = (
-        (float(means[part].mean()), float(np.sqrt((errors[part] ** 2).sum()) / len(means[part])))
-        for part in (slice(None, half), slice(half, None))
-    )
-    shown = [
-        case.evidence(
-            SURPRISE_MEAN,
-            f"{early:+.2g} ± {early_error:.2g} nats in the first half, {late:+.2g} ± {late_error:.2g} in the second.",
-        )
-    ]
-    if abs(early) > max(SURPRISE, STANDARD_ERRORS * early_error):
-        way = "likelier" if early < 0 else "less likely"
-        text = f"Sampled tokens are {way} than tokens of the learner's own distribution, by {abs(early):.2g} nats each"
-        harmless = {"sampling.top_p": 1, "sampling.top_k": 0, "sampling.min_p": 0, "sampling.repetition_penalty": 1}
-        told = [
-            f"{key} = {case.value(key):g}" for key, value in harmless.items() if case.value(key) not in (None, value)
-        ]
-        if told or early < 0:
-            why = (
-                f"the sampler has {', '.join(told)}"
-                if told
-                else "it samples at a lower temperature, or leaves tokens out"
-            )
-            yield Found(WARNING, SIGNAL, f"{text}: {why}, and the learner does not.", shown, DISTRIBUTION)
-        else:
-            yield Found(CRITICAL, SIGNAL, f"{text}: another model or another prompt sampled them.", shown, MISMATCH)
-    elif late - early > max(SURPRISE, STANDARD_ERRORS * float(np.hypot(early_error, late_error))):
+    halves = np.array_split(means, 2)
+    early, late = (float(half.mean()) for half in halves)
+    first, second = (STANDARD_ERRORS * float(half.std(ddof=1)) / len(half) ** 0.5 for half in halves)
+    shown = [case.evidence("sampler/surprise/mean", f"{early:+.2g} nats in the first half, {late:+.2g} in the second.")]
+    if abs(early) > max(SURPRISE, first):
+        told = [key for key, value in WHOLE.items() if case.value(key) not in (None, value)]
+        way, why = ("likelier" if early < 0 else "less likely"), "another model or another prompt sampled them"
+        if is_cut := bool(told) or early < 0:
+            why = f"{' and '.join(told) or 'a temperature, top-k or top-p'} of the sampler is not the learner's"
+        text = f"Sampled tokens are {way} than the learner's own would be, by {abs(early):.2g} nats: {why}."
+        severity, id = (WARNING, DISTRIBUTION) if is_cut else (CRITICAL, MISMATCH)
+        yield Found(severity, SIGNAL, text, shown, id)
+    elif late - early > max(SURPRISE, first + second):
         text = f"Sampled tokens become ever less likely for the learner ({early:+.2g} → {late:+.2g} nats each)"
         yield Found(CRITICAL, SIGNAL, f"{text}: the sampler does not get the new weights.", shown, STALE)
 
@@ -277,8 +263,7 @@ def _left_out(case: Case, first: Gaps) -> Found | None:
     if np.mean(seen < 0) < 0.995 or seen.min() <= np.log(0.05):
         return None
     mean = float(seen.mean())
-    harmless = {"sampling.top_p": 1, "sampling.top_k": 0, "sampling.min_p": 0}
-    is_known = any(case.value(key) not in (None, value) for key, value in harmless.items())
+    is_known = any(case.value(key) not in (None, value) for key, value in WHOLE.items())
     text = f"where they differ, the learner's log-probability is always the lower one, by {-mean:.3f} on average"
     summary = "The sampler leaves tokens out (top-p or top-k) that the learner's log-probabilities count in."
     return _other_distribution(first, is_known, summary, text, mean)
