@@ -85,7 +85,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]
 
     def _install(self) -> None:
         trainer, tap = self.trainer, functools.partial(self.guard.tap, self.trainer)
-        tap("_generate_single_turn", self._after_sampling, self._before_sampling)
+        tap("_generate_single_turn", self._after_sampling)
         tap("_calculate_rewards", self._after_scoring, self._before_scoring)
         tap("_generate_and_score_completions", self._after_batch, self._before_batch)
         tap("_compute_loss", self._after_loss, self._before_loss)
@@ -127,10 +127,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]
     # A generation
 
     def _before_batch(self, *_: Any) -> None:
-        self._calls, self._sampling = [], time.perf_counter()
-
-    def _before_sampling(self, *_: Any, **__: Any) -> None:
-        self._sampled_by = None
+        self._calls, self._sampling, self._sampled_by = [], time.perf_counter(), None
 
     def _on_forward(self, *_: Any) -> None:
         """Copy the weights at the first pass of the trained model since sampling began: those that sample."""
@@ -142,11 +139,12 @@ class Watch(TrainerCallback):  # type: ignore[misc]
                 self._sampled_by = "base" if is_bare else self._weights.snapshot()
 
     def _after_sampling(self, result: Any, prompt_ids: Any, *_: Any, **__: Any) -> None:
-        if self.record is not None and not self.trainer.use_vllm and self.trainer.model.training:
-            what, step = strange_sampler(self._sampled_by, self._before), self.trainer.state.global_step + 1
+        if self.record and self._weights and self.trainer.model.training and not self.trainer.use_vllm:
+            what = strange_sampler(self._sampled_by, self._weights.snapshot())
             self._strange = self._strange + 1 if what else 0
             summary = f"Rollouts are sampled by {what}: what is learned does not reach the sampler."
-            judge_repeated(self.record.findings_log, "sync.stale-weights", self._strange, summary, step)
+            given = "sync.stale-weights", self._strange, summary, self.trainer.state.global_step + 1
+            judge_repeated(self.record.findings_log, *given, is_sure=self._sampled_by is not None)
         self._calls.append(Call([list(ids) for ids in prompt_ids], [list(ids) for ids in result[0]]))
 
     def _before_scoring(self, *_: Any) -> None:

@@ -17,7 +17,7 @@ from uptrend.bridge.trl.batch import HALF, TrlStep
 from uptrend.bridge.trl.findings_log import FindingsLog
 from uptrend.bridge.trl.settings import dtype_name
 from uptrend.policy.weights import Movement, change_of, group_of, movable_part, movement_of
-from uptrend.records import Evidence, Severity
+from uptrend.records import Basis, Evidence, Severity
 
 SAMPLE = 1 << 16  # about how many weights are sampled
 BLOCK = 256
@@ -127,22 +127,22 @@ def judge_cast(log: FindingsLog, before: Snapshot, now: Snapshot, lr: float, ste
     log.say(UNDERFLOW, Severity.CRITICAL if share < LOST else Severity.WARNING, summary, evidence)
 
 
-def strange_sampler(sampled_by: Snapshot | str | None, learner: Snapshot | None) -> str:
-    """Return what sampled instead of the trained weights; empty where these did, if in another precision."""
+def strange_sampler(sampled_by: Snapshot | str | None, learner: Snapshot) -> str:
+    """Return what sampled instead of the trained weights; empty where these did."""
     if sampled_by is None:
         return "another model (the trained one did not run)"
     if isinstance(sampled_by, str):
         return "the base model (the adapters were off)"
-    if learner is None or sampled_by.dtypes != learner.dtypes:  # judge_cast looks at that
-        return ""
-    return "" if torch.equal(sampled_by.values, learner.values) else "other weights than those that train"
+    is_own = sampled_by.dtypes != learner.dtypes or torch.equal(sampled_by.values, learner.values)  # see judge_cast
+    return "" if is_own else "other weights than those that train"
 
 
-def judge_repeated(log: FindingsLog, id: str, times: int, summary: str, step: int) -> None:
+def judge_repeated(log: FindingsLog, id: str, times: int, summary: str, step: int, is_sure: bool = True) -> None:
     """Report what has happened so often in a row that it is no accident."""
     if times >= SEVERAL:
-        text = f"{times} times in a row, up to step {step}, by every one of the sampled weights."
-        log.say(id, Severity.CRITICAL, summary, [Evidence(text, float(times), step=step)])
+        sure = (Severity.CRITICAL, Basis.PROOF) if is_sure else (Severity.WARNING, Basis.SIGNAL)
+        shown = Evidence(f"{times} times in a row, up to step {step}, by all weights that are sampled.", step=step)
+        log.say(id, sure[0], summary, [shown], sure[1])
 
 
 def judge_update(log: FindingsLog, step: TrlStep, changed: float, weights: Snapshot, lr: float) -> None:

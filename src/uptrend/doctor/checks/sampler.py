@@ -134,17 +134,18 @@ def _by_surprise(case: Case) -> Iterable[Found]:
     means = case.curve("sampler/surprise/mean")[1]
     if len(means) < FEWEST:
         return
-    halves = np.array_split(means, 2)
+    told = [key for key, value in WHOLE.items() if case.value(key) not in (None, value)]
+    halves = [means, means] if told else np.array_split(means, 2)  # a setting holds all run long
     early, late = (float(half.mean()) for half in halves)
     first, second = (STANDARD_ERRORS * float(half.std(ddof=1)) / len(half) ** 0.5 for half in halves)
     shown = [case.evidence("sampler/surprise/mean", f"{early:+.2g} nats in the first half, {late:+.2g} in the second.")]
     if abs(early) > max(SURPRISE, first):
-        told = [key for key, value in WHOLE.items() if case.value(key) not in (None, value)]
         way, why = ("likelier" if early < 0 else "less likely"), "another model or another prompt sampled them"
         if is_cut := bool(told) or early < 0:
             why = f"{' and '.join(told) or 'a temperature, top-k or top-p'} of the sampler is not the learner's"
         text = f"Sampled tokens are {way} than the learner's own would be, by {abs(early):.2g} nats: {why}."
-        severity, id = (WARNING, DISTRIBUTION) if is_cut else (CRITICAL, MISMATCH)
+        is_much = abs(early) > 2 * SURPRISE and not case.is_learning
+        severity, id = (warn_if(is_much), DISTRIBUTION) if is_cut else (CRITICAL, MISMATCH)
         yield Found(severity, SIGNAL, text, shown, id)
     elif late - early > max(SURPRISE, first + second):
         text = f"Sampled tokens become ever less likely for the learner ({early:+.2g} → {late:+.2g} nats each)"
