@@ -150,8 +150,7 @@ def _concrete(keys: Mapping[str, Any], known: Find, trainer: str = "uptrend") ->
         if isinstance(value, Times) and isinstance(now, int | float) and not isinstance(now, bool):
             scaled = now * value.factor
             if ours == "learning.lr" and str(known("learning.optimizer")).lower() != "sgd":
-                # A rate that is off by orders of magnitude is not mended by a factor.
-                low, high = usual_rates(known)
+                low, high = usual_rates(known)  # a rate that is off by orders of magnitude is not mended by a factor
                 scaled = min(scaled, high / 2) if value.factor < 1 else max(scaled, min(0.4 * low * value.factor, high))
             made[key] = round(scaled) if isinstance(now, int) else float(f"{scaled:.3g}")
     return made

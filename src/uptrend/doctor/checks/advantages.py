@@ -43,10 +43,9 @@ def group_of_one(case: Case) -> Answer:
     return answers
 
 
-# Left by fp32 and the deviation's epsilon, relative to the largest advantage of the group.
-TOLERANCE = 2e-3
-# Groups in which an invariant must be broken for it to be proven: one alone may be an accident of the records.
-SEVERAL = 3
+# Left by fp32 and the deviation's epsilon, relative to the largest advantage of the group; and groups in which more must
+# be left to prove a fault.
+TOLERANCE, SEVERAL = 2e-3, 3
 # Trainers whose advantages are centered by group unless their config says otherwise.
 CENTERED = ("uptrend", "trl", "verifiers", "prime-rl")
 # A deviation, as a part of the reward's range, that is rounding or noise rather than a difference.

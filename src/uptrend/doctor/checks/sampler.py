@@ -125,7 +125,6 @@ def _by_mean(case: Case) -> Iterable[Found]:
 
 # Standard errors by which sampled tokens must be likelier or less likely than the learner's own, and nats that matter.
 STANDARD_ERRORS, SURPRISE = 4.0, 0.05
-# Settings with which the whole distribution is sampled from.
 WHOLE = {"sampling.top_p": 1, "sampling.top_k": 0, "sampling.min_p": 0, "sampling.repetition_penalty": 1}
 
 
@@ -144,9 +143,8 @@ def _by_surprise(case: Case) -> Iterable[Found]:
         if is_cut := bool(told) or early < 0:
             why = f"{' and '.join(told) or 'a temperature, top-k or top-p'} of the sampler is not the learner's"
         text = f"Sampled tokens are {way} than the learner's own would be, by {abs(early):.2g} nats: {why}."
-        is_much = abs(early) > 2 * SURPRISE and not case.is_learning
-        severity, id = (warn_if(is_much), DISTRIBUTION) if is_cut else (CRITICAL, MISMATCH)
-        yield Found(severity, SIGNAL, text, shown, id)
+        small = warn_if(abs(early) > 2 * SURPRISE and not case.is_learning)
+        yield Found(small if is_cut else CRITICAL, SIGNAL, text, shown, DISTRIBUTION if is_cut else MISMATCH)
     elif late - early > max(SURPRISE, first + second):
         text = f"Sampled tokens become ever less likely for the learner ({early:+.2g} → {late:+.2g} nats each)"
         yield Found(CRITICAL, SIGNAL, f"{text}: the sampler does not get the new weights.", shown, STALE)
