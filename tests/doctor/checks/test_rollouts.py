@@ -145,7 +145,7 @@ def score_in_fp32(low: float, high: float, weight: float = 1.0) -> Callable[[lis
     return change
 
 
-DECIMALS: dict[str, Any] = {"trainer": "trl", "learning": {"scale": "group", "baseline": "mean"}}
+DECIMALS: dict[str, Any] = {"trainer": "trl", "metrics": {}, "learning": {"scale": "group", "baseline": "mean"}}
 GROUPS: Table = {
     "decimal rewards in fp32": ("tiny", score_in_fp32(0.1, 0.8), DECIMALS, {}),
     "large decimal rewards in fp32": ("tiny", score_in_fp32(3.3, 17.1), DECIMALS, {}),

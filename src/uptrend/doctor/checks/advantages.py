@@ -43,8 +43,8 @@ def group_of_one(case: Case) -> Answer:
     return answers
 
 
-# Left by fp32 and the deviation's epsilon, relative to the largest advantage of the group; and groups in which more must
-# be left to prove a fault.
+# Left by fp32 and the deviation's epsilon, relative to the largest advantage of the group; and groups in which more
+# must be left to prove a fault.
 TOLERANCE, SEVERAL = 2e-3, 3
 # Trainers whose advantages are centered by group unless their config says otherwise.
 CENTERED = ("uptrend", "trl", "verifiers", "prime-rl")
