@@ -65,7 +65,7 @@ def _backwards(case: Case) -> Found | None:
     """Report updates that make rewarded rollouts less likely: the sign is lost after the advantages."""
     steps, means = case.curve("learner/response/mean")
     # An update that moves tokens by nats has left the region in which its own direction counts.
-    is_far = float(np.median(case.curve("learner/moved/mean")[1] if len(steps) else 0.0)) > 1
+    is_far = float(np.median(case.curve("learner/moved/mean")[1] if case.has("learner/moved/mean") else 0.0)) > 1
     if len(means) < SEVERAL or is_far or means.max() >= 0 or means.mean() > -2 * means.std() / len(means) ** 0.5:
         return None
     text = f"Each of {len(means)} updates made its rewarded rollouts less likely, by {-means.mean():.2g} nats a token."
