@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from synthetic import rollout_of
-from uptrend.bridge.trl.batch import Call, TrlBatch, roles_of
+from uptrend.bridge.trl.batch import Call, Pass, TrlBatch, roles_of
 from uptrend.bridge.trl.findings_log import FindingsLog
 from uptrend.bridge.trl.reward_probe import core_of, corrupted, gold_column, texts_agree
 from uptrend.bridge.trl.rollouts import RewardRange, loss_weights
-from uptrend.bridge.trl.weights import WatchedWeights
-from uptrend.bridge.trl.writer import spread_metrics
+from uptrend.bridge.trl.weights import WatchedWeights, strange_sampler
+from uptrend.bridge.trl.writer import spread_metrics, surprise_metrics
 from uptrend.records import Evidence, Reward, Role, RunView, Severity
 from uptrend.training.metrics import weight_metrics
 
@@ -145,3 +145,33 @@ def test_what_another_process_gets_is_plain() -> None:
     assert plain.prompts[0][0]["content"][0]["image"] == "a picture"
     assert isinstance(plain.rewards, np.ndarray)
     assert isinstance(plain.output["advantages"], np.ndarray)
+
+
+@pytest.mark.parametrize(("temperature", "surprise"), [(1.0, 0.0), (0.5, -0.35), (2.0, 0.35)])
+def test_sampled_tokens_are_as_unlikely_as_the_entropy_says(temperature: float, surprise: float) -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(64, 200, 12)
+    drawn = torch.distributions.Categorical(logits=logits / temperature).sample()
+    own = torch.distributions.Categorical(logits=logits)
+    mask = {"completion_mask": torch.ones(64, 200, dtype=torch.int)}
+    batch = TrlBatch(0, 1, 0, [], [], [], [], [], None, mask, [], 0.0)
+    seen = Pass(0, torch.arange(64), None, None, own.log_prob(drawn), own.entropy(), is_first=True)
+    found = surprise_metrics([(batch, seen)])["sampler/surprise/mean"]
+    assert found == pytest.approx(surprise, abs=0.02 if surprise == 0 else 0.25)
+    assert surprise == 0 or found * surprise > 0.05 * abs(surprise)
+    seen.is_first = False  # an update has come between
+    assert surprise_metrics([(batch, seen)]) == {}
+
+
+def test_what_sampled_is_told_from_what_trains() -> None:
+    model = torch.nn.Linear(8, 8)
+    weights = WatchedWeights(model)
+    then = weights.snapshot()
+    assert strange_sampler(then, weights.snapshot()) == ""
+    with torch.no_grad():
+        model.weight.data = model.weight + 1e-3
+    assert "other weights" in strange_sampler(then, weights.snapshot())
+    assert "base model" in strange_sampler("base", then)
+    assert "another model" in strange_sampler(None, then)
+    model.to(torch.bfloat16)  # a cast is reported as one
+    assert strange_sampler(then, weights.snapshot()) == ""

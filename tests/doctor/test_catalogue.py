@@ -10,8 +10,9 @@ import pytest
 from other_trainers import trl_options
 from uptrend.config import load_config, to_table
 from uptrend.doctor.catalogue import CATALOGUE, Cause, Kind, complete_fix, parse_cause, resolve_experiment
+from uptrend.doctor.check import finding
 from uptrend.doctor.probes import PROBES
-from uptrend.records import ConfigError, Times, from_lines
+from uptrend.records import Basis, ConfigError, Severity, Times, from_lines
 from uptrend.records.dialects import TRAINERS
 from uptrend.records.metrics import find_metric
 from uptrend.tasks import registry
@@ -141,3 +142,26 @@ def test_explaining_has_no_cycles() -> None:
 
     for cause in CAUSES:
         walk(cause.id, ())
+
+
+@pytest.mark.parametrize(
+    ("cause", "rate", "weights", "more", "fixed"),
+    [
+        ("optimizer.lr-large", 5e-2, 10**6, {}, 1e-4),
+        ("optimizer.lr-large", 5e-2, 7 * 10**9, {}, 5e-6),
+        ("optimizer.lr-large", 5e-2, 7 * 10**9, {"lora": {"r": 8}}, 5.23e-5),
+        ("optimizer.lr-large", 5e-2, None, {}, 1e-4),
+        ("optimizer.lr-large", 6e-6, 7 * 10**9, {}, 2e-6),
+        ("optimizer.lr-small", 1e-9, 10**6, {}, 4e-5),
+        ("optimizer.lr-small", 1e-9, 10**9, {}, 4e-6),
+        ("optimizer.lr-small", 1e-6, 10**9, {}, 1e-5),
+    ],
+)
+def test_a_rate_that_is_far_off_becomes_a_usual_one(
+    cause: str, rate: float, weights: int | None, more: dict[str, Any], fixed: float
+) -> None:
+    told = {"learning": {"lr": rate}, "model": more}
+    info = {"model": {"parameters": weights}} if weights else {}
+    view = from_lines([], trainer="trl", source="", name="", config=told, info=info)
+    changes = finding(view, cause, Severity.WARNING, Basis.SIGNAL, "", []).fix.changes
+    assert changes["uptrend"]["learning.lr"] == changes["trl"]["learning_rate"] == pytest.approx(fixed, rel=0.1)

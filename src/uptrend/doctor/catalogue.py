@@ -98,6 +98,21 @@ CATALOGUE: dict[str, Cause] = {
 }
 
 
+def usual_rates(known: Find) -> tuple[float, float]:
+    """Return the rates that suit Adam by the number of weights: 2e-5 at most for billions; adapters take ten times."""
+    weights, adapter = known("model.parameters"), 10.0 if known("model.lora") else 1.0
+    if not isinstance(weights, int | float) or weights <= 0:
+        return 1e-6 * adapter, 2e-4 * adapter
+    high = min(2e-4, max(1e-5, 2e-5 * (1e9 / weights) ** (1 / 3)))
+    return high / 20 * adapter, high * adapter
+
+
+def settings_of(view: RunView) -> Find:
+    """Return the run's settings by our keys, with the number of the model's weights."""
+    weights = (view.info.get("model") or {}).get("parameters")
+    return lambda key: weights if key == "model.parameters" else view.value(key)
+
+
 def complete_fix(fix: Fix, trainer: str = "", known: Find = lambda _: None) -> Fix:
     """Return the fix with the changes of every trainer: ours translated, and those that are the trainer's alone.
 
@@ -122,15 +137,20 @@ def complete_fix(fix: Fix, trainer: str = "", known: Find = lambda _: None) -> F
 
 def resolve_experiment(experiment: Experiment, view: RunView) -> Experiment:
     """Return the experiment with its arms' values made concrete."""
-    return replace(experiment, arms={name: _concrete(keys, view.value) for name, keys in experiment.arms.items()})
+    known = settings_of(view)
+    return replace(experiment, arms={name: _concrete(keys, known) for name, keys in experiment.arms.items()})
 
 
 def _concrete(keys: Mapping[str, Any], known: Find, trainer: str = "uptrend") -> dict[str, Any]:
     """Return settings with each `Times` multiplied, where the value that it multiplies is known."""
     made = dict(keys)
     for key, value in keys.items():
-        now = known(key if trainer == "uptrend" else to_ours(trainer, key) or key)
+        ours = key if trainer == "uptrend" else to_ours(trainer, key) or key
+        now = known(ours)
         if isinstance(value, Times) and isinstance(now, int | float) and not isinstance(now, bool):
             scaled = now * value.factor
+            if ours == "learning.lr" and str(known("learning.optimizer")).lower() != "sgd":
+                low, high = usual_rates(known)  # a rate that is off by orders of magnitude is not mended by a factor
+                scaled = min(scaled, high / 2) if value.factor < 1 else max(scaled, min(0.4 * low * value.factor, high))
             made[key] = round(scaled) if isinstance(now, int) else float(f"{scaled:.3g}")
     return made

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from uptrend.doctor.case import Case
-from uptrend.doctor.catalogue import CATALOGUE, complete_fix, resolve_experiment
+from uptrend.doctor.catalogue import CATALOGUE, complete_fix, resolve_experiment, settings_of
 from uptrend.doctor.measured import confidence_of
 from uptrend.doctor.rank import CRITICAL, NOTE, PROOF, SIGNAL, WARNING, alarms
 from uptrend.records import Basis, CannotTell, Evidence, Finding, RunView, Severity
@@ -120,7 +120,7 @@ def finding(
         evidence=tuple(evidence),
         rivals=cause.rivals,
         experiment=resolve_experiment(cause.experiment, view),
-        fix=complete_fix(cause.fix, view.trainer, view.value),
+        fix=complete_fix(cause.fix, view.trainer, settings_of(view)),
         confidence=confidence,
         measured=measured,
         page=f"uptrend explain {id}",

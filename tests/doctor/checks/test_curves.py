@@ -106,7 +106,27 @@ def warm_up(steps: int) -> dict[str, Any]:
     return {"steps": 30, REWARD: flat(steps=30), RATE: np.arange(1, 31) * 1e-6 / steps} | learning(steps=600)
 
 
+# Of a model in fp32 with as many weights, whose updates change all of them or a thousandth.
+def sized(weights: int, changed: float = 1.0, lr: float = 1e-5, **model: Any) -> dict[str, Any]:
+    told = config(model={"weights": "fp32", **model}, learning={"lr": lr})
+    moved = {CHANGED: changed, UPDATE: 0.01, "weights/update/norm/norm": 0.01, "weights/update/mlp/norm": 0.0}
+    return FLAT | told | moved | {RATE: lr, "info": {"model": {"parameters": weights, "trainable": weights}}}
+
+
 SIZES: Table = {
+    "a rate too small for a small model": (sized(10**6, lr=5e-7), {SMALL_LR: WARNING}),
+    "the same for a large one": (sized(10**9, lr=5e-7), {}),
+    "a rate too small for an adapter": (sized(10**9, lr=5e-7, lora={"r": 8}), {SMALL_LR: WARNING}),
+    "a rate that breaks a large model": (sized(10**9, lr=3e-4) | {DEAD: 0.8}, {LARGE_LR: WARNING}),
+    "the same for a small one": (sized(10**6, lr=3e-4) | {DEAD: 0.8}, {}),
+    "only norms move": (sized(10**6, changed=0.001), {FROZEN: WARNING}),
+    "only norms move, and it learns": (sized(10**6, changed=0.001) | {REWARD: ramp(0.3, 0.7)}, {FROZEN: NOTE}),
+    "adapters are few": (sized(10**6, changed=0.001, lora={"r": 8}, lr=1e-4), {}),
+    "a rate of 0": (FLAT | {RATE: 0.0}, {"optimizer.schedule": CRITICAL}),
+    "updates that move tokens by nats": (FLAT | {"learner/moved/mean": 2.0}, {LARGE_LR: WARNING}),
+    "a narrow clip range": (FLAT | {"clip/high/share": 0.4} | learning(clip_low=3e-4), {}),
+    "a clip below Adam's epsilon": (
+        {NORM: 5.0} | learning(max_grad_norm=1e-10) | {"info": {"model": {"parameters": 10**6}}}, {TIGHT: WARNING}),
     "half of the updates skipped": ({SKIPPED: EVERY_OTHER, MADE: 1 - EVERY_OTHER}, {SKIPS: CRITICAL}),
     "one update skipped": ({SKIPPED: np.eye(STEPS)[4], MADE: 20.0}, {SKIPS: WARNING}),
     "one skipped in a short run": (SHORT | {SKIPPED: np.eye(8)[3], MADE: 20.0}, {}),
@@ -152,6 +172,19 @@ SIZES: Table = {
     "a gradient rounded to 0 while the policy moves": (NO_GRADIENT | {KL: 0.05}, {NO_STEPS: WARNING}),
     "a gradient of 0 where groups are dead": (NO_GRADIENT | {KL: 0.05, DEAD: 0.99}, {NO_STEPS: WARNING}),
     "a gradient of 0 in a run that learns": ({NORM: 0.0}, {NO_STEPS: NOTE}),
+}  # fmt: skip
+
+SURPRISE = "sampler/surprise/mean"
+NEW_SAMPLER: Table = {
+    "tokens of the learner's own": ({SURPRISE: flat(0.0)}, {}),
+    "tokens that are too likely": (FLAT | {SURPRISE: flat(-0.2)}, {"sampling.truncated-distribution": WARNING}),
+    "tokens that are too likely, and it learns": ({SURPRISE: flat(-0.2)}, {"sampling.truncated-distribution": NOTE}),
+    "another model's tokens": ({SURPRISE: flat(0.3)}, {"precision.mismatch": CRITICAL}),
+    "tokens by a penalty": (
+        FLAT | {SURPRISE: flat(0.3)} | config(sampling={"repetition_penalty": 1.5}),
+        {"sampling.truncated-distribution": WARNING}),
+    "tokens of old weights": ({SURPRISE: ramp(-0.1, 0.5, noise=0.05)}, {"sync.stale-weights": CRITICAL}),
+    "few noisy points": ({"steps": 8, SURPRISE: flat(0.1, 8, noise=0.2), REWARD: flat(steps=8)}, {}),
 }  # fmt: skip
 
 RESUMED = ({"event": "started"}, {"event": "resumed", "step": 60})
@@ -369,6 +402,7 @@ TABLES: list[tuple[tuple[str, ...], Table]] = [
     ((REJECTED, STRICT, NEVER, WRONG_LENGTH, ERROR, "reward.misaligned", "reward.nondeterministic"), SCORES),
     (("sampling.", "context."), COMPLETIONS),
     ((MISMATCH, "sync.", "sampling.truncated", "tokens.", "policy.", BLIND), SAMPLER),
+    ((MISMATCH, "sync.", "sampling.truncated"), NEW_SAMPLER),
     ((UNCALLED, SWALLOWED), TOOLS),
     (("data.", "eval."), HELD_OUT),
 ]

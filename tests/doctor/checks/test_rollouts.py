@@ -130,7 +130,35 @@ def times(factor: float) -> Callable[[list[Row]], None]:
     return lambda rows: advise(rows, factor * centered(rows))
 
 
+def score_in_fp32(low: float, high: float, weight: float = 1.0) -> Callable[[list[Row]], None]:
+    """Score as TRL does, in fp32: groups of equal rewards get advantages of rounding error."""
+
+    def change(rows: list[Row]) -> None:
+        for row in rows:
+            # Every other group is live; of the rest, each has one reward.
+            row["reward"] = high if number(row) // 8 % 2 and int(row["index"]) % 2 else low
+            row["weights"] = [float(role == MODEL) for role in row["roles"]]
+        by_group = {row["group"]: [r for r in rows if r["group"] == row["group"]] for row in rows}
+        for group in by_group.values():
+            rewards = torch.tensor([r["reward"] for r in group])
+            # An ulp off, as a mean over another order of summation is.
+            mean = torch.nextafter(rewards.mean(), torch.tensor(1e9))
+            advise(group, (weight * (rewards - mean) / (rewards.std() + 1e-4)).numpy())
+
+    return change
+
+
+DECIMALS: dict[str, Any] = {"trainer": "trl", "metrics": {}, "learning": {"scale": "group", "baseline": "mean"}}
 GROUPS: Table = {
+    "decimal rewards in fp32": ("tiny", score_in_fp32(0.1, 0.8), DECIMALS, {}),
+    "large decimal rewards in fp32": ("tiny", score_in_fp32(3.3, 17.1), DECIMALS, {}),
+    "another trainer's advantages 10 times as large": (
+        "tiny", score_in_fp32(0.0, 1.0, 10.0), DECIMALS, {BLOWN: CRITICAL}),
+    "updates that go the wrong way": (
+        "tiny", each(lambda _: None), {"metrics": {"learner/response/mean": -np.array([0.2, 0.1, 0.1, 0.2])}},
+        {SIGN: CRITICAL}),
+    "updates that mostly go the right way": (
+        "tiny", each(lambda _: None), {"metrics": {"learner/response/mean": np.array([0.2, -0.1, 0.1, 0.2])}}, {}),
     "advantages by position": ("tiny", shuffle_groups, {}, {WRONG: CRITICAL}),
     "one wrong advantage": ("tiny", nudge, {}, {WRONG: (CRITICAL, 4 / 32)}),
     "one wrong advantage, another trainer": ("tiny", nudge, {"trainer": "trl", "config": {}}, {WRONG: CRITICAL}),

@@ -142,7 +142,7 @@ class TrlStep:
     lr: float = float("nan")
     skipped: bool = False
     moved: dict[str, float] = field(default_factory=dict)  # metrics of the weights
-    gaps: dict[str, Any] = field(default_factory=dict)  # metrics of learner against sampler, where a probe ran
+    gaps: dict[str, Any] = field(default_factory=dict)  # metrics of probes: learner against sampler, and its update
     sampling: float = 0.0  # seconds
     seconds: float = 0.0
     waited: float = 0.0  # seconds that the trainer waited for the watch

@@ -21,6 +21,7 @@ from uptrend.training.metrics import gap_metrics
 
 BLIND = 1e-3  # nats that a swap must move at least one token by
 ROWS = 2  # rows that are probed: what must hold exactly needs no more
+MOVES = 0.05  # nats that the plain model must react to a swap by, for a learner's silence to say anything
 PADDED = 0.2  # nats per token, on average, above which padding is not masked; rounding in half precision stays below
 
 Floats = NDArray[np.float64]
@@ -49,10 +50,17 @@ def probe_learner(trainer: Any, batch: TrlBatch, seen: Pass, log: FindingsLog, s
         base, *swapped = (as_numpy(part).astype(np.float64) for part in torch.split(logprobs, len(picked)))
         # Each row by the plain model, without padding and without TRL's fused head.
         rows = [(batch.prompt(row), batch.written[row]) for row in as_numpy(seen.rows)[as_numpy(picked)].tolist()]
-        alone = [answer_logprobs(trainer, *(torch.tensor(side, device=device) for side in both)) for both in rows]
+        # Also behind prompts read backwards: a model with one answer for all, as after a collapse, reacts to nothing.
+        alone, elsewhere = (
+            [answer_logprobs(trainer, *(torch.tensor(side, device=device) for side in both)) for both in pairs]
+            for pairs in (rows, [(prompt[::-1], said) for prompt, said in rows])
+        )
+    reacts = max(float(np.abs(a - b).max(initial=0.0)) for a, b in zip(alone, elsewhere, strict=True))
+    if reacts < MOVES:
+        log.event("not-probed", id="mask.attention-blind", reason=f"step {step}: the model has one answer for all")
     for (_, _, must_move, what), now in zip(swaps, swapped, strict=True):
         largest = float(np.abs(base - now)[must_move].max(initial=0.0))
-        if largest <= BLIND:
+        if largest <= BLIND and reacts >= MOVES:
             summary = "The learner does not see what stands before its answer: "
             summary += f"with {what}, its log-probabilities are the same."
             text = f"{len(base)} completions behind {what}: no token's log-probability moved by more than "
@@ -68,12 +76,27 @@ def probe_learner(trainer: Any, batch: TrlBatch, seen: Pass, log: FindingsLog, s
     )
     single = np.concatenate(alone)
     gap = float(np.abs(still - single).mean()) if len(single) else 0.0
-    # A learner that is blind to the prompt can't agree with the row alone, and that is why.
-    if gap > max(PADDED, 10 * noise) and "mask.attention-blind" not in log.said:
+    # Rounding grows with the logits, in a model that has exploded. A learner that is blind to the prompt can't agree
+    # with the row alone, and that is why.
+    if gap > max(PADDED, 10 * noise, 0.05 * float(np.abs(single).mean())) and "mask.attention-blind" not in log.said:
         summary = "The learner's log-probabilities in TRL's padded batch are not those of the same row alone."
         shown = Evidence(f"{len(alone)} rows: {gap:.2f} nats per token apart on average.", gap, step=step)
         log.say("tokens.padding", Severity.CRITICAL, summary, [shown])
     return gap_metrics(learner, single)
+
+
+def probe_update(trainer: Any, batch: TrlBatch, seen: Pass) -> dict[str, float]:
+    """Compare an update with what it is made for: rollouts with an advantage above 0 must become likelier."""
+    width, rows, gain = seen.logprobs.shape[1], as_numpy(seen.rows), as_numpy(batch.output["advantages"])
+    mask = batch.loss_mask[rows][:, :width]
+    if gain.ndim > 1 or not mask.any():  # a subclass gives each token its own advantage
+        return {}
+    with quiet(trainer):
+        now = trainer._get_per_token_logps_and_entropies(trainer.model, seen.ids, seen.attention, width)[0]
+    moved = np.where(mask, as_numpy(now).astype(np.float64) - as_numpy(seen.logprobs), 0.0)
+    size = float((np.abs(gain[rows]) * mask.sum(1)).sum())
+    response = {"learner/response/mean": float((gain[rows] * moved.sum(1)).sum() / size)} if size > 0 else {}
+    return {"learner/moved/mean": float(np.abs(moved[mask]).mean()), **response}
 
 
 def _swap_prompts(seen: Pass, picked: Tensor, keep: int) -> tuple[Tensor, Tensor]:

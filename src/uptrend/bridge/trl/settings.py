@@ -63,6 +63,8 @@ def recipe(trainer: Any, dtypes: Mapping[str, int]) -> dict[str, Any]:
         return getattr(value, "value", value)  # an enumeration's value
 
     told = {key: read_setting(key, "trl", argument) for key in TRANSLATED}
+    if argument("multi_objective_aggregation") == "normalize_then_sum":
+        told["learning.scale"] = None  # each function's rewards are scaled by themselves, which no name of ours says
     return nest({
         "name": Path(args.output_dir).name,
         "model.name": str(getattr(model.config, "_name_or_path", "") or type(model).__name__),

@@ -15,13 +15,14 @@ from transformers import TrainerCallback
 
 from uptrend.bridge.trl.batch import Call, Pass, TrlBatch, TrlStep
 from uptrend.bridge.trl.guard import Guard
-from uptrend.bridge.trl.learner_probe import probe_learner, same_randomness
+from uptrend.bridge.trl.learner_probe import probe_learner, probe_update, same_randomness
 from uptrend.bridge.trl.record import Record
 from uptrend.bridge.trl.reward_probe import answers_of, probe_rewards
-from uptrend.bridge.trl.weights import Move, Snapshot, WatchedWeights, judge_cast
+from uptrend.bridge.trl.weights import Move, Snapshot, WatchedWeights, judge_cast, judge_repeated, strange_sampler
 from uptrend.records import Stop
 
 EVERY = 50  # steps between two probes of the model
+EARLY = 5  # first steps whose updates are compared with what they are made for: one may have nothing to learn from
 ROWS = "uptrend_rows"  # key under which a generation's rows carry their numbers through TRL's shuffle
 MANY = 1_000_000  # more rows than any generation has: numbers them across generations
 
@@ -64,6 +65,9 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         self.record: Record | None = None
         self._weights: WatchedWeights | None = None
         self._before: Snapshot | None = None
+        self._older: Snapshot | None = None  # before the last update
+        self._sampled_by: Any = None  # snapshot of what the trained model sampled with; None where it did not run
+        self._strange = self._undone = 0  # generations in a row by other weights, and updates that were taken back
         self._batches: dict[int, TrlBatch] = {}  # generations that the loss has not passed over completely
         self._calls: list[Call] = []
         self._scoring = self._sampling = 0.0
@@ -123,9 +127,24 @@ class Watch(TrainerCallback):  # type: ignore[misc]
     # A generation
 
     def _before_batch(self, *_: Any) -> None:
-        self._calls, self._sampling = [], time.perf_counter()
+        self._calls, self._sampling, self._sampled_by = [], time.perf_counter(), None
+
+    def _on_forward(self, *_: Any) -> None:
+        """Copy the weights at the first pass of the trained model since sampling began: those that sample."""
+        if self._sampled_by is None and self._weights is not None:
+            with self.guard("the sampler"):
+                self._sampled_by = self._before  # if the rest fails, nothing is concluded
+                adapters = [m for m in self.trainer.model.modules() if hasattr(m, "merged_adapters")]
+                is_bare = bool(adapters) and all(m.disable_adapters and not m.merged for m in adapters)
+                self._sampled_by = "base" if is_bare else self._weights.snapshot()
 
     def _after_sampling(self, result: Any, prompt_ids: Any, *_: Any, **__: Any) -> None:
+        if self.record and self._weights and self.trainer.model.training and not self.trainer.use_vllm:
+            what = strange_sampler(self._sampled_by, self._weights.snapshot())
+            self._strange = self._strange + 1 if what else 0
+            summary = f"Rollouts are sampled by {what}: what is learned does not reach the sampler."
+            given = "sync.stale-weights", self._strange, summary, self.trainer.state.global_step + 1
+            judge_repeated(self.record.findings_log, *given, is_sure=self._sampled_by is not None)
         self._calls.append(Call([list(ids) for ids in prompt_ids], [list(ids) for ids in result[0]]))
 
     def _before_scoring(self, *_: Any) -> None:
@@ -208,10 +227,19 @@ class Watch(TrainerCallback):  # type: ignore[misc]
             self.path = self.record.path
             self._before = self._weights.snapshot()
             self._is_first = True
+            self.trainer.model.get_input_embeddings().register_forward_pre_hook(self._on_forward)
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         """Begin a step, before its first micro-batch."""
         self._now, self._move = TrlStep(began=time.perf_counter()), None
+        with self.guard("weights"):
+            if self.record is not None and self._weights is not None and self._older and self._before:
+                older, last, now = self._older.values, self._before.values, self._weights.snapshot()
+                is_undone = torch.equal(older, now.values) and not torch.equal(older, last)
+                self._undone, self._before = self._undone + 1 if is_undone else 0, now
+                text = "Every update is taken back: at the next step, weights are what they were before it."
+                step = self.trainer.state.global_step
+                judge_repeated(self.record.findings_log, "optimizer.frozen", self._undone, text, step)
 
     def on_pre_optimizer_step(self, *_: Any, optimizer: Any = None, **__: Any) -> None:
         """Probe the model: gradients are there, and the weights are still those that sampled."""
@@ -228,9 +256,15 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         """Compare the weights with those before the update."""
         with self.guard("weights"):
             if self._weights is not None:
-                before, self._before = self._before, self._weights.snapshot()
+                before = self._older = self._before
+                self._before = self._weights.snapshot()
                 self._move = None if before is None else self._weights.compare(before, self._before)
                 self._now.skipped = bool(self.trainer.accelerator.optimizer_step_was_skipped)
+        step, passes = self.trainer.state.global_step + 1, self._now.passes
+        is_due = self._probes and self._is_alone and (step <= EARLY or step % self._every == 0)
+        if self.record is not None and passes and is_due:
+            with self.guard("the update"), same_randomness():
+                self._now.gaps |= probe_update(self.trainer, self._batches[passes[0].batch], passes[0])
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         """Hand the step over."""

@@ -17,10 +17,11 @@ from uptrend.bridge.trl.batch import HALF, TrlStep
 from uptrend.bridge.trl.findings_log import FindingsLog
 from uptrend.bridge.trl.settings import dtype_name
 from uptrend.policy.weights import Movement, change_of, group_of, movable_part, movement_of
-from uptrend.records import Evidence, Severity
+from uptrend.records import Basis, Evidence, Severity
 
 SAMPLE = 1 << 16  # about how many weights are sampled
 BLOCK = 256
+SEVERAL = 3  # times in a row that something must happen to be no accident
 LOST = 0.5  # share of weights that move, below which most of each update is lost
 CHANGED = "weights/changed/share"
 UNDERFLOW = "precision.update-underflow"
@@ -124,6 +125,24 @@ def judge_cast(log: FindingsLog, before: Snapshot, now: Snapshot, lr: float, ste
     moves = f"An update of the learning rate's size, {lr:g}, changes {share:.1%} of them."
     evidence = [Evidence(text, step=step), Evidence(moves, share, CHANGED, step)]
     log.say(UNDERFLOW, Severity.CRITICAL if share < LOST else Severity.WARNING, summary, evidence)
+
+
+def strange_sampler(sampled_by: Snapshot | str | None, learner: Snapshot) -> str:
+    """Return what sampled instead of the trained weights; empty where these did."""
+    if sampled_by is None:
+        return "another model (the trained one did not run)"
+    if isinstance(sampled_by, str):
+        return "the base model (the adapters were off)"
+    is_own = sampled_by.dtypes != learner.dtypes or torch.equal(sampled_by.values, learner.values)  # see judge_cast
+    return "" if is_own else "other weights than those that train"
+
+
+def judge_repeated(log: FindingsLog, id: str, times: int, summary: str, step: int, is_sure: bool = True) -> None:
+    """Report what has happened so often in a row that it is no accident."""
+    if times >= SEVERAL:
+        sure = (Severity.CRITICAL, Basis.PROOF) if is_sure else (Severity.WARNING, Basis.SIGNAL)
+        shown = Evidence(f"{times} times in a row, up to step {step}, by all weights that are sampled.", step=step)
+        log.say(id, sure[0], summary, [shown], sure[1])
 
 
 def judge_update(log: FindingsLog, step: TrlStep, changed: float, weights: Snapshot, lr: float) -> None:

@@ -67,7 +67,9 @@ class Writer:
             **(learner_metrics(passes, self._settings) if passes else {}),
             **measure.optimizer_metrics(norms, clipped, [step.skipped], None if np.isnan(step.lr) else step.lr),
             **step.moved,
-            **(step.gaps or (sampler_metrics(step.batches[0]) if step.batches else {})),
+            **(sampler_metrics(step.batches[0]) if step.batches else {}),
+            **step.gaps,
+            **surprise_metrics([(batch, seen) for batch, seen in passes if batch.step == step.step]),
             "seconds/sample": step.sampling,
             "seconds/update": max(0.0, step.seconds - step.sampling - step.waited),
             "seconds/watch": step.waited,
@@ -207,6 +209,17 @@ def learner_metrics(passes: Sequence[tuple[TrlBatch, Pass]], settings: Settings)
         **({"loss/total": float(np.sum(losses))} if losses else {}),
         **({"tokens/padding/share": 1 - real / places} if places else {}),
     }
+
+
+def surprise_metrics(passes: Sequence[tuple[TrlBatch, Pass]]) -> Line:
+    """Compare the mean −log p of sampled tokens with the learner's entropy: equal where it drew them itself."""
+    excess = [
+        (-as_numpy(seen.logprobs).astype(np.float64) - as_numpy(seen.entropies))[batch.loss_mask[as_numpy(seen.rows)]]
+        for batch, seen in passes
+        if seen.is_first and seen.entropies is not None
+    ]
+    each = np.concatenate(excess) if excess else np.zeros(0)
+    return {"sampler/surprise/mean": float(each.mean())} if len(each) else {}
 
 
 def sampler_metrics(batch: TrlBatch) -> Line:

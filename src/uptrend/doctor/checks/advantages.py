@@ -9,7 +9,7 @@ from uptrend.doctor.check import AS_PAGE, Answer, Found, Lacking, check
 from uptrend.doctor.checks.rewards import constant_reward
 from uptrend.doctor.curves import REWARD
 from uptrend.doctor.rank import CRITICAL, NOTE, PROOF, SIGNAL, SUSPICION, WARNING
-from uptrend.doctor.rows import Floats, Grouped, group_sum, recomputed, seen_among
+from uptrend.doctor.rows import EPSILON, Floats, Grouped, group_sum, recomputed, seen_among
 from uptrend.records import Basis, Evidence, TrendKind
 from uptrend.stats.intervals import normal_reach
 
@@ -43,8 +43,9 @@ def group_of_one(case: Case) -> Answer:
     return answers
 
 
-# Left by fp32 and the deviation's epsilon, relative to the largest advantage of the group.
-TOLERANCE = 2e-3
+# Left by fp32 and the deviation's epsilon, relative to the largest advantage of the group; and groups in which more
+# must be left to prove a fault.
+TOLERANCE, SEVERAL = 2e-3, 3
 # Trainers whose advantages are centered by group unless their config says otherwise.
 CENTERED = ("uptrend", "trl", "verifiers", "prime-rl")
 # A deviation, as a part of the reward's range, that is rounding or noise rather than a difference.
@@ -57,7 +58,20 @@ def advantages_by_group(case: Case) -> Answer:
     if not case.groups:
         return Lacking("some rollouts have no group id or no reward")
     steps = [g for g in case.groups if g.advantage_n is not None]
-    return [_membership(case, steps), _size(case, steps)]
+    return [_membership(case, steps), _size(case, steps), _backwards(case)]
+
+
+def _backwards(case: Case) -> Found | None:
+    """Report updates that make rewarded rollouts less likely: the sign is lost after the advantages."""
+    steps, means = case.curve("learner/response/mean")
+    # An update that moves tokens by nats has left the region in which its own direction counts.
+    is_far = float(np.median(case.curve("learner/moved/mean")[1] if case.has("learner/moved/mean") else 0.0)) > 1
+    if len(means) < SEVERAL or is_far or means.max() >= 0 or means.mean() > -2 * means.std() / len(means) ** 0.5:
+        return None
+    text = f"Each of {len(means)} updates made its rewarded rollouts less likely, by {-means.mean():.2g} nats a token."
+    summary = "The update goes the wrong way: advantages are right, and the loss has the opposite sign."
+    shown = Evidence(text, float(means.mean()), "learner/response/mean", int(steps[0]))
+    return Found(CRITICAL, PROOF, summary, [shown], SIGN)
 
 
 def _membership(case: Case, steps: list[Grouped]) -> Found | Lacking | None:
@@ -101,26 +115,28 @@ def _mixed(steps: list[Grouped]) -> Found | None:
 def _wrong(case: Case, steps: list[Grouped]) -> Found | None:
     """Find groups whose advantages do not sum to 0, or, where the formula is known, are other ones."""
     scale, baseline = case.value("learning.scale"), case.value("learning.baseline")
-    is_exact = case.view.trainer == "uptrend" and scale in ("group", "batch", "none") and baseline is not None
+    is_exact = case.view.trainer in ("uptrend", "trl") and scale in ("group", "batch", "none") and baseline is not None
     bad, count, sums, total, worst = [], 0, 0, 0, 0.0
     for g in steps:
         assert g.advantage_n is not None
         largest_g = _largest(g)
         mean_g = np.abs(group_sum(_advantage(g), g.group_n)) / g.size_g
-        off_g = mean_g > TOLERANCE * np.maximum(largest_g, 0.1)
+        rounding_g = _rounding(g, scale)
+        off_g = mean_g > np.maximum(TOLERANCE * np.maximum(largest_g, 0.1), rounding_g)
         sums += int(off_g.sum())
         if is_exact:
             off_n = np.abs(_advantage(g) - recomputed(g, scale, baseline))
-            is_off_n = off_n > TOLERANCE * np.maximum(largest_g, 1)[g.group_n]
+            is_off_n = off_n > np.maximum(TOLERANCE * np.maximum(largest_g, 1), rounding_g)[g.group_n]
             off_g |= group_sum(is_off_n.astype(float), g.group_n) > 0
         # A rollout without tokens has no advantage.
         off_g &= group_sum(np.isnan(g.advantage_n).astype(float), g.group_n) == 0
-        worst = max(worst, float(mean_g.max(initial=0.0)))
+        worst = max(worst, float(mean_g[off_g].max(initial=0.0)))
         count, total = count + int(off_g.sum()), total + len(off_g)
         bad.append(off_g[g.group_n])
     if not count:
         return None
-    if not sums and all(map(_is_multiple, steps)):
+    is_sure = count >= SEVERAL
+    if is_sure and not sums and all(_is_multiple(g, scale) for g in steps):
         text = f"{count} of {total} groups have advantages that are a multiple of what their rewards give"
         summary = "Advantages are not scaled as the recipe says: groups are right, and the size is not."
         return Found(WARNING, PROOF, summary, [seen_among(steps, bad, text, count / total, SIZE)], BLOWN)
@@ -129,15 +145,24 @@ def _wrong(case: Case, steps: list[Grouped]) -> Found | None:
     if sums:
         text = f"in {sums} of them advantages do not sum to 0 (their mean is up to {worst:.2g})"
         evidence.append(seen_among(steps, bad, text, worst, SIZE))
-    return Found(CRITICAL, PROOF, AS_PAGE, evidence, WRONG)
+    return Found(CRITICAL if is_sure else NOTE, PROOF if is_sure else SIGNAL, AS_PAGE, evidence, WRONG)
 
 
-def _is_multiple(g: Grouped) -> bool:
+def _rounding(g: Grouped, scale: str | None) -> Floats:
+    """Return what the group's mean, rounded in fp32 and divided by almost 0, may leave of an advantage."""
+    size_g = np.zeros(len(g.size_g))
+    np.maximum.at(size_g, g.group_n, np.abs(g.reward_n))
+    spread = float(np.std(g.reward_n)) if scale == "batch" else 1.0 if scale == "none" else g.deviation_g
+    return np.asarray(8 * np.finfo(np.float32).eps * size_g / (spread + EPSILON))
+
+
+def _is_multiple(g: Grouped, scale: str | None) -> bool:
     """Tell whether advantages lie on one line with the rewards of their own group, in every group."""
     squares = group_sum(g.centered_n**2, g.group_n)
     slope = group_sum(g.centered_n * _advantage(g), g.group_n) / np.maximum(squares, 1e-12)
     off_n = np.abs(_advantage(g) - slope[g.group_n] * g.centered_n)
-    return bool((off_n <= TOLERANCE * np.maximum(_largest(g), 0.1)[g.group_n]).all() and (slope[~g.dead_g] > 0).all())
+    left_g = np.maximum(TOLERANCE * np.maximum(_largest(g), 0.1), abs(float(np.median(slope))) * _rounding(g, scale))
+    return bool((off_n <= left_g[g.group_n]).all() and (slope[~g.dead_g] > 0).all())
 
 
 def _size(case: Case, steps: list[Grouped]) -> Found | Lacking | None:
@@ -169,7 +194,7 @@ def _slim(steps: list[Grouped]) -> Found | None:
     for g in steps:
         low, high = (g.rows.by_rollout(f"reward_{side}")[g.place_n] for side in ("low", "high"))
         spread = float(np.nanmax(high) - np.nanmin(low)) if np.isfinite(high).any() else float(np.ptp(g.reward_n))
-        slim_g = ~g.dead_g & (g.deviation_g < SLIM * spread)
+        slim_g = ~g.dead_g & (g.deviation_g < SLIM * spread) & (g.deviation_g > _rounding(g, "none"))
         slim, live = slim + int(slim_g.sum()), live + int((~g.dead_g).sum())
         flags.append(slim_g[g.group_n])
     if slim < 3 or slim < 0.1 * live:
@@ -196,9 +221,9 @@ def metric_blind(case: Case) -> Answer:
     g, true, said = max(off, key=lambda pair: abs(pair[1] - pair[2]))
     text = f"at step {g.rows.step} {true:.0%} of the groups are dead by their ids, and the trainer logged {said:.0%}"
     summary = f"The trainer's own share of dead groups is wrong in {len(off)} of {len(pairs)} steps looked at."
-    # With scale_rewards = "batch", TRL misses dead groups by design: worth a warning where they are many.
+    # With scale_rewards = "batch", TRL misses dead groups by design: worth a warning where nearly all are.
     dead, told = np.mean([true for _, true, _ in pairs]), np.mean([said for _, _, said in pairs])
-    is_small = metric.startswith("trl/") and (dead < 0.3 or dead - told < 0.2)
+    is_small = metric.startswith("trl/") and (dead < NEARLY_ALL or dead - told < 0.2)
     shown = seen_among([g], [g.dead_g[g.group_n]], text, true - said, metric)
     return Found(NOTE if is_small else WARNING, PROOF, summary, [shown])
 

@@ -1,12 +1,13 @@
 """Step sizes: updates that are not made, do not arrive, or are too small or too large.
 
-Full fine-tuning uses rates of about 5e-7 to 1e-5, adapters up to some 1e-4. A step of Adam moves every weight by about
-the rate, and 2e-3 is a good part of a weight.
+`usual_rates` says which rates suit a model. A step of Adam moves every weight by about the rate, and 2e-3 is a good
+part of a weight.
 """
 
 import numpy as np
 
 from uptrend.doctor.case import Case
+from uptrend.doctor.catalogue import settings_of, usual_rates
 from uptrend.doctor.check import AS_PAGE, Answer, Found, Lacking, check, warn_if
 from uptrend.doctor.curves import REWARD
 from uptrend.doctor.rank import CRITICAL, PROOF, SIGNAL, SUSPICION, WARNING
@@ -20,7 +21,7 @@ SKIPPED, MADE = "optimizer/skipped/count", "optimizer/updates/count"
 
 # Points that a judgment by curves takes, and one by how they run on.
 FEWEST, LONG = 10, 20
-# Rates: the least in use, the least that recipes aim for, and more than anybody uses.
+# Rates where the size is not known: the least in use, the least that recipes aim for, and more than anybody uses.
 LEAST, USUAL, MOST = 1e-7, 5e-7, 2e-3
 
 
@@ -74,8 +75,9 @@ def small_rate(case: Case) -> Answer:
     if case.value("model.weights") == "fp32":  # nothing is more precise: what rounds to nothing is too small a step
         answers.append(_rounded(case))
     largest = _largest_rate(case)
-    if largest is not None and not _is_rising(case) and 0 < (rate := largest[0]) < LEAST:
-        text = f"The learning rate is never above {rate:.2g}, at which no run moves: {LEAST:g} is the least in use."
+    least = _extremes(case)[0]
+    if largest is not None and not _is_rising(case) and 0 < (rate := largest[0]) < least:
+        text = f"The learning rate is never above {rate:.2g}: below {least:.1g} such a model does not move."
         answers.append(Found(WARNING, SIGNAL, text, [largest[1]]))
     return answers
 
@@ -107,6 +109,7 @@ def _hardly_left(case: Case) -> Found | None:
     if path is not None:
         shown.append(Evidence(f"All updates together are {path:.2g} of the weights' length.", path, UPDATE))
     is_long = case.is_stuck or (case.trend.kind is TrendKind.TOO_SHORT and int(case.view.steps[-1]) >= 50)
+    is_long |= path is not None and path < MOVED / 20  # no longer run would have moved it
     is_dead = len(case.dead_groups) > 0 and float(case.dead_groups.mean()) > 0.9
     # A policy that leaves slowly but ever faster is on its way, and only needs time.
     is_on_its_way = kl is not None and is_near and kl.last > LEAVING * max(kl.first, 0.0)
@@ -126,16 +129,25 @@ HEAVY = 0.1
 def large_rate(case: Case) -> Answer:
     """Report updates that leave their region or break the model, and a rate above any in use."""
     found, largest = [_clipped(case) or _leaps(case) or _fell_at_the_peak(case)], _largest_rate(case)
-    if largest is not None and largest[0] >= MOST and _is_broken(case):
-        text = f"The learning rate is {largest[0]:.2g}, at which a step breaks a model: nobody uses more than {MOST:g}."
+    most = _extremes(case)[1]
+    if largest is not None and largest[0] >= most and _is_broken(case):
+        text = f"The learning rate is {largest[0]:.2g}; from {most:.1g} on, a step breaks such a model."
         found.append(Found(WARNING, SIGNAL, text, [largest[1]]))
     return found
+
+
+def _extremes(case: Case) -> tuple[float, float]:
+    """Return a rate below which no model of this size moves, and one from which a step breaks it."""
+    known = settings_of(case.view)
+    low, high = usual_rates(known)
+    return (low / 10, high * 10) if known("model.parameters") else (LEAST, MOST)
 
 
 def _clipped(case: Case) -> Found | None:
     clipped = [c for side in ("low", "high", "region") if (c := case.course(f"clip/{side}/share"))]
     most = max(clipped, key=lambda c: c.last, default=None)
-    if most is None or most.last <= CLIPPED:
+    # A range of some thousandths, as GSPO has for whole sequences, clips much by design.
+    if most is None or most.last <= CLIPPED or 0 < (case.value("learning.clip_low") or 1.0) < 0.05:
         return None
     text = f"{most.last:.0%} of tokens are clipped: updates leave the region that they were computed for."
     shown = case.evidence(most.metric, f"Clipped share {most.last:.2f}.")
@@ -143,6 +155,10 @@ def _clipped(case: Case) -> Found | None:
 
 
 def _leaps(case: Case) -> Found | None:
+    moved = case.course("learner/moved/mean")
+    if moved is not None and len(moved.values) >= 3 and np.median(moved.values) > 1 and not case.is_learning:
+        text = f"One update moves log-probabilities of its own tokens by {moved.last:.2g} nats on average: too far."
+        return Found(WARNING, SIGNAL, text, [case.evidence(moved.metric, "More than 0.1 is much.")])
     if not case.has(UPDATE, NORM) or case.is_learning or case.value("model.lora"):
         return None
     leap = float(np.nanmedian(case.view.metrics[UPDATE] / case.view.metrics[NORM]))
@@ -183,7 +199,8 @@ def schedule(case: Case) -> list[Found]:
         if used < USED:
             text = f"The schedule left {used:.0%} of the learning rate on average: warm-up or decay ate the run."
             shown = Evidence(f"Mean rate {rates.mean():.2g} of {asked:.2g}.", used, RATE, int(steps[-1]))
-            found.append(Found(warn_if(case.is_stuck), SIGNAL, text, [shown]))
+            sure = (CRITICAL, PROOF) if used < 0.001 else (warn_if(not case.is_learning), SIGNAL)
+            found.append(Found(*sure, text, [shown]))
     largest, planned = _largest_rate(case), case.value("learning.steps", 0)
     if largest is None or largest[0] >= MOST or not _is_rising(case) or len(rates) < LONG or not planned:
         return found
@@ -214,6 +231,8 @@ def tight_clip(case: Case) -> Answer:
     if not limit or gradient is None or float(np.quantile(gradient.values, 0.05)) < 2 * limit:
         return still
     is_plain = str(case.value("learning.optimizer", "adamw")).lower() == "sgd"
+    # Adam divides by the gradient's own size plus 1e-8: below that it is plain descent, and hardly moves.
+    is_plain |= limit / np.sqrt(settings_of(case.view)("model.parameters") or 1.0) < 1e-9
     if not is_plain and case.has(UPDATE, RATE, AFTER):
         asked, update = metrics[RATE] * metrics[AFTER], metrics[UPDATE]
         known = np.isfinite(asked) & np.isfinite(update) & (np.nan_to_num(asked) > 0)
@@ -242,7 +261,29 @@ def frozen(case: Case) -> Answer:
         text = f"No trained weight changed in {len(update)} steps with a gradient: the optimizer moves nothing."
         shown = Evidence("Length of the update exactly 0 at every step.", 0.0, UPDATE, int(case.view.steps[-1]))
         found = Found(CRITICAL, PROOF, text, [shown])
-    return [_no_gradient(case), _nothing_moves(case), Lacking(lacking) if lacking else found]
+    return [_no_gradient(case), _nothing_moves(case), _mostly_still(case), Lacking(lacking) if lacking else found]
+
+
+# Share of all weights below which hardly anything trains, and rate above which fp32 rounds no update away.
+MOVING, ROUNDS = 0.1, 1e-7
+
+
+def _mostly_still(case: Case) -> Found | None:
+    """Report a full training in fp32 that moves few weights: others were frozen, or never given to the optimizer."""
+    changed, update, lacking = _weight_changes(case)
+    model = {"trainable": 1, "parameters": 1, **(case.view.info.get("model") or {})}
+    share = float(np.median(changed if len(changed) else 1.0)) * model["trainable"] / model["parameters"]
+    if lacking or not _never_rounds(case) or not update.any() or case.value("model.lora") or share >= MOVING:
+        return None
+    parts = (m for m in case.view.metrics if m.count("/") == 3 and "/update/" in m and case.curve(m)[1].any())
+    moving = ", ".join(sorted(metric.split("/")[2] for metric in parts))
+    text = f"Only {share:.2%} of the model's weights ever change ({moving}), without adapters: the rest is frozen."
+    shown = Evidence(f"Share of all weights whose bits an update changes: {share:.2g}.", share, CHANGED)
+    return Found(warn_if(not case.is_learning), PROOF, text, [shown])
+
+
+def _never_rounds(case: Case) -> bool:
+    return case.value("model.weights") == "fp32" and (case.value("learning.lr") or 0.0) >= ROUNDS
 
 
 def _no_gradient(case: Case) -> Found | None:
@@ -292,7 +333,7 @@ def underflow(case: Case) -> Answer:
 
 def _rounded(case: Case) -> Found | None:
     changed, update, lacking = _weight_changes(case)
-    if lacking or len(changed) < 2 or _is_frozen(update):
+    if lacking or len(changed) < 2 or _is_frozen(update) or _never_rounds(case):
         return None
     typical = float(np.median(changed[1:]))  # the first step of an adapter moves one of its two halves only
     if typical >= CHANGED_LEAST:

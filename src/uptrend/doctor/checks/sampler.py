@@ -40,14 +40,14 @@ MEAN_APART = 0.08
 UNSURE = -0.1
 # Gap that fp32 does not leave.
 VISIBLE = 5e-3
-# Tokens that a shape must show on.
-ENOUGH = 50
+# Tokens that a shape must show on, and steps.
+ENOUGH, FEWEST = 50, 6
 
 
 @check(STALE, OFF_POLICY, MISMATCH, DISTRIBUTION, TEMPLATE, PADDING, BLIND)
 def sampler_gap(case: Case) -> Answer:
     """Judge the gap by every record of it: versions, its mean, its other curves, and tokens."""
-    return [*_by_version(case), *_by_mean(case), *_by_curves(case), *_by_token(case)]
+    return [*_by_version(case), *_by_mean(case), *_by_curves(case), *_by_token(case), *_by_surprise(case)]
 
 
 @check("policy.dropout-on")
@@ -121,6 +121,33 @@ def _by_mean(case: Case) -> Iterable[Found]:
             padded = "The learner may read padded rows wrongly: score one rollout alone and in a batch."
             yield Found(WARNING, SUSPICION, blind, shown, BLIND)
             yield Found(WARNING, SUSPICION, padded, shown, PADDING)
+
+
+# Standard errors by which sampled tokens must be likelier or less likely than the learner's own, and nats that matter.
+STANDARD_ERRORS, SURPRISE = 4.0, 0.05
+WHOLE = {"sampling.top_p": 1, "sampling.top_k": 0, "sampling.min_p": 0, "sampling.repetition_penalty": 1}
+
+
+def _by_surprise(case: Case) -> Iterable[Found]:
+    """Compare how unlikely sampled tokens are with the learner's entropy, where no sampler's log-probabilities are."""
+    means = case.curve("sampler/surprise/mean")[1]
+    if len(means) < FEWEST:
+        return
+    told = [key for key, value in WHOLE.items() if case.value(key) not in (None, value)]
+    halves = [means, means] if told else np.array_split(means, 2)  # a setting holds all run long
+    early, late = (float(half.mean()) for half in halves)
+    first, second = (STANDARD_ERRORS * float(half.std(ddof=1)) / len(half) ** 0.5 for half in halves)
+    shown = [case.evidence("sampler/surprise/mean", f"{early:+.2g} nats in the first half, {late:+.2g} in the second.")]
+    if abs(early) > max(SURPRISE, first):
+        way, why = ("likelier" if early < 0 else "less likely"), "another model or another prompt sampled them"
+        if is_cut := bool(told) or early < 0:
+            why = f"{' and '.join(told) or 'a temperature, top-k or top-p'} of the sampler is not the learner's"
+        text = f"Sampled tokens are {way} than the learner's own would be, by {abs(early):.2g} nats: {why}."
+        small = warn_if(abs(early) > 2 * SURPRISE and not case.is_learning)
+        yield Found(small if is_cut else CRITICAL, SIGNAL, text, shown, DISTRIBUTION if is_cut else MISMATCH)
+    elif late - early > max(SURPRISE, first + second):
+        text = f"Sampled tokens become ever less likely for the learner ({early:+.2g} → {late:+.2g} nats each)"
+        yield Found(CRITICAL, SIGNAL, f"{text}: the sampler does not get the new weights.", shown, STALE)
 
 
 # KL that a sampler with old weights must have reached, as logged and as computed from tokens.
@@ -235,8 +262,7 @@ def _left_out(case: Case, first: Gaps) -> Found | None:
     if np.mean(seen < 0) < 0.995 or seen.min() <= np.log(0.05):
         return None
     mean = float(seen.mean())
-    harmless = {"sampling.top_p": 1, "sampling.top_k": 0, "sampling.min_p": 0}
-    is_known = any(case.value(key) not in (None, value) for key, value in harmless.items())
+    is_known = any(case.value(key) not in (None, value) for key, value in WHOLE.items())
     text = f"where they differ, the learner's log-probability is always the lower one, by {-mean:.3f} on average"
     summary = "The sampler leaves tokens out (top-p or top-k) that the learner's log-probabilities count in."
     return _other_distribution(first, is_known, summary, text, mean)
