@@ -19,7 +19,9 @@ FALL = 0.25  # fall of accuracy on the taught tasks that is no chance: 4 of 16
 RATE = 0.06  # learning rate times the model's width: 1e-4 at 576; ten times as much for adapters
 
 
-@probe("control", finds=["advantage.sign", "optimizer.frozen", "sync.stale-weights", "reward.gold-rejected"], cheap=False)
+@probe(
+    "control", finds=["advantage.sign", "optimizer.frozen", "sync.stale-weights", "reward.gold-rejected"], cheap=False
+)
 def control(bench: Bench) -> Answer:
     """Teach 16 gold answers by 24 supervised steps: they must become likelier, and the model right."""
     gold = [r for r in bench.demonstrations if r.reward is not None and r.sampled_tokens]

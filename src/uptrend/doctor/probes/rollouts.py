@@ -103,6 +103,7 @@ NONE = 64  # rollouts of which one is right where a model can do 5% of its tasks
 @probe("none-right", finds=["advantage.dead-groups-low", "reward.constant", "reward.never-computed"], need=SCORED)
 def none_right(bench: Bench) -> Answer:
     """Count right rollouts; where there are none, play up to 64, and look at what still varies."""
+    require(bench.config.sampling.max_turns == 1, "rollouts have several turns: see paid")
     golds = [r.reward.total for r in bench.demonstrations if r.reward]
     # Where nobody said what a reward can be, earning as much as a gold answer does is right too.
     enough = float(np.median(golds)) if golds else np.inf
@@ -137,7 +138,13 @@ def none_right(bench: Bench) -> Answer:
         yield bench.found("reward.never-computed", WARNING, summary, text, 0.0, basis=SIGNAL)
 
 
-OPEN = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}  # the model's own distribution
+OPEN = {
+    "temperature": 1.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+}  # the model's own distribution
 
 
 COLD, NOISE, BENT = "sampling.temperature-low", "sampling.entropy-explosion", "sampling.truncated-distribution"
@@ -145,7 +152,7 @@ COLD, NOISE, BENT = "sampling.temperature-low", "sampling.entropy-explosion", "s
 
 @probe("temperature", finds=[COLD, NOISE, BENT], need=SCORED)
 def temperature(bench: Bench) -> Answer:
-    """Compare what a group's rollouts say; where it hardly varies or is noise, sample 8 of the tasks at temperature 1."""
+    """Compare what a group's rollouts say; where it hardly varies or is noise, sample 8 tasks at temperature 1."""
     s, groups = bench.config.sampling, pass_rates(bench.played)
     set_to = {key: getattr(s, key) for key, plain in OPEN.items() if getattr(s, key) != plain}
     named = " and ".join(f"sampling.{key} = {value:g}" for key, value in set_to.items())
@@ -160,19 +167,21 @@ def temperature(bench: Bench) -> Answer:
     before, after = cold.dead_share, warm.dead_share
     fix = Fix("Sample from the model's own distribution.", {"uptrend": {f"sampling.{k}": OPEN[k] for k in set_to}})
     yield f"; at 1 {warm.distinct:.0%} do, and dead groups go from {before:.0%} to {after:.0%}"
-    if is_alike and after <= before - 0.25:
+    means = [[float(np.mean(r)) for r in side.rewards] for side in (cold, warm)]
+    gains = np.subtract(means[1], means[0]) if len(means[0]) == len(means[1]) > 3 else np.zeros(1)
+    if is_bent and gains.mean() > 2 * gains.std() / max(1, len(gains) - 1) ** 0.5:
+        summary = f"{named} turns answers into noise: without, they earn {gains.mean():.2g} more."
+        text = (
+            f"mean reward {np.mean(means[0]):.3g} as it is, {np.mean(means[1]):.3g} from the model's own distribution"
+        )
+        yield bench.found(NOISE if s.temperature > 1.5 else BENT, WARNING, summary, text, gains.mean(), fix=fix)
+    elif is_alike and after <= before - 0.25:
         summary = f"{named} makes a group's rollouts the same: at temperature 1 fewer groups are dead."
         text = f"dead groups {before:.0%} as it is, {after:.0%} at 1 on the same {len(tasks)} tasks"
         # All groups dead and every rollout a copy: such a run can't learn at all.
         is_still = before == 1 and len(cold.rewards) > 3 and cold.distinct * s.size <= 1
         severity = CRITICAL if is_still else WARNING
         yield bench.found(COLD, severity, summary, text, groups.dead_share, fix=fix)
-    means = [[float(np.mean(r)) for r in side.rewards] for side in (cold, warm)]
-    gains = np.subtract(means[1], means[0]) if len(means[0]) == len(means[1]) > 3 else np.zeros(1)
-    if is_bent and gains.mean() > 2 * gains.std() / max(1, len(gains) - 1) ** 0.5:
-        summary = f"{named} turns answers into noise: without, they earn {gains.mean():.2g} more."
-        text = f"mean reward {np.mean(means[0]):.3g} as it is, {np.mean(means[1]):.3g} from the model's own distribution"
-        yield bench.found(NOISE if s.temperature > 1.5 else BENT, WARNING, summary, text, gains.mean(), fix=fix)
 
 
 @probe("template", finds=["tokens.template"], need=SCORED)
@@ -196,7 +205,9 @@ def template(bench: Bench) -> Answer:
     yield f", {then:.0%} {'without' if is_chat else 'with'} it"
     if then >= now + 0.2 and wilson(sum(answers), len(answers))[0] > now:
         on_off = ("with", "without") if is_chat else ("without", "with")
-        summary = f"{on_off[0].capitalize()} its chat template the model is right in {now:.0%}, {on_off[1]} in {then:.0%}."
+        summary = (
+            f"{on_off[0].capitalize()} its chat template the model is right in {now:.0%}, {on_off[1]} in {then:.0%}."
+        )
         text = f"{len(asked)} and {len(answers)} rollouts of the same {len(tasks)} tasks"
         fix = Fix("Ask as the model was taught.", {"uptrend": {f"{at}.chat": not is_chat for at in ("tasks", "eval")}})
         severity = CRITICAL if now == 0 and len(asked) >= 16 else WARNING

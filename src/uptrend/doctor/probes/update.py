@@ -333,7 +333,9 @@ def penalty(bench: Bench) -> Answer:
     require(given.any(), "all groups are dead: there is no advantage to compare with")
     # The best policy under the penalty is the reference times exp(advantage / beta).
     most = float(np.ptp(given)) / learning.kl.beta
-    yield f"advantages differ by {np.ptp(given):.2g}: against beta {learning.kl.beta:g} a token can move {most:.2g} nats"
+    yield f"advantages differ by {np.ptp(given):.2g}: against beta {learning.kl.beta:g} a token moves {most:.2g} nats"
     if most < TIGHT:
-        summary = f"learning.kl.beta = {learning.kl.beta:g} is far too large: a token can move by {most:.2g} nats at most."
+        summary = (
+            f"learning.kl.beta = {learning.kl.beta:g} is far too large: a token can move by {most:.2g} nats at most."
+        )
         yield bench.found("kl.strangles", WARNING, summary, f"below {TIGHT:g} nats little can be learned", most)
