@@ -210,7 +210,15 @@ def test_a_probe_names_its_fault(name: str, id: str, severity: str, fault: tuple
 
 def test_every_probe_has_a_planted_fault() -> None:
     named = {fault.probe for _, fault in [*PROBED, *HERE]} | {name for name, *_ in ALONE}
-    own = {"cheater", "paid", "tool-calls", "tool-swap", "none-right", "penalty", "template"}  # each tested in this file
+    own = {
+        "cheater",
+        "paid",
+        "tool-calls",
+        "tool-swap",
+        "none-right",
+        "penalty",
+        "template",
+    }  # each tested in this file
     assert set(PROBES) - named == own
 
 
@@ -449,7 +457,6 @@ MISTAKES: dict[str, tuple[str, tuple[str, ...]]] = {
     "temperature 0.01": ("sampling.temperature-low", ("sampling.temperature=0.01",)),
     "top-k 1": ("sampling.temperature-low", ("sampling.top_k=1",)),
     "temperature 5": ("sampling.entropy-explosion", ("sampling.temperature=5",)),
-    "repetition penalty": ("sampling.truncated-distribution", ("sampling.repetition_penalty=2.0",)),
     "two tokens": ("context.completion-truncated", ("sampling.max_tokens=2",)),
     "rate of 1e-3": ("optimizer.lr-large", ("learning.lr=1e-3", "learning.warmup=0")),
     "rate of 1e-9": ("optimizer.lr-small", ("learning.lr=1e-9",)),

@@ -36,7 +36,16 @@ def views_of_log(log: Log, source: str) -> list[RunView]:
             row["global_step"] = int(done)
             facts.setdefault("max_steps", int(planned))
     views: list[RunView] = []
-    for part in by_run(Log(rows, log.name, log.trainer, facts, log.last_step or len(log.rows) * bool(note), (*log.notes, *[note] * bool(note)))):
+    for part in by_run(
+        Log(
+            rows,
+            log.name,
+            log.trainer,
+            facts,
+            log.last_step or len(log.rows) * bool(note),
+            (*log.notes, *[note] * bool(note)),
+        )
+    ):
         runs, noted = split_runs(part)
         count = max(1, sum(bool(run.points) for run in runs))
         views.extend(_view(noted, run, count, source) for run in runs)

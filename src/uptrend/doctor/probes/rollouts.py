@@ -138,19 +138,10 @@ def none_right(bench: Bench) -> Answer:
         yield bench.found("reward.never-computed", WARNING, summary, text, 0.0, basis=SIGNAL)
 
 
-OPEN = {
-    "temperature": 1.0,
-    "top_k": 0,
-    "top_p": 1.0,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-}  # the model's own distribution
+OPEN = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}  # the model's own distribution
 
 
-COLD, NOISE, BENT = "sampling.temperature-low", "sampling.entropy-explosion", "sampling.truncated-distribution"
-
-
-@probe("temperature", finds=[COLD, NOISE, BENT], need=SCORED)
+@probe("temperature", finds=["sampling.temperature-low", "sampling.entropy-explosion"], need=SCORED)
 def temperature(bench: Bench) -> Answer:
     """Compare what a group's rollouts say; where it hardly varies or is noise, sample 8 tasks at temperature 1."""
     s, groups = bench.config.sampling, pass_rates(bench.played)
@@ -158,8 +149,8 @@ def temperature(bench: Bench) -> Answer:
     named = " and ".join(f"sampling.{key} = {value:g}" for key, value in set_to.items())
     yield f"{groups.distinct:.0%} of a group's rollouts differ at temperature {s.temperature:g}"
     is_alike = groups.distinct <= 0.3 and groups.dead_share >= 0.4
-    is_bent = s.temperature > 1.5 or s.repetition_penalty != 1
-    if not set_to or not (is_alike or is_bent):
+    is_hot = s.temperature > 1.5
+    if not set_to or not (is_alike or is_hot):
         return
     tasks = bench.drawn[:8]
     warm = pass_rates(bench.play(tasks, s.size, "warm", **OPEN))
@@ -169,19 +160,19 @@ def temperature(bench: Bench) -> Answer:
     yield f"; at 1 {warm.distinct:.0%} do, and dead groups go from {before:.0%} to {after:.0%}"
     means = [[float(np.mean(r)) for r in side.rewards] for side in (cold, warm)]
     gains = np.subtract(means[1], means[0]) if len(means[0]) == len(means[1]) > 3 else np.zeros(1)
-    if is_bent and gains.mean() > 2 * gains.std() / max(1, len(gains) - 1) ** 0.5:
+    if is_hot and gains.mean() > 2 * gains.std() / max(1, len(gains) - 1) ** 0.5:
         summary = f"{named} turns answers into noise: without, they earn {gains.mean():.2g} more."
         text = (
             f"mean reward {np.mean(means[0]):.3g} as it is, {np.mean(means[1]):.3g} from the model's own distribution"
         )
-        yield bench.found(NOISE if s.temperature > 1.5 else BENT, WARNING, summary, text, gains.mean(), fix=fix)
+        yield bench.found("sampling.entropy-explosion", WARNING, summary, text, gains.mean(), fix=fix)
     elif is_alike and after <= before - 0.25:
         summary = f"{named} makes a group's rollouts the same: at temperature 1 fewer groups are dead."
         text = f"dead groups {before:.0%} as it is, {after:.0%} at 1 on the same {len(tasks)} tasks"
         # All groups dead and every rollout a copy: such a run can't learn at all.
         is_still = before == 1 and len(cold.rewards) > 3 and cold.distinct * s.size <= 1
         severity = CRITICAL if is_still else WARNING
-        yield bench.found(COLD, severity, summary, text, groups.dead_share, fix=fix)
+        yield bench.found("sampling.temperature-low", severity, summary, text, groups.dead_share, fix=fix)
 
 
 @probe("template", finds=["tokens.template"], need=SCORED)
