@@ -228,4 +228,5 @@ def test_of_a_very_long_log_every_nth_point_is_read(
     view = only(write(tmp_path / "long", form(rows)))
     assert 90 <= len(view.steps) <= 100
     np.testing.assert_allclose(np.diff(view.steps), 10)
-    np.testing.assert_allclose(view.curve("reward/mean")[1], 0.001 * view.steps)
+    # A console without steps is numbered to within the stride.
+    np.testing.assert_allclose(view.curve("reward/mean")[1], 0.001 * view.steps, atol=0.01)
