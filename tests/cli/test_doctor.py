@@ -78,3 +78,35 @@ def test_every_format_goes_to_stdout_or_a_file(tmp_path: Path, uptrend: Uptrend,
     assert "learning" in uptrend("doctor", path, "--format", form).out.lower()
     assert uptrend("doctor", path, path, "--format", form, "--out", out).out == ""
     assert "learning" in out.read_text().lower()
+
+
+def rows_of(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_names_of_ones_own_are_mapped_and_a_log_without_a_reward_is_exit_code_2(
+    tmp_path: Path, uptrend: Uptrend
+) -> None:
+    file = rows_of(tmp_path / "own.jsonl", [{"step": i, "points": 0.1 + 0.01 * i, "my_kl": 0.5} for i in range(40)])
+    printed = uptrend("doctor", file, code=2)
+    assert "has no reward: name it by --reward-key. Columns not known: my_kl, points." in printed.err
+    told = uptrend("doctor", file, "--reward-key", "points", "--map", "my_kl=kl", "--format", "json").json
+    assert (told["trend"], told["unknown"]) == ("learning", [])
+    assert uptrend("doctor", file, "--map", "points=reward/mean", "--format", "json").json["trend"] == "learning"
+    for given, words in {
+        "my_lk=kl": "has no column my_lk. Did you mean my_kl?",
+        "my_kl=klown": "klown is no metric that is known here",
+        "my_kl": "--map my_kl should be COLUMN=METRIC",
+    }.items():
+        assert words in uptrend("doctor", file, "--map", given, code=2).err
+
+
+def test_fragments_of_a_log_are_one_report_and_runs_come_longest_first(tmp_path: Path, uptrend: Uptrend) -> None:
+    spans = [3, 60, 2, 30, 1]
+    rows = [
+        {"step": i, "reward": 0.1 * n + 0.01 * i, "loss": 0.1 * i} for n, span in enumerate(spans) for i in range(span)
+    ]
+    told = uptrend("doctor", rows_of(tmp_path / "restarted.jsonl", rows), "--format", "json").json
+    assert [run["steps"] for run in told["runs"]] == [60, 30]
+    assert "3 more fragments with 6 points in all were left out" in told["notes"][-1]

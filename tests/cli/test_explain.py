@@ -50,3 +50,9 @@ def test_programs_read_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(listed) == {*CATALOGUE, *(key.name for key in keys()), *metrics, *options}
     bounds = json.loads(explain(capsys, "tasks.bounds", "--json"))
     assert (bounds["kind"], bounds["meaning"][:28]) == ("option", "data: Bounds of your functio")
+
+
+@pytest.mark.parametrize("id", list(CATALOGUE)[::12])
+def test_a_cause_has_its_page_and_is_found_by_a_slip(id: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert explain(capsys, id).startswith(f"# {id}\n")
+    assert f"Did you mean {id}?" in explain(capsys, id[:-1] + "_")

@@ -1,11 +1,13 @@
 """`uptrend preflight`, and the probes that `uptrend train` asks by itself."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from uptrend.doctor.probes import PROBES
 from uptrend.records import Run
 
 Call = Callable[..., Any]
@@ -88,3 +90,20 @@ def test_training_asks_first_and_does_not_begin_on_a_critical_finding_unless_all
     call(*ask, *CUT, "--allow", REJECTED, "--name", "allowed")
     told = next(event for event in Run(tmp_path / "allowed").events if event["event"] == "preflight")
     assert (told["passed"], REJECTED in [found["id"] for found in told["findings"]]) == (False, True)
+
+
+def test_a_probe_that_raises_is_a_line_and_the_others_go_on(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> Any:
+        raise RuntimeError("CUDA error:\n  out of memory")
+
+    monkeypatch.setitem(PROBES, "order", replace(PROBES["order"], ask=fail))
+    asked = ("preflight", RECIPE, *only("leak", "order", "schedule"))
+    lines = call(*asked, code=2).out.splitlines()
+    assert [line.split()[:2] for line in lines[:3]] == [["✓", "leak"], ["!", "order"], ["✓", "schedule"]]
+    assert lines[1].endswith("failed: RuntimeError: CUDA error: out of memory")
+    assert lines[-1].startswith("nothing found by 2 probes (0 do not apply, 1 failed)")
+    told = call(*asked, "--format", "json", code=2).json
+    assert [(p["name"], p["error"]) for p in told["probes"] if p["error"]] == [
+        ("order", "RuntimeError: CUDA error: out of memory")
+    ]
+    assert (told["passed"], [p["ok"] for p in told["probes"]]) == (False, [True, False, True])

@@ -2,19 +2,23 @@
 
 import contextlib
 import json
+from contextlib import nullcontext
 from io import StringIO
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from rich.console import Console
 
 from uptrend.cli.console import FailOn, terminal, write_text
+from uptrend.doctor.curves import REWARD
 from uptrend.doctor.rank import at_least
 from uptrend.doctor.report import print_report, to_html, to_markdown, to_table
-from uptrend.records import RecordError, Report, Severity
+from uptrend.records import ConfigError, RecordError, Report, Severity
 from uptrend.records.directory import write_whole
 from uptrend.runner import reports_of
 
+LARGE = 20.0  # MB from which a log takes seconds to read
 ReportFormat = Literal["text", "json", "markdown", "html"]
 
 
@@ -23,6 +27,11 @@ def command(
     format: Annotated[ReportFormat, typer.Option("--format", "-f", help="Output format.")] = "text",
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the report to this file.")] = None,
     fail_on: Annotated[FailOn | None, typer.Option(help="Exit with 1 if a finding is at least this severe.")] = None,
+    named: Annotated[
+        list[str] | None,
+        typer.Option("--map", help="COLUMN=METRIC: read a log's column as this metric. Repeat for more."),
+    ] = None,
+    reward_key: Annotated[str, typer.Option(help="The log's column that is the reward.")] = "",
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="List every cause that could not be told.")] = False,
     no_save: Annotated[bool, typer.Option("--no-save", help="Write no findings.json into an Uptrend run.")] = False,
 ) -> None:
@@ -35,14 +44,28 @@ def command(
     uptrend doctor events.out.tfevents.*    TensorBoard
     uptrend doctor runs/quickstart --format json \\
         --fail-on critical                  for scripts
+    uptrend doctor log.csv --map my_kl=kl \\
+        --reward-key points                 names of your own
 
     Formats are told by content: TRL, verl, prime-rl, verifiers, tinker, TensorBoard, W&B, JSON lines, CSV, consoles.
-    `uptrend explain ID` prints a cause's page. Exit code 2: something could not be read.
+    `uptrend explain ID` prints a cause's page. Exit code 2: something could not be read,
+    or no reward was found in it.
     """
     reports, broken = list[Report](), list[str]()
+    meanings = dict(_pair(given) for given in named or ()) | ({reward_key: REWARD} if reward_key else {})
     for path in paths:
         try:
-            reports += reports_of(path)
+            size = path.stat().st_size / 1e6 if path.is_file() else 0.0
+            # On stderr, and only in a terminal.
+            with Console(stderr=True).status(f"Reading {path} ({size:.0f} MB)…") if size > LARGE else nullcontext():
+                found = reports_of(path, meanings)
+            reports += found
+            # Judged by its other curves all the same.
+            broken += [
+                f"{r.source} has no reward: name it by --reward-key. Columns not known: {', '.join(r.unknown[:8])}."
+                for r in found
+                if r.steps and not r.curve and r.trainer != "uptrend"
+            ]
         except RecordError as error:
             broken.append(str(error))
         except OSError as error:
@@ -62,6 +85,13 @@ def command(
         raise typer.Exit(2)
     if fail_on is not None and any(at_least(f, Severity(fail_on)) for report in reports for f in report.findings):
         raise typer.Exit(1)
+
+
+def _pair(given: str) -> tuple[str, str]:
+    column, sign, metric = given.rpartition("=")
+    if not (sign and column and metric):
+        raise ConfigError(f"--map {given} should be COLUMN=METRIC, such as --map my_kl=kl.")
+    return column, metric
 
 
 def _write(reports: list[Report], format: ReportFormat, out: Path | None, verbose: bool) -> None:

@@ -44,7 +44,8 @@ def command(
     uptrend preflight recipes/tiny.toml --only prompt-swap --only masks
     uptrend preflight recipes/tiny.toml --format json --fail-on warning
 
-    Each probe shows its figure. Nothing is written, and nothing is learned: weights come back bit for bit.
+    Each probe shows its figure; one that fails shows its exception, and the others go on. Nothing is written, and
+    nothing is learned: weights come back bit for bit. Exit code 1: a finding. Exit code 2: a probe failed.
     """
     need_train_extra()
     from uptrend.doctor.probes import PROBES, differential
@@ -67,12 +68,14 @@ def command(
     if is_text:
         for line in (*_rollout_lines(results), *_finding_lines(report.findings)):
             console.print(line, soft_wrap=True)
-        asked = f"{plural(report.asked, 'probe')} ({len(results) - report.asked} do not apply)"
-        console.print(f"{report.count} by {asked}, {duration(report.seconds)}.")
+        others = f"{len(results) - report.asked - len(report.failed)} do not apply{_failures(report)}"
+        console.print(f"{report.count} by {plural(report.asked, 'probe')} ({others}), {duration(report.seconds)}.")
     else:
         print_json(report.to_table())
     if any(at_least(finding, Severity(fail_on)) for finding in report.findings):
         raise typer.Exit(1)
+    if report.failed:
+        raise typer.Exit(2)
 
 
 def tell_preflight(report: Preflight | None) -> None:
@@ -80,12 +83,21 @@ def tell_preflight(report: Preflight | None) -> None:
     if report is None:
         typer.echo("preflight: probing model, tasks and reward before the first step…", err=True)
         return
-    typer.echo(f"preflight: {report.count} by {plural(report.asked, 'probe')}, {duration(report.seconds)}", err=True)
+    asked = f"{plural(report.asked, 'probe')}{_failures(report)}"
+    typer.echo(f"preflight: {report.count} by {asked}, {duration(report.seconds)}", err=True)
+    for result in report.failed:
+        typer.echo(_result_line(result).plain, err=True)
     for line in _finding_lines([f for f in report.findings if f.severity != Severity.NOTE]):
         typer.echo(line.plain, err=True)
 
 
+def _failures(report: Preflight) -> str:
+    return f", {len(report.failed)} failed" if report.failed else ""
+
+
 def _result_line(result: "Result") -> Text:
+    if result.error:
+        return Text(f"! {result.name:14}failed: {result.error}", "bold red")
     if result.skipped:
         return Text(f"– {result.name:14}not asked: {result.skipped}", "dim")
     mark = ("✓ ", "green") if result.ok else ("✗ ", "bold red")

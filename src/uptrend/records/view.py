@@ -50,6 +50,8 @@ class RunView:
     """The rollouts of a step with the columns of `records.schema`; null where the trainer did not keep one."""
     held_out: Callable[[int], pa.Table] = _no_rollouts
     unknown: Mapping[str, Floats] = field(default_factory=dict)
+    columns: Mapping[str, Floats] = field(default_factory=dict)
+    """Every numeric column of another trainer's log under its own name, known or not."""
     runs_in_log: int = 1
     """Runs that the log held one after the other; this is one of them."""
     notes: tuple[str, ...] = ()

@@ -1,5 +1,6 @@
 """Joins the packages into runs: train, resume, evaluate, warm start, replay, preflight, diagnose. Loads no torch."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from uptrend.runner.runs import replay, resume, train
 from uptrend.tasks.registry import register
 
 __all__ = ["diagnose", "evaluate", "replay", "reports_of", "resume", "train"]
+
+FRAGMENT = 0.1  # share of the longest run's points up to which another run of its log is a fragment
 
 for _prefix, (_line, _resolve) in ENVIRONMENTS.items():
     register(_prefix, _line, _resolve)
@@ -22,11 +25,26 @@ def diagnose(path: str | Path) -> Report:
     return replace(longest, runs=tuple(reports)) if len(reports) > 1 else longest
 
 
-def reports_of(path: Path) -> list[Report]:
-    """Diagnose every run that a path holds; a bare name is looked up under ./runs."""
+def reports_of(path: Path, named: Mapping[str, str] | None = None) -> list[Report]:
+    """Diagnose every run that a path holds, the longest first; a bare name is looked up under ./runs.
+
+    `named` gives columns of another trainer's log with the metric that each is. Fragments of a log, as a damaged one
+    or one of many restarts has them, are named in the longest run's notes and not judged.
+    """
     from uptrend.bridge.importers import read_views
+    from uptrend.bridge.importers.views import with_names
     from uptrend.doctor.diagnose import diagnose as diagnose_view
 
     if not path.exists() and (Path("runs") / path / "run.json").exists():
         path = Path("runs") / path
-    return [diagnose_view(view) for view in read_views(path)]
+    views = [with_names(view, named) if named else view for view in read_views(path)]
+    if any(view.trainer == "uptrend" for view in views):
+        return [diagnose_view(view) for view in views]
+    views.sort(key=lambda view: -len(view.steps))
+    least = max(5.0, FRAGMENT * len(views[0].steps))
+    kept = [view for n, view in enumerate(views) if n == 0 or view.runs_in_log == 1 or len(view.steps) >= least]
+    if rest := len(views) - len(kept):
+        points = sum(len(view.steps) for view in views) - sum(len(view.steps) for view in kept)
+        note = f"{rest} more fragments with {points} points in all were left out: each is far shorter than this run."
+        kept[0] = replace(kept[0], notes=(*kept[0].notes, note))
+    return [diagnose_view(view) for view in kept]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from uptrend.doctor.probes.probe import Result
     from uptrend.runner.prepare import Prepared
 
-FEW_GROUPS = 2  # groups that the cheap probes play before a run, where seconds count
+FEW_GROUPS = 4  # groups that the cheap probes play before a run, where seconds count
 VERSION = 1  # of the JSON form
 
 
@@ -33,8 +33,13 @@ class Preflight:
 
     @property
     def asked(self) -> int:
-        """Number of probes that applied."""
-        return sum(not r.skipped for r in self.results)
+        """Number of probes that applied and went through."""
+        return sum(not r.skipped and not r.error for r in self.results)
+
+    @property
+    def failed(self) -> "Sequence[Result]":
+        """Probes that ended in an exception."""
+        return [r for r in self.results if r.error]
 
     @property
     def count(self) -> str:
@@ -48,11 +53,11 @@ class Preflight:
         return {
             "version": VERSION,
             "recipe": self.recipe,
-            "passed": not self.is_grave(),
+            "passed": not self.is_grave() and not self.failed,
             "seconds": round(self.seconds, 2),
             "probes": [
                 {
-                    "name": r.name, "ok": r.ok, "figure": r.figure, "skipped": r.skipped,
+                    "name": r.name, "ok": r.ok, "figure": r.figure, "skipped": r.skipped, "error": r.error,
                     "seconds": round(r.seconds, 2), "findings": [f.id for f in r.findings],
                 }
                 for r in self.results

@@ -121,3 +121,11 @@ def test_trls_calls_are_turns_and_unknown_columns_are_listed(tmp_path: Path) -> 
     assert view.curve("sampling/turns/mean")[1].tolist() == [1.25] * 8
     np.testing.assert_allclose(view.unknown["flavor"], np.arange(1, 9))
     assert not read(trl_rows(8), tmp_path).has("sampling/turns/mean")
+
+
+def test_columns_that_are_known_and_unused_are_not_listed(tmp_path: Path) -> None:
+    silent = ("completions/min_length", "completions/mean_terminated_length", "clip_ratio/low_min", "step_time",
+              "clip_ratio/high_max", "train_runtime", "timing_s/gen", "perf/mfu", "tools/failure_frequency",
+              "sampling/importance_sampling_ratio/max", "num_tokens")  # fmt: skip
+    rows = [row | dict.fromkeys((*silent, "flavor", "style_points"), 0.5 + 0.1 * row["step"]) for row in trl_rows(8)]
+    assert set(read(rows, tmp_path).unknown) == {"flavor", "style_points"}

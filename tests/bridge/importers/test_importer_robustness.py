@@ -1,5 +1,6 @@
 """Logs as they are found: torn, mixed, restarted, resumed, summarized, repeated, unnumbered, empty."""
 
+import contextlib
 import gzip
 import json
 import pickle
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 from written_logs import console, event_file, lines, noted, only, state, table, trl_rows, wandb_file, write
 
-from uptrend.bridge.importers import read_views
+from uptrend.bridge.importers import read_views, readers
 from uptrend.records.errors import RecordError
 
 ROWS = trl_rows(30)
@@ -207,3 +208,25 @@ def test_reading_loads_nothing_heavy(tmp_path: Path) -> None:
     loaded = set(done.stdout.split())
     assert "uptrend" in loaded
     assert loaded.isdisjoint({"torch", "transformers", "scipy", "tensorboard", "wandb", "pandas"})
+
+
+@pytest.mark.parametrize("content", WHOLE.values(), ids=WHOLE.keys())
+@pytest.mark.parametrize("deep", [b"[" * 50_000, b'{"a":' * 50_000])
+def test_json_nested_without_end_is_no_traceback(content: bytes, deep: bytes, tmp_path: Path) -> None:
+    for data in (deep, deep + content, content[: len(content) // 2] + deep + content[len(content) // 2 :]):
+        for name in ("damaged", "damaged.json"):
+            with contextlib.suppress(RecordError):
+                read_views(write(tmp_path / name, data))
+
+
+@pytest.mark.parametrize("form", [lines, table, console, state])
+def test_of_a_very_long_log_every_nth_point_is_read(
+    form: Callable[[Rows], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readers, "MOST", 100)
+    rows = [{"step": i, "reward": 0.001 * i, "loss": 0.5, "kl": 0.1} for i in range(1, 951)]
+    view = only(write(tmp_path / "long", form(rows)))
+    assert 90 <= len(view.steps) <= 100
+    np.testing.assert_allclose(np.diff(view.steps), 10)
+    # A console without steps is numbered to within the stride.
+    np.testing.assert_allclose(view.curve("reward/mean")[1], 0.001 * view.steps, atol=0.01)

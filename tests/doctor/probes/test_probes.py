@@ -211,7 +211,16 @@ def test_a_probe_names_its_fault(name: str, id: str, severity: str, fault: tuple
 
 def test_every_probe_has_a_planted_fault() -> None:
     named = {fault.probe for _, fault in [*PROBED, *HERE]} | {name for name, *_ in ALONE}
-    assert set(PROBES) - named == {"cheater", "paid", "tool-calls", "tool-swap"}  # each with tests in this file
+    own = {
+        "cheater",
+        "paid",
+        "tool-calls",
+        "tool-swap",
+        "none-right",
+        "penalty",
+        "template",
+    }  # each tested in this file
+    assert set(PROBES) - named == own
 
 
 def broken(*_: object) -> Any:
@@ -521,3 +530,25 @@ def test_golds_of_users(golds: Any, severity: str, basis: str, tmp_path: Path) -
     bench = user_bench(USERS["right or wrong"][0], golds, tmp_path)
     found = [(f.severity, f.basis) for f in ask(bench, ["wrong-gold"])[0].findings]
     assert found == ([(severity, basis)] if severity else [])
+
+
+MISTAKES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "temperature 0.01": ("sampling.temperature-low", ("sampling.temperature=0.01",)),
+    "top-k 1": ("sampling.temperature-low", ("sampling.top_k=1",)),
+    "temperature 5": ("sampling.entropy-explosion", ("sampling.temperature=5",)),
+    "two tokens": ("context.completion-truncated", ("sampling.max_tokens=2",)),
+    "rate of 1e-3": ("optimizer.lr-large", ("learning.lr=1e-3", "learning.warmup=0")),
+    "rate of 1e-9": ("optimizer.lr-small", ("learning.lr=1e-9",)),
+    "all warm-up": ("optimizer.schedule", ("learning.warmup=150",)),
+    "beta 10": ("kl.strangles", ("learning.kl.beta=10", "learning.skip_dead=false")),
+    "prompts cut": ("context.prompt-truncated", ("sampling.max_prompt=12",)),
+    "chat template": ("tokens.template", ("tasks.chat=true", "eval.chat=true")),
+    "hard tasks": ("advantage.dead-groups-low", (*HARD, "tasks.reward=exact")),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_in_the_recipe_is_named_first_by_cheap_probes(name: str) -> None:
+    id, settings = MISTAKES[name]
+    found = [f for f in differential(ask(bench_of(TINY, *settings), CHEAP)) if f.severity != "note"]
+    assert [f.id for f in found[:1]] == [id], [f.summary for f in found]

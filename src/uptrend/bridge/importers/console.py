@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from uptrend.bridge.importers.readers import Log, LogFile, Row, number
+from uptrend.bridge.importers.readers import Log, LogFile, Row, number, stride
 from uptrend.bridge.importers.runs import is_evaluation
 from uptrend.bridge.importers.settings import printed_settings
 from uptrend.records.dialects import is_bookkeeping, matches, names_for, translate
 from uptrend.stats.formatting import plural
 
+_LARGE = 2_000_000  # characters
 _COLOR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _RAY = re.compile(r"^\([A-Za-z_.:]+ (?:pid|ip)=[^)]*\)\s?", re.MULTILINE)
 _NUMERAL = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf|NaN|Infinity)"
@@ -55,8 +56,10 @@ def read_console(file: LogFile) -> list[Log] | None:
     text = file.text.replace("\r\n", "\n")
     text = _COLOR.sub("", text) if "\x1b" in text else text
     text = _RAY.sub("", text) if "pid=" in text or "ip=" in text else text
-    dictionaries, is_torn, start = _dictionaries(text)
-    lines, first, total = _lines(text.replace("\n - ", " - "), with_bars=not dictionaries)
+    dictionaries, is_torn, start, every = _dictionaries(text)
+    # Looking for both takes minutes in a large file; dictionaries are the surer of the two.
+    is_done = len(text) > _LARGE and len(dictionaries) > 10
+    lines, first, total = ([], 0, 0) if is_done else _lines(text.replace("\n - ", " - "), with_bars=not dictionaries)
     if not dictionaries and not lines:
         return None
     # A script may print both; the more frequent are the training's.
@@ -68,21 +71,25 @@ def read_console(file: LogFile) -> list[Log] | None:
     if planned:
         facts["max_steps"] = planned
     notes = [f"{plural(len(rows), 'row')} of metrics found among what was printed."]
+    if every > 1 and not is_lines:
+        last, notes = last or every * len(rows), [*notes, f"Every {every}th dictionary was read."]
     if is_torn and not is_lines:
         notes.append("The last dictionary is cut off and was left out.")
     return [Log(rows, facts=facts, last_step=last, notes=tuple(notes))]
 
 
-def _dictionaries(text: str) -> tuple[list[Row], bool, int]:
-    """Return the printed dictionaries that hold metrics, whether the last was cut off, and where the first begins."""
+def _dictionaries(text: str) -> tuple[list[Row], bool, int, int]:
+    """Return the dictionaries that hold metrics, if the last was cut off, where the first begins, and the stride."""
     rows: list[Row] = []
     is_torn, start = False, 0
-    for match in _DICTIONARY.finditer(text):
+    printed_all = list(_DICTIONARY.finditer(text))
+    every = stride(len(printed_all))
+    for match in printed_all[::every]:
         # A terminal wraps in the middle of a word, so the pieces are joined as they are.
         printed = match[0].replace("\r", "").replace("\n", "")
         try:
             row: Row = json.loads(printed.replace("'", '"'))
-        except ValueError:  # nan, None, np.float64(…), an apostrophe, or torn
+        except (ValueError, RecursionError):  # nan, None, np.float64(…), an apostrophe, or torn
             pairs = _PAIR.findall(printed)
             row = {key.strip(): value if "/" in value else number(value) for key, value in pairs}
         if not _are_metrics(tuple(row)):
@@ -90,12 +97,14 @@ def _dictionaries(text: str) -> tuple[list[Row], bool, int]:
         is_torn = not match[0].endswith("}")
         start = start if rows else match.start()
         if not is_torn:
-            line_begin = max(text.rfind(end, 0, match.start()) for end in "\n\r") + 1
+            # Not further back than a line is long: a search for \r through all of a large file takes minutes.
+            floor = max(0, match.start() - 1000)
+            line_begin = max(floor - 1, *(text.rfind(end, floor, match.start()) for end in "\n\r")) + 1
             place = _place(text[line_begin : match.start()])
             is_counted = any((is_bookkeeping(key) and "step" in key) or key == "global_step/max_steps" for key in row)
             # The step may stand on the line before the dictionary; a bar may lag behind.
             rows.append(row if is_counted or place is None or place.is_bar else {"step": place.step, **row})
-    return rows, is_torn, start
+    return rows, is_torn, start, every
 
 
 @lru_cache(maxsize=1024)

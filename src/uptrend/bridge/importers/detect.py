@@ -52,6 +52,14 @@ def read_views(path: Path) -> list[RunView]:
 
 
 def _read_file(path: Path) -> list[RunView]:
+    try:
+        return _read_known(path)
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        # A damaged file holds anything, anywhere: no reader can foresee all of it.
+        raise RecordError(f"{path} is damaged and could not be read: {type(error).__name__}: {error}") from error
+
+
+def _read_known(path: Path) -> list[RunView]:
     file = open_log(path)
     if file.data.startswith(b"PAR1"):
         return [rollouts.view_of_completions([path])]
@@ -126,7 +134,7 @@ def _trainer_output(folder: Path) -> list[RunView]:
 def _from_json(path: Path, key: str, default: int) -> int:
     try:
         return int(json.loads(path.read_bytes())[key])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return default
 
 

@@ -2,6 +2,7 @@
 
 import gzip
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,6 +14,8 @@ from uptrend.records.dialects import plain_name
 from uptrend.records.errors import RecordError
 
 Row = dict[str, Any]
+# Rows of one kind beyond which only every n-th is read: no curve needs more points, and a large log takes minutes.
+MOST = 10_000
 _BYTE_ORDER_MARKS = ((b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"), (b"\xef\xbb\xbf", "utf-8-sig"))
 
 
@@ -102,3 +105,25 @@ def columns_in(rows: Iterable[Row]) -> list[str]:
 def folded(column: str) -> str:
     """Return a column's plain name in lower case, as the lists of `dialects.toml` have it."""
     return plain_name(column).lower()
+
+
+def stride(count: int) -> int:
+    """Return which rows of so many are read: every n-th."""
+    return max(1, -(-count // MOST))
+
+
+def thinned(rows: list[Row]) -> tuple[list[Row], str]:
+    """Return every n-th of the most frequent kind of rows and all others, and a note; few rows stay as they are."""
+    if len(rows) <= MOST:
+        return rows, ""
+    kinds = [tuple(row) for row in rows]
+    ((usual, count),) = Counter(kinds).most_common(1)
+    every, seen, kept = stride(count), 0, list[Row]()
+    for row, kind in zip(rows, kinds, strict=True):
+        seen += kind == usual
+        if kind != usual or seen % every == 1 % every:
+            kept.append(row)
+    return (
+        kept,
+        f"The log has {len(rows):,} rows; of {count:,} of one kind, every {every}th was read." if every > 1 else "",
+    )

@@ -68,7 +68,7 @@ def settings_in(path: Path) -> dict[str, Any]:
         return {}
     try:
         found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     # A list of more than a few values is a curve.
     if not isinstance(found, dict) or any(isinstance(value, list) and len(value) > 5 for value in found.values()):
@@ -124,5 +124,5 @@ def _printed_config(text: str) -> dict[str, Any]:
 def _value(text: str) -> Any:
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError):
+    except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
         return text

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from uptrend.bridge.importers.readers import Log, LogFile, Row, number
+from uptrend.bridge.importers.readers import Log, LogFile, Row, number, stride
 from uptrend.records.dialects import names_for
 from uptrend.stats.formatting import plural
 
@@ -28,7 +28,7 @@ def read_json(file: LogFile) -> list[Log] | None:
         return [lines]
     try:
         return _logs_of(json.loads(text))
-    except ValueError:
+    except (ValueError, RecursionError):
         torn = _read_torn(text)
         return [torn] if torn else None
 
@@ -42,7 +42,7 @@ def _read_lines(text: str) -> Log | None:
     torn = 0
     for line in lines:
         value = None
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):  # the latter where it is nested too deep
             value = json.loads(line)
         if isinstance(value, dict):
             rows.append(value)
@@ -68,7 +68,7 @@ def _read_torn(text: str) -> Log | None:
     while space := gap.match(text, start):
         try:
             value, start = decoder.raw_decode(text, space.end())
-        except ValueError:
+        except (ValueError, RecursionError):
             break
         if not isinstance(value, dict):
             break
@@ -142,13 +142,16 @@ def read_csv(file: LogFile) -> list[Log] | None:
     delimiter = _delimiter(lines[:20])
     if delimiter is None:
         return None
-    first, *rest = _cells(lines, delimiter)
+    every, total = stride(len(lines)), len(lines)
+    first, *rest = _cells([lines[0], *lines[1::every]], delimiter)
     names = [name.strip() for name in first]
     whole = [dict(zip(names, cells, strict=True)) for cells in rest if len(cells) == len(names)]
     # The column without a name is a data frame's index.
     rows = [{name: value for name, value in row.items() if name and value.strip()} for row in whole]
     torn = len(rest) - len(rows)
-    notes = (f"{plural(torn, 'line')} with the wrong number of values left out.",) if torn else ()
+    told = [f"{plural(torn, 'line')} with the wrong number of values left out."] if torn else []
+    told += [f"The table has {total:,} lines; every {every}th was read."] if every > 1 else []
+    notes = tuple(told)
     runs = [run for run in (name.rpartition(" - ")[0] for name in names) if run]
     if not runs or len(runs) < len(names) - 2:
         return [Log(rows, notes=notes)]

@@ -192,7 +192,7 @@ def _items(message: bytes) -> dict[str, Any]:
             if key in (1, 2) and text:
                 names.append(text)
             elif key == 16:
-                with contextlib.suppress(ValueError):
+                with contextlib.suppress(ValueError, RecursionError):
                     value = json.loads(text)
         found["/".join(names)] = value
     return found

@@ -5,15 +5,19 @@ were never computed, which column is the reward.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from uptrend.bridge.importers.readers import Log, columns_in, flatten, number
+from uptrend.bridge.importers.readers import Log, columns_in, flatten, number, thinned
 from uptrend.bridge.importers.runs import Segment, split_runs
 from uptrend.bridge.importers.settings import config_of, setting_words
 from uptrend.bridge.importers.steps import by_run, without_repeats
-from uptrend.records.dialects import is_bookkeeping, matches, names_for, plain_name, rank, recognize, translate
+from uptrend.config.load import nearest
+from uptrend.records.dialects import LOGGERS, is_bookkeeping, matches, names_for, plain_name, rank, recognize, translate
+from uptrend.records.errors import RecordError
+from uptrend.records.metrics import find_metric
 from uptrend.records.renamed import names
 from uptrend.records.view import Floats, RunView
 
@@ -23,7 +27,8 @@ Columns = dict[str, Floats]
 def views_of_log(log: Log, source: str) -> list[RunView]:
     """Return the runs of a log in order."""
     facts = dict(log.facts)
-    rows = [flatten(row) if dict in map(type, row.values()) else dict(row) for row in log.rows]
+    few, note = thinned(log.rows)
+    rows = [flatten(row) if dict in map(type, row.values()) else dict(row) for row in few]
     for row in rows:
         # ms-swift counts as 'global_step/max_steps': '12/500'.
         done, _, planned = str(row.pop("global_step/max_steps", "")).partition("/")
@@ -31,11 +36,34 @@ def views_of_log(log: Log, source: str) -> list[RunView]:
             row["global_step"] = int(done)
             facts.setdefault("max_steps", int(planned))
     views: list[RunView] = []
-    for part in by_run(Log(rows, log.name, log.trainer, facts, log.last_step, log.notes)):
+    for part in by_run(
+        Log(
+            rows,
+            log.name,
+            log.trainer,
+            facts,
+            log.last_step or len(log.rows) * bool(note),
+            (*log.notes, *[note] * bool(note)),
+        )
+    ):
         runs, noted = split_runs(part)
         count = max(1, sum(bool(run.points) for run in runs))
         views.extend(_view(noted, run, count, source) for run in runs)
     return views
+
+
+def with_names(view: RunView, named: Mapping[str, str]) -> RunView:
+    """Return a view with columns read as the metrics that the user names; RecordError where there is no such column."""
+    metrics = dict(view.metrics)
+    for column, meaning in named.items():
+        if column not in view.columns:
+            raise RecordError(f"{view.source} has no column {column}.{nearest(column, view.columns)}")
+        ours = meaning if find_metric(meaning) else next(filter(None, (translate(meaning, who) for who in LOGGERS)), "")
+        if not ours:
+            raise RecordError(f"{meaning} is no metric that is known here. All of them: uptrend explain")
+        metrics[ours] = view.columns[column]
+    unknown = {key: values for key, values in view.unknown.items() if key not in named}
+    return replace(view, metrics=metrics, unknown=unknown)
 
 
 def view_of_settings(facts: Mapping[str, Any], source: str) -> RunView:
@@ -87,7 +115,12 @@ def _view(log: Log, run: Segment, runs_in_log: int, source: str) -> RunView:
         nonfinite={ours: nonfinite[key] for ours, key in sources.items() if nonfinite.get(key) and ours in metrics},
         evals=tuple(run.evals),
         config=_config(log, columns, metrics, trainer, notes),
-        unknown={key: values for key, values in unknown.items() if translate(key, trainer) is None},
+        unknown={
+            key: values
+            for key, values in unknown.items()
+            if translate(key, trainer) is None and not matches(key, "unused")
+        },
+        columns=columns,
         notes=tuple(notes),
         runs_in_log=runs_in_log,
     )

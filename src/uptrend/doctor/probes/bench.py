@@ -292,22 +292,22 @@ class Bench:
         finally:
             self.policy.flat.values.data.copy_(self.original)
             self.policy.flat.gradient.zero_()
-        self.sampler.load((), version=0)
+            self.sampler.load((), version=0)
 
     @cached_property
     def updated(self) -> Updated:
         """One real update at the recipe's full learning rate on `batch`."""
         return self.try_update(self.batch, self.config)
 
-    def try_update(self, rollouts: list[Rollout], config: Config) -> Updated:
-        """Make one real update, measure it and undo it."""
+    def try_update(self, rollouts: list[Rollout], config: Config, step: int = 0) -> Updated:
+        """Make one real update, by default at the full learning rate; measure it and undo it."""
         exp = self.experience(rollouts, config)
         with self.scratch():
             learner, optimizer = self.make_learner(config)
             meter = WeightMeter(self.policy.flat)
             before_bs = self.logprobs(exp, learner)
             meter.before()
-            update, *_ = learn(self.components, learner, exp, rollouts, max(1, config.learning.warmup), config)
+            update, *_ = learn(self.components, learner, exp, rollouts, step or max(1, config.learning.warmup), config)
             moved = meter.after()
             after_bs = self.logprobs(exp, learner)
             self.move_along(self.original, NUDGE / max(1e-5, distance(after_bs, before_bs, exp.real_bs)))

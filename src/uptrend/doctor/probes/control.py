@@ -8,17 +8,20 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from uptrend.doctor.probes.bench import DEMONSTRATED, Bench
+from uptrend.doctor.probes.bench import DEMONSTRATED, Bench, last_words
 from uptrend.doctor.probes.probe import CRITICAL, NOTE, SIGNAL, SUSPICION, WARNING, Answer, probe, require
 from uptrend.doctor.probes.rollouts import pass_rates
 from uptrend.training.loop import learn
 from uptrend.training.warmstart import supervised
 
 LEARNED = -0.1  # mean log-probability of gold tokens that are known by heart
+FALL = 0.25  # fall of accuracy on the taught tasks that is no chance: 4 of 16
 RATE = 0.06  # learning rate times the model's width: 1e-4 at 576; ten times as much for adapters
 
 
-@probe("control", finds=["advantage.sign", "optimizer.frozen", "sync.stale-weights"], cheap=False)
+@probe(
+    "control", finds=["advantage.sign", "optimizer.frozen", "sync.stale-weights", "reward.gold-rejected"], cheap=False
+)
 def control(bench: Bench) -> Answer:
     """Teach 16 gold answers by 24 supervised steps: they must become likelier, and the model right."""
     gold = [r for r in bench.demonstrations if r.reward is not None and r.sampled_tokens]
@@ -53,6 +56,12 @@ def control(bench: Bench) -> Answer:
     elif high > 2 * LEARNED and right < 0.5 and earns < earned + 0.05:
         id, severity = "sync.stale-weights", WARNING
         summary = "The learner knows 16 gold answers by heart; the sampler does not say them or is not paid for them."
+    elif right <= wrong - FALL:
+        # Who says gold's words and is not paid has a scorer at fault; who says others is not what the learner taught.
+        said = sum(last_words(r) == last_words(gold[i]) for i, r in enumerate(after)) / len(after)
+        id, severity = "reward.gold-rejected" if said >= 0.5 else "sync.stale-weights", WARNING
+        summary = f"Gold answers become likelier, and the model less often right: {wrong:.0%} → {right:.0%}; "
+        summary += f"{said:.0%} of its answers are gold's words."
     else:
         return
     text = f"{change}, right {wrong:.0%} → {right:.0%} in {len(means)} steps"

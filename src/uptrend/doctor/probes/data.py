@@ -258,6 +258,9 @@ def schedule(bench: Bench) -> Answer:
         summary = f"The schedule leaves {share:.0%} of the learning rate: warm-up or decay eats the run."
         text = f"Σ lr = {sum(rates):.2g}; the last is {rates[-1]:.2g}"
         yield bench.found("optimizer.schedule", WARNING, summary, text, share)
+    elif learning.warmup > 0.5 * learning.steps:
+        summary = f"The warm-up takes {learning.warmup} of {learning.steps} steps: most of the run learns too slowly."
+        yield bench.found("optimizer.schedule", WARNING, summary, f"Σ lr is {share:.0%} of a constant rate's", share)
 
 
 @probe("prompts", finds=["context.prompt-truncated"])

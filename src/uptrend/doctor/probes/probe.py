@@ -52,12 +52,13 @@ class Result:
     findings: tuple[Finding, ...] = ()
     printout: tuple[Printout, ...] = ()
     skipped: str = ""  # reason why the probe does not apply; empty where it does
+    error: str = ""  # the exception that ended the probe, in one line; empty where it went through
     seconds: float = 0.0
 
     @property
     def ok(self) -> bool:
-        """True where nothing worse than a note was found."""
-        return all(finding.severity == "note" for finding in self.findings)
+        """True where the probe went through and found nothing worse than a note."""
+        return not self.error and all(finding.severity == "note" for finding in self.findings)
 
 
 # A condition without which several probes have nothing to look at, and the reason to give.
@@ -88,6 +89,9 @@ class Probe:
             told = list(self.ask(bench))
         except NotApplicableError as error:
             return Result(self.name, skipped=str(error))
+        except Exception as error:  # one question that can't be answered must not cost the answers to the others
+            said = " ".join(str(error).split())[:300]
+            return Result(self.name, error=f"{type(error).__name__}: {said}" if said else type(error).__name__)
         findings = tuple(part for part in told if isinstance(part, Finding))
         assert self.finds.issuperset(f.id for f in findings), f"{self.name} reports a cause that it does not declare"
         figure = "".join(part for part in told if isinstance(part, str))

@@ -1,5 +1,6 @@
 """Probes of what the model's rollouts show: dead groups, temperature, parsing, endings, evaluation, and power."""
 
+import copy
 import json
 from collections import Counter
 from collections.abc import Iterable
@@ -11,7 +12,7 @@ from uptrend.doctor.checks.scoring import says_somehow, unfit_golds
 from uptrend.doctor.probes.bench import Bench, by_group, last_words, play_scripts, seen
 from uptrend.doctor.probes.data import question
 from uptrend.doctor.probes.probe import CRITICAL, NOTE, SCORED, SIGNAL, SUSPICION, WARNING, Answer, probe, require
-from uptrend.records import Role, Rollout, Task
+from uptrend.records import Fix, Role, Rollout, Task
 from uptrend.stats.intervals import all_right, wilson
 from uptrend.stats.trend import points_for, power_of_rise
 from uptrend.tasks.taskset import known_gold
@@ -53,7 +54,10 @@ def pass_rates(rollouts: Iterable[Rollout]) -> PassRates:
     rewards = [[r.reward for r in group if r.reward] for group in groups]
     said = [len({b"".join(s.ids[s.sampled].tobytes() for s in r.sequences) for r in g}) / len(g) for g in groups]
     totals = tuple(tuple(reward.total for reward in group) for group in rewards)
-    lows, highs = tuple(group[0].low for group in rewards), tuple(group[0].high for group in rewards)
+    # Where nobody said what a reward can be, the least and the most that was earned are its bounds.
+    least, most = (f((x for group in totals for x in group), default=0.0) for f in (min, max))
+    lows = tuple(least if np.isnan(group[0].low) else group[0].low for group in rewards)
+    highs = tuple(most if np.isnan(group[0].high) else group[0].high for group in rewards)
     return PassRates(totals, lows, highs, float(np.mean(said)) if said else 0.0)
 
 
@@ -75,7 +79,7 @@ def predict_dead(groups: PassRates, size: int) -> float:
     return float(np.mean([all_right(x, y, size) + all_right(y, x, size) for x, y in zip(a, b, strict=True)]))
 
 
-@probe("dead-groups", finds=["advantage.dead-groups-low", "advantage.dead-groups-high"], need=SCORED, cheap=False)
+@probe("dead-groups", finds=["advantage.dead-groups-low", "advantage.dead-groups-high"], need=SCORED)
 def dead_groups(bench: Bench) -> Answer:
     """Count groups that are all wrong or all right, and predict them at other sizes."""
     groups, size = pass_rates(bench.played), bench.config.sampling.size
@@ -94,29 +98,122 @@ def dead_groups(bench: Bench) -> Answer:
         yield bench.found("advantage.dead-groups-high", WARNING, summary, text, high / n, basis=SIGNAL)
 
 
-@probe("temperature", finds=["sampling.temperature-low"], need=SCORED, cheap=False)
+NONE = 64  # rollouts of which one is right where a model can do 5% of its tasks (95%)
+
+
+@probe("none-right", finds=["advantage.dead-groups-low", "reward.constant", "reward.never-computed"], need=SCORED)
+def none_right(bench: Bench) -> Answer:
+    """Count right rollouts; where there are none, play up to 64, and look at what still varies."""
+    require(bench.config.sampling.max_turns == 1, "rollouts have several turns: see paid")
+    golds = [r.reward.total for r in bench.demonstrations if r.reward]
+    # Where nobody said what a reward can be, earning as much as a gold answer does is right too.
+    enough = float(np.median(golds)) if golds else np.inf
+    is_known = bool(golds) or any(r.reward and not np.isnan(r.reward.high) for r in bench.played)
+
+    def count(rollouts: list[Rollout]) -> tuple[int, list[float]]:
+        rewards = [r.reward for r in rollouts if r.reward]
+        return sum(x.correct or x.is_best or x.total >= enough for x in rewards), [x.total for x in rewards]
+
+    played = bench.played
+    right, totals = count(played)
+    if (not right or len(set(totals)) == 1) and len(played) < NONE:
+        played = [*played, *bench.play([(task, bench.stage.taskset) for task in bench.stage.tasks[:16]], 4, "more")]
+        right, totals = count(played)
+    low, high, said = min(totals), max(totals), len({last_words(r) for r in played})
+    yield f"{right} of {len(totals)} rollouts are right; rewards from {low:.3g} to {high:.3g}"
+    # At a bound that is known, it is a matter of how hard the tasks are.
+    bounds = {bound for r in played if r.reward for bound in (r.reward.low, r.reward.high)}
+    is_constant = low == high and low not in bounds and enough in (low, np.inf)
+    if (right and not is_constant) or len(totals) < NONE or said < 2:
+        return
+    text = f"{len(totals)} rollouts of {len({r.task for r in played})} tasks, {said} different answers"
+    if is_constant:
+        summary = f"Every rollout earns {low:g}, whatever it says: the reward is constant."
+        yield bench.found("reward.constant", CRITICAL if golds else WARNING, summary, text, low, basis=SIGNAL)
+    elif low == high:
+        summary = f"{len(totals)} rollouts, none right: all earn {low:g}, and nothing can be learned from them."
+        yield bench.found("advantage.dead-groups-low", WARNING, summary, text, 0.0, basis=SIGNAL)
+    elif is_known:
+        summary = f"{len(totals)} rollouts, none right: only the rest of the reward varies, such as a penalty."
+        text += f"; rewards from {low:.3g} to {high:.3g}" + f", gold's is {enough:.3g}" * bool(golds)
+        yield bench.found("reward.never-computed", WARNING, summary, text, 0.0, basis=SIGNAL)
+
+
+OPEN = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}  # the model's own distribution
+
+
+@probe("temperature", finds=["sampling.temperature-low", "sampling.entropy-explosion"], need=SCORED)
 def temperature(bench: Bench) -> Answer:
-    """Compare what a group's rollouts say; where it hardly varies, sample 8 of the tasks at temperature 1."""
+    """Compare what a group's rollouts say; where it hardly varies or is noise, sample 8 tasks at temperature 1."""
     s, groups = bench.config.sampling, pass_rates(bench.played)
+    set_to = {key: getattr(s, key) for key, plain in OPEN.items() if getattr(s, key) != plain}
+    named = " and ".join(f"sampling.{key} = {value:g}" for key, value in set_to.items())
     yield f"{groups.distinct:.0%} of a group's rollouts differ at temperature {s.temperature:g}"
-    if s.temperature >= 1 or groups.distinct > 0.3 or groups.dead_share < 0.4:
+    is_alike = groups.distinct <= 0.3 and groups.dead_share >= 0.4
+    is_hot = s.temperature > 1.5
+    if not set_to or not (is_alike or is_hot):
         return
     tasks = bench.drawn[:8]
-    warm = pass_rates(bench.play(tasks, s.size, "warm", temperature=1.0))
+    warm = pass_rates(bench.play(tasks, s.size, "warm", **OPEN))
     cold = pass_rates(r for r in bench.rollouts if r.task in {task.id for task, _ in tasks})
     before, after = cold.dead_share, warm.dead_share
+    fix = Fix("Sample from the model's own distribution.", {"uptrend": {f"sampling.{k}": OPEN[k] for k in set_to}})
     yield f"; at 1 {warm.distinct:.0%} do, and dead groups go from {before:.0%} to {after:.0%}"
-    if after <= before - 0.25:
-        summary = f"Temperature {s.temperature:g} makes a group's rollouts the same: at 1 fewer groups are dead."
-        text = f"dead groups {before:.0%} at {s.temperature:g}, {after:.0%} at 1 on the same {len(tasks)} tasks"
-        yield bench.found("sampling.temperature-low", WARNING, summary, text, groups.dead_share)
+    means = [[float(np.mean(r)) for r in side.rewards] for side in (cold, warm)]
+    gains = np.subtract(means[1], means[0]) if len(means[0]) == len(means[1]) > 3 else np.zeros(1)
+    if is_hot and gains.mean() > 2 * gains.std() / max(1, len(gains) - 1) ** 0.5:
+        summary = f"{named} turns answers into noise: without, they earn {gains.mean():.2g} more."
+        text = (
+            f"mean reward {np.mean(means[0]):.3g} as it is, {np.mean(means[1]):.3g} from the model's own distribution"
+        )
+        yield bench.found("sampling.entropy-explosion", WARNING, summary, text, gains.mean(), fix=fix)
+    elif is_alike and after <= before - 0.25:
+        summary = f"{named} makes a group's rollouts the same: at temperature 1 fewer groups are dead."
+        text = f"dead groups {before:.0%} as it is, {after:.0%} at 1 on the same {len(tasks)} tasks"
+        # All groups dead and every rollout a copy: such a run can't learn at all.
+        is_still = before == 1 and len(cold.rewards) > 3 and cold.distinct * s.size <= 1
+        severity = CRITICAL if is_still else WARNING
+        yield bench.found("sampling.temperature-low", severity, summary, text, groups.dead_share, fix=fix)
 
 
-@probe("group-size", finds=["sampling.few-generations"], need=SCORED, cheap=False)
+@probe("template", finds=["tokens.template"], need=SCORED)
+def template(bench: Bench) -> Answer:
+    """Where most answers are wrong, ask 8 of the tasks with the chat template if it is off, without if it is on."""
+    tasks, kind = bench.drawn[:8], bench.stage.taskset
+    require(bench.policy.tokenizer.chat_template and not bench.tools, "no chat template, or tools that need one")
+    asked = [r for r in bench.rollouts if r.reward and r.task in {task.id for task, _ in tasks}]
+    is_chat = kind.chat is not False
+    now = float(np.mean([r.reward.correct for r in asked if r.reward])) if asked else 0.0
+    yield f"{now:.0%} of answers are right {'with' if is_chat else 'without'} the chat template"
+    if now >= 0.5 or not asked:
+        return
+    other = copy.copy(kind)
+    try:
+        other.chat = not is_chat  # type: ignore[misc]
+    except AttributeError:
+        require(False, "the taskset renders its own prompts")
+    answers = [r.reward.correct for r in bench.play([(t, other) for t, _ in tasks], 4, "template") if r.reward]
+    then = float(np.mean(answers)) if answers else 0.0
+    yield f", {then:.0%} {'without' if is_chat else 'with'} it"
+    if then >= now + 0.2 and wilson(sum(answers), len(answers))[0] > now:
+        on_off = ("with", "without") if is_chat else ("without", "with")
+        summary = (
+            f"{on_off[0].capitalize()} its chat template the model is right in {now:.0%}, {on_off[1]} in {then:.0%}."
+        )
+        text = f"{len(asked)} and {len(answers)} rollouts of the same {len(tasks)} tasks"
+        fix = Fix("Ask as the model was taught.", {"uptrend": {f"{at}.chat": not is_chat for at in ("tasks", "eval")}})
+        severity = CRITICAL if now == 0 and len(asked) >= 16 else WARNING
+        yield bench.found("tokens.template", severity, summary, text, then - now, basis=SIGNAL, fix=fix)
+
+
+@probe("group-size", finds=["sampling.few-generations"], need=SCORED)
 def group_size(bench: Bench) -> Answer:
     """Predict dead groups at this size and at 16."""
-    size, groups = bench.config.sampling.size, pass_rates(bench.played)
+    size, played = bench.config.sampling.size, bench.played
     require(size < 16, f"groups of {size} are large enough to say nothing")
+    if size < 4:  # too few to know how often a task is solved
+        played = bench.play(bench.drawn[:8], 8, "larger")
+    groups = pass_rates(played)
     now, then = predict_dead(groups, size), predict_dead(groups, 16)
     yield f"predicted dead groups: {now:.0%} of groups of {size}, {then:.0%} of groups of 16"
     if now >= 0.5 and then <= now / 2:

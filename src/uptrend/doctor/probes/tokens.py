@@ -119,7 +119,10 @@ def _swap(bench: Bench, pairs: Sequence[tuple[Rollout, Rollout]], role: Role, wh
         ids[places] = np.resize(theirs.ids[theirs.roles == int(role)], int(places.sum()))
         after.append(replace(rollout, sequences=(replace(mine, ids=ids), *rollout.sequences[1:])))
     exp, swapped = bench.experience(before), bench.experience(after)
-    moved_bs = (bench.logprobs(exp) - bench.logprobs(swapped)).abs()
+    before_bs, after_bs = bench.logprobs(exp), bench.logprobs(swapped)
+    # With top-k 1, or the like, every token has probability 1 whatever was asked.
+    require((before_bs[exp.real_bs].abs() > STILL).any(), "sampling leaves no choice: all log-probabilities are 0")
+    moved_bs = (before_bs - after_bs).abs()
     counted_bs = torch.zeros_like(exp.real_bs)
     for b, line in enumerate(exp.lines):
         differ = np.flatnonzero(line.ids != swapped.lines[b].ids)

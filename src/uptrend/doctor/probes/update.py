@@ -16,7 +16,7 @@ from torch import Tensor
 from uptrend.algo.advantages import EPSILON
 from uptrend.config.schema import Kl
 from uptrend.doctor.probes.bench import Bench, GradientCatcher, by_group, distance, kl_between
-from uptrend.doctor.probes.probe import CRITICAL, NOTE, PENALTY, WARNING, Answer, Piece, probe, require
+from uptrend.doctor.probes.probe import CRITICAL, NOTE, PENALTY, SUSPICION, WARNING, Answer, Piece, probe, require
 from uptrend.policy.optimizer import Optimizer, learning_rate
 from uptrend.policy.weights import movable_share
 from uptrend.records import Reward, Role, Rollout, Sequence
@@ -24,6 +24,8 @@ from uptrend.training.loop import learn
 from uptrend.training.recorder import Annotated
 
 Floats = NDArray[np.float64]
+LARGE = 0.4  # KL of a single update: a run has a few tenths of a nat in all
+TIGHT = 0.5  # nats by which a token can move against the KL penalty: from 10% to 15%
 
 
 @probe("masks", finds=["mask.tool-trained", "mask.model-untrained", "mask.stop-untrained"])
@@ -205,13 +207,21 @@ def step_size(bench: Bench) -> Answer:
     worth = sum(learning_rate(learning, step) for step in range(1, learning.steps + 1)) / learning.lr
     most = kl * worth**2  # if every step pushed the same way
     yield f"one update at lr {learning.lr:g} moves the policy by KL {kl:.1e}"
+    # Without a warm-up the run begins with this very step. With one, Adam's later steps are about half as long, and KL
+    # goes with the square.
+    limit = LARGE if learning.warmup < 2 else 4 * LARGE
     moved = float((done.after_bs - done.before_bs)[real_bs].abs().nan_to_num(torch.inf).median())
     text = f"KL {kl:.2g} of one step, at most {most:.2g} in {learning.steps} steps"
     if moved > 5:  # nats for half of the tokens: nothing of the model's choice is left
         summary = f"The learning rate {learning.lr:g} is far too large: one update leaves nothing of the model."
         text = f"median change of a token's log-probability {moved:.3g} nats; below 1 is usual"
         yield bench.found("optimizer.lr-large", CRITICAL, summary, text, moved)
-    elif done.moved.changed > 0 and 0 <= most < 1e-3:  # KL of a whole run in which nothing can have been learned
+    elif not kl < limit:
+        summary = f"The learning rate {learning.lr:g} is too large: one update moves the policy by KL {kl:.2g}."
+        # Not more than a suspicion: of what the rollouts show before any update, it is never the cause.
+        text += f"; below {limit:g} is safe"
+        yield bench.found("optimizer.lr-large", WARNING, summary, text, kl, basis=SUSPICION)
+    elif done.moved.changed > 0 and 0 <= most < 1e-2:  # KL of a whole run in which nothing can have been learned
         summary = f"The learning rate {learning.lr:g} is too small: {learning.steps} such steps can't move the policy."
         yield bench.found("optimizer.lr-small", WARNING, summary, text, kl)
     elif done.moved.changed > 0 and kl < 1e-6:
@@ -313,3 +323,19 @@ def kl_sign(bench: Bench) -> Answer:
         summary = "The KL penalty pushes away from the reference: with nothing else to learn, KL rises."
         text = f"KL {before:.4g} before and {after:.4g} after"
         yield bench.found("kl.sign", CRITICAL, summary, text, after - before)
+
+
+@probe("penalty", finds=["kl.strangles"], need=PENALTY)
+def penalty(bench: Bench) -> Answer:
+    """Compute how far a token can move before the KL penalty outweighs the largest difference of advantages."""
+    learning = bench.config.learning
+    given = true_advantages(bench.rollouts, learning.scale, learning.baseline)
+    require(given.any(), "all groups are dead: there is no advantage to compare with")
+    # The best policy under the penalty is the reference times exp(advantage / beta).
+    most = float(np.ptp(given)) / learning.kl.beta
+    yield f"advantages differ by {np.ptp(given):.2g}: against beta {learning.kl.beta:g} a token moves {most:.2g} nats"
+    if most < TIGHT:
+        summary = (
+            f"learning.kl.beta = {learning.kl.beta:g} is far too large: a token can move by {most:.2g} nats at most."
+        )
+        yield bench.found("kl.strangles", WARNING, summary, f"below {TIGHT:g} nats little can be learned", most)
