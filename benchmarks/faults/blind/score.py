@@ -4,8 +4,10 @@
     python -m benchmarks.faults.blind.score DIR --json FILE     and keeps what was said of each run
     PEERS_PYTHON=peers/bin/python …                             has the peers read the same runs
 
-A run counts where its fault does something: one is inert if, beside its healthy twin under the same seed, nothing that
-is recorded differs by more than 1% (rewards, losses, gradients, updates, lengths, evaluations). A healthy run counts
+A run counts where its fault does something. It is inert if, beside its healthy twin under the same seed, it trains and
+evaluates the same tasks, the learner is given the same tokens, masks, rewards and advantages at the first step (but for
+5% of rollouts), and no mean over the run (reward, right answers, entropy, length, dead groups, gradient, update, KL,
+held-out scores) differs by more than 10% and three standard errors. A healthy run counts
 unless its held-out accuracy falls beyond doubt (exact test on the tasks that changed sides, 1%).
 """
 
@@ -16,6 +18,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +31,15 @@ from uptrend.bridge.importers import read_views
 from uptrend.doctor.diagnose import diagnose
 from uptrend.records import Finding, RecordError, Run, RunView, view_of
 
-CHANGED = 0.01
-UNCOUNTED = ("seconds/", "memory/", "throughput/")
-"""Metrics that differ from run to run anyway."""
+FEW, CHANGED, ERRORS = 0.05, 0.1, 3.0
+"""Share of the first step's rollouts; change of a metric's mean, and its standard errors, that count as a change."""
+GIVEN = ("ids", "roles", "weights", "attended", "reward", "advantages", "sampler", "learner", "reference", "error")
+"""Columns that say what the learner is given."""
+MEASURED = (
+    "reward/mean", "reward/correct/share", "learner/entropy/mean", "sampling/length/mean", "advantage/dead/share",
+    "gradient/norm/before", "weights/update/norm", "kl/reference/mean", "accuracy", "reward",
+)  # fmt: skip
+"""Metrics that show what a run comes to."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +111,8 @@ def score_one(place: Path) -> Scored:
         for name in PEERS
         if name in peers
     }
-    twin = place.parent / f"{case['case']}~twin~{case['seed']}"
-    inert = kind == "planted" and (twin / "case.json").exists() and not changes(twin, place)
+    pair = [next(iter(sorted(place.parent.glob(f"{case['case']}~{word}~*"))), None) for word in ("twin", "planted")]
+    inert = kind == "planted" and pair[0] is not None and pair[1] is not None and not changes(pair[0], pair[1])
     doubtful = kind != "planted" and view is not None and falls(view)
     return Scored(
         case["case"], case["seed"], case["through"], case["cause"], kind, inert or doubtful, _said(found, right),
@@ -140,19 +149,49 @@ def _said_before(told: Sequence[Mapping[str, Any]], right: set[Any]) -> tuple[Sa
     return tuple(Said(f["id"], f["severity"], f["basis"], f["confidence"], f["id"] in right) for f in alarms)
 
 
+@cache
 def changes(twin: Path, planted: Path) -> bool:
-    """Tell whether a fault changes anything that is recorded, beside the same run without it."""
-    sides = [_measured(place) for place in (twin, planted)]
-    if sides[0].keys() != sides[1].keys():
+    """Tell whether a fault does something, beside the same run without it: to its first step, or to its course."""
+    if any(_first_step(twin, kind) != _first_step(planted, kind) for kind in ("tasks", "held out")):
         return True
-    for name in sides[0]:
-        before, after = (np.array(side[name], float) for side in sides)
-        if before.shape != after.shape:
-            return True
-        off = np.abs(np.nan_to_num(before) - np.nan_to_num(after))
-        if (off > CHANGED * np.maximum(np.abs(np.nan_to_num(before)), 1e-9)).mean() > 0.05:
+    before, after = (_first_step(place, "rollouts") for place in (twin, planted))
+    if len(before) != len(after) or np.mean([a != b for a, b in zip(before, after, strict=True)] or [0]) >= FEW:
+        return True
+    sides = [_measured(place) for place in (twin, planted)]
+    for name in sides[0].keys() | sides[1].keys():
+        one, two = (np.array(side.get(name, []), float) for side in sides)
+        one, two = one[np.isfinite(one)], two[np.isfinite(two)]
+        if min(len(one), len(two)) < 2:
+            if len(one) != len(two) or (len(one) and abs(two[0] - one[0]) > CHANGED * abs(one[0])):
+                return True
+            continue
+        off, error = abs(two.mean() - one.mean()), np.hypot(one.std() / len(one) ** 0.5, two.std() / len(two) ** 0.5)
+        if off > CHANGED * abs(one.mean()) and off > ERRORS * error:
             return True
     return False
+
+
+def _first_step(place: Path, kind: str) -> list[Any]:
+    """Return what the learner is given at the first step, rollout by rollout; or the tasks of the first steps."""
+    try:
+        run = Run(place / "run")
+        if kind == "held out":
+            step = int(run.eval_lines[0]["step"]) if run.eval_lines else None
+            return [] if step is None else view_of(run).held_out(step).column("task").to_pylist()
+        steps = sorted(view_of(run).rollout_steps)[:3]
+        if kind == "tasks":
+            return [task for step in steps for task in run.rollouts(step).column("task").to_pylist()]
+        table = run.rollouts(steps[0])
+        columns = [table.column(name).to_pylist() for name in GIVEN if name in table.column_names]
+        return [str(_rounded(row)) for row in zip(*columns, strict=True)]
+    except (RecordError, IndexError, KeyError):
+        return []
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 3)
+    return [_rounded(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def _measured(place: Path) -> dict[str, list[float]]:
@@ -161,7 +200,7 @@ def _measured(place: Path) -> dict[str, list[float]]:
         path = place / "run" / f"{file}.jsonl"
         for line in path.read_text().splitlines() if path.exists() else ():
             for name, value in json.loads(line).items():
-                if isinstance(value, int | float) and not name.startswith((*UNCOUNTED, "time", "step")):
+                if name in MEASURED and isinstance(value, int | float):
                     values.setdefault(f"{file}:{name}", []).append(float(value))
     return values
 

@@ -9,11 +9,11 @@ from uptrend.doctor.check import AS_PAGE, Answer, Found, Lacking, check, warn_if
 from uptrend.doctor.checks.rewards import EVALUATIONS, stands_still
 from uptrend.doctor.curves import LEVEL, Curve, trend_until
 from uptrend.doctor.rank import CRITICAL, NOTE, PROOF, SIGNAL, SUSPICION, WARNING
-from uptrend.doctor.rows import Rows, seen_in
+from uptrend.doctor.rows import Rows, group_sum, seen_in
 from uptrend.doctor.trend import HeldOutChange
 from uptrend.records import Evidence, RecordError, Role, TrendKind
 from uptrend.stats.formatting import number
-from uptrend.stats.intervals import wilson
+from uptrend.stats.intervals import normal_reach, wilson
 from uptrend.stats.trend import start
 
 DUPLICATES, EXCEEDS = "data.duplicates", "data.batch-exceeds"
@@ -138,6 +138,8 @@ def leak(case: Case) -> Answer:
 
 # Share by which right answers in training must have left those held out, and how often each task was met then.
 GAP, MET = 0.15, 2
+# Times that each task was met from which on a gap between the two, beyond their errors, is enough.
+OFTEN = 5
 
 
 def times_met(case: Case) -> float:
@@ -187,7 +189,12 @@ def _left_behind(case: Case, right: Curve | None, change: HeldOutChange) -> bool
         return False
     unit = math.sqrt(max(0.01, right.last * (1 - right.last)))
     is_worse = change.fell and right.last - change.last > GAP
-    return is_worse or (case.is_learning and stands_still(case, RIGHT, unit, change))
+    if is_worse or (case.is_learning and stands_still(case, RIGHT, unit, change)):
+        return True
+    if change.interval is None or times_met(case) < OFTEN or not case.is_learning:
+        return False
+    error = math.hypot(rise.error, (change.interval[1] - change.interval[0]) / 2 / normal_reach())
+    return change.effect <= 0 and rise.effect - change.effect > normal_reach(LEVEL / 5) * error
 
 
 # An update / the weights' length, of which 0.001 is usual, and change of the log of entropy, that are large.
@@ -225,11 +232,24 @@ def unlike_training(case: Case) -> Answer:
     # A wrong greedy answer is at least as likely as the right one, so that sampled ones are right in at most half of
     # such tasks. And a greedy answer is as likely as exp(−entropy of the text) or more, on average.
     sure = math.exp(-start(case.curve(ENTROPY)[1], 0.05) * start(case.curve(LENGTH)[1], 0.05))
-    if low <= (1 + most) / 2 and high >= least * sure:
+    # What most of a group says is what the model says greedily, nearly always.
+    wins, groups = _won(case, int(entry.get("step", 0)) + FIRST)
+    if low <= (1 + most) / 2 and high >= least * sure and (not groups or wilson(wins, groups, LEVEL / 10)[0] <= most):
         return None
     rates = f"{told:.0%} of training rollouts and {held:.0%} of held-out tasks"
     shown = Evidence(f"99.5% intervals {low:.2f} to {high:.2f}, and {least:.2f} to {most:.2f}.", held - told, "eval")
     return Found(WARNING, SIGNAL, f"One model is right in {rates}: prompts or scorers differ.", [shown])
+
+
+def _won(case: Case, until: int) -> tuple[int, int]:
+    """Return how many groups up to a step have more right rollouts than wrong ones, and how many groups there are."""
+    wins = groups = 0
+    for g in case.groups:
+        correct = g.rows.by_rollout("correct")[g.place_n]
+        if g.rows.step <= until and np.isfinite(correct).all():
+            wins += int((group_sum(correct, g.group_n) > 0.5 * g.size_g).sum())
+            groups += len(g.size_g)
+    return wins, groups
 
 
 @check("eval.noise")
