@@ -248,7 +248,7 @@ def probe_rewards(
                 f"Right answers earn less than wrong ones: {scale.names[judge]}, of weight {weight:g}, gives them "
             )
             text = f"Written as {form.format('GOLD')!r}, gold answers get {right:g} and wrong ones {wrong:g}."
-            id = "reward.gold-rejected" if weight else "reward.component-dead"
+            id = "advantage.sign" if weight else "reward.component-dead"
             log.say(
                 id, Severity.CRITICAL, f"{summary}{right:g}, wrong ones {wrong:g}.", [Evidence(text, step=batch.step)]
             )

@@ -234,11 +234,19 @@ def unlike_training(case: Case) -> Answer:
     sure = math.exp(-start(case.curve(ENTROPY)[1], 0.05) * start(case.curve(LENGTH)[1], 0.05))
     # What most of a group says is what the model says greedily, nearly always.
     wins, groups = _won(case, int(entry.get("step", 0)) + FIRST)
-    if low <= (1 + most) / 2 and high >= least * sure and (not groups or wilson(wins, groups, LEVEL / 10)[0] <= most):
+    chance = _chance_of_more(wins, groups, round(held * int(entry["tasks"])), int(entry["tasks"]))
+    if low <= (1 + most) / 2 and high >= least * sure and chance >= LEVEL / 50:
         return None
     rates = f"{told:.0%} of training rollouts and {held:.0%} of held-out tasks"
     shown = Evidence(f"99.5% intervals {low:.2f} to {high:.2f}, and {least:.2f} to {most:.2f}.", held - told, "eval")
     return Found(WARNING, SIGNAL, f"One model is right in {rates}: prompts or scorers differ.", [shown])
+
+
+def _chance_of_more(wins: int, groups: int, others: int, tasks: int) -> float:
+    """Return Fisher's exact chance of so many wins among the groups, if groups and tasks were alike."""
+    total = wins + others
+    ways = [math.comb(groups, k) * math.comb(tasks, total - k) for k in range(wins, min(groups, total) + 1)]
+    return sum(ways) / math.comb(groups + tasks, total)
 
 
 def _won(case: Case, until: int) -> tuple[int, int]:

@@ -98,7 +98,10 @@ def strangles(case: Case, kl: Curve) -> Found | None:
     is_ruled = (
         is_ruled and float(np.median(norms[1:])) > (RULES_HEAVY if beta >= HEAVY else RULES) * float(norms[0]) > 0
     )
-    if kl.last > NEAR and not (kl.last < HELD and (beta * kl.last >= WEIGHTY or is_ruled)):
+    # The best policy under the penalty is the reference times exp(advantage / beta): so far can a text move.
+    given = [np.ptp(g.advantage_n[np.isfinite(g.advantage_n)]) for g in case.groups if g.advantage_n is not None]
+    is_tight = len(given) > 0 and 0 < float(np.median(given)) < beta
+    if kl.last > NEAR and not (kl.last < HELD and (beta * kl.last >= WEIGHTY or is_ruled or is_tight)):
         return None
     text = f"With beta {beta:g} the policy stays within {kl.last:.2g} nats of the reference and does not learn."
     return Found(WARNING, SIGNAL, text, [case.evidence(KL, f"KL {kl.last:.2g} at the end of the run.")])

@@ -45,10 +45,20 @@ def constant_reward(case: Case) -> Found | None:
     is_top = case.is_learning and case.height(value) > TOP
     # A stretch that the run left again is worth knowing, unless it is half of the run.
     is_past = share < 0.5 and begin + length < len(values)
-    severity = NOTE if is_top or is_past else by_share(share, critical=0.5)
+    severity = NOTE if is_top or is_past or _is_hard(case, value) else by_share(share, critical=0.5)
     text = f"Every rollout had the reward {value:.3g} on {length} logged steps in a row, from step {steps[begin]}"
     shown = Evidence(f"That is {share:.0%} of the run.", value, REWARD, int(steps[begin]))
     return Found(severity, PROOF, f"{text}: there was nothing to learn from.", [shown])
+
+
+def _is_hard(case: Case, value: float) -> bool:
+    """Tell whether a reward at the bottom is the tasks' doing: gold answers were said to the scorer, and it paid."""
+    passed = {
+        p.get("name") for e in case.view.events if e.get("event") == "preflight" for p in e.get("probes", ())
+        if p.get("ok") and not p.get("skipped")
+    }  # fmt: skip
+    ends = [r.by_rollout(f"reward_{side}") for r in case.rows[:1] for side in ("low", "high")]
+    return "gold" in passed and bool(ends) and value < float(np.nanmean(ends))
 
 
 # Components are told apart by their names: paid for how an answer looks, or for being right.

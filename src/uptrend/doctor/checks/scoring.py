@@ -312,16 +312,18 @@ def misaligned(case: Case) -> Answer:
     out, odd = count_flags(rejected), count_flags(strange)
     if min(out, odd) < FEWEST or out < 0.3 * right or odd < 0.3 * rewarded:
         return None
+    # Words that are refused where they are right and paid where they are wrong: the scorer reads them, for other tasks.
+    refused = {answer_of(a.said_n[n]) for a, flags in zip(steps, rejected, strict=True) for n in np.flatnonzero(flags)}
     anothers = 0
     for a, flags in zip(steps, strange, strict=True):
-        golds = set(map(fold, a.gold_n))
+        golds = refused | set(map(fold, a.gold_n))
         anothers += sum(answer_of(a.said_n[n]) in golds for n in np.flatnonzero(flags))
     fits = anothers / odd
     if fits < 0.5:  # it pays for something else, or the answer is in earlier turns
         return None
     text = f"{out} of {right} rollouts that say their task's answer are not counted as right"
     rest = f"{odd} of {rewarded} that are counted as right say something else"
-    other = f"{rest}; {fits:.0%} of these say another answer of the step"
+    other = f"{rest}; {fits:.0%} of these say another task's answer"
     evidence = [seen_among(steps, rejected, text, out / right), seen_among(steps, strange, other, fits)]
     return Found(CRITICAL, PROOF if fits >= 0.8 else SIGNAL, AS_PAGE, evidence)
 
@@ -356,7 +358,16 @@ def gold_rejected(case: Case) -> Answer:
         return Lacking(lacking)
     if any(isinstance(case.once(other), Found) for other in (misaligned.judge, _broadcast, _drowned)):
         return None
-    return case.once(_inverted) or case.once(_rejected) or case.once(_rejected_class)
+    inverted = case.once(_inverted)
+    if inverted is not None:
+        return replace(inverted, severity=WARNING)
+    return case.once(_rejected) or case.once(_rejected_class)
+
+
+@check("advantage.sign")
+def inverted_reward(case: Case) -> Answer:
+    """Report a cost that is used as a reward."""
+    return None if _why_no_answers(case) or case.once(misaligned.judge) else case.once(_inverted)
 
 
 @check("reward.nondeterministic", columns=["reward", "task"])
@@ -446,6 +457,14 @@ def unfit_golds(given: Mapping[str, tuple[str, str]]) -> Found | None:
         text = f"{len(bad)} of {known.sum()} gold answers are not what their prompt gives: {examples}"
         share, summary = len(bad) / int(known.sum()), f"{len(bad)} of {known.sum()} gold answers are wrong."
         return Found(by_share(share, critical=0.1), PROOF, summary, [Evidence(text, share)])
+    # Where it fits many, the model decides: it says the result where gold says something else.
+    as_result, as_gold = (sum(value_of(said[n]) == of[n] for n in bad) for of in (results, values))
+    if fits.sum() >= 0.3 * known.sum() and as_result >= max(FEWEST, 3 * as_gold):
+        text = (
+            f"{len(bad)} of {known.sum()} gold answers are not what their prompt gives, and the model says the latter"
+        )
+        shown = Evidence(f"{text} in {as_result}, gold in {as_gold}: {examples}", as_result)
+        return Found(WARNING, SIGNAL, f"{len(bad)} of {known.sum()} gold answers seem to be wrong.", [shown])
     heard = [n for n, text in enumerate(said) if text]
     reckoned = [n for n in heard if results[n] == value_of(said[n])]  # the model gives what is asked
     is_misfit = 4 * len(reckoned) > len(heard) and not fits[reckoned].mean() > 0.2
@@ -658,7 +677,7 @@ def _drowned(case: Case) -> Found | Lacking | None:
     return None
 
 
-@check("reward.hackable")
+@check("reward.gold-rejected")
 def pays_wrong_answers(case: Case) -> Answer:
     """Report a reward that pays surely wrong answers as it pays right ones."""
     if lacking := _why_no_answers(case):

@@ -40,7 +40,7 @@ class GoldPlay:
 
 @probe(
     "gold",
-    finds=["reward.gold-rejected", "reward.hackable", "reward.error-scored", "reward.never-computed",
+    finds=["reward.gold-rejected", "advantage.sign", "reward.error-scored", "reward.never-computed",
            "context.completion-truncated", "context.prompt-truncated"],
 )  # fmt: skip
 def gold(bench: Bench) -> Answer:
@@ -82,11 +82,14 @@ def gold(bench: Bench) -> Answer:
         # Without bounds, and where no gold is accepted, it may want words that nobody knows here.
         severity = CRITICAL if len(low) > 0.05 * judged and (is_bounded or accepted or worse) else WARNING
         evidence = [seen(_describe(p.task, p.golds[0])) for p in low[:3]]
+        if len(worse) >= 0.9 * judged:
+            yield bench.found("advantage.sign", severity, summary, evidence)
+            severity = WARNING
         yield bench.found("reward.gold-rejected", severity, summary, evidence)
     if lax:
         summary = f"{len(lax)} of {corrupted} corrupted answers earn the maximum: the reward can be had without one."
         severity = CRITICAL if len(lax) > (0.05 if is_bounded else 0.4) * corrupted else WARNING
-        yield bench.found("reward.hackable", severity, summary, [seen(_describe(*each)) for each in lax[:3]])
+        yield bench.found("reward.gold-rejected", severity, summary, [seen(_describe(*each)) for each in lax[:3]])
     if judged == trained + evaluated and not rejected and not form:
         yield from _gold_in_tokens(bench)
 
