@@ -88,6 +88,7 @@ class Prepared:
                 "name": config.model.name,
                 "parameters": policy.parameters,
                 "trainable": policy.flat.values.numel(),
+                "special": sorted(id for id, token in policy.tokenizer.added_tokens_decoder.items() if token.special),
                 **digests(policy),
             },
             "notes": notes,

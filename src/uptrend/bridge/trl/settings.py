@@ -43,9 +43,16 @@ def describe_run(trainer: Any, path: Path, dtypes: Mapping[str, int]) -> dict[st
             "name": config["model"]["name"],
             "parameters": sum(p.numel() for p in parameters),
             "trainable": sum(p.numel() for p in parameters if p.requires_grad),
+            "special": special_ids(trainer.processing_class),
         },
         "notes": [],
     }
+
+
+def special_ids(tokenizer: Any) -> list[int]:
+    """Return the ids of tokens that are no text, such as those that end a turn."""
+    tokens = getattr(getattr(tokenizer, "tokenizer", tokenizer), "added_tokens_decoder", {})
+    return sorted(int(id) for id, token in tokens.items() if token.special)
 
 
 def recipe(trainer: Any, dtypes: Mapping[str, int]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from uptrend.doctor.catalogue import settings_of, usual_rates
 from uptrend.doctor.check import AS_PAGE, Answer, Found, Lacking, check, warn_if
 from uptrend.doctor.curves import REWARD
 from uptrend.doctor.rank import CRITICAL, PROOF, SIGNAL, SUSPICION, WARNING
+from uptrend.doctor.rows import Ints
 from uptrend.records import Evidence, TrendKind
 from uptrend.records.view import Floats
 
@@ -30,7 +31,7 @@ def skipped_updates(case: Case) -> Answer:
     """Report steps whose update was not applied."""
     steps, skipped = case.curve(SKIPPED)
     at, made = case.curve(MADE)
-    points, idle = max(len(at), len(steps)), at[made == 0]
+    points, idle = max(len(at), len(steps)), np.union1d(at[made == 0], _unmoved_steps(case))
     if not points:
         return Lacking("neither made nor skipped updates were counted")
     lost, total = float(skipped.sum()), float(skipped.sum() + made.sum())
@@ -48,6 +49,18 @@ def skipped_updates(case: Case) -> Answer:
     text = f"{lost:.0f} of {total:.0f} updates were skipped, and {len(idle)} of {points} steps made none"
     shown = Evidence(text, share, SKIPPED, first)
     return Found(severity, PROOF, AS_PAGE, [shown])
+
+
+def _unmoved_steps(case: Case) -> Ints:
+    """Return steps with a gradient and a rate that changed no weight, where others did: their update was lost."""
+    if not case.has(UPDATE, BEFORE, RATE):
+        return np.zeros(0, np.int64)
+    update, gradient, rate = (case.view.metrics[metric] for metric in (UPDATE, BEFORE, RATE))
+    is_still = (update == 0) & (gradient > 0) & (rate > 0)
+    moved = np.flatnonzero(update > 0)
+    # Before the first that moves, a warm-up may be too small to show, unless a rate as high moved nothing later on.
+    is_enough = len(moved) > 0 and int(is_still.sum()) >= 3
+    return case.view.steps[is_still & (rate >= 0.5 * rate[moved].min())] if is_enough else np.zeros(0, np.int64)
 
 
 @check("optimizer.dead-steps", at_least=FEWEST)
@@ -272,7 +285,8 @@ def _mostly_still(case: Case) -> Found | None:
     """Report a full training in fp32 that moves few weights: others were frozen, or never given to the optimizer."""
     changed, update, lacking = _weight_changes(case)
     model = {"trainable": 1, "parameters": 1, **(case.view.info.get("model") or {})}
-    share = float(np.median(changed if len(changed) else 1.0)) * model["trainable"] / model["parameters"]
+    moving_share = changed[changed > 0]
+    share = float(np.median(moving_share if len(moving_share) else 1.0)) * model["trainable"] / model["parameters"]
     if lacking or not _never_rounds(case) or not update.any() or case.value("model.lora") or share >= MOVING:
         return None
     parts = (m for m in case.view.metrics if m.count("/") == 3 and "/update/" in m and case.curve(m)[1].any())

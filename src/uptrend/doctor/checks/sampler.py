@@ -47,7 +47,14 @@ ENOUGH, FEWEST = 50, 6
 @check(STALE, OFF_POLICY, MISMATCH, DISTRIBUTION, TEMPLATE, PADDING, BLIND)
 def sampler_gap(case: Case) -> Answer:
     """Judge the gap by every record of it: versions, its mean, its other curves, and tokens."""
-    return [*_by_version(case), *_by_mean(case), *_by_curves(case), *_by_token(case), *_by_surprise(case)]
+    return [
+        *_by_version(case),
+        *_by_passes(case),
+        *_by_mean(case),
+        *_by_curves(case),
+        *_by_token(case),
+        *_by_surprise(case),
+    ]
 
 
 @check("policy.dropout-on")
@@ -94,6 +101,28 @@ def _by_version(case: Case) -> Iterable[Found | Lacking]:
         is_serious = kl > DOUBTFUL
     summary = "Rollouts were sampled by older weights than those that learn from them."
     return [Found(warn_if(is_serious), PROOF, summary, evidence, OFF_POLICY)]
+
+
+# Share of tokens beyond the clip range from which updates work on what the policy no longer says.
+CLIPPED = 0.1
+
+
+def _by_passes(case: Case) -> Iterable[Found]:
+    """Report many updates on one batch that leave the policy which sampled it."""
+    passes = (case.value("learning.updates") or 1) * (case.value("learning.minibatches") or 1)
+    shares = [case.curve(f"clip/{side}/share")[1] for side in ("low", "high")]
+    if passes <= FAR or not all(map(len, shares)):
+        return []
+    clipped, ratio = sum(float(np.mean(share)) for share in shares), case.curve("learner/ratio/mean")[1]
+    if clipped < CLIPPED:
+        return []
+    text = f"{clipped:.0%} of tokens are beyond the clip range on average"
+    evidence = [Evidence(text, clipped, "clip/low/share")]
+    evidence += [Evidence(f"New / old probability {ratio.min():.2g} to {ratio.max():.2g}", float(ratio.min()))] * bool(
+        len(ratio)
+    )
+    summary = f"Each batch is used for {passes:g} updates, and the later ones learn from what an older policy said."
+    return [Found(WARNING, SIGNAL, summary, evidence, OFF_POLICY)]
 
 
 # Mean |d| from which the learner must be reading something else.

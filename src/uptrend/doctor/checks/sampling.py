@@ -86,6 +86,8 @@ MANY, NEARLY_ALL = 0.25, 0.9
 SOME, ALL, ENOUGH = 0.15, 0.95, 32
 # Margin by which right completions outnumber those that end by themselves, where cut ones are paid.
 PAID = 0.1
+# Share of rollouts cut by length from which an end of turn stops nothing.
+MOSTLY = 0.9
 # Tokens in which hardly any answer fits.
 BRIEF = 4
 
@@ -96,7 +98,27 @@ def endings(case: Case) -> Answer:
 
     A terse task whose answer comes first loses nothing when it is cut.
     """
-    return [_endings_by_curve(case), _suspected_endings(case), _endings_by_rollout(case)]
+    return [_endings_by_curve(case), _suspected_endings(case), _endings_by_rollout(case), _unheeded_ends(case)]
+
+
+def _unheeded_ends(case: Case) -> Found | None:
+    """Find special tokens after which the model had to go on: it said that it was done, and was not stopped."""
+    special: list[int] = (case.view.info.get("model") or {}).get("special") or []
+    rows = case.rows_with("ids", "turns", "roles") if special else []
+    flags = []
+    for r in rows:
+        is_special = np.isin(r.read_tokens("ids"), special) & (r.role_t == Role.MODEL)
+        turns = r.read_tokens("turns")
+        goes_on = (r.rollout_t[1:] == r.rollout_t[:-1]) & (turns[1:] == turns[:-1]) & (r.role_t[1:] == Role.MODEL)
+        flags.append(np.bincount(r.rollout_t[:-1][is_special[:-1] & goes_on], minlength=len(r)) > 0)
+    count, total = count_flags(flags), sum(map(len, rows))
+    if not total or count < 0.5 * total or float(case.cut_by_length.mean()) < MOSTLY:
+        return None
+    text = f"in {count} of {total} rollouts a special token such as an end of turn is followed by more of the same turn"
+    summary = (
+        "The model says that it is done, and sampling goes on to the length limit: its end token is not among the "
+    )
+    return Found(WARNING, PROOF, f"{summary}stop tokens.", [seen_in(rows, flags, text, count / total)], NO_STOP)
 
 
 def _endings_by_curve(case: Case) -> Found | Lacking | None:

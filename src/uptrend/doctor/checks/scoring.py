@@ -286,10 +286,11 @@ def never_computed(case: Case) -> Answer:
         because = f": {raised.text}" if raised else ""
         evidence = [shown, *([raised] if raised else [])]
         return Found(CRITICAL, PROOF, f"Most rollouts were never scored{because}.", evidence)
-    if _missing_scores(rows) or (case.value("sampling.max_turns") or 1) < 2:
+    if _missing_scores(rows):
         return None
-    # Rollouts of several turns that run out before anything gives a reward.
-    out = [np.isin(r.ended_n, RAN_OUT) for r in rows]
+    # Rollouts of several turns that run out before anything gives a reward; one turn may be too few of them.
+    ran_out = RAN_OUT if (case.value("sampling.max_turns") or 1) > 1 else UNFINISHED
+    out = [np.isin(r.ended_n, ran_out) for r in rows]
     low = [f & (r.reward_n <= r.by_rollout("reward_low") + 1e-6) for r, f in zip(rows, out, strict=True)]
     count, bottom = count_flags(out), count_flags(low)
     if total < ENOUGH or count < 0.9 * total or bottom < 0.95 * count:
@@ -381,11 +382,28 @@ def _conflicting(case: Case) -> Found | None:
     rows = case.rows_with("ids", "reward", "task")
     counts = [_conflicts(r) for r in rows]
     repeated, bad = sum(again for again, _ in counts), count_flags(flags for _, flags in counts)
-    if bad < 2 or bad < 0.01 * repeated:
+    if bad < FEWEST or bad < 0.01 * repeated:
         return None
     text = f"{bad} of {repeated} rollouts that say exactly what another of their group says have another reward"
     shown = seen_in(rows, [flags for _, flags in counts], text, bad / repeated)
     return Found(by_share(bad / repeated, critical=0.2), PROOF, AS_PAGE, [shown])
+
+
+@check("task.state-leaks", columns=["ids", "reward", "task"])
+def worn_tasks(case: Case) -> Found | None:
+    """Report rewards of equal rollouts that only ever fall, or rise, from the first of them to the next."""
+    if not isinstance(case.once(_conflicting), Found) or case.once(misaligned.judge):
+        return None
+    rows = case.rows_with("ids", "reward", "task")
+    counts = [_conflicts(r, sign) for sign in (-1, 1) for r in rows]
+    down, up = (count_flags(flags for _, flags in half) for half in (counts[: len(rows)], counts[len(rows) :]))
+    if max(down, up) < 10 or min(down, up) > 0.1 * max(down, up):
+        return None
+    way = "less" if down > up else "more"
+    text = f"{max(down, up)} rollouts earn {way} than an earlier one that says the same, {min(down, up)} do not"
+    summary = f"What a rollout earns depends on those before it: equal ones earn {way} each time."
+    flags = [flags for _, flags in (counts[: len(rows)] if down > up else counts[len(rows) :])]
+    return Found(CRITICAL, PROOF, summary, [seen_in(rows, flags, text, max(down, up))])
 
 
 @check("reward.strict-parser")
@@ -423,7 +441,8 @@ def wrong_gold(case: Case) -> Answer:
         pairs = zip(tasks, map(_bare, a.gold_n), strict=True)
         flags.append(np.array([golds.setdefault(task, gold) != gold for task, gold in pairs], np.bool_))
         bad |= {tasks[n] for n in np.flatnonzero(flags[-1])}
-        given |= {asked[n]: (gold, said) for n, gold, said in zip(a.place_n, a.gold_n, a.said_n, strict=True)}
+        told = zip(a.place_n, a.gold_n, a.said_n, a.rows.ended_n[a.place_n], strict=True)
+        given |= {asked[n]: (gold, said) for n, gold, said, ended in told if ended not in UNFINISHED}
     if not bad:
         return unfit_golds(given) or _outvoted(steps)
     text = f"{len(bad)} of {len(golds)} questions have more than one gold answer, such as {sorted(bad)[0][-80:]!r}"
@@ -701,8 +720,11 @@ def pays_wrong_answers(case: Case) -> Answer:
     return Found(by_share(paid.lax, critical=0.5), PROOF, summary, [shown])
 
 
-def _conflicts(r: Rows) -> tuple[int, Flags]:
-    """Count rollouts with the tokens of an earlier one of the same task, and flag those with another reward."""
+def _conflicts(r: Rows, sign: int = 0) -> tuple[int, Flags]:
+    """Count rollouts with the tokens of an earlier one of their task, and flag those that earn something else.
+
+    With a sign, only those that earn less (-1) or more (1).
+    """
     flags, repeated = np.zeros(len(r), np.bool_), 0
     if r.task_n is None:
         return 0, flags
@@ -715,7 +737,8 @@ def _conflicts(r: Rows) -> tuple[int, Flags]:
         end = np.searchsorted(r.rollout_t, n, "right")
         key = (int(r.task_n[n]), golds[n], ids[start:end].tobytes(), str(r.ended_n[n]))
         repeated += key in first
-        flags[n] = abs(first.setdefault(key, r.reward_n[n]) - r.reward_n[n]) > 1e-6
+        gain = r.reward_n[n] - first.setdefault(key, r.reward_n[n])
+        flags[n] = abs(gain) > 1e-6 and (not sign or gain * sign > 0)
     return repeated, flags
 
 
