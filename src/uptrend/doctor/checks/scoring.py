@@ -406,6 +406,33 @@ def worn_tasks(case: Case) -> Found | None:
     return Found(CRITICAL, PROOF, summary, [seen_in(rows, flags, text, max(down, up))])
 
 
+@check("context.completion-truncated")
+def cut_answers(case: Case) -> Answer:
+    """Report answers that were begun rightly and cut by the length limit."""
+    if lacking := _why_no_answers(case):
+        return Lacking(lacking)
+    steps = case.once(read_answers)
+    flags, chance = list[Flags](), 0
+    for a in steps:
+        is_cut = (a.rows.ended_n[a.place_n] == Ending.LENGTH.value) & ~a.rewarded_n
+        begun, by_chance = ([_begins(s, g) for s, g in zip(a.said_n, of, strict=True)]
+                            for of in (a.gold_n, a.golds_of_others()))  # fmt: skip
+        flags.append(np.array(begun, np.bool_) & is_cut)
+        chance += int((np.array(by_chance, np.bool_) & is_cut).sum())
+    count, total = count_flags(flags), sum(len(a.place_n) for a in steps)
+    tasks = sum(len(np.unique(a.task_n[of])) for a, of in zip(steps, flags, strict=True))
+    if count < 10 or tasks < FEWEST or count - chance < NOTED * total or count < 2 * chance:
+        return None
+    text = f"{count} of {total} rollouts are cut in the middle of their task's answer ({chance} by chance)"
+    summary = "Answers are cut by the length limit before they are complete: sampling.max_tokens is too small for some."
+    return Found(WARNING, PROOF, summary, [seen_among(steps, flags, text, count / total)])
+
+
+def _begins(said: str, gold: str) -> bool:
+    begun, whole = said.strip(), gold.strip()
+    return bool(begun) and begun != whole and whole.startswith(begun)
+
+
 @check("reward.strict-parser")
 def strict_parser(case: Case) -> Answer:
     """Report answers that a lenient reader finds where the scorer did not."""
