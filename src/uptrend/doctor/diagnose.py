@@ -12,6 +12,7 @@ from uptrend.records import CannotTell, Finding, Report, RunView
 
 # Alarms beside which a rising reward does not show that the task is learned.
 DOUBTS = "kl.runaway data.memorized data.leak task.evaluator-exposed reward.hackable reward.misaligned"
+REJECTIONS = ("reward.gold-rejected", "reward.strict-parser")
 PAID_ALONE = {*DOUBTS.split(), "reward.component-dominates", "reward.length-hacking"}
 
 
@@ -20,7 +21,9 @@ def diagnose(view: RunView) -> Report:
     case = Case(view)
     outcomes = examine(view, case)
     acquitted = _acquitted(view)
-    findings = rank(o for o in outcomes if isinstance(o, Finding) and (o.basis is PROOF or o.id not in acquitted))
+    # A probe says gold answers in a few forms; rollouts that prove the opposite say more.
+    acquitted -= {o.id for o in outcomes if isinstance(o, Finding) and o.basis is PROOF and o.id in REJECTIONS}
+    findings = rank(o for o in outcomes if isinstance(o, Finding) and o.id not in acquitted)
     seen = {f.id: f for top in findings for f in (top, *top.explains)}
     lacking = {o.id: o for o in outcomes if isinstance(o, CannotTell) and o.id not in seen}
     damaged = f"step{'s' * (len(case.damaged_steps) > 1)} {', '.join(map(str, case.damaged_steps))}"

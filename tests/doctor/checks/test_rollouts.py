@@ -183,8 +183,8 @@ GROUPS: Table = {
 ERROR, NEVER, LENGTH = "reward.error-scored", "reward.never-computed", "reward.wrong-length"
 MISALIGNED, REJECTED, TWICE = "reward.misaligned", "reward.gold-rejected", "reward.nondeterministic"
 STRICT, GOLD = "reward.strict-parser", "data.wrong-gold"
-HACKABLE, DROWNED = "reward.hackable", "reward.component-dominates"
-SCORING = (ERROR, NEVER, LENGTH, MISALIGNED, REJECTED, TWICE, STRICT, GOLD, HACKABLE, DROWNED)
+REVERSED, DROWNED = "advantage.sign", "reward.component-dominates"
+SCORING = (ERROR, NEVER, LENGTH, MISALIGNED, REJECTED, TWICE, STRICT, GOLD, DROWNED, REVERSED)
 FAILED = "score: ValueError('no number')"
 
 
@@ -254,12 +254,12 @@ def spoil(row: Row) -> None:
 SCORES: Table = {
     "right answers earn less": (
         "tiny", each(lambda row: row.update(reward=-row["reward"], correct=not row["correct"])), {},
-        {REJECTED: CRITICAL}),
+        {REVERSED: CRITICAL, REJECTED: WARNING}),
     "negative answers rejected": ("tiny", each(reject(lambda gold: gold[0] == "-")), {}, {REJECTED: CRITICAL}),
     "large answers rejected": ("tiny", each(reject(lambda gold: len(gold.strip("-")) > 1)), {}, {REJECTED: CRITICAL}),
     "wrong answers paid": (
         "tiny", each(lambda row: score(row, is_said(row) or len(row["messages"][-1]["content"]) > 1)), {},
-        {HACKABLE: CRITICAL}),
+        {REJECTED: CRITICAL}),
     "length drowns the answer": (
         "tiny", each(add(lambda row: 5.0 * (sum(map(ord, row["messages"][-1]["content"])) % 2))), {},
         {DROWNED: WARNING}),
@@ -606,7 +606,7 @@ def test_shapes_of_the_gap(run: str, edit: Edit, expected: Any, request: pytest.
         ("tiny", ["weights"], ("mask.", ANEW), {TRAINED, UNTRAINED, STOP}),
         ("tiny", ["group"], (WRONG, ONE), {WRONG, ONE}),
         ("tiny", ["advantages"], WRONG, {WRONG}),
-        ("tiny", ["answer"], SCORING, {LENGTH, MISALIGNED, REJECTED, STRICT, GOLD, HACKABLE, DROWNED}),
+        ("tiny", ["answer"], SCORING, {LENGTH, MISALIGNED, REJECTED, STRICT, GOLD, DROWNED}),
         ("tiny", ["ended"], (TRUNCATED, NO_STOP), {TRUNCATED, NO_STOP}),
         ("tiny", [], (UNCALLED, SWALLOWED, LEAKS), {LEAKS}),  # no two rollouts of a task were answered
         ("musique", ["messages"], (UNCALLED, SWALLOWED, LEAKS), {UNCALLED, SWALLOWED, LEAKS}),
