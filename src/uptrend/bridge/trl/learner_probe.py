@@ -77,7 +77,15 @@ def probe_learner(trainer: Any, batch: TrlBatch, seen: Pass, log: FindingsLog, s
     single = np.concatenate(alone)
     gap = float(np.abs(still - single).mean()) if len(single) else 0.0
     # Rounding grows with the logits, in a model that has exploded. A learner that is blind to the prompt can't agree
-    # with the row alone, and that is why.
+    # with the row alone, and that is why; nor can one that is given other tokens, or not all of them.
+    trained = as_numpy(ids[:, -keep:])
+    other = sum(trained[n, : len(said)].tolist() != list(said) for n, (_, said) in enumerate(rows))
+    if other:
+        summary = "Tokens that are trained are not those that were sampled."
+        shown = Evidence(f"{other} of {len(rows)} completions that were compared.", float(other), step=step)
+        log.say("tokens.retokenized", Severity.CRITICAL, summary, [shown])
+    if other or not all(mask[n, : len(said)].all() for n, (_, said) in enumerate(rows)):
+        return gap_metrics(learner, single)
     if gap > max(PADDED, 10 * noise, 0.05 * float(np.abs(single).mean())) and "mask.attention-blind" not in log.said:
         summary = "The learner's log-probabilities in TRL's padded batch are not those of the same row alone."
         shown = Evidence(f"{len(alone)} rows: {gap:.2f} nats per token apart on average.", gap, step=step)

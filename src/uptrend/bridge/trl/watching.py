@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from uptrend.bridge.trl.batch import Call, Pass, TrlBatch, TrlStep
+from uptrend.bridge.trl.batch import Call, Pass, TrlBatch, TrlStep, as_numpy
 from uptrend.bridge.trl.guard import Guard
 from uptrend.bridge.trl.learner_probe import probe_learner, probe_update, same_randomness
 from uptrend.bridge.trl.record import Record
@@ -68,6 +68,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         self._older: Snapshot | None = None  # before the last update
         self._sampled_by: Any = None  # snapshot of what the trained model sampled with; None where it did not run
         self._strange = self._undone = 0  # generations in a row by other weights, and updates that were taken back
+        self._cleared = 0  # micro-batches in a row before which the gradients of the last one were thrown away
         self._batches: dict[int, TrlBatch] = {}  # generations that the loss has not passed over completely
         self._calls: list[Call] = []
         self._scoring = self._sampling = 0.0
@@ -189,9 +190,24 @@ class Watch(TrainerCallback):  # type: ignore[misc]
     # The loss
 
     def _before_loss(self, model: Any, inputs: Any) -> None:
-        del model
         self._pass = None
+        with self.guard("micro-batches"):
+            self._judge_accumulation(model)
         self._rows = inputs.get(ROWS) if self.record is not None and hasattr(inputs, "get") else None
+
+    def _judge_accumulation(self, model: Any) -> None:
+        """Report gradients that are gone when the next micro-batch of the same update begins."""
+        last = self._now.passes[-1] if self._now.passes and self._is_alone else None
+        batch = self._batches.get(last.batch) if last is not None else None
+        if self.record is None or last is None or batch is None:
+            return
+        if not as_numpy(batch.output["advantages"])[as_numpy(last.rows)].any():  # dead groups give none
+            return
+        is_gone = not any(p.grad is not None and bool(p.grad.any()) for p in model.parameters() if p.requires_grad)
+        self._cleared = self._cleared + 1 if is_gone else 0
+        text = "Gradients are cleared between the micro-batches of one update: all but the last are lost."
+        step = self.trainer.state.global_step + 1
+        judge_repeated(self.record.findings_log, "optimizer.accumulation", self._cleared, text, step)
 
     def _after_logprobs(
         self, result: Any, model: Any, ids: Any = None, attention: Any = None, *_: Any, **named: Any

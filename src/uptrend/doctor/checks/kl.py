@@ -100,7 +100,7 @@ def strangles(case: Case, kl: Curve) -> Found | None:
     )
     # The best policy under the penalty is the reference times exp(advantage / beta): so far can a text move.
     given = [np.ptp(g.advantage_n[np.isfinite(g.advantage_n)]) for g in case.groups if g.advantage_n is not None]
-    is_tight = len(given) > 0 and 0 < float(np.median(given)) < beta
+    is_tight = len(given) > 0 and 0 < float(np.median(given)) < 1.5 * beta
     if kl.last > NEAR and not (kl.last < HELD and (beta * kl.last >= WEIGHTY or is_ruled or is_tight)):
         return None
     text = f"With beta {beta:g} the policy stays within {kl.last:.2g} nats of the reference and does not learn."

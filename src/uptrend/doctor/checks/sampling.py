@@ -21,6 +21,8 @@ FEWEST = 10
 # Entropy: shares of its start below which it has collapsed, while the reward does not rise, and is worth a note; and
 # nats below which there is nothing left to explore with, where the start is that low already.
 GONE, NOTED, EMPTY = 0.1, 0.5, 0.05
+# Temperature above any in use, and nats of entropy from which a text is mostly noise.
+HOT, NOISY = 1.5, 1.0
 # Place in its range from which a reward has little left to learn, so that certainty is what was asked for.
 NEAR_TOP = 0.9
 
@@ -32,6 +34,10 @@ def entropy(case: Case) -> Found | None:
     if curve is None or len(curve.values) < FEWEST or curve.first <= 0:
         return None
     begin = float(curve.values[:3].mean())
+    temperature = case.value("sampling.temperature")
+    if isinstance(temperature, int | float) and temperature > HOT and begin > NOISY and not case.is_learning:
+        text = f"At temperature {temperature:g} the model speaks at random: {begin:.2g} nats of entropy from the start."
+        return Found(WARNING, SIGNAL, text, [case.evidence(ENTROPY, f"Entropy {begin:.3g} at first.")], EXPLOSION)
     found = _entropy_gone(case, curve, begin)
     if found or curve.last < 3 * begin or curve.last - begin < 0.5:
         return found

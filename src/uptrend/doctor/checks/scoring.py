@@ -29,6 +29,8 @@ from uptrend.stats.trend import rank_correlation
 # Rollouts below which their endings are chance, and rollouts that must show a wrong score.
 ENOUGH = 32
 FEWEST = 3
+# Places by which rewards are tried against the answers beside theirs.
+MOST_PLACES = 16
 # Rollouts that ended so had more to say: their last words are no answer yet.
 UNFINISHED = (Ending.TURN_LIMIT.value, Ending.CONTEXT_FULL.value)
 RAN_OUT = (*UNFINISHED, Ending.LENGTH.value)
@@ -306,6 +308,8 @@ def misaligned(case: Case) -> Answer:
     if lacking := _why_no_answers(case):
         return Lacking(lacking)
     steps, paid = case.once(read_answers), case.once(payment)
+    if moved := _moved(steps):
+        return moved
     if paid is not None and (paid.is_inverted or paid.lax >= 0.5):  # it pays for other things than answers
         return None
     rejected, strange = [a.right_n & ~a.rewarded_n for a in steps], [a.rewarded_n & ~a.right_n for a in steps]
@@ -327,6 +331,25 @@ def misaligned(case: Case) -> Answer:
     other = f"{rest}; {fits:.0%} of these say another task's answer"
     evidence = [seen_among(steps, rejected, text, out / right), seen_among(steps, strange, other, fits)]
     return Found(CRITICAL, PROOF if fits >= 0.8 else SIGNAL, AS_PAGE, evidence)
+
+
+def _moved(steps: list[Answers]) -> Found | None:
+    """Find rewards that belong to the rollout some places before or after, in the order of a step."""
+    right, paid = ([getattr(a, side) for a in steps] for side in ("right_n", "rewarded_n"))
+    whole = np.concatenate(paid)
+    if len(whole) < ENOUGH or not 0.1 < whole.mean() < 0.9:
+        return None
+
+    def agreement(places: int) -> float:
+        return float(np.mean(np.concatenate([np.roll(r, places) == p for r, p in zip(right, paid, strict=True)])))
+
+    best = max((k for k in range(-MOST_PLACES, MOST_PLACES + 1) if k), key=agreement)
+    fits, own = agreement(best), agreement(0)
+    if fits < 0.95 or own > 0.85:
+        return None
+    text = f"{fits:.0%} of rewards are those of the rollout {abs(best)} places {'before' if best > 0 else 'after'}"
+    off = [r != p for r, p in zip(right, paid, strict=True)]
+    return Found(CRITICAL, PROOF, AS_PAGE, [seen_among(steps, off, f"{text}, {own:.0%} their own", fits)])
 
 
 @check("reward.wrong-length")
@@ -357,7 +380,7 @@ def gold_rejected(case: Case) -> Answer:
         return Found(NOTE, SUSPICION, text, [paid])
     if lacking := _why_no_answers(case):
         return Lacking(lacking)
-    if any(isinstance(case.once(other), Found) for other in (misaligned.judge, _broadcast, _drowned)):
+    if any(isinstance(case.once(other), Found) for other in (misaligned.judge, _broadcast, _drowned, _rescaled)):
         return None
     inverted = case.once(_inverted)
     if inverted is not None:
@@ -368,7 +391,31 @@ def gold_rejected(case: Case) -> Answer:
 @check("advantage.sign")
 def inverted_reward(case: Case) -> Answer:
     """Report a cost that is used as a reward."""
-    return None if _why_no_answers(case) or case.once(misaligned.judge) else case.once(_inverted)
+    others = (misaligned.judge, _broadcast, _drowned)
+    is_other = _why_no_answers(case) or any(isinstance(case.once(other), Found) for other in others)
+    return None if is_other else case.once(_inverted)
+
+
+def _rescaled(case: Case) -> Found | None:
+    """Find right answers that all earn the same within a step, and ever more or less from step to step."""
+    steps = [a for a in case.once(read_answers) if a.right_n.sum() >= FEWEST]
+    earned = [a.rows.reward_n[a.place_n][a.right_n] for a in steps]
+    levels = np.array([float(np.median(e)) for e in earned])
+    is_level = all(np.ptp(e) <= 1e-3 * max(1e-9, float(np.abs(e).max())) for e in earned)
+    moves = np.diff(levels)
+    if len(levels) < 4 or not is_level or not ((moves > 0).all() or (moves < 0).all()):
+        return None
+    if abs(levels[-1] - levels[0]) < 0.2 * max(abs(levels[0]), abs(levels[-1])):
+        return None
+    text = f"A right answer earns {levels[0]:.3g} at step {steps[0].rows.step} and {levels[-1]:.3g} at step "
+    shown = Evidence(f"{text}{steps[-1].rows.step}.", float(levels[-1] - levels[0]), REWARD, steps[-1].rows.step)
+    return Found(WARNING, PROOF, "The same answer earns more or less as the run goes on: the scale moves.", [shown])
+
+
+@check("reward.scale-moves")
+def moving_scale(case: Case) -> Answer:
+    """Report a reward whose scale depends on when it is given."""
+    return None if _why_no_answers(case) else case.once(_rescaled)
 
 
 @check("reward.nondeterministic", columns=["reward", "task"])
@@ -729,7 +776,7 @@ def pays_wrong_answers(case: Case) -> Answer:
     if lacking := _why_no_answers(case):
         return Lacking(lacking)
     paid = case.once(payment)
-    others = (misaligned.judge, _broadcast, _inverted, _conflicting, _drowned)
+    others = (misaligned.judge, _broadcast, _inverted, _conflicting, _drowned, _rescaled)
     if paid is None or any(isinstance(case.once(other), Found) for other in others):
         return None
     flags = paid.wrong_n & (paid.reward_n >= paid.top - 1e-6)
