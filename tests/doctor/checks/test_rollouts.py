@@ -13,9 +13,9 @@ from curve_runs import findings, healthy, lacks, severities
 from synthetic import rollout_of
 from tampered import Row, each, places, shifted, tampered, without
 from uptrend.algo import advantages
+from uptrend.doctor.answers import answer_of, says, says_somehow
 from uptrend.doctor.case import Case
 from uptrend.doctor.checks.sampling import dead_share, fit_beta
-from uptrend.doctor.checks.scoring import answer_of, says, says_somehow
 from uptrend.doctor.diagnose import diagnose
 from uptrend.doctor.rows import recomputed
 from uptrend.records import Basis, Reward, Role, RunView, Sequence, Severity, rollouts_table

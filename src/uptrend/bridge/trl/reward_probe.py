@@ -19,7 +19,8 @@ from uptrend.bridge.trl.batch import TrlBatch, as_numpy, last_text
 from uptrend.bridge.trl.findings_log import FindingsLog
 from uptrend.bridge.trl.learner_probe import answer_logprobs, quiet, same_randomness
 from uptrend.bridge.trl.rollouts import RewardRange
-from uptrend.doctor.checks.scoring import CLASSES, is_positive, name_class, texts_agree
+from uptrend.doctor.answers import CLASSES, name_class
+from uptrend.doctor.checks.golds import is_positive, texts_agree
 from uptrend.records import Basis, Evidence, Severity
 from uptrend.stats.intervals import Spread, spread_of
 from uptrend.tasks.rewards import RENDERINGS

@@ -1,19 +1,24 @@
-"""Scores of single rollouts: given where nothing failed, to the rollout that earned them, and for the answer it says.
+"""Scores of single rollouts: given where nothing failed, to the rollout that earned them, for the answer it says."""
 
-Answers are read once more by a second reader, independent of every taskset's own: a strict one and a lenient one.
-"""
-
-import math
-import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from uptrend.doctor.answers import (
+    ENOUGH,
+    FEWEST,
+    RAN_OUT,
+    UNFINISHED,
+    Answers,
+    answer_of,
+    fold,
+    name_class,
+    payment,
+    read_answers,
+    why_no_answers,
+    why_no_scores,
+)
 from uptrend.doctor.case import Case
 from uptrend.doctor.check import AS_PAGE, Answer, Found, Lacking, by_share, check, warn_if
 from uptrend.doctor.checks.advantages import ALL_DEAD, suspect_of_dead_run
@@ -21,233 +26,13 @@ from uptrend.doctor.checks.rewards import constant_reward
 from uptrend.doctor.checks.tools import too_many_failed
 from uptrend.doctor.curves import REWARD
 from uptrend.doctor.rank import CRITICAL, NOTE, PROOF, SIGNAL, SUSPICION, WARNING
-from uptrend.doctor.rows import Chosen, Flags, Floats, Ints, Rows, count_flags, seen_among, seen_in
+from uptrend.doctor.rows import Flags, Rows, count_flags, seen_among, seen_in
 from uptrend.records import Ending, Evidence, boundary_of
-from uptrend.stats.intervals import Spread, spread_of
-from uptrend.stats.trend import rank_correlation
 
-# Rollouts below which their endings are chance, and rollouts that must show a wrong score.
-ENOUGH = 32
-FEWEST = 3
 # Places by which rewards are tried against the answers beside theirs.
 MOST_PLACES = 16
-# Rollouts that ended so had more to say: their last words are no answer yet.
-UNFINISHED = (Ending.TURN_LIMIT.value, Ending.CONTEXT_FULL.value)
-RAN_OUT = (*UNFINISHED, Ending.LENGTH.value)
 # Shares of the wrong rollouts that the lenient reader accepts, over what it accepts by chance.
 NOTED, WARNED = 0.05, 0.2
-
-_BOX = re.compile(r"\\boxed\s*\{([^{}]*)\}")
-_MARK = re.compile(r"####\s*(.+)")
-_NAMED = re.compile(r"answer(?:\s+is|\s*:|\s*=)\s*([^\n]+)", re.IGNORECASE)
-_NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
-_EDGES = " \t\r\n.,;:!?'\"`*_$()[]"
-# Characters in which an answer is looked for.
-LONGEST = 2000
-
-
-def fold(text: str) -> str:
-    """Return a text as it is compared: case, spaces and punctuation at its edges do not matter."""
-    return " ".join(text.lower().split()).strip(_EDGES)
-
-
-def answer_of(text: str) -> str:
-    """Return what a text gives as its answer: inside the last tags, or its first line."""
-    begin = text.rfind("<answer>")
-    if begin >= 0 and "</answer>" in text[begin:]:
-        return fold(text[begin + len("<answer>") :].partition("</answer>")[0])
-    return fold(text.strip().partition("\n")[0][:LONGEST])
-
-
-@lru_cache(maxsize=4096)  # groups say the same thing often
-def says(text: str, gold: str) -> bool:
-    """Tell whether the answer is the gold one, word for word, plainly or where answers are put."""
-    return answer_of(text) == fold(gold) and bool(fold(gold))
-
-
-def says_somehow(text: str, gold: str) -> bool:
-    """Tell whether a person would take it as the gold answer: boxed, in a sentence, or a number in another format."""
-    return bool(({fold(gold), _number(gold)} - {""}) & _readings(text))
-
-
-@lru_cache(maxsize=4096)
-def _readings(text: str) -> frozenset[str]:
-    """Return every answer that a text can be taken for."""
-    end = text[-LONGEST:]  # what comes long before the end is work, not an answer
-    given = [*_BOX.findall(end)[-1:], *_MARK.findall(end)[-1:], *_NAMED.findall(end)[-1:], answer_of(text)]
-    numbers = {_number(part) for part in _NUMBER.findall(end)} if len(text) <= LONGEST else set()
-    alone = numbers if len(numbers) == 1 else set()
-    return frozenset({fold(part) for part in given} | {_number(part) for part in given} | alone) - {""}
-
-
-def _number(text: str) -> str:
-    """Return a text that is one number without its formatting; empty for any other."""
-    found = _NUMBER.findall(text)
-    bare = fold(text).lstrip("=≈ ").replace("\\", "")
-    if len(found) != 1 or len(bare) > len(found[0]) + 2:
-        return ""
-    value = float(found[0].replace(",", ""))
-    return str(int(value)) if value.is_integer() else repr(value)
-
-
-# Kinds of answers on which parsers fail, by what a gold answer has: an average over all of them hides one.
-CLASSES: dict[str, Callable[[str], bool]] = {
-    "negative": lambda gold: value_of(gold) < 0,
-    "zero": lambda gold: value_of(gold) == 0,
-    "a decimal": lambda gold: bool(re.fullmatch(r"[-+]?[\d,]*\.\d+", gold)),
-    "written with thousands separators": lambda gold: bool(re.search(r"\d,\d{3}", gold)),
-    "a number of two digits or more": lambda gold: bool(re.fullmatch(r"[-+]?\d{2,}", gold)),
-    "no number": lambda gold: math.isnan(value_of(gold)),
-    "several words": lambda gold: len(gold.split()) > 1,
-    "written with capitals": lambda gold: gold != gold.lower(),
-    "written with signs or punctuation": lambda gold: bool(re.search(r"[^\w\s.,+-]|[.,]$", gold)),
-    "longer than 8 characters": lambda gold: len(gold) > 8,
-}
-
-
-def value_of(text: str) -> float:
-    """Return the one number that a text is; NaN for any other."""
-    return float(_number(text) or "nan")
-
-
-def name_class(rejected: Sequence[str], accepted: Sequence[str]) -> str:
-    """Name what sets rejected gold answers apart from accepted ones, with counts; empty where no class does."""
-    best, told = 0.6, ""
-    for name, holds in CLASSES.items():
-        out, kept = sum(map(holds, rejected)), sum(map(holds, accepted))
-        rest = len(rejected) + len(accepted) - out - kept
-        inside, outside = out / max(1, out + kept), (len(rejected) - out) / max(1, rest)
-        # An average class explains nothing: its members must be rejected, and others not.
-        if out >= 2 and rest and inside - outside > best:
-            best = inside - outside
-            told = f"{out} of {out + kept} that are {name}, {len(rejected) - out} of {rest} others"
-    return told
-
-
-@dataclass(frozen=True)
-class Answers(Chosen):
-    """The scored rollouts of one step that said something to a task with a gold answer."""
-
-    said_n: list[str]
-    gold_n: list[str]
-    task_n: Ints
-    right_n: Flags
-    """True where the strict reader finds the gold answer."""
-    rewarded_n: Flags
-    """True where the run counted it as right."""
-    low_n: Flags
-    """True where it earned the least that there is."""
-    reward_n: Floats
-    wrong_n: Flags
-    """True where it is wrong for certain: it gives another answer, and the gold one nowhere."""
-
-    def accepted(self, golds: Sequence[str], among_n: Flags) -> Flags:
-        """Flag those of some rollouts that the lenient reader takes for these gold answers."""
-        trios = zip(among_n, self.said_n, golds, strict=True)
-        return np.array([bool(is_among) and says_somehow(said, gold) for is_among, said, gold in trios], np.bool_)
-
-    def golds_of_others(self) -> list[str]:
-        """Return for each rollout the gold answer of the next task of its step; its own where there is no other."""
-        gold_of = dict(zip(self.task_n.tolist(), self.gold_n, strict=True))
-        tasks = sorted(gold_of)
-        following = dict(zip(tasks, tasks[1:] + tasks[:1], strict=True))
-        return [gold_of[following[task]] for task in self.task_n.tolist()]
-
-
-def read_answers(case: Case) -> list[Answers]:
-    """Return the answers of each step that has texts, gold answers, tasks and rewards."""
-    found = []
-    for r in case.rows_with("messages", "answer", "reward"):
-        said, gold = r.said_n, r.texts("answer")
-        scored = np.isfinite(r.reward_n) & np.array([e is None for e in r.texts("error")], np.bool_)
-        place = np.array([n for n in np.flatnonzero(scored) if said[n] is not None and gold[n]], np.int64)
-        if r.task_n is None or not len(place):
-            continue
-        texts, golds = [said[n] or "" for n in place], [gold[n] or "" for n in place]
-        right = np.array(list(map(says, texts, golds)), np.bool_)
-        reward, low, high, correct = (
-            r.by_rollout(key)[place] for key in ("reward", "reward_low", "reward_high", "correct")
-        )
-        low = np.where(np.isfinite(low), low, np.nanmin(reward))
-        high = np.where(np.isfinite(high), high, np.nanmax(reward))
-        rewarded = np.where(np.isfinite(correct), correct != 0, reward >= high - 1e-6).astype(np.bool_)
-        is_low = (reward <= low + 1e-6) & (high > low)
-        wrong = np.array(list(map(is_surely_wrong, texts, golds)), np.bool_) & ~right
-        found.append(Answers(r, place, texts, golds, r.task_n[place], right, rewarded, is_low, reward, wrong))
-    return found
-
-
-@lru_cache(maxsize=4096)
-def is_surely_wrong(text: str, gold: str) -> bool:
-    """Tell whether a text gives another answer: numbers of which none is near gold, or nothing of gold's words."""
-    value = value_of(gold)
-    if math.isnan(value):
-        return fold(gold) not in fold(text) and not _NUMBER.search(gold)
-    if re.search(r"[\\/%^√]|\d[eE]|[-+*=]\s*\d.*[-+*=]\s*\d", text):  # the same number may be written otherwise
-        return False
-    numbers = [float(found.replace(",", "")) for found in _NUMBER.findall(text)]
-    return all(abs(number - value) > 0.01 * abs(value) and abs(number) != abs(value) for number in numbers)
-
-
-def _form(text: str, gold: str) -> str:
-    before, _, after = text.rpartition(gold)
-    return re.sub(r"\d+", "0", f"{before[-40:]}{{}}{after[:40]}")
-
-
-@dataclass(frozen=True)
-class Payment:
-    """What right and wrong answers earn, over all steps that are read; arrays are by answer."""
-
-    steps: list[Answers]
-    right_n: Flags
-    wrong_n: Flags
-    reward_n: Floats
-    task_n: NDArray[np.str_]
-    gold_n: list[str]
-    form_n: NDArray[np.str_]
-
-    def among(self, flags: Flags) -> list[Flags]:
-        """Return flags of all answers by step."""
-        return np.split(flags, np.cumsum([len(a.place_n) for a in self.steps])[:-1])
-
-    @cached_property
-    def top(self) -> float:
-        """What a right answer earns where it is accepted."""
-        return float(np.quantile(self.reward_n[self.right_n], 0.9)) if self.right_n.any() else math.nan
-
-    @cached_property
-    def base(self) -> float:
-        """What a wrong answer earns as a rule."""
-        return float(np.median(self.reward_n[self.wrong_n])) if self.wrong_n.any() else math.nan
-
-    @cached_property
-    def lax(self) -> float:
-        """Share of surely wrong answers that earn as much as right ones."""
-        is_paid = self.top > np.min(self.reward_n)
-        return float((self.reward_n[self.wrong_n] >= self.top - 1e-6).mean()) if is_paid and self.wrong_n.any() else 0.0
-
-    @property
-    def is_inverted(self) -> bool:
-        """True where right answers earn less than wrong ones as a rule."""
-        if min(self.right_n.sum(), self.wrong_n.sum()) < 2 * FEWEST:
-            return False
-        # Against other tasks' answers a wrong one is paid now and then, but not as a rule.
-        return float(np.median(self.reward_n[self.right_n])) < self.base
-
-
-def payment(case: Case) -> Payment | None:
-    """Read what right and wrong answers earn; None without answers."""
-    steps = [a for a in case.once(read_answers) if len(a.place_n)]
-    if not steps:
-        return None
-    tasks = [np.array(a.rows.texts("task"), np.str_)[a.place_n] for a in steps]
-    # A rollout that was cut off may have had more to say.
-    ended = np.concatenate([~np.isin(a.rows.ended_n[a.place_n], UNFINISHED) for a in steps])
-    return Payment(
-        steps, np.concatenate([a.right_n for a in steps]) & ended, np.concatenate([a.wrong_n for a in steps]) & ended,
-        np.concatenate([a.reward_n for a in steps]), np.concatenate(tasks), [gold for a in steps for gold in a.gold_n],
-        np.concatenate([list(map(_form, a.said_n, a.gold_n)) for a in steps]),
-    )  # fmt: skip
 
 
 @check("reward.error-scored")
@@ -257,7 +42,7 @@ def error_scored(case: Case) -> Answer:
     if isinstance(failed, Found) and (raised := _raised(case.rows)):
         summary = failed.summary.partition(":")[0]
         failed = replace(failed, summary=f"{summary}: {raised.text}.", evidence=[*failed.evidence, raised])
-    if lacking := _why_no_scores(case):
+    if lacking := why_no_scores(case):
         return [Lacking(lacking), failed]
     rows, total = case.rows, sum(map(len, case.rows))
     # An error while closing comes after the score, and changes nothing.
@@ -278,7 +63,7 @@ def never_computed(case: Case) -> Answer:
     if (paid := _never_paid(case)) is not None and paid.value == 0:
         text = "The event that gives a reward may never occur: count it in a few rollouts to settle it."
         return Found(NOTE, SUSPICION, text, [paid])
-    if lacking := _why_no_scores(case):
+    if lacking := why_no_scores(case):
         return Lacking(lacking)
     rows, total = case.rows, sum(map(len, case.rows))
     unscored = [np.isnan(r.reward_n) for r in rows]
@@ -305,7 +90,7 @@ def never_computed(case: Case) -> Answer:
 @check("reward.misaligned")
 def misaligned(case: Case) -> Answer:
     """Report scores against the answers of other tasks: right answers rejected, and rewarded ones that say others."""
-    if lacking := _why_no_answers(case):
+    if lacking := why_no_answers(case):
         return Lacking(lacking)
     steps, paid = case.once(read_answers), case.once(payment)
     if moved := _moved(steps):
@@ -359,7 +144,7 @@ def wrong_length(case: Case) -> Answer:
         text = "All rollouts of a step have one reward, and another one at the next: one score may be spread over all."
         return Found(WARNING, SIGNAL, text, [ALL_DEAD])
     answers: list[Found | Lacking | None] = []
-    if not _why_no_scores(case):
+    if not why_no_scores(case):
         rows, total = case.rows, sum(map(len, case.rows))
         unexplained, unscored = _missing_scores(rows), count_flags(np.isnan(r.reward_n) for r in rows)
         if unexplained and unscored < 0.5 * total:
@@ -367,7 +152,7 @@ def wrong_length(case: Case) -> Answer:
             text = f"{count} of {total} rollouts have no reward, and no error says why"
             shown = seen_in(rows, unexplained, text, count / total, REWARD)
             answers.append(Found(CRITICAL, PROOF, AS_PAGE, [shown]))
-    if lacking := _why_no_answers(case):
+    if lacking := why_no_answers(case):
         return [*answers, Lacking(lacking)]
     return [*answers, None if case.once(misaligned.judge) else case.once(_broadcast)]
 
@@ -378,7 +163,7 @@ def gold_rejected(case: Case) -> Answer:
     if paid := _never_paid(case):
         text = "The scorer may reject every answer: score a few gold answers to settle it."
         return Found(NOTE, SUSPICION, text, [paid])
-    if lacking := _why_no_answers(case):
+    if lacking := why_no_answers(case):
         return Lacking(lacking)
     if any(isinstance(case.once(other), Found) for other in (misaligned.judge, _broadcast, _drowned, _rescaled)):
         return None
@@ -392,7 +177,7 @@ def gold_rejected(case: Case) -> Answer:
 def inverted_reward(case: Case) -> Answer:
     """Report a cost that is used as a reward."""
     others = (misaligned.judge, _broadcast, _drowned)
-    is_other = _why_no_answers(case) or any(isinstance(case.once(other), Found) for other in others)
+    is_other = why_no_answers(case) or any(isinstance(case.once(other), Found) for other in others)
     return None if is_other else case.once(_inverted)
 
 
@@ -415,7 +200,7 @@ def _rescaled(case: Case) -> Found | None:
 @check("reward.scale-moves")
 def moving_scale(case: Case) -> Answer:
     """Report a reward whose scale depends on when it is given."""
-    return None if _why_no_answers(case) else case.once(_rescaled)
+    return None if why_no_answers(case) else case.once(_rescaled)
 
 
 @check("reward.nondeterministic", columns=["reward", "task"])
@@ -456,7 +241,7 @@ def worn_tasks(case: Case) -> Found | None:
 @check("context.completion-truncated")
 def cut_answers(case: Case) -> Answer:
     """Report answers that were begun rightly and cut by the length limit."""
-    if lacking := _why_no_answers(case):
+    if lacking := why_no_answers(case):
         return Lacking(lacking)
     steps = case.once(read_answers)
     flags, chance = list[Flags](), 0
@@ -486,7 +271,7 @@ def strict_parser(case: Case) -> Answer:
     if (paid := _never_paid(case)) is not None and paid.value != 0:
         text = "The scorer may fail to read the answers: read a few rollouts to settle it."
         return Found(NOTE, SUSPICION, text, [paid])
-    if lacking := _why_no_answers(case):
+    if lacking := why_no_answers(case):
         return Lacking(lacking)
     steps = case.once(read_answers)
     wrong = [~a.rewarded_n & ~a.right_n for a in steps]
@@ -500,125 +285,6 @@ def strict_parser(case: Case) -> Answer:
     text = f"a lenient reader takes {count} of {total} wrong rollouts for right ({chance} by chance)"
     summary = f"The scorer does not read {share:.0%} of what it calls wrong as a person would."
     return Found(warn_if(share >= WARNED), SIGNAL, summary, [seen_among(steps, accepted, text, share)])
-
-
-@check("data.wrong-gold")
-def wrong_gold(case: Case) -> Answer:
-    """Report a question with two gold answers, or a model that agrees with itself and never with the gold answer."""
-    if lacking := _why_no_answers(case):
-        return Lacking(lacking)
-    steps = case.once(read_answers)
-    golds, bad, flags, given = dict[str, str](), set[str](), [], dict[str, tuple[str, str]]()
-    for a in steps:
-        asked = a.rows.asked_n
-        tasks = [plain_question(asked[n]) for n in a.place_n]
-        pairs = zip(tasks, map(_bare, a.gold_n), strict=True)
-        flags.append(np.array([golds.setdefault(task, gold) != gold for task, gold in pairs], np.bool_))
-        bad |= {tasks[n] for n in np.flatnonzero(flags[-1])}
-        told = zip(a.place_n, a.gold_n, a.said_n, a.rows.ended_n[a.place_n], strict=True)
-        given |= {asked[n]: (gold, said) for n, gold, said, ended in told if ended not in UNFINISHED}
-    if not bad:
-        return unfit_golds(given) or _outvoted(steps)
-    text = f"{len(bad)} of {len(golds)} questions have more than one gold answer, such as {sorted(bad)[0][-80:]!r}"
-    shown = seen_among(steps, flags, text, len(bad) / len(golds))
-    summary = f"{len(bad)} questions have different gold answers, so at least one of each is wrong."
-    return Found(warn_if(len(bad) >= 0.02 * len(golds)), PROOF, summary, [shown])
-
-
-_SUM = re.compile(r"(?<![\d.)*/^])(-?\d+)\s*([-+*×])\s*(-?\d+)(?!\s*[-+*/^×.\d)])")
-
-
-def reckon(prompt: str) -> float:
-    """Return the result of the only operation on whole numbers that a prompt asks for; NaN where there is none."""
-    found = _SUM.findall(prompt)
-    if len(found) != 1 or len(re.findall(r"\d+", prompt)) != 2:
-        return math.nan
-    a, sign, b = found[0]
-    return float({"+": int(a) + int(b), "-": int(a) - int(b)}.get(sign, int(a) * int(b)))
-
-
-def unfit_golds(given: Mapping[str, tuple[str, str]]) -> Found | None:
-    """Judge gold answers, with what the model said, by prompt: some that contradict it, or all of other prompts."""
-    prompts, golds, said = list(given), [gold for gold, _ in given.values()], [answer_of(s) for _, s in given.values()]
-    results, values = np.array(list(map(reckon, prompts))), np.array(list(map(value_of, golds)))
-    known = np.isfinite(results) & np.isfinite(values)
-    fits = known & (results == values)
-    bad = np.flatnonzero(known & ~fits)
-    examples = "; ".join(f"{prompts[n][-40:]!r} has {golds[n]!r}" for n in bad[:4])
-    # Where the reckoning fits most golds it is what is asked, and the rest is wrong.
-    if known.sum() >= ENOUGH / 2 and len(bad) >= FEWEST and fits.sum() >= 0.6 * known.sum():
-        text = f"{len(bad)} of {known.sum()} gold answers are not what their prompt gives: {examples}"
-        share, summary = len(bad) / int(known.sum()), f"{len(bad)} of {known.sum()} gold answers are wrong."
-        return Found(by_share(share, critical=0.1), PROOF, summary, [Evidence(text, share)])
-    # Where it fits many, the model decides: it says the result where gold says something else.
-    as_result, as_gold = (sum(value_of(said[n]) == of[n] for n in bad) for of in (results, values))
-    if fits.sum() >= 0.3 * known.sum() and as_result >= max(FEWEST, 3 * as_gold):
-        text = (
-            f"{len(bad)} of {known.sum()} gold answers are not what their prompt gives, and the model says the latter"
-        )
-        shown = Evidence(f"{text} in {as_result}, gold in {as_gold}: {examples}", as_result)
-        return Found(WARNING, SIGNAL, f"{len(bad)} of {known.sum()} gold answers seem to be wrong.", [shown])
-    heard = [n for n, text in enumerate(said) if text]
-    reckoned = [n for n in heard if results[n] == value_of(said[n])]  # the model gives what is asked
-    is_misfit = 4 * len(reckoned) > len(heard) and not fits[reckoned].mean() > 0.2
-    prompts, golds, said = ([of[n] for n in heard] for of in (prompts, golds, said))
-    if len(heard) < ENOUGH / 2 or len(set(golds)) < 6:
-        return None
-    bare, spoken = np.array(list(map(_bare, golds))), np.array(list(map(_bare, said)))
-    own, others = float((bare == spoken).mean()), float(np.mean([np.roll(bare, k) == spoken for k in (1, 2, 3)]))
-    # The model's answers have to do with the prompts, and the gold ones with neither.
-    is_tied = own > 2 * others + 0.05 or texts_agree(prompts, golds) or texts_agree(golds, said)
-    if not is_misfit and (is_tied or not texts_agree(prompts, said)):
-        return None
-    text = f"{own:.0%} of {len(said)} answers are their own prompt's gold, {others:.0%} another's: {examples}"
-    summary = "The gold answers do not belong to their prompts: what the model says depends on these, the golds do not."
-    return Found(CRITICAL, SIGNAL, summary, [Evidence(text, own)])
-
-
-def texts_agree(prompts: Sequence[str], answers: Sequence[str]) -> bool:
-    """Return True where answers have anything to do with their prompts: in numbers, in words or in length."""
-    numbers = [re.findall(r"-?\d+(?:\.\d+)?", answer.replace(",", "")) for answer in answers]
-    asked = [[float(n) for n in re.findall(r"-?\d+(?:\.\d+)?", prompt)] for prompt in prompts]
-    have = [i for i, found in enumerate(numbers) if found and asked[i]]
-    pairs: list[tuple[list[Any], list[Any]]] = [([len(p) for p in prompts], [len(a) for a in answers])]
-    if len(have) >= 16:
-        values = [float(numbers[i][-1]) for i in have]
-        features: tuple[Callable[[list[float]], float], ...] = (
-            max, sum, len, min, lambda given: abs(given[0]) - abs(given[-1]), lambda given: abs(given[0])
-        )  # fmt: skip
-        pairs += [([feature(asked[i]) for i in have], values) for feature in features]
-    # A rank correlation without a cause has a deviation of about 1/√n; three of them are the limit.
-    if any(abs(rank_correlation(np.array(a, float), np.array(b, float))) > 3.0 / len(a) ** 0.5 for a, b in pairs):
-        return True
-    own, others = (
-        np.array([answer.lower() in prompt.lower() for prompt, answer in zip(prompts, given, strict=True)], float)
-        for given in (answers, np.roll(answers, 1))
-    )
-    return is_positive(spread_of(own - others))
-
-
-def is_positive(gains: Spread | None) -> bool:
-    """Return True where a mean gain is above 0 by more than noise."""
-    return gains is not None and gains.mean > 2.0 * gains.deviation / gains.seeds**0.5 + 1e-9
-
-
-def plain_question(text: str) -> str:
-    """Return a question without case, spaces and punctuation that carry nothing."""
-    return " ".join(re.sub(r"[?!.,;:\"'`]+(?=\s|$)", " ", text.lower()).split())
-
-
-def _bare(answer: str) -> str:
-    return _number(answer) or fold(answer)
-
-
-def _why_no_scores(case: Case) -> str:
-    # Our own rollouts always have a place for a score.
-    return case.why_no_rollouts(() if case.view.trainer == "uptrend" else ("reward",))
-
-
-def _why_no_answers(case: Case) -> str:
-    lacking = case.why_no_rollouts(["reward", "task", "answer", "messages"])
-    return lacking or ("" if case.once(read_answers) else "no scored rollout has a gold answer and a text")
 
 
 def _raised(rows: list[Rows]) -> Evidence | None:
@@ -773,7 +439,7 @@ def _drowned(case: Case) -> Found | Lacking | None:
 @check("reward.gold-rejected")
 def pays_wrong_answers(case: Case) -> Answer:
     """Report a reward that pays surely wrong answers as it pays right ones."""
-    if lacking := _why_no_answers(case):
+    if lacking := why_no_answers(case):
         return Lacking(lacking)
     paid = case.once(payment)
     others = (misaligned.judge, _broadcast, _inverted, _conflicting, _drowned, _rescaled)
@@ -814,26 +480,3 @@ def _conflicts(r: Rows, sign: int = 0) -> tuple[int, Flags]:
         gain = r.reward_n[n] - first.setdefault(key, r.reward_n[n])
         flags[n] = abs(gain) > 1e-6 and (not sign or gain * sign > 0)
     return repeated, flags
-
-
-def _outvoted(steps: list[Answers]) -> Found | None:
-    """Find a model that is mostly right, and sure of another answer than the gold on a good part of the tasks."""
-    sure, tasks, flags = 0, 0, list[Flags]()
-    for a in steps:
-        against = np.zeros(len(a.place_n), np.bool_)
-        for task in np.unique(a.task_n):
-            of = np.flatnonzero(a.task_n == task)
-            if len(of) < 4:
-                continue
-            tasks += 1
-            said, votes = Counter(answer_of(a.said_n[n]) for n in of).most_common(1)[0]
-            if votes >= 0.9 * len(of) and said and said != fold(a.gold_n[of[0]]) and not a.rewarded_n[of].any():
-                sure += 1
-                against[of] = True
-        flags.append(against)
-    right = count_flags(a.rewarded_n for a in steps) / sum(len(a.place_n) for a in steps)
-    if right < 0.5 or sure < 5 or sure < 0.1 * tasks:
-        return None
-    text = f"on {sure} of {tasks} tasks nearly all rollouts agree on an answer that is not the gold one"
-    summary = "The model is mostly right and sure of other answers than the gold ones on some tasks: look at these."
-    return Found(NOTE, SUSPICION, summary, [seen_among(steps, flags, text, sure / tasks)])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from uptrend.doctor.checks.scoring import CLASSES, name_class, plain_question
+from uptrend.doctor.answers import CLASSES, name_class, plain_question
 from uptrend.doctor.probes.bench import Bench, ScoredPlay, play_scripts, seen
 from uptrend.doctor.probes.probe import CRITICAL, NOTE, WARNING, Answer, probe, require
 from uptrend.records import Ending, Finding, Task, boundary_of

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from uptrend.doctor.checks.scoring import says_somehow, unfit_golds
+from uptrend.doctor.answers import says_somehow
+from uptrend.doctor.checks.golds import unfit_golds
 from uptrend.doctor.probes.bench import Bench, by_group, last_words, play_scripts, seen
 from uptrend.doctor.probes.data import question
 from uptrend.doctor.probes.probe import CRITICAL, NOTE, SCORED, SIGNAL, SUSPICION, WARNING, Answer, probe, require
