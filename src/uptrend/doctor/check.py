@@ -18,6 +18,7 @@ from uptrend.doctor.rank import CRITICAL, NOTE, PROOF, SIGNAL, WARNING, alarms
 from uptrend.records import Basis, CannotTell, Evidence, Finding, RunView, Severity
 
 Outcome = list[Finding | CannotTell]
+SYMPTOMS = ("reward.constant", "advantage.dead-groups-low", "advantage.dead-groups-high")
 
 # A summary where the first sentence of the cause's page says it as well.
 AS_PAGE = ""
@@ -111,6 +112,8 @@ def finding(
     cause = CATALOGUE[id]
     if basis is PROOF and cause.kind != "C" and not cause.in_scalars and not view.rollout_steps:
         basis = SIGNAL
+    if severity is CRITICAL and id in SYMPTOMS and not view.rollout_steps:
+        severity = WARNING  # scalars show that nothing is learned, and not why
     confidence, measured = confidence_of(id, basis, "records" if view.rollout_steps else "scalars")
     return Finding(
         id=id,

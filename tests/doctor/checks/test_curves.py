@@ -46,25 +46,25 @@ def parts(**means: object) -> dict[str, object]:
 
 Table = dict[str, tuple[dict[str, Any], dict[str, Severity]]]
 
-SUSPICION, PROOF, ONE = "advantage.dead-groups-low", "advantage.dead-groups-high", "config.group-of-one"
+BOTTOM, CEILING, ONE = "advantage.dead-groups-low", "advantage.dead-groups-high", "config.group-of-one"
 SIDES = {"advantage/dead_low/share": 0.7, "advantage/dead_high/share": 0.1}
 ALL_DEAD = {DEAD: 1.0, **AT_BOTTOM}
 FEW_LIVE = {SPREAD: np.where(np.arange(STEPS) % 4 == 0, 0.2, 0.0), REWARD: abs(flat(0.05, noise=0.03))}
 GROUPS: Table = {
-    "dead, with their side counted": ({REWARD: flat(0.05, noise=0.01), DEAD: 0.8, **SIDES}, {SUSPICION: WARNING}),
-    "only sides are counted": ({"without": (DEAD,), REWARD: flat(0.05, noise=0.01), **SIDES}, {SUSPICION: WARNING}),
-    "dead at the top": ({REWARD: flat(0.9, noise=0.01), "reward/max": 1.0, DEAD: 0.95}, {PROOF: CRITICAL}),
-    "dead at the bottom": ({REWARD: flat(0.02, noise=0.01), "reward/max": 1.0, DEAD: 0.95}, {SUSPICION: CRITICAL}),
-    "dead because it has learned": ({DEAD: ramp(0.1, 0.9), REWARD: ramp(0.3, 0.98, noise=0.02)}, {PROOF: NOTE}),
-    "dead by the groups' deviation": ({"without": (DEAD,), **FEW_LIVE}, {SUSPICION: WARNING}),
-    "dead in a short run": ({"steps": 8, DEAD: 0.55, REWARD: flat(0.1, 8)}, {SUSPICION: NOTE}),
+    "dead, with their side counted": ({REWARD: flat(0.05, noise=0.01), DEAD: 0.8, **SIDES}, {BOTTOM: WARNING}),
+    "only sides are counted": ({"without": (DEAD,), REWARD: flat(0.05, noise=0.01), **SIDES}, {BOTTOM: WARNING}),
+    "dead at the top": ({REWARD: flat(0.9, noise=0.01), "reward/max": 1.0, DEAD: 0.95}, {CEILING: WARNING}),
+    "dead at the bottom": ({REWARD: flat(0.02, noise=0.01), "reward/max": 1.0, DEAD: 0.95}, {BOTTOM: WARNING}),
+    "dead because it has learned": ({DEAD: ramp(0.1, 0.9), REWARD: ramp(0.3, 0.98, noise=0.02)}, {CEILING: NOTE}),
+    "dead by the groups' deviation": ({"without": (DEAD,), **FEW_LIVE}, {BOTTOM: WARNING}),
+    "dead in a short run": ({"steps": 8, DEAD: 0.55, REWARD: flat(0.1, 8)}, {BOTTOM: NOTE}),
     "a reward that has leveled out high": (
-        {REWARD: np.minimum(ramp(0.3, 1.5), 0.95), SPREAD: ramp(0.4, 0.05), DEAD: 0.2}, {PROOF: NOTE}),
+        {REWARD: np.minimum(ramp(0.3, 1.5), 0.95), SPREAD: ramp(0.4, 0.05), DEAD: 0.2}, {CEILING: NOTE}),
     "a group of one": (config(sampling={"size": 1}), {ONE: CRITICAL}),
     "a group of eight": (config(sampling={"size": 8}), {}),
-    "groups never differ in batches that do": (ALL_DEAD | {"reward/std": 0.4}, {SUSPICION: CRITICAL, ONE: NOTE}),
-    "some groups differ": (ALL_DEAD | {DEAD: 0.9, "reward/std": 0.4}, {SUSPICION: CRITICAL}),
-    "groups never differ, of a sure policy": (ALL_DEAD | {"reward/std": 0.4, ENTROPY: 0.04}, {SUSPICION: CRITICAL}),
+    "groups never differ in batches that do": (ALL_DEAD | {"reward/std": 0.4}, {BOTTOM: WARNING, ONE: NOTE}),
+    "some groups differ": (ALL_DEAD | {DEAD: 0.9, "reward/std": 0.4}, {BOTTOM: WARNING}),
+    "groups never differ, of a sure policy": (ALL_DEAD | {"reward/std": 0.4, ENTROPY: 0.04}, {BOTTOM: WARNING}),
 }  # fmt: skip
 
 STILL = {KL: 2e-5, **FLAT}
@@ -143,7 +143,9 @@ SIZES: Table = {
     "a rate below any in use": (FLAT | {RATE: 1e-8, "config": {}}, {SMALL_LR: WARNING}),
     "a rate below any in use that learns": ({RATE: 1e-8, "config": {}}, {}),
     "usual rates": (FLAT | {RATE: 5e-7, "config": {}}, {}),
-    "clipped tokens": (FLAT | {"clip/high/share": 0.4}, {LARGE_LR: WARNING}),
+    "clipped tokens": (FLAT | {"clip/high/share": 0.4}, {LARGE_LR: NOTE}),
+    "clipped tokens and a falling reward": (
+        {REWARD: ramp(0.6, 0.2, noise=0.03), "clip/high/share": 0.4}, {LARGE_LR: WARNING}),
     "clipped tokens that learn": ({"clip/high/share": 0.4}, {LARGE_LR: NOTE}),
     "long updates": (FLAT | {UPDATE: 1.5, WEIGHTS: 47.0}, {LARGE_LR: WARNING}),
     "long updates that learn": ({UPDATE: 1.5, WEIGHTS: 47.0}, {}),
@@ -236,8 +238,8 @@ INTO_LIMIT = {CUT: np.clip(2 * STEP - 1, 0, 1)}
 CONSTANT, NO_PART, ONE_PART = "reward.constant", "reward.component-dead", "reward.component-dominates"
 HACKABLE, LONGER = "reward.hackable", "reward.length-hacking"
 REWARDS: Table = {
-    "constant at -1": ({REWARD: -1.0, SPREAD: 0.0}, {CONSTANT: CRITICAL}),
-    "constant at 1": ({REWARD: 1.0, SPREAD: 0.0}, {CONSTANT: CRITICAL}),
+    "constant at -1": ({REWARD: -1.0, SPREAD: 0.0}, {CONSTANT: WARNING}),
+    "constant at 1": ({REWARD: 1.0, SPREAD: 0.0}, {CONSTANT: WARNING}),
     "a constant mean with spread": ({REWARD: 0.5}, {}),
     "constant at the end": (
         {REWARD: join(flat(0.5, 90), np.zeros(30)), SPREAD: join(np.full(90, 0.3), np.zeros(30))}, {CONSTANT: WARNING}),
@@ -421,7 +423,7 @@ def test_a_healthy_run_has_none(causes: tuple[str, ...]) -> None:
 
 # Bent curves, a cause, and its first piece of evidence: the figure, and the step where it matters.
 FIGURES: list[tuple[dict[str, Any], str, float, int | None]] = [
-    (GROUPS["dead, with their side counted"][0], SUSPICION, 0.8, None),
+    (GROUPS["dead, with their side counted"][0], BOTTOM, 0.8, None),
     ({KL: ramp(0, 3), **FLAT}, "kl.runaway", 2.625, None),
     (SIZES["half of the updates skipped"][0], SKIPS, 0.5, 1),
     ({"nonfinite": {ENTROPY: (3, 51)}, NORM: 1 - np.eye(STEPS)[2]}, NAN, 0.0, 51),
@@ -454,9 +456,9 @@ def test_a_short_run_says_how_many_points_would_do(spread: float, advice: str) -
 
 # Bent curves, a cause, and how sure it is.
 SURE: list[tuple[dict[str, Any], str, Basis]] = [
-    (GROUPS["dead, with their side counted"][0], SUSPICION, Basis.PROOF),
-    (GROUPS["dead at the top"][0], PROOF, Basis.SIGNAL),
-    ({REWARD: flat(0.4, noise=0.01), DEAD: 0.95}, SUSPICION, Basis.SUSPICION),
+    (GROUPS["dead, with their side counted"][0], BOTTOM, Basis.PROOF),
+    (GROUPS["dead at the top"][0], CEILING, Basis.SIGNAL),
+    ({REWARD: flat(0.4, noise=0.01), DEAD: 0.95}, BOTTOM, Basis.SUSPICION),
     (SIZES["a rate at which nothing moves"][0], FROZEN, Basis.SUSPICION),
     (REWARDS["format that rises alone"][0], HACKABLE, Basis.SIGNAL),
     (CONSTANT_LOW, REJECTED, Basis.SUSPICION),
@@ -483,8 +485,8 @@ UNCOUNTED = {"evals": ({"step": 0, "reward": 0.3}, {"step": 20, "reward": 0.5})}
 OF_SIZES = ("optimizer.", ROUND)
 # A run, ids by how they begin, and all of these that could not be looked for.
 LACKING: list[tuple[RunView, Any, set[str]]] = [
-    (healthy(without=(DEAD, SPREAD)), "advantage.dead", {SUSPICION, PROOF}),
-    (healthy(4), "advantage.dead", {SUSPICION, PROOF}),
+    (healthy(without=(DEAD, SPREAD)), "advantage.dead", {BOTTOM, CEILING}),
+    (healthy(4), "advantage.dead", {BOTTOM, CEILING}),
     (healthy(without=(KL,)), "kl.", KLS),
     (healthy(**{KL: 0.0}), "kl.", KLS),
     (healthy(), OF_SIZES, {SKIPS, FROZEN, ROUND}),

@@ -164,7 +164,9 @@ def _clipped(case: Case) -> Found | None:
         return None
     text = f"{most.last:.0%} of tokens are clipped: updates leave the region that they were computed for."
     shown = case.evidence(most.metric, f"Clipped share {most.last:.2f}.")
-    return Found(warn_if(not case.is_learning), SIGNAL, text, [shown])
+    # Where the range is not known it may be such a one.
+    is_fault = case.trend.kind is TrendKind.FALLING if case.value("learning.clip_low") is None else not case.is_learning
+    return Found(warn_if(is_fault), SIGNAL, text, [shown])
 
 
 def _leaps(case: Case) -> Found | None:
