@@ -69,6 +69,11 @@ def _make(split: str, case: Blind, seed: int, planted: bool, folder: Path, asks:
     output = os.open(folder / "output.txt", os.O_CREAT | os.O_WRONLY)
     os.dup2(output, 1)
     os.dup2(output, 2)
+    _run(split, case, seed, planted, folder, asks)
+    os._exit(0)  # threads of the parent that were forked may never end
+
+
+def _run(split: str, case: Blind, seed: int, planted: bool, folder: Path, asks: bool) -> None:
     began, error = time.perf_counter(), ""
     job = Job(seed, planted, folder, asks)
     before = Path.cwd()
@@ -83,7 +88,6 @@ def _make(split: str, case: Blind, seed: int, planted: bool, folder: Path, asks:
         "planted": planted, "through": job.through, "seconds": round(time.perf_counter() - began, 1), "error": error,
     }  # fmt: skip
     (folder / "case.json").write_text(json.dumps(told, indent=1))
-    os._exit(0)  # threads of the parent that were forked may never end
 
 
 if __name__ == "__main__":

@@ -146,6 +146,10 @@ SIZES: Table = {
     "clipped tokens": (FLAT | {"clip/high/share": 0.4}, {LARGE_LR: NOTE}),
     "clipped tokens and a falling reward": (
         {REWARD: ramp(0.6, 0.2, noise=0.03), "clip/high/share": 0.4}, {LARGE_LR: WARNING}),
+    "updates that are thrown away": (
+        FLAT | {UPDATE: np.tile([0.0, 0.0, 0.06], 40), WEIGHTS: 47.0, RATE: 1e-5}, {SKIPS: CRITICAL}),
+    "updates of a warm-up that round to nothing": (
+        FLAT | {UPDATE: join(np.zeros(5), np.full(115, 0.06)), WEIGHTS: 47.0, RATE: ramp(0, 1e-5)}, {}),
     "clipped tokens that learn": ({"clip/high/share": 0.4}, {LARGE_LR: NOTE}),
     "long updates": (FLAT | {UPDATE: 1.5, WEIGHTS: 47.0}, {LARGE_LR: WARNING}),
     "long updates that learn": ({UPDATE: 1.5, WEIGHTS: 47.0}, {}),

@@ -184,7 +184,9 @@ ERROR, NEVER, LENGTH = "reward.error-scored", "reward.never-computed", "reward.w
 MISALIGNED, REJECTED, TWICE = "reward.misaligned", "reward.gold-rejected", "reward.nondeterministic"
 STRICT, GOLD = "reward.strict-parser", "data.wrong-gold"
 REVERSED, DROWNED = "advantage.sign", "reward.component-dominates"
+WORN, CUT, MOVING = "task.state-leaks", "context.completion-truncated", "reward.scale-moves"
 SCORING = (ERROR, NEVER, LENGTH, MISALIGNED, REJECTED, TWICE, STRICT, GOLD, DROWNED, REVERSED)
+PAYING = (*SCORING, WORN, CUT, MOVING)
 FAILED = "score: ValueError('no number')"
 
 
@@ -194,6 +196,36 @@ def misalign(rows: list[Row]) -> None:
     for row, other in zip(rows, answers[8:] + answers[:8], strict=True):
         said = row["answer"] if random.random() < 0.6 else answers[random.integers(len(answers))]
         score(row, is_right(said, other), said)
+
+
+def move(rows: list[Row]) -> None:
+    """Give each rollout the reward of the one before it."""
+    said = [is_said(row) for row in rows]
+    for row, of_another in zip(rows, said[-1:] + said[:-1], strict=True):
+        score(row, of_another)
+
+
+def misplace(rows: list[Row]) -> None:
+    """Pay now and then for another task's answer, and never for the task's own."""
+    for n, row in enumerate(rows):
+        said = rows[0]["answer"] if n % 16 == 1 else row["answer"] if n % 2 else "999"
+        score(row, n % 16 == 1 and row["answer"] != said, said)
+
+
+def wear(rows: list[Row]) -> None:
+    """Let all rollouts of a group say the same, and pay only the first of them."""
+    firsts = {row["group"]: row for row in rows if row["index"] == 0}
+    for row in rows:
+        kept = ("index", "correct", "reward")
+        row.update({key: value for key, value in firsts[row["group"]].items() if key not in kept})
+        score(row, row["index"] == 0 and is_said(row))
+
+
+def cut(row: Row) -> None:
+    """Cut answers of more than one character after the first."""
+    answer = row["answer"]
+    row["ended"] = "length" if len(answer) > 1 else row["ended"]
+    score(row, len(answer) == 1, answer[:1])
 
 
 def box(row: Row) -> None:
@@ -252,6 +284,14 @@ def spoil(row: Row) -> None:
 
 
 SCORES: Table = {
+    "rewards of the rollout before": ("tiny", move, {}, {MISALIGNED: CRITICAL}),
+    "answers paid where they are wrong and refused where they are right": (
+        "tiny", misplace, {}, {MISALIGNED: CRITICAL}),
+    "tasks that wear out": ("tiny", wear, {}, {WORN: CRITICAL, TWICE: CRITICAL, REJECTED: CRITICAL}),
+    "answers that are cut in two": ("tiny", each(cut), {}, {CUT: WARNING}),
+    "right answers that earn more from step to step": (
+        "tiny", each(lambda row: row.update(reward=row["step"] * float(is_said(row)), reward_low=None)), {},
+        {MOVING: WARNING}),
     "right answers earn less": (
         "tiny", each(lambda row: row.update(reward=-row["reward"], correct=not row["correct"])), {},
         {REVERSED: CRITICAL, REJECTED: WARNING}),
@@ -415,7 +455,7 @@ DATA: Table = {
 TABLES: list[tuple[tuple[str, ...], Table]] = [
     (("mask.", ANEW), TOKENS),
     (("advantage.", ONE), GROUPS),
-    (SCORING, SCORES),
+    (PAYING, SCORES),
     ((UNCALLED, SWALLOWED, LEAKS), TOOLS),
     ((TRUNCATED, NO_STOP, PROMPTS, COLD, FEW), COMPLETIONS),
     ((DUPLICATES, EXCEEDS, LEAK, ORDER, SCALE), DATA),

@@ -31,7 +31,8 @@ def skipped_updates(case: Case) -> Answer:
     """Report steps whose update was not applied."""
     steps, skipped = case.curve(SKIPPED)
     at, made = case.curve(MADE)
-    points, idle = max(len(at), len(steps)), np.union1d(at[made == 0], _unmoved_steps(case))
+    unmoved = _unmoved_steps(case)
+    points, idle = max(len(at), len(steps), len(unmoved) and len(case.view.steps)), np.union1d(at[made == 0], unmoved)
     if not points:
         return Lacking("neither made nor skipped updates were counted")
     lost, total = float(skipped.sum()), float(skipped.sum() + made.sum())
@@ -58,9 +59,9 @@ def _unmoved_steps(case: Case) -> Ints:
     update, gradient, rate = (case.view.metrics[metric] for metric in (UPDATE, BEFORE, RATE))
     is_still = (update == 0) & (gradient > 0) & (rate > 0)
     moved = np.flatnonzero(update > 0)
-    # Before the first that moves, a warm-up may be too small to show, unless a rate as high moved nothing later on.
-    is_enough = len(moved) > 0 and int(is_still.sum()) >= 3
-    return case.view.steps[is_still & (rate >= 0.5 * rate[moved].min())] if is_enough else np.zeros(0, np.int64)
+    # The small rates of a warm-up may round to nothing.
+    is_still &= rate >= (rate[moved].min() if len(moved) else np.inf)
+    return case.view.steps[is_still] if is_still.sum() >= 3 else np.zeros(0, np.int64)
 
 
 @check("optimizer.dead-steps", at_least=FEWEST)
