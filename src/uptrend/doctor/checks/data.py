@@ -7,7 +7,7 @@ import numpy as np
 from uptrend.doctor.case import FIRST, Case
 from uptrend.doctor.check import AS_PAGE, Answer, Found, Lacking, check, warn_if
 from uptrend.doctor.checks.rewards import EVALUATIONS, stands_still
-from uptrend.doctor.curves import LEVEL, REWARD, Curve, trend_until
+from uptrend.doctor.curves import LEVEL, Curve, trend_until
 from uptrend.doctor.rank import CRITICAL, NOTE, PROOF, SIGNAL, SUSPICION, WARNING
 from uptrend.doctor.rows import Rows, group_sum, seen_in
 from uptrend.doctor.trend import HeldOutChange
@@ -214,36 +214,13 @@ def _large_steps(case: Case, right: Curve | None) -> list[Evidence]:
     return shown
 
 
-# Deviations between rollouts by which a first evaluation must lie below training, where only rewards were logged.
-BELOW = 0.7
-
-
-def _unlike_by_reward(case: Case) -> Found | None:
-    """Compare the reward of the first evaluation with that of training beside it; greedy answers are seldom worse."""
-    entry = next((e for e in case.view.evals if isinstance(e.get("reward"), int | float)), None)
-    steps, rewards = case.curve(REWARD)
-    if entry is None or len(rewards) < 5 or int(entry.get("step", 0)) > FIRST:
-        return None
-    told, held = float(rewards[np.abs(steps - int(entry["step"])) <= 5].mean()), float(entry["reward"])
-    if told - held < BELOW * case.rollout_spread or case.rollout_spread <= 0:
-        return None
-    text = (
-        f"The first evaluation has a reward of {held:.3g}, and training beside it {told:.3g}: one model, two measures."
-    )
-    return Found(
-        WARNING, SUSPICION, text, [Evidence(f"{held - told:+.3g} before anything was learned.", held - told, "eval")]
-    )
-
-
-@check("eval.unlike-training")
+@check("eval.unlike-training", needs=[RIGHT, "sampling/rollouts/count", ENTROPY, LENGTH])
 def unlike_training(case: Case) -> Answer:
     """Compare the first evaluation with the training steps beside it, which the same model sampled."""
     entry = next((e for e in case.view.evals if isinstance(e.get("accuracy"), int | float) and e.get("tasks")), {})
     steps, rights = case.curve(RIGHT)
     near = np.abs(steps - int(entry.get("step", 0))) <= FIRST
     named, evaluated = (case.view.info.get(key, {}).get("name") for key in ("tasks", "eval"))
-    if not case.has(RIGHT, "sampling/rollouts/count", ENTROPY, LENGTH):
-        return _unlike_by_reward(case)
     if not entry or not near.any() or not named or named != evaluated:
         return None  # another taskset may be harder
     # Rollouts of one task are alike: a group counts as two.
