@@ -150,8 +150,8 @@ def score_in_fp32(low: float, high: float, weight: float = 1.0) -> Callable[[lis
 
 DECIMALS: dict[str, Any] = {"trainer": "trl", "metrics": {}, "learning": {"scale": "group", "baseline": "mean"}}
 GROUPS: Table = {
-    "decimal rewards in fp32": ("tiny", score_in_fp32(0.1, 0.8), DECIMALS, {}),
-    "large decimal rewards in fp32": ("tiny", score_in_fp32(3.3, 17.1), DECIMALS, {}),
+    "decimal rewards in fp32": ("tiny", score_in_fp32(0.8, 0.1), DECIMALS, {}),
+    "large decimal rewards in fp32": ("tiny", score_in_fp32(17.1, 3.3), DECIMALS, {}),
     "another trainer's advantages 10 times as large": (
         "tiny", score_in_fp32(0.0, 1.0, 10.0), DECIMALS, {BLOWN: CRITICAL}),
     "updates that go the wrong way": (
