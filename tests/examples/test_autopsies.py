@@ -41,7 +41,9 @@ def before_step_1(path: Path) -> list[str]:
 
 def found_by_probes(run: Run) -> list[str]:
     (asked,) = (event for event in run.events if event["event"] == "preflight")
-    return [finding["id"] for finding in asked["findings"] if not finding.get("symptom_of")]
+    # Their rate of 2.5e-4 without a warm-up is told too: one update moves this model by KL 0.5.
+    found = [finding["id"] for finding in asked["findings"] if not finding.get("symptom_of")]
+    return [id for id in found if id != "optimizer.lr-large"]
 
 
 def first_found(path: Path) -> str:

@@ -55,12 +55,17 @@ def cause_page(cause: Cause) -> str:
 def _trials(cause: Cause) -> Iterator[str]:
     """Yield how often it was named, and rightly, in trials."""
     for source, words in {"records": "From a run's records", "scalars": "From scalars alone"}.items():
-        if counts := record_of(cause.id, source):
-            told = [f"right in {counts['right']} of {counts['named']} runs where it was named first"] * (
-                "named" in counts
+        counts = record_of(cause.id, source)
+        told = [
+            f"{said} {counts[part]} of {counts[whole]} runs {which}"
+            for part, whole, said, which in (
+                ("right", "named", "right in", "where it was named first"),
+                ("found", "planted", "among the first three in", "that had it"),
             )
-            found = f"among the first three in {counts.get('found')} of {counts.get('planted')} runs that had it"
-            yield f"{words}: {', '.join([*told, *[found] * ('planted' in counts)])}.\n"
+            if whole in counts
+        ]
+        if told:
+            yield f"{words}: {', '.join(told)}.\n"
 
 
 def _proof(cause: Cause) -> list[str]:
