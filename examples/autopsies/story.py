@@ -40,7 +40,7 @@ def options(about: str, name: str, steps: int) -> argparse.Namespace:
 def write_recipe(given: argparse.Namespace, text: str, evaluations: int, warmup: int, **more: Any) -> Path:
     """Write the recipe at the length that was asked for; `more` fills what else its text leaves open."""
     steps, path = given.steps, given.out / "recipe.toml"
-    length = {"steps": steps, "every": max(1, steps // evaluations), "warmup": min(warmup, steps - 1)}
+    length = {"steps": steps, "every": max(1, steps // evaluations), "warmup": min(warmup, steps // 2)}
     path.write_text(text.format(seed=given.seed, **length, **more) + COMPUTE)
     return path
 

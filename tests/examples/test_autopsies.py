@@ -41,9 +41,7 @@ def before_step_1(path: Path) -> list[str]:
 
 def found_by_probes(run: Run) -> list[str]:
     (asked,) = (event for event in run.events if event["event"] == "preflight")
-    # Their rate of 2.5e-4 without a warm-up is told too: one update moves this model by KL 0.5.
-    found = [finding["id"] for finding in asked["findings"] if not finding.get("symptom_of")]
-    return [id for id in found if id != "optimizer.lr-large"]
+    return [finding["id"] for finding in asked["findings"] if not finding.get("symptom_of")]
 
 
 def first_found(path: Path) -> str:
@@ -70,20 +68,20 @@ def test_the_blind_learner(perform: Any) -> None:
 
 
 def test_the_wrong_slice(perform: Any) -> None:
-    out = perform("slice", steps=1)
+    out = perform("slice", steps=4)  # with fewer there is no warm-up, which its rate needs
     assert before_step_1(out / "sliced") == ["reward.gold-rejected"]
-    assert [line["reward/mean"] for line in Run(out / "sliced-anyway").metric_lines] == [-1.0]
+    assert [line["reward/mean"] for line in Run(out / "sliced-anyway").metric_lines] == [-1.0] * 4
     assert first_found(out / "sliced-anyway") == "reward.gold-rejected"
-    assert is_well(out / "fixed", steps=1)
+    assert is_well(out / "fixed", steps=4)
 
 
 def test_the_reward_that_waits_and_the_sampler_that_stays(perform: Any) -> None:
-    out = perform("never", steps=1)
-    assert [line["reward/mean"] for line in Run(out / "unpaid").metric_lines] == [0.0]
+    out = perform("never", steps=4)
+    assert [line["reward/mean"] for line in Run(out / "unpaid").metric_lines] == [0.0] * 4
     assert found_by_probes(Run(out / "unpaid")) == ["reward.never-computed"]  # a warning, which stops nothing
     assert first_found(out / "unpaid") == "reward.never-computed"
     assert before_step_1(out / "stale") == ["sync.stale-weights"]
-    assert is_well(out / "fixed", steps=1)
+    assert is_well(out / "fixed", steps=4)
 
 
 def test_a_folder_that_is_taken_is_left_alone(perform: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
