@@ -229,6 +229,8 @@ class Warmstart:
 
     tasks: Annotated[int, Ge(1)] = 500
     """Number of training tasks that the expert demonstrates."""
+    per_task: Annotated[int, Ge(1)] = 1
+    """Demonstrations of each task, where its taskset has scripts of mixed quality to imitate."""
     epochs: Annotated[int, Ge(1)] = 1
     """Passes over the demonstrations."""
     batch: Annotated[int, Ge(1)] = 16

@@ -78,6 +78,7 @@ class RolloutRequest:
     index: int
     seed: int  # seed of its sampling
     open_seed: int = 0  # seed that its task is opened with, the same for a whole group
+    script: Callable[[], Script] | None = None  # what `demonstrate` plays; None for the task's expert
 
 
 class _NoAnswer(Exception):  # noqa: N818 (what the task gives)
@@ -159,11 +160,11 @@ async def demonstrate(
     requests: Sequence[RolloutRequest], renderers: Mapping[bool | None, Renderer], limits: Limits, max_turns: int,
     rows: int = 0, timeout: float = 0.0,
 ) -> list[Rollout]:  # fmt: skip
-    """Let each task's scripted expert play its request, in the tokens that the model would have to say."""
+    """Let each request's script, or its task's expert, play it in the tokens that the model would have to say."""
 
     def gold(request: RolloutRequest) -> Script:
         # Begun at its first turn: also what fails before that is the script's failure.
-        yield from request.taskset.gold(request.task)
+        yield from request.script() if request.script else request.taskset.gold(request.task)
 
     async def one(_: int, request: RolloutRequest) -> Rollout:
         renderer, script = renderers[request.taskset.chat], gold(request)

@@ -6,7 +6,7 @@ tool may take minutes; many plays go on at once."""
 
 import hashlib
 import random
-from collections.abc import Collection, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from uptrend.records import Message, Reward, Task, TasksetError, Tool
@@ -69,6 +69,14 @@ class Taskset(Protocol):
 
     def corrupted(self, task: Task) -> Iterable[Script]:
         """Scripted players that must stay below the maximum."""
+
+
+@runtime_checkable
+class HasDemonstrations(Protocol):
+    """A taskset whose warm start imitates scripts of mixed quality, and not its expert alone."""
+
+    def demonstrations(self, task: Task, count: int) -> Sequence[Callable[[], Script]]:
+        """Return scripts that a model shall be able to imitate, right or not."""
 
 
 def say(text: str) -> Script:
