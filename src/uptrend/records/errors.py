@@ -3,6 +3,7 @@
 UptrendError            what was wrong, where, and what would be right
 ├── ConfigError         a recipe or an override that cannot be used
 ├── TasksetError        a taskset, a task file or a task that cannot be used
+├── SandboxFailed       a sandbox that can't start or has died
 ├── ModelError          a model that cannot be had or loaded
 ├── RecordError         a run directory that cannot be read or written
 │   └── RunLocked       another process is writing this run directory
@@ -29,6 +30,10 @@ class ConfigError(UptrendError):
 
 class TasksetError(UptrendError):
     """A taskset, a task file or a task that cannot be used."""
+
+
+class SandboxFailed(UptrendError):  # noqa: N818 (what happened to it)
+    """A sandbox that can't start or has died: our own fault, so a rollout is played again."""
 
 
 class ModelError(UptrendError):

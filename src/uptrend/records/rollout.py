@@ -194,6 +194,24 @@ class Sequence:
 
 
 @dataclass(frozen=True)
+class Executed:
+    """One command of a rollout that ran in a sandbox."""
+
+    turn: int
+    """The model's message that gave it, from 0."""
+    command: str
+    seconds: float
+    code: int
+    """Exit status; negative for a signal."""
+    stopped: str = ""
+    """The bound that ended it: time, memory, processes, disk, files or output; empty where it ended by itself."""
+    score: float | None = None
+    """Validation or final score that came of it; None where it gave none."""
+    error: bool = False
+    """True where the task calls it an error: bad syntax, a non-zero exit, a refused edit."""
+
+
+@dataclass(frozen=True)
 class Rollout:
     """One attempt at one task."""
 
@@ -216,6 +234,8 @@ class Rollout:
     seconds: float
     kept: bool = True
     """False where its group was dead and another was sampled in its place."""
+    commands: tuple[Executed, ...] = ()
+    """Commands that ran in a sandbox, in order; empty where its task has none."""
 
     @property
     def sampled_tokens(self) -> int:

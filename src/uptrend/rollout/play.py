@@ -22,7 +22,7 @@ from uptrend.records.rollout import Ints
 from uptrend.rollout.render import Renderer
 from uptrend.rollout.sampler import Extension, Limits, Sampler
 from uptrend.tasks.event_loop import together
-from uptrend.tasks.taskset import Play, Script, Taskset
+from uptrend.tasks.taskset import Play, Script, Taskset, commands_of
 
 T = TypeVar("T")
 
@@ -222,6 +222,7 @@ async def play(
         step=request.step, group=request.group, index=request.index, task=request.task.id, family=request.task.family,
         answer=request.task.answer, seed=request.seed, messages=tuple(messages), sequences=(tokens.tokens(),),
         reward=reward, ended=ended, error=error, seconds=time.perf_counter() - began,
+        commands=() if opened is None else commands_of(opened),
     )  # fmt: skip
 
 

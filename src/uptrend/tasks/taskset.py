@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
-from uptrend.records import Message, Reward, Task, TasksetError, Tool
+from uptrend.records import Executed, Message, Reward, Task, TasksetError, Tool
 
 # A scripted player: yields what the model would say, and is sent what the task answers.
 Script = Generator[Message, Sequence[Message], None]
@@ -34,6 +34,20 @@ class Play(Protocol):
 
     async def close(self) -> None:
         """Free what the play holds; called once, whatever happened."""
+
+
+class KeepsCommands(Protocol):
+    """A play that keeps the commands which it ran in a sandbox, for the rollout's record."""
+
+    @property
+    def commands(self) -> Sequence[Executed]:
+        """Commands so far, in order; complete after `score`."""
+
+
+def commands_of(play: Play) -> tuple[Executed, ...]:
+    """Return the commands that a play keeps; an attribute of that name with other content is somebody's own."""
+    kept = getattr(play, "commands", ())
+    return tuple(kept) if isinstance(kept, Sequence) and all(isinstance(each, Executed) for each in kept) else ()
 
 
 @runtime_checkable
