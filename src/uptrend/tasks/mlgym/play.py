@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from uptrend.records import Executed, Message, Reward, Task, Tool
 from uptrend.tasks.mlgym.commands import Refused, Reply, Terminal, command_of
@@ -31,6 +32,10 @@ class Arena:
     bounds: Bounds
     slots: asyncio.Semaphore  # commands that run at once, so that none is slowed down by too many others
     baselines: dict[str, asyncio.Task[tuple[float, float]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # A group opens the same example many times, and making one takes some milliseconds.
+        self.example = lru_cache(64)(self.problem.example)
 
     async def open(self, example: Example) -> Workspace:
         """Make a fresh workspace."""

@@ -38,8 +38,8 @@ Anything else is bash. A command takes at most {seconds:g} seconds; there is no 
 class MlGymOptions:
     """The options of `mlgym`."""
 
-    tasks: tuple[str, ...] = ()
-    """Tasks by name (the YAML file's, without its ending); empty for all."""
+    problems: tuple[str, ...] = ()
+    """MLGym tasks by name (the YAML file's, without its ending); empty for all."""
     folder: str = ""
     """A MLGym checkout; empty for the four tasks that come with Uptrend."""
     examples: Annotated[int, Ge(0)] = 0
@@ -88,7 +88,7 @@ class MlGym:
     def __init__(self, options: MlGymOptions, seed: int) -> None:
         self.options, self.seed = options, seed
         self.notes: list[str] = []
-        chosen = options.tasks or names(options.folder)
+        chosen = options.problems or names(options.folder)
         self.problems = {p.name: p for p in (load_problem(name, options.folder) for name in chosen)}
         for problem in self.problems.values():
             for note in problem.notes:
@@ -134,7 +134,7 @@ class MlGym:
     def open(self, task: Task, seed: int) -> ResearchPlay:  # noqa: ARG002 (nothing is left to chance)
         """Begin a rollout; its sandbox is opened by its first command."""
         o, arena = self.options, self._arena(task.family)
-        example = arena.problem.example(task.data["seed"], task.data["heldout"])
+        example = arena.example(task.data["seed"], task.data["heldout"])
         tools = (COMMAND,) if o.tool_calls else ()
         return ResearchPlay(task, arena, example, o.scheme, o.dense, o.keep, o.window, o.turns, tools)
 
