@@ -2,14 +2,20 @@
 
     python benchmarks/mlgym.py --examples 20
     python benchmarks/mlgym.py --folder MLGym --problems prisonersDilemma --sandbox bubblewrap --json
+    python benchmarks/mlgym.py --at-once 32
 
 Every player plays the same examples in fresh sandboxes. A score is the evaluator's metric; the reward is the scheme
 `final`'s; both are means with a 95% bootstrap interval. "none" counts rollouts without a valid submission.
+
+`--at-once` plays so many rollouts of scripted players one by one and then side by side, in turns, and compares every
+observation and reward.
 """
 
 import argparse
 import json
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +26,7 @@ from uptrend.tasks import event_loop
 from uptrend.tasks.mlgym.play import ResearchPlay
 from uptrend.tasks.mlgym.players import Player, act_at_random, read_players
 from uptrend.tasks.mlgym.taskset import MlGym, MlGymOptions
-from uptrend.tasks.taskset import Script
+from uptrend.tasks.taskset import Script, play_script
 
 
 def players_of(taskset: MlGym, task: Task) -> dict[str, Script]:
@@ -64,6 +70,30 @@ async def measure(taskset: MlGym, tasks: list[Task]) -> list[dict[str, Any]]:
     return [{"task": task, "player": name, **_summary(each)} for (task, name), each in sorted(rows.items(), key=_order)]
 
 
+async def _transcript(taskset: MlGym, task: Task, player: Player) -> tuple[list[str], float]:
+    messages, reward = await play_script(taskset, task, player.play(task.data["seed"]))
+    return [message.content for message in messages], reward.total
+
+
+async def compare(taskset: MlGym, count: int, rounds: int = 3) -> dict[str, Any]:
+    """Play the same rollouts one by one and side by side; return the times and whether anything differed."""
+    tasks = taskset.heldout(count)
+    pairs = [(task, (own := read_players(taskset.problems[task.family].players or Path()))[i % len(own)])
+             for i, task in enumerate(tasks)]  # fmt: skip
+    await event_loop.together(_transcript(taskset, *pair) for pair in pairs)  # baselines are measured once
+    alone, together, differ = list[float](), list[float](), 0
+    for _ in range(rounds):
+        began = time.perf_counter()
+        first = [await _transcript(taskset, *pair) for pair in pairs]
+        alone.append(time.perf_counter() - began)
+        began = time.perf_counter()
+        second = await event_loop.together(_transcript(taskset, *pair) for pair in pairs)
+        together.append(time.perf_counter() - began)
+        differ += sum(a != b for a, b in zip(first, second, strict=True))
+    turns = sum(len(said) for said, _ in second)
+    return {"rollouts": count, "messages": turns, "one_by_one_s": alone, "at_once_s": together, "differ": differ}
+
+
 def _order(row: tuple[tuple[str, str], Any]) -> tuple[str, int, str]:
     (task, name), _ = row
     return task, ["baseline", "random", "expert", "weak", "cheat"].index(name.split()[0]), name
@@ -88,10 +118,14 @@ def main() -> None:
     parser.add_argument("--examples", type=int, default=20, help="held-out examples of each task")
     parser.add_argument("--sandbox", default="auto")
     parser.add_argument("--python", default="", help="interpreter inside the sandbox")
+    parser.add_argument("--at-once", type=int, default=0, help="compare so many rollouts side by side with one by one")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     options = MlGymOptions(problems=tuple(given.problems), folder=given.folder, sandbox=given.sandbox, python=given.python)
     taskset = MlGym(options, 0)
+    if given.at_once:
+        print(json.dumps(event_loop.run(compare(taskset, given.at_once))))
+        return
     rows = event_loop.run(measure(taskset, taskset.heldout(given.examples * len(taskset.problems))))
     if given.json:
         print(json.dumps(rows))
