@@ -88,6 +88,7 @@ rollouts = st.builds(
     seconds=numbers,
     kept=st.booleans(),
     commands=st.lists(commands, max_size=2).map(tuple),
+    sandbox_failures=st.integers(0, 9),
 )
 
 
@@ -142,7 +143,7 @@ def test_the_columns_hold_what_the_page_says() -> None:
     both = (in_memory(FIRST), in_memory(SECOND))
     ran = (Executed(1, "python a.py", 0.5, -9, "memory", 0.75, True),)
     made = Rollout(
-        7, "g3", 2, "t9", "lookup", "12", 2**40, said, both, reward, Ending.TURN_LIMIT, None, 1.25, commands=ran
+        7, "g3", 2, "t9", "lookup", "12", 2**40, said, both, reward, Ending.TURN_LIMIT, None, 1.25, True, ran, 2
     )
     table = rollouts_table("demo", [made])
     assert table.schema.equals(ROLLOUTS, check_metadata=True)
@@ -164,6 +165,7 @@ def test_the_columns_hold_what_the_page_says() -> None:
         "ended": "turn-limit", "error": None, "seconds": 1.25, "kept": True,
         "commands": [{"turn": 1, "command": "python a.py", "seconds": 0.5, "code": -9, "stopped": "memory",
                       "score": 0.75, "error": True}],
+        "sandbox_failures": 2,
     }  # fmt: skip
     assert table.to_pylist() == [
         shared | {"sequence": 0, **FIRST},
@@ -181,10 +183,10 @@ def test_a_rollout_that_failed_keeps_its_row() -> None:
 
 
 def test_files_of_an_older_writer(make_run: Callable[..., Path]) -> None:
-    """They lack the columns `kept` and `commands` and the field `problem`."""
+    """They lack the columns `kept`, `commands` and `sandbox_failures`, and the field `problem`."""
     path = make_run("demo", steps=2)
     (part,) = (path / "rollouts" / "000001").iterdir()
-    table = pq.read_table(part).drop_columns(["kept", "commands"])
+    table = pq.read_table(part).drop_columns(["kept", "commands", "sandbox_failures"])
     older = [[{k: m[k] for k in ("role", "content", "calls")} for m in row] for row in table["messages"].to_pylist()]
     pq.write_table(table.set_column(table.schema.get_field_index("messages"), "messages", [older]), part)
     rows = Run(path).rollouts().to_pylist()

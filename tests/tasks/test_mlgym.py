@@ -8,7 +8,7 @@ import pytest
 
 from uptrend.records import Message, Reward, Task, TasksetError, ToolCall
 from uptrend.tasks import event_loop
-from uptrend.tasks.mlgym.commands import Reply, Terminal
+from uptrend.tasks.mlgym.commands import CommandReply, Terminal
 from uptrend.tasks.mlgym.play import ResearchPlay
 from uptrend.tasks.mlgym.problem import load_problem
 from uptrend.tasks.mlgym.rewards import DenseParts, Facts, reward_of
@@ -19,10 +19,10 @@ from uptrend.tasks.sandbox import Bounds, find_sandbox
 SOURCE = b"import os\n\n\ndef f(x):\n    return x + 1\n\n\nprint(f(2))\n"
 
 
-def talk(*commands: str, files: dict[str, bytes] | None = None) -> list[Reply]:
+def talk(*commands: str, files: dict[str, bytes] | None = None) -> list[CommandReply]:
     """Give commands in one fresh workspace."""
 
-    async def converse() -> list[Reply]:
+    async def converse() -> list[CommandReply]:
         async with await find_sandbox("process").open(files or {"a.py": SOURCE}, Bounds(output=2000)) as workspace:
             terminal = Terminal(workspace, window=10, seconds=5)
             return [await terminal.carry_out(command) for command in commands]

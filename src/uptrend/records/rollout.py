@@ -151,9 +151,14 @@ class Ending(StrEnum):
     STOP_TEXT = "stop-text"
     LENGTH = "length"
     TURN_LIMIT = "turn-limit"
+    TIME_LIMIT = "time-limit"
     CONTEXT_FULL = "context-full"
     TOOL_ERROR = "tool-error"
     TASK_ERROR = "task-error"
+
+
+# Endings at a limit: `learning.mask_truncated` leaves such rollouts out of the loss.
+AT_A_LIMIT = (Ending.LENGTH, Ending.CONTEXT_FULL, Ending.TURN_LIMIT, Ending.TIME_LIMIT)
 
 
 def boundary_of(error: str | None) -> str:
@@ -236,6 +241,8 @@ class Rollout:
     """False where its group was dead and another was sampled in its place."""
     commands: tuple[Executed, ...] = ()
     """Commands that ran in a sandbox, in order; empty where its task has none."""
+    sandbox_failures: int = 0
+    """Times that its sandbox failed; after each but the last it was played again, and this is the last attempt."""
 
     @property
     def sampled_tokens(self) -> int:

@@ -71,6 +71,7 @@ ROLLOUTS = pa.schema(
         ("seconds", pa.float64()),
         ("kept", pa.bool_()),
         ("commands", pa.list_(_COMMAND)),
+        ("sandbox_failures", pa.int32()),
         *((name, pa.list_(kind)) for name, kind in TOKEN_COLUMNS.items()),
     ],
     metadata={"uptrend.schema": str(VERSION)},
@@ -108,6 +109,7 @@ def _row_of(r: Rollout) -> dict[str, Any]:
         "ended": str(r.ended),
         "kept": r.kept,
         "commands": [vars(command) for command in r.commands],
+        "sandbox_failures": r.sandbox_failures,
     }
 
 
@@ -180,6 +182,7 @@ def _rollout_of(row: dict[str, Any], sequences: tuple[Sequence, ...]) -> Rollout
         ended=Ending(row["ended"]),
         kept=row["kept"] is not False,  # null where it was written before groups could be dropped
         commands=tuple(Executed(**command) for command in row["commands"] or ()),
+        sandbox_failures=row["sandbox_failures"] or 0,
     )
 
 

@@ -14,7 +14,7 @@ from uptrend.config import Config, Sampling
 from uptrend.policy.policy import Policy
 from uptrend.records import Evaluation, Part, Rollout
 from uptrend.records.rollout import OVERLONG
-from uptrend.rollout.play import RolloutRequest, demonstrate, derive, derive_open_seed, play_all
+from uptrend.rollout.play import RolloutRequest, Timeouts, demonstrate, derive, derive_open_seed, play_all
 from uptrend.rollout.render import Renderer
 from uptrend.rollout.sampler import Limits, Sampler
 from uptrend.stats.intervals import pass_at_k
@@ -53,7 +53,7 @@ class RolloutPlayer:
             s.max_tokens, s.context, temperature, s.top_p, s.top_k, s.min_p, s.repetition_penalty, s.stop, s.max_prompt
         )
         renderers = self._renderers_for(requests)
-        plays = play_all(requests, self._sampler, renderers, limits, s.max_turns, s.rows, s.tool_timeout)
+        plays = play_all(requests, self._sampler, renderers, limits, s.max_turns, s.rows, *_patience(s))
         return event_loop.run(plays)
 
     def demonstrate(self, requests: Sequence[RolloutRequest]) -> list[Rollout]:
@@ -61,13 +61,17 @@ class RolloutPlayer:
         s = self._config.sampling
         limits = Limits(s.max_tokens, s.context, prompt=s.max_prompt)
         renderers = self._renderers_for(requests)
-        return event_loop.run(demonstrate(requests, renderers, limits, s.max_turns, s.rows, s.tool_timeout))
+        return event_loop.run(demonstrate(requests, renderers, limits, s.max_turns, s.rows, *_patience(s)))
 
     def _renderers_for(self, requests: Sequence[RolloutRequest]) -> dict[bool | None, Renderer]:
         for chat in {request.taskset.chat for request in requests} - set(self._renderers):
             trim = self._config.sampling.trim
             self._renderers[chat] = Renderer(self._policy.tokenizer, self._policy.stop_ids, chat, trim)
         return self._renderers
+
+
+def _patience(sampling: Sampling) -> tuple[Timeouts, int]:
+    return Timeouts(sampling.tool_timeout, sampling.rollout_timeout), sampling.retries
 
 
 def gather(player: RolloutPlayer, pool: Pool, cursor: Cursor, step: int, config: Config) -> Gathered:

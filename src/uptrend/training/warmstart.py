@@ -6,6 +6,7 @@ log-probability, so the loss is the mean negative log-probability of the expert'
 seen and not trained, as in RL, because it is the same code.
 """
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -69,7 +70,7 @@ def demonstrate(policy: Policy, pool: Pool, config: Config) -> tuple[list[Rollou
             left_out.append(request)
     if left_out:
         # Played again without limits, to say which limits would be enough.
-        unlimited = replace(config.sampling, max_turns=1_000, context=1_000_000, max_prompt=0)
+        unlimited = replace(config.sampling, max_turns=1_000, context=1_000_000, max_prompt=0, rollout_timeout=0.0)
         played = RolloutPlayer(policy, None, replace(config, sampling=unlimited)).demonstrate(left_out)
         causes = why_left_out(played, config.sampling, is_mixed)
         notes.append(f"{len(left_out)} of {len(requests)} demonstrations were left out: {'; '.join(causes)}.")
@@ -91,7 +92,8 @@ def why_left_out(rollouts: Sequence[Rollout], limits: Sampling, is_mixed: bool =
     if wrong:
         causes.append(f"{len(wrong)} {'was' if len(wrong) == 1 else 'were'} not right")
     # A script's history is only appended to: it has one sequence.
-    right = [r.sequences[0] for r in rollouts if r.reward is not None and r not in wrong]
+    correct = [r for r in rollouts if r.reward is not None and r not in wrong]
+    right = [r.sequences[0] for r in correct]
     turns = [np.unique(tokens.turns[tokens.sampled], return_counts=True)[1] for tokens in right]
     if silent := sum(len(sizes) == 0 for sizes in turns):
         causes.append(f"{silent} said nothing")
@@ -100,6 +102,7 @@ def why_left_out(rollouts: Sequence[Rollout], limits: Sampling, is_mixed: bool =
         ("context", "longest rollout", limits.context, [len(tokens.ids) for tokens in right]),
         ("max_tokens", "longest turn", limits.max_tokens, [int(sizes.max(initial=0)) for sizes in turns]),
         ("max_prompt", "longest prompt", limits.max_prompt, [int((t.roles == Role.PROMPT).sum()) for t in right]),
+        ("rollout_timeout", "most seconds", limits.rollout_timeout, [math.ceil(r.seconds) for r in correct]),
     ):
         exceeding = sum(0 < limit < size for size in needed)  # max_prompt = 0 is none
         if exceeding:

@@ -42,7 +42,7 @@ if unknown:
 
 
 @dataclass(frozen=True)
-class Reply:
+class CommandReply:
     """Answer to one command."""
 
     text: str
@@ -51,27 +51,27 @@ class Reply:
     kind: str = ""  # edit or shell, for the rates of errors
 
 
-class Refused(Exception):  # noqa: N818 (what it is)
+class WrongCommand(Exception):  # noqa: N818 (what it is)
     """A command that can't be carried out; its text teaches."""
 
 
 def command_of(message: Message) -> str:
     """Return the one command of a message: a tool call, a fenced block, or all that was said."""
     if message.problem:
-        raise Refused(message.problem)
+        raise WrongCommand(message.problem)
     if len(message.calls) > 1:
-        raise Refused(f"You gave {len(message.calls)} commands, and none was carried out. Give one per turn.")
+        raise WrongCommand(f"You gave {len(message.calls)} commands, and none was carried out. Give one per turn.")
     if message.calls:
         given = message.calls[0].arguments.get("command")
         if message.calls[0].name != "command" or not isinstance(given, str):
-            raise Refused("There is one tool, command, with one argument, command: a text.")
+            raise WrongCommand("There is one tool, command, with one argument, command: a text.")
         return given.strip("\n")
     blocks = FENCE.findall(message.content)
     if len(blocks) > 1:
-        raise Refused(f"You gave {len(blocks)} commands, and none was carried out. Give one per turn, in one ``` block.")
+        raise WrongCommand(f"You gave {len(blocks)} commands, and none was carried out. Give one per turn, in one ``` block.")
     command = (blocks[0] if blocks else message.content).strip("\n")
     if not command.strip():
-        raise Refused("You gave no command. Give one per turn, such as: ls")
+        raise WrongCommand("You gave no command. Give one per turn, such as: ls")
     return str(command)
 
 
@@ -83,13 +83,13 @@ class Terminal:
         self.open_file = ""  # path of the open file, from the root
         self._top = 1  # first line that is shown
         self._scrolls = 0
-        self._verbs: dict[str, Callable[[str], Awaitable[Reply]]] = {
+        self._verbs: dict[str, Callable[[str], Awaitable[CommandReply]]] = {
             "open": self._open, "goto": self._goto, "scroll_up": self._scroll_up, "scroll_down": self._scroll_down,
             "create": self._create, "search_dir": self._search_dir, "search_file": self._search_file,
             "find_file": self._find_file, "edit": self._edit, "insert": self._insert,
         }  # fmt: skip
 
-    async def carry_out(self, command: str) -> Reply:
+    async def carry_out(self, command: str) -> CommandReply:
         """Carry out one command."""
         first, _, rest = command.strip().partition("\n")
         verb, _, arguments = first.strip().partition(" ")
@@ -99,12 +99,12 @@ class Terminal:
             if verb in self._verbs:
                 return await self._verbs[verb](f"{arguments.strip()}\n{rest}" if rest else arguments.strip())
             return await self._shell(command)
-        except Refused as refused:
-            return Reply(str(refused), code=1, kind="edit" if verb in ("edit", "insert") else "")
+        except WrongCommand as refused:
+            return CommandReply(str(refused), code=1, kind="edit" if verb in ("edit", "insert") else "")
         except FileProblem as problem:
-            return Reply(f"Error: {problem}", code=1)
+            return CommandReply(f"Error: {problem}", code=1)
 
-    async def _shell(self, command: str) -> Reply:
+    async def _shell(self, command: str) -> CommandReply:
         outcome = await self.workspace.run(command, seconds=self._seconds)
         text = outcome.output.rstrip("\n")
         if outcome.stopped == "time":
@@ -113,17 +113,17 @@ class Terminal:
             text += f"\nStopped: it exceeded the bound on {outcome.stopped}."
         elif outcome.code:
             text += f"\n(exit code {outcome.code})"
-        return Reply(text.strip("\n") or "The command ran and printed nothing.", outcome.code, outcome.stopped, "shell")
+        return CommandReply(text.strip("\n") or "The command ran and printed nothing.", outcome.code, outcome.stopped, "shell")
 
     # The editor.
 
     async def _lines(self) -> list[str]:
         if not self.open_file:
-            raise Refused("No file is open. Open one first: open <path>")
+            raise WrongCommand("No file is open. Open one first: open <path>")
         data = await self.workspace.read(self.open_file, LARGEST)
         return data.decode("utf-8", "replace").splitlines()
 
-    async def _show(self, before: str = "", after: str = "") -> Reply:
+    async def _show(self, before: str = "", after: str = "") -> CommandReply:
         lines = await self._lines()
         self._top = max(1, min(self._top, len(lines) - self._window + 1))
         end = min(len(lines), self._top + self._window - 1)
@@ -131,9 +131,9 @@ class Terminal:
         parts = [before, f"[File: {self.open_file} ({len(lines)} lines)]", f"({above} more lines above)" if above else ""]
         parts += [f"{number}:{lines[number - 1]}" for number in range(self._top, end + 1)]
         parts += [f"({below} more lines below)" if below else "", after]
-        return Reply("\n".join(part for part in parts if part))
+        return CommandReply("\n".join(part for part in parts if part))
 
-    async def _open(self, arguments: str) -> Reply:
+    async def _open(self, arguments: str) -> CommandReply:
         words = _words(arguments, "open <path> [<line>]", 1, 2)
         line = _number(words[1], "open <path> [<line>]") if len(words) > 1 else 1
         await self.workspace.read(words[0], LARGEST)  # a folder, a link or a missing file is refused here
@@ -143,28 +143,28 @@ class Terminal:
     def _absolute(self, path: str) -> str:
         return path if path.startswith("/") else f"{self.workspace.cwd}/{path.removeprefix('./')}"
 
-    async def _goto(self, arguments: str) -> Reply:
+    async def _goto(self, arguments: str) -> CommandReply:
         line = _number(_words(arguments, "goto <line>", 1)[0], "goto <line>")
         if not 1 <= line <= (count := len(await self._lines())):
-            raise Refused(f"There is no line {line}: the file has {count}.")
+            raise WrongCommand(f"There is no line {line}: the file has {count}.")
         self._top = max(1, line - self._window // 6)
         return await self._show()
 
-    async def _scroll(self, lines: int) -> Reply:
+    async def _scroll(self, lines: int) -> CommandReply:
         self._top = max(1, self._top + lines)
         self._scrolls += 1
         hint = "Scrolling many times is slow: search_file <term> finds a line, goto <line> shows it."
         return await self._show(after=hint if self._scrolls >= SCROLLS else "")
 
-    async def _scroll_down(self, arguments: str) -> Reply:
+    async def _scroll_down(self, arguments: str) -> CommandReply:
         _words(arguments, "scroll_down", 0)
         return await self._scroll(self._window - 2)
 
-    async def _scroll_up(self, arguments: str) -> Reply:
+    async def _scroll_up(self, arguments: str) -> CommandReply:
         _words(arguments, "scroll_up", 0)
         return await self._scroll(2 - self._window)
 
-    async def _create(self, arguments: str) -> Reply:
+    async def _create(self, arguments: str) -> CommandReply:
         path = _words(arguments, "create <path>", 1)[0]
         try:
             await self.workspace.read(path, LARGEST)
@@ -172,28 +172,28 @@ class Terminal:
             await self.workspace.write(path, b"\n")
             return await self._open(shlex.quote(path))
         shown = await self._open(shlex.quote(path))
-        return Reply(f"Error: {path} exists already.\n{shown.text}", code=1)
+        return CommandReply(f"Error: {path} exists already.\n{shown.text}", code=1)
 
-    async def _edit(self, arguments: str) -> Reply:
+    async def _edit(self, arguments: str) -> CommandReply:
         usage = "edit <first line>:<last line>\n<new lines>\nend_of_edit"
         head, text = _block(arguments, "end_of_edit", usage)
         if (found := RANGE.match(head)) is None:
-            raise Refused(f"{head!r} is no range of lines. Usage:\n{usage}")
+            raise WrongCommand(f"{head!r} is no range of lines. Usage:\n{usage}")
         first, last = int(found[1]), int(found[2])
         lines = await self._lines()
         if not 1 <= first <= last + 1 or last > len(lines):
-            raise Refused(f"There are no lines {first} to {last}: the file has {len(lines)}.")
+            raise WrongCommand(f"There are no lines {first} to {last}: the file has {len(lines)}.")
         return await self._replace(lines, first - 1, last, text)
 
-    async def _insert(self, arguments: str) -> Reply:
+    async def _insert(self, arguments: str) -> CommandReply:
         usage = "insert <line>\n<new lines>\nend_of_insert"
         head, text = _block(arguments, "end_of_insert", usage)
         after, lines = _number(head, usage), await self._lines()
         if after > len(lines):
-            raise Refused(f"There is no line {after}: the file has {len(lines)}.")
+            raise WrongCommand(f"There is no line {after}: the file has {len(lines)}.")
         return await self._replace(lines, after, after, text)
 
-    async def _replace(self, lines: list[str], start: int, end: int, text: list[str]) -> Reply:
+    async def _replace(self, lines: list[str], start: int, end: int, text: list[str]) -> CommandReply:
         """Put lines in the place of others, unless the linter finds something that was not there before."""
         changed = [*lines[:start], *text, *lines[end:]]
         if self.open_file.endswith(".py"):
@@ -201,14 +201,14 @@ class Terminal:
             if problems and problems != await self.lint("\n".join(lines)):
                 low, high = max(0, start - 3), start + len(text) + 3
                 shown = "\n".join(f"{n}:{line}" for n, line in enumerate(changed[low:high], low + 1))
-                raise Refused(
+                raise WrongCommand(
                     f"The edit was NOT applied, since it brings in errors:\n{problems}\nIt would have looked like this:\n"
                     f"{shown}\nCorrect the lines or their numbers; the same edit again fails again."
                 )
         await self.workspace.write(self.open_file, ("\n".join(changed) + "\n").encode())
         self._top = max(1, start + 1 - self._window // 6)
         shown = await self._show(after="File updated, no errors found. Check the lines, and edit again where needed.")
-        return Reply(shown.text, kind="edit")
+        return CommandReply(shown.text, kind="edit")
 
     async def lint(self, source: str) -> str:
         """Return what is wrong with Python source, one line per error; empty where nothing is."""
@@ -217,48 +217,48 @@ class Terminal:
 
     # Search, by grep and find inside the sandbox.
 
-    async def _search_dir(self, arguments: str) -> Reply:
+    async def _search_dir(self, arguments: str) -> CommandReply:
         words = _words(arguments, "search_dir <term> [<folder>]", 1, 2)
         folder = shlex.quote(words[1] if len(words) > 1 else ".")
         return await self._matches(f"grep -rnIF --exclude-dir='.*' -e {shlex.quote(words[0])} {folder}", words[0])
 
-    async def _search_file(self, arguments: str) -> Reply:
+    async def _search_file(self, arguments: str) -> CommandReply:
         words = _words(arguments, "search_file <term> [<file>]", 1, 2)
         if len(words) < 2 and not self.open_file:
-            raise Refused("No file is open. Name one: search_file <term> <file>")
+            raise WrongCommand("No file is open. Name one: search_file <term> <file>")
         file = shlex.quote(words[1] if len(words) > 1 else self.open_file)
         return await self._matches(f"grep -nIF -e {shlex.quote(words[0])} {file}", words[0])
 
-    async def _find_file(self, arguments: str) -> Reply:
+    async def _find_file(self, arguments: str) -> CommandReply:
         words = _words(arguments, "find_file <name> [<folder>]", 1, 2)
         folder = shlex.quote(words[1] if len(words) > 1 else ".")
         return await self._matches(f"find {folder} -type f -name {shlex.quote(words[0])} | sort", words[0])
 
-    async def _matches(self, command: str, term: str) -> Reply:
+    async def _matches(self, command: str, term: str) -> CommandReply:
         outcome = await self.workspace.run(command, seconds=self._seconds)
         if outcome.code > 1 or outcome.stopped:
-            raise Refused(outcome.output.strip() or f"The search was stopped: {outcome.stopped}.")
+            raise WrongCommand(outcome.output.strip() or f"The search was stopped: {outcome.stopped}.")
         found = outcome.output.splitlines()
         if not found:
-            return Reply(f"Nothing found for {term!r}.")
+            return CommandReply(f"Nothing found for {term!r}.")
         if len(found) > 100:
-            return Reply(f"{len(found)} lines match {term!r}: search for something narrower.")
-        return Reply("\n".join([f"{len(found)} found for {term!r}:", *found]))
+            return CommandReply(f"{len(found)} lines match {term!r}: search for something narrower.")
+        return CommandReply("\n".join([f"{len(found)} found for {term!r}:", *found]))
 
 
 def _words(arguments: str, usage: str, least: int, most: int | None = None) -> list[str]:
     try:
         words = shlex.split(arguments)
     except ValueError as error:
-        raise Refused(f"{error}. Usage: {usage}") from None
+        raise WrongCommand(f"{error}. Usage: {usage}") from None
     if not least <= len(words) <= (least if most is None else most):
-        raise Refused(f"Usage: {usage}")
+        raise WrongCommand(f"Usage: {usage}")
     return words
 
 
 def _number(text: str, usage: str) -> int:
     if not text.strip().isdigit():
-        raise Refused(f"{text!r} is no line number. Usage: {usage}")
+        raise WrongCommand(f"{text!r} is no line number. Usage: {usage}")
     return int(text)
 
 
@@ -267,5 +267,5 @@ def _block(arguments: str, end: str, usage: str) -> tuple[str, list[str]]:
     head, *lines = arguments.split("\n")
     places = [i for i, line in enumerate(lines) if line.strip() == end]
     if not places:
-        raise Refused(f"A line with {end} is missing. Usage:\n{usage}")
+        raise WrongCommand(f"A line with {end} is missing. Usage:\n{usage}")
     return head.strip(), lines[: places[0]]

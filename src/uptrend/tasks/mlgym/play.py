@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from uptrend.records import Executed, Message, Reward, Task, Tool
-from uptrend.tasks.mlgym.commands import Refused, Reply, Terminal, command_of
+from uptrend.tasks.mlgym.commands import WrongCommand, CommandReply, Terminal, command_of
 from uptrend.tasks.mlgym.problem import Example, Problem
 from uptrend.tasks.mlgym.rewards import DenseParts, Facts, Scheme, reward_of
-from uptrend.tasks.mlgym.scoring import Scorer, Verdict
+from uptrend.tasks.mlgym.scoring import Scorer, Judged
 from uptrend.tasks.sandbox import Bounds, Sandbox, Workspace
 
 COMMAND = Tool(
@@ -85,7 +85,7 @@ class ResearchPlay:
     _terminal: Terminal | None = None
     _baseline: tuple[float, float] = (0.0, 0.0)
     _validations: list[float] = field(default_factory=list)
-    _best: tuple[float, dict[str, bytes] | Verdict] | None = None  # best validation so far, and what was validated
+    _best: tuple[float, dict[str, bytes] | Judged] | None = None  # best validation so far, and what was validated
     _submitted: bool = False
     _counts: dict[str, list[int]] = field(default_factory=lambda: {"edit": [0, 0], "shell": [0, 0]})
 
@@ -110,13 +110,13 @@ class ResearchPlay:
             try:
                 command = command_of(message)
                 if command.strip() == "submit":
-                    self._submitted, reply = True, Reply("Submitted.")
+                    self._submitted, reply = True, CommandReply("Submitted.")
                 elif command.strip() == "validate":
                     reply, score = await self._validate(terminal)
                 else:
                     reply = await terminal.carry_out(command)
-            except Refused as refused:
-                reply = Reply(str(refused), code=1)
+            except WrongCommand as refused:
+                reply = CommandReply(str(refused), code=1)
         seconds, is_error = time.perf_counter() - began, bool(reply.code or reply.stopped)
         turn = len(self.commands)
         self.commands.append(Executed(turn, command, seconds, reply.code, reply.stopped, score, is_error))
@@ -129,17 +129,17 @@ class ResearchPlay:
         shown = f"(open file: {terminal.open_file or 'none'}, folder: {terminal.workspace.cwd}{left})\nbash-$"
         return [Message("tool" if message.calls or message.problem else "user", f"{reply.text}\n{shown}")]
 
-    async def _validate(self, terminal: Terminal) -> tuple[Reply, float | None]:
+    async def _validate(self, terminal: Terminal) -> tuple[CommandReply, float | None]:
         files = await self.arena.scorer.copy_out(terminal.workspace)
         verdict = await self.arena.scorer.judge(files, "validation", self.example.validation)
         if verdict.score is None:
-            return Reply(verdict.said, code=1), None
+            return CommandReply(verdict.said, code=1), None
         improvement, metric = self._improvement(verdict.score, 0), self.arena.problem.metric
         self._validations.append(improvement)
         if self._best is None or improvement > self._best[0]:
             self._best = improvement, files
         said = f"Validation {metric}: {verdict.score:.4f} (baseline {self._baseline[0]:.4f})"
-        return Reply(said), verdict.score
+        return CommandReply(said), verdict.score
 
     def _improvement(self, score: float, split: int) -> float:
         problem = self.arena.problem
@@ -165,7 +165,7 @@ class ResearchPlay:
         facts = Facts(final, relative, self._validations, len(own), errors, *self._counts["edit"], *self._counts["shell"])
         return reward_of(facts, self.scheme, self.dense)
 
-    async def _better(self, last: dict[str, bytes] | Verdict) -> dict[str, bytes] | Verdict:
+    async def _better(self, last: dict[str, bytes] | Judged) -> dict[str, bytes] | Judged:
         """Return the last submission or the best one before it, by their validation scores."""
         assert self._best is not None
         if last == self._best[1]:

@@ -65,7 +65,7 @@ for line in lines:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Judged:
     """Score of a submission; None with a sentence for the agent where there is none."""
 
     score: float | None
@@ -79,11 +79,11 @@ class Scorer:
     def __init__(self, problem: Problem, sandbox: Sandbox, bounds: Bounds, trust: bool) -> None:
         self._problem, self._sandbox, self._bounds, self._trust = problem, sandbox, bounds, trust
 
-    async def score(self, workspace: Workspace, split: Split, answers: Mapping[str, bytes]) -> Verdict:
+    async def score(self, workspace: Workspace, split: Split, answers: Mapping[str, bytes]) -> Judged:
         """Copy the submission out of a workspace and score it on a split."""
         return await self.judge(await self.copy_out(workspace), split, answers)
 
-    async def copy_out(self, workspace: Workspace) -> dict[str, bytes] | Verdict:
+    async def copy_out(self, workspace: Workspace) -> dict[str, bytes] | Judged:
         """Return what is submitted, as bytes; a verdict says why nothing is."""
         problem = self._problem
         try:
@@ -91,16 +91,16 @@ class Scorer:
                 return {problem.submission: await workspace.read(f"/workspace/{problem.submission}", LARGEST)}
             return {path: await workspace.read(f"/workspace/{path}", LARGEST) for path, _ in await workspace.listing()}
         except FileProblem as missing:
-            return Verdict(None, f"There is no valid {problem.submission} to score: {missing}")
+            return Judged(None, f"There is no valid {problem.submission} to score: {missing}")
 
-    async def judge(self, files: dict[str, bytes] | Verdict, split: Split, answers: Mapping[str, bytes]) -> Verdict:
+    async def judge(self, files: dict[str, bytes] | Judged, split: Split, answers: Mapping[str, bytes]) -> Judged:
         """Score what was copied out; an evaluator that prints no score is the submission's fault."""
-        if isinstance(files, Verdict):
+        if isinstance(files, Judged):
             return files
         problem = self._problem
         if problem.kind == "csv" and problem.generator is None:
             if not problem.answers and split == "validation":
-                return Verdict(None, f"{problem.submission} was found. This task has no validation split to score it on.")
+                return Judged(None, f"{problem.submission} was found. This task has no validation split to score it on.")
             files, answers = _half(problem, files, answers, split)
         # Starter code may be what the evaluator imports; the task's own files come last, over all that was submitted.
         beside = files if problem.kind == "csv" or self._trust else {}
@@ -114,8 +114,8 @@ class Scorer:
         score = metrics.get(problem.metric)
         if score is None or not math.isfinite(score):
             said = " ".join(text.split())[-300:] or "the evaluator printed nothing"
-            return Verdict(None, f"{problem.submission} is not valid: {said}")
-        return Verdict(score, metrics=metrics)
+            return Judged(None, f"{problem.submission} is not valid: {said}")
+        return Judged(score, metrics=metrics)
 
     def _evaluator(self) -> dict[str, bytes]:
         return {self._problem.evaluator: self._problem.starter[self._problem.evaluator]}

@@ -141,7 +141,7 @@ class MlGym:
     def _arena(self, name: str) -> Arena:
         if name not in self._arenas:
             o, problem = self.options, self.problems[name]
-            sandbox = find_sandbox(o.sandbox, o.python)
+            sandbox = find_sandbox(o.sandbox)
             bounds = Bounds(seconds=o.seconds, memory=o.memory << 20, output=o.output)
             scorer = Scorer(problem, sandbox, replace(bounds, seconds=problem.timeout, output=1 << 16), o.trust)
             self._arenas[name] = Arena(problem, sandbox, scorer, bounds, self._slots)

@@ -98,9 +98,9 @@ class Agent:
             except (Refused, OSError, ValueError) as error:  # ValueError: a path with a zero byte
                 send({"refused": getattr(error, "strerror", None) or str(error)})
 
-    def do_run(self, command: str, seconds: float, cwd: str, data: bytes) -> tuple[dict[str, Any], bytes]:  # noqa: ARG002
+    def do_run(self, command: str, seconds: float, cwd: str, data: bytes) -> tuple[dict[str, Any], bytes]:
         began = time.monotonic()
-        child = self.spawn(command, cwd, talks=False)
+        child = self.spawn(command, cwd, talks=False, given=data)
         while not self.over(child):
             if time.monotonic() - began > seconds:
                 child.stopped = "time"
@@ -194,8 +194,8 @@ class Agent:
 
     # Processes
 
-    def spawn(self, command: str, cwd: str, talks: bool) -> Child:
-        """Start a command in a session of its own; there is one at a time."""
+    def spawn(self, command: str, cwd: str, talks: bool, given: bytes = b"") -> Child:
+        """Start a command in a session of its own, which may read what is given; there is one at a time."""
         self.forget()
         said, say = os.pipe()
         where, there = os.pipe()
@@ -203,6 +203,11 @@ class Agent:
         os.write(preface, PRELUDE)
         os.close(preface)
         ask, answer = os.pipe() if talks else (os.open(os.devnull, os.O_RDONLY), -1)
+        if given:  # a file without a name
+            os.dup2(spare := os.open(self.root, os.O_RDWR | os.O_TMPFILE), ask)
+            with open(spare, "wb") as file:
+                file.write(given)
+            os.lseek(ask, 0, os.SEEK_SET)
         lines, line = os.pipe() if talks else (-1, say)
         cwd = cwd if os.path.isdir(cwd) else self.root
         pid = os.fork()

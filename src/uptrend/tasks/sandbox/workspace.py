@@ -8,7 +8,7 @@ import re
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Self
 
 from uptrend.records import SandboxFailed
 
@@ -71,10 +71,16 @@ class Workspace:
         self._sweep = sweep  # command that removes what an agent leaves that did not end by itself
         self._turn = asyncio.Lock()
 
-    async def run(self, command: str, *, seconds: float | None = None) -> Outcome:
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def run(self, command: str, *, seconds: float | None = None, stdin: bytes = b"") -> Outcome:
         """Run a command with bash, and end whatever it leaves running."""
         most = self.bounds.seconds if seconds is None else seconds
-        told, data = await self._ask("run", wait=most, command=self._real(command), seconds=most)
+        told, data = await self._ask("run", stdin, wait=most, command=self._real(command), seconds=most)
         self.cwd = self._shown(told["cwd"])
         output = self._shown(readable(data, told["total"]))
         return Outcome(output, told["code"], told["seconds"], told["stopped"])
