@@ -220,7 +220,7 @@ class Terminal:
     async def _search_dir(self, arguments: str) -> CommandReply:
         words = _words(arguments, "search_dir <term> [<folder>]", 1, 2)
         folder = shlex.quote(words[1] if len(words) > 1 else ".")
-        return await self._matches(f"grep -rnIF --exclude-dir='.*' -e {shlex.quote(words[0])} {folder}", words[0])
+        return await self._matches(f"grep -rnIF --exclude-dir='.?*' -e {shlex.quote(words[0])} {folder}", words[0])
 
     async def _search_file(self, arguments: str) -> CommandReply:
         words = _words(arguments, "search_file <term> [<file>]", 1, 2)
