@@ -20,6 +20,8 @@ SHIPPED = Path(uptrend.__file__).parent / "tasks" / "mlgym" / "shipped"
 NAMES = sorted(path.stem for path in (SHIPPED / "configs" / "tasks").glob("*.yaml"))
 # The first bytes of a digest over all files of train example 3 and held-out example 3.
 DIGESTS = {
+    "prisonersDilemma": "81206153b8514261",
+    "imageClassificationDigits": "8f95bbfc39f6fe49",
     "regressionHousePrice": "665f176c17ab10ab",
     "titanic": "08da718647609143",
 }
