@@ -103,6 +103,10 @@ def _bubblewrap(bounds: Bounds, folders: Mapping[str, Path]) -> Start:
     for path in WRITABLE:
         command += ["--perms", "1777", "--size", str(bounds.disk + SPARE), "--tmpfs", path]
     for name, folder in folders.items():
+        if is_root and folder.stat().st_mode & 0o5 != 0o5:
+            raise SandboxFailed(f"Commands run as another user, who may not read {folder}: chmod -R o+rX {folder}")
+        for parent in reversed(PurePosixPath(name).parents[:-1]):
+            command += ["--perms", "755", "--dir", f"{HOME}/{parent}"]
         command += ["--ro-bind", str(folder), f"{HOME}/{name}"]
     command += ["--remount-ro", "/dev", "--remount-ro", "/", "--", sys.executable, *AGENT]
     return Start(tuple(command), _setup(uid=_new_user() if is_root else 0, counted=is_root or _counts_apart()))
@@ -185,7 +189,7 @@ def _need(program: str, package: str) -> str:
 
 def _setup(**told: Any) -> dict[str, Any]:
     env = {
-        "PATH": f"{sys.prefix}/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "HOME": HOME, "USER": "agent",
+        "PATH": f"{sys.prefix}/bin:/run/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "HOME": HOME, "USER": "agent",
         "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONHASHSEED": "0", **told.pop("env", {}),
     }  # fmt: skip
@@ -210,6 +214,8 @@ def _system() -> dict[str, str]:
         if os.path.exists(path):
             shown[str(path)] = os.readlink(path) if path.is_symlink() else ""
     shown |= {path: "" for path in ("/etc/alternatives", "/etc/ld.so.cache") if os.path.exists(path)}
+    if not os.path.exists(f"{sys.prefix}/bin/python"):  # many systems have python3 alone
+        shown["/run/bin/python"] = sys.executable
     for prefix in dict.fromkeys([sys.base_prefix, str(Path(sys.executable).resolve().parents[1]), sys.prefix]):
         # Only these: a virtual environment may be made in the folder of a project.
         for part in ("bin", "lib", "lib64", "pyvenv.cfg"):
