@@ -86,6 +86,7 @@ async def opened(
 STOPPED = {  # by case: command, bound that stops it
     "fork bomb": (":(){ :|:& };:; sleep 30", "processes"),
     "fork bomb of Python": ("python3 -c 'import os\nwhile True:\n try: os.fork()\n except OSError: pass'", "processes"),
+    "many processes": ("for i in $(seq 500); do sleep 30 & done; wait", "processes"),
     "threads": (
         "python3 -c 'import threading, time\nfor _ in range(99): threading.Thread(target=time.sleep, args=(9,)).start()'",
         "processes",
@@ -109,6 +110,8 @@ STOPPED = {  # by case: command, bound that stops it
 @pytest.mark.parametrize("case", STOPPED)
 def test_a_bound_ends_a_command(backend: str, case: str, neighbor: Workspace) -> None:
     command, stopped = STOPPED[case]
+    if backend == "process" and "bomb" in case:
+        pytest.skip("an ordinary process has no hard limit: a bomb is stopped only when it is seen")
 
     async def play() -> Outcome:
         async with opened(backend, neighbor, **{**SMALL, "seconds": 1.5 if stopped == "time" else 30.0}) as workspace:
@@ -391,7 +394,7 @@ asyncio.run(play())
 def test_a_killed_host_leaves_nothing(backend: str, leaves_no_folder: Path) -> None:
     host = subprocess.Popen(
         [sys.executable, "-c", HOST, backend], stdout=subprocess.PIPE, text=True,
-        env={**os.environ, "TMPDIR": str(leaves_no_folder), "PYTHONPATH": str(Path(uptrend.__file__).parents[1])},
+        env={**os.environ, "TMPDIR": str(leaves_no_folder), "PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
     assert host.stdout is not None
     namespace, folder = host.stdout.readline().strip(), host.stdout.readline().strip()
@@ -416,8 +419,10 @@ def test_many_at_once_and_fast(backend: str, neighbor: Workspace) -> None:
     count = 6 if backend == "podman" else 32
 
     async def one(number: int) -> str:
-        async with opened(backend, has={"n": str(number).encode()}) as workspace:
-            return (await workspace.run("sleep 0.2; echo $(($(cat n) * 2))")).output
+        workspace = await BACKENDS[backend].open({"n": str(number).encode()}, Bounds())
+        outcome = await workspace.run("sleep 0.2; echo $(($(cat n) * 2))")
+        await workspace.close()
+        return outcome.output
 
     async def play() -> list[float]:
         took = []

@@ -68,7 +68,7 @@ class Agent:
 
     def __init__(self, setup: dict[str, Any]) -> None:
         self.root, self.writable = setup["root"], setup["writable"]  # the workspace; every place that can be filled
-        self.bounds, self.env = setup["bounds"], setup["env"]
+        self.bounds, self.env, self.hidden = setup["bounds"], setup["env"], setup["hidden"]
         self.first = os.getpid() == 1  # then all other processes are ours
         if not self.first:
             os.makedirs(self.root, 0o700)
@@ -176,7 +176,7 @@ class Agent:
         return {}, b""
 
     def do_list(self, data: bytes) -> tuple[dict[str, Any], bytes]:  # noqa: ARG002
-        found = [(os.path.relpath(path, self.root), info.st_size) for path, info in walk(self.root)
+        found = [(os.path.relpath(path, self.root), info.st_size) for path, info in walk(self.root, self.hidden)
                  if stat.S_ISREG(info.st_mode)]  # fmt: skip
         return {"files": sorted(found)[:1000]}, b""
 
@@ -366,14 +366,14 @@ class Agent:
         return self.used
 
 
-def walk(folder: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield everything below a folder, no link followed."""
+def walk(folder: str, hidden: tuple[str, ...] = ()) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield everything below a folder, no link followed, and nothing below a hidden one."""
     folders = [folder]
     while folders:
         with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
             for entry in entries:
                 with contextlib.suppress(OSError):
-                    if entry.is_dir(follow_symlinks=False):
+                    if entry.is_dir(follow_symlinks=False) and entry.path not in hidden:
                         folders.append(entry.path)
                     yield entry.path, entry.stat(follow_symlinks=False)
 

@@ -92,16 +92,17 @@ def _bubblewrap(bounds: Bounds, folders: Mapping[str, Path]) -> Start:
     rights = ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"] if is_root else []
     command = [program, *(shared if is_root else ["--unshare-all"]), *rights]
     command += ["--die-with-parent", "--new-session", "--as-pid-1", "--hostname", "sandbox"]
-    above = dict.fromkeys(str(parent) for path in _system() for parent in reversed(Path(path).parents[:-1]))
-    for path in above:  # others may enter, which bubblewrap's own default does not let them
-        command += ["--perms", "755", "--dir", path]
-    for path, target in _system().items():
-        command += ["--symlink", target, path] if target else ["--ro-bind", path, path]
-    for path in _answers():
-        command += ["--tmpfs", path]
     command += ["--proc", "/proc", "--dev", "/dev"]
     for path in WRITABLE:
         command += ["--perms", "1777", "--size", str(bounds.disk + SPARE), "--tmpfs", path]
+    system = _system()  # after the writable places: an environment may be in /tmp, or even in /workspace
+    for path in dict.fromkeys(str(parent) for path in system for parent in reversed(Path(path).parents[:-1])):
+        if path not in WRITABLE:  # others may enter, which bubblewrap's own default does not let them
+            command += ["--perms", "755", "--dir", path]
+    for path, target in system.items():
+        command += ["--symlink", target, path] if target else ["--ro-bind", path, path]
+    for path in _answers():
+        command += ["--tmpfs", path]
     for name, folder in folders.items():
         if is_root and folder.stat().st_mode & 0o5 != 0o5:
             raise SandboxFailed(f"Commands run as another user, who may not read {folder}: chmod -R o+rX {folder}")
@@ -193,7 +194,8 @@ def _setup(**told: Any) -> dict[str, Any]:
         "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONHASHSEED": "0", **told.pop("env", {}),
     }  # fmt: skip
-    return {"writable": WRITABLE, "folders": [], "uid": 0, "counted": False, **told, "env": env}
+    hidden = [path for path in _system() if path.startswith(HOME + "/")]
+    return {"writable": WRITABLE, "folders": [], "hidden": hidden, "uid": 0, "counted": False, **told, "env": env}
 
 
 def _new_user() -> int:
