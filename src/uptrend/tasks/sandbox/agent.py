@@ -68,7 +68,7 @@ class Agent:
 
     def __init__(self, setup: dict[str, Any]) -> None:
         self.root, self.writable = setup["root"], setup["writable"]  # the workspace; every place that can be filled
-        self.bounds, self.env = setup["bounds"], setup["env"]
+        self.bounds, self.env, self.hidden = setup["bounds"], setup["env"], setup["hidden"]
         self.first = os.getpid() == 1  # then all other processes are ours
         if not self.first:
             os.makedirs(self.root, 0o700)
@@ -137,7 +137,7 @@ class Agent:
             child.stopped = child.stopped or "time"
             self.over(child)
             self.forget()
-            raise Refused((why + "\n" + child.kept.tail.decode("utf-8", "replace")).strip())
+            raise Refused((why + "\n" + (child.kept.head + child.kept.tail).decode("utf-8", "replace")).strip())
         line = bytes(child.lines[:end])
         del child.lines[: end + 1]
         return {}, line
@@ -176,7 +176,7 @@ class Agent:
         return {}, b""
 
     def do_list(self, data: bytes) -> tuple[dict[str, Any], bytes]:  # noqa: ARG002
-        found = [(os.path.relpath(path, self.root), info.st_size) for path, info in walk(self.root)
+        found = [(os.path.relpath(path, self.root), info.st_size) for path, info in walk(self.root, self.hidden)
                  if stat.S_ISREG(info.st_mode)]  # fmt: skip
         return {"files": sorted(found)[:1000]}, b""
 
@@ -231,7 +231,7 @@ class Agent:
             if fd >= 0:
                 os.set_blocking(fd, False)
         self.allowed, self.next_look = self.limits(), 0.0
-        most = 4096 if talks else self.bounds["output"]
+        most = 2048 if talks else self.bounds["output"]
         self.child = Child(pid, said, where, most, (answer, lines) if talks else None)
         return self.child
 
@@ -294,11 +294,10 @@ class Agent:
 
     def forget(self) -> None:
         """End the command, if there is one."""
+        self.clear()
         child, self.child = self.child, None
-        if child:
-            self.clear()
-            for fd in (child.said, child.where, *(child.talk or ())):
-                os.close(fd)
+        for fd in (child.said, child.where, *(child.talk or ())) if child else ():
+            os.close(fd)
 
     def reap(self) -> bool:
         """Bury the dead, orphans too; false if there are no processes at all."""
@@ -313,8 +312,8 @@ class Agent:
     def clear(self) -> None:
         """Kill everything but this process, and wait until it is gone."""
         while self.reap():
-            # What was started meanwhile is killed in the next round.
-            for pid in [-1] if self.first else self.processes():
+            # The command's group at once, faster than it can fork; then who has left it, round by round.
+            for pid in [-1] if self.first else [*([-self.child.pid] if self.child else []), *self.processes()]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.001)
@@ -344,8 +343,8 @@ class Agent:
                 memory += sum(map(int, MEMORY.findall(status)))
         used, files = self.usage() if self.first or time.monotonic() > self.next_walk else self.used
         reached = {
-            "memory": memory << 10 > self.bounds["memory"],
             "processes": threads > self.bounds["processes"],
+            "memory": memory << 10 > self.bounds["memory"],
             "disk": used > self.allowed[0],
             "files": files > self.allowed[1],
             "output": child.talk is None and child.kept.total > FLOOD,
@@ -372,14 +371,14 @@ class Agent:
         return self.used
 
 
-def walk(folder: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield everything below a folder, no link followed."""
+def walk(folder: str, hidden: tuple[str, ...] = ()) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield everything below a folder, no link followed, and nothing below a hidden one."""
     folders = [folder]
     while folders:
         with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
             for entry in entries:
                 with contextlib.suppress(OSError):
-                    if entry.is_dir(follow_symlinks=False):
+                    if entry.is_dir(follow_symlinks=False) and entry.path not in hidden:
                         folders.append(entry.path)
                     yield entry.path, entry.stat(follow_symlinks=False)
 

@@ -92,17 +92,22 @@ def _bubblewrap(bounds: Bounds, folders: Mapping[str, Path]) -> Start:
     rights = ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"] if is_root else []
     command = [program, *(shared if is_root else ["--unshare-all"]), *rights]
     command += ["--die-with-parent", "--new-session", "--as-pid-1", "--hostname", "sandbox"]
-    above = dict.fromkeys(str(parent) for path in _system() for parent in reversed(Path(path).parents[:-1]))
-    for path in above:  # others may enter, which bubblewrap's own default does not let them
-        command += ["--perms", "755", "--dir", path]
-    for path, target in _system().items():
-        command += ["--symlink", target, path] if target else ["--ro-bind", path, path]
-    for path in _answers():
-        command += ["--tmpfs", path]
     command += ["--proc", "/proc", "--dev", "/dev"]
     for path in WRITABLE:
         command += ["--perms", "1777", "--size", str(bounds.disk + SPARE), "--tmpfs", path]
+    system = _system()  # after the writable places: an environment may be in /tmp, or even in /workspace
+    for path in dict.fromkeys(str(parent) for path in system for parent in reversed(Path(path).parents[:-1])):
+        if path not in WRITABLE:  # others may enter, which bubblewrap's own default does not let them
+            command += ["--perms", "755", "--dir", path]
+    for path, target in system.items():
+        command += ["--symlink", target, path] if target else ["--ro-bind", path, path]
+    for path in _answers():
+        command += ["--tmpfs", path]
     for name, folder in folders.items():
+        if is_root and folder.stat().st_mode & 0o5 != 0o5:
+            raise SandboxFailed(f"Commands run as another user, who may not read {folder}: chmod -R o+rX {folder}")
+        for parent in reversed(PurePosixPath(name).parents[:-1]):
+            command += ["--perms", "755", "--dir", f"{HOME}/{parent}"]
         command += ["--ro-bind", str(folder), f"{HOME}/{name}"]
     command += ["--remount-ro", "/dev", "--remount-ro", "/", "--", sys.executable, *AGENT]
     return Start(tuple(command), _setup(uid=_new_user() if is_root else 0, counted=is_root or _counts_apart()))
@@ -185,11 +190,12 @@ def _need(program: str, package: str) -> str:
 
 def _setup(**told: Any) -> dict[str, Any]:
     env = {
-        "PATH": f"{sys.prefix}/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "HOME": HOME, "USER": "agent",
+        "PATH": f"{sys.prefix}/bin:/run/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "HOME": HOME, "USER": "agent",
         "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONHASHSEED": "0", **told.pop("env", {}),
     }  # fmt: skip
-    return {"writable": WRITABLE, "folders": [], "uid": 0, "counted": False, **told, "env": env}
+    hidden = [path for path in _system() if path.startswith(HOME + "/")]
+    return {"writable": WRITABLE, "folders": [], "hidden": hidden, "uid": 0, "counted": False, **told, "env": env}
 
 
 def _new_user() -> int:
@@ -210,6 +216,8 @@ def _system() -> dict[str, str]:
         if os.path.exists(path):
             shown[str(path)] = os.readlink(path) if path.is_symlink() else ""
     shown |= {path: "" for path in ("/etc/alternatives", "/etc/ld.so.cache") if os.path.exists(path)}
+    if not os.path.exists(f"{sys.prefix}/bin/python"):  # many systems have python3 alone
+        shown["/run/bin/python"] = sys.executable
     for prefix in dict.fromkeys([sys.base_prefix, str(Path(sys.executable).resolve().parents[1]), sys.prefix]):
         # Only these: a virtual environment may be made in the folder of a project.
         for part in ("bin", "lib", "lib64", "pyvenv.cfg"):

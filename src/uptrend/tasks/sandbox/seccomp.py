@@ -23,8 +23,7 @@ REFUSED = {
     "init_module": (175, 105), "finit_module": (313, 273), "delete_module": (176, 106), "kexec_load": (246, 104),
     "kexec_file_load": (320, 294), "reboot": (169, 142), "swapon": (167, 224), "swapoff": (168, 225),
     "acct": (163, 89), "syslog": (103, 116), "settimeofday": (164, 170), "clock_settime": (227, 112),
-    "modify_ldt": (154, 0), "iopl": (172, 0), "ioperm": (173, 0), "uselib": (134, 0), "mknodat": (259, 33),
-    "mknod": (133, 0),
+    "modify_ldt": (154, 0), "iopl": (172, 0), "ioperm": (173, 0), "uselib": (134, 0),
 }  # fmt: skip
 CLONE, SOCKETS = (56, 220), ((41, 198), (53, 199))  # socket and socketpair
 CLONE3, NEWEST = 435, 462  # what is newer is refused as on an older kernel, for which programs are prepared

@@ -38,8 +38,8 @@ class Bounds:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """Outcome of one command."""
+class CommandOutcome:
+    """Result of one command."""
 
     output: str
     """Stdout and stderr as they came, with control characters made visible; a line says how much was cut."""
@@ -77,13 +77,13 @@ class Workspace:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def run(self, command: str, *, seconds: float | None = None, stdin: bytes = b"") -> Outcome:
+    async def run(self, command: str, *, seconds: float | None = None, stdin: bytes = b"") -> CommandOutcome:
         """Run a command with bash, and end whatever it leaves running."""
         most = self.bounds.seconds if seconds is None else seconds
         told, data = await self._ask("run", stdin, wait=most, command=self._real(command), seconds=most)
         self.cwd = self._shown(told["cwd"])
         output = self._shown(readable(data, told["total"]))
-        return Outcome(output, told["code"], told["seconds"], told["stopped"])
+        return CommandOutcome(output, told["code"], told["seconds"], told["stopped"])
 
     async def read(self, path: str, most: int = 1 << 24) -> bytes:
         """Read a regular file of the workspace, relative to `cwd`."""
