@@ -31,6 +31,7 @@ class Gathered:
     dropped: list[Rollout]  # groups that were dead and replaced; recorded, not learned from
     cursor: Cursor  # place among the tasks where the next step draws on
     recorded: bool = False  # true where these are another run's, with its learner's log-probabilities
+    seconds: float = 0.0  # time that sampling and scoring them took; 0 where nothing was sampled
 
 
 class RolloutPlayer:
@@ -79,7 +80,7 @@ def gather(player: RolloutPlayer, pool: Pool, cursor: Cursor, step: int, config:
 
     No task comes twice in a step: where too few others are left, dead groups are kept.
     """
-    s = config.sampling
+    began, s = time.perf_counter(), config.sampling
     kept: list[list[Rollout]] = []
     dropped: list[Rollout] = []
     number, seen = 0, set[str]()
@@ -105,7 +106,8 @@ def gather(player: RolloutPlayer, pool: Pool, cursor: Cursor, step: int, config:
                 kept.append(group)
         if len(kept) == s.groups:
             break
-    return Gathered([r for group in kept for r in group], dropped, cursor)
+    rollouts = [r for group in kept for r in group]
+    return Gathered(rollouts, dropped, cursor, seconds=time.perf_counter() - began)
 
 
 def penalize_length(rollout: Rollout, sampling: Sampling) -> Rollout:
