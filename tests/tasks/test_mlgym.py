@@ -211,7 +211,8 @@ def test_lower_is_better_for_errors(tmp_path: Path) -> None:
     table = root / "configs/tasks/toy.yaml"
     table.write_text(table.read_text().replace("Accuracy: 0.5", "rmse: 10.0"))
     problem = load_problem("toy", str(root))
-    assert problem.sign == -1 and problem.unit == 10
+    assert problem.improvement(5.0, baseline=10.0) == 0.5
+    assert problem.improvement(40.0, baseline=10.0) == -1
     table.write_text(table.read_text().replace("metric: rmse", "metric: oddness"))
     with pytest.raises(TasksetError, match="more or less of 'oddness' is better"):
         load_problem("toy", str(root))

@@ -134,16 +134,12 @@ class ResearchPlay:
         verdict = await self.arena.scorer.judge(files, "validation", self.example.validation)
         if verdict.score is None:
             return CommandReply(verdict.said, code=1), None
-        improvement, metric = self._improvement(verdict.score, 0), self.arena.problem.metric
+        improvement = self.arena.problem.improvement(verdict.score, self._baseline[0])
         self._validations.append(improvement)
         if self._best is None or improvement > self._best[0]:
             self._best = improvement, files
-        said = f"Validation {metric}: {verdict.score:.4f} (baseline {self._baseline[0]:.4f})"
+        said = f"Validation {self.arena.problem.metric}: {verdict.score:.4f} (baseline {self._baseline[0]:.4f})"
         return CommandReply(said), verdict.score
-
-    def _improvement(self, score: float, split: int) -> float:
-        problem = self.arena.problem
-        return min(1.0, max(-1.0, problem.sign * (score - self._baseline[split]) / problem.unit))
 
     async def score(self) -> Reward:
         """Score what is submitted on the test split: the best validated submission, or the last."""
@@ -156,8 +152,9 @@ class ResearchPlay:
                     files = await self._better(files)
                 verdict = await scorer.judge(files, "test", self.example.test)
             if verdict.score is not None:
-                final, base = self._improvement(verdict.score, 1), self._baseline[1]
-                relative = self.arena.problem.sign * (verdict.score - base) / (abs(base) or 1.0)
+                problem, base = self.arena.problem, self._baseline[1]
+                final = problem.improvement(verdict.score, base)
+                relative = problem.sign * (verdict.score - base) / (abs(base) or 1.0)
                 end = Executed(len(self.commands), "(test score)", 0.0, 0, score=verdict.score)
                 self.commands.append(end)
         own = [command for command in self.commands if command.command != "(test score)"]
@@ -171,8 +168,10 @@ class ResearchPlay:
         if last == self._best[1]:
             return last
         verdict = await self.arena.scorer.judge(last, "validation", self.example.validation)
-        is_better = verdict.score is not None and self._improvement(verdict.score, 0) >= self._best[0]
-        return last if is_better else self._best[1]
+        if verdict.score is None:
+            return self._best[1]
+        improvement = self.arena.problem.improvement(verdict.score, self._baseline[0])
+        return last if improvement >= self._best[0] else self._best[1]
 
     async def close(self) -> None:
         """Remove the workspace."""

@@ -59,13 +59,14 @@ class Problem:
     players: Path | None  # folder of scripted players
     notes: tuple[str, ...] = ()
 
-    @property
-    def unit(self) -> float:
-        """Improvement that counts as 1: from the baseline to par, or to the best value, or the baseline's size."""
-        if self.baseline_score is None:
-            return 1.0
+    def improvement(self, score: float, baseline: float) -> float:
+        """Return the change over a baseline in units of the task, within [-1, 1].
+
+        1 is par, or the best value where there is no par, or as much better as the baseline is large.
+        """
         reach = next((end for end in (self.par, self.best) if end is not None), 0.0)
-        return abs(reach - self.baseline_score) or abs(self.baseline_score) or 1.0
+        unit = abs(reach - baseline) or abs(baseline) or 1.0
+        return min(1.0, max(-1.0, self.sign * (score - baseline) / unit))
 
     def example(self, seed: int, heldout: bool) -> Example:
         """Make the example of a seed."""

@@ -82,6 +82,7 @@ class MlGym:
     name: ClassVar[str] = "mlgym"
     version: ClassVar[str] = "1"
     Options: ClassVar[type[Any]] = MlGymOptions
+    FEW_PLAYS: ClassVar[int] = 4  # of a kind in a probe: each takes a second or more
     LIMITS: ClassVar[dict[str, int]] = {"max_tokens": 256, "max_turns": 10, "context": 4096}
     chat: bool | None = True
 
