@@ -103,21 +103,26 @@ def prepare(config: Config, run: Run | None = None) -> Prepared:
     held_out = heldout(config)
     tasks = pool(config, held_out)
     if run is not None:  # compared before the model is loaded, which takes longer
-        described = [("tasks", run.info["tasks"], tasks.describe()), ("eval", run.info["eval"], held_out.describe())]
-        for label, held in held_out.sets.items():
-            described.append((f"eval.sets.{label}", run.info["eval"]["sets"][label], held.describe()))
-        for section, then, now in described:
-            if then["hash"] != now["hash"]:
-                raise RecordError(
-                    f"{run.path} can't go on: [{section}] gives other tasks now "
-                    f"(hash {now['hash']}, it was {then['hash']}). Was a task file changed?"
-                )
+        check_tasks(run, tasks, held_out)
     if config.model.name not in KNOWN:
         find_model(config.model.name)
     from uptrend.training.components import Components
 
     config = resolve_compute(config)
     return Prepared(config, make_policy(config), tasks, held_out, Components())
+
+
+def check_tasks(run: Run, tasks: Pool, held_out: HeldOut) -> None:
+    """Raise RecordError where a run's recipe gives other tasks now than those that it was played with."""
+    described = [("tasks", run.info["tasks"], tasks.describe()), ("eval", run.info["eval"], held_out.describe())]
+    for label, held in held_out.sets.items():
+        described.append((f"eval.sets.{label}", run.info["eval"]["sets"][label], held.describe()))
+    for section, then, now in described:
+        if then["hash"] != now["hash"]:
+            raise RecordError(
+                f"{run.path} can't go on: [{section}] gives other tasks now "
+                f"(hash {now['hash']}, it was {then['hash']}). Was a task file changed?"
+            )
 
 
 def need_extras(config: Config) -> None:

@@ -107,6 +107,11 @@ def assignments(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} = {setting(value)}" for key, value in settings.items())
 
 
+def visible(text: str) -> str:
+    """Format a text that a terminal must not obey: escapes and other control characters are shown as \\x1b."""
+    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
+
+
 def cell(text: str) -> str:
     """Format a text for a cell of a Markdown table."""
     return " ".join(text.split()).replace("|", "\\|")
