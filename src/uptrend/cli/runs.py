@@ -218,6 +218,7 @@ def _results(run: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [(f"{name} after step {held.step}", f"{held}  {held.correct} of {held.tasks}") for name, held in named]
     if run["phases"]:
         rows.append(("step time", phase_shares(run["phases"])))
+    rows += [("log", run["log"])] if run["log"] else []
     return [*rows, ("files", ", ".join(f"{name} {size(count)}" for name, count in run["files"].items()))]
 
 

@@ -14,7 +14,7 @@ from uptrend.config import difference
 from uptrend.config.load import nearest
 from uptrend.config.tables import flatten
 from uptrend.records import RecordError, Role, Run
-from uptrend.records.directory import LINES
+from uptrend.records.directory import LINES, LOG
 from uptrend.records.rollout import places_said
 from uptrend.records.view import view_of
 from uptrend.stats.formatting import estimate
@@ -139,6 +139,7 @@ def describe(run: Run) -> dict[str, Any]:
         "phases": phases(run.metric_lines),
         "checkpoints": [path.name for path in run.checkpoints],
         "files": files,
+        "log": str(run.path / LOG) if (run.path / LOG).exists() else None,
     }
 
 

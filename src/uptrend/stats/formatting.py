@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+from unicodedata import category
 
 NONE = "–"
 BYTES = ("B", "kB", "MB", "GB", "TB")
@@ -109,7 +110,8 @@ def assignments(settings: Mapping[str, Any]) -> str:
 
 def visible(text: str) -> str:
     """Format a text that a terminal must not obey: escapes and other control characters are shown as \\x1b."""
-    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
+    hidden = ("Cc", "Cf", "Cs")  # the second has marks that reverse what follows
+    return "".join(ascii(c)[1:-1] if category(c) in hidden and c not in "\n\t" else c for c in text)
 
 
 def cell(text: str) -> str:
