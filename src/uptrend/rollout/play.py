@@ -69,6 +69,29 @@ class ScriptSpeaker:
         return Extension(ids, np.full(len(ids), np.nan, np.float32), Ending.STOP_TOKEN, version=-1)
 
 
+class _Echo:
+    """A player that says recorded messages again, and stands in for a renderer, as it needs no tokens."""
+
+    nothing = Extension(np.zeros(0, np.int32), np.zeros(0, np.float32), Ending.STOP_TOKEN, version=-1)
+
+    def __init__(self, said: Sequence[Message]) -> None:
+        self._left = list(said)
+
+    async def say(self, new: Sequence[int], heard: Sequence[Message]) -> Extension | None:  # noqa: ARG002 (a speaker's)
+        return self.nothing if self._left else None
+
+    def first(self, *_: object) -> list[int]:
+        return []
+
+    later = first
+
+    def read(self, *_: object) -> Message:
+        return self._left.pop(0)
+
+    def text(self, *_: object) -> str:
+        return self._left.pop(0).content
+
+
 @dataclass(frozen=True)
 class RolloutRequest:
     """One rollout to be played: its task, and its place in the run."""
@@ -190,6 +213,19 @@ async def demonstrate(
         if speaker.error is None:
             return rollout
         return replace(rollout, reward=None, ended=Ending.TASK_ERROR, error=speaker.error)
+
+    return await _side_by_side(one, requests, rows, retries)
+
+
+async def repeat(
+    requests: Sequence[RolloutRequest], said: Sequence[Sequence[Message]], rows: int, timeouts: Timeouts, retries: int
+) -> list[Rollout]:
+    """Say to each task again what a model once said, in messages; such rollouts have no tokens."""
+
+    async def one(number: int, request: RolloutRequest) -> Rollout:
+        messages = said[number % len(requests)]
+        echo, limits = _Echo(messages), Limits(max_tokens=1, context=1)
+        return await play(request, echo.say, cast(Renderer, echo), limits, len(messages) + 1, timeouts)
 
     return await _side_by_side(one, requests, rows, retries)
 
