@@ -38,8 +38,17 @@ def derive_open_seed(run_seed: int, group: str) -> int:
     return derive(run_seed, "open", group)
 
 
-# The model's side of a rollout: hears what is new, as tokens and as messages, and speaks; None where it is done.
-Say = Callable[[Sequence[int], Sequence[Message]], Awaitable[Extension | None]]
+# The model's side of a rollout: hears what is new, as tokens and as messages, and the task's tools, and speaks; None
+# where it is done.
+Say = Callable[[Sequence[int], Sequence[Message], Sequence[Tool]], Awaitable[Extension | None]]
+
+
+class NoTurn(Exception):  # noqa: N818 (what the model gives)
+    """A turn that the model could not take: what ends the rollout, and why."""
+
+    def __init__(self, ended: Ending, why: str) -> None:
+        super().__init__(why)
+        self.ended = ended
 
 
 class ScriptSpeaker:
@@ -50,7 +59,7 @@ class ScriptSpeaker:
         self._began = False
         self.error: str | None = None  # error in the script; it then says nothing more
 
-    async def say(self, new: Sequence[int], heard: Sequence[Message]) -> Extension | None:
+    async def say(self, new: Sequence[int], heard: Sequence[Message], _: Sequence[Tool]) -> Extension | None:
         """Speak the script's next turn; a script hears messages alone."""
         try:
             message = self._script.send(heard) if self._began else next(self._script)
@@ -143,8 +152,7 @@ async def play_all(
     """
 
     async def one(stream: int, request: RolloutRequest) -> Rollout:
-        async def say(new: Sequence[int], heard: Sequence[Message]) -> Extension:
-            del heard  # a model hears tokens alone
+        async def say(new: Sequence[int], *_: object) -> Extension:  # a model hears tokens alone
             return await sampler.extend(stream, new, limits, request.seed)
 
         try:
@@ -179,6 +187,18 @@ async def demonstrate(
     return await _side_by_side(one, requests, rows)
 
 
+async def speak_all(
+    requests: Sequence[RolloutRequest], begin: Callable[[RolloutRequest], Say], limits: Limits, max_turns: int,
+    rows: int = 0, timeout: float = 0.0,
+) -> list[Rollout]:  # fmt: skip
+    """Let a model that hears and speaks messages play every request: its rollouts have no tokens."""
+
+    async def one(_: int, request: RolloutRequest) -> Rollout:
+        return await play(request, begin(request), None, limits, max_turns, timeout)
+
+    return await _side_by_side(one, requests, rows)
+
+
 async def _side_by_side(
     one: Callable[[int, RolloutRequest], Awaitable[Rollout]], requests: Sequence[RolloutRequest], rows: int
 ) -> list[Rollout]:
@@ -192,9 +212,9 @@ async def _side_by_side(
 
 
 async def play(
-    request: RolloutRequest, say: Say, renderer: Renderer, limits: Limits, max_turns: int, timeout: float = 0.0
+    request: RolloutRequest, say: Say, renderer: Renderer | None, limits: Limits, max_turns: int, timeout: float = 0.0
 ) -> Rollout:
-    """Play one rollout, from its first prompt to its score."""
+    """Play one rollout, from its first prompt to its score; without a renderer in messages alone."""
     began = time.perf_counter()
     tokens, messages, tools, reward = _Transcript(), list(request.task.messages), tuple[Tool, ...](), None
     opened: Play | None = None
@@ -219,8 +239,9 @@ async def play(
             error = error or _failure("close", problem)  # what failed before counts more
     return Rollout(
         step=request.step, group=request.group, index=request.index, task=request.task.id, family=request.task.family,
-        answer=request.task.answer, seed=request.seed, messages=tuple(messages), sequences=(tokens.tokens(),),
-        reward=reward, ended=ended, error=error, seconds=time.perf_counter() - began,
+        answer=request.task.answer, seed=request.seed, messages=tuple(messages),
+        sequences=(tokens.tokens(),) if renderer else (), reward=reward, ended=ended, error=error,
+        seconds=time.perf_counter() - began,
     )  # fmt: skip
 
 
@@ -267,19 +288,24 @@ def _failure(where: str, problem: Exception) -> str:
 
 
 async def _converse(
-    opened: Play, tools: Sequence[Tool], messages: list[Message], tokens: _Transcript, say: Say, renderer: Renderer,
-    limits: Limits, max_turns: int, timeout: float,
+    opened: Play, tools: Sequence[Tool], messages: list[Message], tokens: _Transcript, say: Say,
+    renderer: Renderer | None, limits: Limits, max_turns: int, timeout: float,
 ) -> tuple[Ending, str | None]:  # fmt: skip
     """Play turn after turn, adding to messages and tokens; return what ended it, and what failed."""
     heard: Sequence[Message] = messages[:]
-    new, role = renderer.first(heard, tools), Role.PROMPT
+    new, role = renderer.first(heard, tools) if renderer else [], Role.PROMPT
     if 0 < limits.prompt < len(new):
         return Ending.CONTEXT_FULL, f"prompt: {len(new):,} tokens exceed sampling.max_prompt = {limits.prompt:,}"
     too_long = f"tokens do not fit into sampling.context = {limits.context:,}"
     for turn in range(max_turns):
         if tokens.length + len(new) >= limits.context:
             return Ending.CONTEXT_FULL, None if turn else f"prompt: {len(new):,} {too_long}"
-        said = await say(new, heard)
+        try:
+            said = await say(new, heard, tools)
+        except NoTurn as problem:
+            # What was said before the context was full is scored.
+            is_scored = turn > 0 and problem.ended == Ending.CONTEXT_FULL
+            return problem.ended, None if is_scored else f"{f'turn {turn}' if turn else 'prompt'}: {problem}"
         if said is None:
             return Ending.STOP_TOKEN, None
         ids = said.ids.tolist()
@@ -288,8 +314,11 @@ async def _converse(
             return Ending.CONTEXT_FULL, f"turn {turn}: {whole:,} {too_long}"
         tokens.add(new, turn, role)
         tokens.add(said.ids, turn, Role.MODEL, said)
-        # Without tools nothing is a call, whatever it looks like.
-        message = renderer.read(ids, new) if tools else Message("assistant", renderer.text(ids, new))
+        if renderer is None:
+            assert said.message is not None
+            message = said.message
+        else:  # without tools nothing is a call, whatever it looks like
+            message = renderer.read(ids, new) if tools else Message("assistant", renderer.text(ids, new))
         messages.append(message)
         try:
             answers = await _within(timeout, opened.respond(message))
@@ -299,5 +328,5 @@ async def _converse(
         messages.extend(heard)
         if answers is None or said.ended == Ending.CONTEXT_FULL:
             return said.ended, None
-        new, role = renderer.later(ids, heard, tools), Role.TOOL
+        new, role = renderer.later(ids, heard, tools) if renderer else [], Role.TOOL
     return Ending.TURN_LIMIT, None
