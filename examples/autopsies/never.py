@@ -1,11 +1,13 @@
-"""Autopsy C: a reward that is never computed, and a sampler that never gets the weights.
+"""Autopsy C: a reward that is never computed, one workspace for all, and a sampler that never gets the weights.
 
     python examples/autopsies/never.py
+    python examples/autopsies/never.py --model models/mlgym-warm --steps 20 --device cuda
 
-Two faults of one effort on MLGym. Only a change of the validation score was paid, and the model seldom validated; and
-the inference server served the base model throughout (`benchmarks/faults/planted/sync.py`). The task is
-`workshop.py`: a calculation, then a command. The model is `tiny`, which answers with numbers and was never told of any
-command.
+Three faults of one effort on MLGym, on machine-learning tasks of the same format. Only a change of the validation score
+was paid, and the model seldom validated; rollouts of a task shared a folder and a score (`shared.py`); the inference
+server served the base model throughout (`benchmarks/faults/planted/sync.py`). The model `tiny` was never told of any
+command, which is enough to see the faults; to see the repaired run learn, give one that can act
+(`uptrend warmstart recipes/mlgym/warmstart.toml --out models/mlgym-warm`).
 """
 
 from pathlib import Path
@@ -17,31 +19,28 @@ from uptrend.records import Run
 RECIPE = """
 seed = {seed}
 [model]
-name = "tiny"
+name = "{model}"
 [tasks]
-name = "examples.autopsies.workshop:Workshop"
-operations = ["+", "-"]
-high = 9
-train = 150
-pays = "end"                 # "validate" is the fault
+name = "mlgym"
+problems = ["titanic"]
+train = 64
+scheme = "final"             # "validation-change" is the first fault
+sandbox = "{sandbox}"
 [eval]
-name = "examples.autopsies.workshop:Workshop"
-operations = ["+", "-"]
-high = 9
 tasks = {held_out}
-every = {every}
+every = 0
 [sampling]
-groups = 32
+groups = 8
 size = 8
-temperature = 0.7
-max_tokens = 10              # validate has eight characters
-max_turns = 2
+max_tokens = 96
+max_turns = 8
+context = {context}
+rows = 32
 [learning]
 steps = {steps}
-lr = 2.5e-4
+lr = 4e-5
 schedule = "linear"
 warmup = {warmup}
-beta2 = 0.99
 loss = "grpo"
 """
 
@@ -49,28 +48,40 @@ loss = "grpo"
 def count_validated(path: Path) -> str:
     """Count the rollouts of a run that asked for their score."""
     rows = Run(path).rollouts()["messages"].to_pylist()
-    asked = sum(any(m["role"] == "assistant" and m["content"].strip() == "validate" for m in row) for row in rows)
+    asked = sum(any(m["role"] == "assistant" and "validate" in m["content"].split() for m in row) for row in rows)
     return f"{asked} of {len(rows):,} rollouts validated."
 
 
 def main() -> None:
-    """Train without a reward, train without a sampler that follows, ask the doctor, fix, train again."""
+    """Train with each fault, ask the doctor, and train without any where the model can act."""
     from benchmarks.faults.planted.sync import frozen  # story has put the repository on the path
 
-    given = options(__doc__, "never", steps=80)
-    recipe = write_recipe(given, RECIPE, evaluations=4, warmup=5, held_out=50 if given.steps >= 10 else 8)
+    given = options(__doc__, "never", steps=8, model="tiny", sandbox="auto")
+    is_tiny = given.model == "tiny"
+    held_out = 40 if given.steps >= 10 else 4
+    recipe = write_recipe(
+        given, RECIPE, evaluations=1, warmup=2, held_out=held_out, model=given.model, sandbox=given.sandbox,
+        context=3600 if is_tiny else 2048,  # tiny needs more tokens for the same text
+    )  # fmt: skip
 
     say("GRPO with a reward that waits for a command.")
-    unpaid = attempt(recipe, "unpaid", "tasks.pays=validate")
+    unpaid = attempt(recipe, "unpaid", "tasks.scheme=validation-change")
     say(count_validated(unpaid))
     uptrend("doctor", unpaid)
-    say("Fixed: every rollout is scored at its end. But now the sampler never gets the weights.")
+    say("Fixed: every rollout is scored at its end. But all rollouts of a task work in one folder.")
+    shared = attempt(recipe, "shared", "tasks.name=examples.autopsies.shared:SharedWorkspace")
+    uptrend("doctor", shared)
+    say("Fixed: a folder each. But now the sampler never gets the weights.")
     stale = attempt(recipe, "stale", alter=frozen)
     uptrend("doctor", stale)
+    if is_tiny:
+        say("The repaired run needs a model that can act: --model models/mlgym-warm.")
+        return
     say("Fixed too: the sampler loads what the learner sends. Nothing else is changed.")
     well = attempt(recipe, "fixed")
     uptrend("doctor", well)
-    uptrend("plot", unpaid, stale, well, "--out", given.out / "autopsy.png", "--title", "No reward, no weights, both")
+    title = "No reward, one workspace, old weights, and none of these"
+    uptrend("plot", unpaid, shared, stale, well, "--out", given.out / "autopsy.png", "--title", title)
 
 
 if __name__ == "__main__":

@@ -18,18 +18,21 @@ sys.path.append(str(Path(__file__).parents[2]))  # recipes name tasksets as exam
 
 COMPUTE = """
 [compute]
-device = "cpu"
+device = "{device}"
 threads = 1
 compile = "never"
 """
 
 
-def options(about: str, name: str, steps: int) -> argparse.Namespace:
-    """Read the number of steps and the folder, which has to be new."""
+def options(about: str, name: str, steps: int, **more: str) -> argparse.Namespace:
+    """Read the number of steps and the folder, which has to be new; `more` are further options with their defaults."""
     parser = argparse.ArgumentParser(description=about.partition("\n")[0])
     parser.add_argument("--steps", type=int, default=steps, help=f"steps of each run ({steps})")
     parser.add_argument("--seed", type=int, default=0, help="of the runs (0)")
     parser.add_argument("--out", type=Path, default=Path("runs/autopsies") / name, help="a new folder for the runs")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (cpu)")
+    for option, default in more.items():
+        parser.add_argument(f"--{option}", default=default, help=f"({default})")
     given = parser.parse_args()
     if given.out.exists():
         parser.error(f"{given.out} is there already: remove it, or give another --out")
@@ -41,7 +44,7 @@ def write_recipe(given: argparse.Namespace, text: str, evaluations: int, warmup:
     """Write the recipe at the length that was asked for; `more` fills what else its text leaves open."""
     steps, path = given.steps, given.out / "recipe.toml"
     length = {"steps": steps, "every": max(1, steps // evaluations), "warmup": min(warmup, steps // 2)}
-    path.write_text(text.format(seed=given.seed, **length, **more) + COMPUTE)
+    path.write_text((text + COMPUTE).format(seed=given.seed, device=given.device, **length, **more))
     return path
 
 

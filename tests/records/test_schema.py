@@ -19,8 +19,8 @@ from hypothesis.extra import numpy as hnp
 
 from synthetic import evaluation_of, rollout_of
 from uptrend.records import (
-    Ending, Evaluation, Message, Part, RecordError, Reward, Role, Rollout, Run, Sequence, Task, ToolCall, rollouts_of,
-    rollouts_table, tasks_hash,
+    Ending, Evaluation, Executed, Message, Part, RecordError, Reward, Role, Rollout, Run, Sequence, Task, ToolCall,
+    rollouts_of, rollouts_table, tasks_hash,
 )  # fmt: skip
 from uptrend.records.schema import ROLLOUTS, TOKEN_COLUMNS
 
@@ -51,6 +51,8 @@ calls = st.builds(ToolCall, texts, st.dictionaries(texts, json_values, max_size=
 speakers = st.sampled_from(["system", "user", "assistant", "tool"])
 messages = st.builds(Message, speakers, texts, st.lists(calls, max_size=2).map(tuple), texts)
 parts = st.builds(Part, texts, numbers, numbers, numbers, numbers)
+small = st.integers(-(2**31), 2**31 - 1)
+commands = st.builds(Executed, small, texts, numbers, small, texts, st.none() | numbers, st.booleans())
 plain_rewards = st.builds(Reward, numbers, numbers, numbers, st.booleans(), st.lists(parts, max_size=3).map(tuple))
 rewards = plain_rewards | plain_rewards.map(
     lambda r: replace(r, turns=(r.total, 0.0) if math.isfinite(r.total) else ())
@@ -75,7 +77,7 @@ def sequences(draw: st.DrawFn) -> Sequence:
 
 rollouts = st.builds(
     Rollout,
-    **{name: st.integers(-(2**31), 2**31 - 1) for name in ("step", "index")},
+    **dict.fromkeys(("step", "index"), small),
     **dict.fromkeys(("group", "task", "family", "answer"), texts),
     seed=st.integers(-(2**63), 2**63 - 1),
     messages=st.lists(messages, max_size=3).map(tuple),
@@ -85,6 +87,8 @@ rollouts = st.builds(
     error=st.none() | texts,
     seconds=numbers,
     kept=st.booleans(),
+    commands=st.lists(commands, max_size=2).map(tuple),
+    sandbox_failures=st.integers(0, 9),
 )
 
 
@@ -137,7 +141,10 @@ def test_the_columns_hold_what_the_page_says() -> None:
         1.1, -0.2, 1.2, True, (Part("answer", 1.0, 0.0, 1.0), Part("format", 0.5, -1.0, 1.0, 0.2)), (0.25, 0.85)
     )
     both = (in_memory(FIRST), in_memory(SECOND))
-    made = Rollout(7, "g3", 2, "t9", "lookup", "12", 2**40, said, both, reward, Ending.TURN_LIMIT, None, 1.25)
+    ran = (Executed(1, "python a.py", 0.5, -9, "memory", 0.75, True),)
+    made = Rollout(
+        7, "g3", 2, "t9", "lookup", "12", 2**40, said, both, reward, Ending.TURN_LIMIT, None, 1.25, True, ran, 2
+    )
     table = rollouts_table("demo", [made])
     assert table.schema.equals(ROLLOUTS, check_metadata=True)
     assert table.schema.metadata == {b"uptrend.schema": b"2"}
@@ -156,6 +163,9 @@ def test_the_columns_hold_what_the_page_says() -> None:
             {"role": "assistant", "content": "<tool>{", "calls": None, "problem": "It is not closed."},
         ],
         "ended": "turn-limit", "error": None, "seconds": 1.25, "kept": True,
+        "commands": [{"turn": 1, "command": "python a.py", "seconds": 0.5, "code": -9, "stopped": "memory",
+                      "score": 0.75, "error": True}],
+        "sandbox_failures": 2,
     }  # fmt: skip
     assert table.to_pylist() == [
         shared | {"sequence": 0, **FIRST},
@@ -173,10 +183,10 @@ def test_a_rollout_that_failed_keeps_its_row() -> None:
 
 
 def test_files_of_an_older_writer(make_run: Callable[..., Path]) -> None:
-    """They lack the column `kept` and the field `problem`."""
+    """They lack the columns `kept`, `commands` and `sandbox_failures`, and the field `problem`."""
     path = make_run("demo", steps=2)
     (part,) = (path / "rollouts" / "000001").iterdir()
-    table = pq.read_table(part).drop_columns(["kept"])
+    table = pq.read_table(part).drop_columns(["kept", "commands", "sandbox_failures"])
     older = [[{k: m[k] for k in ("role", "content", "calls")} for m in row] for row in table["messages"].to_pylist()]
     pq.write_table(table.set_column(table.schema.get_field_index("messages"), "messages", [older]), part)
     rows = Run(path).rollouts().to_pylist()

@@ -205,19 +205,20 @@ def test_a_second_pass_is_compared_with_the_probabilities_before_the_first(llama
 
 
 def test_failed_dropped_and_cut_rollouts_are_not_trained(policy: Policy) -> None:
-    rollouts = rollouts_of([(6, [[3]] * 6)])
+    rollouts = rollouts_of([(6, [[3]] * 7)])
     rollouts[1] = replace(rollouts[1], reward=None, error="score: it failed", ended=Ending.TASK_ERROR)
     rollouts[2] = replace(rollouts[2], kept=False)
     rollouts[3] = replace(rollouts[3], ended=Ending.LENGTH)
     rollouts[4] = replace(rollouts[4], ended=Ending.CONTEXT_FULL)
     rollouts[5] = replace(rollouts[5], ended=Ending.TURN_LIMIT)
-    for masked, out in ((False, [1, 2]), (True, [1, 2, 3, 4, 5])):
+    rollouts[6] = replace(rollouts[6], ended=Ending.TIME_LIMIT)
+    for masked, out in ((False, [1, 2]), (True, [1, 2, 3, 4, 5, 6])):
         config = config_of(mask_truncated=masked)
         done, (gradient,) = update(policy, rollouts, config)
         trained = (done.weights_bs != 0).any(1).tolist()
-        assert trained == [i not in out for i in range(6)]
+        assert trained == [i not in out for i in range(7)]
         close(gradient, by_hand(policy, rollouts, config))
-        assert float(done.sums.tokens) == 3 * (6 - len(out))
+        assert float(done.sums.tokens) == 3 * (7 - len(out))
 
 
 @pytest.mark.parametrize("loss", ["grpo", "dapo", "gspo"])

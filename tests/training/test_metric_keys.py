@@ -14,11 +14,11 @@ from uptrend.runner.runs import train, warmstart
 
 
 def table(llama_folder: Path) -> dict[str, Any]:
-    """As much as one run can have: turns, failures, resampling, a reference, attempts, two held-out sets."""
+    """As much as one run can have: commands, failures, resampling, a reference, attempts, two held-out sets."""
     return {
         "model": {"name": str(llama_folder)},
-        "tasks": {"name": "letters:Letters", "train": 30, "turns": 2, "fails": 7},
-        "eval": {"name": "letters:Letters", "tasks": 4, "attempts": 2, "sets": [{"label": "few", "tasks": 2}]},
+        "tasks": {"name": "shells:Shells", "train": 30, "turns": 2, "fails": 7, "sandbox_fails": 1},
+        "eval": {"name": "shells:Shells", "tasks": 4, "attempts": 2, "sets": [{"label": "few", "tasks": 2}]},
         "sampling": {"groups": 8, "size": 4, "max_tokens": 6, "max_turns": 2, "resample": 1, "stop": ["q"]},
         "learning": {"steps": 2, "kl": {"beta": 0.1}, "entropy": 0.01, "correction": "token"},
         "warmstart": {"tasks": 8, "batch": 4},

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from synthetic import rollout_of
-from uptrend.records import Ending, Reward, Role, Rollout, Sequence
+from uptrend.records import Ending, Executed, Reward, Role, Rollout, Sequence
+from uptrend.records.metrics import find_metric
 from uptrend.training import metrics
 
 NAN = math.nan
@@ -93,6 +94,28 @@ def test_lengths_of_prompts_and_contexts() -> None:
     assert line["sampling/distinct/share"] == 0.75
     assert "sampling/resampled/groups" not in line
     assert metrics.sampling_metrics(rollouts, rollouts)["sampling/resampled/groups"] == 1
+
+
+def test_commands_and_failures_of_sandboxes() -> None:
+    ran = (Executed(0, "ls", 0.5, 0), Executed(1, "python a.py", 2.5, 1, error=True))
+    rollouts = [replace(rollout_of(1), commands=ran, sandbox_failures=1), rollout_of(1), rollout_of(1), rollout_of(1)]
+    line = metrics.sampling_metrics(rollouts, [replace(rollout_of(1), sandbox_failures=2)])
+    found = {key: value for key, value in line.items() if key.startswith("commands/")}
+    means = {"commands/rollout/mean": 0.5, "commands/error/share": 0.5, "commands/seconds/mean": 1.5}
+    assert found == means | {"commands/sandbox_failures/count": 3}
+    assert not [key for key in metrics.sampling_metrics(rollouts[1:]) if key.startswith("commands/")]
+    dead = metrics.sampling_metrics([replace(rollout_of(1), sandbox_failures=3)])
+    assert [key for key in dead if key.startswith("commands/")] == ["commands/sandbox_failures/count"]
+
+
+@pytest.mark.parametrize(("families", "shown"), [(1, 0), (2, 2), (20, 20), (21, 0)])
+def test_rewards_by_kind_of_task(families: int, shown: int) -> None:
+    rollouts = [replace(rollout_of(1, correct=i > 0), family=f"f{i}") for i in range(families)] * 2
+    rollouts += [replace(rollout_of(1), family="unscored", reward=None), replace(rollout_of(1), family="")]
+    line = metrics.reward_metrics(rollouts)
+    found = {key: value for key, value in line.items() if key.startswith("reward/family/")}
+    assert found == {f"reward/family/f{i}/mean": float(i > 0) for i in range(shown)}
+    assert all(find_metric(key) for key in found)
 
 
 def test_tokens_by_role() -> None:

@@ -149,6 +149,10 @@ class Sampling:
     """The most rollouts sampled side by side; 0 for all of a step's."""
     tool_timeout: Annotated[float, Ge(0)] = 600.0
     """Seconds that a play may take to respond, to score or to close before it has failed; 0 for no limit."""
+    rollout_timeout: Annotated[float, Ge(0)] = 0.0
+    """Seconds after which a rollout's turns end, the current one unfinished; it is scored as it is. 0 for no limit."""
+    retries: Annotated[int, Ge(0)] = 2
+    """Times that a rollout is played again because its sandbox failed; an error of the task itself is recorded."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +200,7 @@ class Learning:
     skip_dead: bool = False
     """Keep groups whose advantages are all 0 from the learner: same update, less time, fewer records."""
     mask_truncated: bool = False
-    """Leave rollouts that were cut by length, context or the turn limit out of the loss."""
+    """Leave rollouts that were cut by length, context, turns or time out of the loss."""
     correction: Correction = "none"
     """Weight tokens or sequences by learner/sampler probability, for a sampler that is not exact."""
     correction_cap: Annotated[float, Gt(0)] = 2.0
@@ -229,6 +233,8 @@ class Warmstart:
 
     tasks: Annotated[int, Ge(1)] = 500
     """Number of training tasks that the expert demonstrates."""
+    per_task: Annotated[int, Ge(1)] = 1
+    """Demonstrations of each task, where its taskset has scripts of mixed quality to imitate."""
     epochs: Annotated[int, Ge(1)] = 1
     """Passes over the demonstrations."""
     batch: Annotated[int, Ge(1)] = 16

@@ -17,7 +17,7 @@ from uptrend.records import Ending
 ENOUGH = 32
 FEWEST = 3
 # Rollouts that ended so had more to say: their last words are no answer yet.
-UNFINISHED = (Ending.TURN_LIMIT.value, Ending.CONTEXT_FULL.value)
+UNFINISHED = (Ending.TURN_LIMIT.value, Ending.TIME_LIMIT.value, Ending.CONTEXT_FULL.value)
 RAN_OUT = (*UNFINISHED, Ending.LENGTH.value)
 _BOX = re.compile(r"\\boxed\s*\{([^{}]*)\}")
 _MARK = re.compile(r"####\s*(.+)")

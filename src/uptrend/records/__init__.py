@@ -4,8 +4,8 @@
 
 from uptrend.records.directory import RunDirectory, Stop, StoppedBy
 from uptrend.records.errors import (
-    CheckpointError, ConfigError, LabError, MissingExtra, ModelError, RecordError, RunLocked, TasksetError,
-    UptrendError,
+    CheckpointError, ConfigError, LabError, MissingExtra, ModelError, RecordError, RunLocked, SandboxFailed,
+    TasksetError, UptrendError,
 )  # fmt: skip
 from uptrend.records.finding import (
     Basis, CannotTell, Confidence, Evidence, Experiment, Finding, Fix, Report, Rival, Severity, Times, Trend, TrendKind,
@@ -14,8 +14,8 @@ from uptrend.records.hypothesis import (
     Arm, Comparison, Direction, Hypothesis, Interval, Measured, Method, Priority, Source, Status, Verdict,
 )  # fmt: skip
 from uptrend.records.rollout import (
-    Ending, Evaluation, Message, Part, Reward, Role, Rollout, Sequence, Task, Tool, ToolCall, boundary_of, task_id,
-    tasks_hash,
+    Ending, Evaluation, Executed, Message, Part, Reward, Role, Rollout, Sequence, Task, Tool, ToolCall, boundary_of,
+    task_id, tasks_hash,
 )  # fmt: skip
 from uptrend.records.run import Run, to_pandas, to_polars
 from uptrend.records.schema import rollouts_of, rollouts_table
@@ -23,11 +23,11 @@ from uptrend.records.view import RunView, from_lines, view_of
 
 __all__ = [
     "Arm", "Basis", "CannotTell", "CheckpointError", "Comparison", "Confidence", "ConfigError", "Direction", "Ending",
-    "Evaluation", "Evidence", "Experiment", "Finding", "Fix", "Hypothesis", "Interval", "LabError",
+    "Evaluation", "Evidence", "Executed", "Experiment", "Finding", "Fix", "Hypothesis", "Interval", "LabError",
     "Measured", "Message", "Method", "MissingExtra", "ModelError", "Part", "Priority", "RecordError", "Report",
-    "Reward", "Rival", "Role", "Rollout", "Run", "RunDirectory", "RunLocked", "RunView", "Sequence", "Severity",
-    "Source", "Status", "Stop", "StoppedBy", "Task", "TasksetError", "Times", "Tool", "ToolCall", "Trend", "TrendKind",
-    "UptrendError", "Verdict",
+    "Reward", "Rival", "Role", "Rollout", "Run", "RunDirectory", "RunLocked", "RunView", "SandboxFailed", "Sequence",
+    "Severity", "Source", "Status", "Stop", "StoppedBy", "Task", "TasksetError", "Times", "Tool", "ToolCall", "Trend",
+    "TrendKind", "UptrendError", "Verdict",
     "boundary_of", "from_lines", "rollouts_of", "rollouts_table", "task_id", "tasks_hash",
     "to_pandas", "to_polars", "view_of",
 ]  # fmt: skip

@@ -3,11 +3,13 @@
 UptrendError            what was wrong, where, and what would be right
 ├── ConfigError         a recipe or an override that cannot be used
 ├── TasksetError        a taskset, a task file or a task that cannot be used
+├── SandboxFailed       a sandbox that can't start or has died
 ├── ModelError          a model that cannot be had or loaded
 ├── RecordError         a run directory that cannot be read or written
 │   └── RunLocked       another process is writing this run directory
 ├── CheckpointError     a checkpoint that is missing or damaged
 ├── LabError            a hypothesis or an experiment that cannot be used
+├── SandboxFailed       a sandbox that cannot be opened or ended by itself; a rollout in it is played again
 └── MissingExtra        an optional dependency that is not installed
 
 All of them end the command with exit code 2. Assertions are for our own bugs.
@@ -31,6 +33,10 @@ class TasksetError(UptrendError):
     """A taskset, a task file or a task that cannot be used."""
 
 
+class SandboxFailed(UptrendError):  # noqa: N818 (what happened to it)
+    """A sandbox that can't start or has died: our own fault, so a rollout is played again."""
+
+
 class ModelError(UptrendError):
     """A model that cannot be had or loaded."""
 
@@ -49,6 +55,10 @@ class CheckpointError(UptrendError):
 
 class LabError(UptrendError):
     """A hypothesis, a lab's folder or an experiment that cannot be used; the message says what to write."""
+
+
+class SandboxFailed(UptrendError):  # noqa: N818 (what happened)
+    """A sandbox that cannot be opened, or ended by itself: our fault or the machine's, never the model's."""
 
 
 class MissingExtra(UptrendError):  # noqa: N818 (what is missing)

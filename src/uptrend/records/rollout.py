@@ -151,9 +151,14 @@ class Ending(StrEnum):
     STOP_TEXT = "stop-text"
     LENGTH = "length"
     TURN_LIMIT = "turn-limit"
+    TIME_LIMIT = "time-limit"
     CONTEXT_FULL = "context-full"
     TOOL_ERROR = "tool-error"
     TASK_ERROR = "task-error"
+
+
+# Endings at a limit: `learning.mask_truncated` leaves such rollouts out of the loss.
+AT_A_LIMIT = (Ending.LENGTH, Ending.CONTEXT_FULL, Ending.TURN_LIMIT, Ending.TIME_LIMIT)
 
 
 def boundary_of(error: str | None) -> str:
@@ -194,6 +199,24 @@ class Sequence:
 
 
 @dataclass(frozen=True)
+class Executed:
+    """One command of a rollout that ran in a sandbox."""
+
+    turn: int
+    """The model's message that gave it, from 0."""
+    command: str
+    seconds: float
+    code: int
+    """Exit status; negative for a signal."""
+    stopped: str = ""
+    """The bound that ended it: time, memory, processes, disk, files or output; empty where it ended by itself."""
+    score: float | None = None
+    """Validation or final score that came of it; None where it gave none."""
+    error: bool = False
+    """True where the task calls it an error: bad syntax, a non-zero exit, a refused edit."""
+
+
+@dataclass(frozen=True)
 class Rollout:
     """One attempt at one task."""
 
@@ -216,6 +239,10 @@ class Rollout:
     seconds: float
     kept: bool = True
     """False where its group was dead and another was sampled in its place."""
+    commands: tuple[Executed, ...] = ()
+    """Commands that ran in a sandbox, in order; empty where its task has none."""
+    sandbox_failures: int = 0
+    """Times that its sandbox failed; after each but the last it was played again, and this is the last attempt."""
 
     @property
     def sampled_tokens(self) -> int:

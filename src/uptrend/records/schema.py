@@ -19,12 +19,16 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from uptrend.records.errors import RecordError
-from uptrend.records.rollout import Ending, Message, Part, Reward, Rollout, Sequence, ToolCall
+from uptrend.records.rollout import Ending, Executed, Message, Part, Reward, Rollout, Sequence, ToolCall
 
 VERSION = 2
 
 _PART = pa.struct([("name", pa.string()), *((name, pa.float64()) for name in ("value", "low", "high", "weight"))])
 _MESSAGE = pa.struct([(name, pa.string()) for name in ("role", "content", "calls", "problem")])
+_COMMAND = pa.struct(
+    [("turn", pa.int32()), ("command", pa.string()), ("seconds", pa.float64()), ("code", pa.int32()),
+     ("stopped", pa.string()), ("score", pa.float64()), ("error", pa.bool_())]
+)  # fmt: skip
 # Columns that are fields of a rollout as they are.
 _SAME = ("step", "group", "index", "task", "family", "answer", "seed", "error", "seconds")
 # Token columns that every sequence has; the others are empty until an update has seen it.
@@ -66,6 +70,8 @@ ROLLOUTS = pa.schema(
         ("error", pa.string()),
         ("seconds", pa.float64()),
         ("kept", pa.bool_()),
+        ("commands", pa.list_(_COMMAND)),
+        ("sandbox_failures", pa.int32()),
         *((name, pa.list_(kind)) for name, kind in TOKEN_COLUMNS.items()),
     ],
     metadata={"uptrend.schema": str(VERSION)},
@@ -102,6 +108,8 @@ def _row_of(r: Rollout) -> dict[str, Any]:
         "turn_rewards": list(reward.turns) if reward is not None and reward.turns else None,
         "ended": str(r.ended),
         "kept": r.kept,
+        "commands": [vars(command) for command in r.commands],
+        "sandbox_failures": r.sandbox_failures,
     }
 
 
@@ -173,6 +181,8 @@ def _rollout_of(row: dict[str, Any], sequences: tuple[Sequence, ...]) -> Rollout
         reward=None if row["reward"] is None else Reward(row["reward"], low, high, row["correct"], parts, turns),
         ended=Ending(row["ended"]),
         kept=row["kept"] is not False,  # null where it was written before groups could be dropped
+        commands=tuple(Executed(**command) for command in row["commands"] or ()),
+        sandbox_failures=row["sandbox_failures"] or 0,
     )
 
 

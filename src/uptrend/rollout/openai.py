@@ -24,7 +24,7 @@ import numpy as np
 from uptrend.config import Sampling
 from uptrend.records import ConfigError, Ending, Message, ModelError, Rollout, Tool
 from uptrend.rollout.calls import FORMATS, read_served, read_turn, schemas
-from uptrend.rollout.play import NoTurn, RolloutRequest, Say, derive, speak_all
+from uptrend.rollout.play import NoTurn, RolloutRequest, Say, derive, patience, speak_all
 from uptrend.rollout.render import join_results, offer_tools
 from uptrend.rollout.sampler import Extension, Limits
 from uptrend.tasks import event_loop
@@ -174,7 +174,7 @@ class ChatPlayer:
         """Play rollouts at a temperature; 0 is greedy."""
         s = sampling or self._sampling
         limits, rows = Limits.of(s, temperature), s.rows or AT_ONCE
-        plays = speak_all(requests, lambda r: self._speaker(r, limits), limits, s.max_turns, rows, s.tool_timeout)
+        plays = speak_all(requests, lambda r: self._speaker(r, limits), limits, s.max_turns, rows, *patience(s))
         return event_loop.run(plays)
 
     def _speaker(self, request: RolloutRequest, limits: Limits) -> Say:

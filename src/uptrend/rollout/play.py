@@ -1,8 +1,8 @@
 """Playing tasks: from a task to a finished rollout, many at once; the model speaks through a sampler, or a script does.
 
 What fails inside a task (opening it, its answer, its score, closing it) is written into the rollout with the
-boundary at which it failed; it neither scores 0 nor stops the run. What fails in the sampler stops the run: it
-is ours.
+boundary at which it failed; it neither scores 0 nor stops the run. A sandbox that fails is ours: the rollout is played
+again. What fails in the sampler is ours too, and stops the run.
 """
 
 import asyncio
@@ -12,19 +12,22 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from uptrend.records import Ending, Message, Role, Rollout, Task, Tool, UptrendError
+from uptrend.config import Sampling
+from uptrend.records import Ending, Message, Role, Rollout, SandboxFailed, Task, Tool, UptrendError
 from uptrend.records import Sequence as Tokens
 from uptrend.records.rollout import Ints
 from uptrend.rollout.render import Renderer
 from uptrend.rollout.sampler import Extension, Limits, Sampler
 from uptrend.tasks.event_loop import together
-from uptrend.tasks.taskset import Play, Script, Taskset
+from uptrend.tasks.taskset import Play, Script, Taskset, commands_of
 
 T = TypeVar("T")
+# Boundary at which a rollout failed, and the error.
+Failure = tuple[str, Exception | str]
 
 
 def derive(*parts: int | str) -> int:
@@ -87,6 +90,23 @@ class RolloutRequest:
     index: int
     seed: int  # seed of its sampling
     open_seed: int = 0  # seed that its task is opened with, the same for a whole group
+    script: Callable[[], Script] | None = None  # what `demonstrate` plays; None for the task's expert
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """Seconds that playing may take; 0 for any time."""
+
+    tool: float = 0.0  # one call of the task, to answer, to score or to close; then it has failed
+    rollout: float = 0.0  # all turns of a rollout; then it ends and is scored
+
+
+ANY_TIME = Timeouts()
+
+
+def patience(sampling: Sampling) -> tuple[Timeouts, int]:
+    """Return a recipe's timeouts, and how often a rollout whose sandbox fails is played again."""
+    return Timeouts(sampling.tool_timeout, sampling.rollout_timeout), sampling.retries
 
 
 class _NoAnswer(Exception):  # noqa: N818 (what the task gives)
@@ -144,11 +164,12 @@ async def play_all(
     limits: Limits,
     max_turns: int,
     rows: int = 0,
-    timeout: float = 0.0,
+    timeouts: Timeouts = ANY_TIME,
+    retries: int = 0,
 ) -> list[Rollout]:
     """Let the model play every request, at most `rows` side by side (0 for all), in the order given.
 
-    A task that takes longer than `timeout` seconds (0 for any time) to answer, to score or to close has failed.
+    A rollout whose sandbox fails is played again from its start, with the same seeds, up to `retries` times.
     """
 
     async def one(stream: int, request: RolloutRequest) -> Rollout:
@@ -156,92 +177,109 @@ async def play_all(
             return await sampler.extend(stream, new, limits, request.seed)
 
         try:
-            return await play(request, say, renderers[request.taskset.chat], limits, max_turns, timeout)
+            return await play(request, say, renderers[request.taskset.chat], limits, max_turns, timeouts)
         finally:
             sampler.release(stream)
 
-    return await _side_by_side(one, requests, rows)
+    return await _side_by_side(one, requests, rows, retries)
 
 
 async def demonstrate(
     requests: Sequence[RolloutRequest], renderers: Mapping[bool | None, Renderer], limits: Limits, max_turns: int,
-    rows: int = 0, timeout: float = 0.0,
+    rows: int = 0, timeouts: Timeouts = ANY_TIME, retries: int = 0,
 ) -> list[Rollout]:  # fmt: skip
-    """Let each task's scripted expert play its request, in the tokens that the model would have to say."""
+    """Let each request's script, or its task's expert, play it in the tokens that the model would have to say."""
 
     def gold(request: RolloutRequest) -> Script:
         # Begun at its first turn: also what fails before that is the script's failure.
-        yield from request.taskset.gold(request.task)
+        yield from request.script() if request.script else request.taskset.gold(request.task)
 
     async def one(_: int, request: RolloutRequest) -> Rollout:
         renderer, script = renderers[request.taskset.chat], gold(request)
         speaker = ScriptSpeaker(script, renderer)
         try:
-            rollout = await play(request, speaker.say, renderer, limits, max_turns, timeout)
+            rollout = await play(request, speaker.say, renderer, limits, max_turns, timeouts)
         finally:
             script.close()
         if speaker.error is None:
             return rollout
         return replace(rollout, reward=None, ended=Ending.TASK_ERROR, error=speaker.error)
 
-    return await _side_by_side(one, requests, rows)
+    return await _side_by_side(one, requests, rows, retries)
 
 
 async def speak_all(
     requests: Sequence[RolloutRequest], begin: Callable[[RolloutRequest], Say], limits: Limits, max_turns: int,
-    rows: int = 0, timeout: float = 0.0,
+    rows: int = 0, timeouts: Timeouts = ANY_TIME, retries: int = 0,
 ) -> list[Rollout]:  # fmt: skip
     """Let a model that hears and speaks messages play every request: its rollouts have no tokens."""
 
     async def one(_: int, request: RolloutRequest) -> Rollout:
-        return await play(request, begin(request), None, limits, max_turns, timeout)
+        return await play(request, begin(request), None, limits, max_turns, timeouts)
 
-    return await _side_by_side(one, requests, rows)
+    return await _side_by_side(one, requests, rows, retries)
 
 
 async def _side_by_side(
-    one: Callable[[int, RolloutRequest], Awaitable[Rollout]], requests: Sequence[RolloutRequest], rows: int
+    one: Callable[[int, RolloutRequest], Awaitable[Rollout]],
+    requests: Sequence[RolloutRequest],
+    rows: int,
+    retries: int,
 ) -> list[Rollout]:
     gate = asyncio.Semaphore(rows or len(requests) or 1)
 
     async def gated(number: int, request: RolloutRequest) -> Rollout:
         async with gate:
-            return await one(number, request)
+            for attempt in range(retries + 1):
+                rollout = await one(number + attempt * len(requests), request)  # a stream that nobody has used
+                if not rollout.sandbox_failures:
+                    break
+            return replace(rollout, sandbox_failures=rollout.sandbox_failures + attempt)
 
     return await together(gated(i, request) for i, request in enumerate(requests))
 
 
 async def play(
-    request: RolloutRequest, say: Say, renderer: Renderer | None, limits: Limits, max_turns: int, timeout: float = 0.0
+    request: RolloutRequest, say: Say, renderer: Renderer | None, limits: Limits, max_turns: int, timeouts: Timeouts
 ) -> Rollout:
     """Play one rollout, from its first prompt to its score; without a renderer in messages alone."""
     began = time.perf_counter()
     tokens, messages, tools, reward = _Transcript(), list(request.task.messages), tuple[Tool, ...](), None
     opened: Play | None = None
-    ended, error = Ending.TASK_ERROR, None
+    ended, failed = Ending.TASK_ERROR, cast(Failure | None, None)
     try:
         try:
             opened = request.taskset.open(request.task, request.open_seed)
             messages, tools = list(opened.messages), tuple(opened.tools)
         except Exception as problem:
-            error = _failure("open", problem)
-        if opened is not None and error is None:
-            ended, error = await _converse(opened, tools, messages, tokens, say, renderer, limits, max_turns, timeout)
+            failed = "open", problem
+        if opened is not None and failed is None:
             try:
-                reward = await _within(timeout, opened.score()) if error is None else None
+                async with asyncio.timeout(timeouts.rollout or None) as limit:
+                    ended, failed = await _converse(
+                        opened, tools, messages, tokens, say, renderer, limits, max_turns, timeouts.tool
+                    )
+            except TimeoutError:
+                if not limit.expired():  # the sampler's own
+                    raise
+                ended = Ending.TIME_LIMIT
+            try:
+                reward = await _within(timeouts.tool, opened.score()) if failed is None else None
             except Exception as problem:
-                ended, error = Ending.TASK_ERROR, _failure("score", problem)
+                ended, failed = Ending.TASK_ERROR, ("score", problem)
     finally:
         try:
             if opened is not None:
-                await _within(timeout, opened.close())
+                await _within(timeouts.tool, opened.close())
         except Exception as problem:
-            error = error or _failure("close", problem)  # what failed before counts more
+            failed = failed or ("close", problem)  # what failed before counts more
     return Rollout(
         step=request.step, group=request.group, index=request.index, task=request.task.id, family=request.task.family,
         answer=request.task.answer, seed=request.seed, messages=tuple(messages),
-        sequences=(tokens.tokens(),) if renderer else (), reward=reward, ended=ended, error=error,
-        seconds=time.perf_counter() - began,
+        sequences=(tokens.tokens(),) if renderer else (), reward=reward, ended=ended, error=_told(failed),
+        seconds=time.perf_counter() - began, commands=() if opened is None else commands_of(opened),
+        # What was scored stays, also where the sandbox can't be closed.
+        sandbox_failures=int(reward is None and failed is not None and isinstance(failed[1], SandboxFailed)),
     )  # fmt: skip
 
 
@@ -283,35 +321,38 @@ class _Begun(Awaitable[T]):
                 return done.value  # type: ignore[no-any-return]
 
 
-def _failure(where: str, problem: Exception) -> str:
-    return f"{where}: {problem if isinstance(problem, _NoAnswer) else repr(problem)}"
+def _told(failed: Failure | None) -> str | None:
+    if failed is None:
+        return None
+    where, problem = failed
+    return f"{where}: {problem if isinstance(problem, str | _NoAnswer) else repr(problem)}"
 
 
 async def _converse(
     opened: Play, tools: Sequence[Tool], messages: list[Message], tokens: _Transcript, say: Say,
     renderer: Renderer | None, limits: Limits, max_turns: int, timeout: float,
-) -> tuple[Ending, str | None]:  # fmt: skip
+) -> tuple[Ending, Failure | None]:  # fmt: skip
     """Play turn after turn, adding to messages and tokens; return what ended it, and what failed."""
     heard: Sequence[Message] = messages[:]
     new, role = renderer.first(heard, tools) if renderer else [], Role.PROMPT
     if 0 < limits.prompt < len(new):
-        return Ending.CONTEXT_FULL, f"prompt: {len(new):,} tokens exceed sampling.max_prompt = {limits.prompt:,}"
+        return Ending.CONTEXT_FULL, ("prompt", f"{len(new):,} tokens exceed sampling.max_prompt = {limits.prompt:,}")
     too_long = f"tokens do not fit into sampling.context = {limits.context:,}"
     for turn in range(max_turns):
         if tokens.length + len(new) >= limits.context:
-            return Ending.CONTEXT_FULL, None if turn else f"prompt: {len(new):,} {too_long}"
+            return Ending.CONTEXT_FULL, None if turn else ("prompt", f"{len(new):,} {too_long}")
         try:
             said = await say(new, heard, tools)
         except NoTurn as problem:
             # What was said before the context was full is scored.
             is_scored = turn > 0 and problem.ended == Ending.CONTEXT_FULL
-            return problem.ended, None if is_scored else f"{f'turn {turn}' if turn else 'prompt'}: {problem}"
+            return problem.ended, None if is_scored else (f"turn {turn}" if turn else "prompt", str(problem))
         if said is None:
             return Ending.STOP_TOKEN, None
         ids = said.ids.tolist()
         whole = tokens.length + len(new) + len(ids)
         if whole > limits.context:  # a script's turn: a sampler's is cut
-            return Ending.CONTEXT_FULL, f"turn {turn}: {whole:,} {too_long}"
+            return Ending.CONTEXT_FULL, (f"turn {turn}", f"{whole:,} {too_long}")
         tokens.add(new, turn, role)
         tokens.add(said.ids, turn, Role.MODEL, said)
         if renderer is None:
@@ -323,7 +364,7 @@ async def _converse(
         try:
             answers = await _within(timeout, opened.respond(message))
         except Exception as problem:
-            return Ending.TOOL_ERROR, _failure("respond", problem)
+            return Ending.TOOL_ERROR, ("respond", problem)
         heard = answers or ()
         messages.extend(heard)
         if answers is None or said.ended == Ending.CONTEXT_FULL:

@@ -11,10 +11,13 @@ from uptrend.config.load import nearest
 from uptrend.records import TasksetError
 from uptrend.tasks.arithmetic import FAMILIES, Mixed
 from uptrend.tasks.data import Data, Jsonl
+from uptrend.tasks.mlgym.taskset import MlGym
 from uptrend.tasks.musique.taskset import Musique
 from uptrend.tasks.taskset import Taskset
 
-BUILT_IN: dict[str, type[Taskset]] = {**FAMILIES, "mixed": Mixed, "data": Data, "jsonl": Jsonl, "musique": Musique}
+BUILT_IN: dict[str, type[Taskset]] = {
+    **FAMILIES, "mixed": Mixed, "data": Data, "jsonl": Jsonl, "musique": Musique, "mlgym": MlGym,
+}  # fmt: skip
 GROUP = "uptrend.tasksets"
 # Other libraries' tasksets, by prefix: `reasoning-gym:chain_sum`. `runner` fills it, as `bridge` stands above `tasks`.
 _PREFIXES: dict[str, tuple[str, Callable[[str], type[Taskset]]]] = {}

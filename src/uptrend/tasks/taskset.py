@@ -6,10 +6,10 @@ tool may take minutes; many plays go on at once."""
 
 import hashlib
 import random
-from collections.abc import Collection, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
-from uptrend.records import Message, Reward, Task, TasksetError, Tool
+from uptrend.records import Executed, Message, Reward, Task, TasksetError, Tool
 
 # A scripted player: yields what the model would say, and is sent what the task answers.
 Script = Generator[Message, Sequence[Message], None]
@@ -34,6 +34,20 @@ class Play(Protocol):
 
     async def close(self) -> None:
         """Free what the play holds; called once, whatever happened."""
+
+
+class KeepsCommands(Protocol):
+    """A play that keeps the commands which it ran in a sandbox, for the rollout's record."""
+
+    @property
+    def commands(self) -> Sequence[Executed]:
+        """Commands so far, in order; complete after `score`."""
+
+
+def commands_of(play: Play) -> tuple[Executed, ...]:
+    """Return the commands that a play keeps; an attribute of that name with other content is somebody's own."""
+    kept = getattr(play, "commands", ())
+    return tuple(kept) if isinstance(kept, Sequence) and all(isinstance(each, Executed) for each in kept) else ()
 
 
 @runtime_checkable
@@ -69,6 +83,14 @@ class Taskset(Protocol):
 
     def corrupted(self, task: Task) -> Iterable[Script]:
         """Scripted players that must stay below the maximum."""
+
+
+@runtime_checkable
+class HasDemonstrations(Protocol):
+    """A taskset whose warm start imitates scripts of mixed quality, and not its expert alone."""
+
+    def demonstrations(self, task: Task, count: int) -> Sequence[Callable[[], Script]]:
+        """Return scripts that a model shall be able to imitate, right or not."""
 
 
 def say(text: str) -> Script:

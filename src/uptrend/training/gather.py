@@ -14,7 +14,7 @@ import numpy as np
 from uptrend.config import Config, Sampling
 from uptrend.records import Evaluation, Part, Rollout
 from uptrend.records.rollout import OVERLONG
-from uptrend.rollout.play import RolloutRequest, demonstrate, derive, derive_open_seed, play_all
+from uptrend.rollout.play import RolloutRequest, demonstrate, derive, derive_open_seed, patience, play_all
 from uptrend.rollout.render import Renderer
 from uptrend.rollout.sampler import Limits, Sampler
 from uptrend.stats.intervals import pass_at_k
@@ -35,6 +35,7 @@ class Gathered:
     dropped: list[Rollout]  # groups that were dead and replaced; recorded, not learned from
     cursor: Cursor  # place among the tasks where the next step draws on
     recorded: bool = False  # true where these are another run's, with its learner's log-probabilities
+    seconds: float = 0.0  # time that sampling and scoring them took; 0 where nothing was sampled
 
 
 class RolloutPlayer:
@@ -54,7 +55,7 @@ class RolloutPlayer:
         assert self._sampler is not None
         s = sampling or self._config.sampling
         limits, renderers = Limits.of(s, temperature), self._renderers_for(requests)
-        plays = play_all(requests, self._sampler, renderers, limits, s.max_turns, s.rows, s.tool_timeout)
+        plays = play_all(requests, self._sampler, renderers, limits, s.max_turns, s.rows, *patience(s))
         return event_loop.run(plays)
 
     def demonstrate(self, requests: Sequence[RolloutRequest]) -> list[Rollout]:
@@ -62,7 +63,7 @@ class RolloutPlayer:
         s = self._config.sampling
         limits = Limits(s.max_tokens, s.context, prompt=s.max_prompt)
         renderers = self._renderers_for(requests)
-        return event_loop.run(demonstrate(requests, renderers, limits, s.max_turns, s.rows, s.tool_timeout))
+        return event_loop.run(demonstrate(requests, renderers, limits, s.max_turns, s.rows, *patience(s)))
 
     def _renderers_for(self, requests: Sequence[RolloutRequest]) -> dict[bool | None, Renderer]:
         for chat in {request.taskset.chat for request in requests} - set(self._renderers):
@@ -76,7 +77,7 @@ def gather(player: RolloutPlayer, pool: Pool, cursor: Cursor, step: int, config:
 
     No task comes twice in a step: where too few others are left, dead groups are kept.
     """
-    s = config.sampling
+    began, s = time.perf_counter(), config.sampling
     kept: list[list[Rollout]] = []
     dropped: list[Rollout] = []
     number, seen = 0, set[str]()
@@ -102,7 +103,8 @@ def gather(player: RolloutPlayer, pool: Pool, cursor: Cursor, step: int, config:
                 kept.append(group)
         if len(kept) == s.groups:
             break
-    return Gathered([r for group in kept for r in group], dropped, cursor)
+    rollouts = [r for group in kept for r in group]
+    return Gathered(rollouts, dropped, cursor, seconds=time.perf_counter() - began)
 
 
 def penalize_length(rollout: Rollout, sampling: Sampling) -> Rollout:

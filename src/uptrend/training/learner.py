@@ -20,7 +20,8 @@ from uptrend.policy.graphed import Graphed
 from uptrend.policy.logprobs import Shaping
 from uptrend.policy.optimizer import Applied, Optimizer, learning_rate
 from uptrend.policy.policy import Policy
-from uptrend.records import Ending, ModelError, Role, Rollout
+from uptrend.records import ModelError, Role, Rollout
+from uptrend.records.rollout import AT_A_LIMIT
 from uptrend.training.memory import Fitted, room, room_for
 from uptrend.training.packing import INPUTS, Line, Micro, Shapes, pack
 
@@ -100,7 +101,7 @@ def lay_out(rollouts: Sequence[Rollout], config: Config, *, recorded: bool = Fal
             # The recorded learner's log-probabilities before its update; the sampler's where it computed none.
             learner = s.learner[line.sampled]
             behavior[b, places] = np.where(np.isnan(learner), sampler[b, places], learner)
-    cut = (Ending.LENGTH, Ending.CONTEXT_FULL, Ending.TURN_LIMIT) if config.learning.mask_truncated else ()
+    cut = AT_A_LIMIT if config.learning.mask_truncated else ()
     out = [r.reward is None or not r.kept or r.ended in cut for _, r, _ in flat]
     real_bs = torch.from_numpy(real)
     return Experience(

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.floating[Any]]
 Flags = NDArray[np.bool_]
 Line = dict[str, Any]
+FAMILIES = 20  # kinds of tasks up to which each has its reward in the line
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ def step_metrics(learned: Learned) -> Line:
         **advantage_metrics(rollouts, learned.advantages_n),
         **learner_metrics(learned.exp, learned.update),
         **token_metrics(rollouts, learned.exp, learned.update),
+        **speed_metrics(learned.gathered),
         **weight_metrics(learned.moved),
     }
 
@@ -71,7 +73,17 @@ def reward_metrics(rollouts: Sequence[Rollout], correct: Sequence[bool | None] |
         line = {"reward/mean": float(totals.mean()), "reward/std": spread, "reward/min": low, "reward/max": high}
     if known:
         line["reward/correct/share"] = float(np.mean(known))
-    return line | {f"reward/part/{name}/mean": float(np.mean(values)) for name, values in part_values(rewards).items()}
+    line |= {f"reward/part/{name}/mean": float(np.mean(values)) for name, values in part_values(rewards).items()}
+    return line | {f"reward/family/{name}/mean": value for name, value in _by_family(rollouts).items()}
+
+
+def _by_family(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Mean reward of each kind of task; empty where there is one, or more than can be read."""
+    totals: dict[str, list[float]] = {}
+    for r in rollouts:
+        if r.family and r.reward is not None:  # tasks of a watched TRL have none
+            totals.setdefault(r.family, []).append(r.reward.total)
+    return {name: float(np.mean(found)) for name, found in totals.items()} if 1 < len(totals) <= FAMILIES else {}
 
 
 def part_values(rewards: Sequence[Reward]) -> dict[str, list[float]]:
@@ -143,7 +155,29 @@ def sampling_metrics(rollouts: Sequence[Rollout], dropped: Sequence[Rollout] | N
         "sampling/turns/mean": float(np.mean(turns)),
         "sampling/distinct/share": float(np.mean([len(found) / sizes[group] for group, found in texts.items()])),
         **{f"sampling/ended/{how}/share": count / len(rollouts) for how, count in sorted(endings.items())},
+        **command_metrics(rollouts, sum(r.sandbox_failures for r in (*rollouts, *(dropped or ())))),
     }
+
+
+def command_metrics(rollouts: Sequence[Rollout], sandbox_failures: int) -> Line:
+    """Commands that ran in sandboxes; nothing where none did."""
+    ran = [command for r in rollouts for command in r.commands]
+    line: Line = {"commands/sandbox_failures/count": sandbox_failures} if ran or sandbox_failures else {}
+    if not ran:
+        return line
+    return line | {
+        "commands/rollout/mean": len(ran) / len(rollouts),
+        "commands/error/share": sum(command.error for command in ran) / len(ran),
+        "commands/seconds/mean": sum(command.seconds for command in ran) / len(ran),
+    }
+
+
+def speed_metrics(gathered: "Gathered") -> Line:
+    """Tokens per second of sampling; nothing where the rollouts are another run's, or demonstrations."""
+    if not gathered.seconds:
+        return {}
+    tokens = sum(r.sampled_tokens for r in (*gathered.rollouts, *gathered.dropped))
+    return {"time/tokens/per_second": tokens / gathered.seconds}
 
 
 def _mean_and_max(key: str, values: Sequence[int]) -> Line:

@@ -6,6 +6,7 @@ log-probability, so the loss is the mean negative log-probability of the expert'
 seen and not trained, as in RL, because it is the same code.
 """
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,6 +22,7 @@ from uptrend.policy.policy import Policy
 from uptrend.records import Role, Rollout, TasksetError
 from uptrend.rollout.play import RolloutRequest
 from uptrend.tasks.pool import Cursor, Pool
+from uptrend.tasks.taskset import HasDemonstrations
 from uptrend.training import metrics as measure
 from uptrend.training.components import Course, Parts
 from uptrend.training.gather import Gathered, RolloutPlayer
@@ -50,41 +52,50 @@ def supervised(config: Config, demonstrations: int) -> Config:
 def demonstrate(policy: Policy, pool: Pool, config: Config) -> tuple[list[Rollout], list[str]]:
     """Return the expert's rollouts on training tasks, and a note on those that were left out."""
     stage = pool.stages[0]
+    taskset, count = stage.taskset, config.warmstart.per_task
+    is_mixed = isinstance(taskset, HasDemonstrations)
     requests = [
-        RolloutRequest(task, stage.taskset, 0, f"gold-{number:06d}", 0, 0)
+        RolloutRequest(task, taskset, 0, f"gold-{number:06d}", i, 0, script=script)
         for number, task in enumerate(stage.tasks[: config.warmstart.tasks])
+        for i, script in enumerate(
+            taskset.demonstrations(task, count) if isinstance(taskset, HasDemonstrations) else [None]
+        )
     ]
     kept, left_out, notes = list[Rollout](), list[RolloutRequest](), list[str]()
     for request, rollout in zip(requests, RolloutPlayer(policy, None, config).demonstrate(requests), strict=True):
         turns = [sequence.turns[sequence.sampled] for sequence in rollout.sequences]
-        # The model itself could have written this within its limits, and it is right.
+        # The model itself could have written this within its limits, and it is right, or chosen to be imitated.
         fits = all(len(t) and np.bincount(t).max() <= config.sampling.max_tokens for t in turns)
-        if measure.is_correct(rollout) and fits:
+        if fits and (rollout.reward is not None if is_mixed else measure.is_correct(rollout)):
             kept.append(rollout)
         else:
             left_out.append(request)
     if left_out:
         # Played again without limits, to say which limits would be enough.
-        unlimited = replace(config.sampling, max_turns=1_000, context=1_000_000, max_prompt=0)
+        unlimited = replace(config.sampling, max_turns=1_000, context=1_000_000, max_prompt=0, rollout_timeout=0.0)
         played = RolloutPlayer(policy, None, replace(config, sampling=unlimited)).demonstrate(left_out)
-        causes = why_left_out(played, config.sampling)
+        causes = why_left_out(played, config.sampling, is_mixed)
         notes.append(f"{len(left_out)} of {len(requests)} demonstrations were left out: {'; '.join(causes)}.")
     if not kept:
         raise TasksetError(notes[0] if notes else f"{pool.name} has no training task to demonstrate.")
     return kept, notes
 
 
-def why_left_out(rollouts: Sequence[Rollout], limits: Sampling) -> list[str]:
-    """Count the causes, and say which limits would be enough; `rollouts` were played without limits."""
+def why_left_out(rollouts: Sequence[Rollout], limits: Sampling, is_mixed: bool = False) -> list[str]:
+    """Count the causes, and say which limits would be enough; `rollouts` were played without limits.
+
+    Of mixed quality, a demonstration need not be right.
+    """
     failed = [r for r in rollouts if r.reward is None]
-    wrong = [r for r in rollouts if r.reward is not None and not r.reward.correct]
+    wrong = [r for r in rollouts if r.reward is not None and not r.reward.correct and not is_mixed]
     causes = []
     if failed:
         causes.append(f"{len(failed)} failed, the first with {failed[0].error}")
     if wrong:
         causes.append(f"{len(wrong)} {'was' if len(wrong) == 1 else 'were'} not right")
     # A script's history is only appended to: it has one sequence.
-    right = [r.sequences[0] for r in rollouts if measure.is_correct(r)]
+    correct = [r for r in rollouts if r.reward is not None and r not in wrong]
+    right = [r.sequences[0] for r in correct]
     turns = [np.unique(tokens.turns[tokens.sampled], return_counts=True)[1] for tokens in right]
     if silent := sum(len(sizes) == 0 for sizes in turns):
         causes.append(f"{silent} said nothing")
@@ -93,6 +104,7 @@ def why_left_out(rollouts: Sequence[Rollout], limits: Sampling) -> list[str]:
         ("context", "longest rollout", limits.context, [len(tokens.ids) for tokens in right]),
         ("max_tokens", "longest turn", limits.max_tokens, [int(sizes.max(initial=0)) for sizes in turns]),
         ("max_prompt", "longest prompt", limits.max_prompt, [int((t.roles == Role.PROMPT).sum()) for t in right]),
+        ("rollout_timeout", "most seconds", limits.rollout_timeout, [math.ceil(r.seconds) for r in correct]),
     ):
         exceeding = sum(0 < limit < size for size in needed)  # max_prompt = 0 is none
         if exceeding:

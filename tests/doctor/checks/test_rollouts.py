@@ -81,6 +81,8 @@ TOKENS: Table = {
     "cut and left out": ("tiny", each(leave_out(ended="length"), [5]), {}, {UNTRAINED: WARNING}),
     "cut and left out by TRL": ("tiny", each(leave_out(ended="length"), [5]), {"trainer": "trl", "config": {}}, {}),
     "cut and left out by config": ("tiny", each(leave_out(ended="length"), [5]), learning(mask_truncated=True), {}),
+    "late and left out by config": (
+        "tiny", each(leave_out(ended="time-limit"), [5]), learning(mask_truncated=True), {}),
     "prompts hidden": ("musique", each(hide(PROMPT)), {}, {BLIND: (CRITICAL, 1.0)}),
     "tools hidden": ("musique", each(hide(TOOL)), {}, {BLIND: (CRITICAL, 1.0)}),
     "a prompt hidden": ("tiny", each(hide(PROMPT), [0]), {}, {BLIND: WARNING}),
@@ -333,6 +335,8 @@ SCORES: Table = {
     "no column of rewards": ("tiny", each(fail), {"trainer": "trl"}, {}),
     "out of turns": (
         "musique", each(lambda row: row.update(ended="turn-limit", reward=0.0)), {}, {NEVER: (WARNING, 1.0)}),
+    "out of time": (
+        "musique", each(lambda row: row.update(ended="time-limit", reward=0.0)), {}, {NEVER: (WARNING, 1.0)}),
 }  # fmt: skip
 
 UNCALLED, SWALLOWED, LEAKS = "tool.never-called", "tool.errors-swallowed", "task.state-leaks"

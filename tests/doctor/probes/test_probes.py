@@ -330,7 +330,7 @@ def workshop(name: str, *overrides: str, groups: int = 4) -> Bench:
     return bench_of(recipe, *overrides, groups=groups)
 
 
-WORKSHOP, SLOW = "examples.autopsies.workshop:Workshop", "doctor.probes.test_probes:Slow"
+WORKSHOP, SLOW = "doctor.probes.workshop:Workshop", "doctor.probes.test_probes:Slow"
 UNPAID = "reward.never-computed"
 
 

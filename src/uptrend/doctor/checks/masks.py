@@ -7,6 +7,7 @@ from uptrend.doctor.check import AS_PAGE, Found, Lacking, by_share, check
 from uptrend.doctor.rank import CRITICAL, PROOF, WARNING
 from uptrend.doctor.rows import Flags, Floats, Ints, Rows, count_flags, group_sum, seen_in
 from uptrend.records import Ending, Evidence, Role
+from uptrend.records.rollout import AT_A_LIMIT
 
 # Share of the model's tokens outside the loss, and of prompt or tool tokens hidden, from which little can be learned.
 MOST_UNTRAINED, MUCH_HIDDEN = 0.5, 0.05
@@ -114,7 +115,7 @@ def _expected_t(case: Case, r: Rows, weight_t: Floats) -> Flags:
     if r.has("reward"):
         taught_n &= ~np.isnan(r.reward_n)
     if case.value("learning.mask_truncated", case.view.trainer != "uptrend"):
-        taught_n &= ~r.cut_n
+        taught_n &= ~np.isin(r.ended_n, [ending.value for ending in AT_A_LIMIT])
     return np.asarray(r.model_t & ~np.isnan(weight_t) & taught_n[r.rollout_t])
 
 

@@ -82,7 +82,7 @@ def never_computed(case: Case) -> Answer:
     count, bottom = count_flags(out), count_flags(low)
     if total < ENOUGH or count < 0.9 * total or bottom < 0.95 * count:
         return None
-    text = f"{count} of {total} rollouts ran out of turns or tokens, and {bottom} of these earned the least there is"
+    text = f"{count} of {total} rollouts ran out of turns, time or tokens, and {bottom} of these earned the least"
     shown = seen_in(rows, low, text, count / total, "sampling/ended/turn-limit/share")
     return Found(WARNING, SIGNAL, AS_PAGE, [shown])
 

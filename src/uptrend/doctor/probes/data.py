@@ -11,7 +11,7 @@ import numpy as np
 from uptrend.doctor.answers import CLASSES, name_class, plain_question
 from uptrend.doctor.probes.bench import Bench, ScoredPlay, play_scripts, seen
 from uptrend.doctor.probes.probe import CRITICAL, NOTE, WARNING, Answer, probe, require
-from uptrend.records import Ending, Finding, Task, boundary_of
+from uptrend.records import Ending, Finding, Fix, Task, boundary_of
 from uptrend.tasks.pool import Cursor
 from uptrend.tasks.rewards import RENDERINGS
 from uptrend.tasks.taskset import Taskset, known_gold, say
@@ -163,13 +163,19 @@ def _gold_in_tokens(bench: Bench) -> Answer:
     """Judge gold in the model's tokens: a tokenizer may change the words, and limits may be too tight for them."""
     shown, s = bench.demonstrations, bench.config.sampling
     scored = [(r, r.reward) for r in shown if r.reward is not None]
-    out = sum(r.ended is Ending.TURN_LIMIT and not reward.is_best for r, reward in scored)
-    if out > 0.5 * len(scored):  # a few rows of a dataset may be odd
-        yield f"; {len(shown) - out} of {len(shown)} end within the turns"
-        text = f"the expert runs out of turns in {out} of {len(shown)} tasks"
-        summary, id = f"sampling.max_turns = {s.max_turns} is too few: {text}.", "context.completion-truncated"
-        yield bench.found(id, CRITICAL, summary, text, out / len(shown), fix=bench.more_turns)
-        return
+    time = {"sampling.rollout_timeout": 4 * s.rollout_timeout}
+    longer = Fix("Give rollouts as many seconds as the task takes.", {"uptrend": time})
+    for ending, what, limit, more in (
+        (Ending.TURN_LIMIT, "turns", f"sampling.max_turns = {s.max_turns} is too few", bench.more_turns),
+        (Ending.TIME_LIMIT, "time", f"sampling.rollout_timeout = {s.rollout_timeout:g} is too short", longer),
+    ):
+        out = sum(r.ended is ending and not reward.is_best for r, reward in scored)
+        if out > 0.5 * len(scored):  # a few rows of a dataset may be odd
+            yield f"; {len(shown) - out} of {len(shown)} end within the {what}"
+            text = f"the expert runs out of {what} in {out} of {len(shown)} tasks"
+            id = "context.completion-truncated"
+            yield bench.found(id, CRITICAL, f"{limit}: {text}.", text, out / len(shown), fix=more)
+            return
     turns = [[np.unique(t.turns[t.sampled], return_counts=True)[1].max(initial=0) for t in r.sequences] for r in shown]
     long = [r for r, sizes in zip(shown, turns, strict=True) if max(sizes, default=0) > s.max_tokens]
     # Without bounds nobody said what is right.

@@ -136,7 +136,7 @@ def cheater(bench: Bench) -> Answer:
         yield bench.found(id, severity, summary, evidence)
 
 
-RUN_OUT = (Ending.TURN_LIMIT, Ending.CONTEXT_FULL)
+RUN_OUT = (Ending.TURN_LIMIT, Ending.TIME_LIMIT, Ending.CONTEXT_FULL)
 FEW = 16  # rollouts below which it may be chance: of 16 none does what 17% would (95%)
 ENOUGH = 32  # rollouts that it takes where nothing but their number speaks
 SURE = 64  # rollouts from which on a run is stopped for it: of 64 none does what 5% would

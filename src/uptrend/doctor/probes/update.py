@@ -20,6 +20,7 @@ from uptrend.doctor.probes.probe import CRITICAL, NOTE, PENALTY, SUSPICION, WARN
 from uptrend.policy.optimizer import Optimizer, learning_rate
 from uptrend.policy.weights import movable_share
 from uptrend.records import Reward, Role, Rollout, Sequence
+from uptrend.records.rollout import AT_A_LIMIT
 from uptrend.training.loop import learn
 from uptrend.training.recorder import Annotated
 
@@ -49,7 +50,7 @@ def masks(bench: Bench) -> Answer:
         yield tuple(_pieces(bench, rollout.sequences[0]))
     # Tokens that the model sampled and the loss leaves out, without the recipe saying so.
     stops, cut = np.array(bench.policy.stop_ids), bench.config.learning.mask_truncated
-    rows = [(r, s) for r, s in rows if r.reward is not None and r.kept and not (cut and r.is_truncated)]
+    rows = [(r, s) for r, s in rows if r.reward is not None and r.kept and not (cut and r.ended in AT_A_LIMIT)]
     said = sum(int((s.versions >= 0).sum()) for _, s in rows)
     out = [(r, s.ids[(s.versions >= 0) & ~_trained(s)]) for r, s in rows]
     missing, missing_stops = sum(len(ids) for _, ids in out), sum(int(np.isin(ids, stops).sum()) for _, ids in out)

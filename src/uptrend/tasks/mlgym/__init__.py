@@ -1,0 +1,1 @@
+"""`mlgym`: an agent that does small machine-learning tasks with one command per turn, scored outside its sandbox."""

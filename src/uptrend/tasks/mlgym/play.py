@@ -1,0 +1,179 @@
+"""One rollout of `mlgym`: a workspace of its own, one command per turn, validation on one split, the end on another."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from uptrend.records import Executed, Message, Reward, Task, Tool
+from uptrend.tasks.mlgym.commands import WrongCommand, CommandReply, Terminal, command_of
+from uptrend.tasks.mlgym.problem import Example, Problem
+from uptrend.tasks.mlgym.rewards import DenseParts, Facts, Scheme, reward_of
+from uptrend.tasks.mlgym.scoring import Scorer, Judged
+from uptrend.tasks.sandbox import Bounds, Sandbox, Workspace
+
+COMMAND = Tool(
+    "command", "Runs one command in the workspace.",
+    {"type": "object", "properties": {"command": {"type": "string", "description": "The command, all of its lines."}},
+     "required": ["command"]},
+)  # fmt: skip
+# Datasets above this size are shown read-only in place of a copy.
+COPIED = 32 << 20
+
+
+@dataclass
+class Arena:
+    """What all rollouts of one problem share: nothing that a rollout can change."""
+
+    problem: Problem
+    sandbox: Sandbox
+    scorer: Scorer
+    bounds: Bounds
+    slots: asyncio.Semaphore  # commands that run at once, so that none is slowed down by too many others
+    baselines: dict[str, asyncio.Task[tuple[float, float]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # A group opens the same example many times, and making one takes some milliseconds.
+        self.example = lru_cache(64)(self.problem.example)
+
+    async def open(self, example: Example) -> Workspace:
+        """Make a fresh workspace."""
+        return await self.sandbox.open({**self.problem.visible(), **example.workspace}, self.bounds)
+
+    async def baseline(self, task: Task, example: Example) -> tuple[float, float]:
+        """Return the baseline's scores on validation and test: the task's own, or measured once per example."""
+        problem = self.problem
+        if problem.baseline_score is not None and problem.generator is None:
+            return problem.baseline_score, problem.baseline_score
+        if task.id not in self.baselines:
+            self.baselines[task.id] = asyncio.ensure_future(self._measure(example))
+        try:
+            return await asyncio.shield(self.baselines[task.id])
+        except Exception:
+            self.baselines.pop(task.id, None)  # the next rollout tries again
+            raise
+
+    async def _measure(self, example: Example) -> tuple[float, float]:
+        async with self.slots, await self.open(example) as workspace:
+            if self.problem.baseline:
+                await workspace.run(f"python {self.problem.baseline}", seconds=self.problem.timeout)
+            files = await self.scorer.copy_out(workspace)
+        found = [
+            await self.scorer.judge(files, "validation", example.validation),
+            await self.scorer.judge(files, "test", example.test),
+        ]
+        if bad := [verdict.said for verdict in found if verdict.score is None]:
+            raise RuntimeError(f"the baseline of {self.problem.name} has no score: {bad[0]}")
+        return found[0].score or 0.0, found[1].score or 0.0
+
+
+@dataclass
+class ResearchPlay:
+    """A rollout in progress."""
+
+    task: Task
+    arena: Arena
+    example: Example
+    scheme: Scheme
+    dense: DenseParts
+    keep: str  # best or last submission
+    window: int
+    limit: int  # turns after which it is submitted; 0 for no limit of its own
+    tools: Sequence[Tool] = ()
+    commands: list[Executed] = field(default_factory=list)
+    _terminal: Terminal | None = None
+    _baseline: tuple[float, float] = (0.0, 0.0)
+    _validations: list[float] = field(default_factory=list)
+    _best: tuple[float, dict[str, bytes] | Judged] | None = None  # best validation so far, and what was validated
+    _submitted: bool = False
+    _counts: dict[str, list[int]] = field(default_factory=lambda: {"edit": [0, 0], "shell": [0, 0]})
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """Instructions and the problem."""
+        return self.task.messages
+
+    async def _open(self) -> Terminal:
+        if self._terminal is None:
+            self._baseline = await self.arena.baseline(self.task, self.example)
+            seconds = min(self.arena.bounds.seconds, self.arena.problem.timeout)
+            self._terminal = Terminal(await self.arena.open(self.example), self.window, seconds)
+        return self._terminal
+
+    async def respond(self, message: Message) -> Sequence[Message] | None:
+        """Carry out a command; `submit` and the last turn end the rollout."""
+        terminal, began, score = await self._open(), time.perf_counter(), None
+        command = message.content
+        async with self.arena.slots:
+            began = time.perf_counter()
+            try:
+                command = command_of(message)
+                if command.strip() == "submit":
+                    self._submitted, reply = True, CommandReply("Submitted.")
+                elif command.strip() == "validate":
+                    reply, score = await self._validate(terminal)
+                else:
+                    reply = await terminal.carry_out(command)
+            except WrongCommand as refused:
+                reply = CommandReply(str(refused), code=1)
+        seconds, is_error = time.perf_counter() - began, bool(reply.code or reply.stopped)
+        turn = len(self.commands)
+        self.commands.append(Executed(turn, command, seconds, reply.code, reply.stopped, score, is_error))
+        if reply.kind:
+            self._counts[reply.kind][0] += 1
+            self._counts[reply.kind][1] += is_error
+        if self._submitted or (self.limit and turn + 1 >= self.limit):
+            return None
+        left = f", {self.limit - turn - 1} turns left" if self.limit else ""
+        shown = f"(open file: {terminal.open_file or 'none'}, folder: {terminal.workspace.cwd}{left})\nbash-$"
+        return [Message("tool" if message.calls or message.problem else "user", f"{reply.text}\n{shown}")]
+
+    async def _validate(self, terminal: Terminal) -> tuple[CommandReply, float | None]:
+        files = await self.arena.scorer.copy_out(terminal.workspace)
+        verdict = await self.arena.scorer.judge(files, "validation", self.example.validation)
+        if verdict.score is None:
+            return CommandReply(verdict.said, code=1), None
+        improvement = self.arena.problem.improvement(verdict.score, self._baseline[0])
+        self._validations.append(improvement)
+        if self._best is None or improvement > self._best[0]:
+            self._best = improvement, files
+        said = f"Validation {self.arena.problem.metric}: {verdict.score:.4f} (baseline {self._baseline[0]:.4f})"
+        return CommandReply(said), verdict.score
+
+    async def score(self) -> Reward:
+        """Score what is submitted on the test split: the best validated submission, or the last."""
+        final, relative = None, 0.0
+        if self._terminal is not None:  # where nothing was ever said, nothing is submitted
+            scorer = self.arena.scorer
+            async with self.arena.slots:
+                files = await scorer.copy_out(self._terminal.workspace)
+                if self.keep == "best" and self._best is not None:
+                    files = await self._better(files)
+                verdict = await scorer.judge(files, "test", self.example.test)
+            if verdict.score is not None:
+                problem, base = self.arena.problem, self._baseline[1]
+                final = problem.improvement(verdict.score, base)
+                relative = problem.sign * (verdict.score - base) / (abs(base) or 1.0)
+                end = Executed(len(self.commands), "(test score)", 0.0, 0, score=verdict.score)
+                self.commands.append(end)
+        own = [command for command in self.commands if command.command != "(test score)"]
+        errors = sum(command.error for command in own)
+        facts = Facts(final, relative, self._validations, len(own), errors, *self._counts["edit"], *self._counts["shell"])
+        return reward_of(facts, self.scheme, self.dense)
+
+    async def _better(self, last: dict[str, bytes] | Judged) -> dict[str, bytes] | Judged:
+        """Return the last submission or the best one before it, by their validation scores."""
+        assert self._best is not None
+        if last == self._best[1]:
+            return last
+        verdict = await self.arena.scorer.judge(last, "validation", self.example.validation)
+        if verdict.score is None:
+            return self._best[1]
+        improvement = self.arena.problem.improvement(verdict.score, self._baseline[0])
+        return last if improvement >= self._best[0] else self._best[1]
+
+    async def close(self) -> None:
+        """Remove the workspace."""
+        if self._terminal is not None:
+            await self._terminal.workspace.close()

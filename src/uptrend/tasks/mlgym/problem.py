@@ -1,0 +1,199 @@
+"""A machine-learning problem as MLGym describes it: a YAML file, its datasets, starter code, evaluator, answers.
+
+`uptrend:` in the YAML file says what MLGym's format can't; where it is silent, known.toml knows some tasks. The answers
+never enter a workspace. Each problem has examples: with a generator, an example is a seed of data; without one, all
+examples are the same problem.
+"""
+
+import runpy
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from uptrend.records import TasksetError
+
+SHIPPED = Path(__file__).with_name("shipped")
+# Where MLGym's containers have the workspace; its scripts say so, and run here in the folder itself.
+THEIR_WORKSPACE = b"/home/agent/workspace"
+KINDS: dict[str, Literal["csv", "code", "model"]] = {
+    "CSVSubmissionTasks": "csv", "PythonSubmissionTasks": "code", "ModelSubmissionTasks": "model",
+    "LMSubmissionTasks": "model",
+}  # fmt: skip
+Files = Mapping[str, bytes]
+
+
+@dataclass(frozen=True)
+class Example:
+    """One instance of a problem: what the agent gets, and what is added where a split is scored."""
+
+    workspace: Files
+    validation: Files
+    test: Files
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One MLGym task."""
+
+    name: str  # stem of its YAML file
+    title: str
+    description: str
+    kind: Literal["csv", "code", "model"]  # of what is submitted
+    submission: str  # path of what is submitted
+    timeout: float  # seconds that one command may take
+    starter: Files  # files that the agent begins with
+    folders: Mapping[str, Path]  # datasets, which it may read
+    evaluator: str  # path of the script that scores
+    baseline: str  # path of the script that makes the first submission; empty where there is none
+    baseline_score: float | None
+    metric: str  # key of the evaluator's output that counts
+    sign: int  # 1 where more is better, -1 where less is
+    par: float | None  # score that earns the whole reward
+    best: float | None  # value that can't be beaten
+    answers: str  # path of the answers in the workspace as MLGym lays it out; empty where none is known
+    key: str  # column of the answers that names a row
+    generator: Path | None
+    players: Path | None  # folder of scripted players
+    notes: tuple[str, ...] = ()
+
+    def improvement(self, score: float, baseline: float) -> float:
+        """Return the change over a baseline in units of the task, within [-1, 1].
+
+        1 is par, or the best value where there is no par, or as much better as the baseline is large.
+        """
+        reach = next((end for end in (self.par, self.best) if end is not None), 0.0)
+        unit = abs(reach - baseline) or abs(baseline) or 1.0
+        return min(1.0, max(-1.0, self.sign * (score - baseline) / unit))
+
+    def example(self, seed: int, heldout: bool) -> Example:
+        """Make the example of a seed."""
+        if self.generator is not None:
+            made = _generator(self.generator)(seed, heldout)
+            return Example({**self.starter, **made["workspace"]}, made["validation"], made["test"])
+        answers = self._path(self.answers)
+        hidden = {self.answers: answers.read_bytes()} if answers is not None and answers.is_file() else {}
+        return Example(self.starter, hidden, hidden)
+
+    def _path(self, place: str) -> Path | None:
+        """Return a dataset's file on the host by its path in the workspace."""
+        top, _, rest = place.partition("/")
+        return self.folders[top] / rest if rest and top in self.folders else None
+
+    def visible(self) -> dict[str, bytes]:
+        """Return the datasets' files for the agent, without the answers; they are copied, so that it can't change them."""
+        hidden = self._path(self.answers)
+        return {
+            f"{top}/{path.relative_to(folder).as_posix()}": path.read_bytes()
+            for top, folder in self.folders.items()
+            for path in sorted(folder.rglob("*"))
+            if path.is_file() and not path.is_symlink() and path != hidden
+        }
+
+
+@cache
+def _generator(path: Path) -> Any:
+    return runpy.run_path(str(path))["make"]
+
+
+@cache
+def _known() -> dict[str, Any]:
+    return tomllib.loads(Path(__file__).with_name("known.toml").read_text(encoding="utf-8"))
+
+
+def names(folder: str = "") -> list[str]:
+    """Return the tasks of a MLGym checkout, or those that come with Uptrend."""
+    return sorted(path.stem for path in (_root(folder) / "configs" / "tasks").glob("*.yaml"))
+
+
+def _root(folder: str) -> Path:
+    root = Path(folder).expanduser() if folder else SHIPPED
+    if not (root / "configs" / "tasks").is_dir():
+        raise TasksetError(f"{root} is no MLGym folder: it has no configs/tasks with YAML files.")
+    return root
+
+
+def load_problem(name: str, folder: str = "") -> Problem:
+    """Read a task of a MLGym checkout, or one that comes with Uptrend."""
+    root = _root(folder)
+    name = name.removesuffix(".yaml")
+    path = root / "configs" / "tasks" / f"{name}.yaml"
+    if not path.is_file():
+        raise TasksetError(f"There is no MLGym task {name!r} in {path.parent}. There are {', '.join(names(folder))}.")
+    table = _read_yaml(path)
+    known = _known()
+    ours = {**known["tasks"].get(name, {}), **(table.get("uptrend") or {})}
+    kind = KINDS.get(entry := table.get("task_entrypoint", "CSVSubmissionTasks"))
+    evaluators = table.get("evaluation_paths") or []
+    if kind is None or not evaluators:
+        lacks = f"task_entrypoint {entry} is none of {', '.join(KINDS)}" if kind is None else "it has no evaluation_paths"
+        raise TasksetError(f"{path}: {lacks}.")
+    notes, folders, docs = list[str](), dict[str, Path](), list[str]()
+    for place in table.get("dataset_configs") or []:
+        dataset = _read_yaml(root / "configs" / place)
+        docs.append(f"{dataset.get('name', Path(place).stem).upper()}:\n{dataset.get('description', '')}")
+        if (data := root / str(dataset.get("data_path", ""))).is_dir() and dataset.get("is_local", True):
+            folders["data"] = data
+        elif "generator" not in ours:
+            notes.append(f"{name}: its dataset {dataset.get('data_path')} is not on this machine")
+    scores = {key.lower(): float(value) for key, value in ((table.get("baseline_scores") or [{}])[0]).items()}
+    metric = str(ours.get("metric") or next(iter(scores), "")).lower()
+    facts = {**known["metrics"].get(metric, {}), **ours}
+    if facts.get("direction") not in ("up", "down"):
+        raise TasksetError(
+            f"{path}: say whether more or less of {metric or 'its metric'!r} is better: add `uptrend:` with "
+            f"`direction: up` or `down`{'' if metric else ' and `metric:`'}."
+        )
+    answers = str(ours.get("answers") or next(iter(table.get("secret_files") or ()), ""))
+    if kind == "csv" and not answers and "generator" not in ours:
+        notes.append(f"{name} names no answers (`uptrend:` with `answers:`): all of its data is in the workspace, "
+                     "and validate only checks the format")  # fmt: skip
+    submission = str(ours.get("submission") or {"csv": "submission.csv", "code": "strategy.py", "model": "."}[kind])
+    starter = _starter(root, table)
+    return Problem(
+        name=name, title=str(table.get("name", name)), kind=kind, submission=submission,
+        description=str(table.get("description", "")).replace("{dataset_docs}", "\n\n".join(docs)).strip(),
+        timeout=float(table.get("training_timeout") or 3600), starter=starter, folders=folders,
+        evaluator=str(evaluators[0]), baseline=_baseline(table, kind, str(evaluators[0])),
+        baseline_score=scores.get(metric), metric=metric, sign=1 if facts["direction"] == "up" else -1,
+        par=facts.get("par"), best=facts.get("best"), answers=answers, key=str(ours.get("key", "")),
+        generator=root / ours["generator"] if "generator" in ours else None,
+        players=root / ours["players"] if "players" in ours else None, notes=tuple(notes),
+    )  # fmt: skip
+
+
+def _baseline(table: Mapping[str, Any], kind: str, evaluator: str) -> str:
+    """Return the script that makes the first submission; where code is submitted, the starter code is one."""
+    scripts = [str(path) for path in table.get("baseline_paths") or () if str(path) != evaluator]
+    return scripts[0] if scripts and kind != "code" else ""
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        table = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise TasksetError(f"{path} can't be read: {error}.") from None
+    if not isinstance(table, dict):
+        raise TasksetError(f"{path} is no table of keys and values.")
+    return table
+
+
+def _starter(root: Path, table: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return starter code as MLGym lays it out: each file or folder by its own name in the workspace."""
+    files: dict[str, bytes] = {}
+    listed = [*(table.get("starter_code") or ()), *filter(None, [table.get("sample_submission")])]
+    for place in dict.fromkeys(map(str, listed)):
+        top = root / place
+        found = sorted(p for p in top.rglob("*") if p.is_file()) if top.is_dir() else [top]
+        for path in found:
+            if not path.is_file():
+                raise TasksetError(f"{path} is missing: {table.get('id', 'the task')} names it as starter code.")
+            data = path.read_bytes()
+            files[path.relative_to(top.parent).as_posix()] = (
+                data.replace(THEIR_WORKSPACE, b".") if path.suffix == ".py" else data
+            )
+    return files

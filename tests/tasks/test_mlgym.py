@@ -1,0 +1,256 @@
+"""`mlgym`: commands, scoring from outside, rewards by scheme, MLGym's files. The sandbox is `process`: each test's own."""
+
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from uptrend.records import Message, Reward, Task, TasksetError, ToolCall
+from uptrend.tasks import event_loop
+from uptrend.tasks.mlgym.commands import CommandReply, Terminal
+from uptrend.tasks.mlgym.play import ResearchPlay
+from uptrend.tasks.mlgym.problem import load_problem
+from uptrend.tasks.mlgym.rewards import DenseParts, Facts, reward_of
+from uptrend.tasks.mlgym.scoring import read_metrics
+from uptrend.tasks.mlgym.taskset import MlGym, MlGymOptions
+from uptrend.tasks.sandbox import Bounds, find_sandbox
+
+SOURCE = b"import os\n\n\ndef f(x):\n    return x + 1\n\n\nprint(f(2))\n"
+
+
+def talk(*commands: str, files: dict[str, bytes] | None = None) -> list[CommandReply]:
+    """Give commands in one fresh workspace."""
+
+    async def converse() -> list[CommandReply]:
+        async with await find_sandbox("process").open(files or {"a.py": SOURCE}, Bounds(output=2000)) as workspace:
+            terminal = Terminal(workspace, window=10, seconds=5)
+            return [await terminal.carry_out(command) for command in commands]
+
+    return event_loop.run(converse())
+
+
+def test_the_editor_shows_changes_and_lints() -> None:
+    opened, edited, ran, refused, undefined, again = talk(
+        "open a.py", "edit 5:5\n    return x + 2\nend_of_edit", "python a.py", "edit 5:5\nreturn x +\nend_of_edit",
+        "insert 8\nprint(y)\nend_of_insert", "python a.py",
+    )  # fmt: skip
+    assert opened.text.startswith("[File: /workspace/a.py (8 lines)]") and "5:    return x + 1" in opened.text
+    assert "5:    return x + 2" in edited.text and not edited.code
+    assert ran.text == again.text == "4"
+    assert refused.code and "NOT applied" in refused.text and "line 5" in refused.text
+    assert undefined.code and "undefined name 'y'" in undefined.text
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("edit 5:5\nx", "end_of_edit"), ("edit 5\nx\nend_of_edit", "no range"), ("edit 5:50\nx\nend_of_edit", "has 8"),
+        ("goto 90", "has 8"), ("goto x", "no line number"), ("open", "Usage: open"), ("open none.py", "none.py"),
+        ("open .", "folder"), ("create a.py", "exists already"), ("search_file", "Usage"), ('open "a', "quot"),
+        ("ls none", "exit code 2"), ("sleep 60", "longer than 5 seconds"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_answered_with_the_way_to_do_it(command: str, says: str) -> None:
+    reply = talk("open a.py", command)[-1]
+    assert says in reply.text and (reply.code or reply.stopped)
+
+
+def test_search_scroll_and_a_folder_that_is_kept() -> None:
+    many = "\n".join(f"line {n}" for n in range(1, 41)).encode() + b"\n"
+    found, file, name, _, _, third, here = talk(
+        "search_dir 'line 33'", "search_file 'line 7' many.txt", "find_file *.txt", "open many.txt 20", "scroll_down",
+        "mkdir deep && cd deep", "pwd", files={"many.txt": many},
+    )  # fmt: skip
+    assert "many.txt:33:line 33" in found.text and "7:line 7" in file.text and "./many.txt" in name.text
+    assert third.code == 0 and here.text == "/workspace/deep"
+
+
+def folder(root: Path, kind: str = "CSVSubmissionTasks", extra: str = "") -> str:
+    """Write a MLGym checkout with one task, whose answers lie among its data."""
+    for place in ("configs/tasks", "configs/datasets", "data/toy/data"):
+        (root / place).mkdir(parents=True)
+    (root / "configs/datasets/toy.yaml").write_text(
+        "name: toy\ndescription: Twenty rows.\ndata_path: data/toy/data\nis_local: true\n"
+    )
+    rows = [f"{n},{n % 2}" for n in range(20)]
+    (root / "data/toy/data/answers.csv").write_text("\n".join(["id,y", *rows]) + "\n")
+    (root / "data/toy/data/test.csv").write_text("\n".join(["id", *map(str, range(20))]) + "\n")
+    (root / "data/toy/baseline.py").write_text(
+        "open('submission.csv', 'w').write('id,y\\n' + ''.join(f'{n},0\\n' for n in range(20)))\n"
+    )
+    (root / "data/toy/evaluate.py").write_text(
+        textwrap.dedent("""
+        import argparse, csv, json
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--submission_file")
+        read = lambda path: list(csv.DictReader(open(path)))
+        truth = read("/home/agent/workspace/data/answers.csv")
+        given = {row["id"]: row["y"] for row in read(parser.parse_args().submission_file)}
+        assert len(given) == len(truth), f"{len(given)} rows, not {len(truth)}"
+        print(json.dumps({"accuracy": sum(given[row["id"]] == row["y"] for row in truth) / len(truth)}))
+        """)
+    )
+    (root / "configs/tasks/toy.yaml").write_text(
+        "id: toy\nname: Toy\ndescription: |-\n  Guess y. {dataset_docs}\ndataset_configs: [datasets/toy.yaml]\n"
+        f"task_entrypoint: {kind}\ntraining_timeout: 20\nstarter_code: [data/toy/baseline.py, data/toy/evaluate.py]\n"
+        "baseline_paths: [baseline.py]\nbaseline_scores:\n  - Accuracy: 0.5\nevaluation_paths: [evaluate.py]\n"
+        f"uptrend:\n  answers: data/answers.csv\n  key: id\n{extra}"
+    )
+    return str(root)
+
+
+def play(taskset: MlGym, *commands: str, task: Task | None = None) -> tuple[list[str], Reward, ResearchPlay]:
+    """Play commands on the first held-out example."""
+    opened = taskset.open(task or taskset.heldout(1)[0], 0)
+
+    async def converse() -> tuple[list[str], Reward]:
+        said = []
+        try:
+            for command in commands:
+                answers: Sequence[Message] | None = await opened.respond(Message("assistant", command))
+                said.append(answers[0].content if answers else "")
+            return said, await opened.score()
+        finally:
+            await opened.close()
+
+    said, reward = event_loop.run(converse())
+    return said, reward, opened
+
+
+RIGHT = "python -c \"open('submission.csv','w').write('id,y\\n'+''.join(f'{n},{n%2}\\n' for n in range(20)))\""
+
+
+def test_a_mlgym_folder_is_played_as_it_is(tmp_path: Path) -> None:
+    taskset = MlGym(MlGymOptions(folder=folder(tmp_path), sandbox="process"), 0)
+    said, reward, opened = play(taskset, "ls . data", "python baseline.py", "validate", RIGHT, "validate", "submit")
+    assert "answers.csv" not in said[0] and "test.csv" in said[0]
+    assert "Validation accuracy: 0." in said[2] and "Validation accuracy: 1.0000 (baseline 0.5000)" in said[4]
+    assert reward.total == 1 and reward.correct and reward.is_best
+    assert [c.score for c in opened.commands if c.score is not None][-2:] == [1.0, 1.0]
+    _, nothing, _ = play(taskset, "ls")
+    assert nothing.total == -1  # submitted at the end of the rollout, and there is nothing
+    _, baseline, _ = play(taskset, "python baseline.py")
+    assert abs(baseline.total) < 0.5
+    assert taskset.notes == ["toy: its examples repeat one task, to train on and held out alike"]
+
+
+def test_validation_and_test_score_different_rows(tmp_path: Path) -> None:
+    taskset = MlGym(MlGymOptions(folder=folder(tmp_path), sandbox="process", keep="last"), 0)
+    problem = taskset.problems["toy"]
+    example = problem.example(0, heldout=True)
+    scorer = taskset._arena("toy").scorer
+    for split in ("validation", "test"):
+        files = {"submission.csv": ("id,y\n" + "".join(f"{n},{n % 2}\n" for n in range(20))).encode()}
+        assert event_loop.run(scorer.judge(files, split, example.test)).score == 1  # type: ignore[arg-type]
+    from uptrend.tasks.mlgym.scoring import _half
+
+    halves = [_half(problem, files, example.test, split)[1]["data/answers.csv"] for split in ("validation", "test")]  # type: ignore[arg-type]
+    rows = [set(half.decode().splitlines()[1:]) for half in halves]
+    assert rows[0] and rows[1] and not rows[0] & rows[1] and len(rows[0] | rows[1]) == 20
+
+
+CODE = "import random\n\n\ndef row_strategy(history):\n    return {}\n"
+
+
+def test_submitted_code_is_kept_apart_from_its_evaluator(tmp_path: Path) -> None:
+    root = Path(folder(tmp_path, "PythonSubmissionTasks", "  metric: score\n  direction: up\n  par: 5\n  submission: strategy.py\n"))
+    (root / "data/toy/evaluate.py").write_text(
+        "import json\nfrom strategy import row_strategy\nfrom target import other\n"
+        "total = sum(row_strategy([(0, other)] * n) for n in range(50))\nprint(json.dumps({'Score': total / 50}))\n"
+    )
+    (root / "data/toy/target.py").write_text("other = 1\n")
+    (root / "data/toy/strategy.py").write_text(CODE.format(1))
+    table = root / "configs/tasks/toy.yaml"
+    table.write_text(table.read_text().replace("data/toy/evaluate.py]", "data/toy/evaluate.py, data/toy/strategy.py, data/toy/target.py]").replace("Accuracy: 0.5", "Score: 1.0"))
+    taskset = MlGym(MlGymOptions(folder=str(root), sandbox="process", seconds=20), 0)
+
+    def submit(body: str) -> tuple[list[str], Reward, ResearchPlay]:
+        return play(taskset, f"cat > strategy.py <<'END'\n{CODE.format(body)}END", "validate", "submit")
+
+    said, reward, _ = submit("len(history) and history[0][1] + 4")
+    assert "Validation score: 4.9000" in said[1] and reward.total == pytest.approx(3.9 / 4)
+    assert submit("2")[1].total == pytest.approx(0.25)
+    # It can neither replace the evaluator's output nor reach its files or its memory.
+    for cheat in (
+        "print('{\"Score\": 5}') or 1", "__import__('os')._exit(0)", "open('evaluate.py')", "__import__('target').other * 5",
+        "__import__('sys').modules['__main__'].__dict__", "'5'", "float('nan')",
+    ):  # fmt: skip
+        assert submit(cheat)[1].total <= 0, cheat
+
+
+def facts(**changes: object) -> Facts:
+    given = {"final": 0.5, "relative": 0.2, "validations": [0.1, 0.4], "commands": 10, "errors": 2, "edits": 4,
+             "bad_edits": 1, "runs": 5, "bad_runs": 1}  # fmt: skip
+    return Facts(**{**given, **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "changes", "total"),
+    [
+        ("final", {}, 0.5), ("final", {"validations": []}, 0.5), ("final", {"final": None}, -1.0),
+        ("validation-change", {}, 0.4), ("validation-change", {"validations": []}, 0.0),
+        ("validate-required", {}, 0.5), ("validate-required", {"validations": []}, -1.0),
+        ("graded", {}, 5 * 0.2 - 0.5 - 0.5 * 0.2), ("graded", {"validations": []}, -1.0), ("graded", {"relative": 9.0}, 1.0),
+        ("code-quality", {}, 0.5 * 0.5 + 0.2 * 0.75 + 0.2 * 0.8 + 0.1 * 0.8),
+    ],
+)  # fmt: skip
+def test_rewards_by_scheme(scheme: str, changes: dict[str, object], total: float) -> None:
+    reward = reward_of(facts(**changes), scheme, DenseParts())  # type: ignore[arg-type]
+    assert reward.total == pytest.approx(total) and reward.low <= reward.total <= reward.high
+
+
+def test_dense_parts_widen_the_bounds() -> None:
+    reward = reward_of(facts(), "final", DenseParts(validated=0.5, errors=1.0, change=0.2))
+    assert reward.total == pytest.approx(0.5 + 0.5 - 0.2 + 0.2 * 0.15)
+    assert (reward.low, reward.high) == (-1 - 1 - 0.2, 1 + 0.5 + 0.2)
+
+
+def test_lower_is_better_for_errors(tmp_path: Path) -> None:
+    root = Path(folder(tmp_path, extra="  metric: rmse\n"))
+    table = root / "configs/tasks/toy.yaml"
+    table.write_text(table.read_text().replace("Accuracy: 0.5", "rmse: 10.0"))
+    problem = load_problem("toy", str(root))
+    assert problem.improvement(5.0, baseline=10.0) == 0.5
+    assert problem.improvement(40.0, baseline=10.0) == -1
+    table.write_text(table.read_text().replace("metric: rmse", "metric: oddness"))
+    with pytest.raises(TasksetError, match="more or less of 'oddness' is better"):
+        load_problem("toy", str(root))
+    with pytest.raises(TasksetError, match="There are toy"):
+        load_problem("titanic", str(root))
+    with pytest.raises(TasksetError, match="configs/tasks"):
+        load_problem("titanic", str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        (Message("assistant", "First I look.\n```\nls\n```"), "a.py"),
+        (Message("assistant", "```\nls\n```\n```\nls\n```"), "2 commands"),
+        (Message("assistant", "  "), "no command"),
+        (Message("assistant", "", (ToolCall("command", {"command": "ls"}),)), "baseline.py"),
+        (Message("assistant", "", (ToolCall("bash", {"command": "ls"}),)), "one tool"),
+        (Message("assistant", "", (ToolCall("command", {"command": "ls"}),) * 2), "2 commands"),
+    ],
+)
+def test_a_turn_is_one_command(message: Message, says: str, tmp_path: Path) -> None:
+    taskset = MlGym(MlGymOptions(folder=folder(tmp_path), sandbox="process", tool_calls=bool(message.calls)), 0)
+    opened = taskset.open(taskset.heldout(1)[0], 0)
+
+    async def once() -> Message:
+        try:
+            answers = await opened.respond(message)
+            assert answers is not None
+            return answers[0]
+        finally:
+            await opened.close()
+
+    answer = event_loop.run(once())
+    assert says.replace("a.py", "baseline.py") in answer.content
+    assert answer.role == ("tool" if message.calls else "user")
+
+
+def test_metrics_are_the_last_json_object_with_numbers() -> None:
+    assert read_metrics('warning {x}\n{"Accuracy": 0.5}\n') == {"accuracy": 0.5}
+    assert read_metrics('{"a": 1} {"b": "no"}') == {"a": 1.0}
+    assert read_metrics("nothing") == {}

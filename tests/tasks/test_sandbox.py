@@ -1,0 +1,452 @@
+"""Sandboxes against hostile commands: contained, the reason told, the host unharmed, and nothing left over."""
+
+import asyncio
+import contextlib
+import os
+import re
+import resource
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import uptrend
+from uptrend.records import SandboxFailed
+from uptrend.tasks.event_loop import run as on_loop
+from uptrend.tasks.sandbox import BACKENDS, Bounds, FileProblem, Outcome, Silent, Workspace, find_sandbox, survey
+
+CONTAINED = [
+    pytest.param("bubblewrap", marks=pytest.mark.needs_package("bubblewrap")),
+    pytest.param("podman", marks=[pytest.mark.needs_package("podman"), pytest.mark.slow]),
+]
+ALL = [*CONTAINED, "process"]
+contained = pytest.mark.parametrize("backend", CONTAINED, scope="module")
+everywhere = pytest.mark.parametrize("backend", ALL, scope="module")
+SMALL = {"seconds": 20.0, "memory": 200 << 20, "processes": 24, "disk": 16 << 20, "files": 2000}
+
+
+@pytest.fixture(autouse=True)
+def leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Fail where a folder for temporary files is not empty afterwards."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    yield folder
+    assert list(folder.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def neighbor(backend: str) -> Iterator[Workspace]:
+    """A workspace that is open all the time, and must not notice anything."""
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        patch.setattr(tempfile, "tempdir", folder)
+        workspace = on_loop(BACKENDS[backend].open({"mine.txt": b"42"}, Bounds()))
+        yield workspace
+        on_loop(workspace.close())
+
+
+def own_processes(mark: str) -> list[str]:
+    """Return what runs in a workspace, by its namespace of processes or the folder in its environment."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if os.readlink(process / "ns" / "pid") == mark or mark.encode() in (process / "environ").read_bytes():
+                found.append((process / "cmdline").read_text())
+    return found
+
+
+@contextlib.asynccontextmanager
+async def opened(
+    backend: str, neighbor: Workspace | None = None, has: dict[str, bytes] | None = None, **bounds: Any
+) -> AsyncIterator[Workspace]:
+    """Open a workspace; afterwards nothing of it is left, and the neighbor works."""
+    workspace = await BACKENDS[backend].open(has or {}, Bounds(**bounds))
+    look = await workspace.run('readlink /proc/self/ns/pid; echo "${TMPDIR%/tmp}"')
+    namespace, folder = look.output.split("\n")[:2]
+    mark = folder or namespace
+    try:
+        assert folder or own_processes(mark)  # the agent: so the mark does find them
+        yield workspace
+    finally:
+        await workspace.close()
+    assert own_processes(mark) == []
+    if neighbor:
+        assert (await neighbor.run("cat mine.txt")).output == "42"
+
+
+STOPPED = {  # by case: command, bound that stops it
+    "fork bomb": (":(){ :|:& };:; sleep 30", "processes"),
+    "fork bomb of Python": ("python3 -c 'import os\nwhile True:\n try: os.fork()\n except OSError: pass'", "processes"),
+    "many processes": ("for i in $(seq 500); do sleep 30 & done; wait", "processes"),
+    "threads": (
+        "python3 -c 'import threading, time\nfor _ in range(99): threading.Thread(target=time.sleep, args=(9,)).start()'",
+        "processes",
+    ),
+    "disk": ("cat /dev/zero > big", "disk"),
+    "disk of temporary files": ("cat /dev/zero > ${TMPDIR:-/tmp}/big", "disk"),
+    "memory": ("python3 -c 'held = bytearray(1 << 29); held[::4096] = b\"x\" * (1 << 17)'", "memory"),
+    "memory of many": (
+        "for i in 1 2 3 4 5 6 7 8; do python3 -c 'import time; x = b\"x\" * (50 << 20); time.sleep(20)' & done; wait",
+        "memory",
+    ),
+    "runs forever": ("while :; do :; done", "time"),
+    "ignores SIGTERM": ("trap '' TERM INT HUP; while :; do sleep 0.05; done", "time"),
+    "a gigabyte": ("yes | head -c 1G", "output"),
+    "a gigabyte of one line": ("head -c 1G /dev/zero", "output"),
+    "100,000 entries": ("mkdir d; cd d; for i in $(seq 500); do mkdir $i; (cd $i; touch $(seq 200)); done", "files"),
+}
+
+
+@everywhere
+@pytest.mark.parametrize("case", STOPPED)
+def test_a_bound_ends_a_command(backend: str, case: str, neighbor: Workspace) -> None:
+    command, stopped = STOPPED[case]
+    if backend == "process" and "bomb" in case:
+        pytest.skip("an ordinary process has no hard limit: a bomb is stopped only when it is seen")
+
+    async def play() -> Outcome:
+        async with opened(backend, neighbor, **{**SMALL, "seconds": 1.5 if stopped == "time" else 30.0}) as workspace:
+            outcome = await workspace.run(command)
+            again = await workspace.run("rm -rf big d ${TMPDIR:-/tmp}/big; echo $((6 * 7)); ps ax | grep -c sleep")
+            assert again.output.startswith("42\n"), again
+        return outcome
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    outcome = on_loop(play())
+    assert outcome.stopped == stopped, outcome
+    assert outcome.code < 0 or (stopped == "disk" and outcome.code)  # a full disk may also end it
+    assert len(outcome.output) < 5 * Bounds().output
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 40 << 10
+
+
+@contained
+def test_nothing_of_the_host_can_be_read(backend: str, neighbor: Workspace, tmp_path: Path) -> None:
+    secret = tmp_path / "answers.csv"
+    secret.write_text("17 is the answer")
+    package = Path(uptrend.__file__).parent
+    places = [secret, package / "tasks" / "arithmetic.py", package.parents[1] / "pyproject.toml", Path("/etc/shadow")]
+    places += [Path(folder, "uptrend", "tasks", "arithmetic.py") for folder in sys.path]
+
+    async def play() -> None:
+        async with opened(backend, neighbor) as workspace:
+            for place in places:
+                shown = await workspace.run(f"cat {place} /proc/1/root/{place} ../../..{place}")
+                assert shown.code != 0, place
+                assert re.fullmatch(r"(cat: .*\n){3}", shown.output), (place, shown.output)
+            assert "No module named" in (await workspace.run("python -c 'import uptrend.tasks'")).output
+            kept = await workspace.run("env; cat /proc/1/environ")
+            assert not set(re.findall(r"^\w+", kept.output, re.M)) & {"PYTHONPATH", "SSH_AUTH_SOCK", "CI", "PYTEST_VERSION"}
+            for place in ("/usr/bin/new", "/etc/new", "/new", "/dev/new", f"{sys.prefix}/lib/new"):
+                assert (await workspace.run(f"echo > {place}")).code == 1, place
+
+    on_loop(play())
+
+
+@everywhere
+def test_only_regular_files_of_the_workspace_are_read_and_written(backend: str, neighbor: Workspace) -> None:
+    makes = {
+        "ln -s /etc/passwd submission.csv": "outside the workspace",
+        "ln -s ../../../../etc/passwd submission.csv": "outside the workspace",
+        "ln -s /dev/zero submission.csv": "outside the workspace",
+        "ln -s submission.csv submission.csv": "is a link",
+        "mkfifo submission.csv": "is a named pipe",
+        "mkdir submission.csv": "is a folder",
+        "python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind(\"submission.csv\")'": "is a socket",
+        "truncate -s 10M submission.csv": "larger than 1,000,000 bytes",
+        "mkdir d; ln -s / d/up; ln -s d/up/etc/passwd submission.csv": "outside the workspace",
+        "true": "No such file",
+    }
+
+    async def play() -> None:
+        async with opened(backend, neighbor) as workspace:
+            for make, why in makes.items():
+                assert (await workspace.run(f"rm -rf submission.csv d; {make}")).code == 0, make
+                with pytest.raises(FileProblem, match=f"^submission.csv: .*{why}"):
+                    await workspace.read("submission.csv", most=1_000_000)
+                assert [path for path, _ in await workspace.listing() if "passwd" in path] == []
+                if make.startswith(("ln", "mk")):
+                    with pytest.raises(FileProblem, match=r"^submission.csv: "):
+                        await workspace.write("submission.csv", b"x")
+            await workspace.run("mkdir -p in; echo 7 > in/real; ln -sf in/real link; mknod disk b 7 0")
+            assert await workspace.read("link") == b"7\n"
+            for path in ("/etc/new", "../new", "a\0b", "x" * 5000, "in/real/below"):
+                with pytest.raises(FileProblem):
+                    await workspace.write(path, b"")
+
+    on_loop(play())
+
+
+REACH = """
+import ctypes, socket, sys
+tcp, udp, path, name = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
+def reach(what, family, kind, address):
+    try:
+        with socket.socket(family, kind) as s:
+            s.settimeout(2); s.connect(address); s.send(b"hello")
+        print("reached", what)
+    except OSError as error:
+        print("refused", what, error.errno)
+for host in ("127.0.0.1", "192.0.2.1"):
+    reach("tcp", socket.AF_INET, socket.SOCK_STREAM, (host, tcp))
+reach("tcp6", socket.AF_INET6, socket.SOCK_STREAM, ("::1", tcp))
+reach("unix", socket.AF_UNIX, socket.SOCK_STREAM, path)
+reach("abstract", socket.AF_UNIX, socket.SOCK_STREAM, "\\0" + name)
+reach("vsock", getattr(socket, "AF_VSOCK", 40), socket.SOCK_STREAM, (2, 1024))
+for family in (16, 17, 38):  # netlink, packet, alg
+    reach(family, family, socket.SOCK_RAW, ())
+try:
+    socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"hello", ("127.0.0.1", udp))
+except OSError:
+    print("refused udp")
+"""
+
+
+@everywhere
+def test_no_network_is_reached(backend: str, neighbor: Workspace, tmp_path: Path) -> None:
+    name = f"uptrend-test-{os.getpid()}"
+    with (
+        socket.create_server(("127.0.0.1", 0)) as tcp, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp,
+        socket.socket(socket.AF_UNIX) as unix, socket.socket(socket.AF_UNIX) as abstract,
+        contextlib.chdir(tmp_path),
+    ):  # fmt: skip
+        udp.bind(("127.0.0.1", 0))
+        unix.bind("socket")
+        abstract.bind("\0" + name)
+        for server in (unix, abstract):
+            server.listen()
+
+        async def play() -> str:
+            async with opened(backend, neighbor, has={"reach.py": REACH.encode()}) as workspace:
+                ports = f"{tcp.getsockname()[1]} {udp.getsockname()[1]}"
+                return (await workspace.run(f"python3 reach.py {ports} {tmp_path}/socket {name}")).output
+
+        output = on_loop(play())
+        for server in (tcp, udp, *([unix, abstract] if backend != "process" else [])):
+            server.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                server.recvfrom(9) if server is udp else server.accept()
+    reached = re.findall(r"reached (\w+)", output)
+    assert reached == ([] if backend != "process" else ["unix", "abstract"]), output
+    assert "vsock 97" in output  # EAFNOSUPPORT: the filter, not the lack of a device
+
+
+@everywhere
+def test_no_process_is_left_behind(backend: str, neighbor: Workspace) -> None:
+    leaving = [
+        "sleep 777 & disown; sleep 777 & exit 5",
+        "setsid nohup sleep 777 > /dev/null 2>&1 < /dev/null & sleep 0.1; exit 5",
+        "python3 -c 'import os, time\nif not os.fork():\n os.setsid()\n if not os.fork(): time.sleep(777)'; exit 5",
+        "(trap '' HUP TERM INT; while :; do sleep 777; done) & exit 5",
+    ]
+
+    async def play() -> None:
+        async with opened(backend, neighbor) as workspace:
+            for command in leaving:
+                began = time.monotonic()
+                assert (await workspace.run(command)).code == 5
+                assert time.monotonic() - began < 10
+                # The command below has "777" in its own line: of bash, and no more.
+                left = await workspace.run("ps axww -o args | grep -c '[s]leep 777\\|[t]ime.sleep(777'")
+                assert left.output == "0\n", (command, left)
+
+    on_loop(play())
+
+
+@contained
+def test_the_agent_is_out_of_reach(backend: str, neighbor: Workspace) -> None:
+    ptrace = "import ctypes; c = ctypes.CDLL(None, use_errno=True); exit(c.ptrace(16, {}, 0, 0) == 0)"
+
+    async def play() -> None:
+        async with opened(backend, neighbor) as workspace:
+            for command in (
+                "kill -9 1", "kill -STOP 1; kill -TERM 1", "kill -9 -1",
+                "python3 -c 'import os; os.kill(os.getppid(), 9)'", "kill -9 $PPID", "kill -9 0",
+            ):  # fmt: skip
+                await workspace.run(command)
+                assert (await workspace.run("echo here")).output == "here\n", command
+            for file in ("mem", "environ", "fd/0", "fd/1", "maps", "cwd/x"):
+                refused = await workspace.run(f"cat /proc/1/{file}; echo x > /proc/1/{file}")
+                assert refused.code == 1, file
+                assert refused.output.count("Permission denied") == 2, (file, refused.output)
+            for call in (ptrace.format(1), ptrace.format("__import__('os').getppid()")):
+                assert (await workspace.run(f'python3 -c "{call}"')).code == 0
+            for program in ("unshare -Ur true", "mount -t tmpfs none /tmp", "unshare -m true", "chroot / true"):
+                assert (await workspace.run(program)).code != 0, program
+
+    on_loop(play())
+
+
+@everywhere
+def test_output_is_text_that_a_terminal_does_not_obey(backend: str, neighbor: Workspace) -> None:
+    async def play() -> None:
+        async with opened(backend, neighbor, output=100) as workspace:
+            shown = await workspace.run(r"printf 'a\033[31mred\007\r\nb\xff\xc2\x9bc\u202e\0'; printf 'err' >&2")
+            assert shown.output == "a\\x1b[31mred\\x07\nb�\\x9bc\\u202e\\x00err"
+            cut = (await workspace.run("python3 -c 'print(\"é\" * 500, end=\"\")'")).output
+            assert cut == "é" * 25 + "\n[... 900 bytes cut ...]\n" + "é" * 25
+            assert (await workspace.run("printf 'x%.0s' $(seq 100)")).output == "x" * 100
+            assert (await workspace.run("exec >&- 2>&-; sleep 0.2; exit 4")).code == 4
+            assert (await workspace.run("echo \0")).code == 126
+
+    on_loop(play())
+
+
+@everywhere
+def test_a_workspace_keeps_its_files_and_its_folder(backend: str, neighbor: Workspace, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "train.csv").write_text("1,2")
+
+    async def play() -> None:
+        workspace = await BACKENDS[backend].open({"notes/a.txt": b"hello"}, Bounds(), {"data/in": data})
+        try:
+            assert (await workspace.run("cd notes && cat a.txt && exit 3")).code == 3
+            assert workspace.cwd == "/workspace/notes"
+            assert (await workspace.run("pwd; cat /workspace/data/in/train.csv")).output == "/workspace/notes\n1,2"
+            await workspace.run("echo spoiled > ../data/in/train.csv; rm -rf ../data/in")
+            await workspace.write("b/c.bin", bytes(range(256)) * 20_000)
+            assert await workspace.read("/workspace/notes/b/c.bin") == bytes(range(256)) * 20_000
+            listed = [file for file in await workspace.listing() if "data" not in file[0]]
+            assert listed == [("notes/a.txt", 5), ("notes/b/c.bin", 5_120_000)]
+            await workspace.run("cd /workspace; rm -rf notes; mkdir gone; cd gone; rmdir ../gone")
+            assert (await workspace.run("pwd")).output == "/workspace\n"
+            numpy = "python -c 'import numpy; print(numpy.ones(3).sum())'; python3 --version"
+            assert (await workspace.run(numpy)).output.startswith("3.0\nPython 3")
+        finally:
+            await workspace.close()
+        with pytest.raises(SandboxFailed, match="ended"):
+            await workspace.run("true")
+
+    on_loop(play())
+    assert (data / "train.csv").read_text() == "1,2"
+
+
+@everywhere
+def test_a_conversation_says_why_it_is_silent(backend: str, neighbor: Workspace) -> None:
+    silent = {
+        "exec sleep 60": "no answer within 0.5 s",
+        "echo broken >&2; exit 7": "ended with code 7.\nbroken",
+        "head -c 100M /dev/zero; sleep 60": "a line of more than",
+        "python3 -c 'x = b\"x\" * (300 << 20); input()'": "bound of memory",
+        "exec < /dev/null; exec >&-; sleep 60": "no answer within 0.5 s",
+    }
+
+    async def play() -> None:
+        async with opened(backend, neighbor, memory=200 << 20) as workspace:
+            for command, why in silent.items():
+                talk = await workspace.start(command)
+                with pytest.raises(Silent, match=why):
+                    await talk.ask("x" * 300_000, seconds=0.5 if "0.5" in why else 30)
+                with pytest.raises(Silent, match="no longer running"):
+                    await talk.ask(None)
+            talk = await workspace.start("echo ready; while read line; do echo got ${#line} >&1; done")
+            assert await talk.ask(None) == "ready"
+            assert await talk.ask("x" * 300_000) == "got 300000"
+            await talk.close()
+            assert (await workspace.run("ps ax | grep -c '[r]eady'")).output == "0\n"
+
+    on_loop(play())
+
+
+@everywhere
+def test_who_is_interrupted_leaves_nothing(backend: str, neighbor: Workspace) -> None:
+    async def play() -> None:
+        async with opened(backend, neighbor) as workspace:
+            running = asyncio.ensure_future(workspace.run("echo here > file; sleep 777"))
+            await asyncio.sleep(0.3)
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            with pytest.raises(SandboxFailed):
+                await workspace.run("true")
+        async with opened(backend, neighbor) as workspace:
+            running = asyncio.ensure_future(workspace.run("sleep 777"))
+            await asyncio.sleep(0.1)
+            await workspace.close()
+            with pytest.raises(SandboxFailed):
+                await running
+
+    on_loop(play())
+
+
+HOST = """
+import asyncio, sys, tempfile
+from uptrend.tasks.sandbox import BACKENDS, Bounds
+async def play():
+    workspace = await BACKENDS[sys.argv[1]].open({"a": b""}, Bounds())
+    look = await workspace.run('readlink /proc/self/ns/pid; echo "${TMPDIR%/tmp}"')
+    print(look.output, flush=True)
+    await workspace.run("setsid sleep 777 & sleep 777")
+asyncio.run(play())
+"""
+
+
+@everywhere
+def test_a_killed_host_leaves_nothing(backend: str, leaves_no_folder: Path) -> None:
+    host = subprocess.Popen(
+        [sys.executable, "-c", HOST, backend], stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "TMPDIR": str(leaves_no_folder), "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    assert host.stdout is not None
+    namespace, folder = host.stdout.readline().strip(), host.stdout.readline().strip()
+    mark = folder or namespace
+    try:
+        wait_until(lambda: any("777" in line for line in own_processes(mark)))
+    finally:
+        host.kill()
+        host.wait()
+    wait_until(lambda: not own_processes(mark) and not list(leaves_no_folder.iterdir()))
+
+
+def wait_until(is_so: Any) -> None:
+    deadline = time.monotonic() + 30
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@everywhere
+def test_many_at_once_and_fast(backend: str, neighbor: Workspace) -> None:
+    count = 6 if backend == "podman" else 32
+
+    async def one(number: int) -> str:
+        workspace = await BACKENDS[backend].open({"n": str(number).encode()}, Bounds())
+        outcome = await workspace.run("sleep 0.2; echo $(($(cat n) * 2))")
+        await workspace.close()
+        return outcome.output
+
+    async def play() -> list[float]:
+        took = []
+        for _ in range(3 if backend == "podman" else 20):
+            began = time.perf_counter()
+            workspace = await BACKENDS[backend].open({}, Bounds())
+            took.append(time.perf_counter() - began)
+            await workspace.close()
+        assert await asyncio.gather(*map(one, range(count))) == [f"{2 * n}\n" for n in range(count)]
+        return took
+
+    median = statistics.median(on_loop(play()))
+    print(f"{backend} opens in {median * 1000:.0f} ms")
+    assert median < (20 if backend == "podman" else 1.5)
+
+
+def test_a_sandbox_that_does_not_work_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SandboxFailed, match="no sandbox 'jail'; there are auto, bubblewrap"):
+        find_sandbox("jail")
+    monkeypatch.setenv("PATH", "/nowhere")
+    found = {usable.name: usable for usable in survey()}
+    assert "install the system package bubblewrap" in found["bubblewrap"].why
+    assert found["process"].works
+    assert "No sandbox" in found["process"].why
+    with pytest.raises(SandboxFailed, match="No sandbox works here.*bubblewrap: bwrap is not installed"):
+        find_sandbox("auto")
+    assert find_sandbox("process").name == "process"
