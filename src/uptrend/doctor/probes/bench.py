@@ -154,6 +154,10 @@ class Bench:
         """Every training task by id, with its taskset; the first stage's where several have it."""
         return {task.id: (task, stage.taskset) for stage in reversed(self.pool.stages) for task in stage.tasks}
 
+    def few(self, most: int) -> int:
+        """Return the number of plays of a kind that a probe may make: slow tasksets say how many they allow."""
+        return min(most, getattr(self.stage.taskset, "FEW_PLAYS", most))
+
     @cached_property
     def tools(self) -> tuple[Tool, ...]:
         """Tools of the first task."""
@@ -200,7 +204,7 @@ class Bench:
     def demonstrations(self) -> list[Rollout]:
         """The expert's rollouts on training tasks that have one, in the model's tokens."""
         taskset, seed = self.stage.taskset, self.config.seed
-        tasks = [task for task in self.stage.tasks[:DEMONSTRATED] if known_gold(taskset, task)]
+        tasks = [task for task in self.stage.tasks[: self.few(DEMONSTRATED)] if known_gold(taskset, task)]
         requests = [
             RolloutRequest(task, taskset, 0, f"gold-{n}", 0, 0, derive_open_seed(seed, f"gold-{n}"))
             for n, task in enumerate(tasks)

@@ -46,8 +46,8 @@ class GoldPlay:
 def gold(bench: Bench) -> Answer:
     """Score gold and corrupted answers of 50 tasks, of every class of answers, and gold in the model's tokens."""
     stage, held, generator, played = bench.stage, bench.held_out, random.Random(0), list[GoldPlay]()
-    evaluated = min(25, len(held.tasks))
-    trained = min(50 - evaluated, len(stage.tasks))
+    evaluated = min(bench.few(25), len(held.tasks))
+    trained = min(bench.few(50) - evaluated, len(stage.tasks))
     for tasks, count, given in ((stage.tasks, trained, stage.taskset), (held.tasks, evaluated, held.taskset)):
         # Under some options not even gold reaches the maximum: those that prove the reward are played.
         taskset = given.proof() if isinstance(given, HasVariants) else given

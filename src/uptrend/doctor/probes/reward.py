@@ -23,7 +23,7 @@ def rescoring(bench: Bench) -> Answer:
         summary = f"{len(odd)} of {len(groups)} groups came back with another number of rewards than rollouts."
         text = f"group {odd[0][0]} has {odd[0][1]} rollouts, sampling.size = {size}"
         yield bench.found("reward.wrong-length", CRITICAL, summary, text, odd[0][1])
-    rollouts = np.array([r for r in bench.played if r.reward is not None and r.task in bench.tasks][:64], object)
+    rollouts = np.array([r for r in bench.played if r.reward is not None and r.task in bench.tasks][: bench.few(64)], object)
     # One question may stand there with two golds, which is another fault: each is scored by its own.
     own = {(t.id, t.answer): (t, stage.taskset) for stage in reversed(bench.pool.stages) for t in stage.tasks}
     plays = [own.get((r.task, r.answer), bench.tasks[r.task]) for r in rollouts]
@@ -73,7 +73,7 @@ def state(bench: Bench) -> Answer:
     """Replay up to 24 of the expert's and the model's rollouts one by one, then in pairs side by side with others."""
     everyone = [r for r in (*bench.demonstrations, *bench.rollouts) if r.task in bench.tasks and r.error is None]
     # Of rollouts that say the same to the same task, one is enough.
-    chosen = list({(r.task, tuple(m.content for m in r.messages)): r for r in everyone}.values())[:24]
+    chosen = list({(r.task, tuple(m.content for m in r.messages)): r for r in everyone}.values())[: bench.few(24)]
     require(chosen, "no rollout went through")
     alone, again = bench.replay(chosen), bench.replay(chosen)
     together = bench.replay([*chosen, *chosen], at_once=True)
@@ -105,7 +105,7 @@ def cheater(bench: Bench) -> Answer:
     require(isinstance(taskset, HasCheaters), "the taskset has no scripted cheater")
     assert isinstance(taskset, HasCheaters)
     paid, tried = defaultdict[int, list[tuple[str, bool]]](list), defaultdict[int, int](int)  # by kind of cheater
-    for task in bench.stage.tasks[:8]:
+    for task in bench.stage.tasks[: bench.few(8)]:
         golds, others = (_earned(taskset, task, of) for of in (known_gold(taskset, task), taskset.corrupted(task)))
         most = golds[0] if golds and golds[0] > max(others, default=-np.inf) else np.inf
         # Twice: a noisy scorer pays anybody now and then, which is another fault.
