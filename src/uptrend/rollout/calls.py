@@ -169,6 +169,15 @@ def read_turn(calls: CallFormat, text: str, *, in_thoughts: bool = False) -> Mes
     return replace(message, content=thought + closing + message.content)
 
 
+def read_served(text: str, calls: Sequence[Any]) -> Message:
+    """Read a turn whose calls a server has taken out of its text."""
+    try:
+        return Message("assistant", text, tuple(_call_of({**c, "arguments": c.get("arguments") or {}}) for c in calls))
+    except (_Unreadable, TypeError, AttributeError) as problem:
+        whole = "\n".join([*([text] if text else []), *(json.dumps(call, ensure_ascii=False) for call in calls)])
+        return Message("assistant", whole, problem=f"{problem}; a call has a name, and arguments as a JSON object")
+
+
 FORMATS: dict[str, CallFormat] = {
     "plain": Tagged("<tool>", "</tool>"),
     "qwen": Tagged("<tool_call>", "</tool_call>", "\n"),

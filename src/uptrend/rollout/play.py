@@ -16,6 +16,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from uptrend.config import Sampling
 from uptrend.records import Ending, Message, Role, Rollout, SandboxFailed, Task, Tool, UptrendError
 from uptrend.records import Sequence as Tokens
 from uptrend.records.rollout import Ints
@@ -40,8 +41,17 @@ def derive_open_seed(run_seed: int, group: str) -> int:
     return derive(run_seed, "open", group)
 
 
-# The model's side of a rollout: hears what is new, as tokens and as messages, and speaks; None where it is done.
-Say = Callable[[Sequence[int], Sequence[Message]], Awaitable[Extension | None]]
+# The model's side of a rollout: hears what is new, as tokens and as messages, and the task's tools, and speaks; None
+# where it is done.
+Say = Callable[[Sequence[int], Sequence[Message], Sequence[Tool]], Awaitable[Extension | None]]
+
+
+class NoTurn(Exception):  # noqa: N818 (what the model gives)
+    """A turn that the model could not take: what ends the rollout, and why."""
+
+    def __init__(self, ended: Ending, why: str) -> None:
+        super().__init__(why)
+        self.ended = ended
 
 
 class ScriptSpeaker:
@@ -52,7 +62,7 @@ class ScriptSpeaker:
         self._began = False
         self.error: str | None = None  # error in the script; it then says nothing more
 
-    async def say(self, new: Sequence[int], heard: Sequence[Message]) -> Extension | None:
+    async def say(self, new: Sequence[int], heard: Sequence[Message], _: Sequence[Tool]) -> Extension | None:
         """Speak the script's next turn; a script hears messages alone."""
         try:
             message = self._script.send(heard) if self._began else next(self._script)
@@ -67,29 +77,6 @@ class ScriptSpeaker:
         ids = np.array(self._renderer.write(message, new), np.int32)
         # Nobody sampled them: they have no log-probability and no version, as prompts have none.
         return Extension(ids, np.full(len(ids), np.nan, np.float32), Ending.STOP_TOKEN, version=-1)
-
-
-class _Echo:
-    """A player that says recorded messages again, and stands in for a renderer, as it needs no tokens."""
-
-    nothing = Extension(np.zeros(0, np.int32), np.zeros(0, np.float32), Ending.STOP_TOKEN, version=-1)
-
-    def __init__(self, said: Sequence[Message]) -> None:
-        self._left = list(said)
-
-    async def say(self, new: Sequence[int], heard: Sequence[Message]) -> Extension | None:  # noqa: ARG002 (a speaker's)
-        return self.nothing if self._left else None
-
-    def first(self, *_: object) -> list[int]:
-        return []
-
-    later = first
-
-    def read(self, *_: object) -> Message:
-        return self._left.pop(0)
-
-    def text(self, *_: object) -> str:
-        return self._left.pop(0).content
 
 
 @dataclass(frozen=True)
@@ -115,6 +102,11 @@ class Timeouts:
 
 
 ANY_TIME = Timeouts()
+
+
+def patience(sampling: Sampling) -> tuple[Timeouts, int]:
+    """Return a recipe's timeouts, and how often a rollout whose sandbox fails is played again."""
+    return Timeouts(sampling.tool_timeout, sampling.rollout_timeout), sampling.retries
 
 
 class _NoAnswer(Exception):  # noqa: N818 (what the task gives)
@@ -181,8 +173,7 @@ async def play_all(
     """
 
     async def one(stream: int, request: RolloutRequest) -> Rollout:
-        async def say(new: Sequence[int], heard: Sequence[Message]) -> Extension:
-            del heard  # a model hears tokens alone
+        async def say(new: Sequence[int], *_: object) -> Extension:  # a model hears tokens alone
             return await sampler.extend(stream, new, limits, request.seed)
 
         try:
@@ -217,15 +208,26 @@ async def demonstrate(
     return await _side_by_side(one, requests, rows, retries)
 
 
-async def repeat(
-    requests: Sequence[RolloutRequest], said: Sequence[Sequence[Message]], rows: int, timeouts: Timeouts, retries: int
-) -> list[Rollout]:
-    """Say to each task again what a model once said, in messages; such rollouts have no tokens."""
+def echo(said: Sequence[Message]) -> Say:
+    """Return a speaker that says recorded messages again."""
+    left, nothing = iter(said), np.zeros(0, np.int32)
 
-    async def one(number: int, request: RolloutRequest) -> Rollout:
-        messages = said[number % len(requests)]
-        echo, limits = _Echo(messages), Limits(max_tokens=1, context=1)
-        return await play(request, echo.say, cast(Renderer, echo), limits, len(messages) + 1, timeouts)
+    async def say(new: Sequence[int], heard: Sequence[Message], tools: Sequence[Tool]) -> Extension | None:  # noqa: ARG001
+        message = next(left, None)
+        ended = Extension(nothing, nothing.astype(np.float32), Ending.STOP_TOKEN, version=-1, message=message)
+        return None if message is None else ended
+
+    return say
+
+
+async def speak_all(
+    requests: Sequence[RolloutRequest], begin: Callable[[RolloutRequest], Say], limits: Limits, max_turns: int,
+    rows: int = 0, timeouts: Timeouts = ANY_TIME, retries: int = 0,
+) -> list[Rollout]:  # fmt: skip
+    """Let a model that hears and speaks messages play every request: its rollouts have no tokens."""
+
+    async def one(_: int, request: RolloutRequest) -> Rollout:
+        return await play(request, begin(request), None, limits, max_turns, timeouts)
 
     return await _side_by_side(one, requests, rows, retries)
 
@@ -250,9 +252,9 @@ async def _side_by_side(
 
 
 async def play(
-    request: RolloutRequest, say: Say, renderer: Renderer, limits: Limits, max_turns: int, timeouts: Timeouts
+    request: RolloutRequest, say: Say, renderer: Renderer | None, limits: Limits, max_turns: int, timeouts: Timeouts
 ) -> Rollout:
-    """Play one rollout, from its first prompt to its score."""
+    """Play one rollout, from its first prompt to its score; without a renderer in messages alone."""
     began = time.perf_counter()
     tokens, messages, tools, reward = _Transcript(), list(request.task.messages), tuple[Tool, ...](), None
     opened: Play | None = None
@@ -285,9 +287,9 @@ async def play(
             failed = failed or ("close", problem)  # what failed before counts more
     return Rollout(
         step=request.step, group=request.group, index=request.index, task=request.task.id, family=request.task.family,
-        answer=request.task.answer, seed=request.seed, messages=tuple(messages), sequences=(tokens.tokens(),),
-        reward=reward, ended=ended, error=_told(failed), seconds=time.perf_counter() - began,
-        commands=() if opened is None else commands_of(opened),
+        answer=request.task.answer, seed=request.seed, messages=tuple(messages),
+        sequences=(tokens.tokens(),) if renderer else (), reward=reward, ended=ended, error=_told(failed),
+        seconds=time.perf_counter() - began, commands=() if opened is None else commands_of(opened),
         # What was scored stays, also where the sandbox can't be closed.
         sandbox_failures=int(reward is None and failed is not None and isinstance(failed[1], SandboxFailed)),
     )  # fmt: skip
@@ -339,19 +341,24 @@ def _told(failed: Failure | None) -> str | None:
 
 
 async def _converse(
-    opened: Play, tools: Sequence[Tool], messages: list[Message], tokens: _Transcript, say: Say, renderer: Renderer,
-    limits: Limits, max_turns: int, timeout: float,
+    opened: Play, tools: Sequence[Tool], messages: list[Message], tokens: _Transcript, say: Say,
+    renderer: Renderer | None, limits: Limits, max_turns: int, timeout: float,
 ) -> tuple[Ending, Failure | None]:  # fmt: skip
     """Play turn after turn, adding to messages and tokens; return what ended it, and what failed."""
     heard: Sequence[Message] = messages[:]
-    new, role = renderer.first(heard, tools), Role.PROMPT
+    new, role = renderer.first(heard, tools) if renderer else [], Role.PROMPT
     if 0 < limits.prompt < len(new):
         return Ending.CONTEXT_FULL, ("prompt", f"{len(new):,} tokens exceed sampling.max_prompt = {limits.prompt:,}")
     too_long = f"tokens do not fit into sampling.context = {limits.context:,}"
     for turn in range(max_turns):
         if tokens.length + len(new) >= limits.context:
             return Ending.CONTEXT_FULL, None if turn else ("prompt", f"{len(new):,} {too_long}")
-        said = await say(new, heard)
+        try:
+            said = await say(new, heard, tools)
+        except NoTurn as problem:
+            # What was said before the context was full is scored.
+            is_scored = turn > 0 and problem.ended == Ending.CONTEXT_FULL
+            return problem.ended, None if is_scored else (f"turn {turn}" if turn else "prompt", str(problem))
         if said is None:
             return Ending.STOP_TOKEN, None
         ids = said.ids.tolist()
@@ -360,8 +367,11 @@ async def _converse(
             return Ending.CONTEXT_FULL, (f"turn {turn}", f"{whole:,} {too_long}")
         tokens.add(new, turn, role)
         tokens.add(said.ids, turn, Role.MODEL, said)
-        # Without tools nothing is a call, whatever it looks like.
-        message = renderer.read(ids, new) if tools else Message("assistant", renderer.text(ids, new))
+        if renderer is None:
+            assert said.message is not None
+            message = said.message
+        else:  # without tools nothing is a call, whatever it looks like
+            message = renderer.read(ids, new) if tools else Message("assistant", renderer.text(ids, new))
         messages.append(message)
         try:
             answers = await _within(timeout, opened.respond(message))
@@ -371,5 +381,5 @@ async def _converse(
         messages.extend(heard)
         if answers is None or said.ended == Ending.CONTEXT_FULL:
             return said.ended, None
-        new, role = renderer.later(ids, heard, tools), Role.TOOL
+        new, role = renderer.later(ids, heard, tools) if renderer else [], Role.TOOL
     return Ending.TURN_LIMIT, None

@@ -134,32 +134,13 @@ class Renderer:
             return written
         if not self._chat:
             return [replace(m, content=f"\n{_result(m)}\n") if m.role == "tool" else m for m in written]
-        joined: list[Message] = []
-        before = ""
-        for m in written:
-            spoken = Message("user", _result(m)) if m.role == "tool" else m
-            # One message, as some templates insist on taking turns.
-            if "tool" in (before, m.role) and joined and joined[-1].role == spoken.role == "user":
-                joined[-1] = Message("user", f"{joined[-1].content}\n{spoken.content}")
-            else:
-                joined.append(spoken)
-            before = m.role
-        return joined
+        return join_results(written)
 
     def _told(self, messages: list[Message], tools: Sequence[Tool]) -> list[Message]:
         """Add the tools in words to the first messages where the template does not say them."""
         if not tools or self.format != "plain":
             return messages
-        example = self._calls.write(Message("assistant", "", (example_call(tools[0]),)))
-        how = "To call a tool, end your turn like this; its result comes between <result> and </result>:"
-        offer = f"{describe(tools)}\n\n{how}\n{example}"
-        if not self._chat:
-            return [Message("system", f"{offer}\n\n"), *messages]
-        place = next((i for i, m in enumerate(messages) if m.role == "system"), None)
-        if place is None:
-            return [Message("system", offer), *messages]
-        system = replace(messages[place], content=f"{messages[place].content}\n\n{offer}")
-        return [*messages[:place], system, *messages[place + 1 :]]
+        return offer_tools(messages, tools) if self._chat else [Message("system", f"{_offer(tools)}\n\n"), *messages]
 
     def _after_words(self, messages: Sequence[Message], tools: Sequence[Tool], *, speak: bool) -> str:
         """Return the text that the template puts after an assistant's words."""
@@ -181,6 +162,35 @@ class Renderer:
             tokenize=False,
         )
         return text
+
+
+def offer_tools(messages: list[Message], tools: Sequence[Tool]) -> list[Message]:
+    """Add tools in words, and how to call them in the plain format, to the system's message."""
+    place = next((i for i, m in enumerate(messages) if m.role == "system"), None)
+    if place is None:
+        return [Message("system", _offer(tools)), *messages]
+    system = replace(messages[place], content=f"{messages[place].content}\n\n{_offer(tools)}")
+    return [*messages[:place], system, *messages[place + 1 :]]
+
+
+def join_results(messages: Sequence[Message]) -> list[Message]:
+    """Make results a user's words, in one message with those beside them: some templates insist on taking turns."""
+    joined: list[Message] = []
+    before = ""
+    for m in messages:
+        spoken = Message("user", _result(m)) if m.role == "tool" else m
+        if "tool" in (before, m.role) and joined and joined[-1].role == spoken.role == "user":
+            joined[-1] = Message("user", f"{joined[-1].content}\n{spoken.content}")
+        else:
+            joined.append(spoken)
+        before = m.role
+    return joined
+
+
+def _offer(tools: Sequence[Tool]) -> str:
+    example = FORMATS["plain"].write(Message("assistant", "", (example_call(tools[0]),)))
+    how = "To call a tool, end your turn like this; its result comes between <result> and </result>:"
+    return f"{describe(tools)}\n\n{how}\n{example}"
 
 
 def _result(message: Message) -> str:

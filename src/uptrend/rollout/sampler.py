@@ -4,7 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from uptrend.records import Ending
+from uptrend.config import Sampling
+from uptrend.records import Ending, Message
 from uptrend.records.rollout import Floats, Ints
 
 if TYPE_CHECKING:
@@ -30,6 +31,12 @@ class Limits:
     stop: tuple[str, ...] = ()  # texts that end the turn
     prompt: int = 0  # the most tokens of a stream's first prompt; 0 for as many as the context holds
 
+    @classmethod
+    def of(cls, s: Sampling, temperature: float) -> "Limits":
+        """Return those of a recipe, at a temperature."""
+        shaping = (s.top_p, s.top_k, s.min_p, s.repetition_penalty)
+        return cls(s.max_tokens, s.context, temperature, *shaping, s.stop, s.max_prompt)
+
     @property
     def width(self) -> int:
         """The most tokens that one is drawn from; 0 for all."""
@@ -46,6 +53,7 @@ class Extension:
     ended: Ending  # stop-token, stop-text, length or context-full
     version: int  # the policy version that said it
     support: tuple[Ints, Ints] | None = None  # tokens that each was drawn from, as a sequence has them; None for all
+    message: Message | None = None  # the turn itself where it came as a message, without tokens
 
 
 class Sampler(Protocol):

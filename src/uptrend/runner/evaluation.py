@@ -12,8 +12,9 @@ from uptrend.config import Config, load_config, to_table
 from uptrend.config.load import apply_override
 from uptrend.policy.known import need_train_extra
 from uptrend.records import CheckpointError, Evaluation, Rollout, Run
+from uptrend.rollout.openai import KEY, PREFIX, TIMEOUT, ChatPlayer, Server
 from uptrend.runner.prepare import make_policy, refuse_warmstart, resolve
-from uptrend.tasks.pool import HeldOut, eval_sections, heldout
+from uptrend.tasks.pool import HeldOut, eval_sections, heldout, resolve_options
 from uptrend.tasks.registry import find
 from uptrend.tasks.taskset import ALL
 
@@ -44,24 +45,40 @@ def evaluate(
     *,
     attempts: int = 0,
     checkpoint: str | int | None = None,
+    key: str = KEY,
+    timeout: float = TIMEOUT,
     note: Callable[[str], None] = lambda _: None,
     watch: Watch = lambda held_out, _: nullcontext(held_out),
 ) -> Scored:
     """Score a model or a run's checkpoint on held-out tasks, greedily, and with `attempts` for pass@k.
 
     `tasks` is a taskset, a JSONL file or a recipe, else the run's own; `checkpoint` is a step or "best", else the last;
-    `note` receives what a user should know.
+    `note` receives what a user should know. A model may be behind a server, `openai:URL#NAME`. Then `tasks` may be a
+    run too, and a recipe's or run's limits hold; `key` names the environment variable with the server's key, `timeout`
+    is in seconds for one reply.
     """
-    chosen, given = find_tasks(str(target), tasks, overrides, note)
-    config, policy, held_out = load_for_eval(str(target), chosen, given, checkpoint, note)
-
-    from uptrend.rollout.inprocess import InProcessSampler
     from uptrend.training.gather import RolloutPlayer
     from uptrend.training.gather import evaluate as play
 
+    server: Server | None = None
+    player: RolloutPlayer | ChatPlayer
+    if str(target).startswith(PREFIX):
+        if checkpoint is not None:
+            raise CheckpointError(f"--checkpoint {checkpoint}: {target} is a model, not a run.")
+        config = _config_for_server(str(target), tasks, overrides, note)
+        held_out, server = heldout(config), Server(str(target), key, timeout, note)
+        player = ChatPlayer(server, config.sampling)
+        if held_out.taskset.chat is False:
+            note("The tasks are asked as raw text (chat = false); a server gets them as a chat.")
+    else:
+        chosen, given = find_tasks(str(target), tasks, overrides, note)
+        config, policy, held_out = load_for_eval(str(target), chosen, given, checkpoint, note)
+        from uptrend.rollout.inprocess import InProcessSampler
+
+        player = RolloutPlayer(policy, InProcessSampler(policy), config)
     for text in held_out.notes:
         note(text)
-    player, sections, scored = RolloutPlayer(policy, InProcessSampler(policy), config), eval_sections(config), {}
+    sections, scored = eval_sections(config), {}
     for label, one in held_out.by_label.items():
         section = replace(sections[label], attempts=attempts or sections[label].attempts)
         began = time.perf_counter()
@@ -71,7 +88,21 @@ def evaluate(
         scored[label] = Scored(
             f"{target} on {label}" if label else str(target), held, greedy, sampled, one.hash, seconds
         )
+    if server is not None and server.problems:
+        note(f"The server failed in {len(server.problems)} rollouts, which have no reward; first: {server.problems[0]}")
     return replace(scored.pop(""), sets=scored)
+
+
+def _config_for_server(target: str, tasks: str | None, overrides: Iterable[str], note: Callable[[str], None]) -> Config:
+    table = _run_config(tasks) if tasks is not None else None
+    if table is None and tasks is not None and tasks.endswith(".toml"):
+        table = to_table(load_config(tasks))
+    # A recipe or a run has limits of its own.
+    chosen, given = find_tasks(target, tasks if table is None else None, overrides, note)
+    table = {**(table or {}), "model": {"name": target}}
+    if chosen is not None:
+        table["eval"] = eval_section(chosen)
+    return resolve_options(load_config(table, given))
 
 
 def find_tasks(

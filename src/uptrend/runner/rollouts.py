@@ -10,7 +10,8 @@ from typing import Any
 from uptrend.config import load_config
 from uptrend.records import Ending, Message, RecordError, Reward, Rollout, Run, boundary_of
 from uptrend.records.rollout import OVERLONG, places_said
-from uptrend.rollout.play import RolloutRequest, Timeouts, derive, derive_open_seed, repeat
+from uptrend.rollout.play import RolloutRequest, Timeouts, derive, derive_open_seed, echo, speak_all
+from uptrend.rollout.sampler import Limits
 from uptrend.runner.prepare import check_tasks
 from uptrend.tasks import event_loop
 from uptrend.tasks.pool import heldout, pool
@@ -56,8 +57,14 @@ def repeat_rollouts(run: Run, recorded: Sequence[Rollout], of_heldout: bool = Fa
         requests.append(RolloutRequest(task, taskset, r.step, r.group, r.index, r.seed, 0 if is_taught else seed))
     places = [_places(r) for r in recorded]
     said = [[r.messages[place] for place in at] for r, at in zip(recorded, places, strict=True)]
-    plays = repeat(requests, said, s.rows or os.cpu_count() or 1, Timeouts(s.tool_timeout), s.retries)
-    again = event_loop.run(plays)
+    words = {id(request): each for request, each in zip(requests, said, strict=True)}  # an evaluation repeats places
+    limits, turns, rows = Limits(max_tokens=1, context=1), max(map(len, said), default=0) + 1, s.rows or os.cpu_count()
+    again = event_loop.run(
+        speak_all(
+            requests, lambda request: echo(words[id(request)]), limits, turns, rows or 1,
+            Timeouts(s.tool_timeout), s.retries,
+        )
+    )  # fmt: skip
     pairs = zip(recorded, again, places, strict=True)
     return [Repeated(then, now, _differences(then, now, at)) for then, now, at in pairs]
 

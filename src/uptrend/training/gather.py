@@ -7,20 +7,24 @@ greedily for accuracy, and on request several times at the sampling temperature 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from uptrend.config import Config, Sampling
-from uptrend.policy.policy import Policy
 from uptrend.records import Evaluation, Part, Rollout
 from uptrend.records.rollout import OVERLONG
-from uptrend.rollout.play import RolloutRequest, Timeouts, demonstrate, derive, derive_open_seed, play_all
+from uptrend.rollout.play import RolloutRequest, demonstrate, derive, derive_open_seed, patience, play_all
 from uptrend.rollout.render import Renderer
 from uptrend.rollout.sampler import Limits, Sampler
 from uptrend.stats.intervals import pass_at_k
 from uptrend.tasks import event_loop
 from uptrend.tasks.pool import Cursor, HeldOut, Pool
 from uptrend.training.metrics import evaluation_of, is_correct, is_dead
+
+if TYPE_CHECKING:
+    from uptrend.policy.policy import Policy
+    from uptrend.rollout.openai import ChatPlayer
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ class Gathered:
 class RolloutPlayer:
     """Plays tasks with a sampler (scripts need none), in the model's tokens, within the recipe's limits."""
 
-    def __init__(self, policy: Policy, sampler: Sampler | None, config: Config) -> None:
+    def __init__(self, policy: "Policy", sampler: Sampler | None, config: Config) -> None:
         self._policy, self._sampler, self._config = policy, sampler, config
         self._renderers: dict[bool | None, Renderer] = {}
 
@@ -50,11 +54,8 @@ class RolloutPlayer:
         """
         assert self._sampler is not None
         s = sampling or self._config.sampling
-        limits = Limits(
-            s.max_tokens, s.context, temperature, s.top_p, s.top_k, s.min_p, s.repetition_penalty, s.stop, s.max_prompt
-        )
-        renderers = self._renderers_for(requests)
-        plays = play_all(requests, self._sampler, renderers, limits, s.max_turns, s.rows, *_patience(s))
+        limits, renderers = Limits.of(s, temperature), self._renderers_for(requests)
+        plays = play_all(requests, self._sampler, renderers, limits, s.max_turns, s.rows, *patience(s))
         return event_loop.run(plays)
 
     def demonstrate(self, requests: Sequence[RolloutRequest]) -> list[Rollout]:
@@ -62,17 +63,13 @@ class RolloutPlayer:
         s = self._config.sampling
         limits = Limits(s.max_tokens, s.context, prompt=s.max_prompt)
         renderers = self._renderers_for(requests)
-        return event_loop.run(demonstrate(requests, renderers, limits, s.max_turns, s.rows, *_patience(s)))
+        return event_loop.run(demonstrate(requests, renderers, limits, s.max_turns, s.rows, *patience(s)))
 
     def _renderers_for(self, requests: Sequence[RolloutRequest]) -> dict[bool | None, Renderer]:
         for chat in {request.taskset.chat for request in requests} - set(self._renderers):
             trim = self._config.sampling.trim
             self._renderers[chat] = Renderer(self._policy.tokenizer, self._policy.stop_ids, chat, trim)
         return self._renderers
-
-
-def _patience(sampling: Sampling) -> tuple[Timeouts, int]:
-    return Timeouts(sampling.tool_timeout, sampling.rollout_timeout), sampling.retries
 
 
 def gather(player: RolloutPlayer, pool: Pool, cursor: Cursor, step: int, config: Config) -> Gathered:
@@ -123,7 +120,9 @@ def penalize_length(rollout: Rollout, sampling: Sampling) -> Rollout:
     return replace(rollout, reward=shaped)
 
 
-def evaluate(player: RolloutPlayer, held_out: HeldOut, step: int, config: Config) -> tuple[Evaluation, list[Rollout]]:
+def evaluate(
+    player: "RolloutPlayer | ChatPlayer", held_out: HeldOut, step: int, config: Config
+) -> tuple[Evaluation, list[Rollout]]:
     """Play a held-out set as `[eval]` says; return the result with the rollouts behind it, greedy ones first."""
     began, e, s = time.perf_counter(), config.eval, config.sampling
     limits = {key: getattr(e, key) or getattr(s, key) for key in ("max_tokens", "max_turns", "context", "temperature")}
