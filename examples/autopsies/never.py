@@ -65,7 +65,9 @@ def main() -> None:
     )  # fmt: skip
 
     say("GRPO with a reward that waits for a command.")
-    unpaid = attempt(recipe, "unpaid", "tasks.scheme=validation-change")
+    # As in that effort, a model that was never shown the command: untaught, where a taught one was given.
+    untaught = "tiny" if is_tiny else "smollm2-135m"
+    unpaid = attempt(recipe, "unpaid", "tasks.scheme=validation-change", f"model.name={untaught}")
     say(count_validated(unpaid))
     uptrend("doctor", unpaid)
     say("Fixed: every rollout is scored at its end. But all rollouts of a task work in one folder.")
