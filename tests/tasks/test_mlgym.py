@@ -201,9 +201,9 @@ def test_rewards_by_scheme(scheme: str, changes: dict[str, object], total: float
 
 
 def test_dense_parts_widen_the_bounds() -> None:
-    reward = reward_of(facts(), "final", DenseParts(validated=0.5, errors=1.0, change=0.2))
-    assert reward.total == pytest.approx(0.5 + 0.5 - 0.2 + 0.2 * 0.15)
-    assert (reward.low, reward.high) == (-1 - 1 - 0.2, 1 + 0.5 + 0.2)
+    reward = reward_of(facts(), "final", DenseParts(validated=0.5, clean=1.0, change=0.2))
+    assert reward.total == pytest.approx(0.5 + 0.5 + 0.8 + 0.2 * 0.15)
+    assert (reward.low, reward.high) == (-1 - 0.2, 1 + 0.5 + 1 + 0.2)
 
 
 def test_lower_is_better_for_errors(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ baseline to par), within [-1, 1]: no task drowns another.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from uptrend.records import Part, Reward
@@ -19,8 +19,8 @@ class DenseParts:
 
     validated: float = 0.0
     """For having validated at all: 0 or 1."""
-    errors: float = 0.0
-    """For commands without error: minus the share that were errors."""
+    clean: float = 0.0
+    """For commands without error: the share that were none."""
     change: float = 0.0
     """For the change of the validation score from the first validation to the last."""
 
@@ -50,7 +50,6 @@ def reward_of(facts: Facts, scheme: Scheme, dense: DenseParts) -> Reward:
     validated = float(bool(facts.validations))
     last = facts.validations[-1] if facts.validations else 0.0
     change = last - facts.validations[0] if facts.validations else 0.0
-    low, high = -1.0, 1.0
     if scheme == "validation-change":  # from the baseline, whatever is submitted in the end
         main = last
     elif scheme == "validate-required":
@@ -59,20 +58,20 @@ def reward_of(facts: Facts, scheme: Scheme, dense: DenseParts) -> Reward:
         main = _clip(5 * facts.relative - 0.5 - 0.5 * facts.error_rate) if validated else -1.0
     else:
         main = final
-    parts = [Part(scheme, main, low, high)]
+    parts = [Part(scheme, main, -1, 1)]
     if scheme == "code-quality":
         syntax, runs = _clean(facts.bad_edits, facts.edits), _clean(facts.bad_runs, facts.runs)
         parts = [
             Part("final", final, -1, 1, 0.5), Part("syntax", syntax, 0, 1, 0.2), Part("runs", runs, 0, 1, 0.2),
-            Part("clean", 1 - facts.error_rate, 0, 1, 0.1),
         ]  # fmt: skip
-    if scheme != "final" and scheme != "code-quality":
+        dense = replace(dense, clean=dense.clean + 0.1)
+    if scheme not in ("final", "code-quality"):
         parts.append(Part("final", final, -1, 1, 0.0))
     parts += [
-        Part("validated", validated, 0, 1, dense.validated),
-        Part("errors", -facts.error_rate, -1, 0, dense.errors),
-        Part("change", _clip(change / 2), -1, 1, dense.change),
-    ]
+        Part("validated", validated, 0, 1, dense.validated), Part("clean", 1 - facts.error_rate, 0, 1, dense.clean)
+    ]  # fmt: skip
+    if dense.change:
+        parts.append(Part("change", _clip(change / 2), -1, 1, dense.change))
     total, low, high = (sum(p.weight * getattr(p, of) for p in parts) for of in ("value", "low", "high"))
     return Reward(total, low, high, final >= 1, tuple(parts))
 
