@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -98,8 +99,9 @@ def play(task: dict[str, Any], example: dict[str, dict[str, bytes]], commands: l
     return final
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("heldout", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("heldout", [False, True])
 def test_only_the_expert_reaches_par(name: str, heldout: bool, tmp_path: Path) -> None:
     task, seed = load(name), 1
     uptrend, sign = task["uptrend"], 1 if task["uptrend"]["direction"] == "up" else -1
@@ -127,6 +129,30 @@ def test_only_the_expert_reaches_par(name: str, heldout: bool, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_a_submission_is_checked(name: str, tmp_path: Path) -> None:
+    task = load(name)
+    example, best = make(task, 2, False), 0.0 if task["uptrend"]["direction"] == "down" else 1.0
+    if "answers.csv" in example["test"]:
+        header, *rows = example["test"]["answers.csv"].decode().splitlines()
+        other = example["validation"]["answers.csv"].decode().splitlines()[1:]
+        truth = [header, *rows, *other]
+        good = {"\n".join(truth): best, "\n".join([header, *truth[:0:-1]]): best}
+        bad = ["", "\0", "x" * 200_000, header, "\n".join([header, *rows[1:]]), "\n".join([header.upper(), *rows])]
+        bad += [
+            "\n".join([header, *(row.split(",")[0] + wrong for row in rows)]) for wrong in ("", ",", ",nan", ",1e99")
+        ]
+    else:
+        good = {"def row_strategy(history):\n    history.clear()\n    return False": 2.3}
+        returned = ["return 2", "return '0'", "return [0]", "pass", "raise ValueError('a\\nb')", "raise SystemExit"]
+        bad = ["", "\0", "def (", *(f"def row_strategy(history):\n    {line}" for line in returned)]
+    name = "strategy.py" if task["task_entrypoint"].startswith("Python") else "submission.csv"
+    for number, (text, expected) in enumerate([*good.items(), *((text, None) for text in bad)]):
+        (tmp_path / name).write_text(text)
+        given = score(task, example["test"], tmp_path / name, tmp_path / f"score-{number}")
+        assert given == (expected and pytest.approx(expected, abs=0.1)), text[:200]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_examples_are_the_same_on_every_machine(name: str) -> None:
     task = load(name)
     digest = hashlib.sha256()
@@ -138,6 +164,21 @@ def test_examples_are_the_same_on_every_machine(name: str) -> None:
                 digest.update(f"{part}/{path}:{len(data)}\n".encode() + data)
     assert digest.hexdigest()[:16] == DIGESTS[name]
     assert make(task, 3, False) != make(task, 3, True)
+
+
+def test_held_out_digits_are_images_of_their_own() -> None:
+    def normalize(images: np.ndarray) -> np.ndarray:
+        images = images - images.mean(axis=1, keepdims=True)
+        return images / np.linalg.norm(images, axis=1, keepdims=True)
+
+    module = runpy.run_path(str(SHIPPED / "data" / "imageClassificationDigits" / "make.py"))
+    known, found = normalize(module["load"]("images").astype(float)), {}
+    for heldout in (False, True):
+        files = module["make"](4, heldout)["workspace"].values()
+        pixels = np.concatenate([np.loadtxt(data.decode().splitlines()[1:], delimiter=",")[:, 1:] for data in files])
+        found[heldout] = set((normalize(pixels) @ known.T).argmax(axis=1).tolist())
+    assert min(map(len, found.values())) > 750
+    assert len(found[False] & found[True]) <= 10  # images of low contrast may be taken for another
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -34,6 +34,6 @@ try:
     from target import opponents
 
     scores = [play(row_strategy, opponent) for opponent in opponents]
-except Exception as error:  # whatever a strategy does
+except (Exception, SystemExit) as error:  # whatever a strategy does
     sys.exit(f"The strategy failed: {type(error).__name__}: {str(error)[:200]}".replace("\n", " "))
 print(json.dumps({"Score": round(sum(scores) / len(scores), 4)}))
