@@ -23,6 +23,7 @@ VERBS = {
     "lab": ("uptrend.cli.lab", "app", "Test hypotheses by experiment; keep a journal."),
     "replay": ("uptrend.cli.replay", "command", "Repeat a run's updates with one setting changed."),
     "runs": ("uptrend.cli.runs", "app", "List, show and compare run directories."),
+    "rollouts": ("uptrend.cli.rollouts", "app", "Play recorded rollouts again; export them."),
     "plot": ("uptrend.cli.plot", "command", "Draw the curves of runs as PNG or SVG."),
     "track": ("uptrend.cli.track", "command", "Send a run to W&B, Trackio, TensorBoard or MLflow."),
     "tasks": ("uptrend.cli.tasks", "app", "List, show and validate tasksets."),

@@ -2,41 +2,36 @@
 
 import heapq
 import math
-import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from uptrend.cli.console import AsJson, RunArgument, columns, make_app, phase_shares, print_json, sparkline, terminal
+from uptrend.cli.rollouts import decoder_of, print_rollout
 from uptrend.cli.summary import (
     HELD_OUT,
     HeldOutSummary,
     compare,
     describe,
+    find_rollouts,
     find_runs,
     groups_of,
     open_run,
     summarize_rollout,
 )  # fmt: skip
-from uptrend.config.load import nearest
 from uptrend.config.tables import flatten
-from uptrend.records import RecordError, Role, Run
+from uptrend.records import RecordError, Run
 from uptrend.records.schema import TOKEN_COLUMNS
-from uptrend.stats.formatting import NONE, duration, number, p_value, percent, plural, setting, size
+from uptrend.stats.formatting import NONE, duration, number, p_value, percent, plural, setting, size, visible
 
 app = make_app("List runs, show one, compare two.")
-Decode = Callable[[Sequence[int]], str]
 STATUS_COLORS = {"running": "cyan", "finished": "green", "stopped": "yellow", "failed": "red", "killed": "red"}
 SEVERITY_COLORS = {"critical": "red", "warning": "yellow"}
-ROLE_COLORS = {"system": "dim", "user": "cyan", "assistant": "green", "tool": "yellow"}
-TOKEN_COLORS = {Role.PROMPT: "cyan", Role.MODEL: "green", Role.TOOL: "yellow"}
 WIDE_FROM = 140
 """Terminal width from which a list of runs shows intervals and settings."""
 WIDE = ("model", "taskset", "loss", "started", "per step")
@@ -44,8 +39,6 @@ SETTINGS = {
     "sampling": ("groups", "size", "temperature", "max_tokens", "max_turns"),
     "learning": ("loss", "scale", "lr", "kl.beta", "updates", "minibatches"),
 }
-IDS = 12
-"""Token ids of a span that are printed where there is no tokenizer."""
 
 
 @app.command("list")
@@ -89,6 +82,7 @@ def show_run(
     rollout: Annotated[str, typer.Option(help="Show a step, a group or a rollout: STEP, STEP/GROUP/INDEX.")] = "",
     best: Annotated[int, typer.Option(min=0, help="List this many rollouts with the highest reward.")] = 0,
     worst: Annotated[int, typer.Option(min=0, help="List this many rollouts with the lowest reward.")] = 0,
+    full: Annotated[bool, typer.Option("--full", help="Show a rollout's messages uncut, and its tokens.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show one run, or its rollouts.
@@ -100,13 +94,14 @@ def show_run(
     uptrend runs show quickstart --rollout 12/3/5  one rollout
     uptrend runs show quickstart --worst 5
 
-    Of a run: trend, findings, config, curves, evaluations, time and files. Of a rollout: messages, reward and tokens.
+    Of a run: trend, findings, config, curves, evaluations, time and files. Of a rollout: messages,
+    commands with what they took, reward and tokens; long texts are cut.
     """
     opened, console = open_run(run), terminal()
     if best or worst:
         _show_extremes(console, opened, rollout, {"best": best, "worst": worst}, as_json)
     elif rollout:
-        _show_rollouts(console, opened, rollout, as_json)
+        _show_rollouts(console, opened, rollout, as_json, full)
     elif as_json:
         print_json(describe(opened))
     else:
@@ -223,43 +218,28 @@ def _results(run: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [(f"{name} after step {held.step}", f"{held}  {held.correct} of {held.tasks}") for name, held in named]
     if run["phases"]:
         rows.append(("step time", phase_shares(run["phases"])))
+    rows += [("log", run["log"])] if run["log"] else []
     return [*rows, ("files", ", ".join(f"{name} {size(count)}" for name, count in run["files"].items()))]
 
 
-def _show_rollouts(console: Console, run: Run, named: str, as_json: bool) -> None:
+def _show_rollouts(console: Console, run: Run, named: str, as_json: bool, full: bool) -> None:
     """Show what is named: a step's groups, a group's rollouts, or one rollout with its tokens."""
-    step, _, rest = named.partition("/")
-    if not step.isdigit():
-        raise RecordError(f"--rollout {named}: it should be STEP, STEP/GROUP or STEP/GROUP/INDEX, such as 12/3/5.")
-    groups = groups_of(run, int(step))
-    by_name = {str(group["number"]): group for group in groups} | {group["group"]: group for group in groups}
-    # Imported runs name groups freely, also with slashes.
-    match = None if rest in by_name else re.fullmatch(r"(.+)/(\d+)", rest)
-    name, index = match.groups() if match else (rest, None)
-    if rest and name not in by_name:
-        numbers = [group["number"] for group in groups] or [0]
-        there = nearest(name, by_name) or f" It has {len(groups)}: {min(numbers)} to {max(numbers)}."
-        raise RecordError(f"Step {step} of {run.path} has no group {name}.{there}")
-    shown = [by_name[name]] if rest else groups
-    rollouts = shown[0]["rollouts"] if rest else {}
-    if index is not None:
-        rows = rollouts.get(int(index))
-        if rows is None:
-            its = f"Its rollouts are {min(rollouts)} to {max(rollouts)}."
-            raise RecordError(f"Step {step} of {run.path} has no rollout {index} in group {name}. {its}")
+    shown, rows = find_rollouts(run, named)
+    if rows is not None:
         if as_json:
             facts = {key: value for key, value in rows[0].items() if key not in (*TOKEN_COLUMNS, "sequence")}
             print_json({**facts, "sequences": [{name: row[name] for name in TOKEN_COLUMNS} for row in rows]})
         else:
-            _print_rollout(console, rows, _decoder(run))
+            print_rollout(console, rows, decoder_of(run), full)
         return
-    listed = [summarize_rollout(rows, shown[0]["number"]) for rows in rollouts.values()]
+    is_group = "/" in named
+    listed = [summarize_rollout(rows, shown[0]["number"]) for rows in shown[0]["rollouts"].values()] if is_group else []
     if as_json:
         tables = [{key: value for key, value in group.items() if key != "rollouts"} for group in shown]
-        print_json({**tables[0], "rollouts": listed} if rest else {"step": int(step), "groups": tables})
+        print_json({**tables[0], "rollouts": listed} if is_group else {"step": shown[0]["step"], "groups": tables})
         return
     _print_groups(console, shown)
-    if rest:
+    if is_group:
         console.print()
         _print_listed(console, listed)
 
@@ -296,7 +276,7 @@ def _print_groups(console: Console, groups: Sequence[dict[str, Any]]) -> None:
         counted = Counter(group["rewards"]).most_common()
         rewards = ", ".join(f"{number(reward)} ×{count}" for reward, count in counted[:4])
         state = Text("dead" if group["kept"] else "replaced", "red") if group["dead"] else "alive"
-        question = Text(group["question"] or str(group["task"]), no_wrap=True, overflow="ellipsis")
+        question = Text(visible(group["question"] or str(group["task"])), no_wrap=True, overflow="ellipsis")
         rows.append((f"{group['step']}/{group['number']}", number(group["mean"]), state,
                      rewards + (", …" if len(counted) > 4 else ""), question))  # fmt: skip
     console.print(columns("group", "mean", "", "rewards", "task", rows=rows, right=["mean"], wraps="task"))
@@ -305,78 +285,10 @@ def _print_groups(console: Console, groups: Sequence[dict[str, Any]]) -> None:
 def _print_listed(console: Console, listed: Sequence[dict[str, Any]]) -> None:
     rows = []
     for one in listed:
-        text = Text(one["error"] or one["text"], "red" if one["error"] else "", no_wrap=True, overflow="ellipsis")
+        text = Text(
+            visible(one["error"] or one["text"]), "red" if one["error"] else "", no_wrap=True, overflow="ellipsis"
+        )
         figures = (number(one["reward"]), number(one["advantage"]), number(one["tokens"]))
         rows.append((one["rollout"], *figures, one["ended"], text))
     headings = ("rollout", "reward", "advantage", "tokens", "ended", "text")
     console.print(columns(*headings, rows=rows, right=headings[1:4], wraps="text"))
-
-
-def _decoder(run: Run) -> Decode | None:
-    """Return the decoder of the run's last checkpoint that has a tokenizer."""
-    paths = [path / "model" / "tokenizer.json" for path in run.checkpoints]
-    found = [path for path in paths if path.exists()]
-    if not found:
-        return None
-    try:
-        from tokenizers import Tokenizer
-    except ImportError:
-        return None
-    tokenizer = Tokenizer.from_file(str(found[-1]))
-    return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
-
-
-def _print_rollout(console: Console, rows: list[dict[str, Any]], decode: Decode | None) -> None:
-    first = rows[0]
-    facts = [f"task {first['task']}", f"family {first['family']}", f"ended {first['ended']}"]
-    if first["seconds"] is not None:
-        facts.append(duration(first["seconds"]))
-    if first["kept"] is False:
-        facts.append("not learned from: its group was dead and another was sampled")
-    name = f"{first['step']}/{first['group']}/{first['index']}"
-    console.print(Text.assemble((name, "bold"), "  ", "  ".join(facts)))
-    if first["error"]:
-        console.print(Text(f"error: {first['error']}", "red"))
-    reward = ["no reward"]
-    if first["reward"] is not None:
-        mark = {True: " correct", False: " wrong", None: ""}[first["correct"]]
-        bounds = f"{number(first['reward_low'])} to {number(first['reward_high'])}"
-        reward = [f"reward {number(first['reward'])}{mark} of {bounds}"]
-        for part in first["parts"] or ():
-            weight = f" × {number(part['weight'])}" if part["weight"] != 1 else ""
-            reward.append(f"{part['name']} {number(part['value'])}{weight}")
-    console.print("  ".join([*reward, f"gold answer {first['answer']!r}"]))
-    for message in first["messages"] or ():
-        role = (f"\n{message['role']}: ", f"bold {ROLE_COLORS.get(message['role'], '')}")
-        text = Text.assemble(role, message["content"] or "")
-        text.append(f"\ncalls {message['calls']}" if message["calls"] else "", "yellow")
-        console.print(text.append(f"\n{message['problem']}" if message["problem"] else "", "red"))
-    for row in rows:
-        console.print()
-        console.print(_spans_table(row, decode))
-    if decode is None:
-        console.print("Tokens are ids: the run has no checkpoint with a tokenizer.", style="dim")
-
-
-def _spans_table(row: dict[str, Any], decode: Decode | None) -> Table:
-    """Make one line per span of tokens with the same turn, role, trained or not, visibility and advantage."""
-    tokens = {name: row[name] or [None] * len(row["ids"] or ()) for name in TOKEN_COLUMNS}
-    trained = [None if weight is None else weight != 0 for weight in tokens["weights"]]
-    kinds = zip(tokens["turns"], tokens["roles"], trained, tokens["attended"], tokens["advantages"], strict=True)
-    marks: dict[bool | None, str | Text] = {None: NONE, True: "yes", False: Text("no", "dim")}
-    sights = {**marks, False: Text("hidden", "red")}
-    rows: list[list[str | Text]] = []
-    for (turn, role, is_trained, is_seen, advantage), span in groupby(enumerate(kinds), key=lambda pair: pair[1]):
-        places = [place for place, _ in span]
-        ids = [tokens["ids"][place] for place in places]
-        means = []
-        for name in ("sampler", "learner"):
-            known = [tokens[name][place] for place in places if tokens[name][place] is not None]
-            means.append(number(sum(known) / len(known) if known else None))
-        text = decode(ids) if decode else " ".join(map(str, ids[:IDS])) + (" …" if len(ids) > IDS else "")
-        color = TOKEN_COLORS.get(role, "")
-        who = Text(NONE if role is None else Role(role).name.lower(), color)
-        figures = (marks[is_trained], sights[is_seen], number(advantage), *means)
-        rows.append([number(turn), who, str(len(places)), *figures, Text(text, color)])
-    headings = ("turn", "role", "tokens", "trained", "attended", "advantage", "sampler", "learner", "text")
-    return columns(*headings, rows=rows, wraps="text")

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import re
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -13,7 +14,8 @@ from uptrend.config import difference
 from uptrend.config.load import nearest
 from uptrend.config.tables import flatten
 from uptrend.records import RecordError, Role, Run
-from uptrend.records.directory import LINES
+from uptrend.records.directory import LINES, LOG
+from uptrend.records.rollout import places_said
 from uptrend.records.view import view_of
 from uptrend.stats.formatting import estimate
 
@@ -137,6 +139,7 @@ def describe(run: Run) -> dict[str, Any]:
         "phases": phases(run.metric_lines),
         "checkpoints": [path.name for path in run.checkpoints],
         "files": files,
+        "log": str(run.path / LOG) if (run.path / LOG).exists() else None,
     }
 
 
@@ -187,6 +190,42 @@ def groups_of(run: Run, step: int) -> list[dict[str, Any]]:
             "kept": firsts[0]["kept"] is not False, "rollouts": rollouts,
         })  # fmt: skip
     return groups
+
+
+def find_rollouts(run: Run, named: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
+    """Return the groups that STEP or STEP/GROUP names; for STEP/GROUP/INDEX also the rows of that rollout."""
+    step, _, rest = named.partition("/")
+    if not step.isdigit():
+        raise RecordError(f"--rollout {named}: it should be STEP, STEP/GROUP or STEP/GROUP/INDEX, such as 12/3/5.")
+    groups = groups_of(run, int(step))
+    by_name = {str(group["number"]): group for group in groups} | {group["group"]: group for group in groups}
+    # Imported runs name groups freely, also with slashes.
+    match = None if rest in by_name else re.fullmatch(r"(.+)/(\d+)", rest)
+    name, index = match.groups() if match else (rest, None)
+    if rest and name not in by_name:
+        numbers = [group["number"] for group in groups] or [0]
+        there = nearest(name, by_name) or f" It has {len(groups)}: {min(numbers)} to {max(numbers)}."
+        raise RecordError(f"Step {step} of {run.path} has no group {name}.{there}")
+    if index is None:
+        return [by_name[name]] if rest else groups, None
+    rollouts = by_name[name]["rollouts"]
+    if int(index) not in rollouts:
+        its = f"Its rollouts are {min(rollouts)} to {max(rollouts)}."
+        raise RecordError(f"Step {step} of {run.path} has no rollout {index} in group {name}. {its}")
+    return [by_name[name]], rollouts[int(index)]
+
+
+def part_turns(rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Part a rollout's messages into the prompt, and turns: the model's message, the replies, and its commands."""
+    messages, commands = rows[0]["messages"] or [], rows[0].get("commands") or []
+    sampled = [(row["turns"], row["roles"]) for row in rows if row["ids"] is not None]
+    turns = {turn for pair in sampled for turn, role in zip(*pair, strict=True) if role == Role.MODEL}
+    places = places_said([message["role"] for message in messages], len(turns) if sampled else None)
+    ends = [*places, len(messages)]
+    return messages[: ends[0]], [
+        {"message": messages[a], "replies": messages[a + 1 : b], "commands": [c for c in commands if c["turn"] == turn]}
+        for turn, (a, b) in enumerate(itertools.pairwise(ends))
+    ]
 
 
 def summarize_rollout(rows: Sequence[dict[str, Any]], group: int) -> dict[str, Any]:

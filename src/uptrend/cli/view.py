@@ -24,6 +24,7 @@ from uptrend.lab.measure import measure
 from uptrend.lab.plan import PlannedRun
 from uptrend.lab.workers import Outcome, Progress
 from uptrend.records import Evaluation, Run, UptrendError
+from uptrend.runner.log import count_epochs
 from uptrend.stats.formatting import duration, number, percent, plural
 from uptrend.training.observer import Observer, StepRecord, Stop
 
@@ -102,7 +103,7 @@ class QuietView(View):
     title, start, steps, size = "", 0, 0, 0
     known = 0
     """Steps of the run that this process did not make."""
-    is_slow = False
+    is_slow, is_quiet = False, True
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(console or Console(highlight=False))
@@ -122,6 +123,8 @@ class QuietView(View):
         self.metrics, self.evaluations, self.sets = list(run.metric_lines), held_out(run), further_sets(run)
         for note in run.info.get("notes", ()):
             self.say(f"note: {note}")
+        if not self.is_quiet and (epochs := count_epochs(run)):
+            self.say(epochs)
 
     def step(self, record: StepRecord) -> None:
         """Add a step."""
@@ -207,6 +210,7 @@ def _summary(e: Evaluation) -> HeldOutSummary:
 class LineView(QuietView):
     """View that prints one line per step, at most one per second, and one per evaluation."""
 
+    is_quiet = False
     printed: float | None = None
     """Clock of the last line."""
 
@@ -228,6 +232,8 @@ class LineView(QuietView):
 
 class LiveView(QuietView):
     """Panel that redraws itself, for terminals of 60 to 120 columns."""
+
+    is_quiet = False
 
     def before(self, run: Run) -> None:
         super().before(run)

@@ -16,6 +16,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -28,6 +29,7 @@ import pyarrow.parquet as pq
 from uptrend.records.errors import RecordError, RunLocked
 
 LINES = {"rollouts": "metrics.jsonl", "evals": "evals.jsonl"}  # folders of rollouts, and the lines that they go with
+LOG = "logs/train.log"
 STARTS = ("started", "resumed")
 ENDS = ("finished", "stopped", "failed")
 StoppedBy = Literal["user", "doctor", "preflight", "observer"]
@@ -102,6 +104,15 @@ class RunDirectory:
         unknown = [field for field in values if field not in known[kind]]
         assert not unknown, f"the event {kind} has no field {', '.join(unknown)}: add it to events.toml"
         append_line(self.path / "events.jsonl", {"event": kind, "time": time.time(), **values})
+
+    def log(self, text: str, at: float | None = None) -> None:
+        """Append a line for a person to logs/train.log, out of this process when this returns; `at` is its time."""
+        path = self.path / LOG
+        moment = datetime.fromtimestamp(at or time.time()).astimezone().isoformat(sep=" ", timespec="seconds")
+        with plain_disk_errors(path):
+            path.parent.mkdir(exist_ok=True)
+            with path.open("a", encoding="utf-8") as file:
+                file.write(f"{moment} {' '.join(text.split())}\n")
 
     def step(self, line: dict[str, Any], *tables: pa.Table) -> None:
         """Write a step: its rollouts, in parts, then its line, with which it counts as recorded."""

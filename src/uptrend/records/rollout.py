@@ -42,6 +42,15 @@ class Message:
     """The fault of a call that the model tried to make and that could not be read."""
 
 
+def places_said(roles: Several[str], turns: int | None) -> list[int]:
+    """Return the places of the model's messages, as many as its turns: a prompt may hold others as examples.
+
+    None for a number of turns that is not known: then every message of an assistant counts.
+    """
+    said = [place for place, role in enumerate(roles) if role == "assistant"]
+    return said if turns is None else said[max(0, len(said) - turns) :]
+
+
 @dataclass(frozen=True)
 class Tool:
     """A tool that a task offers."""

@@ -208,6 +208,18 @@ async def demonstrate(
     return await _side_by_side(one, requests, rows, retries)
 
 
+def echo(said: Sequence[Message]) -> Say:
+    """Return a speaker that says recorded messages again."""
+    left, nothing = iter(said), np.zeros(0, np.int32)
+
+    async def say(new: Sequence[int], heard: Sequence[Message], tools: Sequence[Tool]) -> Extension | None:  # noqa: ARG001
+        message = next(left, None)
+        ended = Extension(nothing, nothing.astype(np.float32), Ending.STOP_TOKEN, version=-1, message=message)
+        return None if message is None else ended
+
+    return say
+
+
 async def speak_all(
     requests: Sequence[RolloutRequest], begin: Callable[[RolloutRequest], Say], limits: Limits, max_turns: int,
     rows: int = 0, timeouts: Timeouts = ANY_TIME, retries: int = 0,

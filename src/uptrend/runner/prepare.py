@@ -15,6 +15,7 @@ from uptrend.config import Config, to_table
 from uptrend.policy.known import KNOWN, find_model, need_extra, need_train_extra
 from uptrend.records import ModelError, RecordError, Run, RunDirectory
 from uptrend.records.schema import VERSION
+from uptrend.stats.formatting import visible
 from uptrend.tasks.pool import HeldOut, Pool, heldout, pool, resolve_options
 from uptrend.training.observer import Observer, Stop
 
@@ -37,12 +38,13 @@ class Prepared:
         self, directory: RunDirectory, observers: Sequence[Observer], ended: Callable[[Stop | None], None]
     ) -> "Parts":
         """Return the ingredients of a loop that records into a directory."""
+        from uptrend.runner.log import RunLog
         from uptrend.runner.tracking import Tracking
         from uptrend.training.components import Parts
 
         # Trackers come last: the doctor's report, which its observer writes after a run, is theirs too.
         names = chosen(self.config.track)
-        watched = [*observers, Tracking(names)] if names else observers
+        watched = [*observers, RunLog(), *([Tracking(names)] if names else [])]
         return Parts(self.config, self.policy, self.pool, self.held_out, directory, watched, self.components, ended)
 
     def info(self, path: Path) -> dict[str, Any]:
@@ -103,21 +105,26 @@ def prepare(config: Config, run: Run | None = None) -> Prepared:
     held_out = heldout(config)
     tasks = pool(config, held_out)
     if run is not None:  # compared before the model is loaded, which takes longer
-        described = [("tasks", run.info["tasks"], tasks.describe()), ("eval", run.info["eval"], held_out.describe())]
-        for label, held in held_out.sets.items():
-            described.append((f"eval.sets.{label}", run.info["eval"]["sets"][label], held.describe()))
-        for section, then, now in described:
-            if then["hash"] != now["hash"]:
-                raise RecordError(
-                    f"{run.path} can't go on: [{section}] gives other tasks now "
-                    f"(hash {now['hash']}, it was {then['hash']}). Was a task file changed?"
-                )
+        check_tasks(run, tasks, held_out)
     if config.model.name not in KNOWN:
         find_model(config.model.name)
     from uptrend.training.components import Components
 
     config = resolve_compute(config)
     return Prepared(config, make_policy(config), tasks, held_out, Components())
+
+
+def check_tasks(run: Run, tasks: Pool, held_out: HeldOut) -> None:
+    """Raise RecordError where a run's recipe gives other tasks now than those that it was played with."""
+    described = [("tasks", run.info["tasks"], tasks.describe()), ("eval", run.info["eval"], held_out.describe())]
+    for label, held in held_out.sets.items():
+        described.append((f"eval.sets.{label}", run.info["eval"]["sets"][label], held.describe()))
+    for section, then, now in described:
+        if then["hash"] != now["hash"]:
+            raise RecordError(
+                f"{run.path} can't go on: [{section}] gives other tasks now "
+                f"(hash {now['hash']}, it was {then['hash']}). Was a task file changed?"
+            )
 
 
 def need_extras(config: Config) -> None:
@@ -210,6 +217,7 @@ class RunEnding:
         elif error is not None:
             told = "ended at once by the user" if isinstance(error, KeyboardInterrupt) else str(error)
             self._directory.event("failed", error=f"{type(error).__name__}: {told}")
+            self._directory.log(visible(f"failed: {type(error).__name__}: {told}"))  # observers no longer hear of it
 
     def _write(self) -> None:
         if self._known is not None and not self._is_written:

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+from unicodedata import category
 
 NONE = "–"
 BYTES = ("B", "kB", "MB", "GB", "TB")
@@ -105,6 +106,12 @@ def setting(value: Any, quote: bool = True) -> str:
 def assignments(settings: Mapping[str, Any]) -> str:
     """Format config keys with their values in one line."""
     return ", ".join(f"{key} = {setting(value)}" for key, value in settings.items())
+
+
+def visible(text: str) -> str:
+    """Format a text that a terminal must not obey: escapes and other control characters are shown as \\x1b."""
+    hidden = ("Cc", "Cf", "Cs")  # the second has marks that reverse what follows
+    return "".join(ascii(c)[1:-1] if category(c) in hidden and c not in "\n\t" else c for c in text)
 
 
 def cell(text: str) -> str:

@@ -1,0 +1,301 @@
+"""`uptrend rollouts`: play recorded rollouts again, export them; and one rollout as a person reads it."""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from uptrend.cli.console import AsJson, RunArgument, columns, make_app, print_json, terminal
+from uptrend.cli.summary import find_rollouts, open_run, part_turns
+from uptrend.records import RecordError, Role, Run, rollouts_of
+from uptrend.records.directory import plain_disk_errors
+from uptrend.records.schema import TOKEN_COLUMNS
+from uptrend.stats.formatting import NONE, duration, markdown_table, number, plural, visible
+
+app = make_app("Play recorded rollouts again, export them.")
+Decode = Callable[[Sequence[int]], str]
+Row = dict[str, Any]
+ROLE_COLORS = {"system": "dim", "user": "cyan", "assistant": "green", "tool": "yellow"}
+TOKEN_COLORS = {Role.PROMPT: "cyan", Role.MODEL: "green", Role.TOOL: "yellow"}
+IDS = 12
+"""Token ids of a span that are printed where there is no tokenizer."""
+LINES, CHARACTERS = 12, 1000
+"""Size to which a terminal cuts a message that the model did not write."""
+Heldout = Annotated[bool, typer.Option("--heldout", help="Rollouts of the evaluation after a step.")]
+
+
+@app.command("replay")
+def replay_rollouts(
+    run: RunArgument,
+    rollout: Annotated[str, typer.Option(help="Rollout, group or step to play again: STEP/GROUP/INDEX.")] = "",
+    step: Annotated[int | None, typer.Option(min=0, help="Play all rollouts of this step again.")] = None,
+    heldout: Heldout = False,
+    as_json: AsJson = False,
+) -> None:
+    """Play recorded rollouts again, without a model.
+
+    \b
+    uptrend rollouts replay quickstart --rollout 12/3/5
+    uptrend rollouts replay quickstart --step 12 --json
+    uptrend rollouts replay quickstart --step 20 --heldout
+
+    Tasks are opened as the run did, with its options and seeds, and hear what its model said. Their answers and rewards
+    are compared with the record; exit code 1 if something differs.
+    """
+    from uptrend.runner.rollouts import repeat_rollouts
+
+    opened = open_run(run)
+    if (step is None) == (not rollout) or (heldout and rollout):
+        raise RecordError(
+            "Name what to play again: --rollout STEP/GROUP/INDEX, or --step STEP (with --heldout or not)."
+        )
+    if heldout:
+        recorded = rollouts_of(opened.eval_rollouts(step or 0))
+    else:
+        groups, rows = find_rollouts(opened, rollout or str(step))
+        wanted = {(group["group"], index) for group in groups for index in group["rollouts"]}
+        wanted = wanted if rows is None else {(rows[0]["group"], rows[0]["index"])}
+        recorded = [r for r in rollouts_of(opened.rollouts(groups[0]["step"])) if (r.group, r.index) in wanted]
+    repeated = repeat_rollouts(opened, recorded, heldout)
+    differing = [one for one in repeated if one.differences]
+    if as_json:
+        print_json({"run": str(opened.path), "same": not differing, "rollouts": [
+            {"step": one.recorded.step, "group": one.recorded.group, "index": one.recorded.index,
+             "turns": sum(m.role == "assistant" for m in one.again.messages), "same": not one.differences,
+             "reward": None if one.again.reward is None else one.again.reward.total,
+             "differences": [asdict(difference) for difference in one.differences]} for one in repeated
+        ]})  # fmt: skip
+    else:
+        console = terminal()
+        for one in differing:
+            console.print(Text(f"{one.recorded.step}/{one.recorded.group}/{one.recorded.index} differs", "bold red"))
+            for difference in one.differences[:1]:  # what follows the first one may follow from it
+                for label, text in (("recorded", difference.recorded), ("now", difference.now)):
+                    console.print(Text.assemble((f"{difference.where}, {label}: ", "bold"), _cut(str(text))))
+        console.print(f"{len(repeated) - len(differing)} of {plural(len(repeated), 'rollout')} came out the same.")
+    raise typer.Exit(1 if differing else 0)
+
+
+@app.command("export")
+def export_rollouts(
+    run: RunArgument,
+    to: Annotated[Path, typer.Option(help="Folder to make.")],
+    step: Annotated[int | None, typer.Option(min=0, help="Only this step. Default: all.")] = None,
+    heldout: Heldout = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write rollouts as readable Markdown files.
+
+    \b
+    uptrend rollouts export quickstart --to readable
+    uptrend rollouts export quickstart --to heldout --step 20 --heldout
+
+    Each rollout becomes STEP-GROUP-INDEX.md; index.md and index.json list them all.
+    """
+    opened = open_run(run)
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise RecordError(f"{to} exists and is not an empty folder: nothing is overwritten. Choose another --to.")
+    steps = [line["step"] for line in opened.eval_lines] if heldout else opened.rollout_steps
+    index, names = list[Row](), dict[str, int]()
+    with plain_disk_errors(to):
+        to.mkdir(parents=True, exist_ok=True)
+        for one in steps if step is None else [step]:
+            table = opened.eval_rollouts(one) if heldout else opened.rollouts(one)
+            rollouts: list[list[Row]] = []
+            for row in table.to_pylist():
+                if not row["sequence"]:
+                    rollouts.append([])
+                rollouts[-1].append(row)
+            for rows in rollouts:
+                index.append(_facts(rows, names))
+                (to / index[-1]["file"]).write_text("".join(_markdown(rows)), encoding="utf-8")
+        headings = ("task", "reward", "ended", "turns", "commands", "seconds")
+        cells = [
+            (f"[{facts['rollout']}]({facts['file']})", *(_cell(facts, key) for key in headings)) for facts in index
+        ]
+        title = f"# Rollouts of {opened.name}\n\n"
+        (to / "index.md").write_text(title + markdown_table(("rollout", *headings), cells) + "\n", encoding="utf-8")
+        (to / "index.json").write_text(json.dumps(index, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    if as_json:
+        print_json({"folder": str(to), "rollouts": len(index)})
+    else:
+        typer.echo(f"Wrote {plural(len(index), 'rollout')}, index.md and index.json to {to}")
+
+
+def _facts(rows: Sequence[Row], names: dict[str, int]) -> Row:
+    """Return a rollout's line of the index; `names` counts file names, as an evaluation may play a task often."""
+    first = rows[0]
+    group, step = str(first["group"]), f"{first['step']:06d}"
+    stem = group if step in group else f"{step}-{re.sub(r'[^A-Za-z0-9._-]+', '-', group)}"
+    stem = f"{stem}-{first['index'] or 0:02d}"
+    names[stem] = names.get(stem, 0) + 1
+    return {
+        "rollout": f"{first['step']}/{group}/{first['index']}",
+        "file": f"{stem}{f'-{names[stem]}' if names[stem] > 1 else ''}.md",
+        **{key: first[key] for key in ("task", "family", "reward", "correct", "ended", "error", "seconds")},
+        "turns": len(part_turns(rows)[1]),
+        "commands": len(first.get("commands") or ()),
+    }
+
+
+def _cell(facts: Row, key: str) -> str:
+    if key == "task":
+        return f"{facts['family']} {facts['task']}"
+    return str(facts[key]) if key == "ended" else number(facts[key])
+
+
+def _markdown(rows: Sequence[Row]) -> Iterator[str]:
+    first, (prompt, turns) = rows[0], part_turns(rows)
+    name, *about = _headline(first)
+    failed = [f"error: {first['error']}"] if first["error"] else []
+    yield f"# {name}\n\n{_bullets([*about, *failed])}"
+    for message in prompt:
+        yield f"\n## {message['role']}\n{_fenced(_whole(message))}"
+    for at, turn in enumerate(turns):
+        yield f"\n## Turn {at}\n{_fenced(_whole(turn['message']))}"
+        for reply in turn["replies"]:
+            yield f"\n{reply['role']}:\n{_fenced(_whole(reply))}"
+        for command in turn["commands"]:
+            yield f"\n{_ran(command, turn['message'])}\n"
+    yield f"\n## Reward\n\n{_bullets(_reward(first))}"
+
+
+def _bullets(facts: Sequence[str]) -> str:
+    return "".join(f"- {visible(' '.join(fact.split()))}\n" for fact in facts)
+
+
+def _fenced(text: str) -> str:
+    """Return a block of Markdown that ends nowhere in the text."""
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"\n{fence}text\n{visible(text)}\n{fence}\n"
+
+
+def print_rollout(console: Console, rows: list[Row], decode: Decode | None, full: bool) -> None:
+    """Print a rollout: prompt, turns with their commands, reward, tokens; what the model read is cut unless `full`."""
+    first, (prompt, turns) = rows[0], part_turns(rows)
+    name, *facts = _headline(first)
+    console.print(Text.assemble((name, "bold"), "  ", "  ".join(facts)))
+    if first["error"]:
+        console.print(Text(f"error: {visible(first['error'])}", "red"))
+    if not first.get("commands"):
+        console.print("  ".join(_reward(first)))
+    for message in prompt:
+        _print_message(console, message, full)
+    for at, turn in enumerate(turns):
+        _print_message(console, turn["message"], full=True, who=f"turn {at}, " if len(turns) > 1 else "")
+        for reply in turn["replies"]:
+            _print_message(console, reply, full)
+        for command in turn["commands"]:
+            console.print(Text(visible(_ran(command, turn["message"])), "dim"))
+    if first.get("commands"):
+        console.print(Text("\n" + "  ".join(_reward(first)), "bold"))
+        if not full:
+            return
+    for row in rows:
+        console.print()
+        console.print(_spans_table(row, decode))
+    if decode is None:
+        console.print("Tokens are ids: the run has no checkpoint with a tokenizer.", style="dim")
+
+
+def _print_message(console: Console, message: Row, full: bool, who: str = "") -> None:
+    role = (f"\n{who}{message['role']}: ", f"bold {ROLE_COLORS.get(message['role'], '')}")
+    content = message["content"] or ""
+    text = Text.assemble(role, visible(content) if full else _cut(content))
+    text.append(f"\ncalls {visible(message['calls'])}" if message["calls"] else "", "yellow")
+    console.print(text.append(f"\n{visible(message['problem'])}" if message["problem"] else "", "red"))
+
+
+def _cut(text: str) -> Text:
+    kept = "\n".join(text[:CHARACTERS].split("\n")[:LINES])
+    rest = len(text) - len(kept)
+    more = f"\n… {plural(rest, 'more character')}: --full shows all" if rest > 0 else ""
+    return Text(visible(kept)).append(more, "dim")
+
+
+def _headline(first: Row) -> list[str]:
+    """Return the name of a rollout, and facts about it."""
+    facts = [f"{first['step']}/{first['group']}/{first['index']}", f"task {first['task']}", f"family {first['family']}"]
+    facts.append(f"ended {first['ended']}")
+    if first["seconds"] is not None:
+        facts.append(duration(first["seconds"]))
+    if first.get("commands"):
+        facts.append(plural(len(first["commands"]), "command"))
+    if first.get("sandbox_failures"):
+        facts.append(plural(first["sandbox_failures"], "sandbox failure"))
+    if first["kept"] is False:
+        facts.append("not learned from: its group was dead and another was sampled")
+    return facts
+
+
+def _reward(first: Row) -> list[str]:
+    """Return the reward with its parts, and the gold answer."""
+    reward = ["no reward"]
+    if first["reward"] is not None:
+        mark = {True: " correct", False: " wrong", None: ""}[first["correct"]]
+        bounds = f"{number(first['reward_low'])} to {number(first['reward_high'])}"
+        reward = [f"reward {number(first['reward'])}{mark} of {bounds}"]
+        for part in first["parts"] or ():
+            weight = f" × {number(part['weight'])}" if part["weight"] != 1 else ""
+            reward.append(f"{part['name']} {number(part['value'])}{weight}")
+    return [*reward, f"gold answer {first['answer']!r}"]
+
+
+def _ran(command: Mapping[str, Any], message: Row) -> str:
+    """Return the end of a command, after its text where the message does not show it."""
+    ends = [duration(command["seconds"]), f"exit {command['code']}"]
+    ends += [f"stopped by {command['stopped']}"] if command["stopped"] else []
+    ends += [f"score {number(command['score'])}"] if command["score"] is not None else []
+    ends += ["error"] if command["error"] else []
+    is_shown = command["command"].strip() in (message["content"] or "")
+    return ("" if is_shown else f"$ {command['command']}\n") + ", ".join(ends)
+
+
+def _whole(message: Row) -> str:
+    return "\n".join(str(text) for text in (message["content"] or "", message["calls"], message["problem"]) if text)
+
+
+def decoder_of(run: Run) -> Decode | None:
+    """Return the decoder of the run's last checkpoint that has a tokenizer."""
+    paths = [path / "model" / "tokenizer.json" for path in run.checkpoints]
+    found = [path for path in paths if path.exists()]
+    if not found:
+        return None
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        return None
+    tokenizer = Tokenizer.from_file(str(found[-1]))
+    return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
+
+
+def _spans_table(row: dict[str, Any], decode: Decode | None) -> Table:
+    """Make one line per span of tokens with the same turn, role, trained or not, visibility and advantage."""
+    tokens = {name: row[name] or [None] * len(row["ids"] or ()) for name in TOKEN_COLUMNS}
+    trained = [None if weight is None else weight != 0 for weight in tokens["weights"]]
+    kinds = zip(tokens["turns"], tokens["roles"], trained, tokens["attended"], tokens["advantages"], strict=True)
+    marks: dict[bool | None, str | Text] = {None: NONE, True: "yes", False: Text("no", "dim")}
+    sights = {**marks, False: Text("hidden", "red")}
+    rows: list[list[str | Text]] = []
+    for (turn, role, is_trained, is_seen, advantage), span in groupby(enumerate(kinds), key=lambda pair: pair[1]):
+        places = [place for place, _ in span]
+        ids = [tokens["ids"][place] for place in places]
+        means = []
+        for name in ("sampler", "learner"):
+            known = [tokens[name][place] for place in places if tokens[name][place] is not None]
+            means.append(number(sum(known) / len(known) if known else None))
+        text = decode(ids) if decode else " ".join(map(str, ids[:IDS])) + (" …" if len(ids) > IDS else "")
+        color = TOKEN_COLORS.get(role, "")
+        who = Text(NONE if role is None else Role(role).name.lower(), color)
+        figures = (marks[is_trained], sights[is_seen], number(advantage), *means)
+        rows.append([number(turn), who, str(len(places)), *figures, Text(visible(text), color)])
+    headings = ("turn", "role", "tokens", "trained", "attended", "advantage", "sampler", "learner", "text")
+    return columns(*headings, rows=rows, wraps="text")
