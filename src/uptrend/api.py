@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from uptrend.config import Config, load_config
+from uptrend.bridge.convert import load_recipe
+from uptrend.config import Config
 from uptrend.records import ConfigError, Run, TasksetError
 from uptrend.records.directory import write_whole
 from uptrend.runner.preflight import Preflight
@@ -76,7 +77,7 @@ def train(
                     "tasks.bounds": list(bounds) or None if isinstance(bounds, Sequence) else bounds,
                     "learning.steps": steps}  # fmt: skip
             changes = [f"{key}={json.dumps(value)}" for key, value in told.items() if value is not None]
-            recipe = load_config(table, [*changes, *_overrides(overrides)])
+            recipe = load_recipe(table, [*changes, *_overrides(overrides)])
 
         def start(watching: Sequence[Observer]) -> Run:
             return train_recipe(

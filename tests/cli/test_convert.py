@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from uptrend.bridge.convert import Converted, from_prime_rl, from_trl, read_any, to_trainer, write_prime_rl
+from uptrend.bridge.convert import Converted, from_prime_rl, from_trl, load_recipe, read_any, to_trainer, write_prime_rl
 from uptrend.config import load_config, to_table
 from uptrend.config.tables import flatten
 from uptrend.records.dialects import other_default, settings, to_theirs
+from uptrend.tasks.pool import resolve_options
 
 Uptrend = Callable[..., Any]
+ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import argparse
 import re
@@ -175,6 +177,63 @@ def test_what_prime_rl_has_otherwise_is_listed() -> None:
     assert found.defaults["sampling.max_tokens"] == 99
     assert found.machinery == ["monitors.wandb.project"]
     assert {"trainer.optim.type", "orchestrator.max_off_policy_steps", "tasks: b", "learning.loss"} <= set(found.lost)
+
+
+MLGYM = ROOT / "configs" / "mlgym"
+
+
+@pytest.mark.parametrize(
+    ("file", "problems", "limits"),
+    [
+        ("rl_debug", "titanic", (10, 10, 2, 4, 4096, 1024, 10, 10, 5)),
+        ("rl_full", "titanic prisonersDilemma imageClassificationDigits regressionHousePrice",
+         (40, 40, 4, 8, 8192, 2048, 50, 200, 20)),
+    ],
+)  # fmt: skip
+def test_environments_of_mlgym_are_ours(file: str, problems: str, limits: tuple[int, ...]) -> None:
+    config = resolve_options(load_recipe(MLGYM / f"{file}.toml", ["model.name=tiny"]))
+    got, keys = flatten(to_table(config)), "groups size context max_tokens max_turns"
+    named = [
+        "tasks.train",
+        "eval.tasks",
+        *(f"sampling.{k}" for k in keys.split()),
+        "learning.steps",
+        "checkpoints.every",
+    ]
+    assert tuple(got[key] for key in named) == limits
+    assert (got["model.name"], got["tasks.name"], got["eval.name"]) == ("tiny", "mlgym", "mlgym")
+    assert got["tasks.problems"] == got["eval.problems"] == problems.split()
+    assert (got["tasks.examples"], got["sampling.temperature"], got["learning.lr"]) == (10, 0.8, 1e-5)
+    assert "orchestrator.env; not used: none." in config.notes[0]
+
+
+def test_several_environments_are_joined() -> None:
+    first = {"id": "air_mlgym", "args": {"task_configs": ["tasks/a.yaml", "b.yaml"], "max_turns": 3, "odd": 1}}
+    second = {"id": "mlgym", "args": {"task_configs": ["b.yaml", "c.yaml"], "num_examples_per_task": 4}}
+    held_out = [{"id": "mlgym", "args": {"task_configs": ["d.yaml"], "max_turns": 7}}]
+    given = {"orchestrator.env": [first, second, {"id": "wordle"}], "orchestrator.eval.env": held_out}
+    found = from_prime_rl(given | {"orchestrator.eval.num_examples": 5}, "joined")
+    tasks, held = found.config.tasks, found.config.eval
+    assert tasks.options == {"problems": ["a", "b", "c"], "examples": 4}
+    assert (tasks.train, found.config.sampling.max_turns, held.max_turns, held.tasks) == (12, 3, 7, 5)
+    assert held.options == {"problems": ["d"]}
+    assert {"tasks: wordle", "tasks: odd"} <= set(found.lost)
+
+
+@pytest.mark.slow
+def test_prime_rls_settings_train_as_they_are(uptrend: Uptrend, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rl.toml").write_text((MLGYM / "rl_debug.toml").read_text() + "\n[monitors.wandb]\nproject = 'p'\n")
+    changes = {"model.name": "tiny", "tasks": ROOT / "recipes" / "tiny.toml", "sampling.max_tokens": 4, "eval.tasks": 2}
+    sets = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
+    printed = uptrend("train", "rl.toml", *sets, "--set", "learning.steps=1", "--no-preflight").flat
+    assert printed.count("rl.toml is read as prime-rl's settings: max_steps, ") == 1
+    assert "orchestrator.env; not used: monitors.wandb.project." in printed
+    told = flatten(json.loads(Path("runs/rl/run.json").read_text())["config"])
+    expected = {"learning.steps": 1, "sampling.size": 4, "model.lora.r": 16, "model.name": "tiny"}
+    assert {key: told[key] for key in expected} == expected
+    checked = uptrend("preflight", "rl.toml", *sets, "--only", "gold")
+    assert checked.err.count("is read as prime-rl's settings") == 1
 
 
 @pytest.mark.parametrize(

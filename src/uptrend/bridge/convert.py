@@ -7,14 +7,14 @@ import json
 import math
 import os
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from uptrend.bridge.train_script import Script
 from uptrend.config import Config, load_config, to_table
-from uptrend.config.load import check_bounds
+from uptrend.config.load import check_bounds, read_toml
 from uptrend.config.tables import flatten, nest, to_recipe, to_toml
 from uptrend.policy.known import local_folder
 from uptrend.records import ConfigError
@@ -27,6 +27,8 @@ BATCHES = (
     "per_device_train_batch_size", "gradient_accumulation_steps", "generation_batch_size", "steps_per_generation",
     "num_train_epochs", "max_steps", "warmup_steps", "warmup_ratio",
 )  # fmt: skip
+# Sections that only prime-rl's settings have, and its environments that are our taskset mlgym.
+PRIME_RL, MLGYM = {"orchestrator", "trainer"}, ("mlgym", "air_mlgym")
 LONGEST = 160  # characters of a reason
 ALL = 100_000  # tasks, where the number of rows is not known
 
@@ -82,6 +84,21 @@ class Converted:
         return self
 
 
+def load_recipe(source: str | Path | Mapping[str, Any], overrides: Iterable[str] | Mapping[str, Any] = ()) -> Config:
+    """Load a recipe as `load_config` does, or prime-rl's rl.toml, with a note on what of it was read."""
+    table = {} if isinstance(source, Mapping) else read_toml(Path(source))
+    if isinstance(source, Mapping) or not PRIME_RL & table.keys():
+        return load_config(source, overrides)
+    given = flatten(table)
+    found = from_prime_rl(dict(given), Path(source).stem)
+    unused = [name for name in given if name in found.lost or name in found.machinery]
+    unused += [name for name in found.lost if ": " in name]  # environments, and arguments of theirs
+    used = ", ".join(name for name in given if name not in unused)
+    note = f"{source} is read as prime-rl's settings: {used}; not used: {', '.join(unused) or 'none'}."
+    config = load_config(nest(found.values), overrides)
+    return replace(config, notes=(*config.notes, f"{note} As a recipe: uptrend convert {source}"))
+
+
 def read_any(path: Path, flags: Mapping[str, Any], processes: int = 1) -> Converted | Config:
     """Read a TRL script or dumped GRPOConfig, prime-rl's rl.toml, or a recipe of ours, which is returned as it is.
 
@@ -103,7 +120,7 @@ def read_any(path: Path, flags: Mapping[str, Any], processes: int = 1) -> Conver
         lost = {"data and rewards": "GRPOConfig has none: write tasks.file and tasks.reward"}
         found = Converted("trl", {"tasks.file": "rows.jsonl"}, lost=lost)
         return from_trl(found, flatten(table) | dict(flags), path.stem, processes)
-    if {"orchestrator", "trainer"} & keys:
+    if PRIME_RL & keys:
         return from_prime_rl(flatten(table), path.stem)
     if keys and keys <= to_table(load_config({})).keys():
         return load_config(path)
@@ -160,7 +177,7 @@ def from_trl(found: Converted, given: dict[str, Any], name: str, processes: int)
 
 
 def from_prime_rl(given: dict[str, Any], name: str) -> Converted:
-    """Convert an rl.toml; environments become `verifiers:ID`."""
+    """Convert an rl.toml; environments become `verifiers:ID`, but for MLGym's, which become `mlgym`, all in one."""
     found = Converted("prime-rl", {})
     trained, evaluated = (_take_sources(given, kind) for kind in ("train", "eval"))
     values = _read(found, given, name)
@@ -175,18 +192,39 @@ def from_prime_rl(given: dict[str, Any], name: str) -> Converted:
     if values.get("eval.max_tokens", 0) >= context:
         del values["eval.max_tokens"]
     for section, sources in (("tasks", trained), ("eval", evaluated)):
+        joined: list[dict[str, Any]] = []
         for i, source in enumerate(sources):
             taskset = source.get("env", {}).get("taskset", {}) or {"id": source.get("id"), **source.get("args", {})}
+            if taskset["id"] in MLGYM and len(joined) == i:
+                joined.append(taskset)
+                continue
             if i:
                 found.lost[f"{section}: {source.get('name') or taskset['id']}"] = f"[{section}] has one taskset"
                 continue
             values |= {f"{section}.{key}": value for key, value in flatten(taskset).items() if key != "id"}
             values[f"{section}.name"] = f"verifiers:{taskset['id']}"
+        if joined:
+            _join_mlgym(found, section, joined)
     if not trained:
         found.lost["tasks"] = "there is no environment: set tasks.name"
     other = {key: entry["prime-rl"] for key, entry in settings().items() if "prime-rl" in entry}
     found.lost |= {key: setting.note for key, setting in other.items() if not setting.name and setting.default is None}
     return found.finish(given, ("orchestrator.batch_size",))
+
+
+def _join_mlgym(found: Converted, section: str, sources: list[dict[str, Any]]) -> None:
+    """Make one `mlgym` of MLGym's environments: all their tasks, and the most examples and turns."""
+    problems = dict.fromkeys(Path(name).stem for each in sources for name in each.get("task_configs", ()))
+    examples, turns = (max(each.get(key, 0) for each in sources) for key in ("num_examples_per_task", "max_turns"))
+    is_trained, count = section == "tasks", len(problems) * examples
+    values = {f"{section}.examples": examples, "sampling.max_turns" if is_trained else "eval.max_turns": turns}
+    if is_trained:  # evaluated on as many, where nothing is said
+        values |= {"tasks.train": count, "eval.tasks": found.values.get("eval.tasks", count)}
+    found.values |= {f"{section}.name": "mlgym", f"{section}.problems": list(problems)}
+    found.values |= {key: value for key, value in values.items() if value}
+    known = ("id", "task_configs", "num_examples_per_task", "max_turns")
+    others = {key: value for each in sources for key, value in each.items() if key not in known}
+    found.lost |= {f"{section}: {key}": f"{value!r}: mlgym has no such option" for key, value in others.items()}
 
 
 def _take_sources(given: dict[str, Any], kind: str) -> list[dict[str, Any]]:

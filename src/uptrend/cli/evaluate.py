@@ -53,7 +53,7 @@ def command(
     uptrend eval tiny --tasks problems.jsonl --attempts 8
     uptrend eval runs/quickstart --out answers.jsonl --json
     uptrend eval openai:http://127.0.0.1:8000/v1#base \\
-        --tasks recipes/musique/atlas.toml --out rollouts.jsonl
+        --tasks recipes/musique/atlas.toml --out said.jsonl
 
     A server is asked for 32 rollouts at once; --set sampling.rows=8 asks for fewer. Its rollouts have no tokens.
     """

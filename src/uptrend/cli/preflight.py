@@ -9,8 +9,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from uptrend.bridge.convert import load_recipe
 from uptrend.cli.console import FailOn, Format, Sets, print_json, terminal
-from uptrend.config import load_config
 from uptrend.config.tables import to_toml
 from uptrend.doctor.rank import at_least
 from uptrend.policy.known import need_train_extra
@@ -30,7 +30,7 @@ WRONG = "bold white on red"  # trained or untrained by mistake, or hidden from a
 
 
 def command(
-    recipe: Annotated[Path, typer.Argument(help="A recipe: a TOML file.")],
+    recipe: Annotated[Path, typer.Argument(help="A recipe: a TOML file, or prime-rl's rl.toml.")],
     sets: Sets = None,
     only: Annotated[list[str] | None, typer.Option(help="Ask only this probe. Repeat for more.")] = None,
     full: Annotated[bool, typer.Option("--full", help="Also learn 16 tasks by RL: minutes.")] = False,
@@ -59,7 +59,10 @@ def command(
     console, results = terminal(), list["Result"]()
     # On stderr, and only in a terminal: stdout may be JSON for a program.
     with Console(stderr=True).status("Loading the model and its tasks…") as status:
-        prepared = prepare(load_config(recipe, sets or ()))
+        config = load_recipe(recipe, sets or ())
+        for note in config.notes:
+            typer.echo(note, err=True)
+        prepared = prepare(config)
         for result in ask_probes(prepared, names, GROUPS, lambda name: status.update(f"{name}: {PROBES[name].about}")):
             results.append(result)
             if is_text:

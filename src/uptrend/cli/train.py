@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
+from uptrend.bridge.convert import load_recipe
 from uptrend.cli.console import Quiet, RunsFolder, Sets, complete_recipes
 from uptrend.cli.preflight import tell_preflight
 from uptrend.cli.view import choose_view, stop_on_interrupt
-from uptrend.config import load_config
 from uptrend.config.load import nearest
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.records import ConfigError
@@ -21,7 +21,10 @@ from uptrend.training.observer import Observer
 
 def command(
     recipe: Annotated[
-        Path | None, typer.Argument(help="Recipe: a TOML file.", show_default=False, autocompletion=complete_recipes)
+        Path | None,
+        typer.Argument(
+            help="Recipe: a TOML file, or prime-rl's rl.toml.", show_default=False, autocompletion=complete_recipes
+        ),
     ] = None,
     sets: Sets = None,
     name: Annotated[str | None, typer.Option(help="Name of the run directory. Default: the recipe's name.")] = None,
@@ -36,6 +39,7 @@ def command(
     \b
     uptrend train recipes/quickstart.toml
     uptrend train recipes/tiny.toml --set learning.lr=1e-4
+    uptrend train configs/mlgym/rl_debug.toml --set model.name=smollm2-135m
     uptrend train --resume runs/quickstart
 
     A new run first asks the cheap probes of `uptrend preflight` and does not start on a critical finding.
@@ -57,7 +61,7 @@ def command(
         else:
             assert recipe is not None
             run = train(
-                load_config(recipe, sets or ()), runs=runs, name=name, observers=observers, preflight=not no_preflight,
+                load_recipe(recipe, sets or ()), runs=runs, name=name, observers=observers, preflight=not no_preflight,
                 allows=allowed, on_preflight=tell_preflight,
             )  # fmt: skip
     stop = run.stopped
@@ -97,7 +101,7 @@ def teach(
 
     The expert plays training tasks with the real tools. The loss is on the expert's turns only.
     """
-    config = load_config(recipe, sets or ())
+    config = load_recipe(recipe, sets or ())
     folder = out or Path("models") / config.name
     with stop_on_interrupt() as interrupt:
         observers: list[Observer] = [choose_view(quiet=quiet, is_terminal=sys.stdout.isatty()), interrupt]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from uptrend.bridge.convert import load_recipe
 from uptrend.config import Config, load_config, to_table
 from uptrend.config.load import apply_override
 from uptrend.policy.known import need_train_extra
@@ -96,7 +97,7 @@ def evaluate(
 def _config_for_server(target: str, tasks: str | None, overrides: Iterable[str], note: Callable[[str], None]) -> Config:
     table = _run_config(tasks) if tasks is not None else None
     if table is None and tasks is not None and tasks.endswith(".toml"):
-        table = to_table(load_config(tasks))
+        table = to_table(load_recipe(tasks))
     # A recipe or a run has limits of its own.
     chosen, given = find_tasks(target, tasks if table is None else None, overrides, note)
     table = {**(table or {}), "model": {"name": target}}
@@ -123,7 +124,7 @@ def find_tasks(
 def eval_section(tasks: str) -> dict[str, Any]:
     """Return the `[eval]` for what --tasks names."""
     if tasks.endswith(".toml"):
-        return dict(to_table(load_config(tasks))["eval"])
+        return dict(to_table(load_recipe(tasks))["eval"])
     if tasks.endswith(".jsonl"):
         return {"name": "jsonl", "file": tasks, "split": False, "tasks": ALL}
     return {"name": tasks}

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from uptrend.bridge.convert import load_recipe
 from uptrend.config import Config, difference, load_config, to_table
 from uptrend.config.tables import to_recipe, to_toml
 from uptrend.policy.known import need_train_extra
@@ -55,7 +56,7 @@ def train(
     finding stops the run unless its id is in `allows`.
     """
     need_train_extra()
-    config = config if isinstance(config, Config) else load_config(config)
+    config = config if isinstance(config, Config) else load_recipe(config)
     path = free_place(Path(runs), name, config.name, "Choose another --name, or continue it with --resume.")
     prepared = prepare(config)
     return start(prepared, path, observers, preflight=preflight, allows=allows, on_preflight=on_preflight)
