@@ -25,9 +25,9 @@ __all__ = [
     "Arm", "Basis", "CannotTell", "CheckpointError", "Comparison", "Confidence", "ConfigError", "Direction", "Ending",
     "Evaluation", "Evidence", "Experiment", "Finding", "Fix", "Hypothesis", "Interval", "LabError",
     "Measured", "Message", "Method", "MissingExtra", "ModelError", "Part", "Priority", "RecordError", "Report",
-    "Reward", "Rival", "Role", "Rollout", "Run", "RunDirectory", "RunLocked", "RunView", "SandboxFailed", "Sequence", "Severity",
-    "Source", "Status", "Stop", "StoppedBy", "Task", "TasksetError", "Times", "Tool", "ToolCall", "Trend", "TrendKind",
-    "UptrendError", "Verdict",
+    "Reward", "Rival", "Role", "Rollout", "Run", "RunDirectory", "RunLocked", "RunView", "SandboxFailed", "Sequence",
+    "Severity", "Source", "Status", "Stop", "StoppedBy", "Task", "TasksetError", "Times", "Tool", "ToolCall", "Trend",
+    "TrendKind", "UptrendError", "Verdict",
     "boundary_of", "from_lines", "rollouts_of", "rollouts_table", "task_id", "tasks_hash",
     "to_pandas", "to_polars", "view_of",
 ]  # fmt: skip

@@ -1,10 +1,10 @@
 """A filter of system calls, as the kernel takes it: 8 bytes per instruction of classic BPF.
 
-It refuses what a small machine-learning program never needs and what holes in the kernel are reached by, and the two
-ways to hold memory that no process is seen to have (memfd_create, shmget). Everything else is allowed.
+It refuses what a small machine-learning program never needs and what holes in the kernel are reached by, what would let
+a command slow or end the agent, which has the same user, and two ways to hold memory that no process is seen to have
+(memfd_create, shmget). Everything else is allowed.
 """
 
-import errno
 import platform
 import struct
 from collections.abc import Sequence
@@ -24,11 +24,16 @@ REFUSED = {
     "kexec_file_load": (320, 294), "reboot": (169, 142), "swapon": (167, 224), "swapoff": (168, 225),
     "acct": (163, 89), "syslog": (103, 116), "settimeofday": (164, 170), "clock_settime": (227, 112),
     "modify_ldt": (154, 0), "iopl": (172, 0), "ioperm": (173, 0), "uselib": (134, 0),
+    "setpriority": (141, 140), "sched_setscheduler": (144, 119), "sched_setparam": (142, 118),
+    "sched_setattr": (314, 274), "ioprio_set": (251, 30),
 }  # fmt: skip
-CLONE, SOCKETS = (56, 220), ((41, 198), (53, 199))  # socket and socketpair
+CLONE, PRLIMIT, SOCKETS = (56, 220), (302, 261), ((41, 198), (53, 199))  # socket and socketpair
 CLONE3, NEWEST = 435, 462  # what is newer is refused as on an older kernel, for which programs are prepared
 NAMESPACES = 0x7E020000  # every CLONE_NEW…
-MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column above, AUDIT_ARCH_…
+# Column above, AUDIT_ARCH_…; arm64 is macOS's word, whose containers run on Linux.
+MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7), "arm64": (1, 0xC00000B7)}
+UNIX, INTERNET = (1,), (2, 10)  # families of sockets
+EPERM, ENOSYS, EAFNOSUPPORT = 1, 38, 97  # as numbers, since those of macOS differ
 
 LOAD, AND_JUMP, EQUAL, AT_LEAST, RETURN = 0x20, 0x45, 0x15, 0x35, 0x06
 ALLOW, KILL, REFUSE = 0x7FFF0000, 0x80000000, 0x00050000
@@ -47,13 +52,16 @@ def make_filter(families: Sequence[int], machine: str = platform.machine()) -> b
 
     code += [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, architecture), (RETURN, 0, 0, KILL), (LOAD, 0, 0, NUMBER)]
     # Above the newest are also x86_64's x32 calls, a second set of numbers for everything.
-    code += [(AT_LEAST, 0, 1, NEWEST + 1), refuse(errno.ENOSYS), (EQUAL, 0, 1, CLONE3), refuse(errno.ENOSYS)]
+    code += [(AT_LEAST, 0, 1, NEWEST + 1), refuse(ENOSYS), (EQUAL, 0, 1, CLONE3), refuse(ENOSYS)]
     for number in sorted(numbers[column] for numbers in REFUSED.values() if numbers[column]):
-        code += [(EQUAL, 0, 1, number), refuse(errno.EPERM)]
+        code += [(EQUAL, 0, 1, number), refuse(EPERM)]
     code += [(EQUAL, 0, 4, CLONE[column]), (LOAD, 0, 0, FIRST_ARGUMENT), (AND_JUMP, 0, 1, NAMESPACES)]
-    code += [refuse(errno.EPERM), (RETURN, 0, 0, ALLOW)]
+    code += [refuse(EPERM), (RETURN, 0, 0, ALLOW)]
+    # Limits of itself alone: any process of the same user could take the agent's open files or its time.
+    code += [(EQUAL, 0, 4, PRLIMIT[column]), (LOAD, 0, 0, FIRST_ARGUMENT), (EQUAL, 1, 0, 0)]
+    code += [refuse(EPERM), (RETURN, 0, 0, ALLOW)]
     code += [(EQUAL, 1, 0, SOCKETS[0][column]), (EQUAL, 0, len(families) + 2, SOCKETS[1][column])]
     code += [(LOAD, 0, 0, FIRST_ARGUMENT)]
     code += [(EQUAL, len(families) - at, 0, family) for at, family in enumerate(families)]
-    code += [refuse(errno.EAFNOSUPPORT), (RETURN, 0, 0, ALLOW)]
+    code += [refuse(EAFNOSUPPORT), (RETURN, 0, 0, ALLOW)]
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in code)

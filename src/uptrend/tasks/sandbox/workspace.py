@@ -85,7 +85,7 @@ class Workspace:
 
     async def write(self, path: str, data: bytes) -> None:
         """Write a file of the workspace, relative to `cwd`; missing folders are made."""
-        await self._ask("write", data, shown=path, files=[(self._real(path), len(data))])
+        await self._ask("write", data, shown=path, path=self._real(path))
 
     async def listing(self) -> list[tuple[str, int]]:
         """List the regular files below the root with their sizes, sorted; at most 1,000."""
@@ -103,15 +103,15 @@ class Workspace:
 
     async def begin(self, source: bytes, setup: Mapping[str, Any], program: bytes, files: Mapping[str, bytes]) -> None:
         """Send the agent its source and its bounds, and write the first files."""
-        assert self._process.stdin is not None
+        assert self._process.stdin
         self._process.stdin.write(source)
         env = {name: self._real(value) for name, value in setup["env"].items()}
         await self._exchange({**setup, "root": self._root, "bounds": asdict(self.bounds), "env": env}, program, GRACE)
-        sizes = [(path, len(data)) for path, data in files.items()]
         try:
-            await self._ask("write", b"".join(files.values()), shown="the task's files", files=sizes)
+            for path, data in files.items():
+                await self.write(path, data)
         except FileProblem as problem:
-            raise SandboxFailed(f"Could not write {problem}.") from None
+            raise SandboxFailed(f"Could not write the task's {problem}.") from None
 
     async def _ask(
         self, do: str, data: bytes = b"", *, wait: float = 0.0, shown: str = "", **request: Any
@@ -132,7 +132,8 @@ class Workspace:
 
     async def _exchange(self, request: Mapping[str, Any], data: bytes, wait: float) -> tuple[dict[str, Any], bytes]:
         sent, got = self._process.stdin, self._process.stdout
-        assert sent is not None and got is not None
+        assert sent
+        assert got
         text = json.dumps(request).encode()
         try:
             async with asyncio.timeout(wait):
@@ -149,7 +150,7 @@ class Workspace:
 
     async def _last_words(self) -> str:
         """Return what the back end has said on stderr, as the end of a sentence."""
-        assert self._process.stderr is not None
+        assert self._process.stderr
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(2):
                 said = readable((await self._process.stderr.read())[-2000:]).strip()
@@ -158,7 +159,8 @@ class Workspace:
 
     async def _end(self) -> None:
         process = self._process
-        assert process.stdin is not None and process.stdout is not None
+        assert process.stdin
+        assert process.stdout
         process.stdin.close()
         try:
             async with asyncio.timeout(GRACE / 4):
@@ -199,7 +201,7 @@ class Conversation:
 
     async def close(self) -> None:
         """End the process."""
-        await self._workspace._ask("end")
+        await self._workspace.run(":")  # a command is alone
 
 
 def readable(data: bytes, total: int = 0) -> str:
