@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import glob
 import json
 import os
 import re
@@ -31,8 +32,7 @@ HEADROOM = 1 << 30  # address space above the bound of memory: libraries reserve
 MEMORY = re.compile(rb"^(?:RssAnon|RssShmem|VmSwap):\s*(\d+)", re.MULTILINE)  # not RssFile: it can be dropped
 THREADS = re.compile(rb"^Threads:\s*(\d+)", re.MULTILINE)
 KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe"}
-# Bash reads this before a command and forgets it: the folder in which the command ended comes back on 99.
-PRELUDE = b"trap 'pwd -P >&99' EXIT; exec 98<&-; unset BASH_ENV"
+PRELUDE = "trap 'pwd -P >&99' EXIT\n"  # tells the folder in which a command ended
 
 
 class Refused(Exception):  # noqa: N818 (what happened to the request)
@@ -42,32 +42,35 @@ class Refused(Exception):  # noqa: N818 (what happened to the request)
 class Child:
     """A command, and all processes that it starts."""
 
-    def __init__(self, pid: int, said: int, where: int, most: int, ask: int = -1, lines: int = -1) -> None:
-        self.pid, self.half = pid, most // 2
+    def __init__(self, pid: int, said: int, where: int, most: int, ask: int, lines: int) -> None:
+        self.pid, self.most = pid, most
         self.said, self.where, self.ask, self.lines = said, where, ask, lines  # pipes; the last two to talk to it
         self.open = {said, lines} - {-1}  # those that it may still write to
-        self.head, self.tail, self.total = bytearray(), bytearray(), 0  # output without its middle
-        self.heard, self.pending = bytearray(), bytearray()  # lines that it wrote and that it is yet to read
+        self.kept, self.total = bytearray(), 0  # output without its middle
+        self.heard, self.pending = bytearray(), bytearray()  # lines that it wrote, and that it is yet to read
         self.code: int | None = None
         self.stopped = ""
 
+    def readable(self) -> set[int]:
+        return self.open - ({self.lines} if len(self.heard) > LINE else set())  # else it waits until somebody asks
+
     def take(self) -> bool:
         """Take some of what it has written; false if there was nothing."""
-        got = False
-        for fd in self.open - ({self.lines} if len(self.heard) > LINE else set()):
+        got = b""
+        for fd in self.readable():
             with contextlib.suppress(BlockingIOError):  # it may have read its own output
                 data = os.read(fd, 1 << 16)
-                got = got or bool(data)
+                got += data
                 if not data:
                     self.open.discard(fd)
                 elif fd == self.lines:
                     self.heard += data
                 else:
+                    self.kept += data
                     self.total += len(data)
-                    first = self.half - len(self.head)
-                    self.head += data[:first]
-                    self.tail = (self.tail + data[first:])[-self.half :]
-        return got
+                    if len(self.kept) > self.most:
+                        del self.kept[self.most // 2 : -(self.most // 2)]
+        return bool(got)
 
 
 class Agent:
@@ -85,21 +88,12 @@ class Agent:
             os.symlink(sys.executable, folder + "/python")  # many systems have python3 alone
         for source, name in setup["folders"]:
             os.makedirs(os.path.dirname(f"{self.root}/{name}"), exist_ok=True)
-            os.spawnvp(os.P_WAIT, "cp", ["cp", "-RL", source, f"{self.root}/{name}"])
+            os.spawnvpe(os.P_WAIT, "cp", ["cp", "-RL", source, f"{self.root}/{name}"], self.env)
         self.woken, wake = os.pipe()
         os.set_blocking(wake, False)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # which process 1 does not hear from inside
-
-    def serve(self) -> None:
-        while True:
-            if self.step():
-                request, data = receive()
-                try:
-                    send(*getattr(self, "do_" + request.pop("do"))(data, **request))
-                except (Refused, OSError, ValueError) as error:  # ValueError: a path with a zero byte
-                    send({"refused": getattr(error, "strerror", None) or str(error)})
 
     def do_run(self, _: bytes, command: str, seconds: float, cwd: str) -> Answer:
         began = time.monotonic()
@@ -113,7 +107,7 @@ class Agent:
         ended_in = os.read(child.where, 4096).decode("utf-8", "surrogateescape").rstrip("\n")
         self.forget()
         cwd = ended_in if os.path.isdir(ended_in) else cwd
-        return {**told, "total": child.total, "cwd": cwd}, bytes(child.head + child.tail)
+        return {**told, "total": child.total, "cwd": cwd}, bytes(child.kept)
 
     def do_start(self, _: bytes, command: str, cwd: str) -> Answer:
         self.spawn(command, cwd, talks=True)
@@ -138,7 +132,7 @@ class Agent:
                 raise EOFError
             if why:
                 self.forget()
-                raise Refused(f"The process {why}.\n{(child.head + child.tail).decode('utf-8', 'replace')}".strip())
+                raise Refused(f"The process {why}.\n{child.kept.decode('utf-8', 'replace')}".strip())
         line, _, child.heard = child.heard.partition(b"\n")
         return {}, bytes(line)
 
@@ -162,31 +156,22 @@ class Agent:
     def open(self, path: str, cwd: str, flags: int) -> int:
         """Open a regular file of the workspace; links are followed unless they lead out of it."""
         real = os.path.realpath(os.path.join(cwd, path))
-        self.check_inside(real)
+        if not (real + "/").startswith(self.root + "/"):
+            raise Refused("outside the workspace")
         if flags & os.O_CREAT:
             os.makedirs(os.path.dirname(real), exist_ok=True)
         # Not blocking and without links: a process that still runs may have changed what stands there.
         fd = os.open(real, flags | os.O_NONBLOCK | os.O_NOFOLLOW, 0o644)
-        try:
-            self.check_inside(os.readlink(f"/proc/self/fd/{fd}"))
-            kind = stat.S_IFMT(os.fstat(fd).st_mode)
-            if kind != stat.S_IFREG:
-                raise Refused("is " + KINDS.get(kind, "a device"))
-        except BaseException:
+        kind = stat.S_IFMT(os.fstat(fd).st_mode)
+        if kind != stat.S_IFREG:
             os.close(fd)
-            raise
+            raise Refused("is " + KINDS.get(kind, "a device"))
         return fd
-
-    def check_inside(self, real: str) -> None:
-        if not (real + "/").startswith(self.root + "/"):
-            raise Refused("outside the workspace")
 
     def spawn(self, command: str, cwd: str, talks: bool = False) -> Child:
         """Start a command in a session of its own; there is one at a time."""
         self.forget()
-        (said, say), (where, there), (prelude, preface) = os.pipe(), os.pipe(), os.pipe()
-        os.write(preface, PRELUDE)
-        os.close(preface)
+        (said, say), (where, there) = os.pipe(), os.pipe()
         told, ask = os.pipe() if talks else (os.open(os.devnull, os.O_RDONLY), -1)
         lines, line = os.pipe() if talks else (-1, say)
         cwd = cwd if os.path.isdir(cwd) else self.root
@@ -194,18 +179,18 @@ class Agent:
         if pid == 0:
             try:
                 os.setsid()
-                for source, target in ((told, 0), (line, 1), (say, 2), (prelude, 98), (there, 99)):
+                for source, target in ((told, 0), (line, 1), (say, 2), (there, 99)):
                     os.dup2(source, target)
                 os.chdir(cwd)
                 set_limit(resource.RLIMIT_AS, self.bounds["memory"] + HEADROOM)
                 set_limit(resource.RLIMIT_FSIZE, self.bounds["disk"] + SPARE)
                 for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and a program inherits that
                     signal.signal(number, signal.SIG_DFL)
-                os.execvpe("bash", ["bash", "-c", command], {**self.env, "PWD": cwd, "BASH_ENV": "/dev/fd/98"})
+                os.execvpe("bash", ["bash", "-c", PRELUDE + command], {**self.env, "PWD": cwd})
             except BaseException as error:
                 os.write(2, f"bash: {error}\n".encode("utf-8", "replace"))
             os._exit(126)
-        for fd in {say, there, prelude, told, line}:
+        for fd in {say, there, told, line}:
             os.close(fd)
         for fd in {said, ask, lines} - {-1}:
             os.set_blocking(fd, False)
@@ -218,17 +203,17 @@ class Agent:
     def step(self) -> bool:
         """Wait for what comes next and deal with the command's part of it; true if the host sent something."""
         child = self.child if self.child and self.child.code is None else None
-        watched = {0, self.woken} | (child.open if child else set())
-        if child and len(child.heard) > LINE:
-            watched.discard(child.lines)  # it waits until somebody asks
-        filled = [child.ask] if child and child.pending else []
-        ready, free, _ = select.select(watched, filled, [], POLL if child else None)
+        watched, filled = {0, self.woken} | (child.readable() if child else set()), child and child.pending
+        ready, free, _ = select.select(watched, [child.ask] if child and filled else [], [], POLL if child else None)
         if self.woken in ready:
             os.read(self.woken, 512)
         self.reap()
         if child:
-            with contextlib.suppress(BrokenPipeError, BlockingIOError):  # it reads no more, or filled the pipe itself
-                del child.pending[: os.write(child.ask, child.pending) if free else 0]
+            if free:
+                try:
+                    del child.pending[: os.write(child.ask, child.pending)]
+                except OSError:  # it reads no more, or has filled the pipe itself
+                    child.pending.clear()
             child.take()
             began = time.monotonic()
             if began >= self.next_look:
@@ -268,6 +253,16 @@ class Agent:
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.001)
 
+    def leave(self) -> None:
+        """End: the kernel ends everything with process 1; elsewhere it is done by hand, folder included."""
+        if not self.first:
+            self.clear()
+            os.chdir("/")
+            # Programs, since Python's own recursion ends at a thousand folders.
+            for command in (["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
+                os.spawnvpe(os.P_WAIT, command[0], [*command, os.path.dirname(self.root)], self.env)
+        os._exit(0)
+
     def processes(self) -> Iterator[int]:
         """Yield the processes that were started from here, directly or not."""
         if self.first:
@@ -275,13 +270,11 @@ class Agent:
             return
         parents = [os.getpid()]
         while parents:
-            folder = f"/proc/{parents.pop()}/task"
-            with contextlib.suppress(OSError):
-                for thread in os.listdir(folder):
-                    with open(f"{folder}/{thread}/children") as file:
-                        children = [int(pid) for pid in file.read().split()]
-                    parents += children
-                    yield from children
+            for file in glob.iglob(f"/proc/{parents.pop()}/task/*/children"):
+                with contextlib.suppress(OSError), open(file) as children:
+                    found = [int(pid) for pid in children.read().split()]
+                    parents += found
+                    yield from found
 
     def exceeded(self, child: Child) -> str:
         """Name a bound that the command has reached; empty if it keeps within all."""
@@ -371,27 +364,23 @@ def confine(setup: dict[str, Any], program: bytes) -> None:
         )  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
 
 
-def leave(agent: Agent) -> None:
-    """End: the kernel ends everything with process 1; elsewhere it is done by hand, folder included."""
-    if not agent.first:
-        agent.clear()
-        folder = os.path.dirname(agent.root)
-        os.chdir("/")
-        # Programs, since Python's own recursion ends at a thousand folders.
-        os.spawnvp(os.P_WAIT, "chmod", ["chmod", "-R", "u+rwX", folder])
-        os.spawnvp(os.P_WAIT, "rm", ["rm", "-rf", folder])
-    os._exit(0)
-
-
 def main() -> None:
     setup, program = receive()
     confine(setup, program)
     agent = Agent(setup)
-    send({})
+    answer: Answer = {}, b""
     try:
-        agent.serve()
+        while True:
+            send(*answer)
+            while not agent.step():
+                pass
+            request, data = receive()
+            try:
+                answer = getattr(agent, "do_" + request.pop("do"))(data, **request)
+            except (Refused, OSError, ValueError) as error:  # ValueError: a path with a zero byte
+                answer = {"refused": getattr(error, "strerror", None) or str(error)}, b""
     except (EOFError, BrokenPipeError):
-        leave(agent)
+        agent.leave()
 
 
 if __name__ == "__main__":

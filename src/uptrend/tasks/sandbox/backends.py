@@ -5,7 +5,6 @@ import hashlib
 import io
 import os
 import secrets
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -37,7 +36,7 @@ class Start:
 
     command: Sequence[str]
     setup: Mapping[str, Any]
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=lambda: {"PATH": os.environ.get("PATH", os.defpath)})
     root: str = HOME
     sweep: Sequence[str] = ()
     families: tuple[int, ...] = (*UNIX, *INTERNET)  # in a network of its own, where nobody else is
@@ -61,14 +60,15 @@ class Sandbox:
                 raise SandboxFailed(f"The folder {name!r} would not be inside the workspace; give a relative name.")
             if os.geteuid() == 0 and real[name].stat().st_mode & 0o5 != 0o5:
                 raise SandboxFailed(f"Commands run as another user, who may not read {folder}: chmod -R o+rX {folder}")
-        start = await asyncio.to_thread(self.start, bounds, real)  # it may ask a program
         try:
+            start = await asyncio.to_thread(self.start, bounds, real)  # it may ask a program
             process = await asyncio.create_subprocess_exec(
                 *start.command, env=start.env, cwd="/", start_new_session=True,  # Ctrl-C in a terminal is for us alone
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
             )  # fmt: skip
         except OSError as error:
-            raise SandboxFailed(f"Could not start {start.command[0]}: {error.strerror}.") from None
+            package = f"install the system package {self.name}"
+            raise SandboxFailed(f"{error.filename}: {error.strerror or error}; {package}.") from None
         workspace = Workspace(process, bounds, start.root, start.sweep)
         try:
             await workspace.begin(SOURCE, start.setup, make_filter(start.families), files)
@@ -79,13 +79,12 @@ class Sandbox:
 
 
 def _bubblewrap(bounds: Bounds, folders: Mapping[str, Path]) -> Start:
-    program = _need("bwrap", "bubblewrap")
     is_root = os.geteuid() == 0
     # Root needs no namespace of users: the agent becomes a user that nobody else is.
     shared = "--unshare-ipc --unshare-pid --unshare-net --unshare-uts --unshare-cgroup-try --cap-drop ALL"
     as_root = f"{shared} --cap-add CAP_SETUID --cap-add CAP_SETGID"
     same = "--die-with-parent --new-session --as-pid-1 --hostname sandbox --proc /proc --dev /dev"
-    command = [program, *(as_root if is_root else "--unshare-all").split(), *same.split()]
+    command = ["bwrap", *(as_root if is_root else "--unshare-all").split(), *same.split()]
     for path in WRITABLE:
         command += ["--perms", "1777", "--size", str(bounds.disk + SPARE), "--tmpfs", path]
     system = _system()  # after the writable places: an environment may be in /tmp, or even in /workspace
@@ -109,15 +108,15 @@ def _process(bounds: Bounds, folders: Mapping[str, Path]) -> Start:  # noqa: ARG
     copied = [(str(source), name) for name, source in folders.items()]
     if sys.platform != "linux":
         raise SandboxFailed(f"The agent needs Linux, and this is {sys.platform}; use docker or podman with an image.")
-    env = {"TMPDIR": f"{folder}/tmp", "PATH": f"{sys.prefix}/bin:{folder}/bin:{SYSTEM_PATH}"}
+    path = f"{sys.prefix}/bin:{folder}/bin:{SYSTEM_PATH}"
+    env = {"HOME": f"{folder}/workspace", "TMPDIR": f"{folder}/tmp", "PATH": path}
     setup = _setup(writable=[folder], folders=copied, env=env)
     sweep = ["sh", "-c", 'chmod -R u+rwX "$0"; rm -rf "$0"', folder]
     return Start([sys.executable, *AGENT], setup, root=f"{folder}/workspace", sweep=sweep, families=UNIX)
 
 
 def _container(program: str, bounds: Bounds, folders: Mapping[str, Path]) -> Start:
-    path, name = _need(program, program), f"uptrend-{secrets.token_hex(8)}"
-    image, is_ours = _image(path)
+    (image, is_ours), name = _image(program), f"uptrend-{secrets.token_hex(8)}"
     user = _new_user() if os.geteuid() == 0 else 1 << 15 | secrets.randbelow(1 << 14)  # else there are 65,536 at most
     size, is_podman = bounds.disk + SPARE, program == "podman"
     # Podman would first copy into a tmpfs what it covers, and give every container places to write of its own.
@@ -125,10 +124,11 @@ def _container(program: str, bounds: Bounds, folders: Mapping[str, Path]) -> Sta
     # As hard limits above the agent's own; files in memory count as memory. A host's own limits may be too low for
     # the defaults of open files and processes.
     most = bounds.memory + 3 * size + (256 << 20)
-    command = f"""{path} run --rm --interactive --name {name} --pull never --log-driver none --network none --read-only
+    options_of_all = f"""run --rm --interactive --name {name} --pull never --log-driver none --network none --read-only
         --cap-drop all --security-opt no-new-privileges --user {user}:{user} --hostname sandbox --stop-timeout 0
         --shm-size {size} --memory {most} --memory-swap {most} --pids-limit {bounds.processes + 32}
-        --ulimit nofile=1024:1024 --ulimit nproc=1024:1024 {"--read-only-tmpfs=false" if is_podman else ""}""".split()
+        --ulimit nofile=1024:1024 --ulimit nproc=1024:1024 {"--read-only-tmpfs=false" if is_podman else ""}"""
+    command = [program, *options_of_all.split()]
     for place in WRITABLE[:2]:
         command += ["--tmpfs", f"{place}:{options}"]
     shown = {} if is_ours else {path: path for path, target in _system().items() if not target}
@@ -138,7 +138,7 @@ def _container(program: str, bounds: Bounds, folders: Mapping[str, Path]) -> Sta
         command += ["--tmpfs", f"{place}:{options}"]
     setup = _setup(counted=True, env={"PATH": SYSTEM_PATH} if is_ours else {})
     command += [image, "python3" if is_ours else sys.executable, *AGENT]
-    return Start(command, setup, os.environ, sweep=[path, "rm", "--force", name])
+    return Start(command, setup, os.environ, sweep=[program, "rm", "--force", name])
 
 
 @cache
@@ -165,7 +165,7 @@ def _image(program: str) -> tuple[str, bool]:
             archive.addfile(entry)
     name = f"localhost/uptrend-host:{hashlib.sha256(packed.getvalue()).hexdigest()[:12]}"
     if call("image", "inspect", name) and (why := call("import", "-", name, data=packed.getvalue())):
-        raise SandboxFailed(f"{Path(program).name} does not work: {why.splitlines()[-1].rstrip('.?')}.")
+        raise SandboxFailed(f"{program} does not work: {why.splitlines()[-1].rstrip('.?')}.")
     return name, False
 
 
@@ -201,7 +201,7 @@ def find_sandbox(name: str) -> Sandbox:
         if found.works:
             return BACKENDS[wanted]
         tried.append(f"{wanted}: {found.why}")
-    raise SandboxFailed(f"No sandbox to be had. {' '.join(tried)} `uptrend sandbox check` tries all.")
+    raise SandboxFailed(f"No sandbox of kind {name} works here. {' '.join(tried)} `uptrend sandbox check` tries all.")
 
 
 def survey() -> list[Usable]:
@@ -227,13 +227,6 @@ def _try(backend: Sandbox) -> Usable:
     if output.strip() != "42":
         return Usable(backend.name, False, f"Python does not run in it: {output.strip()[-300:]}")
     return Usable(backend.name, True, backend.contains, opened)
-
-
-def _need(program: str, package: str) -> str:
-    found = shutil.which(program)
-    if found is None:
-        raise SandboxFailed(f"{program} is not installed; install the system package {package}.")
-    return found
 
 
 def _setup(**told: Any) -> dict[str, Any]:

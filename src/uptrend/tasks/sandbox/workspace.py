@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 import struct
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -105,8 +106,7 @@ class Workspace:
         """Send the agent its source and its bounds, and write the first files."""
         assert self._process.stdin
         self._process.stdin.write(source)
-        env = {name: self._real(value) for name, value in setup["env"].items()}
-        await self._exchange({**setup, "root": self._root, "bounds": asdict(self.bounds), "env": env}, program, GRACE)
+        await self._exchange({**setup, "root": self._root, "bounds": asdict(self.bounds)}, program, GRACE)
         try:
             for path, data in files.items():
                 await self.write(path, data)
@@ -146,39 +146,30 @@ class Workspace:
             sent.close()
             if not isinstance(error, OSError | EOFError | RuntimeError):
                 raise
-        raise SandboxFailed(f"The sandbox ended unexpectedly{await self._last_words()}.")
-
-    async def _last_words(self) -> str:
-        """Return what the back end has said on stderr, as the end of a sentence."""
-        assert self._process.stderr
+        said = b""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(2):
-                said = readable((await self._process.stderr.read())[-2000:]).strip()
-                return ": " + said.removesuffix(".") if said else ""
-        return ""
+                said = await self._process.stderr.read() if self._process.stderr else b""
+        why = readable(said[-2000:]).strip().removesuffix(".")
+        raise SandboxFailed("The sandbox ended unexpectedly" + (f": {why}." if why else "."))
 
     async def _end(self) -> None:
         process = self._process
         assert process.stdin
         assert process.stdout
         process.stdin.close()
-        try:
+        with contextlib.suppress(TimeoutError, ProcessLookupError):
             async with asyncio.timeout(GRACE / 4):
                 await process.wait()
-        except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
         async with self._turn:  # a request that waits for its answer gets the end of the pipe first
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(GRACE / 4):
-                    while await process.stdout.read(1 << 16):  # the agent holds the other end as long as it lives
-                        pass
+                    await process.stdout.read()  # the agent holds the other end as long as it lives
         if process.returncode and self._sweep:
-            swept = await asyncio.create_subprocess_exec(
-                *self._sweep, stdin=-3, stdout=-3, stderr=-3, start_new_session=True
-            )
-            await swept.wait()
+            await asyncio.to_thread(subprocess.run, self._sweep, capture_output=True, stdin=subprocess.DEVNULL)
 
     def _real(self, text: str) -> str:
         return text if self._root == HOME else text.replace(HOME, self._root)
