@@ -39,49 +39,16 @@ class Refused(Exception):  # noqa: N818 (what happened to the request)
     """A request that can't be done, in words for whoever asked."""
 
 
-class Child:
-    """A command, and all processes that it starts."""
-
-    def __init__(self, pid: int, said: int, where: int, most: int, ask: int, lines: int) -> None:
-        self.pid, self.most = pid, most
-        self.said, self.where, self.ask, self.lines = said, where, ask, lines  # pipes; the last two to talk to it
-        self.open = {said, lines} - {-1}  # those that it may still write to
-        self.kept, self.total = bytearray(), 0  # output without its middle
-        self.heard, self.pending = bytearray(), bytearray()  # lines that it wrote, and that it is yet to read
-        self.code: int | None = None
-        self.stopped = ""
-
-    def readable(self) -> set[int]:
-        return self.open - ({self.lines} if len(self.heard) > LINE else set())  # else it waits until somebody asks
-
-    def take(self) -> bool:
-        """Take some of what it has written; false if there was nothing."""
-        got = b""
-        for fd in self.readable():
-            with contextlib.suppress(BlockingIOError):  # it may have read its own output
-                data = os.read(fd, 1 << 16)
-                got += data
-                if not data:
-                    self.open.discard(fd)
-                elif fd == self.lines:
-                    self.heard += data
-                else:
-                    self.kept += data
-                    self.total += len(data)
-                    if len(self.kept) > self.most:
-                        del self.kept[self.most // 2 : -(self.most // 2)]
-        return bool(got)
-
-
 class Agent:
-    """State of the workspace: its folders, bounds and at most one command."""
+    """The workspace, and the one command that may run in it, with all processes that it starts."""
 
     def __init__(self, setup: dict[str, Any]) -> None:
         self.root, self.writable = setup["root"], setup["writable"]  # the workspace; every place that can be filled
         self.bounds, self.env, self.hidden = setup["bounds"], setup["env"], setup["hidden"]
         self.first = os.getpid() == 1  # then all other processes are ours
-        self.child: Child | None = None
-        self.next_look, self.allowed = 0.0, (0, 0)
+        self.pid, self.talks, self.stopped = 0, False, ""
+        self.code: int | None = 0  # none while it runs
+        self.fds: list[int] = []
         if not self.first:
             for folder in (self.root, self.env["TMPDIR"], os.path.dirname(self.root) + "/bin"):
                 os.makedirs(folder, 0o700)
@@ -89,51 +56,41 @@ class Agent:
         for source, name in setup["folders"]:
             os.makedirs(os.path.dirname(f"{self.root}/{name}"), exist_ok=True)
             os.spawnvpe(os.P_WAIT, "cp", ["cp", "-RL", source, f"{self.root}/{name}"], self.env)
-        self.woken, wake = os.pipe()
-        os.set_blocking(wake, False)
-        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # which process 1 does not hear from inside
 
     def do_run(self, _: bytes, command: str, seconds: float, cwd: str) -> Answer:
         began = time.monotonic()
-        child = self.spawn(command, cwd)
-        while child.code is None:
+        self.spawn(command, cwd, talks=False)
+        while self.code is None:
             if time.monotonic() - began > seconds:
-                child.stopped = "time"
+                self.stopped = "time"
             if self.step():
                 raise EOFError  # nothing else comes before an answer
-        told = {"code": child.code, "seconds": time.monotonic() - began, "stopped": child.stopped}
-        ended_in = os.read(child.where, 4096).decode("utf-8", "surrogateescape").rstrip("\n")
-        self.forget()
-        cwd = ended_in if os.path.isdir(ended_in) else cwd
-        return {**told, "total": child.total, "cwd": cwd}, bytes(child.kept)
+        told = {"code": self.code, "seconds": time.monotonic() - began, "stopped": self.stopped, "total": self.total}
+        ended_in = os.read(self.where, 4096).decode("utf-8", "surrogateescape").rstrip("\n")
+        return {**told, "cwd": ended_in if os.path.isdir(ended_in) else cwd}, bytes(self.kept)
 
     def do_start(self, _: bytes, command: str, cwd: str) -> Answer:
         self.spawn(command, cwd, talks=True)
         return {}, b""
 
-    def do_ask(self, data: bytes, seconds: float) -> Answer:
-        child, deadline = self.child, time.monotonic() + seconds
-        if child is None:
+    def do_ask(self, data: bytes, seconds: float, cwd: str) -> Answer:  # noqa: ARG002 (of every request)
+        if not self.talks:
             raise Refused("The process is no longer running.")
-        child.pending += data
-        while b"\n" not in child.heard:
+        self.pending += data
+        deadline = time.monotonic() + seconds
+        while b"\n" not in self.heard:
             why = ""
-            if len(child.heard) > LINE:
-                why = f"wrote a line of more than {LINE:,} bytes"
-            elif child.code is not None:
-                why = (
-                    f"was stopped by its bound of {child.stopped}" if child.stopped else f"ended with code {child.code}"
-                )
-            elif time.monotonic() > deadline:
-                why = f"gave no answer within {seconds:g} s"
+            if self.code is not None:
+                why = f"was stopped by its bound of {self.stopped}" if self.stopped else f"ended with code {self.code}"
+            elif len(self.heard) > LINE or time.monotonic() > deadline:
+                is_long = len(self.heard) > LINE
+                why = f"wrote a line of more than {LINE:,} bytes" if is_long else f"gave no answer within {seconds:g} s"
             elif self.step():
                 raise EOFError
             if why:
                 self.forget()
-                raise Refused(f"The process {why}.\n{child.kept.decode('utf-8', 'replace')}".strip())
-        line, _, child.heard = child.heard.partition(b"\n")
+                raise Refused(f"The process {why}.\n{self.kept.decode('utf-8', 'replace')}".strip())
+        line, _, self.heard = self.heard.partition(b"\n")
         return {}, bytes(line)
 
     def do_read(self, _: bytes, path: str, cwd: str, most: int) -> Answer:
@@ -148,7 +105,7 @@ class Agent:
             file.write(data)
         return {}, b""
 
-    def do_list(self, _: bytes) -> Answer:
+    def do_list(self, _: bytes, cwd: str) -> Answer:  # noqa: ARG002 (of every request)
         everything = walk(self.root, self.hidden)
         files = [(os.path.relpath(path, self.root), i.st_size) for path, i in everything if stat.S_ISREG(i.st_mode)]
         return {"files": sorted(files)[:1000]}, b""
@@ -168,18 +125,16 @@ class Agent:
             raise Refused("is " + KINDS.get(kind, "a device"))
         return fd
 
-    def spawn(self, command: str, cwd: str, talks: bool = False) -> Child:
-        """Start a command in a session of its own; there is one at a time."""
+    def spawn(self, command: str, cwd: str, talks: bool) -> None:
+        """Start a command in a session of its own, after the end of the one before it."""
         self.forget()
-        (said, say), (where, there) = os.pipe(), os.pipe()
-        told, ask = os.pipe() if talks else (os.open(os.devnull, os.O_RDONLY), -1)
-        lines, line = os.pipe() if talks else (-1, say)
+        (said, say), (where, there), (told, ask), (lines, line) = (os.pipe() for _ in range(4))
         cwd = cwd if os.path.isdir(cwd) else self.root
         pid = os.fork()
         if pid == 0:
             try:
                 os.setsid()
-                for source, target in ((told, 0), (line, 1), (say, 2), (there, 99)):
+                for source, target in ((told, 0), (line if talks else say, 1), (say, 2), (there, 99)):
                     os.dup2(source, target)
                 os.chdir(cwd)
                 set_limit(resource.RLIMIT_AS, self.bounds["memory"] + HEADROOM)
@@ -190,56 +145,79 @@ class Agent:
             except BaseException as error:
                 os.write(2, f"bash: {error}\n".encode("utf-8", "replace"))
             os._exit(126)
-        for fd in {say, there, told, line}:
+        for fd in (say, there, told, line, *([] if talks else [ask])):
             os.close(fd)
-        for fd in {said, ask, lines} - {-1}:
+        for fd in (said, lines, *([ask] if talks else [])):
             os.set_blocking(fd, False)
-        used, files = self.usage()
+        self.pid, self.talks, self.stopped, self.code, self.end = pid, talks, "", None, os.pidfd_open(pid)
+        self.said, self.where, self.ask, self.lines = said, where, ask, lines
+        self.fds = [self.end, said, where, lines, *([ask] if talks else [])]
+        self.open_pipes = {said, lines}  # that may still be written to
+        self.kept, self.total = bytearray(), 0  # output without its middle
+        self.heard, self.pending = bytearray(), bytearray()  # lines that it wrote, and that it is yet to read
+        self.next_look, (used, files) = 0.0, self.usage()
         # A command that finds more than is allowed may still remove some.
-        self.allowed, self.next_look = (max(self.bounds["disk"], used), max(self.bounds["files"], files)), 0.0
-        self.child = Child(pid, said, where, 2048 if talks else self.bounds["output"], ask, lines)
-        return self.child
+        self.allowed = max(self.bounds["disk"], used), max(self.bounds["files"], files)
+
+    def readable(self) -> set[int]:
+        return self.open_pipes - ({self.lines} if len(self.heard) > LINE else set())  # else it waits for a question
+
+    def take(self) -> bool:
+        """Take some of what the command has written; false if there was nothing."""
+        got, most = b"", 2048 if self.talks else self.bounds["output"]
+        for fd in self.readable():
+            with contextlib.suppress(BlockingIOError):  # it may have read its own output
+                data = os.read(fd, 1 << 16)
+                got += data
+                if not data:
+                    self.open_pipes.discard(fd)
+                elif fd == self.lines:
+                    self.heard += data
+                else:
+                    self.kept += data
+                    self.total += len(data)
+                    if len(self.kept) > most:
+                        del self.kept[most // 2 : -(most // 2)]
+        return bool(got)
 
     def step(self) -> bool:
         """Wait for what comes next and deal with the command's part of it; true if the host sent something."""
-        child = self.child if self.child and self.child.code is None else None
-        watched, filled = {0, self.woken} | (child.readable() if child else set()), child and child.pending
-        ready, free, _ = select.select(watched, [child.ask] if child and filled else [], [], POLL if child else None)
-        if self.woken in ready:
-            os.read(self.woken, 512)
+        if self.code is not None:
+            return bool(select.select([0], [], [])[0])
+        filled = [self.ask] if self.pending else []
+        ready, free, _ = select.select({0, self.end} | self.readable(), filled, [], POLL)
         self.reap()
-        if child:
-            if free:
-                try:
-                    del child.pending[: os.write(child.ask, child.pending)]
-                except OSError:  # it reads no more, or has filled the pipe itself
-                    child.pending.clear()
-            child.take()
-            began = time.monotonic()
-            if began >= self.next_look:
-                child.stopped = child.stopped or self.exceeded(child)
-                self.next_look = time.monotonic() + max(POLL, 10 * (time.monotonic() - began))
-            if child.code is not None or child.stopped:
-                self.clear()
-                while child.take():  # what is still in the pipes
-                    pass
-                child.stopped = child.stopped or self.overfull()
-                child.code = -signal.SIGKILL if child.code is None else child.code
+        if free:
+            try:
+                del self.pending[: os.write(self.ask, self.pending)]
+            except OSError:  # it reads no more, or has filled the pipe itself
+                self.pending.clear()
+        self.take()
+        began = time.monotonic()
+        if began >= self.next_look:
+            self.stopped = self.stopped or self.exceeded()
+            self.next_look = time.monotonic() + max(POLL, 10 * (time.monotonic() - began))
+        if self.code is not None or self.stopped:
+            self.clear()
+            while self.take():  # what is still in the pipes
+                pass
+            self.stopped = self.stopped or self.overfull()
+            self.code = -signal.SIGKILL if self.code is None else self.code
         return 0 in ready
 
     def forget(self) -> None:
         """End the command, if there is one."""
         self.clear()
-        child, self.child = self.child, None
-        for fd in {child.said, child.where, child.ask, child.lines} - {-1} if child else ():
+        for fd in self.fds:
             os.close(fd)
+        self.pid, self.talks, self.fds, self.code = 0, False, [], 0
 
     def reap(self) -> bool:
         """Bury the dead, orphans too; false if there are no processes at all."""
         try:
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                if self.child and ended[0] == self.child.pid and self.child.code is None:
-                    self.child.code = os.waitstatus_to_exitcode(ended[1])
+                if ended[0] == self.pid and self.code is None:
+                    self.code = os.waitstatus_to_exitcode(ended[1])
         except ChildProcessError:
             return False
         return True
@@ -248,7 +226,7 @@ class Agent:
         """Kill everything but this process, and wait until it is gone."""
         while self.reap():
             # The command's group at once, faster than it can fork; then who has left it, round by round.
-            for pid in [-1] if self.first else [*([-self.child.pid] if self.child else []), *self.processes()]:
+            for pid in [-1] if self.first else [*([-self.pid] if self.pid else []), *self.processes()]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.001)
@@ -276,7 +254,7 @@ class Agent:
                     parents += found
                     yield from found
 
-    def exceeded(self, child: Child) -> str:
+    def exceeded(self) -> str:
         """Name a bound that the command has reached; empty if it keeps within all."""
         threads = memory = 0
         for pid in self.processes():
@@ -286,7 +264,7 @@ class Agent:
                 memory += sum(map(int, MEMORY.findall(status))) << 10
         if threads > self.bounds["processes"] or memory > self.bounds["memory"]:
             return "processes" if threads > self.bounds["processes"] else "memory"
-        return "output" if child.ask < 0 and child.total > FLOOD else self.overfull()
+        return "output" if not self.talks and self.total > FLOOD else self.overfull()
 
     def overfull(self) -> str:
         used, files = self.usage()
@@ -365,6 +343,7 @@ def confine(setup: dict[str, Any], program: bytes) -> None:
 
 
 def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # which process 1 does not hear from inside
     setup, program = receive()
     confine(setup, program)
     agent = Agent(setup)

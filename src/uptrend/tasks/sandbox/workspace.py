@@ -13,6 +13,7 @@ from typing import Any
 
 from uptrend.records import SandboxFailed
 
+Reply = tuple[dict[str, Any], bytes]
 GRACE = 60.0
 """Seconds after which an agent that should have answered is given up; a loaded machine may take many."""
 HOME = "/workspace"
@@ -67,7 +68,9 @@ class Workspace:
     ) -> None:
         self.cwd = HOME
         self.bounds = bounds
-        self._process = process
+        assert process.stdin
+        assert process.stdout
+        self._process, self._sent, self._got = process, process.stdin, process.stdout
         self._root = root  # where /workspace is for the agent
         self._sweep = sweep  # command that removes what an agent leaves that did not end by itself
         self._turn = asyncio.Lock()
@@ -104,8 +107,7 @@ class Workspace:
 
     async def begin(self, source: bytes, setup: Mapping[str, Any], program: bytes, files: Mapping[str, bytes]) -> None:
         """Send the agent its source and its bounds, and write the first files."""
-        assert self._process.stdin
-        self._process.stdin.write(source)
+        self._sent.write(source)
         await self._exchange({**setup, "root": self._root, "bounds": asdict(self.bounds)}, program, GRACE)
         try:
             for path, data in files.items():
@@ -113,14 +115,11 @@ class Workspace:
         except FileProblem as problem:
             raise SandboxFailed(f"Could not write the task's {problem}.") from None
 
-    async def _ask(
-        self, do: str, data: bytes = b"", *, wait: float = 0.0, shown: str = "", **request: Any
-    ) -> tuple[dict[str, Any], bytes]:
+    async def _ask(self, do: str, data: bytes = b"", wait: float = 0.0, shown: str = "", **request: Any) -> Reply:
         """Ask the agent for something and wait for the answer; `shown` is the file that may be refused."""
-        if do in ("run", "start", "read", "write"):
-            request["cwd"] = self._real(self.cwd)
+        request = {"do": do, "cwd": self._real(self.cwd), **request}
         async with self._turn:
-            told, content = await self._exchange({"do": do, **request}, data, wait + GRACE)
+            told, content = await self._exchange(request, data, wait + GRACE)
         if "refused" in told:
             why = self._shown(told["refused"])
             if do == "ask":
@@ -130,20 +129,17 @@ class Workspace:
             raise SandboxFailed(f"The sandbox could not {do}: {why}.")
         return told, content
 
-    async def _exchange(self, request: Mapping[str, Any], data: bytes, wait: float) -> tuple[dict[str, Any], bytes]:
-        sent, got = self._process.stdin, self._process.stdout
-        assert sent
-        assert got
+    async def _exchange(self, request: Mapping[str, Any], data: bytes, wait: float) -> Reply:
         text = json.dumps(request).encode()
         try:
             async with asyncio.timeout(wait):
-                sent.writelines([struct.pack(">II", len(text), len(data)), text, data])
-                await sent.drain()
-                told, size = struct.unpack(">II", await got.readexactly(8))
-                return json.loads(await got.readexactly(told)), await got.readexactly(size)
+                self._sent.writelines([struct.pack(">II", len(text), len(data)), text, data])
+                await self._sent.drain()
+                told, size = struct.unpack(">II", await self._got.readexactly(8))
+                return json.loads(await self._got.readexactly(told)), await self._got.readexactly(size)
         except BaseException as error:
             # Whoever is interrupted here can't tell later answers apart: the agent ends, as it does when we die.
-            sent.close()
+            self._sent.close()
             if not isinstance(error, OSError | EOFError | RuntimeError):
                 raise
         said = b""
@@ -155,9 +151,7 @@ class Workspace:
 
     async def _end(self) -> None:
         process = self._process
-        assert process.stdin
-        assert process.stdout
-        process.stdin.close()
+        self._sent.close()
         with contextlib.suppress(TimeoutError, ProcessLookupError):
             async with asyncio.timeout(GRACE / 4):
                 await process.wait()
@@ -167,7 +161,7 @@ class Workspace:
         async with self._turn:  # a request that waits for its answer gets the end of the pipe first
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(GRACE / 4):
-                    await process.stdout.read()  # the agent holds the other end as long as it lives
+                    await self._got.read()  # the agent holds the other end as long as it lives
         if process.returncode and self._sweep:
             await asyncio.to_thread(subprocess.run, self._sweep, capture_output=True, stdin=subprocess.DEVNULL)
 
