@@ -487,14 +487,14 @@ def test_many_at_once_and_fast(backend: str) -> None:
 
 
 def test_a_sandbox_that_does_not_work_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SandboxFailed, match="no sandbox 'jail'; there are auto, bubblewrap"):
+    with pytest.raises(SandboxFailed, match="No sandbox of kind jail works here; there are auto, bubblewrap"):
         find_sandbox("jail")
     monkeypatch.setenv("PATH", "/nowhere")
     found = {usable.name: usable for usable in survey()}
     assert "install the system package bubblewrap" in found["bubblewrap"].why
     assert found["process"].works
     assert "No sandbox" in found["process"].why
-    with pytest.raises(SandboxFailed, match=r"No sandbox of kind auto works here\. bubblewrap: bwrap: No such file"):
+    with pytest.raises(SandboxFailed, match=r"of kind auto works here; .*\. bubblewrap: bwrap: No such file"):
         find_sandbox("auto")
     assert find_sandbox("process").name == "process"
 

@@ -6,7 +6,6 @@ import typer
 from rich.text import Text
 
 from uptrend.cli.console import AsJson, columns, make_app, print_json, terminal
-from uptrend.stats.formatting import NONE
 from uptrend.tasks.sandbox import survey
 from uptrend.tasks.sandbox.backends import CONTAINERFILE
 
@@ -35,12 +34,9 @@ def check(as_json: AsJson = False) -> None:
         print_json({"auto": chosen, "backends": backends, "containerfile": str(CONTAINERFILE)})
     else:
         marks = {True: Text("✓", "green"), False: Text("✗", "red")}
-        rows = [
-            (marks[usable.works], usable.name, NONE if usable.seconds is None else f"{usable.seconds * 1000:.0f} ms",
-             Text(usable.why))
-            for usable in found
-        ]  # fmt: skip
-        terminal().print(columns("", "sandbox", "opens in", "", rows=rows, right=["opens in"], wraps=""))
+        took = ["–" if usable.seconds is None else f"{usable.seconds * 1000:.0f} ms" for usable in found]
+        rows = [(marks[usable.works], usable.name, time, usable.why) for usable, time in zip(found, took, strict=True)]
+        terminal().print(columns("", "sandbox", "opens in", "", rows=rows, right=["opens in"]))
         terminal().print(f"\nauto takes {chosen or 'none: install bubblewrap, or name one'}.")
     if chosen is None:
         raise typer.Exit(1)

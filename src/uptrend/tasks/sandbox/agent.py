@@ -49,6 +49,7 @@ class Agent:
         self.pid, self.talks, self.stopped = 0, False, ""
         self.code: int | None = 0  # none while it runs
         self.fds: list[int] = []
+        self.kept = self.heard = self.pending = bytearray()
         if not self.first:
             for folder in (self.root, self.env["TMPDIR"], os.path.dirname(self.root) + "/bin"):
                 os.makedirs(folder, 0o700)
@@ -145,13 +146,15 @@ class Agent:
             except BaseException as error:
                 os.write(2, f"bash: {error}\n".encode("utf-8", "replace"))
             os._exit(126)
-        for fd in (say, there, told, line, *([] if talks else [ask])):
+        for fd in (say, there, told, line):
             os.close(fd)
-        for fd in (said, lines, *([ask] if talks else [])):
+        for fd in (said, lines, ask):
             os.set_blocking(fd, False)
-        self.pid, self.talks, self.stopped, self.code, self.end = pid, talks, "", None, os.pidfd_open(pid)
-        self.said, self.where, self.ask, self.lines = said, where, ask, lines
-        self.fds = [self.end, said, where, lines, *([ask] if talks else [])]
+        self.fds = [os.pidfd_open(pid), said, where, lines, ask]
+        self.end, self.said, self.where, self.lines, self.ask = self.fds
+        if not talks:
+            os.close(self.fds.pop())  # nothing to read for it
+        self.pid, self.talks, self.stopped, self.code = pid, talks, "", None
         self.open_pipes = {said, lines}  # that may still be written to
         self.kept, self.total = bytearray(), 0  # output without its middle
         self.heard, self.pending = bytearray(), bytearray()  # lines that it wrote, and that it is yet to read
@@ -293,10 +296,7 @@ def walk(folder: str, hidden: tuple[str, ...] = ()) -> Iterator[tuple[str, os.st
 
 
 def receive() -> Answer:
-    lengths = sys.stdin.buffer.read(8)
-    if len(lengths) < 8:
-        raise EOFError
-    told, data = struct.unpack(">II", lengths)
+    told, data = struct.unpack(">II", sys.stdin.buffer.read(8))
     return json.loads(sys.stdin.buffer.read(told)), sys.stdin.buffer.read(data)
 
 
@@ -358,7 +358,7 @@ def main() -> None:
                 answer = getattr(agent, "do_" + request.pop("do"))(data, **request)
             except (Refused, OSError, ValueError) as error:  # ValueError: a path with a zero byte
                 answer = {"refused": getattr(error, "strerror", None) or str(error)}, b""
-    except (EOFError, BrokenPipeError):
+    except (EOFError, struct.error, BrokenPipeError):  # the pipe has ended, perhaps within a request
         agent.leave()
 
 

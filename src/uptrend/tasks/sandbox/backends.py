@@ -92,7 +92,7 @@ def _bubblewrap(bounds: Bounds, folders: Mapping[str, Path]) -> Start:
         command += ["--perms", "755", "--dir", path]
     for path, target in system.items():
         command += ["--symlink", target, path] if target else ["--ro-bind", path, path]
-    for path in _answers():
+    for path in _answers(system):
         command += ["--tmpfs", path]
     places = {f"{HOME}/{name}": str(folder) for name, folder in folders.items()}
     for path in sorted(_above(places) - {HOME}):
@@ -100,17 +100,15 @@ def _bubblewrap(bounds: Bounds, folders: Mapping[str, Path]) -> Start:
     for path, folder in places.items():
         command += ["--ro-bind", folder, path]
     command += ["--remount-ro", "/dev", "--remount-ro", "/", "--", sys.executable, *AGENT]
-    return Start(command, _setup(uid=_new_user() if is_root else 0, counted=is_root or _counts_apart()))
+    return Start(command, _setup(system, uid=_new_user() if is_root else 0, counted=is_root or _counts_apart()))
 
 
 def _process(bounds: Bounds, folders: Mapping[str, Path]) -> Start:  # noqa: ARG001 (a back end's signature)
     folder = f"{tempfile.gettempdir()}/uptrend-{secrets.token_hex(8)}"  # the agent makes it, and removes it
     copied = [(str(source), name) for name, source in folders.items()]
-    if sys.platform != "linux":
-        raise SandboxFailed(f"The agent needs Linux, and this is {sys.platform}; use docker or podman with an image.")
     path = f"{sys.prefix}/bin:{folder}/bin:{SYSTEM_PATH}"
     env = {"HOME": f"{folder}/workspace", "TMPDIR": f"{folder}/tmp", "PATH": path}
-    setup = _setup(writable=[folder], folders=copied, env=env)
+    setup = _setup(_system(), writable=[folder], folders=copied, env=env)
     sweep = ["sh", "-c", 'chmod -R u+rwX "$0"; rm -rf "$0"', folder]
     return Start([sys.executable, *AGENT], setup, root=f"{folder}/workspace", sweep=sweep, families=UNIX)
 
@@ -131,12 +129,13 @@ def _container(program: str, bounds: Bounds, folders: Mapping[str, Path]) -> Sta
     command = [program, *options_of_all.split()]
     for place in WRITABLE[:2]:
         command += ["--tmpfs", f"{place}:{options}"]
-    shown = {} if is_ours else {path: path for path, target in _system().items() if not target}
+    system = {} if is_ours else _system()
+    shown = {path: path for path, target in system.items() if not target}
     for place, folder in {**shown, **{f"{HOME}/{name}": folder for name, folder in folders.items()}}.items():
         command += ["--volume", f"{folder}:{place}:ro"]
-    for place in [] if is_ours else _answers():
+    for place in _answers(system):
         command += ["--tmpfs", f"{place}:{options}"]
-    setup = _setup(counted=True, env={"PATH": SYSTEM_PATH} if is_ours else {})
+    setup = _setup(system, counted=True, env={"PATH": SYSTEM_PATH} if is_ours else {})
     command += [image, "python3" if is_ours else sys.executable, *AGENT]
     return Start(command, setup, os.environ, sweep=[program, "rm", "--force", name])
 
@@ -151,8 +150,6 @@ def _image(program: str) -> tuple[str, bool]:
 
     if not call("image", "inspect", IMAGE):
         return IMAGE, True
-    if sys.platform != "linux":
-        raise SandboxFailed(f"There is no image. Build it: {program} build --tag {IMAGE} --file {CONTAINERFILE}")
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
         system = _system()
@@ -193,15 +190,13 @@ class Usable:
 
 def find_sandbox(name: str) -> Sandbox:
     """Return a back end that works here; `auto` takes the first that contains what runs in it, never `process`."""
-    if name != "auto" and name not in BACKENDS:
-        raise SandboxFailed(f"There is no sandbox {name!r}; there are auto, {', '.join(BACKENDS)}.")
-    tried = []
-    for wanted in [name] if name != "auto" else [known for known in BACKENDS if known != "process"]:
-        found = _try(BACKENDS[wanted])
+    tried = ""
+    for kind in [kind for kind in BACKENDS if kind == name or (name == "auto" and kind != "process")]:
+        found = _try(BACKENDS[kind])
         if found.works:
-            return BACKENDS[wanted]
-        tried.append(f"{wanted}: {found.why}")
-    raise SandboxFailed(f"No sandbox of kind {name} works here. {' '.join(tried)} `uptrend sandbox check` tries all.")
+            return BACKENDS[kind]
+        tried += f" {kind}: {found.why}"
+    raise SandboxFailed(f"No sandbox of kind {name} works here; there are auto, {', '.join(BACKENDS)}.{tried}")
 
 
 def survey() -> list[Usable]:
@@ -210,32 +205,31 @@ def survey() -> list[Usable]:
 
 
 def _try(backend: Sandbox) -> Usable:
-    async def work() -> tuple[float, str]:
+    async def work() -> Usable:
         began = time.perf_counter()
         workspace = await backend.open({}, Bounds())
-        opened = time.perf_counter() - began
+        seconds = time.perf_counter() - began
         try:
-            return opened, (await workspace.run("python3 -c 'print(6 * 7)'")).output
+            output = (await workspace.run("python3 -c 'print(6 * 7)'")).output
         finally:
             await workspace.close()
+        why = backend.contains if output == "42\n" else f"Python does not run in it: {output.strip()[-300:]}"
+        return Usable(backend.name, output == "42\n", why, seconds)
 
     try:
         with ThreadPoolExecutor(1) as pool:  # the caller's thread may have a loop that runs
-            opened, output = pool.submit(asyncio.run, work()).result()
+            return pool.submit(asyncio.run, work()).result()
     except SandboxFailed as error:
         return Usable(backend.name, False, str(error))
-    if output.strip() != "42":
-        return Usable(backend.name, False, f"Python does not run in it: {output.strip()[-300:]}")
-    return Usable(backend.name, True, backend.contains, opened)
 
 
-def _setup(**told: Any) -> dict[str, Any]:
+def _setup(shown: Iterable[str] = (), **told: Any) -> dict[str, Any]:
     env = {
         "PATH": f"{sys.prefix}/bin:/run/bin:{SYSTEM_PATH}", "HOME": HOME, "USER": "agent",
         "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONHASHSEED": "0", **told.pop("env", {}),
     }  # fmt: skip
-    hidden = [path for path in _system() if path.startswith(HOME + "/")]
+    hidden = [path for path in shown if path.startswith(HOME + "/")]
     return {"writable": WRITABLE, "folders": [], "hidden": hidden, "uid": 0, "counted": False, **told, "env": env}
 
 
@@ -257,6 +251,8 @@ def _above(paths: Iterable[str]) -> set[str]:
 
 def _system() -> dict[str, str]:
     """Return what of the host's system is shown: read-only paths, and links with their targets."""
+    if sys.platform != "linux":
+        raise SandboxFailed(f"This is {sys.platform}: use podman or docker, with an image built from {CONTAINERFILE}.")
     shown = {"/usr": ""}
     for path in map(Path, ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")):
         if os.path.exists(path):
@@ -273,11 +269,11 @@ def _system() -> dict[str, str]:
     return shown
 
 
-def _answers() -> list[str]:
+def _answers(system: Mapping[str, str]) -> list[str]:
     """Return folders that are shown but must look empty: this package, which makes tasks with their answers."""
     package = Path(__file__).parents[2]
     checkout = package.parents[1]
     hidden = {package, *(Path(folder, "uptrend") for folder in sys.path)}
     hidden |= {checkout} if (checkout / "pyproject.toml").exists() else set()
-    shown = [path for path, target in _system().items() if not target]
+    shown = [path for path, target in system.items() if not target]
     return sorted(str(path) for path in hidden if path.is_dir() and any(path.is_relative_to(place) for place in shown))
