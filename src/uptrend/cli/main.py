@@ -27,6 +27,7 @@ VERBS = {
     "plot": ("uptrend.cli.plot", "command", "Draw the curves of runs as PNG or SVG."),
     "track": ("uptrend.cli.track", "command", "Send a run to W&B, Trackio, TensorBoard or MLflow."),
     "tasks": ("uptrend.cli.tasks", "app", "List, show and validate tasksets."),
+    "sandbox": ("uptrend.cli.sandbox", "app", "See where a model's commands can run."),
     "models": ("uptrend.cli.models", "app", "List, pull and show models."),
     "convert": ("uptrend.cli.convert", "command", "Turn TRL's or prime-rl's settings into a recipe, and back."),
 }

@@ -1,80 +1,74 @@
 """Back ends: ways to start the agent behind a wall. They differ in the command that starts it."""
 
 import asyncio
+import hashlib
+import io
 import os
 import secrets
-import shutil
-import signal
-import socket
+import subprocess
 import sys
+import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol
+from typing import Any
 
-import uptrend
 from uptrend.records import SandboxFailed
 from uptrend.tasks.sandbox.agent import SPARE
-from uptrend.tasks.sandbox.seccomp import make_filter
+from uptrend.tasks.sandbox.seccomp import INTERNET, UNIX, make_filter
 from uptrend.tasks.sandbox.workspace import HOME, Bounds, Workspace
 
 SOURCE = Path(__file__).with_name("agent.py").read_bytes()
 AGENT = ("-I", "-S", "-c", f"import sys; exec(sys.stdin.buffer.read({len(SOURCE)}))")
 WRITABLE = (HOME, "/tmp", "/dev/shm")
-INTERNET = (socket.AF_INET, socket.AF_INET6)  # of a network of its own, in which nobody else is
-
-
-class Sandbox(Protocol):
-    """A way to open workspaces."""
-
-    @property
-    def name(self) -> str: ...
-
-    async def open(
-        self, files: Mapping[str, bytes], bounds: Bounds, folders: Mapping[str, Path] = {}
-    ) -> Workspace:
-        """Open a fresh workspace with some files; `folders` of the host are seen read-only at /workspace/KEY."""
-        ...
+SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+IMAGE = "localhost/uptrend-sandbox"
+CONTAINERFILE = Path(__file__).with_name("Containerfile")
 
 
 @dataclass(frozen=True)
 class Start:
     """A command that starts an agent, and what to tell it."""
 
-    command: tuple[str, ...]
+    command: Sequence[str]
     setup: Mapping[str, Any]
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=lambda: {"PATH": os.environ.get("PATH", os.defpath)})
     root: str = HOME
-    sweep: tuple[str, ...] = ()
-    families: tuple[int, ...] = (socket.AF_UNIX, *INTERNET)
+    sweep: Sequence[str] = ()
+    families: tuple[int, ...] = (*UNIX, *INTERNET)  # in a network of its own, where nobody else is
 
 
 @dataclass(frozen=True)
-class Backend:
-    """A sandbox by the function that makes its command."""
+class Sandbox:
+    """A back end: opens workspaces with the command that a function of its own makes."""
 
     name: str
     contains: str
     """One sentence for people who choose."""
     start: Callable[[Bounds, Mapping[str, Path]], Start]
 
-    async def open(
-        self, files: Mapping[str, bytes], bounds: Bounds, folders: Mapping[str, Path] = {}
-    ) -> Workspace:
-        for name in folders:
+    async def open(self, files: Mapping[str, bytes], bounds: Bounds, folders: Mapping[str, Path] = {}) -> Workspace:
+        """Open a fresh workspace with some files; `folders` of the host are seen read-only at /workspace/KEY."""
+        real = {}
+        for name, folder in folders.items():
+            real[name] = Path(folder).resolve(strict=True)
             if PurePosixPath(name).is_absolute() or ".." in name.split("/"):
                 raise SandboxFailed(f"The folder {name!r} would not be inside the workspace; give a relative name.")
-        start = self.start(bounds, {name: Path(folder).resolve(strict=True) for name, folder in folders.items()})
+            if os.geteuid() == 0 and real[name].stat().st_mode & 0o5 != 0o5:
+                raise SandboxFailed(f"Commands run as another user, who may not read {folder}: chmod -R o+rX {folder}")
         try:
+            start = await asyncio.to_thread(self.start, bounds, real)  # it may ask a program
             process = await asyncio.create_subprocess_exec(
                 *start.command, env=start.env, cwd="/", start_new_session=True,  # Ctrl-C in a terminal is for us alone
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
             )  # fmt: skip
         except OSError as error:
-            raise SandboxFailed(f"Could not start {start.command[0]}: {error.strerror}.") from None
+            package = f"install the system package {self.name}"
+            raise SandboxFailed(f"{error.filename}: {error.strerror or error}; {package}.") from None
         workspace = Workspace(process, bounds, start.root, start.sweep)
         try:
             await workspace.begin(SOURCE, start.setup, make_filter(start.families), files)
@@ -85,49 +79,100 @@ class Backend:
 
 
 def _bubblewrap(bounds: Bounds, folders: Mapping[str, Path]) -> Start:
-    program = _need("bwrap", "bubblewrap")
-    shared = ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
     is_root = os.geteuid() == 0
-    # Root makes the namespaces itself, and the agent becomes a user that nobody else is.
-    rights = ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"] if is_root else []
-    command = [program, *(shared if is_root else ["--unshare-all"]), *rights]
-    command += ["--die-with-parent", "--new-session", "--as-pid-1", "--hostname", "sandbox"]
-    command += ["--proc", "/proc", "--dev", "/dev"]
+    # Root needs no namespace of users: the agent becomes a user that nobody else is.
+    shared = "--unshare-ipc --unshare-pid --unshare-net --unshare-uts --unshare-cgroup-try --cap-drop ALL"
+    as_root = f"{shared} --cap-add CAP_SETUID --cap-add CAP_SETGID"
+    same = "--die-with-parent --new-session --as-pid-1 --hostname sandbox --proc /proc --dev /dev"
+    command = ["bwrap", *(as_root if is_root else "--unshare-all").split(), *same.split()]
     for path in WRITABLE:
         command += ["--perms", "1777", "--size", str(bounds.disk + SPARE), "--tmpfs", path]
     system = _system()  # after the writable places: an environment may be in /tmp, or even in /workspace
-    for path in dict.fromkeys(str(parent) for path in system for parent in reversed(Path(path).parents[:-1])):
-        if path not in WRITABLE:  # others may enter, which bubblewrap's own default does not let them
-            command += ["--perms", "755", "--dir", path]
+    for path in sorted(_above(system) - {*WRITABLE}):  # others may enter, which bubblewrap's default does not let them
+        command += ["--perms", "755", "--dir", path]
     for path, target in system.items():
         command += ["--symlink", target, path] if target else ["--ro-bind", path, path]
-    for path in _answers():
+    for path in _answers(system):
         command += ["--tmpfs", path]
-    for name, folder in folders.items():
-        if is_root and folder.stat().st_mode & 0o5 != 0o5:
-            raise SandboxFailed(f"Commands run as another user, who may not read {folder}: chmod -R o+rX {folder}")
-        for parent in reversed(PurePosixPath(name).parents[:-1]):
-            command += ["--perms", "755", "--dir", f"{HOME}/{parent}"]
-        command += ["--ro-bind", str(folder), f"{HOME}/{name}"]
+    places = {f"{HOME}/{name}": str(folder) for name, folder in folders.items()}
+    for path in sorted(_above(places) - {HOME}):
+        command += ["--perms", "755", "--dir", path]
+    for path, folder in places.items():
+        command += ["--ro-bind", folder, path]
     command += ["--remount-ro", "/dev", "--remount-ro", "/", "--", sys.executable, *AGENT]
-    return Start(tuple(command), _setup(uid=_new_user() if is_root else 0, counted=is_root or _counts_apart()))
+    return Start(command, _setup(system, uid=_new_user() if is_root else 0, counted=is_root or _counts_apart()))
 
 
 def _process(bounds: Bounds, folders: Mapping[str, Path]) -> Start:  # noqa: ARG001 (a back end's signature)
     folder = f"{tempfile.gettempdir()}/uptrend-{secrets.token_hex(8)}"  # the agent makes it, and removes it
     copied = [(str(source), name) for name, source in folders.items()]
-    setup = _setup(writable=[folder], folders=copied, env={"TMPDIR": f"{folder}/tmp"})
-    sweep = ("sh", "-c", 'chmod -R u+rwX "$0"; rm -rf "$0"', folder)
-    families = (socket.AF_UNIX,)
-    return Start((sys.executable, *AGENT), setup, root=f"{folder}/workspace", sweep=sweep, families=families)
+    path = f"{sys.prefix}/bin:{folder}/bin:{SYSTEM_PATH}"
+    env = {"HOME": f"{folder}/workspace", "TMPDIR": f"{folder}/tmp", "PATH": path}
+    setup = _setup(_system(), writable=[folder], folders=copied, env=env)
+    sweep = ["sh", "-c", 'chmod -R u+rwX "$0"; rm -rf "$0"', folder]
+    return Start([sys.executable, *AGENT], setup, root=f"{folder}/workspace", sweep=sweep, families=UNIX)
 
 
-BACKENDS: Mapping[str, Backend] = {
-    backend.name: backend
-    for backend in (
-        Backend("bubblewrap", "Linux namespaces, a user of its own, a filter of system calls.", _bubblewrap),
-        Backend("process", "No sandbox: bounds only, and no network. For code that you trust.", _process),
-    )
+def _container(program: str, bounds: Bounds, folders: Mapping[str, Path]) -> Start:
+    (image, is_ours), name = _image(program), f"uptrend-{secrets.token_hex(8)}"
+    user = _new_user() if os.geteuid() == 0 else 1 << 15 | secrets.randbelow(1 << 14)  # else there are 65,536 at most
+    size, is_podman = bounds.disk + SPARE, program == "podman"
+    # Podman would first copy into a tmpfs what it covers, and give every container places to write of its own.
+    options = f"rw,exec,size={size},mode=1777" + (",notmpcopyup" if is_podman else "")
+    # As hard limits above the agent's own; files in memory count as memory. A host's own limits may be too low for
+    # the defaults of open files and processes.
+    most = bounds.memory + 3 * size + (256 << 20)
+    options_of_all = f"""run --rm --interactive --name {name} --pull never --log-driver none --network none --read-only
+        --cap-drop all --security-opt no-new-privileges --user {user}:{user} --hostname sandbox --stop-timeout 0
+        --shm-size {size} --memory {most} --memory-swap {most} --pids-limit {bounds.processes + 32}
+        --ulimit nofile=1024:1024 --ulimit nproc=1024:1024 {"--read-only-tmpfs=false" if is_podman else ""}"""
+    command = [program, *options_of_all.split()]
+    for place in WRITABLE[:2]:
+        command += ["--tmpfs", f"{place}:{options}"]
+    system = {} if is_ours else _system()
+    shown = {path: path for path, target in system.items() if not target}
+    for place, folder in {**shown, **{f"{HOME}/{name}": folder for name, folder in folders.items()}}.items():
+        command += ["--volume", f"{folder}:{place}:ro"]
+    for place in _answers(system):
+        command += ["--tmpfs", f"{place}:{options}"]
+    setup = _setup(system, counted=True, env={"PATH": SYSTEM_PATH} if is_ours else {})
+    command += [image, "python3" if is_ours else sys.executable, *AGENT]
+    return Start(command, setup, os.environ, sweep=[program, "rm", "--force", name])
+
+
+@cache
+def _image(program: str) -> tuple[str, bool]:
+    """Return the image to run, and whether it was built from our Containerfile; else it shows the host's system."""
+
+    def call(*arguments: str, data: bytes = b"") -> str:
+        done = subprocess.run([program, *arguments], input=data, capture_output=True, timeout=120)
+        return done.stderr.decode(errors="replace").strip() or "failed" if done.returncode else ""
+
+    if not call("image", "inspect", IMAGE):
+        return IMAGE, True
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        system = _system()
+        for path in sorted(_above(system) | {*system, *WRITABLE}):
+            entry = tarfile.TarInfo(path.lstrip("/"))
+            entry.linkname = system.get(path, "")
+            kind = tarfile.REGTYPE if os.path.isfile(path) else tarfile.DIRTYPE
+            entry.type = tarfile.SYMTYPE if entry.linkname else kind
+            entry.mode = 0o1777 if path in WRITABLE else 0o755  # which a tmpfs there takes over
+            archive.addfile(entry)
+    name = f"localhost/uptrend-host:{hashlib.sha256(packed.getvalue()).hexdigest()[:12]}"
+    if call("image", "inspect", name) and (why := call("import", "-", name, data=packed.getvalue())):
+        raise SandboxFailed(f"{program} does not work: {why.splitlines()[-1].rstrip('.?')}.")
+    return name, False
+
+
+NAMESPACES = "Linux namespaces, a user of its own, a filter of system calls."
+CONTAINER = "A container without network, with a read-only system and a filter of system calls."
+BACKENDS: Mapping[str, Sandbox] = {
+    "bubblewrap": Sandbox("bubblewrap", NAMESPACES, _bubblewrap),
+    "podman": Sandbox("podman", CONTAINER, partial(_container, "podman")),
+    "docker": Sandbox("docker", CONTAINER, partial(_container, "docker")),
+    "process": Sandbox("process", "No sandbox: bounds only, and no network. For code that you trust.", _process),
 }
 
 
@@ -145,15 +190,13 @@ class Usable:
 
 def find_sandbox(name: str) -> Sandbox:
     """Return a back end that works here; `auto` takes the first that contains what runs in it, never `process`."""
-    if name != "auto" and name not in BACKENDS:
-        raise SandboxFailed(f"There is no sandbox {name!r}; there are auto, {', '.join(BACKENDS)}.")
-    tried = []
-    for wanted in [name] if name != "auto" else [known for known in BACKENDS if known != "process"]:
-        found = _try(BACKENDS[wanted])
+    tried = ""
+    for kind in [kind for kind in BACKENDS if kind == name or (name == "auto" and kind != "process")]:
+        found = _try(BACKENDS[kind])
         if found.works:
-            return BACKENDS[wanted]
-        tried.append(f"{wanted}: {found.why}")
-    raise SandboxFailed(f"No sandbox works here. {' '.join(tried)} `uptrend sandbox check` says more.")
+            return BACKENDS[kind]
+        tried += f" {kind}: {found.why}"
+    raise SandboxFailed(f"No sandbox of kind {name} works here; there are auto, {', '.join(BACKENDS)}.{tried}")
 
 
 def survey() -> list[Usable]:
@@ -161,40 +204,32 @@ def survey() -> list[Usable]:
     return [_try(backend) for backend in BACKENDS.values()]
 
 
-def _try(backend: Backend) -> Usable:
-    async def work() -> tuple[float, str]:
+def _try(backend: Sandbox) -> Usable:
+    async def work() -> Usable:
         began = time.perf_counter()
         workspace = await backend.open({}, Bounds())
-        opened = time.perf_counter() - began
+        seconds = time.perf_counter() - began
         try:
-            return opened, (await workspace.run("python3 -c 'print(6 * 7)'")).output
+            output = (await workspace.run("python3 -c 'print(6 * 7)'")).output
         finally:
             await workspace.close()
+        why = backend.contains if output == "42\n" else f"Python does not run in it: {output.strip()[-300:]}"
+        return Usable(backend.name, output == "42\n", why, seconds)
 
     try:
         with ThreadPoolExecutor(1) as pool:  # the caller's thread may have a loop that runs
-            opened, output = pool.submit(asyncio.run, work()).result()
+            return pool.submit(asyncio.run, work()).result()
     except SandboxFailed as error:
         return Usable(backend.name, False, str(error))
-    if output.strip() != "42":
-        return Usable(backend.name, False, f"Python does not run in it: {output.strip()[-300:]}")
-    return Usable(backend.name, True, backend.contains, opened)
 
 
-def _need(program: str, package: str) -> str:
-    found = shutil.which(program)
-    if found is None:
-        raise SandboxFailed(f"{program} is not installed; install the system package {package}.")
-    return found
-
-
-def _setup(**told: Any) -> dict[str, Any]:
+def _setup(shown: Iterable[str] = (), **told: Any) -> dict[str, Any]:
     env = {
-        "PATH": f"{sys.prefix}/bin:/run/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "HOME": HOME, "USER": "agent",
+        "PATH": f"{sys.prefix}/bin:/run/bin:{SYSTEM_PATH}", "HOME": HOME, "USER": "agent",
         "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONHASHSEED": "0", **told.pop("env", {}),
     }  # fmt: skip
-    hidden = [path for path in _system() if path.startswith(HOME + "/")]
+    hidden = [path for path in shown if path.startswith(HOME + "/")]
     return {"writable": WRITABLE, "folders": [], "hidden": hidden, "uid": 0, "counted": False, **told, "env": env}
 
 
@@ -209,8 +244,15 @@ def _counts_apart() -> bool:
     return tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2]) >= (5, 14)
 
 
+def _above(paths: Iterable[str]) -> set[str]:
+    """Return the folders above some paths, but not the root."""
+    return {str(parent) for path in paths for parent in Path(path).parents[:-1]}
+
+
 def _system() -> dict[str, str]:
     """Return what of the host's system is shown: read-only paths, and links with their targets."""
+    if sys.platform != "linux":
+        raise SandboxFailed(f"This is {sys.platform}: use podman or docker, with an image built from {CONTAINERFILE}.")
     shown = {"/usr": ""}
     for path in map(Path, ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")):
         if os.path.exists(path):
@@ -227,11 +269,11 @@ def _system() -> dict[str, str]:
     return shown
 
 
-def _answers() -> list[str]:
+def _answers(system: Mapping[str, str]) -> list[str]:
     """Return folders that are shown but must look empty: this package, which makes tasks with their answers."""
-    package = Path(uptrend.__file__).parent
+    package = Path(__file__).parents[2]
     checkout = package.parents[1]
     hidden = {package, *(Path(folder, "uptrend") for folder in sys.path)}
     hidden |= {checkout} if (checkout / "pyproject.toml").exists() else set()
-    shown = [path for path, target in _system().items() if not target]
+    shown = [path for path, target in system.items() if not target]
     return sorted(str(path) for path in hidden if path.is_dir() and any(path.is_relative_to(place) for place in shown))

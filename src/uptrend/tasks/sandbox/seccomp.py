@@ -1,34 +1,32 @@
 """A filter of system calls, as the kernel takes it: 8 bytes per instruction of classic BPF.
 
-It refuses what a small machine-learning program never needs and what holes in the kernel are reached by, and the two
-ways to hold memory that no process is seen to have (memfd_create, shmget). Everything else is allowed.
+It refuses what a small machine-learning program never needs and what holes in the kernel are reached by, what would let
+a command slow or end the agent, which has the same user, and two ways to hold memory that no process is seen to have
+(memfd_create, shmget). Everything else is allowed.
 """
 
-import errno
 import platform
 import struct
 from collections.abc import Sequence
 
 # By call: its number on x86_64 and on aarch64 (0: not there). From 424 on they are the same.
-REFUSED = {
-    "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "pidfd_getfd": (438, 438),
-    "kcmp": (312, 272), "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "chroot": (161, 51),
-    "move_mount": (429, 429), "open_tree": (428, 428), "fsopen": (430, 430), "fsconfig": (431, 431),
-    "fsmount": (432, 432), "fspick": (433, 433), "mount_setattr": (442, 442), "unshare": (272, 97),
-    "setns": (308, 268), "open_by_handle_at": (304, 265), "fanotify_init": (300, 262), "quotactl": (179, 60),
-    "keyctl": (250, 219), "add_key": (248, 217), "request_key": (249, 218), "bpf": (321, 280),
-    "perf_event_open": (298, 241), "userfaultfd": (323, 282), "io_uring_setup": (425, 425),
-    "io_uring_enter": (426, 426), "io_uring_register": (427, 427), "memfd_create": (319, 279),
-    "memfd_secret": (447, 447), "shmget": (29, 194), "msgget": (68, 186), "semget": (64, 190),
-    "init_module": (175, 105), "finit_module": (313, 273), "delete_module": (176, 106), "kexec_load": (246, 104),
-    "kexec_file_load": (320, 294), "reboot": (169, 142), "swapon": (167, 224), "swapoff": (168, 225),
-    "acct": (163, 89), "syslog": (103, 116), "settimeofday": (164, 170), "clock_settime": (227, 112),
-    "modify_ldt": (154, 0), "iopl": (172, 0), "ioperm": (173, 0), "uselib": (134, 0),
-}  # fmt: skip
-CLONE, SOCKETS = (56, 220), ((41, 198), (53, 199))  # socket and socketpair
+REFUSED = """
+ptrace 101 117, process_vm_readv 310 270, process_vm_writev 311 271, pidfd_getfd 438 438, mount 165 40,
+umount2 166 39, pivot_root 155 41, chroot 161 51, open_tree 428 428, move_mount 429 429, fsopen 430 430,
+fsconfig 431 431, fsmount 432 432, fspick 433 433, mount_setattr 442 442, unshare 272 97, setns 308 268,
+open_by_handle_at 304 265, keyctl 250 219, add_key 248 217, request_key 249 218, bpf 321 280, perf_event_open 298 241,
+userfaultfd 323 282, io_uring_setup 425 425, io_uring_enter 426 426, io_uring_register 427 427, memfd_create 319 279,
+memfd_secret 447 447, shmget 29 194, msgget 68 186, init_module 175 105, finit_module 313 273, delete_module 176 106,
+kexec_load 246 104, kexec_file_load 320 294, reboot 169 142, syslog 103 116, modify_ldt 154 0, setpriority 141 140,
+sched_setscheduler 144 119, sched_setparam 142 118, sched_setattr 314 274, ioprio_set 251 30
+"""
+CLONE, PRLIMIT, SOCKETS = (56, 220), (302, 261), ((41, 198), (53, 199))  # socket and socketpair
 CLONE3, NEWEST = 435, 462  # what is newer is refused as on an older kernel, for which programs are prepared
 NAMESPACES = 0x7E020000  # every CLONE_NEW…
-MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column above, AUDIT_ARCH_…
+# Column above, AUDIT_ARCH_…; arm64 is macOS's word, whose containers run on Linux.
+MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7), "arm64": (1, 0xC00000B7)}
+UNIX, INTERNET = (1,), (2, 10)  # families of sockets
+EPERM, ENOSYS, EAFNOSUPPORT = 1, 38, 97  # as numbers, since those of macOS differ
 
 LOAD, AND_JUMP, EQUAL, AT_LEAST, RETURN = 0x20, 0x45, 0x15, 0x35, 0x06
 ALLOW, KILL, REFUSE = 0x7FFF0000, 0x80000000, 0x00050000
@@ -47,13 +45,17 @@ def make_filter(families: Sequence[int], machine: str = platform.machine()) -> b
 
     code += [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, architecture), (RETURN, 0, 0, KILL), (LOAD, 0, 0, NUMBER)]
     # Above the newest are also x86_64's x32 calls, a second set of numbers for everything.
-    code += [(AT_LEAST, 0, 1, NEWEST + 1), refuse(errno.ENOSYS), (EQUAL, 0, 1, CLONE3), refuse(errno.ENOSYS)]
-    for number in sorted(numbers[column] for numbers in REFUSED.values() if numbers[column]):
-        code += [(EQUAL, 0, 1, number), refuse(errno.EPERM)]
+    code += [(AT_LEAST, 0, 1, NEWEST + 1), refuse(ENOSYS), (EQUAL, 0, 1, CLONE3), refuse(ENOSYS)]
+    numbers = [int(call.split()[1 + column]) for call in REFUSED.split(",")]
+    for number in filter(None, numbers):
+        code += [(EQUAL, 0, 1, number), refuse(EPERM)]
     code += [(EQUAL, 0, 4, CLONE[column]), (LOAD, 0, 0, FIRST_ARGUMENT), (AND_JUMP, 0, 1, NAMESPACES)]
-    code += [refuse(errno.EPERM), (RETURN, 0, 0, ALLOW)]
+    code += [refuse(EPERM), (RETURN, 0, 0, ALLOW)]
+    # Limits of itself alone: any process of the same user could take the agent's open files or its time.
+    code += [(EQUAL, 0, 4, PRLIMIT[column]), (LOAD, 0, 0, FIRST_ARGUMENT), (EQUAL, 1, 0, 0)]
+    code += [refuse(EPERM), (RETURN, 0, 0, ALLOW)]
     code += [(EQUAL, 1, 0, SOCKETS[0][column]), (EQUAL, 0, len(families) + 2, SOCKETS[1][column])]
     code += [(LOAD, 0, 0, FIRST_ARGUMENT)]
     code += [(EQUAL, len(families) - at, 0, family) for at, family in enumerate(families)]
-    code += [refuse(errno.EAFNOSUPPORT), (RETURN, 0, 0, ALLOW)]
+    code += [refuse(EAFNOSUPPORT), (RETURN, 0, 0, ALLOW)]
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in code)

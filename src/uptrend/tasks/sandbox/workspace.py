@@ -6,12 +6,14 @@ import contextlib
 import json
 import re
 import struct
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from uptrend.records import SandboxFailed
 
+Reply = tuple[dict[str, Any], bytes]
 GRACE = 60.0
 """Seconds after which an agent that should have answered is given up; a loaded machine may take many."""
 HOME = "/workspace"
@@ -66,7 +68,9 @@ class Workspace:
     ) -> None:
         self.cwd = HOME
         self.bounds = bounds
-        self._process = process
+        assert process.stdin
+        assert process.stdout
+        self._process, self._sent, self._got = process, process.stdin, process.stdout
         self._root = root  # where /workspace is for the agent
         self._sweep = sweep  # command that removes what an agent leaves that did not end by itself
         self._turn = asyncio.Lock()
@@ -91,7 +95,7 @@ class Workspace:
 
     async def write(self, path: str, data: bytes) -> None:
         """Write a file of the workspace, relative to `cwd`; missing folders are made."""
-        await self._ask("write", data, shown=path, files=[(self._real(path), len(data))])
+        await self._ask("write", data, shown=path, path=self._real(path))
 
     async def listing(self) -> list[tuple[str, int]]:
         """List the regular files below the root with their sizes, sorted; at most 1,000."""
@@ -109,24 +113,19 @@ class Workspace:
 
     async def begin(self, source: bytes, setup: Mapping[str, Any], program: bytes, files: Mapping[str, bytes]) -> None:
         """Send the agent its source and its bounds, and write the first files."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(source)
-        env = {name: self._real(value) for name, value in setup["env"].items()}
-        await self._exchange({**setup, "root": self._root, "bounds": asdict(self.bounds), "env": env}, program, GRACE)
-        sizes = [(path, len(data)) for path, data in files.items()]
+        self._sent.write(source)
+        await self._exchange({**setup, "root": self._root, "bounds": asdict(self.bounds)}, program, GRACE)
         try:
-            await self._ask("write", b"".join(files.values()), shown="the task's files", files=sizes)
+            for path, data in files.items():
+                await self.write(path, data)
         except FileProblem as problem:
-            raise SandboxFailed(f"Could not write {problem}.") from None
+            raise SandboxFailed(f"Could not write the task's {problem}.") from None
 
-    async def _ask(
-        self, do: str, data: bytes = b"", *, wait: float = 0.0, shown: str = "", **request: Any
-    ) -> tuple[dict[str, Any], bytes]:
+    async def _ask(self, do: str, data: bytes = b"", wait: float = 0.0, shown: str = "", **request: Any) -> Reply:
         """Ask the agent for something and wait for the answer; `shown` is the file that may be refused."""
-        if do in ("run", "start", "read", "write"):
-            request["cwd"] = self._real(self.cwd)
+        request = {"do": do, "cwd": self._real(self.cwd), **request}
         async with self._turn:
-            told, content = await self._exchange({"do": do, **request}, data, wait + GRACE)
+            told, content = await self._exchange(request, data, wait + GRACE)
         if "refused" in told:
             why = self._shown(told["refused"])
             if do == "ask":
@@ -136,53 +135,41 @@ class Workspace:
             raise SandboxFailed(f"The sandbox could not {do}: {why}.")
         return told, content
 
-    async def _exchange(self, request: Mapping[str, Any], data: bytes, wait: float) -> tuple[dict[str, Any], bytes]:
-        sent, got = self._process.stdin, self._process.stdout
-        assert sent is not None and got is not None
+    async def _exchange(self, request: Mapping[str, Any], data: bytes, wait: float) -> Reply:
         text = json.dumps(request).encode()
         try:
             async with asyncio.timeout(wait):
-                sent.writelines([struct.pack(">II", len(text), len(data)), text, data])
-                await sent.drain()
-                told, size = struct.unpack(">II", await got.readexactly(8))
-                return json.loads(await got.readexactly(told)), await got.readexactly(size)
+                self._sent.writelines([struct.pack(">II", len(text), len(data)), text, data])
+                await self._sent.drain()
+                told, size = struct.unpack(">II", await self._got.readexactly(8))
+                return json.loads(await self._got.readexactly(told)), await self._got.readexactly(size)
         except BaseException as error:
             # Whoever is interrupted here can't tell later answers apart: the agent ends, as it does when we die.
-            sent.close()
+            self._sent.close()
             if not isinstance(error, OSError | EOFError | RuntimeError):
                 raise
-        raise SandboxFailed(f"The sandbox ended unexpectedly{await self._last_words()}.")
-
-    async def _last_words(self) -> str:
-        """Return what the back end has said on stderr, as the end of a sentence."""
-        assert self._process.stderr is not None
+        said = b""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(2):
-                said = readable((await self._process.stderr.read())[-2000:]).strip()
-                return ": " + said.removesuffix(".") if said else ""
-        return ""
+                said = await self._process.stderr.read() if self._process.stderr else b""
+        why = readable(said[-2000:]).strip().removesuffix(".")
+        raise SandboxFailed("The sandbox ended unexpectedly" + (f": {why}." if why else "."))
 
     async def _end(self) -> None:
         process = self._process
-        assert process.stdin is not None and process.stdout is not None
-        process.stdin.close()
-        try:
+        self._sent.close()
+        with contextlib.suppress(TimeoutError, ProcessLookupError):
             async with asyncio.timeout(GRACE / 4):
                 await process.wait()
-        except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
         async with self._turn:  # a request that waits for its answer gets the end of the pipe first
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(GRACE / 4):
-                    while await process.stdout.read(1 << 16):  # the agent holds the other end as long as it lives
-                        pass
+                    await self._got.read()  # the agent holds the other end as long as it lives
         if process.returncode and self._sweep:
-            swept = await asyncio.create_subprocess_exec(
-                *self._sweep, stdin=-3, stdout=-3, stderr=-3, start_new_session=True
-            )
-            await swept.wait()
+            await asyncio.to_thread(subprocess.run, self._sweep, capture_output=True, stdin=subprocess.DEVNULL)
 
     def _real(self, text: str) -> str:
         return text if self._root == HOME else text.replace(HOME, self._root)
@@ -205,7 +192,7 @@ class Conversation:
 
     async def close(self) -> None:
         """End the process."""
-        await self._workspace._ask("end")
+        await self._workspace.run(":")  # a command is alone
 
 
 def readable(data: bytes, total: int = 0) -> str:

@@ -1,0 +1,42 @@
+"""`uptrend sandbox`: see where a model's commands can run."""
+
+from dataclasses import asdict
+
+import typer
+from rich.text import Text
+
+from uptrend.cli.console import AsJson, columns, make_app, print_json, terminal
+from uptrend.tasks.sandbox import survey
+from uptrend.tasks.sandbox.backends import CONTAINERFILE
+
+app = make_app("See where a model's commands can run.")
+
+
+@app.callback()
+def sandbox() -> None:
+    """See where a model's commands can run."""
+
+
+@app.command()
+def check(as_json: AsJson = False) -> None:
+    """Try every sandbox: open it, run Python in it, close it.
+
+    \b
+    uptrend sandbox check
+    uptrend sandbox check --json
+
+    `auto` takes the first that works, but never `process`, which contains nothing: exit code 1 if there is none.
+    """
+    found = survey()
+    chosen = next((usable.name for usable in found if usable.works and usable.name != "process"), None)
+    if as_json:
+        backends = [asdict(usable) for usable in found]
+        print_json({"auto": chosen, "backends": backends, "containerfile": str(CONTAINERFILE)})
+    else:
+        marks = {True: Text("✓", "green"), False: Text("✗", "red")}
+        took = ["–" if usable.seconds is None else f"{usable.seconds * 1000:.0f} ms" for usable in found]
+        rows = [(marks[usable.works], usable.name, time, usable.why) for usable, time in zip(found, took, strict=True)]
+        terminal().print(columns("", "sandbox", "opens in", "", rows=rows, right=["opens in"]))
+        terminal().print(f"\nauto takes {chosen or 'none: install bubblewrap, or name one'}.")
+    if chosen is None:
+        raise typer.Exit(1)
