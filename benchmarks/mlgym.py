@@ -121,7 +121,9 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=0, help="compare so many rollouts side by side with one by one")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    options = MlGymOptions(problems=tuple(given.problems), folder=given.folder, sandbox=given.sandbox, python=given.python)
+    options = MlGymOptions(
+        problems=tuple(given.problems), folder=given.folder, sandbox=given.sandbox, python=given.python
+    )
     taskset = MlGym(options, 0)
     if given.at_once:
         print(json.dumps(event_loop.run(compare(taskset, given.at_once))))
@@ -132,7 +134,11 @@ def main() -> None:
         return
     print("| task | player | test score | reward | validated | none |\n|---|---|---|---|---|---|")
     for row in rows:
-        score = "—" if row["score"] is None else f"{row['score']:.3f} ({row['interval'][0]:.3f} to {row['interval'][1]:.3f})"
+        score = (
+            "—"
+            if row["score"] is None
+            else f"{row['score']:.3f} ({row['interval'][0]:.3f} to {row['interval'][1]:.3f})"
+        )
         reward = f"{row['reward']:+.2f} ({row['reward_interval'][0]:+.2f} to {row['reward_interval'][1]:+.2f})"
         print(f"| {row['task']} | {row['player']} | {score} | {reward} | {row['validated']:.0%} | {row['none']} |")
 

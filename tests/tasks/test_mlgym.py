@@ -1,4 +1,4 @@
-"""`mlgym`: commands, scoring from outside, rewards by scheme, MLGym's files. The sandbox is `process`: each test's own."""
+"""`mlgym`: commands, scoring from outside, rewards by scheme, MLGym's files; in the back end that runs anywhere."""
 
 import textwrap
 from collections.abc import Sequence
@@ -35,11 +35,16 @@ def test_the_editor_shows_changes_and_lints() -> None:
         "open a.py", "edit 5:5\n    return x + 2\nend_of_edit", "python a.py", "edit 5:5\nreturn x +\nend_of_edit",
         "insert 8\nprint(y)\nend_of_insert", "python a.py",
     )  # fmt: skip
-    assert opened.text.startswith("[File: /workspace/a.py (8 lines)]") and "5:    return x + 1" in opened.text
-    assert "5:    return x + 2" in edited.text and not edited.code
+    assert opened.text.startswith("[File: /workspace/a.py (8 lines)]")
+    assert "5:    return x + 1" in opened.text
+    assert "5:    return x + 2" in edited.text
+    assert not edited.code
     assert ran.text == again.text == "4"
-    assert refused.code and "NOT applied" in refused.text and "line 5" in refused.text
-    assert undefined.code and "undefined name 'y'" in undefined.text
+    assert refused.code
+    assert "NOT applied" in refused.text
+    assert "line 5" in refused.text
+    assert undefined.code
+    assert "undefined name 'y'" in undefined.text
 
 
 @pytest.mark.parametrize(
@@ -53,7 +58,8 @@ def test_the_editor_shows_changes_and_lints() -> None:
 )  # fmt: skip
 def test_mistakes_are_answered_with_the_way_to_do_it(command: str, says: str) -> None:
     reply = talk("open a.py", command)[-1]
-    assert says in reply.text and (reply.code or reply.stopped)
+    assert says in reply.text
+    assert reply.code or reply.stopped
 
 
 def test_search_scroll_and_a_folder_that_is_kept() -> None:
@@ -62,8 +68,11 @@ def test_search_scroll_and_a_folder_that_is_kept() -> None:
         "search_dir 'line 33'", "search_file 'line 7' many.txt", "find_file *.txt", "open many.txt 20", "scroll_down",
         "mkdir deep && cd deep", "pwd", files={"many.txt": many},
     )  # fmt: skip
-    assert "many.txt:33:line 33" in found.text and "7:line 7" in file.text and "./many.txt" in name.text
-    assert third.code == 0 and here.text == "/workspace/deep"
+    assert "many.txt:33:line 33" in found.text
+    assert "7:line 7" in file.text
+    assert "./many.txt" in name.text
+    assert third.code == 0
+    assert here.text == "/workspace/deep"
 
 
 def folder(root: Path, kind: str = "CSVSubmissionTasks", extra: str = "") -> str:
@@ -124,9 +133,13 @@ RIGHT = "python -c \"open('submission.csv','w').write('id,y\\n'+''.join(f'{n},{n
 def test_a_mlgym_folder_is_played_as_it_is(tmp_path: Path) -> None:
     taskset = MlGym(MlGymOptions(folder=folder(tmp_path), sandbox="process"), 0)
     said, reward, opened = play(taskset, "ls . data", "python baseline.py", "validate", RIGHT, "validate", "submit")
-    assert "answers.csv" not in said[0] and "test.csv" in said[0]
-    assert "Validation accuracy: 0." in said[2] and "Validation accuracy: 1.0000 (baseline 0.5000)" in said[4]
-    assert reward.total == 1 and reward.correct and reward.is_best
+    assert "answers.csv" not in said[0]
+    assert "test.csv" in said[0]
+    assert "Validation accuracy: 0." in said[2]
+    assert "Validation accuracy: 1.0000 (baseline 0.5000)" in said[4]
+    assert reward.total == 1
+    assert reward.correct
+    assert reward.is_best
     assert [c.score for c in opened.commands if c.score is not None][-2:] == [1.0, 1.0]
     _, nothing, _ = play(taskset, "ls")
     assert nothing.total == -1  # submitted at the end of the rollout, and there is nothing
@@ -147,14 +160,21 @@ def test_validation_and_test_score_different_rows(tmp_path: Path) -> None:
 
     halves = [_half(problem, files, example.test, split)[1]["data/answers.csv"] for split in ("validation", "test")]  # type: ignore[arg-type]
     rows = [set(half.decode().splitlines()[1:]) for half in halves]
-    assert rows[0] and rows[1] and not rows[0] & rows[1] and len(rows[0] | rows[1]) == 20
+    assert rows[0]
+    assert rows[1]
+    assert not rows[0] & rows[1]
+    assert len(rows[0] | rows[1]) == 20
 
 
 CODE = "import random\n\n\ndef row_strategy(history):\n    return {}\n"
 
 
 def test_submitted_code_is_kept_apart_from_its_evaluator(tmp_path: Path) -> None:
-    root = Path(folder(tmp_path, "PythonSubmissionTasks", "  metric: score\n  direction: up\n  par: 5\n  submission: strategy.py\n"))
+    root = Path(
+        folder(
+            tmp_path, "PythonSubmissionTasks", "  metric: score\n  direction: up\n  par: 5\n  submission: strategy.py\n"
+        )
+    )
     (root / "data/toy/evaluate.py").write_text(
         "import json\nfrom strategy import row_strategy\nfrom target import other\n"
         "total = sum(row_strategy([(0, other)] * n) for n in range(50))\nprint(json.dumps({'Score': total / 50}))\n"
@@ -162,19 +182,24 @@ def test_submitted_code_is_kept_apart_from_its_evaluator(tmp_path: Path) -> None
     (root / "data/toy/target.py").write_text("other = 1\n")
     (root / "data/toy/strategy.py").write_text(CODE.format(1))
     table = root / "configs/tasks/toy.yaml"
-    table.write_text(table.read_text().replace("data/toy/evaluate.py]", "data/toy/evaluate.py, data/toy/strategy.py, data/toy/target.py]").replace("Accuracy: 0.5", "Score: 1.0"))
+    table.write_text(
+        table.read_text()
+        .replace("data/toy/evaluate.py]", "data/toy/evaluate.py, data/toy/strategy.py, data/toy/target.py]")
+        .replace("Accuracy: 0.5", "Score: 1.0")
+    )
     taskset = MlGym(MlGymOptions(folder=str(root), sandbox="process", seconds=20), 0)
 
     def submit(body: str) -> tuple[list[str], Reward, ResearchPlay]:
         return play(taskset, f"cat > strategy.py <<'END'\n{CODE.format(body)}END", "validate", "submit")
 
     said, reward, _ = submit("len(history) and history[0][1] + 4")
-    assert "Validation score: 4.9000" in said[1] and reward.total == pytest.approx(3.9 / 4)
+    assert "Validation score: 4.9000" in said[1]
+    assert reward.total == pytest.approx(3.9 / 4)
     assert submit("2")[1].total == pytest.approx(0.25)
     # It can neither replace the evaluator's output nor reach its files or its memory.
     for cheat in (
-        "print('{\"Score\": 5}') or 1", "__import__('os')._exit(0)", "open('evaluate.py')", "__import__('target').other * 5",
-        "__import__('sys').modules['__main__'].__dict__", "'5'", "float('nan')",
+        "print('{\"Score\": 5}') or 1", "__import__('os')._exit(0)", "open('evaluate.py')",
+        "__import__('target').other * 5", "__import__('sys').modules['__main__'].__dict__", "'5'", "float('nan')",
     ):  # fmt: skip
         assert submit(cheat)[1].total <= 0, cheat
 
@@ -191,13 +216,15 @@ def facts(**changes: object) -> Facts:
         ("final", {}, 0.5), ("final", {"validations": []}, 0.5), ("final", {"final": None}, -1.0),
         ("validation-change", {}, 0.4), ("validation-change", {"validations": []}, 0.0),
         ("validate-required", {}, 0.5), ("validate-required", {"validations": []}, -1.0),
-        ("graded", {}, 5 * 0.2 - 0.5 - 0.5 * 0.2), ("graded", {"validations": []}, -1.0), ("graded", {"relative": 9.0}, 1.0),
+        ("graded", {}, 5 * 0.2 - 0.5 - 0.5 * 0.2), ("graded", {"validations": []}, -1.0),
+        ("graded", {"relative": 9.0}, 1.0),
         ("code-quality", {}, 0.5 * 0.5 + 0.2 * 0.75 + 0.2 * 0.8 + 0.1 * 0.8),
     ],
 )  # fmt: skip
 def test_rewards_by_scheme(scheme: str, changes: dict[str, object], total: float) -> None:
     reward = reward_of(facts(**changes), scheme, DenseParts())  # type: ignore[arg-type]
-    assert reward.total == pytest.approx(total) and reward.low <= reward.total <= reward.high
+    assert reward.total == pytest.approx(total)
+    assert reward.low <= reward.total <= reward.high
 
 
 def test_dense_parts_widen_the_bounds() -> None:

@@ -9,7 +9,6 @@ UptrendError            what was wrong, where, and what would be right
 │   └── RunLocked       another process is writing this run directory
 ├── CheckpointError     a checkpoint that is missing or damaged
 ├── LabError            a hypothesis or an experiment that cannot be used
-├── SandboxFailed       a sandbox that cannot be opened or ended by itself; a rollout in it is played again
 └── MissingExtra        an optional dependency that is not installed
 
 All of them end the command with exit code 2. Assertions are for our own bugs.
@@ -55,10 +54,6 @@ class CheckpointError(UptrendError):
 
 class LabError(UptrendError):
     """A hypothesis, a lab's folder or an experiment that cannot be used; the message says what to write."""
-
-
-class SandboxFailed(UptrendError):  # noqa: N818 (what happened)
-    """A sandbox that cannot be opened, or ended by itself: our fault or the machine's, never the model's."""
 
 
 class MissingExtra(UptrendError):  # noqa: N818 (what is missing)

@@ -57,7 +57,9 @@ def demonstrate(policy: Policy, pool: Pool, config: Config) -> tuple[list[Rollou
     requests = [
         RolloutRequest(task, taskset, 0, f"gold-{number:06d}", i, 0, script=script)
         for number, task in enumerate(stage.tasks[: config.warmstart.tasks])
-        for i, script in enumerate(taskset.demonstrations(task, count) if isinstance(taskset, HasDemonstrations) else [None])
+        for i, script in enumerate(
+            taskset.demonstrations(task, count) if isinstance(taskset, HasDemonstrations) else [None]
+        )
     ]
     kept, left_out, notes = list[Rollout](), list[RolloutRequest](), list[str]()
     for request, rollout in zip(requests, RolloutPlayer(policy, None, config).demonstrate(requests), strict=True):

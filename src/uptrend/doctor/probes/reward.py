@@ -23,7 +23,9 @@ def rescoring(bench: Bench) -> Answer:
         summary = f"{len(odd)} of {len(groups)} groups came back with another number of rewards than rollouts."
         text = f"group {odd[0][0]} has {odd[0][1]} rollouts, sampling.size = {size}"
         yield bench.found("reward.wrong-length", CRITICAL, summary, text, odd[0][1])
-    rollouts = np.array([r for r in bench.played if r.reward is not None and r.task in bench.tasks][: bench.few(64)], object)
+    rollouts = np.array(
+        [r for r in bench.played if r.reward is not None and r.task in bench.tasks][: bench.few(64)], object
+    )
     # One question may stand there with two golds, which is another fault: each is scored by its own.
     own = {(t.id, t.answer): (t, stage.taskset) for stage in reversed(bench.pool.stages) for t in stage.tasks}
     plays = [own.get((r.task, r.answer), bench.tasks[r.task]) for r in rollouts]

@@ -7,7 +7,7 @@ workspace, so its state (the open file, the window) is out of the agent's reach.
 import re
 import shlex
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from uptrend.records import Message
 from uptrend.tasks.sandbox import FileProblem, Workspace
@@ -35,8 +35,9 @@ for node in ast.walk(tree):
         known.add(node.arg)
     else:
         known.add(getattr(node, "name", None))
-unknown = {} if "*" in known else {n.id: n.lineno for n in reversed(list(ast.walk(tree))) if isinstance(n, ast.Name) and n.id not in known}
-if unknown:
+names = [node for node in reversed(list(ast.walk(tree))) if isinstance(node, ast.Name)]
+unknown = {node.id: node.lineno for node in names if node.id not in known}
+if unknown and "*" not in known:
     sys.exit("\n".join(f"line {line}: undefined name {name!r}" for name, line in unknown.items()))
 """
 
@@ -68,7 +69,9 @@ def command_of(message: Message) -> str:
         return given.strip("\n")
     blocks = FENCE.findall(message.content)
     if len(blocks) > 1:
-        raise WrongCommand(f"You gave {len(blocks)} commands, and none was carried out. Give one per turn, in one ``` block.")
+        raise WrongCommand(
+            f"You gave {len(blocks)} commands, and none was carried out. Give one per turn, in one ``` block."
+        )
     command = (blocks[0] if blocks else message.content).strip("\n")
     if not command.strip():
         raise WrongCommand("You gave no command. Give one per turn, such as: ls")
@@ -113,7 +116,9 @@ class Terminal:
             text += f"\nStopped: it exceeded the bound on {outcome.stopped}."
         elif outcome.code:
             text += f"\n(exit code {outcome.code})"
-        return CommandReply(text.strip("\n") or "The command ran and printed nothing.", outcome.code, outcome.stopped, "shell")
+        return CommandReply(
+            text.strip("\n") or "The command ran and printed nothing.", outcome.code, outcome.stopped, "shell"
+        )
 
     # The editor.
 
@@ -128,7 +133,11 @@ class Terminal:
         self._top = max(1, min(self._top, len(lines) - self._window + 1))
         end = min(len(lines), self._top + self._window - 1)
         above, below = self._top - 1, len(lines) - end
-        parts = [before, f"[File: {self.open_file} ({len(lines)} lines)]", f"({above} more lines above)" if above else ""]
+        parts = [
+            before,
+            f"[File: {self.open_file} ({len(lines)} lines)]",
+            f"({above} more lines above)" if above else "",
+        ]
         parts += [f"{number}:{lines[number - 1]}" for number in range(self._top, end + 1)]
         parts += [f"({below} more lines below)" if below else "", after]
         return CommandReply("\n".join(part for part in parts if part))
@@ -202,13 +211,14 @@ class Terminal:
                 low, high = max(0, start - 3), start + len(text) + 3
                 shown = "\n".join(f"{n}:{line}" for n, line in enumerate(changed[low:high], low + 1))
                 raise WrongCommand(
-                    f"The edit was NOT applied, since it brings in errors:\n{problems}\nIt would have looked like this:\n"
-                    f"{shown}\nCorrect the lines or their numbers; the same edit again fails again."
+                    f"The edit was NOT applied, since it brings in errors:\n{problems}\n"
+                    f"It would have looked like this:\n{shown}\n"
+                    "Correct the lines or their numbers; the same edit again fails again."
                 )
         await self.workspace.write(self.open_file, ("\n".join(changed) + "\n").encode())
         self._top = max(1, start + 1 - self._window // 6)
-        shown = await self._show(after="File updated, no errors found. Check the lines, and edit again where needed.")
-        return CommandReply(shown.text, kind="edit")
+        reply = await self._show(after="File updated. Check the lines, and edit again where needed.")
+        return replace(reply, kind="edit")
 
     async def lint(self, source: str) -> str:
         """Return what is wrong with Python source, one line per error; empty where nothing is."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from uptrend.records import Executed, Message, Reward, Task, Tool
-from uptrend.tasks.mlgym.commands import WrongCommand, CommandReply, Terminal, command_of
+from uptrend.tasks.mlgym.commands import CommandReply, Terminal, WrongCommand, command_of
 from uptrend.tasks.mlgym.problem import Example, Problem
 from uptrend.tasks.mlgym.rewards import DenseParts, Facts, Scheme, reward_of
-from uptrend.tasks.mlgym.scoring import Scorer, Judged
+from uptrend.tasks.mlgym.scoring import Judged, SubmissionScorer
 from uptrend.tasks.sandbox import Bounds, Sandbox, Workspace
 
 COMMAND = Tool(
@@ -18,8 +18,6 @@ COMMAND = Tool(
     {"type": "object", "properties": {"command": {"type": "string", "description": "The command, all of its lines."}},
      "required": ["command"]},
 )  # fmt: skip
-# Datasets above this size are shown read-only in place of a copy.
-COPIED = 32 << 20
 
 
 @dataclass
@@ -28,7 +26,7 @@ class Arena:
 
     problem: Problem
     sandbox: Sandbox
-    scorer: Scorer
+    scorer: SubmissionScorer
     bounds: Bounds
     slots: asyncio.Semaphore  # commands that run at once, so that none is slowed down by too many others
     baselines: dict[str, asyncio.Task[tuple[float, float]]] = field(default_factory=dict)
@@ -39,7 +37,8 @@ class Arena:
 
     async def open(self, example: Example) -> Workspace:
         """Make a fresh workspace."""
-        return await self.sandbox.open({**self.problem.visible(), **example.workspace}, self.bounds)
+        files = {**self.problem.visible, **example.workspace}
+        return await self.sandbox.open(files, self.bounds, self.problem.mounts)
 
     async def baseline(self, task: Task, example: Example) -> tuple[float, float]:
         """Return the baseline's scores on validation and test: the task's own, or measured once per example."""
@@ -159,7 +158,9 @@ class ResearchPlay:
                 self.commands.append(end)
         own = [command for command in self.commands if command.command != "(test score)"]
         errors = sum(command.error for command in own)
-        facts = Facts(final, relative, self._validations, len(own), errors, *self._counts["edit"], *self._counts["shell"])
+        facts = Facts(
+            final, relative, self._validations, len(own), errors, *self._counts["edit"], *self._counts["shell"]
+        )
         return reward_of(facts, self.scheme, self.dense)
 
     async def _better(self, last: dict[str, bytes] | Judged) -> dict[str, bytes] | Judged:

@@ -16,8 +16,9 @@ from uptrend.tasks.taskset import Script
 
 CHOICE = re.compile(r"\{\{(.+?)\}\}", re.DOTALL)
 RANDOM = (
-    "ls", "cat baseline.py", "open baseline.py", "goto {n}", "edit {n}:{n}\nx = {n}\nend_of_edit", "python baseline.py",
-    "scroll_down", "search_file import", "insert {n}\n# {n}\nend_of_insert", "head -n {n} train.csv", "validate", "submit",
+    "ls", "cat baseline.py", "open baseline.py", "goto {n}", "edit {n}:{n}\nx = {n}\nend_of_edit",
+    "python baseline.py", "scroll_down", "search_file import", "insert {n}\n# {n}\nend_of_insert",
+    "head -n {n} train.csv", "validate", "submit",
 )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import runpy
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +23,7 @@ KINDS: dict[str, Literal["csv", "code", "model"]] = {
     "LMSubmissionTasks": "model",
 }  # fmt: skip
 Files = Mapping[str, bytes]
+COPIED = 32 << 20  # bytes of datasets that are copied into every workspace
 
 
 @dataclass(frozen=True)
@@ -73,24 +74,39 @@ class Problem:
         if self.generator is not None:
             made = _generator(self.generator)(seed, heldout)
             return Example({**self.starter, **made["workspace"]}, made["validation"], made["test"])
-        answers = self._path(self.answers)
-        hidden = {self.answers: answers.read_bytes()} if answers is not None and answers.is_file() else {}
+        hidden = {self.answers: self._data[self.answers].read_bytes()} if self.answers in self._data else {}
         return Example(self.starter, hidden, hidden)
 
-    def _path(self, place: str) -> Path | None:
-        """Return a dataset's file on the host by its path in the workspace."""
-        top, _, rest = place.partition("/")
-        return self.folders[top] / rest if rest and top in self.folders else None
-
-    def visible(self) -> dict[str, bytes]:
-        """Return the datasets' files for the agent, without the answers; they are copied, so that it can't change them."""
-        hidden = self._path(self.answers)
+    @cached_property
+    def _data(self) -> dict[str, Path]:
         return {
-            f"{top}/{path.relative_to(folder).as_posix()}": path.read_bytes()
+            f"{top}/{path.relative_to(folder).as_posix()}": path
             for top, folder in self.folders.items()
             for path in sorted(folder.rglob("*"))
-            if path.is_file() and not path.is_symlink() and path != hidden
+            if path.is_file() and not path.is_symlink()
         }
+
+    @cached_property
+    def is_mounted(self) -> bool:
+        """True where datasets are too large to copy into every workspace: they are shown read-only."""
+        is_large = sum(path.stat().st_size for path in self._data.values()) > COPIED
+        if is_large and self.answers in self._data:
+            raise TasksetError(
+                f"{self.name}: move {self.answers} out of its large data folder, which the agent can read."
+            )
+        return is_large
+
+    @cached_property
+    def visible(self) -> dict[str, bytes]:
+        """Datasets as files of a workspace, without the answers; none where they are mounted."""
+        if self.is_mounted:
+            return {}
+        return {place: path.read_bytes() for place, path in self._data.items() if place != self.answers}
+
+    @property
+    def mounts(self) -> dict[str, Path]:
+        """Datasets as folders of a workspace."""
+        return dict(self.folders) if self.is_mounted else {}
 
 
 @cache
@@ -128,7 +144,9 @@ def load_problem(name: str, folder: str = "") -> Problem:
     kind = KINDS.get(entry := table.get("task_entrypoint", "CSVSubmissionTasks"))
     evaluators = table.get("evaluation_paths") or []
     if kind is None or not evaluators:
-        lacks = f"task_entrypoint {entry} is none of {', '.join(KINDS)}" if kind is None else "it has no evaluation_paths"
+        lacks = (
+            f"task_entrypoint {entry} is none of {', '.join(KINDS)}" if kind is None else "it has no evaluation_paths"
+        )
         raise TasksetError(f"{path}: {lacks}.")
     notes, folders, docs = list[str](), dict[str, Path](), list[str]()
     for place in table.get("dataset_configs") or []:

@@ -73,7 +73,7 @@ class Judged:
     metrics: Mapping[str, float] | None = None
 
 
-class Scorer:
+class SubmissionScorer:
     """Scores submissions of one problem."""
 
     def __init__(self, problem: Problem, sandbox: Sandbox, bounds: Bounds, trust: bool) -> None:
@@ -100,15 +100,17 @@ class Scorer:
         problem = self._problem
         if problem.kind == "csv" and problem.generator is None:
             if not problem.answers and split == "validation":
-                return Judged(None, f"{problem.submission} was found. This task has no validation split to score it on.")
+                return Judged(
+                    None, f"{problem.submission} was found. This task has no validation split to score it on."
+                )
             files, answers = _half(problem, files, answers, split)
         # Starter code may be what the evaluator imports; the task's own files come last, over all that was submitted.
         beside = files if problem.kind == "csv" or self._trust else {}
-        inside = {**problem.starter, **problem.visible(), **beside, **self._evaluator(), **answers}
+        inside = {**problem.starter, **problem.visible, **beside, **self._evaluator(), **answers}
         if problem.kind == "code":
             text = await self._evaluate_code(files, inside)
         else:
-            async with await self._sandbox.open(inside, self._bounds) as scoring:
+            async with await self._sandbox.open(inside, self._bounds, problem.mounts) as scoring:
                 text = (await scoring.run(self._command(), seconds=problem.timeout)).output
         metrics = read_metrics(text)
         score = metrics.get(problem.metric)
@@ -125,11 +127,13 @@ class Scorer:
         return f"python {self._problem.evaluator} {flag}"
 
     async def _evaluate_code(self, files: dict[str, bytes], inside: dict[str, bytes]) -> str:
-        """Run evaluator and submitted code in two sandboxes, and pass the calls on; return what the evaluator printed."""
+        """Run evaluator and submitted code in two sandboxes, and pass calls on; return what the evaluator printed."""
         problem, name = self._problem, self._problem.submission.removesuffix(".py")
         inside = {path: data for path, data in inside.items() if path != problem.submission}
         async with (
-            await self._sandbox.open({**inside, "_stand_in.py": STAND_IN.encode()}, self._bounds) as scoring,
+            await self._sandbox.open(
+                {**inside, "_stand_in.py": STAND_IN.encode()}, self._bounds, problem.mounts
+            ) as scoring,
             await self._sandbox.open({**files, "_serve.py": SERVE.encode()}, self._bounds) as code,
         ):
             try:

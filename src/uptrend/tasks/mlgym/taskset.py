@@ -17,7 +17,7 @@ from uptrend.tasks.mlgym.play import COMMAND, Arena, ResearchPlay
 from uptrend.tasks.mlgym.players import Player, read_players
 from uptrend.tasks.mlgym.problem import Problem, load_problem, names
 from uptrend.tasks.mlgym.rewards import DenseParts, Scheme
-from uptrend.tasks.mlgym.scoring import Scorer
+from uptrend.tasks.mlgym.scoring import SubmissionScorer
 from uptrend.tasks.sandbox import Bounds, find_sandbox
 from uptrend.tasks.taskset import Script, add_note
 
@@ -128,9 +128,9 @@ class MlGym:
             Message("user", f"{problem.title}\n{problem.description}{data}\nbash-$"),
         )
         # Without a generator the messages are the same: an example is then told apart by its number.
-        own = {} if problem.generator else {"id": hashlib.sha256(f"{problem.name}{seed}".encode()).hexdigest()[:16]}
+        own = "" if problem.generator else hashlib.sha256(f"{problem.name}{seed}".encode()).hexdigest()[:16]
         facts = {"task": problem.name, "seed": seed, "heldout": heldout}
-        return Task(messages, "", problem.name, data=facts, **own)
+        return Task(messages, "", problem.name, data=facts, id=own)
 
     def open(self, task: Task, seed: int) -> ResearchPlay:  # noqa: ARG002 (nothing is left to chance)
         """Begin a rollout; its sandbox is opened by its first command."""
@@ -144,7 +144,9 @@ class MlGym:
             o, problem = self.options, self.problems[name]
             sandbox = find_sandbox(o.sandbox)
             bounds = Bounds(seconds=o.seconds, memory=o.memory << 20, output=o.output)
-            scorer = Scorer(problem, sandbox, replace(bounds, seconds=problem.timeout, output=1 << 16), o.trust)
+            scorer = SubmissionScorer(
+                problem, sandbox, replace(bounds, seconds=problem.timeout, output=1 << 16), o.trust
+            )
             self._arenas[name] = Arena(problem, sandbox, scorer, bounds, self._slots)
         return self._arenas[name]
 
