@@ -105,7 +105,7 @@ def test_a_run_leaves_everything_on_disk(whole: Run) -> None:
     assert whole.status == "finished"
     assert {p.name for p in whole.path.iterdir()} == {
         "run.json", "metrics.jsonl", "evals.jsonl", "events.jsonl", "rollouts", "evals", "checkpoints", "findings.json",
-        ".lock",
+        ".lock", "logs",
     }  # fmt: skip
     assert [line["step"] for line in whole.metric_lines] == list(range(1, STEPS + 1))
     assert [line["step"] for line in whole.eval_lines] == list(range(STEPS + 1))

@@ -104,6 +104,11 @@ def test_an_export_can_be_read(run: Run, tmp_path: Path, uptrend: Uptrend) -> No
     listed = (folder / "index.md").read_text()
     assert f"| [{whole['rollout']}]({whole['file']}) | {row['family']} {row['task']} | " in listed
     assert "not an empty folder" in uptrend("rollouts", "export", run.path, "--to", folder, code=2).err
+    assert (
+        "no rollouts of step 9"
+        in uptrend("rollouts", "export", run.path, "--to", tmp_path / "a", "--step", 9, code=2).err
+    )
+    assert not (tmp_path / "a").exists()
     uptrend("rollouts", "export", run.path, "--to", tmp_path / "held", "--heldout")
     assert len(list((tmp_path / "held").glob("eval-*.md"))) == 3 * 9
 

@@ -16,6 +16,7 @@ from uptrend.rollout.inprocess import InProcessSampler
 from uptrend.rollout.play import RolloutRequest, Timeouts, play_all
 from uptrend.rollout.render import Renderer
 from uptrend.rollout.sampler import Extension, Limits
+from uptrend.runner.runs import train
 from uptrend.tasks import event_loop
 
 
@@ -100,3 +101,17 @@ def test_a_sandbox_that_fails_is_opened_again(policy: Policy, fails: int, retrie
         if number in (3, 6, 9):  # an error of the task itself
             assert rollout.error == "respond: KeyError('no file')"
     assert not sampler._streams
+
+
+def test_a_step_in_which_nothing_was_said_in_time_is_no_error(llama_folder: Path, tmp_path: Path) -> None:
+    shells = {"name": "shells:Shells"}
+    recipe = {
+        "model": {"name": str(llama_folder)}, "tasks": shells, "eval": {**shells, "tasks": 2},
+        "sampling": {"groups": 2, "size": 2, "max_turns": 3, "rollout_timeout": 1e-5}, "learning": {"steps": 1},
+    }  # fmt: skip
+    (line,) = train(recipe, runs=tmp_path).metric_lines
+    assert (line["sampling/ended/time-limit/share"], line["tokens/model/count"], line["sampling/failed/count"]) == (
+        1,
+        0,
+        0,
+    )

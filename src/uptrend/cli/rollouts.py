@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
@@ -79,7 +79,7 @@ def replay_rollouts(
             console.print(Text(f"{one.recorded.step}/{one.recorded.group}/{one.recorded.index} differs", "bold red"))
             for difference in one.differences[:1]:  # what follows the first one may follow from it
                 for label, text in (("recorded", difference.recorded), ("now", difference.now)):
-                    console.print(Text.assemble((f"{difference.where}, {label}: ", "bold"), _cut(str(text))))
+                    console.print(Text.assemble((f"{difference.where}, {label}: ", "bold"), _cut(str(text), "--json")))
         console.print(f"{len(repeated) - len(differing)} of {plural(len(repeated), 'rollout')} came out the same.")
     raise typer.Exit(1 if differing else 0)
 
@@ -104,11 +104,13 @@ def export_rollouts(
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise RecordError(f"{to} exists and is not an empty folder: nothing is overwritten. Choose another --to.")
     steps = [line["step"] for line in opened.eval_lines] if heldout else opened.rollout_steps
+    if not steps:
+        raise RecordError(f"{opened.path} has no rollouts{' of evaluations' if heldout else ''}.")
     index, names = list[Row](), dict[str, int]()
     with plain_disk_errors(to):
-        to.mkdir(parents=True, exist_ok=True)
         for one in steps if step is None else [step]:
             table = opened.eval_rollouts(one) if heldout else opened.rollouts(one)
+            to.mkdir(parents=True, exist_ok=True)
             rollouts: list[list[Row]] = []
             for row in table.to_pylist():
                 if not row["sequence"]:
@@ -134,8 +136,8 @@ def _facts(rows: Sequence[Row], names: dict[str, int]) -> Row:
     """Return a rollout's line of the index; `names` counts file names, as an evaluation may play a task often."""
     first = rows[0]
     group, step = str(first["group"]), f"{first['step']:06d}"
-    stem = group if step in group else f"{step}-{re.sub(r'[^A-Za-z0-9._-]+', '-', group)}"
-    stem = f"{stem}-{first['index'] or 0:02d}"
+    stem = f"{group if step in group else f'{step}-{group}'}-{first['index'] or 0:02d}"
+    stem = re.sub(r"[^A-Za-z0-9_-]+", "-", stem)  # imported runs name groups freely
     names[stem] = names.get(stem, 0) + 1
     return {
         "rollout": f"{first['step']}/{group}/{first['index']}",
@@ -164,7 +166,7 @@ def _markdown(rows: Sequence[Row]) -> Iterator[str]:
         for reply in turn["replies"]:
             yield f"\n{reply['role']}:\n{_fenced(_whole(reply))}"
         for command in turn["commands"]:
-            yield f"\n{_ran(command, turn['message'])}\n"
+            yield f"{_fenced(unseen) if (unseen := _unseen(command, turn['message'])) else ''}\n{_ran(command)}\n"
     yield f"\n## Reward\n\n{_bullets(_reward(first))}"
 
 
@@ -194,7 +196,7 @@ def print_rollout(console: Console, rows: list[Row], decode: Decode | None, full
         for reply in turn["replies"]:
             _print_message(console, reply, full)
         for command in turn["commands"]:
-            console.print(Text(visible(_ran(command, turn["message"])), "dim"))
+            console.print(Text(f"{visible(_unseen(command, turn['message']))}{_ran(command)}", "dim"))
     if first.get("commands"):
         console.print(Text("\n" + "  ".join(_reward(first)), "bold"))
         if not full:
@@ -214,10 +216,10 @@ def _print_message(console: Console, message: Row, full: bool, who: str = "") ->
     console.print(text.append(f"\n{visible(message['problem'])}" if message["problem"] else "", "red"))
 
 
-def _cut(text: str) -> Text:
+def _cut(text: str, option: str = "--full") -> Text:
     kept = "\n".join(text[:CHARACTERS].split("\n")[:LINES])
     rest = len(text) - len(kept)
-    more = f"\n… {plural(rest, 'more character')}: --full shows all" if rest > 0 else ""
+    more = f"\n… {plural(rest, 'more character')}: {option} shows all" if rest > 0 else ""
     return Text(visible(kept)).append(more, "dim")
 
 
@@ -249,14 +251,18 @@ def _reward(first: Row) -> list[str]:
     return [*reward, f"gold answer {first['answer']!r}"]
 
 
-def _ran(command: Mapping[str, Any], message: Row) -> str:
-    """Return the end of a command, after its text where the message does not show it."""
+def _unseen(command: Row, message: Row) -> str:
+    """Return a command that can't be read in the message which gave it."""
+    return "" if command["command"].strip() in (message["content"] or "") else f"$ {command['command']}\n"
+
+
+def _ran(command: Row) -> str:
+    """Return how a command ended."""
     ends = [duration(command["seconds"]), f"exit {command['code']}"]
     ends += [f"stopped by {command['stopped']}"] if command["stopped"] else []
     ends += [f"score {number(command['score'])}"] if command["score"] is not None else []
     ends += ["error"] if command["error"] else []
-    is_shown = command["command"].strip() in (message["content"] or "")
-    return ("" if is_shown else f"$ {command['command']}\n") + ", ".join(ends)
+    return ", ".join(ends)
 
 
 def _whole(message: Row) -> str:
