@@ -145,7 +145,7 @@ def test_a_mlgym_folder_is_played_as_it_is(tmp_path: Path) -> None:
     assert nothing.total == -1  # submitted at the end of the rollout, and there is nothing
     _, baseline, _ = play(taskset, "python baseline.py")
     assert abs(baseline.total) < 0.5
-    assert taskset.notes == ["toy: its examples repeat one task, to train on and held out alike"]
+    assert taskset.notes == ["examples of toy repeat one task, to train on and held out alike"]
 
 
 def test_validation_and_test_score_different_rows(tmp_path: Path) -> None:

@@ -201,6 +201,11 @@ def _gold_in_tokens(bench: Bench) -> Answer:
     yield bench.found(id, CRITICAL if share > 0.5 else WARNING, summary, text, fix=fix)
 
 
+def repeated_families(taskset: Taskset) -> frozenset[str]:
+    """Return the families whose examples are one task, as their taskset declares."""
+    return getattr(taskset, "repeated", frozenset())
+
+
 def question(task: Task) -> str:
     """Return a task's question without instructions, case, spaces and punctuation that carry nothing."""
     said = " ".join(m.content for m in task.messages if m.role != "system") or task.messages[0].content
@@ -212,15 +217,25 @@ def repeats(bench: Bench) -> Answer:
     """Count different questions, in the pool and in the step that was drawn."""
     findings, worst, least = list[Finding](), 1.0, 0.9
     for stage in bench.pool.stages:
-        unique = len({question(task) for task in stage.tasks})
-        share = unique / len(stage.tasks)
+        declared = {task.family for task in stage.tasks} & repeated_families(stage.taskset)
+        if declared:
+            summary = f"Examples of {', '.join(sorted(declared))} repeat one task by declaration, held-out ones too."
+            findings.append(bench.found("data.duplicates", NOTE, summary, "no generator makes different examples", 1.0))
+        tasks = [task for task in stage.tasks if task.family not in declared]
+        unique = len({question(task) for task in tasks})
+        share = unique / len(tasks) if tasks else 1.0
         worst = min(worst, share)
         if share < least:
-            summary = f"Of {len(stage.tasks)} training tasks only {unique} are different."
+            summary = f"Of {len(tasks)} training tasks only {unique} are different."
             severity = CRITICAL if share < 0.5 else WARNING
             findings.append(bench.found("data.duplicates", severity, summary, f"{share:.0%} are unique", share))
     drawn = {r.group: r.task for r in bench.played}
-    asked = {question(bench.tasks[task][0]) if task in bench.tasks else task for task in drawn.values()}
+    declared = repeated_families(bench.stage.taskset)
+    known = {task: bench.tasks[task][0] for task in drawn.values() if task in bench.tasks}
+    asked = {
+        question(known[task]) if task in known and known[task].family not in declared else task
+        for task in drawn.values()
+    }
     repeated = len(drawn) - len(asked)
     yield f"{worst:.1%} of training tasks are unique; {repeated} of {len(drawn)} groups repeat a task"
     yield from findings
@@ -234,7 +249,9 @@ def repeats(bench: Bench) -> Answer:
 @probe("leak", finds=["data.leak"])
 def leak(bench: Bench) -> Answer:
     """Compare held-out tasks with all training tasks, by id and by wording."""
-    held = bench.held_out.tasks
+    declared = repeated_families(bench.held_out.taskset)
+    held = [task for task in bench.held_out.tasks if task.family not in declared]
+    require(held, "all examples repeat one task by declaration")
     asked = {question(task) for stage in bench.pool.stages for task in stage.tasks}
     leaked = [task for task in held if task.id in bench.tasks or question(task) in asked]
     yield f"{len(leaked)} of {len(held)} held-out tasks occur in training"

@@ -99,8 +99,11 @@ class MlGym:
                     f"{problem.name} submits a model, which runs beside its evaluator and could forge its score. "
                     "Set trust = true if you accept that, or leave the task out."
                 )
-            if problem.generator is None:
-                add_note(self.notes, f"{problem.name}: its examples repeat one task, to train on and held out alike")
+        # Examples without a generator are one task; probes are told, and say so once.
+        self.repeated = frozenset(p.name for p in self.problems.values() if p.generator is None)
+        if self.repeated:
+            listed = ", ".join(sorted(self.repeated))
+            add_note(self.notes, f"examples of {listed} repeat one task, to train on and held out alike")
         self._arenas: dict[str, Arena] = {}
         self._slots = asyncio.Semaphore(options.workers or os.cpu_count() or 1)  # of all tasks together
 
