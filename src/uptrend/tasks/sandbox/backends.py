@@ -58,7 +58,7 @@ class Sandbox:
             real[name] = Path(folder).resolve(strict=True)
             if PurePosixPath(name).is_absolute() or ".." in name.split("/"):
                 raise SandboxFailed(f"The folder {name!r} would not be inside the workspace; give a relative name.")
-            if os.geteuid() == 0 and real[name].stat().st_mode & 0o5 != 0o5:
+            if os.geteuid() == 0 and self.name != "process" and real[name].stat().st_mode & 0o5 != 0o5:
                 raise SandboxFailed(f"Commands run as another user, who may not read {folder}: chmod -R o+rX {folder}")
         try:
             start = await asyncio.to_thread(self.start, bounds, real)  # it may ask a program
