@@ -76,6 +76,9 @@ class Agent:
         self.forget()
         (said, say), (where, there), (told, ask), (lines, line) = (os.pipe() for _ in range(4))
         cwd = self.cwd if os.path.isdir(self.cwd) else self.root
+        self.next_look, (used, files) = 0.0, self.usage()
+        # A command that finds more than is allowed may still remove some.
+        self.allowed = max(self.bounds["disk"], used), max(self.bounds["files"], files)
         pid = os.fork()
         if pid == 0:
             try:
@@ -103,9 +106,6 @@ class Agent:
         self.open_pipes = {said, lines}  # that may still be written to
         self.kept, self.total = bytearray(), 0  # output without its middle
         self.heard, self.pending = bytearray(), bytearray()  # lines that it wrote, and that it is yet to read
-        self.next_look, (used, files) = 0.0, self.usage()
-        # A command that finds more than is allowed may still remove some.
-        self.allowed = max(self.bounds["disk"], used), max(self.bounds["files"], files)
         return {}, b""
 
     def do_ask(self, data: bytes, seconds: float) -> Answer:
