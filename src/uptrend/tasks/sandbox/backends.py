@@ -254,7 +254,7 @@ def _system() -> dict[str, str]:
     if sys.platform != "linux":
         raise SandboxFailed(f"This is {sys.platform}: use podman or docker, with an image built from {CONTAINERFILE}.")
     shown = {"/usr": ""}
-    for place in "/bin /sbin /lib /lib32 /lib64 /libx32 /etc/alternatives /etc/ld.so.cache".split():
+    for place in ["/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/alternatives", "/etc/ld.so.cache"]:
         if os.path.exists(place):
             shown[place] = os.readlink(place) if os.path.islink(place) else ""
     if not os.path.exists(f"{sys.prefix}/bin/python"):  # many systems have python3 alone
