@@ -31,7 +31,7 @@ SPARE = 1 << 16  # bytes between the bound of the disk and where writing fails, 
 HEADROOM = 1 << 30  # address space above the bound of memory: libraries reserve more than they use
 MEMORY = re.compile(rb"^(?:RssAnon|RssShmem|VmSwap):\s*(\d+)", re.MULTILINE)  # not RssFile: it can be dropped
 THREADS = re.compile(rb"^Threads:\s*(\d+)", re.MULTILINE)
-KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe"}
+KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 PRELUDE = "trap 'pwd -P >&99' EXIT\n"  # tells the folder in which a command ended
 
 
@@ -43,7 +43,8 @@ class Agent:
     """The workspace, and the one command that may run in it, with all processes that it starts."""
 
     def __init__(self, setup: dict[str, Any]) -> None:
-        self.root, self.writable = setup["root"], setup["writable"]  # the workspace; every place that can be filled
+        self.root = self.cwd = setup["root"]
+        self.writable = setup["writable"]  # every place that can be filled
         self.bounds, self.env, self.hidden = setup["bounds"], setup["env"], setup["hidden"]
         self.first = os.getpid() == 1  # then all other processes are ours
         self.pid, self.talks, self.stopped = 0, False, ""
@@ -58,9 +59,9 @@ class Agent:
             os.makedirs(os.path.dirname(f"{self.root}/{name}"), exist_ok=True)
             os.spawnvpe(os.P_WAIT, "cp", ["cp", "-RL", source, f"{self.root}/{name}"], self.env)
 
-    def do_run(self, given: bytes, command: str, seconds: float, cwd: str) -> Answer:
+    def do_run(self, given: bytes, command: str, seconds: float) -> Answer:
         began = time.monotonic()
-        self.spawn(command, cwd, talks=False, given=given)
+        self.do_start(given, command, talks=False)
         while self.code is None:
             if time.monotonic() - began > seconds:
                 self.stopped = "time"
@@ -68,69 +69,16 @@ class Agent:
                 raise EOFError  # nothing else comes before an answer
         told = {"code": self.code, "seconds": time.monotonic() - began, "stopped": self.stopped, "total": self.total}
         ended_in = os.read(self.where, 4096).decode("utf-8", "surrogateescape").rstrip("\n")
-        return {**told, "cwd": ended_in if os.path.isdir(ended_in) else cwd}, bytes(self.kept)
+        return {**told, "cwd": ended_in if os.path.isdir(ended_in) else self.cwd}, bytes(self.kept)
 
-    def do_start(self, _: bytes, command: str, cwd: str) -> Answer:
-        self.spawn(command, cwd, talks=True)
-        return {}, b""
-
-    def do_ask(self, data: bytes, seconds: float, cwd: str) -> Answer:  # noqa: ARG002 (of every request)
-        if not self.talks:
-            raise Refused("The process is no longer running.")
-        self.pending += data
-        deadline = time.monotonic() + seconds
-        while b"\n" not in self.heard:
-            why = ""
-            if self.code is not None:
-                why = f"was stopped by its bound of {self.stopped}" if self.stopped else f"ended with code {self.code}"
-            elif len(self.heard) > LINE or time.monotonic() > deadline:
-                is_long = len(self.heard) > LINE
-                why = f"wrote a line of more than {LINE:,} bytes" if is_long else f"gave no answer within {seconds:g} s"
-            elif self.step():
-                raise EOFError
-            if why:
-                self.forget()
-                raise Refused(f"The process {why}.\n{self.kept.decode('utf-8', 'replace')}".strip())
-        line, _, self.heard = self.heard.partition(b"\n")
-        return {}, bytes(line)
-
-    def do_read(self, _: bytes, path: str, cwd: str, most: int) -> Answer:
-        with open(self.open(path, cwd, os.O_RDONLY), "rb") as file:
-            data = file.read(most + 1)
-        if len(data) > most:
-            raise Refused(f"larger than {most:,} bytes")
-        return {}, data
-
-    def do_write(self, data: bytes, path: str, cwd: str) -> Answer:
-        with open(self.open(path, cwd, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
-            file.write(data)
-        return {}, b""
-
-    def do_list(self, _: bytes, cwd: str) -> Answer:  # noqa: ARG002 (of every request)
-        everything = walk(self.root, self.hidden)
-        files = [(os.path.relpath(path, self.root), i.st_size) for path, i in everything if stat.S_ISREG(i.st_mode)]
-        return {"files": sorted(files)[:1000]}, b""
-
-    def open(self, path: str, cwd: str, flags: int) -> int:
-        """Open a regular file of the workspace; links are followed unless they lead out of it."""
-        real = os.path.realpath(os.path.join(cwd, path))
-        if not (real + "/").startswith(self.root + "/"):
-            raise Refused("outside the workspace")
-        if flags & os.O_CREAT:
-            os.makedirs(os.path.dirname(real), exist_ok=True)
-        # Not blocking and without links: a process that still runs may have changed what stands there.
-        fd = os.open(real, flags | os.O_NONBLOCK | os.O_NOFOLLOW, 0o644)
-        kind = stat.S_IFMT(os.fstat(fd).st_mode)
-        if kind != stat.S_IFREG:
-            os.close(fd)
-            raise Refused("is " + KINDS.get(kind, "a device"))
-        return fd
-
-    def spawn(self, command: str, cwd: str, talks: bool, given: bytes = b"") -> None:
+    def do_start(self, given: bytes, command: str, talks: bool = True) -> Answer:
         """Start a command in a session of its own, after the end of the one before it; it may read what is given."""
         self.forget()
         (said, say), (where, there), (told, ask), (lines, line) = (os.pipe() for _ in range(4))
-        cwd = cwd if os.path.isdir(cwd) else self.root
+        cwd = self.cwd if os.path.isdir(self.cwd) else self.root
+        self.next_look, (used, files) = 0.0, self.usage()
+        # A command that finds more than is allowed may still remove some.
+        self.allowed = max(self.bounds["disk"], used), max(self.bounds["files"], files)
         pid = os.fork()
         if pid == 0:
             try:
@@ -158,9 +106,59 @@ class Agent:
         self.open_pipes = {said, lines}  # that may still be written to
         self.kept, self.total = bytearray(), 0  # output without its middle
         self.heard, self.pending = bytearray(), bytearray(given)  # lines that it wrote, and that it is yet to read
-        self.next_look, (used, files) = 0.0, self.usage()
-        # A command that finds more than is allowed may still remove some.
-        self.allowed = max(self.bounds["disk"], used), max(self.bounds["files"], files)
+        return {}, b""
+
+    def do_ask(self, data: bytes, seconds: float) -> Answer:
+        if not self.talks:
+            raise Refused("The process is no longer running.")
+        self.pending += data
+        deadline = time.monotonic() + seconds
+        while b"\n" not in self.heard:
+            why = ""
+            if self.code is not None:
+                why = f"was stopped by its bound of {self.stopped}" if self.stopped else f"ended with code {self.code}"
+            elif len(self.heard) > LINE or time.monotonic() > deadline:
+                is_long = len(self.heard) > LINE
+                why = f"wrote a line of more than {LINE:,} bytes" if is_long else f"gave no answer within {seconds:g} s"
+            elif self.step():
+                raise EOFError
+            if why:
+                self.forget()
+                raise Refused(f"The process {why}.\n{self.kept.decode('utf-8', 'replace')}".strip())
+        line, _, self.heard = self.heard.partition(b"\n")
+        return {}, bytes(line)
+
+    def do_read(self, _: bytes, path: str, most: int) -> Answer:
+        with open(self.open(path, os.O_RDONLY), "rb") as file:
+            data = file.read(most + 1)
+        if len(data) > most:
+            raise Refused(f"larger than {most:,} bytes")
+        return {}, data
+
+    def do_write(self, data: bytes, path: str) -> Answer:
+        with open(self.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
+            file.write(data)
+        return {}, b""
+
+    def do_list(self, _: bytes) -> Answer:
+        everything = walk(self.root, self.hidden)
+        files = [(os.path.relpath(path, self.root), i.st_size) for path, i in everything if stat.S_ISREG(i.st_mode)]
+        return {"files": sorted(files)[:1000]}, b""
+
+    def open(self, path: str, flags: int) -> int:
+        """Open a regular file of the workspace; links are followed unless they lead out of it."""
+        real = os.path.realpath(os.path.join(self.cwd, path))
+        if not (real + "/").startswith(self.root + "/"):
+            raise Refused("outside the workspace")
+        if flags & os.O_CREAT:
+            os.makedirs(os.path.dirname(real), exist_ok=True)
+        # Not blocking and without links: a process that still runs may have changed what stands there.
+        fd = os.open(real, flags | os.O_NONBLOCK | os.O_NOFOLLOW, 0o644)
+        kind = stat.S_IFMT(os.fstat(fd).st_mode)
+        if kind != stat.S_IFREG:
+            os.close(fd)
+            raise Refused("is " + KINDS[kind])
+        return fd
 
     def readable(self) -> set[int]:
         return self.open_pipes - ({self.lines} if len(self.heard) > LINE else set())  # else it waits for a question
@@ -180,7 +178,7 @@ class Agent:
                     self.kept += data
                     self.total += len(data)
                     if len(self.kept) > most:
-                        del self.kept[most // 2 : -(most // 2)]
+                        del self.kept[most // 2 : len(self.kept) - most // 2]
         return bool(got)
 
     def step(self) -> bool:
@@ -202,7 +200,7 @@ class Agent:
         began = time.monotonic()
         if began >= self.next_look:
             self.stopped = self.stopped or self.exceeded()
-            self.next_look = time.monotonic() + max(POLL, 10 * (time.monotonic() - began))
+            self.next_look = time.monotonic() + max(POLL, 3 * (time.monotonic() - began))
         if self.code is not None or self.stopped:
             self.clear()
             while self.take():  # what is still in the pipes
@@ -340,9 +338,7 @@ def confine(setup: dict[str, Any], program: bytes) -> None:
         set_limit(resource.RLIMIT_NPROC, setup["bounds"]["processes"] + 16)
     if program:
         code = ctypes.create_string_buffer(program, len(program))
-        control(
-            22, 2, struct.pack("HP", len(program) // 8, ctypes.addressof(code))
-        )  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
+        control(22, 2, struct.pack("HP", len(program) // 8, ctypes.addressof(code)))  # PR_SET_SECCOMP, as a filter
 
 
 def main() -> None:
@@ -358,6 +354,7 @@ def main() -> None:
                 pass
             request, data = receive()
             try:
+                agent.cwd = request.pop("cwd")
                 answer = getattr(agent, "do_" + request.pop("do"))(data, **request)
             except (Refused, OSError, ValueError) as error:  # ValueError: a path with a zero byte
                 answer = {"refused": getattr(error, "strerror", None) or str(error)}, b""

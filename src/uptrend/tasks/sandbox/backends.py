@@ -58,7 +58,7 @@ class Sandbox:
             real[name] = Path(folder).resolve(strict=True)
             if PurePosixPath(name).is_absolute() or ".." in name.split("/"):
                 raise SandboxFailed(f"The folder {name!r} would not be inside the workspace; give a relative name.")
-            if os.geteuid() == 0 and real[name].stat().st_mode & 0o5 != 0o5:
+            if os.geteuid() == 0 and self.name != "process" and real[name].stat().st_mode & 0o5 != 0o5:
                 raise SandboxFailed(f"Commands run as another user, who may not read {folder}: chmod -R o+rX {folder}")
         try:
             start = await asyncio.to_thread(self.start, bounds, real)  # it may ask a program
@@ -67,8 +67,9 @@ class Sandbox:
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
             )  # fmt: skip
         except OSError as error:
-            package = f"install the system package {self.name}"
-            raise SandboxFailed(f"{error.filename}: {error.strerror or error}; {package}.") from None
+            raise SandboxFailed(
+                f"{error.filename}: {error.strerror}; install the system package {self.name}."
+            ) from None
         workspace = Workspace(process, bounds, start.root, start.sweep)
         try:
             await workspace.begin(SOURCE, start.setup, make_filter(start.families), files)
@@ -137,7 +138,7 @@ def _container(program: str, bounds: Bounds, folders: Mapping[str, Path]) -> Sta
         command += ["--tmpfs", f"{place}:{options}"]
     setup = _setup(system, counted=True, env={"PATH": SYSTEM_PATH} if is_ours else {})
     command += [image, "python3" if is_ours else sys.executable, *AGENT]
-    return Start(command, setup, os.environ, sweep=[program, "rm", "--force", name])
+    return Start(command, setup, env=os.environ, sweep=[program, "rm", "--force", name])
 
 
 @cache
@@ -155,9 +156,8 @@ def _image(program: str) -> tuple[str, bool]:
         system = _system()
         for path in sorted(_above(system) | {*system, *WRITABLE}):
             entry = tarfile.TarInfo(path.lstrip("/"))
-            entry.linkname = system.get(path, "")
-            kind = tarfile.REGTYPE if os.path.isfile(path) else tarfile.DIRTYPE
-            entry.type = tarfile.SYMTYPE if entry.linkname else kind
+            entry.linkname = link = system.get(path, "")
+            entry.type = tarfile.SYMTYPE if link else tarfile.REGTYPE if os.path.isfile(path) else tarfile.DIRTYPE
             entry.mode = 0o1777 if path in WRITABLE else 0o755  # which a tmpfs there takes over
             archive.addfile(entry)
     name = f"localhost/uptrend-host:{hashlib.sha256(packed.getvalue()).hexdigest()[:12]}"
@@ -254,10 +254,9 @@ def _system() -> dict[str, str]:
     if sys.platform != "linux":
         raise SandboxFailed(f"This is {sys.platform}: use podman or docker, with an image built from {CONTAINERFILE}.")
     shown = {"/usr": ""}
-    for path in map(Path, ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")):
-        if os.path.exists(path):
-            shown[str(path)] = os.readlink(path) if path.is_symlink() else ""
-    shown |= {path: "" for path in ("/etc/alternatives", "/etc/ld.so.cache") if os.path.exists(path)}
+    for place in ["/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/alternatives", "/etc/ld.so.cache"]:
+        if os.path.exists(place):
+            shown[place] = os.readlink(place) if os.path.islink(place) else ""
     if not os.path.exists(f"{sys.prefix}/bin/python"):  # many systems have python3 alone
         shown["/run/bin/python"] = sys.executable
     for prefix in dict.fromkeys([sys.base_prefix, str(Path(sys.executable).resolve().parents[1]), sys.prefix]):

@@ -7,6 +7,7 @@ import json
 import re
 import struct
 import subprocess
+from asyncio.subprocess import Process
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
@@ -63,9 +64,7 @@ class Silent(FileProblem):
 class Workspace:
     """A fresh folder in which commands run, until it is closed."""
 
-    def __init__(
-        self, process: asyncio.subprocess.Process, bounds: Bounds, root: str = HOME, sweep: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, process: Process, bounds: Bounds, root: str = HOME, sweep: Sequence[str] = ()) -> None:
         self.cwd = HOME
         self.bounds = bounds
         assert process.stdin
@@ -150,24 +149,21 @@ class Workspace:
                 raise
         said = b""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(2):
-                said = await self._process.stderr.read() if self._process.stderr else b""
+            said = await asyncio.wait_for(self._process.stderr.read(), 2) if self._process.stderr else b""
         why = readable(said[-2000:]).strip().removesuffix(".")
         raise SandboxFailed("The sandbox ended unexpectedly" + (f": {why}." if why else "."))
 
     async def _end(self) -> None:
         process = self._process
         self._sent.close()
-        with contextlib.suppress(TimeoutError, ProcessLookupError):
-            async with asyncio.timeout(GRACE / 4):
-                await process.wait()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), GRACE / 4)
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
         async with self._turn:  # a request that waits for its answer gets the end of the pipe first
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(GRACE / 4):
-                    await self._got.read()  # the agent holds the other end as long as it lives
+                await asyncio.wait_for(self._got.read(), GRACE / 4)  # the agent holds the other end while it lives
         if process.returncode and self._sweep:
             await asyncio.to_thread(subprocess.run, self._sweep, capture_output=True, stdin=subprocess.DEVNULL)
 
