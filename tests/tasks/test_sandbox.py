@@ -176,6 +176,28 @@ def test_nothing_of_the_host_can_be_read(backend: str, neighbor: Workspace, tmp_
     on_loop(play())
 
 
+@contained
+def test_an_installed_package_is_hidden(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests run from a checkout, which is never shown; an environment with a copy of Uptrend in it is."""
+    packages = tmp_path / "env" / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+    for package in ("uptrend", "other"):
+        (packages / package).mkdir(parents=True)
+        (packages / package / "__init__.py").write_text("print('shown')")
+    (tmp_path / "env" / "bin").mkdir()
+    (tmp_path / "env" / "bin" / "python").symlink_to(Path(sys.executable).resolve())
+    (tmp_path / "env" / "pyvenv.cfg").write_text(f"home = {Path(sys.executable).resolve().parent}")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "env"))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "env" / "bin" / "python"))
+    monkeypatch.syspath_prepend(packages)
+
+    async def play() -> None:
+        async with opened(backend) as workspace:
+            looked = await workspace.run(f"python -c 'import other'; ls {packages} {packages}/uptrend")
+            assert looked.output == f"shown\n{packages}:\nother\nuptrend\n\n{packages}/uptrend:\n", looked
+
+    on_loop(play())
+
+
 @everywhere
 def test_only_regular_files_of_the_workspace_are_read_and_written(backend: str, neighbor: Workspace) -> None:
     makes = {
