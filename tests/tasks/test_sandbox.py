@@ -179,7 +179,9 @@ def test_nothing_of_the_host_can_be_read(backend: str, neighbor: Workspace, tmp_
 
 
 @contained
-def test_an_installed_package_is_hidden(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installed_package_is_hidden(
+    backend: str, neighbor: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The tests run from a checkout, which is never shown; an environment with a copy of Uptrend in it is."""
     packages = tmp_path / "env" / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
     for package in ("uptrend", "other"):
@@ -193,7 +195,7 @@ def test_an_installed_package_is_hidden(backend: str, tmp_path: Path, monkeypatc
     monkeypatch.syspath_prepend(packages)
 
     async def play() -> None:
-        async with opened(backend) as workspace:
+        async with opened(backend, neighbor) as workspace:
             looked = await workspace.run(f"python -c 'import other'; ls {packages} {packages}/uptrend")
             assert looked.output == f"shown\n{packages}:\nother\nuptrend\n\n{packages}/uptrend:\n", looked
 
