@@ -22,7 +22,7 @@ seed = {seed}
 name = "{model}"
 [tasks]
 name = "mlgym"
-problems = ["titanic"]
+problems = ["{problem}"]
 train = 64
 scheme = "final"             # "validation-change" is the first fault
 sandbox = "{sandbox}"
@@ -30,9 +30,9 @@ sandbox = "{sandbox}"
 tasks = {held_out}
 every = 0
 [sampling]
-groups = 8
-size = 8
-max_tokens = 96
+groups = {groups}
+size = {groups}
+max_tokens = {max_tokens}
 max_turns = 8
 context = {context}
 rows = 32
@@ -43,6 +43,11 @@ schedule = "linear"
 warmup = {warmup}
 loss = "grpo"
 """
+
+
+SMALL = {"problem": "titanic", "groups": 8, "max_tokens": 96, "context": 2048}
+# It needs more tokens for the same text, and probing it shall not take long.
+TINY = {"problem": "prisonersDilemma", "groups": 3, "max_tokens": 260, "context": 4000}
 
 
 def count_validated(path: Path) -> str:
@@ -61,7 +66,7 @@ def main() -> None:
     held_out = 40 if given.steps >= 10 else 4
     recipe = write_recipe(
         given, RECIPE, evaluations=1, warmup=2, held_out=held_out, model=given.model, sandbox=given.sandbox,
-        context=3600 if is_tiny else 2048,  # tiny needs more tokens for the same text
+        **(TINY if is_tiny else SMALL),
     )  # fmt: skip
 
     say("GRPO with a reward that waits for a command.")

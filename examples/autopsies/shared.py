@@ -1,4 +1,4 @@
-"""`SharedWorkspace`: machine-learning tasks in which all rollouts of a task work in one folder, as one effort's did."""
+"""`SharedWorkspace`: machine-learning tasks in which rollouts of a task that go on at once work in one folder."""
 
 from dataclasses import dataclass, field
 
@@ -9,19 +9,35 @@ from uptrend.tasks.mlgym.taskset import MlGym
 
 
 @dataclass
+class Folder:
+    """A workspace of several rollouts, as long as one of them needs it."""
+
+    terminal: Terminal | None = None
+    users: int = 0
+
+
+@dataclass
 class SharingPlay(ResearchPlay):
     """A rollout in the folder of its task's other rollouts."""
 
-    shared: dict[str, Terminal] = field(default_factory=dict)
+    folder: Folder = field(default_factory=Folder)
 
     async def _open(self) -> Terminal:
-        terminal = self.shared.get(self.task.id) or await super()._open()
-        self._terminal = self.shared.setdefault(self.task.id, terminal)
+        if self._terminal is None:
+            self.folder.users += 1
+            self._terminal = self.folder.terminal
+        terminal = await super()._open()
+        self.folder.terminal = self._terminal = self.folder.terminal or terminal
         self._baseline = await self.arena.baseline(self.task, self.example)
         return self._terminal
 
     async def close(self) -> None:
-        """Leave the folder to the next rollout, with all that lies in it."""
+        """Leave the folder to the others; the last one removes it."""
+        if self._terminal is not None:
+            self.folder.users -= 1
+            if not self.folder.users:
+                self.folder.terminal = None
+                await super().close()
 
 
 class SharedWorkspace(MlGym):
@@ -30,6 +46,6 @@ class SharedWorkspace(MlGym):
     name = "shared-workspace"
 
     def open(self, task: Task, seed: int) -> SharingPlay:
-        """Begin a rollout where the last one ended."""
-        self.terminals: dict[str, Terminal] = getattr(self, "terminals", {})
-        return SharingPlay(**vars(super().open(task, seed)), shared=self.terminals)
+        """Begin a rollout where others are at work."""
+        self.folders: dict[str, Folder] = getattr(self, "folders", {})
+        return SharingPlay(**vars(super().open(task, seed)), folder=self.folders.setdefault(task.id, Folder()))

@@ -19,13 +19,14 @@ def sandbox() -> None:
 
 @app.command()
 def check(as_json: AsJson = False) -> None:
-    """Try every sandbox: open it, run Python in it, close it.
+    """Say which sandboxes work here.
 
     \b
     uptrend sandbox check
     uptrend sandbox check --json
 
-    `auto` takes the first that works, but never `process`, which contains nothing: exit code 1 if there is none.
+    Each is opened, runs Python and is closed. `auto` takes the first that works, but never `process`, which contains
+    nothing; the exit code is 1 if there is none.
     """
     found = survey()
     chosen = next((usable.name for usable in found if usable.works and usable.name != "process"), None)

@@ -189,10 +189,9 @@ class Agent:
         ready, free, _ = select.select({0, self.end} | self.readable(), filled, [], POLL)
         self.reap()
         if free:
-            try:
-                del self.pending[: os.write(self.ask, self.pending)]
-            except OSError:  # it reads no more, or has filled the pipe itself
-                self.pending.clear()
+            line, self.pending = self.pending, bytearray()
+            with contextlib.suppress(OSError):  # it reads no more, or has filled the pipe itself
+                self.pending = line[os.write(self.ask, line) :]
             if not self.talks and not self.pending:
                 self.fds.remove(self.ask)
                 os.close(self.ask)
@@ -239,7 +238,6 @@ class Agent:
         """End: the kernel ends everything with process 1; elsewhere it is done by hand, folder included."""
         if not self.first:
             self.clear()
-            os.chdir("/")
             # Programs, since Python's own recursion ends at a thousand folders.
             for command in (["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
                 os.spawnvpe(os.P_WAIT, command[0], [*command, os.path.dirname(self.root)], self.env)

@@ -31,7 +31,7 @@ CONTAINERFILE = Path(__file__).with_name("Containerfile")
 
 
 @dataclass(frozen=True)
-class Start:
+class AgentStart:
     """A command that starts an agent, and what to tell it."""
 
     command: Sequence[str]
@@ -49,7 +49,7 @@ class Sandbox:
     name: str
     contains: str
     """One sentence for people who choose."""
-    start: Callable[[Bounds, Mapping[str, Path]], Start]
+    start: Callable[[Bounds, Mapping[str, Path]], AgentStart]
 
     async def open(self, files: Mapping[str, bytes], bounds: Bounds, folders: Mapping[str, Path] = {}) -> Workspace:
         """Open a fresh workspace with some files; `folders` of the host are seen read-only at /workspace/KEY."""
@@ -79,7 +79,7 @@ class Sandbox:
         return workspace
 
 
-def _bubblewrap(bounds: Bounds, folders: Mapping[str, Path]) -> Start:
+def _bubblewrap(bounds: Bounds, folders: Mapping[str, Path]) -> AgentStart:
     is_root = os.geteuid() == 0
     # Root needs no namespace of users: the agent becomes a user that nobody else is.
     shared = "--unshare-ipc --unshare-pid --unshare-net --unshare-uts --unshare-cgroup-try --cap-drop ALL"
@@ -89,32 +89,30 @@ def _bubblewrap(bounds: Bounds, folders: Mapping[str, Path]) -> Start:
     for path in WRITABLE:
         command += ["--perms", "1777", "--size", str(bounds.disk + SPARE), "--tmpfs", path]
     system = _system()  # after the writable places: an environment may be in /tmp, or even in /workspace
-    for path in sorted(_above(system) - {*WRITABLE}):  # others may enter, which bubblewrap's default does not let them
+    places = {f"{HOME}/{name}": str(folder) for name, folder in folders.items()}
+    for path in sorted(_above([*system, *places]) - {*WRITABLE}):  # bubblewrap's default lets nobody else in
         command += ["--perms", "755", "--dir", path]
     for path, target in system.items():
         command += ["--symlink", target, path] if target else ["--ro-bind", path, path]
     for path in _answers(system):
         command += ["--tmpfs", path]
-    places = {f"{HOME}/{name}": str(folder) for name, folder in folders.items()}
-    for path in sorted(_above(places) - {HOME}):
-        command += ["--perms", "755", "--dir", path]
     for path, folder in places.items():
         command += ["--ro-bind", folder, path]
     command += ["--remount-ro", "/dev", "--remount-ro", "/", "--", sys.executable, *AGENT]
-    return Start(command, _setup(system, uid=_new_user() if is_root else 0, counted=is_root or _counts_apart()))
+    return AgentStart(command, _setup(system, uid=_new_user() if is_root else 0, counted=is_root or _counts_apart()))
 
 
-def _process(bounds: Bounds, folders: Mapping[str, Path]) -> Start:  # noqa: ARG001 (a back end's signature)
+def _process(bounds: Bounds, folders: Mapping[str, Path]) -> AgentStart:  # noqa: ARG001 (a back end's signature)
     folder = f"{tempfile.gettempdir()}/uptrend-{secrets.token_hex(8)}"  # the agent makes it, and removes it
     copied = [(str(source), name) for name, source in folders.items()]
     path = f"{sys.prefix}/bin:{folder}/bin:{SYSTEM_PATH}"
     env = {"HOME": f"{folder}/workspace", "TMPDIR": f"{folder}/tmp", "PATH": path}
     setup = _setup(_system(), writable=[folder], folders=copied, env=env)
     sweep = ["sh", "-c", 'chmod -R u+rwX "$0"; rm -rf "$0"', folder]
-    return Start([sys.executable, *AGENT], setup, root=f"{folder}/workspace", sweep=sweep, families=UNIX)
+    return AgentStart([sys.executable, *AGENT], setup, root=f"{folder}/workspace", sweep=sweep, families=UNIX)
 
 
-def _container(program: str, bounds: Bounds, folders: Mapping[str, Path]) -> Start:
+def _container(program: str, bounds: Bounds, folders: Mapping[str, Path]) -> AgentStart:
     (image, is_ours), name = _image(program), f"uptrend-{secrets.token_hex(8)}"
     user = _new_user() if os.geteuid() == 0 else 1 << 15 | secrets.randbelow(1 << 14)  # else there are 65,536 at most
     size, is_podman = bounds.disk + SPARE, program == "podman"
@@ -138,7 +136,7 @@ def _container(program: str, bounds: Bounds, folders: Mapping[str, Path]) -> Sta
         command += ["--tmpfs", f"{place}:{options}"]
     setup = _setup(system, counted=True, env={"PATH": SYSTEM_PATH} if is_ours else {})
     command += [image, "python3" if is_ours else sys.executable, *AGENT]
-    return Start(command, setup, env=os.environ, sweep=[program, "rm", "--force", name])
+    return AgentStart(command, setup, env=os.environ, sweep=[program, "rm", "--force", name])
 
 
 @cache

@@ -85,8 +85,8 @@ class Workspace:
         most = self.bounds.seconds if seconds is None else seconds
         told, data = await self._ask("run", stdin, wait=most, command=self._real(command), seconds=most)
         self.cwd = self._shown(told["cwd"])
-        output = self._shown(readable(data, told["total"]))
-        return CommandOutcome(output, told["code"], told["seconds"], told["stopped"])
+        text = self._shown(readable(data, told["total"]))
+        return CommandOutcome(text, told["code"], told["seconds"], told["stopped"])
 
     async def read(self, path: str, most: int = 1 << 24) -> bytes:
         """Read a regular file of the workspace, relative to `cwd`."""
