@@ -117,13 +117,10 @@ def main() -> None:
     parser.add_argument("--folder", default="", help="a MLGym checkout; default: the tasks that come with Uptrend")
     parser.add_argument("--examples", type=int, default=20, help="held-out examples of each task")
     parser.add_argument("--sandbox", default="auto")
-    parser.add_argument("--python", default="", help="interpreter inside the sandbox")
     parser.add_argument("--at-once", type=int, default=0, help="compare so many rollouts side by side with one by one")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    options = MlGymOptions(
-        problems=tuple(given.problems), folder=given.folder, sandbox=given.sandbox, python=given.python
-    )
+    options = MlGymOptions(problems=tuple(given.problems), folder=given.folder, sandbox=given.sandbox)
     taskset = MlGym(options, 0)
     if given.at_once:
         print(json.dumps(event_loop.run(compare(taskset, given.at_once))))

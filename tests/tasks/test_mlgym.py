@@ -1,5 +1,6 @@
 """`mlgym`: commands, scoring from outside, rewards by scheme, MLGym's files; in the back end that runs anywhere."""
 
+import asyncio
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -281,3 +282,18 @@ def test_metrics_are_the_last_json_object_with_numbers() -> None:
     assert read_metrics('warning {x}\n{"Accuracy": 0.5}\n') == {"accuracy": 0.5}
     assert read_metrics('{"a": 1} {"b": "no"}') == {"a": 1.0}
     assert read_metrics("nothing") == {}
+
+
+def test_a_time_limit_scores_what_the_command_leaves(tmp_path: Path) -> None:
+    taskset = MlGym(MlGymOptions(folder=folder(tmp_path), sandbox="process"), 0)
+    opened = taskset.open(taskset.heldout(1)[0], 0)
+
+    async def converse() -> Reward:
+        try:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(opened.respond(Message("assistant", f"sleep 1; {RIGHT}")), 0.5)
+            return await opened.score()
+        finally:
+            await opened.close()
+
+    assert event_loop.run(converse()).total == 1

@@ -381,15 +381,20 @@ def kl_between(policy_bs: Tensor, other_bs: Tensor, real_bs: Tensor) -> float:
 
 
 def play_scripts(taskset: Taskset, task: Task, scripts: Iterable[Script]) -> list[ScoredPlay]:
-    """Play scripts without a model, one after another."""
-    played = []
-    for script in scripts:
+    """Play scripts without a model, one after another; those of a slow taskset side by side."""
+
+    async def one(script: Script) -> ScoredPlay:
         try:
-            messages, reward = event_loop.run(play_script(taskset, task, script))
-            played.append(ScoredPlay(tuple((m.content,) for m in messages if m.role == "assistant"), reward))
+            messages, reward = await play_script(taskset, task, script)
+            return ScoredPlay(tuple((m.content,) for m in messages if m.role == "assistant"), reward)
         except Exception as error:  # a taskset's own failure is an observation too
-            played.append(ScoredPlay(((f"{type(error).__name__}: {error}",),), None))
-    return played
+            return ScoredPlay(((f"{type(error).__name__}: {error}",),), None)
+
+    async def everyone() -> list[ScoredPlay]:
+        is_slow = hasattr(taskset, "FEW_PLAYS")
+        return await event_loop.together(map(one, scripts)) if is_slow else [await one(script) for script in scripts]
+
+    return event_loop.run(everyone())
 
 
 async def _say(said: Sequence[Message], played: tuple[Task, Taskset], seed: int) -> ScoredPlay:

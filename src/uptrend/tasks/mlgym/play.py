@@ -86,6 +86,7 @@ class ResearchPlay:
     _validations: list[float] = field(default_factory=list)
     _best: tuple[float, dict[str, bytes] | Judged] | None = None  # best validation so far, and what was validated
     _submitted: bool = False
+    _work: asyncio.Task[tuple[CommandReply, float | None]] | None = None  # the command under way
     _counts: dict[str, list[int]] = field(default_factory=lambda: {"edit": [0, 0], "shell": [0, 0]})
 
     @property
@@ -102,18 +103,15 @@ class ResearchPlay:
 
     async def respond(self, message: Message) -> Sequence[Message] | None:
         """Carry out a command; `submit` and the last turn end the rollout."""
-        terminal, began, score = await self._open(), time.perf_counter(), None
+        terminal, score = await self._open(), None
         command = message.content
         async with self.arena.slots:
             began = time.perf_counter()
             try:
                 command = command_of(message)
-                if command.strip() == "submit":
-                    self._submitted, reply = True, CommandReply("Submitted.")
-                elif command.strip() == "validate":
-                    reply, score = await self._validate(terminal)
-                else:
-                    reply = await terminal.carry_out(command)
+                self._work = asyncio.ensure_future(self._carry_out(terminal, command))
+                # A time limit may end the wait: the command then goes on, and what it leaves is scored.
+                reply, score = await asyncio.shield(self._work)
             except WrongCommand as refused:
                 reply = CommandReply(str(refused), code=1)
         seconds, is_error = time.perf_counter() - began, bool(reply.code or reply.stopped)
@@ -127,6 +125,12 @@ class ResearchPlay:
         left = f", {self.limit - turn - 1} turns left" if self.limit else ""
         shown = f"(open file: {terminal.open_file or 'none'}, folder: {terminal.workspace.cwd}{left})\nbash-$"
         return [Message("tool" if message.calls or message.problem else "user", f"{reply.text}\n{shown}")]
+
+    async def _carry_out(self, terminal: Terminal, command: str) -> tuple[CommandReply, float | None]:
+        if command.strip() == "validate":
+            return await self._validate(terminal)
+        self._submitted = command.strip() == "submit"
+        return CommandReply("Submitted.") if self._submitted else await terminal.carry_out(command), None
 
     async def _validate(self, terminal: Terminal) -> tuple[CommandReply, float | None]:
         files = await self.arena.scorer.copy_out(terminal.workspace)
@@ -145,6 +149,8 @@ class ResearchPlay:
         final, relative = None, 0.0
         if self._terminal is not None:  # where nothing was ever said, nothing is submitted
             scorer = self.arena.scorer
+            if self._work is not None:
+                await asyncio.wait([self._work])
             async with self.arena.slots:
                 files = await scorer.copy_out(self._terminal.workspace)
                 if self.keep == "best" and self._best is not None:
@@ -176,5 +182,7 @@ class ResearchPlay:
 
     async def close(self) -> None:
         """Remove the workspace."""
+        if self._work is not None:
+            self._work.cancel()
         if self._terminal is not None:
             await self._terminal.workspace.close()

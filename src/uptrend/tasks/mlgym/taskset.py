@@ -52,8 +52,6 @@ class MlGymOptions:
     """The submission that counts: the last, or the one that validated best."""
     sandbox: str = "auto"
     """Back end: auto, bubblewrap, podman, docker, or process (which is no sandbox)."""
-    python: str = ""
-    """Interpreter inside the sandbox, with the packages that the tasks need; empty for this one."""
     turns: Annotated[int, Ge(0)] = 0
     """Turns that the agent is told it has, and after which its work is submitted; 0 for sampling.max_turns, untold."""
     seconds: float = 30.0
@@ -82,7 +80,7 @@ class MlGym:
     name: ClassVar[str] = "mlgym"
     version: ClassVar[str] = "1"
     Options: ClassVar[type[Any]] = MlGymOptions
-    FEW_PLAYS: ClassVar[int] = 4  # of a kind in a probe: each takes a second or more
+    FEW_PLAYS: ClassVar[int] = 2  # of a kind in a probe: each takes a second or more
     LIMITS: ClassVar[dict[str, int]] = {"max_tokens": 256, "max_turns": 10, "context": 4096}
     chat: bool | None = True
 
