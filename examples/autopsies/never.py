@@ -1,13 +1,13 @@
 """Autopsy C: a reward that is never computed, one workspace for all, and a sampler that never gets the weights.
 
-    python examples/autopsies/never.py
-    python examples/autopsies/never.py --model models/mlgym-warm --steps 20 --device cuda
+    uptrend warmstart recipes/mlgym/warmstart.toml --out models/mlgym-warm
+    python examples/autopsies/never.py --model models/mlgym-warm --device cuda
+    python examples/autopsies/never.py --only unpaid --untaught tiny --probe no
 
 Three faults of one effort on MLGym, on machine-learning tasks of the same format. Only a change of the validation score
-was paid, and the model seldom validated; rollouts of a task shared a folder and a score (`shared.py`); the inference
-server served the base model throughout (`benchmarks/faults/planted/sync.py`). The model `tiny` was never told of any
-command, which is enough to see the faults; to see the repaired run learn, give one that can act
-(`uptrend warmstart recipes/mlgym/warmstart.toml --out models/mlgym-warm`).
+was paid, and the model never validated: `--untaught` was not shown how. Rollouts of a task shared a folder and a score
+(`shared.py`). The inference server served the base model throughout (`benchmarks/faults/planted/sync.py`). Whole, with
+SmolLM2-135M, it wants a GPU.
 """
 
 from pathlib import Path
@@ -22,7 +22,7 @@ seed = {seed}
 name = "{model}"
 [tasks]
 name = "mlgym"
-problems = ["{problem}"]
+problems = ["titanic"]
 train = 64
 scheme = "final"             # "validation-change" is the first fault
 sandbox = "{sandbox}"
@@ -30,12 +30,12 @@ sandbox = "{sandbox}"
 tasks = {held_out}
 every = 0
 [sampling]
-groups = {groups}
-size = {groups}
-max_tokens = {max_tokens}
+groups = 8
+size = 8
+max_tokens = 96
 max_turns = 8
-context = {context}
-rows = 32
+context = 2048
+rows = 64
 [learning]
 steps = {steps}
 lr = 4e-5
@@ -43,11 +43,6 @@ schedule = "linear"
 warmup = {warmup}
 loss = "grpo"
 """
-
-
-SMALL = {"problem": "titanic", "groups": 8, "max_tokens": 96, "context": 2048}
-# It needs more tokens for the same text, and probing it shall not take long.
-TINY = {"problem": "prisonersDilemma", "groups": 3, "max_tokens": 260, "context": 4000}
 
 
 def count_validated(path: Path) -> str:
@@ -58,37 +53,36 @@ def count_validated(path: Path) -> str:
 
 
 def main() -> None:
-    """Train with each fault, ask the doctor, and train without any where the model can act."""
+    """Train with each fault, ask the doctor, and train without any."""
     from benchmarks.faults.planted.sync import frozen  # story has put the repository on the path
 
-    given = options(__doc__, "never", steps=8, model="tiny", sandbox="auto")
-    is_tiny = given.model == "tiny"
-    held_out = 40 if given.steps >= 10 else 4
+    more = {"model": "models/mlgym-warm", "untaught": "smollm2-135m", "sandbox": "auto", "only": "", "probe": "yes"}
+    given = options(__doc__, "never", steps=8, **more)
+    held_out = 20 if given.steps >= 8 else 4
     recipe = write_recipe(
-        given, RECIPE, evaluations=1, warmup=2, held_out=held_out, model=given.model, sandbox=given.sandbox,
-        **(TINY if is_tiny else SMALL),
-    )  # fmt: skip
-
-    say("GRPO with a reward that waits for a command.")
-    # As in that effort, a model that was never shown the command: untaught, where a taught one was given.
-    untaught = "tiny" if is_tiny else "smollm2-135m"
-    unpaid = attempt(recipe, "unpaid", "tasks.scheme=validation-change", f"model.name={untaught}")
-    say(count_validated(unpaid))
-    uptrend("doctor", unpaid)
-    say("Fixed: every rollout is scored at its end. But all rollouts of a task work in one folder.")
-    shared = attempt(recipe, "shared", "tasks.name=examples.autopsies.shared:SharedWorkspace")
-    uptrend("doctor", shared)
-    say("Fixed: a folder each. But now the sampler never gets the weights.")
-    stale = attempt(recipe, "stale", alter=frozen)
-    uptrend("doctor", stale)
-    if is_tiny:
-        say("The repaired run needs a model that can act: --model models/mlgym-warm.")
-        return
-    say("Fixed too: the sampler loads what the learner sends. Nothing else is changed.")
-    well = attempt(recipe, "fixed")
-    uptrend("doctor", well)
+        given, RECIPE, evaluations=1, warmup=2, held_out=held_out, model=given.model, sandbox=given.sandbox
+    )
+    attempts = {
+        "unpaid": (
+            "GRPO with a reward that waits for a command.", None,
+            ("tasks.scheme=validation-change", f"model.name={given.untaught}"),
+        ),
+        "shared": (
+            "Fixed: every rollout is scored at its end. But all rollouts of a task work in one folder.", None,
+            ("tasks.name=examples.autopsies.shared:SharedWorkspace",),
+        ),
+        "stale": ("Fixed: a folder each. But now the sampler never gets the weights.", frozen, ()),
+        "fixed": ("Fixed too: the sampler loads what the learner sends. Nothing else is changed.", None, ()),
+    }  # fmt: skip
+    runs = []
+    for name, (words, alter, sets) in attempts.items():
+        if given.only in ("", name):
+            say(words)
+            runs.append(attempt(recipe, name, *sets, alter=alter, preflight=given.probe == "yes"))
+            say(count_validated(runs[-1]))
+            uptrend("doctor", runs[-1])
     title = "No reward, one workspace, old weights, and none of these"
-    uptrend("plot", unpaid, shared, stale, well, "--out", given.out / "autopsy.png", "--title", title)
+    uptrend("plot", *runs, "--out", given.out / "autopsy.png", "--title", title)
 
 
 if __name__ == "__main__":

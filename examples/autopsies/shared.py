@@ -1,5 +1,6 @@
 """`SharedWorkspace`: machine-learning tasks in which rollouts of a task that go on at once work in one folder."""
 
+import asyncio
 from dataclasses import dataclass, field
 
 from uptrend.records import Task
@@ -14,6 +15,7 @@ class Folder:
 
     terminal: Terminal | None = None
     users: int = 0
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # two that come at once open it once
 
 
 @dataclass
@@ -24,12 +26,12 @@ class SharingPlay(ResearchPlay):
 
     async def _open(self) -> Terminal:
         if self._terminal is None:
-            self.folder.users += 1
-            self._terminal = self.folder.terminal
-        terminal = await super()._open()
-        self.folder.terminal = self._terminal = self.folder.terminal or terminal
-        self._baseline = await self.arena.baseline(self.task, self.example)
-        return self._terminal
+            async with self.folder.turn:
+                self.folder.users += 1
+                self._terminal = self.folder.terminal
+                self.folder.terminal = await super()._open()
+                self._baseline = await self.arena.baseline(self.task, self.example)
+        return await super()._open()
 
     async def close(self) -> None:
         """Leave the folder to the others; the last one removes it."""

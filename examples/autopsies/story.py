@@ -64,12 +64,12 @@ def uptrend(*words: Any) -> int:
     return 0
 
 
-def attempt(recipe: Path, name: str, *sets: str, alter: Alter | None = None) -> Path:
+def attempt(recipe: Path, name: str, *sets: str, alter: Alter | None = None, preflight: bool = True) -> Path:
     """Train; where the probes stop it before its first step, train all the same. Return the run that went on.
 
     `alter` plants a fault of code, which no command line can name: it replaces parts of the prepared run.
     """
-    if _train(recipe, name, sets, alter, preflight=True):
+    if _train(recipe, name, sets, alter, preflight=preflight) or not preflight:
         return recipe.parent / name
     say("It did not begin. The same again, to see what those steps would have brought:")
     _train(recipe, f"{name}-anyway", sets, alter, preflight=False)

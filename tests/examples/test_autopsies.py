@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 import uptrend
-from uptrend.records import Run
+from uptrend.records import Message, Run
+from uptrend.tasks import event_loop
+from uptrend.tasks.mlgym.taskset import MlGym, MlGymOptions
 
 pytestmark = pytest.mark.slow
 
@@ -76,13 +78,35 @@ def test_the_wrong_slice(perform: Any) -> None:
     assert is_well(out / "fixed", steps=4)
 
 
-def test_the_reward_that_waits_the_folder_of_all_and_the_sampler_that_stays(perform: Any) -> None:
-    out = perform("never", steps=2, sandbox="process")
+def test_the_reward_that_waits_for_a_command(perform: Any) -> None:
+    # tiny has never heard of the command; its probes alone would take minutes here
+    out = perform("never", steps=2, only="unpaid", untaught="tiny", probe="no", sandbox="process")
     assert [line["reward/mean"] for line in Run(out / "unpaid").metric_lines] == [0.0] * 2
-    assert found_by_probes(Run(out / "unpaid")) == ["reward.never-computed"]  # a warning, which stops nothing
     assert first_found(out / "unpaid") == "reward.never-computed"
-    assert "task.state-leaks" in before_step_1(out / "shared")
-    assert "sync.stale-weights" in before_step_1(out / "stale")
+
+
+def test_rollouts_that_share_a_folder_see_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(AUTOPSIES.parents[1]))
+    from examples.autopsies.shared import SharedWorkspace
+
+    def second_sees(kind: type[MlGym]) -> str:
+        taskset = kind(MlGymOptions(problems=("titanic",), sandbox="process"), 0)
+        task = taskset.train(1)[0]
+
+        async def converse() -> str:
+            plays = [taskset.open(task, 0) for _ in range(2)]
+            try:
+                for play, command in zip(plays, ("rm train.csv", "ls"), strict=True):
+                    answers = await play.respond(Message("assistant", command))
+                return answers[0].content if answers else ""
+            finally:
+                for play in plays:
+                    await play.close()
+
+        return event_loop.run(converse())
+
+    assert "train.csv" in second_sees(MlGym)
+    assert "train.csv" not in second_sees(SharedWorkspace)
 
 
 def test_a_folder_that_is_taken_is_left_alone(perform: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

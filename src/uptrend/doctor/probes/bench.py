@@ -234,14 +234,20 @@ class Bench:
         turns: Sequence[Sequence[Message]] | None = None,
         *,
         at_once: bool = False,
+        late: int = 0,
     ) -> list[ScoredPlay]:
-        """Say each rollout's turns (or others) to its task (or another) again, one by one or all side by side."""
+        """Say each rollout's turns (or others) to its task (or another) again, one by one or all side by side.
+
+        The last `late` of them begin when the first ones have had two answers: what these have done is then there.
+        """
         plays = [self.tasks[r.task] for r in rollouts] if plays is None else plays
         turns = list(map(turns_of, rollouts)) if turns is None else turns
         seeds = [derive_open_seed(self.config.seed, r.group) for r in rollouts]
-        waiting = [_say(*each) for each in zip(turns, plays, seeds, strict=True)]
 
         async def run() -> list[ScoredPlay]:
+            events = [asyncio.Event() for _ in rollouts]
+            waits = [[]] * (len(events) - late) + [events[: len(events) - late]] * late
+            waiting = [_say(*each) for each in zip(turns, plays, seeds, events, waits, strict=True)]
             return await event_loop.together(waiting) if at_once else [await each for each in waiting]
 
         return event_loop.run(run())
@@ -397,7 +403,11 @@ def play_scripts(taskset: Taskset, task: Task, scripts: Iterable[Script]) -> lis
     return event_loop.run(everyone())
 
 
-async def _say(said: Sequence[Message], played: tuple[Task, Taskset], seed: int) -> ScoredPlay:
+async def _say(
+    said: Sequence[Message], played: tuple[Task, Taskset], seed: int, is_on: asyncio.Event, after: list[asyncio.Event]
+) -> ScoredPlay:
+    for other in after:
+        await other.wait()
     task, taskset = played
     play, observed = taskset.open(task, seed), list[tuple[str, ...]]()
     try:
@@ -405,8 +415,11 @@ async def _say(said: Sequence[Message], played: tuple[Task, Taskset], seed: int)
         for message in said:
             await asyncio.sleep(0)  # others take their turn in between, as in training
             observed.append(tuple(m.content for m in await play.respond(message) or ()))
+            if len(observed) > 2:
+                is_on.set()
         return ScoredPlay(tuple(observed), await play.score())
     except Exception as error:  # a task's own failure is an observation too
         return ScoredPlay((*observed, (f"{type(error).__name__}: {error}",)), None)
     finally:
+        is_on.set()
         await play.close()

@@ -72,13 +72,13 @@ def _total(reward: Reward | None) -> float:
 
 @probe("state", finds=["task.state-leaks"])
 def state(bench: Bench) -> Answer:
-    """Replay up to 24 of the expert's and the model's rollouts one by one, then in pairs side by side with others."""
+    """Replay up to 24 of the expert's and the model's rollouts one by one, then thrice side by side, the last later."""
     everyone = [r for r in (*bench.demonstrations, *bench.rollouts) if r.task in bench.tasks and r.error is None]
     # Of rollouts that say the same to the same task, one is enough.
     chosen = list({(r.task, tuple(m.content for m in r.messages)): r for r in everyone}.values())[: bench.few(24)]
     require(chosen, "no rollout went through")
     alone, again = bench.replay(chosen), bench.replay(chosen)
-    together = bench.replay([*chosen, *chosen], at_once=True)
+    together = bench.replay([*chosen] * 3, at_once=True, late=len(chosen))
     # A scorer that can't repeat itself says nothing of state: then only what was observed counts.
     scored = all(_same(a, b) for a, b in zip(alone, again, strict=True))
     sure = [i for i in range(len(chosen)) if _same(alone[i], again[i], scored)]
