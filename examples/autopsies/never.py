@@ -2,7 +2,7 @@
 
     uptrend warmstart recipes/mlgym/warmstart.toml --out models/mlgym-warm
     python examples/autopsies/never.py --model models/mlgym-warm --device cuda
-    python examples/autopsies/never.py --only unpaid --untaught tiny --probe no
+    python examples/autopsies/never.py --only unpaid --untaught tiny --context 3600 --probe no
 
 Three faults of one effort on MLGym, on machine-learning tasks of the same format. Only a change of the validation score
 was paid, and the model never validated: `--untaught` was not shown how. Rollouts of a task shared a folder and a score
@@ -34,7 +34,7 @@ groups = 8
 size = 8
 max_tokens = 96
 max_turns = 8
-context = 2048
+context = {context}
 rows = 64
 [learning]
 steps = {steps}
@@ -57,10 +57,18 @@ def main() -> None:
     from benchmarks.faults.planted.sync import frozen  # story has put the repository on the path
 
     more = {"model": "models/mlgym-warm", "untaught": "smollm2-135m", "sandbox": "auto", "only": "", "probe": "yes"}
+    more["context"] = "2048"  # tiny needs 3600 for the same text
     given = options(__doc__, "never", steps=8, **more)
     held_out = 20 if given.steps >= 8 else 4
     recipe = write_recipe(
-        given, RECIPE, evaluations=1, warmup=2, held_out=held_out, model=given.model, sandbox=given.sandbox
+        given,
+        RECIPE,
+        evaluations=1,
+        warmup=2,
+        held_out=held_out,
+        model=given.model,
+        sandbox=given.sandbox,
+        context=given.context,
     )
     attempts = {
         "unpaid": (

@@ -80,7 +80,7 @@ def test_the_wrong_slice(perform: Any) -> None:
 
 def test_the_reward_that_waits_for_a_command(perform: Any) -> None:
     # tiny has never heard of the command; its probes alone would take minutes here
-    out = perform("never", steps=2, only="unpaid", untaught="tiny", probe="no", sandbox="process")
+    out = perform("never", steps=2, only="unpaid", untaught="tiny", context="3600", probe="no", sandbox="process")
     assert [line["reward/mean"] for line in Run(out / "unpaid").metric_lines] == [0.0] * 2
     assert first_found(out / "unpaid") == "reward.never-computed"
 

@@ -78,7 +78,9 @@ def never_computed(case: Case) -> Answer:
     # Rollouts of several turns that run out before anything gives a reward; one turn may be too few of them.
     ran_out = RAN_OUT if (case.value("sampling.max_turns") or 1) > 1 else UNFINISHED
     out = [np.isin(r.ended_n, ran_out) for r in rows]
-    low = [f & (r.reward_n <= r.by_rollout("reward_low") + 1e-6) for r, f in zip(rows, out, strict=True)]
+    # A reward that can be negative and is 0 for everybody was not earned either.
+    is_nothing = not any(np.any(r.reward_n) for r in rows)
+    low = [f & (is_nothing | (r.reward_n <= r.by_rollout("reward_low") + 1e-6)) for r, f in zip(rows, out, strict=True)]
     count, bottom = count_flags(out), count_flags(low)
     if total < ENOUGH or count < 0.9 * total or bottom < 0.95 * count:
         return None

@@ -161,7 +161,11 @@ def paid(bench: Bench) -> Answer:
     played, shown = ([r for r in rollouts if r.reward] for rollouts in (known, bench.demonstrations))
     enough = len(played) >= FEW and shown
     require(enough, f"fewer than {FEW} rollouts, or none of the expert's, could be scored")
-    out, expert = ([r for r in rs if r.ended in RUN_OUT and not _is_paid(r.reward)] for rs in (played, shown))
+    # A reward that can be negative and is 0 for everybody was not earned either.
+    is_nothing = not any(r.reward and r.reward.total for r in played)
+    out, expert = (
+        [r for r in rs if r.ended in RUN_OUT and (is_nothing or not _is_paid(r.reward))] for rs in (played, shown)
+    )
     yield f"{len(out)} of {len(played)} rollouts run out unpaid, {len(expert)} of {len(shown)} of the expert's"
     if len(out) < 0.98 * len(played) or expert:
         return
