@@ -246,7 +246,7 @@ class Bench:
 
         async def run() -> list[ScoredPlay]:
             events = [asyncio.Event() for _ in rollouts]
-            waits = [[]] * (len(events) - late) + [events[: len(events) - late]] * late
+            waits: list[list[asyncio.Event]] = [[]] * (len(events) - late) + [events[: len(events) - late]] * late
             waiting = [_say(*each) for each in zip(turns, plays, seeds, events, waits, strict=True)]
             return await event_loop.together(waiting) if at_once else [await each for each in waiting]
 

@@ -221,19 +221,19 @@ def repeats(bench: Bench) -> Answer:
         if declared:
             summary = f"Examples of {', '.join(sorted(declared))} repeat one task by declaration, held-out ones too."
             findings.append(bench.found("data.duplicates", NOTE, summary, "no generator makes different examples", 1.0))
-        tasks = [task for task in stage.tasks if task.family not in declared]
-        unique = len({question(task) for task in tasks})
-        share = unique / len(tasks) if tasks else 1.0
+        told_apart = [task for task in stage.tasks if task.family not in declared]
+        unique = len({question(task) for task in told_apart})
+        share = unique / len(told_apart) if told_apart else 1.0
         worst = min(worst, share)
         if share < least:
-            summary = f"Of {len(tasks)} training tasks only {unique} are different."
+            summary = f"Of {len(told_apart)} training tasks only {unique} are different."
             severity = CRITICAL if share < 0.5 else WARNING
             findings.append(bench.found("data.duplicates", severity, summary, f"{share:.0%} are unique", share))
     drawn = {r.group: r.task for r in bench.played}
-    declared = repeated_families(bench.stage.taskset)
+    families = repeated_families(bench.stage.taskset)
     known = {task: bench.tasks[task][0] for task in drawn.values() if task in bench.tasks}
     asked = {
-        question(known[task]) if task in known and known[task].family not in declared else task
+        question(known[task]) if task in known and known[task].family not in families else task
         for task in drawn.values()
     }
     repeated = len(drawn) - len(asked)

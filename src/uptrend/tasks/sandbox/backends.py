@@ -267,7 +267,7 @@ def _system() -> dict[str, str]:
 
 
 def _answers(system: Mapping[str, str]) -> list[str]:
-    """Return folders that are shown but must look empty: this package makes tasks with their answers, and has digits."""
+    """Return folders that are shown but must look empty: they make or hold answers of tasks."""
     package = Path(__file__).parents[2]
     checkout = package.parents[1]
     hidden = {package, *(Path(folder, part) for folder in sys.path for part in ("uptrend", "sklearn/datasets/data"))}
