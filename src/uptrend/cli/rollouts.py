@@ -248,7 +248,7 @@ def _reward(first: Row) -> list[str]:
         for part in first["parts"] or ():
             weight = f" × {number(part['weight'])}" if part["weight"] != 1 else ""
             reward.append(f"{part['name']} {number(part['value'])}{weight}")
-    return [*reward, f"gold answer {first['answer']!r}"]
+    return [*reward, *([f"gold answer {first['answer']!r}"] if first["answer"] else [])]
 
 
 def _unseen(command: Row, message: Row) -> str:
