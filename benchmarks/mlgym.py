@@ -23,7 +23,7 @@ import numpy as np
 from uptrend.records import Message, Task
 from uptrend.stats.intervals import bootstrap_mean
 from uptrend.tasks import event_loop
-from uptrend.tasks.mlgym.play import ResearchPlay
+from uptrend.tasks.mlgym.play import AUTOMATIC, ResearchPlay
 from uptrend.tasks.mlgym.players import Player, act_at_random, read_players
 from uptrend.tasks.mlgym.taskset import MlGym, MlGymOptions
 from uptrend.tasks.taskset import Script, play_script
@@ -55,7 +55,7 @@ async def play(taskset: MlGym, task: Task, script: Script) -> dict[str, float | 
     finally:
         await opened.close()
     end = opened.commands[-1] if opened.commands else None
-    score = end.score if end is not None and end.command == "(test score)" else None
+    score = end.score if end is not None and end.command in ("submit", AUTOMATIC) else None
     parts = {part.name: part.value for part in reward.parts}
     return {"score": score, "reward": reward.total, "validated": parts["validated"]}
 

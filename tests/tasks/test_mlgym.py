@@ -39,6 +39,7 @@ def test_the_editor_shows_changes_and_lints() -> None:
     assert opened.text.startswith("[File: /workspace/a.py (8 lines)]")
     assert "5:    return x + 1" in opened.text
     assert "5:    return x + 2" in edited.text
+    assert "the linter found no new errors" in edited.text
     assert not edited.code
     assert ran.text == again.text == "4"
     assert refused.code

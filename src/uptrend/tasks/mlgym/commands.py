@@ -217,7 +217,8 @@ class Terminal:
                 )
         await self.workspace.write(self.open_file, ("\n".join(changed) + "\n").encode())
         self._top = max(1, start + 1 - self._window // 6)
-        reply = await self._show(after="File updated. Check the lines, and edit again where needed.")
+        checked = ", and the linter found no new errors" if self.open_file.endswith(".py") else ""
+        reply = await self._show(after=f"File updated{checked}. Check the lines, and edit again where needed.")
         return replace(reply, kind="edit")
 
     async def lint(self, source: str) -> str:

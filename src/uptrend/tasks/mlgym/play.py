@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from uptrend.records import Executed, Message, Reward, Task, Tool
@@ -13,6 +13,7 @@ from uptrend.tasks.mlgym.rewards import DenseParts, Facts, Scheme, reward_of
 from uptrend.tasks.mlgym.scoring import Judged, SubmissionScorer
 from uptrend.tasks.sandbox import Bounds, Sandbox, Workspace
 
+AUTOMATIC = "(automatic submission)"  # at the end of a rollout that did not submit
 COMMAND = Tool(
     "command", "Runs one command in the workspace.",
     {"type": "object", "properties": {"command": {"type": "string", "description": "The command, all of its lines."}},
@@ -147,6 +148,7 @@ class ResearchPlay:
     async def score(self) -> Reward:
         """Score what is submitted on the test split: the best validated submission, or the last."""
         final, relative = None, 0.0
+        count, errors = len(self.commands), sum(command.error for command in self.commands)
         if self._terminal is not None:  # where nothing was ever said, nothing is submitted
             scorer = self.arena.scorer
             if self._work is not None:
@@ -160,13 +162,10 @@ class ResearchPlay:
                 problem, base = self.arena.problem, self._baseline[1]
                 final = problem.improvement(verdict.score, base)
                 relative = problem.sign * (verdict.score - base) / (abs(base) or 1.0)
-                end = Executed(len(self.commands), "(test score)", 0.0, 0, score=verdict.score)
-                self.commands.append(end)
-        own = [command for command in self.commands if command.command != "(test score)"]
-        errors = sum(command.error for command in own)
-        facts = Facts(
-            final, relative, self._validations, len(own), errors, *self._counts["edit"], *self._counts["shell"]
-        )
+                if not self._submitted or not self.commands:
+                    self.commands.append(Executed(count, AUTOMATIC, 0.0, 0))
+                self.commands[-1] = replace(self.commands[-1], score=verdict.score)
+        facts = Facts(final, relative, self._validations, count, errors, *self._counts["edit"], *self._counts["shell"])
         return reward_of(facts, self.scheme, self.dense)
 
     async def _better(self, last: dict[str, bytes] | Judged) -> dict[str, bytes] | Judged:
