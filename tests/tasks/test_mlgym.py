@@ -201,9 +201,15 @@ def test_submitted_code_is_kept_apart_from_its_evaluator(tmp_path: Path) -> None
     # It can neither replace the evaluator's output nor reach its files or its memory.
     for cheat in (
         "print('{\"Score\": 5}') or 1", "__import__('os')._exit(0)", "open('evaluate.py')",
-        "__import__('target').other * 5", "__import__('sys').modules['__main__'].__dict__", "'5'", "float('nan')",
+        "__import__('target').other * 5", "__import__('os').write(2, b'{\"Score\": 5}') and __import__('os')._exit(0)",
+        "__import__('sys').exit('{\"Score\": 5}')",
+        "__import__('sys').modules['__main__'].__dict__", "'5'", "float('nan')",
     ):  # fmt: skip
         assert submit(cheat)[1].total <= 0, cheat
+    table.write_text(table.read_text().replace("training_timeout: 20", "training_timeout: 2"))
+    hasty = MlGym(MlGymOptions(folder=str(root), sandbox="process"), 0)
+    sleeping = CODE.format("__import__('time').sleep(0.1) or 5")  # each call is quick, all together are not
+    assert play(hasty, f"cat > strategy.py <<'END'\n{sleeping}END", "submit")[1].total == -1
 
 
 def facts(**changes: object) -> Facts:
@@ -298,3 +304,51 @@ def test_a_time_limit_scores_what_the_command_leaves(tmp_path: Path) -> None:
             await opened.close()
 
     assert event_loop.run(converse()).total == 1
+
+
+def test_an_evaluator_that_fails_gives_no_score(tmp_path: Path) -> None:
+    taskset = MlGym(MlGymOptions(folder=folder(tmp_path), sandbox="process"), 0)
+    quoting = "printf 'id,y\\n{\"accuracy\": 1},0\\n' > submission.csv"
+    said, reward, _ = play(taskset, quoting, "validate", "printf '' > submission.csv", "validate")
+    assert "not valid" in said[1]
+    assert "can't be read as CSV" in said[3]
+    assert reward.total == -1
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (("answers: data/answers.csv", "answers: data/answer.csv"), "are not there"),
+        (("  key: id\n", ""), "names a row"),
+        ((", data/toy/evaluate.py]", "]"), "evaluator evaluate.py is not among"),
+        (("task_entrypoint: CSVSubmissionTasks", "task_entrypoint: Other"), "task_entrypoint Other"),
+        (("task_entrypoint: CSVSubmissionTasks", "task_entrypoint: ModelSubmissionTasks"), "trust = true"),
+    ],
+)
+def test_a_folder_that_could_leak_or_not_be_scored_is_refused(
+    change: tuple[str, str], says: str, tmp_path: Path
+) -> None:
+    table = Path(folder(tmp_path)) / "configs/tasks/toy.yaml"
+    table.write_text(table.read_text().replace(*change))
+    with pytest.raises(TasksetError, match=says):
+        MlGym(MlGymOptions(folder=str(tmp_path), sandbox="process"), 0)
+
+
+def test_odd_names_and_repairs() -> None:
+    source = b"print(one)\nprint(two)\n"
+    replies = talk(
+        "open a.py", "edit 1:1\nprint(1)\nend_of_edit", "insert 0\n# first\nend_of_insert", "goto \u00b2",
+        "create big.txt", "printf '\\xff' > raw.txt", "open raw.txt", "insert 0\nx\nend_of_insert",
+        files={"a.py": source, "big.txt": b"x" * (2 << 20)},
+    )  # fmt: skip
+    codes = [reply.code for reply in replies]
+    assert codes == [0, 0, 0, 1, 1, 0, 0, 1]  # an old error elsewhere does not keep a repair from being made
+    assert "no UTF-8" in replies[-1].text
+    assert "larger than" in replies[4].text
+
+
+def test_a_folder_without_a_name_in_unicode_can_be_shown(tmp_path: Path) -> None:
+    taskset = MlGym(MlGymOptions(folder=folder(tmp_path), sandbox="process"), 0)
+    said, _, _ = play(taskset, "mkdir $'\\xff\\x1b[31m' && cd $'\\xff\\x1b[31m'", "pwd")
+    assert all(text.encode().isascii() or "\ufffd" in text for text in said)
+    assert not any("\x1b" in text for text in said)

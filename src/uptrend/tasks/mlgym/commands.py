@@ -13,7 +13,8 @@ from uptrend.records import Message
 from uptrend.tasks.sandbox import FileProblem, Workspace
 
 FENCE = re.compile(r"```[^\n`]*\n(.*?)\n?```", re.DOTALL)
-RANGE = re.compile(r"^(\d+):(\d+)$")
+RANGE = re.compile(r"^([0-9]{1,9}):([0-9]{1,9})$")
+LONGEST = 400  # characters of a line that the editor shows
 LARGEST = 1 << 20  # bytes of a file that the editor opens
 # Scrolls in a row before the agent is told of a better way.
 SCROLLS = 3
@@ -66,7 +67,7 @@ def command_of(message: Message) -> str:
         given = message.calls[0].arguments.get("command")
         if message.calls[0].name != "command" or not isinstance(given, str):
             raise WrongCommand("There is one tool, command, with one argument, command: a text.")
-        return given.strip("\n")
+        return given.encode("utf-8", "replace").decode().strip("\n")
     blocks = FENCE.findall(message.content)
     if len(blocks) > 1:
         raise WrongCommand(
@@ -106,6 +107,8 @@ class Terminal:
             return CommandReply(str(refused), code=1, kind="edit" if verb in ("edit", "insert") else "")
         except FileProblem as problem:
             return CommandReply(f"Error: {problem}", code=1)
+        except UnicodeDecodeError:
+            return CommandReply(f"Error: {self.open_file} is no UTF-8 text, which the editor needs.", code=1)
 
     async def _shell(self, command: str) -> CommandReply:
         outcome = await self.workspace.run(command, seconds=self._seconds)
@@ -122,11 +125,11 @@ class Terminal:
 
     # The editor.
 
-    async def _lines(self) -> list[str]:
+    async def _lines(self, to_edit: bool = False) -> list[str]:
         if not self.open_file:
             raise WrongCommand("No file is open. Open one first: open <path>")
-        data = await self.workspace.read(self.open_file, LARGEST)
-        return data.decode("utf-8", "replace").splitlines()
+        text = (await self.workspace.read(self.open_file, LARGEST)).decode("utf-8", "strict" if to_edit else "replace")
+        return text.removesuffix("\n").split("\n") if text else []
 
     async def _show(self, before: str = "", after: str = "") -> CommandReply:
         lines = await self._lines()
@@ -138,7 +141,7 @@ class Terminal:
             f"[File: {self.open_file} ({len(lines)} lines)]",
             f"({above} more lines above)" if above else "",
         ]
-        parts += [f"{number}:{lines[number - 1]}" for number in range(self._top, end + 1)]
+        parts += [f"{number}:{lines[number - 1][:LONGEST]}" for number in range(self._top, end + 1)]
         parts += [f"({below} more lines below)" if below else "", after]
         return CommandReply("\n".join(part for part in parts if part))
 
@@ -177,7 +180,9 @@ class Terminal:
         path = _words(arguments, "create <path>", 1)[0]
         try:
             await self.workspace.read(path, LARGEST)
-        except FileProblem:
+        except FileProblem as problem:
+            if "No such file" not in str(problem):
+                raise
             await self.workspace.write(path, b"\n")
             return await self._open(shlex.quote(path))
         shown = await self._open(shlex.quote(path))
@@ -189,7 +194,7 @@ class Terminal:
         if (found := RANGE.match(head)) is None:
             raise WrongCommand(f"{head!r} is no range of lines. Usage:\n{usage}")
         first, last = int(found[1]), int(found[2])
-        lines = await self._lines()
+        lines = await self._lines(to_edit=True)
         if not 1 <= first <= last + 1 or last > len(lines):
             raise WrongCommand(f"There are no lines {first} to {last}: the file has {len(lines)}.")
         return await self._replace(lines, first - 1, last, text)
@@ -197,7 +202,7 @@ class Terminal:
     async def _insert(self, arguments: str) -> CommandReply:
         usage = "insert <line>\n<new lines>\nend_of_insert"
         head, text = _block(arguments, "end_of_insert", usage)
-        after, lines = _number(head, usage), await self._lines()
+        after, lines = _number(head, usage), await self._lines(to_edit=True)
         if after > len(lines):
             raise WrongCommand(f"There is no line {after}: the file has {len(lines)}.")
         return await self._replace(lines, after, after, text)
@@ -207,7 +212,7 @@ class Terminal:
         changed = [*lines[:start], *text, *lines[end:]]
         if self.open_file.endswith(".py"):
             problems = await self.lint("\n".join(changed))
-            if problems and problems != await self.lint("\n".join(lines)):
+            if problems and _new(problems, await self.lint("\n".join(lines))):
                 low, high = max(0, start - 3), start + len(text) + 3
                 shown = "\n".join(f"{n}:{line}" for n, line in enumerate(changed[low:high], low + 1))
                 raise WrongCommand(
@@ -257,6 +262,13 @@ class Terminal:
         return CommandReply("\n".join([f"{len(found)} found for {term!r}:", *found]))
 
 
+def _new(problems: str, before: str) -> bool:
+    """Return True where there are errors that were not there before, wherever they stand now."""
+    now, then = ({line.partition(": ")[2] for line in text.splitlines()} for text in (problems, before))
+    was_broken = bool(before) and "undefined name" not in before  # then nothing else was looked for
+    return bool(now - then) and not was_broken
+
+
 def _words(arguments: str, usage: str, least: int, most: int | None = None) -> list[str]:
     try:
         words = shlex.split(arguments)
@@ -268,7 +280,7 @@ def _words(arguments: str, usage: str, least: int, most: int | None = None) -> l
 
 
 def _number(text: str, usage: str) -> int:
-    if not text.strip().isdigit():
+    if not re.fullmatch(r"[0-9]{1,9}", text.strip()):
         raise WrongCommand(f"{text!r} is no line number. Usage: {usage}")
     return int(text)
 

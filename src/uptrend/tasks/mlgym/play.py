@@ -12,6 +12,7 @@ from uptrend.tasks.mlgym.problem import Example, Problem
 from uptrend.tasks.mlgym.rewards import DenseParts, Facts, Scheme, reward_of
 from uptrend.tasks.mlgym.scoring import Judged, SubmissionScorer
 from uptrend.tasks.sandbox import Bounds, Sandbox, Workspace
+from uptrend.tasks.sandbox.workspace import readable
 
 AUTOMATIC = "(automatic submission)"  # at the end of a rollout that did not submit
 COMMAND = Tool(
@@ -46,13 +47,10 @@ class Arena:
         problem = self.problem
         if problem.baseline_score is not None and problem.generator is None:
             return problem.baseline_score, problem.baseline_score
-        if task.id not in self.baselines:
-            self.baselines[task.id] = asyncio.ensure_future(self._measure(example))
-        try:
-            return await asyncio.shield(self.baselines[task.id])
-        except Exception:
-            self.baselines.pop(task.id, None)  # the next rollout tries again
-            raise
+        measured = self.baselines.get(task.id)
+        if measured is None or (measured.done() and (measured.cancelled() or measured.exception())):  # tried again
+            measured = self.baselines[task.id] = asyncio.ensure_future(self._measure(example))
+        return await asyncio.shield(measured)
 
     async def _measure(self, example: Example) -> tuple[float, float]:
         async with self.slots, await self.open(example) as workspace:
@@ -87,6 +85,7 @@ class ResearchPlay:
     _validations: list[float] = field(default_factory=list)
     _best: tuple[float, dict[str, bytes] | Judged] | None = None  # best validation so far, and what was validated
     _submitted: bool = False
+    _is_asked: bool = False  # a command was given, if not carried out
     _work: asyncio.Task[tuple[CommandReply, float | None]] | None = None  # the command under way
     _counts: dict[str, list[int]] = field(default_factory=lambda: {"edit": [0, 0], "shell": [0, 0]})
 
@@ -104,6 +103,7 @@ class ResearchPlay:
 
     async def respond(self, message: Message) -> Sequence[Message] | None:
         """Carry out a command; `submit` and the last turn end the rollout."""
+        self._is_asked = True
         terminal, score = await self._open(), None
         command = message.content
         async with self.arena.slots:
@@ -125,7 +125,9 @@ class ResearchPlay:
             return None
         left = f", {self.limit - turn - 1} turns left" if self.limit else ""
         shown = f"(open file: {terminal.open_file or 'none'}, folder: {terminal.workspace.cwd}{left})\nbash-$"
-        return [Message("tool" if message.calls or message.problem else "user", f"{reply.text}\n{shown}")]
+        # Names of files and folders may be no text, or hide control characters.
+        observed = readable(f"{reply.text}\n{shown}".encode("utf-8", "replace"))
+        return [Message("tool" if message.calls or message.problem else "user", observed)]
 
     async def _carry_out(self, terminal: Terminal, command: str) -> tuple[CommandReply, float | None]:
         if command.strip() == "validate":
@@ -149,7 +151,9 @@ class ResearchPlay:
         """Score what is submitted on the test split: the best validated submission, or the last."""
         final, relative = None, 0.0
         count, errors = len(self.commands), sum(command.error for command in self.commands)
-        if self._terminal is not None:  # where nothing was ever said, nothing is submitted
+        if self._is_asked:  # a slow start is not the agent's fault: what it began with is submitted
+            await self._open()
+        if self._terminal is not None:
             scorer = self.arena.scorer
             if self._work is not None:
                 await asyncio.wait([self._work])
@@ -185,3 +189,5 @@ class ResearchPlay:
             self._work.cancel()
         if self._terminal is not None:
             await self._terminal.workspace.close()
+        if self._work is not None:
+            await asyncio.wait([self._work])

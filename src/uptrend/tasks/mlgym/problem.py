@@ -55,6 +55,7 @@ class Problem:
     par: float | None  # score that earns the whole reward
     best: float | None  # value that can't be beaten
     answers: str  # path of the answers in the workspace as MLGym lays it out; empty where none is known
+    hidden: Files  # answers and other secret files, by their path there
     key: str  # column of the answers that names a row
     generator: Path | None
     players: Path | None  # folder of scripted players
@@ -74,26 +75,18 @@ class Problem:
         if self.generator is not None:
             made = _generator(self.generator)(seed, heldout)
             return Example({**self.starter, **made["workspace"]}, made["validation"], made["test"])
-        hidden = {self.answers: self._data[self.answers].read_bytes()} if self.answers in self._data else {}
-        return Example(self.starter, hidden, hidden)
+        return Example(self.starter, self.hidden, self.hidden)
 
     @cached_property
     def _data(self) -> dict[str, Path]:
-        return {
-            f"{top}/{path.relative_to(folder).as_posix()}": path
-            for top, folder in self.folders.items()
-            for path in sorted(folder.rglob("*"))
-            if path.is_file() and not path.is_symlink()
-        }
+        return _files_of(self.folders)
 
     @cached_property
     def is_mounted(self) -> bool:
         """True where datasets are too large to copy into every workspace: they are shown read-only."""
         is_large = sum(path.stat().st_size for path in self._data.values()) > COPIED
-        if is_large and self.answers in self._data:
-            raise TasksetError(
-                f"{self.name}: move {self.answers} out of its large data folder, which the agent can read."
-            )
+        if is_large and (secret := sorted(self.hidden.keys() & self._data.keys())):
+            raise TasksetError(f"{self.name}: move {secret[0]} out of its large data folder, which the agent can read.")
         return is_large
 
     @cached_property
@@ -101,12 +94,22 @@ class Problem:
         """Datasets as files of a workspace, without the answers; none where they are mounted."""
         if self.is_mounted:
             return {}
-        return {place: path.read_bytes() for place, path in self._data.items() if place != self.answers}
+        return {place: path.read_bytes() for place, path in self._data.items() if place not in self.hidden}
 
     @property
     def mounts(self) -> dict[str, Path]:
         """Datasets as folders of a workspace."""
         return dict(self.folders) if self.is_mounted else {}
+
+
+def _files_of(folders: Mapping[str, Path]) -> dict[str, Path]:
+    """Return the files of some folders by their paths in a workspace; links are left out."""
+    return {
+        f"{top}/{path.relative_to(folder).as_posix()}": path
+        for top, folder in folders.items()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not path.is_symlink()
+    }
 
 
 @cache
@@ -152,8 +155,11 @@ def load_problem(name: str, folder: str = "") -> Problem:
     for place in table.get("dataset_configs") or []:
         dataset = _read_yaml(root / "configs" / place)
         docs.append(f"{dataset.get('name', Path(place).stem).upper()}:\n{dataset.get('description', '')}")
-        if (data := root / str(dataset.get("data_path", ""))).is_dir() and dataset.get("is_local", True):
-            folders["data"] = data
+        place = str(dataset.get("data_path") or "")
+        if place and (root / place).is_dir() and dataset.get("is_local", True):
+            if folders:
+                raise TasksetError(f"{path}: several datasets would lie in one folder, data; join them.")
+            folders["data"] = root / place
         elif "generator" not in ours:
             notes.append(f"{name}: its dataset {dataset.get('data_path')} is not on this machine")
     scores = {key.lower(): float(value) for key, value in ((table.get("baseline_scores") or [{}])[0]).items()}
@@ -170,13 +176,23 @@ def load_problem(name: str, folder: str = "") -> Problem:
                      "and validate only checks the format")  # fmt: skip
     submission = str(ours.get("submission") or {"csv": "submission.csv", "code": "strategy.py", "model": "."}[kind])
     starter = _starter(root, table)
+    secret = {str(place) for place in (answers, *(table.get("secret_files") or ())) if place}
+    everything = {place: found.read_bytes() for place, found in _files_of(folders).items() if place in secret} | starter
+    hidden = {place: everything[place] for place in secret & everything.keys()}
+    if str(evaluators[0]) not in starter:
+        raise TasksetError(f"{path}: its evaluator {evaluators[0]} is not among starter_code.")
+    if answers and folders and answers not in hidden:
+        raise TasksetError(f"{path}: its answers {answers!r} are not there; write the path in the workspace, as data/…")
+    if kind == "csv" and answers in hidden and not ours.get("key"):
+        raise TasksetError(f"{path}: say which column of {answers} names a row: add `key:` below `uptrend:`.")
+    starter = {place: data for place, data in starter.items() if place not in hidden}
     return Problem(
         name=name, title=str(table.get("name", name)), kind=kind, submission=submission,
         description=str(table.get("description", "")).replace("{dataset_docs}", "\n\n".join(docs)).strip(),
         timeout=float(table.get("training_timeout") or 3600), starter=starter, folders=folders,
         evaluator=str(evaluators[0]), baseline=_baseline(table, kind, str(evaluators[0])),
         baseline_score=scores.get(metric), metric=metric, sign=1 if facts["direction"] == "up" else -1,
-        par=facts.get("par"), best=facts.get("best"), answers=answers, key=str(ours.get("key", "")),
+        par=facts.get("par"), best=facts.get("best"), answers=answers, hidden=hidden, key=str(ours.get("key", "")),
         generator=root / ours["generator"] if "generator" in ours else None,
         players=root / ours["players"] if "players" in ours else None, notes=tuple(notes),
     )  # fmt: skip

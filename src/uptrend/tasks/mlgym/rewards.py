@@ -55,7 +55,8 @@ def reward_of(facts: Facts, scheme: Scheme, dense: DenseParts) -> Reward:
     elif scheme == "validate-required":
         main = final if validated else -1.0
     elif scheme == "graded":
-        main = _clip(5 * facts.relative - 0.5 - 0.5 * facts.error_rate) if validated else -1.0
+        is_scored = validated and facts.final is not None
+        main = _clip(5 * facts.relative - 0.5 - 0.5 * facts.error_rate) if is_scored else -1.0
     else:
         main = final
     parts = [Part(scheme, main, -1, 1)]

@@ -5,6 +5,8 @@ and answers: it runs in a sandbox of its own, and each call that the evaluator m
 literals. Only what a task is trusted with by option (`trust`) is run beside the evaluator: models that it must load.
 """
 
+import ast
+import asyncio
 import csv
 import hashlib
 import io
@@ -25,7 +27,7 @@ LARGEST = 1 << 24  # bytes of a submission
 STAND_IN = r"""
 import ast, io, runpy, sys, types
 name, script, real, sys.argv = sys.argv[1], sys.argv[2], sys.stdout, sys.argv[2:]
-module, captured = types.ModuleType(name), io.StringIO()
+module, captured, failed = types.ModuleType(name), io.StringIO(), ""
 def remote(function):
     def call(*arguments):
         print(repr((function, arguments)), file=real, flush=True)
@@ -39,8 +41,10 @@ sys.modules[name], sys.stdout = module, captured
 sys.path.insert(0, ".")
 try:
     runpy.run_path(script, run_name="__main__")
-finally:
-    print(repr((None, captured.getvalue()[-65536:])), file=real, flush=True)
+except BaseException as error:
+    if not isinstance(error, SystemExit) or error.code:
+        failed = f"{error}"[:1000] or repr(error)
+print(repr((None, captured.getvalue()[-65536:], failed)), file=real, flush=True)
 """
 # Runs beside the submitted code, which may print what it likes.
 SERVE = r"""
@@ -89,7 +93,8 @@ class SubmissionScorer:
         try:
             if problem.kind != "model":
                 return {problem.submission: await workspace.read(f"/workspace/{problem.submission}", LARGEST)}
-            return {path: await workspace.read(f"/workspace/{path}", LARGEST) for path, _ in await workspace.listing()}
+            own = [path for path, _ in await workspace.listing() if path.partition("/")[0] not in problem.mounts]
+            return {path: await workspace.read(f"/workspace/{path}", LARGEST) for path in own}
         except FileProblem as missing:
             return Judged(None, f"There is no valid {problem.submission} to score: {missing}")
 
@@ -103,16 +108,21 @@ class SubmissionScorer:
                 return Judged(
                     None, f"{problem.submission} was found. This task has no validation split to score it on."
                 )
-            files, answers = _half(problem, files, answers, split)
+            try:
+                files, answers = _half(problem, files, answers, split)
+            except (ValueError, csv.Error) as error:
+                return Judged(None, f"{problem.submission} can't be read as CSV: {error}")
         # Starter code may be what the evaluator imports; the task's own files come last, over all that was submitted.
         beside = files if problem.kind == "csv" or self._trust else {}
         inside = {**problem.starter, **problem.visible, **beside, **self._evaluator(), **answers}
+        # What a failed evaluator or the submission itself wrote is no score, whatever it looks like.
         if problem.kind == "code":
-            text = await self._evaluate_code(files, inside)
+            text, is_valid = await self._evaluate_code(files, inside)
         else:
             async with await self._sandbox.open(inside, self._bounds, problem.mounts) as scoring:
-                text = (await scoring.run(self._command(), seconds=problem.timeout)).output
-        metrics = read_metrics(text)
+                outcome = await scoring.run(self._command(), seconds=problem.timeout)
+                text, is_valid = outcome.output, not (outcome.code or outcome.stopped)
+        metrics = read_metrics(text) if is_valid else {}
         score = metrics.get(problem.metric)
         if score is None or not math.isfinite(score):
             said = " ".join(text.split())[-300:] or "the evaluator printed nothing"
@@ -126,8 +136,11 @@ class SubmissionScorer:
         flag = "--config_fname ." if self._problem.kind == "model" else f"--submission_file {self._problem.submission}"
         return f"python {self._problem.evaluator} {flag}"
 
-    async def _evaluate_code(self, files: dict[str, bytes], inside: dict[str, bytes]) -> str:
-        """Run evaluator and submitted code in two sandboxes, and pass calls on; return what the evaluator printed."""
+    async def _evaluate_code(self, files: dict[str, bytes], inside: dict[str, bytes]) -> tuple[str, bool]:
+        """Run evaluator and submitted code in two sandboxes, and pass calls on.
+
+        Return what the evaluator printed, and False with a reason where it did not come to its end.
+        """
         problem, name = self._problem, self._problem.submission.removesuffix(".py")
         inside = {path: data for path, data in inside.items() if path != problem.submission}
         async with (
@@ -137,14 +150,18 @@ class SubmissionScorer:
             await self._sandbox.open({**files, "_serve.py": SERVE.encode()}, self._bounds) as code,
         ):
             try:
-                player = await code.start(f"python _serve.py {name}")
-                evaluator = await scoring.start(f"python _stand_in.py {name} {problem.evaluator}")
-                line = await evaluator.ask(None, problem.timeout)
-                while not line.startswith("(None, "):
-                    line = await evaluator.ask(await player.ask(line, problem.timeout), problem.timeout)
+                async with asyncio.timeout(problem.timeout):  # all calls together
+                    player = await code.start(f"python _serve.py {name}")
+                    evaluator = await scoring.start(f"python _stand_in.py {name} {problem.evaluator}")
+                    line = await evaluator.ask(None, problem.timeout)
+                    while not line.startswith("(None, "):
+                        line = await evaluator.ask(await player.ask(line, problem.timeout), problem.timeout)
             except FileProblem as silent:
-                return f"the evaluation broke off: {silent}"
-        return line
+                return f"the evaluation broke off: {silent}", False
+            except TimeoutError:
+                return f"its evaluation took longer than {problem.timeout:g} seconds", False
+        _, printed, failed = ast.literal_eval(line)
+        return failed or printed, not failed
 
 
 def read_metrics(text: str) -> dict[str, float]:
@@ -153,7 +170,7 @@ def read_metrics(text: str) -> dict[str, float]:
         try:
             table = json.loads(found)
             return {str(key).lower(): float(value) for key, value in table.items()}
-        except (ValueError, TypeError, AttributeError):
+        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
             continue
     return {}
 
@@ -162,13 +179,10 @@ def _half(
     problem: Problem, files: dict[str, bytes], answers: Mapping[str, bytes], split: Split
 ) -> tuple[dict[str, bytes], Mapping[str, bytes]]:
     """Cut answers and submission to the rows of a split: a task that has only a test set gives half to validation."""
-    if problem.answers not in answers or not problem.key:
+    if problem.answers not in answers:
         return files, answers
-    try:
-        head, *rows = list(csv.reader(io.StringIO(answers[problem.answers].decode())))
-        sub_head, *sub_rows = list(csv.reader(io.StringIO(files[problem.submission].decode("utf-8", "replace"))))
-    except (ValueError, csv.Error):
-        return files, answers  # the evaluator says what is wrong with it
+    head, *rows = _read(answers[problem.answers])
+    sub_head, *sub_rows = _read(files[problem.submission])
     at = head.index(problem.key)
     wanted = {row[at] for row in rows if _is_public(row[at]) == (split == "validation")}
     if problem.key in sub_head:
@@ -183,6 +197,13 @@ def _half(
 
 def _is_public(key: str) -> bool:
     return hashlib.sha256(key.encode()).digest()[0] % 2 == 0
+
+
+def _read(data: bytes) -> list[list[str]]:
+    rows = [row for row in csv.reader(io.StringIO(data.decode("utf-8", "replace"))) if row]
+    if not rows:
+        raise ValueError("it is empty")
+    return rows
 
 
 def _write(head: list[str], rows: list[list[str]]) -> bytes:
