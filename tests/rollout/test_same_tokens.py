@@ -277,8 +277,8 @@ def test_many_conversations_hold_all_that_can_happen(
         for message in (m for rollout in rollouts for m in rollout.messages if m.role == "assistant"):
             kinds.add("problem" if message.problem else min(len(message.calls), 2))
     assert kinds == {0, 1, 2, "problem"}
-    failures = {Ending.TOOL_ERROR, Ending.TASK_ERROR}
-    assert endings == set(Ending) - failures
+    others = {Ending.TOOL_ERROR, Ending.TASK_ERROR, Ending.TIME_LIMIT}  # nothing fails, and nothing has a clock
+    assert endings == set(Ending) - others
     again = [policy.tokenizer(policy.tokenizer.decode(r.sequences[0].ids)).input_ids for r in rollouts]
     assert any(a != r.sequences[0].ids.tolist() for a, r in zip(again, rollouts, strict=True))
 

@@ -48,7 +48,9 @@ def lines_of(path: Path) -> list[str]:
     return [MOMENT.sub("", line) for line in lines]
 
 
-def test_everything_is_logged_at_once(llama_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_everything_is_logged_at_once(
+    llama_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     wanted = recipe(llama_folder, raises=7, sandbox_fails=1)
     reader = Reader(tmp_path / "run")
     path = train(wanted, runs=tmp_path, name="run", observers=[reader]).path
@@ -74,9 +76,10 @@ def test_everything_is_logged_at_once(llama_folder: Path, tmp_path: Path, capsys
     assert again[: len(lines)] == lines
     assert again[len(lines)].startswith("resumed: pid ")
     assert again[-1] == "finished: step 4"
+    monkeypatch.setenv("COLUMNS", "400")
     with pytest.raises(SystemExit):
         main(["runs", "show", str(path)])
-    assert str(path / "logs" / "train.log") in capsys.readouterr().out.replace("\n", "")
+    assert str(path / "logs" / "train.log") in capsys.readouterr().out
 
 
 def test_a_run_that_fails_says_why_in_its_last_line(llama_folder: Path, tmp_path: Path) -> None:
