@@ -1,5 +1,6 @@
 """The sampler on a GPU: its kernels against plain torch, its turns against the model's own forward."""
 
+import asyncio
 from typing import Any
 
 import numpy as np
@@ -179,7 +180,7 @@ def test_turns_are_the_models_own_forward(kind: str, lora: bool, dtype: torch.dt
             whole = [[*ids, *new] for ids, new in zip(whole, news, strict=True)]
         with torch.no_grad():
             policy.flat.values.mul_(1.1)
-        sampler.load((), version + 1)
+        asyncio.run(sampler.load((), version + 1))
 
 
 def test_frozen_weights_are_not_copied() -> None:

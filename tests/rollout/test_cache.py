@@ -111,7 +111,7 @@ def test_the_pool_shrinks_when_little_of_it_is_used(policy: Policy) -> None:
         sampler.release(i)
     large = sampler.cache.pages
     for version in range(LOADS + 2):
-        sampler.load((), version)
+        asyncio.run(sampler.load((), version))
         speak(sampler, [(0, prompt, 0)], LIMITS)
     assert large >= 100
     assert sampler.cache.pages < 10

@@ -228,9 +228,9 @@ def test_new_weights_are_used_and_their_version_is_said(llama_folder: Path) -> N
     before = speak(sampler, [(0, context, 1)], GREEDY)[0]
     with torch.no_grad():
         policy.flat.values.mul_(1.2)
-    sampler.load((), version=7)
+    asyncio.run(sampler.load((), version=7))
     after = speak(sampler, [(1, context, 1)], GREEDY)[0]
-    assert (before.version, after.version) == (0, 7)
+    assert (before.versions[0], after.versions[0]) == (0, 7)
     whole = [*context, *after.ids.tolist()]
     expected = expected_logprobs(full_logits(policy, whole), whole, after.ids.tolist(), GREEDY)
     np.testing.assert_allclose(after.logprobs, expected, atol=1e-4)

@@ -185,7 +185,7 @@ def test_the_task_hears_calls_where_it_has_tools(policy: Policy, text: str, tool
     taskset = Colors(turns=1)
     taskset.tools = taskset.tools if tools else ()
     ids = np.array([*encode(policy, text), policy.tokenizer.eos_token_id], np.int32)
-    said = Extension(ids, np.zeros(len(ids), np.float32), Ending.STOP_TOKEN, 0)
+    said = Extension(ids, np.zeros(len(ids), np.float32), Ending.STOP_TOKEN, np.zeros_like(ids))
     (rollout,) = play(policy, taskset, count=1, sampler=Mock(extend=AsyncMock(return_value=said)))
     assert rollout.messages[-1] == message
     assert taskset.plays[0].heard == [message.content]
@@ -277,7 +277,7 @@ def test_thoughts_that_the_prompt_begins_hold_no_call(name: str, closed: bool) -
     text = f"{call} or not?{'</think>' if closed else ''}"
     for said, calls in ((text, ()), (f"{text}\n{call}", calling("", "red").calls if closed else ())):
         ids = np.array([*tokenizer(said, add_special_tokens=False).input_ids, stops[-1]], np.int32)
-        extension = Extension(ids, np.zeros(len(ids), np.float32), Ending.STOP_TOKEN, 0)
+        extension = Extension(ids, np.zeros(len(ids), np.float32), Ending.STOP_TOKEN, np.zeros_like(ids))
         sampler = Mock(extend=AsyncMock(return_value=extension))
         (rollout,) = asyncio.run(play_all(requests_of(Colors(turns=1), 1), sampler, {True: renderer}, LIMITS, 1))
         assert rollout.messages[-1] == Message("assistant", text if calls else said, calls)

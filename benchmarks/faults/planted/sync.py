@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,15 +32,15 @@ class SamplerWrapper:
         """See Sampler."""
         self._sampler.release(stream)
 
-    def load(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
+    async def load(self, weights: Iterable[tuple[str, Tensor]] | Path, version: int) -> None:
         """See Sampler."""
-        self._sampler.load(tensors, version)
+        await self._sampler.load(weights, version)
 
 
 class Deaf(SamplerWrapper):
     """Never loads: its fused copy of the weights is not renewed."""
 
-    def load(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
+    async def load(self, weights: Iterable[tuple[str, Tensor]] | Path, version: int) -> None:
         """Ignore new weights."""
 
 
@@ -52,7 +53,7 @@ class Detached(SamplerWrapper):
         self._sent: list[tuple[int, dict[str, Tensor]]] = []
         super().__init__(InProcessSampler(replace(trained, model=self._model, reference=None)))
 
-    def load(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
+    async def load(self, weights: Iterable[tuple[str, Tensor]] | Path, version: int) -> None:
         """Take the weights that were current `behind` calls ago."""
         self._sent.append((version, {n: p.detach().clone() for n, p in self._trained.named_parameters()}))
         if len(self._sent) > self._behind:
@@ -61,15 +62,15 @@ class Detached(SamplerWrapper):
                 for name, weight in self._model.named_parameters():
                     if not any(word in name for word in self._without):
                         weight.copy_(state[name])
-            self._sampler.load(tensors, version)
+            await self._sampler.load(weights, version)
 
 
 class Frozen(Detached):
     """Server that takes note of new versions and keeps the base model."""
 
-    def load(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
+    async def load(self, weights: Iterable[tuple[str, Tensor]] | Path, version: int) -> None:
         """Take the number, and not the weights."""
-        self._sampler.load(tensors, version)
+        await self._sampler.load(weights, version)
 
 
 class PrefixCaching(InProcessSampler):

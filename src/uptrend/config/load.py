@@ -370,6 +370,9 @@ def _rules(config: Config, starts: list[Any]) -> dict[str, bool]:
         f"{w.correction_cap}.": w.correction_floor < w.correction_cap,
         f"sampling.overlong = {s.overlong} should be at most the {s.max_tokens * s.max_turns} tokens of a rollout "
         "(sampling.max_tokens x max_turns).": s.overlong <= s.max_tokens * s.max_turns,
+        f"sampling.ahead = {s.ahead} learns from rollouts of older weights, which learning.correction = 'none' takes "
+        "for new ones. Set learning.correction = 'token': tokens then count by learner/sampler probability.":
+            s.ahead == 0 or w.correction != "none",
         f"learning.kl.reset_every = {w.kl.reset_every} needs learning.kl.beta above 0: without a penalty there is no "
         "reference to reset.": w.kl.reset_every == 0 or w.kl.beta > 0,
         "learning.skip_dead = true needs learning.kl.beta = 0 and learning.entropy = 0: with either of them dead "

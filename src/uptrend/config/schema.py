@@ -17,6 +17,8 @@ Estimator = Literal["k1", "k2", "k3"]
 Correction = Literal["none", "token", "sequence"]
 CorrectionMode = Literal["truncate", "mask"]
 Credit = Literal["rollout", "turn"]
+Engine = Literal["in-process", "vllm"]
+Parallel = Literal["auto", "ddp", "fsdp2", "zero3"]
 Optimizers = Literal["adamw", "adamw-8bit"]
 Schedule = Literal["constant", "linear", "cosine"]
 TrackerName = Literal["wandb", "trackio", "tensorboard", "mlflow"]
@@ -151,6 +153,12 @@ class Sampling:
     """Seconds that a play may take to respond, to score or to close before it has failed; 0 for no limit."""
     rollout_timeout: Annotated[float, Ge(0)] = 0.0
     """Seconds after which a rollout's turns end, the current one unfinished; it is scored as it is. 0 for no limit."""
+    engine: Engine = "in-process"
+    """What samples: the training process itself, or vLLM servers (`uptrend models serve RECIPE` starts one)."""
+    servers: tuple[str, ...] = ("http://127.0.0.1:8000",)
+    """Addresses of the vLLM servers; streams are spread over them, and go to another where one fails."""
+    ahead: Annotated[int, Ge(0)] = 0
+    """Steps that rollouts may be older than the weights that learn from them: they are sampled meanwhile. 0 waits."""
     retries: Annotated[int, Ge(0)] = 2
     """Times that a rollout is played again because its sandbox failed; an error of the task itself is recorded."""
 
@@ -295,6 +303,10 @@ class Compute:
 
     device: Annotated[str, Predicate(DEVICE.fullmatch), Otherwise("it should be auto, cpu or cuda.")] = "auto"
     """cpu, cuda, or auto."""
+    parallel: Parallel = "auto"
+    """Weights of several processes: each holds all (ddp), or a part (fsdp2, zero3); auto asks accelerate, else ddp."""
+    processes: Annotated[int, Ge(1)] = 1
+    """Processes that the lab starts this recipe with. Elsewhere torchrun or accelerate says how many."""
     threads: Annotated[int, Ge(0)] = 0
     """CPU threads; 0 for OMP_NUM_THREADS, else one per core, or one beside a GPU. Same threads, same numbers."""
     compile: Literal["auto", "never", "always"] = "auto"

@@ -5,7 +5,7 @@ import copy
 import inspect
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,11 @@ class Policy:
     # A frozen copy of the model at the start; None where there is no KL penalty, or adapters can be switched off.
     reference: Any | None = None
     anchor: Anchor = field(default_factory=Anchor)
+
+    @property
+    def is_sharded(self) -> bool:
+        """True where each process holds a part of the weights alone, and their gradients are added up on the way."""
+        return False
 
     @property
     def core(self) -> Any:
@@ -120,6 +125,29 @@ class Policy:
         with self.arithmetic():
             weight = model.get_output_embeddings().weight
             return token_logprobs(hidden_mh, weight, targets_m, temperature, shaping=shaping)
+
+    def score(
+        self, ids_t: Tensor, positions_t: Tensor, packed: Packed, predictors_m: Tensor, targets_m: Tensor,
+        temperature: float, *, shaping: Shaping = PLAIN, reference: bool = False,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Compute log-probabilities and entropies of the targets that some tokens of a row predict: one whole pass."""
+        hidden_th = self.hidden(ids_t, positions_t, packed, reference=reference)
+        chosen_mh = hidden_th.index_select(0, predictors_m)
+        return self.logprobs(chosen_mh, targets_m, temperature, shaping=shaping, reference=reference)
+
+    def backward(self, loss: Tensor) -> None:
+        """Add a loss's gradient to that of the weights."""
+        with self.kernels():
+            loss.backward()  # type: ignore[no-untyped-call]
+
+    def named(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the weights that train by name, whole and one after the other."""
+        for slot in self.flat.slots:
+            yield slot.name, self.flat.view(slot)
+
+    def copy(self) -> "Policy":
+        """Return the policy with frozen weights of its own, for a sampler that goes on while this one learns."""
+        return replace(self, model=freeze(copy.deepcopy(self.model)).eval(), reference=None, compiled=False)
 
     @contextlib.contextmanager
     def as_reference(self) -> Iterator[None]:

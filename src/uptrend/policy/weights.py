@@ -138,6 +138,10 @@ class WeightMeter:
             figures.append(change_of(self._before[group], now, (span.stop - span.start) / max(1, now.numel())))
         return movement_of(self._spans, torch.stack(figures), self._flat.values.numel())
 
+    def digest(self) -> str:
+        """Compute a fingerprint of the measured weights: processes that train together have the same."""
+        return digest_of(self._measured(span).contiguous() for span in self._spans.values())
+
     def _measured(self, span: slice) -> Tensor:
         stretch = self._flat.values.data[span]
         blocks = stretch.numel() // BLOCK

@@ -4,7 +4,7 @@
 
 from uptrend.records.directory import RunDirectory, Stop, StoppedBy
 from uptrend.records.errors import (
-    CheckpointError, ConfigError, LabError, MissingExtra, ModelError, RecordError, RunLocked, SandboxFailed,
+    CheckpointError, ConfigError, LabError, MissingExtra, ModelError, RankLost, RecordError, RunLocked, SandboxFailed,
     TasksetError, UptrendError,
 )  # fmt: skip
 from uptrend.records.finding import (
@@ -24,10 +24,10 @@ from uptrend.records.view import RunView, from_lines, view_of
 __all__ = [
     "Arm", "Basis", "CannotTell", "CheckpointError", "Comparison", "Confidence", "ConfigError", "Direction", "Ending",
     "Evaluation", "Evidence", "Executed", "Experiment", "Finding", "Fix", "Hypothesis", "Interval", "LabError",
-    "Measured", "Message", "Method", "MissingExtra", "ModelError", "Part", "Priority", "RecordError", "Report",
-    "Reward", "Rival", "Role", "Rollout", "Run", "RunDirectory", "RunLocked", "RunView", "SandboxFailed", "Sequence",
-    "Severity", "Source", "Status", "Stop", "StoppedBy", "Task", "TasksetError", "Times", "Tool", "ToolCall", "Trend",
-    "TrendKind", "UptrendError", "Verdict",
+    "Measured", "Message", "Method", "MissingExtra", "ModelError", "Part", "Priority", "RankLost", "RecordError",
+    "Report", "Reward", "Rival", "Role", "Rollout", "Run", "RunDirectory", "RunLocked", "RunView", "SandboxFailed",
+    "Sequence", "Severity", "Source", "Status", "Stop", "StoppedBy", "Task", "TasksetError", "Times", "Tool",
+    "ToolCall", "Trend", "TrendKind", "UptrendError", "Verdict",
     "boundary_of", "from_lines", "rollouts_of", "rollouts_table", "task_id", "tasks_hash",
     "to_pandas", "to_polars", "view_of",
 ]  # fmt: skip

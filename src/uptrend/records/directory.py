@@ -157,6 +157,19 @@ class RunDirectory:
             self._remove(folder, lambda other: other > step)
 
 
+class PartDirectory(RunDirectory):
+    """A run directory of another process, to which this one adds parts of rollouts and nothing else."""
+
+    def write_info(self, info: dict[str, Any]) -> None:
+        """Leave it to the process that writes the directory, as all that follows."""
+
+    def event(self, kind: str, **values: Any) -> None: ...
+
+    def log(self, text: str, at: float | None = None) -> None: ...
+
+    def rewind(self, step: int) -> None: ...
+
+
 def eval_path(folder: Path, step: int, label: str = "") -> Path:
     """Return the file of an evaluation's rollouts; further held-out sets have a label."""
     return folder / "evals" / f"{step:06d}{f'-{label}' if label else ''}.parquet"

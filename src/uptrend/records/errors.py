@@ -9,6 +9,7 @@ UptrendError            what was wrong, where, and what would be right
 │   └── RunLocked       another process is writing this run directory
 ├── CheckpointError     a checkpoint that is missing or damaged
 ├── LabError            a hypothesis or an experiment that cannot be used
+├── RankLost            another process of the same run has ended
 └── MissingExtra        an optional dependency that is not installed
 
 All of them end the command with exit code 2. Assertions are for our own bugs.
@@ -54,6 +55,10 @@ class CheckpointError(UptrendError):
 
 class LabError(UptrendError):
     """A hypothesis, a lab's folder or an experiment that cannot be used; the message says what to write."""
+
+
+class RankLost(UptrendError):  # noqa: N818 (what happened)
+    """Another process of the same run has ended."""
 
 
 class MissingExtra(UptrendError):  # noqa: N818 (what is missing)

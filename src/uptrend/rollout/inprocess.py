@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -99,9 +100,12 @@ class InProcessSampler:
         if not (self._is_decoding or self._running):  # jobs, in another thread, go through the streams
             self._forget(self._released)
 
-    def load(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
+    async def load(self, weights: Iterable[tuple[str, Tensor]] | Path, version: int) -> None:
         """Take the new version; the weights are the learner's own, so only what was copied from them is renewed."""
-        del tensors
+        del weights
+        self._renew(version)
+
+    def _renew(self, version: int) -> None:
         self._version = version
         self._stale = True
 
@@ -201,7 +205,8 @@ class InProcessSampler:
         stream.ids += ids.tolist()
         could_mk = said.support_mk[:count] >= 0
         support = (could_mk.sum(1).astype(np.int32), said.support_mk[:count][could_mk]) if limits.width else None
-        return request, Extension(ids, said.logprobs[:count].astype(np.float32), ended, version, support)
+        versions = np.full(count, version, np.int32)
+        return request, Extension(ids, said.logprobs[:count].astype(np.float32), ended, versions, support)
 
     def _admit(self) -> list[Answer]:
         """Let turns that wait join those that run, as far as their limits are the same and pages are left."""
@@ -350,6 +355,46 @@ class InProcessSampler:
                 past_key_values=self.cache, use_cache=True, **about,
             )  # fmt: skip
         return (self._decoder.logits(out.last_hidden_state[0, starts_n[1:].long() - 1]).float(),)
+
+
+class CopySampler(InProcessSampler):
+    """A sampler with weights of its own: it goes on while the learner changes those that train."""
+
+    def __init__(self, policy: Policy, decoding: type[Decoding] = Decoding, budget: float | None = None) -> None:
+        own = policy.copy()
+        super().__init__(own, decoding, budget)
+        self._weights = dict(own.model.named_parameters())
+        self._loading: tuple[Iterable[tuple[str, Tensor]], int, asyncio.Future[None]] | None = None
+
+    async def load(self, weights: Iterable[tuple[str, Tensor]] | Path, version: int) -> None:
+        """Copy new weights as soon as the turns that run have ended; those that wait are sampled by the new ones."""
+        assert not isinstance(weights, Path)
+        if self._serving is None or self._serving.done():
+            await in_caller(partial(self._take, weights, version))
+            return
+        self._loading = weights, version, asyncio.get_running_loop().create_future()
+        await self._loading[2]
+
+    def _admit(self) -> list[Answer]:
+        if self._loading is None:
+            return super()._admit()
+        if self._running:
+            return []
+        weights, version, done = self._loading
+        self._take(weights, version)
+        self._loading = None
+        done.get_loop().call_soon_threadsafe(done.set_result, None)
+        self._decoder.renew()
+        self._stale = False
+        return super()._admit()
+
+    def _take(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        with torch.no_grad():
+            for name, tensor in weights:
+                self._weights[name].copy_(tensor)
+        for stream in self._streams.values():  # keys and values of older weights
+            self._evict(stream)
+        self._renew(version)
 
 
 @dataclass

@@ -188,7 +188,8 @@ class ChatPlayer:
             message, ended, used = await self._server.complete(history, tools, {**options, "seed": seed})
             history.append(message)
             ended = Ending.CONTEXT_FULL if used >= limits.context else ended
-            return Extension(np.zeros(0, np.int32), np.zeros(0, np.float32), ended, version=-1, message=message)
+            nothing = np.zeros(0, np.int32)
+            return Extension(nothing, nothing.astype(np.float32), ended, nothing, message=message)
 
         return say
 

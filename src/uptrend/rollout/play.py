@@ -76,7 +76,7 @@ class ScriptSpeaker:
             return None
         ids = np.array(self._renderer.write(message, new), np.int32)
         # Nobody sampled them: they have no log-probability and no version, as prompts have none.
-        return Extension(ids, np.full(len(ids), np.nan, np.float32), Ending.STOP_TOKEN, version=-1)
+        return Extension(ids, np.full(len(ids), np.nan, np.float32), Ending.STOP_TOKEN, np.full_like(ids, -1))
 
 
 @dataclass(frozen=True)
@@ -132,12 +132,13 @@ class _Transcript:
         def column(kind: Any, values: list[Any]) -> Any:
             return np.repeat(np.array(values, kind), sizes)
 
-        logprobs = column(np.float32, [math.nan] * len(parts))
+        logprobs, versions = column(np.float32, [math.nan] * len(parts)), column(np.int32, [-1] * len(parts))
         end = 0
         for ids, _, _, said in parts:
             end += len(ids)
             if said is not None:
                 logprobs[end - len(ids) : end] = said.logprobs
+                versions[end - len(ids) : end] = said.versions
         said_all = [said for *_, said in parts]
         supports = [None if said is None else said.support for said in said_all]
         support = None
@@ -151,7 +152,7 @@ class _Transcript:
             ids=np.concatenate([np.zeros(0, np.int32), *(ids for ids, *_ in parts)]),
             turns=column(np.int32, [turn for _, turn, _, _ in parts]),
             roles=column(np.int8, [int(role) for _, _, role, _ in parts]),
-            versions=column(np.int32, [-1 if said is None else said.version for said in said_all]),
+            versions=versions,
             sampler=logprobs,
             support=support,
         )
@@ -214,7 +215,7 @@ def echo(said: Sequence[Message]) -> Say:
 
     async def say(new: Sequence[int], heard: Sequence[Message], tools: Sequence[Tool]) -> Extension | None:  # noqa: ARG001
         message = next(left, None)
-        ended = Extension(nothing, nothing.astype(np.float32), Ending.STOP_TOKEN, version=-1, message=message)
+        ended = Extension(nothing, nothing.astype(np.float32), Ending.STOP_TOKEN, nothing, message=message)
         return None if message is None else ended
 
     return say

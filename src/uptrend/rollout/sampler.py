@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from uptrend.config import Sampling
@@ -51,7 +52,7 @@ class Extension:
     ids: Ints  # the tokens, the one that ended the turn included
     logprobs: Floats  # their log-probabilities in the distribution that they were drawn from
     ended: Ending  # stop-token, stop-text, length or context-full
-    version: int  # the policy version that said it
+    versions: Ints  # the policy version that said each token
     support: tuple[Ints, Ints] | None = None  # tokens that each was drawn from, as a sequence has them; None for all
     message: Message | None = None  # the turn itself where it came as a message, without tokens
 
@@ -65,5 +66,8 @@ class Sampler(Protocol):
     def release(self, stream: int) -> None:
         """Forget a stream."""
 
-    def load(self, tensors: "Iterable[tuple[str, Tensor]]", version: int) -> None:
-        """Take new weights; what is sampled afterwards carries this version."""
+    async def load(self, weights: "Iterable[tuple[str, Tensor]] | Path", version: int) -> None:
+        """Take new weights: named tensors, or an adapter's folder. What is sampled afterwards carries this version.
+
+        Tensors are iterated to the end, and once: where the learner's are sharded, every process has to.
+        """

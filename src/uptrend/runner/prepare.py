@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from uptrend.bridge.trackers import chosen
 from uptrend.config import Config, to_table
 from uptrend.policy.known import KNOWN, find_model, need_extra, need_train_extra
-from uptrend.records import ModelError, RecordError, Run, RunDirectory
+from uptrend.records import ConfigError, ModelError, RecordError, Run, RunDirectory
 from uptrend.records.schema import VERSION
 from uptrend.stats.formatting import visible
 from uptrend.tasks.pool import HeldOut, Pool, heldout, pool, resolve_options
@@ -22,6 +22,7 @@ from uptrend.training.observer import Observer, Stop
 if TYPE_CHECKING:
     from uptrend.policy.policy import Policy
     from uptrend.training.components import Components, Parts
+    from uptrend.training.ranks import Ranks
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Prepared:
     pool: Pool
     held_out: HeldOut
     components: "Components"
+    ranks: "Ranks"  # processes that train together
 
     def parts(
         self, directory: RunDirectory, observers: Sequence[Observer], ended: Callable[[Stop | None], None]
@@ -44,8 +46,10 @@ class Prepared:
 
         # Trackers come last: the doctor's report, which its observer writes after a run, is theirs too.
         names = chosen(self.config.track)
-        watched = [*observers, RunLog(), *([Tracking(names)] if names else [])]
-        return Parts(self.config, self.policy, self.pool, self.held_out, directory, watched, self.components, ended)
+        watched = [] if self.ranks.rank else [*observers, RunLog(), *([Tracking(names)] if names else [])]
+        return Parts(
+            self.config, self.policy, self.pool, self.held_out, directory, watched, self.components, self.ranks, ended
+        )
 
     def info(self, path: Path) -> dict[str, Any]:
         """Return the content of run.json."""
@@ -80,6 +84,7 @@ class Prepared:
             "machine": {
                 "device": str(policy.device),
                 "threads": config.compute.threads,
+                "processes": self.ranks.count,
                 "cpu": platform.processor() or platform.machine(),
                 "gpu": torch.cuda.get_device_name(policy.device) if policy.device.type == "cuda" else None,
             },
@@ -108,10 +113,12 @@ def prepare(config: Config, run: Run | None = None) -> Prepared:
         check_tasks(run, tasks, held_out)
     if config.model.name not in KNOWN:
         find_model(config.model.name)
-    from uptrend.training.components import Components
+    from uptrend.training.components import choose_components
+    from uptrend.training.ranks import join_ranks
 
     config = resolve_compute(config)
-    return Prepared(config, make_policy(config), tasks, held_out, Components())
+    ranks = join_ranks(own_device(config))
+    return Prepared(config, make_policy(config), tasks, held_out, choose_components(config, ranks), ranks)
 
 
 def check_tasks(run: Run, tasks: Pool, held_out: HeldOut) -> None:
@@ -142,7 +149,7 @@ def make_policy(config: Config) -> "Policy":
     from uptrend.policy.policy import choose_device, load_policy
 
     torch.set_num_threads(config.compute.threads)
-    device = choose_device(config.compute.device)
+    device = choose_device(own_device(config))
     kl, compiled = config.learning.kl, config.compute.compile == "always"
     policy = load_policy(
         find_model(config.model.name), config.model, device,
@@ -156,6 +163,12 @@ def make_policy(config: Config) -> "Policy":
             f"for its type. Set sampling.context and eval.context to {policy.window} or less; it is {longest}."
         )
     return policy
+
+
+def own_device(config: Config) -> str:
+    """Return the device of this process: of several on one machine, each has a GPU of its own."""
+    device, local = config.compute.device, os.environ.get("LOCAL_RANK", "")
+    return f"cuda:{local}" if device == "cuda" and local.isdecimal() else device
 
 
 def resolve(config: Config) -> Config:
@@ -223,6 +236,14 @@ class RunEnding:
         if self._known is not None and not self._is_written:
             self._directory.event(self._known[0], **self._known[1])
             self._is_written = True
+
+
+def refuse_ranks(verb: str) -> None:
+    """Raise ConfigError where a launcher started several processes of a verb that runs in one."""
+    if (count := int(os.environ.get("WORLD_SIZE") or 1)) > 1:
+        raise ConfigError(
+            f"uptrend {verb} runs in one process, not in {count}: start it without torchrun or accelerate."
+        )
 
 
 def refuse_warmstart(run: Run, refusal: str, verb: str) -> None:

@@ -1,5 +1,6 @@
 """Runs: train, resume, warm start and replay; and the launcher through which the lab starts them."""
 
+import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +12,7 @@ from uptrend.config import Config, difference, load_config, to_table
 from uptrend.config.tables import to_recipe, to_toml
 from uptrend.policy.known import need_train_extra
 from uptrend.records import CheckpointError, ConfigError, LabError, Method, ModelError, RecordError, Run, RunDirectory
-from uptrend.records.directory import write_whole
+from uptrend.records.directory import PartDirectory, write_whole
 from uptrend.runner.preflight import Preflight, check_first
 from uptrend.runner.prepare import (
     Prepared,
@@ -20,6 +21,7 @@ from uptrend.runner.prepare import (
     make_policy,
     need_extras,
     prepare,
+    refuse_ranks,
     refuse_warmstart,
     resolve,
 )  # fmt: skip
@@ -59,6 +61,7 @@ def train(
     config = config if isinstance(config, Config) else load_recipe(config)
     path = free_place(Path(runs), name, config.name, "Choose another --name, or continue it with --resume.")
     prepared = prepare(config)
+    path = prepared.ranks.broadcast(path)  # rank 0 may have made it before another one looks
     return start(prepared, path, observers, preflight=preflight, allows=allows, on_preflight=on_preflight)
 
 
@@ -74,11 +77,17 @@ def start(
     """Train a prepared recipe into a new run directory; see `train`."""
     from uptrend.training.loop import train as loop
 
-    with RunDirectory.create(path, prepared.info(path)) as directory, RunEnding(directory, resume=False) as ending:
+    ranks, info = prepared.ranks, prepared.info(path)
+    opened = PartDirectory(path) if ranks.rank else RunDirectory.create(path, info)
+    with opened as directory, RunEnding(directory, resume=False) as ending:
+        ranks.barrier()
         if preflight:
-            on_preflight(None)  # about to begin: on a slow machine it takes a while
-            report, refusal = check_first(prepared, directory, allows)
-            on_preflight(report)
+            refusal = None
+            if ranks.rank == 0:
+                on_preflight(None)  # about to begin: on a slow machine it takes a while
+                report, refusal = check_first(prepared, directory, allows)
+                on_preflight(report)
+            refusal = ranks.broadcast(refusal)
             if refusal is not None:
                 ending.record(refusal)
                 return Run(path)
@@ -114,7 +123,9 @@ def resume(
         raise CheckpointError(
             f"{path} has no checkpoint to resume from. Start it again, with checkpoints.every set to save on the way."
         )
-    with RunDirectory.reopen(run.path) as directory:
+    # Before anything is removed, all have to have read what they need: rank 0 goes first and last.
+    is_first = os.environ.get("RANK", "0") == "0"
+    with RunDirectory.reopen(run.path) if is_first else PartDirectory(run.path) as directory:
         step = int(read_resumable(run.checkpoints[-1])["step"])
         if step >= config.learning.steps:
             raise ConfigError(
@@ -124,8 +135,11 @@ def resume(
         # A checkpoint brings the weights that train, adapters included, but not the base under them.
         check_model(prepared.policy, run, from_start=not prepared.policy.has_adapters)
         prepared = alter(prepared)
+        prepared.ranks.barrier()
         directory.rewind(step)
-        remove_later_best(run.path, step)
+        if is_first:
+            remove_later_best(run.path, step)
+        prepared.ranks.barrier()
         directory.write_info({**run.info, "config": to_table(prepared.config)})
         with RunEnding(directory, resume=True) as ending:
             loop(prepared.parts(directory, observers, ending.record), resume=True)
@@ -137,6 +151,7 @@ def warmstart(
 ) -> Run:
     """Teach the recipe's model the expert's rollouts, and put it into the folder `out`; its run is recorded too."""
     need_extras(config)
+    refuse_ranks("warmstart")
     path = free_place(runs, name, f"{config.name}-warmstart", "Choose another --name for this warm start.")
     if out.exists():
         raise ModelError(f"{out} exists already. Choose another --out, or remove it.")
@@ -152,11 +167,12 @@ def warmstart(
 
     from uptrend.policy.checkpoint import export
     from uptrend.training.components import Components
+    from uptrend.training.ranks import OneRank
     from uptrend.training.warmstart import demonstrate, supervised
     from uptrend.training.warmstart import warmstart as learn
 
     demonstrations, notes = demonstrate(policy, tasks, config)
-    taught = Prepared(supervised(config, len(demonstrations)), policy, tasks, held_out, Components())
+    taught = Prepared(supervised(config, len(demonstrations)), policy, tasks, held_out, Components(), OneRank())
     info = taught.info(path)
     info |= {"kind": "warmstart", "notes": [*info["notes"], *notes]}
     with RunDirectory.create(path, info) as directory, RunEnding(directory, resume=False) as ending:
@@ -185,6 +201,7 @@ def replay(
 ) -> Run:
     """Learn again from a run's recorded rollouts, starting at `step`, with part of the update changed."""
     need_train_extra()
+    refuse_ranks("replay")
     from uptrend.policy.checkpoint import remove_later_best
     from uptrend.training.replay import check_start, plan
     from uptrend.training.replay import replay as learn_again

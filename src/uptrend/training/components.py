@@ -18,13 +18,14 @@ from uptrend.policy.optimizer import Optimizer
 from uptrend.policy.policy import Policy
 from uptrend.policy.weights import FlatWeights
 from uptrend.records import RunDirectory
-from uptrend.rollout.inprocess import InProcessSampler
+from uptrend.rollout.inprocess import CopySampler, InProcessSampler
 from uptrend.rollout.sampler import Sampler
 from uptrend.tasks.pool import Cursor, HeldOut, Pool
 from uptrend.training.gather import Gathered, RolloutPlayer, gather
 from uptrend.training.learner import Layout, Learner, lay_out
 from uptrend.training.metrics import Learned, step_metrics
 from uptrend.training.observer import Observer, Stop
+from uptrend.training.ranks import OneRank, Ranks
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,14 @@ class Components:
     restore: Callable[[Path, Policy, Optimizer], dict[str, Any]] = load_checkpoint
 
 
+def choose_components(config: Config, ranks: Ranks) -> Components:
+    """Return the parts that a recipe asks for."""
+    del ranks
+    if config.sampling.ahead:
+        return Components(sampler=CopySampler)
+    return Components()
+
+
 @dataclass(frozen=True)
 class Parts:
     """Ingredients of a run; `runner` joins them."""
@@ -55,6 +64,7 @@ class Parts:
     directory: RunDirectory
     observers: Sequence[Observer] = ()
     components: Components = field(default_factory=Components)
+    ranks: Ranks = field(default_factory=OneRank)  # processes that train together
     # Called at the loop's end, before observers are told of it, with the wish that stopped it.
     ended: Callable[[Stop | None], None] = lambda _: None
 

@@ -4,6 +4,7 @@ Where the recipe asks for it, dead groups of a step are replaced by newly drawn 
 greedily for accuracy, and on request several times at the sampling temperature for pass@k.
 """
 
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ from uptrend.training.metrics import evaluation_of, is_correct, is_dead
 if TYPE_CHECKING:
     from uptrend.policy.policy import Policy
     from uptrend.rollout.openai import ChatPlayer
+    from uptrend.training.ranks import Ranks
 
 
 @dataclass(frozen=True)
@@ -41,9 +43,14 @@ class Gathered:
 class RolloutPlayer:
     """Plays tasks with a sampler (scripts need none), in the model's tokens, within the recipe's limits."""
 
-    def __init__(self, policy: "Policy", sampler: Sampler | None, config: Config) -> None:
-        self._policy, self._sampler, self._config = policy, sampler, config
+    def __init__(self, policy: "Policy", sampler: Sampler | None, config: Config, ranks: "Ranks | None" = None) -> None:
+        """Play alone, or with other ranks: all get all rollouts.
+
+        Each plays its part of the groups, or, where servers sample, rank 0 plays for all.
+        """
+        self._policy, self._sampler, self._config, self._ranks = policy, sampler, config, ranks
         self._renderers: dict[bool | None, Renderer] = {}
+        self._turn = threading.Lock()  # one play at a time: an evaluation waits for rollouts that are made meanwhile
 
     def play(
         self, requests: Sequence[RolloutRequest], *, temperature: float, sampling: Sampling | None = None
@@ -55,8 +62,23 @@ class RolloutPlayer:
         assert self._sampler is not None
         s = sampling or self._config.sampling
         limits, renderers = Limits.of(s, temperature), self._renderers_for(requests)
-        plays = play_all(requests, self._sampler, renderers, limits, s.max_turns, s.rows, *patience(s))
-        return event_loop.run(plays)
+        own = self._own(requests)
+        with self._turn:
+            plays = play_all(own, self._sampler, renderers, limits, s.max_turns, s.rows, *patience(s))
+            played = event_loop.run(plays)
+        if self._ranks is None:
+            return played
+        found = {(r.group, r.index): r for part in self._ranks.exchange(played) for r in part}
+        return [found[request.group, request.index] for request in requests]
+
+    def _own(self, requests: Sequence[RolloutRequest]) -> Sequence[RolloutRequest]:
+        """Return the requests that this rank plays."""
+        if self._ranks is None or self._ranks.count == 1:
+            return requests
+        if self._config.sampling.engine != "in-process":
+            return [] if self._ranks.rank else requests
+        mine = set(self._ranks.shard(list(dict.fromkeys(request.group for request in requests))))
+        return [request for request in requests if request.group in mine]
 
     def demonstrate(self, requests: Sequence[RolloutRequest]) -> list[Rollout]:
         """Let each task's scripted expert play, in the model's tokens."""

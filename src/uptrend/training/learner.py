@@ -3,7 +3,8 @@
 b = sequence, s = sampled token of it (padded), m = sampled tokens of a micro-batch, n = rollout.
 """
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, Protocol
@@ -20,10 +21,11 @@ from uptrend.policy.graphed import Graphed
 from uptrend.policy.logprobs import Shaping
 from uptrend.policy.optimizer import Applied, Optimizer, learning_rate
 from uptrend.policy.policy import Policy
-from uptrend.records import ModelError, Role, Rollout
+from uptrend.records import ConfigError, ModelError, Role, Rollout
 from uptrend.records.rollout import AT_A_LIMIT
 from uptrend.training.memory import Fitted, room, room_for
 from uptrend.training.packing import INPUTS, Line, Micro, Shapes, pack
+from uptrend.training.ranks import OneRank, Ranks
 
 MODEL = int(Role.MODEL)
 # Loss and its sums, from log-probabilities and entropies of a micro-batch's tokens.
@@ -135,6 +137,7 @@ class Learner:
         schedule: Callable[[Learning, int], float] = learning_rate,
         free: Callable[[torch.device], float] = room,
     ) -> None:
+        self._ranks: Ranks = OneRank()
         self._policy, self._optimizer, self._config = policy, optimizer, config
         self._objective, self._pack, self._schedule, self._free = objective, pack, schedule, free
         self._dropout = config.model.lora is not None and config.model.lora.dropout > 0
@@ -148,23 +151,28 @@ class Learner:
         self._by_gradient = Graphed(self._gradient, device, harmless=_weightless)
         self._seconds = list[float]()  # of updates, while it is open whether to compile
 
+    def join(self, ranks: Ranks) -> None:
+        """Share passes and updates with other ranks, by whole groups."""
+        self._ranks = ranks
+
     def logprobs(self, exp: Experience, *, reference: bool, advantages_bs: Tensor | None = None) -> Tensor:
         """Compute log-probabilities of every sampled token without a gradient, by the policy or the reference.
 
         With `advantages_bs`, of those that the update will look at.
         """
         self._fit(exp)
-        out_bs = torch.full(_padded_shape(exp), torch.nan, device=self._policy.device)
+        out_bs = torch.full(_padded_shape(exp), torch.inf, device=self._policy.device)
         graphed = self._by_reference if reference else self._by_policy
         forward: Any = graphed if self._has_graphs else partial(self._look, reference=reference)
         with self._policy.as_reference() if reference else torch.no_grad():
             # In the micro-batches of the update: another layout rounds otherwise, by 0.03 nats in bf16, and GSPO clips
             # ratios that leave 1 by 0.0003.
             for rows in self._minibatches(exp):
-                for micro in self._micros(exp, self._teaching(rows, advantages_bs)):
+                for micro, is_own in self._passes(exp, self._teaching(rows, advantages_bs)):
                     (logprobs_m,) = forward(*micro.inputs)
-                    out_bs[_lines_of(micro), micro.places_m] = logprobs_m
-        return out_bs[:, :-1]
+                    if is_own:
+                        out_bs[_lines_of(micro), micro.places_m] = logprobs_m
+        return self._collect(out_bs)
 
     def update(
         self, exp: Experience, advantages_bs: Tensor, step: int, *, old_bs: Tensor | None, reference_bs: Tensor | None
@@ -175,13 +183,13 @@ class Learner:
         """
         self._fit(exp)
         learning, device = self._config.learning, self._policy.device
-        logprobs_bs = torch.full(_padded_shape(exp), torch.nan, device=device)
+        logprobs_bs = torch.full(_padded_shape(exp), torch.inf, device=device)
         weights_bs = torch.zeros(exp.sampler_bs.shape, device=device)
         mask_bs, sampler_bs, rollouts_b = (x.to(device) for x in (exp.mask_bs, exp.sampler_bs, exp.rollouts_b))
         before_bs = old_bs if exp.behavior_bs is None else exp.behavior_bs.to(device)
         given_bs = advantages_bs.to(device)
-        lr, applied, padding = self.rate(step), list[Applied](), list[float]()
-        total: Tensor | None = None
+        lr, applied, padding = self.rate(step), list[Applied](), torch.zeros(2)
+        total = torch.zeros(len(fields(Sums)), device=device)
         minibatches = self._minibatches(exp)
         for number, rows in enumerate(minibatches * learning.updates, 1):
             on = rows.to(device)
@@ -194,29 +202,35 @@ class Learner:
             weights_bs[on] = whole.weights_bt
             place = torch.zeros(len(exp.lines), dtype=torch.long, device=device)
             place[on] = torch.arange(len(on), device=device)
-            for micro in self._micros(exp, self._teaching(rows, advantages_bs)):
+            for micro, is_own in self._passes(exp, self._teaching(rows, advantages_bs)):
                 is_real_m, lines_m = micro.places_m < weights_bs.shape[1], _lines_of(micro)
                 part = whole.tokens(place[lines_m], micro.places_m * is_real_m, is_real_m)
                 gradient = self._by_gradient if self._has_graphs else self._gradient
-                logprobs_m, sums = gradient(*micro.inputs, *(getattr(part, name) for name in BATCH))
+                inputs = *micro.inputs, *(getattr(part, name) for name in BATCH)
+                logprobs_m, sums = gradient(*(inputs if is_own else _weightless(inputs)))
+                if not is_own:
+                    continue
                 if number > len(minibatches) * (learning.updates - 1):  # the last pass
-                    total = sums if total is None else total + sums
+                    total = total + sums
                 logprobs_bs[lines_m, micro.places_m] = logprobs_m
-                padding.append(micro.padding)
+                padding += torch.tensor([micro.padding, 1.0])
+            if not self._policy.is_sharded:
+                self._ranks.all_reduce(self._policy.flat.gradient)
             applied.append(self._optimizer.apply(lr))
-        whole_pass = Sums(*(total if total is not None else torch.zeros(len(fields(Sums)))).cpu())
+        whole_pass = Sums(*self._ranks.all_reduce(total.cpu()))
+        padding = self._ranks.all_reduce(padding)
         # Each mini-batch has a whole loss of its own.
         names = "policy_loss", "kl_loss", "entropy_bonus"
         losses = {name: getattr(whole_pass, name) / len(minibatches) for name in names}
         return Update(
-            learner_bs=(logprobs_bs[:, :-1] if old_bs is None else old_bs).cpu(),
+            learner_bs=(self._collect(logprobs_bs) if old_bs is None else old_bs).cpu(),
             reference_bs=None if reference_bs is None else reference_bs.cpu(),
             weights_bs=weights_bs.cpu(),
             advantages_bs=advantages_bs.cpu(),
             sums=replace(whole_pass, **losses),
             applied=applied,
             lr=lr,
-            padding=float(np.mean(padding or [0.0])),
+            padding=float(padding[0] / padding[1].clamp(min=1)),
             corrects=learning.correction != "none",
         )
 
@@ -251,8 +265,7 @@ class Learner:
             # Without a bonus no gradient of the entropy is needed, and none is computed.
             entropy_m = entropy_m if self._config.learning.entropy else entropy_m.detach()
             loss, sums = self._objective(logprobs_m[None], entropy_m[None], part, self._config.learning)
-            with self._policy.kernels():
-                loss.backward()  # type: ignore[no-untyped-call]
+            self._policy.backward(loss)
         finally:
             self._policy.model.eval()
         return logprobs_m.detach(), torch.stack([getattr(sums, f.name).float() for f in fields(sums)])
@@ -278,6 +291,35 @@ class Learner:
         if advantages_bs is not None and self._config.learning.skip_dead:
             rows = rows[(advantages_bs[rows] != 0).any(1)]
         return rows.tolist()
+
+    def _passes(self, exp: Experience, numbers: list[int]) -> Iterator[tuple[Micro, bool]]:
+        """Yield the micro-batches of this rank, and whether they are its own.
+
+        Where weights are sharded every rank makes as many passes: what others have more is filled up with one sequence.
+        """
+        if self._ranks.count > 1:  # the largest groups first, so that shares are about even
+            tokens = Counter[int]()
+            for b in numbers:
+                tokens[int(exp.groups_b[b])] += exp.lines[b].width
+            mine = set(self._ranks.shard(sorted(tokens, key=lambda group: (-tokens[group], group))))
+            numbers = [b for b in numbers if int(exp.groups_b[b]) in mine]
+        micros = self._micros(exp, numbers)
+        most = max(self._ranks.exchange(len(micros))) if self._policy.is_sharded else len(micros)
+        yield from ((micro, True) for micro in micros)
+        if most > len(micros):
+            shortest = min((b for b, line in enumerate(exp.lines) if line.width), key=lambda b: exp.lines[b].width)
+            (filler,) = self._micros(exp, [shortest])
+            yield from [(filler, False)] * (most - len(micros))
+
+    def _collect(self, found_bs: Tensor) -> Tensor:
+        """Join what each rank computed; NaN where nobody did, and without the place for filler."""
+        found_bs = found_bs[:, :-1]
+        is_known_bs = ~found_bs.isposinf()
+        if self._ranks.count > 1:
+            both = torch.stack([found_bs.where(is_known_bs, 0.0), is_known_bs.to(found_bs.dtype)])
+            found_bs, shared_bs = self._ranks.all_reduce(both)
+            is_known_bs = shared_bs > 0
+        return found_bs.where(is_known_bs, torch.nan)
 
     def _micros(self, exp: Experience, numbers: Sequence[int]) -> list[Micro]:
         """Pack sequences into micro-batches, once for all passes over the same sequences."""
@@ -306,6 +348,8 @@ class Learner:
         """Measure how many tokens fit into memory, where asked; recompute activations where a rollout might not."""
         if self._config.learning.tokens or self.fitted is not None or not exp.real_bs.any():
             return
+        if self._policy.is_sharded:
+            raise ConfigError("learning.tokens = 0 measures what fits into one process. Sharded weights need a number.")
         asked, device = self._config.model.gradient_checkpointing, self._policy.device
         free, longest, fits = self._free(device), max(len(line.ids) for line in exp.lines), 0
         if not self._optimizer.has_memory:  # it makes two numbers per weight at its first step
@@ -318,6 +362,7 @@ class Learner:
                 # A graph keeps the memory of a pass for itself, beside that of passes without one.
                 has_graphs = device.type == "cuda" and self._has_graphs
                 fits, each = room_for(partial(self._try, exp), device, free / 2 if has_graphs else free)
+                fits = min(self._ranks.exchange(fits))
                 self.fitted = Fitted(fits, recompute, each, free / 2**30)
                 if fits >= self._config.sampling.context:
                     break
@@ -373,11 +418,8 @@ class Learner:
             given["support_mk"], sampling.repetition_penalty, given["contexts_st"], given["lines_m"], given["ends_m"]
         )
         packed = Packed(*(given[x] for x in ("starts_n", "key_starts_n", "longest", "longest", "keys_k")))
-        hidden_th = self._policy.hidden(given["ids_t"], given["positions_t"], packed, reference=reference)
-        chosen_mh = hidden_th.index_select(0, given["predictors_m"])
-        return self._policy.logprobs(
-            chosen_mh, given["targets_m"], sampling.temperature, shaping=shaping, reference=reference
-        )
+        row = given["ids_t"], given["positions_t"], packed, given["predictors_m"], given["targets_m"]
+        return self._policy.score(*row, sampling.temperature, shaping=shaping, reference=reference)
 
 
 def _weightless(inputs: tuple[Any, ...]) -> tuple[Any, ...]:

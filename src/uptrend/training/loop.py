@@ -3,15 +3,17 @@
 A replay (replay.py) follows the same loop with rollouts from another run's records, a warm start (warmstart.py)
 with an expert's demonstrations and advantages of 1.
 
-Left out on purpose: a critic and a reward model (answers are checked, not judged), several processes and a remote
-sampler (the sampler's interface allows it; this loop has one process), and every reaction to what happens: whatever
-watches, warns or stops is an observer.
+Several processes go through it side by side (ranks.py): each plays and computes its part, all make the same update.
+
+Left out on purpose: a critic and a reward model (answers are checked, not judged), and every reaction to what happens:
+whatever watches, warns or stops is an observer.
 """
 
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,8 +22,10 @@ from uptrend.algo import kl_penalty
 from uptrend.config import Config
 from uptrend.config.schema import Credit
 from uptrend.policy.checkpoint import BEST, save_checkpoint
+from uptrend.policy.optimizer import Optimizer
 from uptrend.policy.weights import WeightMeter
 from uptrend.records import Evaluation, Rollout, Run
+from uptrend.tasks import event_loop
 from uptrend.tasks.pool import Cursor, eval_sections
 from uptrend.training.components import Components, Course, Parts
 from uptrend.training.gather import Gathered, RolloutPlayer, evaluate
@@ -44,11 +48,12 @@ def train(parts: Parts, resume: bool = False) -> Stop | None:
 
 def run_course(parts: Parts, course: Course) -> Stop | None:
     """Run the loop; return the wish that stopped it before its last step, None where it reached the end."""
-    config, policy, components = parts.config, parts.policy, parts.components
+    config, policy, components, ranks = parts.config, parts.policy, parts.components, parts.ranks
     optimizer = components.optimizer(policy.flat, config.learning)
     learner = components.learner(policy, optimizer, config)
+    learner.join(ranks)
     sampler = components.sampler(policy)
-    player = RolloutPlayer(policy, sampler, config)
+    player = RolloutPlayer(policy, sampler, config, ranks)
     meter = WeightMeter(policy.flat)
     step, cursor, told = 0, Cursor(), False
     stop: Stop | None = None
@@ -56,14 +61,14 @@ def run_course(parts: Parts, course: Course) -> Stop | None:
     others: dict[str, Evaluation]
     best = max((float(line["accuracy"]) for line in Run(parts.directory.path).eval_lines), default=-1.0)
     # Rollouts have generators of their own; dropout and whatever a component draws depend on this one.
-    torch.manual_seed(config.seed)
+    torch.manual_seed(config.seed + ranks.rank)
 
     if course.checkpoint is not None:
         state = components.restore(course.checkpoint, policy, optimizer)
         step, cursor = state["step"], Cursor(**state["cursor"])
         if "fitted" in state:
             learner.adopt(state["fitted"])
-        sampler.load((), version=step)
+        event_loop.run(sampler.load(policy.named(), step))
     with recording(parts) as recorder:
         # The accuracy before training is what every later one is compared with.
         if course.is_new:
@@ -79,11 +84,11 @@ def run_course(parts: Parts, course: Course) -> Stop | None:
             cursor = gathered.cursor
             clock.lap("sample")
 
-            # Learn. The sampler shares the policy's weights, so loading only tells it their new version.
+            # Learn. A sampler in this process shares the policy's weights: loading tells it their new version.
             exp = components.layout(gathered.rollouts, config, recorded=gathered.recorded)
             meter.before()
             update, advantages_n = learn(components, learner, exp, gathered.rollouts, step, config)
-            sampler.load((), version=step)
+            event_loop.run(sampler.load(policy.named(), step))
             learner.consider_compiling(clock.lap("update"), course.last - step)
             fitted = {} if learner.fitted is None else {"fitted": asdict(learner.fitted)}
             if fitted and not told:
@@ -94,6 +99,7 @@ def run_course(parts: Parts, course: Course) -> Stop | None:
             rollouts = Annotated(gathered.rollouts, exp, update, gathered.dropped)
             learned = Learned(gathered, exp, update, advantages_n.numpy(), meter.after())
             line = {"step": step, "time": time.time(), **components.metrics(learned)}
+            line |= compare_ranks(parts, meter, step)
             clock.lap("record")
             line |= clock.metrics() | {"memory/peak/gib": peak_memory_gib(policy.device)}
             recorder.step(line, rollouts)
@@ -108,15 +114,12 @@ def run_course(parts: Parts, course: Course) -> Stop | None:
             stop = tell_observers(parts, StepRecord(step, line, rollouts, held, others))
             saved, state = config.checkpoints, {"step": step, "cursor": asdict(cursor), **fitted}
             if course.saves and (course.is_due(step, saved.every) or stop is not None):
-                recorder.drain()  # records first: a checkpoint is never ahead of them
-                save_checkpoint(parts.directory.path, policy, optimizer, state, saved.keep)
+                save(parts, recorder, optimizer, state)
                 parts.directory.event("checkpoint", step=step)
             if held is not None and held.accuracy > best:
                 best = held.accuracy
                 if course.saves and saved.best:
-                    recorder.drain()
-                    state["accuracy"] = best
-                    save_checkpoint(parts.directory.path, policy, optimizer, state, saved.keep, BEST)
+                    save(parts, recorder, optimizer, state | {"accuracy": best}, BEST)
         stop = stop if step < course.last else None  # a wish after the last step stops nothing
         recorder.drain()
         parts.ended(stop)
@@ -176,7 +179,7 @@ def returns_of(exp: Experience, rollouts: Sequence[Rollout], credit: Credit) -> 
 @contextmanager
 def recording(parts: Parts) -> Iterator[Recorder]:
     """Open a recorder for the length of a run; tell observers of its beginning, and of its end however it ends."""
-    recorder = Recorder(parts.directory)
+    recorder = Recorder(parts.directory, parts.ranks)
     for observer in parts.observers:
         observer.before(Run(parts.directory.path))
     try:
@@ -207,6 +210,25 @@ def evaluate_held_out(
 
 
 def tell_observers(parts: Parts, record: StepRecord) -> Stop | None:
-    """Show the step to every observer; return the first wish to stop."""
+    """Show the step to every observer; return the first wish to stop, which is all ranks'."""
     wishes = [observer.step(record) for observer in parts.observers]
-    return next((wish for wish in wishes if wish is not None), None)
+    return parts.ranks.broadcast(next((wish for wish in wishes if wish is not None), None))
+
+
+def save(parts: Parts, recorder: Recorder, optimizer: Optimizer, state: dict[str, Any], name: str = "") -> None:
+    """Write a checkpoint: one rank does, or all where each holds a part of the weights."""
+    recorder.drain()  # records first: a checkpoint is never ahead of them
+    if parts.policy.is_sharded or parts.ranks.rank == 0:
+        save_checkpoint(parts.directory.path, parts.policy, optimizer, state, parts.config.checkpoints.keep, name)
+    parts.ranks.barrier()
+
+
+def compare_ranks(parts: Parts, meter: WeightMeter, step: int) -> dict[str, int]:
+    """Count the different sets of weights that ranks hold, and write them down where there is more than one."""
+    if parts.ranks.count == 1:
+        return {}
+    digests = parts.ranks.exchange(meter.digest())
+    if len(set(digests)) > 1:
+        for process, digest in enumerate(digests):
+            parts.directory.event("digest", step=step, process=process, digest=digest)
+    return {"ranks/weights/count": len(set(digests))}

@@ -18,6 +18,7 @@ from uptrend.records import Rollout, RunDirectory, rollouts_table
 
 if TYPE_CHECKING:
     from uptrend.training.learner import Experience, Update
+    from uptrend.training.ranks import Ranks
 
 # Steps and evaluations that may wait before the loop waits for the disk.
 WAITING = 4
@@ -26,8 +27,8 @@ WAITING = 4
 class Recorder:
     """Writes a run directory from a thread of its own."""
 
-    def __init__(self, directory: RunDirectory) -> None:
-        self._directory = directory
+    def __init__(self, directory: RunDirectory, ranks: "Ranks") -> None:
+        self._directory, self._ranks = directory, ranks
         self._name = directory.path.resolve().name
         self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue(WAITING)
         self._error: Exception | None = None
@@ -36,13 +37,24 @@ class Recorder:
         self._thread.start()
 
     def step(self, line: dict[str, Any], rollouts: Sequence[Rollout]) -> None:
-        """Record a step: its rollouts and its metrics, or neither."""
-        self._put(lambda: self._directory.step(line, rollouts_table(self._name, rollouts)))
+        """Record a step: its rollouts and its metrics, or neither. Each rank writes a part, and rank 0 the line."""
+        if self._ranks.count == 1:
+            self._put(lambda: self._directory.step(line, rollouts_table(self._name, rollouts)))
+            return
+        mine = set(self._ranks.shard(list(dict.fromkeys(r.group for r in rollouts))))
+        own = [r for r in rollouts if r.group in mine]
+        if self._ranks.rank and own:
+            self._directory.rollouts(line["step"], rollouts_table(self._name, own), self._ranks.rank)
+        self._ranks.barrier()  # the line comes after all parts
+        if not self._ranks.rank:
+            self._put(lambda: self._directory.step(line, rollouts_table(self._name, own)))
 
     def evaluation(
         self, line: dict[str, Any], rollouts: Sequence[Rollout], sets: Mapping[str, Sequence[Rollout]] | None = None
     ) -> None:
-        """Record an evaluation: its rollouts, those on further sets by label, and its line, or nothing."""
+        """Record an evaluation: its rollouts, those on further sets by label, and its line, or nothing; by rank 0."""
+        if self._ranks.rank:
+            return
 
         def write() -> None:
             others = {label: rollouts_table(self._name, found) for label, found in (sets or {}).items()}

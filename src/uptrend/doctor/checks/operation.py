@@ -210,15 +210,18 @@ def _advice(values: Floats, smallest: float, shows: str, trend: Trend) -> str:
 def ranks_diverge(case: Case) -> Answer:
     """Report processes of one run with different weights, by digests of the parameters.
 
-    No trainer writes such events by itself: they are a callback's, where several processes train.
+    Uptrend counts them at every step, and writes digests where they differ; other trainers' are a callback's.
     """
+    counts = case.course("ranks/weights/count")
     digests: dict[int, dict[int, str]] = defaultdict(dict)
     for event in case.view.events:
         if {"digest", "process", "step"} <= event.keys():
             digests[int(event["step"])][int(event["process"])] = str(event["digest"])
     several = {step: held for step, held in sorted(digests.items()) if len(held) > 1}
+    if not several and counts is not None:
+        return None
     if not several and case.view.trainer == "uptrend":
-        return Lacking("Uptrend trains in one process: there is no other to compare with")
+        return Lacking("one process trained: there is no other to compare with")
     if not several:
         return Lacking("no digests of the parameters: events with step, process and digest, which a callback can write")
     for step, held in several.items():

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -86,8 +87,8 @@ class RecordingSampler:
             self.streams.append(self._open.pop(stream))
         self._sampler.release(stream)
 
-    def load(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
-        self._sampler.load(tensors, version)
+    async def load(self, weights: Iterable[tuple[str, Tensor]] | Path, version: int) -> None:
+        await self._sampler.load(weights, version)
 
 
 class GradientCatcher:
@@ -302,7 +303,11 @@ class Bench:
         finally:
             self.policy.flat.values.data.copy_(self.original)
             self.policy.flat.gradient.zero_()
-            self.sampler.load((), version=0)
+            self.synchronize(0)
+
+    def synchronize(self, version: int) -> None:
+        """Give the sampler the weights as they are now, under a version."""
+        event_loop.run(self.sampler.load(self.policy.named(), version))
 
     @cached_property
     def updated(self) -> Updated:

@@ -40,7 +40,7 @@ def control(bench: Bench) -> Answer:
             if means[-1] > LEARNED and step > 2:
                 break
         low, high = means[0], float(bench.logprobs(exp, learner)[exp.mask_bs].nanmean())
-        bench.sampler.load((), version=1)
+        bench.synchronize(1)
         after = bench.play(plays, 1, "control", temperature=0.0)
     wrong, right = (sum(bool(r.reward and r.reward.correct) for r in rs) / len(rs) for rs in (before, after))
     earned, earns = (sum(r.reward.total if r.reward else 0.0 for r in rs) / len(rs) for rs in (before, after))
@@ -82,7 +82,7 @@ def rl_control(bench: Bench) -> Answer:
             rollouts = bench.play(tasks, config.sampling.size, f"rl-{step}")
             means.append(float(np.mean([r.reward.total for r in rollouts if r.reward])))
             learn(bench.components, learner, bench.experience(rollouts, config), rollouts, step, config)
-            bench.sampler.load((), version=step)
+            bench.synchronize(step)
     first, last = float(np.mean(means[:3])), float(np.mean(means[-3:]))
     yield f"{steps} RL steps on {len(tasks)} tasks: reward {first:.2f} → {last:.2f}"
     if not last > first:

@@ -171,7 +171,7 @@ class _Follower:
         bench, fresh = self.bench, list(itertools.islice(self._others, 2))
         with bench.scratch():
             _perturb(bench, strength, kinds)
-            bench.sampler.load((), version=1)
+            bench.synchronize(1)
             exp = bench.experience(bench.play([*self.known, *fresh], SIZE, "probe"))
             now_bs = bench.logprobs(exp)
         moved = distance(bench.logprobs(exp), now_bs, exp.real_bs)
@@ -188,7 +188,7 @@ class _Follower:
             for version in (0, 1):
                 if version:
                     _perturb(self.bench, 10 * STRENGTH)
-                    self.bench.sampler.load((), version)
+                    self.bench.synchronize(version)
                 sequences = [s for r in self.bench.play(self.known, SIZE, "probe") for s in r.sequences]
                 said.append([(s.ids.tolist(), s.sampler[s.sampled].tolist()) for s in sequences])
         return said[0] != said[1]

@@ -1,0 +1,114 @@
+"""Processes that train one policy together, each on whole groups of every step.
+
+All of them hold the same rollouts, advantages and counts: only playing and passes through the model are shared out. So
+the update is the same whatever their number is, to rounding. Rank 0 writes the run directory and hears observers.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor, distributed
+
+from uptrend.records import RankLost
+
+T = TypeVar("T")
+# A rank waits so long for the others, which may be evaluating or playing: gloo hears at once of one that died.
+PATIENCE = timedelta(hours=12)
+
+
+class Ranks(Protocol):
+    """What one process needs of the others."""
+
+    rank: int  # number of this one, from 0
+    count: int  # number of all
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """Add up a tensor over all ranks, in place; return it."""
+
+    def broadcast(self, value: T) -> T:
+        """Return rank 0's value."""
+
+    def exchange(self, value: T) -> list[T]:
+        """Return every rank's value, in order."""
+
+    def shard(self, groups: Sequence[T]) -> list[T]:
+        """Return this rank's part."""
+
+    def barrier(self) -> None:
+        """Wait until all are here."""
+
+
+class OneRank:
+    """The only process of a run."""
+
+    rank, count = 0, 1
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def broadcast(self, value: T) -> T:
+        return value
+
+    def exchange(self, value: T) -> list[T]:
+        return [value]
+
+    def shard(self, groups: Sequence[T]) -> list[T]:
+        return list(groups)
+
+    def barrier(self) -> None:
+        """Nobody to wait for."""
+
+
+class ManyRanks:
+    """One of several processes that a launcher started; values other than tensors go by gloo."""
+
+    def __init__(self) -> None:
+        self.rank, self.count = distributed.get_rank(), distributed.get_world_size()
+        self._objects = distributed.new_group(backend="gloo", timeout=PATIENCE)
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        with _losses():
+            distributed.all_reduce(tensor)
+        return tensor
+
+    def broadcast(self, value: T) -> T:
+        held = [value]
+        with _losses():
+            distributed.broadcast_object_list(held, 0, self._objects, device=torch.device("cpu"))
+        return held[0]
+
+    def exchange(self, value: T) -> list[T]:
+        held: list[Any] = [None] * self.count
+        with _losses():
+            distributed.all_gather_object(held, value, self._objects)
+        return held
+
+    def shard(self, groups: Sequence[T]) -> list[T]:
+        return list(groups[self.rank :: self.count])
+
+    def barrier(self) -> None:
+        self.exchange(None)
+
+
+@contextmanager
+def _losses() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:  # gloo's and NCCL's are subclasses
+        reason = str(error).splitlines()[0][:200]
+        raise RankLost(f"Another process of this run has ended, so this one ends too ({reason}).") from error
+
+
+def join_ranks(device: str = "cpu") -> Ranks:
+    """Meet the other processes where torchrun or accelerate started several; else be the only one."""
+    if int(os.environ.get("WORLD_SIZE") or 1) < 2:
+        return OneRank()
+    if not distributed.is_initialized():
+        if device.startswith("cuda"):
+            torch.cuda.set_device(device)
+        distributed.init_process_group("cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo", timeout=PATIENCE)
+    return ManyRanks()
