@@ -4,6 +4,7 @@ step-000050/
     model/ or adapter/      a transformers folder, or a PEFT adapter: ready for use by anybody
     optimizer.safetensors   AdamW's memory, flat, in the order of the weights
     reference.safetensors   weights of the KL penalty's reference, once it was reset
+    queue/000051.parquet    rollouts that were sampled ahead, for steps to come
     state.json              step, cursor, random states, and a check sum of every file
 best/                       the same, of the step with the highest held-out accuracy, which state.json has too
 
@@ -15,6 +16,7 @@ import json
 import random
 import shutil
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +36,13 @@ BEST = "best"  # name of the checkpoint with the highest held-out accuracy
 
 
 def save_checkpoint(
-    folder: Path, policy: Policy, optimizer: Optimizer, state: dict[str, Any], keep: int, name: str = ""
-) -> Path:
-    """Write `checkpoints/step-N` (or `name`) under a run, and remove the oldest steps beyond `keep`."""
+    folder: Path, policy: Policy, optimizer: Optimizer, state: dict[str, Any], keep: int, name: str = "",
+    also: Callable[[Path], None] = lambda _: None,
+) -> Path:  # fmt: skip
+    """Write `checkpoints/step-N` (or `name`) under a run, and remove the oldest steps beyond `keep`.
+
+    `also` writes further files into the folder that it is given.
+    """
     place = folder / "checkpoints" / (name or f"step-{state['step']:06d}")
     beside = place.with_name(f".{place.name}")
     shutil.rmtree(beside, ignore_errors=True)
@@ -47,6 +53,7 @@ def save_checkpoint(
         if policy.anchor.is_reset:
             reference = {name: weight.clone() for name, weight in policy.reference_weights().items()}
             save_file(reference, beside / REFERENCE)
+        also(beside)
         sums = {str(f.relative_to(beside)): _check_sum(f) for f in sorted(beside.rglob("*")) if f.is_file()}
         whole = {**state, "random": _random_states(), "files": sums}
         (beside / "state.json").write_text(json.dumps(whole, indent=1))

@@ -10,8 +10,10 @@ cache.
 """
 
 import gc
-from collections.abc import Callable
-from typing import Any
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -19,6 +21,9 @@ from torch import Tensor
 # The most graphs of one function; further shapes run as they are.
 MOST = 32
 Inputs = tuple[Any, ...]
+# The pool of graphs that run one at a time: all, but for those of a sampler that works while the learner does.
+TOGETHER = "together"
+_CAPTURES = threading.Lock()  # one capture at a time
 
 
 class Graphed:
@@ -29,14 +34,14 @@ class Graphed:
     compiled or tuned at first use is there.
     """
 
-    # Keeps the memory that all graphs share: one runs at a time, and outputs are copied out before the next.
-    _keeper: torch.cuda.CUDAGraph | None = None
+    # Keep the memory that the graphs of a pool share: one runs at a time, and outputs are copied out before the next.
+    _keepers: ClassVar[dict[str, torch.cuda.CUDAGraph]] = {}
 
     def __init__(
         self, function: Callable[..., tuple[Tensor, ...]], device: torch.device,
-        harmless: Callable[[Inputs], Inputs] = lambda inputs: inputs,
+        harmless: Callable[[Inputs], Inputs] = lambda inputs: inputs, pool: str = TOGETHER,
     ) -> None:  # fmt: skip
-        self._function, self._device, self._harmless = function, device, harmless
+        self._function, self._device, self._harmless, self._pool = function, device, harmless, pool
         # A graph with the tensors that it reads and writes.
         self._captures: dict[Inputs, tuple[torch.cuda.CUDAGraph, Inputs, tuple[Tensor, ...]]] = {}
 
@@ -70,7 +75,7 @@ class Graphed:
         torch.cuda.empty_cache()  # the graph takes the same memory once more, from a pool of its own
         own = tuple(x.clone() if isinstance(x, Tensor) else x for x in inputs)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=shared_pool(self._device)):
+        with capturing(graph, self._device, self._pool):
             outputs = self._function(*own)
         return graph, own, outputs
 
@@ -84,10 +89,17 @@ class Graphed:
         torch.cuda.synchronize(self._device)
 
 
-def shared_pool(device: torch.device) -> Any:
-    """Return memory that lives as long as the process: without a graph of its own it would go with the last one."""
-    if Graphed._keeper is None:
-        Graphed._keeper = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(Graphed._keeper):
-            torch.zeros(1, device=device)
-    return Graphed._keeper.pool()
+@contextmanager
+def capturing(graph: torch.cuda.CUDAGraph, device: torch.device, pool: str = TOGETHER) -> Iterator[None]:
+    """Capture what follows, in memory that all graphs of a pool share; other threads may go on meanwhile.
+
+    The memory lives as long as the process: without a graph of its own it would go with the last one.
+    """
+    with _CAPTURES:
+        if pool not in Graphed._keepers:
+            Graphed._keepers[pool] = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(Graphed._keepers[pool], capture_error_mode="thread_local"):
+                torch.zeros(1, device=device)
+        shared = Graphed._keepers[pool].pool()
+        with torch.cuda.graph(graph, pool=shared, capture_error_mode="thread_local"):
+            yield

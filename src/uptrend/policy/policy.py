@@ -146,8 +146,15 @@ class Policy:
             yield slot.name, self.flat.view(slot)
 
     def copy(self) -> "Policy":
-        """Return the policy with frozen weights of its own, for a sampler that goes on while this one learns."""
-        return replace(self, model=freeze(copy.deepcopy(self.model)).eval(), reference=None, compiled=False)
+        """Return the policy with frozen weights of its own, for a sampler that goes on while this one learns.
+
+        Weights that do not train are the same.
+        """
+        same = {id(p): p for p in self.model.parameters() if not p.requires_grad}
+        model = freeze(copy.deepcopy(self.model, same)).eval()
+        for parameter in model.parameters():
+            parameter.grad = None
+        return replace(self, model=model, reference=None, compiled=False)
 
     @contextlib.contextmanager
     def as_reference(self) -> Iterator[None]:

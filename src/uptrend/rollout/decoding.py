@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from uptrend.policy.graphed import shared_pool
+from uptrend.policy.graphed import TOGETHER, capturing
 from uptrend.policy.logprobs import penalize
 from uptrend.records import Ending
 from uptrend.rollout.cache import PagedCache
@@ -176,8 +176,8 @@ class _State:
 class Decoding:
     """Samples turns from the logits after their contexts on, all of the same limits."""
 
-    def __init__(self, device: torch.device, decoder: Decoder, cache: PagedCache) -> None:
-        self._device, self._decoder, self._cache = device, decoder, cache
+    def __init__(self, device: torch.device, decoder: Decoder, cache: PagedCache, pool: str = TOGETHER) -> None:
+        self._device, self._decoder, self._cache, self._pool = device, decoder, cache, pool
         self._states: dict[tuple[int, int, int, int], _State] = {}
         self._shape = 0, 0, 0, 0
         self._limits, self._stops_v = Limits(0, 0), torch.empty(0)
@@ -319,7 +319,7 @@ class Decoding:
                 self._step(s, s.rows[:n])
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=shared_pool(self._device)):
+            with capturing(graph, self._device, self._pool):
                 self._step(s, s.rows[:n])
             self._graphs[key] = graph
         return self._graphs[key]

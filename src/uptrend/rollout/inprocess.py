@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from uptrend.policy.attention import Packed
-from uptrend.policy.graphed import Graphed
+from uptrend.policy.graphed import TOGETHER, Graphed
 from uptrend.policy.policy import Policy
 from uptrend.records import ModelError
 from uptrend.rollout.decoder import make_cache, make_decoder
@@ -66,15 +66,17 @@ Answer = tuple[_Request, Extension | ModelError]
 class InProcessSampler:
     """A sampler that shares its weights with the learner."""
 
+    pool = TOGETHER  # memory of its graphs
+
     def __init__(self, policy: Policy, decoding: type[Decoding] = Decoding, budget: float | None = None) -> None:
         """Make a sampler whose cache takes up to `budget` bytes; None for a part of what is free."""
         self._policy = policy
         config, device = policy.core.config, policy.device
         self.cache = make_cache(policy, budget, self._forget_graphs)
         self._decoder = make_decoder(policy, self.cache)
-        self._decoding = decoding(device, self._decoder, self.cache)
+        self._decoding = decoding(device, self._decoder, self.cache, self.pool)
         self._endings = Endings(policy.tokenizer, policy.stop_ids, config.vocab_size, device)
-        self._compute = Graphed(self.read_contexts, device)
+        self._compute = Graphed(self.read_contexts, device, pool=self.pool)
         self._streams: dict[int, _Stream] = {}  # those whose last turn ended long ago first
         self._pending: list[_Request] = []  # not yet seen by a job
         self._queue: list[_Request] = []
@@ -103,15 +105,12 @@ class InProcessSampler:
     async def load(self, weights: Iterable[tuple[str, Tensor]] | Path, version: int) -> None:
         """Take the new version; the weights are the learner's own, so only what was copied from them is renewed."""
         del weights
-        self._renew(version)
-
-    def _renew(self, version: int) -> None:
         self._version = version
         self._stale = True
 
     def _forget_graphs(self) -> None:
         self._decoding.forget_graphs()
-        self._compute = Graphed(self.read_contexts, self._policy.device)
+        self._compute = Graphed(self.read_contexts, self._policy.device, pool=self.pool)
 
     async def _serve(self) -> None:
         """Do job after job while somebody waits for a turn."""
@@ -172,6 +171,7 @@ class InProcessSampler:
         with torch.inference_mode():
             answers = self._collect(set(released))
             self._forget(released)
+            self._take_weights()
             if self._stale:
                 self.cache.settle()
                 self._decoder.renew()
@@ -179,6 +179,9 @@ class InProcessSampler:
             answers += self._admit()
             self._decoding.run()
         return answers
+
+    def _take_weights(self) -> None:
+        """Take weights that wait to be loaded, between turns; the learner's own are there already."""
 
     def _collect(self, released: set[int]) -> list[Answer]:
         """Take out turns that are done, and those that nobody waits for any more."""
@@ -360,41 +363,42 @@ class InProcessSampler:
 class CopySampler(InProcessSampler):
     """A sampler with weights of its own: it goes on while the learner changes those that train."""
 
+    pool = "apart"
+
     def __init__(self, policy: Policy, decoding: type[Decoding] = Decoding, budget: float | None = None) -> None:
         own = policy.copy()
         super().__init__(own, decoding, budget)
         self._weights = dict(own.model.named_parameters())
-        self._loading: tuple[Iterable[tuple[str, Tensor]], int, asyncio.Future[None]] | None = None
+        self._loading: tuple[Iterable[tuple[str, Tensor]], int] | None = None  # weights that wait, and their version
 
     async def load(self, weights: Iterable[tuple[str, Tensor]] | Path, version: int) -> None:
         """Copy new weights as soon as the turns that run have ended; those that wait are sampled by the new ones."""
         assert not isinstance(weights, Path)
-        if self._serving is None or self._serving.done():
-            await in_caller(partial(self._take, weights, version))
-            return
-        self._loading = weights, version, asyncio.get_running_loop().create_future()
-        await self._loading[2]
+        self._loading = weights, version
+        while self._loading is not None and self._serving is not None and not self._serving.done():
+            await asyncio.sleep(0.001)
+        if self._loading is not None:  # nothing runs
+            await in_caller(self._take_weights)
 
     def _admit(self) -> list[Answer]:
-        if self._loading is None:
-            return super()._admit()
-        if self._running:
-            return []
-        weights, version, done = self._loading
-        self._take(weights, version)
-        self._loading = None
-        done.get_loop().call_soon_threadsafe(done.set_result, None)
-        self._decoder.renew()
-        self._stale = False
-        return super()._admit()
+        return [] if self._loading is not None else super()._admit()
 
-    def _take(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+    def _take_weights(self) -> None:
+        if self._loading is None or self._running:
+            return
+        weights, version = self._loading
+        self._wait()  # for the update, which may be in another stream of the device
         with torch.no_grad():
             for name, tensor in weights:
                 self._weights[name].copy_(tensor)
+        self._wait()
         for stream in self._streams.values():  # keys and values of older weights
             self._evict(stream)
-        self._renew(version)
+        self._version, self._stale, self._loading = version, True, None
+
+    def _wait(self) -> None:
+        if self._policy.device.type == "cuda":
+            torch.cuda.synchronize(self._policy.device)
 
 
 @dataclass

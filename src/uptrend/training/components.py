@@ -17,7 +17,7 @@ from uptrend.policy.checkpoint import load_checkpoint
 from uptrend.policy.optimizer import Optimizer
 from uptrend.policy.policy import Policy
 from uptrend.policy.weights import FlatWeights
-from uptrend.records import RunDirectory
+from uptrend.records import ConfigError, RunDirectory
 from uptrend.rollout.inprocess import CopySampler, InProcessSampler
 from uptrend.rollout.sampler import Sampler
 from uptrend.tasks.pool import Cursor, HeldOut, Pool
@@ -47,8 +47,12 @@ class Components:
 
 def choose_components(config: Config, ranks: Ranks) -> Components:
     """Return the parts that a recipe asks for."""
-    del ranks
-    if config.sampling.ahead:
+    if config.sampling.ahead and config.sampling.engine == "in-process":
+        if ranks.count > 1:
+            raise ConfigError(
+                f"sampling.ahead = {config.sampling.ahead} in {ranks.count} processes needs sampling.engine = 'vllm': "
+                "each process would sample and learn on the same device."
+            )
         return Components(sampler=CopySampler)
     return Components()
 
@@ -78,6 +82,7 @@ class Course:
     checkpoint: Path | None = None  # checkpoint to begin with; None for the model as it was loaded
     is_new: bool = True  # true where the run has not begun yet, so that the model is evaluated first
     saves: bool = True  # true where checkpoints are written
+    ahead: int = 0  # steps that may be sampled ahead of the weights that learn from them
 
     def is_due(self, step: int, every: int) -> bool:
         """Return True for every `every`-th step and for the last one; 0 is the last one alone."""

@@ -4,11 +4,13 @@ Where the recipe asks for it, dead groups of a step are replaced by newly drawn 
 greedily for accuracy, and on request several times at the sampling temperature for pass@k.
 """
 
+import asyncio
+import copy
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -38,6 +40,7 @@ class Gathered:
     cursor: Cursor  # place among the tasks where the next step draws on
     recorded: bool = False  # true where these are another run's, with its learner's log-probabilities
     seconds: float = 0.0  # time that sampling and scoring them took; 0 where nothing was sampled
+    old: int = 0  # groups among the dropped ones that older weights sampled than may be learned from
 
 
 class RolloutPlayer:
@@ -50,6 +53,7 @@ class RolloutPlayer:
         """
         self._policy, self._sampler, self._config, self._ranks = policy, sampler, config, ranks
         self._renderers: dict[bool | None, Renderer] = {}
+        self._playing = set[asyncio.Task[Any]]()
         self._turn = threading.Lock()  # one play at a time: an evaluation waits for rollouts that are made meanwhile
 
     def play(
@@ -65,11 +69,31 @@ class RolloutPlayer:
         own = self._own(requests)
         with self._turn:
             plays = play_all(own, self._sampler, renderers, limits, s.max_turns, s.rows, *patience(s))
-            played = event_loop.run(plays)
+            played = event_loop.run(self._cancelable(plays))
         if self._ranks is None:
             return played
         found = {(r.group, r.index): r for part in self._ranks.exchange(played) for r in part}
         return [found[request.group, request.index] for request in requests]
+
+    def alone(self) -> "RolloutPlayer":
+        """Return the same player for another thread, without the other ranks."""
+        alone = copy.copy(self)
+        alone._ranks = None
+        return alone
+
+    def cancel(self) -> None:
+        """Cancel what is played now, in whatever thread; its caller gets a CancelledError."""
+        for task in list(self._playing):
+            task.get_loop().call_soon_threadsafe(task.cancel)
+
+    async def _cancelable(self, plays: Awaitable[list[Rollout]]) -> list[Rollout]:
+        task = asyncio.current_task()
+        assert task is not None
+        self._playing.add(task)
+        try:
+            return await plays
+        finally:
+            self._playing.discard(task)
 
     def _own(self, requests: Sequence[RolloutRequest]) -> Sequence[RolloutRequest]:
         """Return the requests that this rank plays."""

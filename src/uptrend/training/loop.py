@@ -27,6 +27,7 @@ from uptrend.policy.weights import WeightMeter
 from uptrend.records import Evaluation, Rollout, Run
 from uptrend.tasks import event_loop
 from uptrend.tasks.pool import Cursor, eval_sections
+from uptrend.training.ahead import Place, Source, read_queue
 from uptrend.training.components import Components, Course, Parts
 from uptrend.training.gather import Gathered, RolloutPlayer, evaluate
 from uptrend.training.learner import Experience, Learner, Update
@@ -43,7 +44,8 @@ def train(parts: Parts, resume: bool = False) -> Stop | None:
         return gather(player, parts.pool, cursor, step, config)
 
     checkpoint = Run(parts.directory.path).checkpoints[-1] if resume else None
-    return run_course(parts, Course(sample, config.learning.steps, checkpoint, is_new=not resume))
+    ahead = config.sampling.ahead
+    return run_course(parts, Course(sample, config.learning.steps, checkpoint, is_new=not resume, ahead=ahead))
 
 
 def run_course(parts: Parts, course: Course) -> Stop | None:
@@ -55,7 +57,7 @@ def run_course(parts: Parts, course: Course) -> Stop | None:
     sampler = components.sampler(policy)
     player = RolloutPlayer(policy, sampler, config, ranks)
     meter = WeightMeter(policy.flat)
-    step, cursor, told = 0, Cursor(), False
+    at, told = Place(), False
     stop: Stop | None = None
     held: Evaluation | None
     others: dict[str, Evaluation]
@@ -65,11 +67,12 @@ def run_course(parts: Parts, course: Course) -> Stop | None:
 
     if course.checkpoint is not None:
         state = components.restore(course.checkpoint, policy, optimizer)
-        step, cursor = state["step"], Cursor(**state["cursor"])
+        at = Place(state["step"], Cursor(**state["cursor"]), read_queue(course.checkpoint) if course.ahead else ())
         if "fitted" in state:
             learner.adopt(state["fitted"])
-        event_loop.run(sampler.load(policy.named(), step))
-    with recording(parts) as recorder:
+        event_loop.run(sampler.load(policy.named(), at.step))
+    step, source = at.step, Source(course.gather, player, ranks, at, last=course.last, ahead=course.ahead)
+    with source, recording(parts) as recorder:
         # The accuracy before training is what every later one is compared with.
         if course.is_new:
             held, others = evaluate_held_out(parts, player, recorder, step)
@@ -79,9 +82,8 @@ def run_course(parts: Parts, course: Course) -> Stop | None:
             step += 1
             clock = Clock(policy.device)
 
-            # Sample and score. The cursor remembers the place among the tasks, so that a resumed run draws on.
-            gathered = course.gather(player, cursor, step)
-            cursor = gathered.cursor
+            # Sample and score, or wait for what is sampled ahead.
+            gathered = source.take(step)
             clock.lap("sample")
 
             # Learn. A sampler in this process shares the policy's weights: loading tells it their new version.
@@ -89,6 +91,7 @@ def run_course(parts: Parts, course: Course) -> Stop | None:
             meter.before()
             update, advantages_n = learn(components, learner, exp, gathered.rollouts, step, config)
             event_loop.run(sampler.load(policy.named(), step))
+            source.loaded(step)
             learner.consider_compiling(clock.lap("update"), course.last - step)
             fitted = {} if learner.fitted is None else {"fitted": asdict(learner.fitted)}
             if fitted and not told:
@@ -112,14 +115,15 @@ def run_course(parts: Parts, course: Course) -> Stop | None:
             is_due = course.is_due(step, config.eval.every)
             held, others = evaluate_held_out(parts, player, recorder, step) if is_due else (None, {})
             stop = tell_observers(parts, StepRecord(step, line, rollouts, held, others))
-            saved, state = config.checkpoints, {"step": step, "cursor": asdict(cursor), **fitted}
+            # The cursor remembers the place among the tasks, so that a resumed run draws on.
+            saved, state = config.checkpoints, {"step": step, "cursor": asdict(gathered.cursor), **fitted}
             if course.saves and (course.is_due(step, saved.every) or stop is not None):
-                save(parts, recorder, optimizer, state)
+                save(parts, recorder, optimizer, source, state)
                 parts.directory.event("checkpoint", step=step)
             if held is not None and held.accuracy > best:
                 best = held.accuracy
                 if course.saves and saved.best:
-                    save(parts, recorder, optimizer, state | {"accuracy": best}, BEST)
+                    save(parts, recorder, optimizer, source, state | {"accuracy": best}, BEST)
         stop = stop if step < course.last else None  # a wish after the last step stops nothing
         recorder.drain()
         parts.ended(stop)
@@ -215,11 +219,14 @@ def tell_observers(parts: Parts, record: StepRecord) -> Stop | None:
     return parts.ranks.broadcast(next((wish for wish in wishes if wish is not None), None))
 
 
-def save(parts: Parts, recorder: Recorder, optimizer: Optimizer, state: dict[str, Any], name: str = "") -> None:
+def save(
+    parts: Parts, recorder: Recorder, optimizer: Optimizer, source: Source, state: dict[str, Any], name: str = ""
+) -> None:
     """Write a checkpoint: one rank does, or all where each holds a part of the weights."""
     recorder.drain()  # records first: a checkpoint is never ahead of them
     if parts.policy.is_sharded or parts.ranks.rank == 0:
-        save_checkpoint(parts.directory.path, parts.policy, optimizer, state, parts.config.checkpoints.keep, name)
+        keep = parts.config.checkpoints.keep
+        save_checkpoint(parts.directory.path, parts.policy, optimizer, state, keep, name, also=source.save)
     parts.ranks.barrier()
 
 

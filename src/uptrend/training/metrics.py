@@ -48,7 +48,8 @@ def step_metrics(learned: Learned) -> Line:
     rollouts = learned.gathered.rollouts
     return {
         **reward_metrics(rollouts),
-        **sampling_metrics(rollouts, learned.gathered.dropped),
+        **sampling_metrics(rollouts, learned.gathered.dropped, learned.gathered.old),
+        **lag_metrics(rollouts),
         **advantage_metrics(rollouts, learned.advantages_n),
         **learner_metrics(learned.exp, learned.update),
         **token_metrics(rollouts, learned.exp, learned.update),
@@ -129,8 +130,18 @@ def is_dead(rewards: Sequence[float] | Floats) -> bool:
     return not len(rewards) or math.isclose(min(rewards), max(rewards), rel_tol=1e-8, abs_tol=1e-8)
 
 
-def sampling_metrics(rollouts: Sequence[Rollout], dropped: Sequence[Rollout] | None = None) -> Line:
-    """Lengths, turns and endings; `dropped` are rollouts of dead groups that were replaced."""
+def lag_metrics(rollouts: Sequence[Rollout]) -> Line:
+    """Updates between the weights that sampled a token and those that learn from it; nothing for scripted tokens."""
+    versions = [s.versions[s.sampled] for r in rollouts for s in r.sequences]
+    known = [v[v >= 0] for v in versions]
+    if not sum(map(len, known)):
+        return {}
+    lags = rollouts[0].step - 1 - np.concatenate(known)
+    return {"sampling/lag/mean": float(lags.mean()), "sampling/lag/max": int(lags.max())}
+
+
+def sampling_metrics(rollouts: Sequence[Rollout], dropped: Sequence[Rollout] | None = None, old: int = 0) -> Line:
+    """Lengths, turns and endings; `dropped` are rollouts of groups that were replaced: dead ones, but for `old`."""
     if not rollouts:
         return {}
     # The places of sampled tokens are found once: with a thousand rollouts per step, each pass over a mask counts.
@@ -147,7 +158,7 @@ def sampling_metrics(rollouts: Sequence[Rollout], dropped: Sequence[Rollout] | N
     return {
         "sampling/rollouts/count": len(rollouts),
         "sampling/failed/count": sum(r.reward is None for r in rollouts),
-        **({} if dropped is None else {"sampling/resampled/groups": len({r.group for r in dropped})}),
+        **_left_out(dropped, old),
         **_mean_and_max("sampling/length", lengths),
         **_mean_and_max("sampling/prompt", prompts),
         **_mean_and_max("sampling/context", [max(len(s.ids) for s in r.sequences) for r, _ in begun]),
@@ -157,6 +168,12 @@ def sampling_metrics(rollouts: Sequence[Rollout], dropped: Sequence[Rollout] | N
         **{f"sampling/ended/{how}/share": count / len(rollouts) for how, count in sorted(endings.items())},
         **command_metrics(rollouts, sum(r.sandbox_failures for r in (*rollouts, *(dropped or ())))),
     }
+
+
+def _left_out(dropped: Sequence[Rollout] | None, old: int) -> Line:
+    if dropped is None:
+        return {}
+    return {"sampling/resampled/groups": len({r.group for r in dropped}) - old, "sampling/old/groups": old}
 
 
 def command_metrics(rollouts: Sequence[Rollout], sandbox_failures: int) -> Line:
@@ -358,7 +375,7 @@ class Clock:
             import torch
 
             # A GPU works behind the host: without waiting, its seconds would count in a later phase.
-            torch.cuda.synchronize(self._device)
+            torch.cuda.current_stream(self._device).synchronize()
         before, self._last = self._last, time.perf_counter()
         self._phases[f"seconds/{phase}"] = self._last - before
         return self._last - before

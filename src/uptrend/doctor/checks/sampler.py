@@ -83,8 +83,8 @@ def _by_version(case: Case) -> Iterable[Found | Lacking]:
     if not rows or min(lags) < 0:
         return [Lacking(lacking or "versions do not count this run's updates", id) for id in (OFF_POLICY, STALE)]
     last, versions = rows[-1], [r.step - 1 - lag for r, lag in zip(rows, lags, strict=True)][-3:]
-    moved = case.curve("weights/update/norm")[1]
-    if len(versions) == 3 and np.ptp(versions) <= 1e-6 and (len(moved) == 0 or (moved > 0).any()):
+    moved, meant = case.curve("weights/update/norm")[1], float(case.value("sampling.ahead", 0) or 0)
+    if lags[-1] > meant and len(versions) == 3 and np.ptp(versions) <= 1e-6 and (len(moved) == 0 or (moved > 0).any()):
         text = f"rollouts of steps {rows[-3].step} and {last.step} were both sampled by version {versions[0]:.0f}"
         shown = seen_in([last], [np.ones(len(last), np.bool_)], text, lags[-1])
         return [Found(CRITICAL, PROOF, AS_PAGE, [shown], STALE)]
@@ -94,11 +94,13 @@ def _by_version(case: Case) -> Iterable[Found | Lacking]:
     worst, lag_n = known[int(np.argmax(lags))]
     text = f"rollouts are {lag:.1f} updates behind the learner (median of steps)"
     evidence = [seen_in([worst], [np.nan_to_num(lag_n) == np.nanmax(lag_n)], text, lag)]
-    is_serious = lag > FAR
+    is_serious = lag > max(FAR, meant)
     if apart := [gaps_of(r).kl for r in rows if r.has("sampler", "learner")]:
         kl = float(np.median(apart))
         evidence.append(Evidence(f"KL from sampler to learner is {kl:.2g}", kl, KL))
         is_serious = kl > DOUBTFUL
+    if lag <= meant and not is_serious:
+        return []  # as the recipe asks
     summary = "Rollouts were sampled by older weights than those that learn from them."
     return [Found(warn_if(is_serious), PROOF, summary, evidence, OFF_POLICY)]
 
@@ -139,7 +141,9 @@ def _by_mean(case: Case) -> Iterable[Found]:
     first, begin, later = float(gaps[0]), float(np.median(gaps[:5])), float(np.median(gaps[1:5]))
     text = f"Mean difference {', '.join(f'{g:.2g}' for g in gaps[:5])} at first."
     shown = [Evidence(text, begin, GAP, int(steps[0]))]
-    if steps[0] <= 1 and later > max(LEFT_BEHIND, TIMES * first):
+    lags = case.curve("sampling/lag/mean")[1][1:5]
+    is_known = len(lags) > 0 and float(np.median(lags)) >= 0.5  # versions say that weights are behind
+    if steps[0] <= 1 and not is_known and later > max(LEFT_BEHIND, TIMES * first):
         agree = f"Sampler and learner agree at the first step ({first:.2g} nats per token) and not after it"
         yield Found(CRITICAL, SIGNAL, f"{agree} ({later:.2g}): the sampler does not get the new weights.", shown, STALE)
     elif begin > MEAN_APART:
