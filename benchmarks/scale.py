@@ -92,7 +92,8 @@ def row(runs: list[Run]) -> list[str]:
     shown += f" ({min(after):.1f}–{max(after):.1f})" if len(runs) > 1 else ""
     return [
         f"{statistics.median(seconds):.3g} ({low:.3g}–{high:.3g})", f"{tokens / whole:,.0f}", f"{trained / whole:,.0f}",
-        f"{median('seconds/sample'):.3g}", f"{median('seconds/update'):.3g}", f"{median('sampling/lag/mean'):.1f}", shown,
+        f"{median('seconds/sample'):.3g}", f"{median('seconds/update'):.3g}",
+        f"{median('sampling/lag/mean'):.1f}", shown,
     ]  # fmt: skip
 
 

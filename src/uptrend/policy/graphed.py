@@ -86,7 +86,13 @@ class Graphed:
             for _ in range(2):  # compiled code may be compiled again for its second call
                 self._function(*self._harmless(inputs))
         torch.cuda.current_stream().wait_stream(side)
-        torch.cuda.synchronize(self._device)
+        wait_for(self._device)
+
+
+def wait_for(device: torch.device) -> None:
+    """Wait until a GPU has done everything, of all threads, while none of them captures."""
+    with _CAPTURES:
+        torch.cuda.synchronize(device)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from uptrend.policy.attention import Packed
-from uptrend.policy.graphed import TOGETHER, Graphed
+from uptrend.policy.graphed import TOGETHER, Graphed, wait_for
 from uptrend.policy.policy import Policy
 from uptrend.records import ModelError
 from uptrend.rollout.decoder import make_cache, make_decoder
@@ -398,7 +398,7 @@ class CopySampler(InProcessSampler):
 
     def _wait(self) -> None:
         if self._policy.device.type == "cuda":
-            torch.cuda.synchronize(self._policy.device)
+            wait_for(self._policy.device)
 
 
 @dataclass
