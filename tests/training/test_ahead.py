@@ -8,10 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor
 
+from models import make_policy
 from uptrend import diagnose
-from uptrend.config import load_config
+from uptrend.config import Model, load_config
+from uptrend.policy.policy import Policy, load_policy
 from uptrend.records import ConfigError, ModelError, Run
 from uptrend.rollout.inprocess import CopySampler
 from uptrend.rollout.sampler import Extension, Limits
@@ -59,6 +62,32 @@ def test_a_step_is_sampled_by_weights_at_most_so_old(run_ahead: Start, ahead: in
     assert max(lags) > 0
     assert {line["sampling/old/groups"] for line in run.metric_lines} == {0}
     assert not [finding.id for finding in diagnose(run.path).findings if finding.id.startswith("sync.")]
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_tokens_are_of_the_version_that_they_say(run_ahead: Start, llama_folder: Path, lora: bool) -> None:
+    """Over two turns, recomputed with each version's checkpoint."""
+    sets = ["sampling.max_turns=2", "tasks.turns=2", "eval.turns=2", "checkpoints.every=1", "checkpoints.keep=9"]
+    run = run_ahead(*sets, *["model.lora={r = 4}", "learning.lr=0.05"] * lora)
+    policies: dict[int, Policy] = {}
+    for step in range(1, 6):
+        for row in run.rollouts(step).to_pylist()[:4]:
+            of = np.array([-1 if v is None else v for v in row["versions"]])
+            for version in {*of.tolist()} - {-1}:
+                if version not in policies:
+                    policies[version] = make_policy(llama_folder)
+                    if version:
+                        place = run.path / "checkpoints" / f"step-{version:06d}" / ("adapter" if lora else "model")
+                        policies[version] = load_policy(
+                            str(place), Model(), torch.device("cpu"), seed=0, keep_reference=False
+                        )
+                ids = torch.tensor(row["ids"])
+                with torch.no_grad():
+                    logits_tv = policies[version].core(ids[None]).logits[0].float()
+                expected = torch.log_softmax(logits_tv, -1)[:-1].gather(1, ids[1:, None])[:, 0].numpy()
+                at = np.flatnonzero(of == version)
+                np.testing.assert_allclose(np.array(row["sampler"])[at].astype(float), expected[at - 1], atol=2e-4)
+    assert len(policies) >= 4  # different weights have sampled
 
 
 def test_the_same_tasks_in_the_same_order_and_the_first_step_is_the_same(run_ahead: Start) -> None:
