@@ -16,7 +16,7 @@ from talk import distribution, expected_logprobs, speak
 from uptrend.policy.policy import Policy
 from uptrend.records import Ending
 from uptrend.rollout.decoding import Decoding, choose
-from uptrend.rollout.inprocess import InProcessSampler, draw_uniforms
+from uptrend.rollout.inprocess import CopySampler, InProcessSampler, draw_uniforms
 from uptrend.rollout.sampler import Extension, Limits
 
 LONG = Limits(max_tokens=24, context=400)
@@ -235,6 +235,31 @@ def test_new_weights_are_used_and_their_version_is_said(llama_folder: Path) -> N
     expected = expected_logprobs(full_logits(policy, whole), whole, after.ids.tolist(), GREEDY)
     np.testing.assert_allclose(after.logprobs, expected, atol=1e-4)
     assert not np.allclose(before.logprobs, after.logprobs, atol=1e-3)
+
+
+def test_a_sampler_with_its_own_weights_follows_loads_alone_and_forgets_what_older_ones_read(
+    llama_folder: Path,
+) -> None:
+    policy = make_policy(llama_folder)
+    sampler, context = CopySampler(policy), encode(policy, PROMPTS[0])
+    first = speak(sampler, [(0, context, 1)], GREEDY)[0]
+    with torch.no_grad():
+        policy.flat.values.mul_(1.2)
+    assert same(speak(sampler, [(1, context, 1)], GREEDY)[0], first)  # the learner's are others by now
+
+    async def load_while_a_turn_runs() -> Extension:
+        turn = asyncio.ensure_future(sampler.extend(2, context, GREEDY, 1))
+        await asyncio.sleep(0)
+        await sampler.load(policy.named(), version=3)
+        return await turn
+
+    during = asyncio.run(load_while_a_turn_runs())
+    assert set(during.versions.tolist()) in ({0}, {3})  # not both
+    second = speak(sampler, [(0, [9, 9], 1)], GREEDY)[0]
+    assert set(second.versions.tolist()) == {3}
+    whole = [*context, *first.ids.tolist(), 9, 9, *second.ids.tolist()]
+    expected = expected_logprobs(full_logits(policy, whole), whole, second.ids.tolist(), GREEDY)
+    np.testing.assert_allclose(second.logprobs, expected, atol=1e-4)
 
 
 def test_every_waiting_turn_hears_of_an_error(policy: Policy, sampler: InProcessSampler) -> None:
