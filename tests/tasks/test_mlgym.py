@@ -158,6 +158,17 @@ def test_a_folder_without_players_is_not_called_unfit(tmp_path: Path) -> None:
     assert {check.name: check.figure for check in report.checks}["ceiling of gold under final"] == "not judged: none"
 
 
+@pytest.mark.parametrize(("turns", "command"), [(0, "submit"), (2, "(automatic submission)")])
+def test_the_end_is_recorded_with_its_reason(tmp_path: Path, turns: int, command: str) -> None:
+    taskset = MlGym(MlGymOptions(folder=folder(tmp_path), sandbox="process", turns=turns), 0)
+    _, reward, opened = play(taskset, "ls", "submit" if command == "submit" else "echo last words")
+    end = opened.commands[-1]
+    assert (reward.total, end.command, end.code, end.error, end.score) == (-1, command, 1, True, None)
+    assert "no valid submission.csv" in end.said
+    if turns:
+        assert [ran.said for ran in opened.commands[:-1]] == ["", "last words"]
+
+
 def test_validation_and_test_score_different_rows(tmp_path: Path) -> None:
     taskset = MlGym(MlGymOptions(folder=folder(tmp_path), sandbox="process", keep="last"), 0)
     problem = taskset.problems["toy"]
