@@ -119,6 +119,7 @@ def test_a_rollout_of_commands_is_read_from_top_to_bottom(tmp_path: Path, width:
         Executed(0, "python baseline.py", 1.5, 1, error=True),
         Executed(1, "validate", 12.0, -9, "memory", 0.875),
         Executed(1, "\x1b[2J", 0.1, 0),
+        Executed(2, "(automatic submission)", 0.2, 1, error=True, said="There is no submission.csv."),
     )
     prompt = "\n".join(f"line {i} of a long prompt" for i in range(40))
     messages = (
@@ -139,10 +140,11 @@ def test_a_rollout_of_commands_is_read_from_top_to_bottom(tmp_path: Path, width:
     places = [
         words.index(part)
         for part in (
-            "ended time-limit 0.1 s 3 commands", "user: An example", "assistant: ls", "line 11", "characters: --full",
+            "ended time-limit 0.1 s 4 commands", "user: An example", "assistant: ls", "line 11", "characters: --full",
             "turn 0, assistant: Let us begin. python baseline.py", r"user: \x1b[31mno module\x1b[0m\x9b1m",
             "1.5 s, exit 1, error", "turn 1, assistant: validate", "12 s, exit -9, stopped by memory, score 0.875",
-            r"$ \x1b[2J 0.1 s, exit 0", "reward 1 correct of 0 to 1 answer 1",
+            r"$ \x1b[2J 0.1 s, exit 0", "$ (automatic submission) There is no submission.csv. 0.2 s, exit 1, error",
+            "reward 1 correct of 0 to 1 answer 1",
         )
     ]  # fmt: skip
     assert places == sorted(places)

@@ -15,6 +15,7 @@ import pytest
 
 from synthetic import evaluation_of, info_of, line_of, metrics_of, rollout_of
 from uptrend.records import RecordError, Run, RunDirectory
+from uptrend.training.ranks import OneRank
 from uptrend.training.recorder import Recorder
 
 FORKS = multiprocessing.get_context("forkserver")
@@ -23,7 +24,9 @@ FORKS = multiprocessing.get_context("forkserver")
 @pytest.fixture(scope="module", autouse=True)
 def preloaded() -> None:
     """Every child is a fork of a process that has imported what takes its time."""
-    FORKS.set_forkserver_preload(["pytest", "pyarrow.parquet", "uptrend.training.recorder", "uptrend.stats.intervals"])
+    FORKS.set_forkserver_preload(
+        ["pytest", "pyarrow.parquet", "uptrend.training.ranks", "uptrend.training.recorder", "uptrend.stats.intervals"]
+    )
 
 
 def record(path: Path, begun: Connection, largest: int, seed: int) -> None:
@@ -31,7 +34,7 @@ def record(path: Path, begun: Connection, largest: int, seed: int) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     chance = random.Random(seed)
     with suppress(KeyboardInterrupt, RecordError), RunDirectory.create(path, info_of("run")) as directory:
-        recorder = Recorder(directory)
+        recorder = Recorder(directory, OneRank())
         try:
             for step in range(1, 10_000):
                 if step == 2:  # the first takes its time
@@ -70,6 +73,7 @@ def test_a_step_is_whole_or_not_there(tmp_path: Path, how: str, times: int) -> N
         largest = chance.randint(6_000, 60_000) if how == "disk full" else 0
         child = FORKS.Process(target=record, args=(path, theirs, largest, attempt))
         child.start()
+        theirs.close()  # else a child that failed would be waited for forever
         assert begun.recv()
         if not largest:
             time.sleep(chance.uniform(0, 0.15))

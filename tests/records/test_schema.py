@@ -141,7 +141,7 @@ def test_the_columns_hold_what_the_page_says() -> None:
         1.1, -0.2, 1.2, True, (Part("answer", 1.0, 0.0, 1.0), Part("format", 0.5, -1.0, 1.0, 0.2)), (0.25, 0.85)
     )
     both = (in_memory(FIRST), in_memory(SECOND))
-    ran = (Executed(1, "python a.py", 0.5, -9, "memory", 0.75, True),)
+    ran = (Executed(1, "python a.py", 0.5, -9, "memory", 0.75, True, "killed"),)
     made = Rollout(
         7, "g3", 2, "t9", "lookup", "12", 2**40, said, both, reward, Ending.TURN_LIMIT, None, 1.25, True, ran, 2
     )
@@ -164,7 +164,7 @@ def test_the_columns_hold_what_the_page_says() -> None:
         ],
         "ended": "turn-limit", "error": None, "seconds": 1.25, "kept": True,
         "commands": [{"turn": 1, "command": "python a.py", "seconds": 0.5, "code": -9, "stopped": "memory",
-                      "score": 0.75, "error": True}],
+                      "score": 0.75, "error": True, "said": "killed"}],
         "sandbox_failures": 2,
     }  # fmt: skip
     assert table.to_pylist() == [

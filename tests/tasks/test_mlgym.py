@@ -16,6 +16,7 @@ from uptrend.tasks.mlgym.rewards import DenseParts, Facts, reward_of
 from uptrend.tasks.mlgym.scoring import read_metrics
 from uptrend.tasks.mlgym.taskset import MlGym, MlGymOptions
 from uptrend.tasks.sandbox import Bounds, find_sandbox
+from uptrend.tasks.validate import validate
 
 SOURCE = b"import os\n\n\ndef f(x):\n    return x + 1\n\n\nprint(f(2))\n"
 
@@ -148,6 +149,24 @@ def test_a_mlgym_folder_is_played_as_it_is(tmp_path: Path) -> None:
     _, baseline, _ = play(taskset, "python baseline.py")
     assert abs(baseline.total) < 0.5
     assert taskset.notes == ["examples of toy repeat one task, to train on and held out alike"]
+
+
+def test_a_folder_without_players_is_not_called_unfit(tmp_path: Path) -> None:
+    root = folder(tmp_path)
+    report = validate(lambda: MlGym(MlGymOptions(folder=root, sandbox="process"), 0), train=2, heldout=1)
+    assert report.passed
+    assert {check.name: check.figure for check in report.checks}["ceiling of gold under final"] == "not judged: none"
+
+
+@pytest.mark.parametrize(("turns", "command"), [(0, "submit"), (2, "(automatic submission)")])
+def test_the_end_is_recorded_with_its_reason(tmp_path: Path, turns: int, command: str) -> None:
+    taskset = MlGym(MlGymOptions(folder=folder(tmp_path), sandbox="process", turns=turns), 0)
+    _, reward, opened = play(taskset, "ls", "submit" if command == "submit" else "echo last words")
+    end = opened.commands[-1]
+    assert (reward.total, end.command, end.code, end.error, end.score) == (-1, command, 1, True, None)
+    assert "no valid submission.csv" in end.said
+    if turns:
+        assert [ran.said for ran in opened.commands[:-1]] == ["", "last words"]
 
 
 def test_validation_and_test_score_different_rows(tmp_path: Path) -> None:

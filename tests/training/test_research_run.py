@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from uptrend.config import load_config
-from uptrend.records import Run, rollouts_of
+from uptrend.records import ConfigError, Run, SandboxFailed, rollouts_of
 from uptrend.runner.rollouts import repeat_rollouts
 from uptrend.runner.runs import train, warmstart
 
@@ -49,3 +49,15 @@ def test_a_warm_start_imitates_scripts_of_any_quality(tmp_path: Path) -> None:
     assert len(rollouts) == 4
     assert {r.reward.total for r in rollouts if r.reward} != {1.0}
     assert (tmp_path / "taught" / "config.json").exists()
+
+
+def test_a_run_without_a_sandbox_is_refused_before_it_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    recipe = load_config(RECIPE | {"tasks": RECIPE["tasks"] | {"sandbox": "bubblewrap"}})
+    with pytest.raises(SandboxFailed, match="install the system package bubblewrap"):
+        train(recipe, runs=tmp_path / "runs")
+    with pytest.raises(SandboxFailed):
+        warmstart(recipe, tmp_path / "taught", runs=tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+    with pytest.raises(ConfigError, match="not one of auto, bubblewrap"):
+        train(load_config(RECIPE | {"tasks": RECIPE["tasks"] | {"sandbox": "bubble"}}), runs=tmp_path / "runs")

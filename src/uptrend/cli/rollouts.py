@@ -196,7 +196,9 @@ def print_rollout(console: Console, rows: list[Row], decode: Decode | None, full
         for reply in turn["replies"]:
             _print_message(console, reply, full)
         for command in turn["commands"]:
-            console.print(Text(f"{visible(_unseen(command, turn['message']))}{_ran(command)}", "dim"))
+            if unseen := _unseen(command, turn["message"]):
+                console.print(Text(visible(unseen)) if full else _cut(unseen), style="dim")
+            console.print(Text(_ran(command), "dim"))
     if first.get("commands"):
         console.print(Text("\n" + "  ".join(_reward(first)), "bold"))
         if not full:
@@ -252,8 +254,9 @@ def _reward(first: Row) -> list[str]:
 
 
 def _unseen(command: Row, message: Row) -> str:
-    """Return a command that can't be read in the message which gave it."""
-    return "" if command["command"].strip() in (message["content"] or "") else f"$ {command['command']}\n"
+    """Return a command that can't be read in the message which gave it, and output that answers no message."""
+    given = "" if command["command"].strip() in (message["content"] or "") else f"$ {command['command']}"
+    return "\n".join(filter(None, (given, command.get("said"))))
 
 
 def _ran(command: Row) -> str:

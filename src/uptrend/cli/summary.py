@@ -223,9 +223,13 @@ def part_turns(rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], li
     places = places_said([message["role"] for message in messages], len(turns) if sampled else None)
     ends = [*places, len(messages)]
     return messages[: ends[0]], [
-        {"message": messages[a], "replies": messages[a + 1 : b], "commands": [c for c in commands if c["turn"] == turn]}
+        {
+            "message": messages[a], "replies": messages[a + 1 : b],
+            # A submission at the end was given by no message, and counts as a turn more.
+            "commands": [c for c in commands if min(c["turn"], len(places) - 1) == turn],
+        }
         for turn, (a, b) in enumerate(itertools.pairwise(ends))
-    ]
+    ]  # fmt: skip
 
 
 def summarize_rollout(rows: Sequence[dict[str, Any]], group: int) -> dict[str, Any]:

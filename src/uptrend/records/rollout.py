@@ -223,6 +223,8 @@ class Executed:
     """Validation or final score that came of it; None where it gave none."""
     error: bool = False
     """True where the task calls it an error: bad syntax, a non-zero exit, a refused edit."""
+    said: str = ""
+    """Output that the model did not read: of a last command, or why a submission has no score."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ _PART = pa.struct([("name", pa.string()), *((name, pa.float64()) for name in ("v
 _MESSAGE = pa.struct([(name, pa.string()) for name in ("role", "content", "calls", "problem")])
 _COMMAND = pa.struct(
     [("turn", pa.int32()), ("command", pa.string()), ("seconds", pa.float64()), ("code", pa.int32()),
-     ("stopped", pa.string()), ("score", pa.float64()), ("error", pa.bool_())]
+     ("stopped", pa.string()), ("score", pa.float64()), ("error", pa.bool_()), ("said", pa.string())]
 )  # fmt: skip
 # Columns that are fields of a rollout as they are.
 _SAME = ("step", "group", "index", "task", "family", "answer", "seed", "error", "seconds")
@@ -181,7 +181,8 @@ def _rollout_of(row: dict[str, Any], sequences: tuple[Sequence, ...]) -> Rollout
         reward=None if row["reward"] is None else Reward(row["reward"], low, high, row["correct"], parts, turns),
         ended=Ending(row["ended"]),
         kept=row["kept"] is not False,  # null where it was written before groups could be dropped
-        commands=tuple(Executed(**command) for command in row["commands"] or ()),
+        # `said` is null where it was written before outputs were kept
+        commands=tuple(Executed(**(command | {"said": command["said"] or ""})) for command in row["commands"] or ()),
         sandbox_failures=row["sandbox_failures"] or 0,
     )
 

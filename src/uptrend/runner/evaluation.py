@@ -15,7 +15,7 @@ from uptrend.policy.known import need_train_extra
 from uptrend.records import CheckpointError, Evaluation, Rollout, Run
 from uptrend.rollout.openai import KEY, PREFIX, TIMEOUT, ChatPlayer, Server
 from uptrend.runner.prepare import make_policy, refuse_warmstart, resolve
-from uptrend.tasks.pool import HeldOut, eval_sections, heldout, resolve_options
+from uptrend.tasks.pool import HeldOut, check_machine, eval_sections, heldout, resolve_options
 from uptrend.tasks.registry import find
 from uptrend.tasks.taskset import ALL
 
@@ -67,7 +67,8 @@ def evaluate(
         if checkpoint is not None:
             raise CheckpointError(f"--checkpoint {checkpoint}: {target} is a model, not a run.")
         config = _config_for_server(str(target), tasks, overrides, note)
-        held_out, server = heldout(config), Server(str(target), key, timeout, note)
+        check_machine(held_out := heldout(config))
+        server = Server(str(target), key, timeout, note)
         player = ChatPlayer(server, config.sampling)
         if held_out.taskset.chat is False:
             note("The tasks are asked as raw text (chat = false); a server gets them as a chat.")
@@ -190,7 +191,7 @@ def load_for_eval(
     if tasks is not None:
         table["eval"] = eval_section(tasks)
     config = resolve(load_config(table, overrides))
-    held_out = heldout(config)
+    check_machine(held_out := heldout(config))
     place = None if run is None else find_checkpoint(run, checkpoint)
     policy = make_policy(config)
     if place is not None:

@@ -16,7 +16,7 @@ from uptrend.policy.known import KNOWN, find_model, need_extra, need_train_extra
 from uptrend.records import ConfigError, ModelError, RecordError, Run, RunDirectory
 from uptrend.records.schema import VERSION
 from uptrend.stats.formatting import visible
-from uptrend.tasks.pool import HeldOut, Pool, heldout, pool, resolve_options
+from uptrend.tasks.pool import HeldOut, Pool, check_machine, heldout, pool, resolve_options
 from uptrend.training.observer import Observer, Stop
 
 if TYPE_CHECKING:
@@ -109,6 +109,7 @@ def prepare(config: Config, run: Run | None = None) -> Prepared:
     config = resolve_options(config)
     held_out = heldout(config)
     tasks = pool(config, held_out)
+    check_machine(held_out, tasks)
     if run is not None:  # compared before the model is loaded, which takes longer
         check_tasks(run, tasks, held_out)
     if config.model.name not in KNOWN:

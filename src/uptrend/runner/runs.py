@@ -25,7 +25,7 @@ from uptrend.runner.prepare import (
     refuse_warmstart,
     resolve,
 )  # fmt: skip
-from uptrend.tasks.pool import heldout, pool
+from uptrend.tasks.pool import check_machine, heldout, pool
 from uptrend.training.observer import Observer, Stop
 
 if TYPE_CHECKING:
@@ -163,6 +163,7 @@ def warmstart(
     stages = tuple({**stage, "train": count} for stage in config.tasks.stages[:1])
     shown = replace(config, tasks=replace(config.tasks, train=count, stages=stages))
     tasks = pool(replace(shown, sampling=replace(config.sampling, groups=1)), held_out)
+    check_machine(held_out, tasks)
     policy = make_policy(config)
 
     from uptrend.policy.checkpoint import export

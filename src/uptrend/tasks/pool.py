@@ -5,7 +5,7 @@ import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, Protocol, TypeVar, get_type_hints, runtime_checkable
 
 from uptrend.config import Config, Eval, Tasks, build
 from uptrend.config.load import check_bounds, join, unknown
@@ -250,6 +250,22 @@ def pool(config: Config, held_out: HeldOut) -> Pool:
         options = resolved(section.name, section.options, where)
         stages.append(Stage(start, taskset, tasks, section.seed, options))
     return Pool(config.tasks.name, tuple(stages), config.tasks.seed, config.seed)
+
+
+@runtime_checkable
+class ChecksMachine(Protocol):
+    """A taskset whose plays need more than Python."""
+
+    def check_machine(self) -> None:
+        """Raise where this machine lacks what a play needs, such as a sandbox."""
+
+
+def check_machine(held_out: HeldOut, tasks: Pool | None = None) -> None:
+    """Raise before a run where this machine can't play its tasks: each of its rollouts would fail."""
+    tasksets = [held.taskset for held in held_out.by_label.values()]
+    for taskset in [*(stage.taskset for stage in (tasks.stages if tasks else ())), *tasksets]:
+        if isinstance(taskset, ChecksMachine):
+            taskset.check_machine()
 
 
 def _describe(taskset: Taskset, seed: int, tasks: Sequence[Task]) -> dict[str, Any]:

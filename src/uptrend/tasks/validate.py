@@ -203,6 +203,9 @@ def _ceilings(taskset: Taskset, tasks: Sequence[Task]) -> Iterator[Requirement]:
         except MissingExtra as missing:  # the proof itself does not need it
             yield Requirement(name, True, f"not measured: {missing}")
             continue
+        if not any(play.is_gold for play in played):  # nothing to compare with, as in a folder without players
+            yield Requirement(name, True, "not judged: none")
+            continue
         experts = [play for play in played if play.is_gold and play.rewards]
         gold_by_task = {play.prompt: play.rewards[0].total for play in experts}
         others = [play for play in played if not play.is_gold and play.rewards]

@@ -117,17 +117,20 @@ class ResearchPlay:
                 reply = CommandReply(str(refused), code=1)
         seconds, is_error = time.perf_counter() - began, bool(reply.code or reply.stopped)
         turn = len(self.commands)
-        self.commands.append(Executed(turn, command, seconds, reply.code, reply.stopped, score, is_error))
+        is_last = self._submitted or 0 < self.limit <= turn + 1
+        # Names of files and folders may be no text, or hide control characters.
+        said = readable(reply.text.encode("utf-8", "replace"))
+        unread = said if is_last and not self._submitted else ""
+        self.commands.append(Executed(turn, command, seconds, reply.code, reply.stopped, score, is_error, unread))
         if reply.kind:
             self._counts[reply.kind][0] += 1
             self._counts[reply.kind][1] += is_error
-        if self._submitted or (self.limit and turn + 1 >= self.limit):
+        if is_last:
             return None
         left = f", {self.limit - turn - 1} turns left" if self.limit else ""
         shown = f"(open file: {terminal.open_file or 'none'}, folder: {terminal.workspace.cwd}{left})\nbash-$"
-        # Names of files and folders may be no text, or hide control characters.
-        observed = readable(f"{reply.text}\n{shown}".encode("utf-8", "replace"))
-        return [Message("tool" if message.calls or message.problem else "user", observed)]
+        observed = readable(shown.encode("utf-8", "replace"))
+        return [Message("tool" if message.calls or message.problem else "user", f"{said}\n{observed}")]
 
     async def _carry_out(self, terminal: Terminal, command: str) -> tuple[CommandReply, float | None]:
         if command.strip() == "validate":
@@ -162,13 +165,15 @@ class ResearchPlay:
                 if self.keep == "best" and self._best is not None:
                     files = await self._better(files)
                 verdict = await scorer.judge(files, "test", self.example.test)
+            if not self._submitted or not self.commands:
+                self.commands.append(Executed(count, AUTOMATIC, 0.0, 0))
             if verdict.score is not None:
                 problem, base = self.arena.problem, self._baseline[1]
                 final = problem.improvement(verdict.score, base)
                 relative = problem.sign * (verdict.score - base) / (abs(base) or 1.0)
-                if not self._submitted or not self.commands:
-                    self.commands.append(Executed(count, AUTOMATIC, 0.0, 0))
                 self.commands[-1] = replace(self.commands[-1], score=verdict.score)
+            else:
+                self.commands[-1] = replace(self.commands[-1], code=1, error=True, said=verdict.said)
         facts = Facts(final, relative, self._validations, count, errors, *self._counts["edit"], *self._counts["shell"])
         return reward_of(facts, self.scheme, self.dense)
 

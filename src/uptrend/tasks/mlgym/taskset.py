@@ -49,7 +49,7 @@ class MlGymOptions:
     """Weights of parts beside the scheme's own reward."""
     keep: Literal["best", "last"] = "best"
     """The submission that counts: the last, or the one that validated best."""
-    sandbox: str = "auto"
+    sandbox: Literal["auto", "bubblewrap", "podman", "docker", "process"] = "auto"
     """Back end: auto, bubblewrap, podman, docker, or process (which is no sandbox)."""
     turns: Annotated[int, Ge(0)] = 0
     """Turns that the agent is told it has, and after which its work is submitted; 0 for sampling.max_turns, untold."""
@@ -131,6 +131,10 @@ class MlGym:
         own = "" if problem.generator else hashlib.sha256(f"{problem.name}{seed}".encode()).hexdigest()[:16]
         facts = {"task": problem.name, "seed": seed, "heldout": heldout}
         return Task(messages, "", problem.name, data=facts, id=own)
+
+    def check_machine(self) -> None:
+        """Raise where the sandbox does not work here."""
+        find_sandbox(self.options.sandbox)
 
     def open(self, task: Task, seed: int) -> ResearchPlay:  # noqa: ARG002 (nothing is left to chance)
         """Begin a rollout; its sandbox is opened by its first command."""
