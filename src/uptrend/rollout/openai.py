@@ -24,6 +24,7 @@ import numpy as np
 from uptrend.config import Sampling
 from uptrend.records import ConfigError, Ending, Message, ModelError, Rollout, Tool
 from uptrend.rollout.calls import FORMATS, read_served, read_turn, schemas
+from uptrend.rollout.http import sentence
 from uptrend.rollout.play import NoTurn, RolloutRequest, Say, derive, patience, speak_all
 from uptrend.rollout.render import join_results, offer_tools
 from uptrend.rollout.sampler import Extension, Limits
@@ -121,7 +122,7 @@ class Server:
                 if not self._reached:  # nothing is there, and nobody wants to wait for that
                     break
                 continue
-            self._reached, self._is_down, text = True, False, _sentence(data)
+            self._reached, self._is_down, text = True, False, sentence(data)
             if status == 200:
                 try:
                     return json.loads(data)
@@ -218,17 +219,6 @@ def _wire(history: Sequence[Message], tools: Sequence[Tool], *, in_words: bool) 
             calls = [{"id": id, "type": "function", "function": f} for id, f in zip(waiting, said, strict=True)]
             messages[-1]["tool_calls"] = calls
     return {"messages": messages[:-1]} | ({"tools": schemas(tools)} if tools else {})
-
-
-def _sentence(data: bytes) -> str:
-    """Return what a server says of an error: in OpenAI's form, in FastAPI's, or in any."""
-    try:
-        found = json.loads(data)
-        found = found.get("error", found)
-        found = found.get("message") or found.get("detail") or found
-    except (ValueError, AttributeError):
-        found = data.decode(errors="replace")
-    return " ".join(str(found).split())[:300]
 
 
 async def _in_thread(job: Callable[[], Any]) -> Any:

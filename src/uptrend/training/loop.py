@@ -68,7 +68,8 @@ def run_course(parts: Parts, course: Course) -> Stop | None:
         step, cursor = state["step"], Cursor(**state["cursor"])
         if "fitted" in state:
             learner.adopt(state["fitted"])
-        event_loop.run(sampler.load(policy.named(), step))
+    # A server may hold anything; all ranks take part, since each may have a part of the weights.
+    event_loop.run(sampler.load(policy.named(), step))
     with recording(parts) as recorder:
         # The accuracy before training is what every later one is compared with.
         if course.is_new:
