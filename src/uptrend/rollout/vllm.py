@@ -369,8 +369,8 @@ class VllmSampler:
                 "processed_logprobs, as `uptrend models serve RECIPE` does.",
             )  # fmt: skip
         raise self._error(
-            server, f"serves {server.base}, which is not the model that learns: log-probabilities are {gaps[0]:.2g} "
-            f"nats apart on average after version {weights.version} was loaded. Serve the recipe's model, whole.",
+            server, f"serves {server.base}, whose log-probabilities are {gaps[0]:.2g} nats from the learner's after "
+            f"version {weights.version} was loaded: it is another model, or not all weights arrived. {START}",
         )  # fmt: skip
 
     async def _complete(self, server: _Server, body: dict[str, Any], seconds: float) -> list[dict[str, Any]]:
@@ -395,7 +395,7 @@ class VllmSampler:
         except TimeoutError:
             raise _Out(f"no reply to {path} within {timeout:g} s") from None
         except OSError as error:
-            raise _Out(error.strerror or str(error) or type(error).__name__) from None
+            raise _Out(os.strerror(error.errno) if error.errno else str(error) or type(error).__name__) from None
         # A worker that can't load something fails with 500 as well as an engine that has died.
         is_refused = status == 500 and path in LOADS and "EngineCore" not in sentence(data)
         if status >= 500 and not is_refused:
