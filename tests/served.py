@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -53,8 +52,17 @@ def serve_tiny(folder: Path, *options: str) -> Iterator[tuple[str, int]]:
                 time.sleep(0.5)
             yield url, server.pid
         finally:
+            groups = children(server.pid)
             server.send_signal(signal.SIGINT)
-            server.wait(30)
+            assert server.wait(30) == 0, log.read_text()
+            for group in groups:
+                with pytest.raises(ProcessLookupError):  # nothing of it is left
+                    os.killpg(group, 0)
+
+
+def children(pid: int) -> list[int]:
+    """Numbers of the processes that a process has started."""
+    return [int(n) for n in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 class SmallVllm(ThreadingHTTPServer):
@@ -149,14 +157,3 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Silent."""
-
-
-def wait_until_healthy(url: str, seconds: float = 120.0) -> None:
-    """Wait for a server that was started again."""
-    limit = time.monotonic() + seconds
-    while time.monotonic() < limit:
-        with contextlib.suppress(OSError):
-            urllib.request.urlopen(f"{url}/health", timeout=5).close()
-            return
-        time.sleep(0.5)
-    raise AssertionError(f"{url} has not come back")

@@ -15,6 +15,7 @@ n = token of the comparison, v = vocabulary.
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import secrets
@@ -102,7 +103,7 @@ class VllmSampler:
     outage = 300.0  # seconds to wait for a server where all are out
     every = 2.0  # seconds between looks at a server that is out
     tries = 8  # servers in a row that may fail at one turn
-    near = 5e-3, 0.25  # mean distance of log-probabilities, in nats, that rounding explains: of fp32, of bf16 on a GPU
+    near = 1e-3, 0.25  # mean distance of log-probabilities, in nats, that rounding explains: of fp32, of bf16 on a GPU
 
     def __init__(self, policy: Policy, sampling: Sampling) -> None:
         self._policy, self._context = policy, sampling.context
@@ -307,6 +308,13 @@ class VllmSampler:
                 server, f"serves {base} with another tokenizer than the model that learns: token {at} of a text is "
                 f"{theirs[at : at + 1]} there and {ours[at : at + 1]} here. Serve the recipe's model.",
             )  # fmt: skip
+        if self._policy.has_adapters:
+            with contextlib.suppress(_Refused):  # a server without our extension can't have other weights
+                if any((await self._call(server, "/collective_rpc", {"method": "uptrend_name"}))["results"]):
+                    raise self._error(
+                        server, "has the weights of a run without adapters. Start it again: adapters need the model "
+                        "as it was.",
+                    )  # fmt: skip
         server.base = base
 
     async def _give(self, server: _Server) -> None:
