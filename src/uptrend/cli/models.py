@@ -39,7 +39,7 @@ def pull(
     gguf: Annotated[Path | None, typer.Option(help="The model's GGUF file, to work without a network.")] = None,
     accept_terms: Annotated[bool, typer.Option("--accept-terms", help="Accept the model's own terms.")] = False,
 ) -> None:
-    """Get a model into the cache and print its folder.
+    """Get a model and print its folder in the cache.
 
     \b
     uptrend models pull smollm2-135m
@@ -102,7 +102,9 @@ def serve(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command and start nothing.")] = False,
     options: Annotated[list[str] | None, typer.Argument(help="After --: more options for vLLM.")] = None,
 ) -> None:
-    """Serve a recipe's model with vLLM, to sample from while it trains.
+    """Serve a recipe's model with vLLM.
+
+    Training then samples from the server:
 
     \b
     uptrend models serve recipes/tiny.toml

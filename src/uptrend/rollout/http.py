@@ -12,6 +12,10 @@ from urllib.parse import urlsplit
 KEY = "VLLM_API_KEY"  # environment variable with a server's key, as vLLM itself reads it
 
 
+class RequestRefused(Exception):  # noqa: N818 (what the server did)
+    """A status with which a server refuses a request for good, and its sentence."""
+
+
 async def exchange(url: str, body: dict[str, Any] | None = None, timeout: float = 60.0) -> tuple[int, bytes]:
     """Get a page, or post a JSON object; return status and content. Raises OSError where the connection fails."""
     parts = urlsplit(url)

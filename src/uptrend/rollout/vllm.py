@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -38,7 +39,7 @@ from uptrend.config import Sampling
 from uptrend.policy.policy import Policy
 from uptrend.records import Ending, ModelError
 from uptrend.rollout.decoding import Endings
-from uptrend.rollout.http import exchange, sentence
+from uptrend.rollout.http import RequestRefused, exchange, sentence
 from uptrend.rollout.play import derive
 from uptrend.rollout.sampler import Extension, Limits
 from uptrend.tasks.event_loop import in_caller, together
@@ -62,10 +63,6 @@ class _Out(Exception):  # noqa: N818 (the server's state)
     """A server that does not answer, or can't."""
 
 
-class _Refused(Exception):  # noqa: N818 (what the server did)
-    """A status with which a server refuses a request, and its sentence."""
-
-
 @dataclass(eq=False)
 class _Server:
     url: str
@@ -80,7 +77,7 @@ class _Server:
 
 
 @dataclass(eq=False)
-class _Stream:
+class _ServedStream:
     seed: int
     ids: list[int] = field(default_factory=list)  # all its tokens
     turns: int = 0
@@ -109,7 +106,7 @@ class VllmSampler:
         self._policy, self._context = policy, sampling.context
         self._servers = [_Server(url.rstrip("/").removesuffix("/v1")) for url in sampling.servers]
         self._endings = Endings(policy.tokenizer, policy.stop_ids, policy.core.config.vocab_size, policy.device)
-        self._streams: dict[int, _Stream] = {}
+        self._streams: dict[int, _ServedStream] = {}
         self._weights: _Weights | None = None
         self._token, self._loads, self._running = secrets.token_hex(4), 0, 0
         self._lock, self._go, self._quiet, self._back = (
@@ -121,11 +118,10 @@ class VllmSampler:
         self._go.set()
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         self._folder = Path(tempfile.mkdtemp(prefix="uptrend-", dir=os.environ.get(SHARED) or memory))
-        self._folder.chmod(0o755)  # a server may be another user's
         weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
 
     async def extend(self, stream: int, ids: Sequence[int], limits: Limits, seed: int) -> Extension:
-        s = self._streams.setdefault(stream, _Stream(seed))
+        s = self._streams.setdefault(stream, _ServedStream(seed))
         s.ids += ids
         s.turns += 1
         budget = max(0, min(limits.context - len(s.ids), limits.max_tokens))
@@ -170,10 +166,10 @@ class VllmSampler:
             while self._running:
                 self._quiet.clear()
                 await self._quiet.wait()
-            old, self._weights = self._weights, await in_caller(partial(self._write, weights, version))
+            for old in self._folder.iterdir():  # first: memory may hold one copy alone
+                shutil.rmtree(old) if old.is_dir() else old.unlink()
+            self._weights = await in_caller(partial(self._write, weights, version))
             await together(self._renew(server) for server in self._servers if not server.problem)
-            if old is not None and old.place.parent == self._folder:
-                shutil.rmtree(old.place) if old.place.is_dir() else old.place.unlink()
         finally:
             self._go.set()
 
@@ -185,17 +181,24 @@ class VllmSampler:
             return _Weights(name, version, weights, None)
         # Copies: tensors of the learner are views of one buffer. On a GPU a sampler's weights are bf16.
         own = {key: w.detach().to(torch.bfloat16 if w.is_cuda else w.dtype).to("cpu", copy=True) for key, w in weights}
-        place = self._folder / name
-        if policy.has_adapters:
-            place.mkdir()
-            save_file({key.replace(".default.", "."): w for key, w in own.items()}, place / "adapter_model.safetensors")
-            policy.model.peft_config["default"].save_pretrained(place)
-        else:
-            save_file(own, place := place.with_suffix(".safetensors"))
+        place = self._folder / (name if policy.has_adapters else f"{name}.safetensors")
+        try:
+            if policy.has_adapters:
+                place.mkdir()
+                named = {key.replace(".default.", "."): w for key, w in own.items()}
+                save_file(named, place / "adapter_model.safetensors")
+                policy.model.peft_config["default"].save_pretrained(place)
+            else:
+                save_file(own, place)
+        except (OSError, SafetensorError) as error:
+            raise ModelError(
+                f"The weights for vLLM can't be written to {self._folder} ({error}). Set {SHARED} to a folder with "
+                "more space that the servers read too."
+            ) from error
         # Where each rank has a part of the weights, all would have to compute this together.
         return _Weights(name, version, place, None if policy.is_sharded else _logits(policy))
 
-    async def _speak(self, s: _Stream, budget: int, limits: Limits) -> tuple[list[int], list[float], Any]:
+    async def _speak(self, s: _ServedStream, budget: int, limits: Limits) -> tuple[list[int], list[float], Any]:
         """Let a server say the next turn of a stream; return tokens, log-probabilities and the reason to stop."""
         body = {"prompt": s.ids, "max_tokens": budget, "temperature": limits.temperature, "stop": list(limits.stop)}
         body |= {"stop_token_ids": self._policy.stop_ids, "seed": derive(s.seed, s.turns) >> 32}  # 31 bits
@@ -213,7 +216,7 @@ class VllmSampler:
             except _Out as out:
                 problem = f"{server.url}: {out}"
                 self._lose(server, str(out))
-            except _Refused as refusal:
+            except RequestRefused as refusal:
                 if refusal.args[0] != 404:
                     raise self._error(server, f"refuses a turn: {refusal.args[1]}") from None
                 problem, server.is_known = f"{server.url}: {refusal.args[1]}", False  # it has lost the weights
@@ -222,7 +225,7 @@ class VllmSampler:
                 server.is_known &= server.turns > 0
         raise ModelError(f"{self.tries} attempts at one turn have failed; the last: {problem}.")
 
-    async def _choose(self, s: _Stream) -> _Server:
+    async def _choose(self, s: _ServedStream) -> _Server:
         """Return a stream's server, or another one where that is out."""
         while not (up := [server for server in self._servers if not server.problem]):
             self._back.clear()
@@ -280,7 +283,7 @@ class VllmSampler:
                 if not server.base or server.problem:
                     await self._meet(server)
                 await self._give(server)
-            except _Refused as refusal:
+            except RequestRefused as refusal:
                 raise self._error(server, f"can't be given weights: {refusal.args[1]}. {START}") from None
             except _Out as out:
                 if not server.base:
@@ -291,16 +294,18 @@ class VllmSampler:
 
     async def _meet(self, server: _Server) -> None:
         """Raise ModelError where a server can't serve this policy."""
-        models = (await self._call(server, "/v1/models"))["data"]
-        model: dict[str, Any] = next((model for model in models if not model.get("parent")), {})
-        base, most = str(model.get("id")), int(model.get("max_model_len") or 0)
+        models = (await self._call(server, "/v1/models")).get("data", ())
+        model = next((model for model in models if model.get("max_model_len") and not model.get("parent")), None)
+        if model is None:
+            raise self._error(server, f"is no vLLM: its /v1/models tells of no model's length. {START}")
+        base, most = str(model["id"]), int(model["max_model_len"])
         if most < self._context:
             raise self._error(
                 server, f"takes {most} tokens, and sampling.context = {self._context}. Start it with --max-model-len "
                 f"{self._context}, as `uptrend models serve RECIPE` does, or lower sampling.context.",
             )  # fmt: skip
         asked = {"model": base, "prompt": TEXT, "add_special_tokens": False}
-        theirs = (await self._call(server, "/tokenize", asked))["tokens"]
+        theirs = (await self._call(server, "/tokenize", asked)).get("tokens", [])
         ours = self._policy.tokenizer(TEXT, add_special_tokens=False).input_ids
         if theirs != ours:
             at = next((n for n, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), 0)
@@ -309,8 +314,8 @@ class VllmSampler:
                 f"{theirs[at : at + 1]} there and {ours[at : at + 1]} here. Serve the recipe's model.",
             )  # fmt: skip
         if self._policy.has_adapters:
-            with contextlib.suppress(_Refused):  # a server without our extension can't have other weights
-                if any((await self._call(server, "/collective_rpc", {"method": "uptrend_name"}))["results"]):
+            with contextlib.suppress(RequestRefused):  # a server without our extension can't have other weights
+                if any((await self._call(server, "/collective_rpc", {"method": "uptrend_name"})).get("results", ())):
                     raise self._error(
                         server, "has the weights of a run without adapters. Start it again: adapters need the model "
                         "as it was.",
@@ -349,11 +354,11 @@ class VllmSampler:
         if self._policy.has_adapters:
             assert self._weights is not None
             return self._weights.name if self._weights.name in await self._adapters(server) else ""
-        results = (await self._call(server, "/collective_rpc", {"method": "uptrend_name"}))["results"]
+        results = (await self._call(server, "/collective_rpc", {"method": "uptrend_name"})).get("results", ())
         return str(results[0]) if len(set(results)) == 1 else "different ones in its workers"
 
     async def _adapters(self, server: _Server) -> list[str]:
-        return [model["id"] for model in (await self._call(server, "/v1/models"))["data"]]
+        return [model["id"] for model in (await self._call(server, "/v1/models")).get("data", ())]
 
     async def _compare(self, server: _Server, weights: _Weights) -> None:
         """Raise ModelError where a server's log-probabilities are not the learner's."""
@@ -396,8 +401,10 @@ class VllmSampler:
             pass
         raise self._error(server, f"gave a reply without the tokens of {model}: {str(reply)[:200]}. {START}")
 
-    async def _call(self, server: _Server, path: str, body: dict[str, Any] | None = None, timeout: float = 30.0) -> Any:
-        """Return a reply, read as JSON where it is."""
+    async def _call(
+        self, server: _Server, path: str, body: dict[str, Any] | None = None, timeout: float = 30.0
+    ) -> dict[str, Any]:
+        """Return a reply, read as JSON; empty where it is no table."""
         try:
             status, data = await exchange(server.url + path, body, timeout)
         except TimeoutError:
@@ -409,11 +416,12 @@ class VllmSampler:
         if status >= 500 and not is_refused:
             raise _Out(f"{status} {sentence(data)}")
         if status >= 400:
-            raise _Refused(status, f"{path}: {status} {sentence(data)}")
+            raise RequestRefused(status, f"{path}: {status} {sentence(data)}")
         try:
-            return json.loads(data)
+            found = json.loads(data)
         except ValueError:
-            return data
+            found = None
+        return found if isinstance(found, dict) else {}
 
     def _error(self, server: _Server, text: str) -> ModelError:
         return ModelError(f"The vLLM server {server.url} {text}")

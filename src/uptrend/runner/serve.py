@@ -87,16 +87,15 @@ def plan_server(
 
 def _flags(config: Config, folder: Path | None, *, is_cuda: bool) -> list[str]:
     """Return what vLLM has to be told of a recipe."""
-    s, sets = config.sampling, (int(each.get("context", 0)) for each in config.eval.sets)
     flags = [
         "--served-model-name",
         config.model.name,
         "--max-model-len",
-        str(max(s.context, config.eval.context, *sets)),
+        str(config.longest),
     ]
     flags += ["--logprobs-mode", "processed_logprobs", "--worker-extension-cls", f"{MODULE}.Worker"]
     flags += ["--generation-config", "vllm"]  # sampling parameters are the recipe's alone
-    flags += ["--dtype", "auto" if is_cuda else "float32", *([] if is_cuda else ["--enforce-eager"])]
+    flags += ["--dtype", "bfloat16" if is_cuda else "float32", *([] if is_cuda else ["--enforce-eager"])]
     if (lora := config.model.lora) is not None:
         flags += ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(_rank(lora.r))]
         if targets := lora.targets or (folder and linear_modules(folder)):

@@ -5,7 +5,7 @@ The loop and the probes take every part from here. Tests, probes and the fault b
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,9 +50,8 @@ class Components:
 def choose_components(config: Config, ranks: Ranks) -> Components:
     """Return the parts that a recipe asks for."""
     if config.sampling.engine == "vllm":
-        return Components(
-            sampler=(lambda _: NoSampler()) if ranks.rank else partial(VllmSampler, sampling=config.sampling)
-        )
+        sampling = replace(config.sampling, context=config.longest)  # servers must take evaluations too
+        return Components(sampler=(lambda _: NoSampler()) if ranks.rank else partial(VllmSampler, sampling=sampling))
     if config.sampling.ahead:
         return Components(sampler=CopySampler)
     return Components()
