@@ -18,6 +18,8 @@ class Options:
     count: int = 40
     turns: int = 1
     opening: str = "Say letters"
+    times: int = 1
+    """Times that the prompt is said, for long ones."""
     dead: int = 0
     """Every so many tasks, all answers earn the same."""
     infinite: int = 0
@@ -58,7 +60,8 @@ class Letters:
         return ()
 
     def _task(self, number: int) -> Task:
-        prompt = (Message("user", f"{self.options.opening}, {number}: "),)
+        opening = self.options.opening if self.options.times == 1 else f"{number} " * self.options.times
+        prompt = (Message("user", f"{opening}, {number}: "),)
         return Task(prompt, "abc", "even" if number % 2 == 0 else "odd", 0.0, {"number": number})
 
 

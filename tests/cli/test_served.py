@@ -3,14 +3,11 @@
 import asyncio
 import contextlib
 import json
-import os
-import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -19,6 +16,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from served import serve_tiny
 from uptrend.records import Ending, Message, ToolCall
 from uptrend.records.schema import rollouts_of
 from uptrend.rollout.openai import Server
@@ -28,7 +26,6 @@ from uptrend.tasks.musique.rewards import write_reply
 
 Uptrend = Callable[..., Any]
 Reply = tuple[int, Any] | None
-ROOT = Path(__file__).parents[2]
 LOCK = threading.Lock()
 
 
@@ -256,33 +253,11 @@ def test_requests_are_bounded_and_no_torch_is_needed(stub: Stub, make_run: Calla
 
 
 @pytest.fixture(scope="module")
-def vllm(tiny_folder: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A real vLLM that serves the tiny model, with a parser for calls."""
-    program = Path(os.environ.get("UPTREND_VLLM") or ROOT / ".venv-vllm") / "bin" / "vllm"
-    if not program.exists():
-        pytest.skip("needs vLLM: make setup-vllm, or UPTREND_VLLM=FOLDER of its virtual environment")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    options = "--served-model-name tiny --dtype float32 --enforce-eager --max-num-seqs 16 --max-model-len 1024"
-    tools = "--enable-auto-tool-choice --tool-call-parser hermes"
-    command = [program, "serve", tiny_folder, "--port", str(port), *options.split(), *tools.split()]
-    variables = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
-    log, url = tmp_path_factory.mktemp("vllm") / "log.txt", f"http://127.0.0.1:{port}/v1"
-    with (
-        log.open("w") as out,
-        subprocess.Popen(command, stdout=out, stderr=out, env=variables, process_group=0) as server,
-    ):
-        try:
-            for _ in range(300):
-                assert server.poll() is None, log.read_text()[-2000:]
-                with contextlib.suppress(OSError):
-                    urllib.request.urlopen(f"{url}/models", timeout=5).close()
-                    break
-                time.sleep(1)
-            yield f"openai:{url}#tiny"
-        finally:
-            os.killpg(server.pid, signal.SIGTERM)
+    tools = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+    with serve_tiny(tmp_path_factory.mktemp("vllm"), "--set", "sampling.context=1024", "--", *tools) as (url, _):
+        yield f"openai:{url}/v1#tiny"
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ VERBS = {
     "track": ("uptrend.cli.track", "command", "Send a run to W&B, Trackio, TensorBoard or MLflow."),
     "tasks": ("uptrend.cli.tasks", "app", "List, show and validate tasksets."),
     "sandbox": ("uptrend.cli.sandbox", "app", "See where a model's commands can run."),
-    "models": ("uptrend.cli.models", "app", "List, pull and show models."),
+    "models": ("uptrend.cli.models", "app", "List, pull, show and serve models."),
     "convert": ("uptrend.cli.convert", "command", "Turn TRL's or prime-rl's settings into a recipe, and back."),
 }
 """Verbs by name: module, function or app in it, and one line of help."""

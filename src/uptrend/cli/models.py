@@ -1,17 +1,20 @@
-"""`uptrend models`: list, pull and show models."""
+"""`uptrend models`: list, pull, show and serve models."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from uptrend.cli.console import AsJson, columns, make_app, print_json, terminal
+from uptrend.bridge.convert import load_recipe
+from uptrend.cli.console import AsJson, Sets, columns, complete_recipes, make_app, print_json, terminal
 from uptrend.policy.known import KNOWN, find_model, home, local_folder, need_train_extra
 from uptrend.policy.known import pull as pull_known
 from uptrend.records import ModelError
+from uptrend.runner.serve import plan_server
+from uptrend.runner.serve import serve as keep_serving
 from uptrend.stats.formatting import size
 
-app = make_app("List, pull and show models.")
+app = make_app("List, pull, show and serve models.")
 
 
 @app.command("list")
@@ -36,7 +39,7 @@ def pull(
     gguf: Annotated[Path | None, typer.Option(help="The model's GGUF file, to work without a network.")] = None,
     accept_terms: Annotated[bool, typer.Option("--accept-terms", help="Accept the model's own terms.")] = False,
 ) -> None:
-    """Get a model into the cache and print its folder.
+    """Get a model and print its folder in the cache.
 
     \b
     uptrend models pull smollm2-135m
@@ -81,3 +84,49 @@ def show(name: Annotated[str, typer.Argument(help="Known model, hub id or folder
     else:
         rows = [(key, size(value) if key == "bytes" else str(value)) for key, value in figures.items()]
         terminal().print(columns(rows=rows))
+
+
+@app.command()
+def serve(
+    recipe: Annotated[Path, typer.Argument(help="Recipe: a TOML file.", autocompletion=complete_recipes)],
+    sets: Sets = None,
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
+    host: Annotated[str, typer.Option(help="Address to listen on; who reaches it can replace the weights.")] = (
+        "127.0.0.1"
+    ),
+    vllm: Annotated[
+        Path | None,
+        typer.Option(help="Virtual environment with vLLM. Default: $UPTREND_VLLM, vllm on the PATH, .venv-vllm."),
+    ] = None,
+    docker: Annotated[bool, typer.Option("--docker", help="Run vLLM's own image on all GPUs of this machine.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command and start nothing.")] = False,
+    options: Annotated[list[str] | None, typer.Argument(help="After --: more options for vLLM.")] = None,
+) -> None:
+    """Serve a recipe's model with vLLM.
+
+    Training then samples from the server:
+
+    \b
+    uptrend models serve recipes/tiny.toml
+    uptrend train recipes/tiny.toml --set sampling.engine=vllm
+
+    The server gets every new version of the weights while training goes on: as an adapter where the recipe has
+    [model.lora], else all of them. It listens to this machine alone, is started again where it dies, and Ctrl-C ends
+    it. Several servers share the work: start each on a port of its own and name them all in sampling.servers.
+
+    \b
+    CUDA_VISIBLE_DEVICES=1 uptrend models serve RECIPE --port 8001 \\
+        -- --gpu-memory-utilization 0.8
+
+    Trainer and servers exchange weights through a folder: shared memory (/dev/shm), or on several machines the one
+    that the trainer's UPTREND_WEIGHTS names.
+    """
+    served = plan_server(load_recipe(recipe, sets or ()), host, port, vllm, tuple(options or ()), docker=docker)
+    if dry_run:
+        typer.echo(served)
+        return
+    typer.echo(f"Starting vLLM; its log is {served.log}", err=True)
+    try:
+        keep_serving(served, lambda text: typer.echo(text, err=True))
+    except KeyboardInterrupt:
+        typer.echo("vLLM has ended.", err=True)

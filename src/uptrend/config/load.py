@@ -373,6 +373,11 @@ def _rules(config: Config, starts: list[Any]) -> dict[str, bool]:
         f"sampling.ahead = {s.ahead} learns from rollouts of older weights, which learning.correction = 'none' takes "
         "for new ones. Set learning.correction = 'token': tokens then count by learner/sampler probability.":
             s.ahead == 0 or w.correction != "none",
+        "sampling.engine = 'vllm' needs sampling.top_p = 1, top_k = 0, min_p = 0 and repetition_penalty = 1: "
+        "otherwise the learner has to know the tokens that each was drawn from, which vLLM does not tell.":
+            s.engine != "vllm" or (s.top_p, s.top_k, s.min_p, s.repetition_penalty) == (1.0, 0, 0.0, 1.0),
+        "sampling.servers is empty: sampling.engine = 'vllm' needs an address, for example http://127.0.0.1:8000.":
+            s.engine != "vllm" or bool(s.servers),
         f"learning.kl.reset_every = {w.kl.reset_every} needs learning.kl.beta above 0: without a penalty there is no "
         "reference to reset.": w.kl.reset_every == 0 or w.kl.beta > 0,
         "learning.skip_dead = true needs learning.kl.beta = 0 and learning.entropy = 0: with either of them dead "

@@ -337,3 +337,8 @@ class Config:
     doctor: Doctor = field(default_factory=Doctor)
     track: Track = field(default_factory=Track)
     compute: Compute = field(default_factory=Compute)
+
+    @property
+    def longest(self) -> int:
+        """The most tokens of a rollout, those of evaluations included."""
+        return max(self.sampling.context, self.eval.context, *(int(each.get("context", 0)) for each in self.eval.sets))

@@ -24,6 +24,7 @@ import numpy as np
 from uptrend.config import Sampling
 from uptrend.records import ConfigError, Ending, Message, ModelError, Rollout, Tool
 from uptrend.rollout.calls import FORMATS, read_served, read_turn, schemas
+from uptrend.rollout.http import RequestRefused, sentence
 from uptrend.rollout.play import NoTurn, RolloutRequest, Say, derive, patience, speak_all
 from uptrend.rollout.render import join_results, offer_tools
 from uptrend.rollout.sampler import Extension, Limits
@@ -38,10 +39,6 @@ RETRIES, LONGEST = 5, 60.0
 TOO_LONG = re.compile(r"context.?(length|size|window)|maximum model length|prompt is too long|too many tokens", re.I)
 # Sampling parameters with the values at which they do nothing: not every server knows all of them.
 OFF = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "stop": ()}
-
-
-class _Refused(Exception):  # noqa: N818 (what the server did)
-    """A status with which a server refuses a request for good, and its sentence."""
 
 
 class Server:
@@ -60,7 +57,7 @@ class Server:
         self._offered: list[str] = []
         try:
             self._offered = [str(model["id"]) for model in event_loop.run(self._ask("/models"))["data"]]
-        except _Refused as refusal:
+        except RequestRefused as refusal:
             if refusal.args[0] not in (404, 405):  # not every server has a list: the first turn tells the rest
                 raise self._failure(*refusal.args) from None
         except (LookupError, TypeError):
@@ -80,7 +77,7 @@ class Server:
         try:
             body = {"model": self.model, **options, **_wire(history, tools, in_words=in_words)}
             reply = await self._ask("/chat/completions", body)
-        except _Refused as refusal:
+        except RequestRefused as refusal:
             status, text = refusal.args
             if TOO_LONG.search(text):
                 raise NoTurn(Ending.CONTEXT_FULL, text) from None
@@ -121,14 +118,14 @@ class Server:
                 if not self._reached:  # nothing is there, and nobody wants to wait for that
                     break
                 continue
-            self._reached, self._is_down, text = True, False, _sentence(data)
+            self._reached, self._is_down, text = True, False, sentence(data)
             if status == 200:
                 try:
                     return json.loads(data)
                 except ValueError:
                     raise self._failure(200, f"its reply is not JSON: {text}") from None
             if status != 429 and status < 500:
-                raise _Refused(status, text)
+                raise RequestRefused(status, text)
             problem = f"{status} {text}"
             wait = min(LONGEST, float(asked)) if re.fullmatch(r"\d+(\.\d+)?", asked) else wait
         self._is_down = True  # one attempt of each rollout that follows shows whether it is back
@@ -218,17 +215,6 @@ def _wire(history: Sequence[Message], tools: Sequence[Tool], *, in_words: bool) 
             calls = [{"id": id, "type": "function", "function": f} for id, f in zip(waiting, said, strict=True)]
             messages[-1]["tool_calls"] = calls
     return {"messages": messages[:-1]} | ({"tools": schemas(tools)} if tools else {})
-
-
-def _sentence(data: bytes) -> str:
-    """Return what a server says of an error: in OpenAI's form, in FastAPI's, or in any."""
-    try:
-        found = json.loads(data)
-        found = found.get("error", found)
-        found = found.get("message") or found.get("detail") or found
-    except (ValueError, AttributeError):
-        found = data.decode(errors="replace")
-    return " ".join(str(found).split())[:300]
 
 
 async def _in_thread(job: Callable[[], Any]) -> Any:

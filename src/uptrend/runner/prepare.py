@@ -156,12 +156,10 @@ def make_policy(config: Config) -> "Policy":
         find_model(config.model.name), config.model, device,
         seed=config.seed, keep_reference=kl.beta > 0, resets=kl.reset_every > 0, compiled=compiled,
     )  # fmt: skip
-    sets = (each.get("context", 0) for each in config.eval.sets)
-    longest = max(config.sampling.context, config.eval.context, *sets)
-    if policy.window is not None and longest > policy.window:
+    if policy.window is not None and config.longest > policy.window:
         raise ModelError(
             f"{config.model.name} looks back over {policy.window} tokens (sliding_window), which is not done here "
-            f"for its type. Set sampling.context and eval.context to {policy.window} or less; it is {longest}."
+            f"for its type. Set sampling.context and eval.context to {policy.window} or less; it is {config.longest}."
         )
     return policy
 

@@ -5,7 +5,8 @@ The loop and the probes take every part from here. Tests, probes and the fault b
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from uptrend.policy.weights import FlatWeights
 from uptrend.records import ConfigError, RunDirectory
 from uptrend.rollout.inprocess import CopySampler, InProcessSampler
 from uptrend.rollout.sampler import Sampler
+from uptrend.rollout.vllm import NoSampler, VllmSampler
 from uptrend.tasks.pool import Cursor, HeldOut, Pool
 from uptrend.training.gather import Gathered, RolloutPlayer, gather
 from uptrend.training.learner import Layout, Learner, lay_out
@@ -47,7 +49,10 @@ class Components:
 
 def choose_components(config: Config, ranks: Ranks) -> Components:
     """Return the parts that a recipe asks for."""
-    if config.sampling.ahead and config.sampling.engine == "in-process":
+    if config.sampling.engine == "vllm":
+        sampling = replace(config.sampling, context=config.longest)  # servers must take evaluations too
+        return Components(sampler=(lambda _: NoSampler()) if ranks.rank else partial(VllmSampler, sampling=sampling))
+    if config.sampling.ahead:
         if ranks.count > 1:
             raise ConfigError(
                 f"sampling.ahead = {config.sampling.ahead} in {ranks.count} processes needs sampling.engine = 'vllm': "

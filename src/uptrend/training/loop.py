@@ -70,7 +70,8 @@ def run_course(parts: Parts, course: Course) -> Stop | None:
         at = Place(state["step"], Cursor(**state["cursor"]), read_queue(course.checkpoint) if course.ahead else ())
         if "fitted" in state:
             learner.adopt(state["fitted"])
-        event_loop.run(sampler.load(policy.named(), at.step))
+    # A server may hold anything; all ranks take part, since each may have a part of the weights.
+    event_loop.run(sampler.load(policy.named(), at.step))
     step, source = at.step, Source(course.gather, player, ranks, at, last=course.last, ahead=course.ahead)
     with source, recording(parts) as recorder:
         # The accuracy before training is what every later one is compared with.

@@ -1,0 +1,207 @@
+"""A vLLM server for a recipe: its command and environment, and a process that is watched and started again."""
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from uptrend.config import Config
+from uptrend.policy.known import find_model, home
+from uptrend.records import ConfigError, ModelError
+from uptrend.rollout import vllm_worker
+
+IMAGE = "vllm/vllm-openai:v0.32.0"
+INSIDE = "/uptrend"  # folder of the worker extension in a container
+MODULE = "uptrend_worker"  # name under which vLLM imports it
+RESTARTS = 3  # times that a server is started again within `SOON` of its last start
+SOON = 600.0  # seconds
+# Not LoRA's: PEFT adapts every linear module but the output layer.
+NO_TARGETS = ("embed", "lm_head", "norm", "wte", "wpe")
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server's command line, with what it needs beside."""
+
+    command: list[str]
+    environment: dict[str, str]  # variables beside those of this process
+    url: str
+    log: Path
+
+    def __str__(self) -> str:
+        """The command as a shell takes it."""
+        return shlex.join([*(f"{key}={value}" for key, value in self.environment.items()), *self.command])
+
+
+def plan_server(
+    config: Config, host: str = "127.0.0.1", port: int = 8000, vllm: Path | None = None, options: tuple[str, ...] = (),
+    *, docker: bool = False,
+) -> Served:  # fmt: skip
+    """Return the command that serves a recipe's model so that `sampling.engine = "vllm"` can sample from it."""
+    model = find_model(config.model.name)
+    folder = Path(model).resolve() if Path(model).is_dir() else None
+    if folder and (folder / "adapter_config.json").exists():
+        raise ModelError(
+            f"{model} is an adapter's folder, which vLLM can't serve merged. Merge it into its base first (PEFT's "
+            "merge_and_unload, then save_pretrained), and name that folder in model.name."
+        )
+    is_cuda = docker or config.compute.device.startswith("cuda")
+    if config.compute.device == "auto":
+        is_cuda = is_cuda or shutil.which("nvidia-smi") is not None
+    own = home() / "vllm"
+    own.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(vllm_worker.__file__, own / f"{MODULE}.py")
+    environment = {
+        "PYTHONPATH": INSIDE
+        if docker
+        else str(own),  # of this one module: a whole package path would bring other versions of vLLM's packages
+        "VLLM_SERVER_DEV_MODE": "1",  # for new weights and an empty prefix cache
+    }
+    if config.model.lora is not None:
+        environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
+    if folder:
+        environment["HF_HUB_OFFLINE"] = "1"
+    if not is_cuda:
+        environment["VLLM_CPU_KVCACHE_SPACE"] = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "2")  # GiB
+    command = ["vllm", "serve", str(folder or model), *_flags(config, folder, is_cuda=is_cuda)]
+    command += ["--host", "0.0.0.0" if docker else host, "--port", str(port), *options]
+    url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
+    if not docker:
+        return Served([find_vllm(vllm), *command[1:]], environment, url, own / f"{port}.log")
+    outside = ["docker", "run", "--rm", "--init", "--gpus", "all", "--ipc=host", "--publish", f"{host}:{port}:{port}"]
+    outside += ["--volume", f"{own}:{INSIDE}:ro"]
+    cache = Path("~/.cache/huggingface").expanduser()
+    outside += ["--volume", f"{folder}:{folder}:ro" if folder else f"{cache}:/root/.cache/huggingface"]
+    outside += [word for key, value in environment.items() for word in ("--env", f"{key}={value}")]
+    return Served([*outside, "--entrypoint", "vllm", IMAGE, *command[1:]], {}, url, own / f"{port}.log")
+
+
+def _flags(config: Config, folder: Path | None, *, is_cuda: bool) -> list[str]:
+    """Return what vLLM has to be told of a recipe."""
+    flags = [
+        "--served-model-name",
+        config.model.name,
+        "--max-model-len",
+        str(config.longest),
+    ]
+    flags += ["--logprobs-mode", "processed_logprobs", "--worker-extension-cls", f"{MODULE}.Worker"]
+    flags += ["--generation-config", "vllm"]  # sampling parameters are the recipe's alone
+    flags += ["--dtype", "bfloat16" if is_cuda else "float32", *([] if is_cuda else ["--enforce-eager"])]
+    if (lora := config.model.lora) is not None:
+        flags += ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(_rank(lora.r))]
+        if targets := lora.targets or (folder and linear_modules(folder)):
+            flags += ["--lora-target-modules", *targets]
+    return flags
+
+
+def _rank(r: int) -> int:
+    """Return the least of the ranks that vLLM has room for."""
+    ranks = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+    if r > ranks[-1]:
+        raise ConfigError(f"model.lora.r = {r}: vLLM serves adapters up to rank {ranks[-1]}.")
+    return next(rank for rank in ranks if rank >= r)
+
+
+def linear_modules(folder: Path) -> list[str]:
+    """Return the names of a model's linear modules, as its weight files have them."""
+    names = set[str]()
+    for file in folder.glob("*.safetensors"):
+        with file.open("rb") as opened:
+            header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+        names |= {
+            key.split(".")[-2] for key, about in header.items()
+            if key.endswith(".weight") and len(about["shape"]) == 2 and not any(word in key for word in NO_TARGETS)
+        }  # fmt: skip
+    return sorted(names)
+
+
+def find_vllm(folder: Path | None = None) -> str:
+    """Return the `vllm` program: of a virtual environment's folder, $UPTREND_VLLM's, the PATH or .venv-vllm."""
+    told = folder or os.environ.get("UPTREND_VLLM")
+    places = [Path(told)] if told else [Path(".venv-vllm")]
+    found = None if told else shutil.which("vllm")
+    found = found or next((str(p / "bin" / "vllm") for p in places if (p / "bin" / "vllm").exists()), None)
+    if found is None:
+        raise ModelError(
+            f"There is no vLLM in {told}: it should be a virtual environment's folder." if told else
+            "There is no vLLM here. Install it into an environment of its own (python -m venv .venv-vllm && "
+            ".venv-vllm/bin/pip install vllm) and name that with --vllm or UPTREND_VLLM, or use --docker."
+        )  # fmt: skip
+    return found
+
+
+def serve(served: Served, say: Callable[[str], None]) -> None:
+    """Run a server until it is interrupted; one that ends by itself is started again, a few times."""
+    if _is_healthy(served.url):
+        raise ModelError(f"Something answers at {served.url} already. End it, or choose another --port.")
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # ends the server too, as Ctrl-C does
+    deaths = 0
+    try:
+        while True:
+            began = time.monotonic()
+            code, was_ready = _run(served, say)
+            deaths = deaths + 1 if time.monotonic() - began < SOON else 1
+            told = f"vLLM ended with exit code {code}" + (f" {deaths} times in a row" if deaths > 1 else "")
+            if not was_ready or deaths > RESTARTS:
+                raise ModelError(f"{told}. Its log is {served.log}; the last lines:\n{_last_lines(served.log)}")
+            say(f"{told}. Starting it again ({deaths} of {RESTARTS}); the sampler gives it the current weights.")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _run(served: Served, say: Callable[[str], None]) -> tuple[int, bool]:
+    """Start a server and wait for its end; return its exit code, and True where it had become ready."""
+    began, told, is_ready = time.monotonic(), 0.0, False
+    with served.log.open("w") as out:
+        process = subprocess.Popen(
+            served.command, stdout=out, stderr=out, env={**os.environ, **served.environment}, process_group=0
+        )
+    try:
+        while (code := process.poll()) is None:
+            seconds = time.monotonic() - began
+            if not is_ready and _is_healthy(served.url):
+                is_ready = True
+                say(f"Ready after {seconds:.0f} s: {served.url} (Ctrl-C ends it).")
+            elif not is_ready and seconds - told >= 10:
+                told = seconds
+                say(f"  {seconds:4.0f} s  {_last_lines(served.log, 1)[:120]}")
+            time.sleep(0.5)
+        return code, is_ready
+    finally:
+        _end(process)
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """End a server and all that it started."""
+    for way, seconds in ((signal.SIGTERM, 20.0), (signal.SIGKILL, 5.0)):
+        try:
+            os.killpg(process.pid, way)
+            limit = time.monotonic() + seconds
+            while time.monotonic() < limit:
+                process.poll()  # one that ended is still of the group until then
+                os.killpg(process.pid, 0)
+                time.sleep(0.1)
+        except ProcessLookupError:  # nobody is left
+            return
+
+
+def _is_healthy(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5):
+            return True
+    except (OSError, urllib.error.URLError):
+        return False
+
+
+def _last_lines(log: Path, count: int = 5) -> str:
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return "\n".join(line.partition(") ")[2] or line for line in lines[-count:])

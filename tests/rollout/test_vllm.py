@@ -1,0 +1,493 @@
+"""The sampler on vLLM servers: a real one where vLLM is installed, and a small stand-in for what can go wrong."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import time
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from models import encode, full_logits, make_policy, write_model
+from served import ROOT, SmallVllm, children, serve_tiny
+from uptrend.config import Sampling, load_config
+from uptrend.doctor.probes import run_probes
+from uptrend.doctor.probes.bench import Bench
+from uptrend.policy.policy import Policy
+from uptrend.records import ConfigError, Ending, ModelError
+from uptrend.records.schema import rollouts_of
+from uptrend.rollout.inprocess import InProcessSampler
+from uptrend.rollout.sampler import Extension, Limits, Sampler
+from uptrend.rollout.vllm import VllmSampler
+from uptrend.runner.prepare import prepare
+from uptrend.runner.runs import train
+from uptrend.tasks import event_loop
+from uptrend.training.components import choose_components
+from uptrend.training.ranks import OneRank
+
+LIMITS = Limits(max_tokens=6, context=200, temperature=0.7)
+PROMPTS = ["12+30=", "7-19=", "8*9=", "40+2="]
+
+
+class Quick(VllmSampler):
+    """Waits less than a person would."""
+
+    deadline, outage, every, loading = (0.5, 0.0), 1.5, 0.1, 5.0
+
+
+def sampler_of(policy: Policy, *urls: str, kind: type[VllmSampler] = VllmSampler, context: int = 512) -> VllmSampler:
+    return kind(policy, Sampling(engine="vllm", servers=urls, context=context))
+
+
+def say(sampler: Sampler, prompts: Sequence[Sequence[int]], limits: Limits = LIMITS, seed: int = 0) -> list[Extension]:
+    """Let a sampler say one turn after each prompt, all at once."""
+
+    async def one(stream: int, ids: Sequence[int]) -> Extension:
+        try:
+            return await sampler.extend(stream, ids, limits, seed + stream)
+        finally:
+            sampler.release(stream)
+
+    return event_loop.run(event_loop.together(one(n, ids) for n, ids in enumerate(prompts)))
+
+
+def gaps(policy: Policy, prompts: Sequence[Sequence[int]], said: Sequence[Extension], temperature: float) -> Any:
+    """Learner's log-probabilities less the sampler's, of every sampled token."""
+    found = []
+    for ids, each in zip(prompts, said, strict=True):
+        whole = [*ids, *each.ids.tolist()]
+        logprobs = torch.log_softmax(full_logits(policy, whole)[len(ids) - 1 : -1] / (temperature or 1.0), -1)
+        found.append(logprobs.gather(1, torch.tensor(whole[len(ids) :])[:, None])[:, 0].numpy() - each.logprobs)
+    return np.concatenate(found)
+
+
+def perturb(policy: Policy, strength: float, seed: int = 0) -> None:
+    noise = torch.Generator().manual_seed(seed)
+    values = policy.flat.values.data
+    values.add_(strength * torch.randn(values.shape, generator=noise))
+
+
+def load(sampler: Sampler, policy: Policy, version: int) -> None:
+    event_loop.run(sampler.load(policy.named(), version))
+
+
+# --- a real server
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
+    """One server for adapters and for whole weights."""
+    with serve_tiny(
+        tmp_path_factory.mktemp("vllm"), "--set", "model.lora={r=8}", "--set", "sampling.context=512"
+    ) as it:
+        yield it
+
+
+@pytest.fixture
+def vllm(server: tuple[str, int], tiny_folder: str) -> tuple[str, int]:
+    """The server with the weights that it began with."""
+    weights = {"path": f"{tiny_folder}/model.safetensors", "name": ""}
+    asked = json.dumps({"method": "uptrend_load", "kwargs": weights}).encode()
+    urllib.request.urlopen(f"{server[0]}/collective_rpc", asked).close()
+    return server
+
+
+KINDS = pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+
+
+@KINDS
+@pytest.mark.slow
+def test_tokens_are_as_likely_as_the_learner_says(vllm: Any, tiny_folder: str, lora: bool) -> None:
+    """At several temperatures, also greedily, and after several turns."""
+    policy = make_policy(tiny_folder, lora=lora)
+    sampler = sampler_of(policy, vllm[0])
+    prompts = [encode(policy, text) for text in PROMPTS * 8]
+    for temperature in (1.0, 0.5, 0.0):
+        limits = replace(LIMITS, temperature=temperature)
+        said = say(sampler, prompts, limits)
+        apart = gaps(policy, prompts, said, temperature)
+        weights = np.exp(apart.astype(np.float64))
+        ess = weights.sum() ** 2 / (len(weights) * (weights**2).sum())
+        print(f"\n{lora=} {temperature=}: {len(apart)} tokens, mean {np.abs(apart).mean():.1e}, "
+              f"max {np.abs(apart).max():.1e}, ESS {ess:.6f}")  # fmt: skip
+        assert np.abs(apart).max() < 1e-3
+        again = say(sampler, prompts, limits)
+        assert [e.ids.tolist() for e in said] == [e.ids.tolist() for e in again]
+    other = say(sampler, prompts, replace(LIMITS, temperature=1.0), seed=1000)
+    assert [e.ids.tolist() for e in other] != [e.ids.tolist() for e in said]
+
+
+@pytest.mark.slow
+def test_turns_end_as_in_this_process(vllm: Any, tiny_folder: str) -> None:
+    """By the stop token, a text, length or context, in one turn and in two: greedily, so that tokens are the same."""
+    policy = make_policy(tiny_folder)
+    samplers: list[Sampler] = [sampler_of(policy, vllm[0]), InProcessSampler(policy)]
+    endings = set()
+    prompts = [encode(policy, text) for text in PROMPTS]
+    answer = policy.tokenizer.decode(say(samplers[1], prompts[:1], replace(LIMITS, temperature=0.0))[0].ids)
+    for stop, most, context in [
+        ((), 6, 200),
+        ((answer[0],), 6, 200),
+        ((answer[:2],), 6, 200),
+        ((), 1, 200),
+        ((), 6, 8),
+    ]:
+        limits = Limits(most, context, temperature=0.0, stop=stop)
+
+        async def converse(sampler: Sampler, n: int, limits: Limits = limits) -> list[Extension]:
+            turns = [await sampler.extend(n, prompts[n], limits, n)]
+            turns.append(await sampler.extend(n, prompts[n], limits, n))
+            sampler.release(n)
+            return turns
+
+        there, here = (event_loop.run(event_loop.together(converse(s, n) for n in range(4))) for s in samplers)
+        for a, b in zip(chain(*there), chain(*here), strict=True):
+            assert (a.ids.tolist(), a.ended) == (b.ids.tolist(), b.ended)
+            np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-3)
+            endings.add(a.ended)
+    assert endings == {Ending.STOP_TOKEN, Ending.STOP_TEXT, Ending.LENGTH, Ending.CONTEXT_FULL}
+
+
+@KINDS
+@pytest.mark.slow
+def test_servers_follow_the_learner(vllm: Any, tiny_folder: str, lora: bool) -> None:
+    """Each token carries the version that said it, and a turn that runs during a load has one version."""
+    policy = make_policy(tiny_folder, lora=lora)
+    sampler, prompts = sampler_of(policy, vllm[0]), [encode(policy, text) for text in PROMPTS]
+    before, seconds = policy.flat.values.data.clone(), []
+    for version in (1, 2, 3):
+        was = policy.flat.values.data.clone()
+        perturb(policy, 0.02, version)
+        began = time.perf_counter()
+        load(sampler, policy, version)
+        seconds.append(time.perf_counter() - began)
+        said = say(sampler, prompts)
+        assert np.abs(gaps(policy, prompts, said, 0.7)).max() < 1e-3
+        assert {int(v) for e in said for v in e.versions} == {version}
+        policy.flat.values.data.copy_(was)
+        assert np.abs(gaps(policy, prompts, said, 0.7)).max() > 0.01  # which is not what it was before
+    policy.flat.values.data.copy_(before)
+    print(f"\n{lora=}: {min(seconds):.2f} s per load")
+
+    async def both() -> tuple[Extension, Extension]:
+        long = replace(LIMITS, max_tokens=150, temperature=1.0)
+        turn = asyncio.create_task(sampler.extend(0, encode(policy, "a"), long, 0))
+        await asyncio.sleep(0.05)
+        loading = asyncio.create_task(sampler.load(policy.named(), 4))
+        await asyncio.sleep(0)
+        later = await sampler.extend(1, prompts[0], LIMITS, 0)
+        await loading
+        return await turn, later
+
+    turn, later = event_loop.run(both())
+    assert (set(turn.versions.tolist()), set(later.versions.tolist())) == ({3}, {4})
+
+
+class BuiltInReload(VllmSampler):
+    """Loads by vLLM's own `reload_weights`, which leaves a tied head as it was on a CPU."""
+
+    async def _call(self, server: Any, path: str, body: Any = None, timeout: float = 30.0) -> Any:
+        if body and body.get("method") == "uptrend_load":
+            self.named = body["kwargs"]["name"]
+            place = Path(body["kwargs"]["path"])
+            folder = place.with_suffix("")
+            folder.mkdir()
+            place.rename(folder / "model.safetensors")
+            return await super()._call(
+                server, path, {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}, timeout
+            )
+        if body and body.get("method") == "uptrend_name":
+            return {"results": [self.named]}
+        return await super()._call(server, path, body, timeout)
+
+
+@pytest.mark.slow
+def test_a_tied_head_that_stays_behind_is_noticed(vllm: Any, tiny_folder: str) -> None:
+    policy = make_policy(tiny_folder)
+    perturb(policy, 0.02)
+    with pytest.raises(ModelError, match=r"log-probabilities are .* nats from the learner's after version 1 "):
+        load(sampler_of(policy, vllm[0], kind=BuiltInReload), policy, 1)
+    load(sampler_of(policy, vllm[0]), policy, 1)  # and put right
+
+
+class KeepsCache(VllmSampler):
+    """Leaves what servers have read under old weights."""
+
+    async def _call(self, server: Any, path: str, body: Any = None, timeout: float = 30.0) -> Any:
+        return {"success": True} if path == "/reset_prefix_cache" else await super()._call(server, path, body, timeout)
+
+
+class LoadsNothing(VllmSampler):
+    """Gives new weights a name alone."""
+
+    near = 100.0, 100.0
+
+    def _write(self, weights: Any, version: int) -> Any:
+        if getattr(self, "first", None) is None:
+            self.first = [(key, w.clone()) for key, w in weights]
+        return super()._write(self.first, version)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "lora", "found"),
+    [
+        (VllmSampler, False, None),
+        (VllmSampler, True, None),
+        (KeepsCache, False, "sync.prefix-cache"),
+        (LoadsNothing, False, "sync.stale-weights"),
+    ],
+)
+def test_the_doctor_probes_servers(
+    vllm: Any, tiny_folder: str, kind: type[VllmSampler], lora: bool, found: str | None
+) -> None:
+    """On prompts that are longer than a block of the prefix cache, which on a CPU has 128 tokens."""
+    recipe = {
+        "model": {"name": tiny_folder, **({"lora": {"r": 4}} if lora else {})},
+        "tasks": {"name": "letters:Letters", "train": 30, "times": 60},
+        "eval": {"name": "letters:Letters", "tasks": 4, "times": 60},
+        "sampling": {"groups": 4, "size": 4, "max_tokens": 6, "engine": "vllm", "servers": [vllm[0]], "context": 400},
+        "compute": {"threads": 1, "device": "cpu"},
+    }
+    p = prepare(load_config(recipe))
+    components = replace(p.components, sampler=lambda policy: kind(policy, p.config.sampling))
+    results = list(
+        run_probes(Bench(p.config, p.policy, p.pool, p.held_out, 4, components), ["agreement", "synchronize"])
+    )
+    print(*(f"\n{r.name}: {r.figure}" for r in results))
+    assert not any(r.error for r in results)
+    assert [f.id for r in results for f in r.findings] == ([found] if found else [])
+
+
+@KINDS
+@pytest.mark.slow
+def test_a_recipe_trains_on_a_server(vllm: Any, tmp_path: Path, lora: bool) -> None:
+    sets = {"sampling.engine": "vllm", "sampling.servers": [vllm[0]], "sampling.context": 512, "learning.steps": 3}
+    sets |= {"sampling.groups": 8, "sampling.size": 8, "eval.tasks": 20, "learning.warmup": 0}
+    sets |= {"model.lora": {"r": 8, "alpha": 16}, "learning.lr": 2e-3} if lora else {}
+    config = load_config(ROOT / "recipes" / "tiny.toml", sets)
+    run = train(config, runs=tmp_path, name="served", preflight=True)
+    assert run.status == "finished"
+    assert max(line["sampler/gap/max"] for line in run.metric_lines) < 1e-3
+    for step in (1, 2, 3):
+        versions = {int(v) for r in rollouts_of(run.rollouts(step)) for s in r.sequences for v in s.versions[s.sampled]}
+        assert versions == {step - 1}
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_comes_back_with_the_current_weights(vllm: Any, tiny_folder: str) -> None:
+    """Last of this module: what serves it is started again."""
+    url, pid = vllm
+    policy = make_policy(tiny_folder)
+    sampler, prompts = sampler_of(policy, url), [encode(policy, text) for text in PROMPTS * 4]
+    perturb(policy, 0.3)  # it then says anything, at length
+    load(sampler, policy, 5)
+    before = children(pid)
+
+    async def killed() -> list[Extension]:
+        long = Limits(max_tokens=400, context=500)
+        turns = [asyncio.create_task(sampler.extend(n, ids, long, n)) for n, ids in enumerate(prompts)]
+        await asyncio.sleep(0.3)
+        assert not all(turn.done() for turn in turns)
+        os.killpg(before[0], signal.SIGKILL)
+        return [await turn for turn in turns]
+
+    said = event_loop.run(killed())
+    assert len(before) == len(children(pid)) == 1
+    assert before != children(pid)
+    assert {int(v) for e in said for v in e.versions} == {5}
+    assert np.abs(gaps(policy, prompts, said, 1.0)).max() < 1e-3
+
+
+# --- a stand-in that fails
+
+
+@pytest.fixture
+def small(llama_folder: Path) -> Iterator[Callable[..., SmallVllm]]:
+    """Makes small servers of a model of random weights."""
+    with contextlib.ExitStack() as stack:
+
+        def make(folder: Path = llama_folder, **options: Any) -> SmallVllm:
+            server = SmallVllm(str(folder), **options)
+            stack.callback(server.server_close)
+            stack.callback(server.shutdown)
+            return server
+
+        yield make
+
+
+SHORT = Limits(max_tokens=3, context=100)
+
+
+@KINDS
+def test_a_server_is_asked_for_plain_sampling_of_the_current_weights(
+    small: Any, llama_folder: Path, lora: bool
+) -> None:
+    """Never for the base beside adapters, whose rows vLLM then gets wrong."""
+    server, policy = small(lora=lora), make_policy(llama_folder, lora=lora)
+    sampler, prompts = sampler_of(policy, server.url, kind=Quick), [[5, 6], [7, 8, 9]]
+    for version in (1, 2):
+        perturb(policy, 0.1, version)
+        load(sampler, policy, version)
+        said = say(sampler, prompts, SHORT)
+        assert np.abs(gaps(policy, prompts, said, 1.0)).max() < 1e-3
+    turns, loads = server.turns(), [path for path, _ in server.asked]
+    assert len(turns) == 4
+    assert len({turn["model"] for turn in turns}) == (2 if lora else 1)
+    assert all(turn["seed"] < 2**31 and turn["stop_token_ids"] == list(policy.stop_ids) for turn in turns)
+    assert all(
+        (turn["top_p"], turn["top_k"], turn["min_p"], turn["repetition_penalty"]) == (1, 0, 0, 1) for turn in turns
+    )
+    assert loads.count("/reset_prefix_cache") == 2
+    assert len(server.adapters) == lora
+
+
+def test_a_rollout_has_a_seed_for_each_turn(small: Any, llama_folder: Path) -> None:
+    server, policy = small(), make_policy(llama_folder)
+    sampler = sampler_of(policy, server.url, kind=Quick)
+
+    async def turns() -> None:
+        for stream, seed in ((0, 1), (1, 2), (2, 1)):
+            for _ in range(2):
+                await sampler.extend(stream, [5, 6], SHORT, seed)
+
+    event_loop.run(turns())
+    a, b, c, d, *again = [turn["seed"] for turn in server.turns()]
+    assert len({a, b, c, d}) == 4
+    assert again == [a, b]
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("dead", "does not answer: the connection ended before the reply did. Start it with `uptrend models serve"),
+        ("short", "takes 64 tokens, and sampling.context = 512. Start it with --max-model-len 512"),
+        ("tokenizer", "serves small with another tokenizer than the model that learns: token 0 of a text is ["),
+        (
+            "raw",
+            "gives log-probabilities that ignore the temperature. Start it with --logprobs-mode processed_logprobs",
+        ),
+        ("same name", "took version 1 of the weights and still has those that it began with"),
+        ("no effect", "serves small, whose log-probabilities are "),
+        ("/collective_rpc", "can't be given weights: /collective_rpc: 500 no. Start it with `uptrend models serve"),
+    ],
+)
+def test_a_server_that_can_t_be_used_is_refused_at_once(small: Any, llama_folder: Path, fault: str, says: str) -> None:
+    server, policy = small(), make_policy(llama_folder)
+    server.fault = fault
+    perturb(policy, 0.1)
+    with pytest.raises(ModelError) as caught:
+        load(sampler_of(policy, server.url, kind=Quick), policy, 1)
+    print(f"\n{fault}: {caught.value}")
+    assert f"The vLLM server {server.url} {says}" in str(caught.value)
+
+
+def test_adapters_need_the_base_as_it_was(small: Any, llama_folder: Path) -> None:
+    server, policy = small(lora=True), make_policy(llama_folder, lora=True)
+    server.name = "uptrend-of-another-run"
+    with pytest.raises(ModelError, match=r"has the weights of a run without adapters\. Start it again"):
+        load(sampler_of(policy, server.url, kind=Quick), policy, 1)
+
+
+def test_no_server_and_another_model(small: Any, llama_folder: Path, tmp_path: Path) -> None:
+    policy = make_policy(llama_folder, lora=True)
+    with pytest.raises(ModelError, match=r"127\.0\.0\.1:9 does not answer: .*refused.* Start it with"):
+        load(sampler_of(policy, "http://127.0.0.1:9", kind=Quick), policy, 1)
+    other = small(write_model(tmp_path / "other", seed=7), lora=True)
+    with pytest.raises(ModelError, match=r"serves small, whose log-probabilities are .* it is another model"):
+        load(sampler_of(policy, other.url, kind=Quick), policy, 1)
+
+
+@pytest.mark.parametrize("fault", ["dead", "hangs", "aborts", "/v1/completions"])
+def test_turns_of_a_server_that_fails_go_to_another(small: Any, llama_folder: Path, fault: str) -> None:
+    """They are sampled there from the start, with the same seeds; it comes back once it is well."""
+    first, second, policy = small(), small(), make_policy(llama_folder)
+    sampler = sampler_of(policy, first.url, f"{second.url}/v1/", kind=Quick)
+    prompts = [[5, n] for n in range(8)]
+    before = say(sampler, prompts, SHORT)
+    assert [len(server.turns()) for server in (first, second)] == [4, 4]
+    first.fault = fault
+    assert [e.ids.tolist() for e in say(sampler, prompts, SHORT)] == [e.ids.tolist() for e in before]
+    assert len(second.turns()) == 12
+    load(sampler, policy, 3)  # the one that is out gets them later
+    first.fault, count = "", len(first.turns())
+    time.sleep(1.0)
+    assert {int(v) for e in say(sampler, prompts, SHORT) for v in e.versions} == {3}
+    assert len(first.turns()) - count == 4
+    assert first.name == second.name
+
+
+@KINDS
+def test_a_server_that_was_restarted_while_idle_gets_the_weights_again(
+    small: Any, llama_folder: Path, lora: bool
+) -> None:
+    server, policy = small(lora=lora), make_policy(llama_folder, lora=lora)
+    perturb(policy, 0.1)
+    sampler, prompts = sampler_of(policy, server.url, kind=Quick), [[5, 6], [7, 8]]
+    load(sampler, policy, 1)
+    say(sampler, prompts, SHORT)
+    server.name, server.adapters = "", []
+    server.policy.flat.values.data.zero_()
+    said = say(sampler, prompts, SHORT)
+    assert np.abs(gaps(policy, prompts, said, 1.0)).max() < 1e-3
+
+
+def test_all_servers_out_is_an_error_after_a_while(small: Any, llama_folder: Path) -> None:
+    servers, policy = [small(), small()], make_policy(llama_folder)
+    sampler = sampler_of(policy, *(server.url for server in servers), kind=Quick)
+    load(sampler, policy, 1)
+    servers[0].fault, servers[1].fault, began = "dead", "hangs", time.perf_counter()
+    with pytest.raises(ModelError) as caught:
+        say(sampler, [[5, 6]], SHORT)
+    print(f"\nall out: {caught.value}")
+    assert "No vLLM server has answered for 1.5 s." in str(caught.value)
+    assert all(server.url in str(caught.value) for server in servers)
+    assert time.perf_counter() - began < 10
+
+
+def test_a_turn_that_is_cancelled_lets_weights_come(small: Any, llama_folder: Path) -> None:
+    server, policy = small(), make_policy(llama_folder)
+    sampler = sampler_of(policy, server.url, kind=Quick)
+    sampler.deadline = 60.0, 0.0
+    load(sampler, policy, 1)
+
+    async def cancelled() -> None:
+        server.fault = "hangs"
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await sampler.extend(0, [5, 6], SHORT, 0)
+        server.fault = ""
+        await sampler.load(policy.named(), 2)
+
+    event_loop.run(cancelled())
+    assert {int(v) for e in say(sampler, [[5, 6]], SHORT) for v in e.versions} == {2}
+
+
+def test_other_ranks_take_part_in_gathering_weights_alone() -> None:
+    config = load_config({"sampling": {"engine": "vllm"}})
+    ranks = OneRank()
+    ranks.rank = 1
+    sampler, seen = choose_components(config, ranks).sampler(None), []  # type: ignore[arg-type]
+
+    def named() -> Iterable[tuple[str, torch.Tensor]]:
+        for name in "ab":
+            seen.append(name)
+            yield name, torch.zeros(1)
+
+    event_loop.run(sampler.load(named(), 1))
+    assert seen == ["a", "b"]
+
+
+@pytest.mark.parametrize("shaping", ["top_p=0.9", "top_k=5", "min_p=0.1", "repetition_penalty=1.1"])
+def test_what_the_learner_could_not_follow_is_refused(shaping: str) -> None:
+    with pytest.raises(ConfigError, match=r"sampling.engine = 'vllm' needs sampling.top_p = 1"):
+        load_config({"sampling": {"engine": "vllm"}}, [f"sampling.{shaping}"])
