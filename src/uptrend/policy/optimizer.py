@@ -7,9 +7,11 @@ al., "8-bit optimizers via block-wise quantization" (ICLR 2022), by bitsandbytes
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from uptrend.config import Learning
@@ -18,6 +20,9 @@ from uptrend.records import MissingExtra
 
 # Most weights that bitsandbytes takes at once, whose kernels count in 32 bits; whole blocks of 256.
 MOST = 1 << 30
+# A checkpoint's file of a memory, or its folder where each process wrote a part; and the two moments' names.
+FILE, FOLDER = "optimizer.safetensors", "optimizer"
+MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,23 @@ class Optimizer:
         self.adamw.step()
         gradient.zero_()
         return Applied(norm, norm * shrink, skipped=False)
+
+    def save(self, place: Path) -> None:
+        """Write the memory into a checkpoint."""
+        save_file({name: tensor.contiguous() for name, tensor in self.memory().items()}, place / FILE)
+
+    def load(self, place: Path) -> bool:
+        """Take the memory of a checkpoint, of one process or several; return False where it is another optimizer's."""
+        if not (place / FOLDER).is_dir():
+            return self.restore(load_file(place / FILE, device=str(self._flat.values.device)))
+        from torch.distributed import checkpoint as dcp
+
+        flats = {name: torch.zeros(self._flat.total) for name in MOMENTS}
+        memory = {f"{s.name}.{name}": self._flat.view(s, flat) for name, flat in flats.items() for s in self._flat.slots}
+        memory["step"] = torch.zeros(1)
+        dcp.load(memory, storage_reader=dcp.HuggingFaceStorageReader(str(place / FOLDER)), no_dist=True)
+        whole = {**flats, "step": memory["step"]}
+        return self.restore({f"0.{name}": tensor.to(self._flat.values.device) for name, tensor in whole.items()})
 
     def memory(self) -> dict[str, Tensor]:
         """Return the memory as plain tensors, named by the number of the parameter; empty before the first step."""

@@ -16,6 +16,7 @@ from uptrend.config import Config, Learning
 from uptrend.policy.checkpoint import load_checkpoint
 from uptrend.policy.optimizer import Optimizer
 from uptrend.policy.policy import Policy
+from uptrend.policy.sharded import ShardedOptimizer
 from uptrend.policy.weights import FlatWeights
 from uptrend.records import RunDirectory
 from uptrend.rollout.inprocess import CopySampler, InProcessSampler
@@ -25,7 +26,7 @@ from uptrend.training.gather import Gathered, RolloutPlayer, gather
 from uptrend.training.learner import Layout, Learner, lay_out
 from uptrend.training.metrics import Learned, step_metrics
 from uptrend.training.observer import Observer, Stop
-from uptrend.training.ranks import OneRank, Ranks
+from uptrend.training.ranks import OneRank, Ranks, layout_of
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,13 @@ class Components:
 
 def choose_components(config: Config, ranks: Ranks) -> Components:
     """Return the parts that a recipe asks for."""
-    del ranks
+    layout = layout_of(config, ranks)
+    if layout == "fsdp2":
+        return Components(sampler=CopySampler, optimizer=ShardedOptimizer)
+    if layout == "zero3":
+        from uptrend.policy.zero import ZeroOptimizer
+
+        return Components(sampler=CopySampler, optimizer=ZeroOptimizer)
     if config.sampling.ahead:
         return Components(sampler=CopySampler)
     return Components()

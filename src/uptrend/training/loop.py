@@ -21,7 +21,7 @@ from torch import Tensor
 from uptrend.algo import kl_penalty
 from uptrend.config import Config
 from uptrend.config.schema import Credit
-from uptrend.policy.checkpoint import BEST, save_checkpoint
+from uptrend.policy.checkpoint import BEST, random_states, save_checkpoint
 from uptrend.policy.optimizer import Optimizer
 from uptrend.policy.weights import WeightMeter
 from uptrend.records import Evaluation, Rollout, Run
@@ -218,6 +218,8 @@ def tell_observers(parts: Parts, record: StepRecord) -> Stop | None:
 def save(parts: Parts, recorder: Recorder, optimizer: Optimizer, state: dict[str, Any], name: str = "") -> None:
     """Write a checkpoint: one rank does, or all where each holds a part of the weights."""
     recorder.drain()  # records first: a checkpoint is never ahead of them
+    if others := parts.ranks.exchange(random_states())[1:]:
+        state = {**state, "others": others}
     if parts.policy.is_sharded or parts.ranks.rank == 0:
         save_checkpoint(parts.directory.path, parts.policy, optimizer, state, parts.config.checkpoints.keep, name)
     parts.ranks.barrier()

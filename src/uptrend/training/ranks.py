@@ -13,7 +13,9 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, distributed
 
-from uptrend.records import RankLost
+from uptrend.config import Config
+from uptrend.config.schema import Parallel
+from uptrend.records import ConfigError, RankLost
 
 T = TypeVar("T")
 # A rank waits so long for the others, which may be evaluating or playing: gloo hears at once of one that died.
@@ -112,3 +114,17 @@ def join_ranks(device: str = "cpu") -> Ranks:
             torch.cuda.set_device(device)
         distributed.init_process_group("cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo", timeout=PATIENCE)
     return ManyRanks()
+
+
+def layout_of(config: Config, ranks: Ranks) -> Parallel:
+    """Return how ranks hold the weights: as the recipe asks for, or as accelerate was asked for."""
+    asked, told = config.compute.parallel, os.environ
+    if ranks.count == 1:
+        return "ddp"
+    if asked != "auto":
+        return asked
+    if told.get("ACCELERATE_USE_FSDP", "").lower() == "true":
+        return "fsdp2"
+    if told.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
+        return "zero3"
+    return "ddp"
