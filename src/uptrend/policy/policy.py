@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import inspect
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -280,6 +281,8 @@ def round_frozen(model: Any) -> Any:
 
 def load_model(source: str, dtype: torch.dtype) -> tuple[Any, Any]:
     """Load a transformers model and its tokenizer; a PEFT adapter's folder is merged into its base."""
+    if not torch.cuda.is_available():  # transformers loads DeepSpeed, which would print that it looked for a GPU
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
     from peft import PeftConfig, PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging

@@ -5,6 +5,7 @@ AdamW with its betas and decay, the longest gradient, fp32 weights, and sums of 
 """
 
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +55,10 @@ class ZeroWeights(ShardedWeights):
         return held[: part.stop - part.start]  # what follows fills up
 
     def whole(self, slot: Slot) -> Tensor:
-        from deepspeed.zero import GatheredParameters
+        from deepspeed import zero
 
         parameter = self.parameters[self.slots.index(slot)]
-        with GatheredParameters([parameter]):
+        with zero.GatheredParameters([parameter]):
             found: Tensor = parameter.data.clone()
         return found
 
@@ -169,8 +170,6 @@ def shard_by_deepspeed(
             "A KL penalty on all weights needs a second model, which is not done with ZeRO-3: use compute.parallel = "
             "fsdp2 or ddp, model.lora, or learning.kl.beta = 0."
         )
-    if device.type == "cpu":
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
     try:
         import deepspeed
     except ImportError:
@@ -178,6 +177,7 @@ def shard_by_deepspeed(
 
     asked = settings(learning)
     deepspeed.logger.setLevel("ERROR")
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")  # DeepSpeed's calls
     policy = prepare_shards(whole, device, source, wish, seed, ZeroPolicy)
     named = dict(policy.model.named_parameters())
     for parameter in named.values():

@@ -266,6 +266,9 @@ class TrainLauncher:
         uptrend, folder = [sys.executable, "-m", "uptrend"], planned.folder
         if planned.method is Method.REPLAY:
             return [*uptrend, *self._replay(planned)]
+        if (count := int(planned.config["compute"]["processes"])) > 1:
+            launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
+            uptrend[1:1] = launcher
         if (folder / "run.json").exists() and Run(folder).checkpoints:
             return [*uptrend, "train", "--resume", str(folder)]
         recipe = folder.with_name(f"{folder.name}.toml")

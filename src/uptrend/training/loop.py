@@ -32,6 +32,7 @@ from uptrend.training.gather import Gathered, RolloutPlayer, evaluate
 from uptrend.training.learner import Experience, Learner, Update
 from uptrend.training.metrics import Clock, Learned, evaluation_line, peak_memory_gib
 from uptrend.training.observer import StepRecord, Stop
+from uptrend.training.ranks import losses
 from uptrend.training.recorder import Annotated, Recorder
 
 
@@ -43,7 +44,8 @@ def train(parts: Parts, resume: bool = False) -> Stop | None:
         return gather(player, parts.pool, cursor, step, config)
 
     checkpoint = Run(parts.directory.path).checkpoints[-1] if resume else None
-    return run_course(parts, Course(sample, config.learning.steps, checkpoint, is_new=not resume))
+    with losses():
+        return run_course(parts, Course(sample, config.learning.steps, checkpoint, is_new=not resume))
 
 
 def run_course(parts: Parts, course: Course) -> Stop | None:
