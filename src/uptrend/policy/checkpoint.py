@@ -166,7 +166,9 @@ def load_weights(place: Path, policy: Policy) -> dict[str, Any]:
 def _put_weights(place: Path, policy: Policy) -> None:
     name = "adapter" if policy.has_adapters else "model"
     with contextlib.ExitStack() as stack, torch.no_grad():
-        files = [stack.enter_context(safe_open(f, framework="pt")) for f in sorted((place / name).glob("*.safetensors"))]
+        files = [
+            stack.enter_context(safe_open(f, framework="pt")) for f in sorted((place / name).glob("*.safetensors"))
+        ]
         found = {key: file for file in files for key in file.keys()}  # noqa: SIM118 (a file)
         for slot in policy.flat.slots:
             # PEFT leaves the adapter's name out of its file's keys; otherwise names are the model's.

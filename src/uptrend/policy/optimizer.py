@@ -5,6 +5,7 @@ al., "8-bit optimizers via block-wise quantization" (ICLR 2022), by bitsandbytes
 """
 
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,12 +82,12 @@ class Optimizer:
         """Take the memory of a checkpoint, of one process or several; return False where it is another optimizer's."""
         if not (place / FOLDER).is_dir():
             return self.restore(load_file(place / FILE, device=str(self._flat.values.device)))
-        from torch.distributed import checkpoint as dcp
-
         flats = {name: torch.zeros(self._flat.total) for name in MOMENTS}
-        memory = {f"{s.name}.{name}": self._flat.view(s, flat) for name, flat in flats.items() for s in self._flat.slots}
+        memory = {
+            f"{s.name}.{name}": self._flat.view(s, flat) for name, flat in flats.items() for s in self._flat.slots
+        }
         memory["step"] = torch.zeros(1)
-        dcp.load(memory, storage_reader=dcp.HuggingFaceStorageReader(str(place / FOLDER)), no_dist=True)
+        read_parts(place, memory)
         whole = {**flats, "step": memory["step"]}
         return self.restore({f"0.{name}": tensor.to(self._flat.values.device) for name, tensor in whole.items()})
 
@@ -122,6 +123,15 @@ class Optimizer:
     @property
     def _parts(self) -> list[Any]:
         return [part for group in self.adamw.param_groups for part in group["params"]]
+
+
+def read_parts(place: Path, memory: dict[str, Any]) -> None:
+    """Fill tensors, whole ones or this process's part of them, from what several processes wrote."""
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    with warnings.catch_warnings(action="ignore"):  # that one process reads alone
+        load(memory, storage_reader=HuggingFaceStorageReader(str(place / FOLDER)), no_dist=True)
 
 
 def _adamw_8bit(flat: FlatWeights, lr: float, betas: tuple[float, float]) -> torch.optim.Optimizer:

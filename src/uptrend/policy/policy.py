@@ -283,6 +283,8 @@ def load_model(source: str, dtype: torch.dtype) -> tuple[Any, Any]:
     """Load a transformers model and its tokenizer; a PEFT adapter's folder is merged into its base."""
     if not torch.cuda.is_available():  # transformers loads DeepSpeed, which would print that it looked for a GPU
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    # accelerate's FSDP settings would have transformers load weights in the first process alone.
+    os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
     from peft import PeftConfig, PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging

@@ -17,17 +17,18 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, distributed, nn
-from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from uptrend.config import Learning, Model
 from uptrend.policy.logprobs import PLAIN, Shaping, token_logprobs
-from uptrend.policy.optimizer import FILE, FOLDER, MOMENTS, Applied, Optimizer
+from uptrend.policy.optimizer import FILE, FOLDER, MOMENTS, Applied, Optimizer, read_parts
 from uptrend.policy.policy import DTYPES, Policy, add_adapters, freeze, load_model, round_frozen
-from uptrend.policy.weights import FlatWeights, Slot, Stretch
-from uptrend.records import ConfigError
+from uptrend.policy.weights import FlatWeights, Slot, Stretch, digest
+from uptrend.records import ConfigError, ModelError
 
 
 class Head(nn.Module):
@@ -68,7 +69,7 @@ class ShardedPolicy(Policy):
     size: int = 0  # number of weights of the model
     scorer: Any = None  # what is called for a pass
     reference_scorer: Any = None
-    packs: bool = True  # type: ignore[misc, assignment]  # found out before the weights were shared out
+    packs: bool = True  # found out before the weights were shared out
 
     @property
     def is_sharded(self) -> bool:
@@ -214,8 +215,8 @@ class ShardedOptimizer(Optimizer):
             return
         states = [self.adamw.state[own] for own in self._own]
         memory = self._named({name: [state[name] for state in states] for name in MOMENTS})
-        writer = dcp.HuggingFaceStorageWriter(str(place / FOLDER), save_distributed=True)
-        dcp.save(memory | {"step": states[0]["step"].reshape(1)}, storage_writer=writer)
+        writer = HuggingFaceStorageWriter(str(place / FOLDER), save_distributed=True)
+        save(memory | {"step": states[0]["step"].reshape(1)}, storage_writer=writer)
 
     def load(self, place: Path) -> bool:
         if not (found := read_step(place)):
@@ -263,7 +264,7 @@ def read_step(place: Path) -> int | None:
     """Return the number of updates that a checkpoint's optimizer has made; None for another optimizer's memory."""
     if (place / FOLDER).is_dir():
         step = {"step": torch.zeros(1)}
-        dcp.load(step, storage_reader=dcp.HuggingFaceStorageReader(str(place / FOLDER)), no_dist=True)
+        read_parts(place, step)
         return int(step["step"])
     with safe_open(place / FILE, framework="pt") as file:
         if "0.state1" in file.keys():  # noqa: SIM118 (a file)
@@ -274,7 +275,7 @@ def read_step(place: Path) -> int | None:
 def load_memory(place: Path, memory: dict[str, Any], weights: ShardedWeights) -> None:
     """Fill tensors, whole ones or rows of them, with a checkpoint's memory, whoever wrote it."""
     if (place / FOLDER).is_dir():
-        dcp.load(memory, storage_reader=dcp.HuggingFaceStorageReader(str(place / FOLDER)), no_dist=True)
+        read_parts(place, memory)
         return
     with safe_open(place / FILE, framework="pt") as file:
         for slot in weights.slots:
@@ -291,7 +292,12 @@ def prepare_shards(
     whole: Policy, device: torch.device, source: str, wish: Model, seed: int, kind: type[ShardedPolicy] = ShardedPolicy
 ) -> ShardedPolicy:
     """Return a policy as the members of a scorer, its weights still whole and on the host."""
-    base = whole.base_digest if whole.has_adapters else ""
+    base, held = whole.base_digest if whole.has_adapters else "", [""] * distributed.get_world_size()
+    distributed.all_gather_object(held, f"{digest(whole.flat)} {base}")
+    if len(set(held)) > 1:
+        raise ModelError(
+            f"The processes of this run loaded different weights from {source}: is it the same everywhere?"
+        )
     policy = kind(
         whole.model, whole.tokenizer, device, whole.flat, reference=whole.reference, source=source, wish=wish,
         seed=seed, base=base, size=whole.parameters, packs=whole.packs,

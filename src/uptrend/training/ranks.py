@@ -18,7 +18,7 @@ from torch import Tensor, distributed
 
 from uptrend.config import Config
 from uptrend.config.schema import Parallel
-from uptrend.records import ConfigError, RankLost
+from uptrend.records import RankLost
 
 T = TypeVar("T")
 # Errors of gloo and NCCL come as RuntimeErrors, from inside a pass too where weights are sharded.
@@ -144,7 +144,7 @@ def is_first_to_tell() -> bool:
         return is_first
     try:  # the launcher's store, which is there even where rank 0 is not
         wait, port = timedelta(seconds=5), int(told["MASTER_PORT"])
-        store = distributed.TCPStore(told["MASTER_ADDR"], port, is_master=False, timeout=wait)
+        store = distributed.TCPStore(told["MASTER_ADDR"], port, is_master=False, timeout=wait)  # type: ignore[attr-defined]
         return bool(store.add(f"uptrend/told/{told.get('TORCHELASTIC_RESTART_COUNT', '0')}", 1) == 1)
     except (RuntimeError, KeyError, ValueError):
         return is_first
