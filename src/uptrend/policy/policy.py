@@ -165,9 +165,10 @@ class Policy:
     @contextlib.contextmanager
     def as_reference(self) -> Iterator[None]:
         """Switch gradients off, and adapters where they are what trains, or put the reference's in their place."""
-        adapters, own = self.anchor.adapters, self.flat.values.data
+        adapters = self.anchor.adapters
         with torch.no_grad(), contextlib.ExitStack() as stack:
             if adapters is not None:
+                own = self.flat.values.data
                 stack.callback(own.copy_, own.clone())
                 own.copy_(adapters)  # in place: CUDA graphs read them there
             else:

@@ -110,7 +110,7 @@ def losses() -> Iterator[None]:
         if not (isinstance(error, distributed.DistError) or LOSS.search(str(error))):
             raise
         _hear_launcher(signal.SIG_IGN)  # it is about to say the same
-        reason = str(error).splitlines()[0][:200]
+        reason = re.sub(r"\[[^\]]*\]:?\d*:?\s*", "", str(error).splitlines()[0]).split(". ")[0][:100]
         raise RankLost(f"Another process of this run has ended, so this one ends too ({reason}).") from error
 
 
