@@ -3,6 +3,7 @@
 Flags become a recipe and nothing else: `--dry-run` prints it. What the recipe means is in docs/guide/musique.md.
 
     python scripts/train_musique.py train --datasets "bdsaglam/musique-mini,answerable,train[:100]" --max-steps 50
+    accelerate launch --num-processes 2 --config-file configs/zero3.yaml scripts/train_musique.py train --datasets atlas
     python scripts/train_musique.py evaluate --model runs/musique --datasets "bdsaglam/musique,answerable,validation"
 """
 
@@ -52,7 +53,7 @@ def train(
     ] = 4096,
     max_turns: Annotated[int, typer.Option(help="The most turns.")] = 10,
     temperature: Annotated[float, typer.Option(help="Divides the logits.")] = 0.5,
-    batch_size: Annotated[int, typer.Option(min=1, help="Rollouts of one accumulation.")] = 8,
+    batch_size: Annotated[int, typer.Option(min=1, help="Rollouts of one accumulation, in each process.")] = 8,
     num_generations: Annotated[int, typer.Option(min=1, help="Rollouts a question.")] = 8,
     gradient_accumulation_steps: Annotated[int, typer.Option(min=1, help="Accumulations a step.")] = 8,
     kl_beta: Annotated[float, typer.Option(help="The weight of the KL penalty.")] = 0.04,
@@ -72,13 +73,14 @@ def train(
     save_steps: Annotated[int, typer.Option(help="A checkpoint every so many steps; 0 for the last alone.")] = 100,
     eval_steps: Annotated[int, typer.Option(help="Evaluate every so many steps; 0 for first and last.")] = 20,
     output_dir: Annotated[Path | None, typer.Option(help="The run directory; runs/musique otherwise.")] = None,
-    data_parallel_size: Annotated[int, typer.Option(min=1, help="1: there is one process.")] = 1,
+    data_parallel_size: Annotated[
+        int | None, typer.Option(min=1, help="Processes, where accelerate launch or torchrun started several.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="The run's seed.")] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the recipe, and end.")] = False,
 ) -> None:
     """Train a model on questions of several hops, and record everything."""
-    _need_one_process(data_parallel_size, gradient_accumulation_steps)
-    groups = _groups(batch_size, gradient_accumulation_steps, num_generations)
+    groups = _groups(batch_size, gradient_accumulation_steps * _processes(data_parallel_size), num_generations)
     runs, name = _place(output_dir)
     source, rules = (
         _source(datasets),
@@ -215,14 +217,15 @@ def _groups(batch: int, accumulation: int, generations: int) -> int:
     )
 
 
-def _need_one_process(data_parallel: int, accumulation: int) -> None:
-    processes = max(data_parallel, int(os.environ.get("WORLD_SIZE") or 1))
-    if processes > 1:
+def _processes(asked: int | None) -> int:
+    """How many processes train together; each brings its batch, as with other trainers."""
+    there = int(os.environ.get("WORLD_SIZE") or 1)
+    if asked not in (None, there):
         raise ConfigError(
-            f"This runs in one process on one GPU, not in {processes}. Start it with python, not accelerate launch, "
-            f"and without --data-parallel-size; --gradient-accumulation-steps {accumulation * processes} gives a step "
-            f"as many rollouts as {processes} processes had."
+            f"--data-parallel-size {asked}, and there {'is one process' if there == 1 else f'are {there}'}. Start as "
+            f"many: accelerate launch --num-processes {asked} --config-file configs/ddp.yaml scripts/train_musique.py …"
         )
+    return there
 
 
 def _place(output_dir: Path | None) -> tuple[Path, str | None]:

@@ -16,9 +16,10 @@ import pytest
 from quick_runs import QuickLauncher
 from uptrend.lab import plan
 from uptrend.lab.plan import PlannedRun
-from uptrend.lab.workers import Outcome, Workers, free_gib, log_of, need_gib
+from uptrend.lab.workers import Outcome, Workers, free_gib, log_of, need_gib, threads_of
 from uptrend.records import Arm, Hypothesis, Run
 from uptrend.records.directory import is_being_written
+from uptrend.runner.runs import TrainLauncher
 
 pytestmark = pytest.mark.slow
 
@@ -248,3 +249,22 @@ def test_a_run_on_a_gpu_needs_more_than_it_says(tmp_path: Path) -> None:
     assert need_gib(work) == 10.0
     config = {**work.config, "compute": {**work.config["compute"], "device": "cuda"}}
     assert need_gib(replace(work, config=config)) == 11.0
+
+
+def test_a_recipe_of_two_processes_is_trained_by_two(tmp_path: Path) -> None:
+    recipe = tmp_path / "base.toml"
+    recipe.write_text(
+        'name = "quick"\nmodel = { name = "tiny" }\n'
+        'tasks = { name = "arithmetic", train = 20 }\neval = { name = "arithmetic", tasks = 4, every = 0 }\n'
+        "sampling = { groups = 3, size = 2, max_tokens = 3 }\nlearning = { steps = 2 }\n"
+        'compute = { device = "cpu", processes = 2 }\n'
+    )
+    h = Hypothesis("h01", "t", "base.toml", (Arm("a", {}, True),), seeds=(0,))
+    launcher = TrainLauncher()
+    work = plan.planned_runs(h, {"a": launcher.resolve(recipe, {})}, tmp_path)
+    assert threads_of(work[0]) == 2
+    (done,) = Workers(1).run(work, launcher, lambda _: True, Watching())
+    assert done.status == "finished", done.reason
+    run = Run(work[0].folder)
+    assert run.info["machine"]["processes"] == 2
+    assert [line["ranks/weights/count"] for line in run.metric_lines] == [1, 1]

@@ -126,7 +126,7 @@ def test_flags_become_a_recipe(flags: str, changes: dict[str, Any], call: Call, 
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ("train --data-parallel-size 2", "--gradient-accumulation-steps 16"),
+        ("train --data-parallel-size 2", "accelerate launch --num-processes 2"),
         ("train --batch-size 3 --gradient-accumulation-steps 3", "Use --batch-size 8, or --num-generations 9."),
         ("train --batch-size 6 --gradient-accumulation-steps 2", "Use --batch-size 8, or --num-generations 6."),
         ("train --batch-size 1 --gradient-accumulation-steps 1", "Use --batch-size 8."),
@@ -147,11 +147,10 @@ def test_flags_that_can_not_work_are_refused(flags: str, said: str, call: Call) 
     assert said in call(flags, code=2).stderr
 
 
-def test_several_processes_are_refused(call: Call) -> None:
-    heard = call("train", code=2, WORLD_SIZE="3").stderr
-    assert "one process on one GPU, not in 3" in heard
-    assert "--gradient-accumulation-steps 24" in heard
-    assert call("train --dry-run", WORLD_SIZE="1").stdout
+def test_each_process_brings_its_batch(call: Call) -> None:
+    alone = tomllib.loads(call("train --dry-run").stdout)["sampling"]["groups"]
+    several = tomllib.loads(call("train --dry-run --data-parallel-size 3", WORLD_SIZE="3").stdout)
+    assert several["sampling"]["groups"] == 3 * alone
 
 
 @pytest.mark.slow

@@ -1,7 +1,9 @@
 """The `uptrend` command: its verbs, imported when they are called, and its errors."""
 
+import contextlib
 import importlib
 import os
+import signal
 import sys
 import warnings
 from typing import Annotated, Any
@@ -101,7 +103,10 @@ def main(arguments: list[str] | None = None) -> Any:
 
 
 def call(commands: typer.Typer, arguments: list[str] | None = None) -> Any:
-    """Run a command line; an error that the user can fix is printed in a sentence and exits with 2."""
+    """Run a command line; an error that the user can fix is printed in a sentence and exits with 2.
+
+    Of several processes that train together the first prints, and an error is printed by the first that has one.
+    """
     show_by_default = warnings.showwarning
 
     def show_warning(*warning: Any, **options: Any) -> None:
@@ -112,12 +117,30 @@ def call(commands: typer.Typer, arguments: list[str] | None = None) -> Any:
             show_by_default(*warning, **options)
 
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), contextlib.ExitStack() as stack:
             warnings.showwarning = show_warning
+            if os.environ.get("RANK", "0") != "0":
+                warnings.simplefilter("ignore")
+                stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
             return commands(arguments, standalone_mode=True)
     except UptrendError as error:
-        print(f"error: {error}", file=sys.stderr)
+        if _tells():
+            print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except Exception:
+        if not _tells():
+            sys.exit(1)
+        raise
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
+
+
+def _tells() -> bool:
+    """Return True where this process is the one that prints an error."""
+    if int(os.environ.get("WORLD_SIZE") or 1) < 2:
+        return True
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a launcher's, on hearing of the error: we are about to end
+    from uptrend.training.ranks import is_first_to_tell
+
+    return is_first_to_tell()

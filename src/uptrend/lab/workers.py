@@ -73,9 +73,19 @@ class Job:
     place: str = ""  # GPU, by name
 
 
+def processes_of(planned: PlannedRun) -> int:
+    """Return the number of processes that train a run together."""
+    return int(planned.config["compute"].get("processes", 1)) if planned.method is Method.TRAIN else 1
+
+
 def threads_of(planned: PlannedRun) -> int:
     """Return the CPU threads of a run."""
-    return max(1, int(planned.config["compute"]["threads"]))
+    return max(1, int(planned.config["compute"]["threads"])) * processes_of(planned)
+
+
+def takes_all(planned: PlannedRun) -> bool:
+    """Return True if a run has the machine's GPUs for itself."""
+    return uses_gpu(planned) and processes_of(planned) > 1
 
 
 def uses_gpu(planned: PlannedRun) -> bool:
@@ -109,7 +119,8 @@ def start(
     compute = planned.config["compute"]
     # Threads that spin while they wait would take the other runs' cores.
     variables = {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": str(compute["threads"])}
-    variables |= {"CUDA_VISIBLE_DEVICES": place} if place and compute["device"] == "cuda" else {}
+    is_placed = place and compute["device"] == "cuda" and not takes_all(planned)
+    variables |= {"CUDA_VISIBLE_DEVICES": place} if is_placed else {}
     with log_of(planned).open("ab") as log:
         return subprocess.Popen(
             launcher.command(planned),
@@ -138,6 +149,10 @@ def outcome(planned: PlannedRun, seconds: float, code: int | None) -> Outcome:
         end = f"it was ended by signal {-code}" if code is not None and code < 0 else f"it ended with exit code {code}"
         reason = f"{lines[-1].strip()} ({end})" if lines[-1] else end
     return Outcome(planned, "failed", seconds, reason)
+
+
+def _events(planned: PlannedRun) -> Sequence[dict[str, Any]]:
+    return Run(planned.folder).events if (planned.folder / "run.json").exists() else ()
 
 
 def cores() -> int:
@@ -266,6 +281,8 @@ class Workers:
 
     def _find_place(self, planned: PlannedRun, own: Sequence[Job]) -> str | None:
         # A place for one more run: a GPU's name, or '' for the machine's memory; None where there is none.
+        if own and any(takes_all(each) for each in (planned, *(job.planned for job in own))):
+            return None
         if not own or self.at_once is not None:
             if self.at_once is not None and len(own) >= self.at_once:
                 return None
@@ -292,9 +309,15 @@ class Workers:
 
     def _stop(self, running: Sequence[Job], watch: Progress) -> None:
         # Have every child end its step and write a checkpoint; an impatient second Ctrl-C kills them.
-        processes = [job.handle for job in running if job.handle.poll() is None]
-        for process in processes:
-            process.send_signal(signal.SIGINT)
+        going = [job for job in running if job.handle.poll() is None]
+        processes = [job.handle for job in going]
+        for job in going:
+            # A launcher would give its processes half a minute; their first one ends them all after the step.
+            pids = [event["pid"] for event in _events(job.planned) if "pid" in event]
+            if processes_of(job.planned) > 1 and pids and is_being_written(job.planned.folder):
+                os.kill(pids[-1], signal.SIGINT)
+            else:
+                job.handle.send_signal(signal.SIGINT)
         if processes:
             watch.say(f"Stopping {plural(len(processes), 'run')} after this step; Ctrl-C again ends at once.")
         try:

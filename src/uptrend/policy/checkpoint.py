@@ -3,6 +3,7 @@
 step-000050/
     model/ or adapter/      a transformers folder, or a PEFT adapter: ready for use by anybody
     optimizer.safetensors   AdamW's memory, flat, in the order of the weights
+    optimizer/              the same where weights are sharded: a file of each process, which any number of them reads
     reference.safetensors   weights of the KL penalty's reference, once it was reset
     queue/000051.parquet    rollouts that were sampled ahead, for steps to come
     state.json              step, cursor, random states, and a check sum of every file
@@ -12,6 +13,7 @@ Written beside and renamed: a checkpoint that is there is whole, and one that is
 """
 
 import base64
+import contextlib
 import json
 import random
 import shutil
@@ -22,12 +24,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from uptrend.policy.optimizer import Optimizer
 from uptrend.policy.policy import Policy
-from uptrend.policy.weights import digest, digest_of
+from uptrend.policy.weights import digest
 from uptrend.records import CheckpointError, ModelError, Run
 from uptrend.records.schema import VERSION
 
@@ -41,28 +43,35 @@ def save_checkpoint(
 ) -> Path:  # fmt: skip
     """Write `checkpoints/step-N` (or `name`) under a run, and remove the oldest steps beyond `keep`.
 
-    `also` writes further files into the folder that it is given.
+    `also` writes further files into the folder that it is given. Where weights are sharded all processes call this.
+    `state["others"]` has the random states of processes after the first.
     """
     place = folder / "checkpoints" / (name or f"step-{state['step']:06d}")
     beside = place.with_name(f".{place.name}")
-    shutil.rmtree(beside, ignore_errors=True)
+    is_first = rank() == 0
     try:
-        beside.mkdir(parents=True)
+        if is_first:
+            shutil.rmtree(beside, ignore_errors=True)
+            beside.mkdir(parents=True)
+        policy.wait()
         export(policy, beside)
-        save_file({name: t.contiguous() for name, t in optimizer.memory().items()}, beside / "optimizer.safetensors")
+        optimizer.save(beside)
         if policy.anchor.is_reset:
             reference = {name: weight.clone() for name, weight in policy.reference_weights().items()}
             save_file(reference, beside / REFERENCE)
+        policy.wait()
+        if not is_first:
+            return place
         also(beside)
         sums = {str(f.relative_to(beside)): _check_sum(f) for f in sorted(beside.rglob("*")) if f.is_file()}
-        whole = {**state, "random": _random_states(), "files": sums}
-        (beside / "state.json").write_text(json.dumps(whole, indent=1))
+        (beside / "state.json").write_text(json.dumps({**state, "random": random_states(), "files": sums}, indent=1))
         shutil.rmtree(place, ignore_errors=True)
         beside.rename(place)
     except OSError as error:
         raise CheckpointError(f"The checkpoint {place} could not be written: {error.strerror or error}.") from error
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        if is_first:
+            shutil.rmtree(beside, ignore_errors=True)
     for old in sorted(place.parent.glob("step-*"))[:-keep]:
         shutil.rmtree(old)
     return place
@@ -96,7 +105,9 @@ def export(policy: Policy, folder: Path) -> Path:
     """Write the model as a transformers folder, or the adapter as PEFT's; return that folder."""
     name = "adapter" if policy.has_adapters else "model"
     # Weights are views of one buffer, which safetensors would take for shared: give it tensors of their own.
-    own = {k: v.detach().clone() for k, v in policy.model.state_dict().items()}
+    own = policy.state()
+    if not own:
+        return folder / name
     if not policy.has_adapters and getattr(policy.model.config, "tie_word_embeddings", False):
         tied = set(getattr(policy.model, "_tied_weights_keys", None) or ())
         own = {k: v for k, v in own.items() if k not in tied}
@@ -109,15 +120,15 @@ def load_checkpoint(place: Path, policy: Policy, optimizer: Optimizer) -> dict[s
     """Put weights, optimizer and random states back as they were; the rest of the state is returned."""
     state = read_resumable(place)
     _put_weights(place, policy)
-    memory = load_file(place / "optimizer.safetensors", device=str(policy.device))
-    if not optimizer.restore(memory):
+    if not optimizer.load(place):
         raise CheckpointError(
             f"{place} has the memory of another optimizer: learning.optimizer should be as in its run, or a replay "
             "start from step 0."
         )
     if REFERENCE in state["files"]:
         policy.put_reference(load_file(place / REFERENCE, device=str(policy.device)))
-    _put_random_states(place, state.get("random", {}))
+    each = [state.get("random", {}), *state.get("others", ())]
+    _put_random_states(place, each[rank() if rank() < len(each) else 0])
     return state
 
 
@@ -133,9 +144,7 @@ def check_resumable(run: Run) -> None:
 
 def digests(policy: Policy) -> dict[str, str]:
     """Return the digests that run.json keeps of a model as a run begins: of what trains, and of a frozen base."""
-    # In bf16, which is what a GPU keeps of a frozen base.
-    frozen = (p.to(torch.bfloat16) for p in policy.model.parameters() if not p.requires_grad)
-    return {"digest": digest(policy.flat)} | ({"base_digest": digest_of(frozen)} if policy.has_adapters else {})
+    return {"digest": digest(policy.flat)} | ({"base_digest": policy.base_digest} if policy.has_adapters else {})
 
 
 def check_model(policy: Policy, run: Run, *, from_start: bool) -> None:
@@ -160,16 +169,17 @@ def load_weights(place: Path, policy: Policy) -> dict[str, Any]:
 
 def _put_weights(place: Path, policy: Policy) -> None:
     name = "adapter" if policy.has_adapters else "model"
-    weights: dict[str, Tensor] = {}
-    for file in sorted((place / name).glob("*.safetensors")):
-        weights |= load_file(file)
-    with torch.no_grad():
+    with contextlib.ExitStack() as stack, torch.no_grad():
+        files = [
+            stack.enter_context(safe_open(f, framework="pt")) for f in sorted((place / name).glob("*.safetensors"))
+        ]
+        found = {key: file for file in files for key in file.keys()}  # noqa: SIM118 (a file)
         for slot in policy.flat.slots:
             # PEFT leaves the adapter's name out of its file's keys; otherwise names are the model's.
-            key = slot.name if slot.name in weights else slot.name.replace(".default.", ".")
-            if key not in weights or weights[key].shape != slot.shape:
+            key = slot.name if slot.name in found else slot.name.replace(".default.", ".")
+            if key not in found or torch.Size(found[key].get_slice(key).get_shape()) != slot.shape:
                 raise CheckpointError(f"{place} does not fit this model: {slot.name} is missing or has another shape.")
-            policy.flat.view(slot).copy_(weights[key])
+            policy.flat.put(slot, found[key].get_tensor(key))
 
 
 def read_state(place: Path) -> dict[str, Any]:
@@ -209,9 +219,15 @@ def _check_sum(path: Path) -> list[int]:
     return [path.stat().st_size, total]
 
 
+def rank() -> int:
+    """Return the number of this process among those of its run."""
+    return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+
+
 # Components may draw from any of these generators. Their states are numbers and raw bytes: a run directory may come
 # from anybody, and a pickle would run its author's code.
-def _random_states() -> dict[str, Any]:
+def random_states() -> dict[str, Any]:
+    """Return the states of all generators of this process."""
     version, words, gauss = random.getstate()
     name, keys, *rest = np.random.get_state()
     states = {

@@ -5,11 +5,14 @@ al., "8-bit optimizers via block-wise quantization" (ICLR 2022), by bitsandbytes
 """
 
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from uptrend.config import Learning
@@ -18,6 +21,9 @@ from uptrend.records import MissingExtra
 
 # Most weights that bitsandbytes takes at once, whose kernels count in 32 bits; whole blocks of 256.
 MOST = 1 << 30
+# A checkpoint's file of a memory, or its folder where each process wrote a part; and the two moments' names.
+FILE, FOLDER = "optimizer.safetensors", "optimizer"
+MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,9 @@ class Optimizer:
     def apply(self, lr: float) -> Applied:
         """Clip, step, and clear the gradient; a gradient that is not finite is counted, not applied."""
         gradient = self._flat.gradient
-        norm = float(torch.linalg.vector_norm(gradient, dtype=torch.float32))
+        # torch adds squares up one after the other on a CPU: of a million, the sum would be wrong by a ten-thousandth.
+        stretches = torch.split(gradient, 1 << 16 if gradient.device.type == "cpu" else MOST)
+        norm = float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(stretches, dtype=torch.float32))))
         if not math.isfinite(norm):
             gradient.zero_()
             return Applied(norm, norm, skipped=True)
@@ -65,6 +73,23 @@ class Optimizer:
         self.adamw.step()
         gradient.zero_()
         return Applied(norm, norm * shrink, skipped=False)
+
+    def save(self, place: Path) -> None:
+        """Write the memory into a checkpoint."""
+        save_file({name: tensor.contiguous() for name, tensor in self.memory().items()}, place / FILE)
+
+    def load(self, place: Path) -> bool:
+        """Take the memory of a checkpoint, of one process or several; return False where it is another optimizer's."""
+        if not (place / FOLDER).is_dir():
+            return self.restore(load_file(place / FILE, device=str(self._flat.values.device)))
+        flats = {name: torch.zeros(self._flat.total) for name in MOMENTS}
+        memory = {
+            f"{s.name}.{name}": self._flat.view(s, flat) for name, flat in flats.items() for s in self._flat.slots
+        }
+        memory["step"] = torch.zeros(1)
+        read_parts(place, memory)
+        whole = {**flats, "step": memory["step"]}
+        return self.restore({f"0.{name}": tensor.to(self._flat.values.device) for name, tensor in whole.items()})
 
     def memory(self) -> dict[str, Tensor]:
         """Return the memory as plain tensors, named by the number of the parameter; empty before the first step."""
@@ -98,6 +123,15 @@ class Optimizer:
     @property
     def _parts(self) -> list[Any]:
         return [part for group in self.adamw.param_groups for part in group["params"]]
+
+
+def read_parts(place: Path, memory: dict[str, Any]) -> None:
+    """Fill tensors, whole ones or this process's part of them, from what several processes wrote."""
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    with warnings.catch_warnings(action="ignore"):  # that one process reads alone
+        load(memory, storage_reader=HuggingFaceStorageReader(str(place / FOLDER)), no_dist=True)
 
 
 def _adamw_8bit(flat: FlatWeights, lr: float, betas: tuple[float, float]) -> torch.optim.Optimizer:

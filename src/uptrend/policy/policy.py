@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import inspect
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,7 @@ from uptrend.config import Lora, Model
 from uptrend.policy import attention
 from uptrend.policy.attention import Packed
 from uptrend.policy.logprobs import PLAIN, Shaping, token_logprobs
-from uptrend.policy.weights import FlatWeights
+from uptrend.policy.weights import FlatWeights, digest_of
 from uptrend.records import ModelError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -49,6 +50,11 @@ class Policy:
     def is_sharded(self) -> bool:
         """True where each process holds a part of the weights alone, and their gradients are added up on the way."""
         return False
+
+    @property
+    def base_digest(self) -> str:
+        """Fingerprint of the weights that do not train, in bf16, which is what a GPU keeps of a frozen base."""
+        return digest_of(p.to(torch.bfloat16) for p in self.model.parameters() if not p.requires_grad)
 
     @property
     def core(self) -> Any:
@@ -145,6 +151,13 @@ class Policy:
         for slot in self.flat.slots:
             yield slot.name, self.flat.view(slot)
 
+    def state(self) -> dict[str, Tensor]:
+        """Return the weights to be exported, as tensors of their own; empty where another process exports them."""
+        return {name: weight.detach().clone() for name, weight in self.model.state_dict().items()}
+
+    def wait(self) -> None:
+        """Wait for the others that hold a part of the weights: here nobody."""
+
     def copy(self) -> "Policy":
         """Return the policy with frozen weights of its own, for a sampler that goes on while this one learns.
 
@@ -159,9 +172,10 @@ class Policy:
     @contextlib.contextmanager
     def as_reference(self) -> Iterator[None]:
         """Switch gradients off, and adapters where they are what trains, or put the reference's in their place."""
-        adapters, own = self.anchor.adapters, self.flat.values.data
+        adapters = self.anchor.adapters
         with torch.no_grad(), contextlib.ExitStack() as stack:
             if adapters is not None:
+                own = self.flat.values.data
                 stack.callback(own.copy_, own.clone())
                 own.copy_(adapters)  # in place: CUDA graphs read them there
             else:
@@ -245,7 +259,7 @@ def load_policy(
     reference = None
     if wish.lora is not None:
         torch.manual_seed(seed)  # adapters begin with random A
-        model = _add_adapters(freeze(model), wish.lora)
+        model = add_adapters(freeze(model), wish.lora)
     elif keep_reference:
         reference = freeze(copy.deepcopy(model)).eval()
     model.eval()
@@ -261,15 +275,24 @@ def load_policy(
 def freeze(model: Any) -> Any:
     """Train nothing of a model; on a GPU its matrices become bf16, which is what its arithmetic makes of them."""
     model.requires_grad_(False)
+    return round_frozen(model) if next(model.parameters()).device.type == "cuda" else model
+
+
+def round_frozen(model: Any) -> Any:
+    """Make frozen matrices of a model bf16."""
     for module in model.modules():
         if isinstance(module, nn.Linear) or type(module) is nn.Embedding:  # others may do more with their weights
             for weight in module.parameters(recurse=False):
-                weight.data = weight.data.to(torch.bfloat16) if weight.device.type == "cuda" else weight.data
+                weight.data = weight.data if weight.requires_grad else weight.data.to(torch.bfloat16)
     return model
 
 
 def load_model(source: str, dtype: torch.dtype) -> tuple[Any, Any]:
     """Load a transformers model and its tokenizer; a PEFT adapter's folder is merged into its base."""
+    if not torch.cuda.is_available():  # transformers loads DeepSpeed, which would print that it looked for a GPU
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    # accelerate's FSDP settings would have transformers load weights in the first process alone.
+    os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
     from peft import PeftConfig, PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
@@ -327,7 +350,7 @@ def _refuse_pickles(folder: Path) -> None:
         )
 
 
-def _add_adapters(model: Any, wish: Lora) -> Any:
+def add_adapters(model: Any, wish: Lora) -> Any:
     from peft import LoraConfig, get_peft_model
     from peft.tuners.tuners_utils import BaseTunerLayer
 

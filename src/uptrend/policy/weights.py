@@ -8,8 +8,9 @@ Up to some millions, every weight is measured. Of more than that, a fixed sixtee
 spread blocks, the same at every step): remembering all of them would cost their memory once more."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -35,8 +36,19 @@ class Slot:
     decays: bool  # false for norms and biases, which weight decay leaves alone
 
 
+class Stretch(NamedTuple):
+    """Weights of one layer group that stand side by side in the flat order of all weights."""
+
+    group: str
+    start: int  # place of the first one
+    values: Tensor
+
+
 class FlatWeights:
-    """The trainable weights of a model as one parameter."""
+    """The trainable weights of a model as one parameter.
+
+    What is not about `values` and `gradient` is also there where a process holds a part of the weights (sharded.py).
+    """
 
     def __init__(self, model: nn.Module) -> None:
         named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
@@ -70,6 +82,28 @@ class FlatWeights:
         """Return a parameter's part of the flat tensor, or of another one of the same order, in its shape."""
         whole = self.values.data if flat is None else flat
         return whole[slot.start : slot.start + slot.shape.numel()].view(slot.shape)
+
+    @property
+    def total(self) -> int:
+        """Number of all weights."""
+        return self.values.numel()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Their precision."""
+        return self.values.dtype
+
+    def stretches(self) -> list[Stretch]:
+        """Return the weights that this process holds: here all, by layer group."""
+        return [Stretch(group, span.start, self.values.data[span]) for group, span in self.spans().items()]
+
+    def add_up(self, figures: Tensor) -> Tensor:
+        """Add up figures of all processes that hold a part, in place; return them. Here, they are whole already."""
+        return figures
+
+    def put(self, slot: Slot, whole: Tensor) -> None:
+        """Replace one parameter, in place."""
+        self.view(slot).copy_(whole)
 
     @property
     def gradient(self) -> Tensor:
@@ -121,29 +155,31 @@ class Movement:
 class WeightMeter:
     """Remembers the weights before a step and measures what moved after it."""
 
-    def __init__(self, flat: FlatWeights) -> None:
-        self._flat, self._spans = flat, flat.spans()
-        self._every = 1 if flat.values.numel() < SMALL else EVERY
-        self._before: dict[str, Tensor] = {}
+    def __init__(self, weights: FlatWeights) -> None:
+        self._weights = weights
+        self._every = 1 if weights.total < SMALL else EVERY
+        self._before: list[Tensor] = []
 
     def before(self) -> None:
         """Remember the weights, ahead of a step's first update."""
-        self._before = {group: self._measured(span).clone() for group, span in self._spans.items()}
+        self._before = [self._measured(values).clone() for _, _, values in self._weights.stretches()]
 
     def after(self) -> Movement:
         """Measure the change, after a step's last update."""
-        figures = []
-        for group, span in self._spans.items():
-            now = self._measured(span)
-            figures.append(change_of(self._before[group], now, (span.stop - span.start) / max(1, now.numel())))
-        return movement_of(self._spans, torch.stack(figures), self._flat.values.numel())
+        stretches = self._weights.stretches()
+        groups = list(dict.fromkeys(slot.group for slot in self._weights.slots))
+        figures = torch.zeros(len(groups), 3, device=stretches[0].values.device)
+        for then, (group, _, values) in zip(self._before, stretches, strict=True):
+            now = self._measured(values)
+            figures[groups.index(group)] += change_of(then, now, values.numel() / max(1, now.numel()))
+        return movement_of(groups, self._weights.add_up(figures), self._weights.total)
 
     def digest(self) -> str:
         """Compute a fingerprint of the measured weights: processes that train together have the same."""
-        return digest_of(self._measured(span).contiguous() for span in self._spans.values())
+        parts = ((start, self._measured(values)) for _, start, values in self._weights.stretches())
+        return _digest(parts, self._weights.add_up)
 
-    def _measured(self, span: slice) -> Tensor:
-        stretch = self._flat.values.data[span]
+    def _measured(self, stretch: Tensor) -> Tensor:
         blocks = stretch.numel() // BLOCK
         if self._every == 1 or blocks < 2 * self._every:
             return stretch
@@ -170,36 +206,55 @@ def movement_of(groups: Iterable[str], figures: Tensor, total: int) -> Movement:
     )
 
 
-def movable_share(flat: FlatWeights, lr: float) -> float:
+def movable_share(weights: FlatWeights, lr: float) -> float:
     """Return the share of weights that a step of size `lr` changes at their precision.
 
     Adam's update is about the learning rate for every weight, whatever its gradient; a bf16 weight moves
     only if that exceeds half the distance to its neighbor (about |w| / 512).
     """
-    return movable_part(flat.values.data, lr)
+    moved = torch.stack([_movable(values, lr) for _, _, values in weights.stretches()]).sum()
+    return float(weights.add_up(moved)) / weights.total
 
 
 def movable_part(values: Tensor, lr: float) -> float:
     """Return the same share of some weights."""
+    return float(_movable(values, lr)) / values.numel()
+
+
+def _movable(values: Tensor, lr: float) -> Tensor:
     moved = torch.zeros((), dtype=torch.long, device=values.device)
     for chunk in torch.split(values, 1 << 24):
         moved += ((chunk.float() - lr).to(chunk.dtype) != chunk).sum()
-    return float(moved) / values.numel()
+    return moved
 
 
-def digest(flat: FlatWeights) -> str:
+def digest(weights: FlatWeights) -> str:
     """Compute a fingerprint of the weights' bits, on their device; equal weights have equal fingerprints."""
-    return digest_of([flat.values.data])
+    return _digest(((start, values) for _, start, values in weights.stretches()), weights.add_up)
 
 
 def digest_of(tensors: Iterable[Tensor]) -> str:
     """Compute the fingerprint of several tensors as if they stood side by side."""
-    plain = weighted = start = 0
-    for values in tensors:
+
+    def placed() -> Iterable[tuple[int, Tensor]]:
+        start = 0
+        for values in tensors:
+            yield start, values
+            start += values.numel()
+
+    return _digest(placed(), lambda sums: sums)
+
+
+def _digest(parts: Iterable[tuple[int, Tensor]], add_up: Callable[[Tensor], Tensor]) -> str:
+    # Sums wrap at 64 bits, on every device alike: those of parts add up to those of the whole.
+    sums = torch.zeros(2, dtype=torch.long)
+    device = sums.device
+    for start, values in parts:
+        device = values.device
         bits = values.detach().reshape(-1).view(torch.int32 if values.element_size() == 4 else torch.int16)
         for chunk in torch.split(bits, 1 << 24):
-            places = torch.arange(start, start + chunk.numel(), device=chunk.device) % 65521 + 1
-            plain += int(chunk.long().sum())
-            weighted += int((chunk.long() * places).sum())
+            places = torch.arange(start, start + chunk.numel(), device=device) % 65521 + 1
+            sums += torch.stack([chunk.long().sum(), (chunk.long() * places).sum()]).cpu()
             start += chunk.numel()
+    plain, weighted = add_up(sums.to(device)).tolist()
     return f"{plain % 2**64:016x}{weighted % 2**64:016x}"

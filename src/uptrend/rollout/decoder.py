@@ -45,7 +45,7 @@ class Decoder(Protocol):
 
 def cache_dtype(policy: Policy) -> torch.dtype:
     """Return the precision of keys and values."""
-    return torch.bfloat16 if policy.device.type == "cuda" else policy.flat.values.dtype
+    return torch.bfloat16 if policy.device.type == "cuda" else policy.flat.dtype
 
 
 def make_cache(policy: Policy, budget: float | None = None, on_move: Callable[[], None] = lambda: None) -> PagedCache:

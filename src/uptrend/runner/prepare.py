@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from uptrend.bridge.trackers import chosen
 from uptrend.config import Config, to_table
+from uptrend.config.schema import Parallel
 from uptrend.policy.known import KNOWN, find_model, need_extra, need_train_extra
 from uptrend.records import ConfigError, ModelError, RecordError, Run, RunDirectory
 from uptrend.records.schema import VERSION
@@ -57,6 +58,7 @@ class Prepared:
 
         from uptrend.policy.checkpoint import digests
         from uptrend.policy.weights import movable_share
+        from uptrend.training.ranks import layout_of
 
         config, policy = self.config, self.policy
         notes = list(
@@ -85,6 +87,7 @@ class Prepared:
                 "device": str(policy.device),
                 "threads": config.compute.threads,
                 "processes": self.ranks.count,
+                "parallel": layout_of(config, self.ranks),
                 "cpu": platform.processor() or platform.machine(),
                 "gpu": torch.cuda.get_device_name(policy.device) if policy.device.type == "cuda" else None,
             },
@@ -94,7 +97,7 @@ class Prepared:
             "model": {
                 "name": config.model.name,
                 "parameters": policy.parameters,
-                "trainable": policy.flat.values.numel(),
+                "trainable": policy.flat.total,
                 "special": sorted(id for id, token in policy.tokenizer.added_tokens_decoder.items() if token.special),
                 **digests(policy),
             },
@@ -115,11 +118,12 @@ def prepare(config: Config, run: Run | None = None) -> Prepared:
     if config.model.name not in KNOWN:
         find_model(config.model.name)
     from uptrend.training.components import choose_components
-    from uptrend.training.ranks import join_ranks
+    from uptrend.training.ranks import join_ranks, layout_of
 
     config = resolve_compute(config)
     ranks = join_ranks(own_device(config))
-    return Prepared(config, make_policy(config), tasks, held_out, choose_components(config, ranks), ranks)
+    components, layout = choose_components(config, ranks), layout_of(config, ranks)
+    return Prepared(config, make_policy(config, layout), tasks, held_out, components, ranks)
 
 
 def check_tasks(run: Run, tasks: Pool, held_out: HeldOut) -> None:
@@ -143,19 +147,31 @@ def need_extras(config: Config) -> None:
     chosen(config.track)
 
 
-def make_policy(config: Config) -> "Policy":
-    """Load the model that the config names, on its device, ready to learn."""
+def make_policy(config: Config, layout: Parallel = "ddp") -> "Policy":
+    """Load the model that the config names, on its device, ready to learn; all of it, or this process's part."""
     import torch
 
     from uptrend.policy.policy import choose_device, load_policy
 
     torch.set_num_threads(config.compute.threads)
     device = choose_device(own_device(config))
-    kl, compiled = config.learning.kl, config.compute.compile == "always"
+    kl, compiled = config.learning.kl, config.compute.compile == "always" and layout == "ddp"
+    if layout != "ddp" and kl.reset_every:
+        raise ConfigError("learning.kl.reset_every needs whole weights in every process: use compute.parallel = ddp.")
+    source = find_model(config.model.name)
+    # Before weights are shared out they are whole in the host's memory.
     policy = load_policy(
-        find_model(config.model.name), config.model, device,
+        source, config.model, device if layout == "ddp" else torch.device("cpu"),
         seed=config.seed, keep_reference=kl.beta > 0, resets=kl.reset_every > 0, compiled=compiled,
     )  # fmt: skip
+    if layout == "fsdp2":
+        from uptrend.policy.sharded import shard
+
+        policy = shard(policy, device, source, config.model, config.seed)
+    elif layout == "zero3":
+        from uptrend.policy.zero import shard_by_deepspeed
+
+        policy = shard_by_deepspeed(policy, device, source, config.model, config.seed, config.learning)
     if policy.window is not None and config.longest > policy.window:
         raise ModelError(
             f"{config.model.name} looks back over {policy.window} tokens (sliding_window), which is not done here "

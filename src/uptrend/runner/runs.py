@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 # Settings that a resumed run may change: nothing that would make it another run.
 MAY_CHANGE = (
     "learning.steps", "eval.every", "checkpoints.every", "checkpoints.keep", "checkpoints.best", "compute.threads",
-    "track",
+    "compute.parallel", "compute.processes", "track",
 )  # fmt: skip
 # Causes that a gap between sampler and learner points to elsewhere; in a replay another policy sampled, by design.
 BY_CONSTRUCTION = ("precision.mismatch", "sync.stale-weights", "sync.off-policy", "policy.dropout-on")
@@ -78,6 +78,9 @@ def start(
     from uptrend.training.loop import train as loop
 
     ranks, info = prepared.ranks, prepared.info(path)
+    if preflight and prepared.policy.is_sharded:
+        info["notes"].append("The cheap probes were not asked: they need whole weights in one process.")
+        preflight = False
     opened = PartDirectory(path) if ranks.rank else RunDirectory.create(path, info)
     with opened as directory, RunEnding(directory, resume=False) as ending:
         ranks.barrier()
@@ -264,6 +267,9 @@ class TrainLauncher:
         uptrend, folder = [sys.executable, "-m", "uptrend"], planned.folder
         if planned.method is Method.REPLAY:
             return [*uptrend, *self._replay(planned)]
+        if (count := int(planned.config["compute"]["processes"])) > 1:
+            launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
+            uptrend[1:1] = launcher
         if (folder / "run.json").exists() and Run(folder).checkpoints:
             return [*uptrend, "train", "--resume", str(folder)]
         recipe = folder.with_name(f"{folder.name}.toml")

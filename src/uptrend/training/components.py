@@ -27,7 +27,7 @@ from uptrend.training.gather import Gathered, RolloutPlayer, gather
 from uptrend.training.learner import Layout, Learner, lay_out
 from uptrend.training.metrics import Learned, step_metrics
 from uptrend.training.observer import Observer, Stop
-from uptrend.training.ranks import OneRank, Ranks
+from uptrend.training.ranks import OneRank, Ranks, layout_of
 
 
 @dataclass(frozen=True)
@@ -49,17 +49,24 @@ class Components:
 
 def choose_components(config: Config, ranks: Ranks) -> Components:
     """Return the parts that a recipe asks for."""
-    if config.sampling.engine == "vllm":
-        sampling = replace(config.sampling, context=config.longest)  # servers must take evaluations too
-        return Components(sampler=(lambda _: NoSampler()) if ranks.rank else partial(VllmSampler, sampling=sampling))
-    if config.sampling.ahead:
-        if ranks.count > 1:
-            raise ConfigError(
-                f"sampling.ahead = {config.sampling.ahead} in {ranks.count} processes needs sampling.engine = 'vllm': "
-                "each process would sample and learn on the same device."
-            )
-        return Components(sampler=CopySampler)
-    return Components()
+    sampling, layout, parts = config.sampling, layout_of(config, ranks), Components()
+    if layout == "fsdp2":
+        from uptrend.policy.sharded import ShardedOptimizer
+
+        parts = Components(optimizer=ShardedOptimizer)
+    elif layout == "zero3":
+        from uptrend.policy.zero import ZeroOptimizer
+
+        parts = Components(optimizer=ZeroOptimizer)
+    if sampling.engine == "vllm":
+        served = replace(sampling, context=config.longest)  # servers must take evaluations too
+        return replace(parts, sampler=(lambda _: NoSampler()) if ranks.rank else partial(VllmSampler, sampling=served))
+    if sampling.ahead and ranks.count > 1:
+        raise ConfigError(
+            f"sampling.ahead = {sampling.ahead} in {ranks.count} processes needs sampling.engine = 'vllm': each "
+            "process would sample and learn on the same device."
+        )
+    return replace(parts, sampler=CopySampler) if sampling.ahead or layout != "ddp" else parts
 
 
 @dataclass(frozen=True)

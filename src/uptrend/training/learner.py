@@ -248,8 +248,8 @@ class Learner:
     def _has_graphs(self) -> bool:
         """True where the update runs as CUDA graphs, on a GPU."""
         # Activations that are recomputed come with a random state, which a graph can't remember; a mask is made on the
-        # host.
-        return not self._recomputes and self._policy.packs
+        # host. Weights that are sharded come and go.
+        return not self._recomputes and self._policy.packs and not self._policy.is_sharded
 
     def _look(self, *inputs: Any, reference: bool = False) -> tuple[Tensor]:
         return self._forward(*inputs, reference=reference)[:1]
@@ -272,7 +272,8 @@ class Learner:
 
     def consider_compiling(self, seconds: float, steps_left: int) -> None:
         """Compile where the rest of the run is long enough to win the time back; `seconds` is what an update took."""
-        if self._config.compute.compile != "auto" or self._policy.compiled or self._policy.device.type != "cuda":
+        is_open = self._config.compute.compile == "auto" and not self._policy.compiled
+        if not is_open or self._policy.is_sharded or self._policy.device.type != "cuda":
             return
         self._seconds.append(seconds)
         # The first ones load and capture; the fastest of the last few is what the others would take.
@@ -304,9 +305,10 @@ class Learner:
             mine = set(self._ranks.shard(sorted(tokens, key=lambda group: (-tokens[group], group))))
             numbers = [b for b in numbers if int(exp.groups_b[b]) in mine]
         micros = self._micros(exp, numbers)
-        most = max(self._ranks.exchange(len(micros))) if self._policy.is_sharded else len(micros)
+        # One at least: without a pass there would be no gradient, not even one of 0.
+        most = max(1, *self._ranks.exchange(len(micros))) if self._policy.is_sharded else len(micros)
         yield from ((micro, True) for micro in micros)
-        if most > len(micros):
+        if most > len(micros) and any(line.width for line in exp.lines):
             shortest = min((b for b, line in enumerate(exp.lines) if line.width), key=lambda b: exp.lines[b].width)
             (filler,) = self._micros(exp, [shortest])
             yield from [(filler, False)] * (most - len(micros))

@@ -21,7 +21,7 @@ from torch import Tensor
 from uptrend.algo import kl_penalty
 from uptrend.config import Config
 from uptrend.config.schema import Credit
-from uptrend.policy.checkpoint import BEST, save_checkpoint
+from uptrend.policy.checkpoint import BEST, random_states, save_checkpoint
 from uptrend.policy.optimizer import Optimizer
 from uptrend.policy.weights import WeightMeter
 from uptrend.records import Evaluation, Rollout, Run
@@ -33,6 +33,7 @@ from uptrend.training.gather import Gathered, RolloutPlayer, evaluate
 from uptrend.training.learner import Experience, Learner, Update
 from uptrend.training.metrics import Clock, Learned, evaluation_line, peak_memory_gib
 from uptrend.training.observer import StepRecord, Stop
+from uptrend.training.ranks import losses
 from uptrend.training.recorder import Annotated, Recorder
 
 
@@ -45,7 +46,8 @@ def train(parts: Parts, resume: bool = False) -> Stop | None:
 
     checkpoint = Run(parts.directory.path).checkpoints[-1] if resume else None
     ahead = config.sampling.ahead
-    return run_course(parts, Course(sample, config.learning.steps, checkpoint, is_new=not resume, ahead=ahead))
+    with losses():
+        return run_course(parts, Course(sample, config.learning.steps, checkpoint, is_new=not resume, ahead=ahead))
 
 
 def run_course(parts: Parts, course: Course) -> Stop | None:
@@ -225,6 +227,8 @@ def save(
 ) -> None:
     """Write a checkpoint: one rank does, or all where each holds a part of the weights."""
     recorder.drain()  # records first: a checkpoint is never ahead of them
+    if others := parts.ranks.exchange(random_states())[1:]:
+        state = {**state, "others": others}
     if parts.policy.is_sharded or parts.ranks.rank == 0:
         keep = parts.config.checkpoints.keep
         save_checkpoint(parts.directory.path, parts.policy, optimizer, state, keep, name, also=source.save)

@@ -5,6 +5,9 @@ the update is the same whatever their number is, to rounding. Rank 0 writes the 
 """
 
 import os
+import re
+import signal
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -13,9 +16,13 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, distributed
 
+from uptrend.config import Config
+from uptrend.config.schema import Parallel
 from uptrend.records import RankLost
 
 T = TypeVar("T")
+# Errors of gloo and NCCL come as RuntimeErrors, from inside a pass too where weights are sharded.
+LOSS = re.compile(r"gloo|nccl|connection (closed|reset|refused)|broken pipe", re.IGNORECASE)
 # A rank waits so long for the others, which may be evaluating or playing: gloo hears at once of one that died.
 PATIENCE = timedelta(hours=12)
 
@@ -71,19 +78,19 @@ class ManyRanks:
         self._objects = distributed.new_group(backend="gloo", timeout=PATIENCE)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        with _losses():
+        with losses():
             distributed.all_reduce(tensor)
         return tensor
 
     def broadcast(self, value: T) -> T:
         held = [value]
-        with _losses():
+        with losses():
             distributed.broadcast_object_list(held, 0, self._objects, device=torch.device("cpu"))
         return held[0]
 
     def exchange(self, value: T) -> list[T]:
         held: list[Any] = [None] * self.count
-        with _losses():
+        with losses():
             distributed.all_gather_object(held, value, self._objects)
         return held
 
@@ -95,12 +102,26 @@ class ManyRanks:
 
 
 @contextmanager
-def _losses() -> Iterator[None]:
+def losses() -> Iterator[None]:
+    """Raise RankLost where a connection to another rank breaks."""
     try:
         yield
-    except RuntimeError as error:  # gloo's and NCCL's are subclasses
-        reason = str(error).splitlines()[0][:200]
+    except RuntimeError as error:
+        if not (isinstance(error, distributed.DistError) or LOSS.search(str(error))):
+            raise
+        _hear_launcher(signal.SIG_IGN)  # it is about to say the same
+        reason = re.sub(r"\[[^\]]*\]:?\d*:?\s*", "", str(error).splitlines()[0]).split(". ")[0][:100]
         raise RankLost(f"Another process of this run has ended, so this one ends too ({reason}).") from error
+
+
+def _end(*_: Any) -> None:
+    _hear_launcher(signal.SIG_IGN)
+    raise RankLost("The launcher ended this process, as it does when another one of the run has ended.")
+
+
+def _hear_launcher(handler: Any) -> None:
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
 
 
 def join_ranks(device: str = "cpu") -> Ranks:
@@ -111,4 +132,33 @@ def join_ranks(device: str = "cpu") -> Ranks:
         if device.startswith("cuda"):
             torch.cuda.set_device(device)
         distributed.init_process_group("cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo", timeout=PATIENCE)
+    _hear_launcher(_end)  # so that the run directory says why
     return ManyRanks()
+
+
+def is_first_to_tell() -> bool:
+    """Return True in the first rank that asks: one sentence is enough for what all of them hear."""
+    told = os.environ
+    is_first = told.get("RANK", "0") == "0"
+    if told.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return is_first
+    try:  # the launcher's store, which is there even where rank 0 is not
+        wait, port = timedelta(seconds=5), int(told["MASTER_PORT"])
+        store = distributed.TCPStore(told["MASTER_ADDR"], port, is_master=False, timeout=wait)  # type: ignore[attr-defined]
+        return bool(store.add(f"uptrend/told/{told.get('TORCHELASTIC_RESTART_COUNT', '0')}", 1) == 1)
+    except (RuntimeError, KeyError, ValueError):
+        return is_first
+
+
+def layout_of(config: Config, ranks: Ranks) -> Parallel:
+    """Return how ranks hold the weights: as the recipe asks for, or as accelerate was asked for."""
+    asked, told = config.compute.parallel, os.environ
+    if ranks.count == 1:
+        return "ddp"
+    if asked != "auto":
+        return asked
+    if told.get("ACCELERATE_USE_FSDP", "").lower() == "true":
+        return "fsdp2"
+    if told.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
+        return "zero3"
+    return "ddp"

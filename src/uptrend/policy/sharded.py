@@ -1,0 +1,332 @@
+"""A policy whose weights are spread over processes, by FSDP2: each holds some rows of every parameter.
+
+A pass is one call of one module, in which layers gather their weights when their turn comes and let them go after it.
+Gradients of all processes are added up on their way back, and every process updates the rows that it holds.
+
+The optimizer's memory goes to disk by torch.distributed.checkpoint, as safetensors: any number of processes can read
+it, and one alone. `zero.py` does the same by DeepSpeed.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, distributed, nn
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+
+from uptrend.config import Learning, Model
+from uptrend.policy.logprobs import PLAIN, Shaping, token_logprobs
+from uptrend.policy.optimizer import FILE, FOLDER, MOMENTS, Applied, Optimizer, read_parts
+from uptrend.policy.policy import DTYPES, Policy, add_adapters, freeze, load_model, round_frozen
+from uptrend.policy.weights import FlatWeights, Slot, Stretch, digest
+from uptrend.records import ConfigError, ModelError
+
+
+class Head(nn.Module):
+    """The output layer as a call from hidden states to log-probabilities, before which its weight can be gathered."""
+
+    def __init__(self, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(
+        self, hidden_mh: Tensor, targets_m: Tensor, temperature: float, shaping: Shaping
+    ) -> tuple[Tensor, Tensor]:
+        """Compute log-probabilities and entropies."""
+        return token_logprobs(hidden_mh, self.weight, targets_m, temperature, shaping=shaping)
+
+
+class Scorer(nn.Module):
+    """The root of all that is sharded: a whole pass of a policy as one call."""
+
+    def __init__(self, policy: "ShardedPolicy", model: Any, core: Any) -> None:
+        super().__init__()
+        self.policy, self.model = policy, model
+        core.set_output_embeddings(Head(core.get_output_embeddings().weight))
+
+    def forward(self, *given: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        """Compute what `Policy.score` does."""
+        return Policy.score(self.policy, *given, **options)
+
+
+@dataclass(eq=False)
+class ShardedPolicy(Policy):
+    """A policy that all processes hold together."""
+
+    source: str = ""  # folder or hub id that its weights came from
+    wish: Model | None = None
+    seed: int = 0
+    base: str = ""  # digest of the frozen weights
+    size: int = 0  # number of weights of the model
+    scorer: Any = None  # what is called for a pass
+    reference_scorer: Any = None
+    packs: bool = True  # found out before the weights were shared out
+
+    @property
+    def is_sharded(self) -> bool:
+        return True
+
+    @property
+    def parameters(self) -> int:
+        return self.size
+
+    @property
+    def base_digest(self) -> str:
+        return self.base
+
+    def logprobs(
+        self, hidden_mh: Tensor, targets_m: Tensor, temperature: float, *, shaping: Shaping = PLAIN,
+        reference: bool = False,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        model = self.reference if reference and self.reference is not None else self.core
+        with self.arithmetic():
+            found: tuple[Tensor, Tensor] = model.get_output_embeddings()(hidden_mh, targets_m, temperature, shaping)
+        return found
+
+    def score(self, *given: Any, reference: bool = False, **options: Any) -> tuple[Tensor, Tensor]:
+        scorer = self.scorer if self.reference_scorer is None or not reference else self.reference_scorer
+        found: tuple[Tensor, Tensor] = scorer(*given, reference=reference, **options)
+        return found
+
+    def named(self) -> Iterator[tuple[str, Tensor]]:
+        assert isinstance(self.flat, ShardedWeights)
+        for slot in self.flat.slots:
+            yield slot.name, self.flat.whole(slot)
+
+    def state(self) -> dict[str, Tensor]:
+        # All take part, since each has rows of everything; one tensor after the other, which only rank 0 keeps.
+        is_first = distributed.get_rank() == 0
+        found = ((name, weight.cpu() if is_first else None) for name, weight in self.named())
+        return {name: weight for name, weight in found if weight is not None}
+
+    def wait(self) -> None:
+        distributed.barrier()
+
+    def copy(self) -> Policy:
+        """Return the policy as it was loaded, whole, with frozen weights of its own; `named` has the newer ones."""
+        assert self.wish is not None
+        model, tokenizer = load_model(self.source, DTYPES[self.wish.weights])
+        model = freeze(model.to(self.device))
+        if self.wish.lora is not None:
+            torch.manual_seed(self.seed)
+            model = freeze(add_adapters(model, self.wish.lora))
+        return Policy(model.eval(), tokenizer, self.device, self.flat)
+
+    def reset_reference(self) -> None:
+        raise ConfigError("learning.kl.reset_every needs whole weights in every process: use compute.parallel = ddp.")
+
+    def compile(self) -> None:
+        """Leave layers as they are: their weights come and go."""
+
+
+class ShardedWeights(FlatWeights):
+    """The trainable weights as rows of parameters, in the order of the flat ones."""
+
+    def __init__(self, slots: list[Slot], model: nn.Module) -> None:
+        self.slots, named = slots, dict(model.named_parameters())
+        self.parameters: list[Any] = [named[slot.name] for slot in slots]
+        self.rank, self.count = distributed.get_rank(), distributed.get_world_size()
+
+    @property
+    def total(self) -> int:
+        return sum(slot.shape.numel() for slot in self.slots)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        found: torch.dtype = self.parameters[0].dtype
+        return found
+
+    def part(self, slot: Slot) -> slice:
+        """Return this process's part of a parameter, among its elements."""
+        rows = -(-slot.shape[0] // self.count)
+        width = slot.shape[1:].numel()
+        start, stop = (min(slot.shape[0], rows * rank) * width for rank in (self.rank, self.rank + 1))
+        return slice(start, stop)
+
+    @torch.no_grad()
+    def own(self, parameter: Any) -> Tensor:
+        """Return the elements of a parameter that are here; they share its memory."""
+        local: Tensor = parameter.to_local()
+        return local.view(-1)
+
+    def stretches(self) -> list[Stretch]:
+        held = zip(self.slots, self.parameters, strict=True)
+        return [Stretch(slot.group, slot.start + self.part(slot).start, self.own(p)) for slot, p in held]
+
+    def add_up(self, figures: Tensor) -> Tensor:
+        distributed.all_reduce(figures)
+        return figures
+
+    @torch.no_grad()
+    def whole(self, slot: Slot) -> Tensor:
+        """Gather one parameter; all processes have to ask for it."""
+        found: Tensor = self.parameters[self.slots.index(slot)].full_tensor()
+        return found
+
+    def put(self, slot: Slot, whole: Tensor) -> None:
+        self.own(self.parameters[self.slots.index(slot)]).copy_(whole.reshape(-1)[self.part(slot)])
+
+
+class ShardedOptimizer(Optimizer):
+    """AdamW over the rows that this process holds."""
+
+    def __init__(self, flat: FlatWeights, learning: Learning) -> None:
+        assert isinstance(flat, ShardedWeights)
+        need_adamw(learning)
+        self._weights, self._max_norm, self.is_8bit = flat, learning.max_grad_norm, False
+        self._own = [nn.Parameter(flat.own(p).clone()) for p in flat.parameters]
+        groups = by_decay(flat.slots, self._own, learning)
+        self.adamw = torch.optim.AdamW(groups, lr=learning.lr, betas=(learning.beta1, learning.beta2), fused=True)
+
+    @torch.no_grad()
+    def apply(self, lr: float) -> Applied:
+        parameters = self._weights.parameters
+        for own, parameter in zip(self._own, parameters, strict=True):
+            own.data = self._weights.own(parameter)  # FSDP may have moved it
+            own.grad = torch.zeros_like(own) if parameter.grad is None else self._weights.own(parameter.grad)
+            parameter.grad = None
+        gradients = [own.grad for own in self._own if own.grad is not None]
+        squares = torch.stack(torch._foreach_norm(gradients, dtype=torch.float32)).square().sum()
+        norm = math.sqrt(x) if math.isfinite(x := float(self._weights.add_up(squares))) else x
+        if not math.isfinite(norm):
+            return Applied(norm, norm, skipped=True)
+        shrink = min(1.0, self._max_norm / (norm + 1e-6)) if self._max_norm > 0 else 1.0
+        if shrink < 1.0:
+            torch._foreach_mul_(gradients, shrink)
+        for group in self.adamw.param_groups:
+            group["lr"] = lr
+        self.adamw.step()
+        return Applied(norm, norm * shrink, skipped=False)
+
+    def save(self, place: Path) -> None:
+        """Write what each process remembers, all at once."""
+        if not self.has_memory:
+            if self._weights.rank == 0:
+                save_file({}, place / FILE)
+            return
+        states = [self.adamw.state[own] for own in self._own]
+        memory = self._named({name: [state[name] for state in states] for name in MOMENTS})
+        writer = HuggingFaceStorageWriter(str(place / FOLDER), save_distributed=True)
+        save(memory | {"step": states[0]["step"].reshape(1)}, storage_writer=writer)
+
+    def load(self, place: Path) -> bool:
+        if not (found := read_step(place)):
+            return found is not None
+        made = {name: [torch.zeros_like(own) for own in self._own] for name in MOMENTS}
+        load_memory(place, self._named(made), self._weights)
+        for number, own in enumerate(self._own):
+            state = {name: tensors[number] for name, tensors in made.items()}
+            self.adamw.state[own] = {"step": torch.tensor(float(found)), **state}
+        return True
+
+    def _named(self, memory: dict[str, list[Tensor]]) -> dict[str, Any]:
+        """Return memories as whole tensors of which this process has rows, by the names of their parameters."""
+        found = {}
+        for name, tensors in memory.items():
+            for slot, parameter, tensor in zip(self._weights.slots, self._weights.parameters, tensors, strict=True):
+                rows = tensor.detach().view(-1, *slot.shape[1:])
+                mesh, placements = parameter.device_mesh, parameter.placements
+                found[f"{slot.name}.{name}"] = DTensor.from_local(
+                    rows, mesh, placements, shape=slot.shape, stride=parameter.stride()
+                )
+        return found
+
+
+def by_decay(slots: list[Slot], parameters: list[Any], learning: Learning) -> list[dict[str, Any]]:
+    """Return AdamW's groups of parameters: those that decay, and norms and biases, which do not."""
+    both = [
+        {"params": [p for slot, p in zip(slots, parameters, strict=True) if slot.decays is decays],
+         "weight_decay": learning.weight_decay if decays else 0.0}
+        for decays in (True, False)
+    ]  # fmt: skip
+    return [group for group in both if group["params"]]
+
+
+def need_adamw(learning: Learning) -> None:
+    """Raise ConfigError for an optimizer that needs whole weights."""
+    if learning.optimizer != "adamw":
+        raise ConfigError(
+            f"learning.optimizer = {learning.optimizer} needs whole weights in every process: use adamw, which keeps "
+            "a part of its memory in each, or compute.parallel = ddp."
+        )
+
+
+def read_step(place: Path) -> int | None:
+    """Return the number of updates that a checkpoint's optimizer has made; None for another optimizer's memory."""
+    if (place / FOLDER).is_dir():
+        step = {"step": torch.zeros(1)}
+        read_parts(place, step)
+        return int(step["step"])
+    with safe_open(place / FILE, framework="pt") as file:
+        if "0.state1" in file.keys():  # noqa: SIM118 (a file)
+            return None
+        return int(file.get_tensor("0.step")) if "0.step" in file.keys() else 0  # noqa: SIM118
+
+
+def load_memory(place: Path, memory: dict[str, Any], weights: ShardedWeights) -> None:
+    """Fill tensors, whole ones or rows of them, with a checkpoint's memory, whoever wrote it."""
+    if (place / FOLDER).is_dir():
+        read_parts(place, memory)
+        return
+    with safe_open(place / FILE, framework="pt") as file:
+        for slot in weights.slots:
+            for name in MOMENTS:
+                if (tensor := memory.get(f"{slot.name}.{name}")) is None:
+                    continue
+                is_part = isinstance(tensor, DTensor)
+                part = weights.part(slot) if is_part else slice(0, slot.shape.numel())
+                found = file.get_slice(f"0.{name}")[slot.start + part.start : slot.start + part.stop]
+                (weights.own(tensor) if is_part else tensor.view(-1)).copy_(found)
+
+
+def prepare_shards(
+    whole: Policy, device: torch.device, source: str, wish: Model, seed: int, kind: type[ShardedPolicy] = ShardedPolicy
+) -> ShardedPolicy:
+    """Return a policy as the members of a scorer, its weights still whole and on the host."""
+    base, held = whole.base_digest if whole.has_adapters else "", [""] * distributed.get_world_size()
+    distributed.all_gather_object(held, f"{digest(whole.flat)} {base}")
+    if len(set(held)) > 1:
+        raise ModelError(
+            f"The processes of this run loaded different weights from {source}: is it the same everywhere?"
+        )
+    policy = kind(
+        whole.model, whole.tokenizer, device, whole.flat, reference=whole.reference, source=source, wish=wish,
+        seed=seed, base=base, size=whole.parameters, packs=whole.packs,
+    )  # fmt: skip
+    for parameter in policy.model.parameters():
+        parameter.grad = None  # a view of the flat one
+    policy.scorer = Scorer(policy, policy.model, policy.core)
+    if policy.reference is not None:
+        policy.reference_scorer = Scorer(policy, policy.reference, policy.reference)
+    return policy
+
+
+def shard(whole: Policy, device: torch.device, source: str, wish: Model, seed: int) -> ShardedPolicy:
+    """Share a policy's weights out among all processes; it is taken apart."""
+    policy = prepare_shards(whole, device, source, wish, seed)
+    if device.type == "cuda":
+        for model in (policy.model, policy.reference):
+            _ = model is not None and round_frozen(model)
+    mesh = init_device_mesh(device.type, (distributed.get_world_size(),))
+    for model, root in ((policy.core, policy.scorer), (policy.reference, policy.reference_scorer)):
+        if model is None:
+            continue
+        # The root too lets its weights go: after a pass without a gradient they would stay, and grow old.
+        for module in (*model.get_decoder().layers, root):
+            fully_shard(module, mesh=mesh, reshard_after_forward=True)
+        for module in root.modules():
+            if isinstance(module, FSDPModule):
+                # Losses are weighted by the counts of all processes: gradients are sums, not means.
+                module.set_gradient_divide_factor(1.0)
+                module.set_force_sum_reduction_for_comms(True)  # gloo has no other
+    policy.flat = ShardedWeights(whole.flat.slots, policy.model)
+    return policy
