@@ -207,6 +207,7 @@ def replay(
     need_train_extra()
     refuse_ranks("replay")
     from uptrend.policy.checkpoint import remove_later_best
+    from uptrend.training.components import Components
     from uptrend.training.replay import check_start, plan
     from uptrend.training.replay import replay as learn_again
 
@@ -222,6 +223,7 @@ def replay(
     path = runs / str(name) if is_begun else free_place(runs, name, f"{run.name}-replay", "Choose another --name.")
     # The model is checked as the run had it, then made as it shall be.
     prepared = prepare(replace(asked.config, model=load_config(run.config).model), run)
+    prepared = replace(prepared, components=Components())  # only evaluations sample, and those do it here
     check_start(prepared.policy, asked)
     config = replace(prepared.config, model=asked.config.model)
     if config != prepared.config:
