@@ -24,6 +24,7 @@ INSIDE = "/uptrend"  # folder of the worker extension in a container
 MODULE = "uptrend_worker"  # name under which vLLM imports it
 RESTARTS = 3  # times that a server is started again within `SOON` of its last start
 SOON = 600.0  # seconds
+PATIENCE = 20.0  # seconds for a server to end
 # Not LoRA's: PEFT adapts every linear module but the output layer.
 NO_TARGETS = ("embed", "lm_head", "norm", "wte", "wpe")
 
@@ -186,17 +187,18 @@ def _run(served: Served, say: Callable[[str], None]) -> tuple[int, bool]:
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End a server and all that it started."""
-    for way, seconds in ((signal.SIGTERM, 20.0), (signal.SIGKILL, 5.0)):
-        try:
-            os.killpg(process.pid, way)
-            limit = time.monotonic() + seconds
-            while time.monotonic() < limit:
-                process.poll()  # one that ended is still of the group until then
-                os.killpg(process.pid, 0)
-                time.sleep(0.1)
-        except ProcessLookupError:  # nobody is left
-            return
+    """End a server and all that it started: it gets time to do so itself, and to clean up."""
+    process.terminate()
+    limit = time.monotonic() + PATIENCE
+    try:
+        while time.monotonic() < limit:
+            process.poll()  # one that ended is still of the group until then
+            os.killpg(process.pid, 0)
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    except ProcessLookupError:  # nobody is left
+        return
 
 
 def _is_healthy(url: str) -> bool:
