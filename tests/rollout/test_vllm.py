@@ -127,6 +127,16 @@ def test_tokens_are_as_likely_as_the_learner_says(vllm: Any, tiny_folder: str, l
 
 
 @pytest.mark.slow
+def test_more_prompts_than_a_server_reads_at_once(vllm: Any, tiny_folder: str) -> None:
+    """A CPU's vLLM ended where it read one with a seed in parts."""
+    policy = make_policy(tiny_folder)
+    prompts = [encode(policy, f"{n}+" * 100) for n in range(100, 132)]
+    said = say(sampler_of(policy, vllm[0]), prompts, Limits(2, 500))
+    assert sum(map(len, prompts)) > 8192
+    assert np.abs(gaps(policy, prompts, said, 1.0)).max() < 1e-3
+
+
+@pytest.mark.slow
 def test_turns_end_as_in_this_process(vllm: Any, tiny_folder: str) -> None:
     """By the stop token, a text, length or context, in one turn and in two: greedily, so that tokens are the same."""
     policy = make_policy(tiny_folder)

@@ -24,6 +24,7 @@ INSIDE = "/uptrend"  # folder of the worker extension in a container
 MODULE = "uptrend_worker"  # name under which vLLM imports it
 RESTARTS = 3  # times that a server is started again within `SOON` of its last start
 SOON = 600.0  # seconds
+PATIENCE = 20.0  # seconds for a server to end
 # Not LoRA's: PEFT adapts every linear module but the output layer.
 NO_TARGETS = ("embed", "lm_head", "norm", "wte", "wpe")
 
@@ -95,7 +96,11 @@ def _flags(config: Config, folder: Path | None, *, is_cuda: bool) -> list[str]:
     ]
     flags += ["--logprobs-mode", "processed_logprobs", "--worker-extension-cls", f"{MODULE}.Worker"]
     flags += ["--generation-config", "vllm"]  # sampling parameters are the recipe's alone
-    flags += ["--dtype", "bfloat16" if is_cuda else "float32", *([] if is_cuda else ["--enforce-eager"])]
+    flags += ["--dtype", "bfloat16"] if is_cuda else ["--dtype", "float32", "--enforce-eager"]
+    if (
+        not is_cuda
+    ):  # a prompt with a seed that is read in parts ends vLLM 0.32 on a CPU, whose generators can't go back
+        flags += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(max(8192, config.longest))]
     if (lora := config.model.lora) is not None:
         flags += ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(_rank(lora.r))]
         if targets := lora.targets or (folder and linear_modules(folder)):
@@ -144,6 +149,7 @@ def serve(served: Served, say: Callable[[str], None]) -> None:
     if _is_healthy(served.url):
         raise ModelError(f"Something answers at {served.url} already. End it, or choose another --port.")
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # ends the server too, as Ctrl-C does
+    served.log.write_text("")
     deaths = 0
     try:
         while True:
@@ -161,7 +167,7 @@ def serve(served: Served, say: Callable[[str], None]) -> None:
 def _run(served: Served, say: Callable[[str], None]) -> tuple[int, bool]:
     """Start a server and wait for its end; return its exit code, and True where it had become ready."""
     began, told, is_ready = time.monotonic(), 0.0, False
-    with served.log.open("w") as out:
+    with served.log.open("a") as out:
         process = subprocess.Popen(
             served.command, stdout=out, stderr=out, env={**os.environ, **served.environment}, process_group=0
         )
@@ -181,17 +187,18 @@ def _run(served: Served, say: Callable[[str], None]) -> tuple[int, bool]:
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End a server and all that it started."""
-    for way, seconds in ((signal.SIGTERM, 20.0), (signal.SIGKILL, 5.0)):
-        try:
-            os.killpg(process.pid, way)
-            limit = time.monotonic() + seconds
-            while time.monotonic() < limit:
-                process.poll()  # one that ended is still of the group until then
-                os.killpg(process.pid, 0)
-                time.sleep(0.1)
-        except ProcessLookupError:  # nobody is left
-            return
+    """End a server and all that it started: it gets time to do so itself, and to clean up."""
+    process.terminate()
+    limit = time.monotonic() + PATIENCE
+    try:
+        while time.monotonic() < limit:
+            process.poll()  # one that ended is still of the group until then
+            os.killpg(process.pid, 0)
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    except ProcessLookupError:  # nobody is left
+        return
 
 
 def _is_healthy(url: str) -> bool:
