@@ -80,6 +80,7 @@ def together(llama_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     names = [f"{kind}-{layout}" for kind in KINDS for layout in ("ddp", "fsdp2")]
     cases = [case(folder, llama_folder, name) for name in names]
     cases += [case(folder, llama_folder, f"moved-{layout}", sets=["learning.steps=1"]) for layout in ("ddp", "fsdp2")]
+    cases.append(case(folder, llama_folder, "infinite-fsdp2", sets=["tasks.infinite=1"]))
     work("train", folder, [*cases, case(folder, llama_folder, "strayed-ddp", strays=True)])
     return folder
 
@@ -157,6 +158,14 @@ def test_a_process_that_strays_is_found(together: Path) -> None:
     assert "run.ranks-diverge" in {finding.id for finding in diagnose(view_of(run)).findings}
 
 
+def test_a_gradient_that_is_not_finite_is_left_out_by_all(together: Path) -> None:
+    path = together / "infinite-fsdp2"
+    first, second = (line["optimizer/skipped/count"] for line in Run(path).metric_lines)
+    assert first + second > 0
+    assert second == 0 or moved_by(path) == 0
+    assert all(weight.isfinite().all() for weight in weights_of(path, 2).values())
+
+
 def test_a_run_moves_between_one_process_and_two(alone: dict[str, Run], together: Path) -> None:
     moved = {layout: together / f"moved-{layout}" for layout in ("ddp", "fsdp2")}
     for path in moved.values():
@@ -182,7 +191,7 @@ def test_a_run_moves_to_deepspeed_and_back(alone: dict[str, Run], by_deepspeed: 
 
 
 def test_groups_that_do_not_divide(llama_folder: Path, tmp_path: Path) -> None:
-    work("compare", tmp_path, {"model": str(llama_folder), "examples": 15})
+    work("compare", tmp_path, {"model": str(llama_folder), "examples": 10})
 
 
 def uptrend(*words: str) -> "subprocess.Popen[str]":

@@ -132,7 +132,8 @@ def call(commands: typer.Typer, arguments: list[str] | None = None) -> Any:
             sys.exit(1)
         raise
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        if _tells():
+            print("interrupted", file=sys.stderr)
         sys.exit(130)
 
 

@@ -107,7 +107,8 @@ def losses() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not (isinstance(error, distributed.DistError) or LOSS.search(str(error))):
+        is_loss = isinstance(error, distributed.DistError) or LOSS.search(str(error))
+        if not (is_loss and distributed.is_initialized()):
             raise
         _hear_launcher(signal.SIG_IGN)  # it is about to say the same
         reason = re.sub(r"\[[^\]]*\]:?\d*:?\s*", "", str(error).splitlines()[0]).split(". ")[0][:100]
