@@ -232,6 +232,13 @@ def test_what_is_tried_again_and_what_fails_alone(stub: Stub, uptrend: Uptrend) 
     assert "a server gets them as a chat" in printed.err
 
 
+def test_tasks_may_come_first_and_the_model_second(stub: Stub, recipe: Any, uptrend: Uptrend) -> None:
+    told = uptrend("eval", recipe[0], "--model", stub.target, "--set", "eval.attempts=0", "--json").json
+    assert (told["target"], told["tasks"]) == (stub.target, 3)
+    twice = uptrend("eval", recipe[0], "--model", stub.target, "--tasks", "binary", code=2)
+    assert "--tasks binary names other tasks" in twice.err
+
+
 @pytest.mark.parametrize("at", [0, 1])
 def test_a_context_that_is_full(stub: Stub, recipe: Any, uptrend: Uptrend, at: int) -> None:
     full = "This model's maximum context length is 2048 tokens."

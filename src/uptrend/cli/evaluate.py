@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from uptrend.cli.console import AsJson, Sets, columns, print_json, terminal
-from uptrend.records import RecordError, Rollout, Task, rollouts_table
+from uptrend.records import ConfigError, RecordError, Rollout, Task, rollouts_table
 from uptrend.rollout.openai import KEY, TIMEOUT
 from uptrend.runner.evaluation import Scored, evaluate
 from uptrend.stats.formatting import NONE, duration, estimate, percent, plural
@@ -30,12 +30,16 @@ COUNTS = {"tasks": "tasks", "not scored": "failed"}
 def command(
     target: Annotated[
         str,
-        typer.Argument(help="Run directory, or a model: known name, hub id, folder, or openai:URL#NAME on a server."),
+        typer.Argument(
+            help="Run directory, or a model: known name, hub id, folder, or openai:URL#NAME on a server. With --model: "
+            "tasks, as --tasks takes them."
+        ),
     ],
     tasks: Annotated[
         str | None,
         typer.Option(help="Taskset, JSONL file, or recipe; for a server also a run. Default: the run's [eval]."),
     ] = None,
+    model: Annotated[str | None, typer.Option(help="Model that plays, where the first word names tasks.")] = None,
     sets: Sets = None,
     attempts: Annotated[int, typer.Option(help="Sampled attempts per task, for pass@k.")] = 0,
     checkpoint: Annotated[str | None, typer.Option(help="Step, or best. Default: the run's last.")] = None,
@@ -54,9 +58,14 @@ def command(
     uptrend eval runs/quickstart --out answers.jsonl --json
     uptrend eval openai:http://127.0.0.1:8000/v1#base \\
         --tasks recipes/musique/atlas.toml --out said.jsonl
+    uptrend eval recipes/tiny.toml \\
+        --model openai:http://127.0.0.1:8000/v1#base
 
     A server is asked for 32 rollouts at once; --set sampling.rows=8 asks for fewer. Its rollouts have no tokens.
     """
+    if model is not None and tasks is not None:
+        raise ConfigError(f"--model {model} plays {target}; --tasks {tasks} names other tasks. Leave one of them out.")
+    target, tasks = (target, tasks) if model is None else (model, target)
     scored = score(target, tasks, sets or (), attempts, out, checkpoint, key=key, timeout=timeout)
     if as_json:
         further = {label: _facts(one) for label, one in scored.sets.items()}
