@@ -143,7 +143,7 @@ class _Handler(BaseHTTPRequestHandler):
         with stub.lock:
             stub.asked.append((self.path, body))
         if stub.fault == "dead" or (stub.fault == "hangs" and self.path == "/v1/completions"):
-            time.sleep(2.0 if stub.fault == "hangs" else 0)
+            time.sleep(6.0 if stub.fault == "hangs" else 0)
             self.connection.shutdown(socket.SHUT_RDWR)
             return
         with stub.lock:

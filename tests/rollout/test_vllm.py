@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -41,7 +42,7 @@ PROMPTS = ["12+30=", "7-19=", "8*9=", "40+2="]
 class Quick(VllmSampler):
     """Waits less than a person would."""
 
-    deadline, outage, every, loading = (0.5, 0.0), 1.5, 0.1, 5.0
+    deadline, outage, every, loading = (30.0, 0.0), 10.0, 0.1, 30.0
 
 
 def sampler_of(policy: Policy, *urls: str, kind: type[VllmSampler] = VllmSampler, context: int = 512) -> VllmSampler:
@@ -425,13 +426,16 @@ def test_turns_of_a_server_that_fails_go_to_another(small: Any, llama_folder: Pa
     prompts = [[5, n] for n in range(8)]
     before = say(sampler, prompts, SHORT)
     assert [len(server.turns()) for server in (first, second)] == [4, 4]
-    first.fault = fault
+    first.fault, sampler.deadline = fault, (3.0, 0.0)
     assert [e.ids.tolist() for e in say(sampler, prompts, SHORT)] == [e.ids.tolist() for e in before]
     assert len(second.turns()) == 12
     load(sampler, policy, 3)  # the one that is out gets them later
     first.fault, count = "", len(first.turns())
-    time.sleep(1.0)
-    assert {int(v) for e in say(sampler, prompts, SHORT) for v in e.versions} == {3}
+    for _ in range(100):
+        assert {int(v) for e in say(sampler, prompts, SHORT) for v in e.versions} == {3}
+        if len(first.turns()) > count:
+            break
+        time.sleep(0.2)
     assert len(first.turns()) - count == 4
     assert first.name == second.name
 
@@ -455,13 +459,14 @@ def test_all_servers_out_is_an_error_after_a_while(small: Any, llama_folder: Pat
     servers, policy = [small(), small()], make_policy(llama_folder)
     sampler = sampler_of(policy, *(server.url for server in servers), kind=Quick)
     load(sampler, policy, 1)
+    sampler.outage, sampler.deadline, sampler.loading = 1.5, (0.5, 0.0), 0.5
     servers[0].fault, servers[1].fault, began = "dead", "hangs", time.perf_counter()
     with pytest.raises(ModelError) as caught:
         say(sampler, [[5, 6]], SHORT)
     print(f"\nall out: {caught.value}")
     assert "No vLLM server has answered for 1.5 s." in str(caught.value)
     assert all(server.url in str(caught.value) for server in servers)
-    assert time.perf_counter() - began < 10
+    assert time.perf_counter() - began < 20
 
 
 def test_a_turn_that_is_cancelled_lets_weights_come(small: Any, llama_folder: Path) -> None:
@@ -480,6 +485,31 @@ def test_a_turn_that_is_cancelled_lets_weights_come(small: Any, llama_folder: Pa
 
     event_loop.run(cancelled())
     assert {int(v) for e in say(sampler, [[5, 6]], SHORT) for v in e.versions} == {2}
+
+
+def test_weights_that_a_killed_process_left_are_removed(
+    llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of one that lives stay, and those of this one go with it."""
+    monkeypatch.setenv("UPTREND_WEIGHTS", str(tmp_path))
+    policy = make_policy(llama_folder)
+    mine = sampler_of(policy, "http://127.0.0.1:9")
+    (living,) = tmp_path.iterdir()
+    dead = tmp_path / "uptrend-weights-dead"
+    dead.mkdir()
+    (dead / "weights.safetensors").write_bytes(b"")
+    for folder in (dead, living):
+        os.utime(folder, (0, 0))
+    another = sampler_of(policy, "http://127.0.0.1:9")
+    assert living.exists()
+    assert not dead.exists()
+    assert len(list(tmp_path.iterdir())) == 2
+    del mine, another
+    gc.collect()
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setenv("UPTREND_WEIGHTS", str(tmp_path / "nowhere"))
+    with pytest.raises(ModelError, match=r"No folder for weights can be made in .*nowhere"):
+        sampler_of(policy, "http://127.0.0.1:9")
 
 
 def test_other_ranks_take_part_in_gathering_weights_alone() -> None:

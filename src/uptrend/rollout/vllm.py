@@ -16,11 +16,13 @@ n = token of the comparison, v = vocabulary.
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
 import secrets
 import shutil
 import tempfile
+import time
 import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -46,6 +48,7 @@ from uptrend.tasks.event_loop import in_caller, together
 
 # Folder that this process and its servers share, where they are not on one machine.
 SHARED = "UPTREND_WEIGHTS"
+ABANDONED = 60.0  # seconds that such a folder has not changed, before it may be taken for a killed process's
 START = "Start it with `uptrend models serve RECIPE`."
 LOADS = ("/collective_rpc", "/v1/load_lora_adapter")
 # Requests at once to one server, which queues more than 256 turns anyway: each takes a file descriptor.
@@ -116,8 +119,7 @@ class VllmSampler:
             asyncio.Event(),
         )
         self._go.set()
-        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        self._folder = Path(tempfile.mkdtemp(prefix="uptrend-", dir=os.environ.get(SHARED) or memory))
+        self._folder = _make_folder()
         weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
 
     async def extend(self, stream: int, ids: Sequence[int], limits: Limits, seed: int) -> Extension:
@@ -166,6 +168,7 @@ class VllmSampler:
             while self._running:
                 self._quiet.clear()
                 await self._quiet.wait()
+            self._folder.mkdir(exist_ok=True)  # somebody may have cleaned up
             for old in self._folder.iterdir():  # first: memory may hold one copy alone
                 shutil.rmtree(old) if old.is_dir() else old.unlink()
             self._weights = await in_caller(partial(self._write, weights, version))
@@ -425,6 +428,38 @@ class VllmSampler:
 
     def _error(self, server: _Server, text: str) -> ModelError:
         return ModelError(f"The vLLM server {server.url} {text}")
+
+
+def _make_folder() -> Path:
+    """Make a folder for weights, and remove those that killed processes have left: shared memory would stay full."""
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
+    parent, prefix = Path(os.environ.get(SHARED) or memory), "uptrend-weights-"
+    for old in parent.glob(f"{prefix}*"):
+        with contextlib.suppress(OSError):  # another user's, or one whose process lives and holds its lock
+            if time.time() - old.stat().st_mtime > ABANDONED:
+                held = _lock(old)
+                shutil.rmtree(old)
+                os.close(held)
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    except OSError as error:
+        raise ModelError(
+            f"No folder for weights can be made in {parent} ({error.strerror}): {SHARED} names it."
+        ) from error
+    with contextlib.suppress(OSError):  # some network file systems have no locks
+        _lock(folder)
+    return folder
+
+
+def _lock(folder: Path) -> int:
+    """Lock a folder until this process ends or closes what is returned; raises OSError where another one has it."""
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(held)
+        raise
+    return held
 
 
 def _text_ids(policy: Policy) -> list[int]:
