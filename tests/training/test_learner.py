@@ -391,7 +391,8 @@ def test_layers_are_compiled_where_the_rest_of_a_run_pays_it_back(
     policy: Policy, seconds: float, steps: int, wish: str, compiles: bool
 ) -> None:
     learner, made = Learner(policy, Kept(policy.flat), config_of(f"compute.compile={wish}")), list[int]()  # type: ignore[arg-type]
-    on_gpu: Any = SimpleNamespace(compiled=False, device=torch.device("cuda"), compile=lambda: made.append(step))
+    parts = {"compiled": False, "is_sharded": False, "device": torch.device("cuda")}
+    on_gpu: Any = SimpleNamespace(**parts, compile=lambda: made.append(step))
     learner._policy = on_gpu
     for step in range(1, 9):
         learner.consider_compiling(9.0 if step < 3 else seconds, steps - step)  # the first ones load
