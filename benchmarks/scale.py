@@ -68,7 +68,7 @@ def main(
                 continue
             runs[name].append(Run(folder / f"{name}-{seed}"))
             print(f"{name}, seed {seed}: done", file=sys.stderr, flush=True)
-    columns = ("layout", "s/step", "sampled tok/s", "trained tok/s", "wait s", "update s", "lag", "held-out")
+    columns = ("layout", "s/step", "sampled tok/s", "trained tok/s", "wait s", "update s", "load s", "lag", "held-out")
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     for name, found in runs.items():
         if found:
@@ -92,7 +92,7 @@ def row(runs: list[Run]) -> list[str]:
     shown += f" ({min(after):.1f}–{max(after):.1f})" if len(runs) > 1 else ""
     return [
         f"{statistics.median(seconds):.3g} ({low:.3g}–{high:.3g})", f"{tokens / whole:,.0f}", f"{trained / whole:,.0f}",
-        f"{median('seconds/sample'):.3g}", f"{median('seconds/update'):.3g}",
+        f"{median('seconds/sample'):.3g}", f"{median('seconds/update'):.3g}", f"{median('seconds/load'):.3g}",
         f"{median('sampling/lag/mean'):.1f}", shown,
     ]  # fmt: skip
 

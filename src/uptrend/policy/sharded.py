@@ -45,7 +45,7 @@ class Head(nn.Module):
         return token_logprobs(hidden_mh, self.weight, targets_m, temperature, shaping=shaping)
 
 
-class Scorer(nn.Module):
+class WholePass(nn.Module):
     """The root of all that is sharded: a whole pass of a policy as one call."""
 
     def __init__(self, policy: "ShardedPolicy", model: Any, core: Any) -> None:
@@ -304,9 +304,9 @@ def prepare_shards(
     )  # fmt: skip
     for parameter in policy.model.parameters():
         parameter.grad = None  # a view of the flat one
-    policy.scorer = Scorer(policy, policy.model, policy.core)
+    policy.scorer = WholePass(policy, policy.model, policy.core)
     if policy.reference is not None:
-        policy.reference_scorer = Scorer(policy, policy.reference, policy.reference)
+        policy.reference_scorer = WholePass(policy, policy.reference, policy.reference)
     return policy
 
 

@@ -38,7 +38,7 @@ class Place:
     queue: tuple[Gathered, ...] = ()
 
 
-class Source:
+class StepQueue:
     """Gives the loop a step's rollouts; with `ahead`, a thread samples further steps meanwhile."""
 
     def __init__(

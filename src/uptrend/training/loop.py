@@ -27,7 +27,7 @@ from uptrend.policy.weights import WeightMeter
 from uptrend.records import Evaluation, Rollout, Run
 from uptrend.tasks import event_loop
 from uptrend.tasks.pool import Cursor, eval_sections
-from uptrend.training.ahead import Place, Source, read_queue
+from uptrend.training.ahead import Place, StepQueue, read_queue
 from uptrend.training.components import Components, Course, Parts
 from uptrend.training.gather import Gathered, RolloutPlayer, evaluate
 from uptrend.training.learner import Experience, Learner, Update
@@ -74,8 +74,8 @@ def run_course(parts: Parts, course: Course) -> Stop | None:
             learner.adopt(state["fitted"])
     # A server may hold anything; all ranks take part, since each may have a part of the weights.
     event_loop.run(sampler.load(policy.named(), at.step))
-    step, source = at.step, Source(course.gather, player, ranks, at, last=course.last, ahead=course.ahead)
-    with source, recording(parts) as recorder:
+    step, queue = at.step, StepQueue(course.gather, player, ranks, at, last=course.last, ahead=course.ahead)
+    with queue, recording(parts) as recorder:
         # The accuracy before training is what every later one is compared with.
         if course.is_new:
             held, others = evaluate_held_out(parts, player, recorder, step)
@@ -86,16 +86,17 @@ def run_course(parts: Parts, course: Course) -> Stop | None:
             clock = Clock(policy.device)
 
             # Sample and score, or wait for what is sampled ahead.
-            gathered = source.take(step)
+            gathered = queue.take(step)
             clock.lap("sample")
 
-            # Learn. A sampler in this process shares the policy's weights: loading tells it their new version.
+            # Learn, and give the sampler the new weights; one that shares the policy's only hears of their version.
             exp = components.layout(gathered.rollouts, config, recorded=gathered.recorded)
             meter.before()
             update, advantages_n = learn(components, learner, exp, gathered.rollouts, step, config)
-            event_loop.run(sampler.load(policy.named(), step))
-            source.loaded(step)
             learner.consider_compiling(clock.lap("update"), course.last - step)
+            event_loop.run(sampler.load(policy.named(), step))
+            queue.loaded(step)
+            clock.lap("load")
             fitted = {} if learner.fitted is None else {"fitted": asdict(learner.fitted)}
             if fitted and not told:
                 parts.directory.event("fitted", step=step, **fitted["fitted"])
@@ -121,12 +122,12 @@ def run_course(parts: Parts, course: Course) -> Stop | None:
             # The cursor remembers the place among the tasks, so that a resumed run draws on.
             saved, state = config.checkpoints, {"step": step, "cursor": asdict(gathered.cursor), **fitted}
             if course.saves and (course.is_due(step, saved.every) or stop is not None):
-                save(parts, recorder, optimizer, source, state)
+                save(parts, recorder, optimizer, queue, state)
                 parts.directory.event("checkpoint", step=step)
             if held is not None and held.accuracy > best:
                 best = held.accuracy
                 if course.saves and saved.best:
-                    save(parts, recorder, optimizer, source, state | {"accuracy": best}, BEST)
+                    save(parts, recorder, optimizer, queue, state | {"accuracy": best}, BEST)
         stop = stop if step < course.last else None  # a wish after the last step stops nothing
         recorder.drain()
         parts.ended(stop)
@@ -223,7 +224,7 @@ def tell_observers(parts: Parts, record: StepRecord) -> Stop | None:
 
 
 def save(
-    parts: Parts, recorder: Recorder, optimizer: Optimizer, source: Source, state: dict[str, Any], name: str = ""
+    parts: Parts, recorder: Recorder, optimizer: Optimizer, queue: StepQueue, state: dict[str, Any], name: str = ""
 ) -> None:
     """Write a checkpoint: one rank does, or all where each holds a part of the weights."""
     recorder.drain()  # records first: a checkpoint is never ahead of them
@@ -231,7 +232,7 @@ def save(
         state = {**state, "others": others}
     if parts.policy.is_sharded or parts.ranks.rank == 0:
         keep = parts.config.checkpoints.keep
-        save_checkpoint(parts.directory.path, parts.policy, optimizer, state, keep, name, also=source.save)
+        save_checkpoint(parts.directory.path, parts.policy, optimizer, state, keep, name, also=queue.save)
     parts.ranks.barrier()
 
 
