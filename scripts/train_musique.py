@@ -218,7 +218,7 @@ def _groups(batch: int, accumulation: int, generations: int) -> int:
 
 
 def _processes(asked: int | None) -> int:
-    """How many processes train together; each brings its batch, as with other trainers."""
+    """Return the number of processes that train together; each brings its batch, as with other trainers."""
     there = int(os.environ.get("WORLD_SIZE") or 1)
     if asked not in (None, there):
         raise ConfigError(

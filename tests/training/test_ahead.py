@@ -131,8 +131,8 @@ def test_a_checkpoint_keeps_what_is_sampled_and_a_resumed_run_learns_from_it(run
     assert run.status == "stopped"
     queue = read_queue(run.checkpoints[-1])
     assert 1 <= len(queue) <= 3  # the last of them may not be whole
-    kept = [r.sequences[0].ids.tolist() for r in queue[0].rollouts]
-    assert all(r.step == 3 and r.sequences[0].sampled.any() for r in queue[0].rollouts)
+    kept = [r.sequences[0].ids.tolist() for r in queue[3].rollouts]
+    assert all(r.step == step and r.sequences[0].sampled.any() for step in queue for r in queue[step].rollouts)
     run = resume(run.path)
     assert (run.status, run.last_step) == ("finished", 5)
     assert [row["ids"] for row in run.rollouts(3).to_pylist()] == kept

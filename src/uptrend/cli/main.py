@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from uptrend.records import UptrendError
+from uptrend.records import ServerWarning, UptrendError
 from uptrend.records.renamed import RenamedWarning
 
 VERBS = {
@@ -110,8 +110,8 @@ def call(commands: typer.Typer, arguments: list[str] | None = None) -> Any:
     show_by_default = warnings.showwarning
 
     def show_warning(*warning: Any, **options: Any) -> None:
-        # An old name is news for the person who typed it: one line, without our file and line number.
-        if issubclass(warning[1], RenamedWarning):
+        # News for the person who typed an old name, or runs a server: one line, without our file and line number.
+        if issubclass(warning[1], RenamedWarning | ServerWarning):
             print(f"note: {warning[0]}", file=sys.stderr)
         else:
             show_by_default(*warning, **options)
@@ -119,9 +119,12 @@ def call(commands: typer.Typer, arguments: list[str] | None = None) -> Any:
     try:
         with warnings.catch_warnings(), contextlib.ExitStack() as stack:
             warnings.showwarning = show_warning
+            warnings.simplefilter("always", ServerWarning)
             if os.environ.get("RANK", "0") != "0":
                 warnings.simplefilter("ignore")
-                stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
+                nowhere = stack.enter_context(open(os.devnull, "w"))
+                stack.enter_context(contextlib.redirect_stdout(nowhere))
+                stack.enter_context(contextlib.redirect_stderr(nowhere))
             return commands(arguments, standalone_mode=True)
     except UptrendError as error:
         if _tells():

@@ -17,7 +17,7 @@ from uptrend.policy.known import need_train_extra
 from uptrend.records import ConfigError, Finding, Role, Severity
 from uptrend.records.renamed import current
 from uptrend.runner.preflight import Preflight, ask_probes
-from uptrend.runner.prepare import prepare
+from uptrend.runner.prepare import prepare, refuse_ranks
 from uptrend.stats.formatting import duration, plural
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ def command(
         config = load_recipe(recipe, sets or ())
         for note in config.notes:
             typer.echo(note, err=True)
+        refuse_ranks("preflight")
         prepared = prepare(config)
         for result in ask_probes(prepared, names, GROUPS, lambda name: status.update(f"{name}: {PROBES[name].about}")):
             results.append(result)

@@ -154,7 +154,7 @@ class Sampling:
     rollout_timeout: Annotated[float, Ge(0)] = 0.0
     """Seconds after which a rollout's turns end, the current one unfinished; it is scored as it is. 0 for no limit."""
     engine: Engine = "in-process"
-    """What samples: the training process itself, or vLLM servers (`uptrend models serve RECIPE` starts one)."""
+    """Sampler: the training process itself, or vLLM servers (`uptrend models serve RECIPE` starts one)."""
     servers: tuple[str, ...] = ("http://127.0.0.1:8000",)
     """Addresses of the vLLM servers; streams are spread over them, and go to another where one fails."""
     ahead: Annotated[int, Ge(0)] = 0

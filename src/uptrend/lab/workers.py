@@ -163,7 +163,9 @@ def cores() -> int:
 def need_gib(planned: PlannedRun) -> float | None:
     """Return the memory that a run takes, from its first step's record with a margin; None before that."""
     peak = next(read_lines(planned.folder / "metrics.jsonl"), {}).get("memory/peak/gib")
-    return None if peak is None else float(peak) * MARGIN + (GPU_CONTEXT if uses_gpu(planned) else 0.0)
+    # A run of several processes records the first one's.
+    each = None if peak is None else float(peak) * MARGIN + (GPU_CONTEXT if uses_gpu(planned) else 0.0)
+    return None if each is None else each * processes_of(planned)
 
 
 def free_gib(on_gpu: bool) -> dict[str, float]:
@@ -324,6 +326,7 @@ class Workers:
             for process in processes:
                 process.wait()
         except BaseException:
-            for process in processes:
-                process.kill()
+            for job, process in zip(going, processes, strict=True):
+                # A launcher has to end its processes; one alone is killed.
+                process.terminate() if processes_of(job.planned) > 1 else process.kill()
             raise

@@ -128,7 +128,8 @@ def load_checkpoint(place: Path, policy: Policy, optimizer: Optimizer) -> dict[s
     if REFERENCE in state["files"]:
         policy.put_reference(load_file(place / REFERENCE, device=str(policy.device)))
     each = [state.get("random", {}), *state.get("others", ())]
-    _put_random_states(place, each[rank() if rank() < len(each) else 0])
+    if rank() < len(each):  # one that the run did not have keeps its own
+        _put_random_states(place, each[rank()])
     return state
 
 
@@ -248,7 +249,8 @@ def _put_random_states(place: Path, states: dict[str, Any]) -> None:
         np.random.set_state((name, _from_text(keys, np.uint32), *rest))
         torch.set_rng_state(torch.from_numpy(_from_text(states["torch"], np.uint8)))
         if "cuda" in states and torch.cuda.is_available():
-            torch.cuda.set_rng_state_all([torch.from_numpy(_from_text(text, np.uint8)) for text in states["cuda"]])
+            there = states["cuda"][: torch.cuda.device_count()]
+            torch.cuda.set_rng_state_all([torch.from_numpy(_from_text(text, np.uint8)) for text in there])
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{place} has random states that can't be restored: {error}.") from error
 

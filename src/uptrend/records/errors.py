@@ -61,6 +61,10 @@ class RankLost(UptrendError):  # noqa: N818 (what happened)
     """Another process of the same run has ended."""
 
 
+class ServerWarning(UserWarning):
+    """A server that does not answer, or is back; a command prints it as a note."""
+
+
 class MissingExtra(UptrendError):  # noqa: N818 (what is missing)
     """An optional dependency that is not installed; the message says which extra has it."""
 

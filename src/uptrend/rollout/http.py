@@ -9,6 +9,8 @@ import os
 from typing import Any
 from urllib.parse import urlsplit
 
+# Environment variable with the folder that a run and its servers share, where they are not on one machine.
+SHARED = "UPTREND_WEIGHTS"
 KEY = "VLLM_API_KEY"  # environment variable with a server's key, as vLLM itself reads it
 
 

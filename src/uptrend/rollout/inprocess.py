@@ -82,7 +82,7 @@ class InProcessSampler:
         self._queue: list[_Request] = []
         self._running: dict[Turn, tuple[_Request, int]] = {}  # with the version that began it
         self._serving: asyncio.Task[None] | None = None
-        self._is_decoding = False
+        self._is_decoding = self._is_loading = False
         self._patience = 0  # rounds of the event loop before the next job
         self._released: list[int] = []
         self._version = 0
@@ -99,7 +99,7 @@ class InProcessSampler:
 
     def release(self, stream: int) -> None:
         self._released.append(stream)
-        if not (self._is_decoding or self._running):  # jobs, in another thread, go through the streams
+        if not (self._is_decoding or self._is_loading or self._running):  # jobs, in another thread, go through them
             self._forget(self._released)
 
     async def load(self, weights: Iterable[tuple[str, Tensor]] | Path, version: int) -> None:
@@ -115,6 +115,8 @@ class InProcessSampler:
     async def _serve(self) -> None:
         """Do job after job while somebody waits for a turn."""
         while self._pending or self._queue or self._running:
+            while self._is_loading:  # in another thread
+                await asyncio.sleep(0.001)
             for _ in range(self._patience):
                 await asyncio.sleep(0)
             self._queue += self._pending
@@ -377,8 +379,12 @@ class CopySampler(InProcessSampler):
         self._loading = weights, version
         while self._loading is not None and self._serving is not None and not self._serving.done():
             await asyncio.sleep(0.001)
-        if self._loading is not None:  # nothing runs
-            await in_caller(self._take_weights)
+        if self._loading is not None:  # nothing runs, and nothing begins meanwhile
+            self._is_loading = True
+            try:
+                await in_caller(self._take_weights)
+            finally:
+                self._is_loading = False
 
     def _admit(self) -> list[Answer]:
         return [] if self._loading is not None else super()._admit()

@@ -23,6 +23,7 @@ import secrets
 import shutil
 import tempfile
 import time
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -39,15 +40,13 @@ from torch import Tensor
 
 from uptrend.config import Sampling
 from uptrend.policy.policy import Policy
-from uptrend.records import Ending, ModelError
+from uptrend.records import Ending, ModelError, ServerWarning
 from uptrend.rollout.decoding import Endings
-from uptrend.rollout.http import RequestRefused, exchange, sentence
+from uptrend.rollout.http import SHARED, RequestRefused, exchange, sentence
 from uptrend.rollout.play import derive
 from uptrend.rollout.sampler import Extension, Limits
 from uptrend.tasks.event_loop import in_caller, together
 
-# Folder that this process and its servers share, where they are not on one machine.
-SHARED = "UPTREND_WEIGHTS"
 ABANDONED = 60.0  # seconds that such a folder has not changed, before it may be taken for a killed process's
 START = "Start it with `uptrend models serve RECIPE`."
 LOADS = ("/collective_rpc", "/v1/load_lora_adapter")
@@ -172,6 +171,9 @@ class VllmSampler:
             for old in self._folder.iterdir():  # first: memory may hold one copy alone
                 shutil.rmtree(old) if old.is_dir() else old.unlink()
             self._weights = await in_caller(partial(self._write, weights, version))
+            for server in self._servers:
+                if server.problem:
+                    self._watch(server)  # however long it has been out
             await together(self._renew(server) for server in self._servers if not server.problem)
         finally:
             self._go.set()
@@ -249,6 +251,11 @@ class VllmSampler:
 
     def _lose(self, server: _Server, problem: str) -> None:
         """Give a server no more turns until it is well again."""
+        if not server.problem:
+            told = (
+                f"The vLLM server {server.url} is out ({problem}). Until it is back its turns go to another, or wait."
+            )
+            warnings.warn(told, ServerWarning, stacklevel=2)
         server.problem, server.is_known = problem, False
         self._watch(server)
 
@@ -267,6 +274,7 @@ class VllmSampler:
                 server.problem = str(problem).removeprefix(f"The vLLM server {server.url} ")
                 continue
             server.problem = ""
+            warnings.warn(f"The vLLM server {server.url} is back.", ServerWarning, stacklevel=2)
             self._back.set()
             return
 
@@ -275,7 +283,7 @@ class VllmSampler:
         async with server.lock:
             if not server.is_known:
                 assert self._weights is not None
-                if await self._name(server) != self._weights.name:
+                if await self._own_name(server) != self._weights.name:
                     await self._give(server)
                 server.is_known = True
 
@@ -285,6 +293,8 @@ class VllmSampler:
             try:
                 if not server.base or server.problem:
                     await self._meet(server)
+                else:
+                    await self._own_name(server)
                 await self._give(server)
             except RequestRefused as refusal:
                 raise self._error(server, f"can't be given weights: {refusal.args[1]}. {START}") from None
@@ -359,6 +369,15 @@ class VllmSampler:
             return self._weights.name if self._weights.name in await self._adapters(server) else ""
         results = (await self._call(server, "/collective_rpc", {"method": "uptrend_name"})).get("results", ())
         return str(results[0]) if len(set(results)) == 1 else "different ones in its workers"
+
+    async def _own_name(self, server: _Server) -> str:
+        """Return the name of a server's weights; raise ModelError where another run gave it them meanwhile."""
+        if (name := await self._name(server)) and not name.startswith(f"uptrend-{self._token}-"):
+            raise self._error(
+                server, f"has got other weights than this run's since the last step ({name}): each run needs servers "
+                "of its own.",
+            )  # fmt: skip
+        return name
 
     async def _adapters(self, server: _Server) -> list[str]:
         return [model["id"] for model in (await self._call(server, "/v1/models")).get("data", ())]

@@ -14,7 +14,7 @@ from uptrend.config.load import apply_override
 from uptrend.policy.known import need_train_extra
 from uptrend.records import CheckpointError, Evaluation, Rollout, Run
 from uptrend.rollout.openai import KEY, PREFIX, TIMEOUT, ChatPlayer, Server
-from uptrend.runner.prepare import make_policy, refuse_warmstart, resolve
+from uptrend.runner.prepare import make_policy, refuse_ranks, refuse_warmstart, resolve
 from uptrend.tasks.pool import HeldOut, check_machine, eval_sections, heldout, resolve_options
 from uptrend.tasks.registry import find
 from uptrend.tasks.taskset import ALL
@@ -61,6 +61,7 @@ def evaluate(
     from uptrend.training.gather import RolloutPlayer
     from uptrend.training.gather import evaluate as play
 
+    refuse_ranks("eval")
     server: Server | None = None
     player: RolloutPlayer | ChatPlayer
     if str(target).startswith(PREFIX):

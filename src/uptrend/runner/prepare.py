@@ -183,7 +183,20 @@ def make_policy(config: Config, layout: Parallel = "ddp") -> "Policy":
 def own_device(config: Config) -> str:
     """Return the device of this process: of several on one machine, each has a GPU of its own."""
     device, local = config.compute.device, os.environ.get("LOCAL_RANK", "")
-    return f"cuda:{local}" if device == "cuda" and local.isdecimal() else device
+    if not device.startswith("cuda") or not local.isdecimal():
+        return device
+    import torch
+
+    there, here = torch.cuda.device_count(), int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    if device != "cuda" and here > 1:
+        raise ConfigError(
+            f"compute.device = {device} would be {here} processes' own: use cuda, and each takes its GPU."
+        )
+    if there == 1:  # a cluster's launcher may show each process its own alone
+        return "cuda:0"
+    if int(local) >= there:
+        raise ModelError(f"{here} processes on this machine need as many GPUs, and torch sees {there}. Start fewer.")
+    return f"cuda:{local}"
 
 
 def resolve(config: Config) -> Config:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 # Settings that a resumed run may change: nothing that would make it another run.
 MAY_CHANGE = (
     "learning.steps", "eval.every", "checkpoints.every", "checkpoints.keep", "checkpoints.best", "compute.threads",
-    "compute.parallel", "compute.processes", "track",
+    "compute.parallel", "compute.processes", "sampling.servers", "track",
 )  # fmt: skip
 # Causes that a gap between sampler and learner points to elsewhere; in a replay another policy sampled, by design.
 BY_CONSTRUCTION = ("precision.mismatch", "sync.stale-weights", "sync.off-policy", "policy.dropout-on")
@@ -269,7 +269,7 @@ class TrainLauncher:
         uptrend, folder = [sys.executable, "-m", "uptrend"], planned.folder
         if planned.method is Method.REPLAY:
             return [*uptrend, *self._replay(planned)]
-        if (count := int(planned.config["compute"]["processes"])) > 1:
+        if (count := int(planned.config["compute"].get("processes", 1))) > 1:
             launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
             uptrend[1:1] = launcher
         if (folder / "run.json").exists() and Run(folder).checkpoints:

@@ -18,6 +18,7 @@ from uptrend.config import Config
 from uptrend.policy.known import find_model, home
 from uptrend.records import ConfigError, ModelError
 from uptrend.rollout import vllm_worker
+from uptrend.rollout.http import KEY, SHARED
 
 IMAGE = "vllm/vllm-openai:v0.32.0"
 INSIDE = "/uptrend"  # folder of the worker extension in a container
@@ -82,7 +83,10 @@ def plan_server(
     outside += ["--volume", f"{own}:{INSIDE}:ro"]
     cache = Path("~/.cache/huggingface").expanduser()
     outside += ["--volume", f"{folder}:{folder}:ro" if folder else f"{cache}:/root/.cache/huggingface"]
+    if weights := os.environ.get(SHARED):
+        outside += ["--volume", f"{weights}:{weights}:ro"]
     outside += [word for key, value in environment.items() for word in ("--env", f"{key}={value}")]
+    outside += [word for key in (KEY, "HF_TOKEN") if key in os.environ for word in ("--env", key)]
     return Served([*outside, "--entrypoint", "vllm", IMAGE, *command[1:]], {}, url, own / f"{port}.log")
 
 

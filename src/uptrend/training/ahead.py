@@ -10,7 +10,7 @@ learned from is part of a checkpoint.
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,7 @@ class Place:
 
     step: int = 0
     cursor: Cursor = field(default_factory=Cursor)
-    queue: tuple[Gathered, ...] = ()
+    queue: Mapping[int, Gathered] = field(default_factory=dict)  # by step
 
 
 class StepQueue:
@@ -46,8 +46,9 @@ class StepQueue:
     ) -> None:
         self._gather, self._player, self._ranks, self._last, self._ahead = gather, player, ranks, last, ahead
         self._version = at.step  # of the sampler's weights
-        self._ready = dict(enumerate(at.queue, at.step + 1))
-        self._cursor = at.queue[-1].cursor if at.queue else at.cursor
+        self._ready = {step: gathered for step, gathered in at.queue.items() if step > at.step}
+        self._next = max(self._ready, default=at.step) + 1  # step that is sampled next
+        self._cursor = self._ready[self._next - 1].cursor if self._ready else at.cursor
         self._changed = threading.Condition()
         self._error: BaseException | None = None
         self._is_closing = False
@@ -124,10 +125,11 @@ class StepQueue:
     def _work(self) -> None:
         player = self._player.alone()
         # On a GPU in a stream of its own, beside the learner's.
-        stream = torch.cuda.Stream() if torch.cuda.is_available() else None  # type: ignore[no-untyped-call]
+        device = self._player.device
+        stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         try:
             with contextlib.nullcontext() if stream is None else torch.cuda.stream(stream):
-                for step in range(self._version + 1 + len(self._ready), self._last + 1):
+                for step in range(self._next, self._last + 1):
                     with self._changed:
                         self._changed.wait_for(partial(self._may_begin, step))
                     if self._is_closing:
@@ -145,14 +147,14 @@ class StepQueue:
         return self._is_closing or step - 1 - self._version <= self._ahead
 
 
-def read_queue(place: Path) -> tuple[Gathered, ...]:
+def read_queue(place: Path) -> dict[int, Gathered]:
     """Return the rollouts that a checkpoint keeps for the steps after it."""
-    found = []
+    found = {}
     for path in sorted((place / QUEUE).glob("*.parquet")):
         table = pq.read_table(path)
         kept: dict[str, Any] = {key.decode(): value.decode() for key, value in table.schema.metadata.items()}
         cursor = Cursor(**{key[7:]: int(value) for key, value in kept.items() if key.startswith("cursor.")})
         rollouts = rollouts_of(table)
         learned, dropped = ([r for r in rollouts if r.kept is wanted] for wanted in (True, False))
-        found.append(Gathered(learned, dropped, cursor, seconds=float(kept["seconds"])))
-    return tuple(found)
+        found[int(path.stem)] = Gathered(learned, dropped, cursor, seconds=float(kept["seconds"]))
+    return found

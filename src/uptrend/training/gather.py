@@ -26,6 +26,8 @@ from uptrend.tasks.pool import Cursor, HeldOut, Pool
 from uptrend.training.metrics import evaluation_of, is_correct, is_dead
 
 if TYPE_CHECKING:
+    import torch
+
     from uptrend.policy.policy import Policy
     from uptrend.rollout.openai import ChatPlayer
     from uptrend.training.ranks import Ranks
@@ -74,6 +76,11 @@ class RolloutPlayer:
             return played
         found = {(r.group, r.index): r for part in self._ranks.exchange(played) for r in part}
         return [found[request.group, request.index] for request in requests]
+
+    @property
+    def device(self) -> "torch.device":
+        """Device of the policy."""
+        return self._policy.device
 
     def alone(self) -> "RolloutPlayer":
         """Return the same player for another thread, without the other ranks."""

@@ -3,6 +3,7 @@
 b = sequence, s = sampled token of it (padded), m = sampled tokens of a micro-batch, n = rollout.
 """
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -204,7 +205,8 @@ class Learner:
             place[on] = torch.arange(len(on), device=device)
             for micro, is_own in self._passes(exp, self._teaching(rows, advantages_bs)):
                 is_real_m, lines_m = micro.places_m < weights_bs.shape[1], _lines_of(micro)
-                part = whole.tokens(place[lines_m], micro.places_m * is_real_m, is_real_m)
+                # Of a filler nothing is in the mask: its old log-probabilities may be NaN.
+                part = whole.tokens(place[lines_m], micro.places_m * is_real_m, is_real_m & is_own)
                 gradient = self._by_gradient if self._has_graphs else self._gradient
                 inputs = *micro.inputs, *(getattr(part, name) for name in BATCH)
                 logprobs_m, sums = gradient(*(inputs if is_own else _weightless(inputs)))
@@ -273,7 +275,9 @@ class Learner:
     def consider_compiling(self, seconds: float, steps_left: int) -> None:
         """Compile where the rest of the run is long enough to win the time back; `seconds` is what an update took."""
         is_open = self._config.compute.compile == "auto" and not self._policy.compiled
-        if not is_open or self._policy.is_sharded or self._policy.device.type != "cuda":
+        # A sampler keeps layers from running compiled, in all threads: one that works meanwhile would at random.
+        is_open &= not self._config.sampling.ahead and not self._policy.is_sharded
+        if not is_open or self._policy.device.type != "cuda":
             return
         self._seconds.append(seconds)
         # The first ones load and capture; the fastest of the last few is what the others would take.
@@ -354,6 +358,8 @@ class Learner:
             raise ConfigError("learning.tokens = 0 measures what fits into one process. Sharded weights need a number.")
         asked, device = self._config.model.gradient_checkpointing, self._policy.device
         free, longest, fits = self._free(device), max(len(line.ids) for line in exp.lines), 0
+        if device.type == "cpu":  # which ranks on one machine share
+            free /= int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
         if not self._optimizer.has_memory:  # it makes two numbers per weight at its first step
             free -= 2 * self._policy.flat.values.nbytes
         # Before any gradient of the step, which passes of a measurement would be added to.

@@ -69,7 +69,7 @@ def run_course(parts: Parts, course: Course) -> Stop | None:
 
     if course.checkpoint is not None:
         state = components.restore(course.checkpoint, policy, optimizer)
-        at = Place(state["step"], Cursor(**state["cursor"]), read_queue(course.checkpoint) if course.ahead else ())
+        at = Place(state["step"], Cursor(**state["cursor"]), read_queue(course.checkpoint) if course.ahead else {})
         if "fitted" in state:
             learner.adopt(state["fitted"])
     # A server may hold anything; all ranks take part, since each may have a part of the weights.

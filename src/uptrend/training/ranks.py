@@ -4,9 +4,11 @@ All of them hold the same rollouts, advantages and counts: only playing and pass
 the update is the same whatever their number is, to rounding. Rank 0 writes the run directory and hears observers.
 """
 
+import ctypes
 import os
 import re
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,13 +24,13 @@ from uptrend.records import RankLost
 
 T = TypeVar("T")
 # Errors of gloo and NCCL come as RuntimeErrors, from inside a pass too where weights are sharded.
-LOSS = re.compile(r"gloo|nccl|connection (closed|reset|refused)|broken pipe", re.IGNORECASE)
+LOSS = re.compile(r"gloo|nccl(?!.*invalid usage)|connection (closed|reset|refused)|broken pipe", re.I | re.S)
 # A rank waits so long for the others, which may be evaluating or playing: gloo hears at once of one that died.
 PATIENCE = timedelta(hours=12)
 
 
 class Ranks(Protocol):
-    """What one process needs of the others."""
+    """Other processes of a run, as one of them needs them."""
 
     rank: int  # number of this one, from 0
     count: int  # number of all
@@ -134,6 +136,9 @@ def join_ranks(device: str = "cpu") -> Ranks:
             torch.cuda.set_device(device)
         distributed.init_process_group("cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo", timeout=PATIENCE)
     _hear_launcher(_end)  # so that the run directory says why
+    if sys.platform == "linux":  # a launcher that is killed takes its processes along
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
     return ManyRanks()
 
 

@@ -88,7 +88,8 @@ def replay(parts: Parts, asked: Replay) -> Stop | None:
     # did in the run, not the drift, which is in the ratio already. KL penalties are about the policy that learns, and
     # are computed from its own log-probabilities.
     def gather(player: RolloutPlayer, cursor: Cursor, step: int) -> Gathered:  # noqa: ARG001 (nothing is played)
-        rollouts = rollouts_of(asked.run.rollouts(step))
+        # In the order that they were sampled in: several processes record one part each.
+        rollouts = sorted(rollouts_of(asked.run.rollouts(step)), key=lambda r: (r.group, r.index))
         kept, dropped = ([r for r in rollouts if r.kept is wanted] for wanted in (True, False))
         return Gathered(kept, dropped, cursor, recorded=True)
 
