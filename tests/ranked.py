@@ -96,7 +96,9 @@ def compare(given: dict[str, Any]) -> None:
         learner.join(ranks)
         rollouts = rollouts_of(shapes, seed)
         exp = lay_out(rollouts, config)
-        given_bs = advantages_of(rollouts, exp, config)
+        given_bs = advantages_of(rollouts, exp, config).clone()
+        if len(shapes) > 1:  # some groups are dead: nothing is computed of them
+            given_bs[exp.groups_b % 3 == seed % 3] = 0
         old = learner.logprobs(exp, reference=False, advantages_bs=given_bs) if learner.needs_old else None
         done = learner.update(exp, given_bs, 1, old_bs=old, reference_bs=None)
         norms = torch.tensor([each.norm_before for each in done.applied])

@@ -24,7 +24,7 @@ from uptrend.config import Sampling, load_config
 from uptrend.doctor.probes import run_probes
 from uptrend.doctor.probes.bench import Bench
 from uptrend.policy.policy import Policy
-from uptrend.records import ConfigError, Ending, ModelError
+from uptrend.records import ConfigError, Ending, ModelError, ServerWarning
 from uptrend.records.schema import rollouts_of
 from uptrend.rollout.inprocess import InProcessSampler
 from uptrend.rollout.sampler import Extension, Limits, Sampler
@@ -427,7 +427,8 @@ def test_turns_of_a_server_that_fails_go_to_another(small: Any, llama_folder: Pa
     before = say(sampler, prompts, SHORT)
     assert [len(server.turns()) for server in (first, second)] == [4, 4]
     first.fault, sampler.deadline = fault, (3.0, 0.0)
-    assert [e.ids.tolist() for e in say(sampler, prompts, SHORT)] == [e.ids.tolist() for e in before]
+    with pytest.warns(ServerWarning, match=f"{first.url} is out .* its turns go to another"):
+        assert [e.ids.tolist() for e in say(sampler, prompts, SHORT)] == [e.ids.tolist() for e in before]
     assert len(second.turns()) == 12
     load(sampler, policy, 3)  # the one that is out gets them later
     first.fault, count = "", len(first.turns())
@@ -453,6 +454,16 @@ def test_a_server_that_was_restarted_while_idle_gets_the_weights_again(
     server.policy.flat.values.data.zero_()
     said = say(sampler, prompts, SHORT)
     assert np.abs(gaps(policy, prompts, said, 1.0)).max() < 1e-3
+
+
+def test_a_server_that_another_run_takes_is_used_no_more(small: Any, llama_folder: Path) -> None:
+    server, policy = small(), make_policy(llama_folder)
+    mine, other = (sampler_of(policy, server.url, kind=Quick) for _ in range(2))
+    load(mine, policy, 1)
+    load(other, policy, 1)
+    for used in (lambda: say(mine, [[5, 6]], SHORT), lambda: load(mine, policy, 2)):
+        with pytest.raises(ModelError, match="each run needs servers of its own"):
+            used()
 
 
 def test_all_servers_out_is_an_error_after_a_while(small: Any, llama_folder: Path) -> None:
