@@ -34,6 +34,8 @@ LAYOUTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "vllm-ahead-1": ((), (*AHEAD, "sampling.engine=vllm", "sampling.ahead=1")),
     "vllm-ahead-2": ((), (*AHEAD, "sampling.engine=vllm", "sampling.ahead=2")),
     "vllm-ddp": (TORCHRUN, ("sampling.engine=vllm",)),
+    "vllm-ddp-ahead-1": (TORCHRUN, (*AHEAD, "sampling.engine=vllm", "sampling.ahead=1")),
+    "vllm-fsdp2": (TORCHRUN, ("sampling.engine=vllm", "compute.parallel=fsdp2")),
 }
 
 

@@ -4,6 +4,7 @@ All of them hold the same rollouts, advantages and counts: only playing and pass
 the update is the same whatever their number is, to rounding. Rank 0 writes the run directory and hears observers.
 """
 
+import atexit
 import ctypes
 import os
 import re
@@ -113,12 +114,20 @@ def losses() -> Iterator[None]:
         if not (is_loss and distributed.is_initialized()):
             raise
         _hear_launcher(signal.SIG_IGN)  # it is about to say the same
+        atexit.unregister(_leave)  # it would wait for the others
         reason = re.sub(r"\[[^\]]*\]:?\d*:?\s*", "", str(error).splitlines()[0]).split(". ")[0][:100]
         raise RankLost(f"Another process of this run has ended, so this one ends too ({reason}).") from error
 
 
+def _leave() -> None:
+    """Part from the other ranks; threads that go on at the end of a process may abort it."""
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
 def _end(*_: Any) -> None:
     _hear_launcher(signal.SIG_IGN)
+    atexit.unregister(_leave)
     raise RankLost("The launcher ended this process, as it does when another one of the run has ended.")
 
 
@@ -135,6 +144,7 @@ def join_ranks(device: str = "cpu") -> Ranks:
         if device.startswith("cuda"):
             torch.cuda.set_device(device)
         distributed.init_process_group("cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo", timeout=PATIENCE)
+        atexit.register(_leave)
     _hear_launcher(_end)  # so that the run directory says why
     if sys.platform == "linux":  # a launcher that is killed takes its processes along
         pr_set_pdeathsig = 1
