@@ -1,13 +1,16 @@
 """Interface of a sampler: three calls, so that a server fits it as well as this process does."""
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from uptrend.config import Sampling
 from uptrend.records import Ending, Message
 from uptrend.records.rollout import Floats, Ints
+from uptrend.tasks.event_loop import in_caller
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,3 +74,19 @@ class Sampler(Protocol):
 
         Tensors are iterated to the end, and once: where the learner's are sharded, every process has to.
         """
+
+
+class NoSampler:
+    """Stands in for the sampler where another process of the run plays: it takes part in gathering the weights."""
+
+    async def extend(self, stream: int, ids: Sequence[int], limits: Limits, seed: int) -> Extension:
+        """Never called: rank 0 plays for all."""
+        raise NotImplementedError
+
+    def release(self, stream: int) -> None:
+        """Nothing to forget."""
+
+    async def load(self, weights: "Iterable[tuple[str, Tensor]] | Path", version: int) -> None:  # noqa: ARG002
+        """Iterate the tensors to the end."""
+        if not isinstance(weights, Path):
+            await in_caller(partial(deque[Any], weights, 0))

@@ -25,7 +25,6 @@ import tempfile
 import time
 import warnings
 import weakref
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -492,19 +491,3 @@ def _logits(policy: Policy) -> Tensor:
     with torch.no_grad(), policy.arithmetic(), torch.compiler.set_stance("force_eager"):
         head = policy.core.get_output_embeddings().weight
         return torch.nn.functional.linear(policy.hidden(ids), head).float().cpu()
-
-
-class NoSampler:
-    """Stands in for the sampler where another process of the run plays: it takes part in gathering the weights."""
-
-    async def extend(self, stream: int, ids: Sequence[int], limits: Limits, seed: int) -> Extension:
-        """Never called: rank 0 plays for all."""
-        raise NotImplementedError
-
-    def release(self, stream: int) -> None:
-        """Nothing to forget."""
-
-    async def load(self, weights: Iterable[tuple[str, Tensor]] | Path, version: int) -> None:  # noqa: ARG002
-        """Iterate the tensors to the end."""
-        if not isinstance(weights, Path):
-            await in_caller(partial(deque[Any], weights, 0))

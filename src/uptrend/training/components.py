@@ -20,8 +20,8 @@ from uptrend.policy.policy import Policy
 from uptrend.policy.weights import FlatWeights
 from uptrend.records import ConfigError, RunDirectory
 from uptrend.rollout.inprocess import CopySampler, InProcessSampler
-from uptrend.rollout.sampler import Sampler
-from uptrend.rollout.vllm import NoSampler, VllmSampler
+from uptrend.rollout.sampler import NoSampler, Sampler
+from uptrend.rollout.vllm import VllmSampler
 from uptrend.tasks.pool import Cursor, HeldOut, Pool
 from uptrend.training.gather import Gathered, RolloutPlayer, gather
 from uptrend.training.learner import Layout, Learner, lay_out
