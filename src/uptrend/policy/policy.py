@@ -129,8 +129,13 @@ class Policy:
         """Compute log-probabilities of targets, and entropies, from the hidden states that predict them."""
         model = self.reference if reference and self.reference is not None else self.core
         with self.arithmetic():
-            weight = model.get_output_embeddings().weight
-            return token_logprobs(hidden_mh, weight, targets_m, temperature, shaping=shaping)
+            return self.call_head(model.get_output_embeddings(), hidden_mh, targets_m, temperature, shaping)
+
+    def call_head(
+        self, head: Any, hidden_mh: Tensor, targets_m: Tensor, temperature: float, shaping: Shaping
+    ) -> tuple[Tensor, Tensor]:
+        """Compute the same from an output layer, without its logits."""
+        return token_logprobs(hidden_mh, head.weight, targets_m, temperature, shaping=shaping)
 
     def score(
         self, ids_t: Tensor, positions_t: Tensor, packed: Packed, predictors_m: Tensor, targets_m: Tensor,

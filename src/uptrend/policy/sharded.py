@@ -24,7 +24,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from uptrend.config import Learning, Model
-from uptrend.policy.logprobs import PLAIN, Shaping, token_logprobs
+from uptrend.policy.logprobs import Shaping, token_logprobs
 from uptrend.policy.optimizer import FILE, FOLDER, MOMENTS, Applied, Optimizer, read_parts
 from uptrend.policy.policy import DTYPES, Policy, add_adapters, freeze, load_model, round_frozen
 from uptrend.policy.weights import FlatWeights, Slot, Stretch, digest
@@ -83,13 +83,10 @@ class ShardedPolicy(Policy):
     def base_digest(self) -> str:
         return self.base
 
-    def logprobs(
-        self, hidden_mh: Tensor, targets_m: Tensor, temperature: float, *, shaping: Shaping = PLAIN,
-        reference: bool = False,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        model = self.reference if reference and self.reference is not None else self.core
-        with self.arithmetic():
-            found: tuple[Tensor, Tensor] = model.get_output_embeddings()(hidden_mh, targets_m, temperature, shaping)
+    def call_head(
+        self, head: Any, hidden_mh: Tensor, targets_m: Tensor, temperature: float, shaping: Shaping
+    ) -> tuple[Tensor, Tensor]:
+        found: tuple[Tensor, Tensor] = head(hidden_mh, targets_m, temperature, shaping)  # which gathers its weight
         return found
 
     def score(self, *given: Any, reference: bool = False, **options: Any) -> tuple[Tensor, Tensor]:
