@@ -15,7 +15,7 @@ import pytest
 from letters import Letter, Letters
 from models import make_policy
 from uptrend.cli.plot import command as plot
-from uptrend.cli.summary import describe
+from uptrend.runner.summary import describe
 from uptrend.cli.view import LineView
 from uptrend.config import Config, load_config
 from uptrend.config.schema import Sampling

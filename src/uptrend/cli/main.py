@@ -27,6 +27,8 @@ VERBS = {
     "runs": ("uptrend.cli.runs", "app", "List, show and compare run directories."),
     "rollouts": ("uptrend.cli.rollouts", "app", "Play recorded rollouts again; export them."),
     "plot": ("uptrend.cli.plot", "command", "Draw the curves of runs as PNG or SVG."),
+    "serve": ("uptrend.cli.serve", "command", "Open the dashboard in a browser."),
+    "export": ("uptrend.cli.serve", "export", "Write a run as one page that needs no server."),
     "track": ("uptrend.cli.track", "command", "Send a run to W&B, Trackio, TensorBoard or MLflow."),
     "tasks": ("uptrend.cli.tasks", "app", "List, show and validate tasksets."),
     "sandbox": ("uptrend.cli.sandbox", "app", "See where a model's commands can run."),

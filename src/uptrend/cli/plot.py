@@ -8,11 +8,11 @@ from typing import Annotated, Any
 import typer
 
 from uptrend.cli.console import complete_runs
-from uptrend.cli.summary import further_sets, held_out, open_run
 from uptrend.config.load import nearest
 from uptrend.records import RecordError, Run, UptrendError
 from uptrend.records.metrics import find_metric, label_of
 from uptrend.records.renamed import current
+from uptrend.runner.summary import further_sets, held_out, open_run
 from uptrend.stats.drawing import COLORS, INK, moving_mean, plotting, save
 
 DASHES = ("-", (0, (4, 2)))

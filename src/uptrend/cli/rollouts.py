@@ -14,10 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from uptrend.cli.console import AsJson, RunArgument, columns, make_app, print_json, terminal
-from uptrend.cli.summary import find_rollouts, open_run, part_turns
 from uptrend.records import RecordError, Role, Run, rollouts_of
 from uptrend.records.directory import plain_disk_errors
 from uptrend.records.schema import TOKEN_COLUMNS
+from uptrend.runner.summary import find_rollouts, open_run, part_turns, tokenizer_of
 from uptrend.stats.formatting import NONE, duration, markdown_table, number, plural, visible
 
 app = make_app("Play recorded rollouts again, export them.")
@@ -207,7 +207,7 @@ def print_rollout(console: Console, rows: list[Row], decode: Decode | None, full
         console.print()
         console.print(_spans_table(row, decode))
     if decode is None:
-        console.print("Tokens are ids: the run has no checkpoint with a tokenizer.", style="dim")
+        console.print("Tokens are ids: neither the run's checkpoints nor its model here have a tokenizer.", style="dim")
 
 
 def _print_message(console: Console, message: Row, full: bool, who: str = "") -> None:
@@ -273,17 +273,9 @@ def _whole(message: Row) -> str:
 
 
 def decoder_of(run: Run) -> Decode | None:
-    """Return the decoder of the run's last checkpoint that has a tokenizer."""
-    paths = [path / "model" / "tokenizer.json" for path in run.checkpoints]
-    found = [path for path in paths if path.exists()]
-    if not found:
-        return None
-    try:
-        from tokenizers import Tokenizer
-    except ImportError:
-        return None
-    tokenizer = Tokenizer.from_file(str(found[-1]))
-    return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
+    """Return the decoder of the run's tokens; None where there is no tokenizer."""
+    tokenizer = tokenizer_of(run)
+    return tokenizer and (lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False)))
 
 
 def _spans_table(row: dict[str, Any], decode: Decode | None) -> Table:

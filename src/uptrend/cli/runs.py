@@ -13,7 +13,10 @@ from rich.text import Text
 
 from uptrend.cli.console import AsJson, RunArgument, columns, make_app, phase_shares, print_json, sparkline, terminal
 from uptrend.cli.rollouts import decoder_of, print_rollout
-from uptrend.cli.summary import (
+from uptrend.config.tables import flatten
+from uptrend.records import RecordError, Run
+from uptrend.records.schema import TOKEN_COLUMNS
+from uptrend.runner.summary import (
     HELD_OUT,
     HeldOutSummary,
     compare,
@@ -24,9 +27,6 @@ from uptrend.cli.summary import (
     open_run,
     summarize_rollout,
 )  # fmt: skip
-from uptrend.config.tables import flatten
-from uptrend.records import RecordError, Run
-from uptrend.records.schema import TOKEN_COLUMNS
 from uptrend.stats.formatting import NONE, duration, number, p_value, percent, plural, setting, size, visible
 
 app = make_app("List runs, show one, compare two.")

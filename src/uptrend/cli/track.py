@@ -12,9 +12,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from uptrend.bridge.trackers import chosen, make_tracker
 from uptrend.bridge.tracking import Sender, report_of
 from uptrend.cli.console import AsJson, RunArgument, print_json
-from uptrend.cli.summary import open_run
 from uptrend.config import Track, build
 from uptrend.records import RecordError
+from uptrend.runner.summary import open_run
 
 
 def command(

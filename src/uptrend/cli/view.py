@@ -18,13 +18,13 @@ from rich.table import Table
 from rich.text import Text
 
 from uptrend.cli.console import columns, phase_shares, sparkline
-from uptrend.cli.summary import HeldOutSummary, further_sets, held_out, phases
 from uptrend.lab.journal.verdicts import level
 from uptrend.lab.measure import measure
 from uptrend.lab.plan import PlannedRun
 from uptrend.lab.workers import Outcome, Progress
 from uptrend.records import Evaluation, Run, UptrendError
 from uptrend.runner.log import count_epochs
+from uptrend.runner.summary import HeldOutSummary, further_sets, held_out, phases
 from uptrend.stats.formatting import duration, number, percent, plural
 from uptrend.training.observer import Observer, StepRecord, Stop
 

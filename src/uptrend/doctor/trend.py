@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.special import bdtr, ndtr
+from scipy.special import ndtr
 
 from uptrend.doctor.curves import LEVEL, REWARD, RunCurves
 from uptrend.records import RecordError, RunView, Trend, TrendKind
 from uptrend.records.view import Floats
+from uptrend.stats.comparison import mcnemar, paired_interval
 from uptrend.stats.formatting import change, interval, plural
 from uptrend.stats.intervals import normal_interval, normal_reach
 from uptrend.stats.trend import TrendTest, measure_trend, neighbor_noise
@@ -194,11 +195,7 @@ def _paired_change(view: RunView, first: int, last: int) -> tuple[tuple[float, f
     if len(shared) < 10:
         return None
     gained, lost = (sum(right[k][task] > right[1 - k][task] for task in shared) for k in (1, 0))
-    # Half a task more in each of the four cells (Agresti and Min 2005): no change in ten tasks has an error too.
-    more, less, count = gained + 0.5, lost + 0.5, len(shared) + 2
-    low, high = normal_interval((more - less) / count, math.sqrt(more + less - (more - less) ** 2 / count) / count)
-    chance = min(1.0, 2 * float(bdtr(min(gained, lost), gained + lost, 0.5)))
-    return (max(-1.0, low), min(1.0, high)), chance
+    return paired_interval(gained, lost, len(shared)), mcnemar(lost, gained)
 
 
 def _interval_of_counts(first: Mapping[str, Any], last: Mapping[str, Any], effect: float) -> tuple[float, float] | None:

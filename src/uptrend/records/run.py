@@ -106,7 +106,7 @@ class Run:
             recorded = f"{steps[0]} to {steps[-1]}" if steps else "none yet"
             raise RecordError(f"{self.path} has no rollouts of step {step}; it has {recorded}.")
         folders = [self.path / "rollouts" / f"{one:06d}" for one in (steps if step is None else [step])]
-        return _parquet([part for folder in folders for part in sorted(folder.glob("part-*.parquet"))])
+        return read_parquet([part for folder in folders for part in sorted(folder.glob("part-*.parquet"))])
 
     @property
     def rollout_steps(self) -> list[int]:
@@ -122,7 +122,7 @@ class Run:
             recorded = ", ".join(map(str, steps)) or "none"
             on = f" on {label}" if label else ""
             raise RecordError(f"{self.path} has no evaluation{on} after step {step}; it has {recorded}.")
-        return _parquet([path])
+        return read_parquet([path])
 
     @property
     def last_step(self) -> int:
@@ -209,12 +209,12 @@ def _table(lines: list[dict[str, Any]]) -> pa.Table:
     return pa.table({key: pa.array([line.get(key) for line in lines]) for key in keys})
 
 
-def _parquet(paths: list[Path]) -> pa.Table:
-    """Read several files as one table; a column that an older version lacks is null."""
-    tables = [ROLLOUTS.empty_table()]
+def read_parquet(paths: list[Path], columns: list[str] | None = None) -> pa.Table:
+    """Read several files of rollouts as one table, or some of its columns; one that an older version lacks is null."""
+    tables = [ROLLOUTS.empty_table() if columns is None else ROLLOUTS.empty_table().select(columns)]
     for path in paths:
         try:
-            tables.append(pq.read_table(path, partitioning=None))
+            tables.append(pq.read_table(path, columns=columns, partitioning=None))
         except (pa.ArrowInvalid, OSError) as error:
             raise RecordError(f"{path} is damaged: {str(error).splitlines()[0]}") from None
     return pa.concat_tables(tables, promote_options="default")

@@ -5,12 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from uptrend.bridge.environments import ENVIRONMENTS
-from uptrend.records import Report
+from uptrend.records import Report, RunView
 from uptrend.runner.evaluation import evaluate
 from uptrend.runner.runs import replay, resume, train
 from uptrend.tasks.registry import register
 
-__all__ = ["diagnose", "evaluate", "replay", "reports_of", "resume", "train"]
+__all__ = ["diagnose", "evaluate", "replay", "reports_of", "resume", "train", "views_of"]
 
 FRAGMENT = 0.1  # share of the longest run's points up to which another run of its log is a fragment
 
@@ -26,20 +26,26 @@ def diagnose(path: str | Path) -> Report:
 
 
 def reports_of(path: Path, named: Mapping[str, str] | None = None) -> list[Report]:
-    """Diagnose every run that a path holds, the longest first; a bare name is looked up under ./runs.
+    """Diagnose every run that a path holds, the longest first; a bare name is looked up under ./runs."""
+    from uptrend.doctor.diagnose import diagnose as diagnose_view
+
+    return [diagnose_view(view) for view in views_of(path, named)]
+
+
+def views_of(path: Path, named: Mapping[str, str] | None = None) -> list[RunView]:
+    """Return every run that a path holds, the longest first; a bare name is looked up under ./runs.
 
     `named` gives columns of another trainer's log with the metric that each is. Fragments of a log, as a damaged one
-    or one of many restarts has them, are named in the longest run's notes and not judged.
+    or one of many restarts has them, are left out and named in the longest run's notes.
     """
     from uptrend.bridge.importers import read_views
     from uptrend.bridge.importers.views import with_names
-    from uptrend.doctor.diagnose import diagnose as diagnose_view
 
     if not path.exists() and (Path("runs") / path / "run.json").exists():
         path = Path("runs") / path
     views = [with_names(view, named) if named else view for view in read_views(path)]
     if any(view.trainer == "uptrend" for view in views):
-        return [diagnose_view(view) for view in views]
+        return views
     views.sort(key=lambda view: -len(view.steps))
     least = max(5.0, FRAGMENT * len(views[0].steps))
     kept = [view for n, view in enumerate(views) if n == 0 or view.runs_in_log == 1 or len(view.steps) >= least]
@@ -47,4 +53,4 @@ def reports_of(path: Path, named: Mapping[str, str] | None = None) -> list[Repor
         points = sum(len(view.steps) for view in views) - sum(len(view.steps) for view in kept)
         note = f"{rest} more fragments with {points} points in all were left out: each is far shorter than this run."
         kept[0] = replace(kept[0], notes=(*kept[0].notes, note))
-    return [diagnose_view(view) for view in kept]
+    return kept

@@ -9,7 +9,7 @@ import numpy as np
 from scipy.special import bdtr, ndtr, stdtr, stdtrit
 
 from uptrend.records.view import Floats
-from uptrend.stats.intervals import Spread, bayes_factor, spread_of, student_reach
+from uptrend.stats.intervals import Spread, bayes_factor, normal_interval, spread_of, student_reach
 
 # Seeds up to which the sign-flip test counts all flips: a million at most.
 MOST_EXACT = 20
@@ -38,6 +38,14 @@ def mcnemar(only_a: int, only_b: int) -> float:
     """Return the exact two-sided p-value of a paired comparison, from the tasks that only one side answered right."""
     # If neither were better, each such task would fall to either side like a fair coin (McNemar 1947).
     return min(1.0, float(2 * bdtr(min(only_a, only_b), only_a + only_b, 0.5)))
+
+
+def paired_interval(gained: int, lost: int, tasks: int) -> tuple[float, float]:
+    """Return the 95% interval of a change of accuracy on the same tasks, from those that changed sides."""
+    # Half a task more in each of the four cells (Agresti and Min 2005): no change in ten tasks has an error too.
+    more, less, count = gained + 0.5, lost + 0.5, tasks + 2
+    low, high = normal_interval((more - less) / count, math.sqrt(more + less - (more - less) ** 2 / count) / count)
+    return max(-1.0, low), min(1.0, high)
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,11 @@ def read_views(path: Path) -> list[RunView]:
     )
 
 
+def is_log_name(path: Path) -> bool:
+    """Return True where a file may be a log by its name: its content decides."""
+    return path.suffix in _SUFFIXES and not _OTHERS.match(path.name)
+
+
 def _read_file(path: Path) -> list[RunView]:
     try:
         return _read_known(path)
@@ -172,7 +177,7 @@ def _loose_logs(folder: Path) -> list[RunView]:
     views: list[RunView] = []
     parts: list[Log] = []
     for path in (*sorted(folder.glob("*")), *sorted(folder.glob("*/*"))):
-        if not path.is_file() or path.suffix not in _SUFFIXES or _OTHERS.match(path.name) or settings_in(path):
+        if not path.is_file() or not is_log_name(path) or settings_in(path):
             continue
         try:
             logs = _read_logs(open_log(path))

@@ -71,21 +71,22 @@ class Chapter:
 
 def chapters(notebook: Notebook) -> list[Chapter]:
     """Return every hypothesis of a lab, by id."""
-    found = list[Chapter]()
-    for h in notebook.hypotheses:
-        path, folder = notebook.path_of(h.id), notebook.folder / "experimental-results" / h.id
-        known = Chapter(h, path.relative_to(notebook.folder).as_posix(), hypothesis_file.sections(read_page(path).body))
-        try:
-            verdict, entry = stored.read_verdict(folder / stored.VERDICT) or (None, None)
-            runs = entry.runs if entry else stored.read_rows(ArmRun, folder / stored.RUNS)
-            curves = stored.read_rows(Curves, folder / stored.CURVES)
-        except LabError as error:
-            found.append(replace(known, trouble=str(error)))
-            continue
-        # The page of a fix that was taken back stays; its override does not.
-        fix = f"fixes/{path.stem}.md" if (notebook.folder / "fixes" / f"{path.stem}.toml").exists() else ""
-        found.append(replace(known, verdict=verdict, entry=entry, runs=runs, curves=curves, fix=fix))
-    return found
+    return [chapter_of(notebook, h) for h in notebook.hypotheses]
+
+
+def chapter_of(notebook: Notebook, h: Hypothesis) -> Chapter:
+    """Return one hypothesis with its results; where they can't be read, with the reason."""
+    path, folder = notebook.path_of(h.id), notebook.folder / "experimental-results" / h.id
+    known = Chapter(h, path.relative_to(notebook.folder).as_posix(), hypothesis_file.sections(read_page(path).body))
+    try:
+        verdict, entry = stored.read_verdict(folder / stored.VERDICT) or (None, None)
+        runs = entry.runs if entry else stored.read_rows(ArmRun, folder / stored.RUNS)
+        curves = stored.read_rows(Curves, folder / stored.CURVES)
+    except LabError as error:
+        return replace(known, trouble=str(error))
+    # The page of a fix that was taken back stays; its override does not.
+    fix = f"fixes/{path.stem}.md" if (notebook.folder / "fixes" / f"{path.stem}.toml").exists() else ""
+    return replace(known, verdict=verdict, entry=entry, runs=runs, curves=curves, fix=fix)
 
 
 def page(notebook: Notebook) -> str:
@@ -98,7 +99,7 @@ def page(notebook: Notebook) -> str:
     reach = min(FURTHEST, max(NEAREST, *finite, 0.0))
     log, imported = _entries(notebook)
     return render(
-        "lab/templates/journal.html", title=_title(notebook), question=problem[:second], rest=problem[second:],
+        "lab/templates/journal.html", title=title_of_lab(notebook), question=problem[:second], rest=problem[second:],
         chapters=told, phases=phases([chapter.h for chapter in told]), log=log, imported=imported,
         runs=len({run.folder for chapter in told for run in chapter.runs if run.folder}),
         last=max((chapter.entry.date[:10] for chapter in told if chapter.entry), default=""),
@@ -131,8 +132,8 @@ def to_table(notebook: Notebook) -> dict[str, Any]:
     for told in map(asdict, chapters(notebook)):
         row = {**told["h"], "file": told["file"], "fix": told["fix"] or None, "verdict": told["verdict"]}
         rows.append(row | {"experiment": told["entry"], "runs": told["runs"], "trouble": told["trouble"] or None})
-    problem = notebook.text(PROBLEM)
-    return dict(plain({"schema": stored.SCHEMA, "title": _title(notebook), "problem": problem, "hypotheses": rows}))
+    about = {"title": title_of_lab(notebook), "problem": notebook.text(PROBLEM)}
+    return dict(plain({"schema": stored.SCHEMA, **about, "hypotheses": rows}))
 
 
 def to_markdown(notebook: Notebook) -> str:
@@ -141,14 +142,16 @@ def to_markdown(notebook: Notebook) -> str:
     hypotheses = [chapter.h for chapter in told]
     links = {chapter.h.id: chapter.file for chapter in told}
     notes = {chapter.h.id: chapter.verdict.sentence for chapter in told if chapter.verdict}
+    problem = FIRST_TITLE.sub("", notebook.text(PROBLEM)).strip()
     text = render(
-        "lab/templates/report.md", title=_title(notebook), problem=FIRST_TITLE.sub("", notebook.text(PROBLEM)).strip(),
+        "lab/templates/report.md", title=title_of_lab(notebook), problem=problem,
         status=status_table(hypotheses, links, notes), roadmap=roadmap(hypotheses), chapters=told, **HELPERS,
     )  # fmt: skip
     return text.rstrip("\n") + "\n"
 
 
-def _title(notebook: Notebook) -> str:
+def title_of_lab(notebook: Notebook) -> str:
+    """Return the heading of a lab's README, or its folder's name."""
     match = TITLE.search(notebook.text(README))
     return match[1] if match else notebook.folder.absolute().name
 

@@ -1,4 +1,4 @@
-"""Summaries of runs as plain objects: the same for tables and for --json."""
+"""Summaries of runs as plain objects: the same for the terminal, for --json and for the dashboard."""
 
 import contextlib
 import itertools
@@ -13,6 +13,7 @@ from typing import Any
 from uptrend.config import difference
 from uptrend.config.load import nearest
 from uptrend.config.tables import flatten
+from uptrend.policy.known import local_folder
 from uptrend.records import RecordError, Role, Run
 from uptrend.records.directory import LINES, LOG
 from uptrend.records.rollout import places_said
@@ -247,6 +248,20 @@ def summarize_rollout(rows: Sequence[dict[str, Any]], group: int) -> dict[str, A
     }
 
 
+def tokenizer_of(run: Run) -> Any | None:
+    """Return the tokenizer of the run's last checkpoint that has one, else of its model on this machine; or None."""
+    name = str(flatten(run.config).get("model.name") or "")
+    places = [*(path / "model" for path in reversed(run.checkpoints)), local_folder(name), Path(name)]
+    found = next((place for place in places if place and (place / "tokenizer.json").is_file()), None)
+    if found is None:
+        return None
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        return None
+    return Tokenizer.from_file(str(found / "tokenizer.json"))
+
+
 def compare(a: Run, b: Run) -> dict[str, Any]:
     """Describe two runs side by side."""
     curves_a, curves_b = curves(a), curves(b)
@@ -256,18 +271,20 @@ def compare(a: Run, b: Run) -> dict[str, Any]:
         "b": summarize(b),
         "difference": {key: list(pair) for key, pair in difference(a.config, b.config).items()},
         "curves": {key: {"a": curves_a.get(key, []), "b": curves_b.get(key, [])} for key in keys},
-        "paired": _pair_up(a, b),
+        "paired": pair_up(a, b),
     }
 
 
-def _pair_up(a: Run, b: Run) -> dict[str, Any] | None:
-    """Compare the last evaluations of two runs task by task; None where they share no task."""
+def pair_up(a: Run, b: Run) -> dict[str, Any] | None:
+    """Compare the last evaluations of two runs task by task, `effect` is B less A; None where they share no task."""
     correct_a, correct_b = _correct_tasks(a), _correct_tasks(b)
     answers = Counter((correct_a[task], correct_b[task]) for task in correct_a if task in correct_b)
     if not answers:
         return None
-    from uptrend.stats.comparison import mcnemar  # scipy only where two runs are compared: `runs list` stays fast
+    # scipy only where two runs are compared: `runs list` stays fast
+    from uptrend.stats.comparison import mcnemar, paired_interval
 
+    gained, lost = answers[False, True], answers[True, False]
     return {
         "step_a": a.eval_lines[-1]["step"],
         "step_b": b.eval_lines[-1]["step"],
@@ -276,7 +293,9 @@ def _pair_up(a: Run, b: Run) -> dict[str, Any] | None:
         "only_a": answers[True, False],
         "only_b": answers[False, True],
         "neither": answers[False, False],
-        "p": mcnemar(answers[True, False], answers[False, True]),
+        "effect": (gained - lost) / answers.total(),
+        "interval": paired_interval(gained, lost, answers.total()),
+        "p": mcnemar(lost, gained),
         "caveat": CAVEAT,
     }
 

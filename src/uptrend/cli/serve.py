@@ -1,0 +1,101 @@
+"""`uptrend serve`: the dashboard; `uptrend export`: one run as a single page."""
+
+import socket
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from uptrend.cli.console import RunArgument
+from uptrend.policy.known import home, need_extra
+from uptrend.records import UptrendError
+from uptrend.runner.summary import open_run
+from uptrend.stats.formatting import size
+
+DEFAULT = Path("runs")
+
+
+def command(
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="Folders of runs, journals and other trainers' logs, or single logs. Default: runs.",
+            metavar="[RUNS]...",
+            readable=False,
+        ),
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8765,
+    host: Annotated[str, typer.Option(help="Address to listen on. Any but loopback needs a token.")] = "127.0.0.1",
+    token: Annotated[str, typer.Option(help="Token to ask for; made and printed where --host needs one.")] = "",
+    names: Annotated[
+        list[str] | None, typer.Option("--name", help="Further host name that a browser may use. Repeatable.")
+    ] = None,
+    opens: Annotated[bool, typer.Option("--open/--no-open", help="Open a browser.")] = False,
+    reindex: Annotated[bool, typer.Option("--reindex", help="Forget what was read before, and read it again.")] = False,
+) -> None:
+    """Open the dashboard: runs, tokens, findings and verdicts in a browser.
+
+    \b
+    uptrend serve                       runs of ./runs
+    uptrend serve runs lab outputs      several folders
+    uptrend serve trainer_state.json    another trainer's log
+    uptrend serve --port 0 --open       any port, and a browser
+
+    It reads run directories, logs that `uptrend doctor` reads, and labs; nothing is written to them.
+    What was read is kept in the cache (UPTREND_HOME). Over SSH, forward the port:
+    ssh -L 8765:localhost:8765 MACHINE
+    """  # fmt: skip
+    for package in ("starlette", "uvicorn", "plotly"):
+        need_extra(package, "dashboard")
+    import uvicorn
+
+    from uptrend.dashboard.index import forget
+    from uptrend.dashboard.library import Library
+    from uptrend.dashboard.server import LOOPBACK, is_loopback, make_app, new_token, open_socket
+
+    asked = folders or [DEFAULT]
+    if missing := [path for path in asked if not path.exists() and path != DEFAULT]:
+        raise UptrendError(f"{missing[0]} does not exist. Name a folder of runs, a journal or a log.")
+    local = is_loopback(host)
+    token = token or ("" if local else new_token())
+    cache = home() / "dashboard"
+    if reindex:
+        forget(cache)
+    listener = open_socket(host, port)
+    port = listener.getsockname()[1]
+    shown = {"0.0.0.0": socket.gethostname(), "::": socket.gethostname()}.get(host, host)
+    shown = f"[{shown}]" if ":" in shown else shown
+    url = f"http://{shown}:{port}/" + (f"?token={token}" if token else "")
+    app = make_app(Library(asked, cache), [*LOOPBACK, host, shown, *(names or ())], token)
+    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1, ws="none")
+    typer.echo(f"Uptrend dashboard: {url}\nReading {', '.join(map(str, asked))}. Ctrl-C ends it.")
+    if not asked[0].exists():
+        typer.echo(f"There is no {asked[0]}/ yet: its runs appear as they are made.")
+    if opens:
+        webbrowser.open(url)
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+def export(
+    run: RunArgument,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write. Default: NAME.html.")] = None,
+    rollouts: Annotated[int, typer.Option(min=0, help="Most rollouts to take along, with their tokens.")] = 200,
+) -> None:
+    """Write one run as a single page that opens without a server.
+
+    \b
+    uptrend export quickstart
+    uptrend export runs/quickstart --out report.html --rollouts 50
+
+    Curves, findings and config are whole; of rollouts, those that findings name,
+    and whole groups from the first to the last step.
+    """
+    need_extra("plotly", "dashboard")
+    need_extra("starlette", "dashboard")
+    from uptrend.dashboard.export import export_run
+
+    opened = open_run(run)
+    target = out or Path(f"{opened.name}.html")
+    kept = export_run(opened.path, target, rollouts)
+    typer.echo(f"Wrote {target} ({size(target.stat().st_size)}, {kept} rollouts)")

@@ -1,0 +1,324 @@
+"""Questions that pages and programs ask, one function each. `ENDPOINTS` lists them, for the OpenAPI page too."""
+
+import fnmatch
+import sys
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+
+from uptrend.config import difference
+from uptrend.dashboard import findings, journals, rollouts
+from uptrend.dashboard.curves import POINTS, STEP, TIME, thin, values_of
+from uptrend.dashboard.library import Entry, Library, choose, value_of
+from uptrend.dashboard.rollouts import Place
+from uptrend.doctor.report import plain
+from uptrend.records import RecordError, Run, UptrendError
+from uptrend.records.metrics import find_metric, label_of, sections
+from uptrend.runner.summary import pair_up
+
+Answer = dict[str, Any]
+NOT_COMPARED = ("name", "seed")
+
+
+class BadRequest(UptrendError):  # noqa: N818 (HTTP's word)
+    """A question with a wrong parameter; the message says which, and what would be right."""
+
+
+KINDS: dict[str, tuple[Callable[[str], Any], str]] = {
+    "text": (str, "text"), "integer": (int, "a whole number"), "number": (float, "a number"),
+    "boolean": (lambda given: {"1": True, "true": True, "0": False, "false": False}[given.lower()], "true or false"),
+}  # fmt: skip
+# Names of parameters that Python has another use for.
+PYTHON = {"from": "first", "to": "last", "set": "label"}
+
+
+@cache
+def endpoints() -> dict[str, Answer]:
+    """Return the table of questions by path."""
+    table = tomllib.loads(Path(__file__).with_name("api.toml").read_text("utf-8"))
+    return {row["path"]: {"params": [], "method": "get", **row} for row in table["endpoint"]}
+
+
+def ask(library: Library, path: str, query: Mapping[str, str]) -> Answer:
+    """Return the answer to a question; BadRequest where a parameter is wrong."""
+    params = endpoints()[path]["params"]
+    known = [param["name"] for param in params]
+    if unknown := sorted(set(query) - set(known)):
+        raise BadRequest(f"{path} has no parameter {unknown[0][:80]}; it has {', '.join(known) or 'none'}.")
+    given = {PYTHON.get(param["name"], param["name"]): _read(param, query.get(param["name"])) for param in params}
+    return QUESTIONS[path](library, **given)
+
+
+def _read(param: Answer, given: str | None) -> Any:
+    """Return the value of a parameter from the address."""
+    name, (convert, kind) = param["name"], KINDS[param.get("kind", "text")]
+    if given is None or (given == "" and kind != "text"):
+        if param.get("required"):
+            raise BadRequest(f"The parameter {name} is missing: {param['meaning']}")
+        return param.get("default")
+    try:
+        value = convert(given)
+    except (KeyError, ValueError):
+        raise BadRequest(f"{name}={given[:80]} should be {kind}.") from None
+    if kind.endswith("number"):
+        least, most = (0, param.get("most", 2**53)) if kind == "a whole number" else (-(2**53), 2**53)
+        if not least <= value <= most:  # NaN is not, either
+            raise BadRequest(f"{name}={given[:80]} should be from {least:,} to {most:,}.")
+    return value
+
+
+def version() -> str:
+    """Return Uptrend's version."""
+    return str(sys.modules["uptrend"].__version__)  # an import would lead up to the packages above this one
+
+
+def get_status(library: Library) -> Answer:
+    progress = library.progress
+    counts = {kind: len(library.entries(kind)) for kind in ("run", "log", "lab")}
+    folders = [{"path": str(root), "exists": root.exists()} for root in library.roots]
+    return {"uptrend": version(), **vars(progress), "counts": counts, "folders": folders}
+
+
+def list_runs(library: Library, filter: str, sort: str, group: str, columns: str, limit: int, offset: int) -> Answer:
+    rows = choose(library.rows(), filter, sort)
+    if group:  # groups in the order of their first row
+        firsts: dict[str, int] = {}
+        for place, row in enumerate(rows):
+            firsts.setdefault(str(value_of(row, group)), place)
+        rows.sort(key=lambda row: firsts[str(value_of(row, group))])
+    keys = [key for key in columns.split(",") if key]
+    shown = []
+    for row in rows[offset : offset + limit]:
+        config = {key: row.get("config", {}).get(key) for key in keys}
+        told = {"group": value_of(row, group)} if group else {}
+        shown.append({**row, "config": config, **told})
+    return {"total": len(rows), "rows": shown, "keys": _config_keys(library) if offset == 0 else []}
+
+
+def _config_keys(library: Library) -> list[str]:
+    return sorted({key for row in library.rows() for key in row.get("config", ())})
+
+
+@cache
+def _panels() -> list[dict[str, Any]]:
+    panels: list[dict[str, Any]] = tomllib.loads(Path(__file__).with_name("panels.toml").read_text("utf-8"))["panel"]
+    return panels
+
+
+def _filled(names: list[str], has_evals: bool) -> list[dict[str, Any]]:
+    """Return the panels that have something to show, with the metrics of each."""
+    shown = []
+    for panel in _panels():
+        found: list[str] = []
+        for keys in (panel["keys"], panel.get("instead", [])):
+            wanted = [
+                name for key in keys for name in names if fnmatch.fnmatchcase(name, key) and name != "seconds/step"
+            ]
+            found = found or list(dict.fromkeys(wanted))
+        kind = panel.get("kind", "lines")
+        if found or (kind == "held-out" and has_evals):
+            metric = find_metric(found[0]) if found else find_metric("eval/accuracy")
+            title = panel.get("title") or label_of(found[0])
+            unit = "share" if kind == "held-out" or (metric and metric.is_share) else ""
+            if panel["id"] == "reward" and len(found) == 2:  # its only part is the reward itself
+                found = found[:1]
+            total = panel.get("total") if panel.get("total") in names else None
+            shown.append({"id": panel["id"], "title": title, "kind": kind, "keys": found, "unit": unit, "total": total})
+    return shown
+
+
+def show_run(library: Library, run: str) -> Answer:
+    entry = library.fresh(run)
+    if entry.row.get("status") == "unreadable":
+        return {"row": entry.row, "error": entry.row["error"]}
+    table = library.table(entry)
+    names = [name for name in table.column_names if table[name].null_count < len(table) and name not in (STEP, TIME)]
+    trainer = str(entry.row["trainer"])
+    report = library.report(entry)
+    answer: Answer = {"row": {**entry.row, "config": {}}, "metrics": _metric_sections(names)}
+    answer["report"] = findings.told(report, str(entry.source.path), trainer)
+    if entry.source.kind == "log":
+        told = library.log(entry)
+        evals = [e for e in told["evals"] if isinstance(e.get("accuracy", e.get("reward")), int | float)]
+        answer |= {"settings": findings.settings(told["config"], trainer), "notes": told["notes"], "markers": [],
+                   "rollouts": bool(told["rollout_steps"]), "info": {}, "evals": evals, "bounds": None}  # fmt: skip
+    else:
+        _, opened = library.run(run)
+        evals = [line for line in opened.eval_lines if isinstance(line.get("accuracy"), int | float)]
+        steps = table[STEP].to_numpy() if len(table) else np.zeros(0)
+        stopped = opened.stopped
+        keys = ("created", "uptrend", "python", "machine", "tasks", "eval", "model", "packages", "kind")
+        answer |= {
+            "settings": findings.settings(opened.config, trainer), "notes": opened.info.get("notes") or [],
+            "markers": findings.markers(opened, steps, values_of(table, TIME)), "evals": evals,
+            "rollouts": (opened.path / "rollouts").is_dir(),
+            "info": {key: opened.info[key] for key in keys if key in opened.info},
+            "bounds": _bounds(Place(entry, library)), "checkpoints": [path.name for path in opened.checkpoints],
+            "stopped": {"by": stopped.by, "why": stopped.sentence} if stopped else None,
+        }  # fmt: skip
+    answer["panels"] = _filled(names, any(e.get("accuracy") is not None for e in answer["evals"]))
+    return dict(plain(answer))
+
+
+def _bounds(place: Place) -> list[float] | None:
+    """Return the least and greatest reward that a rollout of the last step can have; None where nobody said."""
+    steps = list(place.steps())
+    try:
+        table = place.read(steps[-1], ["reward_low", "reward_high"]) if steps else None
+    except RecordError:
+        return None
+    if table is None or table["reward_low"].null_count == len(table):
+        return None
+    return [pc.min(table["reward_low"]).as_py(), pc.max(table["reward_high"]).as_py()]
+
+
+def _metric_sections(names: list[str]) -> list[Answer]:
+    """Return the metrics that a run has, by section of the table of metrics; those that it does not know come last."""
+    homes = {metric.key: section.title for section in sections() for metric in section.metrics}
+    found: dict[str, list[Answer]] = {section.title: [] for section in sections()}
+    for name in names:
+        metric = find_metric(name)
+        told = {"key": name, "unit": metric.unit if metric else "", "meaning": metric.meaning if metric else ""}
+        told["healthy"] = metric.healthy if metric else ""
+        found.setdefault(homes.get(metric.key, "Others") if metric else "Others", []).append(told)
+    return [{"title": title, "metrics": metrics} for title, metrics in found.items() if metrics]
+
+
+def get_curves(library: Library, run: str, keys: str, points: int, first: int | None, last: int | None) -> Answer:
+    entry = library.entry(run, "run", "log")
+    if entry.row.get("status") == "unreadable":
+        raise RecordError(str(entry.row["error"]))
+    table = library.table(entry)
+    wanted = [key for key in keys.split(",") if key]
+    if not wanted:
+        wanted = [key for panel in _filled(table.column_names, False) for key in panel["keys"]]
+    return thin(table, dict.fromkeys(wanted), points or POINTS, first, last)
+
+
+def compare_runs(library: Library, runs: str) -> Answer:
+    ids = [id for id in dict.fromkeys(runs.split(",")) if id]
+    if len(ids) > 40:
+        raise BadRequest(f"{len(ids)} runs can't be told apart on one plot; choose 40 at most.")
+    entries = [library.fresh(id) for id in ids]
+    readable = [e for e in entries if e.row.get("status") != "unreadable"]
+    flat = [e.row.get("config", {}) for e in readable]
+    keys = sorted({key for config in flat for key in config})
+    values = {key: [config.get(key) for config in flat] for key in keys if key not in NOT_COMPARED}
+    differ = {key: told for key, told in values.items() if any(value != told[0] for value in told)}
+    names = list(dict.fromkeys(name for e in readable for name in library.table(e).column_names))
+    has_evals = any(e.row.get("after") or e.row.get("before") for e in readable)
+    return dict(plain({
+        "rows": [{**e.row, "config": {}} for e in entries], "ids": [e.row["id"] for e in readable],
+        "differences": differ, "seeds": _seeds(readable), "paired": _pairs(library, readable),
+        "panels": _filled(names, has_evals), "evals": {e.row["id"]: _evals(library, e) for e in readable},
+        "metrics": _metric_sections([name for name in names if name not in (STEP, TIME)]),
+    }))  # fmt: skip
+
+
+def _evals(library: Library, entry: Entry) -> list[Answer]:
+    lines = Run(entry.source.path).eval_lines if entry.source.kind == "run" else library.log(entry)["evals"]
+    return [{k: e.get(k) for k in ("step", "accuracy", "low", "high")} for e in lines if e.get("accuracy") is not None]
+
+
+def _seeds(entries: list[Entry]) -> list[list[str]]:
+    """Return the ids of runs whose configs differ in seed and name alone, by config."""
+    groups: list[tuple[Mapping[str, Any], list[str]]] = []
+    for entry in entries:
+        config = {key: value for key, value in entry.row.get("config", {}).items() if key not in NOT_COMPARED}
+        same = next((ids for known, ids in groups if known and not difference(known, config)), None)
+        if same is not None:
+            same.append(entry.row["id"])
+        else:
+            groups.append((config, [entry.row["id"]]))
+    return [ids for _, ids in groups]
+
+
+def _pairs(library: Library, entries: list[Entry]) -> list[Answer]:
+    """Return each run against the first, on the held-out tasks that both were asked."""
+    own = [e for e in entries if e.source.kind == "run"]
+    found = []
+    for other in own[1:]:
+        try:
+            paired = pair_up(library.run(own[0].row["id"])[1], library.run(other.row["id"])[1])
+        except (RecordError, KeyError):
+            paired = None
+        found.append({"a": own[0].row["id"], "b": other.row["id"], **(paired or {"tasks": 0})})
+    return found
+
+
+def _place(library: Library, run: str, held: bool, label: str) -> Place:
+    entry = library.entry(run, "run", "log")
+    if entry.row.get("status") == "unreadable":
+        raise RecordError(str(entry.row["error"]))
+    if label and not label.replace("-", "").replace("_", "").replace(".", "").isalnum():
+        raise BadRequest(f"set={label[:80]} is no name of a held-out set.")
+    return Place(entry, library, held, label)
+
+
+def list_steps(library: Library, run: str) -> Answer:
+    place = _place(library, run, False, "")
+    held = replace(place, held=True)
+    sets: list[str] = []
+    if place.entry.source.kind == "run":
+        lines = Run(place.entry.source.path).eval_lines
+        sets = list(dict.fromkeys(label for line in lines for label in line.get("sets", ())))
+    return {"steps": list(place.steps()), "evals": list(held.steps()), "sets": sets}
+
+
+def list_rollouts(library: Library, run: str, held: bool, label: str, **asked: Any) -> Answer:
+    return dict(plain(rollouts.find(_place(library, run, held, label), **asked)))
+
+
+def show_rollout(library: Library, run: str, held: bool, label: str, **asked: Any) -> Answer:
+    place = _place(library, run, held, label)
+    return dict(plain({"row": {**place.entry.row, "config": {}}, "rollout": rollouts.show(place, **asked)}))
+
+
+def list_labs(library: Library) -> Answer:
+    return {"labs": [entry.row for entry in library.entries("lab")]}
+
+
+QUESTIONS: Mapping[str, Callable[..., Answer]] = {
+    "status": get_status, "runs": list_runs, "run": show_run, "curves": get_curves, "compare": compare_runs,
+    "steps": list_steps, "rollouts": list_rollouts, "rollout": show_rollout, "labs": list_labs,
+    "cause": lambda _, id: findings.explain(id), "lab": journals.overview, "hypothesis": journals.hypothesis,
+}  # fmt: skip
+
+
+def openapi() -> Answer:
+    """Return the description of the API for programs."""
+
+    def content(kind: str, schema: Answer) -> Answer:
+        return {kind: {"schema": schema}}
+
+    error = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
+    failed = {"description": "What was wrong, in a sentence.", "content": content("application/json", error)}
+    told = {"description": "The answer.", "content": content("application/json", {"type": "object"})}
+    events = {"description": "Events.", "content": content("text/event-stream", {"type": "string"})}
+    paths: Answer = {}
+    for path, row in endpoints().items():
+        parameters = []
+        for param in row["params"]:
+            kind = param.get("kind", "string")
+            schema: Answer = {"type": kind} | ({"minimum": 0} if kind == "integer" else {})
+            schema |= {"maximum": param["most"]} if "most" in param else {}
+            schema |= {"default": param["default"]} if param.get("default", "") != "" else {}
+            described = {"description": param["meaning"], "required": param.get("required", False), "schema": schema}
+            parameters.append({"name": param["name"], "in": "query", **described})
+        answers = {"200": events if path == "live" else told, "400": failed, "404": failed}
+        question = {"summary": row["summary"], "parameters": parameters, "responses": answers}
+        if row["method"] == "post":
+            question["requestBody"] = {"content": content("application/octet-stream", {"type": "string"})}
+        paths[f"/api/{path}"] = {row["method"]: question}
+    about = {
+        "title": "Uptrend",
+        "version": version(),
+        "description": "Runs, rollouts, findings and journals; read-only.",
+    }
+    return {"openapi": "3.1.0", "info": about, "paths": paths}

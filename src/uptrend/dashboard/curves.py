@@ -1,0 +1,218 @@
+"""Curves of a run: columns read from the end of metrics.jsonl as it grows, and thinned for a picture."""
+
+import contextlib
+import hashlib
+import io
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.json as pj
+
+from uptrend.dashboard.index import Index
+from uptrend.records import Run
+from uptrend.records.directory import read_lines
+from uptrend.records.renamed import upgrade_metrics
+from uptrend.records.view import Floats
+
+# From this size on, the columns of a metrics.jsonl are kept in the index.
+LARGE = 8_000_000
+# Bytes of columns that are held in memory over all runs.
+HELD = 200_000_000
+# Bytes before the end of what was read by which a file is known to be the same one, only longer.
+TAIL = 512
+POINTS = 600
+STEP, TIME, ROLLOUTS = "step", "time", "sampling/rollouts/count"
+
+
+@dataclass
+class _Read:
+    """What was read of a file."""
+
+    table: pa.Table
+    offset: int
+    tail: str
+    """Digest of the last bytes before the offset."""
+
+
+class Columns:
+    """Columns of metrics files, each read once and then only where it grew."""
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+        self._held: OrderedDict[Path, _Read] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def of_run(self, run: Run) -> pa.Table:
+        """Return the metrics of a run, one row per step; columns that are no numbers are left out."""
+        path = run.path / "metrics.jsonl"
+        if run.schema == 1:  # other names, and nulls that mean something else
+            return _numbers(pa.Table.from_pylist([upgrade_metrics(line) for line in read_lines(path)]))
+        size = os.path.getsize(path) if path.exists() else 0
+        with self._lock:
+            read = self._held.pop(path, None) or self._from_index(path)
+            if read is not None and (size < read.offset or read.tail != _digest(path, read.offset)):
+                read = None
+            if read is None or size > read.offset:
+                read = self._read_on(path, read, size)
+            self._held[path] = read
+            while len(self._held) > 1 and sum(r.table.nbytes for r in self._held.values()) > HELD:
+                self._held.popitem(last=False)
+            return read.table
+
+    def _read_on(self, path: Path, before: _Read | None, size: int) -> _Read:
+        start = before.offset if before else 0
+        with path.open("rb") if size else io.BytesIO() as file:
+            file.seek(start)
+            data = file.read(size - start)
+        data = data[: data.rfind(b"\n") + 1]  # a line that is being written is read next time
+        table = parse(data)
+        if before is not None:
+            table = (
+                pa.concat_tables([before.table, table], promote_options="permissive") if len(table) else before.table
+            )
+        read = _Read(table, start + len(data), _digest(path, start + len(data)))
+        if read.offset > LARGE and (before is None or read.offset > 2 * len(data)):
+            self._to_index(path, read)
+        return read
+
+    def _to_index(self, path: Path, read: _Read) -> None:
+        file = self._index.file_of(path)
+        beside = file.with_suffix(f".{os.getpid()}")
+        known = {"offset": str(read.offset), "tail": read.tail}
+        with contextlib.suppress(OSError):
+            table = read.table.combine_chunks().replace_schema_metadata(known)
+            with pa.OSFile(str(beside), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+                writer.write_table(table)
+            beside.replace(file)
+
+    def _from_index(self, path: Path) -> _Read | None:
+        file = self._index.file_of(path)
+        try:
+            table = pa.ipc.open_file(pa.memory_map(str(file))).read_all()
+            os.utime(file)
+            known = table.schema.metadata
+            return _Read(table, int(known[b"offset"]), known[b"tail"].decode())
+        except (OSError, pa.ArrowInvalid, KeyError, TypeError, ValueError):
+            return None
+
+
+def _digest(path: Path, offset: int) -> str:
+    if not offset:
+        return ""
+    with path.open("rb") as file:
+        file.seek(max(0, offset - TAIL))
+        return hashlib.sha256(file.read(min(offset, TAIL))).hexdigest()[:16]
+
+
+def parse(data: bytes) -> pa.Table:
+    """Return the numbers of JSON lines as a table; lines that a killed process tore are left out."""
+    if not data.strip():
+        return pa.table({})
+    options = pj.ReadOptions(block_size=1 << 24)
+    try:
+        return _numbers(pj.read_json(pa.BufferReader(data), read_options=options))
+    except pa.ArrowInvalid:
+        lines = _plain_lines(data)
+        return _numbers(
+            pa.table({key: [line.get(key) for line in lines] for key in {k for line in lines for k in line}})
+        )
+
+
+def _plain_lines(data: bytes) -> list[dict[str, float]]:
+    """Return the numbers of each line that can be read and has a step."""
+    import json
+
+    found = []
+    for line in data.splitlines():
+        with contextlib.suppress(ValueError):
+            value = json.loads(line)
+            if isinstance(value, dict) and isinstance(value.get(STEP), int):
+                is_number = {k: v for k, v in value.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+                found.append(is_number)
+    return found
+
+
+def _numbers(table: pa.Table) -> pa.Table:
+    """Return the numeric columns, as floats but for the step; rows without a step are left out."""
+    if STEP not in table.column_names or not pa.types.is_integer(table.schema.field(STEP).type):
+        return pa.table({})
+    kept = {}
+    for name, kind in zip(table.column_names, table.schema.types, strict=True):
+        if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+            kept[name] = table[name].cast(pa.int64() if name == STEP else pa.float64(), safe=False)
+    whole = pa.table(kept)
+    return whole if not whole[STEP].null_count else whole.filter(whole[STEP].is_valid())
+
+
+def values_of(table: pa.Table, name: str) -> Floats:
+    """Return a column as floats, NaN where it has no value; of a column that is not there, all NaN."""
+    if name not in table.column_names:
+        return np.full(len(table), np.nan)
+    values: Floats = table[name].to_numpy().astype(np.float64, copy=False)
+    return values
+
+
+def from_columns(steps: Sequence[int], columns: Mapping[str, Floats]) -> pa.Table:
+    """Return the columns of another trainer's log as a table."""
+    return pa.table({STEP: pa.array(steps, pa.int64()), **{k: pa.array(v) for k, v in columns.items() if k != STEP}})
+
+
+def thin(
+    table: pa.Table, keys: Iterable[str], points: int = POINTS, first: int | None = None, last: int | None = None
+) -> dict[str, Any]:
+    """Return curves over the same steps, each with at most so many points.
+
+    Beyond that number a point is the mean of neighbors, and `low` and `high` are their extremes, so that no spike is
+    lost. `rollouts` and `time` are other axes: rollouts sampled by then, and seconds since the first step.
+    """
+    steps = table[STEP].to_numpy() if len(table) else np.zeros(0, np.int64)
+    begin = 0 if first is None else int(np.searchsorted(steps, first))
+    end = len(steps) if last is None else int(np.searchsorted(steps, last, "right"))
+    steps = steps[begin:end]
+    pieces = min(len(steps), max(2, points))
+    firsts = np.linspace(0, len(steps), pieces, endpoint=False).astype(int) if pieces else np.zeros(0, int)
+    is_whole = pieces == len(steps)
+    curves = {}
+    for key in keys:
+        values = values_of(table, key)[begin:end]
+        if not np.isfinite(values).any():
+            continue
+        curves[key] = {"mean": short(values)} if is_whole else _pieces(values, firsts)
+    ends = np.append(firsts[1:], len(steps)) - 1 if pieces else firsts
+    axes = {"rollouts": np.cumsum(np.nan_to_num(values_of(table, ROLLOUTS)))[begin:end]}
+    moments = values_of(table, TIME)
+    axes["time"] = (moments - moments[0])[begin:end] if len(moments) else moments
+    usable = {name: short(axis[ends]) for name, axis in axes.items() if len(axis) and np.nanmax(axis, initial=0.0) > 0}
+    return {"step": steps[ends].tolist(), **usable, "curves": curves, "thinned": not is_whole}
+
+
+def _pieces(values: Floats, firsts: Any) -> dict[str, list[float | None]]:
+    finite = np.isfinite(values)
+    counts = np.add.reduceat(finite.astype(float), firsts)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        means = np.add.reduceat(np.where(finite, values, 0.0), firsts) / counts
+    lows = np.minimum.reduceat(np.where(finite, values, np.inf), firsts)
+    highs = np.maximum.reduceat(np.where(finite, values, -np.inf), firsts)
+    return {"mean": short(means), "low": short(lows), "high": short(highs)}
+
+
+def short(values: Floats) -> list[float | None]:
+    """Return numbers with six digits, null where they are not finite."""
+    return [float(f"{v:.6g}") if np.isfinite(v) else None for v in np.asarray(values, np.float64).tolist()]
+
+
+def sparkline(values: Floats, pieces: int = 40) -> list[float | None]:
+    """Return a curve in a few means, for a table's cell."""
+    finite = values[np.isfinite(values)]
+    count = min(len(finite), pieces)
+    if not count:
+        return []
+    firsts = np.linspace(0, len(finite), count, endpoint=False).astype(int)
+    return [float(f"{v:.4g}") for v in np.add.reduceat(finite, firsts) / np.diff([*firsts, len(finite)])]

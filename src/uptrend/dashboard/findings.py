@@ -1,0 +1,143 @@
+"""Reports of the doctor for pages, and the work that a process of its own does: reading logs and judging runs."""
+
+import contextlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from uptrend.config.tables import flatten
+from uptrend.dashboard.curves import from_columns, sparkline
+from uptrend.dashboard.prose import tree
+from uptrend.doctor.catalogue import CATALOGUE
+from uptrend.doctor.pages import cause_page
+from uptrend.doctor.report import TRAINERS, plain, to_table
+from uptrend.records import RecordError, Run, view_of
+from uptrend.records.directory import LINES
+from uptrend.runner import views_of
+from uptrend.stats.formatting import assignments
+
+Report = dict[str, Any]
+UNKNOWN = "other/"
+"""Put before the columns of a log whose meaning is not known."""
+
+
+def read_log(path: str, columns: str, stem: str) -> list[dict[str, Any]]:
+    """Read and judge every run of a log; their curves go to files of columns."""
+    from uptrend.doctor.diagnose import diagnose
+
+    told = []
+    for number, view in enumerate(views_of(Path(path))):
+        unknown = {f"{UNKNOWN}{name}": values for name, values in view.unknown.items()}
+        table = from_columns(view.steps.tolist(), {**view.metrics, **unknown})
+        _write(table, Path(columns) / f"{stem.rpartition('-')[0]}-{number}.arrow")
+        _, rewards = view.curve("reward/mean")
+        told.append({
+            "name": view.name, "trainer": view.trainer, "evals": plain(list(view.evals)), "config": plain(view.config),
+            "notes": list(view.notes), "last_step": int(view.steps[-1]) if len(view.steps) else 0,
+            "reward": float(rewards[-1]) if len(rewards) else None, "sparkline": sparkline(np.asarray(rewards)),
+            "rollout_steps": list(view.rollout_steps), "report": to_table([diagnose(view)]),
+        })  # fmt: skip
+    return told
+
+
+def _write(table: pa.Table, file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    beside = file.with_suffix(f".{os.getpid()}")
+    with pa.OSFile(str(beside), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    beside.replace(file)
+
+
+def diagnose_run(path: str) -> Report:
+    """Judge a run directory; nothing is written into it."""
+    from uptrend.doctor.diagnose import diagnose
+
+    return to_table([diagnose(view_of(Run(path)))])
+
+
+def saved_report(run: Run, steps: int) -> Report | None:
+    """Return findings.json where it is newer than the run's lines and counts as many steps."""
+    path = run.path / "findings.json"
+    lines = [run.path / name for name in LINES.values()]
+    if not path.exists() or path.stat().st_mtime < max((f.stat().st_mtime for f in lines if f.exists()), default=0.0):
+        return None
+    report = run.report
+    return report if report is not None and report["steps"] == steps else None
+
+
+def told(report: Report | None, run: str, trainer: str, recipe: str = "RECIPE") -> Report | None:
+    """Return a report for a page: causes in order with their symptoms, fixes in the run's own words, and commands."""
+    if report is None:
+        return None
+    symptoms = {f["id"]: f for f in report["findings"] if f["symptom_of"] is not None}
+    causes = []
+    for finding in report["findings"]:
+        if finding["symptom_of"] is not None:
+            continue
+        changes = (finding["fix"] or {}).get("changes") or {}
+        causes.append({
+            **finding,
+            "explains": [symptoms.get(id, {"id": id, "summary": ""}) for id in finding["explains"]],
+            "settings": [
+                {"trainer": TRAINERS.get(who, who), "line": assignments(keys), "own": who == trainer}
+                for who, keys in sorted(changes.items(), key=lambda pair: pair[0] != trainer)
+            ],
+            "command": _hypothesis(finding, run, trainer, recipe),
+            "known": finding["id"] in CATALOGUE,
+        })  # fmt: skip
+    keys = ("trend", "headline", "sentence", "effect", "interval", "power", "held_out", "cannot_tell", "missing")
+    return {**{key: report.get(key) for key in (*keys, "notes", "unknown", "steps")}, "findings": causes}
+
+
+def _hypothesis(finding: Mapping[str, Any], run: str, trainer: str, recipe: str) -> str:
+    """Return the command that makes a finding a hypothesis, or settles it; empty where there is neither."""
+    experiment = finding["experiment"] or {}
+    if experiment.get("arms"):
+        source = f"--from '{run}#{finding['id']}'" if trainer == "uptrend" else finding["id"]
+        return f"uptrend lab new {source} --dir LAB --recipe {recipe}"
+    probe = experiment.get("probe")
+    return f"uptrend preflight {recipe} --only {probe}" if probe else ""
+
+
+def explain(id: str) -> dict[str, Any]:
+    """Return a cause's page as a tree."""
+    if id not in CATALOGUE:
+        raise RecordError(f"There is no cause {id}. Their ids: uptrend explain")
+    return {"id": id, "page": tree(cause_page(CATALOGUE[id]))}
+
+
+def settings(config: Mapping[str, Any], trainer: str) -> list[dict[str, Any]]:
+    """Return every config value with its default where it differs; of other trainers only what is known."""
+    defaults: dict[str, Any] = {}
+    if trainer == "uptrend":
+        from uptrend.config import Config, to_table
+
+        defaults = flatten(to_table(Config()))
+    flat = flatten(config)
+    rows = []
+    for key in sorted(flat):
+        row = {"key": key, "value": flat[key]}
+        if defaults and defaults.get(key) != flat[key]:
+            row["default"] = defaults.get(key)
+        rows.append(row)
+    return rows
+
+
+def markers(run: Run, steps: Any, times: Any) -> list[dict[str, Any]]:
+    """Return what happened at which step: findings, checkpoints, resumes, and why it ended."""
+    found = []
+    for event in run.events:
+        kind, step = event.get("event"), event.get("step")
+        if kind not in ("finding", "probed", "checkpoint", "resumed", "stopped", "failed", "reference-reset"):
+            continue
+        if step is None and len(steps):  # as far as it had come by then
+            place = int(np.searchsorted(times, event.get("time", 0.0)))
+            step = int(steps[min(max(place - 1, 0), len(steps) - 1)]) if place else 0
+        text = event.get("summary") or event.get("reason") or event.get("error") or ""
+        with contextlib.suppress(TypeError, ValueError):
+            found.append({"step": int(step or 0), "kind": kind, "id": event.get("id"), "text": str(text)})
+    return found

@@ -1,0 +1,111 @@
+"""Memory of what was read, in the user's cache: rows of runs, reports, columns of curves, and lines of rollouts.
+
+It can be deleted at any time: what is missing or out of date is read again. A stamp (times and sizes of files) says
+whether an entry still holds.
+"""
+
+import contextlib
+import hashlib
+import json
+import shutil
+import sqlite3
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+SCHEMA = 1
+UNUSED = 30 * 86400.0
+"""Seconds after which the columns of a run that nobody looked at are removed."""
+ROLLOUT_COLUMNS = (
+    "step", "held", "grp", "idx", "nth", "task", "family", "reward", "correct", "ended", "error", "tokens", "turns",
+    "advantage", "tools", "kept", "seconds", "question", "text",
+)  # fmt: skip
+
+
+class Index:
+    """SQLite beside files of columns; safe to use from several threads and servers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / f"index-{SCHEMA}"
+        try:
+            self.columns.mkdir(parents=True, exist_ok=True)
+            self._database = self._open(str(self.folder / "index.sqlite"))
+        except (OSError, sqlite3.Error):
+            # A damaged or locked file costs a reading, not the dashboard; so does a home that can't be written.
+            self._database = self._open(":memory:")
+        self._lock = threading.RLock()
+        with contextlib.suppress(OSError):
+            for file in self.columns.iterdir():
+                if time.time() - file.stat().st_mtime > UNUSED:
+                    file.unlink()
+
+    @staticmethod
+    def _open(path: str) -> sqlite3.Connection:
+        database = sqlite3.connect(path, check_same_thread=False, timeout=10, isolation_level=None)
+        database.execute("pragma journal_mode=wal")
+        database.execute("pragma synchronous=off")  # a cache
+        database.execute("create table if not exists entries (path, name, stamp, value, primary key (path, name))")
+        database.execute(
+            f"create table if not exists rollouts (path, {', '.join(ROLLOUT_COLUMNS)}, "
+            "primary key (path, held, step, grp, idx, nth)) without rowid"
+        )
+        database.execute("create index if not exists by_task on rollouts (path, task, step)")
+        return database
+
+    @property
+    def columns(self) -> Path:
+        """Folder of the files of columns."""
+        return self.folder / "columns"
+
+    def file_of(self, path: Path, part: int = 0) -> Path:
+        """Return the file for the columns of a source."""
+        name = hashlib.sha256(str(path).encode()).hexdigest()[:24]
+        return self.columns / f"{name}-{part}.arrow"
+
+    def get(self, path: Path, name: str, stamp: Any = None) -> Any | None:
+        """Return an entry that was put under the same stamp; None where there is none."""
+        with self._lock:
+            found = self._database.execute(
+                "select stamp, value from entries where path=? and name=?", (str(path), name)
+            ).fetchone()
+        return json.loads(found[1]) if found and (stamp is None or found[0] == json.dumps(stamp)) else None
+
+    def put(self, path: Path, name: str, stamp: Any, value: Any) -> None:
+        """Keep a JSON value."""
+        row = (str(path), name, json.dumps(stamp), json.dumps(value, ensure_ascii=False))
+        with self._lock, contextlib.suppress(sqlite3.Error):  # a full disk
+            self._database.execute("insert or replace into entries values (?, ?, ?, ?)", row)
+
+    def put_rollouts(self, path: Path, held: bool, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Keep the lines of a step's rollouts, in place of those that were there."""
+        marks = ", ".join("?" * (1 + len(ROLLOUT_COLUMNS)))
+        lines = [(str(path), *(row[name] for name in ROLLOUT_COLUMNS)) for row in rows]
+        with self._lock, contextlib.suppress(sqlite3.Error):
+            self._database.execute("begin")
+            self._database.execute("delete from rollouts where path=? and held=? and step=?", (str(path), held, step))
+            self._database.executemany(f"insert or replace into rollouts values ({marks})", lines)
+            self._database.execute("commit")
+
+    def rollouts(self, path: Path, where: str, values: Sequence[Any], rest: str = "") -> list[dict[str, Any]]:
+        """Return lines of rollouts that meet a condition on their columns."""
+        query = f"select {', '.join(ROLLOUT_COLUMNS)} from rollouts where path=? and {where} {rest}"
+        with self._lock:
+            found = self._database.execute(query, (str(path), *values)).fetchall()
+        return [dict(zip(ROLLOUT_COLUMNS, row, strict=True)) for row in found]
+
+    def count_rollouts(self, path: Path, where: str, values: Sequence[Any]) -> int:
+        """Return the number of lines that meet a condition."""
+        with self._lock:
+            query = f"select count(*) from rollouts where path=? and {where}"
+            return int(self._database.execute(query, (str(path), *values)).fetchone()[0])
+
+    def close(self) -> None:
+        with self._lock:
+            self._database.close()
+
+
+def forget(folder: Path) -> None:
+    """Delete the whole index."""
+    shutil.rmtree(folder, ignore_errors=True)

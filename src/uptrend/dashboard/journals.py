@@ -1,0 +1,98 @@
+"""Journals of the lab for pages: what is to be tested, and each hypothesis with its curves and its verdict."""
+
+from pathlib import Path
+from typing import Any
+
+from uptrend.dashboard.library import Library
+from uptrend.dashboard.prose import tree
+from uptrend.doctor.report import plain
+from uptrend.lab.journal import figures
+from uptrend.lab.journal.page import FIRST_TITLE, Chapter, chapter_of, title_of_lab
+from uptrend.lab.journal.verdicts import WAYS, arms_table, caveats, level, runs_table, sign_of, title_of
+from uptrend.lab.measure import is_share, name_of
+from uptrend.lab.notebook import PROBLEM, Notebook, phases
+from uptrend.records import Hypothesis, LabError, RecordError
+
+
+def overview(library: Library, id: str) -> dict[str, Any]:
+    """Return a journal's question, its hypotheses with their status, and the roadmap of those still open."""
+    notebook = library.lab(id)
+    try:
+        hypotheses, broken = notebook.readable
+    except LabError as error:
+        raise RecordError(str(error)) from None
+    rows = []
+    for h in hypotheses:
+        chapter = _chapter(notebook, h)
+        rows.append({
+            **{key: str(getattr(h, key) or "") for key in ("id", "title", "priority", "status", "confidence", "cause")},
+            "explains": h.explains, "trouble": chapter.trouble, "ends": plain(chapter.ends),
+            "sentence": chapter.verdict.sentence if chapter.verdict else "", "runs": len(chapter.runs),
+        })  # fmt: skip
+    return {
+        "id": id, "title": title_of_lab(notebook), "path": str(notebook.folder), "hypotheses": rows, "broken": broken,
+        "problem": tree(FIRST_TITLE.sub("", notebook.text(PROBLEM)).strip()),
+        "phases": [{"title": title, "ids": [h.id for h in found]} for title, found in phases(hypotheses).items()],
+    }  # fmt: skip
+
+
+def _chapter(notebook: Notebook, h: Hypothesis) -> Chapter:
+    try:
+        return chapter_of(notebook, h)
+    except (LabError, OSError) as error:
+        raise RecordError(str(error)) from None
+
+
+def hypothesis(library: Library, id: str, name: str) -> dict[str, Any]:
+    """Return a hypothesis: claim, criteria, arms, curves by arm and seed, effects, verdict, runs and prose."""
+    notebook = library.lab(id)
+    try:
+        h = notebook.hypothesis(name)
+    except LabError as error:
+        raise RecordError(str(error)) from None
+    chapter = _chapter(notebook, h)
+    verdict, entry = chapter.verdict, chapter.entry
+    told: dict[str, Any] = {
+        "lab": id, "path": chapter.file,
+        **plain({key: getattr(h, key) for key in (
+            "id", "title", "priority", "status", "confidence", "cause", "explains", "metric", "smallest", "seeds",
+            "alpha", "steps", "method", "validated_if", "invalidated_if", "prerequisites", "stops_early",
+        )}),
+        "direction": WAYS[h.direction], "metric_name": name_of(h.metric), "is_share": is_share(h.metric),
+        "smallest_told": level(h.metric, h.smallest), "arms": [
+            {"name": arm, "changes": changes, "color": figures.place_of(h, arm)} for arm, changes in chapter.arms
+        ],
+        "trouble": chapter.trouble, "prose": tree(chapter.words), "fix": chapter.fix, "verdict": None,
+        "curves": [
+            {"title": title_of(metric), "is_share": is_share(metric), "arms": [
+                {"arm": arm, "color": figures.place_of(h, arm), "seeds": plain(lines)}
+                for arm, lines in figures.arms_with(h, chapter.curves, kind).items()
+            ]}
+            for kind, metric in figures.kinds(h, chapter.curves).items()
+        ],
+    }  # fmt: skip
+    if chapter.runs:
+        head, rows = runs_table(h.metric, chapter.runs)
+        known = {entry.source.path: entry.source.id for entry in library.entries("run")}
+        order = sorted(chapter.runs, key=lambda run: [r.arm for r in chapter.runs].index(run.arm))
+        links = [known.get((notebook.folder / run.folder).resolve() if run.folder else Path()) for run in order]
+        told["runs"] = {"head": head, "rows": rows, "links": links}
+    if verdict is not None:
+        sign = sign_of(h)
+        told["verdict"] = plain({
+            "status": verdict.status, "confidence": verdict.confidence, "sentence": verdict.sentence,
+            "because": verdict.because, "caveats": caveats(verdict), "specification": verdict.specification,
+            "date": entry.date if entry else "", "command": entry.command if entry else "",
+            "machine": entry.machine if entry else "", "notes": entry.notes if entry else (),
+            "table": arms_table(h, verdict) if verdict.comparisons else None,
+            "effects": [
+                {
+                    "arm": c.arm, "color": figures.place_of(h, c.arm), "effect": sign * c.interval.effect,
+                    "ends": sorted(sign * end for end in (c.interval.low, c.interval.high)), "level": c.level,
+                    "seeds": [sign * difference for difference in c.differences],
+                }
+                for c in verdict.comparisons
+            ],
+            "smallest": sign * h.smallest, "either": str(h.direction) == "either",
+        })  # fmt: skip
+    return told

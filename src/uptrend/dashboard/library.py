@@ -1,0 +1,384 @@
+"""What the given folders hold, kept up to date: rows for the table, and readers of one run, log or journal."""
+
+import contextlib
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from uptrend.config.tables import flatten
+from uptrend.dashboard import findings
+from uptrend.dashboard.curves import Columns, sparkline, values_of
+from uptrend.dashboard.index import Index
+from uptrend.dashboard.sources import Source, Stamp, find_sources
+from uptrend.dashboard.worker import Worker
+from uptrend.lab.notebook import Notebook
+from uptrend.records import LabError, RecordError, Run, RunView, view_of
+from uptrend.records.directory import is_being_written
+from uptrend.runner import views_of
+from uptrend.runner.summary import SETTINGS, held_out
+
+# Seconds between two looks at all files: at least so many, and so many times what a look takes.
+PAUSE, REST = 1.0, 20.0
+Row = dict[str, Any]
+
+
+@dataclass
+class Entry:
+    """A source with its row; of a log that holds several runs, one of them."""
+
+    source: Source
+    stamp: Stamp
+    row: Row
+    part: int = 0
+
+
+@dataclass
+class Progress:
+    """Progress of reading what is new."""
+
+    indexing: bool = True
+    done: int = 0
+    total: int = 0
+    version: int = 0
+    """Counts changes of rows."""
+
+
+class Library:
+    """Runs, logs and journals of some folders."""
+
+    def __init__(self, roots: Sequence[Path], home: Path) -> None:
+        self.roots, self.index, self.worker = tuple(roots), Index(home), Worker()
+        self.columns = Columns(self.index)
+        self.progress = Progress()
+        self._entries: dict[str, Entry] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True, name="uptrend-index")
+        self._reports: dict[str, float] = {}  # when a report was last begun
+        self._views: Callable[..., list[RunView]] = lru_cache(4)(_read_views)
+
+    def start(self) -> "Library":
+        """Read what is there in the background, and go on looking for changes."""
+        self._thread.start()
+        return self
+
+    def close(self) -> None:
+        self._stop.set()
+        self.worker.close()
+        if self._thread.is_alive():
+            self._thread.join(timeout=5)
+        self.index.close()
+
+    def _watch(self) -> None:
+        pause = 0.0
+        while not self._stop.wait(pause):
+            begun = time.monotonic()
+            with contextlib.suppress(OSError):  # a disk that comes and goes
+                self.refresh()
+            pause = max(PAUSE, REST * (time.monotonic() - begun)) if self.progress.total == 0 else PAUSE
+            self.progress.indexing, self.progress.total, self.progress.done = False, 0, 0
+
+    def refresh(self) -> None:
+        """Look at all files once, and read those that changed, the newest first."""
+        sources, known = find_sources(self.roots), {id: entry.stamp for id, entry in self._entries.items()}
+        stamps = {id: source.stamp() for id, source in sources.items()}
+        gone = [id for id, entry in self._entries.items() if entry.source.id not in sources]
+        stale = sorted((id for id in sources if known.get(id) != stamps[id]), key=lambda id: stamps[id], reverse=True)
+        self.progress.total = len(stale)
+        for id in gone:
+            self._entries.pop(id, None)
+        for id in stale:
+            if self._stop.is_set():
+                return
+            for number, row in enumerate(self._rows_of(sources[id], stamps[id])):
+                key = id if number == 0 else f"{id}@{number + 1}"
+                self._entries[key] = Entry(sources[id], stamps[id], {"id": key, **row}, number)
+            self._entries.setdefault(id, Entry(sources[id], stamps[id], {}))  # no log after all: not read again
+            self.progress.done += 1
+            self.progress.version += 1
+        for entry in list(self._entries.values()):
+            if entry.row.get("status") in ("running", "killed"):
+                status = "running" if is_being_written(entry.source.path) else "killed"
+                self.progress.version += status != entry.row["status"]
+                entry.row["status"] = status
+        self.progress.version += len(gone)
+
+    def _rows_of(self, source: Source, stamp: Stamp) -> list[Row]:
+        """Return a row per run of a source; none for a file that is no log after all."""
+        kept: list[Row] | None = self.index.get(source.path, "rows", stamp)
+        if kept is None:
+            try:
+                source.check_all()
+                kept = [self._run_row(source)] if source.kind == "run" else self._rows_of_other(source, stamp)
+            except RecordError as error:
+                # A file that only looked like a log is not worth a row, unless somebody asked for it.
+                is_asked = source.strong or source.path in (Path(os.path.realpath(root)) for root in self.roots)
+                kept = [_broken(source, str(error))] if is_asked else []
+            except (
+                KeyError,
+                TypeError,
+                ValueError,
+                ArithmeticError,
+                AttributeError,
+                OSError,
+                pa.ArrowException,
+            ) as error:
+                kept = [_broken(source, f"It does not read as a {source.kind}: {type(error).__name__} {error}.")]
+            self.index.put(source.path, "rows", stamp, kept)
+        return kept
+
+    def _rows_of_other(self, source: Source, stamp: Stamp) -> list[Row]:
+        if source.kind == "lab":
+            return [{"kind": "lab", "name": source.path.name, "path": str(source.path)}]
+        files = self.index.file_of(source.path)
+        told = self.worker.call("read_log", str(source.path), str(files.parent), files.stem)
+        self.index.put(source.path, "log", stamp, told)
+        return [_log_row(source, one) for one in told]
+
+    def _run_row(self, source: Source) -> Row:
+        run = Run(source.path)
+        config, table = flatten(run.config), self.columns.of_run(run)
+        evaluations = [asdict(one) for one in held_out(run)]
+        rewards, times, steps = (values_of(table, key) for key in ("reward/mean", "time", "seconds/step"))
+        known = rewards[np.isfinite(rewards)]
+        report = None
+        with contextlib.suppress(RecordError):
+            report = run.report
+        events = run.events
+        created, last = _seconds(run.info.get("created")), float(times[-1]) if len(times) else None
+        return {
+            "kind": "run", "name": run.name, "path": str(source.path), "trainer": run.info.get("trainer", "uptrend"),
+            "status": run.status, "step": int(table["step"][-1].as_py()) if len(table) else 0, "steps": run.steps,
+            **{name: config.get(key) for name, key in SETTINGS.items()},
+            "before": next((e for e in evaluations if e["step"] == run.start), None),
+            "after": next((e for e in reversed(evaluations) if e["step"] > run.start), None),
+            "reward": float(known[-1]) if len(known) else None, "sparkline": sparkline(rewards),
+            **_found(report), "created": created,
+            "updated": max([t for t in (created, last, *(e.get("time") for e in events[-1:])) if t], default=None),
+            "seconds": last - created if last and created and last > created else None,
+            "per_step": float(np.nanmedian(steps)) if np.isfinite(steps).any() else None, "config": config,
+        }  # fmt: skip
+
+    def entries(self, kind: str) -> list[Entry]:
+        """Return all that is known of one kind."""
+        return [entry for entry in list(self._entries.values()) if entry.source.kind == kind and entry.row]
+
+    def rows(self, kinds: Sequence[str] = ("run", "log")) -> list[Row]:
+        """Return the rows of some kinds, in no order."""
+        return [entry.row for entry in list(self._entries.values()) if entry.row.get("kind") in kinds]
+
+    def entry(self, id: str, *kinds: str) -> Entry:
+        """Return what an id names; RecordError where nothing is known by it."""
+        found = self._entries.get(id)
+        if found is None and self.progress.indexing:
+            self.refresh_one(id)
+            found = self._entries.get(id)
+        if found is None or not found.row or (kinds and found.source.kind not in kinds):
+            raise RecordError(f"There is no {' or '.join(kinds) or 'run'} {id} here.")
+        return found
+
+    def refresh_one(self, id: str) -> None:
+        """Read one source before its turn: somebody is looking at it."""
+        source = find_sources(self.roots).get(id.partition("@")[0])
+        if source is not None:
+            stamp = source.stamp()
+            for number, row in enumerate(self._rows_of(source, stamp)):
+                key = source.id if number == 0 else f"{source.id}@{number + 1}"
+                self._entries[key] = Entry(source, stamp, {"id": key, **row}, number)
+
+    def fresh(self, id: str) -> Entry:
+        """Return a run's entry, its row read again where its files changed since."""
+        entry = self.entry(id, "run", "log")
+        if entry.source.stamp() != entry.stamp:
+            self.refresh_one(id)
+        return self.entry(id, "run", "log")
+
+    def run(self, id: str) -> tuple[Entry, Run]:
+        """Open a run directory."""
+        entry = self.entry(id, "run")
+        entry.source.check_all()
+        return entry, Run(entry.source.path)
+
+    def lab(self, id: str) -> Notebook:
+        """Open a journal."""
+        source = self.entry(id, "lab").source
+        source.check_all()
+        try:
+            return Notebook(source.path)
+        except LabError as error:
+            raise RecordError(str(error)) from None
+
+    def log(self, entry: Entry) -> Row:
+        """Return what was kept of one run of a log: settings, evaluations, notes, report."""
+        told = self.index.get(entry.source.path, "log", entry.stamp)
+        if told is None:  # the index was deleted under us
+            self._rows_of_other(entry.source, entry.stamp)
+            told = self.index.get(entry.source.path, "log", entry.stamp) or [{}]
+        return dict(told[entry.part])
+
+    def table(self, entry: Entry) -> pa.Table:
+        """Return the curves of a run or a log, one row per step."""
+        if entry.source.kind == "run":
+            return self.columns.of_run(Run(entry.source.path))
+        file = self.index.file_of(entry.source.path, entry.part)
+        if not file.exists():
+            self._rows_of_other(entry.source, entry.stamp)
+        return pa.ipc.open_file(pa.memory_map(str(file))).read_all()
+
+    def view(self, entry: Entry) -> RunView:
+        """Return a run or a log with its rollouts."""
+        entry.source.check_all()
+        if entry.source.kind == "run":
+            return view_of(Run(entry.source.path))
+        return self._views(entry.source.path, entry.stamp)[entry.part]
+
+    def report(self, entry: Entry) -> dict[str, Any] | None:
+        """Return the doctor's report; None while it is being made. One that is out of date says so by `of_step`."""
+        if entry.source.kind == "log":
+            report: dict[str, Any] | None = self.log(entry).get("report")
+            return report
+        path, stamp = entry.source.path, [list(pair) for pair in entry.source.stamp()[:4]]
+        found: dict[str, Any] | None = self.index.get(path, "report", stamp)
+        if found is None:
+            with contextlib.suppress(RecordError, OSError, KeyError):
+                found = findings.saved_report(Run(path), len(self.table(entry)))
+        if found is not None:
+            return found
+        begun = self._reports.get(entry.source.id, -1e9)
+        if time.monotonic() - begun > 10.0:
+            self._reports[entry.source.id] = time.monotonic()
+            threading.Thread(target=self._diagnose, args=(entry.source, stamp), daemon=True).start()
+        return self.index.get(path, "report")
+
+    def _diagnose(self, source: Source, stamp: Any) -> None:
+        try:
+            report = self.worker.call("diagnose_run", str(source.path))
+        except RecordError as error:
+            report = {"trend": "", "sentence": f"The doctor could not judge it. {error}", "findings": [], "steps": 0}
+        with contextlib.suppress(Exception):  # the server may be closing
+            self.index.put(source.path, "report", stamp, report)
+            self.progress.version += 1
+
+
+def _read_views(path: Path, stamp: Stamp) -> list[RunView]:
+    del stamp  # part of the cache's key
+    return views_of(path)
+
+
+def _broken(source: Source, why: str) -> Row:
+    return {
+        "kind": source.kind,
+        "name": source.path.name,
+        "path": str(source.path),
+        "status": "unreadable",
+        "error": why,
+    }
+
+
+def _log_row(source: Source, told: Row) -> Row:
+    """Return the row of one run of a log, from what `read_log` told of it."""
+    config, evals = flatten(told["config"]), told["evals"]
+    scores = [e for e in evals if isinstance(e.get("accuracy", e.get("reward")), int | float)]
+    ends = [{"accuracy": e.get("accuracy"), "reward": e.get("reward"), "step": e.get("step", 0)} for e in scores]
+    return {
+        "kind": "log", "name": told["name"] or source.path.name, "path": str(source.path), "trainer": told["trainer"],
+        "status": "log", "step": told["last_step"], "steps": config.get("learning.steps"),
+        **{name: config.get(key) for name, key in SETTINGS.items()},
+        "before": ends[0] if len(ends) > 1 else None, "after": ends[-1] if ends else None,
+        "reward": told["reward"], "sparkline": told["sparkline"], **_found(told["report"]), "created": None,
+        "updated": source.stamp()[0][0] / 1e9, "seconds": None, "per_step": None, "config": config,
+    }  # fmt: skip
+
+
+def _found(report: Mapping[str, Any] | None) -> Row:
+    """Return the trend and the number of causes by severity; nothing where no doctor looked."""
+    if report is None:
+        return {"trend": None, "findings": None, "finding": None}
+    causes = [finding for finding in report["findings"] if finding["symptom_of"] is None]
+    counts = {kind: sum(f["severity"] == kind for f in causes) for kind in ("critical", "warning", "note")}
+    first = causes[0]["id"] if causes and causes[0]["severity"] != "note" else None
+    return {"trend": report["trend"], "findings": counts, "finding": first}
+
+
+def _seconds(moment: Any) -> float | None:
+    try:
+        return datetime.fromisoformat(str(moment)).timestamp()
+    except ValueError:
+        return None
+
+
+CONDITION = re.compile(r"([\w./@-]+?)\s*(>=|<=|!=|=|>|<|~)\s*(.+)")
+
+
+def choose(rows: Sequence[Row], text: str = "", sort: str = "-updated") -> list[Row]:
+    """Return the rows that meet every word of a filter, in an order.
+
+    `learning.lr>1e-5 status=running tiny` has two conditions on columns or config keys and a word that has to occur in
+    the name, path, model, task, trainer, status or first finding. `-` before the key to sort by puts the largest first.
+    """
+    for word in re.findall(r'"[^"]*"|\S+', text):
+        match = CONDITION.fullmatch(word.strip('"'))
+        wanted = word.strip('"').lower()
+        if match:
+            key, sign, value = match.groups()
+            rows = [row for row in rows if _meets(value_of(row, key), sign, value)]
+        else:
+            rows = [row for row in rows if wanted in _words(row)]
+    key, falls = sort.removeprefix("-"), sort.startswith("-")
+    keyed = [(value_of(row, key), row) for row in rows]
+    lacking = [row for value, row in keyed if value is None]
+    numbers = sorted((p for p in keyed if _is_number(p[0])), key=lambda p: p[0], reverse=falls)
+    texts = [p for p in keyed if p[0] is not None and not _is_number(p[0])]
+    texts.sort(key=lambda p: str(p[0]).lower(), reverse=falls)
+    return [row for _, row in (*numbers, *texts)] + lacking
+
+
+def value_of(row: Mapping[str, Any], key: str) -> Any:
+    """Return a row's value by the name of a column or of a config key."""
+    if key in ("before", "after"):
+        held = row.get(key) or {}
+        return held.get("accuracy") if held.get("accuracy") is not None else held.get("reward")
+    if key in ("critical", "warning", "note"):
+        return (row.get("findings") or {}).get(key)
+    if key == "findings":
+        counts = row.get("findings")
+        return counts and counts["critical"] * 1_000_000 + counts["warning"] * 1000 + counts["note"]
+    found = row.get(key)
+    return row.get("config", {}).get(key) if found is None else found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
+
+
+def _words(row: Mapping[str, Any]) -> str:
+    keys = ("name", "id", "path", "model", "taskset", "trainer", "status", "trend", "finding", "error")
+    return " ".join(str(row.get(key) or "") for key in keys).lower()
+
+
+def _meets(value: Any, sign: str, wanted: str) -> bool:
+    if sign == "~":
+        return wanted.lower() in str(value).lower()
+    if isinstance(value, bool) or not _is_number(value):
+        same = str(value).lower() == wanted.lower()
+        return same if sign == "=" else not same if sign == "!=" else False
+    try:
+        number = float(wanted)
+    except ValueError:
+        return sign == "!="
+    value = float(value)
+    close = abs(value - number) <= 1e-9 * max(abs(value), abs(number))
+    answers: dict[str, bool] = {
+        "=": close, "!=": not close, ">": value > number and not close, "<": value < number and not close,
+        ">=": value >= number or close, "<=": value <= number or close,
+    }  # fmt: skip
+    return answers[sign]

@@ -1,0 +1,277 @@
+"""The web server: pages, JSON, live events, and the rules that keep others out.
+
+It binds to loopback. Any other address needs a token, which the page keeps in a cookie. The names by which a browser
+may reach it are known (`Host`), so that a foreign page that points its own name here reads nothing; what such a page
+sends (`Origin`, `Sec-Fetch-Site`) is refused. All pages forbid inline scripts and anything from a network.
+"""
+
+import asyncio
+import contextlib
+import hmac
+import importlib.util
+import ipaddress
+import json
+import secrets
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from functools import cache
+from http.cookies import SimpleCookie
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from uptrend.dashboard import api, findings
+from uptrend.dashboard.curves import thin
+from uptrend.dashboard.library import Library
+from uptrend.doctor.report import plain
+from uptrend.records import MissingExtra, RecordError
+from uptrend.stats.pages import render
+
+HERE = Path(__file__).parent
+STATIC = HERE / "static"
+SCRIPTS = ("core.js", "plots.js", "runs.js", "run.js", "rollouts.js", "doctor.js", "lab.js", "start.js")
+# plotly makes an empty style element and fills it by script: the hash is that of nothing.
+EMPTY_STYLE = "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self' {style}; img-src 'self' data: blob:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY.format(style=EMPTY_STYLE), "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer", "X-Frame-Options": "DENY", "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin", "Cache-Control": "no-cache",
+}  # fmt: skip
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+# Bytes of a log that may be dropped on a page, and seconds between two looks at what somebody watches.
+UPLOAD, PULSE, HEARTBEAT = 64_000_000, 0.4, 15.0
+COOKIE = "uptrend-token"
+PAGE = "dashboard/templates/page.html"
+
+
+def plotly_script() -> Path:
+    """Return plotly's JavaScript, which comes inside its Python package; the package itself is not imported."""
+    found = importlib.util.find_spec("plotly")
+    if found is None or not found.submodule_search_locations:
+        raise MissingExtra("plotly", "dashboard")
+    return Path(found.submodule_search_locations[0]) / "package_data" / "plotly.min.js"
+
+
+class Guard:
+    """ASGI layer that refuses foreign names, foreign pages and missing tokens, and adds headers to every answer."""
+
+    def __init__(self, app: ASGIApp, names: Sequence[str], token: str) -> None:
+        self._app, self._names, self._token = app, {name.lower() for name in names}, token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = {key.decode("latin-1"): value.decode("latin-1") for key, value in scope["headers"]}
+        query = dict(pair.partition("=")[::2] for pair in scope["query_string"].decode("latin-1").split("&"))
+        refused = self._refusal(scope, headers, query)
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                known = {key for key, _ in message["headers"]}
+                added = [
+                    (k.lower().encode(), v.encode()) for k, v in HEADERS.items() if k.lower().encode() not in known
+                ]
+                message = {**message, "headers": [*message["headers"], *added]}
+            await send(message)
+
+        if refused is not None:
+            await JSONResponse({"error": refused[1]}, refused[0])(scope, receive, send_with_headers)
+        elif self._token and scope["path"] == "/" and "token" in query:
+            # From the address into a cookie, so that it is in no link that somebody copies.
+            moved = Response(status_code=303, headers={"location": "/"})
+            moved.set_cookie(COOKIE, self._token, httponly=True, samesite="strict", max_age=30 * 86400)
+            await moved(scope, receive, send_with_headers)
+        else:
+            await self._app(scope, receive, send_with_headers)
+
+    def _refusal(self, scope: Scope, headers: dict[str, str], query: dict[str, str]) -> tuple[int, str] | None:
+        if not self._is_ours(headers.get("host", "")):
+            return 421, "This server does not answer to that name. Add it with: uptrend serve --name NAME"
+        origin = headers.get("origin")
+        if origin is not None and (origin == "null" or urlsplit(origin).netloc.lower() != headers["host"].lower()):
+            return 403, "Pages of other sites get no answer."
+        is_page = scope["path"] == "/" and scope["method"] in ("GET", "HEAD")
+        if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and not is_page:
+            return 403, "Pages of other sites get no answer."
+        if self._token:
+            bearer = headers.get("authorization", "").removeprefix("Bearer ")
+            cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+            given = [bearer, cookie.value if cookie else "", query.get("token", "") if is_page else ""]
+            if not any(hmac.compare_digest(one.encode(), self._token.encode()) for one in given):
+                return 401, "This address needs the token that `uptrend serve` printed: open /?token=TOKEN once."
+        return None
+
+    def _is_ours(self, host: str) -> bool:
+        name = urlsplit(f"//{host}").hostname or ""
+        if name in self._names:
+            return True
+        try:  # no name can be pointed here by somebody else where there is none
+            return bool(self._token) and bool(ipaddress.ip_address(name))
+        except ValueError:
+            return False
+
+
+def make_app(library: Library, names: Sequence[str] = LOOPBACK, token: str = "") -> ASGIApp:
+    """Return the application over a library; it starts and closes the library."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        library.start()
+        yield
+        await run_in_threadpool(library.close)
+
+    async def answer(request: Request) -> Response:
+        path = request.url.path.removeprefix("/api/")
+        return await _answer(api.ask, library, path, dict(request.query_params))
+
+    async def page(_: Request) -> Response:
+        plotly = f"/static/plotly.js?v={plotly_script().stat().st_size}"
+        text = render(PAGE, title="Uptrend", scripts=SCRIPTS, plotly=plotly, style="", policy="", data="")
+        return Response(text, media_type="text/html")
+
+    async def static(request: Request) -> Response:
+        name = request.path_params["name"]
+        if name == "plotly.js":
+            # A year: a newer plotly has another address, which the page asks for by its size.
+            return FileResponse(plotly_script(), headers={"Cache-Control": "public, max-age=31536000, immutable"})
+        known = {path.name: path for path in STATIC.iterdir()}
+        return FileResponse(known[name]) if name in known else JSONResponse({"error": "There is no such file."}, 404)
+
+    async def live(request: Request) -> Response:
+        run = request.query_params.get("run")
+        if run is not None:
+            try:
+                await run_in_threadpool(library.entry, run, "run", "log")
+            except RecordError as error:
+                return JSONResponse({"error": str(error)}, 404)
+        return StreamingResponse(_pulse(library, run, request), media_type="text/event-stream")
+
+    async def doctor(request: Request) -> Response:
+        name = Path(request.query_params.get("name", "log.txt").replace("\\", "/")).name[:120] or "log.txt"
+        with tempfile.TemporaryDirectory(prefix="uptrend-") as folder:
+            path = Path(folder) / name.lstrip(".")
+            size = 0
+            with path.open("wb") as file:
+                async for part in request.stream():
+                    size += len(part)
+                    if size > UPLOAD:
+                        most = f"{UPLOAD // 1_000_000} MB"
+                        return JSONResponse(
+                            {"error": f"{name} is larger than {most}: uptrend doctor {name} reads it."}, 413
+                        )
+                    file.write(part)
+            return await _answer(_diagnose, library, path)
+
+    async def schema(_: Request) -> Response:
+        return JSONResponse(api.openapi())
+
+    routes = [
+        Route("/", page), Route("/static/{name}", static), Route("/api/live", live), Route("/api/openapi.json", schema),
+        Route("/api/doctor", doctor, methods=["POST"]),
+        *(Route(f"/api/{path}", answer) for path in api.QUESTIONS),
+    ]  # fmt: skip
+    missing = {404: _no_such_address, 405: _no_such_address}
+    return Guard(Starlette(routes=routes, lifespan=lifespan, exception_handlers=missing), names, token)
+
+
+async def _no_such_address(request: Request, error: Exception) -> Response:
+    told = f"There is no {request.method} {request.url.path[:120]}. What there is: /api/openapi.json"
+    return JSONResponse({"error": told}, getattr(error, "status_code", 404))
+
+
+async def _answer(ask: Any, *arguments: Any) -> Response:
+    """Answer in a thread, and say in a sentence what was wrong."""
+    try:
+        answer = await run_in_threadpool(ask, *arguments)
+    except api.BadRequest as error:
+        return JSONResponse({"error": str(error)}, 400)
+    except RecordError as error:
+        return JSONResponse({"error": str(error)}, 404)
+    except (OSError, KeyError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+        # A damaged record may hold anything anywhere; the page says so, and the server goes on.
+        return JSONResponse({"error": f"This could not be read: {type(error).__name__}: {error}"}, 500)
+    return Response(json.dumps(answer, ensure_ascii=False, allow_nan=False), media_type="application/json")
+
+
+def _diagnose(library: Library, path: Path) -> dict[str, Any]:
+    """Return report and curves of a log that was dropped on the page."""
+    import pyarrow as pa
+
+    stem = path.parent / "dropped-0.arrow"
+    told = library.worker.call("read_log", str(path), str(stem.parent), stem.stem)
+    runs = []
+    for number, one in enumerate(told):
+        table = pa.ipc.open_file(str(path.parent / f"dropped-{number}.arrow")).read_all()
+        names = [name for name in table.column_names if table[name].null_count < len(table)]
+        runs.append({
+            "name": one["name"] or path.name, "trainer": one["trainer"], "notes": one["notes"],
+            "report": findings.told(one["report"], path.name, one["trainer"]), "curves": thin(table, names),
+        })  # fmt: skip
+    return dict(plain({"name": path.name, "runs": runs}))
+
+
+async def _pulse(library: Library, run: str | None, request: Request) -> AsyncIterator[str]:
+    """Yield an event whenever the run's files, or the table's rows, have changed."""
+    last: Any = None
+    waited = 0.0
+    yield "retry: 2000\n\n"
+    while not await request.is_disconnected():
+        if run is None:
+            now: Any = (library.progress.version, library.progress.done, library.progress.indexing)
+        else:
+            try:
+                source = (await run_in_threadpool(library.entry, run, "run", "log")).source
+                now = (await run_in_threadpool(source.stamp), library.index.get(source.path, "report") is not None)
+            except (RecordError, OSError):
+                now = "gone"
+        if now != last and last is not None:
+            yield f"data: {json.dumps({'run': run})}\n\n"
+            waited = 0.0
+        last = now
+        await asyncio.sleep(PULSE)
+        waited += PULSE
+        if waited >= HEARTBEAT:
+            waited = 0.0
+            yield ": still here\n\n"
+
+
+def open_socket(host: str, port: int) -> socket.socket:
+    """Return a listening socket; a port that is taken is an error with a sentence."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise RecordError(
+            f"{host}:{port} can't be listened on: {error.strerror or error}. Another port: --port 0 takes a free one."
+        ) from None
+    return listener
+
+
+def is_loopback(host: str) -> bool:
+    """Return True for an address that only this machine reaches."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+@cache
+def new_token() -> str:
+    """Return the token of this server."""
+    return secrets.token_urlsafe(24)

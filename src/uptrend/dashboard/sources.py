@@ -1,0 +1,145 @@
+"""What a folder holds: run directories, other trainers' logs, and journals. Nothing outside the folder is read."""
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from uptrend.bridge.importers.detect import is_log_name
+from uptrend.lab.notebook import is_lab
+from uptrend.records import RecordError
+
+# Folders below which nothing is looked for.
+SKIPPED = {"node_modules", "site-packages", "__pycache__", "venv", "model", "checkpoints"}
+DEPTH = 6
+RUN_FILES = ("run.json", "metrics.jsonl", "evals.jsonl", "events.jsonl", "findings.json")
+RUN_FOLDERS = ("rollouts", "evals", "checkpoints", "logs", ".lock")
+# A log's folder: files and levels below it that are looked at for changes and links.
+LOG_FILES, LOG_DEPTH = 2000, 3
+
+Stamp = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A run directory, a log or a journal that was found."""
+
+    id: str
+    """Name in addresses: the given folder's name and the path below it."""
+    kind: Literal["run", "log", "lab"]
+    path: Path
+    root: Path
+    """Folder that was given, resolved: links out of it are not followed."""
+    strong: bool = True
+    """False for a log that is known by its files' endings alone."""
+
+    def check(self, path: Path) -> Path:
+        """Return a path below the source; RecordError where it is a link out of the folder that was given."""
+        if not Path(os.path.realpath(path)).is_relative_to(self.root):
+            raise RecordError(f"{path.relative_to(self.path)} is a link to a place outside {self.root.name}: not read.")
+        return path
+
+    def check_all(self) -> None:
+        """Check every file that is read for the source, but for those that are checked one by one."""
+        if self.kind == "run":
+            for name in RUN_FILES + RUN_FOLDERS:
+                self.check(self.path / name)
+        else:
+            for path in _files(self.path):
+                self.check(path)
+
+    def stamp(self) -> Stamp:
+        """Return times and sizes of its files: another stamp means that it changed."""
+        if self.kind == "run":
+            return tuple(_stat(f"{self.path}/{name}") for name in RUN_FILES)
+        stats = [_stat(path) for path in _files(self.path)]
+        return ((max((time for time, _ in stats), default=0), sum(size for _, size in stats)), (len(stats), 0))
+
+
+def find_sources(roots: Iterable[Path]) -> dict[str, Source]:
+    """Return what the folders and files hold, by id; a folder that is not there yet holds nothing."""
+    found: dict[str, Source] = {}
+    names: dict[str, int] = {}
+    for given in roots:
+        root = Path(os.path.realpath(given))
+        names[root.name] = names.get(root.name, 0) + 1
+        name = root.name + (f"~{names[root.name]}" if names[root.name] > 1 else "")
+        below = [_log(root, root)] if root.is_file() else list(_scan(root, root, 0))
+        for source in below:
+            rest = source.path.relative_to(root).as_posix()
+            id = name if rest == "." else f"{name}/{rest}"
+            found[id] = replace(source, id=id)
+    return found
+
+
+def _scan(folder: Path, root: Path, depth: int) -> Iterator[Source]:
+    if os.path.exists(folder / "run.json"):
+        yield Source("", "run", folder, root)
+        return
+    if is_lab(folder):
+        yield Source("", "lab", folder, root)
+        folders, files = [folder / "runs"] if (folder / "runs").is_dir() else [], list[Path]()
+    else:
+        folders, files = _entries(folder, root)
+    if any(_is_strong(name) for name in (path.name for path in files + folders)):
+        yield _log(folder, root)
+        return
+    below = [source for child in folders for source in _scan(child, root, depth + 1)] if depth < DEPTH else []
+    loose = [path for path in files if is_log_name(path)]
+    if loose and not any(source.strong for source in below):
+        yield replace(_log(folder, root), strong=False)  # a run's logs lie together, often in several formats
+        return
+    yield from below
+    for path in loose:
+        yield replace(_log(path, root), strong=False)
+
+
+def _log(path: Path, root: Path) -> Source:
+    return Source("", "log", path, root if root.is_dir() else root.parent)
+
+
+def _is_strong(name: str) -> bool:
+    return (
+        name == "trainer_state.json" or "tfevents" in name or name.endswith(".wandb") or name.startswith("checkpoint-")
+    )
+
+
+def _entries(folder: Path, root: Path) -> tuple[list[Path], list[Path]]:
+    """Return folders and files, sorted; hidden ones and links out of the root are left out."""
+    folders, files = list[Path](), list[Path]()
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError:  # gone by now, not there yet, or not ours to read
+        return [], []
+    for entry in entries:
+        if entry.name.startswith(".") or entry.name in SKIPPED:
+            continue
+        path = Path(entry.path)
+        if entry.is_symlink() and (entry.is_dir() or not Path(os.path.realpath(path)).is_relative_to(root)):
+            continue
+        (folders if entry.is_dir() else files).append(path)
+    return folders, files
+
+
+def _files(path: Path, depth: int = LOG_DEPTH) -> list[Path]:
+    """Return the files that a log or a journal may be read from, links included."""
+    if not path.is_dir() or path.is_symlink():
+        return [path]
+    found: list[Path] = []
+    for folder, folders, names in os.walk(path):
+        here = Path(folder)
+        links = [name for name in folders if (here / name).is_symlink()]
+        found += [here / name for name in (*names, *links)]
+        if len(here.relative_to(path).parts) >= depth or len(found) > LOG_FILES:
+            folders.clear()
+        folders[:] = sorted(name for name in folders if name not in SKIPPED and name != "runs")
+    return found[:LOG_FILES]
+
+
+def _stat(path: Path | str) -> tuple[int, int]:
+    try:
+        stat = os.stat(path)
+    except OSError:
+        return 0, 0
+    return stat.st_mtime_ns, stat.st_size

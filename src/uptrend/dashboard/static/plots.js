@@ -1,0 +1,169 @@
+"use strict";
+// Plots: one description for all of them, drawn by plotly when they come into view. They share cursor and zoom.
+const SHARE = ".0%";
+U.css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+U.color = (place) => U.css(`--c${place % 6}`);
+U.dash = (place) => ["solid", "dash", "dot", "dashdot"][Math.floor(place / 6) % 4];
+
+U.plotly = () => (U.loading ||= new Promise((done, failed) => {
+  if (window.Plotly) return done(window.Plotly);
+  const script = h("script", { src: document.body.dataset.plotly, onload: () => done(window.Plotly), onerror: () => {
+    U.loading = null;
+    failed(new Error("The plots' script did not load."));
+  } });
+  document.head.append(script);
+}));
+// plotly reads some HTML in texts: none of ours may be read so.
+const plain = (text) => String(text).replace(/[\u0000-\u001f\u202a-\u202e\u2066-\u2069]/g, "").replace(/&/g, "&amp;").replace(/</g, "&lt;");
+const faint = (color, alpha) => {
+  const [r, g, b] = [1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16));
+  return `rgba(${r},${g},${b},${alpha})`;
+};
+// The mean of each value with its neighbors; gaps stay gaps.
+U.smooth = (values, width) => {
+  if (width < 2) return values;
+  const half = Math.floor(width / 2);
+  return values.map((value, i) => {
+    if (value === null) return null;
+    const near = values.slice(Math.max(0, i - half), i + half + 1).filter((v) => v !== null);
+    return near.reduce((a, b) => a + b, 0) / near.length;
+  });
+};
+
+// A board of plots with one cursor and one zoom. `onzoom` hears of the range, or null for all of it.
+U.board = (onzoom) => {
+  const board = { plots: [], range: null };
+  let hovering = false;
+  board.hover = (from, x) => {
+    if (hovering) return;
+    hovering = true;
+    requestAnimationFrame(() => {
+      for (const plot of board.plots) {
+        if (plot === from || !plot.drawn || !plot.shown) continue;
+        try { x === null ? Plotly.Fx.unhover(plot.canvas) : Plotly.Fx.hover(plot.canvas, [{ xval: x, curveNumber: plot.main, pointNumber: nearest(plot.xs, x) }]); } catch { /* no point there */ }
+      }
+      hovering = false;
+    });
+  };
+  board.zoom = (from, range) => {
+    board.range = range;
+    for (const plot of board.plots) {
+      if (plot === from || !plot.drawn) continue;
+      plot.quiet = true;
+      Plotly.relayout(plot.canvas, range ? { "xaxis.range": range.slice(), "xaxis.autorange": false } : { "xaxis.autorange": true }).finally(() => { plot.quiet = false; });
+    }
+    onzoom?.(range);
+  };
+  return board;
+};
+const nearest = (xs, x) => {
+  let best = 0;
+  xs.forEach((value, i) => { if (Math.abs(value - x) < Math.abs(xs[best] - x)) best = i; });
+  return best;
+};
+
+// make() returns { title, lines, markers, bounds, unit, log, stack, xTitle }, each line { name, x, y, low, high, errors,
+// place, smooth, thin, dots }. Called again whenever the plot is drawn anew.
+U.plot = (board, make, options = {}) => {
+  const plot = { canvas: h("div", { class: "canvas" }), drawn: false, shown: false, xs: [], main: 0 };
+  const keys = h("div", { class: "keys" });
+  const title = h("h3", {}, "");
+  const menu = h("div", { class: "menu" }, ["CSV", "PNG", "SVG"].map((kind) => h("button", {
+    class: "plain", title: `Save as ${kind}`, "aria-label": `Save ${options.name || "plot"} as ${kind}`, onclick: () => save(kind),
+  }, kind)));
+  plot.el = h("section", { class: `plot ${options.size || ""}`, "data-plot": options.id || "" }, h("header", {}, title, menu), plot.canvas, keys);
+
+  const save = async (kind) => {
+    const told = make();
+    const name = plain(told.title).replace(/[^\w-]+/g, "-").toLowerCase();
+    if (kind === "CSV") {
+      const rows = told.lines.flatMap((line) => line.x.map((x, i) => [line.name, x, line.y[i], line.low?.[i], line.high?.[i]]));
+      return U.save(`${name}.csv`, U.csv([["line", told.xTitle || "step", "value", "low", "high"], ...rows]));
+    }
+    await plot.draw();
+    U.save(`${name}.${kind.toLowerCase()}`, await Plotly.toImage(plot.canvas, { format: kind.toLowerCase(), width: 900, height: 500, scale: 2 }));
+  };
+
+  plot.draw = async () => {
+    const told = make();
+    title.textContent = told.title;
+    const Plotly = await U.plotly();
+    const [ink, soft, grid] = [U.css("--ink"), U.css("--soft"), U.css("--line")];
+    const format = told.unit === "share" ? ".1%" : ".4~g";
+    const traces = [];
+    told.lines.forEach((line) => {
+      const color = U.color(line.place || 0);
+      const shared = { x: line.x, mode: "lines", type: "scatter", hoverlabel: { namelength: 40 }, connectgaps: false };
+      if (told.stack) {
+        traces.push({ ...shared, y: line.y, name: plain(line.name), stackgroup: "all", line: { width: 0.5, color }, fillcolor: faint(color, 0.55), hovertemplate: `%{y:${format}}` });
+        return;
+      }
+      if (line.low) {
+        const edge = { ...shared, line: { width: 0 }, hoverinfo: "skip", showlegend: false };
+        traces.push({ ...edge, y: line.low }, { ...edge, y: line.high, fill: "tonexty", fillcolor: faint(color, 0.2) });
+      }
+      const smooth = line.smooth > 1 ? U.smooth(line.y, line.smooth) : null;
+      if (smooth) traces.push({ ...shared, y: line.y, line: { width: 1, color: faint(color, 0.3) }, hoverinfo: "skip" });
+      plot.main = traces.length;
+      plot.xs = line.x;
+      traces.push({
+        ...shared, y: smooth || line.y, name: plain(line.name), hovertemplate: `%{y:${format}}`,
+        mode: line.only ? "markers" : line.dots ? "lines+markers" : "lines", marker: { size: line.only ? 5 : 7, color, opacity: line.only ? 0.5 : 1 },
+        line: { width: line.thin ? 1 : 2, color: line.thin ? faint(color, 0.35) : color, dash: line.dash || "solid" },
+        error_y: line.errors ? { type: "data", symmetric: false, array: line.errors.above, arrayminus: line.errors.below, color, thickness: 1.2, width: 3 } : undefined,
+        ...(line.thin ? { hoverinfo: "skip", hovertemplate: null } : {}),
+      });
+    });
+    const notes = (told.markers || []).filter((marker) => marker.label).map((marker) => ({ x: marker.x, y: 1, yref: "paper", yanchor: "bottom", showarrow: false, text: marker.label, font: { size: 10, color: soft } }));
+    const shapes = (told.markers || []).map((marker) => ({
+      type: "line", xref: "x", yref: "paper", x0: marker.x, x1: marker.x, y0: 0, y1: 1, layer: "below",
+      line: { width: 1, dash: "dot", color: U.css({ finding: "--bad", probed: "--bad", failed: "--bad", stopped: "--warn", resumed: "--warn" }[marker.kind] || "--soft") },
+    }));
+    // A bound far from the curve would press it flat; the words below tell of it all the same.
+    const seen = told.lines.flatMap((line) => line.y).filter((value) => value !== null);
+    const [least, most] = [Math.min(...seen), Math.max(...seen)], near = 0.8 * (most - least || Math.abs(most) || 1);
+    for (const bound of (told.bounds || []).filter((one) => one >= least - near && one <= most + near)) {
+      shapes.push({ type: "line", xref: "paper", yref: "y", x0: 0, x1: 1, y0: bound, y1: bound, line: { width: 1, dash: "dash", color: soft } });
+    }
+    const axis = { gridcolor: grid, linecolor: grid, zeroline: false, tickfont: { color: soft, size: 11 }, automargin: true };
+    const layout = {
+      margin: { l: 40, r: 12, t: notes.length ? 18 : 8, b: 30 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+      font: { color: ink, family: getComputedStyle(document.body).fontFamily, size: 12 }, showlegend: false, hovermode: "x unified", dragmode: "zoom",
+      hoverlabel: { bgcolor: U.css("--panel"), bordercolor: grid, font: { color: ink, size: 12 } },
+      xaxis: { ...axis, showgrid: false, title: { text: told.xTitle || "step", font: { size: 11, color: soft }, standoff: 4 }, ...(board.range ? { range: board.range.slice(), autorange: false } : {}), ...(told.x || {}) },
+      yaxis: { ...axis, type: told.log ? "log" : "linear", tickformat: told.unit === "share" ? SHARE : "", exponentformat: "e", ...(told.y || {}) }, shapes, annotations: notes, uirevision: "keep",
+    };
+    await Plotly.react(plot.canvas, traces, layout, { displayModeBar: false, responsive: true, doubleClick: "reset" });
+    if (!plot.drawn) {
+      plot.drawn = true;
+      plot.canvas.on("plotly_hover", (event) => board.hover(plot, event.points[0]?.x ?? null));
+      plot.canvas.on("plotly_unhover", () => board.hover(plot, null));
+      plot.canvas.on("plotly_relayout", (change) => {
+        if (plot.quiet) return;
+        if (change["xaxis.range[0]"] !== undefined) board.zoom(plot, [change["xaxis.range[0]"], change["xaxis.range[1]"]]);
+        else if (change["xaxis.autorange"]) board.zoom(plot, null);
+      });
+    }
+    const named = told.lines.filter((line) => !line.thin);
+    U.put(keys, options.keys === false ? [] : (named.length > 1 || options.keys ? named : []).map((line) => h("span", { style: { color: U.color(line.place || 0) } }, h("i"), h("span", { class: "soft" }, U.name(line.name)))),
+      told.bounds?.length ? h("span", {}, `possible: ${told.bounds.map(U.number).join(" to ")}`) : null);
+  };
+  plot.update = () => plot.shown ? plot.draw() : Promise.resolve();
+  board.plots.push(plot);
+  title.textContent = options.name || "";
+  watcher.observe(plot.el);
+  plot.el.plot = plot;
+  return plot;
+};
+const watcher = new IntersectionObserver((seen) => {
+  for (const { target, isIntersecting } of seen) {
+    target.plot.shown = isIntersecting;
+    if (isIntersecting) target.plot.draw().catch((error) => target.plot.canvas.replaceChildren(U.error(error)));
+  }
+}, { rootMargin: "200px" });
+// Wait until what is in view is drawn.
+U.drawn = async (board) => {
+  await new Promise((done) => requestAnimationFrame(() => setTimeout(done, 0)));
+  const inView = board.plots.filter((plot) => { const box = plot.el.getBoundingClientRect(); return box.top < innerHeight && box.bottom > 0; });
+  await Promise.all(inView.map((plot) => plot.drawn ? null : plot.draw()));
+};
