@@ -6,7 +6,7 @@ VLLM := 0.32.0
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm quickstart check test test-fast test-gpu coverage docs faults faults-full lab-demo format clean
+.PHONY: help setup setup-vllm quickstart check test test-fast test-gpu coverage docs screenshots faults faults-full lab-demo format clean
 
 help:  ## Show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,7 +19,7 @@ setup-vllm: .venv-vllm/.ready-$(VLLM)  ## Make .venv-vllm with a vLLM server for
 quickstart: .venv/.train  ## Install, get a small model, teach it arithmetic, and show what came of it
 	$(BIN)/uptrend models pull smollm2-135m
 	$(BIN)/uptrend train recipes/quickstart.toml
-	@echo "Look closer: . $(BIN)/activate && uptrend runs list"
+	@echo "Look closer: . $(BIN)/activate && uptrend serve --open"
 
 check: .venv/.all  ## Format, lint, types, architecture and inventory
 	$(BIN)/ruff format --check .
@@ -48,6 +48,9 @@ docs: .venv/.all  ## Build the site into site/; a broken link or anchor is an er
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "Open site/index.html, or with search: python3 -m http.server -d site"
 
+screenshots: .venv/.all  ## Make the pictures of README and docs from real runs (ten minutes the first time)
+	$(BIN)/python scripts/screenshots.py
+
 faults: .venv/.all  ## Plant a sample of faults into real runs and score the doctor (under 15 minutes)
 	$(BIN)/python -m benchmarks.faults sample --to .faults/sample
 	$(BIN)/python -m benchmarks.faults score .faults/sample
@@ -66,13 +69,13 @@ format: .venv/.all  ## Format, and fix what can be fixed
 	$(BIN)/ruff check --fix .
 
 clean:  ## Remove .venv, caches and builds; runs and models stay
-	rm -rf .venv .venv-vllm build dist site src/*.egg-info .coverage* .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-vllm .screenshots build dist site src/*.egg-info .coverage* .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.train: pyproject.toml constraints.txt
 	@$(make-venv)
 	@echo "Installing what training needs into .venv; the first time takes minutes."
-	@$(INSTALL) '.[train]'
+	@$(INSTALL) '.[train,dashboard]'
 	@touch $@
 
 .venv/.all: pyproject.toml constraints.txt

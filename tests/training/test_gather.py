@@ -15,7 +15,6 @@ import pytest
 from letters import Letter, Letters
 from models import make_policy
 from uptrend.cli.plot import command as plot
-from uptrend.runner.summary import describe
 from uptrend.cli.view import LineView
 from uptrend.config import Config, load_config
 from uptrend.config.schema import Sampling
@@ -26,6 +25,7 @@ from uptrend.rollout.inprocess import InProcessSampler
 from uptrend.rollout.play import RolloutRequest
 from uptrend.runner.evaluation import evaluate
 from uptrend.runner.runs import resume, train
+from uptrend.runner.summary import describe
 from uptrend.tasks.pool import Cursor, heldout, pool
 from uptrend.training.gather import RolloutPlayer, gather, penalize_length
 

@@ -90,6 +90,7 @@ def uptrend(
     \b
     uptrend train recipes/quickstart.toml  learn arithmetic
     uptrend runs show quickstart           see how it went
+    uptrend serve                          see it in a browser
     uptrend doctor runs/quickstart         see what limits it
     uptrend tasks validate arithmetic      check a taskset
     """

@@ -3,7 +3,7 @@
 import fnmatch
 import sys
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -142,14 +142,15 @@ def show_run(library: Library, run: str) -> Answer:
     trainer = str(entry.row["trainer"])
     report = library.report(entry)
     answer: Answer = {"row": {**entry.row, "config": {}}, "metrics": _metric_sections(names)}
-    answer["report"] = findings.told(report, str(entry.source.path), trainer)
     if entry.source.kind == "log":
         told = library.log(entry)
+        answer["report"] = findings.told(report, str(entry.source.path), trainer)
         evals = [e for e in told["evals"] if isinstance(e.get("accuracy", e.get("reward")), int | float)]
         answer |= {"settings": findings.settings(told["config"], trainer), "notes": told["notes"], "markers": [],
                    "rollouts": bool(told["rollout_steps"]), "info": {}, "evals": evals, "bounds": None}  # fmt: skip
     else:
         _, opened = library.run(run)
+        answer["report"] = findings.told(report, str(entry.source.path), trainer, findings.of_preflight(opened))
         evals = [line for line in opened.eval_lines if isinstance(line.get("accuracy"), int | float)]
         steps = table[STEP].to_numpy() if len(table) else np.zeros(0)
         stopped = opened.stopped
@@ -195,14 +196,26 @@ def get_curves(library: Library, run: str, keys: str, points: int, first: int | 
     if entry.row.get("status") == "unreadable":
         raise RecordError(str(entry.row["error"]))
     table = library.table(entry)
-    wanted = [key for key in keys.split(",") if key]
+    wanted = _split(keys, table.column_names)
     if not wanted:
-        wanted = [key for panel in _filled(table.column_names, False) for key in panel["keys"]]
+        panels = _filled(table.column_names, False)
+        wanted = [key for panel in panels for key in (*panel["keys"], panel["total"]) if key]
     return thin(table, dict.fromkeys(wanted), points or POINTS, first, last)
 
 
+def _split(text: str, known: Collection[str]) -> list[str]:
+    """Return names that are separated by commas; a known name may have commas itself, and the longest one counts."""
+    found, words, most = list[str](), text.split(",")[::-1], 1 + max((name.count(",") for name in known), default=0)
+    while words:
+        ends = range(min(most, len(words)), 0, -1)
+        names = (",".join(words[: -end - 1 : -1]) for end in ends)
+        found.append(next((name for name in names if name in known), words[-1]))
+        del words[-1 - found[-1].count(",") :]
+    return [name for name in found if name]
+
+
 def compare_runs(library: Library, runs: str) -> Answer:
-    ids = [id for id in dict.fromkeys(runs.split(",")) if id]
+    ids = list(dict.fromkeys(_split(runs, {row["id"] for row in library.rows()})))
     if len(ids) > 40:
         raise BadRequest(f"{len(ids)} runs can't be told apart on one plot; choose 40 at most.")
     entries = [library.fresh(id) for id in ids]
@@ -245,8 +258,10 @@ def _pairs(library: Library, entries: list[Entry]) -> list[Answer]:
     found = []
     for other in own[1:]:
         try:
+            for entry in (own[0], other):
+                entry.source.check_below(entry.source.path / "evals")
             paired = pair_up(library.run(own[0].row["id"])[1], library.run(other.row["id"])[1])
-        except (RecordError, KeyError):
+        except Exception:  # damaged rollouts of one run hide no other
             paired = None
         found.append({"a": own[0].row["id"], "b": other.row["id"], **(paired or {"tasks": 0})})
     return found

@@ -39,6 +39,8 @@ class _Read:
     offset: int
     tail: str
     """Digest of the last bytes before the offset."""
+    size: int
+    """Bytes that the table takes, counted once: counting takes as long as reading a small file."""
 
 
 class Columns:
@@ -62,7 +64,7 @@ class Columns:
             if read is None or size > read.offset:
                 read = self._read_on(path, read, size)
             self._held[path] = read
-            while len(self._held) > 1 and sum(r.table.nbytes for r in self._held.values()) > HELD:
+            while len(self._held) > 1 and sum(read.size for read in self._held.values()) > HELD:
                 self._held.popitem(last=False)
             return read.table
 
@@ -77,7 +79,7 @@ class Columns:
             table = (
                 pa.concat_tables([before.table, table], promote_options="permissive") if len(table) else before.table
             )
-        read = _Read(table, start + len(data), _digest(path, start + len(data)))
+        read = _Read(table, start + len(data), _digest(path, start + len(data)), table.nbytes)
         if read.offset > LARGE and (before is None or read.offset > 2 * len(data)):
             self._to_index(path, read)
         return read
@@ -98,7 +100,7 @@ class Columns:
             table = pa.ipc.open_file(pa.memory_map(str(file))).read_all()
             os.utime(file)
             known = table.schema.metadata
-            return _Read(table, int(known[b"offset"]), known[b"tail"].decode())
+            return _Read(table, int(known[b"offset"]), known[b"tail"].decode(), 0)  # mapped, not in memory
         except (OSError, pa.ArrowInvalid, KeyError, TypeError, ValueError):
             return None
 
@@ -113,7 +115,7 @@ def _digest(path: Path, offset: int) -> str:
 
 def parse(data: bytes) -> pa.Table:
     """Return the numbers of JSON lines as a table; lines that a killed process tore are left out."""
-    if not data.strip():
+    if not data:
         return pa.table({})
     options = pj.ReadOptions(block_size=1 << 24)
     try:

@@ -44,7 +44,7 @@ def export_run(path: Path, target: Path, most: int) -> int:
                 told = {"row": {**entry.row, "config": {}}, "rollout": rollouts.show(place, row["step"], *name)}
                 answers[f"rollout?{urlencode(asked)}"] = plain(told)
             steps = {held: sorted({row["step"] for row in kept if bool(row["held"]) == held}) for held in (False, True)}
-            answers |= {"run": id, "rollouts": kept}
+            answers |= {"run": id, "rollouts": plain(kept)}
             answers[f"steps?{urlencode({'run': id})}"] = {"steps": steps[False], "evals": steps[True], "sets": []}
         finally:
             library.close()
@@ -81,8 +81,8 @@ def _chosen(place: Place, answers: Mapping[str, Any], most: int) -> list[dict[st
     for name in dict.fromkeys(named[: most // 4]):
         step_name, _, rest = str(name).partition("/")
         group, _, index = rest.rpartition("/")
-        if step_name.isdigit() and index.isdigit() and int(step_name) in place.steps():
-            for row in rollouts.find(place, int(step_name), group, limit=1000)["rollouts"]:
+        if step_name.isdecimal() and index.isdecimal() and int(step_name) in place.steps():
+            for row in rollouts.find(place, int(step_name), group, limit=most - len(taken))["rollouts"]:
                 take(row)  # with its group
     steps, held = list(place.steps()), Place(place.entry, place.library, held=True)
     evals, count = list(held.steps()), min(len(steps), 9)
@@ -101,7 +101,7 @@ def _chosen(place: Place, answers: Mapping[str, Any], most: int) -> list[dict[st
 
 def _page(answers: Mapping[str, Any], name: str) -> str:
     text = json.dumps(answers, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    data = base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode()
+    data = base64.b64encode(gzip.compress(text.encode("utf-8", "replace"), 6, mtime=0)).decode()
     style = (STATIC / "style.css").read_text("utf-8")
     # An inline script ends at the first closing tag, wherever it stands.
     files = [plotly_script(), *(STATIC / name for name in SCRIPTS)]

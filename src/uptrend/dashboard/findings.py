@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,10 +69,24 @@ def saved_report(run: Run, steps: int) -> Report | None:
     return report if report is not None and report["steps"] == steps else None
 
 
-def told(report: Report | None, run: str, trainer: str, recipe: str = "RECIPE") -> Report | None:
-    """Return a report for a page: causes in order with their symptoms, fixes in the run's own words, and commands."""
+def of_preflight(run: Run) -> list[dict[str, Any]]:
+    """Return what the last preflight of a run found, before its first step."""
+    preflights = [event for event in run.events if event.get("event") == "preflight"]
+    last: Mapping[str, Any] = preflights[-1] if preflights else {}
+    return [
+        {**finding, "measured": f"Found by preflight. {finding['measured']}"} for finding in last.get("findings", ())
+    ]
+
+
+def told(report: Report | None, run: str, trainer: str, before: Sequence[dict[str, Any]] = ()) -> Report | None:
+    """Return a report for a page: causes in order with their symptoms, fixes in the run's own words, and commands.
+
+    `before` has findings of a preflight: they come first, where the records do not show the same cause.
+    """
     if report is None:
         return None
+    known, recipe = {finding["id"] for finding in report["findings"]}, "RECIPE"
+    report = {**report, "findings": [*(f for f in before if f["id"] not in known), *report["findings"]]}
     symptoms = {f["id"]: f for f in report["findings"] if f["symptom_of"] is not None}
     causes = []
     for finding in report["findings"]:
@@ -134,10 +148,10 @@ def markers(run: Run, steps: Any, times: Any) -> list[dict[str, Any]]:
         kind, step = event.get("event"), event.get("step")
         if kind not in ("finding", "probed", "checkpoint", "resumed", "stopped", "failed", "reference-reset"):
             continue
-        if step is None and len(steps):  # as far as it had come by then
-            place = int(np.searchsorted(times, event.get("time", 0.0)))
-            step = int(steps[min(max(place - 1, 0), len(steps) - 1)]) if place else 0
         text = event.get("summary") or event.get("reason") or event.get("error") or ""
-        with contextlib.suppress(TypeError, ValueError):
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            if step is None and len(steps):  # as far as it had come by then
+                place = int(np.searchsorted(times, float(event.get("time", 0.0))))
+                step = int(steps[min(max(place - 1, 0), len(steps) - 1)]) if place else 0
             found.append({"step": int(step or 0), "kind": kind, "id": event.get("id"), "text": str(text)})
     return found

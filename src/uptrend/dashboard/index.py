@@ -7,8 +7,10 @@ whether an entry still holds.
 import contextlib
 import hashlib
 import json
+import os
 import shutil
 import sqlite3
+import tempfile
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,6 +37,9 @@ class Index:
         except (OSError, sqlite3.Error):
             # A damaged or locked file costs a reading, not the dashboard; so does a home that can't be written.
             self._database = self._open(":memory:")
+            self._instead = tempfile.TemporaryDirectory(prefix="uptrend-")
+            self.folder = Path(self._instead.name)
+            self.columns.mkdir()
         self._lock = threading.RLock()
         with contextlib.suppress(OSError):
             for file in self.columns.iterdir():
@@ -61,45 +66,46 @@ class Index:
 
     def file_of(self, path: Path, part: int = 0) -> Path:
         """Return the file for the columns of a source."""
-        name = hashlib.sha256(str(path).encode()).hexdigest()[:24]
+        name = hashlib.sha256(os.fsencode(path)).hexdigest()[:24]
         return self.columns / f"{name}-{part}.arrow"
 
     def get(self, path: Path, name: str, stamp: Any = None) -> Any | None:
         """Return an entry that was put under the same stamp; None where there is none."""
-        with self._lock:
+        found = None
+        with self._lock, contextlib.suppress(sqlite3.Error):  # damaged since
             found = self._database.execute(
-                "select stamp, value from entries where path=? and name=?", (str(path), name)
+                "select stamp, value from entries where path=? and name=?", (os.fsencode(path), name)
             ).fetchone()
         return json.loads(found[1]) if found and (stamp is None or found[0] == json.dumps(stamp)) else None
 
     def put(self, path: Path, name: str, stamp: Any, value: Any) -> None:
         """Keep a JSON value."""
-        row = (str(path), name, json.dumps(stamp), json.dumps(value, ensure_ascii=False))
+        row = (os.fsencode(path), name, json.dumps(stamp), json.dumps(value))
         with self._lock, contextlib.suppress(sqlite3.Error):  # a full disk
             self._database.execute("insert or replace into entries values (?, ?, ?, ?)", row)
 
     def put_rollouts(self, path: Path, held: bool, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
         """Keep the lines of a step's rollouts, in place of those that were there."""
         marks = ", ".join("?" * (1 + len(ROLLOUT_COLUMNS)))
-        lines = [(str(path), *(row[name] for name in ROLLOUT_COLUMNS)) for row in rows]
-        with self._lock, contextlib.suppress(sqlite3.Error):
+        key = os.fsencode(path)
+        lines = [(key, *(row[name] for name in ROLLOUT_COLUMNS)) for row in rows]
+        with self._lock, contextlib.suppress(sqlite3.Error), self._database:  # committed, or rolled back
             self._database.execute("begin")
-            self._database.execute("delete from rollouts where path=? and held=? and step=?", (str(path), held, step))
+            self._database.execute("delete from rollouts where path=? and held=? and step=?", (key, held, step))
             self._database.executemany(f"insert or replace into rollouts values ({marks})", lines)
-            self._database.execute("commit")
 
     def rollouts(self, path: Path, where: str, values: Sequence[Any], rest: str = "") -> list[dict[str, Any]]:
         """Return lines of rollouts that meet a condition on their columns."""
         query = f"select {', '.join(ROLLOUT_COLUMNS)} from rollouts where path=? and {where} {rest}"
         with self._lock:
-            found = self._database.execute(query, (str(path), *values)).fetchall()
+            found = self._database.execute(query, (os.fsencode(path), *values)).fetchall()
         return [dict(zip(ROLLOUT_COLUMNS, row, strict=True)) for row in found]
 
     def count_rollouts(self, path: Path, where: str, values: Sequence[Any]) -> int:
         """Return the number of lines that meet a condition."""
         with self._lock:
             query = f"select count(*) from rollouts where path=? and {where}"
-            return int(self._database.execute(query, (str(path), *values)).fetchone()[0])
+            return int(self._database.execute(query, (os.fsencode(path), *values)).fetchone()[0])
 
     def close(self) -> None:
         with self._lock:

@@ -14,9 +14,9 @@ from uptrend.lab.notebook import PROBLEM, Notebook, phases
 from uptrend.records import Hypothesis, LabError, RecordError
 
 
-def overview(library: Library, id: str) -> dict[str, Any]:
+def overview(library: Library, lab: str) -> dict[str, Any]:
     """Return a journal's question, its hypotheses with their status, and the roadmap of those still open."""
-    notebook = library.lab(id)
+    notebook = library.lab(lab)
     try:
         hypotheses, broken = notebook.readable
     except LabError as error:
@@ -30,7 +30,7 @@ def overview(library: Library, id: str) -> dict[str, Any]:
             "sentence": chapter.verdict.sentence if chapter.verdict else "", "runs": len(chapter.runs),
         })  # fmt: skip
     return {
-        "id": id, "title": title_of_lab(notebook), "path": str(notebook.folder), "hypotheses": rows, "broken": broken,
+        "id": lab, "title": title_of_lab(notebook), "path": str(notebook.folder), "hypotheses": rows, "broken": broken,
         "problem": tree(FIRST_TITLE.sub("", notebook.text(PROBLEM)).strip()),
         "phases": [{"title": title, "ids": [h.id for h in found]} for title, found in phases(hypotheses).items()],
     }  # fmt: skip
@@ -43,17 +43,17 @@ def _chapter(notebook: Notebook, h: Hypothesis) -> Chapter:
         raise RecordError(str(error)) from None
 
 
-def hypothesis(library: Library, id: str, name: str) -> dict[str, Any]:
+def hypothesis(library: Library, lab: str, id: str) -> dict[str, Any]:
     """Return a hypothesis: claim, criteria, arms, curves by arm and seed, effects, verdict, runs and prose."""
-    notebook = library.lab(id)
+    notebook = library.lab(lab)
     try:
-        h = notebook.hypothesis(name)
+        h = notebook.hypothesis(id)
     except LabError as error:
         raise RecordError(str(error)) from None
     chapter = _chapter(notebook, h)
     verdict, entry = chapter.verdict, chapter.entry
     told: dict[str, Any] = {
-        "lab": id, "path": chapter.file,
+        "lab": lab, "path": chapter.file,
         **plain({key: getattr(h, key) for key in (
             "id", "title", "priority", "status", "confidence", "cause", "explains", "metric", "smallest", "seeds",
             "alpha", "steps", "method", "validated_if", "invalidated_if", "prerequisites", "stops_early",

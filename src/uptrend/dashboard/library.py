@@ -21,6 +21,7 @@ from uptrend.dashboard.curves import Columns, sparkline, values_of
 from uptrend.dashboard.index import Index
 from uptrend.dashboard.sources import Source, Stamp, find_sources
 from uptrend.dashboard.worker import Worker
+from uptrend.doctor.report import plain
 from uptrend.lab.notebook import Notebook
 from uptrend.records import LabError, RecordError, Run, RunView, view_of
 from uptrend.records.directory import is_being_written
@@ -82,16 +83,17 @@ class Library:
         pause = 0.0
         while not self._stop.wait(pause):
             begun = time.monotonic()
-            with contextlib.suppress(OSError):  # a disk that comes and goes
+            with contextlib.suppress(Exception):  # a disk that comes and goes: the next look may find it again
                 self.refresh()
             pause = max(PAUSE, REST * (time.monotonic() - begun)) if self.progress.total == 0 else PAUSE
             self.progress.indexing, self.progress.total, self.progress.done = False, 0, 0
 
     def refresh(self) -> None:
         """Look at all files once, and read those that changed, the newest first."""
-        sources, known = find_sources(self.roots), {id: entry.stamp for id, entry in self._entries.items()}
+        sources, entries = find_sources(self.roots), dict(self._entries)
+        known = {id: entry.stamp for id, entry in entries.items()}
         stamps = {id: source.stamp() for id, source in sources.items()}
-        gone = [id for id, entry in self._entries.items() if entry.source.id not in sources]
+        gone = [id for id, entry in entries.items() if entry.source.id not in sources]
         stale = sorted((id for id in sources if known.get(id) != stamps[id]), key=lambda id: stamps[id], reverse=True)
         self.progress.total = len(stale)
         for id in gone:
@@ -99,10 +101,7 @@ class Library:
         for id in stale:
             if self._stop.is_set():
                 return
-            for number, row in enumerate(self._rows_of(sources[id], stamps[id])):
-                key = id if number == 0 else f"{id}@{number + 1}"
-                self._entries[key] = Entry(sources[id], stamps[id], {"id": key, **row}, number)
-            self._entries.setdefault(id, Entry(sources[id], stamps[id], {}))  # no log after all: not read again
+            self._read(sources[id], stamps[id])
             self.progress.done += 1
             self.progress.version += 1
         for entry in list(self._entries.values()):
@@ -112,9 +111,20 @@ class Library:
                 entry.row["status"] = status
         self.progress.version += len(gone)
 
+    def _read(self, source: Source, stamp: Stamp) -> None:
+        """Put the entries of a source in the place of those that it had."""
+        rows = self._rows_of(source, stamp) or [{}]  # no log after all: not read again
+        for number, row in enumerate(rows):
+            key = source.id if number == 0 else f"{source.id}@{number + 1}"
+            self._entries[key] = Entry(source, stamp, {"id": key, **row} if row else {}, number)
+        for key, entry in list(self._entries.items()):
+            if entry.source.id == source.id and entry.part >= len(rows):
+                self._entries.pop(key, None)
+
     def _rows_of(self, source: Source, stamp: Stamp) -> list[Row]:
         """Return a row per run of a source; none for a file that is no log after all."""
-        kept: list[Row] | None = self.index.get(source.path, "rows", stamp)
+        known = [stamp, os.fsdecode(source.root)]  # by another root a link may be allowed
+        kept: list[Row] | None = self.index.get(source.path, "rows", known)
         if kept is None:
             try:
                 source.check_all()
@@ -123,18 +133,12 @@ class Library:
                 # A file that only looked like a log is not worth a row, unless somebody asked for it.
                 is_asked = source.strong or source.path in (Path(os.path.realpath(root)) for root in self.roots)
                 kept = [_broken(source, str(error))] if is_asked else []
-            except (
-                KeyError,
-                TypeError,
-                ValueError,
-                ArithmeticError,
-                AttributeError,
-                OSError,
-                pa.ArrowException,
-            ) as error:
+            except Exception as error:  # a damaged record may hold anything anywhere, and the next one is not to blame
                 kept = [_broken(source, f"It does not read as a {source.kind}: {type(error).__name__} {error}.")]
-            self.index.put(source.path, "rows", stamp, kept)
-        return kept
+            kept = plain(kept)
+            if not self._stop.is_set():  # else the worker may have been ended under it
+                self.index.put(source.path, "rows", known, kept)
+        return kept or []
 
     def _rows_of_other(self, source: Source, stamp: Stamp) -> list[Row]:
         if source.kind == "lab":
@@ -151,10 +155,11 @@ class Library:
         rewards, times, steps = (values_of(table, key) for key in ("reward/mean", "time", "seconds/step"))
         known = rewards[np.isfinite(rewards)]
         report = None
-        with contextlib.suppress(RecordError):
-            report = run.report
+        with contextlib.suppress(RecordError, AttributeError):
+            report = run.report or {"trend": None, "findings": findings.of_preflight(run)}
         events = run.events
         created, last = _seconds(run.info.get("created")), float(times[-1]) if len(times) else None
+        moments = (created, last, *(event.get("time") for event in events[-1:]))
         return {
             "kind": "run", "name": run.name, "path": str(source.path), "trainer": run.info.get("trainer", "uptrend"),
             "status": run.status, "step": int(table["step"][-1].as_py()) if len(table) else 0, "steps": run.steps,
@@ -163,7 +168,7 @@ class Library:
             "after": next((e for e in reversed(evaluations) if e["step"] > run.start), None),
             "reward": float(known[-1]) if len(known) else None, "sparkline": sparkline(rewards),
             **_found(report), "created": created,
-            "updated": max([t for t in (created, last, *(e.get("time") for e in events[-1:])) if t], default=None),
+            "updated": max([t for t in moments if isinstance(t, int | float)], default=None),
             "seconds": last - created if last and created and last > created else None,
             "per_step": float(np.nanmedian(steps)) if np.isfinite(steps).any() else None, "config": config,
         }  # fmt: skip
@@ -188,12 +193,10 @@ class Library:
 
     def refresh_one(self, id: str) -> None:
         """Read one source before its turn: somebody is looking at it."""
-        source = find_sources(self.roots).get(id.partition("@")[0])
+        sources = find_sources(self.roots)
+        source = sources.get(id) or sources.get(id.rpartition("@")[0])
         if source is not None:
-            stamp = source.stamp()
-            for number, row in enumerate(self._rows_of(source, stamp)):
-                key = source.id if number == 0 else f"{source.id}@{number + 1}"
-                self._entries[key] = Entry(source, stamp, {"id": key, **row}, number)
+            self._read(source, source.stamp())
 
     def fresh(self, id: str) -> Entry:
         """Return a run's entry, its row read again where its files changed since."""
@@ -249,7 +252,7 @@ class Library:
         path, stamp = entry.source.path, [list(pair) for pair in entry.source.stamp()[:4]]
         found: dict[str, Any] | None = self.index.get(path, "report", stamp)
         if found is None:
-            with contextlib.suppress(RecordError, OSError, KeyError):
+            with contextlib.suppress(RecordError, OSError, LookupError, TypeError, AttributeError):
                 found = findings.saved_report(Run(path), len(self.table(entry)))
         if found is not None:
             return found
@@ -261,10 +264,11 @@ class Library:
 
     def _diagnose(self, source: Source, stamp: Any) -> None:
         try:
+            source.check_below(source.path / "rollouts", source.path / "evals")
             report = self.worker.call("diagnose_run", str(source.path))
         except RecordError as error:
             report = {"trend": "", "sentence": f"The doctor could not judge it. {error}", "findings": [], "steps": 0}
-        with contextlib.suppress(Exception):  # the server may be closing
+        if not self._stop.is_set():  # else the worker was ended under it
             self.index.put(source.path, "report", stamp, report)
             self.progress.version += 1
 
@@ -284,14 +288,19 @@ def _broken(source: Source, why: str) -> Row:
     }
 
 
+def _log_name(path: Path) -> str:
+    """Return the name of a log: with its folder's, where it says little by itself."""
+    return f"{path.parent.name}/{path.name}" if path.is_file() or path.name in ("raw", "logs", "output") else path.name
+
+
 def _log_row(source: Source, told: Row) -> Row:
     """Return the row of one run of a log, from what `read_log` told of it."""
     config, evals = flatten(told["config"]), told["evals"]
     scores = [e for e in evals if isinstance(e.get("accuracy", e.get("reward")), int | float)]
     ends = [{"accuracy": e.get("accuracy"), "reward": e.get("reward"), "step": e.get("step", 0)} for e in scores]
     return {
-        "kind": "log", "name": told["name"] or source.path.name, "path": str(source.path), "trainer": told["trainer"],
-        "status": "log", "step": told["last_step"], "steps": config.get("learning.steps"),
+        "kind": "log", "name": told["name"] or _log_name(source.path), "path": str(source.path), "status": "log",
+        "trainer": told["trainer"], "step": told["last_step"], "steps": config.get("learning.steps"),
         **{name: config.get(key) for name, key in SETTINGS.items()},
         "before": ends[0] if len(ends) > 1 else None, "after": ends[-1] if ends else None,
         "reward": told["reward"], "sparkline": told["sparkline"], **_found(told["report"]), "created": None,
@@ -301,7 +310,7 @@ def _log_row(source: Source, told: Row) -> Row:
 
 def _found(report: Mapping[str, Any] | None) -> Row:
     """Return the trend and the number of causes by severity; nothing where no doctor looked."""
-    if report is None:
+    if report is None or (report["trend"] is None and not report["findings"]):
         return {"trend": None, "findings": None, "finding": None}
     causes = [finding for finding in report["findings"] if finding["symptom_of"] is None]
     counts = {kind: sum(f["severity"] == kind for f in causes) for kind in ("critical", "warning", "note")}

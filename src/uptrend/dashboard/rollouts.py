@@ -59,8 +59,9 @@ class Place:
         with contextlib.suppress(OSError):
             for item in os.scandir(folder):
                 stem, _, label = item.name.removesuffix(".parquet").partition("-")
-                if stem.isdigit() and label == self.label and int(stem) in counted:
-                    found[int(stem)] = item.stat().st_mtime_ns
+                if stem.isdecimal() and label == self.label and int(stem) in counted:
+                    with contextlib.suppress(OSError):  # a link to nothing
+                        found[int(stem)] = item.stat().st_mtime_ns
         return dict(sorted(found.items()))
 
     def _trained(self) -> set[int]:
@@ -81,7 +82,8 @@ class Place:
             files = [eval_path(source.path, step, self.label)]
         else:
             files = sorted((source.path / "rollouts" / f"{step:06d}").glob("part-*.parquet"))
-        if not files or not files[0].exists():
+        files = [file for file in files if file.is_file()]
+        if not files:
             raise RecordError(f"{source.id} has no rollouts of {'the evaluation after ' * self.held}step {step}.")
         return read_parquet([source.check(file) for file in files], columns)
 
@@ -119,9 +121,10 @@ def lines_of(table: pa.Table, step: int, held: bool) -> Iterator[dict[str, Any]]
 
 def _tools(message: Mapping[str, Any]) -> list[str]:
     try:
-        return [str(call.get("name")) for call in json.loads(message["calls"] or "[]")]
-    except (ValueError, AttributeError):
+        names = [str(call.get("name")) for call in json.loads(message["calls"] or "[]")]
+    except (ValueError, AttributeError, TypeError, RecursionError):
         return []
+    return [name.encode("utf-8", "replace").decode() for name in names]  # SQLite keeps no half of a surrogate pair
 
 
 def _first(messages: Sequence[Mapping[str, Any]], role: str, most: int) -> str:
@@ -144,7 +147,7 @@ def _bring_up_to_date(place: Place, only: int | None = None, budget: float = BUD
             continue
         try:
             rows = list(lines_of(place.read(step, LINE_COLUMNS), step, place.held))
-        except RecordError:
+        except Exception:
             rows = []  # a damaged file has no lines; asked for by itself it says so
         index.put_rollouts(place.key, place.held, step, rows)
         known[str(step)], changed = steps[step], True
@@ -195,7 +198,7 @@ def find(
     for condition, value in (
         ("step=?", step), ("grp=?", group or None), ("task=?", task or None), ("ended=?", ended or None),
         ("correct=?", correct), ("reward>=?", low), ("reward<=?", high),
-        ("(',' || tools || ',') like ?", f"%,{tool},%" if tool else None),
+        ("instr(',' || tools || ',', ?)", f",{tool}," if tool else None),
     ):  # fmt: skip
         if value is not None:
             where.append(condition)
@@ -294,7 +297,7 @@ def show(
 def _calls(told: str | None) -> Any:
     try:
         return json.loads(told) if told else []
-    except ValueError:
+    except (ValueError, RecursionError):
         return []
 
 

@@ -11,15 +11,14 @@ import hmac
 import importlib.util
 import ipaddress
 import json
+import re
 import secrets
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from functools import cache
-from http.cookies import SimpleCookie
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -101,21 +100,23 @@ class Guard:
         if not self._is_ours(headers.get("host", "")):
             return 421, "This server does not answer to that name. Add it with: uptrend serve --name NAME"
         origin = headers.get("origin")
-        if origin is not None and (origin == "null" or urlsplit(origin).netloc.lower() != headers["host"].lower()):
+        if origin is not None and origin.lower().partition("://")[2] != headers["host"].lower():
             return 403, "Pages of other sites get no answer."
         is_page = scope["path"] == "/" and scope["method"] in ("GET", "HEAD")
         if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and not is_page:
             return 403, "Pages of other sites get no answer."
         if self._token:
             bearer = headers.get("authorization", "").removeprefix("Bearer ")
-            cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
-            given = [bearer, cookie.value if cookie else "", query.get("token", "") if is_page else ""]
+            # By hand: http.cookies refuses all of them for an odd name of another server's on this host.
+            cookies = dict(one.strip().partition("=")[::2] for one in headers.get("cookie", "").split(";"))
+            given = [bearer, cookies.get(COOKIE, "").strip('"'), query.get("token", "") if is_page else ""]
             if not any(hmac.compare_digest(one.encode(), self._token.encode()) for one in given):
                 return 401, "This address needs the token that `uptrend serve` printed: open /?token=TOKEN once."
         return None
 
     def _is_ours(self, host: str) -> bool:
-        name = urlsplit(f"//{host}").hostname or ""
+        match = re.fullmatch(r"\[([^\]]*)\](:\d*)?|([^:]*)(:\d*)?", host.lower())
+        name = (match[1] or match[3] or "") if match else ""
         if name in self._names:
             return True
         try:  # no name can be pointed here by somebody else where there is none
@@ -160,9 +161,11 @@ def make_app(library: Library, names: Sequence[str] = LOOPBACK, token: str = "")
         return StreamingResponse(_pulse(library, run, request), media_type="text/event-stream")
 
     async def doctor(request: Request) -> Response:
-        name = Path(request.query_params.get("name", "log.txt").replace("\\", "/")).name[:120] or "log.txt"
+        # Of a name only what is plain: it becomes a file's.
+        name = re.sub(r"[^\w .()+=@-]", "_", re.split(r"[/\\]", request.query_params.get("name", ""))[-1]).lstrip(".")
+        name = name.encode()[-120:].decode("utf-8", "ignore") or "log.txt"
         with tempfile.TemporaryDirectory(prefix="uptrend-") as folder:
-            path = Path(folder) / name.lstrip(".")
+            path = Path(folder) / name
             size = 0
             with path.open("wb") as file:
                 async for part in request.stream():
@@ -196,14 +199,20 @@ async def _answer(ask: Any, *arguments: Any) -> Response:
     """Answer in a thread, and say in a sentence what was wrong."""
     try:
         answer = await run_in_threadpool(ask, *arguments)
+        return _json(answer)
     except api.BadRequest as error:
-        return JSONResponse({"error": str(error)}, 400)
+        return _json({"error": str(error)}, 400)
     except RecordError as error:
-        return JSONResponse({"error": str(error)}, 404)
-    except (OSError, KeyError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+        return _json({"error": str(error)}, 404)
+    except Exception as error:
         # A damaged record may hold anything anywhere; the page says so, and the server goes on.
-        return JSONResponse({"error": f"This could not be read: {type(error).__name__}: {error}"}, 500)
-    return Response(json.dumps(answer, ensure_ascii=False, allow_nan=False), media_type="application/json")
+        return _json({"error": f"This could not be read: {type(error).__name__}: {error}"}, 500)
+
+
+def _json(answer: dict[str, Any], status: int = 200) -> Response:
+    # Half a surrogate pair, which JSON's escapes and names of files can hold, is no character.
+    text = json.dumps(answer, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
+    return Response(text, status, media_type="application/json")
 
 
 def _diagnose(library: Library, path: Path) -> dict[str, Any]:
@@ -211,7 +220,10 @@ def _diagnose(library: Library, path: Path) -> dict[str, Any]:
     import pyarrow as pa
 
     stem = path.parent / "dropped-0.arrow"
-    told = library.worker.call("read_log", str(path), str(stem.parent), stem.stem)
+    try:
+        told = library.worker.call("read_log", str(path), str(stem.parent), stem.stem)
+    except RecordError as error:  # by the name that it was sent with
+        raise RecordError(str(error).replace(f"{path.parent}/", "")) from None
     runs = []
     for number, one in enumerate(told):
         table = pa.ipc.open_file(str(path.parent / f"dropped-{number}.arrow")).read_all()
@@ -255,6 +267,7 @@ def open_socket(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        listener.listen(128)
     except OSError as error:
         listener.close()
         raise RecordError(

@@ -1,6 +1,8 @@
 """What a folder holds: run directories, other trainers' logs, and journals. Nothing outside the folder is read."""
 
+import contextlib
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,9 +37,12 @@ class Source:
     """False for a log that is known by its files' endings alone."""
 
     def check(self, path: Path) -> Path:
-        """Return a path below the source; RecordError where it is a link out of the folder that was given."""
+        """Return a path below the source; RecordError where it is a pipe, or a link out of the given folder."""
+        name = path.relative_to(self.path)
         if not Path(os.path.realpath(path)).is_relative_to(self.root):
-            raise RecordError(f"{path.relative_to(self.path)} is a link to a place outside {self.root.name}: not read.")
+            raise RecordError(f"{name} is a link to a place outside {self.root.name}: not read.")
+        if path.exists() and not path.is_file() and not path.is_dir():  # reading it could wait for ever
+            raise RecordError(f"{name} is neither a file nor a folder: not read.")
         return path
 
     def check_all(self) -> None:
@@ -46,14 +51,19 @@ class Source:
             for name in RUN_FILES + RUN_FOLDERS:
                 self.check(self.path / name)
         else:
-            for path in _files(self.path):
+            self.check_below(self.path)
+
+    def check_below(self, *folders: Path) -> None:
+        """Check every link below folders of the source; not the runs of a journal, which are sources of their own."""
+        for folder in folders:
+            for path in _odd(folder, {"runs"} if self.kind == "lab" else set()):
                 self.check(path)
 
     def stamp(self) -> Stamp:
         """Return times and sizes of its files: another stamp means that it changed."""
         if self.kind == "run":
             return tuple(_stat(f"{self.path}/{name}") for name in RUN_FILES)
-        stats = [_stat(path) for path in _files(self.path)]
+        stats = [_stat(path) for path in _files(self.path, SKIPPED | ({"runs"} if self.kind == "lab" else set()))]
         return ((max((time for time, _ in stats), default=0), sum(size for _, size in stats)), (len(stats), 0))
 
 
@@ -68,7 +78,7 @@ def find_sources(roots: Iterable[Path]) -> dict[str, Source]:
         below = [_log(root, root)] if root.is_file() else list(_scan(root, root, 0))
         for source in below:
             rest = source.path.relative_to(root).as_posix()
-            id = name if rest == "." else f"{name}/{rest}"
+            id = os.fsencode(name if rest == "." else f"{name}/{rest}").decode("utf-8", "replace")
             found[id] = replace(source, id=id)
     return found
 
@@ -79,7 +89,7 @@ def _scan(folder: Path, root: Path, depth: int) -> Iterator[Source]:
         return
     if is_lab(folder):
         yield Source("", "lab", folder, root)
-        folders, files = [folder / "runs"] if (folder / "runs").is_dir() else [], list[Path]()
+        folders, files = [path for path in _entries(folder, root)[0] if path.name == "runs"], list[Path]()
     else:
         folders, files = _entries(folder, root)
     if any(_is_strong(name) for name in (path.name for path in files + folders)):
@@ -116,13 +126,26 @@ def _entries(folder: Path, root: Path) -> tuple[list[Path], list[Path]]:
         if entry.name.startswith(".") or entry.name in SKIPPED:
             continue
         path = Path(entry.path)
-        if entry.is_symlink() and (entry.is_dir() or not Path(os.path.realpath(path)).is_relative_to(root)):
+        is_folder = path.is_dir()  # False for a link to itself, where the entry would raise
+        if entry.is_symlink() and (is_folder or not Path(os.path.realpath(path)).is_relative_to(root)):
             continue
-        (folders if entry.is_dir() else files).append(path)
+        (folders if is_folder else files).append(path)
     return folders, files
 
 
-def _files(path: Path, depth: int = LOG_DEPTH) -> list[Path]:
+def _odd(path: Path, skipped: set[str]) -> Iterator[Path]:
+    """Yield what is neither a file nor a folder, at any depth: links, pipes, devices."""
+    yield path
+    for folder, folders, names in os.walk(path):
+        for name in (*folders, *names):
+            with contextlib.suppress(OSError):
+                mode = os.lstat(f"{folder}/{name}").st_mode
+                if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+                    yield Path(folder, name)
+        folders[:] = set(folders) - skipped
+
+
+def _files(path: Path, skipped: set[str], depth: int = LOG_DEPTH) -> list[Path]:
     """Return the files that a log or a journal may be read from, links included."""
     if not path.is_dir() or path.is_symlink():
         return [path]
@@ -133,13 +156,13 @@ def _files(path: Path, depth: int = LOG_DEPTH) -> list[Path]:
         found += [here / name for name in (*names, *links)]
         if len(here.relative_to(path).parts) >= depth or len(found) > LOG_FILES:
             folders.clear()
-        folders[:] = sorted(name for name in folders if name not in SKIPPED and name != "runs")
+        folders[:] = sorted(set(folders) - skipped)
     return found[:LOG_FILES]
 
 
 def _stat(path: Path | str) -> tuple[int, int]:
     try:
-        stat = os.stat(path)
+        found = os.stat(path)
     except OSError:
         return 0, 0
-    return stat.st_mtime_ns, stat.st_size
+    return found.st_mtime_ns, found.st_size

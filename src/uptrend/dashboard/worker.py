@@ -45,12 +45,12 @@ class Worker:
                 process.stdin.write(json.dumps([work, *arguments]).encode() + b"\n")
                 line = _read_line(process.stdout.fileno(), patience)
             except TimeoutError:
-                process.kill()
+                self.close()
                 raise RecordError(f"Reading {arguments[0]} took more than {patience:.0f} seconds.") from None
             except OSError:
                 line = b""
             if not line:
-                process.kill()
+                self.close()
                 raise RecordError(f"Reading {arguments[0]} failed: it may need more memory than there is.")
         answer = json.loads(line)
         if "error" in answer:

@@ -1,21 +1,36 @@
 "use strict";
 // What all pages share: elements from values (never from HTML), answers of the server, addresses, figures as people
 // read them, and live updates. Every text of a run reaches the page through `h` or `say`, as a text node.
-const U = { pages: {}, answers: null, picked: new Set(), redraw: [] };
+const U = {
+  pages: {},
+  answers: null,
+  picked: new Set(),
+  redraw: []
+};
 
-U.h = (tag, attrs, ...children) => {
-  const svg = ["svg", "path", "circle", "line", "rect", "title"].includes(tag);
+// h("span.soft.small", { title }, ...children): tag and classes, attributes where there are any, then what it holds.
+U.h = (name, attrs, ...children) => {
+  const [tag, ...classes] = name.split(".");
+  const svg = ["svg", "path", "circle", "line", "text"].includes(tag);
   const el = svg ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
-  for (const [key, value] of Object.entries(attrs || {})) {
+  if (classes.length) el.setAttribute("class", classes.join(" "));
+  const isAttrs = attrs?.constructor === Object;
+  if (!isAttrs) children.unshift(attrs);
+  for (const [key, value] of Object.entries(isAttrs ? attrs : {})) {
     if (value === null || value === undefined || value === false) continue;
-    if (key.startsWith("on")) el.addEventListener(key.slice(2), value);
-    else if (key === "style") for (const [name, set] of Object.entries(value)) el.style.setProperty(name, set);
-    else el.setAttribute(key, value === true ? "" : value);
+    if (key.startsWith("on"))
+      el.addEventListener(key.slice(2), value);
+    else if (key === "style")
+      for (const [rule, set] of Object.entries(value)) el.style.setProperty(rule, set);
+    else
+      el.setAttribute(key, value === true ? "" : value);
   }
   const put = (child) => {
     if (child === null || child === undefined || child === false) return;
-    if (Array.isArray(child)) child.forEach(put);
-    else el.append(child);
+    if (Array.isArray(child))
+      child.forEach(put);
+    else
+      el.append(child);
   };
   children.forEach(put);
   return el;
@@ -28,7 +43,8 @@ U.put = (el, ...children) => {
 };
 
 // Characters that a reader can't see or that reorder what follows are shown by their number.
-const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]|\udb40[\udc00-\udfff]/g;
+const HIDDEN =
+  /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]|\udb40[\udc00-\udfff]/g;
 U.say = (text) => {
   const parts = [];
   let at = 0;
@@ -36,19 +52,19 @@ U.say = (text) => {
   for (const found of text.matchAll(HIDDEN)) {
     if (found.index > at) parts.push(text.slice(at, found.index));
     const code = found[0].codePointAt(0);
-    parts.push(h("span", { class: "ctl" }, code === 0x1b ? "ESC" : "U+" + code.toString(16).toUpperCase().padStart(4, "0")));
+    parts.push(h("span.ctl", code === 0x1b ? "ESC" : "U+" + code.toString(16).toUpperCase().padStart(4, "0")));
     at = found.index + found[0].length;
   }
   parts.push(text.slice(at));
   return parts;
 };
-U.name = (text) => h("bdi", {}, ...U.say(text));
+U.name = (text) => h("bdi", ...U.say(text));
 
 // People's Markdown, which the server sent as a tree of known tags.
 U.prose = (nodes) => (nodes || []).map((node) => {
   if (typeof node === "string") return U.say(node);
   const [tag, attrs, ...children] = node;
-  const safe = attrs.href && /^https?:/i.test(attrs.href) ? { href: attrs.href, rel: "noreferrer noopener", target: "_blank" } : {};
+  const safe = attrs.href && /^https?:/i.test(attrs.href) ? {href: attrs.href, rel: "noreferrer noopener", target: "_blank"} : {};
   return h(tag, safe, ...U.prose(children));
 });
 
@@ -90,13 +106,13 @@ U.shortNames = (keys) => {
 };
 U.plural = (count, noun) => `${U.number(count)} ${noun}${count === 1 ? "" : "s"}`;
 U.setting = (value) => value === null || value === undefined ? "none" : typeof value === "string" ? value : JSON.stringify(value);
-U.badge = (kind, text) => h("span", { class: `badge ${kind}` }, text);
-U.status = (row) => h("span", { class: `status ${row.status}` }, row.status);
+U.badge = (kind, text) => h("span", {class: `badge ${kind}`}, text);
+U.status = (row) => h("span", {class: `status ${row.status}`}, row.status);
 
 // ---- addresses
 U.route = () => {
   const [, name, query] = /^#\/([a-z]*)(?:\?(.*))?$/.exec(location.hash) || [null, "", ""];
-  return { name: name || U.home || "runs", params: Object.fromEntries(new URLSearchParams(query || "")) };
+  return {name: name || U.home || "runs", params: Object.fromEntries(new URLSearchParams(query || ""))};
 };
 U.link = (name, params) => {
   const kept = Object.entries(params || {}).filter(([, value]) => value !== "" && value !== null && value !== undefined && value !== false);
@@ -106,7 +122,7 @@ U.link = (name, params) => {
 U.go = (name, params) => { location.hash = U.link(name, params).slice(1); };
 // Keep a choice in the address without drawing the page again.
 U.keep = (changes) => {
-  const { name, params } = U.route();
+  const {name, params} = U.route();
   Object.assign(params, changes);
   history.replaceState(null, "", U.link(name, params));
   return params;
@@ -119,39 +135,39 @@ U.api = async (path, params) => {
   const asked = U.abort;
   let response;
   try {
-    response = await fetch(`/api/${path}?${query}`, { signal: asked?.signal });
+    response = await fetch(`/api/${path}?${query}`, {signal: asked?.signal});
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Error("The server does not answer. Is `uptrend serve` still running?");
   }
-  const answer = await response.json().catch(() => ({ error: `The server answered with ${response.status}.` }));
+  const answer = await response.json().catch(() => ({error: `The server answered with ${response.status}.`}));
   if (!response.ok) throw new Error(answer.error || `The server answered with ${response.status}.`);
   return answer;
 };
 // The answers of an exported file; curves are kept whole, and a part is cut out of them here.
 U.offline = (path, query) => {
   const ask = (q) => U.answers[`${path}?${new URLSearchParams(q)}`];
-  if (path === "status") return { indexing: false, exported: true, counts: {} };
+  if (path === "status") return {indexing: false, exported: true, counts: {}};
   const found = ask(query);
   if (found) return found;
   if (path === "curves") {
-    const all = ask({ run: query.run });
+    const all = ask({run: query.run});
     const keys = query.keys ? query.keys.split(",") : Object.keys(all.curves);
-    return { ...all, curves: Object.fromEntries(keys.filter((key) => all.curves[key]).map((key) => [key, all.curves[key]])) };
+    return {...all, curves: Object.fromEntries(keys.filter((key) => all.curves[key]).map((key) => [key, all.curves[key]]))};
   }
   if (path === "rollouts") {
     const rows = U.answers.rollouts.filter((row) => Boolean(row.held) === (query.held === "true") &&
-      (!query.step || row.step === +query.step) && (!query.task || row.task === query.task) && (!query.group || row.grp === query.group) &&
-      (!query.ended || row.ended === query.ended) && (!query.correct || Boolean(row.correct) === (query.correct === "true")) &&
-      (!query.low || row.reward >= +query.low) && (!query.high || row.reward <= +query.high) &&
-      (!query.tool || row.tools.split(",").includes(query.tool)) &&
-      (!query.text || `${row.question} ${row.text}`.toLowerCase().includes(query.text.toLowerCase())));
+        (!query.step || row.step === +query.step) && (!query.task || row.task === query.task) &&
+        (!query.group || row.grp === query.group) && (!query.ended || row.ended === query.ended) &&
+        (!query.correct || Boolean(row.correct) === (query.correct === "true")) && (!query.low || row.reward >= +query.low) &&
+        (!query.high || row.reward <= +query.high) && (!query.tool || row.tools.split(",").includes(query.tool)) &&
+        (!query.text || `${row.question} ${row.text}`.toLowerCase().includes(query.text.toLowerCase())));
     const key = (query.sort || "step").replace("-", "");
     if (key !== "step") rows.sort((a, b) => ((a[key] ?? 0) - (b[key] ?? 0)) * (query.sort.startsWith("-") ? -1 : 1));
-    return { rollouts: rows, total: rows.length, indexed: 1, steps: 1, next: null };
+    return {rollouts: rows, total: rows.length, indexed: 1, steps: 1, next: null};
   }
-  if (path === "rollout") { // with other limits than it was kept with
-    const kept = ask({ run: query.run, held: query.held, step: query.step, group: query.group, index: query.index, nth: query.nth || 0 });
+  if (path === "rollout") {  // with other limits than it was kept with
+    const kept = ask({run: query.run, held: query.held, step: query.step, group: query.group, index: query.index, nth: query.nth || 0});
     if (kept) return kept;
   }
   throw new Error("This file does not hold that. `uptrend serve` shows all of the run.");
@@ -173,42 +189,69 @@ U.live = (run, changed) => {
     stream = new EventSource(run ? `/api/live?run=${encodeURIComponent(run)}` : "/api/live");
     stream.onmessage = heard;
   };
-  const shut = () => { stream?.close(); stream = null; };
-  const turn = () => { if (document.hidden) shut(); else if (!stream) { open(); heard(); } };
+  const shut = () => {
+    stream?.close();
+    stream = null;
+  };
+  const turn = () => {
+    if (document.hidden)
+      shut();
+    else if (!stream) {
+      open();
+      heard();
+    }
+  };
   document.addEventListener("visibilitychange", turn);
   open();
-  U.leave(() => { shut(); document.removeEventListener("visibilitychange", turn); });
+  U.leave(() => {
+    shut();
+    document.removeEventListener("visibilitychange", turn);
+  });
 };
 U.leaving = [];
 U.leave = (undo) => U.leaving.push(undo);
 
 // ---- parts of pages
-U.state = (...words) => h("div", { class: "state" }, ...words);
-U.error = (error) => h("div", { class: "error", role: "alert" }, h("b", {}, "This could not be shown. "), ...U.say(error.message || error));
-U.copy = (text) => h("button", { class: "small", title: "Copy", onclick: async (event) => {
-  const button = event.currentTarget;
-  try { await navigator.clipboard.writeText(text); } catch { // no clipboard over plain HTTP to another machine
-    const area = h("textarea", { class: "sr" }, text);
-    document.body.append(area); area.select(); document.execCommand("copy"); area.remove();
+U.state = (...words) => h("div.state", ...words);
+U.error = (error) => h("div.error", {role: "alert"}, h("b", "This could not be shown. "), ...U.say(error.message || error));
+U.copy = (text) => h("button.small", {
+  title: "Copy",
+  onclick: async (event) => {
+    const button = event.currentTarget;
+    try {
+      await navigator.clipboard.writeText(text);
+    } catch {  // no clipboard over plain HTTP to another machine
+      const area = h("textarea.sr", text);
+      document.body.append(area);
+      area.select();
+      document.execCommand("copy");
+      area.remove();
+    }
+    button.textContent = "Copied";
+    setTimeout(() => { button.textContent = "Copy"; }, 1200);
   }
-  button.textContent = "Copied";
-  setTimeout(() => { button.textContent = "Copy"; }, 1200);
-} }, "Copy");
-U.command = (text) => h("div", { class: "command" }, h("code", {}, ...U.say(text)), U.copy(text));
-U.table = (head, rows, attrs) => h("div", { class: "scroll" }, h("table", attrs,
-  h("thead", {}, h("tr", {}, head.map((name) => h("th", { scope: "col" }, name)))),
-  h("tbody", {}, rows.map((row) => h("tr", {}, row.map((cell) => h("td", {}, cell)))))));
+},
+  "Copy");
+U.command = (text) => h("div.command", h("code", ...U.say(text)), U.copy(text));
+U.table = (head, rows, attrs) => h("div.scroll",
+  h("table", attrs, h("thead", h("tr", head.map((name) => h("th", {scope: "col"}, name)))),
+    h("tbody", rows.map((row) => h("tr", row.map((cell) => h("td", cell)))))));
 U.save = (name, text, type = "text/csv") => {
-  const url = text.startsWith?.("data:") ? text : URL.createObjectURL(new Blob([text], { type }));
-  h("a", { href: url, download: name }).click();
+  const url = text.startsWith?.("data:") ? text : URL.createObjectURL(new Blob([text], {type}));
+  h("a", {href: url, download: name}).click();
   if (url.startsWith("blob:")) setTimeout(() => URL.revokeObjectURL(url), 1000);
 };
 // A cell that a spreadsheet would take for a formula begins with a quote.
-U.csv = (rows) => rows.map((row) => row.map((cell) => {
-  let text = cell === null || cell === undefined ? "" : String(cell);
-  if (typeof cell === "string" && /^[=+\-@\t\r]/.test(text)) text = "'" + text;
-  return /[",\n\r]/.test(text) ? `"${text.replace(/"/g, '""')}"` : text;
-}).join(",")).join("\r\n") + "\r\n";
+U.csv = (rows) => rows
+                    .map((row) => row
+                           .map((cell) => {
+                             let text = cell === null || cell === undefined ? "" : String(cell);
+                             if (typeof cell === "string" && /^[=+\-@\t\r]/.test(text)) text = "'" + text;
+                             return /[",\n\r]/.test(text) ? `"${text.replace(/"/g, "\"\"")}"` : text;
+                           })
+                           .join(","))
+                    .join("\r\n") +
+  "\r\n";
 U.tip = (event, text) => {
   const tip = document.getElementById("tip");
   tip.hidden = !text;
@@ -225,10 +268,12 @@ U.spark = (values) => {
   const span = top - low || 1;
   const at = values.map((v, i) => [2 + (i * (wide - 4)) / (values.length - 1), high - 3 - ((v - low) / span) * (high - 6)]);
   const path = "M" + at.map(([x, y]) => `${x.toFixed(1)} ${y.toFixed(1)}`).join("L");
-  return h("svg", { class: "spark", width: wide, height: high, role: "img", "aria-label": `reward from ${U.number(values[0])} to ${U.number(values.at(-1))}` },
-    h("path", { d: path }), h("circle", { cx: at.at(-1)[0], cy: at.at(-1)[1], r: 2 }));
+  return h("svg.spark",
+    {width: wide, height: high, role: "img", "aria-label": `reward from ${U.number(values[0])} to ${U.number(values.at(-1))}`},
+    h("path", {d: path}), h("circle", {cx: at.at(-1)[0], cy: at.at(-1)[1], r: 2}));
 };
-U.tabs = (run, here, counts) => h("nav", { class: "tabs", "aria-label": "Run" }, [
-  ["run", "Curves"], ["findings", "Findings" + (counts?.findings ? ` (${counts.findings})` : "")], ["rollouts", "Rollouts"], ["config", "Config"],
-].map(([name, title]) => h("a", { href: U.link(name, { run }), "aria-current": name === here ? "page" : null }, title)));
-U.crumbs = (...parts) => h("div", { class: "crumbs" }, parts.flatMap((part, i) => i ? [" / ", part] : [part]));
+U.tabs = (run, here, counts) => h("nav.tabs", {"aria-label": "Run"}, [
+  ["run", "Curves"], ["findings", "Findings" + (counts?.findings ? ` (${counts.findings})` : "")], ["rollouts", "Rollouts"],
+  ["config", "Config"]
+].map(([name, title]) => h("a", {href: U.link(name, {run}), "aria-current": name === here ? "page" : null}, title)));
+U.crumbs = (...parts) => h("div.crumbs", parts.flatMap((part, i) => i ? [" / ", part] : [part]));

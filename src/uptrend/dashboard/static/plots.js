@@ -1,17 +1,22 @@
 "use strict";
 // Plots: one description for all of them, drawn by plotly when they come into view. They share cursor and zoom.
-const SHARE = ".0%";
+const SHARE = ",.2~%";
 U.css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 U.color = (place) => U.css(`--c${place % 6}`);
 U.dash = (place) => ["solid", "dash", "dot", "dashdot"][Math.floor(place / 6) % 4];
 
+// plotly's script, run once what is there to see has been painted; `U.fetchPlotly` only has it fetched.
+U.fetchPlotly = () => U.answers || window.Plotly || U.fetched
+  ? null
+  : document.head.append(U.fetched = h("link", {rel: "preload", as: "script", href: document.body.dataset.plotly}));
 U.plotly = () => (U.loading ||= new Promise((done, failed) => {
   if (window.Plotly) return done(window.Plotly);
-  const script = h("script", { src: document.body.dataset.plotly, onload: () => done(window.Plotly), onerror: () => {
+  const lost = () => {
     U.loading = null;
     failed(new Error("The plots' script did not load."));
-  } });
-  document.head.append(script);
+  };
+  const script = h("script", {src: document.body.dataset.plotly, onload: () => done(window.Plotly), onerror: lost});
+  requestAnimationFrame(() => setTimeout(() => document.head.append(script), 30));
 }));
 // plotly reads some HTML in texts: none of ours may be read so.
 const plain = (text) => String(text).replace(/[\u0000-\u001f\u202a-\u202e\u2066-\u2069]/g, "").replace(/&/g, "&amp;").replace(/</g, "&lt;");
@@ -30,9 +35,46 @@ U.smooth = (values, width) => {
   });
 };
 
+// A plain drawing at once, in the place where plotly will draw: its script takes about a second to run.
+const sketch = (told, canvas) => {
+  const [wide, high] = [canvas.clientWidth || 380, canvas.clientHeight || 210], [left, right, top, bottom] = [44, 12, 8, 36];
+  const lines = told.stack
+    ? told.lines.map(
+        (line, i) => ({...line, y: line.y.map((_, at) => told.lines.slice(0, i + 1).reduce((sum, one) => sum + (one.y[at] || 0), 0))}))
+    : told.lines;
+  const scale = (value) => told.log ? (value > 0 ? Math.log10(value) : null) : value;
+  const xs = lines.flatMap((line) => line.x),
+        ys = lines.flatMap((line) => [...line.y, ...(line.high || []), ...(line.low || [])])
+               .map((y) => y === null ? null : scale(y))
+               .filter((y) => y !== null);
+  if (!xs.length || !ys.length) return;
+  const [x0, x1, y0, y1] = [Math.min(...xs), Math.max(...xs), Math.min(...ys), Math.max(...ys)];
+  const px = (x) => left + ((x - x0) / (x1 - x0 || 1)) * (wide - left - right),
+        py = (y) => high - bottom - ((y - y0) / (y1 - y0 || 1)) * (high - top - bottom);
+  const path = (x, y) => x.map((one, i) => y[i] === null || scale(y[i]) === null
+                              ? ""
+                              : `${i && y[i - 1] !== null ? "L" : "M"}${px(one).toFixed(1)} ${py(scale(y[i])).toFixed(1)}`)
+                           .join("");
+  const stroke = (line, y, width, opacity) =>
+    h("path", {d: path(line.x, y), fill: "none", stroke: U.color(line.place || 0), "stroke-width": width, opacity});
+  const word = (x, y, text, anchor) => h("text", {x, y, "text-anchor": anchor, "font-size": 11, fill: "currentColor", class: "soft"}, text);
+  const shown = (y) => told.unit === "share" ? U.percent(y, 1) : U.number(told.log ? 10 ** y : y);
+  U.put(canvas,
+    h("svg", {width: wide, height: high, role: "img", "aria-label": told.title},
+      [y0, y1].map((y) => [h("line", {x1: left, x2: wide - right, y1: py(y), y2: py(y), stroke: U.css("--line")}),
+                     word(left - 4, py(y) + 4, shown(y), "end")]),
+      [x0, x1].map((x, i) => word(px(x), high - bottom + 16, U.number(x), i ? "end" : "start")), lines.map((line) => {
+        const smooth = line.smooth > 1 ? U.smooth(line.y, line.smooth) : null;
+        return [
+          smooth && !line.light ? stroke(line, line.y, 1, 0.3) : null,
+          line.only ? null : stroke(line, smooth || line.y, line.thin || line.light ? 1 : 2, line.thin ? 0.35 : 1)
+        ];
+      })));
+};
+
 // A board of plots with one cursor and one zoom. `onzoom` hears of the range, or null for all of it.
 U.board = (onzoom) => {
-  const board = { plots: [], range: null };
+  const board = {plots: [], range: null};
   let hovering = false;
   board.hover = (from, x) => {
     if (hovering) return;
@@ -40,7 +82,11 @@ U.board = (onzoom) => {
     requestAnimationFrame(() => {
       for (const plot of board.plots) {
         if (plot === from || !plot.drawn || !plot.shown) continue;
-        try { x === null ? Plotly.Fx.unhover(plot.canvas) : Plotly.Fx.hover(plot.canvas, [{ xval: x, curveNumber: plot.main, pointNumber: nearest(plot.xs, x) }]); } catch { /* no point there */ }
+        try {
+          x === null ? Plotly.Fx.unhover(plot.canvas)
+                     : Plotly.Fx.hover(plot.canvas, [{xval: x, curveNumber: plot.main, pointNumber: nearest(plot.xs, x)}]);
+        } catch { /* no point there */
+        }
       }
       hovering = false;
     });
@@ -50,7 +96,8 @@ U.board = (onzoom) => {
     for (const plot of board.plots) {
       if (plot === from || !plot.drawn) continue;
       plot.quiet = true;
-      Plotly.relayout(plot.canvas, range ? { "xaxis.range": range.slice(), "xaxis.autorange": false } : { "xaxis.autorange": true }).finally(() => { plot.quiet = false; });
+      Plotly.relayout(plot.canvas, range ? {"xaxis.range": range.slice(), "xaxis.autorange": false} : {"xaxis.autorange": true})
+        .finally(() => { plot.quiet = false; });
     }
     onzoom?.(range);
   };
@@ -58,20 +105,24 @@ U.board = (onzoom) => {
 };
 const nearest = (xs, x) => {
   let best = 0;
-  xs.forEach((value, i) => { if (Math.abs(value - x) < Math.abs(xs[best] - x)) best = i; });
+  xs.forEach((value, i) => {
+    if (Math.abs(value - x) < Math.abs(xs[best] - x)) best = i;
+  });
   return best;
 };
 
 // make() returns { title, lines, markers, bounds, unit, log, stack, xTitle }, each line { name, x, y, low, high, errors,
 // place, smooth, thin, dots }. Called again whenever the plot is drawn anew.
 U.plot = (board, make, options = {}) => {
-  const plot = { canvas: h("div", { class: "canvas" }), drawn: false, shown: false, xs: [], main: 0 };
-  const keys = h("div", { class: "keys" });
-  const title = h("h3", {}, "");
-  const menu = h("div", { class: "menu" }, ["CSV", "PNG", "SVG"].map((kind) => h("button", {
-    class: "plain", title: `Save as ${kind}`, "aria-label": `Save ${options.name || "plot"} as ${kind}`, onclick: () => save(kind),
-  }, kind)));
-  plot.el = h("section", { class: `plot ${options.size || ""}`, "data-plot": options.id || "" }, h("header", {}, title, menu), plot.canvas, keys);
+  const plot = {canvas: h("div.canvas"), drawn: false, shown: false, xs: [], main: 0};
+  const keys = h("div.keys");
+  const title = h("h3", "");
+  const menu = h("div.menu",
+    ["CSV", "PNG", "SVG"].map(
+      (kind) => h("button",
+        {class: "plain", title: `Save as ${kind}`, "aria-label": `Save ${options.name || "plot"} as ${kind}`, onclick: () => save(kind)},
+        kind)));
+  plot.el = h("section", {class: `plot ${options.size || ""}`, "data-plot": options.id || ""}, h("header", title, menu), plot.canvas, keys);
 
   const save = async (kind) => {
     const told = make();
@@ -81,72 +132,147 @@ U.plot = (board, make, options = {}) => {
       return U.save(`${name}.csv`, U.csv([["line", told.xTitle || "step", "value", "low", "high"], ...rows]));
     }
     await plot.draw();
-    U.save(`${name}.${kind.toLowerCase()}`, await Plotly.toImage(plot.canvas, { format: kind.toLowerCase(), width: 900, height: 500, scale: 2 }));
+    U.save(
+      `${name}.${kind.toLowerCase()}`, await Plotly.toImage(plot.canvas, {format: kind.toLowerCase(), width: 900, height: 500, scale: 2}));
   };
 
-  plot.draw = async () => {
+  const legend = (told) => {
+    const named = told.lines.filter((line) => !line.thin);
+    U.put(keys,
+      options.keys === false
+        ? []
+        : (named.length > 1 || options.keys ? named : [])
+            .map((line) => h("span", {style: {color: U.color(line.place || 0)}}, h("i"), h("span.soft", U.name(line.name)))),
+      told.bounds?.length ? h("span", `possible: ${told.bounds.map(U.number).join(" to ")}`) : null);
+  };
+  // One drawing after the other: two at once would leave a plot half made.
+  plot.draw = () => (plot.last = (plot.last || Promise.resolve()).catch(() => {}).then(draw));
+  const draw = async () => {
     const told = make();
     title.textContent = told.title;
-    const Plotly = await U.plotly();
+    legend(told);
+    if (!window.Plotly) {
+      sketch(told, plot.canvas);
+      if (!plot.waits) U.plotly().then(() => plot.shown && plot.draw(), (error) => U.put(plot.canvas, U.error(error)));
+      plot.waits = true;
+      return;
+    }
+    if (!plot.drawn) plot.canvas.replaceChildren();
     const [ink, soft, grid] = [U.css("--ink"), U.css("--soft"), U.css("--line")];
     const format = told.unit === "share" ? ".1%" : ".4~g";
     const traces = [];
     told.lines.forEach((line) => {
       const color = U.color(line.place || 0);
-      const shared = { x: line.x, mode: "lines", type: "scatter", hoverlabel: { namelength: 40 }, connectgaps: false };
+      const shared = {x: line.x, mode: "lines", type: "scatter", hoverlabel: {namelength: 40}, connectgaps: false};
       if (told.stack) {
-        traces.push({ ...shared, y: line.y, name: plain(line.name), stackgroup: "all", line: { width: 0.5, color }, fillcolor: faint(color, 0.55), hovertemplate: `%{y:${format}}` });
+        traces.push({
+          ...shared,
+          y: line.y,
+          name: plain(line.name),
+          stackgroup: "all",
+          line: {width: 0.5, color},
+          fillcolor: faint(color, 0.55),
+          hovertemplate: `%{y:${format}}`
+        });
         return;
       }
-      if (line.low) {
-        const edge = { ...shared, line: { width: 0 }, hoverinfo: "skip", showlegend: false };
-        traces.push({ ...edge, y: line.low }, { ...edge, y: line.high, fill: "tonexty", fillcolor: faint(color, 0.2) });
+      if (line.low && !line.light) {
+        const edge = {...shared, line: {width: 0}, hoverinfo: "skip", showlegend: false};
+        traces.push({...edge, y: line.low}, {...edge, y: line.high, fill: "tonexty", fillcolor: faint(color, 0.2)});
       }
       const smooth = line.smooth > 1 ? U.smooth(line.y, line.smooth) : null;
-      if (smooth) traces.push({ ...shared, y: line.y, line: { width: 1, color: faint(color, 0.3) }, hoverinfo: "skip" });
+      if (smooth && !line.light) traces.push({...shared, y: line.y, line: {width: 1, color: faint(color, 0.3)}, hoverinfo: "skip"});
       plot.main = traces.length;
       plot.xs = line.x;
       traces.push({
-        ...shared, y: smooth || line.y, name: plain(line.name), hovertemplate: `%{y:${format}}`,
-        mode: line.only ? "markers" : line.dots ? "lines+markers" : "lines", marker: { size: line.only ? 5 : 7, color, opacity: line.only ? 0.5 : 1 },
-        line: { width: line.thin ? 1 : 2, color: line.thin ? faint(color, 0.35) : color, dash: line.dash || "solid" },
-        error_y: line.errors ? { type: "data", symmetric: false, array: line.errors.above, arrayminus: line.errors.below, color, thickness: 1.2, width: 3 } : undefined,
-        ...(line.thin ? { hoverinfo: "skip", hovertemplate: null } : {}),
+        ...shared,
+        y: smooth || line.y,
+        name: plain(line.name),
+        hovertemplate: `%{y:${format}}`,
+        mode: line.only ? "markers"
+          : line.dots   ? "lines+markers"
+                        : "lines",
+        marker: {size: line.only ? 5 : 7, color, opacity: line.only ? 0.5 : 1},
+        line: {width: line.thin ? 1
+            : line.light        ? 1.3
+                                : 2,
+          color: line.thin ? faint(color, 0.35) : color,
+          dash: line.dash || "solid"},
+        error_y: line.errors
+          ? {type: "data", symmetric: false, array: line.errors.above, arrayminus: line.errors.below, color, thickness: 1.2, width: 3}
+          : undefined,
+        ...(line.thin ? {hoverinfo: "skip", hovertemplate: null} : {})
       });
     });
-    const notes = (told.markers || []).filter((marker) => marker.label).map((marker) => ({ x: marker.x, y: 1, yref: "paper", yanchor: "bottom", showarrow: false, text: marker.label, font: { size: 10, color: soft } }));
+    const notes =
+      (told.markers || [])
+        .filter((marker) => marker.label)
+        .map((marker) => (
+               {x: marker.x, y: 1, yref: "paper", yanchor: "bottom", showarrow: false, text: marker.label, font: {size: 10, color: soft}}));
     const shapes = (told.markers || []).map((marker) => ({
-      type: "line", xref: "x", yref: "paper", x0: marker.x, x1: marker.x, y0: 0, y1: 1, layer: "below",
-      line: { width: 1, dash: "dot", color: U.css({ finding: "--bad", probed: "--bad", failed: "--bad", stopped: "--warn", resumed: "--warn" }[marker.kind] || "--soft") },
+      type: "line",
+      xref: "x",
+      yref: "paper",
+      x0: marker.x,
+      x1: marker.x,
+      y0: 0,
+      y1: 1,
+      layer: "below",
+      line: {
+        width: 1,
+        dash: "dot",
+        color: U.css({finding: "--bad", probed: "--bad", failed: "--bad", stopped: "--warn", resumed: "--warn"}[marker.kind] || "--soft")
+      }
     }));
     // A bound far from the curve would press it flat; the words below tell of it all the same.
     const seen = told.lines.flatMap((line) => line.y).filter((value) => value !== null);
     const [least, most] = [Math.min(...seen), Math.max(...seen)], near = 0.8 * (most - least || Math.abs(most) || 1);
     for (const bound of (told.bounds || []).filter((one) => one >= least - near && one <= most + near)) {
-      shapes.push({ type: "line", xref: "paper", yref: "y", x0: 0, x1: 1, y0: bound, y1: bound, line: { width: 1, dash: "dash", color: soft } });
+      shapes.push(
+        {type: "line", xref: "paper", yref: "y", x0: 0, x1: 1, y0: bound, y1: bound, line: {width: 1, dash: "dash", color: soft}});
     }
-    const axis = { gridcolor: grid, linecolor: grid, zeroline: false, tickfont: { color: soft, size: 11 }, automargin: true };
+    const axis = {gridcolor: grid, linecolor: grid, zeroline: false, tickfont: {color: soft, size: 11}, automargin: true};
     const layout = {
-      margin: { l: 40, r: 12, t: notes.length ? 18 : 8, b: 30 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-      font: { color: ink, family: getComputedStyle(document.body).fontFamily, size: 12 }, showlegend: false, hovermode: "x unified", dragmode: "zoom",
-      hoverlabel: { bgcolor: U.css("--panel"), bordercolor: grid, font: { color: ink, size: 12 } },
-      xaxis: { ...axis, showgrid: false, title: { text: told.xTitle || "step", font: { size: 11, color: soft }, standoff: 4 }, ...(board.range ? { range: board.range.slice(), autorange: false } : {}), ...(told.x || {}) },
-      yaxis: { ...axis, type: told.log ? "log" : "linear", tickformat: told.unit === "share" ? SHARE : "", exponentformat: "e", ...(told.y || {}) }, shapes, annotations: notes, uirevision: "keep",
+      margin: {l: 40, r: 12, t: notes.length ? 18 : 8, b: 30},
+      paper_bgcolor: "rgba(0,0,0,0)",
+      plot_bgcolor: "rgba(0,0,0,0)",
+      font: {color: ink, family: getComputedStyle(document.body).fontFamily, size: 12},
+      showlegend: false,
+      hovermode: "x unified",
+      dragmode: "zoom",
+      hoverlabel: {bgcolor: U.css("--panel"), bordercolor: grid, font: {color: ink, size: 12}},
+      xaxis: {
+        ...axis,
+        showgrid: false,
+        title: {text: told.xTitle || "step", font: {size: 11, color: soft}, standoff: 4},
+        ...(board.range ? {range: board.range.slice(), autorange: false} : {}),
+        ...(told.x || {})
+      },
+      yaxis: {
+        ...axis,
+        type: told.log ? "log" : "linear",
+        tickformat: told.unit === "share" ? SHARE : "",
+        exponentformat: "e",
+        rangemode: told.unit === "share" && told.stack ? "nonnegative" : "normal",
+        ...(told.y || {})
+      },
+      shapes,
+      annotations: notes,
+      uirevision: "keep"
     };
-    await Plotly.react(plot.canvas, traces, layout, { displayModeBar: false, responsive: true, doubleClick: "reset" });
+    await Plotly.react(plot.canvas, traces, layout, {displayModeBar: false, responsive: true, doubleClick: "reset"});
     if (!plot.drawn) {
       plot.drawn = true;
       plot.canvas.on("plotly_hover", (event) => board.hover(plot, event.points[0]?.x ?? null));
       plot.canvas.on("plotly_unhover", () => board.hover(plot, null));
       plot.canvas.on("plotly_relayout", (change) => {
         if (plot.quiet) return;
-        if (change["xaxis.range[0]"] !== undefined) board.zoom(plot, [change["xaxis.range[0]"], change["xaxis.range[1]"]]);
-        else if (change["xaxis.autorange"]) board.zoom(plot, null);
+        if (change["xaxis.range[0]"] !== undefined)
+          board.zoom(plot, [change["xaxis.range[0]"], change["xaxis.range[1]"]]);
+        else if (change["xaxis.autorange"])
+          board.zoom(plot, null);
       });
     }
-    const named = told.lines.filter((line) => !line.thin);
-    U.put(keys, options.keys === false ? [] : (named.length > 1 || options.keys ? named : []).map((line) => h("span", { style: { color: U.color(line.place || 0) } }, h("i"), h("span", { class: "soft" }, U.name(line.name)))),
-      told.bounds?.length ? h("span", {}, `possible: ${told.bounds.map(U.number).join(" to ")}`) : null);
   };
   plot.update = () => plot.shown ? plot.draw() : Promise.resolve();
   board.plots.push(plot);
@@ -156,14 +282,18 @@ U.plot = (board, make, options = {}) => {
   return plot;
 };
 const watcher = new IntersectionObserver((seen) => {
-  for (const { target, isIntersecting } of seen) {
+  for (const {target, isIntersecting} of seen) {
     target.plot.shown = isIntersecting;
     if (isIntersecting) target.plot.draw().catch((error) => target.plot.canvas.replaceChildren(U.error(error)));
   }
-}, { rootMargin: "200px" });
+}, {rootMargin: "200px"});
 // Wait until what is in view is drawn.
 U.drawn = async (board) => {
   await new Promise((done) => requestAnimationFrame(() => setTimeout(done, 0)));
-  const inView = board.plots.filter((plot) => { const box = plot.el.getBoundingClientRect(); return box.top < innerHeight && box.bottom > 0; });
+  const inView = board.plots.filter((plot) => {
+    const box = plot.el.getBoundingClientRect();
+    return box.top < innerHeight && box.bottom > 0;
+  });
   await Promise.all(inView.map((plot) => plot.drawn ? null : plot.draw()));
+  await new Promise((done) => requestAnimationFrame(() => setTimeout(done, 0)));
 };

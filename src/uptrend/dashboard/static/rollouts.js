@@ -1,111 +1,257 @@
 "use strict";
 // Rollouts: a step's groups, lists by task and text, a group side by side, and one rollout as talk or as tokens.
 const rewardChip = (row, run, here) => h("a", {
-  class: `chip ${row.correct === null ? "" : row.correct ? "yes" : "no"} ${here ? "here" : ""}`, title: `${row.ended}, advantage ${U.number(row.advantage)}`,
-  href: U.link("rollout", { run, step: row.step, group: row.grp, index: row.idx, nth: row.nth || "", held: row.held ? "true" : "", set: row.set }),
-}, U.number(row.reward));
+  class: `chip ${
+    row.correct === null ? ""
+      : row.correct      ? "yes"
+                         : "no"} ${here ? "here" : ""}`,
+  title: `${row.ended}, advantage ${U.number(row.advantage)}`,
+  href:
+    U.link("rollout", {run, step: row.step, group: row.grp, index: row.idx, nth: row.nth || "", held: row.held ? "true" : "", set: row.set})
+},
+  U.number(row.reward));
 const signed = (value) => value === null || value === undefined ? "–" : value > 0 ? `+${U.number(value)}` : U.number(value);
 const ENDINGS = ["stop-token", "stop-text", "length", "turn-limit", "time-limit", "context-full", "tool-error", "task-error"];
 
 U.pages.rollouts = async (params, current) => {
   const run = params.run;
-  const [told, kept] = await Promise.all([U.api("run", { run }), U.api("steps", { run })]);
+  const [told, kept] = await Promise.all([U.api("run", {run}), U.api("steps", {run})]);
   if (told.error) throw new Error(told.error);
   const held = params.held === "true", steps = held ? kept.evals : kept.steps;
   const filters = ["task", "ended", "tool", "correct", "low", "high", "text"].filter((key) => params[key]);
   // Without a filter one step is shown; a filter looks through all of them, unless a step is named too.
   const step = params.step !== undefined && params.step !== "" ? +params.step : filters.length ? null : steps.at(-1) ?? null;
-  const set = (changes) => U.go("rollouts", { ...U.route().params, offset: "", ...changes });
-  const near = (way) => { const at = steps.indexOf(step ?? steps.at(-1)); const next = steps[at + way]; if (next !== undefined) set({ step: next }); };
-  U.keys = { "[": () => near(-1), "]": () => near(1), "/": () => text.focus() };
-  const text = h("input", { type: "search", placeholder: "Search what was said", "aria-label": "Search text", value: params.text || "", onchange: () => set({ text: text.value, step: params.step ?? "" }) });
-  const choose = (name, values, label) => { const box = h("select", { "aria-label": label, onchange: () => set({ [name]: box.value }) }, h("option", { value: "" }, label), values.map((one) => h("option", { value: one[0] ?? one }, one[1] ?? one))); box.value = params[name] || ""; return box; };
-  const field = (name, label) => h("input", { type: "number", step: "any", placeholder: label, "aria-label": label, value: params[name] || "", style: { width: "7.5em" }, onchange: (e) => set({ [name]: e.target.value }) });
-  const tool = h("input", { placeholder: "tool", "aria-label": "Tool", value: params.tool || "", style: { width: "7em" }, onchange: () => set({ tool: tool.value }) });
-  const slider = h("input", { type: "range", min: 0, max: Math.max(0, steps.length - 1), value: Math.max(0, steps.indexOf(step ?? steps.at(-1))), "aria-label": "Step", style: { flex: "1 1 120px" }, onchange: () => set({ step: steps[+slider.value] }) });
-  const bar = h("div", {}, h("div", { class: "toolbar" },
+  const set = (changes) => U.go("rollouts", {...U.route().params, offset: "", ...changes});
+  const near = (way) => {
+    const at = steps.indexOf(step ?? steps.at(-1));
+    const next = steps[at + way];
+    if (next !== undefined) set({step: next});
+  };
+  U.keys = {"[": () => near(-1), "]": () => near(1), "/": () => text.focus()};
+  const text = h("input", {
+    type: "search",
+    placeholder: "Search what was said",
+    "aria-label": "Search text",
+    value: params.text || "",
+    onchange: () => set({text: text.value, step: params.step ?? ""})
+  });
+  const choose = (name, values, label) => {
+    const box = h("select", {"aria-label": label, onchange: () => set({[name]: box.value})}, h("option", {value: ""}, label),
+      values.map((one) => h("option", {value: one[0] ?? one}, one[1] ?? one)));
+    box.value = params[name] || "";
+    return box;
+  };
+  const field = (name, label) => h("input", {
+    type: "number",
+    step: "any",
+    placeholder: label,
+    "aria-label": label,
+    value: params[name] || "",
+    style: {width: "7.5em"},
+    onchange: (e) => set({[name]: e.target.value})
+  });
+  const tool = h("input",
+    {placeholder: "tool", "aria-label": "Tool", value: params.tool || "", style: {width: "7em"}, onchange: () => set({tool: tool.value})});
+  const slider = h("input", {
+    type: "range",
+    min: 0,
+    max: Math.max(0, steps.length - 1),
+    value: Math.max(0, steps.indexOf(step ?? steps.at(-1))),
+    "aria-label": "Step",
+    style: {flex: "1 1 120px"},
+    onchange: () => set({step: steps[+slider.value]})
+  });
+  const bar = h("div", h("div.toolbar",
     h("button", { "aria-pressed": String(!held), onclick: () => set({ held: "", step: "", set: "" }) }, "Training"), h("button", { "aria-pressed": String(held), disabled: !kept.evals.length, onclick: () => set({ held: "true", step: "" }) }, "Held-out"),
     kept.sets.length && held ? choose("set", kept.sets, "main set") : null,
     h("button", { onclick: () => near(-1), "aria-label": "Previous step", title: "[" }, "‹"), slider, h("button", { onclick: () => near(1), "aria-label": "Next step", title: "]" }, "›"),
-    h("span", { class: "nowrap" }, step === null ? "all steps" : `step ${U.number(step)}`), step !== null && filters.length ? h("button", { onclick: () => set({ step: "" }) }, "All steps") : null),
-  h("div", { class: "toolbar" }, text, choose("ended", ENDINGS, "any ending"), choose("correct", [["true", "right"], ["false", "wrong"]], "right or wrong"), field("low", "reward from"), field("high", "to"), tool,
+    h("span.nowrap", step === null ? "all steps" : `step ${U.number(step)}`), step !== null && filters.length ? h("button", { onclick: () => set({ step: "" }) }, "All steps") : null),
+  h("div.toolbar", text, choose("ended", ENDINGS, "any ending"), choose("correct", [["true", "right"], ["false", "wrong"]], "right or wrong"), field("low", "reward from"), field("high", "to"), tool,
     choose("sort", [["-reward", "best first"], ["reward", "worst first"], ["-advantage", "largest advantage"], ["-tokens", "longest"], ["-seconds", "slowest"]], "in order"),
     filters.length ? h("button", { onclick: () => U.go("rollouts", { run, held: params.held }) }, "Clear") : null));
-  const list = h("div", {}), said = h("p", { class: "soft small", role: "status" });
-  const el = [U.head(told, "rollouts"), bar, params.task ? h("p", {}, "Task ", h("code", {}, params.task), ` followed down the steps. `) : null, said, list];
-  if (!steps.length) return { title: "Rollouts", el: [...el, U.state(told.row.kind === "log" ? "This log holds no rollouts." : "No rollouts were recorded yet.")] };
-  const query = { run, held: held ? "true" : "", set: params.set, step, ...Object.fromEntries(filters.map((key) => [key, params[key]])), sort: params.sort };
+  const list = h("div"), said = h("p.soft.small", {role: "status"});
+  const el =
+    [U.head(told, "rollouts"), bar, params.task ? h("p", "Task ", h("code", params.task), ` followed down the steps. `) : null, said, list];
+  if (!steps.length)
+    return {
+      title: "Rollouts",
+      el: [...el, U.state(told.row.kind === "log" ? "This log holds no rollouts." : "No rollouts were recorded yet.")]
+    };
+  const query = {
+    run,
+    held: held ? "true" : "",
+    set: params.set,
+    step,
+    ...Object.fromEntries(filters.map((key) => [key, params[key]])),
+    sort: params.sort
+  };
   const offset = +(params.offset || 0);
-  const flat = (rows) => U.table(["rollout", "task", "reward", "advantage", "ended", "tokens", "turns", "said"], rows.map((row) => [
-    h("a", { class: "nowrap", href: U.link("rollout", { run, step: row.step, group: row.grp, index: row.idx, nth: row.nth || "", held: held ? "true" : "", set: params.set }) }, `${row.step} / ${row.grp.split("-").at(-1)} / ${row.idx}`),
-    h("div", { class: "question small", style: { "max-width": "260px" } }, ...U.say(row.question), " ", row.task ? h("a", { class: "nowrap", href: U.link("rollouts", { run, task: row.task, held: held ? "true" : "" }) }, "follow") : null),
-    rewardChip({ ...row, set: params.set }, run), signed(row.advantage), row.ended, U.number(row.tokens), U.number(row.turns),
-    h("div", { class: "question small", style: { "max-width": "420px" } }, ...U.say(row.error || row.text), row.tools ? h("span", { class: "soft" }, ` [${row.tools}]`) : "")]));
+  const flat = (rows) => U.table(["rollout", "task", "reward", "advantage", "ended", "tokens", "turns", "said"],
+    rows.map((row) => [h("a.nowrap", {
+      href: U.link(
+        "rollout", {run, step: row.step, group: row.grp, index: row.idx, nth: row.nth || "", held: held ? "true" : "", set: params.set})
+    },
+                         `${row.step} / ${row.grp.split("-").at(-1)} / ${row.idx}`),
+               h("div.question.small", {style: {"max-width": "260px"}}, ...U.say(row.question), " ",
+                 row.task ? h("a.nowrap", {href: U.link("rollouts", {run, task: row.task, held: held ? "true" : ""})}, "follow") : null),
+               rewardChip({...row, set: params.set}, run), signed(row.advantage), row.ended, U.number(row.tokens), U.number(row.turns),
+               h("div.question.small", {style: {"max-width": "420px"}}, ...U.say(row.error || row.text),
+                 row.tools ? h("span.soft", ` [${row.tools}]`) : "")]));
   const grouped = (rows) => {
-    const groups = Map.groupBy ? Map.groupBy(rows, (row) => row.grp) : rows.reduce((map, row) => map.set(row.grp, [...(map.get(row.grp) || []), row]), new Map());
-    return h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, ["group", "task", "mean", "rewards", ""].map((name) => h("th", {}, name)))), h("tbody", {}, [...groups].map(([name, members]) => {
-      const rewards = members.map((row) => row.reward).filter((reward) => reward !== null);
-      const mean = rewards.length ? rewards.reduce((a, b) => a + b, 0) / rewards.length : null, dead = rewards.length > 1 && new Set(rewards).size === 1;
-      return h("tr", {}, h("td", {}, h("a", { href: U.link("group", { run, step, group: name, held: held ? "true" : "", set: params.set }) }, name.split("-").at(-1))),
-        h("td", { class: "question", style: { "max-width": "340px" } }, ...U.say(members[0].question), " ", members[0].task ? h("a", { class: "small nowrap", href: U.link("rollouts", { run, task: members[0].task, held: held ? "true" : "" }) }, "follow") : null),
-        h("td", { class: "num" }, U.number(mean)), h("td", {}, h("div", { class: "chips" }, members.map((row) => rewardChip({ ...row, set: params.set }, run)))),
-        h("td", {}, dead ? h("span", { class: "badge warning" }, "dead") : null, members[0].kept === 0 || members[0].kept === false ? h("span", { class: "badge note" }, "not learned from") : null));
-    }))));
+    const groups = Map.groupBy ? Map.groupBy(rows, (row) => row.grp)
+                               : rows.reduce((map, row) => map.set(row.grp, [...(map.get(row.grp) || []), row]), new Map());
+    return h("div.scroll",
+      h("table", h("thead", h("tr", ["group", "task", "mean", "rewards", ""].map((name) => h("th", name)))),
+        h("tbody", [...groups].map(([name, members]) => {
+          const rewards = members.map((row) => row.reward).filter((reward) => reward !== null);
+          const mean = rewards.length ? rewards.reduce((a, b) => a + b, 0) / rewards.length : null,
+                dead = rewards.length > 1 && new Set(rewards).size === 1;
+          return h("tr",
+            h("td",
+              h("a", {href: U.link("group", {run, step, group: name, held: held ? "true" : "", set: params.set})}, name.split("-").at(-1))),
+            h("td.question", {style: {"max-width": "340px"}}, ...U.say(members[0].question), " ",
+              members[0].task
+                ? h("a.small.nowrap", {href: U.link("rollouts", {run, task: members[0].task, held: held ? "true" : ""})}, "follow")
+                : null),
+            h("td.num", U.number(mean)), h("td", h("div.chips", members.map((row) => rewardChip({...row, set: params.set}, run)))),
+            h("td", dead ? h("span.badge.warning", "dead") : null,
+              members[0].kept === 0 || members[0].kept === false ? h("span.badge.note", "not learned from") : null));
+        }))));
   };
   const load = async () => {
     const byGroup = step !== null && !filters.length && !params.sort && !held;
-    const answer = await U.api("rollouts", { ...query, limit: byGroup ? 1000 : 100, offset });
+    const answer = await U.api("rollouts", {...query, limit: byGroup ? 1000 : 100, offset});
     if (!current()) return;
     const left = answer.steps - answer.indexed;
-    said.textContent = (answer.total === null ? `${U.plural(answer.rollouts.length, "match").replace("matchs", "matches")}` : `${U.plural(answer.total, "rollout")}`) + (step === null && left > 0 ? `; reading steps: ${answer.indexed} of ${answer.steps} …` : "");
-    list.replaceChildren(answer.rollouts.length ? (byGroup ? grouped(answer.rollouts) : flat(answer.rollouts)) : U.state(left > 0 && step === null ? "Reading …" : "No rollout meets this."));
-    const next = answer.next ?? (answer.total !== null && offset + answer.rollouts.length < answer.total ? offset + answer.rollouts.length : null);
-    if (next !== null || offset) list.append(h("div", { class: "toolbar" }, offset ? h("button", { onclick: () => set({ offset: "" }) }, "From the start") : null, next !== null ? h("button", { onclick: () => set({ offset: next }) }, answer.next ? "Search on" : "Next") : null));
+    said.textContent = (answer.total === null ? `${U.plural(answer.rollouts.length, "match").replace("matchs", "matches")}`
+                                              : `${U.plural(answer.total, "rollout")}`) +
+      (step === null && left > 0 ? `; reading steps: ${answer.indexed} of ${answer.steps} …` : "");
+    list.replaceChildren(answer.rollouts.length ? (byGroup ? grouped(answer.rollouts) : flat(answer.rollouts))
+                                                : U.state(left > 0 && step === null ? "Reading …" : "No rollout meets this."));
+    const next =
+      answer.next ?? (answer.total !== null && offset + answer.rollouts.length < answer.total ? offset + answer.rollouts.length : null);
+    if (next !== null || offset)
+      list.append(h("div.toolbar", offset ? h("button", {onclick: () => set({offset: ""})}, "From the start") : null,
+        next !== null ? h("button", {onclick: () => set({offset: next})}, answer.next ? "Search on" : "Next") : null));
     if (step === null && left > 0) setTimeout(() => current() && load().catch((error) => said.replaceChildren(U.error(error))), 50);
   };
   await load();
-  if (told.row.status === "running") U.live(run, async () => { const now = await U.api("steps", { run }); if (current() && now.steps.length !== kept.steps.length && !params.step && !filters.length) U.show(); });
-  return { title: `Rollouts of ${told.row.name}`, el };
+  if (told.row.status === "running")
+    U.live(run, async () => {
+      const now = await U.api("steps", {run});
+      if (current() && now.steps.length !== kept.steps.length && !params.step && !filters.length) U.show();
+    });
+  return {title: `Rollouts of ${told.row.name}`, el};
 };
 
 const speech = (message, label, more) => {
   const cut = message.length > message.content.length;
-  return h("section", { class: `said ${message.role}` }, h("div", { class: "label" }, h("b", {}, label || message.role), cut ? h("span", {}, `${U.number(message.length)} characters`) : null),
-    ...U.say(message.content), cut ? h("div", {}, more ? h("button", { onclick: () => more(message.length) }, `Show ${message.length > 2e6 ? "2,000,000 characters" : "all"}`) : "…") : null,
-    (message.calls || []).map((call) => h("div", { class: "call" }, h("b", {}, ...U.say(call.name)), " ", h("code", {}, ...U.say(typeof call.arguments === "string" ? call.arguments : JSON.stringify(call.arguments))))),
-    message.problem ? h("div", { class: "error" }, ...U.say(message.problem)) : null);
+  return h("section", {class: `said ${message.role}`},
+    h("div.label", h("b", label || message.role), cut ? h("span", `${U.number(message.length)} characters`) : null),
+    ...U.say(message.content),
+    cut
+      ? h("div",
+          more ? h("button", {onclick: () => more(message.length)}, `Show ${message.length > 2e6 ? "2,000,000 characters" : "all"}`) : "…")
+      : null,
+    (message.calls || [])
+      .map((call) => h("div.call", h("b", ...U.say(call.name)), " ",
+             h("code", ...U.say(typeof call.arguments === "string" ? call.arguments : JSON.stringify(call.arguments))))),
+    message.problem ? h("div.error", ...U.say(message.problem)) : null);
 };
-const talk = (rollout, more) => h("div", { class: "talk" }, rollout.prompt.map((message) => speech(message, null, more)), rollout.turns.map((turn, i) => [
-  speech(turn.message, rollout.turns.length > 1 ? `assistant, turn ${i}` : "assistant", more), turn.replies.map((reply) => speech(reply, null, more)),
-  turn.commands.map((one) => h("section", { class: "said tool" }, h("div", { class: "label" }, h("b", {}, "command"), `${U.duration(one.seconds)}, exit ${one.code}${one.stopped ? `, stopped by ${one.stopped}` : ""}${one.score === null ? "" : `, score ${U.number(one.score)}`}`), h("code", {}, ...U.say(one.command)), one.said ? h("pre", {}, ...U.say(one.said)) : null))]));
-const facts = (rollout) => h("div", { class: "row" },
-  h("span", {}, "reward ", h("b", {}, U.number(rollout.reward)), (rollout.reward_low ?? null) !== null ? h("span", { class: "soft" }, ` of ${U.number(rollout.reward_low)} to ${U.number(rollout.reward_high)}`) : ""),
+const talk = (rollout, more) => h("div.talk", rollout.prompt.map((message) => speech(message, null, more)),
+  rollout.turns.map(
+    (turn, i) => [speech(turn.message, rollout.turns.length > 1 ? `assistant, turn ${i}` : "assistant", more),
+      turn.replies.map((reply) => speech(reply, null, more)),
+      turn.commands.map((one) => h("section.said.tool",
+                          h("div.label", h("b", "command"),
+                            `${U.duration(one.seconds)}, exit ${one.code}${one.stopped ? `, stopped by ${one.stopped}` : ""}${
+                              one.score === null ? "" : `, score ${U.number(one.score)}`}`),
+                          h("code", ...U.say(one.command)), one.said ? h("pre", ...U.say(one.said)) : null))]));
+const facts = (rollout) => h("div.row",
+  h("span", "reward ", h("b", U.number(rollout.reward)),
+    (rollout.reward_low ?? null) !== null ? h("span.soft", ` of ${U.number(rollout.reward_low)} to ${U.number(rollout.reward_high)}`) : ""),
   rollout.correct === null ? null : U.badge(rollout.correct ? "good" : "critical", rollout.correct ? "right" : "wrong"),
-  (rollout.parts || []).map((part) => h("span", { class: "soft small" }, U.name(part.name), ` ${U.number(part.value)}${part.weight === 1 ? "" : ` × ${U.number(part.weight)}`}`)),
-  h("span", { class: "soft small" }, `ended by ${rollout.ended}`), rollout.seconds === null ? null : h("span", { class: "soft small" }, U.duration(rollout.seconds)),
-  rollout.answer ? h("span", { class: "soft small" }, "gold answer ", U.name(rollout.answer.slice(0, 200))) : null, rollout.kept === false ? U.badge("note", "not learned from") : null);
+  (rollout.parts || [])
+    .map((part) =>
+           h("span.soft.small", U.name(part.name), ` ${U.number(part.value)}${part.weight === 1 ? "" : ` × ${U.number(part.weight)}`}`)),
+  h("span.soft.small", `ended by ${rollout.ended}`), rollout.seconds === null ? null : h("span.soft.small", U.duration(rollout.seconds)),
+  rollout.answer ? h("span.soft.small", "gold answer ", U.name(rollout.answer.slice(0, 200))) : null,
+  rollout.kept === false ? U.badge("note", "not learned from") : null);
 
 // Colorings of tokens: a function from a token to a background, and the legend.
 const ROLES = ["prompt", "model", "tool"];
 const tint = (name, share) => `rgb(${U.css(`--${name}`)} / ${Math.max(0, Math.min(0.85, share)).toFixed(3)})`;
-const diverging = (top) => (value) => value === null || value === undefined ? "" : tint(value < 0 ? "hot" : "cold", (0.85 * Math.abs(value)) / top);
+const diverging = (top) => (value) =>
+  value === null || value === undefined ? "" : tint(value < 0 ? "hot" : "cold", (0.85 * Math.abs(value)) / top);
 const largest = (values) => Math.max(1e-12, ...values.filter((v) => v !== null && v !== undefined).map(Math.abs));
 const MODES = {
-  role: { title: "role", make: () => (t) => U.css(`--${ROLES[t.role]}`), legend: () => ROLES.map((role) => [U.css(`--${role}`), role]) },
-  weight: { title: "loss weight", make: (s) => { const top = largest(s.weights); return (t) => t.weight ? tint("cold", 0.25 + (0.6 * Math.abs(t.weight)) / top) : ""; }, legend: () => [["", "0: not trained"], [tint("cold", 0.8), "trained"]] },
-  attention: { title: "attention", make: () => (t) => t.seen === false ? "" : U.css("--panel"), legend: () => [[U.css("--panel"), "seen"], ["blind", "hidden from attention"]] },
-  sampler: { title: "sampler log-probability", make: () => (t) => t.sampler === null || t.sampler === undefined ? "" : tint("hot", -t.sampler / 6), legend: () => [[tint("hot", 0.05), "0: sure"], [tint("hot", 0.85), "−6: surprising"]] },
-  gap: { title: "learner − sampler", make: (s) => { const top = Math.max(0.02, largest(s.learner.map((v, i) => v === null || s.sampler[i] === null ? null : v - s.sampler[i]))); return (t) => diverging(top)(t.gap); }, legend: (s) => { const top = Math.max(0.02, largest(s.learner.map((v, i) => v === null || s.sampler[i] === null ? null : v - s.sampler[i]))); return [[tint("hot", 0.85), `−${U.number(top)} nats`], ["", "0"], [tint("cold", 0.85), `+${U.number(top)}`]]; } },
-  advantage: { title: "advantage", make: (s) => diverging(largest(s.advantages)), key: "advantage", legend: (s) => [[tint("hot", 0.85), `−${U.number(largest(s.advantages))}`], ["", "0"], [tint("cold", 0.85), `+${U.number(largest(s.advantages))}`]] },
+  role: {title: "role", make: () => (t) => U.css(`--${ROLES[t.role]}`), legend: () => ROLES.map((role) => [U.css(`--${role}`), role])},
+  weight: {
+    title: "loss weight",
+    make: (s) => {
+      const top = largest(s.weights);
+      return (t) => t.weight ? tint("cold", 0.25 + (0.6 * Math.abs(t.weight)) / top) : "";
+    },
+    legend: () => [["", "0: not trained"], [tint("cold", 0.8), "trained"]]
+  },
+  attention: {
+    title: "attention",
+    make: () => (t) => t.seen === false ? "" : U.css("--panel"),
+    legend: () => [[U.css("--panel"), "seen"], ["blind", "hidden from attention"]]
+  },
+  sampler: {
+    title: "sampler log-probability",
+    make: () => (t) => t.sampler === null || t.sampler === undefined ? "" : tint("hot", -t.sampler / 6),
+    legend: () => [[tint("hot", 0.05), "0: sure"], [tint("hot", 0.85), "−6: surprising"]]
+  },
+  gap: {
+    title: "learner − sampler",
+    make: (s) => {
+      const top = Math.max(0.02, largest(s.learner.map((v, i) => v === null || s.sampler[i] === null ? null : v - s.sampler[i])));
+      return (t) => diverging(top)(t.gap);
+    },
+    legend: (s) => {
+      const top = Math.max(0.02, largest(s.learner.map((v, i) => v === null || s.sampler[i] === null ? null : v - s.sampler[i])));
+      return [[tint("hot", 0.85), `−${U.number(top)} nats`], ["", "0"], [tint("cold", 0.85), `+${U.number(top)}`]];
+    }
+  },
+  advantage: {
+    title: "advantage",
+    make: (s) => diverging(largest(s.advantages)),
+    key: "advantage",
+    legend: (s) => [
+      [tint("hot", 0.85), `−${U.number(largest(s.advantages))}`], ["", "0"], [tint("cold", 0.85), `+${U.number(largest(s.advantages))}`]]
+  }
 };
 const tokensOf = (s) => s.ids.map((id, i) => {
   const at = (name) => s[name]?.[i] ?? null;
   const [sampler, learner] = [at("sampler"), at("learner")];
-  return { id, text: s.texts ? s.texts[i] : null, role: at("roles"), turn: at("turns"), version: at("versions"), weight: at("weights"), seen: at("attended"), advantage: at("advantages"), sampler, learner, reference: at("reference"), gap: sampler === null || learner === null ? null : learner - sampler };
+  return {
+    id,
+    text: s.texts ? s.texts[i] : null,
+    role: at("roles"),
+    turn: at("turns"),
+    version: at("versions"),
+    weight: at("weights"),
+    seen: at("attended"),
+    advantage: at("advantages"),
+    sampler,
+    learner,
+    reference: at("reference"),
+    gap: sampler === null || learner === null ? null : learner - sampler
+  };
 });
-const tokenTip = (t) => [`${t.text === null ? "" : JSON.stringify(t.text) + "  "}id ${t.id}`, `${ROLES[t.role] ?? "?"}, turn ${t.turn}${t.version === null ? "" : `, version ${t.version}`}`,
-  `loss weight ${t.weight === null ? "–" : U.number(t.weight)}, ${t.seen === null ? "attention –" : t.seen ? "seen" : "HIDDEN from attention"}`, `advantage ${signed(t.advantage)}`,
-  `sampler ${U.number(t.sampler)}  learner ${U.number(t.learner)}${t.gap === null ? "" : `  (${signed(t.gap)})`}`, t.reference === null ? "" : `reference ${U.number(t.reference)}`].filter(Boolean).join("\n");
+const tokenTip = (t) => [`${t.text === null ? "" : JSON.stringify(t.text) + "  "}id ${t.id}`,
+  `${ROLES[t.role] ?? "?"}, turn ${t.turn}${t.version === null ? "" : `, version ${t.version}`}`,
+  `loss weight ${t.weight === null ? "–" : U.number(t.weight)}, ${
+    t.seen === null ? "attention –"
+      : t.seen      ? "seen"
+                    : "HIDDEN from attention"}`,
+  `advantage ${signed(t.advantage)}`,
+  `sampler ${U.number(t.sampler)}  learner ${U.number(t.learner)}${t.gap === null ? "" : `  (${signed(t.gap)})`}`,
+  t.reference === null ? "" : `reference ${U.number(t.reference)}`]
+                          .filter(Boolean)
+                          .join("\n");
 // What no healthy run has: trained tokens that the model did not write, and tokens that attention can't see.
 const wrong = (t) => (t.weight && t.role !== 1) || t.seen === false;
 const sequence = (s, mode, more) => {
@@ -113,65 +259,154 @@ const sequence = (s, mode, more) => {
   const spans = list.map((t, i) => {
     const shown = t.text === null ? `${t.id} ` : t.text === "" ? "·" : t.text;
     const back = key ? color(t[key]) : color(t);
-    return h("span", { class: `t${t.weight ? " trained" : ""}${t.seen === false ? " blind" : ""}${wrong(t) ? " wrong" : ""}${i && t.turn !== list[i - 1].turn ? " turn" : ""}`, "data-role": ROLES[t.role], "data-at": i, tabindex: i ? -1 : 0, style: back ? { "background-color": back } : {} },
+    return h("span", {
+      class: `t${t.weight ? " trained" : ""}${t.seen === false ? " blind" : ""}${wrong(t) ? " wrong" : ""}${
+        i && t.turn !== list[i - 1].turn ? " turn" : ""}`,
+      "data-role": ROLES[t.role],
+      "data-at": i,
+      tabindex: i ? -1 : 0,
+      style: back ? {"background-color": back} : {}
+    },
       ...U.say(shown).map((part) => typeof part === "string" ? part.replace(/\n/g, "⏎\n") : part));
   });
-  const box = h("div", { class: "tokens", role: "group", "aria-label": `Tokens by ${MODES[mode].title}` }, spans);
-  const over = (event) => { const el = event.target.closest?.(".t"); U.tip({ target: el }, el ? tokenTip(list[+el.dataset.at]) : ""); };
+  const box = h("div.tokens", {role: "group", "aria-label": `Tokens by ${MODES[mode].title}`}, spans);
+  const over = (event) => {
+    const el = event.target.closest?.(".t");
+    U.tip({target: el}, el ? tokenTip(list[+el.dataset.at]) : "");
+  };
   box.addEventListener("mouseover", over);
   box.addEventListener("focusin", over);
   box.addEventListener("mouseleave", () => U.tip(null, ""));
   box.addEventListener("focusout", () => U.tip(null, ""));
   box.addEventListener("keydown", (event) => {
-    const way = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 20, ArrowUp: -20 }[event.key], at = event.target.dataset.at;
+    const way = {ArrowRight: 1, ArrowLeft: -1, ArrowDown: 20, ArrowUp: -20}[event.key], at = event.target.dataset.at;
     if (!way || at === undefined) return;
     event.preventDefault();
     spans[Math.max(0, Math.min(spans.length - 1, +at + way))].focus();
   });
-  const flag = (bad, text) => bad ? h("span", { class: "badge critical" }, text) : text;
-  const counts = U.table(["role", "tokens", "trained", "hidden from attention"], s.counts.map((one) => [h("span", {}, h("span", { class: "swatch", style: { background: `var(--${one.role})` } }), one.role), U.number(one.tokens),
-    one.trained === null ? "–" : flag(one.trained > 0 && one.role !== "model", U.number(one.trained)), one.hidden === null ? "–" : flag(one.hidden > 0, U.number(one.hidden))]), { class: "counts" });
-  const faults = s.counts.flatMap((one) => [one.trained > 0 && one.role !== "model" ? `${U.plural(one.trained, `${one.role} token`)} trained: the loss mask is wrong.` : "", one.hidden > 0 ? `Attention can't see ${U.plural(one.hidden, `${one.role} token`)}: the learner is blind to ${one.role === "prompt" ? "the question" : "them"}.` : ""]).filter(Boolean);
-  const legend = h("div", { class: "keys" }, MODES[mode].legend(s).map(([back, name]) => h("span", {}, h("span", { class: `swatch ${back === "blind" ? "t blind" : ""}`, style: back && back !== "blind" ? { background: back } : { border: "1px solid var(--line)" } }), name)),
-    h("span", {}, h("span", { class: "swatch t trained" }), "underlined: trained"), h("span", {}, h("span", { class: "swatch t blind" }), "hatched: hidden"), h("span", {}, h("span", { class: "swatch t wrong" }), "framed: wrong"));
-  return [faults.map((fault) => h("div", { class: "error fault" }, h("b", {}, fault))), counts, legend, box, s.length > list.length ? h("p", {}, h("button", { onclick: more }, `Show all ${U.number(s.length)} tokens`)) : null];
+  const flag = (bad, text) => bad ? h("span.badge.critical", text) : text;
+  const counts = U.table(["role", "tokens", "trained", "hidden from attention"],
+    s.counts.map((one) => [h("span", h("span.swatch", {style: {background: `var(--${one.role})`}}), one.role), U.number(one.tokens),
+                   one.trained === null ? "–" : flag(one.trained > 0 && one.role !== "model", U.number(one.trained)),
+                   one.hidden === null ? "–" : flag(one.hidden > 0, U.number(one.hidden))]),
+    {class: "counts"});
+  const faults =
+    s.counts
+      .flatMap(
+        (one) => [one.trained > 0 && one.role !== "model" ? `${U.plural(one.trained, `${one.role} token`)} trained: the loss mask is wrong.`
+                                                          : "",
+          one.hidden > 0 ? `Attention can't see ${U.plural(one.hidden, `${one.role} token`)}: the learner is blind to ${
+                             one.role === "prompt" ? "the question" : "them"}.`
+                         : ""])
+      .filter(Boolean);
+  const legend = h("div.keys",
+    MODES[mode].legend(s).map(([back, name]) => h("span", h("span", {
+      class: `swatch ${back === "blind" ? "t blind" : ""}`,
+      style: back && back !== "blind" ? {background: back} : {border: "1px solid var(--line)"}
+    }),
+                                name)),
+    h("span", h("span.swatch.t.trained"), "underlined: trained"), h("span", h("span.swatch.t.blind"), "hatched: hidden"),
+    h("span", h("span.swatch.t.wrong"), "framed: wrong"));
+  return [
+    faults.length ? h("div.error.fault", faults.map((fault) => h("div", h("b", fault)))) : null, counts, legend, box,
+    s.length > list.length ? h("p", h("button", {onclick: more}, `Show all ${U.number(s.length)} tokens`)) : null
+  ];
 };
 
 U.pages.rollout = async (params, current) => {
-  const { run, step, group, index } = params;
-  const name = { run, held: params.held, set: params.set, step, group, index, nth: params.nth || 0 };
-  const [told, mates] = await Promise.all([U.api("rollout", { ...name, characters: params.characters, tokens: params.tokens }), U.api("rollouts", { run, held: params.held, set: params.set, step, group, limit: 200 }).catch(() => ({ rollouts: [] }))]);
-  const { row, rollout } = told;
+  const {run, step, group, index} = params;
+  const name = {run, held: params.held, set: params.set, step, group, index, nth: params.nth || 0};
+  const [told, mates] = await Promise.all([
+    U.api("rollout", {...name, characters: params.characters, tokens: params.tokens}),
+    U.api("rollouts", {run, held: params.held, set: params.set, step, group, limit: 200}).catch(() => ({rollouts: []}))
+  ]);
+  const {row, rollout} = told;
   let view = params.view || "talk", mode = MODES[params.color] ? params.color : "role";
-  const body = h("div", {}), buttons = h("div", { class: "toolbar" });
-  const more = (characters) => { U.keep({ characters: Math.min(characters, 2e6) }); U.show(); };
+  const body = h("div"), buttons = h("div.toolbar");
+  const more = (characters) => {
+    U.keep({characters: Math.min(characters, 2e6)});
+    U.show();
+  };
   const draw = () => {
-    U.keep({ view: view === "talk" ? "" : view, color: mode === "role" ? "" : mode });
+    U.keep({view: view === "talk" ? "" : view, color: mode === "role" ? "" : mode});
     U.put(buttons, [["talk", "Conversation"], ["tokens", "Tokens"]].map(([key, title]) => h("button", { "aria-pressed": String(view === key), onclick: () => { view = key; draw(); } }, title)),
-      (view === "tokens" ? [h("span", { class: "soft small" }, "colored by"), ...Object.entries(MODES).map(([key, one]) => h("button", { "aria-pressed": String(mode === key), onclick: () => { mode = key; draw(); } }, one.title))] : []));
-    U.put(body, (view === "talk" ? [talk(rollout, more)] : rollout.sequences.length ? rollout.sequences.flatMap((s, i) => [rollout.sequences.length > 1 ? h("h3", {}, `Sequence ${i + 1}`) : "", ...sequence(s, mode, () => { U.keep({ tokens: 1000000 }); U.show(); })])  : [U.state("Its tokens were not kept.")]),
-      view === "tokens" && !rollout.has_text && rollout.sequences.length ? h("p", { class: "soft small" }, "Tokens are ids: neither the run's checkpoints nor its model here have a tokenizer.") : "");
+      (view === "tokens" ? [h("span.soft.small", "colored by"), ...Object.entries(MODES).map(([key, one]) => h("button", { "aria-pressed": String(mode === key), onclick: () => { mode = key; draw(); } }, one.title))] : []));
+    U
+      .put(body,
+        (view === "talk"               ? [talk(rollout, more)]
+            : rollout.sequences.length ? rollout
+                                           .sequences.flatMap((s, i) => [rollout.sequences.length > 1 ? h("h3", `Sequence ${i + 1}`) : "",
+                                                                ...sequence(s, mode,
+                                                                  () => {
+                                                                    U.keep({tokens: 1000000});
+                                                                    U.show();
+                                                                  })])
+                                       : [U.state("Its tokens were not kept.")]),
+        view === "tokens" && !rollout.has_text && rollout.sequences.length
+          ? h("p.soft.small", "Tokens are ids: neither the run's checkpoints nor its model here have a tokenizer.")
+          : "");
   };
   const place = mates.rollouts.findIndex((one) => one.idx === +index && one.nth === +(params.nth || 0));
-  const near = (way) => { const next = mates.rollouts[place + way]; if (next) U.go("rollout", { ...U.route().params, index: next.idx, nth: next.nth || "" }); };
-  U.keys = { "[": () => near(-1), "]": () => near(1), v: () => { view = view === "talk" ? "tokens" : "talk"; draw(); }, m: () => { view = "tokens"; const all = Object.keys(MODES); mode = all[(all.indexOf(mode) + 1) % all.length]; draw(); } };
+  const near = (way) => {
+    const next = mates.rollouts[place + way];
+    if (next) U.go("rollout", {...U.route().params, index: next.idx, nth: next.nth || ""});
+  };
+  U.keys = {
+    "[": () => near(-1),
+    "]": () => near(1),
+    v: () => {
+      view = view === "talk" ? "tokens" : "talk";
+      draw();
+    },
+    m: () => {
+      view = "tokens";
+      const all = Object.keys(MODES);
+      mode = all[(all.indexOf(mode) + 1) % all.length];
+      draw();
+    }
+  };
   U.redraw.push(draw);
   draw();
-  return { title: `Rollout ${step}/${group}/${index}`, el: [
-    U.crumbs(...(U.answers ? [] : [h("a", { href: U.link("runs") }, "Runs")]), h("a", { href: U.link("run", { run }) }, U.name(row.name || run)), h("a", { href: U.link("rollouts", { run, step, held: params.held, set: params.set }) }, `${params.held ? "evaluation after " : ""}step ${step}`), h("a", { href: U.link("group", { run, step, group, held: params.held, set: params.set }) }, U.name(group)), index),
-    h("div", { class: "row" }, h("h1", {}, `Rollout ${index}`), facts(rollout), rollout.task ? h("a", { class: "small", href: U.link("rollouts", { run, task: rollout.task, held: params.held }) }, "follow this task") : null),
-    rollout.error ? U.error(rollout.error) : null,
-    mates.rollouts.length > 1 ? h("div", { class: "row" }, h("span", { class: "soft small" }, "Its group:"), h("div", { class: "chips" }, mates.rollouts.slice(0, 64).map((one, i) => rewardChip({ ...one, set: params.set }, run, i === place))), h("a", { class: "small", href: U.link("group", { run, step, group, held: params.held, set: params.set }) }, "side by side")) : null,
-    buttons, body] };
+  return {
+    title: `Rollout ${step}/${group}/${index}`,
+    el: [
+      U.crumbs(...(U.answers ? [] : [h("a", {href: U.link("runs")}, "Runs")]),
+        h("a", {href: U.link("run", {run})}, U.name(row.name || run)),
+        h("a", {href: U.link("rollouts", {run, step, held: params.held, set: params.set})},
+          `${params.held ? "evaluation after " : ""}step ${step}`),
+        h("a", {href: U.link("group", {run, step, group, held: params.held, set: params.set})}, U.name(group)), index),
+      h("div.row", h("h1", `Rollout ${index}`), facts(rollout),
+        rollout.task ? h("a.small", {href: U.link("rollouts", {run, task: rollout.task, held: params.held})}, "follow this task") : null),
+      rollout.error ? U.error(rollout.error) : null,
+      mates.rollouts.length > 1
+        ? h("div.row", h("span.soft.small", "Its group:"),
+            h("div.chips", mates.rollouts.slice(0, 64).map((one, i) => rewardChip({...one, set: params.set}, run, i === place))),
+            h("a.small", {href: U.link("group", {run, step, group, held: params.held, set: params.set})}, "side by side"))
+        : null,
+      buttons, body
+    ]
+  };
 };
 
-U.pages.group = async ({ run, step, group, held, set }) => {
-  const list = await U.api("rollouts", { run, step, group, held, set, limit: 64 });
-  const all = await Promise.all(list.rollouts.map((one) => U.api("rollout", { run, held, set, step, group, index: one.idx, nth: one.nth || 0, characters: 4000, tokens: 0 })));
+U.pages.group = async ({run, step, group, held, set}) => {
+  const list = await U.api("rollouts", {run, step, group, held, set, limit: 64});
+  const all = await Promise.all(list.rollouts.map(
+    (one) => U.api("rollout", {run, held, set, step, group, index: one.idx, nth: one.nth || 0, characters: 4000, tokens: 0})));
   if (!all.length) throw new Error(`Step ${step} has no group ${group}.`);
   const shared = all[0].rollout.prompt;
-  return { title: `Group ${group}`, el: [U.crumbs(...(U.answers ? [] : [h("a", { href: U.link("runs") }, "Runs")]), h("a", { href: U.link("run", { run }) }, U.name(all[0].row.name || run)), h("a", { href: U.link("rollouts", { run, step, held, set }) }, `step ${step}`), U.name(group)),
-    h("h1", {}, `Group of ${all.length}`), h("div", { class: "talk", style: { margin: "10px 0" } }, shared.map((message) => speech(message))),
-    h("div", { class: "side" }, all.map(({ rollout }, i) => h("section", { class: "card" }, h("div", { class: "row" }, rewardChip({ ...list.rollouts[i], set }, run), h("span", { class: "soft small" }, `advantage ${signed(list.rollouts[i].advantage)}`), h("span", { class: "soft small" }, `${U.plural(list.rollouts[i].tokens, "token")}, ${rollout.ended}`)),
-      talk({ ...rollout, prompt: [] }))))] };
+  return {
+    title: `Group ${group}`,
+    el: [
+      U.crumbs(...(U.answers ? [] : [h("a", {href: U.link("runs")}, "Runs")]),
+        h("a", {href: U.link("run", {run})}, U.name(all[0].row.name || run)),
+        h("a", {href: U.link("rollouts", {run, step, held, set})}, `step ${step}`), U.name(group)),
+      h("h1", `Group of ${all.length}`), h("div.talk", {style: {margin: "10px 0"}}, shared.map((message) => speech(message))),
+      h("div.side",
+        all.map(({rollout}, i) => h("section.card",
+                  h("div.row", rewardChip({...list.rollouts[i], set}, run),
+                    h("span.soft.small", `advantage ${signed(list.rollouts[i].advantage)}`),
+                    h("span.soft.small", `${U.plural(list.rollouts[i].tokens, "token")}, ${rollout.ended}`)),
+                  talk({...rollout, prompt: []}))))
+    ]
+  };
 };

@@ -1,129 +1,274 @@
 "use strict";
 // One run: its head with trend, held-out change and first finding; curves; config.
-const AXES = { step: "step", rollouts: "rollouts sampled", time: "seconds since the first step" };
+const AXES = {
+  step: "step",
+  rollouts: "rollouts sampled",
+  time: "seconds since the first step"
+};
 
 // Choices that plots share; each is kept in the address.
-U.controls = (view, update, { x, fold, metrics, params, added }) => {
-  const smooth = h("input", { type: "range", min: 0, max: 50, value: view.smooth, "aria-label": "Smoothing", oninput: () => { view.smooth = +smooth.value; U.keep({ smooth: view.smooth || "0" }); update(); } });
-  const log = h("button", { "aria-pressed": String(view.log), onclick: () => { view.log = !view.log; log.setAttribute("aria-pressed", view.log); U.keep({ log: view.log ? "1" : "" }); update(); } }, "Log scale");
-  const axis = h("select", { "aria-label": "Horizontal axis", onchange: () => { view.x = axis.value; U.keep({ x: view.x, from: "", to: "" }); U.show(); } }, Object.entries(AXES).map(([key, title]) => h("option", { value: key }, `by ${title}`)));
+U.controls = (view, update, {x, fold, metrics, params, added}) => {
+  const smooth = h("input", {
+    type: "range",
+    min: 0,
+    max: 50,
+    value: view.smooth,
+    "aria-label": "Smoothing",
+    oninput: () => {
+      view.smooth = +smooth.value;
+      U.keep({smooth: view.smooth || "0"});
+      update();
+    }
+  });
+  const log = h("button", {
+    "aria-pressed": String(view.log),
+    onclick: () => {
+      view.log = !view.log;
+      log.setAttribute("aria-pressed", view.log);
+      U.keep({log: view.log ? "1" : ""});
+      update();
+    }
+  },
+    "Log scale");
+  const axis = h("select", {
+    "aria-label": "Horizontal axis",
+    onchange: () => {
+      view.x = axis.value;
+      U.keep({x: view.x, from: "", to: ""});
+      U.show();
+    }
+  },
+    Object.entries(AXES).map(([key, title]) => h("option", {value: key}, `by ${title}`)));
   axis.value = view.x;
-  const seeds = h("button", { "aria-pressed": String(view.fold), onclick: () => { view.fold = !view.fold; seeds.setAttribute("aria-pressed", view.fold); U.keep({ fold: view.fold ? "1" : "" }); update(); } }, "Fold seeds");
-  const adding = h("select", { "aria-label": "Add a plot", onchange: () => {
-    const list = [...(params.add || "").split(",").filter(Boolean), adding.value];
-    U.keep({ add: [...new Set(list)].join(",") }); U.show();
-  } }, h("option", { value: "" }, "Add a plot …"), (metrics || []).map((section) => h("optgroup", { label: section.title }, section.metrics.map((one) => h("option", { value: one.key, title: one.meaning }, one.key)))));
-  return h("div", { class: "toolbar" }, x ? axis : null, h("label", { class: "row small soft" }, "Smoothing", smooth), log, fold ? seeds : null, adding,
-    params.from || params.add ? h("button", { onclick: () => { U.keep({ from: "", to: "", add: "" }); U.show(); } }, "Reset") : null,
-    h("span", { class: "soft small" }, "Drag to zoom, double-click to reset."));
+  const seeds = h("button", {
+    "aria-pressed": String(view.fold),
+    onclick: () => {
+      view.fold = !view.fold;
+      seeds.setAttribute("aria-pressed", view.fold);
+      U.keep({fold: view.fold ? "1" : ""});
+      update();
+    }
+  },
+    "Fold seeds");
+  const adding = h("select", {
+    "aria-label": "Add a plot",
+    onchange: () => {
+      const list = [...(params.add || "").split(",").filter(Boolean), adding.value];
+      U.keep({add: [...new Set(list)].join(",")});
+      U.show();
+    }
+  },
+    h("option", {value: ""}, "Add a plot …"),
+    (metrics || [])
+      .map((section) => h("optgroup", {label: section.title},
+             section.metrics.map((one) => h("option", {value: one.key, title: one.meaning}, one.key)))));
+  return h("div.toolbar", x ? axis : null, h("label.row.small.soft", "Smoothing", smooth), log, fold ? seeds : null, adding,
+    params.from || params.add ? h("button", {
+      onclick: () => {
+        U.keep({from: "", to: "", add: ""});
+        U.show();
+      }
+    },
+                                  "Reset")
+                              : null,
+    h("span.soft.small", "Drag to zoom, double-click to reset."));
 };
 
 U.head = (told, here) => {
-  const { row, report } = told;
+  const {row, report} = told;
   const causes = report?.findings.filter((finding) => finding.severity !== "note").length;
-  return [U.answers ? null : U.crumbs(h("a", { href: U.link("runs") }, "Runs"), U.name(row.id)),
-    h("div", { class: "row" }, h("h1", {}, U.name(row.name)), U.status(row), row.step === undefined ? null : h("span", { class: "soft" }, `step ${U.number(row.step)}${row.steps ? ` of ${U.number(row.steps)}` : ""}`),
-      row.per_step ? h("span", { class: "soft" }, `${U.duration(row.per_step)} per step`) : null, row.model ? h("span", { class: "soft" }, U.name(row.model)) : null, row.taskset ? h("span", { class: "soft" }, U.name(row.taskset)) : null,
+  return [
+    U.answers ? null : U.crumbs(h("a", {href: U.link("runs")}, "Runs"), U.name(row.id)),
+    h("div.row", h("h1", U.name(row.name)), U.status(row),
+      row.step === undefined ? null : h("span.soft", `step ${U.number(row.step)}${row.steps ? ` of ${U.number(row.steps)}` : ""}`),
+      row.per_step ? h("span.soft", `${U.duration(row.per_step)} per step`) : null,
+      row.model ? h("span.soft", {title: row.model}, U.name(String(row.model).split("/").at(-1))) : null,
+      row.taskset ? h("span.soft", U.name(row.taskset)) : null,
       row.trainer !== "uptrend" && row.trainer ? U.badge("note", row.trainer) : null),
-    U.tabs(row.id, here, { findings: causes })];
+    U.tabs(row.id, here, {findings: causes})
+  ];
 };
-const TREND = { learning: "Learning", flat: "Flat", falling: "Falling", "too-short": "Too short to tell" };
+const TREND = {
+  learning: "Learning",
+  flat: "Flat",
+  falling: "Falling",
+  "too-short": "Too short to tell"
+};
 U.trend = (report) => {
   const kind = TREND[report.trend] || report.trend || "Not judged";
-  return [h("div", { class: `trend ${report.trend}` }, report.headline && report.headline !== report.trend ? report.headline[0].toUpperCase() + report.headline.slice(1) : kind), h("p", { class: "small" }, ...U.say(report.sentence))];
+  const qualified = report.headline && report.headline !== report.trend;  // held-out scores or findings disagree
+  return [
+    h("div", {class: `trend ${qualified && report.trend === "learning" ? "too-short" : report.trend}`},
+      qualified ? report.headline[0].toUpperCase() + report.headline.slice(1) : kind),
+    h("p.small", ...U.say(report.sentence))
+  ];
 };
 U.cards = (told) => {
-  const { row, report } = told;
+  const {row, report} = told;
   const [before, after] = [scored(row.before), scored(row.after)];
-  const held = report?.held_out, change = held?.interval ? `${U.change(held.effect, true)} points (${U.change(held.interval[0], true)} to ${U.change(held.interval[1], true)})` : null;
+  const held = report?.held_out, share = after?.show === U.percent, told_as = (value) => U.change(value, share);
+  const change = held?.interval
+    ? `${told_as(held.effect)}${share ? " points" : ""} (${told_as(held.interval[0])} to ${told_as(held.interval[1])})`
+    : null;
   const interval = (one) => one && (one.low ?? null) !== null ? `${(100 * one.low).toFixed(1)}–${(100 * one.high).toFixed(1)}%` : "";
   const first = report?.findings[0];
-  return h("div", { class: "cards" },
-    h("section", { class: "card" }, h("div", { class: "label" }, "Trend of the training reward"), report ? U.trend(report) : h("p", { class: "soft" }, "The doctor is looking at it …"),
-      told.stopped ? h("p", { class: "small" }, h("b", {}, `Stopped by ${told.stopped.by}: `), ...U.say(told.stopped.why)) : null),
-    h("section", { class: "card" }, h("div", { class: "label" }, "Held-out before → after"), before || after ? [
-      h("div", { class: "big nowrap" }, before ? before.show(before.value) : "–", " → ", after ? after.show(after.value) : "–"),
-      h("p", { class: "small soft" }, [interval(row.before), interval(row.after)].filter(Boolean).join(" → "), row.after?.tasks ? `, ${U.plural(row.after.tasks, "task")}` : ""),
-      change ? h("p", { class: "small" }, `Change ${change}`) : null] : h("p", { class: "soft" }, "Nothing was held out.")),
-    h("section", { class: "card" }, h("div", { class: "label" }, "First finding"), first ? [
-      h("div", { class: "row" }, U.badge(first.severity, first.severity), h("a", { href: U.link("findings", { run: row.id, finding: first.id }) }, h("b", {}, first.id)), h("span", { class: "soft small" }, `${first.confidence} confidence`)),
-      h("p", { class: "small" }, ...U.say(first.summary)),
-      first.fix ? h("p", { class: "small" }, h("b", {}, "Fix: "), ...U.say(first.fix.sentence)) : null,
-      first.settings.filter((one) => one.own).map((one) => U.command(one.line)),
-    ] : h("p", {}, report ? (report.trend === "learning" ? U.badge("good", "Nothing to fix") : "Nothing was found.") : h("span", { class: "soft" }, "…"))));
+  return h("div.cards",
+    h("section.card", h("div.label", "Trend of the training reward"), report ? U.trend(report) : h("p.soft", "The doctor is looking at it …"),
+      told.stopped ? h("p.small", h("b", `Stopped by ${told.stopped.by}: `), ...U.say(told.stopped.why)) : null),
+    h("section.card", h("div.label", "Held-out before → after"), before || after ? [
+      h("div.big.nowrap", before ? before.show(before.value) : "–", " → ", after ? after.show(after.value) : "–"),
+      h("p.small.soft", [interval(row.before), interval(row.after)].filter(Boolean).join(" → "), row.after?.tasks ? `, ${U.plural(row.after.tasks, "task")}` : ""),
+      change ? h("p.small", `Change ${change}`) : null] : h("p.soft", "Nothing was held out.")),
+    h("section.card", h("div.label", "First finding"), first ? [
+      h("div.row", U.badge(first.severity, first.severity), h("a", { href: U.link("findings", { run: row.id, finding: first.id }) }, h("b", first.id)), h("span.soft.small", `${first.confidence} confidence`)),
+      h("p.small", ...U.say(first.summary)),
+      first.fix ? h("p.small", h("b", "Fix: "), ...U.say(first.fix.sentence)) : null,
+      first.settings.filter((one) => one.own).map((one) => U.command(one.line))
+    ] : h("p", report ? (report.trend === "learning" ? U.badge("good", "Nothing to fix") : "Nothing was found.") : h("span.soft", "…"))));
 };
 
 U.pages.run = async (params, current) => {
+  U.fetchPlotly();
   const run = params.run;
-  const view = { smooth: +(params.smooth ?? -1), log: params.log === "1", x: params.x || "step" };
+  const view = {smooth: +(params.smooth ?? -1), log: params.log === "1", x: params.x || "step"};
   const added = (params.add || "").split(",").filter(Boolean);
   const range = params.from !== undefined && params.from !== "" ? [+params.from, +params.to] : null;
-  const ask = (told) => U.api("curves", { run, keys: added.length ? [...new Set([...told.panels.flatMap((p) => p.keys), ...added])].join(",") : "", ...(range && view.x === "step" ? { from: Math.max(0, Math.floor(range[0])), to: Math.ceil(range[1]) } : {}) });
-  let [told, curves] = await Promise.all([U.api("run", { run }), added.length ? null : ask({}).catch(() => null)]);
-  if (told.error) return { title: told.row.name, el: [h("h1", {}, U.name(told.row.name)), U.error(told.error), h("p", { class: "soft" }, ...U.say(told.row.path))] };
+  const ask = (told) => U.api("curves", {
+    run,
+    keys: added.length ? [...new Set([...told.panels.flatMap((p) => p.keys), ...added])].join(",") : "",
+    ...(range && view.x === "step" ? {from: Math.max(0, Math.floor(range[0])), to: Math.ceil(range[1])} : {})
+  });
+  let [told, curves] = await Promise.all([U.api("run", {run}), added.length ? null : ask({}).catch(() => null)]);
+  if (told.error)
+    return {title: told.row.name, el: [h("h1", U.name(told.row.name)), U.error(told.error), h("p.soft", ...U.say(told.row.path))]};
   curves ||= await ask(told);
   if (view.smooth < 0) view.smooth = Math.min(50, Math.floor(curves.step.length / 15));
   const board = U.board((zoomed) => {
     const before = params.from;
-    Object.assign(params, { from: zoomed ? Math.round(zoomed[0]) : "", to: zoomed ? Math.round(zoomed[1]) : "" });
-    U.keep({ from: params.from, to: params.to });
-    if (view.x === "step" && (curves.thinned || before)) U.show(); // closer steps are there to be had
+    Object.assign(params, {from: zoomed ? Math.round(zoomed[0]) : "", to: zoomed ? Math.round(zoomed[1]) : ""});
+    U.keep({from: params.from, to: params.to});
+    if (view.x === "step" && (curves.thinned || before)) U.show();  // closer steps are there to be had
   });
   board.range = range;
-  const markers = () => view.x !== "step" ? [] : told.markers.map((marker) => ({ ...marker, x: marker.step }));
+  const markers = () => view.x !== "step" ? [] : told.markers.map((marker) => ({...marker, x: marker.step}));
   const lines = (panel) => {
     if (panel.kind === "held-out") {
       const evals = told.evals.filter((e) => (e.accuracy ?? null) !== null);
-      const at = (step) => view.x === "step" ? step : step === 0 ? 0 : curves[view.x]?.[Math.max(0, curves.step.findLastIndex((s) => s <= step))] ?? 0;
+      const at = (step) => view.x === "step" ? step
+        : step === 0                         ? 0
+                                             : curves[view.x]?.[Math.max(0, curves.step.findLastIndex((s) => s <= step))] ?? 0;
       const has = evals.every((e) => (e.low ?? null) !== null);
       const sets = [...new Set(evals.flatMap((e) => Object.keys(e.sets || {})))];
-      return [{ name: "held-out", x: evals.map((e) => at(e.step)), y: evals.map((e) => e.accuracy), dots: true, errors: has ? { above: evals.map((e) => e.high - e.accuracy), below: evals.map((e) => e.accuracy - e.low) } : null },
-        ...sets.map((name, i) => ({ name, place: i + 1, dots: true, x: evals.map((e) => at(e.step)), y: evals.map((e) => e.sets?.[name]?.accuracy ?? null) }))];
+      return [
+        {
+          name: "held-out",
+          x: evals.map((e) => at(e.step)),
+          y: evals.map((e) => e.accuracy),
+          dots: true,
+          errors: has ? {above: evals.map((e) => e.high - e.accuracy), below: evals.map((e) => e.accuracy - e.low)} : null
+        },
+        ...sets.map(
+          (name, i) =>
+            ({name, place: i + 1, dots: true, x: evals.map((e) => at(e.step)), y: evals.map((e) => e.sets?.[name]?.accuracy ?? null)}))
+      ];
     }
     const known = panel.keys.filter((key) => curves.curves[key]), short = U.shortNames(known);
-    return known.map((key, place) => ({
-      name: short[place], x: curves[view.x] || curves.step, y: curves.curves[key].mean, low: curves.curves[key].low, high: curves.curves[key].high, place, dash: U.dash(place),
-      smooth: panel.kind === "stack" ? 0 : view.smooth,
+    const lines = known.map((key, place) => ({
+      name: panel.id === "reward" ? (place ? key.split("/")[2] : "reward") : short[place],
+      light: panel.id === "reward" && place > 0,
+      x: curves[view.x] || curves.step,
+      y: curves.curves[key].mean,
+      low: curves.curves[key].low,
+      high: curves.curves[key].high,
+      place,
+      dash: U.dash(place),
+      smooth: panel.kind === "stack" ? 0 : view.smooth
     }));
+    const whole = panel.id === "dead" && known.length > 1 && curves.curves[panel.total]?.mean;
+    if (whole) {  // groups whose rewards agree at neither end
+      const rest = whole.map((all, i) => all === null ? null : Math.max(0, all - lines.reduce((sum, line) => sum + (line.y[i] || 0), 0)));
+      lines.push({name: "between", x: lines[0].x, y: rest, place: 2});
+    }
+    return lines;
   };
-  const plots = h("div", { class: "plots" });
+  const plots = h("div.plots");
   const share = (key) => told.metrics.some((section) => section.metrics.some((one) => one.key === key && one.unit === "share"));
-  const panels = [...told.panels, ...added.map((key) => ({ id: key, title: key, keys: [key], kind: "lines", unit: share(key) ? "share" : "" }))];
+  const panels =
+    [...told.panels, ...added.map((key) => ({id: key, title: key, keys: [key], kind: "lines", unit: share(key) ? "share" : ""}))];
   for (const panel of panels) {
     const bounds = () => panel.id === "reward" && told.bounds && !view.log ? told.bounds.filter((bound) => bound !== null) : [];
-    plots.append(U.plot(board, () => ({ title: panel.title, unit: panel.unit, log: view.log && panel.kind !== "held-out", stack: panel.kind === "stack", xTitle: AXES[view.x], lines: lines(panel), markers: markers(), bounds: bounds() }), { id: panel.id, name: panel.title }).el);
+    plots.append(
+      U.plot(board, () => ({
+         title: panel.title,
+         unit: panel.unit,
+         log: view.log && panel.kind !== "held-out",
+         stack: panel.kind === "stack",
+         xTitle: AXES[view.x],
+         lines: lines(panel),
+         markers: markers(),
+         bounds: bounds()
+       }),
+         {id: panel.id, name: panel.title})
+        .el);
   }
-  const head = h("div", {}), cards = h("div", {}), kinds = h("p", { class: "soft small" });
+  const head = h("div"), cards = h("div"), kinds = h("p.soft.small");
   const frame = () => {
     U.put(head, U.head(told, "run"));
     U.put(cards, U.cards(told));
-    const seen = [...new Set(told.markers.map((marker) => marker.kind))];
-    kinds.replaceChildren(seen.length ? "Dotted lines: " : "", ...told.markers.slice(0, 12).flatMap((m, i) => [i ? ", " : "", m.kind === "finding" || m.kind === "probed" ? h("a", { href: U.link("findings", { run, finding: m.id }) }, m.id || m.kind) : m.kind, ` at ${U.number(m.step)}`]), told.markers.length > 12 ? ` and ${told.markers.length - 12} more` : "", seen.length ? "." : "");
+    const seen = panels.length ? told.markers : [];
+    kinds.replaceChildren(seen.length ? "Dotted lines: " : "",
+      ...seen.slice(0, 12).flatMap(
+        (m, i) => [i ? ", " : "",
+          m.kind === "finding" || m.kind === "probed" ? h("a", {href: U.link("findings", {run, finding: m.id})}, m.id || m.kind) : m.kind,
+          ` at ${U.number(m.step)}`]),
+      told.markers.length > 12 ? ` and ${told.markers.length - 12} more` : "", seen.length ? "." : "");
   };
   frame();
   const update = () => Promise.all(board.plots.map((plot) => plot.update()));
   U.redraw.push(update);
   U.live(run, async () => {
-    [told, curves] = await Promise.all([U.api("run", { run }), ask(told)]);
+    [told, curves] = await Promise.all([U.api("run", {run}), ask(told)]);
     if (!current() || told.error) return;
     frame();
     await update();
     document.body.dataset.step = told.row.step;
   });
   document.body.dataset.step = told.row.step;
-  return { title: told.row.name, el: [head, cards, U.controls(view, update, { x: Boolean(curves.time), metrics: told.metrics, params }),
-    panels.length ? plots : U.state("No step was recorded yet."), kinds, told.notes.length ? h("details", {}, h("summary", {}, "Notes on how it was read"), h("ul", {}, told.notes.map((note) => h("li", {}, ...U.say(note))))) : null,
-  ], after: () => U.drawn(board) };
+  return {
+    title: told.row.name,
+    el: [
+      head, cards, panels.length ? U.controls(view, update, {x: Boolean(curves.time), metrics: told.metrics, params}) : null,
+      panels.length ? plots : U.state("No step was recorded yet."), kinds,
+      told.notes.length ? h("details", h("summary", "Notes on how it was read"), h("ul", told.notes.map((note) => h("li", ...U.say(note)))))
+                        : null
+    ],
+    after: () => U.drawn(board)
+  };
 };
 
-U.pages.config = async ({ run, all }) => {
-  const told = await U.api("run", { run });
+U.pages.config = async ({run, all}) => {
+  const told = await U.api("run", {run});
   if (told.error) throw new Error(told.error);
   const differing = told.settings.filter((one) => "default" in one);
-  const rows = (all || !differing.length ? told.settings : differing).map((one) => [h("code", {}, ...U.say(one.key)), h("code", {}, ...U.say(U.setting(one.value))), "default" in one ? h("code", { class: "soft" }, ...U.say(U.setting(one.default))) : ""]);
-  const facts = Object.entries(told.info).flatMap(([key, value]) => value && typeof value === "object" ? Object.entries(value).filter(([, v]) => v !== null && typeof v !== "object").map(([name, v]) => [`${key}.${name}`, v]) : value === null ? [] : [[key, value]]);
-  return { title: `Config of ${told.row.name}`, el: [U.head(told, "config"),
-    h("div", { class: "row" }, h("h2", {}, all || !differing.length ? "All of the config" : "What differs from the default"), differing.length ? h("a", { href: U.link("config", { run, all: all ? "" : "1" }) }, all ? "only what differs" : `all ${told.settings.length} keys`) : null),
-    U.table(["key", "value", "default"], rows), h("h2", { style: { "margin-top": "18px" } }, "Where and with what"),
-    U.table(["", ""], [["path", h("code", {}, ...U.say(told.row.path))], ...facts.map(([key, value]) => [h("code", {}, ...U.say(key)), U.name(String(value))])], { class: "facts" })] };
+  const rows = (all || !differing.length ? told.settings : differing)
+                 .map((one) => [h("code", ...U.say(one.key)), h("code", ...U.say(U.setting(one.value))),
+                        "default" in one ? h("code.soft", ...U.say(U.setting(one.default))) : ""]);
+  const facts = Object.entries(told.info).flatMap(([key, value]) => value && typeof value === "object"
+      ? Object.entries(value).filter(([, v]) => v !== null && typeof v !== "object").map(([name, v]) => [`${key}.${name}`, v])
+      : value === null ? []
+                       : [[key, value]]);
+  return {
+    title: `Config of ${told.row.name}`,
+    el: [
+      U.head(told, "config"),
+      h("div.row", h("h2", all || !differing.length ? "All of the config" : "What differs from the default"),
+        differing.length
+          ? h("a", {href: U.link("config", {run, all: all ? "" : "1"})}, all ? "only what differs" : `all ${told.settings.length} keys`)
+          : null),
+      U.table(["key", "value", "default"], rows), h("h2", {style: {"margin-top": "18px"}}, "Where and with what"),
+      U.table(["", ""],
+        [["path", h("code", ...U.say(told.row.path))], ...facts.map(([key, value]) => [h("code", ...U.say(key)), U.name(String(value))])],
+        {class: "facts"})
+    ]
+  };
 };

@@ -1,47 +1,64 @@
 "use strict";
 // The frame of all pages: the bar at the top, the way from an address to a page, theme and keys.
 U.theme = () => {
-  const kept = (() => { try { return localStorage.getItem("uptrend-theme"); } catch { return null; } })();
+  const kept = (() => {
+    try {
+      return localStorage.getItem("uptrend-theme");
+    } catch { return null; }
+  })();
   return kept || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
 };
 const setTheme = (theme) => { document.documentElement.dataset.theme = theme; };
 setTheme(U.theme());
 const KEYS = [
-  ["/", "go to the filter"], ["j k", "next and previous row"], ["Enter", "open the row"], ["x", "pick the row"], ["c", "compare what is picked"],
-  ["[ ]", "previous and next step or rollout"], ["v", "conversation or tokens"], ["m", "next coloring of tokens"],
-  ["r", "runs"], ["d", "doctor"], ["l", "lab"], ["t", "dark or light"], ["?", "this list"],
+  ["/", "go to the filter"], ["j k", "next and previous row"], ["Enter", "open the row"], ["x", "pick the row"],
+  ["c", "compare what is picked"], ["[ ]", "previous and next step or rollout"], ["v", "conversation or tokens"],
+  ["m", "next coloring of tokens"], ["r", "runs"], ["d", "doctor"], ["l", "lab"], ["t", "dark or light"], ["?", "this list"]
 ];
-const help = h("dialog", { "aria-label": "Keys" }, h("h2", {}, "Keys"), h("table", {}, h("tbody", {}, KEYS.map(([key, does]) =>
-  h("tr", {}, h("td", {}, key.split(" ").map((one) => [h("kbd", {}, one), " "])), h("td", {}, does))))),
-h("p", {}, h("button", { onclick: () => help.close() }, "Close")));
+const help = h("dialog", {"aria-label": "Keys"}, h("h2", "Keys"),
+  h("table", h("tbody", KEYS.map(([key, does]) => h("tr", h("td", key.split(" ").map((one) => [h("kbd", one), " "])), h("td", does))))),
+  h("p", h("button", {onclick: () => help.close()}, "Close")));
 document.body.append(help);
 
 const header = document.getElementById("top");
-const count = h("span", {});
+const count = h("span");
 const flip = () => {
   setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
-  try { localStorage.setItem("uptrend-theme", document.documentElement.dataset.theme); } catch { /* private window */ }
+  try {
+    localStorage.setItem("uptrend-theme", document.documentElement.dataset.theme);
+  } catch { /* private window */
+  }
   U.redraw.forEach((draw) => draw());
 };
 const NAV = [["runs", "Runs"], ["compare", "Compare"], ["doctor", "Doctor"], ["labs", "Lab"], ["api", "API"]];
-const OF = { run: "runs", findings: "runs", config: "runs", rollouts: "runs", rollout: "runs", group: "runs", lab: "labs", hypothesis: "labs" };
+const OF = {
+  run: "runs",
+  findings: "runs",
+  config: "runs",
+  rollouts: "runs",
+  rollout: "runs",
+  group: "runs",
+  lab: "labs",
+  hypothesis: "labs"
+};
 U.bar = () => {
   const here = U.route().name;
   const links = (U.answers ? [] : NAV).map(([name, title]) => {
-    const params = U.answers ? { run: U.answers.run } : name === "compare" ? { runs: [...U.picked].join(",") } : {};
+    const params = U.answers ? {run: U.answers.run} : name === "compare" ? {runs: [...U.picked].join(",")} : {};
     const is = name === here || (!U.answers && name === OF[here]);
-    return h("a", { href: U.link(name, params), "aria-current": is ? "page" : null }, title, name === "compare" && U.picked.size ? ` (${U.picked.size})` : "");
+    return h("a", {href: U.link(name, params), "aria-current": is ? "page" : null}, title,
+      name === "compare" && U.picked.size ? ` (${U.picked.size})` : "");
   });
-  header.replaceChildren(h("a", { class: "brand", href: U.link(U.answers ? "run" : "runs", U.answers ? { run: U.answers.run } : {}) }, "Uptrend"), h("nav", { "aria-label": "Pages" }, links),
-    h("span", { class: "grow" }), count,
-    h("button", { class: "plain", onclick: flip, title: "Dark or light (t)", "aria-label": "Dark or light" }, "◐"),
-    h("button", { class: "plain", onclick: () => help.showModal(), title: "Keys (?)", "aria-label": "Keys" }, "?"));
+  header.replaceChildren(h("a.brand", {href: U.link(U.answers ? "run" : "runs", U.answers ? {run: U.answers.run} : {})}, "Uptrend"),
+    h("nav", {"aria-label": "Pages"}, links), h("span.grow"), count,
+    h("button.plain", {onclick: flip, title: "Dark or light (t)", "aria-label": "Dark or light"}, "◐"),
+    h("button.plain", {onclick: () => help.showModal(), title: "Keys (?)", "aria-label": "Keys"}, "?"));
 };
 
 let visit = 0;
 U.show = async () => {
   const mine = ++visit;
-  const { name, params } = U.route();
+  const {name, params} = U.route();
   document.body.dataset.ready = "";
   U.leaving.splice(0).forEach((undo) => undo());
   U.abort?.abort();
@@ -51,7 +68,9 @@ U.show = async () => {
   U.keys = {};
   U.bar();
   const main = document.getElementById("main");
-  const slow = setTimeout(() => { if (mine === visit) main.replaceChildren(U.state("Loading …")); }, 250);
+  const slow = setTimeout(() => {
+    if (mine === visit) main.replaceChildren(U.state("Loading …"));
+  }, 250);
   try {
     const page = U.pages[name];
     if (!page) throw new Error(`There is no page ${name}.`);
@@ -65,18 +84,29 @@ U.show = async () => {
   } catch (error) {
     clearTimeout(slow);
     if (error.name === "AbortError" || mine !== visit) return;
-    U.put(main, U.error(error), h("p", {}, h("button", { onclick: U.show }, "Try again")));
+    U.put(main, U.error(error), h("p", h("button", {onclick: U.show}, "Try again")));
     document.body.dataset.ready = "error";
   }
 };
 U.pages.api = async () => {
-  const schema = U.answers ? { paths: {} } : await U.api("openapi.json");
-  return { title: "API", el: [h("h1", {}, "API"),
-    h("p", { class: "soft" }, "The pages ask these questions; so can a program. JSON answers, ", h("a", { href: "/api/openapi.json" }, "OpenAPI description"), "."),
-    ...Object.entries(schema.paths).map(([path, methods]) => Object.entries(methods).map(([method, told]) => h("section", { class: "card", style: { margin: "10px 0" } },
-      h("h3", { class: "code" }, `${method.toUpperCase()} ${path}`), h("p", {}, told.summary),
-      told.parameters?.length ? U.table(["parameter", "type", "default", "meaning"], told.parameters.map((p) => [
-        h("code", {}, p.name + (p.required ? " *" : "")), p.schema.type, p.schema.default === undefined ? "" : String(p.schema.default), p.description || ""])) : null)))] };
+  const schema = U.answers ? {paths: {}} : await U.api("openapi.json");
+  return {
+    title: "API",
+    el: [
+      h("h1", "API"),
+      h("p.soft", "The pages ask these questions; so can a program. JSON answers, ",
+        h("a", {href: "/api/openapi.json"}, "OpenAPI description"), "."),
+      ...Object.entries(schema.paths)
+        .map(([path, methods]) => Object.entries(methods).map(
+               ([method, told]) =>
+                 h("section.card", {style: {margin: "10px 0"}}, h("h3.code", `${method.toUpperCase()} ${path}`), h("p", told.summary),
+                   told.parameters?.length
+                     ? U.table(["parameter", "type", "default", "meaning"],
+                         told.parameters.map((p) => [h("code", p.name + (p.required ? " *" : "")), p.schema.type,
+                                               p.schema.default === undefined ? "" : String(p.schema.default), p.description || ""]))
+                     : null)))
+    ]
+  };
 };
 
 document.addEventListener("keydown", (event) => {
@@ -84,20 +114,33 @@ document.addEventListener("keydown", (event) => {
   const typing = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName) && event.target.type !== "checkbox";
   if (event.key === "Escape" && typing) return event.target.blur();
   if (typing) return;
-  const all = { "?": () => help.showModal(), t: flip, ...(U.answers ? {} : { r: () => U.go("runs"), d: () => U.go("doctor"), l: () => U.go("labs"), c: () => U.picked.size && U.go("compare", { runs: [...U.picked].join(",") }) }), ...U.keys };
-  if (all[event.key]) { event.preventDefault(); all[event.key](event); }
+  const all = {
+    "?": () => help.showModal(),
+    t: flip,
+    ...(U.answers ? {} : {
+      r: () => U.go("runs"),
+      d: () => U.go("doctor"),
+      l: () => U.go("labs"),
+      c: () => U.picked.size && U.go("compare", {runs: [...U.picked].join(",")})
+    }),
+    ...U.keys
+  };
+  if (all[event.key]) {
+    event.preventDefault();
+    all[event.key](event);
+  }
 });
 addEventListener("hashchange", U.show);
 
 (async () => {
   const data = document.getElementById("data");
-  if (data) { // an exported file: all answers are inside
+  if (data) {  // an exported file: all answers are inside
     const bytes = Uint8Array.from(atob(data.textContent), (c) => c.charCodeAt(0));
     const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
     U.answers = await new Response(stream).json();
     U.home = "run";
-    if (!location.hash) history.replaceState(null, "", U.link("run", { run: U.answers.run }));
+    if (!location.hash) history.replaceState(null, "", U.link("run", {run: U.answers.run}));
   }
   await U.show();
-  (window.requestIdleCallback || setTimeout)(() => U.plotly().catch(() => {})); // before a plot is asked for
+  (window.requestIdleCallback || setTimeout)(() => U.plotly().catch(() => {}));  // before a plot is asked for
 })();

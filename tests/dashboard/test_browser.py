@@ -1,0 +1,328 @@
+"""The pages in a real browser: what a person sees, types and clicks, live and exported, friendly and hostile."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from hostile import hostile_run
+from synthetic import write_run
+
+pytestmark = [pytest.mark.slow, pytest.mark.needs_package("chromium")]
+ROOT = Path(__file__).parents[2]
+FLAGS = (
+    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync"
+)
+Serve = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Debian's chromium, one per module."""
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=FLAGS.split())
+        yield found
+        found.close()
+
+
+class Visitor:
+    """A person at a browser; errors of scripts fail the test when they leave."""
+
+    def __init__(self, browser: Browser, **options: Any) -> None:
+        options = {"viewport": {"width": 1280, "height": 800}, "accept_downloads": True} | options
+        self.context = browser.new_context(**options)
+        self.page: Page = self.context.new_page()
+        self.page.set_default_timeout(30_000)
+        self.errors: list[str] = []
+        self.fetched: list[str] = []
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("request", lambda request: self.fetched.append(request.url))
+
+    def open(self, address: str, ready: str = "") -> Page:
+        """Go to an address and wait until its page is drawn."""
+        self.page.goto(address)
+        self.page.wait_for_selector(f"body[data-ready='{ready}']" if ready else "body:not([data-ready=''])")
+        return self.page
+
+    def leave(self) -> None:
+        self.context.close()
+        assert self.errors == []
+
+
+@pytest.fixture
+def visit(browser: Browser) -> Iterator[Callable[..., Visitor]]:
+    """`visit(viewport=...)` opens a browser window of its own."""
+    visitors: list[Visitor] = []
+
+    def make(**options: Any) -> Visitor:
+        visitors.append(Visitor(browser, **options))
+        return visitors[-1]
+
+    yield make
+    for visitor in visitors:
+        visitor.leave()
+
+
+@pytest.fixture(scope="module")
+def masked_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two trained runs of a step: one healthy, one whose learner's attention is built from the loss mask."""
+    from benchmarks.faults.fault import unaltered
+    from benchmarks.faults.planted.masks import blind
+
+    from uptrend.config import load_config
+    from uptrend.runner.prepare import prepare
+    from uptrend.runner.runs import start
+
+    folder = tmp_path_factory.mktemp("masks") / "runs"
+    for name, alter in (("healthy", unaltered), ("blind", blind)):
+        config = load_config({
+            "name": name, "model": {"name": "tiny"}, "tasks": {"train": 8}, "eval": {"tasks": 4},
+            "sampling": {"groups": 2, "size": 2, "max_tokens": 4}, "learning": {"steps": 2},
+        })  # fmt: skip
+        start(alter(prepare(config)), folder / name)
+    return folder
+
+
+def sideways(page: Page) -> int:
+    """Return how far the page is wider than the window."""
+    return int(page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth"))
+
+
+def test_the_table_is_filtered_sorted_and_opened_by_keyboard(serve: Serve, visit: Any, tmp_path: Path) -> None:
+    for seed, rate in enumerate((1e-6, 3e-5, 1e-4)):
+        write_run(tmp_path / "runs" / f"rate-{seed}", overrides=(f"learning.lr={rate}",), seed=seed)
+    page = visit().open(f"{serve(tmp_path / 'runs')}/", "runs")
+    rows = page.locator("table.runs tbody tr")
+    expect(rows).to_have_count(3)
+    expect(rows.first).to_contain_text("37.5% → 70.0%")
+    page.keyboard.press("/")
+    page.keyboard.type("learning.lr>1e-5")
+    expect(rows).to_have_count(2)
+    assert "filter=learning.lr" in page.url  # the address holds the view
+    page.reload()
+    expect(page.locator("table.runs tbody tr")).to_have_count(2)
+    page.get_by_role("button", name="Run", exact=False).first.click()
+    page.keyboard.press("j")
+    page.keyboard.press("x")
+    page.keyboard.press("j")
+    page.keyboard.press("x")
+    page.keyboard.press("c")
+    page.wait_for_selector("body[data-ready='compare']")
+    expect(page.locator("main")).to_contain_text("learning.lr")
+    expect(page.locator("main")).to_contain_text("40")  # tasks that both were asked
+    page.keyboard.press("r")
+    page.wait_for_selector("body[data-ready='runs']")
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("body[data-ready='run']")
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog")).to_be_visible()
+
+
+def test_the_first_screen_of_a_run_answers_the_first_questions(serve: Serve, visit: Any, tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "short", steps=30, lift=0.0)
+    page = visit().open(f"{serve(tmp_path / 'runs')}/#/run?run=runs/short", "run")
+    expect(page.locator(".trend")).to_be_visible()
+    for words in ("37.5% → 70.0%", "First finding"):
+        box = page.get_by_text(words).first.bounding_box()
+        assert box is not None
+        assert box["y"] + box["height"] < 800
+    page.wait_for_selector(".js-plotly-plot")  # the sketch gave way to the real plot
+    assert page.locator("[data-plot='reward'] .js-plotly-plot").count() == 1
+
+
+def test_plots_zoom_together_keep_it_in_the_address_and_are_saved(serve: Serve, visit: Any, tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "demo", steps=40)
+    visitor = visit()
+    page = visitor.open(f"{serve(tmp_path / 'runs')}/#/run?run=runs/demo", "run")
+    page.wait_for_selector("[data-plot='entropy'] .js-plotly-plot")
+    box = page.locator("[data-plot='reward'] .nsewdrag").bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + 0.25 * box["width"], box["y"] + 50)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 0.75 * box["width"], box["y"] + 52, steps=5)
+    page.mouse.up()
+    page.wait_for_url("**from=1**")
+    page.wait_for_timeout(300)
+    assert "from=1" in page.url
+    asked = "document.querySelector(\"[data-plot='entropy']\").plot.canvas.layout.xaxis.range"
+    low, high = page.evaluate(asked)
+    assert 8 < low < 14
+    assert 27 < high < 33
+    for kind in ("CSV", "PNG", "SVG"):
+        with page.expect_download() as saved:
+            page.locator("[data-plot='entropy']").get_by_role("button", name=kind).click()
+        data = Path(saved.value.path()).read_bytes()
+        start = {"CSV": b"line,step,value", "PNG": b"\x89PNG", "SVG": b"<svg"}[kind]
+        assert data.startswith(start)
+    page.get_by_role("button", name="Log scale").click()
+    assert "log=1" in page.url
+
+
+def test_a_step_is_shown_within_two_seconds(serve: Serve, visit: Any, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(
+        '[model]\nname = "tiny"\n[tasks]\nname = "arithmetic"\ntrain = 200\n[eval]\ntasks = 16\nevery = 0\n'
+        "[sampling]\ngroups = 2\nsize = 4\nmax_tokens = 4\n[learning]\nsteps = 400\n"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "uptrend",
+        "train",
+        str(recipe),
+        "--runs",
+        str(tmp_path / "runs"),
+        "--name",
+        "live",
+    ]
+    training = subprocess.Popen([*command, "--no-preflight"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        lines = tmp_path / "runs" / "live" / "metrics.jsonl"
+        until = time.monotonic() + 90
+        while not lines.exists() and time.monotonic() < until:
+            time.sleep(0.1)
+        page = visit().open(f"{serve(tmp_path / 'runs')}/#/run?run=runs/live", "run")
+        expect(page.locator(".status.running")).to_be_visible()
+        late = []
+        for _ in range(5):
+            written = lines.read_bytes().count(b"\n")
+            begun = time.monotonic()
+            while int(page.evaluate("document.body.dataset.step")) < written and time.monotonic() - begun < 10:
+                page.wait_for_timeout(50)
+            late.append(time.monotonic() - begun)
+        assert sorted(late)[2] < 2.0, late  # the middle one: a loaded machine may hold up one
+    finally:
+        training.kill()
+        training.wait()
+    expect(page.locator(".status.killed")).to_be_visible()
+
+
+def test_a_wrong_mask_is_seen_at_a_glance(serve: Serve, visit: Any, masked_runs: Path) -> None:
+    url = serve(masked_runs)
+    found = {}
+    for name in ("healthy", "blind"):
+        page = visit().open(f"{url}/#/rollouts?run=runs/{name}", "rollouts")
+        page.locator(".chip").first.click()
+        page.wait_for_selector("body[data-ready='rollout']")
+        page.keyboard.press("v")
+        expect(page.locator(".tokens .t").first).to_be_visible()
+        roles = {role: page.locator(f".t[data-role='{role}']").count() for role in ("prompt", "model")}
+        assert all(roles.values()), roles
+        assert page.locator(".t.trained[data-role='model']").count() == roles["model"]
+        assert page.locator(".t.trained[data-role='prompt']").count() == 0
+        found[name] = page.locator(".tokens .t.blind").count(), page.locator(".fault").count(), roles["prompt"]
+    assert found["healthy"][:2] == (0, 0)
+    assert found["blind"] == (found["blind"][2], 1, found["blind"][2])  # every token of the question
+    for coloring in ("loss weight", "attention", "sampler log-probability", "learner − sampler", "advantage"):
+        page.get_by_role("button", name=coloring, exact=True).click()
+        expect(page.get_by_label(f"Tokens by {coloring}")).to_be_visible()
+    page.locator(".tokens .t").first.focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#tip")).to_contain_text("HIDDEN from attention")
+
+
+@pytest.mark.parametrize("width", [360, 768, 2560])
+def test_pages_fit_every_width_in_both_themes(serve: Serve, visit: Any, tmp_path: Path, width: int) -> None:
+    write_run(tmp_path / "runs" / ("a-run-with-a-rather-long-name-" * 3), steps=10)
+    write_run(tmp_path / "runs" / "demo", steps=10)
+    url = serve(tmp_path / "runs", ROOT / "examples" / "journal")
+    scheme = "dark" if width == 768 else "light"
+    visitor = visit(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    routes = (
+        "", "#/run?run=runs/demo", "#/findings?run=runs/demo", "#/rollouts?run=runs/demo", "#/config?run=runs/demo",
+        "#/rollout?run=runs/demo&step=10&group=g0&index=0&view=tokens", "#/group?run=runs/demo&step=10&group=g0",
+        "#/compare?runs=runs/demo", "#/doctor", "#/lab?lab=journal", "#/hypothesis?lab=journal&id=h02", "#/api",
+    )  # fmt: skip
+    for route in routes:
+        page = visitor.open(f"{url}/{route}")
+        page.wait_for_timeout(100)
+        assert page.locator(".error").count() == 0, route
+        assert sideways(page) <= 0, route
+        visitor.page.goto("about:blank")
+    page = visitor.open(f"{url}/")
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert background == ("rgb(20, 23, 27)" if scheme == "dark" else "rgb(255, 255, 255)")
+
+
+def test_a_log_is_dropped_on_the_doctor(serve: Serve, visit: Any, tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    log = tmp_path / "train.csv"
+    log.write_text("step,reward,kl,loss\n" + "".join(f"{i},0.5,{0.001 * i},0\n" for i in range(60)))
+    page = visit().open(f"{serve(tmp_path / 'runs')}/#/doctor", "doctor")
+    page.set_input_files("#log", str(log))
+    expect(page.locator(".trend")).to_contain_text("Flat")
+    expect(page.locator("article.finding h2").first).to_contain_text("reward.constant")
+    expect(page.locator(".fix").first).to_be_visible()
+    page.set_input_files("#log", {"name": "x.bin", "mimeType": "application/octet-stream", "buffer": b"\0\1\2" * 99})
+    expect(page.locator(".error")).to_contain_text("x.bin")
+
+
+def test_the_exported_file_opens_without_a_server(visit: Any, tmp_path: Path, masked_runs: Path) -> None:
+    target = tmp_path / "blind.html"
+    done = [sys.executable, "-m", "uptrend", "export", str(masked_runs / "blind"), "--out", str(target)]
+    subprocess.run(done, check=True, env={**os.environ, "UPTREND_HOME": str(tmp_path / "home")})
+    visitor = visit()
+    page = visitor.open(target.as_uri(), "run")
+    page.wait_for_selector("[data-plot='entropy'] .js-plotly-plot")
+    page.get_by_role("link", name="Rollouts").click()
+    page.wait_for_selector("body[data-ready='rollouts']")
+    page.locator(".chip").first.click()
+    page.wait_for_selector("body[data-ready='rollout']")
+    page.get_by_role("button", name="Tokens").click()
+    expect(page.locator(".fault")).to_be_visible()
+    for name in ("Findings", "Config", "Curves"):
+        page.goto(target.as_uri())
+        page.wait_for_selector("body[data-ready='run']")
+        page.get_by_role("navigation", name="Run").get_by_role("link", name=name).click()
+        page.wait_for_timeout(200)
+        assert page.locator(".error").count() == 0
+    assert {url.partition(":")[0] for url in visitor.fetched} <= {"file", "data", "blob"}
+
+
+def test_hostile_rollouts_stay_text(serve: Serve, visit: Any, tmp_path: Path) -> None:
+    run = hostile_run(tmp_path / "runs" / "hostile")
+    url = serve(tmp_path / "runs")
+    export = tmp_path / "hostile.html"
+    command = [sys.executable, "-m", "uptrend", "export", str(run), "--out", str(export)]
+    subprocess.run(command, check=True, env={**os.environ, "UPTREND_HOME": str(tmp_path / "home")})
+    visitor = visit()
+    dialogs: list[str] = []
+    visitor.page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
+    listed = visitor.open(f"{url}/", "runs").evaluate("fetch('/api/runs').then((r) => r.json())")
+    id = listed["rows"][0]["id"]
+    routes = ["", *(f"#/{name}?run={id}" for name in ("run", "findings", "rollouts", "config", "compare"))]
+    answer = visitor.page.evaluate(
+        "(id) => fetch('/api/rollouts?run=' + encodeURIComponent(id)).then((r) => r.json())", id
+    )
+    for row in answer["rollouts"]:
+        named = f"run={id}&step={row['step']}&index={row['idx']}&group="
+        for view in ("talk", "tokens"):
+            link = visitor.page.evaluate(
+                "([n, g, v]) => '#/rollout?' + n + encodeURIComponent(g) + '&view=' + v", [named, row["grp"], view]
+            )
+            routes.append(link)
+    shown = ""
+    for base in (f"{url}/", export.as_uri()):
+        for route in routes if base.startswith("http") else ["", *routes[-4:]]:
+            if not base.startswith("http"):
+                route = route.replace("runs/hostile", "hostile")
+            visitor.page.goto("about:blank")
+            page = visitor.open(base + route)
+            shown += page.inner_text("main")
+            tags = "script, img, iframe, object, embed, form, [onerror], [onclick], [onload], a[href^='javascript']"
+            assert page.locator(f"main :is({tags})").count() == 0, route
+            assert page.evaluate("window.pwned === undefined"), route
+    assert dialogs == []
+    assert "<script>" in shown  # as text
+    assert "\u202e" not in shown
+    assert "\x1b" not in shown
+    assert {urlsplit(asked).hostname for asked in visitor.fetched if asked.startswith("http")} == {"127.0.0.1"}
