@@ -1,5 +1,6 @@
 """`uptrend serve`: the dashboard; `uptrend export`: one run as a single page."""
 
+import contextlib
 import socket
 import webbrowser
 from pathlib import Path
@@ -48,11 +49,9 @@ def command(
     """  # fmt: skip
     for package in ("starlette", "uvicorn", "plotly"):
         need_extra(package, "dashboard")
-    import uvicorn
-
     from uptrend.dashboard.index import forget
     from uptrend.dashboard.library import Library
-    from uptrend.dashboard.server import LOOPBACK, is_loopback, make_app, new_token, open_socket
+    from uptrend.dashboard.server import LOOPBACK, Server, is_loopback, new_token, open_socket
 
     asked = folders or [DEFAULT]
     if missing := [path for path in asked if not path.exists() and path != DEFAULT]:
@@ -67,14 +66,14 @@ def command(
     shown = {"0.0.0.0": socket.gethostname(), "::": socket.gethostname()}.get(host, host)
     shown = f"[{shown}]" if ":" in shown else shown
     url = f"http://{shown}:{port}/" + (f"?token={token}" if token else "")
-    app = make_app(Library(asked, cache), [*LOOPBACK, host, shown, *(names or ())], token)
-    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1, ws="none")
+    server = Server(Library(asked, cache), [*LOOPBACK, host, shown, *(names or ())], token)
     typer.echo(f"Uptrend dashboard: {url}\nReading {', '.join(map(str, asked))}. Ctrl-C ends it.")
     if not asked[0].exists():
         typer.echo(f"There is no {asked[0]}/ yet: its runs appear as they are made.")
     if opens:
         webbrowser.open(url)
-    uvicorn.Server(config).run(sockets=[listener])
+    with contextlib.suppress(KeyboardInterrupt):  # the way to end it
+        server.run(sockets=[listener])
 
 
 def export(

@@ -169,12 +169,11 @@ def show_run(library: Library, run: str) -> Answer:
 
 def _bounds(place: Place) -> list[float] | None:
     """Return the least and greatest reward that a rollout of the last step can have; None where nobody said."""
-    steps = list(place.steps())
     try:
-        table = place.read(steps[-1], ["reward_low", "reward_high"]) if steps else None
-    except RecordError:
+        table = place.read(place.entry.row["step"], ["reward_low", "reward_high"])
+    except RecordError:  # none were kept of it
         return None
-    if table is None or table["reward_low"].null_count == len(table):
+    if table["reward_low"].null_count == len(table):
         return None
     return [pc.min(table["reward_low"]).as_py(), pc.max(table["reward_high"]).as_py()]
 

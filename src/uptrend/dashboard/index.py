@@ -71,18 +71,27 @@ class Index:
 
     def get(self, path: Path, name: str, stamp: Any = None) -> Any | None:
         """Return an entry that was put under the same stamp; None where there is none."""
-        found = None
-        with self._lock, contextlib.suppress(sqlite3.Error):  # damaged since
-            found = self._database.execute(
-                "select stamp, value from entries where path=? and name=?", (os.fsencode(path), name)
-            ).fetchone()
-        return json.loads(found[1]) if found and (stamp is None or found[0] == json.dumps(stamp)) else None
+        query = "select stamp, value from entries where path=? and name=?"
+        for known, value in self._execute(query, os.fsencode(path), name):
+            if stamp is None or known == json.dumps(stamp):
+                return json.loads(value)
+        return None
+
+    def _execute(self, query: str, *values: Any) -> list[Any]:
+        with self._lock:
+            try:
+                return self._database.execute(query, values).fetchall()
+            except sqlite3.DatabaseError as error:
+                if type(error) is not sqlite3.DatabaseError:
+                    raise
+                self._database = self._open(":memory:")  # the file is damaged
+                return self._database.execute(query, values).fetchall()
 
     def put(self, path: Path, name: str, stamp: Any, value: Any) -> None:
         """Keep a JSON value."""
         row = (os.fsencode(path), name, json.dumps(stamp), json.dumps(value))
-        with self._lock, contextlib.suppress(sqlite3.Error):  # a full disk
-            self._database.execute("insert or replace into entries values (?, ?, ?, ?)", row)
+        with contextlib.suppress(sqlite3.Error):  # a full disk
+            self._execute("insert or replace into entries values (?, ?, ?, ?)", *row)
 
     def put_rollouts(self, path: Path, held: bool, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
         """Keep the lines of a step's rollouts, in place of those that were there."""
@@ -97,15 +106,13 @@ class Index:
     def rollouts(self, path: Path, where: str, values: Sequence[Any], rest: str = "") -> list[dict[str, Any]]:
         """Return lines of rollouts that meet a condition on their columns."""
         query = f"select {', '.join(ROLLOUT_COLUMNS)} from rollouts where path=? and {where} {rest}"
-        with self._lock:
-            found = self._database.execute(query, (os.fsencode(path), *values)).fetchall()
+        found = self._execute(query, os.fsencode(path), *values)
         return [dict(zip(ROLLOUT_COLUMNS, row, strict=True)) for row in found]
 
     def count_rollouts(self, path: Path, where: str, values: Sequence[Any]) -> int:
         """Return the number of lines that meet a condition."""
-        with self._lock:
-            query = f"select count(*) from rollouts where path=? and {where}"
-            return int(self._database.execute(query, (os.fsencode(path), *values)).fetchone()[0])
+        query = f"select count(*) from rollouts where path=? and {where}"
+        return int(self._execute(query, os.fsencode(path), *values)[0][0])
 
     def close(self) -> None:
         with self._lock:

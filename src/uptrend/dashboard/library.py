@@ -5,6 +5,7 @@ import os
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -65,6 +66,10 @@ class Library:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True, name="uptrend-index")
         self._reports: dict[str, float] = {}  # when a report was last begun
+        self.judged: Counter[str] = Counter()
+        """Reports made so far, by source."""
+        self.closing = False
+        """True where the server is about to end: streams end first."""
         self._views: Callable[..., list[RunView]] = lru_cache(4)(_read_views)
 
     def start(self) -> "Library":
@@ -117,9 +122,10 @@ class Library:
         for number, row in enumerate(rows):
             key = source.id if number == 0 else f"{source.id}@{number + 1}"
             self._entries[key] = Entry(source, stamp, {"id": key, **row} if row else {}, number)
-        for key, entry in list(self._entries.items()):
-            if entry.source.id == source.id and entry.part >= len(rows):
-                self._entries.pop(key, None)
+        number = len(rows) + 1
+        while (old := self._entries.get(f"{source.id}@{number}")) and old.source.id == source.id:
+            del self._entries[f"{source.id}@{number}"]  # a log that holds fewer runs than before
+            number += 1
 
     def _rows_of(self, source: Source, stamp: Stamp) -> list[Row]:
         """Return a row per run of a source; none for a file that is no log after all."""
@@ -193,8 +199,11 @@ class Library:
 
     def refresh_one(self, id: str) -> None:
         """Read one source before its turn: somebody is looking at it."""
-        sources = find_sources(self.roots)
-        source = sources.get(id) or sources.get(id.rpartition("@")[0])
+        if id in self._entries:
+            source: Source | None = self._entries[id].source
+        else:
+            sources = find_sources(self.roots)
+            source = sources.get(id) or sources.get(id.rpartition("@")[0])
         if source is not None:
             self._read(source, source.stamp())
 
@@ -270,7 +279,7 @@ class Library:
             report = {"trend": "", "sentence": f"The doctor could not judge it. {error}", "findings": [], "steps": 0}
         if not self._stop.is_set():  # else the worker was ended under it
             self.index.put(source.path, "report", stamp, report)
-            self.progress.version += 1
+            self.judged[source.id] += 1
 
 
 def _read_views(path: Path, stamp: Stamp) -> list[RunView]:

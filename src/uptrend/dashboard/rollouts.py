@@ -85,7 +85,10 @@ class Place:
         files = [file for file in files if file.is_file()]
         if not files:
             raise RecordError(f"{source.id} has no rollouts of {'the evaluation after ' * self.held}step {step}.")
-        return read_parquet([source.check(file) for file in files], columns)
+        try:
+            return read_parquet([source.check(file) for file in files], columns)
+        except (pa.ArrowException, ValueError) as error:  # of other columns than ours
+            raise RecordError(f"{files[0]} is damaged: {error}") from None
 
 
 def _ranges(column: pa.ChunkedArray) -> tuple[Any, Any]:
@@ -208,8 +211,12 @@ def find(
     order = order.replace(",", " desc,") + " desc" if falls else order
     by = f"order by {'' if sort.endswith('step') else f'{order.split()[0]} is null, '}{order}"
     told = {"indexed": done, "steps": steps, "next": None}
-    if text:
-        return {**told, **_search(place, joined, values, by, text.lower(), limit, offset)}
+    if text:  # step by step, whatever the order: each step's file is then read once
+        found = _search(place, joined, values, f"order by {ORDERS['step']}", text.lower(), limit, offset)
+        key = sort.removeprefix("-")
+        if key in ORDERS and key != "step":
+            found["rollouts"].sort(key=lambda row: (row[key] is None, (row[key] or 0) * (-1 if falls else 1)))
+        return {**told, **found}
     total = place.library.index.count_rollouts(place.key, joined, values)
     rows = place.library.index.rollouts(place.key, joined, values, f"{by} limit {int(limit)} offset {int(offset)}")
     return {**told, "total": total, "rollouts": rows}
@@ -220,7 +227,7 @@ def _search(
 ) -> dict[str, Any]:
     """Read messages of candidates in order until the page is full or the time is up."""
     begun, found, at = time.monotonic(), list[dict[str, Any]](), offset
-    texts = lru_cache(8)(lambda step: _texts(place, step))
+    texts = lru_cache(2)(lambda step: _texts(place, step))
     while True:
         rows = place.library.index.rollouts(place.key, where, values, f"{order} limit 500 offset {at}")
         for row in rows:

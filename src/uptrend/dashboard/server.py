@@ -18,8 +18,10 @@ import tempfile
 from collections.abc import AsyncIterator, Sequence
 from functools import cache
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -240,13 +242,13 @@ async def _pulse(library: Library, run: str | None, request: Request) -> AsyncIt
     last: Any = None
     waited = 0.0
     yield "retry: 2000\n\n"
-    while not await request.is_disconnected():
+    while not (library.closing or await request.is_disconnected()):
         if run is None:
             now: Any = (library.progress.version, library.progress.done, library.progress.indexing)
         else:
             try:
                 source = (await run_in_threadpool(library.entry, run, "run", "log")).source
-                now = (await run_in_threadpool(source.stamp), library.index.get(source.path, "report") is not None)
+                now = (await run_in_threadpool(source.stamp), library.judged[source.id])
             except (RecordError, OSError):
                 now = "gone"
         if now != last and last is not None:
@@ -258,6 +260,21 @@ async def _pulse(library: Library, run: str | None, request: Request) -> AsyncIt
         if waited >= HEARTBEAT:
             waited = 0.0
             yield ": still here\n\n"
+
+
+class Server(uvicorn.Server):
+    """A server that ends its streams first: they would hold up Ctrl-C."""
+
+    def __init__(self, library: Library, names: Sequence[str] = LOOPBACK, token: str = "") -> None:
+        self._library = library
+        app = make_app(library, names, token)
+        super().__init__(
+            uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=2, ws="none")
+        )
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._library.closing = True
+        super().handle_exit(sig, frame)
 
 
 def open_socket(host: str, port: int) -> socket.socket:

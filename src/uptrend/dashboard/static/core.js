@@ -96,6 +96,9 @@ U.age = (moment) => {
   const [size, unit] = passed < 3600 ? [60, "min"] : passed < 86400 ? [3600, "h"] : [86400, "d"];
   return `${Math.floor(passed / size)} ${unit} ago`;
 };
+// Least and greatest of many numbers; a spread of them into a call would overflow it.
+U.range = (values) =>
+  values.reduce(([low, high], v) => v === null ? [low, high] : [Math.min(low, v), Math.max(high, v)], [Infinity, -Infinity]);
 // Names of metrics that are read together, without the words that they share.
 U.shortNames = (keys) => {
   const parts = keys.map((key) => key.split("/"));
@@ -264,7 +267,7 @@ U.tip = (event, text) => {
 U.spark = (values) => {
   const [wide, high] = [96, 24];
   if (!values || values.length < 2) return null;
-  const [low, top] = [Math.min(...values), Math.max(...values)];
+  const [low, top] = U.range(values);
   const span = top - low || 1;
   const at = values.map((v, i) => [2 + (i * (wide - 4)) / (values.length - 1), high - 3 - ((v - low) / span) * (high - 6)]);
   const path = "M" + at.map(([x, y]) => `${x.toFixed(1)} ${y.toFixed(1)}`).join("L");

@@ -1,5 +1,12 @@
 "use strict";
 // Plots: one description for all of them, drawn by plotly when they come into view. They share cursor and zoom.
+const COLOR_OF = {
+  finding: "--bad",
+  probed: "--bad",
+  failed: "--bad",
+  stopped: "--warn",
+  resumed: "--warn"
+};
 const SHARE = ",.2~%";
 U.css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 U.color = (place) => U.css(`--c${place % 6}`);
@@ -48,7 +55,7 @@ const sketch = (told, canvas) => {
                .map((y) => y === null ? null : scale(y))
                .filter((y) => y !== null);
   if (!xs.length || !ys.length) return;
-  const [x0, x1, y0, y1] = [Math.min(...xs), Math.max(...xs), Math.min(...ys), Math.max(...ys)];
+  const [[x0, x1], [y0, y1]] = [U.range(xs), U.range(ys)];
   const px = (x) => left + ((x - x0) / (x1 - x0 || 1)) * (wide - left - right),
         py = (y) => high - bottom - ((y - y0) / (y1 - y0 || 1)) * (high - top - bottom);
   const path = (x, y) => x.map((one, i) => y[i] === null || scale(y[i]) === null
@@ -162,104 +169,65 @@ U.plot = (board, make, options = {}) => {
     const format = told.unit === "share" ? ".1%" : ".4~g";
     const traces = [];
     told.lines.forEach((line) => {
-      const color = U.color(line.place || 0);
+      const color = U.color(line.place || 0), named = {name: plain(line.name), hovertemplate: `%{y:${format}}`};
       const shared = {x: line.x, mode: "lines", type: "scatter", hoverlabel: {namelength: 40}, connectgaps: false};
       if (told.stack) {
-        traces.push({
-          ...shared,
-          y: line.y,
-          name: plain(line.name),
-          stackgroup: "all",
-          line: {width: 0.5, color},
-          fillcolor: faint(color, 0.55),
-          hovertemplate: `%{y:${format}}`
-        });
+        const filled = {stackgroup: "all", line: {width: 0.5, color}, fillcolor: faint(color, 0.55)};
+        traces.push({...shared, ...named, ...filled, y: line.y});
         return;
       }
+      const quiet = {...shared, hoverinfo: "skip"}, smooth = line.smooth > 1 ? U.smooth(line.y, line.smooth) : null;
       if (line.low && !line.light) {
-        const edge = {...shared, line: {width: 0}, hoverinfo: "skip", showlegend: false};
+        const edge = {...quiet, line: {width: 0}};
         traces.push({...edge, y: line.low}, {...edge, y: line.high, fill: "tonexty", fillcolor: faint(color, 0.2)});
       }
-      const smooth = line.smooth > 1 ? U.smooth(line.y, line.smooth) : null;
-      if (smooth && !line.light) traces.push({...shared, y: line.y, line: {width: 1, color: faint(color, 0.3)}, hoverinfo: "skip"});
+      if (smooth && !line.light) traces.push({...quiet, y: line.y, line: {width: 1, color: faint(color, 0.3)}});
+      if (line.thin) {
+        traces.push({...quiet, y: smooth || line.y, line: {width: 1, color: faint(color, 0.35)}});
+        return;
+      }
       plot.main = traces.length;
       plot.xs = line.x;
+      const ends = line.errors && {array: line.errors.above, arrayminus: line.errors.below};
+      const error_y = ends ? {...ends, type: "data", symmetric: false, color, thickness: 1.2, width: 3} : undefined;
+      const mode = line.only ? "markers"
+        : line.dots          ? "lines+markers"
+                             : "lines",
+            marker = {size: line.only ? 5 : 7, color, opacity: line.only ? 0.5 : 1};
       traces.push({
         ...shared,
+        ...named,
         y: smooth || line.y,
-        name: plain(line.name),
-        hovertemplate: `%{y:${format}}`,
-        mode: line.only ? "markers"
-          : line.dots   ? "lines+markers"
-                        : "lines",
-        marker: {size: line.only ? 5 : 7, color, opacity: line.only ? 0.5 : 1},
-        line: {width: line.thin ? 1
-            : line.light        ? 1.3
-                                : 2,
-          color: line.thin ? faint(color, 0.35) : color,
-          dash: line.dash || "solid"},
-        error_y: line.errors
-          ? {type: "data", symmetric: false, array: line.errors.above, arrayminus: line.errors.below, color, thickness: 1.2, width: 3}
-          : undefined,
-        ...(line.thin ? {hoverinfo: "skip", hovertemplate: null} : {})
+        mode,
+        marker,
+        error_y,
+        line: {width: line.light ? 1.3 : 2, color, dash: line.dash || "solid"}
       });
     });
-    const notes =
-      (told.markers || [])
-        .filter((marker) => marker.label)
-        .map((marker) => (
-               {x: marker.x, y: 1, yref: "paper", yanchor: "bottom", showarrow: false, text: marker.label, font: {size: 10, color: soft}}));
-    const shapes = (told.markers || []).map((marker) => ({
-      type: "line",
-      xref: "x",
-      yref: "paper",
-      x0: marker.x,
-      x1: marker.x,
-      y0: 0,
-      y1: 1,
-      layer: "below",
-      line: {
-        width: 1,
-        dash: "dot",
-        color: U.css({finding: "--bad", probed: "--bad", failed: "--bad", stopped: "--warn", resumed: "--warn"}[marker.kind] || "--soft")
-      }
-    }));
+    const marks = told.markers || [], paper = {yref: "paper", y0: 0, y1: 1};
+    const notes = marks.filter((one) => one.label).map(({x,
+      label}) => ({x, y: 1, yref: "paper", yanchor: "bottom", showarrow: false, text: label, font: {size: 10, color: soft}}));
+    const shapes = marks.map(
+      ({x, kind}) =>
+        ({...paper, type: "line", x0: x, x1: x, layer: "below", line: {width: 1, dash: "dot", color: U.css(COLOR_OF[kind] || "--soft")}}));
     // A bound far from the curve would press it flat; the words below tell of it all the same.
-    const seen = told.lines.flatMap((line) => line.y).filter((value) => value !== null);
-    const [least, most] = [Math.min(...seen), Math.max(...seen)], near = 0.8 * (most - least || Math.abs(most) || 1);
+    const [least, most] = U.range(told.lines.flatMap((line) => line.y)), near = 0.8 * (most - least || Math.abs(most) || 1);
     for (const bound of (told.bounds || []).filter((one) => one >= least - near && one <= most + near)) {
-      shapes.push(
-        {type: "line", xref: "paper", yref: "y", x0: 0, x1: 1, y0: bound, y1: bound, line: {width: 1, dash: "dash", color: soft}});
+      shapes.push({type: "line", xref: "paper", x0: 0, x1: 1, y0: bound, y1: bound, line: {width: 1, dash: "dash", color: soft}});
     }
     const axis = {gridcolor: grid, linecolor: grid, zeroline: false, tickfont: {color: soft, size: 11}, automargin: true};
-    const layout = {
-      margin: {l: 40, r: 12, t: notes.length ? 18 : 8, b: 30},
-      paper_bgcolor: "rgba(0,0,0,0)",
-      plot_bgcolor: "rgba(0,0,0,0)",
-      font: {color: ink, family: getComputedStyle(document.body).fontFamily, size: 12},
-      showlegend: false,
-      hovermode: "x unified",
-      dragmode: "zoom",
-      hoverlabel: {bgcolor: U.css("--panel"), bordercolor: grid, font: {color: ink, size: 12}},
-      xaxis: {
-        ...axis,
-        showgrid: false,
-        title: {text: told.xTitle || "step", font: {size: 11, color: soft}, standoff: 4},
-        ...(board.range ? {range: board.range.slice(), autorange: false} : {}),
-        ...(told.x || {})
-      },
-      yaxis: {
-        ...axis,
-        type: told.log ? "log" : "linear",
-        tickformat: told.unit === "share" ? SHARE : "",
-        exponentformat: "e",
-        rangemode: told.unit === "share" && told.stack ? "nonnegative" : "normal",
-        ...(told.y || {})
-      },
-      shapes,
-      annotations: notes,
-      uirevision: "keep"
+    const xTitle = {text: told.xTitle || "step", font: {size: 11, color: soft}, standoff: 4}, clear = "rgba(0,0,0,0)";
+    const xaxis = {...axis, showgrid: false, title: xTitle, ...(board.range ? {range: board.range.slice(), autorange: false} : {})};
+    const yaxis = {...axis, type: told.log ? "log" : "linear", tickformat: told.unit === "share" ? SHARE : "", exponentformat: "e"};
+    if (told.unit === "share" && told.stack) yaxis.rangemode = "nonnegative";
+    const look = {
+      paper_bgcolor: clear,
+      plot_bgcolor: clear,
+      font: {color: ink, family: getComputedStyle(document.body).fontFamily, size: 12}
     };
+    const hover = {hovermode: "x unified", hoverlabel: {bgcolor: U.css("--panel"), bordercolor: grid, font: {color: ink, size: 12}}};
+    const margin = {l: 40, r: 12, t: notes.length ? 18 : 8, b: 30}, rest = {dragmode: "zoom", showlegend: false, uirevision: "keep"};
+    const layout = {...look, ...hover, ...rest, margin, xaxis, yaxis: {...yaxis, ...told.y}, shapes, annotations: notes};
     await Plotly.react(plot.canvas, traces, layout, {displayModeBar: false, responsive: true, doubleClick: "reset"});
     if (!plot.drawn) {
       plot.drawn = true;

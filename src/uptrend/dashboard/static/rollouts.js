@@ -1,16 +1,17 @@
 "use strict";
 // Rollouts: a step's groups, lists by task and text, a group side by side, and one rollout as talk or as tokens.
-const rewardChip = (row, run, here) => h("a", {
-  class: `chip ${
-    row.correct === null ? ""
-      : row.correct      ? "yes"
-                         : "no"} ${here ? "here" : ""}`,
-  title: `${row.ended}, advantage ${U.number(row.advantage)}`,
-  href:
-    U.link("rollout", {run, step: row.step, group: row.grp, index: row.idx, nth: row.nth || "", held: row.held ? "true" : "", set: row.set})
-},
-  U.number(row.reward));
+const where = (row, run) =>
+  ({run, step: row.step, group: row.grp, index: row.idx, nth: row.nth || "", held: row.held ? "true" : "", set: row.set});
+const rewardChip = (row, run, here) => {
+  const mark = row.correct === null ? "" : row.correct ? "yes" : "no", title = `${row.ended}, advantage ${U.number(row.advantage)}`;
+  return h("a", {class: `chip ${mark} ${here ? "here" : ""}`, title, href: U.link("rollout", where(row, run))}, U.number(row.reward));
+};
+const asked = (row, run, width) => h("div.question.small", {style: {"max-width": width}}, ...U.say(row.question), " ",
+  row.task ? h("a.nowrap", {href: U.link("rollouts", {run, task: row.task, held: row.held ? "true" : ""})}, "follow") : null);
 const signed = (value) => value === null || value === undefined ? "–" : value > 0 ? `+${U.number(value)}` : U.number(value);
+const ORDERS = [
+  ["-reward", "best first"], ["reward", "worst first"], ["-advantage", "largest advantage"], ["-tokens", "longest"], ["-seconds", "slowest"]
+];
 const ENDINGS = ["stop-token", "stop-text", "length", "turn-limit", "time-limit", "context-full", "tool-error", "task-error"];
 
 U.pages.rollouts = async (params, current) => {
@@ -28,30 +29,16 @@ U.pages.rollouts = async (params, current) => {
     if (next !== undefined) set({step: next});
   };
   U.keys = {"[": () => near(-1), "]": () => near(1), "/": () => text.focus()};
-  const text = h("input", {
-    type: "search",
-    placeholder: "Search what was said",
-    "aria-label": "Search text",
-    value: params.text || "",
-    onchange: () => set({text: text.value, step: params.step ?? ""})
-  });
+  const field = (name, label, attrs) => h("input",
+    {placeholder: label, "aria-label": label, value: params[name] || "", onchange: (e) => set({[name]: e.target.value}), ...attrs});
+  const text = field("text", "Search what was said", {type: "search"}), narrow = {style: {width: "8.5em"}},
+        number = {type: "number", step: "any", ...narrow};
   const choose = (name, values, label) => {
     const box = h("select", {"aria-label": label, onchange: () => set({[name]: box.value})}, h("option", {value: ""}, label),
-      values.map((one) => h("option", {value: one[0] ?? one}, one[1] ?? one)));
+      values.map((one) => h("option", {value: one[0]}, one[1])));
     box.value = params[name] || "";
     return box;
   };
-  const field = (name, label) => h("input", {
-    type: "number",
-    step: "any",
-    placeholder: label,
-    "aria-label": label,
-    value: params[name] || "",
-    style: {width: "7.5em"},
-    onchange: (e) => set({[name]: e.target.value})
-  });
-  const tool = h("input",
-    {placeholder: "tool", "aria-label": "Tool", value: params.tool || "", style: {width: "7em"}, onchange: () => set({tool: tool.value})});
   const slider = h("input", {
     type: "range",
     min: 0,
@@ -61,14 +48,19 @@ U.pages.rollouts = async (params, current) => {
     style: {flex: "1 1 120px"},
     onchange: () => set({step: steps[+slider.value]})
   });
-  const bar = h("div", h("div.toolbar",
-    h("button", { "aria-pressed": String(!held), onclick: () => set({ held: "", step: "", set: "" }) }, "Training"), h("button", { "aria-pressed": String(held), disabled: !kept.evals.length, onclick: () => set({ held: "true", step: "" }) }, "Held-out"),
-    kept.sets.length && held ? choose("set", kept.sets, "main set") : null,
-    h("button", { onclick: () => near(-1), "aria-label": "Previous step", title: "[" }, "‹"), slider, h("button", { onclick: () => near(1), "aria-label": "Next step", title: "]" }, "›"),
-    h("span.nowrap", step === null ? "all steps" : `step ${U.number(step)}`), step !== null && filters.length ? h("button", { onclick: () => set({ step: "" }) }, "All steps") : null),
-  h("div.toolbar", text, choose("ended", ENDINGS, "any ending"), choose("correct", [["true", "right"], ["false", "wrong"]], "right or wrong"), field("low", "reward from"), field("high", "to"), tool,
-    choose("sort", [["-reward", "best first"], ["reward", "worst first"], ["-advantage", "largest advantage"], ["-tokens", "longest"], ["-seconds", "slowest"]], "in order"),
-    filters.length ? h("button", { onclick: () => U.go("rollouts", { run, held: params.held }) }, "Clear") : null));
+  const button = (title, onclick, attrs) => h("button", {onclick, ...attrs}, title);
+  const bar = h("div",
+    h("div.toolbar", button("Training", () => set({held: "", step: "", set: ""}), {"aria-pressed": String(!held)}),
+      button("Held-out", () => set({held: "true", step: ""}), {"aria-pressed": String(held), disabled: !kept.evals.length}),
+      kept.sets.length && held ? choose("set", kept.sets.map((name) => [name, name]), "main set") : null,
+      button("‹", () => near(-1), {"aria-label": "Previous step", title: "["}), slider,
+      button("›", () => near(1), {"aria-label": "Next step", title: "]"}),
+      h("span.nowrap", step === null ? "all steps" : `step ${U.number(step)}`),
+      step !== null && filters.length ? button("All steps", () => set({step: ""})) : null),
+    h("div.toolbar", text, choose("ended", ENDINGS.map((name) => [name, name]), "any ending"),
+      choose("correct", [["true", "right"], ["false", "wrong"]], "right or wrong"), field("low", "reward from", number),
+      field("high", "to", number), field("tool", "tool", narrow), choose("sort", ORDERS, "in order"),
+      filters.length ? button("Clear", () => U.go("rollouts", {run, held: params.held})) : null));
   const list = h("div"), said = h("p.soft.small", {role: "status"});
   const el =
     [U.head(told, "rollouts"), bar, params.task ? h("p", "Task ", h("code", params.task), ` followed down the steps. `) : null, said, list];
@@ -82,49 +74,42 @@ U.pages.rollouts = async (params, current) => {
     held: held ? "true" : "",
     set: params.set,
     step,
-    ...Object.fromEntries(filters.map((key) => [key, params[key]])),
-    sort: params.sort
+    sort: params.sort,
+    ...Object.fromEntries(filters.map((key) => [key, params[key]]))
   };
   const offset = +(params.offset || 0);
   const flat = (rows) => U.table(["rollout", "task", "reward", "advantage", "ended", "tokens", "turns", "said"],
-    rows.map((row) => [h("a.nowrap", {
-      href: U.link(
-        "rollout", {run, step: row.step, group: row.grp, index: row.idx, nth: row.nth || "", held: held ? "true" : "", set: params.set})
-    },
-                         `${row.step} / ${row.grp.split("-").at(-1)} / ${row.idx}`),
-               h("div.question.small", {style: {"max-width": "260px"}}, ...U.say(row.question), " ",
-                 row.task ? h("a.nowrap", {href: U.link("rollouts", {run, task: row.task, held: held ? "true" : ""})}, "follow") : null),
-               rewardChip({...row, set: params.set}, run), signed(row.advantage), row.ended, U.number(row.tokens), U.number(row.turns),
+    rows.map((row) => [h("a.nowrap", {href: U.link("rollout", where(row, run))}, `${row.step} / ${row.grp.split("-").at(-1)} / ${row.idx}`),
+               asked(row, run, "260px"), rewardChip(row, run), signed(row.advantage), row.ended, U.number(row.tokens), U.number(row.turns),
                h("div.question.small", {style: {"max-width": "420px"}}, ...U.say(row.error || row.text),
                  row.tools ? h("span.soft", ` [${row.tools}]`) : "")]));
   const grouped = (rows) => {
-    const groups = Map.groupBy ? Map.groupBy(rows, (row) => row.grp)
-                               : rows.reduce((map, row) => map.set(row.grp, [...(map.get(row.grp) || []), row]), new Map());
-    return h("div.scroll",
-      h("table", h("thead", h("tr", ["group", "task", "mean", "rewards", ""].map((name) => h("th", name)))),
-        h("tbody", [...groups].map(([name, members]) => {
-          const rewards = members.map((row) => row.reward).filter((reward) => reward !== null);
-          const mean = rewards.length ? rewards.reduce((a, b) => a + b, 0) / rewards.length : null,
-                dead = rewards.length > 1 && new Set(rewards).size === 1;
-          return h("tr",
-            h("td",
-              h("a", {href: U.link("group", {run, step, group: name, held: held ? "true" : "", set: params.set})}, name.split("-").at(-1))),
-            h("td.question", {style: {"max-width": "340px"}}, ...U.say(members[0].question), " ",
-              members[0].task
-                ? h("a.small.nowrap", {href: U.link("rollouts", {run, task: members[0].task, held: held ? "true" : ""})}, "follow")
-                : null),
-            h("td.num", U.number(mean)), h("td", h("div.chips", members.map((row) => rewardChip({...row, set: params.set}, run)))),
-            h("td", dead ? h("span.badge.warning", "dead") : null,
-              members[0].kept === 0 || members[0].kept === false ? h("span.badge.note", "not learned from") : null));
-        }))));
+    const groups = rows.reduce((map, row) => map.set(row.grp, [...(map.get(row.grp) || []), row]), new Map());
+    return U.table(["group", "task", "mean", "rewards", ""], [...groups].map(([name, members]) => {
+      const rewards = members.map((row) => row.reward).filter((reward) => reward !== null), first = members[0];
+      const mean = rewards.length ? rewards.reduce((a, b) => a + b, 0) / rewards.length : null;
+      return [
+        h("a", {href: U.link("group", {...where(first, run), index: "", nth: ""})}, name.split("-").at(-1)), asked(first, run, "340px"),
+        U.number(mean), h("div.chips", members.map((row) => rewardChip(row, run))),
+        [
+          rewards.length > 1 && new Set(rewards).size === 1 ? U.badge("warning", "dead") : null,
+          first.kept === 0 ? U.badge("note", "not learned from") : null
+        ]
+      ];
+    }));
   };
   const load = async () => {
     const byGroup = step !== null && !filters.length && !params.sort && !held;
-    const answer = await U.api("rollouts", {...query, limit: byGroup ? 1000 : 100, offset});
+    let answer = await U.api("rollouts", {...query, limit: byGroup ? 1000 : 100, offset});
+    while (answer.next && answer.rollouts.length < 50 && current()) {  // a search is answered in pieces
+      said.textContent = `Searched ${U.number(answer.next)} rollouts, ${answer.rollouts.length} found …`;
+      const more = await U.api("rollouts", {...query, limit: 100, offset: answer.next});
+      answer = {...more, rollouts: [...answer.rollouts, ...more.rollouts]};
+    }
     if (!current()) return;
+    answer.rollouts.forEach((row) => { row.set = params.set; });
     const left = answer.steps - answer.indexed;
-    said.textContent = (answer.total === null ? `${U.plural(answer.rollouts.length, "match").replace("matchs", "matches")}`
-                                              : `${U.plural(answer.total, "rollout")}`) +
+    said.textContent = (answer.total === null ? `${U.number(answer.rollouts.length)} found` : `${U.plural(answer.total, "rollout")}`) +
       (step === null && left > 0 ? `; reading steps: ${answer.indexed} of ${answer.steps} …` : "");
     list.replaceChildren(answer.rollouts.length ? (byGroup ? grouped(answer.rollouts) : flat(answer.rollouts))
                                                 : U.state(left > 0 && step === null ? "Reading …" : "No rollout meets this."));
@@ -181,15 +166,23 @@ const facts = (rollout) => h("div.row",
 // Colorings of tokens: a function from a token to a background, and the legend.
 const ROLES = ["prompt", "model", "tool"];
 const tint = (name, share) => `rgb(${U.css(`--${name}`)} / ${Math.max(0, Math.min(0.85, share)).toFixed(3)})`;
-const diverging = (top) => (value) =>
-  value === null || value === undefined ? "" : tint(value < 0 ? "hot" : "cold", (0.85 * Math.abs(value)) / top);
-const largest = (values) => Math.max(1e-12, ...values.filter((v) => v !== null && v !== undefined).map(Math.abs));
+const largest = (values, least) => values.reduce((top, v) => Math.max(top, Math.abs(v ?? 0)), least);
+const around = (title, values, key, least, unit) => ({
+  // blue above 0, orange below
+  title,
+  make: (s) => {
+    const top = largest(values(s), least);
+    return (t) => t[key] === null ? "" : tint(t[key] < 0 ? "hot" : "cold", (0.85 * Math.abs(t[key])) / top);
+  },
+  legend: (s) => [[tint("hot", 0.85), `−${U.number(largest(values(s), least))}${unit}`], ["", "0"],
+    [tint("cold", 0.85), `+${U.number(largest(values(s), least))}`]]
+});
 const MODES = {
   role: {title: "role", make: () => (t) => U.css(`--${ROLES[t.role]}`), legend: () => ROLES.map((role) => [U.css(`--${role}`), role])},
   weight: {
     title: "loss weight",
     make: (s) => {
-      const top = largest(s.weights);
+      const top = largest(s.weights, 1e-12);
       return (t) => t.weight ? tint("cold", 0.25 + (0.6 * Math.abs(t.weight)) / top) : "";
     },
     legend: () => [["", "0: not trained"], [tint("cold", 0.8), "trained"]]
@@ -204,42 +197,27 @@ const MODES = {
     make: () => (t) => t.sampler === null || t.sampler === undefined ? "" : tint("hot", -t.sampler / 6),
     legend: () => [[tint("hot", 0.05), "0: sure"], [tint("hot", 0.85), "−6: surprising"]]
   },
-  gap: {
-    title: "learner − sampler",
-    make: (s) => {
-      const top = Math.max(0.02, largest(s.learner.map((v, i) => v === null || s.sampler[i] === null ? null : v - s.sampler[i])));
-      return (t) => diverging(top)(t.gap);
-    },
-    legend: (s) => {
-      const top = Math.max(0.02, largest(s.learner.map((v, i) => v === null || s.sampler[i] === null ? null : v - s.sampler[i])));
-      return [[tint("hot", 0.85), `−${U.number(top)} nats`], ["", "0"], [tint("cold", 0.85), `+${U.number(top)}`]];
-    }
-  },
-  advantage: {
-    title: "advantage",
-    make: (s) => diverging(largest(s.advantages)),
-    key: "advantage",
-    legend: (s) => [
-      [tint("hot", 0.85), `−${U.number(largest(s.advantages))}`], ["", "0"], [tint("cold", 0.85), `+${U.number(largest(s.advantages))}`]]
-  }
+  gap: around("learner − sampler", (s) => s.learner.map((v, i) => v === null || s.sampler[i] === null ? null : v - s.sampler[i]), "gap",
+    0.02, " nats"),
+  advantage: around("advantage", (s) => s.advantages, "advantage", 1e-12, "")
+};
+const FIELDS = {
+  text: "texts",
+  role: "roles",
+  turn: "turns",
+  version: "versions",
+  weight: "weights",
+  seen: "attended",
+  advantage: "advantages",
+  sampler: "sampler",
+  learner: "learner",
+  reference: "reference"
 };
 const tokensOf = (s) => s.ids.map((id, i) => {
-  const at = (name) => s[name]?.[i] ?? null;
-  const [sampler, learner] = [at("sampler"), at("learner")];
-  return {
-    id,
-    text: s.texts ? s.texts[i] : null,
-    role: at("roles"),
-    turn: at("turns"),
-    version: at("versions"),
-    weight: at("weights"),
-    seen: at("attended"),
-    advantage: at("advantages"),
-    sampler,
-    learner,
-    reference: at("reference"),
-    gap: sampler === null || learner === null ? null : learner - sampler
-  };
+  const token = {id, gap: null};
+  for (const [name, column] of Object.entries(FIELDS)) token[name] = s[column]?.[i] ?? null;
+  if (token.sampler !== null && token.learner !== null) token.gap = token.learner - token.sampler;
+  return token;
 });
 const tokenTip = (t) => [`${t.text === null ? "" : JSON.stringify(t.text) + "  "}id ${t.id}`,
   `${ROLES[t.role] ?? "?"}, turn ${t.turn}${t.version === null ? "" : `, version ${t.version}`}`,
@@ -255,10 +233,10 @@ const tokenTip = (t) => [`${t.text === null ? "" : JSON.stringify(t.text) + "  "
 // What no healthy run has: trained tokens that the model did not write, and tokens that attention can't see.
 const wrong = (t) => (t.weight && t.role !== 1) || t.seen === false;
 const sequence = (s, mode, more) => {
-  const list = tokensOf(s), color = MODES[mode].make(s), key = MODES[mode].key;
+  const list = tokensOf(s), color = MODES[mode].make(s);
   const spans = list.map((t, i) => {
     const shown = t.text === null ? `${t.id} ` : t.text === "" ? "·" : t.text;
-    const back = key ? color(t[key]) : color(t);
+    const back = color(t);
     return h("span", {
       class: `t${t.weight ? " trained" : ""}${t.seen === false ? " blind" : ""}${wrong(t) ? " wrong" : ""}${
         i && t.turn !== list[i - 1].turn ? " turn" : ""}`,

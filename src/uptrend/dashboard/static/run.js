@@ -74,6 +74,13 @@ U.controls = (view, update, {x, fold, metrics, params, added}) => {
     h("span.soft.small", "Drag to zoom, double-click to reset."));
 };
 
+// Evaluations on an axis of the curves, and their intervals as a plot takes them.
+U.evalAxis = (evals, curves, axis) => evals.map(
+  ({step}) => axis === "step" || step === 0 ? step : curves[axis]?.[Math.max(0, curves.step.findLastIndex((s) => s <= step))] ?? 0);
+U.evalErrors = (evals) => evals.every((e) => (e.low ?? null) !== null)
+  ? {above: evals.map((e) => e.high - e.accuracy), below: evals.map((e) => e.accuracy - e.low)}
+  : null;
+
 U.head = (told, here) => {
   const {row, report} = told;
   const causes = report?.findings.filter((finding) => finding.severity !== "note").length;
@@ -153,37 +160,27 @@ U.pages.run = async (params, current) => {
   const markers = () => view.x !== "step" ? [] : told.markers.map((marker) => ({...marker, x: marker.step}));
   const lines = (panel) => {
     if (panel.kind === "held-out") {
-      const evals = told.evals.filter((e) => (e.accuracy ?? null) !== null);
-      const at = (step) => view.x === "step" ? step
-        : step === 0                         ? 0
-                                             : curves[view.x]?.[Math.max(0, curves.step.findLastIndex((s) => s <= step))] ?? 0;
-      const has = evals.every((e) => (e.low ?? null) !== null);
+      const evals = told.evals.filter((e) => (e.accuracy ?? null) !== null), x = U.evalAxis(evals, curves, view.x);
       const sets = [...new Set(evals.flatMap((e) => Object.keys(e.sets || {})))];
-      return [
-        {
-          name: "held-out",
-          x: evals.map((e) => at(e.step)),
-          y: evals.map((e) => e.accuracy),
-          dots: true,
-          errors: has ? {above: evals.map((e) => e.high - e.accuracy), below: evals.map((e) => e.accuracy - e.low)} : null
-        },
-        ...sets.map(
-          (name, i) =>
-            ({name, place: i + 1, dots: true, x: evals.map((e) => at(e.step)), y: evals.map((e) => e.sets?.[name]?.accuracy ?? null)}))
-      ];
+      const further = sets.map((name, i) => ({name, place: i + 1, dots: true, x, y: evals.map((e) => e.sets?.[name]?.accuracy ?? null)}));
+      return [{name: "held-out", x, y: evals.map((e) => e.accuracy), dots: true, errors: U.evalErrors(evals)}, ...further];
     }
     const known = panel.keys.filter((key) => curves.curves[key]), short = U.shortNames(known);
-    const lines = known.map((key, place) => ({
-      name: panel.id === "reward" ? (place ? key.split("/")[2] : "reward") : short[place],
-      light: panel.id === "reward" && place > 0,
-      x: curves[view.x] || curves.step,
-      y: curves.curves[key].mean,
-      low: curves.curves[key].low,
-      high: curves.curves[key].high,
-      place,
-      dash: U.dash(place),
-      smooth: panel.kind === "stack" ? 0 : view.smooth
-    }));
+    const lines = known.map((key, place) => {
+      const {mean, low, high} = curves.curves[key], isPart = panel.id === "reward" && place > 0;
+      const name = isPart ? key.split("/")[2] : panel.id === "reward" ? "reward" : short[place];
+      return {
+        name,
+        place,
+        low,
+        high,
+        x: curves[view.x] || curves.step,
+        y: mean,
+        light: isPart,
+        dash: U.dash(place),
+        smooth: panel.kind === "stack" ? 0 : view.smooth
+      };
+    });
     const whole = panel.id === "dead" && known.length > 1 && curves.curves[panel.total]?.mean;
     if (whole) {  // groups whose rewards agree at neither end
       const rest = whole.map((all, i) => all === null ? null : Math.max(0, all - lines.reduce((sum, line) => sum + (line.y[i] || 0), 0)));
@@ -197,19 +194,9 @@ U.pages.run = async (params, current) => {
     [...told.panels, ...added.map((key) => ({id: key, title: key, keys: [key], kind: "lines", unit: share(key) ? "share" : ""}))];
   for (const panel of panels) {
     const bounds = () => panel.id === "reward" && told.bounds && !view.log ? told.bounds.filter((bound) => bound !== null) : [];
-    plots.append(
-      U.plot(board, () => ({
-         title: panel.title,
-         unit: panel.unit,
-         log: view.log && panel.kind !== "held-out",
-         stack: panel.kind === "stack",
-         xTitle: AXES[view.x],
-         lines: lines(panel),
-         markers: markers(),
-         bounds: bounds()
-       }),
-         {id: panel.id, name: panel.title})
-        .el);
+    const about = {title: panel.title, unit: panel.unit, stack: panel.kind === "stack", xTitle: AXES[view.x]};
+    const make = () => ({...about, log: view.log && panel.kind !== "held-out", lines: lines(panel), markers: markers(), bounds: bounds()});
+    plots.append(U.plot(board, make, {id: panel.id, name: panel.title}).el);
   }
   const head = h("div"), cards = h("div"), kinds = h("p.soft.small");
   const frame = () => {
@@ -229,6 +216,7 @@ U.pages.run = async (params, current) => {
   U.live(run, async () => {
     [told, curves] = await Promise.all([U.api("run", {run}), ask(told)]);
     if (!current() || told.error) return;
+    if (told.panels.length !== panels.length - added.length) return U.show();  // a first step, or a first evaluation
     frame();
     await update();
     document.body.dataset.step = told.row.step;

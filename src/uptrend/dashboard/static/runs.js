@@ -14,36 +14,31 @@ U.counts = (counts) => counts &&
   ["critical", "warning", "note"]
     .filter((kind) => counts[kind])
     .map((kind) => h("span", {class: `badge ${kind}`, title: U.plural(counts[kind], kind)}, counts[kind], h("span.sr", ` ${kind}`)));
+const column = (title, cell, more) => ({title, cell, ...more}), NUM = {
+  num: true
+},
+      OFF = {
+        off: true
+      };
 const COLUMNS = {
-  status: {title: "Status", cell: (row) => U.status(row)},
-  taskset: {title: "Task", cell: (row) => row.taskset && U.name(row.taskset)},
-  model: {title: "Model", cell: (row) => row.model && U.name(String(row.model).split("/").at(-1))},
-  step: {
-    title: "Step",
-    num: true,
-    cell: (row) =>
-      row.step === undefined ? null : h("span", U.number(row.step), row.steps ? h("span.soft", ` / ${U.number(row.steps)}`) : "")
-  },
-  after: {title: "Held-out before → after", cell: (row) => U.heldOut(row)},
-  reward: {
-    title: "Reward",
-    cell: (row) =>
-      row.sparkline && h("span.row.nowrap", {style: {"flex-wrap": "nowrap"}}, U.spark(row.sparkline), h("span", U.number(row.reward)))
-  },
-  findings: {
-    title: "Findings",
-    cell: (row) => row.findings && [U.counts(row.findings), row.finding ? h("div.small.soft", U.name(row.finding)) : null]
-  },
-  updated: {
-    title: "Age",
-    num: true,
-    cell: (row) => row.updated && h("span", {title: new Date(1000 * row.updated).toLocaleString()}, U.age(row.updated))
-  },
-  seconds: {title: "Duration", num: true, cell: (row) => row.seconds && U.duration(row.seconds)},
-  trainer: {title: "Trainer", cell: (row) => row.trainer && U.name(row.trainer), off: true},
-  trend: {title: "Trend", cell: (row) => row.trend, off: true},
-  per_step: {title: "Per step", num: true, cell: (row) => row.per_step && U.duration(row.per_step), off: true},
-  seed: {title: "Seed", num: true, cell: (row) => row.seed ?? null, off: true}
+  status: column("Status", (row) => U.status(row)),
+  taskset: column("Task", (row) => row.taskset && U.name(row.taskset)),
+  model: column("Model", (row) => row.model && U.name(String(row.model).split("/").at(-1))),
+  step: column("Step",
+    (row) => row.step === undefined ? null : h("span", U.number(row.step), row.steps ? h("span.soft", ` / ${U.number(row.steps)}`) : ""),
+    NUM),
+  after: column("Held-out before → after", (row) => U.heldOut(row)),
+  reward: column("Reward",
+    (row) => row.sparkline && h("span.row.nowrap", {style: {"flex-wrap": "nowrap"}}, U.spark(row.sparkline), U.number(row.reward))),
+  findings:
+    column("Findings", (row) => row.findings && [U.counts(row.findings), row.finding ? h("div.small.soft", U.name(row.finding)) : null]),
+  updated:
+    column("Age", (row) => row.updated && h("span", {title: new Date(1000 * row.updated).toLocaleString()}, U.age(row.updated)), NUM),
+  seconds: column("Duration", (row) => row.seconds && U.duration(row.seconds), NUM),
+  trainer: column("Trainer", (row) => row.trainer && U.name(row.trainer), OFF),
+  trend: column("Trend", (row) => row.trend, OFF),
+  per_step: column("Per step", (row) => row.per_step && U.duration(row.per_step), {...NUM, ...OFF}),
+  seed: column("Seed", (row) => row.seed ?? null, {...NUM, ...OFF})
 };
 const DEFAULT = Object.keys(COLUMNS).filter((key) => !COLUMNS[key].off);
 const LIMIT = 100;
@@ -249,10 +244,8 @@ U.pages.compare = async (params) => {
     const key = panel.total || panel.keys[0];
     const pair = (id) => {
       if (panel.kind === "held-out") {
-        const evals = told.evals[id],
-              axis = (step) =>
-                view.x === "step" ? step : curves[id][view.x]?.[Math.max(0, curves[id].step.findLastIndex((s) => s <= step))] ?? 0;
-        return evals.length ? [evals.map((e) => e.step === 0 ? 0 : axis(e.step)), evals.map((e) => e.accuracy), evals] : null;
+        const evals = told.evals[id];
+        return evals.length ? [U.evalAxis(evals, curves[id], view.x), evals.map((e) => e.accuracy), evals] : null;
       }
       const [curve, x] = [curves[id].curves[key], curves[id][view.x]];
       return curve && x ? [x, curve.mean, null, curve] : null;
@@ -267,20 +260,10 @@ U.pages.compare = async (params) => {
         name: group.length > 1 ? `${label(group[0])} and ${group.length - 1} more` : label(group[0]),
         dots: panel.kind === "held-out"
       };
-      if (pairs.length > 1) return [{...style, ...folded(group, pairs), smooth: panel.kind === "held-out" ? 0 : view.smooth}];
+      const smooth = panel.kind === "held-out" ? 0 : view.smooth, few = told.ids.length < 4;
+      if (pairs.length > 1) return [{...style, ...folded(group, pairs), smooth}];
       const [x, y, evals, curve] = pairs[0];
-      const errors = evals && evals[0].low !== null && told.ids.length < 5
-        ? {above: evals.map((e) => e.high - e.accuracy), below: evals.map((e) => e.accuracy - e.low)}
-        : null;
-      return [{
-        ...style,
-        x,
-        y,
-        errors,
-        low: told.ids.length < 4 ? curve?.low : null,
-        high: curve?.high,
-        smooth: panel.kind === "held-out" ? 0 : view.smooth
-      }];
+      return [{...style, x, y, smooth, errors: evals && few ? U.evalErrors(evals) : null, low: few ? curve?.low : null, high: curve?.high}];
     });
   };
   const plots = h("div.plots");
