@@ -1,6 +1,7 @@
 """A dashboard that listens, for every test of it."""
 
 import json
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -9,10 +10,9 @@ from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 
 from uptrend.dashboard.library import Library
-from uptrend.dashboard.server import LOOPBACK, make_app, open_socket
+from uptrend.dashboard.server import LOOPBACK, Server, open_socket
 
 
 class Dashboard:
@@ -20,14 +20,12 @@ class Dashboard:
 
     def __init__(self, home: Path) -> None:
         self._home = home
-        self._running: list[tuple[uvicorn.Server, threading.Thread]] = []
+        self._running: list[tuple[Server, threading.Thread]] = []
 
     def __call__(self, *folders: Path, token: str = "", names: tuple[str, ...] = LOOPBACK) -> str:
         """Serve some folders, and return the address when all of them were read."""
         listener = open_socket("127.0.0.1", 0)
-        app = make_app(Library(folders, self._home), names, token)
-        config = uvicorn.Config(app, log_level="error", access_log=False, timeout_graceful_shutdown=1, ws="none")
-        server = uvicorn.Server(config)
+        server = Server(Library(folders, self._home), names, token)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         self._running.append((server, thread))
@@ -38,9 +36,15 @@ class Dashboard:
 
     def close(self) -> None:
         for server, _ in self._running:
-            server.should_exit = True
+            server.handle_exit(signal.SIGTERM, None)
         for _, thread in self._running:
             thread.join(timeout=10)
+
+
+@pytest.fixture
+def wait() -> Callable[..., None]:
+    """`wait(lambda: …)` waits until something holds."""
+    return wait_until
 
 
 def wait_until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
@@ -67,12 +71,13 @@ def serve_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..
     dashboard.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def ask() -> Callable[..., Any]:
     """`ask(url, "run", run="runs/a", code=200)` gives an answer of the API, which must be strict JSON."""
+    client = httpx.Client(timeout=60)
 
     def get(url: str, path: str, code: int = 200, **query: Any) -> Any:
-        response = httpx.get(f"{url}/api/{path}", params=query, timeout=60)
+        response = client.get(f"{url}/api/{path}", params=query)
         assert response.status_code == code, response.text[:500]
         assert response.headers["content-type"] == "application/json"
         return json.loads(response.content.decode(), parse_constant=pytest.fail)

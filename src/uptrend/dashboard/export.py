@@ -14,7 +14,6 @@ from uptrend.dashboard import api, rollouts
 from uptrend.dashboard.library import Library
 from uptrend.dashboard.rollouts import Place
 from uptrend.dashboard.server import EMPTY_STYLE, PAGE, SCRIPTS, STATIC, plotly_script
-from uptrend.dashboard.worker import PATIENCE
 from uptrend.doctor.report import plain
 from uptrend.records import RecordError
 from uptrend.records.directory import write_whole
@@ -55,12 +54,11 @@ def export_run(path: Path, target: Path, most: int) -> int:
 def _answers(library: Library, id: str) -> dict[str, Any]:
     """Return the answers on the run itself, the doctor's report among them."""
     entry = library.entry(id)
-    if library.report(entry) is None:
-        report = library.worker.call("diagnose_run", str(entry.source.path), patience=PATIENCE)
-        library.index.put(entry.source.path, "report", [list(pair) for pair in entry.source.stamp()[:4]], report)
+    if entry.row["status"] == "unreadable":
+        raise RecordError(str(entry.row["error"]))
+    if library.known_report(entry) is None:
+        library.diagnose(entry.source)
     run = api.show_run(library, id)
-    if run.get("error"):
-        raise RecordError(str(run["error"]))
     keys = ",".join(one["key"] for section in run["metrics"] for one in section["metrics"])
     curves = api.get_curves(library, id, keys, POINTS, None, None)
     asked = urlencode({"run": id})

@@ -69,10 +69,10 @@ class Index:
         name = hashlib.sha256(os.fsencode(path)).hexdigest()[:24]
         return self.columns / f"{name}-{part}.arrow"
 
-    def get(self, path: Path, name: str, stamp: Any = None) -> Any | None:
+    def get(self, key: str, name: str, stamp: Any = None) -> Any | None:
         """Return an entry that was put under the same stamp; None where there is none."""
         query = "select stamp, value from entries where path=? and name=?"
-        for known, value in self._execute(query, os.fsencode(path), name):
+        for known, value in self._execute(query, os.fsencode(key), name):
             if stamp is None or known == json.dumps(stamp):
                 return json.loads(value)
         return None
@@ -87,32 +87,32 @@ class Index:
                 self._database = self._open(":memory:")  # the file is damaged
                 return self._database.execute(query, values).fetchall()
 
-    def put(self, path: Path, name: str, stamp: Any, value: Any) -> None:
+    def put(self, key: str, name: str, stamp: Any, value: Any) -> None:
         """Keep a JSON value."""
-        row = (os.fsencode(path), name, json.dumps(stamp), json.dumps(value))
+        row = (os.fsencode(key), name, json.dumps(stamp), json.dumps(value))
         with contextlib.suppress(sqlite3.Error):  # a full disk
             self._execute("insert or replace into entries values (?, ?, ?, ?)", *row)
 
-    def put_rollouts(self, path: Path, held: bool, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
+    def put_rollouts(self, key: str, held: bool, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
         """Keep the lines of a step's rollouts, in place of those that were there."""
         marks = ", ".join("?" * (1 + len(ROLLOUT_COLUMNS)))
-        key = os.fsencode(path)
-        lines = [(key, *(row[name] for name in ROLLOUT_COLUMNS)) for row in rows]
+        path = os.fsencode(key)
+        lines = [(path, *(row[name] for name in ROLLOUT_COLUMNS)) for row in rows]
         with self._lock, contextlib.suppress(sqlite3.Error), self._database:  # committed, or rolled back
             self._database.execute("begin")
-            self._database.execute("delete from rollouts where path=? and held=? and step=?", (key, held, step))
+            self._database.execute("delete from rollouts where path=? and held=? and step=?", (path, held, step))
             self._database.executemany(f"insert or replace into rollouts values ({marks})", lines)
 
-    def rollouts(self, path: Path, where: str, values: Sequence[Any], rest: str = "") -> list[dict[str, Any]]:
+    def rollouts(self, key: str, where: str, values: Sequence[Any], rest: str = "") -> list[dict[str, Any]]:
         """Return lines of rollouts that meet a condition on their columns."""
         query = f"select {', '.join(ROLLOUT_COLUMNS)} from rollouts where path=? and {where} {rest}"
-        found = self._execute(query, os.fsencode(path), *values)
+        found = self._execute(query, os.fsencode(key), *values)
         return [dict(zip(ROLLOUT_COLUMNS, row, strict=True)) for row in found]
 
-    def count_rollouts(self, path: Path, where: str, values: Sequence[Any]) -> int:
+    def count_rollouts(self, key: str, where: str, values: Sequence[Any]) -> int:
         """Return the number of lines that meet a condition."""
         query = f"select count(*) from rollouts where path=? and {where}"
-        return int(self._execute(query, os.fsencode(path), *values)[0][0])
+        return int(self._execute(query, os.fsencode(key), *values)[0][0])
 
     def close(self) -> None:
         with self._lock:

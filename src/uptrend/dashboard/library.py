@@ -129,8 +129,7 @@ class Library:
 
     def _rows_of(self, source: Source, stamp: Stamp) -> list[Row]:
         """Return a row per run of a source; none for a file that is no log after all."""
-        known = [stamp, os.fsdecode(source.root)]  # by another root a link may be allowed
-        kept: list[Row] | None = self.index.get(source.path, "rows", known)
+        kept: list[Row] | None = self.index.get(source.key, "rows", stamp)
         if kept is None:
             try:
                 source.check_all()
@@ -143,7 +142,7 @@ class Library:
                 kept = [_broken(source, f"It does not read as a {source.kind}: {type(error).__name__} {error}.")]
             kept = plain(kept)
             if not self._stop.is_set():  # else the worker may have been ended under it
-                self.index.put(source.path, "rows", known, kept)
+                self.index.put(source.key, "rows", stamp, kept)
         return kept or []
 
     def _rows_of_other(self, source: Source, stamp: Stamp) -> list[Row]:
@@ -151,7 +150,7 @@ class Library:
             return [{"kind": "lab", "name": source.path.name, "path": str(source.path)}]
         files = self.index.file_of(source.path)
         told = self.worker.call("read_log", str(source.path), str(files.parent), files.stem)
-        self.index.put(source.path, "log", stamp, told)
+        self.index.put(source.key, "log", stamp, told)
         return [_log_row(source, one) for one in told]
 
     def _run_row(self, source: Source) -> Row:
@@ -231,10 +230,10 @@ class Library:
 
     def log(self, entry: Entry) -> Row:
         """Return what was kept of one run of a log: settings, evaluations, notes, report."""
-        told = self.index.get(entry.source.path, "log", entry.stamp)
+        told = self.index.get(entry.source.key, "log", entry.stamp)
         if told is None:  # the index was deleted under us
             self._rows_of_other(entry.source, entry.stamp)
-            told = self.index.get(entry.source.path, "log", entry.stamp) or [{}]
+            told = self.index.get(entry.source.key, "log", entry.stamp) or [{}]
         return dict(told[entry.part])
 
     def table(self, entry: Entry) -> pa.Table:
@@ -258,27 +257,33 @@ class Library:
         if entry.source.kind == "log":
             report: dict[str, Any] | None = self.log(entry).get("report")
             return report
-        path, stamp = entry.source.path, [list(pair) for pair in entry.source.stamp()[:4]]
-        found: dict[str, Any] | None = self.index.get(path, "report", stamp)
-        if found is None:
-            with contextlib.suppress(RecordError, OSError, LookupError, TypeError, AttributeError):
-                found = findings.saved_report(Run(path), len(self.table(entry)))
+        found = self.known_report(entry)
         if found is not None:
             return found
         begun = self._reports.get(entry.source.id, -1e9)
         if time.monotonic() - begun > 10.0:
             self._reports[entry.source.id] = time.monotonic()
-            threading.Thread(target=self._diagnose, args=(entry.source, stamp), daemon=True).start()
-        return self.index.get(path, "report")
+            threading.Thread(target=self.diagnose, args=(entry.source,), daemon=True).start()
+        return self.index.get(entry.source.key, "report")
 
-    def _diagnose(self, source: Source, stamp: Any) -> None:
+    def known_report(self, entry: Entry) -> dict[str, Any] | None:
+        """Return the report of a run as it is now; None where nobody made one."""
+        found: dict[str, Any] | None = self.index.get(entry.source.key, "report", entry.source.stamp()[:4])
+        if found is None:
+            with contextlib.suppress(RecordError, OSError, LookupError, TypeError, AttributeError):
+                found = findings.saved_report(Run(entry.source.path), len(self.table(entry)))
+        return found
+
+    def diagnose(self, source: Source) -> None:
+        """Have a run judged, and keep the report."""
+        stamp = source.stamp()[:4]
         try:
             source.check_below(source.path / "rollouts", source.path / "evals")
             report = self.worker.call("diagnose_run", str(source.path))
         except RecordError as error:
             report = {"trend": "", "sentence": f"The doctor could not judge it. {error}", "findings": [], "steps": 0}
         if not self._stop.is_set():  # else the worker was ended under it
-            self.index.put(source.path, "report", stamp, report)
+            self.index.put(source.key, "report", stamp, report)
             self.judged[source.id] += 1
 
 

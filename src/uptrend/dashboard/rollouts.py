@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,8 +44,8 @@ class Place:
     """A further held-out set."""
 
     @property
-    def key(self) -> Path:
-        return self.entry.source.path / (self.label and f"evals:{self.label}")
+    def key(self) -> str:
+        return f"{self.entry.source.key}\0{self.label}"
 
     def steps(self) -> dict[int, int]:
         """Return the steps that have rollouts, each with the time of its file."""

@@ -247,8 +247,9 @@ async def _pulse(library: Library, run: str | None, request: Request) -> AsyncIt
             now: Any = (library.progress.version, library.progress.done, library.progress.indexing)
         else:
             try:
-                source = (await run_in_threadpool(library.entry, run, "run", "log")).source
-                now = (await run_in_threadpool(source.stamp), library.judged[source.id])
+                entry = await run_in_threadpool(library.entry, run, "run", "log")
+                stamp = await run_in_threadpool(entry.source.stamp)
+                now = (stamp, entry.row.get("status"), library.judged[entry.source.id])  # a killed run changes no file
             except (RecordError, OSError):
                 now = "gone"
         if now != last and last is not None:

@@ -36,6 +36,11 @@ class Source:
     strong: bool = True
     """False for a log that is known by its files' endings alone."""
 
+    @property
+    def key(self) -> str:
+        """Name in the index; by another root other links are allowed."""
+        return f"{self.path}\0{self.root}"
+
     def check(self, path: Path) -> Path:
         """Return a path below the source; RecordError where it is a pipe, or a link out of the given folder."""
         name = path.relative_to(self.path)

@@ -97,8 +97,7 @@ U.age = (moment) => {
   return `${Math.floor(passed / size)} ${unit} ago`;
 };
 // Least and greatest of many numbers; a spread of them into a call would overflow it.
-U.range = (values) =>
-  values.reduce(([low, high], v) => v === null ? [low, high] : [Math.min(low, v), Math.max(high, v)], [Infinity, -Infinity]);
+U.range = (values) => values.reduce(([low, high], v) => v === null ? [low, high] : [Math.min(low, v), Math.max(high, v)], [Infinity, -Infinity]);
 // Names of metrics that are read together, without the words that they share.
 U.shortNames = (keys) => {
   const parts = keys.map((key) => key.split("/"));
@@ -159,9 +158,8 @@ U.offline = (path, query) => {
     return {...all, curves: Object.fromEntries(keys.filter((key) => all.curves[key]).map((key) => [key, all.curves[key]]))};
   }
   if (path === "rollouts") {
-    const rows = U.answers.rollouts.filter((row) => Boolean(row.held) === (query.held === "true") &&
-        (!query.step || row.step === +query.step) && (!query.task || row.task === query.task) &&
-        (!query.group || row.grp === query.group) && (!query.ended || row.ended === query.ended) &&
+    const rows = U.answers.rollouts.filter((row) => Boolean(row.held) === (query.held === "true") && (!query.step || row.step === +query.step) &&
+        (!query.task || row.task === query.task) && (!query.group || row.grp === query.group) && (!query.ended || row.ended === query.ended) &&
         (!query.correct || Boolean(row.correct) === (query.correct === "true")) && (!query.low || row.reward >= +query.low) &&
         (!query.high || row.reward <= +query.high) && (!query.tool || row.tools.split(",").includes(query.tool)) &&
         (!query.text || `${row.question} ${row.text}`.toLowerCase().includes(query.text.toLowerCase())));
@@ -236,9 +234,14 @@ U.copy = (text) => h("button.small", {
 },
   "Copy");
 U.command = (text) => h("div.command", h("code", ...U.say(text)), U.copy(text));
-U.table = (head, rows, attrs) => h("div.scroll",
-  h("table", attrs, h("thead", h("tr", head.map((name) => h("th", {scope: "col"}, name)))),
-    h("tbody", rows.map((row) => h("tr", row.map((cell) => h("td", cell)))))));
+// A table of cells; with `csv`, a name for its file, it can be saved.
+U.table = (head, rows, {csv, ...attrs} = {}) => {
+  const body = h("tbody", rows.map((row) => h("tr", row.map((cell) => h("td", cell))))),
+        text = (row) => [...row.children].map((cell) => cell.textContent);
+  const save = () => U.save(`${csv}.csv`, U.csv([head.map((name) => name.textContent ?? name), ...[...body.children].map(text)]));
+  return h("div.scroll", csv ? h("button.plain.save", {onclick: save, "aria-label": `Save ${csv} as CSV`}, "CSV") : null,
+    h("table", attrs, h("thead", h("tr", head.map((name) => h("th", {scope: "col"}, name)))), body));
+};
 U.save = (name, text, type = "text/csv") => {
   const url = text.startsWith?.("data:") ? text : URL.createObjectURL(new Blob([text], {type}));
   h("a", {href: url, download: name}).click();
@@ -249,7 +252,7 @@ U.csv = (rows) => rows
                     .map((row) => row
                            .map((cell) => {
                              let text = cell === null || cell === undefined ? "" : String(cell);
-                             if (typeof cell === "string" && /^[=+\-@\t\r]/.test(text)) text = "'" + text;
+                             if (typeof cell === "string" && /^[=+\-@\t\r]/.test(text) && Number.isNaN(+text)) text = "'" + text;
                              return /[",\n\r]/.test(text) ? `"${text.replace(/"/g, "\"\"")}"` : text;
                            })
                            .join(","))
@@ -275,8 +278,8 @@ U.spark = (values) => {
     {width: wide, height: high, role: "img", "aria-label": `reward from ${U.number(values[0])} to ${U.number(values.at(-1))}`},
     h("path", {d: path}), h("circle", {cx: at.at(-1)[0], cy: at.at(-1)[1], r: 2}));
 };
+U.title = (text) => h("h2.part", text);
 U.tabs = (run, here, counts) => h("nav.tabs", {"aria-label": "Run"}, [
-  ["run", "Curves"], ["findings", "Findings" + (counts?.findings ? ` (${counts.findings})` : "")], ["rollouts", "Rollouts"],
-  ["config", "Config"]
+  ["run", "Curves"], ["findings", "Findings" + (counts?.findings ? ` (${counts.findings})` : "")], ["rollouts", "Rollouts"], ["config", "Config"]
 ].map(([name, title]) => h("a", {href: U.link(name, {run}), "aria-current": name === here ? "page" : null}, title)));
 U.crumbs = (...parts) => h("div.crumbs", parts.flatMap((part, i) => i ? [" / ", part] : [part]));

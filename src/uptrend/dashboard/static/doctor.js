@@ -33,28 +33,36 @@ U.finding = (finding, told, board) => {
     }
   },
     h("summary", `All about ${finding.id}`), page);
-  const arms = Object.entries(finding.experiment?.arms || {});
-  return h("article", { class: `finding ${finding.severity}`, id: `finding-${finding.id}` },
-    h("h2", U.badge(finding.severity, finding.severity), h("span", finding.id), h("span.soft.small", `${finding.confidence} confidence, ${finding.basis}`)),
-    h("p", ...U.say(finding.summary)),
-    finding.evidence.length ? h("ul", finding.evidence.slice(0, 8).map((one) => h("li", ...U.say(one.text), (one.step ?? null) !== null && run ? [" ", h("a.small", { href: U.link("run", { run, from: Math.max(0, one.step - 20), to: one.step + 20 }) }, `step ${one.step}`)] : null, one.rollout ? [" ", h("span.small", rollout(one.rollout))] : null))) : null,
-    plots.childNodes.length ? plots : null,
-    finding.explains.length ? h("p.small", "Explains: ", finding.explains.map((one, i) => [i ? ", " : "", h("span", { title: one.summary }, one.id)])) : null,
-    finding.fix ? h("div.fix", h("b", "Fix. "), ...U.say(finding.fix.sentence),
-      finding.settings.filter((one, i, list) => list.some((any) => any.own) ? one.own : i < 3).map((one) => [h("div.label", one.trainer), U.command(one.line)])) : null,
-    finding.rivals.length || finding.experiment ? h("details", { open: finding.severity === "critical" }, h("summary", "Rivals, and the experiment that decides"),
-      h("ul", finding.rivals.map((rival) => h("li", h("b", rival.id), ": ", ...U.say(rival.tells_apart)))),
-      finding.experiment ? [h("p", ...U.say(finding.experiment.claim)), arms.length ? U.table(["arm", "changes"], arms.map(([name, keys]) => [name, h("code", Object.entries(keys).map(([key, value]) => `${key} = ${U.setting(value)}`).join(", ") || "unchanged")])) : null] : null,
-      finding.command ? [h("p.label", arms.length ? "Make this a hypothesis" : "Settle it without training"), U.command(finding.command)] : null) : null,
-    finding.measured ? h("p.small.soft", ...U.say(finding.measured)) : null,
-    U.answers || !finding.known ? null : read);
+  const arms = Object.entries(finding.experiment?.arms || {}), own = finding.settings.filter((one) => one.own);
+  const changes = (keys) => Object.entries(keys).map(([key, value]) => `${key} = ${U.setting(value)}`).join(", ") || "unchanged";
+  const evidence = finding.evidence.slice(0, 8).map((one) => {
+    const near = (one.step ?? null) !== null && run && U.link("run", {run, from: Math.max(0, one.step - 20), to: one.step + 20});
+    return h("li", ...U.say(one.text), " ", near ? h("a.small", {href: near}, `step ${one.step} `) : null,
+      one.rollout ? h("span.small", rollout(one.rollout)) : null);
+  });
+  const fix = finding.fix &&
+    h("div.fix", h("b", "Fix. "), ...U.say(finding.fix.sentence),
+      (own.length ? own : finding.settings.slice(0, 3)).map((one) => [h("div.label", one.trainer), U.command(one.line)]));
+  const experiment = finding.experiment && [
+    h("p", ...U.say(finding.experiment.claim)),
+    arms.length ? U.table(["arm", "changes"], arms.map(([name, keys]) => [name, h("code", changes(keys))])) : null,
+    finding.command ? [h("p.label", arms.length ? "Make this a hypothesis" : "Settle it without training"), U.command(finding.command)] : null
+  ];
+  const rivals = finding.rivals.map((rival) => h("li", h("b", rival.id), ": ", ...U.say(rival.tells_apart)));
+  const open = finding.severity === "critical", sure = `${finding.confidence} confidence, ${finding.basis}`;
+  return h("article", {class: `finding ${finding.severity}`, id: `finding-${finding.id}`},
+    h("h2", U.badge(finding.severity, finding.severity), h("span", finding.id), h("span.soft.small", sure)), h("p", ...U.say(finding.summary)),
+    evidence.length ? h("ul", evidence) : null, plots.childNodes.length ? plots : null,
+    finding.explains.length ? h("p.small", "Explains: ", finding.explains.map((one) => one.id).join(", ")) : null, fix,
+    rivals.length || experiment ? h("details", {open}, h("summary", "Rivals, and the experiment that decides"), h("ul", rivals), experiment)
+                                : null,
+    finding.measured ? h("p.small.soft", ...U.say(finding.measured)) : null, U.answers || !finding.known ? null : read);
 };
 U.report = (report, told, board) => [h("div.card", U.trend(report)),
   ...(report.findings.length ? report.findings.map((finding) => U.finding(finding, told, board))
                              : [U.state(report.trend === "learning" ? "Nothing that asks for a change." : "Nothing was found.")]),
-  report.missing?.length
-    ? h("details", h("summary", "Evidence that it lacks"), h("ul", report.missing.map((line) => h("li", ...U.say(line)))))
-    : null,
+  report.missing?.length ? h("details", h("summary", "Evidence that it lacks"), h("ul", report.missing.map((line) => h("li", ...U.say(line)))))
+                         : null,
   report.cannot_tell?.length ? h("details", h("summary", `Cannot tell: ${U.plural(report.cannot_tell.length, "cause")}`),
                                  U.table(["cause", "needs"], report.cannot_tell.map((one) => [one.id, ...[U.name(one.needs)]])))
                              : null,
@@ -132,15 +140,14 @@ U.pages.doctor = async (params, current) => {
         take(e.dataTransfer.files[0]); }
     },
     h("b", "Drop a log here, or choose a file"), h("br"),
-    "trainer_state.json, a console log, JSON lines, CSV, TensorBoard events, a .wandb file; TRL, verl, prime-rl, verifiers, tinker",
-    h("br"), h("span.small", "It is read on this machine and not kept."));
+    "trainer_state.json, a console log, JSON lines, CSV, TensorBoard events, a .wandb file; TRL, verl, prime-rl, verifiers, tinker", h("br"),
+    h("span.small", "It is read on this machine and not kept."));
   const worst = await U.api("runs", {sort: "-findings", limit: 30, filter: "critical>=0"});
   return {
     title: "Doctor",
     el: [
-      h("h1", "Doctor"),
-      h("p.soft", "Why a run does not learn: causes in order, with evidence, rivals, the deciding experiment and the fix."), drop, input,
-      said, out, h("h2", {style: {"margin-top": "18px"}}, "Runs here"),
+      h("h1", "Doctor"), h("p.soft", "Why a run does not learn: causes in order, with evidence, rivals, the deciding experiment and the fix."),
+      drop, input, said, out, U.title("Runs here"),
       worst.rows.length ? U.table(["run", "trend", "findings", "first"],
                             worst.rows.map((row) => [h("a", {href: U.link("findings", {run: row.id})}, U.name(row.name)), row.trend,
                                              U.counts(row.findings) || "", row.finding ? U.name(row.finding) : ""]))

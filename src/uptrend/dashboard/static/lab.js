@@ -41,13 +41,24 @@ U.pages.lab = async ({lab}) => {
   const link = (id) => h("a", {href: U.link("hypothesis", {lab, id})}, id.toUpperCase());
   const counts = {};
   told.hypotheses.forEach((one) => { counts[one.status] = (counts[one.status] || 0) + 1; });
-  return { title: told.title, el: [U.crumbs(h("a", { href: U.link("labs") }, "Journals"), U.name(lab)), h("h1", U.name(told.title)),
-    h("p", Object.entries(counts).map(([status, count]) => [verdict(status), ` ${count}  `])),
-    told.broken.map((reason) => U.error(reason)),
-    U.table(["", "hypothesis", "status", "confidence", "effect", "priority"], told.hypotheses.map((one) => [link(one.id), h("div", h("a", { href: U.link("hypothesis", { lab, id: one.id }) }, h("b", U.name(one.title))), h("div.small.soft", ...U.say(one.trouble || one.sentence || one.explains))), verdict(one.status), one.confidence || "–", strip(one.ends) || "", one.priority]), { class: "lab" }),
-    h("p.small.soft", "Effect: dot and 95% interval; the solid line is no effect, the dashed one the smallest that matters."),
-    told.phases.length ? [h("h2", { style: { "margin-top": "18px" } }, "Roadmap"), told.phases.map((phase) => h("section", h("h3", phase.title), h("ol", phase.ids.map((id) => h("li", link(id), " ", U.name(told.hypotheses.find((one) => one.id === id).title))))))] : null,
-    h("details", { open: told.hypotheses.length === 0, style: { "margin-top": "14px" } }, h("summary", "The question"), h("div.prose", U.prose(told.problem)))] };
+  const rows = told.hypotheses.map((one) => [link(one.id),
+                                     h("div", h("a", {href: U.link("hypothesis", {lab, id: one.id})}, h("b", U.name(one.title))),
+                                       h("div.small.soft", ...U.say(one.trouble || one.sentence || one.explains))),
+                                     verdict(one.status), one.confidence || "–", strip(one.ends) || "", one.priority]);
+  const named = (id) => U.name(told.hypotheses.find((one) => one.id === id).title);
+  const roadmap =
+    told.phases.map((phase) => h("section", h("h3", phase.title), h("ol", phase.ids.map((id) => h("li", link(id), " ", named(id))))));
+  return {
+    title: told.title,
+    el: [
+      U.crumbs(h("a", {href: U.link("labs")}, "Journals"), U.name(lab)), h("h1", U.name(told.title)),
+      h("p", Object.entries(counts).map(([status, count]) => [verdict(status), ` ${count}  `])), told.broken.map((reason) => U.error(reason)),
+      U.table(["", "hypothesis", "status", "confidence", "effect", "priority"], rows, {csv: "hypotheses"}),
+      h("p.small.soft", "Effect: dot and 95% interval; the solid line is no effect, the dashed one the smallest that matters."),
+      roadmap.length ? [U.title("Roadmap"), roadmap] : null,
+      h("details", {open: told.hypotheses.length === 0}, h("summary", "The question"), h("div.prose", U.prose(told.problem)))
+    ]
+  };
 };
 
 U.pages.hypothesis = async ({lab, id}) => {
@@ -66,7 +77,7 @@ U.pages.hypothesis = async ({lab, id}) => {
              {name: one.arm, place: one.color, x: [points(one.effect)], y: [row], dots: true},
              {name: `${one.arm}, by seed`, place: one.color, x: one.seeds.map(points), y: one.seeds.map(() => row + 0.22), only: true}]),
          markers: [
-           {x: 0, kind: "control", label: "none"}, {x: points(found.smallest), kind: "resumed", label: "smallest that matters"},
+           {x: 0, kind: "control"}, {x: points(found.smallest), kind: "resumed", label: "smallest that matters"},
            ...(found.either ? [{x: -points(found.smallest), kind: "resumed"}] : [])
          ],
          y: {tickvals: arms.map((_, i) => i), ticktext: arms.map((arm) => plain(arm)), range: [-0.6, arms.length - 0.3], showgrid: false},
@@ -106,15 +117,26 @@ U.pages.hypothesis = async ({lab, id}) => {
     ["validated if", h("code", told.validated_if)], ["invalidated if", h("code", told.invalidated_if)], ["seeds", told.seeds.join(", ")],
     ["alpha", told.alpha], ["method", told.method], ["stops early", told.stops_early ? "when the confidence sequence is clear" : "no"]
   ];
-  return { title: told.title, el: [U.crumbs(h("a", { href: U.link("labs") }, "Journals"), h("a", { href: U.link("lab", { lab }) }, U.name(lab)), id.toUpperCase()),
-    h("div.row", h("h1", U.name(told.title)), verdict(told.status), told.confidence ? h("span.soft", `${told.confidence} confidence`) : null),
-    told.trouble ? U.error(told.trouble) : null,
-    found ? h("div.card", { style: { margin: "10px 0" } }, h("p", h("b", ...U.say(found.sentence))), h("p.small.soft", "Because: ", ...U.say(found.because)), found.caveats.map((line) => h("p.small", ...U.say(line)))) : h("p.soft", "No verdict yet: ", h("code", `uptrend lab run ${id} --dir LAB`)),
-    plots.childNodes.length ? plots : null,
-    h("h2", { style: { "margin-top": "18px" } }, "Arms"), U.table(["arm", "config"], told.arms.map((arm) => [U.name(arm.name), h("code", ...U.say(arm.changes))])),
-    h("h2", { style: { "margin-top": "18px" } }, "How the verdict is computed"), h("p.soft.small", "Fixed and hashed before the first step", found?.specification ? [": ", h("code", found.specification.slice(0, 16))] : "", "."),
-    U.table(["", ""], criteria, { class: "facts" }), found?.table ? U.table(found.table[0], found.table[1].map((row) => row.map((cell) => U.name(cell)))) : null,
-    found?.command ? [h("p.label", `${found.date}, ${found.machine}`), U.command(found.command)] : null,
-    told.runs ? [h("h2", { style: { "margin-top": "18px" } }, "Runs"), U.table(told.runs.head, told.runs.rows.map((row, i) => row.map((cell, j) => j === row.length - 1 && told.runs.links[i] ? h("a", { href: U.link("run", { run: told.runs.links[i] }) }, U.name(cell)) : U.name(cell))))] : null,
-    h("div.prose", U.prose(told.prose))], after: () => U.drawn(board) };
+  const decided = found &&
+    h("div.card", h("p", h("b", ...U.say(found.sentence))), h("p.small.soft", "Because: ", ...U.say(found.because)),
+      found.caveats.map((line) => h("p.small", ...U.say(line))));
+  const linked = (cell, link) => link ? h("a", {href: U.link("run", {run: link})}, U.name(cell)) : U.name(cell);
+  const runs = told.runs?.rows.map((row, i) => row.map((cell, j) => linked(cell, j === row.length - 1 && told.runs.links[i])));
+  const hash = found?.specification ? [": ", h("code", found.specification.slice(0, 16))] : "";
+  return {
+    title: told.title,
+    el: [
+      U.crumbs(h("a", {href: U.link("labs")}, "Journals"), h("a", {href: U.link("lab", {lab})}, U.name(lab)), id.toUpperCase()),
+      h("div.row", h("h1", U.name(told.title)), verdict(told.status), told.confidence ? h("span.soft", `${told.confidence} confidence`) : null),
+      told.trouble ? U.error(told.trouble) : null, decided || h("p.soft", "No verdict yet: ", h("code", `uptrend lab run ${id} --dir LAB`)),
+      plots.childNodes.length ? plots : null, U.title("Arms"),
+      U.table(["arm", "config"], told.arms.map((arm) => [U.name(arm.name), h("code", ...U.say(arm.changes))])),
+      U.title("How the verdict is computed"), h("p.soft.small", "Fixed and hashed before the first step", hash, "."),
+      U.table(["", ""], criteria, {class: "facts"}),
+      found?.table ? U.table(found.table[0], found.table[1].map((row) => row.map((cell) => U.name(cell))), {csv: "effects"}) : null,
+      found?.command ? [h("p.label", `${found.date}, ${found.machine}`), U.command(found.command)] : null,
+      runs ? [U.title("Runs"), U.table(told.runs.head, runs, {csv: "runs"})] : null, h("div.prose", U.prose(told.prose))
+    ],
+    after: () => U.drawn(board)
+  };
 };

@@ -139,8 +139,7 @@ U.plot = (board, make, options = {}) => {
       return U.save(`${name}.csv`, U.csv([["line", told.xTitle || "step", "value", "low", "high"], ...rows]));
     }
     await plot.draw();
-    U.save(
-      `${name}.${kind.toLowerCase()}`, await Plotly.toImage(plot.canvas, {format: kind.toLowerCase(), width: 900, height: 500, scale: 2}));
+    U.save(`${name}.${kind.toLowerCase()}`, await Plotly.toImage(plot.canvas, {format: kind.toLowerCase(), width: 900, height: 500, scale: 2}));
   };
 
   const legend = (told) => {
@@ -219,12 +218,8 @@ U.plot = (board, make, options = {}) => {
     const xTitle = {text: told.xTitle || "step", font: {size: 11, color: soft}, standoff: 4}, clear = "rgba(0,0,0,0)";
     const xaxis = {...axis, showgrid: false, title: xTitle, ...(board.range ? {range: board.range.slice(), autorange: false} : {})};
     const yaxis = {...axis, type: told.log ? "log" : "linear", tickformat: told.unit === "share" ? SHARE : "", exponentformat: "e"};
-    if (told.unit === "share" && told.stack) yaxis.rangemode = "nonnegative";
-    const look = {
-      paper_bgcolor: clear,
-      plot_bgcolor: clear,
-      font: {color: ink, family: getComputedStyle(document.body).fontFamily, size: 12}
-    };
+    if (told.unit === "share" && !told.log) yaxis.rangemode = "nonnegative";
+    const look = {paper_bgcolor: clear, plot_bgcolor: clear, font: {color: ink, family: getComputedStyle(document.body).fontFamily, size: 12}};
     const hover = {hovermode: "x unified", hoverlabel: {bgcolor: U.css("--panel"), bordercolor: grid, font: {color: ink, size: 12}}};
     const margin = {l: 40, r: 12, t: notes.length ? 18 : 8, b: 30}, rest = {dragmode: "zoom", showlegend: false, uirevision: "keep"};
     const layout = {...look, ...hover, ...rest, margin, xaxis, yaxis: {...yaxis, ...told.y}, shapes, annotations: notes};

@@ -9,9 +9,8 @@ const rewardChip = (row, run, here) => {
 const asked = (row, run, width) => h("div.question.small", {style: {"max-width": width}}, ...U.say(row.question), " ",
   row.task ? h("a.nowrap", {href: U.link("rollouts", {run, task: row.task, held: row.held ? "true" : ""})}, "follow") : null);
 const signed = (value) => value === null || value === undefined ? "–" : value > 0 ? `+${U.number(value)}` : U.number(value);
-const ORDERS = [
-  ["-reward", "best first"], ["reward", "worst first"], ["-advantage", "largest advantage"], ["-tokens", "longest"], ["-seconds", "slowest"]
-];
+const ORDERS =
+  [["-reward", "best first"], ["reward", "worst first"], ["-advantage", "largest advantage"], ["-tokens", "longest"], ["-seconds", "slowest"]];
 const ENDINGS = ["stop-token", "stop-text", "length", "turn-limit", "time-limit", "context-full", "tool-error", "task-error"];
 
 U.pages.rollouts = async (params, current) => {
@@ -29,8 +28,8 @@ U.pages.rollouts = async (params, current) => {
     if (next !== undefined) set({step: next});
   };
   U.keys = {"[": () => near(-1), "]": () => near(1), "/": () => text.focus()};
-  const field = (name, label, attrs) => h("input",
-    {placeholder: label, "aria-label": label, value: params[name] || "", onchange: (e) => set({[name]: e.target.value}), ...attrs});
+  const field = (name, label, attrs) =>
+    h("input", {placeholder: label, "aria-label": label, value: params[name] || "", onchange: (e) => set({[name]: e.target.value}), ...attrs});
   const text = field("text", "Search what was said", {type: "search"}), narrow = {style: {width: "8.5em"}},
         number = {type: "number", step: "any", ...narrow};
   const choose = (name, values, label) => {
@@ -65,24 +64,16 @@ U.pages.rollouts = async (params, current) => {
   const el =
     [U.head(told, "rollouts"), bar, params.task ? h("p", "Task ", h("code", params.task), ` followed down the steps. `) : null, said, list];
   if (!steps.length)
-    return {
-      title: "Rollouts",
-      el: [...el, U.state(told.row.kind === "log" ? "This log holds no rollouts." : "No rollouts were recorded yet.")]
-    };
-  const query = {
-    run,
-    held: held ? "true" : "",
-    set: params.set,
-    step,
-    sort: params.sort,
-    ...Object.fromEntries(filters.map((key) => [key, params[key]]))
-  };
+    return {title: "Rollouts", el: [...el, U.state(told.row.kind === "log" ? "This log holds no rollouts." : "No rollouts were recorded yet.")]};
+  const query =
+    {run, held: held ? "true" : "", set: params.set, step, sort: params.sort, ...Object.fromEntries(filters.map((key) => [key, params[key]]))};
   const offset = +(params.offset || 0);
   const flat = (rows) => U.table(["rollout", "task", "reward", "advantage", "ended", "tokens", "turns", "said"],
     rows.map((row) => [h("a.nowrap", {href: U.link("rollout", where(row, run))}, `${row.step} / ${row.grp.split("-").at(-1)} / ${row.idx}`),
                asked(row, run, "260px"), rewardChip(row, run), signed(row.advantage), row.ended, U.number(row.tokens), U.number(row.turns),
                h("div.question.small", {style: {"max-width": "420px"}}, ...U.say(row.error || row.text),
-                 row.tools ? h("span.soft", ` [${row.tools}]`) : "")]));
+                 row.tools ? h("span.soft", ` [${row.tools}]`) : "")]),
+    {csv: "rollouts"});
   const grouped = (rows) => {
     const groups = rows.reduce((map, row) => map.set(row.grp, [...(map.get(row.grp) || []), row]), new Map());
     return U.table(["group", "task", "mean", "rewards", ""], [...groups].map(([name, members]) => {
@@ -96,7 +87,8 @@ U.pages.rollouts = async (params, current) => {
           first.kept === 0 ? U.badge("note", "not learned from") : null
         ]
       ];
-    }));
+    }),
+      {csv: "groups"});
   };
   const load = async () => {
     const byGroup = step !== null && !filters.length && !params.sort && !held;
@@ -132,33 +124,29 @@ U.pages.rollouts = async (params, current) => {
 const speech = (message, label, more) => {
   const cut = message.length > message.content.length;
   return h("section", {class: `said ${message.role}`},
-    h("div.label", h("b", label || message.role), cut ? h("span", `${U.number(message.length)} characters`) : null),
-    ...U.say(message.content),
-    cut
-      ? h("div",
-          more ? h("button", {onclick: () => more(message.length)}, `Show ${message.length > 2e6 ? "2,000,000 characters" : "all"}`) : "…")
-      : null,
+    h("div.label", h("b", label || message.role), cut ? h("span", `${U.number(message.length)} characters`) : null), ...U.say(message.content),
+    cut ? h("div",
+            more ? h("button", {onclick: () => more(message.length)}, `Show ${message.length > 2e6 ? "2,000,000 characters" : "all"}`) : "…")
+        : null,
     (message.calls || [])
       .map((call) => h("div.call", h("b", ...U.say(call.name)), " ",
              h("code", ...U.say(typeof call.arguments === "string" ? call.arguments : JSON.stringify(call.arguments))))),
     message.problem ? h("div.error", ...U.say(message.problem)) : null);
 };
 const talk = (rollout, more) => h("div.talk", rollout.prompt.map((message) => speech(message, null, more)),
-  rollout.turns.map(
-    (turn, i) => [speech(turn.message, rollout.turns.length > 1 ? `assistant, turn ${i}` : "assistant", more),
-      turn.replies.map((reply) => speech(reply, null, more)),
-      turn.commands.map((one) => h("section.said.tool",
-                          h("div.label", h("b", "command"),
-                            `${U.duration(one.seconds)}, exit ${one.code}${one.stopped ? `, stopped by ${one.stopped}` : ""}${
-                              one.score === null ? "" : `, score ${U.number(one.score)}`}`),
-                          h("code", ...U.say(one.command)), one.said ? h("pre", ...U.say(one.said)) : null))]));
+  rollout.turns.map((turn, i) => [speech(turn.message, rollout.turns.length > 1 ? `assistant, turn ${i}` : "assistant", more),
+                      turn.replies.map((reply) => speech(reply, null, more)),
+                      turn.commands.map((one) => h("section.said.tool",
+                                          h("div.label", h("b", "command"),
+                                            `${U.duration(one.seconds)}, exit ${one.code}${one.stopped ? `, stopped by ${one.stopped}` : ""}${
+                                              one.score === null ? "" : `, score ${U.number(one.score)}`}`),
+                                          h("code", ...U.say(one.command)), one.said ? h("pre", ...U.say(one.said)) : null))]));
 const facts = (rollout) => h("div.row",
   h("span", "reward ", h("b", U.number(rollout.reward)),
     (rollout.reward_low ?? null) !== null ? h("span.soft", ` of ${U.number(rollout.reward_low)} to ${U.number(rollout.reward_high)}`) : ""),
   rollout.correct === null ? null : U.badge(rollout.correct ? "good" : "critical", rollout.correct ? "right" : "wrong"),
   (rollout.parts || [])
-    .map((part) =>
-           h("span.soft.small", U.name(part.name), ` ${U.number(part.value)}${part.weight === 1 ? "" : ` × ${U.number(part.weight)}`}`)),
+    .map((part) => h("span.soft.small", U.name(part.name), ` ${U.number(part.value)}${part.weight === 1 ? "" : ` × ${U.number(part.weight)}`}`)),
   h("span.soft.small", `ended by ${rollout.ended}`), rollout.seconds === null ? null : h("span.soft.small", U.duration(rollout.seconds)),
   rollout.answer ? h("span.soft.small", "gold answer ", U.name(rollout.answer.slice(0, 200))) : null,
   rollout.kept === false ? U.badge("note", "not learned from") : null);
@@ -197,8 +185,8 @@ const MODES = {
     make: () => (t) => t.sampler === null || t.sampler === undefined ? "" : tint("hot", -t.sampler / 6),
     legend: () => [[tint("hot", 0.05), "0: sure"], [tint("hot", 0.85), "−6: surprising"]]
   },
-  gap: around("learner − sampler", (s) => s.learner.map((v, i) => v === null || s.sampler[i] === null ? null : v - s.sampler[i]), "gap",
-    0.02, " nats"),
+  gap: around(
+    "learner − sampler", (s) => s.learner.map((v, i) => v === null || s.sampler[i] === null ? null : v - s.sampler[i]), "gap", 0.02, " nats"),
   advantage: around("advantage", (s) => s.advantages, "advantage", 1e-12, "")
 };
 const FIELDS = {
@@ -307,22 +295,26 @@ U.pages.rollout = async (params, current) => {
   };
   const draw = () => {
     U.keep({view: view === "talk" ? "" : view, color: mode === "role" ? "" : mode});
-    U.put(buttons, [["talk", "Conversation"], ["tokens", "Tokens"]].map(([key, title]) => h("button", { "aria-pressed": String(view === key), onclick: () => { view = key; draw(); } }, title)),
-      (view === "tokens" ? [h("span.soft.small", "colored by"), ...Object.entries(MODES).map(([key, one]) => h("button", { "aria-pressed": String(mode === key), onclick: () => { mode = key; draw(); } }, one.title))] : []));
-    U
-      .put(body,
-        (view === "talk"               ? [talk(rollout, more)]
-            : rollout.sequences.length ? rollout
-                                           .sequences.flatMap((s, i) => [rollout.sequences.length > 1 ? h("h3", `Sequence ${i + 1}`) : "",
-                                                                ...sequence(s, mode,
-                                                                  () => {
-                                                                    U.keep({tokens: 1000000});
-                                                                    U.show();
-                                                                  })])
-                                       : [U.state("Its tokens were not kept.")]),
-        view === "tokens" && !rollout.has_text && rollout.sequences.length
-          ? h("p.soft.small", "Tokens are ids: neither the run's checkpoints nor its model here have a tokenizer.")
-          : "");
+    const choice = (title, pressed, set) => h("button", {
+      "aria-pressed": String(pressed),
+      onclick: () => {
+        set();
+        draw();
+      }
+    },
+      title);
+    const modes = Object.entries(MODES).map(([key, one]) => choice(one.title, mode === key, () => { mode = key; }));
+    U.put(buttons, choice("Conversation", view === "talk", () => { view = "talk"; }),
+      choice("Tokens", view === "tokens", () => { view = "tokens"; }), view === "tokens" ? [h("span.soft.small", "colored by"), modes] : null);
+    if (view === "talk") return U.put(body, talk(rollout, more));
+    const all = () => {
+      U.keep({tokens: 1000000});
+      U.show();
+    }, several = rollout.sequences.length > 1;
+    const ids =
+      rollout.has_text ? null : h("p.soft.small", "Tokens are ids: neither the run's checkpoints nor its model here have a tokenizer.");
+    const drawn = rollout.sequences.map((s, i) => [several ? h("h3", `Sequence ${i + 1}`) : null, sequence(s, mode, all)]);
+    U.put(body, drawn.length ? [drawn, ids] : U.state("Its tokens were not kept."));
   };
   const place = mates.rollouts.findIndex((one) => one.idx === +index && one.nth === +(params.nth || 0));
   const near = (way) => {
@@ -348,8 +340,7 @@ U.pages.rollout = async (params, current) => {
   return {
     title: `Rollout ${step}/${group}/${index}`,
     el: [
-      U.crumbs(...(U.answers ? [] : [h("a", {href: U.link("runs")}, "Runs")]),
-        h("a", {href: U.link("run", {run})}, U.name(row.name || run)),
+      U.crumbs(...(U.answers ? [] : [h("a", {href: U.link("runs")}, "Runs")]), h("a", {href: U.link("run", {run})}, U.name(row.name || run)),
         h("a", {href: U.link("rollouts", {run, step, held: params.held, set: params.set})},
           `${params.held ? "evaluation after " : ""}step ${step}`),
         h("a", {href: U.link("group", {run, step, group, held: params.held, set: params.set})}, U.name(group)), index),
@@ -368,8 +359,8 @@ U.pages.rollout = async (params, current) => {
 
 U.pages.group = async ({run, step, group, held, set}) => {
   const list = await U.api("rollouts", {run, step, group, held, set, limit: 64});
-  const all = await Promise.all(list.rollouts.map(
-    (one) => U.api("rollout", {run, held, set, step, group, index: one.idx, nth: one.nth || 0, characters: 4000, tokens: 0})));
+  const all = await Promise.all(
+    list.rollouts.map((one) => U.api("rollout", {run, held, set, step, group, index: one.idx, nth: one.nth || 0, characters: 4000, tokens: 0})));
   if (!all.length) throw new Error(`Step ${step} has no group ${group}.`);
   const shared = all[0].rollout.prompt;
   return {
@@ -380,11 +371,11 @@ U.pages.group = async ({run, step, group, held, set}) => {
         h("a", {href: U.link("rollouts", {run, step, held, set})}, `step ${step}`), U.name(group)),
       h("h1", `Group of ${all.length}`), h("div.talk", {style: {margin: "10px 0"}}, shared.map((message) => speech(message))),
       h("div.side",
-        all.map(({rollout}, i) => h("section.card",
-                  h("div.row", rewardChip({...list.rollouts[i], set}, run),
-                    h("span.soft.small", `advantage ${signed(list.rollouts[i].advantage)}`),
-                    h("span.soft.small", `${U.plural(list.rollouts[i].tokens, "token")}, ${rollout.ended}`)),
-                  talk({...rollout, prompt: []}))))
+        all.map(
+          ({rollout}, i) => h("section.card",
+            h("div.row", rewardChip({...list.rollouts[i], set}, run), h("span.soft.small", `advantage ${signed(list.rollouts[i].advantage)}`),
+              h("span.soft.small", `${U.plural(list.rollouts[i].tokens, "token")}, ${rollout.ended}`)),
+            talk({...rollout, prompt: []}))))
     ]
   };
 };

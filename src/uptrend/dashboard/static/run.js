@@ -60,8 +60,8 @@ U.controls = (view, update, {x, fold, metrics, params, added}) => {
   },
     h("option", {value: ""}, "Add a plot …"),
     (metrics || [])
-      .map((section) => h("optgroup", {label: section.title},
-             section.metrics.map((one) => h("option", {value: one.key, title: one.meaning}, one.key)))));
+      .map((section) =>
+             h("optgroup", {label: section.title}, section.metrics.map((one) => h("option", {value: one.key, title: one.meaning}, one.key)))));
   return h("div.toolbar", x ? axis : null, h("label.row.small.soft", "Smoothing", smooth), log, fold ? seeds : null, adding,
     params.from || params.add ? h("button", {
       onclick: () => {
@@ -75,8 +75,8 @@ U.controls = (view, update, {x, fold, metrics, params, added}) => {
 };
 
 // Evaluations on an axis of the curves, and their intervals as a plot takes them.
-U.evalAxis = (evals, curves, axis) => evals.map(
-  ({step}) => axis === "step" || step === 0 ? step : curves[axis]?.[Math.max(0, curves.step.findLastIndex((s) => s <= step))] ?? 0);
+U.evalAxis = (evals, curves, axis) =>
+  evals.map(({step}) => axis === "step" || step === 0 ? step : curves[axis]?.[Math.max(0, curves.step.findLastIndex((s) => s <= step))] ?? 0);
 U.evalErrors = (evals) => evals.every((e) => (e.low ?? null) !== null)
   ? {above: evals.map((e) => e.high - e.accuracy), below: evals.map((e) => e.accuracy - e.low)}
   : null;
@@ -90,19 +90,13 @@ U.head = (told, here) => {
       row.step === undefined ? null : h("span.soft", `step ${U.number(row.step)}${row.steps ? ` of ${U.number(row.steps)}` : ""}`),
       row.per_step ? h("span.soft", `${U.duration(row.per_step)} per step`) : null,
       row.model ? h("span.soft", {title: row.model}, U.name(String(row.model).split("/").at(-1))) : null,
-      row.taskset ? h("span.soft", U.name(row.taskset)) : null,
-      row.trainer !== "uptrend" && row.trainer ? U.badge("note", row.trainer) : null),
+      row.taskset ? h("span.soft", U.name(row.taskset)) : null, row.trainer !== "uptrend" && row.trainer ? U.badge("note", row.trainer) : null),
     U.tabs(row.id, here, {findings: causes})
   ];
 };
-const TREND = {
-  learning: "Learning",
-  flat: "Flat",
-  falling: "Falling",
-  "too-short": "Too short to tell"
-};
+const TREND = new Map([["learning", "Learning"], ["flat", "Flat"], ["falling", "Falling"], ["too-short", "Too short to tell"]]);
 U.trend = (report) => {
-  const kind = TREND[report.trend] || report.trend || "Not judged";
+  const kind = TREND.get(report.trend) || report.trend || "Not judged";
   const qualified = report.headline && report.headline !== report.trend;  // held-out scores or findings disagree
   return [
     h("div", {class: `trend ${qualified && report.trend === "learning" ? "too-short" : report.trend}`},
@@ -114,24 +108,26 @@ U.cards = (told) => {
   const {row, report} = told;
   const [before, after] = [scored(row.before), scored(row.after)];
   const held = report?.held_out, share = after?.show === U.percent, told_as = (value) => U.change(value, share);
-  const change = held?.interval
-    ? `${told_as(held.effect)}${share ? " points" : ""} (${told_as(held.interval[0])} to ${told_as(held.interval[1])})`
-    : null;
+  const change =
+    held?.interval ? `${told_as(held.effect)}${share ? " points" : ""} (${told_as(held.interval[0])} to ${told_as(held.interval[1])})` : null;
   const interval = (one) => one && (one.low ?? null) !== null ? `${(100 * one.low).toFixed(1)}–${(100 * one.high).toFixed(1)}%` : "";
   const first = report?.findings[0];
-  return h("div.cards",
-    h("section.card", h("div.label", "Trend of the training reward"), report ? U.trend(report) : h("p.soft", "The doctor is looking at it …"),
-      told.stopped ? h("p.small", h("b", `Stopped by ${told.stopped.by}: `), ...U.say(told.stopped.why)) : null),
-    h("section.card", h("div.label", "Held-out before → after"), before || after ? [
-      h("div.big.nowrap", before ? before.show(before.value) : "–", " → ", after ? after.show(after.value) : "–"),
-      h("p.small.soft", [interval(row.before), interval(row.after)].filter(Boolean).join(" → "), row.after?.tasks ? `, ${U.plural(row.after.tasks, "task")}` : ""),
-      change ? h("p.small", `Change ${change}`) : null] : h("p.soft", "Nothing was held out.")),
-    h("section.card", h("div.label", "First finding"), first ? [
-      h("div.row", U.badge(first.severity, first.severity), h("a", { href: U.link("findings", { run: row.id, finding: first.id }) }, h("b", first.id)), h("span.soft.small", `${first.confidence} confidence`)),
-      h("p.small", ...U.say(first.summary)),
-      first.fix ? h("p.small", h("b", "Fix: "), ...U.say(first.fix.sentence)) : null,
-      first.settings.filter((one) => one.own).map((one) => U.command(one.line))
-    ] : h("p", report ? (report.trend === "learning" ? U.badge("good", "Nothing to fix") : "Nothing was found.") : h("span.soft", "…"))));
+  const card = (label, ...inside) => h("section.card", h("div.label", label), inside);
+  const ends =
+    [interval(row.before), interval(row.after)].filter(Boolean).join(" → ") + (row.after?.tasks ? `, ${U.plural(row.after.tasks, "task")}` : "");
+  const shown = (one) => one ? one.show(one.value) : "–";
+  const scores = before || after
+    ? [h("div.big.nowrap", shown(before), " → ", shown(after)), h("p.small.soft", ends), change ? h("p.small", `Change ${change}`) : null]
+    : h("p.soft", "Nothing was held out.");
+  const page = first && U.link("findings", {run: row.id, finding: first.id});
+  const finding = first ? [
+    h("div.row", U.badge(first.severity, first.severity), h("a", {href: page}, h("b", first.id)), h("span.soft.small", `${first.confidence} confidence`)),
+    h("p.small", ...U.say(first.summary)), first.fix ? h("p.small", h("b", "Fix: "), ...U.say(first.fix.sentence)) : null,
+    first.settings.filter((one) => one.own).map((one) => U.command(one.line))
+  ] : h("p", !report ? "…" : report.trend === "learning" ? U.badge("good", "Nothing to fix") : "Nothing was found.");
+  const stopped = told.stopped ? h("p.small", h("b", `Stopped by ${told.stopped.by}: `), ...U.say(told.stopped.why)) : null;
+  return h("div.cards", card("Trend of the training reward", report ? U.trend(report) : h("p.soft", "The doctor is looking at it …"), stopped),
+    card("Held-out before → after", scores), card("First finding", finding));
 };
 
 U.pages.run = async (params, current) => {
@@ -146,8 +142,7 @@ U.pages.run = async (params, current) => {
     ...(range && view.x === "step" ? {from: Math.max(0, Math.floor(range[0])), to: Math.ceil(range[1])} : {})
   });
   let [told, curves] = await Promise.all([U.api("run", {run}), added.length ? null : ask({}).catch(() => null)]);
-  if (told.error)
-    return {title: told.row.name, el: [h("h1", U.name(told.row.name)), U.error(told.error), h("p.soft", ...U.say(told.row.path))]};
+  if (told.error) return {title: told.row.name, el: [h("h1", U.name(told.row.name)), U.error(told.error), h("p.soft", ...U.say(told.row.path))]};
   curves ||= await ask(told);
   if (view.smooth < 0) view.smooth = Math.min(50, Math.floor(curves.step.length / 15));
   const board = U.board((zoomed) => {
@@ -190,8 +185,7 @@ U.pages.run = async (params, current) => {
   };
   const plots = h("div.plots");
   const share = (key) => told.metrics.some((section) => section.metrics.some((one) => one.key === key && one.unit === "share"));
-  const panels =
-    [...told.panels, ...added.map((key) => ({id: key, title: key, keys: [key], kind: "lines", unit: share(key) ? "share" : ""}))];
+  const panels = [...told.panels, ...added.map((key) => ({id: key, title: key, keys: [key], kind: "lines", unit: share(key) ? "share" : ""}))];
   for (const panel of panels) {
     const bounds = () => panel.id === "reward" && told.bounds && !view.log ? told.bounds.filter((bound) => bound !== null) : [];
     const about = {title: panel.title, unit: panel.unit, stack: panel.kind === "stack", xTitle: AXES[view.x]};
@@ -253,7 +247,7 @@ U.pages.config = async ({run, all}) => {
         differing.length
           ? h("a", {href: U.link("config", {run, all: all ? "" : "1"})}, all ? "only what differs" : `all ${told.settings.length} keys`)
           : null),
-      U.table(["key", "value", "default"], rows), h("h2", {style: {"margin-top": "18px"}}, "Where and with what"),
+      U.table(["key", "value", "default"], rows, {csv: "config"}), U.title("Where and with what"),
       U.table(["", ""],
         [["path", h("code", ...U.say(told.row.path))], ...facts.map(([key, value]) => [h("code", ...U.say(key)), U.name(String(value))])],
         {class: "facts"})

@@ -25,15 +25,12 @@ const COLUMNS = {
   taskset: column("Task", (row) => row.taskset && U.name(row.taskset)),
   model: column("Model", (row) => row.model && U.name(String(row.model).split("/").at(-1))),
   step: column("Step",
-    (row) => row.step === undefined ? null : h("span", U.number(row.step), row.steps ? h("span.soft", ` / ${U.number(row.steps)}`) : ""),
-    NUM),
+    (row) => row.step === undefined ? null : h("span", U.number(row.step), row.steps ? h("span.soft", ` / ${U.number(row.steps)}`) : ""), NUM),
   after: column("Held-out before → after", (row) => U.heldOut(row)),
-  reward: column("Reward",
-    (row) => row.sparkline && h("span.row.nowrap", {style: {"flex-wrap": "nowrap"}}, U.spark(row.sparkline), U.number(row.reward))),
-  findings:
-    column("Findings", (row) => row.findings && [U.counts(row.findings), row.finding ? h("div.small.soft", U.name(row.finding)) : null]),
-  updated:
-    column("Age", (row) => row.updated && h("span", {title: new Date(1000 * row.updated).toLocaleString()}, U.age(row.updated)), NUM),
+  reward: column(
+    "Reward", (row) => row.sparkline && h("span.row.nowrap", {style: {"flex-wrap": "nowrap"}}, U.spark(row.sparkline), U.number(row.reward))),
+  findings: column("Findings", (row) => row.findings && [U.counts(row.findings), row.finding ? h("div.small.soft", U.name(row.finding)) : null]),
+  updated: column("Age", (row) => row.updated && h("span", {title: new Date(1000 * row.updated).toLocaleString()}, U.age(row.updated)), NUM),
   seconds: column("Duration", (row) => row.seconds && U.duration(row.seconds), NUM),
   trainer: column("Trainer", (row) => row.trainer && U.name(row.trainer), OFF),
   trend: column("Trend", (row) => row.trend, OFF),
@@ -161,8 +158,8 @@ U.pages.runs = async (params) => {
     load();
   };
   const menu = () => shown.replaceChildren(...[...Object.keys(COLUMNS), ...view.columns.filter((key) => !COLUMNS[key])].map((key) => {
-    const box = h("input",
-      {type: "checkbox", onchange: () => chosen(box.checked ? [...view.columns, key] : view.columns.filter((one) => one !== key))});
+    const box =
+      h("input", {type: "checkbox", onchange: () => chosen(box.checked ? [...view.columns, key] : view.columns.filter((one) => one !== key))});
     box.checked = view.columns.includes(key);
     return h("label", box, " ", COLUMNS[key]?.title || key);
   }),
@@ -191,8 +188,8 @@ U.pages.runs = async (params) => {
   await load();
   menu();
   pick();
-  group.append(...["", "taskset", "model", "trainer", "status", ...keys].map(
-    (key) => h("option", {value: key}, key ? `Group by ${key}` : "No groups")));
+  group.append(
+    ...["", "taskset", "model", "trainer", "status", ...keys].map((key) => h("option", {value: key}, key ? `Group by ${key}` : "No groups")));
   group.value = view.group;
   U.live(null, load);
   return {
@@ -200,8 +197,8 @@ U.pages.runs = async (params) => {
     el: [
       h("div.row", h("h1", "Runs"), told, h("span.grow"), compare),
       h("div.toolbar", search, group, h("details.menu-box", h("summary", "Columns"), shown), h("button", {onclick: save}, "CSV")), bar,
-      h("datalist", {id: "config-keys"}, keys.map((key) => h("option", {value: key}))),
-      h("div.scroll", h("table.runs", h("thead", head), body)), more
+      h("datalist", {id: "config-keys"}, keys.map((key) => h("option", {value: key}))), h("div.scroll", h("table.runs", h("thead", head), body)),
+      more
     ]
   };
 };
@@ -212,8 +209,7 @@ U.pages.compare = async (params) => {
   if (!ids.length)
     return {
       title: "Compare",
-      el:
-        [h("h1", "Compare"), U.state("Pick runs in the table, then compare them.", h("br"), h("a", {href: U.link("runs")}, "To the runs"))]
+      el: [h("h1", "Compare"), U.state("Pick runs in the table, then compare them.", h("br"), h("a", {href: U.link("runs")}, "To the runs"))]
     };
   const view = {x: params.x || "step", smooth: +(params.smooth ?? 0), log: params.log === "1", fold: params.fold === "1"};
   const told = await U.api("compare", {runs: ids.join(",")});
@@ -270,26 +266,36 @@ U.pages.compare = async (params) => {
   const all =
     [...told.panels, ...(params.add || "").split(",").filter(Boolean).map((key) => ({id: key, title: key, keys: [key], kind: "lines"}))];
   for (const panel of all) {
-    const title = panel.keys.length > 1 && !panel.total ? `${panel.title}: ${panel.keys[0].split("/").at(-1)}` : panel.title;
+    const few = panel.keys.length > 1 && !panel.total ? `${panel.title}: ${panel.keys[0].split("/").at(-1)}` : panel.title;
+    const title = panel.kind === "held-out" && told.ids.length > 3 ? "Held-out accuracy" : few;
     plots.append(
-      U.plot(
-         board, () => ({title, unit: panel.unit, log: view.log, xTitle: AXES[view.x], lines: lines(panel)}), {id: panel.id, name: title})
+      U.plot(board, () => ({title, unit: panel.unit, log: view.log, xTitle: AXES[view.x], lines: lines(panel)}), {id: panel.id, name: title})
         .el);
   }
   const update = () => Promise.all(board.plots.map((plot) => plot.update()));
   U.redraw.push(update);
   const sized = told.seeds.some((group) => group.length > 1);
   const legend = h("div.keys",
-    told.rows.map(
-      (row) => h("span", {style: {color: U.color(Math.max(0, place(row.id)))}}, h("i"),
-        h("a", {href: U.link("run", {run: row.id})}, U.name(label(row.id))), row.error ? h("span.soft", ` ${row.error}`) : "")));
+    told.rows.map((row) => h("span", {style: {color: U.color(Math.max(0, place(row.id)))}}, h("i"),
+                    h("a", {href: U.link("run", {run: row.id})}, U.name(label(row.id))), row.error ? h("span.soft", ` ${row.error}`) : "")));
   const share = (value) => U.change(value, true);
   const paired = told.paired.filter((pair) => pair.tasks);
-  return { title: "Compare", el: [h("h1", `Compare ${U.plural(ids.length, "run")}`), legend, U.controls(view, update, { x: true, fold: sized, metrics: told.metrics, params }),
-    plots,
-    h("div.row", { style: { "margin-top": "20px" } }, h("h2", "Held-out, task by task"), h("span.soft.small", "each run against the first, 95% interval")),
-    paired.length ? [U.table(["run", "difference", "interval", "tasks", "right in this run alone", "right in the first alone", "p (McNemar)"], paired.map((pair) => [U.name(label(pair.b)), `${share(pair.effect)} points`, `${share(pair.interval[0])} to ${share(pair.interval[1])}`, pair.tasks, pair.only_b, pair.only_a, U.number(pair.p)])), h("p.soft.small", paired[0].caveat)] : h("p.soft", "These runs share no held-out task."),
-    h("h2", { style: { "margin-top": "20px" } }, "Config that differs"),
-    Object.keys(told.differences).length ? U.table(["key", ...told.ids.map((id) => U.name(label(id)))], Object.entries(told.differences).map(([key, values]) => [h("code", key), ...values.map((value) => U.name(U.setting(value)))])) : h("p.soft", "Nothing but name and seed.")
-  ], after: () => U.drawn(board) };
+  const head = ["run", "difference", "interval", "tasks", "right in this run alone", "right in the first alone", "p (McNemar)"];
+  const pairs =
+    paired.map((pair) => [U.name(label(pair.b)), `${share(pair.effect)} points`, `${share(pair.interval[0])} to ${share(pair.interval[1])}`,
+                 pair.tasks, pair.only_b, pair.only_a, U.number(pair.p)]);
+  const changes = Object.entries(told.differences).map(([key, values]) => [h("code", key), ...values.map((value) => U.name(U.setting(value)))]);
+  return {
+    title: "Compare",
+    el: [
+      h("h1", `Compare ${U.plural(ids.length, "run")}`), legend, U.controls(view, update, {x: true, fold: sized, metrics: told.metrics, params}),
+      plots, U.title("Held-out, task by task"), h("p.soft.small", "Each run against the first, with a 95% interval."),
+      pairs.length ? [U.table(head, pairs, {csv: "held-out"}), h("p.soft.small", paired[0].caveat)]
+                   : h("p.soft", "These runs share no held-out task."),
+      U.title("Config that differs"),
+      changes.length ? U.table(["key", ...told.ids.map((id) => U.name(label(id)))], changes, {csv: "config"})
+                     : h("p.soft", "Nothing but name and seed.")
+    ],
+    after: () => U.drawn(board)
+  };
 };

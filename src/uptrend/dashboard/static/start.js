@@ -1,19 +1,17 @@
 "use strict";
 // The frame of all pages: the bar at the top, the way from an address to a page, theme and keys.
-U.theme = () => {
-  const kept = (() => {
-    try {
-      return localStorage.getItem("uptrend-theme");
-    } catch { return null; }
-  })();
-  return kept || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+// The kept theme, or with a value the new one; a private window keeps none.
+const kept = (theme) => {
+  try {
+    return theme ? localStorage.setItem("uptrend-theme", theme) : localStorage.getItem("uptrend-theme");
+  } catch { return null; }
 };
 const setTheme = (theme) => { document.documentElement.dataset.theme = theme; };
-setTheme(U.theme());
+setTheme(kept() || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"));
 const KEYS = [
-  ["/", "go to the filter"], ["j k", "next and previous row"], ["Enter", "open the row"], ["x", "pick the row"],
-  ["c", "compare what is picked"], ["[ ]", "previous and next step or rollout"], ["v", "conversation or tokens"],
-  ["m", "next coloring of tokens"], ["r", "runs"], ["d", "doctor"], ["l", "lab"], ["t", "dark or light"], ["?", "this list"]
+  ["/", "go to the filter"], ["j k", "next and previous row"], ["Enter", "open the row"], ["x", "pick the row"], ["c", "compare what is picked"],
+  ["[ ]", "previous and next step or rollout"], ["v", "conversation or tokens"], ["m", "next coloring of tokens"], ["r", "runs"],
+  ["d", "doctor"], ["l", "lab"], ["t", "dark or light"], ["?", "this list"]
 ];
 const help = h("dialog", {"aria-label": "Keys"}, h("h2", "Keys"),
   h("table", h("tbody", KEYS.map(([key, does]) => h("tr", h("td", key.split(" ").map((one) => [h("kbd", one), " "])), h("td", does))))),
@@ -21,36 +19,22 @@ const help = h("dialog", {"aria-label": "Keys"}, h("h2", "Keys"),
 document.body.append(help);
 
 const header = document.getElementById("top");
-const count = h("span");
 const flip = () => {
   setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
-  try {
-    localStorage.setItem("uptrend-theme", document.documentElement.dataset.theme);
-  } catch { /* private window */
-  }
+  kept(document.documentElement.dataset.theme);
   U.redraw.forEach((draw) => draw());
 };
 const NAV = [["runs", "Runs"], ["compare", "Compare"], ["doctor", "Doctor"], ["labs", "Lab"], ["api", "API"]];
-const OF = {
-  run: "runs",
-  findings: "runs",
-  config: "runs",
-  rollouts: "runs",
-  rollout: "runs",
-  group: "runs",
-  lab: "labs",
-  hypothesis: "labs"
-};
+const PARENTS = new Map([["runs", ["run", "findings", "config", "rollouts", "rollout", "group"]], ["labs", ["lab", "hypothesis"]]]);
 U.bar = () => {
   const here = U.route().name;
   const links = (U.answers ? [] : NAV).map(([name, title]) => {
-    const params = U.answers ? {run: U.answers.run} : name === "compare" ? {runs: [...U.picked].join(",")} : {};
-    const is = name === here || (!U.answers && name === OF[here]);
-    return h("a", {href: U.link(name, params), "aria-current": is ? "page" : null}, title,
-      name === "compare" && U.picked.size ? ` (${U.picked.size})` : "");
+    const picked = name === "compare" && U.picked.size, is = name === here || PARENTS.get(name)?.includes(here);
+    return h("a", {href: U.link(name, picked ? {runs: [...U.picked].join(",")} : {}), "aria-current": is ? "page" : null}, title,
+      picked ? ` (${picked})` : "");
   });
-  header.replaceChildren(h("a.brand", {href: U.link(U.answers ? "run" : "runs", U.answers ? {run: U.answers.run} : {})}, "Uptrend"),
-    h("nav", {"aria-label": "Pages"}, links), h("span.grow"), count,
+  const home = U.answers ? U.link("run", {run: U.answers.run}) : U.link("runs");
+  U.put(header, h("a.brand", {href: home}, "Uptrend"), h("nav", {"aria-label": "Pages"}, links), h("span.grow"),
     h("button.plain", {onclick: flip, title: "Dark or light (t)", "aria-label": "Dark or light"}, "◐"),
     h("button.plain", {onclick: () => help.showModal(), title: "Keys (?)", "aria-label": "Keys"}, "?"));
 };
@@ -94,8 +78,8 @@ U.pages.api = async () => {
     title: "API",
     el: [
       h("h1", "API"),
-      h("p.soft", "The pages ask these questions; so can a program. JSON answers, ",
-        h("a", {href: "/api/openapi.json"}, "OpenAPI description"), "."),
+      h("p.soft", "The pages ask these questions; so can a program. JSON answers, ", h("a", {href: "/api/openapi.json"}, "OpenAPI description"),
+        "."),
       ...Object.entries(schema.paths)
         .map(([path, methods]) => Object.entries(methods).map(
                ([method, told]) =>
