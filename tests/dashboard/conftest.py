@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from uptrend.dashboard.library import Library
-from uptrend.dashboard.server import LOOPBACK, Server, open_socket
+from uptrend.dashboard.server import LOOPBACK, DashboardServer, open_socket
 
 
 class Dashboard:
@@ -20,12 +20,12 @@ class Dashboard:
 
     def __init__(self, home: Path) -> None:
         self._home = home
-        self._running: list[tuple[Server, threading.Thread]] = []
+        self._running: list[tuple[DashboardServer, threading.Thread]] = []
 
     def __call__(self, *folders: Path, token: str = "", names: tuple[str, ...] = LOOPBACK) -> str:
         """Serve some folders, and return the address when all of them were read."""
         listener = open_socket("127.0.0.1", 0)
-        server = Server(Library(folders, self._home), names, token)
+        server = DashboardServer(Library(folders, self._home), names, token)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         self._running.append((server, thread))

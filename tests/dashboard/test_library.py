@@ -18,9 +18,9 @@ from journals import KL, make_lab
 from synthetic import info_of, write_run
 from uptrend.dashboard import curves
 from uptrend.dashboard.library import Library
-from uptrend.dashboard.rollouts import Place, find
+from uptrend.dashboard.rollouts import RolloutPlace, find
 from uptrend.dashboard.sources import DEPTH, find_sources
-from uptrend.dashboard.worker import Worker
+from uptrend.dashboard.worker import ReaderProcess
 from uptrend.records import RecordError, Run, RunDirectory
 from uptrend.records.schema import VERSION
 
@@ -134,7 +134,7 @@ def test_runs_that_can_not_be_read_say_why_and_old_ones_have_todays_names(tmp_pa
     assert (table["step"].to_pylist(), rows["old"]["step"]) == ([1, 2, 3], 3)
     assert set(table.column_names) <= set(old.metrics.column_names)
     assert rows["old"]["config"]["model.weights"] == old.config["model"]["weights"]
-    assert find(Place(library.entry("runs/old"), library), step=2)["total"] == old.rollouts(2).num_rows
+    assert find(RolloutPlace(library.entry("runs/old"), library), step=2)["total"] == old.rollouts(2).num_rows
 
 
 def test_a_name_with_an_at_sign_is_found_before_its_turn(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_an_index_that_breaks_costs_a_reading_and_no_more(
     log = library.entry("runs/log")
     assert len(library.table(log)) == library.log(log)["report"]["steps"] == 20
     for name, steps in (("a", 3), ("b", 2)):
-        found = find(Place(library.entry(f"runs/{name}"), library))
+        found = find(RolloutPlace(library.entry(f"runs/{name}"), library))
         assert (found["total"], found["indexed"], len(found["rollouts"])) == (steps, steps, steps)
 
 
@@ -233,7 +233,7 @@ def children() -> set[int]:
 
 @pytest.mark.slow
 def test_the_worker_outlives_logs_that_break_it(tmp_path: Path) -> None:
-    worker, before = Worker(), children()
+    worker, before = ReaderProcess(), children()
     target = (str(tmp_path), "columns-0")
     try:
         with pytest.raises(RecordError, match=r"missing does not exist"):

@@ -6,6 +6,8 @@ import json
 import os
 import re
 import shutil
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -357,3 +359,21 @@ def test_what_can_not_be_served_is_said(typed: Any, tmp_path: Path, monkeypatch:
         monkeypatch.setitem(sys.modules, package, None)
         assert re.search(rf"{package} is not installed.*pip install 'uptrend\[dashboard\]'", typed("serve", tmp_path))
         monkeypatch.undo()
+
+
+@pytest.mark.slow
+def test_any_other_address_gets_a_token_of_its_own(make_run: Callable[..., Path], tmp_path: Path) -> None:
+    make_run("a", steps=2)
+    command = [sys.executable, "-m", "uptrend", "serve", "--port", "0", "--host"]
+    options: dict[str, Any] = {"cwd": tmp_path, "env": {**os.environ, "UPTREND_HOME": str(tmp_path / "home")}}
+    for host, is_local in (("0.0.0.0", False), ("localhost", True)):
+        with subprocess.Popen([*command, host], stdout=subprocess.PIPE, text=True, **options) as process:
+            assert process.stdout is not None
+            port, token = re.search(r":(\d+)/(?:\?token=([\w-]+))?$", process.stdout.readline().strip()).groups()  # type: ignore[union-attr]
+            url = f"http://127.0.0.1:{port}"
+            assert bool(token) == (not is_local)
+            assert send(url).status == (200 if is_local else 401)
+            assert send(url, authorization=f"Bearer {token}").status == 200
+            assert is_local or len(token) >= 32
+            process.send_signal(signal.SIGINT)
+            assert process.wait(20) == 0

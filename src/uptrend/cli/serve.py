@@ -51,7 +51,7 @@ def command(
         need_extra(package, "dashboard")
     from uptrend.dashboard.index import forget
     from uptrend.dashboard.library import Library
-    from uptrend.dashboard.server import LOOPBACK, Server, is_loopback, new_token, open_socket
+    from uptrend.dashboard.server import LOOPBACK, DashboardServer, is_loopback, new_token, open_socket
 
     asked = folders or [DEFAULT]
     if missing := [path for path in asked if not path.exists() and path != DEFAULT]:
@@ -66,7 +66,7 @@ def command(
     shown = {"0.0.0.0": socket.gethostname(), "::": socket.gethostname()}.get(host, host)
     shown = f"[{shown}]" if ":" in shown else shown
     url = f"http://{shown}:{port}/" + (f"?token={token}" if token else "")
-    server = Server(Library(asked, cache), [*LOOPBACK, host, shown, *(names or ())], token)
+    server = DashboardServer(Library(asked, cache), [*LOOPBACK, host, shown, *(names or ())], token)
     typer.echo(f"Uptrend dashboard: {url}\nReading {', '.join(map(str, asked))}. Ctrl-C ends it.")
     if not asked[0].exists():
         typer.echo(f"There is no {asked[0]}/ yet: its runs appear as they are made.")

@@ -1,4 +1,4 @@
-"""Questions that pages and programs ask, one function each. `ENDPOINTS` lists them, for the OpenAPI page too."""
+"""Questions that pages and programs ask, one function each. api.toml lists them, for the OpenAPI page too."""
 
 import fnmatch
 import sys
@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 from uptrend.config import difference
 from uptrend.dashboard import findings, journals, rollouts
 from uptrend.dashboard.curves import POINTS, STEP, TIME, thin, values_of
-from uptrend.dashboard.library import Entry, Library, choose, value_of
-from uptrend.dashboard.rollouts import Place
+from uptrend.dashboard.library import Library, LibraryEntry, choose, value_of
+from uptrend.dashboard.rollouts import RolloutPlace
 from uptrend.doctor.report import plain
 from uptrend.records import RecordError, Run, UptrendError
 from uptrend.records.metrics import find_metric, label_of, sections
@@ -160,14 +160,14 @@ def show_run(library: Library, run: str) -> Answer:
             "markers": findings.markers(opened, steps, values_of(table, TIME)), "evals": evals,
             "rollouts": (opened.path / "rollouts").is_dir(),
             "info": {key: opened.info[key] for key in keys if key in opened.info},
-            "bounds": _bounds(Place(entry, library)), "checkpoints": [path.name for path in opened.checkpoints],
+            "bounds": _bounds(RolloutPlace(entry, library)), "checkpoints": [path.name for path in opened.checkpoints],
             "stopped": {"by": stopped.by, "why": stopped.sentence} if stopped else None,
         }  # fmt: skip
     answer["panels"] = _filled(names, any(e.get("accuracy") is not None for e in answer["evals"]))
     return dict(plain(answer))
 
 
-def _bounds(place: Place) -> list[float] | None:
+def _bounds(place: RolloutPlace) -> list[float] | None:
     """Return the least and greatest reward that a rollout of the last step can have; None where nobody said."""
     try:
         table = place.read(place.entry.row["step"], ["reward_low", "reward_high"])
@@ -233,12 +233,12 @@ def compare_runs(library: Library, runs: str) -> Answer:
     }))  # fmt: skip
 
 
-def _evals(library: Library, entry: Entry) -> list[Answer]:
+def _evals(library: Library, entry: LibraryEntry) -> list[Answer]:
     lines = Run(entry.source.path).eval_lines if entry.source.kind == "run" else library.log(entry)["evals"]
     return [{k: e.get(k) for k in ("step", "accuracy", "low", "high")} for e in lines if e.get("accuracy") is not None]
 
 
-def _seeds(entries: list[Entry]) -> list[list[str]]:
+def _seeds(entries: list[LibraryEntry]) -> list[list[str]]:
     """Return the ids of runs whose configs differ in seed and name alone, by config."""
     groups: list[tuple[Mapping[str, Any], list[str]]] = []
     for entry in entries:
@@ -251,7 +251,7 @@ def _seeds(entries: list[Entry]) -> list[list[str]]:
     return [ids for _, ids in groups]
 
 
-def _pairs(library: Library, entries: list[Entry]) -> list[Answer]:
+def _pairs(library: Library, entries: list[LibraryEntry]) -> list[Answer]:
     """Return each run against the first, on the held-out tasks that both were asked."""
     own = [e for e in entries if e.source.kind == "run"]
     found = []
@@ -266,13 +266,13 @@ def _pairs(library: Library, entries: list[Entry]) -> list[Answer]:
     return found
 
 
-def _place(library: Library, run: str, held: bool, label: str) -> Place:
+def _place(library: Library, run: str, held: bool, label: str) -> RolloutPlace:
     entry = library.entry(run, "run", "log")
     if entry.row.get("status") == "unreadable":
         raise RecordError(str(entry.row["error"]))
     if label and not label.replace("-", "").replace("_", "").replace(".", "").isalnum():
         raise BadRequest(f"set={label[:80]} is no name of a held-out set.")
-    return Place(entry, library, held, label)
+    return RolloutPlace(entry, library, held, label)
 
 
 def list_steps(library: Library, run: str) -> Answer:

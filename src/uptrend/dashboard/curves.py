@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.json as pj
 
-from uptrend.dashboard.index import Index
+from uptrend.dashboard.index import ReadIndex
 from uptrend.records import Run
 from uptrend.records.directory import read_lines
 from uptrend.records.renamed import upgrade_metrics
@@ -33,7 +33,7 @@ STEP, TIME, ROLLOUTS = "step", "time", "sampling/rollouts/count"
 
 @dataclass
 class _Read:
-    """What was read of a file."""
+    """Part of a file that was read."""
 
     table: pa.Table
     offset: int
@@ -46,7 +46,7 @@ class _Read:
 class Columns:
     """Columns of metrics files, each read once and then only where it grew."""
 
-    def __init__(self, index: Index) -> None:
+    def __init__(self, index: ReadIndex) -> None:
         self._index = index
         self._held: OrderedDict[Path, _Read] = OrderedDict()
         self._lock = threading.Lock()

@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 
 from uptrend.dashboard import api, rollouts
 from uptrend.dashboard.library import Library
-from uptrend.dashboard.rollouts import Place
+from uptrend.dashboard.rollouts import RolloutPlace
 from uptrend.dashboard.server import EMPTY_STYLE, PAGE, SCRIPTS, STATIC, plotly_script
 from uptrend.doctor.report import plain
 from uptrend.records import RecordError
@@ -35,9 +35,9 @@ def export_run(path: Path, target: Path, most: int) -> int:
             (entry,) = library.entries("run")
             id = entry.row["id"]
             answers = _answers(library, id)
-            kept = _chosen(Place(entry, library), answers, most)
+            kept = _chosen(RolloutPlace(entry, library), answers, most)
             for row in kept:
-                place, name = Place(entry, library, bool(row["held"])), (row["grp"], row["idx"], row["nth"])
+                place, name = RolloutPlace(entry, library, bool(row["held"])), (row["grp"], row["idx"], row["nth"])
                 asked = {"run": id, "held": "true"} if place.held else {"run": id}
                 asked |= {"step": row["step"], "group": name[0], "index": name[1], "nth": name[2]}
                 told = {"row": {**entry.row, "config": {}}, "rollout": rollouts.show(place, row["step"], *name)}
@@ -65,7 +65,7 @@ def _answers(library: Library, id: str) -> dict[str, Any]:
     return {f"run?{asked}": run, f"curves?{asked}": curves}
 
 
-def _chosen(place: Place, answers: Mapping[str, Any], most: int) -> list[dict[str, Any]]:
+def _chosen(place: RolloutPlace, answers: Mapping[str, Any], most: int) -> list[dict[str, Any]]:
     """Return lines of rollouts to take along: those that findings name, then groups of steps spread over the run."""
     (run,) = (answer for key, answer in answers.items() if key.startswith("run?"))
     taken = dict[tuple[Any, ...], dict[str, Any]]()
@@ -82,7 +82,7 @@ def _chosen(place: Place, answers: Mapping[str, Any], most: int) -> list[dict[st
         if step_name.isdecimal() and index.isdecimal() and int(step_name) in place.steps():
             for row in rollouts.find(place, int(step_name), group, limit=most - len(taken))["rollouts"]:
                 take(row)  # with its group
-    steps, held = list(place.steps()), Place(place.entry, place.library, held=True)
+    steps, held = list(place.steps()), RolloutPlace(place.entry, place.library, held=True)
     evals, count = list(held.steps()), min(len(steps), 9)
     spread = [(place, steps[(len(steps) - 1) * i // max(1, count - 1)]) for i in range(count)]
     spread += [(held, step) for step in dict.fromkeys(evals[:1] + evals[-1:])]

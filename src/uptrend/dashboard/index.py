@@ -26,7 +26,7 @@ ROLLOUT_COLUMNS = (
 )  # fmt: skip
 
 
-class Index:
+class ReadIndex:
     """SQLite beside files of columns; safe to use from several threads and servers."""
 
     def __init__(self, folder: Path) -> None:

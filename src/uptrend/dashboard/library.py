@@ -1,4 +1,4 @@
-"""What the given folders hold, kept up to date: rows for the table, and readers of one run, log or journal."""
+"""Contents of the given folders, kept up to date: rows for the table, readers of one run, log or journal."""
 
 import contextlib
 import os
@@ -19,9 +19,9 @@ import pyarrow as pa
 from uptrend.config.tables import flatten
 from uptrend.dashboard import findings
 from uptrend.dashboard.curves import Columns, sparkline, values_of
-from uptrend.dashboard.index import Index
-from uptrend.dashboard.sources import Source, Stamp, find_sources
-from uptrend.dashboard.worker import Worker
+from uptrend.dashboard.index import ReadIndex
+from uptrend.dashboard.sources import FoundSource, Stamp, find_sources
+from uptrend.dashboard.worker import ReaderProcess
 from uptrend.doctor.report import plain
 from uptrend.lab.notebook import Notebook
 from uptrend.records import LabError, RecordError, Run, RunView, view_of
@@ -35,18 +35,18 @@ Row = dict[str, Any]
 
 
 @dataclass
-class Entry:
+class LibraryEntry:
     """A source with its row; of a log that holds several runs, one of them."""
 
-    source: Source
+    source: FoundSource
     stamp: Stamp
     row: Row
     part: int = 0
 
 
 @dataclass
-class Progress:
-    """Progress of reading what is new."""
+class IndexProgress:
+    """IndexProgress of reading what is new."""
 
     indexing: bool = True
     done: int = 0
@@ -59,10 +59,10 @@ class Library:
     """Runs, logs and journals of some folders."""
 
     def __init__(self, roots: Sequence[Path], home: Path) -> None:
-        self.roots, self.index, self.worker = tuple(roots), Index(home), Worker()
+        self.roots, self.index, self.worker = tuple(roots), ReadIndex(home), ReaderProcess()
         self.columns = Columns(self.index)
-        self.progress = Progress()
-        self._entries: dict[str, Entry] = {}
+        self.progress = IndexProgress()
+        self._entries: dict[str, LibraryEntry] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True, name="uptrend-index")
         self._reports: dict[str, float] = {}  # when a report was last begun
@@ -116,18 +116,18 @@ class Library:
                 entry.row["status"] = status
         self.progress.version += len(gone)
 
-    def _read(self, source: Source, stamp: Stamp) -> None:
+    def _read(self, source: FoundSource, stamp: Stamp) -> None:
         """Put the entries of a source in the place of those that it had."""
         rows = self._rows_of(source, stamp) or [{}]  # no log after all: not read again
         for number, row in enumerate(rows):
             key = source.id if number == 0 else f"{source.id}@{number + 1}"
-            self._entries[key] = Entry(source, stamp, {"id": key, **row} if row else {}, number)
+            self._entries[key] = LibraryEntry(source, stamp, {"id": key, **row} if row else {}, number)
         number = len(rows) + 1
         while (old := self._entries.get(f"{source.id}@{number}")) and old.source.id == source.id:
             del self._entries[f"{source.id}@{number}"]  # a log that holds fewer runs than before
             number += 1
 
-    def _rows_of(self, source: Source, stamp: Stamp) -> list[Row]:
+    def _rows_of(self, source: FoundSource, stamp: Stamp) -> list[Row]:
         """Return a row per run of a source; none for a file that is no log after all."""
         kept: list[Row] | None = self.index.get(source.key, "rows", stamp)
         if kept is None:
@@ -145,7 +145,7 @@ class Library:
                 self.index.put(source.key, "rows", stamp, kept)
         return kept or []
 
-    def _rows_of_other(self, source: Source, stamp: Stamp) -> list[Row]:
+    def _rows_of_other(self, source: FoundSource, stamp: Stamp) -> list[Row]:
         if source.kind == "lab":
             return [{"kind": "lab", "name": source.path.name, "path": str(source.path)}]
         files = self.index.file_of(source.path)
@@ -153,7 +153,7 @@ class Library:
         self.index.put(source.key, "log", stamp, told)
         return [_log_row(source, one) for one in told]
 
-    def _run_row(self, source: Source) -> Row:
+    def _run_row(self, source: FoundSource) -> Row:
         run = Run(source.path)
         config, table = flatten(run.config), self.columns.of_run(run)
         evaluations = [asdict(one) for one in held_out(run)]
@@ -178,7 +178,7 @@ class Library:
             "per_step": float(np.nanmedian(steps)) if np.isfinite(steps).any() else None, "config": config,
         }  # fmt: skip
 
-    def entries(self, kind: str) -> list[Entry]:
+    def entries(self, kind: str) -> list[LibraryEntry]:
         """Return all that is known of one kind."""
         return [entry for entry in list(self._entries.values()) if entry.source.kind == kind and entry.row]
 
@@ -186,7 +186,7 @@ class Library:
         """Return the rows of some kinds, in no order."""
         return [entry.row for entry in list(self._entries.values()) if entry.row.get("kind") in kinds]
 
-    def entry(self, id: str, *kinds: str) -> Entry:
+    def entry(self, id: str, *kinds: str) -> LibraryEntry:
         """Return what an id names; RecordError where nothing is known by it."""
         found = self._entries.get(id)
         if found is None and self.progress.indexing:
@@ -199,21 +199,21 @@ class Library:
     def refresh_one(self, id: str) -> None:
         """Read one source before its turn: somebody is looking at it."""
         if id in self._entries:
-            source: Source | None = self._entries[id].source
+            source: FoundSource | None = self._entries[id].source
         else:
             sources = find_sources(self.roots)
             source = sources.get(id) or sources.get(id.rpartition("@")[0])
         if source is not None:
             self._read(source, source.stamp())
 
-    def fresh(self, id: str) -> Entry:
+    def fresh(self, id: str) -> LibraryEntry:
         """Return a run's entry, its row read again where its files changed since."""
         entry = self.entry(id, "run", "log")
         if entry.source.stamp() != entry.stamp:
             self.refresh_one(id)
         return self.entry(id, "run", "log")
 
-    def run(self, id: str) -> tuple[Entry, Run]:
+    def run(self, id: str) -> tuple[LibraryEntry, Run]:
         """Open a run directory."""
         entry = self.entry(id, "run")
         entry.source.check_all()
@@ -228,7 +228,7 @@ class Library:
         except LabError as error:
             raise RecordError(str(error)) from None
 
-    def log(self, entry: Entry) -> Row:
+    def log(self, entry: LibraryEntry) -> Row:
         """Return what was kept of one run of a log: settings, evaluations, notes, report."""
         told = self.index.get(entry.source.key, "log", entry.stamp)
         if told is None:  # the index was deleted under us
@@ -236,7 +236,7 @@ class Library:
             told = self.index.get(entry.source.key, "log", entry.stamp) or [{}]
         return dict(told[entry.part])
 
-    def table(self, entry: Entry) -> pa.Table:
+    def table(self, entry: LibraryEntry) -> pa.Table:
         """Return the curves of a run or a log, one row per step."""
         if entry.source.kind == "run":
             return self.columns.of_run(Run(entry.source.path))
@@ -245,14 +245,14 @@ class Library:
             self._rows_of_other(entry.source, entry.stamp)
         return pa.ipc.open_file(pa.memory_map(str(file))).read_all()
 
-    def view(self, entry: Entry) -> RunView:
+    def view(self, entry: LibraryEntry) -> RunView:
         """Return a run or a log with its rollouts."""
         entry.source.check_all()
         if entry.source.kind == "run":
             return view_of(Run(entry.source.path))
         return self._views(entry.source.path, entry.stamp)[entry.part]
 
-    def report(self, entry: Entry) -> dict[str, Any] | None:
+    def report(self, entry: LibraryEntry) -> dict[str, Any] | None:
         """Return the doctor's report; None while it is being made. One that is out of date says so by `of_step`."""
         if entry.source.kind == "log":
             report: dict[str, Any] | None = self.log(entry).get("report")
@@ -266,7 +266,7 @@ class Library:
             threading.Thread(target=self.diagnose, args=(entry.source,), daemon=True).start()
         return self.index.get(entry.source.key, "report")
 
-    def known_report(self, entry: Entry) -> dict[str, Any] | None:
+    def known_report(self, entry: LibraryEntry) -> dict[str, Any] | None:
         """Return the report of a run as it is now; None where nobody made one."""
         found: dict[str, Any] | None = self.index.get(entry.source.key, "report", entry.source.stamp()[:4])
         if found is None:
@@ -274,7 +274,7 @@ class Library:
                 found = findings.saved_report(Run(entry.source.path), len(self.table(entry)))
         return found
 
-    def diagnose(self, source: Source) -> None:
+    def diagnose(self, source: FoundSource) -> None:
         """Have a run judged, and keep the report."""
         stamp = source.stamp()[:4]
         try:
@@ -292,7 +292,7 @@ def _read_views(path: Path, stamp: Stamp) -> list[RunView]:
     return views_of(path)
 
 
-def _broken(source: Source, why: str) -> Row:
+def _broken(source: FoundSource, why: str) -> Row:
     return {
         "kind": source.kind,
         "name": source.path.name,
@@ -307,7 +307,7 @@ def _log_name(path: Path) -> str:
     return f"{path.parent.name}/{path.name}" if path.is_file() or path.name in ("raw", "logs", "output") else path.name
 
 
-def _log_row(source: Source, told: Row) -> Row:
+def _log_row(source: FoundSource, told: Row) -> Row:
     """Return the row of one run of a log, from what `read_log` told of it."""
     config, evals = flatten(told["config"]), told["evals"]
     scores = [e for e in evals if isinstance(e.get("accuracy", e.get("reward")), int | float)]

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from uptrend.dashboard.library import Entry, Library
+from uptrend.dashboard.library import Library, LibraryEntry
 from uptrend.records import RecordError, Role, Run
 from uptrend.records.directory import eval_path
 from uptrend.records.run import read_parquet
@@ -34,10 +34,10 @@ SHOWN = ("ids", "turns", "roles", "versions", "sampler", "weights", "attended", 
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where rollouts are kept: of a training step, or of an evaluation."""
+class RolloutPlace:
+    """Rollouts of a run: those of training, or of its evaluations."""
 
-    entry: Entry
+    entry: LibraryEntry
     library: Library
     held: bool = False
     label: str = ""
@@ -137,7 +137,7 @@ def _first(messages: Sequence[Mapping[str, Any]], role: str, most: int) -> str:
     return ""
 
 
-def _bring_up_to_date(place: Place, only: int | None = None, budget: float = BUDGET) -> tuple[int, int]:
+def _bring_up_to_date(place: RolloutPlace, only: int | None = None, budget: float = BUDGET) -> tuple[int, int]:
     """Index steps that are new or changed until the time is up; return how many are done, and how many there are."""
     index, entry, begun = place.library.index, f"rollouts-{int(place.held)}", time.monotonic()
     known: dict[str, int] = index.get(place.key, entry) or {}
@@ -174,7 +174,7 @@ ORDERS = {
 
 
 def find(
-    place: Place,
+    place: RolloutPlace,
     step: int | None = None,
     group: str = "",
     task: str = "",
@@ -222,7 +222,7 @@ def find(
 
 
 def _search(
-    place: Place, where: str, values: Sequence[Any], order: str, text: str, limit: int, offset: int
+    place: RolloutPlace, where: str, values: Sequence[Any], order: str, text: str, limit: int, offset: int
 ) -> dict[str, Any]:
     """Read messages of candidates in order until the page is full or the time is up."""
     begun, found, at = time.monotonic(), list[dict[str, Any]](), offset
@@ -243,7 +243,7 @@ def _search(
             return {"total": None, "rollouts": found, "next": None}
 
 
-def _texts(place: Place, step: int) -> dict[tuple[str, int, int], str]:
+def _texts(place: RolloutPlace, step: int) -> dict[tuple[str, int, int], str]:
     """Return all that was said in each rollout of a step, in lower case."""
     seen: Counter[tuple[str, int]] = Counter()
     found = {}
@@ -258,7 +258,13 @@ def _texts(place: Place, step: int) -> dict[tuple[str, int, int], str]:
 
 
 def show(
-    place: Place, step: int, group: str, index: int, nth: int = 0, characters: int = CHARACTERS, tokens: int = TOKENS
+    place: RolloutPlace,
+    step: int,
+    group: str,
+    index: int,
+    nth: int = 0,
+    characters: int = CHARACTERS,
+    tokens: int = TOKENS,
 ) -> dict[str, Any]:
     """Return one rollout: messages by turn, reward by part, commands, and its tokens with all their figures."""
     table = place.read(step)
@@ -324,7 +330,7 @@ def _sequence(row: Mapping[str, Any], pieces: Callable[[Sequence[int]], list[str
     return {"length": len(row["ids"]), "counts": counts, "texts": texts, **columns}
 
 
-def _pieces_of(place: Place) -> Callable[[Sequence[int]], list[str]] | None:
+def _pieces_of(place: RolloutPlace) -> Callable[[Sequence[int]], list[str]] | None:
     """Return a function from token ids to their texts; None where there is no tokenizer."""
     source = place.entry.source
     if source.kind != "run":

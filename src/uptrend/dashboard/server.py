@@ -65,7 +65,7 @@ def plotly_script() -> Path:
     return Path(found.submodule_search_locations[0]) / "package_data" / "plotly.min.js"
 
 
-class Guard:
+class RequestGuard:
     """ASGI layer that refuses foreign names, foreign pages and missing tokens, and adds headers to every answer."""
 
     def __init__(self, app: ASGIApp, names: Sequence[str], token: str) -> None:
@@ -189,7 +189,7 @@ def make_app(library: Library, names: Sequence[str] = LOOPBACK, token: str = "")
         *(Route(f"/api/{path}", answer) for path in api.QUESTIONS),
     ]  # fmt: skip
     missing = {404: _no_such_address, 405: _no_such_address}
-    return Guard(Starlette(routes=routes, lifespan=lifespan, exception_handlers=missing), names, token)
+    return RequestGuard(Starlette(routes=routes, lifespan=lifespan, exception_handlers=missing), names, token)
 
 
 async def _no_such_address(request: Request, error: Exception) -> Response:
@@ -263,7 +263,7 @@ async def _pulse(library: Library, run: str | None, request: Request) -> AsyncIt
             yield ": still here\n\n"
 
 
-class Server(uvicorn.Server):
+class DashboardServer(uvicorn.Server):
     """A server that ends its streams first: they would hold up Ctrl-C."""
 
     def __init__(self, library: Library, names: Sequence[str] = LOOPBACK, token: str = "") -> None:

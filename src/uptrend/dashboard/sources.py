@@ -1,4 +1,4 @@
-"""What a folder holds: run directories, other trainers' logs, and journals. Nothing outside the folder is read."""
+"""Contents of a folder: run directories, other trainers' logs, and journals. Nothing outside it is read."""
 
 import contextlib
 import os
@@ -24,7 +24,7 @@ Stamp = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
-class Source:
+class FoundSource:
     """A run directory, a log or a journal that was found."""
 
     id: str
@@ -72,9 +72,9 @@ class Source:
         return ((max((time for time, _ in stats), default=0), sum(size for _, size in stats)), (len(stats), 0))
 
 
-def find_sources(roots: Iterable[Path]) -> dict[str, Source]:
+def find_sources(roots: Iterable[Path]) -> dict[str, FoundSource]:
     """Return what the folders and files hold, by id; a folder that is not there yet holds nothing."""
-    found: dict[str, Source] = {}
+    found: dict[str, FoundSource] = {}
     names: dict[str, int] = {}
     for given in roots:
         root = Path(os.path.realpath(given))
@@ -88,12 +88,12 @@ def find_sources(roots: Iterable[Path]) -> dict[str, Source]:
     return found
 
 
-def _scan(folder: Path, root: Path, depth: int) -> Iterator[Source]:
+def _scan(folder: Path, root: Path, depth: int) -> Iterator[FoundSource]:
     if os.path.exists(folder / "run.json"):
-        yield Source("", "run", folder, root)
+        yield FoundSource("", "run", folder, root)
         return
     if is_lab(folder):
-        yield Source("", "lab", folder, root)
+        yield FoundSource("", "lab", folder, root)
         folders, files = [path for path in _entries(folder, root)[0] if path.name == "runs"], list[Path]()
     else:
         folders, files = _entries(folder, root)
@@ -110,8 +110,8 @@ def _scan(folder: Path, root: Path, depth: int) -> Iterator[Source]:
         yield replace(_log(path, root), strong=False)
 
 
-def _log(path: Path, root: Path) -> Source:
-    return Source("", "log", path, root if root.is_dir() else root.parent)
+def _log(path: Path, root: Path) -> FoundSource:
+    return FoundSource("", "log", path, root if root.is_dir() else root.parent)
 
 
 def _is_strong(name: str) -> bool:

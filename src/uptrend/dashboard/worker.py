@@ -23,7 +23,7 @@ WORK = {work.__name__: work for work in (findings.read_log, findings.diagnose_ru
 PATIENCE = 300.0
 
 
-class Worker:
+class ReaderProcess:
     """Handle of the process; it is started when first needed, and again where it died."""
 
     def __init__(self) -> None:
