@@ -261,3 +261,15 @@ def test_the_dashboard_loads_no_torch() -> None:
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
     assert "starlette" in loaded
     assert not loaded & {"torch", "transformers", "peft", "tokenizers", "plotly", "pandas", "statsmodels", "matplotlib"}
+
+
+def test_a_run_that_ends_while_it_is_read_is_finished_not_killed(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "runs" / "one", steps=2, end=None)
+    library = Library([tmp_path / "runs"], tmp_path / "home")
+    with RunDirectory.reopen(path) as directory:
+        directory.event("finished", step=2)
+        library.refresh()
+        assert [row["status"] for row in library.rows()] == ["running"]  # it still holds its lock
+    library.refresh()
+    assert [row["status"] for row in library.rows()] == ["finished"]
+    library.close()

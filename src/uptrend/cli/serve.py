@@ -94,6 +94,8 @@ def export(
     need_extra("starlette", "dashboard")
     from uptrend.dashboard.export import export_run
 
+    if Path(run).exists() and not (Path(run) / "run.json").exists():
+        raise UptrendError(f"{run} is no run directory: logs of other trainers are shown by uptrend serve {run}.")
     opened = open_run(run)
     target = out or Path(f"{opened.name}.html")
     kept = export_run(opened.path, target, rollouts)

@@ -15,19 +15,16 @@ import pyarrow.compute as pc
 from uptrend.config import difference
 from uptrend.dashboard import findings, journals, rollouts
 from uptrend.dashboard.curves import POINTS, STEP, TIME, thin, values_of
-from uptrend.dashboard.library import Library, LibraryEntry, choose, value_of
+from uptrend.dashboard.filters import COLUMNS, BadRequest, choose, known_key, value_of
+from uptrend.dashboard.library import Library, LibraryEntry
 from uptrend.dashboard.rollouts import RolloutPlace
 from uptrend.doctor.report import plain
-from uptrend.records import RecordError, Run, UptrendError
+from uptrend.records import RecordError, Run
 from uptrend.records.metrics import find_metric, label_of, sections
 from uptrend.runner.summary import pair_up
 
 Answer = dict[str, Any]
 NOT_COMPARED = ("name", "seed")
-
-
-class BadRequest(UptrendError):  # noqa: N818 (HTTP's word)
-    """A question with a wrong parameter; the message says which, and what would be right."""
 
 
 KINDS: dict[str, tuple[Callable[[str], Any], str]] = {
@@ -86,7 +83,9 @@ def get_status(library: Library) -> Answer:
 
 
 def list_runs(library: Library, filter: str, sort: str, group: str, columns: str, limit: int, offset: int) -> Answer:
-    rows = choose(library.rows(), filter, sort)
+    rows, known = choose(library.rows(), filter, sort), _config_keys(library)
+    for key in [key for key in (group, *columns.split(",")) if key and known]:
+        known_key(key, {*COLUMNS, *known})
     if group:  # groups in the order of their first row
         firsts: dict[str, int] = {}
         for place, row in enumerate(rows):
@@ -98,7 +97,7 @@ def list_runs(library: Library, filter: str, sort: str, group: str, columns: str
         config = {key: row.get("config", {}).get(key) for key in keys}
         told = {"group": value_of(row, group)} if group else {}
         shown.append({**row, "config": config, **told})
-    return {"total": len(rows), "rows": shown, "keys": _config_keys(library) if offset == 0 else []}
+    return {"total": len(rows), "rows": shown, "keys": known if offset == 0 else []}
 
 
 def _config_keys(library: Library) -> list[str]:

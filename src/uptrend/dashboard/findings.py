@@ -97,7 +97,7 @@ def told(report: Report | None, run: str, trainer: str, before: Sequence[dict[st
             **finding,
             "explains": [symptoms.get(id, {"id": id, "summary": ""}) for id in finding["explains"]],
             "settings": [
-                {"trainer": TRAINERS.get(who, who), "line": assignments(keys), "own": who == trainer}
+                {"trainer": TRAINERS.get(who, who), "line": _lines(keys), "own": who == trainer}
                 for who, keys in sorted(changes.items(), key=lambda pair: pair[0] != trainer)
             ],
             "command": _hypothesis(finding, run, trainer, recipe),
@@ -105,6 +105,11 @@ def told(report: Report | None, run: str, trainer: str, before: Sequence[dict[st
         })  # fmt: skip
     keys = ("trend", "headline", "sentence", "effect", "interval", "power", "held_out", "cannot_tell", "missing")
     return {**{key: report.get(key) for key in (*keys, "notes", "unknown", "steps")}, "findings": causes}
+
+
+def _lines(settings: Mapping[str, Any]) -> str:
+    """Return settings as lines to paste into a config."""
+    return "\n".join(assignments({key: value}) for key, value in settings.items())
 
 
 def _hypothesis(finding: Mapping[str, Any], run: str, trainer: str, recipe: str) -> str:

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import threading
 import time
 from collections import Counter
@@ -25,12 +24,13 @@ from uptrend.dashboard.worker import ReaderProcess
 from uptrend.doctor.report import plain
 from uptrend.lab.notebook import Notebook
 from uptrend.records import LabError, RecordError, Run, RunView, view_of
-from uptrend.records.directory import is_being_written
 from uptrend.runner import views_of
 from uptrend.runner.summary import SETTINGS, held_out
 
 # Seconds between two looks at all files: at least so many, and so many times what a look takes.
 PAUSE, REST = 1.0, 20.0
+# Seconds between two reports on a run that grows.
+REPORT_PAUSE = 10.0
 Row = dict[str, Any]
 
 
@@ -65,7 +65,7 @@ class Library:
         self._entries: dict[str, LibraryEntry] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True, name="uptrend-index")
-        self._reports: dict[str, float] = {}  # when a report was last begun
+        self._reports: dict[str, float] = {}  # when the last report was begun, or the next one is due
         self.judged: Counter[str] = Counter()
         """Reports made so far, by source."""
         self.closing = False
@@ -111,9 +111,11 @@ class Library:
             self.progress.version += 1
         for entry in list(self._entries.values()):
             if entry.row.get("status") in ("running", "killed"):
-                status = "running" if is_being_written(entry.source.path) else "killed"
-                self.progress.version += status != entry.row["status"]
-                entry.row["status"] = status
+                # A run's last file is written while it still holds its lock: without a change it is another's status.
+                with contextlib.suppress(RecordError, OSError, TypeError, AttributeError):
+                    status = Run(entry.source.path).status
+                    self.progress.version += status != entry.row["status"]
+                    entry.row["status"] = status
         self.progress.version += len(gone)
 
     def _read(self, source: FoundSource, stamp: Stamp) -> None:
@@ -260,10 +262,13 @@ class Library:
         found = self.known_report(entry)
         if found is not None:
             return found
-        begun = self._reports.get(entry.source.id, -1e9)
-        if time.monotonic() - begun > 10.0:
-            self._reports[entry.source.id] = time.monotonic()
-            threading.Thread(target=self.diagnose, args=(entry.source,), daemon=True).start()
+        now = time.monotonic()
+        due = max(now, self._reports.get(entry.source.id, -1e9) + REPORT_PAUSE)
+        if self._reports.get(entry.source.id, -1e9) <= now:  # else one is on its way
+            self._reports[entry.source.id] = due
+            timer = threading.Timer(due - now, self.diagnose, args=(entry.source,))
+            timer.daemon = True
+            timer.start()
         return self.index.get(entry.source.key, "report")
 
     def known_report(self, entry: LibraryEntry) -> dict[str, Any] | None:
@@ -337,71 +342,3 @@ def _seconds(moment: Any) -> float | None:
         return datetime.fromisoformat(str(moment)).timestamp()
     except ValueError:
         return None
-
-
-CONDITION = re.compile(r"([\w./@-]+?)\s*(>=|<=|!=|=|>|<|~)\s*(.+)")
-
-
-def choose(rows: Sequence[Row], text: str = "", sort: str = "-updated") -> list[Row]:
-    """Return the rows that meet every word of a filter, in an order.
-
-    `learning.lr>1e-5 status=running tiny` has two conditions on columns or config keys and a word that has to occur in
-    the name, path, model, task, trainer, status or first finding. `-` before the key to sort by puts the largest first.
-    """
-    for word in re.findall(r'"[^"]*"|\S+', text):
-        match = CONDITION.fullmatch(word.strip('"'))
-        wanted = word.strip('"').lower()
-        if match:
-            key, sign, value = match.groups()
-            rows = [row for row in rows if _meets(value_of(row, key), sign, value)]
-        else:
-            rows = [row for row in rows if wanted in _words(row)]
-    key, falls = sort.removeprefix("-"), sort.startswith("-")
-    keyed = [(value_of(row, key), row) for row in rows]
-    lacking = [row for value, row in keyed if value is None]
-    numbers = sorted((p for p in keyed if _is_number(p[0])), key=lambda p: p[0], reverse=falls)
-    texts = [p for p in keyed if p[0] is not None and not _is_number(p[0])]
-    texts.sort(key=lambda p: str(p[0]).lower(), reverse=falls)
-    return [row for _, row in (*numbers, *texts)] + lacking
-
-
-def value_of(row: Mapping[str, Any], key: str) -> Any:
-    """Return a row's value by the name of a column or of a config key."""
-    if key in ("before", "after"):
-        held = row.get(key) or {}
-        return held.get("accuracy") if held.get("accuracy") is not None else held.get("reward")
-    if key in ("critical", "warning", "note"):
-        return (row.get("findings") or {}).get(key)
-    if key == "findings":
-        counts = row.get("findings")
-        return counts and counts["critical"] * 1_000_000 + counts["warning"] * 1000 + counts["note"]
-    found = row.get(key)
-    return row.get("config", {}).get(key) if found is None else found
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float)
-
-
-def _words(row: Mapping[str, Any]) -> str:
-    keys = ("name", "id", "path", "model", "taskset", "trainer", "status", "trend", "finding", "error")
-    return " ".join(str(row.get(key) or "") for key in keys).lower()
-
-
-def _meets(value: Any, sign: str, wanted: str) -> bool:
-    if sign == "~":
-        return wanted.lower() in str(value).lower()
-    if isinstance(value, bool) or not _is_number(value):
-        same = str(value).lower() == wanted.lower()
-        return same if sign == "=" else not same if sign == "!=" else False
-    try:
-        number = float(wanted)
-    except ValueError:
-        return sign == "!="
-    value = float(value)
-    close = abs(value - number) <= 1e-9 * max(abs(value), abs(number))
-    answers: dict[str, bool] = {
-        "=": close, "!=": not close, ">": value > number and not close, "<": value < number and not close,
-        ">=": value >= number or close, "<=": value <= number or close,
-    }  # fmt: skip
-    return answers[sign]

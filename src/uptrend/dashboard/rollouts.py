@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -232,7 +233,7 @@ def _search(
         for row in rows:
             at += 1
             whole = texts(row["step"]).get((row["grp"], row["idx"], row["nth"]), "")
-            place_found = whole.find(text)
+            place_found = whole.lower().find(text)
             if place_found >= 0:
                 begin = max(0, place_found - 60)
                 row["text"] = ("…" if begin else "") + " ".join(whole[begin : begin + TEXT].split())
@@ -244,7 +245,7 @@ def _search(
 
 
 def _texts(place: RolloutPlace, step: int) -> dict[tuple[str, int, int], str]:
-    """Return all that was said in each rollout of a step, in lower case."""
+    """Return all that was said in each rollout of a step."""
     seen: Counter[tuple[str, int]] = Counter()
     found = {}
     for row in place.read(step, ["group", "index", "sequence", "messages"]).to_pylist():
@@ -252,7 +253,7 @@ def _texts(place: RolloutPlace, step: int) -> dict[tuple[str, int, int], str]:
             continue
         name = str(row["group"] or ""), int(row["index"] or 0)
         said = (f"{m['content'] or ''} {m['calls'] or ''}" for m in row["messages"] or ())
-        found[(*name, seen[name])] = "\n".join(said).lower()
+        found[(*name, seen[name])] = "\n".join(said)
         seen[name] += 1
     return found
 
@@ -338,15 +339,15 @@ def _pieces_of(place: RolloutPlace) -> Callable[[Sequence[int]], list[str]] | No
     run = Run(source.path)
     for folder in run.checkpoints:
         source.check(folder / "model" / "tokenizer.json")
-    tokenizer = _tokenizer(str(source.path), tuple(map(str, run.checkpoints)))
+    tokenizer = _tokenizer(source.path, source.root, tuple(run.checkpoints))
     return None if tokenizer is None else lambda ids: pieces_by(tokenizer, ids)
 
 
 @lru_cache(4)
-def _tokenizer(path: str, checkpoints: tuple[str, ...]) -> Any:
+def _tokenizer(path: Path, root: Path, checkpoints: tuple[Path, ...]) -> Any:
     del checkpoints  # a new one may be the first to have a tokenizer
     try:
-        return tokenizer_of(Run(path))
+        return tokenizer_of(Run(path), below=root)
     except Exception:  # the file of a foreign tokenizer may hold anything
         return None
 

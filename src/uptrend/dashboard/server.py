@@ -25,12 +25,13 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from uptrend.dashboard import api, findings
 from uptrend.dashboard.curves import thin
+from uptrend.dashboard.filters import BadRequest
 from uptrend.dashboard.library import Library
 from uptrend.doctor.report import plain
 from uptrend.records import MissingExtra, RecordError
@@ -89,7 +90,9 @@ class RequestGuard:
             await send(message)
 
         if refused is not None:
-            await JSONResponse({"error": refused[1]}, refused[0])(scope, receive, send_with_headers)
+            code, reason = refused
+            answer = PlainTextResponse(reason, code) if scope["path"] == "/" else JSONResponse({"error": reason}, code)
+            await answer(scope, receive, send_with_headers)
         elif self._token and scope["path"] == "/" and "token" in query:
             # From the address into a cookie, so that it is in no link that somebody copies.
             moved = Response(status_code=303, headers={"location": "/"})
@@ -202,7 +205,7 @@ async def _answer(ask: Any, *arguments: Any) -> Response:
     try:
         answer = await run_in_threadpool(ask, *arguments)
         return _json(answer)
-    except api.BadRequest as error:
+    except BadRequest as error:
         return _json({"error": str(error)}, 400)
     except RecordError as error:
         return _json({"error": str(error)}, 404)

@@ -248,10 +248,15 @@ def summarize_rollout(rows: Sequence[dict[str, Any]], group: int) -> dict[str, A
     }
 
 
-def tokenizer_of(run: Run) -> Any | None:
-    """Return the tokenizer of the run's last checkpoint that has one, else of its model on this machine; or None."""
+def tokenizer_of(run: Run, below: Path | None = None) -> Any | None:
+    """Return the tokenizer of the run's last checkpoint that has one, else of its model on this machine; or None.
+
+    `below` is the folder outside which a model that the config names by its path is not read.
+    """
     name = str(flatten(run.config).get("model.name") or "")
-    places = [*(path / "model" for path in reversed(run.checkpoints)), local_folder(name), Path(name)]
+    places = [*(path / "model" for path in reversed(run.checkpoints)), local_folder(name)]
+    if below is None or (Path(name) / "tokenizer.json").resolve().is_relative_to(below):
+        places.append(Path(name))
     found = next((place for place in places if place and (place / "tokenizer.json").is_file()), None)
     if found is None:
         return None

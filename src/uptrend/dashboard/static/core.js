@@ -107,7 +107,10 @@ U.shortNames = (keys) => {
   return parts.map((one) => one.join("/"));
 };
 U.plural = (count, noun) => `${U.number(count)} ${noun}${count === 1 ? "" : "s"}`;
-U.setting = (value) => value === null || value === undefined ? "none" : typeof value === "string" ? value : JSON.stringify(value);
+U.setting = (value) => value === null || value === undefined ? "none"
+  : typeof value === "string"                                ? value
+  : typeof value === "number"                                ? String(+value.toPrecision(6))
+                                                             : JSON.stringify(value);
 U.badge = (kind, text) => h("span", {class: `badge ${kind}`}, text);
 U.status = (row) => h("span", {class: `status ${row.status}`}, row.status);
 
@@ -189,6 +192,10 @@ U.live = (run, changed) => {
   const open = () => {
     stream = new EventSource(run ? `/api/live?run=${encodeURIComponent(run)}` : "/api/live");
     stream.onmessage = heard;
+    stream.onerror = () => U.lost(true);
+    stream.onopen = () => {
+      if (U.lost(false)) U.show();
+    };
   };
   const shut = () => {
     stream?.close();
@@ -208,6 +215,13 @@ U.live = (run, changed) => {
     shut();
     document.removeEventListener("visibilitychange", turn);
   });
+};
+// Tell that the server is gone, or take it back; true where it was gone until now.
+U.lost = (gone) => {
+  const known = document.getElementById("lost");
+  if (gone && !known) document.body.append(h("div", {id: "lost", role: "status"}, "The server does not answer. Waiting for it …"));
+  if (!gone) known?.remove();
+  return Boolean(known);
 };
 U.leaving = [];
 U.leave = (undo) => U.leaving.push(undo);
@@ -274,8 +288,7 @@ U.spark = (values) => {
   const span = top - low || 1;
   const at = values.map((v, i) => [2 + (i * (wide - 4)) / (values.length - 1), high - 3 - ((v - low) / span) * (high - 6)]);
   const path = "M" + at.map(([x, y]) => `${x.toFixed(1)} ${y.toFixed(1)}`).join("L");
-  return h("svg.spark",
-    {width: wide, height: high, role: "img", "aria-label": `reward from ${U.number(values[0])} to ${U.number(values.at(-1))}`},
+  return h("svg.spark", {width: wide, height: high, role: "img", "aria-label": `reward from ${U.number(values[0])} to ${U.number(values.at(-1))}`},
     h("path", {d: path}), h("circle", {cx: at.at(-1)[0], cy: at.at(-1)[1], r: 2}));
 };
 U.title = (text) => h("h2.part", text);

@@ -3,8 +3,7 @@
 U.finding = (finding, told, board) => {
   const {run, curves} = told;
   const plots = h("div.plots");
-  const metrics =
-    [...new Set(["reward/mean", ...finding.evidence.map((one) => one.metric)].filter((key) => key && curves?.curves[key]))].slice(0, 4);
+  const metrics = [...new Set(["reward/mean", ...finding.evidence.map((one) => one.metric)].filter((key) => key && curves?.curves[key]))].slice(0, 4);
   for (const key of metrics) {
     const at = finding.evidence.filter((one) => (one.metric === key || key === "reward/mean") && (one.step ?? null) !== null)
                  .map((one) => ({x: one.step, kind: "finding"}));
@@ -54,8 +53,7 @@ U.finding = (finding, told, board) => {
     h("h2", U.badge(finding.severity, finding.severity), h("span", finding.id), h("span.soft.small", sure)), h("p", ...U.say(finding.summary)),
     evidence.length ? h("ul", evidence) : null, plots.childNodes.length ? plots : null,
     finding.explains.length ? h("p.small", "Explains: ", finding.explains.map((one) => one.id).join(", ")) : null, fix,
-    rivals.length || experiment ? h("details", {open}, h("summary", "Rivals, and the experiment that decides"), h("ul", rivals), experiment)
-                                : null,
+    rivals.length || experiment ? h("details", {open}, h("summary", "Rivals, and the experiment that decides"), h("ul", rivals), experiment) : null,
     finding.measured ? h("p.small.soft", ...U.say(finding.measured)) : null, U.answers || !finding.known ? null : read);
 };
 U.report = (report, told, board) => [h("div.card", U.trend(report)),
@@ -72,8 +70,7 @@ U.pages.findings = async ({run, finding}, current) => {
   U.fetchPlotly();
   const told = await U.api("run", {run});
   if (told.error) throw new Error(told.error);
-  const keys =
-    [...new Set((told.report?.findings || []).flatMap((one) => ["reward/mean", ...one.evidence.map((e) => e.metric)]).filter(Boolean))];
+  const keys = [...new Set((told.report?.findings || []).flatMap((one) => ["reward/mean", ...one.evidence.map((e) => e.metric)]).filter(Boolean))];
   const curves = keys.length ? await U.api("curves", {run, keys: keys.join(",")}) : null;
   const board = U.board();
   U.redraw.push(() => board.plots.forEach((plot) => plot.update()));
@@ -96,8 +93,8 @@ U.pages.doctor = async (params, current) => {
     out.replaceChildren();
     document.body.dataset.ready = "";
     try {
-      const response = await fetch(`/api/doctor?${new URLSearchParams({name: file.name})}`,
-        {method: "POST", body: file, headers: {"Content-Type": "application/octet-stream"}});
+      const response = await fetch(
+        `/api/doctor?${new URLSearchParams({name: file.name})}`, {method: "POST", body: file, headers: {"Content-Type": "application/octet-stream"}});
       const answer = await response.json();
       if (!response.ok) throw new Error(answer.error);
       if (!current()) return;
@@ -146,8 +143,8 @@ U.pages.doctor = async (params, current) => {
   return {
     title: "Doctor",
     el: [
-      h("h1", "Doctor"), h("p.soft", "Why a run does not learn: causes in order, with evidence, rivals, the deciding experiment and the fix."),
-      drop, input, said, out, U.title("Runs here"),
+      h("h1", "Doctor"), h("p.soft", "Why a run does not learn: causes in order, with evidence, rivals, the deciding experiment and the fix."), drop,
+      input, said, out, U.title("Runs here"),
       worst.rows.length ? U.table(["run", "trend", "findings", "first"],
                             worst.rows.map((row) => [h("a", {href: U.link("findings", {run: row.id})}, U.name(row.name)), row.trend,
                                              U.counts(row.findings) || "", row.finding ? U.name(row.finding) : ""]))

@@ -46,8 +46,7 @@ U.pages.lab = async ({lab}) => {
                                        h("div.small.soft", ...U.say(one.trouble || one.sentence || one.explains))),
                                      verdict(one.status), one.confidence || "–", strip(one.ends) || "", one.priority]);
   const named = (id) => U.name(told.hypotheses.find((one) => one.id === id).title);
-  const roadmap =
-    told.phases.map((phase) => h("section", h("h3", phase.title), h("ol", phase.ids.map((id) => h("li", link(id), " ", named(id))))));
+  const roadmap = told.phases.map((phase) => h("section", h("h3", phase.title), h("ol", phase.ids.map((id) => h("li", link(id), " ", named(id))))));
   return {
     title: told.title,
     el: [
@@ -113,9 +112,9 @@ U.pages.hypothesis = async ({lab, id}) => {
   }
   U.redraw.push(() => [...plots.children].forEach((el) => el.plot.update()));
   const criteria = [
-    ["metric", told.metric_name], ["claimed", `${told.direction}, by ${told.smallest_told} or more`],
-    ["validated if", h("code", told.validated_if)], ["invalidated if", h("code", told.invalidated_if)], ["seeds", told.seeds.join(", ")],
-    ["alpha", told.alpha], ["method", told.method], ["stops early", told.stops_early ? "when the confidence sequence is clear" : "no"]
+    ["metric", told.metric_name], ["claimed", `${told.direction}, by ${told.smallest_told} or more`], ["validated if", h("code", told.validated_if)],
+    ["invalidated if", h("code", told.invalidated_if)], ["seeds", told.seeds.join(", ")], ["alpha", told.alpha], ["method", told.method],
+    ["stops early", told.stops_early ? "when the confidence sequence is clear" : "no"]
   ];
   const decided = found &&
     h("div.card", h("p", h("b", ...U.say(found.sentence))), h("p.small.soft", "Because: ", ...U.say(found.because)),

@@ -46,8 +46,7 @@ U.smooth = (values, width) => {
 const sketch = (told, canvas) => {
   const [wide, high] = [canvas.clientWidth || 380, canvas.clientHeight || 210], [left, right, top, bottom] = [44, 12, 8, 36];
   const lines = told.stack
-    ? told.lines.map(
-        (line, i) => ({...line, y: line.y.map((_, at) => told.lines.slice(0, i + 1).reduce((sum, one) => sum + (one.y[at] || 0), 0))}))
+    ? told.lines.map((line, i) => ({...line, y: line.y.map((_, at) => told.lines.slice(0, i + 1).reduce((sum, one) => sum + (one.y[at] || 0), 0))}))
     : told.lines;
   const scale = (value) => told.log ? (value > 0 ? Math.log10(value) : null) : value;
   const xs = lines.flatMap((line) => line.x),
@@ -58,18 +57,24 @@ const sketch = (told, canvas) => {
   const [[x0, x1], [y0, y1]] = [U.range(xs), U.range(ys)];
   const px = (x) => left + ((x - x0) / (x1 - x0 || 1)) * (wide - left - right),
         py = (y) => high - bottom - ((y - y0) / (y1 - y0 || 1)) * (high - top - bottom);
-  const path = (x, y) => x.map((one, i) => y[i] === null || scale(y[i]) === null
-                              ? ""
-                              : `${i && y[i - 1] !== null ? "L" : "M"}${px(one).toFixed(1)} ${py(scale(y[i])).toFixed(1)}`)
-                           .join("");
+  const path = (x, y) => {
+    let pen = "M";  // up again after a gap
+    return x
+      .map((one, i) => {
+        const value = y[i] === null ? null : scale(y[i]), move = pen;
+        pen = value === null ? "M" : "L";
+        return value === null ? "" : `${move}${px(one).toFixed(1)} ${py(value).toFixed(1)}`;
+      })
+      .join("");
+  };
   const stroke = (line, y, width, opacity) =>
     h("path", {d: path(line.x, y), fill: "none", stroke: U.color(line.place || 0), "stroke-width": width, opacity});
   const word = (x, y, text, anchor) => h("text", {x, y, "text-anchor": anchor, "font-size": 11, fill: "currentColor", class: "soft"}, text);
   const shown = (y) => told.unit === "share" ? U.percent(y, 1) : U.number(told.log ? 10 ** y : y);
   U.put(canvas,
     h("svg", {width: wide, height: high, role: "img", "aria-label": told.title},
-      [y0, y1].map((y) => [h("line", {x1: left, x2: wide - right, y1: py(y), y2: py(y), stroke: U.css("--line")}),
-                     word(left - 4, py(y) + 4, shown(y), "end")]),
+      [y0, y1].map(
+        (y) => [h("line", {x1: left, x2: wide - right, y1: py(y), y2: py(y), stroke: U.css("--line")}), word(left - 4, py(y) + 4, shown(y), "end")]),
       [x0, x1].map((x, i) => word(px(x), high - bottom + 16, U.number(x), i ? "end" : "start")), lines.map((line) => {
         const smooth = line.smooth > 1 ? U.smooth(line.y, line.smooth) : null;
         return [
@@ -127,8 +132,7 @@ U.plot = (board, make, options = {}) => {
   const menu = h("div.menu",
     ["CSV", "PNG", "SVG"].map(
       (kind) => h("button",
-        {class: "plain", title: `Save as ${kind}`, "aria-label": `Save ${options.name || "plot"} as ${kind}`, onclick: () => save(kind)},
-        kind)));
+        {class: "plain", title: `Save as ${kind}`, "aria-label": `Save ${options.name || "plot"} as ${kind}`, onclick: () => save(kind)}, kind)));
   plot.el = h("section", {class: `plot ${options.size || ""}`, "data-plot": options.id || ""}, h("header", title, menu), plot.canvas, keys);
 
   const save = async (kind) => {
@@ -145,10 +149,10 @@ U.plot = (board, make, options = {}) => {
   const legend = (told) => {
     const named = told.lines.filter((line) => !line.thin);
     U.put(keys,
-      options.keys === false
-        ? []
-        : (named.length > 1 || options.keys ? named : [])
-            .map((line) => h("span", {style: {color: U.color(line.place || 0)}}, h("i"), h("span.soft", U.name(line.name)))),
+      options.keys === false ? []
+                             : (named.length > 1 || options.keys ? named : [])
+                                 .map((line) => h("span", {style: {color: U.color(line.place || 0)}},
+                                        h(line.dash && line.dash !== "solid" ? "i.dashed" : "i"), h("span.soft", U.name(line.name)))),
       told.bounds?.length ? h("span", `possible: ${told.bounds.map(U.number).join(" to ")}`) : null);
   };
   // One drawing after the other: two at once would leave a plot half made.
@@ -193,22 +197,15 @@ U.plot = (board, make, options = {}) => {
         : line.dots          ? "lines+markers"
                              : "lines",
             marker = {size: line.only ? 5 : 7, color, opacity: line.only ? 0.5 : 1};
-      traces.push({
-        ...shared,
-        ...named,
-        y: smooth || line.y,
-        mode,
-        marker,
-        error_y,
-        line: {width: line.light ? 1.3 : 2, color, dash: line.dash || "solid"}
-      });
+      traces.push(
+        {...shared, ...named, y: smooth || line.y, mode, marker, error_y, line: {width: line.light ? 1.3 : 2, color, dash: line.dash || "solid"}});
     });
     const marks = told.markers || [], paper = {yref: "paper", y0: 0, y1: 1};
     const notes = marks.filter((one) => one.label).map(({x,
       label}) => ({x, y: 1, yref: "paper", yanchor: "bottom", showarrow: false, text: label, font: {size: 10, color: soft}}));
-    const shapes = marks.map(
-      ({x, kind}) =>
-        ({...paper, type: "line", x0: x, x1: x, layer: "below", line: {width: 1, dash: "dot", color: U.css(COLOR_OF[kind] || "--soft")}}));
+    const shapes =
+      marks.map(({x, kind}) =>
+                  ({...paper, type: "line", x0: x, x1: x, layer: "below", line: {width: 1, dash: "dot", color: U.css(COLOR_OF[kind] || "--soft")}}));
     // A bound far from the curve would press it flat; the words below tell of it all the same.
     const [least, most] = U.range(told.lines.flatMap((line) => line.y)), near = 0.8 * (most - least || Math.abs(most) || 1);
     for (const bound of (told.bounds || []).filter((one) => one >= least - near && one <= most + near)) {

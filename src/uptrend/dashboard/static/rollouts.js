@@ -1,7 +1,6 @@
 "use strict";
 // Rollouts: a step's groups, lists by task and text, a group side by side, and one rollout as talk or as tokens.
-const where = (row, run) =>
-  ({run, step: row.step, group: row.grp, index: row.idx, nth: row.nth || "", held: row.held ? "true" : "", set: row.set});
+const where = (row, run) => ({run, step: row.step, group: row.grp, index: row.idx, nth: row.nth || "", held: row.held ? "true" : "", set: row.set});
 const rewardChip = (row, run, here) => {
   const mark = row.correct === null ? "" : row.correct ? "yes" : "no", title = `${row.ended}, advantage ${U.number(row.advantage)}`;
   return h("a", {class: `chip ${mark} ${here ? "here" : ""}`, title, href: U.link("rollout", where(row, run))}, U.number(row.reward));
@@ -30,7 +29,7 @@ U.pages.rollouts = async (params, current) => {
   U.keys = {"[": () => near(-1), "]": () => near(1), "/": () => text.focus()};
   const field = (name, label, attrs) =>
     h("input", {placeholder: label, "aria-label": label, value: params[name] || "", onchange: (e) => set({[name]: e.target.value}), ...attrs});
-  const text = field("text", "Search what was said", {type: "search"}), narrow = {style: {width: "8.5em"}},
+  const text = field("text", "Search what was said, then Enter", {type: "search"}), narrow = {style: {width: "8.5em"}},
         number = {type: "number", step: "any", ...narrow};
   const choose = (name, values, label) => {
     const box = h("select", {"aria-label": label, onchange: () => set({[name]: box.value})}, h("option", {value: ""}, label),
@@ -53,18 +52,16 @@ U.pages.rollouts = async (params, current) => {
       button("Held-out", () => set({held: "true", step: ""}), {"aria-pressed": String(held), disabled: !kept.evals.length}),
       kept.sets.length && held ? choose("set", kept.sets.map((name) => [name, name]), "main set") : null,
       button("‹", () => near(-1), {"aria-label": "Previous step", title: "["}), slider,
-      button("›", () => near(1), {"aria-label": "Next step", title: "]"}),
-      h("span.nowrap", step === null ? "all steps" : `step ${U.number(step)}`),
+      button("›", () => near(1), {"aria-label": "Next step", title: "]"}), h("span.nowrap", step === null ? "all steps" : `step ${U.number(step)}`),
       step !== null && filters.length ? button("All steps", () => set({step: ""})) : null),
     h("div.toolbar", text, choose("ended", ENDINGS.map((name) => [name, name]), "any ending"),
-      choose("correct", [["true", "right"], ["false", "wrong"]], "right or wrong"), field("low", "reward from", number),
-      field("high", "to", number), field("tool", "tool", narrow), choose("sort", ORDERS, "in order"),
+      choose("correct", [["true", "right"], ["false", "wrong"]], "right or wrong"), field("low", "reward from", number), field("high", "to", number),
+      field("tool", "tool", narrow), choose("sort", ORDERS, "in order"),
       filters.length ? button("Clear", () => U.go("rollouts", {run, held: params.held})) : null));
   const list = h("div"), said = h("p.soft.small", {role: "status"});
-  const el =
-    [U.head(told, "rollouts"), bar, params.task ? h("p", "Task ", h("code", params.task), ` followed down the steps. `) : null, said, list];
+  const el = [U.head(told, "rollouts"), bar, params.task ? h("p", "Task ", h("code", params.task), ` followed down the steps. `) : null, said, list];
   if (!steps.length)
-    return {title: "Rollouts", el: [...el, U.state(told.row.kind === "log" ? "This log holds no rollouts." : "No rollouts were recorded yet.")]};
+    return {title: "Rollouts", el: [el[0], U.state(told.row.kind === "log" ? "This log holds no rollouts." : "No rollouts were recorded yet.")]};
   const query =
     {run, held: held ? "true" : "", set: params.set, step, sort: params.sort, ...Object.fromEntries(filters.map((key) => [key, params[key]]))};
   const offset = +(params.offset || 0);
@@ -92,25 +89,27 @@ U.pages.rollouts = async (params, current) => {
   };
   const load = async () => {
     const byGroup = step !== null && !filters.length && !params.sort && !held;
-    let answer = await U.api("rollouts", {...query, limit: byGroup ? 1000 : 100, offset});
-    while (answer.next && answer.rollouts.length < 50 && current()) {  // a search is answered in pieces
+    const ask = (more) => U.api("rollouts", {...query, ...more});
+    let answer = step === null ? await ask({limit: 0, text: ""}) : null;
+    while (answer && answer.indexed < answer.steps && current()) {  // a long run is read in pieces
+      said.textContent = `Reading steps: ${U.number(answer.indexed)} of ${U.number(answer.steps)} …`;
+      answer = await ask({limit: 0, text: ""});
+    }
+    answer = await ask({limit: byGroup ? 1000 : 100, offset});
+    while (answer.next && answer.rollouts.length < 50 && current()) {  // and so is a search answered
       said.textContent = `Searched ${U.number(answer.next)} rollouts, ${answer.rollouts.length} found …`;
-      const more = await U.api("rollouts", {...query, limit: 100, offset: answer.next});
+      const more = await ask({limit: 100, offset: answer.next});
       answer = {...more, rollouts: [...answer.rollouts, ...more.rollouts]};
     }
     if (!current()) return;
     answer.rollouts.forEach((row) => { row.set = params.set; });
-    const left = answer.steps - answer.indexed;
-    said.textContent = (answer.total === null ? `${U.number(answer.rollouts.length)} found` : `${U.plural(answer.total, "rollout")}`) +
-      (step === null && left > 0 ? `; reading steps: ${answer.indexed} of ${answer.steps} …` : "");
-    list.replaceChildren(answer.rollouts.length ? (byGroup ? grouped(answer.rollouts) : flat(answer.rollouts))
-                                                : U.state(left > 0 && step === null ? "Reading …" : "No rollout meets this."));
-    const next =
-      answer.next ?? (answer.total !== null && offset + answer.rollouts.length < answer.total ? offset + answer.rollouts.length : null);
+    const count = answer.rollouts.length, next = answer.next ?? (answer.total > offset + count ? offset + count : null);
+    said.textContent = (answer.total === null ? `${U.number(count)} found${answer.next ? " so far" : ""}` : U.plural(answer.total, "rollout")) +
+      (U.answers ? " in this file, which holds a selection" : "");
+    U.put(list, count ? (byGroup ? grouped(answer.rollouts) : flat(answer.rollouts)) : U.state("No rollout meets this."));
     if (next !== null || offset)
-      list.append(h("div.toolbar", offset ? h("button", {onclick: () => set({offset: ""})}, "From the start") : null,
-        next !== null ? h("button", {onclick: () => set({offset: next})}, answer.next ? "Search on" : "Next") : null));
-    if (step === null && left > 0) setTimeout(() => current() && load().catch((error) => said.replaceChildren(U.error(error))), 50);
+      list.append(h("div.toolbar", offset ? button("From the start", () => set({offset: ""})) : "",
+        next !== null ? button(answer.next ? "Search on" : "Next", () => set({offset: next})) : ""));
   };
   await load();
   if (told.row.status === "running")
@@ -125,8 +124,7 @@ const speech = (message, label, more) => {
   const cut = message.length > message.content.length;
   return h("section", {class: `said ${message.role}`},
     h("div.label", h("b", label || message.role), cut ? h("span", `${U.number(message.length)} characters`) : null), ...U.say(message.content),
-    cut ? h("div",
-            more ? h("button", {onclick: () => more(message.length)}, `Show ${message.length > 2e6 ? "2,000,000 characters" : "all"}`) : "…")
+    cut ? h("div", more ? h("button", {onclick: () => more(message.length)}, `Show ${message.length > 2e6 ? "2,000,000 characters" : "all"}`) : "…")
         : null,
     (message.calls || [])
       .map((call) => h("div.call", h("b", ...U.say(call.name)), " ",
@@ -153,7 +151,7 @@ const facts = (rollout) => h("div.row",
 
 // Colorings of tokens: a function from a token to a background, and the legend.
 const ROLES = ["prompt", "model", "tool"];
-const tint = (name, share) => `rgb(${U.css(`--${name}`)} / ${Math.max(0, Math.min(0.85, share)).toFixed(3)})`;
+const tint = (name, share) => `rgb(${U.css(`--${name}`)} / ${(0.7 * Math.max(0, Math.min(0.85, share))).toFixed(3)})`;
 const largest = (values, least) => values.reduce((top, v) => Math.max(top, Math.abs(v ?? 0)), least);
 const around = (title, values, key, least, unit) => ({
   // blue above 0, orange below
@@ -162,8 +160,8 @@ const around = (title, values, key, least, unit) => ({
     const top = largest(values(s), least);
     return (t) => t[key] === null ? "" : tint(t[key] < 0 ? "hot" : "cold", (0.85 * Math.abs(t[key])) / top);
   },
-  legend: (s) => [[tint("hot", 0.85), `−${U.number(largest(values(s), least))}${unit}`], ["", "0"],
-    [tint("cold", 0.85), `+${U.number(largest(values(s), least))}`]]
+  legend: (s) => [
+    [tint("hot", 0.85), `−${U.number(largest(values(s), least))}${unit}`], ["", "0"], [tint("cold", 0.85), `+${U.number(largest(values(s), least))}`]]
 });
 const MODES = {
   role: {title: "role", make: () => (t) => U.css(`--${ROLES[t.role]}`), legend: () => ROLES.map((role) => [U.css(`--${role}`), role])},
@@ -185,8 +183,8 @@ const MODES = {
     make: () => (t) => t.sampler === null || t.sampler === undefined ? "" : tint("hot", -t.sampler / 6),
     legend: () => [[tint("hot", 0.05), "0: sure"], [tint("hot", 0.85), "−6: surprising"]]
   },
-  gap: around(
-    "learner − sampler", (s) => s.learner.map((v, i) => v === null || s.sampler[i] === null ? null : v - s.sampler[i]), "gap", 0.02, " nats"),
+  gap:
+    around("learner − sampler", (s) => s.learner.map((v, i) => v === null || s.sampler[i] === null ? null : v - s.sampler[i]), "gap", 0.02, " nats"),
   advantage: around("advantage", (s) => s.advantages, "advantage", 1e-12, "")
 };
 const FIELDS = {
@@ -213,8 +211,7 @@ const tokenTip = (t) => [`${t.text === null ? "" : JSON.stringify(t.text) + "  "
     t.seen === null ? "attention –"
       : t.seen      ? "seen"
                     : "HIDDEN from attention"}`,
-  `advantage ${signed(t.advantage)}`,
-  `sampler ${U.number(t.sampler)}  learner ${U.number(t.learner)}${t.gap === null ? "" : `  (${signed(t.gap)})`}`,
+  `advantage ${signed(t.advantage)}`, `sampler ${U.number(t.sampler)}  learner ${U.number(t.learner)}${t.gap === null ? "" : `  (${signed(t.gap)})`}`,
   t.reference === null ? "" : `reference ${U.number(t.reference)}`]
                           .filter(Boolean)
                           .join("\n");
@@ -259,8 +256,7 @@ const sequence = (s, mode, more) => {
   const faults =
     s.counts
       .flatMap(
-        (one) => [one.trained > 0 && one.role !== "model" ? `${U.plural(one.trained, `${one.role} token`)} trained: the loss mask is wrong.`
-                                                          : "",
+        (one) => [one.trained > 0 && one.role !== "model" ? `${U.plural(one.trained, `${one.role} token`)} trained: the loss mask is wrong.` : "",
           one.hidden > 0 ? `Attention can't see ${U.plural(one.hidden, `${one.role} token`)}: the learner is blind to ${
                              one.role === "prompt" ? "the question" : "them"}.`
                          : ""])
@@ -304,15 +300,14 @@ U.pages.rollout = async (params, current) => {
     },
       title);
     const modes = Object.entries(MODES).map(([key, one]) => choice(one.title, mode === key, () => { mode = key; }));
-    U.put(buttons, choice("Conversation", view === "talk", () => { view = "talk"; }),
-      choice("Tokens", view === "tokens", () => { view = "tokens"; }), view === "tokens" ? [h("span.soft.small", "colored by"), modes] : null);
+    U.put(buttons, choice("Conversation", view === "talk", () => { view = "talk"; }), choice("Tokens", view === "tokens", () => { view = "tokens"; }),
+      view === "tokens" ? [h("span.soft.small", "colored by"), modes] : null);
     if (view === "talk") return U.put(body, talk(rollout, more));
     const all = () => {
       U.keep({tokens: 1000000});
       U.show();
     }, several = rollout.sequences.length > 1;
-    const ids =
-      rollout.has_text ? null : h("p.soft.small", "Tokens are ids: neither the run's checkpoints nor its model here have a tokenizer.");
+    const ids = rollout.has_text ? null : h("p.soft.small", "Tokens are ids: neither the run's checkpoints nor its model here have a tokenizer.");
     const drawn = rollout.sequences.map((s, i) => [several ? h("h3", `Sequence ${i + 1}`) : null, sequence(s, mode, all)]);
     U.put(body, drawn.length ? [drawn, ids] : U.state("Its tokens were not kept."));
   };
@@ -341,8 +336,7 @@ U.pages.rollout = async (params, current) => {
     title: `Rollout ${step}/${group}/${index}`,
     el: [
       U.crumbs(...(U.answers ? [] : [h("a", {href: U.link("runs")}, "Runs")]), h("a", {href: U.link("run", {run})}, U.name(row.name || run)),
-        h("a", {href: U.link("rollouts", {run, step, held: params.held, set: params.set})},
-          `${params.held ? "evaluation after " : ""}step ${step}`),
+        h("a", {href: U.link("rollouts", {run, step, held: params.held, set: params.set})}, `${params.held ? "evaluation after " : ""}step ${step}`),
         h("a", {href: U.link("group", {run, step, group, held: params.held, set: params.set})}, U.name(group)), index),
       h("div.row", h("h1", `Rollout ${index}`), facts(rollout),
         rollout.task ? h("a.small", {href: U.link("rollouts", {run, task: rollout.task, held: params.held})}, "follow this task") : null),
@@ -366,16 +360,14 @@ U.pages.group = async ({run, step, group, held, set}) => {
   return {
     title: `Group ${group}`,
     el: [
-      U.crumbs(...(U.answers ? [] : [h("a", {href: U.link("runs")}, "Runs")]),
-        h("a", {href: U.link("run", {run})}, U.name(all[0].row.name || run)),
+      U.crumbs(...(U.answers ? [] : [h("a", {href: U.link("runs")}, "Runs")]), h("a", {href: U.link("run", {run})}, U.name(all[0].row.name || run)),
         h("a", {href: U.link("rollouts", {run, step, held, set})}, `step ${step}`), U.name(group)),
       h("h1", `Group of ${all.length}`), h("div.talk", {style: {margin: "10px 0"}}, shared.map((message) => speech(message))),
       h("div.side",
-        all.map(
-          ({rollout}, i) => h("section.card",
-            h("div.row", rewardChip({...list.rollouts[i], set}, run), h("span.soft.small", `advantage ${signed(list.rollouts[i].advantage)}`),
-              h("span.soft.small", `${U.plural(list.rollouts[i].tokens, "token")}, ${rollout.ended}`)),
-            talk({...rollout, prompt: []}))))
+        all.map(({rollout}, i) => h("section.card",
+                  h("div.row", rewardChip({...list.rollouts[i], set}, run), h("span.soft.small", `advantage ${signed(list.rollouts[i].advantage)}`),
+                    h("span.soft.small", `${U.plural(list.rollouts[i].tokens, "token")}, ${rollout.ended}`)),
+                  talk({...rollout, prompt: []}))))
     ]
   };
 };

@@ -77,13 +77,12 @@ U.controls = (view, update, {x, fold, metrics, params, added}) => {
 // Evaluations on an axis of the curves, and their intervals as a plot takes them.
 U.evalAxis = (evals, curves, axis) =>
   evals.map(({step}) => axis === "step" || step === 0 ? step : curves[axis]?.[Math.max(0, curves.step.findLastIndex((s) => s <= step))] ?? 0);
-U.evalErrors = (evals) => evals.every((e) => (e.low ?? null) !== null)
-  ? {above: evals.map((e) => e.high - e.accuracy), below: evals.map((e) => e.accuracy - e.low)}
-  : null;
+U.evalErrors = (evals) =>
+  evals.every((e) => (e.low ?? null) !== null) ? {above: evals.map((e) => e.high - e.accuracy), below: evals.map((e) => e.accuracy - e.low)} : null;
 
 U.head = (told, here) => {
   const {row, report} = told;
-  const causes = report?.findings.filter((finding) => finding.severity !== "note").length;
+  const causes = report?.findings.length;
   return [
     U.answers ? null : U.crumbs(h("a", {href: U.link("runs")}, "Runs"), U.name(row.id)),
     h("div.row", h("h1", U.name(row.name)), U.status(row),
@@ -221,8 +220,7 @@ U.pages.run = async (params, current) => {
     el: [
       head, cards, panels.length ? U.controls(view, update, {x: Boolean(curves.time), metrics: told.metrics, params}) : null,
       panels.length ? plots : U.state("No step was recorded yet."), kinds,
-      told.notes.length ? h("details", h("summary", "Notes on how it was read"), h("ul", told.notes.map((note) => h("li", ...U.say(note)))))
-                        : null
+      told.notes.length ? h("details", h("summary", "Notes on how it was read"), h("ul", told.notes.map((note) => h("li", ...U.say(note))))) : null
     ],
     after: () => U.drawn(board)
   };

@@ -27,8 +27,8 @@ const COLUMNS = {
   step: column("Step",
     (row) => row.step === undefined ? null : h("span", U.number(row.step), row.steps ? h("span.soft", ` / ${U.number(row.steps)}`) : ""), NUM),
   after: column("Held-out before → after", (row) => U.heldOut(row)),
-  reward: column(
-    "Reward", (row) => row.sparkline && h("span.row.nowrap", {style: {"flex-wrap": "nowrap"}}, U.spark(row.sparkline), U.number(row.reward))),
+  reward:
+    column("Reward", (row) => row.sparkline && h("span.row.nowrap", {style: {"flex-wrap": "nowrap"}}, U.spark(row.sparkline), U.number(row.reward))),
   findings: column("Findings", (row) => row.findings && [U.counts(row.findings), row.finding ? h("div.small.soft", U.name(row.finding)) : null]),
   updated: column("Age", (row) => row.updated && h("span", {title: new Date(1000 * row.updated).toLocaleString()}, U.age(row.updated)), NUM),
   seconds: column("Duration", (row) => row.seconds && U.duration(row.seconds), NUM),
@@ -66,7 +66,9 @@ U.pages.runs = async (params) => {
       }, 150);
     }
   });
+  (params.picked || "").split(",").filter(Boolean).forEach((id) => U.picked.add(id));
   const pick = () => {
+    if (U.route().name === "runs") U.keep({picked: [...U.picked].join(",")});
     compare.textContent = `Compare ${U.picked.size}`;
     compare.classList.toggle("hidden", U.picked.size < 2);
     U.bar();
@@ -114,20 +116,26 @@ U.pages.runs = async (params) => {
       last = row.group;
       return made;
     }));
-    more.replaceChildren(
-      rows.length < total ? h("button", {onclick: () => load(rows.length + 4 * LIMIT)}, `Show more of ${U.number(total)}`) : "");
+    more.replaceChildren(rows.length < total ? h("button", {onclick: () => load(rows.length + 4 * LIMIT)}, `Show more of ${U.number(total)}`) : "");
     if (!rows.length)
-      more.replaceChildren(view.filter ? U.state("No run meets this filter.")
-                                       : U.state("No runs yet.", h("br"), h("code", "uptrend train recipes/quickstart.toml"), h("br"),
-                                           "They appear here as soon as they begin."));
+      more.replaceChildren(view.filter
+          ? U.state("No run meets this filter.")
+          : U.state("No runs yet.", h("br"), h("code", "uptrend train recipes/quickstart.toml"), h("br"), "They appear here as soon as they begin."));
     mark(at);
   };
   let wanted = LIMIT;
   const load = async (limit = wanted) => {
     wanted = limit;
     const extra = view.columns.filter((key) => !COLUMNS[key]).join(",");
-    const [answer, status] =
-      await Promise.all([U.api("runs", {filter: view.filter, sort: view.sort, group: view.group, columns: extra, limit}), U.api("status")]);
+    const query = {filter: view.filter, sort: view.sort, group: view.group, columns: extra, limit};
+    const [answer, status] = await Promise.all([U.api("runs", query), U.api("status")]).catch((error) => [error, null]);
+    if (!status && (!answer.message || answer.message.startsWith("The server") || answer.name === "AbortError")) throw answer;
+    if (!status) {  // a mistake in the filter: what was there stays out of sight
+      rows = [];
+      draw();
+      U.put(more, U.state(...U.say(answer.message)));
+      return;
+    }
     [rows, total, keys] = [answer.rows, answer.total, answer.keys];
     const gone = status.folders?.filter((folder) => !folder.exists).map((folder) => folder.path);
     told.textContent = (status.total > 1 ? `Reading ${status.done} of ${status.total} … `
@@ -197,8 +205,7 @@ U.pages.runs = async (params) => {
     el: [
       h("div.row", h("h1", "Runs"), told, h("span.grow"), compare),
       h("div.toolbar", search, group, h("details.menu-box", h("summary", "Columns"), shown), h("button", {onclick: save}, "CSV")), bar,
-      h("datalist", {id: "config-keys"}, keys.map((key) => h("option", {value: key}))), h("div.scroll", h("table.runs", h("thead", head), body)),
-      more
+      h("datalist", {id: "config-keys"}, keys.map((key) => h("option", {value: key}))), h("div.scroll", h("table.runs", h("thead", head), body)), more
     ]
   };
 };
@@ -213,10 +220,9 @@ U.pages.compare = async (params) => {
     };
   const view = {x: params.x || "step", smooth: +(params.smooth ?? 0), log: params.log === "1", fold: params.fold === "1"};
   const told = await U.api("compare", {runs: ids.join(",")});
-  const keys =
-    [...new Set([...told.panels.map((panel) => panel.total || panel.keys[0] || ""), ...(params.add || "").split(",").filter(Boolean)])];
-  const curves = Object.fromEntries(
-    await Promise.all(told.ids.map(async (id) => [id, await U.api("curves", {run: id, keys: keys.filter(Boolean).join(",")})])));
+  const keys = [...new Set([...told.panels.map((panel) => panel.total || panel.keys[0] || ""), ...(params.add || "").split(",").filter(Boolean)])];
+  const curves =
+    Object.fromEntries(await Promise.all(told.ids.map(async (id) => [id, await U.api("curves", {run: id, keys: keys.filter(Boolean).join(",")})])));
   const named = Object.fromEntries(told.rows.map((row) => [row.id, row.name]));
   const twice = (name) => Object.values(named).filter((one) => one === name).length > 1;
   const label = (id) => twice(named[id]) ? id : named[id];
@@ -263,14 +269,12 @@ U.pages.compare = async (params) => {
     });
   };
   const plots = h("div.plots");
-  const all =
-    [...told.panels, ...(params.add || "").split(",").filter(Boolean).map((key) => ({id: key, title: key, keys: [key], kind: "lines"}))];
+  const all = [...told.panels, ...(params.add || "").split(",").filter(Boolean).map((key) => ({id: key, title: key, keys: [key], kind: "lines"}))];
   for (const panel of all) {
     const few = panel.keys.length > 1 && !panel.total ? `${panel.title}: ${panel.keys[0].split("/").at(-1)}` : panel.title;
     const title = panel.kind === "held-out" && told.ids.length > 3 ? "Held-out accuracy" : few;
     plots.append(
-      U.plot(board, () => ({title, unit: panel.unit, log: view.log, xTitle: AXES[view.x], lines: lines(panel)}), {id: panel.id, name: title})
-        .el);
+      U.plot(board, () => ({title, unit: panel.unit, log: view.log, xTitle: AXES[view.x], lines: lines(panel)}), {id: panel.id, name: title}).el);
   }
   const update = () => Promise.all(board.plots.map((plot) => plot.update()));
   U.redraw.push(update);
@@ -281,9 +285,8 @@ U.pages.compare = async (params) => {
   const share = (value) => U.change(value, true);
   const paired = told.paired.filter((pair) => pair.tasks);
   const head = ["run", "difference", "interval", "tasks", "right in this run alone", "right in the first alone", "p (McNemar)"];
-  const pairs =
-    paired.map((pair) => [U.name(label(pair.b)), `${share(pair.effect)} points`, `${share(pair.interval[0])} to ${share(pair.interval[1])}`,
-                 pair.tasks, pair.only_b, pair.only_a, U.number(pair.p)]);
+  const pairs = paired.map((pair) => [U.name(label(pair.b)), `${share(pair.effect)} points`,
+                             `${share(pair.interval[0])} to ${share(pair.interval[1])}`, pair.tasks, pair.only_b, pair.only_a, U.number(pair.p)]);
   const changes = Object.entries(told.differences).map(([key, values]) => [h("code", key), ...values.map((value) => U.name(U.setting(value)))]);
   return {
     title: "Compare",

@@ -10,8 +10,8 @@ const setTheme = (theme) => { document.documentElement.dataset.theme = theme; };
 setTheme(kept() || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"));
 const KEYS = [
   ["/", "go to the filter"], ["j k", "next and previous row"], ["Enter", "open the row"], ["x", "pick the row"], ["c", "compare what is picked"],
-  ["[ ]", "previous and next step or rollout"], ["v", "conversation or tokens"], ["m", "next coloring of tokens"], ["r", "runs"],
-  ["d", "doctor"], ["l", "lab"], ["t", "dark or light"], ["?", "this list"]
+  ["[ ]", "previous and next step or rollout"], ["v", "conversation or tokens"], ["m", "next coloring of tokens"], ["r", "runs"], ["d", "doctor"],
+  ["l", "lab"], ["t", "dark or light"], ["?", "this list"]
 ];
 const help = h("dialog", {"aria-label": "Keys"}, h("h2", "Keys"),
   h("table", h("tbody", KEYS.map(([key, does]) => h("tr", h("td", key.split(" ").map((one) => [h("kbd", one), " "])), h("td", does))))),
@@ -69,6 +69,8 @@ U.show = async () => {
     clearTimeout(slow);
     if (error.name === "AbortError" || mine !== visit) return;
     U.put(main, U.error(error), h("p", h("button", {onclick: U.show}, "Try again")));
+    document.title = "Uptrend";
+    if (error.message.startsWith("The server does not answer")) setTimeout(() => mine === visit && U.show(), 3000);
     document.body.dataset.ready = "error";
   }
 };
@@ -78,17 +80,15 @@ U.pages.api = async () => {
     title: "API",
     el: [
       h("h1", "API"),
-      h("p.soft", "The pages ask these questions; so can a program. JSON answers, ", h("a", {href: "/api/openapi.json"}, "OpenAPI description"),
-        "."),
+      h("p.soft", "The pages ask these questions; so can a program. JSON answers, ", h("a", {href: "/api/openapi.json"}, "OpenAPI description"), "."),
       ...Object.entries(schema.paths)
-        .map(([path, methods]) => Object.entries(methods).map(
-               ([method, told]) =>
-                 h("section.card", {style: {margin: "10px 0"}}, h("h3.code", `${method.toUpperCase()} ${path}`), h("p", told.summary),
-                   told.parameters?.length
-                     ? U.table(["parameter", "type", "default", "meaning"],
-                         told.parameters.map((p) => [h("code", p.name + (p.required ? " *" : "")), p.schema.type,
-                                               p.schema.default === undefined ? "" : String(p.schema.default), p.description || ""]))
-                     : null)))
+        .map(
+          ([path, methods]) => Object.entries(methods).map(
+            ([method, told]) => h("section.card", {style: {margin: "10px 0"}}, h("h3.code", `${method.toUpperCase()} ${path}`), h("p", told.summary),
+              told.parameters?.length ? U.table(["parameter", "type", "default", "meaning"],
+                                          told.parameters.map((p) => [h("code", p.name + (p.required ? " *" : "")), p.schema.type,
+                                                                p.schema.default === undefined ? "" : String(p.schema.default), p.description || ""]))
+                                      : null)))
     ]
   };
 };
@@ -115,6 +115,9 @@ document.addEventListener("keydown", (event) => {
   }
 });
 addEventListener("hashchange", U.show);
+addEventListener("unhandledrejection", (event) => {
+  if (event.reason?.name === "AbortError") event.preventDefault();
+});  // left before it was answered
 
 (async () => {
   const data = document.getElementById("data");
