@@ -7,6 +7,7 @@ It answers lines of JSON, `["read_log", path, ...]`, and ends with its stdin: wh
 
 import json
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -21,6 +22,8 @@ from uptrend.records import RecordError
 WORK = {work.__name__: work for work in (findings.read_log, findings.diagnose_run)}
 # Seconds that one piece of work may take.
 PATIENCE = 300.0
+# Memory (kB, on Linux) from which the process ends after its work; the next call starts another.
+LARGEST = 400_000
 
 
 class ReaderProcess:
@@ -52,7 +55,9 @@ class ReaderProcess:
             if not line:
                 self.close()
                 raise RecordError(f"Reading {arguments[0]} failed: it may need more memory than there is.")
-        answer = json.loads(line)
+            answer = json.loads(line)
+            if answer["last"]:
+                self.close()
         if "error" in answer:
             raise RecordError(str(answer["error"]))
         return answer["result"]
@@ -79,6 +84,7 @@ def _read_line(handle: int, patience: float) -> bytes:
 def main() -> None:
     """Answer requests until stdin ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's
+    os.nice(10)  # pages, and a training beside them, come first
     answers, sys.stdout = sys.stdout, sys.stderr  # what a reader prints is no answer
     for line in sys.stdin:
         work, *arguments = json.loads(line)
@@ -88,8 +94,12 @@ def main() -> None:
             answer = {"error": str(error)}
         except Exception as error:  # a log may hold anything, and the next one is not to blame
             answer = {"error": f"{arguments[0]} could not be read: {type(error).__name__}: {error}"}
-        answers.write(json.dumps(answer) + "\n")
+        # What a long run took is given back.
+        is_last = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > LARGEST
+        answers.write(json.dumps(answer | {"last": is_last}) + "\n")
         answers.flush()
+        if is_last:
+            return
 
 
 if __name__ == "__main__":

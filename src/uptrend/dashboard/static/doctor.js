@@ -67,7 +67,6 @@ U.report = (report, told, board) => [h("div.card", U.trend(report)),
   report.unknown?.length ? h("p.small.soft", `Columns not known: ${report.unknown.join(", ")}`) : null];
 
 U.pages.findings = async ({run, finding}, current) => {
-  U.fetchPlotly();
   const told = await U.api("run", {run});
   if (told.error) throw new Error(told.error);
   const keys = [...new Set((told.report?.findings || []).flatMap((one) => ["reward/mean", ...one.evidence.map((e) => e.metric)]).filter(Boolean))];

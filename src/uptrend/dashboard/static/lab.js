@@ -61,7 +61,6 @@ U.pages.lab = async ({lab}) => {
 };
 
 U.pages.hypothesis = async ({lab, id}) => {
-  U.fetchPlotly();
   const told = await U.api("hypothesis", {lab, id});
   const board = U.board(), found = told.verdict, plots = h("div.plots");
   const points = told.is_share ? (value) => 100 * value : (value) => value;

@@ -12,10 +12,7 @@ U.css = (name) => getComputedStyle(document.documentElement).getPropertyValue(na
 U.color = (place) => U.css(`--c${place % 6}`);
 U.dash = (place) => ["solid", "dash", "dot", "dashdot"][Math.floor(place / 6) % 4];
 
-// plotly's script, run once what is there to see has been painted; `U.fetchPlotly` only has it fetched.
-U.fetchPlotly = () => U.answers || window.Plotly || U.fetched
-  ? null
-  : document.head.append(U.fetched = h("link", {rel: "preload", as: "script", href: document.body.dataset.plotly}));
+// plotly's script, fetched and run once what is there to see has been drawn.
 U.plotly = () => (U.loading ||= new Promise((done, failed) => {
   if (window.Plotly) return done(window.Plotly);
   const lost = () => {
@@ -23,7 +20,9 @@ U.plotly = () => (U.loading ||= new Promise((done, failed) => {
     failed(new Error("The plots' script did not load."));
   };
   const script = h("script", {src: document.body.dataset.plotly, onload: () => done(window.Plotly), onerror: lost});
-  requestAnimationFrame(() => setTimeout(() => document.head.append(script), 30));
+  // Running it holds the page up for about a second: not before the page is drawn and can be read.
+  const start = () => document.body.dataset.ready ? setTimeout(() => document.head.append(script), 150) : setTimeout(start, 30);
+  start();
 }));
 // plotly reads some HTML in texts: none of ours may be read so.
 const plain = (text) => String(text).replace(/[\u0000-\u001f\u202a-\u202e\u2066-\u2069]/g, "").replace(/&/g, "&amp;").replace(/</g, "&lt;");

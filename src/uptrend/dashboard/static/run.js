@@ -130,7 +130,6 @@ U.cards = (told) => {
 };
 
 U.pages.run = async (params, current) => {
-  U.fetchPlotly();
   const run = params.run;
   const view = {smooth: +(params.smooth ?? -1), log: params.log === "1", x: params.x || "step"};
   const added = (params.add || "").split(",").filter(Boolean);

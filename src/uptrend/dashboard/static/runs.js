@@ -211,7 +211,6 @@ U.pages.runs = async (params) => {
 };
 
 U.pages.compare = async (params) => {
-  U.fetchPlotly();
   const ids = (params.runs || "").split(",").filter(Boolean);
   if (!ids.length)
     return {
