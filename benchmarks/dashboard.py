@@ -388,7 +388,7 @@ def tensorboard_tool(dest: Path, count: int) -> Tool:
 
     def checked(page: Any, *_: Any) -> None:
         box = page.locator("runs-data-table mat-checkbox input").first  # that of all runs
-        if not box.is_checked():  # it checks none by itself where there are more than 500
+        if not box.is_checked():  # of many runs it checks none by itself
             box.click()
         # Charts are canvases; the tables below them have values once points are there.
         page.wait_for_selector("scalar-card:not(:has(mat-spinner)) tb-data-table-content-row", state="attached")
