@@ -46,7 +46,7 @@ class LibraryEntry:
 
 @dataclass
 class IndexProgress:
-    """IndexProgress of reading what is new."""
+    """Progress of reading what is new."""
 
     indexing: bool = True
     done: int = 0
@@ -111,7 +111,7 @@ class Library:
             self.progress.version += 1
         for entry in list(self._entries.values()):
             if entry.row.get("status") in ("running", "killed"):
-                # A run's last file is written while it still holds its lock: without a change it is another's status.
+                # A run writes its last file while it still holds its lock: its status changes without a file.
                 with contextlib.suppress(RecordError, OSError, TypeError, AttributeError):
                     status = Run(entry.source.path).status
                     self.progress.version += status != entry.row["status"]
