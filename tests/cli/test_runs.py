@@ -161,7 +161,7 @@ def talk(tmp_path: Path) -> Path:
     trained = type(untrained)(**{**vars(untrained), "index": 2, "messages": messages, "sequences": (tokens,)})
     failed = type(untrained)(**{**vars(untrained), "index": 3, "reward": None, "error": "score: RuntimeError()"})
     folder = tmp_path / "runs" / "demo"
-    with RunDirectory.create(folder, info_of("demo")) as directory:
+    with RunDirectory.create(folder, info_of("demo", ("model.name=elsewhere",))) as directory:
         directory.step({"step": 3}, rollouts_table("demo", [untrained, trained, failed]))
     return folder
 
