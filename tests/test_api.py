@@ -125,7 +125,7 @@ def test_init_writes_a_recipe_that_loads_validates_and_trains(tmp_path, monkeypa
     Path("rows.csv").write_text("question,answer\n" + "".join(f"{r['prompt']},{r['answer']}\n" for r in ROWS))
     code, said = call("init", "mine", "--data", "rows.csv", "--reward", "own", "--model", "tiny")
     assert (code, "48 tasks to train on, 16 held out" in said.out) == (0, True)
-    assert sorted(path.name for path in Path("mine").iterdir()) == ["recipe.toml", "rewards.py", "test_rewards.py"]
+    assert sorted(path.name for path in Path("mine").glob("*.*")) == ["recipe.toml", "rewards.py", "test_rewards.py"]
     config = uptrend.load_config("mine/recipe.toml")
     assert (config.name, config.tasks.options["file"]) == ("mine", "mine/../rows.csv")
     code, said = call("tasks", "validate", "mine/recipe.toml", "--json")

@@ -7,13 +7,13 @@ It answers lines of JSON, `["read_log", path, ...]`, and ends with its stdin: wh
 
 import json
 import os
-import resource
 import select
 import signal
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from uptrend.dashboard import findings
@@ -22,8 +22,8 @@ from uptrend.records import RecordError
 WORK = {work.__name__: work for work in (findings.read_log, findings.diagnose_run)}
 # Seconds that one piece of work may take.
 PATIENCE = 300.0
-# Memory (kB, on Linux) from which the process ends after its work; the next call starts another.
-LARGEST = 400_000
+# Bytes of memory from which the process ends after its work; the next call starts another.
+LARGEST = 400_000_000
 
 
 class ReaderProcess:
@@ -81,6 +81,16 @@ def _read_line(handle: int, patience: float) -> bytes:
     return bytes(line)
 
 
+def _memory() -> int:
+    """Return the bytes that this process holds; 0 where the system does not tell."""
+    # Not the most that it held: that of a process just started is its parent's.
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except OSError:
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
 def main() -> None:
     """Answer requests until stdin ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's
@@ -94,8 +104,7 @@ def main() -> None:
             answer = {"error": str(error)}
         except Exception as error:  # a log may hold anything, and the next one is not to blame
             answer = {"error": f"{arguments[0]} could not be read: {type(error).__name__}: {error}"}
-        # What a long run took is given back.
-        is_last = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > LARGEST
+        is_last = _memory() > LARGEST  # what a long run took is given back
         answers.write(json.dumps(answer | {"last": is_last}) + "\n")
         answers.flush()
         if is_last:
