@@ -85,14 +85,9 @@ class Columns:
         return read
 
     def _to_index(self, path: Path, read: _Read) -> None:
-        file = self._index.file_of(path)
-        beside = file.with_suffix(f".{os.getpid()}")
         known = {"offset": str(read.offset), "tail": read.tail}
         with contextlib.suppress(OSError):
-            table = read.table.combine_chunks().replace_schema_metadata(known)
-            with pa.OSFile(str(beside), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-                writer.write_table(table)
-            beside.replace(file)
+            write_columns(read.table.combine_chunks().replace_schema_metadata(known), self._index.file_of(path))
 
     def _from_index(self, path: Path) -> _Read | None:
         file = self._index.file_of(path)
@@ -103,6 +98,15 @@ class Columns:
             return _Read(table, int(known[b"offset"]), known[b"tail"].decode(), 0)  # mapped, not in memory
         except (OSError, pa.ArrowInvalid, KeyError, TypeError, ValueError):
             return None
+
+
+def write_columns(table: pa.Table, file: Path) -> None:
+    """Write columns as a file that is mapped, not read; beside its place first, so that nobody maps half of it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    beside = file.with_suffix(f".{os.getpid()}")
+    with pa.OSFile(str(beside), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    beside.replace(file)
 
 
 def _digest(path: Path, offset: int) -> str:

@@ -1,22 +1,19 @@
 """Reports of the doctor for pages, and the work that a process of its own does: reading logs and judging runs."""
 
 import contextlib
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from uptrend.config.tables import flatten
-from uptrend.dashboard.curves import from_columns, sparkline
+from uptrend.dashboard.curves import from_columns, sparkline, write_columns
 from uptrend.dashboard.prose import tree
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.doctor.pages import cause_page
 from uptrend.doctor.report import TRAINERS, plain, to_table
 from uptrend.records import RecordError, Run, view_of
-from uptrend.records.directory import LINES
 from uptrend.runner import views_of
 from uptrend.stats.formatting import assignments
 
@@ -33,7 +30,7 @@ def read_log(path: str, columns: str, stem: str) -> list[dict[str, Any]]:
     for number, view in enumerate(views_of(Path(path))):
         unknown = {f"{UNKNOWN}{name}": values for name, values in view.unknown.items()}
         table = from_columns(view.steps.tolist(), {**view.metrics, **unknown})
-        _write(table, Path(columns) / f"{stem.rpartition('-')[0]}-{number}.arrow")
+        write_columns(table, Path(columns) / f"{stem.rpartition('-')[0]}-{number}.arrow")
         _, rewards = view.curve("reward/mean")
         told.append({
             "name": view.name, "trainer": view.trainer, "evals": plain(list(view.evals)), "config": plain(view.config),
@@ -44,29 +41,11 @@ def read_log(path: str, columns: str, stem: str) -> list[dict[str, Any]]:
     return told
 
 
-def _write(table: pa.Table, file: Path) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    beside = file.with_suffix(f".{os.getpid()}")
-    with pa.OSFile(str(beside), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table)
-    beside.replace(file)
-
-
 def diagnose_run(path: str) -> Report:
     """Judge a run directory; nothing is written into it."""
     from uptrend.doctor.diagnose import diagnose
 
     return to_table([diagnose(view_of(Run(path)))])
-
-
-def saved_report(run: Run, steps: int) -> Report | None:
-    """Return findings.json where it is newer than the run's lines and counts as many steps."""
-    path = run.path / "findings.json"
-    lines = [run.path / name for name in LINES.values()]
-    if not path.exists() or path.stat().st_mtime < max((f.stat().st_mtime for f in lines if f.exists()), default=0.0):
-        return None
-    report = run.report
-    return report if report is not None and report["steps"] == steps else None
 
 
 def of_preflight(run: Run) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ from uptrend.doctor.report import plain
 from uptrend.lab.notebook import Notebook
 from uptrend.records import LabError, RecordError, Run, RunView, view_of
 from uptrend.runner import views_of
-from uptrend.runner.summary import SETTINGS, held_out
+from uptrend.runner.summary import SETTINGS, held_out, saved_report
 
 # Seconds between two looks at all files: at least so many, and so many times what a look takes.
 PAUSE, REST = 1.0, 20.0
@@ -276,7 +276,7 @@ class Library:
         found: dict[str, Any] | None = self.index.get(entry.source.key, "report", entry.source.stamp()[:4])
         if found is None:
             with contextlib.suppress(RecordError, OSError, LookupError, TypeError, AttributeError):
-                found = findings.saved_report(Run(entry.source.path), len(self.table(entry)))
+                found = saved_report(Run(entry.source.path), len(self.table(entry)))
         return found
 
     def diagnose(self, source: FoundSource) -> None:

@@ -146,12 +146,10 @@ def describe(run: Run) -> dict[str, Any]:
 
 def diagnosis(run: Run) -> dict[str, Any]:
     """Return the trend and the causes of a run: those of findings.json where it is up to date, else judged now."""
-    path, report = run.path / "findings.json", None
-    lines = [run.path / name for name in LINES.values()]
+    report = None
     with contextlib.suppress(OSError, RecordError):
-        if path.stat().st_mtime >= max((file.stat().st_mtime for file in lines if file.exists()), default=0.0):
-            report = run.report
-    if report is None or report["steps"] != len(run.metric_lines):
+        report = saved_report(run, len(run.metric_lines))
+    if report is None:
         # scipy only where it has to judge
         from uptrend.doctor.diagnose import diagnose
         from uptrend.doctor.report import to_table
@@ -167,6 +165,15 @@ def diagnosis(run: Run) -> dict[str, Any]:
         ],
         "more": f"uptrend doctor {run.path}",
     }  # fmt: skip
+
+
+def saved_report(run: Run, steps: int) -> dict[str, Any] | None:
+    """Return findings.json where it is newer than the run's lines and counts as many steps; else None."""
+    path, lines = run.path / "findings.json", [run.path / name for name in LINES.values()]
+    if not path.exists() or path.stat().st_mtime < max((f.stat().st_mtime for f in lines if f.exists()), default=0.0):
+        return None
+    report = run.report
+    return report if report is not None and report["steps"] == steps else None
 
 
 def groups_of(run: Run, step: int) -> list[dict[str, Any]]:
