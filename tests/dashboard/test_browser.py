@@ -146,7 +146,8 @@ def test_plots_zoom_together_keep_it_in_the_address_and_are_saved(serve: Serve, 
     page.wait_for_selector("[data-plot='entropy'] .js-plotly-plot")
     box = page.locator("[data-plot='reward'] .nsewdrag").bounding_box()
     assert box is not None
-    page.mouse.move(box["x"] + 0.25 * box["width"], box["y"] + 50)
+    page.mouse.move(box["x"] + 0.25 * box["width"], box["y"] + 50, steps=3)
+    expect(page.locator("[data-plot='entropy'] .hoverlayer")).to_contain_text("entropy")  # one cursor for all
     page.mouse.down()
     page.mouse.move(box["x"] + 0.75 * box["width"], box["y"] + 52, steps=5)
     page.mouse.up()

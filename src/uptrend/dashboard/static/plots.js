@@ -86,21 +86,16 @@ const sketch = (told, canvas) => {
 // A board of plots with one cursor and one zoom. `onzoom` hears of the range, or null for all of it.
 U.board = (onzoom) => {
   const board = {plots: [], range: null};
-  let hovering = false;
+  let leader = null;  // the plot under the mouse: what others show because of it must not lead in turn
   board.hover = (from, x) => {
-    if (hovering) return;
-    hovering = true;
-    requestAnimationFrame(() => {
-      for (const plot of board.plots) {
-        if (plot === from || !plot.drawn || !plot.shown) continue;
-        try {
-          x === null ? Plotly.Fx.unhover(plot.canvas)
-                     : Plotly.Fx.hover(plot.canvas, [{xval: x, curveNumber: plot.main, pointNumber: nearest(plot.xs, x)}]);
-        } catch { /* no point there */
-        }
-      }
-      hovering = false;
-    });
+    if (leader && leader !== from) return;
+    leader = from;
+    for (const plot of board.plots) {
+      if (plot === from || !plot.drawn || !plot.shown) continue;
+      if (x === null) Plotly.Fx.unhover(plot.canvas);
+      else Plotly.Fx.hover(plot.canvas, [{curveNumber: plot.main, pointNumber: nearest(plot.xs, x)}]);
+    }
+    if (x === null) leader = null;
   };
   board.zoom = (from, range) => {
     board.range = range;
