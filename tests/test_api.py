@@ -2,6 +2,8 @@
 # ruff: noqa: ARG001 (a reward function takes what it is given)
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import uptrend
-from uptrend.records import Basis, ConfigError, Finding, Report, Severity, TasksetError, Trend, TrendKind
+from uptrend.policy.known import local_folder
+from uptrend.records import Basis, ConfigError, Finding, Report, Role, Severity, TasksetError, Trend, TrendKind
 
 ROWS = [{"prompt": f"Calculate: {a} + {b} = ", "answer": str(a + b)} for a in range(8) for b in range(8)]
 QUICK = ["tasks.chat=false", "sampling.max_tokens=4", "sampling.groups=2", "sampling.size=4", "eval.tasks=8",
@@ -81,7 +84,7 @@ def test_what_cannot_be_trained(tmp_path, given, said):
 
 
 @pytest.mark.slow
-def test_a_script_shows_progress_and_is_stopped_by_preflight(tmp_path):
+def test_a_script_shows_progress_and_a_refusal_raises_with_its_finding(tmp_path):
     script = tmp_path / "learn.py"
     script.write_text(
         "import uptrend\n"
@@ -90,14 +93,76 @@ def test_a_script_shows_progress_and_is_stopped_by_preflight(tmp_path):
         "def fair(completion, answer):\n    return float(completion.strip().startswith(answer))\n"
         f"kept = dict(model='tiny', data=rows, steps=1, bounds=(0, 1), overrides={QUICK!r})\n"
         "print(uptrend.train(reward=fair, **kept))\n"
-        "print(repr(uptrend.train(reward=blind, **kept).stopped.by))\n"
+        "try:\n"
+        "    uptrend.train(reward=blind, **kept)\n"
+        "except uptrend.records.RunRefused as refusal:\n"
+        "    print(refusal.finding.id, refusal.finding.severity)\n"
+        "uptrend.train(reward=blind, **kept)\n"
     )
-    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "step 1/1" in done.stdout
     assert "Run('runs/fair', finished, 1 of 1 steps)" in done.stdout
-    assert "'preflight'" in done.stdout
-    assert "Not started: " in done.stderr
-    assert "reward.gold-rejected" in done.stderr
+    assert "reward.gold-rejected critical" in done.stdout
+    assert done.returncode == 1
+    last_lines = done.stderr.splitlines()[-2:]
+    assert "RunRefused: Not started: reward.gold-rejected: " in last_lines[0]
+    assert last_lines[1] == "To train anyway: allows=['reward.gold-rejected'], or preflight=False"
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [".data", "fair"]
+
+
+@pytest.mark.slow
+def test_the_smallest_thing_that_anybody_tries_trains(tmp_path):
+    run = uptrend.train(model="tiny", data=ROWS, reward=first_number, steps=2, progress=False, runs=tmp_path)
+    assert (run.status, run.last_step) == ("finished", 2)
+    assert run.config["model"]["chat"] is False
+    assert "model.chat = false: tiny was not taught to chat, so it reads raw text." in run.info["notes"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asks", [True, False])
+def test_an_unknown_model_is_asked_in_the_way_that_it_answers_better(tmp_path, asks):
+    folder = tmp_path / "unknown"
+    shutil.copytree(local_folder("tiny"), folder)
+    given = {"data": ROWS, "reward": first_number, "steps": 1, "progress": False, "preflight": asks, "runs": tmp_path}
+    small = ["sampling.max_tokens=4", "eval.tasks=8", "doctor.live=false"]
+    run = uptrend.train(model=str(folder), name="auto", **given, overrides=small)
+    (note,) = (note for note in run.info["notes"] if note.startswith("model.chat"))
+    right = re.fullmatch(
+        r"model.chat = false: (\d+)% of 32 answers are right through the chat template, (\d+)% to raw text\.", note
+    )
+    assert int(right[2]) >= int(right[1]) + 20
+    assert run.config["model"]["chat"] is False
+    # What was decided stays, also where the model's folder is a known one's copy.
+    again = uptrend.resume(run.path, ["learning.steps=2"], progress=False)
+    assert again.config["model"]["chat"] is False
+    stated = uptrend.train(
+        model=str(folder), name="stated", **{**given, "preflight": False}, overrides=[*small, "model.chat=true"]
+    )
+    assert stated.config["model"]["chat"] is True
+    assert not [note for note in stated.info["notes"] if note.startswith("model.chat")]
+    first = {run.name: run.rollouts(1)["ids"][0].as_py() for run in (run, stated)}
+    assert len(first["stated"]) > len(first["auto"])  # the template's tokens
+
+
+@pytest.mark.slow
+def test_a_run_from_before_the_choice_goes_on_as_it_was_asked(tmp_path):
+    given = {"data": ROWS, "reward": first_number, "steps": 1, "progress": False, "preflight": False, "runs": tmp_path}
+    small = ["sampling.max_tokens=4", "eval.tasks=8", "doctor.live=false", "checkpoints.every=1", "model.chat=true"]
+    run = uptrend.train(model="tiny", name="earlier", **given, overrides=small)
+    path = run.path / "run.json"
+    info = json.loads(path.read_text())
+    del info["config"]["model"]["chat"]
+    path.write_text(json.dumps(info))
+    again = uptrend.resume(run.path, ["learning.steps=2"], progress=False)
+    prompts = [
+        [token for token, role in zip(row["ids"], row["roles"], strict=True) if role == Role.PROMPT]
+        for row in again.eval_rollouts(0).to_pylist() + again.eval_rollouts(2).to_pylist()
+    ]
+    half = len(prompts) // 2
+    assert prompts[:half] == prompts[half:]
+    assert len(prompts[0]) > len("Calculate: 0 + 0 = ")  # the template's tokens
+    scored = uptrend.evaluate(run.path)
+    assert [rollout.sequences[0].ids[:9].tolist() for rollout in scored.rollouts] == [p[:9] for p in prompts[:half]]
 
 
 def test_runs_and_reports_show_themselves_in_notebooks(tmp_path):

@@ -10,6 +10,7 @@ from uptrend.cli.main import main
 from uptrend.cli.preflight import tell_preflight
 from uptrend.cli.view import choose_view
 from uptrend.config import load_config
+from uptrend.records import RunRefused
 from uptrend.runner.prepare import Prepared, prepare
 from uptrend.runner.runs import start
 
@@ -80,8 +81,12 @@ def _train(recipe: Path, name: str, sets: Sequence[str], alter: Alter | None, *,
     out = recipe.parent
     if alter is None:
         words = ("train", recipe, "--runs", out, *(word for value in sets for word in ("--set", value)))
-        return uptrend(*words, "--name", name, *([] if preflight else ["--no-preflight"])) == 0
+        return uptrend(*words, "--name", name, "--keep-refused" if preflight else "--no-preflight") == 0
     view = choose_view(quiet=False, is_terminal=sys.stdout.isatty())
     prepared = alter(prepare(load_config(recipe, sets)))
-    run = start(prepared, out / name, [view], preflight=preflight, on_preflight=tell_preflight)
+    try:
+        run = start(prepared, out / name, [view], preflight=preflight, on_preflight=tell_preflight, keeps_refused=True)
+    except RunRefused as refusal:
+        print(refusal, file=sys.stderr)
+        return False
     return run.status == "finished"

@@ -11,7 +11,7 @@ from typing import Any
 
 from uptrend.bridge.convert import load_recipe
 from uptrend.config import Config
-from uptrend.records import ConfigError, Run, TasksetError
+from uptrend.records import ConfigError, Run, RunRefused, TasksetError
 from uptrend.records.directory import write_whole
 from uptrend.runner.preflight import Preflight
 from uptrend.runner.runs import resume as continue_run
@@ -47,6 +47,7 @@ def train(
     progress: bool = True,
     preflight: bool = True,
     allows: Collection[str] = (),
+    keep_refused: bool = False,
 ) -> Run:
     """Train and return the run: a recipe (path, table or config), or your own data and reward.
 
@@ -59,8 +60,8 @@ def train(
     number, math, …); a list of them, or a dict with weights. `bounds` are [low, high] of your functions; without them
     bounds are unknown. `overrides` are `key=value` texts as for `--set`, or a dict.
 
-    `progress` prints how it goes. `preflight` probes the recipe first, and does not start on a critical finding unless
-    its id is in `allows`: the returned run then has `stopped`.
+    `progress` prints how it goes. `preflight` probes the recipe first: a critical finding raises RunRefused, which has
+    it as `finding`, unless its id is in `allows`. A refused run leaves no run directory unless `keep_refused`.
     """
     with _functions(reward) as (names, weights):
         if config is None and (data is None or reward is None):
@@ -81,15 +82,22 @@ def train(
 
         def start(watching: Sequence[Observer]) -> Run:
             return train_recipe(
-                recipe, runs=runs, name=name, observers=[*watching, *observers], preflight=preflight, allows=allows,
+                recipe,
+                runs=runs,
+                name=name,
+                observers=[*watching, *observers],
+                preflight=preflight,
+                allows=allows,
                 on_preflight=_tell if progress else lambda _: None,
-            )  # fmt: skip
+                keeps_refused=keep_refused,
+            )
 
-        run = _watched(start, progress)
-    if run.stopped is not None and run.stopped.by == "preflight":
-        way = f"allows=[{run.stopped.finding!r}]"
-        print(f"Not started: {run.stopped.sentence} To train anyway: {way}, or preflight=False", file=sys.stderr)
-    elif run.stopped is not None and run.checkpoints:
+        try:
+            run = _watched(start, progress)
+        except RunRefused as refusal:
+            refusal.add_note(f"To train anyway: allows=[{refusal.finding.id!r}], or preflight=False")
+            raise
+    if run.stopped is not None and run.checkpoints:
         again = f"uptrend.resume({str(run.path)!r}" + (", reward=…)" if config is None else ")")
         print(f"Stopped after step {run.last_step}. Resume with: {again}", file=sys.stderr)
     return run

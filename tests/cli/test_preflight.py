@@ -9,6 +9,7 @@ import pytest
 
 from uptrend.doctor.probes import PROBES
 from uptrend.records import Run
+from uptrend.runner import diagnose
 
 Call = Callable[..., Any]
 SETTINGS = (
@@ -82,14 +83,31 @@ def test_training_asks_first_and_does_not_begin_on_a_critical_finding_unless_all
     assert {p["name"] for p in asked.events[1]["probes"]} >= {"gold", "prompt-swap", "agreement", "masks", "sign"}
     states = [(r.checkpoints[-1] / "model" / "model.safetensors").read_bytes() for r in (asked, unasked)]
     assert states[0] == states[1]
-    assert REJECTED in call(*ask, *CUT, "--name", "refused", code=1).err
-    run = Run(tmp_path / "refused")
-    assert (run.status, run.last_step, run.eval_lines) == ("stopped", 0, [])
-    assert run.stopped is not None
-    assert (run.stopped.by, run.stopped.finding) == ("preflight", REJECTED)
+    said = call(*ask, *CUT, "--name", "refused", code=1).err
+    assert f"Not started: {REJECTED}: " in said
+    assert f"To train anyway: --allow {REJECTED}, or --no-preflight" in said
+    assert not (tmp_path / "refused").exists()
     call(*ask, *CUT, "--allow", REJECTED, "--name", "allowed")
     told = next(event for event in Run(tmp_path / "allowed").events if event["event"] == "preflight")
     assert (told["passed"], REJECTED in [found["id"] for found in told["findings"]]) == (False, True)
+
+
+@pytest.mark.slow
+def test_a_refused_run_that_is_kept_says_why_on_every_surface(call: Call, uptrend: Call, tmp_path: Path) -> None:
+    call("train", RECIPE, "--runs", tmp_path, "--quiet", *CUT, "--name", "kept", "--keep-refused", code=1)
+    run = Run(tmp_path / "kept")
+    assert (run.status, run.last_step, run.eval_lines) == ("stopped", 0, [])
+    assert run.stopped is not None
+    assert (run.stopped.by, run.stopped.finding) == ("preflight", REJECTED)
+    report = diagnose(run.path)
+    assert report.trend.headline == "not started"
+    assert report.findings[0].id == REJECTED
+    assert report.findings[0].severity == "critical"
+    told = uptrend("doctor", run.path).out
+    assert "NOT STARTED" in told
+    assert f"1. {REJECTED}" in told
+    assert REJECTED in uptrend("runs", "show", run.path).flat
+    assert uptrend("doctor", run.path, "--format", "json").json["findings"][0]["id"] == REJECTED
 
 
 def test_a_probe_that_raises_is_a_line_and_the_others_go_on(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

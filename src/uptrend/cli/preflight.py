@@ -16,7 +16,7 @@ from uptrend.doctor.rank import at_least
 from uptrend.policy.known import need_train_extra
 from uptrend.records import ConfigError, Finding, Role, Severity
 from uptrend.records.renamed import current
-from uptrend.runner.preflight import Preflight, ask_probes
+from uptrend.runner.preflight import Preflight, ask_probes, settle_chat
 from uptrend.runner.prepare import prepare, refuse_ranks
 from uptrend.stats.formatting import duration, plural
 
@@ -63,7 +63,9 @@ def command(
         for note in config.notes:
             typer.echo(note, err=True)
         refuse_ranks("preflight")
-        prepared = prepare(config)
+        prepared = settle_chat(prepare(config))
+        for note in prepared.notes:
+            typer.echo(note, err=True)
         for result in ask_probes(prepared, names, GROUPS, lambda name: status.update(f"{name}: {PROBES[name].about}")):
             results.append(result)
             if is_text:

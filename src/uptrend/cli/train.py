@@ -12,7 +12,7 @@ from uptrend.cli.preflight import tell_preflight
 from uptrend.cli.view import choose_view, stop_on_interrupt
 from uptrend.config.load import nearest
 from uptrend.doctor.catalogue import CATALOGUE
-from uptrend.records import ConfigError
+from uptrend.records import ConfigError, RunRefused
 from uptrend.records.renamed import current
 from uptrend.runner.live_doctor import LiveDoctor
 from uptrend.runner.runs import resume, train, warmstart
@@ -33,6 +33,9 @@ def command(
     quiet: Quiet = False,
     no_preflight: Annotated[bool, typer.Option("--no-preflight", help="Start without the cheap probes.")] = False,
     allow: Annotated[list[str] | None, typer.Option(help="Start even if the probes find this cause.")] = None,
+    keep_refused: Annotated[
+        bool, typer.Option("--keep-refused", help="Leave a run directory that says why a run was not started.")
+    ] = False,
 ) -> None:
     """Train a model on a recipe and record everything.
 
@@ -42,7 +45,8 @@ def command(
     uptrend train configs/mlgym/rl_debug.toml --set model.name=smollm2-135m
     uptrend train --resume runs/quickstart
 
-    A new run first asks the cheap probes of `uptrend preflight` and does not start on a critical finding.
+    A new run first asks the cheap probes of `uptrend preflight` and does not start on a critical finding: it exits
+    with 1 and leaves nothing behind.
     Ctrl-C finishes the step and writes a checkpoint; a second Ctrl-C ends at once.
     """
     if (recipe is None) == (resumes is None):
@@ -60,16 +64,24 @@ def command(
             run = resume(resumes, sets or (), observers)
         else:
             assert recipe is not None
-            run = train(
-                load_recipe(recipe, sets or ()), runs=runs, name=name, observers=observers, preflight=not no_preflight,
-                allows=allowed, on_preflight=tell_preflight,
-            )  # fmt: skip
+            try:
+                run = train(
+                    load_recipe(recipe, sets or ()),
+                    runs=runs,
+                    name=name,
+                    observers=observers,
+                    preflight=not no_preflight,
+                    allows=allowed,
+                    on_preflight=tell_preflight,
+                    keeps_refused=keep_refused,
+                )
+            except RunRefused as refusal:
+                way_on = f"To train anyway: --allow {refusal.finding.id}, or --no-preflight"
+                typer.echo(f"{refusal} {way_on}", err=True)
+                raise typer.Exit(1) from None
     stop = run.stopped
     if stop is None:
         return
-    if stop.by == "preflight":
-        typer.echo(f"Not started: {stop.sentence} To train anyway: --no-preflight", err=True)
-        raise typer.Exit(1)
     if stop.by == "doctor":
         typer.echo(
             f"The doctor stopped it after step {run.last_step}: {stop.sentence} Its last checkpoint has the fault too. "

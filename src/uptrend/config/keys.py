@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from uptrend.config.load import bounds_of, in_words
+from uptrend.config.load import bounds_of, choices_in_words, in_words
 from uptrend.config.schema import Config
 
 TYPES = {int: "whole number", float: "number", str: "text", bool: "true, false"}
@@ -68,7 +68,7 @@ def _type(kind: Any, hint: Any) -> str:
     if dataclasses.is_dataclass(kind):
         return "table"
     if typing.get_origin(kind) is typing.Literal:
-        return ", ".join(typing.get_args(kind))
+        return ", ".join(choices_in_words(kind))
     if typing.get_origin(kind) is tuple:
         item = typing.get_args(kind)[0]
         return f"list of {LISTS.get(item) or _type(item, item)}"

@@ -20,7 +20,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 from annotated_types import Ge, Gt, Le, Lt, Predicate
 
 from uptrend.config.schema import Config, Otherwise, Tasks
-from uptrend.config.tables import flatten, plain
+from uptrend.config.tables import flatten, plain, to_toml
 from uptrend.records import ConfigError
 from uptrend.records.renamed import current, upgrade_keys
 
@@ -218,9 +218,10 @@ def convert(kind: Any, value: Any, where: str) -> Any:
     if kind is Any:
         return value
     if origin is typing.Literal:
-        if value in inner:
+        # By type as well: 1 equals True.
+        if any(value == choice and type(value) is type(choice) for choice in inner):
             return value
-        words = [str(choice) for choice in inner]
+        words = choices_in_words(kind)
         raise ConfigError(f"{where} = {value!r} is not one of {', '.join(words)}.{nearest(str(value), words)}")
     if origin in (types.UnionType, typing.Union):
         wanted = next(option for option in inner if option is not type(None))
@@ -241,6 +242,11 @@ def convert(kind: Any, value: Any, where: str) -> Any:
             raise ConfigError(f"{where} = {value!r} should be a table with {keys}.")
         return build(kind, value, where)
     return _scalar(kind, value, where)
+
+
+def choices_in_words(kind: Any) -> list[str]:
+    """Return the values of a Literal as a recipe has them."""
+    return [choice if isinstance(choice, str) else to_toml(choice) for choice in get_args(kind)]
 
 
 def _scalar(kind: type, value: Any, where: str) -> Any:

@@ -22,6 +22,7 @@ Parallel = Literal["auto", "ddp", "fsdp2", "zero3"]
 Optimizers = Literal["adamw", "adamw-8bit"]
 Schedule = Literal["constant", "linear", "cosine"]
 TrackerName = Literal["wandb", "trackio", "tensorboard", "mlflow"]
+Chat = Literal["auto", True, False]
 
 DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 FOLDER = re.compile(r"[^\s./\\][^/\\\x00]*")
@@ -61,6 +62,8 @@ class Model:
     """Adapters; without them all weights train."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
+    chat: Chat = "auto"
+    """Ask through the model's chat template where the tasks leave it open; auto: as the model answers better."""
 
 
 @dataclass(frozen=True)

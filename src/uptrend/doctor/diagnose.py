@@ -1,14 +1,17 @@
 """From a view of a run to the doctor's report. No torch."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from uptrend.doctor.case import Case
+from uptrend.doctor.check import finding
 from uptrend.doctor.checks import examine
 from uptrend.doctor.checks.rewards import TOP
 from uptrend.doctor.curves import REWARD, thinned
 from uptrend.doctor.rank import PROOF, alarms, rank
-from uptrend.records import CannotTell, Finding, Report, RunView
+from uptrend.records import Basis, CannotTell, Evidence, Finding, Fix, Report, RunView, Severity
+from uptrend.records.directory import ENDS, STARTS
 
 # Alarms beside which a rising reward does not show that the task is learned.
 DOUBTS = "kl.runaway data.memorized data.leak task.evaluator-exposed reward.hackable reward.misaligned"
@@ -17,8 +20,10 @@ PAID_ALONE = {*DOUBTS.split(), "reward.component-dominates", "reward.length-hack
 
 
 def diagnose(view: RunView) -> Report:
-    """Run every check on a run, and put what they found in order."""
+    """Run every check on a run, and put what they found in order; of a run that preflight refused, repeat why."""
     case = Case(view)
+    if refused := _refused(case):
+        return refused
     outcomes = examine(view, case)
     acquitted = _acquitted(view)
     # A probe says gold answers in a few forms; rollouts that prove the opposite say more.
@@ -41,6 +46,40 @@ def diagnose(view: RunView) -> Report:
         unknown=tuple(sorted(view.unknown)),
         curve=thinned(*view.curve(REWARD)),
     )
+
+
+def _refused(case: Case) -> Report | None:
+    """Return the report of a run that preflight did not let begin; None for any other."""
+    view = case.view
+    endings = [event for event in view.events if event.get("event") in (*STARTS, *ENDS)]
+    if len(view.steps) or not endings or endings[-1].get("stopped_by") != "preflight":
+        return None
+    probed = [event for event in view.events if event.get("event") == "preflight"]
+    findings = [_recorded_finding(view, table) for table in (probed[-1].get("findings", ()) if probed else ())]
+    sentence = f"Preflight did not let it begin. {endings[-1].get('reason', '')}".rstrip()
+    return Report(
+        source=view.source,
+        trainer=view.trainer,
+        name=view.name,
+        steps=0,
+        trend=replace(case.trend, sentence=sentence, headline="not started"),
+        findings=rank(finding for finding in findings if finding is not None),
+        cannot_tell=(),
+        notes=view.notes,
+    )
+
+
+def _recorded_finding(view: RunView, table: Mapping[str, Any]) -> Finding | None:
+    """Return a finding that a run's events hold, with what its page knows today; None where it can't be read."""
+    try:
+        severity, basis = Severity(table["severity"]), Basis(table["basis"])
+        evidence = [Evidence(str(each["text"])) for each in table["evidence"]]
+        known = finding(view, str(table["id"]), severity, basis, str(table["summary"]), evidence)
+        fix = table.get("fix") and Fix(str(table["fix"]["sentence"]), table["fix"]["changes"])
+    except (KeyError, TypeError, ValueError):
+        return None
+    # A probe had the model and the tasks before it: what it saw is not weakened by the lack of records.
+    return replace(known, severity=severity, basis=basis, fix=fix or known.fix)
 
 
 def _headline(case: Case, findings: Iterable[Finding]) -> str:

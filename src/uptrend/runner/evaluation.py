@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from uptrend.bridge.convert import load_recipe
 from uptrend.config import Config, load_config, to_table
 from uptrend.config.load import apply_override
-from uptrend.policy.known import need_train_extra
+from uptrend.policy.known import need_train_extra, with_known_chat
 from uptrend.records import CheckpointError, Evaluation, Rollout, Run
 from uptrend.rollout.openai import KEY, PREFIX, TIMEOUT, ChatPlayer, Server
 from uptrend.runner.prepare import make_policy, refuse_ranks, refuse_warmstart, resolve
@@ -191,10 +191,15 @@ def load_for_eval(
     table = {"model": {"name": target}} if run is None else dict(run.config)
     if tasks is not None:
         table["eval"] = eval_section(tasks)
-    config = resolve(load_config(table, overrides))
+    config = load_config(table, overrides)
+    if run is None:  # a run is asked as it was trained
+        config = with_known_chat(config)
+    config = resolve(config)
     check_machine(held_out := heldout(config))
     place = None if run is None else find_checkpoint(run, checkpoint)
     policy = make_policy(config)
+    if config.model.chat == "auto" and held_out.taskset.chat is None and policy.tokenizer.chat_template:
+        note("Tasks are asked through the model's chat template; as raw text: --set model.chat=false")
     if place is not None:
         state = load_weights(place, policy)
         if checkpoint is not None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from uptrend.bridge.trackers import chosen
 from uptrend.config import Config, to_table
 from uptrend.config.schema import Parallel
-from uptrend.policy.known import KNOWN, find_model, need_extra, need_train_extra
+from uptrend.policy.known import KNOWN, find_model, need_extra, need_train_extra, with_known_chat
 from uptrend.records import ConfigError, ModelError, RecordError, Run, RunDirectory
 from uptrend.records.schema import VERSION
 from uptrend.stats.formatting import visible
@@ -36,6 +36,8 @@ class Prepared:
     held_out: HeldOut
     components: "Components"
     ranks: "Ranks"  # processes that train together
+    notes: tuple[str, ...] = ()  # notes for a person on what was decided for this run
+    has_compared_chat: bool = False  # true where model.chat was decided by asking both ways
 
     def parts(
         self, directory: RunDirectory, observers: Sequence[Observer], ended: Callable[[Stop | None], None]
@@ -62,7 +64,7 @@ class Prepared:
 
         config, policy = self.config, self.policy
         notes = list(
-            dict.fromkeys([*config.notes, *self.pool.notes, *self.held_out.notes])
+            dict.fromkeys([*self.notes, *config.notes, *self.pool.notes, *self.held_out.notes])
         )  # one family may be short of both
         if config.model.weights == "bf16":
             share = movable_share(policy.flat, config.learning.lr)
@@ -113,8 +115,13 @@ def prepare(config: Config, run: Run | None = None) -> Prepared:
     held_out = heldout(config)
     tasks = pool(config, held_out)
     check_machine(held_out, tasks)
+    notes: tuple[str, ...] = ()
     if run is not None:  # compared before the model is loaded, which takes longer
         check_tasks(run, tasks, held_out)
+    elif config.model.chat == "auto":  # a run goes on as it began
+        config = with_known_chat(config)
+        if config.model.chat is False and leaves_chat_open(tasks, held_out):
+            notes = (f"model.chat = false: {config.model.name} was not taught to chat, so it reads raw text.",)
     if config.model.name not in KNOWN:
         find_model(config.model.name)
     from uptrend.training.components import choose_components
@@ -123,7 +130,13 @@ def prepare(config: Config, run: Run | None = None) -> Prepared:
     config = resolve_compute(config)
     ranks = join_ranks(own_device(config))
     components, layout = choose_components(config, ranks), layout_of(config, ranks)
-    return Prepared(config, make_policy(config, layout), tasks, held_out, components, ranks)
+    return Prepared(config, make_policy(config, layout), tasks, held_out, components, ranks, notes)
+
+
+def leaves_chat_open(tasks: Pool, held_out: HeldOut) -> bool:
+    """Return True where a taskset leaves it to `model.chat` how it is asked."""
+    asked = [stage.taskset for stage in tasks.stages] + [held.taskset for held in held_out.by_label.values()]
+    return any(taskset.chat is None for taskset in asked)
 
 
 def check_tasks(run: Run, tasks: Pool, held_out: HeldOut) -> None:

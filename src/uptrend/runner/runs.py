@@ -10,10 +10,21 @@ from typing import TYPE_CHECKING, Any
 from uptrend.bridge.convert import load_recipe
 from uptrend.config import Config, difference, load_config, to_table
 from uptrend.config.tables import to_recipe, to_toml
-from uptrend.policy.known import need_train_extra
-from uptrend.records import CheckpointError, ConfigError, LabError, Method, ModelError, RecordError, Run, RunDirectory
+from uptrend.policy.known import need_train_extra, with_known_chat
+from uptrend.records import (
+    CheckpointError,
+    ConfigError,
+    Finding,
+    LabError,
+    Method,
+    ModelError,
+    RecordError,
+    Run,
+    RunDirectory,
+    RunRefused,
+)
 from uptrend.records.directory import PartDirectory, write_whole
-from uptrend.runner.preflight import Preflight, check_first
+from uptrend.runner.preflight import Preflight, ask_cheap_probes, settle_chat
 from uptrend.runner.prepare import (
     Prepared,
     RunEnding,
@@ -51,50 +62,75 @@ def train(
     preflight: bool = False,
     allows: Collection[str] = (),
     on_preflight: Callable[[Preflight | None], None] = lambda _: None,
+    keeps_refused: bool = False,
 ) -> Run:
     """Train a recipe (a path, a table or a loaded config) and return its run.
 
     `preflight` runs the cheap probes first. `on_preflight` gets None before them and their report after; a critical
-    finding stops the run unless its id is in `allows`.
+    finding raises RunRefused unless its id is in `allows`. A refused run leaves a run directory, with what was found,
+    only where `keeps_refused` asks for it.
     """
     need_train_extra()
     config = config if isinstance(config, Config) else load_recipe(config)
-    path = free_place(Path(runs), name, config.name, "Choose another --name, or continue it with --resume.")
-    prepared = prepare(config)
-    path = prepared.ranks.broadcast(path)  # rank 0 may have made it before another one looks
-    return start(prepared, path, observers, preflight=preflight, allows=allows, on_preflight=on_preflight)
+
+    def choose_path() -> Path:
+        return free_place(Path(runs), name, config.name, "Choose another --name, or continue it with --resume.")
+
+    choose_path()  # a name that is taken is refused before anything is loaded
+    return start(
+        prepare(config), choose_path, observers, preflight=preflight, allows=allows, on_preflight=on_preflight,
+        keeps_refused=keeps_refused,
+    )  # fmt: skip
 
 
 def start(
     prepared: Prepared,
-    path: Path,
+    path: Path | Callable[[], Path],
     observers: Sequence[Observer] = (),
     *,
     preflight: bool = False,
     allows: Collection[str] = (),
     on_preflight: Callable[[Preflight | None], None] = lambda _: None,
+    keeps_refused: bool = False,
 ) -> Run:
-    """Train a prepared recipe into a new run directory; see `train`."""
+    """Train a prepared recipe into a new run directory; see `train`.
+
+    A function as `path` is called when the probes are through: by then another run may have taken a name.
+    """
     from uptrend.training.loop import train as loop
 
-    ranks, info = prepared.ranks, prepared.info(path)
+    ranks, is_first = prepared.ranks, prepared.ranks.rank == 0
     if preflight and prepared.policy.is_sharded:
-        info["notes"].append("The cheap probes were not asked: they need whole weights in one process.")
+        note = "The cheap probes were not asked: they need whole weights in one process."
+        prepared = replace(prepared, notes=(*prepared.notes, note))
         preflight = False
-    opened = PartDirectory(path) if ranks.rank else RunDirectory.create(path, info)
-    with opened as directory, RunEnding(directory, resume=False) as ending:
+
+    if preflight and is_first:
+        on_preflight(None)  # about to begin: on a slow machine it takes a while
+    prepared = settle_chat(prepared)
+    report: Preflight | None = None
+    refusal: Finding | None = None
+    if preflight and is_first:
+        report = ask_cheap_probes(prepared)
+        on_preflight(report)
+        refusal = report.refusal(allows)
+    refusal = ranks.broadcast(refusal)
+    if refusal is not None and not keeps_refused:
+        raise RunRefused(refusal)
+
+    chosen = path() if callable(path) else path
+    path = ranks.broadcast(chosen)  # rank 0 may have made it before another one looks
+    directory = RunDirectory.create(path, prepared.info(path)) if is_first else PartDirectory(path)
+    with directory, RunEnding(directory, resume=False) as ending:
         ranks.barrier()
-        if preflight:
-            refusal = None
-            if ranks.rank == 0:
-                on_preflight(None)  # about to begin: on a slow machine it takes a while
-                report, refusal = check_first(prepared, directory, allows)
-                on_preflight(report)
-            refusal = ranks.broadcast(refusal)
-            if refusal is not None:
-                ending.record(refusal)
-                return Run(path)
-        loop(prepared.parts(directory, observers, ending.record))
+        if report is not None:
+            directory.event("preflight", **report.to_table())
+        if refusal is None:
+            loop(prepared.parts(directory, observers, ending.record))
+        else:
+            ending.record(Stop(refusal.summary, by="preflight", finding=refusal.id))
+    if refusal is not None:
+        raise RunRefused(refusal)
     return Run(path)
 
 
@@ -159,7 +195,7 @@ def warmstart(
     if out.exists():
         raise ModelError(f"{out} exists already. Choose another --out, or remove it.")
     out.parent.mkdir(parents=True, exist_ok=True)
-    config = resolve(replace(config, model=replace(config.model, lora=None)))
+    config = resolve(with_known_chat(replace(config, model=replace(config.model, lora=None))))
     held_out = heldout(config)
     # Of the first stage, as many tasks as the expert demonstrates.
     count = config.warmstart.tasks
@@ -256,7 +292,7 @@ class TrainLauncher:
         """Load a recipe with overrides (the seed among them), make its tasks, and hash them."""
         from uptrend.lab.plan import Resolved
 
-        config = load_config(recipe, overrides)
+        config = with_known_chat(load_config(recipe, overrides))
         # One thread where the recipe does not say: several runs of one thread get more done than one of several.
         compute = replace(config.compute, threads=config.compute.threads or 1)
         # Nobody looks on: the lab has the doctor judge the records of finished runs.
@@ -276,7 +312,9 @@ class TrainLauncher:
             return [*uptrend, "train", "--resume", str(folder)]
         recipe = folder.with_name(f"{folder.name}.toml")
         write_whole(recipe, to_recipe(planned.config).encode())
-        allows = [word for id in planned.allows for word in ("--allow", id)] if planned.asks else ["--no-preflight"]
+        # The records of a refused run say why.
+        asking = ["--keep-refused", *(word for id in planned.allows for word in ("--allow", id))]
+        allows = asking if planned.asks else ["--no-preflight"]
         return [*uptrend, "train", str(recipe), "--runs", str(folder.parent), "--name", folder.name, *allows]
 
     def _replay(self, planned: "PlannedRun") -> list[str]:

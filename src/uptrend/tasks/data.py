@@ -47,7 +47,7 @@ class DataOptions(RewardOptions):
     gold: str = "{answer}"
     """Template of a completion that should earn the most, for `uptrend tasks validate` and preflight."""
     chat: bool | None = None
-    """Send prompts through the model's chat template; by default where it has one."""
+    """Send prompts through the model's chat template; by default as `model.chat` says."""
     duplicates: float = 0.1
     """The share of rows that may repeat an earlier prompt before `uptrend tasks validate` objects."""
 

@@ -67,7 +67,7 @@ class Taskset(Protocol):
 
     @property
     def chat(self) -> bool | None:
-        """Send prompts through the model's chat template; raw text otherwise. None for: where the model has one."""
+        """Send prompts through the model's chat template; raw text otherwise. None leaves it to `model.chat`."""
 
     def train(self, count: int, exclude: Collection[str] = ()) -> list[Task]:
         """At most `count` unique tasks to train on, shuffled: none held out, none with an id in `exclude`."""

@@ -18,7 +18,7 @@ from uptrend.config import Config, Sampling
 from uptrend.records import Evaluation, Part, Rollout
 from uptrend.records.rollout import OVERLONG
 from uptrend.rollout.play import RolloutRequest, demonstrate, derive, derive_open_seed, patience, play_all
-from uptrend.rollout.render import Renderer
+from uptrend.rollout.render import Renderer, make_renderer
 from uptrend.rollout.sampler import Limits, Sampler
 from uptrend.stats.intervals import pass_at_k
 from uptrend.tasks import event_loop
@@ -120,8 +120,7 @@ class RolloutPlayer:
 
     def _renderers_for(self, requests: Sequence[RolloutRequest]) -> dict[bool | None, Renderer]:
         for chat in {request.taskset.chat for request in requests} - set(self._renderers):
-            trim = self._config.sampling.trim
-            self._renderers[chat] = Renderer(self._policy.tokenizer, self._policy.stop_ids, chat, trim)
+            self._renderers[chat] = make_renderer(self._policy, self._config, chat)
         return self._renderers
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from uptrend.config import load_config
+from uptrend.policy.known import with_known_chat
 from uptrend.records import Task
 from uptrend.tasks.event_loop import run
 from uptrend.tasks.pool import heldout, pool
@@ -16,7 +17,7 @@ Rows = list[dict[str, Any]]
 
 def tasks_of(recipe: str | Path) -> tuple[Rows, Rows, Any]:
     """Return the rows to train on, the rows held out, and a reward function; a task is played with one answer."""
-    config = load_config(recipe)
+    config = with_known_chat(load_config(recipe))
     held = heldout(config)
     stage = pool(config, held).stages[0]
     known = {task.id: (task, stage.taskset) for task in stage.tasks} | {t.id: (t, held.taskset) for t in held.tasks}
@@ -24,7 +25,8 @@ def tasks_of(recipe: str | Path) -> tuple[Rows, Rows, Any]:
     def rows(tasks: Sequence[Task]) -> Rows:
         said = [[{"role": message.role, "content": message.content} for message in task.messages] for task in tasks]
         raw = ["".join(message.content for message in task.messages) for task in tasks]
-        prompts: list[Any] = raw if stage.taskset.chat is False else [*said]
+        chat = config.model.chat if stage.taskset.chat is None else stage.taskset.chat
+        prompts: list[Any] = raw if chat is False else [*said]
         return [{"prompt": prompt, "task": task.id} for prompt, task in zip(prompts, tasks, strict=True)]
 
     def score(text: str, id: str) -> float | None:

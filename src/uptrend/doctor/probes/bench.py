@@ -27,7 +27,7 @@ from uptrend.policy.policy import Policy
 from uptrend.policy.weights import Movement, WeightMeter
 from uptrend.records import Basis, Evidence, Finding, Fix, Message, Reward, Rollout, RunView, Severity, Task, Tool
 from uptrend.rollout.play import RolloutRequest, derive, derive_open_seed
-from uptrend.rollout.render import Renderer
+from uptrend.rollout.render import Renderer, make_renderer
 from uptrend.rollout.sampler import Extension, Limits, Sampler
 from uptrend.tasks import event_loop
 from uptrend.tasks.pool import Cursor, HeldOut, Pool
@@ -109,9 +109,12 @@ class Bench:
     """One recipe's parts, ready to be probed."""
 
     def __init__(
-        self, config: Config, policy: Policy, pool: Pool, held_out: HeldOut, groups: int, components: Components
-    ) -> None:
+        self, config: Config, policy: Policy, pool: Pool, held_out: HeldOut, groups: int, components: Components,
+        *, has_compared_chat: bool = False,
+    ) -> None:  # fmt: skip
+        """`has_compared_chat` says that model.chat was decided by asking both ways."""
         self.config, self.policy, self.pool, self.held_out = config, policy, pool, held_out
+        self.has_compared_chat = has_compared_chat
         self.components, self.stage = components, pool.stages[0]
         self.groups = min(groups, len(self.stage.tasks))
         self.original = policy.flat.values.data.clone()
@@ -171,8 +174,7 @@ class Bench:
     @cached_property
     def renderer(self) -> Renderer:
         """Renders messages of the first stage into the model's tokens."""
-        taskset, trim = self.stage.taskset, self.config.sampling.trim
-        return Renderer(self.policy.tokenizer, self.policy.stop_ids, taskset.chat, trim)
+        return make_renderer(self.policy, self.config, self.stage.taskset.chat)
 
     @cached_property
     def gathered(self) -> Gathered:
@@ -218,8 +220,13 @@ class Bench:
         With other limits and the same word, rollouts say the same as far as the limits let them.
         """
         sampling = replace(self.config.sampling, **limits)  # type: ignore[arg-type]
-        player = RolloutPlayer(self.policy, self.sampler, replace(self.config, sampling=sampling))
-        seed = self.config.seed
+        return self.play_under(replace(self.config, sampling=sampling), tasks, size, word)
+
+    def play_under(self, config: Config, tasks: Plays, size: int, word: str) -> list[Rollout]:
+        """Play groups of some tasks under another config; `word` makes their seeds."""
+        sampling = config.sampling
+        player = RolloutPlayer(self.policy, self.sampler, config)
+        seed = config.seed
         requests = [
             RolloutRequest(task, taskset, 0, group, i, derive(seed, word, n, i), derive_open_seed(seed, group))
             for n, (task, taskset) in enumerate(tasks)

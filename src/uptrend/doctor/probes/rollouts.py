@@ -3,8 +3,8 @@
 import copy
 import json
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -177,13 +177,56 @@ def temperature(bench: Bench) -> Answer:
         yield bench.found("sampling.temperature-low", severity, summary, text, groups.dead_share, fix=fix)
 
 
+# Tasks, and rollouts of each, that are asked both with the chat template and without.
+RENDERED_TASKS = 8
+RENDERED_ROLLOUTS = 4
+# Smaller gains than this do not outweigh that a chat template is how a model was taught.
+MIN_RENDERING_GAIN = 0.2
+
+
+@dataclass(frozen=True)
+class Renderings:
+    """Shares of right answers to the same tasks, asked in two ways."""
+
+    as_chat: float
+    as_text: float
+    rollouts: int  # asked each way
+    chat_is_better: bool  # raw text has to be clearly better to be chosen
+
+
+def compare_renderings(bench: Bench) -> Renderings:
+    """Ask a few tasks with the chat template and as raw text; for tasks that leave the choice to `model.chat`."""
+    taskset = bench.stage.taskset
+    tasks = [(task, taskset) for task in bench.stage.tasks[:RENDERED_TASKS]]
+    answers: dict[bool, list[bool]] = {}
+    for chat in (True, False):
+        # Seed 0: all seeds and arms of an experiment have to come to the same answer.
+        config = replace(bench.config, model=replace(bench.config.model, chat=chat), seed=0)
+        rollouts = bench.play_under(config, tasks, RENDERED_ROLLOUTS, "renderings")
+        # One that could not be scored is no right answer.
+        answers[chat] = [r.reward is not None and r.reward.correct for r in rollouts]
+    as_chat = float(np.mean(answers[True]))
+    as_text = float(np.mean(answers[False]))
+    return Renderings(as_chat, as_text, len(answers[True]), not is_clearly_more(answers[False], as_chat))
+
+
+def is_clearly_more(answers: Sequence[bool], share: float) -> bool:
+    """Return True where right answers are more than a share by an amount that matters, and not by chance."""
+    if not answers:
+        return False
+    low, _ = wilson(sum(answers), len(answers))
+    return float(np.mean(answers)) >= share + MIN_RENDERING_GAIN and low > share
+
+
 @probe("template", finds=["tokens.template"], need=SCORED)
 def template(bench: Bench) -> Answer:
     """Where most answers are wrong, ask 8 of the tasks with the chat template if it is off, without if it is on."""
     tasks, kind = bench.drawn[:8], bench.stage.taskset
     require(bench.policy.tokenizer.chat_template and not bench.tools, "no chat template, or tools that need one")
+    require(not bench.has_compared_chat, "both ways were compared, and the better one is asked")
     asked = [r for r in bench.rollouts if r.reward and r.task in {task.id for task, _ in tasks}]
-    is_chat = kind.chat is not False
+    is_set_by_tasks = kind.chat is not None
+    is_chat = (kind.chat if is_set_by_tasks else bench.config.model.chat) is not False
     now = float(np.mean([r.reward.correct for r in asked if r.reward])) if asked else 0.0
     yield f"{now:.0%} of answers are right {'with' if is_chat else 'without'} the chat template"
     if now >= 0.5 or not asked:
@@ -196,13 +239,14 @@ def template(bench: Bench) -> Answer:
     answers = [r.reward.correct for r in bench.play([(t, other) for t, _ in tasks], 4, "template") if r.reward]
     then = float(np.mean(answers)) if answers else 0.0
     yield f", {then:.0%} {'without' if is_chat else 'with'} it"
-    if then >= now + 0.2 and wilson(sum(answers), len(answers))[0] > now:
+    if is_clearly_more(answers, now):
         on_off = ("with", "without") if is_chat else ("without", "with")
         summary = (
             f"{on_off[0].capitalize()} its chat template the model is right in {now:.0%}, {on_off[1]} in {then:.0%}."
         )
         text = f"{len(asked)} and {len(answers)} rollouts of the same {len(tasks)} tasks"
-        fix = Fix("Ask as the model was taught.", {"uptrend": {f"{at}.chat": not is_chat for at in ("tasks", "eval")}})
+        sections = ("tasks", "eval") if is_set_by_tasks else ("model",)
+        fix = Fix("Ask as the model was taught.", {"uptrend": {f"{at}.chat": not is_chat for at in sections}})
         severity = CRITICAL if now == 0 and len(asked) >= 16 else WARNING
         yield bench.found("tokens.template", severity, summary, text, then - now, basis=SIGNAL, fix=fix)
 
