@@ -1,7 +1,7 @@
 """A program that makes a run directory at once, for tests of whoever starts runs; and a launcher for it.
 
 As a command: python quick_runs.py FOLDER CONFIG.json. The config's model says how it goes: finish, fail, fail-once,
-slow or refuse; its learning rate how well. Everything is written by the real writer, and Ctrl-C is heard as
+slow, refuse or collapse; its learning rate how well. Everything is written by the real writer, and Ctrl-C is heard as
 `uptrend train` hears it: after the step, with a checkpoint.
 """
 
@@ -101,6 +101,8 @@ def main(folder: Path, config: dict[str, Any], asked: list[int]) -> int:
 def _step(directory: RunDirectory, step: int, steps: int, seed: int, lr: float, how: str) -> None:
     if step:
         line = metrics_of(step, steps, random.Random(f"{seed} {step}"))
+        if how == "collapse":  # and nothing else is wrong with it
+            line |= {"loss/total": 0.0, "reward/mean": line["reward/mean"] - 0.5 * (step > steps // 2)}
         directory.step(line | {"time": 0.0, "memory/peak/gib": 0.25})
     if step in (0, steps):
         right = right_of(seed, lr if step else 0.0)

@@ -44,7 +44,8 @@ SHORTER = {
         "uptrend train sums/recipe.toml --set learning.steps=2 --set sampling.max_tokens=8 --set doctor.live=false",
     "uptrend preflight recipes/tiny.toml": "uptrend preflight recipes/tiny.toml --only gold --only masks",
     "uptrend lab run h01 --dir debug":
-        "sed -i 's/^seeds = [^#]*/seeds = [0, 1] /; s/^steps = 0/steps = 10/' debug/hypotheses/*.md && "
+        "sed -i 's/^seeds = [^#]*/seeds = [0, 1] /; s/^alpha = 0.05/alpha = 0.3/; s/^steps = 0/steps = 10/' "
+        "debug/hypotheses/*.md && "
         "uptrend lab run h01 --dir debug",
 }  # fmt: skip
 

@@ -8,7 +8,7 @@ from benchmarks.verdicts.simulated import Setting, simulate
 from numpy.typing import NDArray
 
 from uptrend.lab import criteria
-from uptrend.lab.compare import foresee
+from uptrend.lab.compare import foresee, least_seeds
 from uptrend.lab.criteria import alpha_of
 from uptrend.lab.judge import judge
 from uptrend.records import Arm, Hypothesis, Measured, Status
@@ -88,7 +88,8 @@ def decide(differences: Floats, h: Hypothesis, reach_of: Callable[[int, float], 
     values = {"effect": mean, "low": mean - half, "high": mean + half, "smallest": np.full_like(mean, h.smallest)}
     against = criteria.parse(h.invalidated_if).meets(values)
     for_it = criteria.parse(h.validated_if).meets(values)
-    return np.where(against, INVALIDATED, np.where(for_it, VALIDATED, NONE))
+    decided = np.where(against, INVALIDATED, np.where(for_it, VALIDATED, NONE))
+    return decided if seeds >= least_seeds(h) else np.full_like(decided, NONE)
 
 
 def _with_looks(differences: Floats, verdict: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

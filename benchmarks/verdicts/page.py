@@ -23,7 +23,7 @@ Alpha is .05; a directional claim errs on one side of a two-sided 95% interval, 
 
 {early}
 
-Both ways to err count here: by the sequence before the last seed, or by Student's interval after it. With 3 seeds the sequence never ends an experiment.
+Both ways to err count here: by the sequence before the last seed, or by Student's interval after it. Fewer than 5 seeds decide nothing, by either.
 
 ## Eight hypotheses judged together
 

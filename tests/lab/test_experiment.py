@@ -138,7 +138,7 @@ def test_several_hypotheses_share_runs_and_stay_one_family(notebook: Notebook) -
 
 
 def test_an_arm_that_the_cheap_probes_refuse_is_left_out(notebook: Notebook) -> None:
-    h = replace(H, arms=(*H.arms, Arm("broken", {"model.name": "refuse"})), seeds=(0, 1))
+    h = replace(H, arms=(*H.arms, Arm("broken", {"model.name": "refuse"})), seeds=(0, 1), alpha=0.3)
     watch = Watching()
     (verdict,) = run(notebook, h, watch=watch)
     assert verdict.refused == {"broken": "the cheap probes found reward.constant: nothing to learn"}
@@ -184,7 +184,7 @@ def test_an_arm_in_which_the_doctor_finds_a_fault_is_refused(notebook: Notebook)
         return ["reward.constant: always 0"] if run.config["learning"]["lr"] == 8e-3 else []
 
     arms = (*H.arms, Arm("slow", {"learning.lr": 1e-3}))
-    (verdict,) = run(notebook, replace(H, arms=arms, seeds=(0, 1)), examine=one_fault)
+    (verdict,) = run(notebook, replace(H, arms=arms, seeds=(0, 1), alpha=0.3), examine=one_fault)
     assert verdict.refused["fast"].startswith("the doctor found reward.constant: always 0 (in quick-s0-")
     assert [name[:9] for name in seen] == ["quick-s0-"] * 3
     assert [(one.arm, one.seeds) for one in verdict.comparisons] == [("slow", (0, 1))]

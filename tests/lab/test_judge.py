@@ -13,7 +13,7 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 
-from uptrend.lab.compare import foresee, tasks_to_decide
+from uptrend.lab.compare import foresee, least_seeds, tasks_to_decide
 from uptrend.lab.judge import adjust, is_decided, judge, plan
 from uptrend.records import Confidence, Direction, Measured, Status, Verdict
 from uptrend.stats.intervals import likely_deviation, spread_of
@@ -56,7 +56,9 @@ CASES: dict[str, tuple[dict[str, Any], list[float], Status, Confidence, str]] = 
     "small": ({}, [d / 4 for d in UP], INVALIDATED, HIGH, "smaller than the 5 points that matter"),
     "wide": ({}, WIDE, INCONCLUSIVE, LOW, "neither no effect nor a rise of 5 points is excluded"),
     "five": ({}, UP[:5], VALIDATED, MEDIUM, "below 0.0625 two-sided (0.0312 one-sided); 6 can reach 0.05."),
-    "four": ({}, UP[:4], VALIDATED, LOW, "4 paired seeds"),
+    "four": ({}, UP[:4], INCONCLUSIVE, LOW, "4 paired seeds, p .002): fewer than 5 seeds decide nothing"),
+    "two": ({}, [0.067, 0.065], INCONCLUSIVE, LOW, "2 paired seeds, p .010): fewer than 5 seeds decide nothing"),
+    "two at an alpha for it": ({"alpha": 0.3}, [0.067, 0.065], VALIDATED, LOW, "2 paired seeds"),
     "not exact": ({}, [0.06, 0.1, 0.08, 0.12, -0.002], VALIDATED, LOW, "5 paired seeds"),
     "equal": ({}, [0.06] * 6, VALIDATED, LOW, "The difference is the same in all 6 seeds"),
     "equal few": ({}, [0.06] * 5, INCONCLUSIVE, LOW, "6 seeds (1 more) would decide"),
@@ -96,6 +98,69 @@ def test_inconclusive_says_how_many_seeds_would_decide() -> None:
     noisy = judge(claim(smallest=0.1), answered(0.22, seeds=8, tasks=30, seed=5))
     assert noisy.status is INCONCLUSIVE
     assert "held-out tasks with these seeds" in noisy.sentence
+
+
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("alpha", [0.3, 0.1, 0.05, 0.01, 0.001])
+def test_the_least_seeds_are_those_with_which_the_exact_test_can_reach_alpha(
+    alpha: float, direction: Direction
+) -> None:
+    sides = "two-sided" if direction is EITHER else "greater"
+
+    def least_p(seeds: int) -> float:
+        found = stats.permutation_test(
+            (np.linspace(0.06, 0.07, seeds),),
+            np.mean,
+            permutation_type="samples",
+            alternative=sides,
+            n_resamples=np.inf,
+        )
+        return float(found.pvalue)
+
+    h = claim(direction=direction, alpha=alpha)
+    least = least_seeds(h)
+    assert least_p(least) <= alpha
+    assert least == 2 or alpha < least_p(least - 1)
+    sign = -1.0 if direction is DOWN else 1.0
+    for seeds, decides in ((least - 1, False), (least, True)):
+        # The best outcome there is: large differences that hardly deviate.
+        best = [sign * difference for difference in np.linspace(0.3, 0.3001, seeds)]
+        verdict = judge(replace(h, seeds=tuple(range(seeds))), runs({"a1": best}))
+        assert (verdict.status is VALIDATED) == decides, verdict.sentence
+        assert foresee(h, 0.3, 0.001, seeds).decided == pytest.approx(float(decides), abs=0.01)
+        assert ("decide nothing" in verdict.because) != decides
+
+
+def test_runs_that_are_missing_may_leave_too_few() -> None:
+    made = [run for run in runs({"a1": UP}) if run.arm == "control" or run.seed < 3]
+    verdict = judge(claim(), made)
+    assert (verdict.status, verdict.because) == (INCONCLUSIVE, "fewer than 5 paired seeds decide nothing")
+
+
+@pytest.mark.parametrize(
+    ("options", "control", "says"),
+    [
+        (
+            {"cause": "run.collapsed"},
+            0.97,
+            "held-out accuracy is 97.0% in control, which leaves no room for a rise of 5",
+        ),
+        ({"cause": "run.collapsed", "direction": DOWN}, 0.03, "which leaves no room for a fall of 5 points"),
+        ({"cause": "run.collapsed"}, 0.5, ""),
+        ({"cause": "run.collapsed", "direction": EITHER}, 0.97, ""),
+        ({}, 0.97, ""),
+        ({"cause": "run.collapsed", "metric": "reward/mean"}, 97.0, ""),
+    ],
+)
+def test_a_control_that_is_healthy_by_the_metric_leaves_nothing_to_cure(
+    options: dict[str, Any], control: float, says: str
+) -> None:
+    verdict = judge(claim(**options), runs({"a1": [d / 10 for d in FLAT]}, control))
+    assert says in verdict.nothing_to_cure
+    assert bool(verdict.nothing_to_cure) == bool(says)
+    assert verdict.outcome == ("nothing to cure" if says else "invalidated")
+    void = judge(claim(**options), runs({"a1": UP}, control), void="alpha was changed", healthy="it is well")
+    assert (void.nothing_to_cure, void.outcome) == ("", "does not count")
 
 
 def test_alpha_is_shared_among_the_arms_and_one_is_enough() -> None:

@@ -11,6 +11,7 @@ import pytest
 from synthetic import evaluation_of, info_of, line_of, rollout_of
 from uptrend.lab import measure
 from uptrend.records import LabError, Part, Reward, Run, RunDirectory, rollouts_table
+from uptrend.records.metrics import outcome_of
 
 
 def test_accuracy_is_that_of_the_last_evaluation_and_its_tasks_add_up_to_it(make_run: Callable[..., Path]) -> None:
@@ -39,6 +40,42 @@ def test_a_metric_of_the_steps_is_its_mean_over_the_last_quarter(make_run: Calla
     last = [line["reward/mean"] for line in run.metric_lines if line["step"] > 15]
     assert len(last) == 5
     assert (seen.value, seen.tasks) == (pytest.approx(np.mean(last)), {})
+
+
+@pytest.mark.parametrize(("last", "fall"), [(0.2, 0.6), (0.8, 0.0)])
+def test_a_fall_is_the_best_stretch_less_the_end(tmp_path: Path, last: float, fall: float) -> None:
+    rewards = [*np.linspace(0.2, 0.8, 8), *[0.8] * 4, *np.linspace(0.8, last, 4), *[last] * 4]
+    with RunDirectory.create(tmp_path / "r", info_of("r", ("learning.steps=20",))) as directory:
+        for step, reward in enumerate(rewards, start=1):
+            directory.step({"step": step, "time": 0.0, "reward/mean": float(reward)})
+        directory.event("finished", step=20)
+    seen = measure.measure(Run(tmp_path / "r"), "reward/mean/fall", "control", 0, tmp_path)
+    ends = np.mean(rewards[-5:])
+    assert seen.value == pytest.approx(max(np.mean(rewards[i : i + 5]) for i in range(16)) - ends)
+    assert seen.value == pytest.approx(fall, abs=0.13)
+    assert measure.bounds("reward/correct/share/fall") == (0.0, 1.0)
+    assert measure.is_share("reward/correct/share/fall")
+    assert not measure.is_known("eval/accuracy/fall"), "evaluations are too few for a best stretch"
+    assert not measure.is_known("loss/total/fall"), "of a loss nobody says that more is better"
+    assert measure.effect_text("reward/mean/fall", -0.2) == "−0.2 in the fall of training reward from its best"
+
+
+@pytest.mark.parametrize(
+    ("metric", "direction", "said"),
+    [
+        ("eval/accuracy", "up", "held-out accuracy ends higher"),
+        ("eval/pass@8", "down", "held-out pass@8 ends lower"),
+        ("eval/part/form", "either", "the held-out reward's part form ends elsewhere"),
+        ("eval/accuracy/gain", "up", "the gain in held-out accuracy is larger"),
+        ("eval/accuracy/first-step@0.8", "down", "the number of steps to held-out accuracy 0.8 is smaller"),
+        ("reward/mean/fall", "down", "the fall of training reward from its best is smaller"),
+        ("kl/reference/mean", "down", "KL to the start ends lower"),
+        ("gradient/norm/after", "up", "gradient/norm/after ends higher"),  # a metric without a title
+        ("reward/part/form/mean", "up", "reward/part/form/mean ends higher"),
+    ],
+)
+def test_what_a_claim_says_is_generated_from_its_metric(metric: str, direction: str, said: str) -> None:
+    assert outcome_of(metric, direction) == said
 
 
 def write_attempts(path: Path) -> Path:

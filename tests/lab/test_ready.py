@@ -1,5 +1,6 @@
 """Hypotheses to start from: the ready ones, and every cause that arms can decide."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +13,10 @@ from uptrend.doctor.probes import PROBES
 from uptrend.lab import hypothesis_file, refuse
 from uptrend.lab.draft import all_ready, by_hand, find_cause, of_cause, of_ready
 from uptrend.lab.hypothesis_file import SECTIONS, get_block
+from uptrend.lab.measure import titled
 from uptrend.lab.notebook import Notebook
 from uptrend.records import Basis, Evidence, Finding, LabError, Priority, Severity
+from uptrend.records.metrics import LEVELS, outcome_of
 from uptrend.tasks.pool import heldout, pool
 
 ROOT = Path(__file__).parents[2]
@@ -143,6 +146,36 @@ def test_a_ready_one_can_be_decided_on_its_recipe(lab: Path, id: str) -> None:
         sets = [f"{key}={to_toml(value)}" for key, value in arm.overrides.items()]
         config = load_config(lab / h.recipe, [*sets, "tasks.train=32", "eval.tasks=8"])
         assert pool(config, heldout(config)).describe()["count"] == 32
+
+
+# Words by which sentences told what nobody had measured.
+CLAIMS = re.compile(
+    r"collaps|hold|stay|rise|keep|teach|learns? (?!rate)|go away|exactly|no update|every value|is left", re.I
+)
+
+
+@pytest.mark.parametrize("id", [*BY_ARMS, *(id for id, draft in all_ready().items() if draft.hypothesis.arms)])
+def test_a_claim_says_what_is_measured_and_nothing_else(lab: Path, id: str) -> None:
+    if id in CATALOGUE:
+        recipe = "pulled" if id in ("kl.strangles", "kl.dead-group-pull") else "wrong"
+        h = of_cause("h01", find_cause(id), lab.parent / f"{recipe}.toml", lab).hypothesis
+    else:
+        h = of_ready(id, "h01", None, lab, []).hypothesis
+    condition, comma, outcome = h.title.rpartition(", ")
+    assert comma
+    assert outcome == outcome_of(h.metric, h.direction)
+    assert not CLAIMS.search(condition), condition
+    assert titled(h) == h.title
+    # A claim that another metric is put under does not lend it its words.
+    other = replace(h, metric="eval/reward")
+    assert titled(other) == f"{h.title} (measured: held-out reward {LEVELS[h.direction]})"
+
+
+def test_the_cure_of_a_collapse_is_measured_by_the_fall() -> None:
+    for id in ("run.collapsed", "optimizer.lr-large"):
+        experiment = CATALOGUE[id].experiment
+        assert (experiment.metric, experiment.direction) == ("reward/mean/fall", "down")
+        assert experiment.claim.endswith(", the fall of training reward from its best is smaller.")
 
 
 def test_a_ready_one_waits_only_for_ready_ones_that_are_there(lab: Path) -> None:

@@ -23,11 +23,12 @@ from uptrend.config import difference
 from uptrend.doctor.report import plain
 from uptrend.lab import journal, plan, refuse, specification
 from uptrend.lab import judge as judging
+from uptrend.lab.cure import warn_of_length
 from uptrend.lab.experiment import ExperimentRuns, judge_all, together
 from uptrend.lab.hypothesis_file import in_order
 from uptrend.lab.journal.stored import build
 from uptrend.lab.journal.verdicts import level
-from uptrend.lab.measure import amount, bounds, change, interval_text, is_share, measure
+from uptrend.lab.measure import amount, bounds, change, interval_text, is_share, measure, titled
 from uptrend.lab.notebook import Notebook, slug
 from uptrend.lab.plan import PlannedRun
 from uptrend.lab.refuse import faults
@@ -82,8 +83,10 @@ def run(
     began = time.time()
     notebook, launcher = Notebook(folder), TrainLauncher()
     chosen = _choose(notebook, ids or [], all_, anyway)
-    for h in chosen if restart or seeds_more else ():
-        refuse.check(h, notebook.folder)  # before anything is set aside or added
+    for h in chosen if restart or seeds_more else ():  # before anything is set aside or added
+        recorded = None if restart else specification.read(notebook, h.id)
+        added = len(recorded.more) if recorded else 0
+        refuse.check(h, notebook.folder, more_seeds=added + seeds_more)
     for h in chosen:
         if restart:
             specification.restart(notebook, h.id)
@@ -203,7 +206,10 @@ def _announce(experiment: ExperimentRuns) -> Iterator[str]:
         return
     there = sum(plan.is_finished(planned) for planned in experiment.planned_runs)
     runs = f"{len(h.arms)} arms × {len(h.seeds)} seeds = {len(experiment.planned_runs)} runs"
-    yield f"{h.id} {h.title}: {runs}{f', {there} there already' if there else ''}"
+    yield f"{h.id} {titled(h)}: {runs}{f', {there} there already' if there else ''}"
+    steps = min(planned.config["learning"]["steps"] for planned in experiment.planned_runs)
+    for warning in warn_of_length(h, steps):
+        yield f"{h.id}: warning: {warning}"
     # Before any run only shares have a known scale; other metrics deviate by who knows how much.
     if is_share(h.metric):
         seen = judging.plan(h, SUPPOSED)
@@ -224,8 +230,8 @@ def _finish(
         return
     console = terminal(soft_wrap=True)
     for (experiment, verdict), paths in zip(judged, written, strict=True):
-        head = Text(f"\n{experiment.h.id} {experiment.h.title}: ", "bold")
-        console.print(head.append(str(verdict.status), COLORS[verdict.status]))
+        head = Text(f"\n{experiment.h.id} {titled(experiment.h)}: ", "bold")
+        console.print(head.append(verdict.outcome, COLORS[verdict.status]))
         console.print(f"{verdict.sentence}\nConfidence {verdict.confidence}: {verdict.because}.")
         for note in experiment.notes:
             console.print(f"note: {note}")

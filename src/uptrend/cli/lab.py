@@ -3,6 +3,7 @@
 import json
 import re
 import webbrowser
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,6 +18,7 @@ from uptrend.lab.draft import Draft, all_ready, by_hand, find_cause, of_cause, o
 from uptrend.lab.importing import Imported, hypothesis_key, import_journals
 from uptrend.lab.importing.reading import Journal, reported
 from uptrend.lab.journal.page import page, to_markdown, to_table
+from uptrend.lab.measure import titled
 from uptrend.lab.notebook import MARKS, Notebook, is_lab
 from uptrend.lab.refuse import check
 from uptrend.records import Hypothesis, LabError, Run
@@ -152,29 +154,32 @@ def list_hypotheses(
             print_json({"ready": [_plain(h) for h in hypotheses], "causes": listed})
             return
         console.print("Ready, as uptrend lab new h01:")
-        console.print(_table(hypotheses))
+        console.print(_table(hypotheses, lambda h: str(h.status)))
         console.print("\nFrom the catalogue, as uptrend lab new kl.strangles --recipe RECIPE:")
         console.print(columns("id", "claim", rows=[(id, experiment.claim) for id, experiment in causes.items()]))
         return
     notebook = Notebook(folder)
     hypotheses, broken = notebook.readable
     if format == "json":
-        listed = [{**_plain(h), "path": str(notebook.path_of(h.id))} for h in hypotheses]
+        listed = [
+            {**_plain(h), "outcome": notebook.outcome_of(h), "path": str(notebook.path_of(h.id))} for h in hypotheses
+        ]
         print_json({"hypotheses": listed, "broken": broken})
         return
     if hypotheses:
-        console.print(_table(hypotheses))
+        console.print(_table(hypotheses, notebook.outcome_of))
     elif not broken:
         console.print(f"There are no hypotheses in {folder}/. Start one with: uptrend lab new --dir {folder}")
     for reason in broken:
         console.print(f"can't be read: {reason}", style="red")
 
 
-def _table(hypotheses: list[Hypothesis]) -> Table:
+def _table(hypotheses: list[Hypothesis], outcome_of: Callable[[Hypothesis], str]) -> Table:
     rows = []
     for h in hypotheses:
         arms = ", ".join(arm.name for arm in h.arms) or "a probe decides"
-        rows.append((h.id, h.priority, f"{MARKS[h.status]} {h.status}", h.confidence or NONE, h.title, arms))
+        status = f"{MARKS[h.status]} {outcome_of(h)}"
+        rows.append((h.id, h.priority, status, h.confidence or NONE, titled(h), arms))
     return columns("id", "priority", "status", "confidence", "hypothesis", "arms", rows=rows)
 
 

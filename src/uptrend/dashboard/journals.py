@@ -9,9 +9,10 @@ from uptrend.doctor.report import plain
 from uptrend.lab.journal import figures
 from uptrend.lab.journal.page import FIRST_TITLE, Chapter, chapter_of, title_of_lab
 from uptrend.lab.journal.verdicts import WAYS, arms_table, caveats, level, runs_table, sign_of, title_of
-from uptrend.lab.measure import is_share, name_of
+from uptrend.lab.measure import is_share, titled
 from uptrend.lab.notebook import PROBLEM, Notebook, phases
 from uptrend.records import Hypothesis, LabError, RecordError
+from uptrend.records.metrics import name_of
 
 
 def overview(library: Library, lab: str) -> dict[str, Any]:
@@ -26,6 +27,7 @@ def overview(library: Library, lab: str) -> dict[str, Any]:
         chapter = _chapter(notebook, h)
         rows.append({
             **{key: str(getattr(h, key) or "") for key in ("id", "title", "priority", "status", "confidence", "cause")},
+            "outcome": chapter.outcome, "named": titled(h),
             "explains": h.explains, "trouble": chapter.trouble, "ends": plain(chapter.ends),
             "sentence": chapter.verdict.sentence if chapter.verdict else "", "runs": len(chapter.runs),
         })  # fmt: skip
@@ -53,7 +55,7 @@ def hypothesis(library: Library, lab: str, id: str) -> dict[str, Any]:
     chapter = _chapter(notebook, h)
     verdict, entry = chapter.verdict, chapter.entry
     told: dict[str, Any] = {
-        "lab": lab, "path": chapter.file,
+        "lab": lab, "path": chapter.file, "outcome": chapter.outcome, "named": titled(h),
         **plain({key: getattr(h, key) for key in (
             "id", "title", "priority", "status", "confidence", "cause", "explains", "metric", "smallest", "seeds",
             "alpha", "steps", "method", "validated_if", "invalidated_if", "prerequisites", "stops_early",

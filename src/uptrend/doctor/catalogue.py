@@ -12,6 +12,7 @@ from typing import Any
 
 from uptrend.records import Experiment, Fix, Rival, RunView, Times
 from uptrend.records.dialects import TRAINERS, Find, to_ours, to_theirs
+from uptrend.records.metrics import complete_claim
 
 FOLDER = Path(__file__).parent / "findings"
 
@@ -66,7 +67,7 @@ def parse_cause(id: str, page: str) -> Cause:
         Kind[table["kind"].upper()],
         what,
         Fix(fix["say"], _values_by_name(fix.get("set", {})), tuple(fix.get("untranslated", ()))),
-        Experiment(**{**experiment, "arms": _values_by_name(experiment.get("arms", {}))}),
+        _with_claim(Experiment(**{**experiment, "arms": _values_by_name(experiment.get("arms", {}))})),
         rivals=tuple(Rival(other, apart) for other, apart in table.get("rivals", {}).items()),
         explains=tuple(table.get("explains", ())),
         in_scalars=table.get("in_scalars", False),
@@ -75,6 +76,10 @@ def parse_cause(id: str, page: str) -> Cause:
         commands=tuple(commands),
         advice=fix.get("advice", {}),
     )
+
+
+def _with_claim(experiment: Experiment) -> Experiment:
+    return replace(experiment, claim=complete_claim(experiment.claim, experiment.metric, experiment.direction))
 
 
 def _values_by_name(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

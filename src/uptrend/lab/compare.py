@@ -9,11 +9,11 @@ from scipy.special import ndtri, stdtr
 
 from uptrend.lab import criteria
 from uptrend.lab.criteria import alpha_of, has_own_criteria, towards
-from uptrend.lab.measure import first_step
 from uptrend.records import Comparison, Direction, Hypothesis, Interval, Measured, Status
+from uptrend.records.metrics import first_step
 from uptrend.records.view import Floats
 from uptrend.stats import comparison, intervals
-from uptrend.stats.comparison import Chances
+from uptrend.stats.comparison import Chances, fewest_seeds
 
 # Chance of a verdict that is called enough.
 ENOUGH = 0.8
@@ -85,6 +85,19 @@ def pair(h: Hypothesis, measured: Sequence[Measured], arm: str) -> Pairs:
     return Pairs(arm, -1.0 if h.direction is Direction.DOWN else 1.0, seeds, before, after, broken, waiting)
 
 
+def least_seeds(h: Hypothesis) -> int:
+    """Return the fewest paired seeds that decide: those with which the exact test can reach alpha.
+
+    Student's interval excludes 0 with two seeds already, if they happen to agree: it takes their spread for normal,
+    which two differences can't show. The sign-flip test supposes no more than symmetry. While its least p, that of
+    differences that all point one way, is above alpha, nothing but that supposition decides.
+    """
+    if first_step(h.metric):
+        return fewest_seeds(alpha_of(h))  # the sign test on the median, two-sided
+    one_sided = 1.0 if h.direction is Direction.EITHER else 2.0
+    return max(2, fewest_seeds(one_sided * h.alpha))
+
+
 @dataclass(frozen=True)
 class Plan:
     """Chances of an experiment, for a deviation between seeds that is supposed or was measured."""
@@ -95,6 +108,8 @@ class Plan:
 
 def foresee(h: Hypothesis, effect: float, deviation: float, seeds: int, control: float = math.nan) -> Chances:
     """Return the chances of the two verdicts where the true effect is this."""
+    if seeds < least_seeds(h):
+        return Chances(0.0, 0.0)
     if has_own_criteria(h) and deviation > 0 and seeds > 1:
         return _by_criteria(h, effect, deviation, seeds, control)
     return comparison.chances(effect, deviation, seeds, h.smallest, alpha_of(h), h.direction is Direction.EITHER)
@@ -158,9 +173,9 @@ def interval_and_p(h: Hypothesis, pairs: Pairs, by_sequence: bool) -> tuple[Inte
 def status_of(h: Hypothesis, pairs: Pairs, interval: Interval, p: float) -> Status:
     """Apply the criteria, invalidated first: an effect may be there and smaller than matters.
 
-    One seed decides nothing, whatever the criterion.
+    Fewer seeds than `least_seeds` decide nothing, whatever the criterion.
     """
-    if len(pairs.seeds) < 2:
+    if len(pairs.seeds) < least_seeds(h):
         return Status.INCONCLUSIVE
     control, arm = (float(np.mean([run.value for run in side])) for side in (pairs.control, pairs.treated))
     values = {**towards(h, interval), "smallest": h.smallest, "control": control, "arm": arm, "p": p}

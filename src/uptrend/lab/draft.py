@@ -14,6 +14,7 @@ from uptrend.lab import lab_error
 from uptrend.lab.hypothesis_file import read, read_page, sections
 from uptrend.lab.refuse import read_recipe, resolve
 from uptrend.records import Arm, ConfigError, Direction, Experiment, Finding, Hypothesis, LabError, Priority, from_lines
+from uptrend.records.metrics import complete_claim, outcome_of
 from uptrend.records.renamed import current
 from uptrend.stats.formatting import assignments, plural
 from uptrend.stats.pages import render
@@ -74,10 +75,12 @@ def of_cause(id: str, cause: Cause, recipe: Path | None, folder: Path, finding: 
         if section and view.value(section) is None:
             raise LabError(f"{cause.id} is about {section}.{name}, and {named} has no {section}: name one that has.")
     metric, same = _same_in_every_arm(resolved, table)
+    direction = Direction(resolved.direction)
+    claim = resolved.claim.replace(outcome_of(resolved.metric, direction), outcome_of(metric, direction))
     arms = tuple(Arm(name, {**same, **keys}, name == CONTROL) for name, keys in resolved.arms.items())
     h = Hypothesis(
-        id, resolved.claim.rstrip("."), named, arms, Priority.HIGH if finding else Priority.MEDIUM,
-        cause=cause.id, explains=cause.what, metric=metric, direction=Direction(resolved.direction),
+        id, claim.rstrip("."), named, arms, Priority.HIGH if finding else Priority.MEDIUM,
+        cause=cause.id, explains=cause.what, metric=metric, direction=direction,
         smallest=resolved.smallest or SMALLEST, steps=resolved.steps, allows=cause.explains,
     )  # fmt: skip
     base = read_recipe(h, folder)
@@ -111,8 +114,12 @@ def _same_in_every_arm(experiment: Experiment, table: Mapping[str, Any]) -> tupl
 def all_ready() -> dict[str, Draft]:
     """Return the ready hypotheses by id; their recipes are relative to the repository's root."""
     paths = sorted((Path(__file__).parent / "ready").glob("h*.md"))
-    drafts = [Draft(read(path), sections(read_page(path).body)) for path in paths]
-    return {draft.hypothesis.id: draft for draft in drafts}
+    drafts = dict[str, Draft]()
+    for path in paths:
+        h = read(path)
+        h = replace(h, title=complete_claim(h.title, h.metric, h.direction))
+        drafts[h.id] = Draft(h, sections(read_page(path).body))
+    return drafts
 
 
 def of_ready(named: str, id: str, recipe: Path | None, folder: Path, there: Sequence[Hypothesis]) -> Draft:

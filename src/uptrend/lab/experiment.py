@@ -9,6 +9,7 @@ from typing import Any
 
 from uptrend.doctor.report import plain
 from uptrend.lab import judge, measure, plan, refuse, specification
+from uptrend.lab.cure import Health, Signs, health_of_control, signs_of
 from uptrend.lab.journal.stored import RUNS, SCHEMA, VERDICT, read_verdict
 from uptrend.lab.notebook import Notebook
 from uptrend.lab.plan import Launcher, PlannedRun
@@ -26,7 +27,9 @@ class ExperimentRuns:
     def __init__(
         self, notebook: Notebook, h: Hypothesis, launcher: Launcher, makes_runs: bool = True, examine: Faults = faults
     ) -> None:
-        refuse.check(h, notebook.folder)
+        recorded = specification.read(notebook, h.id)
+        added = len(recorded.more) if recorded else 0
+        refuse.check(h, notebook.folder, makes_runs=makes_runs, more_seeds=added)
         self._find_faults = examine
         self.notebook = notebook
         self.specification = frozen = specification.freeze(notebook, h, launcher)
@@ -45,6 +48,7 @@ class ExperimentRuns:
         self.decided: Status | None = None
         self.seeds_used = self.h.seeds
         self._measured: dict[str, Measured] = {}
+        self._signs: dict[str, Signs] = {}
         self._examined = set[str]()
 
     @property
@@ -131,7 +135,11 @@ class ExperimentRuns:
         changes = "; ".join(self.changes)
         is_early = self.decided is not None or bool(self.specification.more) or "waiting" in statuses.values()
         void = f"the specification changed after the first step: {changes}" if changes else ""
-        verdict = judge.judge(self.h, measured, stopped_early=is_early, refused=self.refused, void=void)
+        health = self._health(finished)
+        verdict = judge.judge(
+            self.h, measured, stopped_early=is_early, refused=self.refused, void=void,
+            healthy=health.healthy, unseen=health.unseen,
+        )  # fmt: skip
         verdict = replace(verdict, specification=self.specification.hash)
         seen = specification.seen_before(self.notebook, self.h.id) | self._older_pairs()
         again = sum(planned.hash in seen for planned in self.planned_runs)
@@ -140,6 +148,22 @@ class ExperimentRuns:
         # Criteria that were written after their runs had been seen are no test of them.
         because = f"{again} of {len(self.planned_runs)} runs had been seen before these criteria were written"
         return replace(verdict, confidence=Confidence.LOW, because=because)
+
+    def _health(self, finished: Sequence[PlannedRun]) -> Health:
+        # The doctor's word on whether the control has what the arms are to cure.
+        if not self.h.cause:
+            return Health()
+        signs: dict[str, list[Signs]] = {}
+        for planned in finished:
+            signs.setdefault(planned.arm, []).append(self._signs_of(planned))
+        return health_of_control(self.h, signs)
+
+    def _signs_of(self, planned: PlannedRun) -> Signs:
+        if planned.hash not in self._signs:
+            # A replay has the rewards of its source, and the source has what they show.
+            run = Run(planned.source.run) if planned.source else Run(planned.folder)
+            self._signs[planned.hash] = signs_of(run, self.h.cause)
+        return self._signs[planned.hash]
 
     def _older_pairs(self) -> set[str]:
         # Runs of both sides that ended before the criteria were written, made by a sweep or a hypothesis.

@@ -7,10 +7,22 @@ from typing import Any
 import numpy as np
 
 from uptrend.lab import templates
-from uptrend.lab.compare import Pairs, Plan, compare, interval_and_p, pair, plan, status_of, tasks_to_decide
+from uptrend.lab.compare import (
+    Pairs,
+    Plan,
+    compare,
+    interval_and_p,
+    least_seeds,
+    pair,
+    plan,
+    status_of,
+    tasks_to_decide,
+)  # fmt: skip
 from uptrend.lab.criteria import alpha_of, has_own_criteria, towards
-from uptrend.lab.measure import amount, effect_text, first_step, interval_text
+from uptrend.lab.measure import amount, effect_text, interval_text, is_share, room
 from uptrend.records import Comparison, Confidence, Direction, Hypothesis, Measured, Status, Verdict
+from uptrend.records.metrics import first_step, name_of
+from uptrend.stats import formatting
 from uptrend.stats.comparison import benjamini_hochberg, fewest_seeds, mcnemar, outliers, sign_flip
 from uptrend.stats.formatting import p_value
 from uptrend.stats.intervals import likely_deviation, mean_squares, spread_of
@@ -31,14 +43,24 @@ def judge(
     stopped_early: bool = False,
     refused: Mapping[str, str] = {},
     void: str = "",
+    healthy: str = "",
+    unseen: str = "",
 ) -> Verdict:
-    """Judge a hypothesis by its runs; refused arms are left out, and a void experiment decides nothing."""
+    """Judge a hypothesis by its runs; refused arms are left out, and a void experiment decides nothing.
+
+    `healthy` says by what the control does not have the cause that the claim is about, and `unseen` why that could not
+    be told: a cure of what is not there was not tested, and one of what may not be there is not sure.
+    """
     pairs = [pair(h, measured, arm.name) for arm in h.treated if not {arm.name, h.control.name} & set(refused)]
     by_sequence = stopped_early or any(one.waiting for one in pairs)
+    nothing_to_cure = "" if void else healthy or _why_no_room(h, pairs)
     compared = list[Comparison]()
     for one in [one for one in pairs if one.seeds]:
         found = compare(h, one, by_sequence)
-        compared.append(replace(found, sentence=_sentence(h, one, found, by_sequence, is_void=bool(void))))
+        if nothing_to_cure:  # more seeds would not make the control ill
+            found = replace(found, status=Status.INCONCLUSIVE, seeds_needed=None)
+        sentence = _sentence(h, one, found, by_sequence, is_tested=not (void or nothing_to_cure))
+        compared.append(replace(found, sentence=sentence))
     status = Status.INCONCLUSIVE if void else _overall(h, [one.status for one in compared])
     deciding = [one for one in compared if one.status is status]
     blemishes = [f"arm {arm} was refused" for arm in refused]
@@ -58,13 +80,39 @@ def judge(
     if status is Status.INVALIDATED and is_known and max(sum(gain) / len(gain) for gain in gains) < h.smallest:
         confidence = Confidence.LOW
         because = f"no arm got better by {amount(h.metric, h.smallest)}, so that runs which hardly learn were compared"
+    if unseen and status is not Status.INCONCLUSIVE:
+        confidence, because = Confidence.LOW, unseen
+    if status is Status.INCONCLUSIVE and compared and all(len(one.seeds) < least_seeds(h) for one in compared):
+        because = f"fewer than {least_seeds(h)} paired seeds decide nothing"
     deciding_first = sorted(compared, key=lambda one: one.status is not status)
-    sentence = _say("verdict", h=h, status=status, compared=deciding_first, pairs=pairs, refused=refused, void=void)
-    because = "the experiment is void" if void else because
+    sentence = _say(
+        "verdict",
+        h=h,
+        status=status,
+        compared=deciding_first,
+        pairs=pairs,
+        refused=refused,
+        void=void,
+        nothing_to_cure=nothing_to_cure,
+    )
+    because = "the experiment is void" if void else nothing_to_cure or because
     return Verdict(
         h.id, status, confidence, because, sentence, tuple(compared), stopped_early=stopped_early, void=void,
-        refused=dict(refused),
+        refused=dict(refused), nothing_to_cure=nothing_to_cure,
     )  # fmt: skip
+
+
+def _why_no_room(h: Hypothesis, pairs: Sequence[Pairs]) -> str:
+    # A control that is healthy by the metric itself: the smallest effect that matters does not fit beside it.
+    levels = [run.value for one in pairs for run in one.control]
+    if not h.cause or not levels or first_step(h.metric) or h.direction is Direction.EITHER:
+        return ""
+    level = sum(levels) / len(levels)
+    if room(h.metric, h.direction, level) >= h.smallest:
+        return ""
+    by = f"{CLAIMED[h.direction]} of {amount(h.metric, h.smallest)}"
+    shown = formatting.level(level, is_share(h.metric))
+    return f"{name_of(h.metric)} is {shown} in {h.control.name}, which leaves no room for {by}"
 
 
 def is_decided(h: Hypothesis, measured: Sequence[Measured]) -> Status | None:
@@ -86,7 +134,7 @@ def _confidence_of_arm(h: Hypothesis, one: Comparison, blemishes: Sequence[str])
     seeds, differences = len(one.seeds), np.array(one.differences)
     if seeds < ENOUGH_SEEDS:
         return Confidence.LOW, f"{seeds} paired seeds; {ENOUGH_SEEDS} are the least for medium"
-    p = one.sign_flip
+    p = one.sign_flip_both if h.direction is Direction.EITHER else one.sign_flip
     if first_step(h.metric):
         p = alpha_of(h) / 2  # its interval is the sign test, inverted: they agree by construction
     elif spread_of(differences).deviation == 0:
@@ -113,8 +161,8 @@ def _confidence_of_arm(h: Hypothesis, one: Comparison, blemishes: Sequence[str])
     return Confidence.HIGH, f"{seeds} paired seeds, the exact sign-flip test agrees{tasks}, nothing was left out"
 
 
-def _sentence(h: Hypothesis, pairs: Pairs, one: Comparison, by_sequence: bool, *, is_void: bool) -> str:
-    # Write an arm's verdict with its figures (unless it is void), then what limits it (templates/comparison.jinja).
+def _sentence(h: Hypothesis, pairs: Pairs, one: Comparison, by_sequence: bool, *, is_tested: bool) -> str:
+    # Write an arm's figures (templates/comparison.jinja): with its verdict where the claim was tested, and its limits.
     differences, table = pairs.differences, pairs.table
     spread = spread_of(differences)
     moves = pairs.sign * table[0] if len(pairs.seeds) == 1 else np.zeros(0)
@@ -126,7 +174,8 @@ def _sentence(h: Hypothesis, pairs: Pairs, one: Comparison, by_sequence: bool, *
     sides = {h.control.name: pairs.control, pairs.arm: pairs.treated}
     never = {name: sum(not run.reached for run in side) for name, side in sides.items()}
     return _say(
-        "comparison", h=h, pairs=pairs, one=one, by_sequence=by_sequence, is_void=is_void,
+        "comparison", h=h, pairs=pairs, one=one, by_sequence=by_sequence, is_tested=is_tested,
+        least_seeds=least_seeds(h),
         is_ranked=first_step(h.metric) is not None, own_criteria=has_own_criteria(h), claimed=CLAIMED[h.direction],
         least=amount(h.metric, h.smallest), seen=towards(h, one.interval), fewest=fewest_seeds(1 - one.level),
         effect=effect_text(h.metric, pairs.sign * one.interval.effect),
@@ -147,7 +196,7 @@ def adjust(verdicts: Sequence[Verdict]) -> list[Verdict]:
 
     A validated one whose adjusted p is above 5% becomes inconclusive.
     """
-    counted = [one for one in verdicts if one.comparisons and not one.void]
+    counted = [one for one in verdicts if one.comparisons and not one.void and not one.nothing_to_cure]
     if len(counted) < 2:
         return list(verdicts)
     ps = list[float]()

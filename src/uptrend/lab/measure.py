@@ -5,6 +5,9 @@ no such step: it counts as later than every step that was run (`Measured.reached
 
 `eval/accuracy/gain` is a held-out metric's last value less its first. It alone compares arms with other held-out tasks,
 seed by seed: what a run gained means the same on each, and no task of one is a task of the other.
+
+`reward/mean/fall` is how far the end of a run lies below its best stretch: 0 where the end is the best. It measures a
+collapse, which a final value does not: a run may end low because it never rose.
 """
 
 import math
@@ -12,10 +15,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from uptrend.config.load import nearest
 from uptrend.lab import lab_error
-from uptrend.records import Interval, LabError, Measured, Run
-from uptrend.records.metrics import compared_metrics, find_metric
+from uptrend.records import Direction, Hypothesis, Interval, LabError, Measured, Run
+from uptrend.records.metrics import (
+    FALL,
+    GAIN,
+    compared_metrics,
+    compared_row,
+    first_step,
+    is_fall,
+    is_gain,
+    name_of,
+    outcome_of,
+)  # fmt: skip
 from uptrend.stats import formatting
 from uptrend.stats.intervals import pass_at_k
 
@@ -25,27 +40,10 @@ LAST = 4
 Row = Mapping[str, Any]
 
 
-def first_step(metric: str) -> tuple[str, float] | None:
-    """Return the held-out metric and the value to reach of a first-step metric; None for any other."""
-    base, found, value = metric.partition("/first-step@")
-    try:
-        reached = float(value) if found and base.startswith("eval/") else math.nan
-    except ValueError:
-        return None
-    return (base, reached) if math.isfinite(reached) else None
-
-
-def is_gain(metric: str) -> bool:
-    """Return True for what a run gained of a held-out metric."""
-    return (
-        metric.startswith("eval/") and metric.endswith("/gain") and find_metric(metric) is None
-    )  # a part may be "gain"
-
-
 def is_known(metric: str) -> bool:
     """Return True for a metric that a hypothesis can be about."""
     base, _ = first_step(metric) or (metric, None)
-    row = find_metric(_ungained(base))
+    row = compared_row(base)
     return row is not None and bool(row.compared)
 
 
@@ -58,10 +56,21 @@ def unknown_metric(metric: str) -> LabError:
 
 def bounds(metric: str) -> tuple[float, float] | None:
     """Return the least and greatest value that a metric can have; None where it has no such bounds."""
-    row = find_metric(_ungained(metric))
-    if row is None or row.low is None or row.high is None:
-        return None
-    return (row.low - row.high, row.high - row.low) if is_gain(metric) else (row.low, row.high)
+    row = compared_row(metric)
+    return None if row is None or row.low is None or row.high is None else (row.low, row.high)
+
+
+def room(metric: str, direction: Direction, level: float) -> float:
+    """Return how far a metric can still go from a level in the claimed direction; infinite where nothing bounds it."""
+    row = compared_row(metric)
+    up = math.inf if row is None or row.high is None else row.high - level
+    down = math.inf if row is None or row.low is None else level - row.low
+    return {Direction.UP: up, Direction.DOWN: down, Direction.EITHER: max(up, down)}[direction]
+
+
+def curve_of(metric: str) -> str:
+    """Return the metric whose curve shows what is compared: of a fall, that which fell."""
+    return metric.removesuffix(FALL) if is_fall(metric) else metric
 
 
 def measure(run: Run, metric: str, arm: str, seed: int, folder: Path) -> Measured:
@@ -73,11 +82,16 @@ def measure(run: Run, metric: str, arm: str, seed: int, folder: Path) -> Measure
     path, lab = run.path.resolve(), folder.resolve()
     named = path.relative_to(lab).as_posix() if path.is_relative_to(lab) else str(path)
     if not metric.startswith("eval/"):
-        values = [line[metric] for line in run.metric_lines if line.get(metric) is not None]
+        recorded = curve_of(metric)
+        values = [line[recorded] for line in run.metric_lines if line.get(recorded) is not None]
         if not values:
-            raise LabError(f"{run.path} recorded no {metric}.")
-        last = values[-max(1, len(values) // LAST) :]
-        return Measured(arm, seed, math.fsum(last) / len(last), run=named)
+            raise LabError(f"{run.path} recorded no {recorded}.")
+        width = max(1, len(values) // LAST)
+        end = math.fsum(values[-width:]) / width
+        if is_fall(metric):  # the best stretch is as long as the end, so that noise lifts both alike
+            stretches = np.convolve(values, np.ones(width) / width, "valid")
+            return Measured(arm, seed, max(0.0, float(stretches.max()) - end), run=named)
+        return Measured(arm, seed, end, run=named)
     lines = run.eval_lines
     if not lines:
         raise LabError(f"{run.path} was never evaluated, so that it has no {metric}.")
@@ -138,24 +152,22 @@ def _by_task(run: Run, step: int, metric: str) -> tuple[dict[str, float], dict[s
 
 def is_share(metric: str) -> bool:
     """Return True for a share, which is shown in percent and compared in points."""
-    row = find_metric(_ungained(metric))
+    row = compared_row(metric)
     return row is not None and row.is_share
 
 
 def _ungained(metric: str) -> str:
-    return metric.removesuffix("/gain") if is_gain(metric) else metric
+    return metric.removesuffix(GAIN) if is_gain(metric) else metric
 
 
-def name_of(metric: str) -> str:
-    """Format a metric's name: held-out accuracy."""
-    if (goal := first_step(metric)) is not None:
-        return f"steps to {name_of(goal[0])} {goal[1]:g}"
-    if is_gain(metric):
-        return f"gain in {name_of(_ungained(metric))}"
-    kind, _, part = metric.removeprefix("eval/").partition("/")
-    if not metric.startswith("eval/"):
-        return metric
-    return f"the held-out reward's part {part}" if kind == "part" else f"held-out {kind}"
+def titled(h: Hypothesis) -> str:
+    """Return a hypothesis's title, followed by what is measured where the title itself does not say it.
+
+    A verdict beside a title holds for nothing else: "the run does not collapse" is not shown by a final accuracy.
+    """
+    outcome = outcome_of(h.metric, h.direction)
+    is_said = not h.arms or outcome.casefold() in h.title.casefold()
+    return h.title if is_said else f"{h.title} (measured: {outcome})"
 
 
 def change(metric: str, value: float) -> str:
@@ -173,6 +185,7 @@ def amount(metric: str, value: float) -> str:
 def effect_text(metric: str, effect: float) -> str:
     """Format an effect with its unit: +6.3 points of held-out accuracy, or −20 steps to held-out accuracy 0.8."""
     unit = "" if first_step(metric) else " points of" if is_share(metric) else " of"
+    unit = " in the" if is_fall(metric) else unit
     return f"{change(metric, effect)}{unit} {name_of(metric)}"
 
 

@@ -5,12 +5,15 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from uptrend.config.load import nearest
 from uptrend.lab import hypothesis_file
 from uptrend.lab.hypothesis_file import in_order, put_block, read_page, set_values
+from uptrend.lab.measure import titled
 from uptrend.records import Confidence, Hypothesis, LabError, Priority, Status
 from uptrend.records.directory import plain_disk_errors, write_whole
+from uptrend.records.hypothesis import NOTHING_TO_CURE
 from uptrend.stats.formatting import NONE, markdown_table
 from uptrend.stats.pages import render
 
@@ -136,21 +139,30 @@ class Notebook:
         links = {id: file.relative_to(self.folder).as_posix() for id, file in self._files().items()}
         notes = {h.id: self._note(h) for h in hypotheses}
         unread = "".join(f"\n\n{reason}" for reason in broken)
-        new = put_block(text, "status", status_table(hypotheses, links, notes) + unread, "## Status")
+        outcomes = {h.id: self.outcome_of(h) for h in hypotheses}
+        new = put_block(text, "status", status_table(hypotheses, links, notes, outcomes) + unread, "## Status")
         new = put_block(new, "roadmap", roadmap(hypotheses), "## Roadmap")
         if new != text or not path.exists():
             write_whole(path, new.encode())
 
     def _note(self, h: Hypothesis) -> str:
         # The first sentence of the verdict; without one, the sentence on what it would explain.
-        path = self.folder / "experimental-results" / h.id / "verdict.json"
-        try:
-            said = json.loads(path.read_text(encoding="utf-8")).get("sentence", "")
-        except (OSError, ValueError, AttributeError):
-            said = ""
+        said = self._verdict(h).get("sentence", "")
         # The 3 of "p .03" must not end a sentence.
         first = re.split(r"(?<=[a-z)])\.\s", str(said))[0]
         return f"{first.rstrip('.')}." if first else h.explains
+
+    def outcome_of(self, h: Hypothesis) -> str:
+        """Return a hypothesis's status as every surface shows it: a verdict may be that there was nothing to cure."""
+        is_healthy = h.status is Status.INCONCLUSIVE and self._verdict(h).get("nothing_to_cure")
+        return NOTHING_TO_CURE if is_healthy else str(h.status)
+
+    def _verdict(self, h: Hypothesis) -> dict[str, Any]:
+        path = self.folder / "experimental-results" / h.id / "verdict.json"
+        try:
+            return dict(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return {}
 
     def _files(self) -> dict[str, Path]:
         # Every hypothesis's file by id; two of one id are an error.
@@ -194,14 +206,21 @@ def new_pages(name: str, problem: str) -> dict[str, str]:
     return {page: render(f"lab/templates/{template}.md", **told) + "\n" for page, template in templates.items()}
 
 
-def status_table(hypotheses: Sequence[Hypothesis], links: Mapping[str, str], notes: Mapping[str, str]) -> str:
-    """Return one row per hypothesis: priority, status, confidence and a note, such as its verdict's sentence."""
+def status_table(
+    hypotheses: Sequence[Hypothesis],
+    links: Mapping[str, str],
+    notes: Mapping[str, str],
+    outcomes: Mapping[str, str],
+) -> str:
+    """Return one row per hypothesis: priority, outcome, confidence and a note, such as its verdict's sentence."""
     if not hypotheses:
         return "No hypotheses yet. Write one with `uptrend lab new`."
     rows = []
     for h in hypotheses:
-        name = f"[{h.id.upper()}: {h.title}]({links[h.id]})"
-        rows.append((name, h.priority, f"{MARKS[h.status]} {h.status}", h.confidence or NONE, notes.get(h.id, "")))
+        title = h.title if h.status in (Status.PENDING, Status.TESTING) else titled(h)
+        name = f"[{h.id.upper()}: {title}]({links[h.id]})"
+        status = f"{MARKS[h.status]} {outcomes.get(h.id, h.status)}"
+        rows.append((name, h.priority, status, h.confidence or NONE, notes.get(h.id, "")))
     return markdown_table(("Hypothesis", "Priority", "Status", "Confidence", "Notes"), rows)
 
 
@@ -216,5 +235,5 @@ def roadmap(hypotheses: Sequence[Hypothesis]) -> str:
     """Return Markdown of the hypotheses still to decide, by phase, and then of those decided."""
     to_do = phases(hypotheses)
     is_open = [h.id for found in to_do.values() for h in found]
-    told = {"phases": to_do, "is_open": is_open, "hypotheses": hypotheses, "marks": MARKS}
+    told = {"phases": to_do, "is_open": is_open, "hypotheses": hypotheses, "marks": MARKS, "titled": titled}
     return render("lab/templates/roadmap.md", **told).strip() or "Nothing to test yet."

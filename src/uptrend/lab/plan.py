@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from uptrend.lab import lab_error
-from uptrend.lab.measure import is_gain
 from uptrend.records import Arm, Hypothesis, LabError, Method, Run, Source
+from uptrend.records.metrics import is_gain
 
 # Sections of a config that can't change a run's numbers: its name, what is kept of it, who looks on.
 LEFT_OUT = ("name", "checkpoints", "doctor", "track")

@@ -18,10 +18,12 @@ from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.doctor.diagnose import diagnose
 from uptrend.doctor.rank import all_symptoms
 from uptrend.lab import criteria, measure, texts
+from uptrend.lab.compare import least_seeds
 from uptrend.lab.notebook import Notebook, is_lab
 from uptrend.lab.plan import what_matters
-from uptrend.records import Arm, Basis, ConfigError, Hypothesis, LabError, Method, Run, Severity, view_of
-from uptrend.stats.comparison import fewest_seeds
+from uptrend.records import Arm, Basis, ConfigError, Direction, Hypothesis, LabError, Method, Run, Severity, view_of
+from uptrend.records.metrics import first_step, is_gain
+from uptrend.stats.formatting import number, plural
 
 # Short, and nothing that would be a path.
 ARM_NAME = re.compile(r"[^\s./\\-][^/\\\x00-\x1f]{0,39}")
@@ -32,21 +34,39 @@ FIXED = ("tasks", "sampling.", "eval.name", "eval.seed", "eval.tasks", "model.na
 SOURCE = 'source = { run = "runs/NAME-s{seed}-*", step = 0 }'
 
 
-def check(h: Hypothesis, folder: Path) -> None:
-    """Raise a LabError at the first thing that keeps a hypothesis from being decided."""
+def check(h: Hypothesis, folder: Path, *, makes_runs: bool = True, more_seeds: int = 0) -> None:
+    """Raise a LabError at the first thing that keeps a hypothesis from being decided.
+
+    `more_seeds` are those that its experiment adds to its own. Runs that exist are judged however few there are.
+    """
     _check_arms(h, folder)
     repeated = sorted({seed for seed in h.seeds if h.seeds.count(seed) > 1})
     _require(h, not repeated, "repeated-seeds", seeds=", ".join(map(str, repeated)))
-    _require(h, len(h.seeds) > 1, "one-seed", seeds=list(h.seeds))
-    _require(h, min(h.seeds) >= 0, "negative-seed", seed=min(h.seeds))
+    _require(h, min(h.seeds, default=0) >= 0, "negative-seed", seed=min(h.seeds, default=0))
     _require(h, h.steps >= 0, "negative-steps")
     _check_metric_and_criteria(h)
+    if makes_runs or not h.seeds:
+        _check_seeds(h, more_seeds)
     for key, id in (("cause", h.cause), *(("allows", id) for id in h.allows)):
         hint = nearest(id, CATALOGUE) or texts("refusals")["no-hint"]
         _require(h, not id or id in CATALOGUE, "catalogue", key=key, id=id, hint=hint)
     _check_method(h, folder)
     _check_configs(h, folder)
     _check_prerequisites(h, folder)
+
+
+def _check_seeds(h: Hypothesis, more: int) -> None:
+    # No outcome of fewer than the least seeds is a verdict, so that nothing is run for it.
+    count, least = len(h.seeds) + more, least_seeds(h)
+    is_ranked = first_step(h.metric) is not None
+    # Arms share alpha where the sign test itself decides; elsewhere it stands beside an interval that shares it.
+    alpha = criteria.alpha_of(h) if is_ranked else h.alpha
+    sides = 2.0 if is_ranked or h.direction is Direction.EITHER else 1.0
+    _require(
+        h, count >= least, "few-seeds", count=plural(count, "seed"), seeds=list(h.seeds), least=least,
+        example=list(range(least)), test="sign test" if is_ranked else "exact sign-flip test", alpha=alpha,
+        p=number(min(1.0, sides * 2.0**-count)),
+    )  # fmt: skip
 
 
 def _refuse(h: Hypothesis, reason: str, **values: Any) -> NoReturn:
@@ -75,19 +95,17 @@ def _check_metric_and_criteria(h: Hypothesis) -> None:
     _require(h, 0 < h.smallest < math.inf, "smallest")
     low, high = measure.bounds(h.metric) or (-math.inf, math.inf)
     _require(h, h.smallest < high - low, "smallest-large", low=low, high=high)
-    if (goal := measure.first_step(h.metric)) is not None:
+    if (goal := first_step(h.metric)) is not None:
         low, high = measure.bounds(goal[0]) or (-math.inf, math.inf)
         _require(h, low < goal[1] <= high, "reached-bounds", base=goal[0], value=goal[1], low=low, high=high)
         _require(h, not h.stops_early, "reached-early")
-        alpha, count = criteria.alpha_of(h), len(h.seeds)
-        _require(h, count >= fewest_seeds(alpha), "reached-seeds", count=count, alpha=alpha, least=fewest_seeds(alpha))
     for key in ("validated_if", "invalidated_if"):
         text, usual = getattr(h, key), Hypothesis.__dataclass_fields__[key].default
         try:
             criterion = criteria.parse(text)
         except LabError as error:
             _refuse(h, "criterion", key=key, error=error)
-        has_mean = not measure.first_step(h.metric) or not criterion.names & {"control", "arm"}
+        has_mean = not first_step(h.metric) or not criterion.names & {"control", "arm"}
         _require(h, has_mean, "reached-mean", key=key, text=text)
         is_possible = criteria.possible(criterion, h.smallest, measure.bounds(h.metric))
         _require(h, is_possible, "impossible", key=key, text=text, usual=usual)
@@ -136,9 +154,9 @@ def _check_configs(h: Hypothesis, folder: Path) -> None:
         differs = difference(what_matters(a), what_matters(b))
         _require(h, bool(differs), "same-arms", one=one, other=other)
         for key in differs:
-            is_same = not key.startswith("eval.") or key == "eval.every" or measure.is_gain(h.metric)
+            is_same = not key.startswith("eval.") or key == "eval.every" or is_gain(h.metric)
             _require(h, is_same, "held-out", key=key, one=one, other=other)
-    base, _ = measure.first_step(h.metric) or (h.metric, None)
+    base, _ = first_step(h.metric) or (h.metric, None)
     wanted = int(base.partition("eval/pass@")[2].partition("/")[0] or 0)
     for name, config in configs.items():
         attempts = config["eval"]["attempts"]

@@ -18,9 +18,10 @@ import numpy as np
 from uptrend.config.load import parse_value, read_toml, unknown
 from uptrend.config.tables import flatten, to_toml
 from uptrend.lab import lab_error, texts
-from uptrend.lab.measure import first_step, is_known, unknown_metric
+from uptrend.lab.measure import is_known, unknown_metric
 from uptrend.lab.refuse import RESERVED
 from uptrend.records import Arm, Interval, LabError, Measured
+from uptrend.records.metrics import first_step
 from uptrend.records.renamed import current
 from uptrend.stats.comparison import mcnemar
 from uptrend.stats.intervals import paired_interval

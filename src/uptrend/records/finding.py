@@ -86,6 +86,7 @@ class Experiment:
     """Test that decides between a cause and its rivals, as the lab can run it."""
 
     claim: str
+    """One sentence; of a comparison of arms it ends with what is measured, generated from the metric."""
     probe: str = ""
     """A probe of `uptrend preflight` that settles it without training; empty where there is none."""
     arms: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

@@ -44,6 +44,9 @@ class Method(StrEnum):
     """The recorded rollouts of another run, updated from again; nothing is sampled."""
 
 
+# Words for an inconclusive verdict on a cure whose control is not ill.
+NOTHING_TO_CURE = "nothing to cure"
+
 VALIDATED_IF = "low > 0"
 INVALIDATED_IF = "high < smallest"
 
@@ -190,3 +193,12 @@ class Verdict:
     """Reason why it does not count; empty where it does."""
     refused: Mapping[str, str] = field(default_factory=dict)
     specification: str = ""
+    nothing_to_cure: str = ""
+    """Reason why no arm could cure the control of the cause; empty where it has it, or where no cause is named."""
+
+    @property
+    def outcome(self) -> str:
+        """Status in the words that every surface shows."""
+        if self.void:
+            return "does not count"
+        return NOTHING_TO_CURE if self.nothing_to_cure else str(self.status)

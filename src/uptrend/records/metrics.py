@@ -4,10 +4,11 @@ metrics.toml holds the rows; its head says what each field means. `uptrend expla
 here. In a key, a word in capitals stands for a name: `reward/part/NAME/mean`.
 """
 
+import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -93,6 +94,91 @@ def find_metric(name: str) -> Metric | None:
     """Row of a key of metrics.jsonl, or of a name by which the lab compares (`eval/accuracy`); None if unknown."""
     exact, patterns = _index()
     return exact.get(name) or next((metric for pattern, metric in patterns if pattern.fullmatch(name)), None)
+
+
+# What the lab computes from a metric: its name begins with the metric's.
+FIRST_STEP, GAIN, FALL = "/first-step@", "/gain", "/fall"
+
+
+def first_step(metric: str) -> tuple[str, float] | None:
+    """Return the held-out metric and the value to reach of a first-step metric; None for any other."""
+    base, found, value = metric.partition(FIRST_STEP)
+    try:
+        reached = float(value) if found and base.startswith("eval/") else math.nan
+    except ValueError:
+        return None
+    return (base, reached) if math.isfinite(reached) else None
+
+
+def is_gain(metric: str) -> bool:
+    """Return True for what a run gained of a held-out metric."""
+    is_named_so = metric.startswith("eval/") and metric.endswith(GAIN)
+    return is_named_so and find_metric(metric) is None  # a part of the reward may be called "gain"
+
+
+def is_fall(metric: str) -> bool:
+    """Return True for how far a metric of the steps lies below its best at the end of a run."""
+    base = find_metric(metric.removesuffix(FALL))
+    is_named_so = not metric.startswith("eval/") and metric.endswith(FALL)
+    return is_named_so and find_metric(metric) is None and base is not None and base.better == "more"
+
+
+def compared_row(metric: str) -> Metric | None:
+    """Return the row of a metric that a hypothesis may name, with the bounds of what is computed from it."""
+    if is_gain(metric):
+        row = find_metric(metric.removesuffix(GAIN))
+        if row is None or row.low is None or row.high is None:
+            return row
+        return replace(row, low=row.low - row.high, high=row.high - row.low)
+    if is_fall(metric):
+        row = find_metric(metric.removesuffix(FALL))
+        if row is None:
+            return None
+        width = None if row.low is None or row.high is None else row.high - row.low
+        return replace(row, low=0.0, high=width, better="")
+    return find_metric(metric)
+
+
+def name_of(metric: str) -> str:
+    """Return the name of a compared metric in words: held-out accuracy, or training reward."""
+    if (goal := first_step(metric)) is not None:
+        return f"steps to {name_of(goal[0])} {goal[1]:g}"
+    if is_gain(metric):
+        return f"gain in {name_of(metric.removesuffix(GAIN))}"
+    if is_fall(metric):
+        return f"fall of {name_of(metric.removesuffix(FALL))} from its best"
+    if not metric.startswith("eval/"):
+        row = find_metric(metric)
+        # The title of a pattern says nothing of the name that stands in it.
+        if row is None or not row.title or row.key != metric:
+            return metric
+        is_acronym = row.title[:2].isupper()
+        return row.title if is_acronym else row.title[:1].lower() + row.title[1:]
+    kind, _, part = metric.removeprefix("eval/").replace("pass_at", "pass@k").partition("/")
+    return f"the held-out reward's part {part}" if kind == "part" else f"held-out {kind}"
+
+
+# What is claimed of a level at the end of a run, and of an amount.
+LEVELS = {"up": "ends higher", "down": "ends lower", "either": "ends elsewhere"}
+AMOUNTS = {"up": "is larger", "down": "is smaller", "either": "differs"}
+
+
+def outcome_of(metric: str, direction: str) -> str:
+    """Return what a claim about a metric says of an arm against the control: held-out accuracy ends higher."""
+    if first_step(metric):
+        return f"the number of {name_of(metric)} {AMOUNTS[direction]}"
+    if is_gain(metric) or is_fall(metric):
+        return f"the {name_of(metric)} {AMOUNTS[direction]}"
+    return f"{name_of(metric)} {LEVELS[direction]}"
+
+
+# Place of the outcome in a claim as it is written: "At a lower learning rate, {outcome}."
+OUTCOME = "{outcome}"
+
+
+def complete_claim(claim: str, metric: str, direction: str) -> str:
+    """Return a claim whose outcome is generated from the metric that decides it."""
+    return claim.replace(OUTCOME, outcome_of(metric, direction))
 
 
 @cache

@@ -83,7 +83,7 @@ def _flipped_sums(differences: Floats) -> Floats:
 
 
 def fewest_seeds(alpha: float) -> int:
-    """Return the number of seeds that the two-sided sign-flip test needs to reach alpha at all."""
+    """Return the number of seeds that the two-sided sign-flip test needs to reach alpha; one-sided, give 2 alpha."""
     return math.ceil(1 - math.log2(alpha))
 
 

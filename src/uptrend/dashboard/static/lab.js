@@ -1,7 +1,7 @@
 "use strict";
 // Journals: what is to be tested, and a hypothesis with its arms, effects and verdict.
-const verdict = (status) =>
-  h("span", {class: `badge ${{validated: "good", invalidated: "note", inconclusive: "warning"}[status] || "note"}`}, status);
+const verdict = (status, outcome = status) =>
+  h("span", {class: `badge ${{validated: "good", invalidated: "note", inconclusive: "warning"}[status] || "note"}`}, outcome);
 
 U.pages.labs = async () => {
   const {labs} = await U.api("labs");
@@ -42,10 +42,10 @@ U.pages.lab = async ({lab}) => {
   const counts = {};
   told.hypotheses.forEach((one) => { counts[one.status] = (counts[one.status] || 0) + 1; });
   const rows = told.hypotheses.map((one) => [link(one.id),
-                                     h("div", h("a", {href: U.link("hypothesis", {lab, id: one.id})}, h("b", U.name(one.title))),
+                                     h("div", h("a", {href: U.link("hypothesis", {lab, id: one.id})}, h("b", U.name(one.named))),
                                        h("div.small.soft", ...U.say(one.trouble || one.sentence || one.explains))),
-                                     verdict(one.status), one.confidence || "–", strip(one.ends) || "", one.priority]);
-  const named = (id) => U.name(told.hypotheses.find((one) => one.id === id).title);
+                                     verdict(one.status, one.outcome), one.confidence || "–", strip(one.ends) || "", one.priority]);
+  const named = (id) => U.name(told.hypotheses.find((one) => one.id === id).named);
   const roadmap = told.phases.map((phase) => h("section", h("h3", phase.title), h("ol", phase.ids.map((id) => h("li", link(id), " ", named(id))))));
   return {
     title: told.title,
@@ -125,7 +125,7 @@ U.pages.hypothesis = async ({lab, id}) => {
     title: told.title,
     el: [
       U.crumbs(h("a", {href: U.link("labs")}, "Journals"), h("a", {href: U.link("lab", {lab})}, U.name(lab)), id.toUpperCase()),
-      h("div.row", h("h1", U.name(told.title)), verdict(told.status), told.confidence ? h("span.soft", `${told.confidence} confidence`) : null),
+      h("div.row", h("h1", U.name(told.named)), verdict(told.status, told.outcome), told.confidence ? h("span.soft", `${told.confidence} confidence`) : null),
       told.trouble ? U.error(told.trouble) : null, decided || h("p.soft", "No verdict yet: ", h("code", `uptrend lab run ${id} --dir LAB`)),
       plots.childNodes.length ? plots : null, U.title("Arms"),
       U.table(["arm", "config"], told.arms.map((arm) => [U.name(arm.name), h("code", ...U.say(arm.changes))])),

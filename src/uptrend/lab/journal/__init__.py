@@ -16,11 +16,11 @@ from uptrend.lab.hypothesis_file import put_block, read_page
 from uptrend.lab.journal.figures import kinds, save_curves, save_intervals
 from uptrend.lab.journal.stored import CURVES, VERDICT, ArmRun, Curves, Entry, keep_curves, write
 from uptrend.lab.journal.verdicts import HELPERS, changed, decisive, level, sign_of
-from uptrend.lab.measure import interval_text, name_of
+from uptrend.lab.measure import interval_text, titled
 from uptrend.lab.notebook import Notebook
 from uptrend.records import Comparison, Direction, Hypothesis, Status, Verdict, dialects
 from uptrend.records.directory import plain_disk_errors, write_whole
-from uptrend.records.metrics import find_metric
+from uptrend.records.metrics import find_metric, name_of
 from uptrend.stats.formatting import assignments, duration, markdown_table, percent, plural
 from uptrend.stats.pages import render
 
@@ -112,7 +112,7 @@ def _write_fix(
         folder.mkdir(exist_ok=True)
         drawn = [save_curves(picture, h, both)] if kinds(h, both) else []
     gone = [key for key, value in change.values.items() if value is None]
-    head = f"# {h.id.upper()}: {' '.join(h.title.split())}\n# Put these values into a recipe; {change.after}.\n"
+    head = f"# {h.id.upper()}: {' '.join(titled(h).split())}\n# Put these values into a recipe; {change.after}.\n"
     head += "".join(f"# Leave out {key}.\n" for key in gone if not any(key.startswith(f"{k}.") for k in gone))
     write_whole(override, f"{head}\n{to_recipe(nest(change.values))}".encode())
     c, to_arm = change.comparison, change.before == h.control.name
@@ -136,7 +136,7 @@ def _write_fix(
         sets=[f"{key}={to_toml(value)}" for key, value in change.values.items() if value is not None],
         elsewhere=markdown_table(("Uptrend", *(TRAINERS[who] for who in dialects.TRAINERS)), elsewhere),
         advice=complete_fix(CATALOGUE[h.cause].fix) if h.cause in CATALOGUE else None,
-        trainers=TRAINERS, assignments=assignments,
+        trainers=TRAINERS, assignments=assignments, titled=titled,
     )  # fmt: skip
     _put(page, "fix", text)
     return [page, override, *drawn]

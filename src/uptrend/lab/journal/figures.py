@@ -8,8 +8,9 @@ from typing import Any
 
 from uptrend.lab.journal.stored import ACCURACY, Curves, Point
 from uptrend.lab.journal.verdicts import WAYS, sign_of, title_of
-from uptrend.lab.measure import is_share, name_of
+from uptrend.lab.measure import curve_of, is_share
 from uptrend.records import Direction, Hypothesis, Verdict
+from uptrend.records.metrics import name_of
 from uptrend.stats.drawing import COLORS, INK, moving_mean, plotting, save, to_svg
 from uptrend.stats.formatting import percent, plural
 
@@ -25,7 +26,7 @@ def place_of(h: Hypothesis, arm: str) -> int:
 
 def kinds(h: Hypothesis, curves: Sequence[Curves]) -> dict[str, str]:
     """Return the kinds of curves there are to draw, and the metric of each."""
-    named = {"accuracy": ACCURACY, "reward": "reward/mean", "metric": h.metric}
+    named = {"accuracy": ACCURACY, "reward": "reward/mean", "metric": curve_of(h.metric)}
     return {kind: metric for kind, metric in named.items() if any(getattr(c, kind) for c in curves)}
 
 

@@ -43,6 +43,7 @@ class Chapter:
     curves: tuple[Curves, ...] = ()
     fix: str = ""  # page of its fix, relative to the lab's folder
     trouble: str = ""  # reason why its results could not be read
+    outcome: str = ""  # its status as every surface shows it
 
     @property
     def deciding(self) -> Comparison | None:
@@ -77,7 +78,8 @@ def chapters(notebook: Notebook) -> list[Chapter]:
 def chapter_of(notebook: Notebook, h: Hypothesis) -> Chapter:
     """Return one hypothesis with its results; where they can't be read, with the reason."""
     path, folder = notebook.path_of(h.id), notebook.folder / "experimental-results" / h.id
-    known = Chapter(h, path.relative_to(notebook.folder).as_posix(), hypothesis_file.sections(read_page(path).body))
+    prose = hypothesis_file.sections(read_page(path).body)
+    known = Chapter(h, path.relative_to(notebook.folder).as_posix(), prose, outcome=notebook.outcome_of(h))
     try:
         verdict, entry = stored.read_verdict(folder / stored.VERDICT) or (None, None)
         runs = entry.runs if entry else stored.read_rows(ArmRun, folder / stored.RUNS)
@@ -100,7 +102,8 @@ def page(notebook: Notebook) -> str:
     log, imported = _entries(notebook)
     return render(
         "lab/templates/journal.html", title=title_of_lab(notebook), question=problem[:second], rest=problem[second:],
-        chapters=told, phases=phases([chapter.h for chapter in told]), log=log, imported=imported,
+        chapters=told, outcomes={chapter.h.id: chapter.outcome for chapter in told},
+        phases=phases([chapter.h for chapter in told]), log=log, imported=imported,
         runs=len({run.folder for chapter in told for run in chapter.runs if run.folder}),
         last=max((chapter.entry.date[:10] for chapter in told if chapter.entry), default=""),
         to_html=to_html, panels=figures.panels, arms_with=figures.arms_with, place_of=figures.place_of,
@@ -131,7 +134,8 @@ def to_table(notebook: Notebook) -> dict[str, Any]:
     rows = list[dict[str, Any]]()
     for told in map(asdict, chapters(notebook)):
         row = {**told["h"], "file": told["file"], "fix": told["fix"] or None, "verdict": told["verdict"]}
-        rows.append(row | {"experiment": told["entry"], "runs": told["runs"], "trouble": told["trouble"] or None})
+        row |= {"experiment": told["entry"], "runs": told["runs"], "trouble": told["trouble"] or None}
+        rows.append(row | {"outcome": told["outcome"]})
     about = {"title": title_of_lab(notebook), "problem": notebook.text(PROBLEM)}
     return dict(plain({"schema": stored.SCHEMA, **about, "hypotheses": rows}))
 
@@ -142,10 +146,11 @@ def to_markdown(notebook: Notebook) -> str:
     hypotheses = [chapter.h for chapter in told]
     links = {chapter.h.id: chapter.file for chapter in told}
     notes = {chapter.h.id: chapter.verdict.sentence for chapter in told if chapter.verdict}
+    outcomes = {chapter.h.id: chapter.outcome for chapter in told}
     problem = FIRST_TITLE.sub("", notebook.text(PROBLEM)).strip()
     text = render(
         "lab/templates/report.md", title=title_of_lab(notebook), problem=problem,
-        status=status_table(hypotheses, links, notes), roadmap=roadmap(hypotheses), chapters=told, **HELPERS,
+        status=status_table(hypotheses, links, notes, outcomes), roadmap=roadmap(hypotheses), chapters=told, **HELPERS,
     )  # fmt: skip
     return text.rstrip("\n") + "\n"
 

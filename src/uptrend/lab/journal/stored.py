@@ -16,7 +16,7 @@ from typing import Any
 
 from uptrend.doctor.curves import REWARD, thinned
 from uptrend.doctor.report import plain
-from uptrend.lab.measure import in_line
+from uptrend.lab.measure import curve_of, in_line
 from uptrend.records import Interval, LabError, RecordError, Run, Verdict
 from uptrend.records.directory import write_whole
 from uptrend.records.view import view_of
@@ -115,7 +115,8 @@ def _curves_of(folder: Path, metric: str) -> Curves | None:
             found = thinned(*view.curve(name), POINTS)
         return tuple((step, float(f"{value:.4g}")) for step, value in found)
 
-    own = () if metric in (ACCURACY, REWARD) else points(metric)
+    shown = curve_of(metric)
+    own = () if shown in (ACCURACY, REWARD) else points(shown)
     return Curves("", 0, "", points(ACCURACY), points(REWARD), own)
 
 

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from uptrend.lab.journal.stored import ArmRun, Entry
-from uptrend.lab.measure import amount, change, interval_text, is_share, name_of
+from uptrend.lab.measure import amount, change, interval_text, is_share, titled
 from uptrend.records import Comparison, Direction, Hypothesis, Interval, Verdict
-from uptrend.records.metrics import label_of
+from uptrend.records.metrics import label_of, name_of
 from uptrend.stats import formatting
 from uptrend.stats.formatting import NONE, assignments, duration, markdown_table, p_value, percent, plural
 
@@ -116,5 +116,6 @@ HELPERS: Mapping[str, Any] = {
     function.__name__: function
     for function in (
         amount, arms_table, assignments, caveats, differences, level, markdown_table, name_of, plural, runs_table, span,
+        titled,
     )
 } | {"ways": WAYS}  # fmt: skip
