@@ -3,7 +3,7 @@
 
 PAGE = """# How often verdicts are wrong
 
-{when}, {packages}, {minutes:.0f} minutes of one core: `python -m benchmarks.verdicts {experiments}`. {experiments:,} simulated experiments a cell; in brackets the 95% interval of each rate. How verdicts are made: [verdicts](../docs/guide/verdicts.md).
+{when}, {packages}, {minutes:.1f} minutes of one core: `python -m benchmarks.verdicts {experiments}`. {experiments:,} simulated experiments a cell; in brackets the 95% interval of each rate. How verdicts are made: [verdicts](../docs/guide/verdicts.md).
 
 Simulated as experiments are run: 200 held-out tasks of differing difficulty that all runs share, a control at about 56%, each seed's true accuracy deviating by 2, 3 or 5 points (a quarter of that variance in common between the two arms of a seed), the noise of 200 answers on top, and an arm that suits some tasks more than others. The claim: the arm is higher, by 5 points at least; alpha .05.
 
