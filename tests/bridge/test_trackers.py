@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,10 @@ from uptrend.bridge.importers.readers import LogFile
 from uptrend.bridge.importers.trackers import read_events, read_wandb
 from uptrend.bridge.trackers import ENVIRONMENT, TRACKERS, Alert, Start, Tracker, make_tracker
 from uptrend.config import load_config
+from uptrend.doctor.saved import save_report
 from uptrend.lab.plan import what_matters
 from uptrend.records import ConfigError, MissingExtra, Run, RunDirectory, rollouts_table
-from uptrend.runner import tracking
+from uptrend.runner import diagnose, tracking
 from uptrend.runner.prepare import need_extras
 from uptrend.runner.tracking import Tracking
 
@@ -313,6 +314,32 @@ def test_a_webhook_hears_of_each_finding_once(at_home: Path, serve: Callable[...
     assert "It runs away.\nFix: " in server.texts[0]
     assert len([event for event in Run(path).events if event["event"] == "notified"]) == 2
     assert server.server_name not in (path / "run.json").read_text()
+
+
+def test_a_tracker_hears_what_no_longer_holds(at_home: Path, serve: Callable[..., Server]) -> None:
+    server = serve()
+    path = write_run(at_home / "runs" / "demo", steps=6, overrides=("track.webhook=$HOOK",))
+    directory = RunDirectory(path)
+    early = {"severity": "warning", "symptom_of": None, "summary": "It was measured.", "fix": None}
+    events: list[tuple[str, dict[str, Any]]] = [
+        ("preflight", {"findings": [{**early, "id": "advantage.dead-groups-low"}]}),
+        ("finding", FINDING),
+        ("withdrawn", {"id": "kl.runaway", "step": 5}),
+    ]
+    for kind, fields in events:
+        directory.event(kind, **fields)
+    save_report(path, [replace(diagnose(path), findings=())])
+    for _ in range(2):  # a resumed run says nothing twice
+        observer = Tracking(["webhook"])
+        observer.before(Run(path))
+        observer.after(Run(path))
+    assert [text.splitlines()[0] for text in server.texts] == [
+        "demo, step 0: warning: advantage.dead-groups-low",
+        "demo, step 3: warning: kl.runaway",
+        "demo, step 5: note: kl.runaway",
+        "demo, step 6: note: advantage.dead-groups-low",
+    ]
+    assert server.texts[2].endswith("It no longer asks for a change.")
 
 
 RECIPE: dict[str, Any] = {

@@ -151,7 +151,7 @@ def test_an_index_that_breaks_costs_a_reading_and_no_more(
 ) -> None:
     runs, home = make_run("a", steps=3).parent, tmp_path / "home"
     shutil.copytree(LOG.parent, runs / "log")
-    database = home / "index-1" / "index.sqlite"
+    database = home / "index-2" / "index.sqlite"
     if trouble == "unwritable":
         put(home)
     if trouble == "damaged":

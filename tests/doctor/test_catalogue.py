@@ -17,7 +17,9 @@ from uptrend.records.dialects import TRAINERS
 from uptrend.records.metrics import find_metric
 from uptrend.tasks import registry
 
-CAUSES = list(CATALOGUE.values())
+CAUSES = [
+    cause for each in CATALOGUE.values() for cause in (each, each.in_several_turns) if cause is not None
+]  # as they are in tasks of one turn, and of several
 FAMILIES = "reward|advantage|sampling|sampler|learner|clip|kl|loss|gradient|optimizer|weights|tokens|seconds|eval"
 by_id = pytest.mark.parametrize("cause", CAUSES, ids=[cause.id for cause in CAUSES])
 
@@ -112,6 +114,22 @@ def test_other_trainers_have_only_what_is_no_translation(cause: Cause) -> None:
     for trainer, keys in cause.fix.changes.items():
         assert trainer == "uptrend" or (trainer in TRAINERS and not keys.items() & translated.get(trainer, {}).items())
     assert set(cause.fix.untranslated) <= ours.keys()
+
+
+def test_a_fix_fits_the_turns_that_tasks_take() -> None:
+    def fix(config: dict[str, Any], **metrics: float) -> str:
+        view = from_lines([{"step": 1, **metrics}], source="", name="", config=config)
+        found = finding(view, "reward.never-computed", Severity.WARNING, Basis.SIGNAL, "", [])
+        arms = found.experiment.arms.values()
+        return f"{found.fix.sentence} {found.fix.changes} {list(arms)}"
+
+    one_turn = {"sampling": {"max_turns": 1}}
+    for config in ({}, one_turn):
+        assert "turns" not in fix(config)
+        assert "ask" not in fix(config)
+        assert "sampling.max_turns" in fix(config, **{"sampling/ended/turn-limit/share": 0.9})
+    assert "sampling.max_turns" in fix({"sampling": {"max_turns": 4}})
+    assert "env.agent.max_turns" in fix({}, **{"sampling/turns/mean": 2.5})
 
 
 def test_trl_options_exist() -> None:

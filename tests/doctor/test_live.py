@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from uptrend.doctor.live import Announced
+from uptrend.doctor.live import Announced, announced_before
 from uptrend.records import Basis, Finding, Report, Run, RunDirectory, Severity, Trend, TrendKind
 from uptrend.runner.live_doctor import LiveDoctor
 from uptrend.training.observer import StepRecord, Stop
@@ -41,6 +41,26 @@ def test_news(diagnoses: list[tuple[Report, int, list[str]]]) -> None:
     announced = Announced()
     for told, step, expected in diagnoses:
         assert [finding.id for finding in announced.news(told, step)] == expected
+
+
+def test_what_no_longer_asks_for_a_change_is_withdrawn_and_may_come_again() -> None:
+    announced = Announced({CURVE: Severity.WARNING, INVARIANT: Severity.CRITICAL})
+    both, note = report(CURVE, INVARIANT), report(CURVE, severity=Severity.NOTE)
+    assert announced.withdrawn(both, 40) == []
+    assert announced.withdrawn(note, 41) == []
+    assert announced.withdrawn(both, 43) == [], "it came back"
+    assert announced.withdrawn(note, 45) == []
+    assert announced.withdrawn(note, 49) == [CURVE, INVARIANT]
+    assert [finding.id for finding in announced.news(report(INVARIANT), 50)] == [INVARIANT]
+    assert announced.withdrawn(report(), 51, is_last=True) == [INVARIANT]
+
+
+def test_what_an_earlier_part_of_a_run_withdrew_is_announced_again(make_run: Callable[..., Path]) -> None:
+    directory = RunDirectory(make_run("resumed", steps=3))
+    for id in (CURVE, INVARIANT):
+        directory.event("finding", id=id, severity="warning", summary="It is so.", step=2)
+    directory.event("withdrawn", id=CURVE, step=3)
+    assert announced_before(Run(directory.path)) == {INVARIANT: Severity.WARNING}
 
 
 def test_a_resumed_run_is_told_only_what_got_worse() -> None:
@@ -86,8 +106,8 @@ def with_nan(path: Path) -> Path:
 def test_a_finding_goes_to_the_terminal_the_events_and_the_loop(make_run: Callable[..., Path], stop_on: str) -> None:
     path = with_nan(make_run("broken", steps=6))
     said, stops = attended(path, stop_on)
-    assert any(line.startswith("doctor: critical: run.nonfinite: ") for line in said)
-    assert said[-1].startswith("Doctor: ")
+    assert any(line.startswith("doctor, after step 6: critical: run.nonfinite: ") for line in said)
+    assert said[-1].startswith("Doctor, after step 6: ")
     assert {stop.by for stop in stops} == ({"doctor"} if stop_on == "critical" else set())
     assert {stop.finding for stop in stops} <= {line.split(": ")[2] for line in said[:-1]}
     events = [event for event in Run(path).events if event["event"] == "finding"]

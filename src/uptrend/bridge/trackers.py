@@ -29,6 +29,7 @@ ENVIRONMENT = {
     "MLFLOW_LOGGING_LEVEL": "WARNING",
 }
 WEBHOOK = "webhook"
+LEVELS = {"critical": "ERROR", "warning": "WARN", "note": "INFO"}  # of an alert, as W&B and Trackio name them
 # Seconds that a webhook may take, and W&B to upload the rest of a run before it leaves it to `wandb sync`.
 WEBHOOK_SECONDS, UPLOAD_SECONDS = 10, 300
 
@@ -51,7 +52,7 @@ class Alert:
     """Finding that somebody should hear of now."""
 
     id: str
-    severity: str  # critical or warning
+    severity: str  # critical, warning, or note for one that no longer holds
     summary: str
     fix: str
 
@@ -77,7 +78,7 @@ class Tracker:
         """Log a table."""
 
     def alert(self, alert: Alert, step: int) -> None:
-        """Report a finding."""
+        """Report a finding; a note says that an earlier alert no longer holds."""
 
     def finish(self, status: str) -> None:
         """End the run: finished, stopped or failed."""
@@ -116,9 +117,11 @@ class Wandb(Tracker):
         self._run.log({name: table, "step": step})
 
     def alert(self, alert: Alert, step: int) -> None:  # noqa: ARG002 (has no steps)
-        level = "ERROR" if alert.severity == "critical" else "WARN"
-        self._run.alert(f"{alert.severity}: {alert.id}", alert.text, level)
-        self._run.tags = tuple(dict.fromkeys((*(self._run.tags or ()), alert.id)))
+        self._run.alert(f"{alert.severity}: {alert.id}", alert.text, LEVELS[alert.severity])
+        tags = dict.fromkeys((*(self._run.tags or ()), alert.id))
+        if alert.severity == "note":
+            del tags[alert.id]
+        self._run.tags = tuple(tags)
 
     def finish(self, status: str) -> None:
         self._run.finish(exit_code=status == "failed")
@@ -147,7 +150,7 @@ class Trackio(Tracker):
         self._run.log({name: self._trackio.Table(columns=list(columns), data=data)}, step=step)
 
     def alert(self, alert: Alert, step: int) -> None:
-        level = self._trackio.AlertLevel.ERROR if alert.severity == "critical" else self._trackio.AlertLevel.WARN
+        level = self._trackio.AlertLevel[LEVELS[alert.severity]]
         self._run.alert(f"{alert.severity}: {alert.id}", alert.text, level, step=step)
 
     def finish(self, status: str) -> None:  # noqa: ARG002 (has no status)

@@ -12,7 +12,7 @@ import os
 import select
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -23,7 +23,7 @@ from uptrend.bridge.trackers import Alert, Start, Tracker, make_tracker
 from uptrend.config import Track, build
 from uptrend.config.tables import flatten
 from uptrend.doctor.catalogue import CATALOGUE
-from uptrend.records import Role, Run, view_of
+from uptrend.records import Role, Run
 from uptrend.records.directory import ENDS, STARTS, eval_path
 
 # Seconds between two looks at the records, five times as many after each failure in a row, of which so many end it.
@@ -74,7 +74,9 @@ class Sender:
         earlier = [event for event in Run(path).events if goes_on and event.get("tracker") == name]
         ids = [e["id"] for e in earlier if e["event"] == "tracked" and e["project"] == track.project]
         self._earlier, self._since = str(ids[-1]) if ids else "", since if ids else -1
-        self._told = {(e["id"], e["severity"]) for e in earlier if e["event"] == "notified"}
+        self._told = set[tuple[str, str]]()  # alarms that hold, as far as the tracker knows
+        # Alerts of an earlier part of a resumed run, whose events are read again: they are not sent again.
+        self._notified = Counter((e["id"], e["severity"]) for e in earlier if e["event"] == "notified")
 
     def send(self) -> None:
         """Send what is new; an error leaves the rest for the next call."""
@@ -93,15 +95,21 @@ class Sender:
             alarms = event["findings"] if event["event"] == "preflight" else [event]
             if event["event"] in ("finding", "probed", "preflight"):
                 self._alert(alarms, event.get("step") or 0)
+            elif event["event"] == "withdrawn":
+                self._withdraw([event["id"]], event["step"])
 
     def finish(self, report: Mapping[str, Any] | None) -> None:
         """Send the findings of a report and end the tracker's run as the run has ended."""
         run = Run(self.path)
         findings = report["findings"] if report else []
-        if findings:
+        if report and findings:
             rows = [[f["id"], f["severity"], f["confidence"], f["summary"], _fix(f)] for f in findings]
-            self._table("findings", ("id", "severity", "confidence", "summary", "fix"), rows, run.last_step)
-            self._alert([f for f in findings if not f["symptom_of"]], run.last_step)
+            self._table("findings", ("id", "severity", "confidence", "summary", "fix"), rows, report["step"])
+            self._alert([f for f in findings if not f["symptom_of"]], report["step"])
+        if report:
+            # A tag of a tracker holds until it is overwritten: what is no alarm of the report is none any more.
+            alarming = {f["id"] for f in findings if f["severity"] != "note"}
+            self._withdraw(sorted({id for id, _ in self._told} - alarming), report["step"])
         ended = [event["event"] for event in run.events if event["event"] in STARTS + ENDS]
         self._tracker.finish(ended[-1] if ended and ended[-1] in ENDS else "failed")
 
@@ -165,10 +173,24 @@ class Sender:
         for f in findings:
             key = f["id"], f["severity"]
             if f["severity"] != "note" and not f.get("symptom_of") and key not in self._told:
-                self._tracker.alert(Alert(*key, f["summary"], _fix(f)), step)
+                self._notify(Alert(*key, f["summary"], _fix(f)), step)
                 self._told.add(key)
-                self.counts["alerts"] += 1
-                self._say({"event": "notified", "id": f["id"], "severity": f["severity"]})
+
+    def _withdraw(self, ids: Iterable[str], step: int) -> None:
+        """Tell the tracker that alarms which it was told of ask for nothing any more."""
+        for id in ids:
+            if any(told == id for told, _ in self._told):
+                self._notify(Alert(id, "note", "It no longer asks for a change.", ""), step)
+                self._told = {(told, severity) for told, severity in self._told if told != id}
+
+    def _notify(self, alert: Alert, step: int) -> None:
+        key = alert.id, alert.severity
+        if self._notified[key] > 0:
+            self._notified[key] -= 1
+            return
+        self._tracker.alert(alert, step)
+        self.counts["alerts"] += 1
+        self._say({"event": "notified", "id": alert.id, "severity": alert.severity})
 
 
 def numbers(line: Mapping[str, Any]) -> dict[str, float]:
@@ -216,17 +238,6 @@ def _fix(finding: Mapping[str, Any]) -> str:
     if "fix" in finding:
         return finding["fix"]["sentence"] if finding["fix"] else ""
     return CATALOGUE[finding["id"]].fix.sentence if finding["id"] in CATALOGUE else ""
-
-
-def report_of(run: Run) -> dict[str, Any]:
-    """Return the doctor's report of a run: the one on disk, or a new one."""
-    if run.report is not None:
-        return run.report
-    # Imported here: a process that follows a run needs no scipy.
-    from uptrend.doctor.diagnose import diagnose
-    from uptrend.doctor.report import to_table
-
-    return to_table([diagnose(view_of(run))])
 
 
 def follow(path: Path, name: str, since: int, orders: TextIO, say: Callable[[Event], None]) -> None:

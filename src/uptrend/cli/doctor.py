@@ -14,8 +14,8 @@ from uptrend.cli.console import FailOn, terminal, write_text
 from uptrend.doctor.curves import REWARD
 from uptrend.doctor.rank import at_least
 from uptrend.doctor.report import print_report, to_html, to_markdown, to_table
+from uptrend.doctor.saved import save_report
 from uptrend.records import ConfigError, RecordError, Report, Severity
-from uptrend.records.directory import write_whole
 from uptrend.runner import reports_of
 
 LARGE = 20.0  # MB from which a log takes seconds to read
@@ -76,9 +76,7 @@ def command(
             own = [report for report in reports if Path(report.source) == path]
             if (path / "run.json").exists():
                 with contextlib.suppress(RecordError):  # a read-only run was still reported
-                    write_whole(
-                        path / "findings.json", json.dumps(to_table(own), indent=1, ensure_ascii=False).encode()
-                    )
+                    save_report(path, own)
     for message in broken:
         typer.echo(f"error: {message}", err=True)
     if broken:

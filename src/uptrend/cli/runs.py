@@ -15,6 +15,7 @@ from uptrend.cli.console import AsJson, RunArgument, columns, make_app, phase_sh
 from uptrend.cli.rollouts import decoder_of, print_rollout
 from uptrend.config.tables import flatten
 from uptrend.records import RecordError, Run
+from uptrend.records.finding import dated
 from uptrend.records.schema import TOKEN_COLUMNS
 from uptrend.runner.summary import (
     HELD_OUT,
@@ -163,7 +164,8 @@ def _headline(run: dict[str, Any]) -> Text:
 
 def _diagnosis(run: dict[str, Any]) -> list[tuple[str, str | Text]]:
     doctor, findings = run["doctor"], run["doctor"]["findings"]
-    rows: list[tuple[str, str | Text]] = [("trend", f"{doctor['trend']}: {doctor['sentence']}")]
+    rows: list[tuple[str, str | Text]] = [("doctor", dated(doctor["step"]))]
+    rows.append(("trend", f"{doctor['trend']}: {doctor['sentence']}"))
     if stopped := run["stopped"]:
         rows.insert(0, (f"stopped by {stopped['by']}", stopped["why"]))
     for found in findings[:1]:

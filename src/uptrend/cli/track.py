@@ -10,9 +10,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from uptrend.bridge.trackers import chosen, make_tracker
-from uptrend.bridge.tracking import Sender, report_of
+from uptrend.bridge.tracking import Sender
 from uptrend.cli.console import AsJson, RunArgument, print_json
 from uptrend.config import Track, build
+from uptrend.doctor.saved import latest_report
 from uptrend.records import RecordError
 from uptrend.runner.summary import open_run
 
@@ -41,7 +42,7 @@ def command(
     table = {key: value for key, value in opened.config.get("track", {}).items() if key != "webhook"}
     track = build(Track, {**table, "to": to}, "track")
     track = replace(track, project=project or track.project, name=name or track.name)
-    names, report, sent = chosen(track), report_of(opened), list[dict[str, Any]]()
+    names, report, sent = chosen(track), latest_report(opened), list[dict[str, Any]]()
     bar = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     # Trackers print; stdout is for the answer.
     with (

@@ -149,7 +149,7 @@ def show_run(library: Library, run: str) -> Answer:
                    "rollouts": bool(told["rollout_steps"]), "info": {}, "evals": evals, "bounds": None}  # fmt: skip
     else:
         _, opened = library.run(run)
-        answer["report"] = findings.told(report, str(entry.source.path), trainer, findings.of_preflight(opened))
+        answer["report"] = findings.told(report, str(entry.source.path), trainer)
         evals = [line for line in opened.eval_lines if isinstance(line.get("accuracy"), int | float)]
         steps = table[STEP].to_numpy() if len(table) else np.zeros(0)
         stopped = opened.stopped

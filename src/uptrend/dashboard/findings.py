@@ -1,7 +1,7 @@
 """Reports of the doctor for pages, and the work that a process of its own does: reading logs and judging runs."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,15 @@ from uptrend.dashboard.curves import from_columns, sparkline, write_columns
 from uptrend.dashboard.prose import tree
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.doctor.pages import cause_page
-from uptrend.doctor.report import TRAINERS, plain, to_table
+from uptrend.doctor.report import TRAINERS, of_trainer, plain, to_table
 from uptrend.records import RecordError, Run, view_of
 from uptrend.runner import views_of
 from uptrend.stats.formatting import assignments
 
 Report = dict[str, Any]
+MARKED = (
+    "finding", "withdrawn", "probed", "checkpoint", "resumed", "stopped", "failed", "reference-reset",
+)  # fmt: skip
 UNKNOWN = "other/"
 """Put before the columns of a log whose meaning is not known."""
 
@@ -48,41 +51,36 @@ def diagnose_run(path: str) -> Report:
     return to_table([diagnose(view_of(Run(path)))])
 
 
-def of_preflight(run: Run) -> list[dict[str, Any]]:
-    """Return what the last preflight of a run found, before its first step."""
-    preflights = [event for event in run.events if event.get("event") == "preflight"]
-    last: Mapping[str, Any] = preflights[-1] if preflights else {}
-    return [
-        {**finding, "measured": f"Found by preflight. {finding['measured']}"} for finding in last.get("findings", ())
-    ]
-
-
-def told(report: Report | None, run: str, trainer: str, before: Sequence[dict[str, Any]] = ()) -> Report | None:
-    """Return a report for a page: causes in order with their symptoms, fixes in the run's own words, and commands.
-
-    `before` has findings of a preflight: they come first, where the records do not show the same cause.
-    """
+def told(report: Report | None, run: str, trainer: str) -> Report | None:
+    """Return a report for a page: causes in order with their symptoms, fixes in the run's own words, and commands."""
     if report is None:
         return None
-    known, recipe = {finding["id"] for finding in report["findings"]}, "RECIPE"
-    report = {**report, "findings": [*(f for f in before if f["id"] not in known), *report["findings"]]}
+    recipe = "RECIPE"
     symptoms = {f["id"]: f for f in report["findings"] if f["symptom_of"] is not None}
     causes = []
     for finding in report["findings"]:
         if finding["symptom_of"] is not None:
             continue
-        changes = (finding["fix"] or {}).get("changes") or {}
+        changes = of_trainer((finding["fix"] or {}).get("changes") or {}, trainer)
         causes.append({
             **finding,
             "explains": [symptoms.get(id, {"id": id, "summary": ""}) for id in finding["explains"]],
-            "settings": [
-                {"trainer": TRAINERS.get(who, who), "line": _lines(keys), "own": who == trainer}
-                for who, keys in sorted(changes.items(), key=lambda pair: pair[0] != trainer)
-            ],
+            "settings": [{"trainer": TRAINERS.get(who, who), "line": _lines(keys)} for who, keys in changes.items()],
             "command": _hypothesis(finding, run, trainer, recipe),
             "known": finding["id"] in CATALOGUE,
         })  # fmt: skip
-    keys = ("trend", "headline", "sentence", "effect", "interval", "power", "held_out", "cannot_tell", "missing")
+    keys = (
+        "trend",
+        "headline",
+        "sentence",
+        "effect",
+        "interval",
+        "power",
+        "held_out",
+        "cannot_tell",
+        "missing",
+        "step",
+    )
     return {**{key: report.get(key) for key in (*keys, "notes", "unknown", "steps")}, "findings": causes}
 
 
@@ -126,11 +124,11 @@ def settings(config: Mapping[str, Any], trainer: str) -> list[dict[str, Any]]:
 
 
 def markers(run: Run, steps: Any, times: Any) -> list[dict[str, Any]]:
-    """Return what happened at which step: findings, checkpoints, resumes, and why it ended."""
+    """Return what happened at which step: findings and their withdrawal, checkpoints, resumes, and why it ended."""
     found = []
     for event in run.events:
         kind, step = event.get("event"), event.get("step")
-        if kind not in ("finding", "probed", "checkpoint", "resumed", "stopped", "failed", "reference-reset"):
+        if kind not in MARKED:
             continue
         text = event.get("summary") or event.get("reason") or event.get("error") or ""
         with contextlib.suppress(TypeError, ValueError, OverflowError):

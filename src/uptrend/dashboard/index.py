@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-SCHEMA = 1
+SCHEMA = 2
 UNUSED = 30 * 86400.0
 """Seconds after which the columns of a run that nobody looked at are removed."""
 ROLLOUT_COLUMNS = (

@@ -16,16 +16,16 @@ import numpy as np
 import pyarrow as pa
 
 from uptrend.config.tables import flatten
-from uptrend.dashboard import findings
 from uptrend.dashboard.curves import Columns, sparkline, values_of
 from uptrend.dashboard.index import ReadIndex
 from uptrend.dashboard.sources import FoundSource, Stamp, find_sources
 from uptrend.dashboard.worker import ReaderProcess
 from uptrend.doctor.report import plain
+from uptrend.doctor.saved import saved_report
 from uptrend.lab.notebook import Notebook
 from uptrend.records import LabError, RecordError, Run, RunView, view_of
 from uptrend.runner import views_of
-from uptrend.runner.summary import SETTINGS, held_out, saved_report
+from uptrend.runner.summary import SETTINGS, held_out
 
 # Seconds between two looks at all files: at least so many, and so many times what a look takes.
 PAUSE, REST = 1.0, 20.0
@@ -145,6 +145,9 @@ class Library:
             kept = plain(kept)
             if not self._stop.is_set():  # else the worker may have been ended under it
                 self.index.put(source.key, "rows", stamp, kept)
+        # A report that was made here since, of the same files.
+        if kept and source.kind == "run" and (report := self.index.get(source.key, "report", source.stamp()[:4])):
+            kept = [{**kept[0], **_found(report)}]
         return kept or []
 
     def _rows_of_other(self, source: FoundSource, stamp: Stamp) -> list[Row]:
@@ -163,7 +166,7 @@ class Library:
         known = rewards[np.isfinite(rewards)]
         report = None
         with contextlib.suppress(RecordError, AttributeError):
-            report = run.report or {"trend": None, "findings": findings.of_preflight(run)}
+            report = saved_report(run, len(table)) or (run.report if run.status == "running" else None)
         events = run.events
         created, last = _seconds(run.info.get("created")), float(times[-1]) if len(times) else None
         moments = (created, last, *(event.get("time") for event in events[-1:]))
@@ -255,7 +258,7 @@ class Library:
         return self._views(entry.source.path, entry.stamp)[entry.part]
 
     def report(self, entry: LibraryEntry) -> dict[str, Any] | None:
-        """Return the doctor's report; None while it is being made. One that is out of date says so by `of_step`."""
+        """Return the doctor's report, dated by its step; None while the first one is being made."""
         if entry.source.kind == "log":
             report: dict[str, Any] | None = self.log(entry).get("report")
             return report
@@ -269,7 +272,10 @@ class Library:
             timer = threading.Timer(due - now, self.diagnose, args=(entry.source,))
             timer.daemon = True
             timer.start()
-        return self.index.get(entry.source.key, "report")
+        older = [self.index.get(entry.source.key, "report")]
+        with contextlib.suppress(RecordError, OSError, LookupError, TypeError, AttributeError):
+            older.append(Run(entry.source.path).report)  # the live doctor's, a few steps ago
+        return max(filter(None, older), key=lambda report: report.get("step", 0), default=None)
 
     def known_report(self, entry: LibraryEntry) -> dict[str, Any] | None:
         """Return the report of a run as it is now; None where nobody made one."""
@@ -290,6 +296,9 @@ class Library:
         if not self._stop.is_set():  # else the worker was ended under it
             self.index.put(source.key, "report", stamp, report)
             self.judged[source.id] += 1
+            if (entry := self._entries.get(source.id)) and entry.row:
+                entry.row = {**entry.row, **_found(report)}
+                self.progress.version += 1
 
 
 def _read_views(path: Path, stamp: Stamp) -> list[RunView]:
@@ -328,13 +337,13 @@ def _log_row(source: FoundSource, told: Row) -> Row:
 
 
 def _found(report: Mapping[str, Any] | None) -> Row:
-    """Return the trend and the number of causes by severity; nothing where no doctor looked."""
-    if report is None or (report["trend"] is None and not report["findings"]):
-        return {"trend": None, "findings": None, "finding": None}
+    """Return the trend and the number of causes by severity, with the step that dates them; no doctor looked: None."""
+    if report is None:
+        return {"trend": None, "findings": None, "finding": None, "of_step": None}
     causes = [finding for finding in report["findings"] if finding["symptom_of"] is None]
     counts = {kind: sum(f["severity"] == kind for f in causes) for kind in ("critical", "warning", "note")}
     first = causes[0]["id"] if causes and causes[0]["severity"] != "note" else None
-    return {"trend": report["trend"], "findings": counts, "finding": first}
+    return {"trend": report["trend"], "findings": counts, "finding": first, "of_step": report.get("step")}
 
 
 def _seconds(moment: Any) -> float | None:

@@ -53,12 +53,26 @@ class Cause:
     """Commands that prove it, where neither a probe nor arms do."""
     advice: Mapping[str, str] = field(default_factory=dict)
     """Words on the fix by trainer, beside the settings."""
+    in_several_turns: "Cause | None" = None
+    """The cause where tasks take several turns, if its experiment or fix differs there."""
+
+    def fitting(self, view: RunView) -> "Cause":
+        """Return the cause as it is for the tasks of a run."""
+        return self.in_several_turns if self.in_several_turns and takes_several_turns(view) else self
 
 
 def parse_cause(id: str, page: str) -> Cause:
     """Return the cause that a page describes."""
     _, front, text = page.split("+++\n", 2)
     table = tomllib.loads(front)
+    several_turns = table.pop("several_turns", None)
+    cause = _cause_of(id, table, text)
+    if several_turns is None:
+        return cause
+    return replace(cause, in_several_turns=_cause_of(id, _overlaid(tomllib.loads(front), several_turns), text))
+
+
+def _cause_of(id: str, table: dict[str, Any], text: str) -> Cause:
     what, _, body = text.removeprefix(f"# {id}\n").strip().partition("\n\n")
     experiment, fix = table["experiment"], table["fix"]
     how, commands = experiment.pop("how", ""), experiment.pop("commands", ())
@@ -80,6 +94,21 @@ def parse_cause(id: str, page: str) -> Cause:
 
 def _with_claim(experiment: Experiment) -> Experiment:
     return replace(experiment, claim=complete_claim(experiment.claim, experiment.metric, experiment.direction))
+
+
+def _overlaid(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table with some values changed, at any depth."""
+    changed = {
+        key: _overlaid(table[key], value) if isinstance(table.get(key), Mapping) else value
+        for key, value in changes.items()
+    }
+    return {**table, **changed}
+
+
+def takes_several_turns(view: RunView) -> bool:
+    """Return True where a run's rollouts may take several turns, or were cut because they wanted to."""
+    turns, cut = (view.curve(metric)[1] for metric in ("sampling/turns/mean", "sampling/ended/turn-limit/share"))
+    return (view.value("sampling.max_turns") or 1) > 1 or bool((turns > 1).any() or (cut > 0).any())
 
 
 def _values_by_name(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -109,7 +109,7 @@ def finding(
     view: RunView, id: str, severity: Severity, basis: Basis, summary: str, evidence: Sequence[Evidence]
 ) -> Finding:
     """Return a finding with what its page knows; without rollouts a cause that hides in them is only suspected."""
-    cause = CATALOGUE[id]
+    cause = CATALOGUE[id].fitting(view)
     if basis is PROOF and cause.kind != "C" and not cause.in_scalars and not view.rollout_steps:
         basis = SIGNAL
     if severity is CRITICAL and id in SYMPTOMS and not view.rollout_steps:

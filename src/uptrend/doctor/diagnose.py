@@ -1,16 +1,17 @@
 """From a view of a run to the doctor's report. No torch."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 from uptrend.doctor.case import Case
-from uptrend.doctor.check import finding
+from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.doctor.checks import examine
 from uptrend.doctor.checks.rewards import TOP
 from uptrend.doctor.curves import REWARD, thinned
 from uptrend.doctor.rank import PROOF, alarms, rank
-from uptrend.records import Basis, CannotTell, Evidence, Finding, Fix, Report, RunView, Severity
+from uptrend.doctor.report import from_finding_table
+from uptrend.records import CannotTell, Finding, Report, RunView
 from uptrend.records.directory import ENDS, STARTS
 
 # Alarms beside which a rising reward does not show that the task is learned.
@@ -22,9 +23,9 @@ PAID_ALONE = {*DOUBTS.split(), "reward.component-dominates", "reward.length-hack
 def diagnose(view: RunView) -> Report:
     """Run every check on a run, and put what they found in order; of a run that preflight refused, repeat why."""
     case = Case(view)
-    if refused := _refused(case):
-        return refused
     outcomes = examine(view, case)
+    if not len(view.steps):
+        outcomes += _preflight_findings(view)
     acquitted = _acquitted(view)
     # A probe says gold answers in a few forms; rollouts that prove the opposite say more.
     acquitted -= {o.id for o in outcomes if isinstance(o, Finding) and o.basis is PROOF and o.id in REJECTIONS}
@@ -33,14 +34,20 @@ def diagnose(view: RunView) -> Report:
     lacking = {o.id: o for o in outcomes if isinstance(o, CannotTell) and o.id not in seen}
     damaged = f"step{'s' * (len(case.damaged_steps) > 1)} {', '.join(map(str, case.damaged_steps))}"
     damage = [f"The rollouts of {damaged} are damaged and were left out."] if case.damaged_steps else []
+    refusal = _refusal(view)
+    if refusal:
+        trend = replace(case.trend, sentence=refusal, headline="not started")
+    else:
+        trend = replace(case.trend, headline=_headline(case, seen.values()))
     return Report(
         source=view.source,
         trainer=view.trainer,
         name=view.name,
         steps=len(view.steps),
-        trend=replace(case.trend, headline=_headline(case, seen.values())),
+        step=int(view.steps[-1]) if len(view.steps) else 0,
+        trend=trend,
         findings=findings,
-        cannot_tell=tuple(lacking[id] for id in sorted(lacking)),
+        cannot_tell=() if refusal else tuple(lacking[id] for id in sorted(lacking)),
         missing=tuple(_missing(case)),
         notes=(*view.notes, *damage),
         unknown=tuple(sorted(view.unknown)),
@@ -48,38 +55,12 @@ def diagnose(view: RunView) -> Report:
     )
 
 
-def _refused(case: Case) -> Report | None:
-    """Return the report of a run that preflight did not let begin; None for any other."""
-    view = case.view
+def _refusal(view: RunView) -> str:
+    """Return why preflight did not let a run begin; empty for a run that began."""
     endings = [event for event in view.events if event.get("event") in (*STARTS, *ENDS)]
     if len(view.steps) or not endings or endings[-1].get("stopped_by") != "preflight":
-        return None
-    probed = [event for event in view.events if event.get("event") == "preflight"]
-    findings = [_recorded_finding(view, table) for table in (probed[-1].get("findings", ()) if probed else ())]
-    sentence = f"Preflight did not let it begin. {endings[-1].get('reason', '')}".rstrip()
-    return Report(
-        source=view.source,
-        trainer=view.trainer,
-        name=view.name,
-        steps=0,
-        trend=replace(case.trend, sentence=sentence, headline="not started"),
-        findings=rank(finding for finding in findings if finding is not None),
-        cannot_tell=(),
-        notes=view.notes,
-    )
-
-
-def _recorded_finding(view: RunView, table: Mapping[str, Any]) -> Finding | None:
-    """Return a finding that a run's events hold, with what its page knows today; None where it can't be read."""
-    try:
-        severity, basis = Severity(table["severity"]), Basis(table["basis"])
-        evidence = [Evidence(str(each["text"])) for each in table["evidence"]]
-        known = finding(view, str(table["id"]), severity, basis, str(table["summary"]), evidence)
-        fix = table.get("fix") and Fix(str(table["fix"]["sentence"]), table["fix"]["changes"])
-    except (KeyError, TypeError, ValueError):
-        return None
-    # A probe had the model and the tasks before it: what it saw is not weakened by the lack of records.
-    return replace(known, severity=severity, basis=basis, fix=fix or known.fix)
+        return ""
+    return f"Preflight did not let it begin. {endings[-1].get('reason', '')}".rstrip()
 
 
 def _headline(case: Case, findings: Iterable[Finding]) -> str:
@@ -112,6 +93,16 @@ def _missing(case: Case) -> list[str]:
     if case.has("warmstart/loss/mean") or not len(case.view.steps):
         return []
     return [f"no {what}: {how} would show {shown}" for is_there, what, how, shown in kinds if not is_there]
+
+
+def _preflight_findings(view: RunView) -> Iterator[Finding]:
+    """Yield what the last preflight found: until a step is recorded, nothing is known later than that."""
+    preflights = [event for event in view.events if event.get("event") == "preflight"]
+    for table in preflights[-1].get("findings", ()) if preflights else ():
+        with suppress(AttributeError, KeyError, TypeError, ValueError):  # a damaged line, or one of another version
+            finding = from_finding_table(table)
+            if finding.id in CATALOGUE:
+                yield finding
 
 
 def _acquitted(view: RunView) -> set[str]:

@@ -2,9 +2,9 @@
 
     python -m uptrend.doctor.live runs/quickstart
 
-It writes one line of JSON per finding as soon as it holds. A line on its stdin asks for the last report, which also
-goes to findings.json; the end of stdin ends it. It is a process, not a thread: checks and training would share one
-interpreter, and a step would wait for them.
+It writes one line of JSON per finding as soon as it holds, and one when it no longer does. Each report goes to
+findings.json. A line on its stdin asks for the last one; the end of stdin ends it. It is a process, not a thread:
+checks and training would share one interpreter, and a step would wait for them.
 """
 
 import contextlib
@@ -23,9 +23,9 @@ from typing import Any, TextIO
 from uptrend.doctor.catalogue import CATALOGUE, Kind
 from uptrend.doctor.diagnose import diagnose
 from uptrend.doctor.rank import alarms, at_least
-from uptrend.doctor.report import finding_table, to_table
+from uptrend.doctor.report import finding_table
+from uptrend.doctor.saved import save_report
 from uptrend.records import Finding, RecordError, Report, Run, Severity, view_of
-from uptrend.records.directory import write_whole
 
 # Seconds between two diagnoses: at least so many, and so many times what the last one took, which leaves the doctor at
 # most a tenth of one core.
@@ -86,21 +86,22 @@ class DoctorProcess(SideProcess):
     def __init__(self, path: Path) -> None:
         super().__init__("uptrend.doctor.live", str(path))
 
-    def last(self) -> dict[str, Any] | None:
-        """Ask for the report of the whole run and end the process; None where it fails."""
-        return next((line["report"] for line in self.end(PATIENCE) or () if "report" in line), None)
+    def last(self) -> list[dict[str, Any]]:
+        """Ask for the report of the whole run and end the process; return its last lines, empty where it fails."""
+        return self.end(PATIENCE) or []
 
 
 class Announced:
-    """Alarms that have been told already, and those that wait to be seen a second time."""
+    """Alarms that have been announced, and those that wait to be seen a second time."""
 
-    def __init__(self, told: Mapping[str, Severity] | None = None) -> None:
-        self._told = dict(told or {})
-        # Step from which on every diagnosis has had the alarm.
+    def __init__(self, announced: Mapping[str, Severity] | None = None) -> None:
+        self._told = dict(announced or {})
+        # Steps from which on every diagnosis has had an alarm, or has lacked one that was announced.
         self._since: dict[str, int] = {}
+        self._absent: dict[str, int] = {}
 
     def news(self, report: Report, step: int) -> list[Finding]:
-        """Return alarms that hold and were not told, or not as bad."""
+        """Return alarms that hold and were not announced, or not as bad."""
         # A curve that is judged again and again will look bad once by chance: what rests on one is told when a later
         # diagnosis, a tenth of the run on, still has it. An invariant is broken or it is not.
         now = alarms(report.findings)
@@ -108,31 +109,60 @@ class Announced:
         news = []
         for finding in now:
             is_curve, told = CATALOGUE[finding.id].kind is Kind.CURVE, self._told.get(finding.id)
-            holds = not is_curve or step - self._since[finding.id] >= max(3, step // 10)
+            holds = not is_curve or step - self._since[finding.id] >= steps_that_decide(step)
             if holds and (told is None or not at_least(replace(finding, severity=told), finding.severity)):
                 self._told[finding.id] = finding.severity
                 news.append(finding)
         return news
 
+    def withdrawn(self, report: Report, step: int, is_last: bool = False) -> list[str]:
+        """Return causes that were announced and ask for nothing any more; they may be announced again."""
+        alarming = {f.id for cause in report.findings for f in alarms((cause, *cause.explains))}
+        self._absent = {id: self._absent.get(id, step) for id in self._told if id not in alarming}
+        gone = [id for id, since in self._absent.items() if is_last or step - since >= steps_that_decide(step)]
+        for id in gone:
+            del self._told[id]
+        return gone
+
+
+def steps_that_decide(step: int) -> int:
+    """Return for how many steps a judgment on a curve has to last before it is announced."""
+    return max(3, step // 10)
+
 
 def attend(path: Path, orders: TextIO, say: Callable[[dict[str, Any]], None]) -> None:
-    """Diagnose a growing run whenever it has new steps, until told to end."""
-    # What a resumed run was told before is not told again.
-    told = {str(e["id"]): Severity(e["severity"]) for e in Run(path).events if e.get("event") == "finding"}
-    announced, last_step, pause = Announced(told), -1, PAUSE
+    """Diagnose a growing run whenever it has new steps, until told to end; findings.json has each report."""
+    announced, last_step, pause = Announced(announced_before(Run(path))), -1, PAUSE
     while not select.select([orders], [], [], pause)[0]:
         began = time.perf_counter()
         with contextlib.suppress(RecordError):  # half-written for a moment: the next diagnosis will do
             run = Run(path)
             if run.last_step > last_step:
                 last_step = run.last_step
-                for finding in announced.news(diagnose(view_of(run)), last_step):
+                report = diagnose(view_of(run))
+                for finding in announced.news(report, last_step):
                     say({"step": last_step, **finding_table(finding)})
+                for id in announced.withdrawn(report, last_step):
+                    say({"step": last_step, "withdrawn": id})
+                save_report(path, [report])
         pause = max(PAUSE, REST * (time.perf_counter() - began))
     if orders.readline():
-        table = to_table([diagnose(view_of(Run(path)))])
-        write_whole(path / "findings.json", json.dumps(table, indent=1, ensure_ascii=False).encode())
+        report = diagnose(view_of(Run(path)))
+        table = save_report(path, [report])
+        for id in announced.withdrawn(report, report.step, is_last=True):
+            say({"step": report.step, "withdrawn": id})
         say({"report": table})
+
+
+def announced_before(run: Run) -> dict[str, Severity]:
+    """Return the alarms of an earlier part of a resumed run that still hold: they are not announced again."""
+    holding: dict[str, Severity] = {}
+    for event in run.events:
+        if event.get("event") == "finding":
+            holding[str(event["id"])] = Severity(event["severity"])
+        elif event.get("event") == "withdrawn":
+            holding.pop(str(event["id"]), None)
+    return holding
 
 
 if __name__ == "__main__":

@@ -46,10 +46,18 @@ def cause_page(cause: Cause) -> str:
         "## How to fix it",
         cause.fix.sentence,
         "\n".join(_fixes(cause)),
+        *_in_several_turns(cause),
         "## In trials" if record_of(cause.id, "records") or record_of(cause.id, "scalars") else "",
         "\n".join(_trials(cause)),
     ]
     return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _in_several_turns(cause: Cause) -> Iterator[str]:
+    """Yield what tasks of several turns need instead."""
+    if (other := cause.in_several_turns) is not None:
+        yield f"In tasks of several turns: {other.fix.sentence[0].lower()}{other.fix.sentence[1:]}"
+        yield "\n".join(line for line in _fixes(other) if line not in set(_fixes(cause)))
 
 
 def _trials(cause: Cause) -> Iterator[str]:

@@ -9,7 +9,19 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from uptrend.records import Experiment, Finding, Fix, Report, Severity, TrendKind
+from uptrend.records import (
+    Basis,
+    Confidence,
+    Evidence,
+    Experiment,
+    Finding,
+    Fix,
+    Report,
+    Rival,
+    Severity,
+    TrendKind,
+)
+from uptrend.records.finding import dated
 from uptrend.stats import formatting
 from uptrend.stats.drawing import COLORS, plotting, to_svg
 from uptrend.stats.formatting import assignments, number, plural
@@ -42,7 +54,7 @@ def to_table(reports: Sequence[Report]) -> dict[str, Any]:
 def _run_table(report: Report) -> dict[str, Any]:
     symptoms = [finding_table(symptom, cause.id) for cause in report.findings for symptom in cause.explains]
     return {
-        **{key: getattr(report, key) for key in ("source", "trainer", "name", "steps")},
+        **{key: getattr(report, key) for key in ("source", "trainer", "name", "steps", "step")},
         "trend": str(report.trend.kind),
         **{key: plain(value) for key, value in vars(report.trend).items() if key != "kind"},
         "findings": [*map(finding_table, report.findings), *symptoms],
@@ -74,6 +86,27 @@ def finding_table(finding: Finding, cause: str | None = None) -> dict[str, Any]:
         "symptom_of": cause,
         "page": finding.page,
     }
+
+
+def from_finding_table(table: Mapping[str, Any]) -> Finding:
+    """Return the finding that `finding_table` has written, without its symptoms: `rank` folds them again."""
+    experiment, fix = table["experiment"], table["fix"]
+    return Finding(
+        id=table["id"],
+        severity=Severity(table["severity"]),
+        basis=Basis(table["basis"]),
+        summary=table["summary"],
+        evidence=tuple(
+            Evidence(**{**e, "metric": e["metric"] or "", "rollout": e["rollout"] or ""}) for e in table["evidence"]
+        ),
+        confidence=Confidence(table["confidence"]),
+        measured=table["measured"],
+        rivals=tuple(Rival(**rival) for rival in table["rivals"]),
+        experiment=experiment
+        and Experiment(**{**experiment, "probe": experiment["probe"] or "", "steps": experiment["steps"] or 0}),
+        fix=fix and Fix(fix["sentence"], fix["changes"]),
+        page=table["page"],
+    )
 
 
 def plain(value: Any) -> Any:
@@ -134,7 +167,7 @@ def _print_finding(place: int, finding: Finding, trainer: str, console: Console,
     if verbose or finding.severity is not Severity.NOTE:
         if finding.fix is not None:
             _print(console, f"fix: {finding.fix.sentence}")
-        for name, line in _changes(finding.fix, trainer, only_own=not verbose):
+        for name, line in _changes(finding.fix, trainer):
             _print(console, f"{name}: {line}", "green", MARGIN + 2)
         for rival in finding.rivals:
             _print(console, f"or {rival.id}: {rival.tells_apart}", "dim")
@@ -152,16 +185,16 @@ def _print(console: Console, line: str, style: str = "", margin: int = MARGIN) -
 
 def to_markdown(reports: Sequence[Report]) -> str:
     """Return Markdown, for a pull request or a journal, with one section per run."""
-    return render("doctor/templates/report.md", sections=[_section(report, only_own=False) for report in reports])
+    return render("doctor/templates/report.md", sections=[_section(report) for report in reports])
 
 
 def to_html(reports: Sequence[Report]) -> str:
     """Return a page that needs nothing else (no script, font or network), with one section per run."""
-    sections = [{**_section(report, only_own=True), "picture": _picture(report.curve)} for report in reports]
+    sections = [{**_section(report), "picture": _picture(report.curve)} for report in reports]
     return render("doctor/templates/report.html", sections=sections)
 
 
-def _section(report: Report, only_own: bool) -> dict[str, Any]:
+def _section(report: Report) -> dict[str, Any]:
     rows = [(lack.id, lack.needs) for lack in report.cannot_tell]
     return {
         "report": report,
@@ -173,7 +206,7 @@ def _section(report: Report, only_own: bool) -> dict[str, Any]:
                 "is": finding,
                 "evidence": _evidence(finding),
                 "symptoms": ", ".join(symptom.id for symptom in finding.explains),
-                "changes": _changes(finding.fix, report.trainer, only_own),
+                "changes": _changes(finding.fix, report.trainer),
                 "experiment": _experiment(finding.experiment, report.trainer),
             }
             for finding in report.findings
@@ -195,7 +228,8 @@ def _picture(curve: Sequence[tuple[int, float]]) -> str:
 def _title(report: Report) -> str:
     trainer = TRAINERS.get(report.trainer, report.trainer) if report.trainer != "unknown" else ""
     name = report.name if report.name != Path(report.source).name else ""
-    return ", ".join(filter(None, [report.source, name, trainer, plural(report.steps, "point")]))
+    points = f"{plural(report.steps, 'point')}, {dated(report.step)}" if report.steps else dated(report.step)
+    return ", ".join(filter(None, [report.source, name, trainer, points]))
 
 
 def _held_out(report: Report) -> str:
@@ -207,16 +241,21 @@ def _held_out(report: Report) -> str:
     return f"Held out{tasks}: {levels} (change {formatting.change(change['effect'])}{ends})."
 
 
-def _changes(fix: Fix | None, trainer: str, only_own: bool) -> list[tuple[str, str]]:
-    """Return a fix as pairs of trainer and config line: the run's own trainer first, or with `only_own` alone."""
+def of_trainer(changes: Mapping[str, Mapping[str, Any]], trainer: str) -> Mapping[str, Mapping[str, Any]]:
+    """Return the changes in the words of a run's own trainer; in all words where the trainer is not known."""
+    # Nobody edits five configs, and another trainer's key would be refused, or ignored.
+    return {who: keys for who, keys in changes.items() if who == trainer or trainer not in TRAINERS}
+
+
+def _changes(fix: Fix | None, trainer: str) -> list[tuple[str, str]]:
+    """Return a fix as pairs of trainer and config line."""
     if fix is None:
         return []
-    # Nobody edits five configs: the terminal and the page show the line of the run's own trainer.
-    own = {trainer: fix.changes[trainer]} if fix.changes.get(trainer) else {}
-    chosen = own if only_own and own else {**own, **fix.changes}
     notes = {name: f" ({'; '.join(lines)})" for name, lines in fix.notes.items()}
     return [
-        (TRAINERS.get(name, name), assignments(keys) + notes.get(name, "")) for name, keys in chosen.items() if keys
+        (TRAINERS.get(name, name), assignments(keys) + notes.get(name, ""))
+        for name, keys in of_trainer(fix.changes, trainer).items()
+        if keys
     ]
 
 

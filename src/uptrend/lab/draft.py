@@ -69,7 +69,8 @@ def of_cause(id: str, cause: Cause, recipe: Path | None, folder: Path, finding: 
     except ConfigError as error:
         raise LabError(str(error)) from None
     view = from_lines([], source="", name="", config=table)  # the recipe as the doctor sees the config of a run
-    resolved = resolve_experiment(experiment, view)
+    cause = cause.fitting(view)
+    resolved = resolve_experiment((finding and finding.experiment) or cause.experiment, view)
     for key in (key for keys in resolved.arms.values() for key in keys):
         section, _, name = key.rpartition(".")
         if section and view.value(section) is None:

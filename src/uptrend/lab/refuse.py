@@ -196,7 +196,7 @@ def faults(run: Run, allows: set[str]) -> list[str]:
     """Return the critical faults that would make a comparison worthless, each in a sentence; a mere guess is none."""
     asked = [event for event in run.events if event.get("event") == "preflight"]
     found = asked[-1]["findings"] if asked else []
-    told = [(x["id"], x["summary"]) for x in found if x["severity"] == Severity.CRITICAL and x["symptom_of"] is None]
+    told = {x["id"]: x["summary"] for x in found if x["severity"] == Severity.CRITICAL and x["symptom_of"] is None}
     sure = [x for x in diagnose(view_of(run)).findings if x.basis is not Basis.SUSPICION]
-    told += [(x.id, x.summary) for x in sure if x.severity is Severity.CRITICAL]
-    return [f"{id}: {said}" for id, said in told if id not in allows]
+    told |= {x.id: x.summary for x in sure if x.severity is Severity.CRITICAL}
+    return [f"{id}: {said}" for id, said in told.items() if id not in allows]

@@ -176,6 +176,8 @@ class Report:
     """Kinds of evidence that the run lacks, each with how to get it."""
     notes: tuple[str, ...] = ()
     """Sentences on how the log was read."""
+    step: int = 0
+    """Last step that it knows; 0 before the first."""
     unknown: tuple[str, ...] = ()
     curve: tuple[tuple[int, float], ...] = ()
     """Step and mean training reward, thinned for a picture."""
@@ -188,10 +190,16 @@ class Report:
 
     def _repr_html_(self) -> str:
         """Return a table for notebooks: trend, then each finding with its fix."""
-        rows = [("trend", f"{self.trend.headline or self.trend.kind.value}: {self.trend.sentence}")]
+        trend = f"{self.trend.headline or self.trend.kind.value}: {self.trend.sentence}"
+        rows = [("report", f"{self.source} {dated(self.step)}"), ("trend", trend)]
         for f in self.findings:
             rows.append((f"{f.severity.value}: {f.id}", f"{f.summary} {f.fix.sentence if f.fix else ''}"))
         return html_table(rows)
+
+
+def dated(step: int) -> str:
+    """Return the date of a report in words."""
+    return f"after step {step}" if step > 0 else "before the first step"
 
 
 def html_table(rows: Iterable[tuple[str, str]]) -> str:

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from uptrend.records.directory import ENDS, STARTS, Stop, eval_path, is_being_written, read_lines
 from uptrend.records.errors import MissingExtra, RecordError
-from uptrend.records.finding import html_table
+from uptrend.records.finding import dated, html_table
 from uptrend.records.renamed import upgrade, upgrade_event, upgrade_keys, upgrade_metrics
 from uptrend.records.schema import ROLLOUTS, VERSION
 
@@ -42,8 +42,14 @@ class Run:
             accuracy = f"{e['accuracy']:.1%} ({e['low']:.1%} to {e['high']:.1%})"
             rows.append((f"held-out after step {e['step']}", accuracy))
         rows += [(key, f"{last[key]:.4g}") for key in ("reward/mean", "advantage/dead/share") if key in last]
-        found = (self.report or {}).get("findings", [])[:3]
-        return html_table([*rows, *((f["severity"], f"{f['id']}: {f['summary']}") for f in found)])
+        if (report := self.report) is not None:
+            rows.append(("doctor", f"{dated(report['step'])}: {report.get('headline') or report['trend']}"))
+            if report["step"] == self.last_step or self.status == "running":
+                causes = [f for f in report["findings"] if f["symptom_of"] is None]
+                rows += [(f["severity"], f"{f['id']}: {f['summary']}") for f in causes[:3]]
+            else:
+                rows.append(("", f"Out of date. A new one: uptrend.diagnose({str(self.path)!r})"))
+        return html_table(rows)
 
     @property
     def name(self) -> str:
@@ -89,7 +95,7 @@ class Run:
 
     @property
     def report(self) -> dict[str, Any] | None:
-        """Last report of the doctor, as findings.json has it; None where there is none."""
+        """Last report of the doctor, as findings.json has it; its `step` dates it. None where there is none."""
         path = self.path / "findings.json"
         if not path.exists():
             return None
@@ -97,7 +103,12 @@ class Run:
             report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise RecordError(f"{path} is not JSON: {error}. Write it again: uptrend doctor {self.path}") from None
-        return report if report.get("schema", 1) > 1 else upgrade(report, "report", "metrics", "causes", "probes")
+        if report.get("schema", 1) == 1:
+            report = upgrade(report, "report", "metrics", "causes", "probes")
+        if "step" not in report:  # of a version that counted points alone
+            points = self.metric_lines[: report.get("steps", 0)]
+            report["step"] = int(points[-1]["step"]) if points else 0
+        return report
 
     def rollouts(self, step: int | None = None) -> pa.Table:
         """Read the rollouts of one step, or of all; one row per sequence."""

@@ -5,8 +5,11 @@ from typing import Any
 
 from uptrend.doctor.live import DoctorProcess
 from uptrend.records import Run, RunDirectory
+from uptrend.records.finding import dated
 from uptrend.training.observer import StepRecord, Stop
 
+# Parts of a finding that its event has.
+KEPT = ("id", "severity", "confidence", "summary", "fix", "step")
 STOPS = {"never": (), "critical": ("critical",), "warning": ("critical", "warning")}
 
 
@@ -27,8 +30,8 @@ class LiveDoctor:
     def step(self, record: StepRecord) -> Stop | None:
         """Pass on new findings, without waiting for any."""
         del record
-        heard = self._doctor.heard() if self._doctor else []
-        stops = [self._pass_on(finding) for finding in heard if "id" in finding]
+        lines = self._doctor.heard() if self._doctor else []
+        stops = [self._pass_on(line) for line in lines]
         return next((stop for stop in stops if stop is not None), None)
 
     def after(self, run: Run) -> None:
@@ -36,7 +39,10 @@ class LiveDoctor:
         doctor, self._doctor = self._doctor, None
         if doctor is None:
             return
-        report = doctor.last()
+        lines = doctor.last()
+        for line in lines:
+            self._pass_on(line)
+        report = next((line["report"] for line in lines if "report" in line), None)
         if report is None:
             self._say(f"The doctor did not answer. Ask again: uptrend doctor {run.path}")
             return
@@ -44,12 +50,18 @@ class LiveDoctor:
         named = f"; {', '.join(alarms[:3])}" if alarms else ""
         is_fine = not alarms and report["headline"] == report["trend"]
         end = ", nothing that asks for a change." if is_fine else f". Read why: uptrend doctor {run.path}"
-        self._say(f"Doctor: {report['headline']}{named}{end}")
+        self._say(f"Doctor, {dated(report['step'])}: {report['headline']}{named}{end}")
 
-    def _pass_on(self, finding: dict[str, Any]) -> Stop | None:
-        kept = {key: finding[key] for key in ("id", "severity", "confidence", "summary", "step")}
-        self._directory.event("finding", **kept)
-        self._say(f"doctor: {finding['severity']}: {finding['id']}: {finding['summary']}")
+    def _pass_on(self, line: dict[str, Any]) -> Stop | None:
+        """Tell and record a line of the doctor's: a finding, or the withdrawal of one."""
+        if "withdrawn" in line:
+            self._directory.event("withdrawn", id=line["withdrawn"], step=line["step"])
+            self._say(f"doctor, {dated(line['step'])}: {line['withdrawn']} no longer asks for a change.")
+        if "id" not in line:
+            return None
+        finding = line
+        self._directory.event("finding", **{key: finding[key] for key in KEPT})
+        self._say(f"doctor, {dated(finding['step'])}: {finding['severity']}: {finding['id']}: {finding['summary']}")
         if finding["severity"] in self._stops:
             return Stop(finding["summary"], by="doctor", finding=finding["id"])
         return None

@@ -1,6 +1,5 @@
 """Summaries of runs as plain objects: the same for the terminal, for --json and for the dashboard."""
 
-import contextlib
 import itertools
 import re
 import statistics
@@ -13,11 +12,11 @@ from typing import Any
 from uptrend.config import difference
 from uptrend.config.load import nearest
 from uptrend.config.tables import flatten
+from uptrend.doctor.saved import latest_report
 from uptrend.policy.known import local_folder
 from uptrend.records import RecordError, Role, Run
-from uptrend.records.directory import LINES, LOG
+from uptrend.records.directory import LOG
 from uptrend.records.rollout import places_said
-from uptrend.records.view import view_of
 from uptrend.stats.formatting import estimate
 
 CURVES = (
@@ -145,18 +144,11 @@ def describe(run: Run) -> dict[str, Any]:
 
 
 def diagnosis(run: Run) -> dict[str, Any]:
-    """Return the trend and the causes of a run: those of findings.json where it is up to date, else judged now."""
-    report = None
-    with contextlib.suppress(OSError, RecordError):
-        report = saved_report(run, len(run.metric_lines))
-    if report is None:
-        # scipy only where it has to judge
-        from uptrend.doctor.diagnose import diagnose
-        from uptrend.doctor.report import to_table
-
-        report = to_table([diagnose(view_of(run))])
+    """Return the trend and the causes of a run's report, and the step that dates it."""
+    report = latest_report(run)
     causes = [finding for finding in report["findings"] if finding["symptom_of"] is None]
     return {
+        "step": report["step"],
         "trend": report["trend"],
         "sentence": report["sentence"],
         "findings": [
@@ -165,15 +157,6 @@ def diagnosis(run: Run) -> dict[str, Any]:
         ],
         "more": f"uptrend doctor {run.path}",
     }  # fmt: skip
-
-
-def saved_report(run: Run, steps: int) -> dict[str, Any] | None:
-    """Return findings.json where it is newer than the run's lines and counts as many steps; else None."""
-    path, lines = run.path / "findings.json", [run.path / name for name in LINES.values()]
-    if not path.exists() or path.stat().st_mtime < max((f.stat().st_mtime for f in lines if f.exists()), default=0.0):
-        return None
-    report = run.report
-    return report if report is not None and report["steps"] == steps else None
 
 
 def groups_of(run: Run, step: int) -> list[dict[str, Any]]:

@@ -309,6 +309,64 @@ class SlowPlay:
     async def close(self) -> None: ...
 
 
+class FormatPlay(SlowPlay):
+    """One answer; a long number that is wrong earns a little."""
+
+    async def respond(self, message: Message) -> Sequence[Message] | None:
+        self.said.append(message.content)
+        return None
+
+    async def score(self) -> Reward:
+        right, text = is_right(self.said[-1], self.answer), self.said[0].strip()
+        return Reward.of("answer", 1.0 if right else 0.2 * (text.isdigit() and len(text) > 2), 0.0, 1.0, right)
+
+
+class PatientPlay(FormatPlay):
+    """The same, asked again until the answer is right."""
+
+    async def respond(self, message: Message) -> Sequence[Message] | None:
+        await super().respond(message)
+        return None if is_right(message.content, self.answer) else [Message("tool", "\nAgain: ")]
+
+
+class Formatted(Arithmetic):
+    """Products that the model does not know."""
+
+    name = "formatted"
+
+    def open(self, task: Task, seed: int) -> FormatPlay:  # type: ignore[override]  # noqa: ARG002
+        return FormatPlay(task)
+
+
+class Patient(Formatted):
+    """The same, asked again."""
+
+    name = "patient"
+
+    def open(self, task: Task, seed: int) -> FormatPlay:  # noqa: ARG002
+        return PatientPlay(task)
+
+
+@pytest.mark.parametrize(
+    ("taskset", "expected"),
+    [
+        ("Formatted", ("advantage.dead-groups-low", "note", [])),
+        ("Patient", ("reward.never-computed", "warning", ["sampling.max_turns"])),
+    ],
+)
+def test_a_task_of_one_turn_waits_for_no_event(taskset: str, expected: tuple[str, str, list[str]]) -> None:
+    tasks = {"name": f"doctor.probes.test_probes:{taskset}", "operations": ["*"], "low": 50, "high": 99}
+    recipe = {
+        "model": {"name": "tiny"}, "tasks": {**tasks, "train": 100}, "eval": {**tasks, "tasks": 8, "every": 0},
+        "sampling": {"max_tokens": 8},
+    }  # fmt: skip
+    result, finding = ask_one(bench_of(recipe), "none-right")
+    assert finding is not None, result.figure or result.skipped
+    assert finding.fix is not None
+    turns = [key for key in finding.fix.changes.get("uptrend", {}) if key.endswith("max_turns")]
+    assert (finding.id, finding.severity, turns) == expected
+
+
 class Slow(Arithmetic):
     """Products that the model does not know, which it can get past in three turns."""
 

@@ -15,6 +15,7 @@ from uptrend.doctor.live import DoctorProcess
 from uptrend.doctor.rank import SEVERITIES, all_symptoms
 from uptrend.doctor.report import finding_table
 from uptrend.records import Basis, Evidence, RunView, Severity
+from uptrend.records.finding import dated
 
 NOTE = SEVERITIES.index(Severity.NOTE)
 
@@ -37,14 +38,27 @@ class FindingsLog:
 
     def hear(self) -> None:
         """Report what the doctor has found in the records."""
-        for told in self._doctor.heard():
-            if "id" in told:
-                self._report("finding", told)
+        for line in self._doctor.heard():
+            self._pass_on(line)
 
     def end(self) -> None:
         """Let the doctor write findings.json, and report what is new in it."""
-        for told in (self._doctor.last() or {}).get("findings", ()):
-            self._report("finding", told)
+        for line in self._doctor.last():
+            self._pass_on(line)
+            report = line.get("report", {"findings": ()})
+            for told in report["findings"]:
+                self._report("finding", {**told, "step": report["step"]})
+
+    def _pass_on(self, line: dict[str, Any]) -> None:
+        """Report a line of the doctor's: a finding, or the withdrawal of one."""
+        if "id" in line:
+            self._report("finding", line)
+        elif "withdrawn" in line:
+            with self._lock:
+                self.said.pop(line["withdrawn"], None)
+            self.event("withdrawn", id=line["withdrawn"], step=line["step"])
+            text = f"\nuptrend, {dated(line['step'])}: {line['withdrawn']} no longer asks for a change."
+            print(text, file=sys.stderr, flush=True)
 
     def _report(self, kind: str, told: dict[str, Any]) -> None:
         """Write and print a finding that is new, or worse than before."""
@@ -53,13 +67,15 @@ class FindingsLog:
             if self.said.get(told["id"], len(SEVERITIES)) <= rank:
                 return
             self.said[told["id"]] = rank
-        step = next((e["step"] for e in told["evidence"] if e["step"] is not None), None)
+        shown_at = next((e["step"] for e in told["evidence"] if e["step"] is not None), None)
+        step = told.get("step", shown_at)
         kept = ["id", "severity", "basis", "summary"] + ["evidence"] * (kind == "probed")
         self.event(kind, step=step, **{key: told[key] for key in kept})
         is_symptom = any(told["id"] in all_symptoms(id) for id, place in self.said.items() if place < NOTE)
         if rank >= NOTE or is_symptom:
             return
-        lines = [f"\nuptrend: {told['severity'].upper()} {told['id']}: {told['summary']}"]
+        date = f", {dated(step)}" if kind == "finding" and step is not None else ""
+        lines = [f"\nuptrend{date}: {told['severity'].upper()} {told['id']}: {told['summary']}"]
         lines += [f"  - {evidence['text']}" for evidence in told["evidence"]]
         fix = told.get("fix")
         if fix and fix["sentence"]:

@@ -32,7 +32,7 @@ U.finding = (finding, told, board) => {
     }
   },
     h("summary", `All about ${finding.id}`), page);
-  const arms = Object.entries(finding.experiment?.arms || {}), own = finding.settings.filter((one) => one.own);
+  const arms = Object.entries(finding.experiment?.arms || {});
   const changes = (keys) => Object.entries(keys).map(([key, value]) => `${key} = ${U.setting(value)}`).join(", ") || "unchanged";
   const evidence = finding.evidence.slice(0, 8).map((one) => {
     const near = (one.step ?? null) !== null && run && U.link("run", {run, from: Math.max(0, one.step - 20), to: one.step + 20});
@@ -41,7 +41,7 @@ U.finding = (finding, told, board) => {
   });
   const fix = finding.fix &&
     h("div.fix", h("b", "Fix. "), ...U.say(finding.fix.sentence),
-      (own.length ? own : finding.settings.slice(0, 3)).map((one) => [h("div.label", one.trainer), U.command(one.line)]));
+      finding.settings.map((one) => [h("div.label", one.trainer), U.command(one.line)]));
   const experiment = finding.experiment && [
     h("p", ...U.say(finding.experiment.claim)),
     arms.length ? U.table(["arm", "changes"], arms.map(([name, keys]) => [name, h("code", changes(keys))])) : null,

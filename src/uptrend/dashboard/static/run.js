@@ -93,14 +93,16 @@ U.head = (told, here) => {
     U.tabs(row.id, here, {findings: causes})
   ];
 };
+const MARKED_CAUSES = new Set(["finding", "withdrawn", "probed"]);
 const TREND = new Map([["learning", "Learning"], ["flat", "Flat"], ["falling", "Falling"], ["too-short", "Too short to tell"]]);
+U.dated = (step) => (step ?? null) === null ? null : step > 0 ? `After step ${U.number(step)}` : "Before the first step";
 U.trend = (report) => {
   const kind = TREND.get(report.trend) || report.trend || "Not judged";
   const qualified = report.headline && report.headline !== report.trend;  // held-out scores or findings disagree
   return [
     h("div", {class: `trend ${qualified && report.trend === "learning" ? "too-short" : report.trend}`},
       qualified ? report.headline[0].toUpperCase() + report.headline.slice(1) : kind),
-    h("p.small", ...U.say(report.sentence))
+    h("p.small", ...U.say(report.sentence)), h("p.small.soft", U.dated(report.step))
   ];
 };
 U.cards = (told) => {
@@ -122,7 +124,7 @@ U.cards = (told) => {
   const finding = first ? [
     h("div.row", U.badge(first.severity, first.severity), h("a", {href: page}, h("b", first.id)), h("span.soft.small", `${first.confidence} confidence`)),
     h("p.small", ...U.say(first.summary)), first.fix ? h("p.small", h("b", "Fix: "), ...U.say(first.fix.sentence)) : null,
-    first.settings.filter((one) => one.own).map((one) => U.command(one.line))
+    first.settings.length === 1 ? U.command(first.settings[0].line) : null
   ] : h("p", !report ? "…" : report.trend === "learning" ? U.badge("good", "Nothing to fix") : "Nothing was found.");
   const stopped = told.stopped ? h("p.small", h("b", `Stopped by ${told.stopped.by}: `), ...U.say(told.stopped.why)) : null;
   return h("div.cards", card("Trend of the training reward", report ? U.trend(report) : h("p.soft", "The doctor is looking at it …"), stopped),
@@ -191,6 +193,12 @@ U.pages.run = async (params, current) => {
     plots.append(U.plot(board, make, {id: panel.id, name: panel.title}).el);
   }
   const head = h("div"), cards = h("div"), kinds = h("p.soft.small");
+  // A cause that the report no longer has is a word, not a link to where it would stand.
+  const cause = (m) => {
+    const name = `${m.id || m.kind}${m.kind === "withdrawn" ? " withdrawn" : ""}`;
+    const stands = told.report?.findings.some((one) => one.id === m.id);
+    return stands ? h("a", {href: U.link("findings", {run, finding: m.id})}, name) : name;
+  };
   const frame = () => {
     U.put(head, U.head(told, "run"));
     U.put(cards, U.cards(told));
@@ -198,7 +206,7 @@ U.pages.run = async (params, current) => {
     kinds.replaceChildren(seen.length ? "Dotted lines: " : "",
       ...seen.slice(0, 12).flatMap(
         (m, i) => [i ? ", " : "",
-          m.kind === "finding" || m.kind === "probed" ? h("a", {href: U.link("findings", {run, finding: m.id})}, m.id || m.kind) : m.kind,
+          MARKED_CAUSES.has(m.kind) ? cause(m) : m.kind,
           ` at ${U.number(m.step)}`]),
       told.markers.length > 12 ? ` and ${told.markers.length - 12} more` : "", seen.length ? "." : "");
   };

@@ -29,7 +29,8 @@ const COLUMNS = {
   after: column("Held-out before → after", (row) => U.heldOut(row)),
   reward:
     column("Reward", (row) => row.sparkline && h("span.row.nowrap", {style: {"flex-wrap": "nowrap"}}, U.spark(row.sparkline), U.number(row.reward))),
-  findings: column("Findings", (row) => row.findings && [U.counts(row.findings), row.finding ? h("div.small.soft", U.name(row.finding)) : null]),
+  findings: column("Findings", (row) => row.findings && [U.counts(row.findings), row.finding ? h("div.small.soft", U.name(row.finding)) : null,
+    row.of_step !== null && row.of_step < row.step ? h("div.small.soft", U.dated(row.of_step)) : null]),
   updated: column("Age", (row) => row.updated && h("span", {title: new Date(1000 * row.updated).toLocaleString()}, U.age(row.updated)), NUM),
   seconds: column("Duration", (row) => row.seconds && U.duration(row.seconds), NUM),
   trainer: column("Trainer", (row) => row.trainer && U.name(row.trainer), OFF),

@@ -20,6 +20,7 @@ from uptrend.doctor.answers import (
     why_no_scores,
 )
 from uptrend.doctor.case import Case
+from uptrend.doctor.catalogue import takes_several_turns
 from uptrend.doctor.check import AS_PAGE, Answer, Found, Lacking, by_share, check, warn_if
 from uptrend.doctor.checks.advantages import ALL_DEAD, suspect_of_dead_run
 from uptrend.doctor.checks.rewards import constant_reward
@@ -60,7 +61,9 @@ def error_scored(case: Case) -> Answer:
 @check("reward.never-computed")
 def never_computed(case: Case) -> Answer:
     """Report runs in which nothing is scored, or what would give a reward hardly ever happens."""
-    if (paid := _never_paid(case)) is not None and paid.value == 0:
+    is_awaited = takes_several_turns(case.view)
+    is_known = case.value("sampling.max_turns") is not None
+    if (is_awaited or not is_known) and (paid := _never_paid(case)) is not None and paid.value == 0:
         text = "The event that gives a reward may never occur: count it in a few rollouts to settle it."
         return Found(NOTE, SUSPICION, text, [paid])
     if lacking := why_no_scores(case):
@@ -74,6 +77,8 @@ def never_computed(case: Case) -> Answer:
         evidence = [shown, *([raised] if raised else [])]
         return Found(CRITICAL, PROOF, f"Most rollouts were never scored{because}.", evidence)
     if _missing_scores(rows):
+        return None
+    if not is_awaited:  # the one message is scored, whatever it says
         return None
     # Rollouts of several turns that run out before anything gives a reward; one turn may be too few of them.
     ran_out = RAN_OUT if (case.value("sampling.max_turns") or 1) > 1 else UNFINISHED

@@ -13,7 +13,7 @@ from uptrend.doctor.checks.golds import unfit_golds
 from uptrend.doctor.probes.bench import Bench, by_group, last_words, play_scripts, seen
 from uptrend.doctor.probes.data import question
 from uptrend.doctor.probes.probe import CRITICAL, NOTE, SCORED, SIGNAL, SUSPICION, WARNING, Answer, probe, require
-from uptrend.records import Fix, Role, Rollout, Task
+from uptrend.records import Ending, Fix, Role, Rollout, Task
 from uptrend.stats.intervals import all_right, wilson
 from uptrend.stats.trend import points_for, power_of_rise
 from uptrend.tasks.taskset import known_gold
@@ -135,9 +135,15 @@ def none_right(bench: Bench) -> Answer:
         summary = f"{len(totals)} rollouts, none right: all earn {low:g}, and nothing can be learned from them."
         yield bench.found("advantage.dead-groups-low", WARNING, summary, text, 0.0, basis=SIGNAL)
     elif is_known:
-        summary = f"{len(totals)} rollouts, none right: only the rest of the reward varies, such as a penalty."
         text += f"; rewards from {low:.3g} to {high:.3g}" + f", gold's is {enough:.3g}" * bool(golds)
-        yield bench.found("reward.never-computed", WARNING, summary, text, 0.0, basis=SIGNAL)
+        cut = sum(r.ended is Ending.TURN_LIMIT for r in played)
+        if cut > 0.5 * len(played):
+            summary = f"{len(totals)} rollouts, none right: the task would go on after the last turn that is allowed."
+            yield bench.found("reward.never-computed", WARNING, summary, text, 0.0, basis=SIGNAL, fix=bench.more_turns)
+        else:
+            # A task of one turn waits for no event. A model that is weak at first may still learn from the rest.
+            summary = f"{len(totals)} rollouts, none right yet: so far only the rest of the reward varies."
+            yield bench.found("advantage.dead-groups-low", NOTE, summary, text, 0.0, basis=SIGNAL)
 
 
 OPEN = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}  # the model's own distribution
