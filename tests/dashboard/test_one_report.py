@@ -4,12 +4,15 @@ import base64
 import gzip
 import json
 import re
+import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 import pytest
+from playwright.sync_api import expect, sync_playwright
 
 import uptrend
 from uptrend.cli.main import main
@@ -19,17 +22,17 @@ from uptrend.training.observer import StepRecord
 
 pytestmark = pytest.mark.slow
 
-# Products that the tiny model does not know: only the part for the format varies.
+# Products that the tiny model does not know, so that only the rest of the reward varies.
 ROWS = [{"prompt": f"Calculate: {a} * {b} = ", "answer": str(a * b)} for a in range(21, 57) for b in range(23, 59, 4)]
 OVERRIDES = ["tasks.chat=false", "sampling.max_tokens=8", "sampling.groups=4", "eval.tasks=8", "eval.every=0"]
-LAST_STEP = 2000
+LAST_STEP = 200
 Shown = list[tuple[str, str, str | None]]  # id, severity, and the cause that a symptom belongs to
 
 
 class BrokenUntilNoticed:
-    """A reward that is constant from the first step until the live doctor speaks, and right from then on.
+    """A reward that is constant from the first step until the live doctor speaks, and varies from then on.
 
-    As an observer it ends the run when the constant part is a small share of it.
+    As an observer it waits for the doctor now and then, and ends the run when the constant part is a third of it.
     """
 
     def __init__(self) -> None:
@@ -37,10 +40,9 @@ class BrokenUntilNoticed:
         self.noticed_at = 0
 
     def __call__(self, completion: str, answer: str, **_: Any) -> dict[str, float]:
-        if self.is_constant:
-            return {"correct": 0.0, "number": 0.0}
         text = completion.strip()
-        return {"correct": float(text == answer), "number": 0.2 * (text.isdigit() and len(text) > 2)}
+        rest = 0.2 * zlib.crc32(text.encode()) / 2**32
+        return {"correct": float(text == answer and not self.is_constant), "rest": 0.0 if self.is_constant else rest}
 
     def before(self, run: Run) -> None:
         self.path, self.is_constant = run.path, True
@@ -48,7 +50,12 @@ class BrokenUntilNoticed:
     def step(self, record: StepRecord) -> Stop | None:
         if not self.noticed_at and any(e["event"] == "finding" for e in read_lines(self.path / "events.jsonl")):
             self.is_constant, self.noticed_at = False, record.step
-        return Stop("long enough") if self.noticed_at and record.step >= 2.5 * self.noticed_at else None
+        if not self.noticed_at and record.step and record.step % 4 == 0:
+            until = time.monotonic() + 120
+            while (Run(self.path).report or {"step": 0})["step"] < record.step:
+                assert time.monotonic() < until, "the live doctor did not come to this step"
+                time.sleep(0.05)
+        return Stop("long enough") if self.noticed_at and record.step >= 3 * self.noticed_at else None
 
     def after(self, run: Run) -> None: ...
 
@@ -208,6 +215,24 @@ def test_a_task_of_one_turn_gets_no_advice_on_turns_and_no_keys_of_others(
         assert not re.search(r"(TRL|verifiers|prime-rl|verl):", text)
     page = of_run(serve(trained.path.parent), ask)
     assert {one["trainer"] for finding in page["report"]["findings"] for one in finding["settings"]} <= {"Uptrend"}
+
+
+@pytest.mark.needs_package("chromium")
+def test_the_page_shows_the_report_with_its_date(trained: Trained, serve: Callable[..., str]) -> None:
+    run, url = Run(trained.path), serve(trained.path.parent)
+    assert run.report is not None
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1280, "height": 800})
+        page.goto(f"{url}/#/run?run=runs/warned")
+        expect(page.locator(".cards")).to_contain_text(f"After step {run.last_step}")
+        expect(page.locator("body")).to_contain_text(f"{trained.warned[0]} withdrawn at ")
+        page.goto(f"{url}/#/findings?run=runs/warned")
+        expect(page.locator("article.finding")).to_have_count(
+            sum(f["symptom_of"] is None for f in run.report["findings"])
+        )
+        assert "max_turns" not in page.content()
+        browser.close()
 
 
 def test_before_the_first_step_the_report_is_that_of_the_preflight(
