@@ -203,3 +203,32 @@ def test_init_writes_a_recipe_that_loads_validates_and_trains(tmp_path, monkeypa
     assert (code, "Did you mean exact?" in said.err) == (2, True)
     code, said = call("init", "other")
     assert (code, "--data is missing" in said.err, Path("other").exists()) == (2, True, False)
+
+
+def one_of_them(completion, answer):
+    return float(completion.strip() in answer)
+
+
+def as_printed(completion, answer):
+    return float(completion.strip() == str(answer))
+
+
+@pytest.mark.parametrize(
+    ("reward", "answer_of"), [(one_of_them, lambda n: [str(n), f"{n}.0"]), (as_printed, lambda n: n % 2 == 0)]
+)
+def test_gold_answers_that_are_no_text_are_said_as_the_function_wants_them(tmp_path, capsys, reward, answer_of):
+    rows = [{"prompt": f"Calculate: {a} + {b} = ", "answer": answer_of(a + b)} for a in range(8) for b in range(8)]
+    run = train(tmp_path, data=rows, reward=reward, bounds=(0, 1), steps=1, preflight=True, progress=True)
+    assert run.stopped is None
+    assert "reward.gold-rejected" not in "".join(capsys.readouterr())
+
+
+def test_a_function_that_takes_numbers_for_texts_is_told_their_type(tmp_path, capsys):
+    rows = [{"prompt": f"Calculate: {a} + {b} = ", "answer": a + b} for a in range(8) for b in range(8)]
+
+    def as_text(completion, answer):
+        return float(completion.strip() == answer)
+
+    run = train(tmp_path, data=rows, reward=as_text, bounds=(0, 1), steps=1, preflight=True, progress=True)
+    assert run.stopped.finding == "reward.gold-rejected"
+    assert "the function gets this row's answer as int: " in capsys.readouterr().err

@@ -16,7 +16,7 @@ from uptrend.records.directory import write_whole
 from uptrend.runner.preflight import Preflight
 from uptrend.runner.runs import resume as continue_run
 from uptrend.runner.runs import train as train_recipe
-from uptrend.tasks.data import plain
+from uptrend.tasks.data import file_of
 from uptrend.tasks.rewards import Function, functions_at_hand, name_of
 from uptrend.tasks.taskset import ALL
 from uptrend.training.observer import Observer
@@ -154,12 +154,11 @@ def _table_of(data: Any, names: list[str], weights: list[float], runs: Path) -> 
         if not all(isinstance(row, Mapping) for row in rows):
             right = 'a list of dicts (of a DataFrame: df.to_dict("records")), a path, or the id of a hub dataset.'
             raise TasksetError(f"data should be {right}")
-        text = "".join(json.dumps(plain(row), ensure_ascii=False) + "\n" for row in rows)
-        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-        file = runs / ".data" / f"{digest}.jsonl"
+        suffix, content = file_of(rows)
+        file = runs / ".data" / f"{hashlib.sha256(content).hexdigest()[:16]}{suffix}"
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(file, text.encode())
+            write_whole(file, content)
         tasks |= {"file": str(file)}
         held_out = max(1, min(held_out, len(rows) // 4))
         named = names[0].rpartition(":")[2] if len(names) == 1 else "data"

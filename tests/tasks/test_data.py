@@ -8,8 +8,11 @@ import math
 import sys
 import threading
 import types
+from datetime import datetime
+from decimal import Decimal
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -18,9 +21,10 @@ from uptrend.config import load_config
 from uptrend.records import ConfigError, TasksetError, task_id
 from uptrend.records.rollout import Message
 from uptrend.tasks import rewards
+from uptrend.tasks.data import file_of
 from uptrend.tasks.pool import heldout, make_taskset, pool
 from uptrend.tasks.rewards import functions_at_hand
-from uptrend.tasks.taskset import play_script, say
+from uptrend.tasks.taskset import known_gold, play_script, say
 from uptrend.tasks.validate import validate
 
 ROWS = [{"question": f"{n} + 1?", "solution": f"It is {n + 1}. #### {n + 1}", "level": n % 3} for n in range(40)]
@@ -309,3 +313,117 @@ def test_a_broken_module_says_so(make, tmp_path):
     assert not [
         name for name, module in sys.modules.items() if isinstance(module, types.ModuleType) and "own.py" in name
     ]
+
+
+OWN = {
+    "whole": 3, "decimal": 2.5, "whole as decimal": 4.0, "truth": True, "nothing": None, "texts": ["3", "three"],
+    "nested": {"a": [1, 2], "b": {"c": None}},
+}  # fmt: skip
+DATED = {"when": datetime(2024, 5, 6, 7, 8), "price": Decimal("1.50"), "raw": b"\x00\xff"}
+
+
+def write_rows(kind, rows, folder):
+    """Write rows as one kind of source; return the options that name it."""
+    file = folder / f"own.{kind}"
+    if kind == "memory":
+        suffix, content = file_of(rows)
+        file = folder / f"own{suffix}"
+        file.write_bytes(content)
+    elif kind == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), file)
+    elif kind == "jsonl":
+        file.write_text("\n".join(map(json.dumps, rows)))
+    elif kind == "json":
+        file.write_text(json.dumps(rows))
+    else:
+        (folder / "hub").mkdir()
+        pq.write_table(pa.Table.from_pylist(rows), folder / "hub" / "train.parquet")
+        return {"dataset": str(folder / "hub")}
+    return {"file": str(file)}
+
+
+@pytest.mark.parametrize("kind", ["memory", "jsonl", "json", "parquet", "dataset"])
+def test_functions_get_the_rows_own_values(kind, tmp_path):
+    seen = []
+    functions = {
+        "mine:ours": lambda completion, answer, **row: seen.append((answer, row)) or 1.0,
+        "mine:trl": lambda completions, answer, **columns: seen.append((answer[0], columns)) or [1.0],
+    }
+    dates = DATED if kind in ("memory", "parquet", "dataset") else {}
+    rows = [{"prompt": f"{n}?", "answer": n + 1, **OWN, **dates} for n in range(8)]
+    with functions_at_hand(functions):
+        taskset = make_taskset("data", {**write_rows(kind, rows, tmp_path), "reward": list(functions)}, 0)
+    for task in taskset.train(99):
+        reward_of(taskset, "x", task)
+    assert len(seen) == 2 * 6
+    for (answer, row), (answer_in_trl, columns) in zip(seen[::2], seen[1::2], strict=True):
+        n = int(row["prompt"][:-1])
+        assert (answer, answer_in_trl, type(answer)) == (n + 1, n + 1, int)
+        for name, value in {**OWN, **dates}.items():
+            assert (row[name], type(row[name])) == (value, type(value))
+            assert columns[name] == [value]
+    assert {task.answer for task in taskset.train(99)} <= {str(n + 1) for n in range(8)}
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (3, "3"), (2.5, "2.5"), (4.0, "4"), (True, "true"), (["3", "three"], '["3", "three"]'), ({"a": 1}, '{"a": 1}'),
+        (np.int64(3), "3"), (np.float32(2.5), "2.5"), (np.bool_(True), "true"), (np.array([1, 2]), "[1, 2]"),
+        (datetime(2024, 5, 6), "2024-05-06 00:00:00"), (Decimal("1.50"), "1.50"), (None, ""), (math.nan, ""),
+    ],
+)  # fmt: skip
+def test_an_answer_of_any_type_is_scored_as_it_is_and_recorded_as_text(answer, text, tmp_path):
+    seen = []
+    functions = {"mine:f": lambda completion, answer: seen.append(answer) or 1.0}
+    rows = [{"prompt": "first?", "answer": "first"}] if answer is None else []
+    source = write_rows("memory", [{"prompt": "?", "answer": answer}, *rows], tmp_path)
+    with functions_at_hand(functions):
+        taskset = make_taskset("data", {**source, "reward": "mine:f", "hold_out": "none"}, 0)
+    task = next(task for task in taskset.train(9) if task.messages[0].content == "?")
+    assert task.answer == text
+    reward_of(taskset, "x", task)
+    own = answer.tolist() if hasattr(answer, "tolist") else answer
+    assert (repr(seen[0]), type(seen[0])) == (repr(own), type(own))
+    assert bool(known_gold(taskset, task)) is bool(text)
+
+
+def test_a_function_may_change_what_it_gets(tmp_path):
+    functions = {"mine:f": lambda completions, answer: [float(answer[0].pop() == completions[0])]}
+    source = write_rows("memory", [{"prompt": "?", "answer": ["a", "b"]}], tmp_path)
+    with functions_at_hand(functions):
+        taskset = make_taskset("data", {**source, "reward": "mine:f", "hold_out": "none"}, 0)
+    assert [reward_of(taskset, "b").total for _ in range(3)] == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("reward", "said"),
+    [
+        ("exact", "7"),
+        ("number", "so 7"),
+        ("math", "$7.0$"),
+        ("contains", "7 it is"),
+        ("partial", "7"),
+        ("rich", "7"),
+    ],
+)
+def test_ready_rewards_take_answers_that_are_numbers(make, reward, said):
+    taskset = make([{"prompt": "3 + 4?", "answer": 7}], reward=reward, hold_out="none")
+    assert (reward_of(taskset, said).total, reward_of(taskset, said).correct) == (1.0, True)
+
+
+def test_validate_gives_a_function_the_rows_own_answer(make):
+    rows = [{"prompt": f"{n} + 1?", "answer": n + 1} for n in range(40)]
+    functions = {
+        "f": lambda completions, answer: [
+            float(c == str(a) and a + 0 == a) for c, a in zip(completions, answer, strict=True)
+        ]
+    }
+    report = validate(lambda: make(rows, reward="mine:f", bounds=[0, 1], functions=functions), 30, 10)
+    assert report.passed, [check for check in report.checks if not check.passed]
+
+
+@pytest.mark.parametrize("value", [object(), {1, 2}])
+def test_what_no_file_keeps_is_refused(value):
+    with pytest.raises(TasksetError, match=f"is a {type(value).__name__}, which no file of rows can keep"):
+        file_of([{"prompt": "?", "answer": value}])

@@ -74,7 +74,7 @@ def terminal(**options: Any) -> Console:
 
 def print_json(value: Any) -> None:
     """Print one JSON value on stdout."""
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
 
 
 def write_text(text: str, out: Path | None) -> None:

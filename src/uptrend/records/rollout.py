@@ -71,7 +71,7 @@ class Task:
     difficulty: float = 0.0
     """Larger is harder, comparable within a family."""
     data: Mapping[str, Any] = field(default_factory=dict)
-    """Values that its taskset needs to play and score it; plain JSON."""
+    """Values that its taskset needs to play and score it: plain JSON, and what has a text of its own, such as dates."""
     id: str = ""
     """A hash of the messages, filled in by itself: equal questions have equal ids in every taskset."""
 
@@ -90,7 +90,7 @@ def tasks_hash(tasks: Several[Task]) -> str:
     """Return one hash over a list of tasks with their answers and all that they are played with, in order."""
     digest = hashlib.sha256()
     for task in tasks:
-        data = json.dumps(task.data, sort_keys=True, ensure_ascii=False)
+        data = json.dumps(task.data, sort_keys=True, ensure_ascii=False, default=str)
         digest.update(f"{task.id}\0{task.answer}\0{data}\0".encode())
     return digest.hexdigest()[:16]
 

@@ -3,10 +3,12 @@
     def reward(prompt, completion, answer, **row): ...        a number, parts by name, or None for "can't tell"
     def reward(prompts, completions, **columns): ...          TRL's: called with lists of one, returns a list
 
-Either may be `async`. A function takes only the columns that it names, or all of them with `**row`.
+Either may be `async`. A function takes only the columns that it names, or all of them with `**row`. Values have the
+types that the row has; what is recorded as a task's answer is text.
 """
 
 import asyncio
+import copy
 import functools
 import importlib
 import importlib.util
@@ -246,6 +248,8 @@ WITHOUT_ANSWER = ("json-schema", "judge")
 # ---- From names to the terms of a reward.
 
 
+# Returns a task's row and the answer in it, in the types that the row has.
+ColumnsOf = Callable[[Task], tuple[Mapping[str, Any], Any]]
 Score = Callable[[str, Task], Awaitable[float | Mapping[str, float] | None]]
 
 
@@ -261,7 +265,7 @@ class RewardTerm:
     uses_answer: bool  # False where the answer can't matter
 
 
-def make_terms(options: RewardOptions, columns: Sequence[str]) -> list[RewardTerm]:
+def make_terms(options: RewardOptions, columns: Sequence[str], columns_of: ColumnsOf) -> list[RewardTerm]:
     """Return the rewards that options name; `columns` are those that a function may take."""
     terms: list[RewardTerm] = []
     score: Score
@@ -272,7 +276,7 @@ def make_terms(options: RewardOptions, columns: Sequence[str]) -> list[RewardTer
             bounds = (-1.0, 1.0) if name in RULES else (0.0, 1.0)
             score, uses_answer = _ready(name, options), name not in WITHOUT_ANSWER
         else:
-            score, uses_answer = _of_function(load_function(name), name, columns)
+            score, uses_answer = _of_function(load_function(name), name, columns, columns_of)
         unique = f"{short}-{i + 1}" if short in [term.name for term in terms] else short
         weight = options.weights[i] if options.weights else 1.0
         terms.append(RewardTerm(unique, weight, bounds, score, is_ready, uses_answer))
@@ -360,7 +364,7 @@ def _load_file(path: Path) -> Any:
     return loaded
 
 
-def _of_function(function: Function, name: str, columns: Sequence[str]) -> tuple[Score, bool]:
+def _of_function(function: Function, name: str, columns: Sequence[str], columns_of: ColumnsOf) -> tuple[Score, bool]:
     """Wrap a function of either signature; also return True where it can see the answer."""
     parameters = inspect.signature(function).parameters.values()
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
@@ -381,19 +385,25 @@ def _of_function(function: Function, name: str, columns: Sequence[str]) -> tuple
     is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
     async def score(completion: str, task: Task) -> float | Mapping[str, float] | None:
-        row: Mapping[str, Any] = task.data["row"]
+        row, answer = columns_of(task)
         asked = row["prompt"] if isinstance(row.get("prompt"), list) else task.messages[-1].content
-        values: dict[str, Any] = {**row, "answer": task.answer, "prompt": asked, "completion": completion}
+        values: dict[str, Any]
         if is_batched:
-            # TRL gives conversations back as they came.
+            # TRL passes columns as they are, and gives conversations back as they came.
             said = [{"role": "assistant", "content": completion}] if isinstance(asked, list) else completion
-            del values["prompt"], values["completion"]
-            if "answer" not in row and "answer" not in named:
-                del values["answer"]
-            values = {key: [value] for key, value in values.items()} | {"prompts": [asked], "completions": [said]}
+            others = {key: value for key, value in row.items() if key not in ("prompt", "completion")}
+            if "answer" in named:
+                others.setdefault("answer", answer)
+            values = {key: [value] for key, value in others.items()} | {"prompts": [asked], "completions": [said]}
             values |= _FROM_TRL
-        values = {key: value for key, value in values.items() if takes_all or key in named}
-        found = await function(**values) if is_async else await in_caller(lambda: function(**values))
+        else:
+            values = {**row, "prompt": asked, "completion": completion}
+            if "answer" in row or answer is not None:
+                values["answer"] = answer
+        taken = {key: value for key, value in values.items() if takes_all or key in named}
+        # A copy each time, as datasets give one: a function may pop from a list.
+        arguments = {key: copy.deepcopy(value) if key in row else value for key, value in taken.items()}
+        found = await function(**arguments) if is_async else await in_caller(lambda: function(**arguments))
         if is_batched:
             if len(found) != 1:
                 raise TasksetError(f"{name} returned {len(found)} rewards for 1 completion")

@@ -1,10 +1,12 @@
 """Probes of tasks and limits: gold answers, repeated and leaked tasks, their order, the schedule, prompt lengths."""
 
+import json
 import math
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -12,8 +14,9 @@ from uptrend.doctor.answers import CLASSES, name_class, plain_question
 from uptrend.doctor.probes.bench import Bench, ScoredPlay, play_scripts, seen
 from uptrend.doctor.probes.probe import CRITICAL, NOTE, WARNING, Answer, probe, require
 from uptrend.records import Ending, Finding, Fix, Task, boundary_of
+from uptrend.tasks.data import Data
 from uptrend.tasks.pool import Cursor
-from uptrend.tasks.rewards import RENDERINGS
+from uptrend.tasks.rewards import NAMES, RENDERINGS
 from uptrend.tasks.taskset import Taskset, known_gold, say
 from uptrend.tasks.validate import HasVariants
 from uptrend.tasks.validate import order as check_order
@@ -55,11 +58,11 @@ def gold(bench: Bench) -> Answer:
             experts = known_gold(taskset, task)
             plays = play_scripts(taskset, task, [*experts, *taskset.corrupted(task)])
             played.append(GoldPlay(task, plays[: len(experts)], plays[len(experts) :]))
-    rejected, form = _rejected(played), ""
+    rejected, form = _rejected(played), None
     if 2 * len(rejected) > len(played) and (form := _accepted_form(played, stage.taskset)):
         played = [_say_in(form, p, stage.taskset) for p in played]
         rejected = _rejected(played)
-        yield f"written as {form.format('GOLD')!r}, "
+        yield f"written as {form}, "
     accepted = [p for p in played if p.golds and p not in rejected]
     is_bounded = not any(math.isnan(r.high) for p in played for r in [g.reward for g in p.golds] if r)
     lax = [
@@ -82,6 +85,7 @@ def gold(bench: Bench) -> Answer:
         # Without bounds, and where no gold is accepted, it may want words that nobody knows here.
         severity = CRITICAL if len(low) > 0.05 * judged and (is_bounded or accepted or worse) else WARNING
         evidence = [seen(_describe(p.task, p.golds[0])) for p in low[:3]]
+        evidence += [seen(text) for text in _typed_answer(stage.taskset, low[0].task)]
         if len(worse) >= 0.9 * judged:
             yield bench.found("advantage.sign", severity, summary, evidence)
             severity = WARNING
@@ -115,17 +119,73 @@ def _rejected(played: Sequence[GoldPlay]) -> list[GoldPlay]:
     return rejected
 
 
-def _say_in(form: str, played: GoldPlay, taskset: Taskset) -> GoldPlay:
+@dataclass(frozen=True)
+class Form:
+    """A way to write an answer: what is taken of it, and the words around that."""
+
+    words: str
+    part: str = ""
+
+    def write(self, answer: str) -> str:
+        """Return an answer in this form."""
+        return self.words.format(PARTS[self.part](answer))
+
+    def __str__(self) -> str:
+        return repr(self.words.format("GOLD")) + (f" with {self.part}" if self.part else "")
+
+
+def _json_value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _as_python(answer: str) -> str:
+    value = _json_value(answer)
+    return str(value) if isinstance(value, bool | list | dict) else answer
+
+
+def _first_of_list(answer: str) -> str:
+    value = _json_value(answer)
+    return str(value[0]) if isinstance(value, list) and value else answer
+
+
+# An answer that is no text is recorded as JSON: a reward may compare with str() of it, or look into a list of synonyms.
+PARTS: dict[str, Callable[[str], str]] = {
+    "": lambda answer: answer,
+    "the answer as Python prints it": _as_python,
+    "the first of a list of answers": _first_of_list,
+}
+
+
+def _say_in(form: Form, played: GoldPlay, taskset: Taskset) -> GoldPlay:
     texts = [p.texts[-1][0] if p.texts else "" for p in played.others]
-    first, *others = play_scripts(taskset, played.task, [say(form.format(t)) for t in (played.task.answer, *texts)])
+    first, *others = play_scripts(taskset, played.task, [say(form.write(t)) for t in (played.task.answer, *texts)])
     return GoldPlay(played.task, [first], others)
 
 
-def _accepted_form(played: Sequence[GoldPlay], taskset: Taskset) -> str:
-    """Return the words around an answer in which a reward accepts gold; empty where it does in none."""
+def _accepted_form(played: Sequence[GoldPlay], taskset: Taskset) -> Form | None:
+    """Return the form of an answer in which a reward accepts gold; None where it does in none."""
     few = [p for p in played if p.golds and p.golds[0].texts == ((p.task.answer,),)][:6]
-    told = (f for f in RENDERINGS[1:] if sum(p.earned > p.rival for p in (_say_in(f, p, taskset) for p in few)) > 4)
-    return next(told, "")
+    for part, take in PARTS.items():
+        if part and all(take(p.task.answer) == p.task.answer for p in few):
+            continue
+        for words in RENDERINGS if part else RENDERINGS[1:]:
+            form = Form(words, part)
+            if sum(p.earned > p.rival for p in (_say_in(form, p, taskset) for p in few)) > 4:
+                return form
+    return None
+
+
+def _typed_answer(taskset: Taskset, task: Task) -> list[str]:
+    """Say what a function of one's own is given as the answer where that is no text; nothing where it is."""
+    if not isinstance(taskset, Data) or "row" not in task.data or set(taskset.options.reward) <= set(NAMES):
+        return []
+    _, answer = taskset.columns_of(task)
+    if isinstance(answer, str):
+        return []
+    return [f"the function gets this row's answer as {type(answer).__name__}: {answer!r:.60}"]
 
 
 def _failures(bench: Bench, played: Sequence[GoldPlay]) -> Answer:
