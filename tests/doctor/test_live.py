@@ -116,6 +116,15 @@ def test_a_finding_goes_to_the_terminal_the_events_and_the_loop(make_run: Callab
     assert "run.nonfinite" in {finding["id"] for finding in table["findings"]}
 
 
+def test_files_of_the_current_folder_do_not_end_it(
+    make_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "select.py").write_text("raise SystemExit('a file of the current folder')\n")
+    monkeypatch.chdir(tmp_path)
+    said, _ = attended(with_nan(make_run("broken", steps=6)), "critical")
+    assert any("run.nonfinite" in line for line in said)
+
+
 def test_it_can_be_left_out(make_run: Callable[..., Path]) -> None:
     path = make_run("quiet", steps=3)
     assert attended(path, "critical", live=False) == ([], [])

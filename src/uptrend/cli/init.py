@@ -14,7 +14,7 @@ from uptrend.config.tables import to_recipe
 from uptrend.records import ConfigError
 from uptrend.tasks.data import Data, read_dataset, read_file
 from uptrend.tasks.pool import make_taskset
-from uptrend.tasks.rewards import READY
+from uptrend.tasks.rewards import WITHOUT_SERVER
 
 OWN = "own"
 QUESTIONS = ("prompt", "question", "problem", "instruction", "input", "query")
@@ -51,7 +51,7 @@ def test_the_right_answer_earns_more_than_a_wrong_one():
 def command(
     folder: Annotated[Path, typer.Argument(help="Folder to write into.")] = Path("."),
     data: Annotated[str | None, typer.Option(help="File (.jsonl, .json, .csv, .parquet) or hub dataset.")] = None,
-    reward: Annotated[str | None, typer.Option(help=f"Ready reward ({', '.join(READY)}), or own.")] = None,
+    reward: Annotated[str | None, typer.Option(help=f"Ready reward ({', '.join(WITHOUT_SERVER)}), or own.")] = None,
     model: Annotated[str | None, typer.Option(help="Known model, hub id or folder.")] = None,
     prompt: Annotated[str | None, typer.Option(help="Column of the question. Default: guessed from its name.")] = None,
     answer: Annotated[str | None, typer.Option(help="Column of the answer. Default: guessed from its name.")] = None,
@@ -77,7 +77,7 @@ def command(
     columns = list(rows[0])
     question = _column(prompt, "prompt", QUESTIONS, columns)
     right = _column(answer, "answer", ANSWERS, columns, needed=reward not in (None, OWN))
-    kinds = [*READY, OWN]
+    kinds = [*WITHOUT_SERVER, OWN]
     scored = _ask(reward, f"How is an answer scored? ({', '.join(kinds)})", "--reward", asks, "exact" if right else OWN)
     if scored not in kinds:
         raise ConfigError(f"--reward {scored} is not one of {', '.join(kinds)}.{nearest(scored, kinds)}")

@@ -153,7 +153,8 @@ class Sampling:
     rows: Annotated[int, Ge(0)] = 0
     """The most rollouts sampled side by side; 0 for all of a step's."""
     tool_timeout: Annotated[float, Ge(0)] = 600.0
-    """Seconds that a play may take to respond, to score or to close before it has failed; 0 for no limit."""
+    """Seconds that a play may take to respond, to score or to close before it has failed, without what it waits for
+    its turn; 0 for no limit."""
     rollout_timeout: Annotated[float, Ge(0)] = 0.0
     """Seconds after which a rollout's turns end, the current one unfinished; it is scored as it is. 0 for no limit."""
     engine: Engine = "in-process"

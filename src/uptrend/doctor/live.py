@@ -1,6 +1,6 @@
 """The doctor beside a run: a process that reads the run directory as it grows, and its handle. No torch.
 
-    python -m uptrend.doctor.live runs/quickstart
+    python -P -m uptrend.doctor.live runs/quickstart
 
 It writes one line of JSON per finding as soon as it holds, and one when it no longer does. Each report goes to
 findings.json. A line on its stdin asks for the last one; the end of stdin ends it. It is a process, not a thread:
@@ -40,7 +40,8 @@ class SideProcess:
     def __init__(self, module: str, *arguments: str) -> None:
         self._rest = b""
         self._process: subprocess.Popen[bytes] | None = None
-        command = [sys.executable, "-m", module, *arguments]
+        # -P: a file of the current folder must not take the place of a module.
+        command = [sys.executable, "-P", "-m", module, *arguments]
         with contextlib.suppress(OSError):  # no process to be had: the run needs no doctor to go on
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,

@@ -24,6 +24,7 @@ from uptrend.rollout.render import Renderer
 from uptrend.rollout.sampler import Extension, Limits, Sampler
 from uptrend.tasks.event_loop import together
 from uptrend.tasks.taskset import Play, Script, Taskset, commands_of
+from uptrend.tasks.time_limit import TimeLimit
 
 T = TypeVar("T")
 # Boundary at which a rollout failed, and the error.
@@ -97,6 +98,7 @@ class RolloutRequest:
 class Timeouts:
     """Seconds that playing may take; 0 for any time."""
 
+    # What a call waits for its turn does not count.
     tool: float = 0.0  # one call of the task, to answer, to score or to close; then it has failed
     rollout: float = 0.0  # all turns of a rollout; then it ends and is scored
 
@@ -267,13 +269,15 @@ async def play(
         except Exception as problem:
             failed = "open", problem
         if opened is not None and failed is None:
+            limit = TimeLimit(timeouts.rollout)
             try:
-                async with asyncio.timeout(timeouts.rollout or None) as limit:
-                    ended, failed = await _converse(
+                with limit.counting():
+                    conversation = _converse(
                         opened, tools, messages, tokens, say, renderer, limits, max_turns, timeouts.tool
                     )
+                    ended, failed = await limit.enforce(conversation)
             except TimeoutError:
-                if not limit.expired():  # the sampler's own
+                if not limit.has_expired:  # the sampler's own
                     raise
                 ended = Ending.TIME_LIMIT
             try:
@@ -300,16 +304,17 @@ async def _within(seconds: float, call: Awaitable[T]) -> T:
     """Wait so long for a call of the task (0 for any time), then cancel it and raise."""
     if not seconds:
         return await call
-    if isinstance(call, Coroutine):
-        try:
-            call = _Begun(call, call.send(None))
-        except StopIteration as done:  # most calls never wait, and a timer takes longer than they do
-            return done.value  # type: ignore[no-any-return]
+    limit = TimeLimit(seconds)
     try:
-        async with asyncio.timeout(seconds) as limit:
-            return await call
+        with limit.counting():
+            if isinstance(call, Coroutine):
+                try:
+                    call = _Begun(call, call.send(None))
+                except StopIteration as done:  # most calls never wait, and a timer takes longer than they do
+                    return done.value  # type: ignore[no-any-return]
+            return await limit.enforce(call)
     except TimeoutError:
-        if limit.expired():
+        if limit.has_expired:
             raise _NoAnswer(f"no answer within sampling.tool_timeout = {seconds:g} s") from None
         raise  # the task's own
 

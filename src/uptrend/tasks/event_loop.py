@@ -12,9 +12,12 @@ import os
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
+
+from uptrend.tasks.time_limit import in_turn
 
 T = TypeVar("T")
 Jobs = SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
@@ -59,11 +62,33 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 async def in_caller(job: Callable[[], T]) -> T:
     """Do something slow in the thread that waits in `run`; on any other loop, right here."""
     jobs = _CALLER.get()
-    if jobs is None:
-        return job()
+    return job() if jobs is None else await asyncio.wrap_future(_enqueue(jobs, job))
+
+
+async def in_callers_turn(job: Callable[[], T]) -> T:
+    """Do a call's work as `in_caller` does; what it waits there does not count towards the call's time limit."""
+    jobs = _CALLER.get()
+    return job() if jobs is None else await in_turn(job, partial(_enqueue, jobs))
+
+
+class Threads:
+    """A few threads for what would block the loop; a call's wait for one of them does not count as its time."""
+
+    def __init__(self, count: int, name: str) -> None:
+        self._count, self._name = count, name
+        self._pool, self._owner = ThreadPoolExecutor(count, name), os.getpid()
+
+    async def do(self, job: Callable[[], T]) -> T:
+        """Do a job in one of the threads."""
+        if self._owner != os.getpid():  # a fork has none of them
+            self._pool, self._owner = ThreadPoolExecutor(self._count, self._name), os.getpid()
+        return await in_turn(job, self._pool.submit)
+
+
+def _enqueue(jobs: Jobs, job: Callable[[], T]) -> Future[T]:
     done: Future[T] = Future()
     jobs.put((done, job))
-    return await asyncio.wrap_future(done)
+    return done
 
 
 async def together(works: Iterable[Awaitable[T]]) -> list[T]:

@@ -7,7 +7,6 @@ Either may be `async`. A function takes only the columns that it names, or all o
 types that the row has; what is recorded as a task's answer is text.
 """
 
-import asyncio
 import copy
 import functools
 import importlib
@@ -18,19 +17,21 @@ import math
 import os
 import re
 import sys
-import threading
 import urllib.request
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from uptrend.config.load import nearest
 from uptrend.records import ConfigError, MissingExtra, Part, Reward, Task, TasksetError
+from uptrend.records.worker_process import WorkerDied, WorkerProcess
 from uptrend.tasks.arithmetic import fold, grade
-from uptrend.tasks.event_loop import in_caller
+from uptrend.tasks.event_loop import Threads, in_callers_turn
 
 UNKNOWN = (math.nan, math.nan)
 # Columns that TRL adds to those of the dataset, for functions that name them.
@@ -165,18 +166,6 @@ def regex(completion: str, task: Task, options: RewardOptions) -> float:
     return float(found is not None and _folded(found[(found.lastindex and 1) or 0]) == _folded(task.answer))
 
 
-def equal_math(completion: str, task: Task, options: RewardOptions) -> float:  # noqa: ARG001
-    """Compare mathematics by math-verify: fractions, LaTeX, sets, \\boxed{}."""
-    try:
-        from math_verify import parse, verify
-    except ImportError:
-        raise MissingExtra("math-verify", "rewards") from None
-    # Its time limits are signals, which only the main thread gets.
-    seconds: Any = 5 if threading.current_thread() is threading.main_thread() else None
-    gold, said = (parse(text, parsing_timeout=seconds) for text in (task.answer, completion))
-    return float(verify(gold, said, timeout_seconds=seconds))
-
-
 def json_schema(completion: str, task: Task, options: RewardOptions) -> float:  # noqa: ARG001
     """Check JSON, bare or in a ``` block, against the schema."""
     fenced = re.search(r"```(?:json)?\s*(.*?)```", completion, re.DOTALL)
@@ -202,19 +191,64 @@ def _validator(path: str) -> Any:
     return kind(schema)
 
 
+# Seconds in which math-verify compares an answer with the gold one, as long as it gives itself for one comparison.
+MATH_SECONDS = 5.0
+
+
+class MathVerifier:
+    """`math`: compares mathematics by math-verify (fractions, LaTeX, sets, \\boxed{}), in a process of its own.
+
+    An expression such as 9^9^9^9 takes for ever, and no thread can be interrupted.
+    """
+
+    def __init__(self) -> None:
+        if importlib.util.find_spec("math_verify") is None:
+            raise MissingExtra("math-verify", "rewards")
+        self._worker = WorkerProcess("uptrend.tasks.math_worker")
+        self._thread = Threads(1, "math")  # decoding goes on meanwhile
+
+    async def __call__(self, completion: str, task: Task) -> float:
+        return await self._thread.do(partial(self._compare, task.answer, completion))
+
+    def _compare(self, gold: str, completion: str) -> float:
+        try:
+            found = self._worker.call([gold, completion], MATH_SECONDS)
+        except TimeoutError:
+            raise TasksetError(f"math-verify took longer than {MATH_SECONDS:g} s") from None
+        except WorkerDied as problem:
+            raise TasksetError(f"math-verify failed: {problem}") from None
+        if "error" in found:
+            raise TasksetError(f"math-verify failed: {found['error']}")
+        return float(found["equal"])
+
+
+# One for all tasksets that use it, which ends with the last of them.
+_VERIFIERS: "WeakValueDictionary[str, MathVerifier]" = WeakValueDictionary()
+
+
+def math_verifier() -> MathVerifier:
+    """Return the one of this process."""
+    verifier = _VERIFIERS.get("math")
+    if verifier is None:
+        verifier = _VERIFIERS["math"] = MathVerifier()
+    return verifier
+
+
 class Grader:
     """Asks the judge, each question once, a few at a time."""
 
     def __init__(self, judge: Judge) -> None:
-        self._judge, self._known, self._gate = judge, dict[str, float](), asyncio.Semaphore(judge.at_once)
+        self._judge, self._known = judge, dict[str, float]()
+        self._threads = Threads(judge.at_once, "judge")
 
-    async def __call__(self, completion: str, task: Task, options: RewardOptions) -> float:  # noqa: ARG002
+    async def __call__(self, completion: str, task: Task) -> float:
         values = {"prompt": task.messages[-1].content, "answer": task.answer, "completion": completion}
-        asked = fill(self._judge.prompt, values)
-        async with self._gate:
-            if asked not in self._known:
-                self._known[asked] = await asyncio.to_thread(self._ask, asked)
-        return self._known[asked]
+        return await self._threads.do(partial(self._grade, fill(self._judge.prompt, values)))
+
+    def _grade(self, text: str) -> float:
+        if text not in self._known:
+            self._known[text] = self._ask(text)
+        return self._known[text]
 
     def _ask(self, text: str) -> float:
         judge = self._judge
@@ -236,12 +270,12 @@ class Grader:
 
 
 READY: dict[str, Callable[[str, Task, RewardOptions], float]] = {
-    "exact": exact, "contains": contains, "number": number, "regex": regex, "math": equal_math,
-    "json-schema": json_schema,
+    "exact": exact, "contains": contains, "number": number, "regex": regex, "json-schema": json_schema,
 }  # fmt: skip
 # Arithmetic's rules, for short answers at the start of what is said; between -1 and 1.
 RULES = {"start": "exact", "partial": "partial", "rich": "rich"}
-NAMES = (*READY, "judge", *RULES)
+WITHOUT_SERVER = (*READY, "math")
+NAMES = (*WITHOUT_SERVER, "judge", *RULES)
 WITHOUT_ANSWER = ("json-schema", "judge")
 
 
@@ -285,14 +319,13 @@ def make_terms(options: RewardOptions, columns: Sequence[str], columns_of: Colum
 
 def _ready(name: str, options: RewardOptions) -> Callable[[str, Task], Awaitable[float]]:
     if name == "judge":
-        grader = Grader(options.judge)
-        return lambda completion, task: grader(completion, task, options)
+        return Grader(options.judge)
+    if name == "math":
+        return math_verifier()
 
     async def score(completion: str, task: Task) -> float:
         if name in RULES:
             return grade(RULES[name], completion, task).total  # type: ignore[arg-type]
-        if name == "math":
-            return await in_caller(lambda: equal_math(completion, task, options))
         return READY[name](completion, task, options)
 
     return score
@@ -403,7 +436,7 @@ def _of_function(function: Function, name: str, columns: Sequence[str], columns_
         taken = {key: value for key, value in values.items() if takes_all or key in named}
         # A copy each time, as datasets give one: a function may pop from a list.
         arguments = {key: copy.deepcopy(value) if key in row else value for key, value in taken.items()}
-        found = await function(**arguments) if is_async else await in_caller(lambda: function(**arguments))
+        found = await function(**arguments) if is_async else await in_callers_turn(partial(function, **arguments))
         if is_batched:
             if len(found) != 1:
                 raise TasksetError(f"{name} returned {len(found)} rewards for 1 completion")

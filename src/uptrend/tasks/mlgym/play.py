@@ -13,6 +13,7 @@ from uptrend.tasks.mlgym.rewards import DenseParts, Facts, Scheme, reward_of
 from uptrend.tasks.mlgym.scoring import Judged, SubmissionScorer
 from uptrend.tasks.sandbox import Bounds, Sandbox, Workspace
 from uptrend.tasks.sandbox.workspace import readable
+from uptrend.tasks.time_limit import holding, waiting
 
 AUTOMATIC = "(automatic submission)"  # at the end of a rollout that did not submit
 COMMAND = Tool(
@@ -50,10 +51,11 @@ class Arena:
         measured = self.baselines.get(task.id)
         if measured is None or (measured.done() and (measured.cancelled() or measured.exception())):  # tried again
             measured = self.baselines[task.id] = asyncio.ensure_future(self._measure(example))
-        return await asyncio.shield(measured)
+        with waiting():  # for work that a whole group shares
+            return await asyncio.shield(measured)
 
     async def _measure(self, example: Example) -> tuple[float, float]:
-        async with self.slots, await self.open(example) as workspace:
+        async with holding(self.slots), await self.open(example) as workspace:
             if self.problem.baseline:
                 await workspace.run(f"python {self.problem.baseline}", seconds=self.problem.timeout)
             files = await self.scorer.copy_out(workspace)
@@ -106,7 +108,7 @@ class ResearchPlay:
         self._is_asked = True
         terminal, score = await self._open(), None
         command = message.content
-        async with self.arena.slots:
+        async with holding(self.arena.slots):
             began = time.perf_counter()
             try:
                 command = command_of(message)
@@ -160,7 +162,7 @@ class ResearchPlay:
             scorer = self.arena.scorer
             if self._work is not None:
                 await asyncio.wait([self._work])
-            async with self.arena.slots:
+            async with holding(self.arena.slots):
                 files = await scorer.copy_out(self._terminal.workspace)
                 if self.keep == "best" and self._best is not None:
                     files = await self._better(files)

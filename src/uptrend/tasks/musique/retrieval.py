@@ -15,6 +15,7 @@ import numpy as np
 
 from uptrend.tasks.musique.embedding import Encode, Floats, load_encoder, need, need_packages
 from uptrend.tasks.musique.rows import Document
+from uptrend.tasks.time_limit import waiting
 
 RetrieverName = Literal["golden", "lexical", "semantic", "hybrid"]
 WORD = re.compile(r"\w+")
@@ -146,7 +147,8 @@ class Embedder:
             loop.call_soon(self._flush, self._waiting)  # after every search that is ready now has asked
         answer: asyncio.Future[Floats] = loop.create_future()
         self._waiting.append((texts, answer))
-        return await answer
+        with waiting():  # for everybody's texts; a time limit could not end the model's call
+            return await answer
 
     def _flush(self, requests: list[tuple[Sequence[str], asyncio.Future[Floats]]]) -> None:
         waiting = [(texts, answer) for texts, answer in requests if not answer.done()]  # some were cancelled

@@ -1,0 +1,115 @@
+"""A process of ours that answers requests, one at a time and within a time limit. No torch.
+
+It is for work that nothing else can interrupt, or that must not share an interpreter: `WorkerProcess` is the caller's
+side, `answer_requests` the worker's. It ends with its stdin: when the caller is gone, so is the worker.
+"""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+# Seconds that starting Python and importing a worker's modules may take, on a machine with much else to do.
+START_S = 60.0
+# Seconds by which a worker may miss its own limit before it is killed from outside.
+GRACE_S = 2.0
+
+
+class WorkerDied(Exception):  # noqa: N818 (what happened)
+    """A worker that ended before it answered."""
+
+
+class WorkerProcess:
+    """Handle of a worker; it is started when first needed, and again where it ended. Threads may share it."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner = os.getpid()  # a fork has a copy of the handle, and no worker of its own
+        self._lock = threading.Lock()
+
+    def call(self, request: Any, seconds: float) -> Any:
+        """Return the answer to a request, both plain JSON.
+
+        TimeoutError where it took longer, and then the worker is killed; WorkerDied where it ended.
+        """
+        with self._lock:
+            allowed_s = seconds + GRACE_S
+            process = self._process
+            if process is None or process.poll() is not None or self._owner != os.getpid():
+                process = self._start()
+                allowed_s += START_S
+            assert process.stdin is not None
+            assert process.stdout is not None
+            try:
+                process.stdin.write(json.dumps([seconds, request]).encode() + b"\n")
+                process.stdin.flush()
+                line = _read_line(process.stdout.fileno(), allowed_s)
+            except TimeoutError:
+                process.kill()
+                raise
+            except OSError:
+                line = b""
+            if line:
+                return json.loads(line)
+            process.kill()
+            code = process.wait()
+            if code == -signal.SIGALRM:
+                raise TimeoutError
+            raise WorkerDied(f"it ended with exit status {code}")
+
+    def close(self) -> None:
+        """End the process, whatever it does; the next call starts another."""
+        if self._process is not None:
+            _end(self._process, self._owner)
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        # -P: a file of the current folder must not take the place of a module.
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", self._module], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, process_group=0,  # Ctrl-C is for the caller
+        )  # fmt: skip
+        self._owner = os.getpid()
+        weakref.finalize(self, _end, self._process, self._owner)
+        return self._process
+
+
+def _end(process: "subprocess.Popen[bytes]", owner: int) -> None:
+    if owner == os.getpid():
+        process.kill()
+        process.wait()
+
+
+def _read_line(handle: int, seconds: float) -> bytes:
+    line, until = bytearray(), time.monotonic() + seconds
+    while not line.endswith(b"\n"):
+        ready, _, _ = select.select([handle], [], [], max(0.0, until - time.monotonic()))
+        if not ready:
+            raise TimeoutError
+        part = os.read(handle, 1 << 20)
+        if not part:
+            return b""
+        line += part
+    return bytes(line)
+
+
+def answer_requests(work: Callable[[Any], Any]) -> None:
+    """Answer requests until stdin ends: the worker's main function."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the caller
+    answers, sys.stdout = sys.stdout, sys.stderr  # what the work prints is no answer
+    for line in sys.stdin:
+        seconds, request = json.loads(line)
+        # The signal's default is the end of this process. It needs neither Python, which arithmetic on large numbers
+        # may hold, nor the caller, which may be gone.
+        signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-6))  # 0 would be no limit
+        answer = work(request)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
