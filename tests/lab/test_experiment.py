@@ -16,7 +16,7 @@ from uptrend.lab.journal.stored import Entry, write
 from uptrend.lab.notebook import Notebook
 from uptrend.lab.refuse import allowed, faults
 from uptrend.lab.workers import Outcome
-from uptrend.records import Arm, Confidence, Hypothesis, Run, RunDirectory, Status, Verdict
+from uptrend.records import Arm, Confidence, Hypothesis, LabError, Run, RunDirectory, Status, Verdict
 
 H = Hypothesis(
     "h01", "A greater rate learns more", "base.toml", (Arm("control", {}, True), Arm("fast", {"learning.lr": 8e-3})),
@@ -116,6 +116,19 @@ def test_what_is_changed_after_results_were_seen(notebook: Notebook) -> None:
     assert (verdict.status, verdict.confidence) == (Status.VALIDATED, Confidence.LOW)
     assert verdict.because == "10 of 10 runs had been seen before these criteria were written"
     assert one.notes == ("begun anew once; what had been found before is kept under before-N",)
+
+
+def test_an_experiment_of_two_seeds_that_was_run_before_they_were_refused_is_still_judged(notebook: Notebook) -> None:
+    h, launcher = replace(H, seeds=(0, 1)), QuickLauncher()
+    before = ExperimentRuns(notebook, h, launcher, makes_runs=False)
+    (verdict,) = together([before], launcher, QuickWorkers(), Watching())
+    assert (verdict.status, verdict.comparisons[0].seeds) == (Status.INCONCLUSIVE, (0, 1))
+    assert verdict.because == "fewer than 5 paired seeds decide nothing"
+    with pytest.raises(LabError, match="Write 5 seeds or more"):
+        ExperimentRuns(notebook, h, launcher)
+    specification.extend(notebook, before.specification, 3)
+    (verdict,) = run(notebook, h)
+    assert verdict.comparisons[0].seeds == (0, 1, 2, 3, 4)
 
 
 def test_several_hypotheses_share_runs_and_stay_one_family(notebook: Notebook) -> None:
