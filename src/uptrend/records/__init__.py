@@ -4,8 +4,8 @@
 
 from uptrend.records.directory import RunDirectory, Stop, StoppedBy
 from uptrend.records.errors import (
-    CheckpointError, ConfigError, LabError, MissingExtra, ModelError, RankLost, RecordError, RunLocked, RunRefused,
-    SandboxFailed, ServerWarning, TasksetError, UptrendError,
+    CheckpointError, ConfigError, LabError, MissingExtra, ModelError, RankLost, RecordError, RewardOutOfBounds,
+    RunLocked, RunRefused, SandboxFailed, ServerWarning, TasksetError, UptrendError,
 )  # fmt: skip
 from uptrend.records.finding import (
     Basis, CannotTell, Confidence, Evidence, Experiment, Finding, Fix, Report, Rival, Severity, Times, Trend, TrendKind,
@@ -25,7 +25,8 @@ __all__ = [
     "Arm", "Basis", "CannotTell", "CheckpointError", "Comparison", "Confidence", "ConfigError", "Direction", "Ending",
     "Evaluation", "Evidence", "Executed", "Experiment", "Finding", "Fix", "Hypothesis", "Interval", "LabError",
     "Measured", "Message", "Method", "MissingExtra", "ModelError", "Part", "Priority", "RankLost", "RecordError",
-    "Report", "Reward", "Rival", "Role", "Rollout", "Run", "RunDirectory", "RunLocked", "RunRefused", "RunView",
+    "Report", "Reward", "RewardOutOfBounds", "Rival", "Role", "Rollout", "Run", "RunDirectory", "RunLocked",
+    "RunRefused", "RunView",
     "SandboxFailed", "Sequence", "ServerWarning", "Severity", "Source", "Status", "Stop", "StoppedBy", "Task",
     "TasksetError", "Times", "Tool", "ToolCall", "Trend", "TrendKind", "UptrendError", "Verdict",
     "boundary_of", "from_lines", "rollouts_of", "rollouts_table", "task_id", "tasks_hash",

@@ -3,6 +3,7 @@
 UptrendError            what was wrong, where, and what would be right
 ├── ConfigError         a recipe or an override that cannot be used
 ├── TasksetError        a taskset, a task file or a task that cannot be used
+│   └── RewardOutOfBounds   a reward function that pays more or less than its bounds say
 ├── SandboxFailed       a sandbox that can't start or has died
 ├── ModelError          a model that cannot be had or loaded
 ├── RecordError         a run directory that cannot be read or written
@@ -15,6 +16,8 @@ UptrendError            what was wrong, where, and what would be right
 
 All of them end the command with exit code 2, a refused run with 1 as every finding. Assertions are for our own bugs.
 """
+
+import re
 
 from uptrend.records.finding import Finding
 
@@ -66,6 +69,28 @@ class RunRefused(UptrendError):  # noqa: N818 (what happened)
     def __init__(self, finding: Finding) -> None:
         super().__init__(f"Not started: {finding.id}: {finding.summary}")
         self.finding = finding
+
+
+class RewardOutOfBounds(TasksetError):  # noqa: N818 (what happened)
+    """A reward function that pays more or less than its bounds say; its rollout is recorded without a reward."""
+
+    _TEXT = re.compile(r"([\w.<>-]+) returned (\S+), outside tasks\.bounds = \[(\S+), (\S+)\]")
+
+    def __init__(self, name: str, value: float, low: float, high: float) -> None:
+        super().__init__(f"{name} returned {value:.9g}, outside tasks.bounds = [{low:.9g}, {high:.9g}]")
+        self.name, self.value, self.low, self.high = name, value, low, high
+
+    @classmethod
+    def read(cls, text: str) -> "RewardOutOfBounds | None":
+        """Return the error that a recorded text is; None for any other."""
+        found = cls._TEXT.search(text)
+        return None if found is None else cls(found[1], float(found[2]), float(found[3]), float(found[4]))
+
+    @property
+    def sentence(self) -> str:
+        """What the reward pays, and where its bounds end."""
+        end, bound = ("end", self.high) if self.value > self.high else ("begin", self.low)
+        return f"{self.name} pays {self.value:.9g}, but its bounds {end} at {bound:.9g}"
 
 
 class RankLost(UptrendError):  # noqa: N818 (what happened)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from uptrend.config.load import nearest
-from uptrend.records import ConfigError, Message, MissingExtra, Reward, Task, TasksetError, Tool
+from uptrend.records import ConfigError, Message, MissingExtra, Reward, RewardOutOfBounds, Task, TasksetError, Tool
 from uptrend.records.hub import hub_problem
 from uptrend.records.rollout import task_id
 from uptrend.tasks import rewards
@@ -127,6 +127,16 @@ class Data:
 
     def open(self, task: Task, seed: int) -> OneAnswer:  # noqa: ARG002 (nothing is random here)
         return OneAnswer(task, self._terms, self.options)
+
+    def bounds_that_hold(self, errors: Iterable[RewardOutOfBounds]) -> list[Any]:
+        """Return `tasks.bounds` as they should be, so that rewards which left them stay inside."""
+        pairs = [list(pair) for pair in self.options.bounds]
+        places = {term.name: place for place, term in enumerate(self._terms)}
+        for error in errors:
+            low, high = pairs[places[error.name]]
+            pairs[places[error.name]] = [min(low, error.value), max(high, error.value)]
+        right = [[int(bound) if bound.is_integer() else float(f"{bound:.9g}") for bound in pair] for pair in pairs]
+        return right[0] if len(right) == 1 else right
 
     def columns_of(self, task: Task) -> tuple[Mapping[str, Any], Any]:
         """Return a task's row and the answer in it, in the types that the row has."""

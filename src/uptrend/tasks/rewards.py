@@ -28,7 +28,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from uptrend.config.load import nearest
-from uptrend.records import ConfigError, MissingExtra, Part, Reward, Task, TasksetError
+from uptrend.records import ConfigError, MissingExtra, Part, Reward, RewardOutOfBounds, Task, TasksetError
 from uptrend.records.worker_process import WorkerDied, WorkerProcess
 from uptrend.tasks.arithmetic import fold, grade
 from uptrend.tasks.event_loop import Threads, in_callers_turn
@@ -472,7 +472,7 @@ async def score(terms: Sequence[RewardTerm], options: RewardOptions, completion:
         low, high = term.bounds
         earned = sum(value.values()) if isinstance(value, Mapping) else value
         if earned < low - 1e-6 or earned > high + 1e-6:
-            raise TasksetError(f"{term.name} returned {earned:g}, outside tasks.bounds = [{low:g}, {high:g}]")
+            raise RewardOutOfBounds(term.name, earned, low, high)
         if isinstance(value, Mapping):
             prefix = f"{term.name}-" if len(terms) > 1 else ""
             parts += [Part(prefix + key, each, *UNKNOWN, term.weight) for key, each in value.items()]

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from uptrend.records import MissingExtra, Reward, Task, tasks_hash
+from uptrend.records import MissingExtra, Reward, RewardOutOfBounds, Task, tasks_hash
 from uptrend.tasks import event_loop
 from uptrend.tasks.rewards import Undecided
 from uptrend.tasks.taskset import GivenTasks, Script, Taskset, known_gold, play_script
@@ -71,6 +71,7 @@ class Played:
     is_gold: bool
     rewards: tuple[Reward, ...]  # reward of each play; empty where one failed
     error: str = ""
+    leaves_bounds: bool = False  # it failed because of that
 
     @property
     def is_best(self) -> bool:
@@ -156,7 +157,7 @@ def _none_of(name: str, wrong: Sequence[Played], plays: Sequence[Played]) -> Req
 
 
 def _of_plays(played: Sequence[Played]) -> Iterator[Requirement]:
-    failed = [play for play in played if play.error]
+    failed = [play for play in played if play.error and not play.leaves_bounds]
     yield Requirement("no play fails", not failed, f"{len(failed)} of {len(played)} failed{_example(failed)}")
     experts, others = ([play for play in played if play.is_gold is gold] for gold in (True, False))
     rewards = [(play, reward) for play in played for reward in play.rewards]
@@ -172,6 +173,7 @@ def _of_plays(played: Sequence[Played]) -> Iterator[Requirement]:
         as_good = [p for p in others if p.rewards and p.rewards[0].total >= gold.get(p.prompt, -math.inf)]
         yield _none_of("no corrupted answer earns as much as gold", as_good, others)
     outside = [play for play, reward in rewards if not _is_within(reward)]
+    outside += [play for play in played if play.leaves_bounds]
     lows, highs = {reward.low for _, reward in rewards}, {reward.high for _, reward in rewards}
     span = f"between {min(lows):g} and {max(highs):g}" if rewards else "none"
     if not is_bounded:
@@ -255,6 +257,8 @@ async def _play_repeats(taskset: Taskset, task: Task, scripts: Sequence[Script],
         raise
     except Undecided:  # its own answer
         return Played(prompt, "", is_gold, ())
+    except RewardOutOfBounds as error:
+        return Played(prompt, "", is_gold, (), f"{error.sentence}; set tasks.bounds", leaves_bounds=True)
     except Exception as error:  # a taskset's own bug is what we are here to report
         return Played(prompt, "", is_gold, (), f"{type(error).__name__}: {error}")
     said = [message.content for message in played[-1][0] if message.role == "assistant"]

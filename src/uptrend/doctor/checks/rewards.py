@@ -70,6 +70,8 @@ RIGHT = re.compile(
     r"correct|accura|answer|exact|solve|equation|outcome|env|success|win|f1|pass|test|terminal|truth|gold|verif|task|"
     r"trace|action|match|score"
 )
+# A part so named measures the answer, whatever else its name has: parsed_correct. format_exact measures the form.
+CORRECTNESS = re.compile(r"correct|accura|exact")
 # The rise, in deviations between rollouts, that a component which stands still can at most have had.
 NOTHING = 0.1
 # Shares of the variance: below the first a component teaches nothing, from the second on it is all that is taught.
@@ -91,7 +93,9 @@ class PartCurve:
     @property
     def is_format(self) -> bool:
         """True where its name says that it pays for how an answer looks."""
-        return bool(FORMAT.search(self.name.lower()))
+        name = self.name.lower()
+        is_correctness = CORRECTNESS.search(name) and "format" not in name
+        return bool(FORMAT.search(name)) and not is_correctness
 
     def stands_still(self, unit: float) -> bool:
         """Tell whether noise can't hide a rise that matters."""

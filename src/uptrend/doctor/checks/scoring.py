@@ -28,7 +28,7 @@ from uptrend.doctor.checks.tools import too_many_failed
 from uptrend.doctor.curves import REWARD
 from uptrend.doctor.rank import CRITICAL, NOTE, PROOF, SIGNAL, SUSPICION, WARNING
 from uptrend.doctor.rows import Flags, Rows, count_flags, seen_among, seen_in
-from uptrend.records import Ending, Evidence, boundary_of
+from uptrend.records import Ending, Evidence, RewardOutOfBounds, boundary_of
 
 # Places by which rewards are tried against the answers beside theirs.
 MOST_PLACES = 16
@@ -56,6 +56,33 @@ def error_scored(case: Case) -> Answer:
     text = f"{count} of {total} rollouts have an error and a reward, such as {str(error)[:80]!r}"
     severity, shown = warn_if(count >= 0.01 * total), seen_in(rows, flags, text, count / total)
     return [failed, Found(severity, PROOF, AS_PAGE, [shown])]
+
+
+# The share of rollouts without a reward from which the rest is a selection.
+MANY_LOST = 0.05
+
+
+@check("reward.out-of-bounds")
+def out_of_bounds(case: Case) -> Answer:
+    """Report rollouts that failed because their reward left its bounds."""
+    if lacking := why_no_scores(case):
+        return Lacking(lacking)
+    return case.once(_out_of_bounds)
+
+
+def _out_of_bounds(case: Case) -> Found | None:
+    rows, total = case.rows, sum(map(len, case.rows))
+    read = [[RewardOutOfBounds.read(error or "") for error in r.texts("error")] for r in rows]
+    errors = [error for of in read for error in of if error is not None]
+    if not errors:
+        return None
+    flags = [np.array([error is not None for error in of], np.bool_) for of in read]
+    furthest = max(errors, key=lambda error: max(error.value - error.high, error.low - error.value))
+    right = [min(furthest.low, furthest.value), max(furthest.high, furthest.value)]
+    summary = f"{furthest.sentence}: set tasks.bounds = [{right[0]:.9g}, {right[1]:.9g}]."
+    share = len(errors) / total
+    shown = seen_in(rows, flags, f"{len(errors)} of {total} rollouts have no reward for that", share)
+    return Found(CRITICAL if share >= MANY_LOST else WARNING, PROOF, summary, [shown])
 
 
 @check("reward.never-computed")

@@ -65,6 +65,7 @@ class ScoredPlay:
 
     texts: tuple[tuple[str, ...], ...]  # replies of the task to each turn; for a script, its own turns
     reward: Reward | None  # None where the task failed, and then the error is the last text
+    error: Exception | None = None
 
 
 class RecordingSampler:
@@ -406,7 +407,7 @@ def play_scripts(taskset: Taskset, task: Task, scripts: Iterable[Script]) -> lis
             messages, reward = await play_script(taskset, task, script)
             return ScoredPlay(tuple((m.content,) for m in messages if m.role == "assistant"), reward)
         except Exception as error:  # a taskset's own failure is an observation too
-            return ScoredPlay(((f"{type(error).__name__}: {error}",),), None)
+            return ScoredPlay(((f"{type(error).__name__}: {error}",),), None, error)
 
     async def everyone() -> list[ScoredPlay]:
         is_slow = hasattr(taskset, "FEW_PLAYS")
@@ -431,7 +432,7 @@ async def _say(
                 is_on.set()
         return ScoredPlay(tuple(observed), await play.score())
     except Exception as error:  # a task's own failure is an observation too
-        return ScoredPlay((*observed, (f"{type(error).__name__}: {error}",)), None)
+        return ScoredPlay((*observed, (f"{type(error).__name__}: {error}",)), None, error)
     finally:
         is_on.set()
         await play.close()

@@ -13,7 +13,7 @@ import numpy as np
 from uptrend.doctor.answers import CLASSES, name_class, plain_question
 from uptrend.doctor.probes.bench import Bench, ScoredPlay, play_scripts, seen
 from uptrend.doctor.probes.probe import CRITICAL, NOTE, WARNING, Answer, probe, require
-from uptrend.records import Ending, Finding, Fix, Task, boundary_of
+from uptrend.records import Ending, Finding, Fix, RewardOutOfBounds, Task, boundary_of
 from uptrend.tasks.data import Data
 from uptrend.tasks.pool import Cursor
 from uptrend.tasks.rewards import NAMES, RENDERINGS
@@ -41,13 +41,8 @@ class GoldPlay:
         return max((p.reward.total for p in self.others if p.reward), default=-math.inf)
 
 
-@probe(
-    "gold",
-    finds=["reward.gold-rejected", "advantage.sign", "reward.error-scored", "reward.never-computed",
-           "context.completion-truncated", "context.prompt-truncated"],
-)  # fmt: skip
-def gold(bench: Bench) -> Answer:
-    """Score gold and corrupted answers of 50 tasks, of every class of answers, and gold in the model's tokens."""
+def play_golds(bench: Bench) -> list[GoldPlay]:
+    """Play gold and corrupted answers of 50 tasks, of every class of answers."""
     stage, held, generator, played = bench.stage, bench.held_out, random.Random(0), list[GoldPlay]()
     evaluated = min(bench.few(25), len(held.tasks))
     trained = min(bench.few(50) - evaluated, len(stage.tasks))
@@ -58,6 +53,17 @@ def gold(bench: Bench) -> Answer:
             experts = known_gold(taskset, task)
             plays = play_scripts(taskset, task, [*experts, *taskset.corrupted(task)])
             played.append(GoldPlay(task, plays[: len(experts)], plays[len(experts) :]))
+    return played
+
+
+@probe(
+    "gold",
+    finds=["reward.gold-rejected", "advantage.sign", "reward.error-scored", "reward.never-computed",
+           "context.completion-truncated", "context.prompt-truncated"],
+)  # fmt: skip
+def gold(bench: Bench) -> Answer:
+    """Score gold and corrupted answers of 50 tasks, of every class of answers, and gold in the model's tokens."""
+    stage, played = bench.stage, bench.once(play_golds)
     rejected, form = _rejected(played), None
     if 2 * len(rejected) > len(played) and (form := _accepted_form(played, stage.taskset)):
         played = [_say_in(form, p, stage.taskset) for p in played]
@@ -94,7 +100,7 @@ def gold(bench: Bench) -> Answer:
         summary = f"{len(lax)} of {corrupted} corrupted answers earn the maximum: the reward can be had without one."
         severity = CRITICAL if len(lax) > (0.05 if is_bounded else 0.4) * corrupted else WARNING
         yield bench.found("reward.gold-rejected", severity, summary, [seen(_describe(*each)) for each in lax[:3]])
-    if judged == trained + evaluated and not rejected and not form:
+    if judged == len(played) and not rejected and not form:
         yield from _gold_in_tokens(bench)
 
 
@@ -192,11 +198,39 @@ def _failures(bench: Bench, played: Sequence[GoldPlay]) -> Answer:
     """Report gold answers that a reward can't judge, and answers that it fails on, with the commonest exception."""
     golds, every = [g for p in played for g in p.golds], [g for p in played for g in (*p.golds, *p.others)]
     for id, among, is_none in (("reward.never-computed", golds, True), ("reward.error-scored", every, False)):
-        texts = [p.texts[-1][0] for p in among if p.reward is None]
+        # A reward that leaves its bounds is another fault, which `bounds` finds.
+        texts = [p.texts[-1][0] for p in among if p.reward is None and not isinstance(p.error, RewardOutOfBounds)]
         if texts := [text for text in texts if text.startswith("Undecided") is is_none]:
             (text, count), share = Counter(texts).most_common(1)[0], len(texts) / len(among)
             summary = f"The reward gives no number for {len(texts)} of {len(among)} answers: {count} times {text}."
             yield bench.found(id, CRITICAL if share > 0.5 else WARNING, summary, text, share)
+
+
+@probe("bounds", finds=["reward.out-of-bounds"])
+def bounds(bench: Bench) -> Answer:
+    """Compare what gold, corrupted, cheating and the model's answers earn with the bounds that the reward states."""
+    taskset = bench.stage.taskset
+    require(isinstance(taskset, Data) and taskset.options.bounds, "no function of one's own states bounds")
+    assert isinstance(taskset, Data)
+    plays = [play for each in bench.once(play_golds) for play in (*each.golds, *each.others)]
+    for task in bench.stage.tasks[: bench.few(8)]:
+        plays += play_scripts(taskset, task, taskset.cheaters(task))
+    failed = [r for r in bench.played if boundary_of(r.error) == "score" and r.task in bench.tasks]
+    plays += bench.replay(failed[: bench.few(32)])
+    errors = [play.error for play in plays if isinstance(play.error, RewardOutOfBounds)]
+    yield f"{len(errors)} of {len(plays)} answers earn more or less than the bounds"
+    if not errors:
+        return
+    furthest = max(errors, key=lambda error: max(error.value - error.high, error.low - error.value))
+    summary = f"{furthest.sentence}: {len(errors)} of {len(plays)} answers could not be scored."
+    right = taskset.bounds_that_hold(errors)
+    in_python = str(right).replace("[", "(").replace("]", ")")
+    way = f"Set tasks.bounds = {right} in the recipe, or bounds={in_python} in uptrend.train"
+    fix = Fix(f"{way}: the least and the most that the reward pays.", {"uptrend": {"tasks.bounds": right}})
+    values = sorted({error.value for error in errors})
+    paid = ", ".join(f"{value:.9g}" for value in values[:8]) + ", …" * (len(values) > 8)
+    evidence = seen(f"outside [{furthest.low:.9g}, {furthest.high:.9g}] it pays {paid}", furthest.value)
+    yield bench.found("reward.out-of-bounds", CRITICAL, summary, [evidence], fix=fix)
 
 
 def _is_best(played: ScoredPlay) -> bool:
