@@ -62,7 +62,7 @@ def test_json_is_one_object(call: Call) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("preflight", RECIPE, "--only", "prompt-swop"), "there is no such probe. There are gold, repeats"),
+        (("preflight", RECIPE, "--only", "prompt-swop"), "there is no such probe. There are gold, bounds, repeats"),
         (("preflight", "none.toml"), "none.toml"),
         (("train", RECIPE, "--allow", "mask.attention-blnd"), "Did you mean mask.attention-blind?"),
     ],
