@@ -16,8 +16,8 @@ from uptrend.runner.live_doctor import LiveDoctor
 from uptrend.training.observer import StepRecord, Stop
 
 
-def report(*ids: str, severity: Severity = Severity.WARNING) -> Report:
-    findings = tuple(Finding(id, severity, Basis.PROOF, f"It is {id}.", ()) for id in ids)
+def report(*ids: str, severity: Severity = Severity.WARNING, basis: Basis = Basis.PROOF) -> Report:
+    findings = tuple(Finding(id, severity, basis, f"It is {id}.", ()) for id in ids)
     return Report("here", "uptrend", "run", 5, Trend(TrendKind.FLAT, ""), findings, ())
 
 
@@ -30,6 +30,10 @@ NEWS: dict[str, list[tuple[Report, int, list[str]]]] = {
     ],
     "a curve is told when a later diagnosis still has it": [
         (report(CURVE), 40, []), (report(CURVE), 42, []), (report(CURVE), 44, [CURVE]),
+    ],
+    "what curves suggest of a cause that a probe proves waits too": [
+        (report("optimizer.lr-small", basis=Basis.SIGNAL), 20, []),
+        (report("optimizer.lr-small", basis=Basis.SIGNAL), 23, ["optimizer.lr-small"]),
     ],
     "a curve that looks bad once is not told": [(report(CURVE), 40, []), (report(), 44, []), (report(CURVE), 45, [])],
     "notes are not told": [(report("data.duplicates", severity=Severity.NOTE), 9, [])],

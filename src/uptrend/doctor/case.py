@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from uptrend.doctor.curves import RunCurves
+from uptrend.doctor.curves import LEVEL, RunCurves
 from uptrend.doctor.rows import Grouped, Rows, grouped
 from uptrend.doctor.trend import Collapse, HeldOutChange, find_collapse, held_out_change, judge_trend
 from uptrend.records import RecordError, RunView, Trend, TrendKind
@@ -91,6 +91,12 @@ class Case(RunCurves):
         """True where held-out tasks show beyond doubt that the model got better, whatever its noisy rewards say."""
         change = self.held_out
         return change is not None and change.interval is not None and change.interval[0] > LEARNED
+
+    @property
+    def has_gained(self) -> bool:
+        """True where held-out scores surely rose, however little: only another policy answers fixed tasks better."""
+        change = self.held_out
+        return change is not None and change.effect > 0 and change.chance < LEVEL
 
     def why_no_rollouts(self, columns: Sequence[str] = ()) -> str:
         """Return why rollouts with these columns can't be read; empty where they can."""

@@ -25,7 +25,7 @@ from uptrend.doctor.diagnose import diagnose
 from uptrend.doctor.rank import alarms, at_least
 from uptrend.doctor.report import finding_table
 from uptrend.doctor.saved import save_report
-from uptrend.records import Finding, RecordError, Report, Run, Severity, view_of
+from uptrend.records import Basis, Finding, RecordError, Report, Run, Severity, view_of
 
 # Seconds between two diagnoses: at least so many, and so many times what the last one took, which leaves the doctor at
 # most a tenth of one core.
@@ -104,13 +104,14 @@ class Announced:
     def news(self, report: Report, step: int) -> list[Finding]:
         """Return alarms that hold and were not announced, or not as bad."""
         # A curve that is judged again and again will look bad once by chance: what rests on one is told when a later
-        # diagnosis, a tenth of the run on, still has it. An invariant is broken or it is not.
+        # diagnosis, a tenth of the run on, still has it. An invariant that a proof shows to be broken is broken.
         now = alarms(report.findings)
         self._since = {f.id: self._since.get(f.id, step) for f in now}
         news = []
         for finding in now:
-            is_curve, told = CATALOGUE[finding.id].kind is Kind.CURVE, self._told.get(finding.id)
-            holds = not is_curve or step - self._since[finding.id] >= steps_that_decide(step)
+            told = self._told.get(finding.id)
+            is_certain = finding.basis is Basis.PROOF and CATALOGUE[finding.id].kind is not Kind.CURVE
+            holds = is_certain or step - self._since[finding.id] >= steps_that_decide(step)
             if holds and (told is None or not at_least(replace(finding, severity=told), finding.severity)):
                 self._told[finding.id] = finding.severity
                 news.append(finding)

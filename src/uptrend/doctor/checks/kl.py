@@ -89,7 +89,7 @@ RULES, HEAVY, RULES_HEAVY = 2.5, 0.5, 2.0
 def strangles(case: Case, kl: Curve) -> Found | None:
     """Report a policy that a heavy penalty holds; without one a small learning rate explains it as well."""
     beta, norms = case.kl_weight, case.curve(GRADIENT)[1]
-    if case.is_learning or len(kl.values) < FEWEST or beta < LARGE_BETA:
+    if case.is_learning or case.has_gained or len(kl.values) < FEWEST or beta < LARGE_BETA:
         return None
     if case.value("learning.kl.reset_every"):  # near a reference that follows it, the policy is not held
         return None
