@@ -14,8 +14,19 @@ import uptrend
 from curve_runs import healthy
 from uptrend.doctor.check import finding
 from uptrend.doctor.diagnose import diagnose
+from uptrend.doctor.rank import alarms
 from uptrend.doctor.report import print_report, to_html, to_markdown, to_table
-from uptrend.records import Basis, CannotTell, Evidence, RecordError, Report, Severity, TrendKind, from_lines
+from uptrend.records import (
+    Basis,
+    CannotTell,
+    Confidence,
+    Evidence,
+    RecordError,
+    Report,
+    Severity,
+    TrendKind,
+    from_lines,
+)
 from uptrend.records.view import RunView
 
 BROKEN = {"loss/total": lambda i: float("nan") if i > 50 else 0.1}
@@ -176,3 +187,39 @@ def test_what_explains_a_still_policy(
     causes = uptrend.diagnose(path).findings
     assert causes[0].id in first
     assert also & {f.id for cause in causes for f in (cause, *cause.explains)}
+
+
+def idle_lines(steps: int, **more: float) -> list[dict[str, Any]]:
+    """Return metrics of steps in which every group was dead."""
+    each = {"reward/mean": 0.0, "reward/std": 0.0, "gradient/norm/before": 0.0, "advantage/dead/share": 1.0, **more}
+    return [{"step": step, **each} for step in range(1, steps + 1)]
+
+
+@pytest.mark.parametrize("more", [{"advantage/dead_low/share": 1.0, "advantage/dead_high/share": 0.0}, {}])
+def test_three_steps_without_any_gradient_are_certain(more: dict[str, float]) -> None:
+    report = diagnose(from_lines(idle_lines(3, **more), source="log", name=""))
+    (first, *_) = alarms(report.findings)
+    assert first.id == DEAD
+    assert "optimizer.dead-steps" in {symptom.id for symptom in first.explains}
+    assert first.confidence is not Confidence.HIGH
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [idle_lines(2), idle_lines(3, **{"gradient/norm/before": 0.2}), idle_lines(3, **{"advantage/dead/share": 0.75})],
+    ids=["two steps", "a penalty pulls", "a group lives"],
+)
+def test_three_steps_that_may_be_chance_are_not(lines: list[dict[str, Any]]) -> None:
+    assert not alarms(diagnose(from_lines(lines, source="log", name="")).findings)
+
+
+@pytest.mark.slow
+def test_a_real_run_of_three_steps_that_nothing_can_teach(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{n} + {n} =", "answer": "unheard of"} for n in range(40)]
+    settings = {"sampling.groups": 4, "sampling.size": 4, "sampling.max_tokens": 4, "learning.kl.beta": 0.0}
+    run = uptrend.train(
+        model="tiny", data=rows, reward=lambda completion, answer: float(completion == answer), bounds=[0, 1], steps=3,
+        overrides=settings, runs=tmp_path, progress=False, preflight=False,
+    )  # fmt: skip
+    (first, *_) = alarms(uptrend.diagnose(run.path).findings)
+    assert first.id in (DEAD, "reward.gold-rejected")

@@ -45,6 +45,12 @@ def test_confidence(id: str, basis: Basis, source: str, confidence: Confidence, 
     assert told in words
 
 
+def test_few_runs_do_not_make_a_cause_doubted() -> None:
+    doubts = {id: measured.is_mostly_wrong(id, "records") for id in ("kl.sign", "kl.reference", "kl.runaway")}
+    assert doubts == {"kl.sign": False, "kl.reference": False, "kl.runaway": True}
+    assert not measured.is_mostly_wrong("kl.runaway", "scalars")
+
+
 def test_the_page_tells_what_was_measured() -> None:
     page = cause_page(CATALOGUE["kl.sign"])
     assert "right in 8 of 8 runs where it was named first, among the first three in 8 of 9 runs that had it" in page

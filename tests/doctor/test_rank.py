@@ -1,10 +1,12 @@
 """Causes above symptoms, one finding per cause, the surest and worst first."""
 
+from dataclasses import replace
+
 import pytest
 
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.doctor.rank import CRITICAL, NOTE, PROOF, SIGNAL, SUSPICION, WARNING, all_symptoms, rank
-from uptrend.records import Basis, Evidence, Finding, Severity
+from uptrend.records import Basis, Confidence, Evidence, Finding, Severity
 
 
 def found(id: str, severity: Severity = WARNING, basis: Basis = PROOF, *texts: str) -> Finding:
@@ -49,6 +51,26 @@ def test_a_cause_is_as_bad_as_its_symptom_and_symptoms_of_symptoms_are_symptoms(
     assert "kl.strangles" in all_symptoms("precision.update-underflow")
     for symptom in CATALOGUE["optimizer.frozen"].explains:
         assert {symptom, *CATALOGUE[symptom].explains} <= all_symptoms("optimizer.frozen")
+
+
+def doubted(severity: Severity = WARNING, basis: Basis = SIGNAL) -> Finding:
+    words = "right in 0 of 6 trial runs where it was named first"
+    return replace(found(DEAD, severity, basis), confidence=Confidence.LOW, is_doubted=True, measured=words)
+
+
+def test_what_trials_doubt_is_never_named_before_what_they_trust() -> None:
+    trusted = found("data.memorized", WARNING, SIGNAL)
+    assert [f.id for f in rank([doubted(CRITICAL, PROOF), trusted])] == ["data.memorized", DEAD]
+    assert [f.severity for f in rank([doubted(), trusted])] == [WARNING, WARNING]
+
+
+def test_what_trials_doubt_is_a_note_by_itself_and_says_why() -> None:
+    (alone,) = rank([doubted()])
+    assert (alone.severity, alone.confidence) == (NOTE, Confidence.LOW)
+    assert alone.measured.startswith("right in 0 of 6 trial runs")
+    assert alone.measured.endswith("look for what is behind it")
+    (proven,) = rank([doubted(basis=PROOF)])
+    assert proven.severity is WARNING, "that nothing can be learned is certain, whatever the reason"
 
 
 def test_several_checks_that_see_one_cause_make_one_finding() -> None:

@@ -52,6 +52,28 @@ def test_trends(name: str) -> None:
     assert trend.kind is kind, trend.sentence
 
 
+def risen_and_fallen(seed: int) -> np.ndarray:
+    """Return a noisy reward that rises, falls and stays down, so that no straight line fits it."""
+    random = np.random.default_rng(seed)
+    ends = (0.1, random.uniform(1, 3), random.uniform(-1, 0.3))
+    lengths = (random.integers(5, 30), random.integers(5, 30))
+    parts = [np.linspace(ends[i], ends[i + 1], length) for i, length in enumerate(lengths)]
+    level = np.concatenate([*parts, np.full(int(random.integers(5, 30)), ends[2])])
+    return level + random.uniform(0.02, 0.5) * random.standard_normal(len(level))
+
+
+def test_a_headline_agrees_with_the_interval_beside_it() -> None:
+    curves = [healthy(**bent) for bent, _ in TRENDS.values()]
+    for seed in range(150):
+        values = risen_and_fallen(seed)
+        curves += [healthy(len(values), **{REWARD: sign * values}) for sign in (1, -1)]
+    for view in curves:
+        trend = Case(view).trend
+        low, high = trend.interval or (0.0, 0.0)
+        agrees = {LEARNING: low > 0, FALLING: high < 0, SHORT: low <= 0 <= high, FLAT: True}
+        assert agrees[trend.kind], trend.sentence
+
+
 def test_figures_of_a_trend() -> None:
     trend = Case(healthy()).trend
     low, high = trend.interval or (0, 0)

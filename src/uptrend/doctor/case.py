@@ -15,6 +15,8 @@ from uptrend.records import RecordError, RunView, Trend, TrendKind
 MOST, FIRST = 8, 3
 # Held-out change above which a run has learned; its whole interval must lie above.
 LEARNED = 0.05
+# Steps after which a run without any gradient is told so: one step's tasks may all be too hard by chance.
+CERTAIN_STEPS = 3
 
 T = TypeVar("T")
 
@@ -75,6 +77,12 @@ class Case(RunCurves):
     def is_stuck(self) -> bool:
         """True where the training reward surely does not rise."""
         return self.trend.kind in (TrendKind.FLAT, TrendKind.FALLING)
+
+    @cached_property
+    def is_certainly_idle(self) -> bool:
+        """True where every group of every step was dead and every gradient 0: a fact of few steps, not a trend."""
+        gradient, dead = self.curve("gradient/norm/before")[1], self.dead_groups
+        return min(len(gradient), len(dead)) >= CERTAIN_STEPS and not gradient.any() and bool((dead > 0.999).all())
 
     @cached_property
     def collapse(self) -> Collapse | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from uptrend.doctor.case import Case
 from uptrend.doctor.catalogue import CATALOGUE, complete_fix, resolve_experiment, settings_of
-from uptrend.doctor.measured import confidence_of
+from uptrend.doctor.measured import confidence_of, is_mostly_wrong
 from uptrend.doctor.rank import CRITICAL, NOTE, PROOF, SIGNAL, WARNING, alarms
 from uptrend.records import Basis, CannotTell, Evidence, Finding, RunView, Severity
 
@@ -114,7 +114,8 @@ def finding(
         basis = SIGNAL
     if severity is CRITICAL and id in SYMPTOMS and not view.rollout_steps:
         severity = WARNING  # scalars show that nothing is learned, and not why
-    confidence, measured = confidence_of(id, basis, "records" if view.rollout_steps else "scalars")
+    source = "records" if view.rollout_steps else "scalars"
+    confidence, measured = confidence_of(id, basis, source)
     return Finding(
         id=id,
         severity=severity,
@@ -126,5 +127,6 @@ def finding(
         fix=complete_fix(cause.fix, view.trainer, settings_of(view)),
         confidence=confidence,
         measured=measured,
+        is_doubted=is_mostly_wrong(id, source),
         page=f"uptrend explain {id}",
     )

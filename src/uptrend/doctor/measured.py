@@ -18,6 +18,8 @@ FILE = FOLDER / "measured.toml"
 WEIGHT = 5
 # Shares of right findings from which a confidence is high, and medium.
 HIGH, MEDIUM = 0.9, 0.6
+# A cause whose own share is no more than this, in `WEIGHT` runs at least, is a rival and no diagnosis.
+RARELY = 0.2
 
 
 @cache
@@ -29,6 +31,13 @@ def record_of(id: str, source: str) -> Mapping[str, int]:
     """Return a cause's counts (`named`, `right`, `planted`, `found`) by records or scalars; empty if never tried."""
     found: Mapping[str, int] = _table().get("causes", {}).get(id, {}).get(source, {})
     return found
+
+
+def is_mostly_wrong(id: str, source: str) -> bool:
+    """Tell whether another cause lay behind nearly every trial run in which this one was named first."""
+    own = record_of(id, source)
+    named, right = own.get("named", 0), own.get("right", 0)
+    return named >= WEIGHT and right / named <= RARELY
 
 
 def confidence_of(id: str, basis: Basis, source: str) -> tuple[Confidence, str]:

@@ -1,10 +1,10 @@
 """Differential diagnosis: one finding per cause, symptoms folded under what explains them, likeliest first."""
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import replace
 
 from uptrend.doctor.catalogue import CATALOGUE
-from uptrend.records import Basis, Finding, Severity
+from uptrend.records import Basis, Confidence, Finding, Severity
 
 CRITICAL, WARNING, NOTE = Severity.CRITICAL, Severity.WARNING, Severity.NOTE
 PROOF, SIGNAL, SUSPICION = Basis.PROOF, Basis.SIGNAL, Basis.SUSPICION
@@ -26,7 +26,16 @@ def rank(findings: Iterable[Finding]) -> tuple[Finding, ...]:
             # A cause is as bad as the worst of its symptoms.
             worst = min((finding, *symptoms), key=lambda f: SEVERITIES.index(f.severity)).severity
             causes.append(replace(finding, severity=worst, explains=symptoms))
-    return tuple(sorted(causes, key=_place))
+    return tuple(sorted(_unsure(causes), key=_place))
+
+
+def _unsure(causes: Sequence[Finding]) -> Iterator[Finding]:
+    """Yield causes; a doubted one that stands alone and proves nothing becomes a note that says why."""
+    is_alone = all(cause.is_doubted for cause in alarms(causes))
+    for cause in causes:
+        is_note = is_alone and cause.is_doubted and cause.basis is not PROOF and cause.severity is not NOTE
+        why = f"{cause.measured}: it is what another cause looks like, so look for what is behind it"
+        yield replace(cause, severity=NOTE, measured=why) if is_note else cause
 
 
 def alarms(findings: Iterable[Finding]) -> list[Finding]:
@@ -75,6 +84,9 @@ def _explains(cause: Finding, symptom: Finding, found: Set[str]) -> bool:
     return less_sure <= (0 if is_guess else 1) and symptom.id in all_symptoms(cause.id, found)
 
 
-def _place(finding: Finding) -> tuple[int, int, int, int]:
+def _place(finding: Finding) -> tuple[bool, bool, int, int, int, int]:
+    """Return the place in the order: alarms first, of these what trials trust first, then worst and surest first."""
+    is_note, is_distrusted = finding.severity is NOTE, finding.confidence is Confidence.LOW
     is_worse, is_surer = SEVERITIES.index(finding.severity), BASES.index(finding.basis)
-    return is_worse, is_surer, -len(finding.explains), "IPC".index(CATALOGUE[finding.id].kind)
+    kind = "IPC".index(CATALOGUE[finding.id].kind)
+    return is_note, is_distrusted, is_worse, is_surer, -len(finding.explains), kind

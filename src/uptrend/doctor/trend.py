@@ -39,6 +39,8 @@ class Collapse:
     last: float
     index: int
     """The first point that lies nearer to the last level than to the best, for good."""
+    noise: float
+    """Standard error of the fall."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,8 @@ class HeldOutChange:
     @property
     def fell(self) -> bool:
         """True where it surely fell; each evaluation after the first was one more chance to look so."""
-        return self.effect < 0 and self.chance * (len(self.scores) - 1) < LEVEL
+        is_shown = self.interval is None or self.interval[1] < 0
+        return self.effect < 0 and is_shown and self.chance * (len(self.scores) - 1) < LEVEL
 
 
 def find_collapse(curves: RunCurves) -> Collapse | None:
@@ -84,7 +87,7 @@ def find_collapse(curves: RunCurves) -> Collapse | None:
     least = max(5 * noise, 0.5 * curves.rollout_spread, SHARE_LOST * (best - float(levels.min())))
     if len(levels) - peak < width or fall <= least or bool((levels[-width:] > middle).any()):
         return None
-    return Collapse(best, last, int(np.flatnonzero(levels > middle)[-1]) + width // 2 + 1)
+    return Collapse(best, last, int(np.flatnonzero(levels > middle)[-1]) + width // 2 + 1, float(noise))
 
 
 def held_out_change(view: RunView) -> HeldOutChange | None:
@@ -116,43 +119,63 @@ def judge_trend(curves: RunCurves, collapse: Collapse | None, held_out: HeldOutC
     kind, sentence = TrendKind.TOO_SHORT, f"{plural(len(values), 'point')} of reward can't show a trend."
     if is_replay:
         sentence = "Its rewards are those of the run that it replays; held-out accuracy and the update are its own."
+    figures: Change | None = None
     if line is not None:
-        kind, why = _decide(curves, values, line, collapse)
+        kind, why, figures = _decide(curves, values, line, collapse)
         points, quarter = f"{plural(len(values), 'point')} to step {steps[-1]}", len(values) // 4 or 1
         moved = f"{values[:quarter].mean():.3g} in the first quarter and {values[-quarter:].mean():.3g} in the last"
-        figures = f"fitted change {change(line.effect)}, 95% interval {interval(*line.interval())}"
-        sentence = f"{why}: training reward {moved}, over {points} ({figures})."
+        shown = f"{figures.name} {change(figures.effect)}, 95% interval {interval(*figures.interval)}"
+        sentence = f"{why}: training reward {moved}, over {points} ({shown})."
         if why == CONSTANT:
             sentence = f"{why}: training reward {values[-1]:.3g} at each of {points}."
     told = ("first", "last", "effect", "interval", "tasks", "paired")
     return Trend(
         kind=kind,
         sentence=sentence,
-        effect=None if line is None else line.effect,
-        interval=None if line is None else line.interval(),
+        effect=None if figures is None else figures.effect,
+        interval=None if figures is None else figures.interval,
         power=None if line is None else line.power(SMALLEST * curves.rollout_spread),
         held_out={} if held_out is None else {key: getattr(held_out, key) for key in told},
     )
 
 
-def _decide(curves: RunCurves, values: Floats, line: TrendTest, collapse: Collapse | None) -> tuple[TrendKind, str]:
+@dataclass(frozen=True)
+class Change:
+    """The change of the reward that a trend was decided by; where it rises or falls, the interval leaves out 0."""
+
+    name: str
+    effect: float
+    interval: tuple[float, float]
+
+
+def _decide(
+    curves: RunCurves, values: Floats, line: TrendTest, collapse: Collapse | None
+) -> tuple[TrendKind, str, Change]:
+    """Return the trend, why in words, and the change that decided it."""
+    fitted = Change("fitted change", line.effect, line.interval())
     if artifact := _artifact(curves, values, line.p):
-        return TrendKind.FLAT, artifact
+        return TrendKind.FLAT, artifact, fitted
     if collapse is not None:
-        return TrendKind.FALLING, f"It fell from {collapse.best:.3g} and stayed down"
+        fall = collapse.last - collapse.best
+        fell = Change("change from its best level", fall, normal_interval(fall, collapse.noise))
+        return TrendKind.FALLING, f"It fell from {collapse.best:.3g} and stayed down", fell
     if line.p < LEVEL:
-        return (TrendKind.LEARNING, "It is learning") if line.effect > 0 else (TrendKind.FALLING, "It is falling")
+        kind, why = (TrendKind.LEARNING, "It is learning") if line.effect > 0 else (TrendKind.FALLING, "It is falling")
+        return kind, why, fitted
     if len(values) < FEWEST_POINTS:
-        return TrendKind.TOO_SHORT, "Too short to tell"
+        return TrendKind.TOO_SHORT, "Too short to tell", fitted
     # A line fits a step badly: its residuals look like noise with a long memory, in which any trend could hide. So all
     # of the last quarter above all of the first, by more than rollouts differ, is learning too.
     quarter, spread = len(values) // 4, curves.rollout_spread
-    if float(values[-quarter:].min() - values[:quarter].max()) > spread > 0:
-        return TrendKind.LEARNING, "It rose at once and stayed there"
+    first, last = values[:quarter], values[-quarter:]
+    rise = float(last.mean() - first.mean())
+    risen = Change("change between them", rise, normal_interval(rise, neighbor_noise(values) * math.sqrt(2 / quarter)))
+    if float(last.min() - first.max()) > spread > 0 and risen.interval[0] > 0:
+        return TrendKind.LEARNING, "It rose at once and stayed there", risen
     if max(abs(end) for end in line.interval(0.9)) < spread:
-        return TrendKind.FLAT, "No trend"
+        return TrendKind.FLAT, "No trend", fitted
     # Noise in which even a change as large as the spread between rollouts could hide.
-    return TrendKind.TOO_SHORT, "Too short or too noisy to tell"
+    return TrendKind.TOO_SHORT, "Too short or too noisy to tell", fitted
 
 
 def _artifact(curves: RunCurves, values: Floats, p: float) -> str:

@@ -125,6 +125,8 @@ class Finding:
     """How often such a finding was right where it could be checked."""
     measured: str = ""
     """The count behind the confidence, in words."""
+    is_doubted: bool = False
+    """True where another cause lay behind nearly every trial run in which this one was named first."""
     rivals: tuple[Rival, ...] = ()
     experiment: Experiment | None = None
     fix: Fix | None = None

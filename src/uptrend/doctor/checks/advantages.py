@@ -1,6 +1,7 @@
 """Groups and advantages: groups that hold one task and differ, and advantages that their own rewards give."""
 
 import math
+from itertools import pairwise
 
 import numpy as np
 
@@ -239,9 +240,9 @@ def dead_groups(case: Case) -> Answer:
     dead = case.dead_groups
     if len(dead) == 0:
         return _narrowing(case) or Lacking("no share of dead groups was logged")
-    if len(dead) < FEWEST:
+    if len(dead) < FEWEST and not case.is_certainly_idle:
         return Lacking(f"fewer than {FEWEST} steps")
-    mean, quarters = float(dead.mean()), [float(part.mean()) for part in np.array_split(dead, 4)]
+    mean, quarters = float(dead.mean()), [float(part.mean()) for part in _quarters(dead)]
     if max(quarters) < NOTED:
         return _narrowing(case)
     side, basis, known_by = _side(case, int(np.argmax(quarters)))
@@ -251,6 +252,8 @@ def dead_groups(case: Case) -> Answer:
         severity = NOTE
     elif mean >= NEARLY_ALL and not is_short:
         severity = CRITICAL
+    if basis is SIGNAL and dead.min() > 0.999:
+        basis = PROOF  # that nothing can be learned is certain, whatever the reason
     place = ("probably " if basis is SUSPICION else "") + ("at the bottom" if side == AT_BOTTOM else "at the top")
     ends = f"{quarters[0]:.0%} in the first quarter, {quarters[-1]:.0%} in the last"
     text = f"{mean:.0%} of groups had no spread in their rewards ({ends}), most of them {place}: they have no gradient."
@@ -258,14 +261,20 @@ def dead_groups(case: Case) -> Answer:
     return Found(severity, basis, text, [Evidence(by_quarter, mean, DEAD), known_by], side)
 
 
+def _quarters(values: Floats) -> list[Floats]:
+    """Split a curve into quarters, the same points in several where there are fewer than four."""
+    ends = np.linspace(0, len(values), 5).round().astype(int)
+    return [values[begin : max(end, begin + 1)] for begin, end in pairwise(ends)]
+
+
 def _side(case: Case, quarter: int) -> tuple[str, Basis, Evidence]:
     """Decide whether dead groups lie at the bottom or at the top; with the evidence for it."""
     low, high = case.course("advantage/dead_low/share"), case.course("advantage/dead_high/share")
     if low is not None and high is not None:
-        counts = [float(np.array_split(c.values, 4)[quarter].mean()) for c in (low, high)]
+        counts = [float(_quarters(c.values)[quarter].mean()) for c in (low, high)]
         text = f"Counted: {counts[0]:.2f} at the lower bound and {counts[1]:.2f} at the upper."
         return AT_BOTTOM if counts[0] >= counts[1] else AT_TOP, PROOF, Evidence(text, max(counts), low.metric)
-    level = float(np.array_split(case.curve(REWARD)[1], 4)[quarter].mean())
+    level = float(_quarters(case.curve(REWARD)[1])[quarter].mean())
     # Means alone do not show how high a reward goes; one that stays between 0 and 1 is taken to go to 1.
     is_share = case.reward_range[0] >= 0 and case.reward_range[1] <= 1 and not case.has("reward/max")
     at = level if is_share else case.height(level)

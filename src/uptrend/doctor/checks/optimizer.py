@@ -64,16 +64,18 @@ def _unmoved_steps(case: Case) -> Ints:
     return case.view.steps[is_still] if is_still.sum() >= 3 else np.zeros(0, np.int64)
 
 
-@check("optimizer.dead-steps", at_least=FEWEST)
-def dead_steps(case: Case) -> Found | None:
-    """Report steps with a gradient of exactly 0."""
+@check("optimizer.dead-steps")
+def dead_steps(case: Case) -> Answer:
+    """Report steps with a gradient of exactly 0: a share of many, or every single one of a few."""
     gradient = case.curve(BEFORE)[1]
+    if len(case.view.steps) < FEWEST and not case.is_certainly_idle:
+        return Lacking(f"fewer than {FEWEST} points")
     share = float(np.mean(gradient == 0)) if len(gradient) else 0.0
     if share < 0.2:
         return None
     text = f"The gradient is exactly 0 at {share:.0%} of the logged points: those steps changed nothing."
     shown = Evidence(f"{int((gradient == 0).sum())} of {len(gradient)} points.", share, BEFORE)
-    return Found(warn_if(case.is_stuck), PROOF, text, [shown])
+    return Found(warn_if(case.is_stuck or case.is_certainly_idle), PROOF, text, [shown])
 
 
 @check("optimizer.lr-small")
