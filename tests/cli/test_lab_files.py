@@ -84,7 +84,7 @@ def test_new_from_a_finding(lab: Lab, folder: Path, make_run: Callable[..., Path
         (["kl.strangle"], "There is no kl.strangle in the catalogue. Did you mean kl.strangles?"),
         (["zzzz"], "There is no zzzz in the catalogue. Their ids: uptrend explain"),
         (["kl.strangles", "--recipe", "none.toml"], "There is no recipe at none.toml"),
-        (["kl.strangles", *TINY], "the arms control and beta 0 don't differ on"),
+        (["kl.strangles", *TINY], "the arms control and no penalty don't differ on"),
         (["h77"], "There is no ready hypothesis h77; there are h01, h02"),
         ([], "--recipe"),
     ],

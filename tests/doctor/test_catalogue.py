@@ -101,7 +101,7 @@ def test_experiments_and_fixes_load(cause: Cause) -> None:
     assert experiment.probe or experiment.arms or cause.kind is not Kind.PROBE
     view = from_lines([{"step": 1, "reward/mean": 0.0}], source="", name="", config=to_table(load_config({})))
     fix = complete_fix(cause.fix, view.trainer, view.value).changes.get("uptrend", {})
-    for keys in (fix, *resolve_experiment(experiment, view).arms.values()):
+    for keys in (fix, *resolve_experiment(cause, view.value).arms.values()):
         assert not any(isinstance(value, Times) for value in keys.values()), "only numbers can be multiplied"
         load(keys)
         assert all(is_known(key) for key in keys)

@@ -88,7 +88,7 @@ def test_the_json_is_the_contract() -> None:
     assert set(first) == told | {"explains", "symptom_of", "page"}
     assert first["severity"] == "critical"
     assert set(first["evidence"][0]) == {"text", "value", "metric", "step", "rollout"}
-    assert set(first["fix"]) == {"sentence", "changes"}
+    assert set(first["fix"]) == {"sentence", "changes", "in_force"}
     assert first["page"] == f"uptrend explain {first['id']}"
 
 

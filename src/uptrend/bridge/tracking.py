@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from uptrend.bridge.trackers import Alert, Start, Tracker, make_tracker
 from uptrend.config import Track, build
 from uptrend.config.tables import flatten
-from uptrend.doctor.catalogue import CATALOGUE
+from uptrend.doctor.catalogue import CATALOGUE, complete_fix
 from uptrend.records import Role, Run
 from uptrend.records.directory import ENDS, STARTS, eval_path
 
@@ -237,7 +237,7 @@ def _fix(finding: Mapping[str, Any]) -> str:
     """Return the fix of a finding, or of its cause where an event has none."""
     if "fix" in finding:
         return finding["fix"]["sentence"] if finding["fix"] else ""
-    return CATALOGUE[finding["id"]].fix.sentence if finding["id"] in CATALOGUE else ""
+    return complete_fix(CATALOGUE[finding["id"]].fix).sentence if finding["id"] in CATALOGUE else ""
 
 
 def follow(path: Path, name: str, since: int, orders: TextIO, say: Callable[[Event], None]) -> None:

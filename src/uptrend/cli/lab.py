@@ -13,7 +13,7 @@ from rich.table import Table
 from uptrend.cli import experiments
 from uptrend.cli.console import AsFormat, LabFolder, columns, make_app, print_json, terminal, write_text
 from uptrend.config.tables import to_recipe
-from uptrend.doctor.catalogue import CATALOGUE
+from uptrend.doctor.catalogue import CATALOGUE, resolve_experiment
 from uptrend.lab.draft import Draft, all_ready, by_hand, find_cause, of_cause, of_ready, retitled
 from uptrend.lab.importing import Imported, hypothesis_key, import_journals
 from uptrend.lab.importing.reading import Journal, reported
@@ -148,7 +148,7 @@ def list_hypotheses(
     console = terminal()
     if ready:
         hypotheses = [draft.hypothesis for draft in all_ready().values()]
-        causes = {id: cause.experiment for id, cause in CATALOGUE.items() if cause.experiment.arms}
+        causes = {id: resolve_experiment(cause) for id, cause in CATALOGUE.items() if cause.experiment.arms}
         if format == "json":
             listed = [{"id": id, "claim": one.claim, "arms": list(one.arms)} for id, one in causes.items()]
             print_json({"ready": [_plain(h) for h in hypotheses], "causes": listed})

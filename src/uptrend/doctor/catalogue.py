@@ -1,20 +1,25 @@
 """The causes: each is one page, `doctor/findings/ID.md`. Its TOML front matter is for programs, the rest for people.
 
-To add a cause, add its page, and a check or a probe that reports it.
+To add a cause, add its page, and a check or a probe that reports it. A number that belongs to a setting is written
+once, in the page's changes: sentences have the setting's name in braces, and get the value for the run at hand.
 """
 
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from uptrend.records import Experiment, Fix, Rival, RunView, Times
-from uptrend.records.dialects import TRAINERS, Find, to_ours, to_theirs
+from uptrend.records import Experiment, Fix, Limit, Rival, RunView, Times
+from uptrend.records.dialects import TRAINERS, Find, is_same, to_ours, to_theirs
 from uptrend.records.metrics import complete_claim
+from uptrend.stats.formatting import assignments, setting
 
 FOLDER = Path(__file__).parent / "findings"
+# A setting in a sentence of a page's front matter: its value in the page's own change stands in its place.
+PLACE = re.compile(r"\{([a-z_]\w*(?:\.\w+)*)\}")
 
 
 class Kind(StrEnum):
@@ -112,10 +117,14 @@ def takes_several_turns(view: RunView) -> bool:
 
 
 def _values_by_name(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return settings by name, with `{ times = 10 }`, `{ divide = 3 }` and `{ unset = true }` read as values."""
+    """Return settings by name, with relative values such as `{ times = 10 }` and `{ at_least = 16 }` read as such."""
 
     def value(given: Any) -> Any:
         match given:
+            case {"at_least": limit}:
+                return Limit(limit, is_least=True, off=given.get("off"))
+            case {"at_most": limit}:
+                return Limit(limit, is_least=False, off=given.get("off"))
             case {"times": factor}:
                 return Times(factor)
             case {"divide": divisor}:
@@ -141,47 +150,131 @@ def usual_rates(known: Find) -> tuple[float, float]:
     return high / 20 * adapter, high * adapter
 
 
+def usual_rates_in_words() -> str:
+    """Return the rates that suit models of several sizes."""
+    sizes = {"a billion weights": {"model.parameters": 1e9}, "a million": {"model.parameters": 1e6}}
+    sizes["adapters of a billion"] = {"model.parameters": 1e9, "model.lora": True}
+    rates = {size: usual_rates(known.get) for size, known in sizes.items()}
+    return ", ".join(f"{low:.2g} to {high:.2g} for {size}" for size, (low, high) in rates.items())
+
+
 def settings_of(view: RunView) -> Find:
-    """Return the run's settings by our keys, with the number of the model's weights."""
+    """Return what is in force in a run by our keys, or by its trainer's own names; and the number of weights."""
     weights = (view.info.get("model") or {}).get("parameters")
-    return lambda key: weights if key == "model.parameters" else view.value(key)
+    raw = view.info.get("raw")
+    own: Mapping[str, Any] = raw if isinstance(raw, Mapping) else {}
+
+    def known(key: str) -> Any:
+        if key == "model.parameters":
+            return weights
+        value = view.value(key)
+        return own.get(key) if value is None else value
+
+    return known
 
 
 def complete_fix(fix: Fix, trainer: str = "", known: Find = lambda _: None) -> Fix:
-    """Return the fix with the changes of every trainer: ours translated, and those that are the trainer's alone.
+    """Return the fix for a run: its sentence with values, its changes in the settings of every trainer.
 
-    `known` gives values of a run of `trainer` by our keys: with them every `Times` of ours and of its own is concrete.
+    `known` gives what is in force in a run of `trainer`, by our keys and by its own names. With it relative values
+    become concrete, and what the run has already is no change but `in_force`. Values of another trainer than the run's
+    own are not known: relative ones stay relative.
     """
-    ours = fix.changes.get("uptrend", {})
-    changes, notes = {"uptrend": _concrete(ours, known)}, dict[str, tuple[str, ...]]()
+    wanted = fix.changes.get("uptrend", {})
+    ours = _concrete(wanted, known)
+    held = {key for key, value in ours.items() if _is_in_force(key, value, known)}
+    ours_held = {key: ours[key] for key in ours if key in held}
+    in_force = _translated(ours_held, trainer, known)[0] or dict(ours_held)
+    changes = {"uptrend": {key: value for key, value in ours.items() if key not in held}}
+    notes: dict[str, tuple[str, ...]] = {}
+    left = {key: value for key, value in wanted.items() if key not in held and key not in fix.untranslated}
     for who in TRAINERS:
-        # Of another trainer than the run's own the values are not known: relative ones stay relative.
-        known_here: Find = known if who == trainer else lambda _: None
-        settings: dict[str, Any] = {}
-        for key, value in _concrete(ours, known_here).items():
-            found = to_theirs(key, value, who, known_here) if key not in fix.untranslated else None
-            if found is not None and found.settings:
-                settings |= found.settings
-                note = (f"{next(iter(found.settings))}: {found.note}",) if found.note else ()
-                notes[who] = (*notes.get(who, ()), *note)
-        changes[who] = settings | _concrete(fix.changes.get(who, {}), known_here, who)
-    given = {who: keys for who, keys in changes.items() if keys}
-    return replace(fix, changes=given, notes={who: notes[who] for who in given if notes.get(who)})
+        known_here: Find = known if who == trainer else _unknown
+        changes[who], notes[who] = _translated(_concrete(left, known_here), who, known_here)
+        for key, value in _concrete(fix.changes.get(who, {}), known_here, who).items():
+            is_held = who == trainer and _is_in_force(key, value, known, who)
+            (in_force if is_held else changes[who])[key] = value
+    values = {key: [value] for key, value in ours.items()}
+    marked = {key: [f"{setting(value, quote=False)} (in force already)"] for key, value in ours_held.items()}
+    named = set(PLACE.findall(fix.sentence))
+    is_moot = bool(named) and named <= held and not changes.get(trainer)
+    given = {who: {key: _filled(value, values) for key, value in keys.items()} for who, keys in changes.items() if keys}
+    return replace(
+        fix,
+        sentence=_moot(in_force) if is_moot else fill(fix.sentence, values | marked),
+        changes=given,
+        notes={who: notes[who] for who in given if notes.get(who)},
+        in_force=in_force,
+    )
 
 
-def resolve_experiment(experiment: Experiment, view: RunView) -> Experiment:
-    """Return the experiment with its arms' values made concrete."""
-    known = settings_of(view)
-    return replace(experiment, arms={name: _concrete(keys, known) for name, keys in experiment.arms.items()})
+def resolve_experiment(cause: Cause, known: Find = lambda _: None) -> Experiment:
+    """Return a cause's experiment with its arms' values made concrete, and its claim with them or with the fix's."""
+    experiment = cause.experiment
+    arms = {name: _concrete(keys, known) for name, keys in experiment.arms.items()}
+    values = dict[str, list[Any]]({"steps": [experiment.steps]})
+    for keys in (*arms.values(), *([] if arms else [_concrete(cause.fix.changes.get("uptrend", {}), known)])):
+        for key, value in keys.items():
+            values.setdefault(key, []).append(value)
+    return replace(experiment, claim=fill(experiment.claim, values), arms=arms)
+
+
+def fill(text: str, values: Mapping[str, Iterable[Any]]) -> str:
+    """Return a sentence with settings in braces replaced by their values, several joined by `or`."""
+
+    def shown(match: re.Match[str]) -> str:
+        words = (
+            value.in_words if isinstance(value, Times) else setting(value, quote=False) for value in values[match[1]]
+        )
+        return " or ".join(dict.fromkeys(words))
+
+    return PLACE.sub(shown, text)
+
+
+def _filled(value: Any, values: Mapping[str, Iterable[Any]]) -> Any:
+    return fill(value, values) if isinstance(value, str) else value
+
+
+def _moot(in_force: Mapping[str, Any]) -> str:
+    verb = "is" if len(in_force) == 1 else "are"
+    return f"{assignments(in_force)} {verb} in force already, so that the cause is another: look at the rivals."
+
+
+def _unknown(_: str) -> None:
+    """Know no setting."""
+
+
+def _translated(ours: Mapping[str, Any], trainer: str, known: Find) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return settings of ours in a trainer's words, and notes on them; our own words are ours."""
+    if trainer not in TRAINERS:
+        return dict(ours), ()
+    settings, notes = dict[str, Any](), list[str]()
+    for key, value in ours.items():
+        found = to_theirs(key, value, trainer, known)
+        if found is not None and found.settings:
+            settings |= found.settings
+            notes += [f"{next(iter(found.settings))}: {found.note}"] if found.note else []
+    return settings, tuple(notes)
+
+
+def _is_in_force(key: str, value: Any, known: Find, trainer: str = "uptrend") -> bool:
+    """Tell whether a run has a value already, under the name of its trainer."""
+    now = known(key)
+    if now is None and trainer in TRAINERS and (ours := to_ours(trainer, key)) is not None:
+        found = to_theirs(ours, known(ours), trainer, known) if known(ours) is not None else None
+        now = found.settings.get(key) if found is not None else None
+    return now is not None and is_same(now, value)
 
 
 def _concrete(keys: Mapping[str, Any], known: Find, trainer: str = "uptrend") -> dict[str, Any]:
-    """Return settings with each `Times` multiplied, where the value that it multiplies is known."""
+    """Return settings with each relative value computed, where the value that it is relative to is known."""
     made = dict(keys)
     for key, value in keys.items():
         ours = key if trainer == "uptrend" else to_ours(trainer, key) or key
-        now = known(ours)
-        if isinstance(value, Times) and isinstance(now, int | float) and not isinstance(now, bool):
+        now = known(key) if known(ours) is None else known(ours)
+        if isinstance(value, Limit):
+            made[key] = value.applied_to(now)
+        elif isinstance(value, Times) and isinstance(now, int | float) and not isinstance(now, bool):
             scaled = now * value.factor
             if ours == "learning.lr" and str(known("learning.optimizer")).lower() != "sgd":
                 low, high = usual_rates(known)  # a rate that is off by orders of magnitude is not mended by a factor

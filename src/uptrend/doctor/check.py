@@ -123,7 +123,7 @@ def finding(
         summary=summary or cause.what,
         evidence=tuple(evidence),
         rivals=cause.rivals,
-        experiment=resolve_experiment(cause.experiment, view),
+        experiment=resolve_experiment(cause, settings_of(view)),
         fix=complete_fix(cause.fix, view.trainer, settings_of(view)),
         confidence=confidence,
         measured=measured,

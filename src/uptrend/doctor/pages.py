@@ -8,14 +8,27 @@ from operator import attrgetter
 from typing import Any
 
 from uptrend.config import load_config
-from uptrend.doctor.catalogue import CATALOGUE, FOLDER, Cause, complete_fix
+from uptrend.doctor import case, checks
+from uptrend.doctor.catalogue import (
+    CATALOGUE,
+    FOLDER,
+    Cause,
+    complete_fix,
+    fill,
+    resolve_experiment,
+    usual_rates_in_words,
+)
 from uptrend.doctor.measured import record_of
-from uptrend.records import Times
+from uptrend.records import Fix, Times
 
 TRAINERS = {
     "uptrend": "Uptrend", "trl": "TRL", "verifiers": "verifiers", "prime-rl": "prime-rl", "verl": "verl",
     "any": "Any trainer",
 }  # fmt: skip
+
+
+# A threshold in a page's text: a constant of a module of checks or of `case`, as a percentage where % follows.
+THRESHOLD = re.compile(r"\{(\w+)\.([A-Z][A-Z_]*)(%?)\}")
 
 
 def causes_by_section() -> tuple[str, dict[str, list[Cause]]]:
@@ -33,10 +46,11 @@ def cause_page(cause: Cause) -> str:
         f"- {f'[{rival.id}]({rival.id}.md)' if rival.id in CATALOGUE else rival.id.capitalize()}: {rival.tells_apart}."
         for rival in cause.rivals
     ]
+    fix = complete_fix(cause.fix)
     blocks = [
         f"# {cause.id}",
         cause.what,
-        cause.body,
+        _with_thresholds(cause.body),
         "## What else it could be",
         "\n".join(rivals),
         "## How to prove it",
@@ -44,20 +58,33 @@ def cause_page(cause: Cause) -> str:
         "\n".join(["```bash", *_proof(cause), "```"]),
         _claim(cause),
         "## How to fix it",
-        cause.fix.sentence,
-        "\n".join(_fixes(cause)),
-        *_in_several_turns(cause),
+        fix.sentence,
+        "\n".join(_fixes(cause, fix)),
+        *_in_several_turns(cause, fix),
         "## In trials" if record_of(cause.id, "records") or record_of(cause.id, "scalars") else "",
         "\n".join(_trials(cause)),
     ]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
-def _in_several_turns(cause: Cause) -> Iterator[str]:
+def _in_several_turns(cause: Cause, fix: Fix) -> Iterator[str]:
     """Yield what tasks of several turns need instead."""
     if (other := cause.in_several_turns) is not None:
-        yield f"In tasks of several turns: {other.fix.sentence[0].lower()}{other.fix.sentence[1:]}"
-        yield "\n".join(line for line in _fixes(other) if line not in set(_fixes(cause)))
+        other_fix = complete_fix(other.fix)
+        yield f"In tasks of several turns: {other_fix.sentence[0].lower()}{other_fix.sentence[1:]}"
+        shared = set(_fixes(cause, fix))
+        yield "\n".join(line for line in _fixes(other, other_fix) if line not in shared)
+
+
+def _with_thresholds(text: str) -> str:
+    """Return a page's text with the checks' thresholds, and the usual learning rates, in their places."""
+
+    def shown(match: re.Match[str]) -> str:
+        module = case if match[1] == "case" else getattr(checks, match[1])
+        value = getattr(module, match[2])
+        return f"{100 * value:g}%" if match[3] else f"{value:g}"
+
+    return THRESHOLD.sub(shown, text).replace("{usual_rates}", usual_rates_in_words())
 
 
 def _trials(cause: Cause) -> Iterator[str]:
@@ -87,7 +114,8 @@ def _proof(cause: Cause) -> list[str]:
         note = f"  # {relative[0]}, here of the default" if relative else ""
         lines.append(f"uptrend train recipe.toml{sets} --name {slug}{note}")
     lines += [f"uptrend runs compare {slugs[0]} {slug}" for slug in slugs[1:]]
-    return lines or list(cause.commands) or ["uptrend doctor runs/mine"]
+    values = {key: [value] for key, value in complete_fix(cause.fix).changes.get("uptrend", {}).items()}
+    return lines or [fill(command, values) for command in cause.commands] or ["uptrend doctor runs/mine"]
 
 
 def _assignment(key: str, value: Any) -> str:
@@ -99,7 +127,7 @@ def _assignment(key: str, value: Any) -> str:
 
 
 def _claim(cause: Cause) -> str:
-    experiment = cause.experiment
+    experiment = resolve_experiment(cause)
     if not experiment.arms:
         return ""
     after = f" after {experiment.steps} steps" if experiment.steps else ""
@@ -107,8 +135,7 @@ def _claim(cause: Cause) -> str:
     return f"Claim: {claim} Compared is `{experiment.metric}`{after}."
 
 
-def _fixes(cause: Cause) -> Iterator[str]:
-    fix = complete_fix(cause.fix)
+def _fixes(cause: Cause, fix: Fix) -> Iterator[str]:
     for trainer, title in TRAINERS.items():
         notes = [note.partition(": ") for note in fix.notes.get(trainer, ())]
         settings = ", ".join(_settings(trainer, fix.changes.get(trainer, {}), {key: note for key, _, note in notes}))

@@ -81,7 +81,7 @@ def finding_table(finding: Finding, cause: str | None = None) -> dict[str, Any]:
         "rivals": [plain(vars(rival)) for rival in finding.rivals],
         "experiment": experiment
         and {**plain(vars(experiment)), "probe": experiment.probe or None, "steps": experiment.steps or None},
-        "fix": fix and {"sentence": fix.sentence, "changes": plain(fix.changes)},
+        "fix": fix and {"sentence": fix.sentence, "changes": plain(fix.changes), "in_force": plain(fix.in_force)},
         "explains": [symptom.id for symptom in finding.explains],
         "symptom_of": cause,
         "page": finding.page,
@@ -252,11 +252,15 @@ def _changes(fix: Fix | None, trainer: str) -> list[tuple[str, str]]:
     if fix is None:
         return []
     notes = {name: f" ({'; '.join(lines)})" for name, lines in fix.notes.items()}
-    return [
+    lines = [
         (TRAINERS.get(name, name), assignments(keys) + notes.get(name, ""))
         for name, keys in of_trainer(fix.changes, trainer).items()
         if keys
     ]
+    in_force = assignments(fix.in_force)
+    if in_force and in_force not in fix.sentence:
+        lines.append(("in force already", in_force))
+    return lines
 
 
 def _evidence(finding: Finding) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from uptrend.config import load_config, to_table
 from uptrend.config.load import nearest
-from uptrend.doctor.catalogue import CATALOGUE, Cause, resolve_experiment
+from uptrend.doctor.catalogue import CATALOGUE, Cause, resolve_experiment, settings_of
 from uptrend.lab import lab_error
 from uptrend.lab.hypothesis_file import read, read_page, sections
 from uptrend.lab.refuse import read_recipe, resolve
@@ -59,8 +59,7 @@ def find_cause(id: str) -> Cause:
 
 def of_cause(id: str, cause: Cause, recipe: Path | None, folder: Path, finding: Finding | None = None) -> Draft:
     """Return a cause of the catalogue as a hypothesis, its experiment's arms made concrete for a recipe."""
-    experiment = (finding and finding.experiment) or cause.experiment
-    if not experiment.arms:
+    if not cause.experiment.arms:
         kind = "probe" if cause.experiment.probe else "doctor"
         raise lab_error(f"{kind}-decides", cause=cause, recipe=recipe or "RECIPE")
     named = relative(recipe, folder)
@@ -70,7 +69,7 @@ def of_cause(id: str, cause: Cause, recipe: Path | None, folder: Path, finding: 
         raise LabError(str(error)) from None
     view = from_lines([], source="", name="", config=table)  # the recipe as the doctor sees the config of a run
     cause = cause.fitting(view)
-    resolved = resolve_experiment((finding and finding.experiment) or cause.experiment, view)
+    resolved = (finding and finding.experiment) or resolve_experiment(cause, settings_of(view))
     for key in (key for keys in resolved.arms.values() for key in keys):
         section, _, name = key.rpartition(".")
         if section and view.value(section) is None:
@@ -89,7 +88,7 @@ def of_cause(id: str, cause: Cause, recipe: Path | None, folder: Path, finding: 
     kept = tuple(arm for arm in h.arms if arm.is_control or resolve(h, arm, base) != control)
     if len(kept) > 1:  # an arm that the recipe has already is left out, unless nothing would be left to compare
         h = replace(h, arms=kept)
-    told = {"h": h, "cause": cause, "finding": finding, "catalogue": CATALOGUE}
+    told = {"h": h, "cause": cause, "claim": resolved.claim, "finding": finding, "catalogue": CATALOGUE}
     text = render("lab/templates/cause.md", plural=plural, assignments=assignments, **told)
     return Draft(h, sections(text))
 

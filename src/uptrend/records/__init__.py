@@ -8,7 +8,8 @@ from uptrend.records.errors import (
     RunLocked, RunRefused, SandboxFailed, ServerWarning, TasksetError, UptrendError,
 )  # fmt: skip
 from uptrend.records.finding import (
-    Basis, CannotTell, Confidence, Evidence, Experiment, Finding, Fix, Report, Rival, Severity, Times, Trend, TrendKind,
+    Basis, CannotTell, Confidence, Evidence, Experiment, Finding, Fix, Limit, Report, Rival, Severity, Times, Trend,
+    TrendKind,
 )  # fmt: skip
 from uptrend.records.hypothesis import (
     Arm, Comparison, Direction, Hypothesis, Interval, Measured, Method, Priority, Source, Status, Verdict,
@@ -22,13 +23,13 @@ from uptrend.records.schema import rollouts_of, rollouts_table
 from uptrend.records.view import RunView, from_lines, view_of
 
 __all__ = [
-    "Arm", "Basis", "CannotTell", "CheckpointError", "Comparison", "Confidence", "ConfigError", "Direction", "Ending",
-    "Evaluation", "Evidence", "Executed", "Experiment", "Finding", "Fix", "Hypothesis", "Interval", "LabError",
-    "Measured", "Message", "Method", "MissingExtra", "ModelError", "Part", "Priority", "RankLost", "RecordError",
-    "Report", "Reward", "RewardOutOfBounds", "Rival", "Role", "Rollout", "Run", "RunDirectory", "RunLocked",
-    "RunRefused", "RunView",
-    "SandboxFailed", "Sequence", "ServerWarning", "Severity", "Source", "Status", "Stop", "StoppedBy", "Task",
-    "TasksetError", "Times", "Tool", "ToolCall", "Trend", "TrendKind", "UptrendError", "Verdict",
-    "boundary_of", "from_lines", "rollouts_of", "rollouts_table", "task_id", "tasks_hash",
-    "to_pandas", "to_polars", "view_of",
+    "Arm", "Basis", "CannotTell", "CheckpointError", "Comparison", "Confidence", "ConfigError", "Direction",
+    "Ending", "Evaluation", "Evidence", "Executed", "Experiment", "Finding", "Fix", "Hypothesis", "Interval",
+    "LabError", "Limit", "Measured", "Message", "Method", "MissingExtra", "ModelError", "Part", "Priority",
+    "RankLost", "RecordError", "Report", "Reward", "RewardOutOfBounds", "Rival", "Role", "Rollout", "Run",
+    "RunDirectory", "RunLocked", "RunRefused", "RunView", "SandboxFailed", "Sequence", "ServerWarning", "Severity",
+    "Source", "Status", "Stop", "StoppedBy", "Task", "TasksetError", "Times", "Tool", "ToolCall", "Trend",
+    "TrendKind", "UptrendError", "Verdict",
+    "boundary_of", "from_lines", "rollouts_of", "rollouts_table", "task_id", "tasks_hash", "to_pandas", "to_polars",
+    "view_of",
 ]  # fmt: skip

@@ -66,11 +66,11 @@ class Setting:
         sure, others = [], []
         for ours, theirs in self.values.items():
             if isinstance(theirs, dict):
-                if self.name[0] in theirs and all(_is_same(find(name), each) for name, each in theirs.items()):
+                if self.name[0] in theirs and all(is_same(find(name), each) for name, each in theirs.items()):
                     sure.append(ours)
-            elif any(_is_same(value, each) for each in (theirs if isinstance(theirs, tuple) else (theirs,))):
+            elif any(is_same(value, each) for each in (theirs if isinstance(theirs, tuple) else (theirs,))):
                 others.append(ours)
-        return [*sure, *(text for text in self.same if _is_same(value, text)), *others]
+        return [*sure, *(text for text in self.same if is_same(value, text)), *others]
 
 
 def to_theirs(key: str, value: Any, trainer: str, known: Find = lambda _: None) -> Assignment | None:
@@ -248,8 +248,10 @@ def _typed(key: str) -> Any:
         return key
 
 
-def _is_same(one: Any, other: Any) -> bool:
-    return str(one).lower() == str(other).lower()
+def is_same(one: Any, other: Any) -> bool:
+    """Tell whether two values of a setting mean the same: numbers by size, texts whatever their case."""
+    is_number = all(isinstance(value, int | float) and not isinstance(value, bool) for value in (one, other))
+    return bool(one == other) or (not is_number and str(one).lower() == str(other).lower())
 
 
 @cache

@@ -77,8 +77,31 @@ class Times:
 
     factor: float
 
+    @property
+    def in_words(self) -> str:
+        """The same inside a sentence."""
+        part = {2: "half", 3: "a third", 4: "a quarter"}.get(round(1 / self.factor))
+        return f"{part} of its value" if part and self.factor < 1 else str(self)
+
     def __str__(self) -> str:
         return f"{self.factor:g} × its value" if self.factor >= 1 else f"its value / {1 / self.factor:g}"
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A config value that is changed only where the run's own lies on the wrong side of it."""
+
+    value: Any
+    is_least: bool
+    """True where the run should have at least this, False where at most."""
+    off: Any = None
+    """A value that means none at all, and so lies on the wrong side whatever its size."""
+
+    def applied_to(self, now: Any) -> Any:
+        """Return the value that a run should have which has this one now; None where that is not known."""
+        if not isinstance(now, int | float) or isinstance(now, bool) or now == self.off:
+            return self.value
+        return max(now, self.value) if self.is_least else min(now, self.value)
 
 
 @dataclass(frozen=True)
@@ -86,7 +109,8 @@ class Experiment:
     """Test that decides between a cause and its rivals, as the lab can run it."""
 
     claim: str
-    """One sentence; of a comparison of arms it ends with what is measured, generated from the metric."""
+    """One sentence; of a comparison of arms it ends with what is measured, generated from the metric. A cause's may
+    have `{learning.lr}` where the arms' values belong, and `{steps}`."""
     probe: str = ""
     """A probe of `uptrend preflight` that settles it without training; empty where there is none."""
     arms: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -104,12 +128,15 @@ class Fix:
     """Change that removes a cause."""
 
     sentence: str
+    """One or more sentences. A cause's has `{learning.lr}` where the value of that change belongs."""
     changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The same as config differences, by trainer. A cause gives ours and what only another trainer has; a finding has
-    ours translated for every trainer that has such a setting."""
+    ours translated for every trainer that has such a setting, without what is in force in the run."""
     untranslated: tuple[str, ...] = ()
     """Keys of ours whose value suits no other trainer."""
     notes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    in_force: Mapping[str, Any] = field(default_factory=dict)
+    """What the cause would change and the run has already, in its trainer's words."""
 
 
 @dataclass(frozen=True)

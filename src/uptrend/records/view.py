@@ -42,7 +42,7 @@ class RunView:
     config: Mapping[str, Any] = field(default_factory=dict)
     """Known part of the config, as the nested table of a recipe: {"sampling": {"size": 8}, …}."""
     info: Mapping[str, Any] = field(default_factory=dict)
-    """Rest of run.json: task hashes, versions; empty for other trainers."""
+    """Rest of run.json: task hashes, versions. Of other trainers `raw`: their settings as far as known, as they are."""
     events: tuple[Mapping[str, Any], ...] = ()
     rollout_steps: tuple[int, ...] = ()
     """The steps whose rollouts were kept."""

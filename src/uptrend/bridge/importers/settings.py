@@ -33,13 +33,18 @@ def setting_words() -> frozenset[str]:
     return frozenset(name.rpartition(".")[2] for name in (*names, *_KL_SWITCHES))
 
 
-def config_of(facts: Mapping[str, Any], trainer: str) -> dict[str, Any]:
-    """Return what the facts say, nested as a recipe is; names that mean nothing here are left out."""
+def flat_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by dotted name in lower case, as their trainer has them."""
     # W&B's config files keep each value as {"value": …, "desc": …}.
-    flat = {
+    return {
         key.replace("/", ".").replace(".value.", ".").removesuffix(".value").lower(): value
         for key, value in flatten(facts, ".", 8).items()
     }
+
+
+def config_of(facts: Mapping[str, Any], trainer: str) -> dict[str, Any]:
+    """Return what the facts say, nested as a recipe is; names that mean nothing here are left out."""
+    flat = flat_facts(facts)
 
     def find(name: str) -> Any:
         ends = "." + name

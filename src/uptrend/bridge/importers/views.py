@@ -12,7 +12,7 @@ import numpy as np
 
 from uptrend.bridge.importers.readers import Log, columns_in, flatten, number, thinned
 from uptrend.bridge.importers.runs import Segment, split_runs
-from uptrend.bridge.importers.settings import config_of, setting_words
+from uptrend.bridge.importers.settings import config_of, flat_facts, setting_words
 from uptrend.bridge.importers.steps import by_run, without_repeats
 from uptrend.config.load import nearest
 from uptrend.records.dialects import LOGGERS, is_bookkeeping, matches, names_for, plain_name, rank, recognize, translate
@@ -115,6 +115,7 @@ def _view(log: Log, run: Segment, runs_in_log: int, source: str) -> RunView:
         nonfinite={ours: nonfinite[key] for ours, key in sources.items() if nonfinite.get(key) and ours in metrics},
         evals=tuple(run.evals),
         config=_config(log, columns, metrics, trainer, notes),
+        info={"raw": flat_facts(log.facts)},
         unknown={
             key: values
             for key, values in unknown.items()

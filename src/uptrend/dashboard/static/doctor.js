@@ -39,9 +39,11 @@ U.finding = (finding, told, board) => {
     return h("li", ...U.say(one.text), " ", near ? h("a.small", {href: near}, `step ${one.step} `) : null,
       one.rollout ? h("span.small", rollout(one.rollout)) : null);
   });
+  const inForce = Object.keys(finding.fix?.in_force || {}).length ? changes(finding.fix.in_force) : "";
   const fix = finding.fix &&
     h("div.fix", h("b", "Fix. "), ...U.say(finding.fix.sentence),
-      finding.settings.map((one) => [h("div.label", one.trainer), U.command(one.line)]));
+      finding.settings.map((one) => [h("div.label", one.trainer), U.command(one.line)]),
+      inForce && !finding.fix.sentence.includes(inForce) ? h("p.small.soft", `In force already: ${inForce}`) : null);
   const experiment = finding.experiment && [
     h("p", ...U.say(finding.experiment.claim)),
     arms.length ? U.table(["arm", "changes"], arms.map(([name, keys]) => [name, h("code", changes(keys))])) : null,

@@ -64,6 +64,10 @@ def _unmoved_steps(case: Case) -> Ints:
     return case.view.steps[is_still] if is_still.sum() >= 3 else np.zeros(0, np.int64)
 
 
+# Share of steps without a gradient from which they are worth a word.
+DEAD_SHARE = 0.2
+
+
 @check("optimizer.dead-steps")
 def dead_steps(case: Case) -> Answer:
     """Report steps with a gradient of exactly 0: a share of many, or every single one of a few."""
@@ -71,7 +75,7 @@ def dead_steps(case: Case) -> Answer:
     if len(case.view.steps) < FEWEST and not case.is_certainly_idle:
         return Lacking(f"fewer than {FEWEST} points")
     share = float(np.mean(gradient == 0)) if len(gradient) else 0.0
-    if share < 0.2:
+    if share < DEAD_SHARE:
         return None
     text = f"The gradient is exactly 0 at {share:.0%} of the logged points: those steps changed nothing."
     shown = Evidence(f"{int((gradient == 0).sum())} of {len(gradient)} points.", share, BEFORE)

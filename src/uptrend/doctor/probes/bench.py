@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from uptrend.config import Config, to_table
-from uptrend.doctor.catalogue import complete_fix
+from uptrend.doctor.catalogue import complete_fix, settings_of
 from uptrend.doctor.check import finding
 from uptrend.policy.optimizer import Applied, Optimizer
 from uptrend.policy.policy import Policy
@@ -141,7 +141,9 @@ class Bench:
         """Make a finding on this recipe; `value` and `rollout` go with evidence in one sentence."""
         observed = [seen(evidence, value, rollout)] if isinstance(evidence, str) else evidence
         cause = finding(self._view, id, severity, basis, summary, observed)
-        return cause if fix is None else replace(cause, fix=complete_fix(fix))
+        return (
+            cause if fix is None else replace(cause, fix=complete_fix(fix, self._view.trainer, settings_of(self._view)))
+        )
 
     @property
     def more_turns(self) -> Fix:
