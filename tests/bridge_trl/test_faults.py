@@ -128,6 +128,23 @@ def test_dead_groups_that_trls_metric_hides(go: Go) -> None:
     assert "reward.misaligned" not in found  # one reward for a whole group is no other task's
 
 
+def fifths_by_prompt(prompts: list[Any], **_: Any) -> list[float]:
+    """Pay every answer to a prompt alike, with a value that fp32 can't add up exactly."""
+    return [0.2 if len(str(prompt)) % 2 else 0.7 for prompt in prompts]
+
+
+def test_dead_groups_that_rounding_hides_from_trls_metric(go: Go) -> None:
+    found = go(reward=fifths_by_prompt, steps=3, num_generations=8)
+    blind = found["advantage.metric-blind"]
+    assert blind["severity"] == "note"
+    assert "rounding in fp32" in blind["summary"]
+    assert "trl" not in blind["fix"]["changes"], "both settings are TRL's defaults"
+    assert blind["fix"]["in_force"] == {
+        "scale_rewards": "group",
+        "multi_objective_aggregation": "sum_then_normalize",
+    }
+
+
 def test_a_learner_that_does_not_see_the_prompt(go: Go) -> None:
     found = go("blind", steps=1)
     blind = found["mask.attention-blind"]
