@@ -20,10 +20,89 @@ TYPES: dict[str, dict[str, Any]] = {  # what a type sets beside the sizes
     "stablelm": {},
     "gemma": {"head_dim": 8},
     "gemma3_text": {"head_dim": 16, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 7},
-    "qwen2_moe": {"num_experts": 2, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 8},
+    "qwen2_moe": {
+        "num_experts": 2,
+        "num_experts_per_tok": 1,
+        "moe_intermediate_size": 8,
+        "shared_expert_intermediate_size": 8,
+    },
     "gpt_neox": {},
     "phi": {},
     "granite": {"logits_scaling": 2.0},
+    "phi3": {},
+    # Of what follows Uptrend computes none as transformers does; what differs comes late among the layers.
+    "gpt_oss": {"num_hidden_layers": 24, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "gemma2": {"head_dim": 8, "final_logit_softcapping": None, "attn_logit_softcapping": 50.0},
+    "qwen3_next": {
+        "num_hidden_layers": 8,
+        "layer_types": ["full_attention"] * 5 + ["linear_attention"] * 3,
+        "head_dim": 8,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 16,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+    },
+    "qwen3_5_text": {
+        "num_hidden_layers": 4,
+        "layer_types": ["full_attention"] * 2 + ["linear_attention"] * 2,
+        "head_dim": 8,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+    },
+    "nemotron_h": {
+        "num_hidden_layers": 4,
+        "layers_block_type": ["attention", "mlp", "attention", "mamba"],
+        "head_dim": 8,
+        "ssm_state_size": 8,
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 16,
+        "n_groups": 2,
+        "chunk_size": 8,
+    },
+    "falcon_h1": {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_chunk_size": 8},
+    "lfm2": {"num_hidden_layers": 3, "layer_types": ["full_attention", "full_attention", "conv"]},
+    "granitemoehybrid": {
+        "num_hidden_layers": 3,
+        "layer_types": ["attention", "attention", "mamba"],
+        "num_local_experts": 4,
+        "shared_intermediate_size": 16,
+        "mamba_n_heads": 8,
+        "mamba_d_head": 8,
+        "mamba_d_state": 8,
+        "mamba_chunk_size": 8,
+    },
+    "deepseek_v3": {
+        "num_key_value_heads": 4,
+        "num_hidden_layers": 4,
+        "first_k_dense_replace": 3,
+        "n_routed_experts": 8,
+        "n_group": 2,
+        "topk_group": 1,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "kv_lora_rank": 16,
+        "q_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 12,
+    },
+    "gemma4_text": {
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+        "head_dim": 8,
+        "global_head_dim": 16,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": 128,
+    },
+    "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 2},
+    "bloom": {"n_head": 4, "n_layer": 2},
+    "falcon": {"new_decoder_architecture": True, "num_kv_heads": 2},
 }
 
 
@@ -33,7 +112,7 @@ def character_tokenizer() -> Any:
 
 
 def write_model(folder: Path, kind: str = "llama", seed: int = 0, **changes: Any) -> Path:
-    """A model of two layers whose every weight is random, biases and norms included."""
+    """A model of two layers, or as many as its type needs; every weight is random, biases and norms included."""
     tokenizer = character_tokenizer()
     sizes = {
         "vocab_size": len(tokenizer), "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,

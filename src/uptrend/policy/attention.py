@@ -16,7 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
+from uptrend.records import ModelError
+
 NAME = "uptrend"
+# Keywords that transformers passes to every attention and that change nothing of it: positions are in the rotated
+# queries and keys already, and a cache was asked before.
+_HARMLESS = {"position_ids", "use_cache", "output_attentions"}
 # torch 2.11's lacks query heads that share keys; keys and values are repeated there.
 _HAS_GROUPS = "enable_gqa" in inspect.signature(varlen_attn).parameters
 
@@ -43,7 +48,17 @@ def attend(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *, scaling: float,
     dropout: float = 0.0, packed: Packed | None = None, sliding_window: int | None = None, **kwargs: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
-    """Attend as transformers asks for it; without segments, as its own `sdpa` does."""
+    """Attend as transformers asks for it; without segments, as its own `sdpa` does.
+
+    Raises ModelError for a term of attention that is not here (`s_aux`, `softcap`): without it the log-probabilities
+    would be another model's.
+    """
+    terms = [name for name, term in kwargs.items() if term is not None and name not in _HARMLESS]
+    if kwargs.get("is_causal") is True:
+        terms.remove("is_causal")
+    if terms:
+        kind = getattr(getattr(module, "config", None), "model_type", type(module).__name__)
+        raise ModelError(f"the attention of {kind} takes {' and '.join(terms)}, which is not done here")
     if packed is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 

@@ -227,10 +227,22 @@ class Policy:
     @property
     def window(self) -> int | None:
         """Attention window that can't be kept: of a model whose layers do not tell their attention of it; else None."""
-        config, told = self.core.config, inspect.getsource(sys.modules[type(self.core).__module__])
-        kinds = getattr(config, "layer_types", None) or ["sliding_attention"]
-        size: int | None = getattr(config, "sliding_window", None)
-        return size if "sliding_attention" in kinds and "sliding_window=" not in told else None
+        return unkept_window(self.core)
+
+    @property
+    def rope_limit(self) -> int | None:
+        """The most tokens of a context with which positions are turned the same in every row; None for any number.
+
+        Beyond it, RoPE of the types `dynamic` and `longrope` turns all tokens of a row by the longest sequence in it.
+        """
+        config = self.core.config.get_text_config()
+        settings = getattr(config, "rope_parameters", None) or {}
+        limits = list[int]()
+        # Either one table, or one for each type of layer.
+        for rope in [settings, *(each for each in settings.values() if isinstance(each, dict))]:
+            if rope.get("rope_type") in ("dynamic", "longrope"):
+                limits.append(rope.get("original_max_position_embeddings") or config.max_position_embeddings)
+        return min(limits, default=None)
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -241,6 +253,14 @@ class Policy:
             values = value if isinstance(value, list | tuple) else [value]
             ids |= {i for i in values if i is not None}
         return tuple(sorted(ids))
+
+
+def unkept_window(model: Any) -> int | None:
+    """Return the attention window of a model whose layers do not tell their attention of it; None for others."""
+    config, told = model.config, inspect.getsource(sys.modules[type(model).__module__])
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"]
+    size: int | None = getattr(config, "sliding_window", None)
+    return size if "sliding_attention" in kinds and "sliding_window=" not in told else None
 
 
 def choose_device(wish: str) -> torch.device:
@@ -314,6 +334,10 @@ def load_model(source: str, dtype: torch.dtype) -> tuple[Any, Any]:
         )
         if adapter:
             model = PeftModel.from_pretrained(model, source).merge_and_unload().requires_grad_(True)
+    except KeyError as error:
+        if error.args != (attention.NAME,):
+            raise
+        raise ModelError(f"{source} can't be used: models of its type let nobody replace their attention.") from error
     except (OSError, ValueError) as error:
         if "use_safetensors" in str(error):  # a hub's
             raise ModelError(

@@ -197,7 +197,7 @@ def load_for_eval(
     config = resolve(config)
     check_machine(held_out := heldout(config))
     place = None if run is None else find_checkpoint(run, checkpoint)
-    policy = make_policy(config)
+    policy = make_policy(config, samples_here=True)
     if config.model.chat == "auto" and held_out.taskset.chat is None and policy.tokenizer.chat_template:
         note("Tasks are asked through the model's chat template; as raw text: --set model.chat=false")
     if place is not None:

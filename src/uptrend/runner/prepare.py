@@ -107,8 +107,11 @@ class Prepared:
         }
 
 
-def prepare(config: Config, run: Run | None = None) -> Prepared:
-    """Resolve a recipe, make its tasks and load its model; where `run` is given, its tasks must be the same."""
+def prepare(config: Config, run: Run | None = None, *, samples_here: bool = False) -> Prepared:
+    """Resolve a recipe, make its tasks and load its model; where `run` is given, its tasks must be the same.
+
+    `samples_here` says that this process samples, whatever the recipe's engine is.
+    """
     # All that can be refused without torch comes first: loading it takes seconds.
     need_extras(config)
     config = resolve_options(config)
@@ -130,7 +133,8 @@ def prepare(config: Config, run: Run | None = None) -> Prepared:
     config = resolve_compute(config)
     ranks = join_ranks(own_device(config))
     components, layout = choose_components(config, ranks), layout_of(config, ranks)
-    return Prepared(config, make_policy(config, layout), tasks, held_out, components, ranks, notes)
+    policy = make_policy(config, layout, samples_here=samples_here)
+    return Prepared(config, policy, tasks, held_out, components, ranks, notes)
 
 
 def leaves_chat_open(tasks: Pool, held_out: HeldOut) -> bool:
@@ -160,11 +164,15 @@ def need_extras(config: Config) -> None:
     chosen(config.track)
 
 
-def make_policy(config: Config, layout: Parallel = "ddp") -> "Policy":
-    """Load the model that the config names, on its device, ready to learn; all of it, or this process's part."""
+def make_policy(config: Config, layout: Parallel = "ddp", *, samples_here: bool = False) -> "Policy":
+    """Load the model that the config names, on its device, ready to learn; all of it, or this process's part.
+
+    Raises ModelError for one that would be scored, or sampled by this process, otherwise than transformers does.
+    """
     import torch
 
     from uptrend.policy.policy import choose_device, load_policy
+    from uptrend.training.parity import check_model
 
     torch.set_num_threads(config.compute.threads)
     device = choose_device(own_device(config))
@@ -177,6 +185,7 @@ def make_policy(config: Config, layout: Parallel = "ddp") -> "Policy":
         source, config.model, device if layout == "ddp" else torch.device("cpu"),
         seed=config.seed, keep_reference=kl.beta > 0, resets=kl.reset_every > 0, compiled=compiled,
     )  # fmt: skip
+    check_model(policy, config.model.name, decodes=samples_here or config.sampling.engine != "vllm")
     if layout == "fsdp2":
         from uptrend.policy.sharded import shard
 
@@ -189,6 +198,12 @@ def make_policy(config: Config, layout: Parallel = "ddp") -> "Policy":
         raise ModelError(
             f"{config.model.name} looks back over {policy.window} tokens (sliding_window), which is not done here "
             f"for its type. Set sampling.context and eval.context to {policy.window} or less; it is {config.longest}."
+        )
+    if policy.rope_limit is not None and config.longest > policy.rope_limit:
+        raise ModelError(
+            f"{config.model.name} turns positions otherwise where a context is longer than {policy.rope_limit} tokens, "
+            f"which is not done here. Set sampling.context and eval.context to {policy.rope_limit} or less; it is "
+            f"{config.longest}."
         )
     return policy
 

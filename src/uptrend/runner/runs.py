@@ -203,7 +203,7 @@ def warmstart(
     shown = replace(config, tasks=replace(config.tasks, train=count, stages=stages))
     tasks = pool(replace(shown, sampling=replace(config.sampling, groups=1)), held_out)
     check_machine(held_out, tasks)
-    policy = make_policy(config)
+    policy = make_policy(config, samples_here=True)
 
     from uptrend.policy.checkpoint import export
     from uptrend.training.components import Components
@@ -258,12 +258,12 @@ def replay(
         is_begun = there.info.get("replay") == about and there.status != "finished"
     path = runs / str(name) if is_begun else free_place(runs, name, f"{run.name}-replay", "Choose another --name.")
     # The model is checked as the run had it, then made as it shall be.
-    prepared = prepare(replace(asked.config, model=load_config(run.config).model), run)
+    prepared = prepare(replace(asked.config, model=load_config(run.config).model), run, samples_here=True)
     prepared = replace(prepared, components=Components())  # only evaluations sample, and those do it here
     check_start(prepared.policy, asked)
     config = replace(prepared.config, model=asked.config.model)
     if config != prepared.config:
-        prepared = replace(prepared, config=config, policy=make_policy(config))
+        prepared = replace(prepared, config=config, policy=make_policy(config, samples_here=True))
     info = prepared.info(path)
     notes = list(info["notes"])
     if len(changed) > 1:
