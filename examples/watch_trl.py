@@ -2,7 +2,7 @@
 
     python examples/watch_trl.py                  # healthy
     python examples/watch_trl.py --fault cut      # a reward that cuts the prompt off the completion
-    uptrend doctor trl-out/uptrend
+    uptrend doctor trl-out/uptrend                # the first one; a second is trl-out/uptrend-2
 
 The model is `tiny`, a transformer of a million parameters that knows a little arithmetic: seconds on a CPU. Give
 `--model FOLDER` for one of your own.
@@ -11,7 +11,6 @@ The model is `tiny`, a transformer of a million parameters that knows a little a
 import argparse
 import random
 import re
-import shutil
 from typing import Any
 
 import torch
@@ -72,7 +71,6 @@ def main() -> None:
     options.add_argument("--steps", type=int, default=10)
     options.add_argument("--out", default="trl-out")
     given = options.parse_args()
-    shutil.rmtree(given.out, ignore_errors=True)
     half = given.fault == "bf16"
     folder = given.model or tiny()
     trainer = (Blind if given.fault == "blind" else GRPOTrainer)(
