@@ -16,6 +16,7 @@ from benchmarks.faults.recipes import make_config
 from uptrend.config import Config
 from uptrend.doctor.probes import PROBES, differential
 from uptrend.records import Run
+from uptrend.records.directory import set_aside
 from uptrend.runner.preflight import Preflight, ask_probes
 from uptrend.runner.prepare import Prepared, prepare
 from uptrend.runner.runs import resume, start
@@ -49,7 +50,8 @@ def make_run(case: Case, to: Path) -> Path:
     folder = to / case.name.replace(" ", "-").replace(",", "")
     if (folder / "case.json").exists():
         return folder
-    shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():  # an attempt that did not come to its end
+        set_aside(folder)
     folder.mkdir(parents=True)
     began = time.perf_counter()
     config = make_config(case.recipe, case.settings, two_turns=case.two_turns, seed=case.seed)

@@ -160,3 +160,71 @@ def test_what_cannot_be_resumed_at_all(finished: Path, tmp_path: Path, error_of:
     shutil.rmtree(finished / "checkpoints")
     assert "has no checkpoint to resume from" in error_of("train", "--resume", finished)
     assert "has no checkpoint to evaluate" in error_of("eval", finished)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def test_a_resume_keeps_a_step_whose_line_is_damaged(finished: Path, uptrend: Any) -> None:
+    metrics = finished / "metrics.jsonl"
+    lines = metrics.read_bytes().splitlines(keepends=True)
+    lines[0] = lines[0].replace(b'"step":1', b'"step":\xb1')
+    metrics.write_bytes(b"".join(lines))
+    before = contents(finished / "rollouts")
+    uptrend("train", "--resume", finished, "--set", "learning.steps=3", "--quiet")
+    assert metrics.read_bytes().startswith(b"".join(lines))
+    assert contents(finished / "rollouts").items() >= before.items()
+    assert Run(finished).rollout_steps == [2, 3]
+    said = "1 line of metrics.jsonl could not be read and is left out."
+    assert said in uptrend("runs", "show", finished).flat
+    assert said in uptrend("doctor", finished).flat
+
+
+def test_a_resume_is_refused_where_metrics_are_gone(finished: Path, uptrend: Any, error_of: ErrorOf) -> None:
+    lines = (finished / "metrics.jsonl").read_bytes()
+    (finished / "metrics.jsonl").write_bytes(b"")
+    before = contents(finished)
+    error = error_of("train", "--resume", finished, "--set", "learning.steps=3")
+    assert "metrics.jsonl has lost lines: rollouts/ holds steps that have none any more (1, 2)." in error
+    assert contents(finished) == before
+    (finished / "metrics.jsonl").write_bytes(lines)
+    uptrend("train", "--resume", finished, "--set", "learning.steps=3", "--quiet")
+    assert Run(finished).rollout_steps == [1, 2, 3]
+
+
+def test_what_a_resume_takes_back_is_set_aside(finished: Path, uptrend: Any) -> None:
+    shutil.rmtree(finished / "checkpoints" / "step-000002")  # so that it goes on from step 1
+    shutil.copytree(finished / "checkpoints" / "step-000001", finished / "checkpoints" / "best")
+    state = finished / "checkpoints" / "best" / "state.json"
+    state.write_text(state.read_text().replace('"step": 1,', '"step": 2,'))
+    before = contents(finished)
+    uptrend("train", "--resume", finished, "--quiet")
+    moved = contents(finished / "set-aside" / "1")
+    names = ["checkpoints/best/state.json", "evals/000002.parquet", "rollouts/000002/part-0.parquet"]
+    assert all(moved[name] == before[name] for name in names)
+    for name in ("metrics.jsonl", "evals.jsonl"):
+        kept = before[name].removesuffix(moved[name])
+        assert len(kept) < len(before[name])
+        assert (finished / name).read_bytes().startswith(kept)
+    run = Run(finished)
+    assert [line["step"] for line in run.metric_lines] == [1, 2]
+    assert [line["step"] for line in run.eval_lines] == [0, 2]
+    assert "What was recorded after step 1 is in set-aside/1 now" in (finished / "logs" / "train.log").read_text()
+    listed = uptrend("runs", "list", finished.parent, "--json").json
+    assert [run["name"] for run in listed["runs"]] == ["small"]
+
+
+def test_a_state_with_a_flipped_bit_is_not_resumed_from(finished: Path, error_of: ErrorOf, uptrend: Any) -> None:
+    state = finished / "checkpoints" / "step-000002" / "state.json"
+    text = state.read_text()
+    position = text.index('"position": ') + len('"position": ')
+    digit = chr(ord(text[position]) ^ 1)
+    state.write_text(text[:position] + digit + text[position + 1 :])
+    error = error_of("train", "--resume", finished, "--set", "learning.steps=3")
+    assert "step-000002 is damaged: state.json is not what was written. Move it out of checkpoints/" in error
+    first = json.loads(text)
+    del first["checksum"]  # as the first checkpoints of this version have none
+    state.write_text(json.dumps(first, indent=1))
+    uptrend("train", "--resume", finished, "--set", "learning.steps=3", "--quiet")
+    assert Run(finished).last_step == 3

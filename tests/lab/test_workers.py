@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from quick_runs import QuickLauncher
+from quick_runs import QuickLauncher, main
 from uptrend.lab import plan
 from uptrend.lab.plan import PlannedRun
-from uptrend.lab.workers import Outcome, Workers, free_gib, log_of, need_gib, threads_of
+from uptrend.lab.workers import Outcome, Workers, free_gib, log_of, make_way, need_gib, threads_of
 from uptrend.records import Arm, Hypothesis, Run
 from uptrend.records.directory import is_being_written
 from uptrend.runner.runs import TrainLauncher
@@ -268,3 +268,16 @@ def test_a_recipe_of_two_processes_is_trained_by_two(tmp_path: Path) -> None:
     run = Run(work[0].folder)
     assert run.info["machine"]["processes"] == 2
     assert [line["ranks/weights/count"] for line in run.metric_lines] == [1, 1]
+
+
+def test_a_run_that_makes_way_is_set_aside(tmp_path: Path) -> None:
+    planned, *_ = planned_runs(tmp_path, "fail")
+    planned.folder.parent.mkdir(parents=True, exist_ok=True)
+    files = dict[str, bytes]()
+    for number in (1, 2):  # an attempt that fails at its first step, begun again by the next call
+        assert main(planned.folder, dict(planned.config), []) == 1
+        files[f"{planned.folder.name}-{number}"] = (planned.folder / "metrics.jsonl").read_bytes()
+        make_way(planned)
+        assert not planned.folder.exists()
+    aside = planned.folder.parent / "set-aside"
+    assert {path.name: (path / "metrics.jsonl").read_bytes() for path in aside.iterdir()} == files

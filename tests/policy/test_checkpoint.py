@@ -1,9 +1,16 @@
 """A checkpoint brings everything back exactly, is refused when damaged, and is ready for others to use."""
 
 import base64
+import itertools
 import json
+import os
 import pickle
 import random
+import resource
+import shutil
+import subprocess
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +23,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from models import full_logits, make_policy, write_model
 from uptrend.config import Learning
-from uptrend.policy.checkpoint import load_checkpoint, load_weights, read_state, save_checkpoint
+from uptrend.policy.checkpoint import find_checkpoint, load_checkpoint, load_weights, read_state, save_checkpoint
 from uptrend.policy.optimizer import Optimizer
 from uptrend.policy.policy import Policy
 from uptrend.policy.weights import digest
-from uptrend.records import CheckpointError, ModelError
+from uptrend.records import CheckpointError, ModelError, Run
+from uptrend.records.schema import VERSION
 
 BATCH = torch.arange(4, 28).view(2, 12)
 IDS = list(range(5, 17))
@@ -36,6 +44,13 @@ def learn(policy: Policy, optimizer: Optimizer, steps: int = 1) -> None:
 
 def save(folder: Path, policy: Policy, optimizer: Optimizer, step: int = 3, keep: int = 1) -> Path:
     return save_checkpoint(folder, policy, optimizer, {"step": step, "cursor": {"position": 5}}, keep)
+
+
+def unsealed(place: Path) -> dict[str, Any]:
+    """Return a checkpoint's state without its check sum, as the first ones of this schema are."""
+    state: dict[str, Any] = json.loads((place / "state.json").read_text())
+    del state["checksum"]
+    return state
 
 
 def start(folder: Path, optimizer: Any = "adamw", **wish: Any) -> tuple[Policy, Optimizer]:
@@ -128,7 +143,7 @@ def test_a_damaged_file_is_named(llama_folder: Path, tmp_path: Path, name: str, 
     with pytest.raises(CheckpointError, match=name) as told:
         load_checkpoint(place, policy, optimizer)
     assert "step-000003" in str(told.value)
-    assert "Remove it to resume from an earlier checkpoint" in str(told.value)
+    assert "Move it out of checkpoints/ to resume from an earlier checkpoint" in str(told.value)
     assert digest(policy.flat) == before
 
 
@@ -181,7 +196,7 @@ class Trap:
 
 def test_random_states_that_are_pickles_are_not_opened(llama_folder: Path, tmp_path: Path) -> None:
     place = save(tmp_path, *start(llama_folder))
-    state = json.loads((place / "state.json").read_text())
+    state = unsealed(place)
     trap = base64.b64encode(pickle.dumps(Trap(tmp_path / "sprung"))).decode()
     (place / "state.json").write_text(
         json.dumps({**state, "random": dict.fromkeys(("python", "numpy", "torch"), trap)})
@@ -201,7 +216,7 @@ def test_random_states_that_make_no_sense_are_refused(
     llama_folder: Path, tmp_path: Path, name: str, value: Any
 ) -> None:
     place = save(tmp_path, *start(llama_folder))
-    state = json.loads((place / "state.json").read_text())
+    state = unsealed(place)
     (place / "state.json").write_text(json.dumps({**state, "random": {**state["random"], name: value}}))
     with pytest.raises(CheckpointError, match="random states"):
         load_checkpoint(place, *start(llama_folder))
@@ -235,3 +250,106 @@ def test_the_way_to_convert_pickles_works(llama_folder: Path, tmp_path: Path, lo
     command = str(told.value).partition(": python -c ")[2].strip('"')
     exec(command, {})
     torch.testing.assert_close(full_logits(make_policy(place), IDS), full_logits(policy, IDS), atol=1e-4, rtol=1e-4)
+
+
+def test_a_states_own_sum_is_checked_where_it_has_one(llama_folder: Path, tmp_path: Path) -> None:
+    place = save(tmp_path, *start(llama_folder))
+    text = (place / "state.json").read_text()
+    (place / "state.json").write_text(json.dumps(json.loads(text)))  # other spaces are no damage
+    assert read_state(place)["step"] == 3
+    for wrong in (text.replace('"position": 5', '"position": 4'), text.replace('"checksum": ', '"checksum": 1')):
+        (place / "state.json").write_text(wrong)
+        with pytest.raises(CheckpointError, match=r"step-000003 is damaged: state\.json is not what was written"):
+            read_state(place)
+    (place / "state.json").write_text(json.dumps(unsealed(place)))
+    assert read_state(place)["step"] == 3
+
+
+def test_only_checkpoints_of_ours_are_counted_and_removed(llama_folder: Path, tmp_path: Path) -> None:
+    policy, optimizer = start(llama_folder)
+    own = save(tmp_path, policy, optimizer, 1)
+    copies = [own.with_name(name) for name in ("step-000001-good", "step-1", "step-000009.bak")]
+    for copy in copies:
+        shutil.copytree(own, copy)
+    for step in (999_999, 1_000_000):
+        save(tmp_path, policy, optimizer, step)
+    assert sorted(own.parent.iterdir()) == sorted([*copies, own.with_name("step-1000000")])
+
+
+def test_the_best_is_there_at_every_moment(llama_folder: Path, tmp_path: Path) -> None:
+    """Killed after any call that changes a name, a whole best is found, and a later one takes its place."""
+    policy, optimizer = start(llama_folder)
+    info = {"schema": VERSION, "config": {}}
+    (tmp_path / "run.json").write_text(json.dumps(info))
+    write = partial(save_checkpoint, tmp_path, policy, optimizer, keep=1, name="best")
+    write({"step": 1})
+    for moment in range(12):
+        learn(policy, optimizer)
+        process = os.fork()
+        if process == 0:
+            changes = itertools.count()
+
+            def hook(event: str, _: Any, changes: Any = changes, moment: int = moment) -> None:
+                if event in ("os.rename", "os.remove", "os.rmdir", "shutil.rmtree") and next(changes) == moment:
+                    os._exit(9)
+
+            sys.addaudithook(hook)
+            write({"step": 2 + moment})
+            os._exit(0)
+        os.waitpid(process, 0)
+        found = find_checkpoint(Run(tmp_path), "best")
+        assert read_state(found)["step"] >= 1
+    write({"step": 50})
+    assert read_state(find_checkpoint(Run(tmp_path), "best"))["step"] == 50
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["best"]
+
+
+def test_a_checkpoint_is_on_disk_before_an_older_one_goes(
+    llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not Path("/proc/self/fd").is_dir():
+        pytest.skip("needs /proc")
+    policy, optimizer = start(llama_folder)
+    older = save(tmp_path, policy, optimizer, 1)
+    flushed = dict[str, bool]()
+    fsync = os.fsync
+
+    def watched(descriptor: int) -> None:
+        flushed[Path(os.readlink(f"/proc/self/fd/{descriptor}")).name] = older.exists()
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    place = save(tmp_path, policy, optimizer, 2)
+    assert not older.exists()
+    wanted = {file.name for file in place.rglob("*") if file.is_file()} | {"model", ".step-000002", "checkpoints"}
+    assert {name: flushed.get(name) for name in wanted} == dict.fromkeys(wanted, True)
+
+
+def fill(folder: Path, llama: Path, largest: int) -> None:
+    """Save a second checkpoint where no file may be larger than so many bytes; say how that ended."""
+    policy, optimizer = start(llama)
+    learn(policy, optimizer)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
+    try:
+        save(folder, policy, optimizer, 2)
+    except CheckpointError as error:
+        print(f"refused: {error}")
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_a_sentence_and_older_checkpoints_stay(llama_folder: Path, tmp_path: Path) -> None:
+    older = save(tmp_path, *start(llama_folder), step=1)
+    sizes = sorted({file.stat().st_size for file in older.rglob("*") if file.is_file()})
+    script = "import sys; from pathlib import Path; from test_checkpoint import fill; "
+    script += "fill(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))"
+    path = os.pathsep.join(
+        [str(Path(__file__).parent), str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    )
+    for largest in [1, *(size - 1 for size in sizes if size > 1000)]:
+        command = [sys.executable, "-c", script, str(tmp_path), str(llama_folder), str(largest)]
+        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path})
+        assert (done.returncode, done.stderr.count("Traceback")) == (0, 0), done.stderr
+        assert done.stdout.startswith("refused: ")
+        assert "checkpoints/step-000002 could not be written: " in done.stdout
+        assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000001"]
+        assert read_state(older)["step"] == 1

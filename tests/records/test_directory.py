@@ -5,6 +5,7 @@ import json
 import math
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -138,15 +139,126 @@ def test_rewind_forgets_later_steps_alone(make_run: MakeRun) -> None:
     path = make_run("demo", steps=10)
     before = (path / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     (path / "checkpoints" / "step-000005").mkdir(parents=True)
+    later = {name: (path / "rollouts" / name / "part-0.parquet").read_bytes() for name in ("000006", "000010")}
     with RunDirectory.reopen(path) as directory:
-        directory.rewind(5)
+        assert directory.rewind(5) == path / "set-aside" / "1"
+        assert directory.rewind(5) is None
     run = Run(path)
     assert (path / "metrics.jsonl").read_bytes() == b"".join(before[:5])
+    assert (path / "set-aside" / "1" / "metrics.jsonl").read_bytes() == b"".join(before[5:])
+    for name, content in later.items():
+        assert (path / "set-aside" / "1" / "rollouts" / name / "part-0.parquet").read_bytes() == content
+    assert [line["step"] for line in read_lines(path / "set-aside" / "1" / "evals.jsonl")] == [10]
     assert [line["step"] for line in run.eval_lines] == [0, 5]
     assert sorted(set(run.rollouts()["step"].to_pylist())) == [1, 2, 3, 4, 5]
     assert sorted(p.name for p in (path / "evals").iterdir()) == ["000000.parquet", "000005.parquet"]
     assert [p.name for p in run.checkpoints] == ["step-000005"]
-    assert [event["event"] for event in run.events] == ["started", "finished"]
+    assert [event["event"] for event in run.events] == ["started", "finished", "set-aside"]
+
+
+# What a disk or an editor does to a line; each is longer than the line of a step that it stands for.
+DAMAGED = {
+    "a flipped bit": lambda line: line.replace(b'"step"', b'"rtep"'),
+    "no JSON": lambda line: line.replace(b":", b";", 1),
+    "no UTF-8": lambda line: line.replace(b"reward/mean", b"reward/me\xffn"),
+    "zeros": lambda line: bytes(len(line) - 1) + b"\n",
+    "a step that is none": lambda line: line.replace(b'"step":3', b'"step":"3"').replace(b'"step":5', b'"step":5.5'),
+    "another step": lambda line: line.replace(b'"step":3', b'"step":73').replace(b'"step":5', b'"step":85'),
+}
+
+
+# A later step in the checkpoint's own line, the fifth, reads like one that is taken back.
+@pytest.mark.parametrize(
+    ("damage", "damaged"), [(name, n) for name in DAMAGED for n in (3, 5) if (name, n) != ("another step", 5)]
+)
+def test_a_damaged_line_takes_nothing_with_it(make_run: MakeRun, damage: str, damaged: int) -> None:
+    path = make_run("demo", steps=10)
+    lines = (path / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    lines[damaged - 1] = DAMAGED[damage](lines[damaged - 1])
+    (path / "metrics.jsonl").write_bytes(b"".join(lines))
+    files = {file.relative_to(path): file.read_bytes() for file in path.rglob("*.parquet")}
+    with RunDirectory.reopen(path) as directory:
+        directory.check_lines(5)
+        directory.rewind(5)
+    assert (path / "metrics.jsonl").read_bytes() == b"".join(lines[:5])
+    assert (path / "set-aside" / "1" / "metrics.jsonl").read_bytes() == b"".join(lines[5:])
+    for name, content in files.items():
+        is_later = int(name.parts[1][:6]) > 5
+        assert (path / ("set-aside/1" if is_later else "") / name).read_bytes() == content
+
+
+def test_a_torn_end_belongs_to_what_came_last(make_run: MakeRun) -> None:
+    path = make_run("demo", steps=3)
+    whole = (path / "metrics.jsonl").read_bytes()
+    (path / "metrics.jsonl").write_bytes(whole + b'{"step": 4, "rew')
+    with RunDirectory.reopen(path) as directory:
+        directory.rewind(3)
+        directory.step(metrics_of(4, 10, random.Random(4)), rollouts_table("demo", [rollout_of(4)]))
+    assert [line["step"] for line in Run(path).metric_lines] == [1, 2, 3, 4]
+    assert Run(path).notes == []
+    assert (path / "set-aside" / "1" / "metrics.jsonl").read_bytes() == b'{"step": 4, "rew'
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "evals.jsonl"])
+@pytest.mark.parametrize("left", [b"", None], ids=["emptied", "removed"])
+def test_lines_that_are_gone_are_missed_before_anything_moves(make_run: MakeRun, name: str, left: bytes | None) -> None:
+    path = make_run("demo", steps=10)
+    (path / name).unlink() if left is None else (path / name).write_bytes(left)
+    before = sorted(path.rglob("*"))
+    with RunDirectory.reopen(path) as directory:
+        with pytest.raises(RecordError, match=rf"{name} has lost lines: .* Put the lines back from a copy"):
+            directory.check_lines(5)
+        assert sorted(path.rglob("*")) == before
+        folder = {"metrics.jsonl": "rollouts", "evals.jsonl": "evals"}[name]
+        (path / folder).rename(path.parent / "elsewhere")  # the way on that the message tells
+        directory.check_lines(5)
+
+
+def test_a_users_own_files_are_no_steps_and_stay(make_run: MakeRun) -> None:
+    path = make_run("demo", steps=10)
+    own = [path / "rollouts" / name for name in ("000007-good", "7", "000007.bak", "1abc", "notes.txt")]
+    for place in own:
+        shutil.copytree(path / "rollouts" / "000007", place)
+    with RunDirectory.reopen(path) as directory:
+        directory.rewind(5)
+    assert Run(path).rollout_steps == [1, 2, 3, 4, 5]
+    assert all((place / "part-0.parquet").exists() for place in own)
+
+
+@pytest.mark.parametrize("moved", ["renamed", "removed", "replaced"])
+def test_a_folder_that_is_moved_while_it_is_written_is_not_made_anew(make_run: MakeRun, moved: str) -> None:
+    path = make_run("demo", steps=2)
+    table = rollouts_table("demo", [rollout_of(3)])
+    with RunDirectory.reopen(path) as directory:
+        path.rename(path.with_name("elsewhere"))
+        if moved == "replaced":
+            path.mkdir()
+        if moved == "removed":
+            shutil.rmtree(path.with_name("elsewhere"))
+        for write in (
+            lambda: directory.step({"step": 3}, table),
+            lambda: directory.evaluation({"step": 3}, table),
+            lambda: directory.event("finished", step=3),
+            lambda: directory.log("hello"),
+            lambda: directory.write_info({}),
+            lambda: directory.rewind(1),
+            directory.sync,
+        ):
+            with pytest.raises(RecordError, match=r"demo was renamed, moved or removed .*--resume FOLDER"):
+                write()
+    assert list(path.glob("*")) == []
+    assert path.exists() == (moved == "replaced")
+    if moved == "renamed":
+        assert Run(path.with_name("elsewhere")).last_step == 2
+
+
+def test_what_is_left_of_a_run_is_not_written_over(make_run: MakeRun) -> None:
+    path = make_run("demo", steps=2)
+    (path / "run.json").unlink()
+    before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    with pytest.raises(RecordError, match=r"demo holds rollouts of a run whose run\.json is gone"):
+        RunDirectory.create(path, info_of("demo"))
+    assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
 
 
 def test_several_processes_write_parts_of_one_step(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Reading a run directory: of today, of schema 1 (tests/data/schema1 is as Uptrend 0.1 wrote it), and what is none."""
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -11,11 +12,13 @@ import pyarrow as pa
 import pytest
 
 from synthetic import info_of
+from uptrend.bridge.importers import read_views
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.doctor.probes import PROBES
 from uptrend.records import RecordError, Run, RunDirectory, Stop, from_lines, to_pandas, to_polars, view_of
 from uptrend.records.directory import append_line, read_lines
 from uptrend.records.renamed import RenamedWarning, current, names, upgrade_keys, upgrade_metrics
+from uptrend.runner.summary import find_runs
 
 MakeRun = Callable[..., Path]
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "run.md").read_text(encoding="utf-8")
@@ -207,3 +210,76 @@ def test_renamed_config_keys_move_within_their_table() -> None:
     assert new == {"learning": {"lr": 1e-4, "steps": 3, "kl": {"beta": 0.1}}, "sampling": {}, "name": "x"}
     assert old["learning"] == {"rate": 1e-4, "steps": 3}
     assert upgrade_keys({"learning": "fast"}, renamed=renamed) == {"learning": "fast"}
+
+
+def put_line(path: Path, line: bytes) -> None:
+    """Put a line in the place of the second one."""
+    lines = path.read_bytes().splitlines()
+    path.write_bytes(b"\n".join([lines[0], line, *lines[2:], b""]))
+
+
+BAD = {
+    "no step": b'{"reward/mean": 0.5, "accuracy": 1, "low": 1, "high": 1, "correct": 1, "tasks": 1}',
+    "no number": b'{"step": "2", "accuracy": 1, "low": 1, "high": 1, "correct": 1, "tasks": 1}',
+    "true": b'{"step": true, "accuracy": 1, "low": 1, "high": 1, "correct": 1, "tasks": 1}',
+    "no UTF-8": b'{"step": 2, "accuracy": 1, "low": 1, "high": 1, "correct": 1, "tasks": 1, "a\xff": 1}',
+    "half a character": b'{"step": 2, "accuracy": 1, "low": 1, "high": 1, "correct": 1, "tasks": 1, "\\ud800": 1}',
+    "nested": b'{"step": 2, "accuracy": 1, "low": 1, "high": 1, "correct": 1, "tasks": 1, "event": "x", "deep": '
+    + 300_000 * b"["
+    + 300_000 * b"]"
+    + b"}",
+    "a step that no file can hold": b'{"step": ' + 100_000 * b"9" + b"}",
+    "a list": b'[{"step": 2}]',
+    "zeros": bytes(40),
+}
+
+
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD.keys())
+@pytest.mark.parametrize("name", ["metrics.jsonl", "evals.jsonl", "events.jsonl"])
+def test_a_bad_line_is_one_bad_line(make_run: Callable[..., Path], name: str, bad: bytes) -> None:
+    path = make_run("damaged", steps=6)
+    if name == "events.jsonl":
+        append_line(path / name, {"event": "finished", "step": 6})
+    whole = Run(path)
+    lines = {"metrics.jsonl": whole.metric_lines, "evals.jsonl": whole.eval_lines, "events.jsonl": whole.events}
+    del lines[name][1]
+    put_line(path / name, bad)
+    run = Run(path)
+    assert lines == {"metrics.jsonl": run.metric_lines, "evals.jsonl": run.eval_lines, "events.jsonl": run.events}
+    assert run.notes == [f"1 line of {name} could not be read and is left out."]
+    assert view_of(run).notes == tuple(run.notes)
+    assert (run.metrics.num_rows, run.status) == (len(run.metric_lines), "finished")
+    runs, broken = find_runs(path.parent)
+    assert ([run["step"] for run in runs], broken) == ([6], {})
+
+
+def test_a_number_of_any_length_is_a_number(make_run: Callable[..., Path]) -> None:
+    path = make_run("demo", steps=6)
+    put_line(
+        path / "metrics.jsonl", b'{"step": 2, "reward/mean": 0.5, "gradient/norm/before": ' + 100_000 * b"9" + b"}"
+    )
+    run = Run(path)
+    assert (run.metric_lines[1]["reward/mean"], run.notes) == (0.5, [])
+    assert view_of(run).nonfinite == {"gradient/norm/before": (2,)}
+
+
+def test_a_metric_that_is_no_number_is_absent(make_run: Callable[..., Path]) -> None:
+    path = make_run("demo", steps=6)
+    put_line(path / "metrics.jsonl", b'{"step": 2, "reward/mean": "much", "seconds/step": [1], "time": {}, "own": "x"}')
+    assert Run(path).metric_lines[1] == {"step": 2, "own": "x"}
+    assert find_runs(path.parent)[1] == {}
+
+
+def test_a_run_that_cannot_be_read_hides_no_other(make_run: Callable[..., Path]) -> None:
+    whole = make_run("whole", steps=6)
+    for name, config in (("a list", []), ("a text", "x"), ("odd values", {"learning": {"steps": "many"}})):
+        info = json.loads((make_run(name, steps=2) / "run.json").read_text()) | {"config": config}
+        (whole.with_name(name) / "run.json").write_text(json.dumps(info))
+    (make_run("a pipe", steps=2) / "metrics.jsonl").unlink()
+    os.mkfifo(whole.with_name("a pipe") / "metrics.jsonl")
+    runs, broken = find_runs(whole.parent)
+    assert [run["name"] for run in runs] == ["whole"]
+    assert {path.name for path in broken} == {"a list", "a text", "odd values", "a pipe"}
+    views = read_views(whole.parent)
+    assert "whole" in [view.name for view in views]
+    assert any("a pipe" in note for note in views[0].notes)

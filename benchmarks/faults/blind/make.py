@@ -18,6 +18,8 @@ from typing import Any
 
 from benchmarks.faults.blind.case import Blind, Job, blind_cases
 
+from uptrend.records.directory import set_aside
+
 LIMIT = 300
 """Seconds that a run may take."""
 
@@ -46,7 +48,8 @@ def make_all(split: str, to: Path, only: str, asks: bool, workers: int) -> None:
         folder = to / f"{case.name}~{kind}~{seed}"
         if (folder / "case.json").exists():
             return
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder.exists():  # an attempt that did not come to its end
+            set_aside(folder)
         folder.mkdir(parents=True)
         child = fork.Process(target=_make, args=(split, case, seed, planted, folder, asks))
         child.start()

@@ -9,7 +9,6 @@ import contextlib
 import ctypes
 import io
 import os
-import shutil
 import signal
 import sys
 import tarfile
@@ -25,7 +24,7 @@ from uptrend.lab import lab_error
 from uptrend.lab.plan import Launcher, PlannedRun, is_finished
 from uptrend.lab.workers import Job, Outcome, Progress, Workers, log_of, outcome, start, threads_of, uses_gpu
 from uptrend.records import MissingExtra
-from uptrend.records.directory import is_being_written
+from uptrend.records.directory import is_being_written, set_aside
 
 # Times that Ray starts a run again whose worker was lost.
 LOST = 3
@@ -105,7 +104,8 @@ class RayWorkers(Workers):
             reason = f"Ray lost it: {str(error).strip().splitlines()[0]}"
             return Outcome(job.planned, "failed", time.monotonic() - job.began, reason)
         if packed is not None:
-            shutil.rmtree(job.planned.folder, ignore_errors=True)
+            if job.planned.folder.exists():
+                set_aside(job.planned.folder)
             with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
                 tar.extractall(job.planned.folder.parent, filter="data")
         return replace(told, planned=job.planned)

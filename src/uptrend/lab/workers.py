@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from uptrend.lab.plan import Launcher, PlannedRun, is_finished
 from uptrend.records import Method, Run, UptrendError
-from uptrend.records.directory import is_being_written, read_lines
+from uptrend.records.directory import is_being_written, read_lines, set_aside
 from uptrend.stats.formatting import plural
 
 Wanted = Callable[[PlannedRun], bool]
@@ -99,7 +99,7 @@ def log_of(planned: PlannedRun) -> Path:
 
 
 def make_way(planned: PlannedRun) -> None:
-    """Remove a run that can't be continued; it is begun again from its seed, which gives the same."""
+    """Set a run aside that can't be continued; it is begun again from its seed, which gives the same."""
     if not planned.folder.exists():
         return
     try:
@@ -107,7 +107,7 @@ def make_way(planned: PlannedRun) -> None:
     except UptrendError:  # killed before its first file was whole
         is_resumable = False
     if not is_resumable:
-        shutil.rmtree(planned.folder)
+        set_aside(planned.folder)
 
 
 def start(

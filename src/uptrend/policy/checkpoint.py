@@ -9,7 +9,8 @@ step-000050/
     state.json              step, cursor, random states, and a check sum of every file
 best/                       the same, of the step with the highest held-out accuracy, which state.json has too
 
-Written beside and renamed: a checkpoint that is there is whole, and one that is damaged later is refused.
+Written beside, flushed to disk and renamed: a checkpoint that is there is whole, and one that is damaged later is
+refused. What a checkpoint replaces is removed when its successor is in place.
 """
 
 import base64
@@ -18,19 +19,21 @@ import json
 import random
 import shutil
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from uptrend.policy.optimizer import Optimizer
 from uptrend.policy.policy import Policy
 from uptrend.policy.weights import digest
 from uptrend.records import CheckpointError, ModelError, Run
+from uptrend.records.directory import sync
+from uptrend.records.run import step_folders
 from uptrend.records.schema import VERSION
 
 REFERENCE = "reference.safetensors"
@@ -50,39 +53,77 @@ def save_checkpoint(
     beside = place.with_name(f".{place.name}")
     is_first = rank() == 0
     try:
-        if is_first:
-            shutil.rmtree(beside, ignore_errors=True)
-            beside.mkdir(parents=True)
-        policy.wait()
-        export(policy, beside)
-        optimizer.save(beside)
-        if policy.anchor.is_reset:
-            reference = {name: weight.clone() for name, weight in policy.reference_weights().items()}
-            save_file(reference, beside / REFERENCE)
-        policy.wait()
-        if not is_first:
-            return place
-        also(beside)
-        sums = {str(f.relative_to(beside)): _check_sum(f) for f in sorted(beside.rglob("*")) if f.is_file()}
-        (beside / "state.json").write_text(json.dumps({**state, "random": random_states(), "files": sums}, indent=1))
-        shutil.rmtree(place, ignore_errors=True)
-        beside.rename(place)
-    except OSError as error:
-        raise CheckpointError(f"The checkpoint {place} could not be written: {error.strerror or error}.") from error
+        with writing(place):
+            if is_first:
+                place.parent.mkdir(exist_ok=True)  # not the run's folder: it is there, unless somebody moved it
+                shutil.rmtree(beside, ignore_errors=True)
+                beside.mkdir()
+            policy.wait()
+            _export(policy, beside)
+            optimizer.save(beside)
+            if policy.anchor.is_reset:
+                reference = {name: weight.clone() for name, weight in policy.reference_weights().items()}
+                save_file(reference, beside / REFERENCE)
+            policy.wait()
+            if not is_first:
+                return place
+            also(beside)
+            sums = {str(f.relative_to(beside)): _check_sum(f) for f in sorted(beside.rglob("*")) if f.is_file()}
+            _write_state(beside, {**state, "random": random_states(), "files": sums})
+            for path in (*beside.rglob("*"), beside):
+                sync(path)
+            _put_in_place(beside, place)
     finally:
         if is_first:
             shutil.rmtree(beside, ignore_errors=True)
-    for old in sorted(place.parent.glob("step-*"))[:-keep]:
+    for old in list(step_folders(place.parent).values())[:-keep]:
         shutil.rmtree(old)
     return place
 
 
+@contextlib.contextmanager
+def writing(place: Path) -> Iterator[None]:
+    """Turn what goes wrong while a model or a checkpoint is written into a CheckpointError."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:  # safetensors has errors of its own, for a full disk too
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise CheckpointError(f"{place} could not be written: {reason}.") from error
+
+
+def _put_in_place(beside: Path, place: Path) -> None:
+    """Rename a whole checkpoint to its place; one that was there before is kept until the names are on disk."""
+    before = _before(place)
+    if place.exists():
+        shutil.rmtree(before, ignore_errors=True)
+        place.rename(before)
+    try:
+        beside.rename(place)
+    except OSError:
+        if before.exists():
+            before.rename(place)
+        raise
+    sync(place.parent)
+    shutil.rmtree(before, ignore_errors=True)
+
+
+def _before(place: Path) -> Path:
+    """Return where a checkpoint lies for the moment in which its successor takes its place."""
+    return place.with_name(f".{place.name}.before")
+
+
+def best_checkpoint(run: Path) -> Path | None:
+    """Return the checkpoint with the highest held-out accuracy, also where a process was killed as it replaced it."""
+    place = run / "checkpoints" / BEST
+    return next((path for path in (place, _before(place)) if path.is_dir()), None)
+
+
 def find_checkpoint(run: Run, which: str | int | None = None) -> Path:
     """Return a run's checkpoint: of a step, the `best`, or the last one."""
-    places = {str(int(path.name.removeprefix("step-"))): path for path in run.checkpoints}
+    places = {str(step): path for step, path in step_folders(run.path / "checkpoints").items()}
     if which is None and places:
         return run.checkpoints[-1]
-    if (best := run.path / "checkpoints" / BEST).is_dir():
+    if (best := best_checkpoint(run.path)) is not None:
         places[BEST] = best
     if str(which) not in places:
         wanted = f" {which}; it has {', '.join(places) or 'none'}" if which is not None else " to evaluate"
@@ -90,19 +131,26 @@ def find_checkpoint(run: Run, which: str | int | None = None) -> Path:
     return places[str(which)]
 
 
-def remove_later_best(run: Path, step: int) -> None:
-    """Remove the best checkpoint where it is of a step after this one, which is going to be made again."""
-    place = run / "checkpoints" / BEST
-    try:
-        is_later = json.loads((place / "state.json").read_text())["step"] > step
-    except (OSError, ValueError, KeyError, TypeError):
-        is_later = True  # there is none, or it can't be read
-    if is_later:
-        shutil.rmtree(place, ignore_errors=True)
+def later_checkpoints(run: Path, step: int) -> list[Path]:
+    """Return the checkpoints of steps after this one, which are going to be made again; the best may be one."""
+    later = [path for its, path in step_folders(run / "checkpoints").items() if its > step]
+    best = best_checkpoint(run)
+    if best is not None:
+        try:
+            is_later = json.loads((best / "state.json").read_bytes())["step"] > step
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            is_later = True  # nobody can tell, and nobody could load it
+        later += [best] if is_later else []
+    return later
 
 
 def export(policy: Policy, folder: Path) -> Path:
     """Write the model as a transformers folder, or the adapter as PEFT's; return that folder."""
+    with writing(folder):
+        return _export(policy, folder)
+
+
+def _export(policy: Policy, folder: Path) -> Path:
     name = "adapter" if policy.has_adapters else "model"
     # Weights are views of one buffer, which safetensors would take for shared: give it tensors of their own.
     own = policy.state()
@@ -186,18 +234,35 @@ def _put_weights(place: Path, policy: Policy) -> None:
 def read_state(place: Path) -> dict[str, Any]:
     """Return a checkpoint's state, after checking every file."""
     try:
-        state: dict[str, Any] = json.loads((place / "state.json").read_text())
+        state: dict[str, Any] = json.loads((place / "state.json").read_bytes())
+        checksum = state.pop("checksum", None)  # the first checkpoints of this schema have none
+        if checksum is not None and checksum != _state_sum(state):
+            raise _damaged(place, "state.json")
         for name, expected in state["files"].items():
             if _check_sum(place / name) != expected:
-                raise CheckpointError(
-                    f"{place} is damaged: {name} is not what was written. "
-                    "Remove it to resume from an earlier checkpoint."
-                )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+                raise _damaged(place, name)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(
-            f"{place} can't be read ({error}). Remove it to resume from an earlier checkpoint."
+            f"{place} can't be read ({error}). Move it out of checkpoints/ to resume from an earlier checkpoint."
         ) from error
     return state
+
+
+def _write_state(place: Path, state: dict[str, Any]) -> None:
+    text = json.dumps({**state, "checksum": _state_sum(state)}, indent=1)
+    (place / "state.json").write_text(text, encoding="utf-8")
+
+
+def _state_sum(state: dict[str, Any]) -> int:
+    """Return the check sum of a state's values as JSON has them, whatever its spaces."""
+    return zlib.crc32(json.dumps(state, separators=(",", ":")).encode())
+
+
+def _damaged(place: Path, name: str) -> CheckpointError:
+    return CheckpointError(
+        f"{place} is damaged: {name} is not what was written. "
+        "Move it out of checkpoints/ to resume from an earlier checkpoint."
+    )
 
 
 def read_resumable(place: Path) -> dict[str, Any]:

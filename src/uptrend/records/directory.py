@@ -2,19 +2,23 @@
 
 Whole files are written beside their place and renamed; lines are flushed. Neither a kill nor a full disk leaves half.
 A step counts as recorded with its line, which is written after its rollouts; so does an evaluation.
+
+Nothing that was recorded is removed. What a resumed run takes back moves to set-aside/1, set-aside/2, …, with the
+layout of the run directory itself; no reader looks there.
 """
 
 import contextlib
 import errno
 import io
+import itertools
 import json
 import math
 import os
-import shutil
+import re
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
@@ -30,9 +34,15 @@ from uptrend.records.errors import RecordError, RunLocked
 
 LINES = {"rollouts": "metrics.jsonl", "evals": "evals.jsonl"}  # folders of rollouts, and the lines that they go with
 LOG = "logs/train.log"
+SET_ASIDE = "set-aside"
 STARTS = ("started", "resumed")
 ENDS = ("finished", "stopped", "failed")
 StoppedBy = Literal["user", "doctor", "preflight", "observer"]
+EVALUATION = ("accuracy", "low", "high", "correct", "tasks")  # figures that every evaluation has, null where unknown
+# Digits up to which a number fits into 64 bits; Python itself refuses to read integers of some thousand digits.
+MAX_DIGITS = 18
+# Levels of nesting beyond which a line is none of ours: the deepest, a preflight's event, has six.
+MAX_DEPTH = 32
 
 
 class RunDirectory:
@@ -40,14 +50,19 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._identity = _identity(path)
         # A reader that asks whether the lock is held holds it for a moment itself: wait that long.
         self._lock = filelock.FileLock(path / ".lock", timeout=1, thread_local=False)
 
     @classmethod
     def create(cls, path: Path, info: dict[str, Any]) -> Self:
-        """Make a new run directory; refused where one is already."""
+        """Make a new run directory; refused where one is already, or what is left of one."""
         if (path / "run.json").exists():
             raise RecordError(f"{path} already holds a run. Choose another --name, or continue it with --resume.")
+        if left := [name for name in (*LINES, *LINES.values(), "checkpoints") if (path / name).exists()]:
+            raise RecordError(
+                f"{path} holds {left[0]} of a run whose run.json is gone. Choose another --name, or move it elsewhere."
+            )
         with plain_disk_errors(path):
             path.mkdir(parents=True, exist_ok=True)
         directory = cls(path)
@@ -71,9 +86,6 @@ class RunDirectory:
         for left in (*path.glob(".*.*"), *path.glob("rollouts/*/.*"), *path.glob("evals/.*")):
             if left.suffix[1:].isdigit() and left.is_file():  # a killed process left it half-written
                 left.unlink()
-        for folder, name in LINES.items():  # or without the line that counts
-            steps = {line["step"] for line in read_lines(path / name)}
-            directory._remove(folder, lambda step, steps=steps: step not in steps)  # type: ignore[misc]
         return directory
 
     def lock(self) -> None:
@@ -94,7 +106,18 @@ class RunDirectory:
     def __exit__(self, *_: object) -> None:
         self.unlock()
 
+    def check_place(self) -> None:
+        """Raise RecordError where the folder that is written to is no longer at its path."""
+        now = _identity(self.path)
+        self._identity = self._identity or now
+        if now is None or now != self._identity:
+            raise RecordError(
+                f"{self.path} was renamed, moved or removed while its run was going on, so the run ends here. "
+                "Where the folder is now it can go on: uptrend train --resume FOLDER"
+            )
+
     def write_info(self, info: dict[str, Any]) -> None:
+        self.check_place()
         write_whole(self.path / "run.json", json.dumps(info, indent=2, ensure_ascii=False).encode())
 
     def event(self, kind: str, **values: Any) -> None:
@@ -103,10 +126,12 @@ class RunDirectory:
         assert kind in known, f"{kind} is no kind of event: add it to events.toml"
         unknown = [field for field in values if field not in known[kind]]
         assert not unknown, f"the event {kind} has no field {', '.join(unknown)}: add it to events.toml"
+        self.check_place()
         append_line(self.path / "events.jsonl", {"event": kind, "time": time.time(), **values})
 
     def log(self, text: str, at: float | None = None) -> None:
         """Append a line for a person to logs/train.log, out of this process when this returns; `at` is its time."""
+        self.check_place()
         path = self.path / LOG
         moment = datetime.fromtimestamp(at or time.time()).astimezone().isoformat(sep=" ", timespec="seconds")
         with plain_disk_errors(path):
@@ -116,45 +141,89 @@ class RunDirectory:
 
     def step(self, line: dict[str, Any], *tables: pa.Table) -> None:
         """Write a step: its rollouts, in parts, then its line, with which it counts as recorded."""
-        with self._all_or_nothing("rollouts", line["step"]):
+        step = line["step"]
+        with _all_or_nothing([_part_path(self.path, step, part) for part in range(len(tables))]):
             for part, table in enumerate(tables):
-                self.rollouts(line["step"], table, part)
+                self.rollouts(step, table, part)
             append_line(self.path / "metrics.jsonl", line)
 
     def evaluation(self, line: dict[str, Any], table: pa.Table, sets: Mapping[str, pa.Table] | None = None) -> None:
         """Write an evaluation: its rollouts, those on further sets by label, then the line with which it counts."""
-        with self._all_or_nothing("evals", line["step"]):
-            for label, one in {"": table, **(sets or {})}.items():
-                _write_parquet(eval_path(self.path, line["step"], label), one)
+        tables = {eval_path(self.path, line["step"], label): one for label, one in {"": table, **(sets or {})}.items()}
+        with _all_or_nothing(tables):
+            for path, one in tables.items():
+                self._write_parquet(path, one)
             append_line(self.path / "evals.jsonl", line)
 
     def rollouts(self, step: int, table: pa.Table, part: int = 0) -> None:
         """Write a part of a step's rollouts apart from its line; without a line nobody reads them."""
-        _write_parquet(self.path / "rollouts" / f"{step:06d}" / f"part-{part}.parquet", table)
+        self._write_parquet(_part_path(self.path, step, part), table)
 
-    @contextlib.contextmanager
-    def _all_or_nothing(self, folder: str, step: int) -> Iterator[None]:
-        """Take the rollouts back where they or the line could not be written."""
-        try:
-            yield
-        except Exception:  # not KeyboardInterrupt: the line may be written by then, and may not be without rollouts
-            with contextlib.suppress(OSError):
-                self._remove(folder, lambda other: other == step)
-            raise
+    def _write_parquet(self, path: Path, table: pa.Table) -> None:
+        self.check_place()
+        with plain_disk_errors(path):
+            folder = self.path
+            for name in path.parent.relative_to(self.path).parts:  # the run's own folder is never made anew
+                folder /= name
+                folder.mkdir(exist_ok=True)
+        buffer = io.BytesIO()
+        pq.write_table(table, buffer, compression="zstd")
+        write_whole(path, buffer.getvalue())
 
-    def _remove(self, folder: str, chosen: Callable[[int], bool]) -> None:
-        """Remove the rollouts of some steps."""
-        for item in (self.path / folder).glob("[0-9]*"):
-            if chosen(int(item.name[:6])):
-                shutil.rmtree(item) if item.is_dir() else item.unlink()
+    def sync(self) -> None:
+        """Wait until all lines are on disk: a checkpoint must not outlive the lines of its steps."""
+        self.check_place()
+        files = [self.path / name for name in (*LINES.values(), "events.jsonl")]
+        for path in (*files, self.path):
+            if path.exists():
+                with plain_disk_errors(path):
+                    sync(path)
 
-    def rewind(self, step: int) -> None:
-        """Remove what was recorded after a step, so that the run can go on from its checkpoint."""
+    def check_lines(self, step: int) -> None:
+        """Raise RecordError where lines up to a step are gone although its rollouts are there.
+
+        A line that can't be read is no reason: it may be the line of any step.
+        """
+        for folder, name in LINES.items():
+            kept, _ = _split_lines(self.path / name, step)
+            with_line = {record["step"] for _, record in kept if record is not None and record["step"] <= step}
+            recorded = {its for its in recorded_steps(self.path / folder).values() if its <= step}
+            lost = sorted(recorded - with_line)
+            if len(lost) > sum(record is None or record["step"] > step for _, record in kept):
+                named = ", ".join(map(str, lost[:5])) + (f" … {lost[-1]}" if len(lost) > 5 else "")
+                raise RecordError(
+                    f"{self.path / name} has lost lines: {folder}/ holds steps that have none any more ({named}). "
+                    f"Put the lines back from a copy of the file; or, to go on without them, move the "
+                    f"rollouts of these steps out of {self.path / folder}."
+                )
+
+    def rewind(self, step: int, also: Iterable[Path] = ()) -> Path | None:
+        """Set aside what was recorded after a step, so that the run can go on from its checkpoint.
+
+        `also` names further files and folders of the run to be moved. Return the folder below set-aside that has it
+        all now, None where there was nothing; what stays is not rewritten.
+        """
+        self.check_place()
+        numbers = [int(path.name) for path in (self.path / SET_ASIDE).glob("*") if path.name.isdecimal()]
+        place = self.path / SET_ASIDE / str(max(numbers, default=0) + 1)
+        moved = [path for folder in LINES for path, its in recorded_steps(self.path / folder).items() if its > step]
         for name in LINES.values():
-            kept = [line for line in read_lines(self.path / name) if line["step"] <= step]
-            write_whole(self.path / name, b"".join(map(to_line, kept)))
-        for folder in LINES:
-            self._remove(folder, lambda other: other > step)
+            kept, later = _split_lines(self.path / name, step)
+            if later:
+                with plain_disk_errors(place):
+                    place.mkdir(parents=True, exist_ok=True)
+                write_whole(place / name, later)  # before they are cut off: a kill between leaves them twice
+                write_whole(self.path / name, b"".join(line for line, _ in kept))
+        for path in (*moved, *also):
+            target = place / path.relative_to(self.path)
+            with plain_disk_errors(target):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                path.rename(target)
+        if not place.exists():
+            return None
+        self.event("set-aside", step=step, folder=str(place.relative_to(self.path)))
+        self.log(f"What was recorded after step {step} is in {place.relative_to(self.path)} now.")
+        return place
 
 
 class PartDirectory(RunDirectory):
@@ -167,7 +236,22 @@ class PartDirectory(RunDirectory):
 
     def log(self, text: str, at: float | None = None) -> None: ...
 
-    def rewind(self, step: int) -> None: ...
+    def rewind(self, step: int, also: Iterable[Path] = ()) -> Path | None: ...
+
+    def sync(self) -> None: ...
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Return what a folder keeps when it is renamed, and another one in its place has not; None without a folder."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _part_path(folder: Path, step: int, part: int) -> Path:
+    return folder / "rollouts" / f"{step:06d}" / f"part-{part}.parquet"
 
 
 def eval_path(folder: Path, step: int, label: str = "") -> Path:
@@ -175,12 +259,34 @@ def eval_path(folder: Path, step: int, label: str = "") -> Path:
     return folder / "evals" / f"{step:06d}{f'-{label}' if label else ''}.parquet"
 
 
-def _write_parquet(path: Path, table: pa.Table) -> None:
-    with plain_disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    buffer = io.BytesIO()
-    pq.write_table(table, buffer, compression="zstd")
-    write_whole(path, buffer.getvalue())
+def set_aside(path: Path) -> Path:
+    """Move a file or a folder to `set-aside` beside it, under its name and a number; return where it is now."""
+    places = (path.parent / SET_ASIDE / f"{path.name}-{number}" for number in itertools.count(1))
+    place = next(place for place in places if not place.exists())
+    with plain_disk_errors(place):
+        place.parent.mkdir(exist_ok=True)
+        path.rename(place)
+    return place
+
+
+def recorded_steps(folder: Path) -> dict[Path, int]:
+    """Return what a folder of rollouts or evaluations holds, by its step; a user's own files are left out."""
+    items = ((path, re.fullmatch(r"(\d{6,})(?:(?:-.+)?\.parquet)?", path.name)) for path in folder.glob("[0-9]*"))
+    return {path: int(match[1]) for path, match in sorted(items) if match}
+
+
+@contextlib.contextmanager
+def _all_or_nothing(paths: Collection[Path]) -> Iterator[None]:
+    """Take files back where they, or the line with which they count, could not be written."""
+    try:
+        yield
+    except Exception:  # not KeyboardInterrupt: the line may be written by then, and may not be without rollouts
+        with contextlib.suppress(OSError):
+            for path in paths:
+                path.unlink(missing_ok=True)
+            for folder in {path.parent for path in paths}:
+                folder.rmdir()  # fails where it holds more
+        raise
 
 
 def append_line(path: Path, value: dict[str, Any]) -> None:
@@ -219,17 +325,136 @@ def _plain(value: Any) -> Any:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a file of JSON lines; lines that a killed process tore are left out."""
+    """Yield the records of a file of JSON lines; lines that hold none are left out."""
+    return (record for _, record in parse_lines(path) if record is not None)
+
+
+def parse_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
+    """Yield each line of a file as it is, with its record; None where it holds none, torn or damaged."""
     if not path.exists():
         return
-    with path.open("rb") as file:
-        for line in file:
-            try:
-                value = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(value, dict):
-                yield value
+    if not path.is_file():  # a pipe would be waited for
+        raise RecordError(f"{path} is no file, and could not be read.")
+    try:
+        with path.open("rb") as file:
+            for line in file:
+                yield line, parse_line(line, path.name)
+    except OSError as error:
+        raise RecordError(f"{path} could not be read: {error.strerror or error}.") from None
+
+
+def parse_line(line: bytes, name: str = "") -> dict[str, Any] | None:
+    """Return the record in a line of a file of this name; None where it holds none.
+
+    The one place that decides what a record is: metrics.jsonl, evals.jsonl and events.jsonl have fields without which
+    no reader can use a line.
+    """
+    try:
+        record = parse_object(line.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        return None
+    return _READERS[name](record) if record is not None and name in _READERS else record
+
+
+def parse_object(text: str) -> dict[str, Any] | None:
+    """Return the object in a text of JSON, None where it is none, or one that nobody could go on with."""
+    try:
+        value = json.loads(text, parse_int=to_number)
+        if not isinstance(value, dict) or not _is_shallow(value):
+            return None
+        "".join(value).encode()  # half of a surrogate pair is no name of anything
+    except (ValueError, RecursionError):
+        return None
+    return value
+
+
+def to_number(digits: str) -> int | float:
+    """Read an integer; one that no column can hold becomes a float, infinite where it is larger still."""
+    return int(digits) if len(digits) <= MAX_DIGITS else float(digits)
+
+
+def _is_shallow(record: dict[str, Any]) -> bool:
+    level: list[Any] = [record]
+    for _ in range(MAX_DEPTH):
+        items = (item for each in level for item in (each.values() if isinstance(each, dict) else each))
+        level = [item for item in items if isinstance(item, dict | list)]
+        if not level:
+            return True
+    return False
+
+
+def _has_step(record: dict[str, Any]) -> bool:
+    return type(record.get("step")) is int and record["step"] >= 0
+
+
+def _read_step(record: dict[str, Any]) -> dict[str, Any] | None:
+    if not _has_step(record):
+        return None
+    # Metrics have names such as group/quantity/stat, and are numbers; what else a line has is its writer's own.
+    odd = {
+        key
+        for key, value in record.items()
+        if ("/" in key or key == "time") and not isinstance(value, int | float | None)
+    }
+    return {key: value for key, value in record.items() if key not in odd} if odd else record
+
+
+def _read_evaluation(record: dict[str, Any]) -> dict[str, Any] | None:
+    sets = record.get("sets", {})
+    tables = [record, *sets.values()] if isinstance(sets, dict) else [None]
+    is_whole = _has_step(record) and all(
+        isinstance(table, dict)
+        and all(isinstance(table.get(key, ""), int | float | None) for key in EVALUATION)
+        and all(isinstance(table.get(key, {}), dict) for key in ("parts", "pass_at", "by_family"))
+        for table in tables
+    )
+    return record if is_whole else None
+
+
+def _read_event(record: dict[str, Any]) -> dict[str, Any] | None:
+    lists = [record[key] for key in ("probes", "findings", "evidence") if key in record]
+    is_whole = (
+        isinstance(record.get("event"), str)
+        and isinstance(record.get("time", 0.0), int | float)
+        and all(isinstance(items, list) and all(isinstance(item, dict) for item in items) for items in lists)
+    )
+    return record if is_whole else None
+
+
+# What each file's lines need for any reader to use them.
+_READERS: dict[str, Callable[[dict[str, Any]], dict[str, Any] | None]] = {
+    "metrics.jsonl": _read_step,
+    "evals.jsonl": _read_evaluation,
+    "events.jsonl": _read_event,
+}
+
+
+def _split_lines(path: Path, step: int) -> tuple[list[tuple[bytes, dict[str, Any] | None]], bytes]:
+    """Part a run's lines after the last one up to a step: lines to keep with their records, and the rest as it is.
+
+    Where the step's own line is missing, damaged lines that follow may be it, and are kept; a torn end is later.
+    """
+    lines = list(parse_lines(path))
+    is_kept = [record is not None and record["step"] <= step for _, record in lines]
+    count = len(lines) - is_kept[::-1].index(True) if True in is_kept else 0
+    last = max((record["step"] for _, record in lines[:count] if record and record["step"] <= step), default=-1)
+    while last < step and count < len(lines) and lines[count][1] is None and lines[count][0].endswith(b"\n"):
+        count += 1
+    return lines[:count], b"".join(line for line, _ in lines[count:])
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on disk."""
+    if sys.platform == "win32":  # has no way to do so for a folder, or for a file that is only read
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network disks know it for files alone
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def write_whole(path: Path, data: bytes) -> None:

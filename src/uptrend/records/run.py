@@ -6,6 +6,7 @@ to_polars(run.rollouts(step=12))
 """
 
 import json
+import re
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from uptrend.records.directory import ENDS, STARTS, Stop, eval_path, is_being_written, read_lines
+from uptrend.records.directory import ENDS, STARTS, Stop, eval_path, is_being_written, parse_lines, recorded_steps
 from uptrend.records.errors import MissingExtra, RecordError
 from uptrend.records.finding import dated, html_table
 from uptrend.records.renamed import upgrade, upgrade_event, upgrade_keys, upgrade_metrics
@@ -29,6 +30,7 @@ class Run:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.info: dict[str, Any] = _read_info(self.path)
+        self._damaged: dict[str, int] = {}
 
     def __repr__(self) -> str:
         told = f", {self.stopped.sentence}" if self.stopped is not None else ""
@@ -38,7 +40,8 @@ class Run:
         """Return a table for notebooks: where it is, held-out accuracy, last metrics, findings."""
         last = self.metric_lines[-1] if self.metric_lines else {}
         rows = [("run", str(self.path)), ("status", f"{self.status}, {self.last_step} of {self.steps} steps")]
-        for e in [*self.eval_lines[:1], *self.eval_lines[1:][-1:]]:
+        known = [line for line in self.eval_lines if line["accuracy"] is not None]
+        for e in [*known[:1], *known[1:][-1:]]:
             accuracy = f"{e['accuracy']:.1%} ({e['low']:.1%} to {e['high']:.1%})"
             rows.append((f"held-out after step {e['step']}", accuracy))
         rows += [(key, f"{last[key]:.4g}") for key in ("reward/mean", "advantage/dead/share") if key in last]
@@ -74,8 +77,8 @@ class Run:
     @cached_property
     def metric_lines(self) -> list[dict[str, Any]]:
         """Metrics as they were when first asked for, one dictionary per step."""
-        lines = read_lines(self.path / "metrics.jsonl")
-        return list(lines if self.schema > 1 else map(upgrade_metrics, lines))
+        lines = self._records("metrics.jsonl")
+        return lines if self.schema > 1 else list(map(upgrade_metrics, lines))
 
     @property
     def evals(self) -> pa.Table:
@@ -85,13 +88,34 @@ class Run:
     @cached_property
     def eval_lines(self) -> list[dict[str, Any]]:
         """Evaluations as they were when first asked for."""
-        return list(read_lines(self.path / "evals.jsonl"))
+        return self._records("evals.jsonl")
 
     @property
     def events(self) -> list[dict[str, Any]]:
         """Events in order; events.toml has their kinds and fields."""
-        lines = read_lines(self.path / "events.jsonl")
-        return list(lines if self.schema > 1 else map(upgrade_event, lines))
+        lines = self._records("events.jsonl")
+        return lines if self.schema > 1 else list(map(upgrade_event, lines))
+
+    def _records(self, name: str) -> list[dict[str, Any]]:
+        records = []
+        self._damaged[name] = 0
+        for line, record in parse_lines(self.path / name):
+            if record is not None:
+                records.append(record)
+            elif line.endswith(b"\n"):  # else it is being written, or was as its process was killed
+                self._damaged[name] += 1
+        return records
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences on lines that could not be read, one per file."""
+        self.metric_lines, self.eval_lines, self.events  # noqa: B018 (each counts its own)
+        return [
+            f"{count} line{'' if count == 1 else 's'} of {name} could not be read and {'is' if count == 1 else 'are'} "
+            "left out."
+            for name, count in self._damaged.items()
+            if count
+        ]
 
     @property
     def report(self) -> dict[str, Any] | None:
@@ -123,7 +147,7 @@ class Run:
     def rollout_steps(self) -> list[int]:
         """Steps whose rollouts were recorded, ascending; a step counts where its line is, which comes after them."""
         lines = {line["step"] for line in self.metric_lines}
-        return sorted(lines.intersection(int(path.name) for path in (self.path / "rollouts").glob("[0-9]*")))
+        return sorted(lines.intersection(recorded_steps(self.path / "rollouts").values()))
 
     def eval_rollouts(self, step: int, label: str = "") -> pa.Table:
         """Read the held-out rollouts of the evaluation after a step; those of a further set by its label."""
@@ -173,8 +197,14 @@ class Run:
 
     @property
     def checkpoints(self) -> list[Path]:
-        """Checkpoints, oldest first."""
-        return sorted(p for p in (self.path / "checkpoints").glob("step-*") if p.is_dir())
+        """Checkpoints, oldest first; copies that a user keeps beside them under other names are none."""
+        return list(step_folders(self.path / "checkpoints").values())
+
+
+def step_folders(checkpoints: Path) -> dict[int, Path]:
+    """Return the checkpoints in a folder by their step, ascending."""
+    found = ((re.fullmatch(r"step-(\d{6,})", path.name), path) for path in checkpoints.glob("step-*") if path.is_dir())
+    return dict(sorted((int(match[1]), path) for match, path in found if match))
 
 
 def _read_info(folder: Path) -> dict[str, Any]:
@@ -185,9 +215,13 @@ def _read_info(folder: Path) -> dict[str, Any]:
         raise RecordError(f"{folder} holds no run (no run.json).") from None
     except OSError as error:
         raise RecordError(f"{path} could not be read: {error.strerror}.") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RecordError(f"{path} is not JSON: {error}.") from None
-    if not isinstance(info, dict) or not isinstance(info.get("schema"), int) or "config" not in info:
+    if (
+        not isinstance(info, dict)
+        or not isinstance(info.get("schema"), int)
+        or not isinstance(info.get("config"), dict)
+    ):
         raise RecordError(f"{path} does not describe a run: it needs schema and config.")
     if info["schema"] > VERSION:
         raise RecordError(

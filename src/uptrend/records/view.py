@@ -98,6 +98,7 @@ def view_of(run: Run) -> RunView:
         rollout_steps=tuple(run.rollout_steps),
         read_rollouts=run.rollouts,
         held_out=run.eval_rollouts,
+        notes=tuple(run.notes),
     )
 
 

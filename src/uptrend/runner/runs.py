@@ -140,13 +140,13 @@ def resume(
     observers: Sequence[Observer] = (),
     alter: Callable[[Prepared], Prepared] = lambda prepared: prepared,
 ) -> Run:
-    """Continue a run from its last checkpoint; drop what was recorded after it. `alter` may replace parts."""
+    """Continue a run from its last checkpoint; what was recorded after it is set aside. `alter` may replace parts."""
     need_train_extra()
     run = Run(path)
     refuse_warmstart(run, "can't be resumed", "train RECIPE --set model.name=")
     if run.info.get("kind") == "replay":
         raise RecordError(f"{path} is a replay, which is short: make it again with uptrend replay.")
-    from uptrend.policy.checkpoint import check_model, check_resumable, read_resumable, remove_later_best
+    from uptrend.policy.checkpoint import check_model, check_resumable, later_checkpoints, read_resumable
     from uptrend.training.loop import train as loop
 
     check_resumable(run)
@@ -162,7 +162,7 @@ def resume(
         raise CheckpointError(
             f"{path} has no checkpoint to resume from. Start it again, with checkpoints.every set to save on the way."
         )
-    # Before anything is removed, all have to have read what they need: rank 0 goes first and last.
+    # Before anything is moved, all have to have read what they need: rank 0 goes first and last.
     is_first = os.environ.get("RANK", "0") == "0"
     with RunDirectory.reopen(run.path) if is_first else PartDirectory(run.path) as directory:
         step = int(read_resumable(run.checkpoints[-1])["step"])
@@ -170,14 +170,13 @@ def resume(
             raise ConfigError(
                 f"{path} is finished: {step} steps are done. To go on, add --set learning.steps={step * 2}."
             )
+        directory.check_lines(step)
         prepared = prepare(config, run)
         # A checkpoint brings the weights that train, adapters included, but not the base under them.
         check_model(prepared.policy, run, from_start=not prepared.policy.has_adapters)
         prepared = alter(prepared)
         prepared.ranks.barrier()
-        directory.rewind(step)
-        if is_first:
-            remove_later_best(run.path, step)
+        directory.rewind(step, also=later_checkpoints(run.path, step))
         prepared.ranks.barrier()
         directory.write_info({**run.info, "config": to_table(prepared.config)})
         with RunEnding(directory, resume=True) as ending:
@@ -242,7 +241,7 @@ def replay(
     """Learn again from a run's recorded rollouts, starting at `step`, with part of the update changed."""
     need_train_extra()
     refuse_ranks("replay")
-    from uptrend.policy.checkpoint import remove_later_best
+    from uptrend.policy.checkpoint import later_checkpoints
     from uptrend.training.components import Components
     from uptrend.training.replay import check_start, plan
     from uptrend.training.replay import replay as learn_again
@@ -273,8 +272,7 @@ def replay(
     info |= {"kind": "replay", "replay": about, "notes": notes}
     directory = RunDirectory.reopen(path) if is_begun else RunDirectory.create(path, info)
     if is_begun:
-        directory.rewind(step - 1)  # of its evaluation before the first step too
-        remove_later_best(path, step - 1)
+        directory.rewind(step - 1, also=later_checkpoints(path, step - 1))  # its evaluation before the first step too
         directory.write_info(info)
     with directory, RunEnding(directory, resume=is_begun) as ending:
         reason = "a replay's rewards are those of the run that it replays"

@@ -63,7 +63,8 @@ def run_course(parts: Parts, course: Course) -> Stop | None:
     stop: Stop | None = None
     held: Evaluation | None
     others: dict[str, Evaluation]
-    best = max((float(line["accuracy"]) for line in Run(parts.directory.path).eval_lines), default=-1.0)
+    known = [line["accuracy"] for line in Run(parts.directory.path).eval_lines]
+    best = max((float(accuracy) for accuracy in known if accuracy is not None), default=-1.0)
     # Rollouts have generators of their own; dropout and whatever a component draws depend on this one.
     torch.manual_seed(config.seed + ranks.rank)
 
@@ -228,6 +229,7 @@ def save(
 ) -> None:
     """Write a checkpoint: one rank does, or all where each holds a part of the weights."""
     recorder.drain()  # records first: a checkpoint is never ahead of them
+    parts.directory.sync()
     if others := parts.ranks.exchange(random_states())[1:]:
         state = {**state, "others": others}
     if parts.policy.is_sharded or parts.ranks.rank == 0:

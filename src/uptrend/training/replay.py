@@ -13,6 +13,7 @@ from uptrend.config import Checkpoints, Config, difference, load_config, to_tabl
 from uptrend.policy.checkpoint import check_model, check_resumable, read_resumable
 from uptrend.policy.policy import Policy
 from uptrend.records import CheckpointError, ConfigError, RecordError, Run, rollouts_of
+from uptrend.records.run import step_folders
 from uptrend.tasks.pool import Cursor
 from uptrend.training.components import Course, Parts
 from uptrend.training.gather import Gathered, RolloutPlayer
@@ -45,7 +46,7 @@ def plan(run: Run, step: int, steps: int | None, overrides: Iterable[str]) -> Re
     if "trainer" in run.info or "kind" in run.info:
         kind = run.info.get("kind") or f"run of {run.info['trainer']}"
         raise RecordError(f"{run.path} is a {kind}; only a run of uptrend train can be replayed.")
-    found = {int(path.name.removeprefix("step-")): path for path in run.checkpoints}
+    found = step_folders(run.path / "checkpoints")
     if step and step not in found:
         steps_there = f"0 (the model that it began with){' and ' if found else ''}{', '.join(map(str, found))}"
         raise CheckpointError(
