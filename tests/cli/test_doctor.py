@@ -40,6 +40,23 @@ def test_a_folder_of_runs(make_run: MakeRun, uptrend: Uptrend) -> None:
     assert uptrend("doctor", runs, "--no-save").out.count(" points") >= 2
 
 
+def test_a_run_that_cannot_be_judged_hides_no_other(make_run: MakeRun, uptrend: Uptrend) -> None:
+    runs = make_run("first", steps=20).parent
+    path = make_run("odd", steps=20) / "run.json"
+    info = json.loads(path.read_text())
+    path.write_text(json.dumps(info | {"config": info["config"] | {"sampling": {"size": {}}, "learning": ["many"]}}))
+    table = uptrend("doctor", runs, "--format", "json").json
+    assert ("first", 20) in [(each["name"], each["steps"]) for each in table.get("runs", [table])]
+    assert [run["name"] for run in uptrend("runs", "list", runs, "--json").json["runs"]] == ["first"]
+
+
+def test_a_log_is_not_written_over(tmp_path: Path, uptrend: Uptrend) -> None:
+    before = log(tmp_path / "log.jsonl").read_bytes()
+    error = uptrend("doctor", tmp_path / "log.jsonl", "--out", tmp_path / "log.jsonl", code=2).err
+    assert "is a file to read. Choose another one: it would be overwritten." in error
+    assert (tmp_path / "log.jsonl").read_bytes() == before
+
+
 def test_torn_parquet_costs_only_its_rows(make_run: MakeRun, uptrend: Uptrend) -> None:
     path = make_run("mine", steps=20)
     torn = [*sorted(path.glob("rollouts/*/*.parquet"))[:1], *path.glob("evals/*.parquet")]

@@ -124,6 +124,13 @@ def test_a_model_on_a_file(tiny_folder: str, problems: Path, tmp_path: Path, upt
     assert "can't be written: Is a directory" in uptrend("eval", tiny_folder, "--tasks", problems, *options, code=2).err
 
 
+def test_tasks_are_not_written_over(tiny_folder: str, problems: Path, uptrend: Uptrend) -> None:
+    before = problems.read_bytes()
+    error = uptrend("eval", tiny_folder, "--tasks", problems, "--out", problems, code=2).err
+    assert "is the file of the tasks. Choose another one: it would be overwritten." in error
+    assert problems.read_bytes() == before
+
+
 def test_the_figures_for_people(
     llama_folder: Path, questions: Path, tmp_path: Path, uptrend: Uptrend, monkeypatch: pytest.MonkeyPatch
 ) -> None:

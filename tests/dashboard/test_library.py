@@ -17,12 +17,15 @@ import pytest
 from journals import KL, make_lab
 from synthetic import info_of, write_run
 from uptrend.dashboard import curves
+from uptrend.dashboard.api import show_run
 from uptrend.dashboard.library import Library
 from uptrend.dashboard.rollouts import RolloutPlace, find
 from uptrend.dashboard.sources import DEPTH, find_sources
 from uptrend.dashboard.worker import ReaderProcess
 from uptrend.records import RecordError, Run, RunDirectory
+from uptrend.records.directory import set_aside
 from uptrend.records.schema import VERSION
+from uptrend.runner.summary import find_runs
 
 DATA = Path(__file__).parents[1] / "data"
 LOG = DATA / "formats" / "trl-bars" / "raw" / "out.log"
@@ -127,7 +130,7 @@ def test_runs_that_can_not_be_read_say_why_and_old_ones_have_todays_names(tmp_pa
     assert set(errors) == {"torn", "list", "newer", "deep", "odd"}
     assert "is not JSON" in errors["torn"]
     assert "written by a newer Uptrend" in errors["newer"]
-    assert "RecursionError" in errors["deep"]
+    assert "is not JSON" in errors["deep"]
     assert (rows["fresh"]["step"], rows["fresh"]["status"], rows["report"]["status"]) == (0, "killed", "finished")
     old = Run(runs / "old")
     table = library.table(library.entry("runs/old"))
@@ -273,3 +276,37 @@ def test_a_run_that_ends_while_it_is_read_is_finished_not_killed(tmp_path: Path)
     library.refresh()
     assert [row["status"] for row in library.rows()] == ["finished"]
     library.close()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"reward/mean": 0.5}',
+        b'{"step": 2.5, "reward/mean": 0.5}',
+        b'{"step": "2", "reward/mean": 0.5}',
+        b'{"step": 2, "reward/me\xffn": 0.5}',
+        b'{"step": 2, "\\ud800": 0.5}',
+        b'{"step": 99999999999999999999, "reward/mean": 0.5}',
+        b'{"step": 2, "deep": ' + 300_000 * b"[" + 300_000 * b"]" + b"}",
+    ],
+    ids=lambda line: line[:30].decode("latin1"),
+)
+def test_a_bad_line_costs_the_dashboard_itself_alone(
+    open_library: Callable[..., Library], tmp_path: Path, line: bytes
+) -> None:
+    path = write_run(tmp_path / "runs" / "damaged", steps=4)
+    write_run(tmp_path / "runs" / "whole", steps=4)
+    lines = (path / "metrics.jsonl").read_bytes().splitlines()
+    (path / "metrics.jsonl").write_bytes(b"\n".join([lines[0], line, *lines[2:], b""]))
+    library = open_library(tmp_path / "runs")
+    assert {row["name"]: row["step"] for row in library.rows()} == {"damaged": 4, "whole": 4}
+    entry = library.entry("runs/damaged")
+    assert library.table(entry)["step"].to_pylist() == [1, 3, 4]
+    assert show_run(library, "runs/damaged")["notes"] == ["1 line of metrics.jsonl could not be read and is left out."]
+
+
+def test_what_was_set_aside_is_no_source(open_library: Callable[..., Library], tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "own")
+    set_aside(write_run(tmp_path / "runs" / "other"))
+    assert [row["name"] for row in open_library(tmp_path / "runs").rows()] == ["own"]
+    assert [run["name"] for run in find_runs(tmp_path / "runs")[0]] == ["own"]

@@ -24,7 +24,7 @@ from uptrend.config import Track, build
 from uptrend.config.tables import flatten
 from uptrend.doctor.catalogue import CATALOGUE, complete_fix
 from uptrend.records import Role, Run
-from uptrend.records.directory import ENDS, STARTS, eval_path
+from uptrend.records.directory import ENDS, STARTS, eval_path, parse_line
 
 # Seconds between two looks at the records, five times as many after each failure in a row, of which so many end it.
 PAUSE, FAILURES = 1.0, 4
@@ -47,12 +47,9 @@ class Tail:
             for line in file:
                 if not line.endswith(b"\n"):  # half-written
                     return
-                try:
-                    value = json.loads(line)
-                except ValueError:
-                    value = None
-                if isinstance(value, dict):
-                    yield value
+                record = parse_line(line, self._path.name)
+                if record is not None:
+                    yield record
                 self._at += len(line)
 
 
@@ -72,11 +69,11 @@ class Sender:
         self._tracker, self._track, self._say, self._sent, self._is_started = tracker, track, say, sent, False
         self._metrics, self._evals, self._events = (Tail(path / f"{n}.jsonl") for n in ("metrics", "evals", "events"))
         earlier = [event for event in Run(path).events if goes_on and event.get("tracker") == name]
-        ids = [e["id"] for e in earlier if e["event"] == "tracked" and e["project"] == track.project]
+        ids = [e.get("id", "") for e in earlier if e["event"] == "tracked" and e.get("project") == track.project]
         self._earlier, self._since = str(ids[-1]) if ids else "", since if ids else -1
         self._told = set[tuple[str, str]]()  # alarms that hold, as far as the tracker knows
         # Alerts of an earlier part of a resumed run, whose events are read again: they are not sent again.
-        self._notified = Counter((e["id"], e["severity"]) for e in earlier if e["event"] == "notified")
+        self._notified = Counter((e.get("id"), e.get("severity")) for e in earlier if e["event"] == "notified")
 
     def send(self) -> None:
         """Send what is new; an error leaves the rest for the next call."""
@@ -92,11 +89,11 @@ class Sender:
         for line in self._new(self._evals):
             self._evaluation(line)
         for event in self._events:
-            alarms = event["findings"] if event["event"] == "preflight" else [event]
+            alarms = event.get("findings", []) if event["event"] == "preflight" else [event]
             if event["event"] in ("finding", "probed", "preflight"):
                 self._alert(alarms, event.get("step") or 0)
             elif event["event"] == "withdrawn":
-                self._withdraw([event["id"]], event["step"])
+                self._withdraw([str(event.get("id"))], event.get("step") or 0)
 
     def finish(self, report: Mapping[str, Any] | None) -> None:
         """Send the findings of a report and end the tracker's run as the run has ended."""

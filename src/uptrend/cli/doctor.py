@@ -51,6 +51,8 @@ def command(
     `uptrend explain ID` prints a cause's page. Exit code 2: something could not be read,
     or no reward was found in it.
     """
+    if out is not None and out.exists() and any(path.exists() and out.samefile(path) for path in paths):
+        raise RecordError(f"--out {out} is a file to read. Choose another one: it would be overwritten.")
     reports, broken = list[Report](), list[str]()
     meanings = dict(_pair(given) for given in named or ()) | ({reward_key: REWARD} if reward_key else {})
     for path in paths:

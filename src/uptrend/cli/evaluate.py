@@ -88,6 +88,8 @@ def score(
     if out is not None:  # before the work, which may take long
         if out.suffix not in (".jsonl", ".parquet"):
             raise RecordError(f"{out} should end in .jsonl, one object per example, or in .parquet, for every token.")
+        if tasks is not None and out.exists() and Path(tasks).exists() and out.samefile(tasks):
+            raise RecordError(f"--out {out} is the file of the tasks. Choose another one: it would be overwritten.")
         if not out.parent.is_dir():
             raise RecordError(f"{out} can't be written: there is no folder {out.parent}.")
     scored = evaluate(

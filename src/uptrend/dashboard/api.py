@@ -155,7 +155,8 @@ def show_run(library: Library, run: str) -> Answer:
         stopped = opened.stopped
         keys = ("created", "uptrend", "python", "machine", "tasks", "eval", "model", "packages", "kind")
         answer |= {
-            "settings": findings.settings(opened.config, trainer), "notes": opened.info.get("notes") or [],
+            "settings": findings.settings(opened.config, trainer),
+            "notes": [*(opened.info.get("notes") or ()), *opened.notes],
             "markers": findings.markers(opened, steps, values_of(table, TIME)), "evals": evals,
             "rollouts": (opened.path / "rollouts").is_dir(),
             "info": {key: opened.info[key] for key in keys if key in opened.info},

@@ -17,7 +17,7 @@ import pyarrow.json as pj
 
 from uptrend.dashboard.index import ReadIndex
 from uptrend.records import Run
-from uptrend.records.directory import read_lines
+from uptrend.records.directory import LINES, MAX_DEPTH, parse_line, read_lines
 from uptrend.records.renamed import upgrade_metrics
 from uptrend.records.view import Floats
 
@@ -28,6 +28,7 @@ HELD = 200_000_000
 # Bytes before the end of what was read by which a file is known to be the same one, only longer.
 TAIL = 512
 POINTS = 600
+METRICS = LINES["rollouts"]
 STEP, TIME, ROLLOUTS = "step", "time", "sampling/rollouts/count"
 
 
@@ -53,9 +54,9 @@ class Columns:
 
     def of_run(self, run: Run) -> pa.Table:
         """Return the metrics of a run, one row per step; columns that are no numbers are left out."""
-        path = run.path / "metrics.jsonl"
+        path = run.path / METRICS
         if run.schema == 1:  # other names, and nulls that mean something else
-            return _numbers(pa.Table.from_pylist([upgrade_metrics(line) for line in read_lines(path)]))
+            return _from_records(upgrade_metrics(line) for line in read_lines(path))
         size = os.path.getsize(path) if path.exists() else 0
         with self._lock:
             read = self._held.pop(path, None) or self._from_index(path)
@@ -118,31 +119,29 @@ def _digest(path: Path, offset: int) -> str:
 
 
 def parse(data: bytes) -> pa.Table:
-    """Return the numbers of JSON lines as a table; lines that a killed process tore are left out."""
+    """Return the numbers of JSON lines as a table; damaged lines are left out."""
     if not data:
         return pa.table({})
-    options = pj.ReadOptions(block_size=1 << 24)
-    try:
-        return _numbers(pj.read_json(pa.BufferReader(data), read_options=options))
-    except pa.ArrowInvalid:
-        lines = _plain_lines(data)
-        return _numbers(
-            pa.table({key: [line.get(key) for line in lines] for key in {k for line in lines for k in line}})
-        )
+    lines = data.split(b"\n")
+    # Arrow's reader ends the process at a value that is nested too deep.
+    if max(line.count(b"[") + line.count(b"{") for line in lines) <= MAX_DEPTH:
+        options = pj.ReadOptions(block_size=1 << 24)
+        with contextlib.suppress(pa.ArrowInvalid, UnicodeError):
+            table = _numbers(pj.read_json(pa.BufferReader(data), read_options=options))
+            if STEP in table.column_names:
+                return table
+    # Columns want all lines to be of one kind: one by one, a damaged line costs itself alone.
+    records = (parse_line(line, METRICS) for line in lines)
+    return _from_records(record for record in records if record is not None)
 
 
-def _plain_lines(data: bytes) -> list[dict[str, float]]:
-    """Return the numbers of each line that can be read and has a step."""
-    import json
-
-    found = []
-    for line in data.splitlines():
-        with contextlib.suppress(ValueError):
-            value = json.loads(line)
-            if isinstance(value, dict) and isinstance(value.get(STEP), int):
-                is_number = {k: v for k, v in value.items() if isinstance(v, int | float) and not isinstance(v, bool)}
-                found.append(is_number)
-    return found
+def _from_records(records: Iterable[Mapping[str, Any]]) -> pa.Table:
+    rows = [
+        {key: value for key, value in record.items() if isinstance(value, int | float) and not isinstance(value, bool)}
+        for record in records
+    ]
+    keys = dict.fromkeys(key for row in rows for key in row)
+    return _numbers(pa.table({key: pa.array([row.get(key) for row in rows]) for key in keys}))
 
 
 def _numbers(table: pa.Table) -> pa.Table:

@@ -160,10 +160,11 @@ def announced_before(run: Run) -> dict[str, Severity]:
     """Return the alarms of an earlier part of a resumed run that still hold: they are not announced again."""
     holding: dict[str, Severity] = {}
     for event in run.events:
-        if event.get("event") == "finding":
-            holding[str(event["id"])] = Severity(event["severity"])
-        elif event.get("event") == "withdrawn":
-            holding.pop(str(event["id"]), None)
+        id = str(event.get("id"))
+        if event["event"] == "finding" and event.get("severity") in list(Severity):
+            holding[id] = Severity(event["severity"])
+        elif event["event"] == "withdrawn":
+            holding.pop(id, None)
     return holding
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from uptrend.bridge.environments import ENVIRONMENTS
-from uptrend.records import Report, RunView
+from uptrend.records import RecordError, Report, RunView
 from uptrend.runner.evaluation import evaluate
 from uptrend.runner.runs import replay, resume, train
 from uptrend.tasks.registry import register
@@ -29,7 +29,18 @@ def reports_of(path: Path, named: Mapping[str, str] | None = None) -> list[Repor
     """Diagnose every run that a path holds, the longest first; a bare name is looked up under ./runs."""
     from uptrend.doctor.diagnose import diagnose as diagnose_view
 
-    return [diagnose_view(view) for view in views_of(path, named)]
+    views = views_of(path, named)
+    if len(views) == 1:
+        return [diagnose_view(views[0])]
+    reports, broken = list[Report](), list[str]()
+    for view in views:
+        try:
+            reports.append(diagnose_view(view))
+        except Exception as error:  # a damaged record may hold anything anywhere, and the next one is not to blame
+            broken.append(f"Left out: {view.source} could not be judged: {type(error).__name__} {error}.")
+    if not reports:
+        raise RecordError(" ".join(broken))
+    return [replace(report, notes=(*report.notes, *broken)) for report in reports]
 
 
 def views_of(path: Path, named: Mapping[str, str] | None = None) -> list[RunView]:

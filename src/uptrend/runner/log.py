@@ -1,12 +1,11 @@
 """Observer that writes a run's logs/train.log: one line per step, and whatever else a person should know of."""
 
-import json
 import time
 from collections import defaultdict
 from typing import Any
 
 from uptrend.records import Run, RunDirectory
-from uptrend.records.directory import STARTS
+from uptrend.records.directory import STARTS, parse_line
 from uptrend.stats.formatting import duration, estimate, number, percent, plural, visible
 from uptrend.training.observer import StepRecord
 
@@ -106,10 +105,11 @@ class RunLog:
             new = file.read()
         self._read += len(new)
         for line in new.splitlines():
-            self._tell(json.loads(line))
+            if (event := parse_line(line, path.name)) is not None:
+                self._tell(event)
 
     def _tell(self, event: dict[str, Any]) -> None:
         fields = {key: value for key, value in event.items() if key not in ("event", "time")}
         told = [f"{key} {value}" for key, value in fields.items() if isinstance(value, str | int | float)]
         told += [f"{found['severity']} {found['id']}" for found in fields.get("findings", ())]
-        self._directory.log(visible(f"{event['event']}: {', '.join(told)}"), event["time"])
+        self._directory.log(visible(f"{event['event']}: {', '.join(told)}"), event.get("time"))

@@ -306,7 +306,7 @@ def refuse_warmstart(run: Run, refusal: str, verb: str) -> None:
     """Raise RecordError where a run is a warm start, with what can be done with the model that it made."""
     if run.info.get("kind") != "warmstart":
         return
-    folder = next((event["folder"] for event in reversed(run.events) if event["event"] == "exported"), None)
+    folder = next((event.get("folder") for event in reversed(run.events) if event["event"] == "exported"), None)
     way_on = f"Its model is in {folder}: uptrend {verb}{folder}"
     if folder is None:
         way_on = "It made no model folder; start it again: uptrend warmstart RECIPE --out FOLDER"

@@ -65,7 +65,7 @@ def find_runs(folder: Path) -> tuple[list[dict[str, Any]], dict[Path, str]]:
             runs.append(summarize(Run(path.parent)))
         except RecordError as error:
             broken[path.parent] = str(error)
-        except (KeyError, TypeError, ValueError) as error:  # valid JSON that is no run of ours
+        except Exception as error:  # a damaged record may hold anything anywhere, and the next one is not to blame
             broken[path.parent] = f"{path.parent} does not read as a run: {type(error).__name__} {error}."
     return sorted(runs, key=lambda run: str(run["started"] or ""), reverse=True), broken
 
@@ -131,7 +131,8 @@ def describe(run: Run) -> dict[str, Any]:
         "stopped": None if run.stopped is None else {"by": run.stopped.by, "why": run.stopped.sentence},
         "doctor": diagnosis(run),
         "config": run.config,
-        **{key: run.info.get(key) for key in ("uptrend", "tasks", "eval", "machine", "notes")},
+        **{key: run.info.get(key) for key in ("uptrend", "tasks", "eval", "machine")},
+        "notes": [*(run.info.get("notes") or ()), *run.notes],
         "weights": run.info.get("model"),
         "evaluations": [asdict(e) for e in held_out(run)],
         "sets": {label: [asdict(e) for e in found] for label, found in further_sets(run).items()},

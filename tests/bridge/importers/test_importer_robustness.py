@@ -230,3 +230,47 @@ def test_of_a_very_long_log_every_nth_point_is_read(
     np.testing.assert_allclose(np.diff(view.steps), 10)
     # A console without steps is numbered to within the stride.
     np.testing.assert_allclose(view.curve("reward/mean")[1], 0.001 * view.steps, atol=0.01)
+
+
+@pytest.mark.parametrize(
+    ("bad", "points"),
+    [
+        ('{"step": 15, "reward": ' + "9" * 100_000 + "}", 30),
+        ('{"step": 15, "deep": ' + "[" * 300_000 + "]" * 300_000 + "}", 29),
+        ('{"step": 15, "deep": ' + "[" * 400 + "]" * 400 + "}", 29),
+        ('{"step": 15, "\\ud800": 1}', 29),
+        ('{"reward": 0.5}', 29),
+        ("[1, 2]", 29),
+    ],
+    ids=lambda value: str(value)[:24],
+)
+def test_a_bad_line_costs_one_point(bad: str, points: int, tmp_path: Path) -> None:
+    rows = lines(ROWS).splitlines()
+    view = only(write(tmp_path / "log.jsonl", "\n".join([*rows[:14], bad, *rows[15:], ""])))
+    assert (len(view.steps), int(view.steps[-1])) == (points, 30)
+    np.testing.assert_allclose(
+        np.delete(view.metrics["reward/mean"], 14 if points == 30 else []), np.delete(REWARDS, 14)
+    )
+
+
+def test_a_number_of_any_length_spoils_no_state(tmp_path: Path) -> None:
+    text = state(ROWS).replace('"step": 15', '"long": ' + "9" * 100_000 + ', "step": 15')
+    assert len(only(write(tmp_path / "trainer_state.json", text)).steps) == 30
+
+
+def test_a_damaged_file_hides_no_other(tmp_path: Path) -> None:
+    events, runs, trained = tmp_path / "events", tmp_path / "wandb", tmp_path / "trained"
+    write(events / "a" / "events.out.tfevents.1", event_file(ROWS))
+    write(events / "b" / "events.out.tfevents.2", b"\0" * 100)
+    write(runs / "offline-run-1" / "run-1.wandb", wandb_file(ROWS, {}, "x"))
+    write(runs / "offline-run-2" / "run-2.wandb", b"\0" * 100)
+    write(trained / "checkpoint-20" / "trainer_state.json", state(ROWS[:20]))
+    write(trained / "checkpoint-30" / "trainer_state.json", b'{"global_step": 30, "log_history": "none"}')
+    for folder, count, broken in (
+        (events, 30, "tfevents.2"),
+        (runs, 30, "run-2.wandb"),
+        (trained, 20, "checkpoint-30"),
+    ):
+        view = only(folder)
+        assert len(view.steps) == count
+        assert any("Left out: " in note and broken in note for note in view.notes)

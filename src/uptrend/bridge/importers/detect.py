@@ -6,10 +6,11 @@ of another format, and an empty list for a file of its format that holds no rows
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from uptrend.bridge.importers import rollouts
 from uptrend.bridge.importers.console import read_console
@@ -23,6 +24,7 @@ from uptrend.records.errors import RecordError
 from uptrend.records.run import Run
 from uptrend.records.view import RunView, view_of
 
+Found = TypeVar("Found")
 Reader = Callable[[LogFile], list[Log] | None]
 # Readers of files, in the order in which they are tried: the console takes any text that has metrics.
 READERS: tuple[Reader, ...] = (read_wandb, read_events, read_json, read_csv, read_console)
@@ -57,11 +59,31 @@ def is_log_name(path: Path) -> bool:
 
 
 def _read_file(path: Path) -> list[RunView]:
-    try:
+    with _damage_named(path):
         return _read_known(path)
+
+
+@contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
+    """Raise RecordError for whatever a damaged file leads to: it holds anything, anywhere, and nobody foresees it."""
+    try:
+        yield
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-        # A damaged file holds anything, anywhere: no reader can foresee all of it.
         raise RecordError(f"{path} is damaged and could not be read: {type(error).__name__}: {error}") from error
+
+
+def _read_each(paths: Iterable[Path], read: Callable[[Path], list[Found]]) -> tuple[list[Found], tuple[str, ...]]:
+    """Read what several files hold, and return notes on those that can't be read; RecordError where none can."""
+    found, broken = list[Found](), list[str]()
+    for path in paths:
+        try:
+            with _damage_named(path):
+                found += read(path)
+        except RecordError as error:
+            broken.append(str(error))
+    if broken and not found:
+        raise RecordError(" ".join(broken))
+    return found, tuple(f"Left out: {why}" for why in broken)
 
 
 def _read_known(path: Path) -> list[RunView]:
@@ -105,12 +127,8 @@ def _run_directories(folder: Path) -> list[RunView]:
     """Read our own run directory, or all in a folder such as `runs`; one that can't be read is named in the notes."""
     if (folder / "run.json").exists():
         return [view_of(Run(folder))]
-    views, broken = list[RunView](), list[str]()
-    for child in sorted(file.parent for file in folder.glob("*/run.json")):
-        try:
-            views.append(view_of(Run(child)))
-        except RecordError as error:
-            broken.append(f"Left out: {error}")
+    children = sorted(file.parent for file in folder.glob("*/run.json"))
+    views, broken = _read_each(children, lambda child: [view_of(Run(child))])
     return [replace(view, notes=(*view.notes, *broken)) for view in views]
 
 
@@ -124,8 +142,23 @@ def _trainer_output(folder: Path) -> list[RunView]:
     adapter = states[-1].parent / "adapter_config.json"
     lora = {"r": _from_json(adapter, "r", 0), "alpha": _from_json(adapter, "lora_alpha", 0)}
     more = {"model": {"lora": lora}} if all(lora.values()) else {}
-    views = [replace(view, source=str(folder), config=_filled(view.config, more)) for view in _read_file(states[-1])]
-    events = _event_files(folder)
+    # A damaged state hides neither the one before it nor the event files.
+    events = list[RunView]()
+    with suppress(RecordError):
+        events = _event_files(folder)
+    read, broken = list[RunView](), tuple[str, ...]()
+    while states and not read:
+        try:
+            read = _read_file(states[-1])
+        except RecordError as error:
+            broken = (*broken, f"Left out: {error}")
+            states.pop()
+    if not read and not events:
+        raise RecordError(" ".join(broken))
+    views = [
+        replace(view, source=str(folder), config=_filled(view.config, more), notes=(*view.notes, *broken))
+        for view in read or events
+    ]
     # A run that was killed between checkpoints logged more to its event files.
     if events and len(events[-1].steps) > len(views[-1].steps):
         note = "The event files go beyond the last checkpoint's state and were read in its place."
@@ -150,19 +183,22 @@ def _filled(config: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any
 def _wandb_runs(folder: Path) -> list[RunView]:
     places = ("*.wandb", "*run-*/*.wandb", "wandb/*run-*/*.wandb")
     found = {path.resolve(): path for place in places for path in sorted(folder.glob(place))}
-    return [view for path in found.values() for view in _read_file(path)]
+    views, broken = _read_each(found.values(), _read_file)
+    return [replace(view, notes=(*view.notes, *broken)) for view in views]
 
 
 def _event_files(folder: Path) -> list[RunView]:
     """Read the event files of each folder as one log, in the order in which they were begun."""
+    files = [path for path in sorted(folder.rglob("*tfevents*")) if path.is_file() and path.stat().st_size]
+    found, broken = _read_each(files, lambda path: [(path.parent, log) for log in _read_logs(open_log(path))])
     by_folder: dict[Path, list[Log]] = {}
-    for path in sorted(folder.rglob("*tfevents*")):
-        if path.is_file() and path.stat().st_size:
-            by_folder.setdefault(path.parent, []).extend(_read_logs(open_log(path)))
+    for place, log in found:
+        by_folder.setdefault(place, []).append(log)
     views: list[RunView] = []
     for place, logs in sorted(by_folder.items()):
         logs = sorted((log for log in logs if log.rows), key=lambda log: number(log.rows[0].get("time")) or 0.0)
         views += _as_one(logs, place)
+    views = [replace(view, notes=(*view.notes, *broken)) for view in views]
     # A folder without a point counts only where no other has one.
     return [view for view in views if len(view.steps)] or views
 
@@ -180,7 +216,8 @@ def _loose_logs(folder: Path) -> list[RunView]:
         if not path.is_file() or not is_log_name(path) or settings_in(path):
             continue
         try:
-            logs = _read_logs(open_log(path))
+            with _damage_named(path):
+                logs = _read_logs(open_log(path))
             if len(logs) == 1 and recognize([key for row in logs[0].rows[:20] for key in row]) == "prime-rl":
                 parts += logs
             else:

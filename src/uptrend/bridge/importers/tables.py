@@ -13,6 +13,7 @@ from typing import Any
 
 from uptrend.bridge.importers.readers import Log, LogFile, Row, number, stride
 from uptrend.records.dialects import names_for
+from uptrend.records.directory import parse_object, to_number
 from uptrend.stats.formatting import plural
 
 _STATE = "log_history"
@@ -27,7 +28,7 @@ def read_json(file: LogFile) -> list[Log] | None:
     if lines is not None:
         return [lines]
     try:
-        return _logs_of(json.loads(text))
+        return _logs_of(json.loads(text, parse_int=to_number))
     except (ValueError, RecursionError):
         torn = _read_torn(text)
         return [torn] if torn else None
@@ -41,10 +42,8 @@ def _read_lines(text: str) -> Log | None:
     rows: list[Row] = []
     torn = 0
     for line in lines:
-        value = None
-        with contextlib.suppress(ValueError, RecursionError):  # the latter where it is nested too deep
-            value = json.loads(line)
-        if isinstance(value, dict):
+        value = parse_object(line)
+        if value is not None:
             rows.append(value)
         else:
             torn += 1
@@ -63,7 +62,7 @@ def _read_torn(text: str) -> Log | None:
     """Read the complete objects of a list that is cut off."""
     state = re.search(rf'"{_STATE}"\s*:\s*\[', text)
     start = state.end() if state else text.find("[") + 1
-    decoder, gap = json.JSONDecoder(), re.compile(r"[\s,]*")
+    decoder, gap = json.JSONDecoder(parse_int=to_number), re.compile(r"[\s,]*")
     rows: list[Row] = []
     while space := gap.match(text, start):
         try:

@@ -239,7 +239,8 @@ def probed(case: Case) -> list[Found]:
 
     The last word on a cause stands. Events `acquitted` say the opposite, and `diagnose` believes them.
     """
-    told = {e["id"]: e for e in case.view.events if e.get("event") == "probed" and e.get("id") in CATALOGUE}
+    events = [e for e in case.view.events if e.get("event") == "probed" and e.get("severity") in list(Severity)]
+    told = {e["id"]: e for e in events if e.get("id") in CATALOGUE and "summary" in e}
     found = []
     for id, e in told.items():
         shown = [
