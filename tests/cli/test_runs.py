@@ -57,9 +57,11 @@ def test_list_names_what_cannot_be_read(two_runs: tuple[Path, Path], uptrend: Up
         (folder / name).mkdir()
         (folder / name / "run.json").write_text(text)
     (two_runs[1] / "evals.jsonl").write_text('{"step": 0}\n')
-    assert "fast can't be read:" in uptrend("runs", "list", folder).out
-    broken = {Path(b["path"]).name for b in uptrend("runs", "list", folder, "--json").json["broken"]}
-    assert broken == {"torn", "newer", "fast"}
+    assert "torn can't be read:" in uptrend("runs", "list", folder).out
+    listed = uptrend("runs", "list", folder, "--json").json
+    assert {Path(b["path"]).name for b in listed["broken"]} == {"torn", "newer"}
+    assert {run["name"]: run["before"] is None for run in listed["runs"]} == {"slow": False, "fast": True}
+    assert "1 line of evals.jsonl could not be read and is left out." in uptrend("runs", "show", two_runs[1]).flat
 
 
 def test_a_run_that_has_just_begun(two_runs: tuple[Path, Path], tmp_path: Path, uptrend: Uptrend) -> None:

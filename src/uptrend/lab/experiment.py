@@ -246,7 +246,7 @@ def judge_all(experiments: Sequence[ExperimentRuns]) -> list[Verdict]:
 def seconds_of(run: Run) -> float | None:
     """Return the time that a run was worked at: from each beginning to the last event before the next one."""
     total, began, last = 0.0, None, None
-    for event in (event for event in run.events if "time" in event):
+    for event in (event for event in run.events if isinstance(event.get("time"), int | float)):
         if event["event"] in ("started", "resumed"):
             total += last - began if began is not None and last is not None else 0.0
             began = event["time"]

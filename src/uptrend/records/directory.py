@@ -333,8 +333,8 @@ def parse_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
     """Yield each line of a file as it is, with its record; None where it holds none, torn or damaged."""
     if not path.exists():
         return
-    if not path.is_file():  # a pipe would be waited for
-        raise RecordError(f"{path} is no file, and could not be read.")
+    if not path.is_file() and not path.is_dir():  # a pipe would be waited for
+        raise RecordError(f"{path} could not be read: it is no file.")
     try:
         with path.open("rb") as file:
             for line in file:
@@ -413,10 +413,8 @@ def _read_evaluation(record: dict[str, Any]) -> dict[str, Any] | None:
 
 def _read_event(record: dict[str, Any]) -> dict[str, Any] | None:
     lists = [record[key] for key in ("probes", "findings", "evidence") if key in record]
-    is_whole = (
-        isinstance(record.get("event"), str)
-        and isinstance(record.get("time", 0.0), int | float)
-        and all(isinstance(items, list) and all(isinstance(item, dict) for item in items) for items in lists)
+    is_whole = isinstance(record.get("event"), str) and all(
+        isinstance(items, list) and all(isinstance(item, dict) for item in items) for items in lists
     )
     return record if is_whole else None
 

@@ -110,6 +110,7 @@ class RunLog:
 
     def _tell(self, event: dict[str, Any]) -> None:
         fields = {key: value for key, value in event.items() if key not in ("event", "time")}
+        at = event.get("time") if isinstance(event.get("time"), int | float) else None
         told = [f"{key} {value}" for key, value in fields.items() if isinstance(value, str | int | float)]
         told += [f"{found['severity']} {found['id']}" for found in fields.get("findings", ())]
-        self._directory.log(visible(f"{event['event']}: {', '.join(told)}"), event.get("time"))
+        self._directory.log(visible(f"{event['event']}: {', '.join(told)}"), at)
