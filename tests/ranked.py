@@ -59,6 +59,28 @@ def _straying() -> Any:
     return Straying
 
 
+def save_to_a_full_disk(given: dict[str, Any]) -> None:
+    """Save the memory of a sharded optimizer where no file may be larger than a few bytes."""
+    import resource
+
+    from uptrend.config import load_config
+    from uptrend.records import CheckpointError
+    from uptrend.runner.prepare import prepare
+
+    prepared = prepare(load_config(given["table"], given["sets"]))
+    optimizer = prepared.components.optimizer(prepared.policy.flat, prepared.config.learning)
+    optimizer.apply(1e-4)  # makes the memory
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
+    try:
+        optimizer.save(Path(given["folder"]))
+    except CheckpointError as error:
+        message = str(error)
+    else:
+        raise AssertionError("it was saved")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert message.startswith(f"{given['folder']} could not be written: "), message
+
+
 def compare(given: dict[str, Any]) -> None:
     """Compare updates of several processes with one's, for steps whose groups do not divide by them."""
     import torch

@@ -204,6 +204,20 @@ def test_several_updates_a_generation(tiny_folder: str, tmp_path: Path) -> None:
     assert abs(run.metric_lines[1]["learner/ratio/mean"] - 1.0) > 1e-4
 
 
+def test_a_step_keeps_what_it_sampled_first_when_the_rest_is_learned_from_later(
+    tiny_folder: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The first step samples twice, and the loss passes over the second generation in the step after it."""
+    trainer = make_trainer(tiny_folder, tmp_path, steps=3, steps_per_generation=3, gradient_accumulation_steps=4)
+    watching = watch(trainer, rescore=False)
+    trainer.train()
+    run = Run(watching.path)
+    sampled = {line["step"]: line["sampling/rollouts/count"] for line in run.metric_lines if "reward/mean" in line}
+    assert sampled[1] == 2 * sampled[3]  # steps 1 and 2 sample twice and once more, step 3 once
+    assert {step: run.rollouts(step).num_rows for step in run.rollout_steps} == sampled
+    assert "watching" not in capfd.readouterr().err
+
+
 def test_an_evaluation_is_recorded_and_an_unscored_task_counts_as_wrong(tiny_folder: str, tmp_path: Path) -> None:
     def unsure(completions: list[Any], answer: list[str], **_: Any) -> list[float | None]:
         return [None if i == 3 else value for i, value in enumerate(right(completions, answer))]

@@ -207,6 +207,12 @@ def ranks_of(launcher: int) -> Iterator[tuple[int, int]]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the processes in /proc")
+def test_a_full_disk_under_sharded_weights_is_a_sentence(llama_folder: Path, tmp_path: Path) -> None:
+    sharded = sets_of(**{"compute.parallel": "fsdp2"})
+    value = {"table": table(llama_folder), "sets": sharded, "folder": str(tmp_path / "step-000001")}
+    work("save_to_a_full_disk", tmp_path, value)
+
+
 @pytest.mark.parametrize(("layout", "victim"), [("fsdp2", 1), ("ddp", 0)])
 def test_all_end_where_one_is_killed_and_the_run_goes_on(
     layout: str, victim: int, llama_folder: Path, tmp_path: Path

@@ -177,6 +177,20 @@ def test_the_first_stages_own_count_does_not_count(llama_folder: Path, tmp_path:
     assert (run.last_step, run.info["tasks"]["count"]) == (2, 16)
 
 
+def test_a_folder_that_comes_up_while_it_learns_is_kept_and_so_is_the_model(llama_folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "model"
+
+    def make(_: object) -> None:
+        out.mkdir(exist_ok=True)
+        (out / "mine.txt").write_text("mine")
+
+    with pytest.raises(ModelError, match=f"The model that was learned is in {tmp_path}/.model/model") as refusal:
+        warmstart(load_config(table(llama_folder)), out, runs=tmp_path / "runs", observers=[Mock(step=make)])
+    assert str(refusal.value).startswith(f"{out} could not be made: ")
+    assert (out / "mine.txt").read_text() == "mine"
+    assert (tmp_path / ".model" / "model" / "model.safetensors").exists()
+
+
 def test_a_warm_start_that_is_stopped_makes_no_folder(llama_folder: Path, tmp_path: Path) -> None:
     config = load_config(table(llama_folder, epochs=3))
     enough = Mock(step=lambda record: Stop("enough") if record.step == 1 else None)

@@ -17,6 +17,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, distributed, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
@@ -28,7 +29,7 @@ from uptrend.policy.logprobs import Shaping, token_logprobs
 from uptrend.policy.optimizer import FILE, FOLDER, MOMENTS, Applied, Optimizer, read_parts
 from uptrend.policy.policy import DTYPES, Policy, add_adapters, freeze, load_model, round_frozen
 from uptrend.policy.weights import FlatWeights, Slot, Stretch, digest
-from uptrend.records import ConfigError, ModelError
+from uptrend.records import CheckpointError, ConfigError, ModelError
 
 
 class Head(nn.Module):
@@ -213,7 +214,11 @@ class ShardedOptimizer(Optimizer):
         states = [self.adamw.state[own] for own in self._own]
         memory = self._named({name: [state[name] for state in states] for name in MOMENTS})
         writer = HuggingFaceStorageWriter(str(place / FOLDER), save_distributed=True)
-        save(memory | {"step": states[0]["step"].reshape(1)}, storage_writer=writer)
+        try:
+            save(memory | {"step": states[0]["step"].reshape(1)}, storage_writer=writer)
+        except CheckpointException as failure:  # every process gets it; it is no Exception, so nothing else would
+            errors = [error for error, _ in failure.failures.values()]
+            raise CheckpointError(f"{place} could not be written: {errors[0] if errors else failure}.") from failure
 
     def load(self, place: Path) -> bool:
         if not (found := read_step(place)):

@@ -159,6 +159,10 @@ class RunDirectory:
         """Write a part of a step's rollouts apart from its line; without a line nobody reads them."""
         self._write_parquet(_part_path(self.path, step, part), table)
 
+    def part_count(self, step: int) -> int:
+        """Return the number of parts that a step's rollouts are in."""
+        return len(list(_part_path(self.path, step, 0).parent.glob("part-*.parquet")))
+
     def _write_parquet(self, path: Path, table: pa.Table) -> None:
         self.check_place()
         with plain_disk_errors(path):

@@ -219,7 +219,12 @@ def warmstart(
         def export_and_end(stop: Stop | None) -> None:
             if stop is None:
                 beside = out.with_name(f".{out.name}")  # renamed when it is whole
-                export(policy, beside).rename(out)
+                model = export(policy, beside)
+                try:
+                    model.rename(out)
+                except OSError as error:
+                    reason = f"{out} could not be made: {error.strerror}"
+                    raise ModelError(f"{reason}. The model that was learned is in {model}.") from error
                 beside.rmdir()
                 directory.event("exported", folder=str(out))
             ending.record(stop)

@@ -173,7 +173,10 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         if not is_training:
             self._evaluated.append(batch)
             return
-        self._batches = {n: b for n, b in self._batches.items() if not b.is_whole} | {number: batch}
+        # A step that samples again still has to look at the generation that its loss has passed over.
+        in_this_step = {seen.batch for seen in self._now.passes}
+        self._batches = {n: b for n, b in self._batches.items() if not b.is_whole or n in in_this_step}
+        self._batches[number] = batch
         output[ROWS] = torch.arange(batch.size) + number * MANY  # on the CPU: reading it must not wait for a GPU
         self._now.batches.append(batch)
         self._now.sampling += batch.seconds

@@ -91,7 +91,8 @@ class Writer:
         self._unwritten = left
         own = [] if line is None else tables.pop(line["step"], [])
         for step, parts in tables.items():  # generations of earlier steps, whose lines are written
-            for part, table in enumerate(parts):
+            first = self._directory.part_count(step)
+            for part, table in enumerate(parts, first):
                 self._directory.rollouts(step, table, part)
         if line is not None:
             self._directory.step(line, *own)
