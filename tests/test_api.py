@@ -12,7 +12,18 @@ import pytest
 
 import uptrend
 from uptrend.policy.known import local_folder
-from uptrend.records import Basis, ConfigError, Finding, Report, Role, Severity, TasksetError, Trend, TrendKind
+from uptrend.records import (
+    Basis,
+    ConfigError,
+    Finding,
+    Report,
+    Role,
+    RunRefused,
+    Severity,
+    TasksetError,
+    Trend,
+    TrendKind,
+)
 
 ROWS = [{"prompt": f"Calculate: {a} + {b} = ", "answer": str(a + b)} for a in range(8) for b in range(8)]
 QUICK = ["tasks.chat=false", "sampling.max_tokens=4", "sampling.groups=2", "sampling.size=4", "eval.tasks=8",
@@ -229,6 +240,7 @@ def test_a_function_that_takes_numbers_for_texts_is_told_their_type(tmp_path, ca
     def as_text(completion, answer):
         return float(completion.strip() == answer)
 
-    run = train(tmp_path, data=rows, reward=as_text, bounds=(0, 1), steps=1, preflight=True, progress=True)
-    assert run.stopped.finding == "reward.gold-rejected"
+    with pytest.raises(RunRefused) as refusal:
+        train(tmp_path, data=rows, reward=as_text, bounds=(0, 1), steps=1, preflight=True, progress=True)
+    assert refusal.value.finding.id == "reward.gold-rejected"
     assert "the function gets this row's answer as int: " in capsys.readouterr().err

@@ -10,7 +10,7 @@ import uptrend
 from uptrend.config import load_config, to_table
 from uptrend.doctor.catalogue import CATALOGUE, Cause, complete_fix
 from uptrend.doctor.diagnose import diagnose
-from uptrend.records import Fix, Run, from_lines
+from uptrend.records import Fix, Run, RunRefused, from_lines
 from uptrend.tasks.data import file_of
 from uptrend.tasks.pool import make_taskset
 from uptrend.tasks.rewards import functions_at_hand
@@ -52,9 +52,9 @@ def train(tmp_path: Path, reward: Any, bounds: Any, **options: Any) -> Run:
 def test_a_reward_that_leaves_its_bounds_does_not_start(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], reward: Any, bounds: Any, summary: str, recipe: str, python: str
 ) -> None:
-    run = train(tmp_path, reward, bounds)
-    assert run.stopped is not None
-    assert (run.stopped.finding, run.last_step) == ("reward.out-of-bounds", 0)
+    with pytest.raises(RunRefused) as refusal:
+        train(tmp_path, reward, bounds)
+    assert refusal.value.finding.id == "reward.out-of-bounds"
     said = "".join(capsys.readouterr())
     assert "critical  reward.out-of-bounds" in said
     assert summary in said
