@@ -67,7 +67,7 @@ def test_the_wheel_works_without_torch_and_without_the_repository(wheel: Path, t
     assert "uptrend train" in call(uptrend, "--help", folder=folder)
     assert "arithmetic" in call(uptrend, "tasks", "list", folder=folder)
     assert "gold answers reach the maximum" in call(uptrend, "tasks", "validate", "arithmetic", folder=folder)
-    assert "TRL, 20 points\nLEARNING" in call(uptrend, "doctor", log, folder=folder)
+    assert "TRL, 20 points, after step 100 LEARNING " in " ".join(call(uptrend, "doctor", log, folder=folder).split())
     said = call(uptrend, "train", "recipe.toml", folder=folder, code=2)
     assert said == "error: torch is not installed. Install it with: pip install 'uptrend[train]'\n"
     call(python, "-c", "import importlib.util as u; assert u.find_spec('torch') is None", folder=folder)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from small_sums import GROUPS, SIZE, make_trainer, right
+from transformers import TrainerCallback
 from trl import GRPOTrainer
 
 from uptrend.bridge.trl import Watch, watch, watched
@@ -247,10 +248,13 @@ class FailsWhenAsked(GRPOTrainer):
 def test_what_fails_inside_the_watch_stays_there(
     tiny_folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "uptrend").mkdir()
-    (tmp_path / "uptrend" / "rollouts").touch()  # where the other process needs a folder
+    class Spoils(TrainerCallback):  # type: ignore[misc]
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            (tmp_path / "uptrend" / "rollouts").touch()  # where the other process needs a folder
+
     trainer = make_trainer(tiny_folder, tmp_path, steps=2, trainer=FailsWhenAsked)
     watching = watch(trainer)
+    trainer.add_callback(Spoils())
     trainer.train()
     assert trainer.state.global_step == 2
     said = capsys.readouterr().err

@@ -36,6 +36,12 @@ def strong_learner(course: str, planned: int, warmup: int, seed: int) -> RunView
     )
 
 
+def test_the_middle_of_a_warm_up_says_nothing_of_the_schedule() -> None:
+    view = strong_learner("evenly", planned=500, warmup=50, seed=0)
+    ids = {finding.id for cause in diagnose(view).findings for finding in (cause, *cause.explains)}
+    assert "optimizer.schedule" not in ids
+
+
 def line_of(random: np.random.Generator, step: int, rate: float, accuracy: float) -> dict[str, Any]:
     """Return a metrics line of 32 groups of 16, in which dead groups were drawn once more."""
     right = random.binomial(16, random.beta(2.4 * accuracy, 2.4 * (1 - accuracy), 32))

@@ -69,6 +69,9 @@ def test_what_trials_doubt_is_a_note_by_itself_and_says_why() -> None:
     assert (alone.severity, alone.confidence) == (NOTE, Confidence.LOW)
     assert alone.measured.startswith("right in 0 of 6 trial runs")
     assert alone.measured.endswith("look for what is behind it")
+    (with_proof,) = rank([doubted(), found("optimizer.dead-steps", WARNING, PROOF)])
+    assert [symptom.id for symptom in with_proof.explains] == ["optimizer.dead-steps"]
+    assert with_proof.severity is WARNING, "a proof that it explains is no doubt"
     (proven,) = rank([doubted(basis=PROOF)])
     assert proven.severity is WARNING, "that nothing can be learned is certain, whatever the reason"
 

@@ -78,6 +78,16 @@ def test_in_a_run_it_is_recorded_with_its_value_and_named_first(tmp_path: Path) 
         assert finding.fix is None or not removals(finding.fix), finding.id
 
 
+@pytest.mark.slow
+def test_of_several_functions_each_gets_its_own_bounds_and_both_ends(tmp_path: Path) -> None:
+    def swings(completion: str, answer: str) -> float:
+        return 1.2 if completion.strip() == answer else -0.5
+
+    run = train(tmp_path, [exact, swings], [(0, 1), (0, 1)], preflight=False, progress=False, steps=6)
+    first = uptrend.diagnose(run.path).findings[0]
+    assert first.summary.endswith("in tasks.bounds, set those of swings to [-0.5, 1.2].")
+
+
 def test_validation_names_the_bounds_too(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_bytes(file_of(ROWS)[1])
     options = {"file": str(tmp_path / "rows.jsonl"), "reward": "mine:f", "bounds": [0, 1]}

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from hypothesis import strategies as st
 
 from synthetic import evaluation_of, info_of, line_of, metrics_of, rollout_of
 from uptrend.records import RecordError, Run, RunDirectory, RunLocked, rollouts_table
-from uptrend.records.directory import append_line, read_lines, to_line, write_whole
+from uptrend.records.directory import PartDirectory, append_line, read_lines, to_line, write_whole
 
 MakeRun = Callable[..., Path]
 
@@ -256,9 +257,38 @@ def test_what_is_left_of_a_run_is_not_written_over(make_run: MakeRun) -> None:
     path = make_run("demo", steps=2)
     (path / "run.json").unlink()
     before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
-    with pytest.raises(RecordError, match=r"demo holds rollouts of a run whose run\.json is gone"):
+    with pytest.raises(RecordError, match=r"demo holds rollouts, and no run\.json: "):
         RunDirectory.create(path, info_of("demo"))
     assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
+
+
+def test_a_machine_that_does_not_see_the_runs_folder_makes_its_own(tmp_path: Path) -> None:
+    table = rollouts_table("demo", [rollout_of(1, "a", 0, True, "t")])
+    PartDirectory(tmp_path / "elsewhere" / "demo").rollouts(1, table, part=1)
+    assert (tmp_path / "elsewhere" / "demo" / "rollouts" / "000001" / "part-1.parquet").exists()
+
+
+@pytest.mark.skipif(
+    not os.access("/dev/shm", os.W_OK) or os.stat("/dev/shm").st_dev == os.stat("/tmp").st_dev, reason="needs two disks"
+)
+def test_what_lies_on_another_disk_is_set_aside_too(make_run: MakeRun) -> None:
+    path = make_run("demo", steps=4)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as other:
+        (Path(other) / "best").mkdir()
+        (Path(other) / "best" / "state.json").write_text("mine")
+        (path / "checkpoints").symlink_to(other)
+        with RunDirectory.reopen(path) as directory:
+            place = directory.rewind(2, [path / "checkpoints" / "best"])
+        assert place is not None
+        assert (place / "checkpoints" / "best" / "state.json").read_text() == "mine"
+        assert not (Path(other) / "best").exists()
+    assert Run(path).last_step == 2
+
+
+def test_large_integers_are_numbers_of_a_column(make_run: MakeRun) -> None:
+    path = make_run("demo", steps=3)
+    append_line(path / "metrics.jsonl", {"step": 4, "reward/mean": 123456789012345678})
+    assert Run(path).metrics["reward/mean"].to_pylist()[-1] == pytest.approx(1.2345678901234568e17)
 
 
 def test_several_processes_write_parts_of_one_step(tmp_path: Path) -> None:

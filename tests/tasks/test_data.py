@@ -394,6 +394,17 @@ def test_a_function_may_change_what_it_gets(tmp_path):
     with functions_at_hand(functions):
         taskset = make_taskset("data", {**source, "reward": "mine:f", "hold_out": "none"}, 0)
     assert [reward_of(taskset, "b").total for _ in range(3)] == [1.0, 1.0, 1.0]
+    # An answer of another column, and a conversation, are the function's own too.
+    functions = {"mine:f": lambda completion, answer: float(answer.pop() == completion)}
+    source = write_rows("memory", [{"prompt": "?", "gold": ["a", "b"]}], tmp_path)
+    with functions_at_hand(functions):
+        taskset = make_taskset("data", {**source, "answer": "gold", "reward": "mine:f", "hold_out": "none"}, 0)
+    assert [reward_of(taskset, "b").total for _ in range(3)] == [1.0, 1.0, 1.0]
+    functions = {"mine:f": lambda prompts, completions: prompts[0].append(completions[0]) or [float(len(prompts[0]))]}
+    source = write_rows("memory", [{"prompt": [{"role": "user", "content": "?"}]}], tmp_path)
+    with functions_at_hand(functions):
+        taskset = make_taskset("data", {**source, "reward": "mine:f", "hold_out": "none"}, 0)
+    assert [reward_of(taskset, "b").total for _ in range(3)] == [2.0, 2.0, 2.0]
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,23 @@ def test_an_async_reward_does_not_pay_for_the_places_that_others_hold(tmp_path: 
     assert [rollout.error for rollout in play(taskset, "slow", 2, 0.4)] == [TOO_LATE.replace("0.5", "0.4")] * 2
 
 
+def test_what_has_to_be_done_after_a_limit_may_wait_too(tmp_path: Path) -> None:
+    gate, cleaned = asyncio.Semaphore(1), list[bool]()
+
+    async def asks(**_: Any) -> float:
+        try:
+            await asyncio.sleep(9)
+        finally:
+            async with holding(gate):
+                cleaned.append(True)
+        return 1.0
+
+    with functions_at_hand({"mine:asks": asks}):
+        taskset = data(tmp_path, reward="mine:asks")
+    assert [rollout.error for rollout in play(taskset, "slow", 2, 0.4)] == [TOO_LATE.replace("0.5", "0.4")] * 2
+    assert cleaned == [True, True]
+
+
 def test_a_judge_is_waited_for_as_long_as_it_takes_its_turn(tmp_path: Path) -> None:
     class Server(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from uptrend.dashboard.index import ReadIndex
@@ -153,7 +154,8 @@ def _numbers(table: pa.Table) -> pa.Table:
         if pa.types.is_integer(kind) or pa.types.is_floating(kind):
             kept[name] = table[name].cast(pa.int64() if name == STEP else pa.float64(), safe=False)
     whole = pa.table(kept)
-    return whole if not whole[STEP].null_count else whole.filter(whole[STEP].is_valid())
+    is_step = pc.greater_equal(whole[STEP], 0)  # null where there is none
+    return whole if pc.all(is_step, skip_nulls=False).as_py() else whole.filter(is_step)
 
 
 def values_of(table: pa.Table, name: str) -> Floats:

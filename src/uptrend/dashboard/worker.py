@@ -34,8 +34,6 @@ class ReaderProcess:
             raise RecordError(f"Reading {arguments[0]} took more than {patience:.0f} seconds.") from None
         except WorkerDied:
             raise RecordError(f"Reading {arguments[0]} failed: it may need more memory than there is.") from None
-        if answer["last"]:  # what a long run took is given back
-            self.close()
         if "error" in answer:
             raise RecordError(str(answer["error"]))
         return answer["result"]

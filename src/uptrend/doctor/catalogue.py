@@ -198,10 +198,14 @@ def complete_fix(fix: Fix, trainer: str = "", known: Find = lambda _: None) -> F
     marked = {key: [f"{setting(value, quote=False)} (in force already)"] for key, value in ours_held.items()}
     named = set(PLACE.findall(fix.sentence))
     is_moot = bool(named) and named <= held and not changes.get(trainer)
+    sentence = _moot(in_force) if is_moot else fill(fix.sentence, values | marked)
+    is_all_held = bool(in_force) and held >= wanted.keys() and not changes.get(trainer)
+    if is_all_held and not is_moot and assignments(in_force) not in sentence:
+        sentence = f"{sentence} {_already(in_force)}."
     given = {who: {key: _filled(value, values) for key, value in keys.items()} for who, keys in changes.items() if keys}
     return replace(
         fix,
-        sentence=_moot(in_force) if is_moot else fill(fix.sentence, values | marked),
+        sentence=sentence,
         changes=given,
         notes={who: notes[who] for who in given if notes.get(who)},
         in_force=in_force,
@@ -236,8 +240,12 @@ def _filled(value: Any, values: Mapping[str, Iterable[Any]]) -> Any:
 
 
 def _moot(in_force: Mapping[str, Any]) -> str:
+    return f"{_already(in_force)}, so that the cause is another: look at the rivals."
+
+
+def _already(in_force: Mapping[str, Any]) -> str:
     verb = "is" if len(in_force) == 1 else "are"
-    return f"{assignments(in_force)} {verb} in force already, so that the cause is another: look at the rivals."
+    return f"{assignments(in_force)} {verb} in force already"
 
 
 def _unknown(_: str) -> None:

@@ -33,7 +33,8 @@ def _unsure(causes: Sequence[Finding]) -> Iterator[Finding]:
     """Yield causes; a doubted one that stands alone and proves nothing becomes a note that says why."""
     is_alone = all(cause.is_doubted for cause in alarms(causes))
     for cause in causes:
-        is_note = is_alone and cause.is_doubted and cause.basis is not PROOF and cause.severity is not NOTE
+        is_proven = any(finding.basis is PROOF for finding in (cause, *alarms(cause.explains)))
+        is_note = is_alone and cause.is_doubted and not is_proven and cause.severity is not NOTE
         why = f"{cause.measured}: it is what another cause looks like, so look for what is behind it"
         yield replace(cause, severity=NOTE, measured=why) if is_note else cause
 

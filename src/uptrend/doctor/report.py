@@ -104,7 +104,7 @@ def from_finding_table(table: Mapping[str, Any]) -> Finding:
         rivals=tuple(Rival(**rival) for rival in table["rivals"]),
         experiment=experiment
         and Experiment(**{**experiment, "probe": experiment["probe"] or "", "steps": experiment["steps"] or 0}),
-        fix=fix and Fix(fix["sentence"], fix["changes"]),
+        fix=fix and Fix(fix["sentence"], fix["changes"], in_force=fix.get("in_force", {})),
         page=table["page"],
     )
 

@@ -44,7 +44,7 @@ def signs_of(run: Run, cause: str) -> Signs:
             severity |= {finding["id"]: Severity(finding["severity"]) for finding in event["findings"]}
             probed |= {probe["name"] for probe in event.get("probes", ()) if not probe.get("skipped")}
     alarms = {id for id, how_bad in severity.items() if how_bad is not Severity.NOTE}
-    found = ({cause} & severity.keys()) | (all_symptoms(cause) & alarms)
+    found = ({cause} & severity.keys()) | (all_symptoms(cause, severity.keys()) & alarms)
     if found:
         return Signs(tuple(sorted(found)))
     if CATALOGUE[cause].experiment.probe in probed:

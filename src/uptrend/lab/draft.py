@@ -88,7 +88,7 @@ def of_cause(id: str, cause: Cause, recipe: Path | None, folder: Path, finding: 
     kept = tuple(arm for arm in h.arms if arm.is_control or resolve(h, arm, base) != control)
     if len(kept) > 1:  # an arm that the recipe has already is left out, unless nothing would be left to compare
         h = replace(h, arms=kept)
-    told = {"h": h, "cause": cause, "claim": resolved.claim, "finding": finding, "catalogue": CATALOGUE}
+    told = {"h": h, "cause": cause, "claim": claim, "finding": finding, "catalogue": CATALOGUE}
     text = render("lab/templates/cause.md", plural=plural, assignments=assignments, **told)
     return Draft(h, sections(text))
 

@@ -136,9 +136,11 @@ def is_finished(planned: PlannedRun) -> bool:
 
 def _is_made_from(made: Mapping[str, Any], planned: Mapping[str, Any]) -> bool:
     """Return True where a run's config is the planned one, but for what a plan leaves to the run."""
-    if planned["model"].get("chat") == "auto":
-        made = {**made, "model": {**made["model"], "chat": "auto"}}
-    return what_matters(made) == what_matters(planned)
+    made_model, planned_model = dict(made["model"]), dict(planned["model"])
+    if planned_model.get("chat", "auto") == "auto":  # older plans have none
+        made_model.pop("chat", None)
+        planned_model.pop("chat", None)
+    return what_matters({**made, "model": made_model}) == what_matters({**planned, "model": planned_model})
 
 
 def _source(h: Hypothesis, seed: int, lab: Path) -> Source | None:

@@ -108,6 +108,9 @@ def _changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     before, defaults = upgrade_keys(then["config"], noted=False), flatten(to_table(Config()))
     keys = difference(what_matters(before), what_matters(now["config"]))
     for key, (_, value) in list(keys.items()):
+        if key == "model.chat" and key not in flatten(before):
+            del keys[key]  # decided since then by what the model was taught; its runs keep how they were asked
+            continue
         # `model.lora.r` had its place too where `model.lora` was null.
         had_place = any(f"{key}.".startswith(f"{old}.") for old in flatten(before))
         if key.startswith("compute.device") or not (had_place or value != defaults.get(key, value)):

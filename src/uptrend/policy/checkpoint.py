@@ -134,8 +134,8 @@ def find_checkpoint(run: Run, which: str | int | None = None) -> Path:
 def later_checkpoints(run: Path, step: int) -> list[Path]:
     """Return the checkpoints of steps after this one, which are going to be made again; the best may be one."""
     later = [path for its, path in step_folders(run / "checkpoints").items() if its > step]
-    best = best_checkpoint(run)
-    if best is not None:
+    place = run / "checkpoints" / BEST
+    for best in (path for path in (place, _before(place)) if path.is_dir()):
         try:
             is_later = json.loads((best / "state.json").read_bytes())["step"] > step
         except (OSError, ValueError, KeyError, TypeError, RecursionError):

@@ -15,6 +15,7 @@ import json
 import math
 import os
 import re
+import shutil
 import sys
 import time
 import tomllib
@@ -41,6 +42,8 @@ StoppedBy = Literal["user", "doctor", "preflight", "observer"]
 EVALUATION = ("accuracy", "low", "high", "correct", "tasks")  # figures that every evaluation has, null where unknown
 # Digits up to which a number fits into 64 bits; Python itself refuses to read integers of some thousand digits.
 MAX_DIGITS = 18
+# Integers up to here are floats exactly.
+LARGEST_INTEGER = 2**53
 # Levels of nesting beyond which a line is none of ours: the deepest, a preflight's event, has six.
 MAX_DEPTH = 32
 
@@ -57,12 +60,8 @@ class RunDirectory:
     @classmethod
     def create(cls, path: Path, info: dict[str, Any]) -> Self:
         """Make a new run directory; refused where one is already, or what is left of one."""
-        if (path / "run.json").exists():
-            raise RecordError(f"{path} already holds a run. Choose another --name, or continue it with --resume.")
-        if left := [name for name in (*LINES, *LINES.values(), "checkpoints") if (path / name).exists()]:
-            raise RecordError(
-                f"{path} holds {left[0]} of a run whose run.json is gone. Choose another --name, or move it elsewhere."
-            )
+        if taken := why_taken(path):
+            raise RecordError(f"{taken} Choose another --name, continue it with --resume, or move it elsewhere.")
         with plain_disk_errors(path):
             path.mkdir(parents=True, exist_ok=True)
         directory = cls(path)
@@ -211,6 +210,12 @@ class RunDirectory:
         numbers = [int(path.name) for path in (self.path / SET_ASIDE).glob("*") if path.name.isdecimal()]
         place = self.path / SET_ASIDE / str(max(numbers, default=0) + 1)
         moved = [path for folder in LINES for path, its in recorded_steps(self.path / folder).items() if its > step]
+        # Lines come last: where a file can't be moved, the run is still as it was for its readers.
+        for path in (*moved, *also):
+            target = place / path.relative_to(self.path)
+            with plain_disk_errors(target):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.move(path, target)  # checkpoints/ may be a link to another disk
         for name in LINES.values():
             kept, later = _split_lines(self.path / name, step)
             if later:
@@ -218,11 +223,6 @@ class RunDirectory:
                     place.mkdir(parents=True, exist_ok=True)
                 write_whole(place / name, later)  # before they are cut off: a kill between leaves them twice
                 write_whole(self.path / name, b"".join(line for line, _ in kept))
-        for path in (*moved, *also):
-            target = place / path.relative_to(self.path)
-            with plain_disk_errors(target):
-                target.parent.mkdir(parents=True, exist_ok=True)
-                path.rename(target)
         if not place.exists():
             return None
         self.event("set-aside", step=step, folder=str(place.relative_to(self.path)))
@@ -232,6 +232,13 @@ class RunDirectory:
 
 class PartDirectory(RunDirectory):
     """A run directory of another process, to which this one adds parts of rollouts and nothing else."""
+
+    def check_place(self) -> None:
+        """Make the folder where this machine has none: not every machine of a run sees the first one's disk."""
+        if self._identity is None:
+            with plain_disk_errors(self.path):
+                self.path.mkdir(parents=True, exist_ok=True)
+        super().check_place()
 
     def write_info(self, info: dict[str, Any]) -> None:
         """Leave it to the process that writes the directory, as all that follows."""
@@ -243,6 +250,14 @@ class PartDirectory(RunDirectory):
     def rewind(self, step: int, also: Iterable[Path] = ()) -> Path | None: ...
 
     def sync(self) -> None: ...
+
+
+def why_taken(path: Path) -> str:
+    """Return what keeps a new run out of a folder, in a sentence; empty where nothing does."""
+    if (path / "run.json").exists():
+        return f"{path} already holds a run."
+    left = [name for name in (*LINES, *LINES.values(), "checkpoints") if (path / name).exists()]
+    return f"{path} holds {left[0]}, and no run.json: of a run that lost it, or of somebody's own." if left else ""
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
@@ -364,7 +379,9 @@ def parse_object(text: str) -> dict[str, Any] | None:
     """Return the object in a text of JSON, None where it is none, or one that nobody could go on with."""
     try:
         value = json.loads(text, parse_int=to_number)
-        if not isinstance(value, dict) or not _is_shallow(value):
+        # Few brackets can't nest deeply, and counting them is quicker than looking.
+        is_shallow = text.count("{") + text.count("[") <= MAX_DEPTH
+        if not isinstance(value, dict) or not (is_shallow or _is_shallow(value)):
             return None
         "".join(value).encode()  # half of a surrogate pair is no name of anything
     except (ValueError, RecursionError):
@@ -400,7 +417,10 @@ def _read_step(record: dict[str, Any]) -> dict[str, Any] | None:
         for key, value in record.items()
         if ("/" in key or key == "time") and not isinstance(value, int | float | None)
     }
-    return {key: value for key, value in record.items() if key not in odd} if odd else record
+    record = {key: value for key, value in record.items() if key not in odd} if odd else record
+    # A column of numbers holds no integer beyond those that a float has exactly.
+    large = {key: float(value) for key, value in record.items() if type(value) is int and abs(value) > LARGEST_INTEGER}
+    return record | large if large else record
 
 
 def _read_evaluation(record: dict[str, Any]) -> dict[str, Any] | None:

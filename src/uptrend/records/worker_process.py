@@ -4,6 +4,7 @@ It is for work that nothing else can interrupt, or that must not share an interp
 side, `answer_requests` the worker's. It ends with its stdin: when the caller is gone, so is the worker.
 """
 
+import contextlib
 import json
 import os
 import select
@@ -31,19 +32,25 @@ class WorkerProcess:
 
     def __init__(self, module: str) -> None:
         self._module = module
-        self._process: subprocess.Popen[bytes] | None = None
-        self._owner = os.getpid()  # a fork has a copy of the handle, and no worker of its own
-        self._lock = threading.Lock()
+        self._begin()
 
-    def call(self, request: Any, seconds: float) -> Any:
-        """Return the answer to a request, both plain JSON.
+    def _begin(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner = os.getpid()
+        self._lock = threading.Lock()
+        self._end_with_handle: weakref.finalize[..., Any] | None = None
+
+    def call(self, request: Any, seconds: float) -> dict[str, Any]:
+        """Return the answer to a request, both plain JSON objects. One with `last = true` ends the worker.
 
         TimeoutError where it took longer, and then the worker is killed; WorkerDied where it ended.
         """
+        if self._owner != os.getpid():  # a fork has no worker of its own, and its copy of the lock may be held for ever
+            self._begin()
         with self._lock:
             allowed_s = seconds + GRACE_S
             process = self._process
-            if process is None or process.poll() is not None or self._owner != os.getpid():
+            if process is None or process.poll() is not None:
                 process = self._start()
                 allowed_s += START_S
             assert process.stdin is not None
@@ -53,12 +60,15 @@ class WorkerProcess:
                 process.stdin.flush()
                 line = _read_line(process.stdout.fileno(), allowed_s)
             except TimeoutError:
-                process.kill()
+                _end(process, self._owner)
                 raise
             except OSError:
                 line = b""
             if line:
-                return json.loads(line)
+                answer: dict[str, Any] = json.loads(line)
+                if answer.get("last"):  # under the lock: another thread's request goes to the next worker
+                    _end(process, self._owner)
+                return answer
             process.kill()
             code = process.wait()
             if code == -signal.SIGALRM:
@@ -71,20 +81,26 @@ class WorkerProcess:
             _end(self._process, self._owner)
 
     def _start(self) -> "subprocess.Popen[bytes]":
+        if self._end_with_handle is not None:
+            self._end_with_handle()  # closes what is left of the one before
         # -P: a file of the current folder must not take the place of a module.
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", self._module], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL, process_group=0,  # Ctrl-C is for the caller
         )  # fmt: skip
-        self._owner = os.getpid()
-        weakref.finalize(self, _end, self._process, self._owner)
+        self._end_with_handle = weakref.finalize(self, _end, self._process, self._owner)
         return self._process
 
 
 def _end(process: "subprocess.Popen[bytes]", owner: int) -> None:
-    if owner == os.getpid():
-        process.kill()
-        process.wait()
+    if owner != os.getpid():
+        return
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):  # a request that it never read may be in the way
+                pipe.close()
 
 
 def _read_line(handle: int, seconds: float) -> bytes:

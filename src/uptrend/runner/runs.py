@@ -29,6 +29,7 @@ from uptrend.runner.prepare import (
     Prepared,
     RunEnding,
     free_place,
+    leaves_chat_open,
     make_policy,
     need_extras,
     prepare,
@@ -118,9 +119,10 @@ def start(
     if refusal is not None and not keeps_refused:
         raise RunRefused(refusal)
 
-    chosen = path() if callable(path) else path
-    path = ranks.broadcast(chosen)  # rank 0 may have made it before another one looks
-    directory = RunDirectory.create(path, prepared.info(path)) if is_first else PartDirectory(path)
+    if callable(path):
+        path = ranks.broadcast(path() if is_first else Path())  # rank 0 may have made it before another one looks
+    info = prepared.info(path)  # all ranks: of sharded weights each hashes its own
+    directory = RunDirectory.create(path, info) if is_first else PartDirectory(path)
     with directory, RunEnding(directory, resume=False) as ending:
         ranks.barrier()
         if report is not None:
@@ -301,7 +303,13 @@ class TrainLauncher:
         # Nobody looks on: the lab has the doctor judge the records of finished runs.
         config = resolve(replace(config, compute=compute, doctor=replace(config.doctor, live=False, stop_on="never")))
         held_out = heldout(config)
-        return Resolved(to_table(config), pool(config, held_out).describe()["hash"], held_out.hash)
+        tasks = pool(config, held_out)
+        if config.model.chat == "auto" and leaves_chat_open(tasks, held_out):
+            raise ConfigError(
+                f'model.chat = "auto" would let each run of an experiment decide how {config.model.name} is asked. '
+                "Set model.chat = true or false in the recipe."
+            )
+        return Resolved(to_table(config), tasks.describe()["hash"], held_out.hash)
 
     def command(self, planned: "PlannedRun") -> list[str]:
         """Return the command line that makes a planned run in a process of its own, or goes on with it."""

@@ -3,6 +3,7 @@
 python -P -m uptrend.tasks.math_worker
 """
 
+import contextlib
 import resource
 from typing import Any
 
@@ -26,5 +27,6 @@ def compare(texts: tuple[str, str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    with contextlib.suppress(OSError, ValueError):  # macOS knows no such limit
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     answer_requests(compare)

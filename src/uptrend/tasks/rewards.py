@@ -435,7 +435,7 @@ def _of_function(function: Function, name: str, columns: Sequence[str], columns_
                 values["answer"] = answer
         taken = {key: value for key, value in values.items() if takes_all or key in named}
         # A copy each time, as datasets give one: a function may pop from a list.
-        arguments = {key: copy.deepcopy(value) if key in row else value for key, value in taken.items()}
+        arguments = {key: value if key in _FROM_TRL else copy.deepcopy(value) for key, value in taken.items()}
         found = await function(**arguments) if is_async else await in_callers_turn(partial(function, **arguments))
         if is_batched:
             if len(found) != 1:

@@ -63,7 +63,7 @@ class TimeLimit:
         self._schedule()
 
     def _schedule(self) -> None:
-        if self._is_enforced:
+        if self._is_enforced and not self.has_expired:
             is_off = self._waits or math.isinf(self._left)
             self._timeout.reschedule(None if is_off else self._since + self._left)
 

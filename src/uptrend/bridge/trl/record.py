@@ -26,6 +26,7 @@ from uptrend.bridge.trl.rollouts import RewardRange
 from uptrend.bridge.trl.settings import describe_run
 from uptrend.bridge.trl.weights import Move, WatchedWeights, judge_update
 from uptrend.records import Run, RunDirectory, RunView
+from uptrend.records.directory import why_taken
 from uptrend.records.schema import VERSION
 from uptrend.training.metrics import peak_memory_gib, weight_metrics
 
@@ -158,7 +159,7 @@ class Record:
         dtypes, step = weights.dtypes(), trainer.state.global_step
         goes_on = bool(step and (path / "run.json").exists() and Run(path).schema == VERSION)
         numbered = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
-        free = (place for place in itertools.chain([path], numbered) if not (place / "run.json").exists())
+        free = (place for place in itertools.chain([path], numbered) if not why_taken(place))
         self.path = path if goes_on else next(free)
         info = describe_run(trainer, self.path, dtypes)
         self._directory = RunDirectory.reopen(path) if goes_on else RunDirectory.create(self.path, info)

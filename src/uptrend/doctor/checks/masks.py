@@ -112,7 +112,7 @@ def _expected_t(case: Case, r: Rows, weight_t: Floats) -> Flags:
     """Flag tokens that should be trained: generated, in a rollout that was scored, kept and not left out by config."""
     # Tokens that the learner skips because their advantage is 0 keep their weight.
     taught_n = r.kept_n.copy()
-    if r.has("reward"):
+    if r.has("reward") or case.view.trainer == "uptrend":  # ours are always recorded, where there were any
         taught_n &= ~np.isnan(r.reward_n)
     if case.value("learning.mask_truncated", case.view.trainer != "uptrend"):
         taught_n &= ~np.isin(r.ended_n, [ending.value for ending in AT_A_LIMIT])

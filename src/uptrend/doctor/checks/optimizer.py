@@ -237,7 +237,10 @@ def schedule(case: Case) -> list[Found]:
     found = list[Found]()
     steps, rates = case.curve(RATE)
     asked = case.value("learning.lr")
-    if len(rates) >= FEWEST and isinstance(asked, int | float) and asked > 0:
+    warmup, steps_planned = case.value("learning.warmup") or 0, case.value("learning.steps") or 0
+    # In the middle of a warm-up nothing is known yet of the rates that follow it.
+    is_warming_up = len(steps) > 0 and steps[-1] < warmup < steps_planned
+    if not is_warming_up and len(rates) >= FEWEST and isinstance(asked, int | float) and asked > 0:
         used = float(rates.mean()) / asked
         if used < USED:
             text = f"The schedule left {used:.0%} of the learning rate on average: warm-up or decay ate the run."

@@ -1,5 +1,6 @@
 """Scores of single rollouts: given where nothing failed, to the rollout that earned them, for the answer it says."""
 
+import math
 from collections import Counter
 from dataclasses import replace
 
@@ -78,8 +79,18 @@ def _out_of_bounds(case: Case) -> Found | None:
         return None
     flags = [np.array([error is not None for error in of], np.bool_) for of in read]
     furthest = max(errors, key=lambda error: max(error.value - error.high, error.low - error.value))
-    right = [min(furthest.low, furthest.value), max(furthest.high, furthest.value)]
-    summary = f"{furthest.sentence}: set tasks.bounds = [{right[0]:.9g}, {right[1]:.9g}]."
+    lows: dict[str, float] = {}
+    highs: dict[str, float] = {}
+    for error in errors:
+        lows[error.name] = min(error.low, error.value, lows.get(error.name, math.inf))
+        highs[error.name] = max(error.high, error.value, highs.get(error.name, -math.inf))
+    bounds = {name: f"[{lows[name]:.9g}, {highs[name]:.9g}]" for name in lows}
+    functions = case.value("tasks.reward")
+    if len(bounds) == 1 and not (isinstance(functions, list | tuple) and len(functions) > 1):
+        right = f"set tasks.bounds = {bounds[furthest.name]}"
+    else:  # each function has a pair of its own
+        right = "in tasks.bounds, set " + " and ".join(f"those of {name} to {pair}" for name, pair in bounds.items())
+    summary = f"{furthest.sentence}: {right}."
     share = len(errors) / total
     shown = seen_in(rows, flags, f"{len(errors)} of {total} rollouts have no reward for that", share)
     return Found(CRITICAL if share >= MANY_LOST else WARNING, PROOF, summary, [shown])
