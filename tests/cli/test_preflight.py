@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from uptrend.doctor.probes import PROBES
+from uptrend.doctor.saved import saved_report
 from uptrend.records import Run
 from uptrend.runner import diagnose
 
@@ -107,6 +108,9 @@ def test_a_refused_run_that_is_kept_says_why_on_every_surface(call: Call, uptren
     assert "NOT STARTED" in told
     assert f"1. {REJECTED}" in told
     assert REJECTED in uptrend("runs", "show", run.path).flat
+    saved = saved_report(run)  # which tables of runs show
+    assert saved is not None
+    assert saved["findings"][0]["id"] == REJECTED
     assert uptrend("doctor", run.path, "--format", "json").json["findings"][0]["id"] == REJECTED
 
 

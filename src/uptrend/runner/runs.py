@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from uptrend.bridge.convert import load_recipe
 from uptrend.config import Config, difference, load_config, to_table
 from uptrend.config.tables import to_recipe, to_toml
+from uptrend.doctor.saved import save_report
 from uptrend.policy.known import need_train_extra, with_known_chat
 from uptrend.records import (
     CheckpointError,
@@ -22,6 +23,7 @@ from uptrend.records import (
     Run,
     RunDirectory,
     RunRefused,
+    view_of,
 )
 from uptrend.records.directory import PartDirectory, write_whole
 from uptrend.runner.preflight import Preflight, ask_cheap_probes, settle_chat
@@ -98,6 +100,7 @@ def start(
 
     A function as `path` is called when the probes are through: by then another run may have taken a name.
     """
+    from uptrend.doctor.diagnose import diagnose
     from uptrend.training.loop import train as loop
 
     ranks, is_first = prepared.ranks, prepared.ranks.rank == 0
@@ -132,6 +135,8 @@ def start(
         else:
             ending.record(Stop(refusal.summary, by="preflight", finding=refusal.id))
     if refusal is not None:
+        if is_first:  # tables of runs show what is saved
+            save_report(path, [diagnose(view_of(Run(path)))])
         raise RunRefused(refusal)
     return Run(path)
 
