@@ -112,6 +112,14 @@ def test_models_that_are_right_pass(kind: str) -> None:
         assert 0 < gap < 2e-4  # rounding, well below what is refused; a 0 would say that nothing was compared
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "scale"), [("cohere2", {"logit_scale": 0.25}), ("granite", {"logits_scaling": 8.0})])
+def test_logits_that_are_scaled_are_not_what_is_computed_here(kind: str, scale: dict[str, float]) -> None:
+    config = transformers.AutoConfig.for_model(kind, **{**HEALTHY[kind], **scale})
+    gaps = measure(config, character_tokenizer(), ["scoring", "decoding"])
+    assert all(isinstance(gap, float) and gap > 0.1 for gap in gaps.values())
+
+
 def test_what_was_right_once_is_not_measured_again(llama_folder: Path, cache: Path) -> None:
     config = uptrend.load_config(recipe(llama_folder))
     random_state = torch.get_rng_state()
