@@ -175,7 +175,7 @@ def run_uptrend(config: Config, args: argparse.Namespace, folder: Path, baton: B
         if args.records == "none":  # in a process of its own: nothing else would be recorded either
             parts = replace(parts, metrics=lambda _: {})
             loop.Recorder = loop.WeightMeter = NoRecorder  # type: ignore[misc, assignment]
-        loop.save_checkpoint = lambda *_: None  # type: ignore[assignment]  # after the last step; a large model's disk
+        loop.save_checkpoint = lambda *_, **__: None  # type: ignore[assignment]  # after the last step; a large model's disk
         doctor = [LiveDoctor(lambda _: None)] if args.records == "all" else []
         start(replace(prepared, components=parts), folder / "run", [watch, *doctor])
     finally:

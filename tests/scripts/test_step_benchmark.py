@@ -1,5 +1,9 @@
 """Figures of benchmarks/step.py: its count of work, its FLOPs against torch's counter, and the share of ends."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
 from uptrend.policy.known import TINY
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_counts_a_shared_prompt_once() -> None:
@@ -35,6 +41,16 @@ def test_flops_are_those_that_torch_counts(frozen: bool) -> None:
     counted = sampled.get_total_flops() + learned.get_total_flops() + head
     assert cost.flops(Work(1, 24, 24, 24 * 24)) == pytest.approx(counted, rel=0.01)
     assert cost.tokens(Work(1, 24, 24, 24 * 24)) == 48
+
+
+@pytest.mark.slow
+def test_the_benchmark_runs_to_its_end(tmp_path: Path) -> None:
+    sizes = ["--groups", "2", "--size", "2", "--tokens", "4", "--steps", "2"]
+    command = [sys.executable, ROOT / "benchmarks" / "step.py", "--model", "tiny", "--only", "uptrend", *sizes]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "uptrend" in done.stdout
+    assert "phases   sample" in done.stdout
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.05])
