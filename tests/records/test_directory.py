@@ -288,7 +288,11 @@ def test_what_lies_on_another_disk_is_set_aside_too(make_run: MakeRun) -> None:
 def test_large_integers_are_numbers_of_a_column(make_run: MakeRun) -> None:
     path = make_run("demo", steps=3)
     append_line(path / "metrics.jsonl", {"step": 4, "reward/mean": 123456789012345678})
-    assert Run(path).metrics["reward/mean"].to_pylist()[-1] == pytest.approx(1.2345678901234568e17)
+    append_line(path / "metrics.jsonl", {"step": 10**17, "reward/mean": 0.5})  # no step that anybody makes
+    run = Run(path)
+    assert run.metrics["reward/mean"].to_pylist()[-1] == pytest.approx(1.2345678901234568e17)
+    assert (run.last_step, type(run.metric_lines[-1]["step"])) == (4, int)
+    assert run.notes == ["1 line of metrics.jsonl could not be read and is left out."]
 
 
 def test_several_processes_write_parts_of_one_step(tmp_path: Path) -> None:

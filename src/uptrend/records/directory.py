@@ -405,7 +405,7 @@ def _is_shallow(record: dict[str, Any]) -> bool:
 
 
 def _has_step(record: dict[str, Any]) -> bool:
-    return type(record.get("step")) is int and record["step"] >= 0
+    return type(record.get("step")) is int and 0 <= record["step"] <= LARGEST_INTEGER
 
 
 def _read_step(record: dict[str, Any]) -> dict[str, Any] | None:

@@ -110,7 +110,9 @@ def settle_chat(prepared: Prepared) -> Prepared:
     if prepared.config.model.chat != "auto":
         return prepared
     has_template = bool(prepared.policy.tokenizer.chat_template)
-    chat, note, has_compared = has_template, "", False
+    chat = has_template
+    note = ""
+    has_compared = False
     if has_template and leaves_chat_open(prepared.pool, prepared.held_out):
         if prepared.policy.is_sharded:
             note = "model.chat = true: the two ways of asking can't be compared on sharded weights."

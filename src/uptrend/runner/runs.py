@@ -81,9 +81,14 @@ def train(
 
     choose_path()  # a name that is taken is refused before anything is loaded
     return start(
-        prepare(config), choose_path, observers, preflight=preflight, allows=allows, on_preflight=on_preflight,
+        prepare(config),
+        choose_path,
+        observers,
+        preflight=preflight,
+        allows=allows,
+        on_preflight=on_preflight,
         keeps_refused=keeps_refused,
-    )  # fmt: skip
+    )
 
 
 def start(
@@ -103,7 +108,8 @@ def start(
     from uptrend.doctor.diagnose import diagnose
     from uptrend.training.loop import train as loop
 
-    ranks, is_first = prepared.ranks, prepared.ranks.rank == 0
+    ranks = prepared.ranks
+    is_first = ranks.rank == 0
     if preflight and prepared.policy.is_sharded:
         note = "The cheap probes were not asked: they need whole weights in one process."
         prepared = replace(prepared, notes=(*prepared.notes, note))

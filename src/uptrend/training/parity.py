@@ -254,7 +254,7 @@ def _decode(policy: Policy) -> list[TailLogprobs]:
     return scored
 
 
-# Ways to log-probabilities: what each is called, and what goes it.
+# Ways to log-probabilities: the name of each, and the function that takes it.
 PATHS: dict[str, tuple[str, Callable[[Policy], list[TailLogprobs]]]] = {
     "scoring": ("packed scoring", _score),
     "decoding": ("decoding in this process", _decode),

@@ -110,9 +110,16 @@ class Bench:
     """One recipe's parts, ready to be probed."""
 
     def __init__(
-        self, config: Config, policy: Policy, pool: Pool, held_out: HeldOut, groups: int, components: Components,
-        *, has_compared_chat: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        config: Config,
+        policy: Policy,
+        pool: Pool,
+        held_out: HeldOut,
+        groups: int,
+        components: Components,
+        *,
+        has_compared_chat: bool = False,
+    ) -> None:
         """`has_compared_chat` says that model.chat was decided by asking both ways."""
         self.config, self.policy, self.pool, self.held_out = config, policy, pool, held_out
         self.has_compared_chat = has_compared_chat
