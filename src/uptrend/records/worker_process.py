@@ -48,32 +48,38 @@ class WorkerProcess:
         if self._owner != os.getpid():  # a fork has no worker of its own, and its copy of the lock may be held for ever
             self._begin()
         with self._lock:
-            allowed_s = seconds + GRACE_S
             process = self._process
-            if process is None or process.poll() is not None:
-                process = self._start()
-                allowed_s += START_S
-            assert process.stdin is not None
-            assert process.stdout is not None
-            try:
-                process.stdin.write(json.dumps([seconds, request]).encode() + b"\n")
-                process.stdin.flush()
-                line = _read_line(process.stdout.fileno(), allowed_s)
-            except TimeoutError:
+            if process is not None and process.poll() is None:
+                try:
+                    return self._ask(process, request, seconds, seconds + GRACE_S)
+                except WorkerDied:
+                    pass  # perhaps before this request, which then another worker answers
+            return self._ask(self._start(), request, seconds, seconds + GRACE_S + START_S)
+
+    def _ask(
+        self, process: "subprocess.Popen[bytes]", request: Any, seconds: float, allowed_s: float
+    ) -> dict[str, Any]:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(json.dumps([seconds, request]).encode() + b"\n")
+            process.stdin.flush()
+            line = _read_line(process.stdout.fileno(), allowed_s)
+        except TimeoutError:
+            _end(process, self._owner)
+            raise
+        except OSError:
+            line = b""
+        if line:
+            answer: dict[str, Any] = json.loads(line)
+            if answer.get("last"):  # under the lock: another thread's request goes to the next worker
                 _end(process, self._owner)
-                raise
-            except OSError:
-                line = b""
-            if line:
-                answer: dict[str, Any] = json.loads(line)
-                if answer.get("last"):  # under the lock: another thread's request goes to the next worker
-                    _end(process, self._owner)
-                return answer
-            process.kill()
-            code = process.wait()
-            if code == -signal.SIGALRM:
-                raise TimeoutError
-            raise WorkerDied(f"it ended with exit status {code}")
+            return answer
+        process.kill()
+        code = process.wait()
+        if code == -signal.SIGALRM:
+            raise TimeoutError
+        raise WorkerDied(f"it ended with exit status {code}")
 
     def close(self) -> None:
         """End the process, whatever it does; the next call starts another."""

@@ -324,12 +324,15 @@ class TrainLauncher:
 
     def command(self, planned: "PlannedRun") -> list[str]:
         """Return the command line that makes a planned run in a process of its own, or goes on with it."""
-        uptrend, folder = [sys.executable, "-m", "uptrend"], planned.folder
+        # -P: a file of the current folder must not take the place of a module.
+        uptrend = [sys.executable, "-P", "-m", "uptrend"]
+        folder = planned.folder
         if planned.method is Method.REPLAY:
             return [*uptrend, *self._replay(planned)]
         if (count := int(planned.config["compute"].get("processes", 1))) > 1:
-            launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
-            uptrend[1:1] = launcher
+            launcher = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone"]
+            # It would start Python without -P by itself.
+            uptrend = [*launcher, "--nproc-per-node", str(count), "--no-python", *uptrend]
         if (folder / "run.json").exists() and Run(folder).checkpoints:
             return [*uptrend, "train", "--resume", str(folder)]
         recipe = folder.with_name(f"{folder.name}.toml")

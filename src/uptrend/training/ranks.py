@@ -5,7 +5,10 @@ the update is the same whatever their number is, to rounding. Rank 0 writes the 
 """
 
 import atexit
+import contextlib
 import ctypes
+import faulthandler
+import io
 import os
 import re
 import signal
@@ -140,6 +143,8 @@ def join_ranks(device: str = "cpu") -> Ranks:
     """Meet the other processes where torchrun or accelerate started several; else be the only one."""
     if int(os.environ.get("WORLD_SIZE") or 1) < 2:
         return OneRank()
+    with contextlib.suppress(io.UnsupportedOperation):  # stderr that is no file, as in a notebook
+        faulthandler.enable()  # a crash below Python says where, and the launcher only that there was one
     if not distributed.is_initialized():
         if device.startswith("cuda"):
             torch.cuda.set_device(device)
