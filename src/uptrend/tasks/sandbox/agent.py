@@ -29,7 +29,13 @@ FLOOD = 64 << 20  # bytes of output after which a command is stopped
 LINE = 1 << 20  # longest line of a conversation
 SPARE = 1 << 16  # bytes between the bound of the disk and where writing fails, so that a full disk can be told
 HEADROOM = 1 << 30  # address space above the bound of memory: libraries reserve more than they use
-MEMORY = re.compile(rb"^(?:RssAnon|RssShmem|VmSwap):\s*(\d+)", re.MULTILINE)  # not RssFile: it can be dropped
+# Not RssFile: it can be dropped. VmPTE: the kernel's own tables.
+MEMORY = re.compile(rb"^(?:RssAnon|RssShmem|VmSwap|VmPTE):\s*(\d+)", re.MULTILINE)
+SOCKETS = re.compile(rb"^sockets: used (\d+)", re.MULTILINE)
+SOCKET = 512 << 10  # bytes that a Unix socket keeps at most: twice net.core.wmem_max's default, and one more message
+# Of memory cgroups of version 2 and 1: the file of the limit, and the one that counts what it has ended.
+LIMITS = {"memory.max": "memory.events", "memory.limit_in_bytes": "memory.oom_control"}
+KILLED = re.compile(r"^oom_kill (\d+)", re.MULTILINE)
 THREADS = re.compile(rb"^Threads:\s*(\d+)", re.MULTILINE)
 KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 PRELUDE = "trap 'pwd -P >&99' EXIT\n"  # tells the folder in which a command ended
@@ -47,6 +53,8 @@ class Agent:
         self.writable = setup["writable"]  # every place that can be filled
         self.bounds, self.env, self.hidden = setup["bounds"], setup["env"], setup["hidden"]
         self.first = os.getpid() == 1  # then all other processes are ours
+        self.kills = kills_file(setup["groups"])
+        self.killed = self.count_kills()
         self.pid, self.talks, self.stopped = 0, False, ""
         self.code: int | None = 0  # none while it runs
         self.fds: list[int] = []
@@ -205,6 +213,9 @@ class Agent:
             while self.take():  # what is still in the pipes
                 pass
             self.stopped = self.stopped or self.overfull()
+            killed = self.count_kills()
+            if killed > self.killed:
+                self.stopped, self.killed = self.stopped or "memory", killed
             self.code = -signal.SIGKILL if self.code is None else self.code
         return 0 in ready
 
@@ -264,9 +275,19 @@ class Agent:
                 status = file.read()
                 threads += sum(map(int, THREADS.findall(status)))
                 memory += sum(map(int, MEMORY.findall(status))) << 10
+        if self.first:  # the network is its own, with nobody else's sockets
+            with contextlib.suppress(OSError), open("/proc/net/sockstat", "rb") as file:
+                memory += SOCKET * sum(map(int, SOCKETS.findall(file.read())))
         if threads > self.bounds["processes"] or memory > self.bounds["memory"]:
             return "processes" if threads > self.bounds["processes"] else "memory"
         return "output" if not self.talks and self.total > FLOOD else self.overfull()
+
+    def count_kills(self) -> int:
+        """Count the processes that the kernel has ended at the hard limit of memory."""
+        if not self.kills:
+            return 0
+        with open(self.kills) as file:
+            return sum(map(int, KILLED.findall(file.read())))
 
     def overfull(self) -> str:
         used, files = self.usage()
@@ -294,6 +315,17 @@ def walk(folder: str, hidden: tuple[str, ...] = ()) -> Iterator[tuple[str, os.st
                     yield entry.path, entry.stat(follow_symlinks=False)
 
 
+def kills_file(groups: list[str]) -> str:
+    """Return the file that counts what the kernel ended at the limit of the memory cgroup; empty without a limit."""
+    for group in groups:
+        for limit, kills in LIMITS.items():
+            with contextlib.suppress(OSError), open(f"{group}/{limit}") as file:
+                most = file.read().strip()
+                if most != "max" and int(most) < 1 << 60:  # version 1 has a number for no limit
+                    return f"{group}/{kills}"
+    return ""
+
+
 def receive() -> Answer:
     told, data = struct.unpack(">II", sys.stdin.buffer.read(8))
     return json.loads(sys.stdin.buffer.read(told)), sys.stdin.buffer.read(data)
@@ -313,13 +345,18 @@ def set_limit(kind: int, most: int) -> None:
 
 def confine(setup: dict[str, Any], program: bytes) -> None:
     """Give up every right that commands need not have; they inherit what is left."""
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")  # where the machine runs out of memory, this goes first
+    os.closerange(3, 1 << 16)  # what started the agent may leave open what it waited for
+    libc = ctypes.CDLL(None, use_errno=True)
+    if os.getpid() == 1:
+        for capability in range(64):  # PR_CAPBSET_DROP: no program gets one any more; an ordinary user's has none
+            libc.prctl(24, ctypes.c_ulong(capability), 0, 0, 0)
     if setup["uid"]:
         os.setgroups([])
         os.setresgid(*[setup["uid"]] * 3)
         os.setresuid(*[setup["uid"]] * 3)
-    libc = ctypes.CDLL(None, use_errno=True)
+        none = struct.pack("6I", *[0] * 6)  # effective, permitted, inheritable, in two halves
+        if libc.capset(struct.pack("Ii", 0x20080522, 0), none):
+            raise OSError(ctypes.get_errno(), "capset")
 
     def control(option: int, value: int, pointer: Any = 0) -> None:
         if libc.prctl(option, ctypes.c_ulong(value), pointer, ctypes.c_ulong(0), ctypes.c_ulong(0)):
@@ -344,7 +381,7 @@ def main() -> None:
     setup, program = receive()
     confine(setup, program)
     agent = Agent(setup)
-    answer: Answer = {}, b""
+    answer: Answer = {"has_hard_limit": bool(agent.kills)}, b""
     try:
         while True:
             send(*answer)

@@ -5,6 +5,7 @@ import hashlib
 import io
 import os
 import secrets
+import shlex
 import subprocess
 import sys
 import tarfile
@@ -19,12 +20,14 @@ from typing import Any
 
 from uptrend.records import SandboxFailed
 from uptrend.tasks.sandbox.agent import SPARE
-from uptrend.tasks.sandbox.seccomp import INTERNET, UNIX, make_filter
+from uptrend.tasks.sandbox.launch import can_map_users, find_memory_cgroups, hard_limit, launch, removal
+from uptrend.tasks.sandbox.seccomp import make_filter
 from uptrend.tasks.sandbox.workspace import HOME, Bounds, Workspace
 
 SOURCE = Path(__file__).with_name("agent.py").read_bytes()
 AGENT = ("-I", "-S", "-c", f"import sys; exec(sys.stdin.buffer.read({len(SOURCE)}))")
 WRITABLE = (HOME, "/tmp", "/dev/shm")
+GROUPS = ("/sys/fs/cgroup", "/sys/fs/cgroup/memory")  # where a container has its memory cgroup: versions 2 and 1
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 IMAGE = "localhost/uptrend-sandbox"
 CONTAINERFILE = Path(__file__).with_name("Containerfile")
@@ -39,7 +42,10 @@ class AgentStart:
     env: Mapping[str, str] = field(default_factory=lambda: {"PATH": os.environ.get("PATH", os.defpath)})
     root: str = HOME
     sweep: Sequence[str] = ()
-    families: tuple[int, ...] = (*UNIX, *INTERNET)  # in a network of its own, where nobody else is
+    group: Path | None = None
+    """Memory cgroup to start in; containers have one of their own."""
+    maps_users: bool = False
+    """Bubblewrap waits until the users of its namespace are mapped."""
 
 
 @dataclass(frozen=True)
@@ -62,17 +68,14 @@ class Sandbox:
                 raise SandboxFailed(f"Commands run as another user, who may not read {folder}: chmod -R o+rX {folder}")
         try:
             start = await asyncio.to_thread(self.start, bounds, real)  # it may ask a program
-            process = await asyncio.create_subprocess_exec(
-                *start.command, env=start.env, cwd="/", start_new_session=True,  # Ctrl-C in a terminal is for us alone
-                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-            )  # fmt: skip
+            process = await launch(start.command, start.env, start.group, start.maps_users)
         except OSError as error:
             raise SandboxFailed(
                 f"{error.filename}: {error.strerror}; install the system package {self.name}."
             ) from None
         workspace = Workspace(process, bounds, start.root, start.sweep)
         try:
-            await workspace.begin(SOURCE, start.setup, make_filter(start.families), files)
+            await workspace.begin(SOURCE, start.setup, make_filter(), files)
         except BaseException:
             await workspace.close()
             raise
@@ -80,16 +83,24 @@ class Sandbox:
 
 
 def _bubblewrap(bounds: Bounds, folders: Mapping[str, Path]) -> AgentStart:
-    is_root = os.geteuid() == 0
-    # Root needs no namespace of users: the agent becomes a user that nobody else is.
-    shared = "--unshare-ipc --unshare-pid --unshare-net --unshare-uts --unshare-cgroup-try --cap-drop ALL"
-    as_root = f"{shared} --cap-add CAP_SETUID --cap-add CAP_SETGID"
+    is_root, maps_users = os.geteuid() == 0, can_map_users()
+    # Root's agent becomes a user that nobody else is, and then gives up these too. Without a user namespace they are
+    # rights on the whole machine until then, not on the sandbox alone.
+    rights = "--cap-drop ALL --cap-add CAP_SETUID --cap-add CAP_SETGID --cap-add CAP_SETPCAP" if is_root else ""
+    shared = "--unshare-ipc --unshare-pid --unshare-net --unshare-uts --unshare-cgroup-try"
+    users = "--unshare-user" if maps_users or not is_root else ""
     same = "--die-with-parent --new-session --as-pid-1 --hostname sandbox --proc /proc --dev /dev"
-    command = ["bwrap", *(as_root if is_root else "--unshare-all").split(), *same.split()]
+    command = ["bwrap", *f"{rights} {shared} {users} {same}".split()]
+    # It reads like /dev/zero, whose shared mappings would hold memory that no process is seen to have.
+    command += ["--dev-bind-try", "/dev/full", "/dev/zero"]
     for path in WRITABLE:
         command += ["--perms", "1777", "--size", str(bounds.disk + SPARE), "--tmpfs", path]
     system = _system()  # after the writable places: an environment may be in /tmp, or even in /workspace
     places = {f"{HOME}/{name}": str(folder) for name, folder in folders.items()}
+    cgroups = find_memory_cgroups()
+    group = cgroups.make(hard_limit(bounds)) if cgroups else None
+    if cgroups:
+        places[cgroups.files.seen_at] = str(group)
     for path in sorted(_above([*system, *places]) - {*WRITABLE}):  # bubblewrap's default lets nobody else in
         command += ["--perms", "755", "--dir", path]
     for path, target in system.items():
@@ -98,18 +109,24 @@ def _bubblewrap(bounds: Bounds, folders: Mapping[str, Path]) -> AgentStart:
         command += ["--tmpfs", path]
     for path, folder in places.items():
         command += ["--ro-bind", folder, path]
-    command += ["--remount-ro", "/dev", "--remount-ro", "/", "--", sys.executable, *AGENT]
-    return AgentStart(command, _setup(system, uid=_new_user() if is_root else 0, counted=is_root or _counts_apart()))
+    for path in ("/proc", "/dev", "/"):  # in /proc, a process may make another one the first to go
+        command += ["--remount-ro", path]
+    command += ["--", sys.executable, *AGENT]
+    setup = _setup(system, uid=_new_user() if is_root else 0, counted=is_root or _counts_apart())
+    return AgentStart(command, setup, sweep=removal(group) if group else (), group=group, maps_users=maps_users)
 
 
-def _process(bounds: Bounds, folders: Mapping[str, Path]) -> AgentStart:  # noqa: ARG001 (a back end's signature)
+def _process(bounds: Bounds, folders: Mapping[str, Path]) -> AgentStart:
     folder = f"{tempfile.gettempdir()}/uptrend-{secrets.token_hex(8)}"  # the agent makes it, and removes it
     copied = [(str(source), name) for name, source in folders.items()]
     path = f"{sys.prefix}/bin:{folder}/bin:{SYSTEM_PATH}"
     env = {"HOME": f"{folder}/workspace", "TMPDIR": f"{folder}/tmp", "PATH": path}
-    setup = _setup(_system(), writable=[folder], folders=copied, env=env)
-    sweep = ["sh", "-c", 'chmod -R u+rwX "$0"; rm -rf "$0"', folder]
-    return AgentStart([sys.executable, *AGENT], setup, root=f"{folder}/workspace", sweep=sweep, families=UNIX)
+    cgroups = find_memory_cgroups()
+    group = cgroups.make(hard_limit(bounds)) if cgroups else None
+    setup = _setup(_system(), writable=[folder], folders=copied, env=env, groups=[str(group)] if group else [])
+    end = shlex.join(removal(group)) if group else ":"
+    sweep = ["sh", "-c", f'{end}; chmod -R u+rwX "$0"; rm -rf "$0"', folder]
+    return AgentStart([sys.executable, *AGENT], setup, root=f"{folder}/workspace", sweep=sweep, group=group)
 
 
 def _container(program: str, bounds: Bounds, folders: Mapping[str, Path]) -> AgentStart:
@@ -120,14 +137,16 @@ def _container(program: str, bounds: Bounds, folders: Mapping[str, Path]) -> Age
     options = f"rw,exec,size={size},mode=1777" + (",notmpcopyup" if is_podman else "")
     # As hard limits above the agent's own; files in memory count as memory. A host's own limits may be too low for
     # the defaults of open files and processes.
-    most = bounds.memory + 3 * size + (256 << 20)
+    most = hard_limit(bounds)
     options_of_all = f"""run --rm --interactive --name {name} --pull never --log-driver none --network none --read-only
         --cap-drop all --security-opt no-new-privileges --user {user}:{user} --hostname sandbox --stop-timeout 0
         --shm-size {size} --memory {most} --memory-swap {most} --pids-limit {bounds.processes + 32}
-        --ulimit nofile=1024:1024 --ulimit nproc=1024:1024 {"--read-only-tmpfs=false" if is_podman else ""}"""
+        --oom-score-adj 1000 --ulimit nofile=1024:1024 --ulimit nproc=1024:1024
+        {"--read-only-tmpfs=false" if is_podman else ""}"""
     command = [program, *options_of_all.split()]
     for place in WRITABLE[:2]:
         command += ["--tmpfs", f"{place}:{options}"]
+    command += ["--volume", "/dev/full:/dev/zero"]  # as in bubblewrap's
     system = {} if is_ours else _system()
     shown = {path: path for path, target in system.items() if not target}
     for place, folder in {**shown, **{f"{HOME}/{name}": folder for name, folder in folders.items()}}.items():
@@ -165,6 +184,8 @@ def _image(program: str) -> tuple[str, bool]:
 
 
 NAMESPACES = "Linux namespaces, a user of its own, a filter of system calls."
+LIMITED = "The kernel limits its memory."
+MEASURED = "Its memory is measured, not limited: no memory cgroup can be made here."
 CONTAINER = "A container without network, with a read-only system and a filter of system calls."
 BACKENDS: Mapping[str, Sandbox] = {
     "bubblewrap": Sandbox("bubblewrap", NAMESPACES, _bubblewrap),
@@ -211,8 +232,12 @@ def _try(backend: Sandbox) -> Usable:
             output = (await workspace.run("python3 -c 'print(6 * 7)'")).output
         finally:
             await workspace.close()
-        why = backend.contains if output == "42\n" else f"Python does not run in it: {output.strip()[-300:]}"
-        return Usable(backend.name, output == "42\n", why, seconds)
+        if output != "42\n":
+            return Usable(backend.name, False, f"Python does not run in it: {output.strip()[-300:]}", seconds)
+        why = [backend.contains, LIMITED if workspace.has_hard_limit else MEASURED]
+        if backend.name == "bubblewrap" and os.geteuid() == 0 and not can_map_users():
+            why.append("This machine has no user namespaces for it.")
+        return Usable(backend.name, True, " ".join(why), seconds)
 
     try:
         with ThreadPoolExecutor(1) as pool:  # the caller's thread may have a loop that runs
@@ -228,7 +253,8 @@ def _setup(shown: Iterable[str] = (), **told: Any) -> dict[str, Any]:
         "PYTHONHASHSEED": "0", **told.pop("env", {}),
     }  # fmt: skip
     hidden = [path for path in shown if path.startswith(HOME + "/")]
-    return {"writable": WRITABLE, "folders": [], "hidden": hidden, "uid": 0, "counted": False, **told, "env": env}
+    same = {"writable": WRITABLE, "folders": [], "hidden": hidden, "uid": 0, "counted": False, "groups": GROUPS}
+    return {**same, **told, "env": env}
 
 
 def _new_user() -> int:

@@ -1,13 +1,13 @@
 """A filter of system calls, as the kernel takes it: 8 bytes per instruction of classic BPF.
 
 It refuses what a small machine-learning program never needs and what holes in the kernel are reached by, what would let
-a command slow or end the agent, which has the same user, and two ways to hold memory that no process is seen to have
-(memfd_create, shmget). Everything else is allowed.
+a command slow or end the agent, which has the same user, and the ways to hold memory that no process is seen to have:
+memfd_create, SysV's shared memory, messages and semaphores, pages given to a pipe, mappings that are shared and
+anonymous or of huge pages, and the buffers of all sockets but Unix's. Everything else is allowed.
 """
 
 import platform
 import struct
-from collections.abc import Sequence
 
 # By call: its number on x86_64 and on aarch64 (0: not there). From 424 on they are the same.
 REFUSED = """
@@ -16,25 +16,28 @@ umount2 166 39, pivot_root 155 41, chroot 161 51, open_tree 428 428, move_mount 
 fsconfig 431 431, fsmount 432 432, fspick 433 433, mount_setattr 442 442, unshare 272 97, setns 308 268,
 open_by_handle_at 304 265, keyctl 250 219, add_key 248 217, request_key 249 218, bpf 321 280, perf_event_open 298 241,
 userfaultfd 323 282, io_uring_setup 425 425, io_uring_enter 426 426, io_uring_register 427 427, memfd_create 319 279,
-memfd_secret 447 447, shmget 29 194, msgget 68 186, init_module 175 105, finit_module 313 273, delete_module 176 106,
-kexec_load 246 104, kexec_file_load 320 294, reboot 169 142, syslog 103 116, modify_ldt 154 0, setpriority 141 140,
-sched_setscheduler 144 119, sched_setparam 142 118, sched_setattr 314 274, ioprio_set 251 30
+memfd_secret 447 447, shmget 29 194, msgget 68 186, semget 64 190, vmsplice 278 75, init_module 175 105,
+finit_module 313 273, delete_module 176 106, kexec_load 246 104, kexec_file_load 320 294, reboot 169 142,
+syslog 103 116, modify_ldt 154 0, setpriority 141 140, sched_setscheduler 144 119, sched_setparam 142 118,
+sched_setattr 314 274, ioprio_set 251 30
 """
-CLONE, PRLIMIT, SOCKETS = (56, 220), (302, 261), ((41, 198), (53, 199))  # socket and socketpair
+CLONE, MMAP, PRLIMIT, SOCKET, SOCKETPAIR = (56, 220), (9, 222), (302, 261), (41, 198), (53, 199)
 CLONE3, NEWEST = 435, 462  # what is newer is refused as on an older kernel, for which programs are prepared
 NAMESPACES = 0x7E020000  # every CLONE_NEW…
+MAP_SHARED, MAP_ANONYMOUS, MAP_HUGETLB = 0x1, 0x20, 0x40000
 # Column above, AUDIT_ARCH_…; arm64 is macOS's word, whose containers run on Linux.
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7), "arm64": (1, 0xC00000B7)}
-UNIX, INTERNET = (1,), (2, 10)  # families of sockets
+UNIX = 1  # family of sockets
 EPERM, ENOSYS, EAFNOSUPPORT = 1, 38, 97  # as numbers, since those of macOS differ
 
 LOAD, AND_JUMP, EQUAL, AT_LEAST, RETURN = 0x20, 0x45, 0x15, 0x35, 0x06
 ALLOW, KILL, REFUSE = 0x7FFF0000, 0x80000000, 0x00050000
-NUMBER, ARCHITECTURE, FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data; the low half of the argument
+# Offsets in struct seccomp_data, of arguments the low half.
+NUMBER, ARCHITECTURE, FIRST_ARGUMENT, FOURTH_ARGUMENT = 0, 4, 16, 40
 
 
-def make_filter(families: Sequence[int], machine: str = platform.machine()) -> bytes:
-    """Return the filter for a kind of machine, with the socket families that stay allowed; empty for other machines."""
+def make_filter(machine: str = platform.machine()) -> bytes:
+    """Return the filter for a kind of machine; empty for other machines."""
     if machine not in MACHINES:
         return b""
     column, architecture = MACHINES[machine]
@@ -54,8 +57,11 @@ def make_filter(families: Sequence[int], machine: str = platform.machine()) -> b
     # Limits of itself alone: any process of the same user could take the agent's open files or its time.
     code += [(EQUAL, 0, 4, PRLIMIT[column]), (LOAD, 0, 0, FIRST_ARGUMENT), (EQUAL, 1, 0, 0)]
     code += [refuse(EPERM), (RETURN, 0, 0, ALLOW)]
-    code += [(EQUAL, 1, 0, SOCKETS[0][column]), (EQUAL, 0, len(families) + 2, SOCKETS[1][column])]
-    code += [(LOAD, 0, 0, FIRST_ARGUMENT)]
-    code += [(EQUAL, len(families) - at, 0, family) for at, family in enumerate(families)]
+    # A shared mapping keeps its pages when its process drops them, or all of it but one page.
+    code += [(EQUAL, 0, 6, MMAP[column]), (LOAD, 0, 0, FOURTH_ARGUMENT), (AND_JUMP, 2, 0, MAP_HUGETLB)]
+    code += [(AND_JUMP, 0, 2, MAP_SHARED), (AND_JUMP, 0, 1, MAP_ANONYMOUS)]
+    code += [refuse(EPERM), (RETURN, 0, 0, ALLOW)]
+    code += [(EQUAL, 1, 0, SOCKET[column]), (EQUAL, 0, 3, SOCKETPAIR[column])]
+    code += [(LOAD, 0, 0, FIRST_ARGUMENT), (EQUAL, 1, 0, UNIX)]
     code += [refuse(EAFNOSUPPORT), (RETURN, 0, 0, ALLOW)]
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in code)

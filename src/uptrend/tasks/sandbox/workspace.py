@@ -67,6 +67,8 @@ class Workspace:
     def __init__(self, process: Process, bounds: Bounds, root: str = HOME, sweep: Sequence[str] = ()) -> None:
         self.cwd = HOME
         self.bounds = bounds
+        self.has_hard_limit = False
+        """Whether the kernel limits its memory; else it is measured alone."""
         assert process.stdin
         assert process.stdout
         self._process, self._sent, self._got = process, process.stdin, process.stdout
@@ -113,7 +115,8 @@ class Workspace:
     async def begin(self, source: bytes, setup: Mapping[str, Any], program: bytes, files: Mapping[str, bytes]) -> None:
         """Send the agent its source and its bounds, and write the first files."""
         self._sent.write(source)
-        await self._exchange({**setup, "root": self._root, "bounds": asdict(self.bounds)}, program, GRACE)
+        setup = {**setup, "root": self._root, "bounds": asdict(self.bounds)}
+        self.has_hard_limit = (await self._exchange(setup, program, GRACE))[0]["has_hard_limit"]
         try:
             for path, data in files.items():
                 await self.write(path, data)
