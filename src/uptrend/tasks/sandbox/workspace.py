@@ -18,6 +18,7 @@ Reply = tuple[dict[str, Any], bytes]
 GRACE = 60.0
 """Seconds after which an agent that should have answered is given up; a loaded machine may take many."""
 HOME = "/workspace"
+KILLED = (-9, 128 + 9)  # exit codes of a process, and of a shell or bubblewrap whose child it was
 # Control characters but newline and tab, and what changes the direction of text.
 INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
@@ -153,7 +154,10 @@ class Workspace:
         said = b""
         with contextlib.suppress(TimeoutError):
             said = await asyncio.wait_for(self._process.stderr.read(), 2) if self._process.stderr else b""
+            await asyncio.wait_for(self._process.wait(), 2)
         why = readable(said[-2000:]).strip().removesuffix(".")
+        if not why and self._process.returncode in KILLED:
+            why = "it was killed, as the kernel does where memory runs out"
         raise SandboxFailed("The sandbox ended unexpectedly" + (f": {why}." if why else "."))
 
     async def _end(self) -> None:
