@@ -23,6 +23,7 @@ from uptrend.cli.main import main
 from uptrend.dashboard.api import endpoints
 from uptrend.dashboard.server import HEADERS, SCRIPTS, STATIC, open_socket
 from uptrend.records import RunDirectory, rollouts_table
+from uptrend.records.errors import install_command
 
 Ask = Callable[..., Any]
 Serve = Callable[..., str]
@@ -357,7 +358,8 @@ def test_what_can_not_be_served_is_said(typed: Any, tmp_path: Path, monkeypatch:
     assert re.search(r"127\.0\.0\.1:\d+ can't be listened on: .* --port 0 takes a free one\.", told)
     for package in ("starlette", "uvicorn", "plotly"):
         monkeypatch.setitem(sys.modules, package, None)
-        assert re.search(rf"{package} is not installed.*pip install 'uptrend\[dashboard\]'", typed("serve", tmp_path))
+        hint = rf"{package} is not installed.*{re.escape(install_command('dashboard'))}"
+        assert re.search(hint, typed("serve", tmp_path))
         monkeypatch.undo()
 
 

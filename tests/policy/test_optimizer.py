@@ -1,6 +1,7 @@
 """One AdamW over one long vector is AdamW over the parameters."""
 
 import math
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from uptrend.policy.optimizer import Optimizer, learning_rate
 from uptrend.policy.policy import Policy
 from uptrend.policy.weights import digest
 from uptrend.records import MissingExtra
+from uptrend.records.errors import install_command
 
 BATCH = torch.arange(4, 28).view(2, 12)
 
@@ -138,7 +140,7 @@ def test_eight_bits_over_weights_in_parts(llama_folder: Path, monkeypatch: pytes
 
 def test_eight_bits_need_their_extra(llama_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    with pytest.raises(MissingExtra, match=r"pip install 'uptrend\[eightbit\]'"):
+    with pytest.raises(MissingExtra, match=re.escape(install_command("eightbit"))):
         Optimizer(make_policy(llama_folder).flat, Learning(optimizer="adamw-8bit"))
 
 

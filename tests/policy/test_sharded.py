@@ -9,6 +9,7 @@ from uptrend.config import Learning, load_config
 from uptrend.policy.sharded import need_adamw
 from uptrend.policy.zero import settings
 from uptrend.records import ConfigError
+from uptrend.records.errors import install_command
 from uptrend.runner.prepare import make_policy
 from uptrend.training.ranks import OneRank, layout_of
 
@@ -63,7 +64,7 @@ def test_an_optimizer_or_reference_that_needs_whole_weights_is_refused(llama_fol
 def test_deepspeeds_settings_keep_the_layout_and_take_the_rest_from_the_recipe(
     accelerate: Callable[..., None], tmp_path: Path
 ) -> None:
-    pytest.importorskip("deepspeed", reason="deepspeed is not installed: pip install 'uptrend[deepspeed]'")
+    pytest.importorskip("deepspeed", reason=f"deepspeed is not installed: {install_command('deepspeed')}")
     file = tmp_path / "deepspeed.json"
     file.write_text(
         '{"zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": 7, "reduce_bucket_size": "auto"}, '

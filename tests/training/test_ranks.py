@@ -21,6 +21,7 @@ from uptrend.config import load_config, to_table
 from uptrend.config.tables import to_recipe
 from uptrend.doctor.diagnose import diagnose
 from uptrend.records import Run, view_of
+from uptrend.records.errors import install_command
 from uptrend.runner.runs import resume, train
 
 pytestmark = pytest.mark.slow
@@ -89,7 +90,7 @@ def together(llama_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 def by_deepspeed(together: Path, llama_folder: Path) -> Path:
     """The same of ZeRO-3; one goes on from what FSDP2 wrote, and is gone on with by one process."""
     if find_spec("deepspeed") is None:
-        pytest.skip("deepspeed is not installed: pip install 'uptrend[deepspeed]'")
+        pytest.skip(f"deepspeed is not installed: {install_command('deepspeed')}")
     shutil.copytree(together / "moved-fsdp2", together / "moved-zero3")
     cases = [case(together, llama_folder, f"{kind}-zero3") for kind in ("full", "lora")]
     moved = {"path": str(together / "moved-zero3"), "resumes": True}

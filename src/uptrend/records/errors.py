@@ -17,7 +17,12 @@ UptrendError            what was wrong, where, and what would be right
 All of them end the command with exit code 2, a refused run with 1 as every finding. Assertions are for our own bugs.
 """
 
+import importlib.metadata
+import json
 import re
+import shlex
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from uptrend.records.finding import Finding
 
@@ -105,4 +110,27 @@ class MissingExtra(UptrendError):  # noqa: N818 (what is missing)
     """An optional dependency that is not installed; the message says which extra has it."""
 
     def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"{package} is not installed. Install it with: pip install 'uptrend[{extra}]'")
+        super().__init__(f"{package} is not installed. Install it with: {install_command(extra)}")
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra of the Uptrend that runs, whichever folder it is typed in."""
+    source, checkout = Path(__file__).resolve().parents[2:4]
+    if source.name == "src" and (checkout / "pyproject.toml").is_file():
+        return f"pip install -e {shlex.quote(f'{checkout}[{extra}]')}"
+    package = _installed_folder() or "uptrend"
+    return "pip install " + shlex.quote(f"{package}[{extra}]")
+
+
+def _installed_folder() -> Path | None:
+    """Return the folder that pip installed Uptrend from; None for an index, or where the folder is gone."""
+    try:
+        # Where a package does not come from an index, pip notes the origin (PEP 610).
+        note = importlib.metadata.distribution("uptrend").read_text("direct_url.json")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    origin = json.loads(note or "{}")
+    if "dir_info" not in origin:
+        return None
+    folder = Path(unquote(urlsplit(origin["url"]).path))
+    return folder if folder.is_dir() else None

@@ -226,7 +226,7 @@ def _read_info(folder: Path) -> dict[str, Any]:
     if info["schema"] > VERSION:
         raise RecordError(
             f"{folder} was written by a newer Uptrend (schema {info['schema']}, this one reads {VERSION}). "
-            "Upgrade with: pip install -U uptrend"
+            "Upgrade Uptrend to read it."
         )
     return info if info["schema"] > 1 else {**info, "config": upgrade_keys(info["config"], noted=False)}
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -15,6 +16,7 @@ import pytest
 from questions import OFFICIAL
 
 from uptrend.records import MissingExtra, ModelError, Task
+from uptrend.records.errors import install_command
 from uptrend.tasks.musique.atlas import AtlasOptions, rows
 from uptrend.tasks.musique.embedding import load_encoder, minilm_folder
 from uptrend.tasks.musique.retrieval import (
@@ -228,7 +230,7 @@ def test_a_missing_package_is_named_with_its_extra(
     name: RetrieverName, embedder_name: str, module: str, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(MissingExtra, match=rf"^{package} is not installed.*pip install 'uptrend\[retrieval\]'"):
+    with pytest.raises(MissingExtra, match=rf"^{package} is not installed.*{re.escape(install_command('retrieval'))}"):
         retriever(name, embedder_name)
 
 
