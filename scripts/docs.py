@@ -75,6 +75,7 @@ def lead_links(markdown: str, uri: str) -> str:
     """Return a page with links out of docs/ led to the site's page, or written as the file's path."""
     here = PurePosixPath(ELSEWHERE.get(uri, f"docs/{uri}")).parent
     sites = {path: site for site, path in ELSEWHERE.items()}
+    sites |= {f"src/uptrend/doctor/findings/{id}.md": f"causes/{id}.md" for id in CATALOGUE}
 
     def lead(match: re.Match[str]) -> str:
         path = os.path.normpath(here / match["path"])
