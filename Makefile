@@ -6,7 +6,7 @@ VLLM := 0.32.0
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm quickstart check test test-fast test-gpu coverage docs screenshots faults faults-full lab-demo format clean
+.PHONY: help setup setup-vllm quickstart check test test-fast test-gpu coverage docs doc-outputs screenshots faults faults-full lab-demo format clean
 
 help:  ## Show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ coverage: .venv/.all  ## Run all tests and print the branch coverage, in percent
 docs: .venv/.all  ## Build the site into site/; a broken link or anchor is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "Open site/index.html, or with search: python3 -m http.server -d site"
+
+doc-outputs: .venv/.all  ## Run the commands of README and docs/start, and write what they print below them (25 minutes on two busy cores)
+	$(BIN)/python scripts/doc_outputs.py
 
 screenshots: .venv/.all  ## Make the pictures of README and docs from real runs (ten minutes the first time)
 	$(BIN)/python scripts/screenshots.py

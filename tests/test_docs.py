@@ -2,8 +2,8 @@
 
 import ast
 import importlib
+import json
 import logging
-import os
 import re
 import shlex
 import shutil
@@ -11,13 +11,18 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 from mkdocs.commands.build import build
 from mkdocs.config import load_config as load_site
+from scripts.doc_outputs import BLOCK, FIRST_PAGES, SHORTER, prepare_folder, refresh, run_block
+from scripts.doc_outputs import PAGES as OUTPUT_PAGES
+from scripts.doc_outputs import blocks as output_blocks
 from scripts.docs import ELSEWHERE, LINK, PARTS, lead_links
 
+import uptrend
 from uptrend.cli.main import VERBS
 from uptrend.config import load_config
 from uptrend.doctor.catalogue import CATALOGUE
@@ -29,25 +34,33 @@ PAGES = DOCS + sorted(
     path for pattern in ("*.md", "recipes/**/*.md", "benchmarks/**/*.md") for path in ROOT.glob(pattern)
 )
 RECIPES = sorted((ROOT / "recipes").rglob("*.toml"))
-FIRST = [f"start/{name}.md" for name in ("install", "data", "read", "doctor", "prove")]
-
-# What is run in place of a page's command, so that all together take some 90 seconds: fewer tasks, steps, seeds.
-TRAIN = "uptrend train recipes/tiny.toml --set sampling.groups=8 --set eval.tasks=40 --set doctor.live=false"
-FEW = "--set learning.steps=4 --set learning.warmup=0"
-SHORTER = {
-    "uptrend train recipes/tiny.toml": f"{TRAIN} {FEW}",
-    "uptrend train recipes/tiny.toml --set learning.lr=1e-4 --set seed=1 --name slower":
-        f"{TRAIN} {FEW} --set seed=1 --name slower --no-preflight",
+# Commands whose output is not compared with what a page shows of it, and why.
+NOT_COMPARED = {
+    "uptrend train recipes/tiny.toml": "its last line judges 150 steps, which take minutes",
     "uptrend train recipes/tiny.toml --set learning.lr=3e-3 --set learning.steps=30 --name too-fast":
-        f"{TRAIN} --set learning.lr=3e-3 --set learning.steps=30 --name too-fast --no-preflight",
-    "uptrend train sums/recipe.toml":
-        "uptrend train sums/recipe.toml --set learning.steps=2 --set sampling.max_tokens=8 --set doctor.live=false",
-    "uptrend preflight recipes/tiny.toml": "uptrend preflight recipes/tiny.toml --only gold --only masks",
-    "uptrend lab run h01 --dir debug":
-        "sed -i 's/^seeds = [^#]*/seeds = [0, 1] /; s/^alpha = 0.05/alpha = 0.3/; s/^steps = 0/steps = 10/' "
-        "debug/hypotheses/*.md && "
-        "uptrend lab run h01 --dir debug",
+        "what is said of a broken run depends on how it broke, and that on the processor",
+    "uptrend doctor runs/too-fast": "the same",
+    "uptrend lab run h01 --dir debug": "its verdict is of ten runs, which take minutes",
 }  # fmt: skip
+# What a snippet is shortened by, so that each takes seconds.
+SHORTER_SNIPPETS = {
+    '"smollm2-135m"': '"tiny"',
+    "steps=60": "steps=1",
+    "steps=100": "steps=1",
+    "learning.steps=50": "learning.steps=1",
+    "learning.steps=5": "learning.steps=1",
+    "step-000100": "step-000002",
+    "step=12": "step=2",
+}
+# What a shortened snippet prints, as far as it is known.
+PRINTED = {
+    ("README.md", 0): "Report('runs/reward', 1 steps, too-short)",
+    ("docs/reference/python.md", 0): "1 point of reward can't show a trend.",
+    ("docs/guide/training.md", 1): "advantage.sign",
+    ("docs/guide/sandbox.md", 0): "42",
+}
+MARKS = {"docs/guide/sandbox.md": [pytest.mark.needs_package("bubblewrap")]}
+SNIPPET = re.compile(r"(?P<left_out><!-- not run: [^>]+ -->\n)?```python[^\n]*\n(?P<code>.*?)```", re.DOTALL)
 
 
 def name(path: Path) -> str:
@@ -58,6 +71,21 @@ def blocks(page: Path, language: str) -> list[str]:
     """Return the code blocks of a language."""
     text = page.read_text(encoding="utf-8")
     return re.findall(rf"```{language}\b[^\n]*\n(.*?)```", text, re.DOTALL)
+
+
+def snippets(page: Path, *, run: bool = False) -> list[str]:
+    """Return the Python of a page: all of it, or what is run."""
+    matches = SNIPPET.finditer(page.read_text(encoding="utf-8"))
+    return [match["code"] for match in matches if match["left_out"] is None or not run]
+
+
+def runnable_snippets() -> list[Any]:
+    """Return page and number of each snippet that is run."""
+    return [
+        pytest.param(page, number, id=f"{name(page)}-{number}", marks=MARKS.get(name(page), ()))
+        for page in PAGES
+        for number in range(len(snippets(page, run=True)))
+    ]
 
 
 def commands() -> list[str]:
@@ -86,6 +114,8 @@ def test_links_that_leave_docs_lead_to_pages_or_become_paths() -> None:
     led = "[a](../measured/results.md#x) `src/uptrend/training/loop.py` ![i](../images/h200.png)"
     assert lead_links(page, "guide/how.md") == led
     assert lead_links("[nowhere](../../gone.md)", "guide/how.md") == "[nowhere](../../gone.md)"
+    cause = "[tokens.padding](../../src/uptrend/doctor/findings/tokens.padding.md)"
+    assert lead_links(cause, "guide/trl.md") == "[tokens.padding](../causes/tokens.padding.md)"
     assert lead_links("![i](../docs/images/h200.png)", "measured/results.md") == "![i](../images/h200.png)"
 
 
@@ -93,16 +123,27 @@ def test_links_that_leave_docs_lead_to_pages_or_become_paths() -> None:
 def test_links_are_there_and_snippets_are_python_and_toml(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     paths = [page.parent / link["path"] for link in LINK.finditer(text) if "://" not in link["path"]]
-    generated = ROOT / "docs" / "causes"  # checked with the site
-    assert [path for path in paths if not path.exists() and path.resolve().parent != generated] == []
-    for snippet in blocks(page, "python"):
-        ast.parse(snippet)
+    assert [path for path in paths if not path.exists()] == []
+    for snippet in snippets(page):
+        assert missing_names(snippet) == []
     for recipe in blocks(page, "toml"):
         tomllib.loads(recipe)
 
 
+def missing_names(snippet: str) -> list[str]:
+    """Return what a snippet imports from Uptrend, or reads from the package, and is not there."""
+    missing = []
+    for node in ast.walk(ast.parse(snippet)):
+        if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] == "uptrend":
+            module = importlib.import_module(str(node.module))
+            missing += [f"{node.module}.{alias.name}" for alias in node.names if not hasattr(module, alias.name)]
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "uptrend":
+            missing += [] if hasattr(uptrend, node.attr) else [f"uptrend.{node.attr}"]
+    return missing
+
+
 def test_the_first_pages_are_short_and_each_generated_part_has_its_place() -> None:
-    words = {page: len((ROOT / "docs" / page).read_text(encoding="utf-8").split()) for page in FIRST}
+    words = {page.name: len(page.read_text(encoding="utf-8").split()) for page in FIRST_PAGES}
     assert max(words.values()) <= 450, words
     text = "\n".join(page.read_text(encoding="utf-8") for page in DOCS)
     wanted = {part for part in PARTS if part != "names"} | {f"names {trainer}" for trainer in LOGGERS}
@@ -114,13 +155,38 @@ def test_recipes_load() -> None:
     assert [load_config(recipe).name for recipe in RECIPES] == [path.stem.replace("_", "-") for path in RECIPES]
 
 
+@pytest.fixture(scope="module")
+def snippet_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what snippets read: a small recipe, a run of two steps, questions, and a log of TRL."""
+    folder = tmp_path_factory.mktemp("snippets")
+    prepare_folder(folder)
+    (folder / "recipes").unlink()
+    (folder / "recipes").mkdir()
+    recipe = (ROOT / "recipes" / "tiny.toml").read_text(encoding="utf-8")
+    for key, value in {"tasks": 40, "groups": 4, "steps": 2, "warmup": 0}.items():
+        recipe = re.sub(rf"(?m)^{key} = \d+", f"{key} = {value}", recipe)
+    (folder / "recipes" / "tiny.toml").write_text(f"{recipe}\n[checkpoints]\nevery = 2\n", encoding="utf-8")
+    run = uptrend.train(folder / "recipes" / "tiny.toml", name="tiny", runs=folder / "runs", progress=False)
+    shutil.copytree(run.path, folder / "runs" / "quickstart")
+    log = {"log_history": [{"step": step, "reward": step / 50, "loss": 0.1} for step in range(1, 31)]}
+    (folder / "trainer_state.json").write_text(json.dumps(log), encoding="utf-8")
+    return folder
+
+
 @pytest.mark.slow
-def test_the_readme_snippet_runs(tmp_path: Path) -> None:
-    """The first one as it stands, but with the small model and for one step."""
-    snippet = blocks(ROOT / "README.md", "python")[0].replace("smollm2-135m", "tiny").replace("steps=60", "steps=1")
-    (tmp_path / "first.py").write_text(snippet)
-    done = subprocess.run([sys.executable, "first.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert "Report('runs/reward', 1 steps, too-short)" in done.stdout
+@pytest.mark.parametrize(("page", "number"), runnable_snippets())
+def test_snippets_run(page: Path, number: int, snippet_folder: Path) -> None:
+    """Each as it stands, but with a small model and for few steps."""
+    snippet = snippets(page, run=True)[number]
+    for text, shorter in SHORTER_SNIPPETS.items():
+        snippet = snippet.replace(text, shorter)
+    file = snippet_folder / f"{page.stem}_{number}.py"
+    file.write_text(snippet, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, file.name], cwd=snippet_folder, capture_output=True, text=True, check=False, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    assert PRINTED.get((name(page), number), "") in done.stdout
 
 
 @pytest.mark.parametrize("line", commands())
@@ -140,28 +206,45 @@ def test_commands_are_understood(line: str) -> None:
         assert not word.startswith("recipes/") or (ROOT / word).exists()
 
 
+@pytest.mark.parametrize("page", OUTPUT_PAGES, ids=name)
+def test_every_output_stands_below_commands_that_are_run(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert all(match["shown"] is None for match in BLOCK.finditer(text) if match["left_out"])
+    rest = BLOCK.sub("", text)
+    assert "```text" not in rest
+    assert "```" not in re.sub(r"```\w.*?```", "", rest, flags=re.DOTALL), "a block without a language"
+
+
 @pytest.mark.slow
-def test_the_first_pages_commands_run(tmp_path: Path) -> None:
-    """Run the bash blocks of the first pages in order, in one folder; not those after a comment `not run: why`."""
-    shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
-    (tmp_path / "bin").mkdir()
-    script = tmp_path / "bin" / "uptrend"
-    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m uptrend "$@"\n')
-    script.chmod(0o755)
-    (tmp_path / "questions.jsonl").write_text(
-        "".join(f'{{"question": "Calculate: {a}+{b} = ", "answer": "{a + b}"}}\n' for a in range(21) for b in range(5))
-    )
-    environment = os.environ | {"PATH": f"{script.parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
-    ran = set[str]()
-    for page in FIRST:
-        text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-        runnable = re.sub(r"<!-- not run: [^>]+ -->\n```bash\n.*?```", "", text, flags=re.DOTALL)
-        for line in "".join(re.findall(r"```bash\n(.*?)```", runnable, re.DOTALL)).splitlines():
-            shorter = SHORTER.get(line, line)
-            ran.add(line)
-            done = subprocess.run(
-                ["bash", "-c", shorter], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
-            )
-            assert done.returncode == 0, f"{page}: {shorter}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
-    assert ran >= set(SHORTER)
+def test_the_first_pages_commands_run_and_print_what_the_pages_show(tmp_path: Path) -> None:
+    """Run the pages in order, in one folder, shortened; words and lines are compared, numbers are not."""
+    environment = prepare_folder(tmp_path)
+    not_compared = set[str]()
+    shortened = set[str]()
+    for block in (block for page in OUTPUT_PAGES for block in output_blocks(page)):
+        printed = run_block(block, tmp_path, environment, shortened=True)
+        shortened |= {*block.commands} & {*SHORTER}
+        if excluded := {*block.commands} & {*NOT_COMPARED}:
+            not_compared |= excluded
+        elif block.shown is not None:
+            shown = "\n".join(block.shown)
+            assert refresh(block.shown, printed), f"{block.page.name} shows:\n{shown}\n\nbut:\n" + "\n".join(printed)
+    assert shortened == {*SHORTER}
+    assert not_compared == {*NOT_COMPARED}
     assert (tmp_path / "debug" / "report.html").exists()
+
+
+def test_an_output_is_refreshed_where_its_words_and_lines_are_the_same() -> None:
+    printed = ["reading 3 files", "step 12/30  reward 0.48  1 min 4 s left", "▁▂█  0.1 → 0.9", "Run: runs/tiny"]
+    assert refresh(["...", "step 2/30 reward −1.2e-05 350 ms left", "...", "Run: runs/tiny"], printed) == [
+        "...", printed[1], "...", "Run: runs/tiny",
+    ]  # fmt: skip
+    assert refresh(["reading 1,024 files", "..."], printed) == [printed[0], "..."]
+    assert refresh(["...", "step 1/2 reward...", "▁ 2 → 3", "..."], printed) == [
+        "...", "step 12/30  reward...", printed[2], "...",
+    ]  # fmt: skip
+    other_words = ["...", "step 1/2 loss 0.48 1 s left", "..."]
+    line_between = ["reading 3 files", "▁▂█ 0.1 → 0.9", "..."]
+    more_lines = [*printed, "..."][:2]
+    for shown in (other_words, line_between, more_lines, printed[::-1], printed[1:]):
+        assert refresh(shown, printed) is None
