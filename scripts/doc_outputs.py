@@ -1,15 +1,17 @@
 """Make the outputs that README and the first pages show, by running the commands above them.
 
-    python scripts/doc_outputs.py              run all, and write what they print into the pages
-    python scripts/doc_outputs.py --to DIR     the same in a folder that is kept, to look at the runs
+    python scripts/doc_outputs.py            run all, and write what they print into the pages
+    python scripts/doc_outputs.py --to DIR   the same in a folder that is kept, to look at the runs
 
-In these pages a text block right below a bash block is what its commands print. `...` on a line of its own leaves out
-lines, and at the end of a line what follows on it. Pages are run in order in one folder, since later ones read the runs
-of earlier ones; a comment `<!-- not run: why -->` before a block leaves it out. tests/test_docs.py runs the same blocks
-shortened (`SHORTER`) and compares words and lines; numbers, times and curves may differ.
+In these pages a text block right below a bash block is what its commands print. `...` on a line of
+its own leaves out lines, and at the end of a line what follows on it. Pages are run in order in one
+folder, since later ones read the runs of earlier ones; a comment `<!-- not run: why -->` before a
+block leaves it out. tests/test_docs.py runs the same blocks shortened (`SHORTER`) and compares words
+and lines; numbers, times and curves may differ.
 """
 
 import argparse
+import json
 import os
 import re
 import subprocess
@@ -25,23 +27,21 @@ FIRST_PAGES = [ROOT / "docs" / "start" / f"{name}.md" for name in ("install", "d
 PAGES = [ROOT / "README.md", *FIRST_PAGES]
 LONGEST_COMMAND_S = 3600
 
-# What is run in place of a page's command where its output is not written down: fewer tasks, steps, seeds.
+# What shortens a command whose output is not written down: fewer tasks, steps, probes.
 FEW = "--set learning.steps=4 --set learning.warmup=0"
 SMALL = "--set sampling.groups=8 --set eval.tasks=40 --set doctor.live=false --no-preflight"
-SHORTER = {
-    "uptrend train recipes/tiny.toml": f"uptrend train recipes/tiny.toml {FEW}",
-    "uptrend train recipes/tiny.toml --set learning.lr=1e-4 --set seed=1 --name slower":
-        f"uptrend train recipes/tiny.toml {FEW} {SMALL} --set seed=1 --name slower",
-    "uptrend train recipes/tiny.toml --set learning.lr=3e-3 --set learning.steps=30 --name too-fast":
-        f"uptrend train recipes/tiny.toml {SMALL} --set learning.lr=3e-3 --set learning.steps=30 --name too-fast",
-    "uptrend train sums/recipe.toml":
-        "uptrend train sums/recipe.toml --set learning.steps=2 --set sampling.max_tokens=8 --set doctor.live=false",
-    "uptrend preflight recipes/tiny.toml": "uptrend preflight recipes/tiny.toml --only gold --only masks",
-    "uptrend lab run h01 --dir debug":
-        "sed -i 's/^seeds = [^#]*/seeds = [0, 1] /; s/^alpha = 0.05/alpha = 0.3/; s/^steps = 0/steps = 10/' "
-        "debug/hypotheses/*.md && "
-        "uptrend lab run h01 --dir debug",
-}  # fmt: skip
+TRAIN = "uptrend train recipes/tiny.toml"
+MORE_ARGUMENTS = {
+    TRAIN: FEW,
+    f"{TRAIN} --set learning.lr=1e-4 --set seed=1 --name slower": f"{FEW} {SMALL}",
+    f"{TRAIN} --set learning.lr=3e-3 --set learning.steps=30 --name too-fast": SMALL,
+    "uptrend train sums/recipe.toml": ("--set learning.steps=2 --set sampling.max_tokens=8 --set doctor.live=false"),
+    "uptrend preflight recipes/tiny.toml": "--only gold --only masks",
+}
+EXPERIMENT = "uptrend lab run h01 --dir debug"
+FEWER_SEEDS = "s/^seeds = [^#]*/seeds = [0, 1] /; s/^alpha = 0.05/alpha = 0.3/; s/^steps = 0/steps = 10/"
+SHORTER = {command: f"{command} {more}" for command, more in MORE_ARGUMENTS.items()}
+SHORTER[EXPERIMENT] = f"sed -i '{FEWER_SEEDS}' debug/hypotheses/*.md && {EXPERIMENT}"
 
 BLOCK = re.compile(
     r"(?P<left_out><!-- not run: [^>]+ -->\n)?"
@@ -49,8 +49,8 @@ BLOCK = re.compile(
     r"(?:\n```text\n(?P<shown>.*?)```\n)?",
     re.DOTALL,
 )
-# What another machine prints differently: ids, curves, times, counts of equal rewards, numbers, and how a sampled answer
-# and its group turned out.
+# What another machine prints differently: ids, curves, times, counts of equal rewards, numbers, and
+# how a sampled answer and its group turned out.
 NUMBER = r"[+−-]?(?:\d+(?:[.,]\d+)*|\.\d+)(?:e[+-]?\d+)?%?"
 VARYING = re.compile(
     r"\b[0-9a-f]{12,}\b"
@@ -64,7 +64,7 @@ VARYING = re.compile(
 
 @dataclass(frozen=True)
 class Block:
-    """Commands of a page, and the lines that it shows of what they print: None where it shows none."""
+    """Commands of a page, and the lines that it shows of their output; None where it shows none."""
 
     page: Path
     commands: list[str]
@@ -84,7 +84,7 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def prepare_folder(folder: Path) -> dict[str, str]:
-    """Put into a folder what the commands of the pages need; return the environment to run them in."""
+    """Put what the commands need into a folder; return the environment to run them in."""
     for name in ("recipes", "examples", "benchmarks", "tests"):
         (folder / name).symlink_to(ROOT / name)
     for name, words in {"uptrend": "-m uptrend", "python": ""}.items():
@@ -92,8 +92,10 @@ def prepare_folder(folder: Path) -> dict[str, str]:
         script.parent.mkdir(exist_ok=True)
         script.write_text(f'#!/bin/sh\nexec "{sys.executable}" {words} "$@"\n', encoding="utf-8")
         script.chmod(0o755)
-    rows = (f'{{"question": "Calculate: {a}+{b} = ", "answer": "{a + b}"}}\n' for a in range(21) for b in range(5))
-    (folder / "questions.jsonl").write_text("".join(rows), encoding="utf-8")
+    sums = [(a, b) for a in range(21) for b in range(5)]
+    rows = [{"question": f"Calculate: {a}+{b} = ", "answer": str(a + b)} for a, b in sums]
+    lines = "".join(f"{json.dumps(row)}\n" for row in rows)
+    (folder / "questions.jsonl").write_text(lines, encoding="utf-8")
     return {
         **os.environ,
         "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
@@ -112,9 +114,15 @@ def run_block(block: Block, folder: Path, environment: dict[str, str], *, shorte
             command = SHORTER.get(command, command)
         done = subprocess.run(
             ["bash", "-c", command],
-            cwd=folder, env=environment, text=True, check=False, timeout=LONGEST_COMMAND_S,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            cwd=folder,
+            env=environment,
+            text=True,
+            check=False,
+            timeout=LONGEST_COMMAND_S,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
         if done.returncode != 0:
             raise CommandFailed(f"{block.page.name}: {command}\n{done.stdout[-4000:]}")
         printed += [text.rstrip() for text in done.stdout.splitlines()]
@@ -122,8 +130,9 @@ def run_block(block: Block, folder: Path, environment: dict[str, str], *, shorte
 
 
 def refresh(shown: list[str], printed: list[str]) -> list[str] | None:
-    """Return the lines of an output that a page shows, with today's numbers; None where words or lines differ."""
-    parts: list[list[str]] = [[]]  # lines that follow each other, with something left out between the parts
+    """Return the lines that a page shows with today's numbers; None where words or lines differ."""
+    # Lines that follow each other, with something left out between the parts.
+    parts: list[list[str]] = [[]]
     for line in shown:
         if line == "...":
             parts.append([])
@@ -188,13 +197,14 @@ def main() -> int:
         for block in (block for page in PAGES for block in blocks(page)):
             begun = time.monotonic()
             printed = run_block(block, folder, environment, shortened=block.shown is None)
-            print(f"{block.page.name}  {time.monotonic() - begun:.0f} s  {'; '.join(block.commands)}", flush=True)
+            seconds = time.monotonic() - begun
+            print(f"{block.page.name}  {seconds:.0f} s  {'; '.join(block.commands)}", flush=True)
             if block.shown is None:
                 continue
             lines = refresh(block.shown, printed)
             if lines is None:
                 changed += 1
-                print("  Other words than the page has: leave out with ... what a reader does not need.")
+                print("  The page had other words: leave out with ... what no reader needs.")
             write_output(block, printed if lines is None else lines)
     return changed
 

@@ -37,11 +37,12 @@ RECIPES = sorted((ROOT / "recipes").rglob("*.toml"))
 # Commands whose output is not compared with what a page shows of it, and why.
 NOT_COMPARED = {
     "uptrend train recipes/tiny.toml": "its last line judges 150 steps, which take minutes",
-    "uptrend train recipes/tiny.toml --set learning.lr=3e-3 --set learning.steps=30 --name too-fast":
-        "what is said of a broken run depends on how it broke, and that on the processor",
+    "uptrend train recipes/tiny.toml --set learning.lr=3e-3 --set learning.steps=30 --name too-fast": (
+        "what is said of a broken run depends on how it broke, and that on the processor"
+    ),
     "uptrend doctor runs/too-fast": "the same",
     "uptrend lab run h01 --dir debug": "its verdict is of ten runs, which take minutes",
-}  # fmt: skip
+}
 # What a snippet is shortened by, so that each takes seconds.
 SHORTER_SNIPPETS = {
     '"smollm2-135m"': '"tiny"',
@@ -60,7 +61,10 @@ PRINTED = {
     ("docs/guide/sandbox.md", 0): "42",
 }
 MARKS = {"docs/guide/sandbox.md": [pytest.mark.needs_package("bubblewrap")]}
-SNIPPET = re.compile(r"(?P<left_out><!-- not run: [^>]+ -->\n)?```python[^\n]*\n(?P<code>.*?)```", re.DOTALL)
+SNIPPET = re.compile(
+    r"(?P<left_out><!-- not run: [^>]+ -->\n)?```python[^\n]*\n(?P<code>.*?)```",
+    re.DOTALL,
+)
 
 
 def name(path: Path) -> str:
@@ -157,7 +161,7 @@ def test_recipes_load() -> None:
 
 @pytest.fixture(scope="module")
 def snippet_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what snippets read: a small recipe, a run of two steps, questions, and a log of TRL."""
+    """A folder with what snippets read: a small recipe, a run of two steps, questions, a log."""
     folder = tmp_path_factory.mktemp("snippets")
     prepare_folder(folder)
     (folder / "recipes").unlink()
@@ -217,7 +221,7 @@ def test_every_output_stands_below_commands_that_are_run(page: Path) -> None:
 
 @pytest.mark.slow
 def test_the_first_pages_commands_run_and_print_what_the_pages_show(tmp_path: Path) -> None:
-    """Run the pages in order, in one folder, shortened; words and lines are compared, numbers are not."""
+    """Run the pages in order, in one folder, shortened; numbers are not compared."""
     environment = prepare_folder(tmp_path)
     not_compared = set[str]()
     shortened = set[str]()
@@ -227,24 +231,24 @@ def test_the_first_pages_commands_run_and_print_what_the_pages_show(tmp_path: Pa
         if excluded := {*block.commands} & {*NOT_COMPARED}:
             not_compared |= excluded
         elif block.shown is not None:
-            shown = "\n".join(block.shown)
-            assert refresh(block.shown, printed), f"{block.page.name} shows:\n{shown}\n\nbut:\n" + "\n".join(printed)
+            lines = [f"{block.page.name} shows:", *block.shown, "but its commands print:", *printed]
+            assert refresh(block.shown, printed), "\n".join(lines)
     assert shortened == {*SHORTER}
     assert not_compared == {*NOT_COMPARED}
     assert (tmp_path / "debug" / "report.html").exists()
 
 
 def test_an_output_is_refreshed_where_its_words_and_lines_are_the_same() -> None:
-    printed = ["reading 3 files", "step 12/30  reward 0.48  1 min 4 s left", "▁▂█  0.1 → 0.9", "Run: runs/tiny"]
-    assert refresh(["...", "step 2/30 reward −1.2e-05 350 ms left", "...", "Run: runs/tiny"], printed) == [
-        "...", printed[1], "...", "Run: runs/tiny",
-    ]  # fmt: skip
-    assert refresh(["reading 1,024 files", "..."], printed) == [printed[0], "..."]
-    assert refresh(["...", "step 1/2 reward...", "▁ 2 → 3", "..."], printed) == [
-        "...", "step 12/30  reward...", printed[2], "...",
-    ]  # fmt: skip
-    other_words = ["...", "step 1/2 loss 0.48 1 s left", "..."]
-    line_between = ["reading 3 files", "▁▂█ 0.1 → 0.9", "..."]
-    more_lines = [*printed, "..."][:2]
-    for shown in (other_words, line_between, more_lines, printed[::-1], printed[1:]):
+    step, curve = "step 12/30  reward 0.48  1 min 4 s left", "▁▂█  0.1 → 0.9"
+    printed = ["reading 3 files", step, curve, "Run: runs/tiny"]
+    shown = ["...", "step 2/30 reward −1.2e-05 350 ms left", "...", "Run: runs/tiny"]
+    assert refresh(shown, printed) == ["...", step, "...", "Run: runs/tiny"]
+    assert refresh(["reading 1,024 files", "..."], printed) == ["reading 3 files", "..."]
+    shown = ["...", "step 1/2 reward...", "▁ 2 → 3", "..."]
+    assert refresh(shown, printed) == ["...", "step 12/30  reward...", curve, "..."]
+
+    other_word = ["...", "step 1/2 loss 0.48 1 s left", "..."]
+    missing_line = ["reading 3 files", "▁▂█ 0.1 → 0.9", "..."]
+    another_end = [*printed, "one line more"]
+    for shown in (other_word, missing_line, another_end, printed[::-1], printed[1:], printed[:-1]):
         assert refresh(shown, printed) is None

@@ -20,10 +20,17 @@ main(["serve", "."])
 
 
 def hint(packages: Path, folder: Path) -> list[str]:
-    """Serve without plotly, with the Uptrend that lies in a folder of packages; return the words of the hint."""
+    """Serve without plotly, by the Uptrend of a folder of packages; return the words of the hint."""
     environment = {**os.environ, "PYTHONPATH": str(packages)}
     command = [sys.executable, "-P", "-c", SERVE_WITHOUT_PLOTLY]
-    done = subprocess.run(command, cwd=folder, env=environment, text=True, capture_output=True, check=False)
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        text=True,
+        capture_output=True,
+        check=False,
+    )
     assert done.returncode == 2, done.stderr
     start = "error: plotly is not installed. Install it with: "
     assert done.stderr.startswith(start)
@@ -34,7 +41,8 @@ def hint(packages: Path, folder: Path) -> list[str]:
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of packages with Uptrend in it, as pip leaves it."""
     folder = tmp_path_factory.mktemp("site-packages")
-    shutil.copytree(ROOT / "src" / "uptrend", folder / "uptrend", ignore=shutil.ignore_patterns("__pycache__"))
+    unwanted = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "src" / "uptrend", folder / "uptrend", ignore=unwanted)
     about = folder / "uptrend-0.2.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.4\nName: uptrend\nVersion: 0.2.0\n")

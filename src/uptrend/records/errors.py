@@ -114,7 +114,7 @@ class MissingExtra(UptrendError):  # noqa: N818 (what is missing)
 
 
 def install_command(extra: str) -> str:
-    """Return the command that installs an extra of the Uptrend that runs, whichever folder it is typed in."""
+    """Return the command that installs an extra of the Uptrend that runs, from any folder."""
     source, checkout = Path(__file__).resolve().parents[2:4]
     if source.name == "src" and (checkout / "pyproject.toml").is_file():
         return f"pip install -e {shlex.quote(f'{checkout}[{extra}]')}"
@@ -123,7 +123,7 @@ def install_command(extra: str) -> str:
 
 
 def _installed_folder() -> Path | None:
-    """Return the folder that pip installed Uptrend from; None for an index, or where the folder is gone."""
+    """Return the folder that pip installed Uptrend from; None for an index or a folder now gone."""
     try:
         # Where a package does not come from an index, pip notes the origin (PEP 610).
         note = importlib.metadata.distribution("uptrend").read_text("direct_url.json")
