@@ -29,20 +29,31 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
+def is_alive(pid: int) -> bool:
+    """Return True for a process that runs; one that nobody has collected after its end does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 @contextlib.contextmanager
-def serve_tiny(folder: Path, *options: str) -> Iterator[tuple[str, int]]:
-    """Run `uptrend models serve` with the tiny model; gives its address and the number of its process."""
+def serve_tiny(folder: Path, *options: str, code: int = 0) -> Iterator[tuple[str, int]]:
+    """Run `uptrend models serve` with the tiny model; gives its address and the number of its process.
+
+    Unless the test ends it, with the exit code `code`, Ctrl-C does.
+    """
     environment = Path(os.environ.get("UPTREND_VLLM") or ROOT / ".venv-vllm")
     if not (environment / "bin" / "vllm").exists():
         pytest.skip("needs vLLM: make setup-vllm, or UPTREND_VLLM=FOLDER of its virtual environment")
     url, log = f"http://127.0.0.1:{(port := free_port())}", folder / "serve.log"
-    code = f"import sys\nsys.argv = {['uptrend', 'models', 'serve', str(ROOT / 'recipes' / 'tiny.toml')]}"
-    code += f"\nsys.argv += {['--port', str(port), '--vllm', str(environment), *options]}"
-    code += "\nfrom uptrend.cli.main import main\nmain()"
+    program = f"import sys\nsys.argv = {['uptrend', 'models', 'serve', str(ROOT / 'recipes' / 'tiny.toml')]}"
+    program += f"\nsys.argv += {['--port', str(port), '--vllm', str(environment), *options]}"
+    program += "\nfrom uptrend.cli.main import main\nmain()"
     variables = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "UPTREND_HOME": str(folder)}
     with (
         log.open("w") as out,
-        subprocess.Popen([sys.executable, "-c", code], stdout=out, stderr=out, env=variables) as server,
+        subprocess.Popen([sys.executable, "-c", program], stdout=out, stderr=out, env=variables) as server,
     ):
         try:
             for _ in range(600):
@@ -52,9 +63,10 @@ def serve_tiny(folder: Path, *options: str) -> Iterator[tuple[str, int]]:
                 time.sleep(0.5)
             yield url, server.pid
         finally:
-            groups = children(server.pid)
-            server.send_signal(signal.SIGINT)
-            assert server.wait(30) == 0, log.read_text()
+            groups = children(server.pid) if code == 0 else []
+            if code == 0:
+                server.send_signal(signal.SIGINT)
+            assert server.wait(30) == code, log.read_text()
             for group in groups:
                 with pytest.raises(ProcessLookupError):  # nothing of it is left
                     os.killpg(group, 0)
@@ -65,6 +77,11 @@ def children(pid: int) -> list[int]:
     return [int(n) for n in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+def servers(pid: int) -> list[int]:
+    """Numbers of the vLLM servers that `uptrend models serve` has started."""
+    return [n for n in children(pid) if b"--served-model-name" in Path(f"/proc/{n}/cmdline").read_bytes()]
+
+
 class SmallVllm(ThreadingHTTPServer):
     """What the sampler asks of vLLM, in this process; `fault` names what is wrong with it."""
 
@@ -73,6 +90,7 @@ class SmallVllm(ThreadingHTTPServer):
     def __init__(self, folder: str, port: int = 0, *, lora: bool = False) -> None:
         self.policy = make_policy(folder, lora=lora)
         self.lock, self.fault, self.name, self.adapters = threading.Lock(), "", "", list[str]()
+        self.key = ""  # wanted on every path, where there is one
         self.asked: list[tuple[str, dict[str, Any]]] = []
         super().__init__(("127.0.0.1", port), _Handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
@@ -146,8 +164,14 @@ class _Handler(BaseHTTPRequestHandler):
             time.sleep(6.0 if stub.fault == "hangs" else 0)
             self.connection.shutdown(socket.SHUT_RDWR)
             return
+        has_key = not stub.key or self.headers["Authorization"] == f"Bearer {stub.key}"
         with stub.lock:
-            answer = (500, {"error": {"message": "no"}}) if stub.fault == self.path else stub.reply(self.path, body)
+            if not has_key:
+                answer: Any = (401, {"error": {"message": "no key"}})
+            elif stub.fault == self.path:
+                answer = (500, {"error": {"message": "no"}})
+            else:
+                answer = stub.reply(self.path, body)
         status, content = answer if isinstance(answer, tuple) else (200, answer)
         data = json.dumps(content).encode()
         self.send_response(status)

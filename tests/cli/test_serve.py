@@ -1,16 +1,22 @@
 """`uptrend models serve`: its command, and a server that is watched. tests/served.py starts a real one."""
 
+import contextlib
+import http.client
+import os
 import shlex
+import signal
 import stat
+import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from models import write_model
-from served import ROOT, free_port
+from served import ROOT, free_port, is_alive
 from uptrend.runner import serve as serving
 
 Uptrend = Callable[..., Any]
@@ -32,19 +38,48 @@ print("(APIServer pid=1) ERROR out of memory", flush=True)
 os._exit(3)
 """
 
+# Loads --middleware as vLLM does, answers on every path, and has a process of its own beside.
+GUARDED = """#!{python}
+import argparse, importlib, os, subprocess, sys
+engine = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print(os.getpid(), engine.pid, flush=True)
+import uvicorn
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route, WebSocketRoute
+parser = argparse.ArgumentParser()
+for name in ("host", "port"):
+    parser.add_argument("--" + name)
+parser.add_argument("--middleware", action="append", default=[])
+options, _ = parser.parse_known_args()
+methods = ["GET", "HEAD", "POST", "DELETE", "OPTIONS", "PUT"]
+async def answer(request):
+    return PlainTextResponse("done")
+async def talk(socket):
+    await socket.accept()
+app = Starlette(routes=[Route("/{{path:path}}", answer, methods=methods), WebSocketRoute("/{{path:path}}", talk)])
+for name in {middleware}:
+    module, _, kind = name.rpartition(".")
+    app.add_middleware(getattr(importlib.import_module(module), kind))
+uvicorn.run(app, host=options.host, port=int(options.port), lifespan="off")
+engine.kill()
+"""
+KEY = "correct-horse"
+
 
 @pytest.fixture(autouse=True)
 def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UPTREND_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("UPTREND_VLLM", raising=False)
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
     monkeypatch.chdir(tmp_path)
 
 
-def make_vllm(folder: Path, asked: int = 0) -> Path:
+def make_vllm(folder: Path, asked: int = 0, program_text: str = PROGRAM, middleware: str = "()") -> Path:
     """An environment with a program that is no vLLM."""
     program = folder / "bin" / "vllm"
     program.parent.mkdir(parents=True)
-    program.write_text(PROGRAM.format(python=sys.executable, asked=asked))
+    program.write_text(program_text.format(python=sys.executable, asked=asked, middleware=middleware))
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     return folder
 
@@ -127,3 +162,134 @@ def test_a_server_that_dies_is_started_again_a_few_times(
     assert "vLLM ended with exit code 3. Starting it again (1 of 2)" in err
     assert "vLLM ended with exit code 3 2 times in a row. Starting it again (2 of 2)" in err
     assert "vLLM ended with exit code 3 3 times in a row. Its log is " in err
+
+
+@contextlib.contextmanager
+def supervisor(
+    tmp_path: Path, *options: str, **variables: str
+) -> Iterator[tuple["subprocess.Popen[bytes]", int, Path]]:
+    """`uptrend models serve` with a program that loads its middleware; gives process, port and what it printed."""
+    vllm = make_vllm(tmp_path / "env", program_text=GUARDED, middleware="options.middleware")
+    port, printed = free_port(), tmp_path / "printed"
+    command = [sys.executable, "-m", "uptrend", "models", "serve", str(RECIPE), "--vllm", str(vllm)]
+    with (
+        printed.open("w") as out,
+        subprocess.Popen([*command, "--port", str(port), *options], stderr=out, env=os.environ | variables) as process,
+    ):
+        try:
+            yield process, port, printed
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def wait_for(holds: Callable[[], bool], seconds: float = 120.0) -> None:
+    limit = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+
+
+def ask(port: int, path: str, method: str = "POST", **headers: str) -> int:
+    """Return the status of a reply; headers are written with underscores."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request(method, path, headers={name.replace("_", "-"): text for name, text in headers.items()})
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("docker", [False, True])
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.7", "gpu-node", ""])
+def test_an_address_beyond_this_machine_needs_a_key(
+    uptrend: Uptrend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str, docker: bool
+) -> None:
+    engine = ("--docker",) if docker else ("--vllm", make_vllm(tmp_path / "env"))
+    options = ("models", "serve", RECIPE, "--dry-run", *engine, "--host", host)
+    refusal = uptrend(*options, code=2).err
+    assert f"--host {host} needs a key" in refusal
+    assert "export VLLM_API_KEY=" in refusal
+    monkeypatch.setenv("VLLM_API_KEY", "")
+    assert "needs a key" in uptrend(*options, code=2).err
+    monkeypatch.setenv("VLLM_API_KEY", "two words")
+    assert "without spaces" in uptrend(*options, code=2).err
+    monkeypatch.setenv("VLLM_API_KEY", KEY)
+    command = uptrend(*options).out
+    assert "--middleware uptrend_worker.RequireKey" in command
+    assert KEY not in command  # a command line is for everybody who lists processes
+    assert ("--env VLLM_API_KEY " in command) == docker
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "localhost"])
+def test_this_machine_alone_needs_no_key(uptrend: Uptrend, tmp_path: Path, host: str) -> None:
+    _, words = dry(uptrend, "--vllm", make_vllm(tmp_path / "env"), "--host", host)
+    assert words[-4:-2] == ["--host", host]
+    assert words[words.index("--middleware") + 1] == "uptrend_worker.RefusePages"
+
+
+@pytest.mark.parametrize("option", ["--host=0.0.0.0", "--host", "--hos", "--port=1", "--api-key", "--api_key=x"])
+def test_options_after_dashes_do_not_open_the_server(uptrend: Uptrend, tmp_path: Path, option: str) -> None:
+    vllm = make_vllm(tmp_path / "env")
+    refusal = uptrend("models", "serve", RECIPE, "--vllm", vllm, "--dry-run", "--", option, "0.0.0.0", code=2).err
+    assert f"{option} after -- would leave this server unprotected" in refusal
+
+
+@pytest.mark.slow
+def test_every_path_but_health_needs_the_key(tmp_path: Path) -> None:
+    with supervisor(tmp_path, "--host", "0.0.0.0", VLLM_API_KEY=KEY) as (process, port, printed):
+        wait_for(lambda: "Ready after" in printed.read_text() or process.poll() is not None)
+        paths = ["/collective_rpc", "/sleep", "/reset_prefix_cache", "/update_weights", "/pause", "/invocations",
+                 "/tokenize", "/v1/models", "/metrics", "/docs", "/", "//health", "/health/", "/health/../pause",
+                 "/HEALTH", "/pause?/health", "/health%2fpause"]  # fmt: skip
+        for path in paths:
+            for method in ("GET", "POST", "DELETE", "OPTIONS"):
+                assert ask(port, path, method) == 401, (method, path)
+        for wrong in ("Bearer", "Bearer wrong", f"Bearer {KEY}x", f"Bearer  {KEY}", f"Basic {KEY}", KEY):
+            assert ask(port, "/collective_rpc", Authorization=wrong) == 401, wrong
+        upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec_WebSocket_Version": "13"}
+        assert ask(port, "/v1/realtime", "GET", Sec_WebSocket_Key="AAAAAAAAAAAAAAAAAAAAAA==", **upgrade) in (401, 403)
+        assert {ask(port, path, Authorization=f"Bearer {KEY}") for path in paths} == {200}
+        assert ask(port, "/health", "GET") == 200
+
+
+@pytest.mark.slow
+def test_without_a_key_web_pages_get_no_answer(tmp_path: Path) -> None:
+    with supervisor(tmp_path) as (process, port, printed):
+        wait_for(lambda: "Ready after" in printed.read_text() or process.poll() is not None)
+        for origin in ("https://evil.example", "null", f"http://127.0.0.1:{port}"):
+            assert ask(port, "/collective_rpc", Origin=origin, Content_Type="text/plain") == 403
+        assert ask(port, "/collective_rpc") == 200
+
+
+@pytest.mark.slow
+def test_a_server_that_answers_without_the_key_is_ended(
+    uptrend: Uptrend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As vLLM with another front end would, which loads no middleware."""
+    monkeypatch.setenv("VLLM_API_KEY", KEY)
+    vllm, port = make_vllm(tmp_path / "env", program_text=GUARDED), free_port()
+    err = uptrend("models", "serve", RECIPE, "--vllm", vllm, "--host", "0.0.0.0", "--port", port, code=2).err
+    assert "answers requests without the key (200 instead of 401)" in err
+    assert "Ready" not in err
+    pids = (tmp_path / "home" / "vllm" / f"{port}.log").read_text().split()[:2]
+    assert not any(is_alive(int(pid)) for pid in pids)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("until", ["started", "ready"])
+def test_a_supervisor_that_is_killed_takes_its_server_along(tmp_path: Path, until: str) -> None:
+    with supervisor(tmp_path) as (process, port, printed):
+        log = tmp_path / "home" / "vllm" / f"{port}.log"
+        wait_for(lambda: log.exists() and len(log.read_text().split()) >= 2)
+        if until == "ready":
+            wait_for(lambda: "Ready after" in printed.read_text())
+        pids = [int(pid) for pid in log.read_text().split()[:2]]
+        assert all(is_alive(pid) for pid in pids)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        try:
+            wait_for(lambda: not any(is_alive(pid) for pid in pids))
+        finally:
+            for pid in filter(is_alive, pids):
+                os.kill(pid, signal.SIGKILL)

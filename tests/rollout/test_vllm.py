@@ -5,8 +5,10 @@ import contextlib
 import gc
 import json
 import os
+import re
 import signal
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -19,13 +21,14 @@ import pytest
 import torch
 
 from models import encode, full_logits, make_policy, write_model
-from served import ROOT, SmallVllm, children, serve_tiny
+from served import ROOT, SmallVllm, is_alive, serve_tiny, servers
 from uptrend.config import Sampling, load_config
 from uptrend.doctor.probes import run_probes
 from uptrend.doctor.probes.bench import Bench
 from uptrend.policy.policy import Policy
 from uptrend.records import ConfigError, Ending, ModelError, ServerWarning
 from uptrend.records.schema import rollouts_of
+from uptrend.rollout.http import exchange
 from uptrend.rollout.inprocess import InProcessSampler
 from uptrend.rollout.sampler import Extension, Limits, Sampler
 from uptrend.rollout.vllm import VllmSampler
@@ -302,7 +305,7 @@ def test_a_server_that_is_killed_comes_back_with_the_current_weights(vllm: Any, 
     sampler, prompts = sampler_of(policy, url), [encode(policy, text) for text in PROMPTS * 4]
     perturb(policy, 0.3)  # it then says anything, at length
     load(sampler, policy, 5)
-    before = children(pid)
+    before = servers(pid)
 
     async def killed() -> list[Extension]:
         long = Limits(max_tokens=400, context=500)
@@ -313,10 +316,65 @@ def test_a_server_that_is_killed_comes_back_with_the_current_weights(vllm: Any, 
         return [await turn for turn in turns]
 
     said = event_loop.run(killed())
-    assert len(before) == len(children(pid)) == 1
-    assert before != children(pid)
+    assert len(before) == len(servers(pid)) == 1
+    assert before != servers(pid)
     assert {int(v) for e in said for v in e.versions} == {5}
     assert np.abs(gaps(policy, prompts, said, 1.0)).max() < 1e-3
+
+
+def group_of(leader: int) -> list[int]:
+    """Numbers of the processes of a group."""
+    pids = [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit()]
+    return [pid for pid in pids if is_alive(pid) and os.getpgid(pid) == leader]
+
+
+def status(url: str, method: str, key: str = "") -> int:
+    headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
+    data = b"{}" if method in ("POST", "PUT") else None
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, data, headers, method=method), timeout=60) as reply:
+            return int(reply.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+@pytest.mark.slow
+def test_a_server_for_other_machines_asks_for_its_key_and_ends_with_its_supervisor(
+    tmp_path: Path, tiny_folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On every path that vLLM itself lists in its log, with development endpoints and those for adapters."""
+    monkeypatch.setenv("VLLM_API_KEY", "correct-horse")
+    sets = ("--set", "model.lora={r=8}", "--set", "sampling.context=512")
+    with serve_tiny(tmp_path, *sets, "--host", "0.0.0.0", code=-signal.SIGKILL) as (url, pid):
+        (log,) = tmp_path.glob("vllm/*.log")
+        routes = re.findall(r"Route: (\S+), Methods: (.*)", log.read_text())
+        assert {"/collective_rpc", "/update_weights", "/v1/load_lora_adapter"} <= {path for path, _ in routes}
+        without = {
+            (path, method): status(url + path, method) for path, methods in routes for method in methods.split(", ")
+        }
+        assert {place for place, code in without.items() if code != 401} == {("/health", "GET")}
+        assert status(f"{url}/is_sleeping", "GET", "correct-horse") == 200
+        for lora in (False, True):
+            policy = make_policy(tiny_folder, lora=lora)
+            sampler = sampler_of(policy, url)
+            load(sampler, policy, 1)
+            prompts = [encode(policy, text) for text in PROMPTS]
+            assert np.abs(gaps(policy, prompts, say(sampler, prompts), LIMITS.temperature)).max() < 1e-3
+            if not lora:  # adapters need the weights that it began with
+                weights = {"path": f"{tiny_folder}/model.safetensors", "name": ""}
+                event_loop.run(exchange(f"{url}/collective_rpc", {"method": "uptrend_load", "kwargs": weights}))
+        (server,) = servers(pid)
+        group = group_of(server)
+        assert len(group) > 1  # with its engine
+        os.kill(pid, signal.SIGKILL)
+        try:
+            limit = time.monotonic() + 120
+            while any(map(is_alive, group)):
+                assert time.monotonic() < limit
+                time.sleep(0.1)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(server, signal.SIGKILL)
 
 
 # --- a stand-in that fails
@@ -360,6 +418,25 @@ def test_a_server_is_asked_for_plain_sampling_of_the_current_weights(
     )
     assert loads.count("/reset_prefix_cache") == 2
     assert len(server.adapters) == lora
+
+
+@KINDS
+def test_every_request_brings_the_key(
+    small: Any, llama_folder: Path, monkeypatch: pytest.MonkeyPatch, lora: bool
+) -> None:
+    server, policy = small(lora=lora), make_policy(llama_folder, lora=lora)
+    server.key = "correct-horse"
+    perturb(policy, 0.1)
+    for key, state in ((None, "is not set"), ("other", "holds another key than the server's")):
+        monkeypatch.setenv("VLLM_API_KEY", key) if key else monkeypatch.delenv("VLLM_API_KEY", raising=False)
+        with pytest.raises(ModelError, match=f"refuses /v1/models: the environment variable VLLM_API_KEY {state}"):
+            load(sampler_of(policy, server.url, kind=Quick), policy, 1)
+    monkeypatch.setenv("VLLM_API_KEY", "correct-horse")
+    sampler = sampler_of(policy, server.url, kind=Quick)
+    for version in (1, 2):
+        load(sampler, policy, version)
+        say(sampler, [[5, 6]], SHORT)
+    assert len(server.turns()) == 2
 
 
 def test_a_rollout_has_a_seed_for_each_turn(small: Any, llama_folder: Path) -> None:

@@ -91,9 +91,9 @@ def serve(
     recipe: Annotated[Path, typer.Argument(help="Recipe: a TOML file.", autocompletion=complete_recipes)],
     sets: Sets = None,
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
-    host: Annotated[str, typer.Option(help="Address to listen on; who reaches it can replace the weights.")] = (
-        "127.0.0.1"
-    ),
+    host: Annotated[
+        str, typer.Option(help="Address to listen on. Any but loopback needs a key in VLLM_API_KEY.")
+    ] = "127.0.0.1",
     vllm: Annotated[
         Path | None,
         typer.Option(help="Virtual environment with vLLM. Default: $UPTREND_VLLM, vllm on the PATH, .venv-vllm."),
@@ -111,8 +111,10 @@ def serve(
     uptrend train recipes/tiny.toml --set sampling.engine=vllm
 
     The server gets every new version of the weights while training goes on: as an adapter where the recipe has
-    [model.lora], else all of them. It listens to this machine alone, is started again where it dies, and Ctrl-C ends
-    it. Several servers share the work: start each on a port of its own and name them all in sampling.servers.
+    [model.lora], else all of them. It listens to this machine alone, is started again where it dies, and ends with
+    this command. Who reaches it can replace its weights: with a key in VLLM_API_KEY, here and where training runs,
+    every request has to bring that. Several servers share the work: start each on a port of its own and name them
+    all in sampling.servers.
 
     \b
     CUDA_VISIBLE_DEVICES=1 uptrend models serve RECIPE --port 8001 \\

@@ -51,7 +51,8 @@ def command(
         need_extra(package, "dashboard")
     from uptrend.dashboard.index import forget
     from uptrend.dashboard.library import Library
-    from uptrend.dashboard.server import LOOPBACK, DashboardServer, is_loopback, new_token, open_socket
+    from uptrend.dashboard.server import LOOPBACK, DashboardServer, new_token, open_socket
+    from uptrend.rollout.http import is_loopback
 
     asked = folders or [DEFAULT]
     if missing := [path for path in asked if not path.exists() and path != DEFAULT]:

@@ -297,14 +297,6 @@ def open_socket(host: str, port: int) -> socket.socket:
     return listener
 
 
-def is_loopback(host: str) -> bool:
-    """Return True for an address that only this machine reaches."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 @cache
 def new_token() -> str:
     """Return the token of this server."""

@@ -4,6 +4,7 @@ A request that is cancelled closes its connection, at which vLLM drops the turn.
 """
 
 import asyncio
+import ipaddress
 import json
 import os
 from typing import Any
@@ -16,6 +17,14 @@ KEY = "VLLM_API_KEY"  # environment variable with a server's key, as vLLM itself
 
 class RequestRefused(Exception):  # noqa: N818 (what the server did)
     """A status with which a server refuses a request for good, and its sentence."""
+
+
+def is_loopback(host: str) -> bool:
+    """Return True for an address that only this machine reaches."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 async def exchange(url: str, body: dict[str, Any] | None = None, timeout: float = 60.0) -> tuple[int, bytes]:

@@ -41,7 +41,7 @@ from uptrend.config import Sampling
 from uptrend.policy.policy import Policy
 from uptrend.records import Ending, ModelError, ServerWarning
 from uptrend.rollout.decoding import Endings
-from uptrend.rollout.http import SHARED, RequestRefused, exchange, sentence
+from uptrend.rollout.http import KEY, SHARED, RequestRefused, exchange, sentence
 from uptrend.rollout.play import derive
 from uptrend.rollout.sampler import Extension, Limits
 from uptrend.tasks.event_loop import in_caller, together
@@ -432,6 +432,9 @@ class VllmSampler:
             raise _Out(f"no reply to {path} within {timeout:g} s") from None
         except OSError as error:
             raise _Out(os.strerror(error.errno) if error.errno else str(error) or type(error).__name__) from None
+        if status in (401, 403):
+            state = "holds another key than the server's" if os.environ.get(KEY) else "is not set"
+            raise self._error(server, f"refuses {path}: the environment variable {KEY} {state}.")
         # A worker that can't load something fails with 500 as well as an engine that has died.
         is_refused = status == 500 and path in LOADS and "EngineCore" not in sentence(data)
         if status >= 500 and not is_refused:

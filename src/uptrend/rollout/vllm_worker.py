@@ -1,9 +1,13 @@
-"""Takes the learner's weights inside vLLM: `--worker-extension-cls uptrend_worker.Worker`.
+"""Code that runs inside vLLM: a worker that takes the learner's weights, and layers that refuse requests.
 
 `uptrend models serve` hands this file alone to the server under the name `uptrend_worker`, since that runs in an
-environment without Uptrend. So it imports nothing of it.
+environment without Uptrend. So it imports nothing of it: `--worker-extension-cls uptrend_worker.Worker` and
+`--middleware uptrend_worker.RequireKey`.
 """
 
+import hmac
+import json
+import os
 from typing import Any
 
 
@@ -30,3 +34,61 @@ class Worker:
     def uptrend_name(self) -> str:
         """Return the name of the weights that were loaded last; empty for those that the server began with."""
         return getattr(self, "_uptrend_name", "")
+
+
+class _Refusal:
+    """ASGI layer in front of all of vLLM's paths."""
+
+    status = 0
+    reason = ""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    def is_allowed(self, scope: Any) -> bool:
+        raise NotImplementedError
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan" or self.is_allowed(scope):
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008, "reason": self.reason})
+        else:
+            body = json.dumps({"error": {"message": self.reason}}).encode()
+            length = str(len(body)).encode()
+            headers = [(b"content-type", b"application/json"), (b"content-length", length)]
+            await send({"type": "http.response.start", "status": self.status, "headers": headers})
+            await send({"type": "http.response.body", "body": body})
+
+
+class RequireKey(_Refusal):
+    """Refuses what does not bring the key of $VLLM_API_KEY, on all paths but /health.
+
+    vLLM's own check leaves out paths beyond /v1, among them all that replace weights.
+    """
+
+    status = 401
+    reason = "This server needs its key: Authorization: Bearer KEY."
+
+    def __init__(self, app: Any) -> None:
+        super().__init__(app)
+        self._key = os.environ.get("VLLM_API_KEY", "").encode()
+        if not self._key:  # the command was copied to where there is none
+            raise RuntimeError("VLLM_API_KEY is not set: this server is not safe without a key.")
+
+    def is_allowed(self, scope: Any) -> bool:
+        if scope["type"] == "http" and scope["path"] == "/health":
+            return True
+        values = [value for name, value in scope["headers"] if name == b"authorization"]
+        parts = [value.partition(b" ") for value in values]
+        return any(kind.lower() == b"bearer" and hmac.compare_digest(key, self._key) for kind, _, key in parts)
+
+
+class RefusePages(_Refusal):
+    """Refuses what a web page sends: a browser on this machine carries any site's requests to loopback."""
+
+    status = 403
+    reason = "Web pages get no answer from a server without a key: set VLLM_API_KEY."
+
+    def is_allowed(self, scope: Any) -> bool:
+        return all(name != b"origin" for name, _ in scope["headers"])

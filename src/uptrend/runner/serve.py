@@ -12,20 +12,24 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 
 from uptrend.config import Config
 from uptrend.policy.known import find_model, home
 from uptrend.records import ConfigError, ModelError
+from uptrend.records.worker_process import WorkerDied, WorkerProcess
 from uptrend.rollout import vllm_worker
-from uptrend.rollout.http import KEY, SHARED
+from uptrend.rollout.http import KEY, SHARED, is_loopback
+from uptrend.runner.serve_watch import end_group
 
 IMAGE = "vllm/vllm-openai:v0.32.0"
 INSIDE = "/uptrend"  # folder of the worker extension in a container
 MODULE = "uptrend_worker"  # name under which vLLM imports it
 RESTARTS = 3  # times that a server is started again within `SOON` of its last start
 SOON = 600.0  # seconds
-PATIENCE = 20.0  # seconds for a server to end
+OURS = ("--host", "--port", "--api-key")  # vLLM's options that decide who reaches a server
+WATCH_S = 5.0  # seconds for an answer of the process that watches this one
 # Not LoRA's: PEFT adapts every linear module but the output layer.
 NO_TARGETS = ("embed", "lm_head", "norm", "wte", "wpe")
 
@@ -74,12 +78,15 @@ def plan_server(
         environment["HF_HUB_OFFLINE"] = "1"
     if not is_cuda:
         environment["VLLM_CPU_KVCACHE_SPACE"] = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "2")  # GiB
-    command = ["vllm", "serve", str(folder or model), *_flags(config, folder, is_cuda=is_cuda)]
+    command = ["vllm", "serve", str(folder or model), "--middleware", f"{MODULE}.{_choose_check(host, options)}"]
+    command += _flags(config, folder, is_cuda=is_cuda)
     command += ["--host", "0.0.0.0" if docker else host, "--port", str(port), *options]
-    url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
+    # Reached from here, all addresses are this machine's.
+    url = f"http://{_bracketed({'': '127.0.0.1', '0.0.0.0': '127.0.0.1', '::': '::1'}.get(host, host))}:{port}"
     if not docker:
         return Served([find_vllm(vllm), *command[1:]], environment, url, own / f"{port}.log")
-    outside = ["docker", "run", "--rm", "--init", "--gpus", "all", "--ipc=host", "--publish", f"{host}:{port}:{port}"]
+    outside = ["docker", "run", "--rm", "--init", "--gpus", "all", "--ipc=host"]
+    outside += ["--publish", f"{_bracketed(host)}:{port}:{port}"]
     outside += ["--volume", f"{own}:{INSIDE}:ro"]
     cache = Path("~/.cache/huggingface").expanduser()
     outside += ["--volume", f"{folder}:{folder}:ro" if folder else f"{cache}:/root/.cache/huggingface"]
@@ -88,6 +95,31 @@ def plan_server(
     outside += [word for key, value in environment.items() for word in ("--env", f"{key}={value}")]
     outside += [word for key in (KEY, "HF_TOKEN") if key in os.environ for word in ("--env", key)]
     return Served([*outside, "--entrypoint", "vllm", IMAGE, *command[1:]], {}, url, own / f"{port}.log")
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _choose_check(host: str, options: tuple[str, ...]) -> str:
+    """Return the layer that refuses requests; raise ConfigError where none could keep others out."""
+    for option in options:
+        name = option.partition("=")[0].replace("_", "-")
+        # vLLM takes any beginning of a name that is long enough.
+        if ours := next((word for word in OURS if len(name) > 3 and word.startswith(name)), None):
+            instead = f"set {KEY}" if ours == "--api-key" else f"name {ours} before the --"
+            raise ConfigError(f"{option} after -- would leave this server unprotected: {instead}.")
+    key = os.environ.get(KEY, "")
+    if not key and is_loopback(host):
+        return vllm_worker.RefusePages.__name__
+    if not key:
+        raise ConfigError(
+            f"--host {host} needs a key, since who reaches the server can replace its weights. Set {KEY} to the same "
+            f"secret here and where training runs, for example: export {KEY}=$(openssl rand -hex 32)"
+        )
+    if not key.isascii() or not key.isprintable() or " " in key:
+        raise ConfigError(f"{KEY} should hold ASCII letters, digits and signs without spaces.")
+    return vllm_worker.RequireKey.__name__
 
 
 def _flags(config: Config, folder: Path | None, *, is_cuda: bool) -> list[str]:
@@ -150,15 +182,16 @@ def find_vllm(folder: Path | None = None) -> str:
 
 def serve(served: Served, say: Callable[[str], None]) -> None:
     """Run a server until it is interrupted; one that ends by itself is started again, a few times."""
-    if _is_healthy(served.url):
+    if _status(f"{served.url}/health"):
         raise ModelError(f"Something answers at {served.url} already. End it, or choose another --port.")
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # ends the server too, as Ctrl-C does
     served.log.write_text("")
+    watcher = WorkerProcess("uptrend.runner.serve_watch")
     deaths = 0
     try:
         while True:
             began = time.monotonic()
-            code, was_ready = _run(served, say)
+            code, was_ready = _run(served, watcher, say)
             deaths = deaths + 1 if time.monotonic() - began < SOON else 1
             told = f"vLLM ended with exit code {code}" + (f" {deaths} times in a row" if deaths > 1 else "")
             if not was_ready or deaths > RESTARTS:
@@ -166,19 +199,22 @@ def serve(served: Served, say: Callable[[str], None]) -> None:
             say(f"{told}. Starting it again ({deaths} of {RESTARTS}); the sampler gives it the current weights.")
     finally:
         signal.signal(signal.SIGTERM, before)
+        watcher.close()
 
 
-def _run(served: Served, say: Callable[[str], None]) -> tuple[int, bool]:
+def _run(served: Served, watcher: WorkerProcess, say: Callable[[str], None]) -> tuple[int, bool]:
     """Start a server and wait for its end; return its exit code, and True where it had become ready."""
     began, told, is_ready = time.monotonic(), 0.0, False
+    _watch(watcher, 0)  # it takes a second to start, in which there should be no server yet
     with served.log.open("a") as out:
         process = subprocess.Popen(
             served.command, stdout=out, stderr=out, env={**os.environ, **served.environment}, process_group=0
         )
     try:
+        _watch(watcher, process.pid)
         while (code := process.poll()) is None:
             seconds = time.monotonic() - began
-            if not is_ready and _is_healthy(served.url):
+            if not is_ready and _status(f"{served.url}/health") == 200 and _has_check(served.url):
                 is_ready = True
                 say(f"Ready after {seconds:.0f} s: {served.url} (Ctrl-C ends it).")
             elif not is_ready and seconds - told >= 10:
@@ -187,30 +223,39 @@ def _run(served: Served, say: Callable[[str], None]) -> tuple[int, bool]:
             time.sleep(0.5)
         return code, is_ready
     finally:
-        _end(process)
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End a server and all that it started: it gets time to do so itself, and to clean up."""
-    process.terminate()
-    limit = time.monotonic() + PATIENCE
-    try:
-        while time.monotonic() < limit:
-            process.poll()  # one that ended is still of the group until then
-            os.killpg(process.pid, 0)
-            time.sleep(0.1)
-        os.killpg(process.pid, signal.SIGKILL)
+        end_group(process.pid, process.poll)
         process.wait()
-    except ProcessLookupError:  # nobody is left
-        return
+        _watch(watcher, 0)
 
 
-def _is_healthy(url: str) -> bool:
+def _has_check(url: str) -> bool:
+    """Return True where a server refuses requests without the key, or has none; raise ModelError where it answers."""
+    status = _status(url) if os.environ.get(KEY) else 401
+    if status not in (0, 401):
+        raise ModelError(
+            f"{url} answers requests without the key ({status} instead of 401), so this server was ended. An option "
+            "after -- or a variable of vLLM's must have switched its --middleware off."
+        )
+    return status == 401
+
+
+def _watch(watcher: WorkerProcess, group: int) -> None:
+    """Name the process group that ends with this process; 0 for none."""
     try:
-        with urllib.request.urlopen(f"{url}/health", timeout=5):
-            return True
-    except (OSError, urllib.error.URLError):
-        return False
+        watcher.call(group, WATCH_S)
+    except (WorkerDied, TimeoutError) as error:
+        raise ModelError(f"The process that would end vLLM with this one does not answer ({error}).") from error
+
+
+def _status(url: str) -> int:
+    """Return the status of a reply to a request without a key; 0 where nothing answers."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as reply:
+            return int(reply.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except (OSError, HTTPException):
+        return 0
 
 
 def _last_lines(log: Path, count: int = 5) -> str:
