@@ -40,7 +40,7 @@ os._exit(3)
 
 # Loads --middleware as vLLM does, answers on every path, and has a process of its own beside.
 GUARDED = """#!{python}
-import argparse, importlib, os, subprocess, sys
+import argparse, importlib, os, signal, subprocess, sys
 engine = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 print(os.getpid(), engine.pid, flush=True)
 import uvicorn
@@ -61,8 +61,8 @@ app = Starlette(routes=[Route("/{{path:path}}", answer, methods=methods), WebSoc
 for name in {middleware}:
     module, _, kind = name.rpartition(".")
     app.add_middleware(getattr(importlib.import_module(module), kind))
+signal.signal(signal.SIGTERM, lambda *_: (engine.kill(), os._exit(0)))  # uvicorn calls it when it has ended
 uvicorn.run(app, host=options.host, port=int(options.port), lifespan="off")
-engine.kill()
 """
 KEY = "correct-horse"
 
