@@ -22,7 +22,7 @@ import pytest
 import uptrend
 from synthetic import evaluation_of, info_of, line_of, metrics_of, rollout_of, write_run
 from uptrend.bridge import tracking as sending
-from uptrend.bridge.importers.readers import LogFile
+from uptrend.bridge.importers.readers import open_log
 from uptrend.bridge.importers.trackers import read_events, read_wandb
 from uptrend.bridge.trackers import ENVIRONMENT, TRACKERS, Alert, Start, Tracker, make_tracker
 from uptrend.config import load_config
@@ -62,7 +62,7 @@ class Shown:
 def read_back_wandb(run: Path) -> Shown:
     shown = Shown("")
     for file in sorted(run.glob("wandb/offline-run-*/run-*.wandb")):
-        (log,) = read_wandb(LogFile(file, file.read_bytes())) or []
+        (log,) = read_wandb(open_log(file)) or []
         shown.name, shown.config = log.name, shown.config or log.facts
         shown.alerts += file.read_bytes().decode(errors="replace")
         for row in log.rows:
@@ -110,7 +110,7 @@ def read_back_tensorboard(run: Path) -> Shown:
                 shown.put_table(key, event.step, text.splitlines()[2:])
     # Our own reader sees the same numbers.
     files = sorted((run / "tensorboard").iterdir())
-    rows = [row for file in files for log in read_events(LogFile(file, file.read_bytes())) or [] for row in log.rows]
+    rows = [row for file in files for log in read_events(open_log(file)) or [] for row in log.rows]
     assert {row["step"]: row["reward/mean"] for row in rows if "reward/mean" in row} == shown.metrics["reward/mean"]
     return shown
 

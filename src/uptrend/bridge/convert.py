@@ -19,6 +19,7 @@ from uptrend.config.tables import flatten, nest, to_recipe, to_toml
 from uptrend.policy.known import local_folder
 from uptrend.records import ConfigError
 from uptrend.records.dialects import is_machinery, names_for, names_of, other_default, our_value, settings, to_theirs
+from uptrend.records.memory import MAX_RECIPE, read_whole
 
 # Settings that TRL counts in optimizer updates; ours count steps of `updates` × `minibatches` updates.
 COUNTED = ("learning.steps", "learning.warmup", "learning.kl.reset_every", "eval.every", "checkpoints.every")
@@ -105,7 +106,7 @@ def read_any(path: Path, flags: Mapping[str, Any], processes: int = 1) -> Conver
     `flags` are those of the script's command line, and `processes` the number that it was started with.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_whole(path, MAX_RECIPE).decode("utf-8")
         table = {".json": json.loads, ".toml": tomllib.loads}.get(path.suffix, lambda _: None)(text)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} can't be read: {error}.") from None

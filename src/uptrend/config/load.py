@@ -22,6 +22,7 @@ from annotated_types import Ge, Gt, Le, Lt, Predicate
 from uptrend.config.schema import Config, Otherwise, Tasks
 from uptrend.config.tables import flatten, plain, to_toml
 from uptrend.records import ConfigError
+from uptrend.records.memory import MAX_RECIPE, read_whole
 from uptrend.records.renamed import current, upgrade_keys
 
 T = TypeVar("T")
@@ -125,7 +126,7 @@ def shorten_warmup(config: Config) -> Config:
 def read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file as a table."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(read_whole(path, MAX_RECIPE).decode("utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"There is no recipe at {path}.") from None
     except IsADirectoryError:

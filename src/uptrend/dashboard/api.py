@@ -9,19 +9,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow.compute as pc
-
 from uptrend.config import difference
 from uptrend.dashboard import findings, journals, rollouts
-from uptrend.dashboard.curves import POINTS, STEP, TIME, thin, values_of
+from uptrend.dashboard.curves import POINTS, STEP, TIME, thin
 from uptrend.dashboard.filters import COLUMNS, BadRequest, choose, known_key, value_of
 from uptrend.dashboard.library import Library, LibraryEntry
 from uptrend.dashboard.rollouts import RolloutPlace
 from uptrend.doctor.report import plain
-from uptrend.records import RecordError, Run
+from uptrend.records import RecordError
 from uptrend.records.metrics import find_metric, label_of, sections
-from uptrend.runner.summary import pair_up
+from uptrend.records.run import step_folders
 
 Answer = dict[str, Any]
 NOT_COMPARED = ("name", "seed")
@@ -148,20 +145,14 @@ def show_run(library: Library, run: str) -> Answer:
         answer |= {"settings": findings.settings(told["config"], trainer), "notes": told["notes"], "markers": [],
                    "rollouts": bool(told["rollout_steps"]), "info": {}, "evals": evals, "bounds": None}  # fmt: skip
     else:
-        _, opened = library.run(run)
+        facts = library.facts(entry)
         answer["report"] = findings.told(report, str(entry.source.path), trainer)
-        evals = [line for line in opened.eval_lines if isinstance(line.get("accuracy"), int | float)]
-        steps = table[STEP].to_numpy() if len(table) else np.zeros(0)
-        stopped = opened.stopped
-        keys = ("created", "uptrend", "python", "machine", "tasks", "eval", "model", "packages", "kind")
+        evals = [line for line in facts["evals"] if isinstance(line.get("accuracy"), int | float)]
         answer |= {
-            "settings": findings.settings(opened.config, trainer),
-            "notes": [*(opened.info.get("notes") or ()), *opened.notes],
-            "markers": findings.markers(opened, steps, values_of(table, TIME)), "evals": evals,
-            "rollouts": (opened.path / "rollouts").is_dir(),
-            "info": {key: opened.info[key] for key in keys if key in opened.info},
-            "bounds": _bounds(RolloutPlace(entry, library)), "checkpoints": [path.name for path in opened.checkpoints],
-            "stopped": {"by": stopped.by, "why": stopped.sentence} if stopped else None,
+            "settings": findings.settings(facts["config"], trainer), "notes": facts["notes"],
+            "markers": facts["markers"], "evals": evals, "rollouts": (entry.source.path / "rollouts").is_dir(),
+            "info": facts["info"], "bounds": _bounds(RolloutPlace(entry, library)), "stopped": facts["stopped"],
+            "checkpoints": [path.name for path in step_folders(entry.source.path / "checkpoints").values()],
         }  # fmt: skip
     answer["panels"] = _filled(names, any(e.get("accuracy") is not None for e in answer["evals"]))
     return dict(plain(answer))
@@ -170,12 +161,10 @@ def show_run(library: Library, run: str) -> Answer:
 def _bounds(place: RolloutPlace) -> list[float] | None:
     """Return the least and greatest reward that a rollout of the last step can have; None where nobody said."""
     try:
-        table = place.read(place.entry.row["step"], ["reward_low", "reward_high"])
+        found: list[float] | None = place.ask("reward_bounds", place.entry.row["step"])
     except RecordError:  # none were kept of it
         return None
-    if table["reward_low"].null_count == len(table):
-        return None
-    return [pc.min(table["reward_low"]).as_py(), pc.max(table["reward_high"]).as_py()]
+    return found
 
 
 def _metric_sections(names: list[str]) -> list[Answer]:
@@ -234,7 +223,7 @@ def compare_runs(library: Library, runs: str) -> Answer:
 
 
 def _evals(library: Library, entry: LibraryEntry) -> list[Answer]:
-    lines = Run(entry.source.path).eval_lines if entry.source.kind == "run" else library.log(entry)["evals"]
+    lines = library.facts(entry)["evals"] if entry.source.kind == "run" else library.log(entry)["evals"]
     return [{k: e.get(k) for k in ("step", "accuracy", "low", "high")} for e in lines if e.get("accuracy") is not None]
 
 
@@ -258,8 +247,9 @@ def _pairs(library: Library, entries: list[LibraryEntry]) -> list[Answer]:
     for other in own[1:]:
         try:
             for entry in (own[0], other):
+                entry.source.check_all()
                 entry.source.check_below(entry.source.path / "evals")
-            paired = pair_up(library.run(own[0].row["id"])[1], library.run(other.row["id"])[1])
+            paired = library.pages.call("pair_runs", str(own[0].source.path), str(other.source.path))
         except Exception:  # damaged rollouts of one run hide no other
             paired = None
         found.append({"a": own[0].row["id"], "b": other.row["id"], **(paired or {"tasks": 0})})
@@ -280,7 +270,7 @@ def list_steps(library: Library, run: str) -> Answer:
     held = replace(place, held=True)
     sets: list[str] = []
     if place.entry.source.kind == "run":
-        lines = Run(place.entry.source.path).eval_lines
+        lines = library.facts(place.entry)["evals"]
         sets = list(dict.fromkeys(label for line in lines for label in line.get("sets", ())))
     return {"steps": list(place.steps()), "evals": list(held.steps()), "sets": sets}
 

@@ -4,9 +4,8 @@ import contextlib
 import hashlib
 import io
 import os
-import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from uptrend.dashboard.index import ReadIndex
 from uptrend.records import Run
 from uptrend.records.directory import LINES, MAX_DEPTH, parse_line, read_lines
+from uptrend.records.memory import MAX_CELLS, MAX_LOG, check_cells, check_size
 from uptrend.records.renamed import upgrade_metrics
 from uptrend.records.view import Floats
 
@@ -43,63 +42,65 @@ class _Read:
     """Digest of the last bytes before the offset."""
     size: int
     """Bytes that the table takes, counted once: counting takes as long as reading a small file."""
+    is_in_file: bool = False
 
 
 class Columns:
-    """Columns of metrics files, each read once and then only where it grew."""
+    """Columns of metrics files, each read once and then only where it grew; those of large files are kept as files."""
 
-    def __init__(self, index: ReadIndex) -> None:
-        self._index = index
+    def __init__(self) -> None:
         self._held: OrderedDict[Path, _Read] = OrderedDict()
-        self._lock = threading.Lock()
 
-    def of_run(self, run: Run) -> pa.Table:
-        """Return the metrics of a run, one row per step; columns that are no numbers are left out."""
+    def of_run(self, run: Run, file: Path, large: int = LARGE) -> tuple[pa.Table, bool]:
+        """Return the metrics of a run, one row per step, and if `file` has them too; what is no number is left out."""
         path = run.path / METRICS
         if run.schema == 1:  # other names, and nulls that mean something else
-            return _from_records(upgrade_metrics(line) for line in read_lines(path))
+            return _from_records(upgrade_metrics(line) for line in read_lines(path)), False
         size = os.path.getsize(path) if path.exists() else 0
-        with self._lock:
-            read = self._held.pop(path, None) or self._from_index(path)
-            if read is not None and (size < read.offset or read.tail != _digest(path, read.offset)):
-                read = None
-            if read is None or size > read.offset:
-                read = self._read_on(path, read, size)
-            self._held[path] = read
-            while len(self._held) > 1 and sum(read.size for read in self._held.values()) > HELD:
-                self._held.popitem(last=False)
-            return read.table
+        read = self._held.pop(path, None) or _from_file(file)
+        if read is not None and (size < read.offset or read.tail != _digest(path, read.offset)):
+            read = None
+        if read is None or size > read.offset:
+            read = _read_on(path, read, size)
+            if read.offset > large:
+                read.is_in_file = _to_file(read, file)
+        self._held[path] = read
+        while len(self._held) > 1 and sum(read.size for read in self._held.values()) > HELD:
+            self._held.popitem(last=False)
+        return read.table, read.is_in_file
 
-    def _read_on(self, path: Path, before: _Read | None, size: int) -> _Read:
-        start = before.offset if before else 0
-        with path.open("rb") if size else io.BytesIO() as file:
-            file.seek(start)
-            data = file.read(size - start)
-        data = data[: data.rfind(b"\n") + 1]  # a line that is being written is read next time
-        table = parse(data)
-        if before is not None:
-            table = (
-                pa.concat_tables([before.table, table], promote_options="permissive") if len(table) else before.table
-            )
-        read = _Read(table, start + len(data), _digest(path, start + len(data)), table.nbytes)
-        if read.offset > LARGE and (before is None or read.offset > 2 * len(data)):
-            self._to_index(path, read)
-        return read
 
-    def _to_index(self, path: Path, read: _Read) -> None:
-        known = {"offset": str(read.offset), "tail": read.tail}
-        with contextlib.suppress(OSError):
-            write_columns(read.table.combine_chunks().replace_schema_metadata(known), self._index.file_of(path))
+def _read_on(path: Path, before: _Read | None, size: int) -> _Read:
+    check_size(path, size, MAX_LOG)
+    start = before.offset if before else 0
+    with path.open("rb") if size else io.BytesIO() as file:
+        file.seek(start)
+        data = file.read(size - start)
+    data = data[: data.rfind(b"\n") + 1]  # a line that is being written is read next time
+    table = parse(data)
+    if before is not None:
+        table = _joined([before.table, table]) if len(table) else before.table
+    return _Read(table, start + len(data), _digest(path, start + len(data)), table.nbytes)
 
-    def _from_index(self, path: Path) -> _Read | None:
-        file = self._index.file_of(path)
-        try:
-            table = pa.ipc.open_file(pa.memory_map(str(file))).read_all()
-            os.utime(file)
-            known = table.schema.metadata
-            return _Read(table, int(known[b"offset"]), known[b"tail"].decode(), 0)  # mapped, not in memory
-        except (OSError, pa.ArrowInvalid, KeyError, TypeError, ValueError):
-            return None
+
+def _to_file(read: _Read, file: Path) -> bool:
+    known = {"offset": str(read.offset), "tail": read.tail}
+    try:
+        write_columns(read.table.combine_chunks().replace_schema_metadata(known), file)
+    except OSError:
+        return False
+    return True
+
+
+def _from_file(file: Path) -> _Read | None:
+    try:
+        table = pa.ipc.open_file(pa.memory_map(str(file))).read_all()
+        os.utime(file)
+        known = table.schema.metadata
+        # Mapped, not in memory.
+        return _Read(table, int(known[b"offset"]), known[b"tail"].decode(), 0, is_in_file=True)
+    except (OSError, pa.ArrowInvalid, KeyError, TypeError, ValueError):
+        return None
 
 
 def write_columns(table: pa.Table, file: Path) -> None:
@@ -121,19 +122,43 @@ def _digest(path: Path, offset: int) -> str:
 
 def parse(data: bytes) -> pa.Table:
     """Return the numbers of JSON lines as a table; damaged lines are left out."""
-    if not data:
-        return pa.table({})
-    lines = data.split(b"\n")
+    return _joined([_parse_piece(piece) for piece in _pieces_of(data)])
+
+
+def _pieces_of(data: bytes) -> Iterator[memoryview]:
+    """Yield lines, as many at a time as make no large table even if no two values of theirs have the same name."""
+    view, begin, end, rows, values = memoryview(data), 0, 0, 0, 0
+    for line in data.split(b"\n"):
+        names = line.count(b":")
+        if (rows + 1) * (values + names) > MAX_CELLS // 4 and rows:
+            yield view[begin:end]
+            begin, rows, values = end, 0, 0
+        rows, values, end = rows + 1, values + names, end + len(line) + 1
+    yield view[begin:]
+
+
+def _parse_piece(piece: memoryview) -> pa.Table:
+    lines = bytes(piece).split(b"\n")
     # Arrow's reader ends the process at a value that is nested too deep.
     if max(line.count(b"[") + line.count(b"{") for line in lines) <= MAX_DEPTH:
         options = pj.ReadOptions(block_size=1 << 24)
         with contextlib.suppress(pa.ArrowInvalid, UnicodeError):
-            table = _numbers(pj.read_json(pa.BufferReader(data), read_options=options))
+            table = _numbers(pj.read_json(pa.BufferReader(piece), read_options=options))
             if STEP in table.column_names:
                 return table
     # Columns want all lines to be of one kind: one by one, a damaged line costs itself alone.
     records = (parse_line(line, METRICS) for line in lines)
     return _from_records(record for record in records if record is not None)
+
+
+def _joined(tables: Sequence[pa.Table]) -> pa.Table:
+    """Return tables one after the other; each may have columns that the others lack."""
+    tables = [table for table in tables if len(table)]
+    if len(tables) < 2:
+        return tables[0] if tables else pa.table({})
+    names = set[str]().union(*(table.column_names for table in tables))
+    check_cells(METRICS, sum(map(len, tables)), len(names))
+    return pa.concat_tables(tables, promote_options="permissive").combine_chunks()
 
 
 def _from_records(records: Iterable[Mapping[str, Any]]) -> pa.Table:
@@ -142,6 +167,7 @@ def _from_records(records: Iterable[Mapping[str, Any]]) -> pa.Table:
         for record in records
     ]
     keys = dict.fromkeys(key for row in rows for key in row)
+    check_cells(METRICS, len(rows), len(keys))
     return _numbers(pa.table({key: pa.array([row.get(key) for row in rows]) for key in keys}))
 
 

@@ -51,6 +51,16 @@ def diagnose_run(path: str) -> Report:
     return to_table([diagnose(view_of(Run(path)))])
 
 
+def found_in(report: Report | None) -> dict[str, Any]:
+    """Return the trend and the number of causes by severity, with the step that dates them; no doctor looked: None."""
+    if report is None:
+        return {"trend": None, "findings": None, "finding": None, "of_step": None}
+    causes = [finding for finding in report["findings"] if finding["symptom_of"] is None]
+    counts = {kind: sum(f["severity"] == kind for f in causes) for kind in ("critical", "warning", "note")}
+    first = causes[0]["id"] if causes and causes[0]["severity"] != "note" else None
+    return {"trend": report["trend"], "findings": counts, "finding": first, "of_step": report.get("step")}
+
+
 def told(report: Report | None, run: str, trainer: str) -> Report | None:
     """Return a report for a page: causes in order with their symptoms, fixes in the run's own words, and commands."""
     if report is None:

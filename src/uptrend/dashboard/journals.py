@@ -1,9 +1,8 @@
 """Journals of the lab for pages: what is to be tested, and each hypothesis with its curves and its verdict."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from uptrend.dashboard.library import Library
 from uptrend.dashboard.prose import tree
 from uptrend.doctor.report import plain
 from uptrend.lab.journal import figures
@@ -14,10 +13,34 @@ from uptrend.lab.notebook import PROBLEM, Notebook, phases
 from uptrend.records import Hypothesis, LabError, RecordError
 from uptrend.records.metrics import name_of
 
+if TYPE_CHECKING:
+    from uptrend.dashboard.library import Library
 
-def overview(library: Library, lab: str) -> dict[str, Any]:
+
+def overview(library: "Library", lab: str) -> dict[str, Any]:
     """Return a journal's question, its hypotheses with their status, and the roadmap of those still open."""
-    notebook = library.lab(lab)
+    return {"id": lab, **library.pages.call("read_overview", str(library.lab(lab)))}
+
+
+def hypothesis(library: "Library", lab: str, id: str) -> dict[str, Any]:
+    """Return a hypothesis: claim, criteria, arms, curves by arm and seed, effects, verdict, runs and prose."""
+    told: dict[str, Any] = {"lab": lab, **library.pages.call("read_hypothesis", str(library.lab(lab)), id)}
+    if "runs" in told:
+        known = {str(entry.source.path): entry.source.id for entry in library.entries("run")}
+        told["runs"]["links"] = [known.get(folder) for folder in told["runs"].pop("folders")]
+    return told
+
+
+def _notebook(folder: str) -> Notebook:
+    try:
+        return Notebook(Path(folder))
+    except LabError as error:
+        raise RecordError(str(error)) from None
+
+
+def read_overview(folder: str) -> dict[str, Any]:
+    """Read what `overview` shows; in the reader process."""
+    notebook = _notebook(folder)
     try:
         hypotheses, broken = notebook.readable
     except LabError as error:
@@ -32,7 +55,7 @@ def overview(library: Library, lab: str) -> dict[str, Any]:
             "sentence": chapter.verdict.sentence if chapter.verdict else "", "runs": len(chapter.runs),
         })  # fmt: skip
     return {
-        "id": lab, "title": title_of_lab(notebook), "path": str(notebook.folder), "hypotheses": rows, "broken": broken,
+        "title": title_of_lab(notebook), "path": str(notebook.folder), "hypotheses": rows, "broken": broken,
         "problem": tree(FIRST_TITLE.sub("", notebook.text(PROBLEM)).strip()),
         "phases": [{"title": title, "ids": [h.id for h in found]} for title, found in phases(hypotheses).items()],
     }  # fmt: skip
@@ -45,9 +68,9 @@ def _chapter(notebook: Notebook, h: Hypothesis) -> Chapter:
         raise RecordError(str(error)) from None
 
 
-def hypothesis(library: Library, lab: str, id: str) -> dict[str, Any]:
-    """Return a hypothesis: claim, criteria, arms, curves by arm and seed, effects, verdict, runs and prose."""
-    notebook = library.lab(lab)
+def read_hypothesis(folder: str, id: str) -> dict[str, Any]:
+    """Read what `hypothesis` shows; in the reader process."""
+    notebook = _notebook(folder)
     try:
         h = notebook.hypothesis(id)
     except LabError as error:
@@ -55,7 +78,7 @@ def hypothesis(library: Library, lab: str, id: str) -> dict[str, Any]:
     chapter = _chapter(notebook, h)
     verdict, entry = chapter.verdict, chapter.entry
     told: dict[str, Any] = {
-        "lab": lab, "path": chapter.file, "outcome": chapter.outcome, "named": titled(h),
+        "path": chapter.file, "outcome": chapter.outcome, "named": titled(h),
         **plain({key: getattr(h, key) for key in (
             "id", "title", "priority", "status", "confidence", "cause", "explains", "metric", "smallest", "seeds",
             "alpha", "steps", "method", "validated_if", "invalidated_if", "prerequisites", "stops_early",
@@ -75,10 +98,9 @@ def hypothesis(library: Library, lab: str, id: str) -> dict[str, Any]:
     }  # fmt: skip
     if chapter.runs:
         head, rows = runs_table(h.metric, chapter.runs)
-        known = {entry.source.path: entry.source.id for entry in library.entries("run")}
         order = sorted(chapter.runs, key=lambda run: [r.arm for r in chapter.runs].index(run.arm))
-        links = [known.get((notebook.folder / run.folder).resolve() if run.folder else Path()) for run in order]
-        told["runs"] = {"head": head, "rows": rows, "links": links}
+        folders = [str((notebook.folder / run.folder).resolve()) if run.folder else "" for run in order]
+        told["runs"] = {"head": head, "rows": rows, "folders": folders}
     if verdict is not None:
         sign = sign_of(h)
         told["verdict"] = plain({

@@ -1,31 +1,28 @@
 """Contents of the given folders, kept up to date: rows for the table, readers of one run, log or journal."""
 
+import base64
 import contextlib
 import os
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from datetime import datetime
-from functools import lru_cache
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from uptrend.config.tables import flatten
-from uptrend.dashboard.curves import Columns, sparkline, values_of
+from uptrend.dashboard import curves
+from uptrend.dashboard.findings import found_in
 from uptrend.dashboard.index import ReadIndex
 from uptrend.dashboard.sources import FoundSource, Stamp, find_sources
 from uptrend.dashboard.worker import ReaderProcess
 from uptrend.doctor.report import plain
-from uptrend.doctor.saved import saved_report
-from uptrend.lab.notebook import Notebook
-from uptrend.records import LabError, RecordError, Run, RunView, view_of
-from uptrend.runner import views_of
-from uptrend.runner.summary import SETTINGS, held_out
+from uptrend.records import RecordError
+from uptrend.records.directory import is_being_written
+from uptrend.runner.summary import SETTINGS
 
 # Seconds between two looks at all files: at least so many, and so many times what a look takes.
 PAUSE, REST = 1.0, 20.0
@@ -55,12 +52,46 @@ class IndexProgress:
     """Counts changes of rows."""
 
 
+class RunTables:
+    """Metrics of runs as the reader process gives them; each is asked for again where its file changed."""
+
+    def __init__(self, index: ReadIndex, reader: ReaderProcess) -> None:
+        self._index, self._reader = index, reader
+        self._held: OrderedDict[Path, tuple[Any, pa.Table, int]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def of_run(self, path: Path) -> pa.Table:
+        """Return the metrics of a run, one row per step."""
+        now = None
+        with contextlib.suppress(OSError):
+            stat = os.stat(path / curves.METRICS)
+            now = stat.st_mtime_ns, stat.st_size, stat.st_ino
+        with self._lock:
+            if path in self._held and self._held[path][0] == now:
+                self._held.move_to_end(path)
+                return self._held[path][1]
+        file = self._index.file_of(path)
+        arrow = self._reader.call("run_table", str(path), str(file), curves.LARGE)["arrow"]
+        if arrow is None:
+            table, size = pa.ipc.open_file(pa.memory_map(str(file))).read_all(), 0  # mapped, not in memory
+        else:
+            table, size = pa.ipc.open_stream(base64.b64decode(arrow)).read_all(), len(arrow)
+        with self._lock:
+            self._held[path] = now, table, size
+            self._held.move_to_end(path)
+            while len(self._held) > 1 and sum(size for _, _, size in self._held.values()) > curves.HELD:
+                self._held.popitem(last=False)
+        return table
+
+
 class Library:
     """Runs, logs and journals of some folders."""
 
     def __init__(self, roots: Sequence[Path], home: Path) -> None:
-        self.roots, self.index, self.worker = tuple(roots), ReadIndex(home), ReaderProcess()
-        self.columns = Columns(self.index)
+        self.roots, self.index = tuple(roots), ReadIndex(home)
+        # Two processes: a page does not wait until a log is read or a run judged, which takes minutes.
+        self.worker, self.pages = ReaderProcess(), ReaderProcess()
+        self._tables = RunTables(self.index, self.pages)
         self.progress = IndexProgress()
         self._entries: dict[str, LibraryEntry] = {}
         self._stop = threading.Event()
@@ -70,7 +101,6 @@ class Library:
         """Reports made so far, by source."""
         self.closing = False
         """True where the server is about to end: streams end first."""
-        self._views: Callable[..., list[RunView]] = lru_cache(4)(_read_views)
 
     def start(self) -> "Library":
         """Read what is there in the background, and go on looking for changes."""
@@ -80,6 +110,7 @@ class Library:
     def close(self) -> None:
         self._stop.set()
         self.worker.close()
+        self.pages.close()
         if self._thread.is_alive():
             self._thread.join(timeout=5)
         self.index.close()
@@ -110,12 +141,12 @@ class Library:
             self.progress.done += 1
             self.progress.version += 1
         for entry in list(self._entries.values()):
-            if entry.row.get("status") in ("running", "killed"):
-                # A run writes its last file while it still holds its lock: its status changes without a file.
-                with contextlib.suppress(RecordError, OSError, TypeError, AttributeError):
-                    status = Run(entry.source.path).status
+            status = entry.row.get("status")
+            # A run writes its last file while it still holds its lock: its status changes without a file.
+            if status in ("running", "killed") and is_being_written(entry.source.path) != (status == "running"):
+                with contextlib.suppress(RecordError):
+                    entry.row["status"] = self._read_facts(entry.source)["row"]["status"]
                     self.progress.version += status != entry.row["status"]
-                    entry.row["status"] = status
         self.progress.version += len(gone)
 
     def _read(self, source: FoundSource, stamp: Stamp) -> None:
@@ -135,7 +166,8 @@ class Library:
         if kept is None:
             try:
                 source.check_all()
-                kept = [self._run_row(source)] if source.kind == "run" else self._rows_of_other(source, stamp)
+                is_run = source.kind == "run"
+                kept = [self._facts(source, stamp)["row"]] if is_run else self._rows_of_other(source, stamp)
             except RecordError as error:
                 # A file that only looked like a log is not worth a row, unless somebody asked for it.
                 is_asked = source.strong or source.path in (Path(os.path.realpath(root)) for root in self.roots)
@@ -147,7 +179,7 @@ class Library:
                 self.index.put(source.key, "rows", stamp, kept)
         # A report that was made here since, of the same files.
         if kept and source.kind == "run" and (report := self.index.get(source.key, "report", source.stamp()[:4])):
-            kept = [{**kept[0], **_found(report)}]
+            kept = [{**kept[0], **found_in(report)}]
         return kept or []
 
     def _rows_of_other(self, source: FoundSource, stamp: Stamp) -> list[Row]:
@@ -158,30 +190,22 @@ class Library:
         self.index.put(source.key, "log", stamp, told)
         return [_log_row(source, one) for one in told]
 
-    def _run_row(self, source: FoundSource) -> Row:
-        run = Run(source.path)
-        config, table = flatten(run.config), self.columns.of_run(run)
-        evaluations = [asdict(one) for one in held_out(run)]
-        rewards, times, steps = (values_of(table, key) for key in ("reward/mean", "time", "seconds/step"))
-        known = rewards[np.isfinite(rewards)]
-        report = None
-        with contextlib.suppress(RecordError, AttributeError):
-            report = saved_report(run, len(table)) or (run.report if run.status == "running" else None)
-        events = run.events
-        created, last = _seconds(run.info.get("created")), float(times[-1]) if len(times) else None
-        moments = (created, last, *(event.get("time") for event in events[-1:]))
-        return {
-            "kind": "run", "name": run.name, "path": str(source.path), "trainer": run.info.get("trainer", "uptrend"),
-            "status": run.status, "step": int(table["step"][-1].as_py()) if len(table) else 0, "steps": run.steps,
-            **{name: config.get(key) for name, key in SETTINGS.items()},
-            "before": next((e for e in evaluations if e["step"] == run.start), None),
-            "after": next((e for e in reversed(evaluations) if e["step"] > run.start), None),
-            "reward": float(known[-1]) if len(known) else None, "sparkline": sparkline(rewards),
-            **_found(report), "created": created,
-            "updated": max([t for t in moments if isinstance(t, int | float)], default=None),
-            "seconds": last - created if last and created and last > created else None,
-            "per_step": float(np.nanmedian(steps)) if np.isfinite(steps).any() else None, "config": config,
-        }  # fmt: skip
+    def facts(self, entry: LibraryEntry) -> Row:
+        """Return what was read of a run besides its table: settings, evaluations, notes, markers, reports."""
+        return self._facts(entry.source, entry.source.stamp())
+
+    def _facts(self, source: FoundSource, stamp: Stamp) -> Row:
+        known: Row | None = self.index.get(source.key, "run", stamp)
+        if known is None:
+            known = self._read_facts(source)
+            self.index.put(source.key, "run", stamp, known)
+        return known
+
+    def _read_facts(self, source: FoundSource) -> Row:
+        source.check_all()
+        file = self.index.file_of(source.path)
+        facts: Row = self.pages.call("read_run", str(source.path), str(file), curves.LARGE)
+        return facts
 
     def entries(self, kind: str) -> list[LibraryEntry]:
         """Return all that is known of one kind."""
@@ -218,20 +242,11 @@ class Library:
             self.refresh_one(id)
         return self.entry(id, "run", "log")
 
-    def run(self, id: str) -> tuple[LibraryEntry, Run]:
-        """Open a run directory."""
-        entry = self.entry(id, "run")
-        entry.source.check_all()
-        return entry, Run(entry.source.path)
-
-    def lab(self, id: str) -> Notebook:
-        """Open a journal."""
+    def lab(self, id: str) -> Path:
+        """Return the folder of a journal, in which no link leads out of what was given."""
         source = self.entry(id, "lab").source
         source.check_all()
-        try:
-            return Notebook(source.path)
-        except LabError as error:
-            raise RecordError(str(error)) from None
+        return source.path
 
     def log(self, entry: LibraryEntry) -> Row:
         """Return what was kept of one run of a log: settings, evaluations, notes, report."""
@@ -244,18 +259,11 @@ class Library:
     def table(self, entry: LibraryEntry) -> pa.Table:
         """Return the curves of a run or a log, one row per step."""
         if entry.source.kind == "run":
-            return self.columns.of_run(Run(entry.source.path))
+            return self._tables.of_run(entry.source.path)
         file = self.index.file_of(entry.source.path, entry.part)
         if not file.exists():
             self._rows_of_other(entry.source, entry.stamp)
         return pa.ipc.open_file(pa.memory_map(str(file))).read_all()
-
-    def view(self, entry: LibraryEntry) -> RunView:
-        """Return a run or a log with its rollouts."""
-        entry.source.check_all()
-        if entry.source.kind == "run":
-            return view_of(Run(entry.source.path))
-        return self._views(entry.source.path, entry.stamp)[entry.part]
 
     def report(self, entry: LibraryEntry) -> dict[str, Any] | None:
         """Return the doctor's report, dated by its step; None while the first one is being made."""
@@ -273,16 +281,16 @@ class Library:
             timer.daemon = True
             timer.start()
         older = [self.index.get(entry.source.key, "report")]
-        with contextlib.suppress(RecordError, OSError, LookupError, TypeError, AttributeError):
-            older.append(Run(entry.source.path).report)  # the live doctor's, a few steps ago
+        with contextlib.suppress(RecordError, OSError):
+            older.append(self.facts(entry)["report"])  # the live doctor's, a few steps ago
         return max(filter(None, older), key=lambda report: report.get("step", 0), default=None)
 
     def known_report(self, entry: LibraryEntry) -> dict[str, Any] | None:
         """Return the report of a run as it is now; None where nobody made one."""
         found: dict[str, Any] | None = self.index.get(entry.source.key, "report", entry.source.stamp()[:4])
         if found is None:
-            with contextlib.suppress(RecordError, OSError, LookupError, TypeError, AttributeError):
-                found = saved_report(Run(entry.source.path), len(self.table(entry)))
+            with contextlib.suppress(RecordError, OSError):
+                found = self.facts(entry)["saved"]
         return found
 
     def diagnose(self, source: FoundSource) -> None:
@@ -297,13 +305,8 @@ class Library:
             self.index.put(source.key, "report", stamp, report)
             self.judged[source.id] += 1
             if (entry := self._entries.get(source.id)) and entry.row:
-                entry.row = {**entry.row, **_found(report)}
+                entry.row = {**entry.row, **found_in(report)}
                 self.progress.version += 1
-
-
-def _read_views(path: Path, stamp: Stamp) -> list[RunView]:
-    del stamp  # part of the cache's key
-    return views_of(path)
 
 
 def _broken(source: FoundSource, why: str) -> Row:
@@ -331,23 +334,6 @@ def _log_row(source: FoundSource, told: Row) -> Row:
         "trainer": told["trainer"], "step": told["last_step"], "steps": config.get("learning.steps"),
         **{name: config.get(key) for name, key in SETTINGS.items()},
         "before": ends[0] if len(ends) > 1 else None, "after": ends[-1] if ends else None,
-        "reward": told["reward"], "sparkline": told["sparkline"], **_found(told["report"]), "created": None,
+        "reward": told["reward"], "sparkline": told["sparkline"], **found_in(told["report"]), "created": None,
         "updated": source.stamp()[0][0] / 1e9, "seconds": None, "per_step": None, "config": config,
     }  # fmt: skip
-
-
-def _found(report: Mapping[str, Any] | None) -> Row:
-    """Return the trend and the number of causes by severity, with the step that dates them; no doctor looked: None."""
-    if report is None:
-        return {"trend": None, "findings": None, "finding": None, "of_step": None}
-    causes = [finding for finding in report["findings"] if finding["symptom_of"] is None]
-    counts = {kind: sum(f["severity"] == kind for f in causes) for kind in ("critical", "warning", "note")}
-    first = causes[0]["id"] if causes and causes[0]["severity"] != "note" else None
-    return {"trend": report["trend"], "findings": counts, "finding": first, "of_step": report.get("step")}
-
-
-def _seconds(moment: Any) -> float | None:
-    try:
-        return datetime.fromisoformat(str(moment)).timestamp()
-    except ValueError:
-        return None

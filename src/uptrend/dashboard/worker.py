@@ -1,23 +1,35 @@
-"""A process for work that takes seconds, reading logs and judging runs, so that pages don't wait for it. No torch.
+"""A process that reads what others wrote: runs, logs and journals. No torch.
 
     python -P -m uptrend.dashboard.worker
 
-Its requests are `["read_log", path, ...]`.
+Its requests are `["read_log", path, ...]`. The server opens none of these files itself: what takes too much memory is
+refused here, or ends this process, and the next request starts another.
 """
 
+import json
 import os
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from uptrend.dashboard import findings
+from uptrend.dashboard import findings, journals, reading
 from uptrend.records import RecordError
+from uptrend.records.memory import count_values, limit_memory, megabytes, too_much_memory
 from uptrend.records.worker_process import WorkerDied, WorkerProcess, answer_requests
 
-WORK = {work.__name__: work for work in (findings.read_log, findings.diagnose_run)}
+SLOW = (findings.read_log, findings.diagnose_run)
+QUICK = (
+    reading.read_run, reading.run_table, reading.pair_runs, reading.reward_bounds, reading.rollout_lines,
+    reading.search_step, reading.show_rollout, journals.read_overview, journals.read_hypothesis,
+)  # fmt: skip
+WORK: dict[str, Callable[..., Any]] = {work.__name__: work for work in (*SLOW, *QUICK)}
 # Seconds that one piece of work may take.
 PATIENCE = 300.0
 # Bytes of memory from which the process ends after its work; the next call starts another.
 LARGEST = 400_000_000
+# Bytes and values of an answer: 100,000 rollouts of a step, or the evaluations of 10,000 steps, have half as many.
+MAX_ANSWER, MAX_ANSWER_VALUES = 128_000_000, 4_000_000
 
 
 class ReaderProcess:
@@ -26,14 +38,14 @@ class ReaderProcess:
     def __init__(self) -> None:
         self._worker = WorkerProcess("uptrend.dashboard.worker")
 
-    def call(self, work: str, *arguments: str, patience: float = PATIENCE) -> Any:
+    def call(self, work: str, path: str, *arguments: Any, patience: float = PATIENCE) -> Any:
         """Have work done and return its result; RecordError where it failed, died or took too long."""
         try:
-            answer = self._worker.call([work, *arguments], patience)
+            answer = self._worker.call([work, path, *arguments], patience)
         except TimeoutError:
-            raise RecordError(f"Reading {arguments[0]} took more than {patience:.0f} seconds.") from None
+            raise RecordError(f"Reading {path} took more than {patience:.0f} seconds.") from None
         except WorkerDied:
-            raise RecordError(f"Reading {arguments[0]} failed: it may need more memory than there is.") from None
+            raise RecordError(f"Reading {path} failed: it may need more memory than there is.") from None
         if "error" in answer:
             raise RecordError(str(answer["error"]))
         return answer["result"]
@@ -53,18 +65,32 @@ def _memory() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def answer(request: list[str]) -> dict[str, Any]:
+@cache
+def _step_back() -> None:
+    os.nice(10)  # pages, and a training beside them, come first
+
+
+def answer(request: list[Any]) -> dict[str, Any]:
     """Do what a request asks for."""
     work, *arguments = request
+    if WORK[work] in SLOW:
+        _step_back()
     try:
-        found: dict[str, Any] = {"result": WORK[work](*arguments)}
+        result = WORK[work](*arguments)
+        text = json.dumps(result)
+        found: dict[str, Any] = {"result": result}
+        # The server holds the answer, and nothing else bounds what it holds.
+        if len(text) > MAX_ANSWER or count_values(text) > MAX_ANSWER_VALUES:
+            found = {"error": f"{arguments[0]} is too large: what a page needs of it are {megabytes(len(text))}."}
     except RecordError as error:
         found = {"error": str(error)}
+    except MemoryError:
+        found = {"error": str(too_much_memory(arguments[0])), "last": True}
     except Exception as error:  # a log may hold anything, and the next one is not to blame
         found = {"error": f"{arguments[0]} could not be read: {type(error).__name__}: {error}"}
-    return found | {"last": _memory() > LARGEST}
+    return {"last": _memory() > LARGEST, **found}
 
 
 if __name__ == "__main__":
-    os.nice(10)  # pages, and a training beside them, come first
+    limit_memory()
     answer_requests(answer)

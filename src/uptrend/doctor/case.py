@@ -10,9 +10,13 @@ from uptrend.doctor.curves import LEVEL, RunCurves
 from uptrend.doctor.rows import Grouped, Rows, grouped
 from uptrend.doctor.trend import Collapse, HeldOutChange, find_collapse, held_out_change, judge_trend
 from uptrend.records import RecordError, RunView, Trend, TrendKind
+from uptrend.records.errors import RecordTooLarge
+from uptrend.records.memory import MAX_TABLE, check_size
 
 # At most so many steps are read. The first of them follow each other: an epoch's repeats show only there.
 MOST, FIRST = 8, 3
+# Bytes of the rollouts that are read, over all steps.
+MOST_BYTES = 2 * MAX_TABLE
 # Held-out change above which a run has learned; its whole interval must lie above.
 LEARNED = 0.05
 # Steps after which a run without any gradient is told so: one step's tasks may all be too hard by chance.
@@ -26,6 +30,8 @@ class Case(RunCurves):
 
     def __init__(self, view: RunView) -> None:
         super().__init__(view)
+        self.large_steps: list[int] = []
+        """Steps whose rollouts were left out for their size."""
         self._known: dict[Hashable, Any] = {}
 
     def once(self, read: Callable[["Case"], T]) -> T:
@@ -122,9 +128,15 @@ class Case(RunCurves):
     @cached_property
     def _tables(self) -> dict[int, Any]:
         tables: dict[int, Any] = {}
+        size = 0
         for step in self.chosen_steps:
             try:
-                tables[step] = self.view.read_rollouts(step)
+                table = self.view.read_rollouts(step)
+                size += table.nbytes
+                check_size(self.view.source, size, MOST_BYTES)
+                tables[step] = table
+            except RecordTooLarge:
+                self.large_steps.append(step)
             except RecordError:  # damaged, or being written: the others are still worth reading
                 tables[step] = None
         return tables

@@ -32,8 +32,11 @@ def diagnose(view: RunView) -> Report:
     findings = rank(o for o in outcomes if isinstance(o, Finding) and o.id not in acquitted)
     seen = {f.id: f for top in findings for f in (top, *top.explains)}
     lacking = {o.id: o for o in outcomes if isinstance(o, CannotTell) and o.id not in seen}
-    damaged = f"step{'s' * (len(case.damaged_steps) > 1)} {', '.join(map(str, case.damaged_steps))}"
-    damage = [f"The rollouts of {damaged} are damaged and were left out."] if case.damaged_steps else []
+    damage = [
+        f"The rollouts of step{'s' * (len(steps) > 1)} {', '.join(map(str, steps))} are {why} and were left out."
+        for why, steps in (("damaged", case.damaged_steps), ("too large to be read", case.large_steps))
+        if steps
+    ]
     refusal = _refusal(view)
     if refusal:
         trend = replace(case.trend, sentence=refusal, headline="not started")

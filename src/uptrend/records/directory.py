@@ -32,6 +32,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from uptrend.records.errors import RecordError, RunLocked
+from uptrend.records.memory import MAX_VALUES, MAX_WHOLE, count_values
 
 LINES = {"rollouts": "metrics.jsonl", "evals": "evals.jsonl"}  # folders of rollouts, and the lines that they go with
 LOG = "logs/train.log"
@@ -356,7 +357,8 @@ def parse_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
         raise RecordError(f"{path} could not be read: it is no file.")
     try:
         with path.open("rb") as file:
-            for line in file:
+            # What is beyond so many bytes counts as another line, and both are damaged.
+            while line := file.readline(MAX_WHOLE):
                 yield line, parse_line(line, path.name)
     except OSError as error:
         raise RecordError(f"{path} could not be read: {error.strerror or error}.") from None
@@ -377,6 +379,8 @@ def parse_line(line: bytes, name: str = "") -> dict[str, Any] | None:
 
 def parse_object(text: str) -> dict[str, Any] | None:
     """Return the object in a text of JSON, None where it is none, or one that nobody could go on with."""
+    if count_values(text) > MAX_VALUES:
+        return None
     try:
         value = json.loads(text, parse_int=to_number)
         # Few brackets can't nest deeply, and counting them is quicker than looking.

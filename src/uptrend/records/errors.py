@@ -7,6 +7,7 @@ UptrendError            what was wrong, where, and what would be right
 ├── SandboxFailed       a sandbox that can't start or has died
 ├── ModelError          a model that cannot be had or loaded
 ├── RecordError         a run directory that cannot be read or written
+│   ├── RecordTooLarge  a file that would take too much memory
 │   └── RunLocked       another process is writing this run directory
 ├── CheckpointError     a checkpoint that is missing or damaged
 ├── LabError            a hypothesis or an experiment that cannot be used
@@ -54,6 +55,10 @@ class ModelError(UptrendError):
 
 class RecordError(UptrendError):
     """A run directory that cannot be read or written."""
+
+
+class RecordTooLarge(RecordError):  # noqa: N818 (the state, not a mistake)
+    """A file that would take too much memory to read."""
 
 
 class RunLocked(RecordError):  # noqa: N818 (the state, not a mistake)

@@ -5,18 +5,19 @@ run.metrics.to_pandas().plot("step", "reward/mean")
 to_polars(run.rollouts(step=12))
 """
 
-import json
+import contextlib
 import re
+import sys
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from uptrend.records.directory import ENDS, STARTS, Stop, eval_path, is_being_written, parse_lines, recorded_steps
 from uptrend.records.errors import MissingExtra, RecordError
 from uptrend.records.finding import dated, html_table
+from uptrend.records.memory import MAX_LINES, MAX_LOG, check_cells, check_size, read_json, read_table, size_in_memory
 from uptrend.records.renamed import upgrade, upgrade_event, upgrade_keys, upgrade_metrics
 from uptrend.records.schema import ROLLOUTS, VERSION
 
@@ -97,11 +98,17 @@ class Run:
         return lines if self.schema > 1 else list(map(upgrade_event, lines))
 
     def _records(self, name: str) -> list[dict[str, Any]]:
+        path = self.path / name
+        with contextlib.suppress(OSError):  # parse_lines says what is wrong
+            check_size(path, path.stat().st_size, MAX_LOG)
         records = []
         self._damaged[name] = 0
-        for line, record in parse_lines(self.path / name):
+        size = 0
+        for line, record in parse_lines(path):
             if record is not None:
-                records.append(record)
+                size += size_in_memory(line)
+                check_size(path, size, MAX_LINES)
+                records.append({sys.intern(key): value for key, value in record.items()})  # else each has its own
             elif line.endswith(b"\n"):  # else it is being written, or was as its process was killed
                 self._damaged[name] += 1
         return records
@@ -124,7 +131,7 @@ class Run:
         if not path.exists():
             return None
         try:
-            report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            report: dict[str, Any] = read_json(path)
         except ValueError as error:
             raise RecordError(f"{path} is not JSON: {error}. Write it again: uptrend doctor {self.path}") from None
         if report.get("schema", 1) == 1:
@@ -141,7 +148,8 @@ class Run:
             recorded = f"{steps[0]} to {steps[-1]}" if steps else "none yet"
             raise RecordError(f"{self.path} has no rollouts of step {step}; it has {recorded}.")
         folders = [self.path / "rollouts" / f"{one:06d}" for one in (steps if step is None else [step])]
-        return read_parquet([part for folder in folders for part in sorted(folder.glob("part-*.parquet"))])
+        tables = [read_parquet(sorted(folder.glob("part-*.parquet"))) for folder in folders]
+        return pa.concat_tables([ROLLOUTS.empty_table(), *tables], promote_options="default")
 
     @property
     def rollout_steps(self) -> list[int]:
@@ -210,7 +218,7 @@ def step_folders(checkpoints: Path) -> dict[int, Path]:
 def _read_info(folder: Path) -> dict[str, Any]:
     path = folder / "run.json"
     try:
-        info = json.loads(path.read_text(encoding="utf-8"))
+        info = read_json(path)
     except (FileNotFoundError, NotADirectoryError):
         raise RecordError(f"{folder} holds no run (no run.json).") from None
     except OSError as error:
@@ -251,6 +259,7 @@ def to_pandas(table: pa.Table) -> Any:
 
 def _table(lines: list[dict[str, Any]]) -> pa.Table:
     keys = list(dict.fromkeys(key for line in lines for key in line))
+    check_cells("The run", len(lines), len(keys))
     return pa.table({key: pa.array([line.get(key) for line in lines]) for key in keys})
 
 
@@ -258,8 +267,5 @@ def read_parquet(paths: list[Path], columns: list[str] | None = None) -> pa.Tabl
     """Read several files of rollouts as one table, or some of its columns; one that an older version lacks is null."""
     tables = [ROLLOUTS.empty_table() if columns is None else ROLLOUTS.empty_table().select(columns)]
     for path in paths:
-        try:
-            tables.append(pq.read_table(path, columns=columns, partitioning=None))
-        except (pa.ArrowInvalid, OSError) as error:
-            raise RecordError(f"{path} is damaged: {str(error).splitlines()[0]}") from None
+        tables.append(read_table(path, columns, sum(table.nbytes for table in tables)))
     return pa.concat_tables(tables, promote_options="default")

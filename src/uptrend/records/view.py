@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from uptrend.records.memory import check_cells
 from uptrend.records.metrics import must_be_finite
 from uptrend.records.run import Run
 from uptrend.records.schema import ROLLOUTS
@@ -105,6 +106,7 @@ def view_of(run: Run) -> RunView:
 def from_lines(lines: list[dict[str, Any]], trainer: str = "uptrend", **rest: Any) -> RunView:
     """Make a view from metrics lines with Uptrend's names: one dictionary per step, null or NaN where not finite."""
     keys = list(dict.fromkeys(key for line in lines for key in line if key != "step"))
+    check_cells(str(rest.get("source", "The run")), len(lines), len(keys))
     metrics = {key: np.array([_number(line.get(key)) for line in lines]) for key in keys}
     nonfinite = {
         key: tuple(int(line["step"]) for line in lines if key in line and not np.isfinite(_number(line[key])))

@@ -23,6 +23,16 @@ START_S = 60.0
 GRACE_S = 2.0
 
 
+# A worker may bound its memory, and the addresses that threads and Arrow's own allocator reserve would count.
+ONE_THREAD = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "MALLOC_ARENA_MAX": "2",
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+}
+
+
 class WorkerDied(Exception):  # noqa: N818 (what happened)
     """A worker that ended before it answered."""
 
@@ -93,6 +103,7 @@ class WorkerProcess:
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", self._module], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL, process_group=0,  # Ctrl-C is for the caller
+            env=os.environ | ONE_THREAD,
         )  # fmt: skip
         self._end_with_handle = weakref.finalize(self, _end, self._process, self._owner)
         return self._process

@@ -13,8 +13,19 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from uptrend.config.load import nearest
-from uptrend.records import ConfigError, Message, MissingExtra, Reward, RewardOutOfBounds, Task, TasksetError, Tool
+from uptrend.records import (
+    ConfigError,
+    Message,
+    MissingExtra,
+    RecordError,
+    Reward,
+    RewardOutOfBounds,
+    Task,
+    TasksetError,
+    Tool,
+)
 from uptrend.records.hub import hub_problem
+from uptrend.records.memory import check_cells
 from uptrend.records.rollout import task_id
 from uptrend.tasks import rewards
 from uptrend.tasks.arithmetic import NUMBER, Rule, is_right
@@ -305,10 +316,14 @@ def read_file(path: Path) -> Rows:
         if path.suffix == ".parquet":
             import pyarrow.parquet as pq
 
+            metadata = pq.read_metadata(path)
+            check_cells(path, metadata.num_rows, metadata.num_columns)
             rows = pq.read_table(path).to_pylist()
         else:
             with path.open(encoding="utf-8-sig", newline="") as file:
                 rows = list(csv.DictReader(file)) if path.suffix == ".csv" else json.load(file)
+    except RecordError as error:
+        raise TasksetError(str(error)) from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise TasksetError(f"The task file {path} can't be read: {reason}.") from None

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 
 from uptrend.bridge.importers.readers import Log, LogFile, Row, number, stride
 from uptrend.bridge.importers.runs import is_evaluation
@@ -19,6 +20,7 @@ from uptrend.records.dialects import is_bookkeeping, matches, names_for, transla
 from uptrend.stats.formatting import plural
 
 _LARGE = 2_000_000  # characters
+_MOST_ENTRIES = 200_000  # lines of metrics that are held at a time, about 1 kB each
 _COLOR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _RAY = re.compile(r"^\([A-Za-z_.:]+ (?:pid|ip)=[^)]*\)\s?", re.MULTILINE)
 _NUMERAL = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf|NaN|Infinity)"
@@ -53,13 +55,15 @@ _LABELED = re.compile(rf"([A-Za-z][\w./@ -]*?)\s*[:=\s]\s*({_NUMERAL})\s*(%?)")
 
 def read_console(file: LogFile) -> list[Log] | None:
     """Return the metrics among everything that was printed; None where there are none."""
-    text = file.text.replace("\r\n", "\n")
+    text = file.console().replace("\r\n", "\n")
     text = _COLOR.sub("", text) if "\x1b" in text else text
     text = _RAY.sub("", text) if "pid=" in text or "ip=" in text else text
     dictionaries, is_torn, start, every = _dictionaries(text)
     # Looking for both takes minutes in a large file; dictionaries are the surer of the two.
     is_done = len(text) > _LARGE and len(dictionaries) > 10
-    lines, first, total = ([], 0, 0) if is_done else _lines(text.replace("\n - ", " - "), with_bars=not dictionaries)
+    lines, first, total, stretch = (
+        ([], 0, 0, 1) if is_done else _lines(text.replace("\n - ", " - "), with_bars=not dictionaries)
+    )
     if not dictionaries and not lines:
         return None
     # A script may print both; the more frequent are the training's.
@@ -75,16 +79,15 @@ def read_console(file: LogFile) -> list[Log] | None:
         last, notes = last or every * len(rows), [*notes, f"Every {every}th dictionary was read."]
     if is_torn and not is_lines:
         notes.append("The last dictionary is cut off and was left out.")
-    return [Log(rows, facts=facts, last_step=last, notes=tuple(notes))]
+    return [Log(rows, facts=facts, last_step=last, notes=tuple(notes), every=stretch if is_lines else 1)]
 
 
 def _dictionaries(text: str) -> tuple[list[Row], bool, int, int]:
     """Return the dictionaries that hold metrics, if the last was cut off, where the first begins, and the stride."""
     rows: list[Row] = []
     is_torn, start = False, 0
-    printed_all = list(_DICTIONARY.finditer(text))
-    every = stride(len(printed_all))
-    for match in printed_all[::every]:
+    every = stride(sum(1 for _ in _DICTIONARY.finditer(text)))  # a list of them takes more memory than the text
+    for match in islice(_DICTIONARY.finditer(text), 0, None, every):
         # A terminal wraps in the middle of a word, so the pieces are joined as they are.
         printed = match[0].replace("\r", "").replace("\n", "")
         try:
@@ -150,13 +153,11 @@ def _place(head: str) -> _Place | None:
     return None
 
 
-def _lines(text: str, with_bars: bool) -> tuple[list[Row], int, int]:
-    """Return the rows of lines that say which step they are of, where the first begins, and the steps planned."""
-    kinds: dict[str, list[tuple[_Place, Row, int]]] = {"step": [], "count": [], "bar": []}
+def _lines(text: str, with_bars: bool) -> tuple[list[Row], int, int, int]:
+    """Return rows of lines that say their step, where the first begins, the steps planned, and n of every n-th line."""
+    kinds = {"step": _Entries(), "count": _Entries(), "bar": _Entries()}
     owner: dict[int, str] = {}
-    at = 0
-    for line in text.replace("\r", "\n").split("\n"):
-        here, at = at, at + len(line) + 1
+    for here, line in _each_line(text.replace("\r", "\n")):
         process = _PROCESS.match(line)
         line = line[process.end() :] if process else line
         found = None if line.lstrip()[:1] in ("{", "'") else _line(line)
@@ -164,21 +165,50 @@ def _lines(text: str, with_bars: bool) -> tuple[list[Row], int, int]:
             continue
         place, row = found
         # Several processes print the same step, and not in order: the first to print it counts.
-        if process and owner.setdefault(place.step, process[0]) != process[0]:
+        if process and owner.setdefault(place.step if len(owner) < _MOST_ENTRIES else -1, process[0]) != process[0]:
             continue
-        kinds["bar" if place.is_bar else "count" if place.total else "step"].append((place, row, here))
+        kinds["bar" if place.is_bar else "count" if place.total else "step"].add((place, row, here))
     # Lines that say `step 7` and those that say `7/9751` are not mixed: whichever are more count. Bars show numbers
     # that may lag behind, and are read only where nothing else is.
-    best = max(kinds["step"], kinds["count"], key=len) or (kinds["bar"] if with_bars else [])
+    most = max(kinds["step"], kinds["count"], key=lambda entries: entries.count)
+    most = most if most.kept or not with_bars else kinds["bar"]
+    best = most.kept
     if not best:
-        return [], 0, 0
+        return [], 0, 0, 1
     ((usual, _),) = Counter(place.total for place, _, _ in best).most_common(1)
     best = [entry for entry in best if entry[0].total == usual]
     # Epochs are counted from 0 or from 1.
     base = min((place.epoch for place, _, _ in best if place.epoch is not None), default=0)
     rows = [{"step": p.step + p.total * (p.epoch - base if p.epoch is not None else 0), **row} for p, row, _ in best]
     first, _, begin = best[0]
-    return rows, begin, first.total * first.epochs
+    return rows, begin, first.total * first.epochs, most.every
+
+
+class _Entries:
+    """Lines of one kind with their places; every n-th where there are too many."""
+
+    def __init__(self) -> None:
+        self.kept: list[tuple[_Place, Row, int]] = []
+        self.count = 0
+        self.every = 1
+
+    def add(self, entry: tuple[_Place, Row, int]) -> None:
+        if self.count % self.every == 0:
+            self.kept.append(entry)
+        self.count += 1
+        if len(self.kept) > _MOST_ENTRIES:
+            del self.kept[1::2]
+            self.every *= 2
+
+
+def _each_line(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the lines with where each begins; a list of all takes more memory than the text."""
+    begin = 0
+    while begin <= len(text):
+        end = text.find("\n", begin)
+        end = len(text) if end < 0 else end
+        yield begin, text[begin:end]
+        begin = end + 1
 
 
 def _line(line: str) -> tuple[_Place, Row] | None:
@@ -242,9 +272,12 @@ def _dashed(text: str) -> Iterator[tuple[str, float | None]]:
 def _progress(text: str, rows: int, planned: int | None) -> tuple[int, int]:
     """Return how far the training's progress bar came, and its end: of those long enough, the one that moved most."""
     is_bar = "it/s" in text or "s/it" in text
-    moves = [(int(at), int(end)) for at, end in _BAR.findall(text)] if is_bar else []
-    seen = Counter(end for _, end in moves)
-    furthest = {end: at for at, end in sorted(moves)}
+    seen: Counter[int] = Counter()
+    furthest: dict[int, int] = {}
+    for move in _BAR.finditer(text) if is_bar else ():
+        at, end = int(move[1]), int(move[2])
+        seen[end] += 1
+        furthest[end] = max(at, furthest.get(end, 0))
     # A bar that is shorter than the rows counts something else, such as batches of an epoch.
     long_enough = [end for end in seen if furthest[end] >= rows - 1]
     if not long_enough:

@@ -4,7 +4,6 @@ A new file format is one function from a `LogFile` to its logs, and one entry in
 of another format, and an empty list for a file of its format that holds no rows.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -21,6 +20,7 @@ from uptrend.bridge.importers.trackers import read_events, read_wandb
 from uptrend.bridge.importers.views import view_of_settings, views_of_log
 from uptrend.records.dialects import recognize
 from uptrend.records.errors import RecordError
+from uptrend.records.memory import read_json as read_json_file
 from uptrend.records.run import Run
 from uptrend.records.view import RunView, view_of
 
@@ -88,7 +88,7 @@ def _read_each(paths: Iterable[Path], read: Callable[[Path], list[Found]]) -> tu
 
 def _read_known(path: Path) -> list[RunView]:
     file = open_log(path)
-    if file.data.startswith(b"PAR1"):
+    if file.head.startswith(b"PAR1"):
         return [rollouts.view_of_completions([path])]
     # A config or summary would otherwise be taken for a log of one row.
     if alone := settings_in(path):
@@ -113,7 +113,7 @@ def _read_logs(file: LogFile) -> list[Log]:
     logs = next((found for read in READERS if (found := read(file)) is not None), None)
     if logs:
         return logs
-    if re.match(r"\s*[\[{]", file.text):
+    if file.first in ("[", "{"):
         raise RecordError(
             f"{file.path} is JSON, but holds no rows of metrics: expected is a list of objects, one per logged point."
         )
@@ -171,8 +171,8 @@ def _trainer_output(folder: Path) -> list[RunView]:
 
 def _from_json(path: Path, key: str, default: int) -> int:
     try:
-        return int(json.loads(path.read_bytes())[key])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return int(read_json_file(path)[key])
+    except (OSError, RecordError, ValueError, KeyError, TypeError, RecursionError):
         return default
 
 

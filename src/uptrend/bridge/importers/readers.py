@@ -1,21 +1,36 @@
 """Types and helpers that all readers share: a file's content, the log made of it, and numbers in any notation."""
 
+import contextlib
 import gzip
+import io
+import sys
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import chain
+from itertools import chain, compress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 from uptrend.records.dialects import plain_name
-from uptrend.records.errors import RecordError
+from uptrend.records.errors import RecordError, RecordTooLarge
+from uptrend.records.memory import MAX_LOG, MAX_WHOLE, check_size, megabytes
 
 Row = dict[str, Any]
 # Rows of one kind beyond which only every n-th is read: no curve needs more points, and a large log takes minutes.
 MOST = 10_000
+# Bytes, by `size_in_memory`, of rows that are held until it is known how many there are.
+MAX_ROWS = 600_000_000
+# Bytes of content that is held; what is larger is read again for each look at it.
+MAX_HELD = 64 << 20
+# Bytes of a tracker's binary file, and of a console's text, which are read whole.
+MAX_BINARY, MAX_CONSOLE = 512 << 20, 256 << 20
+# Characters of a line; what is beyond counts as another line, which is damaged then.
+MAX_LINE = 16 << 20
+# Bytes that are read at a time, and those by which a format is told.
+_PIECE, _HEAD = 1 << 20, 8192
+_GZIP = b"\x1f\x8b"
+_TORN = (EOFError, gzip.BadGzipFile, zlib.error)
 _BYTE_ORDER_MARKS = ((b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"), (b"\xef\xbb\xbf", "utf-8-sig"))
 
 
@@ -30,46 +45,168 @@ class Log:
     facts: Mapping[str, Any] = field(default_factory=dict)
     last_step: int = 0  # last step of a progress bar; 0 without one. Rows without a step are spread over it.
     notes: tuple[str, ...] = ()  # sentences on how the log was read
+    every: int = 1  # n where `rows` holds every n-th of the file's most frequent kind
 
 
 @dataclass(frozen=True)
 class LogFile:
-    """Content of one file."""
+    """One file, decompressed where it is gzip."""
 
     path: Path  # place of the file
-    data: bytes  # content, decompressed
+    size: int  # bytes of its content
+    head: bytes  # first bytes of its content
+    held: bytes | None = None  # content; None where it is large
 
-    @cached_property
+    @property
+    def first(self) -> str:
+        """First character that is no space; empty where spaces alone begin it."""
+        return self.head.decode(self._encoding, errors="ignore").lstrip()[:1]
+
+    @property
+    def _encoding(self) -> str:
+        return next((name for mark, name in _BYTE_ORDER_MARKS if self.head.startswith(mark)), "utf-8")
+
+    def data(self, most: int = MAX_BINARY) -> bytes:
+        """Return the content; RecordError where it is too large to be in memory whole."""
+        check_size(self.path, self.size, most)
+        if self.held is not None:
+            return self.held
+        content = io.BytesIO()
+        for piece in _pieces(self.path):
+            content.write(piece)
+        return content.getvalue()  # no copy, as a join of pieces would be
+
     def text(self) -> str:
-        """Content as text; RecordError for a binary file."""
-        for mark, encoding in _BYTE_ORDER_MARKS:
-            if self.data.startswith(mark):
-                return self.data.decode(encoding, errors="replace")
-        if b"\0" in self.data[:8192]:
+        """Return the content as text; RecordError for a binary file, and for one that is too large."""
+        self._check_text()
+        return self.data(MAX_WHOLE).decode(self._encoding, errors="replace")
+
+    def console(self) -> str:
+        """Return the content as text in which numbers with a name are looked for."""
+        if self.held is not None or self._encoding != "utf-8":
+            return self.text()
+        self._check_text()
+        # One byte per character: names and numbers are ASCII, and one emoji makes every character take four bytes.
+        return self.data(MAX_CONSOLE).decode("latin-1")
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines, however many there are; RecordError for a binary file."""
+        self._check_text()
+        raw = _content_of(self.path) if self.held is None else io.BytesIO(self.held)
+        with raw, io.TextIOWrapper(raw, self._encoding, errors="replace") as file, contextlib.suppress(*_TORN):
+            while line := file.readline(MAX_LINE):
+                yield line
+
+    def _check_text(self) -> None:
+        if b"\0" in self.head and not self._encoding.startswith("utf-16"):
             raise RecordError(
                 f"{self.path} is a binary file of no kind that is known here "
                 "(TensorBoard events, W&B's .wandb and Parquet are)."
             )
-        return self.data.decode("utf-8", errors="replace")
 
 
 def open_log(path: Path) -> LogFile:
-    """Read a file, decompressed where it is gzip; of a torn archive, as much as can be had."""
+    """Open a file, decompressed where it is gzip; of a torn archive, as much as can be had."""
     try:
-        data = path.read_bytes()
+        size, head, held = _measure(path)
     except OSError as error:
         raise RecordError(f"{path} could not be read: {error.strerror or error}.") from None
-    if data[:2] == b"\x1f\x8b":
-        try:
-            data = gzip.decompress(data)
-        except (OSError, EOFError, zlib.error):
-            try:
-                data = zlib.decompressobj(wbits=31).decompress(data)
-            except zlib.error:
-                raise RecordError(f"{path} looks like gzip, but can't be unzipped.") from None
-    if not data.strip():
+    if held is not None and not held.strip():
         raise RecordError(f"{path} is empty: nothing was logged to it.")
-    return LogFile(path, data)
+    return LogFile(path, size, head, held)
+
+
+def _measure(path: Path) -> tuple[int, bytes, bytes | None]:
+    """Return the bytes that a file's content has, the first of them, and all where they are few."""
+    check_size(path, path.stat().st_size, MAX_LOG)
+    size, held, is_large = 0, bytearray(), False
+    # What a gzip file says of its size is its maker's choice: it is decompressed once to be counted.
+    for piece in _pieces(path):
+        size += len(piece)
+        check_size(path, size, MAX_LOG)
+        is_large = is_large or size > MAX_HELD
+        if not is_large:
+            held += piece
+    if is_large and not path.is_file():
+        raise RecordTooLarge(f"{path} is no file and has more than {megabytes(MAX_HELD)}: write it to a file first.")
+    return size, bytes(held[:_HEAD]), None if is_large else bytes(held)
+
+
+def _content_of(path: Path) -> BinaryIO:
+    """Open a file to read its content."""
+    file = path.open("rb")
+    if file.peek(2)[:2] != _GZIP:
+        return file
+    file.close()
+    return cast(BinaryIO, gzip.open(path))
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    """Yield the content of a file in pieces."""
+    count = 0
+    with path.open("rb") as file:
+        is_gzip = file.peek(2)[:2] == _GZIP
+        content = gzip.GzipFile(fileobj=file) if is_gzip else file
+        try:
+            # `read` would lose what comes before a tear.
+            while piece := content.read1(_PIECE):
+                count += 1
+                yield piece
+        except _TORN:
+            if not count:
+                raise RecordError(f"{path} looks like gzip, but can't be unzipped.") from None
+
+
+class RowBuffer:
+    """Rows of a log in order; where all would take too much memory, every n-th of those that are frequent."""
+
+    def __init__(self, path: Path) -> None:
+        self.rows: list[Row] = []
+        self.count = 0
+        """Rows that were added."""
+        self._path = path
+        self._sizes: list[int] = []
+        self._size = 0
+        self._seen: Counter[tuple[str, ...]] = Counter()
+        self._every: dict[tuple[str, ...], int] = {}
+
+    @property
+    def every(self) -> int:
+        """The n of the most frequent kind of rows."""
+        return max(self._every.values(), default=1)
+
+    def add(self, row: Row, size: int) -> None:
+        """Add a row that takes about so many bytes."""
+        self.count += 1
+        row = {sys.intern(name): value for name, value in row.items()}  # else each row has names of its own
+        kind = tuple(row)
+        place = self._seen[kind]
+        self._seen[kind] += 1
+        if place % self._every.get(kind, 1):
+            return
+        self.rows.append(row)
+        self._sizes.append(size)
+        self._size += size
+        if self._size > MAX_ROWS:
+            self._thin()
+
+    def _thin(self) -> None:
+        """Leave out every other row of the frequent kinds."""
+        counts = Counter(map(tuple, self.rows))
+        for kind, count in counts.items():
+            if count > MOST:
+                self._every[kind] = 2 * self._every.get(kind, 1)
+        places: Counter[tuple[str, ...]] = Counter()
+        kept = list[bool]()
+        for row in self.rows:
+            kind = tuple(row)
+            kept.append(counts[kind] <= MOST or places[kind] % 2 == 0)
+            places[kind] += 1
+        self.rows = list(compress(self.rows, kept))
+        self._sizes = list(compress(self._sizes, kept))
+        self._size = sum(self._sizes)
+        if self._size > 0.75 * MAX_ROWS:
+            raise RecordTooLarge(f"{self._path} is too large: its rows have too many different columns.")
 
 
 def number(value: Any) -> float | None:
@@ -112,18 +249,16 @@ def stride(count: int) -> int:
     return max(1, -(-count // MOST))
 
 
-def thinned(rows: list[Row]) -> tuple[list[Row], str]:
+def thinned(log: Log) -> tuple[list[Row], str]:
     """Return every n-th of the most frequent kind of rows and all others, and a note; few rows stay as they are."""
-    if len(rows) <= MOST:
-        return rows, ""
-    kinds = [tuple(row) for row in rows]
+    if len(log.rows) <= MOST:
+        return log.rows, ""
+    kinds = [tuple(row) for row in log.rows]
     ((usual, count),) = Counter(kinds).most_common(1)
     every, seen, kept = stride(count), 0, list[Row]()
-    for row, kind in zip(rows, kinds, strict=True):
+    for row, kind in zip(log.rows, kinds, strict=True):
         seen += kind == usual
         if kind != usual or seen % every == 1 % every:
             kept.append(row)
-    return (
-        kept,
-        f"The log has {len(rows):,} rows; of {count:,} of one kind, every {every}th was read." if every > 1 else "",
-    )
+    total, part = f"{count * log.every:,}", every * log.every
+    return kept, f"The log has {total} rows of one kind; every {part}th of them was read." if part > 1 else ""

@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from uptrend.bridge.importers.readers import Log, Row, number
 from uptrend.bridge.importers.steps import step_column
 from uptrend.records.dialects import names_for
 from uptrend.records.errors import RecordError
+from uptrend.records.memory import read_table
 from uptrend.records.schema import ROLLOUTS
 from uptrend.records.view import RunView
 
@@ -79,9 +79,9 @@ def view_of_completions(paths: Sequence[Path]) -> RunView:
     steps = []
     for path in paths:
         try:
-            column = pq.ParquetFile(path).read(columns=["step"])["step"]
+            column = read_table(path, ["step"])["step"]
             steps.append(int(column[0].as_py()) if len(column) else 0)
-        except (pa.ArrowInvalid, OSError, KeyError, TypeError):
+        except (RecordError, KeyError, TypeError):
             match = re.search(r"(\d+)\.parquet$", path.name)
             steps.append(int(match[1]) if match else 0)
     files = dict(sorted(zip(steps, paths, strict=True)))
@@ -115,10 +115,7 @@ def _completion_reader(files: Mapping[int, Path], parts: frozenset[str]) -> Call
         if step not in files:
             raise RecordError(f"There are no completions of step {step}.")
         path = files[step]
-        try:
-            table = pq.ParquetFile(path).read()  # read_table would load pandas
-        except (pa.ArrowInvalid, OSError) as error:
-            raise RecordError(f"{path} is damaged: {str(error).splitlines()[0]}") from None
+        table = read_table(path)
         if not {"prompt", "completion"} <= set(table.column_names):
             raise RecordError(f"{path} has no columns prompt and completion: it is not one of TRL's completions files.")
         kinds = {column.name: column.type for column in table.schema if column.name not in names_for("not_parts")}

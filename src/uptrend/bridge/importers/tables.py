@@ -8,25 +8,30 @@ import contextlib
 import csv
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
-from uptrend.bridge.importers.readers import Log, LogFile, Row, number, stride
+from uptrend.bridge.importers.readers import Log, LogFile, Row, RowBuffer, number, stride
 from uptrend.records.dialects import names_for
 from uptrend.records.directory import parse_object, to_number
+from uptrend.records.memory import VALUE_SIZE, check_values, size_in_memory
 from uptrend.stats.formatting import plural
 
 _STATE = "log_history"
+# Characters of a line of a table: ten thousand columns take a fifth.
+_LONGEST_LINE = 1_000_000
 
 
 def read_json(file: LogFile) -> list[Log] | None:
     """Return the logs of JSON, whole or cut off; an empty list where it has no rows, None where it is not JSON."""
-    text = file.text.strip()
-    if text[:1] not in "[{":
+    if file.first not in ("[", "{"):
         return None
-    lines = _read_lines(text)
+    lines = _read_lines(file)
     if lines is not None:
         return [lines]
+    text = file.text()
+    check_values(file.path, text)
     try:
         return _logs_of(json.loads(text, parse_int=to_number))
     except (ValueError, RecursionError):
@@ -34,28 +39,27 @@ def read_json(file: LogFile) -> list[Log] | None:
         return [torn] if torn else None
 
 
-def _read_lines(text: str) -> Log | None:
+def _read_lines(file: LogFile) -> Log | None:
     """Read one row per line; None where most lines are no objects."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    if len(lines) < 2 and not text.startswith("{"):
-        return None
-    rows: list[Row] = []
+    rows = RowBuffer(file.path)
     torn = 0
-    for line in lines:
+    for line in file.lines():
+        if line.isspace():
+            continue
         value = parse_object(line)
         if value is not None:
-            rows.append(value)
+            rows.add(value, size_in_memory(line))
         else:
             torn += 1
             # Lines of an indented object are no rows: do not parse thousands of them.
-            if torn > 20 and torn > len(rows):
+            if torn > 20 and torn > rows.count:
                 return None
     # A single row may be an object that holds the history.
-    if torn >= len(rows) or (len(rows) == 1 and _logs_of(rows[0])):
+    if torn >= rows.count or (rows.count == 1 and _logs_of(rows.rows[0])):
         return None
     was = "was" if torn == 1 else "were"
     note = f"{plural(torn, 'line')} could not be read (torn or no JSON) and {was} left out."
-    return Log(rows, notes=(note,) if torn else ())
+    return Log(rows.rows, notes=(note,) if torn else (), every=rows.every)
 
 
 def _read_torn(text: str) -> Log | None:
@@ -137,18 +141,27 @@ def _rows(value: Any) -> list[Row]:
 
 def read_csv(file: LogFile) -> list[Log] | None:
     """Return the logs of a table of values, one per run that its columns name; None where it is no such table."""
-    lines = [line for line in file.text.splitlines() if line.strip()]
-    delimiter = _delimiter(lines[:20])
+    sample = list(islice(_filled_lines(file), 20))
+    delimiter = None if any(len(line) > _LONGEST_LINE for line in sample) else _delimiter(sample)
     if delimiter is None:
         return None
-    every, total = stride(len(lines)), len(lines)
-    first, *rest = _cells([lines[0], *lines[1::every]], delimiter)
-    names = [name.strip() for name in first]
-    whole = [dict(zip(names, cells, strict=True)) for cells in rest if len(cells) == len(names)]
-    # The column without a name is a data frame's index.
-    rows = [{name: value for name, value in row.items() if name and value.strip()} for row in whole]
-    torn = len(rest) - len(rows)
+    total = sum(1 for _ in _filled_lines(file))
+    every = stride(total)
+    chosen = (line for n, line in enumerate(_filled_lines(file)) if n == 0 or n % every == 1 % every)
+    cells = _cells(chosen, delimiter)
+    names = [name.strip() for name in next(cells)]
+    buffer = RowBuffer(file.path)
+    torn = 0
+    for values in cells:
+        if len(values) != len(names):
+            torn += 1
+            continue
+        # The column without a name is a data frame's index.
+        row = {name: value for name, value in zip(names, values, strict=True) if name and value.strip()}
+        buffer.add(row, sum(map(len, values)) + VALUE_SIZE * len(row))
+    rows = buffer.rows
     told = [f"{plural(torn, 'line')} with the wrong number of values left out."] if torn else []
+    every *= buffer.every
     told += [f"The table has {total:,} lines; every {every}th was read."] if every > 1 else []
     notes = tuple(told)
     runs = [run for run in (name.rpartition(" - ")[0] for name in names) if run]
@@ -173,7 +186,7 @@ def _delimiter(head: list[str]) -> str | None:
         return None
     # The most frequent first: a decimal comma beside semicolons is less so.
     for delimiter in sorted(",;\t", key=head[0].count, reverse=True):
-        names, *rows = _cells(head, delimiter) or [[]]
+        names, *rows = list(_cells(head, delimiter)) or [[]]
         alike = sum(len(row) == len(names) for row in rows)
         filled = [value for row in rows for value in row if value.strip()]
         numbers = sum(number(value) is not None for value in filled)
@@ -183,9 +196,11 @@ def _delimiter(head: list[str]) -> str | None:
     return None
 
 
-def _cells(lines: Iterable[str], delimiter: str) -> list[list[str]]:
-    """Return the values of each line; a line that is no CSV (a stray quote takes in the rest) ends the table."""
-    cells: list[list[str]] = []
+def _filled_lines(file: LogFile) -> Iterator[str]:
+    return (line for line in file.lines() if not line.isspace())
+
+
+def _cells(lines: Iterable[str], delimiter: str) -> Iterator[list[str]]:
+    """Yield the values of each line; a line that is no CSV (a stray quote takes in the rest) ends the table."""
     with contextlib.suppress(csv.Error):
-        cells.extend(csv.reader(lines, delimiter=delimiter))
-    return cells
+        yield from csv.reader(lines, delimiter=delimiter)

@@ -9,7 +9,8 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
-from uptrend.bridge.importers.readers import Log, LogFile, Row
+from uptrend.bridge.importers.readers import Log, LogFile, Row, RowBuffer
+from uptrend.records.memory import VALUE_SIZE
 
 # A decoded field: a varint, or the raw bytes of anything else.
 Field = int | bytes
@@ -69,30 +70,37 @@ _DTYPES = {1: "<f", 2: "<d", 3: "<i", 9: "<q"}
 
 def read_events(file: LogFile) -> list[Log] | None:
     """Return the scalars of an event file, one row per step in the order of writing; None where it is none."""
-    length = int.from_bytes(file.data[:8], "little")
+    length = int.from_bytes(file.head[:8], "little")
     # Any text's first 8 bytes are a huge number; a first Event is a few bytes.
-    if not 0 < length <= min(len(file.data), 1 << 20):
+    if not 0 < length <= min(len(file.head), file.size):
         return None
     try:
-        begun = dict(_fields(file.data[_EVENT_HEAD : _EVENT_HEAD + length])).get(1)
+        begun = dict(_fields(file.head[_EVENT_HEAD : _EVENT_HEAD + length])).get(1)
     except ValueError:
         return None
     if not isinstance(begun, bytes) or len(begun) != 8:
         return None
-    rows: list[Row] = []
+    data = file.data()
+    rows = RowBuffer(file.path)
+    row: Row = {}
     at, is_torn = 0, False
     # Checksums are not tested: a bad one spoils no scalar.
-    while at + _EVENT_HEAD <= len(file.data):
-        (length,) = struct.unpack_from("<Q", file.data, at)
-        record = file.data[at + _EVENT_HEAD : at + _EVENT_HEAD + length]
+    while at + _EVENT_HEAD <= len(data):
+        (length,) = struct.unpack_from("<Q", data, at)
+        record = data[at + _EVENT_HEAD : at + _EVENT_HEAD + length]
         is_torn = len(record) < length
         for step, time, tag, value in _scalars(record):
             # A step that comes again after another one is a new row: a resumed run wrote it.
-            if not rows or rows[-1]["step"] != step or tag in rows[-1]:
-                rows.append({"step": step, "time": time})
-            rows[-1][tag] = value
+            if not row or row["step"] != step or tag in row:
+                if row:
+                    rows.add(row, VALUE_SIZE * len(row))
+                row = {"step": step, "time": time}
+            row[tag] = value
         at += _EVENT_HEAD + length + 4
-    return [Log(rows, notes=("The event file is cut off; what came before was read.",) if is_torn else ())]
+    if row:
+        rows.add(row, VALUE_SIZE * len(row))
+    notes = ("The event file is cut off; what came before was read.",) if is_torn else ()
+    return [Log(rows.rows, notes=notes, every=rows.every)]
 
 
 def _scalars(record: bytes) -> Iterator[tuple[int, float, str, float]]:
@@ -136,20 +144,20 @@ _WHOLE, _FIRST, _LAST = 1, 2, 4
 
 def read_wandb(file: LogFile) -> list[Log] | None:
     """Return history, config and name of an offline run; None where the file is none."""
-    if not file.data.startswith(b":W&B"):
+    if not file.head.startswith(b":W&B"):
         return None
-    rows: list[Row] = []
+    rows = RowBuffer(file.path)
     facts: dict[str, Any] = {}
     notes: list[str] = []
     name = ""
-    for record in _records(file.data):
+    for record in _records(file.data()):
         try:
             for history in _messages(record, 2):
                 row = _items(history)
                 for step in _messages(history, 2):
                     row.setdefault("_step", _signed(dict(_fields(step)).get(1, 0)))
                 if row:
-                    rows.append(row)
+                    rows.add(row, len(history) + VALUE_SIZE * len(row))
             runs = list(_messages(record, 17))
             for config in (*_messages(record, 5), *(config for run in runs for config in _messages(run, 4))):
                 facts |= _items(config)
@@ -159,7 +167,7 @@ def read_wandb(file: LogFile) -> list[Log] | None:
             notes.append("A damaged record of the .wandb file was left out.")
     # W&B keeps its own bookkeeping in the config, under one key.
     settings = {key: value for key, value in facts.items() if not key.startswith("_wandb")}
-    return [Log(rows, name, facts=settings, notes=tuple(notes))]
+    return [Log(rows.rows, name, facts=settings, notes=tuple(dict.fromkeys(notes)), every=rows.every)]
 
 
 def _records(data: bytes) -> Iterator[bytes]:

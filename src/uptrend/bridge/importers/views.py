@@ -17,6 +17,7 @@ from uptrend.bridge.importers.steps import by_run, without_repeats
 from uptrend.config.load import nearest
 from uptrend.records.dialects import LOGGERS, is_bookkeeping, matches, names_for, plain_name, rank, recognize, translate
 from uptrend.records.errors import RecordError
+from uptrend.records.memory import check_cells
 from uptrend.records.metrics import find_metric
 from uptrend.records.renamed import names
 from uptrend.records.view import Floats, RunView
@@ -27,7 +28,7 @@ Columns = dict[str, Floats]
 def views_of_log(log: Log, source: str) -> list[RunView]:
     """Return the runs of a log in order."""
     facts = dict(log.facts)
-    few, note = thinned(log.rows)
+    few, note = thinned(log)
     rows = [flatten(row) if dict in map(type, row.values()) else dict(row) for row in few]
     for row in rows:
         # ms-swift counts as 'global_step/max_steps': '12/500'.
@@ -42,7 +43,7 @@ def views_of_log(log: Log, source: str) -> list[RunView]:
             log.name,
             log.trainer,
             facts,
-            log.last_step or len(log.rows) * bool(note),
+            log.last_step or len(log.rows) * log.every * bool(note),
             (*log.notes, *[note] * bool(note)),
         )
     ):
@@ -86,7 +87,9 @@ def _view(log: Log, run: Segment, runs_in_log: int, source: str) -> RunView:
     steps = list(points)
     columns: Columns = {}
     nonfinite: dict[str, tuple[int, ...]] = {}
-    for key in columns_in(points.values()):
+    names_in_points = columns_in(points.values())
+    check_cells(source, len(steps), len(names_in_points))
+    for key in names_in_points:
         raw = [row.get(key) for row in points.values()]
         numbers = [value if isinstance(value, float) else number(value) for value in raw]
         values = np.array(numbers, dtype=np.float64)  # None becomes NaN

@@ -1,0 +1,304 @@
+"""Work of the reader process: all that pages show of the files of runs and of their rollouts.
+
+The server opens none of these files: they may hold anything, and what takes too much memory to read ends this process,
+not the server. Paths come from the server, which has checked where their links lead.
+"""
+
+import base64
+import contextlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from uptrend.config.tables import flatten
+from uptrend.dashboard.curves import TIME, Columns, sparkline, values_of
+from uptrend.dashboard.findings import found_in, markers
+from uptrend.doctor.report import plain
+from uptrend.doctor.saved import saved_report
+from uptrend.records import RecordError, Role, Run, RunView
+from uptrend.records.run import read_parquet
+from uptrend.records.schema import ROLLOUTS, TOKEN_COLUMNS
+from uptrend.runner import views_of
+from uptrend.runner.summary import SETTINGS, held_out, pair_up, part_turns, tokenizer_of
+
+Row = dict[str, Any]
+Place = Mapping[str, Any]
+"""A step's rollouts: `files`, or `log` with the `part` of it that is the run; and the `step`."""
+LINE_COLUMNS = [
+    "step", "group", "index", "sequence", "task", "family", "reward", "correct", "ended", "error", "seconds", "kept",
+    "messages", "roles", "advantages",
+]  # fmt: skip
+QUESTION, TEXT = 160, 240
+SHOWN = ("ids", "turns", "roles", "versions", "sampler", "weights", "attended", "advantages", "learner", "reference")
+INFO = ("created", "uptrend", "python", "machine", "tasks", "eval", "model", "packages", "kind")
+
+
+@cache
+def _columns() -> Columns:
+    return Columns()
+
+
+def read_run(path: str, file: str, large: int) -> Row:
+    """Return the row of a run for the table, and what its page needs besides: settings, evaluations, notes, report."""
+    run = Run(path)
+    config = flatten(run.config)
+    table, _ = _columns().of_run(run, Path(file), large)
+    evaluations = [asdict(one) for one in held_out(run)]
+    rewards, times, steps = (values_of(table, key) for key in ("reward/mean", "time", "seconds/step"))
+    known = rewards[np.isfinite(rewards)]
+    saved = live = None
+    with contextlib.suppress(RecordError, AttributeError, LookupError, OSError, TypeError):
+        saved = saved_report(run, len(table))
+    with contextlib.suppress(RecordError, AttributeError, LookupError, OSError, TypeError):
+        live = run.report
+    status = run.status
+    report = saved or (live if status == "running" else None)
+    events = run.events
+    created, last = _seconds(run.info.get("created")), float(times[-1]) if len(times) else None
+    moments = (created, last, *(event.get("time") for event in events[-1:]))
+    row = {
+        "kind": "run", "name": run.name, "path": path, "trainer": run.info.get("trainer", "uptrend"),
+        "status": status, "step": int(table["step"][-1].as_py()) if len(table) else 0, "steps": run.steps,
+        **{name: config.get(key) for name, key in SETTINGS.items()},
+        "before": next((e for e in evaluations if e["step"] == run.start), None),
+        "after": next((e for e in reversed(evaluations) if e["step"] > run.start), None),
+        "reward": float(known[-1]) if len(known) else None, "sparkline": sparkline(rewards),
+        **found_in(report), "created": created,
+        "updated": max([t for t in moments if isinstance(t, int | float)], default=None),
+        "seconds": last - created if last and created and last > created else None,
+        "per_step": float(np.nanmedian(steps)) if np.isfinite(steps).any() else None, "config": config,
+    }  # fmt: skip
+    stopped = run.stopped
+    numbers = table["step"].to_numpy() if len(table) else np.zeros(0)
+    return {
+        "row": plain(row), "config": run.config, "evals": run.eval_lines, "saved": saved, "report": live,
+        "notes": [*(run.info.get("notes") or ()), *run.notes],
+        "markers": markers(run, numbers, values_of(table, TIME)),
+        "info": {key: run.info[key] for key in INFO if key in run.info},
+        "stopped": {"by": stopped.by, "why": stopped.sentence} if stopped else None,
+    }  # fmt: skip
+
+
+def run_table(path: str, file: str, large: int) -> Row:
+    """Return the metrics of a run in Arrow's format as base64; null where a file of columns has them."""
+    table, is_in_file = _columns().of_run(Run(path), Path(file), large)
+    if is_in_file:
+        return {"arrow": None}
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return {"arrow": base64.b64encode(sink.getvalue()).decode()}
+
+
+def pair_runs(path: str, other: str) -> Row | None:
+    """Return the comparison of two runs on the held-out tasks that both were asked; None where they share none."""
+    return pair_up(Run(path), Run(other))
+
+
+@lru_cache(4)
+def _views(path: Path, stamp: str) -> list[RunView]:
+    del stamp  # part of the cache's key
+    return views_of(path)
+
+
+def _read_step(path: str, place: Place, columns: list[str] | None = None) -> pa.Table:
+    """Return the rollouts of a step, or some of their columns."""
+    if "files" not in place:
+        table = _views(Path(path), json.dumps(place["stamp"]))[place["part"]].read_rollouts(place["step"])
+        table = pa.concat_tables([ROLLOUTS.empty_table(), table], promote_options="permissive")
+        return table if columns is None else table.select(columns)
+    try:
+        return read_parquet([Path(file) for file in place["files"]], columns)
+    except (pa.ArrowException, ValueError) as error:  # of other columns than ours
+        raise RecordError(f"{place['files'][0]} is damaged: {error}") from None
+
+
+def reward_bounds(path: str, place: Place) -> list[float] | None:
+    """Return the least and greatest reward that a rollout of a step can have; None where nobody said."""
+    table = _read_step(path, place, ["reward_low", "reward_high"])
+    if table["reward_low"].null_count == len(table):
+        return None
+    return [pc.min(table["reward_low"]).as_py(), pc.max(table["reward_high"]).as_py()]
+
+
+def rollout_lines(path: str, place: Place, held: bool) -> list[Row]:
+    """Return one line per rollout of a step."""
+    return list(lines_of(_read_step(path, place, LINE_COLUMNS), place["step"], held))
+
+
+def _ranges(column: pa.ChunkedArray) -> tuple[Any, Any]:
+    """Return the values of a list column in one row, and where each list begins; null lists are empty."""
+    lists = column.combine_chunks()
+    sizes = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+    return lists.flatten().to_numpy(zero_copy_only=False), np.concatenate([[0], np.cumsum(sizes)])
+
+
+def lines_of(table: pa.Table, step: int, held: bool) -> Iterator[dict[str, Any]]:
+    """Yield one line per rollout of a table that has LINE_COLUMNS."""
+    roles, starts = _ranges(table["roles"])
+    advantages, offsets = _ranges(table["advantages"])
+    rows = table.drop_columns(["roles", "advantages"]).to_pylist()
+    firsts = [at for at, row in enumerate(rows) if not row["sequence"]]
+    seen: Counter[tuple[str, int]] = Counter()
+    for first, end in zip(firsts, [*firsts[1:], len(rows)], strict=True):
+        row, messages = rows[first], rows[first]["messages"] or []
+        is_model = roles[starts[first] : starts[end]] == Role.MODEL
+        known = advantages[offsets[first] : offsets[end]].astype(float)
+        mean = float(np.nanmean(known[is_model])) if len(known) == len(is_model) and is_model.any() else None
+        said = [message for message in messages if message["role"] == "assistant"]
+        name = str(row["group"] or ""), int(row["index"] or 0)
+        seen[name] += 1
+        yield {
+            "step": step, "held": held, "grp": name[0], "idx": name[1], "nth": seen[name] - 1,
+            **{key: row[key] for key in ("task", "family", "reward", "correct", "ended", "error", "kept", "seconds")},
+            "tokens": int(is_model.sum()), "turns": len(said), "advantage": None if mean != mean else mean,
+            "tools": ",".join(sorted({call for message in said for call in _tools(message)})),
+            "question": _first(messages, "user", QUESTION), "text": _first(said[::-1], "assistant", TEXT),
+        }  # fmt: skip
+
+
+def _tools(message: Mapping[str, Any]) -> list[str]:
+    try:
+        names = [str(call.get("name")) for call in json.loads(message["calls"] or "[]")]
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        return []
+    return [name.encode("utf-8", "replace").decode() for name in names]  # SQLite keeps no half of a surrogate pair
+
+
+def _first(messages: Sequence[Mapping[str, Any]], role: str, most: int) -> str:
+    for message in messages:
+        text = f"{message['content'] or ''} {message['calls'] or ''}".strip()
+        if message["role"] == role and text:
+            return " ".join(text[: 4 * most].split())[:most]
+    return ""
+
+
+def search_step(path: str, place: Place, text: str) -> list[list[Any]]:
+    """Return group, index, number and surroundings of each rollout of a step in which a text in lower case was said."""
+    seen: Counter[tuple[str, int]] = Counter()
+    found = list[list[Any]]()
+    for row in _read_step(path, place, ["group", "index", "sequence", "messages"]).to_pylist():
+        if row["sequence"]:
+            continue
+        name = str(row["group"] or ""), int(row["index"] or 0)
+        whole = "\n".join(f"{m['content'] or ''} {m['calls'] or ''}" for m in row["messages"] or ())
+        at = whole.lower().find(text)
+        if at >= 0:
+            begin = max(0, at - 60)
+            found.append([*name, seen[name], "…" * (begin > 0) + " ".join(whole[begin : begin + TEXT].split())])
+        seen[name] += 1
+    return found
+
+
+def show_rollout(
+    path: str, place: Place, group: str, index: int, nth: int, characters: int, tokens: int, root: str | None
+) -> Row:
+    """Return one rollout: messages by turn, reward by part, commands, and its tokens with all their figures.
+
+    `root` is the folder outside which no tokenizer is read; None where there is none to be read.
+    """
+    step = place["step"]
+    table = _read_step(path, place)
+    chosen = pc.and_(pc.equal(table["group"], group), pc.equal(pc.fill_null(table["index"], 0), index))
+    rows = table.filter(chosen)
+    if not len(rows):
+        raise RecordError(f"Step {step} of {Path(path).name} has no rollout {index} in group {group}.")
+    starts = [at for at, number in enumerate(rows["sequence"].to_pylist()) if not number]
+    if not 0 <= nth < len(starts):
+        raise RecordError(f"Step {step} of {Path(path).name} has no rollout {group}/{index} number {nth}.")
+    rows = rows.slice(starts[nth], (starts[nth + 1] if nth + 1 < len(starts) else len(rows)) - starts[nth])
+    made = rows.to_pylist()
+    first, (prompt, turns) = made[0], part_turns(made)
+
+    def cut(message: Mapping[str, Any]) -> dict[str, Any]:
+        content = message["content"] or ""
+        return {
+            "role": message["role"], "content": content[:characters], "length": len(content),
+            "calls": _calls(message["calls"]), "problem": message["problem"],
+        }  # fmt: skip
+
+    tokenizer = None if root is None else _tokenizer(Path(path), Path(root), tuple(Run(path).checkpoints))
+    pieces = None if tokenizer is None else lambda ids: pieces_by(tokenizer, ids)
+    facts = [name for name in ROLLOUTS.names if name not in TOKEN_COLUMNS and name not in ("messages", "commands")]
+    shown: Row = plain({
+        **{name: first[name] for name in facts},
+        "prompt": [cut(message) for message in prompt],
+        "turns": [
+            {
+                "message": cut(turn["message"]), "replies": [cut(reply) for reply in turn["replies"]],
+                "commands": [
+                    {**c, "command": c["command"][:characters], "said": (c["said"] or "")[:characters]}
+                    for c in turn["commands"]
+                ],
+            }
+            for turn in turns
+        ],
+        "sequences": [_sequence(row, pieces, tokens) for row in made if row["ids"] is not None],
+        "has_text": pieces is not None,
+    })  # fmt: skip
+    return shown
+
+
+def _calls(told: str | None) -> Any:
+    try:
+        return json.loads(told) if told else []
+    except (ValueError, RecursionError):
+        return []
+
+
+def _sequence(row: Mapping[str, Any], pieces: Callable[[Sequence[int]], list[str]] | None, most: int) -> dict[str, Any]:
+    """Return a sequence's tokens, and counts by role of those that were trained and that attention could not see."""
+    roles, weights, seen = row["roles"] or [], row["weights"] or [], row["attended"] or []
+    counts = [
+        {
+            "role": role.name.lower(), "tokens": roles.count(role),
+            "trained": sum(w != 0 for w, r in zip(weights, roles, strict=False) if r == role) if weights else None,
+            "hidden": sum(not s for s, r in zip(seen, roles, strict=False) if r == role) if seen else None,
+        }
+        for role in Role
+        if role in roles
+    ]  # fmt: skip
+    columns = {name: (row[name] or [])[:most] for name in SHOWN}
+    texts = pieces(columns["ids"]) if pieces else None
+    return {"length": len(row["ids"]), "counts": counts, "texts": texts, **columns}
+
+
+@lru_cache(4)
+def _tokenizer(path: Path, root: Path, checkpoints: tuple[Path, ...]) -> Any:
+    del checkpoints  # a new one may be the first to have a tokenizer
+    try:
+        return tokenizer_of(Run(path), below=root)
+    except Exception:  # the file of a foreign tokenizer may hold anything
+        return None
+
+
+def pieces_by(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    """Return the text of each token; of one character in several tokens, the last has it."""
+    texts: list[str] = []
+    waiting: list[int] = []
+    for id in ids:
+        waiting.append(id)
+        text = str(tokenizer.decode(waiting, skip_special_tokens=False))
+        if text.endswith("\ufffd") and len(waiting) < 4:
+            texts.append("")
+            continue
+        name = tokenizer.id_to_token(id) or ""
+        texts.append(f" {text}" if name.startswith("▁") and not text.startswith(" ") else text)
+        waiting = []
+    return texts
+
+
+def _seconds(moment: Any) -> float | None:
+    try:
+        return datetime.fromisoformat(str(moment)).timestamp()
+    except ValueError:
+        return None

@@ -1,0 +1,166 @@
+"""Memory that reading files may take: those of others may hold gigabytes in a few megabytes on disk.
+
+What is beyond a bound is refused in a sentence before it is in memory. The bounds are far above any log that is known
+here: the largest has a million lines and 250 MB, the largest run 100,000 steps of 65 metrics.
+"""
+
+import contextlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from uptrend.records.errors import RecordError, RecordTooLarge
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# Bytes, decompressed, of a log that is read line by line: four times the largest that is known.
+MAX_LOG = 1 << 30
+# Bytes, decompressed, of a line or of a file that is in memory whole: its text and its values take several times that.
+MAX_WHOLE = 128 << 20
+# Bytes of a recipe, a script or settings: thousands of times what people write.
+MAX_RECIPE = 16 << 20
+# Values in one piece of JSON. Python takes about 100 bytes for each, in a list or with its name.
+MAX_VALUES = 5_000_000
+VALUE_SIZE = 100
+# Bytes, by `size_in_memory`, of the lines of a file that are held at a time: 100,000 lines of 65 metrics take 0.9 GB.
+MAX_LINES = 1_500_000_000
+# Rows times columns of a table of numbers, 8 bytes each.
+MAX_CELLS = 50_000_000
+# Rows of the rollouts of a step, and bytes that they take decoded: 1,000 rollouts of 30,000 tokens take as much.
+# A Parquet file's size says nothing of either, as any number of equal values takes a few bytes there.
+MAX_TABLE_ROWS = 300_000
+MAX_TABLE = 1 << 30
+_ROWS_AT_ONCE, _BYTES_AT_ONCE = 1024, 128 << 20
+# Bytes by Parquet's type of a column; a text's are those of its place.
+_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 8, "FLOAT": 4, "DOUBLE": 8}
+# Bytes beyond what a process has at its start, for what no bound foresees: judging 100,000 steps takes 1 GB.
+MAX_PROCESS = 3 << 30
+
+
+def megabytes(size: int) -> str:
+    """Return a number of bytes for a sentence."""
+    return f"{size / 1e6:,.0f} MB"
+
+
+def check_size(path: Path | str, size: int, most: int) -> None:
+    """Raise RecordError for a file that holds more bytes than are read."""
+    if size > most:
+        raise RecordTooLarge(
+            f"{path} is too large: it holds {megabytes(size)}, and {megabytes(most)} at most are read."
+        )
+
+
+def read_whole(path: Path, most: int = MAX_WHOLE) -> bytes:
+    """Return the bytes of a file; RecordError where there are too many."""
+    check_size(path, path.stat().st_size, most)
+    with path.open("rb") as file:
+        data = file.read(most + 1)  # a pipe has no size, and a file may grow
+    check_size(path, len(data), most)
+    return data
+
+
+def count_values(text: str | bytes) -> int:
+    """Return about how many values a text of JSON has, without making them."""
+    if isinstance(text, bytes):
+        return text.count(b",") + text.count(b"[") + text.count(b"{")
+    return text.count(",") + text.count("[") + text.count("{")
+
+
+def size_in_memory(line: str | bytes) -> int:
+    """Return about how many bytes a line of JSON or of a table takes, with the values that are made of it."""
+    return len(line) + VALUE_SIZE * (count_values(line) + 1)
+
+
+def check_values(path: Path, text: str) -> None:
+    """Raise RecordError for JSON that would become too many objects."""
+    count = count_values(text)
+    if count > MAX_VALUES:
+        raise RecordTooLarge(
+            f"{path} is too large: it holds about {count:,} values in one piece of JSON, and {MAX_VALUES:,} at most "
+            "are read. One object per line (.jsonl) may be longer."
+        )
+
+
+def check_cells(path: Path | str, rows: int, columns: int) -> None:
+    """Raise RecordError for a table that would have too many cells: each row may bring columns of its own."""
+    if rows * columns > MAX_CELLS:
+        raise RecordTooLarge(
+            f"{path} is too large: {rows:,} rows with {columns:,} columns are a table of more than {MAX_CELLS:,} cells."
+        )
+
+
+def read_json(path: Path) -> Any:
+    """Return what a file of JSON holds; RecordError where it is too large, ValueError where it is no JSON."""
+    text = read_whole(path).decode("utf-8")
+    check_values(path, text)
+    return json.loads(text)
+
+
+def read_table(path: Path, columns: Sequence[str] | None = None, size_before: int = 0) -> "pa.Table":
+    """Return a Parquet file, or some of its columns; RecordError where it is damaged or too large.
+
+    `size_before` is the number of bytes of the tables that are held with it.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:  # pq.read_table would load pandas
+            rows_at_once = _check_metadata(path, file.metadata, columns)
+            schema = file.schema_arrow
+            if columns is not None:
+                columns = [name for name in schema.names if name in columns]
+                schema = pa.schema([schema.field(name) for name in columns])
+            batches = []
+            size = size_before
+            # What metadata say may be wrong: what comes out is counted too.
+            for batch in file.iter_batches(rows_at_once, columns=columns, use_threads=False):
+                size += batch.nbytes
+                check_size(path, size, MAX_TABLE)
+                batches.append(batch)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise RecordError(f"{path} is damaged: {str(error).splitlines()[0]}") from None
+    except pa.ArrowMemoryError:
+        raise too_much_memory(path) from None
+    return pa.Table.from_batches(batches, schema)
+
+
+def _check_metadata(path: Path, metadata: Any, columns: Sequence[str] | None) -> int:
+    """Return how many rows may be read at once; RecordTooLarge for a file that says itself that it is too large."""
+    if metadata.num_rows > MAX_TABLE_ROWS:
+        raise RecordTooLarge(
+            f"{path} is too large: it holds {metadata.num_rows:,} rows, and {MAX_TABLE_ROWS:,} at most are read."
+        )
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    chunks = [group.column(number) for group in groups for number in range(group.num_columns)]
+    if columns is not None:
+        chunks = [chunk for chunk in chunks if chunk.path_in_schema.partition(".")[0] in columns]
+    size = sum(chunk.num_values * _WIDTHS.get(chunk.physical_type, 4) for chunk in chunks)
+    check_size(path, size // 2, MAX_TABLE)  # small integers take less in memory than Parquet's type says
+    # A text that many rows share is in the file once, and in each row when it is read.
+    longest: dict[str, int] = {}
+    for chunk in chunks:
+        if chunk.physical_type not in _WIDTHS:
+            longest[chunk.path_in_schema] = max(chunk.total_uncompressed_size, longest.get(chunk.path_in_schema, 1))
+    return max(1, min(_ROWS_AT_ONCE, _BYTES_AT_ONCE // max(1, sum(longest.values()))))
+
+
+def limit_memory(most: int = MAX_PROCESS) -> None:
+    """Let this process take so many bytes beyond those that it has, whatever the bounds above miss.
+
+    For a process of ours alone: what else reserves addresses, as CUDA and threads do, is counted too.
+    """
+    with contextlib.suppress(ImportError, OSError, ValueError):  # Windows and macOS know no such limit
+        import resource
+
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        wanted = pages * resource.getpagesize() + most
+        resource.setrlimit(resource.RLIMIT_AS, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+
+
+def too_much_memory(path: Path | str, most: int = MAX_PROCESS) -> RecordTooLarge:
+    """Return the error of a file that takes more memory than a process may have."""
+    return RecordTooLarge(f"{path} is too large: reading it takes more than {megabytes(most)} of memory.")
