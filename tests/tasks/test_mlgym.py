@@ -1,12 +1,12 @@
 """`mlgym`: commands, scoring from outside, rewards by scheme, MLGym's files; in the back end that runs anywhere."""
 
 import asyncio
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from mlgym_folder import write_folder
 from uptrend.records import Message, Reward, Task, TasksetError, ToolCall
 from uptrend.tasks import event_loop
 from uptrend.tasks.mlgym.commands import CommandReply, Terminal
@@ -78,40 +78,6 @@ def test_search_scroll_and_a_folder_that_is_kept() -> None:
     assert here.text == "/workspace/deep"
 
 
-def folder(root: Path, kind: str = "CSVSubmissionTasks", extra: str = "") -> str:
-    """Write a MLGym checkout with one task, whose answers lie among its data."""
-    for place in ("configs/tasks", "configs/datasets", "data/toy/data"):
-        (root / place).mkdir(parents=True)
-    (root / "configs/datasets/toy.yaml").write_text(
-        "name: toy\ndescription: Twenty rows.\ndata_path: data/toy/data\nis_local: true\n"
-    )
-    rows = [f"{n},{n % 2}" for n in range(20)]
-    (root / "data/toy/data/answers.csv").write_text("\n".join(["id,y", *rows]) + "\n")
-    (root / "data/toy/data/test.csv").write_text("\n".join(["id", *map(str, range(20))]) + "\n")
-    (root / "data/toy/baseline.py").write_text(
-        "open('submission.csv', 'w').write('id,y\\n' + ''.join(f'{n},0\\n' for n in range(20)))\n"
-    )
-    (root / "data/toy/evaluate.py").write_text(
-        textwrap.dedent("""
-        import argparse, csv, json
-        parser = argparse.ArgumentParser()
-        parser.add_argument("--submission_file")
-        read = lambda path: list(csv.DictReader(open(path)))
-        truth = read("/home/agent/workspace/data/answers.csv")
-        given = {row["id"]: row["y"] for row in read(parser.parse_args().submission_file)}
-        assert len(given) == len(truth), f"{len(given)} rows, not {len(truth)}"
-        print(json.dumps({"accuracy": sum(given[row["id"]] == row["y"] for row in truth) / len(truth)}))
-        """)
-    )
-    (root / "configs/tasks/toy.yaml").write_text(
-        "id: toy\nname: Toy\ndescription: |-\n  Guess y. {dataset_docs}\ndataset_configs: [datasets/toy.yaml]\n"
-        f"task_entrypoint: {kind}\ntraining_timeout: 20\nstarter_code: [data/toy/baseline.py, data/toy/evaluate.py]\n"
-        "baseline_paths: [baseline.py]\nbaseline_scores:\n  - Accuracy: 0.5\nevaluation_paths: [evaluate.py]\n"
-        f"uptrend:\n  answers: data/answers.csv\n  key: id\n{extra}"
-    )
-    return str(root)
-
-
 def play(taskset: MlGym, *commands: str, task: Task | None = None) -> tuple[list[str], Reward, ResearchPlay]:
     """Play commands on the first held-out example."""
     opened = taskset.open(task or taskset.heldout(1)[0], 0)
@@ -134,7 +100,7 @@ RIGHT = "python -c \"open('submission.csv','w').write('id,y\\n'+''.join(f'{n},{n
 
 
 def test_a_mlgym_folder_is_played_as_it_is(tmp_path: Path) -> None:
-    taskset = MlGym(MlGymOptions(folder=folder(tmp_path), sandbox="process"), 0)
+    taskset = MlGym(MlGymOptions(folder=write_folder(tmp_path), sandbox="process"), 0)
     said, reward, opened = play(taskset, "ls . data", "python baseline.py", "validate", RIGHT, "validate", "submit")
     assert "answers.csv" not in said[0]
     assert "test.csv" in said[0]
@@ -152,7 +118,7 @@ def test_a_mlgym_folder_is_played_as_it_is(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_players_is_not_called_unfit(tmp_path: Path) -> None:
-    root = folder(tmp_path)
+    root = write_folder(tmp_path)
     report = validate(lambda: MlGym(MlGymOptions(folder=root, sandbox="process"), 0), train=2, heldout=1)
     assert report.passed
     assert {check.name: check.figure for check in report.checks}["ceiling of gold under final"] == "not judged: none"
@@ -160,7 +126,7 @@ def test_a_folder_without_players_is_not_called_unfit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("turns", "command"), [(0, "submit"), (2, "(automatic submission)")])
 def test_the_end_is_recorded_with_its_reason(tmp_path: Path, turns: int, command: str) -> None:
-    taskset = MlGym(MlGymOptions(folder=folder(tmp_path), sandbox="process", turns=turns), 0)
+    taskset = MlGym(MlGymOptions(folder=write_folder(tmp_path), sandbox="process", turns=turns), 0)
     _, reward, opened = play(taskset, "ls", "submit" if command == "submit" else "echo last words")
     end = opened.commands[-1]
     assert (reward.total, end.command, end.code, end.error, end.score) == (-1, command, 1, True, None)
@@ -170,10 +136,10 @@ def test_the_end_is_recorded_with_its_reason(tmp_path: Path, turns: int, command
 
 
 def test_validation_and_test_score_different_rows(tmp_path: Path) -> None:
-    taskset = MlGym(MlGymOptions(folder=folder(tmp_path), sandbox="process", keep="last"), 0)
+    taskset = MlGym(MlGymOptions(folder=write_folder(tmp_path), sandbox="process", keep="last"), 0)
     problem = taskset.problems["toy"]
-    example = problem.example(0, heldout=True)
-    scorer = taskset._arena("toy").scorer
+    arena = taskset._arena("toy")
+    example, scorer = event_loop.run(arena.example(taskset.heldout(1)[0])), arena.scorer
     for split in ("validation", "test"):
         files = {"submission.csv": ("id,y\n" + "".join(f"{n},{n % 2}\n" for n in range(20))).encode()}
         assert event_loop.run(scorer.judge(files, split, example.test)).score == 1  # type: ignore[arg-type]
@@ -192,7 +158,7 @@ CODE = "import random\n\n\ndef row_strategy(history):\n    return {}\n"
 
 def test_submitted_code_is_kept_apart_from_its_evaluator(tmp_path: Path) -> None:
     root = Path(
-        folder(
+        write_folder(
             tmp_path, "PythonSubmissionTasks", "  metric: score\n  direction: up\n  par: 5\n  submission: strategy.py\n"
         )
     )
@@ -261,7 +227,7 @@ def test_dense_parts_widen_the_bounds() -> None:
 
 
 def test_lower_is_better_for_errors(tmp_path: Path) -> None:
-    root = Path(folder(tmp_path, extra="  metric: rmse\n"))
+    root = Path(write_folder(tmp_path, extra="  metric: rmse\n"))
     table = root / "configs/tasks/toy.yaml"
     table.write_text(table.read_text().replace("Accuracy: 0.5", "rmse: 10.0"))
     problem = load_problem("toy", str(root))
@@ -288,7 +254,7 @@ def test_lower_is_better_for_errors(tmp_path: Path) -> None:
     ],
 )
 def test_a_turn_is_one_command(message: Message, says: str, tmp_path: Path) -> None:
-    taskset = MlGym(MlGymOptions(folder=folder(tmp_path), sandbox="process", tool_calls=bool(message.calls)), 0)
+    taskset = MlGym(MlGymOptions(folder=write_folder(tmp_path), sandbox="process", tool_calls=bool(message.calls)), 0)
     opened = taskset.open(taskset.heldout(1)[0], 0)
 
     async def once() -> Message:
@@ -311,7 +277,7 @@ def test_metrics_are_the_last_json_object_with_numbers() -> None:
 
 
 def test_a_time_limit_scores_what_the_command_leaves(tmp_path: Path) -> None:
-    taskset = MlGym(MlGymOptions(folder=folder(tmp_path), sandbox="process"), 0)
+    taskset = MlGym(MlGymOptions(folder=write_folder(tmp_path), sandbox="process"), 0)
     opened = taskset.open(taskset.heldout(1)[0], 0)
 
     async def converse() -> Reward:
@@ -326,7 +292,7 @@ def test_a_time_limit_scores_what_the_command_leaves(tmp_path: Path) -> None:
 
 
 def test_an_evaluator_that_fails_gives_no_score(tmp_path: Path) -> None:
-    taskset = MlGym(MlGymOptions(folder=folder(tmp_path), sandbox="process"), 0)
+    taskset = MlGym(MlGymOptions(folder=write_folder(tmp_path), sandbox="process"), 0)
     quoting = "printf 'id,y\\n{\"accuracy\": 1},0\\n' > submission.csv"
     said, reward, _ = play(taskset, quoting, "validate", "printf '' > submission.csv", "validate")
     assert "not valid" in said[1]
@@ -347,7 +313,7 @@ def test_an_evaluator_that_fails_gives_no_score(tmp_path: Path) -> None:
 def test_a_folder_that_could_leak_or_not_be_scored_is_refused(
     change: tuple[str, str], says: str, tmp_path: Path
 ) -> None:
-    table = Path(folder(tmp_path)) / "configs/tasks/toy.yaml"
+    table = Path(write_folder(tmp_path)) / "configs/tasks/toy.yaml"
     table.write_text(table.read_text().replace(*change))
     with pytest.raises(TasksetError, match=says):
         MlGym(MlGymOptions(folder=str(tmp_path), sandbox="process"), 0)
@@ -367,7 +333,7 @@ def test_odd_names_and_repairs() -> None:
 
 
 def test_a_folder_without_a_name_in_unicode_can_be_shown(tmp_path: Path) -> None:
-    taskset = MlGym(MlGymOptions(folder=folder(tmp_path), sandbox="process"), 0)
+    taskset = MlGym(MlGymOptions(folder=write_folder(tmp_path), sandbox="process"), 0)
     said, _, _ = play(taskset, "mkdir $'\\xff\\x1b[31m' && cd $'\\xff\\x1b[31m'", "pwd")
     assert all(text.encode().isascii() or "\ufffd" in text for text in said)
     assert not any("\x1b" in text for text in said)

@@ -2,15 +2,17 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from typing import Generic, TypeVar
 
 from uptrend.records import Executed, Message, Reward, Task, Tool
 from uptrend.tasks.mlgym.commands import CommandReply, Terminal, WrongCommand, command_of
+from uptrend.tasks.mlgym.generator import make_example
 from uptrend.tasks.mlgym.problem import Example, Problem
 from uptrend.tasks.mlgym.rewards import DenseParts, Facts, Scheme, reward_of
-from uptrend.tasks.mlgym.scoring import Judged, SubmissionScorer
+from uptrend.tasks.mlgym.scoring import Judged, Split, SubmissionScorer
 from uptrend.tasks.sandbox import Bounds, Sandbox, Workspace
 from uptrend.tasks.sandbox.workspace import readable
 from uptrend.tasks.time_limit import holding, waiting
@@ -23,6 +25,29 @@ COMMAND = Tool(
 )  # fmt: skip
 
 
+T = TypeVar("T")
+EXAMPLES = 64  # that are kept: a group opens the same one many times, and files take memory
+
+
+class SharedWork(Generic[T]):
+    """Results of work that a whole group waits for and that is done once; what failed is tried again."""
+
+    def __init__(self, most: int = 0) -> None:
+        self._most = most  # results that are kept, the latest; 0 for all
+        self._tasks: OrderedDict[Hashable, asyncio.Task[T]] = OrderedDict()
+
+    async def result(self, key: Hashable, work: Callable[[], Coroutine[None, None, T]]) -> T:
+        """Return a key's result; `work` makes it where it is not here."""
+        task = self._tasks.get(key)
+        if task is None or (task.done() and (task.cancelled() or task.exception())):
+            task = self._tasks[key] = asyncio.ensure_future(work())
+        self._tasks.move_to_end(key)
+        if self._most and len(self._tasks) > self._most:
+            self._tasks.popitem(last=False)
+        with waiting():
+            return await asyncio.shield(task)
+
+
 @dataclass
 class Arena:
     """What all rollouts of one problem share: nothing that a rollout can change."""
@@ -32,11 +57,16 @@ class Arena:
     scorer: SubmissionScorer
     bounds: Bounds
     slots: asyncio.Semaphore  # commands that run at once, so that none is slowed down by too many others
-    baselines: dict[str, asyncio.Task[tuple[float, float]]] = field(default_factory=dict)
+    baselines: SharedWork[tuple[float, float]] = field(default_factory=SharedWork)
+    examples: SharedWork[Example] = field(default_factory=lambda: SharedWork(EXAMPLES))
 
-    def __post_init__(self) -> None:
-        # A group opens the same example many times, and making one takes some milliseconds.
-        self.example = lru_cache(64)(self.problem.example)
+    async def example(self, task: Task) -> Example:
+        """Return a task's example."""
+        return await self.examples.result(task.id, lambda: self._make(task.data["seed"], task.data["heldout"]))
+
+    async def _make(self, seed: int, heldout: bool) -> Example:
+        async with holding(self.slots):
+            return await make_example(self.problem, self.sandbox, self.bounds, seed, heldout)
 
     async def open(self, example: Example) -> Workspace:
         """Make a fresh workspace."""
@@ -48,11 +78,7 @@ class Arena:
         problem = self.problem
         if problem.baseline_score is not None and problem.generator is None:
             return problem.baseline_score, problem.baseline_score
-        measured = self.baselines.get(task.id)
-        if measured is None or (measured.done() and (measured.cancelled() or measured.exception())):  # tried again
-            measured = self.baselines[task.id] = asyncio.ensure_future(self._measure(example))
-        with waiting():  # for work that a whole group shares
-            return await asyncio.shield(measured)
+        return await self.baselines.result(task.id, lambda: self._measure(example))
 
     async def _measure(self, example: Example) -> tuple[float, float]:
         async with holding(self.slots), await self.open(example) as workspace:
@@ -74,7 +100,6 @@ class ResearchPlay:
 
     task: Task
     arena: Arena
-    example: Example
     scheme: Scheme
     dense: DenseParts
     keep: str  # best or last submission
@@ -83,6 +108,7 @@ class ResearchPlay:
     tools: Sequence[Tool] = ()
     commands: list[Executed] = field(default_factory=list)
     _terminal: Terminal | None = None
+    _example: Example | None = None  # made when the workspace is opened
     _baseline: tuple[float, float] = (0.0, 0.0)
     _validations: list[float] = field(default_factory=list)
     _best: tuple[float, dict[str, bytes] | Judged] | None = None  # best validation so far, and what was validated
@@ -98,9 +124,10 @@ class ResearchPlay:
 
     async def _open(self) -> Terminal:
         if self._terminal is None:
-            self._baseline = await self.arena.baseline(self.task, self.example)
+            self._example = await self.arena.example(self.task)
+            self._baseline = await self.arena.baseline(self.task, self._example)
             seconds = min(self.arena.bounds.seconds, self.arena.problem.timeout)
-            self._terminal = Terminal(await self.arena.open(self.example), self.window, seconds)
+            self._terminal = Terminal(await self.arena.open(self._example), self.window, seconds)
         return self._terminal
 
     async def respond(self, message: Message) -> Sequence[Message] | None:
@@ -142,7 +169,7 @@ class ResearchPlay:
 
     async def _validate(self, terminal: Terminal) -> tuple[CommandReply, float | None]:
         files = await self.arena.scorer.copy_out(terminal.workspace)
-        verdict = await self.arena.scorer.judge(files, "validation", self.example.validation)
+        verdict = await self._judge(files, "validation")
         if verdict.score is None:
             return CommandReply(verdict.said, code=1), None
         improvement = self.arena.problem.improvement(verdict.score, self._baseline[0])
@@ -151,6 +178,11 @@ class ResearchPlay:
             self._best = improvement, files
         said = f"Validation {self.arena.problem.metric}: {verdict.score:.4f} (baseline {self._baseline[0]:.4f})"
         return CommandReply(said), verdict.score
+
+    async def _judge(self, files: dict[str, bytes] | Judged, split: Split) -> Judged:
+        assert self._example is not None
+        answers = self._example.validation if split == "validation" else self._example.test
+        return await self.arena.scorer.judge(files, split, answers)
 
     async def score(self) -> Reward:
         """Score what is submitted on the test split: the best validated submission, or the last."""
@@ -166,7 +198,7 @@ class ResearchPlay:
                 files = await scorer.copy_out(self._terminal.workspace)
                 if self.keep == "best" and self._best is not None:
                     files = await self._better(files)
-                verdict = await scorer.judge(files, "test", self.example.test)
+                verdict = await self._judge(files, "test")
             if not self._submitted or not self.commands:
                 self.commands.append(Executed(count, AUTOMATIC, 0.0, 0))
             if verdict.score is not None:
@@ -184,7 +216,7 @@ class ResearchPlay:
         assert self._best is not None
         if last == self._best[1]:
             return last
-        verdict = await self.arena.scorer.judge(last, "validation", self.example.validation)
+        verdict = await self._judge(last, "validation")
         if verdict.score is None:
             return self._best[1]
         improvement = self.arena.problem.improvement(verdict.score, self._baseline[0])

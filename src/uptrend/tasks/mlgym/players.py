@@ -49,7 +49,7 @@ class Player:
 def read_players(folder: Path) -> tuple[Player, ...]:
     """Read a problem's players, sorted by name."""
     found = []
-    for path in sorted(folder.glob("*.txt")):
+    for path in sorted(path for path in folder.glob("*.txt") if path.is_file()):
         kind, dash, name = path.stem.partition("-")
         if kind not in ("expert", "weak", "cheat") or not dash:
             raise TasksetError(f"{path}: a player's file is named expert-, weak- or cheat-NAME.txt.")

@@ -3,11 +3,12 @@
 `uptrend:` in the YAML file says what MLGym's format can't; where it is silent, known.toml knows some tasks. The answers
 never enter a workspace. Each problem has examples: with a generator, an example is a seed of data; without one, all
 examples are the same problem.
+
+A folder may come from anybody: nothing of it runs here, and its paths may not lead out of it.
 """
 
-import runpy
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -57,7 +58,8 @@ class Problem:
     answers: str  # path of the answers in the workspace as MLGym lays it out; empty where none is known
     hidden: Files  # answers and other secret files, by their path there
     key: str  # column of the answers that names a row
-    generator: Path | None
+    generator: Path | None  # script that makes examples
+    neighbors: Files  # files of the generator's folder, itself among them, by their paths there
     players: Path | None  # folder of scripted players
     notes: tuple[str, ...] = ()
 
@@ -69,13 +71,6 @@ class Problem:
         reach = next((end for end in (self.par, self.best) if end is not None), 0.0)
         unit = abs(reach - baseline) or abs(baseline) or 1.0
         return min(1.0, max(-1.0, self.sign * (score - baseline) / unit))
-
-    def example(self, seed: int, heldout: bool) -> Example:
-        """Make the example of a seed."""
-        if self.generator is not None:
-            made = _generator(self.generator)(seed, heldout)
-            return Example({**self.starter, **made["workspace"]}, made["validation"], made["test"])
-        return Example(self.starter, self.hidden, self.hidden)
 
     @cached_property
     def _data(self) -> dict[str, Path]:
@@ -112,9 +107,39 @@ def _files_of(folders: Mapping[str, Path]) -> dict[str, Path]:
     }
 
 
-@cache
-def _generator(path: Path) -> Any:
-    return runpy.run_path(str(path))["make"]
+@dataclass(frozen=True)
+class TaskFile:
+    """A YAML file of a folder of tasks; the paths that it names stay inside that folder."""
+
+    root: Path
+    path: Path
+    table: Mapping[str, Any]
+
+    def place(self, key: str, value: Any, base: str = "") -> Path:
+        """Return a file or folder that a key names, from the root or from `base` in it."""
+        if not isinstance(value, str) or not value or "\0" in value:
+            raise TasksetError(f"{self.path}: {key} = {value!r} should be a path in {self.root}.")
+        return self._inside(key, value, self.root / base / value)
+
+    def below(self, key: str, value: Any) -> Iterator[Path]:
+        """Yield everything below a folder that a key names, sorted; links stay inside as well."""
+        top = self.place(key, value)
+        for path in sorted(top.rglob("*")):  # which follows no link to a folder
+            if path.is_symlink():
+                self._inside(key, f"{value}/{path.relative_to(top).as_posix()}", path)
+            yield path
+
+    def _inside(self, key: str, value: str, path: Path) -> Path:
+        try:
+            is_inside = path.resolve().is_relative_to(self.root.resolve())
+        except (OSError, RuntimeError):  # a loop of links leads nowhere
+            is_inside = False
+        if not is_inside:
+            raise TasksetError(
+                f"{self.path}: {key} = {value!r} leads out of {self.root}; name a path inside, and copy there what it "
+                "needs."
+            )
+        return path
 
 
 @cache
@@ -141,7 +166,8 @@ def load_problem(name: str, folder: str = "") -> Problem:
     path = root / "configs" / "tasks" / f"{name}.yaml"
     if not path.is_file():
         raise TasksetError(f"There is no MLGym task {name!r} in {path.parent}. There are {', '.join(names(folder))}.")
-    table = _read_yaml(path)
+    file = _read_yaml(root, TaskFile(root, path, {}).place("tasks.problems", f"{name}.yaml", "configs/tasks"))
+    table = file.table
     known = _known()
     ours = {**known["tasks"].get(name, {}), **(table.get("uptrend") or {})}
     kind = KINDS.get(entry := table.get("task_entrypoint", "CSVSubmissionTasks"))
@@ -153,13 +179,16 @@ def load_problem(name: str, folder: str = "") -> Problem:
         raise TasksetError(f"{path}: {lacks}.")
     notes, folders, docs = list[str](), dict[str, Path](), list[str]()
     for place in table.get("dataset_configs") or []:
-        dataset = _read_yaml(root / "configs" / place)
+        described = _read_yaml(root, file.place("dataset_configs", place, "configs"))
+        dataset = described.table
         docs.append(f"{dataset.get('name', Path(place).stem).upper()}:\n{dataset.get('description', '')}")
-        place = str(dataset.get("data_path") or "")
-        if place and (root / place).is_dir() and dataset.get("is_local", True):
+        data_path = dataset.get("data_path") if dataset.get("is_local", True) else None
+        if data_path and described.place("data_path", data_path).is_dir():
             if folders:
                 raise TasksetError(f"{path}: several datasets would lie in one folder, data; join them.")
-            folders["data"] = root / place
+            for _ in described.below("data_path", data_path):  # links in it, before anything is read
+                pass
+            folders["data"] = root / data_path
         elif "generator" not in ours:
             notes.append(f"{name}: its dataset {dataset.get('data_path')} is not on this machine")
     scores = {key.lower(): float(value) for key, value in ((table.get("baseline_scores") or [{}])[0]).items()}
@@ -175,7 +204,7 @@ def load_problem(name: str, folder: str = "") -> Problem:
         notes.append(f"{name} names no answers (`uptrend:` with `answers:`): all of its data is in the workspace, "
                      "and validate only checks the format")  # fmt: skip
     submission = str(ours.get("submission") or {"csv": "submission.csv", "code": "strategy.py", "model": "."}[kind])
-    starter = _starter(root, table)
+    starter = _starter(file)
     secret = {str(place) for place in (answers, *(table.get("secret_files") or ())) if place}
     everything = {place: found.read_bytes() for place, found in _files_of(folders).items() if place in secret} | starter
     hidden = {place: everything[place] for place in secret & everything.keys()}
@@ -186,6 +215,10 @@ def load_problem(name: str, folder: str = "") -> Problem:
     if kind == "csv" and answers in hidden and not ours.get("key"):
         raise TasksetError(f"{path}: say which column of {answers} names a row: add `key:` below `uptrend:`.")
     starter = {place: data for place, data in starter.items() if place not in hidden}
+    generator = file.place("generator", ours["generator"]) if "generator" in ours else None
+    players = file.place("players", ours["players"]) if "players" in ours else None
+    for _ in file.below("players", ours["players"]) if players else ():
+        pass
     return Problem(
         name=name, title=str(table.get("name", name)), kind=kind, submission=submission,
         description=str(table.get("description", "")).replace("{dataset_docs}", "\n\n".join(docs)).strip(),
@@ -193,8 +226,8 @@ def load_problem(name: str, folder: str = "") -> Problem:
         evaluator=str(evaluators[0]), baseline=_baseline(table, kind, str(evaluators[0])),
         baseline_score=scores.get(metric), metric=metric, sign=1 if facts["direction"] == "up" else -1,
         par=facts.get("par"), best=facts.get("best"), answers=answers, hidden=hidden, key=str(ours.get("key", "")),
-        generator=root / ours["generator"] if "generator" in ours else None,
-        players=root / ours["players"] if "players" in ours else None, notes=tuple(notes),
+        generator=generator, neighbors=_neighbors(file, generator) if generator else {}, players=players,
+        notes=tuple(notes),
     )  # fmt: skip
 
 
@@ -204,25 +237,30 @@ def _baseline(table: Mapping[str, Any], kind: str, evaluator: str) -> str:
     return scripts[0] if scripts and kind != "code" else ""
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def _read_yaml(root: Path, path: Path) -> TaskFile:
     import yaml
 
+    if path.exists() and not path.is_file():  # to read a named pipe never ends
+        raise TasksetError(f"{path} is not a file.")
     try:
         table = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise TasksetError(f"{path} can't be read: {error}.") from None
     if not isinstance(table, dict):
         raise TasksetError(f"{path} is no table of keys and values.")
-    return table
+    return TaskFile(root, path, table)
 
 
-def _starter(root: Path, table: Mapping[str, Any]) -> dict[str, bytes]:
+def _starter(file: TaskFile) -> dict[str, bytes]:
     """Return starter code as MLGym lays it out: each file or folder by its own name in the workspace."""
+    table = file.table
     files: dict[str, bytes] = {}
-    listed = [*(table.get("starter_code") or ()), *filter(None, [table.get("sample_submission")])]
-    for place in dict.fromkeys(map(str, listed)):
-        top = root / place
-        found = sorted(p for p in top.rglob("*") if p.is_file()) if top.is_dir() else [top]
+    listed = [("starter_code", place) for place in table.get("starter_code") or ()]
+    if table.get("sample_submission"):
+        listed.append(("sample_submission", table["sample_submission"]))
+    for key, place in listed:
+        top = file.place(key, place)
+        found = [path for path in file.below(key, place) if path.is_file()] if top.is_dir() else [top]
         for path in found:
             if not path.is_file():
                 raise TasksetError(f"{path} is missing: {table.get('id', 'the task')} names it as starter code.")
@@ -231,3 +269,16 @@ def _starter(root: Path, table: Mapping[str, Any]) -> dict[str, bytes]:
                 data.replace(THEIR_WORKSPACE, b".") if path.suffix == ".py" else data
             )
     return files
+
+
+def _neighbors(file: TaskFile, generator: Path) -> dict[str, bytes]:
+    """Return the generator and the files beside it, which it may read."""
+    if not generator.is_file():
+        raise TasksetError(f"{generator} is missing: {file.path} names it as generator.")
+    beside = [path for path in sorted(generator.parent.rglob("*")) if path.is_file() and not path.is_symlink()]
+    if sum(path.stat().st_size for path in beside) > COPIED:
+        raise TasksetError(
+            f"{generator.parent} is copied for its generator and has more than {COPIED >> 20} megabytes; "
+            f"put {generator.name} into a folder with what it reads."
+        )
+    return {path.relative_to(generator.parent).as_posix(): path.read_bytes() for path in [*beside, generator]}

@@ -139,9 +139,8 @@ class MlGym:
     def open(self, task: Task, seed: int) -> ResearchPlay:  # noqa: ARG002 (nothing is left to chance)
         """Begin a rollout; its sandbox is opened by its first command."""
         o, arena = self.options, self._arena(task.family)
-        example = arena.example(task.data["seed"], task.data["heldout"])
         tools = (COMMAND,) if o.tool_calls else ()
-        return ResearchPlay(task, arena, example, o.scheme, o.dense, o.keep, o.window, o.turns, tools)
+        return ResearchPlay(task, arena, o.scheme, o.dense, o.keep, o.window, o.turns, tools)
 
     def _arena(self, name: str) -> Arena:
         if name not in self._arenas:
