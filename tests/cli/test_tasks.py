@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from mlgym_folder import write_folder
 from uptrend.tasks.musique.atlas import AtlasOptions, rows
 
 Uptrend = Callable[..., Any]
@@ -68,6 +69,39 @@ def test_validate_a_recipe_checks_each_stage_and_the_evaluation(tmp_path: Path, 
     assert len(uptrend("tasks", "validate", recipe, "--set", "tasks.stages=[]", "--json").json["reports"]) == 2
     recipe.write_text('[tasks]\nname = "binary"\n')
     assert "fewer than sampling.groups = 16" in uptrend("tasks", "validate", recipe, code=2).err
+
+
+def test_validate_says_what_it_plays_and_how_far_it_is(tmp_path: Path, uptrend: Uptrend) -> None:
+    shown = uptrend("tasks", "validate", "arithmetic", "--limit", "6")
+    assert "Played 6 of 700 tasks; --limit 0 plays all." in shown.out
+    assert shown.err.splitlines()[:2] == [
+        "[tasks] making tasks of arithmetic",
+        "[tasks] gold and corrupted answers: played 0 of 30",
+    ]
+    assert "[tasks] cheaters: played 0 of 18" in shown.err
+    file = write(tmp_path / "sums.jsonl", sums(240))
+    quiet = uptrend("tasks", "validate", file, "--json")
+    assert [(r["played"], r["tasks"]) for r in quiet.json["reports"]] == [(200, 240)]
+    assert "gold and corrupted answers: played 0 of" in quiet.err
+    every = uptrend("tasks", "validate", file, "--limit", "0")
+    assert "Played 240 of 240 tasks.\n" in every.out
+
+
+@pytest.mark.slow
+def test_validate_plays_a_few_tasks_of_slow_tasksets(tmp_path: Path, uptrend: Uptrend) -> None:
+    extra = "  players: data/toy/players\n  par: 1.0\n"
+    root = Path(write_folder(tmp_path, extra=extra))
+    for name in ("one", "two"):  # a second problem with the same files
+        (root / f"configs/tasks/{name}.yaml").write_text((root / "configs/tasks/toy.yaml").read_text())
+    (root / "configs/tasks/toy.yaml").unlink()
+    (root / "data/toy/players").mkdir()
+    (root / "data/toy/players/weak-baseline.txt").write_text("python baseline.py\n%%\nvalidate\n%%\nsubmit\n")
+    folder = ("--set", f"tasks.folder={root}", "--set", "tasks.sandbox=process")
+    shown = uptrend("tasks", "validate", "mlgym", *folder, "--json")
+    (report,) = shown.json["reports"]
+    assert (report["passed"], report["played"], report["tasks"]) == (True, 4, 700)
+    lines = [line for line in shown.err.splitlines() if "gold and corrupted answers" in line]
+    assert lines[0] == "[tasks] gold and corrupted answers: played 0 of 4"
 
 
 @pytest.mark.slow

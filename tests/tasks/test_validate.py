@@ -166,3 +166,21 @@ def test_a_play_is_closed_whatever_the_script_does():
     with pytest.raises(AttributeError):
         asyncio.run(play_script(taskset, task, (said for said in ["no message"])))
     assert len(closed) == 2
+
+
+def test_a_few_tasks_are_of_every_family_and_progress_comes_to_its_end():
+    lines, families = [], set()
+
+    class Recorded(Mixed):
+        def open(self, task, seed):
+            families.add(task.family)
+            return super().open(task, seed)
+
+    def progress(part, done, total):
+        lines.append((part, done, total))
+
+    report = validate(lambda: Recorded(Recorded.Options(), 0), 60, 20, limit=3, progress=progress)
+    assert (report.tasks, report.played, len(families)) == (80, 3, 3)
+    totals = {part: total for part, done, total in lines if done == 0}
+    assert {part: done for part, done, _ in lines} == totals
+    assert totals.keys() == {"gold and corrupted answers", "cheaters"}

@@ -1,5 +1,6 @@
 """`uptrend tasks`: look at tasksets, and check without a model that they are fit to train on."""
 
+import time
 from collections.abc import Iterable
 from dataclasses import asdict
 from functools import partial
@@ -23,6 +24,31 @@ app = make_app("Look at tasksets, and check without a model that they are fit to
 Name = Annotated[
     str, typer.Argument(help="Taskset: name, module:Class, file of rows, or recipe (.toml).", metavar="NAME")
 ]
+
+
+LINE_EVERY_S = 2.0
+"""Seconds between two lines of progress: quick plays are not worth one each."""
+
+
+class PlayLines:
+    """Tells on stderr what a validation does, and how far it is; stdout may be JSON for a program."""
+
+    def __init__(self) -> None:
+        self._console = terminal(stderr=True)
+        self._section, self._part = "", ""
+        self._printed = 0.0  # time of the last line
+
+    def begin(self, section: str, taskset: str) -> None:
+        """Tell that a section's tasks are made."""
+        self._section, self._part = section, ""
+        self._console.print(f"[{section}] making tasks of {taskset}", style="dim")
+
+    def __call__(self, part: str, done: int, total: int) -> None:
+        """Tell how many answers were played, from time to time."""
+        now = time.monotonic()
+        if part != self._part or now - self._printed >= LINE_EVERY_S:
+            self._part, self._printed = part, now
+            self._console.print(f"[{self._section}] {part}: played {done} of {total}", style="dim")
 
 
 @app.command("list")
@@ -75,7 +101,15 @@ def show(
 
 
 @app.command("validate")
-def validate_tasksets(name: Name, overrides: Sets = None, as_json: AsJson = False) -> None:
+def validate_tasksets(
+    name: Name,
+    overrides: Sets = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=0, help="Tasks to play; 0 for all. By default 200, and fewer of slow tasksets."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Check that a taskset is fit to train on.
 
     \b
@@ -84,24 +118,26 @@ def validate_tasksets(name: Name, overrides: Sets = None, as_json: AsJson = Fals
     uptrend tasks validate my_tasks.jsonl \\
         --set tasks.duplicates=0.02
     uptrend tasks validate recipes/arithmetic/mixed.toml
+    uptrend tasks validate mlgym --limit 40
 
     Gold answers must earn the maximum reward, corrupted ones must not, and nothing may leak; exit code 1 otherwise.
     """
     config, is_recipe = _config(name, overrides or ()), name.endswith(".toml")
-    # On stderr: stdout may be JSON for a program.
-    with Console(stderr=True).status("Playing gold, corrupted and cheating answers…"):
-        reports = {}
-        for _, where, section in stage_sections(config):
-            make = partial(make_taskset, section.name, section.options, section.seed, where)
-            # A recipe evaluates on something else: ask its stages only for a share that a 3 to 1 split can give.
-            held_out = max(1, section.train // 4) if is_recipe else config.eval.tasks
-            reports[where] = validate(make, section.train, held_out, only_trains=is_recipe)
-        if is_recipe:
-            pool(config, heldout(config))  # sections that do not go together are an error, not a failed check
-            for label, held in eval_sections(config).items():
-                where = f"eval.sets.{label}" if label else "eval"
-                make = partial(make_taskset, held.name, eval_options(config, held), held.seed, where)
-                reports[where] = validate(make, train=0, heldout=held.tasks)
+    lines = PlayLines()
+    reports = {}
+    for _, where, section in stage_sections(config):
+        lines.begin(where, section.name)
+        make = partial(make_taskset, section.name, section.options, section.seed, where)
+        # A recipe evaluates on something else: ask its stages only for a share that a 3 to 1 split can give.
+        held_out = max(1, section.train // 4) if is_recipe else config.eval.tasks
+        reports[where] = validate(make, section.train, held_out, limit, only_trains=is_recipe, progress=lines)
+    if is_recipe:
+        pool(config, heldout(config))  # sections that do not go together are an error, not a failed check
+        for label, held in eval_sections(config).items():
+            where = f"eval.sets.{label}" if label else "eval"
+            lines.begin(where, held.name)
+            make = partial(make_taskset, held.name, eval_options(config, held), held.seed, where)
+            reports[where] = validate(make, 0, held.tasks, limit, progress=lines)
     passed = all(report.passed for report in reports.values())
     if as_json:
         listed = [{"section": where, "passed": r.passed, **asdict(r)} for where, r in reports.items()]
@@ -112,6 +148,8 @@ def validate_tasksets(name: Name, overrides: Sets = None, as_json: AsJson = Fals
             console.print(f"[{where}] {report.taskset}", style="bold")
             rows = [(marks[check.passed], check.name, check.figure) for check in report.checks]
             console.print(columns("", "check", "figures", rows=rows))
+            more = "; --limit 0 plays all" if report.played < report.tasks else ""
+            console.print(f"Played {report.played} of {report.tasks} tasks{more}.", style="dim")
             _print_notes(console, report.notes)
     if not passed:
         raise typer.Exit(1)

@@ -5,6 +5,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, zip_longest
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -16,6 +17,8 @@ from uptrend.tasks.taskset import GivenTasks, Script, Taskset, known_gold, play_
 
 # Sums of parts may miss a bound by this much.
 NEAR = 1e-9
+# Tasks that are played, where a taskset does not say how many it allows (VALIDATED).
+PLAYED = 200
 # Tasks on which each variant's ceiling is measured, and cheaters play: a semantic retriever takes its time.
 CEILING = 50
 
@@ -36,11 +39,24 @@ class ValidationReport:
     taskset: str
     checks: tuple[Requirement, ...]
     notes: tuple[str, ...]  # notes of the taskset itself
+    tasks: int  # tasks that were made
+    played: int  # tasks of them that scripts played
 
     @property
     def passed(self) -> bool:
         """True where all checks hold."""
         return all(check.passed for check in self.checks)
+
+
+class Progress(Protocol):
+    """Receives how far a validation is."""
+
+    def __call__(self, part: str, done: int, total: int) -> None:
+        """Note that so many of a part's answers were played; 0 as it begins."""
+
+
+def _silent(part: str, done: int, total: int) -> None:
+    pass
 
 
 @runtime_checkable
@@ -84,11 +100,18 @@ class Played:
 
 
 def validate(
-    make: Callable[[], Taskset], train: int = 500, heldout: int = 200, limit: int = 200, *, only_trains: bool = False
+    make: Callable[[], Taskset],
+    train: int = 500,
+    heldout: int = 200,
+    limit: int | None = None,
+    *,
+    only_trains: bool = False,
+    progress: Progress = _silent,
 ) -> ValidationReport:
     """Check a taskset, made twice by `make`, on so many tasks; at most `limit` of them are played.
 
-    One that only trains need not hold out any: it is then asked for no more held-out tasks than it has.
+    Without a limit as many are played as the taskset allows, and all with 0. One that only trains need not hold out
+    any: it is then asked for no more held-out tasks than it has.
     """
     taskset, again = make(), make()
     repeated = [*again.train(train), *(spare := again.heldout(heldout))]
@@ -96,7 +119,9 @@ def validate(
     heldout = len(spare) if only_trains else heldout
     to_train, held_out = taskset.train(train), taskset.heldout(heldout)
     tasks = [*to_train, *held_out]
-    chosen = random.Random(0).sample(tasks, min(limit, len(tasks)))
+    if limit is None:
+        limit = getattr(taskset, "VALIDATED", PLAYED)
+    chosen = _drawn(tasks, limit or len(tasks))
     proving = taskset.proof() if isinstance(taskset, HasVariants) else taskset
     enough = bool(to_train or not train) and bool(held_out or not heldout)
     empty = sum(not any(message.content.strip() for message in task.messages) for task in tasks)
@@ -109,11 +134,20 @@ def validate(
         Requirement("the same seed gives the same tasks", a == b, a if a == b else f"{a}, then {b}"),
         _duplicates(taskset, to_train, held_out),
         order(to_train),
-        *_of_plays(event_loop.run(_play(proving, chosen))),
-        *_cheated(proving, chosen[:CEILING]),
-        *_ceilings(taskset, chosen[:CEILING]),
+        *_of_plays(event_loop.run(_play(proving, chosen, "gold and corrupted answers", progress))),
+        *_cheated(proving, chosen[:CEILING], progress),
+        *_ceilings(taskset, chosen[:CEILING], progress),
     )
-    return ValidationReport(taskset.name, found, tuple(taskset.notes))
+    return ValidationReport(taskset.name, found, tuple(taskset.notes), len(tasks), len(chosen))
+
+
+def _drawn(tasks: Sequence[Task], count: int) -> list[Task]:
+    """Draw tasks at random, one family after the other, so that a few are of many families."""
+    by_family: dict[str, list[Task]] = defaultdict(list)
+    for task in random.Random(0).sample(tasks, len(tasks)):
+        by_family[task.family].append(task)
+    in_turn = chain.from_iterable(zip_longest(*by_family.values()))
+    return [task for task in in_turn if task is not None][:count]
 
 
 # Tasks are unique; a file may repeat as many rows as it allows.
@@ -187,9 +221,10 @@ def _of_plays(played: Sequence[Played]) -> Iterator[Requirement]:
 
 
 # Going for the reward does not pay, where the taskset has players that try.
-def _cheated(taskset: Taskset, tasks: Sequence[Task]) -> Iterator[Requirement]:
+def _cheated(taskset: Taskset, tasks: Sequence[Task], progress: Progress) -> Iterator[Requirement]:
     if isinstance(taskset, HasCheaters):
-        played = event_loop.run(_play(taskset, tasks, 1, taskset.cheaters))
+        plays = _play(taskset, tasks, "cheaters", progress, times=1, scripts=taskset.cheaters)
+        played = event_loop.run(plays)
         # A cheater's answer is never the right one, so that a scorer which calls it correct was taken in.
         through = [play for play in played if play.is_best or (play.rewards and play.rewards[0].correct)]
         if played:
@@ -197,11 +232,11 @@ def _cheated(taskset: Taskset, tasks: Sequence[Task]) -> Iterator[Requirement]:
 
 
 # The expert's reward under each variant, where the maximum may be out of reach; nobody lazy earns as much.
-def _ceilings(taskset: Taskset, tasks: Sequence[Task]) -> Iterator[Requirement]:
+def _ceilings(taskset: Taskset, tasks: Sequence[Task], progress: Progress) -> Iterator[Requirement]:
     for variant, make in (taskset.variants() if isinstance(taskset, HasVariants) else {}).items():
         name = f"ceiling of gold under {variant}"
         try:
-            played = event_loop.run(_play(make(), tasks, times=1))
+            played = event_loop.run(_play(make(), tasks, name, progress, times=1))
         except MissingExtra as missing:  # the proof itself does not need it
             yield Requirement(name, True, f"not measured: {missing}")
             continue
@@ -234,17 +269,37 @@ def _example(plays: Sequence[Played]) -> str:
     return f": {plays[0]}" if plays else ""
 
 
-# Play every script of every task (gold and corrupted ones, or those given); tasks go on side by side.
 async def _play(
-    taskset: Taskset, tasks: Sequence[Task], times: int = 2, scripts: Callable[[Task], Iterable[Script]] | None = None
+    taskset: Taskset,
+    tasks: Sequence[Task],
+    part: str,
+    progress: Progress,
+    times: int = 2,
+    scripts: Callable[[Task], Iterable[Script]] | None = None,
 ) -> list[Played]:
-    async def play_task(task: Task) -> list[Played]:
+    """Play every script of every task (gold and corrupted ones, or those given); tasks go on side by side."""
+    plays: list[tuple[Task, list[tuple[Sequence[Script], bool]]]] = []
+    for task in tasks:
         experts = zip(*([] if scripts else known_gold(taskset, task) for _ in range(times)), strict=True)
         others = zip(*((scripts or taskset.corrupted)(task) for _ in range(times)), strict=False)
-        golds = [await _play_repeats(taskset, task, repeated, True) for repeated in experts]
-        return golds + [await _play_repeats(taskset, task, repeated, False) for repeated in others]
+        to_play: list[tuple[Sequence[Script], bool]] = [(repeated, True) for repeated in experts]
+        to_play += [(repeated, False) for repeated in others]
+        plays.append((task, to_play))
+    total = sum(len(to_play) for _, to_play in plays)
+    done = 0
+    progress(part, done, total)
 
-    return [play for plays in await event_loop.together(map(play_task, tasks)) for play in plays]
+    async def play_task(task: Task, to_play: list[tuple[Sequence[Script], bool]]) -> list[Played]:
+        nonlocal done
+        played = []
+        for repeated, is_gold in to_play:
+            played.append(await _play_repeats(taskset, task, repeated, is_gold))
+            done += 1
+            progress(part, done, total)
+        return played
+
+    works = [play_task(task, to_play) for task, to_play in plays]
+    return [play for played in await event_loop.together(works) for play in played]
 
 
 async def _play_repeats(taskset: Taskset, task: Task, scripts: Sequence[Script], is_gold: bool) -> Played:

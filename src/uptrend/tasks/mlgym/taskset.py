@@ -80,6 +80,8 @@ class MlGym:
     version: ClassVar[str] = "1"
     Options: ClassVar[type[Any]] = MlGymOptions
     FEW_PLAYS: ClassVar[int] = 2  # of a kind in a probe: each takes a second or more
+    # Tasks that `validate` plays: with all players, each takes 10 to 20 seconds on two cores.
+    VALIDATED: ClassVar[int] = 4
     LIMITS: ClassVar[dict[str, int]] = {"max_tokens": 256, "max_turns": 10, "context": 4096}
     chat: bool | None = True
 
